@@ -1,0 +1,89 @@
+"""Guest context: what a plugin needs inside a guest, without knowing which OS it is.
+
+Returned by ``vtorque_guest_context``; the guest type's driver applies it. A guest type names what
+it supports (``GuestType.supports``); anything else refuses the job before anything is acquired.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Stage = Literal["boot", "ready"]
+
+
+class ContextItem:
+    """Base of all context items. Frozen dataclasses; the driver escapes every value."""
+
+
+@dataclass(frozen=True)
+class EnvVar(ContextItem):
+    """An environment variable of the job and of login shells. ``name`` is a shell identifier."""
+
+    name: str
+    value: str
+
+
+@dataclass(frozen=True)
+class GuestFile(ContextItem):
+    """A file written before any command runs. ``owner`` is root or the job's user."""
+
+    path: str
+    content: bytes
+    mode: int = 0o644
+    owner: Literal["root", "job"] = "root"
+
+
+@dataclass(frozen=True)
+class RootCommand(ContextItem):
+    """A command run as root inside the guest before it counts as ready, without a shell.
+
+    Stage ``"boot"`` is before the mounts, ``"ready"`` after them and after the site's prologue.
+    """
+
+    argv: tuple[str, ...]
+    stage: Stage = "ready"
+
+
+@dataclass(frozen=True)
+class KernelModule(ContextItem):
+    """A module that must be loadable (``modprobe name parameters``)."""
+
+    name: str
+    parameters: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Package(ContextItem):
+    """A package of the guest's distribution family, installed at boot if it is missing."""
+
+    name: str
+    family: Literal["debian", "redhat"]
+
+
+@dataclass(frozen=True)
+class Mount(ContextItem):
+    """A mount made in the guest.
+
+    ``kind`` virtiofs: ``source`` is the tag of a ``Filesystem`` element; nfs: ``server:/export``;
+    disk: ``source`` is the serial of a ``Disk`` element.
+    """
+
+    kind: Literal["virtiofs", "nfs", "disk"]
+    source: str
+    target: str
+    readonly: bool = False
+    options: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class GuestDevice(ContextItem):
+    """A stable link to the ``nth`` guest device of a kind, owned by the job's user if asked.
+
+    ``match`` is a glob of device nodes below ``/dev``, e.g. ``"infiniband/uverbs*"``.
+    """
+
+    match: str
+    link: str
+    nth: int = 0
+    owner: Literal["root", "job"] = "job"

@@ -1,0 +1,355 @@
+"""The public API that a plugin's acting module imports. It acts as root on the node.
+
+``vsub`` never imports this module. A plugin asks (claims, elements, context items, resources);
+the core decides, acquires and releases.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Protocol, TypeVar
+
+from vtorque_core.api import JobRequest, Option
+from vtorque_core.errors import HostFault, Refusal, Refused
+from vtorque_core.names import Paths
+
+__all__ = [
+    "Address",
+    "Claim",
+    "CoreClaim",
+    "EndedJob",
+    "GuestPlan",
+    "HealthCheck",
+    "HealthResult",
+    "HostFault",
+    "Image",
+    "JobUser",
+    "MemoryClaim",
+    "NodeJob",
+    "Placement",
+    "PoolClaim",
+    "Refusal",
+    "Refused",
+    "Resource",
+    "Site",
+    "run_tool",
+    "unjournalled",
+]
+
+T = TypeVar("T")
+S = TypeVar("S")
+
+_TOOL_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+def run_tool(*argv: str, timeout: float = 60.0, stdin: bytes | None = None) -> str:
+    """Run a system tool as root with a fixed PATH and C locale, no shell; return its stdout.
+
+    Raises HostFault with the tool's last words if it is missing, fails or takes longer than
+    ``timeout`` seconds.
+    """
+    env = {"PATH": _TOOL_PATH, "LC_ALL": "C", "HOME": "/root"}
+    try:
+        done = subprocess.run(
+            argv,
+            env=env,
+            input=stdin if stdin is not None else b"",
+            capture_output=True,
+            timeout=timeout,
+            check=False,
+            cwd="/",
+        )
+    except FileNotFoundError:
+        raise HostFault(f"{argv[0]}: not found in {_TOOL_PATH}") from None
+    except subprocess.TimeoutExpired:
+        raise HostFault(f"{argv[0]}: no end after {timeout:g} s") from None
+    if done.returncode != 0:
+        words = (done.stderr or done.stdout).decode("utf-8", "replace").strip()[-500:]
+        raise HostFault(f"{' '.join(argv)}: exit {done.returncode}: {words}")
+    return done.stdout.decode("utf-8", "replace")
+
+
+# -- what a plugin asks of the node -----------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CoreClaim:
+    """Ask for ``count`` host CPUs of the job's share for one use.
+
+    ``use="vcpu"`` are the guest's virtual CPUs; ``"emulator"`` and ``"io"`` its helper threads.
+    Shared claims (``exclusive=False``) may overlap within the job's share.
+    """
+
+    use: Literal["vcpu", "emulator", "io"]
+    count: int
+    exclusive: bool = False
+
+
+@dataclass(frozen=True)
+class MemoryClaim:
+    """Ask for ``mib`` MiB of the job's memory on this node."""
+
+    mib: int
+    use: str = "guest"
+
+
+@dataclass(frozen=True)
+class PoolClaim:
+    """Ask for ``count`` items of a named pool of this node that nobody else holds.
+
+    ``items`` are all the items the node has, in order of preference (addresses, PCI cards, VFs).
+    """
+
+    pool: str
+    items: tuple[str, ...]
+    count: int = 1
+
+
+Claim = CoreClaim | MemoryClaim | PoolClaim
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The ledger's answer for one guest.
+
+    Args:
+        cores: host CPU ids per use (``"vcpu"``, ``"emulator"``, ``"io"``); an empty tuple for a
+            use means: not restricted beyond the job's share.
+        share: all host CPU ids of the job on this node; empty: the whole node.
+        memory_mib: sum of the guest's memory claims.
+        leased: pool name to items.
+    """
+
+    cores: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    share: tuple[int, ...] = ()
+    memory_mib: int = 0
+    leased: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+# -- what a plugin sees of the job ------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class JobUser:
+    """The job's owner as the node's user database has it. ``groups``: (name, gid), primary first.
+
+    ``subordinate_id`` is the host id that root inside a guest of this user is mapped to.
+    """
+
+    name: str
+    uid: int
+    gid: int
+    groups: tuple[tuple[str, int], ...]
+    home: str
+    shell: str
+    subordinate_id: int = 100000
+
+
+@dataclass(frozen=True)
+class Image:
+    """An image of the pool as its sidecar describes it; all paths are root-owned files.
+
+    ``disk`` is None for a guest that lives in its initrd. ``disk_format`` is raw or qcow2.
+    ``distro`` is the family member (``debian``, ``rocky``, ``micro``, ...); ``labels`` are free.
+    """
+
+    name: str
+    guest_type: str
+    distro: str
+    arch: str
+    sha256: str
+    min_ram_mib: int = 64
+    disk: Path | None = None
+    disk_format: str = "qcow2"
+    kernel: Path | None = None
+    initrd: Path | None = None
+    cmdline: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Address:
+    """One guest NIC: assigned, never discovered.
+
+    ``ip`` is None with DHCP. ``prefix`` is the network's length; ``gateway`` and ``dns`` may be
+    empty.
+    """
+
+    mac: str
+    ip: str | None = None
+    prefix: int = 24
+    gateway: str | None = None
+    dns: tuple[str, ...] = ()
+
+
+class Site(Protocol):
+    """The site config as a plugin may see it: its own settings, typed, and vTorque's paths."""
+
+    @property
+    def paths(self) -> Paths:
+        """vTorque's own directories."""
+        ...
+
+    def __getitem__(self, settings: type[S]) -> S:
+        """Return the plugin's settings: ``site[Settings]``."""
+        ...
+
+
+@dataclass(frozen=True)
+class GuestPlan:
+    """One guest of the job on this node, validated; all hooks get it.
+
+    Args:
+        name: libvirt domain name; ``uuid`` its UUID, ``hostname`` what the guest calls itself.
+        index: of the guest on this node, from 0; ``rank``: in the whole job, from 0.
+        guests_per_node: how many guests the job has on each node.
+        ram_mib: guest RAM in MiB.
+        request: ``guest[OPTION]`` reads it.
+        state_dir, run_dir: this guest's own root-owned directories, on disk and in memory.
+        peers: (hostname, ip) of all guests of the job in rank order, this one included.
+        secret: derived for this job and attempt only; the same on all its nodes.
+        placement: the ledger's answer; empty while claims are being made.
+    """
+
+    job_id: str
+    attempt: int
+    node: str
+    index: int
+    rank: int
+    guests_per_node: int
+    name: str
+    uuid: str
+    hostname: str
+    vcpus: int
+    ram_mib: int
+    image: Image
+    user: JobUser
+    request: JobRequest
+    addresses: tuple[Address, ...]
+    peers: tuple[tuple[str, str], ...]
+    state_dir: Path
+    run_dir: Path
+    secret: bytes = field(repr=False)
+    placement: Placement = field(default_factory=Placement)
+
+    def __getitem__(self, option: Option[T]) -> T:
+        """Return the value of an option for this job."""
+        return self.request[option]
+
+    def leased(self, pool: str) -> tuple[str, ...]:
+        """Return the items of a pool that this guest got; empty if it asked for none."""
+        return tuple(self.placement.leased.get(pool, ()))
+
+
+# -- resources --------------------------------------------------------------------------------
+
+
+def unjournalled(default: Any = None) -> Any:
+    """Declare a resource field that only ``create()`` needs: contents, XML, secrets.
+
+    It is not written to the journal; ``release()`` sees the default.
+    """
+    return field(default=default, repr=False, metadata={"journal": False})
+
+
+class Resource:
+    """Anything acquired that must be released: subclass as a frozen dataclass of JSON values.
+
+    ``job.acquire(resource)`` journals the record, then calls :meth:`create`. Both run as root on
+    the node. :meth:`release` runs in another process from the journalled fields alone, with no
+    plan and no site config; it must succeed when called twice and after a half-done create.
+    Tuples, bools, ints, floats, strings and None are the JSON values allowed (lists come back as
+    tuples).
+    """
+
+    kind: ClassVar[str]
+    """Unique over all distributions, e.g. ``"acme-shell"``."""
+
+    scope: ClassVar[Literal["job", "node"]] = "job"
+    """``"node"``: shared; created by the first job, released with the last open record."""
+
+    volatile: ClassVar[bool] = True
+    """Gone after a reboot: ``release()`` is then skipped."""
+
+    def create(self) -> None:
+        """Acquire it. Raises HostFault (or Refused) with what is wrong."""
+        raise NotImplementedError
+
+    def release(self) -> None:
+        """Give it back. Raises HostFault if that cannot be done now: the reaper tries again."""
+        raise NotImplementedError
+
+
+class NodeJob(Protocol):
+    """The running job as an action hook sees it, once per job and node, as root."""
+
+    @property
+    def id(self) -> str:
+        """The batch system's job id."""
+        ...
+
+    @property
+    def user(self) -> JobUser:
+        """The job's owner."""
+        ...
+
+    @property
+    def site(self) -> Site:
+        """The site config."""
+        ...
+
+    @property
+    def guests(self) -> Sequence[GuestPlan]:
+        """This node's guests, placed."""
+        ...
+
+    @property
+    def deadline(self) -> float:
+        """The one deadline of the start, in ``time.monotonic()`` seconds."""
+        ...
+
+    def acquire(
+        self, resource: Resource, guest: GuestPlan | None = None, needs: Iterable[int] = ()
+    ) -> int:
+        """Journal ``resource``, fsync, create it; return the record's number for ``needs``."""
+        ...
+
+
+@dataclass(frozen=True)
+class EndedJob:
+    """What teardown knows: only what the journal says. ``guests`` are libvirt domain names."""
+
+    id: str
+    attempt: int
+    owner: str
+    guests: tuple[str, ...]
+    paths: Paths
+
+
+# -- doctor -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class HealthResult:
+    """One line of ``vtorque doctor``. ``fix`` says what to do when not ok."""
+
+    status: Literal["ok", "warning", "failed"]
+    message: str
+    fix: str = ""
+
+
+@dataclass(frozen=True)
+class HealthCheck:
+    """A named check for ``vtorque doctor``; ``check`` runs as the calling user, maybe root."""
+
+    name: str
+    check: Callable[[Site], Iterable[HealthResult]]
+
+
+def effective_root() -> bool:
+    """Return whether this process may do root's work."""
+    return os.geteuid() == 0

@@ -1,0 +1,92 @@
+"""The exceptions of vTorque and the exit codes that they end in.
+
+Anything else that escapes is a defect. Plugins may raise :class:`Refused` and
+:class:`HostFault` (both re-exported by ``vtorque_core.api``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+EXIT_OK = 0
+EXIT_FAILED = 1  # a check or an action failed (doctor, reap, config check)
+EXIT_USAGE = 2  # bad arguments or a refused request, nothing was created
+EXIT_NO_PROOF = 120  # the job wrapper found no proof of a ready guest and ran nothing
+EXIT_REFUSED = 121  # the node refused the request; the reason is in the job's output
+EXIT_HOST_FAULT = 122  # the node could not provide the guest
+EXIT_GUEST_DIED = 123  # the guest ended while the script was running
+EXIT_SIGNAL = 128  # plus the signal's number, as a shell reports it (POSIX sh, 2.8.2)
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a request is not granted, as data: one line for the user, parts for ``--json``.
+
+    ``where`` names the config key or file that sets ``limit``; ``fix`` says what to do.
+    """
+
+    message: str
+    key: str | None = None
+    value: str | None = None
+    limit: str | None = None
+    where: str | None = None
+    fix: str | None = None
+
+    def __str__(self) -> str:
+        """Return the refusal in one line, whatever characters the user put into the value."""
+        subject = f"{self.key}={printable(self.value or '')}: " if self.key else ""
+        line = subject + self.message
+        if self.limit:
+            line += f" (limit: {self.limit}"
+            line += f", set by {self.where})" if self.where else ")"
+        elif self.where:
+            line += f" (set by {self.where})"
+        return line + (f"; {self.fix}" if self.fix else "")
+
+
+class VtorqueError(Exception):
+    """Base of everything vTorque raises on purpose. ``exit_code`` is what a command ends with."""
+
+    exit_code = EXIT_FAILED
+
+
+class Refused(VtorqueError):
+    """The request is bad or out of policy. Never the node's fault, never retried elsewhere."""
+
+    exit_code = EXIT_USAGE
+
+    def __init__(self, *refusals: Refusal | str) -> None:
+        self.refusals = tuple(r if isinstance(r, Refusal) else Refusal(r) for r in refusals)
+        super().__init__("; ".join(str(r) for r in self.refusals))
+
+
+class HostFault(VtorqueError):
+    """This node cannot do it (libvirt dead, disk full, boot failure): try elsewhere."""
+
+    exit_code = EXIT_HOST_FAULT
+
+    def __init__(self, message: str, stage: str | None = None) -> None:
+        self.stage = stage
+        super().__init__(f"{stage}: {message}" if stage else message)
+
+
+class Conflict(VtorqueError):
+    """Two contributions exclude each other; the message names both distributions."""
+
+
+class ConfigError(VtorqueError):
+    """The site config is wrong. The message has file, line and key."""
+
+    exit_code = EXIT_USAGE
+
+
+class UsageError(VtorqueError):
+    """The command line is wrong."""
+
+    exit_code = EXIT_USAGE
+
+
+def printable(text: str, limit: int = 200) -> str:
+    """Return ``text`` safe for a terminal and a log line: control characters escaped, bounded."""
+    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return shown if len(shown) <= limit else shown[:limit] + f"... ({len(text)} characters)"

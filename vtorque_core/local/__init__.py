@@ -1,0 +1,1 @@
+"""The embedded batch system: a plugin in the core's distribution."""
