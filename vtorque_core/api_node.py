@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 from vtorque_core.api import JobRequest, Option
 from vtorque_core.errors import HostFault, Refusal, Refused
-from vtorque_core.names import Paths
+from vtorque_core.names import Paths, derive
 
 __all__ = [
     "Address",
@@ -35,7 +35,9 @@ __all__ = [
     "Refusal",
     "Refused",
     "Resource",
+    "Share",
     "Site",
+    "derive",
     "run_tool",
     "unjournalled",
 ]
@@ -186,6 +188,23 @@ class Address:
     dns: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class Share:
+    """A host directory that every guest gets: one ``[shares.<name>]`` table of the site config.
+
+    Placeholders are expanded. ``source`` is a host directory (virtiofs) or ``server:/export``
+    (nfs); ``target`` is where it appears in the guest. ``user_owned``: the source must belong to
+    the job's user.
+    """
+
+    name: str
+    source: str
+    target: str
+    kind: Literal["virtiofs", "nfs"] = "virtiofs"
+    readonly: bool = False
+    user_owned: bool = False
+
+
 class Site(Protocol):
     """The site config as a plugin may see it: its own settings, typed, and vTorque's paths."""
 
@@ -213,6 +232,8 @@ class GuestPlan:
         peers: (hostname, ip) of all guests of the job in rank order, this one included.
         secret: derived for this job and attempt only; the same on all its nodes.
         placement: the ledger's answer; empty while claims are being made.
+        shares: host directories this guest gets, in the site config's order.
+        ntp: time servers, names or addresses; empty: the image's own choice.
     """
 
     job_id: str
@@ -235,6 +256,8 @@ class GuestPlan:
     run_dir: Path
     secret: bytes = field(repr=False)
     placement: Placement = field(default_factory=Placement)
+    shares: tuple[Share, ...] = ()
+    ntp: tuple[str, ...] = ()
 
     def __getitem__(self, option: Option[T]) -> T:
         """Return the value of an option for this job."""
