@@ -1,0 +1,442 @@
+"""Shares with the real virtiofsd, as root; what root inside a real guest can do to the host."""
+
+import contextlib
+import gzip
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from vtorque_core import virtiofs
+from vtorque_core.errors import HostFault
+
+pytestmark = pytest.mark.e2e
+
+USER, OTHER, PROJECT, SUBORDINATE = 61001, 61002, 61010, 100000
+QEMU_UID = 64055  # libvirt-qemu on Debian
+MODULES = [
+    "virtio_ring",
+    "virtio",
+    "virtio_pci_legacy_dev",
+    "virtio_pci_modern_dev",
+    "virtio_pci",
+    "fuse",
+    "virtiofs",
+]
+
+INIT = """#!/bin/sh
+export PATH=/bin
+mount -t proc proc /proc; mount -t devtmpfs dev /dev; mount -t tmpfs tmp /tmp
+for m in @MODULES@; do insmod /modules/$m.ko; done
+mount -t virtiofs home /home || echo "@@ mount-home fail"
+mount -t virtiofs opt /opt || echo "@@ mount-opt fail"
+t() {
+  name=$1; shift
+  if "$@" >/tmp/out 2>&1; then echo "@@ $name ok"; else echo "@@ $name fail"; fi
+}
+u() { name=$1; shift; t "$name" su -s /bin/sh user -c "$*"; }
+echo "@@ begin ok"
+cd /home
+t root-copy cp /bin/busybox suid
+t root-setuid chmod 4755 suid
+t root-chown-root chown 0:0 victim
+t root-chown-other chown @OTHER@:@OTHER@ mine
+t root-mknod-block mknod blk b 254 0
+t root-mknod-char mknod chr c 1 3
+t root-fifo mkfifo fifo
+t root-ls-other ls other
+t root-read-other cat other/secret
+t root-read-rootsecret cat rootsecret
+t root-write-rootfile sh -c 'echo x >>rootfile'
+t root-setuid-rootfile chmod 4755 rootfile
+t root-chown-rootfile chown @USER@ rootfile
+t root-read-own-0600 cat private
+u user-create 'echo hello >/home/made; echo more >>/home/made'
+u user-chmod 'chmod 640 /home/made'
+u user-rename 'mv /home/made /home/renamed'
+u user-mkdir 'mkdir /home/dir; cd /home/dir; ln -s ../renamed link; cat link'
+u user-chgrp 'cp /home/renamed /home/shared; chgrp project /home/shared'
+u user-group-read 'cat /home/group/data'
+u user-group-write 'echo mine >/home/group/new'
+u user-group-append 'echo appended >>/home/group/data'
+u user-closed-group 'ls /home/closed'
+u user-unlink 'rm /home/unwanted'
+u user-suid-root 'chmod 4755 /home/rootfile'
+u user-read-other 'cat /home/other/secret'
+u user-own-suid 'cp /bin/busybox /home/ownsuid; chmod 4755 /home/ownsuid'
+u user-opt-run '/opt/tool'
+u user-opt-write 'echo x >/opt/users/data'
+t root-opt-create touch /opt/new
+t root-opt-write sh -c 'echo x >/opt/users/data'
+t root-opt-unlink rm /opt/users/data
+t root-opt-chmod chmod 777 /opt/users/data
+t root-opt-remount sh -c 'mount -o remount,rw /opt && touch /opt/users/new'
+t root-opt-submount touch /opt/sub/new
+t root-opt-submount-read cat /opt/sub/data
+t root-owned-dir sh -c 'mkdir rootdir; echo x >rootdir/file; chmod 700 rootdir; cat rootdir/file'
+dd if=/dev/zero of=/home/big bs=1M count=64 2>/dev/null
+t root-sync sync
+echo "@@ end ok"
+@AT_END@
+"""
+
+
+def cpio(entries: dict[str, tuple[int, bytes]]) -> bytes:
+    """A newc archive (cpio(5)): name -> (mode with type, content)."""
+    out = bytearray()
+    for number, (name, (mode, data)) in enumerate([*entries.items(), ("TRAILER!!!", (0, b""))]):
+        raw = name.encode() + b"\0"
+        fields = (number, mode, 0, 0, 1, 0, len(data), 0, 0, 0, 0, len(raw), 0)
+        out += b"070701" + b"".join(b"%08X" % field for field in fields) + raw
+        out += b"\0" * (-len(out) % 4) + data
+        out += b"\0" * (-len(out) % 4)
+    return bytes(out)
+
+
+@pytest.fixture(scope="session")
+def kernel() -> Path:
+    """The unpacked Debian cloud kernel; fetched once per machine."""
+    cache = Path(tempfile.gettempdir()) / "vtorque-e2e-cloud-kernel"
+    cache.mkdir(mode=0o755, exist_ok=True)
+    assert cache.lstat().st_uid == 0
+    if not (cache / "done").exists():
+        shown = subprocess.run(
+            ["apt-cache", "depends", "linux-image-cloud-amd64"],
+            capture_output=True, text=True, check=True, timeout=60,
+        )  # fmt: skip
+        package = shown.stdout.split("Depends:")[1].split()[0]
+        subprocess.run(
+            ["apt-get", "download", package], cwd=cache, check=True, timeout=300,
+            capture_output=True,
+        )  # fmt: skip
+        (deb,) = cache.glob("*.deb")
+        subprocess.run(["dpkg-deb", "-x", deb.name, "."], cwd=cache, check=True, timeout=300)
+        deb.unlink()
+        (cache / "done").touch()
+    return cache
+
+
+def initramfs(kernel: Path, at_end: str) -> bytes:
+    init = INIT.replace("@MODULES@", " ".join(MODULES)).replace("@AT_END@", at_end)
+    init = init.replace("@USER@", str(USER)).replace("@OTHER@", str(OTHER))
+    busybox = Path("/usr/bin/busybox")
+    busybox = busybox if busybox.exists() else Path("/bin/busybox")
+    directory, program, plain = stat.S_IFDIR | 0o755, stat.S_IFREG | 0o755, stat.S_IFREG | 0o644
+    entries: dict[str, tuple[int, bytes]] = dict.fromkeys(
+        ("bin", "dev", "etc", "home", "modules", "opt", "proc", "tmp"), (directory, b"")
+    )
+    entries["bin/busybox"] = (program, busybox.read_bytes())
+    applets = subprocess.run(
+        ["busybox", "--list"], capture_output=True, text=True, check=True, timeout=10
+    ).stdout.split()
+    for applet in set(applets) - {"busybox"}:
+        entries[f"bin/{applet}"] = (stat.S_IFLNK | 0o777, b"busybox")
+    passwd = f"root:x:0:0::/:/bin/sh\nuser:x:{USER}:{USER}::/home:/bin/sh\n"
+    entries["etc/passwd"] = (plain, passwd.encode())
+    group = f"root:x:0:\nuser:x:{USER}:\nproject:x:{PROJECT}:user\n"
+    entries["etc/group"] = (plain, group.encode())
+    for module in MODULES:
+        (path,) = kernel.glob(f"lib/modules/*/kernel/**/{module}.ko")
+        entries[f"modules/{module}.ko"] = (plain, path.read_bytes())
+    entries["init"] = (program, init.encode())
+    return gzip.compress(cpio(entries), 1)
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A directory that QEMU's user can search, unlike pytest's own."""
+    path = Path(tempfile.mkdtemp(prefix="vtorque-e2e-"))
+    path.chmod(0o711)
+    (path / "run").mkdir(mode=0o711)
+    yield path
+    for lock in (path / "run").glob("*.lock"):
+        virtiofs.stop(str(lock), time.monotonic() + 5)
+    subprocess.run(["umount", path / "opt/sub"], check=False, capture_output=True, timeout=10)
+    shutil.rmtree(path)
+
+
+def share(place: Path, name: str, **changes: object) -> virtiofs.Share:
+    fields: dict[str, object] = {
+        "source": str(place / name),
+        "socket": str(place / f"run/{name}.sock"),
+        "lock": str(place / f"run/{name}.lock"),
+        "log": str(place / f"run/{name}.log"),
+        "uid": USER,
+        "gid": USER,
+        "groups": (USER, PROJECT),
+        "subordinate_id": SUBORDINATE,
+        "readonly": False,
+        "socket_owner": QEMU_UID,
+        "owner_check": True,
+    }
+    return virtiofs.Share(**(fields | changes))  # type: ignore[arg-type]
+
+
+def make(path: Path, content: str | None, mode: int, uid: int, gid: int) -> None:
+    if content is None:
+        path.mkdir()
+    else:
+        path.write_text(content)
+    os.chown(path, uid, gid)
+    path.chmod(mode)
+
+
+@pytest.fixture
+def home(place: Path) -> Path:
+    home = place / "home"
+    make(home, None, 0o700, USER, USER)
+    make(home / "mine", "mine", 0o644, USER, USER)
+    make(home / "victim", "v", 0o644, USER, USER)
+    make(home / "private", "p", 0o600, USER, USER)
+    make(home / "unwanted", "u", 0o600, USER, USER)
+    make(home / "rootfile", "#!/bin/sh\n", 0o755, 0, 0)
+    make(home / "rootsecret", "s", 0o600, 0, 0)
+    make(home / "other", None, 0o700, OTHER, OTHER)
+    make(home / "other/secret", "s", 0o644, OTHER, OTHER)
+    make(home / "group", None, 0o770, OTHER, PROJECT)
+    make(home / "group/data", "d\n", 0o660, OTHER, PROJECT)
+    make(home / "closed", None, 0o770, OTHER, OTHER)
+    return home
+
+
+@pytest.fixture
+def opt(place: Path) -> Path:
+    opt = place / "opt"
+    make(opt, None, 0o755, 0, 0)
+    make(opt / "tool", "#!/bin/sh\necho tool\n", 0o755, 0, 0)
+    make(opt / "users", None, 0o777, USER, USER)
+    make(opt / "users/data", "data", 0o666, USER, USER)
+    make(opt / "sub", None, 0o755, 0, 0)
+    subprocess.run(["mount", "-t", "tmpfs", "tmp", opt / "sub"], check=True, timeout=10)
+    (opt / "sub").chmod(0o777)
+    make(opt / "sub/data", "data", 0o666, USER, USER)
+    return opt
+
+
+def holders(lock: str) -> list[int]:
+    """Every live process that has the lock file open."""
+    found = []
+    for link in Path("/proc").glob("[0-9]*/fd/*"):
+        with contextlib.suppress(OSError):
+            if str(link.readlink()).removesuffix(" (deleted)") == lock:
+                found.append(int(link.parts[2]))
+    return sorted(set(found) - {os.getpid()})
+
+
+def status(pid: int) -> dict[str, str]:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
+
+
+@contextlib.contextmanager
+def guest(kernel: Path, place: Path, at_end: str) -> Iterator[subprocess.Popen[str]]:
+    """Boot a guest as QEMU's own user; the caller reads its console."""
+    (vmlinuz,) = kernel.glob("boot/vmlinuz-*")
+    initrd = place / "initrd"
+    initrd.write_bytes(initramfs(kernel, at_end))
+    argv = [
+        "qemu-system-x86_64",
+        "-nodefaults",
+        "-no-user-config",
+        "-no-reboot",
+        "-display",
+        "none",
+    ]
+    argv += ["-machine", "q35,accel=tcg,memory-backend=ram", "-cpu", "max", "-m", "256"]
+    argv += ["-object", "memory-backend-memfd,id=ram,size=256M,share=on", "-serial", "stdio"]
+    argv += ["-kernel", str(vmlinuz), "-initrd", str(initrd)]
+    argv += ["-append", "console=ttyS0 quiet panic=-1 cryptomgr.notests=1"]
+    for tag in ("home", "opt"):
+        argv += ["-chardev", f"socket,id={tag},path={place}/run/{tag}.sock"]
+        argv += ["-device", f"vhost-user-fs-pci,chardev={tag},tag={tag}"]
+    qemu = subprocess.Popen(
+        argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        text=True, errors="replace", user=QEMU_UID, group=QEMU_UID, extra_groups=[], cwd="/",
+    )  # fmt: skip
+    try:
+        yield qemu
+    finally:
+        qemu.kill()
+        qemu.wait(10)
+        assert qemu.stdout is not None
+        qemu.stdout.close()
+
+
+def console(qemu: subprocess.Popen[str]) -> dict[str, bool]:
+    """Read the results up to the end; a guest that hangs is ended by the alarm."""
+    assert qemu.stdout is not None
+    results: dict[str, bool] = {}
+    seen = []
+    signal.signal(signal.SIGALRM, lambda *_: qemu.kill())
+    signal.alarm(90)
+    try:
+        for line in qemu.stdout:
+            seen.append(line)
+            if "@@ " in line:
+                name, outcome = line.split("@@ ")[1].split()
+                results[name] = outcome == "ok"
+            if "end" in results:
+                return results
+    finally:
+        signal.alarm(0)
+    raise AssertionError("the guest did not finish:\n" + "".join(seen[-40:]))
+
+
+def test_what_guest_root_and_user_can_do(kernel: Path, place: Path, home: Path, opt: Path) -> None:
+    shares = [
+        share(place, "home"),
+        share(place, "opt", readonly=True, owner_check=False),
+    ]
+    for one in shares:
+        virtiofs.start(one)
+    with guest(kernel, place, "poweroff -f") as qemu:
+        results = console(qemu)
+        ((daemon,), (opt_daemon,)) = (holders(one.lock) for one in shares)
+        for pid in (daemon, opt_daemon):
+            now = status(pid)
+            assert now["Uid"].split() == [str(USER)] * 4
+            assert now["Groups"].split() == [str(USER), str(PROJECT)]
+            assert now["CapEff"] == now["CapPrm"] == "00000000000000db"
+            assert int(now["CapInh"], 16) == int(now["CapAmb"], 16) == 0
+        assert qemu.wait(60) == 0
+    # What root in the guest tried, as it looked in there ...
+    denied = {name for name, worked in results.items() if not worked}
+    assert denied == {
+        "root-chown-other", "root-mknod-block", "root-mknod-char", "root-ls-other",
+        "root-read-other", "root-read-rootsecret", "root-write-rootfile", "root-setuid-rootfile",
+        "root-chown-rootfile", "user-closed-group", "user-suid-root", "user-read-other",
+        "user-opt-write", "root-opt-create", "root-opt-write", "root-opt-unlink",
+        "root-opt-chmod", "root-opt-remount", "root-opt-submount",
+    }  # fmt: skip
+    # ... and as it is on the host.
+    facts = {p.relative_to(home).as_posix(): p.lstat() for p in home.rglob("*")}
+    ours = {"rootfile", "rootsecret"}
+    assert {name for name, s in facts.items() if s.st_uid == 0 or s.st_gid == 0} == ours
+    allowed = {USER, SUBORDINATE}
+    assert {n for n, s in facts.items() if s.st_uid not in allowed} == {
+        *ours, "other", "other/secret", "group", "group/data", "closed",
+    }  # fmt: skip
+    assert not [n for n, s in facts.items() if stat.S_ISBLK(s.st_mode) or stat.S_ISCHR(s.st_mode)]
+    setuid = {n: s.st_uid for n, s in facts.items() if s.st_mode & stat.S_ISUID}
+    assert setuid == {"suid": SUBORDINATE, "ownsuid": USER}
+    assert facts["rootfile"].st_mode == stat.S_IFREG | 0o755
+    assert (facts["mine"].st_uid, facts["victim"].st_uid) == (USER, SUBORDINATE)
+    # The user's own work.
+    made = facts["renamed"]
+    assert (made.st_uid, made.st_gid, made.st_mode) == (USER, USER, stat.S_IFREG | 0o640)
+    assert (home / "renamed").read_text() == "hello\nmore\n"
+    assert facts["shared"].st_gid == PROJECT
+    assert facts["group/new"].st_uid == USER
+    assert (home / "group/data").read_text() == "d\nappended\n"
+    assert "unwanted" not in facts
+    assert facts["big"].st_size == 64 * 2**20
+    assert sorted(p.name for p in opt.rglob("*")) == ["data", "data", "sub", "tool", "users"]
+    assert (opt / "users/data").read_text() == (opt / "sub/data").read_text() == "data"
+    # QEMU has gone: the daemons end by themselves, and stop only has to clear up.
+    deadline = time.monotonic() + 10
+    while any(holders(one.lock) for one in shares) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert [holders(one.lock) for one in shares] == [[], []]
+    for one in shares:
+        virtiofs.stop(one.lock, time.monotonic() + 5)
+    assert {p.suffix for p in (place / "run").iterdir()} <= {".log"}
+
+
+def test_stop_ends_a_daemon_in_use(kernel: Path, place: Path, home: Path, opt: Path) -> None:
+    shares = [share(place, "home"), share(place, "opt", readonly=True, owner_check=False)]
+    for one in shares:
+        virtiofs.start(one)
+    with guest(kernel, place, "while :; do cat /home/big >/dev/null; done") as qemu:
+        console(qemu)
+        begun = time.monotonic()
+        for one in shares:
+            script = "import sys, time; from vtorque_core import virtiofs; "
+            script += "virtiofs.stop(sys.argv[1], time.monotonic() + 5)"
+            subprocess.run([sys.executable, "-c", script, one.lock], check=True, timeout=20)
+        assert time.monotonic() - begun < 5
+        assert [holders(one.lock) for one in shares] == [[], []]
+        log = (place / "run/home.log").read_text()
+    assert "Received vhost-user socket connection" in log
+    assert {p.suffix for p in (place / "run").iterdir()} == {".log"}
+
+
+def test_daemon_is_detached_and_out_of_the_users_reach(place: Path, home: Path) -> None:
+    one = share(place, "home")
+    virtiofs.start(one)
+    (pid,) = holders(one.lock)
+    now = status(pid)
+    assert now["PPid"] != str(os.getpid())
+    assert now["NSpid"].split() == [str(pid), "1"]
+    assert os.getsid(pid) == pid
+    assert Path(f"/proc/{pid}/uid_map").read_text().split() == (
+        f"0 {SUBORDINATE} 1 {USER} {USER} 1".split()
+    )
+    # The maps are behind the check of ptrace(2), which also guards the memory.
+    done = subprocess.run(
+        ["cat", f"/proc/{pid}/maps"], user=USER, group=USER, extra_groups=[],
+        capture_output=True, text=True, timeout=20, cwd="/", check=False,
+    )  # fmt: skip
+    assert "Permission denied" in done.stderr
+    enter = ["nsenter", f"--user=/proc/{pid}/ns/user", "true"]
+    assert subprocess.run(enter, user=USER, check=False, capture_output=True, timeout=20).returncode
+    sock = Path(one.socket).stat()
+    assert (sock.st_uid, stat.S_IMODE(sock.st_mode)) == (QEMU_UID, 0o600)
+
+
+def test_source_is_opened_as_the_user(place: Path, home: Path) -> None:
+    make(place / "hidden", None, 0o700, OTHER, OTHER)
+    make(place / "hidden/target", None, 0o755, USER, USER)
+    (place / "link").symlink_to("home")
+    cases = {
+        "link": "Not a directory|Too many levels",
+        "home/other": "belongs to uid",
+        "hidden/target": "Permission denied",
+        "home/mine": "Not a directory",
+        "none": "No such file",
+    }
+    for source, why in cases.items():
+        one = share(place, "home", source=str(place / source))
+        with pytest.raises(HostFault, match=why):
+            virtiofs.start(one)
+        assert holders(one.lock) == []
+        virtiofs.stop(one.lock, time.monotonic() + 5)
+    assert {p.suffix for p in (place / "run").iterdir()} == {".log"}
+
+
+def test_daemon_that_ends_at_once_is_reported(place: Path, home: Path) -> None:
+    one = share(place, "home", program="/bin/false")
+    begun = time.monotonic()
+    with pytest.raises(HostFault, match=r"/bin/false for .* did not start"):
+        virtiofs.start(one)
+    assert time.monotonic() - begun < 5
+    with pytest.raises(HostFault, match="cannot execute /nonexistent"):
+        virtiofs.start(share(place, "home", program="/nonexistent"))
+    assert holders(one.lock) == []
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.035, 0.04, 0.05])
+@pytest.mark.parametrize("readonly", [False, True])
+def test_nothing_remains_of_a_start_that_was_killed(
+    place: Path, home: Path, delay: float, readonly: bool
+) -> None:
+    one = share(place, "home", readonly=readonly)
+    script = "import os, sys; from vtorque_core import virtiofs; print(flush=True); "
+    script += f"virtiofs.start(virtiofs.Share(**{vars(one)!r}))"
+    starter = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
+    assert starter.stdout is not None
+    with starter.stdout as out:
+        out.readline()
+        time.sleep(delay)
+        starter.kill()
+        starter.wait(10)
+    virtiofs.stop(one.lock, time.monotonic() + 5)
+    assert holders(one.lock) == []
+    assert {p.suffix for p in (place / "run").iterdir()} <= {".log"}

@@ -1,0 +1,220 @@
+"""Shares: what needs no root. The daemon itself is tested in tests/e2e/test_virtiofs.py."""
+
+import json
+import subprocess
+import sys
+import textwrap
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vtorque_core import _userns_exec, virtiofs
+from vtorque_core.errors import HostFault
+
+HOLDER = """
+import fcntl, json, os, sys, time
+lock, socket, posix = sys.argv[1:]
+fd = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
+os.write(fd, json.dumps({"socket": socket, "log": lock + ".log"}).encode())
+fcntl.flock(fd, fcntl.LOCK_EX)
+if posix == "yes":
+    fcntl.lockf(fd, fcntl.LOCK_SH)
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+def held_lock(tmp_path: Path, posix: str = "yes") -> tuple[subprocess.Popen[str], Path, Path]:
+    lock, sock = tmp_path / "lock", tmp_path / "sock"
+    sock.touch()
+    argv = [sys.executable, "-I", "-S", "-c", HOLDER, str(lock), str(sock), posix]
+    holder = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
+    assert holder.stdout is not None
+    with holder.stdout as out:
+        assert out.readline() == "held\n"
+    return holder, lock, sock
+
+
+def a_share(tmp_path: Path, **changes: object) -> virtiofs.Share:
+    fields: dict[str, object] = {
+        "source": str(tmp_path),
+        "socket": str(tmp_path / "sock"),
+        "lock": str(tmp_path / "lock"),
+        "log": str(tmp_path / "log"),
+        "uid": 1000,
+        "gid": 1000,
+        "groups": (1000, 2000),
+        "subordinate_id": 100000,
+        "readonly": False,
+        "socket_owner": 64055,
+        "owner_check": True,
+    }
+    return virtiofs.Share(**(fields | changes))  # type: ignore[arg-type]
+
+
+def test_map_is_guest_root_and_the_users_own_ids() -> None:
+    assert virtiofs.id_map(100000, [1000]) == "0 100000 1\n1000 1000 1\n"
+
+
+def test_neighbouring_ids_share_a_line() -> None:
+    assert virtiofs.id_map(9, [5, 3, 4, 4, 7]) == "0 9 1\n3 3 3\n7 7 1\n"
+
+
+@given(st.sets(st.integers(1, 2000), max_size=300))
+def test_map_covers_exactly_the_ids(ids: set[int]) -> None:
+    lines = [tuple(map(int, line.split())) for line in virtiofs.id_map(5000, ids).splitlines()]
+    mapped = [(inner + i, outer + i) for inner, outer, n in lines for i in range(n)]
+    assert sorted(mapped) == sorted([(0, 5000), *((i, i) for i in ids)])
+
+
+@pytest.mark.parametrize(
+    ("subordinate", "ids", "why"),
+    [
+        (100000, [0], "id 0"),
+        (0, [1000], "id 0"),
+        (1000, [1000], "subordinate id 1000"),
+        (100000, [-1], "id -1"),
+        (100000, [2**32 - 1], "id 4294967295"),
+        (100000, list(range(2, 1000, 2)), "340 fit"),
+    ],
+)
+def test_bad_maps_are_refused(subordinate: int, ids: list[int], why: str) -> None:
+    with pytest.raises(HostFault, match=why):
+        virtiofs.id_map(subordinate, ids)
+
+
+def test_share_survives_json(tmp_path: Path) -> None:
+    share = a_share(tmp_path)
+    fields = json.loads(json.dumps(asdict(share)))
+    assert virtiofs.Share(**{**fields, "groups": tuple(fields["groups"])}) == share
+
+
+def test_job_of_root_creates_nothing(tmp_path: Path) -> None:
+    with pytest.raises(HostFault, match="id 0"):
+        virtiofs.start(a_share(tmp_path, uid=0))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_long_socket_path_is_named(tmp_path: Path) -> None:
+    share = a_share(tmp_path, socket=str(tmp_path / ("s" * 120)))
+    with pytest.raises(HostFault, match="107 bytes"):
+        virtiofs.start(share)
+    virtiofs.stop(share.lock, time.monotonic() + 1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_lock_that_is_a_symlink_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "lock").symlink_to(tmp_path / "target")
+    with pytest.raises(HostFault, match="lock"):
+        virtiofs.start(a_share(tmp_path))
+    with pytest.raises(HostFault, match="lock"):
+        virtiofs.stop(str(tmp_path / "lock"), time.monotonic() + 1)
+    assert not (tmp_path / "target").exists()
+
+
+def test_arguments_hold_no_path_of_the_user() -> None:
+    assert virtiofs.daemon_argv("/usr/lib/qemu/virtiofsd", 7) == (
+        "/usr/lib/qemu/virtiofsd",
+        "-f",
+        "--fd=7",
+        "--rlimit-nofile=0",
+        "-o",
+        "source=/proc/self/fd/{source}/.",
+        "-o",
+        "sandbox=chroot",
+        "-o",
+        "modcaps=-mknod:-setfcap",
+    )
+
+
+def test_stop_kills_the_holder_of_the_lock(tmp_path: Path) -> None:
+    holder, lock, sock = held_lock(tmp_path)
+    virtiofs.stop(str(lock), time.monotonic() + 5)
+    assert holder.wait(5) == -9
+    assert not lock.exists()
+    assert not sock.exists()
+    virtiofs.stop(str(lock), time.monotonic() + 5)
+
+
+def test_second_start_leaves_the_first_alone(tmp_path: Path) -> None:
+    holder, lock, sock = held_lock(tmp_path)
+    with pytest.raises(HostFault, match="already runs"):
+        virtiofs.start(a_share(tmp_path, lock=str(lock), socket=str(sock)))
+    assert holder.poll() is None
+    assert sock.exists()
+    virtiofs.stop(str(lock), time.monotonic() + 5)
+    holder.wait(5)
+
+
+def test_unknown_holder_is_a_fault_and_nothing_is_removed(tmp_path: Path) -> None:
+    holder, lock, sock = held_lock(tmp_path, posix="no")
+    begun = time.monotonic()
+    with pytest.raises(HostFault, match="cannot be found"):
+        virtiofs.stop(str(lock), begun + 0.2)
+    assert time.monotonic() - begun < 2
+    assert lock.exists()
+    assert sock.exists()
+    holder.kill()
+    holder.wait(5)
+    virtiofs.stop(str(lock), time.monotonic() + 5)
+    assert not lock.exists()
+
+
+@pytest.mark.parametrize("content", ["", '{"socket": "/tm', "[]"])
+def test_lock_of_a_start_that_died_is_removed(tmp_path: Path, content: str) -> None:
+    lock = tmp_path / "lock"
+    lock.write_text(content)
+    virtiofs.stop(str(lock), time.monotonic() + 1)
+    assert not lock.exists()
+
+
+def test_log_takes_no_more_than_its_bound() -> None:
+    script = f"""
+        import os, sys
+        sys.path.insert(0, {str(Path(virtiofs.__file__).parents[1])!r})
+        from vtorque_core import virtiofs
+        log = virtiofs._bounded_log()
+        os.write(log, b"begin")
+        try:
+            while True:
+                os.write(log, b"x" * 4096)
+        except PermissionError:
+            print(len(virtiofs._log_text(log)) <= virtiofs.LOG_BYTES)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
+    )
+    assert done.stdout == "True\n", done.stderr
+
+
+def test_setgroups_succeeds_without_effect() -> None:
+    script = f"""
+        import os, sys
+        sys.path.insert(0, {str(Path(virtiofs.__file__).parents[1])!r})
+        from vtorque_core import _userns_exec
+        before = os.getgroups()
+        _userns_exec.ignore_setgroups()
+        os.setgroups([4242])
+        print(os.getgroups() == before, os.getpid() > 0)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
+    )
+    assert done.stdout == "True True\n", done.stderr
+
+
+def test_lock_answers_are_read_as_the_kernel_writes_them() -> None:
+    assert len(_userns_exec.lock_request(1)) == 32  # struct flock on 64-bit Linux
+    assert _userns_exec.lock_pid(_userns_exec.lock_request(2)) is None  # F_UNLCK

@@ -1,0 +1,303 @@
+"""Turn one process into a file-system daemon inside a user namespace, then exec the daemon.
+
+Run by :mod:`vtorque_core.virtiofs` as host root: ``python -I -S _userns_exec.py PLAN`` (JSON of
+:class:`Plan`). It is a program of its own because the caller has threads, and fork with threads
+is unsafe; it imports the standard library only. Errors go to ``report_fd`` as one line; that
+descriptor closing without a line means that the daemon was executed.
+
+Recipe (user_namespaces(7), capabilities(7)): root creates the namespace, so that root owns it and
+the user has no power over the daemon. The process then becomes the user, in every id including
+fsuid. SECBIT_NO_SETUID_FIXUP keeps the capabilities over that and over the daemon's later
+setresuid(2) to guest root and back; ambient capabilities carry them over execve(2).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import json
+import os
+import platform
+import resource
+import struct
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+# linux/sched.h
+CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWUSER = 0x00020000, 0x08000000, 0x10000000
+CLONE_NEWPID, CLONE_NEWNET = 0x20000000, 0x40000000
+# linux/prctl.h, linux/securebits.h
+PR_SET_SECCOMP, PR_SET_SECUREBITS, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT = 22, 28, 38, 47
+PR_CAP_AMBIENT_RAISE, SECCOMP_MODE_FILTER = 2, 2
+SECUREBITS = 0b1111  # NOROOT and NO_SETUID_FIXUP, each with its lock bit
+# linux/capability.h: what virtiofsd keeps for serving files, plus chroot and bounding-set drop.
+# Not MKNOD and SETFCAP: the guest needs neither, and virtiofsd is told to go without (modcaps).
+CAPABILITIES = {
+    "CHOWN": 0,
+    "DAC_OVERRIDE": 1,
+    "FOWNER": 3,
+    "FSETID": 4,
+    "SETGID": 6,
+    "SETUID": 7,
+    "SETPCAP": 8,
+    "SYS_CHROOT": 18,
+}
+_CAP_VERSION_3 = 0x20080522
+# linux/audit.h AUDIT_ARCH_* and the number of setgroups(2)
+SETGROUPS = {"x86_64": (0xC000003E, 116), "aarch64": (0xC00000B7, 159)}
+# Same numbers on every architecture (asm-generic/unistd.h)
+SYS_OPEN_TREE, SYS_MOUNT_SETATTR = 428, 442
+AT_EMPTY_PATH, AT_RECURSIVE, OPEN_TREE_CLONE = 0x1000, 0x8000, 1
+MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV, MS_PRIVATE = 1, 2, 4, 1 << 18
+NOFILE = 1_000_000  # virtiofsd's own default: one descriptor per file that the guest knows
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to become and to run. The maps are the text for /proc/PID/{uid,gid}_map."""
+
+    uid: int
+    gid: int
+    groups: tuple[int, ...]
+    uid_map: str
+    gid_map: str
+    source: str
+    owner_check: bool
+    readonly: bool
+    argv: tuple[str, ...]  # every "{source}" becomes the number of the source's descriptor
+    socket_fd: int
+    lock_fd: int
+    log_fd: int
+    report_fd: int
+
+
+class _Step(Exception):
+    """An error whose text is complete."""
+
+
+class _Filter(ctypes.Structure):
+    _fields_ = (
+        ("code", ctypes.c_ushort),
+        ("jt", ctypes.c_ubyte),
+        ("jf", ctypes.c_ubyte),
+        ("k", ctypes.c_uint32),
+    )
+
+
+class _Program(ctypes.Structure):
+    _fields_ = (("len", ctypes.c_ushort), ("filter", ctypes.POINTER(_Filter)))
+
+
+def _checked(result: int, what: str) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+    return result
+
+
+def unshare(flags: int) -> None:
+    """Call unshare(2). Raises OSError."""
+    _checked(_libc.unshare(ctypes.c_int(flags)), "unshare")
+
+
+def prctl(*arguments: int) -> None:
+    """Call prctl(2) with integers. Raises OSError."""
+    padded = (*arguments, 0, 0, 0, 0)[:5]
+    _checked(_libc.prctl(*(ctypes.c_ulong(a) for a in padded)), f"prctl {arguments[0]}")
+
+
+def ignore_setgroups() -> None:
+    """Make setgroups(2) succeed without effect in this process and all that it executes.
+
+    virtiofsd drops its supplementary groups at its start; the user's files in directories of
+    such a group would become unreachable. Raises OSError; KeyError for an unknown machine.
+    """
+    arch, number = SETGROUPS[platform.machine()]
+    code = (
+        _Filter(0x20, 0, 0, 4),  # A = seccomp_data.arch
+        _Filter(0x15, 1, 0, arch),  # this machine's: go on
+        _Filter(0x06, 0, 0, 0x80000000),  # any other: SECCOMP_RET_KILL_PROCESS
+        _Filter(0x20, 0, 0, 0),  # A = seccomp_data.nr
+        _Filter(0x15, 0, 1, number),
+        _Filter(0x06, 0, 0, 0x00050000),  # SECCOMP_RET_ERRNO with errno 0: returns 0
+        _Filter(0x06, 0, 0, 0x7FFF0000),  # SECCOMP_RET_ALLOW
+    )
+    filters = (_Filter * len(code))(*code)
+    program = _Program(len(code), filters)
+    prctl(PR_SET_NO_NEW_PRIVS, 1)
+    result = _libc.prctl(
+        ctypes.c_int(PR_SET_SECCOMP), ctypes.c_ulong(SECCOMP_MODE_FILTER), ctypes.byref(program)
+    )
+    _checked(result, "seccomp filter")
+
+
+def _keep_capabilities() -> None:
+    mask = sum(1 << number for number in CAPABILITIES.values())
+    header = (ctypes.c_uint32 * 2)(_CAP_VERSION_3, 0)
+    data = (ctypes.c_uint32 * 6)(mask, mask, mask, 0, 0, 0)  # effective, permitted, inheritable
+    _checked(_libc.capset(ctypes.byref(header), ctypes.byref(data)), "capset")
+    for number in CAPABILITIES.values():
+        prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE, number)
+
+
+def _open_source(plan: Plan) -> int:
+    """Open the shared directory; to be called with the user's fsuid, in whatever namespace."""
+    try:
+        source = os.open(plan.source, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        raise _Step(f"cannot open as uid {plan.uid}: {error.strerror}") from None
+    owner = os.fstat(source).st_uid
+    if plan.owner_check and owner != plan.uid:
+        raise _Step(f"belongs to uid {owner}, not to uid {plan.uid}")
+    return source
+
+
+def _open_source_as_user(plan: Plan) -> int:
+    """Open the source on the host with the user's rights only; also triggers an automount."""
+    os.setgroups(plan.groups)
+    os.setegid(plan.gid)
+    os.seteuid(plan.uid)  # drops the effective capabilities, seteuid(0) brings them back
+    try:
+        return _open_source(plan)
+    finally:
+        os.seteuid(0)
+        os.setegid(0)
+
+
+def _read_only(plan: Plan, host_source: int) -> int:
+    """Return a descriptor of a detached read-only copy of the source's mounts.
+
+    It is private, too: a file system mounted below the source later would be writable.
+    """
+    source = _open_source(plan)
+    mine, known = os.fstat(source), os.fstat(host_source)
+    if (mine.st_dev, mine.st_ino) != (known.st_dev, known.st_ino):
+        raise _Step("was replaced while it was being opened")
+    tree = _checked(
+        _libc.syscall(
+            ctypes.c_long(SYS_OPEN_TREE),
+            ctypes.c_int(source),
+            ctypes.c_char_p(b""),
+            ctypes.c_uint(OPEN_TREE_CLONE | os.O_CLOEXEC | AT_EMPTY_PATH | AT_RECURSIVE),
+        ),
+        "open_tree (needs Linux 5.2)",
+    )
+    flags = MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV
+    attributes = (ctypes.c_uint64 * 4)(flags, 0, MS_PRIVATE, 0)  # struct mount_attr
+    _checked(
+        _libc.syscall(
+            ctypes.c_long(SYS_MOUNT_SETATTR),
+            ctypes.c_int(tree),
+            ctypes.c_char_p(b""),
+            ctypes.c_uint(AT_EMPTY_PATH | AT_RECURSIVE),
+            ctypes.byref(attributes),
+            ctypes.c_size_t(ctypes.sizeof(attributes)),
+        ),
+        "mount_setattr (needs Linux 5.12)",
+    )
+    if not os.fstatvfs(tree).f_flag & os.ST_RDONLY:
+        raise _Step("did not become read-only")
+    os.close(source)
+    os.close(host_source)
+    return tree
+
+
+def _hold_lock(plan: Plan) -> None:
+    """Let F_GETLK name this process. Such a lock is not inherited by a fork but kept by an exec."""
+    fcntl.lockf(plan.lock_fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+
+
+def _become_user(plan: Plan) -> None:
+    os.setgroups(plan.groups)
+    os.setresgid(plan.gid, plan.gid, plan.gid)
+    prctl(PR_SET_SECUREBITS, SECUREBITS)
+    os.setresuid(plan.uid, plan.uid, plan.uid)
+
+
+def _daemon(plan: Plan, host_source: int, maps_wanted: int, maps_done: int) -> NoReturn:
+    """Run as process 1 of the new pid namespace: killing it ends everything in there."""
+    _hold_lock(plan)
+    os.setsid()
+    unshare(CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWIPC)
+    os.write(maps_wanted, b"?")
+    if os.read(maps_done, 1) != b"!":
+        os._exit(1)  # the launcher has died or failed; it said why
+    _become_user(plan)
+    source = _read_only(plan, host_source) if plan.readonly else host_source
+    for descriptor in (plan.socket_fd, plan.lock_fd, source):
+        os.set_inheritable(descriptor, True)
+    ignore_setgroups()
+    _keep_capabilities()
+    argv = [argument.replace("{source}", str(source)) for argument in plan.argv]
+    try:
+        os.execve(argv[0], argv, {"PATH": "/usr/bin:/bin", "LC_ALL": "C"})  # noqa: S606
+    except OSError as error:
+        raise _Step(f"cannot execute {argv[0]}: {error.strerror}") from None
+
+
+def _report(plan: Plan, error: BaseException) -> NoReturn:
+    os.write(plan.report_fd, str(error).encode(errors="replace")[:1000])
+    os._exit(1)
+
+
+def _launch(plan: Plan) -> None:
+    _hold_lock(plan)
+    os.set_inheritable(plan.report_fd, False)
+    null = os.open(os.devnull, os.O_RDWR)
+    for source, target in ((null, 0), (plan.log_fd, 1), (plan.log_fd, 2)):
+        os.dup2(source, target)
+    os.close(null)
+    os.close(plan.log_fd)
+    os.chdir("/")
+    os.umask(0o077)
+    with contextlib.suppress(ValueError, OSError):  # without CAP_SYS_RESOURCE: what there is
+        resource.setrlimit(resource.RLIMIT_NOFILE, (NOFILE, NOFILE))
+    host_source = _open_source_as_user(plan)
+    maps_wanted, child_maps_wanted = os.pipe()
+    child_maps_done, maps_done = os.pipe()
+    unshare(CLONE_NEWPID)
+    child = os.fork()
+    if child == 0:
+        os.close(maps_wanted)
+        os.close(maps_done)
+        try:
+            _daemon(plan, host_source, child_maps_wanted, child_maps_done)
+        except BaseException as error:  # nothing may run on in this process
+            _report(plan, error)
+    os.close(child_maps_wanted)
+    if os.read(maps_wanted, 1) != b"?":
+        return  # the child has reported
+    Path(f"/proc/{child}/uid_map").write_text(plan.uid_map)
+    Path(f"/proc/{child}/gid_map").write_text(plan.gid_map)
+    os.write(maps_done, b"!")
+
+
+def lock_request(kind: int) -> bytes:
+    """Return a ``struct flock`` over the whole file (fcntl(2), F_GETLK), pid as yet unknown."""
+    return struct.pack("hhqqi4x", kind, os.SEEK_SET, 0, 0, 0)
+
+
+def lock_pid(answer: bytes) -> int | None:
+    """Return who holds the lock that F_GETLK reported, None if nobody does."""
+    kind, _, _, _, pid = struct.unpack("hhqqi4x", answer)
+    return None if kind == fcntl.F_UNLCK else int(pid)
+
+
+def main() -> None:
+    """Launch the plan given as the only argument."""
+    fields = json.loads(sys.argv[1])
+    plan = Plan(**{**fields, "groups": tuple(fields["groups"]), "argv": tuple(fields["argv"])})
+    try:
+        _launch(plan)
+    except BaseException as error:  # the caller must see any
+        _report(plan, error)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
