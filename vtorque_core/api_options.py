@@ -1,0 +1,143 @@
+"""The core's own ``-vm`` keys. Public: plugins read them with ``guest[RAM]``.
+
+The plugin manager registers this module as the built-in plugin ``core``. An empty text means that
+nobody chose: the image is then found by distro and architecture, or refused in the plan.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from vtorque_core.api import FileData, Option, boolean, count, hookimpl, show_mib, size_mib
+
+FS_TYPES = ("sharedfs", "ramdisk")
+ARCHES = ("aarch64", "ppc64le", "riscv64", "s390x", "x86_64")
+MAX_VCPUS = 1024  # more than any machine type of QEMU 7.2 takes with KVM on x86 (q35: 288 to 1024)
+MAX_VMS_PER_NODE = 64  # the default of [network] per_node
+
+_ARCH_ALIASES = {"amd64": "x86_64", "arm64": "aarch64"}  # Debian's names of the same
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}", re.ASCII)
+_MAX_PATH = 1024
+
+
+def image_name(value: str) -> str:
+    """Return the name of an image in the pool. Raises ValueError for a path or other text."""
+    if "/" in value:
+        raise ValueError("is a path: write the name of an image in the pool (vmgr images list)")
+    return plain_name(value)
+
+
+def plain_name(value: str) -> str:
+    """Return a short name of letters, digits and ``. _ + -``. Raises ValueError."""
+    if not _NAME.fullmatch(value):
+        raise ValueError(
+            "is not a name: use 1 to 100 letters, digits, dots, dashes, plus signs or underscores"
+        )
+    return value
+
+
+def arch_name(value: str) -> str:
+    """Return the architecture as the kernel says it (``uname -m``). Raises ValueError."""
+    name = _ARCH_ALIASES.get(value.strip().lower(), value.strip().lower())
+    if name not in ARCHES:
+        raise ValueError(f"is not an architecture: write one of {', '.join(ARCHES)}")
+    return name
+
+
+def vcpu_count(value: str) -> int:
+    """Return a number of vCPUs from 1 to MAX_VCPUS. Raises ValueError."""
+    return _between(value, MAX_VCPUS)
+
+
+def guest_count(value: str) -> int:
+    """Return a number of guests per node from 1 to MAX_VMS_PER_NODE. Raises ValueError."""
+    return _between(value, MAX_VMS_PER_NODE)
+
+
+def fs_type(value: str) -> str:
+    """Return ``sharedfs`` or ``ramdisk``. Raises ValueError."""
+    name = value.strip().lower()
+    if name not in FS_TYPES:
+        raise ValueError(f"is not a file system type: write one of {', '.join(FS_TYPES)}")
+    return name
+
+
+def disk_path(value: str) -> str:
+    """Return an absolute path without ``..`` or control characters. Raises ValueError.
+
+    Only the text is looked at: the file is opened later, as the job's user.
+    """
+    if not value.startswith("/"):
+        raise ValueError("is not an absolute path: start it with /")
+    if not value.isprintable() or len(value.encode("utf-8", "replace")) > _MAX_PATH:
+        raise ValueError(f"has a control character or more than {_MAX_PATH} bytes")
+    parts = value.split("/")
+    if ".." in parts:
+        raise ValueError("has '..' in it: write the path without")
+    if parts[-1] in ("", "."):
+        raise ValueError("names a directory: write the path of a raw disk file")
+    return value
+
+
+def show_boolean(value: bool) -> str:
+    """Return ``true`` or ``false``."""
+    return "true" if value else "false"
+
+
+def no_parse(value: str) -> FileData | None:
+    """Refuse text where a file belongs: file options travel as data. Raises ValueError."""
+    raise ValueError("names a file, which must travel as data")
+
+
+def show_file(value: FileData | None) -> str:
+    """Return the file's base name, or nothing."""
+    return value.name if value else ""
+
+
+def _between(value: str, most: int) -> int:
+    number = count(value)
+    if not 1 <= number <= most:
+        raise ValueError(f"is not between 1 and {most}")
+    return number
+
+
+IMG = Option("img", image_name, "", "image of the guest (vmgr images list)", "NAME")
+RAM = Option("ram", size_mib, 1024, "memory of each guest", "SIZE", show_mib)
+DISTRO = Option("distro", plain_name, "", "distribution that the image must have", "NAME")
+ARCH = Option("arch", arch_name, "", "architecture that the image must have", "NAME")
+VCPUS = Option("vcpus", vcpu_count, 1, "virtual CPUs of each guest", "N")
+VMS_PER_NODE = Option("vms_per_node", guest_count, 1, "guests on each node of the job", "N")
+FS_TYPE = Option(
+    "fs_type", fs_type, "sharedfs", "where /workspace lives: sharedfs or ramdisk", "TYPE"
+)
+DISK = Option("disk", disk_path, "", "your raw disk file, at /data in the first guest", "PATH")
+VM_PROLOGUE: Option[FileData | None] = Option(
+    "vm_prologue",
+    no_parse,
+    None,
+    "script run in each guest as you, before the job",
+    "FILE",
+    show_file,
+    is_file=True,
+)
+VM_EPILOGUE: Option[FileData | None] = Option(
+    "vm_epilogue",
+    no_parse,
+    None,
+    "script run in each guest as you, after the job",
+    "FILE",
+    show_file,
+    is_file=True,
+)
+KEEP = Option(
+    "keep", boolean, False, "keep the guests for inspection until walltime", "BOOL", show_boolean
+)
+
+
+@hookimpl
+def vtorque_options() -> Iterator[Option[Any]]:
+    """Yield the core's keys in the order of ``vsub -h``."""
+    yield from (IMG, RAM, DISTRO, ARCH, VCPUS, VMS_PER_NODE, FS_TYPE, DISK)
+    yield from (VM_PROLOGUE, VM_EPILOGUE, KEEP)

@@ -1,0 +1,383 @@
+"""The site config, ``/etc/vtorque/vtorque.toml``: read, checked, typed; where each value is from.
+
+It is read in two steps, because ``[plugins]`` decides which plugins there are and those decide
+what else may stand in it::
+
+    raw = read_toml(path)
+    wanted = plugins_config(raw)
+    plugins = Plugins.load(node=..., enable=wanted.enable, disable=wanted.disable)
+    site = build(raw, plugins, node=...)
+
+A missing file is a site that has everything at its default. All errors are ConfigError with file,
+line and key.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from vtorque_core.config_read import read_fields, unknown
+from vtorque_core.config_schema import (
+    DEFAULT_SHARES,
+    NAMED_TABLES,
+    TABLES,
+    Batch,
+    Images,
+    Network,
+    Node,
+    PathsTable,
+    PluginsTable,
+    Share,
+)
+from vtorque_core.errors import ConfigError, printable
+from vtorque_core.limits import Limits, read_limits
+from vtorque_core.names import Paths
+from vtorque_core.toml_lines import line_of
+from vtorque_core.trust import require_root_owned, require_secret
+
+if TYPE_CHECKING:
+    from vtorque_core.api import Option
+    from vtorque_core.plugins import Plugins
+
+CONFIG_PATH = Path("/etc/vtorque/vtorque.toml")
+MAX_BYTES = 1 << 20  # a larger file is not a config: an image, given by mistake
+
+S = TypeVar("S")
+
+
+@dataclass(frozen=True)
+class Raw:
+    """The parsed file, not yet checked. ``data`` is empty for a file that does not exist."""
+
+    path: Path
+    text: str = ""
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Site:
+    """The site config, typed. ``site.node.accel``, ``site[Settings]`` for a plugin's own table.
+
+    Args:
+        options: the limits of every registered ``-vm`` key.
+        warnings: what is odd but no error, for ``vtorque config check``.
+        settings: by plugin name, its settings object.
+    """
+
+    raw: Raw = field(default_factory=lambda: Raw(CONFIG_PATH))
+    batch: Batch = field(default_factory=Batch)
+    node: Node = field(default_factory=Node)
+    images: Images = field(default_factory=Images)
+    network: Network = field(default_factory=Network)
+    shares: Mapping[str, Share] = field(default_factory=lambda: DEFAULT_SHARES)
+    plugins: PluginsTable = field(default_factory=PluginsTable)
+    options: Mapping[str, Limits] = field(default_factory=dict)
+    paths: Paths = field(default_factory=Paths)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def path(self) -> Path:
+        """The file, whether it exists or not."""
+        return self.raw.path
+
+    def __getitem__(self, settings: type[S]) -> S:
+        """Return a loaded plugin's settings. Raises KeyError if no plugin declared that class."""
+        for value in self.settings.values():
+            if type(value) is settings:
+                return value
+        raise KeyError(settings.__name__)
+
+    def origin(self, key: str) -> str:
+        """Return where a dotted key (``node.accel``) is set: ``"default"`` or ``"file:line"``."""
+        value: Any = self.raw.data
+        for part in key.split("."):
+            if not isinstance(value, Mapping) or part not in value:
+                return "default"
+            value = value[part]
+        return f"{self.path}:{line_of(self.raw.text, key)}"
+
+
+def read_toml(path: Path = CONFIG_PATH) -> Raw:
+    """Read and parse the file. As root, refuse one that others than root can change.
+
+    Raises ConfigError: not readable, not UTF-8, not TOML, longer than MAX_BYTES.
+    """
+    # Looked for before it is checked: a file that appears later in a directory like /tmp is not
+    # read, and one that was root's when it was checked cannot be swapped any more.
+    if not os.path.lexists(path):
+        return Raw(path)
+    if os.geteuid() == 0:
+        require_root_owned(path)
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+    return parse_toml(content, path)
+
+
+def parse_toml(content: bytes, path: Path = CONFIG_PATH) -> Raw:
+    """Parse the bytes of a config. ``path`` is for messages. Raises ConfigError."""
+    import tomllib  # noqa: PLC0415 (3 ms, only where there is a config)
+
+    if len(content) > MAX_BYTES:
+        raise ConfigError(f"{path}: is longer than {MAX_BYTES} bytes")
+    try:
+        text = content.decode("utf-8").replace("\r\n", "\n")
+        return Raw(path, text, tomllib.loads(text))
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise ConfigError(f"{path}:{line}: is not UTF-8") from None
+    except (ValueError, RecursionError) as error:
+        found = re.search(r" \(at line ([0-9]+), column [0-9]+\)", str(error))
+        place = f"{path}:{found[1]}" if found else f"{path}"
+        raise ConfigError(f"{place}: is not TOML: {printable(str(error))}") from None
+
+
+def plugins_config(raw: Raw) -> PluginsTable:
+    """Return the checked ``[plugins]`` table. Raises ConfigError."""
+    builder = _Builder(raw)
+    table: PluginsTable | None = builder.table(PluginsTable, "plugins")
+    builder.raise_first()
+    return table or PluginsTable()
+
+
+def build(raw: Raw, plugins: Plugins, *, node: bool = False) -> Site:
+    """Return the checked site config.
+
+    Args:
+        raw: from :func:`read_toml`.
+        plugins: loaded as ``[plugins]`` says.
+        node: the plugins' acting modules are loaded too, so all settings are known: a plugin's
+            table with nothing to read it is then an error.
+
+    Raises ConfigError with the first problem and the number of others; Conflict from plugins.
+    """
+    builder = _Builder(raw)
+    site = builder.site(plugins, node)
+    builder.raise_first()
+    return site
+
+
+def problems(raw: Raw, plugins: Plugins, *, node: bool = True) -> list[str]:
+    """Return every problem of a config, one line each, for ``vtorque config check``."""
+    builder = _Builder(raw)
+    builder.site(plugins, node)
+    return builder.problems
+
+
+def load(path: Path, plugins: Plugins, *, node: bool = False) -> Site:
+    """Read and build in one step, for a caller whose plugins are loaded already."""
+    return build(read_toml(path), plugins, node=node)
+
+
+class _Builder:
+    """Turns Raw into Site and collects what is wrong on the way."""
+
+    def __init__(self, raw: Raw) -> None:
+        self.raw = raw
+        self.problems: list[str] = []
+        self.warnings: list[str] = []
+
+    def raise_first(self) -> None:
+        if self.problems:
+            more = len(self.problems) - 1
+            others = f" (and {more} more: vtorque config check)" if more else ""
+            raise ConfigError(self.problems[0] + others)
+
+    def line(self, table: str, key: str, message: str) -> str:
+        line = line_of(self.raw.text, f"{table}.{key}" if key else table)
+        place = f"{self.raw.path}:{line}" if line else str(self.raw.path)
+        return f"{place}: [{printable(table, 80)}] {printable(key, 80)}".rstrip() + f": {message}"
+
+    def problem(self, table: str, key: str, message: str) -> None:
+        self.problems.append(self.line(table, key, message))
+
+    def site(self, plugins: Plugins, node: bool) -> Site:
+        self.unknown_tables()
+        tables: dict[str, Any] = {
+            name: (self.table(cls, name) if name in self.raw.data else None) or cls()
+            for name, cls in TABLES.items()
+        }
+        paths: PathsTable = tables["paths"]
+        wanted: PluginsTable = tables["plugins"]
+        self.network(tables["network"])
+        self.not_installed(wanted, plugins)
+        return Site(
+            raw=self.raw,
+            batch=tables["batch"],
+            node=tables["node"],
+            images=tables["images"],
+            network=tables["network"],
+            shares=self.shares(),
+            plugins=wanted,
+            options=self.options(plugins, wanted),
+            paths=Paths(paths.state, paths.run),
+            settings=self.settings(plugins, wanted, node),
+            warnings=tuple(self.warnings),
+        )
+
+    def unknown_tables(self) -> None:
+        known = [*TABLES, *NAMED_TABLES]
+        for name in self.raw.data:
+            if name not in known:
+                self.problem(name, "", unknown(name, known, "table"))
+
+    def table(self, cls: type[Any], *names: str) -> Any:
+        """Return ``[names...]`` as ``cls``, or None if anything in it is wrong."""
+        data: Any = self.raw.data
+        for name in names:
+            data = data.get(name, {})
+        where = ".".join(names)
+        if not isinstance(data, Mapping):
+            self.problem(where, "", "must be a table")
+            return None
+        values, wrong = read_fields(cls, data)
+        for key, message in wrong.items():
+            self.problem(where, key, message)
+        try:
+            return None if wrong else cls(**values)
+        except (TypeError, ValueError) as error:
+            self.problem(where, "", printable(str(error)))
+            return None
+
+    def named(self, name: str) -> Iterator[str]:
+        """Yield the names of the tables below ``[name]``."""
+        tables = self.raw.data.get(name, {})
+        if not isinstance(tables, Mapping):
+            self.problem(name, "", f"must be tables [{name}.<name>]")
+            return
+        for key, value in tables.items():
+            if isinstance(value, Mapping):
+                yield key
+            else:
+                self.problem(name, key, f"must be a table [{name}.{printable(key, 40)}]")
+
+    def network(self, network: Network) -> None:
+        unfiltered = not network.filter or network.kind == "direct"
+        if network.kind != "none" and unfiltered and not network.opt_in_unfiltered:
+            key = "kind" if network.filter else "filter"
+            message = "lets guests forge addresses: set opt_in_unfiltered = true to accept that"
+            self.problem("network", key, message)
+        if network.addressing == "command" and not network.command.startswith("/"):
+            self.problem("network", "addressing", "needs command = an absolute path of a program")
+
+    def shares(self) -> Mapping[str, Share]:
+        if "shares" not in self.raw.data:
+            return DEFAULT_SHARES
+        found = {name: self.table(Share, "shares", name) for name in self.named("shares")}
+        for name, share in found.items():
+            if share is None:
+                continue
+            if share.kind == "virtiofs" and not re.match(r"/|\{home\}", share.source):
+                self.problem(f"shares.{name}", "source", "must be an absolute path or {home}")
+            if share.kind == "nfs" and ":/" not in share.source:
+                self.problem(f"shares.{name}", "source", "must be server:/export for kind = nfs")
+            if not re.fullmatch(r"[A-Za-z0-9_-]{1,30}", name):
+                self.problem(f"shares.{name}", "", "must have a name of 1 to 30 letters and digits")
+        return {name: share for name, share in found.items() if share is not None}
+
+    def options(self, plugins: Plugins, wanted: PluginsTable) -> dict[str, Limits]:
+        registered = plugins.options()
+        tables = {key: self.raw.data["options"][key] for key in self.named("options")}
+        for key in tables:
+            if key not in registered:
+                self.unknown_option(key, registered, plugins, wanted)
+        return {
+            key: self.limits(option, tables[key]) if key in tables else Limits()
+            for key, option in registered.items()
+        }
+
+    def limits(self, option: Option[Any], table: Mapping[str, Any]) -> Limits:
+        name = f"options.{option.key}"
+        try:
+            limits, wrong = read_limits(option, table)
+        except Exception as error:  # a plugin's parse or show may raise anything
+            self.problem(name, "", f"its plugin failed: {type(error).__name__}: {error}")
+            return Limits()
+        for key, message in wrong.items():
+            self.problem(name, key, message)
+        return limits
+
+    def unknown_option(
+        self,
+        key: str,
+        registered: Mapping[str, Option[Any]],
+        plugins: Plugins,
+        wanted: PluginsTable,
+    ) -> None:
+        message = unknown(key, registered, "-vm key")
+        # A plugin that is off or broken may have brought it, which cannot be known without
+        # importing it; switching one off must not make the config an error on every node.
+        off = bool(plugins.broken or wanted.disable or wanted.enable is not None)
+        if off and "did you mean" not in message:
+            message = "no loaded plugin has that -vm key; ignored"
+            self.warnings.append(self.line(f"options.{key}", "", message))
+        else:
+            self.problem(f"options.{key}", "", message)
+
+    def not_installed(self, wanted: PluginsTable, plugins: Plugins) -> None:
+        for name in wanted.enable or ():
+            if name not in plugins.distributions and name not in wanted.disable:
+                message = f"plugin {printable(name, 40)} is not installed"
+                self.problem("plugins", "enable", f"{message}: pip install vtorque-{name}")
+
+    def settings(self, plugins: Plugins, wanted: PluginsTable, node: bool) -> dict[str, Any]:
+        classes: dict[str, type[Any]] = {}
+        for found in plugins.each("vtorque_settings"):
+            if found.error is not None:
+                plugins.broken.setdefault(found.plugin, f"vtorque_settings: {found.error}")
+            elif classes.setdefault(found.plugin, found.item) is not found.item:
+                plugins.broken.setdefault(found.plugin, "vtorque_settings: more than one class")
+        for name in self.named("plugin"):
+            if name not in classes:
+                self.unread_table(name, plugins, wanted, node)
+        settings = {}
+        for name, cls in classes.items():
+            value = self.plugin_table(name, cls)
+            if value is not None:
+                settings[name] = value
+                self.secrets(name, value)
+        return settings
+
+    def plugin_table(self, name: str, cls: type[Any]) -> Any:
+        try:
+            return self.table(cls, "plugin", name)
+        except Exception as error:  # a plugin's annotations or checks may be anything
+            self.problem(f"plugin.{name}", "", f"its settings class failed: {error}")
+            return None
+
+    def unread_table(self, name: str, plugins: Plugins, wanted: PluginsTable, node: bool) -> None:
+        if name in plugins.broken:
+            return
+        if name in plugins.distributions:
+            if node and self.raw.data["plugin"][name]:
+                dist = plugins.distributions[name]
+                self.problem(f"plugin.{name}", "", f"the plugin has no settings ({dist})")
+        elif name not in wanted.disable and (wanted.enable is None or name in wanted.enable):
+            self.problem(
+                f"plugin.{name}",
+                "",
+                f"plugin {printable(name, 40)} is not installed: "
+                f"pip install vtorque-{printable(name, 40)}, or remove this table",
+            )
+        else:
+            message = "is ignored: [plugins] does not enable it"
+            self.warnings.append(self.line(f"plugin.{name}", "", message))
+
+    def secrets(self, name: str, value: Any) -> None:
+        if os.geteuid() != 0:
+            return
+        for f in fields(value):
+            path = getattr(value, f.name)
+            if f.metadata.get("secret_file") and path:
+                try:
+                    require_secret(Path(path))
+                except ConfigError as error:
+                    self.problem(f"plugin.{name}", f.name, str(error))

@@ -1,0 +1,169 @@
+"""From TOML values to typed dataclasses, by the dataclass's own annotations and ``setting()``."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin
+
+from vtorque_core.errors import printable
+from vtorque_core.units import duration, show_mib, size_mib
+
+_WORDS = {bool: "true or false", int: "a whole number", str: "text in quotes", Path: "a path"}
+
+
+def convert(kind: Any, value: Any, unit: str | None = None) -> Any:  # noqa: PLR0911 (one per kind)
+    """Return a TOML value as the annotated type ``kind``. Raises ValueError with what is wrong.
+
+    Args:
+        kind: bool, int, float, str, Path, Literal, X | None, tuple[X, ...], Mapping[str, X], or a
+            dataclass of such fields.
+        value: as tomllib returns it.
+        unit: ``"MiB"`` or ``"s"``: text is then a size or a duration.
+    """
+    origin = get_origin(kind)
+    if unit is not None and origin is None:
+        return _with_unit(kind, value, unit)
+    if origin is Literal:
+        if value not in get_args(kind) or isinstance(value, bool):
+            raise _not(value, f"one of {', '.join(str(a) for a in get_args(kind))}")
+        return value
+    if origin in (Union, types.UnionType):
+        inner = [arg for arg in get_args(kind) if arg is not type(None)]
+        return convert(inner[0], value, unit) if len(inner) == 1 else value
+    if origin is tuple:
+        if not isinstance(value, list):
+            raise _not(value, "a list in brackets")
+        return tuple(convert(get_args(kind)[0], item, unit) for item in value)
+    if origin is not None and issubclass(origin, Mapping):
+        if not isinstance(value, dict):
+            raise _not(value, "a table")
+        return {key: convert(get_args(kind)[1], item, unit) for key, item in value.items()}
+    if dataclasses.is_dataclass(kind):
+        return _nested(typing.cast("type[Any]", kind), value)
+    return _plain(kind, value)
+
+
+def read_fields(cls: type[Any], table: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return (values of the keys that are right, problem by key) of one table.
+
+    A key that is missing or unknown is a problem too.
+    """
+    hints = typing.get_type_hints(cls)
+    known = {f.name: f for f in dataclasses.fields(cls) if f.init}
+    values: dict[str, Any] = {}
+    problems: dict[str, str] = {}
+    for key, value in table.items():
+        if key not in known:
+            problems[key] = unknown(key, known)
+            continue
+        metadata = known[key].metadata
+        try:
+            values[key] = convert(hints[key], value, metadata.get("unit"))
+            if metadata.get("check"):
+                metadata["check"](values[key])
+        except ValueError as error:
+            problems[key] = str(error)
+    for key, f in known.items():
+        if key not in table and is_required(f):
+            problems[key] = f"must be set: {f.metadata.get('doc', 'it has no default')}"
+    return values, problems
+
+
+def is_required(field: dataclasses.Field[Any]) -> bool:
+    """Return whether a field has no default."""
+    missing = dataclasses.MISSING
+    return field.default is missing and field.default_factory is missing
+
+
+def unknown(name: str, known: Iterable[str], what: str = "key") -> str:
+    """Return the message for a name that is not among ``known``, with the closest one."""
+    from difflib import get_close_matches  # noqa: PLC0415 (12 ms, for errors only)
+
+    names = sorted(known)
+    close = get_close_matches(name.lower()[:64], names, 1)
+    hint = f"did you mean {close[0]}?" if close else f"there are: {', '.join(names) or 'none'}"
+    return f"there is no such {what}; {hint}"
+
+
+def show(value: Any, unit: str | None = None) -> str:  # noqa: PLR0911 (one per kind)
+    """Return a typed value as TOML (https://toml.io, 1.0), sizes and durations as text."""
+    if unit == "MiB" and isinstance(value, int):
+        return f'"{show_mib(value) if value else 0}"'
+    if unit == "s" and isinstance(value, int | float):
+        return f'"{int(value)}s"' if value == int(value) else str(value)
+    if value is None:
+        return '""'
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return str(value)
+    if isinstance(value, tuple | list):
+        return "[" + ", ".join(show(item, unit) for item in value) + "]"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_string(k)} = {show(v, unit)}" for k, v in value.items()) + "}"
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = dataclasses.fields(value)
+        return show({f.name: getattr(value, f.name) for f in fields})
+    return _string(str(value))
+
+
+def _plain(kind: Any, value: Any) -> Any:
+    if kind is Any:
+        return value
+    if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
+        if not math.isfinite(value):
+            raise _not(value, "a finite number")
+        return float(value)
+    if kind is Path and isinstance(value, str):
+        if not value or "\0" in value:
+            raise _not(value, "a path")
+        return Path(value)
+    if type(value) is not kind:
+        raise _not(value, _WORDS.get(kind, getattr(kind, "__name__", str(kind))))
+    return value
+
+
+def _with_unit(kind: Any, value: Any, unit: str) -> Any:
+    number = value
+    if isinstance(value, str):
+        try:
+            number = duration(value) if unit == "s" else _mib(value)
+        except ValueError as error:
+            raise ValueError(f"is {value!r}: {error}") from None
+    if isinstance(number, bool) or not isinstance(number, int | float):
+        raise _not(value, "a duration like 90s" if unit == "s" else "a size like 512M")
+    if not math.isfinite(number) or number < 0:
+        raise _not(value, "zero or more")
+    if kind is int:
+        if number != int(number):
+            raise _not(value, f"a whole number of {unit}")
+        return int(number)
+    return float(number)
+
+
+def _mib(text: str) -> int:
+    # A reserve of "0" makes sense here; a guest with no memory, which size_mib refuses, does not.
+    return 0 if text.strip() == "0" else size_mib(text)
+
+
+def _nested(cls: type[Any], value: Any) -> Any:
+    if not isinstance(value, dict):
+        raise _not(value, "a table")
+    values, problems = read_fields(cls, value)
+    for key, problem in problems.items():
+        raise ValueError(f"{key}: {problem}")
+    return cls(**values)
+
+
+def _not(value: Any, wanted: str) -> ValueError:
+    return ValueError(f"is {printable(repr(value), 80)}, but must be {wanted}")
+
+
+def _string(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return '"' + "".join(c if c.isprintable() else f"\\U{ord(c):08X}" for c in escaped) + '"'

@@ -1,0 +1,227 @@
+"""The tables of the site config with default, unit and meaning of every key.
+
+Plain frozen dataclasses on the path of every ``vsub``: no import that costs. The text here is what
+``vtorque config example`` prints.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+SHARE_PLACEHOLDERS = ("user", "home", "uid", "job")
+
+
+def _key(
+    default: Any, doc: str, unit: str | None = None, check: Callable[[Any], None] | None = None
+) -> Any:
+    """Declare a key as :func:`vtorque_core.api.setting` does, with a check of a given value."""
+    return field(default=default, metadata={"doc": doc, "unit": unit, "check": check})
+
+
+def _at_least(least: int) -> Callable[[int], None]:
+    def check(value: int) -> None:
+        if value < least:
+            raise ValueError(f"is {value}: the least is {least}")
+
+    return check
+
+
+def _absolute(value: Path | str) -> None:
+    path = Path(value)
+    if not path.is_absolute() or ".." in path.parts or not str(path).isprintable():
+        raise ValueError(f"is {str(value)!r}: write an absolute path without '..'")
+
+
+def _subnet(value: str) -> None:
+    import ipaddress  # noqa: PLC0415 (6 ms, only where a site sets the subnet)
+
+    try:
+        ipaddress.ip_network(value)
+    except ValueError as error:
+        raise ValueError(f"is not a subnet: {error}") from None
+
+
+def _address(value: str) -> None:
+    import ipaddress  # noqa: PLC0415
+
+    try:
+        ipaddress.ip_address(value)
+    except ValueError as error:
+        raise ValueError(f"is not an address: {error}") from None
+
+
+def _address_or_empty(value: str) -> None:
+    if value:
+        _address(value)
+
+
+def _addresses(values: tuple[str, ...]) -> None:
+    for value in values:
+        _address(value)
+
+
+def _node_number(value: str) -> None:
+    try:
+        groups = re.compile(value).groups
+    except re.error as error:
+        raise ValueError(f"is not a regular expression: {error}") from None
+    if groups != 1:
+        raise ValueError(f"has {groups} groups in parentheses: one, around the number, is needed")
+
+
+def _share_source(value: str) -> None:
+    unknown = set(re.findall(r"\{([^{}]*)\}", value)) - set(SHARE_PLACEHOLDERS)
+    if unknown or re.sub(r"\{[a-z]+\}", "", value).count("{") or not value.isprintable():
+        known = " ".join(f"{{{name}}}" for name in SHARE_PLACEHOLDERS)
+        raise ValueError(f"has an unknown place holder: there are {known}")
+    if ".." in value.split("/"):
+        raise ValueError("has '..' in it: write the path without")
+
+
+def _share_target(value: str) -> None:
+    _share_source(value)
+    if not value.startswith("/"):
+        raise ValueError(f"is {value!r}: write an absolute path in the guest")
+
+
+@dataclass(frozen=True)
+class Batch:
+    """``[batch]``: what queues the jobs."""
+
+    system: str = _key("local", "batch system: local, or the name that a plugin brings")
+    vm_by_default: bool = _key(True, "a job without -vm runs in a VM; false: on bare metal")
+
+
+@dataclass(frozen=True)
+class PathsTable:
+    """``[paths]``: vTorque's own directories, root's alone to write."""
+
+    state: Path = _key(  # noqa: RUF009 (a Path is immutable)
+        Path("/var/lib/vtorque"),
+        "on disk: journals, guests' disks, the site secret",
+        None,
+        _absolute,
+    )
+    run: Path = _key(  # noqa: RUF009
+        Path("/run/vtorque"), "in memory: locks, sockets, proofs", None, _absolute
+    )
+
+
+@dataclass(frozen=True)
+class Node:
+    """``[node]``: how guests run on a node."""
+
+    name: str = _key("", "this node's name in the batch system; empty: the host name")
+    libvirt_uri: str = _key("qemu:///system", "libvirt connection")
+    accel: Literal["auto", "kvm", "tcg"] = _key(
+        "auto", "auto: KVM where a probe guest runs in it, else emulation; kvm: or fail; tcg"
+    )
+    start_timeout: float = _key(300.0, "from the prologue's start to all guests ready", "s")
+    teardown_timeout: float = _key(60.0, "all of a job's teardown", "s")
+    release_timeout: float = _key(30.0, "the release of one resource", "s")
+    grace: float = _key(10.0, "from TERM to KILL for the job's script", "s")
+    qemu_user: str = _key("libvirt-qemu", "the user that QEMU runs as")
+    qemu_overhead: int = _key(
+        256, "memory of QEMU itself, per guest, beside the guest's RAM", "MiB"
+    )
+    host_reserve_cores: int = _key(0, "host CPUs that guests never get", None, _at_least(0))
+    host_reserve_ram: int = _key(0, "host memory that guests never get", "MiB")
+    exclusive: bool = _key(True, "without known CPU ids of a job the node is its user's alone")
+    subordinate_id: int = _key(
+        100000, "host uid and gid that root in a guest is to the shares", None, _at_least(1)
+    )
+    allow_qemu_args: bool = _key(False, "let plugins add raw QEMU arguments")
+
+
+@dataclass(frozen=True)
+class Images:
+    """``[images]``: where images come from. The default image is ``[options.img] default``."""
+
+    pool: Path = _key(  # noqa: RUF009
+        Path("/var/lib/vtorque/images"), "image pool, writable by root alone", None, _absolute
+    )
+
+
+@dataclass(frozen=True)
+class Network:
+    """``[network]``: the guests' first network interface."""
+
+    kind: Literal["network", "bridge", "direct", "none"] = _key(
+        "network", "libvirt network, host bridge, macvtap on a host interface, or none"
+    )
+    source: str = _key("vtorque", "name of that network, bridge or interface")
+    addressing: Literal["static", "dhcp", "command"] = _key(
+        "static",
+        "static: from node and slot; dhcp: ask the network; command: ask the site's program",
+    )
+    subnet: str = _key("10.86.0.0/16", "addresses of all guests of all nodes", None, _subnet)
+    gateway: str = _key(
+        "", "default route; empty: the subnet's first host", None, _address_or_empty
+    )
+    dns: tuple[str, ...] = _key((), "name servers' addresses", None, _addresses)
+    ntp: tuple[str, ...] = _key((), "time servers")
+    first: int = _key(16, "number of the first guest's address in the subnet", None, _at_least(1))
+    per_node: int = _key(64, "addresses set aside for each node", None, _at_least(1))
+    node_number: str = _key(
+        "([0-9]+)$",
+        "regular expression whose group is the node's number in its name; no match: 0",
+        None,
+        _node_number,
+    )
+    command: str = _key("", "addressing=command: program called with node, guests per node, index")
+    filter: bool = _key(True, "drop what a guest sends with another's MAC or IP address")
+    opt_in_unfiltered: bool = _key(False, "accept guests that can forge addresses")
+
+
+@dataclass(frozen=True)
+class Share:
+    """``[shares.<name>]``: a host directory in every guest. Without any: the user's home."""
+
+    source: str = field(
+        metadata={
+            "doc": "host directory, or server:/export; {user} {home} {uid} {job} are replaced",
+            "unit": None,
+            "check": _share_source,
+        }
+    )
+    target: str = field(
+        metadata={
+            "doc": "where guests mount it; same place holders",
+            "unit": None,
+            "check": _share_target,
+        }
+    )
+    kind: Literal["virtiofs", "nfs"] = _key("virtiofs", "nfs: the guest mounts it by itself")
+    readonly: bool = _key(False, "no guest can write it")
+    user_owned: bool = _key(False, "it is the user's own: root does not look into it")
+
+
+@dataclass(frozen=True)
+class PluginsTable:
+    """``[plugins]``: which of the installed plugins new jobs use."""
+
+    enable: tuple[str, ...] | None = _key(None, "exactly these; absent: all that are installed")
+    disable: tuple[str, ...] = _key((), "not these; running jobs are still torn down with them")
+
+
+DEFAULT_SHARES = {"home": Share("{home}", "/home/{user}", user_owned=True)}
+TABLES: dict[str, type[Any]] = {
+    "batch": Batch,
+    "paths": PathsTable,
+    "node": Node,
+    "images": Images,
+    "network": Network,
+    "plugins": PluginsTable,
+}
+NAMED_TABLES = ("shares", "options", "plugin")
+LIMIT_KEYS = {
+    "default": "value without -vm KEY=",
+    "min": "least value",
+    "max": "greatest value",
+    "allow": "only these values or globs (* ? [abc])",
+    "deny": "none of these values or globs",
+}

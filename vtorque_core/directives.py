@@ -1,0 +1,112 @@
+"""Find ``-vm`` in a job script's directives, by the rules of PBS. Pure; raises Refused only.
+
+The rules are those of qsub(1B), "Directives", and of OpenPBS's ``check_job_script.c``: directives
+count until the first executable line; blank lines and lines that start with ``#`` (after blanks)
+or with ``:`` (in the first column) are not executable; a directive is a line that starts, after
+blanks, with the prefix.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from vtorque_core.errors import Refusal, Refused, printable
+
+VSUB_PREFIX = "#VSUB"
+PBS_PREFIX = "#PBS"
+
+_BLANKS = b" \t\v\f\r"  # isspace(3) in the C locale, without the newline
+_HAS_VM = re.compile(r"(?:^|\s)-vm(?:\s|$)", re.ASCII)
+
+
+def script_directives(content: bytes, prefix: str = PBS_PREFIX) -> tuple[str, ...]:
+    """Return what follows ``prefix`` on every directive line of a script, blanks stripped.
+
+    Args:
+        content: the script's bytes; CRLF line ends and bytes that are not UTF-8 are tolerated
+            (the latter come back as ``surrogateescape``).
+        prefix: as with qsub's ``-C``; an empty one finds nothing.
+    """
+    mark = prefix.encode("utf-8", "surrogateescape")
+    found = (_after(line, mark) for _, line in _header(content))
+    return tuple(_text(rest) for rest in found if rest is not None)
+
+
+def vm_directives(content: bytes, pbs_prefix: str = PBS_PREFIX) -> tuple[str, ...]:
+    """Return the values of all ``-vm`` in a script's ``#VSUB`` and ``#PBS`` lines, in order.
+
+    Raises Refused for a ``#VSUB`` line that is not ``-vm VALUE``, and for a line that has ``-vm``
+    beside other options: qsub would read that as ``-v m``.
+    """
+    values: list[str] = []
+    for number, line in _header(content):
+        own = _after(line, VSUB_PREFIX.encode())
+        old = _after(line, pbs_prefix.encode("utf-8", "surrogateescape"))
+        if own is not None:
+            values += _vm_values(_text(own), number, _text(line))
+        elif old is not None and _HAS_VM.search(_text(old)):
+            values += _vm_values(_text(old), number, _text(line))
+    return tuple(values)
+
+
+def strip_pbs_vm(content: bytes, prefix: str = PBS_PREFIX) -> bytes:
+    """Return the script without its ``#PBS -vm`` lines, every other byte unchanged.
+
+    Raises Refused for a line that has ``-vm`` beside other options.
+    """
+    mark = prefix.encode("utf-8", "surrogateescape")
+    kept = bytearray()
+    done = 0
+    for number, line in _header(content):
+        start, done = done, done + len(line)
+        rest = _after(line, mark)
+        if rest is not None and _HAS_VM.search(_text(rest)):
+            _vm_values(_text(rest), number, _text(line))
+        else:
+            kept += content[start:done]
+    return bytes(kept) + content[done:]
+
+
+def _header(content: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield (line number, line with its end) up to the first executable line."""
+    start, number = 0, 0
+    while start < len(content):
+        end = content.find(b"\n", start)
+        end = len(content) if end < 0 else end + 1
+        line = content[start:end]
+        first = line.strip(_BLANKS + b"\n")[:1]
+        if first not in (b"", b"#") and not line.startswith(b":"):
+            return
+        number += 1
+        yield number, line
+        start = end
+
+
+def _after(line: bytes, prefix: bytes) -> bytes | None:
+    line = line.strip(_BLANKS + b"\n")
+    return line[len(prefix) :] if prefix and line.startswith(prefix) else None
+
+
+def _text(data: bytes) -> str:
+    return data.strip(_BLANKS + b"\n").decode("utf-8", "surrogateescape")
+
+
+def _vm_values(options: str, number: int, line: str) -> list[str]:
+    import shlex  # noqa: PLC0415 (only scripts with -vm pay for it)
+
+    where = f"line {number} of the script: {printable(line, 80)}"
+    try:
+        words = shlex.split(options)
+    except ValueError as error:
+        raise Refused(Refusal(f"{where}: {error}")) from None
+    comment = next((i for i, word in enumerate(words) if word.startswith("#")), len(words))
+    words = words[:comment]
+    if not words or len(words) % 2 or any(word != "-vm" for word in words[::2]):
+        raise Refused(
+            Refusal(
+                f"{where}: -vm needs one value and a line of its own",
+                fix="write '#VSUB -vm key=value,key=value'",
+            )
+        )
+    return words[1::2]

@@ -1,0 +1,161 @@
+"""The site's limits of one ``-vm`` key, ``[options.<key>]``: read once, applied to every job."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from vtorque_core.api import Option
+from vtorque_core.config_read import unknown
+from vtorque_core.config_schema import LIMIT_KEYS
+from vtorque_core.errors import Refusal, printable
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One entry of allow or deny: a value of the option's type, or a glob over its text."""
+
+    text: str
+    value: Any = None
+    is_glob: bool = False
+
+    def matches(self, value: Any, shown: str) -> bool:
+        """Return whether it stands for ``value``, which users write as ``shown``."""
+        if self.is_glob:
+            return fnmatchcase(shown, self.text)
+        return bool(self.value == value)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """``[options.<key>]``. ``allow`` None: anything; ``default`` None: the option's own."""
+
+    default: Any = None
+    min: Any = None
+    max: Any = None
+    allow: tuple[Rule, ...] | None = None
+    deny: tuple[Rule, ...] = ()
+
+
+def effective_default(option: Option[Any], limits: Limits) -> Any:
+    """Return the option's value when the user gives none."""
+    return option.default if limits.default is None else limits.default
+
+
+def refusal(
+    option: Option[Any], limits: Limits, value: Any, text: str, file: str
+) -> Refusal | None:
+    """Return why the site does not grant ``value``, or None.
+
+    Args:
+        option: whose value it is.
+        limits: the site's.
+        value: typed.
+        text: as the user wrote it.
+        file: the site config, to say where the limit is set.
+    """
+
+    def refused(message: str, name: str, limit: str) -> Refusal:
+        where = f"[options.{option.key}] {name} in {file}"
+        return Refusal(message, option.key, text, printable(limit), where)
+
+    if limits.min is not None and value < limits.min:
+        return refused("is less than allowed", "min", option.show(limits.min))
+    if limits.max is not None and value > limits.max:
+        return refused("is more than allowed", "max", option.show(limits.max))
+    if limits.allow is None and not limits.deny:
+        return None
+    shown = option.show(value)
+    if limits.allow is not None and not any(r.matches(value, shown) for r in limits.allow):
+        return refused("is not allowed", "allow", _listed(limits.allow))
+    if any(rule.matches(value, shown) for rule in limits.deny):
+        return refused("is not allowed", "deny", "not " + _listed(limits.deny))
+    return None
+
+
+def read_limits(option: Option[Any], table: Mapping[str, Any]) -> tuple[Limits, dict[str, str]]:
+    """Return the limits in a ``[options.<key>]`` table, and the problem of each wrong key.
+
+    Only meaningful without problems. A default, the site's or else the option's own, must be
+    within the limits: a job that asks for nothing must not be refused.
+    """
+    found: dict[str, Any] = {}
+    problems: dict[str, str] = {}
+    for key, value in table.items():
+        try:
+            if key not in LIMIT_KEYS:
+                problems[key] = unknown(key, LIMIT_KEYS)
+            elif key in ("allow", "deny"):
+                found[key] = _rules(option, value)
+            else:
+                found[key] = _bound(option, key, value)
+        except ValueError as error:
+            problems[key] = str(error)
+    limits = Limits(**found)
+    if not problems:
+        problems = _contradictions(option, limits, table)
+    return limits, problems
+
+
+def _bound(option: Option[Any], key: str, value: Any) -> Any:
+    if option.is_file:
+        raise ValueError("makes no sense for a file that the user names; deny = ['*'] forbids it")
+    typed = _parse(option, value)
+    if key != "default" and (isinstance(typed, bool) or not isinstance(typed, int | float)):
+        raise ValueError("makes no sense for a key that is not a number: use allow or deny")
+    return typed
+
+
+def _rules(option: Option[Any], value: Any) -> tuple[Rule, ...]:
+    if not isinstance(value, list):
+        raise ValueError(f"is {printable(repr(value), 80)}, but must be a list in brackets")
+    if option.is_file and value not in ([], ["*"]):
+        raise ValueError("can only be [] or ['*']: users choose the names of their files")
+    return tuple(_rule(option, item) for item in value)
+
+
+def _rule(option: Option[Any], item: Any) -> Rule:
+    if isinstance(item, str) and any(c in item for c in "*?["):
+        return Rule(item, is_glob=True)
+    return Rule(_text(item), _parse(option, item))
+
+
+def _parse(option: Option[Any], value: Any) -> Any:
+    text = _text(value)
+    try:
+        return option.parse(text)
+    except ValueError as error:
+        raise ValueError(f"{printable(text, 80)!r} {error}") from None
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str | int):
+        return str(value)
+    raise ValueError(f"is {printable(repr(value), 80)}, but must be text, a number or true/false")
+
+
+def _contradictions(
+    option: Option[Any], limits: Limits, table: Mapping[str, Any]
+) -> dict[str, str]:
+    if limits.min is not None and limits.max is not None and limits.min > limits.max:
+        return {"min": f"is {option.show(limits.min)}, more than max = {option.show(limits.max)}"}
+    value = effective_default(option, limits)
+    if option.is_file or value is None or value == "":
+        return {}
+    against = refusal(option, limits, value, option.show(value), "")
+    if against is None:
+        return {}
+    if "default" in table:
+        return {"default": f"is {option.show(value)}, which {against.message}: {against.limit}"}
+    name = next(key for key in ("min", "max", "allow", "deny") if f" {key} " in str(against.where))
+    return {
+        name: f"excludes {option.show(value)}, the default of {option.key}: set default here too"
+    }
+
+
+def _listed(rules: tuple[Rule, ...]) -> str:
+    return ", ".join(rule.text for rule in rules) or "nothing"

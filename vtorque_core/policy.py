@@ -1,0 +1,141 @@
+"""A request and the site's rules: what the job gets, or why not.
+
+The same code runs as the user in ``vsub`` (a courtesy) and as root on the node (what counts). It
+looks at nothing but its arguments and raises Refused only, whatever user, site or plugin do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from vtorque_core.api import FileData, JobRequest, Option
+from vtorque_core.errors import Refusal, Refused, VtorqueError, printable
+from vtorque_core.limits import Limits, effective_default, refusal
+from vtorque_core.request import Request, unknown_key
+
+if TYPE_CHECKING:
+    from vtorque_core.config import Site
+    from vtorque_core.plugins import Plugins
+
+_MAX_MESSAGE = 500  # characters of what a plugin says
+
+
+def decide(request: Request, site: Site, plugins: Plugins) -> JobRequest:
+    """Return the request with every option's typed value. Raises Refused with all refusals.
+
+    A plugin's ``vtorque_parse_args`` is asked when every single key is within the site's limits.
+    """
+    try:
+        options = plugins.options()
+    except VtorqueError as error:
+        raise Refused(Refusal(printable(str(error), _MAX_MESSAGE))) from None
+    values = {
+        key: effective_default(option, site.options.get(key, Limits()))
+        for key, option in options.items()
+    }
+    refusals: list[Refusal] = []
+    given: set[str] = set()
+    everything: list[tuple[str, str | FileData]] = [*request.pairs, *request.files.items()]
+    for key, asked in everything:
+        shown = asked.name if isinstance(asked, FileData) else asked
+        problem: Refusal | None
+        if key not in options:
+            problem = unknown_key(key, shown, options, _broken(plugins))
+        elif key in given:
+            problem = Refusal("is given twice", key=key, value=shown)
+        else:
+            given.add(key)
+            values[key], problem = _value(options[key], asked, shown, site, plugins)
+        if problem is not None:
+            refusals.append(problem)
+    job = JobRequest(MappingProxyType(values), frozenset(given), request.shell)
+    refusals = refusals or _parse_args(job, plugins)
+    if refusals:
+        raise Refused(*refusals)
+    return job
+
+
+def _value(
+    option: Option[Any], asked: str | FileData, shown: str, site: Site, plugins: Plugins
+) -> tuple[Any, Refusal | None]:
+    """Return (typed value, refusal) of one key; the value is None with a refusal."""
+    key = option.key
+    if option.is_file != isinstance(asked, FileData):
+        kind = "a file, which must travel as data" if option.is_file else "text, not a file"
+        return None, Refusal(f"the value must be {kind}", key=key, value=shown)
+    try:
+        value = asked if isinstance(asked, FileData) else option.parse(asked)
+    except ValueError as error:
+        return None, Refusal(printable(_words(error), _MAX_MESSAGE), key=key, value=shown)
+    except (Exception, SystemExit) as error:
+        return None, _plugin_failed(option, shown, error, plugins)
+    limits = site.options.get(key, Limits())
+    try:
+        problem = refusal(option, limits, value, shown, str(site.path))
+    except (Exception, SystemExit) as error:
+        problem = _plugin_failed(option, shown, error, plugins)
+    return value, problem
+
+
+def _parse_args(job: JobRequest, plugins: Plugins) -> list[Refusal]:
+    found = []
+    for contribution in plugins.each("vtorque_parse_args", request=job):
+        who = f"plugin {contribution.plugin} ({contribution.distribution})"
+        error = contribution.error
+        if isinstance(error, Refused):
+            found += [_one_line(r) for r in error.refusals]
+        elif error is not None:
+            found.append(_failed(f"{who} failed in vtorque_parse_args", error))
+        elif isinstance(contribution.item, Refusal):
+            found.append(_one_line(contribution.item))
+        elif contribution.item is not None:
+            kind = type(contribution.item).__name__
+            found.append(Refusal(f"{who} answered {kind} where a Refusal belongs"))
+    return found
+
+
+def _one_line(refused: Refusal) -> Refusal:
+    """Return a plugin's refusal without line ends and other control characters."""
+
+    def clean(text: str | None) -> str | None:
+        return None if text is None else printable(str(text), _MAX_MESSAGE)
+
+    return Refusal(
+        printable(str(refused.message), _MAX_MESSAGE),
+        clean(refused.key),
+        None if refused.value is None else str(refused.value),
+        clean(refused.limit),
+        clean(refused.where),
+        clean(refused.fix),
+    )
+
+
+def _plugin_failed(
+    option: Option[Any], shown: str, error: BaseException, plugins: Plugins
+) -> Refusal:
+    try:
+        who = f"plugin {plugins.plugin_of('vtorque_options', option.key)}"
+    except (KeyError, AttributeError):
+        who = "its plugin"
+    failed = _failed(f"{who} failed on it", error)
+    return Refusal(failed.message, key=option.key, value=shown)
+
+
+def _failed(what: str, error: BaseException) -> Refusal:
+    return Refusal(printable(f"{what}: {type(error).__name__}: {_words(error)}", _MAX_MESSAGE))
+
+
+def _words(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # an exception of a plugin may not even have a text
+        return "no message"
+
+
+def _broken(plugins: Plugins) -> str:
+    named: Mapping[str, str] = plugins.broken
+    if not named:
+        return ""
+    return f" (plugins that could not be loaded here: {', '.join(sorted(named))})"

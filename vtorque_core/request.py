@@ -1,0 +1,385 @@
+"""What a user asks for with ``-vm``: from text to a :class:`Request`, and as bytes to the node.
+
+On the submit side this runs as the user. On the node :meth:`Request.decode` and
+:func:`from_token` read, as root, bytes that the user may have forged: whatever is wrong with
+them ends in Refused. What the values mean is the policy's business.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+import zlib
+from base64 import b64decode, b64encode, urlsafe_b64encode
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vtorque_core.api import FileData, Option
+from vtorque_core.directives import PBS_PREFIX, script_directives, strip_pbs_vm, vm_directives
+from vtorque_core.errors import Refusal, Refused, printable
+
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+__all__ = [
+    "BARE_METAL",
+    "PBS_PREFIX",
+    "Request",
+    "from_token",
+    "make_request",
+    "parse_vm",
+    "requested",
+    "script_directives",
+    "strip_pbs_vm",
+    "to_token",
+    "vm_directives",
+]
+
+VERSION = 1
+BARE_METAL = "none"  # -vm none
+MAX_REQUEST = 128 * 1024  # bytes of one encoded request
+MAX_FILE = 64 * 1024  # bytes of one file that the user names
+MAX_PAIRS = 200
+MAX_FILES = 16
+MAX_VALUE = 4096  # characters of one value: PATH_MAX (limits.h) is the longest that makes sense
+MAX_FILE_NAME = 255  # NAME_MAX (limits.h)
+
+_KEY = re.compile(r"[a-z][a-z0-9_]{0,63}", re.ASCII)
+_TOKEN = re.compile(r"vt1:([A-Za-z0-9_-]+)", re.ASCII)
+_PLAIN, _ZLIB = b"\x00", b"\x01"  # first byte inside a token
+_MAX_TOKEN = 4 + (MAX_REQUEST + 1) * 4 // 3 + 4
+
+Pairs = list[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Request:
+    """The ``-vm`` pairs of one job as the user wrote them, and the files that they name.
+
+    Args:
+        pairs: (key, value) in the user's order, without the file options.
+        files: what was read for the file options, by key.
+        shell: the user's own ``-S``.
+    """
+
+    pairs: tuple[tuple[str, str], ...] = ()
+    files: Mapping[str, FileData] = field(default_factory=dict)
+    shell: str | None = None
+
+    def encode(self) -> bytes:
+        """Return the request as JSON (RFC 8259, ASCII), files in base64 (RFC 4648, 4).
+
+        Raises Refused for what :meth:`decode` would refuse, for example too much data.
+        """
+        files = {
+            key: {"name": f.name, "data": b64encode(f.content).decode()}
+            for key, f in self.files.items()
+        }
+        document = {"v": VERSION, "vm": list(self.pairs), "files": files, "shell": self.shell}
+        blob = json.dumps(document, separators=(",", ":")).encode()
+        if len(blob) > MAX_REQUEST:
+            raise Refused(
+                Refusal(
+                    f"the request is {len(blob)} bytes with the files that it names",
+                    limit=f"{MAX_REQUEST} bytes",
+                    fix="let the scripts be short and call others in your home",
+                )
+            )
+        Request.decode(blob)
+        return blob
+
+    @staticmethod
+    def decode(blob: bytes) -> Request:
+        """Return the request in ``blob``, which anyone may have written. Raises Refused only."""
+        if len(blob) > MAX_REQUEST:
+            _bad(f"has {len(blob)} bytes (limit: {MAX_REQUEST})")
+        document = _object(_json(blob), "the document", ("v", "vm", "files", "shell"))
+        version = document["v"]
+        if type(version) is not int or version != VERSION:
+            _bad(f"it is not of version {VERSION}: submit the job anew")
+        pairs = tuple(_pair(item) for item in _list(document["vm"], "vm", MAX_PAIRS))
+        files = _files(document["files"])
+        keys = [key for key, _ in pairs] + list(files)
+        twice = next((key for i, key in enumerate(keys) if key in keys[:i]), None)
+        if twice is not None:
+            _bad(f"key {twice} is given twice")
+        shell = document["shell"]
+        if shell is not None and not _string(shell, "shell", MAX_VALUE).isprintable():
+            _bad("shell has control characters")
+        return Request(pairs, files, shell)
+
+
+# -- the user's side --------------------------------------------------------------------------
+
+
+def parse_vm(values: Iterable[str]) -> Pairs | None:
+    """Return the pairs of all ``-vm`` values of one place; None for ``-vm none``: bare metal.
+
+    A value is ``key=value[,key=value...]``; blanks around a pair are dropped. A comma always
+    separates pairs (as in the vTorque of 2017): no value can have one. Raises Refused: a key
+    twice, no ``=``, nothing after it, ``none`` beside pairs.
+    """
+    values = list(values)
+    words = [word.strip() for value in values for word in value.split(",")]
+    if BARE_METAL in words:
+        if any(word != BARE_METAL for word in words):
+            raise Refused(Refusal("-vm none stands alone: it means no virtual machine at all"))
+        return None
+    pairs: Pairs = []
+    for word in words:
+        key, value = _split(word)
+        if any(key == other for other, _ in pairs):
+            raise Refused(Refusal("is given twice", key=key, value=value, fix="drop one of them"))
+        pairs.append((key, value))
+    return pairs
+
+
+def requested(command_line: Sequence[str], script: Sequence[str] = ()) -> Pairs | None:
+    """Return the pairs of a job: the script's ``-vm`` values, the command line's over them.
+
+    Args:
+        command_line: the values of ``-vm`` arguments.
+        script: what :func:`vm_directives` found.
+
+    None is bare metal. ``-vm none`` on the command line hides the script's; any pair on the
+    command line hides ``none`` in the script.
+    """
+    given = parse_vm(command_line)
+    written = parse_vm(script)
+    if given is None or (written is None and not given):
+        return None
+    keys = {key for key, _ in given}
+    return [pair for pair in written or [] if pair[0] not in keys] + given
+
+
+def make_request(
+    pairs: Iterable[tuple[str, str]],
+    options: Mapping[str, Option[Any]],
+    shell: str | None = None,
+    cwd: Path | None = None,
+) -> Request:
+    """Return the request of these pairs, with the files that they name read as the caller.
+
+    Args:
+        pairs: from :func:`requested`.
+        options: all registered options, by key.
+        shell: the user's own ``-S``.
+        cwd: what relative paths are relative to; None is the current directory.
+
+    Runs as the user. Raises Refused with everything that is wrong: unknown keys, files that are
+    missing, unreadable, not regular or longer than MAX_FILE.
+    """
+    refusals: list[Refusal] = []
+    plain: Pairs = []
+    files: dict[str, FileData] = {}
+    for key, value in pairs:
+        option = options.get(key)
+        if option is None:
+            refusals.append(unknown_key(key, value, options))
+        elif not option.is_file:
+            plain.append((key, value))
+        else:
+            try:
+                files[key] = read_user_file(value, cwd)
+            except (OSError, ValueError) as error:
+                refusals.append(_file_refusal(key, value, error))
+    if refusals:
+        raise Refused(*refusals)
+    return Request(tuple(plain), files, shell)
+
+
+def unknown_key(key: str, value: str, options: Iterable[str], note: str = "") -> Refusal:
+    """Return the refusal of a key that no option has, with the closest one that there is."""
+    from difflib import get_close_matches  # noqa: PLC0415 (12 ms, for errors only)
+
+    known = sorted(options)
+    close = get_close_matches(key.lower()[:64], known, 1)
+    fix = f"did you mean {close[0]}?" if close else f"known keys: {', '.join(known)}"
+    return Refusal(
+        f"there is no -vm key of that name{note}", key=printable(key, 64), value=value, fix=fix
+    )
+
+
+def read_user_file(path: str, cwd: Path | None = None) -> FileData:
+    """Read a file that the user named, as the calling user; ``~`` is the user's home.
+
+    Raises OSError, or ValueError for what is not a regular file of at most MAX_FILE bytes.
+    """
+    try:
+        full = (cwd or Path()) / Path(path).expanduser()
+    except RuntimeError:
+        raise ValueError("has no such user's home") from None
+    # O_NONBLOCK: opening a FIFO without a writer would wait for ever, open(2).
+    handle = os.open(full, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(handle, "rb") as file:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise ValueError("is not a regular file")
+        content = file.read(MAX_FILE + 1)
+    if len(content) > MAX_FILE:
+        raise ValueError(f"is longer than {MAX_FILE // 1024} KiB")
+    return FileData(printable(full.name, MAX_FILE_NAME - 40), content)
+
+
+def _split(word: str) -> tuple[str, str]:
+    key, equals, value = (part.strip() for part in word.partition("="))
+    if not word:
+        raise Refused(Refusal("empty -vm pair: write key=value[,key=value...]"))
+    if not equals:
+        raise Refused(
+            Refusal(
+                f"-vm {printable(word, 80)} has no '='",
+                fix="write key=value; a comma separates pairs, so no value can have one",
+            )
+        )
+    if not key or not value:
+        missing = "key" if not key else "value"
+        raise Refused(Refusal(f"-vm {printable(word, 80)} has no {missing}: write key=value"))
+    problem = _text_problem(value, MAX_VALUE) or _text_problem(key, MAX_VALUE)
+    if problem:
+        raise Refused(Refusal(problem, key=printable(key, 64), value=value))
+    return key, value
+
+
+def _file_refusal(key: str, value: str, error: OSError | ValueError) -> Refusal:
+    if isinstance(error, OSError):
+        return Refusal(f"cannot be read: {error.strerror}", key=key, value=value)
+    return Refusal(str(error), key=key, value=value)
+
+
+# -- the node's side: hostile input -----------------------------------------------------------
+
+
+def _bad(problem: str) -> NoReturn:
+    raise Refused(Refusal(f"the job's request is damaged: {problem}"))
+
+
+def _json(blob: bytes) -> Any:
+    try:
+        return json.loads(
+            blob.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant
+        )
+    except UnicodeDecodeError:
+        _bad("it is not UTF-8")
+    except RecursionError:
+        _bad("it is nested too deep")
+    except ValueError as error:
+        _bad(printable(str(error)))
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key of an object is there twice")
+    return found
+
+
+def _no_constant(word: str) -> NoReturn:
+    raise ValueError(f"{word} is not JSON")
+
+
+def _object(value: Any, what: str, fields: tuple[str, ...]) -> dict[str, Any]:
+    if not isinstance(value, dict) or set(value) != set(fields):
+        _bad(f"{what} is not an object with exactly {', '.join(fields)}")
+    return value
+
+
+def _list(value: Any, what: str, most: int) -> list[Any]:
+    if not isinstance(value, list) or len(value) > most:
+        _bad(f"{what} is not a list of at most {most}")
+    return value
+
+
+def _text_problem(value: str, most: int) -> str | None:
+    if len(value) > most:
+        return f"has more than {most} characters"
+    if "\0" in value:
+        return "has a NUL character"
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError:
+        return "is not valid UTF-8"
+    return None
+
+
+def _string(value: Any, what: str, most: int) -> str:
+    if not isinstance(value, str):
+        _bad(f"{what} is not text")
+    problem = _text_problem(value, most)
+    if problem:
+        _bad(f"{what} {problem}")
+    return value
+
+
+def _key(value: Any) -> str:
+    if not isinstance(value, str) or not _KEY.fullmatch(value):
+        _bad("a -vm key is not a short lower-case word")
+    return value
+
+
+def _pair(item: Any) -> tuple[str, str]:
+    if not isinstance(item, list) or len(item) != 2:
+        _bad("a -vm pair is not a list of two")
+    return _key(item[0]), _string(item[1], "a -vm value", MAX_VALUE)
+
+
+def _files(value: Any) -> dict[str, FileData]:
+    if not isinstance(value, dict) or len(value) > MAX_FILES:
+        _bad(f"files is not an object of at most {MAX_FILES}")
+    files = {}
+    for key, item in value.items():
+        entry = _object(item, "a file", ("name", "data"))
+        name = _string(entry["name"], "a file's name", MAX_FILE_NAME)
+        if not name.isprintable() or "/" in name:
+            _bad("a file's name has a slash or control characters")
+        try:
+            content = b64decode(_string(entry["data"], "a file", MAX_REQUEST), validate=True)
+        except ValueError:
+            _bad("a file is not base64")
+        if len(content) > MAX_FILE:
+            _bad(f"a file has {len(content)} bytes (limit: {MAX_FILE})")
+        files[_key(key)] = FileData(name, content)
+    return files
+
+
+# -- a request in one word --------------------------------------------------------------------
+
+
+def to_token(blob: bytes) -> str:
+    """Return a request as ``vt1:`` and base64url without padding (RFC 4648, 5).
+
+    One shell-safe word, compressed where that makes it shorter. How long it may be is the batch
+    system's limit (Torque's argv 5 has 2048 bytes for all resources) and the caller's to check.
+    """
+    packed = zlib.compress(blob, 9)
+    data = _ZLIB + packed if len(packed) < len(blob) else _PLAIN + blob
+    return "vt1:" + urlsafe_b64encode(data).decode().rstrip("=")
+
+
+def from_token(token: str) -> bytes:
+    """Return the bytes of a token that anyone may have written. Raises Refused only.
+
+    At most MAX_REQUEST bytes are decompressed, whatever the token claims.
+    """
+    match = _TOKEN.fullmatch(token) if len(token) <= _MAX_TOKEN else None
+    if match is None:
+        _bad("it is not a vt1 token")
+    try:
+        data = b64decode(match[1] + "=" * (-len(match[1]) % 4), altchars=b"-_", validate=True)
+    except ValueError:
+        _bad("its token is not base64")
+    if data[:1] == _PLAIN:
+        return data[1:]
+    if data[:1] != _ZLIB:
+        _bad("its token is of an unknown kind")
+    unpacker = zlib.decompressobj()
+    try:
+        blob = unpacker.decompress(data[1:], MAX_REQUEST + 1)
+    except zlib.error:
+        _bad("its token does not decompress")
+    if len(blob) > MAX_REQUEST or not unpacker.eof or unpacker.unused_data:
+        _bad(f"its token does not decompress to at most {MAX_REQUEST} bytes")
+    return blob

@@ -1,0 +1,84 @@
+"""Whether root may believe a file: nobody else can write it, or swap it, or anything above it.
+
+Used by root-side code before it reads the site config, imports a plugin or opens a secret.
+"""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+from vtorque_core.errors import ConfigError
+
+_MAX_LINKS = 40  # as the kernel, path_resolution(7)
+_WRITABLE = stat.S_IWGRP | stat.S_IWOTH
+
+
+def require_root_owned(path: Path, uid: int = 0) -> None:
+    """Check ``path`` and every directory and symbolic link on the way to it, from ``/`` down.
+
+    Args:
+        path: must exist; relative to the current directory.
+        uid: an owner to accept beside root; only tests give another.
+
+    A directory that others can write is accepted when it is sticky (``/tmp``): what root owns
+    in it cannot be renamed or removed by others (inode(7)). A group's write permission counts as
+    others', and shows an ACL's mask too (acl(5)). Raises ConfigError with the path at fault and
+    what to do.
+    """
+    here = Path("/")
+    _check(here, uid)
+    pending = list(reversed(path.absolute().parts[1:]))
+    links = 0
+    while pending:
+        part = pending.pop()
+        if part == "..":
+            here = here.parent
+            continue
+        here = here / part
+        if not _check(here, uid):
+            continue
+        links += 1
+        if links > _MAX_LINKS:
+            raise ConfigError(f"{path}: too many symbolic links")
+        target = here.readlink()
+        here = Path("/") if target.is_absolute() else here.parent
+        pending.extend(reversed(target.parts[1:] if target.is_absolute() else target.parts))
+
+
+def require_secret(path: Path, uid: int = 0) -> None:
+    """Check a file that only root may read, as :func:`require_root_owned` and more.
+
+    Raises ConfigError if it is missing, not a regular file, or readable by group or others.
+    """
+    require_root_owned(path, uid)
+    mode = path.stat().st_mode
+    if not stat.S_ISREG(mode):
+        raise ConfigError(f"{path}: is not a regular file")
+    if mode & 0o077:
+        raise ConfigError(
+            f"{path}: is a secret that others than root can reach (mode {mode & 0o7777:04o}): "
+            f"chmod 600 {path}"
+        )
+
+
+def _check(here: Path, uid: int) -> bool:
+    """Raise ConfigError if others can change ``here``; return whether it is a symbolic link."""
+    try:
+        info = here.lstat()
+    except OSError as error:
+        raise ConfigError(f"{here}: {error.strerror}") from None
+    if info.st_uid not in (0, uid):
+        raise ConfigError(
+            f"{here}: is owned by uid {info.st_uid}, so that user could change what root reads: "
+            f"chown root {here}"
+        )
+    if stat.S_ISLNK(info.st_mode):
+        return True
+    sticky = stat.S_ISDIR(info.st_mode) and info.st_mode & stat.S_ISVTX
+    if info.st_mode & _WRITABLE and not sticky:
+        raise ConfigError(
+            f"{here}: can be written by others than root (mode {info.st_mode & 0o7777:04o}): "
+            f"chmod go-w {here}"
+        )
+    return False
