@@ -49,9 +49,11 @@ _CAP_VERSION_3 = 0x20080522
 # linux/audit.h AUDIT_ARCH_* and the number of setgroups(2)
 SETGROUPS = {"x86_64": (0xC000003E, 116), "aarch64": (0xC00000B7, 159)}
 # Same numbers on every architecture (asm-generic/unistd.h)
-SYS_OPEN_TREE, SYS_MOUNT_SETATTR = 428, 442
+SYS_OPEN_TREE, SYS_PIDFD_GETFD, SYS_MOUNT_SETATTR = 428, 438, 442
 AT_EMPTY_PATH, AT_RECURSIVE, OPEN_TREE_CLONE = 0x1000, 0x8000, 1
 MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV, MS_PRIVATE = 1, 2, 4, 1 << 18
+# linux/mount.h
+MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REC, MS_SLAVE = 2, 4, 8, 1 << 14, 1 << 19
 NOFILE = 1_000_000  # virtiofsd's own default: one descriptor per file that the guest knows
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -111,6 +113,11 @@ def prctl(*arguments: int) -> None:
     _checked(_libc.prctl(*(ctypes.c_ulong(a) for a in padded)), f"prctl {arguments[0]}")
 
 
+def _mount(source: str, target: str, kind: bytes | None, flags: int) -> None:
+    result = _libc.mount(source.encode(), target.encode(), kind, ctypes.c_ulong(flags), None)
+    _checked(result, f"mount on {target}")
+
+
 def ignore_setgroups() -> None:
     """Make setgroups(2) succeed without effect in this process and all that it executes.
 
@@ -158,15 +165,36 @@ def _open_source(plan: Plan) -> int:
 
 
 def _open_source_as_user(plan: Plan) -> int:
-    """Open the source on the host with the user's rights only; also triggers an automount."""
-    os.setgroups(plan.groups)
-    os.setegid(plan.gid)
-    os.seteuid(plan.uid)  # drops the effective capabilities, seteuid(0) brings them back
-    try:
-        return _open_source(plan)
-    finally:
-        os.seteuid(0)
-        os.setegid(0)
+    """Have a child that is wholly the user open the source on the host, and take it over.
+
+    Root must not touch it, not even with the user's effective ids: NFS may squash root and FUSE
+    asks for the real ids. Opening it out here also triggers an automount.
+    """
+    answer, child_answer = os.pipe()
+    child_hold, hold = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.close(hold)
+            os.setgroups(plan.groups)
+            os.setresgid(plan.gid, plan.gid, plan.gid)
+            os.setresuid(plan.uid, plan.uid, plan.uid)  # not dumpable: the user cannot trace it
+            os.write(child_answer, b"%d" % _open_source(plan))
+            os.read(child_hold, 1)
+        except BaseException as error:  # nothing may run on in this process
+            _report(plan, error)
+        os._exit(0)
+    os.close(child_answer)
+    os.close(child_hold)
+    number = os.read(answer, 20)
+    if not number:
+        os._exit(1)  # the child has reported
+    arguments = (os.pidfd_open(child), int(number), 0)
+    source = _checked(_libc.syscall(ctypes.c_long(SYS_PIDFD_GETFD), *arguments), "pidfd_getfd")
+    for descriptor in (hold, answer, arguments[0]):
+        os.close(descriptor)
+    os.waitpid(child, 0)
+    return source
 
 
 def _read_only(plan: Plan, host_source: int) -> int:
@@ -207,6 +235,17 @@ def _read_only(plan: Plan, host_source: int) -> int:
     return tree
 
 
+def _mount_proc() -> None:
+    """Mount a /proc of the pid namespace, still as root.
+
+    libcap-ng reads /proc/PID/status with the pid of this namespace: that would be another
+    process, and an unreadable one where the host's /proc has hidepid.
+    """
+    unshare(CLONE_NEWNS)
+    _mount("none", "/", None, MS_REC | MS_SLAVE)  # or the host would see the next one
+    _mount("proc", "/proc", b"proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
+
+
 def _hold_lock(plan: Plan) -> None:
     """Let F_GETLK name this process. Such a lock is not inherited by a fork but kept by an exec."""
     fcntl.lockf(plan.lock_fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -223,6 +262,7 @@ def _daemon(plan: Plan, host_source: int, maps_wanted: int, maps_done: int) -> N
     """Run as process 1 of the new pid namespace: killing it ends everything in there."""
     _hold_lock(plan)
     os.setsid()
+    _mount_proc()
     unshare(CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWIPC)
     os.write(maps_wanted, b"?")
     if os.read(maps_done, 1) != b"!":

@@ -36,7 +36,6 @@ LOG_BYTES = 64 * 1024
 MAX_MAP_LINES = 340  # user_namespaces(7), since Linux 4.15
 MAX_SOCKET_PATH = 107  # unix(7): sun_path has 108 bytes with its end
 _MAX_ID = 2**32 - 2  # -1 means "leave it" to chown(2)
-_SYS_PIDFD_GETFD = 438  # the same on every architecture
 _READY = b"Waiting for vhost-user socket connection"
 _SEALS = fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
 
@@ -118,6 +117,7 @@ def start(share: Share, *, timeout: float = 10.0) -> None:
         lock_fd = _take_lock(share)
         stack.callback(os.close, lock_fd)
         listener = stack.enter_context(_listen(share))
+        Path(share.log).unlink(missing_ok=True)
         log_fd = _bounded_log()
         stack.callback(os.close, log_fd)
         report, report_fd = os.pipe()
@@ -153,9 +153,9 @@ def stop(lock_path: str, deadline: float) -> None:
     """Kill the daemon that holds ``lock_path``, then remove its socket and the lock file.
 
     As root, in any process, any number of times; also after a ``start`` that died half-way.
-    ``deadline`` is an instant of time.monotonic(). The daemon's messages are left in the share's
-    log. Raises HostFault if the daemon has not ended by then (a file system that hangs): nothing
-    is removed and a later call tries again.
+    ``deadline`` is an instant of time.monotonic(). A daemon that still ran has its messages saved
+    in the share's log; those of one that ended by itself are lost. Raises HostFault if it has not
+    ended by then (a file system that hangs): nothing is removed and a later call tries again.
     """
     try:
         lock_fd = os.open(lock_path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -348,7 +348,7 @@ def _kill_holder(lock_fd: int, deadline: float, log: str | None = None) -> bool:
 def _save_log_of(pidfd: int, path: str) -> None:
     """Save a daemon's log, found as its standard error (pidfd_getfd(2), Linux 5.6)."""
     libc = ctypes.CDLL(None, use_errno=True)
-    log_fd = libc.syscall(ctypes.c_long(_SYS_PIDFD_GETFD), pidfd, 2, 0)
+    log_fd = libc.syscall(ctypes.c_long(_userns_exec.SYS_PIDFD_GETFD), pidfd, 2, 0)
     if log_fd < 0:
         return
     try:

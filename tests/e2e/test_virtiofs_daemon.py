@@ -1,0 +1,180 @@
+"""The real virtiofsd, as root, without a guest: how it starts, is found again and ends."""
+
+import contextlib
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from vtorque_core import virtiofs
+from vtorque_core.errors import HostFault
+
+pytestmark = pytest.mark.e2e
+
+USER, OTHER, SUBORDINATE = 61001, 61002, 100000
+QEMU_UID = 64055  # libvirt-qemu on Debian
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A directory that QEMU's user can search, unlike pytest's own."""
+    path = Path(tempfile.mkdtemp(prefix="vtorque-e2e-"))
+    path.chmod(0o711)
+    (path / "run").mkdir(mode=0o711)
+    yield path
+    for lock in (path / "run").glob("*.lock"):
+        virtiofs.stop(str(lock), time.monotonic() + 5)
+    shutil.rmtree(path)
+
+
+def share(place: Path, name: str) -> virtiofs.Share:
+    run = place / "run"
+    return virtiofs.Share(
+        source=str(place / name), socket=str(run / f"{name}.sock"), lock=str(run / f"{name}.lock"),
+        log=str(run / f"{name}.log"), uid=USER, gid=USER, groups=(USER,),
+        subordinate_id=SUBORDINATE, readonly=False, socket_owner=QEMU_UID,
+        owner_check=True,
+    )  # fmt: skip
+
+
+def make(path: Path, content: str | None, mode: int, uid: int, gid: int) -> None:
+    if content is None:
+        path.mkdir()
+    else:
+        path.write_text(content)
+    os.chown(path, uid, gid)
+    path.chmod(mode)
+
+
+@pytest.fixture
+def home(place: Path) -> Path:
+    home = place / "home"
+    make(home, None, 0o700, USER, USER)
+    make(home / "mine", "mine", 0o600, USER, USER)
+    make(home / "other", None, 0o700, OTHER, OTHER)
+    return home
+
+
+def holders(lock: str) -> list[int]:
+    """Every live process that has the lock file open."""
+    found = []
+    for link in Path("/proc").glob("[0-9]*/fd/*"):
+        with contextlib.suppress(OSError):
+            if str(link.readlink()).removesuffix(" (deleted)") == lock:
+                found.append(int(link.parts[2]))
+    return sorted(set(found) - {os.getpid()})
+
+
+def status(pid: int) -> dict[str, str]:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
+
+
+def test_daemon_is_detached_and_out_of_the_users_reach(place: Path, home: Path) -> None:
+    one = share(place, "home")
+    virtiofs.start(one)
+    (pid,) = holders(one.lock)
+    now = status(pid)
+    assert now["PPid"] != str(os.getpid())
+    assert now["NSpid"].split() == [str(pid), "1"]
+    assert os.getsid(pid) == pid
+    assert Path(f"/proc/{pid}/uid_map").read_text().split() == (
+        f"0 {SUBORDINATE} 1 {USER} {USER} 1".split()
+    )
+    # The maps are behind the check of ptrace(2), which also guards the memory.
+    done = subprocess.run(
+        ["cat", f"/proc/{pid}/maps"], user=USER, group=USER, extra_groups=[],
+        capture_output=True, text=True, timeout=20, cwd="/", check=False,
+    )  # fmt: skip
+    assert "Permission denied" in done.stderr
+    sock = Path(one.socket).stat()
+    assert (sock.st_uid, stat.S_IMODE(sock.st_mode)) == (QEMU_UID, 0o600)
+
+
+@pytest.mark.parametrize("readonly", [False, True])
+def test_host_sees_no_mount_even_if_shared_and_hidepid_is_fine(
+    place: Path, home: Path, readonly: bool
+) -> None:
+    one = replace(share(place, "home"), readonly=readonly)
+    script = f"""
+import pathlib, socket, time
+from vtorque_core import virtiofs
+table = pathlib.Path("/proc/self/mountinfo")
+before = table.read_text()
+virtiofs.start(virtiofs.Share(**{vars(one)!r}))
+assert " shared:" in before and "hidepid" in before
+assert table.read_text() == before
+with socket.socket(socket.AF_UNIX) as qemu:
+    qemu.connect({one.socket!r})
+    qemu.settimeout(0.5)
+    try:
+        raise SystemExit(f"the daemon hung up: {{qemu.recv(1)!r}}")
+    except TimeoutError:
+        pass
+    assert table.read_text() == before
+    virtiofs.stop({one.lock!r}, time.monotonic() + 5)
+"""
+    steps = "mount --make-rshared / && mount -t proc -o hidepid=invisible proc /proc"
+    argv = ["unshare", "-m", "sh", "-ec", f'{steps}; exec "$@"', "sh", sys.executable, "-c", script]
+    done = subprocess.run(argv, check=False, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 0, done.stderr
+    assert "Received vhost-user socket connection" in Path(one.log).read_text()
+
+
+def test_source_is_opened_as_the_user(place: Path, home: Path) -> None:
+    make(place / "hidden", None, 0o700, OTHER, OTHER)
+    make(place / "hidden/target", None, 0o755, USER, USER)
+    (place / "link").symlink_to("home")
+    cases = {
+        "link": "Not a directory|Too many levels",
+        "home/other": "belongs to uid",
+        "hidden/target": "Permission denied",
+        "home/mine": "Not a directory",
+        "none": "No such file",
+    }
+    for source, why in cases.items():
+        one = replace(share(place, "home"), source=str(place / source))
+        with pytest.raises(HostFault, match=why):
+            virtiofs.start(one)
+        assert holders(one.lock) == []
+        virtiofs.stop(one.lock, time.monotonic() + 5)
+    assert {p.suffix for p in (place / "run").iterdir()} == {".log"}
+
+
+def test_daemon_that_ends_at_once_is_reported(place: Path, home: Path) -> None:
+    one = replace(share(place, "home"), program="/bin/false")
+    begun = time.monotonic()
+    with pytest.raises(HostFault, match=r"/bin/false for .* did not start"):
+        virtiofs.start(one)
+    assert time.monotonic() - begun < 5
+    with pytest.raises(HostFault, match="cannot execute /nonexistent"):
+        virtiofs.start(replace(share(place, "home"), program="/nonexistent"))
+    assert holders(one.lock) == []
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.035, 0.04, 0.05])
+@pytest.mark.parametrize("readonly", [False, True])
+def test_nothing_remains_of_a_start_that_was_killed(
+    place: Path, home: Path, delay: float, readonly: bool
+) -> None:
+    one = replace(share(place, "home"), readonly=readonly)
+    script = "import os, sys; from vtorque_core import virtiofs; print(flush=True); "
+    script += f"virtiofs.start(virtiofs.Share(**{vars(one)!r}))"
+    starter = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
+    assert starter.stdout is not None
+    with starter.stdout as out:
+        out.readline()
+        time.sleep(delay)
+        starter.kill()
+        starter.wait(10)
+    virtiofs.stop(one.lock, time.monotonic() + 5)
+    assert holders(one.lock) == []
+    assert {p.suffix for p in (place / "run").iterdir()} <= {".log"}
