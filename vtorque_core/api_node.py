@@ -234,6 +234,7 @@ class GuestPlan:
         placement: the ledger's answer; empty while claims are being made.
         shares: host directories this guest gets, in the site config's order.
         ntp: time servers, names or addresses; empty: the image's own choice.
+        qemu_uid: the host user that QEMU runs as; files made for QEMU must be theirs to read.
     """
 
     job_id: str
@@ -258,6 +259,7 @@ class GuestPlan:
     placement: Placement = field(default_factory=Placement)
     shares: tuple[Share, ...] = ()
     ntp: tuple[str, ...] = ()
+    qemu_uid: int = 0
 
     def __getitem__(self, option: Option[T]) -> T:
         """Return the value of an option for this job."""
