@@ -1,0 +1,488 @@
+"""The image pool: what it takes in, what it gives out, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vtorque_core import images
+from vtorque_core.api_image import BuiltImage
+from vtorque_core.errors import HostFault, Refused, VtorqueError
+from vtorque_core.image_files import check_disk
+from vtorque_core.image_sidecar import MAX_CMDLINE, check_facts, parse_sidecar
+
+MICRO = BuiltImage(
+    guest_type="linux",
+    distro="micro",
+    arch="x86_64",
+    min_ram_mib=64,
+    kernel="vmlinux",
+    initrd="initrd",
+    cmdline="console=ttyS0",
+    labels={"init": "micro"},
+)
+
+
+@pytest.fixture
+def pool(tmp_path: Path) -> Path:
+    path = tmp_path / "pool"
+    path.mkdir(mode=0o755)
+    return path
+
+
+def put(pool: Path, name: str, kernel: bytes = b"kernel", built: BuiltImage = MICRO) -> Any:
+    with images.staging(pool) as staging:
+        (staging / "vmlinux").write_bytes(kernel)
+        (staging / "initrd").write_bytes(b"initrd")
+        return images.commit(pool, name, staging, built, "test")
+
+
+def qcow2(path: Path, *options: str) -> Path:
+    command = ["qemu-img", "create", "-q", "-f", "qcow2", *options, str(path), "1M"]
+    subprocess.run(command, check=True, timeout=60)
+    return path
+
+
+def disk_image(pool: Path, disk_format: str, make: Callable[[Path], object]) -> Any:
+    built = BuiltImage("linux", "debian", "x86_64", 256, disk="disk", disk_format=disk_format)
+    with images.staging(pool) as staging:
+        make(staging / "disk")
+        return images.commit(pool, "d", staging, built, "test")
+
+
+def test_commit_then_lookup_gives_the_same_image(pool: Path) -> None:
+    committed = put(pool, "m")
+    found = images.lookup(pool, "m")
+    assert found == committed
+    assert found.kernel is not None
+    assert found.initrd is not None
+    assert found.kernel.read_bytes() == b"kernel"
+    assert found.kernel.is_relative_to(pool / "m")
+    assert found.disk is None
+    assert (found.distro, found.cmdline, found.labels) == (
+        "micro",
+        "console=ttyS0",
+        {"init": "micro"},
+    )
+    assert found.kernel.stat().st_mode & 0o7777 == 0o644
+    assert found.kernel.parent.stat().st_mode & 0o7777 == 0o755
+    assert [p.name for p in pool.iterdir()] == ["m"], "the staging directory is gone"
+
+
+def test_modes_do_not_depend_on_roots_umask(pool: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        image = put(pool, "m")
+    finally:
+        os.umask(before)
+    assert image.kernel.stat().st_mode & 0o7777 == 0o644
+    assert image.kernel.parent.stat().st_mode & 0o7777 == 0o755
+    assert (pool / "m").stat().st_mode & 0o7777 == 0o755
+    assert (pool / "m" / "image.json").stat().st_mode & 0o7777 == 0o644
+
+
+def test_hash_follows_from_content_alone(pool: Path) -> None:
+    assert put(pool, "a").sha256 == put(pool, "b").sha256
+    assert put(pool, "c", b"another").sha256 != images.lookup(pool, "a").sha256
+
+
+def test_replacing_keeps_the_version_before_and_no_older(pool: Path) -> None:
+    first = put(pool, "m", b"1")
+    second = put(pool, "m", b"2")
+    assert first.kernel.read_bytes() == b"1", "a job that is being started still has its file"
+    third = put(pool, "m", b"3")
+    assert not first.kernel.exists()
+    assert second.kernel.read_bytes() == b"2"
+    assert images.lookup(pool, "m") == third
+
+
+@pytest.mark.parametrize("step", ["mkdir", "rename", "chmod", "write_text"])
+def test_a_failed_commit_leaves_the_old_image_whole(
+    pool: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    old = put(pool, "m", b"old")
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with images.staging(pool) as staging, monkeypatch.context() as patch:
+        (staging / "vmlinux").write_bytes(b"new")
+        (staging / "initrd").write_bytes(b"initrd")
+        patch.setattr(Path, step, full)
+        with pytest.raises(HostFault, match="No space left"):
+            images.commit(pool, "m", staging, MICRO, "test")
+    assert images.lookup(pool, "m") == old
+    images.verify(pool, "m")
+
+
+def test_a_new_image_is_absent_until_its_sidecar_is_there(
+    pool: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(images, "_write_sidecar", killed)
+        with pytest.raises(KeyboardInterrupt):
+            put(pool, "m")
+    with pytest.raises(Refused, match="no such image"):
+        images.lookup(pool, "m")
+    assert images.list_images(pool) == []
+    image = put(pool, "m")
+    assert [p.name for p in (pool / "m").glob("v*")] == [image.kernel.parent.name]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("", "..", ".", "../m", "/etc/passwd", "m/../m", "a b", "a\nb", "a'b", 'a"b', "<m>"),
+        *("$(m)", "-m", ".m", "x" * 101, "m\0", "ä"),
+    ],
+)
+def test_bad_names_are_refused_everywhere(pool: Path, name: str) -> None:
+    put(pool, "m")
+    calls: list[Callable[[], object]] = [
+        lambda: images.lookup(pool, name),
+        lambda: images.verify(pool, name),
+        lambda: images.describe(pool, name),
+        lambda: images.remove(pool, name),
+        lambda: images.commit(pool, name, pool, MICRO, "test"),
+    ]
+    for call in calls:
+        with pytest.raises(Refused, match="is not the name of an image") as caught:
+            call()
+        assert "\n" not in str(caught.value)
+
+
+@given(st.text())
+def test_any_other_name_is_an_error_of_ours(name: str) -> None:
+    with pytest.raises(VtorqueError):
+        images.lookup(Path("/nonexistent-pool"), name)
+
+
+def test_unknown_image_names_close_ones(pool: Path) -> None:
+    put(pool, "micro")
+    with pytest.raises(Refused, match=r"img=micor: no such image in .*did you mean micro\?"):
+        images.lookup(pool, "micor")
+
+
+def test_missing_pool_is_the_nodes_fault(tmp_path: Path) -> None:
+    with pytest.raises(HostFault, match="does not exist"):
+        images.lookup(tmp_path / "none", "m")
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o775, 0o757])
+def test_pool_that_others_can_write_is_refused(pool: Path, mode: int) -> None:
+    put(pool, "m")
+    pool.chmod(mode)
+    for call in (lambda: images.lookup(pool, "m"), lambda: images.list_images(pool)):
+        with pytest.raises(Refused, match=re.escape(str(pool))) as caught:
+            call()
+        assert f"{mode:04o}" in str(caught.value)
+
+
+def test_parent_that_others_can_write_is_refused(tmp_path: Path) -> None:
+    parent = tmp_path / "open"
+    (parent / "pool").mkdir(parents=True)
+    parent.chmod(0o777)
+    with pytest.raises(Refused, match=f"{re.escape(str(parent))}: can be written by others"):
+        images.lookup(parent / "pool", "m")
+
+
+@pytest.mark.parametrize("which", ["sidecar", "file", "version", "image"])
+def test_image_that_others_can_write_is_refused(pool: Path, which: str) -> None:
+    image = put(pool, "m")
+    paths = {
+        "sidecar": pool / "m/image.json",
+        "file": image.kernel,
+        "version": image.kernel.parent,
+        "image": pool / "m",
+    }
+    paths[which].chmod(0o777)
+    with pytest.raises(Refused, match="can be written by others"):
+        images.lookup(pool, "m")
+
+
+def test_image_outside_the_pool_is_refused(pool: Path, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    put(outside, "m")
+    (pool / "m").symlink_to(outside / "m")
+    with pytest.raises(Refused, match="symbolic link"):
+        images.lookup(pool, "m")
+
+
+def test_sidecar_that_is_a_link_is_refused(pool: Path, tmp_path: Path) -> None:
+    put(pool, "m")
+    (pool / "m/image.json").rename(tmp_path / "image.json")
+    (pool / "m/image.json").symlink_to(tmp_path / "image.json")
+    with pytest.raises(Refused, match="the image is broken"):
+        images.lookup(pool, "m")
+
+
+def test_file_that_is_a_link_is_refused(pool: Path, tmp_path: Path) -> None:
+    image = put(pool, "m")
+    image.kernel.rename(tmp_path / "vmlinux")
+    image.kernel.symlink_to(tmp_path / "vmlinux")
+    with pytest.raises(Refused, match="not a regular file"):
+        images.lookup(pool, "m")
+
+
+def test_changed_file_is_refused_at_once_and_by_hash(pool: Path) -> None:
+    image = put(pool, "m")
+    image.kernel.write_bytes(b"KERNEL")
+    with pytest.raises(Refused, match="vmlinux is not the file that was hashed"):
+        images.lookup(pool, "m")
+    with pytest.raises(Refused, match="vmlinux has sha256"):
+        images.verify(pool, "m")
+    assert [type(item) for item in images.scan(pool)] == [images.Broken]
+    assert images.list_images(pool) == []
+
+
+def test_change_that_hides_its_time_is_found_by_verify(pool: Path) -> None:
+    image = put(pool, "m")
+    status = image.kernel.stat()
+    image.kernel.write_bytes(b"KERNEL")
+    os.utime(image.kernel, ns=(status.st_atime_ns, status.st_mtime_ns))
+    with pytest.raises(Refused, match="vmlinux has sha256"):
+        images.verify(pool, "m")
+
+
+def test_missing_file_is_refused(pool: Path) -> None:
+    put(pool, "m").initrd.unlink()
+    with pytest.raises(Refused, match=r"the image is broken: .*initrd: No such file"):
+        images.lookup(pool, "m")
+
+
+def test_copied_pool_is_usable_after_root_verified_it(
+    pool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(pool, "m")
+    copy = tmp_path / "copy"
+    shutil.copytree(pool, copy)
+    with pytest.raises(Refused, match="run vmgr images verify m as root"):
+        images.lookup(copy, "m")
+    monkeypatch.setattr(images, "effective_root", lambda: False)
+    with pytest.raises(Refused, match="as root"):
+        images.verify(copy, "m")
+    monkeypatch.setattr(images, "effective_root", lambda: True)
+    verified = images.verify(copy, "m")
+    assert images.lookup(copy, "m") == verified
+
+
+def _edit(pool: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    path = pool / "m/image.json"
+    data = json.loads(path.read_text())
+    change(data)
+    path.write_text(json.dumps(data))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"kernel": "../../../etc/shadow"},
+        {"kernel": "/etc/shadow"},
+        {"version": ".."},
+        {"version": "v1/../.."},
+        {"name": "other"},
+        {"schema": 2},
+        {"arch": "<x>"},
+        {"arch": 1},
+        {"min_ram_mib": True},
+        {"min_ram_mib": -1},
+        {"cmdline": "a\nb"},
+        {"cmdline": "x" * (MAX_CMDLINE + 1)},
+        {"labels": {"a": 1}},
+        {"labels": []},
+        {"files": {}},
+        {"files": None},
+        {"sha256": "0" * 64},
+        {"disk_format": "vmdk"},
+        {"kernel": None},
+        {"initrd": "vmlinux"},
+    ],
+)
+def test_wrong_sidecar_is_refused(pool: Path, change: dict[str, Any]) -> None:
+    put(pool, "m")
+    _edit(pool, lambda data: data.update(change))
+    with pytest.raises(Refused, match=r"img=m: the image is broken: image\.json"):
+        images.lookup(pool, "m")
+
+
+def test_sidecar_that_is_not_json_or_too_long_is_refused(pool: Path) -> None:
+    put(pool, "m")
+    for text in (b"", b"{", b"\xff", b"[]", b"[" * 60000, b" " * 70000):
+        (pool / "m/image.json").write_bytes(text)
+        with pytest.raises(Refused, match="the image is broken"):
+            images.lookup(pool, "m")
+
+
+def test_sidecar_that_is_a_fifo_does_not_block(pool: Path) -> None:
+    put(pool, "m")
+    (pool / "m/image.json").unlink()
+    os.mkfifo(pool / "m/image.json")
+    with pytest.raises(Refused, match="the image is broken"):
+        images.lookup(pool, "m")
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=8,
+)
+KEYS = ("schema", "name", "guest_type", "disk", "kernel", "files", "labels", "version", "sha256")
+
+
+@given(st.dictionaries(st.sampled_from(KEYS), JSON))
+def test_any_sidecar_is_parsed_or_a_value_error(change: dict[str, Any]) -> None:
+    good = {
+        "schema": 1,
+        "name": "m",
+        "guest_type": "linux",
+        "distro": "d",
+        "arch": "x86_64",
+        "min_ram_mib": 1,
+        "disk": None,
+        "disk_format": "raw",
+        "kernel": "k",
+        "initrd": None,
+        "cmdline": "",
+        "labels": {},
+        "version": "v1",
+        "builder": "b",
+        "created": "",
+        "files": {},
+    }
+    with pytest.raises(ValueError, match=r".+"):
+        parse_sidecar(json.dumps({**good, **change}).encode(), "m")
+
+
+def test_select_by_name_must_fit_distro_and_arch(pool: Path) -> None:
+    image = put(pool, "m")
+    assert images.select(pool, "m", "micro", "x86_64") == image
+    assert images.select(pool, "m", "", None) == image
+    with pytest.raises(Refused, match="distro=debian: does not fit img=m, whose distro is micro"):
+        images.select(pool, "m", "debian", None)
+    with pytest.raises(Refused, match="arch=aarch64: does not fit img=m, whose arch is x86_64"):
+        images.select(pool, "m", None, "aarch64")
+
+
+def test_select_without_a_name(pool: Path) -> None:
+    with pytest.raises(Refused, match="no image of the pool has been built"):
+        images.select(pool, "", "", "")
+    image = put(pool, "m")
+    assert images.select(pool, None, "micro", None) == image
+    assert images.select(pool, "", "", "") == image
+    with pytest.raises(Refused, match=r"distro=debian \(there is: m\)"):
+        images.select(pool, None, "debian", None)
+    put(pool, "n")
+    with pytest.raises(Refused, match=r"several images fit distro=micro.*\(m, n\)"):
+        images.select(pool, None, "micro", None)
+
+
+@pytest.mark.parametrize("kind", ["missing", "empty", "symlink", "hard link", "directory"])
+def test_commit_takes_plain_files_only(pool: Path, tmp_path: Path, kind: str) -> None:
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"secret")
+    with images.staging(pool) as staging:
+        (staging / "initrd").write_bytes(b"initrd")
+        target = staging / "vmlinux"
+        match kind:
+            case "empty":
+                target.touch()
+            case "symlink":
+                target.symlink_to(secret)
+            case "hard link":
+                target.hardlink_to(secret)
+            case "directory":
+                target.mkdir()
+        with pytest.raises(Refused, match="vmlinux"):
+            images.commit(pool, "m", staging, MICRO, "test")
+    assert not (pool / "m").exists()
+
+
+@pytest.mark.parametrize("file", ["../x", "/etc/passwd", ".hidden", "a/b", ""])
+def test_commit_takes_files_of_the_staging_directory_only(pool: Path, file: str) -> None:
+    built = BuiltImage("linux", "micro", "x86_64", 64, kernel=file)
+    with pytest.raises(Refused, match="bad file name"), images.staging(pool) as staging:
+        images.commit(pool, "m", staging, built, "test")
+
+
+def test_disk_must_be_of_the_declared_format(pool: Path) -> None:
+    with pytest.raises(Refused, match="disk is qcow2, not raw"):
+        disk_image(pool, "raw", qcow2)
+    with pytest.raises(Refused, match="disk is raw, not qcow2"):
+        disk_image(pool, "qcow2", lambda path: path.write_bytes(bytes(1 << 20)))
+    assert disk_image(pool, "qcow2", qcow2).disk.name == "disk"
+    raw = disk_image(pool, "raw", lambda path: path.write_bytes(bytes(1 << 20)))
+    assert raw.disk_format == "raw"
+
+
+def test_disk_must_stand_alone(pool: Path, tmp_path: Path) -> None:
+    base = qcow2(tmp_path / "base")
+    with pytest.raises(Refused, match="backing file"):
+        disk_image(pool, "qcow2", lambda path: qcow2(path, "-b", str(base), "-F", "qcow2"))
+    with pytest.raises(Refused, match="data file"):
+        disk_image(pool, "qcow2", lambda p: qcow2(p, "-o", f"data_file={tmp_path / 'data'}"))
+    with pytest.raises(Refused, match="truncated"):
+        disk_image(pool, "qcow2", lambda path: path.write_bytes(b"QFI\xfb\0\0\0\3"))
+
+
+def test_a_backing_file_is_found_whatever_qemu_img_says(tmp_path: Path) -> None:
+    """A name at an offset beyond the file makes qemu-img fail; the header check comes first."""
+    path = qcow2(tmp_path / "disk")
+    content = bytearray(path.read_bytes())
+    content[8:16] = (1 << 40).to_bytes(8, "big")
+    path.write_bytes(content)
+    with pytest.raises(Refused, match="backing file"):
+        check_disk(path, "qcow2")
+
+
+def test_facts_without_disk_and_kernel() -> None:
+    with pytest.raises(ValueError, match="neither"):
+        check_facts(BuiltImage("linux", "micro", "x86_64", 64))
+    with pytest.raises(ValueError, match="without a kernel"):
+        check_facts(BuiltImage("linux", "micro", "x86_64", 64, disk="d", initrd="i"))
+
+
+def test_remove(pool: Path) -> None:
+    put(pool, "m")
+    put(pool, "n")
+    images.remove(pool, "m")
+    assert [image.name for image in images.list_images(pool)] == ["n"]
+    assert not (pool / "m").exists()
+    with pytest.raises(Refused, match="no such image"):
+        images.remove(pool, "m")
+
+
+def test_broken_image_can_be_removed_and_replaced(pool: Path) -> None:
+    put(pool, "m")
+    (pool / "m/image.json").write_text("{")
+    put(pool, "m")
+    images.lookup(pool, "m")
+    (pool / "m/image.json").write_text("{")
+    images.remove(pool, "m")
+    assert images.scan(pool) == []
+
+
+def test_staging_of_a_killed_builder_is_removed_and_of_a_living_one_not(pool: Path) -> None:
+    left = pool / ".staging-left"
+    left.mkdir()
+    (left / "half").write_bytes(b"half")
+    with images.staging(pool) as living:
+        with images.staging(pool) as second:
+            assert living.is_dir()
+            assert second != living
+        assert not left.exists()
+        assert living.stat().st_mode & 0o777 == 0o700
+    assert not living.exists()

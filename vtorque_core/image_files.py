@@ -1,0 +1,95 @@
+"""Checks of the files a builder left, before they get into the pool. Run as root."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+import struct
+from pathlib import Path
+
+from vtorque_core.api_image import BuiltImage
+from vtorque_core.api_node import run_tool
+from vtorque_core.errors import HostFault, Refused
+from vtorque_core.image_sidecar import check_facts, file_names
+
+_QCOW2 = b"QFI\xfb"
+_EXTERNAL_DATA = 1 << 2  # incompatible_features bit 2: docs/interop/qcow2.txt of QEMU
+_INFO_MEMORY = 1 << 30  # bytes; a hostile image made qemu-img take any amount (CVE-2015-5162)
+_INFO_CPU = 30  # seconds
+
+
+def check_built(staging: Path, built: BuiltImage) -> None:
+    """Check that the image's files are there and what they are said to be.
+
+    Raises Refused naming the file and what is wrong with it.
+    """
+    try:
+        check_facts(built)
+    except ValueError as error:
+        raise Refused(f"the built image {error}") from None
+    for file in file_names(built):
+        _check_plain(staging / file)
+    if built.disk is not None:
+        check_disk(staging / built.disk, built.disk_format)
+
+
+def _check_plain(path: Path) -> None:
+    try:
+        status = path.lstat()
+    except OSError as error:
+        raise Refused(f"the builder left no {path.name}: {error.strerror}") from None
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
+        raise Refused(f"{path.name} is not a regular file of its own (no links)")
+    if status.st_size == 0:
+        raise Refused(f"{path.name} is empty")
+
+
+def check_disk(path: Path, declared: str) -> None:
+    """Check that a disk is of the declared format and refers to no other file.
+
+    A backing or data file would let an image read any file of the node as root's QEMU. The header
+    is read here first, since qemu-img itself opens a qcow2's data file (CVE-2024-4467).
+    Raises Refused; HostFault if qemu-img is missing or gives up.
+    """
+    with path.open("rb") as file:
+        header = file.read(104)
+    if header[:4] == _QCOW2:
+        _check_qcow2_header(path.name, header)
+    limits = ("prlimit", f"--as={_INFO_MEMORY}", f"--cpu={_INFO_CPU}")
+    info = json.loads(run_tool(*limits, "qemu-img", "info", "--output=json", str(path)))
+    if info.get("format") != declared:
+        raise Refused(f"{path.name} is {info.get('format')}, not {declared} as it is said to be")
+    specific = info.get("format-specific", {}).get("data", {})
+    referred = [info.get("backing-filename"), info.get("full-backing-filename")]
+    referred.append(specific.get("data-file"))
+    if any(name is not None for name in referred):
+        raise Refused(f"{path.name} refers to another file; make it stand alone: qemu-img convert")
+    if info.get("encrypted"):
+        raise Refused(f"{path.name} is encrypted")
+
+
+def _check_qcow2_header(name: str, header: bytes) -> None:
+    """Check magic, version, backing file offset and features: docs/interop/qcow2.txt of QEMU."""
+    if len(header) < 72:
+        raise Refused(f"{name} is a truncated qcow2")
+    version, backing = struct.unpack_from(">IQ", header, 4)
+    if backing:
+        raise Refused(f"{name} has a backing file; make it stand alone: qemu-img convert")
+    if version >= 3:
+        if len(header) < 80:
+            raise Refused(f"{name} is a truncated qcow2")
+        (incompatible,) = struct.unpack_from(">Q", header, 72)
+        if incompatible & _EXTERNAL_DATA:
+            raise Refused(f"{name} has an external data file; make it stand alone")
+
+
+def file_sha256(path: Path) -> str:
+    """Return the hash of a file that is not a link. Raises HostFault if it cannot be read."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise HostFault(f"{path}: {error.strerror}") from None

@@ -1,0 +1,197 @@
+"""The sidecar of an image: JSON that says what the image is and what its files were hashed as."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vtorque_core.api_image import BuiltImage
+from vtorque_core.api_node import Image
+
+SCHEMA = 1
+FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}", re.ASCII)
+_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}", re.ASCII)
+_VERSION = re.compile(r"v[0-9a-f]{1,32}", re.ASCII)
+_SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
+MAX_CMDLINE = 2047  # COMMAND_LINE_SIZE of x86 less its NUL: arch/x86/include/asm/setup.h of Linux
+MAX_LABELS = 64
+DISK_FORMATS = ("raw", "qcow2")
+
+
+@dataclass(frozen=True)
+class FileRecord:
+    """One file when it was hashed: size in bytes, modification time in ns, inode number."""
+
+    sha256: str
+    size: int
+    mtime_ns: int
+    inode: int
+
+    @classmethod
+    def of(cls, sha256: str, status: os.stat_result) -> FileRecord:
+        """Return the record of a file with that hash and status."""
+        return cls(sha256, status.st_size, status.st_mtime_ns, status.st_ino)
+
+
+@dataclass(frozen=True)
+class Sidecar:
+    """What a sidecar says. ``created`` is UTC in ISO 8601; ``version`` the files' directory."""
+
+    name: str
+    built: BuiltImage
+    version: str
+    builder: str
+    created: str
+    files: Mapping[str, FileRecord]
+
+    @property
+    def sha256(self) -> str:
+        """One hash for the image: of its files' roles and hashes, not of when it was built."""
+        roles = {r: getattr(self.built, r) for r in ("disk", "kernel", "initrd")}
+        lines = [f"{role} {self.files[f].sha256}\n" for role, f in sorted(roles.items()) if f]
+        return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+    def image(self, pool: Path) -> Image:
+        """Return the image with the paths of its files."""
+        directory = pool / self.name / self.version
+        built = self.built
+
+        def path(file: str | None) -> Path | None:
+            return directory / file if file else None
+
+        return Image(
+            name=self.name,
+            guest_type=built.guest_type,
+            distro=built.distro,
+            arch=built.arch,
+            sha256=self.sha256,
+            min_ram_mib=built.min_ram_mib,
+            disk=path(built.disk),
+            disk_format=built.disk_format,
+            kernel=path(built.kernel),
+            initrd=path(built.initrd),
+            cmdline=built.cmdline,
+            labels=dict(built.labels),
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what is written to the file."""
+        built = self.built
+        return {
+            "schema": SCHEMA,
+            "name": self.name,
+            "version": self.version,
+            "builder": self.builder,
+            "created": self.created,
+            "sha256": self.sha256,
+            "guest_type": built.guest_type,
+            "distro": built.distro,
+            "arch": built.arch,
+            "min_ram_mib": built.min_ram_mib,
+            "disk": built.disk,
+            "disk_format": built.disk_format,
+            "kernel": built.kernel,
+            "initrd": built.initrd,
+            "cmdline": built.cmdline,
+            "labels": dict(sorted(built.labels.items())),
+            "files": {name: vars(record) for name, record in sorted(self.files.items())},
+        }
+
+
+def parse_sidecar(text: bytes, name: str) -> Sidecar:
+    """Return the sidecar of image ``name``. Raises ValueError with what is wrong in it."""
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError):
+        raise ValueError("is not JSON") from None
+    if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+        raise ValueError(f"is not of schema {SCHEMA}")
+    if data.get("name") != name:
+        raise ValueError(f"is of an image with another name than {name}")
+    built = BuiltImage(
+        guest_type=_get(data, "guest_type", str),
+        distro=_get(data, "distro", str),
+        arch=_get(data, "arch", str),
+        min_ram_mib=_get(data, "min_ram_mib", int),
+        disk=_optional(data, "disk"),
+        disk_format=_get(data, "disk_format", str),
+        kernel=_optional(data, "kernel"),
+        initrd=_optional(data, "initrd"),
+        cmdline=_get(data, "cmdline", str),
+        labels=_get(data, "labels", dict),
+    )
+    check_facts(built)
+    version = _get(data, "version", str)
+    if not _VERSION.fullmatch(version):
+        raise ValueError("has a bad version")
+    files = _get(data, "files", dict)
+    if sorted(files) != sorted(file_names(built)):
+        raise ValueError("does not list exactly the files that the image has")
+    builder, created = _get(data, "builder", str), _get(data, "created", str)
+    records = {file: _record(value) for file, value in files.items()}
+    sidecar = Sidecar(name, built, version, builder, created, records)
+    if data.get("sha256") != sidecar.sha256:
+        raise ValueError("has a sha256 that does not follow from its files'")
+    return sidecar
+
+
+def file_names(built: BuiltImage) -> list[str]:
+    """Return the names of the image's files."""
+    return [f for f in (built.disk, built.kernel, built.initrd) if f is not None]
+
+
+def check_facts(built: BuiltImage) -> None:
+    """Check everything that can be checked without the files. Raises ValueError."""
+    for key in ("guest_type", "distro", "arch"):
+        if not _WORD.fullmatch(getattr(built, key)):
+            raise ValueError(f"has a bad {key}: letters, digits and ._+- are allowed")
+    if not 1 <= built.min_ram_mib <= 1 << 40:
+        raise ValueError("has a bad min_ram_mib")
+    if built.disk_format not in DISK_FORMATS:
+        raise ValueError(f"has a disk_format other than {' and '.join(DISK_FORMATS)}")
+    if built.disk is None and built.kernel is None:
+        raise ValueError("has neither a disk nor a kernel")
+    if built.initrd is not None and built.kernel is None:
+        raise ValueError("has an initrd without a kernel")
+    names = file_names(built)
+    if len(set(names)) < len(names) or not all(FILE_NAME.fullmatch(n) for n in names):
+        raise ValueError("has a bad file name, or the same for two files")
+    if len(built.cmdline) > MAX_CMDLINE or not (built.cmdline + " ").isprintable():
+        raise ValueError(f"has a cmdline that is not {MAX_CMDLINE} printable characters at most")
+    _check_labels(built.labels)
+
+
+def _check_labels(labels: Mapping[Any, Any]) -> None:
+    texts = [*labels, *labels.values()]
+    if len(labels) > MAX_LABELS or not all(
+        isinstance(t, str) and t.isprintable() and len(t) <= 255 for t in texts
+    ):
+        raise ValueError(f"has labels that are not {MAX_LABELS} short texts at most")
+
+
+def _get(data: Mapping[str, Any], key: str, kind: type[Any]) -> Any:
+    value = data.get(key)
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise ValueError(f"has no {key}, or not of type {kind.__name__}")
+    return value
+
+
+def _optional(data: Mapping[str, Any], key: str) -> str | None:
+    return None if data.get(key) is None else str(_get(data, key, str))
+
+
+def _record(value: Any) -> FileRecord:
+    if not isinstance(value, dict):
+        raise ValueError("has a file record that is not a table")
+    sha256 = _get(value, "sha256", str)
+    if not _SHA256.fullmatch(sha256):
+        raise ValueError("has a bad sha256")
+    return FileRecord(
+        sha256, _get(value, "size", int), _get(value, "mtime_ns", int), _get(value, "inode", int)
+    )
