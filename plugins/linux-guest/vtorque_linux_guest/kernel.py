@@ -1,0 +1,217 @@
+"""Debian packages, the kernel in them, and the modules an image needs: shared by all builders.
+
+All functions run as root in ``vmgr images build``, in a scratch directory. Packages come from the
+machine's own apt sources, so that a site's mirror, keys and proxy are the ones used.
+"""
+
+from __future__ import annotations
+
+import lzma
+import re
+import shutil
+import struct
+import tempfile
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from vtorque_core.api_node import HostFault, Refused, run_tool
+
+DOWNLOAD_TIMEOUT = 600.0  # seconds; a kernel package is 27 MB
+UNPACK_TIMEOUT = 120.0  # seconds
+
+# Which Debian package brings a tool that a builder runs.
+TOOL_PACKAGES = {
+    "apt-cache": "apt",
+    "apt-get": "apt",
+    "dpkg": "dpkg",
+    "dpkg-deb": "dpkg",
+    "lz4": "lz4",
+    "mke2fs": "e2fsprogs",
+    "mmdebstrap": "mmdebstrap",
+    "musl-gcc": "musl-tools",
+    "qemu-img": "qemu-utils",
+    "zstd": "zstd",
+}
+
+# Debian's name of an architecture to the kernel's and QEMU's, for those that have been tried.
+ARCHITECTURES = {"amd64": "x86_64"}
+
+# Offsets in the setup header of a bzImage: Documentation/arch/x86/boot.rst of the kernel.
+_SETUP_SECTORS = 0x1F1
+_HEADER_MAGIC = 0x202
+_PAYLOAD = 0x248  # payload_offset, payload_length: two 32-bit numbers, protocol 2.08
+_ELF = b"\x7fELF"
+_LZ4_LEGACY = b"\x02\x21\x4c\x18"
+_ZSTD = b"\x28\xb5\x2f\xfd"
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel package unpacked below ``root``; ``release`` is what ``uname -r`` will say."""
+
+    root: Path
+    release: str
+    package: str
+    version: str
+
+    @property
+    def modules(self) -> Path:
+        """The directory of its modules."""
+        for base in ("lib/modules", "usr/lib/modules"):
+            if (self.root / base / self.release).is_dir():
+                return self.root / base / self.release
+        raise HostFault(f"{self.package} has no modules of {self.release}")
+
+
+def need_tools(*tools: str) -> None:
+    """Check that the tools are installed. Raises HostFault naming the Debian packages to get."""
+    path = "/usr/sbin:/usr/bin:/sbin:/bin"
+    missing = [tool for tool in tools if shutil.which(tool, path=path) is None]
+    if missing:
+        packages = sorted({TOOL_PACKAGES.get(tool, tool) for tool in missing})
+        raise HostFault(
+            f"{', '.join(missing)}: not installed; run: apt-get install {' '.join(packages)}"
+        )
+
+
+def architecture() -> tuple[str, str]:
+    """Return this machine's architecture as Debian and as QEMU call it. Raises Refused."""
+    debian = run_tool("dpkg", "--print-architecture").strip()
+    if debian not in ARCHITECTURES:
+        raise Refused(f"images can be built on {', '.join(ARCHITECTURES)} only, not on {debian}")
+    return debian, ARCHITECTURES[debian]
+
+
+def fetch(names: Sequence[str], into: Path, debs: Path | None = None) -> list[Path]:
+    """Put one .deb of each package into ``into`` and return their paths, in the order of names.
+
+    ``debs`` is a directory of packages to use instead of asking apt. ``apt-get download`` checks
+    each package against the signed index of its source (apt-secure(8)).
+    Raises HostFault: package unknown, source unreachable; Refused: not in ``debs``.
+    """
+    if debs is not None:
+        return [_only_deb(name, debs) for name in names]
+    need_tools("apt-get")
+    try:
+        # -C: apt-get download has no option for where it writes. APT::Sandbox::User: its own user
+        # cannot write to root's scratch directory, and apt would say so in a warning.
+        run_tool(
+            *("env", "-C", str(into), "apt-get", "download", "--quiet"),
+            *("-o", "APT::Sandbox::User=root", *names),
+            timeout=DOWNLOAD_TIMEOUT,
+        )
+    except HostFault as error:
+        raise HostFault(f"{error}; does apt-get update work here?", stage="download") from None
+    return [_only_deb(name, into) for name in names]
+
+
+def _only_deb(name: str, directory: Path) -> Path:
+    found = sorted(directory.glob(f"{name}_*.deb"))
+    if len(found) != 1:
+        raise Refused(f"{directory} has {len(found)} files {name}_*.deb; exactly one is needed")
+    return found[0]
+
+
+def kernel_package(debian_arch: str, debs: Path | None = None) -> str:
+    """Return the name of the newest cloud kernel's package, e.g. linux-image-6.1.0-1-cloud-amd64.
+
+    The cloud kernel has the virtio drivers and little else. Raises HostFault and Refused.
+    """
+    pattern = rf"linux-image-[0-9][A-Za-z0-9.+~-]*-cloud-{debian_arch}"
+    if debs is not None:
+        names = {p.name.split("_")[0] for p in debs.glob("linux-image-*.deb")}
+        found = sorted(n for n in names if re.fullmatch(pattern, n))
+        if len(found) != 1:
+            raise Refused(f"{debs} has {len(found)} packages {pattern}; exactly one is needed")
+        return found[0]
+    need_tools("apt-cache")
+    meta = f"linux-image-cloud-{debian_arch}"
+    try:
+        shown = run_tool("apt-cache", "--no-all-versions", "show", meta)
+    except HostFault as error:
+        raise HostFault(f"{error}; run: apt-get update", stage="download") from None
+    depends = re.search(rf"^Depends:.*?({pattern})", shown, re.MULTILINE)
+    if depends is None:
+        raise HostFault(f"{meta} of this machine's apt sources names no kernel package")
+    return depends[1]
+
+
+def unpack(deb: Path, into: Path) -> None:
+    """Unpack a package's files without running any of its scripts (dpkg-deb(1), -x)."""
+    need_tools("dpkg-deb")
+    run_tool("dpkg-deb", "-x", str(deb), str(into), timeout=UNPACK_TIMEOUT)
+
+
+def fetch_kernel(scratch: Path, progress: Callable[[str], None], debs: Path | None) -> Kernel:
+    """Fetch and unpack the cloud kernel below ``scratch``. Raises HostFault and Refused."""
+    debian_arch, _ = architecture()
+    package = kernel_package(debian_arch, debs)
+    progress(f"kernel package {package}")
+    deb = fetch([package], scratch, debs)[0]
+    root = scratch / "kernel"
+    root.mkdir()
+    unpack(deb, root)
+    version = run_tool("dpkg-deb", "-f", str(deb), "Version").strip()
+    return Kernel(root, package.removeprefix("linux-image-"), package, version)
+
+
+def vmlinux(kernel: Kernel) -> bytes:
+    """Return the uncompressed kernel (ELF), which QEMU starts fastest, by its PVH entry."""
+    image = kernel.root / "boot" / f"vmlinuz-{kernel.release}"
+    if not image.is_file():
+        raise HostFault(f"{kernel.package} has no boot/{image.name}")
+    return extract_vmlinux(image.read_bytes())
+
+
+def extract_vmlinux(image: bytes) -> bytes:
+    """Return the ELF file inside a bzImage. Raises HostFault if there is none.
+
+    The setup header says where the payload is (Documentation/arch/x86/boot.rst of the kernel,
+    payload_offset). After lz4 and zstd data the build appends the plain size in four bytes
+    (scripts/Makefile.lib, size_append), which those tools would take for garbage.
+    """
+    if len(image) < _PAYLOAD + 8 or image[_HEADER_MAGIC : _HEADER_MAGIC + 4] != b"HdrS":
+        raise HostFault("the kernel is not a bzImage: no HdrS magic")
+    start = (image[_SETUP_SECTORS] or 4) * 512 + 512
+    offset, length = struct.unpack_from("<II", image, _PAYLOAD)
+    payload = image[start + offset : start + offset + length]
+    elf = _decompress(payload)
+    if not elf.startswith(_ELF):
+        raise HostFault("the kernel's payload is not an ELF file")
+    return elf
+
+
+def _decompress(payload: bytes) -> bytes:
+    """Return the payload of a bzImage decompressed. Raises HostFault."""
+    if payload.startswith(b"\x1f\x8b"):
+        return zlib.decompressobj(wbits=31).decompress(payload)
+    if payload.startswith(b"\xfd7zXZ\x00"):
+        return lzma.LZMADecompressor().decompress(payload)
+    if payload.startswith(_LZ4_LEGACY):
+        return _decompress_with("lz4", payload[:-4])
+    if payload.startswith(_ZSTD):
+        return _decompress_with("zstd", payload[:-4])
+    raise HostFault(f"the kernel is compressed in an unknown way: {payload[:6].hex()}")
+
+
+def _decompress_with(tool: str, data: bytes) -> bytes:
+    """Return ``data`` decompressed by lz4 or zstd, which the standard library lacks."""
+    need_tools(tool)
+    with tempfile.TemporaryDirectory() as scratch:
+        packed, plain = Path(scratch, "packed"), Path(scratch, "plain")
+        packed.write_bytes(data)
+        output = ("-o", str(plain)) if tool == "zstd" else (str(plain),)
+        run_tool(tool, "-d", "-q", str(packed), *output, timeout=UNPACK_TIMEOUT)
+        return plain.read_bytes()
+
+
+def debs_directory(arguments: Mapping[str, str]) -> Path | None:
+    """Return the directory that the builder's option ``debs`` names, if it is given."""
+    if "debs" not in arguments:
+        return None
+    debs = Path(arguments["debs"])
+    if not debs.is_absolute() or not debs.is_dir():
+        raise Refused(f"debs={debs}: must be the absolute path of a directory of .deb files")
+    return debs
