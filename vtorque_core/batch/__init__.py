@@ -1,0 +1,1 @@
+"""Conventions that more than one batch system's plugin speaks; public."""

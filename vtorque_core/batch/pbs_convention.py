@@ -1,0 +1,345 @@
+"""Torque's conventions: hook arguments, resource list, exit codes, qsub's getopt.
+
+Public: the embedded batch system and the PBS plugin both speak them. Standard library only, since
+``vsub`` imports it. Observed on Torque 6.1.3 and OpenPBS 23.06 unless a man page is named.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass, fields
+from typing import TypeVar
+
+from vtorque_core.api_batch import Outcome
+from vtorque_core.errors import UsageError, printable
+
+TORQUE_GETOPT = "a:A:b:c:C:d:D:e:EfF:hi:Ij:J:k:K:l:L:m:M:nN:o:p:P:q:r:S:t:T:u:v:Vw:W:Xxz"
+OPENPBS_GETOPT = "a:A:c:C:e:fhIj:J:k:l:m:M:N:o:p:q:r:R:S:u:v:VW:XzP:"
+
+PROLOGUE_RUN = 0  # the job runs; also what a prologue killed by a signal counts as
+PROLOGUE_DELETE = 1  # the job ends and its output is never delivered: do not use it for a reason
+PROLOGUE_REQUEUE = 2  # any other code: immediate, endless requeue, unless the job is held first
+
+# exit_status of a job as Torque records it (epilogue argument 10, qstat -f)
+STATUS_LOST = -4  # JOB_EXEC_INITABT: the job was running when the daemon was restarted
+STATUS_NO_START = -2  # the prologue failed
+STATUS_WALLTIME = -11
+STATUS_SIGNAL = 256  # plus the signal's number
+STATUS_DELETED = STATUS_SIGNAL + 15  # qdel sends SIGTERM
+
+_KEY = re.compile(r"[A-Za-z][A-Za-z0-9_.]*=", re.ASCII)
+_MEM = re.compile(r"([0-9]{1,15})([kmgt]?)(b|w)?", re.IGNORECASE | re.ASCII)
+_MEM_BYTES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+_NAME = re.compile(r"[!-.0-~]+", re.ASCII)  # printable, no blank, no slash
+MAX_JOB_NAME = 230  # leaves room for .o<number> below NAME_MAX (255)
+
+# What qsub(1B), "Environment variables", copies from the submitting environment.
+_ORIGIN = ("HOME", "LANG", "LOGNAME", "PATH", "MAIL", "SHELL", "TZ")
+
+
+# -- hook arguments ---------------------------------------------------------------------------
+
+A = TypeVar("A", "PrologueArgs", "EpilogueArgs")
+
+
+@dataclass(frozen=True)
+class PrologueArgs:
+    """The eight arguments of a Torque prologue. ``script`` (the .SC file) is the user's file."""
+
+    job_id: str
+    user: str
+    group: str
+    job_name: str
+    resources: str
+    queue: str
+    account: str = ""
+    script: str = ""
+
+    def argv(self) -> list[str]:
+        """Return the arguments in Torque's order."""
+        return [str(value) for value in astuple(self)]
+
+    @classmethod
+    def parse(cls, argv: Sequence[str]) -> PrologueArgs:
+        """Read the arguments (without the program's name). Raises ValueError."""
+        return _parse(cls, argv, 6)
+
+
+@dataclass(frozen=True)
+class EpilogueArgs:
+    """The eleven arguments of a Torque epilogue; ``exit_status`` as in ``STATUS_*``."""
+
+    job_id: str
+    user: str
+    group: str
+    job_name: str
+    session: str
+    resources: str
+    used: str
+    queue: str
+    account: str = ""
+    exit_status: str = "0"
+    script: str = ""
+
+    def argv(self) -> list[str]:
+        """Return the arguments in Torque's order."""
+        return [str(value) for value in astuple(self)]
+
+    @classmethod
+    def parse(cls, argv: Sequence[str]) -> EpilogueArgs:
+        """Read the arguments (without the program's name). Raises ValueError."""
+        return _parse(cls, argv, 8)
+
+
+def _parse(cls: type[A], argv: Sequence[str], least: int) -> A:
+    most = len(fields(cls))
+    if not least <= len(argv) <= most:
+        raise ValueError(f"{len(argv)} arguments; Torque gives {least} to {most}")
+    if not argv[0] or not argv[1]:
+        raise ValueError("no job id or no user in the first two arguments")
+    return cls(*argv)
+
+
+# -- resources --------------------------------------------------------------------------------
+
+
+def parse_resources(text: str) -> dict[str, str]:
+    """Return ``nodes=1:ppn=2,other=vt1:X,walltime=01:00:00`` by key.
+
+    The order is not fixed, so only keys count. A part without ``key=`` belongs to the value
+    before it; a key that comes twice keeps its last value, as in Torque. Never raises.
+    """
+    found: dict[str, str] = {}
+    last = ""
+    for part in text.split(","):
+        match = _KEY.match(part)
+        if match:
+            last = match[0][:-1]
+            found[last] = part[match.end() :]
+        elif last:
+            found[last] += "," + part
+    return found
+
+
+def build_resources(resources: Mapping[str, str]) -> str:
+    """Return the resource list of these values, in the form :func:`parse_resources` reads."""
+    return ",".join(f"{key}={value}" for key, value in resources.items())
+
+
+def request_token(resources: Mapping[str, str]) -> str | None:
+    """Return the ``vt1:...`` word of ``other``, or None: then it is not a VM job.
+
+    The first of several counts. It is the user's text: decode it with ``request.from_token``.
+    """
+    words = resources.get("other", "").split(",")
+    return next((word for word in words if word.startswith("vt1:")), None)
+
+
+def ppn(nodes: str) -> int:
+    """Return the processors per node of a ``nodes=`` value's first part; 1 without ``ppn=``."""
+    match = re.search(r":ppn=([0-9]{1,6})(?=[:+]|$)", nodes.split("+", maxsplit=1)[0], re.ASCII)
+    return int(match[1]) if match else 1
+
+
+def mem_mib(text: str) -> int:
+    """Return MiB, rounded up, of PBS's ``2gb``, ``512mb``, ``1gw`` (pbs_resources(7B), size).
+
+    A plain number is bytes, a ``w`` is a word of eight. Raises ValueError.
+    """
+    match = _MEM.fullmatch(text)
+    if match is None or not int(match[1]):
+        raise ValueError("is not a size: write a whole number with kb, mb, gb or tb")
+    word = 8 if (match[3] or "b").lower() == "w" else 1
+    return -(-int(match[1]) * _MEM_BYTES[match[2].lower()] * word // (1 << 20))
+
+
+def show_walltime(seconds: float) -> str:
+    """Return ``HH:MM:SS``, as resource lists have it."""
+    minutes, rest = divmod(int(seconds), 60)
+    return f"{minutes // 60:02}:{minutes % 60:02}:{rest:02}"
+
+
+# -- exit codes -------------------------------------------------------------------------------
+
+
+def prologue_exit(outcome: Outcome, *, elsewhere: bool) -> int:
+    """Return what a Torque prologue must end with.
+
+    A refused request lets the job run: its wrapper prints the reason and runs nothing, so the user
+    gets output and the node no requeue loop. A host fault asks for a requeue if there is an
+    ``elsewhere``; the caller then has to bound it (``qhold -h s``). Without one the wrapper tells.
+    """
+    if outcome is Outcome.HOST_FAULT and elsewhere:
+        return PROLOGUE_REQUEUE
+    return PROLOGUE_RUN
+
+
+def status_of(wait_status: int) -> int:
+    """Return Torque's exit_status for a wait(2) status: the code, or 256 plus the signal."""
+    code = os.waitstatus_to_exitcode(wait_status)
+    return code if code >= 0 else STATUS_SIGNAL - code
+
+
+def shell_code(status: int) -> int:
+    """Return the exit code (0 to 255) that stands for a Torque exit_status.
+
+    256+n becomes 128+n, as a shell reports signals; walltime (-11) was a TERM: 143; other
+    negative ones, which no script can return, become 254 (-2) and so on, as exit(3) takes them.
+    """
+    if status == STATUS_WALLTIME:
+        return 128 + 15
+    return 128 + status - STATUS_SIGNAL if status >= STATUS_SIGNAL else status & 0xFF
+
+
+# -- the submit command -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class QsubArgs:
+    """A qsub command line, split.
+
+    Args:
+        options: (letter, value) in order; flags have ``""``; long ones are ``("--version", "")``.
+        operands: what is no option, before ``--``.
+        command: what follows ``--``; None without ``--``. For Torque these are operands too.
+        vm: the values of ``-vm``.
+        rest: all arguments but ``-vm`` and their values, unchanged.
+    """
+
+    options: tuple[tuple[str, str], ...]
+    operands: tuple[str, ...]
+    command: tuple[str, ...] | None
+    vm: tuple[str, ...]
+    rest: tuple[str, ...]
+
+
+def split_qsub(argv: Iterable[str], optstring: str = TORQUE_GETOPT) -> QsubArgs:
+    """Split a command line as getopt(3) with ``optstring`` does, permuting, and take out ``-vm``.
+
+    ``-vm`` is ours only as an argument of its own where an option is expected, and takes the next
+    argument. To getopt it would be ``-v m``: who wants to pass a variable of that name writes
+    ``-v m``. ``-vmore`` and ``-vm=1`` stay ``-v``'s; ``-N -vm`` names the job.
+
+    Raises UsageError naming an option that is unknown or lacks its value.
+    """
+    takes = {c: optstring[i + 1 : i + 2] == ":" for i, c in enumerate(optstring) if c != ":"}
+    options: list[tuple[str, str]] = []
+    operands: list[str] = []
+    vm: list[str] = []
+    rest: list[str] = []
+    command: tuple[str, ...] | None = None
+    words = iter(argv)
+    for word in words:
+        if word == "-vm":
+            vm.append(_value("-vm", words))
+            continue
+        rest.append(word)
+        if word == "--":
+            command = tuple(words)
+            rest.extend(command)
+        elif word == "-" or not word.startswith("-"):
+            operands.append(word)
+        elif word.startswith("--"):
+            options.append((word, ""))
+        else:
+            _cluster(word[1:], takes, words, options, rest)
+    return QsubArgs(tuple(options), tuple(operands), command, tuple(vm), tuple(rest))
+
+
+def _cluster(
+    letters: str,
+    takes: Mapping[str, bool],
+    words: Iterable[str],
+    options: list[tuple[str, str]],
+    rest: list[str],
+) -> None:
+    """Read one argument of option letters: flags, then at most one option with its value."""
+    for i, letter in enumerate(letters):
+        if letter not in takes:
+            raise UsageError(f"-{printable(letter)}: the submit command has no such option")
+        if not takes[letter]:
+            options.append((letter, ""))
+            continue
+        value = letters[i + 1 :]
+        if not value:
+            value = _value(f"-{letter}", words)
+            rest.append(value)
+        options.append((letter, value))
+        return
+
+
+def _value(option: str, words: Iterable[str]) -> str:
+    for word in words:
+        return word
+    raise UsageError(f"{option}: needs a value")
+
+
+def directive_words(line: str) -> list[str]:
+    """Return the arguments on a directive line, quotes removed. Raises UsageError."""
+    try:
+        return shlex.split(line)
+    except ValueError as error:
+        raise UsageError(f"#PBS {printable(line, 80)}: {error}") from None
+
+
+def variable_list(text: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of a ``-v`` value: ``A=1,B='x,y',C``; C comes from ``environ``.
+
+    Quotes (either kind) and backslashes keep commas in a value, as qsub(1B) has it. A name that
+    is not set is left out. Raises UsageError.
+    """
+    lexer = shlex.shlex(text, posix=True, punctuation_chars=False)
+    lexer.whitespace = ","
+    lexer.whitespace_split = True
+    lexer.commenters = ""
+    found: dict[str, str] = {}
+    try:
+        items = list(lexer)
+    except ValueError as error:
+        raise UsageError(f"-v {printable(text, 80)}: {error}") from None
+    for item in items:
+        name, equals, value = item.partition("=")
+        name = name.strip()
+        if not name or "\0" in item:
+            raise UsageError(f"-v {printable(text, 80)}: a variable has no name")
+        if equals:
+            found[name] = value
+        elif name in environ:
+            found[name] = environ[name]
+    return found
+
+
+def check_job_name(name: str) -> str:
+    """Return a ``-N`` name if it is one. Raises UsageError.
+
+    qsub(1B): printable, no white space, the first character alphabetic. Here also no slash (it
+    becomes a file name) and at most MAX_JOB_NAME characters.
+    """
+    if not _NAME.fullmatch(name) or not name[0].isalpha() or len(name) > MAX_JOB_NAME:
+        raise UsageError(
+            f"-N {printable(name, 80)}: a job name starts with a letter and has up to "
+            f"{MAX_JOB_NAME} printable ASCII characters, no blank and no slash"
+        )
+    return name
+
+
+def default_job_name(script: str | None) -> str:
+    """Return the job name of a script's path, odd characters replaced; ``STDIN`` without one."""
+    if script is None:
+        return "STDIN"
+    return re.sub(r"[^!-.0-~]", "_", os.path.basename(script))[:MAX_JOB_NAME] or "STDIN"  # noqa: PTH119
+
+
+def output_names(job_name: str, job_id: str) -> tuple[str, str]:
+    """Return ``NAME.oN`` and ``NAME.eN``, N being the sequence number of the job id."""
+    sequence = job_id.split(".", maxsplit=1)[0]
+    return f"{job_name}.o{sequence}", f"{job_name}.e{sequence}"
+
+
+def origin_environ(environ: Mapping[str, str], host: str, workdir: str) -> dict[str, str]:
+    """Return the ``PBS_O_*`` variables that qsub adds from the submitting environment."""
+    found = {f"PBS_O_{name}": environ[name] for name in _ORIGIN if name in environ}
+    return found | {"PBS_O_HOST": host, "PBS_O_WORKDIR": workdir}

@@ -1,0 +1,54 @@
+"""The batch system ``local``: for one machine, installed with the core, registered as a plugin."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vtorque_core.api import BatchSystem, hookimpl, setting
+
+if TYPE_CHECKING:
+    from vtorque_core.api_batch import NodeAdapter, Submitter
+
+
+@dataclass(frozen=True)
+class Settings:
+    """``[plugin.local]``."""
+
+    slots: int = setting(1, doc="jobs that run at the same time")
+    spool: str = setting("", doc="root-owned directory of the queue; empty: <paths.state>/local")
+
+
+def submitter(site: Any = None) -> Submitter:
+    """Return the submitting half; ``site`` gives the socket's directory."""
+    from vtorque_core.local.submitter import LocalSubmitter  # noqa: PLC0415
+
+    return LocalSubmitter() if site is None else LocalSubmitter(site.paths)
+
+
+def node(site: Any = None) -> NodeAdapter:
+    """Return the node half."""
+    from vtorque_core.local.node import LocalNode  # noqa: PLC0415
+
+    if site is None:
+        return LocalNode()
+    return LocalNode(spool_path(site.paths.state, site[Settings]))
+
+
+def spool_path(state: Path, settings: Settings) -> Path:
+    """Return where the queue is kept."""
+    return Path(settings.spool) if settings.spool else state / "local"
+
+
+@hookimpl
+def vtorque_settings() -> Iterator[type[Settings]]:
+    """Declare ``[plugin.local]``."""
+    yield Settings
+
+
+@hookimpl
+def vtorque_batch_systems() -> Iterator[BatchSystem]:
+    """Bring ``local``."""
+    yield BatchSystem("local", submitter=submitter, node=node)
