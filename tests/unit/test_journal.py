@@ -1,0 +1,302 @@
+"""The journal: written before anything is acquired, read after any crash."""
+
+import dataclasses
+import json
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from vtorque_core import journal as journal_module
+from vtorque_core import records
+from vtorque_core.api_node import Resource, unjournalled
+from vtorque_core.errors import HostFault
+from vtorque_core.journal import (
+    EmptyJournal,
+    JobHeader,
+    Journal,
+    JournalError,
+    OrphanError,
+    find,
+    read,
+    reconstruct,
+    timeline,
+)
+from vtorque_core.names import Paths
+from vtorque_core.resources import CORE_KINDS, File, Lease, Tree
+
+HEADER = JobHeader("42.srv", 0, "u", 1000, "local", {"acme": "vtorque-acme 1.0.0"})
+
+
+@dataclasses.dataclass(frozen=True)
+class Card(Resource):
+    kind = "acme-card"
+    card: str
+    lanes: tuple[int, ...] = ()
+    firmware: bytes = unjournalled(b"")
+
+    def create(self):
+        if self.card == "broken":
+            raise HostFault("no such card")
+
+
+@dataclasses.dataclass(frozen=True)
+class Domain(Resource):
+    kind = "domain"
+    name: str
+
+    def create(self):
+        pass
+
+
+@pytest.fixture
+def paths(tmp_path):
+    return Paths(tmp_path / "state", tmp_path / "run")
+
+
+@pytest.fixture
+def journal(paths):
+    with Journal.start(paths, HEADER) as journal:
+        yield journal
+
+
+def acquire(journal, resource, **more):
+    return journal.acquire(resource, plugin="acme", phase="pre_boot", **more)
+
+
+def test_start_makes_a_private_file_with_the_header(paths, journal):
+    path = paths.journal / "42.srv.0.jsonl"
+    assert path.stat().st_mode & 0o7777 == 0o600
+    assert paths.journal.stat().st_mode & 0o7777 == 0o700
+    assert read(path).header == HEADER
+
+
+def test_an_attempt_is_started_once(paths, journal):
+    with pytest.raises(HostFault, match=r"vtorque reap 42\.srv"):
+        Journal.start(paths, HEADER)
+    Journal.start(paths, dataclasses.replace(HEADER, attempt=1)).close()
+    assert [s.header.attempt for s in find(paths, "42.srv")] == [0, 1]
+    assert find(paths, "43.srv") == []
+
+
+def test_the_record_is_on_disk_before_create_runs(journal, monkeypatch):
+    synced = []
+    real = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda fd: (synced.append(os.fstat(fd).st_size), real(fd)))
+
+    class Nosy(Card):
+        def create(self):
+            last = json.loads(journal.path.read_bytes().splitlines()[-1])
+            assert (last["op"], last["kind"]) == ("acquire", "acme-card")
+            assert synced[-1] == journal.path.stat().st_size
+
+    acquire(journal, Nosy("a"))
+    assert len(synced) == 1
+
+
+def test_a_failed_create_stays_open(journal):
+    with pytest.raises(HostFault, match="no such card"):
+        acquire(journal, Card("broken"))
+    assert [r.args["card"] for r in read(journal.path).open] == ["broken"]
+
+
+def test_unjournalled_fields_are_left_out_and_defaulted(journal):
+    acquire(journal, Card("a", lanes=(1, 2), firmware=b"secret"))
+    assert b"secret" not in journal.path.read_bytes()
+    record = read(journal.path).open[0]
+    assert reconstruct(record, {"acme-card": Card}) == Card("a", lanes=(1, 2))
+
+
+def test_only_json_values_are_accepted_and_nothing_is_written_otherwise(journal):
+    size = journal.path.stat().st_size
+    with pytest.raises(TypeError, match="field card is a PosixPath"):
+        acquire(journal, Card(Path("/x")))
+    assert journal.path.stat().st_size == size
+
+
+def test_needs_are_the_leases_and_directories_of_the_guest_and_all_for_a_domain(journal, tmp_path):
+    shared, first, second = journal.acquire_leases(
+        [(Lease("node", "alone"), None), (Lease("core", "1"), 0), (Lease("core", "2"), 1)],
+        phase="plan",
+    )
+    tree = acquire(journal, Tree(str(tmp_path / "g0")), guest=0)
+    card = acquire(journal, Card("a"), guest=0)
+    file = acquire(journal, File(str(tmp_path / "g0" / "f")), guest=0)
+    other = acquire(journal, Card("b"), guest=1, needs=[card])
+    domain = acquire(journal, Domain("vt-0"), guest=0)
+    needs = {seq: r.needs for seq, r in read(journal.path).records.items()}
+    assert needs[tree] == ()
+    assert needs[card] == (shared, first, tree)
+    assert needs[file] == (tree,)
+    assert needs[other] == (shared, second, card)
+    assert needs[domain] == (shared, first, tree, card, file)
+    assert read(journal.path).holders(tree) == (card, file, domain)
+    assert read(journal.path).guests == ("vt-0",)
+    with pytest.raises(ValueError, match="no record 99"):
+        acquire(journal, Card("c"), needs=[99])
+
+
+def test_every_cut_of_the_last_line_is_ignored_and_cut_off(paths, journal):
+    acquire(journal, Card("a"))
+    whole = journal.path.read_bytes()
+    acquire(journal, Card("b"))
+    journal.close()
+    full = journal.path.read_bytes()
+    for cut in range(len(whole), len(full)):
+        journal.path.write_bytes(full[:cut])
+        assert [r.args["card"] for r in read(journal.path).open] == ["a"]
+        with Journal.open(paths, journal.path) as again:
+            assert acquire(again, Card("c")) == 2
+        assert [r.args["card"] for r in read(journal.path).open] == ["a", "c"]
+
+
+@pytest.mark.parametrize("torn", [b"\0\0\0\0", b'{"op": "rel\n', b"\xff\n", b"[]\n"])
+def test_a_last_line_that_cannot_be_read_is_torn(journal, torn):
+    acquire(journal, Card("a"))
+    with journal.path.open("ab") as file:
+        file.write(torn)
+    assert len(read(journal.path).open) == 1
+
+
+def good(**more):
+    line = {"op": "acquire", "seq": 1, "plugin": "p", "kind": "k", "scope": "job", "guest": None}
+    return {**line, "needs": [], "phase": "x", "args": {}, "t": 1.0, **more}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"garbage",
+        b"{}",
+        b'{"op":"unheard of"}',
+        b'{"op":"job"}',
+        b'{"op":"released","seq":9}',
+        b'{"op":"released","seq":[]}',
+        json.dumps(good(seq="1")).encode(),
+        json.dumps(good(scope="world")).encode(),
+        json.dumps(good(needs=[5])).encode(),
+        json.dumps(good(args=[])).encode(),
+        json.dumps(good(guest="x")).encode(),
+        json.dumps({k: v for k, v in good().items() if k != "kind"}).encode(),
+    ],
+)
+def test_anything_else_that_cannot_be_read_names_the_line(journal, line):
+    with journal.path.open("ab") as file:
+        file.write(line + b"\n" + b'{"op":"phase","name":"x","guest":null,"t":1}\n')
+    with pytest.raises(JournalError, match=r"42\.srv\.0\.jsonl, line 2: cannot be read"):
+        read(journal.path)
+
+
+def test_a_journal_without_a_first_line_is_empty(journal):
+    for content in (b"", b'{"op":"job"'):
+        journal.path.write_bytes(content)
+        with pytest.raises(EmptyJournal):
+            read(journal.path)
+
+
+def test_one_schema_back_is_read_and_appended_to(paths, journal, monkeypatch):
+    acquire(journal, Card("a"))
+    monkeypatch.setattr(records, "SCHEMA", 2)
+    with pytest.raises(JournalError, match="schema 1 of vtorque-core"):
+        read(journal.path)
+    renamed = {"op": "acquire", "kind": "acme-card"}
+
+    def lift(line):
+        return {**line, "kind": "acme-card-2"} if renamed.items() <= line.items() else line
+
+    monkeypatch.setattr(records, "UPGRADES", {1: lift})
+    assert [r.kind for r in read(journal.path).open] == ["acme-card-2"]
+    with Journal.open(paths, journal.path) as again:
+        again.released(1)
+    assert read(journal.path).open == ()
+
+
+@pytest.mark.parametrize("schema", [None, 0, 2, 99, "1"])
+def test_other_schemas_are_refused(journal, schema):
+    first = json.loads(journal.path.read_bytes())
+    journal.path.write_text(json.dumps({**first, "schema": schema, "core": "9.0"}) + "\n")
+    with pytest.raises(JournalError, match=r"of vtorque-core 9\.0.*install the version"):
+        read(journal.path)
+
+
+def test_a_record_of_another_version_is_an_orphan(journal):
+    acquire(journal, Card("a"))
+    record = read(journal.path).open[0]
+    with pytest.raises(OrphanError, match="no loaded plugin knows the kind acme-card"):
+        reconstruct(record, CORE_KINDS)
+    newer = dataclasses.replace(record, args={**record.args, "voltage": 3})
+    with pytest.raises(OrphanError, match="voltage"):
+        reconstruct(newer, {"acme-card": Card})
+    older = dataclasses.replace(record, args={"card": "a"})
+    assert reconstruct(older, {"acme-card": Card}) == Card("a")
+
+
+def full_disk(monkeypatch, room):
+    """Make writes stop after ``room`` bytes, as write(2) does on a full disk."""
+    real = os.write
+    left = [room]
+
+    def write(descriptor, data):
+        if left[0] <= 0:
+            raise OSError(28, "No space left on device")
+        done = real(descriptor, data[: left[0]])
+        left[0] -= done
+        return done
+
+    monkeypatch.setattr(journal_module.os, "write", write)
+
+
+@pytest.mark.parametrize("room", [0, 1, 50])
+def test_a_full_disk_fails_the_acquire_and_leaves_the_journal_readable(journal, monkeypatch, room):
+    acquire(journal, Card("a"))
+    before = journal.path.read_bytes()
+    full_disk(monkeypatch, room)
+    with pytest.raises(HostFault, match="No space left"):
+        acquire(journal, Card("b"))
+    assert journal.path.read_bytes() == before
+    journal.phase("ready")
+    journal.released(1)
+    assert journal.path.read_bytes() == before
+
+
+def test_after_one_lost_note_no_other_is_written(journal, monkeypatch):
+    """Else a lease shows as free while what used it shows as open."""
+    acquire(journal, Card("a"))
+    acquire(journal, Card("b"))
+    with monkeypatch.context() as patch:
+        full_disk(patch, 5)
+        journal.released(2)
+    journal.released(1)
+    assert [r.seq for r in read(journal.path).open] == [1, 2]
+
+
+def test_threads_get_their_own_numbers(journal):
+    def work(guest):
+        for _ in range(20):
+            acquire(journal, Card(f"g{guest}"), guest=guest)
+            journal.phase("step", guest=guest)
+
+    threads = [threading.Thread(target=work, args=(g,)) for g in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    state = read(journal.path)
+    assert [r.seq for r in state.open] == list(range(1, 81))
+    assert len(state.phases) == 80
+
+
+def test_the_timeline_of_a_running_and_of_an_ended_job(paths, journal):
+    assert timeline(paths, "42.srv") == []
+    journal.phase("plan")
+    journal.phase("boot")
+    journal.phase("ready", guest=0)
+    journal.phase("run")
+    spans = timeline(paths, "42.srv")
+    assert [s["name"] for s in spans] == ["plan", "boot", "ready", "run"]
+    assert spans[0]["seconds"] == pytest.approx(spans[1]["start"] - spans[0]["start"])
+    assert spans[1]["seconds"] == pytest.approx(spans[3]["start"] - spans[1]["start"])
+    journal.delete()
+    assert timeline(paths, "42.srv") == spans == timeline(paths)
+    assert timeline(paths, "43.srv") == []

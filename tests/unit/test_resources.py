@@ -1,0 +1,416 @@
+"""The core's resource kinds: created safely, released twice, after anything."""
+
+import dataclasses
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from vtorque_core import safefs, virtiofs
+from vtorque_core.api_node import Resource
+from vtorque_core.errors import HostFault
+from vtorque_core.journal import JobHeader, Journal, read, reconstruct
+from vtorque_core.names import Paths
+from vtorque_core.resources import (
+    CORE_KINDS,
+    File,
+    Lease,
+    Overlay,
+    Process,
+    Setting,
+    Shm,
+    Tree,
+    Virtiofsd,
+)
+from vtorque_core.resources.process import lock_holder
+
+ROOT = os.geteuid() == 0
+
+
+def through_the_journal(resource: Resource, tmp_path: Path) -> Resource:
+    """Return the resource as another process gets it from the journal."""
+    quiet = type(resource.kind, (type(resource),), {"create": lambda self: None})
+    copy = quiet(**{f.name: getattr(resource, f.name) for f in dataclasses.fields(resource)})
+    paths = Paths(tmp_path / "js", tmp_path / "jr")
+    shutil.rmtree(paths.state, ignore_errors=True)
+    with Journal.start(paths, JobHeader("1", 0, "u", 1, "local")) as journal:
+        journal.acquire(copy, plugin="core", phase="x")
+        return reconstruct(read(journal.path).open[0], CORE_KINDS)
+
+
+def test_survivors_of_a_reboot():
+    lasting = {name for name, kind in CORE_KINDS.items() if not kind.volatile}
+    assert lasting == {"file", "tree", "overlay"}
+    assert {name for name, k in CORE_KINDS.items() if k.blocking} == {
+        "domain",
+        "process",
+        "virtiofsd",
+        "mount",
+    }
+
+
+# -- file, tree -------------------------------------------------------------------------------
+
+
+def test_file_has_exactly_its_mode_and_content_and_goes_twice(tmp_path):
+    path = tmp_path / "seed.iso"
+    file = File(str(path), mode=0o644, content=b"\0data")
+    old = os.umask(0o077)
+    try:
+        file.create()
+    finally:
+        os.umask(old)
+    assert (path.read_bytes(), path.stat().st_mode & 0o7777) == (b"\0data", 0o644)
+    again = through_the_journal(file, tmp_path)
+    assert again == File(str(path), mode=0o644)
+    again.release()
+    again.release()
+    assert not path.exists()
+
+
+def test_file_never_overwrites_nor_follows(tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    link = tmp_path / "link"
+    link.symlink_to(victim)
+    for path in (victim, link):
+        with pytest.raises(HostFault, match="File exists"):
+            File(str(path), content=b"x").create()
+    File(str(link)).release()
+    assert victim.read_text() == "precious"
+    assert not link.is_symlink()
+
+
+def test_file_that_is_replaced_in_one_step(tmp_path):
+    path = tmp_path / "proof.json"
+    file = File(str(path), mode=0o644, replace=True, content=b"1")
+    file.create()
+    dataclasses.replace(file, content=b"2").create()
+    assert path.read_bytes() == b"2"
+    Path(safefs.beside(str(path))).write_bytes(b"half")
+    through_the_journal(file, tmp_path).release()
+    assert not path.exists() and not Path(safefs.beside(str(path))).exists()
+
+
+@pytest.mark.parametrize("path", ["relative", "/tmp/../etc/x", "/"])
+def test_strange_paths_are_refused(path):
+    for resource in (File(path), Tree(path)):
+        with pytest.raises(HostFault, match="not an absolute path"):
+            resource.create()
+        with pytest.raises(HostFault, match="not an absolute path"):
+            resource.release()
+
+
+def test_a_directory_that_others_can_write_is_refused(tmp_path):
+    open_to_all = tmp_path / "open"
+    open_to_all.mkdir()
+    open_to_all.chmod(0o777)
+    for resource in (File(str(open_to_all / "f")), Tree(str(open_to_all / "t" / "u"))):
+        with pytest.raises(HostFault, match="open can be written by others"):
+            resource.create()
+        with pytest.raises(HostFault, match="open can be written by others"):
+            resource.release()
+    open_to_all.chmod(0o1777)
+    File(str(open_to_all / "f")).create()
+
+
+@pytest.mark.skipif(not ROOT, reason="only root can give a directory away")
+def test_a_directory_of_a_user_is_refused(tmp_path):
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    os.chown(theirs, 4242, 4242)
+    with pytest.raises(HostFault, match="theirs belongs to uid 4242"):
+        File(str(theirs / "f")).create()
+
+
+def test_a_link_on_the_way_is_fine_if_it_leads_to_a_safe_place(tmp_path):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    File(str(tmp_path / "link" / "f")).create()
+    assert (tmp_path / "real" / "f").exists()
+
+
+def test_tree_goes_with_all_in_it_and_follows_no_link(tmp_path):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "precious").write_text("x")
+    tree = Tree(str(tmp_path / "job"), mode=0o711)
+    tree.create()
+    top = tmp_path / "job"
+    assert top.stat().st_mode & 0o7777 == 0o711
+    (top / "a" / "b").mkdir(parents=True)
+    (top / "a" / "b" / "file").write_text("x")
+    (top / "a" / "out").symlink_to(outside)
+    (top / "dangling").symlink_to("/nonexistent")
+    os.mkfifo(top / "fifo")
+    again = through_the_journal(tree, tmp_path)
+    again.release()
+    again.release()
+    assert not top.exists()
+    assert (outside / "precious").exists()
+
+
+def test_tree_that_is_a_link_removes_the_link(tmp_path):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "job").symlink_to(tmp_path / "real")
+    Tree(str(tmp_path / "job")).release()
+    assert (tmp_path / "real").exists() and not (tmp_path / "job").is_symlink()
+
+
+def test_tree_that_exists_is_an_error(tmp_path):
+    with pytest.raises(HostFault, match="File exists"):
+        Tree(str(tmp_path)).create()
+
+
+MOUNTED = """
+import os, pathlib, sys
+from vtorque_core.errors import HostFault
+from vtorque_core.resources import Mount, Tree
+top = pathlib.Path(sys.argv[1])
+(top / "src").mkdir(); (top / "src" / "precious").write_text("x")
+Tree(str(top / "job")).create(); (top / "job" / "mnt").mkdir()
+mount = Mount(str(top / "src"), str(top / "job" / "mnt"), options=("bind",))
+mount.create()
+try:
+    mount.create()
+except HostFault as error:
+    assert "mounted there already" in str(error), error
+else:
+    raise SystemExit("mounted twice")
+assert (top / "job" / "mnt" / "precious").exists()
+try:
+    Tree(str(top / "job")).release()
+except HostFault as error:
+    assert "is a mount point" in str(error), error
+else:
+    raise SystemExit("entered a mount of the same file system")
+assert (top / "src" / "precious").exists()
+mount.release(); mount.release()
+Tree(str(top / "job")).release()
+assert not (top / "job").exists() and (top / "src" / "precious").exists()
+print("ok")
+"""
+
+
+def test_mount_and_a_tree_with_a_mount_inside(tmp_path):
+    """In a mount namespace of its own; without root in a user namespace too (unshare(1))."""
+    unshare = ["unshare", "--mount", *([] if ROOT else ["--map-root-user"])]
+    done = subprocess.run(
+        [*unshare, sys.executable, "-c", MOUNTED, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr
+
+
+# -- overlay ----------------------------------------------------------------------------------
+
+
+def test_overlay_names_its_image_and_leaves_it_alone(tmp_path):
+    image = tmp_path / "base,with=odd:name.raw"
+    with image.open("wb") as file:
+        file.truncate(20 << 30)
+    overlay = Overlay(str(tmp_path / "root.qcow2"), str(image), "raw", size_mib=30 << 10)
+    overlay.create()
+    path = tmp_path / "root.qcow2"
+    assert path.stat().st_mode & 0o7777 == 0o600
+    assert path.stat().st_size < 1 << 20
+    shown = subprocess.run(
+        ["qemu-img", "info", "--output=json", str(path)],
+        capture_output=True,
+        check=True,
+        timeout=30,
+    )
+    info = json.loads(shown.stdout)
+    assert info["format"] == "qcow2"
+    assert info["full-backing-filename"] == str(image)
+    assert info["backing-filename-format"] == "raw"
+    assert info["virtual-size"] == 30 << 30
+    with pytest.raises(HostFault, match="File exists"):
+        overlay.create()
+    again = through_the_journal(overlay, tmp_path)
+    again.release()
+    again.release()
+    assert not path.exists() and image.exists()
+
+
+def test_overlay_of_a_missing_image_says_so(tmp_path):
+    overlay = Overlay(str(tmp_path / "o"), str(tmp_path / "missing"), "qcow2")
+    with pytest.raises(HostFault, match="missing"):
+        overlay.create()
+    overlay.release()
+    assert list(tmp_path.iterdir()) == []
+
+
+# -- setting, shm, lease ----------------------------------------------------------------------
+
+
+def test_setting_is_set_back_only_if_it_is_still_ours(tmp_path):
+    path = tmp_path / "nr_hugepages"
+    path.write_text("16\n")
+    setting = Setting.of(str(path), "128")
+    assert setting.old == "16"
+    setting.create()
+    assert path.read_text() == "128"
+    again = through_the_journal(setting, tmp_path)
+    path.write_text("64\n")
+    again.release()
+    assert path.read_text() == "64\n"
+    path.write_text("128\n")
+    again.release()
+    again.release()
+    assert path.read_text() == "16"
+    path.unlink()
+    again.release()
+    assert not path.exists()
+
+
+def test_setting_knows_the_chosen_word_of_a_list(tmp_path):
+    path = tmp_path / "enabled"
+    path.write_text("always [madvise] never\n")
+    setting = Setting.of(str(path), "never")
+    assert setting.old == "madvise"
+    path.write_text("always madvise [never]\n")
+    setting.release()
+    assert path.read_text() == "madvise"
+
+
+def test_shm_is_made_and_removed(tmp_path):
+    shm = Shm(f"vtorque-test-{os.getpid()}", size=8192)
+    shm.create()
+    try:
+        assert Path(shm.path).stat().st_size == 8192
+    finally:
+        again = through_the_journal(shm, tmp_path)
+        again.release()
+    again.release()
+    assert not Path(shm.path).exists()
+    with pytest.raises(HostFault, match="not a name"):
+        Shm("../etc/passwd").release()
+
+
+def test_lease_is_its_record(tmp_path):
+    lease = Lease("memory", "g0", 512)
+    lease.create()
+    assert through_the_journal(lease, tmp_path) == lease
+    lease.release()
+
+
+# -- process ----------------------------------------------------------------------------------
+
+
+def holder(lock: Path) -> int | None:
+    descriptor = os.open(lock, os.O_RDWR)
+    try:
+        return lock_holder(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_process_is_found_by_its_lock_and_ends(tmp_path):
+    log = tmp_path / "log"
+    script = "echo started; echo $PATH; exec sleep 1000"
+    process = Process(("sh", "-c", script), str(tmp_path / "lock"), log=str(log))
+    process.create()
+    pid = holder(tmp_path / "lock")
+    assert pid is not None and running(pid)
+    assert os.getsid(pid) == pid
+    with pytest.raises(HostFault, match="sh: "):
+        process.create()  # the lock is taken
+    end = time.monotonic() + 5
+    while log.read_text().count("\n") < 2 and time.monotonic() < end:
+        time.sleep(0.01)
+    assert log.read_text() == "started\n/usr/sbin:/usr/bin:/sbin:/bin\n"
+    again = through_the_journal(process, tmp_path)
+    again.release()
+    assert not running(pid)
+    assert not (tmp_path / "lock").exists()
+    again.release()
+
+
+def test_process_that_ignores_term_is_killed(tmp_path):
+    script = f"trap '' TERM; touch {tmp_path}/ready; while :; do sleep 0.05; done"
+    process = Process(("sh", "-c", script), str(tmp_path / "lock"), grace=0.2)
+    process.create()
+    end = time.monotonic() + 5
+    while not (tmp_path / "ready").exists() and time.monotonic() < end:
+        time.sleep(0.01)
+    pid = holder(tmp_path / "lock")
+    process.release()
+    assert pid is not None and not running(pid)
+
+
+def test_process_that_cannot_be_executed_says_so(tmp_path):
+    process = Process(("/nonexistent/daemon",), str(tmp_path / "lock"))
+    with pytest.raises(HostFault, match=r"/nonexistent/daemon: .*No such file"):
+        process.create()
+    process.release()
+    assert not (tmp_path / "lock").exists()
+
+
+def test_process_whose_pid_is_reused_kills_nobody(tmp_path):
+    """The lock file names no pid that could go stale: without a holder nothing is killed."""
+    (tmp_path / "lock").write_text(f"{os.getpid()}\n")
+    Process(("sleep", "9"), str(tmp_path / "lock")).release()
+    assert not (tmp_path / "lock").exists()
+
+
+def test_process_of_a_killed_creator_is_still_found(tmp_path):
+    lock = tmp_path / "lock"
+    pid = os.fork()
+    if pid == 0:
+        Process(("sleep", "1000"), str(lock)).create()
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(pid, 0)
+    daemon = holder(lock)
+    assert daemon is not None and running(daemon)
+    Process(("sleep", "1000"), str(lock)).release()
+    assert not running(daemon)
+
+
+# -- virtiofsd, domain: their own modules are tested elsewhere -----------------------------------
+
+
+def share(tmp_path):
+    return virtiofs.Share(
+        source="/tmp",
+        socket=str(tmp_path / "s"),
+        lock=str(tmp_path / "l"),
+        log=str(tmp_path / "log"),
+        uid=1000,
+        gid=1000,
+        groups=(),
+        subordinate_id=100000,
+        readonly=False,
+        socket_owner=0,
+        owner_check=False,
+    )
+
+
+def test_virtiofsd_keeps_only_its_lock(tmp_path, monkeypatch):
+    calls = []
+    monkeypatch.setattr(virtiofs, "start", lambda s: calls.append(("start", s)))
+    monkeypatch.setattr(virtiofs, "stop", lambda lock, end: calls.append(("stop", lock, end)))
+    daemon = Virtiofsd(share(tmp_path))
+    daemon.create()
+    again = through_the_journal(daemon, tmp_path)
+    assert again == Virtiofsd(lock=str(tmp_path / "l"))
+    again.release()
+    assert calls[0] == ("start", share(tmp_path))
+    assert calls[1][:2] == ("stop", str(tmp_path / "l"))
+    assert 0 < calls[1][2] - time.monotonic() < 30

@@ -1,0 +1,365 @@
+"""The journal of one job attempt on this node: what was acquired, written before it is acquired.
+
+One file of JSON lines, ``<state>/journal/<job key>.jsonl``, 0600 root. Its lines, by ``op``:
+
+    job       the first line: schema, core, boot, id, attempt, owner, uid, batch, plugins
+    acquire   seq, plugin, kind, scope, guest, needs, phase, args, t; fsynced before create() runs
+    created   seq; only for scope "node": the next job may rely on it
+    released  seq; failed: seq, error, try. Both optional: teardown works on a full disk
+    phase     name, guest, t: the job's timeline
+
+A last line that does not end or cannot be read is what a crash left, and is ignored: create() had
+not run. Anything else that cannot be read is an error with its line number.
+The job's lock (:func:`vtorque_core.locks.job_lock`) must be held to start or to change a journal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from vtorque_core.api_node import Resource
+from vtorque_core.errors import HostFault
+from vtorque_core.locks import job_lock, node_lock
+from vtorque_core.names import Paths, job_key
+from vtorque_core.records import (
+    CORE,
+    DOMAIN,
+    LEASE,
+    PASSIVE,
+    SCHEMA,
+    TREE,
+    EmptyJournal,
+    JobHeader,
+    JournalError,
+    JournalState,
+    OrphanError,
+    PhaseMark,
+    Record,
+    arguments,
+    boot_id,
+    find,
+    journals,
+    read,
+    reconstruct,
+)
+from vtorque_core.timeline import keep, timeline
+
+__all__ = [
+    "EmptyJournal",
+    "JobHeader",
+    "Journal",
+    "JournalError",
+    "JournalState",
+    "OrphanError",
+    "PhaseMark",
+    "Record",
+    "boot_id",
+    "find",
+    "job_lock",
+    "journals",
+    "read",
+    "reconstruct",
+    "shared_records",
+    "step",
+    "timeline",
+]
+
+on_step: Callable[[str], None] = lambda _step: None  # noqa: E731
+"""Test seam, and nothing else: called with ``before record file``, ``after create file``,
+``before release file``, ... around every step. A fault harness replaces it and kills the process
+there, without knowing any plugin. The words are: record, create, created, release, released,
+delete."""
+
+
+def step(name: str) -> None:
+    """Tell the test seam :data:`on_step` what happens next or has just happened."""
+    on_step(name)
+
+
+class Journal:
+    """An open journal. Guests are booted by several threads: all methods may be called by them."""
+
+    def __init__(self, paths: Paths, path: Path, descriptor: int, state: JournalState) -> None:
+        self.paths = paths
+        self.path = path
+        self.header = state.header
+        self._descriptor = descriptor
+        self._size = state.size
+        self._records = dict(state.records)
+        self._released = set(state.released)
+        self._broken = False
+        self._mutex = threading.Lock()
+
+    @classmethod
+    def start(cls, paths: Paths, header: JobHeader) -> Journal:
+        """Create the journal of one attempt, on disk when this returns.
+
+        Raises HostFault: it exists (tear that attempt down first), or cannot be written.
+        """
+        path = paths.journal / f"{job_key(header.id, header.attempt)}.jsonl"
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            paths.journal.mkdir(mode=0o700, parents=True, exist_ok=True)
+            descriptor = os.open(path, flags, 0o600)
+        except FileExistsError:
+            raise HostFault(
+                f"{path} exists: this attempt of {header.id} was started before and is not "
+                f"released; run vtorque reap {header.id}"
+            ) from None
+        except OSError as error:
+            raise HostFault(f"cannot create {path}: {error.strerror}") from error
+        journal = cls(paths, path, descriptor, JournalState(path, header, {}, frozenset(), (), 0))
+        line = {"op": "job", "schema": SCHEMA, **dataclasses.asdict(header)}
+        try:
+            journal._write([line], sync=True)
+            _sync_directory(path.parent)
+        except BaseException:
+            journal.close()
+            path.unlink(missing_ok=True)
+            raise
+        return journal
+
+    @classmethod
+    def open(cls, paths: Paths, path: Path) -> Journal:
+        """Open an existing journal to append; cuts off a torn last line.
+
+        Raises FileNotFoundError, EmptyJournal, JournalError, HostFault.
+        """
+        state = read(path)
+        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
+        if os.fstat(descriptor).st_size > state.size:
+            os.ftruncate(descriptor, state.size)
+        return cls(paths, path, descriptor, state)
+
+    def close(self) -> None:
+        """Close the file; the journal stays."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _write(self, lines: Sequence[Mapping[str, Any]], *, sync: bool) -> None:
+        data = b"".join(json.dumps(x, allow_nan=False).encode() + b"\n" for x in lines)
+        try:
+            written = os.write(self._descriptor, data)
+            if written < len(data):
+                written += os.write(self._descriptor, data[written:])
+            if written < len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            if sync:
+                os.fsync(self._descriptor)
+        except OSError as error:
+            # A half-written line in the middle would make the whole journal unreadable.
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._descriptor, self._size)
+            raise HostFault(
+                f"cannot write {self.path}: {error.strerror}", stage="journal"
+            ) from error
+        self._size += len(data)
+
+    def acquire(
+        self,
+        resource: Resource,
+        *,
+        plugin: str,
+        phase: str,
+        guest: int | None = None,
+        needs: Iterable[int] = (),
+    ) -> int:
+        """Write the record, fsync, call ``resource.create()``; return the record's number.
+
+        Args:
+            resource: its journalled fields must be JSON values.
+            plugin: whose hook asked for it; ``"core"`` for the core.
+            phase: the phase of the life cycle, for messages and the report.
+            guest: index on this node; None: of the whole job.
+            needs: records that must stay as long as this one, beside those it always needs: the
+                directories and (unless it is a file itself) the leases of its guest and of the job;
+                for a domain, every earlier record of these.
+
+        Raises what ``create()`` raises; the record is then open, and teardown releases it.
+        """
+        if resource.scope == "node":
+            with node_lock(self.paths):
+                return self._acquire_shared(resource, plugin, phase, guest, needs)
+        seq = self._record([(resource, guest)], plugin, phase, needs)[0]
+        _create(resource)
+        return seq
+
+    def acquire_leases(
+        self, leases: Sequence[tuple[Resource, int | None]], *, phase: str
+    ) -> list[int]:
+        """Write records of (lease, guest index) in one go: leases have nothing to create."""
+        return self._record(leases, CORE, phase, ())
+
+    def _acquire_shared(
+        self,
+        resource: Resource,
+        plugin: str,
+        phase: str,
+        guest: int | None,
+        needs: Iterable[int],
+    ) -> int:
+        """Create it unless another open record says that it exists; the node's lock is held."""
+        others = shared_records(self.paths, resource.kind, arguments(resource))
+        now = boot_id()
+        seq = self._record([(resource, guest)], plugin, phase, needs)[0]
+        alive = [r for s, r in others if r.created and (s.boot == now or not resource.volatile)]
+        if not alive:
+            if others:  # recorded, perhaps half created: its process was killed
+                resource.release()
+            _create(resource)
+        step(f"before created {resource.kind}")
+        with self._mutex:
+            self._write([{"op": "created", "seq": seq}], sync=False)
+        step(f"after created {resource.kind}")
+        return seq
+
+    def _record(
+        self,
+        resources: Sequence[tuple[Resource, int | None]],
+        plugin: str,
+        phase: str,
+        needs: Iterable[int],
+    ) -> list[int]:
+        wanted = list(needs)
+        with self._mutex:
+            last = max(self._records, default=0)
+            new = []
+            for seq, (resource, guest) in enumerate(resources, start=last + 1):
+                record = Record(
+                    seq=seq,
+                    plugin=plugin,
+                    kind=resource.kind,
+                    scope=resource.scope,
+                    guest=guest,
+                    needs=self._needs(resource.kind, guest, wanted),
+                    phase=phase,
+                    args=arguments(resource),
+                    time=time.time(),
+                )
+                new.append(record)
+            for record in new:
+                step(f"before record {record.kind}")
+            self._write([_acquire_line(record) for record in new], sync=True)
+            self._records.update((record.seq, record) for record in new)
+            for record in new:
+                step(f"after record {record.kind}")
+        return [record.seq for record in new]
+
+    def _needs(self, kind: str, guest: int | None, wanted: Sequence[int]) -> tuple[int, ...]:
+        if kind == LEASE:
+            return ()
+        unknown = [seq for seq in wanted if seq not in self._records]
+        if unknown:
+            raise ValueError(f"needs: there is no record {unknown[0]}")
+        ours = [
+            r
+            for r in self._records.values()
+            if r.seq not in self._released and (guest is None or r.guest in (guest, None))
+        ]
+        held = (TREE,) if kind in PASSIVE else (TREE, LEASE)
+        always = {r.seq for r in ours if kind == DOMAIN or r.kind in held}
+        return tuple(sorted(always | set(wanted)))
+
+    def phase(self, name: str, guest: int | None = None) -> None:
+        """Add a point to the timeline; never raises, since no job may fail for its timeline."""
+        line = {"op": "phase", "name": name, "guest": guest, "t": time.time()}
+        with self._mutex, contextlib.suppress(HostFault):
+            self._write([line], sync=False)
+
+    def released(self, seq: int, **extra: Any) -> None:
+        """Note that a record is released, if the disk takes it (see :meth:`_note`)."""
+        self._released.add(seq)
+        self._note({"op": "released", "seq": seq, **extra})
+
+    def failed(self, seq: int, error: str, tries: int) -> None:
+        """Note that a release failed for the ``tries``-th time, if the disk takes it."""
+        self._note({"op": "failed", "seq": seq, "error": error, "try": tries})
+
+    def _note(self, line: Mapping[str, Any]) -> None:
+        """Append; after one failure nothing more, so that what is noted has no gaps.
+
+        A lease must not show as free before what used it shows as released: the next teardown
+        would release that again while another job has the leased item.
+        """
+        with self._mutex:
+            if self._broken:
+                return
+            try:
+                self._write([line], sync=False)
+            except HostFault:
+                self._broken = True
+
+    def delete(self) -> None:
+        """Remove the journal: nothing is open."""
+        step("before delete journal")
+        self.close()
+        with contextlib.suppress(FileNotFoundError):
+            keep(self.paths, read(self.path))
+        self.path.unlink(missing_ok=True)
+        step("after delete journal")
+
+
+def shared_records(
+    paths: Paths, kind: str, args: Mapping[str, Any], but: tuple[Path, int] | None = None
+) -> list[tuple[JobHeader, Record]]:
+    """Return the open records of one node-wide resource over all journals, under the node's lock.
+
+    ``but``: journal and number of a record to leave out. Raises JournalError.
+    """
+    found = []
+    for path in journals(paths):
+        try:
+            state = read(path)
+        except (FileNotFoundError, EmptyJournal):
+            continue
+        found += [
+            (state.header, record)
+            for record in state.open
+            if record.scope == "node" and record.same(kind, args) and (path, record.seq) != but
+        ]
+    return found
+
+
+def _create(resource: Resource) -> None:
+    step(f"before create {resource.kind}")
+    resource.create()
+    step(f"after create {resource.kind}")
+
+
+def _acquire_line(record: Record) -> dict[str, Any]:
+    return {
+        "op": "acquire",
+        "seq": record.seq,
+        "plugin": record.plugin,
+        "kind": record.kind,
+        "scope": record.scope,
+        "guest": record.guest,
+        "needs": list(record.needs),
+        "phase": record.phase,
+        "args": record.args,
+        "t": round(record.time, 3),
+    }
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,122 @@
+"""File locks of this node, flock(2): they end with their holder, however that ends.
+
+Order, where both are needed: the job's lock first, then the node's. Within one process a lock may
+be taken again by its holder (the prologue holds the job's lock when it tears down what failed).
+Not for threads: take them in the main thread, except the node's lock, which nests nowhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from vtorque_core.errors import HostFault
+from vtorque_core.names import Paths
+
+_POLL = 0.01  # seconds between two tries; flock(2) has no time limit of its own
+_held: dict[str, int] = {}  # path to descriptor, of this process
+_node_threads = threading.Lock()
+
+
+class Busy(HostFault):
+    """Another process holds the lock; the message names the lock and, if known, the process."""
+
+
+def take(path: Path, wait: float) -> int:
+    """Return a descriptor that holds the lock file's lock; creates file and directory (0700).
+
+    Args:
+        path: the lock file, in a directory that only root may write.
+        wait: seconds; 0 tries once.
+
+    Raises Busy after ``wait`` seconds, HostFault if the file cannot be made.
+    """
+    end = time.monotonic() + wait
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        while True:
+            descriptor = os.open(path, flags, 0o600)
+            if not _locked(descriptor, end):
+                owner = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
+                os.close(descriptor)
+                raise Busy(f"{path} is held by another process (pid {owner or 'unknown'})")
+            if _is_file(descriptor, path):
+                os.ftruncate(descriptor, 0)
+                os.write(descriptor, f"{os.getpid()}\n".encode())
+                return descriptor
+            os.close(descriptor)  # its last holder removed it: there may be another file now
+    except OSError as error:
+        raise HostFault(f"lock {path}: {error.strerror}") from error
+
+
+def _locked(descriptor: int, end: float) -> bool:
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= end:
+                return False
+            time.sleep(_POLL)
+        else:
+            return True
+
+
+def _is_file(descriptor: int, path: Path) -> bool:
+    """Return whether the path still names the locked file: the last holder may have removed it."""
+    try:
+        there = path.stat(follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return os.path.samestat(os.fstat(descriptor), there)
+
+
+@contextlib.contextmanager
+def job_lock(paths: Paths, job_id: str, wait: float = 60.0) -> Iterator[None]:
+    """Hold the lock of one job, all its attempts; the file is gone again afterwards.
+
+    Raises Busy if another process (its prologue, its epilogue) holds it for ``wait`` seconds.
+    """
+    path = paths.job_lock(job_id)
+    if str(path) in _held:
+        yield
+        return
+    descriptor = take(path, wait)
+    _held[str(path)] = descriptor
+    try:
+        yield
+    finally:
+        if _held.pop(str(path), None) is not None:
+            with contextlib.suppress(OSError):
+                path.unlink()
+            os.close(descriptor)
+
+
+@contextlib.contextmanager
+def node_lock(paths: Paths, wait: float = 60.0) -> Iterator[None]:
+    """Hold the node's lock: leases and node-wide resources change under it. Raises Busy."""
+    if not _node_threads.acquire(timeout=max(wait, 0)):
+        raise Busy(f"{paths.node_lock} is held by another thread")
+    try:
+        descriptor = take(paths.node_lock, wait)
+        _held[str(paths.node_lock)] = descriptor
+        try:
+            yield
+        finally:
+            if _held.pop(str(paths.node_lock), None) is not None:
+                os.close(descriptor)
+    finally:
+        _node_threads.release()
+
+
+def forget() -> None:
+    """Close the inherited locks; called in a forked child, which must not outlive their holder."""
+    for descriptor in _held.values():
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
+    _held.clear()

@@ -1,0 +1,65 @@
+"""Start a daemon that holds a lock: ``_launch.py PARENT LOCK LOG ARGV...``, stdlib only.
+
+A program of its own because its caller has threads, and fork with threads is unsafe. Ends with 0
+when the daemon was executed, else with 1 and the reason on stderr.
+
+The daemon takes the POSIX lock itself, since such locks are not inherited, and keeps it over
+execve(2). Until it has it, it dies with its parents (prctl(2), PR_SET_PDEATHSIG): a daemon that
+starts after its creator was killed would be found by nobody.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import signal
+import sys
+
+_PR_SET_PDEATHSIG = 1
+
+
+def _die_with(parent: int) -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _become(lock: str, log: str, argv: list[str], launcher: int) -> None:
+    _die_with(launcher)
+    os.setsid()
+    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.set_inheritable(descriptor, True)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+    output = os.open(log, flags, 0o600) if log else os.open(os.devnull, os.O_WRONLY)
+    null = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((null, 0), (output, 1), (output, 2)):
+        os.dup2(source, target)
+    os.execvp(argv[0], argv)  # noqa: S606
+
+
+def main() -> int:
+    """Return the exit code."""
+    parent, lock, log, *argv = sys.argv[1:]
+    _die_with(int(parent))
+    launcher = os.getpid()
+    report, told = os.pipe()  # closes with execve(2)
+    if os.fork() == 0:
+        try:
+            _become(lock, log, argv, launcher)
+        except BaseException as error:  # the launcher must hear of any
+            os.write(told, f"{argv[0]}: {error!r}".encode())
+        finally:
+            os._exit(1)
+    os.close(told)
+    problem = b""
+    while part := os.read(report, 4096):
+        problem += part
+    os.write(2, problem)
+    return 1 if problem else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

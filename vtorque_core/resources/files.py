@@ -1,0 +1,216 @@
+"""Core kinds that are names in a file system: file, tree, overlay, shm, setting, mount."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from vtorque_core import safefs
+from vtorque_core.api_node import Resource, run_tool, unjournalled
+from vtorque_core.errors import HostFault
+
+_UMOUNT_TIMEOUT = 25.0  # seconds; below the 30 that teardown gives one release by default
+
+
+class CoreResource(Resource):
+    """A kind that needs no plugin. ``blocking``: its release can hang, so a child runs it."""
+
+    blocking: ClassVar[bool] = False
+
+
+@contextlib.contextmanager
+def _named(path: str, verb: str) -> Iterator[None]:
+    """Turn an OSError into a HostFault that names the path."""
+    try:
+        yield
+    except OSError as error:
+        raise HostFault(f"cannot {verb} {path}: {error.strerror or error}") from error
+
+
+@dataclass(frozen=True)
+class File(CoreResource):
+    """A file below a trusted directory (:mod:`vtorque_core.safefs`); it must not exist yet.
+
+    With ``replace`` it may exist and is exchanged in one step, so that readers see old or new.
+    ``uid``/``gid`` -1: as created.
+    """
+
+    kind = "file"
+    volatile = False
+    path: str
+    mode: int = 0o600
+    uid: int = -1
+    gid: int = -1
+    replace: bool = False
+    content: bytes = unjournalled(b"")
+
+    def create(self) -> None:
+        """Write it. Raises HostFault: it exists, the disk is full, the directory is not safe."""
+        write = safefs.replace if self.replace else safefs.write_new
+        with _named(self.path, "create"):
+            write(self.path, self.content, mode=self.mode, uid=self.uid, gid=self.gid)
+
+    def release(self) -> None:
+        """Remove it; missing is fine."""
+        with _named(self.path, "remove"):
+            if self.replace:
+                safefs.remove_file(safefs.beside(self.path))
+            safefs.remove_file(self.path)
+
+
+@dataclass(frozen=True)
+class Tree(CoreResource):
+    """A directory and, when released, all in it: no link followed, no mount entered."""
+
+    kind = "tree"
+    volatile = False
+    path: str
+    mode: int = 0o711
+    uid: int = -1
+    gid: int = -1
+
+    def create(self) -> None:
+        """Make the directory. Raises HostFault: it exists, its parent is missing or not safe."""
+        with _named(self.path, "create"):
+            safefs.make_directory(self.path, mode=self.mode, uid=self.uid, gid=self.gid)
+
+    def release(self) -> None:
+        """Remove it with its content; missing is fine."""
+        with _named(self.path, "remove"):
+            safefs.remove_tree(self.path)
+
+
+@dataclass(frozen=True)
+class Overlay(CoreResource):
+    """A qcow2 layer over a read-only image; takes the same time whatever the image's size.
+
+    ``backing`` is a root-owned file of ``backing_format``, never probed. ``size_mib`` 0: as the
+    image. ``path`` is made as root, 0600; libvirt hands it to QEMU's user for the guest's life.
+    """
+
+    kind = "overlay"
+    volatile = False
+    path: str
+    backing: str
+    backing_format: Literal["raw", "qcow2"]
+    size_mib: int = 0
+
+    def create(self) -> None:
+        """Run qemu-img(1). Raises HostFault with its words, or if the file exists."""
+        if not Path(self.backing).is_absolute():
+            raise HostFault(f"{self.backing!r} is not an absolute path")
+        with _named(self.path, "create"):
+            safefs.write_new(self.path, b"", mode=0o600)
+        size = (f"{self.size_mib}M",) if self.size_mib else ()
+        layer = ("-f", "qcow2", "-F", self.backing_format, "-b", self.backing)
+        run_tool("qemu-img", "create", "-q", *layer, self.path, *size)
+
+    def release(self) -> None:
+        """Remove the layer; the image is not touched."""
+        with _named(self.path, "remove"):
+            safefs.remove_file(self.path)
+
+
+@dataclass(frozen=True)
+class Shm(CoreResource):
+    """Shared memory ``/dev/shm/<name>`` of ``size`` bytes (shm_overview(7))."""
+
+    kind = "shm"
+    name: str
+    size: int = 0
+    mode: int = 0o600
+    uid: int = -1
+    gid: int = -1
+
+    @property
+    def path(self) -> str:
+        """Its file. Raises HostFault for a name with a slash."""
+        if "/" in self.name or self.name in ("", ".", ".."):
+            raise HostFault(f"{self.name!r} is not a name of shared memory")
+        return f"/dev/shm/{self.name}"  # noqa: S108 - this is what the kind is
+
+    def create(self) -> None:
+        """Make it, filled with zeros."""
+        with _named(self.path, "create"):
+            safefs.write_new(
+                self.path, b"", mode=self.mode, uid=self.uid, gid=self.gid, size=self.size
+            )
+
+    def release(self) -> None:
+        """Remove it; who has it open keeps it until they end."""
+        with _named(self.path, "remove"):
+            safefs.remove_file(self.path)
+
+
+@dataclass(frozen=True)
+class Setting(CoreResource):
+    """A value in /proc/sys or /sys, set back if it still is what we set.
+
+    Two jobs must not set the same file: claim it (``PoolClaim``) first.
+    """
+
+    kind = "setting"
+    path: str
+    old: str
+    new: str
+
+    @classmethod
+    def of(cls, path: str, new: str) -> Setting:
+        """Return the setting with the file's present value as ``old``."""
+        return cls(path, _current(path), new)
+
+    def create(self) -> None:
+        """Write ``new``."""
+        _set(self.path, self.new)
+
+    def release(self) -> None:
+        """Write ``old`` unless somebody has changed it since, or the file is gone."""
+        if Path(self.path).exists() and _current(self.path) == self.new:
+            _set(self.path, self.old)
+
+
+def _current(path: str) -> str:
+    """Return the value; of a list such as ``always [madvise] never`` the chosen one."""
+    with _named(path, "read"):
+        text = Path(path).read_text(encoding="utf-8").strip()
+    chosen = [word[1:-1] for word in text.split() if word.startswith("[") and word.endswith("]")]
+    return chosen[0] if len(chosen) == 1 else text
+
+
+def _set(path: str, value: str) -> None:
+    with _named(path, "set"), safefs.parent_of(path) as (directory, name):
+        flags = os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(name, flags, dir_fd=directory)
+        try:
+            os.write(descriptor, value.encode())
+        finally:
+            os.close(descriptor)
+
+
+@dataclass(frozen=True)
+class Mount(CoreResource):
+    """A mount on an existing empty directory of vTorque's own (mount(8))."""
+
+    kind = "mount"
+    blocking = True
+    source: str
+    target: str
+    fstype: str = ""
+    options: tuple[str, ...] = ()
+
+    def create(self) -> None:
+        """Mount it. Raises HostFault, also if something is mounted there."""
+        if safefs.is_mount_point(self.target):
+            raise HostFault(f"{self.target}: something is mounted there already")
+        kind = ("-t", self.fstype) if self.fstype else ()
+        options = ("-o", ",".join(self.options)) if self.options else ()
+        run_tool("mount", *kind, *options, "--", self.source, self.target)
+
+    def release(self) -> None:
+        """Unmount it; nothing mounted is fine, in use is a HostFault."""
+        if safefs.is_mount_point(self.target):
+            run_tool("umount", "--", self.target, timeout=_UMOUNT_TIMEOUT)

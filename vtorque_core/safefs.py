@@ -1,0 +1,166 @@
+"""Files and directories that root makes and removes without being led astray.
+
+A directory is trusted if it and all above it belong to root (or to the calling user, in tests and
+sessions) and nobody else can write there; a sticky directory such as /tmp counts as unwritable,
+since others cannot replace what is in it. Everything is done relative to an open descriptor of
+such a directory, never following a link in the last place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from vtorque_core.errors import HostFault
+
+_WALK = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_READ = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_MAX_DEPTH = 200  # each level holds a descriptor; root's own trees are three levels deep
+
+
+@contextlib.contextmanager
+def parent_of(path: str) -> Iterator[tuple[int, str]]:
+    """Give a descriptor of the trusted directory that ``path`` is in, and its last part.
+
+    Raises FileNotFoundError if the directory is missing, HostFault if it cannot be trusted or
+    ``path`` is not absolute and plain.
+    """
+    pure = Path(path)
+    if not pure.is_absolute() or ".." in pure.parts or not pure.name:
+        raise HostFault(f"{path!r} is not an absolute path without ..")
+    descriptor = os.open("/", _WALK)
+    try:
+        # realpath: links that root has made (/var/run) are fine, and each step is checked below.
+        for part in Path(os.path.realpath(pure.parent)).parts[1:]:
+            below = os.open(part, _WALK, dir_fd=descriptor)
+            os.close(descriptor)
+            descriptor = below
+            _check(os.fstat(descriptor), path, part)
+        yield descriptor, pure.name
+    finally:
+        os.close(descriptor)
+
+
+def _check(status: os.stat_result, path: str, part: str) -> None:
+    if status.st_uid not in (0, os.geteuid()):
+        raise HostFault(f"{path}: {part} belongs to uid {status.st_uid}, not to root")
+    if status.st_mode & 0o022 and not status.st_mode & stat.S_ISVTX:
+        raise HostFault(
+            f"{path}: {part} can be written by others (mode {status.st_mode & 0o7777:o})"
+        )
+
+
+def write_new(
+    path: str, content: bytes, *, mode: int, uid: int = -1, gid: int = -1, size: int | None = None
+) -> None:
+    """Create a file that does not exist yet, with exactly this owner and mode (-1: as is).
+
+    ``size`` in bytes extends it with a hole. Raises OSError, HostFault (untrusted directory).
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with parent_of(path) as (directory, name):
+        descriptor = os.open(name, flags, 0o600, dir_fd=directory)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            if size is not None:
+                file.truncate(size)
+            file.flush()
+            os.fchown(descriptor, uid, gid)
+            os.fchmod(descriptor, mode)
+
+
+def replace(path: str, content: bytes, *, mode: int, uid: int = -1, gid: int = -1) -> None:
+    """Write a file in one step: a reader sees the old content or the new (rename(2))."""
+    fresh = beside(path)
+    remove_file(fresh)
+    write_new(fresh, content, mode=mode, uid=uid, gid=gid)
+    with parent_of(path) as (directory, name):
+        os.rename(Path(fresh).name, name, src_dir_fd=directory, dst_dir_fd=directory)
+
+
+def beside(path: str) -> str:
+    """Return the name that :func:`replace` writes to first; a kill may leave it there."""
+    return f"{path}.new"
+
+
+def make_directory(path: str, *, mode: int, uid: int = -1, gid: int = -1) -> None:
+    """Create one directory that does not exist yet. Raises OSError, HostFault."""
+    with parent_of(path) as (directory, name):
+        os.mkdir(name, 0o700, dir_fd=directory)
+        descriptor = os.open(name, _READ, dir_fd=directory)
+        try:
+            os.fchown(descriptor, uid, gid)
+            os.fchmod(descriptor, mode)
+        finally:
+            os.close(descriptor)
+
+
+def remove_file(path: str) -> None:
+    """Remove a file, socket or link, not what it points to; missing is fine."""
+    with contextlib.suppress(FileNotFoundError), parent_of(path) as (directory, name):
+        os.unlink(name, dir_fd=directory)
+
+
+def remove_tree(path: str) -> None:
+    """Remove a directory with all that is in it; missing is fine.
+
+    Follows no link and enters no mount: what is mounted inside raises HostFault, untouched.
+    """
+    with contextlib.suppress(FileNotFoundError), parent_of(path) as (directory, name):
+        try:
+            descriptor = os.open(name, _READ, dir_fd=directory)
+        except OSError as error:
+            if error.errno not in (errno.ENOTDIR, errno.ELOOP):
+                raise
+            os.unlink(name, dir_fd=directory)
+            return
+        try:
+            if _mount_id(descriptor) != _mount_id(directory):
+                raise HostFault(f"{path} is a mount point: unmount it first")
+            _empty(descriptor, path, 0)
+        finally:
+            os.close(descriptor)
+        os.rmdir(name, dir_fd=directory)
+
+
+def _empty(directory: int, path: str, depth: int) -> None:
+    if depth > _MAX_DEPTH:
+        raise HostFault(f"{path}: more than {_MAX_DEPTH} directories deep")
+    with os.scandir(directory) as entries:
+        found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
+    for name, is_directory in found:
+        if not is_directory:
+            os.unlink(name, dir_fd=directory)
+            continue
+        below = os.open(name, _READ, dir_fd=directory)
+        try:
+            if _mount_id(below) != _mount_id(directory):
+                raise HostFault(f"{path}/{name} is a mount point: unmount it first")
+            _empty(below, f"{path}/{name}", depth + 1)
+        finally:
+            os.close(below)
+        os.rmdir(name, dir_fd=directory)
+
+
+def _mount_id(descriptor: int) -> str:
+    """Return the mount that a descriptor lies on; st_dev does not tell bind mounts (proc(5))."""
+    text = Path(f"/proc/self/fdinfo/{descriptor}").read_text(encoding="ascii")
+    return next(line for line in text.splitlines() if line.startswith("mnt_id:"))
+
+
+def is_mount_point(path: str) -> bool:
+    """Return whether something is mounted on ``path`` (proc(5), mountinfo field 5)."""
+    real = os.path.realpath(path)
+    text = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape")
+    points = (line.split(" ", 5)[4] for line in text.splitlines())
+    return any(_unescape(point) == real for point in points)
+
+
+def _unescape(field: str) -> str:
+    for code, character in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
+        field = field.replace(code, character)
+    return field
