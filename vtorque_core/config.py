@@ -100,7 +100,8 @@ class Site:
             if not isinstance(value, Mapping) or part not in value:
                 return "default"
             value = value[part]
-        return f"{self.path}:{line_of(self.raw.text, key)}"
+        line = line_of(self.raw.text, key)
+        return f"{self.path}:{line}" if line else str(self.path)
 
 
 def read_toml(path: Path = CONFIG_PATH) -> Raw:

@@ -98,7 +98,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class PathsTable:
-    """``[paths]``: vTorque's own directories, root's alone to write."""
+    """``[paths]``: the directories that vTorque owns; only root can write them."""
 
     state: Path = _key(  # noqa: RUF009 (a Path is immutable)
         Path("/var/lib/vtorque"),

@@ -115,11 +115,8 @@ def _one_line(refused: Refusal) -> Refusal:
 def _plugin_failed(
     option: Option[Any], shown: str, error: BaseException, plugins: Plugins
 ) -> Refusal:
-    try:
-        who = f"plugin {plugins.plugin_of('vtorque_options', option.key)}"
-    except (KeyError, AttributeError):
-        who = "its plugin"
-    failed = _failed(f"{who} failed on it", error)
+    owners = [c.plugin for c in plugins.each("vtorque_options") if c.item is option]
+    failed = _failed(f"plugin {', '.join(owners)} failed on it", error)
     return Refusal(failed.message, key=option.key, value=shown)
 
 

@@ -133,7 +133,8 @@ def parse_vm(values: Iterable[str]) -> Pairs | None:
     for word in words:
         key, value = _split(word)
         if any(key == other for other, _ in pairs):
-            raise Refused(Refusal("is given twice", key=key, value=value, fix="drop one of them"))
+            shown = printable(key, 64)
+            raise Refused(Refusal("is given twice", key=shown, value=value, fix="drop one of them"))
         pairs.append((key, value))
     return pairs
 
@@ -213,15 +214,18 @@ def read_user_file(path: str, cwd: Path | None = None) -> FileData:
         full = (cwd or Path()) / Path(path).expanduser()
     except RuntimeError:
         raise ValueError("has no such user's home") from None
-    # O_NONBLOCK: opening a FIFO without a writer would wait for ever, open(2).
-    handle = os.open(full, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(handle, "rb") as file:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
+    with open(full, "rb", opener=_open_at_once) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise ValueError("is not a regular file")
         content = file.read(MAX_FILE + 1)
     if len(content) > MAX_FILE:
         raise ValueError(f"is longer than {MAX_FILE // 1024} KiB")
     return FileData(printable(full.name, MAX_FILE_NAME - 40), content)
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    # Opening a FIFO without a writer would wait for ever, open(2).
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _split(word: str) -> tuple[str, str]:

@@ -1,0 +1,502 @@
+"""The site config: typed values, their origin, and errors that name file, line and key."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import types
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vtorque_core import api_options
+from vtorque_core.api import Option, count, hookimpl, setting
+from vtorque_core.cli.config import config as cli
+from vtorque_core.config import Raw, build, load, parse_toml, plugins_config, problems, read_toml
+from vtorque_core.config_example import effective, example
+from vtorque_core.errors import ConfigError
+from vtorque_core.plugins import Plugins
+from vtorque_core.toml_lines import line_of
+from vtorque_core.trust import require_root_owned, require_secret
+
+ROOT = Path(__file__).parents[2]
+FILE = Path("/etc/vtorque/vtorque.toml")
+
+
+@dataclass(frozen=True)
+class Engine:
+    size: int = 1
+
+
+@dataclass(frozen=True)
+class Settings:
+    cards: tuple[str, ...] = setting((), doc="cards of this node")
+    delay: float = setting(1.5, doc="wait", unit="s")
+    cache: int = setting(64, doc="cache", unit="MiB")
+    mode: Literal["fast", "safe"] = setting("safe", doc="how")
+    token: Path | None = setting(None, doc="its secret", secret_file=True)  # noqa: RUF009
+    env: Mapping[str, str] = field(default_factory=dict)
+    engine: Engine = field(default_factory=Engine)
+
+    def __post_init__(self):
+        if len(self.cards) > 3:
+            raise ValueError("more than 3 cards")
+
+
+@dataclass(frozen=True)
+class Needy:
+    server: str = setting(doc="whom to ask")
+
+
+def plugin(settings=None, *options):
+    module = types.ModuleType("fake")
+    if settings is not None:
+        module.vtorque_settings = _impl("vtorque_settings", [settings])
+    if options:
+        module.vtorque_options = _impl("vtorque_options", list(options))
+    return module
+
+
+def _impl(name, items):
+    def hook():
+        return items
+
+    hook.__name__ = name
+    return hookimpl(hook)
+
+
+@pytest.fixture
+def plugins():
+    loaded = Plugins()
+    loaded.register("core", api_options, "vtorque-core")
+    loaded.register(
+        "acme", plugin(Settings, Option("fpga", count, 0, "cards")), "vtorque-acme 1.0.0"
+    )
+    return loaded
+
+
+def site_of(text: str, plugins: Plugins, node: bool = True):
+    return build(parse_toml(text.encode(), FILE), plugins, node=node)
+
+
+# -- values -----------------------------------------------------------------------------------
+
+
+def test_a_missing_file_is_all_defaults(tmp_path, plugins):
+    site = load(tmp_path / "none.toml", plugins)
+    assert site.batch.system == "local" and site.batch.vm_by_default
+    assert site.node.start_timeout == 300 and site.node.accel == "auto"
+    assert site.shares["home"].source == "{home}" and site.shares["home"].user_owned
+    assert site.paths.journal == Path("/var/lib/vtorque/journal")
+    assert site[Settings] == Settings()
+    assert set(site.options) == set(plugins.options())
+    assert site.origin("node.accel") == "default"
+
+
+def test_values_and_where_they_are_from(plugins):
+    site = site_of(
+        """
+[node]
+start_timeout = "5m"   # text
+grace = 2.5
+qemu_overhead = "1G"
+host_reserve_ram = "0"
+
+[paths]
+state = "/srv/vt"
+[options.ram]
+max = "4G"
+default = 512
+[options]
+vcpus.max = 8
+[shares.data]
+source = "/data/{user}"
+target = "/data"
+[plugin.acme]
+delay = "500ms"
+cache = 1
+env = {A = "b"}
+engine.size = 3
+""",
+        plugins,
+    )
+    assert (site.node.start_timeout, site.node.grace) == (300, 2.5)
+    assert (site.node.qemu_overhead, site.node.host_reserve_ram) == (1024, 0)
+    assert site.paths.state == Path("/srv/vt")
+    assert (site.options["ram"].max, site.options["ram"].default) == (4096, 512)
+    assert site.options["vcpus"].max == 8
+    assert list(site.shares) == ["data"]
+    assert site[Settings] == Settings(delay=0.5, cache=1, env={"A": "b"}, engine=Engine(3))
+    assert site.origin("node.start_timeout") == f"{FILE}:3"
+    assert site.origin("options.ram.max") == f"{FILE}:11"
+    assert site.origin("options.vcpus.max") == f"{FILE}:14"
+    assert site.origin("plugin.acme.engine.size") == f"{FILE}:22"
+    assert site.origin("node.accel") == "default"
+
+
+def test_settings_of_nobody(plugins):
+    with pytest.raises(KeyError, match="Engine"):
+        site_of("", plugins)[Engine]
+
+
+# -- errors -----------------------------------------------------------------------------------
+
+ERRORS = [
+    ("[nodes]", 1, "[nodes]: there is no such table; did you mean node?"),
+    ("x = 1", 1, "[x]: there is no such table"),
+    ("node = 1", 1, "[node]: must be a table"),
+    ("options = 1", 1, "[options]: must be tables"),
+    ("[options]\nram = 1", 2, "[options] ram: must be a table"),
+    ("[node]\n\naccell = 'kvm'", 3, "[node] accell: there is no such key; did you mean accel?"),
+    ("[node]\naccel = 'xen'", 2, "[node] accel: is 'xen', but must be one of auto, kvm, tcg"),
+    ("[node]\nexclusive = 1", 2, "exclusive: is 1, but must be true or false"),
+    ("[node]\nhost_reserve_cores = true", 2, "must be a whole number"),
+    ("[node]\nhost_reserve_cores = -1", 2, "the least is 0"),
+    ("[node]\ngrace = 'soon'", 2, "grace: is 'soon': is not a duration"),
+    ("[node]\ngrace = nan", 2, "must be zero or more"),
+    ("[node]\ngrace = []", 2, "must be a duration like 90s"),
+    ("[node]\nqemu_overhead = '1X'", 2, "is not a size"),
+    ("[node]\nqemu_overhead = -1", 2, "must be zero or more"),
+    ("[node]\nqemu_overhead = 1.5", 2, "must be a whole number of MiB"),
+    ("[paths]\nstate = 'var'", 2, "write an absolute path"),
+    ("[paths]\nrun = '/run/../x'", 2, "write an absolute path"),
+    ("[network]\nsubnet = '10.0.0.1/8'", 2, "is not a subnet"),
+    ("[network]\ndns = ['dns']", 2, "is not an address"),
+    ("[network]\ndns = '1.1.1.1'", 2, "must be a list in brackets"),
+    ("[network]\nnode_number = '('", 2, "is not a regular expression"),
+    ("[network]\nnode_number = '[0-9]+'", 2, "has 0 groups"),
+    ("[network]\nfilter = false", 2, "set opt_in_unfiltered = true"),
+    ("[network]\nkind = 'direct'", 2, "set opt_in_unfiltered = true"),
+    ("[network]\naddressing = 'command'", 2, "needs command ="),
+    ("[shares.a]\nsource = '/x'", 1, "[shares.a] target: must be set"),
+    ("[shares.a]\nsource = '/{usr}'\ntarget = '/x'", 2, "unknown place holder"),
+    ("[shares.a]\nsource = 'x'\ntarget = '/x'", 2, "must be an absolute path or {home}"),
+    ("[shares.a]\nsource = '/x'\ntarget = 'x'", 3, "absolute path in the guest"),
+    ("[shares.a]\nsource = '/x'\ntarget = '/x'\nkind = 'nfs'", 2, "must be server:/export"),
+    ("[shares.'a b']\nsource = '/x'\ntarget = '/x'", 1, "must have a name"),
+    ("[options.rma]\nmax = 1", 1, "there is no such -vm key; did you mean ram?"),
+    ("[options.ram]\nmaxi = 1", 2, "[options.ram] maxi: there is no such key; did you mean max?"),
+    ("[options.ram]\nmax = 'lots'", 2, "'lots' is not a size"),
+    ("[options.ram]\nmax = 1.5", 2, "is 1.5, but must be text"),
+    ("[options.ram]\nmax = '2G'\nmin = '3G'", 3, "min: is 3G, more than max = 2G"),
+    (
+        "[options.ram]\nmax = '512M'",
+        2,
+        "max: excludes 1G, the default of ram: set default here too",
+    ),
+    (
+        "[options.ram]\nmax = '2G'\ndefault = '3G'",
+        3,
+        "default: is 3G, which is more than allowed: 2G",
+    ),
+    ("[options.ram]\nallow = '1G'", 2, "must be a list in brackets"),
+    ("[options.img]\ndefault = 'a'\nallow = ['b*']", 2, "default: is a, which is not allowed: b*"),
+    ("[options.img]\ndefault = 'a'\ndeny = ['a']", 2, "default: is a, which is not allowed: not a"),
+    ("[options.img]\nmin = 'a'", 2, "makes no sense for a key that is not a number"),
+    ("[options.keep]\nmin = true", 2, "makes no sense for a key that is not a number"),
+    ("[options.keep]\nallow = [1]", 2, "'1' is ambiguous"),
+    ("[options.fs_type]\nallow = ['ramdisk']", 2, "excludes sharedfs, the default of fs_type"),
+    ("[options.vm_prologue]\ndefault = '/x'", 2, "makes no sense for a file"),
+    ("[options.vm_prologue]\nallow = ['*.sh']", 2, "can only be [] or ['*']"),
+    (
+        "[plugin.acme]\ncard = []",
+        2,
+        "[plugin.acme] card: there is no such key; did you mean cards?",
+    ),
+    ("[plugin.acme]\ncards = [1]", 2, "cards: is 1, but must be text in quotes"),
+    ("[plugin.acme]\ncards = ['', '', '', '']", 1, "[plugin.acme]: more than 3 cards"),
+    ("[plugin.acme]\nengine = {siz = 1}", 2, "engine: siz: there is no such key"),
+    ("[plugin.acme]\nenv = {a = 1}", 2, "must be text"),
+    ("[plugin.acme]\nmode = 'quick'", 2, "one of fast, safe"),
+    ("[plugin.core]\nx = 1", 1, "the plugin has no settings (vtorque-core)"),
+    ("[plugin.iocm]", 1, "plugin iocm is not installed: pip install vtorque-iocm, or remove this"),
+    (
+        "[plugins]\nenable = ['acme', 'iocm']",
+        2,
+        "plugin iocm is not installed: pip install vtorque-iocm",
+    ),
+    ("[plugins]\nenable = 'acme'", 2, "must be a list in brackets"),
+]
+
+
+@pytest.mark.parametrize(("text", "line", "message"), ERRORS, ids=[e[0] for e in ERRORS])
+def test_an_error_names_file_line_and_key(text, line, message, plugins):
+    with pytest.raises(ConfigError) as caught:
+        site_of(text, plugins)
+    assert str(caught.value).startswith(f"{FILE}:{line}: [")
+    assert message in str(caught.value)
+    assert str(caught.value).isprintable()
+
+
+def test_all_problems_are_found_and_counted(plugins):
+    raw = parse_toml(b"[node]\naccel = 1\ngrace = 'x'\n[batch]\nsystem = 1\n", FILE)
+    assert len(problems(raw, plugins)) == 3
+    with pytest.raises(ConfigError, match="and 2 more: vtorque config check"):
+        build(raw, plugins)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"[node]\naccel = \n", f"{FILE}:2: is not TOML: Invalid value"),
+        (b"[node]\n[node]\n", f"{FILE}:2: is not TOML: Cannot declare"),
+        (b"[node]\n# \xff\n", f"{FILE}:2: is not UTF-8"),
+        (b"#" * (1 << 20) + b"#", "is longer than"),
+        (b"x = " + b"[" * 100_000, f"{FILE}: is not TOML"),
+    ],
+)
+def test_not_toml(content, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        parse_toml(content, FILE)
+
+
+def test_not_readable(tmp_path):
+    with pytest.raises(ConfigError, match="Is a directory"):
+        read_toml(tmp_path)
+
+
+def test_a_plugin_must_be_told_what_it_needs(plugins):
+    plugins.register("needy", plugin(Needy), "vtorque-needy 1.0.0")
+    with pytest.raises(ConfigError, match=r"\[plugin.needy\] server: must be set: whom to ask"):
+        site_of("", plugins)
+    assert site_of("[plugin.needy]\nserver='x'", plugins)[Needy].server == "x"
+
+
+def test_switching_a_plugin_off_does_not_break_the_config(plugins):
+    text = "[plugins]\ndisable = ['iocm']\n[plugin.iocm]\nx = 1\n[options.iocm_min]\nmax = 3\n"
+    site = site_of(text, plugins)
+    assert len(site.warnings) == 2
+    assert f"{FILE}:5: [options.iocm_min]: no loaded plugin has that -vm key" in site.warnings[0]
+
+
+def test_a_broken_plugin_does_not_break_the_config(plugins):
+    plugins.broken["iocm"] = "ImportError: x"
+    assert site_of("[plugin.iocm]\nx = 1\n[options.iocm_min]\nmax = 3\n", plugins).warnings
+    plugins.register("bad", plugin(), "vtorque-bad 1.0.0")
+    module = types.ModuleType("raising")
+
+    def vtorque_settings():
+        raise RuntimeError("no")
+
+    module.vtorque_settings = hookimpl(vtorque_settings)
+    plugins.register("raising", module, "vtorque-raising 1.0.0")
+    site_of("[plugin.raising]\nx = 1\n", plugins)
+    assert plugins.broken["raising"] == "vtorque_settings: no"
+
+
+def test_settings_of_the_acting_module_are_not_checked_on_the_submit_side(plugins):
+    plugins.register("late", plugin(), "vtorque-late 1.0.0")
+    assert site_of("[plugin.late]\nx = 1\n", plugins, node=False)
+    with pytest.raises(ConfigError, match="no settings"):
+        site_of("[plugin.late]\nx = 1\n", plugins, node=True)
+
+
+def test_which_plugins(plugins):
+    wanted = plugins_config(parse_toml(b"[plugins]\nenable=['b','a']\ndisable=['c']\n"))
+    assert (wanted.enable, wanted.disable) == (("b", "a"), ("c",))
+    assert plugins_config(Raw(FILE)).enable is None
+    with pytest.raises(ConfigError, match=r"\[plugins\] enabel"):
+        plugins_config(parse_toml(b"[plugins]\nenabel=[]\n"))
+
+
+# -- lines ------------------------------------------------------------------------------------
+
+
+def test_lines_are_not_fooled_by_strings_and_lists():
+    text = '''
+a = """
+[node]
+accel = "no" """
+b = [
+  "[node]", # [node]
+  "accel = 1",
+]
+c = {d = 1, e = ']'} # x = 1
+"q.r" . 's' = 1
+[ node ] # first
+accel = "kvm"
+[[many]]
+k = 1
+'''
+    assert line_of(text, "node.accel") == 12
+    assert line_of(text, "node") == 11
+    assert line_of(text, "node.other") == 11
+    assert line_of(text, "c.d") == 9
+    assert line_of(text, "q.r.s") == 10
+    assert line_of(text, "many.k") == 14
+    assert line_of(text, "nothing") is None
+
+
+@given(st.text(max_size=300) | st.lists(st.sampled_from(list("[]{}=\"'#.\n\\ ab")), max_size=60))
+def test_lines_of_any_text_end(text):
+    text = "".join(text)
+    line = line_of(text, "a.b")
+    assert line is None or 1 <= line <= text.count("\n") + 1
+
+
+# -- trust ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def private(tmp_path):
+    tmp_path.chmod(0o755)
+    path = tmp_path / "vtorque.toml"
+    path.write_text("[node]\n")
+    path.chmod(0o644)
+    return path
+
+
+def trusted(path: Path) -> None:
+    require_root_owned(path, uid=os.getuid())
+
+
+def test_own_files_below_a_sticky_directory_are_trusted(private):
+    trusted(private)
+    trusted(private.parent / "." / ".." / private.parent.name / private.name)
+
+
+def test_others_may_not_own_it(private):
+    if os.getuid() == 0:
+        os.chown(private, 4242, 4242)
+        with pytest.raises(ConfigError, match=f"{private}: is owned by uid 4242.*chown root"):
+            require_root_owned(private)
+    else:
+        with pytest.raises(ConfigError, match=f"is owned by uid {os.getuid()}"):
+            require_root_owned(private)
+
+
+@pytest.mark.parametrize("mode", [0o664, 0o646])
+def test_others_may_not_write_it(private, mode):
+    private.chmod(mode)
+    with pytest.raises(ConfigError, match=f"{private}: can be written by others .*{mode:o}.*chmod"):
+        trusted(private)
+
+
+def test_others_may_not_write_a_directory_above(private):
+    private.parent.chmod(0o777)
+    with pytest.raises(ConfigError, match=f"{private.parent}: can be written by others"):
+        trusted(private)
+    private.parent.chmod(0o1777)
+    trusted(private)
+
+
+def test_links_are_followed_and_every_step_is_checked(private, tmp_path):
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    (inner / "link").symlink_to("../vtorque.toml")
+    (tmp_path / "start").symlink_to(inner / "link")
+    trusted(tmp_path / "start")
+    inner.chmod(0o777)
+    with pytest.raises(ConfigError, match=f"{inner}: can be written"):
+        trusted(tmp_path / "start")
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(ConfigError, match="too many symbolic links"):
+        trusted(tmp_path / "loop")
+    with pytest.raises(ConfigError, match="No such file"):
+        trusted(tmp_path / "missing")
+
+
+def test_a_secret_is_readable_by_its_owner_only(private):
+    private.chmod(0o640)
+    with pytest.raises(ConfigError, match=f"mode 0640.*chmod 600 {private}"):
+        require_secret(private, os.getuid())
+    private.chmod(0o600)
+    require_secret(private, os.getuid())
+    with pytest.raises(ConfigError, match="is not a regular file"):
+        require_secret(private.parent, os.getuid())
+
+
+def test_root_checks_the_config_and_its_secrets(private, plugins, monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    private.parent.chmod(0o777)
+    with pytest.raises(ConfigError, match=r"can be written by others|is owned by"):
+        read_toml(private)
+    secret = private.parent / "secret"
+    secret.write_text("x")
+    secret.chmod(0o644)
+    text = f"[plugin.acme]\ntoken = '{secret}'\n"
+    with pytest.raises(ConfigError, match=rf"{FILE}:2: \[plugin.acme\] token: "):
+        site_of(text, plugins)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert site_of(text, plugins)[Settings].token == secret
+
+
+# -- what people see --------------------------------------------------------------------------
+
+
+def uncommented(text: str) -> str:
+    return re.sub(r"^#(?=[a-z\[])", "", text, flags=re.MULTILINE)
+
+
+def test_the_example_loads_with_all_defaults_and_names_every_key(plugins):
+    text = example(plugins)
+    default = site_of("", plugins)
+    assert site_of(text, plugins).node == default.node
+    written = site_of(uncommented(text), plugins)
+    shown = effective(written, plugins)
+    for key, value in effective(default, plugins).items():
+        assert shown[key].value == value.value
+        name = key.rpartition(".")[2]
+        assert re.search(rf"^# ?{name} = ", text, re.MULTILINE) or name == "default"
+    assert written.origin("node.accel").startswith(str(FILE))
+    for table in ("[batch]", "[options.fpga]", "[plugin.acme]", "[shares.home]"):
+        assert table in text
+
+
+def test_the_example_sets_what_must_be_set(plugins):
+    plugins.register("needy", plugin(Needy), "vtorque-needy 1.0.0")
+    assert site_of(example(plugins), plugins)[Needy].server == ""
+
+
+def test_the_manual_has_the_example():
+    core = Plugins()
+    core.register("core", api_options, "vtorque-core")
+    assert f"```toml\n{example(core)}```" in (ROOT / "doc" / "config.md").read_text()
+
+
+def run(*args):
+    return CliRunner().invoke(cli, [str(a) for a in args])
+
+
+def test_check(private):
+    done = run("check", "--file", private)
+    assert (done.exit_code, done.stdout) == (0, f"{private}: ok\n")
+    private.write_text("[node]\naccel = 'x'\ngrace = []\n")
+    done = run("check", "--file", private)
+    assert done.exit_code == 1
+    assert (
+        done.stderr.startswith(f"{private}:2: [node] accel: ")
+        and len(done.stderr.splitlines()) == 2
+    )
+    report = json.loads(run("check", "--json", "--file", private).stdout)
+    assert len(report["problems"]) == 2
+
+
+def test_check_of_no_file(tmp_path):
+    done = run("check", "--file", tmp_path / "x")
+    assert done.exit_code == 0 and "all defaults" in done.stdout
+
+
+def test_show(private):
+    private.write_text('[node]\ngrace = 5\n[options.ram]\nmax = "4G"\nallow = ["?G"]\n')
+    values = json.loads(run("show", "--json", "--file", private).stdout)["values"]
+    assert values["node.grace"] == {"value": 5.0, "unit": "s", "origin": f"{private}:2"}
+    assert values["options.ram.allow"]["value"] == ["?G"]
+    assert values["node.accel"] == {"value": "auto", "unit": None, "origin": "default"}
+    text = run("show", "--file", private).stdout
+    assert re.search(rf'^node.grace = "5s" +# {private}:2$', text, re.MULTILINE)
+    private.write_text("[node]\ngrace = []\n")
+    done = run("show", "--file", private)
+    assert done.exit_code == 2 and "[node] grace" in done.stderr
+
+
+def test_print_example():
+    done = run("example")
+    assert done.exit_code == 0 and "[options.ram]" in done.stdout

@@ -1,0 +1,254 @@
+"""What a job gets, or why not, for requests and sites written by hand."""
+
+from __future__ import annotations
+
+import types
+from pathlib import Path
+
+import pytest
+
+from vtorque_core import api_options
+from vtorque_core.api import FileData, Option, Refusal, Refused, count, hookimpl
+from vtorque_core.api_options import ARCH, DISK, IMG, KEEP, RAM, VCPUS, VM_PROLOGUE
+from vtorque_core.config import build, parse_toml
+from vtorque_core.plugins import Plugins
+from vtorque_core.policy import decide
+from vtorque_core.request import Request
+
+FILE = Path("/etc/vtorque/vtorque.toml")
+SCRIPT = FileData("pre.sh", b"#!/bin/sh\n")
+FPGA = Option("fpga", count, 0, "cards")
+SITE = """
+[options.ram]
+default = "2G"
+min = "512M"
+max = "4G"
+[options.img]
+default = "micro"
+allow = ["micro", "deb-*"]
+deny = ["deb-old*"]
+[options.keep]
+deny = [true]
+[options.vcpus]
+allow = [1, 2, 4]
+[options.disk]
+allow = ["/data/*"]
+[options.vm_epilogue]
+deny = ["*"]
+"""
+
+
+def hook(name, function):
+    function.__name__ = name
+    return hookimpl(function)
+
+
+def module(**hooks):
+    made = types.ModuleType("fake")
+    for name, function in hooks.items():
+        setattr(made, name, hook(name, function))
+    return made
+
+
+@pytest.fixture
+def plugins():
+    loaded = Plugins()
+    loaded.register("core", api_options, "vtorque-core")
+    loaded.register("acme", module(vtorque_options=lambda: [FPGA]), "vtorque-acme 1.0.0")
+    return loaded
+
+
+def ask(plugins, *pairs, site=SITE, **files):
+    request = Request(tuple(p.split("=", 1) for p in pairs), files, "/bin/csh")
+    return decide(request, build(parse_toml(site.encode(), FILE), plugins), plugins)
+
+
+def refusals(plugins, *pairs, site=SITE, **files):
+    with pytest.raises(Refused) as caught:
+        ask(plugins, *pairs, site=site, **files)
+    assert str(caught.value).isprintable()
+    return caught.value.refusals
+
+
+def test_defaults_are_the_sites_and_else_the_options(plugins):
+    job = ask(plugins)
+    assert (job[RAM], job[IMG], job[VCPUS], job[FPGA], job[VM_PROLOGUE]) == (
+        2048,
+        "micro",
+        1,
+        0,
+        None,
+    )
+    assert job.given == frozenset() and job.shell == "/bin/csh"
+    assert set(job.values) == set(plugins.options())
+
+
+def test_values_are_typed(plugins):
+    job = ask(
+        plugins,
+        "ram=4096M",
+        "img=deb-12",
+        "arch=AMD64",
+        "disk=/data/u/d.raw",
+        "keep=no",
+        "fpga=2",
+        vm_prologue=SCRIPT,
+    )
+    assert (job[RAM], job[IMG], job[ARCH], job[FPGA]) == (4096, "deb-12", "x86_64", 2)
+    assert (job[DISK], job[KEEP], job[VM_PROLOGUE]) == ("/data/u/d.raw", False, SCRIPT)
+    assert job.given == {"ram", "img", "arch", "disk", "keep", "fpga", "vm_prologue"}
+
+
+@pytest.mark.parametrize(
+    ("pair", "limit", "name"),
+    [
+        ("ram=8G", "4G", "max"),
+        ("ram=1M", "512M", "min"),
+        ("img=rocky", "micro, deb-*", "allow"),
+        ("img=deb-old1", "not deb-old*", "deny"),
+        ("keep=on", "not true", "deny"),
+        ("vcpus=3", "1, 2, 4", "allow"),
+        ("disk=/home/u/d.raw", "/data/*", "allow"),
+    ],
+)
+def test_out_of_policy_names_value_limit_and_where(plugins, pair, limit, name):
+    (refusal,) = refusals(plugins, pair)
+    key, value = pair.split("=")
+    assert (refusal.key, refusal.value, refusal.limit) == (key, value, limit)
+    assert refusal.where == f"[options.{key}] {name} in {FILE}"
+    assert str(refusal).startswith(f"{pair}: is ")
+
+
+@pytest.mark.parametrize(
+    ("pair", "message"),
+    [
+        ("ram=much", "is not a size"),
+        ("ram=0", "is not a whole number of MiB"),
+        ("vcpus=0", "is not between 1 and 1024"),
+        ("vcpus=99999", "is not between 1 and 1024"),
+        ("vms_per_node=65", "is not between 1 and 64"),
+        ("keep=1", "is ambiguous"),
+        ("fs_type=nfs", "is not a file system type: write one of sharedfs, ramdisk"),
+        ("arch=pdp11", "is not an architecture"),
+        ("img=/root/x.img", "is a path"),
+        ("img=../x", "is a path"),
+        ("img=-x", "is not a name"),
+        ("img=a'b", "is not a name"),
+        ("img=<a>", "is not a name"),
+        ("img=a\n", "is not a name"),
+        ("distro=$(id)", "is not a name"),
+        ("disk=d.raw", "is not an absolute path"),
+        ("disk=/data/../etc/shadow", "has '..' in it"),
+        ("disk=/data/", "names a directory"),
+        ("disk=/data/a\nb", "control character"),
+        ("disk=/" + "a" * 2000, "more than 1024 bytes"),
+    ],
+)
+def test_values_that_are_none(plugins, pair, message):
+    (refusal,) = refusals(plugins, pair)
+    assert message in refusal.message and refusal.key == pair.split("=")[0]
+
+
+def test_everything_wrong_is_said_at_once(plugins):
+    found = refusals(plugins, "ram=8G", "vcpu=1", "img=rocky", "ram=1G", vm_epilogue=SCRIPT)
+    assert [r.key for r in found] == ["ram", "vcpu", "img", "ram", "vm_epilogue"]
+    assert found[1].fix == "did you mean vcpus?"
+    assert found[3].message == "is given twice"
+    assert found[4].where == f"[options.vm_epilogue] deny in {FILE}"
+
+
+def test_files_and_text_are_not_mixed_up(plugins):
+    (refusal,) = refusals(plugins, "vm_prologue=/etc/shadow")
+    assert "must be a file, which must travel as data" in refusal.message
+    (refusal,) = refusals(plugins, ram=SCRIPT)
+    assert "must be text, not a file" in refusal.message
+    (refusal,) = refusals(plugins, nothing=SCRIPT)
+    assert "there is no -vm key" in refusal.message
+
+
+def test_unknown_keys_name_plugins_that_are_broken_here(plugins):
+    plugins.broken["iocm"] = "ImportError"
+    (refusal,) = refusals(plugins, "iocm_min=1")
+    assert "could not be loaded here: iocm" in refusal.message
+
+
+def test_two_plugins_with_one_key(plugins):
+    site = build(parse_toml(b""), plugins)
+    plugins.register("other", module(vtorque_options=lambda: [FPGA]), "vtorque-other 2.0.0")
+    with pytest.raises(Refused, match=r"vtorque-acme 1\.0\.0 and by vtorque-other 2\.0\.0"):
+        decide(Request(), site, plugins)
+
+
+# -- plugins that misbehave -------------------------------------------------------------------
+
+
+def test_parse_args_hooks_see_values_and_refuse_together(plugins):
+    def first(request):
+        assert request[RAM] == 2048
+        yield Refusal("is too\nodd", key="fpga", value=str(request[FPGA]))
+
+    def second():
+        raise Refused("no fpga today")
+
+    plugins.register("b", module(vtorque_parse_args=first), "vtorque-b 1")
+    plugins.register("a", module(vtorque_parse_args=second), "vtorque-a 1")
+    assert [str(r) for r in refusals(plugins, "fpga=1")] == [
+        "no fpga today",
+        r"fpga=1: is too\nodd",
+    ]
+
+
+def test_parse_args_is_not_asked_about_values_out_of_policy(plugins):
+    def never(request):
+        raise AssertionError
+
+    plugins.register("a", module(vtorque_parse_args=never), "vtorque-a 1")
+    (refusal,) = refusals(plugins, "ram=8G")
+    assert refusal.key == "ram"
+
+
+def raise_system_exit(*_):
+    raise SystemExit(3)
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (
+            lambda request: 1 / 0,
+            "plugin a (vtorque-a 1) failed in vtorque_parse_args: ZeroDivision",
+        ),
+        (lambda request: raise_system_exit(), "failed in vtorque_parse_args: SystemExit: 3"),
+        (lambda request: ["no"], "plugin a (vtorque-a 1) answered str where a Refusal belongs"),
+        (lambda request: 5, "failed in vtorque_parse_args: TypeError"),
+        (lambda request: request.values.clear(), "failed in vtorque_parse_args: AttributeError"),
+    ],
+)
+def test_a_failing_hook_refuses_the_job_and_is_named(plugins, answer, message):
+    plugins.register("a", module(vtorque_parse_args=answer), "vtorque-a 1")
+    (refusal,) = refusals(plugins)
+    assert message in refusal.message
+
+
+class Mute(Exception):
+    def __str__(self):
+        raise RuntimeError
+
+
+def raise_mute(value):
+    raise Mute
+
+
+@pytest.mark.parametrize("parse", [lambda v: 1 / 0, raise_system_exit, raise_mute])
+def test_a_failing_parser_refuses_the_job_and_is_named(plugins, parse):
+    option = Option("odd", parse, None, "odd")
+    plugins.register("b", module(vtorque_options=lambda: [option]), "vtorque-b 1")
+    (refusal,) = refusals(plugins, "odd=1")
+    assert refusal.key == "odd" and "plugin b failed on it" in refusal.message
+
+
+def test_a_failing_show_refuses_the_job(plugins):
+    option = Option("odd", str, None, "odd", show=lambda v: 1 / 0)
+    plugins.register("b", module(vtorque_options=lambda: [option]), "vtorque-b 1")
+    (refusal,) = refusals(plugins, "odd=1", site='[options.odd]\nallow = ["*"]')
+    assert "plugin b failed on it: ZeroDivisionError" in refusal.message

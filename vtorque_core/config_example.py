@@ -1,0 +1,173 @@
+"""The text of ``vtorque config example`` and the values of ``show``, made from the schema."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
+
+from vtorque_core.config_read import is_required, show
+from vtorque_core.config_schema import DEFAULT_SHARES, LIMIT_KEYS, TABLES, Share
+from vtorque_core.limits import Limits, effective_default
+
+if TYPE_CHECKING:
+    from vtorque_core.api import Option
+    from vtorque_core.config import Site
+    from vtorque_core.plugins import Plugins
+
+_HEAD = """\
+# vTorque's site config. Root's alone to write; users read it, so secrets are only named here, as
+# the paths of files that only root can read. Every key is shown with its default; remove the '#'
+# in front of a key to change it. Sizes are text like "512M" or "2G", a plain number is MiB.
+# Durations are text like "500ms", "90s" or "5m", a plain number is seconds.
+"""
+
+
+def example(plugins: Plugins) -> str:
+    """Return a commented config with every table, key, default, unit and meaning.
+
+    Args:
+        plugins: the installed ones; their options and settings are in it.
+
+    It loads as it is (all defaults), and with every ``#`` before a key removed.
+    """
+    parts = [_HEAD]
+    for name, cls in TABLES.items():
+        parts.append(_table(name, _first_line(cls), _keys(cls)))
+    for name, share in DEFAULT_SHARES.items():
+        intro = "A host directory in every guest; any [shares.<name>] replaces this default."
+        keys = _keys(Share, {f.name: getattr(share, f.name) for f in dataclasses.fields(share)})
+        parts.append(_table(f"shares.{name}", intro, keys, hidden=True))
+    limits = "".join(f"#   {name}: {doc}\n" for name, doc in LIMIT_KEYS.items())
+    parts.append(f"# [options.<key>] limits what users may ask for with -vm key=value:\n{limits}")
+    for option in plugins.options().values():
+        parts.append(_table(f"options.{option.key}", option.help, _option_keys(option)))
+    for name, cls in settings_classes(plugins).items():
+        parts.append(_table(f"plugin.{name}", plugins.distributions[name], _keys(cls)))
+    return "\n".join(parts)
+
+
+def settings_classes(plugins: Plugins) -> dict[str, type[Any]]:
+    """Return the settings class of every loaded plugin that has one."""
+    found = plugins.each("vtorque_settings")
+    return {c.plugin: c.item for c in found if c.error is None and c.item is not None}
+
+
+@dataclasses.dataclass(frozen=True)
+class Effective:
+    """A value in effect, as JSON has it (in ``unit``), and where it is set."""
+
+    value: Any
+    origin: str
+    unit: str | None = None
+
+    @property
+    def text(self) -> str:
+        """The value as TOML, or ``(absent)``."""
+        return "(absent)" if self.value is None else show(self.value, self.unit)
+
+
+def effective(site: Site, plugins: Plugins) -> dict[str, Effective]:
+    """Return every key in effect by dotted name."""
+    tables: list[tuple[str, Any]] = [(name, getattr(site, name)) for name in TABLES]
+    tables += [(f"shares.{name}", share) for name, share in site.shares.items()]
+    tables += [(f"plugin.{name}", value) for name, value in site.settings.items()]
+    found: dict[str, Effective] = {}
+    for table, settings in tables:
+        for f in dataclasses.fields(settings):
+            key = f"{table}.{f.name}"
+            value = _json(getattr(settings, f.name))
+            found[key] = Effective(value, site.origin(key), f.metadata.get("unit"))
+    for name, option in plugins.options().items():
+        for limit, value in _limit_values(option, site.options.get(name, Limits())):
+            key = f"options.{name}.{limit}"
+            found[key] = Effective(value, site.origin(key))
+    return found
+
+
+def _limit_values(option: Option[Any], limits: Limits) -> Iterator[tuple[str, Any]]:
+    default = effective_default(option, limits)
+    yield "default", option.show(default) if default not in (None, "") else ""
+    for name in ("min", "max"):
+        if getattr(limits, name) is not None:
+            yield name, option.show(getattr(limits, name))
+    if limits.allow is not None:
+        yield "allow", [rule.text for rule in limits.allow]
+    if limits.deny:
+        yield "deny", [rule.text for rule in limits.deny]
+
+
+def _json(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _json(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): _json(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [_json(item) for item in value]
+    return value if isinstance(value, bool | int | float | str) or value is None else str(value)
+
+
+def _table(name: str, intro: str, keys: Iterable[tuple[str, str]], hidden: bool = False) -> str:
+    lines = [f"# {intro}", f"{'#' if hidden else ''}[{name}]"]
+    for doc, assignment in keys:
+        lines += [f"# {doc}", assignment] if doc else [assignment]
+    return "\n".join(lines) + "\n"
+
+
+def _first_line(cls: type[Any]) -> str:
+    text = (cls.__doc__ or "").split("\n", maxsplit=1)[0].partition(": ")[2]
+    return text[:1].upper() + text[1:]
+
+
+def _keys(cls: type[Any], values: Mapping[str, Any] | None = None) -> Iterator[tuple[str, str]]:
+    hints = typing.get_type_hints(cls)
+    for f in dataclasses.fields(cls):
+        doc, unit = str(f.metadata.get("doc", f.name)), f.metadata.get("unit")
+        if get_origin(hints[f.name]) is Literal:
+            doc += f" ({' | '.join(str(a) for a in get_args(hints[f.name]))})"
+        if unit:
+            doc += f" (unit: {unit})"
+        if f.metadata.get("secret_file"):
+            doc += " (a file that only root may read)"
+        if values is not None:
+            yield doc, f"#{f.name} = {show(values[f.name], unit)}"
+        elif is_required(f):
+            yield doc + " (must be set)", f"{f.name} = {_empty(hints[f.name])}"
+        else:
+            yield from _with_default(f, doc, unit)
+
+
+def _with_default(
+    f: dataclasses.Field[Any], doc: str, unit: str | None
+) -> Iterator[tuple[str, str]]:
+    made = f.default_factory
+    default = f.default if made is dataclasses.MISSING else made()
+    if default is None:
+        yield doc, f"# {f.name} = ..."
+    else:
+        yield doc, f"#{f.name} = {show(default, unit)}"
+
+
+def _option_keys(option: Option[Any]) -> Iterator[tuple[str, str]]:
+    shown = "" if option.default in (None, "") else option.show(option.default)
+    if not option.is_file:
+        yield "", f"#default = {show(shown)}" if shown else '# default = "..."'
+    if isinstance(option.default, int | float) and not isinstance(option.default, bool):
+        yield "", '# min = "..."'
+        yield "", '# max = "..."'
+    yield "", "# allow = [...]"
+    yield "", "#deny = []"
+
+
+def _empty(kind: Any) -> str:
+    """Return the least value of a type, for a key that the site must set."""
+    origin = get_origin(kind)
+    if origin is Literal:
+        return show(get_args(kind)[0])
+    if origin is tuple:
+        return "[]"
+    if origin is not None:
+        return "{}" if isinstance(origin, type) and issubclass(origin, Mapping) else '""'
+    return {bool: "false", int: "0", float: "0.0", Path: '"/"'}.get(kind, '""')
