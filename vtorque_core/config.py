@@ -37,7 +37,6 @@ from vtorque_core.config_schema import (
 from vtorque_core.errors import ConfigError, printable
 from vtorque_core.limits import Limits, read_limits
 from vtorque_core.names import Paths
-from vtorque_core.toml_lines import line_of
 from vtorque_core.trust import require_root_owned, require_secret
 
 if TYPE_CHECKING:
@@ -57,6 +56,12 @@ class Raw:
     path: Path
     text: str = ""
     data: Mapping[str, Any] = field(default_factory=dict)
+
+    def line(self, key: str) -> int | None:
+        """Return the line of a dotted key, or of what it is in; see :mod:`toml_lines`."""
+        from vtorque_core.toml_lines import line_of  # noqa: PLC0415 (for messages only)
+
+        return line_of(self.text, key)
 
 
 @dataclass(frozen=True)
@@ -100,7 +105,7 @@ class Site:
             if not isinstance(value, Mapping) or part not in value:
                 return "default"
             value = value[part]
-        line = line_of(self.raw.text, key)
+        line = self.raw.line(key)
         return f"{self.path}:{line}" if line else str(self.path)
 
 
@@ -193,7 +198,7 @@ class _Builder:
             raise ConfigError(self.problems[0] + others)
 
     def line(self, table: str, key: str, message: str) -> str:
-        line = line_of(self.raw.text, f"{table}.{key}" if key else table)
+        line = self.raw.line(f"{table}.{key}" if key else table)
         place = f"{self.raw.path}:{line}" if line else str(self.raw.path)
         return f"{place}: [{printable(table, 80)}] {printable(key, 80)}".rstrip() + f": {message}"
 

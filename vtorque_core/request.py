@@ -49,7 +49,7 @@ MAX_VALUE = 4096  # characters of one value: PATH_MAX (limits.h) is the longest 
 MAX_FILE_NAME = 255  # NAME_MAX (limits.h)
 
 _KEY = re.compile(r"[a-z][a-z0-9_]{0,63}", re.ASCII)
-_TOKEN = re.compile(r"vt1:([A-Za-z0-9_-]+)", re.ASCII)
+_WORD = r"vt1:([A-Za-z0-9_-]+)"  # compiled where it is needed: not by vsub
 _PLAIN, _ZLIB = b"\x00", b"\x01"  # first byte inside a token
 _MAX_TOKEN = 4 + (MAX_REQUEST + 1) * 4 // 3 + 4
 
@@ -368,7 +368,7 @@ def from_token(token: str) -> bytes:
 
     At most MAX_REQUEST bytes are decompressed, whatever the token claims.
     """
-    match = _TOKEN.fullmatch(token) if len(token) <= _MAX_TOKEN else None
+    match = re.fullmatch(_WORD, token, re.ASCII) if len(token) <= _MAX_TOKEN else None
     if match is None:
         _bad("it is not a vt1 token")
     try:
