@@ -1,0 +1,156 @@
+import json
+import os
+import stat
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vtorque_core import proof as proofs
+from vtorque_core.errors import HostFault
+from vtorque_core.names import Paths
+from vtorque_core.proof import Proof, ProofGuest
+
+ME = os.getuid()
+JOB = "42.srv"
+READY = Proof(  # noqa: S604
+    JOB,
+    0,
+    ME,
+    "ready",
+    deadline=1.5,
+    guest_type="linux",
+    plugin="linux-guest",
+    shell="/bin/bash",
+    prologue=b"\x00\xffbytes",
+    environ={"A": "b\nc"},
+    guests=(ProofGuest("vt-1", "vnode", 0, "/run/x"),),
+)
+
+
+@pytest.fixture
+def paths(tmp_path):
+    tmp_path.chmod(0o755)
+    return Paths(state=tmp_path, run=tmp_path)
+
+
+def test_what_is_written_is_read(paths):
+    proofs.write(paths, READY)
+    assert proofs.read(paths, JOB, ME, owner_uid=ME) == READY
+    file = paths.proof(JOB)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o644
+    assert stat.S_IMODE(file.parent.stat().st_mode) == 0o755
+    assert json.loads(file.read_bytes())["schema"] == 1
+    proofs.write(paths, replace(READY, state="refused", reason="no"), gid=os.getgid())
+    found = proofs.read(paths, JOB, ME, owner_uid=ME)
+    assert found is not None and (found.state, found.reason) == ("refused", "no")
+    assert stat.S_IMODE(file.stat().st_mode) == 0o640
+    assert [p.name for p in file.parent.iterdir()] == [file.name], "no temporary file is left"
+    proofs.remove(paths, JOB)
+    proofs.remove(paths, JOB)
+    assert proofs.read(paths, JOB, ME, owner_uid=ME) is None
+
+
+def test_no_directory_is_no_proof(paths):
+    assert proofs.read(paths, JOB, ME, owner_uid=ME) is None
+
+
+def test_writable_by_others_is_not_believed(paths):
+    proofs.write(paths, READY)
+    file = paths.proof(JOB)
+    for path, mode in ((file, 0o666), (file, 0o664), (file.parent, 0o777), (paths.run, 0o775)):
+        good = stat.S_IMODE(path.stat().st_mode)
+        path.chmod(mode)
+        with pytest.raises(HostFault, match="can be written by others"):
+            proofs.read(paths, JOB, ME, owner_uid=ME)
+        path.chmod(good)
+
+
+def test_anothers_file_is_not_believed(paths):
+    proofs.write(paths, READY)
+    with pytest.raises(HostFault, match=f"belongs to uid {ME}, not {ME + 1}"):
+        proofs.read(paths, JOB, ME, owner_uid=ME + 1)
+
+
+def test_links_and_fifos_are_not_believed(paths):
+    proofs.write(paths, READY)
+    file = paths.proof(JOB)
+    moved = file.rename(paths.run / "moved")
+    file.symlink_to(moved)
+    with pytest.raises(HostFault, match="proof"):
+        proofs.read(paths, JOB, ME, owner_uid=ME)
+    file.unlink()
+    os.mkfifo(file, 0o644)
+    with pytest.raises(HostFault, match="not what it should be"):
+        proofs.read(paths, JOB, ME, owner_uid=ME)
+    file.unlink()
+    file.parent.rename(paths.run / "elsewhere")
+    file.parent.symlink_to(paths.run / "elsewhere")
+    with pytest.raises(HostFault, match="not what it should be"):
+        proofs.read(paths, JOB, ME, owner_uid=ME)
+
+
+def test_other_job_or_user(paths):
+    proofs.write(paths, READY)
+    paths.proof(JOB).rename(paths.proof("43.srv"))
+    with pytest.raises(HostFault, match=r"is of job '42\.srv'"):
+        proofs.read(paths, "43.srv", ME, owner_uid=ME)
+    proofs.write(paths, replace(READY, uid=ME + 7))
+    with pytest.raises(HostFault, match=f"of uid {ME + 7}"):
+        proofs.read(paths, JOB, ME, owner_uid=ME)
+
+
+GOOD = json.loads(READY.encode())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"schema": 2},
+        {"state": "go"},
+        {"state": ["ready"]},
+        {"uid": "0"},
+        {"uid": True},
+        {"uid": -1},
+        {"attempt": 0.5},
+        {"job": None},
+        {"deadline": "soon"},
+        {"grace": float("nan")},
+        {"grace": float("inf")},
+        {"shell": 3},
+        {"shell": "a\0b"},
+        {"prologue": "%%%"},
+        {"environ": []},
+        {"environ": {"A": 1}},
+        {"guests": {}},
+        {"guests": ["x"]},
+        {"guests": [{"name": "x"}]},
+    ],
+)
+def test_a_damaged_proof_is_no_proof(change):
+    with pytest.raises(ValueError):
+        Proof.decode(json.dumps(GOOD | change).encode())
+
+
+@pytest.mark.parametrize("key", list(GOOD))
+def test_a_proof_without_a_field_is_no_proof(key):
+    with pytest.raises(ValueError, match="not a proof"):
+        Proof.decode(json.dumps({k: v for k, v in GOOD.items() if k != key}).encode())
+
+
+@given(st.binary(max_size=80) | st.just(b"[" * 100_000))
+def test_hostile_bytes_raise_value_error_only(data):
+    with pytest.raises(ValueError):
+        Proof.decode(data)
+
+
+def test_too_long(paths):
+    proofs.write(paths, replace(READY, reason="x" * proofs.MAX_BYTES))
+    with pytest.raises(HostFault, match="more than"):
+        proofs.read(paths, JOB, ME, owner_uid=ME)
+
+
+def test_failed():
+    assert Proof.failed(JOB, 1, 5, "refused", "r").state == "refused"
+    assert Proof.failed(JOB, 1, 5, "host_fault", "r") == Proof(JOB, 1, 5, "host_fault", "r")

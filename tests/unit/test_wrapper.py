@@ -1,0 +1,241 @@
+"""The job wrapper with a double for the guest type: ``FakeDriver`` records what it is to run."""
+
+import os
+import pty
+import pwd
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+
+from vtorque_core import proof as proofs
+from vtorque_core.api import GuestType
+from vtorque_core.api_guest import GuestDied, Streams
+from vtorque_core.errors import HostFault, Refused
+from vtorque_core.names import Paths
+from vtorque_core.proof import Proof, ProofGuest
+from vtorque_core.wrapper import run_job
+
+ME = os.getuid()
+JOB = "42.srv"
+GUESTS = (ProofGuest("vt-42-1", "vn-1", 1, "/r/1"), ProofGuest("vt-42-0", "vn-0", 0, "/r/0"))
+READY = Proof(JOB, 0, ME, "ready", guest_type="fake", plugin="fake-plugin", guests=GUESTS)
+
+
+class FakeDriver:
+    """Stands in for a guest type's driver; ends with ``result`` or raises it."""
+
+    def __init__(self, result) -> None:
+        self.result = result
+        self.calls = []
+
+    def run(self, guest, script, streams):
+        self.calls.append((guest, script, streams))
+        if isinstance(self.result, Exception):
+            raise self.result
+        return self.result
+
+
+class FakePlugins:
+    """Stands in for ``Plugins``: one guest type, and the plugin names that were asked for."""
+
+    def __init__(self, driver) -> None:
+        self.driver = driver
+        self.loaded = []
+
+    def load(self, name):
+        self.loaded.append(name)
+        return self
+
+    def guest_type(self, name):
+        assert name == "fake"
+        return GuestType("fake", frozenset(), lambda: self.driver)
+
+
+class Job:
+    def __init__(self, root) -> None:
+        root.chmod(0o755)
+        self.root = root
+        self.paths = Paths(state=root, run=root)
+        self.script = root / "42.srv.SC"
+        self.script.write_bytes(b"#!/bin/sh\ntouch ran\n\xff\x00")
+        self.environ = {"PBS_JOBID": JOB, "PBS_ENVIRONMENT": "PBS_BATCH"}
+        self.driver = FakeDriver(0)
+
+    def run(self, result=0, line=None, stdin=None, **environ):
+        self.driver = FakeDriver(result)
+        self.plugins = FakePlugins(self.driver)
+        if stdin is None:
+            stdin, write = os.pipe()
+            os.write(write, f"{self.script}\n".encode() if line is None else line)
+            os.close(write)
+        files = [os.open(self.root / n, os.O_RDWR | os.O_CREAT | os.O_TRUNC) for n in ("o", "e")]
+        code = run_job(
+            self.paths,
+            environ=self.environ | environ,
+            plugins=self.plugins.load,
+            streams=Streams(stdin, *files),
+            owner_uid=ME,
+        )
+        for fd in (stdin, *files):
+            os.close(fd)
+        return code
+
+    @property
+    def said(self):
+        return (self.root / "e").read_text()
+
+    @property
+    def seen(self):
+        return self.driver.calls[0][1]
+
+    def ran_nothing(self):
+        return not self.driver.calls and not (self.root / "ran").exists()
+
+
+@pytest.fixture
+def job(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return Job(tmp_path)
+
+
+@pytest.mark.parametrize("code", [0, 1, 42, 143])
+def test_the_scripts_code_is_the_jobs(job, code):
+    proofs.write(job.paths, READY)
+    assert job.run(code) == code
+    guest, script, streams = job.driver.calls[0]
+    assert (guest.name, guest.rank, str(guest.run_dir)) == ("vt-42-0", 0, "/r/0")
+    assert script.content == job.script.read_bytes() and script.name == "42.srv.SC"
+    assert (streams.stdin, streams.terminal) == (None, False)
+    assert job.plugins.loaded == ["fake-plugin"] and job.said == ""
+
+
+def test_what_the_proof_and_the_batch_system_say_reaches_the_script(job, monkeypatch):
+    given = replace(  # noqa: S604
+        READY, shell="/bin/bash", prologue=b"p", epilogue=b"e", grace=3.0, environ={"DISTRO": "SLG"}
+    )
+    proofs.write(job.paths, given)
+    mask = os.umask(0o027)
+    job.run(line=f"{job.script} a 'b c' \"d\ne\"\n".encode(), DISTRO="mine", KEEP="1", TMPDIR="/t")
+    os.umask(mask)
+    seen = job.seen
+    assert list(seen.args) == ["a", "b c", "d\ne"]
+    assert (seen.interpreter, seen.prologue, seen.epilogue, seen.grace) == (
+        "/bin/bash",
+        b"p",
+        b"e",
+        3,
+    )
+    assert seen.environ["DISTRO"] == "SLG" and seen.environ["KEEP"] == "1"
+    assert "TMPDIR" not in seen.environ and seen.environ["PBS_JOBID"] == JOB
+    assert seen.environ["SHELL"] == (pwd.getpwuid(ME).pw_shell or "/bin/sh")
+    assert seen.cwd == str(job.root) and seen.umask == 0o027 and not seen.merge
+    assert seen.limits["NOFILE"][0] > 0
+
+
+def test_paths_follow_the_home_of_the_guest(job):
+    home = pwd.getpwuid(ME).pw_dir.rstrip("/")
+    proofs.write(job.paths, replace(READY, environ={"HOME": "/home/u"}))
+    job.run(PBS_O_INITDIR=f"{home}/run", PBS_O_WORKDIR=home, OTHER=home)
+    assert job.seen.cwd == "/home/u/run" and job.seen.environ["PBS_O_WORKDIR"] == "/home/u"
+    assert job.seen.environ["OTHER"] == home
+    job.run(PBS_O_INITDIR=f"{home}2/run")
+    assert job.seen.cwd == f"{home}2/run"
+
+
+def test_no_proof_runs_nothing(job):
+    assert job.run() == 120
+    assert job.ran_nothing() and "nothing was run" in job.said and job.said.count("\n") == 1
+
+
+def test_a_forged_proof_runs_nothing(job):
+    proofs.write(job.paths, READY)
+    job.paths.proof(JOB).chmod(0o666)
+    assert job.run() == 120
+    assert job.ran_nothing() and "can be written by others" in job.said
+
+
+@pytest.mark.parametrize(("state", "code"), [("refused", 121), ("host_fault", 122)])
+def test_a_failed_start_says_why(job, state, code):
+    proofs.write(job.paths, Proof.failed(JOB, 0, ME, state, "boot: no\nkernel\x1b"))
+    assert job.run() == code
+    assert job.ran_nothing() and job.said == "vtorque: boot: no\\nkernel\\x1b\n"
+
+
+def test_it_waits_while_the_guests_start(job):
+    starting = replace(READY, state="starting", deadline=time.time() + 30)
+    proofs.write(job.paths, starting)
+    timer = threading.Timer(0.2, proofs.write, (job.paths, READY))
+    timer.start()
+    begin = time.monotonic()
+    assert job.run(7) == 7
+    assert 0.15 < time.monotonic() - begin < 5
+    timer.join()
+
+
+def test_it_does_not_wait_for_a_dead_root(job):
+    proofs.write(job.paths, replace(READY, state="starting", deadline=time.time() - 6))
+    assert job.run() == 120
+    assert job.ran_nothing() and "deadline" in job.said
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "words"),
+    [
+        (GuestDied("no heartbeat"), 123, "the guest vn-0 (vt-42-0) died"),
+        (HostFault("socket gone"), 122, "socket gone"),
+        (Refused("vm_prologue failed"), 121, "vm_prologue failed"),
+        (RuntimeError("a defect"), 122, "RuntimeError: a defect"),
+    ],
+)
+def test_errors_of_the_driver_end_in_one_line(job, error, code, words):
+    proofs.write(job.paths, READY)
+    assert job.run(error) == code
+    assert words in job.said and job.said.count("\n") == 1
+    assert not (job.root / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [(b"", 2), (b"\n", 2), (b"/x 'open\n", 2), (b"/nonexistent.SC\n", 1), (b"/proc\n", 1)],
+)
+def test_bad_script_lines(job, line, code):
+    proofs.write(job.paths, READY)
+    assert job.run(line=line) == code
+    assert job.ran_nothing() and job.said.startswith("vtorque: ")
+
+
+def test_without_a_job_id(job):
+    job.environ = {}
+    assert job.run() == 2 and "PBS_JOBID" in job.said
+
+
+def test_a_proof_without_rank_0_runs_nothing(job):
+    proofs.write(job.paths, replace(READY, guests=GUESTS[:1]))
+    assert job.run() == 120 and job.ran_nothing()
+
+
+def test_merged_streams_are_noticed(job):
+    proofs.write(job.paths, READY)
+    stdin, write = os.pipe()
+    os.write(write, f"{job.script}\n".encode())
+    os.close(write)
+    out = os.open(job.root / "both", os.O_RDWR | os.O_CREAT)
+    driver = FakeDriver(0)
+    fake = FakePlugins(driver)
+    streams = Streams(stdin, out, out)
+    run_job(job.paths, environ=job.environ, plugins=fake.load, streams=streams, owner_uid=ME)
+    assert driver.calls[0][1].merge is True
+    os.close(stdin)
+    os.close(out)
+
+
+def test_interactive_job_gets_the_terminal(job):
+    proofs.write(job.paths, READY)
+    leader, terminal = pty.openpty()
+    assert job.run(5, stdin=terminal) == 5
+    _, script, streams = job.driver.calls[0]
+    assert script.interactive and script.content == b"" and streams.terminal
+    assert streams.stdin == terminal
+    os.close(leader)

@@ -1,0 +1,80 @@
+"""``vtorque local``: run and stop the embedded batch system. As root."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import click
+
+from vtorque_core.errors import UsageError
+
+CONFIG = click.option(
+    "--config", type=click.Path(path_type=Path), default=None, help="Site config file."
+)
+
+
+@click.group()
+def local() -> None:
+    """Run the embedded batch system: one machine, one queue."""
+
+
+@local.command()
+@click.option("--foreground", is_flag=True, help="Stay in the foreground, log to stderr.")
+@click.option("--slots", type=click.IntRange(1, 1024), help="Jobs at once; default: site config.")
+@CONFIG
+def serve(foreground: bool, slots: int | None, config: Path | None) -> None:
+    """Start the service. Without --foreground it returns when jobs can be submitted."""
+    from vtorque_core.cli.site import load, load_for_root  # noqa: PLC0415
+    from vtorque_core.config import CONFIG_PATH  # noqa: PLC0415
+    from vtorque_core.local.plugin import Settings, spool_path  # noqa: PLC0415
+    from vtorque_core.local.runner import Commands, Limits  # noqa: PLC0415
+    from vtorque_core.local.service import Service  # noqa: PLC0415
+
+    path = config or CONFIG_PATH
+    site = load_for_root(path)[0] if os.geteuid() == 0 else load(path, node=False)[0]
+    settings = site[Settings]
+    limits = Limits(
+        slots=slots or settings.slots,
+        kill_after=site.node.grace + 10,
+        hook_timeout=site.node.start_timeout + site.node.teardown_timeout + 60,
+    )
+    if limits.slots < 1:
+        raise UsageError(f"[plugin.local] slots = {limits.slots}: must be at least 1")
+    commands = Commands() if config is None else Commands.with_config(config.resolve())
+    spool = spool_path(site.paths.state, settings)
+    service = Service(site.paths.run, spool, limits=limits, commands=commands)
+    service.open()
+    if not foreground:
+        _detach(spool / "service.log")
+    service.serve()
+
+
+@local.command()
+@CONFIG
+def stop(config: Path | None) -> None:
+    """Stop the service: running jobs are ended and torn down, queued ones stay queued."""
+    from vtorque_core.cli.site import load  # noqa: PLC0415
+    from vtorque_core.config import CONFIG_PATH  # noqa: PLC0415
+    from vtorque_core.local.submitter import LocalSubmitter  # noqa: PLC0415
+
+    LocalSubmitter(load(config or CONFIG_PATH, node=False)[0].paths).shut_down()
+
+
+def _detach(log: Path) -> None:
+    """Go on as a daemon (daemon(7)); the lock and the open socket go along."""
+    if os.fork() > 0:
+        os._exit(0)
+    os.setsid()
+    if os.fork() > 0:
+        os._exit(0)
+    os.chdir("/")
+    os.umask(0o022)
+    sys.stdout.flush()
+    null = os.open(os.devnull, os.O_RDWR)
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+    for target, source in enumerate((null, file, file)):
+        os.dup2(source, target)
+    os.close(null)
+    os.close(file)
