@@ -1,0 +1,141 @@
+/* vtorque-agent: the one agent of all Linux guests. The protocol is in doc/stream.md.
+ * One process, one poll loop. What comes from the host's run port was written by the job's user:
+ * it decides what runs, never as whom (that is conf's). */
+#ifndef VTORQUE_AGENT_H
+#define VTORQUE_AGENT_H
+
+#include <poll.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+enum {
+    PROTOCOL = 1,
+    HEADER = 8,
+    HELLO_SIZE = 24,
+    PAYLOAD_MAX = 65536,
+    CHUNK = 32768 - HEADER,    /* Linux's virtio_console.c sends at most 32 KiB per write() */
+    QUEUE_BUSY = 65536,        /* above this no more output is read from the job */
+    RUN_QUEUE = 262144,
+    STATUS_QUEUE = 16384,
+    STDIN_WINDOW = 262144,
+    START_MAX = 2 * 1024 * 1024,
+    FILES_MAX = 16,
+    FILE_BYTES_MAX = 16 * 1024 * 1024,
+    LIMITS_MAX = 16,
+    GROUPS_MAX = 1024,
+    TERM_GRACE_MS = 5000,      /* between SIGTERM and SIGKILL when the host has gone */
+    DRAIN_GRACE_MS = 1000,     /* for a background child that holds the output */
+    SYNC_MAX_MS = 30000,       /* EXIT is sent after this even if sync(2) still runs */
+    RETRY_MS = 20,             /* opening a port that is not there yet */
+    RECHECK_MS = 500,          /* a disconnected virtio port, should SIGIO be missed */
+};
+
+enum frame { F_HELLO = 1, F_FILE, F_START, F_DATA, F_EOF, F_CREDIT, F_SIGNAL, F_WINSIZE, F_EXIT, F_ERROR };
+enum tag { T_ARG = 1, T_FILEARG, T_ENV, T_CWD, T_UMASK, T_RLIMIT, T_PTY, T_MERGE, T_MODE };
+enum mode { M_DIRECT = 0, M_SHELL, M_LOGIN };
+enum exit_kind { X_CODE = 0, X_SIGNAL, X_NOT_STARTED };
+enum slot { P_STATUS, P_RUN, P_STEPS, P_SETUP, P_EXEC, P_IN, P_OUT, P_ERR, P_COUNT };
+
+struct conf {
+    char user[64], home[1024], shell[1024], status[256], run[256], spool[1024], setup[1024];
+    uid_t uid;
+    gid_t gid;
+    gid_t groups[GROUPS_MAX];
+    size_t ngroups;
+    bool sync;
+};
+
+/* A virtio-serial port (device path, or port:NAME looked up in sysfs) or, in tests, unix:PATH. */
+struct port {
+    const char *path;
+    int fd;
+    bool up;                   /* a host is connected */
+    uint64_t retry_at;
+    uint8_t *out;
+    size_t cap, head, tail;    /* what is still to be written: out[head..tail) */
+};
+
+/* agent.c */
+extern struct conf conf;
+extern struct port run_port;
+uint64_t now_ms(void);
+void sync_for_job(void);
+const char *setup_failure(void);
+
+/* conf.c: false with a message in err */
+bool conf_read(const char *path, struct conf *c, char *err, size_t err_size);
+
+/* port.c */
+bool port_connect(struct port *p, uint64_t now);
+int port_timeout(const struct port *p, uint64_t now);
+void port_lost(struct port *p);
+ssize_t port_read(struct port *p, void *buf, size_t n);
+void port_flush(struct port *p);
+size_t port_queued(const struct port *p);
+uint8_t *port_room(struct port *p, size_t n);
+void put_header(uint8_t *at, enum frame type, int stream, size_t length);
+void put_frame(enum frame type, int stream, const void *payload, size_t n);
+void put_u16(uint8_t *at, uint16_t v);
+void put_u32(uint8_t *at, uint32_t v);
+uint16_t get_u16(const uint8_t *at);
+uint32_t get_u32(const uint8_t *at);
+uint64_t get_u64(const uint8_t *at);
+
+/* session.c */
+void session_read(void);
+void session_parse(void);
+void session_lost(void);
+bool session_wants_input(void);
+
+/* start.c: what a START asks for, and the child that becomes it */
+struct limit { int resource; uint64_t soft, hard; };
+struct start {
+    char **argv, **env;
+    size_t argc, envc;
+    const char *cwd;
+    mode_t umask;
+    struct limit limits[LIMITS_MAX];
+    size_t nlimits;
+    uint16_t winsize[4];
+    bool pty, merge;
+    enum mode mode;
+};
+const char *start_files_add(int stream, const uint8_t *p, size_t n);
+const char *start_files_error(void);
+void start_files_close(void);
+void start_files_drop(void);
+const char *start_parse(struct start *s, uint8_t *p, size_t n);
+void start_free(struct start *s);
+_Noreturn void start_exec(const struct start *s, const int fds[3], int error_fd);
+
+/* job.c: functions that return a string return NULL or what is wrong with the frame */
+void job_window(uint32_t bytes);
+const char *job_start(const uint8_t *p, size_t n, bool last);
+const char *job_stdin(const uint8_t *p, size_t n);
+const char *job_credit(int stream, uint32_t bytes);
+const char *job_signal(uint32_t number);
+void job_eof(int stream);
+void job_winsize(const uint8_t *p);
+void job_abandon(bool at_once);
+bool job_running(void);
+bool job_start_waits(void);
+void job_fds(struct pollfd *fds);
+void job_io(const struct pollfd *fds);
+void job_tick(uint64_t now);
+int job_timeout(uint64_t now);
+bool job_exited(const siginfo_t *si);
+void job_synced(void);
+
+/* proc.c */
+int pipe_for_child(int *parent_end, int *child_end, bool child_writes, uid_t owner);
+int pty_open(int *master, int *slave, const uint16_t *winsize, uid_t owner);
+void pty_winsize(int fd, const uint16_t *w);
+void oom_score(const char *value);
+void child_reset(void);
+int session_kill(pid_t session, int sig);
+void session_kill_all(pid_t session);
+
+#endif

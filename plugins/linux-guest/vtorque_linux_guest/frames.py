@@ -1,0 +1,183 @@
+"""The frames of the run port and the errors of both ports; `doc/stream.md` is the reference.
+
+Pure code: bytes in, values out. What comes in was written by a guest and may be anything; the only
+exception raised for it is `StreamError`.
+"""
+
+import struct
+from collections.abc import Iterator
+from enum import IntEnum
+from typing import NamedTuple
+
+PROTOCOL = 1
+HEADER = struct.Struct("<BBHI")
+"""type, stream, reserved (0), length of the payload in bytes."""
+HELLO = struct.Struct("<8s8sHHI")
+"""magic, nonce, protocol version, reserved (0), window in bytes."""
+MAGIC = b"vTorque\n"
+PAYLOAD_MAX = 65536
+WINDOW_MAX = 1 << 30
+TEXT_SHOWN = 4096
+
+
+class StreamError(Exception):
+    """The guest broke the protocol; also the base of all errors of this package's streams."""
+
+
+class GuestDied(StreamError):
+    """The connection ended: the guest, or its QEMU, is gone."""
+
+
+class GuestSilent(StreamError):
+    """A deadline passed without an answer."""
+
+
+class GuestFailed(StreamError):
+    """The guest's setup failed; `reason` is printable text from the guest."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"the guest could not be set up: {reason}")
+        self.reason = reason
+
+
+class NotStarted(StreamError):
+    """The agent could not start the program; `reason` says why. The session can be used again."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class AgentError(StreamError):
+    """The agent refused what was sent, or serves no jobs; it has ended the session."""
+
+
+class BadStart(StreamError):
+    """What the caller wants to start does not fit the protocol; nothing was sent."""
+
+
+class RunAbandoned(StreamError):
+    """The caller gave up with `Events.stop`; closing the socket makes the agent kill the job."""
+
+
+class Kind(IntEnum):
+    """Frame types."""
+
+    HELLO = 1
+    FILE = 2
+    START = 3
+    DATA = 4
+    EOF = 5
+    CREDIT = 6
+    SIGNAL = 7
+    WINSIZE = 8
+    EXIT = 9
+    ERROR = 10
+
+
+class Tag(IntEnum):
+    """Elements of a START."""
+
+    ARG = 1
+    FILEARG = 2
+    ENV = 3
+    CWD = 4
+    UMASK = 5
+    RLIMIT = 6
+    PTY = 7
+    MERGE = 8
+    MODE = 9
+
+
+class Frame(NamedTuple):
+    """One frame from the guest."""
+
+    kind: Kind
+    stream: int
+    payload: bytes
+
+
+_RULES: dict[int, tuple[int, int, int]] = {
+    # kind: number of streams, least and greatest length of what a guest may send
+    Kind.HELLO: (1, HELLO.size, HELLO.size),
+    Kind.DATA: (3, 1, PAYLOAD_MAX),
+    Kind.EOF: (3, 0, 0),
+    Kind.CREDIT: (1, 4, 4),
+    Kind.EXIT: (1, 4, 4 + TEXT_SHOWN),
+    Kind.ERROR: (1, 0, TEXT_SHOWN),
+}
+
+
+def frame(kind: Kind, stream: int = 0, payload: bytes = b"") -> bytes:
+    """The bytes of one frame; `payload` is at most `PAYLOAD_MAX` bytes."""
+    return HEADER.pack(kind, stream, 0, len(payload)) + payload
+
+
+def frames_of(kind: Kind, stream: int, payload: bytes) -> bytes:
+    """As many frames of one kind as `payload` needs."""
+    parts = range(0, len(payload), PAYLOAD_MAX)
+    return b"".join(frame(kind, stream, payload[at : at + PAYLOAD_MAX]) for at in parts)
+
+
+def hello_frame(nonce: bytes, window: int) -> bytes:
+    """A HELLO; `window` is what its sender takes of each stream, in bytes, before any CREDIT."""
+    return frame(Kind.HELLO, 0, HELLO.pack(MAGIC, nonce, PROTOCOL, 0, window))
+
+
+def hello_prefix(nonce: bytes) -> bytes:
+    """How the answer to a HELLO with this nonce begins: what is looked for among older bytes."""
+    return HEADER.pack(Kind.HELLO, 0, 0, HELLO.size) + MAGIC + nonce
+
+
+def shown(text: bytes) -> str:
+    """Guest text as it may be printed: no control characters, at most 4096 bytes of it."""
+    decoded = text[:TEXT_SHOWN].decode("utf-8", "replace")
+    return "".join(c if c.isprintable() else "?" for c in decoded).strip()
+
+
+def element(tag: Tag, value: bytes) -> bytes:
+    """One tag-length-value element of a START."""
+    return struct.pack("<BI", tag, len(value)) + value
+
+
+def winsize(rows: int, columns: int) -> bytes:
+    """A window size in characters; the two pixel sizes are 0."""
+    return struct.pack("<HHHH", min(max(rows, 0), 65535), min(max(columns, 0), 65535), 0, 0)
+
+
+class Decoder:
+    """Cuts a stream of bytes into frames. Holds at most one incomplete frame."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def reset(self, data: bytes) -> None:
+        """Forget everything and start with `data`."""
+        self._buffer = bytearray(data)
+
+    def frames(self, data: bytes) -> Iterator[Frame]:
+        """The frames that are complete with `data`. Raises StreamError at the first bad one."""
+        buffer = self._buffer
+        buffer += data
+        at = 0
+        try:
+            while len(buffer) - at >= HEADER.size:
+                kind, stream, reserved, length = HEADER.unpack_from(buffer, at)
+                _check_header(kind, stream, reserved, length)
+                end = at + HEADER.size + length
+                if len(buffer) < end:
+                    return
+                payload = bytes(memoryview(buffer)[at + HEADER.size : end])
+                at = end
+                yield Frame(Kind(kind), stream, payload)
+        finally:
+            del buffer[:at]
+
+
+def _check_header(kind: int, stream: int, reserved: int, length: int) -> None:
+    if kind not in _RULES:
+        raise StreamError(f"the guest sent a frame of unknown type {kind}")
+    streams, least, greatest = _RULES[kind]
+    if stream >= streams or reserved != 0 or not least <= length <= greatest:
+        name = Kind(kind).name
+        raise StreamError(f"the guest sent a bad {name} frame: stream {stream}, length {length}")

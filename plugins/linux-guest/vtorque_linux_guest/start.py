@@ -1,0 +1,131 @@
+"""What to run in the guest, and its FILE and START frames (`doc/stream.md`)."""
+
+import os
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from .frames import BadStart, Kind, Tag, element, frame, frames_of, winsize
+
+START_MAX = 2 << 20
+FILES_MAX = 16
+FILE_BYTES_MAX = 16 << 20
+
+
+class Mode(IntEnum):
+    """How the command is run: itself, or by the user's shell (from the guest's own config)."""
+
+    DIRECT = 0
+    SHELL = 1
+    LOGIN = 2
+
+
+@dataclass(frozen=True)
+class FileArg:
+    """An argument that stands for the path, in the guest, of the file sent under this name."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class GuestFileData:
+    """A file stored in the guest for this run, owned by the user, mode 0700."""
+
+    name: str
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Pty:
+    """A terminal for the program; `term` is put into its environment as TERM."""
+
+    term: str
+    rows: int
+    columns: int
+
+
+@dataclass(frozen=True)
+class Start:
+    """One program to run. Texts are encoded as the file system's (PEP 383), so any bytes pass.
+
+    `cwd` empty: the user's home. `limits`: RLIMIT number to (soft, hard), -1 is unlimited; they
+    only lower what the guest gives. `merge`: stderr goes where stdout goes (a pty always merges).
+    """
+
+    argv: tuple[str | FileArg, ...]
+    env: Mapping[str, str]
+    cwd: str = ""
+    umask: int = 0o22
+    limits: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    pty: Pty | None = None
+    merge: bool = False
+    files: tuple[GuestFileData, ...] = ()
+    mode: Mode = Mode.DIRECT
+
+    def encode(self) -> bytes:
+        """The FILE and START frames. Raises BadStart, naming what does not fit and the limit."""
+        return b"".join(self._file_frames()) + self._start_frames()
+
+    def _file_frames(self) -> list[bytes]:
+        size = sum(len(file.data) for file in self.files)
+        if len(self.files) > FILES_MAX or size > FILE_BYTES_MAX:
+            raise BadStart(f"{len(self.files)} files of {size} bytes; 16 of 16 MiB at most")
+        parts = []
+        for file in self.files:
+            name = os.fsencode(file.name)
+            bad = name in (b"", b".", b"..") or len(name) > 255 or b"/" in name
+            if bad or any(byte < 32 or byte == 127 for byte in name):
+                raise BadStart(f"bad file name {file.name!r}")
+            parts += [frame(Kind.FILE, 0, name), frames_of(Kind.FILE, 1, file.data)]
+        return parts
+
+    def _argv(self) -> list[bytes]:
+        sent = {file.name for file in self.files}
+        parts = []
+        for arg in self.argv:
+            if isinstance(arg, FileArg):
+                if arg.name not in sent:
+                    raise BadStart(f"argument refers to the file {arg.name!r}, which is not sent")
+                parts.append(element(Tag.FILEARG, _text(arg.name)))
+            else:
+                parts.append(element(Tag.ARG, _text(arg)))
+        if not self.argv and self.mode is Mode.DIRECT:
+            raise BadStart("no command")
+        return parts
+
+    def _env(self) -> list[bytes]:
+        parts = []
+        env = dict(self.env) | ({"TERM": self.pty.term} if self.pty else {})
+        for name, value in env.items():
+            if not name or "=" in name:
+                raise BadStart(f"bad name of an environment variable {name!r}")
+            parts.append(element(Tag.ENV, _text(f"{name}={value}")))
+        return parts
+
+    def _start_frames(self) -> bytes:
+        parts = self._argv() + self._env()
+        if self.cwd:
+            parts.append(element(Tag.CWD, _text(self.cwd)))
+        parts.append(element(Tag.UMASK, struct.pack("<I", self.umask & 0o777)))
+        for number, (soft, hard) in self.limits.items():
+            if not 0 <= number < 16:
+                raise BadStart(f"no such resource limit: {number}")
+            limit = struct.pack("<BQQ", number, soft & (2**64 - 1), hard & (2**64 - 1))
+            parts.append(element(Tag.RLIMIT, limit))
+        if self.pty:
+            parts.append(element(Tag.PTY, winsize(self.pty.rows, self.pty.columns)))
+        if self.merge:
+            parts.append(element(Tag.MERGE, b""))
+        parts.append(element(Tag.MODE, bytes([self.mode])))
+        payload = b"".join(parts)
+        if len(payload) > START_MAX:
+            raise BadStart(f"arguments and environment take {len(payload)} bytes; {START_MAX} fit")
+        return frames_of(Kind.START, 0, payload) + frame(Kind.START, 1)
+
+
+def _text(value: str) -> bytes:
+    data = os.fsencode(value)
+    if b"\0" in data:
+        raise BadStart(f"a NUL byte in {value[:80]!r}")
+    return data + b"\0"

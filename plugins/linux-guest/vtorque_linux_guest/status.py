@@ -1,0 +1,93 @@
+"""The host side of the status port: is the guest ready, and if not, why.
+
+Runs on the node as root; what it reads was written by a guest. Lines of UTF-8, at most 4096 bytes.
+"""
+
+import select
+import socket
+import time
+from collections.abc import Callable
+
+from .frames import GuestDied, GuestFailed, GuestSilent, StreamError, shown
+
+LINE_MAX = 4096
+TOTAL_MAX = 1 << 20
+LINES_MAX = 10_000
+
+
+class StatusReader:
+    """The lines of one connection to the status port (`sock`, a connected unix socket)."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self._sock = sock
+        self._buffer = bytearray()
+        self._total = self._lines = 0
+        self.step = ""
+
+    def wait_ready(self, deadline: float, on_step: Callable[[str], None]) -> None:
+        """Return once the guest says READY; `on_step` gets each new step's name, printable.
+
+        `deadline` is in time.monotonic() seconds. Raises GuestFailed (with the guest's reason),
+        GuestDied, GuestSilent (naming the last step seen), or StreamError for a flood or garbage.
+        """
+        self._ask(b"STATUS\n", deadline)
+        while True:
+            word, _, rest = self._line(deadline).partition(" ")
+            if word == "READY":
+                return
+            if word == "FAILED":
+                raise GuestFailed(rest or "no reason given")
+            if word == "STEP" and rest and rest != self.step:
+                self.step = rest
+                on_step(rest)
+
+    def sync(self, deadline: float) -> None:
+        """Have the guest flush its file systems; returns when it says so. Errors as above."""
+        self._ask(b"SYNC\n", deadline)
+        while self._line(deadline) != "SYNCED":
+            pass
+
+    def _where(self) -> str:
+        return f"last step: {self.step}" if self.step else "no step seen"
+
+    def _wait(self, event: int, deadline: float) -> None:
+        left = deadline - time.monotonic()
+        poller = select.poll()
+        poller.register(self._sock, event)
+        if left <= 0 or not poller.poll(left * 1000):
+            raise GuestSilent(f"the guest was not ready in time ({self._where()})")
+
+    def _ask(self, line: bytes, deadline: float) -> None:
+        self._wait(select.POLLOUT, deadline)
+        try:
+            self._sock.send(line)
+        except OSError as error:
+            raise GuestDied(f"the guest died ({self._where()})") from error
+
+    def _line(self, deadline: float) -> str:
+        while True:
+            end = self._buffer.find(b"\n")
+            if end > LINE_MAX or (end < 0 and len(self._buffer) > LINE_MAX):
+                raise StreamError(f"the guest sent a status line of over {LINE_MAX} bytes")
+            if end >= 0:
+                line = shown(bytes(self._buffer[:end]))
+                del self._buffer[: end + 1]
+                self._lines += 1
+                return line
+            self._wait(select.POLLIN, deadline)
+            self._receive()
+
+    def _receive(self) -> None:
+        try:
+            data = self._sock.recv(LINE_MAX)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as error:
+            raise GuestDied(f"the guest died ({self._where()})") from error
+        if not data:
+            raise GuestDied(f"the guest died ({self._where()})")
+        self._buffer += data
+        self._total += len(data)
+        if self._total > TOTAL_MAX or self._lines > LINES_MAX:
+            raise StreamError(f"the guest floods its status port: {self._total} bytes")

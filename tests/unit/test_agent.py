@@ -1,0 +1,251 @@
+"""The real agent (compiled here, with sanitizers) against the real host side, without a VM."""
+
+import hashlib
+import os
+import resource
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from vtorque_linux_guest.agent_build import build_agent
+from vtorque_linux_guest.stream import (
+    Events,
+    FileArg,
+    GuestFileData,
+    Mode,
+    NotStarted,
+    Pty,
+    Session,
+    Start,
+)
+from vtorque_linux_guest.testing import ENV, SANITIZED, LocalAgent, run, sh
+
+PYTHON = "/usr/bin/python3" if os.getuid() == 0 else sys.executable
+DEVNULL = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+
+
+@pytest.fixture(scope="session")
+def binary(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("agent") / "vtorque-agent"
+    build_agent(out, "gcc", SANITIZED)
+    return out
+
+
+@pytest.fixture
+def agent(binary: Path) -> Iterator[LocalAgent]:
+    with LocalAgent(binary) as running:
+        running.ready()
+        yield running
+
+
+@pytest.fixture
+def session(agent: LocalAgent) -> Iterator[Session]:
+    connection = agent.connect()
+    opened = Session(connection)
+    opened.hello(time.monotonic() + 20)
+    yield opened
+    connection.close()
+
+
+@pytest.mark.parametrize("code", [0, 1, 42, 137, 255])
+def test_exit_code(session: Session, code: int) -> None:
+    status, out, err = run(session, sh(f"exit {code}"))
+    assert (status.code, status.signal, out, err) == (code, None, b"", b"")
+
+
+def test_death_by_signal_is_128_plus_n(session: Session) -> None:
+    status, _, _ = run(session, sh("kill -SEGV $$"))
+    assert (status.signal, status.code) == (signal.SIGSEGV, 128 + signal.SIGSEGV)
+
+
+def test_streams_are_separate_or_merged(session: Session) -> None:
+    script = "echo out; echo err > /dev/stderr; cat"
+    assert run(session, sh(script), b"in")[1:] == (b"out\nin", b"err\n")
+    assert run(session, sh(script, merge=True), b"in")[1:] == (b"out\nerr\nin", b"")
+
+
+def test_all_byte_values_both_ways(session: Session) -> None:
+    data = bytes(range(256)) * 5000  # more than the windows and the pipes
+    status, out, err = run(session, sh("cat; echo done >&2"), data)
+    assert (status.code, out == data, err) == (0, True, b"done\n")
+
+
+def test_fifty_megabytes(session: Session) -> None:
+    size, seed = 50_000_000, b"vtorque"
+    block = hashlib.shake_256(seed).digest(1_000_000)
+    program = (
+        "import hashlib, sys\n"
+        f"b = hashlib.shake_256({seed!r}).digest(1000000)\n"
+        "for _ in range(50): sys.stdout.buffer.write(b)\n"
+    )
+    digest, got = hashlib.sha256(), 0
+    read, write = os.pipe()
+
+    def collect() -> None:
+        nonlocal got
+        while part := os.read(read, 1 << 20):
+            digest.update(part)
+            got += len(part)
+
+    reader = threading.Thread(target=collect)
+    reader.start()
+    begin = time.monotonic()
+    start = Start(argv=(PYTHON, "-c", program), env=ENV)
+    status = session.run(start, None, write, write)
+    seconds = time.monotonic() - begin
+    os.close(write)
+    reader.join(20)
+    os.close(read)
+    assert (status.code, got) == (0, size)
+    assert digest.digest() == hashlib.sha256(block * 50).digest()
+    assert seconds < 10  # a sanitized agent on a busy machine; without: about 0.2 s
+
+
+def test_script_file_arguments_and_identity(agent: LocalAgent, session: Session) -> None:
+    text = b'#!/bin/sh\nid -u; id -g; pwd; echo "$1|$2"; stat -c "%a %u" "$0"; echo "${0##*/}"\n'
+    start = Start(
+        argv=(FileArg("job 1[2].SC"), "a b", "c"),
+        env=ENV,
+        files=(GuestFileData("job 1[2].SC", text), GuestFileData("other", b"x" * 200_000)),
+    )
+    status, out, err = run(session, start)
+    expected = [agent.uid, agent.gid, agent.home, "a b|c", f"700 {agent.uid}", "job 1[2].SC"]
+    assert (status.code, err) == (0, b"")
+    assert out.decode().split("\n")[:-1] == [str(line) for line in expected]
+    assert list(agent.spool.iterdir()) == []
+
+
+def test_groups_come_from_the_configuration(binary: Path) -> None:
+    with LocalAgent(binary, groups=(4001, 4002)) as agent:
+        agent.ready()
+        _, out, _ = run(agent.session(), sh("id -G"))
+        wanted = {4001, 4002, 65534} if os.getuid() == 0 else {os.getgid(), *os.getgroups()}
+        assert {int(gid) for gid in out.split()} == wanted
+
+
+def test_script_without_interpreter_line_runs_in_the_shell(session: Session) -> None:
+    files = (GuestFileData("s", b"echo plain $1\n"),)
+    start = Start(argv=(FileArg("s"), "x"), env=ENV, files=files)
+    assert run(session, start)[1] == b"plain x\n"
+
+
+def test_shell_modes(session: Session) -> None:
+    shell = Start(argv=("-c", "echo $0 $-"), env=ENV, mode=Mode.SHELL)
+    login = Start(argv=("-c", "echo $0"), env=ENV, mode=Mode.LOGIN)
+    assert run(session, shell)[1].split()[0] == b"/bin/sh"
+    assert run(session, login)[1] == b"-sh\n"
+
+
+def test_environment_is_exact_and_binary_safe(session: Session) -> None:
+    env = {"A": "1", "EMPTY": "", "NL": "a\nb=c", "BYTES": os.fsdecode(b"\xff\x01\xe4"), "U": "ä"}
+    _, out, _ = run(session, Start(argv=("/usr/bin/env", "-0"), env=env))
+    want = {os.fsencode(f"{name}={value}") for name, value in env.items()}
+    assert set(out.split(b"\0")[:-1]) == want
+
+
+def test_large_environment(session: Session) -> None:
+    env = ENV | {f"V{n}": "x" * 100_000 for n in range(9)}
+    _, out, _ = run(session, Start(argv=("/bin/sh", "-c", "echo ${#V8}"), env=env))
+    assert out == b"100000\n"
+
+
+def test_cwd_umask_and_limits(agent: LocalAgent, session: Session) -> None:
+    limits = {resource.RLIMIT_NOFILE: (64, 128), resource.RLIMIT_CORE: (-1, -1)}
+    start = sh("pwd; umask; ulimit -n; ulimit -Hn", cwd="/usr", umask=0o027, limits=limits)
+    assert run(session, start)[1].split() == [b"/usr", b"0027", b"64", b"128"]
+
+
+@pytest.mark.parametrize(
+    ("start", "reason"),
+    [
+        (sh("true", cwd="/nowhere/x"), "working directory /nowhere/x: No such file or directory"),
+        (Start(argv=("/no/such",), env=ENV), "cannot run /no/such: No such file or directory"),
+        (Start(argv=("no-such-cmd",), env=ENV), "cannot run no-such-cmd: No such file"),
+        (
+            Start(
+                argv=(FileArg("s"),), env=ENV, files=(GuestFileData("s", b"#!/no/interpreter\n"),)
+            ),
+            "its interpreter (#! line) does not exist here",
+        ),
+    ],
+)
+def test_what_cannot_be_started_is_named(session: Session, start: Start, reason: str) -> None:
+    with pytest.raises(NotStarted) as caught:
+        run(session, start)
+    assert reason in caught.value.reason
+    assert run(session, sh("echo next"))[1] == b"next\n"
+
+
+def test_default_signal_dispositions_and_mask(session: Session) -> None:
+    _, out, _ = run(session, sh("grep -E '^Sig(Blk|Ign)' /proc/self/status"))
+    assert out.split() == [b"SigBlk:", b"0" * 16, b"SigIgn:", b"0" * 16]
+
+
+def test_no_descriptors_leak_into_the_job(session: Session) -> None:
+    program = "import os; print(sorted(int(f) for f in os.listdir('/proc/self/fd')))"
+    _, out, _ = run(session, Start(argv=(PYTHON, "-c", program), env=ENV))
+    assert out in (b"[0, 1, 2, 3]\n", b"[0, 1, 2]\n")  # 3: the listing itself
+
+
+def test_pty_with_size_resize_and_eof(session: Session) -> None:
+    program = (
+        "import os,signal,sys\n"
+        "show=lambda *_: print(os.get_terminal_size(0).lines, os.get_terminal_size(0).columns,"
+        " os.environ['TERM'], os.isatty(2), flush=True)\n"
+        "signal.signal(signal.SIGWINCH, show)\n"
+        "show()\n"
+        "print(repr(sys.stdin.read()))\n"
+    )
+    start = Start(argv=(PYTHON, "-c", program), env=ENV, pty=Pty("vt100", 30, 90))
+    read, write = os.pipe()
+    with Events() as events, tempfile.TemporaryFile() as out:
+        steps = [
+            threading.Timer(0.6, events.winsize, (40, 120)),
+            threading.Timer(1.2, lambda: (os.write(write, b"hi\n"), os.close(write))),
+        ]
+        for step in steps:
+            step.start()
+        status = session.run(start, read, out.fileno(), DEVNULL, events)
+        for step in steps:
+            step.join()
+        os.close(read)
+        out.seek(0)
+        lines = out.read().replace(b"\r\n", b"\n").split(b"\n")
+    assert status.code == 0
+    assert lines[:2] == [b"30 90 vt100 True", b"40 120 vt100 True"]
+    assert lines[-2] == b"'hi\\n'"
+
+
+def test_many_runs_over_one_connection(session: Session) -> None:
+    for number in range(30):
+        status, out, _ = run(session, sh(f"echo {number}; exit {number}"), b"unread")
+        assert (status.code, out) == (number, f"{number}\n".encode())
+
+
+def test_first_byte_comes_soon(session: Session) -> None:
+    """Twenty runs of an echo; the best shows the agent's own part, not the machine's load."""
+    best = 1.0
+    for _ in range(20):
+        read, write = socket.socketpair()
+        first: list[float] = []
+
+        def wait(end: socket.socket = read, times: list[float] = first) -> None:
+            end.recv(10)
+            times.append(time.monotonic())
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        begin = time.monotonic()
+        session.run(sh("echo x"), None, write.fileno(), DEVNULL)
+        thread.join(10)
+        read.close()
+        write.close()
+        best = min(best, first[0] - begin)
+    assert best < 0.02

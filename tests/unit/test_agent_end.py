@@ -1,0 +1,282 @@
+"""How jobs end in the real agent: signals, leftovers, slow and lost hosts, garbage."""
+
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from vtorque_linux_guest.agent_build import build_agent
+from vtorque_linux_guest.frames import Kind, frame
+from vtorque_linux_guest.stream import (
+    AgentError,
+    Events,
+    Pty,
+    Session,
+)
+from vtorque_linux_guest.testing import SANITIZED, LocalAgent, run, sh
+
+PYTHON = "/usr/bin/python3" if os.getuid() == 0 else sys.executable
+DEVNULL = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+
+
+@pytest.fixture(scope="session")
+def binary(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("agent") / "vtorque-agent"
+    build_agent(out, "gcc", SANITIZED)
+    return out
+
+
+@pytest.fixture
+def agent(binary: Path) -> Iterator[LocalAgent]:
+    with LocalAgent(binary) as running:
+        running.ready()
+        yield running
+
+
+@pytest.fixture
+def session(agent: LocalAgent) -> Iterator[Session]:
+    connection = agent.connect()
+    opened = Session(connection)
+    opened.hello(time.monotonic() + 20)
+    yield opened
+    connection.close()
+
+
+def wait_until(what: Callable[[], bool], seconds: float = 15) -> None:
+    end = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < end, "not in time"
+        time.sleep(0.02)
+
+
+def alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state not in "ZX"
+
+
+def test_signal_reaches_the_script_and_its_children(session: Session) -> None:
+    script = "trap 'echo got; exit 7' TERM; echo up; sleep 60 & wait"
+    with Events() as events:
+        timer = threading.Timer(0.5, events.signal, (signal.SIGTERM,))
+        timer.start()
+        begin = time.monotonic()
+        status, out, _ = run(session, sh(script), events=events)
+    assert (status.code, out) == (7, b"up\ngot\n")
+    assert time.monotonic() - begin < 5
+
+
+def test_signal_from_a_handler_in_the_main_thread(session: Session) -> None:
+    with Events() as events:
+        before = signal.signal(signal.SIGALRM, lambda *_: events.signal(signal.SIGKILL))
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.3)
+            status, _, _ = run(session, sh("sleep 60"), events=events)
+        finally:
+            signal.signal(signal.SIGALRM, before)
+    assert status.code == 128 + signal.SIGKILL
+
+
+def test_pty_job_control_and_hangup_of_the_rest(session: Session) -> None:
+    start = sh("sleep 61 & echo $!; tty; exit 3", pty=Pty("dumb", 24, 80))
+    status, out, _ = run(session, start)
+    pid, tty = out.split()
+    assert (status.code, tty[:9]) == (3, b"/dev/pts/")
+    assert not alive(int(pid))
+
+
+def test_background_child_holding_the_pipe_is_killed_after_a_grace(session: Session) -> None:
+    begin = time.monotonic()
+    status, out, _ = run(session, sh("(sleep 0.4; echo late; exec sleep 60) & echo $!; exit 5"))
+    seconds = time.monotonic() - begin
+    pid, late = out.split()
+    assert (status.code, late) == (5, b"late")
+    assert 0.9 < seconds < 6
+    assert not alive(int(pid))
+
+
+def test_leftover_without_streams_is_killed_at_once(session: Session) -> None:
+    begin = time.monotonic()
+    _, out, _ = run(session, sh("sleep 60 > /dev/null 2>&1 < /dev/null & echo $!"))
+    assert time.monotonic() - begin < 0.9
+    assert not alive(int(out))
+
+
+def test_daemon_in_its_own_session_neither_blocks_nor_dies(session: Session) -> None:
+    begin = time.monotonic()
+    status, out, _ = run(session, sh("setsid sh -c 'echo $$; exec sleep 30' & sleep 0.3; exit 2"))
+    assert (status.code, time.monotonic() - begin < 6) == (2, True)
+    assert alive(int(out))
+    os.kill(int(out), signal.SIGKILL)
+
+
+def test_endless_background_writer_does_not_hold_the_job(session: Session) -> None:
+    status = session.run(sh("yes & exit 0"), None, DEVNULL, DEVNULL)
+    assert status.code == 0
+
+
+def test_slow_reader_loses_nothing_and_signals_pass(session: Session) -> None:
+    read, write = os.pipe()
+    script = (
+        "trap 'echo term >&2; exit 9' USR1; head -c 8000000 /dev/zero; while :; do sleep 0.1; done"
+    )
+    got = bytearray()
+    with Events() as events, tempfile.TemporaryFile() as err:
+
+        def read_late() -> None:
+            events.signal(signal.SIGUSR1)
+            time.sleep(1.0)  # nobody reads: windows and pipes fill up
+            while part := os.read(read, 65536):
+                got.extend(part)
+
+        reader = threading.Thread(target=read_late)
+        threading.Timer(0.3, reader.start).start()
+        status = session.run(sh(script), None, write, err.fileno(), events)
+        os.close(write)
+        reader.join(20)
+        os.close(read)
+        err.seek(0)
+        assert b"term" in err.read()
+    assert status.code == 9
+    assert bytes(got) == bytes(len(got)) and len(got) > 1_000_000
+
+
+def test_blocked_stdout_does_not_block_stderr_signals_or_kill(session: Session) -> None:
+    read, write = os.pipe()
+    err_read, err_write = os.pipe()
+    with Events() as events:
+
+        def kill_when_stderr_comes() -> None:
+            assert os.read(err_read, 100) == b"err\n"  # while stdout is stuck
+            events.signal(signal.SIGKILL)
+            time.sleep(0.3)
+            while os.read(read, 1 << 20):
+                pass
+
+        thread = threading.Thread(target=kill_when_stderr_comes)
+        thread.start()
+        script = "cat /dev/zero & sleep 0.7; echo err >&2; wait"
+        status = session.run(sh(script), None, write, err_write, events)
+        os.close(write)
+        thread.join(20)
+    for fd in (read, err_read, err_write):
+        os.close(fd)
+    assert status.code == 137
+
+
+def test_closed_stdout_gives_the_program_sigpipe(session: Session) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    status = session.run(sh("exec cat /dev/zero"), None, write, DEVNULL)
+    os.close(write)
+    assert status.signal == signal.SIGPIPE
+    assert status.lost == ("stdout: Broken pipe",)
+
+
+def test_full_disk_is_reported(session: Session) -> None:
+    full = os.open("/dev/full", os.O_WRONLY)
+    status = session.run(sh("echo x; sleep 0.2; exit 4"), None, full, DEVNULL)
+    os.close(full)
+    assert (status.code, status.lost) == (4, ("stdout: No space left on device",))
+
+
+def test_unread_stdin_does_not_hold_the_job(session: Session) -> None:
+    status, out, _ = run(session, sh("exec 0<&-; sleep 0.3; echo ok"), b"x" * 3_000_000)
+    assert (status.code, out) == (0, b"ok\n")
+    assert run(session, sh("cat"), b"clean")[1] == b"clean"
+
+
+def test_host_disconnect_kills_the_job_and_the_next_one_runs(agent: LocalAgent) -> None:
+    first = agent.connect()
+    session = Session(first)
+    session.hello(time.monotonic() + 20)
+    pids = os.pipe()
+    with Events() as events:
+
+        def leave() -> None:
+            os.read(pids[0], 100)
+            events.stop("test")
+
+        threading.Thread(target=leave).start()
+        script = f"trap 'echo term > {agent.home}/term; exit' TERM; echo up; sleep 60 & wait"
+        with pytest.raises(Exception, match="test"):
+            session.run(sh(script), None, pids[1], DEVNULL, events)
+    first.close()
+    wait_until((agent.home / "term").exists)
+    again = agent.session()
+    assert run(again, sh("echo again"))[1] == b"again\n"
+    for fd in pids:
+        os.close(fd)
+
+
+def test_disconnect_kills_a_job_that_ignores_term(agent: LocalAgent) -> None:
+    first = agent.connect()
+    first.settimeout(20)
+    session = Session(first)
+    session.hello(time.monotonic() + 20)
+    pid_file = agent.home / "pid"
+    with Events() as events:
+        threading.Timer(0.5, events.stop, ("test",)).start()
+        with pytest.raises(Exception, match="test"):
+            session.run(
+                sh(f"trap '' TERM; echo $$ > {pid_file}; while :; do sleep 1; done"),
+                None,
+                DEVNULL,
+                DEVNULL,
+                events,
+            )
+    pid = int(pid_file.read_text())
+    first.close()
+    second = agent.connect()
+    time.sleep(0.5)
+    assert alive(pid)  # its grace; a new session ends it
+    following = Session(second)
+    following.hello(time.monotonic() + 20)
+    assert run(following, sh("echo after"))[1] == b"after\n"
+    assert not alive(pid)
+    second.close()
+
+
+def test_resync_in_the_middle_of_an_old_frame(agent: LocalAgent) -> None:
+    connection = agent.connect()
+    session = Session(connection)
+    session.hello(time.monotonic() + 20)
+    connection.setblocking(True)
+    connection.sendall(frame(Kind.START, 0, b"x" * 60_000)[:100])  # a host that died here
+    following = Session(connection)  # virtio: the next one comes over the same byte stream
+    following.hello(time.monotonic() + 20)
+    assert run(following, sh("echo synced"))[1] == b"synced\n"
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        b"\xff" * 8,
+        frame(Kind.DATA, 1, b"x"),
+        frame(Kind.EXIT, 0, b"xxxx"),
+        frame(Kind.SIGNAL, 0, b"\xff\0\0\0"),
+        frame(Kind.START, 1, b"\x01\xff\xff\xff\xff"),
+        frame(Kind.START, 1, b"\x02\x02\0\0\0x\0"),
+        frame(Kind.FILE, 0, b"../x"),
+        frame(Kind.FILE, 1, b"content"),
+    ],
+)
+def test_garbage_gets_an_error_and_a_new_hello_helps(agent: LocalAgent, bad: bytes) -> None:
+    connection = agent.connect()
+    session = Session(connection)
+    session.hello(time.monotonic() + 20)
+    connection.send(bad)
+    with pytest.raises(AgentError):
+        run(session, sh("sleep 60"))
+    session.hello(time.monotonic() + 20)
+    assert run(session, sh("echo fine"))[1] == b"fine\n"
+    connection.close()

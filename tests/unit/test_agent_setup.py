@@ -1,0 +1,121 @@
+"""The real agent before any job: configuration, setup script, status port; and its build."""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from vtorque_linux_guest.agent_build import AgentBuildError, build_agent
+from vtorque_linux_guest.status import StatusReader
+from vtorque_linux_guest.stream import (
+    AgentError,
+    GuestFailed,
+)
+from vtorque_linux_guest.testing import SANITIZED, LocalAgent, run, sh
+
+PYTHON = "/usr/bin/python3" if os.getuid() == 0 else sys.executable
+DEVNULL = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+
+
+@pytest.fixture(scope="session")
+def binary(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("agent") / "vtorque-agent"
+    build_agent(out, "gcc", SANITIZED)
+    return out
+
+
+def test_sync_before_exit_and_on_request(binary: Path) -> None:
+    with LocalAgent(binary, sync=True) as agent, agent.status() as status:
+        reader = StatusReader(status)
+        reader.wait_ready(time.monotonic() + 20, lambda _: None)
+        reader.sync(time.monotonic() + 60)
+        assert run(agent.session(), sh("exit 6"))[0].code == 6
+
+
+def test_setup_steps_and_ready(binary: Path) -> None:
+    setup = "echo 'STEP mount /home' >&3; echo noise; echo 'STEP network' >&3; sleep 0.2"
+    steps: list[str] = []
+    with LocalAgent(binary, setup) as agent, agent.status() as status:
+        StatusReader(status).wait_ready(time.monotonic() + 20, steps.append)
+        assert steps[-1] == "network"
+        assert run(agent.session(), sh("echo x"))[1] == b"x\n"
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        (
+            "echo 'STEP mount /home' >&3; echo 'mount: permission denied' >&2; exit 32",
+            "mount /home: mount: permission denied",
+        ),
+        ("echo 'STEP a\tb' >&3; printf 'one\\ntwo\\033[2J\\n'; false", "a?b: one; two [2J"),
+        ("exit 3", "agent: exit code 3"),
+        ("kill -9 $$", "agent: signal 9"),
+        ("i=0; while [ $i -lt 900 ]; do echo line $i; i=$((i+1)); done; exit 1", "line 899"),
+    ],
+)
+def test_failed_setup_is_named_and_serves_no_jobs(binary: Path, script: str, reason: str) -> None:
+    with LocalAgent(binary, script) as agent, agent.status() as status:
+        with pytest.raises(GuestFailed) as caught:
+            StatusReader(status).wait_ready(time.monotonic() + 20, lambda _: None)
+        assert reason in caught.value.reason and len(caught.value.reason) < 4096
+        with pytest.raises(AgentError, match="agent: "):
+            run(agent.session(), sh("echo must not run"))
+
+
+def test_status_is_told_again_to_whoever_connects(binary: Path) -> None:
+    with LocalAgent(binary, "echo 'STEP one' >&3") as agent:
+        for _ in range(3):
+            steps: list[str] = []
+            with agent.status() as status:
+                StatusReader(status).wait_ready(time.monotonic() + 20, steps.append)
+            assert steps[-1] == "one"
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["uid=1", "color=red", "run", "sync=2", "groups=1,,2", "=", "gid=-1", "spool=relative"],
+)
+def test_bad_configuration_is_reported_as_failed(binary: Path, line: str) -> None:
+    with LocalAgent(binary, extra=line + "\n") as agent:
+        reader = StatusReader(agent.status())
+        with pytest.raises(GuestFailed, match=r"agent\.conf line \d+: bad, unknown or repeated"):
+            reader.wait_ready(time.monotonic() + 20, lambda _: None)
+
+
+@pytest.mark.parametrize("key", ["uid", "gid"])
+def test_root_is_never_the_job_user(binary: Path, tmp_path: Path, key: str) -> None:
+    conf = tmp_path / "c"
+    conf.write_text(f"{key}=0\n")
+    conf.chmod(0o600)
+    result = subprocess.run([binary, conf], capture_output=True, text=True, timeout=20, check=False)
+    assert (result.returncode, "bad, unknown" in result.stderr) == (2, True)
+
+
+def test_configuration_that_others_can_write_is_refused(binary: Path, tmp_path: Path) -> None:
+    conf = tmp_path / "c"
+    conf.write_text("uid=5\n")
+    conf.chmod(0o666)
+    result = subprocess.run([binary, conf], capture_output=True, text=True, timeout=20, check=False)
+    assert (result.returncode, "only root can write" in result.stderr) == (2, True)
+
+
+def test_static_build_is_small_and_reproducible(tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "deeper" / "two"
+    two.parent.mkdir()
+    build_agent(one)
+    build_agent(two)
+    assert one.read_bytes() == two.read_bytes()
+    assert one.stat().st_size < 200_000
+    headers = subprocess.run(["readelf", "-l", one], capture_output=True, text=True, check=True)
+    assert "INTERP" not in headers.stdout
+
+
+def test_a_missing_compiler_is_an_error_to_act_on(tmp_path: Path) -> None:
+    with pytest.raises(AgentBuildError, match="apt-get install musl-tools"):
+        build_agent(tmp_path / "x", cc="no-such-cc")
+    assert shutil.which("gcc")

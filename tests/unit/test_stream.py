@@ -1,0 +1,395 @@
+"""The host side of both ports against a guest that is scripted here, mostly a hostile one."""
+
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from vtorque_linux_guest.frames import (
+    HEADER,
+    HELLO,
+    MAGIC,
+    PAYLOAD_MAX,
+    Kind,
+    frame,
+    hello_frame,
+    shown,
+)
+from vtorque_linux_guest.status import StatusReader
+from vtorque_linux_guest.stream import (
+    AgentError,
+    BadStart,
+    Events,
+    FileArg,
+    GuestDied,
+    GuestFailed,
+    GuestFileData,
+    GuestSilent,
+    NotStarted,
+    RunAbandoned,
+    Session,
+    Start,
+    StreamError,
+)
+
+START = Start(argv=("/bin/true",), env={})
+NULL = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+EXIT_3 = frame(Kind.EXIT, 0, struct.pack("<BBH", 0, 0, 3))
+
+
+def recv_exact(sock: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        part = sock.recv(size - len(data))
+        assert part
+        data += part
+    return data
+
+
+class Guest:
+    """The guest's end of a session: `answer` the HELLO, then whatever the test sends."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self.nonce = b""
+
+    def read_hello(self) -> bytes:
+        self.nonce = recv_exact(self.sock, HEADER.size + HELLO.size)[16:24]
+        return self.nonce
+
+    def read_start(self) -> None:
+        while True:
+            kind, stream, _, length = HEADER.unpack(recv_exact(self.sock, HEADER.size))
+            recv_exact(self.sock, length)
+            if (kind, stream) == (Kind.START, 1):
+                return
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[Session, Guest]]:
+    host, guest = socket.socketpair()
+    guest.settimeout(10)
+    yield Session(host), Guest(guest)
+    host.close()
+    guest.close()
+
+
+def play(part: Callable[[], object]) -> threading.Thread:
+    thread = threading.Thread(target=part)
+    thread.start()
+    return thread
+
+
+def opened(pair: tuple[Session, Guest], window: int = 65536) -> tuple[Session, Guest]:
+    session, guest = pair
+    thread = play(lambda: guest.sock.sendall(hello_frame(guest.read_hello(), window)))
+    session.hello(time.monotonic() + 5)
+    thread.join(5)
+    return session, guest
+
+
+def answer(pair: tuple[Session, Guest], *data: bytes, close: bool = False) -> tuple[int, bytes]:
+    """The exit code and stdout of a run in which the guest sends `data` after START."""
+    session, guest = opened(pair)
+
+    def part() -> None:
+        guest.read_start()
+        try:
+            for piece in data:
+                guest.sock.sendall(piece)
+        except (BrokenPipeError, TimeoutError):
+            return
+        if close:
+            guest.sock.shutdown(socket.SHUT_RDWR)
+
+    thread = play(part)
+    read, write = os.pipe()
+    collected: list[bytes] = []
+    reader = play(lambda: collected.extend(iter(lambda: os.read(read, 65536), b"")))
+    try:
+        return session.run(START, None, write, NULL).code, b"".join(collected)
+    finally:
+        os.close(write)
+        reader.join(5)
+        os.close(read)
+        thread.join(5)
+        pair_output.append(b"".join(collected))
+
+
+pair_output: list[bytes] = []
+
+
+def test_a_plain_run(pair: tuple[Session, Guest]) -> None:
+    data = frame(Kind.DATA, 1, b"hello\n") + frame(Kind.EOF, 1) + frame(Kind.EOF, 2) + EXIT_3
+    code, _ = answer(pair, data)
+    assert (code, pair_output[-1]) == (3, b"hello\n")
+
+
+def test_frames_cut_into_single_bytes(pair: tuple[Session, Guest]) -> None:
+    data = frame(Kind.DATA, 1, b"slow\n") + EXIT_3
+    code, _ = answer(pair, *(data[i : i + 1] for i in range(len(data))))
+    assert (code, pair_output[-1]) == (3, b"slow\n")
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"\0" * 8, "unknown type 0"),
+        (b"\xff" * 64, "unknown type 255"),
+        (frame(Kind.START, 0, b"x"), "unknown type 3"),
+        (HEADER.pack(Kind.DATA, 1, 0, PAYLOAD_MAX + 1), "bad DATA frame"),
+        (HEADER.pack(Kind.DATA, 1, 0, 0xFFFFFFFF), "bad DATA frame"),
+        (HEADER.pack(Kind.DATA, 1, 7, 1) + b"x", "bad DATA frame"),
+        (frame(Kind.DATA, 1, b""), "bad DATA frame"),
+        (frame(Kind.DATA, 0, b"x"), "not granted"),
+        (frame(Kind.DATA, 3, b"x"), "bad DATA frame"),
+        (frame(Kind.EOF, 1) + frame(Kind.EOF, 1), "twice"),
+        (frame(Kind.EOF, 1) + frame(Kind.DATA, 1, b"x"), "not granted"),
+        (frame(Kind.CREDIT, 0, b"\1\0\0\0"), "more stdin"),
+        (frame(Kind.EXIT, 0, struct.pack("<BBH", 9, 0, 0)), "bad exit status"),
+        (frame(Kind.EXIT, 0, struct.pack("<BBH", 1, 0, 65)), "bad exit status"),
+        (frame(Kind.EXIT, 0, struct.pack("<BBH", 0, 0, 256)), "bad exit status"),
+        (EXIT_3 + frame(Kind.DATA, 1, b"x"), "more after EXIT"),
+        (hello_frame(b"12345678", 1), "out of order"),
+    ],
+)
+def test_what_breaks_the_protocol(pair: tuple[Session, Guest], data: bytes, message: str) -> None:
+    with pytest.raises(StreamError, match=message):
+        answer(pair, data)
+    with pytest.raises(StreamError, match="no session"):
+        pair[0].run(START, None, NULL, NULL)
+
+
+def test_a_flood_beyond_the_credit_ends_the_run(pair: tuple[Session, Guest]) -> None:
+    session, guest = opened(pair)
+    read, write = os.pipe()  # never read: nothing is granted again
+
+    def flood() -> None:
+        guest.read_start()
+        try:
+            while True:
+                guest.sock.sendall(frame(Kind.DATA, 1, b"x" * PAYLOAD_MAX))
+        except (BrokenPipeError, TimeoutError, ConnectionResetError):
+            return
+
+    thread = play(flood)
+    with pytest.raises(StreamError, match="not granted"):
+        session.run(START, None, write, NULL)
+    guest.sock.shutdown(socket.SHUT_RDWR)
+    thread.join(5)
+    os.close(read)
+    os.close(write)
+
+
+def test_death_mid_run_is_named_and_the_last_words_are_written(pair: tuple[Session, Guest]) -> None:
+    begin = time.monotonic()
+    with pytest.raises(GuestDied):
+        answer(pair, frame(Kind.DATA, 1, b"last words"), close=True)
+    assert pair_output[-1] == b"last words"
+    assert time.monotonic() - begin < 3
+
+
+def test_error_and_not_started_are_printable(pair: tuple[Session, Guest]) -> None:
+    session, guest = opened(pair)
+    text = b"no\x1b[2J such\n\xff file"
+    thread = play(
+        lambda: (
+            guest.read_start(),
+            guest.sock.sendall(frame(Kind.EXIT, 0, struct.pack("<BBH", 2, 0, 0) + text)),
+            guest.read_start(),
+            guest.sock.sendall(frame(Kind.ERROR, 0, text)),
+        )
+    )
+    with pytest.raises(NotStarted) as not_started:
+        session.run(START, None, NULL, NULL)
+    with pytest.raises(AgentError) as error:
+        session.run(START, None, NULL, NULL)
+    thread.join(5)
+    assert not_started.value.reason == "no?[2J such?\ufffd file"
+    assert str(error.value).isprintable()
+
+
+def test_stop_ends_a_silent_run(pair: tuple[Session, Guest]) -> None:
+    session, _ = opened(pair)
+    with Events() as events:
+        timer = threading.Timer(0.2, events.stop, ("walltime",))
+        timer.start()
+        with pytest.raises(RunAbandoned, match="walltime"):
+            session.run(START, None, NULL, NULL, events)
+        timer.join()
+
+
+def test_stdin_keeps_to_its_window(pair: tuple[Session, Guest]) -> None:
+    session, guest = opened(pair, window=1000)
+    got: list[int] = []
+
+    def part() -> None:
+        guest.read_start()
+        guest.sock.settimeout(0.5)
+        try:
+            while True:
+                kind, _, _, length = HEADER.unpack(recv_exact(guest.sock, HEADER.size))
+                recv_exact(guest.sock, length)
+                got.append(length if kind == Kind.DATA else -1)
+        except TimeoutError:
+            guest.sock.sendall(EXIT_3)
+
+    thread = play(part)
+    read, write = os.pipe()
+    os.write(write, b"x" * 5000)
+    assert session.run(START, read, NULL, NULL).code == 3
+    thread.join(5)
+    os.close(read)
+    os.close(write)
+    assert sum(got) == 1000
+
+
+def test_hello_finds_its_answer_among_old_bytes(pair: tuple[Session, Guest]) -> None:
+    session, guest = pair
+    old = os.urandom(300_000) + hello_frame(b"87654321", 5) + MAGIC * 3
+
+    def part() -> None:
+        nonce = guest.read_hello()
+        guest.sock.sendall(old + hello_frame(nonce, 4096))
+
+    thread = play(part)
+    session.hello(time.monotonic() + 5)
+    thread.join(5)
+
+
+def test_hello_is_repeated_after_padding_and_answered_twice(pair: tuple[Session, Guest]) -> None:
+    session, guest = pair
+
+    def part() -> None:
+        nonce = guest.read_hello()
+        padding = recv_exact(guest.sock, PAYLOAD_MAX + 2 * HEADER.size)
+        assert padding == bytes(len(padding))
+        assert guest.read_hello() == nonce
+        guest.sock.sendall(2 * hello_frame(nonce, 4096))
+        guest.read_start()
+        guest.sock.sendall(EXIT_3)
+
+    thread = play(part)
+    session.hello(time.monotonic() + 5)
+    assert session.run(START, None, NULL, NULL).code == 3
+    thread.join(5)
+
+
+def test_hello_has_a_deadline(pair: tuple[Session, Guest]) -> None:
+    begin = time.monotonic()
+    with pytest.raises(GuestSilent):
+        pair[0].hello(begin + 0.3)
+    assert 0.25 < time.monotonic() - begin < 2
+
+
+def test_hello_to_a_flood_ends(pair: tuple[Session, Guest]) -> None:
+    session, guest = pair
+    stop = threading.Event()
+
+    def flood() -> None:
+        try:
+            while not stop.is_set():
+                guest.sock.sendall(b"\1" * 65536)
+        except OSError:
+            return
+
+    thread = play(flood)
+    with pytest.raises(StreamError):
+        session.hello(time.monotonic() + 10)
+    stop.set()
+    guest.sock.shutdown(socket.SHUT_RDWR)
+    thread.join(5)
+
+
+def test_another_protocol_version_is_refused(pair: tuple[Session, Guest]) -> None:
+    session, guest = pair
+    nonce: list[bytes] = []
+
+    def part() -> None:
+        nonce.append(guest.read_hello())
+        payload = HELLO.pack(MAGIC, nonce[0], 2, 0, 100)
+        guest.sock.sendall(frame(Kind.HELLO, 0, payload))
+
+    thread = play(part)
+    with pytest.raises(StreamError, match="rebuild the image"):
+        session.hello(time.monotonic() + 5)
+    thread.join(5)
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        Start(argv=(), env={}),
+        Start(argv=("a\0b",), env={}),
+        Start(argv=("x",), env={"A=B": "c"}),
+        Start(argv=("x",), env={"": "c"}),
+        Start(argv=("x",), env={"A": "y" * (3 << 20)}),
+        Start(argv=(FileArg("nope"),), env={}),
+        Start(argv=("x",), env={}, files=(GuestFileData("../etc", b""),)),
+        Start(argv=("x",), env={}, files=(GuestFileData("a\nb", b""),)),
+        Start(argv=("x",), env={}, files=(GuestFileData("a", bytes(17 << 20)),)),
+        Start(argv=("x",), env={}, files=(GuestFileData("a", b""),) * 17),
+        Start(argv=("x",), env={}, limits={99: (1, 1)}),
+    ],
+)
+def test_a_start_that_does_not_fit_is_refused(pair: tuple[Session, Guest], start: Start) -> None:
+    session, _ = opened(pair)
+    with pytest.raises(BadStart):
+        session.run(start, None, NULL, NULL)
+
+
+def status_pair(data: bytes, close: bool = False) -> tuple[StatusReader, list[socket.socket]]:
+    host, guest = socket.socketpair()
+    guest.setblocking(False)
+    while data:
+        data = data[guest.send(data) :]
+    if close:
+        guest.shutdown(socket.SHUT_WR)
+    return StatusReader(host), [host, guest]
+
+
+def wait_ready(data: bytes, close: bool = False, seconds: float = 5) -> list[str]:
+    steps: list[str] = []
+    reader, ends = status_pair(data, close)
+    try:
+        reader.wait_ready(time.monotonic() + seconds, steps.append)
+        assert ends[1].recv(100) == b"STATUS\n"
+    finally:
+        for end in ends:
+            end.close()
+    return steps
+
+
+def test_status_steps_and_ready() -> None:
+    data = b"STEP agent\nSTEP agent\nSTEP mount /home\nsomething\nREADY 1\n"
+    assert wait_ready(data) == ["agent", "mount /home"]
+
+
+def test_status_failed_is_printable() -> None:
+    with pytest.raises(GuestFailed) as caught:
+        wait_ready(b"FAILED mount: \x1b]0;evil\x07 \xff denied\n")
+    assert caught.value.reason == "mount: ?]0;evil? \ufffd denied"
+
+
+def test_status_death_and_deadline_name_the_last_step() -> None:
+    with pytest.raises(GuestDied, match="last step: network"):
+        wait_ready(b"STEP network\n", close=True)
+    with pytest.raises(GuestSilent, match="last step: disk"):
+        wait_ready(b"STEP disk\nREAD", seconds=0.3)
+    with pytest.raises(GuestSilent, match="no step seen"):
+        wait_ready(b"", seconds=0.1)
+
+
+@pytest.mark.parametrize("data", [b"x" * 5000, b"x" * 5000 + b"\nREADY 1\n", b"\n" * 20_000])
+def test_status_floods_are_refused(data: bytes) -> None:
+    with pytest.raises(StreamError, match="status"):
+        wait_ready(data)
+
+
+def test_shown_has_no_control_characters() -> None:
+    assert shown(bytes(range(256)) * 3).isprintable()
+    assert shown("ok ä\u202e".encode()) == "ok ä?"
