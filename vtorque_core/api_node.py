@@ -148,7 +148,7 @@ class JobUser:
     groups: tuple[tuple[str, int], ...]
     home: str
     shell: str
-    subordinate_id: int = 100000
+    subordinate_id: int = 2147000000
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ class Image:
     sha256: str
     min_ram_mib: int = 64
     disk: Path | None = None
-    disk_format: str = "qcow2"
+    disk_format: Literal["raw", "qcow2"] = "qcow2"
     kernel: Path | None = None
     initrd: Path | None = None
     cmdline: str = ""

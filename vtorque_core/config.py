@@ -178,6 +178,15 @@ def problems(raw: Raw, plugins: Plugins, *, node: bool = True) -> list[str]:
     return builder.problems
 
 
+def paths_of(raw: Raw) -> Paths:
+    """Return ``[paths]`` alone, for teardown: it must work with all else broken. ConfigError."""
+    builder = _Builder(raw)
+    table: PathsTable | None = builder.table(PathsTable, "paths")
+    builder.raise_first()
+    table = table or PathsTable()
+    return Paths(table.state, table.run)
+
+
 def load(path: Path, plugins: Plugins, *, node: bool = False) -> Site:
     """Read and build in one step, for a caller whose plugins are loaded already."""
     return build(read_toml(path), plugins, node=node)

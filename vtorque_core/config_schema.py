@@ -132,7 +132,7 @@ class Node:
     host_reserve_ram: int = _key(0, "host memory that guests never get", "MiB")
     exclusive: bool = _key(True, "without known CPU ids of a job the node is its user's alone")
     subordinate_id: int = _key(
-        100000, "host uid and gid that root in a guest is to the shares", None, _at_least(1)
+        2147000000, "host uid and gid that root in a guest is to the shares", None, _at_least(1)
     )
     allow_qemu_args: bool = _key(False, "let plugins add raw QEMU arguments")
 

@@ -1,0 +1,64 @@
+"""Every hook is documented, and the example in its docstring runs."""
+
+import inspect
+import re
+import textwrap
+import types
+
+import pytest
+
+from vtorque_core import hookspecs
+from vtorque_core.plugins import Plugins
+
+HOOKS = [name for name in vars(hookspecs) if name.startswith("vtorque_")]
+
+
+class Anything:
+    """Stands for any argument of a hook: has every attribute, item and key."""
+
+    guests = ()
+    id = owner = name = "x"
+    rank = 1
+
+    def __getitem__(self, key):
+        return 9 if key.key == "acme_min" else key.default
+
+
+def example(name):
+    doc = inspect.getdoc(getattr(hookspecs, name))
+    return textwrap.dedent(doc.split("Example::", 1)[1])
+
+
+@pytest.mark.parametrize("name", HOOKS)
+def test_the_example_runs(name):
+    module = types.ModuleType("example")
+    module.__dict__["__name__"] = __name__
+    exec(compile(example(name), name, "exec"), module.__dict__)  # noqa: S102 - our own docstring
+    plugins = Plugins()
+    plugins.register("example", module, "vtorque-example 1.0")
+    arguments = inspect.signature(getattr(hookspecs, name)).parameters
+    found = list(plugins.each(name, **{a: Anything() for a in arguments}))
+    assert found
+    assert [c.error for c in found] == [None] * len(found)
+    if "None" not in str(inspect.signature(getattr(hookspecs, name)).return_annotation):
+        assert all(c.item is not None for c in found)
+
+
+@pytest.mark.parametrize("name", HOOKS)
+def test_the_docstring_says_who_when_and_what_raising_does(name):
+    doc = inspect.getdoc(getattr(hookspecs, name))
+    assert re.search(r"[Rr]aising|failed start", doc)
+    assert re.search(r"module|root|Pure|any user", doc)
+
+
+def test_the_order_in_the_file_is_the_life_cycle():
+    phases = [
+        "vtorque_options",
+        "vtorque_plan",
+        "vtorque_guest_context",
+        "vtorque_render_domain",
+        "vtorque_pre_boot",
+        "vtorque_post_boot",
+        "vtorque_teardown",
+    ]
+    assert [h for h in HOOKS if h in phases] == phases

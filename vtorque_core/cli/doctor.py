@@ -1,0 +1,40 @@
+"""``vtorque doctor``: is this node fit for jobs, and what to do where not."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+_MARKS = {"ok": ("ok", "green"), "warning": ("warn", "yellow"), "failed": ("FAIL", "red")}
+
+
+@click.command()
+@click.option("--config", type=click.Path(path_type=Path), default=None, help="Other config file.")
+@click.option("--user", default=None, help="Also check what a job of this user needs.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def doctor(config: Path | None, user: str | None, as_json: bool) -> None:
+    """Check libvirt, acceleration, network, images, permissions and plugins.
+
+    Exit codes: 0 all well (maybe with warnings), 1 something failed, 2 the site config is wrong.
+    """
+    from vtorque_core.cli.site import load  # noqa: PLC0415
+    from vtorque_core.config import CONFIG_PATH  # noqa: PLC0415
+    from vtorque_core.doctor import examine  # noqa: PLC0415
+
+    site, plugins = load(config or CONFIG_PATH, node=True)
+    findings = []
+    for finding in examine(site, plugins, user):
+        findings.append(finding)
+        if not as_json:
+            mark, colour = _MARKS[finding.status]
+            click.secho(f"{mark:5}", fg=colour, nl=False)
+            click.echo(f"{finding.check}: {finding.message}")
+            if finding.fix and finding.status != "ok":
+                click.echo(f"      -> {finding.fix}")
+    if as_json:
+        click.echo(json.dumps([asdict(finding) for finding in findings], indent=2))
+    sys.exit(1 if any(finding.status == "failed" for finding in findings) else 0)

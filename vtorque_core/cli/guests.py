@@ -1,0 +1,105 @@
+"""``vmgr logs|console|ssh|report``: look into the guests of a job on this node."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import click
+
+from vtorque_core.cli.site import load
+from vtorque_core.errors import HostFault, Refused, UsageError, printable
+
+
+def _guest_name(config: Path, job_id: str, index: int) -> tuple[str, str, Path]:
+    """Return (domain name, libvirt URI, state directory) of a guest that the journal names."""
+    from vtorque_core.records import find  # noqa: PLC0415
+
+    site, _ = load(config, node=False)
+    states = find(site.paths, job_id)
+    if not states:
+        raise Refused(f"job {job_id} has no guest on this node")
+    state = states[-1]
+    domains = [r for r in state.open if r.kind == "domain" and r.guest == index]
+    if not domains:
+        raise Refused(f"job {job_id} has no running guest {index} on this node")
+    directory = site.paths.job_state(state.key) / f"g{index}"
+    return str(domains[0].args["name"]), site.node.libvirt_uri, directory
+
+
+def _need_root(what: str) -> None:
+    if os.geteuid() != 0:
+        raise UsageError(f"{what} is root's: ask your administrator")
+
+
+@click.command()
+@click.argument("job_id", metavar="JOB")
+@click.option("--guest", default=0, show_default=True, help="Index of the guest on this node.")
+@click.option("-f", "--follow", is_flag=True, help="Go on as it grows.")
+@click.pass_obj
+def logs(config: Path, job_id: str, guest: int, follow: bool) -> None:
+    """Show the serial console of a job's guest, control characters made harmless. Root only."""
+    _need_root("the guests' console")
+    _, _, directory = _guest_name(config, job_id, guest)
+    path = directory / "console.log"
+    argv = ["tail", "-n", "+1", *(["-F"] if follow else []), str(path)]
+    read, write = os.pipe()
+    pid = os.posix_spawnp("tail", argv, os.environ, file_actions=[(os.POSIX_SPAWN_DUP2, write, 1)])
+    os.close(write)
+    with os.fdopen(read, "r", encoding="utf-8", errors="replace", newline="\n") as lines:
+        for line in lines:
+            click.echo(printable(line.rstrip("\r\n"), 4096))
+    os.waitpid(pid, 0)
+
+
+@click.command()
+@click.argument("job_id", metavar="JOB")
+@click.option("--guest", default=0, show_default=True, help="Index of the guest on this node.")
+@click.pass_obj
+def console(config: Path, job_id: str, guest: int) -> None:
+    """Attach to the serial console with virsh; leave with Ctrl-]. Root only."""
+    _need_root("the guests' console")
+    name, uri, _ = _guest_name(config, job_id, guest)
+    os.execvp("virsh", ["virsh", "-c", uri, "console", name])  # noqa: S606
+
+
+@click.command()
+@click.argument("job_id", metavar="JOB")
+@click.argument("rank", type=int, default=0, metavar="[RANK]")
+@click.argument("command", nargs=-1)
+@click.pass_obj
+def ssh(config: Path, job_id: str, rank: int, command: tuple[str, ...]) -> None:
+    """Log in to a running guest of your job with the job's own key; host keys are checked."""
+    from vtorque_core import proof  # noqa: PLC0415
+
+    site, _ = load(config, node=False)
+    found = proof.read(site.paths, job_id, os.getuid())
+    guests = [g for g in found.guests if g.rank == rank] if found else []
+    if not guests:
+        raise Refused(f"job {job_id} of yours has no ready guest of rank {rank} on this node")
+    client = Path(guests[0].run_dir, "ssh_config")
+    if not client.exists():
+        raise Refused(f"guests of type {found.guest_type if found else '?'} offer no ssh")
+    os.execvp("ssh", ["ssh", "-F", str(client), guests[0].hostname, *command])  # noqa: S606
+
+
+@click.command()
+@click.argument("job_id", metavar="[JOB]", default="")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_obj
+def report(config: Path, job_id: str, as_json: bool) -> None:
+    """Show the time of each phase of a job, running or ended; without JOB the last. Root only."""
+    from vtorque_core.timeline import timeline  # noqa: PLC0415
+
+    _need_root("the timeline of jobs")
+    site, _ = load(config, node=False)
+    phases = timeline(site.paths, job_id or None)
+    if not phases:
+        raise HostFault(f"nothing is known of job {job_id}" if job_id else "no job has run yet")
+    if as_json:
+        click.echo(json.dumps(phases, indent=2))
+        return
+    for phase in phases:
+        sys.stdout.write(f"{phase['name']:16} {phase['seconds']:8.3f} s\n")

@@ -1,0 +1,69 @@
+"""The entry points that the batch system's root hooks, and its job shell, call. Hidden."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import click
+
+from vtorque_core.errors import EXIT_NO_PROOF, HostFault, VtorqueError
+
+_PASS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
+
+
+@click.group(hidden=True)
+@click.option("--config", type=click.Path(path_type=Path), default=None)
+@click.pass_context
+def hook(ctx: click.Context, config: Path | None) -> None:
+    """Run as root by the batch system."""
+    from vtorque_core.config import CONFIG_PATH  # noqa: PLC0415
+
+    ctx.obj = config or CONFIG_PATH
+    os.umask(0o077)
+    os.environ["PATH"] = "/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+@hook.command(context_settings=_PASS)
+@click.argument("argv", nargs=-1, type=click.UNPROCESSED)
+@click.pass_obj
+def prologue(config: Path, argv: tuple[str, ...]) -> None:
+    """Start the job's guests. ARGV is what the batch system gives its prologue."""
+    from vtorque_core import prologue as module  # noqa: PLC0415
+    from vtorque_core.cli.site import load_for_root  # noqa: PLC0415
+    from vtorque_core.setup import runtime_directories  # noqa: PLC0415
+
+    site, plugins = load_for_root(config)
+    adapter = plugins.batch_system(site.batch.system).node()
+    runtime_directories(site)
+    sys.exit(module.run(adapter, site, plugins, argv, dict(os.environ)))
+
+
+@hook.command(context_settings=_PASS)
+@click.argument("argv", nargs=-1, type=click.UNPROCESSED)
+@click.pass_obj
+def epilogue(config: Path, argv: tuple[str, ...]) -> None:
+    """Release everything the job's journals name. ARGV begins with the job id."""
+    from vtorque_core import epilogue as module  # noqa: PLC0415
+
+    if not argv:
+        raise HostFault("the batch system gave no job id", stage="epilogue")
+    sys.exit(module.run(config, argv[0]))
+
+
+@click.command(hidden=True)
+@click.option("--config", type=click.Path(path_type=Path), default=None)
+def jobshell(config: Path | None) -> None:
+    """Run a job script inside its guest, as the job's user, instead of a shell."""
+    from vtorque_core.cli.site import load  # noqa: PLC0415
+    from vtorque_core.config import CONFIG_PATH  # noqa: PLC0415
+    from vtorque_core.wrapper import run_job  # noqa: PLC0415
+
+    try:
+        site, _ = load(config or CONFIG_PATH, node=False, only=frozenset())
+        code = run_job(site.paths)
+    except VtorqueError as error:
+        sys.stderr.write(f"vtorque: {error}\n")
+        code = EXIT_NO_PROOF
+    sys.exit(code)

@@ -1,0 +1,54 @@
+"""``vmgr ps`` and ``vmgr cancel``: through the batch system, as the calling user."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from vtorque_core.api_batch import JobInfo, Submitter
+from vtorque_core.cli.site import load
+from vtorque_core.errors import printable
+
+_COLUMNS = ("ID", "NAME", "USER", "STATE", "NODE", "ELAPSED")
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_obj
+def ps(config: Path, as_json: bool) -> None:
+    """List the jobs that you may see: id, name, owner, state, node, time since the start."""
+    jobs = sorted(_submitter(config).jobs(), key=lambda job: job.id)
+    if as_json:
+        click.echo(json.dumps([asdict(job) for job in jobs], indent=2))
+        return
+    rows = [_COLUMNS, *(_row(job) for job in jobs)]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(_COLUMNS))]
+    for row in rows:
+        click.echo("  ".join(f"{cell:{w}}" for cell, w in zip(row, widths, strict=True)).rstrip())
+
+
+@click.command()
+@click.argument("job_ids", nargs=-1, required=True, metavar="JOB...")
+@click.pass_obj
+def cancel(config: Path, job_ids: tuple[str, ...]) -> None:
+    """Cancel jobs. Exit code 0 if all were, else the batch system's."""
+    submitter = _submitter(config)
+    codes = [submitter.cancel(job_id) for job_id in job_ids]
+    sys.exit(max(codes))
+
+
+def _submitter(config: Path) -> Submitter:
+    site, plugins = load(config, node=False)
+    return plugins.batch_system(site.batch.system).submitter()
+
+
+def _row(job: JobInfo) -> tuple[str, ...]:
+    minutes, seconds = divmod(int(job.seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    elapsed = f"{hours:02}:{minutes:02}:{seconds:02}"
+    cells = (job.id, job.name, job.owner, job.state, job.node, elapsed)
+    return tuple(printable(cell, 60) for cell in cells)

@@ -1,0 +1,63 @@
+"""A click group that imports a command's module when the command is used, not before."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+import click
+
+from vtorque_core.errors import EXIT_USAGE, VtorqueError
+
+HELP = {"help_option_names": ["-h", "--help"]}
+
+
+class LazyGroup(click.Group):
+    """``commands`` given as name to ``(module:attribute, one-line help)``."""
+
+    def __init__(self, *args: Any, lazy: Mapping[str, tuple[str, str]], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._lazy = dict(lazy)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return all command names, sorted."""
+        return sorted({*self._lazy, *super().list_commands(ctx)})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return the command, importing its module."""
+        if cmd_name not in self._lazy:
+            return super().get_command(ctx, cmd_name)
+        module, _, attribute = self._lazy[cmd_name][0].partition(":")
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands with their one-line help, importing nothing."""
+        rows = [(name, text) for name, (_, text) in sorted(self._lazy.items()) if text]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+
+def run(command: click.Command, program: str) -> NoReturn:
+    """Run a click command; end with one line and vTorque's exit code on any error of ours."""
+    try:
+        result = command.main(prog_name=program, standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        sys.stdout.write(error.format_message() + "\n")
+        sys.exit(EXIT_USAGE)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except click.Abort:
+        sys.stderr.write(f"{program}: interrupted\n")
+        sys.exit(130)
+    except VtorqueError as error:
+        sys.stderr.write(f"{program}: {error}\n")
+        sys.exit(error.exit_code)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        sys.exit(141)
+    sys.exit(result if isinstance(result, int) else 0)

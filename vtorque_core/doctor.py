@@ -1,0 +1,228 @@
+"""The core's own checks of a node; plugins add theirs with ``vtorque_health_checks``.
+
+Each check yields results with a fix hint and never raises.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import stat
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from vtorque_core import accel, hypervisor, images
+from vtorque_core.api_node import HealthResult
+from vtorque_core.config import Site
+from vtorque_core.errors import VtorqueError
+from vtorque_core.plugins import Plugins
+
+Check = Callable[[Site], Iterable[HealthResult]]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One result with the check and the plugin that it came from."""
+
+    check: str
+    plugin: str
+    status: str
+    message: str
+    fix: str = ""
+
+
+def ok(message: str) -> HealthResult:
+    """Return a passed check."""
+    return HealthResult("ok", message)
+
+
+def failed(message: str, fix: str) -> HealthResult:
+    """Return a failed check with what to do."""
+    return HealthResult("failed", message, fix)
+
+
+def warning(message: str, fix: str) -> HealthResult:
+    """Return a check that passed with a reservation."""
+    return HealthResult("warning", message, fix)
+
+
+def examine(site: Site, plugins: Plugins, user: str | None = None) -> Iterator[Finding]:
+    """Run all checks in turn. ``user``: also look at what a job of that user would need."""
+    checks: list[tuple[str, Check]] = [
+        ("libvirt", check_libvirt),
+        ("acceleration", check_accel),
+        ("network", check_network),
+        ("image pool", check_pool),
+        ("directories", check_directories),
+        ("tools", check_tools),
+    ]
+    if user is not None:
+        checks.append((f"user {user}", lambda s: check_user(s, user)))
+    for name, check in checks:
+        yield from _run("core", name, check, site)
+    for contribution in plugins.each("vtorque_health_checks"):
+        if contribution.error is not None:
+            yield Finding("health checks", contribution.plugin, "failed", str(contribution.error))
+            continue
+        item = contribution.item
+        yield from _run(contribution.plugin, item.name, item.check, site)
+    for name, error in sorted(plugins.broken.items()):
+        fix = f"reinstall {plugins.distributions.get(name, name)} or disable it in [plugins]"
+        yield Finding("import", name, "failed", error, fix)
+
+
+def _run(plugin: str, name: str, check: Check, site: Site) -> Iterator[Finding]:
+    try:
+        for result in check(site):
+            yield Finding(name, plugin, result.status, result.message, result.fix)
+    except Exception as error:
+        yield Finding(name, plugin, "failed", f"{type(error).__name__}: {error}")
+
+
+def check_libvirt(site: Site) -> Iterator[HealthResult]:
+    """Check that libvirt answers and which QEMU it has."""
+    uri = site.node.libvirt_uri
+    try:
+        cpus, memory = hypervisor.host_cpus(uri), hypervisor.host_memory_mib(uri)
+    except VtorqueError as error:
+        yield failed(str(error), "start libvirtd (and virtlogd) on this node")
+        return
+    yield ok(f"{uri} answers: {len(cpus)} CPUs, {memory} MiB")
+
+
+def check_accel(site: Site) -> Iterator[HealthResult]:
+    """Check whether KVM executes a guest instruction."""
+    chosen = accel.choose(site.node.accel, site.paths.run)
+    if chosen.warning:
+        yield warning(
+            chosen.warning,
+            "enable virtualization in the firmware (or nested, in a VM); "
+            'or set [node] accel = "tcg" to accept emulation silently',
+        )
+    else:
+        yield ok(f"guests run with {chosen.type}")
+
+
+def check_network(site: Site) -> Iterator[HealthResult]:
+    """Check that the guests' network exists on this node."""
+    network = site.network
+    if network.kind == "none":
+        yield ok("guests have no network ([network] kind)")
+    elif network.kind == "network":
+        if hypervisor.network_active(site.node.libvirt_uri, network.source):
+            yield ok(f"libvirt network {network.source} is active")
+        else:
+            yield failed(
+                f"libvirt network {network.source} is not active", "run vtorque setup install"
+            )
+    elif Path("/sys/class/net", network.source).exists():
+        yield ok(f"{network.kind} {network.source} exists")
+    else:
+        yield failed(f"{network.kind} {network.source} does not exist", "mend [network]")
+    if network.kind == "direct" and network.filter:
+        yield warning(
+            "macvtap cannot be filtered: guests may use any MAC and address",
+            "set [network] filter = false and opt_in_unfiltered = true if that is accepted",
+        )
+
+
+def check_pool(site: Site) -> Iterator[HealthResult]:
+    """Check the image pool: root's alone to write, readable and traversable for QEMU."""
+    pool = site.images.pool
+    try:
+        found = images.list_images(pool)
+    except VtorqueError as error:
+        yield failed(str(error), "chown -R root: and chmod -R go-w the pool")
+        return
+    if not found:
+        yield warning(f"no image in {pool}", "vmgr images build micro micro")
+        return
+    yield ok(f"{len(found)} images in {pool}")
+    try:
+        qemu = pwd.getpwnam(site.node.qemu_user)
+    except KeyError:
+        yield failed(f"QEMU's user {site.node.qemu_user} is unknown", "mend [node] qemu_user")
+        return
+    for image in found:
+        for path in (image.disk, image.kernel, image.initrd):
+            blocked = None if path is None else _unreadable_for(path, qemu)
+            if blocked:
+                yield failed(
+                    f"{site.node.qemu_user} cannot reach {path}: {blocked} has mode "
+                    f"{stat.filemode(Path(blocked).stat().st_mode)}",
+                    f"chmod o+rX {blocked}",
+                )
+
+
+def _unreadable_for(path: Path, user: pwd.struct_passwd) -> Path | None:
+    for part in (*reversed(path.parents), path):
+        status = part.stat()
+        need = stat.S_IXOTH if stat.S_ISDIR(status.st_mode) else stat.S_IROTH
+        mine = status.st_uid == user.pw_uid
+        if not mine and not status.st_mode & need:
+            return part
+    return None
+
+
+def check_directories(site: Site) -> Iterator[HealthResult]:
+    """Check that vTorque's own directories exist and are root's alone to write."""
+    for path in (site.paths.state, site.paths.run):
+        if not path.is_dir():
+            yield failed(f"{path} does not exist", "run vtorque setup install")
+            continue
+        status = path.stat()
+        if status.st_uid != 0 or status.st_mode & 0o022:
+            yield failed(f"{path} can be written by others than root", f"chmod go-w {path}")
+        else:
+            yield ok(f"{path} is root's")
+    free = shutil.disk_usage(site.paths.state if site.paths.state.is_dir() else "/").free >> 20
+    if free < 1024:
+        yield warning(f"{site.paths.state}: {free} MiB free", "make room for job disks")
+
+
+def check_tools(site: Site) -> Iterator[HealthResult]:
+    """Check the system tools that a job start runs."""
+    packages = {"qemu-img": "qemu-utils", "/usr/lib/qemu/virtiofsd": "qemu-system-common"}
+    for tool, package in packages.items():
+        if shutil.which(tool, path="/usr/sbin:/usr/bin:/sbin:/bin"):
+            yield ok(f"{tool} is there")
+        else:
+            yield failed(f"{tool} is missing", f"install the package {package}")
+
+
+def check_user(site: Site, name: str) -> Iterator[HealthResult]:
+    """Check what a job of one user needs here: an account, a home, no root."""
+    try:
+        user = pwd.getpwnam(name)
+    except KeyError:
+        yield failed(f"user {name} is unknown on this node", "add the user to it")
+        return
+    if user.pw_uid == 0:
+        yield failed("root's jobs do not run in guests", "submit as an ordinary user")
+        return
+    pid = os.fork()
+    if pid == 0:
+        os._exit(_home_as_user(user))
+    _, status = os.waitpid(pid, 0)
+    if os.waitstatus_to_exitcode(status) == 0:
+        yield ok(f"{user.pw_dir} is {name}'s own and can be entered")
+    else:
+        yield failed(
+            f"{name} cannot enter {user.pw_dir}, or it is somebody else's",
+            "check the mount, owner and mode of the home directory",
+        )
+
+
+def _home_as_user(user: pwd.struct_passwd) -> int:
+    """Return 0 if the user, and nobody with more rights, can enter their own home."""
+    try:
+        if os.geteuid() == 0:
+            os.initgroups(user.pw_name, user.pw_gid)
+            os.setgid(user.pw_gid)
+            os.setuid(user.pw_uid)
+        os.chdir(user.pw_dir)
+        return 0 if os.stat(".").st_uid == user.pw_uid else 1  # noqa: PTH116 - after chdir
+    except OSError:
+        return 1

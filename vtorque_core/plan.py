@@ -1,0 +1,293 @@
+"""From a validated request to placed guests: image, names, claims, and what goes into each guest.
+
+Runs as root on the node. Nothing here acquires anything but the leases that the ledger journals.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import grp
+import os
+import pwd
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from vtorque_core import hypervisor, images, names, network
+from vtorque_core.api import JobRequest
+from vtorque_core.api_batch import BatchJob
+from vtorque_core.api_context import ContextItem, EnvVar
+from vtorque_core.api_domain import Disk, Element, Interface, MemoryBacking
+from vtorque_core.api_guest import GuestDriver
+from vtorque_core.api_node import (
+    Claim,
+    CoreClaim,
+    GuestPlan,
+    Image,
+    JobUser,
+    MemoryClaim,
+    Share,
+)
+from vtorque_core.api_options import ARCH, DISTRO, FS_TYPE, IMG, RAM, VCPUS, VMS_PER_NODE
+from vtorque_core.config import Site
+from vtorque_core.domain.merge import Contributed
+from vtorque_core.errors import HostFault, Refusal, Refused
+from vtorque_core.plugins import Plugins
+
+
+@dataclass(frozen=True)
+class PlannedGuest:
+    """A guest, the driver that knows its OS, and what it asks of the node."""
+
+    plan: GuestPlan
+    driver: GuestDriver
+    claims: tuple[Claim, ...]
+
+
+def job_user(name: str, site: Site) -> JobUser:
+    """Return the job's owner as this node's user database knows them.
+
+    Raises HostFault for a user unknown here, Refused for root.
+    """
+    try:
+        entry = pwd.getpwnam(name)
+    except KeyError:
+        raise HostFault(f"user {name!r} is unknown on this node") from None
+    if entry.pw_uid == 0:
+        raise Refused(Refusal("jobs of root do not run in guests; submit as an ordinary user"))
+    gids = [entry.pw_gid, *(g for g in os.getgrouplist(name, entry.pw_gid) if g != entry.pw_gid)]
+    return JobUser(
+        name=entry.pw_name,
+        uid=entry.pw_uid,
+        gid=entry.pw_gid,
+        groups=tuple((_group_name(gid), gid) for gid in gids),
+        home=entry.pw_dir,
+        shell=entry.pw_shell or "/bin/sh",
+        subordinate_id=site.node.subordinate_id,
+    )
+
+
+def _group_name(gid: int) -> str:
+    try:
+        return grp.getgrgid(gid).gr_name
+    except KeyError:
+        return f"g{gid}"
+
+
+def plan_guests(
+    job: BatchJob,
+    request: JobRequest,
+    site: Site,
+    plugins: Plugins,
+    user: JobUser,
+    site_secret: bytes,
+) -> list[PlannedGuest]:
+    """Return this node's guests with all claims, not yet placed.
+
+    Raises Refused for what this node can never give, HostFault for what it cannot give now.
+    """
+    image = images.select(site.images.pool, request[IMG], request[DISTRO], request[ARCH])
+    _check_ram(request, image)
+    guest_type = plugins.guest_type(image.guest_type)
+    driver = guest_type.driver()
+    secret = names.derive(site_secret, "job", job.id, job.attempt)
+    count = request[VMS_PER_NODE]
+    guests = []
+    for index in range(count):
+        plan = _guest(job, request, site, user, image, secret, index)
+        guests.append(PlannedGuest(plan, driver, tuple(_claims(plan, site, plugins))))
+    return guests
+
+
+def _check_ram(request: JobRequest, image: Image) -> None:
+    if request[RAM] < image.min_ram_mib:
+        raise Refused(
+            Refusal(
+                f"image {image.name} needs more RAM",
+                key="ram",
+                value=RAM.show(request[RAM]),
+                limit=f"at least {image.min_ram_mib}M",
+                where=f"image {image.name}",
+                fix=f"ask for -vm ram={image.min_ram_mib}M or more",
+            )
+        )
+
+
+def _guest(
+    job: BatchJob,
+    request: JobRequest,
+    site: Site,
+    user: JobUser,
+    image: Image,
+    secret: bytes,
+    index: int,
+) -> GuestPlan:
+    count = request[VMS_PER_NODE]
+    name = names.guest_name(job.id, job.attempt, job.node, index)
+    key = names.job_key(job.id, job.attempt)
+    return GuestPlan(
+        job_id=job.id,
+        attempt=job.attempt,
+        node=job.node,
+        index=index,
+        rank=job.node_index * count + index,
+        guests_per_node=count,
+        name=name,
+        uuid=names.guest_uuid(name),
+        hostname=names.guest_hostname(job.node, index, count),
+        vcpus=request[VCPUS],
+        ram_mib=request[RAM],
+        image=image,
+        user=user,
+        request=request,
+        addresses=(),
+        peers=(),
+        state_dir=site.paths.job_state(key) / f"g{index}",
+        run_dir=site.paths.job_run(key) / f"g{index}",
+        secret=secret,
+        shares=_shares(job, site, user),
+        ntp=tuple(site.network.ntp),
+        qemu_uid=hypervisor.qemu_uid(site.node.qemu_user),
+    )
+
+
+def _shares(job: BatchJob, site: Site, user: JobUser) -> tuple[Share, ...]:
+    known = {"user": user.name, "home": user.home, "uid": str(user.uid), "job": job.id}
+    return tuple(
+        Share(
+            name=name,
+            source=_expand(share.source, known),
+            target=_expand(share.target, known),
+            kind=share.kind,
+            readonly=share.readonly,
+            user_owned=share.user_owned,
+        )
+        for name, share in site.shares.items()
+    )
+
+
+def _expand(text: str, known: dict[str, str]) -> str:
+    for word, value in known.items():
+        text = text.replace("{" + word + "}", value)
+    return text
+
+
+def _claims(guest: GuestPlan, site: Site, plugins: Plugins) -> list[Claim]:
+    claims: list[Claim] = [
+        CoreClaim("vcpu", guest.vcpus),
+        MemoryClaim(guest.ram_mib),
+        MemoryClaim(site.node.qemu_overhead, use="emulator"),
+    ]
+    address = network.claim(site.network, guest.node, guest.guests_per_node, guest.index)
+    if address is not None:
+        claims.append(address)
+    refusals = []
+    for contribution in plugins.collect("vtorque_plan", guest=guest, site=site):
+        if isinstance(contribution.item, Refusal):
+            refusals.append(contribution.item)
+        else:
+            claims.append(contribution.item)
+    if refusals:
+        raise Refused(*refusals)
+    return claims
+
+
+def addressed(
+    guests: Sequence[GuestPlan], job: BatchJob, site: Site, site_secret: bytes
+) -> list[GuestPlan]:
+    """Return the placed guests with their NICs' assignments and all guests' names and addresses."""
+    if site.network.kind == "none":
+        return list(guests)
+    leases = [guest.leased(network.POOL) for guest in guests]
+    peers = tuple(
+        (guest.hostname, lease[0]) for guest, lease in zip(guests, leases, strict=True) if lease
+    )
+    return [
+        dataclasses.replace(
+            guest,
+            addresses=(
+                network.address(
+                    site.network,
+                    names.guest_mac(site_secret, guest.name),
+                    lease[0] if lease else None,
+                ),
+            ),
+            peers=peers,
+        )
+        for guest, lease in zip(guests, leases, strict=True)
+    ]
+
+
+def context_of(
+    guest: GuestPlan, driver: GuestDriver, site: Site, plugins: Plugins
+) -> list[ContextItem]:
+    """Return everything that must hold inside a guest.
+
+    Raises Refused naming plugin and item if the guest type cannot apply one of them.
+    """
+    supports = plugins.guest_type(guest.image.guest_type).supports
+    items: list[ContextItem] = [
+        EnvVar("VTORQUE_JOBID", guest.job_id),
+        EnvVar("VTORQUE_RANK", str(guest.rank)),
+        *driver.context(guest, site),
+    ]
+    for contribution in plugins.collect("vtorque_guest_context", guest=guest, site=site):
+        kind = type(contribution.item).__name__
+        if kind not in supports:
+            raise Refused(
+                Refusal(
+                    f"plugin {contribution.plugin} needs {kind} in the guest; guest type "
+                    f"{guest.image.guest_type} of image {guest.image.name} has none",
+                    fix="choose another image, or drop the option that needs it",
+                )
+            )
+        items.append(contribution.item)
+    return items
+
+
+def domain_contributions(
+    guest: GuestPlan, driver: GuestDriver, site: Site, plugins: Plugins
+) -> list[Contributed]:
+    """Return all domain elements of one guest with who brought them, the core's first."""
+    owner = plugins.plugin_of("vtorque_guest_types", guest.image.guest_type)
+    found = [Contributed("core", "vtorque-core", e) for e in _core_elements(guest, site)]
+    found += [
+        Contributed(owner, plugins.distributions[owner], e) for e in driver.elements(guest, site)
+    ]
+    found += [
+        Contributed(c.plugin, c.distribution, c.item)
+        for c in plugins.collect("vtorque_render_domain", guest=guest, site=site)
+    ]
+    return found
+
+
+def _core_elements(guest: GuestPlan, site: Site) -> Iterator[Element]:
+    image = guest.image
+    if image.disk is not None:
+        yield Disk(
+            "root",
+            path=str(overlay_path(guest)),
+            format="qcow2",
+            serial="vtroot",
+            boot=None if image.kernel else 1,
+            base=str(image.disk),
+            base_format=image.disk_format,
+        )
+    if site.network.kind != "none":
+        for number, nic in enumerate(guest.addresses):
+            yield Interface(
+                f"nic{number}",
+                kind=site.network.kind,
+                source=site.network.source,
+                mac=nic.mac,
+                ip=nic.ip,
+                filtered=site.network.filter,
+            )
+    if any(share.kind == "virtiofs" for share in guest.shares):
+        yield MemoryBacking(source="memfd", shared=True)
+
+
+def overlay_path(guest: GuestPlan) -> Path:
+    """Return where the guest's writable layer lies: on disk, or in memory with fs_type=ramdisk."""
+    base = guest.run_dir if guest[FS_TYPE] == "ramdisk" else guest.state_dir
+    return base / "root.qcow2"

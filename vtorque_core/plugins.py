@@ -1,0 +1,290 @@
+"""Find, load and call plugins; a broken one is named and never stops the others.
+
+Two entry-point groups: ``vtorque1`` (declares; all that ``vsub`` imports) and ``vtorque1.node``
+(acts as root). The digit is the API's major version: a plugin for another one is not even seen.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import pluggy
+from importlib_metadata import EntryPoint, entry_points
+
+from vtorque_core import hookspecs
+from vtorque_core.errors import Conflict, Refusal, Refused, VtorqueError
+
+if TYPE_CHECKING:
+    from vtorque_core.api import BatchSystem, GuestType, ImageBuilder, Option
+
+GROUP = "vtorque1"
+NODE_GROUP = "vtorque1.node"
+BUILTIN = "core"
+_TRACE = "VTORQUE_TRACE"
+
+T = TypeVar("T")
+
+
+class PluginError(VtorqueError):
+    """A plugin's hook raised something it may not; the message names plugin and hook."""
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """One item that a plugin's hook returned, or the error that it raised instead."""
+
+    plugin: str
+    distribution: str
+    item: Any = None
+    error: BaseException | None = None
+
+
+def installed() -> dict[str, list[EntryPoint]]:
+    """Return plugin name to its entry points of both groups, in sorted name order."""
+    found: dict[str, list[EntryPoint]] = {}
+    for group in (GROUP, NODE_GROUP):
+        for point in entry_points(group=group):
+            found.setdefault(point.name, []).append(point)
+    return dict(sorted(found.items()))
+
+
+def distribution_of(point: EntryPoint) -> str:
+    """Return ``name version`` of the distribution that brings the entry point."""
+    dist = point.dist
+    return f"{dist.name} {dist.version}" if dist else "unknown distribution"
+
+
+class Plugins:
+    """The loaded plugins of one process.
+
+    ``broken`` has the import errors by plugin name; ``distributions`` what brings each plugin.
+    """
+
+    def __init__(self) -> None:
+        self.broken: dict[str, str] = {}
+        self.distributions: dict[str, str] = {}
+        self._names: dict[int, str] = {}
+        self._manager = pluggy.PluginManager("vtorque")
+        self._manager.add_hookspecs(hookspecs)
+
+    @classmethod
+    def load(
+        cls,
+        *,
+        node: bool,
+        enable: Collection[str] | None = None,
+        disable: Collection[str] = (),
+        only: Collection[str] | None = None,
+        check: Callable[[EntryPoint], None] | None = None,
+    ) -> Plugins:
+        """Import and register the wanted plugins.
+
+        Args:
+            node: also the acting modules.
+            enable: the site's ``[plugins] enable``; None is all that are installed.
+            disable: the site's ``[plugins] disable``; not imported at all.
+            only: exactly these, whatever the site says (teardown: those the journal names).
+            check: called before an import, e.g. to refuse a path that others can write; what it
+                raises makes the plugin broken.
+        """
+        self = cls()
+        self.register(BUILTIN, importlib.import_module("vtorque_core.api_options"), "vtorque-core")
+        for name, points in installed().items():
+            if _wanted(name, enable, disable, only):
+                self._load_one(name, points, node, check)
+        return self
+
+    def _load_one(
+        self,
+        name: str,
+        points: Iterable[EntryPoint],
+        node: bool,
+        check: Callable[[EntryPoint], None] | None,
+    ) -> None:
+        points = list(points)
+        self.distributions[name] = distribution_of(points[0])
+        owners = {distribution_of(point) for point in points}
+        if len(owners) > 1 or len({point.group for point in points}) < len(points):
+            self.broken[name] = f"two distributions bring it: {', '.join(sorted(owners))}"
+            return
+        try:
+            for point in points:
+                if point.group == GROUP or node:
+                    if check is not None:
+                        check(point)
+                    self.register(name, point.load(), distribution_of(point))
+        except (Exception, SystemExit) as error:
+            self.unregister(name)
+            self.broken[name] = f"{type(error).__name__}: {error}"
+
+    def register(self, name: str, module: object, distribution: str) -> None:
+        """Register one module of a plugin. Raises PluginError for a hook that does not exist."""
+        unknown = [hook for hook in _implemented(module) if not hasattr(hookspecs, hook)]
+        if unknown:
+            raise PluginError(f"plugin {name} ({distribution}): no such hook: {unknown[0]}")
+        self._manager.register(module, f"{name}:{id(module)}")
+        self._names[id(module)] = name
+        self.distributions[name] = distribution
+
+    def unregister(self, name: str) -> None:
+        """Forget all modules of a plugin."""
+        for module in self._manager.get_plugins():
+            if self._names.get(id(module)) == name:
+                self._manager.unregister(module)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the plugins that are loaded and work, the core's own first."""
+        return tuple(sorted({self._names[id(m)] for m in self._manager.get_plugins()}, key=_order))
+
+    def hooks_of(self, name: str) -> tuple[str, ...]:
+        """Return the hooks that a loaded plugin implements."""
+        modules = [m for m in self._manager.get_plugins() if self._names[id(m)] == name]
+        return tuple(sorted({hook for module in modules for hook in _implemented(module)}))
+
+    def each(self, hook: str, *, only: str = "", **kwargs: Any) -> Iterator[Contribution]:
+        """Call one hook plugin by plugin, in sorted order, and yield every item or error.
+
+        ``only``: of this plugin alone. An action hook (which returns None) yields one
+        contribution whose item is None.
+        """
+        caller = getattr(self._manager.hook, hook)
+        for impl in sorted(caller.get_hookimpls(), key=lambda i: _order(self._names[id(i.plugin)])):
+            name = self._names[id(impl.plugin)]
+            if only not in ("", name):
+                continue
+            dist = self.distributions[name]
+            items: list[Any] = []
+            error: BaseException | None = None
+            try:
+                result = impl.function(*(kwargs[arg] for arg in impl.argnames))
+                items.extend([None] if result is None else result)
+            except (Exception, SystemExit) as raised:
+                error = raised
+            _trace(hook, name, kwargs, items, error)
+            yield from (Contribution(name, dist, item) for item in items)
+            if error is not None:
+                yield Contribution(name, dist, error=error)
+
+    def collect(self, hook: str, *, only: str = "", **kwargs: Any) -> list[Contribution]:
+        """Return all contributions of a hook that must not fail.
+
+        Raises Refused or HostFault as the plugin raised it; PluginError naming the plugin for
+        anything else.
+        """
+        found = []
+        for contribution in self.each(hook, only=only, **kwargs):
+            if contribution.error is not None:
+                raise_as_is(contribution, hook)
+            found.append(contribution)
+        return found
+
+    # -- strategies by name -------------------------------------------------------------------
+
+    def options(self) -> dict[str, Option[Any]]:
+        """Return all ``-vm`` keys. Raises Conflict if two plugins bring the same."""
+        return self._unique("vtorque_options", lambda o: o.key)
+
+    def guest_types(self) -> dict[str, GuestType]:
+        """Return guest types by name."""
+        return self._unique("vtorque_guest_types", lambda g: g.name)
+
+    def batch_systems(self) -> dict[str, BatchSystem]:
+        """Return batch systems by name."""
+        return self._unique("vtorque_batch_systems", lambda b: b.name)
+
+    def image_builders(self) -> dict[str, ImageBuilder]:
+        """Return image builders by name."""
+        return self._unique("vtorque_image_builders", lambda b: b.name)
+
+    def guest_type(self, name: str) -> GuestType:
+        """Return one guest type. Raises Refused if no working plugin brings it."""
+        return _named(self.guest_types(), name, "guest type", self.broken)
+
+    def batch_system(self, name: str) -> BatchSystem:
+        """Return one batch system. Raises Refused if no working plugin brings it."""
+        return _named(self.batch_systems(), name, "batch system", self.broken)
+
+    def plugin_of(self, hook: str, name: str) -> str:
+        """Return which plugin brings the strategy of that name."""
+        for contribution in self.each(hook):
+            if contribution.error is None and contribution.item.name == name:
+                return contribution.plugin
+        raise KeyError(name)
+
+    def _unique(self, hook: str, key: Callable[[Any], str]) -> dict[str, Any]:
+        found: dict[str, Contribution] = {}
+        for contribution in self.each(hook):
+            if contribution.error is not None:
+                self.broken.setdefault(contribution.plugin, f"{hook}: {contribution.error}")
+                continue
+            try:
+                name = key(contribution.item)
+            except AttributeError as error:
+                self.broken.setdefault(contribution.plugin, f"{hook}: {error}")
+                continue
+            if name in found:
+                raise Conflict(
+                    f"{hook}: {name!r} is brought by {found[name].distribution} and by "
+                    f"{contribution.distribution}: disable one of them in [plugins]"
+                )
+            found[name] = contribution
+        return {name: c.item for name, c in found.items()}
+
+
+def raise_as_is(contribution: Contribution, hook: str) -> None:
+    """Raise a contribution's error: vTorque's own as they are, others as a PluginError."""
+    error = contribution.error
+    if isinstance(error, VtorqueError):
+        raise error
+    raise PluginError(
+        f"plugin {contribution.plugin} ({contribution.distribution}) failed in {hook}: "
+        f"{type(error).__name__}: {error}"
+    ) from error
+
+
+def _named(found: Mapping[str, T], name: str, what: str, broken: Mapping[str, str]) -> T:
+    if name in found:
+        return found[name]
+    known = ", ".join(sorted(found)) or "none"
+    hint = "".join(f"; plugin {n} could not be loaded: {e}" for n, e in sorted(broken.items()))
+    raise Refused(Refusal(f"no plugin brings the {what} {name!r} (there is: {known}){hint}"))
+
+
+def _wanted(
+    name: str,
+    enable: Collection[str] | None,
+    disable: Collection[str],
+    only: Collection[str] | None,
+) -> bool:
+    if only is not None:
+        return name in only
+    return name not in disable and (enable is None or name in enable)
+
+
+def _order(name: str) -> tuple[bool, str]:
+    return (name != BUILTIN, name)
+
+
+def _implemented(module: object) -> list[str]:
+    names = vars(module) if isinstance(module, ModuleType) else dir(module)
+    return [n for n in names if getattr(getattr(module, n, None), "vtorque_impl", None)]
+
+
+def _trace(
+    hook: str,
+    plugin: str,
+    kwargs: Mapping[str, Any],
+    items: list[Any],
+    error: BaseException | None,
+) -> None:
+    if not os.environ.get(_TRACE):
+        return
+    result = f"raised {type(error).__name__}: {error}" if error else repr(items)
+    sys.stderr.write(f"vtorque: {hook}({', '.join(kwargs)}) {plugin}: {result}\n")

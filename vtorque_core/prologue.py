@@ -1,0 +1,347 @@
+"""The root prologue: from the batch system's arguments to guests that have proven themselves ready.
+
+Runs as root on the node, once per job attempt and node, under the job's lock. Whatever goes wrong,
+everything acquired is released again, the wrapper finds the reason in the proof file, and the
+batch system is told the outcome in its own way.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import syslog
+import time
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from vtorque_core import accel, hypervisor, ledger, names, plan, policy, proof
+from vtorque_core.api import FileData, JobRequest
+from vtorque_core.api_batch import BatchJob, NodeAdapter, Outcome
+from vtorque_core.api_domain import Channel, Filesystem
+from vtorque_core.api_guest import GuestDriver
+from vtorque_core.api_node import GuestPlan, JobUser, Resource
+from vtorque_core.api_options import VM_EPILOGUE, VM_PROLOGUE
+from vtorque_core.config import Site
+from vtorque_core.domain.merge import MergedDomain, merge
+from vtorque_core.domain.render import DomainSpec, render
+from vtorque_core.errors import HostFault, Refused, printable
+from vtorque_core.journal import Journal
+from vtorque_core.locks import job_lock
+from vtorque_core.plugins import Plugins
+from vtorque_core.proof import Proof, ProofGuest
+from vtorque_core.records import JobHeader
+from vtorque_core.request import Request
+from vtorque_core.resources import Domain, File, Overlay, Tree, Virtiofsd
+from vtorque_core.teardown import teardown
+from vtorque_core.virtiofs import Share
+
+
+@dataclass
+class Start:
+    """One start of a job on this node; what action hooks get as ``job`` (api_node.NodeJob)."""
+
+    id: str
+    user: JobUser
+    site: Site
+    deadline: float
+    journal: Journal
+    plugins: Plugins
+    guests: Sequence[GuestPlan] = ()
+    acting: str = "core"
+    phase: str = "plan"
+
+    def acquire(
+        self, resource: Resource, guest: GuestPlan | None = None, needs: Iterable[int] = ()
+    ) -> int:
+        """Journal ``resource``, fsync, create it; return the record's number."""
+        if time.monotonic() > self.deadline:
+            raise HostFault(f"no time left before {resource.kind}", stage=self.phase)
+        index = guest.index if guest is not None else None
+        return self.journal.acquire(
+            resource, plugin=self.acting, guest=index, needs=tuple(needs), phase=self.phase
+        )
+
+    def enter(self, phase: str) -> None:
+        """Begin a phase: it is in the timeline, and in the message if it fails."""
+        self.phase = phase
+        self.journal.phase(phase)
+
+    def act(self, hook: str) -> None:
+        """Run an action hook, plugin by plugin; what it acquires is recorded as that plugin's."""
+        for name in self.plugins.names:
+            self.acting = name
+            self.plugins.collect(hook, only=name, job=self)
+        self.acting = "core"
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A guest with everything that its domain is made of."""
+
+    plan: GuestPlan
+    driver: GuestDriver
+    merged: MergedDomain
+    resources: tuple[Resource, ...]
+
+
+def run(
+    adapter: NodeAdapter,
+    site: Site,
+    plugins: Plugins,
+    argv: Sequence[str],
+    environ: Mapping[str, str],
+) -> int:
+    """Start the guests of the job that the hook's arguments name; return the hook's exit code.
+
+    Never raises: a defect is reported as a host fault, its traceback goes to syslog.
+    """
+    job = adapter.job(argv, environ)
+    if job.blob is None:
+        return adapter.finish(Outcome.NOT_OURS, "")
+    with job_lock(site.paths, job.id):
+        outcome, reason = _attempt(job, site, plugins)
+    if reason:
+        sys.stderr.write(f"vtorque: {printable(reason, 2000)}\n")
+    return adapter.finish(outcome, reason)
+
+
+def _attempt(job: BatchJob, site: Site, plugins: Plugins) -> tuple[Outcome, str]:
+    try:
+        start_job(job, site, plugins)
+    except Refused as error:
+        outcome, reason = Outcome.REFUSED, str(error)
+    except Exception as error:
+        if not isinstance(error, HostFault):
+            syslog.syslog(syslog.LOG_ERR, f"vtorque {job.id}: {traceback.format_exc()}")
+        outcome, reason = Outcome.HOST_FAULT, f"{job.node}: {error or type(error).__name__}"
+    else:
+        return Outcome.READY, ""
+    _give_up(job, site, plugins, outcome, reason)
+    return outcome, reason
+
+
+def _give_up(job: BatchJob, site: Site, plugins: Plugins, outcome: Outcome, reason: str) -> None:
+    """Release what the failed start acquired; leave only the reason for the wrapper to print."""
+    path = site.paths.journal / f"{names.job_key(job.id, job.attempt)}.jsonl"
+    if path.exists():
+        teardown(path, site.paths, plugins, release_timeout=site.node.release_timeout)
+    if path.exists():
+        syslog.syslog(syslog.LOG_ERR, f"vtorque {job.id}: not all released, see {path}")
+        return
+    user = plan.job_user(job.owner, site)
+    told = Proof.failed(job.id, job.attempt, user.uid, outcome.value, reason)
+    with Journal.start(site.paths, _header(job, user, site, plugins)) as journal:
+        journal.acquire(_proof_file(told, user, site), plugin="core", phase=outcome.value)
+
+
+def _proof_file(told: Proof, user: JobUser, site: Site) -> File:
+    """Return the proof as a resource: root's, for the user's primary group to read."""
+    path = str(site.paths.proof(told.job))
+    return File(path, mode=0o640, gid=user.gid, replace=True, content=told.encode())
+
+
+def _header(job: BatchJob, user: JobUser, site: Site, plugins: Plugins) -> JobHeader:
+    return JobHeader(
+        id=job.id,
+        attempt=job.attempt,
+        owner=user.name,
+        uid=user.uid,
+        batch=site.batch.system,
+        plugins={name: plugins.distributions[name] for name in plugins.names},
+    )
+
+
+def start_job(job: BatchJob, site: Site, plugins: Plugins) -> None:
+    """Boot all guests of the job on this node and prove them ready.
+
+    Raises Refused, HostFault (both may come from plugins) with everything still journalled.
+    """
+    assert job.blob is not None  # noqa: S101 - the caller has looked
+    request = Request.decode(job.blob)
+    user = plan.job_user(job.owner, site)
+    wanted = policy.decide(request, site, plugins)
+    with Journal.start(site.paths, _header(job, user, site, plugins)) as journal:
+        deadline = time.monotonic() + site.node.start_timeout
+        _start(Start(job.id, user, site, deadline, journal, plugins), job, wanted)
+
+
+def _start(start: Start, job: BatchJob, wanted: JobRequest) -> None:
+    site, plugins, journal, user = start.site, start.plugins, start.journal, start.user
+    told = _proof(start, job, wanted)
+    start.acquire(_proof_file(told, user, site))
+    secret = load_secret(site.paths.secret)
+    start.enter("plan")
+    planned = plan.plan_guests(job, wanted, site, plugins, user, secret)
+    share = node_share(job, site)
+    placements = ledger.place(journal, [p.claims for p in planned], share, site.paths)
+    placed = [replace(p.plan, placement=at) for p, at in zip(planned, placements, strict=True)]
+    start.guests = plan.addressed(placed, job, site, secret)
+    start.enter("render domain")
+    drivers = [p.driver for p in planned]
+    prepared = [_prepare(g, d, start) for g, d in zip(start.guests, drivers, strict=True)]
+    start.enter("pre-boot")
+    _acquire_all(start, prepared)
+    start.act("vtorque_pre_boot")
+    start.enter("boot")
+    chosen = accel.choose(site.node.accel, site.paths.run)
+    if chosen.warning:
+        sys.stderr.write(f"vtorque: warning: {chosen.warning}\n")
+    _in_parallel(prepared, lambda p: _boot(start, p, chosen.type))
+    start.enter("ready")
+    _in_parallel(prepared, lambda p: _await(start, p))
+    start.enter("post-boot")
+    start.act("vtorque_post_boot")
+    first = start.guests[0]
+    proof.write(
+        site.paths,
+        replace(
+            told,
+            state="ready",
+            guest_type=first.image.guest_type,
+            plugin=plugins.plugin_of("vtorque_guest_types", first.image.guest_type),
+            guests=tuple(
+                ProofGuest(g.name, g.hostname, g.rank, str(g.run_dir)) for g in start.guests
+            ),
+        ),
+        gid=user.gid,
+    )
+    start.enter("run")
+
+
+def _proof(start: Start, job: BatchJob, wanted: JobRequest) -> Proof:
+    """Return what the wrapper is told while the guests start."""
+    environ = {"HOME": f"/home/{start.user.name}"} if "home" in start.site.shares else {}
+    return Proof(
+        job=job.id,
+        attempt=job.attempt,
+        uid=start.user.uid,
+        state="starting",
+        deadline=time.time() + start.deadline - time.monotonic(),
+        grace=start.site.node.grace,
+        shell=wanted.shell,
+        prologue=_content(wanted[VM_PROLOGUE]),
+        epilogue=_content(wanted[VM_EPILOGUE]),
+        environ=environ,
+    )
+
+
+def _content(file: FileData | None) -> bytes | None:
+    return None if file is None else file.content
+
+
+def load_secret(path: Path) -> bytes:
+    """Return the site secret. Raises HostFault if it is missing, short, or others can read it."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        raise HostFault(
+            f"site secret {path}: {error.strerror}; run vtorque setup install"
+        ) from None
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if status.st_uid != os.geteuid() or status.st_mode & 0o077:
+            raise HostFault(f"site secret {path} must belong to root with mode 0600")
+        secret = file.read(4096)
+    if len(secret) < 32:
+        raise HostFault(f"site secret {path} has {len(secret)} bytes; it needs 32 or more")
+    return secret
+
+
+def node_share(job: BatchJob, site: Site) -> ledger.NodeShare:
+    """Return what the batch system gave this job on this node, and what the node has."""
+    uri = site.node.libvirt_uri
+    return ledger.NodeShare(
+        cpus=job.cpus,
+        cpu_count=job.cpu_count,
+        mem_mib=job.mem_mib,
+        node_cpus=hypervisor.host_cpus(uri),
+        node_mem_mib=hypervisor.host_memory_mib(uri),
+        reserve_cores=site.node.host_reserve_cores,
+        reserve_mib=site.node.host_reserve_ram,
+        exclusive=site.node.exclusive,
+    )
+
+
+def _prepare(guest: GuestPlan, driver: GuestDriver, start: Start) -> Prepared:
+    items = plan.context_of(guest, driver, start.site, start.plugins)
+    merged = merge(plan.domain_contributions(guest, driver, start.site, start.plugins))
+    return Prepared(guest, driver, merged, tuple(driver.resources(guest, items, start.site)))
+
+
+def _acquire_all(start: Start, prepared: Sequence[Prepared]) -> None:
+    key = names.job_key(start.id, start.guests[0].attempt)
+    for top in (start.site.paths.job_state(key), start.site.paths.job_run(key)):
+        start.acquire(Tree(str(top), mode=0o711))
+    for each in prepared:
+        for directory in (each.plan.state_dir, each.plan.run_dir):
+            start.acquire(Tree(str(directory), mode=0o711), guest=each.plan)
+        for resource in _guest_resources(each, start):
+            start.acquire(resource, guest=each.plan)
+
+
+def _guest_resources(each: Prepared, start: Start) -> Iterable[Resource]:
+    image = each.plan.image
+    if image.disk is not None:
+        overlay = plan.overlay_path(each.plan)
+        yield Overlay(str(overlay), str(image.disk), image.disk_format)
+    for element in each.merged.lists(Filesystem):
+        yield _daemon(each.plan, element, start)
+    yield from each.resources
+
+
+def _daemon(guest: GuestPlan, element: Filesystem, start: Start) -> Virtiofsd:
+    stem = guest.run_dir / f"fs-{element.name}"
+    user = guest.user
+    return Virtiofsd(
+        Share(
+            source=element.source,
+            socket=f"{stem}.sock",
+            lock=f"{stem}.lock",
+            log=f"{stem}.log",
+            uid=user.uid,
+            gid=user.gid,
+            groups=tuple(gid for _, gid in user.groups),
+            subordinate_id=user.subordinate_id,
+            readonly=element.readonly,
+            owner_check=element.user_owned,
+            socket_owner=hypervisor.qemu_uid(start.site.node.qemu_user),
+        )
+    )
+
+
+def _boot(start: Start, each: Prepared, accel_type: Literal["kvm", "tcg"]) -> None:
+    guest, site = each.plan, start.site
+    spec = DomainSpec(
+        guest, accel_type, site.node.qemu_user, allow_qemu_args=site.node.allow_qemu_args
+    )
+    sockets = {
+        alias: f"{guest.run_dir}/fs-{element.name}.sock"
+        for alias, element in each.merged.aliases(Filesystem).items()
+    }
+    xml = render(spec, each.merged, sockets=sockets)
+    start.acquire(Domain(guest.name, guest.uuid, site.node.libvirt_uri, xml=xml), guest=guest)
+    for channel in each.merged.lists(Channel):
+        owner = guest.user.uid if channel.owner == "job" else 0
+        os.chown(channel.path, owner, 0, follow_symlinks=False)
+        os.chmod(channel.path, 0o600)  # noqa: PTH101 - below a root-only directory
+
+
+def _await(start: Start, each: Prepared) -> None:
+    def step(name: str) -> None:
+        start.journal.phase(f"guest: {name}", guest=each.plan.index)
+
+    each.driver.await_ready(each.plan, start.deadline, step)
+    start.journal.phase("ready", guest=each.plan.index)
+
+
+def _in_parallel(prepared: Sequence[Prepared], work: Callable[[Prepared], None]) -> None:
+    """Do the work for all guests at once; raise the first guest's error when all have ended."""
+    with ThreadPoolExecutor(max_workers=len(prepared)) as pool:
+        futures = [pool.submit(work, each) for each in prepared]
+        wait(futures)
+    for future in futures:
+        future.result()
