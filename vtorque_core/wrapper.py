@@ -32,6 +32,7 @@ from vtorque_core.errors import (
     EXIT_HOST_FAULT,
     EXIT_NO_PROOF,
     EXIT_REFUSED,
+    EXIT_SIGNAL,
     EXIT_USAGE,
     HostFault,
     Refused,
@@ -122,8 +123,6 @@ def run_job(
 
     Never raises for what the user, root or the guest did wrong.
     """
-    for number in (signal.SIGINT, signal.SIGPIPE):
-        signal.signal(number, signal.SIG_DFL)
     environ = dict(os.environ if environ is None else environ)
     try:
         batch = read_batch(environ, streams.stdin)
@@ -136,6 +135,8 @@ def run_job(
     except UsageError as error:
         _say(streams, str(error))
         return EXIT_USAGE
+    except KeyboardInterrupt:  # before the driver has its own handlers
+        return EXIT_SIGNAL + signal.SIGINT
 
 
 class _Stop(Exception):
