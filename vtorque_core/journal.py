@@ -4,7 +4,8 @@ One file of JSON lines, ``<state>/journal/<job key>.jsonl``, 0600 root. Its line
 
     job       the first line: schema, core, boot, id, attempt, owner, uid, batch, plugins
     acquire   seq, plugin, kind, scope, guest, needs, phase, args, t; fsynced before create() runs
-    created   seq; only for scope "node": the next job may rely on it
+    created   seq: create() has returned. Without it a node-wide resource does not count as there,
+              and what a killed creator asked for may still appear
     released  seq; failed: seq, error, try. Both optional: teardown works on a full disk
     phase     name, guest, t: the job's timeline
 
@@ -198,6 +199,7 @@ class Journal:
                 return self._acquire_shared(resource, plugin, phase, guest, needs)
         seq = self._record([(resource, guest)], plugin, phase, needs)[0]
         _create(resource)
+        self._note({"op": "created", "seq": seq})
         return seq
 
     def acquire_leases(

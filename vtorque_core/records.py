@@ -68,8 +68,8 @@ class JobHeader:
 class Record:
     """One acquired resource. ``guest`` is its index on this node, None for the whole job.
 
-    ``tries`` counts failed releases and ``error`` is the last one's; ``created`` is only ever
-    True for scope "node".
+    ``tries`` counts failed releases and ``error`` is the last one's; ``created``: create() has
+    returned.
     """
 
     seq: int

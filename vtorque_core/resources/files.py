@@ -17,9 +17,15 @@ _UMOUNT_TIMEOUT = 25.0  # seconds; below the 30 that teardown gives one release 
 
 
 class CoreResource(Resource):
-    """A kind that needs no plugin. ``blocking``: its release can hang, so a child runs it."""
+    """A kind that needs no plugin.
+
+    ``blocking``: its release can hang, so a child runs it. ``settle``: seconds after the record
+    during which it may still appear although its creator was killed, since another process does
+    the work (libvirtd, mount(8)): release looks again until then.
+    """
 
     blocking: ClassVar[bool] = False
+    settle: ClassVar[float] = 0.0
 
 
 @contextlib.contextmanager
@@ -197,6 +203,7 @@ class Mount(CoreResource):
 
     kind = "mount"
     blocking = True
+    settle = 2.0
     source: str
     target: str
     fstype: str = ""

@@ -123,6 +123,7 @@ class Domain(CoreResource):
 
     kind = "domain"
     blocking = True
+    settle = 5.0
     name: str
     uuid: str
     uri: str

@@ -1,0 +1,546 @@
+"""Teardown and reaper: everything goes, what cannot go holds what it needs, twice is fine."""
+
+import dataclasses
+import functools
+import json
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from vtorque_core import hypervisor
+from vtorque_core import teardown as module_under_test
+from vtorque_core.api import hookimpl
+from vtorque_core.api_batch import Life
+from vtorque_core.api_node import Resource
+from vtorque_core.children import Child
+from vtorque_core.errors import HostFault, UsageError
+from vtorque_core.journal import JobHeader, Journal, job_lock, journals, read
+from vtorque_core.locks import Busy, node_lock
+from vtorque_core.names import Paths
+from vtorque_core.plugins import Plugins
+from vtorque_core.reap import reap, release_job
+from vtorque_core.resources import Domain, File, Lease, Tree
+from vtorque_core.teardown import teardown
+
+
+@dataclasses.dataclass(frozen=True)
+class Card(Resource):
+    """A directory entry; how its release behaves is what a file beside it says."""
+
+    kind = "acme-card"
+    path: str
+
+    def create(self):
+        Path(self.path).write_text("loaded")
+
+    def release(self):
+        mood = Path(self.path + ".mood")
+        what = mood.read_text() if mood.exists() else ""
+        if what == "fail":
+            raise HostFault("card is busy")
+        if what == "hang":
+            time.sleep(60)
+        if what == "die":
+            os._exit(3)
+        if what == "exit":
+            sys.exit("leaving")
+        Path(self.path).unlink(missing_ok=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Manager(Card):
+    """One for all jobs of the node."""
+
+    kind = "acme-manager"
+    scope = "node"
+
+    def create(self):
+        with Path(self.path).open("x") as file:
+            file.write("running")
+
+
+class Acme:
+    """The plugin's node module."""
+
+    def __init__(self, log=None, mood=""):
+        self.log = log
+        self.mood = mood
+
+    @hookimpl
+    def vtorque_resources(self):
+        yield Card
+        yield Manager
+
+    @hookimpl
+    def vtorque_teardown(self, job):
+        if self.mood == "hang":
+            time.sleep(60)
+        if self.mood == "raise":
+            raise RuntimeError("counters are gone")
+        if self.log:
+            with self.log.open("a") as file:
+                file.write(json.dumps([job.id, job.attempt, job.owner, job.guests]) + "\n")
+
+
+def loaded(*modules):
+    plugins = Plugins()
+    for number, module in enumerate(modules or (Acme(),)):
+        plugins.register(f"acme{number or ''}", module, "vtorque-acme 1.0.0")
+    return plugins
+
+
+@pytest.fixture
+def paths(tmp_path):
+    return Paths(tmp_path / "state", tmp_path / "run")
+
+
+@pytest.fixture
+def start(paths):
+    def start(job="42.srv", attempt=0, **more):
+        header = JobHeader(job, attempt, "u", 1000, "local", {"acme": "vtorque-acme 1.0.0"}, **more)
+        journal = Journal.start(paths, header)
+        journal.take = functools.partial(journal.acquire, plugin="acme", phase="pre_boot")
+        return journal
+
+    return start
+
+
+def numbers(outcomes):
+    return [outcome.seq for outcome in outcomes]
+
+
+def test_everything_goes_backwards_and_then_the_journal(paths, start, tmp_path, monkeypatch):
+    journal = start()
+    journal.acquire_leases([(Lease("core", "1"), 0)], phase="plan")
+    journal.take(Tree(str(tmp_path / "job")))
+    journal.take(File(str(tmp_path / "job" / "f")), guest=0)
+    journal.take(Card(str(tmp_path / "job" / "card")), guest=0)
+    report = teardown(journal.path, paths, loaded())
+    assert numbers(report.released) == [4, 3, 2, 1]
+    assert report.clean and report.lines() == []
+    assert not (tmp_path / "job").exists()
+    assert journals(paths) == []
+    assert list((paths.run / "locks").iterdir()) == []
+    again = teardown(journal.path, paths, loaded())
+    assert again.clean and again.released == ()
+
+
+@pytest.mark.parametrize(
+    ("mood", "error"),
+    [
+        ("fail", "card is busy"),
+        ("hang", "no end after 0.5 s"),
+        ("die", "ended with 3 and no word"),
+        ("exit", "SystemExit: leaving"),
+    ],
+)
+def test_a_failing_release_costs_no_other_and_holds_what_it_needs(
+    paths, start, tmp_path, mood, error
+):
+    journal = start()
+    journal.acquire_leases([(Lease("card", "a"), 0), (Lease("card", "b"), 1)], phase="plan")
+    journal.take(Tree(str(tmp_path / "job")))
+    bad = journal.take(Card(str(tmp_path / "bad")), guest=0)
+    journal.take(Card(str(tmp_path / "good")), guest=0)
+    journal.take(Card(str(tmp_path / "other")), guest=1)
+    (tmp_path / "bad.mood").write_text(mood)
+    report = teardown(journal.path, paths, loaded(), release_timeout=0.5)
+    assert numbers(report.failed) == [bad]
+    assert report.failed[0].message == f"{error} (try 1)"
+    assert numbers(report.held) == [3, 1]
+    assert sorted(numbers(report.released)) == [2, 5, 6]
+    state = read(journal.path)
+    assert [r.seq for r in state.open] == [1, 3, bad]
+    assert (state.records[bad].tries, state.records[bad].error != "") == (1, True)
+    assert any("held until" in line for line in report.lines())
+    (tmp_path / "bad.mood").unlink()
+    report = teardown(journal.path, paths, loaded())
+    assert report.clean and numbers(report.released) == [bad, 3, 1]
+    assert not (tmp_path / "bad").exists()
+
+
+def test_a_hanging_release_is_killed_with_what_it_started(tmp_path):
+    def work():
+        if os.fork() == 0:
+            (tmp_path / "pid").write_text(str(os.getpid()))
+        time.sleep(60)
+
+    begun = time.monotonic()
+    child = Child(work, 0.3)
+    assert child.wait() == "no end after 0.3 s"
+    assert time.monotonic() - begun < 2
+    pid = int((tmp_path / "pid").read_text())
+    end = time.monotonic() + 2
+    while Path(f"/proc/{pid}/stat").exists() and time.monotonic() < end:
+        if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+            break
+        time.sleep(0.01)
+    else:
+        assert not Path(f"/proc/{pid}").exists()
+
+
+def test_when_the_time_is_up_the_rest_stays_open(paths, start, tmp_path):
+    journal = start()
+    journal.take(Card(str(tmp_path / "a")))
+    report = teardown(journal.path, paths, loaded(), deadline=0)
+    assert "time for the teardown was up" in report.failed[0].message
+    assert (tmp_path / "a").exists()
+    assert teardown(journal.path, paths, loaded()).clean
+
+
+def test_an_uninstalled_plugin_leaves_an_orphan_and_the_way_out(paths, start, tmp_path):
+    journal = start()
+    journal.acquire_leases([(Lease("card", "a"), 0), (Lease("memory", "g0", 5), 0)], phase="plan")
+    card = journal.take(Card(str(tmp_path / "card")), guest=0)
+    journal.acquire(File(str(tmp_path / "f")), plugin="core", phase="x", guest=0)
+    report = teardown(journal.path, paths, Plugins())
+    assert numbers(report.orphaned) == [card]
+    assert report.orphaned[0].message.endswith(
+        "pip install vtorque-acme==1.0.0, then vtorque reap 42.srv; "
+        "or vtorque reap --abandon 42.srv:3"
+    )
+    assert numbers(report.held) == [2, 1]
+    assert not (tmp_path / "f").exists()
+    assert len(read(journal.path).leases) == 2
+    broken = Plugins()
+    broken.broken["acme"] = "ImportError: no libacme"
+    report = teardown(journal.path, paths, broken)
+    assert "acme cannot be loaded (ImportError: no libacme)" in report.orphaned[0].message
+    assert teardown(journal.path, paths, loaded()).clean
+    assert not (tmp_path / "card").exists()
+
+
+def test_an_abandoned_record_frees_what_it_held(paths, start, tmp_path):
+    journal = start()
+    journal.acquire_leases([(Lease("card", "a"), 0)], phase="plan")
+    card = journal.take(Card(str(tmp_path / "card")), guest=0)
+    report = teardown(journal.path, paths, Plugins(), abandon=[card])
+    assert report.clean and "2 acme-card abandoned" in report.notes[0]
+    assert (tmp_path / "card").exists()
+
+
+def test_after_a_reboot_volatile_things_are_gone_and_files_are_not(paths, start, tmp_path):
+    journal = start(boot="another")
+    file = tmp_path / "f"
+    journal.take(File(str(file)))
+    journal.take(Card(str(tmp_path / "card")))
+    (tmp_path / "card.mood").write_text("fail")
+    assert teardown(journal.path, paths, loaded()).clean
+    assert not file.exists()
+    assert (tmp_path / "card").exists()  # release() was not called
+
+
+def test_the_last_look_is_taken_once_and_stops_nothing(paths, start, tmp_path):
+    log = tmp_path / "log"
+    journal = start()
+    journal.take(Card(str(tmp_path / "card")))
+    (tmp_path / "card.mood").write_text("fail")
+    plugins = loaded(Acme(log), Acme(mood="raise"), Acme(mood="hang"))
+    report = teardown(journal.path, paths, plugins, release_timeout=0.3)
+    assert json.loads(log.read_text()) == ["42.srv", 0, "u", []]
+    assert [note.partition(",")[0] for note in report.notes] == ["plugin acme1", "plugin acme2"]
+    assert "counters are gone" in report.notes[0]
+    assert "no end after" in report.notes[1]
+    assert numbers(report.failed) == [1]
+    (tmp_path / "card.mood").unlink()
+    report = teardown(journal.path, paths, plugins, release_timeout=0.3)
+    assert report.clean and report.notes == ()
+    assert len(log.read_text().splitlines()) == 1
+
+
+def test_a_plugin_whose_kinds_cannot_be_had_is_named(paths, start, tmp_path):
+    class Bad:
+        @hookimpl
+        def vtorque_resources(self):
+            raise RuntimeError("no driver")
+
+    journal = start()
+    journal.take(Card(str(tmp_path / "card")))
+    report = teardown(journal.path, paths, loaded(Bad()))
+    assert report.notes == ("plugin acme: no driver",)
+    assert numbers(report.orphaned) == [1]
+
+
+# -- domains ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def domains(tmp_path, monkeypatch):
+    """A hypervisor whose domains are files; destroying one takes 0.3 s."""
+    top = tmp_path / "domains"
+    top.mkdir()
+
+    def create(uri, xml):
+        (top / xml).touch()
+
+    def destroy(uri, uuid, deadline_s):
+        if (top / uuid).exists():
+            time.sleep(0.3)
+        if (top / f"{uuid}.stuck").exists():
+            raise HostFault("QEMU is in state D")
+        (top / uuid).unlink(missing_ok=True)
+
+    monkeypatch.setattr(hypervisor, "create_domain", create)
+    monkeypatch.setattr(hypervisor, "destroy_domain", destroy)
+    return top
+
+
+def test_guests_go_at_the_same_time(paths, start, domains, tmp_path):
+    journal = start()
+    for guest in range(4):
+        journal.take(Tree(str(tmp_path / f"g{guest}")), guest=guest)
+    for guest in range(4):
+        journal.take(Domain(f"vt-{guest}", f"u{guest}", "x", xml=f"u{guest}"), guest=guest)
+    begun = time.monotonic()
+    assert teardown(journal.path, paths, loaded()).clean
+    assert time.monotonic() - begun < 0.6
+    assert list(domains.iterdir()) == []
+    assert not list(tmp_path.glob("g*"))
+
+
+def test_a_domain_that_does_not_end_keeps_all_of_its_guest(paths, start, domains, tmp_path):
+    journal = start()
+    leases = [(Lease("address", "10.0.0.1"), 0), (Lease("address", "10.0.0.2"), 1)]
+    journal.acquire_leases(leases, phase="plan")
+    for guest in (0, 1):
+        journal.take(Tree(str(tmp_path / f"g{guest}")), guest=guest)
+        journal.take(File(str(tmp_path / f"g{guest}" / "overlay")), guest=guest)
+        journal.take(Domain(f"vt-{guest}", f"u{guest}", "x", xml=f"u{guest}"), guest=guest)
+    (domains / "u0.stuck").touch()
+    report = teardown(journal.path, paths, loaded())
+    assert [o.message for o in report.failed] == ["QEMU is in state D (try 1)"]
+    assert (tmp_path / "g0" / "overlay").exists()
+    assert not (tmp_path / "g1").exists()
+    assert [r.args["item"] for r in read(journal.path).leases] == ["10.0.0.1"]
+    (domains / "u0.stuck").unlink()
+    assert teardown(journal.path, paths, loaded()).clean
+
+
+def test_a_domain_that_appears_after_its_creator_was_killed_is_caught(
+    paths, start, domains, tmp_path, monkeypatch
+):
+    """libvirtd goes on creating it for a client that is dead."""
+    monkeypatch.setattr(Domain, "settle", 1.0)
+    monkeypatch.setattr(hypervisor, "create_domain", lambda uri, xml: 1 / 0)
+    journal = start()
+    with pytest.raises(ZeroDivisionError):
+        journal.take(Domain("vt-0", "u0", "x", xml="u0"), guest=0)
+    late = threading.Timer(0.4, (domains / "u0").touch)
+    late.start()
+    assert teardown(journal.path, paths, loaded()).clean
+    late.join()
+    assert list(domains.iterdir()) == []
+
+
+def test_connections_are_closed_before_anything_forks(paths, start, tmp_path, monkeypatch):
+    journal = start()
+    journal.take(Card(str(tmp_path / "card")))
+    order = []
+    monkeypatch.setattr(hypervisor, "close", lambda: order.append("close"))
+    real = module_under_test.Child
+    monkeypatch.setattr(module_under_test, "Child", lambda *a: (order.append("fork"), real(*a))[1])
+    assert teardown(journal.path, paths, loaded()).clean
+    assert order[0] == "close" and "fork" in order
+
+
+# -- shared by the jobs of a node ---------------------------------------------------------------
+
+
+def test_a_node_wide_resource_ends_with_its_last_job(paths, start, tmp_path):
+    path = tmp_path / "manager"
+    first, second = start("1"), start("2")
+    first.take(Manager(str(path)))
+    second.take(Manager(str(path)))  # would fail if it were created twice
+    other = start("3")
+    other.take(Manager(str(tmp_path / "other")))
+    assert teardown(first.path, paths, loaded()).clean
+    assert path.exists()
+    assert teardown(second.path, paths, loaded()).clean
+    assert not path.exists()
+    assert (tmp_path / "other").exists()
+
+
+def test_a_half_created_node_wide_resource_is_made_anew(paths, start, tmp_path, monkeypatch):
+    path = tmp_path / "manager"
+    first, second = start("1"), start("2")
+    with monkeypatch.context() as patch:
+        patch.setattr(Manager, "create", lambda self: Path(self.path).touch() or 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            first.take(Manager(str(path)))
+    second.take(Manager(str(path)))
+    assert path.read_text() == "running"
+    assert teardown(first.path, paths, loaded()).clean
+    assert path.exists()
+    assert teardown(second.path, paths, loaded()).clean
+    assert not path.exists()
+
+
+def test_a_node_wide_resource_of_another_boot_does_not_count(paths, start, tmp_path):
+    path = tmp_path / "manager"
+    start("1", boot="another").take(Manager(str(path)))
+    path.unlink()  # the reboot
+    start("2").take(Manager(str(path)))
+    assert path.read_text() == "running"
+
+
+# -- locks ------------------------------------------------------------------------------------
+
+
+def in_other_process(work):
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            work()
+            code = 0
+        finally:
+            os._exit(code)
+    return pid
+
+
+def test_two_epilogues_at_once_release_once(paths, start, tmp_path):
+    journal = start()
+    for number in range(5):
+        journal.take(Card(str(tmp_path / f"card{number}")))
+    pids = [in_other_process(lambda: release(paths)) for _ in range(3)]
+    assert [os.waitpid(pid, 0)[1] for pid in pids] == [0, 0, 0]
+    assert journals(paths) == [] and not list(tmp_path.glob("card*"))
+    assert list((paths.run / "locks").iterdir()) == []
+
+
+def release(paths):
+    reports = release_job(paths, "42.srv", plugins_for=lambda _: loaded())
+    assert all(report.clean for report in reports)
+
+
+def test_an_epilogue_waits_for_the_prologue_and_gives_up_in_time(paths, start):
+    journal = start()
+    read_end, write_end = os.pipe()
+
+    def prologue():
+        with job_lock(paths, "42.srv"):
+            os.write(write_end, b"x")
+            time.sleep(0.5)
+
+    pid = in_other_process(prologue)
+    os.read(read_end, 1)
+    with pytest.raises(Busy, match=f"pid {pid}"):
+        teardown(journal.path, paths, loaded(), deadline=0.05)
+    assert teardown(journal.path, paths, loaded(), deadline=5).clean
+    os.waitpid(pid, 0)
+
+
+def test_a_lock_ends_with_a_killed_holder(paths):
+    def hold():
+        with job_lock(paths, "1"), node_lock(paths):
+            os.kill(os.getpid(), 9)
+
+    os.waitpid(in_other_process(hold), 0)
+    with job_lock(paths, "1", 0), node_lock(paths, 0):
+        pass
+
+
+def test_a_child_does_not_keep_its_parents_locks(paths):
+    with job_lock(paths, "1"):
+        child = Child(lambda: time.sleep(5), 5)
+    with job_lock(paths, "1", 1):
+        pass
+    os.kill(child.pid, 9)
+    assert "ended with -9" in child.wait()
+
+
+# -- reaper -----------------------------------------------------------------------------------
+
+
+def reaped(paths, lives, **more):
+    results = reap(paths, lambda ids: lives, lambda _: loaded(), **more)
+    return {(r.job, r.attempt): r for r in results}
+
+
+def test_the_reaper_takes_only_what_is_gone(paths, start, tmp_path):
+    for job in ("alive", "gone", "unknown", "silent", "starting"):
+        start(job).take(Card(str(tmp_path / job)))
+    read_end, write_end = os.pipe()
+
+    def prologue():
+        with job_lock(paths, "starting"):
+            os.write(write_end, b"x")
+            time.sleep(2)
+
+    pid = in_other_process(prologue)
+    os.read(read_end, 1)
+    lives = {"alive": Life.ALIVE, "unknown": Life.UNKNOWN}
+    lives |= {"gone": Life.GONE, "starting": Life.GONE}
+    would = reaped(paths, lives, dry_run=True)
+    assert would["gone", 0].action == "would release" and (tmp_path / "gone").exists()
+    assert would["gone", 0].open == (1,)
+    results = reaped(paths, lives)
+    assert {job: r.action for (job, _), r in results.items()} == {
+        "alive": "alive",
+        "gone": "released",
+        "unknown": "unknown",
+        "silent": "unknown",
+        "starting": "busy",
+    }
+    assert json.dumps([dataclasses.asdict(r) for r in results.values()])
+    assert not (tmp_path / "gone").exists()
+    for job in ("alive", "unknown", "silent", "starting"):
+        assert (tmp_path / job).exists()
+    os.kill(pid, 9)
+    os.waitpid(pid, 0)
+    assert reaped(paths, lives, only="starting")["starting", 0].action == "released"
+    assert len(journals(paths)) == 3
+
+
+def test_jobs_of_another_batch_system_wait(paths, start, tmp_path):
+    start("1").take(Card(str(tmp_path / "card")))
+    result = reaped(paths, {"1": Life.GONE}, batch="slurm")["1", 0]
+    assert (result.action, "batch system local" in result.message) == ("unknown", True)
+
+
+def test_what_stays_open_is_told_and_can_be_abandoned(paths, start, tmp_path):
+    start("42.srv").take(Card(str(tmp_path / "card")))
+    (tmp_path / "card.mood").write_text("fail")
+    gone = {"42.srv": Life.GONE}
+    result = reaped(paths, gone)["42.srv", 0]
+    assert (result.action, result.ok) == ("partial", False)
+    assert "card is busy (try 1)" in result.message
+    for wrong in ("42.srv", "42.srv:x", "42.srv:9", "43.srv:1", ":1"):
+        with pytest.raises(UsageError, match="--abandon"):
+            reaped(paths, gone, abandon=[wrong])
+    assert reaped(paths, {"42.srv": Life.ALIVE}, abandon=["42.srv:1"])["42.srv", 0].open == (1,)
+    assert len(journals(paths)) == 1
+    assert reaped(paths, gone, abandon=["42.srv:1"])["42.srv", 0].action == "released"
+    assert journals(paths) == []
+
+
+def test_abandon_asks_which_of_two_attempts(paths, start, tmp_path):
+    for attempt in (0, 1):
+        start("1", attempt).take(Card(str(tmp_path / f"card{attempt}")))
+        (tmp_path / f"card{attempt}.mood").write_text("fail")
+    with pytest.raises(UsageError, match=r"which of 1\.0:1, 1\.1:1"):
+        reaped(paths, {"1": Life.GONE}, abandon=["1:1"])
+    reaped(paths, {"1": Life.GONE}, abandon=["1.1:1"])
+    assert [path.name for path in journals(paths)] == ["1.0.jsonl"]
+
+
+def test_unreadable_and_empty_journals(paths, start):
+    bad, empty = start("bad"), start("empty")
+    bad.path.write_bytes(b"x\n" + bad.path.read_bytes())
+    empty.path.write_bytes(b'{"op"')
+    results = reaped(paths, {})
+    assert {job: r.action for (job, _), r in results.items()} == {"bad": "unreadable"}
+    assert [path.name for path in journals(paths)] == ["bad.0.jsonl"]
+
+
+def test_release_job_takes_all_attempts_and_no_other_job(paths, start, tmp_path):
+    for job, attempt in (("4", 0), ("4", 1), ("4.0", 0), ("42", 0)):
+        start(job, attempt).take(Card(str(tmp_path / f"{job}-{attempt}")))
+    reports = release_job(paths, "4", plugins_for=lambda _: loaded())
+    assert [report.clean for report in reports] == [True, True]
+    assert sorted(path.name for path in journals(paths)) == ["4.0.0.jsonl", "42.0.jsonl"]
+    assert release_job(paths, "nothing", plugins_for=lambda _: loaded()) == []

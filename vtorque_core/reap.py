@@ -1,0 +1,215 @@
+"""The reaper: release what jobs have left that no longer exist, and what one job has left.
+
+Goes by the journals, and asks the batch system one thing only: does the job still exist.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from vtorque_core.api_batch import Life
+from vtorque_core.errors import UsageError
+from vtorque_core.journal import EmptyJournal, JournalError, JournalState, journals, read
+from vtorque_core.locks import Busy, job_lock
+from vtorque_core.names import Paths
+from vtorque_core.plugins import Plugins
+from vtorque_core.records import lock_name
+from vtorque_core.teardown import DEADLINE, RELEASE_TIMEOUT, TeardownReport, teardown
+
+Action = Literal["released", "partial", "would release", "alive", "unknown", "busy", "unreadable"]
+
+
+@dataclass(frozen=True)
+class ReapResult:
+    """What the reaper did about one journal; fit for ``--json``.
+
+    ``action``: ``partial``: some records stay open, see ``report``; ``unknown``: the batch system
+    does not say whether the job exists, so it waits; ``busy``: the job's prologue or epilogue is
+    at work. ``open``: numbers of the records that were open before.
+    """
+
+    job: str
+    attempt: int
+    journal: str
+    action: Action
+    message: str = ""
+    open: tuple[int, ...] = ()
+    report: TeardownReport | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing needs an admin."""
+        return self.action not in ("partial", "unreadable")
+
+
+def plugins_of(state: JournalState) -> Plugins:
+    """Load the plugins that the journal names, enabled or not."""
+    return Plugins.load(node=True, only=frozenset(state.header.plugins))
+
+
+def release_job(
+    paths: Paths,
+    job_id: str,
+    *,
+    plugins_for: Callable[[JournalState], Plugins] = plugins_of,
+    release_timeout: float = RELEASE_TIMEOUT,
+    deadline: float = DEADLINE,
+) -> list[TeardownReport]:
+    """Tear down all attempts of a job on this node: what the epilogue does. As root.
+
+    Raises Busy if its prologue does not end within ``deadline`` seconds, JournalError.
+    """
+    reports = []
+    with job_lock(paths, job_id, deadline):
+        for path in _of_job(paths, paths.job_lock(job_id).name):
+            plugins = _plugins_at(path, plugins_for)
+            reports.append(
+                teardown(path, paths, plugins, release_timeout=release_timeout, deadline=deadline)
+            )
+    return reports
+
+
+def _of_job(paths: Paths, name: str) -> list[Path]:
+    return [path for path in journals(paths) if lock_name(path) == name]
+
+
+def _plugins_at(path: Path, plugins_for: Callable[[JournalState], Plugins]) -> Plugins:
+    try:
+        return plugins_for(read(path))
+    except (FileNotFoundError, EmptyJournal):
+        return Plugins()
+
+
+def reap(
+    paths: Paths,
+    alive: Callable[[Sequence[str]], Mapping[str, Life]],
+    plugins_for: Callable[[JournalState], Plugins] = plugins_of,
+    *,
+    batch: str | None = None,
+    dry_run: bool = False,
+    only: str | None = None,
+    abandon: Collection[str] = (),
+    release_timeout: float = RELEASE_TIMEOUT,
+    deadline: float = DEADLINE,
+) -> list[ReapResult]:
+    """Tear down the journals of jobs that are gone. As root.
+
+    Args:
+        paths: vTorque's directories.
+        alive: the batch system's answer; a job it leaves out is unknown.
+        plugins_for: loads the plugins that a journal names.
+        batch: the batch system that ``alive`` asks: another one's jobs are unknown.
+        dry_run: say what would be done.
+        only: one job id.
+        abandon: ``"42.srv:7"``, or with the journal's name ``"42.srv.0:7"``: records that are
+            given up, so that what they hold is released. Only of jobs that are gone.
+        release_timeout: seconds for one record.
+        deadline: seconds for one job.
+
+    Raises UsageError for an ``abandon`` that names no open record, or two.
+    """
+    results: list[ReapResult] = []
+    states: list[JournalState] = []
+    for path in journals(paths):  # first the journals, then the question: a job that starts
+        try:  # in between is not in the list
+            states.append(read(path))
+        except FileNotFoundError:
+            continue
+        except EmptyJournal:
+            states += _drop_empty(paths, path, dry_run)
+        except JournalError as error:
+            results.append(ReapResult(lock_name(path), 0, str(path), "unreadable", str(error)))
+    if only is not None:
+        states = [state for state in states if state.header.id == only]
+    given_up = _abandoned(states, abandon)
+    lives = alive(sorted({state.header.id for state in states})) if states else {}
+    for state in states:
+        header = state.header
+        life = lives.get(header.id, Life.UNKNOWN)
+        if batch not in (None, header.batch):
+            life = Life.UNKNOWN
+        action: Action
+        report = None
+        message = ""
+        if life is Life.ALIVE:
+            action = "alive"
+        elif life is Life.UNKNOWN:
+            action = "unknown"
+            message = f"batch system {header.batch} does not say whether the job exists"
+        else:
+            tear = functools.partial(
+                teardown,
+                release_timeout=release_timeout,
+                deadline=deadline,
+                abandon=given_up.get(state.path, set()),
+            )
+            action, message, report = _release(state, paths, plugins_for, None if dry_run else tear)
+        results.append(
+            ReapResult(
+                job=header.id,
+                attempt=header.attempt,
+                journal=str(state.path),
+                action=action,
+                message=message,
+                open=tuple(record.seq for record in state.open),
+                report=report,
+            )
+        )
+    return results
+
+
+def _release(
+    state: JournalState,
+    paths: Paths,
+    plugins_for: Callable[[JournalState], Plugins],
+    tear: Callable[[Path, Paths, Plugins], TeardownReport] | None,
+) -> tuple[Action, str, TeardownReport | None]:
+    try:
+        with job_lock(paths, state.header.id, 0):
+            if tear is None:
+                return "would release", "", None
+            report = tear(state.path, paths, plugins_for(state))
+    except Busy as error:
+        return "busy", str(error), None
+    except JournalError as error:
+        return "unreadable", str(error), None
+    return ("released" if report.clean else "partial"), "\n".join(report.lines()), report
+
+
+def _drop_empty(paths: Paths, path: Path, dry_run: bool) -> list[JournalState]:
+    """Remove a journal without a first line, unless its prologue is just about to write it."""
+    try:
+        with job_lock(paths, lock_name(path), 0):
+            return [read(path)]
+    except EmptyJournal:
+        if not dry_run:
+            teardown(path, paths, Plugins(), deadline=0)
+    except (Busy, FileNotFoundError):
+        pass
+    return []
+
+
+def _abandoned(states: Sequence[JournalState], wanted: Collection[str]) -> dict[Path, set[int]]:
+    """Return journal to record numbers. Raises UsageError."""
+    found: dict[Path, set[int]] = {}
+    for text in wanted:
+        name, _, number = text.rpartition(":")
+        if not name or not number.isdecimal():
+            raise UsageError(f"--abandon {text}: write JOB:NUMBER, like 42.srv:7")
+        seq = int(number)
+        matches = [
+            state
+            for state in states
+            if name in (state.header.id, state.key) and seq in {r.seq for r in state.open}
+        ]
+        if not matches:
+            raise UsageError(f"--abandon {text}: no job {name} has an open record {seq} here")
+        if len(matches) > 1:
+            names = ", ".join(f"{state.key}:{seq}" for state in matches)
+            raise UsageError(f"--abandon {text}: which of {names}?")
+        found.setdefault(matches[0].path, set()).add(seq)
+    return found

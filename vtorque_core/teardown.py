@@ -1,0 +1,350 @@
+"""Release what a journal names, backwards, whatever else is broken. Serves epilogue and reaper.
+
+Needs the journal and nothing more: no plan, no site config, no batch system.
+
+1. ``vtorque_teardown`` of each plugin that the journal names takes its last look.
+2. Records are released in reverse order. Guests are independent: a record waits for the later
+   ones of its guest and of the whole job, so that several guests go at the same time. What can
+   hang, and all plugin code, runs in a child with a time limit.
+3. A record that an open one needs is held. A failed release stays open and costs no other.
+4. Nothing open: the journal goes.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from vtorque_core import journal as journal_module
+from vtorque_core.api_node import EndedJob, Resource
+from vtorque_core.children import Child, wait_any
+from vtorque_core.errors import HostFault, VtorqueError
+from vtorque_core.journal import (
+    EmptyJournal,
+    Journal,
+    JournalState,
+    OrphanError,
+    Record,
+    boot_id,
+    job_lock,
+    read,
+    reconstruct,
+    shared_records,
+)
+from vtorque_core.locks import node_lock
+from vtorque_core.names import Paths
+from vtorque_core.plugins import Plugins
+from vtorque_core.records import CORE, lock_name
+from vtorque_core.resources import CORE_KINDS, CoreResource
+
+RELEASE_TIMEOUT = 30.0  # seconds for one record; the default of [node] release_timeout
+DEADLINE = 60.0  # seconds for all; the default of [node] teardown_timeout
+_MOST = 16  # children at the same time
+_LOOK_AGAIN = 0.1  # seconds
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one record. ``message`` says why it is still open and what to do."""
+
+    seq: int
+    kind: str
+    plugin: str
+    guest: int | None
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class TeardownReport:
+    """What one teardown did. ``notes`` are troubles that leave nothing behind."""
+
+    job: str
+    journal: str
+    released: tuple[Outcome, ...] = ()
+    held: tuple[Outcome, ...] = ()
+    failed: tuple[Outcome, ...] = ()
+    orphaned: tuple[Outcome, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def clean(self) -> bool:
+        """Whether nothing of the job is left here."""
+        return not (self.held or self.failed or self.orphaned)
+
+    def lines(self) -> list[str]:
+        """Return what an admin should read, a line each; nothing if all went well."""
+        lines = [f"{self.job}: {note}" for note in self.notes]
+        for word, outcomes in (("failed", self.failed), ("orphaned", self.orphaned)):
+            lines += [f"{self.job}:{o.seq} {o.kind} {word}: {o.message}" for o in outcomes]
+        if self.held:
+            held = ", ".join(f"{o.seq} {o.kind}" for o in self.held)
+            lines.append(f"{self.job}: held until the above is released: {held}")
+        return lines
+
+
+def teardown(
+    journal_path: Path,
+    paths: Paths,
+    plugins: Plugins,
+    *,
+    release_timeout: float = RELEASE_TIMEOUT,
+    deadline: float = DEADLINE,
+    abandon: Collection[int] = (),
+) -> TeardownReport:
+    """Release all that the journal names; delete it if nothing is left. As root.
+
+    Takes the job's lock (unless this process holds it), so that two epilogues do not meet: the
+    second finds nothing to do. Call it with no other thread running: it forks.
+
+    Args:
+        journal_path: may be missing: then there is nothing to do.
+        paths: vTorque's directories.
+        plugins: those that the journal names, loaded with ``node=True``, even if disabled since.
+        release_timeout: seconds for one record.
+        deadline: seconds for everything, waiting for the lock included.
+        abandon: records to give up: noted as released without releasing them.
+
+    Raises Busy (lock), JournalError (corrupt).
+    """
+    end = time.monotonic() + deadline
+    with job_lock(paths, lock_name(journal_path), deadline):
+        try:
+            state = read(journal_path)
+        except FileNotFoundError:
+            return TeardownReport(lock_name(journal_path), str(journal_path))
+        except EmptyJournal:
+            journal_path.unlink(missing_ok=True)
+            return TeardownReport(lock_name(journal_path), str(journal_path))
+        with Journal.open(paths, journal_path) as journal:
+            run = _Teardown(state, journal, paths, plugins, release_timeout, end)
+            _drop_connections()
+            run.abandon(abandon)
+            run.last_look()
+            run.release_all()
+            report = run.report()
+            if report.clean:
+                journal.delete()
+        return report
+
+
+def kinds_of(plugins: Plugins) -> tuple[dict[str, type[Resource]], list[str]]:
+    """Return all known kinds by name, the core's own first choice, and what went wrong."""
+    kinds: dict[str, type[Resource]] = {}
+    troubles = []
+    for contribution in plugins.each("vtorque_resources"):
+        if contribution.error is not None:
+            troubles.append(f"plugin {contribution.plugin}: {contribution.error}")
+        else:
+            kinds[contribution.item.kind] = contribution.item
+    kinds.update(CORE_KINDS)
+    return kinds, troubles
+
+
+@dataclass
+class _Teardown:
+    state: JournalState
+    journal: Journal
+    paths: Paths
+    plugins: Plugins
+    release_timeout: float
+    end: float
+    notes: list[str] = field(default_factory=list)
+    released: list[Outcome] = field(default_factory=list)
+    failed: list[Outcome] = field(default_factory=list)
+    orphaned: list[Outcome] = field(default_factory=list)
+    held: list[Outcome] = field(default_factory=list)
+    running: dict[int, Child] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.open: dict[int, Record] = {r.seq: r for r in self.state.open}
+        self.pending: dict[int, Record] = dict(self.open)
+        self.same_boot = self.state.header.boot == boot_id()
+        self.kinds, troubles = kinds_of(self.plugins)
+        self.notes += troubles
+
+    def left(self) -> float:
+        return min(self.release_timeout, max(0.0, self.end - time.monotonic()))
+
+    def abandon(self, seqs: Collection[int]) -> None:
+        for seq in seqs:
+            if seq in self.open:
+                self.journal.released(seq, abandoned=True)
+                self.notes.append(f"{seq} {self.open[seq].kind} abandoned: not released")
+                del self.open[seq], self.pending[seq]
+
+    # -- 1. the last look ---------------------------------------------------------------------
+
+    def last_look(self) -> None:
+        """Call ``vtorque_teardown`` of each plugin, once per job; nothing it does stops us."""
+        if any(mark.name == "observed" for mark in self.state.phases):
+            return
+        self.journal.phase("teardown")
+        header = self.state.header
+        ended = EndedJob(header.id, header.attempt, header.owner, self.state.guests, self.paths)
+        for name in self.plugins.names:
+            if "vtorque_teardown" not in self.plugins.hooks_of(name):
+                continue
+            look = functools.partial(self._look, name, ended)
+            error = _in_child(look, self.left())
+            if error:
+                self.notes.append(f"plugin {name}, vtorque_teardown: {error}")
+        self.journal.phase("observed")
+
+    def _look(self, name: str, ended: EndedJob) -> None:
+        for contribution in self.plugins.each("vtorque_teardown", only=name, job=ended):
+            if contribution.error is not None:
+                raise contribution.error
+
+    # -- 2. and 3. release or hold ------------------------------------------------------------
+
+    def release_all(self) -> None:
+        while self.pending or self.running:
+            for seq in sorted(self.pending, reverse=True):
+                if seq in self.pending and self._may_start(self.pending[seq]):
+                    self._start(self.pending.pop(seq))
+            wait_any(list(self.running.values()))
+            for seq, child in list(self.running.items()):
+                if child.check():
+                    del self.running[seq]
+                    self._ended(self.open[seq], child.error or "")
+
+    def _may_start(self, record: Record) -> bool:
+        if len(self.running) >= _MOST:
+            return False
+        for other in (self.open[seq] for seq in (*self.pending, *self.running)):
+            together = None in (record.guest, other.guest) or record.guest == other.guest
+            if other.seq > record.seq and (together or record.seq in other.needs):
+                return False
+        return True
+
+    def _start(self, record: Record) -> None:
+        holders = sorted(r.seq for r in self.open.values() if record.seq in r.needs)
+        if holders:
+            message = f"needed by {', '.join(str(seq) for seq in holders)}"
+            self.held.append(_outcome(record, message))
+            return
+        try:
+            resource = reconstruct(record, self.kinds)
+        except OrphanError as error:
+            self.orphaned.append(_outcome(record, f"{error}: {self._way_out(record)}"))
+            return
+        if resource.volatile and not self.same_boot:
+            self._done(record)
+        elif self.left() <= 0:
+            self._failed(record, "not tried: the time for the teardown was up")
+        elif resource.scope == "node":
+            self._release_shared(record, resource)
+        else:
+            self._release(record, resource)
+
+    def _release(self, record: Record, resource: Resource) -> None:
+        journal_module.step(f"before release {record.kind}")
+        if isinstance(resource, CoreResource) and not resource.blocking:
+            self._ended(record, _error_of(resource.release))
+            return
+        release = resource.release
+        if isinstance(resource, CoreResource) and not record.created:
+            release = functools.partial(_until_settled, release, record.time + resource.settle)
+        try:
+            self.running[record.seq] = Child(release, self.left())
+        except OSError as error:
+            self._failed(record, f"cannot fork: {error.strerror}")
+
+    def _release_shared(self, record: Record, resource: Resource) -> None:
+        """Release it with the last open record of it on this node, else only forget ours."""
+        own = (self.journal.path, record.seq)
+        try:
+            with node_lock(self.paths, self.left()):
+                if not shared_records(self.paths, record.kind, record.args, but=own):
+                    journal_module.step(f"before release {record.kind}")
+                    error = _in_child(resource.release, self.left())
+                    self._ended(record, error)
+                else:
+                    self._done(record)
+        except VtorqueError as error:
+            self._failed(record, str(error))
+
+    def _ended(self, record: Record, error: str) -> None:
+        if error:
+            self._failed(record, error)
+            return
+        journal_module.step(f"after release {record.kind}")
+        self._done(record)
+
+    def _done(self, record: Record) -> None:
+        journal_module.step(f"before released {record.kind}")
+        self.journal.released(record.seq)
+        journal_module.step(f"after released {record.kind}")
+        self.open.pop(record.seq)
+        self.released.append(_outcome(record))
+
+    def _failed(self, record: Record, error: str) -> None:
+        tries = record.tries + 1
+        self.journal.failed(record.seq, error, tries)
+        self.failed.append(_outcome(record, f"{error} (try {tries})"))
+
+    def _way_out(self, record: Record) -> str:
+        header = self.state.header
+        name = f"vtorque-core {header.core}"
+        if record.plugin != CORE:
+            name = header.plugins.get(record.plugin, f"the plugin {record.plugin}")
+        broken = self.plugins.broken.get(record.plugin)
+        return (
+            (f"plugin {record.plugin} cannot be loaded ({broken}); " if broken else "")
+            + f"pip install {name.replace(' ', '==')}, then vtorque reap {header.id}; "
+            f"or vtorque reap --abandon {header.id}:{record.seq}"
+        )
+
+    def report(self) -> TeardownReport:
+        return TeardownReport(
+            job=self.state.header.id,
+            journal=str(self.journal.path),
+            released=tuple(self.released),
+            held=tuple(self.held),
+            failed=tuple(self.failed),
+            orphaned=tuple(self.orphaned),
+            notes=tuple(self.notes),
+        )
+
+
+def _outcome(record: Record, message: str = "") -> Outcome:
+    return Outcome(record.seq, record.kind, record.plugin, record.guest, message)
+
+
+def _drop_connections() -> None:
+    """Close this process's libvirt connections: a forked child must not talk over them."""
+    module = sys.modules.get("vtorque_core.hypervisor")
+    if module is not None:
+        module.close()
+
+
+def _until_settled(release: Callable[[], None], instant: float) -> None:
+    """Release what a killed creator may have asked another process for, until that must be over.
+
+    ``instant`` is Unix time: the record's, since the creator was another process.
+    """
+    release()
+    while time.time() < instant:
+        time.sleep(_LOOK_AGAIN)
+        release()
+
+
+def _in_child(work: Callable[[], None], seconds: float) -> str:
+    try:
+        return Child(work, seconds).wait()
+    except OSError as error:
+        return f"cannot fork: {error.strerror}"
+
+
+def _error_of(release: Callable[[], None]) -> str:
+    try:
+        release()
+    except HostFault as error:
+        return str(error) or "HostFault"
+    except Exception as error:  # a defect in one kind must not keep the others
+        return f"{type(error).__name__}: {error}"
+    return ""
