@@ -92,8 +92,8 @@ def opened(pair: tuple[Session, Guest], window: int = 65536) -> tuple[Session, G
     return session, guest
 
 
-def answer(pair: tuple[Session, Guest], *data: bytes, close: bool = False) -> tuple[int, bytes]:
-    """The exit code and stdout of a run in which the guest sends `data` after START."""
+def answer(pair: tuple[Session, Guest], out: list[bytes], *data: bytes, close: bool = False) -> int:
+    """The exit code of a run in which the guest sends `data` after START; its stdout in `out`."""
     session, guest = opened(pair)
 
     def part() -> None:
@@ -108,31 +108,27 @@ def answer(pair: tuple[Session, Guest], *data: bytes, close: bool = False) -> tu
 
     thread = play(part)
     read, write = os.pipe()
-    collected: list[bytes] = []
-    reader = play(lambda: collected.extend(iter(lambda: os.read(read, 65536), b"")))
+    reader = play(lambda: out.extend(iter(lambda: os.read(read, 65536), b"")))
     try:
-        return session.run(START, None, write, NULL).code, b"".join(collected)
+        return session.run(START, None, write, NULL).code
     finally:
         os.close(write)
         reader.join(5)
         os.close(read)
         thread.join(5)
-        pair_output.append(b"".join(collected))
-
-
-pair_output: list[bytes] = []
 
 
 def test_a_plain_run(pair: tuple[Session, Guest]) -> None:
     data = frame(Kind.DATA, 1, b"hello\n") + frame(Kind.EOF, 1) + frame(Kind.EOF, 2) + EXIT_3
-    code, _ = answer(pair, data)
-    assert (code, pair_output[-1]) == (3, b"hello\n")
+    out: list[bytes] = []
+    assert (answer(pair, out, data), b"".join(out)) == (3, b"hello\n")
 
 
 def test_frames_cut_into_single_bytes(pair: tuple[Session, Guest]) -> None:
     data = frame(Kind.DATA, 1, b"slow\n") + EXIT_3
-    code, _ = answer(pair, *(data[i : i + 1] for i in range(len(data))))
-    assert (code, pair_output[-1]) == (3, b"slow\n")
+    out: list[bytes] = []
+    code = answer(pair, out, *(data[i : i + 1] for i in range(len(data))))
+    assert (code, b"".join(out)) == (3, b"slow\n")
 
 
 @pytest.mark.parametrize(
@@ -159,7 +155,7 @@ def test_frames_cut_into_single_bytes(pair: tuple[Session, Guest]) -> None:
 )
 def test_what_breaks_the_protocol(pair: tuple[Session, Guest], data: bytes, message: str) -> None:
     with pytest.raises(StreamError, match=message):
-        answer(pair, data)
+        answer(pair, [], data)
     with pytest.raises(StreamError, match="no session"):
         pair[0].run(START, None, NULL, NULL)
 
@@ -186,10 +182,11 @@ def test_a_flood_beyond_the_credit_ends_the_run(pair: tuple[Session, Guest]) -> 
 
 
 def test_death_mid_run_is_named_and_the_last_words_are_written(pair: tuple[Session, Guest]) -> None:
+    out: list[bytes] = []
     begin = time.monotonic()
     with pytest.raises(GuestDied):
-        answer(pair, frame(Kind.DATA, 1, b"last words"), close=True)
-    assert pair_output[-1] == b"last words"
+        answer(pair, out, frame(Kind.DATA, 1, b"last words"), close=True)
+    assert b"".join(out) == b"last words"
     assert time.monotonic() - begin < 3
 
 
