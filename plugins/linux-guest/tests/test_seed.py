@@ -1,0 +1,114 @@
+"""The seed as a guest would read it, and as a resource."""
+
+from __future__ import annotations
+
+import os
+import stat
+from io import BytesIO
+from pathlib import Path
+
+import pycdlib
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vtorque_core.api_node import HostFault
+from vtorque_linux_guest import bundle
+from vtorque_linux_guest.seed import Seed, iso
+from vtorque_linux_guest.settings import Settings
+from vtorque_linux_guest.testing_guests import ROCKY
+
+NAMES = st.text("abcdefghijklmnopqrstuvwxyz0123456789.-_", min_size=1, max_size=40).filter(
+    lambda n: n.strip(".")
+)
+CONTENT = st.one_of(st.binary(max_size=5000), st.sampled_from([b"", b"x" * 2048, b"y" * 2049]))
+
+
+def read(image: bytes, path: str, kind: str) -> bytes:
+    opened = pycdlib.PyCdlib()
+    opened.open_fp(BytesIO(image))
+    out = BytesIO()
+    opened.get_file_from_iso_fp(out, **{kind: f"/{path}"})
+    opened.close()
+    return out.getvalue()
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.dictionaries(NAMES, CONTENT, max_size=8), st.dictionaries(NAMES, CONTENT, max_size=8))
+def test_every_file_reads_back_under_both_name_systems(top: dict, inner: dict) -> None:
+    files = dict(top) | {f"vtorque-dir/files/{name}": data for name, data in inner.items()}
+    files.pop("vtorque-dir", None)
+    image = iso(files)
+    for path, content in files.items():
+        assert read(image, path, "rr_path") == content
+        assert read(image, path, "joliet_path") == content
+
+
+def test_label_is_what_nocloud_looks_for_and_only_root_can_read() -> None:
+    opened = pycdlib.PyCdlib()
+    opened.open_fp(BytesIO(iso({"user-data": b"x", "vtorque/setup.sh": b"y"})))
+    assert opened.pvd.volume_identifier.rstrip() == b"cidata"
+    assert opened.joliet_vd.volume_identifier.decode("utf-16-be").rstrip() == "cidata"
+    for path, mode in (
+        ("/user-data", 0o100600),
+        ("/vtorque", 0o040700),
+        ("/vtorque/setup.sh", 0o100600),
+    ):
+        assert opened.get_record(rr_path=path).rock_ridge.get_file_mode() == mode
+    opened.close()
+
+
+def test_a_name_too_long_for_joliet_is_an_error() -> None:
+    with pytest.raises(HostFault, match="64 characters"):
+        iso({"n" * 65: b""})
+
+
+def test_seed_of_a_cloud_guest_has_both_parts(plan, tmp_path: Path) -> None:
+    agent = tmp_path / "agent.x86_64"
+    agent.write_bytes(b"\x7fELF the agent")
+    files = bundle.seed_files(plan(image=ROCKY), [], Settings(agent=str(tmp_path / "agent.{arch}")))
+    image = iso(files)
+    assert read(image, "user-data", "joliet_path").startswith(b"#cloud-config\n")
+    assert read(image, "vtorque/vtorque-agent", "rr_path") == b"\x7fELF the agent"
+    assert {"meta-data", "network-config", "vtorque/agent.conf", "vtorque/setup.sh"} <= set(files)
+
+
+def test_missing_agent_names_image_path_and_key(plan) -> None:
+    with pytest.raises(HostFault, match=r"rocky9.*/nonexistent/agent.*\[plugin.linux-guest\]"):
+        bundle.seed_files(plan(image=ROCKY), [], Settings(agent="/nonexistent/agent"))
+
+
+def test_seed_of_a_micro_guest_has_nothing_for_cloud_init(plan) -> None:
+    files = bundle.seed_files(plan(), [], Settings(prologue="/nonexistent"))
+    assert all(path.startswith("vtorque/") for path in files)
+
+
+def test_create_makes_a_private_file_and_release_can_be_repeated(tmp_path: Path) -> None:
+    marker = tmp_path / "marker"
+    seed = Seed(str(tmp_path / "seed.iso"), os.geteuid(), str(marker), b"secret")
+    seed.create()
+    status = (tmp_path / "seed.iso").stat()
+    assert (stat.S_IMODE(status.st_mode), status.st_uid) == (0o400, os.geteuid())
+    assert (tmp_path / "seed.iso").read_bytes() == b"secret"
+    assert stat.S_IMODE(marker.stat().st_mode) == 0o444
+    Seed(seed.path, seed.owner, seed.marker).release()
+    seed.release()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_create_replaces_a_link_instead_of_writing_through_it(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"kept")
+    (tmp_path / "seed.iso").symlink_to(victim)
+    Seed(str(tmp_path / "seed.iso"), os.geteuid(), "", b"secret").create()
+    assert victim.read_bytes() == b"kept"
+    assert not (tmp_path / "seed.iso").is_symlink()
+
+
+def test_create_without_its_directory_is_a_host_fault(tmp_path: Path) -> None:
+    with pytest.raises(HostFault, match=r"seed: .*No such file"):
+        Seed(str(tmp_path / "gone/seed.iso"), 0, "", b"x").create()
+
+
+def test_contents_are_not_shown() -> None:
+    assert "secret" not in repr(Seed("/a", 0, "", b"secret"))

@@ -1,0 +1,386 @@
+"""setup.sh run by real shells below a directory that stands for the guest's root."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vtorque_core.api_context import (
+    EnvVar,
+    GuestDevice,
+    GuestFile,
+    KernelModule,
+    Mount,
+    Package,
+    RootCommand,
+)
+from vtorque_core.api_node import Address, HostFault, Refused
+from vtorque_linux_guest import setup_script
+from vtorque_linux_guest.settings import Settings, SiteScript
+from vtorque_linux_guest.testing_guests import (
+    AS_NOBODY,
+    DEBIAN,
+    MICRO,
+    PLAN,
+    ROCKY,
+    SHELLS,
+    USER,
+    FakeRoot,
+    fake_guest,
+)
+
+HOME = Mount("virtiofs", "home", "/home/alice")
+HOSTILE = ["'", '"', "\n", "$(touch /tmp/vtorque-pwned)", "`id`", "\\", "\\n", "%s", "*", "~", "!"]
+TEXT = st.lists(
+    st.one_of(
+        st.sampled_from(
+            [*HOSTILE, ";", "&", "|", "-", "--", " ", "\t", "\r", "#", "$HOME", "${R}"]
+        ),
+        st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)), max_size=4),
+    ),
+    max_size=8,
+).map("".join)
+
+
+def test_micro_guest_from_nothing(fake_root: FakeRoot, plan) -> None:
+    ran = fake_root.setup(plan(ntp=("10.0.0.123",)), [EnvVar("DISTRO", "SLG"), HOME])
+    assert (ran.code, ran.output) == (0, "")
+    assert ran.steps == (
+        "host name",
+        "network 10.86.0.16",
+        "time servers",
+        "user alice",
+        "hosts",
+        "environment",
+        "mount /home/alice",
+    )
+    assert fake_root.read("/proc/sys/kernel/hostname") == "vn1"
+    assert fake_root.read("/etc/hostname") == "vn1\n"
+    assert ran.called("ip") == [
+        ("link", "set", "dev", "eth0", "up"),
+        ("addr", "add", "10.86.0.16/16", "dev", "eth0"),
+        ("route", "add", "default", "via", "10.86.0.1", "dev", "eth0"),
+    ]
+    assert ran.called("ntpd") == [("-p", "10.0.0.123")]
+    assert fake_root.read("/etc/resolv.conf") == "nameserver 10.0.0.53\n"
+    assert "10.86.0.80 vn2\n" in fake_root.read("/etc/hosts")
+    home = str(fake_root.path / "home/alice")
+    assert ran.called("mount") == [("-t", "virtiofs", "-o", "rw,nosuid,nodev", "home", home)]
+    assert (fake_root.path / "home/alice").is_dir()
+    assert ran.called("chown") == []
+
+
+def test_users_and_groups_are_the_clusters_whatever_the_image_has(fake_root: FakeRoot) -> None:
+    assert fake_root.setup(PLAN, [HOME]).code == 0
+    assert fake_root.read("/etc/passwd") == (
+        "alice:x:1000:1000::/home/alice:/bin/sh\nroot:x:0:0:root:/root:/bin/sh\n"
+    )
+    assert fake_root.read("/etc/group") == "alice:x:1000:\nproj:x:2000:alice\nroot:x:0:\n"
+    assert fake_root.read("/etc/shadow") == "alice:*:::::::\n"
+    assert fake_root.mode("/etc/shadow") == 0o600
+
+
+def test_setup_can_be_repeated(fake_root: FakeRoot) -> None:
+    fake_root.setup(PLAN, [HOME])
+    first = fake_root.read("/etc/passwd"), fake_root.read("/etc/group")
+    assert fake_root.setup(PLAN, [HOME]).code == 0
+    assert (fake_root.read("/etc/passwd"), fake_root.read("/etc/group")) == first
+
+
+def test_a_login_shell_that_the_guest_lacks_becomes_sh(fake_root: FakeRoot, plan) -> None:
+    user = replace(USER, shell="/bin/zsh")  # noqa: S604
+    assert fake_root.setup(plan(user=user), [HOME]).code == 0
+    assert fake_root.read("/etc/passwd").startswith("alice:x:1000:1000::/home/alice:/bin/sh\n")
+
+
+def test_sudo_is_taken_away_where_there_is_sudo(fake_root: FakeRoot) -> None:
+    (fake_root.path / "etc/sudoers.d").mkdir()
+    assert fake_root.setup(PLAN, [HOME]).code == 0
+    assert fake_root.read("/etc/sudoers.d/zz-vtorque") == "#1000 ALL=(ALL:ALL) !ALL\n"
+    assert fake_root.mode("/etc/sudoers.d/zz-vtorque") == 0o440
+
+
+def test_without_a_home_share_the_home_is_the_guests_own(fake_root: FakeRoot, plan) -> None:
+    ran = fake_root.setup(plan(shares=()))
+    assert ran.called("chown") == [("1000:1000", str(fake_root.path / "home/alice"))]
+    assert fake_root.mode("/home/alice") == 0o700
+
+
+def test_dhcp(fake_root: FakeRoot, plan) -> None:
+    ran = fake_root.setup(plan(addresses=(Address("52:54:00:01:02:03"),)), [HOME])
+    script = str(fake_root.path / "run/vtorque/udhcpc.sh")
+    assert ran.called("udhcpc") == [("-i", "eth0", "-n", "-t", "10", "-T", "1", "-s", script)]
+    assert os.access(script, os.X_OK)
+
+
+def test_a_card_that_is_not_there_is_named(fake_root: FakeRoot, plan) -> None:
+    ran = fake_root.setup(plan(addresses=(Address("52:54:00:ff:ff:ff", "10.86.0.9"),)))
+    assert ran.code == 1
+    assert ran.steps[-1] == "network 10.86.0.9"
+    assert ran.output == "no network card has the address 52:54:00:ff:ff:ff\n"
+
+
+@pytest.mark.parametrize("shell", SHELLS, ids=["dash", "busybox"])
+@settings(max_examples=20, deadline=None)
+@given(
+    words=st.lists(TEXT, min_size=1, max_size=4),
+    value=TEXT,
+    content=st.binary(max_size=200),
+    name=TEXT.filter(lambda t: "/" not in t and t not in {"", ".", ".."} and len(t.encode()) < 200),
+)
+def test_hostile_values_arrive_as_they_are(
+    shell: list[str], words: list[str], value: str, content: bytes, name: str
+) -> None:
+    with fake_guest(shell) as root:
+        root.stub("a-tool")
+        path = f"/data/{name}"
+        items = [
+            RootCommand(("a-tool", *words)),
+            RootCommand(("a-tool", value), stage="boot"),
+            EnvVar("VALUE", value),
+            GuestFile(path, content, mode=0o640),
+            Mount("virtiofs", value, path + "-mount", readonly=True),
+            KernelModule("vhost", (value,)),
+            HOME,
+        ]
+        ran = root.setup(PLAN, items, prologue=[SiteScript(value, b"#!/bin/sh\nexit 0\n")])
+        assert (ran.code, ran.output) == (0, "")
+        assert ran.called("a-tool") == [(value,), tuple(words)]
+        assert ran.called("modprobe") == [("vhost", value)]
+        mount = ("-t", "virtiofs", "-o", "ro,nosuid,nodev", value, f"{root.path}{path}-mount")
+        assert mount in ran.called("mount")
+        assert (root.path / path[1:]).read_bytes() == content
+        profile = _escaped(root.path / "etc/profile.d/vtorque.sh")
+        shown = subprocess.run(
+            [*shell, "-c", f". '{profile}'; printf '%s' \"$VALUE\""],
+            capture_output=True,
+            check=True,
+            timeout=20,
+            **AS_NOBODY,
+        )
+        assert shown.stdout.decode() == value
+    assert not Path("/tmp/vtorque-pwned").exists()
+
+
+def _escaped(path: Path) -> str:
+    return str(path).replace("'", "'\\''")
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        GuestFile("relative", b""),
+        GuestFile("/a/../../etc/shadow", b""),
+        EnvVar("A=B", "x"),
+        EnvVar("$(id)", "x"),
+        RootCommand(("a\0b",)),
+        RootCommand(()),
+        GuestDevice("../mem", "/dev/x"),
+        GuestDevice("/etc/passwd", "/dev/x"),
+        Mount("virtiofs", "x", "not/absolute"),
+    ],
+)
+def test_what_no_guest_can_have_is_refused_before_it_boots(item: object) -> None:
+    with pytest.raises(HostFault):
+        setup_script.build(PLAN, [item], Settings())
+
+
+def test_a_user_that_passwd_cannot_hold() -> None:
+    user = replace(USER, groups=(("alice", 1000), ("a:b\nroot", 0)))
+    with pytest.raises(HostFault, match="passwd or group"):
+        setup_script.build(replace(PLAN, user=user), [], Settings())
+
+
+def test_a_failed_command_ends_the_setup_with_its_words(fake_root: FakeRoot) -> None:
+    fake_root.stub("rdma", "#!/bin/sh\necho 'link add: no such device' >&2\nexit 3\n")
+    fake_root.stub("never")
+    ran = fake_root.setup(PLAN, [HOME, RootCommand(("rdma", "link")), RootCommand(("never",))])
+    assert ran.code == 1
+    assert ran.steps[-1] == "command rdma link"
+    assert ran.output == "link add: no such device\nrdma: exit code 3\n"
+    assert ran.called("never") == []
+
+
+def test_output_of_earlier_steps_is_not_in_the_reason(fake_root: FakeRoot) -> None:
+    fake_root.stub("noisy", "#!/bin/sh\necho noise\n")
+    ran = fake_root.setup(PLAN, [HOME, RootCommand(("noisy",)), RootCommand(("not-there",))])
+    assert ran.code != 0
+    assert "not-there" in ran.output
+    assert "noise" not in ran.output
+
+
+def test_a_failed_mount_names_its_target(fake_root: FakeRoot) -> None:
+    fake_root.stub("mount", "#!/bin/sh\necho 'mount: tag not found' >&2\nexit 32\n")
+    ran = fake_root.setup(PLAN, [HOME])
+    assert (ran.code, ran.steps[-1]) == (1, "mount /home/alice")
+    assert ran.output == "mount: tag not found\nmount: exit code 32\n"
+
+
+def test_a_daemon_does_not_hold_the_agents_pipes(fake_root: FakeRoot) -> None:
+    held = "[ ! -e /proc/$$/fd/3 ] && [ ! -e /proc/$$/fd/4 ]"
+    fake_root.stub("daemon", f"#!/bin/sh\n{held} || exit 9\nsleep 5 &\n")
+    before = time.monotonic()
+    assert fake_root.setup(PLAN, [HOME, RootCommand(("daemon",))]).code == 0
+    assert time.monotonic() - before < 4  # stdout's end was not waited for
+
+
+def test_order_of_stages(fake_root: FakeRoot) -> None:
+    for name in ("early", "late"):
+        fake_root.stub(name)
+    items = [
+        RootCommand(("late",)),
+        Mount("virtiofs", "sub", "/home/alice/sub"),
+        HOME,
+        KernelModule("ib_core"),
+        RootCommand(("early",), stage="boot"),
+    ]
+    ran = fake_root.setup(PLAN, items, prologue=[SiteScript("10-check", b"#!/bin/sh\n")])
+    assert ran.steps[-6:] == (
+        "kernel module ib_core",
+        "command early",
+        "mount /home/alice",
+        "mount /home/alice/sub",
+        "site prologue 10-check",
+        "command late",
+    )
+
+
+def test_disk_is_found_by_its_serial(fake_root: FakeRoot) -> None:
+    fake_root.write("/sys/block/vda/serial", "vtseed")
+    fake_root.write("/sys/block/vdb/serial", "vtdata")
+    ran = fake_root.setup(PLAN, [HOME, Mount("disk", "vtdata", "/data")])
+    assert ran.called("mount")[0] == (
+        "-o",
+        "rw,nosuid,nodev",
+        str(fake_root.path / "dev/vdb"),
+        str(fake_root.path / "data"),
+    )
+    ran = fake_root.setup(PLAN, [HOME, Mount("disk", "other", "/data")])
+    assert ran.output == "no disk has the serial other\n"
+
+
+def test_devices_in_the_order_of_their_numbers(fake_root: FakeRoot) -> None:
+    for number in (0, 2, 10):
+        fake_root.write(f"/dev/infiniband/uverbs{number}", "")
+    items = [
+        HOME,
+        GuestDevice("infiniband/uverbs*", "/dev/vtorque/second", nth=1),
+        GuestDevice("infiniband/uverbs*", "/dev/vtorque/third", nth=2, owner="root"),
+    ]
+    ran = fake_root.setup(PLAN, items)
+    assert ran.code == 0, ran.output
+    links = {n: str((fake_root.path / "dev/vtorque" / n).readlink()) for n in ("second", "third")}
+    devices = fake_root.path / "dev/infiniband"
+    assert links == {"second": str(devices / "uverbs2"), "third": str(devices / "uverbs10")}
+    assert ran.called("chown") == [
+        ("1000:1000", str(devices / "uverbs2")),
+        ("0:0", str(devices / "uverbs10")),
+    ]
+
+
+def test_a_missing_device_is_named(fake_root: FakeRoot) -> None:
+    fake_root.stub("sleep")
+    ran = fake_root.setup(PLAN, [HOME, GuestDevice("infiniband/uverbs*", "/dev/x")])
+    assert ran.code == 1
+    assert ran.output == "no device 0 (from 0) of /dev/infiniband/uverbs* after 10 s\n"
+
+
+def test_prologue_runs_with_the_jobs_facts_and_fails_the_start(fake_root: FakeRoot) -> None:
+    text = b'#!/bin/sh\necho "$VTORQUE_JOBID $VTORQUE_USER $VTORQUE_RANK"\nexit 5\n'
+    ran = fake_root.setup(PLAN, [HOME], prologue=[SiteScript("20-gpu", text)])
+    assert ran.steps[-1] == "site prologue 20-gpu"
+    assert ran.output.startswith("42.srv alice 0\n")
+    assert ran.output.endswith("000: exit code 5\n")
+
+
+@pytest.mark.parametrize("code", [0, 7])
+def test_epilogue_waits_for_the_user_and_tells_its_code(fake_root: FakeRoot, code: int) -> None:
+    done = fake_root.path.parent / "done"
+    scripts = [
+        SiteScript("first", f"#!/bin/sh\necho 'one\ntwo'\ntouch '{done}'\nexit {code}\n".encode()),
+        SiteScript("second", b"#!/bin/sh\nprintf 'not run after a failure'\n"),
+    ]
+    assert fake_root.setup(PLAN, [HOME], epilogue=scripts).code == 0
+    assert not done.exists()
+    client = fake_root.read("/usr/lib/vtorque/site-epilogue")
+    pipes = _escaped(fake_root.path / "run/vtorque-epilogue")
+    asked = subprocess.run(
+        [*fake_root.shell, "-c", client.replace("/run/vtorque-epilogue", f"'{pipes}'")],
+        capture_output=True,
+        timeout=20,
+        check=False,
+        **AS_NOBODY,
+    )
+    assert asked.returncode == code
+    more = "" if code else "not run after a failure\n"
+    assert asked.stdout.decode() == f"one\ntwo\n{more}"
+    assert done.exists()
+
+
+def test_packages_only_what_is_missing(fake_root: FakeRoot, plan) -> None:
+    fake_root.stub(
+        "dpkg-query",
+        '#!/bin/sh\nfor name; do :; done\n[ "$name" = htop ] && echo "install ok installed"\n',
+    )
+    fake_root.stub("apt-get")
+    items = [HOME, Package("numactl", "debian"), Package("numactl-rpm", "redhat")]
+    ran = fake_root.setup(
+        plan(image=DEBIAN), items, settings=Settings(packages_debian=("htop", "g++"))
+    )
+    assert ran.code == 0, ran.output
+    assert "packages" in ran.steps
+    assert [call[-2:] for call in ran.called("apt-get")] == [
+        ("DPkg::Lock::Timeout=120", "update"),
+        ("g++", "numactl"),
+    ]
+
+
+def test_packages_redhat(fake_root: FakeRoot, plan) -> None:
+    fake_root.stub("rpm", "#!/bin/sh\nexit 1\n")
+    fake_root.stub("dnf")
+    ran = fake_root.setup(
+        plan(image=ROCKY),
+        [HOME, Package("numactl", "redhat")],
+        settings=Settings(security_updates=True),
+    )
+    assert ran.called("dnf") == [
+        ("-q", "-y", "install", "numactl"),
+        ("-q", "-y", "upgrade", "--security"),
+    ]
+
+
+@pytest.mark.parametrize("image", [MICRO, replace(ROCKY, distro="gentoo")])
+def test_packages_are_refused_where_there_is_no_way(plan, image) -> None:
+    with pytest.raises(Refused, match=rf"package numactl .* image {image.name}"):
+        setup_script.build(plan(image=image), [Package("numactl", "debian")], Settings())
+
+
+def test_nfs_is_refused_in_micro(plan) -> None:
+    with pytest.raises(Refused, match="no NFS client"):
+        setup_script.build(plan(), [Mount("nfs", "srv:/x", "/x")], Settings())
+
+
+def test_ssh_of_a_cloud_guest(fake_root: FakeRoot, plan) -> None:
+    fake_root.write("/etc/ssh/sshd_config", "PasswordAuthentication yes\n")
+    ran = fake_root.setup(plan(image=DEBIAN), [HOME])
+    assert ran.code == 0, ran.output
+    sshd = fake_root.read("/etc/ssh/sshd_config")
+    assert sshd.index("PasswordAuthentication no") < sshd.index("PasswordAuthentication yes")
+    assert "PermitRootLogin no\n" in sshd
+    own = "/etc/vtorque/ssh/alice"
+    assert fake_root.mode(f"{own}/id_ed25519") == 0o600
+    assert ("1000:1000", str(fake_root.path) + f"{own}/id_ed25519") in ran.called("chown")
+    assert fake_root.read("/etc/ssh/ssh_known_hosts").startswith("vn1,10.86.0.16 ssh-ed25519 ")
+    config = fake_root.read("/etc/ssh/ssh_config.d/50-vtorque.conf")
+    assert config.startswith("Host vn1 10.86.0.16 vn2 10.86.0.80\n")
+    assert "StrictHostKeyChecking yes" in config
+    assert ("try-restart", "ssh.service") in ran.called("systemctl")
+    assert not any(re.search("host name|network", s) for s in ran.steps)

@@ -1,0 +1,1 @@
+"""vTorque guest type for Linux: cloud-init and micro images, the stream agent, image builders."""

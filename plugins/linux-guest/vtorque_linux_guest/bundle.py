@@ -1,0 +1,77 @@
+"""Everything that one guest's seed holds. Root on the node; the contract is in doc/guests.md."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from vtorque_core.api_context import ContextItem, Mount
+from vtorque_core.api_node import GuestPlan, HostFault
+from vtorque_linux_guest import cloudinit, contents, setup_script
+from vtorque_linux_guest.families import boots_micro, has_agent
+from vtorque_linux_guest.settings import Settings, site_scripts
+
+STATUS_PORT = "org.vtorque.status"
+RUN_PORT = "org.vtorque.run"
+
+
+def seed_files(
+    guest: GuestPlan, items: Sequence[ContextItem], settings: Settings
+) -> dict[str, bytes]:
+    """Return path on the seed to content. Raises Refused and HostFault (see setup_script.build)."""
+    setup = setup_script.build(
+        guest,
+        items,
+        settings,
+        prologue=site_scripts(settings.prologue),
+        epilogue=site_scripts(settings.epilogue),
+    )
+    found = {f"vtorque/{path}": content for path, content in setup.items()}
+    found["vtorque/agent.conf"] = agent_conf(guest, items)
+    if boots_micro(guest.image):
+        return found
+    found["user-data"] = cloudinit.user_data(guest)
+    found["meta-data"] = cloudinit.meta_data(guest)
+    found["network-config"] = cloudinit.network_config(guest)
+    if not has_agent(guest.image):
+        found["vtorque/vtorque-agent"] = _agent_binary(guest, settings)
+    return found
+
+
+def agent_conf(guest: GuestPlan, items: Sequence[ContextItem]) -> bytes:
+    """Return the agent's configuration (doc/stream.md): who runs jobs, and where.
+
+    The agent syncs before it reports a job's end where a file system is the guest's own business:
+    virtiofs has nothing to flush once a file is closed, and the root disk is thrown away.
+    """
+    user = guest.user
+    own = any(isinstance(item, Mount) and item.kind != "virtiofs" for item in items)
+    values = {
+        "user": user.name,
+        "uid": str(user.uid),
+        "gid": str(user.gid),
+        "groups": ",".join(str(gid) for gid in dict.fromkeys(gid for _, gid in user.groups)),
+        "home": contents.guest_home(guest),
+        "shell": user.shell,
+        "status": f"port:{STATUS_PORT}",
+        "run": f"port:{RUN_PORT}",
+        "spool": contents.SPOOL,
+        "setup": "/run/vtorque/setup.sh",
+        "sync": str(int(own)),
+    }
+    for key, value in values.items():
+        if any(c in value for c in "\n\0"):
+            raise HostFault(f"{key} {value!r} of the job's user cannot be told to a guest")
+    text = "".join(f"{key}={value}\n" for key, value in values.items())
+    return text.encode("utf-8", "surrogateescape")
+
+
+def _agent_binary(guest: GuestPlan, settings: Settings) -> bytes:
+    path = Path(settings.agent.replace("{arch}", guest.image.arch))
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise HostFault(
+            f"image {guest.image.name} has no agent (label agent=builtin) and {path} cannot be "
+            f"read: {error.strerror}; set agent in [plugin.linux-guest]"
+        ) from None

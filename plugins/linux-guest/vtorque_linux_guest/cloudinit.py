@@ -1,0 +1,119 @@
+"""What cloud-init reads from the seed: user-data, meta-data and network-config (NoCloud).
+
+JSON is YAML (YAML 1.2, 1.3), so the standard library writes it and no value needs quoting by hand.
+Keys: cloud-init's schema-cloud-config-v1.json (22.4), which a test checks against; network-config
+version 1, which all its renderers know. Pure.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from importlib.resources import files
+from typing import Any
+
+from vtorque_core.api_node import Address, GuestPlan
+from vtorque_linux_guest import keys
+from vtorque_linux_guest.families import DEBIAN, family, has_agent
+
+START = "/usr/lib/vtorque/vtorque-start"
+UNIT = "/etc/systemd/system/vtorque-agent.service"
+
+
+def start_script() -> str:
+    """Return the script that takes the job's data off the seed and becomes the agent."""
+    return files("vtorque_linux_guest").joinpath("guest", "vtorque-start").read_text("utf-8")
+
+
+def agent_unit() -> str:
+    """Return the systemd unit that runs :func:`start_script` (systemd.service(5))."""
+    return (
+        files("vtorque_linux_guest").joinpath("guest", "vtorque-agent.service").read_text("utf-8")
+    )
+
+
+def user_data(guest: GuestPlan) -> bytes:
+    """Return the cloud-config: host name, host key, time servers, and how the agent starts.
+
+    The job's user is setup.sh's matter: cloud-init cannot give a group its gid, and refuses names
+    that the cluster may have.
+    """
+    key = keys.host_key(guest.secret, guest.hostname)
+    data: dict[str, Any] = {
+        "hostname": guest.hostname,
+        "preserve_hostname": False,
+        "manage_etc_hosts": False,
+        # An explicit list without "default": the image's default user, who has sudo, is not made.
+        "users": [{"name": "root", "lock_passwd": True}],
+        "disable_root": True,
+        "ssh_pwauth": False,
+        "ssh_deletekeys": True,
+        "ssh_keys": {"ed25519_private": key.private, "ed25519_public": key.public},
+        "ssh_publish_hostkeys": {"enabled": False},
+        "no_ssh_fingerprints": True,
+        "package_update": False,
+        "package_upgrade": False,
+    }
+    if family(guest.image) == DEBIAN:
+        data["apt"] = {"preserve_sources_list": True}
+    if guest.ntp:
+        data["ntp"] = {"enabled": True, "servers": list(dict.fromkeys(guest.ntp))}
+    if not has_agent(guest.image):
+        data |= _bring_agent()
+    return b"#cloud-config\n" + _json(data)
+
+
+def _bring_agent() -> dict[str, Any]:
+    """Any cloud image becomes a guest: the seed has the agent, this has what starts it."""
+    return {
+        "write_files": [
+            {"path": START, "content": start_script(), "permissions": "0755"},
+            {"path": UNIT, "content": agent_unit(), "permissions": "0644"},
+        ],
+        "runcmd": [
+            ["systemctl", "daemon-reload"],
+            ["systemctl", "start", "--no-block", "vtorque-agent.service"],
+        ],
+    }
+
+
+def meta_data(guest: GuestPlan) -> bytes:
+    """Return meta-data. An instance-id used before with another MAC leaves a guest offline.
+
+    The guest's name has job id, attempt, node and index in it, so no two guests share one.
+    """
+    return _json(
+        {
+            "instance-id": f"{guest.name}-{guest.attempt}",
+            "local-hostname": guest.hostname,
+        }
+    )
+
+
+def network_config(guest: GuestPlan) -> bytes:
+    """Return network-config, version 1: one interface per NIC, found by its MAC."""
+    config: list[dict[str, Any]] | str = [
+        {
+            "type": "physical",
+            "name": f"eth{number}",
+            "mac_address": address.mac.lower(),
+            "subnets": [_subnet(address)],
+        }
+        for number, address in enumerate(guest.addresses)
+    ]
+    return _json({"version": 1, "config": config or "disabled"})
+
+
+def _subnet(address: Address) -> dict[str, Any]:
+    if address.ip is None:
+        return {"type": "dhcp4"}
+    subnet: dict[str, Any] = {"type": "static", "address": f"{address.ip}/{address.prefix}"}
+    if address.gateway:
+        subnet["gateway"] = address.gateway
+    if address.dns:
+        subnet["dns_nameservers"] = list(address.dns)
+    return subnet
+
+
+def _json(data: Mapping[str, Any]) -> bytes:
+    return json.dumps(data, indent=1, sort_keys=True).encode() + b"\n"

@@ -1,0 +1,171 @@
+"""Texts of the files that every guest gets: users, hosts, ssh, the environment of login shells.
+
+Pure. Nothing here is interpreted by a shell in the guest except what ``environment_text`` quotes.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Mapping
+from pathlib import PurePosixPath
+
+from vtorque_core.api_node import GuestPlan, HostFault, JobUser
+from vtorque_linux_guest import keys
+
+SPOOL = "/var/spool/vtorque"
+"""Where the agent puts the job's script; root's, so that only the files are the user's."""
+
+ENVIRONMENT = ".vtorque-environment"
+"""The file in the spool with the running job's environment, for login shells."""
+
+HOME_SHARE = "home"
+"""The name of the share (``[shares.home]``) that is the user's home."""
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+
+# Names that belong to a login session or to the shell itself, not to the job.
+_SESSION = frozenset(
+    {
+        *("HOME", "USER", "LOGNAME", "SHELL", "MAIL", "PATH", "PWD", "OLDPWD", "TERM", "TMOUT"),
+        *("DISPLAY", "XAUTHORITY", "IFS", "PS1", "PS2", "PS4", "OPTIND", "ENV", "BASH_ENV", "_"),
+        *("SHLVL", "UID", "EUID", "PPID", "GROUPS", "SHELLOPTS", "BASHOPTS", "BASH_VERSINFO"),
+        "POSIXLY_CORRECT",
+    }
+)
+
+
+def guest_home(guest: GuestPlan) -> str:
+    """Return the user's home inside the guest."""
+    for share in guest.shares:
+        if share.name == HOME_SHARE:
+            return share.target
+    return f"/home/{guest.user.name}"
+
+
+def passwd_line(user: JobUser, home: str, shell: str) -> str:
+    """Return the user's line of passwd(5). Raises HostFault for what that format cannot hold."""
+    parts = (user.name, "x", str(user.uid), str(user.gid), "", home, shell)
+    return ":".join(field_text(p) for p in parts) + "\n"
+
+
+def shadow_line(user: JobUser) -> str:
+    """Return the user's line of shadow(5): no password matches ``*``, keys still do (sshd(8))."""
+    return f"{field_text(user.name)}:*:::::::\n"
+
+
+def group_lines(user: JobUser) -> str:
+    """Return lines of group(5) for all the user's groups, primary first."""
+    return "".join(
+        f"{field_text(name)}:x:{gid}:{'' if gid == user.gid else user.name}\n"
+        for name, gid in user.groups
+    )
+
+
+def field_text(value: str) -> str:
+    """Return a field of a colon-separated file. Raises HostFault for what would break the line."""
+    if any(c in value for c in ":\n\r\0"):
+        raise HostFault(f"user database: {value!r} cannot stand in a guest's passwd or group file")
+    return value
+
+
+def hosts_text(guest: GuestPlan) -> str:
+    """Return hosts(5): this guest, all others of the job."""
+    lines = ["127.0.0.1 localhost", "::1 localhost ip6-localhost ip6-loopback"]
+    lines += [f"{ip} {name}" for name, ip in guest.peers if ip]
+    if guest.hostname not in {name for name, ip in guest.peers if ip}:
+        lines.append(f"127.0.1.1 {guest.hostname}")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def resolv_text(guest: GuestPlan) -> str:
+    """Return resolv.conf(5), empty if the site names no server."""
+    servers = dict.fromkeys(s for address in guest.addresses for s in address.dns)
+    return "".join(f"nameserver {s}\n" for s in servers)
+
+
+def job_environment_text(variables: Mapping[str, str]) -> str:
+    """Return shell lines that export the job's variables, for its user's login shells.
+
+    Names that are no identifiers (``BASH_FUNC_x%%``) or belong to a login session are left out.
+    """
+    return environment_text(
+        {
+            name: value
+            for name, value in variables.items()
+            if _NAME.fullmatch(name) and name not in _SESSION and "\0" not in value
+        }
+    )
+
+
+def environment_text(variables: Mapping[str, str]) -> str:
+    """Return shell lines that export these variables with exactly these values.
+
+    Raises HostFault for a name that is no identifier (POSIX, 3.216 Name).
+    """
+    for name, value in variables.items():
+        if not _NAME.fullmatch(name) or "\0" in value:
+            raise HostFault(f"{name!r} cannot be an environment variable of a guest")
+    return "".join(
+        f"export {name}={shlex.quote(value)}\n" for name, value in sorted(variables.items())
+    )
+
+
+def profile_text(uid: int, variables: Mapping[str, str]) -> str:
+    """Return /etc/profile.d/vtorque.sh: what the site sets, then the running job's environment.
+
+    The second file is the job user's own: nobody else's shell reads it, root's least of all.
+    """
+    path = f"{SPOOL}/{ENVIRONMENT}"
+    return (
+        environment_text(variables)
+        + f'if [ "$(id -u)" = {uid} ] && [ -r {path} ]; then . {path}; fi\n'
+    )
+
+
+def sudoers_text(uid: int) -> str:
+    """Return a sudoers(5) rule that takes sudo from the job's user, whatever groups they are in."""
+    return f"#{uid} ALL=(ALL:ALL) !ALL\n"
+
+
+def sshd_text() -> str:
+    """Return sshd_config(5) lines that come first, so that the image's cannot override them."""
+    return (
+        "# vTorque: the job's user with the job's key, nobody else, nothing else\n"
+        f"AuthorizedKeysFile {keys_directory('%u')}/authorized_keys\n"
+        "PermitRootLogin no\n"
+        "PasswordAuthentication no\n"
+        "PermitEmptyPasswords no\n"
+        "ChallengeResponseAuthentication no\n"
+    )
+
+
+def ssh_text(guest: GuestPlan) -> str:
+    """Return ssh_config(5) lines: between the job's guests with the job's key, hosts checked."""
+    names = dict.fromkeys(word for peer in _peers(guest) for word in peer if word)
+    return (
+        f"Host {' '.join(names)}\n"
+        f"    IdentityFile {keys_directory('%u')}/id_ed25519\n"
+        "    StrictHostKeyChecking yes\n"
+    )
+
+
+def ssh_files(guest: GuestPlan) -> Iterable[tuple[str, str, int, bool]]:
+    """Return (path, text, mode, whether the job's user owns it) of all that ssh needs."""
+    own = keys_directory(guest.user.name)
+    known = keys.known_hosts(guest.secret, _peers(guest))
+    yield f"{own}/authorized_keys", keys.authorized_keys(guest.secret), 0o644, False
+    yield f"{own}/id_ed25519", keys.user_key(guest.secret).private, 0o600, True
+    yield "/etc/ssh/ssh_known_hosts", known, 0o644, False
+    yield "/etc/ssh/ssh_config.d/50-vtorque.conf", ssh_text(guest), 0o644, False
+
+
+def keys_directory(user: str) -> str:
+    """Return where a user's job keys are: not in ~/.ssh, which is the shared home."""
+    return str(PurePosixPath("/etc/vtorque/ssh") / user)
+
+
+def _peers(guest: GuestPlan) -> tuple[tuple[str, str], ...]:
+    if guest.hostname in {name for name, _ in guest.peers}:
+        return guest.peers
+    return (*guest.peers, (guest.hostname, ""))

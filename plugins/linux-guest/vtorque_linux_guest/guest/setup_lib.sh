@@ -1,0 +1,200 @@
+# The functions of every guest's setup.sh: POSIX sh, and no more than busybox has.
+# The agent runs the script as root; it reads steps on fd 3 and shows the output of a failed one.
+# Before this text R is set: a prefix of all paths, empty in a guest.
+
+set -eu
+umask 022
+export LC_ALL=C
+D=$R/run/vtorque
+LOG=$D/setup.log
+NL='
+'
+exec 4>&1
+
+# What was said in the step that failed is all that the agent gets to show.
+ended() {
+    code=$?
+    trap - EXIT
+    if [ "$code" -ne 0 ]; then
+        exec >&4
+        if [ -s "$LOG" ]; then tail -c 1800 "$LOG"; else echo "exit code $code"; fi
+    fi
+    exit "$code"
+}
+trap ended EXIT
+
+step() {
+    printf 'STEP %s\n' "$1" >&3
+    exec >"$LOG" 2>&1
+}
+
+fail() {
+    printf '%s\n' "$1"
+    exit 1
+}
+
+# A command as given, apart from the agent's pipes: a daemon that it starts must not hold them.
+run() {
+    "$@" </dev/null 3>&- 4>&- || fail "$1: exit code $?"
+}
+
+folder() {
+    if [ ! -d "$1" ]; then mkdir -p "$1"; fi
+}
+
+# number on the seed, path, mode, owner. Few processes: each costs 10 ms in an emulated guest.
+put() {
+    folder "${2%/*}"
+    if [ -e "$2" ] || [ -h "$2" ]; then rm -f "$2"; fi
+    if [ "$3" = 0644 ]; then
+        cat "$D/files/$1" >"$2"
+    else
+        (umask 077 && cat "$D/files/$1" >"$2")
+    fi
+    if [ "$4" != 0:0 ]; then chown "$4" "$2"; fi
+    if [ "$3" != 0644 ]; then chmod "$3" "$2"; fi
+    label "$2"
+}
+
+# SELinux types of what was written, where the guest has SELinux.
+label() {
+    if command -v restorecon >/dev/null; then restorecon -F "$1"; fi
+}
+
+# Puts lines of passwd(5), shadow(5) or group(5) first and drops older ones of the same name: the
+# job's ids are the cluster's, whatever the image has. The file stays the same one (SELinux).
+ids() {
+    names=:
+    kept=
+    while IFS= read -r line; do
+        names=$names${line%%:*}:
+        kept=$kept$line$NL
+    done <"$1"
+    if [ -e "$2" ]; then
+        while IFS= read -r line || [ -n "$line" ]; do
+            case $names in
+            *":${line%%:*}:"*) ;;
+            *) kept=$kept$line$NL ;;
+            esac
+        done <"$2"
+        printf %s "$kept" >"$2"
+    else
+        (umask "$3" && printf %s "$kept" >"$2")
+    fi
+}
+
+# MAC; sets NIC
+find_nic() {
+    NIC=
+    for at in "$R"/sys/class/net/*/address; do
+        found=
+        if [ -r "$at" ]; then read -r found <"$at" || :; fi
+        if [ "$found" = "$1" ]; then
+            NIC=${at%/address}
+            NIC=${NIC##*/}
+        fi
+    done
+    if [ -z "$NIC" ]; then fail "no network card has the address $1"; fi
+}
+
+# disk serial; sets DISK
+find_disk() {
+    DISK=
+    for at in "$R"/sys/block/*/serial; do
+        found=
+        if [ -r "$at" ]; then read -r found <"$at" || :; fi
+        if [ "$found" = "$1" ]; then
+            DISK=${at%/serial}
+            DISK=$R/dev/${DISK##*/}
+        fi
+    done
+    if [ -z "$DISK" ]; then fail "no disk has the serial $1"; fi
+}
+
+# glob below /dev, which one (from 0), link, owner. Devices may still be on their way.
+device() {
+    tries=0
+    while :; do
+        found=$(nth_device "$1" "$2")
+        if [ -n "$found" ]; then break; fi
+        tries=$((tries + 1))
+        if [ "$tries" -gt 50 ]; then fail "no device $2 (from 0) of /dev/$1 after 10 s"; fi
+        sleep 0.2
+    done
+    folder "${3%/*}"
+    ln -sfn "$found" "$3"
+    chown "$4" "$found"
+}
+
+# Shorter names first: uverbs2 comes before uverbs10. IFS: the glob is not split into words.
+nth_device() (
+    IFS=
+    for found in "$R/dev/"$1; do
+        if [ -e "$found" ]; then printf '%s %s\n' "${#found}" "$found"; fi
+    done | sort -k1,1n -k2 | sed -n "$(($2 + 1))s/^[0-9]* //p"
+)
+
+packages_debian() {
+    for name; do
+        shift
+        if ! dpkg-query -W -f '${Status}' "$name" 2>/dev/null | grep -q ' installed$'; then
+            set -- "$@" "$name"
+        fi
+    done
+    if [ $# -gt 0 ]; then
+        export DEBIAN_FRONTEND=noninteractive
+        run apt-get -q -o DPkg::Lock::Timeout=120 update
+        run apt-get -q -y -o DPkg::Lock::Timeout=120 --no-install-recommends install "$@"
+    fi
+}
+
+packages_redhat() {
+    for name; do
+        shift
+        if ! rpm -q --quiet "$name"; then set -- "$@" "$name"; fi
+    done
+    if [ $# -gt 0 ]; then run dnf -q -y install "$@"; fi
+}
+
+updates_debian() {
+    packages_debian unattended-upgrades
+    run unattended-upgrade
+}
+
+updates_redhat() {
+    run dnf -q -y upgrade --security
+}
+
+# sshd takes the first value that it finds for a keyword (sshd_config(5)), so ours go on top.
+ssh_settings() {
+    if [ ! -f "$R/etc/ssh/sshd_config" ]; then return 0; fi
+    cat "$D/files/$1" "$R/etc/ssh/sshd_config" >"$D/sshd_config"
+    cat "$D/sshd_config" >"$R/etc/ssh/sshd_config"
+    if ! command -v systemctl >/dev/null; then return 0; fi
+    for name in ssh sshd; do
+        if systemctl cat "$name.service" >/dev/null 2>&1; then
+            run systemctl try-restart "$name.service"
+            return 0
+        fi
+    done
+}
+
+# Runs the admin's epilogue when the job's user asks for it, once; what it says and its exit code
+# go back through the second pipe. The user's client is /usr/lib/vtorque/site-epilogue.
+epilogue_waiter() {
+    mkdir -p "$R/run/vtorque-epilogue"
+    mkfifo -m 0620 "$R/run/vtorque-epilogue/ask"
+    mkfifo -m 0640 "$R/run/vtorque-epilogue/answer"
+    chown "0:$1" "$R/run/vtorque-epilogue/ask" "$R/run/vtorque-epilogue/answer"
+    (
+        read -r _ <"$R/run/vtorque-epilogue/ask" || :
+        rm -f "$R/run/vtorque-epilogue/ask"
+        exec >"$R/run/vtorque-epilogue/answer" 2>&1
+        code=0
+        for script in "$R"/usr/lib/vtorque/epilogue/*; do
+            "$script" || code=$?
+            if [ "$code" -ne 0 ]; then break; fi
+        done
+        printf '\n%s\n' "$code"
+    ) </dev/null >/dev/null 2>&1 3>&- 4>&- &
+}

@@ -1,0 +1,249 @@
+"""Run a job in a ready guest: the user's prologue, the script, the epilogues, and their signals.
+
+Runs in the job wrapper as the job's user, in the main thread (it sets signal handlers). The guest
+is hostile: everything that comes from it has been through :mod:`vtorque_linux_guest.stream`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import FrameType
+
+from vtorque_core.api_guest import GuestDied, ReadyGuest, Script, Streams
+from vtorque_linux_guest.contents import ENVIRONMENT, job_environment_text
+from vtorque_linux_guest.setup_script import EPILOGUE_CLIENT
+from vtorque_linux_guest.stream import (
+    BadStart,
+    Events,
+    FileArg,
+    GuestFileData,
+    Mode,
+    NotStarted,
+    Pty,
+    Session,
+    Start,
+    StreamError,
+)
+from vtorque_linux_guest.terminal import raw_terminal, terminal_size
+
+RUN_SOCKET = "run.sock"
+EPILOGUE_MARKER = "site-epilogue"
+EXIT_CANNOT_RUN = 126  # found, but cannot be run (POSIX sh, 2.8.2)
+EXIT_NOT_FOUND = 127
+HELLO_SECONDS = 60.0
+KILL_SECONDS = 10.0
+"""How long a killed job may take to be gone before its guest is given up."""
+
+FORWARDED = (
+    signal.SIGINT,
+    signal.SIGHUP,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGCONT,
+    signal.SIGTSTP,
+)
+
+
+def run(guest: ReadyGuest, script: Script, streams: Streams) -> int:
+    """Run the script, before it the user's prologue, after it their epilogue and the site's.
+
+    Returns the script's exit code (128+n for signal n), 126 or 127 if it cannot be run; a failed
+    prologue's code, with no script run; a failed epilogue's code if the script succeeded. After
+    TERM and ``script.grace`` seconds everything of the job is killed, epilogues included. Raises
+    GuestDied.
+    """
+    try:
+        with _connect(guest) as connection, _Ending(script.grace) as ending:
+            session = Session(connection)
+            session.hello(time.monotonic() + HELLO_SECONDS)
+            return _Job(guest, script, streams, session, ending).run()
+    except StreamError as error:
+        raise GuestDied(f"{guest.hostname}: {error}") from None
+
+
+class _Ending:
+    """Signals on their way into the guest; TERM starts the clock that ends in KILL."""
+
+    def __init__(self, grace: float) -> None:
+        self.events = Events()
+        self.terminated = False
+        self._grace = grace
+        self.killed = False
+        self._before: dict[int, object] = {}
+
+    def __enter__(self) -> _Ending:
+        for number in FORWARDED:
+            self._before[number] = signal.signal(number, self._forward)
+        self._before[signal.SIGTERM] = signal.signal(signal.SIGTERM, self._terminate)
+        self._before[signal.SIGALRM] = signal.signal(signal.SIGALRM, self._alarm)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+        self.events.close()
+
+    def _forward(self, number: int, _frame: FrameType | None) -> None:
+        self.events.signal(number)
+
+    def _terminate(self, number: int, _frame: FrameType | None) -> None:
+        self.events.signal(number)
+        if not self.terminated:
+            self.terminated = True
+            signal.setitimer(signal.ITIMER_REAL, max(self._grace, 0.001))
+
+    def _alarm(self, _number: int, _frame: FrameType | None) -> None:
+        if self.killed:
+            self.events.stop("the job was killed and did not end")
+            return
+        self.killed = True
+        self.events.signal(signal.SIGKILL)
+        signal.setitimer(signal.ITIMER_REAL, KILL_SECONDS)
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One job in its guest, and the session that its parts run in, one after another."""
+
+    guest: ReadyGuest
+    script: Script
+    streams: Streams
+    session: Session
+    ending: _Ending
+
+    def run(self) -> int:
+        """Run all parts; return the job's exit code."""
+        script = self.script
+        if script.prologue is not None:
+            code = self._start(self._user_script("vm_prologue", script.prologue), None)
+            if code != 0:
+                self._say(f"vm_prologue failed with exit code {code}; the job was not run")
+                return code
+        if self.ending.terminated:
+            return 128 + signal.SIGTERM
+        code = self._main()
+        if self.ending.killed:
+            return code  # no time is left for an epilogue
+        if script.epilogue is not None:
+            code = self._after(
+                "vm_epilogue", self._user_script("vm_epilogue", script.epilogue), code
+            )
+        if (self.guest.run_dir / EPILOGUE_MARKER).exists():
+            code = self._after("the site's epilogue", self._part((EPILOGUE_CLIENT,), cwd="/"), code)
+        return code
+
+    def _main(self) -> int:
+        script, streams = self.script, self.streams
+        pty = None
+        if streams.terminal and streams.stdin is not None:
+            rows, columns = terminal_size(streams.stdin)
+            pty = Pty(script.environ.get("TERM", "dumb"), rows, columns)
+        if script.interactive:
+            start = self._part((), mode=Mode.LOGIN, pty=pty)
+        else:
+            start = self._script_start(pty)
+        with self._terminal(pty):
+            return self._start(start, streams.stdin)
+
+    def _script_start(self, pty: Pty | None) -> Start:
+        """The ``-S`` shell, else the script's own interpreter line, else the login shell."""
+        script = self.script
+        file = GuestFileData(script.name, script.content)
+        words: tuple[str | FileArg, ...] = (FileArg(script.name), *script.args)
+        if script.interpreter is not None:
+            return self._part((script.interpreter, *words), files=(file,), pty=pty)
+        mode = Mode.DIRECT if script.content.startswith(b"#!") else Mode.SHELL
+        return self._part(words, files=(file,), mode=mode, pty=pty)
+
+    def _user_script(self, name: str, content: bytes) -> Start:
+        mode = Mode.DIRECT if content.startswith(b"#!") else Mode.SHELL
+        return self._part((FileArg(name),), files=(GuestFileData(name, content),), mode=mode)
+
+    def _part(
+        self,
+        argv: tuple[str | FileArg, ...],
+        *,
+        files: tuple[GuestFileData, ...] = (),
+        mode: Mode = Mode.DIRECT,
+        pty: Pty | None = None,
+        cwd: str | None = None,
+    ) -> Start:
+        script = self.script
+        text = job_environment_text(script.environ).encode("utf-8", "surrogateescape")
+        return Start(
+            argv=argv,
+            env=script.environ,
+            cwd=script.cwd if cwd is None else cwd,
+            umask=script.umask,
+            limits=_limits(script),
+            pty=pty,
+            merge=script.merge,
+            files=(*files, GuestFileData(ENVIRONMENT, text)),
+            mode=mode,
+        )
+
+    def _after(self, what: str, start: Start, code: int) -> int:
+        own = self._start(start, None)
+        if own != 0:
+            self._say(f"{what} failed with exit code {own}")
+        return code or own
+
+    def _start(self, start: Start, stdin: int | None) -> int:
+        """Run one part; say why if it cannot be started or its output is lost."""
+        streams = self.streams
+        try:
+            status = self.session.run(
+                start, stdin, streams.stdout, streams.stderr, self.ending.events
+            )
+        except NotStarted as error:
+            self._say(str(error))
+            missing = ("No such file or directory", "does not exist here")
+            found = not (error.reason.startswith("cannot run") and error.reason.endswith(missing))
+            return EXIT_CANNOT_RUN if found else EXIT_NOT_FOUND
+        except BadStart as error:
+            self._say(f"cannot run: {error}")
+            return EXIT_CANNOT_RUN
+        for lost in status.lost:
+            self._say(f"output was lost: {lost}")
+        return status.code
+
+    def _say(self, text: str) -> None:
+        line = f"vtorque: {text}\n".encode("utf-8", "backslashreplace")
+        with contextlib.suppress(OSError):  # nobody reads it, or the disk is full
+            os.write(self.streams.stderr, line)
+
+    @contextlib.contextmanager
+    def _terminal(self, pty: Pty | None) -> Iterator[None]:
+        if pty is None or self.streams.stdin is None:
+            yield
+            return
+        with raw_terminal(self.streams.stdin, self.ending.events):
+            yield
+
+
+def _limits(script: Script) -> dict[int, tuple[int, int]]:
+    """Return the limits by number; Linux has the same ones on host and guest (setrlimit(2))."""
+    return {
+        int(getattr(resource, f"RLIMIT_{name}")): limit
+        for name, limit in script.limits.items()
+        if hasattr(resource, f"RLIMIT_{name}")
+    }
+
+
+def _connect(guest: ReadyGuest) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    path = guest.run_dir / RUN_SOCKET
+    try:
+        connection.connect(str(path))
+    except OSError as error:
+        connection.close()
+        raise GuestDied(f"{guest.hostname}: {path}: {error.strerror or error}") from None
+    return connection

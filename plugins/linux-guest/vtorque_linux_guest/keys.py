@@ -1,0 +1,59 @@
+"""The ssh keys of a job: one of its user for all its guests, one host key per guest.
+
+Derived from the job's secret, so that all nodes have the same ones with no exchange. Ed25519
+(RFC 8032): any 32 bytes are a private key. Formats: sshd(8), AUTHORIZED_KEYS and
+SSH_KNOWN_HOSTS FILE FORMAT; OpenSSH's PROTOCOL.key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+)
+
+from vtorque_core.api_node import derive
+
+
+@dataclass(frozen=True)
+class KeyPair:
+    """An Ed25519 key: ``private`` as OpenSSH's PEM text, ``public`` as one line without comment."""
+
+    public: str
+    private: str = field(repr=False)
+
+
+def user_key(secret: bytes) -> KeyPair:
+    """Return the key that lets the job's user from any of the job's guests into the others."""
+    return _pair(derive(secret, "ssh-user"))
+
+
+def host_key(secret: bytes, hostname: str) -> KeyPair:
+    """Return the host key of the job's guest of this name."""
+    return _pair(derive(secret, "ssh-host", hostname))
+
+
+def authorized_keys(secret: bytes) -> str:
+    """Return the authorized_keys of the job's user: no key but the job's own."""
+    return f"{user_key(secret).public} vtorque-job\n"
+
+
+def known_hosts(secret: bytes, peers: Iterable[tuple[str, str]]) -> str:
+    """Return ssh_known_hosts lines of all guests of the job: (hostname, ip), the ip maybe empty."""
+    return "".join(
+        f"{','.join(filter(None, (name, ip)))} {host_key(secret, name).public}\n"
+        for name, ip in peers
+    )
+
+
+def _pair(seed: bytes) -> KeyPair:
+    key = Ed25519PrivateKey.from_private_bytes(seed)
+    public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+    return KeyPair(public=public.decode(), private=private.decode())

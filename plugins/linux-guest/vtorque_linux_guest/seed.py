@@ -1,0 +1,114 @@
+"""The seed: the small read-only disk that tells a guest what it is for.
+
+An ISO 9660 image labelled ``cidata`` with Joliet and Rock Ridge names, as cloud-init's NoCloud
+data source wants it (cloud-init docs, "NoCloud"; ECMA-119; IEEE P1282), made in memory. What lies
+where in it is the contract with the guest: doc/guests.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+
+import pycdlib
+
+from vtorque_core.api_node import HostFault, Resource, unjournalled
+
+LABEL = "cidata"
+SERIAL = "vtseed"
+SEED_NAME = "seed.iso"
+_FILE = 0o100600  # what root in the guest sees; nobody else there has to read it
+_DIRECTORY = 0o040700
+
+
+def iso(files: Mapping[str, bytes]) -> bytes:
+    """Return an ISO image with these files: path below its root (``vtorque/setup.sh``) to content.
+
+    Each part of a path must be at most 64 characters long (Joliet). Raises HostFault otherwise.
+    """
+    image = pycdlib.PyCdlib()
+    image.new(interchange_level=3, joliet=3, rock_ridge="1.09", vol_ident=LABEL)
+    made: dict[str, str] = {"": ""}
+    for number, (path, content) in enumerate(sorted(files.items())):
+        folder, _, name = path.rpartition("/")
+        if any(len(part) > 64 for part in path.split("/")):
+            raise HostFault(f"seed: a name in {path!r} has more than 64 characters")
+        _make_folders(image, folder, made)
+        image.add_fp(
+            BytesIO(content),
+            len(content),
+            f"{made[folder]}/F{number:06d}.;1",
+            rr_name=name,
+            joliet_path=f"/{path}",
+            file_mode=_FILE,
+        )
+    out = BytesIO()
+    image.write_fp(out)
+    image.close()
+    return out.getvalue()
+
+
+def _make_folders(image: pycdlib.PyCdlib, folder: str, made: dict[str, str]) -> None:
+    """Make a directory and those above it; ``made`` maps a path to its plain ISO 9660 one."""
+    if folder in made:
+        return
+    above, _, name = folder.rpartition("/")
+    _make_folders(image, above, made)
+    made[folder] = f"{made[above]}/D{len(made):06d}"
+    image.add_directory(made[folder], rr_name=name, joliet_path=f"/{folder}", file_mode=_DIRECTORY)
+
+
+@dataclass(frozen=True)
+class Seed(Resource):
+    """The seed of one guest on the node's disk.
+
+    It holds the guest's keys: only root and ``owner``, the uid that QEMU runs as, may read it.
+    ``marker`` is a second, empty file where the job's wrapper sees that the guest has a site
+    epilogue; empty text: it has none.
+    """
+
+    kind = "linux-seed"
+    volatile = False
+
+    path: str
+    owner: int
+    marker: str = ""
+    content: bytes = unjournalled(b"")
+
+    def create(self) -> None:
+        """Write the files. Raises HostFault if there is no room or the directory is missing."""
+        _write(Path(self.path), self.content, 0o400, self.owner)
+        if self.marker:
+            _write(Path(self.marker), b"", 0o444, os.geteuid())
+
+    def release(self) -> None:
+        """Delete the files. Raises HostFault if that fails."""
+        for path in filter(None, (self.path, self.marker)):
+            try:
+                Path(path).unlink(missing_ok=True)
+            except OSError as error:
+                raise HostFault(f"{path}: {error.strerror}", stage="seed") from None
+
+
+def _write(path: Path, content: bytes, mode: int, owner: int) -> None:
+    """Write a new file; one left by a killed attempt is replaced, a link is never followed."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        path.unlink(missing_ok=True)
+        descriptor = os.open(path, flags, mode)
+        try:
+            os.fchmod(descriptor, mode)
+            view = memoryview(content)
+            while view:
+                view = view[os.write(descriptor, view) :]
+            os.fchown(descriptor, owner, -1)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
+        raise HostFault(f"{path}: {error.strerror}", stage="seed") from None

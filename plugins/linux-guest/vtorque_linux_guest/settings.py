@@ -1,0 +1,91 @@
+"""``[plugin.linux-guest]``, and the admin's scripts that run inside every guest."""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from vtorque_core.api import setting
+from vtorque_core.api_node import HostFault
+
+SCRIPT_BYTES = 1024 * 1024
+"""The most that one script of the admin's may have: it travels on every guest's seed."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How every Linux guest of this site is set up."""
+
+    prologue: str = setting(
+        "/etc/vtorque/guest/prologue",
+        doc="directory of root-owned scripts, run as root in each guest before the job",
+    )
+    epilogue: str = setting(
+        "/etc/vtorque/guest/epilogue",
+        doc="directory of root-owned scripts, run as root in the job's guest after the job",
+    )
+    agent: str = setting(
+        "/opt/vtorque/lib/vtorque-agent.{arch}",
+        doc="the agent's binary, brought into images without it; {arch} as uname -m says it",
+    )
+    packages_debian: tuple[str, ...] = setting(
+        (), doc="packages that guests of the Debian family install at boot if they lack them"
+    )
+    packages_redhat: tuple[str, ...] = setting(
+        (), doc="packages that guests of the RedHat family install at boot if they lack them"
+    )
+    security_updates: bool = setting(
+        False, doc="install security updates at each boot (slow: every guest downloads them)"
+    )
+
+
+@dataclass(frozen=True)
+class SiteScript:
+    """One of the admin's scripts, as read on the node."""
+
+    name: str
+    content: bytes
+
+
+def site_scripts(directory: str) -> tuple[SiteScript, ...]:
+    """Return the scripts of a directory in the order of their names; none if it does not exist.
+
+    Names that start with a dot or end in ``~`` are passed over. Raises HostFault for a directory
+    or script that others than its owner (root, or who runs this) can write, or that is too large.
+    """
+    path = Path(directory)
+    try:
+        names = sorted(os.listdir(path))  # noqa: PTH208 - names only, no Path objects
+        _check_owner(path, path.stat())
+    except FileNotFoundError:
+        return ()
+    except OSError as error:
+        raise HostFault(f"guest scripts {path}: {error.strerror}") from None
+    return tuple(
+        SiteScript(name, _read_script(path / name))
+        for name in names
+        if not name.startswith(".") and not name.endswith("~")
+    )
+
+
+def _read_script(path: Path) -> bytes:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise HostFault(f"guest script {path}: {error.strerror}") from None
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise HostFault(f"guest script {path} is not a regular file")
+        _check_owner(path, status)
+        content = file.read(SCRIPT_BYTES + 1)
+    if len(content) > SCRIPT_BYTES:
+        raise HostFault(f"guest script {path} has more than {SCRIPT_BYTES} bytes")
+    return content
+
+
+def _check_owner(path: Path, status: os.stat_result) -> None:
+    if status.st_uid not in {0, os.geteuid()} or status.st_mode & 0o022:
+        raise HostFault(f"{path} runs as root in guests: only root may be able to write it")

@@ -1,0 +1,312 @@
+"""``setup.sh``: what the agent runs as root in a guest before it says READY, and the files it uses.
+
+Generated, so that every guest family takes the same path. Every value goes through
+:func:`shlex.quote` or travels as a file on the seed; none is ever interpreted. Each part is a step
+with a name; what a failed step said becomes the reason of the failed start. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import PurePosixPath
+from typing import TypeVar
+
+from vtorque_core.api_context import (
+    ContextItem,
+    EnvVar,
+    GuestDevice,
+    GuestFile,
+    KernelModule,
+    Mount,
+    Package,
+    RootCommand,
+)
+from vtorque_core.api_node import Address, GuestPlan, HostFault, Refused
+from vtorque_linux_guest import contents
+from vtorque_linux_guest.families import DEBIAN, MICRO, REDHAT, boots_micro, family
+from vtorque_linux_guest.settings import Settings, SiteScript
+
+Item = TypeVar("Item", bound=ContextItem)
+
+SITE = "/usr/lib/vtorque"
+"""Where the admin's scripts are run from: /run may be noexec."""
+
+EPILOGUE_CLIENT = f"{SITE}/site-epilogue"
+_PACKAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+_:-]*", re.ASCII)
+
+
+@dataclass
+class _Script:
+    """The script in the making. ``seed``: path below ``vtorque/`` on the seed to content."""
+
+    lines: list[str] = field(default_factory=list)
+    seed: dict[str, bytes] = field(default_factory=dict)
+    puts: int = 0
+
+    def step(self, name: str) -> None:
+        """Begin a step; ``name`` is shown to the user."""
+        shown = "".join(c if c.isprintable() else "?" for c in name)[:150]
+        self.lines.append(f"\nstep {quote(shown)}")
+
+    def call(self, *words: str) -> None:
+        """Add a command of words that are already shell text."""
+        self.lines.append(" ".join(words))
+
+    def write(self, path: str, text: str) -> None:
+        """Write a small text to a path, without a process."""
+        self.call("printf %s", quote(text), f">{at(path)}")
+
+    def put(self, path: str, content: bytes, mode: int = 0o644, owner: str = "0:0") -> None:
+        """Write a file that travels on the seed."""
+        number = self.file(content)
+        self.call("put", number, at(path), f"{mode & 0o7777:04o}", owner)
+
+    def file(self, content: bytes) -> str:
+        """Add a file to the seed and return its number."""
+        number = f"{self.puts:04d}"
+        self.puts += 1
+        self.seed[f"files/{number}"] = content
+        return number
+
+
+def quote(value: str) -> str:
+    """Return ``value`` as one word of shell text. Raises HostFault for a NUL, which no word has."""
+    if "\0" in value:
+        raise HostFault(f"{value!r} has a NUL character: it cannot be used in a guest")
+    return shlex.quote(value)
+
+
+def at(path: str) -> str:
+    """Return an absolute guest path as shell text below the script's prefix ``R``.
+
+    Raises HostFault for a path that is relative or has ``..`` in it.
+    """
+    if not path.startswith("/") or ".." in PurePosixPath(path).parts:
+        raise HostFault(f"{path!r} must be an absolute path in the guest, without '..'")
+    return '"$R"' + quote(path)
+
+
+def build(
+    guest: GuestPlan,
+    items: Sequence[ContextItem],
+    settings: Settings,
+    prologue: Sequence[SiteScript] = (),
+    epilogue: Sequence[SiteScript] = (),
+    *,
+    root: str = "",
+) -> dict[str, bytes]:
+    """Return the seed's files for the setup: path below ``vtorque/`` to content.
+
+    ``root`` prefixes all paths that the script touches: for tests. Raises Refused for what the
+    image's family cannot do, HostFault for a value that no guest can have.
+    """
+    script = _Script()
+    micro = boots_micro(guest.image)
+    if micro:
+        _base(script, guest)
+    _identity(script, guest)
+    _files(script, guest, _of(items, GuestFile))
+    _environment(script, guest, _of(items, EnvVar))
+    if not micro:
+        _ssh(script, guest)
+    _packages(script, guest, _of(items, Package), settings)
+    _modules(script, _of(items, KernelModule))
+    _commands(script, (c for c in _of(items, RootCommand) if c.stage == "boot"))
+    _mounts(script, guest, _of(items, Mount))
+    _devices(script, guest, _of(items, GuestDevice))
+    _site_scripts(script, guest, prologue, epilogue)
+    _commands(script, (c for c in _of(items, RootCommand) if c.stage == "ready"))
+    head = f"#!/bin/sh\nR={quote(root)}\n"
+    text = head + _data("setup_lib.sh") + "\n".join(script.lines) + "\n"
+    return {"setup.sh": text.encode("utf-8", "surrogateescape"), **script.seed}
+
+
+def _of(items: Iterable[ContextItem], kind: type[Item]) -> list[Item]:
+    return [item for item in items if isinstance(item, kind)]
+
+
+def _data(name: str) -> str:
+    return files("vtorque_linux_guest").joinpath("guest", name).read_text("utf-8")
+
+
+def _owner(guest: GuestPlan, owner: str) -> str:
+    return f"{guest.user.uid}:{guest.user.gid}" if owner == "job" else "0:0"
+
+
+def _base(script: _Script, guest: GuestPlan) -> None:
+    """What cloud-init does elsewhere: host name, network, name servers, time."""
+    script.step("host name")
+    script.write("/proc/sys/kernel/hostname", guest.hostname)
+    script.write("/etc/hostname", guest.hostname + "\n")
+    for address in guest.addresses:
+        script.step(f"network {address.ip or 'by DHCP'}")
+        _network(script, address)
+    if any(address.ip for address in guest.addresses):
+        script.write("/etc/resolv.conf", contents.resolv_text(guest))
+    if guest.ntp:
+        script.step("time servers")
+        # Debian's busybox has no ntpd; the guest then keeps the host's clock, which it booted with.
+        servers = " ".join(f"-p {quote(server)}" for server in guest.ntp)
+        script.call(f"if command -v ntpd >/dev/null; then run ntpd {servers}; fi")
+
+
+def _network(script: _Script, address: Address) -> None:
+    script.call("find_nic", quote(address.mac.lower()))
+    script.call('run ip link set dev "$NIC" up')
+    if address.ip is None:
+        script.seed["udhcpc.sh"] = _data("udhcpc.sh").encode()
+        script.call('chmod 0700 "$D/udhcpc.sh"')
+        script.call('run udhcpc -i "$NIC" -n -t 10 -T 1 -s "$D/udhcpc.sh"')
+        return
+    script.call("run ip addr add", quote(f"{address.ip}/{address.prefix}"), 'dev "$NIC"')
+    if address.gateway:
+        script.call("run ip route add default via", quote(address.gateway), 'dev "$NIC"')
+
+
+def _identity(script: _Script, guest: GuestPlan) -> None:
+    """The job's user and nobody else's: same ids in every family, whatever the image has."""
+    user, home = guest.user, contents.guest_home(guest)
+    script.step(f"user {user.name}")
+    texts = {
+        "passwd": contents.passwd_line(user, home, user.shell),
+        "passwd.sh": contents.passwd_line(user, home, "/bin/sh"),
+        "shadow": contents.shadow_line(user),
+        "group": contents.group_lines(user),
+    }
+    for name, text in texts.items():
+        script.seed[f"ids/{name}"] = text.encode("utf-8", "surrogateescape")
+    script.call('ids "$D/ids/group"', at("/etc/group"), "022")
+    script.call("passwd=passwd")
+    script.call(f"if [ ! -x {at(user.shell)} ]; then passwd=passwd.sh; fi")
+    script.call('ids "$D/ids/$passwd"', at("/etc/passwd"), "022")
+    script.call('ids "$D/ids/shadow"', at("/etc/shadow"), "077")
+    sudoers = script.file(contents.sudoers_text(user.uid).encode())
+    script.call(
+        f"if [ -d {at('/etc/sudoers.d')} ];",
+        f"then put {sudoers} {at('/etc/sudoers.d/zz-vtorque')} 0440 0:0; fi",
+    )
+    script.call("folder", at(contents.SPOOL))
+    script.step("hosts")
+    script.write("/etc/hosts", contents.hosts_text(guest))
+
+
+def _files(script: _Script, guest: GuestPlan, items: Iterable[GuestFile]) -> None:
+    for item in items:
+        script.step(f"file {item.path}")
+        script.put(item.path, item.content, item.mode, _owner(guest, item.owner))
+
+
+def _environment(script: _Script, guest: GuestPlan, items: Iterable[EnvVar]) -> None:
+    script.step("environment")
+    script.call("folder", at("/etc/profile.d"))
+    text = contents.profile_text(guest.user.uid, {item.name: item.value for item in items})
+    script.write("/etc/profile.d/vtorque.sh", text)
+
+
+def _ssh(script: _Script, guest: GuestPlan) -> None:
+    script.step("ssh")
+    for path, text, mode, users in contents.ssh_files(guest):
+        script.put(path, text.encode(), mode, _owner(guest, "job" if users else "root"))
+    script.call("ssh_settings", script.file(contents.sshd_text().encode()))
+
+
+def _packages(
+    script: _Script, guest: GuestPlan, items: Iterable[Package], settings: Settings
+) -> None:
+    """Install what is missing. Packages of another family are not this guest's."""
+    image, kin = guest.image, family(guest.image)
+    items = list(items)
+    if items and kin in {MICRO, None}:
+        raise Refused(
+            f"package {items[0].name} is needed, but packages cannot be installed in image "
+            f"{image.name} ({image.distro}); choose an image of a Debian or RedHat family"
+        )
+    of_site = {DEBIAN: settings.packages_debian, REDHAT: settings.packages_redhat}.get(
+        kin or "", ()
+    )
+    wanted = dict.fromkeys([*of_site, *(i.name for i in items if i.family == kin)])
+    for name in wanted:
+        if not _PACKAGE.fullmatch(name):
+            raise HostFault(f"{name!r} is not the name of a package")
+    if wanted:
+        script.step("packages")
+        script.call(f"packages_{kin}", *wanted)
+    if settings.security_updates and kin in {DEBIAN, REDHAT}:
+        script.step("security updates")
+        script.call(f"updates_{kin}")
+
+
+def _modules(script: _Script, items: Iterable[KernelModule]) -> None:
+    for item in items:
+        script.step(f"kernel module {item.name}")
+        script.call("run modprobe", *(quote(w) for w in (item.name, *item.parameters)))
+
+
+def _commands(script: _Script, items: Iterable[RootCommand]) -> None:
+    for item in items:
+        if not item.argv:
+            raise HostFault("a RootCommand without a command")
+        script.step(f"command {shlex.join(item.argv)}")
+        script.call("run", *(quote(word) for word in item.argv))
+
+
+def _mounts(script: _Script, guest: GuestPlan, items: Sequence[Mount]) -> None:
+    for item in sorted(items, key=lambda m: len(PurePosixPath(m.target).parts)):
+        script.step(f"mount {item.target}")
+        if item.kind == "nfs" and boots_micro(guest.image):
+            raise Refused(
+                f"{item.target} is an NFS mount, and image {guest.image.name} has no NFS client; "
+                "choose an image of a Debian or RedHat family"
+            )
+        script.call("folder", at(item.target))
+        options = ["ro" if item.readonly else "rw", "nosuid", "nodev", *item.options]
+        source = quote(item.source)
+        if item.kind == "disk":
+            script.call("find_disk", source)
+            source = '"$DISK"'
+        kind = "" if item.kind == "disk" else f"-t {item.kind}"
+        script.call("run mount", kind, "-o", quote(",".join(options)), source, at(item.target))
+    home = PurePosixPath(contents.guest_home(guest))
+    if not any(home.is_relative_to(PurePosixPath(m.target)) for m in items):
+        script.step(f"home {home}")
+        script.call("folder", at(str(home)))
+        script.call(f"chown {_owner(guest, 'job')}", at(str(home)))
+        script.call("chmod 0700", at(str(home)))
+
+
+def _devices(script: _Script, guest: GuestPlan, items: Iterable[GuestDevice]) -> None:
+    for item in items:
+        script.step(f"device {item.link}")
+        if ".." in PurePosixPath(item.match).parts or item.match.startswith("/"):
+            raise HostFault(f"{item.match!r} must be a pattern of devices below /dev")
+        owner = _owner(guest, item.owner)
+        script.call("device", quote(item.match), str(int(item.nth)), at(item.link), owner)
+
+
+def _site_scripts(
+    script: _Script,
+    guest: GuestPlan,
+    prologue: Sequence[SiteScript],
+    epilogue: Sequence[SiteScript],
+) -> None:
+    for name, value in (
+        ("VTORQUE_JOBID", guest.job_id),
+        ("VTORQUE_USER", guest.user.name),
+        ("VTORQUE_RANK", str(guest.rank)),
+    ):
+        script.call(f"export {name}={quote(value)}")
+    for number, each in enumerate(prologue):
+        script.step(f"site prologue {each.name}")
+        path = f"{SITE}/prologue/{number:03d}"
+        script.put(path, each.content, 0o700)
+        script.call("run", at(path))
+    if epilogue:
+        script.step("site epilogue")
+        for number, each in enumerate(epilogue):
+            script.put(f"{SITE}/epilogue/{number:03d}", each.content, 0o700)
+        script.put(EPILOGUE_CLIENT, _data("site-epilogue").encode(), 0o755)
+        script.call("epilogue_waiter", str(guest.user.gid))

@@ -1,0 +1,34 @@
+"""The user's terminal while their job has one: raw, its size followed. In the job wrapper."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import termios
+import tty
+from collections.abc import Iterator
+
+from vtorque_linux_guest.stream import Events
+
+
+def terminal_size(fd: int) -> tuple[int, int]:
+    """Return rows and columns; 24 by 80 where the terminal does not know (tty_ioctl(4))."""
+    try:
+        size = os.get_terminal_size(fd)
+    except OSError:
+        return 24, 80
+    return size.lines or 24, size.columns or 80
+
+
+@contextlib.contextmanager
+def raw_terminal(fd: int, events: Events) -> Iterator[None]:
+    """Make the terminal raw, so that the guest's does echo and keys, and pass on its new sizes."""
+    before = termios.tcgetattr(fd)
+    resized = signal.signal(signal.SIGWINCH, lambda *_: events.winsize(*terminal_size(fd)))
+    try:
+        tty.setraw(fd)
+        yield
+    finally:
+        signal.signal(signal.SIGWINCH, resized)
+        termios.tcsetattr(fd, termios.TCSADRAIN, before)
