@@ -17,9 +17,13 @@ from typing import ClassVar, Literal
 class Element:
     """Base of all elements. A third party subclasses :class:`ListElement` or :class:`Single`.
 
-    ``section`` is where the fragment goes (``devices``, ``domain``, ``features``, ``cpu``, ...);
-    ``template`` is the package-qualified Jinja2 fragment (``"vtorque_acme:domain/x.xml.j2"``),
-    autoescaped, which sees the element as ``e`` and its alias as ``alias``.
+    ``section`` is where the fragment goes: ``devices``, ``metadata``, ``os``, ``features``,
+    ``cpu``, ``clock``, ``cputune`` and ``qemu`` (``qemu:commandline``) are inside the element of
+    that name, ``domain`` is directly below the root. ``template`` is the package-qualified Jinja2
+    fragment (``"vtorque_acme:domain/x.xml.j2"``), autoescaped. It sees the element as ``e``, its
+    alias as ``alias`` ("" for a :class:`Single`), its number among the list elements of its class
+    as ``number`` (from 0), the guest's plan as ``guest``, and as ``spec`` what the core decided
+    (``spec.accel``); undefined names are errors.
     """
 
     section: ClassVar[str] = "devices"
@@ -27,8 +31,13 @@ class Element:
 
 
 class ListElement(Element):
-    """An element of which a domain can have many. Subclasses have a field ``name``."""
+    """An element of which a domain can have many. Subclasses have a field ``name``.
 
+    ``name`` is of ``[A-Za-z0-9_-]``. ``unique`` are the fields that no two elements of the class
+    may share in one domain, whoever brings them; None is never shared.
+    """
+
+    unique: ClassVar[tuple[str, ...]] = ()
     name: str
 
 
@@ -38,13 +47,17 @@ class Single(Element):
 
 @dataclass(frozen=True)
 class Disk(ListElement):
-    """A virtio disk. ``bus`` is always virtio; ``serial`` shows as /dev/disk/by-id/virtio-*.
+    """A virtio disk; ``serial`` (at most 20 characters) shows as /dev/disk/by-id/virtio-*.
 
-    ``format`` is what the file is declared to be: never probed. ``shareable_base`` files are
-    never relabelled. ``boot``: its place in the boot order, from 1; None: not booted from.
+    ``format`` is what the file is declared to be: never probed. ``base`` is the image that a
+    qcow2 overlay lies on, with its own format; it may be shared and is only read. libvirt changes
+    the owner of none of these files: whoever creates them lets QEMU's user in. ``user_owned``:
+    the file is the job's user's, so the core serves it to QEMU from a daemon that runs as them;
+    raw only. ``boot``: its place in the boot order, from 1; None: not booted from.
     """
 
     template: ClassVar[str] = "vtorque_core:templates/disk.xml.j2"
+    unique: ClassVar[tuple[str, ...]] = ("path", "serial", "boot")
     name: str
     path: str
     format: Literal["raw", "qcow2"]
@@ -52,22 +65,39 @@ class Disk(ListElement):
     serial: str | None = None
     cache: Literal["none", "writeback", "unsafe"] = "writeback"
     boot: int | None = None
+    base: str | None = None
+    base_format: Literal["raw", "qcow2"] = "qcow2"
+    user_owned: bool = False
+
+    def __post_init__(self) -> None:
+        if self.base is not None and self.format != "qcow2":
+            raise ValueError(f"disk {self.name}: only a qcow2 file has a base, not {self.format}")
+        if self.user_owned and self.format != "raw":
+            raise ValueError(
+                f"disk {self.name}: a user's file must be raw: any other format can name "
+                "further files for QEMU to open"
+            )
 
 
 @dataclass(frozen=True)
 class Interface(ListElement):
     """A virtio NIC. ``source`` is a libvirt network, a bridge or (macvtap) a host device.
 
-    ``ip``: when set, the core's filter drops frames with another MAC or source address.
+    ``filtered``: the core drops frames from the guest with another MAC, and with another source
+    address (IPv4, ARP; all IPv6) if ``ip`` is set. Linux cannot filter ``direct``: refused.
     """
 
     template: ClassVar[str] = "vtorque_core:templates/interface.xml.j2"
+    unique: ClassVar[tuple[str, ...]] = ("mac", "ip")
     name: str
     kind: Literal["network", "bridge", "direct"]
     source: str
     mac: str
     ip: str | None = None
     filtered: bool = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "mac", self.mac.lower())  # so that equal MACs compare equal
 
 
 @dataclass(frozen=True)
@@ -79,6 +109,7 @@ class Filesystem(ListElement):
     """
 
     template: ClassVar[str] = "vtorque_core:templates/filesystem.xml.j2"
+    unique: ClassVar[tuple[str, ...]] = ("tag",)
     name: str
     source: str
     tag: str
@@ -94,6 +125,7 @@ class Channel(ListElement):
     """
 
     template: ClassVar[str] = "vtorque_core:templates/channel.xml.j2"
+    unique: ClassVar[tuple[str, ...]] = ("port", "path")
     name: str
     port: str
     path: str
@@ -113,7 +145,7 @@ class KernelBoot(Single):
 
 @dataclass(frozen=True)
 class MemoryBacking(Single):
-    """How the guest's RAM is backed. virtiofs needs memfd and shared."""
+    """How the guest's RAM is backed. The core itself asks for memfd, shared, for virtiofs."""
 
     section: ClassVar[str] = "domain"
     template: ClassVar[str] = "vtorque_core:templates/memorybacking.xml.j2"
@@ -139,6 +171,7 @@ class MetadataEntry(ListElement):
 
     section: ClassVar[str] = "metadata"
     template: ClassVar[str] = "vtorque_core:templates/metadata.xml.j2"
+    unique: ClassVar[tuple[str, ...]] = ("name",)
     name: str
     value: str
 

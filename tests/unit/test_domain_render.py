@@ -1,0 +1,332 @@
+"""Rendering: golden files, escaping, placement, refusals.
+
+``VTORQUE_UPDATE_GOLDEN=1 pytest tests/unit/test_domain_render.py`` rewrites the golden files.
+"""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vtorque_core.api import JobRequest
+from vtorque_core.api_domain import (
+    Channel,
+    Clock,
+    Disk,
+    Element,
+    Filesystem,
+    Interface,
+    KernelBoot,
+    MemoryBacking,
+    MetadataEntry,
+    QemuArgs,
+)
+from vtorque_core.api_node import GuestPlan, Image, JobUser, Placement
+from vtorque_core.domain.merge import Contributed, MergedDomain, merge
+from vtorque_core.domain.render import DomainSpec, disk_target, render, tap_name
+from vtorque_core.errors import ConfigError, HostFault, Refused
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+STATE = Path("/var/lib/vtorque/jobs/42.srv.0/g0")
+RUN = Path("/run/vtorque/jobs/42.srv.0/g0")
+POOL = "/var/lib/vtorque/images"
+USER = JobUser("ada", 1000, 1000, (("ada", 1000),), "/home/ada", "/bin/bash")
+IMAGE = Image("micro", "linux", "micro", "x86_64", "0" * 64)
+
+
+def guest_plan(**changes: Any) -> GuestPlan:
+    values: dict[str, Any] = {
+        "job_id": "42.srv",
+        "attempt": 0,
+        "node": "n1",
+        "index": 0,
+        "rank": 0,
+        "guests_per_node": 1,
+        "name": "vt-42.srv.0-n1-0",
+        "uuid": "0b1ad9ba-95f3-54cf-8d96-1d6ed3e4ac1f",
+        "hostname": "vn1",
+        "vcpus": 2,
+        "ram_mib": 512,
+        "image": IMAGE,
+        "user": USER,
+        "request": JobRequest({}),
+        "addresses": (),
+        "peers": (),
+        "state_dir": STATE,
+        "run_dir": RUN,
+        "secret": b"x" * 32,
+    }
+    return GuestPlan(**{**values, **changes})
+
+
+def merged(*elements: Element, plugin: str = "linux-guest") -> MergedDomain:
+    return merge(Contributed(plugin, f"vtorque-{plugin} 1.0", e) for e in elements)
+
+
+def read(xml: str) -> ElementTree.Element:
+    return ElementTree.fromstring(xml)  # noqa: S314 - our own
+
+
+def draw(*elements: Element, guest: GuestPlan | None = None, **keywords: Any) -> str:
+    spec = DomainSpec(guest or guest_plan(), "tcg")
+    return render(spec, merged(*elements), **keywords)
+
+
+def parsed(*elements: Element, **keywords: Any) -> ElementTree.Element:
+    return read(draw(*elements, **keywords))
+
+
+# -- golden files: tests/integration and tests/e2e give the same to libvirt --------------------
+
+HOME = Filesystem("home", "/home/ada", "home", user_owned=True)
+STREAMS = (
+    Channel("control", "org.vtorque.control", str(RUN / "control.sock")),
+    Channel("stdout", "org.vtorque.stdout", str(RUN / "stdout.sock"), owner="job"),
+)
+SOCKETS = {"ua-linux-guest-home": str(RUN / "fs-home.sock")}
+
+
+def nic(number: int) -> Interface:
+    return Interface(
+        f"nic{number}", "network", "vtorque", f"52:54:00:00:00:{number:02x}", f"10.86.0.1{number}"
+    )
+
+
+def taps(domain: MergedDomain) -> dict[str, str]:
+    return {alias: tap_name(e.mac) for alias, e in domain.aliases(Interface).items()}
+
+
+def micro() -> str:
+    domain = merged(
+        KernelBoot(f"{POOL}/micro/vmlinux", f"{POOL}/micro/initrd", "console=ttyS0 quiet"),
+        HOME,
+        *STREAMS,
+        MetadataEntry("distro", "micro"),
+    )
+    return render(DomainSpec(guest_plan(), "tcg"), domain, sockets=SOCKETS)
+
+
+def debian() -> str:
+    root = Disk(
+        "root", str(STATE / "root.qcow2"), "qcow2", serial="vtroot", boot=1,
+        base=f"{POOL}/debian-12/disk.qcow2",
+    )  # fmt: skip
+    seed = Disk("seed", str(STATE / "seed.iso"), "raw", readonly=True, serial="vtseed")
+    data = Disk("data", "/home/ada/data.img", "raw", serial="vtdata", user_owned=True)
+    domain = merged(root, seed, data, nic(0), HOME, *STREAMS, Clock(hpet=False))
+    place = Placement(cores={"vcpu": (2, 3), "emulator": (4,)}, share=(2, 3, 4))
+    sockets = {**SOCKETS, "ua-linux-guest-data": str(RUN / "nbd-data.sock")}
+    spec = DomainSpec(guest_plan(placement=place), "kvm")
+    return render(spec, domain, sockets=sockets, taps=taps(domain))
+
+
+def two_nics() -> str:
+    domain = merged(KernelBoot(kernel=f"{POOL}/micro/vmlinux"), nic(0), nic(1), *STREAMS)
+    place = Placement(share=(0, 1, 2, 3))
+    spec = DomainSpec(guest_plan(rank=3, placement=place), "tcg")
+    return render(spec, domain, taps=taps(domain))
+
+
+CASES = {"micro": micro, "debian": debian, "two-nics": two_nics}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_golden(name: str) -> None:
+    path = GOLDEN / f"{name}.xml"
+    xml = CASES[name]()
+    if os.environ.get("VTORQUE_UPDATE_GOLDEN"):
+        path.write_text(xml)
+    assert xml == path.read_text()
+
+
+# -- what no guest has ------------------------------------------------------------------------
+
+
+def test_no_graphics_no_usb_no_balloon_no_probing() -> None:
+    root = read(debian())
+    devices = root.find("devices")
+    assert devices is not None
+    kinds = {child.tag for child in devices}
+    assert kinds.isdisjoint({"graphics", "video", "sound", "input", "redirdev", "tpm", "hub"})
+    usb = devices.find("controller[@type='usb']")
+    balloon = devices.find("memballoon")
+    assert usb is not None
+    assert usb.get("model") == "none"
+    assert balloon is not None
+    assert balloon.get("model") == "none"
+    for disk in devices.iter("disk"):
+        driver = disk.find("driver")
+        assert driver is not None
+        assert driver.get("type") in ("raw", "qcow2")
+        assert driver.get("cache") == "writeback"
+        assert disk.find("backingStore") is not None
+    base = devices.find("disk/backingStore/source/seclabel")
+    assert base is not None
+    assert base.get("relabel") == "no"
+    assert root.find("seclabel").get("relabel") == "no"  # type: ignore[union-attr]
+
+
+def test_a_guest_that_ends_is_gone() -> None:
+    root = parsed()
+    events = ("on_poweroff", "on_reboot", "on_crash")
+    assert [root.findtext(event) for event in events] == ["destroy"] * 3
+
+
+# -- text -------------------------------------------------------------------------------------
+
+xml_text = st.text(
+    st.characters(exclude_categories=["Cs", "Cc"], exclude_characters="￾￿")
+    | st.sampled_from("\t\n\r\"'<>&{}%"),
+    max_size=40,
+)
+
+
+@settings(deadline=None)
+@given(xml_text, xml_text)
+def test_any_text_comes_back_as_it_was(path: str, value: str) -> None:
+    root = parsed(
+        Disk("d", "/" + path, "raw", readonly=True),
+        MetadataEntry("note", value),
+        KernelBoot(kernel="/k", cmdline=f"quiet {value} end"),
+        Filesystem("f", "/src", "tag" + value),
+        sockets={"ua-linux-guest-f": "/run/" + path},
+    )
+    assert root.find("devices/disk/source").get("file") == "/" + path  # type: ignore[union-attr]
+    entry = root.find("metadata/{*}job/{*}entry")
+    assert entry is not None
+    assert (entry.text or "") == value
+    assert root.findtext("os/cmdline") == f"quiet {value} end"
+    assert root.find("devices/filesystem/target").get("dir") == "tag" + value  # type: ignore[union-attr]
+    assert root.find("devices/filesystem/source").get("socket") == "/run/" + path  # type: ignore[union-attr]
+    assert len(list(root.find("devices"))) == len(list(parsed_plain().find("devices"))) + 2  # type: ignore[arg-type]
+
+
+def parsed_plain() -> ElementTree.Element:
+    return parsed(KernelBoot(kernel="/k"))
+
+
+@pytest.mark.parametrize("bad", ["\x00", "\x01", "\x1b", "\ud800", "\ufffe", "\uffff"])
+def test_what_xml_cannot_carry_is_refused(bad: str) -> None:
+    with pytest.raises(Refused, match=rf"U\+{ord(bad):04X}"):
+        draw(MetadataEntry("note", f"a{bad}b"))
+
+
+def test_a_hostile_job_name_stays_text() -> None:
+    name = "x'/><devices>\"&\n<script"
+    root = parsed(guest=guest_plan(job_id=name))
+    assert root.find("metadata/{*}job").get("id") == name  # type: ignore[union-attr]
+    assert len(root.findall("devices")) == 1
+
+
+# -- placement --------------------------------------------------------------------------------
+
+
+def tune(place: Placement, vcpus: int = 2) -> ElementTree.Element:
+    return parsed(guest=guest_plan(placement=place, vcpus=vcpus))
+
+
+def test_without_a_share_nothing_is_pinned() -> None:
+    root = tune(Placement())
+    assert root.find("cputune") is None
+    assert root.find("vcpu").attrib == {"placement": "static"}  # type: ignore[union-attr]
+
+
+def test_a_share_restricts_everything() -> None:
+    root = tune(Placement(share=(7, 5, 6)))
+    assert root.find("vcpu").get("cpuset") == "5,6,7"  # type: ignore[union-attr]
+    pins = [(p.get("vcpu"), p.get("cpuset")) for p in root.findall("cputune/vcpupin")]
+    assert pins == [("0", "5,6,7"), ("1", "5,6,7")]
+    assert root.find("cputune/emulatorpin").get("cpuset") == "5,6,7"  # type: ignore[union-attr]
+
+
+def test_as_many_cores_as_vcpus_are_pinned_one_to_one() -> None:
+    root = tune(Placement(cores={"vcpu": (9, 8), "emulator": (1,)}, share=(1, 8, 9)))
+    pins = [(p.get("vcpu"), p.get("cpuset")) for p in root.findall("cputune/vcpupin")]
+    assert pins == [("0", "9"), ("1", "8")]
+    assert root.find("cputune/emulatorpin").get("cpuset") == "1"  # type: ignore[union-attr]
+
+
+def test_fewer_cores_than_vcpus_are_shared_by_all() -> None:
+    root = tune(Placement(cores={"vcpu": (3,)}), vcpus=3)
+    assert [p.get("cpuset") for p in root.findall("cputune/vcpupin")] == ["3", "3", "3"]
+    assert root.find("vcpu").get("cpuset") == "3"  # type: ignore[union-attr]
+
+
+# -- machine ----------------------------------------------------------------------------------
+
+
+def test_aarch64_boots_a_disk_by_uefi_and_a_kernel_without() -> None:
+    guest = guest_plan(image=replace(IMAGE, arch="aarch64"))
+    disk = parsed(Disk("root", "/d", "qcow2", boot=1), guest=guest)
+    assert disk.find("os").get("firmware") == "efi"  # type: ignore[union-attr]
+    assert disk.find("os/type").get("machine") == "virt"  # type: ignore[union-attr]
+    assert disk.find("features/acpi") is not None
+    kernel = parsed(KernelBoot(kernel="/k"), guest=guest)
+    assert kernel.find("os").attrib == {}  # type: ignore[union-attr]
+    assert kernel.find("features/acpi") is None
+
+
+def test_an_unknown_architecture_is_refused() -> None:
+    with pytest.raises(Refused, match="'mips'"):
+        draw(guest=guest_plan(image=replace(IMAGE, arch="mips")))
+
+
+def test_kvm_shows_the_host_processor() -> None:
+    root = read(render(DomainSpec(guest_plan(), "kvm"), merged()))
+    assert root.get("type") == "kvm"
+    assert root.find("cpu").get("mode") == "host-passthrough"  # type: ignore[union-attr]
+    assert parsed().find("cpu").get("mode") == "maximum"  # type: ignore[union-attr]
+
+
+def test_disk_names_go_on_after_vdz() -> None:
+    names = [disk_target(n) for n in (0, 25, 26, 51, 52, 701, 702)]
+    assert names == ["vda", "vdz", "vdaa", "vdaz", "vdba", "vdzz", "vdaaa"]
+
+
+def test_a_tap_name_fits_the_kernel() -> None:
+    assert tap_name("52:54:00:AB:cd:ef") == "vt525400abcdef"
+
+
+# -- refusals ---------------------------------------------------------------------------------
+
+
+def test_a_nic_that_nothing_filters_is_not_started() -> None:
+    with pytest.raises(HostFault, match="must be filtered"):
+        draw(nic(0))
+    with pytest.raises(ConfigError, match="macvtap"):
+        draw(Interface("n", "direct", "eth0", "52:54:00:00:00:01"), taps={"ua-linux-guest-n": "t"})
+    free = Interface("n", "direct", "eth0", "52:54:00:00:00:01", filtered=False)
+    assert parsed(free).find("devices/interface/source").attrib == {  # type: ignore[union-attr]
+        "dev": "eth0",
+        "mode": "bridge",
+    }
+
+
+def test_a_share_without_its_daemon_is_not_started() -> None:
+    with pytest.raises(HostFault, match="no daemon serves ua-linux-guest-home"):
+        draw(HOME)
+
+
+def test_raw_qemu_arguments_need_the_site() -> None:
+    raw = QemuArgs("hyv", ("-device", "x,y='\"<"))
+    with pytest.raises(Refused, match="allow_qemu_args"):
+        draw(raw)
+    spec = DomainSpec(guest_plan(), "tcg", allow_qemu_args=True)
+    root = read(render(spec, merged(raw)))
+    arguments = root.findall("{*}commandline/{*}arg")
+    assert [a.get("value") for a in arguments] == ["-device", "x,y='\"<"]
+
+
+# -- memory, clock ----------------------------------------------------------------------------
+
+
+def test_memory_backing() -> None:
+    root = parsed(MemoryBacking("memfd", True, True, 2048, True))
+    backing = root.find("memoryBacking")
+    assert backing is not None
+    assert [c.tag for c in backing] == ["hugepages", "nosharepages", "locked", "source", "access"]

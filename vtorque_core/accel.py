@@ -1,0 +1,259 @@
+"""Whether KVM works on this node, found by executing a guest's instructions.
+
+That ``/dev/kvm`` opens proves nothing, nor that a virtual machine can be created, nor even that
+one instruction runs: some nested KVMs emulate every instruction, some hundred times slower than
+the processor, and slower than QEMU's own emulation. The probe therefore times a loop in 64-bit mode
+with paging, as a kernel would run it, in a child that is killed when the time is over (Linux,
+Documentation/virt/kvm/api.rst).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import json
+import mmap
+import os
+import platform
+import pwd
+import struct
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from vtorque_core.errors import HostFault
+
+STAGE = "accel"
+PROBE_TIMEOUT = 3.0
+"""Seconds until a probe that does not end means no. A working KVM needs 0.1 s for the program."""
+_KILL_TIMEOUT = 2.0
+_DEVICE = "/dev/kvm"
+_CACHE = "accel.json"
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+# linux/kvm.h, for x86_64: _IO('E', n) is 0xAE00 + n, the others carry size and direction.
+_GET_API_VERSION = 0xAE00
+_CREATE_VM = 0xAE01
+_GET_VCPU_MMAP_SIZE = 0xAE04
+_CREATE_VCPU = 0xAE41
+_SET_USER_MEMORY_REGION = 0x4020AE46
+_RUN = 0xAE80
+_SET_REGS = 0x4090AE82
+_GET_SREGS = 0x8138AE83
+_SET_SREGS = 0x4138AE84
+_API_VERSION = 12
+_EXIT_HLT = 5
+_EXIT_REASON = 8  # offset in struct kvm_run
+_SREGS_SIZE = 312
+_CONTROL_REGISTERS = 224  # offset in struct kvm_sregs
+
+# The guest: memory from 0, page tables, a program that counts down, stores a mark and halts.
+# 10^8 rounds are 0.03 to 0.1 s of a processor, 0.5 s of TCG, and were 70 s of an emulating KVM.
+_MEMORY, _PML4, _PDPT, _PD, _CODE, _RESULT = 0x10000, 0x1000, 0x2000, 0x3000, 0x4000, 0x5000
+_MAGIC = 0x76740001
+_PROGRAM = (
+    b"\xb9\x00\xe1\xf5\x05"  # mov ecx, 100000000
+    b"\xff\xc9"  # dec ecx
+    b"\x75\xfc"  # jnz to the dec
+    b"\xc7\x04\x25"
+    + struct.pack("=II", _RESULT, _MAGIC)  # mov dword [_RESULT], _MAGIC
+    + b"\xf4"  # hlt
+)
+
+
+@dataclass(frozen=True)
+class Accel:
+    """What the node's guests run with; ``warning`` is for the job's output and for doctor."""
+
+    type: Literal["kvm", "tcg"]
+    warning: str | None = None
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What was found: empty ``failure`` means that KVM works. ``note``: what was not tried."""
+
+    failure: str = ""
+    note: str = ""
+
+
+def choose(accel: str, run_dir: Path, user: str | None = None) -> Accel:
+    """Return what guests of this node run with.
+
+    Args:
+        accel: ``[node] accel``: auto, kvm or tcg.
+        run_dir: where root keeps the answer until the next boot, ``accel.json``.
+        user: who must be able to use KVM (``[node] qemu_user``); None: the caller.
+
+    Raises HostFault if the site insists on kvm and this node has none.
+    """
+    if accel == "tcg":
+        return Accel("tcg")
+    found = probed(run_dir, user)
+    if not found.failure:
+        return Accel("kvm", found.note or None)
+    if accel == "kvm":
+        raise HostFault(
+            f'this node has no working KVM ({found.failure}) and [node] accel = "kvm"; mend it, '
+            'or set accel = "auto" to emulate where KVM is missing',
+            stage=STAGE,
+        )
+    return Accel("tcg", f"no working KVM ({found.failure}): guests are emulated, many times slower")
+
+
+def probed(run_dir: Path, user: str | None = None) -> Probe:
+    """Return this boot's answer: the one that root has noted, else that of a probe now."""
+    path = run_dir / _CACHE
+    key = {"boot": _boot_id(), "user": user}
+    known = _read(path, key)
+    if known is not None:
+        return known
+    found = probe(user)
+    with contextlib.suppress(OSError):  # not root, or no such directory: probe again next time
+        _write(path, {**key, "failure": found.failure, "note": found.note})
+    return found
+
+
+def probe(user: str | None = None, timeout: float = PROBE_TIMEOUT) -> Probe:
+    """Execute guest instructions in a child, as ``user`` if that can be; never hangs."""
+    command = [sys.executable, "-I", "-m", __name__, user if user and os.geteuid() == 0 else ""]
+    # No "with": leaving it would wait for ever for a child that cannot be killed.
+    child = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd="/"
+    )
+    try:
+        out, err = child.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.communicate(timeout=_KILL_TIMEOUT)
+        return Probe(
+            f"{_DEVICE} opens, but a guest runs far too slowly or not at all: "
+            f"{timeout:g} s were not enough for what takes 0.1 s"
+        )
+    try:
+        answer = json.loads(out)
+        return Probe(str(answer["failure"]), str(answer["note"]))
+    except (ValueError, KeyError, TypeError):
+        last = err.decode("utf-8", "replace").strip().splitlines()[-1:] or [""]
+        return Probe(f"the probe ended with {child.returncode}: {last[0][:200]}")
+
+
+# -- the noted answer -------------------------------------------------------------------------
+
+
+def _boot_id() -> str:
+    return _BOOT_ID.read_text(encoding="ascii").strip()
+
+
+def _read(path: Path, key: dict[str, Any]) -> Probe | None:
+    """Return the noted answer if it is of this boot and nobody but its owner could write it."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o022:
+            return None
+        try:
+            noted = json.loads(file.read(65536))
+            if any(noted[name] != value for name, value in key.items()):
+                return None
+            return Probe(str(noted["failure"]), str(noted["note"]))
+        except (ValueError, KeyError, TypeError):
+            return None
+
+
+def _write(path: Path, noted: dict[str, Any]) -> None:
+    fresh = path.with_name(f"{path.name}.{os.getpid()}")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with os.fdopen(os.open(fresh, flags, 0o644), "w", encoding="utf-8") as file:
+        json.dump(noted, file)
+    fresh.rename(path)
+
+
+# -- in the child -----------------------------------------------------------------------------
+
+
+def main(user: str) -> None:
+    """Probe in this process, as ``user`` if given (it must be root's child), and print JSON."""
+    if user:
+        entry = pwd.getpwnam(user)
+        os.initgroups(user, entry.pw_gid)
+        os.setgid(entry.pw_gid)
+        os.setuid(entry.pw_uid)
+    note = ""
+    try:
+        device = os.open(_DEVICE, os.O_RDWR | os.O_CLOEXEC)
+        machine = platform.machine()
+        if machine == "x86_64":
+            failure = _execute(device)
+        else:
+            # The registers to set differ with each architecture; there, trust that a virtual
+            # machine can be made, and say so.
+            os.close(fcntl.ioctl(device, _CREATE_VM, 0))
+            failure, note = "", f"KVM is believed to work: cannot probe it on {machine}"
+    except OSError as error:
+        failure = f"{_DEVICE}: {error.strerror}{f' for user {user}' if user else ''}"
+    print(json.dumps({"failure": failure, "note": note}))  # noqa: T201 - the parent reads it
+
+
+def _execute(device: int) -> str:
+    """Run the guest program in 64-bit mode; return why that failed, or nothing."""
+    version = fcntl.ioctl(device, _GET_API_VERSION)
+    if version != _API_VERSION:
+        return f"KVM API version {version}, expected {_API_VERSION}"
+    vm = fcntl.ioctl(device, _CREATE_VM, 0)
+    memory = _guest_memory()
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    # struct kvm_userspace_memory_region: slot, flags, guest address, size, host address
+    region = struct.pack("=IIQQQ", 0, 0, 0, _MEMORY, address)
+    fcntl.ioctl(vm, _SET_USER_MEMORY_REGION, region)
+    vcpu = fcntl.ioctl(vm, _CREATE_VCPU, 0)
+    size = fcntl.ioctl(device, _GET_VCPU_MMAP_SIZE)
+    run = mmap.mmap(vcpu, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+    sregs = bytearray(_SREGS_SIZE)
+    fcntl.ioctl(vcpu, _GET_SREGS, sregs)
+    _long_mode(sregs)
+    fcntl.ioctl(vcpu, _SET_SREGS, bytes(sregs))
+    # struct kvm_regs: 16 general registers, rip, rflags (bit 1 is always set)
+    fcntl.ioctl(vcpu, _SET_REGS, struct.pack("=18Q", *([0] * 16), _CODE, 2))
+    fcntl.ioctl(vcpu, _RUN, 0)
+    (reason,) = struct.unpack_from("=I", run, _EXIT_REASON)
+    (result,) = struct.unpack_from("=I", memory, _RESULT)
+    if reason != _EXIT_HLT or result != _MAGIC:
+        return f"KVM ended with exit reason {reason} and result {result:#x}"
+    return ""
+
+
+def _guest_memory() -> mmap.mmap:
+    """Return the guest's memory: the program, and page tables that map the first 2 MiB 1:1."""
+    memory = mmap.mmap(-1, _MEMORY)
+    memory[_CODE : _CODE + len(_PROGRAM)] = _PROGRAM
+    present_writable, large = 0x3, 0x80  # Intel SDM vol. 3, 4.5: page-table entries
+    for table, entry in (
+        (_PML4, _PDPT | present_writable),
+        (_PDPT, _PD | present_writable),
+        (_PD, present_writable | large),
+    ):
+        struct.pack_into("=Q", memory, table, entry)
+    return memory
+
+
+def _long_mode(sregs: bytearray) -> None:
+    """Set 64-bit mode in a struct kvm_sregs: segments, then cr0, cr2, cr3, cr4, cr8, efer."""
+    # struct kvm_segment: base, limit, selector, type, present, dpl, db, s, l, g, avl, unusable
+    code = struct.pack("=QIH10B", 0, 0xFFFFFFFF, 8, 11, 1, 0, 0, 1, 1, 1, 0, 0, 0)
+    data = struct.pack("=QIH10B", 0, 0xFFFFFFFF, 16, 3, 1, 0, 1, 1, 0, 1, 0, 0, 0)
+    segments = code + data * 5
+    sregs[: len(segments)] = segments
+    cr0, cr4, efer = 0x80000031, 0x20, 0x500  # PG NE ET PE; PAE; LMA LME
+    struct.pack_into("=6Q", sregs, _CONTROL_REGISTERS, cr0, 0, _PML4, cr4, 0, efer)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

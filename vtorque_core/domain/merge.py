@@ -1,0 +1,157 @@
+"""Merge what all plugins contribute to one guest's domain, or say who disagrees with whom.
+
+Pure. The result does not depend on the order in which plugins are asked.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from vtorque_core.api_domain import Element, Filesystem, ListElement, MemoryBacking, Single
+from vtorque_core.errors import Conflict, Refused
+
+E = TypeVar("E", bound=Element)
+
+CORE = "core"
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,80}")  # what an alias may have: formatdomain.html, "alias"
+
+
+@dataclass(frozen=True)
+class Contributed:
+    """One element and who brought it: the plugin's name and its distribution with version."""
+
+    plugin: str
+    distribution: str
+    element: Element
+
+    def __str__(self) -> str:
+        """Return who brought it, as messages say it."""
+        return f"plugin {self.plugin} ({self.distribution})"
+
+
+@dataclass(frozen=True)
+class Merged:
+    """One element of the domain. ``alias`` is empty for a :class:`Single`.
+
+    ``number`` counts the list elements of one class from 0; ``plugins`` are all that had a say.
+    """
+
+    element: Element
+    alias: str
+    number: int
+    plugins: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class MergedDomain:
+    """All elements of one domain, in the order in which they are rendered."""
+
+    items: tuple[Merged, ...]
+
+    def lists(self, kind: type[E]) -> tuple[E, ...]:
+        """Return the elements of one class (or its subclasses), in order."""
+        return tuple(i.element for i in self.items if isinstance(i.element, kind))
+
+    def aliases(self, kind: type[E]) -> dict[str, E]:
+        """Return the elements of one class by alias, in order."""
+        return {i.alias: i.element for i in self.items if isinstance(i.element, kind)}
+
+    def single(self, kind: type[E]) -> E | None:
+        """Return the one merged element of a class, or None if nobody has an opinion."""
+        found = self.lists(kind)
+        return found[0] if found else None
+
+
+def merge(contributions: Iterable[Contributed]) -> MergedDomain:
+    """Merge the elements of one guest.
+
+    List elements append: the core's first, then by plugin name, each plugin's in its own order.
+    Single elements merge field by field: None is no opinion, equal is fine.
+
+    Raises Conflict naming both plugins and distributions if two contributions exclude each other;
+    Refused, naming the plugin, if it returned something that is no usable element.
+    """
+    given = list(contributions)
+    for one in given:
+        _check(one)
+    if any(isinstance(one.element, Filesystem) for one in given):
+        # vhost-user needs the guest's memory in a file that both processes map.
+        needed = MemoryBacking(source="memfd", shared=True)
+        given.append(Contributed(CORE, "vtorque-core: virtiofs", needed))
+    given.sort(key=lambda c: (c.plugin != CORE, c.plugin))
+    return MergedDomain((*_singles(given), *_lists(given)))
+
+
+def _check(one: Contributed) -> None:
+    element = one.element
+    if not isinstance(element, Single | ListElement) or not dataclasses.is_dataclass(element):
+        raise Refused(
+            f"{one} returned a {type(element).__name__} for the domain, which is no Element "
+            "dataclass; report this to its authors"
+        )
+    if isinstance(element, ListElement) and not _NAME.fullmatch(element.name):
+        raise Refused(
+            f"{one} named a {type(element).__name__} {element.name!r}: a name has 1 to 80 "
+            "letters, digits, _ and -; report this to its authors"
+        )
+
+
+def _alias(one: Contributed) -> str:
+    assert isinstance(one.element, ListElement)  # noqa: S101 - the callers have looked
+    return f"ua-{one.plugin}-{one.element.name}"
+
+
+def _lists(given: list[Contributed]) -> Iterator[Merged]:
+    aliases: dict[str, Contributed] = {}
+    taken: dict[tuple[type, str, Any], Contributed] = {}
+    numbers: dict[type, int] = {}
+    for one in given:
+        element = one.element
+        if not isinstance(element, ListElement):
+            continue
+        alias = _alias(one)
+        _claim(aliases, alias, one, f"an element with the alias {alias}")
+        kind = type(element)
+        for field in kind.unique:
+            value = getattr(element, field)
+            if value is not None:
+                what = f"a {kind.__name__} with {field} {value!r}"
+                _claim(taken, (kind, field, value), one, what)
+        number = numbers.get(kind, 0)
+        numbers[kind] = number + 1
+        yield Merged(element, alias, number, (one.plugin,))
+
+
+def _claim(claimed: dict[Any, Contributed], key: Any, one: Contributed, what: str) -> None:
+    other = claimed.setdefault(key, one)
+    if other is not one:
+        both = f"both {other} and {one}" if other.plugin != one.plugin else f"{one} twice"
+        raise Conflict(f"{what} is brought by {both}")
+
+
+def _singles(given: list[Contributed]) -> Iterator[Merged]:
+    groups: dict[type, list[Contributed]] = {}
+    for one in given:
+        if isinstance(one.element, Single):
+            groups.setdefault(type(one.element), []).append(one)
+    for kind in sorted(groups, key=lambda k: (k.__module__, k.__qualname__)):
+        members = groups[kind]
+        values = {f.name: _agreed(kind, f.name, members) for f in dataclasses.fields(kind)}
+        yield Merged(kind(**values), "", 0, tuple(dict.fromkeys(m.plugin for m in members)))
+
+
+def _agreed(kind: type, field: str, members: list[Contributed]) -> Any:
+    opinions = [(m, getattr(m.element, field)) for m in members]
+    opinions = [(m, value) for m, value in opinions if value is not None]
+    for (first, one), (second, other) in itertools.pairwise(opinions):
+        if (type(one), one) != (type(other), other):
+            raise Conflict(
+                f"{kind.__name__}.{field}: {first} wants {one!r}, {second} wants {other!r}; "
+                "a job can have only one of them"
+            )
+    return opinions[0][1] if opinions else None

@@ -1,0 +1,267 @@
+"""Render one guest's merged domain as libvirt XML (https://libvirt.org/formatdomain.html).
+
+Every value is escaped, whatever template it stands in; a character that XML 1.0 cannot carry is
+refused. Pure but for reading templates. A site may replace any template: see :func:`render`.
+"""
+
+from __future__ import annotations
+
+import importlib.resources
+import os
+import re
+import textwrap
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+from xml.etree import ElementTree
+
+import jinja2
+from markupsafe import Markup
+
+from vtorque_core.api_domain import Disk, Filesystem, Interface, KernelBoot, QemuArgs
+from vtorque_core.api_node import GuestPlan
+from vtorque_core.domain.merge import Merged, MergedDomain
+from vtorque_core.errors import ConfigError, HostFault, Refused, printable
+from vtorque_core.trust import require_root_owned
+
+STAGE = "render domain"
+NAMESPACE = "https://vtorque.org/xmlns/domain/1"
+_QEMU_NAMESPACE = "http://libvirt.org/schemas/domain/qemu/1.0"
+_SECTIONS = {  # and how deep their content stands
+    "domain": 2, "metadata": 6, "os": 4, "features": 4, "cpu": 4, "clock": 4, "cputune": 4,
+    "devices": 4, "qemu": 4,
+}  # fmt: skip
+_MACHINES = {"x86_64": "q35", "aarch64": "virt"}
+# XML 1.0, section 2.2: all that a document may contain, escaped or not.
+_ILLEGAL = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+# Beside markup itself: white space that a parser would normalise (XML 1.0, 2.11 and 3.3.3).
+_ESCAPES = {
+    "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&apos;",
+    "\t": "&#9;", "\n": "&#10;", "\r": "&#13;",
+}  # fmt: skip
+_ESCAPED = re.compile("[&<>\"'\t\n\r]")
+
+
+@dataclass(frozen=True)
+class DomainSpec:
+    """What the core decides about one guest's domain, beside the guest's plan.
+
+    ``qemu_user``, ``qemu_group`` (None: the same name): what QEMU runs as; libvirt then changes
+    the owner of no file, so that shared images stay root's. An empty user leaves both to libvirt.
+    """
+
+    guest: GuestPlan
+    accel: Literal["kvm", "tcg"]
+    qemu_user: str = "libvirt-qemu"
+    qemu_group: str | None = None
+    allow_qemu_args: bool = False
+
+    @property
+    def console_log(self) -> Path:
+        """Return where virtlogd writes the serial console: root's, 0600, rotated at 2 MiB."""
+        return self.guest.state_dir / "console.log"
+
+
+def tap_name(mac: str) -> str:
+    """Return the tap device's name of the NIC with this MAC: 14 of 15 characters (IFNAMSIZ)."""
+    return "vt" + mac.lower().replace(":", "")
+
+
+def render(
+    spec: DomainSpec,
+    merged: MergedDomain,
+    *,
+    sockets: Mapping[str, str] | None = None,
+    taps: Mapping[str, str] | None = None,
+    overrides: Path | None = None,
+) -> str:
+    """Return the domain XML of one guest.
+
+    Args:
+        spec: the guest and what the core decided.
+        merged: its elements.
+        sockets: alias to Unix socket, for every Filesystem and every Disk with ``user_owned``:
+            the daemon that the core runs for it.
+        taps: alias to tap device name, for every Interface that a packet filter of the core
+            already guards under that name.
+        overrides: a root-owned directory of site templates: ``disk.xml.j2`` replaces the core's,
+            ``vtorque_acme/x.xml.j2`` that of package vtorque_acme.
+
+    Raises Refused for text that XML cannot carry and for QemuArgs where the site forbids them;
+    ConfigError for an untrusted override or a filter that cannot be had; HostFault for a template
+    that fails and for a socket or filter that is missing.
+    """
+    environment = _environment(overrides)
+    sections: dict[str, list[str]] = {name: [] for name in _SECTIONS}
+    for item in merged.items:
+        if item.element.section not in sections:
+            raise Refused(
+                f"plugin {item.plugins[0]}: {type(item.element).__name__} goes to the unknown "
+                f"section {item.element.section!r}; there are {', '.join(_SECTIONS)}"
+            )
+        fragment = _fragment(environment, item, spec, sockets or {}, taps or {})
+        if fragment.strip():
+            sections[item.element.section].append(fragment.rstrip())
+    values = {**_core_values(spec, merged), "sections": _joined(sections)}
+    text = _rendered(environment, "vtorque_core:templates/domain.xml.j2", "the core", values)
+    xml = "\n".join(line for line in text.splitlines() if line.strip()) + "\n"
+    _parse(xml, "domain.xml.j2")
+    return xml
+
+
+def _environment(overrides: Path | None) -> jinja2.Environment:
+    return jinja2.Environment(
+        loader=jinja2.FunctionLoader(_loader(overrides)),
+        autoescape=True,
+        finalize=_escape,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+def _loader(overrides: Path | None) -> Callable[[str], str | None]:
+    def load(name: str) -> str | None:
+        package, _, path = name.partition(":")
+        if overrides is not None:
+            base = Path(path).name
+            own = overrides / base if package == "vtorque_core" else overrides / package / base
+            if own.exists():
+                require_root_owned(own, uid=os.geteuid())
+                return own.read_text(encoding="utf-8")
+        resource = importlib.resources.files(package).joinpath(path)
+        return resource.read_text(encoding="utf-8") if resource.is_file() else None
+
+    return load
+
+
+def _escape(value: Any) -> Markup:
+    """Return a value as XML text. What is Markup already was escaped by this function."""
+    if isinstance(value, Markup):
+        return value
+    if value is None:
+        raise ValueError("a value is None")
+    text = str(value)
+    illegal = _ILLEGAL.search(text)
+    if illegal:
+        raise Refused(
+            f"'{printable(text)}' has the character U+{ord(illegal[0]):04X}, which libvirt's XML "
+            "cannot carry"
+        )
+    return Markup(_ESCAPED.sub(lambda m: _ESCAPES[m[0]], text))  # noqa: S704 - just escaped
+
+
+def _fragment(
+    environment: jinja2.Environment,
+    item: Merged,
+    spec: DomainSpec,
+    sockets: Mapping[str, str],
+    taps: Mapping[str, str],
+) -> str:
+    element = item.element
+    values: dict[str, Any] = {
+        "e": element, "alias": item.alias, "number": item.number, "spec": spec,
+        "guest": spec.guest,
+    }  # fmt: skip
+    if isinstance(element, QemuArgs) and not spec.allow_qemu_args:
+        raise Refused(
+            f"plugin {item.plugins[0]} needs raw QEMU arguments, which this site does not allow "
+            "([node] allow_qemu_args)"
+        )
+    if isinstance(element, Disk):
+        values["target"] = disk_target(item.number)
+    if isinstance(element, Filesystem) or (isinstance(element, Disk) and element.user_owned):
+        if item.alias not in sockets:
+            raise HostFault(f"no daemon serves {item.alias}", stage=STAGE)
+        values["socket"] = sockets[item.alias]
+    if isinstance(element, Interface):
+        values["tap"] = _tap(element, item.alias, taps)
+    text = _rendered(environment, element.template, ", ".join(item.plugins), values)
+    wrapped = f'<x xmlns:vtorque="{NAMESPACE}" xmlns:qemu="{_QEMU_NAMESPACE}">{text}</x>'
+    _parse(wrapped, element.template)
+    return text
+
+
+def _tap(nic: Interface, alias: str, taps: Mapping[str, str]) -> str | None:
+    if nic.filtered and nic.kind == "direct":
+        raise ConfigError(
+            f"{alias}: macvtap on {nic.source} cannot be filtered; set [network] filter = false "
+            "if guests may use any MAC and address there"
+        )
+    if nic.filtered and alias not in taps:
+        raise HostFault(f"{alias} must be filtered and nothing filters it", stage=STAGE)
+    return taps.get(alias)
+
+
+def disk_target(number: int) -> str:
+    """Return vda, vdb, ... vdz, vdaa for a disk's number from 0."""
+    letters = ""
+    number += 1
+    while number:
+        number, rest = divmod(number - 1, 26)
+        letters = chr(ord("a") + rest) + letters
+    return "vd" + letters
+
+
+def _rendered(
+    environment: jinja2.Environment, template: str, plugins: str, values: Mapping[str, Any]
+) -> str:
+    try:
+        return environment.get_template(template).render(values)
+    except (jinja2.TemplateError, ModuleNotFoundError, AttributeError, TypeError, ValueError) as e:
+        raise HostFault(
+            f"template {template} of {plugins}: {type(e).__name__}: {e}", stage=STAGE
+        ) from e
+
+
+def _parse(xml: str, template: str) -> None:
+    try:
+        ElementTree.fromstring(xml)  # noqa: S314 - our own text, with no DTD
+    except ElementTree.ParseError as error:
+        raise HostFault(f"template {template} gives malformed XML: {error}", stage=STAGE) from None
+
+
+def _joined(sections: Mapping[str, list[str]]) -> dict[str, Markup]:
+    # Fragments are escaped. Indenting is safe: line breaks in values are character references now.
+    return {
+        name: Markup(textwrap.indent("\n".join(parts), " " * _SECTIONS[name]))  # noqa: S704
+        for name, parts in sections.items()
+    }
+
+
+def _core_values(spec: DomainSpec, merged: MergedDomain) -> dict[str, Any]:
+    guest = spec.guest
+    arch = guest.image.arch
+    if arch not in _MACHINES:
+        raise Refused(
+            f"image {guest.image.name} is for {arch!r}; guests can be {', '.join(_MACHINES)}"
+        )
+    place = guest.placement
+    vcpu = place.cores.get("vcpu", ())
+    emulator = place.cores.get("emulator", ()) or place.share or vcpu
+    kernel = merged.single(KernelBoot)
+    x86 = arch == "x86_64"
+    direct = kernel is not None and kernel.kernel is not None
+    return {
+        "spec": spec, "guest": guest, "console_log": spec.console_log,
+        "machine": _MACHINES[arch], "x86": x86,
+        # The virt machine boots a disk through UEFI, and has ACPI only with it.
+        "firmware": not x86 and not direct, "acpi": x86 or not direct,
+        "share": _cpuset(place.share or tuple(sorted({*vcpu, *emulator}))),
+        "vcpupin": _vcpupin(guest.vcpus, vcpu or place.share),
+        "emulatorpin": _cpuset(emulator),
+    }  # fmt: skip
+
+
+def _vcpupin(vcpus: int, cores: tuple[int, ...]) -> list[tuple[int, str]]:
+    """Return (vCPU, host CPUs): one each where there are as many, else all over all of them."""
+    if not cores:
+        return []
+    if len(cores) == vcpus:
+        return [(number, str(core)) for number, core in enumerate(cores)]
+    return [(number, _cpuset(cores)) for number in range(vcpus)]
+
+
+def _cpuset(cores: tuple[int, ...]) -> str:
+    return ",".join(str(core) for core in sorted(set(cores)))

@@ -1,0 +1,386 @@
+"""Everything vTorque asks of libvirt; the only module that imports it, and only when needed.
+
+Every call runs in a thread with a deadline: a libvirtd that hangs costs that time and a HostFault,
+never the process. The abandoned thread is a daemon thread, so the process can still end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar
+from xml.etree import ElementTree
+
+from vtorque_core.errors import HostFault
+
+T = TypeVar("T")
+
+STAGE = "libvirt"
+CALL_TIMEOUT = 60.0
+"""Seconds for one call. A first createXML after a QEMU update probes QEMU, which takes seconds."""
+_POLL = 0.05
+_CLOSE_TIMEOUT = 5.0
+_METADATA = "https://vtorque.org/xmlns/domain/1"
+
+_connections: dict[str, Any] = {}
+_lock = threading.Lock()
+
+
+def _forget() -> None:
+    """Drop a parent's connections in a forked child, without closing them on the shared socket."""
+    for connection in _connections.values():
+        connection._o = None  # what virConnect.__del__ would close (libvirt-python, libvirt.py)
+    _connections.clear()
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+@dataclass(frozen=True)
+class DomainInfo:
+    """One domain that libvirt knows. ``id`` is new with each start; None: not running.
+
+    ``job``, ``owner``: as vTorque's metadata say them; None: not one of vTorque's guests.
+    """
+
+    name: str
+    uuid: str
+    id: int | None
+    state: str
+    job: str | None = None
+    owner: str | None = None
+
+
+@cache
+def _libvirt() -> ModuleType:
+    try:
+        import libvirt  # noqa: PLC0415 - 22 ms that only root's processes may pay
+    except ImportError as error:
+        raise HostFault(f"the Python package libvirt-python is unusable: {error}") from None
+    # By default the library prints every error to stderr, which is the job's output.
+    libvirt.registerErrorHandler(lambda _context, _error: None, None)
+    module: ModuleType = libvirt
+    return module
+
+
+def _bounded(work: Callable[[], T], what: str, timeout: float) -> T:
+    """Return ``work()``, or raise HostFault after ``timeout`` seconds and abandon it."""
+    results: list[T] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(work())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name=f"libvirt {what}", daemon=True)
+    thread.start()
+    thread.join(max(timeout, 0.0))
+    if errors:
+        raise errors[0]
+    if not results:
+        raise HostFault(
+            f"{what}: libvirtd has not answered for {timeout:g} s; look at its log, restart it "
+            "(running guests survive that)",
+            stage=STAGE,
+        )
+    return results[0]
+
+
+def _call(uri: str, what: str, work: Callable[[Any], T], timeout: float = CALL_TIMEOUT) -> T:
+    """Return ``work(connection)``; every failure is a HostFault, a lost connection is dropped."""
+    module = _libvirt()
+    deadline = time.monotonic() + timeout
+    connection = _bounded(lambda: _connect(uri), what, timeout)
+    try:
+        return _bounded(lambda: work(connection), what, deadline - time.monotonic())
+    except HostFault:
+        _connections.pop(uri, None)
+        raise
+    except module.libvirtError as error:
+        if error.get_error_code() == module.VIR_ERR_RPC or not _alive(connection):
+            _connections.pop(uri, None)
+        raise HostFault(f"{what}: {error}", stage=STAGE) from error
+
+
+def _alive(connection: Any) -> bool:
+    try:
+        return bool(connection.isAlive())  # local knowledge, no message
+    except _libvirt().libvirtError:
+        return False
+
+
+def _connect(uri: str) -> Any:
+    module = _libvirt()
+    with _lock:
+        known = _connections.get(uri)
+    if known is not None and _alive(known):
+        return known
+    try:
+        fresh = module.open(uri)
+    except module.libvirtError as error:
+        raise HostFault(
+            f"libvirtd does not answer at {uri} ({error}): start libvirtd and virtlogd on this "
+            "node (systemctl start libvirtd), and see vtorque doctor",
+            stage=STAGE,
+        ) from None
+    with _lock:
+        _connections[uri] = fresh
+    return fresh
+
+
+def connect(uri: str, timeout: float = 10.0) -> None:
+    """Check that libvirtd answers at ``uri``; the connection is kept for this process.
+
+    Raises HostFault with what to do if it does not within ``timeout`` seconds.
+    """
+    _call(uri, "connect", lambda c: c.getLibVersion(), timeout)
+
+
+def close() -> None:
+    """Close this process's connections; the next call makes a new one."""
+    while _connections:
+        _, connection = _connections.popitem()
+        with contextlib.suppress(HostFault, _libvirt().libvirtError):
+            _bounded(connection.close, "close", _CLOSE_TIMEOUT)
+
+
+def _find(connection: Any, uuid: str) -> Any | None:
+    module = _libvirt()
+    try:
+        return connection.lookupByUUIDString(uuid)
+    except module.libvirtError as error:
+        if error.get_error_code() == module.VIR_ERR_NO_DOMAIN:
+            return None
+        raise
+
+
+# -- domains ----------------------------------------------------------------------------------
+
+
+def create_domain(uri: str, xml: str, timeout: float = CALL_TIMEOUT) -> None:
+    """Start a transient domain from XML that libvirt validates against its schema.
+
+    Nothing of it is left when it ends. Raises HostFault. After a time-out it may still appear:
+    release it as if it had been created.
+    """
+    flags = _libvirt().VIR_DOMAIN_START_VALIDATE
+    _call(uri, "start domain", lambda c: c.createXML(xml, flags), timeout)
+
+
+def destroy_domain(uri: str, uuid: str, deadline_s: float = 60.0) -> None:
+    """End a domain at once and wait until libvirt no longer has it running; gone is fine.
+
+    A domain of the same UUID started meanwhile (another id) is left alone. Raises HostFault if
+    QEMU is still there after ``deadline_s`` seconds (a process in uninterruptible sleep).
+    """
+    deadline = time.monotonic() + deadline_s
+    doomed = _call(uri, "find domain", lambda c: _running_id(c, uuid), deadline_s)
+    if doomed is None:
+        return
+    failure = ""
+    while True:
+        left = deadline - time.monotonic()
+        now = _call(uri, "find domain", lambda c: _running_id(c, uuid), max(left, 1.0))
+        if now != doomed:
+            return
+        if left <= 0:
+            raise HostFault(
+                f"domain {uuid} (id {doomed}) has not ended in {deadline_s:g} s"
+                f"{': ' + failure if failure else ''}; if its QEMU is in state D, its storage "
+                "or device hangs",
+                stage=STAGE,
+            )
+        failure = _call(uri, "destroy domain", lambda c: _destroy(c, uuid, doomed), left)
+        if failure:
+            time.sleep(_POLL)
+
+
+def _running_id(connection: Any, uuid: str) -> int | None:
+    domain = _find(connection, uuid)
+    if domain is None:
+        return None
+    number: int = domain.ID()
+    return number if number >= 0 else None
+
+
+def _destroy(connection: Any, uuid: str, doomed: int) -> str:
+    """Destroy the domain if it is still that one; return why that failed, or nothing."""
+    module = _libvirt()
+    domain = _find(connection, uuid)
+    if domain is None or domain.ID() != doomed:
+        return ""
+    try:
+        domain.destroy()
+    except module.libvirtError as error:
+        if error.get_error_code() in (module.VIR_ERR_NO_DOMAIN, module.VIR_ERR_OPERATION_INVALID):
+            return ""
+        return str(error)
+    return ""
+
+
+def domain_state(uri: str, uuid: str) -> str | None:
+    """Return ``running``, ``paused``, ``crashed``, ... or None if there is no such domain."""
+
+    def state(connection: Any) -> str | None:
+        domain = _find(connection, uuid)
+        return None if domain is None else _state(domain)
+
+    return _call(uri, "domain state", state)
+
+
+def _state(domain: Any) -> str:
+    module = _libvirt()
+    names = {
+        module.VIR_DOMAIN_RUNNING: "running",
+        module.VIR_DOMAIN_BLOCKED: "running",
+        module.VIR_DOMAIN_PAUSED: "paused",
+        module.VIR_DOMAIN_SHUTDOWN: "shutting down",
+        module.VIR_DOMAIN_SHUTOFF: "shut off",
+        module.VIR_DOMAIN_CRASHED: "crashed",
+        module.VIR_DOMAIN_PMSUSPENDED: "suspended",
+    }
+    return names.get(domain.state()[0], "unknown")
+
+
+def list_domains(uri: str) -> list[DomainInfo]:
+    """Return all domains at ``uri``, sorted by name."""
+
+    def domains(connection: Any) -> list[DomainInfo]:
+        found = (_info(domain) for domain in connection.listAllDomains())
+        return sorted((d for d in found if d is not None), key=lambda d: d.name)
+
+    return _call(uri, "list domains", domains)
+
+
+def _info(domain: Any) -> DomainInfo | None:
+    module = _libvirt()
+    try:
+        number, state = domain.ID(), _state(domain)
+    except module.libvirtError as error:
+        if error.get_error_code() == module.VIR_ERR_NO_DOMAIN:
+            return None  # it ended since it was listed
+        raise
+    job = owner = None
+    with contextlib.suppress(module.libvirtError):  # no metadata of ours, or gone by now
+        text = domain.metadata(module.VIR_DOMAIN_METADATA_ELEMENT, _METADATA)
+        element = ElementTree.fromstring(text)  # noqa: S314 - from libvirt, written by root
+        job, owner = element.get("id"), element.get("owner")
+    number_or_none = number if number >= 0 else None
+    return DomainInfo(domain.name(), domain.UUIDString(), number_or_none, state, job, owner)
+
+
+def domain_xml(uri: str, uuid: str) -> str | None:
+    """Return the live XML of a domain, or None if there is none."""
+
+    def xml(connection: Any) -> str | None:
+        domain = _find(connection, uuid)
+        return None if domain is None else str(domain.XMLDesc())
+
+    return _call(uri, "domain XML", xml)
+
+
+def console_pty(uri: str, uuid: str) -> Path | None:
+    """Return the pseudoterminal of a guest's serial console, for root to read and write."""
+    xml = domain_xml(uri, uuid)
+    if xml is None:
+        return None
+    source = ElementTree.fromstring(xml).find("./devices/serial/source")  # noqa: S314 - as above
+    path = source.get("path") if source is not None else None
+    return Path(path) if path else None
+
+
+# -- the node ---------------------------------------------------------------------------------
+
+
+def host_cpus(uri: str) -> tuple[int, ...]:
+    """Return the ids of the host CPUs that are online."""
+
+    def cpus(connection: Any) -> tuple[int, ...]:
+        _count, online, _number = connection.getCPUMap()
+        return tuple(number for number, on in enumerate(online) if on)
+
+    return _call(uri, "host CPUs", cpus)
+
+
+def host_memory_mib(uri: str) -> int:
+    """Return the host's memory in MiB."""
+    return int(_call(uri, "host memory", lambda c: c.getInfo()[1]))
+
+
+def qemu_uid(user: str) -> int:
+    """Return the uid that QEMU runs as. Raises HostFault if the user does not exist."""
+    import pwd  # noqa: PLC0415 - only here
+
+    try:
+        return pwd.getpwnam(user).pw_uid
+    except KeyError:
+        raise HostFault(
+            f"user {user!r}, which QEMU shall run as, does not exist; install libvirt's QEMU "
+            "driver or set [node] qemu_user",
+            stage=STAGE,
+        ) from None
+
+
+# -- networks ---------------------------------------------------------------------------------
+
+
+def _find_network(connection: Any, name: str) -> Any | None:
+    module = _libvirt()
+    try:
+        return connection.networkLookupByName(name)
+    except module.libvirtError as error:
+        if error.get_error_code() == module.VIR_ERR_NO_NETWORK:
+            return None
+        raise
+
+
+def network_active(uri: str, name: str) -> bool:
+    """Return whether a network of this name is up."""
+
+    def active(connection: Any) -> bool:
+        network = _find_network(connection, name)
+        return network is not None and bool(network.isActive())
+
+    return _call(uri, f"network {name}", active)
+
+
+def define_network(uri: str, xml: str) -> None:
+    """Define a network, or redefine the one of that name, without starting it. HostFault."""
+    _call(uri, "define network", lambda c: c.networkDefineXML(xml))
+
+
+def start_network(uri: str, xml: str) -> None:
+    """Define a network from XML, have it start with libvirtd, and start it if it is not up."""
+
+    def start(connection: Any) -> None:
+        network = connection.networkDefineXML(xml)
+        network.setAutostart(1)
+        if not network.isActive():
+            network.create()
+
+    _call(uri, "start network", start)
+
+
+def remove_network(uri: str, name: str) -> None:
+    """Stop and undefine a network; a missing one is fine."""
+
+    def remove(connection: Any) -> None:
+        network = _find_network(connection, name)
+        if network is None:
+            return
+        persistent = network.isPersistent()
+        if network.isActive():
+            network.destroy()
+        if persistent:
+            network.undefine()
+
+    _call(uri, f"remove network {name}", remove)
