@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from vtorque_core.api_batch import NodeAdapter, Submitter
     from vtorque_core.api_guest import GuestDriver
     from vtorque_core.api_image import Builder
+    from vtorque_core.api_node import Site
 
 __all__ = [
     "BatchSystem",
@@ -132,11 +133,14 @@ class GuestType:
 
 @dataclass(frozen=True)
 class BatchSystem:
-    """One batch system. ``submitter`` is called by ``vsub``/``vmgr``, ``node`` by root's hooks."""
+    """One batch system. ``submitter`` is called by ``vsub``/``vmgr``, ``node`` by root's hooks.
+
+    Both get the site config.
+    """
 
     name: str
-    submitter: Callable[[], Submitter]
-    node: Callable[[], NodeAdapter]
+    submitter: Callable[[Site], Submitter]
+    node: Callable[[Site], NodeAdapter]
 
 
 @dataclass(frozen=True)

@@ -92,13 +92,13 @@ def vtorque_batch_systems() -> Iterable[BatchSystem]:
 
         from vtorque_core.api import BatchSystem, hookimpl
 
-        def submitter():
+        def submitter(site):
             from acme.submit import AcmeSubmitter
-            return AcmeSubmitter()
+            return AcmeSubmitter(site)
 
-        def node():
+        def node(site):
             from acme.node import AcmeNode
-            return AcmeNode()
+            return AcmeNode(site)
 
         @hookimpl
         def vtorque_batch_systems():

@@ -35,7 +35,7 @@ def prologue(config: Path, argv: tuple[str, ...]) -> None:
     from vtorque_core.setup import runtime_directories  # noqa: PLC0415
 
     site, plugins = load_for_root(config)
-    adapter = plugins.batch_system(site.batch.system).node()
+    adapter = plugins.batch_system(site.batch.system).node(site)
     runtime_directories(site)
     sys.exit(module.run(adapter, site, plugins, argv, dict(os.environ)))
 
@@ -56,13 +56,11 @@ def epilogue(config: Path, argv: tuple[str, ...]) -> None:
 @click.option("--config", type=click.Path(path_type=Path), default=None)
 def jobshell(config: Path | None) -> None:
     """Run a job script inside its guest, as the job's user, instead of a shell."""
-    from vtorque_core.cli.site import load  # noqa: PLC0415
-    from vtorque_core.config import CONFIG_PATH  # noqa: PLC0415
+    from vtorque_core.config import CONFIG_PATH, paths_of, read_toml  # noqa: PLC0415
     from vtorque_core.wrapper import run_job  # noqa: PLC0415
 
     try:
-        site, _ = load(config or CONFIG_PATH, node=False, only=frozenset())
-        code = run_job(site.paths)
+        code = run_job(paths_of(read_toml(config or CONFIG_PATH)))
     except VtorqueError as error:
         sys.stderr.write(f"vtorque: {error}\n")
         code = EXIT_NO_PROOF

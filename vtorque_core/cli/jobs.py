@@ -43,7 +43,7 @@ def cancel(config: Path, job_ids: tuple[str, ...]) -> None:
 
 def _submitter(config: Path) -> Submitter:
     site, plugins = load(config, node=False)
-    return plugins.batch_system(site.batch.system).submitter()
+    return plugins.batch_system(site.batch.system).submitter(site)
 
 
 def _row(job: JobInfo) -> tuple[str, ...]:

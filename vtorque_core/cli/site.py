@@ -14,7 +14,7 @@ def load_for_user() -> tuple[Site, Plugins]:
 
     ``VTORQUE_CONFIG`` names another config file: harmless here, since the node decides again.
     """
-    return load(Path(os.environ.get("VTORQUE_CONFIG", CONFIG_PATH)), node=False)
+    return load(Path(os.environ.get("VTORQUE_CONFIG") or CONFIG_PATH), node=False)
 
 
 def load_for_root(path: Path, only: frozenset[str] | None = None) -> tuple[Site, Plugins]:

@@ -58,7 +58,7 @@ def submit(argv: Sequence[str]) -> int:
     if {"-h", "--help"} & set(argv[:1]):
         sys.stdout.write(help_text(site, plugins))
         return 0
-    submitter = plugins.batch_system(site.batch.system).submitter()
+    submitter = plugins.batch_system(site.batch.system).submitter(site)
     args = submitter.split([arg for arg in argv if arg != DRY_RUN])
     pairs = requested(args.vm, args.directives)
     if pairs is None or (not pairs and not site.batch.vm_by_default):

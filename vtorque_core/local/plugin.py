@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vtorque_core.api import BatchSystem, hookimpl, setting
 
 if TYPE_CHECKING:
     from vtorque_core.api_batch import NodeAdapter, Submitter
+    from vtorque_core.api_node import Site
 
 
 @dataclass(frozen=True)
@@ -21,19 +22,17 @@ class Settings:
     spool: str = setting("", doc="root-owned directory of the queue; empty: <paths.state>/local")
 
 
-def submitter(site: Any = None) -> Submitter:
+def submitter(site: Site) -> Submitter:
     """Return the submitting half; ``site`` gives the socket's directory."""
     from vtorque_core.local.submitter import LocalSubmitter  # noqa: PLC0415
 
-    return LocalSubmitter() if site is None else LocalSubmitter(site.paths)
+    return LocalSubmitter(site.paths)
 
 
-def node(site: Any = None) -> NodeAdapter:
+def node(site: Site) -> NodeAdapter:
     """Return the node half."""
     from vtorque_core.local.node import LocalNode  # noqa: PLC0415
 
-    if site is None:
-        return LocalNode()
     return LocalNode(spool_path(site.paths.state, site[Settings]))
 
 

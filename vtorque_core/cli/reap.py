@@ -1,0 +1,58 @@
+"""``vtorque reap``: release what belongs to jobs that the batch system no longer knows."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+
+import click
+
+from vtorque_core.errors import EXIT_FAILED
+
+
+@click.command()
+@click.argument("job_id", metavar="[JOB]", default="")
+@click.option("--config", type=click.Path(path_type=Path), default=None, help="Other config file.")
+@click.option("--dry-run", is_flag=True, help="Say what would be released.")
+@click.option(
+    "--abandon",
+    multiple=True,
+    metavar="JOB:RECORD",
+    help="Give up one record that cannot be released, and what it holds.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def reap(
+    job_id: str, config: Path | None, dry_run: bool, abandon: tuple[str, ...], as_json: bool
+) -> None:
+    """Release what ended jobs have left on this node; only of JOB if given. Root only.
+
+    A job that the batch system still knows, or cannot be asked about, is left alone. Exit code 1
+    if something could not be released.
+    """
+    from vtorque_core.cli.site import load_for_root  # noqa: PLC0415
+    from vtorque_core.config import CONFIG_PATH  # noqa: PLC0415
+    from vtorque_core.reap import reap as release  # noqa: PLC0415
+
+    site, plugins = load_for_root(config or CONFIG_PATH)
+    results = release(
+        site.paths,
+        plugins.batch_system(site.batch.system).node(site).alive,
+        batch=site.batch.system,
+        dry_run=dry_run,
+        only=job_id or None,
+        abandon=abandon,
+        release_timeout=site.node.release_timeout,
+        deadline=site.node.teardown_timeout,
+    )
+    if as_json:
+        click.echo(json.dumps([dataclasses.asdict(result) for result in results], indent=2))
+    else:
+        for result in results:
+            click.echo(
+                f"{result.job}: {result.action}" + (f": {result.message}" if result.message else "")
+            )
+            for line in result.report.lines() if result.report else ():
+                click.echo(f"  {line}")
+    sys.exit(0 if all(result.ok for result in results) else EXIT_FAILED)
