@@ -35,7 +35,9 @@ pieces = st.lists(
     st.one_of(well_formed, well_formed, raw_headers, st.binary(max_size=100), st.just(EXIT)),
     max_size=12,
 ).map(b"".join)
-quick = settings(deadline=None, max_examples=150, suppress_health_check=list(HealthCheck))
+quick = settings(
+    deadline=None, max_examples=150, suppress_health_check=list(HealthCheck), database=None
+)
 
 
 class HostileGuest:
