@@ -1,0 +1,210 @@
+"""The driver's elements, context and seed, and how it waits for a guest."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from vtorque_core.api import JobRequest
+from vtorque_core.api_context import EnvVar, Mount, RootCommand
+from vtorque_core.api_domain import Channel, Disk, Filesystem, KernelBoot
+from vtorque_core.api_node import HostFault, Share
+from vtorque_core.names import Paths
+from vtorque_linux_guest import bundle
+from vtorque_linux_guest.driver import LinuxDriver, cmdline
+from vtorque_linux_guest.seed import Seed
+from vtorque_linux_guest.settings import Settings
+from vtorque_linux_guest.testing_guests import DEBIAN, MICRO
+
+DRIVER = LinuxDriver()
+
+
+class Site:
+    """A site config with this plugin's settings only."""
+
+    paths = Paths()
+
+    def __init__(self, **settings: object) -> None:
+        self.settings = Settings(**settings)  # type: ignore[arg-type]
+
+    def __getitem__(self, kind: type) -> object:
+        assert kind is Settings
+        return self.settings
+
+
+def of(items, kind):
+    return [item for item in items if isinstance(item, kind)]
+
+
+def test_ports_seed_and_shares(plan) -> None:
+    shares = (
+        Share("home", "/h/alice", "/home/alice", user_owned=True),
+        Share("opt", "/opt", "/opt-hpc", readonly=True),
+        Share("scratch", "srv:/scratch", "/scratch", kind="nfs"),
+    )
+    elements = list(DRIVER.elements(plan(image=DEBIAN, shares=shares), Site()))
+    assert [(c.port, c.path, c.owner) for c in of(elements, Channel)] == [
+        ("org.vtorque.status", "/nonexistent/run/status.sock", "root"),
+        ("org.vtorque.run", "/nonexistent/run/run.sock", "job"),
+    ]
+    assert of(elements, Disk) == [
+        Disk("seed", "/nonexistent/state/seed.iso", format="raw", readonly=True, serial="vtseed")
+    ]
+    assert of(elements, Filesystem) == [
+        Filesystem("home", "/h/alice", tag="home", user_owned=True),
+        Filesystem("opt", "/opt", tag="opt", readonly=True),
+    ]
+    assert of(elements, KernelBoot) == []
+    mounts = of(DRIVER.context(plan(image=DEBIAN, shares=shares), Site()), Mount)
+    assert mounts == [
+        Mount("virtiofs", "home", "/home/alice"),
+        Mount("virtiofs", "opt", "/opt-hpc", readonly=True),
+        Mount("nfs", "srv:/scratch", "/scratch"),
+    ]
+
+
+def test_the_users_disk_is_the_first_guests_only(plan) -> None:
+    request = JobRequest({"disk": "/home/alice/data.raw"})
+    first, second = plan(request=request), plan(request=request, rank=1)
+    data = [d for d in of(DRIVER.elements(first, Site()), Disk) if d.name == "data"]
+    assert data == [
+        Disk("data", "/home/alice/data.raw", format="raw", serial="vtdata", user_owned=True)
+    ]
+    assert Mount("disk", "vtdata", "/data") in list(DRIVER.context(first, Site()))
+    assert RootCommand(("chown", "1000:1000", "/data")) in list(DRIVER.context(first, Site()))
+    assert [d.name for d in of(DRIVER.elements(second, Site()), Disk)] == ["seed"]
+    assert [m.target for m in of(DRIVER.context(second, Site()), Mount)] == ["/home/alice"]
+
+
+def test_distro_variable(plan) -> None:
+    assert EnvVar("DISTRO", "SLG") in list(DRIVER.context(plan(), Site()))
+
+
+def test_kernel_and_command_line() -> None:
+    image = replace(MICRO, kernel=Path("/p/vmlinux"), initrd=Path("/p/initrd"), cmdline="quiet x=1")
+    assert cmdline(image) == "console=ttyS0 panic=-1 cryptomgr.notests=1 quiet x=1"
+    assert "ds=" not in cmdline(DEBIAN)
+
+
+def test_direct_boot_where_the_image_has_a_kernel(plan) -> None:
+    image = replace(MICRO, kernel=Path("/p/vmlinux"), initrd=Path("/p/initrd"))
+    (boot,) = of(DRIVER.elements(plan(image=image), Site()), KernelBoot)
+    assert (boot.kernel, boot.initrd) == ("/p/vmlinux", "/p/initrd")
+
+
+def test_seed_is_made_and_removed(plan, tmp_path: Path) -> None:
+    guest = plan(state_dir=tmp_path, run_dir=tmp_path, qemu_uid=os.geteuid())
+    epilogue = tmp_path / "epilogue"
+    epilogue.mkdir(mode=0o755)
+    (epilogue / "10-x").write_text("#!/bin/sh\n")
+    (epilogue / "10-x").chmod(0o755)
+    items = list(DRIVER.context(guest, Site()))
+    (seed,) = DRIVER.resources(guest, items, Site(prologue="/none", epilogue=str(epilogue)))
+    assert isinstance(seed, Seed)
+    seed.create()
+    assert (tmp_path / "seed.iso").read_bytes()[0x8001:0x8006] == b"CD001"
+    assert (tmp_path / "site-epilogue").exists()
+    seed.release()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["epilogue"]
+
+
+@pytest.mark.parametrize("writable", ["directory", "script"])
+def test_scripts_that_others_can_write_never_run_as_root(plan, tmp_path, writable) -> None:
+    scripts = tmp_path / "prologue"
+    scripts.mkdir(mode=0o755)
+    (scripts / "10-x").write_text("#!/bin/sh\n")
+    (scripts / "10-x").chmod(0o755)
+    (scripts if writable == "directory" else scripts / "10-x").chmod(0o777)
+    with pytest.raises(HostFault, match="only root may be able to write"):
+        DRIVER.resources(plan(), [], Site(prologue=str(scripts), epilogue="/none"))
+
+
+def test_a_script_that_is_a_link_is_not_followed(plan, tmp_path: Path) -> None:
+    scripts = tmp_path / "prologue"
+    scripts.mkdir(mode=0o755)
+    (scripts / "10-x").symlink_to("/etc/passwd")
+    with pytest.raises(HostFault, match="10-x"):
+        DRIVER.resources(plan(), [], Site(prologue=str(scripts), epilogue="/none"))
+
+
+def test_agent_conf(plan) -> None:
+    text = bundle.agent_conf(plan(), []).decode()
+    assert text == (
+        "user=alice\nuid=1000\ngid=1000\ngroups=1000,2000\nhome=/home/alice\nshell=/bin/sh\n"
+        "status=port:org.vtorque.status\nrun=port:org.vtorque.run\nspool=/var/spool/vtorque\n"
+        "setup=/run/vtorque/setup.sh\nsync=0\n"
+    )
+    assert b"sync=1\n" in bundle.agent_conf(plan(), [Mount("disk", "vtdata", "/data")])
+
+
+def test_agent_conf_cannot_be_extended_by_a_name(plan) -> None:
+    user = replace(plan().user, home="/home/x", shell="/bin/sh\nuid=0")  # noqa: S604 - a field
+    with pytest.raises(HostFault, match="shell"):
+        bundle.agent_conf(plan(user=user), [])
+
+
+@contextmanager
+def guest_that_says(path: Path, *lines: bytes) -> Iterator[None]:
+    """A status port whose guest says this and hangs up."""
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(path / "status.sock"))
+    listener.listen(1)
+
+    def serve() -> None:
+        connection = listener.accept()[0]
+        with connection:
+            connection.recv(100)
+            for line in lines:
+                connection.sendall(line + b"\n")
+            if lines:
+                connection.recv(100)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join(20)
+        listener.close()
+
+
+def test_ready_guest(plan, tmp_path: Path) -> None:
+    seen: list[str] = []
+    with guest_that_says(tmp_path, b"STEP hosts", b"STEP mount /home/a", b"READY 1"):
+        DRIVER.await_ready(plan(run_dir=tmp_path), time.monotonic() + 20, seen.append)
+    assert seen == ["hosts", "mount /home/a"]
+
+
+def test_failed_guest_says_why(plan, tmp_path: Path) -> None:
+    line = b"FAILED mount /home/a: mount: tag not found"
+    with (
+        guest_that_says(tmp_path, line),
+        pytest.raises(HostFault, match="guest vn1: mount /home/a: mount: tag not found"),
+    ):
+        DRIVER.await_ready(plan(run_dir=tmp_path), time.monotonic() + 20, lambda _: None)
+
+
+def test_dead_guest(plan, tmp_path: Path) -> None:
+    with guest_that_says(tmp_path), pytest.raises(HostFault, match=r"guest vn1: .*died"):
+        DRIVER.await_ready(plan(run_dir=tmp_path), time.monotonic() + 20, lambda _: None)
+
+
+def test_silent_guest_names_the_last_step_and_the_limit(plan, tmp_path: Path) -> None:
+    with (
+        guest_that_says(tmp_path, b"STEP packages"),
+        pytest.raises(HostFault, match=r"last step: packages.*start_timeout"),
+    ):
+        DRIVER.await_ready(plan(run_dir=tmp_path), time.monotonic() + 0.5, lambda _: None)
+
+
+def test_guest_that_never_started(plan, tmp_path: Path) -> None:
+    with pytest.raises(HostFault, match=r"status\.sock"):
+        DRIVER.await_ready(plan(run_dir=tmp_path), time.monotonic() + 1, lambda _: None)

@@ -1,0 +1,265 @@
+"""A job run by the real agent (a process of this machine) through the real driver."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from vtorque_core.api_guest import GuestDied, ReadyGuest, Script, Streams
+from vtorque_linux_guest import jobs
+from vtorque_linux_guest.agent_build import build_agent
+from vtorque_linux_guest.testing import LocalAgent
+
+PATH = {"PATH": os.environ["PATH"], "TERM": "dumb"}
+
+
+@pytest.fixture(scope="session")
+def binary(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("agent") / "vtorque-agent"
+    build_agent(out, "gcc", ("-O1",))
+    return out
+
+
+@dataclass
+class Guest:
+    """A ready guest: jobs' connections are passed on to the agent, as QEMU does."""
+
+    agent: LocalAgent
+    run_dir: Path
+
+    def run(self, content: bytes, stdin: int | None = None, **more) -> tuple[int, bytes, bytes]:
+        more = {"environ": PATH, "cwd": "/"} | more
+        script = Script("42.srv.SC", content, **more)
+        ready = ReadyGuest("vt", "vn1", 0, self.run_dir)
+        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+            code = jobs.run(ready, script, Streams(stdin, out.fileno(), err.fileno()))
+            out.seek(0)
+            err.seek(0)
+            return code, out.read(), err.read()
+
+
+@pytest.fixture
+def guest(binary: Path, tmp_path: Path) -> Iterator[Guest]:
+    with LocalAgent(binary) as agent:
+        agent.ready()
+        with _switchboard(agent, tmp_path / "run.sock"):
+            yield Guest(agent, tmp_path)
+
+
+@contextmanager
+def _switchboard(agent: LocalAgent, path: Path) -> Iterator[None]:
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(path))
+    listener.listen(1)
+
+    def serve() -> None:
+        while True:
+            try:
+                ours = listener.accept()[0]
+            except OSError:
+                return
+            theirs = agent.connect()
+            back = threading.Thread(target=_copy, args=(theirs, ours))
+            back.start()
+            _copy(ours, theirs)
+            back.join(20)
+            ours.close()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    yield
+    listener.shutdown(socket.SHUT_RDWR)
+    listener.close()
+    thread.join(20)
+
+
+def _copy(source: socket.socket, target: socket.socket) -> None:
+    try:
+        while data := source.recv(65536):
+            target.sendall(data)
+        target.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        return
+
+
+@contextmanager
+def signalled(number: int, when: Path) -> Iterator[None]:
+    """Send this process a signal once a file is there."""
+
+    def send() -> None:
+        deadline = time.monotonic() + 20
+        while not when.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        os.kill(os.getpid(), number)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    yield
+    thread.join(30)
+
+
+def test_output_and_exit_code_are_the_scripts(guest: Guest) -> None:
+    text = b"#!/bin/sh\nprintf 'out\\000\\377'; printf err >&2; exit 3\n"
+    assert guest.run(text) == (3, b"out\0\xff", b"err")
+
+
+def test_script_has_its_name_arguments_directory_and_umask(guest: Guest) -> None:
+    text = b'#!/bin/sh\nbasename "$0"; echo "$2"; pwd; umask\n'
+    code, out, _ = guest.run(text, args=("a", "b c"), cwd="/usr", umask=0o027)
+    assert (code, out) == (0, b"42.srv.SC\nb c\n/usr\n0027\n")
+
+
+def test_without_interpreter_line_the_login_shell_runs_it(guest: Guest) -> None:
+    assert guest.run(b"echo hello\nexit 4\n")[:2] == (4, b"hello\n")
+
+
+def test_the_dash_s_shell_wins_over_the_scripts_line(guest: Guest) -> None:
+    text = b"#!/bin/false\nprint('python')\n"
+    python = "/usr/bin/python3" if os.geteuid() == 0 else sys.executable
+    assert guest.run(text, interpreter=python)[:2] == (0, b"python\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "more", "code", "words"),
+    [
+        (b"#!/no/such/shell\n", {}, 127, b"interpreter"),
+        (b"#!/bin/sh\r\n", {}, 127, b"interpreter"),
+        (b"#!/etc/passwd\n", {}, 126, b"Permission denied"),
+        (b"echo\n", {"interpreter": "/no/shell"}, 127, b"/no/shell: No such file"),
+        (b"#!/bin/sh\n", {"cwd": "/no/dir"}, 126, b"working directory /no/dir"),
+        (b"#!/bin/sh\n", {"environ": {"A": "x" * (3 << 20)}}, 126, b"cannot run"),
+    ],
+)
+def test_what_cannot_be_run(guest: Guest, text: bytes, more: dict, code: int, words: bytes) -> None:
+    got, out, err = guest.run(text, **more)
+    assert (got, out) == (code, b"")
+    assert err.startswith(b"vtorque: ")
+    assert words in err
+    assert err.count(b"\n") == 1
+
+
+def test_prologue_script_epilogue_in_order_with_one_environment(guest: Guest) -> None:
+    code, out, err = guest.run(
+        b"#!/bin/sh\necho job $V\n",
+        environ=PATH | {"V": "1"},
+        prologue=b"echo before $V\n",
+        epilogue=b"#!/bin/sh\necho after $V\n",
+    )
+    assert (code, out, err) == (0, b"before 1\njob 1\nafter 1\n", b"")
+
+
+def test_a_failed_prologue_fails_the_job_and_shows_why(guest: Guest) -> None:
+    code, out, err = guest.run(b"#!/bin/sh\necho job\n", prologue=b"echo bad >&2; exit 9\n")
+    assert (code, out) == (9, b"")
+    assert err == b"bad\nvtorque: vm_prologue failed with exit code 9; the job was not run\n"
+
+
+@pytest.mark.parametrize(("script", "code"), [(b"exit 0", 5), (b"exit 3", 3)])
+def test_a_failed_epilogue_counts_if_the_script_succeeded(
+    guest: Guest, script: bytes, code: int
+) -> None:
+    got, _, err = guest.run(script, epilogue=b"echo why >&2; exit 5")
+    assert (got, err) == (code, b"why\nvtorque: vm_epilogue failed with exit code 5\n")
+
+
+def test_site_epilogue_is_asked_for_where_the_guest_has_one(
+    guest: Guest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "EPILOGUE_CLIENT", "/bin/false")
+    assert guest.run(b"exit 0")[0] == 0
+    (guest.run_dir / jobs.EPILOGUE_MARKER).touch()
+    code, _, err = guest.run(b"exit 0")
+    assert (code, err) == (1, b"vtorque: the site's epilogue failed with exit code 1\n")
+
+
+def test_login_shells_can_read_the_jobs_environment(guest: Guest) -> None:
+    value = "it's $(id)\n\\n"
+    text = b'. "$(dirname "$0")/.vtorque-environment"; printf %s "$PBS_JOBNAME"; echo "$HOME"'
+    text = b"unset PBS_JOBNAME HOME\n" + text
+    environ = PATH | {"PBS_JOBNAME": value, "HOME": "/h", "BASH_FUNC_x%%": "() { :; }"}
+    assert guest.run(text, environ=environ)[:2] == (0, value.encode() + b"\n")
+
+
+def test_term_reaches_the_script(guest: Guest) -> None:
+    flag = guest.agent.home / "started"
+    text = f"#!/bin/sh\ntrap 'echo got TERM; exit 7' TERM\ntouch {flag}\nsleep 20 & wait\n"
+    with signalled(signal.SIGTERM, flag):
+        code, out, _ = guest.run(text.encode())
+    assert (code, out) == (7, b"got TERM\n")
+
+
+def test_kill_after_the_grace_and_no_epilogue_then(guest: Guest) -> None:
+    flag = guest.agent.home / "started"
+    text = f"#!/bin/sh\ntrap '' TERM\ntouch {flag}\nsleep 20; sleep 20\n"
+    before = signal.getsignal(signal.SIGTERM)
+    started = time.monotonic()
+    with signalled(signal.SIGTERM, flag):
+        code, out, _ = guest.run(text.encode(), grace=0.3, epilogue=b"echo epilogue")
+    assert (code, out) == (137, b"")
+    assert time.monotonic() - started < 10
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+def test_term_during_the_prologue_means_no_script(guest: Guest) -> None:
+    flag = guest.agent.home / "started"
+    prologue = f"trap 'exit 0' TERM\ntouch {flag}\nsleep 20 & wait\n".encode()
+    with signalled(signal.SIGTERM, flag):
+        code, out, _ = guest.run(b"echo job", prologue=prologue)
+    assert (code, out) == (143, b"")
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGINT])
+def test_other_signals_are_forwarded(guest: Guest, number: signal.Signals) -> None:
+    flag = guest.agent.home / "started"
+    name = number.name.removeprefix("SIG")
+    text = f"#!/bin/sh\ntrap 'echo {name}; exit 0' {name}\ntouch {flag}\nsleep 20 & wait\n"
+    with signalled(number, flag):
+        assert guest.run(text.encode())[:2] == (0, f"{name}\n".encode())
+
+
+def test_a_script_killed_by_a_signal(guest: Guest) -> None:
+    assert guest.run(b"#!/bin/sh\nkill -SEGV $$\n")[0] == 139
+
+
+def test_stdin_is_passed_on(guest: Guest) -> None:
+    read, write = os.pipe()
+    os.write(write, b"typed\n")
+    os.close(write)
+    try:
+        assert guest.run(b"#!/bin/sh\ncat\n", stdin=read)[:2] == (0, b"typed\n")
+    finally:
+        os.close(read)
+
+
+def test_a_guest_that_dies_is_named(guest: Guest) -> None:
+    flag = guest.agent.home / "started"
+
+    def kill() -> None:
+        while not flag.exists():
+            time.sleep(0.01)
+        for connection in guest.agent._open[2:]:
+            connection.shutdown(socket.SHUT_RDWR)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    with pytest.raises(GuestDied, match="vn1: "):
+        guest.run(f"#!/bin/sh\ntouch {flag}\nsleep 20\n".encode())
+    thread.join(20)
+
+
+def test_no_guest_at_all(tmp_path: Path) -> None:
+    ready = ReadyGuest("vt", "vn1", 0, tmp_path)
+    with pytest.raises(GuestDied, match=r"run\.sock: No such file"):
+        jobs.run(ready, Script("s", b"", {}, "/"), Streams(None, 1, 2))
