@@ -177,7 +177,10 @@ def _release(
         return "busy", str(error), None
     except JournalError as error:
         return "unreadable", str(error), None
-    return ("released" if report.clean else "partial"), "\n".join(report.lines()), report
+    if report.clean:
+        return "released", "", report
+    left = len(report.failed) + len(report.orphaned) + len(report.held)
+    return "partial", f"{left} of {len(state.open)} records stay open", report
 
 
 def _drop_empty(paths: Paths, path: Path, dry_run: bool) -> list[JournalState]:

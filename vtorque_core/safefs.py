@@ -12,6 +12,7 @@ import contextlib
 import errno
 import os
 import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from vtorque_core.errors import HostFault
 
 _WALK = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_STRAGGLERS = 1.0  # seconds
 _MAX_DEPTH = 200  # each level holds a descriptor; root's own trees are three levels deep
 
 
@@ -121,10 +123,24 @@ def remove_tree(path: str) -> None:
         try:
             if _mount_id(descriptor) != _mount_id(directory):
                 raise HostFault(f"{path} is a mount point: unmount it first")
-            _empty(descriptor, path, 0)
+            _empty_all(descriptor, path)
         finally:
             os.close(descriptor)
         os.rmdir(name, dir_fd=directory)
+
+
+def _empty_all(directory: int, path: str) -> None:
+    """Empty a directory, again if a tool whose caller was killed has just put a file there."""
+    end = time.monotonic() + _STRAGGLERS
+    while True:
+        try:
+            _empty(directory, path, 0)
+        except OSError as error:
+            if error.errno != errno.ENOTEMPTY or time.monotonic() >= end:
+                raise
+        if not os.listdir(directory) or time.monotonic() >= end:
+            return
+        time.sleep(0.02)
 
 
 def _empty(directory: int, path: str, depth: int) -> None:

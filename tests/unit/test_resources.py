@@ -156,6 +156,22 @@ def test_tree_goes_with_all_in_it_and_follows_no_link(tmp_path):
     assert (outside / "precious").exists()
 
 
+def test_tree_waits_for_a_straggler(tmp_path, monkeypatch):
+    """qemu-img goes on for a moment when the prologue that called it was killed."""
+    (tmp_path / "job" / "g0").mkdir(parents=True)
+    real = os.rmdir
+
+    def rmdir(name, *, dir_fd):
+        if name == "g0":
+            monkeypatch.setattr(os, "rmdir", real)
+            (tmp_path / "job" / "g0" / "late").write_text("x")
+        real(name, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "rmdir", rmdir)
+    Tree(str(tmp_path / "job")).release()
+    assert not (tmp_path / "job").exists()
+
+
 def test_tree_that_is_a_link_removes_the_link(tmp_path):
     (tmp_path / "real").mkdir()
     (tmp_path / "job").symlink_to(tmp_path / "real")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from vtorque_core import hypervisor
+from vtorque_core import hypervisor, locks
 from vtorque_core import teardown as module_under_test
 from vtorque_core.api import hookimpl
 from vtorque_core.api_batch import Life
@@ -445,12 +445,33 @@ def test_a_lock_ends_with_a_killed_holder(paths):
 
 
 def test_a_child_does_not_keep_its_parents_locks(paths):
-    with job_lock(paths, "1"):
+    with node_lock(paths):
         child = Child(lambda: time.sleep(5), 5)
-    with job_lock(paths, "1", 1):
+    with node_lock(paths, 0.5):
         pass
     os.kill(child.pid, 9)
     assert "ended with -9" in child.wait()
+
+
+def test_a_lock_file_that_its_holder_removed_locks_nobody_in_with_it(paths):
+    """Who waited for the removed file must not think to hold the lock of the new one."""
+    read_end, write_end = os.pipe()
+    path = paths.job_lock("1")
+
+    def second():
+        locks.forget()  # those inherited from here
+        with job_lock(paths, "1", 5):
+            assert path.exists()
+            os.write(write_end, b"x")
+            time.sleep(1)
+
+    with job_lock(paths, "1"):
+        pid = in_other_process(second)
+        time.sleep(0.1)
+    os.read(read_end, 1)
+    with pytest.raises(Busy), job_lock(paths, "1", 0):
+        pass
+    os.waitpid(pid, 0)
 
 
 # -- reaper -----------------------------------------------------------------------------------
@@ -508,7 +529,8 @@ def test_what_stays_open_is_told_and_can_be_abandoned(paths, start, tmp_path):
     gone = {"42.srv": Life.GONE}
     result = reaped(paths, gone)["42.srv", 0]
     assert (result.action, result.ok) == ("partial", False)
-    assert "card is busy (try 1)" in result.message
+    assert result.message == "1 of 1 records stay open"
+    assert result.report.lines() == ["42.srv:1 acme-card failed: card is busy (try 1)"]
     for wrong in ("42.srv", "42.srv:x", "42.srv:9", "43.srv:1", ":1"):
         with pytest.raises(UsageError, match="--abandon"):
             reaped(paths, gone, abandon=[wrong])

@@ -1,0 +1,319 @@
+"""SIGKILL at every step of a start and of a teardown: afterwards the node is as before.
+
+A child process acquires one of each kind (real files, an overlay, a daemon, a node-wide manager,
+a plugin's device) and is killed at step N, for every N, by the journal's test seam. A teardown in
+another process must then leave the same tree, and no process. Torn records and killed teardowns
+too. Nothing here knows what the steps are.
+"""
+
+import dataclasses
+import os
+import signal
+import stat
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from vtorque_core import journal as journal_module
+from vtorque_core.api import hookimpl
+from vtorque_core.api_batch import Life
+from vtorque_core.api_node import CoreClaim, MemoryClaim, PoolClaim, Resource
+from vtorque_core.journal import JobHeader, Journal, job_lock, journals, step
+from vtorque_core.ledger import NodeShare, place
+from vtorque_core.names import Paths
+from vtorque_core.plugins import Plugins
+from vtorque_core.reap import reap, release_job
+from vtorque_core.resources import File, Overlay, Process, Setting, Tree
+
+SHARE = NodeShare(node_cpus=(0, 1), node_mem_mib=4096)
+
+
+@dataclasses.dataclass(frozen=True)
+class Shell(Resource):
+    """A plugin's device, made in two steps so that it can be found half made."""
+
+    kind = "acme-shell"
+    path: str
+
+    def create(self):
+        Path(self.path).mkdir()
+        step("within create acme-shell")
+        Path(self.path, "loaded").write_text("1")
+
+    def release(self):
+        Path(self.path, "loaded").unlink(missing_ok=True)
+        if Path(self.path).exists():
+            Path(self.path).rmdir()
+
+
+@dataclasses.dataclass(frozen=True)
+class Manager(Shell):
+    """The same for the whole node."""
+
+    kind = "acme-manager"
+    scope = "node"
+
+
+class Acme:
+    """The plugin's node module."""
+
+    @hookimpl
+    def vtorque_resources(self):
+        yield Shell
+        yield Manager
+
+
+def loaded(_state=None):
+    plugins = Plugins()
+    plugins.register("acme", Acme(), "vtorque-acme 1.0.0")
+    return plugins
+
+
+@dataclasses.dataclass
+class Node:
+    """A node in a directory."""
+
+    top: Path
+    paths: Paths
+    guests: int = 1
+
+    def job(self, job_id="1"):
+        """Start a job that acquires everything, as a prologue does."""
+        with job_lock(self.paths, job_id):
+            header = JobHeader(job_id, 0, "u", 1000, "local", {"acme": "vtorque-acme 1.0.0"})
+            journal = Journal.start(self.paths, header)
+            claims = [
+                (CoreClaim("vcpu", 1, exclusive=True), MemoryClaim(64), PoolClaim("card", ("a",))),
+                (MemoryClaim(64),),
+            ]
+            place(journal, claims[: self.guests if job_id == "1" else 0], SHARE, self.paths)
+            for resource, guest in self.resources(job_id):
+                journal.phase("pre-boot", guest)
+                journal.acquire(resource, plugin="acme", phase="pre-boot", guest=guest)
+
+    def resources(self, job_id):
+        top = self.top / f"job{job_id}"
+        yield Manager(str(self.top / "manager")), None
+        yield Tree(str(top)), None
+        for guest in range(self.guests):
+            here = top / f"g{guest}"
+            yield Tree(str(here)), guest
+            yield File(str(here / "seed"), content=b"x" * 100), guest
+            yield Overlay(str(here / "root"), str(self.top / "image"), "raw"), guest
+            yield Process(("sleep", "1000"), str(here / "lock")), guest
+            yield Shell(str(self.top / f"shell{job_id}-{guest}")), guest
+            yield Setting(str(self.top / f"setting{job_id}-{guest}"), "0", "1"), guest
+
+    def release(self, job_id="1"):
+        for report in release_job(self.paths, job_id, plugins_for=loaded, deadline=20):
+            assert report.clean, report.lines()
+
+    def look(self):
+        """Return all that is there: names, types, contents."""
+        found = {}
+        for path in sorted(self.top.rglob("*")):
+            mode = path.lstat().st_mode
+            content = path.read_bytes() if stat.S_ISREG(mode) and path.name != "image" else b""
+            found[str(path.relative_to(self.top))] = (stat.S_IFMT(mode), content)
+        return found
+
+    def daemons(self):
+        """Return running processes whose lock is below this node."""
+        found = []
+        for process in Path("/proc").glob("[0-9]*"):
+            try:
+                links = [str(link.readlink()) for link in (process / "fd").iterdir()]
+            except OSError:
+                continue
+            if int(process.name) != os.getpid() and any(str(self.top) in link for link in links):
+                found.append((process / "cmdline").read_bytes())
+        return found
+
+
+@pytest.fixture
+def node(tmp_path):
+    top = tmp_path / "node"
+    top.mkdir()
+    node = Node(top, Paths(top / "state", top / "run"))
+    subprocess.run(
+        ["qemu-img", "create", "-q", "-f", "raw", str(top / "image"), "1M"], check=True, timeout=20
+    )
+    for name in ("1-0", "1-1", "2-0"):
+        (top / f"setting{name}").write_text("0")
+    # What the first job of a node makes and leaves: directories and the node's lock.
+    for directory in (node.paths.journal, node.paths.run / "locks"):
+        directory.mkdir(mode=0o700, parents=True)
+    with journal_module.node_lock(node.paths):
+        pass
+    return node
+
+
+def killed_at(work, number):
+    """Run ``work`` in a process that kills itself at step ``number``; return the step's name.
+
+    None if it ended before it came to that step.
+    """
+    told, tell = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        seen = 0
+
+        def count(name):
+            nonlocal seen
+            seen += 1
+            if seen == number:
+                os.write(tell, name.encode())
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        code = 1
+        try:
+            journal_module.on_step = count
+            work()
+            code = 0
+        finally:
+            os._exit(code)
+    os.close(tell)
+    _, status = os.waitpid(pid, 0)
+    with os.fdopen(told, "rb") as file:
+        name = file.read().decode()
+    if name:
+        assert os.WIFSIGNALED(status)
+        return name
+    assert status == 0
+    return None
+
+
+def in_another_process(work):
+    assert killed_at(work, -1) is None
+
+
+def same(node, before, where):
+    after = node.look()
+    for tree in (before, after):  # the lock's content is the last holder's pid
+        tree.pop("run/node.lock", None)
+    after.pop("state/timelines.jsonl", None)
+    assert after == before, where
+    assert node.daemons() == [], where
+
+
+def test_a_start_killed_at_any_step(node):
+    before = node.look()
+    steps = []
+    while (name := killed_at(node.job, len(steps) + 1)) is not None:
+        steps.append(name)
+        in_another_process(node.release)
+        same(node, before, f"killed at step {len(steps)}: {name}")
+    in_another_process(node.release)
+    same(node, before, "not killed")
+    kinds = {"file", "tree", "overlay", "process", "setting", "lease", "acme-shell", "acme-manager"}
+    assert {name.removeprefix("before record ") for name in steps} >= kinds
+    assert "within create acme-shell" in steps
+    assert len(steps) > 35
+
+
+def test_a_teardown_killed_at_any_step(node):
+    before = node.look()
+    steps = 0
+    while True:
+        in_another_process(node.job)
+        assert len(node.daemons()) == 1
+        name = killed_at(node.release, steps + 1)
+        if name is None:
+            break
+        steps += 1
+        in_another_process(node.release)
+        same(node, before, f"killed at step {steps}: {name}")
+    same(node, before, "not killed")
+    assert steps > 30
+
+
+def test_another_job_is_untouched_wherever_the_first_is_killed(node):
+    """Both use the node-wide manager."""
+    before = node.look()
+    in_another_process(lambda: node.job("2"))
+    with_other = node.look()
+    number = 0
+    while True:
+        number += 4
+        name = killed_at(node.job, number)
+        in_another_process(node.release)
+        after = node.look()
+        for tree in (with_other, after):
+            tree.pop("run/node.lock", None)
+            tree.pop("state/timelines.jsonl", None)
+        assert after == with_other, name
+        assert len(node.daemons()) == 1
+        if name is None:
+            break
+    in_another_process(lambda: node.release("2"))
+    same(node, before, "at the end")
+
+
+def test_a_record_torn_anywhere(node):
+    """Killed within a write: the last record, cut at any byte, was never acted on."""
+    before = node.look()
+    assert killed_at(node.job, 26) is not None
+    path = journals(node.paths)[0]
+    whole = path.read_bytes()
+    state = node.look()
+    record = Shell(str(node.top / "torn"))
+    with Journal.open(node.paths, path) as journal:
+        journal.acquire(record, plugin="acme", phase="x")
+    full = path.read_bytes().rpartition(b'{"op": "created"')[0]
+    record.release()
+    assert {k: v for k, v in node.look().items() if "jsonl" not in k} == {
+        k: v for k, v in state.items() if "jsonl" not in k
+    }
+    for cut in (len(whole) + 1, len(whole) + 40, len(full) - 1):
+        path.write_bytes(full[:cut])
+        with Journal.open(node.paths, path):
+            assert path.read_bytes() == whole
+    path.write_bytes(full[:-10])
+    in_another_process(node.release)
+    same(node, before, "torn")
+
+
+def test_the_reaper_does_it_too(node):
+    before = node.look()
+    for number in (5, 20, 35):
+        assert killed_at(node.job, number) is not None
+        results = reap(node.paths, lambda ids: dict.fromkeys(ids, Life.GONE), loaded)
+        assert [r.action for r in results] == ["released"]
+        same(node, before, f"killed at step {number}")
+
+
+def test_a_teardown_on_a_full_disk(node, monkeypatch):
+    """Nothing can be noted, all is released."""
+    before = node.look()
+    in_another_process(node.job)
+
+    def full(self, lines, *, sync):
+        raise journal_module.HostFault("No space left on device")
+
+    monkeypatch.setattr(Journal, "_write", full)
+    in_another_process(node.release)
+    same(node, before, "full disk")
+
+
+def test_killed_by_surprise(node):
+    """The same without the seam: at ten moments, wherever the process then is."""
+    node.guests = 2
+    before = node.look()
+    begun = time.monotonic()
+    in_another_process(node.job)
+    length = time.monotonic() - begun
+    in_another_process(node.release)
+    for moment in range(10):
+        pid = os.fork()
+        if pid == 0:
+            try:
+                node.job()
+            finally:
+                os._exit(0)
+        time.sleep(length * (moment + 0.5) / 10)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        in_another_process(node.release)
+        same(node, before, f"killed after {moment}/10 of the start")
