@@ -21,13 +21,13 @@ from typing import Literal
 from vtorque_core import accel, hypervisor, ledger, names, plan, policy, proof
 from vtorque_core.api import FileData, JobRequest
 from vtorque_core.api_batch import BatchJob, NodeAdapter, Outcome
-from vtorque_core.api_domain import Channel, Filesystem
+from vtorque_core.api_domain import Channel, Filesystem, Interface
 from vtorque_core.api_guest import GuestDriver
 from vtorque_core.api_node import GuestPlan, JobUser, Resource
 from vtorque_core.api_options import VM_EPILOGUE, VM_PROLOGUE
 from vtorque_core.config import Site
 from vtorque_core.domain.merge import MergedDomain, merge
-from vtorque_core.domain.render import DomainSpec, render
+from vtorque_core.domain.render import DomainSpec, render, tap_name
 from vtorque_core.errors import HostFault, Refused, printable
 from vtorque_core.journal import Journal
 from vtorque_core.locks import job_lock
@@ -36,6 +36,7 @@ from vtorque_core.proof import Proof, ProofGuest
 from vtorque_core.records import JobHeader
 from vtorque_core.request import Request
 from vtorque_core.resources import Domain, File, Overlay, Tree, Virtiofsd
+from vtorque_core.resources.netfilter import Netfilter
 from vtorque_core.teardown import teardown
 from vtorque_core.virtiofs import Share
 
@@ -290,6 +291,9 @@ def _guest_resources(each: Prepared, start: Start) -> Iterable[Resource]:
         yield Overlay(str(overlay), str(image.disk), image.disk_format)
     for element in each.merged.lists(Filesystem):
         yield _daemon(each.plan, element, start)
+    for nic in each.merged.lists(Interface):
+        if nic.filtered:
+            yield Netfilter(tap_name(nic.mac), nic.mac, nic.ip)
     yield from each.resources
 
 
@@ -322,7 +326,12 @@ def _boot(start: Start, each: Prepared, accel_type: Literal["kvm", "tcg"]) -> No
         alias: f"{guest.run_dir}/fs-{element.name}.sock"
         for alias, element in each.merged.aliases(Filesystem).items()
     }
-    xml = render(spec, each.merged, sockets=sockets)
+    taps = {
+        alias: tap_name(nic.mac)
+        for alias, nic in each.merged.aliases(Interface).items()
+        if nic.filtered
+    }
+    xml = render(spec, each.merged, sockets=sockets, taps=taps)
     start.acquire(Domain(guest.name, guest.uuid, site.node.libvirt_uri, xml=xml), guest=guest)
     for channel in each.merged.lists(Channel):
         owner = guest.user.uid if channel.owner == "job" else 0

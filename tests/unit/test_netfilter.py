@@ -2,7 +2,7 @@
 
 import pytest
 
-from vtorque_core.netfilter import rules
+from vtorque_core.resources.netfilter import rules
 
 MAC = "52:54:00:01:02:03"
 

@@ -1,13 +1,11 @@
-"""The core's resource kinds: released with every plugin gone.
-
-``netfilter``, planned with these, is left out: libvirt's own filters do its work so far.
-"""
+"""The core's resource kinds: released with every plugin gone."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from vtorque_core.resources.files import CoreResource, File, Mount, Overlay, Setting, Shm, Tree
+from vtorque_core.resources.netfilter import Netfilter
 from vtorque_core.resources.process import Domain, Process, Virtiofsd
 
 __all__ = [
@@ -17,6 +15,7 @@ __all__ = [
     "File",
     "Lease",
     "Mount",
+    "Netfilter",
     "Overlay",
     "Process",
     "Setting",
@@ -47,5 +46,17 @@ class Lease(CoreResource):
 
 CORE_KINDS: dict[str, type[CoreResource]] = {
     kind.kind: kind
-    for kind in (File, Tree, Overlay, Domain, Process, Virtiofsd, Mount, Setting, Shm, Lease)
+    for kind in (
+        File,
+        Tree,
+        Overlay,
+        Domain,
+        Process,
+        Virtiofsd,
+        Mount,
+        Netfilter,
+        Setting,
+        Shm,
+        Lease,
+    )
 }

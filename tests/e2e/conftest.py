@@ -1,0 +1,202 @@
+"""A real node for all e2e tests: installed wheels, libvirt, micro image, embedded batch system.
+
+``scripts/node up`` makes it (at once when it is up already); ``scripts/test`` takes it down.
+"""
+
+import os
+import pwd
+import shutil
+import subprocess
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+NAME = "vtorque-e2e"
+REPO = Path(__file__).resolve().parents[2]
+USER, OTHER = "vte2e1", "vte2e2"
+GROUP = "vte2eg"
+TIMEOUT = 180
+
+
+def run(*argv, timeout=TIMEOUT, check=True, **kwargs):
+    """Run a command; its output is in the failure if it fails."""
+    done = subprocess.run(argv, capture_output=True, timeout=timeout, check=False, **kwargs)
+    if check and done.returncode != 0:
+        pytest.fail(f"{argv}: exit {done.returncode}\n{done.stdout!r}\n{done.stderr!r}")
+    return done
+
+
+@dataclass
+class Node:
+    """The node under test and an unprivileged user on it."""
+
+    prefix: Path = Path("/opt", NAME)
+    config: Path = Path("/etc", NAME, "vtorque.toml")
+    state: Path = Path("/var/lib", NAME)
+    run_dir: Path = Path("/run", NAME)
+    user: str = USER
+    home: Path = field(default_factory=lambda: Path("/home", USER))
+
+    def as_user(self, *argv, user=None, cwd=None, check=True, timeout=TIMEOUT, stdin=None, env=()):
+        """Run a command of the prefix (or any absolute one) as the user, in their home."""
+        who = user or self.user
+        entry = pwd.getpwnam(who)
+        program = argv[0] if argv[0].startswith("/") else str(self.prefix / "bin" / argv[0])
+        environ = {
+            "PATH": "/usr/local/bin:/usr/bin:/bin",
+            "HOME": entry.pw_dir,
+            "USER": who,
+            "LOGNAME": who,
+            "SHELL": "/bin/bash",
+            "LANG": "C.UTF-8",
+            "VTORQUE_CONFIG": str(self.config),
+            **dict(env),
+        }
+        return run(
+            program,
+            *argv[1:],
+            timeout=timeout,
+            check=check,
+            cwd=cwd or entry.pw_dir,
+            env=environ,
+            input=stdin,
+            user=entry.pw_uid,
+            group=entry.pw_gid,
+            extra_groups=os.getgrouplist(who, entry.pw_gid),
+            umask=0o022,
+        )
+
+    def root(self, *argv, check=True, timeout=TIMEOUT):
+        """Run a command of the prefix as root with the node's config."""
+        environ = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "VTORQUE_CONFIG": str(self.config)}
+        program = str(self.prefix / "bin" / argv[0])
+        return run(program, *argv[1:], check=check, timeout=timeout, env=environ, cwd="/")
+
+    def script(self, text, name="job.sh"):
+        """Write a job script into the user's home; return its name."""
+        path = self.home / name
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        entry = pwd.getpwnam(self.user)
+        os.chown(path, entry.pw_uid, entry.pw_gid)
+        return name
+
+    def job(self, text, *args, check=False, timeout=TIMEOUT, name="t"):
+        """Run a job script to its end in a guest; return exit code, output, errors."""
+        for old in ("out", "err"):
+            (self.home / old).unlink(missing_ok=True)
+        script = self.script(text)
+        done = self.as_user(
+            "vsub", "-W", "block=true", "-N", name, "-o", "out", "-e", "err", *args, script,
+            check=check, timeout=timeout,
+        )  # fmt: skip
+        return Result(done, self.home / "out", self.home / "err")
+
+    def submit(self, text, *args):
+        """Submit a job script; return the job's id at once."""
+        done = self.as_user("vsub", "-N", "t", "-o", "out", "-e", "err", *args, self.script(text))
+        return done.stdout.decode().strip()
+
+    def footprint(self):
+        """Return everything on the host that a job could leave behind, as comparable sets."""
+        return {
+            "domains": set(run("virsh", "-q", "list", "--all", "--name").stdout.split()),
+            "files": {
+                str(p)
+                for top in (self.state / "jobs", self.state / "journal", self.run_dir / "jobs",
+                            self.run_dir / "proof", self.run_dir / "locks", Path("/dev/shm"))
+                for p in top.rglob("*")
+            },
+            "tables": {
+                line for line in run("nft", "list", "tables").stdout.splitlines() if b"bridge" in line
+            },
+            "processes": set(
+                run("pgrep", "-a", "-f", "virtiofsd|qemu-system|qemu-storage-daemon", check=False)
+                .stdout.splitlines()
+            ),
+            "mounts": set(Path("/proc/self/mounts").read_text().splitlines()),
+            "links": {p.name for p in Path("/sys/class/net").glob("v[nt]*")},
+        }  # fmt: skip
+
+    def wait_for(self, condition, seconds=60, what="condition"):
+        """Wait until ``condition()`` is true; return its value."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            value = condition()
+            if value:
+                return value
+            time.sleep(0.05)
+        pytest.fail(f"{what}: not within {seconds} s")
+        return None
+
+    def state_of(self, job_id):
+        """Return the batch system's state letter of a job, or None if it is unknown."""
+        import json
+
+        jobs = json.loads(self.as_user("vmgr", "ps", "--json").stdout)
+        return next((job["state"] for job in jobs if job["id"] == job_id), None)
+
+
+@dataclass
+class Result:
+    """How a job ended."""
+
+    done: subprocess.CompletedProcess
+    out_path: Path
+    err_path: Path
+
+    @property
+    def code(self):
+        return self.done.returncode
+
+    @property
+    def out(self):
+        return self.out_path.read_bytes() if self.out_path.exists() else b""
+
+    @property
+    def err(self):
+        return self.err_path.read_bytes() if self.err_path.exists() else b""
+
+
+@pytest.fixture(scope="session")
+def node():
+    """Return the node, made if it is not up."""
+    assert os.geteuid() == 0, "e2e tests boot guests under libvirt's system daemon: run as root"
+    up = subprocess.run(
+        [REPO / "scripts/node", "up", "--name", NAME, "--subnet", "10.87.0.0/16"],
+        capture_output=True, check=False, timeout=900, text=True,
+    )  # fmt: skip
+    if up.returncode:
+        pytest.fail(f"scripts/node up: {up.stdout}{up.stderr}")
+    run("groupadd", "-f", GROUP)
+    for name in (USER, OTHER):
+        subprocess.run(["userdel", "-r", name], capture_output=True, check=False)
+        run("useradd", "-m", "-s", "/bin/bash", name)
+        Path("/home", name).chmod(0o700)
+    run("usermod", "-aG", GROUP, USER)
+    yield Node()
+    for name in (USER, OTHER):
+        subprocess.run(["pkill", "-9", "-u", name], check=False)
+        subprocess.run(["userdel", "-r", name], capture_output=True, check=False)
+    subprocess.run(["groupdel", GROUP], capture_output=True, check=False)
+
+
+@pytest.fixture
+def clean(node):
+    """Fail the test if anything is left on the host after it."""
+    before = node.footprint()
+    yield node
+    deadline = time.monotonic() + 30
+    while (after := node.footprint()) != before and time.monotonic() < deadline:
+        time.sleep(0.2)
+    left = {kind: after[kind] ^ before[kind] for kind in before if after[kind] != before[kind]}
+    assert not left
+
+
+@pytest.fixture
+def scratch(tmp_path_factory):
+    """Return a directory for root's own files of one test."""
+    path = tmp_path_factory.mktemp("e2e")
+    yield path
+    shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,132 @@
+"""A job script runs in a real guest as if it had run on the host, and leaves nothing behind."""
+
+import hashlib
+import os
+import platform
+
+import pytest
+
+pytestmark = pytest.mark.e2e
+
+
+def test_the_job_of_the_readme(clean):
+    """Exit code, exact output bytes, identity, kernel, home: what the issue promises."""
+    result = clean.job(
+        "#!/bin/bash\n"
+        'printf "out\\0\\377\\n"; printf "err\\n" >&2\n'
+        "id -u; id -g; id -un; pwd; echo $HOME; uname -r; ls /home; nproc\n"
+        "exit 42\n",
+        "-vm", "vcpus=2,ram=512M",
+    )  # fmt: skip
+    assert result.code == 42
+    assert result.err == b"err\n"
+    head, _, rest = result.out.partition(b"\n")
+    assert head == b"out\0\xff"
+    uid, gid, name, cwd, home, kernel, homes, cpus = rest.decode().split("\n")[:-1]
+    entry = clean.home.stat()
+    assert (int(uid), int(gid), name) == (entry.st_uid, entry.st_gid, clean.user)
+    assert cwd == home == str(clean.home)
+    assert kernel != platform.release()
+    assert homes == clean.user
+    assert cpus == "2"
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("exit 0", 0),
+        ("exit 1", 1),
+        ("kill -9 $$", 137),
+        ("kill -TERM $$", 143),
+        ("no-such-command", 127),
+    ],
+)
+def test_the_exit_code_is_the_scripts(clean, text, code):
+    assert clean.job(f"#!/bin/sh\n{text}\n").code == code
+
+
+def test_groups_umask_environment_and_limits(clean):
+    result = clean.job(
+        "#!/bin/bash\nid -Gn | tr ' ' '\\n' | sort | tr '\\n' ' '; echo\n"
+        "umask; echo $X; echo $DISTRO $PBS_O_WORKDIR $PBS_JOBNAME; ulimit -n\n",
+        "-v", "X=a b=c",
+    )  # fmt: skip
+    groups, umask, x, words, files = result.out.decode().splitlines()
+    assert groups.split() == ["vte2e1", "vte2eg"]
+    assert umask == "0077"
+    assert x == "a b=c"
+    assert words == f"SLG {clean.home} t"
+    assert int(files) > 0
+
+
+def test_a_job_reads_100_mb_and_writes_50_mb(clean):
+    data = os.urandom(1 << 20) * 100
+    (clean.home / "in.bin").write_bytes(data)
+    (clean.home / "in.bin").chmod(0o644)
+    result = clean.job(
+        "#!/bin/sh\nsha256sum < in.bin >&2\nhead -c 50000000 in.bin\n",
+    )
+    (clean.home / "in.bin").unlink()
+    assert result.code == 0
+    assert result.err.split()[0].decode() == hashlib.sha256(data).hexdigest()
+    assert len(result.out) == 50_000_000
+    assert hashlib.sha256(result.out).digest() == hashlib.sha256(data[:50_000_000]).digest()
+
+
+def test_two_guests_on_the_node(clean):
+    result = clean.job(
+        "#!/bin/bash\nhostname; cat /etc/hosts\n", "-vm", "vms_per_node=2,ram=256M"
+    )
+    assert result.code == 0
+    first, *hosts = result.out.decode().splitlines()
+    assert first.endswith("-0")
+    assert any(line.split()[1:2] == [first[:-1] + "1"] for line in hosts)
+
+
+def test_a_script_from_standard_input(clean):
+    done = clean.as_user(
+        "vsub", "-W", "block=true", "-o", "out", "-j", "oe", stdin=b"echo from stdin; exit 3\n",
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 3
+    assert (clean.home / "out").read_bytes() == b"from stdin\n"
+
+
+def test_walltime_reaches_the_script_as_term(clean):
+    result = clean.job(
+        "#!/bin/bash\ntrap 'echo got TERM; exit 7' TERM\necho started\nfor i in $(seq 600); do sleep 0.1; done\n",
+        "-l", "walltime=00:00:06",
+    )  # fmt: skip
+    assert result.out == b"started\ngot TERM\n"
+    assert result.code != 0
+
+
+def test_a_script_that_kills_its_guest(clean):
+    """Root's own panic button, as a kernel crash would be: the job ends at once, named."""
+    result = clean.job("#!/bin/sh\necho before\n/usr/lib/vtorque/crash-for-test || kill -9 -1\n")
+    assert result.code != 0
+
+
+def test_vm_prologue_and_epilogue_run_as_the_user(clean):
+    for name in ("pro.sh", "epi.sh"):
+        clean.script(f"#!/bin/sh\necho {name} $(id -un)\n", name)
+    result = clean.job(
+        "#!/bin/sh\necho script\n", "-vm", "vm_prologue=pro.sh,vm_epilogue=epi.sh"
+    )
+    assert result.code == 0
+    assert result.out.decode().splitlines() == [
+        f"pro.sh {clean.user}", "script", f"epi.sh {clean.user}"
+    ]  # fmt: skip
+
+
+def test_a_failing_vm_prologue_fails_the_job_and_shows_its_output(clean):
+    clean.script("#!/bin/sh\necho no licence; exit 9\n", "pro.sh")
+    result = clean.job("#!/bin/sh\necho script\n", "-vm", "vm_prologue=pro.sh")
+    assert result.code != 0
+    assert b"no licence" in result.out + result.err
+    assert b"script" not in result.out
+
+
+def test_bare_metal_with_the_same_command(clean):
+    result = clean.job("#!/bin/sh\nuname -r\n", "-vm", "none")
+    assert result.out.decode().strip() == platform.release()
