@@ -353,21 +353,29 @@ def network_active(uri: str, name: str) -> bool:
     return _call(uri, f"network {name}", active)
 
 
-def define_network(uri: str, xml: str) -> None:
-    """Define a network, or redefine the one of that name, without starting it. HostFault."""
-    _call(uri, "define network", lambda c: c.networkDefineXML(xml))
-
-
 def start_network(uri: str, xml: str) -> None:
-    """Define a network from XML, have it start with libvirtd, and start it if it is not up."""
+    """Define the network of that name (again), have libvirtd start it, start it if not up.
+
+    Changes to a network that is up show when it is next started. Raises HostFault.
+    """
 
     def start(connection: Any) -> None:
-        network = connection.networkDefineXML(xml)
+        network = connection.networkDefineXML(_with_known_uuid(connection, xml))
         network.setAutostart(1)
         if not network.isActive():
             network.create()
 
     _call(uri, "start network", start)
+
+
+def _with_known_uuid(connection: Any, xml: str) -> str:
+    """Return the XML with the UUID of the network it replaces, without which libvirt refuses."""
+    root = ElementTree.fromstring(xml)  # noqa: S314 - from the core
+    known = _find_network(connection, root.findtext("name") or "")
+    if known is None or root.find("uuid") is not None:
+        return xml
+    ElementTree.SubElement(root, "uuid").text = known.UUIDString()
+    return ElementTree.tostring(root, encoding="unicode")
 
 
 def remove_network(uri: str, name: str) -> None:

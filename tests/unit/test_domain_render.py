@@ -165,10 +165,22 @@ def test_no_graphics_no_usb_no_balloon_no_probing() -> None:
         assert driver.get("type") in ("raw", "qcow2")
         assert driver.get("cache") == "writeback"
         assert disk.find("backingStore") is not None
-    base = devices.find("disk/backingStore/source/seclabel")
+
+
+def test_libvirt_changes_the_owner_of_no_file() -> None:
+    label = read(debian()).find("seclabel")
+    assert label is not None
+    assert label.attrib == {"type": "static", "model": "dac", "relabel": "no"}
+    assert label.findtext("label") == "libvirt-qemu:libvirt-qemu"
+
+
+def test_where_libvirt_labels_it_leaves_the_base_image_alone() -> None:
+    disk = Disk("root", "/overlay", "qcow2", base="/base")
+    root = read(render(DomainSpec(guest_plan(), "tcg", qemu_user=""), merged(disk)))
+    assert root.find("seclabel") is None
+    base = root.find("devices/disk/backingStore/source/seclabel")
     assert base is not None
-    assert base.get("relabel") == "no"
-    assert root.find("seclabel").get("relabel") == "no"  # type: ignore[union-attr]
+    assert base.attrib == {"model": "dac", "relabel": "no"}
 
 
 def test_a_guest_that_ends_is_gone() -> None:

@@ -1,0 +1,134 @@
+"""What the core renders is what libvirt accepts: its schema, and its test driver's parser."""
+
+import gc
+import multiprocessing
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from vtorque_core import hypervisor
+from vtorque_core.errors import HostFault
+
+pytestmark = pytest.mark.integration
+
+GOLDEN = sorted((Path(__file__).parents[1] / "golden").glob("*.xml"))
+SCHEMA = Path("/usr/share/libvirt/schemas/domain.rng")
+URI = "test:///default"
+
+
+@pytest.fixture(autouse=True)
+def fresh_driver() -> Iterator[None]:
+    """The test driver lives as long as its connection (https://libvirt.org/drvtest.html)."""
+    hypervisor.close()
+    yield
+    hypervisor.close()
+
+
+def driver_xml(path: Path) -> str:
+    """A golden domain, of the only type that the test driver takes."""
+    text = path.read_text()
+    for kind in ("kvm", "qemu"):
+        text = text.replace(f'<domain type="{kind}"', '<domain type="test"', 1)
+    return text
+
+
+@pytest.mark.parametrize("path", GOLDEN, ids=lambda p: p.stem)
+def test_the_schema_accepts_it(path: Path) -> None:
+    done = subprocess.run(
+        ["xmllint", "--noout", "--relaxng", str(SCHEMA), str(path)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("path", GOLDEN, ids=lambda p: p.stem)
+def test_the_parser_accepts_it_and_keeps_it(path: Path) -> None:
+    hypervisor.create_domain(URI, driver_xml(path))
+    (ours,) = [d for d in hypervisor.list_domains(URI) if d.job is not None]
+    assert (ours.name, ours.job, ours.owner) == ("vt-42.srv.0-n1-0", "42.srv", "ada")
+    assert ours.state == "running"
+    live = hypervisor.domain_xml(URI, ours.uuid)
+    assert live is not None
+    for text in ("ua-linux-guest-control", "<on_reboot>destroy", "vtorque:job"):
+        assert text in live
+
+
+def test_an_unknown_element_is_not_dropped_in_silence() -> None:
+    xml = driver_xml(GOLDEN[0]).replace("<devices>", "<devices><nonsense/>")
+    with pytest.raises(HostFault, match="start domain"):
+        hypervisor.create_domain(URI, xml)
+    assert all(d.job is None for d in hypervisor.list_domains(URI))
+
+
+def test_destroying_is_final_and_may_be_repeated(capfd: pytest.CaptureFixture[str]) -> None:
+    hypervisor.create_domain(URI, driver_xml(GOLDEN[0]))
+    (ours,) = [d for d in hypervisor.list_domains(URI) if d.job is not None]
+    assert hypervisor.domain_state(URI, ours.uuid) == "running"
+    hypervisor.destroy_domain(URI, ours.uuid)
+    assert hypervisor.domain_state(URI, ours.uuid) is None
+    assert hypervisor.domain_xml(URI, ours.uuid) is None
+    hypervisor.destroy_domain(URI, ours.uuid)
+    assert capfd.readouterr().err == ""
+
+
+def test_libvirt_prints_nothing_of_its_own(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(HostFault, match="start domain"):
+        hypervisor.create_domain(URI, "<domain/>")
+    assert capfd.readouterr().err == ""
+
+
+def test_a_libvirtd_that_is_not_there_is_named_with_what_to_do(tmp_path: Path) -> None:
+    uri = f"qemu+unix:///system?socket={tmp_path}/none"
+    with pytest.raises(HostFault, match=r"does not answer at .*none.*start libvirtd"):
+        hypervisor.connect(uri)
+
+
+def test_the_node_is_described() -> None:
+    assert hypervisor.host_cpus(URI)
+    assert hypervisor.host_memory_mib(URI) > 0
+
+
+def test_networks_come_and_go() -> None:
+    xml = (
+        "<network><name>vt-test</name><forward mode='nat'/><bridge name='vt-test0'/>"
+        "<ip address='10.99.0.1' netmask='255.255.255.0'/></network>"
+    )
+    assert not hypervisor.network_active(URI, "vt-test")
+    hypervisor.start_network(URI, xml)
+    hypervisor.start_network(URI, xml)
+    assert hypervisor.network_active(URI, "vt-test")
+    hypervisor.remove_network(URI, "vt-test")
+    hypervisor.remove_network(URI, "vt-test")
+    assert not hypervisor.network_active(URI, "vt-test")
+
+
+def test_a_missing_qemu_user_is_a_host_fault() -> None:
+    with pytest.raises(HostFault, match=r"no-such-user.*qemu_user"):
+        hypervisor.qemu_uid("no-such-user")
+
+
+def test_a_silent_libvirtd_costs_its_time_and_no_more(tmp_path: Path) -> None:
+    path = tmp_path / "sock"
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(path))
+        silent.listen()
+        begin = time.monotonic()
+        with pytest.raises(HostFault, match=r"has not answered for 0\.5 s"):
+            hypervisor.connect(f"qemu+unix:///system?socket={path}", timeout=0.5)
+        assert time.monotonic() - begin < 2
+
+
+def test_a_forked_child_does_not_close_its_parents_connection() -> None:
+    hypervisor.create_domain(URI, driver_xml(GOLDEN[0]))
+    child = multiprocessing.get_context("fork").Process(target=gc.collect)
+    child.start()
+    child.join(30)
+    assert child.exitcode == 0
+    assert any(d.job == "42.srv" for d in hypervisor.list_domains(URI))
