@@ -152,4 +152,6 @@ class Ledger(RuleBasedStateMachine):
 
 
 TestLedger = Ledger.TestCase
-TestLedger.settings = settings(max_examples=30, stateful_step_count=20, deadline=None)
+TestLedger.settings = settings(
+    max_examples=30, stateful_step_count=20, deadline=None, database=None
+)
