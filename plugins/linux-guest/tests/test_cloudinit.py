@@ -72,6 +72,13 @@ def test_host_key_is_the_derived_one(plan) -> None:
     assert keys.user_key(PLAN.secret).private not in str(data)
 
 
+def test_sshd_is_closed_before_it_starts(plan) -> None:
+    (written,) = parsed(cloudinit.user_data(plan(image=DEBIAN)))["write_files"]
+    assert written["path"] == "/etc/ssh/sshd_config.d/00-vtorque.conf"
+    assert "PermitRootLogin no\nPasswordAuthentication no\n" in written["content"]
+    assert "AuthorizedKeysFile /etc/vtorque/ssh/%u/authorized_keys\n" in written["content"]
+
+
 def test_an_image_without_agent_gets_it(plan) -> None:
     assert "runcmd" not in parsed(cloudinit.user_data(plan(image=DEBIAN)))
     data = parsed(cloudinit.user_data(plan(image=ROCKY)))

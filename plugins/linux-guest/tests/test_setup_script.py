@@ -384,3 +384,14 @@ def test_ssh_of_a_cloud_guest(fake_root: FakeRoot, plan) -> None:
     assert "StrictHostKeyChecking yes" in config
     assert ("try-restart", "ssh.service") in ran.called("systemctl")
     assert not any(re.search("host name|network", s) for s in ran.steps)
+
+
+def test_sshd_that_includes_a_directory_has_been_told_by_cloud_init(
+    fake_root: FakeRoot, plan
+) -> None:
+    text = "Include /etc/ssh/sshd_config.d/*.conf\n"
+    fake_root.write("/etc/ssh/sshd_config", text)
+    ran = fake_root.setup(plan(image=DEBIAN), [HOME])
+    assert ran.code == 0, ran.output
+    assert fake_root.read("/etc/ssh/sshd_config") == text
+    assert ran.called("systemctl") == []

@@ -13,10 +13,11 @@ from importlib.resources import files
 from typing import Any
 
 from vtorque_core.api_node import Address, GuestPlan
-from vtorque_linux_guest import keys
+from vtorque_linux_guest import contents, keys
 from vtorque_linux_guest.families import DEBIAN, family, has_agent
 
 START = "/usr/lib/vtorque/vtorque-start"
+SSHD = "/etc/ssh/sshd_config.d/00-vtorque.conf"
 UNIT = "/etc/systemd/system/vtorque-agent.service"
 
 
@@ -51,6 +52,7 @@ def user_data(guest: GuestPlan) -> bytes:
         "ssh_keys": {"ed25519_private": key.private, "ed25519_public": key.public},
         "ssh_publish_hostkeys": {"enabled": False},
         "no_ssh_fingerprints": True,
+        "write_files": [{"path": SSHD, "content": contents.sshd_text(), "permissions": "0644"}],
         "package_update": False,
         "package_upgrade": False,
     }
@@ -59,22 +61,16 @@ def user_data(guest: GuestPlan) -> bytes:
     if guest.ntp:
         data["ntp"] = {"enabled": True, "servers": list(dict.fromkeys(guest.ntp))}
     if not has_agent(guest.image):
-        data |= _bring_agent()
-    return b"#cloud-config\n" + _json(data)
-
-
-def _bring_agent() -> dict[str, Any]:
-    """Any cloud image becomes a guest: the seed has the agent, this has what starts it."""
-    return {
-        "write_files": [
+        data["write_files"] += [
             {"path": START, "content": start_script(), "permissions": "0755"},
             {"path": UNIT, "content": agent_unit(), "permissions": "0644"},
-        ],
-        "runcmd": [
+        ]
+        # Any cloud image becomes a guest: the seed has the agent, this has what starts it.
+        data["runcmd"] = [
             ["systemctl", "daemon-reload"],
             ["systemctl", "start", "--no-block", "vtorque-agent.service"],
-        ],
-    }
+        ]
+    return b"#cloud-config\n" + _json(data)
 
 
 def meta_data(guest: GuestPlan) -> bytes:

@@ -165,9 +165,11 @@ updates_redhat() {
     run dnf -q -y upgrade --security
 }
 
-# sshd takes the first value that it finds for a keyword (sshd_config(5)), so ours go on top.
+# sshd takes the first value that it finds for a keyword (sshd_config(5)), so ours go on top. Newer
+# images include a directory there, into which cloud-init has put ours before sshd was started.
 ssh_settings() {
     if [ ! -f "$R/etc/ssh/sshd_config" ]; then return 0; fi
+    if grep -q '^Include /etc/ssh/sshd_config\.d/\*\.conf' "$R/etc/ssh/sshd_config"; then return 0; fi
     cat "$D/files/$1" "$R/etc/ssh/sshd_config" >"$D/sshd_config"
     cat "$D/sshd_config" >"$R/etc/ssh/sshd_config"
     if ! command -v systemctl >/dev/null; then return 0; fi
