@@ -185,10 +185,14 @@ def extract_vmlinux(image: bytes) -> bytes:
 
 def _decompress(payload: bytes) -> bytes:
     """Return the payload of a bzImage decompressed. Raises HostFault."""
-    if payload.startswith(b"\x1f\x8b"):
-        return zlib.decompressobj(wbits=31).decompress(payload)
-    if payload.startswith(b"\xfd7zXZ\x00"):
-        return lzma.LZMADecompressor().decompress(payload)
+    try:
+        # Objects, not functions: both stop where the data ends, whatever follows.
+        if payload.startswith(b"\x1f\x8b"):
+            return zlib.decompressobj(wbits=31).decompress(payload)
+        if payload.startswith(b"\xfd7zXZ\x00"):
+            return lzma.LZMADecompressor().decompress(payload)
+    except (zlib.error, lzma.LZMAError) as error:
+        raise HostFault(f"the kernel's compressed payload is damaged: {error}") from None
     if payload.startswith(_LZ4_LEGACY):
         return _decompress_with("lz4", payload[:-4])
     if payload.startswith(_ZSTD):
