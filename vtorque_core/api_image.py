@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class BuiltImage:
     arch: str
     min_ram_mib: int
     disk: str | None = None
-    disk_format: str = "qcow2"
+    disk_format: Literal["raw", "qcow2"] = "qcow2"
     kernel: str | None = None
     initrd: str | None = None
     cmdline: str = ""

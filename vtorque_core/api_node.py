@@ -7,6 +7,7 @@ the core decides, acquires and releases.
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -51,13 +52,17 @@ _TOOL_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 def run_tool(*argv: str, timeout: float = 60.0, stdin: bytes | None = None) -> str:
     """Run a system tool as root with a fixed PATH and C locale, no shell; return its stdout.
 
-    Raises HostFault with the tool's last words if it is missing, fails or takes longer than
-    ``timeout`` seconds.
+    The tool is killed when the calling thread dies, so that nothing goes on creating what
+    teardown has removed (setpriv(1), PR_SET_PDEATHSIG). Raises HostFault with the tool's last
+    words if it is missing, fails or takes longer than ``timeout`` seconds.
     """
     env = {"PATH": _TOOL_PATH, "LC_ALL": "C", "HOME": "/root"}
+    program = shutil.which(argv[0], path=_TOOL_PATH)
+    if program is None:
+        raise HostFault(f"{argv[0]}: not found in {_TOOL_PATH}")
     try:
         done = subprocess.run(
-            argv,
+            ["setpriv", "--pdeathsig", "KILL", "--", program, *argv[1:]],
             env=env,
             input=stdin if stdin is not None else b"",
             capture_output=True,
@@ -65,8 +70,6 @@ def run_tool(*argv: str, timeout: float = 60.0, stdin: bytes | None = None) -> s
             check=False,
             cwd="/",
         )
-    except FileNotFoundError:
-        raise HostFault(f"{argv[0]}: not found in {_TOOL_PATH}") from None
     except subprocess.TimeoutExpired:
         raise HostFault(f"{argv[0]}: no end after {timeout:g} s") from None
     if done.returncode != 0:

@@ -94,7 +94,7 @@ def check_libvirt(site: Site) -> Iterator[HealthResult]:
 
 def check_accel(site: Site) -> Iterator[HealthResult]:
     """Check whether KVM executes a guest instruction."""
-    chosen = accel.choose(site.node.accel, site.paths.run)
+    chosen = accel.choose(site.node.accel, site.paths.run, site.node.qemu_user)
     if chosen.warning:
         yield warning(
             chosen.warning,
@@ -184,7 +184,12 @@ def check_directories(site: Site) -> Iterator[HealthResult]:
 
 def check_tools(site: Site) -> Iterator[HealthResult]:
     """Check the system tools that a job start runs."""
-    packages = {"qemu-img": "qemu-utils", "/usr/lib/qemu/virtiofsd": "qemu-system-common"}
+    packages = {
+        "qemu-img": "qemu-utils",
+        "nft": "nftables",
+        "virtlogd": "libvirt-daemon",
+        "/usr/lib/qemu/virtiofsd": "qemu-system-common",
+    }
     for tool, package in packages.items():
         if shutil.which(tool, path="/usr/sbin:/usr/bin:/sbin:/bin"):
             yield ok(f"{tool} is there")

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
-_MAX_KEY = 80  # leaves room for suffixes below NAME_MAX (255) and sun_path (108, unix(7))
+_MAX_KEY = 50  # leaves room for directories and suffixes in sun_path (108 bytes, unix(7))
 _NAMESPACE = uuid.UUID("6f8b4d0e-4b5a-5a0e-9a0c-1b6d3f0c7a11")
 
 
@@ -66,7 +66,7 @@ def safe_name(text: str) -> str:
     if safe == text and len(text) <= _MAX_KEY and not text.startswith((".", "-")) and text:
         return text
     return (
-        f"j{safe[:60]}-{hashlib.sha256(text.encode('utf-8', 'surrogateescape')).hexdigest()[:12]}"
+        f"j{safe[:36]}-{hashlib.sha256(text.encode('utf-8', 'surrogateescape')).hexdigest()[:12]}"
     )
 
 

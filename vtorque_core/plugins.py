@@ -7,10 +7,12 @@ Two entry-point groups: ``vtorque1`` (declares; all that ``vsub`` imports) and `
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -54,6 +56,18 @@ def installed() -> dict[str, list[EntryPoint]]:
     return dict(sorted(found.items()))
 
 
+def require_trusted(point: EntryPoint) -> None:
+    """Refuse a plugin that others than root can write. For root's processes, before the import.
+
+    Raises ConfigError naming the path.
+    """
+    from vtorque_core.trust import require_root_owned  # noqa: PLC0415 - root's processes only
+
+    found = importlib.util.find_spec(point.module)
+    if found is not None and found.origin is not None:
+        require_root_owned(Path(found.origin))
+
+
 def distribution_of(point: EntryPoint) -> str:
     """Return ``name version`` of the distribution that brings the entry point."""
     dist = point.dist
@@ -81,32 +95,23 @@ class Plugins:
         enable: Collection[str] | None = None,
         disable: Collection[str] = (),
         only: Collection[str] | None = None,
-        check: Callable[[EntryPoint], None] | None = None,
     ) -> Plugins:
-        """Import and register the wanted plugins.
+        """Import and register the wanted plugins; as root only those that nobody else can write.
 
         Args:
             node: also the acting modules.
             enable: the site's ``[plugins] enable``; None is all that are installed.
             disable: the site's ``[plugins] disable``; not imported at all.
             only: exactly these, whatever the site says (teardown: those the journal names).
-            check: called before an import, e.g. to refuse a path that others can write; what it
-                raises makes the plugin broken.
         """
         self = cls()
         self.register(BUILTIN, importlib.import_module("vtorque_core.api_options"), "vtorque-core")
         for name, points in installed().items():
             if _wanted(name, enable, disable, only):
-                self._load_one(name, points, node, check)
+                self._load_one(name, points, node)
         return self
 
-    def _load_one(
-        self,
-        name: str,
-        points: Iterable[EntryPoint],
-        node: bool,
-        check: Callable[[EntryPoint], None] | None,
-    ) -> None:
+    def _load_one(self, name: str, points: Iterable[EntryPoint], node: bool) -> None:
         points = list(points)
         self.distributions[name] = distribution_of(points[0])
         owners = {distribution_of(point) for point in points}
@@ -116,8 +121,8 @@ class Plugins:
         try:
             for point in points:
                 if point.group == GROUP or node:
-                    if check is not None:
-                        check(point)
+                    if os.geteuid() == 0:
+                        require_trusted(point)
                     self.register(name, point.load(), distribution_of(point))
         except (Exception, SystemExit) as error:
             self.unregister(name)

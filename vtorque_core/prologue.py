@@ -21,7 +21,8 @@ from typing import Literal
 from vtorque_core import accel, hypervisor, ledger, names, plan, policy, proof
 from vtorque_core.api import FileData, JobRequest
 from vtorque_core.api_batch import BatchJob, NodeAdapter, Outcome
-from vtorque_core.api_domain import Channel, Filesystem, Interface
+from vtorque_core.api_context import EnvVar
+from vtorque_core.api_domain import Channel, Disk, Filesystem, Interface
 from vtorque_core.api_guest import GuestDriver
 from vtorque_core.api_node import GuestPlan, JobUser, Resource
 from vtorque_core.api_options import VM_EPILOGUE, VM_PROLOGUE
@@ -33,11 +34,13 @@ from vtorque_core.journal import Journal
 from vtorque_core.locks import job_lock
 from vtorque_core.plugins import Plugins
 from vtorque_core.proof import Proof, ProofGuest
+from vtorque_core.reap import release_job
 from vtorque_core.records import JobHeader
 from vtorque_core.request import Request
-from vtorque_core.resources import Domain, File, Overlay, Tree, Virtiofsd
+from vtorque_core.resources import Domain, File, Overlay, Tree, UserDisk, Virtiofsd
 from vtorque_core.resources.netfilter import Netfilter
 from vtorque_core.teardown import teardown
+from vtorque_core.userdisk import DiskFile
 from vtorque_core.virtiofs import Share
 
 
@@ -87,6 +90,7 @@ class Prepared:
     driver: GuestDriver
     merged: MergedDomain
     resources: tuple[Resource, ...]
+    environ: Mapping[str, str]
 
 
 def run(
@@ -104,6 +108,7 @@ def run(
     if job.blob is None:
         return adapter.finish(Outcome.NOT_OURS, "")
     with job_lock(site.paths, job.id):
+        release_job(site.paths, job.id)  # what a killed prologue of this job has left
         outcome, reason = _attempt(job, site, plugins)
     if reason:
         sys.stderr.write(f"vtorque: {printable(reason, 2000)}\n")
@@ -188,7 +193,7 @@ def _start(start: Start, job: BatchJob, wanted: JobRequest) -> None:
     _acquire_all(start, prepared)
     start.act("vtorque_pre_boot")
     start.enter("boot")
-    chosen = accel.choose(site.node.accel, site.paths.run)
+    chosen = accel.choose(site.node.accel, site.paths.run, site.node.qemu_user)
     if chosen.warning:
         sys.stderr.write(f"vtorque: warning: {chosen.warning}\n")
     _in_parallel(prepared, lambda p: _boot(start, p, chosen.type))
@@ -204,6 +209,7 @@ def _start(start: Start, job: BatchJob, wanted: JobRequest) -> None:
             state="ready",
             guest_type=first.image.guest_type,
             plugin=plugins.plugin_of("vtorque_guest_types", first.image.guest_type),
+            environ={**told.environ, **prepared[0].environ},
             guests=tuple(
                 ProofGuest(g.name, g.hostname, g.rank, str(g.run_dir)) for g in start.guests
             ),
@@ -270,7 +276,9 @@ def node_share(job: BatchJob, site: Site) -> ledger.NodeShare:
 def _prepare(guest: GuestPlan, driver: GuestDriver, start: Start) -> Prepared:
     items = plan.context_of(guest, driver, start.site, start.plugins)
     merged = merge(plan.domain_contributions(guest, driver, start.site, start.plugins))
-    return Prepared(guest, driver, merged, tuple(driver.resources(guest, items, start.site)))
+    resources = tuple(driver.resources(guest, items, start.site))
+    environ = {item.name: item.value for item in items if isinstance(item, EnvVar)}
+    return Prepared(guest, driver, merged, resources, environ)
 
 
 def _acquire_all(start: Start, prepared: Sequence[Prepared]) -> None:
@@ -288,9 +296,12 @@ def _guest_resources(each: Prepared, start: Start) -> Iterable[Resource]:
     image = each.plan.image
     if image.disk is not None:
         overlay = plan.overlay_path(each.plan)
-        yield Overlay(str(overlay), str(image.disk), image.disk_format)
+        yield Overlay(str(overlay), str(image.disk), image.disk_format, uid=each.plan.qemu_uid)
     for element in each.merged.lists(Filesystem):
         yield _daemon(each.plan, element, start)
+    for disk in each.merged.lists(Disk):
+        if disk.user_owned:
+            yield _disk_daemon(each.plan, disk, start)
     for nic in each.merged.lists(Interface):
         if nic.filtered:
             yield Netfilter(tap_name(nic.mac), nic.mac, nic.ip)
@@ -317,6 +328,23 @@ def _daemon(guest: GuestPlan, element: Filesystem, start: Start) -> Virtiofsd:
     )
 
 
+def _disk_daemon(guest: GuestPlan, element: Disk, start: Start) -> UserDisk:
+    stem = guest.run_dir / f"disk-{element.name}"
+    return UserDisk(
+        DiskFile(
+            source=element.path,
+            socket=f"{stem}.sock",
+            lock=f"{stem}.lock",
+            log=f"{stem}.log",
+            uid=guest.user.uid,
+            gid=guest.user.gid,
+            groups=tuple(gid for _, gid in guest.user.groups),
+            readonly=element.readonly,
+            socket_owner=hypervisor.qemu_uid(start.site.node.qemu_user),
+        )
+    )
+
+
 def _boot(start: Start, each: Prepared, accel_type: Literal["kvm", "tcg"]) -> None:
     guest, site = each.plan, start.site
     spec = DomainSpec(
@@ -325,6 +353,10 @@ def _boot(start: Start, each: Prepared, accel_type: Literal["kvm", "tcg"]) -> No
     sockets = {
         alias: f"{guest.run_dir}/fs-{element.name}.sock"
         for alias, element in each.merged.aliases(Filesystem).items()
+    } | {
+        alias: f"{guest.run_dir}/disk-{disk.name}.sock"
+        for alias, disk in each.merged.aliases(Disk).items()
+        if disk.user_owned
     }
     taps = {
         alias: tap_name(nic.mac)

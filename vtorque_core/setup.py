@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from xml.sax.saxutils import quoteattr
 
-from vtorque_core import hypervisor
+from vtorque_core import accel, hypervisor
 from vtorque_core.config import Site
 from vtorque_core.config_schema import Network
 from vtorque_core.errors import HostFault
@@ -38,12 +38,16 @@ def install(site: Site, config: Path, batch: str, say: Say, *, dry_run: bool = F
         site.node.libvirt_uri, site.network.source
     ):
         steps.append((f"start network {site.network.source}", lambda: _start_network(site)))
+    steps.append(("look for KVM (once per boot)", lambda: _probe(site)))
     for text, action in steps:
         say(f"would {text}" if dry_run else text)
         if not dry_run:
             action()
-    if not steps:
-        say("nothing to do")
+
+
+def _probe(site: Site) -> None:
+    """Let the first job not wait for the probe: 3 s where KVM opens but does not execute."""
+    accel.choose("auto", site.paths.run, site.node.qemu_user)
 
 
 def uninstall(site: Site, config: Path, say: Say, *, purge: bool = False) -> None:

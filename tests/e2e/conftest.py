@@ -109,10 +109,12 @@ class Node:
                 for p in top.rglob("*")
             },
             "tables": {
-                line for line in run("nft", "list", "tables").stdout.splitlines() if b"bridge" in line
+                line
+                for line in run("nft", "list", "tables").stdout.splitlines()
+                if b"bridge" in line
             },
             "processes": set(
-                run("pgrep", "-a", "-f", "virtiofsd|qemu-system|qemu-storage-daemon", check=False)
+                run("pgrep", "-a", "-f", f"{NAME}.*(virtiofsd|qemu)|guest=vt-", check=False)
                 .stdout.splitlines()
             ),
             "mounts": set(Path("/proc/self/mounts").read_text().splitlines()),

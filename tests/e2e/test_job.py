@@ -74,9 +74,7 @@ def test_a_job_reads_100_mb_and_writes_50_mb(clean):
 
 
 def test_two_guests_on_the_node(clean):
-    result = clean.job(
-        "#!/bin/bash\nhostname; cat /etc/hosts\n", "-vm", "vms_per_node=2,ram=256M"
-    )
+    result = clean.job("#!/bin/bash\nhostname; cat /etc/hosts\n", "-vm", "vms_per_node=2,ram=256M")
     assert result.code == 0
     first, *hosts = result.out.decode().splitlines()
     assert first.endswith("-0")
@@ -94,7 +92,8 @@ def test_a_script_from_standard_input(clean):
 
 def test_walltime_reaches_the_script_as_term(clean):
     result = clean.job(
-        "#!/bin/bash\ntrap 'echo got TERM; exit 7' TERM\necho started\nfor i in $(seq 600); do sleep 0.1; done\n",
+        "#!/bin/bash\ntrap 'echo got TERM; exit 7' TERM\necho started\n"
+        "for i in $(seq 600); do sleep 0.1; done\n",
         "-l", "walltime=00:00:06",
     )  # fmt: skip
     assert result.out == b"started\ngot TERM\n"
@@ -110,9 +109,7 @@ def test_a_script_that_kills_its_guest(clean):
 def test_vm_prologue_and_epilogue_run_as_the_user(clean):
     for name in ("pro.sh", "epi.sh"):
         clean.script(f"#!/bin/sh\necho {name} $(id -un)\n", name)
-    result = clean.job(
-        "#!/bin/sh\necho script\n", "-vm", "vm_prologue=pro.sh,vm_epilogue=epi.sh"
-    )
+    result = clean.job("#!/bin/sh\necho script\n", "-vm", "vm_prologue=pro.sh,vm_epilogue=epi.sh")
     assert result.code == 0
     assert result.out.decode().splitlines() == [
         f"pro.sh {clean.user}", "script", f"epi.sh {clean.user}"

@@ -95,7 +95,7 @@ class Overlay(CoreResource):
     """A qcow2 layer over a read-only image; takes the same time whatever the image's size.
 
     ``backing`` is a root-owned file of ``backing_format``, never probed. ``size_mib`` 0: as the
-    image. ``path`` is made as root, 0600; libvirt hands it to QEMU's user for the guest's life.
+    image. ``path`` is made 0600 and belongs to ``uid``: QEMU's user (libvirt changes no owner).
     """
 
     kind = "overlay"
@@ -104,13 +104,14 @@ class Overlay(CoreResource):
     backing: str
     backing_format: Literal["raw", "qcow2"]
     size_mib: int = 0
+    uid: int = -1
 
     def create(self) -> None:
         """Run qemu-img(1). Raises HostFault with its words, or if the file exists."""
         if not Path(self.backing).is_absolute():
             raise HostFault(f"{self.backing!r} is not an absolute path")
         with _named(self.path, "create"):
-            safefs.write_new(self.path, b"", mode=0o600)
+            safefs.write_new(self.path, b"", mode=0o600, uid=self.uid)
         size = (f"{self.size_mib}M",) if self.size_mib else ()
         layer = ("-f", "qcow2", "-F", self.backing_format, "-b", self.backing)
         run_tool("qemu-img", "create", "-q", *layer, self.path, *size)

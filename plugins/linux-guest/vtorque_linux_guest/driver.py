@@ -15,7 +15,7 @@ from vtorque_core.api_domain import Channel, Disk, Element, Filesystem, KernelBo
 from vtorque_core.api_guest import ReadyGuest, Script, Streams
 from vtorque_core.api_node import GuestPlan, HostFault, Image, Resource, Share, Site
 from vtorque_core.api_options import DISK
-from vtorque_linux_guest import bundle, jobs
+from vtorque_linux_guest import bundle, jobs, ssh
 from vtorque_linux_guest.seed import SEED_NAME, SERIAL, Seed, iso
 from vtorque_linux_guest.settings import Settings, site_scripts
 from vtorque_linux_guest.stream import GuestFailed, GuestSilent, StatusReader, StreamError
@@ -68,13 +68,16 @@ class LinuxDriver:
     def resources(
         self, guest: GuestPlan, items: Sequence[ContextItem], site: Site
     ) -> Iterable[Resource]:
-        """Return the seed. Raises Refused, HostFault for items that this guest cannot have."""
+        """Return the seed and what vmgr ssh needs.
+
+        Raises Refused, HostFault for items that this guest cannot have.
+        """
         settings = site[Settings]
         content = iso(bundle.seed_files(guest, items, settings))
         has_epilogue = bool(site_scripts(settings.epilogue))
         marker = str(guest.run_dir / jobs.EPILOGUE_MARKER) if has_epilogue else ""
         path = str(guest.state_dir / SEED_NAME)
-        return (Seed(path, guest.qemu_uid, marker, content),)
+        return (Seed(path, guest.qemu_uid, marker, content), *ssh.client_files(guest))
 
     def await_ready(self, guest: GuestPlan, deadline: float, step: Callable[[str], None]) -> None:
         """Wait until the guest's agent says READY.

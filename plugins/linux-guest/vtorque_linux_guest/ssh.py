@@ -1,0 +1,42 @@
+"""What ``vmgr ssh`` on the node needs: the job's own key and host keys, in the guest's run_dir.
+
+The client configuration ``ssh_config`` (ssh_config(5)) is the seam: the core's command runs
+``ssh -F`` on it and knows nothing else of the guest type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from vtorque_core.api_node import GuestPlan, Resource
+from vtorque_core.api_resources import File
+from vtorque_linux_guest import keys
+
+CONFIG, KEY, KNOWN_HOSTS = "ssh_config", "ssh_key", "ssh_known_hosts"
+
+
+def client_files(guest: GuestPlan) -> Iterator[Resource]:
+    """Yield the files as resources; none for an image without sshd or a guest without address.
+
+    The key belongs to the job's user, who alone may read it; the rest is public.
+    """
+    address = guest.addresses[0].ip if guest.addresses else None
+    if guest.image.labels.get("init") != "cloud-init" or address is None:
+        return
+    run = guest.run_dir
+    key = keys.user_key(guest.secret).private.encode()
+    hosts = keys.known_hosts(guest.secret, [(guest.hostname, address)]).encode()
+    lines = (
+        f"Host {guest.hostname}",
+        f"  HostName {address}",
+        f"  HostKeyAlias {guest.hostname}",
+        f"  User {guest.user.name}",
+        f"  IdentityFile {run / KEY}",
+        "  IdentitiesOnly yes",
+        f"  UserKnownHostsFile {run / KNOWN_HOSTS}",
+        "  GlobalKnownHostsFile /dev/null",
+        "  StrictHostKeyChecking yes",
+    )
+    yield File(str(run / KEY), mode=0o400, uid=guest.user.uid, content=key)
+    yield File(str(run / KNOWN_HOSTS), mode=0o444, content=hosts)
+    yield File(str(run / CONFIG), mode=0o444, content=("\n".join(lines) + "\n").encode())
