@@ -53,7 +53,11 @@ MASKED = (
     *("serial-getty@ttyS0.service", "apt-daily.timer", "apt-daily-upgrade.timer", "fstrim.timer"),
     *("dpkg-db-backup.timer", "e2scrub_all.timer", "e2scrub_reap.service"),
     *("systemd-random-seed.service", "systemd-pstore.service", "systemd-update-utmp.service"),
+    *("systemd-update-utmp-runlevel.service", "systemd-binfmt.service", "modprobe@drm.service"),
+    *("modprobe@configfs.service", "modprobe@dm_mod.service", "modprobe@loop.service"),
 )
+# cloud-init starts it when the seed names time servers; the clock is the host's until then.
+DISABLED = ("systemd-timesyncd.service",)
 ENABLED = ("systemd-networkd.service", "systemd-resolved.service", "vtorque-agent.service")
 
 _FILES = {
@@ -68,6 +72,8 @@ _FILES = {
         " users-groups, ssh]\n"
         "cloud_config_modules: [set-passwords, ntp, runcmd]\n"
         "cloud_final_modules: [scripts-user, final-message]\n"
+        # Should the seed bring no host key: an RSA key takes many seconds under emulation.
+        "ssh_genkeytypes: [ed25519]\n"
     ),
     "etc/ssh/sshd_config.d/10-vtorque.conf": "PermitRootLogin no\nPasswordAuthentication no\n",
     "etc/systemd/journald.conf.d/10-vtorque.conf": "[Journal]\nStorage=volatile\n",
@@ -193,7 +199,9 @@ def _configure(root: Path, kernel: Kernel, work: Path) -> None:
     # In the image itself: its tools know its release, and the machine may not have them.
     run_tool("chroot", str(root), "depmod", kernel.release)
     run_tool("chroot", str(root), "systemctl", "--quiet", "mask", *MASKED)
+    run_tool("chroot", str(root), "systemctl", "--quiet", "disable", *DISABLED)
     run_tool("chroot", str(root), "systemctl", "--quiet", "enable", *ENABLED)
+    run_tool("chroot", str(root), "systemctl", "--quiet", "set-default", "multi-user.target")
 
 
 def _write(path: Path, content: bytes, mode: int) -> None:
