@@ -1,9 +1,10 @@
-"""Turn one process into a file-system daemon inside a user namespace, then exec the daemon.
+"""Turn one process into the user's daemon inside a user namespace, then exec the daemon.
 
-Run by :mod:`vtorque_core.virtiofs` as host root: ``python -I -S _userns_exec.py PLAN`` (JSON of
-:class:`Plan`). It is a program of its own because the caller has threads, and fork with threads
-is unsafe; it imports the standard library only. Errors go to ``report_fd`` as one line; that
-descriptor closing without a line means that the daemon was executed.
+Run by :mod:`vtorque_core.user_daemon` as host root: ``python -I -S _userns_exec.py PLAN`` (JSON
+of :class:`Plan`). It is a program of its own because the caller has threads, and fork with threads
+is unsafe; it imports the standard library only. Errors go to ``report_fd`` as one line, after
+:data:`DENIED` if it is the user's fault; that descriptor closing without a line means that the
+daemon was executed.
 
 Recipe (user_namespaces(7), capabilities(7)): root creates the namespace, so that root owns it and
 the user has no power over the daemon. The process then becomes the user, in every id including
@@ -15,13 +16,16 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import json
 import os
 import platform
 import resource
+import stat
 import struct
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -36,15 +40,9 @@ SECUREBITS = 0b1111  # NOROOT and NO_SETUID_FIXUP, each with its lock bit
 # linux/capability.h: what virtiofsd keeps for serving files, plus chroot and bounding-set drop.
 # Not MKNOD and SETFCAP: the guest needs neither, and virtiofsd is told to go without (modcaps).
 CAPABILITIES = {
-    "CHOWN": 0,
-    "DAC_OVERRIDE": 1,
-    "FOWNER": 3,
-    "FSETID": 4,
-    "SETGID": 6,
-    "SETUID": 7,
-    "SETPCAP": 8,
-    "SYS_CHROOT": 18,
-}
+    "CHOWN": 0, "DAC_OVERRIDE": 1, "FOWNER": 3, "FSETID": 4, "SETGID": 6, "SETUID": 7,
+    "SETPCAP": 8, "SYS_CHROOT": 18,
+}  # fmt: skip
 _CAP_VERSION_3 = 0x20080522
 # linux/audit.h AUDIT_ARCH_* and the number of setgroups(2)
 SETGROUPS = {"x86_64": (0xC000003E, 116), "aarch64": (0xC00000B7, 159)}
@@ -54,14 +52,26 @@ AT_EMPTY_PATH, AT_RECURSIVE, OPEN_TREE_CLONE = 0x1000, 0x8000, 1
 MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV, MS_PRIVATE = 1, 2, 4, 1 << 18
 # linux/mount.h
 MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REC, MS_SLAVE = 2, 4, 8, 1 << 14, 1 << 19
-NOFILE = 1_000_000  # virtiofsd's own default: one descriptor per file that the guest knows
+DENIED = "!"
+_SECTOR = 512  # bytes; the unit of virtio-blk (virtio specification 1.2, 5.2.4)
+_USERS_FAULT = {
+    errno.ENOENT: "does not exist on the node", errno.EISDIR: "is a directory, not a raw disk file",
+    errno.ELOOP: "is a symbolic link: write the path of the file itself",
+    errno.ENXIO: "is not a regular file", errno.EACCES: "", errno.EPERM: "", errno.EROFS: "",
+    errno.ENOTDIR: "", errno.ENAMETOOLONG: "", errno.ETXTBSY: "",
+}  # fmt: skip
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to become and to run. The maps are the text for /proc/PID/{uid,gid}_map."""
+    """What to become and to run. The maps are the text for /proc/PID/{uid,gid}_map.
+
+    ``disk``: the source is a raw disk file of the user, whose daemon has no capabilities; else it
+    is a directory, whose daemon has those of guest root inside the namespace. ``nofile``: how
+    many descriptors the daemon may have.
+    """
 
     uid: int
     gid: int
@@ -69,8 +79,10 @@ class Plan:
     uid_map: str
     gid_map: str
     source: str
+    disk: bool
     owner_check: bool
     readonly: bool
+    nofile: int
     argv: tuple[str, ...]  # every "{source}" becomes the number of the source's descriptor
     socket_fd: int
     lock_fd: int
@@ -82,13 +94,15 @@ class _Step(Exception):
     """An error whose text is complete."""
 
 
+class _Denied(_Step):
+    """The user's own fault."""
+
+
 class _Filter(ctypes.Structure):
     _fields_ = (
-        ("code", ctypes.c_ushort),
-        ("jt", ctypes.c_ubyte),
-        ("jf", ctypes.c_ubyte),
+        ("code", ctypes.c_ushort), ("jt", ctypes.c_ubyte), ("jf", ctypes.c_ubyte),
         ("k", ctypes.c_uint32),
-    )
+    )  # fmt: skip
 
 
 class _Program(ctypes.Structure):
@@ -143,13 +157,49 @@ def ignore_setgroups() -> None:
     _checked(result, "seccomp filter")
 
 
-def _keep_capabilities() -> None:
-    mask = sum(1 << number for number in CAPABILITIES.values())
+def _capset(numbers: Iterable[int]) -> None:
+    mask = sum(1 << number for number in numbers)
     header = (ctypes.c_uint32 * 2)(_CAP_VERSION_3, 0)
     data = (ctypes.c_uint32 * 6)(mask, mask, mask, 0, 0, 0)  # effective, permitted, inheritable
     _checked(_libc.capset(ctypes.byref(header), ctypes.byref(data)), "capset")
+
+
+def _keep_capabilities() -> None:
+    _capset(CAPABILITIES.values())
     for number in CAPABILITIES.values():
         prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE, number)
+
+
+def _open_disk(plan: Plan) -> int:
+    """Open and lock the user's disk file, wholly as the user, who may have put anything there.
+
+    O_NONBLOCK, so that a FIFO does not hang. Links on the way are the user's own business. The
+    lock is the open file's, not a process's (F_OFD_SETLK, fcntl(2)): it ends with the daemon.
+    """
+    access = os.O_RDONLY if plan.readonly else os.O_RDWR
+    flags = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+    try:
+        source = os.open(plan.source, access | flags)
+    except OSError as error:
+        if error.errno in _USERS_FAULT:
+            words = f"cannot be opened by you: {error.strerror}"
+            raise _Denied(_USERS_FAULT[error.errno] or words) from None
+        raise _Step(f"cannot open as uid {plan.uid}: {error.strerror}") from None
+    facts = os.fstat(source)
+    if not stat.S_ISREG(facts.st_mode):
+        raise _Denied("is not a regular file")
+    if facts.st_uid != plan.uid:
+        raise _Denied(f"belongs to uid {facts.st_uid}, not to you (uid {plan.uid})")
+    if facts.st_size == 0 or facts.st_size % _SECTOR:
+        raise _Denied(f"has {facts.st_size} bytes: a raw disk has a multiple of {_SECTOR}, not 0")
+    try:
+        kind = fcntl.F_RDLCK if plan.readonly else fcntl.F_WRLCK
+        fcntl.fcntl(source, fcntl.F_OFD_SETLK, lock_request(kind))
+    except OSError as error:
+        if error.errno in (errno.EAGAIN, errno.EACCES):
+            raise _Denied("is in use by another job or program") from None
+        raise _Step(f"its file system cannot lock it: {error.strerror}") from None
+    return source
 
 
 def _open_source(plan: Plan) -> int:
@@ -179,7 +229,7 @@ def _open_source_as_user(plan: Plan) -> int:
             os.setgroups(plan.groups)
             os.setresgid(plan.gid, plan.gid, plan.gid)
             os.setresuid(plan.uid, plan.uid, plan.uid)  # not dumpable: the user cannot trace it
-            os.write(child_answer, b"%d" % _open_source(plan))
+            os.write(child_answer, b"%d" % (_open_disk if plan.disk else _open_source)(plan))
             os.read(child_hold, 1)
         except BaseException as error:  # nothing may run on in this process
             _report(plan, error)
@@ -268,11 +318,16 @@ def _daemon(plan: Plan, host_source: int, maps_wanted: int, maps_done: int) -> N
     if os.read(maps_done, 1) != b"!":
         os._exit(1)  # the launcher has died or failed; it said why
     _become_user(plan)
-    source = _read_only(plan, host_source) if plan.readonly else host_source
+    copy = plan.readonly and not plan.disk
+    source = _read_only(plan, host_source) if copy else host_source
     for descriptor in (plan.socket_fd, plan.lock_fd, source):
         os.set_inheritable(descriptor, True)
-    ignore_setgroups()
-    _keep_capabilities()
+    if plan.disk:
+        prctl(PR_SET_NO_NEW_PRIVS, 1)
+        _capset(())
+    else:
+        ignore_setgroups()
+        _keep_capabilities()
     argv = [argument.replace("{source}", str(source)) for argument in plan.argv]
     try:
         os.execve(argv[0], argv, {"PATH": "/usr/bin:/bin", "LC_ALL": "C"})  # noqa: S606
@@ -281,7 +336,8 @@ def _daemon(plan: Plan, host_source: int, maps_wanted: int, maps_done: int) -> N
 
 
 def _report(plan: Plan, error: BaseException) -> NoReturn:
-    os.write(plan.report_fd, str(error).encode(errors="replace")[:1000])
+    mark = DENIED if isinstance(error, _Denied) else ""
+    os.write(plan.report_fd, f"{mark}{error}".encode(errors="replace")[:1000])
     os._exit(1)
 
 
@@ -296,7 +352,8 @@ def _launch(plan: Plan) -> None:
     os.chdir("/")
     os.umask(0o077)
     with contextlib.suppress(ValueError, OSError):  # without CAP_SYS_RESOURCE: what there is
-        resource.setrlimit(resource.RLIMIT_NOFILE, (NOFILE, NOFILE))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (plan.nofile, plan.nofile))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core would hold the user's data
     host_source = _open_source_as_user(plan)
     maps_wanted, child_maps_wanted = os.pipe()
     child_maps_done, maps_done = os.pipe()

@@ -51,6 +51,7 @@ def test_survivors_of_a_reboot():
         "domain",
         "process",
         "virtiofsd",
+        "userdisk",
         "mount",
     }
 

@@ -176,14 +176,14 @@ def test_log_takes_no_more_than_its_bound() -> None:
     script = f"""
         import os, sys
         sys.path.insert(0, {str(Path(virtiofs.__file__).parents[1])!r})
-        from vtorque_core import virtiofs
-        log = virtiofs._bounded_log()
+        from vtorque_core import user_daemon
+        log = user_daemon._bounded_log()
         os.write(log, b"begin")
         try:
             while True:
                 os.write(log, b"x" * 4096)
         except PermissionError:
-            print(len(virtiofs._log_text(log)) <= virtiofs.LOG_BYTES)
+            print(len(user_daemon._log_text(log)) <= user_daemon.LOG_BYTES)
     """
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(script)],

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from vtorque_core.resources.files import CoreResource, File, Mount, Overlay, Setting, Shm, Tree
 from vtorque_core.resources.netfilter import Netfilter
-from vtorque_core.resources.process import Domain, Process, Virtiofsd
+from vtorque_core.resources.process import Domain, Process, UserDisk, Virtiofsd
 
 __all__ = [
     "CORE_KINDS",
@@ -21,6 +21,7 @@ __all__ = [
     "Setting",
     "Shm",
     "Tree",
+    "UserDisk",
     "Virtiofsd",
 ]
 
@@ -53,6 +54,7 @@ CORE_KINDS: dict[str, type[CoreResource]] = {
         Domain,
         Process,
         Virtiofsd,
+        UserDisk,
         Mount,
         Netfilter,
         Setting,

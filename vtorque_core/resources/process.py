@@ -1,4 +1,4 @@
-"""Core kinds that run: process, virtiofsd, domain.
+"""Core kinds that run: process, virtiofsd, userdisk, domain.
 
 None is remembered by its pid, which may be another process's by the time of the release: a
 process is found by the lock it holds on a file, a domain by its UUID.
@@ -16,7 +16,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from vtorque_core import safefs, virtiofs
+from vtorque_core import safefs, userdisk, virtiofs
 from vtorque_core._userns_exec import lock_pid, lock_request
 from vtorque_core.api_node import run_tool, unjournalled
 from vtorque_core.errors import HostFault
@@ -115,6 +115,31 @@ class Virtiofsd(CoreResource):
     def release(self) -> None:
         """End the daemon and remove its socket and lock."""
         virtiofs.stop(self.lock, time.monotonic() + _STOP)
+
+
+@dataclass(frozen=True)
+class UserDisk(CoreResource):
+    """The daemon of a user's disk (:mod:`vtorque_core.userdisk`), found by its lock file."""
+
+    kind = "userdisk"
+    blocking = True
+    disk: userdisk.DiskFile | None = unjournalled(None)  # noqa: RUF009 - a field, as in api_node
+    lock: str = ""
+
+    def __post_init__(self) -> None:
+        """Take the lock's path from the disk."""
+        if self.disk is not None:
+            object.__setattr__(self, "lock", self.disk.lock)
+
+    def create(self) -> None:
+        """Start the daemon; raises as :func:`vtorque_core.userdisk.start`."""
+        if self.disk is None:
+            raise ValueError("a user's disk is created from its file")
+        userdisk.start(self.disk)
+
+    def release(self) -> None:
+        """End the daemon, which frees the file for the next job; remove its socket and lock."""
+        userdisk.stop(self.lock, time.monotonic() + _STOP)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,350 @@
+"""Run a daemon as the job's user, that serves something of theirs to QEMU over a Unix socket.
+
+What virtiofsd (:mod:`vtorque_core.virtiofs`) and the server of a user's disk
+(:mod:`vtorque_core.userdisk`) have in common: the socket, which root makes for QEMU's user, the
+bounded log, the start through :mod:`vtorque_core._userns_exec` and the end. The daemon lives in a
+user namespace of root's, so that the user can neither trace nor change it, as process 1 of a pid
+namespace, so that killing it ends all of it. It is found again through its lock file, whose lock
+it holds as long as it lives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from vtorque_core import _userns_exec
+from vtorque_core.errors import HostFault, Refused, printable
+
+LOG_BYTES = 64 * 1024
+MAX_MAP_LINES = 340  # user_namespaces(7), since Linux 4.15
+MAX_SOCKET_PATH = 107  # unix(7): sun_path has 108 bytes with its end
+_MAX_ID = 2**32 - 2  # -1 means "leave it" to chown(2)
+_SEALS = fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
+
+
+@dataclass(frozen=True)
+class Service:
+    """One daemon and what it serves. Paths are absolute, ids are host ids.
+
+    ``socket``, ``lock`` and ``log`` lie in directories that only root can write; ``source`` may
+    lie anywhere. ``uid``, ``gid``, ``groups`` are the job's user, ``socket_owner`` is the uid that
+    QEMU runs as.
+    """
+
+    source: str
+    socket: str
+    lock: str
+    log: str
+    uid: int
+    gid: int
+    groups: tuple[int, ...]
+    socket_owner: int
+
+    @property
+    def mapped_groups(self) -> tuple[int, ...]:
+        """The supplementary groups that the daemon has: all but 0, guest root's group in there."""
+        return tuple(sorted(set(self.groups) - {0}))
+
+
+@dataclass(frozen=True)
+class Descriptors:
+    """What the daemon inherits; the names are those of :class:`_userns_exec.Plan`."""
+
+    socket_fd: int
+    lock_fd: int
+    log_fd: int
+    report_fd: int
+
+
+def id_map(subordinate_id: int | None, ids: Iterable[int]) -> str:
+    """Return the text for uid_map or gid_map: 0 is ``subordinate_id``, each of ``ids`` itself.
+
+    With None there is no root in the namespace. Neighbours share a line, since the kernel takes
+    340 lines (user_namespaces(7)). Raises HostFault if there are more, or if an id is 0 or the
+    subordinate one.
+    """
+    wanted = sorted(set(ids))
+    root = () if subordinate_id is None else (subordinate_id,)
+    for number in (*wanted, *root):
+        if not 0 < number <= _MAX_ID:
+            raise HostFault(f"a daemon cannot have the id {number}: it must be 1 to {_MAX_ID}")
+    if subordinate_id in wanted:
+        raise HostFault(
+            f"the subordinate id {subordinate_id} belongs to the job's user: use another"
+        )
+    runs: list[tuple[int, int]] = []
+    for number in wanted:
+        if runs and sum(runs[-1]) == number:
+            runs[-1] = (runs[-1][0], runs[-1][1] + 1)
+        else:
+            runs.append((number, 1))
+    lines = [f"0 {number} 1" for number in root]
+    lines += [f"{start} {start} {count}" for start, count in runs]
+    if len(lines) > MAX_MAP_LINES:
+        raise HostFault(f"{len(wanted)} group ids need {len(lines)} map lines: {MAX_MAP_LINES} fit")
+    return "\n".join(lines) + "\n"
+
+
+def start(
+    service: Service,
+    plan: Callable[[Descriptors], _userns_exec.Plan],
+    ready: Callable[[bytes], bool],
+    *,
+    label: str,
+    timeout: float,
+) -> None:
+    """Start the daemon, detached; return when ``ready``, given its log so far, is true.
+
+    As root. The daemon inherits the caller's cgroup, CPU affinity and limits. ``label`` begins
+    the messages about the source. ``timeout`` in seconds bounds a source that hangs. Raises
+    HostFault: a daemon of this lock already runs, the source cannot be opened, the daemon ended;
+    Refused if the source is the user's fault. Then nothing of it is left but the lock, which
+    ``stop`` removes, and ``service.log``.
+    """
+    deadline = time.monotonic() + timeout
+    with contextlib.ExitStack() as stack:
+        lock_fd = _take_lock(service)
+        stack.callback(os.close, lock_fd)
+        listener = stack.enter_context(_listen(service))
+        Path(service.log).unlink(missing_ok=True)
+        log_fd = _bounded_log()
+        stack.callback(os.close, log_fd)
+        report, report_fd = os.pipe()
+        stack.callback(os.close, report)
+        planned = plan(Descriptors(listener.fileno(), lock_fd, log_fd, report_fd))
+        try:
+            _launch(planned, label, report, deadline)
+            _await_ready(planned, ready, deadline)
+        except BaseException:
+            Path(service.socket).unlink(missing_ok=True)
+            _save_log(log_fd, service.log)
+            with contextlib.suppress(HostFault):  # the first fault says more; stop tries again
+                while _kill_holder(lock_fd, time.monotonic() + 1):
+                    pass
+            raise
+
+
+def stop(lock_path: str, deadline: float) -> None:
+    """Kill the daemon that holds ``lock_path``, then remove its socket and the lock file.
+
+    As root, in any process, any number of times; also after a ``start`` that died half-way.
+    ``deadline`` is an instant of time.monotonic(). A daemon that still ran has its messages saved
+    in its log file; those of one that ended by itself are lost. Raises HostFault if it has not
+    ended by then (a file system that hangs): nothing is removed and a later call tries again.
+    """
+    try:
+        lock_fd = os.open(lock_path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise HostFault(f"cannot open a daemon's lock: {error}") from error
+    try:
+        record = _read_record(lock_fd)
+        while not _unheld(lock_fd):
+            killed = _kill_holder(lock_fd, deadline, record.get("log"))
+            if not killed and time.monotonic() >= deadline:
+                raise HostFault(f"{lock_path}: held by a process that cannot be found")
+            if not killed:
+                time.sleep(0.005)  # a start in progress: its daemon takes the lock soon
+        if "socket" in record:
+            Path(record["socket"]).unlink(missing_ok=True)
+        Path(lock_path).unlink(missing_ok=True)
+    finally:
+        os.close(lock_fd)
+
+
+def _take_lock(service: Service) -> int:
+    """Return a read-only descriptor of the lock file, with a flock that the daemon inherits.
+
+    The flock says "alive" without a gap from here to the daemon's end; the daemon's own POSIX
+    lock, taken when it is the process that stays, says who it is. The record is for ``stop``.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        writer = os.open(service.lock, flags, 0o600)
+    except OSError as error:
+        raise HostFault(f"cannot create a daemon's lock: {error}") from error
+    try:
+        reader = os.open(service.lock, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            fcntl.flock(reader, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(reader)
+            raise HostFault(f"{service.lock}: its daemon already runs; stop it first") from None
+        os.ftruncate(writer, 0)
+        os.write(writer, json.dumps({"socket": service.socket, "log": service.log}).encode())
+        return reader
+    finally:
+        os.close(writer)
+
+
+def _read_record(lock_fd: int) -> dict[str, str]:
+    """Return what ``start`` wrote; empty if it died before it finished, so made no socket."""
+    try:
+        record = json.loads(os.pread(lock_fd, 65536, 0))
+    except ValueError:
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def _listen(service: Service) -> socket.socket:
+    """Return the listening socket; nobody but QEMU's user (and root) can connect to it."""
+    if len(os.fsencode(service.socket)) > MAX_SOCKET_PATH:
+        raise HostFault(f"{service.socket}: a socket's path has at most {MAX_SOCKET_PATH} bytes")
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        Path(service.socket).unlink(missing_ok=True)
+        listener.bind(service.socket)
+        # No connection is possible before listen(), so the order of these does not matter.
+        Path(service.socket).chmod(0o600)
+        os.chown(service.socket, service.socket_owner, -1, follow_symlinks=False)
+        listener.listen(1)
+    except OSError as error:
+        listener.close()
+        raise HostFault(f"cannot create the socket {service.socket}: {error.strerror}") from error
+    return listener
+
+
+def _bounded_log() -> int:
+    """Return a memfd that takes 64 KiB and no more: a guest can make the daemon complain."""
+    log_fd = os.memfd_create("vtorque-daemon-log", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(log_fd, LOG_BYTES)
+    fcntl.fcntl(log_fd, fcntl.F_ADD_SEALS, _SEALS)
+    return log_fd
+
+
+def _log_text(log_fd: int) -> bytes:
+    return os.pread(log_fd, LOG_BYTES, 0).rstrip(b"\0")
+
+
+def _save_log(log_fd: int, path: str) -> None:
+    """Write the log to its file, best effort: a full disk must not stop a teardown."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+    with contextlib.suppress(OSError):
+        target = os.open(path, flags, 0o600)
+        try:
+            os.write(target, _log_text(log_fd))
+        finally:
+            os.close(target)
+
+
+def _launch(plan: _userns_exec.Plan, label: str, report: int, deadline: float) -> None:
+    """Run the helper until the daemon is executed or an error reported; closes report_fd."""
+    argv = [sys.executable, "-I", "-S", _userns_exec.__file__, json.dumps(asdict(plan))]
+    descriptors = (plan.socket_fd, plan.lock_fd, plan.log_fd, plan.report_fd)
+    null = subprocess.DEVNULL
+    try:
+        helper = subprocess.Popen(
+            argv, stdin=null, stdout=null, stderr=null, pass_fds=descriptors, env={}, cwd="/"
+        )
+    finally:
+        os.close(plan.report_fd)
+    try:
+        poller = select.poll()
+        poller.register(report, select.POLLIN)
+        if not poller.poll(_milliseconds(deadline)):
+            raise HostFault(f"{label}: no answer from it")
+        problem = os.read(report, 4096)
+        if problem:
+            reason = printable(problem.decode("utf-8", "replace"))
+            if reason.startswith(_userns_exec.DENIED):
+                raise Refused(f"{label}: {reason.removeprefix(_userns_exec.DENIED)}")
+            raise HostFault(f"{label}: {reason}")
+    except (HostFault, Refused):
+        helper.kill()
+        raise
+    finally:
+        with contextlib.suppress(subprocess.TimeoutExpired):  # in a system call on a dead server
+            helper.wait(1)
+
+
+def _await_ready(plan: _userns_exec.Plan, ready: Callable[[bytes], bool], deadline: float) -> None:
+    """Wait until the daemon accepts; the socket listens since before its start."""
+    pid = _holder(plan.lock_fd)
+    with contextlib.suppress(ProcessLookupError):
+        pidfd = os.pidfd_open(pid) if pid else -1
+        try:
+            while pidfd >= 0 and time.monotonic() < deadline:
+                if ready(_log_text(plan.log_fd)):
+                    return
+                if _ended(pidfd, time.monotonic() + 0.002):
+                    break
+        finally:
+            if pidfd >= 0:
+                os.close(pidfd)
+    last = _log_text(plan.log_fd).decode("utf-8", "replace").strip().rpartition("\n")[2]
+    raise HostFault(f"{plan.argv[0]} for {plan.source} did not start: {printable(last)}")
+
+
+def _unheld(lock_fd: int) -> bool:
+    try:
+        fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _holder(lock_fd: int) -> int | None:
+    answer = fcntl.fcntl(lock_fd, fcntl.F_GETLK, _userns_exec.lock_request(fcntl.F_WRLCK))
+    return _userns_exec.lock_pid(answer)
+
+
+def _milliseconds(deadline: float) -> int:
+    return max(0, int((deadline - time.monotonic()) * 1000))
+
+
+def _ended(pidfd: int, deadline: float) -> bool:
+    poller = select.poll()
+    poller.register(pidfd, select.POLLIN)
+    return bool(poller.poll(_milliseconds(deadline)))
+
+
+def _kill_holder(lock_fd: int, deadline: float, log: str | None = None) -> bool:
+    """Kill one process that holds the lock and wait for its end; False if there is none."""
+    pid = _holder(lock_fd)
+    if not pid or pid < 0:  # negative: not a process of this machine
+        return False
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True  # ended meanwhile
+    try:
+        if _holder(lock_fd) != pid:
+            return True  # ended meanwhile, and the pidfd may be of another process
+        if log:
+            _save_log_of(pidfd, log)
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        if not _ended(pidfd, deadline):
+            raise HostFault(f"the daemon with pid {pid} was killed but does not end")
+    finally:
+        os.close(pidfd)
+    return True
+
+
+def _save_log_of(pidfd: int, path: str) -> None:
+    """Save a daemon's log, found as its standard error (pidfd_getfd(2), Linux 5.6)."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    log_fd = libc.syscall(ctypes.c_long(_userns_exec.SYS_PIDFD_GETFD), pidfd, 2, 0)
+    if log_fd < 0:
+        return
+    try:
+        # Only a memfd has these seals: reading another file could hang or read the user's home.
+        with contextlib.suppress(OSError):
+            if fcntl.fcntl(log_fd, fcntl.F_GET_SEALS) == _SEALS:
+                _save_log(log_fd, path)
+    finally:
+        os.close(log_fd)

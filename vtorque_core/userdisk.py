@@ -1,0 +1,115 @@
+"""Serve a user's own raw disk file to a guest, as the user.
+
+The daemon is Debian's qemu-storage-daemon (QEMU 7.2). It runs as the job's user without any
+capability, in a user namespace without a root and without a network; how the process gets there
+and how the file is opened: :mod:`vtorque_core._userns_exec`; how it is found again and ended:
+:mod:`vtorque_core.user_daemon`.
+
+It speaks NBD, not vhost-user-blk: libvirt 9.0 takes neither ``<serial>`` (a guest finds its disk
+by it) nor ``discard`` nor ``readonly`` for a vhostuser disk, and a daemon of the user's would have
+all memory of the guest mapped. libvirt is given the socket: ``<disk type='network'><source
+protocol='nbd'><host transport='unix' socket=PATH/>`` (https://libvirt.org/formatdomain.html).
+
+Two guests must not write one file. QEMU's own locks do not see to that, since an NBD export shares
+the right to write: two daemons with ``locking=on`` serve the same file (tried). So the file is
+locked whole before the daemon starts, which also keeps QEMU's other tools away (``qemu-img``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+from dataclasses import asdict, dataclass
+
+from vtorque_core import _userns_exec, user_daemon
+from vtorque_core.errors import printable
+
+STORAGE_DAEMON = "/usr/bin/qemu-storage-daemon"
+_NOFILE = 1024
+
+# The NBD protocol, "Newstyle negotiation" (https://github.com/NetworkBlockDevice/nbd,
+# doc/proto.md): what a server says first, and a client that leaves without having been one.
+_GREETING = b"NBDMAGIC" + b"IHAVEOPT"
+_FAREWELL = struct.pack("!I8sII", 1, b"IHAVEOPT", 2, 0)  # NBD_FLAG_C_FIXED_NEWSTYLE, NBD_OPT_ABORT
+
+stop = user_daemon.stop
+
+
+@dataclass(frozen=True)
+class DiskFile(user_daemon.Service):
+    """A raw disk file of the job's user and its daemon; ``source`` is the file."""
+
+    readonly: bool = False
+    program: str = STORAGE_DAEMON
+
+
+def daemon_argv(disk: DiskFile, socket_fd: int) -> tuple[str, ...]:
+    """Return the daemon's arguments; ``{source}`` stands for the file's descriptor.
+
+    No path is in here, so none needs quoting, and the format is said: never probed. The export
+    has no name, as qemu-nbd's. Discarding makes holes in the file, as a guest's fstrim expects.
+    """
+    access = ",read-only=on" if disk.readonly else ",discard=unmap"
+    writable = "off" if disk.readonly else "on"
+    file = "driver=file,node-name=file,filename=/proc/self/fd/{source},locking=off"
+    raw = "driver=raw,node-name=disk,file=file"
+    return (
+        disk.program,
+        *("--blockdev", f"{file},auto-read-only=off{access}"),
+        *("--blockdev", f"{raw}{access}"),
+        *("--nbd-server", f"addr.type=fd,addr.str={socket_fd}"),
+        *("--export", f"type=nbd,id=disk,node-name=disk,name=,writable={writable}"),
+    )
+
+
+def start(disk: DiskFile, *, timeout: float = 10.0) -> None:
+    """Start the daemon, detached; return when it serves on ``disk.socket``.
+
+    As root; see :func:`vtorque_core.user_daemon.start`. It goes on when QEMU goes, until ``stop``.
+    Raises Refused: the file is missing, is not a regular file of the user's, has no size that a
+    disk can have, or is in use. Raises HostFault for the rest.
+    """
+    groups = disk.mapped_groups
+    uid_map = user_daemon.id_map(None, [disk.uid])
+    gid_map = user_daemon.id_map(None, [disk.gid, *groups])
+
+    def plan(descriptors: user_daemon.Descriptors) -> _userns_exec.Plan:
+        return _userns_exec.Plan(
+            uid=disk.uid,
+            gid=disk.gid,
+            groups=groups,
+            uid_map=uid_map,
+            gid_map=gid_map,
+            source=disk.source,
+            disk=True,
+            owner_check=True,
+            readonly=disk.readonly,
+            nofile=_NOFILE,
+            argv=daemon_argv(disk, descriptors.socket_fd),
+            **asdict(descriptors),
+        )
+
+    with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as probe:
+        probe.setblocking(False)
+        user_daemon.start(
+            disk,
+            plan,
+            lambda _log: _greeted(probe, disk.socket),
+            label=f"disk={printable(disk.source, 1000)}",
+            timeout=timeout,
+        )
+
+
+def _greeted(probe: socket.socket, path: str) -> bool:
+    """Return whether the server has greeted the probe, and say good-bye to it."""
+    with contextlib.suppress(OSError):  # from the second time on: it is connected
+        probe.connect(path)
+    try:
+        greeting = probe.recv(len(_GREETING) + 2)  # and its flags
+    except OSError:  # nothing yet
+        return False
+    if not greeting.startswith(_GREETING):
+        return False
+    probe.sendall(_FAREWELL)
+    return True
