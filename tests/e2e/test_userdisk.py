@@ -1,0 +1,297 @@
+"""The user's own disk at /data, and what its daemon may do, on a real node as root."""
+
+import contextlib
+import os
+import pwd
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from vtorque_core import userdisk
+from vtorque_core.errors import HostFault, Refused
+
+pytestmark = pytest.mark.e2e
+
+MIB = 1 << 20
+OTHER = "vte2e2"
+QEMU_USER = "libvirt-qemu"
+
+
+@pytest.fixture
+def disk(node) -> Iterator[Path]:
+    """An ext4 file system that the user has made in a file of theirs."""
+    path = node.home / "data.raw"
+    node.as_user("/usr/bin/truncate", "-s", "64M", str(path))
+    node.as_user("/usr/sbin/mke2fs", "-q", "-F", "-t", "ext4", str(path))
+    path.chmod(0o640)
+    yield path
+    path.unlink()
+
+
+def content(disk: Path, name: str) -> bytes:
+    """Return a file of the file system as the host sees it."""
+    argv = ["debugfs", "-R", f"cat {name}", str(disk)]
+    return subprocess.run(argv, check=True, capture_output=True, timeout=30).stdout
+
+
+# -- in jobs ----------------------------------------------------------------------------------
+
+
+def test_a_disk_keeps_what_a_job_writes(clean, disk):
+    before = disk.stat()
+    option = ("-vm", f"disk={disk}")
+    wrote = clean.job(
+        "#!/bin/sh\nset -e\nstat -c '%U %G' /data\necho kept > /data/kept\nid -u\n"
+        "head -c 20000000 /dev/urandom > /data/big\nsha256sum < /data/big\n",
+        *option,
+    )
+    assert (wrote.code, wrote.err) == (0, b"")
+    owner, uid, digest = wrote.out.decode().splitlines()
+    assert owner == f"{clean.user} {clean.user}"
+    assert content(disk, "kept") == b"kept\n"
+    read = clean.job("#!/bin/sh\ncat /data/kept\nsha256sum < /data/big\n", *option)
+    assert read.code == 0
+    assert read.out.decode().splitlines() == ["kept", digest]
+    after = disk.stat()
+    assert (after.st_uid, after.st_gid, after.st_mode) == (
+        before.st_uid, before.st_gid, stat.S_IFREG | 0o640,
+    )  # fmt: skip
+    assert after.st_uid == int(uid)
+    assert after.st_size == 64 * MIB
+
+
+def test_only_the_first_of_two_guests_has_it(clean, disk):
+    result = clean.job(
+        "#!/bin/sh\necho first > /data/who\ngrep -c /data /proc/mounts\n",
+        "-vm", f"disk={disk},vms_per_node=2",
+    )  # fmt: skip
+    assert (result.code, result.out) == (0, b"1\n"), result.err
+    assert content(disk, "who") == b"first\n"
+
+
+@pytest.fixture
+def two_slots(node) -> Iterator[None]:
+    """Let the batch system run two jobs at once; its default is one."""
+
+    def restart(*options: str) -> None:
+        node.root("vtorque", "local", "stop", "--config", str(node.config))
+        node.root("vtorque", "local", "serve", "--config", str(node.config), *options)
+
+    restart("--slots", "2")
+    yield
+    restart()
+
+
+def test_a_second_job_on_the_same_disk_is_refused(two_slots, clean, disk):
+    marks = [clean.home / name for name in ("started", "go")]
+    text = (
+        "#!/bin/sh\necho one > /data/one\ntouch ~/started\n"
+        "while ! [ -e ~/go ]; do sleep 0.1; done\necho two > /data/two\n"
+    )
+    option = ("-vm", f"disk={disk}")
+    outputs = ("-o", "/dev/null", "-j", "oe")
+    done = clean.as_user("vsub", *outputs, *option, clean.script(text, "first.sh"))
+    first = done.stdout.decode().strip()
+    try:
+        clean.wait_for(marks[0].exists, 60, "the first job's start")
+        second = clean.job("#!/bin/sh\necho ran\n", *option)
+        assert second.code == 121
+        assert second.out == b""
+        assert f"disk={disk}: is in use by another job" in second.err.decode()
+        assert clean.state_of(first) == "R"
+    finally:
+        clean.as_user("/usr/bin/touch", str(marks[1]))
+        clean.wait_for(lambda: clean.state_of(first) in (None, "C"), 60, "the first job's end")
+        for mark in marks:
+            mark.unlink(missing_ok=True)
+    assert (content(disk, "one"), content(disk, "two")) == (b"one\n", b"two\n")
+    third = clean.job("#!/bin/sh\ncat /data/one /data/two\n", *option)
+    assert (third.code, third.out) == (0, b"one\ntwo\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("missing", "does not exist on the node"),
+        ("link", "symbolic link"),
+        ("hidden", "Permission denied"),
+        ("shared", "belongs to uid"),
+        ("folder", "is a directory"),
+    ],
+)
+def test_what_is_not_the_users_disk_is_refused(clean, disk, name, why):
+    """Another's file is neither opened nor changed, however it is named."""
+    hidden = Path("/home", OTHER, "d.raw")
+    hidden.write_bytes(bytes(MIB))
+    os.chown(hidden, pwd.getpwnam(OTHER).pw_uid, -1)
+    shared = Path("/home", "vte2e-shared.raw")
+    shared.write_bytes(bytes(MIB))
+    shared.chmod(0o666)
+    link = clean.home / "link.raw"
+    link.symlink_to(hidden)
+    paths = {
+        "missing": clean.home / "none.raw", "link": link, "hidden": hidden, "shared": shared,
+        "folder": clean.home,
+    }  # fmt: skip
+    try:
+        result = clean.job("#!/bin/sh\necho ran\n", "-vm", f"disk={paths[name]}")
+        assert result.code == 121
+        assert result.out == b""
+        assert f"disk={paths[name]}: " in result.err.decode()
+        assert why in result.err.decode()
+        assert hidden.read_bytes() == shared.read_bytes() == bytes(MIB)
+    finally:
+        for path in (link, hidden, shared):
+            path.unlink()
+
+
+# -- the daemon alone -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A directory that QEMU's user can search, unlike pytest's own."""
+    path = Path(tempfile.mkdtemp(prefix="vtorque-e2e-"))
+    path.chmod(0o711)
+    (path / "run").mkdir(mode=0o711)
+    yield path
+    for lock in (path / "run").glob("*.lock"):
+        userdisk.stop(str(lock), time.monotonic() + 5)
+    subprocess.run(["rm", "-r", path], check=True)
+
+
+@pytest.fixture
+def one(place: Path) -> userdisk.DiskFile:
+    """A disk of a user that no database knows."""
+    uid, run = 61001, place / "run"
+    source = place / "disk, raw"
+    source.touch()
+    os.truncate(source, MIB)
+    os.chown(source, uid, uid)
+    source.chmod(0o600)
+    return userdisk.DiskFile(
+        source=str(source), socket=str(run / "d.sock"), lock=str(run / "d.lock"),
+        log=str(run / "d.log"), uid=uid, gid=uid, groups=(uid, 61010, 0),
+        socket_owner=pwd.getpwnam(QEMU_USER).pw_uid,
+    )  # fmt: skip
+
+
+def holders(path: str) -> set[int]:
+    """Every live process but this one that has the file open."""
+    found = set()
+    for link in Path("/proc").glob("[0-9]*/fd/*"):
+        with contextlib.suppress(OSError):
+            if str(link.readlink()).removesuffix(" (deleted)") == path:
+                found.add(int(link.parts[2]))
+    return found - {os.getpid()}
+
+
+def as_uid(uid: int, *argv: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        argv, user=uid, group=uid, extra_groups=[], cwd="/",
+        capture_output=True, text=True, timeout=20, check=False,
+    )  # fmt: skip
+
+
+def nbd(one: userdisk.DiskFile, command: str, uid: int) -> subprocess.CompletedProcess[str]:
+    return as_uid(uid, "qemu-io", "-f", "raw", "-c", command, f"nbd+unix:///?socket={one.socket}")
+
+
+def test_the_daemon_is_the_user_and_can_do_no_more(one):
+    userdisk.start(one)
+    (pid,) = holders(one.lock)
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    now = {key: value.split() for key, _, value in (line.partition(":") for line in lines)}
+    assert now["Uid"] == now["Gid"] == [str(one.uid)] * 4
+    assert now["Groups"] == [str(one.uid), "61010"]
+    for name in ("CapEff", "CapPrm", "CapInh", "CapAmb"):
+        assert int(now[name][0], 16) == 0
+    assert now["NoNewPrivs"] == ["1"]
+    assert now["NSpid"] == [str(pid), "1"]
+    assert now["PPid"] != [str(os.getpid())]
+    assert os.getsid(pid) == pid
+    # The maps are behind the check of ptrace(2), which also guards the memory.
+    assert "Permission denied" in as_uid(one.uid, "cat", f"/proc/{pid}/maps").stderr
+    place = Path(one.socket).stat()
+    assert (place.st_uid, stat.S_IMODE(place.st_mode)) == (one.socket_owner, 0o600)
+
+
+def test_qemus_user_alone_can_use_it(one):
+    userdisk.start(one)
+    wrote = nbd(one, "write -P 0x41 4096 512", one.socket_owner)
+    assert wrote.returncode == 0, wrote.stderr
+    for uid in (one.uid, 65534):
+        assert "Permission denied" in nbd(one, "read 0 512", uid).stderr
+    assert Path(one.source).read_bytes()[4096:4609] == b"A" * 512 + b"\0"
+    assert Path(one.source).stat().st_size == MIB
+
+
+def test_discarded_blocks_become_holes(one):
+    Path(one.source).write_bytes(b"x" * MIB)
+    userdisk.start(one)
+    done = nbd(one, "discard 0 512k", one.socket_owner)
+    assert done.returncode == 0, done.stderr
+    facts = Path(one.source).stat()
+    assert (facts.st_size, facts.st_blocks <= 1024 + 16) == (MIB, True)
+
+
+def test_a_read_only_disk(one):
+    Path(one.source).chmod(0o400)
+    with pytest.raises(Refused, match="cannot be opened by you: Permission denied"):
+        userdisk.start(one)
+    userdisk.start(replace(one, readonly=True))
+    assert nbd(one, "write 0 512", one.socket_owner).returncode != 0
+    assert Path(one.source).read_bytes() == bytes(MIB)
+
+
+def test_stop_frees_the_disk_and_can_be_repeated(one):
+    run = Path(one.lock).parent
+    second = replace(
+        one, socket=str(run / "e.sock"), lock=str(run / "e.lock"), log=str(run / "e.log")
+    )
+    userdisk.start(one)
+    with pytest.raises(HostFault, match="already runs"):
+        userdisk.start(one)
+    with pytest.raises(Refused, match=r"disk=.*/disk, raw: is in use by another job"):
+        userdisk.start(second)
+    script = "import sys, time; from vtorque_core import userdisk; "
+    script += "userdisk.stop(sys.argv[1], time.monotonic() + 5)"
+    for _ in range(2):
+        subprocess.run([sys.executable, "-c", script, one.lock], check=True, timeout=20)
+    assert holders(one.source) == set()
+    userdisk.start(second)
+    userdisk.stop(second.lock, time.monotonic() + 5)
+    assert {path.suffix for path in run.iterdir()} == {".log"}
+
+
+def test_a_daemon_that_cannot_start_is_reported(one):
+    for program, why in (("/bin/false", "/bin/false for .* did not start"),
+                         ("/nonexistent", "cannot execute /nonexistent")):  # fmt: skip
+        begun = time.monotonic()
+        with pytest.raises(HostFault, match=why):
+            userdisk.start(replace(one, program=program))
+        assert time.monotonic() - begun < 5
+    assert holders(one.source) == holders(one.lock) == set()
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.01, 0.02, 0.03, 0.04, 0.05, 0.06])
+def test_nothing_remains_of_a_start_that_was_killed(one, delay):
+    script = "from vtorque_core import userdisk; print(flush=True); "
+    script += f"userdisk.start(userdisk.DiskFile(**{vars(one)!r}))"
+    starter = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
+    assert starter.stdout is not None
+    with starter.stdout as out:
+        out.readline()
+        time.sleep(delay)
+        starter.kill()
+        starter.wait(10)
+    userdisk.stop(one.lock, time.monotonic() + 5)
+    assert holders(one.source) == holders(one.lock) == set()
+    assert {path.suffix for path in Path(one.lock).parent.iterdir()} <= {".log"}
