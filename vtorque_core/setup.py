@@ -5,10 +5,12 @@ Runs as root from ``vtorque setup install|uninstall``; idempotent, each step say
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 import os
 import secrets
 import shutil
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from xml.sax.saxutils import quoteattr
@@ -30,8 +32,9 @@ def install(site: Site, config: Path, batch: str, say: Say, *, dry_run: bool = F
     if not config.exists():
         steps.append((f"write {config}", lambda: _write_config(config, batch)))
     for directory, mode in _directories(site):
-        if not directory.is_dir():
-            steps.append((f"create {directory}", lambda d=directory, m=mode: _mkdir(d, m)))  # type: ignore[misc]
+        if not _is_right(directory, mode):
+            make = functools.partial(_mkdir, directory, mode)
+            steps.append((f"make {directory} root's, mode {mode:o}", make))
     if not site.paths.secret.exists():
         steps.append((f"create {site.paths.secret}", lambda: _write_secret(site.paths.secret)))
     if _wants_network(site.network) and not hypervisor.network_active(
@@ -89,12 +92,24 @@ def _directories(site: Site) -> list[tuple[Path, int]]:
 def runtime_directories(site: Site) -> None:
     """Create what a reboot has taken away (``/run`` is in memory). Called by every root hook."""
     for directory, mode in _directories(site):
-        if not directory.is_dir():
+        if not _is_right(directory, mode):
             _mkdir(directory, mode)
 
 
+def _is_right(directory: Path, mode: int) -> bool:
+    try:
+        status = directory.lstat()
+    except FileNotFoundError:
+        return False
+    return status.st_mode == stat.S_IFDIR | mode and status.st_uid == 0
+
+
 def _mkdir(directory: Path, mode: int) -> None:
+    """Make the directory, or mend it. Raises HostFault if something else is in its place."""
     directory.mkdir(parents=True, exist_ok=True)
+    if directory.is_symlink() or not directory.is_dir():
+        raise HostFault(f"{directory} is not a directory of vTorque's: move it away")
+    os.chown(directory, 0, 0)
     directory.chmod(mode)
 
 

@@ -5,6 +5,7 @@ Runs as the user. Imports nothing that a submission does not need.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -78,7 +79,7 @@ def submit(argv: Sequence[str]) -> int:
 
 def check_image(wanted: JobRequest, site: Site) -> None:
     """Refuse at once what the node would refuse later, where this host can see the pool."""
-    if site.images.pool.is_dir():
+    if os.access(site.images.pool, os.R_OK | os.X_OK):
         select(site.images.pool, wanted[IMG], wanted[DISTRO], wanted[ARCH])
 
 
