@@ -1,0 +1,244 @@
+"""The same guests under QEMU alone: kernel, initramfs, seed, disks, shares and ports of a real job.
+
+What surrounds a guest (seed, virtiofsd) is there before the clock starts; the clock has QEMU, the
+guest's boot and its set-up only.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from xml.etree import ElementTree
+
+from node import USER, Node, wait
+
+from vtorque_core.resources import Virtiofsd
+from vtorque_core.virtiofs import Share
+from vtorque_linux_guest.start import FileArg, GuestFileData, Start
+from vtorque_linux_guest.status import StatusReader
+from vtorque_linux_guest.stream import Session
+
+PORTS = ("org.vtorque.status", "org.vtorque.run")
+FIRST = b"#!/bin/sh\necho first\n"
+SUBORDINATE_ID = 100000
+
+
+@dataclass(frozen=True)
+class Guest:
+    """What a guest is made of, taken from the domain of a real one."""
+
+    vcpus: int
+    ram_mib: int
+    mac: str
+    kernel: str
+    initrd: str
+    cmdline: str
+    base: str | None
+    seed: Path
+
+
+@dataclass(frozen=True)
+class Booted:
+    """A running QEMU: when it was started, and its two ports."""
+
+    started: float
+    status: Path
+    run: Path
+
+    def session(self) -> Session:
+        """Wait until the guest is ready; return a session on its run port."""
+        with _connect(self.status) as connection:
+            StatusReader(connection).wait_ready(time.monotonic() + 300, lambda _: None)
+        session = Session(_connect(self.run))
+        session.hello(time.monotonic() + 60)
+        return session
+
+
+def capture(node: Node, scratch: Path, *args: str) -> list[Guest]:
+    """Start a job, take what its guests are made of, cancel it."""
+    job = node.submit("#!/bin/sh\necho first >&2\nsleep 600\n", *args)
+    try:
+        err = node.home / "err"
+        wait(lambda: err.exists() and err.read_bytes() == b"first\n", "the job's first line")
+        tops = sorted((node.paths.state / "jobs").glob(f"{job}.*/g*"))
+        return [_capture(top, scratch) for top in tops]
+    finally:
+        node.cancel(job)
+
+
+def _capture(top: Path, scratch: Path) -> Guest:
+    seed = scratch / f"{top.name}.iso"
+    shutil.copyfile(top / "seed.iso", seed)
+    for name in _virsh("list", "--name").split():
+        root = ElementTree.fromstring(_virsh("dumpxml", name))
+        sources = [e.get("file") for e in root.findall("./devices/disk/source")]
+        if str(top / "seed.iso") in sources:
+            break
+    else:
+        raise RuntimeError(f"no domain has {top}/seed.iso")
+    if [e.get("dir") for e in root.findall("./devices/filesystem/target")] != ["home"]:
+        raise RuntimeError("the bare guest can share the home and nothing else")
+    base = root.find("./devices/disk/backingStore/source")
+    mac = root.find("./devices/interface/mac")
+    return Guest(
+        vcpus=int(root.findtext("vcpu") or 0),
+        ram_mib=int(root.findtext("memory") or 0) // 1024,
+        mac="" if mac is None else str(mac.get("address")),
+        kernel=root.findtext("os/kernel") or "",
+        initrd=root.findtext("os/initrd") or "",
+        cmdline=root.findtext("os/cmdline") or "",
+        base=None if base is None else base.get("file"),
+        seed=seed,
+    )
+
+
+def _virsh(*words: str) -> str:
+    argv = ["virsh", "-q", "-c", "qemu:///system", *words]
+    return subprocess.run(argv, check=True, capture_output=True, text=True).stdout
+
+
+def _argv(guest: Guest, at: Path) -> list[str]:
+    memory = f"memory-backend-memfd,id=ram,size={guest.ram_mib}M,share=on"
+    argv = ["qemu-system-x86_64", "-accel", "tcg", "-cpu", "max", "-object", memory]
+    argv += ["-machine", "q35,usb=off,memory-backend=ram", "-m", str(guest.ram_mib)]
+    argv += ["-smp", str(guest.vcpus), "-nodefaults", "-no-user-config", "-display", "none"]
+    argv += ["-no-reboot", "-serial", f"file:{at}/console", "-device", "pvpanic"]
+    argv += ["-kernel", guest.kernel, "-initrd", guest.initrd, "-append", guest.cmdline]
+    argv += ["-object", "rng-random,id=rng,filename=/dev/urandom"]
+    argv += ["-device", "virtio-rng-pci,rng=rng", "-device", "virtio-serial-pci"]
+    for name in PORTS:
+        end = f"socket,id={name},path={at}/{name},server=on,wait=off"
+        argv += ["-chardev", end, "-device", f"virtserialport,chardev={name},name={name}"]
+    seed = f"file={guest.seed},if=none,id=seed,format=raw,readonly=on"
+    argv += ["-drive", seed, "-device", "virtio-blk-pci,drive=seed,serial=vtseed"]
+    if guest.base is not None:
+        root = f"file={guest.base},if=none,id=root,format=qcow2,snapshot=on"
+        argv += ["-drive", root, "-device", "virtio-blk-pci,drive=root"]
+    argv += ["-chardev", f"socket,id=home,path={at}/home.sock"]
+    argv += ["-device", "vhost-user-fs-pci,chardev=home,tag=home,queue-size=1024"]
+    argv += ["-netdev", "user,id=net"]
+    return [*argv, "-device", f"virtio-net-pci,netdev=net,mac={guest.mac},romfile="]
+
+
+@contextmanager
+def booted(guests: Sequence[Guest], scratch: Path) -> Iterator[list[Booted]]:
+    """Yield the guests, all started at once; they are killed on leaving."""
+    with ExitStack() as stack:
+        places = [scratch / f"bare{index}" for index in range(len(guests))]
+        for place in places:
+            place.mkdir()
+            stack.callback(shutil.rmtree, place)
+            home = _home(place)
+            stack.callback(home.release)
+            home.create()
+        commands = [_argv(guest, place) for guest, place in zip(guests, places, strict=True)]
+        started = time.monotonic()
+        for argv in commands:
+            process = subprocess.Popen(argv, stdin=subprocess.DEVNULL)
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+        yield [Booted(started, *(place / name for name in PORTS)) for place in places]
+
+
+def _home(place: Path) -> Virtiofsd:
+    user = pwd.getpwnam(USER)
+    return Virtiofsd(
+        Share(
+            source=user.pw_dir,
+            socket=f"{place}/home.sock",
+            lock=f"{place}/home.lock",
+            log=f"{place}/home.log",
+            uid=user.pw_uid,
+            gid=user.pw_gid,
+            groups=(),
+            subordinate_id=SUBORDINATE_ID,
+            readonly=False,
+            owner_check=True,
+            socket_owner=0,
+        )
+    )
+
+
+def _connect(path: Path) -> socket.socket:
+    """Connect to a port as soon as QEMU has made it."""
+    connection = socket.socket(socket.AF_UNIX)
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            connection.connect(str(path))
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.005)
+        else:
+            return connection
+
+
+def first_lines(guests: Sequence[Guest], scratch: Path) -> float:
+    """Boot all guests; return the seconds until each has shown its script's first line."""
+    with booted(guests, scratch) as running:
+        ends: list[float] = []
+
+        def first(one: Booted) -> None:
+            ends.append(timed_run(one.session(), script(FIRST)).first)
+
+        threads = [threading.Thread(target=first, args=(one,)) for one in running]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if len(ends) < len(guests):
+            raise RuntimeError("a bare guest has failed")
+        return max(ends) - running[0].started
+
+
+def script(content: bytes) -> Start:
+    """Return a job script as the job wrapper sends it."""
+    environ = {"PATH": "/usr/local/bin:/usr/bin:/bin"}
+    return Start((FileArg("job"),), environ, files=(GuestFileData("job", content),))
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run over the stream: monotonic times, and the bytes of stdout."""
+
+    began: float
+    first: float
+    ended: float
+    size: int
+
+
+def timed_run(session: Session, start: Start) -> Run:
+    """Run a program in a guest; its stdout goes through a pipe to a thread with a clock."""
+    read, write = os.pipe()
+    seen: list[float] = []
+    size = 0
+
+    def drain() -> None:
+        nonlocal size
+        while data := os.read(read, 1 << 20):
+            if not seen:
+                seen.append(time.monotonic())
+            size += len(data)
+
+    reader = threading.Thread(target=drain)
+    reader.start()
+    began = time.monotonic()
+    try:
+        status = session.run(start, None, write, 2)
+    finally:
+        os.close(write)
+        reader.join()
+        os.close(read)
+    if status.code or not seen:
+        raise RuntimeError(f"the program ended with {status}")
+    return Run(began, seen[0], time.monotonic(), size)

@@ -1,0 +1,160 @@
+"""What is measured. Each function returns figures; ours and baseline alternate in one run."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import bare
+from figures import Figure, compare
+from node import JobTimes, Node
+
+from vtorque_core.resources import Overlay
+
+FIRST = "#!/bin/sh\necho first >&2\necho last\n"
+MEGABYTES = 50
+
+
+@dataclass(frozen=True)
+class Bench:
+    """The node, a root-only directory, and how often the slow things are repeated."""
+
+    node: Node
+    scratch: Path
+    rounds: int
+
+
+def submit(bench: Bench) -> list[Figure]:
+    """CPU of a submission; the job stays queued behind one on bare metal, then is cancelled."""
+    node = bench.node
+    blocker = node.submit("#!/bin/sh\nsleep 600\n", "-vm", "none")
+    script = node.script("#!/bin/sh\ntrue\n")
+    ours, base, jobs = [], [], []
+    try:
+        for _ in range(15):
+            done = node.run(["vsub", "-N", "b", "-vm", "vcpus=1,ram=512M", script])
+            jobs.append(done.out.decode().strip())
+            ours.append(done.cpu * 1000)
+            done = node.run(["python3", "-c", "import click, pluggy"])
+            base.append(done.cpu * 1000)
+    finally:
+        for job in jobs:
+            node.run(["vmgr", "cancel", job])
+        node.cancel(blocker)
+    return [compare("vsub, CPU (python -c 'import click, pluggy')", "ms", ours, base, 2.5)]
+
+
+def start(bench: Bench) -> list[Figure]:
+    """Prologue start to the script's first line, teardown: micro."""
+    return _start(bench, "micro", 1.5, bench.rounds, teardown=True)
+
+
+def debian(bench: Bench) -> list[Figure]:
+    """The same with the Debian image with systemd and cloud-init."""
+    return _start(bench, "debian", 1.1, max(3, bench.rounds // 3), teardown=False)
+
+
+def _start(bench: Bench, image: str, limit: float, rounds: int, *, teardown: bool) -> list[Figure]:
+    args = ("-vm", f"img={image},ram=512M,vcpus=1")
+    guests = bare.capture(bench.node, bench.scratch, *args)
+    jobs: list[JobTimes] = []
+    base = []
+    for _ in range(rounds):
+        jobs.append(bench.node.job(FIRST, *args))
+        base.append(bare.first_lines(guests, bench.scratch))
+    ours = [job.first_line - job.prologue for job in jobs]
+    figures = [compare(f"{image}: start to first line (bare QEMU)", "s", ours, base, limit)]
+    figures += _phases(image, jobs)
+    if teardown:
+        spans = [job.released - job.epilogue for job in jobs]
+        figures.append(compare("teardown: the epilogue's process", "s", spans, limit=0.6))
+        spans = [job.released - job.last_byte for job in jobs]
+        figures.append(compare("  last byte of output to all released", "s", spans))
+    return figures
+
+
+def _phases(image: str, jobs: list[JobTimes]) -> list[Figure]:
+    """Return where the time goes, by the job's own timeline."""
+    spans: dict[str, Callable[[JobTimes], float]] = {
+        "hook's start": lambda j: j.phases["plan"] - j.prologue,
+        "plan, render": lambda j: j.phases["pre-boot"] - j.phases["plan"],
+        "pre-boot (overlay, seed, daemons)": lambda j: j.phases["boot"] - j.phases["pre-boot"],
+        "boot (libvirt)": lambda j: j.phases["ready"] - j.phases["boot"],
+        "guest until READY": lambda j: j.phases["post-boot"] - j.phases["ready"],
+        "READY to first line": lambda j: j.first_line - j.phases["post-boot"],
+    }
+    return [
+        compare(f"  {image}: {name}", "s", [span(job) for job in jobs])
+        for name, span in spans.items()
+    ]
+
+
+def output(bench: Bench) -> list[Figure]:
+    """First byte of a program's output in a fresh guest, and 50 MB of it."""
+    text = f"echo first >&2\nhead -c {MEGABYTES}000000 /dev/zero\n"
+    flood = f"#!/bin/sh\nexec head -c {MEGABYTES}000000 /dev/zero\n".encode()
+    args = ("-vm", "img=micro,ram=512M,vcpus=1")
+    guests = bare.capture(bench.node, bench.scratch, *args)
+    first, again, stream, job = [], [], [], []
+    for _ in range(max(3, bench.rounds // 2)):
+        with bare.booted(guests, bench.scratch) as running:
+            session = running[0].session()
+            run = bare.timed_run(session, bare.script(bare.FIRST))
+            first.append((run.first - run.began) * 1000)
+            run = bare.timed_run(session, bare.script(bare.FIRST))
+            again.append((run.first - run.began) * 1000)
+            run = bare.timed_run(session, bare.script(flood))
+            stream.append(run.ended - run.first)
+            if run.size != MEGABYTES * 1_000_000:
+                raise RuntimeError(f"{run.size} bytes arrived")
+        times = bench.node.job(f"#!/bin/sh\n{text}", *args)
+        job.append(times.last_byte - times.first_line)
+    return [
+        compare("first byte of a guest's first program", "ms", first, limit=20),
+        compare("  of its second program", "ms", again),
+        compare(f"{MEGABYTES} MB of output: the stream", "s", stream, limit=3),
+        compare(f"{MEGABYTES} MB of output: a job's file", "s", job, limit=3),
+    ]
+
+
+def disk(bench: Bench) -> list[Figure]:
+    """A job's layer over an image of 20 GB costs what one over 100 MB does."""
+    times: dict[str, list[float]] = {"100M": [], "20G": []}
+    for size in times:
+        image = str(bench.scratch / f"{size}.qcow2")
+        subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", image, size], check=True)
+    for _ in range(21):
+        for size, spans in times.items():
+            path = str(bench.scratch / "overlay.qcow2")
+            layer = Overlay(path, str(bench.scratch / f"{size}.qcow2"), "qcow2", uid=0)
+            began = time.monotonic()
+            layer.create()
+            spans.append((time.monotonic() - began) * 1000)
+            layer.release()
+    return [compare("job disk over 20 GB (over 100 MB)", "ms", times["20G"], times["100M"], 1.2)]
+
+
+def parallel(bench: Bench) -> list[Figure]:
+    """Four guests of one job until its first line; four bare QEMUs until each one's."""
+    args = ("-vm", "img=micro,ram=256M,vcpus=1,vms_per_node=4")
+    guests = bare.capture(bench.node, bench.scratch, *args)
+    jobs, base = [], []
+    for _ in range(max(3, bench.rounds // 2)):
+        jobs.append(bench.node.job(FIRST, *args))
+        base.append(bare.first_lines(guests, bench.scratch))
+    ours = [job.first_line - job.prologue for job in jobs]
+    figure = compare("4 guests of a job (4 bare QEMUs)", "s", ours, base, 1.3)
+    return [figure, *_phases("4 guests", jobs)]
+
+
+ALL: Mapping[str, Callable[[Bench], list[Figure]]] = {
+    "submit": submit,
+    "disk": disk,
+    "start": start,
+    "output": output,
+    "parallel": parallel,
+    "debian": debian,
+}

@@ -1,0 +1,221 @@
+"""The node that is measured (made by ``scripts/node up``) and jobs of an ordinary user on it."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import select
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vtorque_core.names import Paths
+from vtorque_core.timeline import timeline
+
+USER = "vtbench"
+DEADLINE = 300.0  # seconds for any one thing
+
+
+@dataclass(frozen=True)
+class Process:
+    """How a process ended: CPU is user and system seconds of it and the children it waited for."""
+
+    code: int
+    cpu: float
+    out: bytes
+
+
+@dataclass(frozen=True)
+class JobTimes:
+    """One job: Unix times. ``phases``: the job's own timeline, name to its start."""
+
+    prologue: float
+    first_line: float
+    last_byte: float
+    epilogue: float
+    released: float
+    phases: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node by the name given to ``scripts/node``."""
+
+    name: str
+
+    @property
+    def prefix(self) -> Path:
+        """Where vTorque is installed."""
+        return Path("/opt", self.name)
+
+    @property
+    def config(self) -> Path:
+        """The site config."""
+        return Path("/etc", self.name, "vtorque.toml")
+
+    @property
+    def paths(self) -> Paths:
+        """vTorque's directories."""
+        return Paths(state=Path("/var/lib", self.name), run=Path("/run", self.name))
+
+    @property
+    def home(self) -> Path:
+        """The user's home."""
+        return Path("/home", USER)
+
+    def popen(self, argv: Sequence[str]) -> subprocess.Popen[bytes]:
+        """Start a command as the user, in their home; relative to the prefix's ``bin``."""
+        entry = pwd.getpwnam(USER)
+        environ = {
+            "PATH": "/usr/local/bin:/usr/bin:/bin",
+            "HOME": entry.pw_dir,
+            "LANG": "C.UTF-8",
+            "USER": USER,
+            "LOGNAME": USER,
+            "SHELL": "/bin/bash",
+            "VTORQUE_CONFIG": str(self.config),
+        }
+        return subprocess.Popen(
+            [str(self.prefix / "bin" / argv[0]), *argv[1:]],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            env=environ,
+            cwd=entry.pw_dir,
+            user=entry.pw_uid,
+            group=entry.pw_gid,
+            extra_groups=os.getgrouplist(USER, entry.pw_gid),
+            umask=0o022,
+        )
+
+    def run(self, argv: Sequence[str]) -> Process:
+        """Run a command as the user to its end; its standard error is ours."""
+        child = self.popen(argv)
+        assert child.stdout is not None
+        with child.stdout:
+            out = child.stdout.read()
+        _, status, usage = os.wait4(child.pid, 0)
+        child.returncode = os.waitstatus_to_exitcode(status)
+        return Process(child.returncode, usage.ru_utime + usage.ru_stime, out)
+
+    def script(self, text: str) -> str:
+        """Write the job script; return its name."""
+        path = self.home / "job.sh"
+        path.write_text(text)
+        return path.name
+
+    def submit(self, text: str, *args: str) -> str:
+        """Submit a job script, output to ``out`` and ``err``; return the job's id."""
+        for old in ("out", "err"):
+            (self.home / old).unlink(missing_ok=True)
+        done = self.run(["vsub", "-N", "b", "-o", "out", "-e", "err", *args, self.script(text)])
+        if done.code:
+            raise RuntimeError(f"vsub: exit code {done.code}")
+        return done.out.decode().strip()
+
+    def cancel(self, job: str) -> None:
+        """Cancel a job and wait until nothing runs on the node."""
+        self.run(["vmgr", "cancel", job])
+        wait(self.idle, f"the end of {job}")
+
+    def jobs(self) -> list[dict[str, Any]]:
+        """Return the jobs that the batch system has not ended."""
+        found: list[dict[str, Any]] = json.loads(self.run(["vmgr", "ps", "--json"]).out)
+        return [job for job in found if job["state"] != "C"]
+
+    def idle(self) -> bool:
+        """Return whether the batch system has nothing to do."""
+        return not self.jobs()
+
+    def job(self, text: str, *args: str) -> JobTimes:
+        """Run a job script and return when things happened.
+
+        The first line is what the script writes to stderr first, the last byte is of stdout: files
+        say when they were last written (to one tick, 4 ms), so that nothing need watch them.
+        """
+        job = self.submit(text, *args)
+        epilogue, released = self._watch_epilogue()
+        wait(self.idle, "the batch system")
+        out, err = self.home / "out", self.home / "err"
+        if err.read_bytes() != b"first\n":
+            raise RuntimeError(f"{job}: {err.read_bytes()!r}")
+        number = job.split(".", maxsplit=1)[0]
+        spooled = json.loads((self.paths.state / "local/jobs" / number).read_bytes())
+        marks = timeline(self.paths, job)
+        phases = {m["name"]: m["start"] for m in marks if m["guest"] is None}
+        first, last = err.stat().st_mtime, out.stat().st_mtime
+        return JobTimes(spooled["started"], first, last, epilogue, released, phases)
+
+    def _watch_epilogue(self) -> tuple[float, float]:
+        """Return when the next epilogue began (to 5 ms) and ended, as its parent sees it."""
+        service = self._service()
+        children = Path(f"/proc/{service}/task/{service}/children")
+        deadline = time.monotonic() + DEADLINE
+        while time.monotonic() < deadline:
+            for child in children.read_text().split():
+                if _is_epilogue(child):
+                    began = time.time()
+                    _await_end(int(child))
+                    return began, time.time()
+            time.sleep(0.005)
+        raise RuntimeError("no epilogue was started")
+
+    def _service(self) -> int:
+        """Return the pid of the embedded batch system."""
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                words = _cmdline(entry.name)
+                if b"serve" in words and str(self.config).encode() in words:
+                    return int(entry.name)
+        raise RuntimeError(f"no batch system: scripts/node up --name {self.name}")
+
+
+def _cmdline(pid: str) -> list[bytes]:
+    try:
+        return Path("/proc", pid, "cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return []
+
+
+def _is_epilogue(pid: str) -> bool:
+    words = _cmdline(pid)
+    return b"hook" in words and b"epilogue" in words
+
+
+def _await_end(pid: int) -> None:
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    poller = select.poll()
+    poller.register(handle, select.POLLIN)
+    poller.poll(DEADLINE * 1000)
+    os.close(handle)
+
+
+def wait(condition: Any, what: str) -> None:
+    """Wait until ``condition()`` is true."""
+    deadline = time.monotonic() + DEADLINE
+    while not condition():
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"{what}: not within {DEADLINE:g} s")
+        time.sleep(0.05)
+
+
+@contextmanager
+def measured(name: str) -> Iterator[Node]:
+    """Yield the node with a user of its own for the jobs, who is gone afterwards."""
+    node = Node(name)
+    subprocess.run(["userdel", "-r", USER], check=False, capture_output=True)
+    subprocess.run(["useradd", "-m", "-s", "/bin/bash", USER], check=True)
+    try:
+        node.home.chmod(0o700)
+        if not node.idle():
+            raise RuntimeError(f"{name} has other jobs")
+        yield node
+    finally:
+        subprocess.run(["userdel", "-r", USER], check=False, capture_output=True)

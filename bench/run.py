@@ -1,0 +1,67 @@
+"""Measure what vTorque promises: ``python bench/run.py [NAME...]``, as root.
+
+Needs a node (``scripts/node up``; for ``debian`` also ``vmgr images build debian debian``) that
+has nothing else to do. Ours and what it is compared with are measured in one run, in turns; shown
+are medians. Ends with 1 if a limit does not hold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+import tempfile
+from pathlib import Path
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help="what to measure; default: all")
+    parser.add_argument("--node", default="vtorque", help="name given to scripts/node")
+    parser.add_argument("--rounds", type=int, default=9, help="repetitions of a start (9)")
+    parser.add_argument("--json", action="store_true", help="all samples, for a program")
+    return parser.parse_args()
+
+
+def _in_prefix(node: str) -> None:
+    """Go on with the node's own Python, so that its code is measured and not the checkout's."""
+    python = f"/opt/{node}/bin/python3"
+    if sys.executable != python:
+        if not Path(python).exists():
+            sys.exit(f"bench: {python} is missing: run scripts/node up --name {node}")
+        os.execv(python, [python, *sys.argv])
+
+
+def main() -> int:
+    """Return the exit code."""
+    arguments = _arguments()
+    if os.geteuid() != 0:
+        sys.exit("bench: must be root, to start guests without vTorque and to see its directories")
+    _in_prefix(arguments.node)
+    from figures import table  # noqa: PLC0415 - needs the prefix
+    from measures import ALL, Bench  # noqa: PLC0415
+    from node import measured  # noqa: PLC0415
+
+    unknown = sorted(set(arguments.names) - set(ALL))
+    if unknown:
+        sys.exit(f"bench: no measurement {unknown[0]}; there are {', '.join(ALL)}")
+    figures = []
+    with measured(arguments.node) as node, tempfile.TemporaryDirectory() as scratch:
+        bench = Bench(node, Path(scratch), arguments.rounds)
+        for name in arguments.names or ALL:
+            sys.stderr.write(f"bench: {name}\n")
+            figures += ALL[name](bench)
+    load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
+    machine = f"{os.cpu_count()} CPUs, Linux {platform.release()}, load {load}"
+    if arguments.json:
+        shown = {"machine": machine, "figures": [figure.as_json() for figure in figures]}
+        sys.stdout.write(json.dumps(shown, indent=1) + "\n")
+    else:
+        sys.stdout.write(f"{table(figures)}{machine}\n")
+    return 1 if any(figure.held is False for figure in figures) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
