@@ -55,6 +55,7 @@ def examine(site: Site, plugins: Plugins, user: str | None = None) -> Iterator[F
         ("acceleration", check_accel),
         ("network", check_network),
         ("image pool", check_pool),
+        ("shares", check_shares),
         ("directories", check_directories),
         ("tools", check_tools),
     ]
@@ -132,10 +133,14 @@ def check_pool(site: Site) -> Iterator[HealthResult]:
     """Check the image pool: root's alone to write, readable and traversable for QEMU."""
     pool = site.images.pool
     try:
-        found = images.list_images(pool)
+        scanned = images.scan(pool)
     except VtorqueError as error:
         yield failed(str(error), "chown -R root: and chmod -R go-w the pool")
         return
+    for broken in scanned:
+        if isinstance(broken, images.Broken):
+            yield failed(f"image {broken.name} {broken.reason}", "build or remove it")
+    found = [image for image in scanned if not isinstance(image, images.Broken)]
     if not found:
         yield warning(f"no image in {pool}", "vmgr images build micro micro")
         return
@@ -164,6 +169,37 @@ def _unreadable_for(path: Path, user: pwd.struct_passwd) -> Path | None:
         if not mine and not status.st_mode & need:
             return part
     return None
+
+
+def check_shares(site: Site) -> Iterator[HealthResult]:
+    """Check what each share gives away, and that no user has the id of root in guests."""
+    for name, share in site.shares.items():
+        if share.kind == "nfs":
+            yield warning(
+                f"[shares.{name}] is mounted by the guests themselves: the NFS server trusts a "
+                "guest's address, so root in any guest is every user there",
+                'kind = "virtiofs", or Kerberos on the server',
+            )
+        else:
+            yield ok(f"[shares.{name}] {share.source} is served as the job's user alone")
+    subordinate = site.node.subordinate_id
+    for table in ("/etc/subuid", "/etc/subgid"):
+        for owner, first, count in _subordinate_ranges(Path(table)):
+            if first <= subordinate < first + count:
+                yield failed(
+                    f"[node] subordinate_id {subordinate} is in {owner}'s range of {table}",
+                    "choose an id that no range contains",
+                )
+
+
+def _subordinate_ranges(path: Path) -> Iterator[tuple[str, int, int]]:
+    if not path.exists():
+        return
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        owner, _, numbers = line.partition(":")
+        first, _, count = numbers.partition(":")
+        if first.isdigit() and count.isdigit():
+            yield owner, int(first), int(count)
 
 
 def check_directories(site: Site) -> Iterator[HealthResult]:

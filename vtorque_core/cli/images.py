@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -13,6 +11,7 @@ import click
 from vtorque_core import images as pool_of
 from vtorque_core.api_image import BuiltImage
 from vtorque_core.api_node import Image, effective_root
+from vtorque_core.cli.progress import progress
 from vtorque_core.errors import EXIT_FAILED, HostFault, Refused, UsageError, VtorqueError
 
 
@@ -67,19 +66,18 @@ def build(ctx: click.Context, name: str, builder: str, options: tuple[str, ...])
     if builder not in builders:
         known = ", ".join(sorted(builders)) or "none"
         raise Refused(f"no plugin brings the image builder {builder!r} (there is: {known})")
-    progress = _progress()
     pool = site.images.pool
-    with pool_of.staging(pool) as staging:
+    with pool_of.staging(pool) as staging, progress() as step:
         try:
-            built: BuiltImage = builders[builder].builder().build(arguments, staging, progress)
+            built: BuiltImage = builders[builder].builder().build(arguments, staging, step)
         except VtorqueError:
             raise
         except Exception as error:
             message = f"image builder {builder} failed: {type(error).__name__}: {error}"
             raise HostFault(message) from error
-        progress("checking and hashing")
+        step("checking and hashing")
         image = pool_of.commit(pool, name, staging, built, builder)
-    progress(f"{name} is in the pool: sha256 {image.sha256}")
+        step(f"{name} is in the pool: sha256 {image.sha256}")
 
 
 @images.command()
@@ -141,12 +139,6 @@ def _arguments(options: tuple[str, ...]) -> dict[str, str]:
             raise UsageError(f"-o {option}: must be KEY=VALUE, each key once")
         arguments[key] = value
     return arguments
-
-
-def _progress() -> Callable[[str], None]:
-    """Return a function that prints a line with the seconds since now, on standard error."""
-    start = time.monotonic()
-    return lambda text: click.echo(f"{time.monotonic() - start:6.1f} s  {text}", err=True)
 
 
 def _row(item: Image | pool_of.Broken) -> dict[str, object]:

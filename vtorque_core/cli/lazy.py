@@ -44,7 +44,9 @@ class LazyGroup(click.Group):
 def run(command: click.Command, program: str) -> NoReturn:
     """Run a click command; end with one line and vTorque's exit code on any error of ours."""
     try:
-        result = command.main(prog_name=program, standalone_mode=False)
+        # https://no-color.org; click itself only looks whether there is a terminal.
+        color = False if os.environ.get("NO_COLOR") else None
+        result = command.main(prog_name=program, standalone_mode=False, color=color)
     except click.exceptions.NoArgsIsHelpError as error:
         sys.stdout.write(error.format_message() + "\n")
         sys.exit(EXIT_USAGE)
