@@ -102,6 +102,7 @@ class BatchJob:
         cpu_count: how many CPUs of this node the job has, if known.
         mem_mib: memory of the job on this node in MiB, if limited.
         resource_list: the resources as the batch system states them, for messages.
+        bad_request: why the user's request cannot be read at all; the job is then refused.
     """
 
     id: str
@@ -115,6 +116,7 @@ class BatchJob:
     mem_mib: int | None = None
     name: str = ""
     resource_list: Mapping[str, str] = field(default_factory=dict)
+    bad_request: str = ""
 
     @property
     def node_index(self) -> int:
@@ -135,7 +137,10 @@ class NodeAdapter(Protocol):
     """The node half. Runs as root in the batch system's hooks, and in the reaper."""
 
     def job(self, argv: Sequence[str], environ: Mapping[str, str]) -> BatchJob:
-        """Read the hook's arguments. Raises HostFault if they are not this batch system's."""
+        """Read the hook's arguments. Raises HostFault if they are not this batch system's.
+
+        A request that cannot be read is no error here: it is the job's ``bad_request``.
+        """
         ...
 
     def finish(self, outcome: Outcome, reason: str) -> int:

@@ -61,12 +61,18 @@ class Refused(VtorqueError):
 
 
 class HostFault(VtorqueError):
-    """This node cannot do it (libvirt dead, disk full, boot failure): try elsewhere."""
+    """This node cannot do it (libvirt dead, disk full, boot failure): try elsewhere.
+
+    ``detail``: further lines for the user, such as the end of a guest's console; printable.
+    """
 
     exit_code = EXIT_HOST_FAULT
 
-    def __init__(self, message: str, stage: str | None = None) -> None:
+    def __init__(
+        self, message: str, stage: str | None = None, detail: tuple[str, ...] = ()
+    ) -> None:
         self.stage = stage
+        self.detail = detail
         super().__init__(f"{stage}: {message}" if stage else message)
 
 

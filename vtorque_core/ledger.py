@@ -66,6 +66,10 @@ class Taken:
     mib: int = 0
 
 
+class InUse(HostFault):
+    """What the job needs is another job's, which may have ended without releasing it."""
+
+
 class NoFit(Exception):
     """The claims do not fit; carries why. Refused or a host fault, whoever catches it knows."""
 
@@ -82,8 +86,8 @@ def place(
     As root, before anything else of the job is acquired. ``claims`` are those of each guest, by
     its index on this node.
 
-    Raises Refused if they can never fit this job's share of this node, HostFault if something is
-    only taken now (or the node is another user's alone).
+    Raises Refused if they can never fit this job's share of this node, InUse if something is only
+    taken now (or the node is another user's alone), HostFault.
     """
     try:
         plan(claims, share, Taken())
@@ -95,7 +99,7 @@ def place(
         try:
             placements = plan(claims, share, taken_by(states))
         except NoFit as misfit:
-            raise HostFault(f"in use by other jobs: {misfit.refusal}", stage="plan") from None
+            raise InUse(f"in use by other jobs: {misfit.refusal}", stage="plan") from None
         alone = [Lease(NODE, "alone")] if share.alone else []
         leases: list[tuple[Lease, int | None]] = [(lease, None) for lease in alone]
         for index, placement in enumerate(placements):
@@ -121,7 +125,7 @@ def _check_alone(journal: Journal, share: NodeShare, states: Sequence[JournalSta
         theirs = any(lease.args["pool"] == NODE for lease in state.leases)
         if theirs or share.alone:
             whose = "that job" if theirs else "this job"
-            raise HostFault(
+            raise InUse(
                 f"job {state.header.id} of another user has guests here, and the node would be "
                 f"the user's of {whose} alone, since its CPU ids are not known ([node] exclusive)",
                 stage="plan",

@@ -35,6 +35,24 @@ from vtorque_core.errors import HostFault, Refusal, Refused
 from vtorque_core.plugins import Plugins
 
 
+def load_secret(path: Path) -> bytes:
+    """Return the site secret. Raises HostFault if it is missing, short, or others can read it."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        raise HostFault(
+            f"site secret {path}: {error.strerror}; run vtorque setup install"
+        ) from None
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if status.st_uid != os.geteuid() or status.st_mode & 0o077:
+            raise HostFault(f"site secret {path} must belong to root with mode 0600")
+        secret = file.read(4096)
+    if len(secret) < 32:
+        raise HostFault(f"site secret {path} has {len(secret)} bytes; it needs 32 or more")
+    return secret
+
+
 @dataclass(frozen=True)
 class PlannedGuest:
     """A guest, the driver that knows its OS, and what it asks of the node."""

@@ -15,33 +15,32 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Literal
 
 from vtorque_core import accel, hypervisor, ledger, names, plan, policy, proof
 from vtorque_core.api import FileData, JobRequest
-from vtorque_core.api_batch import BatchJob, NodeAdapter, Outcome
+from vtorque_core.api_batch import BatchJob, Life, NodeAdapter, Outcome
 from vtorque_core.api_context import EnvVar
 from vtorque_core.api_domain import Channel, Disk, Filesystem, Interface
 from vtorque_core.api_guest import GuestDriver
 from vtorque_core.api_node import GuestPlan, JobUser, Resource
 from vtorque_core.api_options import VM_EPILOGUE, VM_PROLOGUE
 from vtorque_core.config import Site
+from vtorque_core.domain import console
+from vtorque_core.domain.daemons import disk_daemon, share_daemon
 from vtorque_core.domain.merge import MergedDomain, merge
 from vtorque_core.domain.render import DomainSpec, render, tap_name
-from vtorque_core.errors import HostFault, Refused, printable
+from vtorque_core.errors import HostFault, Refused, VtorqueError, printable
 from vtorque_core.journal import Journal
-from vtorque_core.locks import job_lock
+from vtorque_core.locks import Busy, job_lock
 from vtorque_core.plugins import Plugins
 from vtorque_core.proof import Proof, ProofGuest
-from vtorque_core.reap import release_job
+from vtorque_core.reap import reap, release_job
 from vtorque_core.records import JobHeader
 from vtorque_core.request import Request
-from vtorque_core.resources import Domain, File, Overlay, Tree, UserDisk, Virtiofsd
+from vtorque_core.resources import Domain, File, Overlay, Tree
 from vtorque_core.resources.netfilter import Netfilter
 from vtorque_core.teardown import teardown
-from vtorque_core.userdisk import DiskFile
-from vtorque_core.virtiofs import Share
 
 
 @dataclass
@@ -107,41 +106,66 @@ def run(
     job = adapter.job(argv, environ)
     if job.blob is None:
         return adapter.finish(Outcome.NOT_OURS, "")
-    with job_lock(site.paths, job.id):
-        release_job(site.paths, job.id)  # what a killed prologue of this job has left
-        outcome, reason = _attempt(job, site, plugins)
+    try:
+        with job_lock(site.paths, job.id):
+            outcome, reason = _attempt(job, site, plugins, adapter)
+    except Busy as error:  # its other prologue or its epilogue is at work: leave all to that
+        outcome, reason = Outcome.HOST_FAULT, str(error)
     if reason:
         sys.stderr.write(f"vtorque: {printable(reason, 2000)}\n")
     return adapter.finish(outcome, reason)
 
 
-def _attempt(job: BatchJob, site: Site, plugins: Plugins) -> tuple[Outcome, str]:
+def _attempt(
+    job: BatchJob, site: Site, plugins: Plugins, adapter: NodeAdapter
+) -> tuple[Outcome, str]:
+    def reap_gone() -> None:
+        """Release what jobs hold here that have ended without an epilogue."""
+        reap(
+            site.paths,
+            lambda ids: {**adapter.alive(ids), job.id: Life.ALIVE},
+            batch=site.batch.system,
+            release_timeout=site.node.release_timeout,
+            deadline=site.node.teardown_timeout,
+        )
+
+    detail: tuple[str, ...] = ()
     try:
-        start_job(job, site, plugins)
+        release_job(site.paths, job.id)  # what a killed prologue of this job has left
+        start_job(job, site, plugins, reap_gone)
     except Refused as error:
         outcome, reason = Outcome.REFUSED, str(error)
     except Exception as error:
-        if not isinstance(error, HostFault):
+        known = isinstance(error, VtorqueError)
+        if not known:
             syslog.syslog(syslog.LOG_ERR, f"vtorque {job.id}: {traceback.format_exc()}")
-        outcome, reason = Outcome.HOST_FAULT, f"{job.node}: {error or type(error).__name__}"
+        what = str(error) if known else f"{type(error).__name__}: {error}"
+        outcome, reason = Outcome.HOST_FAULT, f"{job.node}: {what}"
+        detail = error.detail if isinstance(error, HostFault) else ()
     else:
         return Outcome.READY, ""
-    _give_up(job, site, plugins, outcome, reason)
+    try:
+        user = plan.job_user(job.owner, site)
+        told = Proof.failed(job.id, job.attempt, user.uid, outcome.value, reason, detail)
+        _give_up(job, site, plugins, user, told)
+    except Exception:  # the wrapper then finds no proof, and runs nothing
+        syslog.syslog(syslog.LOG_ERR, f"vtorque {job.id}: {traceback.format_exc()}")
     return outcome, reason
 
 
-def _give_up(job: BatchJob, site: Site, plugins: Plugins, outcome: Outcome, reason: str) -> None:
+def _give_up(job: BatchJob, site: Site, plugins: Plugins, user: JobUser, told: Proof) -> None:
     """Release what the failed start acquired; leave only the reason for the wrapper to print."""
     path = site.paths.journal / f"{names.job_key(job.id, job.attempt)}.jsonl"
-    if path.exists():
+    try:
         teardown(path, site.paths, plugins, release_timeout=site.node.release_timeout)
-    if path.exists():
-        syslog.syslog(syslog.LOG_ERR, f"vtorque {job.id}: not all released, see {path}")
-        return
-    user = plan.job_user(job.owner, site)
-    told = Proof.failed(job.id, job.attempt, user.uid, outcome.value, reason)
-    with Journal.start(site.paths, _header(job, user, site, plugins)) as journal:
-        journal.acquire(_proof_file(told, user, site), plugin="core", phase=outcome.value)
+        if path.exists():
+            raise HostFault(f"not all released, see {path}")
+        with Journal.start(site.paths, _header(job, user, site, plugins)) as journal:
+            journal.acquire(_proof_file(told, user, site), plugin="core", phase=told.state)
+    except VtorqueError as error:  # a full disk, mostly: tell the user all the same. The epilogue
+        # takes the proof away, journalled or not.
+        syslog.syslog(syslog.LOG_ERR, f"vtorque {job.id}: {error}")
+        proof.write(site.paths, told, gid=user.gid)
 
 
 def _proof_file(told: Proof, user: JobUser, site: Site) -> File:
@@ -161,29 +185,39 @@ def _header(job: BatchJob, user: JobUser, site: Site, plugins: Plugins) -> JobHe
     )
 
 
-def start_job(job: BatchJob, site: Site, plugins: Plugins) -> None:
+def start_job(
+    job: BatchJob, site: Site, plugins: Plugins, reap_gone: Callable[[], None] = lambda: None
+) -> None:
     """Boot all guests of the job on this node and prove them ready.
 
-    Raises Refused, HostFault (both may come from plugins) with everything still journalled.
+    ``reap_gone`` is called if the job's claims are in use. Raises Refused, HostFault (both may
+    come from plugins) with everything still journalled.
     """
     assert job.blob is not None  # noqa: S101 - the caller has looked
+    if job.bad_request:
+        raise Refused(job.bad_request)
     request = Request.decode(job.blob)
     user = plan.job_user(job.owner, site)
     wanted = policy.decide(request, site, plugins)
     with Journal.start(site.paths, _header(job, user, site, plugins)) as journal:
         deadline = time.monotonic() + site.node.start_timeout
-        _start(Start(job.id, user, site, deadline, journal, plugins), job, wanted)
+        _start(Start(job.id, user, site, deadline, journal, plugins), job, wanted, reap_gone)
 
 
-def _start(start: Start, job: BatchJob, wanted: JobRequest) -> None:
+def _start(start: Start, job: BatchJob, wanted: JobRequest, reap_gone: Callable[[], None]) -> None:
     site, plugins, journal, user = start.site, start.plugins, start.journal, start.user
     told = _proof(start, job, wanted)
     start.acquire(_proof_file(told, user, site))
-    secret = load_secret(site.paths.secret)
+    secret = plan.load_secret(site.paths.secret)
     start.enter("plan")
     planned = plan.plan_guests(job, wanted, site, plugins, user, secret)
     share = node_share(job, site)
-    placements = ledger.place(journal, [p.claims for p in planned], share, site.paths)
+    claims = [p.claims for p in planned]
+    try:
+        placements = ledger.place(journal, claims, share, site.paths)
+    except ledger.InUse:
+        reap_gone()
+        placements = ledger.place(journal, claims, share, site.paths)
     placed = [replace(p.plan, placement=at) for p, at in zip(planned, placements, strict=True)]
     start.guests = plan.addressed(placed, job, site, secret)
     start.enter("render domain")
@@ -240,24 +274,6 @@ def _content(file: FileData | None) -> bytes | None:
     return None if file is None else file.content
 
 
-def load_secret(path: Path) -> bytes:
-    """Return the site secret. Raises HostFault if it is missing, short, or others can read it."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError as error:
-        raise HostFault(
-            f"site secret {path}: {error.strerror}; run vtorque setup install"
-        ) from None
-    with os.fdopen(descriptor, "rb") as file:
-        status = os.fstat(descriptor)
-        if status.st_uid != os.geteuid() or status.st_mode & 0o077:
-            raise HostFault(f"site secret {path} must belong to root with mode 0600")
-        secret = file.read(4096)
-    if len(secret) < 32:
-        raise HostFault(f"site secret {path} has {len(secret)} bytes; it needs 32 or more")
-    return secret
-
-
 def node_share(job: BatchJob, site: Site) -> ledger.NodeShare:
     """Return what the batch system gave this job on this node, and what the node has."""
     uri = site.node.libvirt_uri
@@ -288,61 +304,24 @@ def _acquire_all(start: Start, prepared: Sequence[Prepared]) -> None:
     for each in prepared:
         for directory in (each.plan.state_dir, each.plan.run_dir):
             start.acquire(Tree(str(directory), mode=0o711), guest=each.plan)
-        for resource in _guest_resources(each, start):
+        for resource in _guest_resources(each):
             start.acquire(resource, guest=each.plan)
 
 
-def _guest_resources(each: Prepared, start: Start) -> Iterable[Resource]:
+def _guest_resources(each: Prepared) -> Iterable[Resource]:
     image = each.plan.image
     if image.disk is not None:
         overlay = plan.overlay_path(each.plan)
         yield Overlay(str(overlay), str(image.disk), image.disk_format, uid=each.plan.qemu_uid)
     for element in each.merged.lists(Filesystem):
-        yield _daemon(each.plan, element, start)
+        yield share_daemon(each.plan, element)
     for disk in each.merged.lists(Disk):
         if disk.user_owned:
-            yield _disk_daemon(each.plan, disk, start)
+            yield disk_daemon(each.plan, disk)
     for nic in each.merged.lists(Interface):
         if nic.filtered:
             yield Netfilter(tap_name(nic.mac), nic.mac, nic.ip)
     yield from each.resources
-
-
-def _daemon(guest: GuestPlan, element: Filesystem, start: Start) -> Virtiofsd:
-    stem = guest.run_dir / f"fs-{element.name}"
-    user = guest.user
-    return Virtiofsd(
-        Share(
-            source=element.source,
-            socket=f"{stem}.sock",
-            lock=f"{stem}.lock",
-            log=f"{stem}.log",
-            uid=user.uid,
-            gid=user.gid,
-            groups=tuple(gid for _, gid in user.groups),
-            subordinate_id=user.subordinate_id,
-            readonly=element.readonly,
-            owner_check=element.user_owned,
-            socket_owner=hypervisor.qemu_uid(start.site.node.qemu_user),
-        )
-    )
-
-
-def _disk_daemon(guest: GuestPlan, element: Disk, start: Start) -> UserDisk:
-    stem = guest.run_dir / f"disk-{element.name}"
-    return UserDisk(
-        DiskFile(
-            source=element.path,
-            socket=f"{stem}.sock",
-            lock=f"{stem}.lock",
-            log=f"{stem}.log",
-            uid=guest.user.uid,
-            gid=guest.user.gid,
-            groups=tuple(gid for _, gid in guest.user.groups),
-            readonly=element.readonly,
-            socket_owner=hypervisor.qemu_uid(start.site.node.qemu_user),
-        )
-    )
 
 
 def _boot(start: Start, each: Prepared, accel_type: Literal["kvm", "tcg"]) -> None:
@@ -365,18 +344,31 @@ def _boot(start: Start, each: Prepared, accel_type: Literal["kvm", "tcg"]) -> No
     }
     xml = render(spec, each.merged, sockets=sockets, taps=taps)
     start.acquire(Domain(guest.name, guest.uuid, site.node.libvirt_uri, xml=xml), guest=guest)
-    for channel in each.merged.lists(Channel):
-        owner = guest.user.uid if channel.owner == "job" else 0
-        os.chown(channel.path, owner, 0, follow_symlinks=False)
-        os.chmod(channel.path, 0o600)  # noqa: PTH101 - below a root-only directory
+    try:
+        for channel in each.merged.lists(Channel):
+            owner = guest.user.uid if channel.owner == "job" else 0
+            os.chown(channel.path, owner, 0, follow_symlinks=False)
+            os.chmod(channel.path, 0o600)  # noqa: PTH101 - below a root-only directory
+    except FileNotFoundError:
+        raise _failed(each, HostFault("ended as soon as it was started", start.phase)) from None
 
 
 def _await(start: Start, each: Prepared) -> None:
     def step(name: str) -> None:
         start.journal.phase(f"guest: {name}", guest=each.plan.index)
 
-    each.driver.await_ready(each.plan, start.deadline, step)
+    try:
+        each.driver.await_ready(each.plan, start.deadline, step)
+    except HostFault as error:
+        raise _failed(each, error) from error
     start.journal.phase("ready", guest=each.plan.index)
+
+
+def _failed(each: Prepared, error: HostFault) -> HostFault:
+    """Return the error with what the guest's console said last, while there still is one."""
+    lines = console.tail(each.plan.state_dir / "console.log")
+    said = (f"the end of the console of {each.plan.hostname}:", *(f"| {line}" for line in lines))
+    return HostFault(str(error), detail=(*error.detail, *(said if lines else ())))
 
 
 def _in_parallel(prepared: Sequence[Prepared], work: Callable[[Prepared], None]) -> None:

@@ -42,7 +42,7 @@ class Proof:
 
     Args:
         state: the wrapper waits on ``starting`` and runs the script on ``ready`` only.
-        reason: one line for the user, unless ready.
+        reason: one line for the user, unless ready; ``detail``: lines after it, printable.
         deadline: unix time when ``starting`` must have ended.
         guest_type, plugin: whose driver runs the script.
         grace: seconds between TERM and KILL.
@@ -66,11 +66,15 @@ class Proof:
     epilogue: bytes | None = None
     environ: Mapping[str, str] = field(default_factory=dict)
     guests: tuple[ProofGuest, ...] = ()
+    detail: tuple[str, ...] = ()
 
     @classmethod
-    def failed(cls, job: str, attempt: int, uid: int, state: str, reason: str) -> Proof:
+    def failed(
+        cls, job: str, attempt: int, uid: int, state: str, reason: str, detail: tuple[str, ...] = ()
+    ) -> Proof:
         """Return the proof of a start that has failed: ``refused`` or ``host_fault``."""
-        return cls(job, attempt, uid, "refused" if state == "refused" else "host_fault", reason)
+        word: State = "refused" if state == "refused" else "host_fault"
+        return cls(job, attempt, uid, word, reason, detail=detail)
 
     def encode(self) -> bytes:
         """Return the file's content."""
@@ -102,7 +106,7 @@ def write(paths: Paths, proof: Proof, gid: int | None = None) -> None:
     """
     target = paths.proof(proof.job)
     target.parent.mkdir(mode=0o755, exist_ok=True)
-    new = target.parent / f".{target.name}.{os.getpid()}"
+    new = _beside(target)
     new.unlink(missing_ok=True)
     descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     try:
@@ -120,7 +124,16 @@ def write(paths: Paths, proof: Proof, gid: int | None = None) -> None:
 
 def remove(paths: Paths, job_id: str) -> None:
     """Take the job's proof away; nothing happens if there is none. As root."""
-    paths.proof(job_id).unlink(missing_ok=True)
+    for path in (paths.proof(job_id), _beside(paths.proof(job_id))):
+        path.unlink(missing_ok=True)
+
+
+def _beside(target: Path) -> Path:
+    """Return where :func:`write` writes first: always the same, so that a kill leaves no stray.
+
+    It is the name that releasing the proof's journal record clears too (``safefs.beside``).
+    """
+    return target.with_name(f"{target.name}.new")
 
 
 def read(paths: Paths, job_id: str, uid: int, owner_uid: int = 0) -> Proof | None:
@@ -180,8 +193,11 @@ def _from_document(document: Any) -> Proof:
         raise ValueError(f"unknown state {document['state']!r}")
     guests = document["guests"]
     environ = document["environ"]
-    if not isinstance(guests, list) or not isinstance(environ, dict):
-        raise ValueError("guests is no list or environ no object")
+    detail = document["detail"]
+    if not all(isinstance(each, list) for each in (guests, detail)):
+        raise ValueError("guests or detail is no list")
+    if not isinstance(environ, dict):
+        raise ValueError("environ is no object")
     return Proof(
         job=_text(document["job"]),
         attempt=_number(document["attempt"]),
@@ -197,6 +213,7 @@ def _from_document(document: Any) -> Proof:
         epilogue=_bytes(document["epilogue"]),
         environ={_text(name): _text(value) for name, value in environ.items()},
         guests=tuple(_guest(guest) for guest in guests),
+        detail=tuple(_text(line) for line in detail),
     )
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from vtorque_core import proof
 from vtorque_core.api_batch import Life
 from vtorque_core.errors import UsageError
 from vtorque_core.journal import EmptyJournal, JournalError, JournalState, journals, read
@@ -61,7 +62,8 @@ def release_job(
 ) -> list[TeardownReport]:
     """Tear down all attempts of a job on this node: what the epilogue does. As root.
 
-    Raises Busy if its prologue does not end within ``deadline`` seconds, JournalError.
+    Then the job's proof goes, also one that a full disk kept out of the journal. Raises Busy if
+    its prologue does not end within ``deadline`` seconds, JournalError.
     """
     reports = []
     with job_lock(paths, job_id, deadline):
@@ -70,6 +72,7 @@ def release_job(
             reports.append(
                 teardown(path, paths, plugins, release_timeout=release_timeout, deadline=deadline)
             )
+        proof.remove(paths, job_id)
     return reports
 
 

@@ -130,7 +130,8 @@ def run_job(
         script = make_script(batch, ready, environ, streams)
         return _run(ready, script, plugins, streams)
     except _Stop as error:
-        _say(streams, error.message)
+        for line in (error.message, *error.detail):
+            _say(streams, line)
         return error.code
     except UsageError as error:
         _say(streams, str(error))
@@ -140,11 +141,12 @@ def run_job(
 
 
 class _Stop(Exception):
-    """End with this code after this line."""
+    """End with this code after this line, and those of ``detail``."""
 
-    def __init__(self, code: int, message: str) -> None:
+    def __init__(self, code: int, message: str, detail: Sequence[str] = ()) -> None:
         self.code = code
         self.message = message
+        self.detail = detail
         super().__init__(message)
 
 
@@ -189,7 +191,8 @@ def _await_proof(paths: Paths, job_id: str, owner_uid: int) -> Proof:
         if found.state == "refused":
             raise _Stop(EXIT_REFUSED, printable(found.reason, 2000))
         if found.state == "host_fault":
-            raise _Stop(EXIT_HOST_FAULT, printable(found.reason, 2000))
+            detail = [printable(line) for line in found.detail]
+            raise _Stop(EXIT_HOST_FAULT, printable(found.reason, 2000), detail)
         if time.time() > found.deadline + SLACK:
             raise _Stop(
                 EXIT_NO_PROOF, "the guests were not ready by the start's deadline; nothing was run"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from vtorque_core.api_batch import BatchJob, HookFile, Life, Outcome
 from vtorque_core.batch import pbs_convention as pbs
-from vtorque_core.errors import HostFault
+from vtorque_core.errors import HostFault, Refused
 from vtorque_core.local.spool import Spool
 from vtorque_core.names import Paths
 from vtorque_core.request import from_token
@@ -21,7 +21,7 @@ class LocalNode:
         self._spool = spool
 
     def job(self, argv: Sequence[str], environ: Mapping[str, str]) -> BatchJob:
-        """Read a prologue's or epilogue's arguments. Raises HostFault, Refused (a bad token)."""
+        """Read a prologue's or epilogue's arguments. Raises HostFault."""
         try:
             args: pbs.PrologueArgs | pbs.EpilogueArgs = (
                 pbs.PrologueArgs.parse(argv) if len(argv) <= 8 else pbs.EpilogueArgs.parse(argv)
@@ -31,17 +31,23 @@ class LocalNode:
         except ValueError as error:
             raise HostFault(f"these are not the local batch system's arguments: {error}") from None
         token = pbs.request_token(resources)
+        blob, bad = None, ""
+        try:
+            blob = None if token is None else from_token(token)
+        except Refused as error:  # forged: the job gets the reason as an honest bad one does
+            blob, bad = b"", str(error)
         host = socket.gethostname()
         return BatchJob(
             id=args.job_id,
             owner=args.user,
             node=host,
             nodes=(host,),
-            blob=None if token is None else from_token(token),
+            blob=blob,
             cpu_count=pbs.ppn(resources["nodes"]) if ":ppn=" in resources["nodes"] else None,
             mem_mib=mem,
             name=args.job_name,
             resource_list=resources,
+            bad_request=bad,
         )
 
     def finish(self, outcome: Outcome, reason: str) -> int:
