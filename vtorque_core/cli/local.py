@@ -42,7 +42,7 @@ def serve(foreground: bool, slots: int | None, config: Path | None) -> None:
     )
     if limits.slots < 1:
         raise UsageError(f"[plugin.local] slots = {limits.slots}: must be at least 1")
-    commands = Commands() if config is None else Commands.with_config(config.resolve())
+    commands = Commands.with_config(path.resolve())
     spool = spool_path(site.paths.state, settings)
     service = Service(site.paths.run, spool, limits=limits, commands=commands)
     service.open()

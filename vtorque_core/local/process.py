@@ -139,6 +139,13 @@ def stdin_line(line: bytes) -> int:
     return read
 
 
+def be_root_program(argv: Sequence[str], environ: Mapping[str, str]) -> None:
+    """Become one of the service's own programs. Raises OSError naming it."""
+    os.chdir("/")
+    os.umask(0o022)
+    execute(argv, environ)
+
+
 def execute(argv: Sequence[str], environ: Mapping[str, str], name: str | None = None) -> None:
     """Replace this process by the program. Raises OSError naming it."""
     try:

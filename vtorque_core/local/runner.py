@@ -28,18 +28,24 @@ _ENTRY = (sys.executable, "-I", "-m", "vtorque_core.cli.vtorque")
 
 @dataclass(frozen=True)
 class Commands:
-    """What the service runs; the hooks as root, the wrapper as the user."""
+    """What the service runs; the hooks as root, the wrapper as the user.
+
+    ``reap`` runs once, before the first job: it releases what jobs have left that no service knows
+    any more. Empty: nothing is run.
+    """
 
     prologue: Sequence[str] = (*_ENTRY, "hook", "prologue")
     epilogue: Sequence[str] = (*_ENTRY, "hook", "epilogue")
     wrapper: Sequence[str] = (*_ENTRY, "jobshell")
+    reap: Sequence[str] = ()
 
     @classmethod
     def with_config(cls, path: Path) -> Commands:
-        """Return the commands for a site config that is not at the default path."""
+        """Return the commands for the site config at ``path``."""
         hook = (*_ENTRY, "hook", "--config", str(path))
         wrapper = (*_ENTRY, "jobshell", "--config", str(path))
-        return cls((*hook, "prologue"), (*hook, "epilogue"), wrapper)
+        reap = (*_ENTRY, "reap", "--config", str(path))
+        return cls((*hook, "prologue"), (*hook, "epilogue"), wrapper, reap)
 
 
 @dataclass(frozen=True)
@@ -91,6 +97,7 @@ class Runner:
         self._host = socket.gethostname()
         self._null = os.open(os.devnull, os.O_RDWR)
         self._running: dict[str, Running] = {}
+        self._reaping = False
         self.jobs: dict[str, Job] = {}
         self.terminals: dict[str, list[int]] = {}
 
@@ -110,7 +117,8 @@ class Runner:
             self.end(self.jobs[name], pbs.STATUS_DELETED, "the batch system was stopped")
 
     def recover(self) -> None:
-        """Keep what was queued; end what was running when the last service died."""
+        """Keep what was queued; end what was running when the last service died; reap."""
+        self._reap()
         for job in self._spool.jobs():
             self.jobs[job.id] = job
             if job.state == "Q" and job.interactive:
@@ -126,12 +134,24 @@ class Runner:
                 self._notice(job, "lost: the batch system was restarted while this job was running")
             self._epilogue(job)
 
+    def _reap(self) -> None:
+        """Run the reaper; no job starts before it has ended, since it may need what is freed."""
+
+        def ended() -> None:
+            self._reaping = False
+
+        if self._commands.reap:
+            self._reaping = True
+            environ = {"PATH": f"/usr/sbin:/sbin:{PATH}", "LC_ALL": "C"}
+            body = partial(process.be_root_program, self._commands.reap, environ)
+            self._aside(body, (self._null, 2, 2), ended)
+
     # -- life of a job ------------------------------------------------------------------------
 
     def start_queued(self) -> None:
         """Start queued jobs, oldest first, while there are slots."""
         for job in list(self.jobs.values()):
-            if len(self._running) >= self._limits.slots:
+            if self._reaping or len(self._running) >= self._limits.slots:
                 return
             if job.state == "Q":
                 job.started = time.time()
@@ -152,12 +172,7 @@ class Runner:
     ) -> None:
         environ = {"PATH": f"/usr/sbin:/sbin:{PATH}", "LC_ALL": "C", "PBS_JOBID": job.id}
         environ |= {"PBS_QUEUE": "local", "PBS_NODENUM": "0"}
-
-        def body() -> None:
-            os.chdir("/")
-            os.umask(0o022)
-            process.execute(argv, environ)
-
+        body = partial(process.be_root_program, argv, environ)
         limit = self._limits.hook_timeout
         self._launch(job, Step(state, body, (self._null, 2, 2), then, limit))
 
@@ -352,14 +367,21 @@ class Runner:
             file = process.open_output(path, name, truncate=False)
             os.write(file, f"=>> vtorque: {job.id}: {printable(message)}\n".encode())
 
+        self._aside(body, (self._null, self._null, self._null), lambda: None)
+
+    def _aside(
+        self, body: Callable[[], None], stdio: Sequence[int], then: Callable[[], None]
+    ) -> None:
+        """Run a process that is no step of a job; then call ``then``."""
         pids: list[int] = []
-        os.close(process.launch(body, (self._null, self._null, self._null), pids.append))
+        os.close(process.launch(body, stdio, pids.append))
         pidfd = os.pidfd_open(pids[0])
 
         def ended() -> None:
             self._selector.unregister(pidfd)
             os.close(pidfd)
             os.waitpid(pids[0], 0)
+            then()
 
         self._selector.register(pidfd, selectors.EVENT_READ, ended)
 
