@@ -24,7 +24,7 @@ from vtorque_core.api_context import EnvVar
 from vtorque_core.api_domain import Channel, Disk, Filesystem, Interface
 from vtorque_core.api_guest import GuestDriver
 from vtorque_core.api_node import GuestPlan, JobUser, Resource
-from vtorque_core.api_options import VM_EPILOGUE, VM_PROLOGUE
+from vtorque_core.api_options import KEEP, VM_EPILOGUE, VM_PROLOGUE
 from vtorque_core.config import Site
 from vtorque_core.domain import console
 from vtorque_core.domain.daemons import disk_daemon, share_daemon
@@ -218,6 +218,8 @@ def _start(start: Start, job: BatchJob, wanted: JobRequest, reap_gone: Callable[
     except ledger.InUse:
         reap_gone()
         placements = ledger.place(journal, claims, share, site.paths)
+    if job.cpus:  # every helper process that we start stays within the job's share
+        os.sched_setaffinity(0, job.cpus)
     placed = [replace(p.plan, placement=at) for p, at in zip(planned, placements, strict=True)]
     start.guests = plan.addressed(placed, job, site, secret)
     start.enter("render domain")
@@ -266,6 +268,7 @@ def _proof(start: Start, job: BatchJob, wanted: JobRequest) -> Proof:
         shell=wanted.shell,
         prologue=_content(wanted[VM_PROLOGUE]),
         epilogue=_content(wanted[VM_EPILOGUE]),
+        keep=wanted[KEEP],
         environ=environ,
     )
 

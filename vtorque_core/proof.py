@@ -48,6 +48,7 @@ class Proof:
         grace: seconds between TERM and KILL.
         shell: the user's own ``-S``.
         prologue, epilogue: the user's ``vm_prologue`` and ``vm_epilogue``.
+        keep: the guests stay after the script, for inspection, until the job is ended.
         environ: what the script's environment has besides the batch system's.
         guests: in rank order.
     """
@@ -64,6 +65,7 @@ class Proof:
     shell: str | None = None
     prologue: bytes | None = None
     epilogue: bytes | None = None
+    keep: bool = False
     environ: Mapping[str, str] = field(default_factory=dict)
     guests: tuple[ProofGuest, ...] = ()
     detail: tuple[str, ...] = ()
@@ -211,6 +213,7 @@ def _from_document(document: Any) -> Proof:
         shell=None if document["shell"] is None else _text(document["shell"]),
         prologue=_bytes(document["prologue"]),
         epilogue=_bytes(document["epilogue"]),
+        keep=document["keep"] is True,
         environ={_text(name): _text(value) for name, value in environ.items()},
         guests=tuple(_guest(guest) for guest in guests),
         detail=tuple(_text(line) for line in detail),

@@ -128,7 +128,10 @@ def run_job(
         batch = read_batch(environ, streams.stdin)
         ready = _await_proof(paths, batch.job_id, owner_uid)
         script = make_script(batch, ready, environ, streams)
-        return _run(ready, script, plugins, streams)
+        code = _run(ready, script, plugins, streams)
+        if ready.keep:
+            _keep(ready, code, streams)
+        return code
     except _Stop as error:
         for line in (error.message, *error.detail):
             _say(streams, line)
@@ -258,6 +261,18 @@ def _run(ready: Proof, script: Script, plugins: Callable[[str], GuestTypes], s: 
         what = str(error) if isinstance(error, VtorqueError) else f"{type(error).__name__}: {error}"
         message = f"the guest {guest.hostname} cannot be used: {printable(what, 2000)}"
         raise _Stop(EXIT_HOST_FAULT, message) from None
+
+
+def _keep(ready: Proof, code: int, streams: Streams) -> None:
+    """Leave the guests running until the batch system ends the job (walltime, qdel, Ctrl-C)."""
+    ending = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+    signal.pthread_sigmask(signal.SIG_BLOCK, ending)
+    _say(
+        streams,
+        f"the script has ended with {code}; keep=true: its guests stay until the job is ended "
+        f"(vmgr ssh {ready.job}, vmgr cancel {ready.job})",
+    )
+    signal.sigwait(ending)
 
 
 def _read_script(path: Path) -> bytes:

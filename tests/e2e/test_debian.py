@@ -1,0 +1,79 @@
+"""The same job in a full Debian guest: systemd, cloud-init, sshd; built from Debian's packages."""
+
+import os
+import platform
+import pty
+import subprocess
+
+import pytest
+
+pytestmark = pytest.mark.e2e
+
+ARGS = ("-vm", "img=debian,ram=512M,vcpus=2")
+
+
+@pytest.fixture(scope="module")
+def debian(node):
+    """Return the node with the image in its pool; built once, a minute and a half."""
+    if node.root("vmgr", "images", "show", "debian", check=False).returncode:
+        node.root("vmgr", "images", "build", "debian", "debian", timeout=600)
+    return node
+
+
+def test_a_job_in_a_debian_guest(debian, clean):
+    result = clean.job(
+        "#!/bin/bash\n"
+        'printf "out\\0\\377\\n"; echo err >&2\n'
+        "id -un; pwd; echo $HOME; uname -r; ls /home; nproc; cat /etc/debian_version\n"
+        "systemctl is-system-running --wait >/dev/null; systemctl --failed --no-legend | wc -l\n"
+        "sudo -n true 2>/dev/null && echo sudo; su -c true </dev/null 2>/dev/null && echo su\n"
+        "bash -lc 'echo $PBS_JOBID'\n"
+        "exit 42\n",
+        *ARGS, timeout=300,
+    )  # fmt: skip
+    assert result.code == 42, result.err
+    assert result.err == b"err\n"
+    head, _, rest = result.out.partition(b"\n")
+    assert head == b"out\0\xff"
+    name, cwd, home, kernel, homes, cpus, debian_version, failed, job = rest.decode().splitlines()
+    assert name == clean.user
+    assert cwd == home == str(clean.home)
+    assert kernel != platform.release()
+    assert homes == clean.user
+    assert cpus == "2"
+    assert debian_version.startswith("12.")
+    assert failed == "0"
+    assert job.endswith(platform.node())
+
+
+def test_ssh_into_a_running_guest_with_checked_host_key(debian, clean):
+    job = debian.submit(
+        "#!/bin/sh\necho ready > started\nwhile [ ! -e stop ]; do sleep 0.2; done\n", *ARGS
+    )
+    started, stop = clean.home / "started", clean.home / "stop"
+    clean.wait_for(started.exists, 240, "the job's start")
+    ssh = [str(clean.prefix / "bin/vmgr"), "ssh", job, "0", "--", "id -un; hostname"]
+    done = _on_a_terminal(clean, ssh)
+    stop.touch()
+    clean.wait_for(lambda: clean.state_of(job) in (None, "C"), 60, "the job's end")
+    started.unlink()
+    stop.unlink()
+    assert done.split() == [clean.user.encode(), f"v{platform.node()}".encode()]
+
+
+def _on_a_terminal(node, argv):
+    """Run as the user with a terminal, as ssh is used; return what it printed."""
+    import pwd
+
+    entry = pwd.getpwnam(node.user)
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        argv, stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE, user=entry.pw_uid,
+        group=entry.pw_gid, extra_groups=[], cwd=entry.pw_dir,
+        env={"PATH": "/usr/bin:/bin", "HOME": entry.pw_dir, "VTORQUE_CONFIG": str(node.config)},
+    )  # fmt: skip
+    os.close(theirs)
+    out, err = process.communicate(timeout=60)
+    os.close(ours)
+    assert process.returncode == 0, err
+    return out
