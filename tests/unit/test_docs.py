@@ -1,0 +1,313 @@
+"""What the documentation says is there, and its example of a plugin runs."""
+
+import dataclasses
+import importlib
+import inspect
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from types import SimpleNamespace
+from xml.etree import ElementTree
+
+import click
+import pytest
+
+from vtorque_core import api_options, errors, hookspecs
+from vtorque_core.api import JobRequest
+from vtorque_core.api_context import EnvVar, GuestDevice
+from vtorque_core.api_node import GuestPlan, Image, JobUser, PoolClaim
+from vtorque_core.cli.lazy import LazyGroup
+from vtorque_core.cli.vmgr import vmgr
+from vtorque_core.cli.vtorque import vtorque
+from vtorque_core.config import build, parse_toml
+from vtorque_core.domain.merge import Contributed, merge
+from vtorque_core.domain.render import DomainSpec, render
+from vtorque_core.errors import Refused
+from vtorque_core.journal import JobHeader, Journal
+from vtorque_core.ledger import NodeShare, Taken, plan
+from vtorque_core.names import Paths
+from vtorque_core.plugins import Plugins
+from vtorque_core.policy import decide
+from vtorque_core.request import Request
+from vtorque_core.teardown import teardown
+
+REPO = Path(__file__).parents[2]
+DOC = REPO / "doc"
+CARDS = ("0000:3b:00.0", "0000:5e:00.0")
+CONFIG = """
+[options.fpga]
+max = 2
+[plugin.acme-fpga]
+cards = ["0000:3b:00.0", "0000:5e:00.0"]
+image = "/etc/acme/shell.bit"
+tool = "TOOL"
+"""
+
+
+def text(name):
+    return (DOC / name).read_text(encoding="utf-8")
+
+
+# -- the example of doc/plugins.md -------------------------------------------------------------
+
+
+def files_of(markdown):
+    """Return file name to text of all code blocks that a line with the name in it precedes."""
+    blocks = re.findall(r"^`([\w/.]+)`:\n\n```\w*\n(.*?)^```$", markdown, re.DOTALL | re.MULTILINE)
+    return dict(blocks)
+
+
+@pytest.fixture
+def acme(tmp_path, monkeypatch):
+    """Return the documented plugin, registered, with a loader that writes down its calls."""
+    files = files_of(text("plugins.md"))
+    for name, content in files.items():
+        path = tmp_path / "dist" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+    (tmp_path / "dist/vtorque_acme_fpga/__init__.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path / "dist"))
+    project = tomllib.loads(files["pyproject.toml"])["project"]
+    plugins = Plugins()
+    plugins.register("core", api_options, "vtorque-core")
+    for group in ("vtorque1", "vtorque1.node"):
+        ((name, module),) = project["entry-points"][group].items()
+        release = f"{project['name']} {project['version']}"
+        plugins.register(name, importlib.import_module(module), release)
+    tool = tmp_path / "acme-load"
+    tool.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\n')
+    tool.chmod(0o755)
+    site = build(parse_toml(CONFIG.replace("TOOL", str(tool)).encode()), plugins, node=True)
+    state = dataclasses.replace(site, paths=Paths(tmp_path / "state", tmp_path / "run"))
+    yield SimpleNamespace(plugins=plugins, site=state, calls=tmp_path / "calls")
+    for module in [m for m in sys.modules if m.startswith("vtorque_acme_fpga")]:
+        del sys.modules[module]
+
+
+def guest_plan(request: JobRequest, tmp_path, **changes) -> GuestPlan:
+    values = {
+        "job_id": "42.srv", "attempt": 0, "node": "n1", "index": 0, "rank": 0,
+        "guests_per_node": 1, "name": "vt-42.srv.0-n1-0",
+        "uuid": "0b1ad9ba-95f3-54cf-8d96-1d6ed3e4ac1f", "hostname": "vn1",
+        "vcpus": 1, "ram_mib": 512, "image": Image("m", "linux", "micro", "x86_64", "0" * 64),
+        "user": JobUser("ada", 1000, 1000, (("ada", 1000),), "/home/ada", "/bin/bash"),
+        "request": request, "addresses": (), "peers": (), "state_dir": tmp_path / "s",
+        "run_dir": tmp_path / "r", "secret": b"x" * 32,
+    }  # fmt: skip
+    return GuestPlan(**values | changes)
+
+
+def placed(acme, tmp_path, cards):
+    """Return a guest with that many cards, as the node's code would place it."""
+    request = decide(Request((("fpga", str(cards)),)), acme.site, acme.plugins)
+    guest = guest_plan(request, tmp_path)
+    found = acme.plugins.collect("vtorque_plan", guest=guest, site=acme.site)
+    claims = [c.item for c in found]
+    (placement,) = plan([claims], NodeShare((0, 1), 4096), Taken())
+    return claims, dataclasses.replace(guest, placement=placement)
+
+
+def test_the_example_claims_what_was_asked_for(acme, tmp_path):
+    assert placed(acme, tmp_path, 0)[0] == []
+    assert placed(acme, tmp_path, 2)[0] == [PoolClaim("acme-fpga", CARDS, 2)]
+    with pytest.raises(Refused, match=r"fpga=3: is more than allowed \(limit: 2"):
+        placed(acme, tmp_path, 3)
+
+
+def test_the_example_gives_context_and_hardware(acme, tmp_path):
+    _, guest = placed(acme, tmp_path, 2)
+    items = [c.item for c in acme.plugins.collect("vtorque_guest_context", guest=guest, site=None)]
+    assert items == [
+        GuestDevice("acme[0-9]*", link="/dev/vtorque/fpga0", nth=0),
+        GuestDevice("acme[0-9]*", link="/dev/vtorque/fpga1", nth=1),
+        EnvVar("ACME_CARDS", "2"),
+    ]
+    found = acme.plugins.collect("vtorque_render_domain", guest=guest, site=acme.site)
+    merged = merge(Contributed(c.plugin, c.distribution, c.item) for c in found)
+    xml = ElementTree.fromstring(render(DomainSpec(guest, "tcg"), merged))  # noqa: S314 - our own
+    addresses = [a.attrib for a in xml.findall("devices/hostdev/source/address")]
+    assert addresses == [
+        {"domain": "0x0000", "bus": "0x3b", "slot": "0x00", "function": "0x0"},
+        {"domain": "0x0000", "bus": "0x5e", "slot": "0x00", "function": "0x0"},
+    ]
+    aliases = [a.get("name") for a in xml.findall("devices/hostdev/alias")]
+    assert aliases == ["ua-acme-fpga-fpga0", "ua-acme-fpga-fpga1"]
+
+
+def test_the_example_is_journalled_and_torn_down(acme, tmp_path):
+    """``pre_boot`` loads both cards; teardown, from the journal alone, blanks them backwards."""
+    _, guest = placed(acme, tmp_path, 2)
+    paths = acme.site.paths
+    header = JobHeader("42.srv", 0, "ada", 1000, "local", {"acme-fpga": "vtorque-acme-fpga 1.0.0"})
+    with Journal.start(paths, header) as journal:
+        job = SimpleNamespace(
+            site=acme.site,
+            guests=[guest],
+            acquire=lambda resource, guest: journal.acquire(
+                resource, plugin="acme-fpga", phase="pre-boot", guest=guest.index
+            ),
+        )
+        acme.plugins.collect("vtorque_pre_boot", job=job)
+    loads = [f"{card} /etc/acme/shell.bit" for card in CARDS]
+    assert acme.calls.read_text().splitlines() == loads
+    report = teardown(journal.path, paths, acme.plugins)
+    assert report.clean, report.lines()
+    blanks = [f"{card} --blank" for card in reversed(CARDS)]
+    assert acme.calls.read_text().splitlines() == loads + blanks
+    assert not journal.path.exists()
+
+
+def test_every_block_of_the_example_is_used():
+    files = files_of(text("plugins.md"))
+    assert set(files) == {
+        "pyproject.toml",
+        "vtorque_acme_fpga/plugin.py",
+        "vtorque_acme_fpga/node.py",
+        "vtorque_acme_fpga/pcicard.xml.j2",
+    }
+
+
+# -- nothing is left out -----------------------------------------------------------------------
+
+HOOKS = [name for name in vars(hookspecs) if name.startswith("vtorque_")]
+
+
+@pytest.mark.parametrize("name", HOOKS)
+def test_every_hook_has_a_heading_with_its_arguments(name):
+    arguments = ", ".join(inspect.signature(getattr(hookspecs, name)).parameters)
+    assert f"\n### `{name}({arguments})`\n" in text("plugins.md")
+
+
+def test_no_hook_is_described_that_does_not_exist():
+    assert set(re.findall(r"\bvtorque_[a-z_]+(?=[(`])", text("plugins.md"))) <= {*HOOKS}
+
+
+def commands(group, program):
+    """Yield ``vmgr images list`` and the like: what ``-h`` shows, and hides nothing of it."""
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        if command.hidden:
+            continue
+        if isinstance(command, click.Group):
+            yield from commands(command, f"{program} {name}")
+        else:
+            yield f"{program} {name}"
+
+
+@pytest.mark.parametrize("line", [*commands(vmgr, "vmgr"), *commands(vtorque, "vtorque"), "vsub"])
+def test_every_command_is_in_the_manuals(line):
+    assert re.search(rf"`[^`\n]*\b{line}\b", text("admin.md") + text("user.md")), line
+
+
+def test_the_commands_are_found():
+    assert isinstance(vtorque, LazyGroup)
+    assert {"vmgr images build", "vmgr ssh"} < set(commands(vmgr, "vmgr"))
+    assert "vtorque hook" not in " ".join(commands(vtorque, "vtorque"))
+
+
+CODES = {name: code for name, code in vars(errors).items() if name.startswith("EXIT_")}
+
+
+@pytest.mark.parametrize("name", CODES)
+def test_every_exit_code_is_in_the_users_manual(name):
+    assert re.search(rf"^\| {CODES[name]}\b.*`{name}`", text("user.md"), re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    "option", list(api_options.vtorque_options()), ids=lambda option: option.key
+)
+def test_every_vm_key_is_in_the_users_manual_with_its_default(option):
+    row = re.search(rf"^\| `{option.key}` \|(.*)\|$", text("user.md"), re.MULTILINE)
+    assert row
+    default = option.show(option.default) or "none"
+    assert row[1].split("|")[0].strip() == default
+
+
+def projects():
+    return [REPO / "pyproject.toml", *REPO.glob("plugins/*/pyproject.toml")]
+
+
+def requirements():
+    for path in projects():
+        data = tomllib.loads(path.read_text())
+        wanted = [*data["project"]["dependencies"], *data["build-system"]["requires"]]
+        for extra in data["project"].get("optional-dependencies", {}).values():
+            wanted += extra
+        yield from (re.match(r"[A-Za-z0-9._-]+", item)[0] for item in wanted)
+
+
+def packages():
+    lines = (REPO / "scripts/packages").read_text().splitlines()
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+@pytest.mark.parametrize("name", sorted({*requirements(), *packages()}))
+def test_every_dependency_has_its_reason(name):
+    if name.startswith("vtorque-"):
+        return
+    rows = re.findall(r"^\| (.+?) \| (.+?) \|", text("dependencies.md"), re.MULTILINE)
+    reasons = [reason for names, reason in rows if f"`{name}`" in names]
+    assert len(reasons) == 1
+    assert len(reasons[0]) > 10
+
+
+def test_no_dependency_is_explained_that_is_not_there():
+    rows = re.findall(r"^\| (`.+?) \|", text("dependencies.md"), re.MULTILINE)
+    named = {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
+    assert named <= {*requirements(), *packages()}
+
+
+def test_links_lead_somewhere():
+    """Every relative link of the manuals names a file, and its anchor a heading of that file."""
+    broken = []
+    for page in [*DOC.glob("*.md"), *REPO.glob("*.md"), *REPO.glob("plugins/*/README.md")]:
+        for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+            path, _, anchor = target.partition("#")
+            if re.match(r"[a-z]+:", target):
+                continue
+            file = page.parent / path if path else page
+            if not file.exists() or (anchor and anchor not in anchors(file)):
+                broken.append(f"{page.name}: {target}")
+    assert not broken
+
+
+def anchors(file):
+    """Return the anchors that GitHub gives the headings of a page."""
+    headings = re.findall(r"^#+ (.+)$", file.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}
+
+
+def test_the_readme_is_short():
+    assert len((REPO / "README.md").read_text().splitlines()) <= 60
+
+
+# Written in pieces, so that this file is not one of those it looks for.
+FORBIDDEN = [
+    "/" + "work/main", "/" + "work/shared", "/" + "work/.", "farm" + "-", "issues " + "show",
+    "duplicates" + "-", "127.0.0.1" + ":3141", "/" + "opt/pypi", "index" + "-url",
+]  # fmt: skip
+
+
+def test_nothing_of_the_workplace_is_in_the_repository():
+    listed = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=REPO, capture_output=True, check=True, timeout=20
+    )
+    found = []
+    for name in listed.stdout.decode().split("\0")[:-1]:
+        path = REPO / name
+        content = path.read_bytes() if path.is_file() else b""
+        found += [f"{name}: {word}" for word in FORBIDDEN if word.encode() in content]
+    assert not found
+
+
+def test_every_test_that_a_page_names_exists():
+    missing = []
+    for page in DOC.glob("*.md"):
+        for file, name in re.findall(r"`([\w/.-]+\.py)::(\w+)`", page.read_text(encoding="utf-8")):
+            path = REPO / file
+            if not path.is_file() or f"def {name}(" not in path.read_text(encoding="utf-8"):
+                missing.append(f"{page.name}: {file}::{name}")
+    assert not missing
