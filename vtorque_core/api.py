@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import pluggy
 
@@ -17,6 +17,8 @@ from vtorque_core.errors import Conflict, HostFault, Refusal, Refused, UsageErro
 from vtorque_core.units import boolean, count, duration, show_mib, size_mib, walltime
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import click
 
     from vtorque_core.api_batch import NodeAdapter, Submitter
@@ -31,6 +33,7 @@ __all__ = [
     "FileData",
     "GuestType",
     "HostFault",
+    "Image",
     "ImageBuilder",
     "JobRequest",
     "Option",
@@ -113,6 +116,28 @@ class JobRequest:
         """Return the value of ``option``. Raises KeyError for an option nobody registered."""
         value: T = self.values[option.key]
         return value
+
+
+@dataclass(frozen=True)
+class Image:
+    """An image of the pool as its sidecar describes it; all paths are root-owned files.
+
+    ``disk`` is None for a guest that lives in its initrd. ``disk_format`` is raw or qcow2.
+    ``distro`` is the family member (``debian``, ``rocky``, ``micro``, ...); ``labels`` are free.
+    """
+
+    name: str
+    guest_type: str
+    distro: str
+    arch: str
+    sha256: str
+    min_ram_mib: int = 64
+    disk: Path | None = None
+    disk_format: Literal["raw", "qcow2"] = "qcow2"
+    kernel: Path | None = None
+    initrd: Path | None = None
+    cmdline: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

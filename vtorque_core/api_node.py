@@ -6,7 +6,6 @@ the core decides, acquires and releases.
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
-from vtorque_core.api import JobRequest, Option
+from vtorque_core.api import Image, JobRequest, Option
 from vtorque_core.errors import HostFault, Refusal, Refused
 from vtorque_core.names import Paths, derive
 
@@ -152,28 +151,6 @@ class JobUser:
     home: str
     shell: str
     subordinate_id: int = 2147000000
-
-
-@dataclass(frozen=True)
-class Image:
-    """An image of the pool as its sidecar describes it; all paths are root-owned files.
-
-    ``disk`` is None for a guest that lives in its initrd. ``disk_format`` is raw or qcow2.
-    ``distro`` is the family member (``debian``, ``rocky``, ``micro``, ...); ``labels`` are free.
-    """
-
-    name: str
-    guest_type: str
-    distro: str
-    arch: str
-    sha256: str
-    min_ram_mib: int = 64
-    disk: Path | None = None
-    disk_format: Literal["raw", "qcow2"] = "qcow2"
-    kernel: Path | None = None
-    initrd: Path | None = None
-    cmdline: str = ""
-    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -376,8 +353,3 @@ class HealthCheck:
 
     name: str
     check: Callable[[Site], Iterable[HealthResult]]
-
-
-def effective_root() -> bool:
-    """Return whether this process may do root's work."""
-    return os.geteuid() == 0

@@ -10,7 +10,6 @@ import struct
 from pathlib import Path
 
 from vtorque_core.api_image import BuiltImage
-from vtorque_core.api_node import run_tool
 from vtorque_core.errors import HostFault, Refused
 from vtorque_core.image_sidecar import check_facts, file_names
 
@@ -57,6 +56,8 @@ def check_disk(path: Path, declared: str) -> None:
         header = file.read(104)
     if header[:4] == _QCOW2:
         _check_qcow2_header(path.name, header)
+    from vtorque_core.api_node import run_tool  # noqa: PLC0415 - vsub reads images, checks none
+
     limits = ("prlimit", f"--as={_INFO_MEMORY}", f"--cpu={_INFO_CPU}")
     info = json.loads(run_tool(*limits, "qemu-img", "info", "--output=json", str(path)))
     if info.get("format") != declared:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vtorque_core.api import Image
 from vtorque_core.api_image import BuiltImage
-from vtorque_core.api_node import Image
 
 SCHEMA = 1
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}", re.ASCII)

@@ -11,7 +11,6 @@ Nothing here is writable by anybody but root; a pool or an image that is gets re
 
 from __future__ import annotations
 
-import difflib
 import fcntl
 import json
 import os
@@ -26,12 +25,12 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from vtorque_core.api import Image
 from vtorque_core.api_image import BuiltImage
-from vtorque_core.api_node import Image, effective_root
 from vtorque_core.errors import ConfigError, HostFault, Refusal, Refused, printable
 from vtorque_core.image_files import check_built, file_sha256
 from vtorque_core.image_sidecar import FileRecord, Sidecar, file_names, parse_sidecar
-from vtorque_core.trust import require_root_owned
+from vtorque_core.trust import effective_root, require_root_owned
 
 SIDECAR = "image.json"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}", re.ASCII)
@@ -272,8 +271,10 @@ def _names(pool: Path) -> list[str]:
 
 
 def _unknown(pool: Path, name: str) -> Refused:
+    from difflib import get_close_matches  # noqa: PLC0415 (12 ms, for errors only)
+
     known = _names(pool)
-    close = difflib.get_close_matches(name, known, n=3) or known[:10]
+    close = get_close_matches(name, known, n=3) or known[:10]
     hint = f"did you mean {', '.join(close)}?" if close else "build one with vmgr images build"
     return Refused(Refusal(f"no such image in {pool}", key="img", value=name, fix=hint))
 

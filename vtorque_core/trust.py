@@ -5,6 +5,7 @@ Used by root-side code before it reads the site config, imports a plugin or open
 
 from __future__ import annotations
 
+import os
 import stat
 from pathlib import Path
 
@@ -82,3 +83,8 @@ def _check(here: Path, uid: int) -> bool:
             f"chmod go-w {here}"
         )
     return False
+
+
+def effective_root() -> bool:
+    """Return whether this process may do root's work."""
+    return os.geteuid() == 0

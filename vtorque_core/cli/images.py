@@ -10,9 +10,10 @@ import click
 
 from vtorque_core import images as pool_of
 from vtorque_core.api_image import BuiltImage
-from vtorque_core.api_node import Image, effective_root
+from vtorque_core.api_node import Image
 from vtorque_core.cli.progress import progress
 from vtorque_core.errors import EXIT_FAILED, HostFault, Refused, UsageError, VtorqueError
+from vtorque_core.trust import effective_root
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
