@@ -358,7 +358,7 @@ def _boot(start: Start, each: Prepared, accel_type: Literal["kvm", "tcg"]) -> No
 
 def _await(start: Start, each: Prepared) -> None:
     def step(name: str) -> None:
-        start.journal.phase(f"guest: {name}", guest=each.plan.index)
+        start.journal.phase(name, guest=each.plan.index)
 
     try:
         each.driver.await_ready(each.plan, start.deadline, step)

@@ -180,7 +180,7 @@ class _Teardown:
 
     def last_look(self) -> None:
         """Call ``vtorque_teardown`` of each plugin, once per job; nothing it does stops us."""
-        if any(mark.name == "observed" for mark in self.state.phases):
+        if any(mark.name == "release" for mark in self.state.phases):
             return
         self.journal.phase("teardown")
         header = self.state.header
@@ -192,7 +192,7 @@ class _Teardown:
             error = _in_child(look, self.left())
             if error:
                 self.notes.append(f"plugin {name}, vtorque_teardown: {error}")
-        self.journal.phase("observed")
+        self.journal.phase("release")
 
     def _look(self, name: str, ended: EndedJob) -> None:
         for contribution in self.plugins.each("vtorque_teardown", only=name, job=ended):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import time
 from typing import Any
 
 from vtorque_core.names import Paths
@@ -21,7 +22,8 @@ def keep(paths: Paths, state: JournalState) -> None:
     """Add an ended job's timeline to the kept ones. Never raises OSError: a disk may be full."""
     if not state.phases:
         return
-    line = json.dumps({"job": state.header.id, "phases": _spans(state)}) + "\n"
+    phases = _spans(state, time.time())
+    line = json.dumps({"job": state.header.id, "phases": phases}) + "\n"
     path = paths.state / "timelines.jsonl"
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     with contextlib.suppress(OSError):
@@ -43,7 +45,7 @@ def timeline(paths: Paths, job_id: str | None = None) -> list[dict[str, Any]]:
     states = find(paths, job_id)
     running = [state for state in states if state.phases]
     if running:
-        return _spans(max(running, key=lambda state: state.phases[0].time))
+        return _spans(max(running, key=lambda state: state.phases[0].time), time.time())
     kept = [k for k in _kept(paths) if job_id in (None, k["job"])]
     return list(kept[-1]["phases"]) if kept else []
 
@@ -59,14 +61,14 @@ def _kept(paths: Paths) -> list[dict[str, Any]]:
     return found
 
 
-def _spans(state: JournalState) -> list[dict[str, Any]]:
-    """Return each phase with its length; the last one is still open and has 0."""
+def _spans(state: JournalState, until: float) -> list[dict[str, Any]]:
+    """Return each phase with its length; the last one lasts ``until`` then (Unix time)."""
     marks = state.phases
     spans = []
     for number, mark in enumerate(marks):
         if mark.guest is None:
             after = [m for m in marks[number + 1 :] if m.guest is None]
-            seconds = after[0].time - mark.time if after else 0.0
+            seconds = (after[0].time if after else until) - mark.time
         else:
             before = [m for m in marks[:number] if m.guest is None]
             seconds = mark.time - before[-1].time if before else 0.0

@@ -102,4 +102,6 @@ def report(config: Path, job_id: str, as_json: bool) -> None:
         click.echo(json.dumps(phases, indent=2))
         return
     for phase in phases:
-        sys.stdout.write(f"{phase['name']:16} {phase['seconds']:8.3f} s\n")
+        guest = phase["guest"]
+        name = phase["name"] if guest is None else f"  guest {guest}: {phase['name']}"
+        sys.stdout.write(f"{printable(name, 40):40} {phase['seconds']:8.3f} s\n")
