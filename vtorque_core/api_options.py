@@ -110,7 +110,7 @@ ARCH = Option("arch", arch_name, "", "architecture that the image must have", "N
 VCPUS = Option("vcpus", vcpu_count, 1, "virtual CPUs of each guest", "N")
 VMS_PER_NODE = Option("vms_per_node", guest_count, 1, "guests on each node of the job", "N")
 FS_TYPE = Option(
-    "fs_type", fs_type, "sharedfs", "where /workspace lives: sharedfs or ramdisk", "TYPE"
+    "fs_type", fs_type, "sharedfs", "guest's disk: sharedfs (on the node's disk) or ramdisk", "TYPE"
 )
 DISK = Option("disk", disk_path, "", "your raw disk file, at /data in the first guest", "PATH")
 VM_PROLOGUE: Option[FileData | None] = Option(

@@ -192,7 +192,7 @@ def choose_cores(
         if count > most:
             raise NoFit(
                 Refusal(
-                    f"{count} {what} are more than the job can have on this node",
+                    f"{count} {what}: more than the job can have on this node",
                     key="vcpus",
                     value=str(count),
                     limit=f"{most} CPUs",

@@ -83,10 +83,11 @@ class Start:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A guest with everything that its domain is made of."""
+    """A guest with everything that its domain is made of. ``owner``: its guest type's plugin."""
 
     plan: GuestPlan
     driver: GuestDriver
+    owner: str
     merged: MergedDomain
     resources: tuple[Resource, ...]
     environ: Mapping[str, str]
@@ -297,7 +298,8 @@ def _prepare(guest: GuestPlan, driver: GuestDriver, start: Start) -> Prepared:
     merged = merge(plan.domain_contributions(guest, driver, start.site, start.plugins))
     resources = tuple(driver.resources(guest, items, start.site))
     environ = {item.name: item.value for item in items if isinstance(item, EnvVar)}
-    return Prepared(guest, driver, merged, resources, environ)
+    owner = start.plugins.plugin_of("vtorque_guest_types", guest.image.guest_type)
+    return Prepared(guest, driver, owner, merged, resources, environ)
 
 
 def _acquire_all(start: Start, prepared: Sequence[Prepared]) -> None:
@@ -309,6 +311,10 @@ def _acquire_all(start: Start, prepared: Sequence[Prepared]) -> None:
             start.acquire(Tree(str(directory), mode=0o711), guest=each.plan)
         for resource in _guest_resources(each):
             start.acquire(resource, guest=each.plan)
+        start.acting = each.owner
+        for resource in each.resources:
+            start.acquire(resource, guest=each.plan)
+        start.acting = "core"
 
 
 def _guest_resources(each: Prepared) -> Iterable[Resource]:
@@ -324,7 +330,6 @@ def _guest_resources(each: Prepared) -> Iterable[Resource]:
     for nic in each.merged.lists(Interface):
         if nic.filtered:
             yield Netfilter(tap_name(nic.mac), nic.mac, nic.ip)
-    yield from each.resources
 
 
 def _boot(start: Start, each: Prepared, accel_type: Literal["kvm", "tcg"]) -> None:
@@ -345,7 +350,9 @@ def _boot(start: Start, each: Prepared, accel_type: Literal["kvm", "tcg"]) -> No
         for alias, nic in each.merged.aliases(Interface).items()
         if nic.filtered
     }
-    xml = render(spec, each.merged, sockets=sockets, taps=taps)
+    templates = site.path.parent / "templates"
+    overrides = templates if templates.is_dir() else None
+    xml = render(spec, each.merged, sockets=sockets, taps=taps, overrides=overrides)
     start.acquire(Domain(guest.name, guest.uuid, site.node.libvirt_uri, xml=xml), guest=guest)
     try:
         for channel in each.merged.lists(Channel):

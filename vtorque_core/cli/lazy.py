@@ -24,21 +24,34 @@ class LazyGroup(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return all command names, sorted."""
-        return sorted({*self._lazy, *super().list_commands(ctx)})
+        return sorted({*self._lazy, *super().list_commands(ctx), *self._of_plugins()})
+
+    def _of_plugins(self) -> dict[str, click.Command]:
+        """Return the commands that enabled plugins add to this program; none if config is bad."""
+        from vtorque_core.cli.site import load_for_user  # noqa: PLC0415
+
+        try:
+            _, plugins = load_for_user()
+        except VtorqueError:
+            return {}
+        found = [c.item for c in plugins.each("vtorque_commands") if c.error is None]
+        commands = [each.load() for each in found if each.program == self.name]
+        return {command.name or "": command for command in commands}
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return the command, importing its module."""
         if cmd_name not in self._lazy:
-            return super().get_command(ctx, cmd_name)
+            return super().get_command(ctx, cmd_name) or self._of_plugins().get(cmd_name)
         module, _, attribute = self._lazy[cmd_name][0].partition(":")
         command: click.Command = getattr(importlib.import_module(module), attribute)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands with their one-line help, importing nothing."""
-        rows = [(name, text) for name, (_, text) in sorted(self._lazy.items()) if text]
+        rows = [(name, text) for name, (_, text) in self._lazy.items() if text]
+        rows += [(name, c.get_short_help_str()) for name, c in self._of_plugins().items()]
         with formatter.section("Commands"):
-            formatter.write_dl(rows)
+            formatter.write_dl(sorted(rows))
 
 
 def run(command: click.Command, program: str) -> NoReturn:

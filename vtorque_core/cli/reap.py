@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import sys
 from pathlib import Path
 
 import click
 
-from vtorque_core.errors import EXIT_FAILED
+from vtorque_core.errors import EXIT_FAILED, UsageError
 
 
 @click.command()
@@ -31,6 +32,8 @@ def reap(
     A job that the batch system still knows, or cannot be asked about, is left alone. Exit code 1
     if something could not be released.
     """
+    if os.geteuid() != 0:
+        raise UsageError("vtorque reap releases what root has acquired: run it as root")
     from vtorque_core.cli.site import load_for_root  # noqa: PLC0415
     from vtorque_core.config import CONFIG_PATH  # noqa: PLC0415
     from vtorque_core.reap import reap as release  # noqa: PLC0415

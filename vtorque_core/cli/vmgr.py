@@ -11,7 +11,7 @@ from vtorque_core.cli.lazy import HELP, LazyGroup, run
 
 _COMMANDS = {
     "images": ("vtorque_core.cli.images:images", "List, build, verify and remove images."),
-    "ps": ("vtorque_core.cli.jobs:ps", "List jobs and their guests."),
+    "ps": ("vtorque_core.cli.jobs:ps", "List jobs: id, name, owner, state, node, time."),
     "cancel": (
         "vtorque_core.cli.jobs:cancel",
         "Cancel jobs, as the batch system's own command would.",

@@ -2,6 +2,7 @@
 
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 FLAGS = ("-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror")
@@ -43,3 +44,7 @@ def build_agent(out: Path, cc: str = "musl-gcc", flags: tuple[str, ...] = STATIC
     if result.returncode != 0:
         raise AgentBuildError(f"{cc} could not compile the guest agent:\n{result.stderr[-4000:]}")
     out.chmod(0o755)
+
+
+if __name__ == "__main__":
+    build_agent(Path(sys.argv[1]))

@@ -20,7 +20,8 @@ def agent_check(site: Site) -> Iterator[HealthResult]:
         yield HealthResult(
             "warning",
             f"{path}: {error.strerror}: only images with a built-in agent can be used",
-            fix="run vtorque setup install, or set agent in [plugin.linux-guest]",
+            fix="build it: python3 -m vtorque_linux_guest.agent_build PATH; or set agent in "
+            "[plugin.linux-guest]",
         )
         return
     if start != b"\x7fELF":

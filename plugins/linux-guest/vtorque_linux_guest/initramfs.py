@@ -25,7 +25,9 @@ _MODULE_SUFFIXES = (".ko", ".ko.xz")
 class Tree:
     """The files of an initramfs: path (relative) to mode with file type, and content."""
 
-    entries: dict[str, tuple[int, bytes]] = field(default_factory=dict)
+    entries: dict[str, tuple[int, bytes]] = field(
+        default_factory=lambda: {".": (stat.S_IFDIR | 0o755, b"")}  # the kernel's own is 1777
+    )
 
     def directory(self, path: str, mode: int = 0o755) -> None:
         """Add a directory, and those above it."""

@@ -1,0 +1,89 @@
+"""The click commands: help without a config, plugins' own commands, wrong usage in one line."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BIN = Path(sys.executable).parent
+ACME = """
+from vtorque_core.api import Command, hookimpl
+
+def load():
+    import click
+
+    @click.command()
+    def cards():
+        "List the Acme cards."
+        click.echo("two cards")
+
+    return cards
+
+@hookimpl
+def vtorque_commands():
+    yield Command("vmgr", load=load)
+"""
+
+
+@pytest.fixture
+def call(tmp_path):
+    """Return a function that runs a command with a site config of its own."""
+    config = tmp_path / "vtorque.toml"
+    config.write_text(f'[paths]\nstate = "{tmp_path}/state"\nrun = "{tmp_path}/run"\n')
+
+    def run(*argv, **env):
+        environ = {
+            "PATH": "/usr/bin:/bin", "PYTHONPATH": str(tmp_path), "VTORQUE_CONFIG": str(config),
+            "HOME": str(tmp_path), **env,
+        }  # fmt: skip
+        return subprocess.run(
+            [BIN / argv[0], *argv[1:]], capture_output=True, text=True, env=environ, check=False
+        )
+
+    return run
+
+
+@pytest.mark.parametrize("program", ["vmgr", "vtorque"])
+def test_help_works_with_a_broken_config(call, tmp_path, program):
+    (tmp_path / "vtorque.toml").write_text("[[[")
+    done = call(program, "-h")
+    assert done.returncode == 0
+    assert "Exit codes:" in done.stdout
+    assert "jobshell" not in done.stdout
+
+
+@pytest.mark.parametrize("argv", [("vmgr", "nope"), ("vtorque", "plugins", "--nope"), ("vmgr",)])
+def test_wrong_usage_is_exit_2(call, argv):
+    done = call(*argv)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+
+
+def test_a_plugins_command_is_listed_and_runs(call, tmp_path):
+    (tmp_path / "acme_cards.py").write_text(ACME)
+    info = tmp_path / "acme-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[vtorque1]\nacme = acme_cards\n")
+    assert "List the Acme cards." in call("vmgr", "-h").stdout
+    assert call("vmgr", "cards").stdout == "two cards\n"
+    assert "cards" not in call("vtorque", "-h").stdout
+
+
+def test_a_broken_plugin_is_named_and_fails_the_listing(call, tmp_path):
+    (tmp_path / "acme_bad.py").write_text("import no_such_module\n")
+    info = tmp_path / "acme-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[vtorque1]\nacme = acme_bad\n")
+    done = call("vtorque", "plugins")
+    assert done.returncode == 1
+    assert "no_such_module" in done.stdout
+    (tmp_path / "vtorque.toml").write_text('[plugins]\ndisable = ["acme"]\n')
+    assert call("vtorque", "plugins", "--config", str(tmp_path / "vtorque.toml")).returncode == 0
+
+
+def test_completion_is_offered(call):
+    done = call("vmgr", _VMGR_COMPLETE="bash_source")
+    assert "_vmgr_completion" in done.stdout
