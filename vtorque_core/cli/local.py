@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from pathlib import Path
 
 import click
 
-from vtorque_core.errors import UsageError
+from vtorque_core.errors import HostFault, UsageError
 
 CONFIG = click.option(
     "--config", type=click.Path(path_type=Path), default=None, help="Site config file."
@@ -45,7 +46,10 @@ def serve(foreground: bool, slots: int | None, config: Path | None) -> None:
     commands = Commands.with_config(path.resolve())
     spool = spool_path(site.paths.state, settings)
     service = Service(site.paths.run, spool, limits=limits, commands=commands)
-    service.open()
+    try:
+        service.open()
+    except OSError as error:
+        raise HostFault(f"cannot open the batch system: {error}; it is root's to start") from None
     if not foreground:
         _detach(spool / "service.log")
     service.serve()
@@ -64,6 +68,12 @@ def stop(config: Path | None) -> None:
 
 def _detach(log: Path) -> None:
     """Go on as a daemon (daemon(7)); the lock and the open socket go along."""
+    # What was open when we were started is inheritable, what Python opens is not (PEP 446). Kept,
+    # it would hold a caller's flock(2) or pipe for as long as the service lives.
+    for number in [int(name) for name in os.listdir("/proc/self/fd")]:  # noqa: PTH208 - numbers
+        with contextlib.suppress(OSError):  # the one of the listing itself
+            if number > 2 and os.get_inheritable(number):
+                os.close(number)
     if os.fork() > 0:
         os._exit(0)
     os.setsid()
