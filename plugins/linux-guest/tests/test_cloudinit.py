@@ -12,9 +12,9 @@ import jsonschema
 import pytest
 import yaml
 
+from sample_guests import DEBIAN, PLAN, ROCKY
 from vtorque_core.api_node import Address
 from vtorque_linux_guest import cloudinit, keys
-from vtorque_linux_guest.testing_guests import DEBIAN, PLAN, ROCKY
 
 SCHEMA = "usr/lib/python3/dist-packages/cloudinit/config/schemas/schema-cloud-config-v1.json"
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from sample_guests import DEBIAN, MICRO
 from vtorque_core.api import JobRequest
 from vtorque_core.api_context import EnvVar, Mount, RootCommand
 from vtorque_core.api_domain import Channel, Disk, Filesystem, KernelBoot
@@ -22,7 +23,6 @@ from vtorque_linux_guest import bundle
 from vtorque_linux_guest.driver import LinuxDriver, cmdline
 from vtorque_linux_guest.seed import Seed
 from vtorque_linux_guest.settings import Settings
-from vtorque_linux_guest.testing_guests import DEBIAN, MICRO
 
 DRIVER = LinuxDriver()
 

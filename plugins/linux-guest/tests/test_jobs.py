@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
+from local_agent import LocalAgent
 from vtorque_core.api_guest import GuestDied, ReadyGuest, Script, Streams
 from vtorque_linux_guest import jobs
 from vtorque_linux_guest.agent_build import build_agent
-from vtorque_linux_guest.testing import LocalAgent
 
 PATH = {"PATH": os.environ["PATH"], "TERM": "dumb"}
 

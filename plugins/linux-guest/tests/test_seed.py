@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sample_guests import ROCKY
 from vtorque_core.api_node import HostFault
 from vtorque_linux_guest import bundle
 from vtorque_linux_guest.seed import Seed, iso
 from vtorque_linux_guest.settings import Settings
-from vtorque_linux_guest.testing_guests import ROCKY
 
 NAMES = st.text("abcdefghijklmnopqrstuvwxyz0123456789.-_", min_size=1, max_size=40).filter(
     lambda n: n.strip(".")

@@ -13,6 +13,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sample_guests import (
+    AS_NOBODY,
+    DEBIAN,
+    MICRO,
+    PLAN,
+    ROCKY,
+    SHELLS,
+    USER,
+    FakeRoot,
+    fake_guest,
+)
 from vtorque_core.api_context import (
     EnvVar,
     GuestDevice,
@@ -25,17 +36,6 @@ from vtorque_core.api_context import (
 from vtorque_core.api_node import Address, HostFault, Refused
 from vtorque_linux_guest import setup_script
 from vtorque_linux_guest.settings import Settings, SiteScript
-from vtorque_linux_guest.testing_guests import (
-    AS_NOBODY,
-    DEBIAN,
-    MICRO,
-    PLAN,
-    ROCKY,
-    SHELLS,
-    USER,
-    FakeRoot,
-    fake_guest,
-)
 
 HOME = Mount("virtiofs", "home", "/home/alice")
 HOSTILE = ["'", '"', "\n", "$(touch /tmp/vtorque-pwned)", "`id`", "\\", "\\n", "%s", "*", "~", "!"]

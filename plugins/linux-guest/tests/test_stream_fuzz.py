@@ -12,11 +12,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from local_agent import SANITIZED, LocalAgent, run, sh
 from vtorque_linux_guest.agent_build import build_agent
 from vtorque_linux_guest.frames import HEADER, Decoder, Kind, frame, hello_frame
 from vtorque_linux_guest.status import StatusReader
 from vtorque_linux_guest.stream import ExitStatus, Session, Start, StreamError
-from vtorque_linux_guest.testing import SANITIZED, LocalAgent, run, sh
 
 NULL = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
 EXIT = frame(Kind.EXIT, 0, struct.pack("<BBH", 0, 0, 3))

@@ -9,12 +9,11 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from vtorque_linux_guest.agent_build import build_agent
+from local_agent import ENV, LocalAgent, run, sh
 from vtorque_linux_guest.stream import (
     Events,
     FileArg,
@@ -25,33 +24,9 @@ from vtorque_linux_guest.stream import (
     Session,
     Start,
 )
-from vtorque_linux_guest.testing import ENV, SANITIZED, LocalAgent, run, sh
 
 PYTHON = "/usr/bin/python3" if os.getuid() == 0 else sys.executable
 DEVNULL = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-
-
-@pytest.fixture(scope="session")
-def binary(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("agent") / "vtorque-agent"
-    build_agent(out, "gcc", SANITIZED)
-    return out
-
-
-@pytest.fixture
-def agent(binary: Path) -> Iterator[LocalAgent]:
-    with LocalAgent(binary) as running:
-        running.ready()
-        yield running
-
-
-@pytest.fixture
-def session(agent: LocalAgent) -> Iterator[Session]:
-    connection = agent.connect()
-    opened = Session(connection)
-    opened.hello(time.monotonic() + 20)
-    yield opened
-    connection.close()
 
 
 @pytest.mark.parametrize("code", [0, 1, 42, 137, 255])

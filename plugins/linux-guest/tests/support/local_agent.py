@@ -13,8 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from .status import StatusReader
-from .stream import Events, ExitStatus, Session, Start
+from vtorque_linux_guest.status import StatusReader
+from vtorque_linux_guest.stream import Events, ExitStatus, Session, Start
 
 SANITIZED = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 """Flags for build_agent (with cc="gcc"): memory errors and undefined behaviour end the agent."""

@@ -6,12 +6,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from vtorque_linux_guest.agent_build import build_agent
+from local_agent import LocalAgent, run, sh
 from vtorque_linux_guest.frames import Kind, frame
 from vtorque_linux_guest.stream import (
     AgentError,
@@ -19,33 +19,9 @@ from vtorque_linux_guest.stream import (
     Pty,
     Session,
 )
-from vtorque_linux_guest.testing import SANITIZED, LocalAgent, run, sh
 
 PYTHON = "/usr/bin/python3" if os.getuid() == 0 else sys.executable
 DEVNULL = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-
-
-@pytest.fixture(scope="session")
-def binary(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("agent") / "vtorque-agent"
-    build_agent(out, "gcc", SANITIZED)
-    return out
-
-
-@pytest.fixture
-def agent(binary: Path) -> Iterator[LocalAgent]:
-    with LocalAgent(binary) as running:
-        running.ready()
-        yield running
-
-
-@pytest.fixture
-def session(agent: LocalAgent) -> Iterator[Session]:
-    connection = agent.connect()
-    opened = Session(connection)
-    opened.hello(time.monotonic() + 20)
-    yield opened
-    connection.close()
 
 
 def wait_until(what: Callable[[], bool], seconds: float = 15) -> None:

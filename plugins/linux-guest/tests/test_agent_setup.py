@@ -9,23 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from local_agent import LocalAgent, run, sh
 from vtorque_linux_guest.agent_build import AgentBuildError, build_agent
 from vtorque_linux_guest.status import StatusReader
 from vtorque_linux_guest.stream import (
     AgentError,
     GuestFailed,
 )
-from vtorque_linux_guest.testing import SANITIZED, LocalAgent, run, sh
 
 PYTHON = "/usr/bin/python3" if os.getuid() == 0 else sys.executable
 DEVNULL = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-
-
-@pytest.fixture(scope="session")
-def binary(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("agent") / "vtorque-agent"
-    build_agent(out, "gcc", SANITIZED)
-    return out
 
 
 def test_sync_before_exit_and_on_request(binary: Path) -> None:
