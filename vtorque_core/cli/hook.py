@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
@@ -13,6 +15,14 @@ from vtorque_core.errors import EXIT_NO_PROOF, HostFault, VtorqueError
 _PASS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 
 
+@dataclass(frozen=True)
+class _Call:
+    """What the batch system has called a hook with."""
+
+    config: Path
+    environ: Mapping[str, str]
+
+
 @click.group(hidden=True)
 @click.option("--config", type=click.Path(path_type=Path), default=None)
 @click.pass_context
@@ -20,36 +30,39 @@ def hook(ctx: click.Context, config: Path | None) -> None:
     """Run as root by the batch system."""
     from vtorque_core.config import CONFIG_PATH  # noqa: PLC0415
 
-    ctx.obj = config or CONFIG_PATH
+    ctx.obj = _Call(config or CONFIG_PATH, dict(os.environ))
     os.umask(0o077)
-    os.environ["PATH"] = "/usr/sbin:/usr/bin:/sbin:/bin"
+    # Batch systems pass on more than their own variables, and libraries obey some: libvirt's
+    # LIBVIRT_LOG_OUTPUTS names a file that it writes. What a plugin needs is in its arguments.
+    os.environ.clear()
+    os.environ.update(PATH="/usr/sbin:/usr/bin:/sbin:/bin", LC_ALL="C.UTF-8", HOME="/root")
 
 
 @hook.command(context_settings=_PASS)
 @click.argument("argv", nargs=-1, type=click.UNPROCESSED)
 @click.pass_obj
-def prologue(config: Path, argv: tuple[str, ...]) -> None:
+def prologue(call: _Call, argv: tuple[str, ...]) -> None:
     """Start the job's guests. ARGV is what the batch system gives its prologue."""
     from vtorque_core import prologue as module  # noqa: PLC0415
     from vtorque_core.cli.site import load_for_root  # noqa: PLC0415
     from vtorque_core.setup import runtime_directories  # noqa: PLC0415
 
-    site, plugins = load_for_root(config)
+    site, plugins = load_for_root(call.config)
     adapter = plugins.batch_system(site.batch.system).node(site)
     runtime_directories(site)
-    sys.exit(module.run(adapter, site, plugins, argv, dict(os.environ)))
+    sys.exit(module.run(adapter, site, plugins, argv, call.environ))
 
 
 @hook.command(context_settings=_PASS)
 @click.argument("argv", nargs=-1, type=click.UNPROCESSED)
 @click.pass_obj
-def epilogue(config: Path, argv: tuple[str, ...]) -> None:
+def epilogue(call: _Call, argv: tuple[str, ...]) -> None:
     """Release everything the job's journals name. ARGV begins with the job id."""
     from vtorque_core import epilogue as module  # noqa: PLC0415
 
     if not argv:
         raise HostFault("the batch system gave no job id", stage="epilogue")
-    sys.exit(module.run(config, argv[0]))
+    sys.exit(module.run(call.config, argv[0]))
 
 
 @click.command(hidden=True)
