@@ -6,27 +6,21 @@ The node reads all of this as root. Every refusal is one printable line; nothing
 from __future__ import annotations
 
 import base64
-import fcntl
 import gzip
 import json
 import os
-import stat
-import subprocess
-import sys
 import zlib
-from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 
-from vtorque_core import api_options, names, plugins, proof, safefs, trust
+from vtorque_core import api_options, names
 from vtorque_core.api import FileData
 from vtorque_core.batch import pbs_convention as pbs
 from vtorque_core.config import build, parse_toml
-from vtorque_core.errors import EXIT_NO_PROOF, ConfigError, HostFault, Refused, UsageError
+from vtorque_core.errors import Refused, UsageError
 from vtorque_core.plugins import Plugins
 from vtorque_core.policy import decide
-from vtorque_core.proof import Proof
 from vtorque_core.request import Request, from_token
 
 ME = os.getuid()
@@ -342,134 +336,3 @@ def test_paths_of_hostile_job_ids_stay_where_they_belong(job_id):
 def test_hostile_job_ids_have_paths_of_their_own():
     ids = ["1[0].s", "1_0_.s", "1/0/.s", "1 0 .s", "1\n0\n.s", "x" * 51, "x" * 52]
     assert len({names.safe_name(each) for each in ids}) == len(ids)
-
-
-# -- proofs and what root believes ----------------------------------------------------------------
-
-READY = Proof("42.srv", 0, ME, "ready", guest_type="linux", plugin="linux-guest")
-
-
-@pytest.fixture
-def paths(tmp_path):
-    tmp_path.chmod(0o755)
-    return names.Paths(tmp_path, tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("uid", "job", "words"),
-    [
-        (ME + 1, "42.srv", "is of job '42.srv' of uid"),  # copied from another user
-        (ME, "43.srv", "is of job '43.srv' of uid"),  # of another job of one's own
-        (ME, "42.srv\n", "is of job '42.srv\\n' of uid"),
-    ],
-)
-def test_a_proof_of_another_job_or_user_is_refused(paths, uid, job, words):
-    proof.write(paths, Proof(job, 0, uid, "ready"))
-    proofs = paths.proof("42.srv")
-    paths.proof(job).rename(proofs)
-    with pytest.raises(HostFault) as caught:
-        proof.read(paths, "42.srv", ME, owner_uid=ME)
-    assert words in str(caught.value) and str(caught.value).isprintable()
-
-
-def test_a_proof_written_by_the_user_is_refused(paths):
-    proof.write(paths, READY)
-    with pytest.raises(HostFault, match=f"belongs to uid {ME}, not {ME + 1}"):
-        proof.read(paths, READY.job, ME, owner_uid=ME + 1)
-
-
-def test_a_jobshell_with_a_config_of_the_users_runs_nothing(tmp_path):
-    """A user can name another config, and so other directories: what lies there is not root's."""
-    owner = ME or 65534
-    ran, config, script = tmp_path / "ran", tmp_path / "evil.toml", tmp_path / "script"
-    config.write_text(f'[paths]\nrun = "{tmp_path}/run"\nstate = "{tmp_path}/state"\n')
-    script.write_text(f"#!/bin/sh\ntouch {ran}\n")
-    there = names.Paths(tmp_path / "state", tmp_path / "run")
-    there.run.mkdir()
-    proof.write(there, READY)
-    for path in (there.run, there.proof("x").parent, there.proof(READY.job)):
-        os.chown(path, owner, -1)
-    done = subprocess.run(
-        [sys.executable, "-I", "-m", "vtorque_core.cli.vtorque", "jobshell", "--config", config],
-        input=f"{script}\n", capture_output=True, text=True, timeout=30, check=False,
-        env={"PBS_JOBID": READY.job}, cwd=tmp_path,
-    )  # fmt: skip
-    assert done.returncode == EXIT_NO_PROOF
-    assert f"belongs to uid {owner}, not 0" in done.stderr
-    assert not ran.exists()
-
-
-def test_a_link_that_comes_between_is_not_followed(tmp_path):
-    """A user who could write a directory swaps names; root's directory is not such a one."""
-    tmp_path.chmod(0o755)
-    target = tmp_path / "target"
-    target.write_text("root's")
-    (tmp_path / "link").symlink_to(target)
-    with pytest.raises(FileExistsError):
-        safefs.write_new(str(tmp_path / "link"), b"x", mode=0o644)
-    safefs.replace(str(tmp_path / "link"), b"new", mode=0o600)
-    assert target.read_text() == "root's" and not (tmp_path / "link").is_symlink()
-    (tmp_path / "file.new").symlink_to(target)  # where replace() writes first
-    safefs.replace(str(tmp_path / "file"), b"x", mode=0o600)
-    assert target.read_text() == "root's"
-    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o600
-    (tmp_path / "tree").symlink_to(tmp_path, target_is_directory=True)
-    safefs.remove_tree(str(tmp_path / "tree"))
-    assert target.exists()
-    tmp_path.chmod(0o777)
-    with pytest.raises(HostFault, match="can be written by others"):
-        safefs.write_new(str(tmp_path / "other"), b"x", mode=0o644)
-
-
-# -- plugins --------------------------------------------------------------------------------------
-
-
-def test_a_package_that_others_can_write_is_not_imported_to_look_at_its_module(
-    tmp_path, monkeypatch
-):
-    """find_spec("a.b") imports a: root would have run what it was about to refuse."""
-    tmp_path.chmod(0o755)
-    package = tmp_path / "vtorque_evil"
-    package.mkdir()
-    source = f"import os\nopen({str(tmp_path / 'ran')!r}, 'w').write(str(os.getuid()))\n"
-    (package / "__init__.py").write_text(source)
-    (package / "plugin.py").write_text("")
-    package.chmod(0o777)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    if ME != 0:  # what the check accepts beside root; the directories above are root's or sticky
-        check = trust.require_root_owned
-        monkeypatch.setattr(trust, "require_root_owned", lambda path: check(path, uid=ME))
-    with pytest.raises(ConfigError, match=r"vtorque_evil: can be written by others than root"):
-        plugins.require_trusted(EntryPoint("evil", "vtorque_evil.plugin", "vtorque1.node"))
-    assert not (tmp_path / "ran").exists()
-    package.chmod(0o755)
-    (package / "plugin.py").chmod(0o666)
-    with pytest.raises(ConfigError, match=r"plugin\.py: can be written by others than root"):
-        plugins.require_trusted(EntryPoint("evil", "vtorque_evil.plugin", "vtorque1.node"))
-    (package / "plugin.py").chmod(0o644)
-    plugins.require_trusted(EntryPoint("good", "vtorque_evil.plugin", "vtorque1.node"))
-    assert not (tmp_path / "ran").exists()
-    assert "vtorque_evil" not in sys.modules
-
-
-# -- the service ----------------------------------------------------------------------------------
-
-
-def test_the_batch_system_keeps_nothing_of_who_started_it(tmp_path):
-    """A lock or pipe of the starter's must not stay held for as long as the service lives."""
-    tmp_path.chmod(0o755)
-    config, lock = tmp_path / "vtorque.toml", tmp_path / "held"
-    config.write_text(f'[paths]\nrun = "{tmp_path}/run"\nstate = "{tmp_path}/state"\n')
-    command = [sys.executable, "-I", "-m", "vtorque_core.cli.vtorque", "local"]
-    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT)
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
-    subprocess.run(
-        [*command, "serve", "--config", config],
-        check=True, timeout=30, pass_fds=[descriptor], cwd=tmp_path,
-    )  # fmt: skip
-    try:
-        os.close(descriptor)
-        with lock.open() as again:
-            fcntl.flock(again, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    finally:
-        subprocess.run([*command, "stop", "--config", config], check=True, timeout=30)
