@@ -90,9 +90,14 @@ def _directories(site: Site) -> list[tuple[Path, int]]:
 
 
 def runtime_directories(site: Site) -> None:
-    """Create what a reboot has taken away (``/run`` is in memory). Called by every root hook."""
+    """Create what a reboot has taken away (``/run`` is in memory). Called by every root hook.
+
+    What others can write on disk (the image pool, say) is not mended here but refused later: it
+    may have been changed by then, and an admin should look.
+    """
     for directory, mode in _directories(site):
-        if not _is_right(directory, mode):
+        in_memory = directory.is_relative_to(site.paths.run)
+        if not os.path.lexists(directory) or (in_memory and not _is_right(directory, mode)):
             _mkdir(directory, mode)
 
 
