@@ -234,20 +234,6 @@ static void setup_ended(void) {
     }
 }
 
-/* ---- warm-up ---- */
-
-/* Goes once, as the job's user, through what starts a job. The host needs some 0.2 s from READY to
- * its first START, and an emulated guest would translate all this code only then. */
-static void warm_up(void) {
-    static char *argv[] = {NULL, "/bin/sh", "-c", ":", NULL}, *env[] = {NULL}; /* argv[0]: see start_parse */
-    const struct start nothing = {.argv = argv, .env = env, .umask = 022};
-    int null = open("/dev/null", O_RDWR | O_CLOEXEC);
-    if (null >= 0 && fork() == 0)
-        start_exec(&nothing, (int[3]){null, null, null}, null);
-    if (null >= 0)
-        close(null);
-}
-
 /* ---- main loop ---- */
 
 static void on_signal(int number) {
@@ -320,7 +306,7 @@ static void wait_and_serve(const sigset_t *open_signals) {
 }
 
 static void turn(const sigset_t *open_signals) {
-    static bool was_up, warm;
+    static bool was_up, rehearsed;
     uint64_t now = now_ms();
     if (was_up && !run_port.up)
         session_lost();
@@ -341,9 +327,9 @@ static void turn(const sigset_t *open_signals) {
     status_send();
     port_flush(&status_port);
     port_flush(&run_port);
-    if (result_sent && !failed && !warm) {
-        warm = true;
-        warm_up();
+    if (result_sent && !failed && !rehearsed) {
+        rehearsed = true;
+        job_rehearse();
     }
     was_up = run_port.up;
     wait_and_serve(open_signals);

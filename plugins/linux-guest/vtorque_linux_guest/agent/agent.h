@@ -117,6 +117,7 @@ const char *job_start(const uint8_t *p, size_t n, bool last);
 const char *job_stdin(const uint8_t *p, size_t n);
 const char *job_credit(int stream, uint32_t bytes);
 const char *job_signal(uint32_t number);
+void job_rehearse(void);
 void job_eof(int stream);
 void job_winsize(const uint8_t *p);
 void job_abandon(bool at_once);

@@ -220,6 +220,19 @@ static void launch(void) {
     drop_start();
 }
 
+/* Runs `sh -c echo` as the user, as a job of a session that is over: nobody hears of it, and HELLO or
+ * START end it or wait for its end. An emulated guest translates code when it first runs, and the
+ * host needs 0.2 s from READY to its first START: the time to do that. */
+void job_rehearse(void) {
+    static const uint8_t echo[] = {T_ARG, 8, 0, 0, 0, '/', 'b', 'i', 'n', '/', 's', 'h', 0,
+                                   T_ARG, 3, 0, 0, 0, '-', 'c', 0, T_ARG, 5, 0, 0, 0, 'e', 'c', 'h', 'o', 0};
+    if (job.active || start_size > 0 || job_start(echo, sizeof echo, true) != NULL)
+        return;
+    launch();
+    job.abandoned = true;
+    job.kill_at = now_ms() + TERM_GRACE_MS;
+}
+
 /* Why the program could not be run, or the end of file that says that it was. */
 static void read_exec(void) {
     ssize_t n = read(job.exec_fd, job.why + job.why_size, sizeof job.why - job.why_size);
