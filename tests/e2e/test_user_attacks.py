@@ -1,0 +1,470 @@
+"""Users of the node attack root's side, and one another's jobs, from outside of any guest.
+
+Every test looks at the host afterwards. What root inside a guest can do: ``test_attacks.py``.
+"""
+
+import base64
+import contextlib
+import json
+import os
+import pwd
+import re
+import shutil
+import subprocess
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from vtorque_core.config_schema import Node
+from vtorque_core.request import to_token
+
+pytestmark = pytest.mark.e2e
+
+SUBORDINATE = Node().subordinate_id
+OTHER = "vte2e2"
+PYTHON = "/usr/bin/python3"  # users cannot reach the one of a checkout in a closed home
+
+
+@pytest.fixture
+def guest(clean):
+    """Return the node; the user's home is emptied after."""
+    yield clean
+    for path in clean.home.iterdir():
+        if not path.name.startswith("."):
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+
+
+class Waiting:
+    """A job that runs in a guest until the test lets it go."""
+
+    def __init__(self, node):
+        self.node = node
+        self.pool = ThreadPoolExecutor(1)
+        text = "#!/bin/sh\ntouch at\nwhile [ ! -e go ]; do sleep 0.1; done\n"
+        self.job = self.pool.submit(node.job, text)
+
+    def wait(self):
+        def there():
+            assert not self.job.done(), self.job.result().err
+            return (self.node.home / "at").exists()
+
+        self.node.wait_for(there, 60, "a running job")
+
+    def end(self):
+        (self.node.home / "go").touch()
+        result = self.job.result(90)
+        self.pool.shutdown()
+        return result
+
+
+def running_guest(node):
+    """Return job key and domain name of the only running job."""
+    (key,) = [path.name for path in (node.run_dir / "jobs").iterdir()]
+    names = subprocess.run(
+        ["virsh", "-q", "list", "--name"], capture_output=True, text=True, check=True, timeout=20
+    ).stdout.split()
+    (domain,) = [each for each in names if each.startswith(f"vt-{key}-")]
+    return key, domain
+
+
+# Runs as a user; prints every attempt that was not refused.
+PROBE = """
+import glob, json, os, socket, sys
+state, run, key, job, domain = sys.argv[1:6]
+pids = sys.argv[6:]
+got = []
+def attempt(name, work):
+    try:
+        value = work()
+    except (OSError, ValueError):
+        return
+    got.append(f"{name}: {str(value)[:80]}")
+def connect(path):
+    with socket.socket(socket.AF_UNIX) as s:
+        s.settimeout(2); s.connect(path)
+    return "connected"
+def opened(path, flags=os.O_RDONLY):
+    os.close(os.open(path, flags | os.O_NONBLOCK)); return "opened"
+g, s = f"{run}/jobs/{key}/g0", f"{state}/jobs/{key}/g0"
+for name in ("run", "status", "fs-home"):
+    attempt(f"connect {name}", lambda: connect(f"{g}/{name}.sock"))
+for path in (f"{run}/jobs", f"{run}/jobs/{key}", g, f"{state}/jobs", f"{state}/jobs/{key}", s,
+             f"{state}/journal", f"{state}/local", f"{state}/local/jobs", f"{state}/local/files",
+             f"{run}/locks"):
+    attempt(f"list {path}", lambda: os.listdir(path))
+    attempt(f"write into {path}", lambda: opened(f"{path}/x", os.O_WRONLY | os.O_CREAT))
+for path in (f"{run}/proof", run, state, f"{state}/images", f"{state}/images/micro"):
+    attempt(f"write into {path}", lambda: opened(f"{path}/x", os.O_WRONLY | os.O_CREAT))
+for path in (f"{s}/seed.iso", f"{s}/console.log", f"{s}/overlay.qcow2", f"{state}/site.secret",
+             f"{state}/journal/{key}.jsonl", f"{run}/proof/{job}.json",
+             f"{run}/node.lock", f"{run}/locks/{job}", f"{state}/timelines.jsonl",
+             f"{state}/local/files/{job}.SC", f"{state}/local/service.log", f"{g}/fs-home.lock",
+             f"{g}/fs-home.log"):
+    attempt(f"read {path}", lambda: opened(path))
+    attempt(f"write {path}", lambda: opened(path, os.O_WRONLY))
+    attempt(f"remove {path}", lambda: os.unlink(path))
+for at in glob.glob("/var/lib/libvirt/qemu/domain-*") + ["/var/lib/libvirt/qemu"]:
+    attempt(f"list {at}", lambda: os.listdir(at))
+    attempt(f"monitor {at}", lambda: connect(f"{at}/monitor.sock"))
+for pid in pids:
+    attempt(f"kill {pid}", lambda: os.kill(int(pid), 0))
+    for name in ("environ", "mem", "maps"):
+        attempt(f"/proc/{pid}/{name}", lambda: opened(f"/proc/{pid}/{name}"))
+    for name in ("root", "cwd", "exe", "fd/0", "fd/3", "fd/5", "ns/user"):
+        attempt(f"/proc/{pid}/{name}", lambda: os.readlink(f"/proc/{pid}/{name}"))
+print(json.dumps(got))
+"""
+
+
+def pids_of(node, key, domain):
+    """Return pid to kind of the job's QEMU and of its share daemons."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                words = (entry / "cmdline").read_bytes().split(b"\0")
+                if f"guest={domain},".encode() in b" ".join(words):
+                    found[int(entry.name)] = "qemu"
+                elif words[0].endswith(b"/virtiofsd"):
+                    held = [str(fd.readlink()) for fd in (entry / "fd").iterdir()]
+                    if any(at.startswith(f"{node.run_dir}/jobs/{key}/") for at in held):
+                        found[int(entry.name)] = "virtiofsd"
+    return found
+
+
+@pytest.fixture
+def running(guest):
+    """Return a running job: node, its id, key, domain and processes."""
+    waiting = Waiting(guest)
+    waiting.wait()
+    key, domain = running_guest(guest)
+    job = key.rpartition(".")[0]
+    yield guest, job, key, domain, pids_of(guest, key, domain)
+    assert waiting.end().code == 0
+
+
+def probe(node, who, job, key, domain, pids):
+    argv = (str(node.state), str(node.run_dir), key, job, domain, *map(str, pids))
+    done = node.as_user(PYTHON, "-I", "-c", PROBE, *argv, user=who)
+    return json.loads(done.stdout)
+
+
+def test_another_user_reaches_nothing_of_a_running_job(running):
+    node, job, key, domain, pids = running
+    assert sorted(set(pids.values())) == ["qemu", "virtiofsd"]
+    assert probe(node, OTHER, job, key, domain, pids) == []
+    for argv, said in (
+        (("vmgr", "cancel", job), b"you have no job of that id"),
+        (("vmgr", "logs", job), b"root's"),
+        (("vmgr", "console", job), b"root's"),
+        (("vmgr", "ssh", job), b"Permission denied"),
+        (("virsh", "-c", "qemu:///system", "destroy", domain), b"error:"),
+        (("virsh", "-r", "-c", "qemu:///system", "list"), b""),
+    ):
+        program = "/usr/bin/virsh" if argv[0] == "virsh" else argv[0]
+        done = node.as_user(program, *argv[1:], user=OTHER, check=False, timeout=30)
+        if said:
+            assert done.returncode != 0, argv
+            assert said in done.stderr, (argv, done.stderr)
+        assert b"Traceback" not in done.stderr, (argv, done.stderr)
+    listed = json.loads(node.as_user("vmgr", "ps", "--json", user=OTHER).stdout)
+    assert job not in [each["id"] for each in listed]
+
+
+def test_the_jobs_own_user_reaches_its_run_port_only(running):
+    node, job, key, domain, pids = running
+    got = set(probe(node, node.user, job, key, domain, pids))
+    own = {pid for pid, kind in pids.items() if kind == "virtiofsd"}
+    assert got == {
+        "connect run: connected",
+        f"read {node.run_dir}/proof/{job}.json: opened",
+        f"read {node.state}/local/files/{job}.SC: opened",
+        *(f"kill {pid}: None" for pid in own),  # their own uid: see the next test
+    }
+
+
+def test_a_user_who_kills_their_share_daemon_hurts_their_own_job_only(guest):
+    waiting = Waiting(guest)
+    waiting.wait()
+    key, domain = running_guest(guest)
+    pids = pids_of(guest, key, domain)
+    doomed = [str(pid) for pid, kind in pids.items() if kind == "virtiofsd"]
+    guest.as_user("/bin/kill", "-9", *doomed)
+    job = json.loads(guest.as_user("vmgr", "ps", "--json").stdout)[0]["id"]
+    guest.as_user("vmgr", "cancel", job)
+    assert waiting.end().code != 0
+    assert guest.job("#!/bin/sh\necho next\n").out == b"next\n"
+
+
+def test_a_jobshell_for_another_users_job_runs_nothing(running):
+    node, job, *_ = running
+    evil = Path("/home", OTHER, "ran")
+    script = Path("/home", OTHER, "evil.sh")
+    script.write_text(f"#!/bin/sh\ntouch {evil}\n")
+    script.chmod(0o755)
+    done = node.as_user(
+        "vtorque", "jobshell", "--config", str(node.config),
+        user=OTHER, check=False, stdin=f"{script}\n".encode(), env={"PBS_JOBID": job}.items(),
+    )  # fmt: skip
+    script.unlink()
+    assert done.returncode not in (0, 42)
+    assert b"vtorque: " in done.stderr and b"Traceback" not in done.stderr
+    assert not evil.exists()
+
+
+def test_qemu_and_daemons_are_confined(running):
+    node, _, _, _, pids = running
+    qemu = pwd.getpwnam("libvirt-qemu")
+    user = pwd.getpwnam(node.user)
+    for pid, kind in pids.items():
+        proc = Path("/proc", str(pid))
+        status = dict(re.findall(r"^(\w+):\s*(.*)$", (proc / "status").read_text(), re.MULTILINE))
+        uids = {int(uid) for uid in status["Uid"].split()}
+        assert 0 not in uids, (kind, uids)
+        assert uids <= ({qemu.pw_uid} if kind == "qemu" else {user.pw_uid, SUBORDINATE})
+        assert 0 not in {int(gid) for gid in status["Gid"].split() + status["Groups"].split()}
+        if kind == "qemu":
+            assert int(status["CapEff"], 16) == 0
+            assert status["Seccomp"] == "2"
+        else:
+            assert status["NoNewPrivs"] == "1" and status["Seccomp"] == "2"
+            assert (proc / "ns/user").readlink() != Path("/proc/self/ns/user").readlink()
+        environ = (proc / "environ").read_bytes()
+        assert b"VTORQUE" not in environ and b"PBS_" not in environ
+        held = [str(fd.readlink()) for fd in (proc / "fd").iterdir()]
+        forbidden = ("/journal/", "/locks/", "node.lock", "site.secret", "/proof", "/local/")
+        assert not [at for at in held if any(word in at for word in forbidden)], (kind, held)
+
+
+RACE = """
+import os, socket, sys, time
+end, got, seen = time.monotonic() + float(sys.argv[1]), [], set()
+paths = sys.argv[2:]
+print("up", flush=True)
+while time.monotonic() < end:
+    for path in paths:
+        with socket.socket(socket.AF_UNIX) as s:
+            try:
+                s.setblocking(False); s.connect(path); got.append(path)
+            except PermissionError:
+                seen.add(path)
+            except OSError:
+                pass
+print(sorted(set(got)), len(seen))
+"""
+
+
+def test_no_socket_is_open_to_others_while_a_job_starts(guest):
+    """libvirt binds the ports' sockets before root gives them to their owner."""
+    first = guest.submit("#!/bin/sh\nexit 0\n")
+    guest.wait_for(lambda: guest.state_of(first) is None, 60, "first job's end")
+    number, _, host = first.partition(".")
+    key = f"{int(number) + 1}.{host}.0"
+    names = ("run.sock", "status.sock", "fs-home.sock")
+    paths = [str(guest.run_dir / "jobs" / key / "g0" / name) for name in names]
+    entry = pwd.getpwnam(OTHER)
+    racer = subprocess.Popen(
+        [PYTHON, "-I", "-c", RACE, "12", *paths], stdout=subprocess.PIPE,
+        user=entry.pw_uid, group=entry.pw_gid, extra_groups=[], cwd="/",
+    )  # fmt: skip
+    assert racer.stdout.readline() == b"up\n"
+    second = guest.submit("#!/bin/sh\nsleep 3\n")
+    assert second == f"{int(number) + 1}.{host}"
+    out, _ = racer.communicate(timeout=30)
+    guest.wait_for(lambda: guest.state_of(second) is None, 60, "second job's end")
+    assert out == f"[] {len(paths)}\n".encode()
+
+
+# -- what users give to root ----------------------------------------------------------------------
+
+
+def test_no_variable_of_a_user_reaches_a_root_process(guest, scratch):
+    """Preloaded into everything that honours it: each process writes down whom it runs as."""
+    log = guest.home / "log"
+    source = scratch / "spy.c"
+    source.write_text(
+        "#include <fcntl.h>\n#include <unistd.h>\n"
+        "__attribute__((constructor)) static void spy(void) {\n"
+        f'  int fd = open("{log}", O_WRONLY | O_CREAT | O_APPEND, 0666);\n'
+        '  if (fd >= 0) { write(fd, geteuid() ? "user\\n" : "ROOT\\n", 5); close(fd); }\n}\n'
+    )
+    library = guest.home / "spy.so"
+    subprocess.run(
+        ["gcc", "-shared", "-fPIC", "-Wno-unused-result", "-o", library, source],
+        check=True, timeout=60,
+    )  # fmt: skip
+    (guest.home / "evil").mkdir()
+    (guest.home / "evil/sitecustomize.py").write_text(
+        f"import os\nopen({str(log)!r}, 'a').write('python of uid %d\\n' % os.geteuid())\n"
+    )
+    variables = {
+        "LD_PRELOAD": library, "PYTHONPATH": guest.home / "evil", "PYTHONSTARTUP": "/x",
+        "VTORQUE_CONFIG": guest.home / "evil.toml", "LIBVIRT_DEFAULT_URI": "test:///default",
+        "PATH": guest.home / "evil", "BASH_ENV": guest.home / "evil/sh", "PYTHONINSPECT": "1",
+    }  # fmt: skip
+    text = ",".join(f"{name}={value}" for name, value in variables.items())
+    result = guest.job("#!/bin/bash\necho ran\n", "-v", text)
+    assert result.out == b"ran\n"
+    lines = set(log.read_text().splitlines())
+    assert "user" in lines  # the wrapper is the user's own process
+    assert lines <= {"user"}
+
+
+@pytest.mark.parametrize("flag", ["-o", "-e"])
+def test_output_paths_are_opened_as_the_user(guest, flag):
+    secret = guest.state / "site.secret"
+    theirs = Path("/home", OTHER)
+    before = secret.read_bytes()
+    (guest.home / "link").symlink_to(secret)
+    for target in (
+        "link", "/etc/vtorque-attack", str(guest.run_dir / "proof/forged.json"),
+        str(theirs / "out"), str(guest.state / "journal/1.x.0.jsonl"),
+        str(guest.run_dir / "local.sock"),
+    ):  # fmt: skip
+        done = guest.as_user(
+            "vsub", "-W", "block=true", "-vm", "none", "-N", "t", flag, target,
+            guest.script("#!/bin/sh\ntouch ran\n"), check=False,
+        )  # fmt: skip
+        assert done.returncode != 0, target
+        assert b"output file" in done.stderr, (target, done.stderr)
+        assert not (guest.home / "ran").exists()
+    assert secret.read_bytes() == before
+    assert not Path("/etc/vtorque-attack").exists()
+    assert not (guest.run_dir / "proof/forged.json").exists()
+    assert not (theirs / "out").exists()
+
+
+@pytest.mark.parametrize("flag", ["-o", "-e"])
+def test_an_output_that_nobody_reads_holds_up_no_other_job(guest, flag):
+    """Opening a FIFO waits for its reader; the job that does so must still end when told to."""
+    entry = pwd.getpwnam(guest.user)
+    os.mkfifo(guest.home / "fifo")
+    os.chown(guest.home / "fifo", entry.pw_uid, entry.pw_gid)
+    job = guest.as_user(
+        "vsub", "-vm", "none", flag, "fifo", guest.script("#!/bin/sh\ntrue\n")
+    ).stdout.decode().strip()  # fmt: skip
+    guest.wait_for(lambda: guest.state_of(job) in (None, "R"), 30, "the job's start")
+    time.sleep(1)
+    with contextlib.suppress(pytest.fail.Exception):  # it may have been refused and gone by now
+        guest.as_user("vmgr", "cancel", job)
+    guest.wait_for(lambda: guest.state_of(job) is None, 60, "the job's end")
+    next_one = guest.as_user(
+        "vsub", "-W", "block=true", "-vm", "none", "-o", "next", "-e", "err",
+        guest.script("#!/bin/sh\necho next\n"), user=guest.user, timeout=60,
+    )  # fmt: skip
+    assert next_one.returncode == 0
+    assert (guest.home / "next").read_bytes() == b"next\n"
+
+
+def test_a_working_directory_of_another_user_is_refused(guest):
+    done = guest.as_user(
+        "vsub", "-W", "block=true", "-vm", "none", "-d", f"/home/{OTHER}", "-o", "out", "-e", "err",
+        guest.script("#!/bin/sh\ntouch ran\n"), check=False,
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert b"working directory: Permission denied" in done.stderr
+    assert not Path("/home", OTHER, "ran").exists()
+
+
+def test_scripts_that_are_no_files_are_refused_at_once(guest):
+    os.mkfifo(guest.home / "fifo")
+    for name in ("fifo", "/dev/zero", "/dev/tty", "/proc/self/mem", "/", "/etc/shadow"):
+        done = guest.as_user("vsub", name, check=False, timeout=20)
+        assert done.returncode == 2, name
+        assert done.stderr.startswith(b"vsub: ") and done.stderr.count(b"\n") == 1, done.stderr
+
+
+def test_root_commands_do_nothing_for_a_user(guest):
+    before = guest.footprint()
+    forged = ("1.x", guest.user, guest.user, "n", "nodes=1,other=vt1:AAAA", "local")
+    config = ("--config", str(guest.config))
+    for argv in (
+        ("hook", *config, "prologue", *forged),
+        ("hook", *config, "epilogue", "1.x", guest.user, "g", "n", "0", "nodes=1", "", "local"),
+        ("local", "serve", *config),
+        ("local", "stop", *config),
+        ("setup", "uninstall", *config),
+        ("setup", "install", *config),
+    ):
+        done = guest.as_user("vtorque", *argv, check=False, timeout=60)
+        assert done.returncode != 0, argv
+        assert b"Traceback" not in done.stderr, (argv, done.stderr)
+    assert guest.footprint() == before
+    assert guest.job("#!/bin/sh\necho lives\n").out == b"lives\n"
+
+
+def ask(node, message, who=None, fds=()):
+    """Send raw bytes to the batch system as a user; return the answer's line."""
+    code = (
+        "import socket, sys\ns = socket.socket(socket.AF_UNIX)\n"
+        "s.settimeout(20); s.connect(sys.argv[1])\n"
+        "s.sendall(sys.stdin.buffer.read())\n"
+        "sys.stdout.buffer.write(s.makefile('rb').readline())\n"
+    )
+    path = str(node.run_dir / "local.sock")
+    done = node.as_user(PYTHON, "-I", "-c", code, path, user=who, stdin=message)
+    return json.loads(done.stdout) if done.stdout else None
+
+
+def forged_job(node, **change):
+    """Return a submit message as a user could write it by hand."""
+    home = str(node.home)
+    job = {
+        "op": "submit", "name": "t", "workdir": home, "initdir": None, "out": "out", "err": "err",
+        "join": "n", "shell": None, "args": "", "token": None, "environ": {}, "umask": 0o77,
+        "walltime": 60, "ppn": 0, "mem": "", "interactive": False,
+        "script": base64.b64encode(b"#!/bin/sh\ntouch ran\n").decode(),
+    }  # fmt: skip
+    return json.dumps(job | change).encode() + b"\n"
+
+
+FORGED_IMAGE = b'{"v":1,"vm":[["img","../../etc"]],"files":{},"shell":null}'
+
+
+@pytest.mark.parametrize(
+    ("token", "words"),
+    [
+        ("vt1:AAAA", b"the job's request is damaged"),
+        ("vt1:!!", b"the job's request is damaged: it is not a vt1 token"),
+        ("vt1:", b"the job's request is damaged: it is not a vt1 token"),
+        (to_token(FORGED_IMAGE), b"img=../../etc: is a path"),
+    ],
+)
+def test_a_forged_request_is_refused_on_the_node_and_runs_nowhere(guest, token, words):
+    job_id = ask(guest, forged_job(guest, token=token))["id"]
+    guest.wait_for(lambda: guest.state_of(job_id) is None, 60, "the forged job's end")
+    told = (guest.home / "err").read_bytes()
+    assert words in told and b"Traceback" not in told
+    assert not (guest.home / "ran").exists()
+
+
+def test_one_user_cannot_use_up_the_batch_system(guest):
+    """All connections that a user gets, each with three descriptors and half a message."""
+    entry = pwd.getpwnam(OTHER)
+    hold = (
+        "import os, socket, sys, time\nheld = []\n"
+        "null = os.open('/dev/null', os.O_RDONLY)\n"
+        "for _ in range(300):\n"
+        "    s = socket.socket(socket.AF_UNIX); s.setblocking(False)\n"
+        "    try:\n"
+        "        s.connect(sys.argv[1]); socket.send_fds(s, [b'{' + b'x' * 60000], [null] * 3)\n"
+        "    except OSError: pass\n"
+        "    held.append(s)\n"
+        "print('up', flush=True)\ntime.sleep(60)\n"
+    )
+    path = str(guest.run_dir / "local.sock")
+    holder = subprocess.Popen(
+        [PYTHON, "-I", "-c", hold, path], stdout=subprocess.PIPE, user=entry.pw_uid,
+        group=entry.pw_gid, extra_groups=[], cwd="/",
+    )  # fmt: skip
+    try:
+        assert holder.stdout.readline() == b"up\n"
+        began = time.monotonic()
+        guest.as_user("vmgr", "ps")
+        assert time.monotonic() - began < 5
+        assert guest.job("#!/bin/sh\necho mine\n").out == b"mine\n"
+    finally:
+        holder.kill()
+        holder.communicate()
