@@ -10,7 +10,7 @@ import importlib.resources
 import os
 import re
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -33,6 +33,10 @@ _SECTIONS = {  # and how deep their content stands
     "devices": 4, "qemu": 4,
 }  # fmt: skip
 _MACHINES = {"x86_64": "q35", "aarch64": "virt"}
+# Devices sit on q35's root bus itself. libvirt gives each one without an address a root port of its
+# own, for hot-plugging, which we never do: with 7 of them an emulated guest boots 0.14 s longer.
+# Slots 0x02 and 0x03 are in domain.xml.j2, 0x1f is the chipset's; more devices get root ports.
+_SLOTS = range(0x04, 0x1F)
 # XML 1.0, section 2.2: all that a document may contain, escaped or not.
 _ILLEGAL = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 # Beside markup itself: white space that a parser would normalise (XML 1.0, 2.11 and 3.3.3).
@@ -94,13 +98,14 @@ def render(
     """
     environment = _environment(overrides)
     sections: dict[str, list[str]] = {name: [] for name in _SECTIONS}
+    slots = iter(_SLOTS if spec.guest.image.arch == "x86_64" else ())
     for item in merged.items:
         if item.element.section not in sections:
             raise Refused(
                 f"plugin {item.plugins[0]}: {type(item.element).__name__} goes to the unknown "
                 f"section {item.element.section!r}; there are {', '.join(_SECTIONS)}"
             )
-        fragment = _fragment(environment, item, spec, sockets or {}, taps or {})
+        fragment = _fragment(environment, item, spec, sockets or {}, taps or {}, slots)
         if fragment.strip():
             sections[item.element.section].append(fragment.rstrip())
     values = {**_core_values(spec, merged), "sections": _joined(sections)}
@@ -158,6 +163,7 @@ def _fragment(
     spec: DomainSpec,
     sockets: Mapping[str, str],
     taps: Mapping[str, str],
+    slots: Iterator[int],
 ) -> str:
     element = item.element
     values: dict[str, Any] = {
@@ -169,6 +175,9 @@ def _fragment(
             f"plugin {item.plugins[0]} needs raw QEMU arguments, which this site does not allow "
             "([node] allow_qemu_args)"
         )
+    if isinstance(element, Disk | Filesystem | Interface):
+        slot = next(slots, None)
+        values["slot"] = None if slot is None else f"0x{slot:02x}"
     if isinstance(element, Disk):
         values["target"] = disk_target(item.number)
     if isinstance(element, Filesystem) or (isinstance(element, Disk) and element.user_owned):
