@@ -381,6 +381,7 @@ def test_root_commands_do_nothing_for_a_user(guest):
     for argv in (
         ("hook", *config, "prologue", *forged),
         ("hook", *config, "epilogue", "1.x", guest.user, "g", "n", "0", "nodes=1", "", "local"),
+        ("reap", *config),
         ("local", "serve", *config),
         ("local", "stop", *config),
         ("setup", "uninstall", *config),
