@@ -1,0 +1,199 @@
+"""What the tests of faults and of bad starts share: a job's hooks run by hand, a libvirtd restart.
+
+``Hooks`` does what the batch system does with a job, one step at a time, so that each of its
+processes can be killed where a test wants it.
+"""
+
+import json
+import os
+import pwd
+import signal
+import subprocess
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from vtorque_core.batch import pbs_convention as pbs
+from vtorque_core.request import Request, to_token
+
+# Runs ``vtorque`` with the journal's test seam counting steps. argv: what to do, then vtorque's.
+# "count" prints the names of all steps; "N" dies at step N, "NAME" at the first step of that name,
+# "NAME+S" is killed S seconds after that step, by another process.
+_DRIVER = """
+import atexit, os, signal, subprocess, sys
+from vtorque_core import journal
+spec, seen = sys.argv.pop(1), []
+wanted, _, delay = spec.partition("+")
+def step(name):
+    seen.append(name)
+    if wanted not in (name, str(len(seen))) or seen.count(name) > 1 and wanted == name:
+        return
+    print(name, flush=True)
+    if not delay:
+        os.kill(os.getpid(), signal.SIGKILL)
+    subprocess.Popen(["sh", "-c", f"sleep {delay}; kill -9 {os.getpid()}"], stdout=2)
+journal.on_step = step
+if spec == "count":
+    atexit.register(lambda: print("\\n".join(seen)))
+from vtorque_core.cli.vtorque import main
+main()
+"""
+
+
+@dataclass
+class Hooks:
+    """One job, known to no batch system, whose hooks a test runs; ``conf`` is the site config."""
+
+    node: object
+    job_id: str
+    user: str = ""
+    pairs: tuple = ()
+    token: str = ""
+    conf: Path | None = None
+    said: list = field(default_factory=list)
+
+    def __post_init__(self):
+        self.user = self.user or self.node.user
+        self.conf = self.conf or self.node.config
+        self.token = self.token or to_token(Request(tuple(self.pairs)).encode())
+        self.environ = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"}
+
+    def argv(self, which):
+        """Return the arguments of a hook's program, as Torque gives them."""
+        group = str(pwd.getpwnam(self.user).pw_gid)
+        resources = pbs.build_resources({"nodes": "1", "other": self.token})
+        hook = ["hook", "--config", str(self.conf), which]
+        if which == "prologue":
+            args = pbs.PrologueArgs(self.job_id, self.user, group, "t", resources, "local")
+        else:
+            args = pbs.EpilogueArgs(
+                self.job_id, self.user, group, "t", "0", resources, "walltime=00:00:01", "local"
+            )
+        return [*hook, *args.argv()]
+
+    def start(self, which, spec=""):
+        """Start a hook; ``spec`` as the driver has it."""
+        python = str(self.node.prefix / "bin/python3")
+        program = ["-c", _DRIVER, spec] if spec else ["-m", "vtorque_core.cli.vtorque"]
+        return subprocess.Popen(
+            [python, "-I", *program, *self.argv(which)], env=self.environ, cwd="/",
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            start_new_session=True,
+        )  # fmt: skip
+
+    def run(self, which, spec="", timeout=90):
+        """Run a hook to its end, whatever that is; return exit code, output, errors."""
+        process = self.start(which, spec)
+        return self.end(process, timeout)
+
+    def end(self, process, timeout=90):
+        """Wait for a hook's end."""
+        try:
+            out, err = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+            pytest.fail(f"{process.args}: no end in {timeout} s")
+        self.said.append(err.decode())
+        return process.returncode, out.decode().splitlines(), err.decode()
+
+    def killed(self, which, spec):
+        """Run a hook until it is killed at the step; return that step's name."""
+        code, out, err = self.run(which, spec)
+        assert code == -signal.SIGKILL, (spec, code, out, err)
+        return out[-1]
+
+    def wrapper(self, text="#!/bin/sh\necho ran\n", timeout=90):
+        """Run the job shell as the user; return exit code, output, errors."""
+        script = self.node.home / f"{self.job_id}.SC"
+        script.write_text(text)
+        script.chmod(0o755)
+        environ = {"PBS_JOBID": self.job_id, "PBS_O_WORKDIR": str(self.node.home)}
+        done = self.node.as_user(
+            "vtorque", "jobshell", "--config", str(self.conf), user=self.user,
+            stdin=f"{script}\n".encode(), env=environ, check=False, timeout=timeout,
+        )  # fmt: skip
+        script.unlink()
+        return done.returncode, done.stdout.decode(), done.stderr.decode()
+
+    def release(self, how):
+        """Release what the job holds: by ``epilogue``, or by ``reap`` as an admin does."""
+        if how == "epilogue":
+            code, out, err = self.run("epilogue")
+            assert code == 0, (out, err)
+            return
+        done = self.node.root("vtorque", "reap", "--config", str(self.conf), "--json")
+        for result in json.loads(done.stdout):
+            assert result["action"] in ("released", "alive"), result
+
+    def qemu(self, seconds=30):
+        """Return the pid of the job's first QEMU, once it is there."""
+        return self.node.wait_for(self.find_qemu, seconds, f"the QEMU of {self.job_id}")
+
+    def find_qemu(self):
+        """Return the pid of a QEMU of the job, or None."""
+        name = f"guest=vt-{self.job_id}.0-"
+        for entry in Path("/proc").glob("[0-9]*/cmdline"):
+            try:
+                if name.encode() in entry.read_bytes():
+                    return int(entry.parent.name)
+            except OSError:
+                continue
+        return None
+
+
+def look(node):
+    """Return what a job could leave on the host, without what other programs mount in /tmp."""
+    found = node.footprint()
+    found["mounts"] = {line for line in found["mounts"] if " /tmp/" not in line}
+    return found
+
+
+def as_before(node, before, where, seconds=10):
+    """Fail unless the host looks as before; a tap and a QEMU may take a moment to go."""
+    deadline = time.monotonic() + seconds
+    while (after := look(node)) != before and time.monotonic() < deadline:
+        time.sleep(0.1)
+    left = {kind: after[kind] ^ before[kind] for kind in before if after[kind] != before[kind]}
+    assert not left, f"{where}: {left}"
+
+
+def kill_libvirtd():
+    """Kill libvirtd, and tini above it, which then ends by itself."""
+    found = subprocess.run(["pgrep", "-x", "libvirtd"], capture_output=True, check=False, text=True)
+    for pid in found.stdout.split():
+        os.kill(int(pid), signal.SIGKILL)
+    deadline = time.monotonic() + 10
+    while any(Path("/proc", pid).exists() for pid in found.stdout.split()):
+        assert time.monotonic() < deadline, "libvirtd survives SIGKILL"
+        time.sleep(0.02)
+
+
+def start_libvirtd(node):
+    """Start libvirtd as scripts/node does, unless it answers."""
+
+    def answers():
+        argv = ["virsh", "-q", "-c", "qemu:///system", "list"]
+        try:
+            done = subprocess.run(argv, capture_output=True, check=False, timeout=10)
+        except subprocess.TimeoutExpired:
+            return False
+        return done.returncode == 0
+
+    if answers():
+        return
+    with (node.run_dir / "libvirtd.log").open("ab") as log:
+        daemon = subprocess.Popen(
+            ["tini", "-s", "--", "libvirtd"], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            start_new_session=True, cwd="/",
+        )  # fmt: skip
+    (node.run_dir / "libvirtd.pid").write_text(f"{daemon.pid}\n")
+    daemon.returncode = 0  # it outlives the tests: no ResourceWarning for it
+    node.wait_for(answers, 30, "libvirtd's answer")
+
+
+def start_service(node):
+    """Start the batch system again, as scripts/node does."""
+    node.root("vtorque", "local", "serve", "--config", str(node.config))
