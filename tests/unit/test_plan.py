@@ -1,0 +1,136 @@
+"""From a request to planned guests: what is refused before anything is acquired."""
+
+import dataclasses
+import os
+import pwd
+from pathlib import Path
+
+import pytest
+
+from vtorque_core import images, plan
+from vtorque_core.api import GuestType, JobRequest, hookimpl
+from vtorque_core.api_batch import BatchJob
+from vtorque_core.api_context import EnvVar, RootCommand
+from vtorque_core.api_node import Image, JobUser, MemoryClaim, PoolClaim
+from vtorque_core.config import Site
+from vtorque_core.config_schema import Network
+from vtorque_core.errors import HostFault, Refusal, Refused
+from vtorque_core.plugins import Plugins
+
+USER = JobUser("u", 1000, 1000, (("u", 1000),), "/nfs/home/u", "/bin/bash")
+IMAGE = Image("tiny", "double", "tiny", "x86_64", "0" * 64, min_ram_mib=128)
+JOB = BatchJob("7.srv", "u", "n2", ("n1", "n2"), b"", attempt=1)
+
+
+class DoubleDriver:
+    """Stands for a guest type's driver; this one needs nothing."""
+
+    def context(self, guest, site):
+        yield EnvVar("DISTRO", "TINY")
+
+
+class DoublePlugin:
+    """Stands for a guest type's plugin, with whatever else a test wants of it."""
+
+    claims = ()
+    items = ()
+
+    @hookimpl
+    def vtorque_guest_types(self):
+        yield GuestType("double", frozenset({"EnvVar"}), DoubleDriver)
+
+    @hookimpl
+    def vtorque_plan(self, guest, site):
+        return self.claims
+
+    @hookimpl
+    def vtorque_guest_context(self, guest, site):
+        return self.items
+
+
+@pytest.fixture
+def plugin():
+    return DoublePlugin()
+
+
+@pytest.fixture
+def planned(monkeypatch, plugin):
+    """Return a function that plans two guests of 256 MiB on the second node of a job."""
+    monkeypatch.setattr(images, "select", lambda *_: IMAGE)
+    monkeypatch.setattr(plan.hypervisor, "qemu_uid", lambda _: 64055)
+    plugins = Plugins.load(node=False, only=())
+    plugins.register("double", plugin, "vtorque-double 1.0")
+    site = dataclasses.replace(Site(), network=Network(first=10, per_node=4))
+
+    def make(**wanted):
+        values = {o.key: o.default for o in plugins.options().values()}
+        values |= {"ram": 256, "vms_per_node": 2, **wanted}
+        guests = plan.plan_guests(JOB, JobRequest(values), site, plugins, USER, b"s" * 32)
+        return guests, site, plugins
+
+    return make
+
+
+def test_names_ranks_and_directories_follow_from_the_job(planned):
+    guests, site, _ = planned()
+    one, two = (g.plan for g in guests)
+    assert (one.rank, two.rank) == (2, 3)
+    assert (one.hostname, two.hostname) == ("vn2-0", "vn2-1")
+    assert one.name == "vt-7.srv.1-n2-0"
+    assert one.uuid != two.uuid
+    assert one.state_dir == site.paths.state / "jobs/7.srv.1/g0"
+    assert [s.source for s in one.shares] == ["/nfs/home/u"]
+    assert [s.target for s in one.shares] == ["/home/u"]
+
+
+def test_the_core_claims_cpus_memory_and_an_address(planned):
+    claims = planned()[0][0].claims
+    assert sum(c.mib for c in claims if isinstance(c, MemoryClaim)) == 256 + 256
+    (address,) = (c for c in claims if isinstance(c, PoolClaim))
+    assert address.items == ("10.86.0.18", "10.86.0.19", "10.86.0.20", "10.86.0.21")
+
+
+def test_ram_below_the_images_minimum_is_refused_with_the_limit(planned):
+    with pytest.raises(Refused, match=r"ram=64M: image tiny needs more RAM .*at least 128M"):
+        planned(ram=64)
+
+
+def test_a_plugins_refusal_ends_the_plan(planned, plugin):
+    plugin.claims = (PoolClaim("x", ("a",)), Refusal("no card left", key="cards", value="2"))
+    with pytest.raises(Refused, match="cards=2: no card left"):
+        planned()
+
+
+def test_an_item_the_guest_type_cannot_apply_names_plugin_and_image(planned, plugin):
+    plugin.items = (RootCommand(("true",)),)
+    guests, site, plugins = planned()
+    with pytest.raises(Refused, match=r"plugin double needs RootCommand .* image tiny has none"):
+        plan.context_of(guests[0].plan, guests[0].driver, site, plugins)
+
+
+def test_context_carries_the_job_and_what_driver_and_plugins_add(planned, plugin):
+    plugin.items = (EnvVar("ACME", "1"),)
+    guests, site, plugins = planned()
+    items = plan.context_of(guests[0].plan, guests[0].driver, site, plugins)
+    assert [i.name for i in items] == ["VTORQUE_JOBID", "VTORQUE_RANK", "DISTRO", "ACME"]
+
+
+def test_root_and_unknown_users_get_no_guest():
+    with pytest.raises(Refused, match="jobs of root"):
+        plan.job_user("root", Site())
+    with pytest.raises(HostFault, match="unknown on this node"):
+        plan.job_user("no-such-user", Site())
+
+
+def test_a_users_groups_come_from_the_node():
+    name = next(p.pw_name for p in pwd.getpwall() if p.pw_uid not in (0, os.getuid()))
+    user = plan.job_user(name, Site())
+    assert user.groups[0][1] == user.gid
+    assert Path(user.home).is_absolute()
+
+
+def test_overlays_in_memory_lie_below_run(planned):
+    on_disk = planned()[0][0].plan
+    in_memory = planned(fs_type="ramdisk")[0][0].plan
+    assert plan.overlay_path(on_disk).is_relative_to(on_disk.state_dir)
+    assert plan.overlay_path(in_memory).is_relative_to(in_memory.run_dir)
