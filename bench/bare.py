@@ -122,7 +122,8 @@ def _argv(guest: Guest, at: Path) -> list[str]:
     argv += ["-drive", seed, "-device", "virtio-blk-pci,drive=seed,serial=vtseed"]
     if guest.base is not None:
         root = f"file={guest.base},if=none,id=root,format=qcow2,snapshot=on"
-        argv += ["-drive", root, "-device", "virtio-blk-pci,drive=root"]
+        # The image's initramfs finds its root disk by the serial (doc/images.md).
+        argv += ["-drive", root, "-device", "virtio-blk-pci,drive=root,serial=vtroot"]
     argv += ["-chardev", f"socket,id=home,path={at}/home.sock"]
     argv += ["-device", "vhost-user-fs-pci,chardev=home,tag=home,queue-size=1024"]
     argv += ["-netdev", "user,id=net"]
