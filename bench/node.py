@@ -9,7 +9,7 @@ import select
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -165,12 +165,16 @@ class Node:
         raise RuntimeError("no epilogue was started")
 
     def _service(self) -> int:
-        """Return the pid of the embedded batch system."""
+        """Return the pid of the embedded batch system; a child looks like it until it execs."""
+        found = {}
         for entry in Path("/proc").iterdir():
-            if entry.name.isdigit():
-                words = _cmdline(entry.name)
-                if b"serve" in words and str(self.config).encode() in words:
-                    return int(entry.name)
+            words = _cmdline(entry.name) if entry.name.isdigit() else []
+            if b"serve" in words and str(self.config).encode() in words:
+                with suppress(OSError):
+                    found[entry.name] = (entry / "stat").read_text().rpartition(")")[2].split()[1]
+        for pid, parent in found.items():
+            if parent not in found:
+                return int(pid)
         raise RuntimeError(f"no batch system: scripts/node up --name {self.name}")
 
 
@@ -210,7 +214,7 @@ def wait(condition: Any, what: str) -> None:
 def measured(name: str) -> Iterator[Node]:
     """Yield the node with a user of its own for the jobs, who is gone afterwards."""
     node = Node(name)
-    subprocess.run(["userdel", "-r", USER], check=False, capture_output=True)
+    subprocess.run(["userdel", "-f", "-r", USER], check=False, capture_output=True)
     subprocess.run(["useradd", "-m", "-s", "/bin/bash", USER], check=True)
     try:
         node.home.chmod(0o700)
@@ -218,4 +222,7 @@ def measured(name: str) -> Iterator[Node]:
             raise RuntimeError(f"{name} has other jobs")
         yield node
     finally:
+        for job in node.jobs():
+            if job["owner"] == USER:
+                node.cancel(job["id"])
         subprocess.run(["userdel", "-r", USER], check=False, capture_output=True)
