@@ -32,14 +32,20 @@ HOST = socket.gethostname()
 SERVE = """
 import json, sys
 from pathlib import Path
-from vtorque_core.local.runner import Commands, Limits
-from vtorque_core.local.service import Service
+from vtorque_core.batch.mom import Programs
+from vtorque_core.local.service import Service, Setup
 c = json.loads(sys.argv[1])
-service = Service(Path(c["run"]), Path(c["spool"]), limits=Limits(**c["limits"]),
-                  commands=Commands(**c["commands"]), root_jobs=True)
+service = Service(Setup(Path(c["run"]), Path(c["spool"]), Programs(**c["programs"]), ["true"],
+                        slots=c["slots"], root_jobs=True))
 service.open()
 print("up", flush=True)
 service.serve()
+"""
+SUBMIT = """
+import sys; from pathlib import Path; from vtorque_core.names import Paths
+from vtorque_core.local.submitter import LocalSubmitter
+s = LocalSubmitter(Paths(run=Path(sys.argv[1])))
+sys.exit(s.submit(s.split(sys.argv[2:]), None))
 """
 HOOK = """#!/bin/sh
 # records its arguments and environment; slow or failing if the test says so
@@ -76,8 +82,8 @@ class Site:
         self.config = {
             "run": str(self.paths.run),
             "spool": str(self.spool),
-            "limits": {"slots": slots, "kill_after": 0.4, "hook_timeout": 5.0},
-            "commands": commands,
+            "slots": slots,
+            "programs": commands | {"kill_after": 0.4, "hook_timeout": 5.0},
         }
         self.start()
 
@@ -120,8 +126,15 @@ class Site:
             time.sleep(0.01)
         raise AssertionError(f"{path} never had {text!r}; log: {(self.root / 'log').read_text()}")
 
-    def done(self, job_id: str) -> int:
-        return self.submitter._wait(job_id)
+    def done(self, number: str) -> int | None:
+        """Wait until the job is no more; return its exit code, None if it never got a slot."""
+        for _ in range(400):
+            if not (self.spool / "jobs" / number).exists():
+                ended = self.root / f"epilogue.{number}.{HOST}"
+                status = ended.read_text().split("\n")[9] if ended.exists() else None
+                return None if status is None else pbs.shell_code(int(status))
+            time.sleep(0.01)
+        raise AssertionError(f"job {number} never ended; log: {(self.root / 'log').read_text()}")
 
 
 @pytest.fixture
@@ -179,7 +192,7 @@ def test_environment_and_surroundings_of_a_job(site):
     job = site.script('env -0 > env; pwd; umask; cat "$PBS_NODEFILE"; ls -ln "$0"\n')
     odd = "a'b\"c d\ne"
     os.environ["VT_ODD"] = odd
-    argv = ("-d", str(site.root), "-v", "VT_ODD,TWO='x,y'", "-W", "umask=027,block=true")
+    argv = ("-d", str(site.root), "-v", "VT_ODD,TWO='x,y'", "-W", "block=true")
     assert site.submit(*argv, "-l", "nodes=1:ppn=2", "-o", "out", "-S", "/bin/sh", job) == 0
     pairs = (item.split(b"=", 1) for item in (site.root / "env").read_bytes().split(b"\0")[:-1])
     env = {k.decode(): v.decode() for k, v in pairs}
@@ -188,9 +201,9 @@ def test_environment_and_surroundings_of_a_job(site):
     assert env["PBS_ENVIRONMENT"] == "PBS_BATCH" and env["PBS_NUM_PPN"] == "2"
     assert env["PBS_O_PATH"] == os.environ["PATH"] and "PYTEST_CURRENT_TEST" not in env
     lines = (site.root / "out").read_text().splitlines()
-    assert lines[:4] == [str(site.root), "0027", HOST, HOST]
+    assert lines[:4] == [str(site.root), "0077", HOST, HOST]
     assert lines[4].startswith("-r-x------ 1 " + str(os.getuid()))
-    assert stat.S_IMODE((site.root / "out").stat().st_mode) == 0o640
+    assert stat.S_IMODE((site.root / "out").stat().st_mode) == 0o600
     del os.environ["VT_ODD"]
 
 
@@ -216,13 +229,7 @@ def test_default_names_directives_and_one_stream(site):
 
 
 def test_script_from_standard_input(site):
-    code = (
-        "import sys; from pathlib import Path; from vtorque_core.names import Paths\n"
-        "from vtorque_core.local.submitter import LocalSubmitter\n"
-        "s = LocalSubmitter(Paths(run=Path(sys.argv[1])))\n"
-        "sys.exit(s.submit(s.split(sys.argv[2:]), None))\n"
-    )
-    argv = [sys.executable, "-c", code, str(site.paths.run), "-W", "block=true"]
+    argv = [sys.executable, "-c", SUBMIT, str(site.paths.run), "-W", "block=true"]
     script = b"#!/bin/sh\necho hi; exit 3\n"
     done = subprocess.run(argv, input=script, capture_output=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (3, f"1.{HOST}\n".encode(), b"")
@@ -286,7 +293,7 @@ def test_cancel_while_queued_running_and_in_the_prologue(site):
         site.submit("-d", str(site.root), "-S", "/bin/sh", job)
     site.hook("prologue", f"1.{HOST}")
     site.submitter.cancel("3")
-    assert site.done("3") == 143
+    assert site.done("3") is None
     site.submitter.cancel(f"2.{HOST}")
     assert site.done("2") == 143
     site.wait_for(site.root / "ran")
@@ -328,60 +335,77 @@ def test_first_in_first_out_with_slots(site):
 
 
 def test_killed_service_loses_what_ran_and_keeps_what_was_queued(site):
-    loop = site.script("echo $$ >> pids\nsleep 300 &\nwait\n")
-    for _ in range(2):
-        site.submit("-S", "/bin/sh", "-d", str(site.root), "-o", "out", "-j", "oe", loop)
+    loop = site.script("echo $$ >> pids\nsleep 300 &\nsetsid sleep 300 &\nwait\n")
+    common = ("-S", "/bin/sh", "-d", str(site.root), "-o", "out", "-j", "oe")
+    argv = [sys.executable, "-c", SUBMIT, str(site.paths.run), "-W", "block=true", *common, loop]
+    waiting = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     site.wait_for(site.root / "pids", "\n")
+    site.submit(*common, loop)
     while len((site.root / "pids").read_text().split()) < 2:
         time.sleep(0.01)
     site.submit("-d", str(site.root), "-o", "third", site.script("#!/bin/sh\necho third\n", "t"))
-    waiting = subprocess.Popen(
-        [sys.executable, "-c", WAIT, str(site.paths.run), "1"], stderr=subprocess.PIPE
-    )
-    sessions = [j["session"] for j in spooled(site) if j["state"] == "R"]
-    assert len(sessions) == 2
+    marks = [job["environ"]["PBS_JOBCOOKIE"] for job in spooled(site)[:2]]
+    assert [len(marked(mark)) >= 3 for mark in marks] == [True, True]
     site.stop(signal.SIGKILL)
+    _, said = waiting.communicate(timeout=10)
+    assert (waiting.returncode, b"lost" in said) == (252, True)
     node = LocalNode(site.spool)
     assert node.alive([f"1.{HOST}", "9.x"]) == {f"1.{HOST}": Life.ALIVE, "9.x": Life.GONE}
-    assert all(processes(s) for s in sessions), "they outlive the service"
     site.start()
     assert site.hook("epilogue", f"1.{HOST}")[9] == "-4"
     assert site.hook("epilogue", f"2.{HOST}")[9] == "-4"
-    assert not any(processes(s) for s in sessions)
     assert (
         "lost: the batch system was restarted"
         in site.wait_for(site.root / "out", "lost").read_text()
     )
     assert site.done("3") == 0
     assert (site.root / "third").read_text() == "third\n"
-    _, said = waiting.communicate(timeout=10)
-    assert (waiting.returncode, b"lost" in said) == (252, True)
+    assert (site.done("1"), site.done("2")) == (252, 252)
+    assert not any(marked(mark) for mark in marks), "not even what has left the session"
     assert node.alive([f"1.{HOST}"]) == {f"1.{HOST}": Life.GONE}
-    site.submit("-W", "block=true", site.script("#!/bin/sh\n"))
-    assert spooled(site)[-1]["id"] == f"4.{HOST}", "the counter survives"
+    site.submit(site.script("#!/bin/sh\n"))
+    assert site.hook("epilogue", f"4.{HOST}"), "the counter survives"
 
 
-WAIT = """
-import sys; from pathlib import Path; from vtorque_core.names import Paths
-from vtorque_core.local.submitter import LocalSubmitter
-sys.exit(LocalSubmitter(Paths(run=Path(sys.argv[1])))._wait(sys.argv[2]))
-"""
+def test_the_kernel_ends_hook_and_job_with_the_service(site):
+    """Even when nobody starts the service again."""
+    (site.root / "prologue").write_text(HOOK.format(dir=site.root, name="prologue"))
+    site.submit("-d", str(site.root), site.script("exec sleep 300\n"), blob=Request().encode())
+    mark = spooled(site)[0]["environ"]["PBS_JOBCOOKIE"]
+    while not marked(mark):
+        time.sleep(0.01)
+    site.stop(signal.SIGKILL)
+    for _ in range(100):
+        if not marked(mark):
+            return
+        time.sleep(0.01)
+    raise AssertionError(marked(mark))
+
+
+def marked(cookie: str) -> list[int]:
+    """Return the processes that have a job's cookie in their environment."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if cookie.encode() in path.read_bytes():
+                found.append(int(path.parent.name))
+        except OSError:
+            continue
+    return found
 
 
 def spooled(site: Site) -> list[dict]:
-    files = [p for p in (site.spool / "jobs").iterdir() if p.name.isdigit()]
-    return [json.loads(p.read_text()) for p in sorted(files, key=lambda p: int(p.name))]
+    files = sorted((site.spool / "jobs").glob("*/job"), key=lambda path: int(path.parent.name))
+    return [json.loads(path.read_text()) for path in files]
 
 
 def test_killed_service_in_prologue_ends_it_before_the_epilogue(site):
     (site.root / "prologue.sleep").write_text("60")
     site.submit("-e", "err", site.script("#!/bin/sh\ntouch ran\n"))
     site.hook("prologue", f"1.{HOST}")
-    pid = spooled(site)[0]["pid"]
     site.stop(signal.SIGKILL)
     site.start()
     assert site.hook("epilogue", f"1.{HOST}")[9] == "-4"
-    assert processes(pid) == []
     assert not (site.root / "ran").exists()
 
 
@@ -392,7 +416,7 @@ def test_shutdown_ends_running_jobs_and_keeps_queued_ones(site):
     site.hook("prologue", f"2.{HOST}")
     site.submitter.shut_down()
     assert site.ended() == 0
-    assert [j["state"] for j in spooled(site)] == ["C", "C", "Q"]
+    assert [j["state"] for j in spooled(site)] == ["Q"]
     with pytest.raises(VtorqueError, match="vtorque local serve"):
         list(site.submitter.jobs())
     site.start()
@@ -403,19 +427,16 @@ def test_shutdown_ends_running_jobs_and_keeps_queued_ones(site):
 def test_a_second_service_is_refused(site):
     argv = [sys.executable, "-c", SERVE, json.dumps(site.config)]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
-    assert done.returncode == 1 and "another service" in done.stderr
+    assert done.returncode == 1 and "held by another process" in done.stderr
 
 
 def test_interactive_job_has_the_terminal(site):
-    code = (
-        "import sys; from pathlib import Path; from vtorque_core.names import Paths\n"
-        "from vtorque_core.local.submitter import LocalSubmitter\n"
-        "s = LocalSubmitter(Paths(run=Path(sys.argv[1])))\n"
-        "sys.exit(s.submit(s.split(['-I', '-S', '/bin/sh']), None))\n"
-    )
     pid, terminal = pty.fork()
     if pid == 0:
-        os.execv(sys.executable, [sys.executable, "-c", code, str(site.paths.run)])  # noqa: S606
+        os.execv(  # noqa: S606
+            sys.executable,
+            [sys.executable, "-c", SUBMIT, str(site.paths.run), "-I", "-S", "/bin/sh"],
+        )
     os.write(terminal, b"echo mode-$PBS_ENVIRONMENT; test -t 0 && exit 7\n")
     seen = b""
     try:
@@ -480,34 +501,63 @@ def ask(site: Site, data: bytes) -> bytes:
 
 
 def test_hostile_clients_are_answered_and_harm_nobody(site):
-    good = {"op": "submit", "name": "x", "workdir": "/", "out": "", "err": "", "join": "n"}
-    good |= {"args": "", "umask": 0, "walltime": 0, "ppn": 0, "mem": "", "interactive": False}
-    good |= {"initdir": None, "shell": None, "token": None, "environ": {}, "script": ""}
+    good = {
+        "op": "submit",
+        "argv": ["-N", "x"],
+        "script": "",
+        "environ": {},
+        "cwd": "/",
+        "token": "",
+    }
     bad = [
         {"token": "vt1:x,nodes=9"},
         {"token": "vt1:" + "A" * 200_000},
-        {"mem": "1gb,other=vt1:x"},
-        {"environ": {"A=B": "c"}},
-        {"environ": {"A": 1}},
-        {"workdir": "relative"},
-        {"workdir": "/a\0b"},
-        {"join": "x"},
-        {"umask": 0o7777},
-        {"umask": True},
-        {"ppn": 10**9},
+        {"token": "x"},
+        {"token": None},
+        {"argv": ["-l", "mem=1gb,other=vt1:x"]},
+        {"argv": ["-N", "a\nb"]},
+        {"argv": ["-F", "x" * 20_000]},
+        {"argv": ["-I"]},
+        {"argv": 1},
+        {"environ": []},
         {"script": "%%%"},
-        {"interactive": True},
     ]
     for change in bad:
         answer = json.loads(ask(site, json.dumps(good | change).encode() + b"\n"))
         assert "error" in answer, change
     for line in (b"[]\n", b"1\n", b"{\n", b"\xff\n", b'{"op":"nope"}\n', b"[" * 100_000 + b"\n"):
         assert b"error" in ask(site, line)
-    assert ask(site, b"x" * (7 << 20)) in (b"", b"closed")
-    assert [j["id"] for j in spooled(site)] == [], "nothing was created"
-    assert json.loads(ask(site, json.dumps(good | {"name": "../../e\nvil"}).encode() + b"\n"))["id"]
-    assert spooled(site)[0]["name"] == "e_vil"
-    site.done("1")
+    ask(site, b"x" * (9 << 20))
+    assert spooled(site) == [], "nothing was created"
+    odd = [
+        {"environ": {"A=B": "c"}},
+        {"environ": {"A": "b\0c"}},
+        {"cwd": "/a\0b"},
+        {"cwd": "/\ud800"},
+        {"argv": ["-d", "/nowhere"]},
+        {"environ": {"A": 1}},
+    ]
+    for number, change in enumerate(odd, 1):
+        answer = json.loads(ask(site, json.dumps(good | change).encode() + b"\n"))
+        assert answer == {"id": f"{number}.{HOST}"}, "what is used as the user is the user's"
+        site.done(str(number))
+    assert site.submit("-W", "block=true", site.script("#!/bin/sh\nexit 3\n")) == 3
+
+
+def test_silent_clients_hold_up_nobody(site):
+    idle = [socket.socket(socket.AF_UNIX) for _ in range(95)]
+    for sock in idle:
+        sock.connect(str(site.paths.run / "local.sock"))
+        sock.send(b"{")
+    assert site.submit("-W", "block=true", site.script("#!/bin/sh\nexit 3\n")) == 3
+    idle += [socket.socket(socket.AF_UNIX) for _ in range(5)]
+    for sock in idle[95:]:
+        sock.connect(str(site.paths.run / "local.sock"))
+    time.sleep(0.2)
+    with pytest.raises(UsageError, match="connections"):
+        site.submit(site.script("true\n"))
+    for sock in idle:
+        sock.close()
 
 
 def test_a_full_spool_ends_the_job_and_not_the_service(site):
@@ -516,6 +566,5 @@ def test_a_full_spool_ends_the_job_and_not_the_service(site):
     site.submit("-d", str(site.root), job)
     site.hook("prologue", f"1.{HOST}")
     shutil.rmtree(site.spool / "jobs")  # no state can be written any more
-    assert site.done("1") == 254
     assert site.hook("epilogue", f"1.{HOST}")[9] == "-2"
     assert not (site.root / "ran").exists(), "a job that could be lost track of is not started"

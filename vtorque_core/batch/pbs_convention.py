@@ -89,6 +89,13 @@ class EpilogueArgs:
         return [str(value) for value in astuple(self)]
 
     @classmethod
+    def after(cls, job: PrologueArgs, session: int, seconds: float, status: int) -> EpilogueArgs:
+        """Return the arguments for the end of a job: its leader, how long it took, its status."""
+        used = f"walltime={show_walltime(seconds)}"
+        first = (job.job_id, job.user, job.group, job.job_name, str(session), job.resources, used)
+        return cls(*first, job.queue, job.account, str(status), job.script)
+
+    @classmethod
     def parse(cls, argv: Sequence[str]) -> EpilogueArgs:
         """Read the arguments (without the program's name). Raises ValueError."""
         return _parse(cls, argv, 8)

@@ -27,25 +27,27 @@ def local() -> None:
 @CONFIG
 def serve(foreground: bool, slots: int | None, config: Path | None) -> None:
     """Start the service. Without --foreground it returns when jobs can be submitted."""
+    from vtorque_core.batch.mom import Programs  # noqa: PLC0415
     from vtorque_core.cli.site import load, load_for_root  # noqa: PLC0415
     from vtorque_core.config import CONFIG_PATH  # noqa: PLC0415
-    from vtorque_core.local.plugin import Settings, spool_path  # noqa: PLC0415
-    from vtorque_core.local.runner import Commands, Limits  # noqa: PLC0415
-    from vtorque_core.local.service import Service  # noqa: PLC0415
+    from vtorque_core.local.plugin import Settings  # noqa: PLC0415
+    from vtorque_core.local.service import Service, Setup  # noqa: PLC0415
 
     path = config or CONFIG_PATH
     site = load_for_root(path)[0] if os.geteuid() == 0 else load(path, node=False)[0]
-    settings = site[Settings]
-    limits = Limits(
-        slots=slots or settings.slots,
+    slots = slots or site[Settings].slots
+    if slots < 1:
+        raise UsageError(f"[plugin.local] slots = {slots}: must be at least 1")
+    vtorque, given = (sys.executable, "-I", "-m", "vtorque_core.cli.vtorque"), str(path.resolve())
+    programs = Programs(
+        prologue=(*vtorque, "hook", "--config", given, "prologue"),
+        epilogue=(*vtorque, "hook", "--config", given, "epilogue"),
+        wrapper=(*vtorque, "jobshell", "--config", given),
         kill_after=site.node.grace + 10,
         hook_timeout=site.node.start_timeout + site.node.teardown_timeout + 60,
     )
-    if limits.slots < 1:
-        raise UsageError(f"[plugin.local] slots = {limits.slots}: must be at least 1")
-    commands = Commands.with_config(path.resolve())
-    spool = spool_path(site.paths.state, settings)
-    service = Service(site.paths.run, spool, limits=limits, commands=commands)
+    spool, reap = site.paths.state / "local", (*vtorque, "reap", "--config", given)
+    service = Service(Setup(site.paths.run, spool, programs, reap, slots))
     try:
         service.open()
     except OSError as error:

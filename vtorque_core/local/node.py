@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -9,31 +10,25 @@ from pathlib import Path
 from vtorque_core.api_batch import BatchJob, HookFile, Life, Outcome
 from vtorque_core.batch import pbs_convention as pbs
 from vtorque_core.errors import HostFault, Refused
-from vtorque_core.local.spool import Spool
-from vtorque_core.names import Paths
 from vtorque_core.request import from_token
 
 
 class LocalNode:
     """See :class:`vtorque_core.api_batch.NodeAdapter`."""
 
-    def __init__(self, spool: Path = Paths().state / "local") -> None:  # noqa: B008
+    def __init__(self, spool: Path) -> None:
         self._spool = spool
 
     def job(self, argv: Sequence[str], environ: Mapping[str, str]) -> BatchJob:
-        """Read a prologue's or epilogue's arguments. Raises HostFault."""
+        """Read a prologue's arguments. Raises HostFault."""
         try:
-            args: pbs.PrologueArgs | pbs.EpilogueArgs = (
-                pbs.PrologueArgs.parse(argv) if len(argv) <= 8 else pbs.EpilogueArgs.parse(argv)
-            )
+            args = pbs.PrologueArgs.parse(argv)
             resources = pbs.parse_resources(args.resources)
             mem = pbs.mem_mib(resources["mem"]) if "mem" in resources else None
+            token = pbs.request_token(resources)
+            blob, bad = None if token is None else from_token(token), ""
         except ValueError as error:
             raise HostFault(f"these are not the local batch system's arguments: {error}") from None
-        token = pbs.request_token(resources)
-        blob, bad = None, ""
-        try:
-            blob = None if token is None else from_token(token)
         except Refused as error:  # forged: the job gets the reason as an honest bad one does
             blob, bad = b"", str(error)
         host = socket.gethostname()
@@ -56,12 +51,11 @@ class LocalNode:
 
     def alive(self, ids: Sequence[str]) -> Mapping[str, Life]:
         """Look into the spool, which is right also while the service is down."""
-        try:
-            states = {job.id: job.state for job in Spool(self._spool).jobs()}
-        except OSError:
+        jobs = self._spool / "jobs"
+        if not os.access(jobs, os.R_OK | os.X_OK):
             return dict.fromkeys(ids, Life.UNKNOWN)
-        gone = ("C", None)
-        return {each: Life.GONE if states.get(each) in gone else Life.ALIVE for each in ids}
+        found = {each: jobs / each.partition(".")[0] / f"{each}.SC" for each in ids}
+        return {each: Life.ALIVE if found[each].exists() else Life.GONE for each in ids}
 
     def hook_files(self) -> Iterable[HookFile]:
         """Return nothing: the service calls vTorque's entry points itself."""

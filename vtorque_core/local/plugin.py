@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vtorque_core.api import BatchSystem, hookimpl, setting
@@ -19,7 +18,6 @@ class Settings:
     """``[plugin.local]``."""
 
     slots: int = setting(1, doc="jobs that run at the same time")
-    spool: str = setting("", doc="root-owned directory of the queue; empty: <paths.state>/local")
 
 
 def submitter(site: Site) -> Submitter:
@@ -30,15 +28,10 @@ def submitter(site: Site) -> Submitter:
 
 
 def node(site: Site) -> NodeAdapter:
-    """Return the node half."""
+    """Return the node half; ``site`` gives the queue's directory."""
     from vtorque_core.local.node import LocalNode  # noqa: PLC0415
 
-    return LocalNode(spool_path(site.paths.state, site[Settings]))
-
-
-def spool_path(state: Path, settings: Settings) -> Path:
-    """Return where the queue is kept."""
-    return Path(settings.spool) if settings.spool else state / "local"
+    return LocalNode(site.paths.state / "local")
 
 
 @hookimpl

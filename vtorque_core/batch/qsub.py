@@ -1,0 +1,221 @@
+"""What Torque's qsub makes of a command line and of the script's directives. Public.
+
+For a batch system of our own, which has to do what qsub would, and for the submitter of a real
+one, which has to know what its qsub will see. See qsub(1B).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from vtorque_core.api_batch import SubmitArgs
+from vtorque_core.batch import pbs_convention as pbs
+from vtorque_core.errors import UsageError, printable
+from vtorque_core.units import walltime
+
+MAX_SCRIPT = 4 << 20  # bytes
+
+_HOST_PATH = re.compile(r"([A-Za-z0-9][A-Za-z0-9.-]*):(/.*)", re.DOTALL | re.ASCII)
+
+
+@dataclass(frozen=True)
+class QsubJob:
+    """A job as its submitter describes it; empty: not given.
+
+    Args:
+        name: ``-N``, or what follows from the script's name.
+        out, err: ``-o`` and ``-e`` as given, with any host.
+        join: ``oe``, ``eo`` or ``n``.
+        initdir: ``-d``.
+        shell: the absolute path of ``-S``.
+        args: ``-F``.
+        variables: ``-v``; ``environment``: ``-V``.
+        resources, attributes: ``-l`` and ``-W`` by key.
+        interactive: ``-I``, which counts on the command line only.
+        walltime: seconds, 0 without a limit; mib, ppn: from ``-l``, 0 if not given.
+    """
+
+    name: str
+    out: str = ""
+    err: str = ""
+    join: str = "n"
+    initdir: str = ""
+    shell: str = ""
+    args: str = ""
+    variables: str = ""
+    environment: bool = False
+    resources: Mapping[str, str] = field(default_factory=dict)
+    attributes: Mapping[str, str] = field(default_factory=dict)
+    interactive: bool = False
+    walltime: int = 0
+    mib: int = 0
+    ppn: int = 0
+
+
+def describe(args: pbs.QsubArgs, directives: Iterable[str], known: Collection[str]) -> QsubJob:
+    """Return the job of a command line with the directive lines of its script below it.
+
+    Args:
+        args: the split command line.
+        directives: what follows ``#PBS`` on each line.
+        known: what the batch system supports: ``"-N"``, ``"-l walltime"``, ``"-W block"``.
+
+    Raises UsageError naming the option that is not known or not right.
+    """
+    lines = [pbs.split_qsub(pbs.directive_words(line)).options for line in directives]
+    options = [option for line in lines for option in line if option[0] != "I"]
+    found: dict[str, Any] = {"name": pbs.default_job_name(script_operand(args))}
+    found |= {"resources": {}, "attributes": {}}
+    for letter, value in (*options, *args.options):
+        option = letter if letter.startswith("--") else f"-{letter}"
+        tables = {"l": found["resources"], "W": found["attributes"]}
+        given = pbs.parse_resources(value) if letter in tables else {}
+        for key in given or ("",):
+            if f"{option} {key}".rstrip() not in known:
+                raise UsageError(
+                    f"{printable(f'{option} {key}'.rstrip(), 80)}: is not supported here; "
+                    f"supported: {', '.join(sorted(known))}"
+                )
+        if letter in tables:
+            tables[letter].update(given)
+        else:
+            name, check = _OPTIONS[letter]
+            found[name] = check(value)
+    for key, name, number in (("walltime", "walltime", walltime), ("mem", "mib", pbs.mem_mib)):
+        value = found["resources"].get(key)
+        try:
+            found[name] = number(value) if value else 0
+        except ValueError as error:
+            raise UsageError(f"-l {key}={printable(value)}: {error}") from None
+    nodes = found["resources"].get("nodes", "")
+    found["ppn"] = pbs.ppn(nodes) if ":ppn=" in nodes else 0
+    if found["walltime"]:
+        found["resources"]["walltime"] = pbs.show_walltime(found["walltime"])
+    return QsubJob(**found)
+
+
+def output_paths(job: QsubJob, job_id: str, host: str, workdir: str) -> list[tuple[str, str]]:
+    """Return path and default name of stdout's and stderr's file; with ``-j`` one file twice.
+
+    A path is relative to the directory of submission; one that is a directory gets the default
+    name. Raises UsageError for a path on another host than this one.
+    """
+    hosts = (host, host.split(".", maxsplit=1)[0], "localhost")
+    found = []
+    for given, name in zip((job.out, job.err), pbs.output_names(job.name, job_id), strict=True):
+        match = _HOST_PATH.fullmatch(given)
+        if match and match[1] not in hosts:
+            raise UsageError(f"{printable(given)}: output can only go to this host, {host}")
+        path = match[2] if match else given
+        found.append((os.path.join(workdir, path or name), name))  # noqa: PTH118 (the user's text)
+    return {"oe": found[:1] * 2, "eo": found[1:] * 2}.get(job.join, found)
+
+
+def variables(job: QsubJob, environ: Mapping[str, str], host: str, workdir: str) -> dict[str, str]:
+    """Return what a job takes along of the submitting environment. Raises UsageError."""
+    found = dict(environ) if job.environment else {}
+    if job.interactive and "TERM" in environ:
+        found["TERM"] = environ["TERM"]
+    found |= pbs.variable_list(job.variables, environ)
+    return found | pbs.origin_environ(environ, host, workdir)
+
+
+def script_operand(args: pbs.QsubArgs) -> str | None:
+    """Return the script's path, None for standard input. Raises UsageError."""
+    operands = args.operands + (args.command or ())
+    if len(operands) > 1:
+        raise UsageError(
+            f"{printable(operands[1])}: only one script; its arguments go to -F 'ARGS'"
+        )
+    return None if operands in ((), ("-",)) else operands[0]
+
+
+def read_script(args: pbs.QsubArgs) -> bytes:
+    """Return the script's bytes; none for an interactive job without one. Raises UsageError."""
+    script = script_operand(args)
+    if script is None and ("I", "") in args.options:
+        return b""
+    name = "standard input" if script is None else printable(script)
+    try:
+        # O_NONBLOCK: a FIFO without a writer would hang here, open(2).
+        source = 0 if script is None else os.open(script, os.O_RDONLY | os.O_NONBLOCK)
+        with os.fdopen(source, "rb", closefd=script is not None) as file:
+            if script is not None and not stat.S_ISREG(os.fstat(source).st_mode):
+                raise UsageError(f"script {name}: is not a regular file")
+            content = file.read(MAX_SCRIPT + 1)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"script {name}: {getattr(error, 'strerror', error)}") from None
+    if len(content) > MAX_SCRIPT:
+        raise UsageError(f"script {name}: is longer than {MAX_SCRIPT >> 20} MiB")
+    return content
+
+
+def submit_args(
+    args: pbs.QsubArgs, job: QsubJob, content: bytes, directives: Sequence[str]
+) -> SubmitArgs:
+    """Return what a submitter's ``split`` has to; ``directives``: the script's ``-vm`` values."""
+    return SubmitArgs(
+        vm=args.vm,
+        rest=args.rest,
+        script=script_operand(args),
+        content=content,
+        shell=job.shell or None,
+        interactive=job.interactive,
+        vcpus_given=job.ppn or None,
+        mib_given=job.mib or None,
+        directives=tuple(directives),
+    )
+
+
+def working_directory() -> str:
+    """Return the directory of submission as the shell calls it, else as the kernel does."""
+    here = os.environ.get("PWD", "")
+    if not here or not Path(here).is_dir() or not Path(here).samefile(Path.cwd()):
+        here = str(Path.cwd())
+    return here
+
+
+@contextlib.contextmanager
+def terminal_kept() -> Iterator[None]:
+    """Give the terminal its settings back afterwards, however an interactive job leaves it."""
+    import termios  # noqa: PLC0415 (other jobs do not need it)
+
+    saved = termios.tcgetattr(0)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(0, termios.TCSADRAIN, saved)
+
+
+def _join(value: str) -> str:
+    if value not in ("oe", "eo", "n"):
+        raise UsageError(f"-j {printable(value)}: is not oe, eo or n")
+    return value
+
+
+def _shell(value: str) -> str:
+    shell = value.partition("@")[0]
+    if not shell.startswith("/"):
+        raise UsageError(f"-S {printable(value)}: is not an absolute path")
+    return shell
+
+
+_OPTIONS: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "N": ("name", pbs.check_job_name),
+    "o": ("out", str),
+    "e": ("err", str),
+    "j": ("join", _join),
+    "d": ("initdir", str),
+    "S": ("shell", _shell),
+    "F": ("args", str),
+    "v": ("variables", str),
+    "V": ("environment", lambda _: True),
+    "I": ("interactive", lambda _: True),
+}
