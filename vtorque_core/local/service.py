@@ -218,6 +218,10 @@ class _Client(socketserver.StreamRequestHandler):
                 message = json.loads(first + self.rfile.readline(MAX_MESSAGE))
                 if message["op"] == "submit":
                     entry = self._service.submit(message, uid, terminal)
+                    if terminal:  # before they are closed: the next client gets their numbers
+                        stack.callback(entry.done.wait)
+                        gone = "job killed: its terminal went away"
+                        stack.callback(self._service.end, entry, gone)
                 answer = {"id": entry.job.id} if entry else self._ask(uid, message)
             except VtorqueError as error:
                 answer = {"error": str(error)}
@@ -244,17 +248,13 @@ class _Client(socketserver.StreamRequestHandler):
         return {}
 
     def _follow(self, entry: Entry) -> None:
-        """Tell the client how the job ends, if it waits for that; interactive ones have to."""
-        here = True
+        """Tell the client how the job ends, if it waits for that."""
         while not entry.done.wait(0.5) and not (self._service.stopping and entry.job.state == "Q"):
             self.connection.settimeout(0)
             with contextlib.suppress(BlockingIOError):
-                here = here and bool(self.connection.recv(1))
-            if not here and not entry.job.want.interactive:
-                return
-            if not here:
-                self._service.end(entry, "job killed: its terminal went away")
-        if here and entry.done.is_set():
+                if not self.connection.recv(1):
+                    return
+        if entry.done.is_set():
             self.connection.settimeout(MAX_TIME)
             result = {"code": pbs.shell_code(entry.job.status or 0), "reason": entry.job.reason}
             self.connection.sendall(json.dumps(result).encode() + b"\n")
