@@ -21,7 +21,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -36,6 +36,7 @@ COOKIE = "PBS_JOBCOOKIE"  # in the environment of every process of a job, and di
 GUARD = ("/usr/bin/setpriv", "--pdeathsig", "KILL")  # util-linux
 HOOK_ENVIRON = {"PATH": "/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin", "LC_ALL": "C"}
 LOST = "lost: the batch system was restarted while this job was running"
+KILL_TIME = 10.0  # seconds to find and kill what a job has left
 NOTE_TIME = 5.0  # seconds to write the reason into the user's file
 
 
@@ -317,23 +318,31 @@ def run_root(argv: Sequence[str]) -> None:
         subprocess.run([*GUARD, *argv], env=HOOK_ENVIRON, stdout=2, cwd="/", check=False)
 
 
-def processes(cookie: str) -> set[int]:
+def processes(cookie: str, among: Iterable[int] | None = None) -> set[int]:
     """Return the processes that have this cookie, as far as this user may see them."""
     mark, found = f"{COOKIE}={cookie}".encode(), set()
-    for path in Path("/proc").glob("[0-9]*/environ"):
+    if among is None:
+        among = [int(name) for name in os.listdir("/proc") if name.isdecimal()]  # noqa: PTH208
+    for pid in among:
         with contextlib.suppress(OSError):  # ended, or not ours
-            if mark in path.read_bytes().split(b"\0"):
-                found.add(int(path.parent.name))
+            if mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                found.add(pid)
     return found
 
 
 def kill_all(cookie: str) -> None:
-    """SIGKILL all processes that have this cookie, until no more turn up."""
+    """SIGKILL all processes that have this cookie, until no more turn up or KILL_TIME is over."""
     killed: set[int] = set()
-    while new := processes(cookie) - killed:
+    end = time.monotonic() + KILL_TIME  # a job may make processes faster than they are found
+    while (new := processes(cookie) - killed) and time.monotonic() < end:
         for pid in new:
             with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
+                handle = os.pidfd_open(pid)
+                try:
+                    if pid in processes(cookie, (pid,)):  # its number may be another's by now
+                        signal.pidfd_send_signal(handle, signal.SIGKILL)
+                finally:
+                    os.close(handle)
         killed |= new
 
 
