@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import base64
 import fcntl
 import json
 import os
+import socket
 import stat
 import subprocess
 import sys
+import time
 from importlib.metadata import EntryPoint
 
 import pytest
@@ -197,3 +200,58 @@ def test_a_hook_keeps_nothing_of_its_callers_environment():
     assert own == {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8", "HOME": "/root"}
     assert given.items() >= hostile.items()
     assert umask == 0o077
+
+
+SERVE = """
+import sys; from pathlib import Path
+from vtorque_core.batch.mom import Programs
+from vtorque_core.local.service import Service, Setup
+top = Path(sys.argv[1])
+service = Service(Setup(top / "run", top / "spool", Programs(["/bin/true"], ["/bin/true"],
+                        ["/bin/true"]), ["/bin/true"], slots=1, root_jobs=True))
+service.open()
+print("up", flush=True)
+service.serve()
+"""
+
+
+def submit(run, argv, script=b"", fds=()):
+    """Submit a bare-metal job by hand; return the connection, its answer unread."""
+    message = {"op": "submit", "argv": ["-S", "/bin/sh", *argv], "token": "", "cwd": "/tmp"}
+    message |= {"environ": {}, "script": base64.b64encode(script).decode()}
+    sock = socket.socket(socket.AF_UNIX)
+    sock.settimeout(20)
+    sock.connect(str(run / "local.sock"))
+    socket.send_fds(sock, [json.dumps(message).encode() + b"\n"], fds)
+    return sock
+
+
+def test_a_job_whose_client_has_left_gets_nobody_elses_terminal(tmp_path):
+    """Its descriptors were closed while it was queued; their numbers became the next client's."""
+    tmp_path.chmod(0o755)
+    service = subprocess.Popen([sys.executable, "-c", SERVE, tmp_path], stdout=subprocess.PIPE)
+    assert service.stdout is not None
+    assert service.stdout.readline() == b"up\n"
+    run, go = tmp_path / "run", tmp_path / "go"
+    null = os.open(os.devnull, os.O_RDWR)
+    wait = f"while [ ! -e {go} ]; do sleep 0.05; done\n".encode()
+    keyboard, screen = os.pipe(), os.pipe()
+    try:
+        with submit(run, ["-o", os.devnull, "-e", os.devnull], wait) as first:
+            assert b'"id"' in first.recv(4096)
+            time.sleep(0.5)  # it runs by now, with all its descriptors
+            left = submit(run, ["-I"], fds=[null] * 3)
+            time.sleep(0.3)
+            left.close()  # with the answer unread: the service sees an error, not an end
+            time.sleep(1)
+            with submit(run, ["-I"], fds=[keyboard[0], screen[1], screen[1]]) as victim:
+                mine = json.loads(victim.recv(4096))["id"]
+                os.write(keyboard[1], b"echo $PBS_JOBID; exit\n")
+                go.touch()
+                assert os.read(screen[0], 4096).decode().strip() == mine
+    finally:
+        service.terminate()
+        service.wait(30)
+        service.stdout.close()
+        for descriptor in (null, *keyboard, *screen):
+            os.close(descriptor)
