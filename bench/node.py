@@ -9,7 +9,7 @@ import select
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -138,56 +138,61 @@ class Node:
         say when they were last written (to one tick, 4 ms), so that nothing need watch them.
         """
         job = self.submit(text, *args)
-        epilogue, released = self._watch_epilogue()
+        prologue, _ = self._watch_hook(b"prologue")
+        epilogue, released = self._watch_hook(b"epilogue")
         wait(self.idle, "the batch system")
         out, err = self.home / "out", self.home / "err"
         if err.read_bytes() != b"first\n":
             raise RuntimeError(f"{job}: {err.read_bytes()!r}")
-        number = job.split(".", maxsplit=1)[0]
-        spooled = json.loads((self.paths.state / "local/jobs" / number).read_bytes())
         marks = timeline(self.paths, job)
         phases = {m["name"]: m["start"] for m in marks if m["guest"] is None}
         first, last = err.stat().st_mtime, out.stat().st_mtime
-        return JobTimes(spooled["started"], first, last, epilogue, released, phases)
+        return JobTimes(prologue, first, last, epilogue, released, phases)
 
-    def _watch_epilogue(self) -> tuple[float, float]:
-        """Return when the next epilogue began (to 5 ms) and ended, as its parent sees it."""
-        service = self._service()
-        children = Path(f"/proc/{service}/task/{service}/children")
+    def _watch_hook(self, name: bytes) -> tuple[float, float]:
+        """Return when the next hook's process began (to a tick, 10 ms) and ended."""
+        tasks = Path(f"/proc/{self._service()}/task")
         deadline = time.monotonic() + DEADLINE
         while time.monotonic() < deadline:
-            for child in children.read_text().split():
-                if _is_epilogue(child):
-                    began = time.time()
-                    _await_end(int(child))
-                    return began, time.time()
+            for children in tasks.glob("*/children"):
+                for child in _words(children).decode().split():
+                    words = _words(Path("/proc", child, "cmdline")).split(b"\0")
+                    if b"hook" in words and name in words:
+                        began = _began(child)
+                        _await_end(int(child))
+                        return began, time.time()
             time.sleep(0.005)
-        raise RuntimeError("no epilogue was started")
+        raise RuntimeError(f"no {name.decode()} was started")
 
     def _service(self) -> int:
         """Return the pid of the embedded batch system; a child looks like it until it execs."""
         found = {}
         for entry in Path("/proc").iterdir():
-            words = _cmdline(entry.name) if entry.name.isdigit() else []
+            words = _words(entry / "cmdline").split(b"\0") if entry.name.isdigit() else []
             if b"serve" in words and str(self.config).encode() in words:
-                with suppress(OSError):
-                    found[entry.name] = (entry / "stat").read_text().rpartition(")")[2].split()[1]
+                found[entry.name] = (_stat(entry.name) or ["", ""])[1]
         for pid, parent in found.items():
             if parent not in found:
                 return int(pid)
         raise RuntimeError(f"no batch system: scripts/node up --name {self.name}")
 
 
-def _cmdline(pid: str) -> list[bytes]:
+def _words(path: Path) -> bytes:
     try:
-        return Path("/proc", pid, "cmdline").read_bytes().split(b"\0")
+        return path.read_bytes()
     except OSError:
-        return []
+        return b""  # the process has ended
 
 
-def _is_epilogue(pid: str) -> bool:
-    words = _cmdline(pid)
-    return b"hook" in words and b"epilogue" in words
+def _stat(pid: str) -> list[str]:
+    """Return the fields of /proc/PID/stat from the third on (proc(5)); empty if it has ended."""
+    return _words(Path("/proc", pid, "stat")).decode().rpartition(")")[2].split()
+
+
+def _began(pid: str) -> float:
+    """Return when a process was started, in Unix time."""
+    ticks = int(_stat(pid)[19])
+    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _await_end(pid: int) -> None:
