@@ -25,6 +25,7 @@ T = TypeVar("T")
 STAGE = "libvirt"
 CALL_TIMEOUT = 60.0
 """Seconds for one call. A first createXML after a QEMU update probes QEMU, which takes seconds."""
+_LOOKUP = 10.0  # seconds for one question that libvirtd answers from memory
 _POLL = 0.05
 _CLOSE_TIMEOUT = 5.0
 _METADATA = "https://vtorque.org/xmlns/domain/1"
@@ -183,7 +184,7 @@ def destroy_domain(uri: str, uuid: str, deadline_s: float = 60.0) -> None:
     QEMU is still there after ``deadline_s`` seconds (a process in uninterruptible sleep).
     """
     deadline = time.monotonic() + deadline_s
-    doomed = _call(uri, "find domain", lambda c: _running_id(c, uuid), deadline_s)
+    doomed = _call(uri, "find domain", lambda c: _running_id(c, uuid), min(deadline_s, _LOOKUP))
     if doomed is None:
         return
     failure = ""

@@ -13,6 +13,7 @@ Needs the journal and nothing more: no plan, no site config, no batch system.
 from __future__ import annotations
 
 import functools
+import os
 import sys
 import time
 from collections.abc import Callable, Collection
@@ -45,6 +46,7 @@ RELEASE_TIMEOUT = 30.0  # seconds for one record; the default of [node] release_
 DEADLINE = 60.0  # seconds for all; the default of [node] teardown_timeout
 _MOST = 16  # children at the same time
 _LOOK_AGAIN = 0.1  # seconds
+_THREADS_END = 1.0  # seconds until a thread counts as one that hangs in a call to libvirtd
 
 
 @dataclass(frozen=True)
@@ -316,10 +318,17 @@ def _outcome(record: Record, message: str = "") -> Outcome:
 
 
 def _drop_connections() -> None:
-    """Close this process's libvirt connections: a forked child must not talk over them."""
+    """Close this process's libvirt connections: a forked child must not talk over them.
+
+    Then wait for the threads that talked over them. Python's join returns before the thread has
+    left the C libraries, and a lock that it holds at the fork stays locked in the child for ever.
+    """
     module = sys.modules.get("vtorque_core.hypervisor")
     if module is not None:
         module.close()
+        end = time.monotonic() + _THREADS_END
+        while len(os.listdir("/proc/self/task")) > 1 and time.monotonic() < end:  # noqa: PTH208
+            time.sleep(0.001)
 
 
 def _until_settled(release: Callable[[], None], instant: float) -> None:
