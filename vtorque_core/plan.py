@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vtorque_core import hypervisor, images, names, network
+from vtorque_core import hypervisor, images, ledger, names, network
 from vtorque_core.api import JobRequest
 from vtorque_core.api_batch import BatchJob
 from vtorque_core.api_context import ContextItem, EnvVar
@@ -90,6 +90,21 @@ def _group_name(gid: int) -> str:
         return grp.getgrgid(gid).gr_name
     except KeyError:
         return f"g{gid}"
+
+
+def node_share(job: BatchJob, site: Site) -> ledger.NodeShare:
+    """Return what the batch system gave this job on this node, and what the node has."""
+    uri = site.node.libvirt_uri
+    return ledger.NodeShare(
+        cpus=job.cpus,
+        cpu_count=job.cpu_count,
+        mem_mib=job.mem_mib,
+        node_cpus=hypervisor.host_cpus(uri),
+        node_mem_mib=hypervisor.host_memory_mib(uri),
+        reserve_cores=site.node.host_reserve_cores,
+        reserve_mib=site.node.host_reserve_ram,
+        exclusive=site.node.exclusive,
+    )
 
 
 def plan_guests(

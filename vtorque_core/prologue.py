@@ -7,13 +7,14 @@ batch system is told the outcome in its own way.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import syslog
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -158,7 +159,8 @@ def _give_up(job: BatchJob, site: Site, plugins: Plugins, user: JobUser, told: P
     """Release what the failed start acquired; leave only the reason for the wrapper to print."""
     path = site.paths.journal / f"{names.job_key(job.id, job.attempt)}.jsonl"
     try:
-        teardown(path, site.paths, plugins, release_timeout=site.node.release_timeout)
+        for _ in range(2):  # what a libvirtd busy with a dying guest refused may be gone by now
+            teardown(path, site.paths, plugins, release_timeout=site.node.release_timeout)
         if path.exists():
             raise HostFault(f"not all released, see {path}")
         with Journal.start(site.paths, _header(job, user, site, plugins)) as journal:
@@ -212,7 +214,7 @@ def _start(start: Start, job: BatchJob, wanted: JobRequest, reap_gone: Callable[
     secret = plan.load_secret(site.paths.secret)
     start.enter("plan")
     planned = plan.plan_guests(job, wanted, site, plugins, user, secret)
-    share = node_share(job, site)
+    share = plan.node_share(job, site)
     claims = [p.claims for p in planned]
     try:
         placements = ledger.place(journal, claims, share, site.paths)
@@ -235,7 +237,7 @@ def _start(start: Start, job: BatchJob, wanted: JobRequest, reap_gone: Callable[
         sys.stderr.write(f"vtorque: warning: {chosen.warning}\n")
     _in_parallel(prepared, lambda p: _boot(start, p, chosen.type))
     start.enter("ready")
-    _in_parallel(prepared, lambda p: _await(start, p))
+    _in_parallel(prepared, lambda p: _await(start, p), lambda p: _end_guest(start, p))
     start.enter("post-boot")
     start.act("vtorque_post_boot")
     first = start.guests[0]
@@ -276,21 +278,6 @@ def _proof(start: Start, job: BatchJob, wanted: JobRequest) -> Proof:
 
 def _content(file: FileData | None) -> bytes | None:
     return None if file is None else file.content
-
-
-def node_share(job: BatchJob, site: Site) -> ledger.NodeShare:
-    """Return what the batch system gave this job on this node, and what the node has."""
-    uri = site.node.libvirt_uri
-    return ledger.NodeShare(
-        cpus=job.cpus,
-        cpu_count=job.cpu_count,
-        mem_mib=job.mem_mib,
-        node_cpus=hypervisor.host_cpus(uri),
-        node_mem_mib=hypervisor.host_memory_mib(uri),
-        reserve_cores=site.node.host_reserve_cores,
-        reserve_mib=site.node.host_reserve_ram,
-        exclusive=site.node.exclusive,
-    )
 
 
 def _prepare(guest: GuestPlan, driver: GuestDriver, start: Start) -> Prepared:
@@ -381,10 +368,23 @@ def _failed(each: Prepared, error: HostFault) -> HostFault:
     return HostFault(str(error), detail=(*error.detail, *(said if lines else ())))
 
 
-def _in_parallel(prepared: Sequence[Prepared], work: Callable[[Prepared], None]) -> None:
-    """Do the work for all guests at once; raise the first guest's error when all have ended."""
+def _end_guest(start: Start, each: Prepared) -> None:
+    with contextlib.suppress(HostFault):  # the teardown will say it
+        hypervisor.destroy_domain(start.site.node.libvirt_uri, each.plan.uuid, 5.0)
+
+
+def _in_parallel(
+    prepared: Sequence[Prepared],
+    work: Callable[[Prepared], None],
+    stop: Callable[[Prepared], None] = lambda _: None,
+) -> None:
+    """Do the work for all guests at once; if one fails ``stop`` the others, raise its error."""
     with ThreadPoolExecutor(max_workers=len(prepared)) as pool:
         futures = [pool.submit(work, each) for each in prepared]
-        wait(futures)
-    for future in futures:
+        first = wait(futures, return_when=FIRST_EXCEPTION)
+        failed = [future for future in futures if future in first.done and future.exception()]
+        for each, future in zip(prepared, futures, strict=True):
+            if failed and not future.done():
+                stop(each)
+    for future in failed:
         future.result()
