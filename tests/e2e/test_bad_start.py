@@ -1,0 +1,447 @@
+"""Bad input and bad luck: one clear line, the right exit code, in time, and nothing left behind."""
+
+import base64
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from vtorque_core import images
+from vtorque_core.errors import EXIT_GUEST_DIED, EXIT_HOST_FAULT, EXIT_REFUSED, EXIT_USAGE
+from vtorque_core.request import Request, to_token
+
+_spec = importlib.util.spec_from_file_location("faults", Path(__file__).with_name("faults.py"))
+faults = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(faults)
+
+pytestmark = pytest.mark.e2e
+
+SCRIPT = "#!/bin/sh\necho ran\n"
+
+
+@pytest.fixture
+def config(node):
+    """Give a function that changes the site config until the test's end."""
+    before = node.config.read_text()
+
+    def change(table, line):
+        text = node.config.read_text()
+        head = f"[{table}]\n"
+        new = text.replace(head, head + line + "\n") if head in text else f"{text}\n{head}{line}\n"
+        node.config.write_text(new)
+
+    yield change
+    node.config.write_text(before)
+
+
+@pytest.fixture
+def image(node):
+    """Give a function that puts a variant of the micro image into the pool for one test."""
+    pool = node.state / "images"
+    made = []
+
+    def variant(name, cmdline):
+        micro = images.describe(pool, "micro")
+        with images.staging(pool) as staging:
+            for file in micro.files:
+                shutil.copy(pool / "micro" / micro.version / file, staging / file)
+            built = replace(micro.built, cmdline=f"{micro.built.cmdline} {cmdline}".strip())
+            made.append(name)
+            return images.commit(pool, name, staging, built, "test")
+
+    yield variant
+    for name in made:
+        shutil.rmtree(pool / name)
+
+
+def timed(node, *args, text=SCRIPT, **kwargs):
+    """Run a job; return its result and how many seconds that took."""
+    begun = time.monotonic()
+    result = node.job(text, *args, **kwargs)
+    return result, time.monotonic() - begun
+
+
+# -- bad luck -----------------------------------------------------------------------------------
+
+
+def test_a_kernel_that_panics_at_boot(clean, image):
+    image("panics", "rdinit=/nonexistent")
+    result, seconds = timed(clean, "-vm", "img=panics")
+    assert (result.code, result.out) == (EXIT_HOST_FAULT, b"")
+    lines = result.err.decode().splitlines()
+    assert "the guest died" in lines[0]
+    assert any("Kernel panic" in line for line in lines[1:]), lines
+    assert all(line.startswith("vtorque: ") and line.isprintable() for line in lines)
+    assert len(lines) <= 22
+    assert seconds < 15
+
+
+def test_a_guest_that_never_gets_ready(clean, image, config):
+    image("sleeps", "rdinit=/bin/sleep -- 1000")
+    config("node", 'start_timeout = "5s"')
+    result, seconds = timed(clean, "-vm", "img=sleeps")
+    assert (result.code, result.out) == (EXIT_HOST_FAULT, b"")
+    assert "was not ready in time" in result.err.decode().splitlines()[0]
+    assert "start_timeout" in result.err.decode().splitlines()[0]
+    assert 5 < seconds < 12
+
+
+def test_one_of_two_guests_that_dies_ends_the_start_at_once(clean, image):
+    """The other, which never gets ready, is not waited for."""
+    image("sleeps", "rdinit=/bin/sleep -- 1000")
+    job = faults.Hooks(clean, "two.faults", pairs=(("img", "sleeps"), ("vms_per_node", "2")))
+    process = job.start("prologue")
+    first = job.qemu()
+    clean.wait_for(lambda: b"two.faults" in guests_of(clean, 2), 30, "two guests")
+    time.sleep(1)
+    os.kill(first, signal.SIGKILL)
+    killed = time.monotonic()
+    assert job.end(process)[0] == 0
+    assert time.monotonic() - killed < 8
+    code, _, err = job.wrapper()
+    assert code == EXIT_HOST_FAULT
+    assert "the guest died" in err
+    job.release("epilogue")
+
+
+def guests_of(node, count):
+    """Return the names of libvirt's guests once there are as many."""
+    names = subprocess.run(["virsh", "-q", "list", "--name"], capture_output=True, check=True)
+    return names.stdout if len(names.stdout.split()) >= count else b""
+
+
+def test_an_init_that_gives_up(clean, image):
+    """Without its modules' seed the micro image says why on its console, and ends."""
+    image("stops", "rdinit=/bin/busybox -- echo the init stops here")
+    result, seconds = timed(clean, "-vm", "img=stops")
+    assert result.code == EXIT_HOST_FAULT
+    assert b"the guest died" in result.err
+    assert seconds < 15
+
+
+def test_libvirt_down_at_submission(clean):
+    faults.kill_libvirtd()
+    try:
+        result, seconds = timed(clean)
+    finally:
+        faults.start_libvirtd(clean)
+    assert (result.code, result.out) == (EXIT_HOST_FAULT, b"")
+    assert result.err.count(b"\n") == 1
+    assert b"libvirtd does not answer" in result.err
+    assert seconds < 15
+    assert clean.job("exit 4\n").code == 4
+
+
+@pytest.fixture
+def full(node):
+    """Give a function that puts a small disk over one of the node's directories."""
+    mounted = []
+
+    def over(directory, kib, *, filled=False):
+        mode = f"{directory.stat().st_mode & 0o777:o}"
+        options = f"size={kib}k,mode={mode}"
+        subprocess.run(["mount", "-t", "tmpfs", "-o", options, "t", directory], check=True)
+        mounted.append(directory)
+        if filled:
+            subprocess.run(["fallocate", "-l", f"{kib}K", directory / "filler"], check=True)
+
+    yield over
+    for directory in mounted:
+        left = [p.name for p in directory.rglob("*") if p.name != "filler"]
+        subprocess.run(["umount", directory], check=True)
+        assert left == []
+
+
+@pytest.mark.parametrize(("kib", "filled"), [(4, True), (16, False)])
+def test_a_full_disk_for_the_guests_files(clean, full, kib, filled):
+    full(clean.state / "jobs", kib, filled=filled)
+    result, seconds = timed(clean)
+    assert (result.code, result.out) == (EXIT_HOST_FAULT, b"")
+    assert result.err.count(b"\n") == 1
+    assert b"pre-boot" in result.err or b"seed" in result.err
+    assert b"No space left on device" in result.err
+    assert seconds < 15
+
+
+@pytest.mark.parametrize("filled", [True, False])
+def test_a_full_disk_for_the_journal(clean, full, filled):
+    """It is full before the first line, and after some records: those of two guests take 8 KiB."""
+    full(clean.state / "journal", 4, filled=filled)
+    result, seconds = timed(clean, "-vm", "vms_per_node=2")
+    assert (result.code, result.out) == (EXIT_HOST_FAULT, b"")
+    assert b"journal" in result.err
+    assert b"No space left on device" in result.err
+    assert seconds < 20
+
+
+def test_a_script_that_crashes_its_guests_kernel(clean, config, scratch):
+    """The guest's own root has opened the panic button to everybody."""
+    scripts = clean.config.parent / "guest-prologue"
+    scripts.mkdir()
+    (scripts / "10-button").write_text("#!/bin/sh\nchmod 666 /proc/sysrq-trigger\n")
+    (scripts / "10-button").chmod(0o755)
+    config("plugin.linux-guest", f'prologue = "{scripts}"')
+    try:
+        text = "#!/bin/sh\necho before\nsleep 1\necho c > /proc/sysrq-trigger\nsleep 60\n"
+        result, seconds = timed(clean, text=text)
+    finally:
+        shutil.rmtree(scripts)
+    assert (result.code, result.out) == (EXIT_GUEST_DIED, b"before\n")
+    assert b"died while the job ran" in result.err
+    assert seconds < 20
+
+
+def test_a_guest_prologue_of_the_site_that_fails(clean, config):
+    scripts = clean.config.parent / "guest-prologue"
+    scripts.mkdir()
+    (scripts / "10-fails").write_text("#!/bin/sh\necho no licence server >&2\nexit 9\n")
+    (scripts / "10-fails").chmod(0o755)
+    config("plugin.linux-guest", f'prologue = "{scripts}"')
+    try:
+        result, _ = timed(clean)
+    finally:
+        shutil.rmtree(scripts)
+    assert (result.code, result.out) == (EXIT_HOST_FAULT, b"")
+    assert b"10-fails" in result.err
+    assert b"no licence server" in result.err
+
+
+# -- bad images ---------------------------------------------------------------------------------
+
+
+def spoil_content(directory, version):
+    file = next((directory / version).iterdir())
+    with file.open("ab") as out:
+        out.write(b"x")
+
+
+def spoil_sidecar(directory, version):
+    sidecar = directory / "image.json"
+    data = json.loads(sidecar.read_text())
+    file = next(iter(data["files"].values()))
+    file["sha256"] = "0" * 64
+    sidecar.write_text(json.dumps(data))
+
+
+def empty_sidecar(directory, version):
+    (directory / "image.json").write_text("")
+
+
+def open_sidecar(directory, version):
+    (directory / "image.json").chmod(0o666)
+
+
+def open_file(directory, version):
+    next((directory / version).iterdir()).chmod(0o646)
+
+
+def open_directory(directory, version):
+    (directory / version).chmod(0o777)
+
+
+def open_pool(directory, version):
+    directory.parent.chmod(0o777)
+
+
+SPOILERS = [
+    spoil_content, spoil_sidecar, empty_sidecar, open_sidecar, open_file, open_directory, open_pool
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("spoil", SPOILERS, ids=lambda f: f.__name__)
+def test_an_image_that_cannot_be_trusted(clean, image, spoil):
+    """Refused by vsub, and by the node if vsub was passed by."""
+    pool = clean.state / "images"
+    made = image("spoilt", "")
+    mode = pool.stat().st_mode & 0o7777
+    spoil(pool / "spoilt", made.kernel.parent.name)
+    try:
+        refused(clean, "-vm", "img=spoilt", "job.sh")
+        job = faults.Hooks(clean, "spoilt.faults", pairs=(("img", "spoilt"),))
+        assert job.run("prologue")[0] == 0
+        code, out, err = job.wrapper()
+        assert job.run("epilogue")[0] == 0
+    finally:
+        pool.chmod(mode)
+    assert (code, out) == (EXIT_REFUSED, "")
+    assert err.count("\n") == 1
+    assert err.startswith("vtorque: ")
+
+
+# -- bad input ----------------------------------------------------------------------------------
+
+
+def refused(node, *args):
+    """Submit; check that it was refused in one line with nothing created; return the line."""
+    for old in ("out", "err"):
+        (node.home / old).unlink(missing_ok=True)
+    node.script(SCRIPT)
+    before = {p: p.stat().st_mtime_ns for p in (node.state / "local").rglob("*") if p.is_file()}
+    mine = {p.name for p in node.home.iterdir()}
+    done = node.as_user("vsub", "-o", "out", "-e", "err", *args, check=False)
+    assert done.returncode == EXIT_USAGE, done
+    assert done.stdout == b""
+    message = done.stderr.decode()
+    assert message.startswith("vsub: ")
+    assert message.count("\n") == 1
+    assert message[:-1].isprintable()
+    after = {p: p.stat().st_mtime_ns for p in (node.state / "local").rglob("*") if p.is_file()}
+    assert {p.name for p in node.home.iterdir()} == mine
+    assert {p.name for p in after} == {p.name for p in before}
+    assert json.loads(node.as_user("vmgr", "ps", "--json").stdout) == []
+    return message
+
+
+HOSTILE = ["../micro", "/etc/passwd", "..", ".", "mi'cro", 'mi"cro', "mi\ncro", "<mi>&cro;",
+           "$(id)", "`id`", "mi;cro", "mi cro", "mi\x1b[31mcro", "x" * 5000,
+           "mic\u202ero"]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTILE, ids=ascii)
+def test_hostile_image_names(clean, name):
+    refused(clean, "-vm", f"img={name}", "job.sh")
+
+
+@pytest.mark.parametrize(
+    ("args", "word"),
+    [
+        (["-vm", "imgg=micro"], "img"),
+        (["-vm", "ram=256M,ram=512M"], "twice"),
+        (["-vm", "ram=256M", "-vm", "ram=512M"], "twice"),
+        (["-vm", "img=nosuch"], "nosuch"),
+        (["-vm", "ram=8G"], "options.ram"),
+        (["-vm", "ram=-1"], "ram"),
+        (["-vm", "ram="], "ram"),
+        (["-vm", "ram"], "ram"),
+        (["-vm", "=1"], ""),
+        (["-vm", ""], ""),
+        (["-vm"], "-vm"),
+        (["-vm", "vcpus=0"], "vcpus"),
+        (["-vm", "vcpus=\uff11"], "vcpus"),
+        (["-vm", "keep=1"], "keep"),
+        (["-vm", "none,ram=1G"], "none"),
+        (["-vm", "distro=nosuch"], "nosuch"),
+        (["-vm", "vm_prologue=missing.sh"], "missing.sh"),
+        (["-vm", "vm_prologue=/root/.profile"], "ermission"),
+        (["-vm", "vm_prologue=."], "directory"),
+        (["-N", "a b"], "-N"),
+        (["-N", "a\nb"], "-N"),
+        (["-N", "a/b"], "-N"),
+        (["-l", "nodes=2"], "nodes"),
+        (["-Z"], "-Z"),
+        (["-S", "sh"], "-S"),
+    ],
+    ids=lambda value: ascii(value)[:40],
+)
+def test_bad_arguments(clean, config, args, word):
+    config("options.ram", 'max = "1G"')
+    # An option without its value takes the script for it: then it is the value that is wrong.
+    assert word in refused(clean, *args, "job.sh")
+
+
+def test_a_bad_directive_in_the_script(clean):
+    path = clean.home / "directive.sh"
+    path.write_text("#!/bin/sh\n#VSUB -vm nosuch=1\n")
+    path.chmod(0o755)
+    assert "nosuch" in refused(clean, "directive.sh")
+    path.unlink()
+
+
+@pytest.mark.parametrize("kind", ["missing", "directory", "unreadable", "fifo"])
+def test_scripts_that_cannot_be_read(clean, kind):
+    path = clean.home / "bad.sh"
+    if kind == "directory":
+        path.mkdir()
+    elif kind == "unreadable":
+        path.write_text(SCRIPT)
+        path.chmod(0o000)
+    elif kind == "fifo":
+        subprocess.run(["mkfifo", "-m", "666", path], check=True)
+    assert "bad.sh" in refused(clean, "bad.sh")
+    if kind == "directory":
+        path.rmdir()
+    else:
+        path.unlink(missing_ok=True)
+
+
+def test_a_name_with_every_allowed_character_is_harmless(clean):
+    """Quotes, XML and shell characters reach libvirt, journal and file names as text."""
+    result = clean.job(SCRIPT, name="t\"'<&>$(id)`;|*?[]{}\\%")
+    assert (result.code, result.out, result.err) == (0, b"ran\n", b"")
+
+
+# -- forged requests ----------------------------------------------------------------------------
+
+_FORGE = """
+import json, os, socket, sys
+message = json.loads(sys.argv[1])
+with socket.socket(socket.AF_UNIX) as sock, sock.makefile("rb") as lines:
+    sock.connect(sys.argv[2])
+    sock.sendall(json.dumps(message).encode() + b"\\n")
+    answer = json.loads(lines.readline())
+    if "id" in answer:  # the next line is the job's end
+        answer = json.loads(lines.readline())
+print(json.dumps(answer))
+"""
+
+
+def forged(node, token):
+    """Hand a job with this token to the batch system without vsub; return answer and outputs."""
+    for old in ("out", "err"):
+        (node.home / old).unlink(missing_ok=True)
+    message = {
+        "op": "submit", "argv": ["-N", "t", "-o", "out", "-e", "err"], "environ": {},
+        "script": base64.b64encode(SCRIPT.encode()).decode(), "cwd": str(node.home), "token": token,
+    }  # fmt: skip
+    done = node.as_user(
+        str(node.prefix / "bin/python3"), "-I", "-c", _FORGE, json.dumps(message),
+        str(node.run_dir / "local.sock"),
+    )  # fmt: skip
+    out, err = (p.read_text() if p.exists() else "" for p in (node.home / "out", node.home / "err"))
+    return json.loads(done.stdout), out, err
+
+
+def raw(document):
+    return to_token(json.dumps(document).encode())
+
+
+FORGED = {
+    "unknown key": (to_token(Request((("nosuch", "1"),)).encode()), "nosuch"),
+    "out of policy": (to_token(Request((("ram", "8G"),)).encode()), "options.ram"),
+    "out of the pool": (to_token(Request((("img", "../micro"),)).encode()), "img"),
+    "XML": (to_token(Request((("img", "<a/>&\x01\n"),)).encode()), "img"),
+    "twice": (
+        raw({"v": 1, "vm": [["ram", "1G"], ["ram", "1G"]], "files": {}, "shell": None}), "twice"
+    ),
+    "no JSON": (to_token(b"{"), "request"),
+    "no base64": ("vt1:A", "token"),
+    "no kind": ("vt1:BBBB", "token"),
+    "no zlib": ("vt1:AQEB", "token"),
+    "empty": (to_token(b""), "request"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", FORGED)
+def test_a_forged_request(clean, config, what):
+    token, word = FORGED[what]
+    config("options.ram", 'max = "1G"')
+    answer, out, err = forged(clean, token)
+    assert answer.get("code") == EXIT_REFUSED, (answer, err)
+    assert out == ""
+    assert err.count("\n") == 1
+    assert err.startswith("vtorque: ")
+    assert err[:-1].isprintable()
+    assert word in err
+
+
+def test_an_honest_request_by_the_same_way(clean):
+    """What the tests above forge would run if it were not bad."""
+    answer, out, err = forged(clean, to_token(Request(()).encode()))
+    assert (answer["code"], out, err) == (0, "ran\n", "")
