@@ -94,7 +94,8 @@ for path in (f"{run}/jobs", f"{run}/jobs/{key}", g, f"{state}/jobs", f"{state}/j
              f"{run}/locks"):
     attempt(f"list {path}", lambda: os.listdir(path))
     attempt(f"write into {path}", lambda: opened(f"{path}/x", os.O_WRONLY | os.O_CREAT))
-for path in (f"{run}/proof", run, state, f"{state}/local", f"{state}/images/micro", f"{state}/images"):
+for path in (f"{run}/proof", run, state, f"{state}/local", f"{state}/images",
+             f"{state}/images/micro"):
     attempt(f"write into {path}", lambda: opened(f"{path}/x", os.O_WRONLY | os.O_CREAT))
 for path in (f"{s}/seed.iso", f"{s}/console.log", f"{s}/overlay.qcow2", f"{state}/site.secret",
              f"{state}/journal/{key}.jsonl", f"{run}/proof/{job}.json",
