@@ -224,6 +224,8 @@ def check_tools(site: Site) -> Iterator[HealthResult]:
         "qemu-img": "qemu-utils",
         "nft": "nftables",
         "virtlogd": "libvirt-daemon",
+        "setpriv": "util-linux",
+        "qemu-storage-daemon": "qemu-system-common",
         "/usr/lib/qemu/virtiofsd": "qemu-system-common",
     }
     for tool, package in packages.items():
