@@ -83,7 +83,7 @@ class Service:
         self.setup.run.mkdir(mode=0o755, parents=True, exist_ok=True)
         self.setup.spool.mkdir(mode=0o711, parents=True, exist_ok=True)
         self.spool.mkdir(mode=0o711, exist_ok=True)
-        locks.take(self.setup.spool / "lock", 0)
+        locks.take(self.setup.spool / "lock", 5)  # one that is stopping still has it
         path = self.setup.run / "local.sock"
         path.unlink(missing_ok=True)
         self._server = _Server(str(path), partial(_Client, self))
