@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     import click
 
-    from vtorque_core.api_batch import NodeAdapter, Submitter
+    from vtorque_core.api_batch import JobShell, NodeAdapter, Submitter
     from vtorque_core.api_guest import GuestDriver
     from vtorque_core.api_image import Builder
     from vtorque_core.api_node import Site
@@ -158,14 +158,15 @@ class GuestType:
 
 @dataclass(frozen=True)
 class BatchSystem:
-    """One batch system. ``submitter`` is called by ``vsub``/``vmgr``, ``node`` by root's hooks.
+    """One batch system: ``submitter`` for ``vsub`` and ``vmgr``, ``node`` for root's hooks.
 
-    Both get the site config.
+    Both get the site config. ``shell`` is for the job shell, which reads none.
     """
 
     name: str
     submitter: Callable[[Site], Submitter]
     node: Callable[[Site], NodeAdapter]
+    shell: Callable[[], JobShell]
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,8 @@
-"""What a batch system implements: the submitting half (user) and the node half (root's hooks)."""
+"""What a batch system implements, in three parts.
+
+The submitting part runs as the user in ``vsub`` and ``vmgr``, the node part as root in the batch
+system's hooks, the job part as the user where the batch system starts the job.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,11 @@ import enum
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from vtorque_core.api_context import ContextItem
+    from vtorque_core.api_setup import Installation, SetupStep
 
 
 class Outcome(enum.Enum):
@@ -53,6 +61,21 @@ class SubmitArgs:
 
 
 @dataclass(frozen=True)
+class Needs:
+    """What a VM job asks of the batch system on each node, where its user has not said.
+
+    Args:
+        cpus: the guests' virtual CPUs and what the site reserves for the host.
+        mib: the guests' RAM, QEMU's overhead and the host's reserve, in MiB.
+        seconds: added to the walltime for the guests' start; 0: nothing.
+    """
+
+    cpus: int
+    mib: int
+    seconds: int = 0
+
+
+@dataclass(frozen=True)
 class JobInfo:
     """One line of ``vmgr ps``, from the batch system."""
 
@@ -74,10 +97,12 @@ class Submitter(Protocol):
         """
         ...
 
-    def submit(self, args: SubmitArgs, blob: bytes | None) -> int:
-        """Submit with the request ``blob`` (None: bare metal) attached; return the exit code.
+    def submit(self, args: SubmitArgs, blob: bytes | None, needs: Needs | None) -> int:
+        """Submit with the request ``blob`` attached; return the exit code.
 
-        What the batch system prints is the user's to see, unchanged.
+        ``needs`` fit what the user has given (``args.vcpus_given``, ``args.mib_given``): vsub has
+        looked. Both are None for a bare-metal job. What the batch system prints is the user's to
+        see, unchanged.
         """
         ...
 
@@ -98,11 +123,15 @@ class BatchJob:
         attempt: counts restarts of the same id, from 0.
         owner: login name as the batch system has authenticated it.
         node: this node's name in the batch system; ``nodes``: all, rank order.
+        slots: of each of ``nodes``, how many processes the batch system has for the job there;
+            empty: one each.
         cpus: host CPU ids of the job on this node, if the batch system fixed them.
         cpu_count: how many CPUs of this node the job has, if known.
         mem_mib: memory of the job on this node in MiB, if limited.
         resource_list: the resources as the batch system states them, for messages.
         bad_request: why the user's request cannot be read at all; the job is then refused.
+        detach: the hook must end at once, since the node's daemon waits for it: the guests start
+            in a process of their own, and the job shell waits for them.
     """
 
     id: str
@@ -110,6 +139,7 @@ class BatchJob:
     node: str
     nodes: tuple[str, ...]
     blob: bytes | None
+    slots: tuple[int, ...] = ()
     attempt: int = 0
     cpus: tuple[int, ...] = ()
     cpu_count: int | None = None
@@ -117,6 +147,7 @@ class BatchJob:
     name: str = ""
     resource_list: Mapping[str, str] = field(default_factory=dict)
     bad_request: str = ""
+    detach: bool = False
 
     @property
     def node_index(self) -> int:
@@ -124,17 +155,8 @@ class BatchJob:
         return self.nodes.index(self.node)
 
 
-@dataclass(frozen=True)
-class HookFile:
-    """A file that ``vtorque setup install`` puts in place for this batch system."""
-
-    path: Path
-    content: str
-    mode: int = 0o755
-
-
 class NodeAdapter(Protocol):
-    """The node half. Runs as root in the batch system's hooks, and in the reaper."""
+    """The node part. Runs as root in the batch system's hooks, and in the reaper."""
 
     def job(self, argv: Sequence[str], environ: Mapping[str, str]) -> BatchJob:
         """Read the hook's arguments. Raises HostFault if they are not this batch system's.
@@ -143,14 +165,76 @@ class NodeAdapter(Protocol):
         """
         ...
 
-    def finish(self, outcome: Outcome, reason: str) -> int:
-        """Tell the batch system how the prologue ended; return the hook's exit code."""
+    def context(self, job: BatchJob, guests: Sequence[PeerGuest]) -> Iterable[ContextItem]:
+        """Return what says inside every guest which guests the job has: node file, node list.
+
+        ``guests`` are those of all nodes, in rank order.
+        """
+        ...
+
+    def finish(self, job: BatchJob, outcome: Outcome, reason: str) -> int:
+        """Tell the batch system how the prologue ended; return the hook's exit code.
+
+        Of a job with ``detach`` the exit code goes nowhere: only what is told to the batch
+        system's server counts.
+        """
         ...
 
     def alive(self, ids: Sequence[str]) -> Mapping[str, Life]:
         """Ask which jobs still exist. Never raises: what cannot be known is UNKNOWN."""
         ...
 
-    def hook_files(self) -> Iterable[HookFile]:
-        """Return what ``vtorque setup install`` writes; empty if nothing is needed."""
+    def setup_steps(self, place: Installation) -> Sequence[SetupStep]:
+        """Return what makes the batch system call vTorque on this node, in order."""
+        ...
+
+
+@dataclass(frozen=True)
+class PeerGuest:
+    """One guest of the job, on whichever node: its name and how many processes fit it."""
+
+    hostname: str
+    slots: int
+
+
+@dataclass(frozen=True)
+class Started:
+    """How the batch system has started the job shell on the job's first node.
+
+    Args:
+        job_id: the id that the root hooks were called with.
+        script: path of the script on this node; None: an interactive job.
+        args: the script's arguments.
+        cwd: the job's working directory; empty: this process's.
+        nodes: how many nodes the job has.
+    """
+
+    job_id: str
+    script: Path | None
+    args: tuple[str, ...] = ()
+    cwd: str = ""
+    nodes: int = 1
+
+
+class JobShell(Protocol):
+    """The job part. Runs as the user, in the job shell that the batch system starts."""
+
+    host_only: frozenset[str]
+    """Variables of the batch system that make no sense in a guest."""
+
+    def started(
+        self, argv: Sequence[str], environ: Mapping[str, str], stdin: int | None
+    ) -> Started:
+        """Return what this job is. Raises UsageError if the batch system has not started us."""
+        ...
+
+    def content(self, script: bytes) -> bytes:
+        """Return the user's script from what the batch system has kept of it."""
+        ...
+
+    def on_every_node(self, command: Sequence[str], environ: Mapping[str, str]) -> list[str]:
+        """Return a command that runs ``command`` once on each of the job's nodes, as the user.
+
+        It ends with an exit code other than 0 if one of them does.
+        """
         ...

@@ -184,7 +184,7 @@ def paths_of(raw: Raw) -> Paths:
     table: PathsTable | None = builder.table(PathsTable, "paths")
     builder.raise_first()
     table = table or PathsTable()
-    return Paths(table.state, table.run)
+    return Paths(table.state, table.run, table.jobshell)
 
 
 def load(path: Path, plugins: Plugins, *, node: bool = False) -> Site:
@@ -233,7 +233,7 @@ class _Builder:
             shares=self.shares(),
             plugins=wanted,
             options=self.options(plugins, wanted),
-            paths=Paths(paths.state, paths.run),
+            paths=Paths(paths.state, paths.run, paths.jobshell),
             settings=self.settings(plugins, wanted, node),
             warnings=tuple(self.warnings),
         )
@@ -282,6 +282,8 @@ class _Builder:
             self.problem("network", key, message)
         if network.addressing == "command" and not network.command.startswith("/"):
             self.problem("network", "addressing", "needs command = an absolute path of a program")
+        if network.node_ports and network.kind != "network":
+            self.problem("network", "node_ports", 'has an effect with kind = "network" only')
 
     def shares(self) -> Mapping[str, Share]:
         if "shares" not in self.raw.data:

@@ -64,6 +64,13 @@ def _addresses(values: tuple[str, ...]) -> None:
         _address(value)
 
 
+def _ports(values: tuple[str, ...]) -> None:
+    for value in values:
+        match = re.fullmatch(r"(?:tcp|udp)/([0-9]{1,5})", value, re.ASCII)
+        if match is None or not 0 < int(match[1]) < 1 << 16:
+            raise ValueError(f"has {value!r}: write tcp/PORT or udp/PORT, a port is 1 to 65535")
+
+
 def _node_number(value: str) -> None:
     try:
         groups = re.compile(value).groups
@@ -94,6 +101,9 @@ class Batch:
 
     system: str = _key("local", "batch system: local, or the name that a plugin brings")
     vm_by_default: bool = _key(True, "a job without -vm runs in a VM; false: on bare metal")
+    boot_walltime: float = _key(
+        0.0, "added to the walltime that a VM job asks for, since guests start within it", "s"
+    )
 
 
 @dataclass(frozen=True)
@@ -108,6 +118,12 @@ class PathsTable:
     )
     run: Path = _key(  # noqa: RUF009
         Path("/run/vtorque"), "in memory: locks, sockets, proofs", None, _absolute
+    )
+    jobshell: Path = _key(  # noqa: RUF009
+        Path("/usr/libexec/vtorque-jobshell"),
+        "what batch systems start instead of a job's shell; the same on all hosts",
+        None,
+        _absolute,
     )
 
 
@@ -173,6 +189,9 @@ class Network:
         _node_number,
     )
     command: str = _key("", "addressing=command: program called with node, guests per node, index")
+    node_ports: tuple[str, ...] = _key(
+        (), "ports of the node itself that guests reach, such as tcp/2049", None, _ports
+    )
     filter: bool = _key(True, "drop what a guest sends with another's MAC or IP address")
     opt_in_unfiltered: bool = _key(False, "accept guests that can forge addresses")
 

@@ -100,9 +100,13 @@ def vtorque_batch_systems() -> Iterable[BatchSystem]:
             from acme.node import AcmeNode
             return AcmeNode(site)
 
+        def shell():
+            from acme.shell import AcmeJobShell
+            return AcmeJobShell()
+
         @hookimpl
         def vtorque_batch_systems():
-            yield BatchSystem("acme", submitter=submitter, node=node)
+            yield BatchSystem("acme", submitter=submitter, node=node, shell=shell)
     """
     return ()
 

@@ -19,10 +19,15 @@ _NAMESPACE = "6f8b4d0e-4b5a-5a0e-9a0c-1b6d3f0c7a11"
 
 @dataclass(frozen=True)
 class Paths:
-    """The directories vTorque owns, as the site config's ``[paths]`` gives them."""
+    """The directories vTorque owns, as the site config's ``[paths]`` gives them.
+
+    ``jobshell`` is the program that batch systems start instead of a job's shell: the same path
+    on every host, since it is named at submission.
+    """
 
     state: Path = Path("/var/lib/vtorque")
     run: Path = Path("/run/vtorque")
+    jobshell: Path = Path("/usr/libexec/vtorque-jobshell")
 
     @property
     def journal(self) -> Path:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from vtorque_core import hypervisor, images, ledger, names, network
 from vtorque_core.api import JobRequest
-from vtorque_core.api_batch import BatchJob
+from vtorque_core.api_batch import BatchJob, PeerGuest
 from vtorque_core.api_context import ContextItem, EnvVar
 from vtorque_core.api_domain import Disk, Element, Interface, MemoryBacking
 from vtorque_core.api_guest import GuestDriver
@@ -128,7 +128,7 @@ def plan_guests(
     guests = []
     for index in range(count):
         plan = _guest(job, request, site, user, image, secret, index)
-        guests.append(PlannedGuest(plan, driver, tuple(_claims(plan, site, plugins))))
+        guests.append(PlannedGuest(plan, driver, tuple(_claims(plan, job, site, plugins))))
     return guests
 
 
@@ -205,13 +205,13 @@ def _expand(text: str, known: dict[str, str]) -> str:
     return text
 
 
-def _claims(guest: GuestPlan, site: Site, plugins: Plugins) -> list[Claim]:
+def _claims(guest: GuestPlan, job: BatchJob, site: Site, plugins: Plugins) -> list[Claim]:
     claims: list[Claim] = [
         CoreClaim("vcpu", guest.vcpus),
         MemoryClaim(guest.ram_mib),
         MemoryClaim(site.node.qemu_overhead, use="emulator"),
     ]
-    address = network.claim(site.network, guest.node, guest.guests_per_node, guest.index)
+    address = network.claim(site.network, job, guest.guests_per_node, guest.index)
     if address is not None:
         claims.append(address)
     refusals = []
@@ -232,9 +232,7 @@ def addressed(
     if site.network.kind == "none":
         return list(guests)
     leases = [guest.leased(network.POOL) for guest in guests]
-    peers = tuple(
-        (guest.hostname, lease[0]) for guest, lease in zip(guests, leases, strict=True) if lease
-    )
+    peers = _peers(guests, leases, job, site)
     return [
         dataclasses.replace(
             guest,
@@ -251,10 +249,44 @@ def addressed(
     ]
 
 
+def _peers(
+    guests: Sequence[GuestPlan], leases: Sequence[tuple[str, ...]], job: BatchJob, site: Site
+) -> tuple[tuple[str, str], ...]:
+    """Return (hostname, ip) of all guests of the job, by rank; no ip where none is assigned."""
+    count = guests[0].guests_per_node
+    if len(job.nodes) == 1:
+        return tuple(
+            (guest.hostname, lease[0]) for guest, lease in zip(guests, leases, strict=True) if lease
+        )
+    assigned = site.network.addressing != "dhcp"
+    return tuple(
+        (
+            names.guest_hostname(node, index, count),
+            network.address_of(site.network, job, node, count, index) if assigned else "",
+        )
+        for node in job.nodes
+        for index in range(count)
+    )
+
+
+def peer_guests(guests: Sequence[GuestPlan], job: BatchJob) -> list[PeerGuest]:
+    """Return all guests of the job in rank order, as a batch system lists nodes."""
+    first = guests[0]
+    return [
+        PeerGuest(names.guest_hostname(node, index, first.guests_per_node), first.vcpus)
+        for node in job.nodes
+        for index in range(first.guests_per_node)
+    ]
+
+
 def context_of(
-    guest: GuestPlan, driver: GuestDriver, site: Site, plugins: Plugins
+    guest: GuestPlan,
+    driver: GuestDriver,
+    site: Site,
+    plugins: Plugins,
+    batch: Sequence[ContextItem] = (),
 ) -> list[ContextItem]:
-    """Return everything that must hold inside a guest.
+    """Return everything that must hold inside a guest; ``batch``: what the batch system adds.
 
     Raises Refused naming plugin and item if the guest type cannot apply one of them.
     """
@@ -262,6 +294,7 @@ def context_of(
     items: list[ContextItem] = [
         EnvVar("VTORQUE_JOBID", guest.job_id),
         EnvVar("VTORQUE_RANK", str(guest.rank)),
+        *batch,
         *driver.context(guest, site),
     ]
     for contribution in plugins.collect("vtorque_guest_context", guest=guest, site=site):

@@ -11,6 +11,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from vtorque_core.api import FileData, JobRequest, Option
+from vtorque_core.api_batch import Needs
+from vtorque_core.api_options import RAM, VCPUS, VMS_PER_NODE
 from vtorque_core.errors import Refusal, Refused, VtorqueError, printable
 from vtorque_core.limits import Limits, effective_default, refusal
 from vtorque_core.request import Request, unknown_key
@@ -136,3 +138,32 @@ def _broken(plugins: Plugins) -> str:
     if not named:
         return ""
     return f" (plugins that could not be loaded here: {', '.join(sorted(named))})"
+
+
+def needs(wanted: JobRequest, site: Site) -> Needs:
+    """Return what the job's guests ask of the batch system on each node."""
+    count, node = wanted[VMS_PER_NODE], site.node
+    return Needs(
+        cpus=count * wanted[VCPUS] + node.host_reserve_cores,
+        mib=count * (wanted[RAM] + node.qemu_overhead) + node.host_reserve_ram,
+        seconds=round(site.batch.boot_walltime),
+    )
+
+
+def check_share(needed: Needs, cpus: int | None, mib: int | None) -> None:
+    """Refuse a job that asks the batch system for less than its guests need.
+
+    Args:
+        needed: per node.
+        cpus, mib: what the user has asked for per node, None where they did not say.
+
+    Raises Refused.
+    """
+    fix = "ask the batch system for more, for fewer or smaller guests, or for nothing: vsub does"
+    refusals = [
+        Refusal(f"the guests of a node need {need} {unit}", value=f"{given} asked for", fix=fix)
+        for need, given, unit in ((needed.cpus, cpus, "CPUs"), (needed.mib, mib, "MiB of memory"))
+        if given is not None and given < need
+    ]
+    if refusals:
+        raise Refused(*refusals)

@@ -7,91 +7,24 @@ batch system is told the outcome in its own way.
 
 from __future__ import annotations
 
-import contextlib
-import os
 import sys
 import syslog
-import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from dataclasses import dataclass, replace
-from typing import Literal
+from collections.abc import Callable, Mapping, Sequence
 
-from vtorque_core import accel, hypervisor, ledger, names, plan, policy, proof
-from vtorque_core.api import FileData, JobRequest
+from vtorque_core import names, plan, proof
 from vtorque_core.api_batch import BatchJob, Life, NodeAdapter, Outcome
-from vtorque_core.api_context import EnvVar
-from vtorque_core.api_domain import Channel, Disk, Filesystem, Interface
-from vtorque_core.api_guest import GuestDriver
-from vtorque_core.api_node import GuestPlan, JobUser, Resource
-from vtorque_core.api_options import KEEP, VM_EPILOGUE, VM_PROLOGUE
+from vtorque_core.api_node import JobUser
 from vtorque_core.config import Site
-from vtorque_core.domain import console
-from vtorque_core.domain.daemons import disk_daemon, share_daemon
-from vtorque_core.domain.merge import MergedDomain, merge
-from vtorque_core.domain.render import DomainSpec, render, tap_name
+from vtorque_core.detach import detached
 from vtorque_core.errors import HostFault, Refused, VtorqueError, printable
 from vtorque_core.journal import Journal
 from vtorque_core.locks import Busy, job_lock
 from vtorque_core.plugins import Plugins
-from vtorque_core.proof import Proof, ProofGuest
+from vtorque_core.proof import Proof
 from vtorque_core.reap import reap, release_job
-from vtorque_core.records import JobHeader
-from vtorque_core.request import Request
-from vtorque_core.resources import Domain, File, Overlay, Tree
-from vtorque_core.resources.netfilter import Netfilter
+from vtorque_core.start import header, proof_file, start_job
 from vtorque_core.teardown import teardown
-
-
-@dataclass
-class Start:
-    """One start of a job on this node; what action hooks get as ``job`` (api_node.NodeJob)."""
-
-    id: str
-    user: JobUser
-    site: Site
-    deadline: float
-    journal: Journal
-    plugins: Plugins
-    guests: Sequence[GuestPlan] = ()
-    acting: str = "core"
-    phase: str = "plan"
-
-    def acquire(
-        self, resource: Resource, guest: GuestPlan | None = None, needs: Iterable[int] = ()
-    ) -> int:
-        """Journal ``resource``, fsync, create it; return the record's number."""
-        if time.monotonic() > self.deadline:
-            raise HostFault(f"no time left before {resource.kind}", stage=self.phase)
-        index = guest.index if guest is not None else None
-        return self.journal.acquire(
-            resource, plugin=self.acting, guest=index, needs=tuple(needs), phase=self.phase
-        )
-
-    def enter(self, phase: str) -> None:
-        """Begin a phase: it is in the timeline, and in the message if it fails."""
-        self.phase = phase
-        self.journal.phase(phase)
-
-    def act(self, hook: str) -> None:
-        """Run an action hook, plugin by plugin; what it acquires is recorded as that plugin's."""
-        for name in self.plugins.names:
-            self.acting = name
-            self.plugins.collect(hook, only=name, job=self)
-        self.acting = "core"
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """A guest with everything that its domain is made of. ``owner``: its guest type's plugin."""
-
-    plan: GuestPlan
-    driver: GuestDriver
-    owner: str
-    merged: MergedDomain
-    resources: tuple[Resource, ...]
-    environ: Mapping[str, str]
 
 
 def run(
@@ -107,19 +40,35 @@ def run(
     """
     job = adapter.job(argv, environ)
     if job.blob is None:
-        return adapter.finish(Outcome.NOT_OURS, "")
+        return adapter.finish(job, Outcome.NOT_OURS, "")
+    if job.detach:
+        return detached(lambda begun: _run(job, site, plugins, adapter, begun))
+    return _run(job, site, plugins, adapter)
+
+
+def _run(
+    job: BatchJob,
+    site: Site,
+    plugins: Plugins,
+    adapter: NodeAdapter,
+    begun: Callable[[], None] = lambda: None,
+) -> int:
     try:
         with job_lock(site.paths, job.id):
-            outcome, reason = _attempt(job, site, plugins, adapter)
+            outcome, reason = _attempt(job, site, plugins, adapter, begun)
     except Busy as error:  # its other prologue or its epilogue is at work: leave all to that
         outcome, reason = Outcome.HOST_FAULT, str(error)
     if reason:
         sys.stderr.write(f"vtorque: {printable(reason, 2000)}\n")
-    return adapter.finish(outcome, reason)
+    return adapter.finish(job, outcome, reason)
 
 
 def _attempt(
-    job: BatchJob, site: Site, plugins: Plugins, adapter: NodeAdapter
+    job: BatchJob,
+    site: Site,
+    plugins: Plugins,
+    adapter: NodeAdapter,
+    begun: Callable[[], None],
 ) -> tuple[Outcome, str]:
     def reap_gone() -> None:
         """Release what jobs hold here that have ended without an epilogue."""
@@ -134,7 +83,7 @@ def _attempt(
     detail: tuple[str, ...] = ()
     try:
         release_job(site.paths, job.id)  # what a killed prologue of this job has left
-        start_job(job, site, plugins, reap_gone)
+        start_job(job, site, plugins, adapter, reap_gone, begun)
     except Refused as error:
         outcome, reason = Outcome.REFUSED, str(error)
     except Exception as error:
@@ -163,228 +112,9 @@ def _give_up(job: BatchJob, site: Site, plugins: Plugins, user: JobUser, told: P
             teardown(path, site.paths, plugins, release_timeout=site.node.release_timeout)
         if path.exists():
             raise HostFault(f"not all released, see {path}")
-        with Journal.start(site.paths, _header(job, user, site, plugins)) as journal:
-            journal.acquire(_proof_file(told, user, site), plugin="core", phase=told.state)
+        with Journal.start(site.paths, header(job, user, site, plugins)) as journal:
+            journal.acquire(proof_file(told, user, site), plugin="core", phase=told.state)
     except VtorqueError as error:  # a full disk, mostly: tell the user all the same. The epilogue
         # takes the proof away, journalled or not.
         syslog.syslog(syslog.LOG_ERR, f"vtorque {job.id}: {error}")
         proof.write(site.paths, told, gid=user.gid)
-
-
-def _proof_file(told: Proof, user: JobUser, site: Site) -> File:
-    """Return the proof as a resource: root's, for the user's primary group to read."""
-    path = str(site.paths.proof(told.job))
-    return File(path, mode=0o640, gid=user.gid, replace=True, content=told.encode())
-
-
-def _header(job: BatchJob, user: JobUser, site: Site, plugins: Plugins) -> JobHeader:
-    return JobHeader(
-        id=job.id,
-        attempt=job.attempt,
-        owner=user.name,
-        uid=user.uid,
-        batch=site.batch.system,
-        plugins={name: plugins.distributions[name] for name in plugins.names},
-    )
-
-
-def start_job(
-    job: BatchJob, site: Site, plugins: Plugins, reap_gone: Callable[[], None] = lambda: None
-) -> None:
-    """Boot all guests of the job on this node and prove them ready.
-
-    ``reap_gone`` is called if the job's claims are in use. Raises Refused, HostFault (both may
-    come from plugins) with everything still journalled.
-    """
-    assert job.blob is not None  # noqa: S101 - the caller has looked
-    if job.bad_request:
-        raise Refused(job.bad_request)
-    request = Request.decode(job.blob)
-    user = plan.job_user(job.owner, site)
-    wanted = policy.decide(request, site, plugins)
-    with Journal.start(site.paths, _header(job, user, site, plugins)) as journal:
-        deadline = time.monotonic() + site.node.start_timeout
-        _start(Start(job.id, user, site, deadline, journal, plugins), job, wanted, reap_gone)
-
-
-def _start(start: Start, job: BatchJob, wanted: JobRequest, reap_gone: Callable[[], None]) -> None:
-    site, plugins, journal, user = start.site, start.plugins, start.journal, start.user
-    told = _proof(start, job, wanted)
-    start.acquire(_proof_file(told, user, site))
-    secret = plan.load_secret(site.paths.secret)
-    start.enter("plan")
-    planned = plan.plan_guests(job, wanted, site, plugins, user, secret)
-    share = plan.node_share(job, site)
-    claims = [p.claims for p in planned]
-    try:
-        placements = ledger.place(journal, claims, share, site.paths)
-    except ledger.InUse:
-        reap_gone()
-        placements = ledger.place(journal, claims, share, site.paths)
-    if job.cpus:  # every helper process that we start stays within the job's share
-        os.sched_setaffinity(0, job.cpus)
-    placed = [replace(p.plan, placement=at) for p, at in zip(planned, placements, strict=True)]
-    start.guests = plan.addressed(placed, job, site, secret)
-    start.enter("render domain")
-    drivers = [p.driver for p in planned]
-    prepared = [_prepare(g, d, start) for g, d in zip(start.guests, drivers, strict=True)]
-    start.enter("pre-boot")
-    _acquire_all(start, prepared)
-    start.act("vtorque_pre_boot")
-    start.enter("boot")
-    chosen = accel.choose(site.node.accel, site.paths.run, site.node.qemu_user)
-    if chosen.warning:
-        sys.stderr.write(f"vtorque: warning: {chosen.warning}\n")
-    _in_parallel(prepared, lambda p: _boot(start, p, chosen.type))
-    start.enter("ready")
-    _in_parallel(prepared, lambda p: _await(start, p), lambda p: _end_guest(start, p))
-    start.enter("post-boot")
-    start.act("vtorque_post_boot")
-    first = start.guests[0]
-    proof.write(
-        site.paths,
-        replace(
-            told,
-            state="ready",
-            guest_type=first.image.guest_type,
-            plugin=plugins.plugin_of("vtorque_guest_types", first.image.guest_type),
-            environ={**told.environ, **prepared[0].environ},
-            guests=tuple(
-                ProofGuest(g.name, g.hostname, g.rank, str(g.run_dir)) for g in start.guests
-            ),
-        ),
-        gid=user.gid,
-    )
-    start.enter("run")
-
-
-def _proof(start: Start, job: BatchJob, wanted: JobRequest) -> Proof:
-    """Return what the wrapper is told while the guests start."""
-    environ = {"HOME": f"/home/{start.user.name}"} if "home" in start.site.shares else {}
-    return Proof(
-        job=job.id,
-        attempt=job.attempt,
-        uid=start.user.uid,
-        state="starting",
-        deadline=time.time() + start.deadline - time.monotonic(),
-        grace=start.site.node.grace,
-        shell=wanted.shell,
-        prologue=_content(wanted[VM_PROLOGUE]),
-        epilogue=_content(wanted[VM_EPILOGUE]),
-        keep=wanted[KEEP],
-        environ=environ,
-    )
-
-
-def _content(file: FileData | None) -> bytes | None:
-    return None if file is None else file.content
-
-
-def _prepare(guest: GuestPlan, driver: GuestDriver, start: Start) -> Prepared:
-    items = plan.context_of(guest, driver, start.site, start.plugins)
-    merged = merge(plan.domain_contributions(guest, driver, start.site, start.plugins))
-    resources = tuple(driver.resources(guest, items, start.site))
-    environ = {item.name: item.value for item in items if isinstance(item, EnvVar)}
-    owner = start.plugins.plugin_of("vtorque_guest_types", guest.image.guest_type)
-    return Prepared(guest, driver, owner, merged, resources, environ)
-
-
-def _acquire_all(start: Start, prepared: Sequence[Prepared]) -> None:
-    key = names.job_key(start.id, start.guests[0].attempt)
-    for top in (start.site.paths.job_state(key), start.site.paths.job_run(key)):
-        start.acquire(Tree(str(top), mode=0o711))
-    for each in prepared:
-        for directory in (each.plan.state_dir, each.plan.run_dir):
-            start.acquire(Tree(str(directory), mode=0o711), guest=each.plan)
-        for resource in _guest_resources(each):
-            start.acquire(resource, guest=each.plan)
-        start.acting = each.owner
-        for resource in each.resources:
-            start.acquire(resource, guest=each.plan)
-        start.acting = "core"
-
-
-def _guest_resources(each: Prepared) -> Iterable[Resource]:
-    image = each.plan.image
-    if image.disk is not None:
-        overlay = plan.overlay_path(each.plan)
-        yield Overlay(str(overlay), str(image.disk), image.disk_format, uid=each.plan.qemu_uid)
-    for element in each.merged.lists(Filesystem):
-        yield share_daemon(each.plan, element)
-    for disk in each.merged.lists(Disk):
-        if disk.user_owned:
-            yield disk_daemon(each.plan, disk)
-    for nic in each.merged.lists(Interface):
-        if nic.filtered:
-            yield Netfilter(tap_name(nic.mac), nic.mac, nic.ip)
-
-
-def _boot(start: Start, each: Prepared, accel_type: Literal["kvm", "tcg"]) -> None:
-    guest, site = each.plan, start.site
-    spec = DomainSpec(
-        guest, accel_type, site.node.qemu_user, allow_qemu_args=site.node.allow_qemu_args
-    )
-    sockets = {
-        alias: f"{guest.run_dir}/fs-{element.name}.sock"
-        for alias, element in each.merged.aliases(Filesystem).items()
-    } | {
-        alias: f"{guest.run_dir}/disk-{disk.name}.sock"
-        for alias, disk in each.merged.aliases(Disk).items()
-        if disk.user_owned
-    }
-    taps = {
-        alias: tap_name(nic.mac)
-        for alias, nic in each.merged.aliases(Interface).items()
-        if nic.filtered
-    }
-    templates = site.path.parent / "templates"
-    overrides = templates if templates.is_dir() else None
-    xml = render(spec, each.merged, sockets=sockets, taps=taps, overrides=overrides)
-    start.acquire(Domain(guest.name, guest.uuid, site.node.libvirt_uri, xml=xml), guest=guest)
-    try:
-        for channel in each.merged.lists(Channel):
-            owner = guest.user.uid if channel.owner == "job" else 0
-            os.chown(channel.path, owner, 0, follow_symlinks=False)
-            os.chmod(channel.path, 0o600)  # noqa: PTH101 - below a root-only directory
-    except FileNotFoundError:
-        raise _failed(each, HostFault("ended as soon as it was started", start.phase)) from None
-
-
-def _await(start: Start, each: Prepared) -> None:
-    def step(name: str) -> None:
-        start.journal.phase(name, guest=each.plan.index)
-
-    try:
-        each.driver.await_ready(each.plan, start.deadline, step)
-    except HostFault as error:
-        raise _failed(each, error) from error
-    start.journal.phase("ready", guest=each.plan.index)
-
-
-def _failed(each: Prepared, error: HostFault) -> HostFault:
-    """Return the error with what the guest's console said last, while there still is one."""
-    lines = console.tail(each.plan.state_dir / "console.log")
-    said = (f"the end of the console of {each.plan.hostname}:", *(f"| {line}" for line in lines))
-    return HostFault(str(error), detail=(*error.detail, *(said if lines else ())))
-
-
-def _end_guest(start: Start, each: Prepared) -> None:
-    with contextlib.suppress(HostFault):  # the teardown will say it
-        hypervisor.destroy_domain(start.site.node.libvirt_uri, each.plan.uuid, 5.0)
-
-
-def _in_parallel(
-    prepared: Sequence[Prepared],
-    work: Callable[[Prepared], None],
-    stop: Callable[[Prepared], None] = lambda _: None,
-) -> None:
-    """Do the work for all guests at once; if one fails ``stop`` the others, raise its error."""
-    with ThreadPoolExecutor(max_workers=len(prepared)) as pool:
-        futures = [pool.submit(work, each) for each in prepared]
-        first = wait(futures, return_when=FIRST_EXCEPTION)
-        failed = [future for future in futures if future in first.done and future.exception()]
-        for each, future in zip(prepared, futures, strict=True):
-            if failed and not future.done():
-                stop(each)
-    for future in failed:
-        future.result()

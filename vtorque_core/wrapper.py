@@ -3,10 +3,6 @@
 It waits for root's proof that the guests are ready, hands the script to the guest type's driver
 and ends with the script's exit code. Whatever else happens it says so in one line and runs
 nothing: there is no way from here to the script running on the host.
-
-Calling convention (Torque and OpenPBS, ``qsub -S``): no arguments, ``PBS_*`` in the environment,
-stdin is a pipe with one line, the script's path and the ``-F`` arguments. Of an interactive job
-stdin is the terminal.
 """
 
 from __future__ import annotations
@@ -14,17 +10,18 @@ from __future__ import annotations
 import os
 import pwd
 import resource
-import shlex
 import signal
+import socket
 import stat
+import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from vtorque_core import proof as proofs
 from vtorque_core.api import GuestType
+from vtorque_core.api_batch import JobShell, Started
 from vtorque_core.api_guest import GuestDied, ReadyGuest, Script, Streams
 from vtorque_core.errors import (
     EXIT_FAILED,
@@ -43,9 +40,10 @@ from vtorque_core.errors import (
 from vtorque_core.names import Paths
 from vtorque_core.proof import Proof
 
+AWAIT = "--await-job"  # the job shell's own option
+
 POLL = 0.05  # seconds between looks at the proof while the guests start
 SLACK = 5.0  # seconds after the proof's deadline until root counts as dead
-MAX_LINE = 1 << 20  # bytes of the line on stdin
 MAX_SCRIPT = 64 << 20  # bytes of a script
 
 HOST_ONLY = frozenset(
@@ -61,7 +59,6 @@ HOST_ONLY = frozenset(
         "LISTEN_PID",
         "NOTIFY_SOCKET",
         "OLDPWD",
-        "PBS_NODEFILE",  # names host nodes; the proof brings the guests'
         "SHLVL",
         "SSH_AUTH_SOCK",
         "SSH_CLIENT",
@@ -95,17 +92,10 @@ def load_plugin(name: str) -> GuestTypes:
     return Plugins.load(node=False, only={name})
 
 
-@dataclass(frozen=True)
-class Batch:
-    """How the batch system has started this process."""
-
-    job_id: str
-    path: Path | None  # of the script; None: interactive
-    args: Sequence[str]
-
-
 def run_job(
     paths: Paths,
+    shell: JobShell,
+    argv: Sequence[str] = (),
     *,
     environ: Mapping[str, str] | None = None,
     plugins: Callable[[str], GuestTypes] = load_plugin,
@@ -116,6 +106,7 @@ def run_job(
 
     Args:
         paths: vTorque's directories.
+        shell: how this site's batch system starts jobs; ``argv``: what it has given here.
         environ: the batch system's environment of the job; None: this process's.
         plugins: loads the plugin that the proof names.
         streams: the job's own standard streams.
@@ -125,9 +116,11 @@ def run_job(
     """
     environ = dict(os.environ if environ is None else environ)
     try:
-        batch = read_batch(environ, streams.stdin)
-        ready = _await_proof(paths, batch.job_id, owner_uid)
-        script = make_script(batch, ready, environ, streams)
+        job = shell.started(argv, environ, streams.stdin)
+        ready = _await_proof(paths, job.job_id, owner_uid)
+        if job.nodes > 1:
+            _await_sisters(paths, shell, job, ready, environ, streams)
+        script = make_script(shell, job, ready, environ, streams)
         code = _run(ready, script, plugins, streams)
         if ready.keep:
             _keep(ready, code, streams)
@@ -151,29 +144,6 @@ class _Stop(Exception):
         self.message = message
         self.detail = detail
         super().__init__(message)
-
-
-def read_batch(environ: Mapping[str, str], stdin: int | None) -> Batch:
-    """Return the job's id and script from what the batch system gave. Raises UsageError."""
-    job_id = environ.get("PBS_JOBID", "")
-    if not job_id:
-        raise UsageError("PBS_JOBID is not set: this program is started by the batch system")
-    if stdin is None:
-        raise UsageError("no standard input, so no script")
-    if os.isatty(stdin):
-        return Batch(job_id, None, ())
-    line = b""
-    while chunk := os.read(stdin, 1 << 16):
-        line += chunk
-        if len(line) > MAX_LINE:
-            raise UsageError(f"script path and arguments are longer than {MAX_LINE} bytes")
-    try:
-        words = shlex.split(os.fsdecode(line))
-    except ValueError as error:
-        raise UsageError(f"the script's arguments (-F) cannot be split: {error}") from None
-    if not words:
-        raise UsageError("the batch system gave no script on standard input")
-    return Batch(job_id, Path(words[0]), tuple(words[1:]))
 
 
 def _await_proof(paths: Paths, job_id: str, owner_uid: int) -> Proof:
@@ -203,21 +173,76 @@ def _await_proof(paths: Paths, job_id: str, owner_uid: int) -> Proof:
         time.sleep(POLL)
 
 
-def make_script(batch: Batch, ready: Proof, environ: Mapping[str, str], streams: Streams) -> Script:
+def _await_sisters(
+    paths: Paths,
+    shell: JobShell,
+    job: Started,
+    ready: Proof,
+    environ: Mapping[str, str],
+    streams: Streams,
+) -> None:
+    """Wait until each node has proven its guests ready, or fail the job as one.
+
+    The batch system's own way to start something on a job's nodes is the only exchange between
+    them: each looks at its own root's proof and says what is wrong with it.
+    """
+    command = shell.on_every_node([str(paths.jobshell), AWAIT, job.job_id], environ)
+    left = max(ready.deadline + 2 * SLACK - time.time(), SLACK)
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, stdout=streams.stderr, stderr=streams.stderr,
+            timeout=left, check=False,
+        )  # fmt: skip
+    except FileNotFoundError:
+        raise _Stop(
+            EXIT_HOST_FAULT, f"{command[0]}: not found on this node; nothing was run"
+        ) from None
+    except subprocess.TimeoutExpired:
+        raise _Stop(
+            EXIT_HOST_FAULT,
+            f"the guests of the job's {job.nodes} nodes were not all ready {left:.0f} s after "
+            "those here; nothing was run",
+        ) from None
+    if done.returncode != 0:
+        raise _Stop(
+            EXIT_HOST_FAULT,
+            f"not all of the job's {job.nodes} nodes have their guests ready "
+            f"({Path(command[0]).name} ended with {done.returncode}); nothing was run",
+        )
+
+
+def await_here(paths: Paths, job_id: str, *, stderr: int = 2, owner_uid: int = 0) -> int:
+    """Wait for the proof of this node; return 0, or say why there is none. As the user.
+
+    The job shell on the first node has the batch system run this on each of the job's nodes.
+    """
+    try:
+        _await_proof(paths, job_id, owner_uid)
+    except _Stop as error:
+        for line in (error.message, *error.detail):
+            _say(Streams(None, stderr, stderr), f"{socket.gethostname()}: {line}")
+        return error.code
+    return 0
+
+
+def make_script(
+    shell: JobShell, job: Started, ready: Proof, environ: Mapping[str, str], streams: Streams
+) -> Script:
     """Return the script and its surroundings, as the guest shall have them.
 
-    The environment is the batch system's without :data:`HOST_ONLY`, with the login shell as
-    SHELL (the batch system sets this program) and with what the proof adds. Where the proof's
-    HOME is not the host's, the working directory and ``PBS_O_WORKDIR`` and the like follow it.
+    The environment is the batch system's without :data:`HOST_ONLY` and its own ``host_only``, with
+    the login shell as SHELL (the batch system sets this program) and with what the proof adds.
+    Where the proof's HOME is not the host's, the working directory and ``PBS_O_WORKDIR`` and the
+    like follow it.
     """
     try:
         account = pwd.getpwuid(os.getuid())
-        here = environ.get("PBS_O_INITDIR") or os.getcwd()  # noqa: PTH109
+        here = job.cwd or os.getcwd()  # noqa: PTH109
     except (KeyError, OSError) as error:
         message = f"no login or working directory on this node: {error}"
         raise _Stop(EXIT_HOST_FAULT, message) from None
     home = ready.environ.get("HOME", account.pw_dir)
-    found = {k: v for k, v in environ.items() if k not in HOST_ONLY}
+    found = {k: v for k, v in environ.items() if k not in HOST_ONLY | shell.host_only}
     found["SHELL"] = account.pw_shell or "/bin/sh"
     for name in _PATHS:
         if name in found:
@@ -225,19 +250,19 @@ def make_script(batch: Batch, ready: Proof, environ: Mapping[str, str], streams:
     mask = os.umask(0o077)
     os.umask(mask)
     return Script(
-        name="" if batch.path is None else batch.path.name,
-        content=b"" if batch.path is None else _read_script(batch.path),
+        name="" if job.script is None else job.script.name,
+        content=b"" if job.script is None else shell.content(_read_script(job.script)),
         environ=found | dict(ready.environ),
         cwd=_moved(here, account.pw_dir, home),
         interpreter=ready.shell,
-        args=batch.args,
+        args=job.args,
         umask=mask,
         limits={n: resource.getrlimit(getattr(resource, f"RLIMIT_{n}")) for n in _LIMITS},
         merge=_same_file(streams.stdout, streams.stderr),
         grace=ready.grace,
         prologue=ready.prologue,
         epilogue=ready.epilogue,
-        interactive=batch.path is None,
+        interactive=job.script is None,
     )
 
 

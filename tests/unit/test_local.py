@@ -45,7 +45,7 @@ SUBMIT = """
 import sys; from pathlib import Path; from vtorque_core.names import Paths
 from vtorque_core.local.submitter import LocalSubmitter
 s = LocalSubmitter(Paths(run=Path(sys.argv[1])))
-sys.exit(s.submit(s.split(sys.argv[2:]), None))
+sys.exit(s.submit(s.split(sys.argv[2:]), None, None))
 """
 HOOK = """#!/bin/sh
 # records its arguments and environment; slow or failing if the test says so
@@ -114,7 +114,7 @@ class Site:
         return str(path)
 
     def submit(self, *argv: str, blob: bytes | None = None) -> int:
-        return self.submitter.submit(self.submitter.split(argv), blob)
+        return self.submitter.submit(self.submitter.split(argv), blob, None)
 
     def hook(self, name: str, job_id: str) -> list[str]:
         return self.wait_for(self.root / f"{name}.{job_id}").read_text().split("\n")[:-1]
@@ -221,7 +221,7 @@ def test_default_names_directives_and_one_stream(site):
     )
     args = site.submitter.split((site.script(text),))
     assert args.directives == ("ram=1G",)
-    assert site.submitter.submit(args, None) == 0
+    assert site.submitter.submit(args, None, None) == 0
     assert (site.root / "first.o1").read_text() == "a\nb\n"
     assert not (site.root / "first.e1").exists()
     assert site.submit("-N", "second", site.script(text)) == 0, "the command line wins"

@@ -12,6 +12,7 @@ import pytest
 from vtorque_core import proof as proofs
 from vtorque_core.api import GuestType
 from vtorque_core.api_guest import GuestDied, Streams
+from vtorque_core.batch.jobshell import PbsJobShell
 from vtorque_core.errors import HostFault, Refused
 from vtorque_core.names import Paths
 from vtorque_core.proof import Proof, ProofGuest
@@ -73,6 +74,7 @@ class Job:
         files = [os.open(self.root / n, os.O_RDWR | os.O_CREAT | os.O_TRUNC) for n in ("o", "e")]
         code = run_job(
             self.paths,
+            PbsJobShell(),
             environ=self.environ | environ,
             plugins=self.plugins.load,
             streams=Streams(stdin, *files),
@@ -225,7 +227,14 @@ def test_merged_streams_are_noticed(job):
     driver = FakeDriver(0)
     fake = FakePlugins(driver)
     streams = Streams(stdin, out, out)
-    run_job(job.paths, environ=job.environ, plugins=fake.load, streams=streams, owner_uid=ME)
+    run_job(
+        job.paths,
+        PbsJobShell(),
+        environ=job.environ,
+        plugins=fake.load,
+        streams=streams,
+        owner_uid=ME,
+    )
     assert driver.calls[0][1].merge is True
     os.close(stdin)
     os.close(out)

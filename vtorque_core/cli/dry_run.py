@@ -36,7 +36,7 @@ def show(request: Request, config: Path) -> int:
     planned = plan.plan_guests(job, wanted, site, plugins, user, secret)
     placed = []
     for one in planned:
-        claim = network.claim(site.network, host, one.plan.guests_per_node, one.plan.index)
+        claim = network.claim(site.network, job, one.plan.guests_per_node, one.plan.index)
         leased = {network.POOL: (claim.items[one.plan.index],)} if claim else {}
         placement = Placement(memory_mib=one.plan.ram_mib, leased=leased)
         placed.append(dataclasses.replace(one.plan, placement=placement))

@@ -65,15 +65,25 @@ def epilogue(call: _Call, argv: tuple[str, ...]) -> None:
     sys.exit(module.run(call.config, argv[0]))
 
 
-@click.command(hidden=True)
+@click.command(hidden=True, context_settings=_PASS)
 @click.option("--config", type=click.Path(path_type=Path), default=None)
-def jobshell(config: Path | None) -> None:
-    """Run a job script inside its guest, as the job's user, instead of a shell."""
-    from vtorque_core.config import CONFIG_PATH, paths_of, read_toml  # noqa: PLC0415
-    from vtorque_core.wrapper import run_job  # noqa: PLC0415
+@click.argument("argv", nargs=-1, type=click.UNPROCESSED)
+def jobshell(config: Path | None, argv: tuple[str, ...]) -> None:
+    """Run a job script inside its guest, as the job's user, instead of a shell.
+
+    ARGV is what the batch system gives its job's shell; or "--await-job JOB", to wait for this
+    node's guests only.
+    """
+    from vtorque_core.cli.site import load  # noqa: PLC0415
+    from vtorque_core.config import CONFIG_PATH  # noqa: PLC0415
+    from vtorque_core.wrapper import AWAIT, await_here, run_job  # noqa: PLC0415
 
     try:
-        code = run_job(paths_of(read_toml(config or CONFIG_PATH)))
+        site, plugins = load(config or CONFIG_PATH, node=False)
+        if argv[:1] == (AWAIT,) and len(argv) == 2:
+            code = await_here(site.paths, argv[1])
+        else:
+            code = run_job(site.paths, plugins.batch_system(site.batch.system).shell(), argv)
     except VtorqueError as error:
         sys.stderr.write(f"vtorque: {error}\n")
         code = EXIT_NO_PROOF

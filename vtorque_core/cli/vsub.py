@@ -18,7 +18,7 @@ from vtorque_core.errors import VtorqueError
 from vtorque_core.images import select
 from vtorque_core.limits import Limits, effective_default
 from vtorque_core.plugins import Plugins
-from vtorque_core.policy import decide
+from vtorque_core.policy import check_share, decide, needs
 from vtorque_core.request import make_request, requested
 
 DRY_RUN = "--dry-run"
@@ -66,15 +66,17 @@ def submit(argv: Sequence[str]) -> int:
         if DRY_RUN in argv:
             sys.stdout.write("bare metal: no virtual machine\n")
             return 0
-        return submitter.submit(args, None)
+        return submitter.submit(args, None, None)
     request = make_request(pairs, plugins.options(), args.shell)
     wanted = decide(request, site, plugins)
     check_image(wanted, site)
+    needed = needs(wanted, site)
+    check_share(needed, args.vcpus_given, args.mib_given)
     if DRY_RUN in argv:
         from vtorque_core.cli.dry_run import show  # noqa: PLC0415
 
         return show(request, site.path)
-    return submitter.submit(args, request.encode())
+    return submitter.submit(args, request.encode(), needed)
 
 
 def check_image(wanted: JobRequest, site: Site) -> None:

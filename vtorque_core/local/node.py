@@ -7,7 +7,10 @@ import socket
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from vtorque_core.api_batch import BatchJob, HookFile, Life, Outcome
+from vtorque_core.api_batch import BatchJob, Life, Outcome, PeerGuest
+from vtorque_core.api_context import ContextItem
+from vtorque_core.api_setup import Installation, SetupStep
+from vtorque_core.batch import nodefile
 from vtorque_core.batch import pbs_convention as pbs
 from vtorque_core.errors import HostFault, Refused
 from vtorque_core.request import from_token
@@ -45,7 +48,11 @@ class LocalNode:
             bad_request=bad,
         )
 
-    def finish(self, outcome: Outcome, reason: str) -> int:
+    def context(self, job: BatchJob, guests: Sequence[PeerGuest]) -> Iterable[ContextItem]:
+        """Return the guests' node file, where Torque's nodes have it."""
+        return nodefile.items(job.id, guests)
+
+    def finish(self, job: BatchJob, outcome: Outcome, reason: str) -> int:
         """Return 0: there is no other node to try, and the wrapper tells the user the reason."""
         return pbs.prologue_exit(outcome, elsewhere=False)
 
@@ -57,6 +64,6 @@ class LocalNode:
         found = {each: jobs / each.partition(".")[0] / f"{each}.SC" for each in ids}
         return {each: Life.ALIVE if found[each].exists() else Life.GONE for each in ids}
 
-    def hook_files(self) -> Iterable[HookFile]:
+    def setup_steps(self, place: Installation) -> Sequence[SetupStep]:
         """Return nothing: the service calls vTorque's entry points itself."""
         return ()

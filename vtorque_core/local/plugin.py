@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from vtorque_core.api import BatchSystem, hookimpl, setting
 
 if TYPE_CHECKING:
-    from vtorque_core.api_batch import NodeAdapter, Submitter
+    from vtorque_core.api_batch import JobShell, NodeAdapter, Submitter
     from vtorque_core.api_node import Site
 
 
@@ -34,6 +34,13 @@ def node(site: Site) -> NodeAdapter:
     return LocalNode(site.paths.state / "local")
 
 
+def shell() -> JobShell:
+    """Return the job part, which is Torque's."""
+    from vtorque_core.batch.jobshell import PbsJobShell  # noqa: PLC0415
+
+    return PbsJobShell()
+
+
 @hookimpl
 def vtorque_settings() -> Iterator[type[Settings]]:
     """Declare ``[plugin.local]``."""
@@ -43,4 +50,4 @@ def vtorque_settings() -> Iterator[type[Settings]]:
 @hookimpl
 def vtorque_batch_systems() -> Iterator[BatchSystem]:
     """Bring ``local``."""
-    yield BatchSystem("local", submitter=submitter, node=node)
+    yield BatchSystem("local", submitter=submitter, node=node, shell=shell)

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO
 
-from vtorque_core.api_batch import JobInfo, SubmitArgs
+from vtorque_core.api_batch import JobInfo, Needs, SubmitArgs
 from vtorque_core.batch import pbs_convention as pbs
 from vtorque_core.batch import qsub
 from vtorque_core.directives import script_directives, vm_directives
@@ -36,7 +36,7 @@ class LocalSubmitter:
         content = qsub.read_script(args)
         return qsub.submit_args(args, describe(args, content), content, vm_directives(content))
 
-    def submit(self, args: SubmitArgs, blob: bytes | None) -> int:
+    def submit(self, args: SubmitArgs, blob: bytes | None, needs: Needs | None) -> int:
         """Submit, print the job id; with ``-W block=true`` or ``-I`` wait and return its code."""
         content = args.content or b""
         wanted = describe(pbs.split_qsub(args.rest), content)

@@ -1,0 +1,62 @@
+"""The job part of Torque, OpenPBS and the embedded batch system: ``qsub -S PROGRAM``. Public.
+
+PROGRAM gets no arguments, ``PBS_*`` in its environment, and on stdin a pipe with one line: the
+script's path and the ``-F`` arguments. Of an interactive job stdin is the terminal. Observed on
+Torque 6.1.3 and OpenPBS 23.06.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from vtorque_core.api_batch import Started
+from vtorque_core.errors import UsageError
+
+MAX_LINE = 1 << 20  # bytes of the line on stdin
+
+
+class PbsJobShell:
+    """See :class:`vtorque_core.api_batch.JobShell`."""
+
+    host_only = frozenset({"PBS_NODEFILE"})  # names host nodes; the proof brings the guests'
+
+    def started(
+        self, argv: Sequence[str], environ: Mapping[str, str], stdin: int | None
+    ) -> Started:
+        """Return the job's id and script. Raises UsageError."""
+        job_id = environ.get("PBS_JOBID", "")
+        if not job_id:
+            raise UsageError("PBS_JOBID is not set: this program is started by the batch system")
+        if stdin is None:
+            raise UsageError("no standard input, so no script")
+        here, nodes = environ.get("PBS_O_INITDIR", ""), int(environ.get("PBS_NUM_NODES") or 1)
+        if os.isatty(stdin):
+            return Started(job_id, None, cwd=here, nodes=nodes)
+        words = _words(stdin)
+        return Started(job_id, Path(words[0]), tuple(words[1:]), here, nodes)
+
+    def content(self, script: bytes) -> bytes:
+        """Return the script, which both systems keep as it was submitted."""
+        return script
+
+    def on_every_node(self, command: Sequence[str], environ: Mapping[str, str]) -> list[str]:
+        """Return the command by Torque's task manager, once per host: pbsdsh(1B)."""
+        return ["pbsdsh", "-u", *command]
+
+
+def _words(stdin: int) -> list[str]:
+    line = b""
+    while chunk := os.read(stdin, 1 << 16):
+        line += chunk
+        if len(line) > MAX_LINE:
+            raise UsageError(f"script path and arguments are longer than {MAX_LINE} bytes")
+    try:
+        words = shlex.split(os.fsdecode(line))
+    except ValueError as error:
+        raise UsageError(f"the script's arguments (-F) cannot be split: {error}") from None
+    if not words:
+        raise UsageError("the batch system gave no script on standard input")
+    return words

@@ -1,0 +1,328 @@
+"""The start of a job's guests on this node, phase by phase, all of it journalled.
+
+Runs as root in the prologue, under the job's lock. Raises what went wrong; the prologue releases
+and tells it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from vtorque_core import accel, hypervisor, ledger, names, plan, policy, proof
+from vtorque_core.api import FileData, JobRequest
+from vtorque_core.api_batch import BatchJob, NodeAdapter
+from vtorque_core.api_context import ContextItem, EnvVar
+from vtorque_core.api_domain import Channel, Disk, Filesystem, Interface
+from vtorque_core.api_guest import GuestDriver
+from vtorque_core.api_node import GuestPlan, JobUser, Resource
+from vtorque_core.api_options import KEEP, VM_EPILOGUE, VM_PROLOGUE
+from vtorque_core.config import Site
+from vtorque_core.domain import console
+from vtorque_core.domain.daemons import disk_daemon, share_daemon
+from vtorque_core.domain.merge import MergedDomain, merge
+from vtorque_core.domain.render import DomainSpec, render, tap_name
+from vtorque_core.errors import HostFault, Refused
+from vtorque_core.journal import Journal
+from vtorque_core.plugins import Plugins
+from vtorque_core.proof import Proof, ProofGuest
+from vtorque_core.records import JobHeader
+from vtorque_core.request import Request
+from vtorque_core.resources import Domain, File, Netfilter, Overlay, Tree, netfilter
+
+
+@dataclass
+class Start:
+    """One start of a job on this node; what action hooks get as ``job`` (api_node.NodeJob)."""
+
+    id: str
+    user: JobUser
+    site: Site
+    deadline: float
+    journal: Journal
+    plugins: Plugins
+    guests: Sequence[GuestPlan] = ()
+    acting: str = "core"
+    phase: str = "plan"
+
+    def acquire(
+        self, resource: Resource, guest: GuestPlan | None = None, needs: Iterable[int] = ()
+    ) -> int:
+        """Journal ``resource``, fsync, create it; return the record's number."""
+        if time.monotonic() > self.deadline:
+            raise HostFault(f"no time left before {resource.kind}", stage=self.phase)
+        index = guest.index if guest is not None else None
+        return self.journal.acquire(
+            resource, plugin=self.acting, guest=index, needs=tuple(needs), phase=self.phase
+        )
+
+    def enter(self, phase: str) -> None:
+        """Begin a phase: it is in the timeline, and in the message if it fails."""
+        self.phase = phase
+        self.journal.phase(phase)
+
+    def act(self, hook: str) -> None:
+        """Run an action hook, plugin by plugin; what it acquires is recorded as that plugin's."""
+        for name in self.plugins.names:
+            self.acting = name
+            self.plugins.collect(hook, only=name, job=self)
+        self.acting = "core"
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A guest with everything that its domain is made of. ``owner``: its guest type's plugin."""
+
+    plan: GuestPlan
+    driver: GuestDriver
+    owner: str
+    merged: MergedDomain
+    resources: tuple[Resource, ...]
+    environ: Mapping[str, str]
+
+
+def proof_file(told: Proof, user: JobUser, site: Site) -> File:
+    """Return the proof as a resource: root's, for the user's primary group to read."""
+    path = str(site.paths.proof(told.job))
+    return File(path, mode=0o640, gid=user.gid, replace=True, content=told.encode())
+
+
+def header(job: BatchJob, user: JobUser, site: Site, plugins: Plugins) -> JobHeader:
+    """Return the journal's first line: whose job it is, and which plugins act for it."""
+    return JobHeader(
+        id=job.id,
+        attempt=job.attempt,
+        owner=user.name,
+        uid=user.uid,
+        batch=site.batch.system,
+        plugins={name: plugins.distributions[name] for name in plugins.names},
+    )
+
+
+def start_job(
+    job: BatchJob,
+    site: Site,
+    plugins: Plugins,
+    adapter: NodeAdapter,
+    reap_gone: Callable[[], None] = lambda: None,
+    begun: Callable[[], None] = lambda: None,
+) -> None:
+    """Boot all guests of the job on this node and prove them ready.
+
+    ``reap_gone`` is called if the job's claims are in use, ``begun`` when the job shell can see
+    that the start is at work. Raises Refused, HostFault (both may
+    come from plugins) with everything still journalled.
+    """
+    assert job.blob is not None  # noqa: S101 - the caller has looked
+    if job.bad_request:
+        raise Refused(job.bad_request)
+    request = Request.decode(job.blob)
+    user = plan.job_user(job.owner, site)
+    wanted = policy.decide(request, site, plugins)
+    with Journal.start(site.paths, header(job, user, site, plugins)) as journal:
+        deadline = time.monotonic() + site.node.start_timeout
+        start = Start(job.id, user, site, deadline, journal, plugins)
+        told = _proof(start, job, wanted)
+        start.acquire(proof_file(told, user, site))
+        begun()
+        _start(start, job, wanted, told, adapter, reap_gone)
+
+
+def _start(
+    start: Start,
+    job: BatchJob,
+    wanted: JobRequest,
+    told: Proof,
+    adapter: NodeAdapter,
+    reap_gone: Callable[[], None],
+) -> None:
+    site, plugins, journal, user = start.site, start.plugins, start.journal, start.user
+    secret = plan.load_secret(site.paths.secret)
+    start.enter("plan")
+    planned = plan.plan_guests(job, wanted, site, plugins, user, secret)
+    share = plan.node_share(job, site)
+    claims = [p.claims for p in planned]
+    try:
+        placements = ledger.place(journal, claims, share, site.paths)
+    except ledger.InUse:
+        reap_gone()
+        placements = ledger.place(journal, claims, share, site.paths)
+    if job.cpus:  # every helper process that we start stays within the job's share
+        os.sched_setaffinity(0, job.cpus)
+    placed = [replace(p.plan, placement=at) for p, at in zip(planned, placements, strict=True)]
+    start.guests = plan.addressed(placed, job, site, secret)
+    start.enter("render domain")
+    drivers = [p.driver for p in planned]
+    batch = tuple(adapter.context(job, plan.peer_guests(start.guests, job)))
+    prepared = [_prepare(g, d, start, batch) for g, d in zip(start.guests, drivers, strict=True)]
+    start.enter("pre-boot")
+    _acquire_all(start, prepared)
+    start.act("vtorque_pre_boot")
+    start.enter("boot")
+    chosen = accel.choose(site.node.accel, site.paths.run, site.node.qemu_user)
+    if chosen.warning:
+        sys.stderr.write(f"vtorque: warning: {chosen.warning}\n")
+    _in_parallel(prepared, lambda p: _boot(start, p, chosen.type))
+    start.enter("ready")
+    _in_parallel(prepared, lambda p: _await(start, p), lambda p: _end_guest(start, p))
+    start.enter("post-boot")
+    start.act("vtorque_post_boot")
+    first = start.guests[0]
+    proof.write(
+        site.paths,
+        replace(
+            told,
+            state="ready",
+            guest_type=first.image.guest_type,
+            plugin=plugins.plugin_of("vtorque_guest_types", first.image.guest_type),
+            environ={**told.environ, **prepared[0].environ},
+            guests=tuple(
+                ProofGuest(g.name, g.hostname, g.rank, str(g.run_dir)) for g in start.guests
+            ),
+        ),
+        gid=user.gid,
+    )
+    start.enter("run")
+
+
+def _proof(start: Start, job: BatchJob, wanted: JobRequest) -> Proof:
+    """Return what the wrapper is told while the guests start."""
+    environ = {"HOME": f"/home/{start.user.name}"} if "home" in start.site.shares else {}
+    return Proof(
+        job=job.id,
+        attempt=job.attempt,
+        uid=start.user.uid,
+        state="starting",
+        deadline=time.time() + start.deadline - time.monotonic(),
+        grace=start.site.node.grace,
+        shell=wanted.shell,
+        prologue=_content(wanted[VM_PROLOGUE]),
+        epilogue=_content(wanted[VM_EPILOGUE]),
+        keep=wanted[KEEP],
+        environ=environ,
+    )
+
+
+def _content(file: FileData | None) -> bytes | None:
+    return None if file is None else file.content
+
+
+def _prepare(
+    guest: GuestPlan, driver: GuestDriver, start: Start, batch: Sequence[ContextItem]
+) -> Prepared:
+    items = plan.context_of(guest, driver, start.site, start.plugins, batch)
+    merged = merge(plan.domain_contributions(guest, driver, start.site, start.plugins))
+    resources = tuple(driver.resources(guest, items, start.site))
+    environ = {item.name: item.value for item in items if isinstance(item, EnvVar)}
+    owner = start.plugins.plugin_of("vtorque_guest_types", guest.image.guest_type)
+    return Prepared(guest, driver, owner, merged, resources, environ)
+
+
+def _acquire_all(start: Start, prepared: Sequence[Prepared]) -> None:
+    key = names.job_key(start.id, start.guests[0].attempt)
+    for top in (start.site.paths.job_state(key), start.site.paths.job_run(key)):
+        start.acquire(Tree(str(top), mode=0o711))
+    guard = netfilter.node_guard(start.site.network, start.site.node.libvirt_uri)
+    if guard and not start.site.network.filter:
+        netfilter.load(guard)  # no NIC of the site's brings it
+    for each in prepared:
+        for directory in (each.plan.state_dir, each.plan.run_dir):
+            start.acquire(Tree(str(directory), mode=0o711), guest=each.plan)
+        for resource in _guest_resources(each, guard):
+            start.acquire(resource, guest=each.plan)
+        start.acting = each.owner
+        for resource in each.resources:
+            start.acquire(resource, guest=each.plan)
+        start.acting = "core"
+
+
+def _guest_resources(each: Prepared, guard: str) -> Iterable[Resource]:
+    image = each.plan.image
+    if image.disk is not None:
+        overlay = plan.overlay_path(each.plan)
+        yield Overlay(str(overlay), str(image.disk), image.disk_format, uid=each.plan.qemu_uid)
+    for element in each.merged.lists(Filesystem):
+        yield share_daemon(each.plan, element)
+    for disk in each.merged.lists(Disk):
+        if disk.user_owned:
+            yield disk_daemon(each.plan, disk)
+    for nic in each.merged.lists(Interface):
+        if nic.filtered:
+            yield Netfilter(tap_name(nic.mac), nic.mac, nic.ip, guard)
+
+
+def _boot(start: Start, each: Prepared, accel_type: Literal["kvm", "tcg"]) -> None:
+    guest, site = each.plan, start.site
+    spec = DomainSpec(
+        guest, accel_type, site.node.qemu_user, allow_qemu_args=site.node.allow_qemu_args
+    )
+    sockets = {
+        alias: f"{guest.run_dir}/fs-{element.name}.sock"
+        for alias, element in each.merged.aliases(Filesystem).items()
+    } | {
+        alias: f"{guest.run_dir}/disk-{disk.name}.sock"
+        for alias, disk in each.merged.aliases(Disk).items()
+        if disk.user_owned
+    }
+    taps = {
+        alias: tap_name(nic.mac)
+        for alias, nic in each.merged.aliases(Interface).items()
+        if nic.filtered
+    }
+    templates = site.path.parent / "templates"
+    overrides = templates if templates.is_dir() else None
+    xml = render(spec, each.merged, sockets=sockets, taps=taps, overrides=overrides)
+    start.acquire(Domain(guest.name, guest.uuid, site.node.libvirt_uri, xml=xml), guest=guest)
+    try:
+        for channel in each.merged.lists(Channel):
+            owner = guest.user.uid if channel.owner == "job" else 0
+            os.chown(channel.path, owner, 0, follow_symlinks=False)
+            os.chmod(channel.path, 0o600)  # noqa: PTH101 - below a root-only directory
+    except FileNotFoundError:
+        raise _failed(each, HostFault("ended as soon as it was started", start.phase)) from None
+
+
+def _await(start: Start, each: Prepared) -> None:
+    def step(name: str) -> None:
+        start.journal.phase(name, guest=each.plan.index)
+
+    try:
+        each.driver.await_ready(each.plan, start.deadline, step)
+    except HostFault as error:
+        raise _failed(each, error) from error
+    start.journal.phase("ready", guest=each.plan.index)
+
+
+def _failed(each: Prepared, error: HostFault) -> HostFault:
+    """Return the error with what the guest's console said last, while there still is one."""
+    lines = console.tail(each.plan.state_dir / "console.log")
+    said = (f"the end of the console of {each.plan.hostname}:", *(f"| {line}" for line in lines))
+    return HostFault(str(error), detail=(*error.detail, *(said if lines else ())))
+
+
+def _end_guest(start: Start, each: Prepared) -> None:
+    with contextlib.suppress(HostFault):  # the teardown will say it
+        hypervisor.destroy_domain(start.site.node.libvirt_uri, each.plan.uuid, 5.0)
+
+
+def _in_parallel(
+    prepared: Sequence[Prepared],
+    work: Callable[[Prepared], None],
+    stop: Callable[[Prepared], None] = lambda _: None,
+) -> None:
+    """Do the work for all guests at once; if one fails ``stop`` the others, raise its error."""
+    with ThreadPoolExecutor(max_workers=len(prepared)) as pool:
+        futures = [pool.submit(work, each) for each in prepared]
+        first = wait(futures, return_when=FIRST_EXCEPTION)
+        failed = [future for future in futures if future in first.done and future.exception()]
+        for each, future in zip(prepared, futures, strict=True):
+            if failed and not future.done():
+                stop(each)
+    for future in failed:
+        future.result()
