@@ -18,6 +18,7 @@ from vtorque_core.api_node import HealthResult
 from vtorque_core.config import Site
 from vtorque_core.errors import VtorqueError
 from vtorque_core.plugins import Plugins
+from vtorque_core.resources import netfilter
 
 Check = Callable[[Site], Iterable[HealthResult]]
 
@@ -114,6 +115,7 @@ def check_network(site: Site) -> Iterator[HealthResult]:
     elif network.kind == "network":
         if hypervisor.network_active(site.node.libvirt_uri, network.source):
             yield ok(f"libvirt network {network.source} is active")
+            yield from _check_guard(site)
         else:
             yield failed(
                 f"libvirt network {network.source} is not active", "run vtorque setup install"
@@ -126,6 +128,20 @@ def check_network(site: Site) -> Iterator[HealthResult]:
         yield warning(
             "macvtap cannot be filtered: guests may use any MAC and address",
             "set [network] filter = false and opt_in_unfiltered = true if that is accepted",
+        )
+
+
+def _check_guard(site: Site) -> Iterator[HealthResult]:
+    source = site.network.source
+    if not netfilter.node_guard(site.network, site.node.libvirt_uri):
+        yield ok(f"libvirt network {source} is on a bridge of the site's own: not guarded")
+    elif netfilter.guarded(source):
+        open_ports = ", ".join(site.network.node_ports) or "no port"
+        yield ok(f"guests of {source} reach {open_ports} of this node")
+    else:
+        yield warning(
+            f"guests of {source} reach this node's own services: its packet filter was flushed",
+            "run vtorque setup install; the next job's start puts it back too",
         )
 
 

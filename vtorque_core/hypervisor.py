@@ -344,14 +344,19 @@ def _find_network(connection: Any, name: str) -> Any | None:
         raise
 
 
+def network_xml(uri: str, name: str) -> str | None:
+    """Return the live XML of a network, or None if it is not up."""
+
+    def xml(connection: Any) -> str | None:
+        network = _find_network(connection, name)
+        return str(network.XMLDesc()) if network is not None and network.isActive() else None
+
+    return _call(uri, f"network {name}", xml)
+
+
 def network_active(uri: str, name: str) -> bool:
     """Return whether a network of this name is up."""
-
-    def active(connection: Any) -> bool:
-        network = _find_network(connection, name)
-        return network is not None and bool(network.isActive())
-
-    return _call(uri, f"network {name}", active)
+    return network_xml(uri, name) is not None
 
 
 def start_network(uri: str, xml: str) -> None:

@@ -19,6 +19,7 @@ from vtorque_core import accel, hypervisor
 from vtorque_core.config import Site
 from vtorque_core.config_schema import Network
 from vtorque_core.errors import HostFault
+from vtorque_core.resources import netfilter
 
 Say = Callable[[str], None]
 
@@ -47,6 +48,8 @@ def install(site: Site, config: Path, batch: str, say: Say, *, dry_run: bool = F
         steps.append((f"start network {site.network.source}", lambda: _start_network(site)))
     if _wants_network(site.network) and not _MACS.is_dir():
         steps.append((f"make {_MACS}", lambda: _mkdir(_MACS, 0o755)))
+    if _wants_network(site.network):
+        steps.append(("keep guests from the node's own services", lambda: _guard(site)))
     steps.append(("look for KVM (once per boot)", lambda: _probe(site)))
     for text, action in steps:
         say(f"would {text}" if dry_run else text)
@@ -57,6 +60,10 @@ def install(site: Site, config: Path, batch: str, say: Say, *, dry_run: bool = F
 def _probe(site: Site) -> None:
     """Let the first job not wait for the probe: 3 s where KVM opens but does not execute."""
     accel.choose("auto", site.paths.run, site.node.qemu_user)
+
+
+def _guard(site: Site) -> None:
+    netfilter.load(netfilter.node_guard(site.network, site.node.libvirt_uri))
 
 
 def uninstall(site: Site, config: Path, say: Say, *, purge: bool = False) -> None:
@@ -72,6 +79,7 @@ def uninstall(site: Site, config: Path, say: Say, *, purge: bool = False) -> Non
         )
     if _wants_network(site.network):
         hypervisor.remove_network(site.node.libvirt_uri, site.network.source)
+        netfilter.unguard(site.network.source)
         say(f"removed network {site.network.source}")
     shutil.rmtree(site.paths.run, ignore_errors=True)
     say(f"removed {site.paths.run}")

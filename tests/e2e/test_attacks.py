@@ -372,12 +372,38 @@ def test_guests_reach_no_libvirt_sshd_or_display_of_the_node(guest):
     assert b"open" not in states.values()
 
 
-@pytest.mark.xfail(strict=True, reason="no packet policy towards the node's own services yet")
-def test_guests_reach_no_service_of_the_node(guest):
-    with socket.create_server((NOBODY, 0)) as server:
-        port = server.getsockname()[1]
-        result, _ = attack(guest, f"/bin/rootsh tcp {GATEWAY} {port}\n")
-    assert f"{GATEWAY} {port} open".encode() not in result.out
+def test_guests_reach_no_service_of_the_node_but_what_the_site_opens(guest):
+    own = guest.config.read_text()
+    table = ("inet", "vtorque-node-vtorque-e2e")
+    with socket.create_server((NOBODY, 0)) as closed, socket.create_server((NOBODY, 0)) as opened:
+        closed_port, open_port = (each.getsockname()[1] for each in (closed, opened))
+        ports = f'[network]\nnode_ports = ["tcp/{open_port}"]\n'
+        guest.config.write_text(own.replace("[network]\n", ports))
+        subprocess.run(["nft", "delete", "table", *table], check=True, timeout=20)  # it comes back
+        try:
+            result, said = attack(
+                guest,
+                f"/bin/rootsh tcp {GATEWAY} {closed_port} {open_port}\n"
+                f"/bin/rootsh tcp {_address_of_node()} {closed_port}\n"
+                f"t ping ping -c 1 -W 2 {GATEWAY}\n",
+            )
+        finally:
+            guest.config.write_text(own)
+            guest.root("vtorque", "setup", "install", "--config", str(guest.config))
+    states = dict(re.findall(r"^([\d.]+ \d+) (.*)$", result.out.decode(), re.MULTILINE))
+    assert len(states) == 3
+    opened_ones = [where for where, state in states.items() if state == "open"]
+    assert opened_ones == [f"{GATEWAY} {open_port}"]
+    assert said == {"ping": "ok"}
+    listed = subprocess.run(["nft", "list", "table", *table], capture_output=True, check=True)
+    assert str(open_port).encode() not in listed.stdout
+
+
+def _address_of_node():
+    """Return an address of the node that is not on the guests' bridge."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(("198.51.100.1", 9))  # RFC 5737; nothing is sent
+        return probe.getsockname()[0]
 
 
 # -- root in the guest: ports and console ---------------------------------------------------------

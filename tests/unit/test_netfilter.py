@@ -2,7 +2,10 @@
 
 import pytest
 
-from vtorque_core.resources.netfilter import rules
+from vtorque_core.config_schema import Network
+from vtorque_core.errors import HostFault
+from vtorque_core.resources import netfilter
+from vtorque_core.resources.netfilter import guard, guard_table, rules
 
 MAC = "52:54:00:01:02:03"
 
@@ -33,3 +36,70 @@ def test_with_dhcp_only_the_mac_is_checked() -> None:
 def test_anything_else_is_refused(tap: str, mac: str, ip: str | None) -> None:
     with pytest.raises(ValueError):
         rules(tap, mac, ip)
+
+
+def test_the_node_is_closed_but_for_the_ports_of_the_site() -> None:
+    script = guard("vtorque", "vtorque0", ("tcp/2049", "udp/123"), dhcp=False)
+    lines = [line.strip() for line in script.splitlines()]
+    assert lines[:2] == [
+        "table inet vtorque-node-vtorque",
+        "delete table inet vtorque-node-vtorque",
+    ]
+    assert lines[5:-2] == [
+        'iifname != "vtorque0" accept',
+        "ct state established,related accept",
+        "meta l4proto { icmp, ipv6-icmp } accept",
+        "tcp dport 2049 accept",
+        "udp dport 123 accept",
+        "drop",
+    ]
+    assert "udp dport 67 accept" in guard("vtorque", "vtorque0", (), dhcp=True)
+
+
+@pytest.mark.parametrize(
+    ("bridge", "port"),
+    [('x" accept #', "tcp/1"), ("br*", "tcp/1"), ("", "tcp/1"), ("b" * 16, "tcp/1"),
+     ("br0", "tcp/1 accept"), ("br0", "sctp/1"), ("br0", "tcp/"), ("br0", "tcp/123456")],
+)  # fmt: skip
+def test_a_guard_is_of_a_bridge_and_ports_only(bridge: str, port: str) -> None:
+    with pytest.raises(ValueError):
+        guard("n", bridge, (port,), dhcp=False)
+
+
+def test_a_networks_name_makes_a_tables_name() -> None:
+    assert guard_table('a b"; accept') == "vtorque-node-a_b___accept"
+
+
+def _network(forward: str, bridge: str = "<bridge name='br7'/>") -> str:
+    return f"<network><name>n</name>{forward}{bridge}</network>"
+
+
+@pytest.mark.parametrize(
+    ("xml", "bridge"),
+    [
+        (_network("<forward mode='nat'><nat/></forward>"), "br7"),
+        (_network("<forward/>"), "br7"),  # nat is libvirt's default
+        (_network("<forward mode='route'/>"), "br7"),
+        (_network(""), "br7"),
+        (_network("<forward mode='bridge'/>"), None),  # the site's: its hosts are behind it
+        (_network("<forward mode='private'><interface dev='e0'/></forward>", ""), None),
+    ],
+)
+def test_only_a_bridge_of_libvirts_own_is_guarded(xml: str, bridge: str | None) -> None:
+    assert netfilter.guest_bridge(xml) == bridge
+
+
+def test_a_network_that_is_not_up_is_a_host_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(netfilter.hypervisor, "network_xml", lambda _uri, _name: None)
+    with pytest.raises(HostFault, match="vtorque is not active: run vtorque setup install"):
+        netfilter.node_guard(Network(), "test:///default")
+    assert netfilter.node_guard(Network(kind="bridge"), "test:///default") == ""
+
+
+def test_the_guard_has_the_sites_ports_and_libvirts_dhcp(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(netfilter.hypervisor, "network_xml", lambda _uri, _name: _network(""))
+    assert "dport" not in netfilter.node_guard(Network(), "test:///default")
+    guard = netfilter.node_guard(Network(node_ports=("tcp/2049",)), "test:///default")
+    assert 'iifname != "br7" accept' in guard and "tcp dport 2049 accept" in guard
+    guard = netfilter.node_guard(Network(addressing="dhcp"), "test:///default")
+    assert "udp dport 67 accept" in guard
