@@ -132,6 +132,8 @@ class BatchJob:
         bad_request: why the user's request cannot be read at all; the job is then refused.
         detach: the hook must end at once, since the node's daemon waits for it: the guests start
             in a process of their own, and the job shell waits for them.
+        whole_node: the batch system has told that no other job, of anybody, is on this node as
+            long as this one (Slurm's --exclusive, OpenPBS's place=excl, Torque's singlejob).
     """
 
     id: str
@@ -148,6 +150,7 @@ class BatchJob:
     resource_list: Mapping[str, str] = field(default_factory=dict)
     bad_request: str = ""
     detach: bool = False
+    whole_node: bool = False
 
     @property
     def node_index(self) -> int:
@@ -187,6 +190,37 @@ class NodeAdapter(Protocol):
     def setup_steps(self, place: Installation) -> Sequence[SetupStep]:
         """Return what makes the batch system call vTorque on this node, in order."""
         ...
+
+    def mark(self, healthy: bool, reason: str) -> None:
+        """Set (or clear, if not ``healthy``) on this node the property that VM jobs ask for.
+
+        For ``vtorque doctor --mark``; no change if it is so already. Only vTorque's own property
+        or feature is touched, and a note of vTorque's, never the node's state: bare-metal jobs run
+        on. ``reason``: one printable line of what is wrong; empty if healthy. Raises HostFault,
+        with what to do, if the batch system's server cannot be told.
+        """
+        ...
+
+    def account(self, job_id: str, usage: Usage) -> None:
+        """Note what the guests of this node used where the batch system's accounting shows it.
+
+        Called by the epilogue once all is released; nothing where accounting has no place for it.
+        Several nodes of a job may call it at the same time. Raises HostFault: it is only told.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What the guests of a job used on one node: their QEMU processes, from start to end.
+
+    Args:
+        cpu_seconds: user and system time of all of them (proc_pid_stat(5)).
+        peak_mib: the sum of their greatest resident sizes (VmHWM of proc_pid_status(5)).
+    """
+
+    cpu_seconds: float
+    peak_mib: int
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from vtorque_core.api_batch import BatchJob, Life, Outcome, PeerGuest
+from vtorque_core.api_batch import BatchJob, Life, Outcome, PeerGuest, Usage
 from vtorque_core.api_context import ContextItem
 from vtorque_core.api_setup import Installation, SetupStep
 from vtorque_core.batch import nodefile
@@ -67,3 +67,9 @@ class LocalNode:
     def setup_steps(self, place: Installation) -> Sequence[SetupStep]:
         """Return nothing: the service calls vTorque's entry points itself."""
         return ()
+
+    def mark(self, healthy: bool, reason: str) -> None:
+        """Do nothing: there is one node, and no property to ask for."""
+
+    def account(self, job_id: str, usage: Usage) -> None:
+        """Do nothing: there is no accounting."""
