@@ -36,7 +36,7 @@ from vtorque_core.batch.mom import Programs
 from vtorque_core.local.service import Service, Setup
 c = json.loads(sys.argv[1])
 service = Service(Setup(Path(c["run"]), Path(c["spool"]), Programs(**c["programs"]), ["true"],
-                        slots=c["slots"], root_jobs=True))
+                        slots=c["slots"], root_jobs=True, lock_wait=0.3, poll=0.01))
 service.open()
 print("up", flush=True)
 service.serve()

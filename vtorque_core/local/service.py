@@ -36,14 +36,16 @@ MAX_TIME = 10.0  # seconds that a client may be silent
 MAX_CLIENTS = 100  # connections of one user, with up to four descriptors each
 MAX_JOBS = 1000  # of one user
 MAX_ARGS = 10_000  # characters of -F: the wrapper's line must fit into a pipe, pipe(7)
-_TOKEN = re.compile(r"(vt1:[!-+.-~-]{1,100000})?", re.ASCII)  # MAX_ARG_STRLEN is 128 KiB, execve(2)
+MAX_TOKEN = 100_000  # characters of a request: MAX_ARG_STRLEN is 128 KiB, execve(2)
+_TOKEN = re.compile(r"(vt1:[!-+.-~-]+)?", re.ASCII)
 
 
 @dataclass(frozen=True)
 class Setup:
     """Directories of socket and queue, what is run (``reap``: first of all), jobs at once.
 
-    ``root_jobs``: accept jobs of root, as Torque does not.
+    ``root_jobs``: accept jobs of root, as Torque does not. ``lock_wait``: seconds for another
+    service to stop; ``poll``: seconds between looks whether this one has to.
     """
 
     run: Path
@@ -52,6 +54,8 @@ class Setup:
     reap: Sequence[str]
     slots: int = 1
     root_jobs: bool = False
+    lock_wait: float = 5.0
+    poll: float = 0.1
 
 
 class Entry(mom.Task):
@@ -83,7 +87,8 @@ class Service:
         self.setup.run.mkdir(mode=0o755, parents=True, exist_ok=True)
         self.setup.spool.mkdir(mode=0o711, parents=True, exist_ok=True)
         self.spool.mkdir(mode=0o711, exist_ok=True)
-        locks.take(self.setup.spool / "lock", 5)  # one that is stopping still has it
+        # One that is stopping still has it.
+        locks.take(self.setup.spool / "lock", self.setup.lock_wait)
         path = self.setup.run / "local.sock"
         path.unlink(missing_ok=True)
         self._server = _Server(str(path), partial(_Client, self))
@@ -105,7 +110,7 @@ class Service:
                 else:
                     self._queue.put(entry)
         _thread(self._begin)
-        self._server.serve_forever(poll_interval=0.1)
+        self._server.serve_forever(poll_interval=self.setup.poll)
         running = [entry for entry in self.entries.values() if entry.job.state != "Q"]
         for entry in running:
             self.end(entry, "job killed: the batch system was stopped")
@@ -123,8 +128,14 @@ class Service:
         script = base64.b64decode(message["script"], validate=True)
         want = describe(pbs.split_qsub([str(word) for word in message["argv"]]), script)
         environ = {str(name): str(value) for name, value in message["environ"].items()}
-        if not _TOKEN.fullmatch(message["token"]) or len(want.args) > MAX_ARGS:
-            raise UsageError("the -vm request or the -F arguments are too long")
+        if not _TOKEN.fullmatch(message["token"]):
+            raise UsageError("the -vm request is damaged")
+        for what, text, limit in (
+            ("the -vm request, with the files it names,", message["token"], MAX_TOKEN),
+            ("-F", want.args, MAX_ARGS),
+        ):
+            if len(text) > limit:
+                raise UsageError(f"{what} has {len(text)} characters (limit: {limit})")
         if want.interactive != (len(terminal) == 3):
             raise UsageError("an interactive job, and no other, needs a terminal")
         if uid == 0 and not self.setup.root_jobs:

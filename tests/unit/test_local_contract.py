@@ -1,0 +1,165 @@
+"""The embedded batch system passes the contract of batch adapters, with its real service.
+
+The double is small: the service has no slots, so that jobs stay queued, and notes what it gets.
+"""
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import deque
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from vtorque_core.api import BatchSystem
+from vtorque_core.api_batch import Outcome
+from vtorque_core.batch import mom
+from vtorque_core.batch import pbs_convention as pbs
+from vtorque_core.directives import script_directives
+from vtorque_core.local import plugin
+from vtorque_core.local.submitter import LocalSubmitter
+from vtorque_core.names import Paths
+from vtorque_core.testing.batch import (
+    BatchContract,
+    Dialect,
+    HookCall,
+    OwnValue,
+    PluginSite,
+    ShellCall,
+    StartedJob,
+    Submission,
+)
+
+SERVE = """
+import json, sys
+from pathlib import Path
+from vtorque_core.batch.mom import Programs
+from vtorque_core.local.service import Service, Setup
+
+class Noting(Service):
+    def submit(self, message, uid, terminal):
+        entry = super().submit(message, uid, terminal)
+        note = {"id": entry.job.id, "argv": message["argv"], "environ": message["environ"]}
+        (run / "last").write_text(json.dumps(note))
+        return entry
+
+run, spool = Path(sys.argv[1]), Path(sys.argv[2])
+programs = Programs(["true"], ["true"], ["true"])
+service = Noting(Setup(run, spool, programs, ["true"], slots=0, root_jobs=True))
+service.open()
+print("up", flush=True)
+service.serve()
+"""
+OPEN_JOBS = 10  # at once: the service has limits per user
+
+
+class LocalHarness:
+    """See vtorque_core.testing.harness.BatchHarness."""
+
+    system = BatchSystem("local", plugin.submitter, plugin.node, plugin.shell)
+    dialect = Dialect(
+        options=("-N", "t", "-j", "oe", "-l", "walltime=00:10:00", "-e", "err or"),
+        directive="#PBS -N named -l nodes=1:ppn=2",
+        unknown="--no-such-option",
+        arguments=lambda script, words: ["-F", shlex.join(words), script],
+        share=lambda cpus, mib: ["-l", f"nodes=1:ppn={cpus},mem={mib}mb"],
+        exits=dict.fromkeys(Outcome, 0),
+        carries=70_000,
+        interactive=("-I",),
+        own=(
+            OwnValue(("-v", "MINE='a,b'"), lambda job: "MINE='a,b'" in job.argv),
+            OwnValue(("-l", "mem=1gb"), lambda job: "mem=1gb" in job.argv),
+        ),
+    )
+
+    def __init__(self, root: Path) -> None:
+        self.paths = Paths(state=root / "state", run=root / "run")
+        self.site = PluginSite(self.paths)
+        self.directory = root / "home"
+        self.directory.mkdir()
+        self.environ = {"PATH": os.environ["PATH"], "HOME": str(self.directory)}
+        self.submitter = LocalSubmitter(self.paths)
+        self.open: deque[str] = deque()
+        self.serve(True)
+
+    def serve(self, up: bool) -> None:
+        if up and getattr(self, "process", None) is None:
+            argv = [sys.executable, "-c", SERVE, self.paths.run, self.paths.state / "local"]
+            self.process = subprocess.Popen(argv, stdout=subprocess.PIPE)
+            assert self.process.stdout.readline() == b"up\n"
+        elif not up and self.process:
+            self.process.kill()
+            self.process.wait(10)
+            self.process.stdout.close()
+            self.process = None
+
+    def received(self) -> Submission | None:
+        last = self.paths.run / "last"
+        if not last.exists():
+            return None
+        note = json.loads(last.read_text())
+        last.unlink()
+        self.open.append(note["id"])
+        if len(self.open) > OPEN_JOBS:
+            self.submitter.cancel(self.open.popleft())
+        content = Path(self.job(note["id"]).hook[7]).read_bytes()
+        return Submission(note["id"], tuple(note["argv"]), note["environ"], content)
+
+    def job(self, job_id: str) -> mom.Job:
+        path = self.paths.state / "local/jobs" / job_id.split(".", maxsplit=1)[0] / "job"
+        return mom.Job.decode(path.read_bytes())
+
+    def answer(self, ended) -> bool:
+        return False
+
+    def start(self, job, *, nodes=1, element=0, forged=None) -> StartedJob:
+        assert (nodes, element) == (1, 0)
+        found = self.job(job.job_id)
+        args = pbs.PrologueArgs.parse(found.hook)
+        if forged is not None:
+            resources = pbs.parse_resources(args.resources) | {"other": forged}
+            args = replace(args, resources=pbs.build_resources(resources))
+        hook = HookCall(plugin.node(self.site), tuple(args.argv()), {})
+        line = f"{shlex.quote(found.hook[7])} {found.want.args}".rstrip() + "\n"
+        return StartedJob((hook,), ShellCall((), found.environ, os.fsencode(line)))
+
+    def end(self, job: Submission) -> None:
+        self.open.remove(job.job_id)
+        self.submitter.cancel(job.job_id)
+
+    def setup_root(self) -> Path | None:
+        return None
+
+
+@pytest.fixture(scope="module")
+def local():
+    root = Path(tempfile.mkdtemp(prefix="vtc"))
+    harness = LocalHarness(root)
+    yield harness
+    harness.serve(False)
+    shutil.rmtree(root)
+
+
+class TestLocal(BatchContract):
+    @pytest.fixture
+    def harness(self, local):
+        return local
+
+    def accepts(self, wild):
+        """Whether ``local`` knows all the options in the script's directives."""
+        options = [
+            option
+            for line in script_directives(wild.content)
+            for option in pbs.split_qsub(pbs.directive_words(line)).options
+        ]
+        known = "NoejvVdSIF"
+        return all(
+            letter in known
+            or (letter == "l" and set(pbs.parse_resources(value)) <= {"nodes", "walltime", "mem"})
+            for letter, value in options
+        )

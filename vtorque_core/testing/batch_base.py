@@ -1,0 +1,93 @@
+"""What the parts of the batch contract share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+
+import pytest
+
+from vtorque_core.api_batch import Started
+from vtorque_core.request import Request
+from vtorque_core.testing.harness import BatchHarness, Ended, StartedJob, Submission
+from vtorque_core.testing.submit import run_vsub
+
+SCRIPT = b"#!/bin/sh\necho hello\n"
+VM = ("-vm", "ram=1G")
+
+
+class ContractBase:
+    """Gives the tests a harness; a subclass overrides :meth:`harness`."""
+
+    @pytest.fixture
+    def harness(self) -> BatchHarness:
+        """Return the harness of the adapter under test."""
+        raise NotImplementedError("override the fixture harness() in the subclass")
+
+
+def submit(
+    harness: BatchHarness, *argv: str, stdin: bytes = b"", blob: bytes | None = None
+) -> Submission:
+    """Submit what has to be accepted; return what the submit command got."""
+    ended, got = attempt(harness, *argv, stdin=stdin, blob=blob)
+    assert ended.code == 0, ended
+    assert got is not None, f"the submit command was not started: {ended}"
+    return got
+
+
+def attempt(
+    harness: BatchHarness, *argv: str, stdin: bytes = b"", blob: bytes | None = None
+) -> tuple[Ended, Submission | None]:
+    """Submit; return how that ended and what the submit command got, if it was started."""
+    harness.received()
+    ended = run_vsub(harness, argv, stdin=stdin, blob=blob)
+    return ended, harness.received()
+
+
+def script(harness: BatchHarness, content: bytes = SCRIPT, name: str = "job.sh") -> str:
+    """Write a script into the directory of submission; return its name."""
+    (harness.directory / name).write_bytes(content)
+    return name
+
+
+def shell_started(harness: BatchHarness, job: StartedJob) -> Started:
+    """Call the job part as the batch system's start of the job shell does."""
+    call = job.shell
+    shell = harness.system.shell()
+    if call.stdin is None:
+        return shell.started(call.argv, call.environ, None)
+    reader, writer = os.pipe()
+    try:
+        os.write(writer, call.stdin)  # one line; a pipe takes 64 KiB, pipe(7)
+        os.close(writer)
+        return shell.started(call.argv, call.environ, reader)
+    finally:
+        os.close(reader)
+
+
+def script_in_guest(harness: BatchHarness, job: Submission) -> bytes:
+    """Return the script that the guest would run."""
+    started = shell_started(harness, harness.start(job))
+    assert started.script is not None
+    return harness.system.shell().content(started.script.read_bytes())
+
+
+def request_of(harness: BatchHarness, job: Submission) -> Request:
+    """Return the request that arrives at the node."""
+    found = harness.start(job).hooks[0].job()
+    assert found.bad_request == ""
+    assert found.blob is not None, "the request did not arrive"
+    return Request.decode(found.blob)
+
+
+def added(harness: BatchHarness, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that are not from the submitting environment, nor a shell's own."""
+    own = {"PWD", "OLDPWD", "SHLVL", "_"}
+    mine = harness.environ
+    return {k: v for k, v in environ.items() if k not in own and mine.get(k) != v}
+
+
+def is_within(words: Sequence[str], others: Iterable[str]) -> bool:
+    """Return whether all ``words`` are among ``others``, in their order."""
+    rest = iter(others)
+    return all(word in rest for word in words)

@@ -1,0 +1,221 @@
+"""The contract of the root part and the job part: outcomes, jobs on many nodes, setup."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from vtorque_core.api_batch import Life, Outcome, PeerGuest
+from vtorque_core.api_context import GuestFile
+from vtorque_core.api_setup import Check, Installation
+from vtorque_core.errors import HostFault, UsageError
+from vtorque_core.testing.batch_base import (
+    VM,
+    ContractBase,
+    script,
+    shell_started,
+    submit,
+)
+from vtorque_core.testing.harness import BatchHarness
+
+ODD_IDS = ("", "-1", "--help", "0", "999999999", "no such", "a;id", "$(id)", "[]", "1[2].x", "é\n")
+REASONS = ("", "short", "several\nlines", 'quo\'te "x" `y` $(z)', "é\x7f\x1b", "long " * 1000)
+
+
+class NodeContract(ContractBase):
+    """Root's part."""
+
+    def test_a_job_is_read_the_same_each_time(self, harness: BatchHarness) -> None:
+        """On every node; this node is among the job's nodes, and root knows the owner."""
+        for vm in ((), VM):
+            call = harness.start(submit(harness, *vm, script(harness))).hooks[0]
+            job = call.job()
+            assert call.job() == job
+            assert job.id
+            assert job.owner
+            assert job.nodes[job.node_index] == job.node
+            assert job.attempt >= 0
+            assert len(job.slots) in (0, len(job.nodes))
+
+    def test_the_hook_waits_or_not_whatever_the_request_says(self, harness: BatchHarness) -> None:
+        """``detach`` follows from the node's place, not from what the user wrote."""
+        got = submit(harness, *VM, script(harness))
+        honest, forged = (
+            harness.start(got, forged=text).hooks[0].job() for text in (None, "vt1:%")
+        )
+        assert honest.detach == forged.detach
+
+    def test_a_call_that_is_not_the_batch_systems(self, harness: BatchHarness) -> None:
+        """A HostFault that says so, or a job that is none of ours."""
+        call = harness.start(submit(harness, *VM, script(harness))).hooks[0]
+        for argv in ((), ("x",), ("", ""), ("a",) * 40):
+            try:
+                job = call.adapter.job(argv, {})
+            except HostFault as error:
+                assert str(error)
+            else:
+                assert job.blob is None or job.bad_request
+
+    @pytest.mark.parametrize("outcome", Outcome)
+    def test_each_outcome_is_told_in_the_batch_systems_way(
+        self, harness: BatchHarness, outcome: Outcome
+    ) -> None:
+        """The documented exit code, whatever the reason's text; no exception without a server."""
+        call = harness.start(submit(harness, *VM, script(harness))).hooks[0]
+        job = call.job()
+        try:
+            for reason in REASONS:
+                assert call.adapter.finish(job, outcome, reason) == harness.dialect.exits[outcome]
+            harness.serve(False)
+            code = call.adapter.finish(job, outcome, "unreachable")
+            assert 0 <= code <= 255
+            if outcome is not Outcome.HOST_FAULT:
+                assert code == harness.dialect.exits[outcome], "a dead server changes nothing here"
+        finally:
+            harness.serve(True)
+
+    def test_which_jobs_are_alive(self, harness: BatchHarness) -> None:
+        """GONE only if the server says so; the reaper takes down what is GONE."""
+        got = submit(harness, *VM, script(harness))
+        call = harness.start(got).hooks[0]
+        job_id = call.job().id
+        try:
+            assert call.adapter.alive([job_id]) == {job_id: Life.ALIVE}
+            harness.serve(False)
+            assert call.adapter.alive([job_id])[job_id] in (Life.ALIVE, Life.UNKNOWN)
+            harness.serve(True)
+            assert call.adapter.alive([job_id]) == {job_id: Life.ALIVE}
+            harness.end(got)
+            assert call.adapter.alive([job_id]) == {job_id: Life.GONE}
+        finally:
+            harness.serve(True)
+
+    def test_odd_ids_are_answered_too(self, harness: BatchHarness) -> None:
+        """Every id that was asked for is in the answer, and none of these is alive."""
+        got = submit(harness, *VM, script(harness))
+        call = harness.start(got).hooks[0]
+        job_id = call.job().id
+        found = call.adapter.alive([*ODD_IDS, job_id])
+        assert set(found) == {*ODD_IDS, job_id}
+        assert found[job_id] in (Life.ALIVE, Life.UNKNOWN)
+        assert Life.ALIVE not in {found[each] for each in ODD_IDS}
+        assert call.adapter.alive([]) == {}
+
+    def test_guests_learn_of_each_other(self, harness: BatchHarness) -> None:
+        """Paths are absolute and stay below no user's directory; every name is in rank order."""
+        call = harness.start(submit(harness, *VM, script(harness))).hooks[0]
+        guests = [PeerGuest("vn1-0", 2), PeerGuest("vn1-1", 2)]
+        items = list(call.adapter.context(call.job(), guests))
+        assert items == list(call.adapter.context(call.job(), guests))
+        for item in items:
+            if isinstance(item, GuestFile):
+                assert Path(item.path).is_absolute()
+                assert ".." not in Path(item.path).parts
+        text = repr(items)
+        assert text.index("vn1-0") < text.index("vn1-1"), "the guests are not named"
+
+    def test_the_jobs_of_an_array_are_apart(self, harness: BatchHarness) -> None:
+        """Each has an id of its own, so that each gets guests of its own."""
+        if not harness.dialect.array:
+            pytest.skip("this batch system has no arrays")
+        got = submit(harness, *harness.dialect.array, *VM, script(harness))
+        jobs = [harness.start(got, element=i) for i in (0, 1)]
+        read = [job.hooks[0].job() for job in jobs]
+        assert read[0].id != read[1].id
+        assert read[0].blob == read[1].blob is not None
+        ids = [shell_started(harness, job).job_id for job in jobs]
+        assert ids == [job.id for job in read]
+        alive = jobs[0].hooks[0].adapter.alive(ids)
+        assert Life.GONE not in alive.values()
+
+    def test_all_nodes_of_a_job_see_the_same_job(self, harness: BatchHarness) -> None:
+        """With no exchange between them: ids, order, request, and what guests are told."""
+        if not harness.dialect.two_nodes:
+            pytest.skip("this batch system has one node")
+        got = submit(harness, *harness.dialect.two_nodes, *VM, script(harness))
+        job = harness.start(got, nodes=2)
+        first, second = read = [call.job() for call in job.hooks]
+        assert [each.node_index for each in read] == [0, 1]
+        for name in ("id", "owner", "attempt", "nodes", "slots", "blob", "name"):
+            assert getattr(first, name) == getattr(second, name), name
+        guests = [PeerGuest("vn1", 2), PeerGuest("vn2", 2)]
+        seen = [
+            list(call.adapter.context(each, guests))
+            for call, each in zip(job.hooks, read, strict=True)
+        ]
+        assert seen[0] == seen[1]
+        assert shell_started(harness, job).nodes == 2
+        for call, each in zip(job.hooks, read, strict=True):
+            assert 0 <= call.adapter.finish(each, Outcome.READY, "") <= 255
+
+    def test_setup_goes_in_and_out_any_number_of_times(self, harness: BatchHarness) -> None:
+        """Applied twice it is applied; undone twice all is as before, byte for byte."""
+        root = harness.setup_root()
+        if root is None:
+            pytest.skip("its setup steps cannot work in a directory")
+        adapter = harness.system.node(harness.site)
+        place = Installation(
+            root / "bin/vtorque", root / "vtorque.toml", root / "libexec/vtorque-jobshell"
+        )
+        before = tree(root)
+        for _ in range(2):
+            steps = [s for s in adapter.setup_steps(place) if not isinstance(s, Check)]
+            for step in (*steps, *steps):
+                step.apply()
+                assert step.text
+                assert os.geteuid() != 0 or step.done(), f"{step.text}: applied and not done"
+            for step in (*reversed(steps), *steps):
+                step.undo()
+            assert tree(root) == before
+            assert not [s.text for s in steps if s.done()]
+
+
+class ShellContract(ContractBase):
+    """The job's part, as the user."""
+
+    def test_the_job_shell_knows_what_root_knows(self, harness: BatchHarness) -> None:
+        """The id is the one that root's hook was called with; nodes and script are the job's."""
+        job = harness.start(submit(harness, *VM, script(harness)))
+        started = shell_started(harness, job)
+        assert started.job_id == job.hooks[0].job().id
+        assert started.nodes == len(job.hooks)
+        assert started.script is not None
+        assert started.script.is_absolute()
+        assert started.args == ()
+        assert started.cwd == "" or Path(started.cwd).is_absolute()
+
+    def test_a_start_by_anyone_else_is_refused(self, harness: BatchHarness) -> None:
+        """With a message, not with a traceback, and it takes no script from anywhere."""
+        with pytest.raises(UsageError):
+            harness.system.shell().started((), {}, None)
+
+    def test_variables_that_stay_on_the_host(self, harness: BatchHarness) -> None:
+        """They are names of the batch system, never what every script relies on."""
+        names = harness.system.shell().host_only
+        assert all(isinstance(name, str) and name and "=" not in name for name in names)
+        assert not names & {"HOME", "PATH", "USER", "LOGNAME", "SHELL", "PWD", "LANG", "TERM"}
+
+    def test_a_command_on_every_node(self, harness: BatchHarness) -> None:
+        """The command is the end of the batch system's own, as words."""
+        job = harness.start(submit(harness, *VM, script(harness)))
+        words = ["/usr/libexec/vtorque-jobshell", "--await-job", "1[2].x y"]
+        found = harness.system.shell().on_every_node(words, job.shell.environ)
+        assert len(found) > len(words)
+        assert found[-len(words) :] == words
+
+
+def tree(root: Path) -> dict[str, tuple[int, bytes]]:
+    """Return every file below a directory: mode and content, or where a link leads."""
+    found = {}
+    for path in sorted(root.rglob("*")):
+        status = path.lstat()
+        content = b""
+        if stat.S_ISLNK(status.st_mode):
+            content = os.fsencode(path.readlink())
+        elif stat.S_ISREG(status.st_mode):
+            content = path.read_bytes()
+        found[str(path.relative_to(root))] = (status.st_mode, content)
+    return found

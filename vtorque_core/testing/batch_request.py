@@ -1,0 +1,158 @@
+"""The contract of the request's way: what vsub sends is what root reads, and nothing else is."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from vtorque_core.errors import Refused
+from vtorque_core.request import MAX_REQUEST, Request, to_token
+from vtorque_core.testing.batch_base import (
+    VM,
+    ContractBase,
+    attempt,
+    request_of,
+    script,
+    submit,
+)
+from vtorque_core.testing.harness import BatchHarness, Submission
+
+EXAMPLES = settings(
+    max_examples=40,
+    deadline=None,
+    suppress_health_check=[
+        HealthCheck.function_scoped_fixture,
+        HealthCheck.differing_executors,
+        HealthCheck.too_slow,
+    ],
+)
+HOSTILE = [
+    "'\"`", "a b\tc", "new\nline", "x,y,,z", "k=v:w;x|y", "back\\slash\\", "é€漢🐍",
+    "<a b='&'/>]]>", "$(id)${HOME}`id`", "\x7f\x01\x1b[0m", "%s%n", "-vm", "--", "#PBS -N x",
+    "other=vt1:A", "*?[~]",
+]  # fmt: skip
+FORGED = [
+    "", "x", "mine", "vt1", "vt0:AAAA", "VT1:AAAA", "vt1:", "vt1:%%%", "vt1:A", "vt1:AQ",
+    "vt1:AAAA", "vt1:AXic", "vt1:é", "vt1:AA==", "vt1:\x7f", "vt1:AAvt1:AA", "vt1:AGFi",
+    "vt1:" + "A" * 1500,
+]  # fmt: skip
+# what a user may write after -vm: no comma, no NUL, some text left when blanks are taken off
+VALUES = st.text(
+    st.characters(exclude_characters=",\0", exclude_categories=["Cs"]), min_size=1, max_size=60
+).filter(lambda value: value.strip() != "")
+
+
+class RequestContract(ContractBase):
+    """How the request travels."""
+
+    @EXAMPLES
+    @given(note=st.one_of(st.sampled_from([v for v in HOSTILE if "," not in v]), VALUES))
+    def test_a_value_arrives_as_it_was_written(self, harness: BatchHarness, note: str) -> None:
+        """Whatever characters the user puts into ``-vm``."""
+        got = submit(harness, "-vm", f"note={note}", script(harness))
+        assert request_of(harness, got).pairs == (("note", note.strip()),)
+
+    @EXAMPLES
+    @given(blob=st.one_of(st.sampled_from(HOSTILE).map(str.encode), st.binary(max_size=600)))
+    def test_any_bytes_arrive(self, harness: BatchHarness, blob: bytes) -> None:
+        """The request is bytes; what they mean is not the adapter's business."""
+        got = submit(harness, script(harness), blob=blob)
+        assert harness.start(got).hooks[0].job().blob == blob
+
+    def test_a_users_file_arrives(self, harness: BatchHarness) -> None:
+        """Files are read at submission and travel as data."""
+        content = bytes(range(256))
+        (harness.directory / "pro'logue").write_bytes(content)
+        got = submit(harness, "-vm", "script=pro'logue", script(harness))
+        found = request_of(harness, got)
+        assert (found.files["script"].name, found.files["script"].content) == ("pro'logue", content)
+
+    def test_the_promised_length_arrives(self, harness: BatchHarness) -> None:
+        """``Dialect.carries`` bytes that no compression makes shorter."""
+        blob = noise(harness.dialect.carries)
+        got = submit(harness, script(harness), blob=blob)
+        assert harness.start(got).hooks[0].job().blob == blob
+
+    @pytest.mark.parametrize(
+        "size", [500, 1000, 1400, 1500, 1600, 2048, 4096, 20_000, 60_000, 100_000, MAX_REQUEST]
+    )
+    def test_a_request_arrives_whole_or_is_refused(self, harness: BatchHarness, size: int) -> None:
+        """One that is too long is refused at submission, with the limit; none vanishes."""
+        blob = noise(size)
+        ended, got = attempt(harness, script(harness), blob=blob)
+        if ended.code == 0:
+            assert got is not None
+            assert harness.start(got).hooks[0].job().blob == blob
+        else:
+            assert got is None, "a job was made without its request"
+            assert size > harness.dialect.carries
+            assert b"limit" in ended.stderr
+            assert any(chr(c).isdigit() for c in ended.stderr), ended.stderr
+            assert b"Traceback" not in ended.stderr
+
+    def test_the_users_own_values_get_through(self, harness: BatchHarness) -> None:
+        """What the user says in the place where the request travels is neither lost nor changed."""
+        name = script(harness)
+        for own in harness.dialect.own:
+            assert own.kept(submit(harness, *own.argv, name)), own.argv
+            got = submit(harness, *own.argv, *VM, name)
+            assert own.kept(got), own.argv
+            assert request_of(harness, got).pairs == (("ram", "1G"),)
+
+    def test_a_bare_metal_job_carries_nothing(self, harness: BatchHarness) -> None:
+        """Root sees that it is none of vTorque's, with and without the user's own values."""
+        name = script(harness)
+        for argv in ((), *(own.argv for own in harness.dialect.own)):
+            job = harness.start(submit(harness, *argv, name)).hooks[0].job()
+            assert (job.blob, job.bad_request) == (None, "")
+
+    @pytest.mark.parametrize("text", FORGED)
+    def test_a_forged_request_is_a_bad_request(self, harness: BatchHarness, text: str) -> None:
+        """Never an exception, never a job that counts as bare metal if it looks like a request."""
+        got = submit(harness, *VM, script(harness))
+        job = harness.start(got, forged=text).hooks[0].job()
+        if text.startswith("vt1:"):
+            assert job.blob is not None, "a VM job with a damaged request is no bare-metal job"
+            assert is_bad(job.blob, job.bad_request)
+
+    @EXAMPLES
+    @given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=300))
+    def test_any_text_in_the_requests_place(self, harness: BatchHarness, text: str) -> None:
+        """The owner of a job can put anything there."""
+        got = self.submitted(harness)
+        harness.start(got, forged=text.replace("\0", "")).hooks[0].job()
+        harness.start(got, forged="vt1:" + text.replace("\0", "")).hooks[0].job()
+
+    @EXAMPLES
+    @given(cut=st.integers(1, 40), at=st.floats(0, 1))
+    def test_a_request_that_lost_bytes(self, harness: BatchHarness, cut: int, at: float) -> None:
+        """Cut short or with a hole it is refused, not half obeyed."""
+        token = to_token(Request((("ram", "1G"), ("note", "x" * 30))).encode())
+        place = 4 + int(at * (len(token) - 5))
+        forged = token[:place] + token[place + cut :]
+        job = harness.start(self.submitted(harness), forged=forged).hooks[0].job()
+        assert job.blob is not None
+        assert is_bad(job.blob, job.bad_request)
+
+    def submitted(self, harness: BatchHarness) -> Submission:
+        """Return one VM job of this test; the properties need no new one each time."""
+        if getattr(self, "_submitted", None) is None:
+            self._submitted = submit(harness, *VM, script(harness))
+        return self._submitted
+
+
+def noise(size: int) -> bytes:
+    """Return bytes that no compression makes shorter; the same each time."""
+    return random.Random(size).randbytes(size)  # noqa: S311 (no secret)
+
+
+def is_bad(blob: bytes, bad_request: str) -> bool:
+    """Return whether the core will refuse the job."""
+    try:
+        Request.decode(blob)
+    except Refused:
+        return True
+    return bad_request != ""

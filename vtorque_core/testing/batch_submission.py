@@ -1,0 +1,208 @@
+"""The contract of the submitting part: whatever users write goes on as they wrote it."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+
+from vtorque_core.api_batch import SubmitArgs
+from vtorque_core.request import strip_pbs_vm
+from vtorque_core.testing.batch_base import (
+    SCRIPT,
+    VM,
+    ContractBase,
+    added,
+    attempt,
+    is_within,
+    request_of,
+    script,
+    script_in_guest,
+    shell_started,
+    submit,
+)
+from vtorque_core.testing.harness import BatchHarness, Ended
+from vtorque_core.testing.wild_scripts import SCRIPTS, WildScript
+
+ODD_WORDS = ("plain", "two words", "quo'te", 'double"quote', "back\\slash", "$HOME", "a=b,c", "é")
+
+
+class SubmissionContract(ContractBase):
+    """How jobs are submitted."""
+
+    @pytest.mark.parametrize("none", [(), ("-vm", "none")], ids=["plain", "-vm none"])
+    def test_a_bare_metal_job_goes_as_its_user_wrote_it(
+        self, harness: BatchHarness, none: tuple[str, ...]
+    ) -> None:
+        """Same arguments, environment and bytes; nothing added."""
+        options, name = harness.dialect.options, script(harness)
+        got = submit(harness, *none, *options, name)
+        assert got.argv == (*options, name)
+        assert got.script == SCRIPT
+        assert not added(harness, got.environ)
+
+    @pytest.mark.parametrize("place", ["first", "between", "after the script", "in two places"])
+    def test_vm_is_taken_out_and_all_else_stays(self, harness: BatchHarness, place: str) -> None:
+        """``-vm`` may stand anywhere; the user's other words stay, in their order."""
+        options, name = harness.dialect.options, script(harness)
+        argv = {
+            "first": (*VM, *options, name),
+            "between": (*options[:2], *VM, *options[2:], name),
+            "after the script": (*options, name, *VM),
+            "in two places": (*VM, *options, name, "-vm", "note=x"),
+        }[place]
+        if place == "after the script" and not harness.dialect.permutes:
+            argv = (*options, *VM, name)
+        got = submit(harness, *argv)
+        assert is_within(options, got.argv)
+        assert not {"-vm", "ram=1G", "note=x"} & set(got.argv)
+        expected = [("ram", "1G"), ("note", "x")][: 1 + (place == "in two places")]
+        assert sorted(request_of(harness, got).pairs) == sorted(expected)
+        assert script_in_guest(harness, got) == SCRIPT
+
+    def test_options_after_the_script_count(self, harness: BatchHarness) -> None:
+        """As far as the submit command takes options there."""
+        options, name = harness.dialect.options, script(harness)
+        if not harness.dialect.permutes:
+            pytest.skip("this submit command takes what follows the script as its arguments")
+        got = submit(harness, name, *options, *VM)
+        assert is_within(options, got.argv)
+        assert script_in_guest(harness, got) == SCRIPT
+
+    def test_a_script_on_standard_input(self, harness: BatchHarness) -> None:
+        """With a request and without one."""
+        if not harness.dialect.takes_stdin:
+            pytest.skip("this submit command takes no script on standard input")
+        options = harness.dialect.options
+        assert submit(harness, *options, stdin=SCRIPT).script == SCRIPT
+        got = submit(harness, *options, *VM, stdin=SCRIPT)
+        assert script_in_guest(harness, got) == SCRIPT
+        assert request_of(harness, got).pairs == (("ram", "1G"),)
+
+    @pytest.mark.parametrize("count", [1, len(ODD_WORDS)])
+    def test_the_scripts_arguments(self, harness: BatchHarness, count: int) -> None:
+        """Whatever words a user gives the script, the guest's script gets them."""
+        end = harness.dialect.arguments(script(harness), ODD_WORDS[:count])
+        got = submit(harness, *VM, *harness.dialect.options, *end)
+        started = shell_started(harness, harness.start(got))
+        assert started.args == ODD_WORDS[:count]
+        assert script_in_guest(harness, got) == SCRIPT
+
+    @pytest.mark.parametrize("prefix", ["#VSUB", "#PBS"])
+    def test_vm_lines_in_the_script(self, harness: BatchHarness, prefix: str) -> None:
+        """``#VSUB -vm`` and the old ``#PBS -vm``; the command line wins."""
+        text = f"#!/bin/sh\n# note\n\n{prefix} -vm ram=1G,note=x\necho hello\n".encode()
+        name = script(harness, text)
+        got = submit(harness, *harness.dialect.options, name)
+        assert dict(request_of(harness, got).pairs) == {"ram": "1G", "note": "x"}
+        assert script_in_guest(harness, got) in (text, strip_pbs_vm(text))
+        if prefix == "#VSUB":
+            assert script_in_guest(harness, got) == text
+        got = submit(harness, "-vm", "ram=2G", name)
+        assert dict(request_of(harness, got).pairs) == {"ram": "2G", "note": "x"}
+
+    def test_none_on_the_command_line_hides_the_scripts_vm_lines(
+        self, harness: BatchHarness
+    ) -> None:
+        """Then it is a bare-metal job and carries nothing."""
+        text = b"#!/bin/sh\n#VSUB -vm ram=1G\necho hello\n"
+        got = submit(harness, "-vm", "none", script(harness, text))
+        assert got.script == text
+        assert harness.start(got).hooks[0].job().blob is None
+
+    def test_the_batch_systems_own_lines_stay(self, harness: BatchHarness) -> None:
+        """Directives are the batch system's to read: it finds them where they were."""
+        line = harness.dialect.directive
+        text = f"#!/bin/sh\n{line}\n#VSUB -vm ram=1G\necho hello\n".encode()
+        name = script(harness, text)
+        got = submit(harness, name)
+        assert got.script is not None
+        assert line.encode() in got.script.split(b"\n")
+        assert script_in_guest(harness, got) == text
+
+    def test_unknown_options_are_the_batch_systems_to_refuse(self, harness: BatchHarness) -> None:
+        """It either gets them as they are, or what stands for it names them and nothing is sent."""
+        unknown, name = harness.dialect.unknown, script(harness)
+        if harness.answer(Ended(3, b"", f"no such option: {unknown}\n".encode())):
+            ended, got = attempt(harness, unknown, *VM, name)
+            if got is not None:
+                assert unknown in got.argv
+                assert ended.code == 3
+        else:
+            ended, got = attempt(harness, unknown, *VM, name)
+            assert got is None
+        assert ended.code != 0
+        assert unknown.lstrip("-").encode() in ended.stderr
+
+    def test_what_the_submit_command_says_is_shown_unchanged(self, harness: BatchHarness) -> None:
+        """Its output, its errors, its exit code; also when it fails."""
+        said = Ended(17, b"42.server\n\xff", b"qsub: warning: \xe9\n")
+        for vm in ((), VM):
+            if not harness.answer(said):
+                pytest.skip("there is no submit command: the adapter is the batch system itself")
+            ended, _ = attempt(harness, *vm, script(harness))
+            assert ended == said
+
+    def test_a_script_that_cannot_be_read_is_refused(self, harness: BatchHarness) -> None:
+        """By the submit command or before it; no job is made."""
+        harness.answer(Ended(1, b"", b"no-such-script: No such file or directory\n"))
+        ended, _ = attempt(harness, *VM, "no-such-script")
+        assert ended.code != 0
+        assert b"no-such-script" in ended.stderr
+
+    @pytest.mark.parametrize(("cpus", "mib"), [(3, 2048), (16, 65536)])
+    def test_what_the_user_asks_of_a_node_is_understood(
+        self, harness: BatchHarness, cpus: int, mib: int
+    ) -> None:
+        """So that vsub can refuse a contradiction, and nothing is asked for twice."""
+        words, name = harness.dialect.share(cpus, mib), script(harness)
+        args = self.split(harness, *words, name)
+        assert (args.vcpus_given, args.mib_given) == (cpus, mib)
+        args = self.split(harness, name)
+        assert (args.vcpus_given, args.mib_given) == (None, None)
+        got = submit(harness, *words, *VM, name)
+        found = harness.start(got).hooks[0].job()
+        assert found.cpu_count in (cpus, None)
+        assert found.mem_mib in (mib, None)
+
+    def test_an_interactive_job_is_seen(self, harness: BatchHarness) -> None:
+        """Its options are known, and no others are taken for them."""
+        words = harness.dialect.interactive
+        if not words:
+            pytest.skip("no interactive jobs by this command")
+        assert self.split(harness, *words, *VM).interactive
+        assert not self.split(harness, script(harness)).interactive
+
+    @pytest.mark.parametrize("wild", SCRIPTS, ids=lambda wild: wild.name)
+    def test_scripts_as_found_in_the_wild(self, harness: BatchHarness, wild: WildScript) -> None:
+        """Byte by byte as without vTorque, kept by the batch system and run in the guest.
+
+        A script that the submit command refuses is refused in the same words.
+        """
+        name = script(harness, wild.content, wild.name)
+        plain, bare = attempt(harness, name)
+        ended, got = attempt(harness, *VM, name)
+        (harness.directory / name).unlink()
+        assert ended.code == plain.code
+        if plain.code:
+            assert ended == plain
+            assert not self.accepts(wild)
+            return
+        assert bare is not None
+        assert got is not None
+        assert bare.script == wild.content
+        assert script_in_guest(harness, got) == wild.content
+        jobs = [harness.start(each).hooks[0].job() for each in (bare, got)]
+        assert jobs[0].name == jobs[1].name
+        assert jobs[0].blob is None
+        assert jobs[1].blob is not None
+
+    def accepts(self, wild: WildScript) -> bool:
+        """Whether the submit command takes the script's directives; for embedded systems."""
+        return True
+
+    def split(self, harness: BatchHarness, *argv: str) -> SubmitArgs:
+        """Split a command line in the directory of submission."""
+        submitter = harness.system.submitter(harness.site)
+        with contextlib.chdir(harness.directory):
+            return submitter.split(argv)

@@ -1,0 +1,96 @@
+"""Submit as vsub does, in a child process, which an adapter may also exec away."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from vtorque_core.api_batch import Needs
+from vtorque_core.errors import VtorqueError
+from vtorque_core.request import make_request, requested
+from vtorque_core.testing.harness import OPTIONS, BatchHarness, Ended
+
+CHILD_TIME = 60  # seconds until a submission that hangs is killed
+
+
+def run_vsub(
+    harness: BatchHarness,
+    argv: Sequence[str],
+    *,
+    stdin: bytes = b"",
+    blob: bytes | None = None,
+    needs: Needs | None = None,
+) -> Ended:
+    """Submit as vsub does, in a child process, with the keys of :data:`OPTIONS` and no policy.
+
+    Args:
+        harness: where to.
+        argv: the user's command line.
+        stdin: what the user gives it on standard input.
+        blob: bytes to send in place of the request.
+        needs: what the guests need, if it is to be asked for.
+    """
+
+    def submit() -> int:
+        submitter = harness.system.submitter(harness.site)
+        args = submitter.split(argv)
+        pairs = requested(args.vm, args.directives)
+        if not pairs and blob is None:
+            return submitter.submit(args, None, None)
+        request = make_request(pairs or (), OPTIONS, args.shell).encode() if blob is None else blob
+        return submitter.submit(args, request, needs or Needs(1, 512))
+
+    return in_child(submit, stdin, harness.environ, harness.directory)
+
+
+def in_child(
+    work: Callable[[], int], stdin: bytes, environ: Mapping[str, str], directory: Path
+) -> Ended:
+    """Run a function in a child process with these surroundings, which it may also exec away."""
+    with (
+        tempfile.TemporaryFile() as given,
+        tempfile.TemporaryFile() as out,
+        tempfile.TemporaryFile() as err,
+    ):
+        given.write(stdin)
+        given.seek(0)
+        child = os.fork()
+        if child == 0:
+            files = [file.fileno() for file in (given, out, err)]
+            _child(work, files, environ, directory)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        out.seek(0)
+        err.seek(0)
+        return Ended(code, out.read(), err.read())
+
+
+def _child(
+    work: Callable[[], int], files: Sequence[int], environ: Mapping[str, str], directory: Path
+) -> None:
+    code = 70  # EX_SOFTWARE of sysexits.h: a defect
+    try:
+        for target, source in enumerate(files):
+            os.dup2(source, target)
+        sys.stdin, sys.stdout, sys.stderr = (
+            open(n, mode, closefd=False)  # noqa: SIM115 (as long as the process)
+            for n, mode in enumerate("rww")
+        )
+        os.chdir(directory)
+        os.environ.clear()
+        os.environ.update(environ)
+        signal.alarm(CHILD_TIME)
+        code = work()
+    except VtorqueError as error:
+        sys.stderr.write(f"vsub: {error}\n")
+        code = error.exit_code
+    except BaseException:  # whatever it is must not go on in the copy of the test run
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
