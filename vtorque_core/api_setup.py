@@ -6,8 +6,11 @@ install|uninstall``; ``vtorque doctor`` asks each whether it still holds.
 
 from __future__ import annotations
 
+import enum
+import hashlib
 import os
 import shlex
+import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,9 +80,23 @@ class Check:
         """Do nothing."""
 
 
+class _Whose(enum.Enum):
+    """Whose the file at a path of ours is."""
+
+    NOBODY = "nobody's"
+    SITE = "the site's"
+    OURS = "as vTorque wrote it"
+    EDITED = "edited since vTorque wrote it"
+
+
 @dataclass(frozen=True)
 class ReplacedFile:
-    """A root-owned file of ours; what was there before is kept beside it as ``NAME.orig``."""
+    """A root-owned file of ours; what was there before is kept beside it as ``NAME.orig``.
+
+    A last line, a comment with the SHA-256 of all before it, is added to ``content``: so a file
+    that an older vTorque wrote is told from one that somebody has edited, which is never written
+    over or removed. ``#`` must begin a comment in it.
+    """
 
     path: Path
     content: bytes
@@ -93,32 +110,40 @@ class ReplacedFile:
     @property
     def text(self) -> str:
         """Say which file is written, and what becomes of the site's own."""
-        keeping = f", keeping the site's as {self.kept.name}" if self._site_has_one() else ""
-        return f"write {self.path}{keeping}"
+        if self._whose() is _Whose.SITE and not os.path.lexists(self.kept):
+            return f"write {self.path}, keeping the site's as {self.kept.name}"
+        return f"write {self.path}"
 
     def done(self) -> bool:
-        """Return True if the file is there with this content and mode."""
-        try:
-            status = self.path.lstat()
-            return (status.st_mode & 0o7777, status.st_uid, self.path.read_bytes()) == (
-                self.mode,
-                0,
-                self.content,
-            )
-        except FileNotFoundError:
+        """Return True if the file is there with this content and mode. Raises HostFault."""
+        if self._read() != _sealed(self.content):
             return False
+        status = self.path.lstat()
+        return status.st_mode == stat.S_IFREG | self.mode and status.st_uid in (0, os.geteuid())
 
     def apply(self) -> None:
-        """Put the file in place in one step; the site's own is never away for longer."""
+        """Put the file in place in one step; the site's own is never away for longer.
+
+        Raises HostFault, with what to do, where an admin's edits would be lost.
+        """
+        whose = self._whose()
+        if whose is _Whose.EDITED:
+            raise HostFault(f"{self.path} was {whose.value}: move it away and run this again")
         try:
             self.path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-            if self._site_has_one():
+            if whose is _Whose.SITE and not self._kept_already():
+                if os.path.lexists(self.kept):
+                    raise HostFault(
+                        f"{self.path} is not vTorque's, and {self.kept} exists: move one of them "
+                        "away and run this again"
+                    )
                 os.link(self.path, self.kept, follow_symlinks=False)
             new = self.path.with_name(f".{self.path.name}.vtorque-new")
             new.unlink(missing_ok=True)
             descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(descriptor, "wb") as file:
-                file.write(self.content)
+                file.write(_sealed(self.content))
+                file.flush()
                 os.fchmod(descriptor, self.mode)
                 os.fsync(descriptor)
             new.replace(self.path)
@@ -126,23 +151,61 @@ class ReplacedFile:
             raise HostFault(f"{self.path}: {error.strerror}") from None
 
     def undo(self) -> None:
-        """Put the site's own back, or remove ours."""
+        """Put the site's own back, or remove ours.
+
+        Raises HostFault, with what to do, and changes nothing if somebody has edited ours or put
+        another file there meanwhile.
+        """
+        whose = self._whose()
+        kept = os.path.lexists(self.kept)
+        if whose is _Whose.EDITED or (whose is _Whose.SITE and kept and not self._kept_already()):
+            what = "edited" if whose is _Whose.EDITED else "replaced"
+            before = f"; the one from before vTorque is {self.kept}" if kept else ""
+            raise HostFault(
+                f"{self.path} was {what} since vTorque wrote it and is left as it is{before}: move "
+                "it away and run this again"
+            )
         try:
-            if os.path.lexists(self.kept):
+            self.path.with_name(f".{self.path.name}.vtorque-new").unlink(missing_ok=True)
+            if whose is _Whose.SITE:  # an apply was stopped half way, or there was none
+                if self._kept_already():
+                    self.kept.unlink()
+            elif kept:
                 self.kept.replace(self.path)
-            elif self._is_ours():
-                self.path.unlink()
+            else:
+                self.path.unlink(missing_ok=True)
         except OSError as error:
             raise HostFault(f"{self.path}: {error.strerror}") from None
 
-    def _site_has_one(self) -> bool:
-        return os.path.lexists(self.path) and not os.path.lexists(self.kept) and not self._is_ours()
-
-    def _is_ours(self) -> bool:
+    def _kept_already(self) -> bool:
+        """Whether the site's file was linked to its other name, and ours is not there yet."""
         try:
-            return MARK in self.path.read_bytes()
+            return os.path.samestat(self.path.lstat(), self.kept.lstat())
         except FileNotFoundError:
             return False
+
+    def _whose(self) -> _Whose:
+        if not os.path.lexists(self.path):
+            return _Whose.NOBODY
+        found = self._read()
+        if found is None or MARK not in found:
+            return _Whose.SITE
+        body = found[: found.rindex(b"\n", 0, -1) + 1] if found.count(b"\n") > 1 else b""
+        return _Whose.OURS if found == _sealed(body) else _Whose.EDITED
+
+    def _read(self) -> bytes | None:
+        """Return the content; None: missing, or a link. Raises HostFault."""
+        try:
+            return None if self.path.is_symlink() else self.path.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise HostFault(f"{self.path}: {error.strerror}: move it away") from None
+
+
+def _sealed(content: bytes) -> bytes:
+    body = content if content.endswith(b"\n") else content + b"\n"
+    return body + b"# %s, sha256 %s\n" % (MARK, hashlib.sha256(body).hexdigest().encode())
 
 
 def hook_script(place: Installation, words: Sequence[str], guard: str) -> bytes:

@@ -15,33 +15,37 @@ from collections.abc import Callable
 from pathlib import Path
 from xml.sax.saxutils import quoteattr
 
-from vtorque_core import accel, hypervisor
+from vtorque_core import accel, hypervisor, safefs
 from vtorque_core.config import Site
 from vtorque_core.config_schema import Network
 from vtorque_core.errors import HostFault
 from vtorque_core.resources import netfilter
+from vtorque_core.trust import require_secret
 
 Say = Callable[[str], None]
+_LEAST_SECRET = 32  # bytes, as a job's start demands
 
 # libvirt writes the MACs of every network's guests here, but makes it only for its first dnsmasq,
 # which our network does without (libvirt 9.0, src/network/bridge_driver.c).
 _MACS = Path("/var/lib/libvirt/dnsmasq")
 
 
-def install(site: Site, config: Path, batch: str, say: Say, *, dry_run: bool = False) -> None:
-    """Make this node ready for jobs of the batch system ``batch``.
+def install(site: Site, say: Say, *, secret: bytes | None = None, dry_run: bool = False) -> None:
+    """Make this node ready for guests; ``secret``: the site's, from the host that sets up all.
 
-    Raises HostFault if libvirt does not answer or a path is not root's.
+    Raises HostFault if libvirt does not answer, a path is not root's, or jobs run with another
+    secret.
     """
     steps: list[tuple[str, Callable[[], None]]] = []
-    if not config.exists():
-        steps.append((f"write {config}", lambda: _write_config(config, batch)))
     for directory, mode in _directories(site):
         if not _is_right(directory, mode):
             make = functools.partial(_mkdir, directory, mode)
             steps.append((f"make {directory} root's, mode {mode:o}", make))
-    if not site.paths.secret.exists():
-        steps.append((f"create {site.paths.secret}", lambda: _write_secret(site.paths.secret)))
+    place = site.paths.secret
+    if secret is not None and not (place.exists() and place.read_bytes() == secret):
+        steps.append((f"write {place}, as on the other nodes", lambda: _take_secret(site, secret)))
+    elif not place.exists():
+        steps.append((f"create {place}", lambda: _write_secret(place, secrets.token_bytes(64))))
     if _wants_network(site.network) and not hypervisor.network_active(
         site.node.libvirt_uri, site.network.source
     ):
@@ -66,17 +70,18 @@ def _guard(site: Site) -> None:
     netfilter.load(netfilter.node_guard(site.network, site.node.libvirt_uri))
 
 
-def uninstall(site: Site, config: Path, say: Say, *, purge: bool = False) -> None:
-    """Take back what :func:`install` made; ``purge`` also removes images, secret and config.
-
-    Raises HostFault while a job still holds something here.
-    """
+def require_idle(site: Site) -> None:
+    """Raise HostFault while a job still holds something here."""
     journals = sorted(site.paths.journal.glob("*.jsonl"))
     if journals:
         raise HostFault(
             f"{len(journals)} jobs still hold something on this node (see vmgr ps): "
             "let them end, or run vtorque reap"
         )
+
+
+def uninstall(site: Site, config: Path, say: Say, *, purge: bool = False) -> None:
+    """Take back what :func:`install` made; ``purge`` also removes images, secret and config."""
     if _wants_network(site.network):
         hypervisor.remove_network(site.node.libvirt_uri, site.network.source)
         netfilter.unguard(site.network.source)
@@ -132,19 +137,29 @@ def _mkdir(directory: Path, mode: int) -> None:
     directory.chmod(mode)
 
 
-def _write_config(config: Path, batch: str) -> None:
-    config.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-    config.write_text(
-        "# vTorque site config. All keys with their defaults: vtorque config example\n"
-        f'[batch]\nsystem = "{batch}"\n'
-    )
-    config.chmod(0o644)
+def site_secret(site: Site, say: Say) -> bytes:
+    """Return the secret that all nodes of the site get; this host makes it if it has none."""
+    place = site.paths.secret
+    if not place.exists():
+        say(f"create {place}")
+        _mkdir(site.paths.state, 0o755)
+        _write_secret(place, secrets.token_bytes(64))
+    require_secret(place)
+    return place.read_bytes()
 
 
-def _write_secret(path: Path) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(secrets.token_bytes(64))
+def _take_secret(site: Site, secret: bytes) -> None:
+    if len(secret) < _LEAST_SECRET:
+        raise HostFault(
+            f"a site secret of {len(secret)} bytes came in; {_LEAST_SECRET} is the least"
+        )
+    if site.paths.secret.exists():
+        require_idle(site)
+    _write_secret(site.paths.secret, secret)
+
+
+def _write_secret(path: Path, secret: bytes) -> None:
+    safefs.replace(str(path), secret, mode=0o600)
 
 
 def _wants_network(network: Network) -> bool:

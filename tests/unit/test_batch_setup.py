@@ -1,0 +1,369 @@
+"""``vtorque setup`` puts hooks in place and takes them back byte for byte, wherever stopped."""
+
+import dataclasses
+import os
+import stat
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vtorque_core import batch_setup
+from vtorque_core.api import BatchSystem, hookimpl
+from vtorque_core.api_setup import MARK, Check, ReplacedFile
+from vtorque_core.config import build, read_toml
+from vtorque_core.errors import HostFault
+from vtorque_core.local.node import LocalNode
+from vtorque_core.plugins import Plugins
+
+OURS = b"#!/bin/sh\n# " + MARK + b".\nexit 0\n"
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL between two steps."""
+
+
+@dataclasses.dataclass
+class Cluster:
+    """A batch system whose hooks are in a directory; ``problem``: what its admin has to do."""
+
+    top: Path
+    name: str = "acme"
+    problem: str = ""
+
+    @hookimpl
+    def vtorque_batch_systems(self):
+        yield BatchSystem(self.name, submitter=None, node=lambda _site: self, shell=None)
+
+    def setup_steps(self, place):
+        assert place.program == Path(sys.prefix, "bin", "vtorque")
+        return [
+            ReplacedFile(self.top / "prologue", OURS + str(place.config).encode() + b"\n"),
+            Check(f"{self.name}: alarm", self.problem),
+            ReplacedFile(self.top / "epilogue", OURS, mode=0o500),
+        ]
+
+
+@dataclasses.dataclass
+class Node:
+    """A node in a directory."""
+
+    top: Path
+    cluster: Cluster
+    said: list[str] = dataclasses.field(default_factory=list)
+
+    @property
+    def config(self):
+        return self.top / "etc" / "vtorque.toml"
+
+    def _site(self):
+        plugins = Plugins()
+        plugins.register("acme", self.cluster, "vtorque-acme 1.0.0")
+        plugins.register("local", Local(), "vtorque-core 1.0.0")
+        return build(read_toml(self.config), plugins, node=True), plugins
+
+    def install(self, batch="acme", **more):
+        site, plugins = self._site()
+        site = dataclasses.replace(site, paths=self.paths)
+        batch_setup.install(site, plugins, self.config, batch, self.said.append, **more)
+
+    def uninstall(self):
+        site, plugins = self._site()
+        site = dataclasses.replace(site, paths=self.paths)
+        batch_setup.uninstall(site, plugins, self.config, self.said.append)
+
+    @property
+    def paths(self):
+        from vtorque_core.names import Paths
+
+        return Paths(self.top / "state", self.top / "run", self.top / "libexec" / "jobshell")
+
+    def listing(self):
+        """Every file but vTorque's memory: kind, mode, owner, content."""
+        found = {}
+        for path in [*sorted((self.top / "etc").rglob("*")), self.paths.jobshell]:
+            if not os.path.lexists(path):
+                continue
+            status = path.lstat()
+            content = path.readlink() if path.is_symlink() else None
+            content = path.read_bytes() if path.is_file() and content is None else content
+            what = (stat.S_IFMT(status.st_mode), status.st_mode, status.st_uid, status.st_gid)
+            found[str(path)] = (*what, content)
+        return found
+
+
+class Local:
+    """The embedded batch system, which has no steps."""
+
+    @hookimpl
+    def vtorque_batch_systems(self):
+        yield BatchSystem(
+            "local", submitter=None, node=lambda _site: LocalNode(Path("/nowhere")), shell=None
+        )
+
+
+@pytest.fixture
+def node(tmp_path):
+    hooks = tmp_path / "etc" / "hooks"
+    hooks.mkdir(parents=True)
+    (tmp_path / "state").mkdir()
+    return Node(tmp_path, Cluster(hooks))
+
+
+def site_has(node, kind):
+    """Prepare what a site may have there already."""
+    prologue, epilogue = node.cluster.top / "prologue", node.cluster.top / "epilogue"
+    if kind in ("hooks", "all"):
+        prologue.write_bytes(b"#!/bin/sh\necho site\n")
+        prologue.chmod(0o700)
+        if os.geteuid() == 0:
+            os.chown(prologue, 12, 34)
+            prologue.chmod(0o2750)
+    if kind in ("link", "all"):
+        epilogue.symlink_to("../elsewhere")
+    if kind == "link":
+        prologue.symlink_to(node.config)
+    if kind in ("config", "all", "link"):
+        node.config.write_text('# ours\r\n[batch]\nsystem = "local" # as ever\n[node]\ngrace = 3\n')
+        node.config.chmod(0o640)
+
+
+KINDS = ["nothing", "hooks", "link", "config", "all"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_uninstall_restores_byte_for_byte_and_both_are_idempotent(node, kind):
+    site_has(node, kind)
+    before = node.listing()
+    node.install()
+    installed = node.listing()
+    assert installed != before
+    assert tomllib.loads(node.config.read_text())["batch"]["system"] == "acme"
+    node.said.clear()
+    node.install()
+    assert node.said == []
+    assert node.listing() == installed
+    node.uninstall()
+    assert node.listing() == before
+    node.uninstall()
+    assert node.listing() == before
+
+
+@pytest.mark.parametrize("go_on", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_interrupted_anywhere_the_next_run_goes_on_or_back(node, kind, go_on, monkeypatch):
+    site_has(node, kind)
+    before = node.listing()
+    node.install()
+    whole = node.listing()
+    node.uninstall()
+    for again, result in (("install", whole), ("uninstall", before)):
+        for number in range(1, 40):
+            if again == "uninstall":
+                node.install()
+            with monkeypatch.context() as patch:
+                _kill_at(patch, number)
+                try:
+                    getattr(node, again)()
+                    break
+                except Killed:
+                    pass
+            if go_on:
+                getattr(node, again)()
+                assert node.listing() == result
+            node.uninstall()
+            assert node.listing() == before
+        else:
+            pytest.fail("never ran to its end")
+        assert number > 4
+        node.uninstall()
+
+
+def _kill_at(patch, number):
+    """Raise right after the ``number``-th change of a directory."""
+    count = 0
+
+    def killing(change):
+        def call(*args, **kwargs):
+            nonlocal count
+            result = change(*args, **kwargs)
+            count += 1
+            if count == number:
+                raise Killed
+            return result
+
+        return call
+
+    for name in ("link", "replace", "rename", "unlink"):
+        patch.setattr(os, name, killing(getattr(os, name)))
+
+
+def test_a_site_edit_of_a_hook_is_neither_removed_nor_written_over(node):
+    site_has(node, "all")
+    node.install()
+    hook = node.cluster.top / "prologue"
+    edited = hook.read_bytes().replace(b"exit 0", b"logger hello; exit 0")
+    hook.write_bytes(edited)
+    with pytest.raises(HostFault, match="was edited since vTorque wrote it: move it away"):
+        node.install()
+    with pytest.raises(HostFault, match="1 steps are not taken back"):
+        node.uninstall()
+    assert hook.read_bytes() == edited
+    assert (hook.parent / "prologue.orig").read_bytes() == b"#!/bin/sh\necho site\n"
+    assert any("edited since" in line and "prologue.orig" in line for line in node.said)
+    assert not (hook.parent / "epilogue.orig").is_symlink()  # the others are taken back
+    hook.rename(hook.parent / "mine")
+    node.uninstall()
+    assert hook.read_bytes() == b"#!/bin/sh\necho site\n"
+
+
+def test_a_hook_that_the_site_has_replaced_stays(node):
+    site_has(node, "hooks")
+    node.install()
+    hook = node.cluster.top / "prologue"
+    hook.unlink()
+    hook.write_bytes(b"#!/bin/sh\necho newer\n")
+    for act in (node.install, node.uninstall):
+        with pytest.raises(HostFault):
+            act()
+        assert hook.read_bytes() == b"#!/bin/sh\necho newer\n"
+        assert (hook.parent / "prologue.orig").read_bytes() == b"#!/bin/sh\necho site\n"
+
+
+def test_a_hook_of_an_older_vtorque_is_replaced_and_removed(node):
+    older = ReplacedFile(node.cluster.top / "prologue", b"#!/bin/sh\n# " + MARK + b" 0.9\n")
+    older.apply()
+    node.install()
+    assert b"0.9" not in older.path.read_bytes()
+    older.apply()
+    node.uninstall()
+    assert not older.path.exists()
+
+
+def test_an_orig_file_of_the_sites_own_is_not_lost(node):
+    site_has(node, "hooks")
+    own = node.cluster.top / "prologue.orig"
+    own.write_bytes(b"an old one")
+    with pytest.raises(HostFault, match="move one of them away"):
+        node.install()
+    assert own.read_bytes() == b"an old one"
+
+
+def test_an_edited_config_keeps_its_edits(node):
+    site_has(node, "config")
+    node.install()
+    node.config.write_text(node.config.read_text() + "exclusive = false\n")
+    node.uninstall()
+    assert "only [batch] system is set back" in "".join(node.said)
+    data = tomllib.loads(node.config.read_text())
+    assert data["batch"]["system"] == "local"
+    assert data["node"] == {"grace": 3, "exclusive": False}
+
+
+def test_dry_run_changes_nothing_and_names_every_step(node):
+    site_has(node, "all")
+    before = node.listing()
+    node.cluster.problem = "the alarm is 300 s, it must be 600 s: set it"
+    node.install(dry_run=True)
+    assert node.listing() == before
+    assert not (node.paths.state / "setup.json").exists()
+    text = "\n".join(node.said)
+    assert f"would write {node.cluster.top}/prologue, keeping the site's as prologue.orig" in text
+    assert "by hand: the alarm is 300 s" in text
+    assert 'would set [batch] system = "acme"' in text
+
+
+def test_a_failing_step_says_what_to_do_and_the_next_run_goes_on(node):
+    node.cluster.problem = "the alarm is 300 s, it must be 600 s: set it"
+    with pytest.raises(HostFault, match=r"set it\. What was done before stays: .* --batch acme"):
+        node.install()
+    assert (node.cluster.top / "prologue").exists()
+    assert not node.config.exists(), "not the site's batch system before all is in place"
+    node.cluster.problem = ""
+    node.install()
+    assert (node.cluster.top / "epilogue").exists()
+    assert node.config.exists()
+
+
+def test_a_batch_system_that_calls_vtorque_itself_needs_no_jobshell(node):
+    site_has(node, "config")
+    before = node.listing()
+    node.install("local")
+    assert node.listing() == before
+    node.uninstall()
+    assert node.listing() == before
+
+
+def test_two_batch_systems_one_after_the_other(node):
+    site_has(node, "all")
+    before = node.listing()
+    node.install()
+    node.install("local")
+    assert tomllib.loads(node.config.read_text())["batch"]["system"] == "local"
+    node.uninstall()
+    assert node.listing() == before
+
+
+def test_the_users_environment_does_not_change_what_the_jobshell_runs(tmp_path):
+    """Nor where it is started: it ends for want of a job, as ours does, and runs nothing else."""
+    ran = tmp_path / "ran"
+    for name in ("sitecustomize.py", "usercustomize.py", "vtorque_core.py", "click.py"):
+        (tmp_path / name).write_text(f"open({str(ran)!r}, 'w')\n")
+    (tmp_path / "rc").write_text(f"touch {ran}\n")
+    (tmp_path / "python3").write_text(f"#!/bin/sh\ntouch {ran}\n")
+    (tmp_path / "python3").chmod(0o755)
+    shell = tmp_path / "jobshell"
+    config = tmp_path / "a config's.toml"
+    shell.write_bytes(batch_setup.jobshell_script(config))
+    shell.chmod(0o755)
+    hostile = {
+        "PYTHONPATH": str(tmp_path), "PYTHONHOME": "/nowhere",
+        "PYTHONSTARTUP": str(tmp_path / "rc"),
+        "ENV": str(tmp_path / "rc"), "BASH_ENV": str(tmp_path / "rc"), "PATH": str(tmp_path),
+        "IFS": "/", "CDPATH": "/", "BASH_FUNC_exec%%": f"() {{ touch {ran}; }}",
+    }  # fmt: skip
+    done = subprocess.run(
+        [shell, "--await-job", "1.x y"],
+        env=hostile, cwd=tmp_path, capture_output=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 120, done.stderr
+    assert b"1.x y" in done.stderr
+    assert not ran.exists()
+
+
+SYSTEMS = ['system = "local"', "system='local' # why", '  system  =  "a\\"b"', '"system" = "x"', ""]
+
+
+@given(
+    before=st.sampled_from(["", "# c\n", "[node]\ngrace = 3\n", '[plugin.a]\nsystem = "no"\n']),
+    header=st.sampled_from(["[batch]", "[ batch ] # here"]),
+    system=st.sampled_from(SYSTEMS),
+    after=st.sampled_from(["", "\nvm_by_default = false\n", '\n\n[paths]\nstate = "/x"\n# end']),
+)
+def test_only_the_one_line_of_the_config_changes(before, header, system, after):
+    text = before + f"{header}\n{system}" + after
+    new = batch_setup.with_system(text, "slurm")
+    old, now = tomllib.loads(text), tomllib.loads(new)
+    assert now["batch"].pop("system") == "slurm"
+    old["batch"].pop("system", None)
+    assert now == old
+    lines = text.split("\n")
+    assert len([a for a in new.split("\n") if a not in lines]) <= 1
+    assert text.count("#") == new.count("#")
+
+
+@pytest.mark.parametrize("text", ["", "# only a comment", "[node]\ngrace = 3"])
+def test_a_config_without_the_table_gets_it(text):
+    new = batch_setup.with_system(text, "pbs")
+    assert new.startswith(text)
+    assert tomllib.loads(new)["batch"] == {"system": "pbs"}
+
+
+def test_a_table_that_cannot_be_edited_is_said():
+    with pytest.raises(HostFault, match='write system = "pbs"'):
+        batch_setup.with_system("batch = { vm_by_default = true }\n", "pbs")
+    assert 'batch.system = "pbs"' in batch_setup.with_system('batch.system = "local"\n', "pbs")

@@ -1,0 +1,139 @@
+"""Many nodes at once through the real ClusterShell, with a fake ssh that runs commands here."""
+
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vtorque_core import cluster
+from vtorque_core.errors import HostFault, UsageError
+
+FAKE_SSH = """#!/bin/sh
+# A fake ssh: no network. The last two arguments are the node and the command, as with ssh.
+while [ $# -gt 2 ]; do case $1 in -o*) echo "$1" >> "$FAKE_SSH_LOG";; esac; shift; done
+printf '%s %s\\n' "$1" "$2" >> "$FAKE_SSH_LOG"
+case $1 in
+  m7) echo "ssh: connect to host m7 port 22: No route to host" >&2; exit 255;;
+  n2) cat > "$FAKE_SSH_LOG.n2"; echo "no space" >&2; exit 1;;
+  n4) echo "no space"; exit 1;;
+  *) exec sh -c "$2";;
+esac
+"""
+
+
+@pytest.fixture
+def log(tmp_path, monkeypatch):
+    fake = tmp_path / "fake-ssh-bin" / "ssh"
+    fake.parent.mkdir()
+    fake.write_text(FAKE_SSH)
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{fake.parent}:/usr/bin:/bin")
+    monkeypatch.setenv("FAKE_SSH_LOG", str(tmp_path / "log"))
+    return tmp_path / "log"
+
+
+def test_equal_answers_are_told_once_failures_first(log):
+    ended = []
+    nodes = cluster.nodes_of("n[1-4],m7")
+    answers = cluster.run(
+        nodes, ["echo", "it's $HOME"], b"", 2, lambda node, code: ended.append((node, code))
+    )
+    assert [(a.nodes, a.count, a.code, a.text) for a in answers] == [
+        ("m7", 1, 255, "ssh: connect to host m7 port 22: No route to host"),
+        ("n[2,4]", 2, 1, "no space"),
+        ("n[1,3]", 2, 0, "it's $HOME"),
+    ]
+    assert sorted(ended) == [("m7", 255), ("n1", 0), ("n2", 1), ("n3", 0), ("n4", 1)]
+
+
+def test_a_secret_goes_by_stdin_to_each_and_is_in_no_argument(log):
+    secret = b"s3cr3t" + bytes(range(256)) * 20
+    answers = cluster.run(["n1", "n2", "n3"], ["sha256sum"], secret, 8, lambda *_: None)
+    good = next(a for a in answers if a.ok)
+    assert good.nodes == "n[1,3]"
+    import hashlib
+
+    assert good.text.split()[0] == hashlib.sha256(secret).hexdigest()
+    assert Path(f"{log}.n2").read_bytes() == secret
+    assert b"s3cr3t" not in log.read_bytes()
+    assert "-oBatchMode=yes" in log.read_text()
+
+
+def test_a_node_that_does_not_end_is_given_up(log, monkeypatch):
+    monkeypatch.setattr(cluster, "COMMAND_TIMEOUT", 0.5)
+    ended = []
+    nodes = ["n1", "n2"]
+    answers = cluster.run(nodes, ["sleep", "60"], b"", 8, lambda *it: ended.append(it))
+    assert ("n1", None) in ended
+    assert [(a.nodes, a.code, a.ok) for a in answers] == [("n1", None, False), ("n2", 1, False)]
+
+
+def test_a_command_that_does_not_read_its_stdin_hangs_nothing(log):
+    answers = cluster.run(["n1", "n3"], ["true"], b"x" * 200_000, 8, lambda *_: None)
+    assert [(a.nodes, a.code) for a in answers] == [("n[1,3]", 0)]
+
+
+@pytest.mark.parametrize("text", ["n[1-", "", "-oProxyCommand=x"])
+def test_a_bad_node_set_is_refused(text):
+    with pytest.raises(UsageError, match="--nodes"):
+        cluster.nodes_of(text)
+
+
+def test_without_clustershell_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ClusterShell.NodeSet", None)
+    with pytest.raises(HostFault, match=r'pip install "vtorque-core\[cluster\]"'):
+        cluster.nodes_of("n1")
+
+
+CLI = """
+import os, sys
+os.geteuid = lambda: 0
+from vtorque_core.cli.lazy import run
+from vtorque_core.cli.setup import setup
+run(setup, "vtorque setup")
+"""
+
+
+def test_the_command_tells_progress_errors_and_a_summary(log, tmp_path):
+    """Plain lines where nobody watches; what the nodes run is this installation's program."""
+    argv = [sys.executable, "-c", CLI, "uninstall", "--nodes", "n[1-2],n4,m7", "--fanout", "1"]
+    env = {**os.environ, "PYTHONWARNINGS": "error"}
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert "/4 n4: failed, exit code 1" in done.stderr
+    assert "\x1b" not in done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[:4] == [
+        "m7:", "  ssh: connect to host m7 port 22: No route to host", "n[2,4]:", "  no space",
+    ]  # fmt: skip
+    assert lines[-1].endswith("of 4 nodes done; failed: m7,n[1-2,4]") or lines[-1].endswith(
+        "of 4 nodes done; failed: m7,n[2,4]"
+    )
+    program = Path(sys.prefix, "bin", "vtorque")
+    assert f"m7 {program} setup uninstall" in log.read_text().splitlines()
+
+
+def test_on_a_terminal_the_progress_is_a_live_line(log):
+    def read(descriptor):
+        data = bytearray()
+        try:
+            while chunk := os.read(descriptor, 4096):
+                data += chunk
+        except OSError:  # EIO: the last one that had it open has closed it (Linux)
+            pass
+        return bytes(data)
+
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.environ["TERM"] = "xterm"
+        os.execv(sys.executable, [sys.executable, "-c", CLI, "uninstall", "--nodes", "n2,m7"])  # noqa: S606
+    shown = read(terminal)
+    os.close(terminal)
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 1
+    assert b"/2 n2: failed" in shown
+    assert b"\x1b[" in shown
+    assert b"0 of 2 nodes done; failed: m7,n2" in shown

@@ -1,0 +1,131 @@
+"""The same command on many nodes at once, by ssh, through ClusterShell. As root on one host.
+
+ClusterShell is the extra ``vtorque-core[cluster]``: only this module imports it, when it is used.
+See https://clustershell.readthedocs.io, "Programming Guide".
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from vtorque_core.errors import HostFault, UsageError
+
+CONNECT_TIMEOUT = 10.0  # seconds for ssh to get through to a node
+COMMAND_TIMEOUT = 600.0  # seconds for the command on one node
+_LINES = 20  # of one node's output are shown
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What some nodes have said alike.
+
+    Args:
+        nodes: their names, folded: ``n[1-3],m7``.
+        count: how many they are.
+        code: the exit code; None: the time was up.
+        text: the output, both streams.
+    """
+
+    nodes: str
+    count: int
+    code: int | None
+    text: str
+
+    @property
+    def ok(self) -> bool:
+        """Whether the command ended well there."""
+        return self.code == 0
+
+
+def _import(name: str) -> ModuleType:
+    import importlib  # noqa: PLC0415
+
+    try:
+        return importlib.import_module(f"ClusterShell.{name}")
+    except ImportError as error:
+        raise HostFault(
+            f"--nodes needs the Python package ClusterShell ({error}): "
+            'pip install "vtorque-core[cluster]"'
+        ) from None
+
+
+def nodes_of(text: str) -> list[str]:
+    """Return the node names of a node set such as ``n[1-3],m7``. Raises UsageError, HostFault."""
+    module = _import("NodeSet")
+    try:
+        names = [str(name) for name in module.NodeSet(text)]
+    except module.NodeSetException as error:
+        raise UsageError(f"--nodes {text}: {error}") from None
+    if not names:
+        raise UsageError(f"--nodes {text}: names no node")
+    if option := next((name for name in names if name.startswith("-")), None):
+        raise UsageError(f"--nodes: {option} is no node's name")
+    return names
+
+
+def fold(names: Sequence[str]) -> str:
+    """Return names as one node set."""
+    return str(_import("NodeSet").NodeSet.fromlist(names))
+
+
+def run(
+    nodes: Sequence[str],
+    argv: Sequence[str],
+    stdin: bytes,
+    fanout: int,
+    ended: Callable[[str, int | None], None],
+) -> list[Answer]:
+    """Run ``argv`` on each node; return what they said, equal answers together, failures first.
+
+    Args:
+        nodes: host names that ssh knows.
+        argv: the command; the remote login shell gets it quoted.
+        stdin: what each command reads. It is in no argument, environment or file.
+        fanout: how many nodes at a time.
+        ended: called with each node and its exit code (None: time-out) as it ends.
+
+    Raises HostFault if ClusterShell is missing.
+    """
+    event, task_module = _import("Event"), _import("Task")
+    codes: dict[str, int | None] = dict.fromkeys(nodes)
+    lines: dict[str, list[str]] = {node: [] for node in nodes}
+
+    class Handler(event.EventHandler):  # type: ignore[misc, name-defined]
+        """Collects; ClusterShell calls it in this thread."""
+
+        def ev_read(self, worker: Any, node: str, sname: str, msg: bytes) -> None:
+            lines[node].append(msg.decode(errors="replace"))
+
+        def ev_hup(self, worker: Any, node: str, rc: int) -> None:
+            codes[node] = rc
+            ended(node, rc)
+
+        def ev_close(self, worker: Any, timedout: bool) -> None:
+            for node in worker.iter_keys_timeout():
+                ended(str(node), None)
+
+    task = task_module.task_self()
+    task.set_default("auto_tree", False)
+    task.set_info("fanout", fanout)
+    task.set_info("connect_timeout", CONNECT_TIMEOUT)
+    worker = task.shell(
+        shlex.join(argv), nodes=",".join(nodes), handler=Handler(), timeout=COMMAND_TIMEOUT
+    )
+    if stdin:
+        worker.write(stdin)
+    worker.set_write_eof()
+    task.resume()
+    return _together(codes, lines)
+
+
+def _together(codes: dict[str, int | None], lines: dict[str, list[str]]) -> list[Answer]:
+    alike: dict[tuple[int | None, str], list[str]] = {}
+    for node, code in codes.items():
+        text = "\n".join(lines[node][-_LINES:])
+        alike.setdefault((code, text), []).append(node)
+    answers = [Answer(fold(nodes), len(nodes), code, text) for (code, text), nodes in alike.items()]
+    return sorted(answers, key=lambda answer: (answer.ok, answer.nodes))
