@@ -15,6 +15,7 @@ DHCP_NETWORK = """
 <ip address='10.88.0.1' netmask='255.255.255.0'>
 <dhcp><range start='10.88.0.50' end='10.88.0.60'/></dhcp></ip></network>
 """
+LEASES = [f"10.88.0.{number}".encode() for number in range(50, 61)]
 
 
 @pytest.fixture
@@ -65,7 +66,7 @@ def test_an_address_from_the_sites_program(clean, with_network, tmp_path_factory
 def test_an_address_from_dhcp(clean, with_network, dhcp_network):
     with_network(f'source = "{dhcp_network}"\naddressing = "dhcp"\n')
     result = clean.job(SHOW)
-    assert result.out.startswith(b"10.88.0.5"), result.err
+    assert result.out.split(b"/")[0] in LEASES, result.err
 
 
 def test_no_network_at_all(clean, with_network):
