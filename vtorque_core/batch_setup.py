@@ -140,13 +140,13 @@ def _undo(step: SetupStep, say: Say) -> bool:
     return True
 
 
-def unfinished(site: Site, plugins: Plugins, batch: str) -> Iterator[tuple[SetupStep, bool, str]]:
-    """Yield each step, whether it holds, and what is wrong. Changes nothing. For ``doctor``."""
+def state(site: Site, plugins: Plugins, batch: str) -> Iterator[tuple[str, bool, str]]:
+    """Yield each step's text, whether it holds, and what to do by hand. For ``doctor``."""
     for step in steps_of(site, plugins, batch, site.path):
         try:
-            yield step, step.done(), step.problem if isinstance(step, Check) else ""
+            yield step.text, step.done(), step.problem if isinstance(step, Check) else ""
         except (VtorqueError, OSError) as error:
-            yield step, False, str(error)
+            yield type(step).__name__, False, str(error)
 
 
 # -- the config -----------------------------------------------------------------------------------

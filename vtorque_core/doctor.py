@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from vtorque_core import accel, hypervisor, images
+from vtorque_core import accel, batch_setup, hypervisor, images
 from vtorque_core.api_node import HealthResult
 from vtorque_core.config import Site
 from vtorque_core.errors import VtorqueError
@@ -59,6 +59,7 @@ def examine(site: Site, plugins: Plugins, user: str | None = None) -> Iterator[F
         ("shares", check_shares),
         ("directories", check_directories),
         ("tools", check_tools),
+        ("batch system", lambda s: check_batch(s, plugins)),
     ]
     if user is not None:
         checks.append((f"user {user}", lambda s: check_user(s, user)))
@@ -249,6 +250,21 @@ def check_tools(site: Site) -> Iterator[HealthResult]:
             yield ok(f"{tool} is there")
         else:
             yield failed(f"{tool} is missing", f"install the package {package}")
+
+
+def check_batch(site: Site, plugins: Plugins) -> Iterator[HealthResult]:
+    """Check that each step of the batch system's installation still holds on this node."""
+    batch = site.batch.system
+    there = False
+    for text, done, by_hand in batch_setup.state(site, plugins, batch):
+        there = True
+        if done:
+            yield ok(f"{batch}: done: {text}")
+        else:
+            again = f"run vtorque setup install --batch {batch}"
+            yield failed(f"{batch}: not done: {text}", by_hand or again)
+    if not there:
+        yield ok(f"{batch} calls vTorque by itself")
 
 
 def check_user(site: Site, name: str) -> Iterator[HealthResult]:

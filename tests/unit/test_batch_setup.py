@@ -1,6 +1,7 @@
 """``vtorque setup`` puts hooks in place and takes them back byte for byte, wherever stopped."""
 
 import dataclasses
+import json
 import os
 import stat
 import subprocess
@@ -9,8 +10,6 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from vtorque_core import batch_setup
 from vtorque_core.api import BatchSystem, hookimpl
@@ -308,62 +307,62 @@ def test_two_batch_systems_one_after_the_other(node):
     assert node.listing() == before
 
 
-def test_the_users_environment_does_not_change_what_the_jobshell_runs(tmp_path):
-    """Nor where it is started: it ends for want of a job, as ours does, and runs nothing else."""
-    ran = tmp_path / "ran"
-    for name in ("sitecustomize.py", "usercustomize.py", "vtorque_core.py", "click.py"):
-        (tmp_path / name).write_text(f"open({str(ran)!r}, 'w')\n")
-    (tmp_path / "rc").write_text(f"touch {ran}\n")
-    (tmp_path / "python3").write_text(f"#!/bin/sh\ntouch {ran}\n")
-    (tmp_path / "python3").chmod(0o755)
-    shell = tmp_path / "jobshell"
-    config = tmp_path / "a config's.toml"
-    shell.write_bytes(batch_setup.jobshell_script(config))
-    shell.chmod(0o755)
-    hostile = {
-        "PYTHONPATH": str(tmp_path), "PYTHONHOME": "/nowhere",
-        "PYTHONSTARTUP": str(tmp_path / "rc"),
-        "ENV": str(tmp_path / "rc"), "BASH_ENV": str(tmp_path / "rc"), "PATH": str(tmp_path),
-        "IFS": "/", "CDPATH": "/", "BASH_FUNC_exec%%": f"() {{ touch {ran}; }}",
-    }  # fmt: skip
-    done = subprocess.run(
-        [shell, "--await-job", "1.x y"],
-        env=hostile, cwd=tmp_path, capture_output=True, timeout=60, check=False,
-    )  # fmt: skip
-    assert done.returncode == 120, done.stderr
-    assert b"1.x y" in done.stderr
-    assert not ran.exists()
+def test_doctor_tells_what_no_longer_holds(node):
+    from vtorque_core.doctor import check_batch
+
+    def found():
+        site, plugins = node._site()
+        site = dataclasses.replace(site, paths=node.paths)
+        return [(r.status, r.message, r.fix) for r in check_batch(site, plugins)]
+
+    assert found() == [("ok", "local calls vTorque by itself", "")]
+    node.install()
+    assert {status for status, *_ in found()} == {"ok"}
+    assert len(found()) == 4
+    (node.cluster.top / "epilogue").chmod(0o755)
+    node.cluster.problem = "the alarm is too short: set it to 600"
+    bad = [(message, fix) for status, message, fix in found() if status == "failed"]
+    assert bad == [
+        ("acme: not done: acme: alarm", "the alarm is too short: set it to 600"),
+        (
+            f"acme: not done: write {node.cluster.top}/epilogue",
+            "run vtorque setup install --batch acme",
+        ),
+    ]
 
 
-SYSTEMS = ['system = "local"', "system='local' # why", '  system  =  "a\\"b"', '"system" = "x"', ""]
+ACME = """
+from pathlib import Path
+from vtorque_core.api import BatchSystem, hookimpl
+
+class Node:
+    def setup_steps(self, place):
+        return []
+
+    def mark(self, healthy, reason):
+        Path({mark!r}).write_text(f"{{healthy}} {{reason}}")
+
+@hookimpl
+def vtorque_batch_systems():
+    yield BatchSystem("acme", submitter=None, node=lambda site: Node(), shell=None)
+"""
 
 
-@given(
-    before=st.sampled_from(["", "# c\n", "[node]\ngrace = 3\n", '[plugin.a]\nsystem = "no"\n']),
-    header=st.sampled_from(["[batch]", "[ batch ] # here"]),
-    system=st.sampled_from(SYSTEMS),
-    after=st.sampled_from(["", "\nvm_by_default = false\n", '\n\n[paths]\nstate = "/x"\n# end']),
-)
-def test_only_the_one_line_of_the_config_changes(before, header, system, after):
-    text = before + f"{header}\n{system}" + after
-    new = batch_setup.with_system(text, "slurm")
-    old, now = tomllib.loads(text), tomllib.loads(new)
-    assert now["batch"].pop("system") == "slurm"
-    old["batch"].pop("system", None)
-    assert now == old
-    lines = text.split("\n")
-    assert len([a for a in new.split("\n") if a not in lines]) <= 1
-    assert text.count("#") == new.count("#")
-
-
-@pytest.mark.parametrize("text", ["", "# only a comment", "[node]\ngrace = 3"])
-def test_a_config_without_the_table_gets_it(text):
-    new = batch_setup.with_system(text, "pbs")
-    assert new.startswith(text)
-    assert tomllib.loads(new)["batch"] == {"system": "pbs"}
-
-
-def test_a_table_that_cannot_be_edited_is_said():
-    with pytest.raises(HostFault, match='write system = "pbs"'):
-        batch_setup.with_system("batch = { vm_by_default = true }\n", "pbs")
-    assert 'batch.system = "pbs"' in batch_setup.with_system('batch.system = "local"\n', "pbs")
+def test_doctor_clears_the_mark_of_a_node_that_is_not_fit(tmp_path):
+    (tmp_path / "acme_batch.py").write_text(ACME.format(mark=str(tmp_path / "mark")))
+    info = tmp_path / "acme-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[vtorque1]\nacme = acme_batch\n")
+    config = tmp_path / "vtorque.toml"
+    config.write_text(
+        f'[batch]\nsystem = "acme"\n[paths]\nstate = "{tmp_path}/none"\nrun = "{tmp_path}/run"\n'
+        '[node]\naccel = "tcg"\nlibvirt_uri = "test:///default"\n[network]\nkind = "none"\n'
+    )
+    argv = [Path(sys.prefix, "bin", "vtorque"), "doctor", "--mark", "--json", "--config", config]
+    env = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(tmp_path), "HOME": str(tmp_path)}
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1, done.stderr
+    failed = [f for f in json.loads(done.stdout) if f["status"] == "failed"]
+    said = (tmp_path / "mark").read_text()
+    assert said == f"False {failed[0]['check']}: {failed[0]['message']}"

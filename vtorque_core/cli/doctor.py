@@ -9,16 +9,20 @@ from pathlib import Path
 
 import click
 
+from vtorque_core.errors import printable
+
 _MARKS = {"ok": ("ok", "green"), "warning": ("warn", "yellow"), "failed": ("FAIL", "red")}
 
 
 @click.command()
 @click.option("--config", type=click.Path(path_type=Path), default=None, help="Other config file.")
 @click.option("--user", default=None, help="Also check what a job of this user needs.")
+@click.option("--mark", is_flag=True, help="Set or clear the property that VM jobs ask for.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def doctor(config: Path | None, user: str | None, as_json: bool) -> None:
-    """Check libvirt, acceleration, network, images, permissions and plugins.
+def doctor(config: Path | None, user: str | None, mark: bool, as_json: bool) -> None:
+    """Check libvirt, acceleration, network, images, permissions, plugins and the hooks.
 
+    With --mark the batch system then starts VM jobs here only if nothing has failed.
     Exit codes: 0 all well (maybe with warnings), 1 something failed, 2 the site config is wrong.
     """
     from vtorque_core.cli.site import load  # noqa: PLC0415
@@ -30,11 +34,15 @@ def doctor(config: Path | None, user: str | None, as_json: bool) -> None:
     for finding in examine(site, plugins, user):
         findings.append(finding)
         if not as_json:
-            mark, colour = _MARKS[finding.status]
-            click.secho(f"{mark:5}", fg=colour, nl=False)
+            word, colour = _MARKS[finding.status]
+            click.secho(f"{word:5}", fg=colour, nl=False)
             click.echo(f"{finding.check}: {finding.message}")
             if finding.fix and finding.status != "ok":
                 click.echo(f"      -> {finding.fix}")
     if as_json:
         click.echo(json.dumps([asdict(finding) for finding in findings], indent=2))
-    sys.exit(1 if any(finding.status == "failed" for finding in findings) else 0)
+    bad = [f"{f.check}: {f.message}" for f in findings if f.status == "failed"]
+    if mark:
+        adapter = plugins.batch_system(site.batch.system).node(site)
+        adapter.mark(not bad, printable(bad[0]) if bad else "")
+    sys.exit(1 if bad else 0)

@@ -1,0 +1,72 @@
+"""What ``vtorque setup`` writes: the job shell's program, and one line of the site config."""
+
+import subprocess
+import tomllib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vtorque_core import batch_setup
+from vtorque_core.errors import HostFault
+
+
+def test_the_users_environment_does_not_change_what_the_jobshell_runs(tmp_path):
+    """Nor where it is started: it ends for want of a job, as ours does, and runs nothing else."""
+    ran = tmp_path / "ran"
+    for name in ("sitecustomize.py", "usercustomize.py", "vtorque_core.py", "click.py"):
+        (tmp_path / name).write_text(f"open({str(ran)!r}, 'w')\n")
+    (tmp_path / "rc").write_text(f"touch {ran}\n")
+    (tmp_path / "python3").write_text(f"#!/bin/sh\ntouch {ran}\n")
+    (tmp_path / "python3").chmod(0o755)
+    shell = tmp_path / "jobshell"
+    config = tmp_path / "a config's.toml"
+    shell.write_bytes(batch_setup.jobshell_script(config))
+    shell.chmod(0o755)
+    hostile = {
+        "PYTHONPATH": str(tmp_path), "PYTHONHOME": "/nowhere",
+        "PYTHONSTARTUP": str(tmp_path / "rc"),
+        "ENV": str(tmp_path / "rc"), "BASH_ENV": str(tmp_path / "rc"), "PATH": str(tmp_path),
+        "IFS": "/", "CDPATH": "/", "BASH_FUNC_exec%%": f"() {{ touch {ran}; }}",
+    }  # fmt: skip
+    done = subprocess.run(
+        [shell, "--await-job", "1.x y"],
+        env=hostile, cwd=tmp_path, capture_output=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 120, done.stderr
+    assert b"1.x y" in done.stderr
+    assert not ran.exists()
+
+
+SYSTEMS = ['system = "local"', "system='local' # why", '  system  =  "a\\"b"', '"system" = "x"', ""]
+
+
+@given(
+    before=st.sampled_from(["", "# c\n", "[node]\ngrace = 3\n", '[plugin.a]\nsystem = "no"\n']),
+    header=st.sampled_from(["[batch]", "[ batch ] # here"]),
+    system=st.sampled_from(SYSTEMS),
+    after=st.sampled_from(["", "\nvm_by_default = false\n", '\n\n[paths]\nstate = "/x"\n# end']),
+)
+def test_only_the_one_line_of_the_config_changes(before, header, system, after):
+    text = before + f"{header}\n{system}" + after
+    new = batch_setup.with_system(text, "slurm")
+    old, now = tomllib.loads(text), tomllib.loads(new)
+    assert now["batch"].pop("system") == "slurm"
+    old["batch"].pop("system", None)
+    assert now == old
+    lines = text.split("\n")
+    assert len([a for a in new.split("\n") if a not in lines]) <= 1
+    assert text.count("#") == new.count("#")
+
+
+@pytest.mark.parametrize("text", ["", "# only a comment", "[node]\ngrace = 3"])
+def test_a_config_without_the_table_gets_it(text):
+    new = batch_setup.with_system(text, "pbs")
+    assert new.startswith(text)
+    assert tomllib.loads(new)["batch"] == {"system": "pbs"}
+
+
+def test_a_table_that_cannot_be_edited_is_said():
+    with pytest.raises(HostFault, match='write system = "pbs"'):
+        batch_setup.with_system("batch = { vm_by_default = true }\n", "pbs")
+    assert 'batch.system = "pbs"' in batch_setup.with_system('batch.system = "local"\n', "pbs")
