@@ -20,7 +20,6 @@ from vtorque_core.api import BatchSystem
 from vtorque_core.api_batch import Outcome
 from vtorque_core.batch import mom
 from vtorque_core.batch import pbs_convention as pbs
-from vtorque_core.directives import script_directives
 from vtorque_core.local import plugin
 from vtorque_core.local.submitter import LocalSubmitter
 from vtorque_core.names import Paths
@@ -34,6 +33,7 @@ from vtorque_core.testing.batch import (
     StartedJob,
     Submission,
 )
+from vtorque_core.testing.wild_scripts import SCRIPTS
 
 SERVE = """
 import json, sys
@@ -150,16 +150,26 @@ class TestLocal(BatchContract):
     def harness(self, local):
         return local
 
-    def accepts(self, wild):
-        """Whether ``local`` knows all the options in the script's directives."""
-        options = [
-            option
-            for line in script_directives(wild.content)
-            for option in pbs.split_qsub(pbs.directive_words(line)).options
-        ]
-        known = "NoejvVdSIF"
-        return all(
-            letter in known
-            or (letter == "l" and set(pbs.parse_resources(value)) <= {"nodes", "walltime", "mem"})
-            for letter, value in options
-        )
+    refused = {  # noqa: RUF012
+        "account-and-priority.sh": "-A",
+        "array-openpbs.sh": "-J",
+        "array-torque.sh": "-t",
+        "conda.sh": "gpus=1",
+        "depend.sh": "-W depend",
+        "gnu-parallel.sh": "nodes=2",
+        "line-continuation-directive.sh": "No escaped character",
+        "mail.sh": "-m",
+        "mpdboot.sh": "nodes=3",
+        "mpi-intel.sh": "nodes=2",
+        "mpi-mpich-machinefile.sh": "node02",
+        "mpi-openmpi.sh": "nodes=4",
+        "namd.csh": "nodes=8",
+        "pbsdsh.sh": "nodes=4",
+        "ssh-loop.sh": "nodes=3",
+    }
+
+
+def test_150_scripts_of_the_wild_go_through():
+    assert len({wild.content for wild in SCRIPTS}) == len(SCRIPTS)
+    assert len(SCRIPTS) - len(TestLocal.refused) >= 150
+    assert sum(wild.runs != "" for wild in SCRIPTS) >= 50
