@@ -2,12 +2,13 @@
 
 Root writes it on the node, below ``<run>/proof``; the wrapper reads it as the job's user. Without
 a proof that root alone can have written no script runs. Format: JSON (RFC 8259), one object with
-the fields of :class:`Proof`; bytes are base64 (RFC 4648, 4).
+the fields of :class:`Proof`. The user's own scripts lie beside the guests' sockets, for the user
+alone to read; the proof has their sums.
 """
 
 from __future__ import annotations
 
-import base64
+import hashlib
 import json
 import math
 import os
@@ -18,10 +19,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vtorque_core.errors import HostFault
-from vtorque_core.names import Paths
+from vtorque_core.names import Paths, job_key
 
 SCHEMA = 1
-MAX_BYTES = 4 << 20  # of one proof file; guests, environment and the user's two scripts fit well
+MAX_BYTES = 4 << 20  # of one proof file; guests and environment fit well
+MAX_FILE = 4 << 20  # of one of the user's files; a request is smaller
+USER_FILES = ("vm_prologue", "vm_epilogue")
 STATES = ("starting", "ready", "refused", "host_fault")
 State = Literal["starting", "ready", "refused", "host_fault"]
 
@@ -47,7 +50,8 @@ class Proof:
         guest_type, plugin: whose driver runs the script.
         grace: seconds between TERM and KILL.
         shell: the user's own ``-S``.
-        prologue, epilogue: the user's ``vm_prologue`` and ``vm_epilogue``.
+        files: those of :data:`USER_FILES` that the job has, with their SHA-256 in hex; see
+            :func:`user_file`.
         keep: the guests stay after the script, for inspection, until the job is ended.
         environ: what the script's environment has besides the batch system's.
         guests: in rank order.
@@ -63,8 +67,7 @@ class Proof:
     plugin: str = ""
     grace: float = 10.0
     shell: str | None = None
-    prologue: bytes | None = None
-    epilogue: bytes | None = None
+    files: Mapping[str, str] = field(default_factory=dict)
     keep: bool = False
     environ: Mapping[str, str] = field(default_factory=dict)
     guests: tuple[ProofGuest, ...] = ()
@@ -80,11 +83,7 @@ class Proof:
 
     def encode(self) -> bytes:
         """Return the file's content."""
-        document = asdict(self) | {"schema": SCHEMA}
-        for key in ("prologue", "epilogue"):
-            data = document[key]
-            document[key] = None if data is None else base64.b64encode(data).decode()
-        return json.dumps(document).encode()
+        return json.dumps(asdict(self) | {"schema": SCHEMA}).encode()
 
     @classmethod
     def decode(cls, data: bytes) -> Proof:
@@ -102,7 +101,8 @@ def write(paths: Paths, proof: Proof, gid: int | None = None) -> None:
         paths: vTorque's directories; the proof's is created (0755) if it is missing.
         proof: what to say.
         gid: the job user's primary group: the file is then readable by that group only (0640),
-            since ``vm_prologue`` is the user's own; without it by everyone (0644).
+            since it has variables of plugins and, after a failure, the end of a console; without
+            it by everyone (0644).
 
     The directory is root's alone, so that the names in it are. Raises OSError.
     """
@@ -179,6 +179,37 @@ def read(paths: Paths, job_id: str, uid: int, owner_uid: int = 0) -> Proof | Non
     return proof
 
 
+def user_file_path(paths: Paths, job_id: str, attempt: int, name: str) -> Path:
+    """Return where root puts one of :data:`USER_FILES`, owned by the user, 0400."""
+    return paths.job_run(job_key(job_id, attempt)) / name
+
+
+def user_file(paths: Paths, proof: Proof, name: str) -> bytes | None:
+    """Return one of :data:`USER_FILES`; None if the job has none. As the job's user.
+
+    Raises HostFault if it is not what the proof says: gone, changed, no regular file.
+    """
+    if name not in proof.files:
+        return None
+    path = user_file_path(paths, proof.job, proof.attempt, name)
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as file:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise HostFault(f"{path} is no regular file", stage="proof")
+            content = file.read(MAX_FILE + 1)
+    except OSError as error:
+        raise HostFault(f"{path}: {error.strerror}", stage="proof") from None
+    if digest(content) != proof.files[name]:
+        raise HostFault(f"{path} was changed: it is not the job's {name}", stage="proof")
+    return content
+
+
+def digest(content: bytes) -> str:
+    """Return the sum by which the wrapper knows a file again."""
+    return hashlib.sha256(content).hexdigest()
+
+
 def _check_owner(path: Path, status: os.stat_result, owner_uid: int, is_kind: Any) -> None:
     if not is_kind(status.st_mode):
         raise HostFault(f"{path} is not what it should be (a symbolic link?)", stage="proof")
@@ -194,12 +225,14 @@ def _from_document(document: Any) -> Proof:
     if document["state"] not in STATES:
         raise ValueError(f"unknown state {document['state']!r}")
     guests = document["guests"]
-    environ = document["environ"]
+    environ, files = document["environ"], document["files"]
     detail = document["detail"]
     if not all(isinstance(each, list) for each in (guests, detail)):
         raise ValueError("guests or detail is no list")
-    if not isinstance(environ, dict):
-        raise ValueError("environ is no object")
+    if not isinstance(environ, dict) or not isinstance(files, dict):
+        raise ValueError("environ or files is no object")
+    if set(files) - set(USER_FILES):
+        raise ValueError("files has an unknown name")
     return Proof(
         job=_text(document["job"]),
         attempt=_number(document["attempt"]),
@@ -211,8 +244,7 @@ def _from_document(document: Any) -> Proof:
         plugin=_text(document["plugin"]),
         grace=_seconds(document["grace"]),
         shell=None if document["shell"] is None else _text(document["shell"]),
-        prologue=_bytes(document["prologue"]),
-        epilogue=_bytes(document["epilogue"]),
+        files={name: _text(total) for name, total in files.items()},
         keep=document["keep"] is True,
         environ={_text(name): _text(value) for name, value in environ.items()},
         guests=tuple(_guest(guest) for guest in guests),
@@ -243,7 +275,3 @@ def _seconds(value: Any) -> float:
     if type(value) not in (int, float) or not math.isfinite(value) or value < 0:
         raise ValueError(f"{str(value)[:40]!r} is not a time in seconds")
     return float(value)
-
-
-def _bytes(value: Any) -> bytes | None:
-    return None if value is None else base64.b64decode(_text(value), validate=True)

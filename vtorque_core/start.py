@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from vtorque_core import accel, hypervisor, ledger, names, plan, policy, proof
-from vtorque_core.api import FileData, JobRequest
+from vtorque_core.api import JobRequest
 from vtorque_core.api_batch import BatchJob, NodeAdapter
 from vtorque_core.api_context import ContextItem, EnvVar
 from vtorque_core.api_domain import Channel, Disk, Filesystem, Interface
@@ -163,6 +163,10 @@ def _start(
     prepared = [_prepare(g, d, start, batch) for g, d in zip(start.guests, drivers, strict=True)]
     start.enter("pre-boot")
     _acquire_all(start, prepared)
+    for name, content in _user_files(wanted).items():
+        path = proof.user_file_path(site.paths, job.id, job.attempt, name)
+        mine = File(str(path), mode=0o400, uid=user.uid, gid=user.gid, content=content)
+        start.acquire(mine)
     start.act("vtorque_pre_boot")
     start.enter("boot")
     chosen = accel.choose(site.node.accel, site.paths.run, site.node.qemu_user)
@@ -202,15 +206,15 @@ def _proof(start: Start, job: BatchJob, wanted: JobRequest) -> Proof:
         deadline=time.time() + start.deadline - time.monotonic(),
         grace=start.site.node.grace,
         shell=wanted.shell,
-        prologue=_content(wanted[VM_PROLOGUE]),
-        epilogue=_content(wanted[VM_EPILOGUE]),
+        files={name: proof.digest(content) for name, content in _user_files(wanted).items()},
         keep=wanted[KEEP],
         environ=environ,
     )
 
 
-def _content(file: FileData | None) -> bytes | None:
-    return None if file is None else file.content
+def _user_files(wanted: JobRequest) -> dict[str, bytes]:
+    found = zip(proof.USER_FILES, (wanted[VM_PROLOGUE], wanted[VM_EPILOGUE]), strict=True)
+    return {name: file.content for name, file in found if file is not None}
 
 
 def _prepare(

@@ -16,6 +16,7 @@ import stat
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -121,6 +122,7 @@ def run_job(
         if job.nodes > 1:
             _await_sisters(paths, shell, job, ready, environ, streams)
         script = make_script(shell, job, ready, environ, streams)
+        script = _with_user_files(script, paths, ready)
         code = _run(ready, script, plugins, streams)
         if ready.keep:
             _keep(ready, code, streams)
@@ -260,10 +262,16 @@ def make_script(
         limits={n: resource.getrlimit(getattr(resource, f"RLIMIT_{n}")) for n in _LIMITS},
         merge=_same_file(streams.stdout, streams.stderr),
         grace=ready.grace,
-        prologue=ready.prologue,
-        epilogue=ready.epilogue,
         interactive=job.script is None,
     )
+
+
+def _with_user_files(script: Script, paths: Paths, ready: Proof) -> Script:
+    try:
+        prologue, epilogue = (proofs.user_file(paths, ready, name) for name in proofs.USER_FILES)
+    except HostFault as error:
+        raise _Stop(EXIT_HOST_FAULT, f"{error}; nothing was run") from None
+    return replace(script, prologue=prologue, epilogue=epilogue)
 
 
 def _run(ready: Proof, script: Script, plugins: Callable[[str], GuestTypes], s: Streams) -> int:

@@ -3,12 +3,14 @@
 Every test looks at the host afterwards. What root inside a guest can do: ``test_attacks.py``.
 """
 
+import base64
 import contextlib
 import json
 import os
 import pwd
 import re
 import shutil
+import stat
 import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -38,11 +40,11 @@ def guest(clean):
 class Waiting:
     """A job that runs in a guest until the test lets it go."""
 
-    def __init__(self, node):
+    def __init__(self, node, *args):
         self.node = node
         self.pool = ThreadPoolExecutor(1)
         text = "#!/bin/sh\ntouch at\nwhile [ ! -e go ]; do sleep 0.1; done\n"
-        self.job = self.pool.submit(node.job, text)
+        self.job = self.pool.submit(node.job, text, *args)
 
     def wait(self):
         def there():
@@ -182,6 +184,37 @@ def test_the_jobs_own_user_reaches_its_run_port_only(running):
         f"read {node.run_dir}/proof/{job}.json: opened",
         *(f"kill {pid}: None" for pid in own),  # their own uid: see the next test
     }
+
+
+def test_nobody_else_reads_the_users_own_scripts(guest):
+    """Not even who has the same primary group; the proof is readable to those."""
+    script = guest.home / "mine.sh"
+    script.write_text("#!/bin/sh\necho the-users-own-words\n")
+    script.chmod(0o755)
+    os.chown(script, pwd.getpwnam(guest.user).pw_uid, pwd.getpwnam(guest.user).pw_gid)
+    waiting = Waiting(guest, "-vm", f"vm_prologue={script}")
+    waiting.wait()
+    key, _ = running_guest(guest)
+    other, group = pwd.getpwnam(OTHER).pw_uid, pwd.getpwnam(guest.user).pw_gid
+    proof = guest.run_dir / "proof" / f"{key.rpartition('.')[0]}.json"
+    mine = guest.run_dir / "jobs" / key / "vm_prologue"
+    read = {
+        path: subprocess.run(
+            ["cat", path], user=other, group=group, extra_groups=[], capture_output=True,
+            check=False, timeout=20,
+        )
+        for path in (proof, mine)
+    }  # fmt: skip
+    status = mine.stat()
+    result = waiting.end()
+    assert result.out == b"the-users-own-words\n"
+    assert (read[proof].returncode, b"own-words" in read[proof].stdout) == (0, False)
+    assert base64.b64encode(b"the-users")[:12] not in read[proof].stdout
+    assert b"Permission denied" in read[mine].stderr and not read[mine].stdout
+    assert (status.st_uid, stat.S_IMODE(status.st_mode)) == (
+        pwd.getpwnam(guest.user).pw_uid,
+        0o400,
+    )
 
 
 def test_a_user_who_kills_their_share_daemon_hurts_their_own_job_only(guest):

@@ -23,7 +23,7 @@ READY = Proof(  # noqa: S604
     guest_type="linux",
     plugin="linux-guest",
     shell="/bin/bash",
-    prologue=b"\x00\xffbytes",
+    files={"vm_prologue": proofs.digest(b"\x00\xffbytes")},
     environ={"A": "b\nc"},
     guests=(ProofGuest("vt-1", "vnode", 0, "/run/x"),),
 )
@@ -120,7 +120,9 @@ GOOD = json.loads(READY.encode())
         {"grace": float("inf")},
         {"shell": 3},
         {"shell": "a\0b"},
-        {"prologue": "%%%"},
+        {"files": {"vm_prologue": 1}},
+        {"files": {"../x": "0"}},
+        {"files": ["vm_prologue"]},
         {"environ": []},
         {"environ": {"A": 1}},
         {"guests": {}},
@@ -154,3 +156,30 @@ def test_too_long(paths):
 def test_failed():
     assert Proof.failed(JOB, 1, 5, "refused", "r").state == "refused"
     assert Proof.failed(JOB, 1, 5, "host_fault", "r") == Proof(JOB, 1, 5, "host_fault", "r")
+
+
+def test_a_file_of_the_users_is_read_if_it_is_the_one(paths):
+    path = proofs.user_file_path(paths, JOB, 0, "vm_prologue")
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"\x00\xffbytes")
+    assert proofs.user_file(paths, READY, "vm_prologue") == b"\x00\xffbytes"
+    assert proofs.user_file(paths, READY, "vm_epilogue") is None
+    path.write_bytes(b"\x00\xffbytez")
+    with pytest.raises(HostFault, match="vm_prologue was changed"):
+        proofs.user_file(paths, READY, "vm_prologue")
+    moved = path.rename(path.with_name("moved"))
+    moved.write_bytes(b"\x00\xffbytes")
+    path.symlink_to(moved)
+    with pytest.raises(HostFault, match="vm_prologue: Too many levels of symbolic links"):
+        proofs.user_file(paths, READY, "vm_prologue")
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(HostFault, match="is no regular file"):
+        proofs.user_file(paths, READY, "vm_prologue")
+    path.unlink()
+    with pytest.raises(HostFault, match="No such file"):
+        proofs.user_file(paths, READY, "vm_prologue")
+
+
+def test_a_proof_has_no_text_of_the_users(paths):
+    assert b"bytes" not in READY.encode()

@@ -114,9 +114,15 @@ def test_the_scripts_code_is_the_jobs(job, code):
 
 
 def test_what_the_proof_and_the_batch_system_say_reaches_the_script(job, monkeypatch):
+    texts = {"vm_prologue": b"p", "vm_epilogue": b"e"}
+    sums = {name: proofs.digest(text) for name, text in texts.items()}
     given = replace(  # noqa: S604
-        READY, shell="/bin/bash", prologue=b"p", epilogue=b"e", grace=3.0, environ={"DISTRO": "SLG"}
+        READY, shell="/bin/bash", files=sums, grace=3.0, environ={"DISTRO": "SLG"}
     )
+    for name, text in texts.items():
+        path = proofs.user_file_path(job.paths, JOB, 0, name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(text)
     proofs.write(job.paths, given)
     mask = os.umask(0o027)
     job.run(line=f"{job.script} a 'b c' \"d\ne\"\n".encode(), DISTRO="mine", KEEP="1", TMPDIR="/t")
@@ -149,6 +155,12 @@ def test_paths_follow_the_home_of_the_guest(job):
 def test_no_proof_runs_nothing(job):
     assert job.run() == 120
     assert job.ran_nothing() and "nothing was run" in job.said and job.said.count("\n") == 1
+
+
+def test_without_the_users_own_prologue_nothing_runs(job):
+    proofs.write(job.paths, replace(READY, files={"vm_prologue": proofs.digest(b"p")}))
+    assert job.run() == 122
+    assert job.ran_nothing() and "vm_prologue: No such file" in job.said
 
 
 def test_a_forged_proof_runs_nothing(job):
