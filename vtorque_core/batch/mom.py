@@ -18,7 +18,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -38,6 +37,7 @@ HOOK_ENVIRON = {"PATH": "/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin", "LC_ALL"
 LOST = "lost: the batch system was restarted while this job was running"
 KILL_TIME = 10.0  # seconds to find and kill what a job has left
 NOTE_TIME = 5.0  # seconds to write the reason into the user's file
+_CLOSED: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class Task(abc.ABC):
                 text = f"=>> vtorque: {job.id}: {printable(job.reason)}\n"
                 note = _start({"path": path, "name": name, "text": text})
                 with contextlib.suppress(ValueError, LookupError):
-                    subprocess.run(note, check=False, timeout=NOTE_TIME, **_as_user(job))
+                    subprocess.run(note, check=False, timeout=NOTE_TIME, **_CLOSED, **_as_user(job))
 
     def end(self, status: int, reason: str) -> None:
         """End the job, with TERM and then KILL; of a prologue only the job after it, as Torque."""
@@ -192,12 +192,16 @@ class Task(abc.ABC):
         line, end = os.pipe()
         os.write(end, os.fsencode(f"{shlex.quote(job.hook[7])} {job.want.args}".rstrip() + "\n"))
         os.close(end)
-        with os.fdopen(line, "rb"), tempfile.TemporaryFile() as said:
-            stdio = self._terminal or (line, said, said)
+        said, say = os.pipe()  # what is wrong with the start; no file: the user would have it open
+        os.set_blocking(said, False)
+        with os.fdopen(line, "rb"), os.fdopen(said, "rb", buffering=0) as heard:
+            stdio = self._terminal or (line, say, say)
             how = _as_user(job) | dict(zip(("stdin", "stdout", "stderr"), stdio, strict=True))
-            code = self._wait(_start(what), seconds or threading.TIMEOUT_MAX, late, **how)
-            said.seek(0)
-            words = said.read(1000).decode("utf-8", "replace").strip()
+            try:
+                code = self._wait(_start(what), seconds or threading.TIMEOUT_MAX, late, **how)
+            finally:
+                os.close(say)
+            words = (heard.read(1000) or b"").decode("utf-8", "replace").strip()
         with self._lock:
             if job.status is None:
                 job.status = code if code >= 0 else pbs.STATUS_SIGNAL - code

@@ -1,0 +1,70 @@
+"""One job, as pbs_mom would run it, by the user who runs the tests."""
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from vtorque_core.batch import mom
+from vtorque_core.batch import pbs_convention as pbs
+from vtorque_core.local.submitter import describe
+
+# Takes the place of the first program in a job's process, and of the one that notes the reason.
+LOOK = """#!/bin/sh
+for fd in 0 1 2; do at=$(readlink /proc/$$/fd/$fd); echo "$at" >>{said}; done
+echo why >&2
+"""
+
+
+class Task(mom.Task):
+    """A job that nobody needs to find again."""
+
+    def save(self):
+        """Keep nothing."""
+
+
+@pytest.fixture
+def task(tmp_path):
+    """Return a function that makes a task; hooks are programs of the test's."""
+    script = tmp_path / "job.sh"
+    script.write_text("#!/bin/sh\necho ran\n")
+    script.chmod(0o755)
+
+    def make(*argv, prologue="true", epilogue="true"):
+        full = ["-o", "out", "-e", "err", "-d", str(tmp_path), *argv, str(script)]
+        want = describe(pbs.split_qsub(full), script.read_bytes())
+        place = mom.Place("q", "h", str(tmp_path), script, tmp_path / "nodes")
+        job = mom.make_job("1.h", want, os.environ, "", os.getuid(), place)
+        return Task(job, mom.Programs([prologue], [epilogue], ["false"]))
+
+    return make
+
+
+def test_no_process_of_the_users_holds_a_file_of_the_services(task, tmp_path, monkeypatch):
+    """It would have it open for writing, whatever its mode."""
+    said = tmp_path / "said"
+    look = tmp_path / "look"
+    look.write_text(LOOK.format(said=said))
+    look.chmod(0o755)
+    monkeypatch.setattr(mom.sys, "executable", str(look))
+    one = task()
+    monkeypatch.setattr(one, "_run_prologue", lambda: None)
+    one.run()
+    assert one.job.reason == "why"
+    held = said.read_text().splitlines()
+    assert len(held) == 6
+    assert [at for at in held if not re.fullmatch(r"pipe:\[\d+\]|/dev/null", at)] == []
+
+
+def test_what_is_wrong_with_the_start_is_the_reason(task):
+    one = task("-o", "/nonexistent/out")
+    one.run()
+    assert (one.job.status, one.job.reason) == (1, "/nonexistent/out: No such file or directory")
+
+
+def test_a_job_that_starts_has_no_reason(task, tmp_path):
+    one = task()
+    one.run()
+    assert (one.job.status, one.job.reason) == (0, "")
+    assert Path(tmp_path, "out").read_text() == "ran\n"
