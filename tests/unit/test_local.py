@@ -4,6 +4,7 @@ Doubles: the hooks (shell scripts that record their arguments) and the wrapper (
 here). Jobs without a request blob are bare metal and need no double.
 """
 
+import contextlib
 import json
 import os
 import pty
@@ -12,6 +13,7 @@ import shutil
 import signal
 import socket
 import stat
+import struct
 import subprocess
 import sys
 import tempfile
@@ -568,3 +570,36 @@ def test_a_full_spool_ends_the_job_and_not_the_service(site):
     shutil.rmtree(site.spool / "jobs")  # no state can be written any more
     assert site.hook("epilogue", f"1.{HOST}")[9] == "-2"
     assert not (site.root / "ran").exists(), "a job that could be lost track of is not started"
+
+
+def test_a_queue_of_an_older_layout_gets_numbers_after_its_own(site):
+    (site.spool / "jobs" / "7").mkdir()
+    assert not (site.spool / "counter").exists()
+    assert site.submit("-W", "block=true", "-o", "out", site.script("#!/bin/sh\necho hi\n")) == 0
+    assert site.hook("epilogue", f"8.{HOST}")[9] == "0"
+
+
+def test_a_descriptor_that_takes_long_to_close_does_not_hold_up_the_end(site):
+    """close(2) of the last descriptor of a socket with SO_LINGER waits for the other side."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        stuck = socket.create_connection(server.getsockname())
+        other, _ = server.accept()
+        stuck.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 30))
+        stuck.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                stuck.send(b"x" * 65536)
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(site.paths.run / "local.sock"))
+            socket.send_fds(client, [b"{"], [stuck.fileno()])
+            stuck.setblocking(True)
+            stuck.close()  # the service has the last one
+            client.sendall(b'"op": "list"}\n')
+            assert b"jobs" in client.recv(1000)
+            started = time.monotonic()
+            time.sleep(0.3)
+        try:
+            assert site.stop() == 0
+            assert time.monotonic() - started < 5
+        finally:
+            other.close()

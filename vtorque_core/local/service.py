@@ -146,7 +146,8 @@ class Service:
             if sum(entry.job.uid == uid for entry in self.entries.values()) >= MAX_JOBS:
                 raise UsageError(f"you have {MAX_JOBS} jobs: wait for some to end")
             counter = self.setup.spool / "counter"
-            number = int(counter.read_text()) + 1 if counter.exists() else 1
+            taken = [int(path.name) for path in self.spool.iterdir() if path.name.isdecimal()]
+            number = max(*taken, int(counter.read_text()) if counter.exists() else 0, 0) + 1
             job_id, directory = f"{number}.{self.host}", self.spool / str(number)
             files = (directory / f"{job_id}.SC", directory / "nodes")
             place = mom.Place("local", self.host, str(message["cwd"]), *files)
@@ -215,17 +216,16 @@ class _Client(socketserver.StreamRequestHandler):
         peer = self.connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
         uid = struct.unpack("3i", peer)[1]  # unix(7)
         self._service.clients.append(uid)
+        terminal: list[int] = []
         with contextlib.ExitStack() as stack:
-            stack.callback(self._service.clients.remove, uid)
+            stack.callback(_thread, self._let_go, uid, terminal)
             stack.enter_context(contextlib.suppress(OSError))  # it has gone
             entry = None
             try:
                 if self._service.clients.count(uid) > MAX_CLIENTS:
                     raise UsageError(f"you have {MAX_CLIENTS} connections: wait for some to end")
                 flags = socket.MSG_CMSG_CLOEXEC
-                first, terminal, *_ = socket.recv_fds(self.connection, 1, 3, flags)
-                for descriptor in terminal:
-                    stack.callback(os.close, descriptor)
+                first, terminal[:], *_ = socket.recv_fds(self.connection, 1, 3, flags)
                 message = json.loads(first + self.rfile.readline(MAX_MESSAGE))
                 if message["op"] == "submit":
                     entry = self._service.submit(message, uid, terminal)
@@ -241,6 +241,12 @@ class _Client(socketserver.StreamRequestHandler):
             self.connection.sendall(json.dumps(answer).encode() + b"\n")
             if entry:
                 self._follow(entry)
+
+    def _let_go(self, uid: int, descriptors: list[int]) -> None:
+        for descriptor in descriptors:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)  # blocks for as long as the client likes, with SO_LINGER, say
+        self._service.clients.remove(uid)
 
     def _ask(self, uid: int, message: dict[str, Any]) -> dict[str, Any]:
         with self._service.lock:
