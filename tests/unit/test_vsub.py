@@ -8,10 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from vtorque_core import images
+from vtorque_core.api_image import BuiltImage
+
 HEAVY = (
     "libvirt", "jinja2", "rich", "cryptography", "pycdlib", "click", "vtorque_core.api_domain",
-    "vtorque_core.api_context", "vtorque_core.hypervisor", "vtorque_core.domain",
-    "vtorque_core.plan", "vtorque_core.journal", "vtorque_linux_guest.node",
+    "vtorque_core.api_context", "vtorque_core.api_node", "vtorque_core.hypervisor",
+    "vtorque_core.domain", "vtorque_core.plan", "vtorque_core.journal", "vtorque_linux_guest.node",
 )  # fmt: skip
 
 RUN = """
@@ -54,6 +57,21 @@ def test_a_submission_imports_nothing_heavy(vsub):
     assert code != 0
     assert "local.sock" in err
     assert not [m for m in modules if m.startswith(HEAVY)]
+
+
+def test_a_submission_that_looks_into_the_image_pool_imports_nothing_heavy(vsub, tmp_path):
+    pool = tmp_path / "pool"
+    pool.mkdir(mode=0o755)
+    with images.staging(pool) as staging:
+        for name in ("vmlinux", "initrd"):
+            (staging / name).write_bytes(b"x")
+        built = BuiltImage("linux", "micro", "x86_64", 64, kernel="vmlinux", initrd="initrd")
+        images.commit(pool, "small", staging, built, "test")
+    code, err, modules, _ = vsub("-vm", "img=small", "job.sh")
+    assert code != 0 and "local.sock" in err
+    assert not [m for m in modules if m.startswith(HEAVY)]
+    code, err, _, _ = vsub("-vm", "img=smal", "job.sh")
+    assert code == 2 and "small" in err, "it has not looked into the pool"
 
 
 @pytest.mark.parametrize(
