@@ -103,12 +103,15 @@ struct start {
     bool pty, merge;
     enum mode mode;
 };
+extern struct start start;     /* the last one that is whole */
 const char *start_files_add(int stream, const uint8_t *p, size_t n);
 const char *start_files_error(void);
 void start_files_close(void);
 void start_files_drop(void);
-const char *start_parse(struct start *s, uint8_t *p, size_t n);
-void start_free(struct start *s);
+const char *start_add(const uint8_t *p, size_t n, bool last);
+bool start_begun(void);
+bool start_waits(void);
+void start_drop(void);
 _Noreturn void start_exec(const struct start *s, const int fds[3], int error_fd);
 
 /* job.c: functions that return a string return NULL or what is wrong with the frame */
@@ -122,7 +125,6 @@ void job_eof(int stream);
 void job_winsize(const uint8_t *p);
 void job_abandon(bool at_once);
 bool job_running(void);
-bool job_start_waits(void);
 void job_fds(struct pollfd *fds);
 void job_io(const struct pollfd *fds);
 void job_tick(uint64_t now);

@@ -4,7 +4,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -17,10 +16,6 @@ struct output {
 
 static uint32_t window;
 static uint8_t ring[STDIN_WINDOW]; /* stdin not yet taken by the job */
-static uint8_t *start_bytes; /* START payloads so far */
-static size_t start_size;
-static bool start_complete;
-static struct start start;
 
 static struct {
     bool active;     /* from START to EXIT (or, if abandoned, to the end of the process) */
@@ -41,7 +36,6 @@ static struct {
 
 void job_window(uint32_t size) { window = size; }
 bool job_running(void) { return job.active && !job.abandoned; }
-bool job_start_waits(void) { return start_complete; }
 bool job_exited(const siginfo_t *si) {
     if (!job.active || job.pid == 0 || si->si_pid != job.pid)
         return false;
@@ -73,28 +67,8 @@ static void end_input(void) {
     job.in_size = 0;
 }
 
-static void drop_start(void) {
-    free(start_bytes);
-    start_bytes = NULL;
-    start_size = 0;
-    start_complete = false;
-    start_free(&start);
-}
-
 const char *job_start(const uint8_t *p, size_t n, bool last) {
-    if (job_running() || n > START_MAX - start_size)
-        return job_running() ? "START while a job runs" : "START is longer than 2 MiB";
-    uint8_t *grown = realloc(start_bytes, start_size + n + 1);
-    if (grown == NULL)
-        return "no memory for START";
-    start_bytes = grown;
-    memcpy(start_bytes + start_size, p, n);
-    start_size += n;
-    start_complete = last;
-    const char *wrong = last ? start_parse(&start, start_bytes, start_size) : NULL;
-    if (wrong != NULL)
-        drop_start();
-    return wrong;
+    return job_running() ? "START while a job runs" : start_add(p, n, last);
 }
 
 const char *job_stdin(const uint8_t *p, size_t n) {
@@ -152,7 +126,7 @@ void job_winsize(const uint8_t *p) {
 
 /* The session is over: TERM and later KILL, or KILL at once for the next one that waits. */
 void job_abandon(bool at_once) {
-    drop_start();
+    start_drop();
     start_files_drop();
     if (!job.active)
         return;
@@ -217,7 +191,7 @@ static void launch(void) {
     for (int i = 2; i >= 0; i--) /* a merged stream is the same descriptor */
         if (i == 0 || fds[i] != fds[i - 1])
             shut(&fds[i]);
-    drop_start();
+    start_drop();
 }
 
 /* Runs `sh -c echo` as the user, as a job of a session that is over: nobody hears of it, and HELLO or
@@ -226,7 +200,7 @@ static void launch(void) {
 void job_rehearse(void) {
     static const uint8_t echo[] = {T_ARG, 8, 0, 0, 0, '/', 'b', 'i', 'n', '/', 's', 'h', 0,
                                    T_ARG, 3, 0, 0, 0, '-', 'c', 0, T_ARG, 5, 0, 0, 0, 'e', 'c', 'h', 'o', 0};
-    if (job.active || start_size > 0 || job_start(echo, sizeof echo, true) != NULL)
+    if (job.active || start_begun() || job_start(echo, sizeof echo, true) != NULL)
         return;
     launch();
     job.abandoned = true;
@@ -357,7 +331,7 @@ static void drain(uint64_t now) {
 }
 
 void job_tick(uint64_t now) {
-    if (start_complete && !job.active)
+    if (start_waits() && !job.active)
         launch();
     if (!job.active || job.syncing) {
         if (job.abandoned)
@@ -383,7 +357,7 @@ void job_tick(uint64_t now) {
 
 int job_timeout(uint64_t now) {
     uint64_t at = 0;
-    if (start_complete && !job.active)
+    if (start_waits() && !job.active)
         return 0;
     if (job.active && !job.exited)
         at = job.kill_at;

@@ -99,7 +99,7 @@ static bool find_hello(size_t *pos) {
 
 void session_parse(void) {
     size_t pos = 0;
-    while (run_port.up && !job_start_waits() && port_queued(&run_port) < RUN_QUEUE / 2) {
+    while (run_port.up && !start_waits() && port_queued(&run_port) < RUN_QUEUE / 2) {
         const uint8_t *h = input + pos;
         const char *wrong;
         if (scanning && !find_hello(&pos))
@@ -127,7 +127,7 @@ void session_parse(void) {
 }
 
 bool session_wants_input(void) {
-    return !job_start_waits() && port_queued(&run_port) < RUN_QUEUE / 2 && filled < INPUT;
+    return !start_waits() && port_queued(&run_port) < RUN_QUEUE / 2 && filled < INPUT;
 }
 
 void session_read(void) {

@@ -16,12 +16,19 @@
 static char names[FILES_MAX][256], paths[FILES_MAX][1300];
 static size_t count, bytes;
 static int spool = -1, current = -1;
+static uint8_t *received; /* START payloads so far */
+static size_t received_size;
+static bool complete;
+struct start start;
 static char trouble[512]; /* the first failed write: an answer to START, not a protocol error */
 
 static void file_trouble(const char *name) {
     if (trouble[0] == '\0')
         snprintf(trouble, sizeof trouble, "cannot store %.255s in %.200s: %s", name, conf.spool, strerror(errno));
 }
+
+bool start_begun(void) { return received_size > 0; }
+bool start_waits(void) { return complete; }
 
 const char *start_files_error(void) { return trouble[0] != '\0' ? trouble : NULL; }
 
@@ -91,7 +98,7 @@ static char *file_path(const char *name) {
     return NULL;
 }
 
-void start_free(struct start *s) {
+static void start_free(struct start *s) {
     free(s->argv);
     free(s->env);
     *s = (struct start){.umask = 022};
@@ -132,7 +139,7 @@ static const char *element(struct start *s, int tag, uint8_t *v, size_t n) {
 }
 
 /* The strings stay in p: it must live as long as s. */
-const char *start_parse(struct start *s, uint8_t *p, size_t n) {
+static const char *start_parse(struct start *s, uint8_t *p, size_t n) {
     size_t slots = n / 5 + 3; /* an element has a head of 5 bytes; a shell in front; NULL */
     const char *wrong = NULL;
     start_free(s);
@@ -150,6 +157,30 @@ const char *start_parse(struct start *s, uint8_t *p, size_t n) {
     }
     if (wrong == NULL && s->argc == 1 && s->mode == M_DIRECT)
         wrong = "START without a command";
+    return wrong;
+}
+
+void start_drop(void) {
+    free(received);
+    received = NULL;
+    received_size = 0;
+    complete = false;
+    start_free(&start);
+}
+
+const char *start_add(const uint8_t *p, size_t n, bool last) {
+    if (n > START_MAX - received_size)
+        return "START is longer than 2 MiB";
+    uint8_t *grown = realloc(received, received_size + n + 1);
+    if (grown == NULL)
+        return "no memory for START";
+    received = grown;
+    memcpy(received + received_size, p, n);
+    received_size += n;
+    complete = last;
+    const char *wrong = last ? start_parse(&start, received, received_size) : NULL;
+    if (wrong != NULL)
+        start_drop();
     return wrong;
 }
 
