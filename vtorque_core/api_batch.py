@@ -241,6 +241,7 @@ class Started:
         args: the script's arguments.
         cwd: the job's working directory; empty: this process's.
         nodes: how many nodes the job has.
+        command: what an interactive job runs on its terminal instead of a shell; empty: a shell.
     """
 
     job_id: str
@@ -248,6 +249,7 @@ class Started:
     args: tuple[str, ...] = ()
     cwd: str = ""
     nodes: int = 1
+    command: str = ""
 
 
 class JobShell(Protocol):

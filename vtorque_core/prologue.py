@@ -53,14 +53,16 @@ def _run(
     adapter: NodeAdapter,
     begun: Callable[[], None] = lambda: None,
 ) -> int:
+    told = False
     try:
         with job_lock(site.paths, job.id):
             outcome, reason = _attempt(job, site, plugins, adapter, begun)
+            told = job.detach and outcome is not Outcome.READY
     except Busy as error:  # its other prologue or its epilogue is at work: leave all to that
         outcome, reason = Outcome.HOST_FAULT, str(error)
     if reason:
         sys.stderr.write(f"vtorque: {printable(reason, 2000)}\n")
-    return adapter.finish(job, outcome, reason)
+    return 0 if told else adapter.finish(job, outcome, reason)
 
 
 def _attempt(
@@ -95,6 +97,8 @@ def _attempt(
         detail = error.detail if isinstance(error, HostFault) else ()
     else:
         return Outcome.READY, ""
+    if job.detach:  # its job shell is waiting: what it sees of the reason ends the job at once
+        adapter.finish(job, outcome, reason)
     try:
         user = plan.job_user(job.owner, site)
         told = Proof.failed(job.id, job.attempt, user.uid, outcome.value, reason, detail)

@@ -123,7 +123,7 @@ def run_job(
             _await_sisters(paths, shell, job, ready, environ, streams)
         script = make_script(shell, job, ready, environ, streams)
         script = _with_user_files(script, paths, ready)
-        code = _run(ready, script, plugins, streams)
+        code = _run(ready, script, plugins, streams, terminal=job.script is None)
         if ready.keep:
             _keep(ready, code, streams)
         return code
@@ -252,8 +252,12 @@ def make_script(
     mask = os.umask(0o077)
     os.umask(mask)
     return Script(
-        name="" if job.script is None else job.script.name,
-        content=b"" if job.script is None else shell.content(_read_script(job.script)),
+        name="command" if job.script is None else job.script.name,
+        content=(
+            os.fsencode(job.command)
+            if job.script is None
+            else shell.content(_read_script(job.script))
+        ),
         environ=found | dict(ready.environ),
         cwd=_moved(here, account.pw_dir, home),
         interpreter=ready.shell,
@@ -262,7 +266,7 @@ def make_script(
         limits={n: resource.getrlimit(getattr(resource, f"RLIMIT_{n}")) for n in _LIMITS},
         merge=_same_file(streams.stdout, streams.stderr),
         grace=ready.grace,
-        interactive=job.script is None,
+        interactive=job.script is None and not job.command,
     )
 
 
@@ -274,13 +278,19 @@ def _with_user_files(script: Script, paths: Paths, ready: Proof) -> Script:
     return replace(script, prologue=prologue, epilogue=epilogue)
 
 
-def _run(ready: Proof, script: Script, plugins: Callable[[str], GuestTypes], s: Streams) -> int:
+def _run(
+    ready: Proof,
+    script: Script,
+    plugins: Callable[[str], GuestTypes],
+    s: Streams,
+    *,
+    terminal: bool,
+) -> int:
     first = next((guest for guest in ready.guests if guest.rank == 0), None)
     if first is None:
         raise _Stop(EXIT_NO_PROOF, "the proof names no guest of rank 0; nothing was run")
     guest = ReadyGuest(first.name, first.hostname, first.rank, Path(first.run_dir))
-    interactive = script.interactive
-    job = Streams(s.stdin if interactive else None, s.stdout, s.stderr, terminal=interactive)
+    job = Streams(s.stdin if terminal else None, s.stdout, s.stderr, terminal=terminal)
     try:
         driver = plugins(ready.plugin).guest_type(ready.guest_type).driver()
         return driver.run(guest, script, job)

@@ -64,7 +64,7 @@ class Job:
         self.environ = {"PBS_JOBID": JOB, "PBS_ENVIRONMENT": "PBS_BATCH"}
         self.driver = FakeDriver(0)
 
-    def run(self, result=0, line=None, stdin=None, **environ):
+    def run(self, result=0, line=None, stdin=None, argv=(), **environ):
         self.driver = FakeDriver(result)
         self.plugins = FakePlugins(self.driver)
         if stdin is None:
@@ -75,6 +75,7 @@ class Job:
         code = run_job(
             self.paths,
             PbsJobShell(),
+            argv,
             environ=self.environ | environ,
             plugins=self.plugins.load,
             streams=Streams(stdin, *files),
@@ -259,4 +260,13 @@ def test_interactive_job_gets_the_terminal(job):
     _, script, streams = job.driver.calls[0]
     assert script.interactive and script.content == b"" and streams.terminal
     assert streams.stdin == terminal
+    os.close(leader)
+
+
+def test_a_command_of_an_interactive_job_gets_the_terminal(job):
+    proofs.write(job.paths, READY)
+    leader, terminal = pty.openpty()
+    assert job.run(0, stdin=terminal, argv=("-c", "stty size")) == 0
+    _, script, streams = job.driver.calls[0]
+    assert not script.interactive and script.content == b"stty size" and streams.terminal
     os.close(leader)

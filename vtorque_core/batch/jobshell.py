@@ -1,8 +1,8 @@
 """The job part of Torque, OpenPBS and the embedded batch system: ``qsub -S PROGRAM``. Public.
 
 PROGRAM gets no arguments, ``PBS_*`` in its environment, and on stdin a pipe with one line: the
-script's path and the ``-F`` arguments. Of an interactive job stdin is the terminal. Observed on
-Torque 6.1.3 and OpenPBS 23.06.
+script's path and the ``-F`` arguments. Of an interactive job stdin is the terminal; with Torque's
+``-x COMMAND`` the arguments are ``-c COMMAND``. Observed on Torque 6.1.3 and OpenPBS 23.06.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class PbsJobShell:
             raise UsageError("no standard input, so no script")
         here, nodes = environ.get("PBS_O_INITDIR", ""), int(environ.get("PBS_NUM_NODES") or 1)
         if os.isatty(stdin):
-            return Started(job_id, None, cwd=here, nodes=nodes)
+            command = argv[1] if len(argv) == 2 and argv[0] == "-c" else ""
+            return Started(job_id, None, cwd=here, nodes=nodes, command=command)
         words = _words(stdin)
         return Started(job_id, Path(words[0]), tuple(words[1:]), here, nodes)
 

@@ -1,0 +1,1 @@
+"""The batch systems Torque and OpenPBS, as a vTorque plugin."""

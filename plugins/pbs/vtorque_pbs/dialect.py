@@ -1,0 +1,95 @@
+"""Where Torque and OpenPBS differ in what a user submits. Pure; imported by ``vsub``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from vtorque_core.batch import pbs_convention as pbs
+
+VARIABLE = "VTORQUE_REQUEST"
+"""The job's variable that carries a request: always on OpenPBS, on Torque what ``other`` cannot."""
+
+MAX_VARIABLE = 120_000
+"""Bytes of a ``-v`` value: one argument of a program has 128 KiB (MAX_ARG_STRLEN, execve(2))."""
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """One batch system's qsub.
+
+    Args:
+        name: as ``[batch] system`` has it.
+        getopt: qsub's option letters.
+        long: options that only print something.
+        command: whether ``-- command args`` runs a command instead of a script.
+        prefix_variable: the environment variable that names the directive prefix, or "".
+        home: PBS_HOME of a node; ``aux``: where node files are.
+        programs: where a node has the commands if the site does not say.
+    """
+
+    name: str
+    getopt: str
+    long: frozenset[str]
+    command: bool
+    prefix_variable: str
+    home: str
+    programs: tuple[str, ...]
+
+
+TORQUE = Dialect(
+    name="torque",
+    getopt=pbs.TORQUE_GETOPT,
+    long=frozenset({"--version", "--about"}),
+    command=False,
+    prefix_variable="",  # qsub(1B) names PBS_DPREFIX, but 6.1.3 does not read it
+    home="/var/spool/torque",
+    programs=("/usr/bin", "/usr/sbin", "/usr/local/bin", "/usr/local/sbin"),
+)
+OPENPBS = Dialect(
+    name="openpbs",
+    getopt=pbs.OPENPBS_GETOPT,
+    long=frozenset({"--version"}),
+    command=True,
+    prefix_variable="PBS_DPREFIX",
+    home="/var/spool/pbs",
+    programs=("/opt/pbs/bin", "/usr/bin", "/usr/sbin", "/usr/local/bin", "/usr/local/sbin"),
+)
+
+Options = Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Effective:
+    """What qsub makes of directives and command line together: the command line wins.
+
+    Args:
+        resources: ``-l``, by name.
+        variables: the ``-v`` list that counts, as written; "" without one.
+        shell: the path of ``-S``, or None.
+        interactive: ``-I``; ``command``: Torque's ``-x``, the script is a command.
+    """
+
+    resources: Mapping[str, str]
+    variables: str
+    shell: str | None
+    interactive: bool
+    command: bool
+
+
+def effective(directives: Sequence[Options], line: Options) -> Effective:
+    """Return what counts of the options of the directive lines, in order, and the command line's.
+
+    The last one counts, except that resources are looked at one by one. ``-I`` counts on the
+    command line only. Observed on both systems.
+    """
+    below = [option for options in directives for option in options if option[0] not in "Ix"]
+    found = [*below, *line]
+    resources: dict[str, str] = {}
+    for letter, value in found:
+        if letter == "l":
+            resources.update(pbs.parse_resources(value))
+    last = dict(found)
+    shell = last.get("S", "").split(",", maxsplit=1)[0].partition("@")[0].strip()
+    letters = {letter for letter, _ in line}
+    return Effective(resources, last.get("v", ""), shell or None, "I" in letters, "x" in letters)

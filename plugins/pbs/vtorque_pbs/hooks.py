@@ -1,0 +1,166 @@
+"""The files that the batch systems run as root on the nodes. Pure: text only.
+
+A bare-metal job pays for a shell and a few built-in tests; the test counts that.
+"""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+from vtorque_core.api_setup import KEPT, MARK, Installation
+from vtorque_pbs.dialect import VARIABLE
+from vtorque_pbs.torque import RETRY
+
+ALARM = 60
+"""Seconds for an OpenPBS hook: it ends when the job's start has begun, some 0.5 s after."""
+
+_PROLOGUE = """\
+#!/bin/sh
+# {mark}: starts the guests of VM jobs; the site's own {name} runs first.
+site={site}
+case $5 in
+  *other=*vt1:* | *other=*vt1v:*) ;;
+  *) [ -x "$site" ] && exec "$site" "$@"; exit 0 ;;
+esac
+if [ -x "$site" ]; then "$site" "$@" || exit $?; fi
+{vtorque} prologue {kind} "$@"
+# Whatever else it ends with, the job starts, and its job shell says why there are no guests:
+# Torque would start a job that fails here again and again, or take the node down.
+[ $? -eq {retry} ] && exit {requeue}
+exit 0
+"""
+
+_EPILOGUE = """\
+#!/bin/sh
+# {mark}: releases what VM jobs have; the site's own {name} runs afterwards.
+site={site}
+journal={journal}
+proof={proof}
+# By vTorque's own files, not by the resources: their owner can change those while the job runs.
+name=$1
+case $1 in *[!A-Za-z0-9._-]* | .* | -* | '') name='j*' ;; esac
+[ "${{#1}}" -le 50 ] || name='j*'
+for found in "$journal"/$name.* "$proof"/$name.json; do
+  [ -e "$found" ] || continue
+  {vtorque} epilogue "$@"
+  break
+done
+[ -x "$site" ] && exec "$site" "$@"
+exit 0
+"""
+
+_BEGIN = """\
+# {mark}: starts the guests of VM jobs. Runs as root on each of a job's nodes.
+import os
+import pbs
+
+event = pbs.event()
+variables = event.job.Variable_List or {{}}
+request = variables["{variable}"] if "{variable}" in variables else ""
+if request:
+    import subprocess
+
+    job = event.job
+    owner = str(job.euser) if job.euser else str(job.Job_Owner).split("@")[0]
+    words = {{
+        "id": job.id, "owner": owner, "name": job.Job_Name, "request": request,
+        "exec_host": job.exec_host, "run_count": job.run_count,
+        "interactive": job.interactive, "rerunable": job.Rerunable,
+        "select": job.Resource_List["select"], "place": job.Resource_List["place"],
+        "vnodes": job.exec_vnode,
+    }}
+    argv = {vtorque!r}
+    argv += [f"{{name}}={{value}}" for name, value in words.items() if value is not None]
+    null = os.open(os.devnull, os.O_RDWR)
+    try:
+        # It goes on by itself once the job's shell can see that the start is at work.
+        code = subprocess.call(
+            argv, stdin=null, stdout=null, stderr=null, timeout={wait}, cwd="/",
+            start_new_session=True, env={{"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}},
+        )
+        said = f"ended with {{code}}" if code else ""
+    except Exception as error:
+        said = str(error)
+    if said:
+        pbs.logjobmsg(str(job.id), "vtorque: the guests were not started: " + said)
+event.accept()
+"""
+
+_END = """\
+# {mark}: releases what VM jobs have. Runs as root on each of a job's nodes.
+import glob
+import os
+import pbs
+import re
+
+event = pbs.event()
+job_id = str(event.job.id)
+plain = re.match(r"[A-Za-z0-9_][A-Za-z0-9._-]{{0,49}}\\Z", job_id)
+name = job_id if plain else "j*"
+if glob.glob({journal!r} + "/" + name + ".*") or glob.glob({proof!r} + "/" + name + ".json"):
+    import subprocess
+
+    null = os.open(os.devnull, os.O_RDWR)
+    try:
+        code = subprocess.call(
+            {vtorque!r} + [job_id], stdin=null, stdout=null, stderr=null, timeout={wait}, cwd="/",
+            start_new_session=True, env={{"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}},
+        )
+        said = f"ended with {{code}}" if code else ""
+    except Exception as error:
+        said = str(error)
+    if said:
+        pbs.logjobmsg(job_id, "vtorque: not all is released: " + said)
+event.accept()
+"""
+
+
+def torque_prologue(place: Installation, path: Path, kind: str) -> bytes:
+    """Return ``prologue`` or ``prologue.parallel``; ``kind`` as :class:`TorqueNode` reads it."""
+    return _PROLOGUE.format(
+        mark=f"Written by {MARK.decode()}",
+        name=path.name,
+        site=shlex.quote(str(path) + KEPT),
+        vtorque=shlex.join(_vtorque(place)),
+        kind=kind,
+        retry=RETRY,
+        requeue=2,
+    ).encode()
+
+
+def torque_epilogue(place: Installation, path: Path, journal: Path, proof: Path) -> bytes:
+    """Return ``epilogue`` or ``epilogue.parallel``."""
+    return _EPILOGUE.format(
+        mark=f"Written by {MARK.decode()}",
+        name=path.name,
+        site=shlex.quote(str(path) + KEPT),
+        journal=shlex.quote(str(journal)),
+        proof=shlex.quote(str(proof)),
+        vtorque=shlex.join(_vtorque(place)),
+    ).encode()
+
+
+def openpbs_begin(place: Installation) -> bytes:
+    """Return the ``execjob_begin`` hook, in Python, for the interpreter of pbs_mom."""
+    return _BEGIN.format(
+        mark=f"Written by {MARK.decode()}",
+        variable=VARIABLE,
+        vtorque=[*_vtorque(place), "prologue"],
+        wait=ALARM - 10,
+    ).encode()
+
+
+def openpbs_end(place: Installation, journal: Path, proof: Path, seconds: int) -> bytes:
+    """Return the ``execjob_end`` hook; ``seconds``: for the whole teardown."""
+    return _END.format(
+        mark=f"Written by {MARK.decode()}",
+        journal=str(journal),
+        proof=str(proof),
+        vtorque=[*_vtorque(place), "epilogue"],
+        wait=seconds,
+    ).encode()
+
+
+def _vtorque(place: Installation) -> list[str]:
+    return [str(place.program), "hook", "--config", str(place.config)]

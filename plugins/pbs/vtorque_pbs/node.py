@@ -1,0 +1,138 @@
+"""What the node halves of Torque and OpenPBS have in common. As root, in hooks and reaper."""
+
+from __future__ import annotations
+
+import abc
+import re
+import socket
+import syslog
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from vtorque_core.api import HostFault
+from vtorque_core.api_batch import BatchJob, Life, PeerGuest, Usage
+from vtorque_core.api_context import ContextItem
+from vtorque_core.api_node import Site
+from vtorque_core.api_submit import printable
+from vtorque_pbs import guests as inside
+from vtorque_pbs import run
+from vtorque_pbs.dialect import Dialect
+from vtorque_pbs.plugin import Settings
+from vtorque_pbs.query import Attributes
+from vtorque_pbs.resources import hosts
+
+NOTE = "vtorque: "  # what a note of ours on a node begins with
+
+_JOB_ID = re.compile(r"[0-9]{1,12}(?:\[[0-9]{0,9}\])?(?:\.[A-Za-z0-9][A-Za-z0-9._-]*)?", re.ASCII)
+
+
+class PbsNode(abc.ABC):
+    """Common part of both :class:`vtorque_core.api_batch.NodeAdapter`."""
+
+    def __init__(self, site: Site, settings: Settings, dialect: Dialect) -> None:
+        self._site, self._settings = site, settings
+        self.home = Path(settings.home or dialect.home)
+        self.commands = run.Commands(settings, dialect.programs)
+
+    @abc.abstractmethod
+    def ask(self, job_id: str) -> Attributes | None:
+        """Return what the server says of a job, None if it knows none. Raises HostFault."""
+
+    @abc.abstractmethod
+    def nodes(self) -> Mapping[str, Attributes]:
+        """Return the batch system's nodes. Raises HostFault."""
+
+    @abc.abstractmethod
+    def is_marked(self, node: Attributes) -> bool:
+        """Return whether VM jobs may come to a node."""
+
+    def context(self, job: BatchJob, guests: Sequence[PeerGuest]) -> Iterable[ContextItem]:
+        """Return the guests' node file, ``pbsdsh``, and what refuses ``qsub`` and the like."""
+        return inside.items(job.id, guests, str(self.home / "aux"))
+
+    def alive(self, ids: Sequence[str]) -> Mapping[str, Life]:
+        """Ask the server; a job that runs on other nodes than this one is gone from here."""
+        found: dict[str, Life] = dict.fromkeys(ids, Life.UNKNOWN)
+        for each in filter(_JOB_ID.fullmatch, ids):
+            try:
+                job = self.ask(each)
+            except HostFault:
+                continue
+            found[each] = Life.GONE if job is None else self._life(job)
+        return found
+
+    def account(self, job_id: str, usage: Usage) -> None:
+        """Log it: neither server takes numbers for a job from others than its pbs_mom."""
+        text = f"{job_id}: guests used {usage.cpu_seconds:.0f} s CPU, {usage.peak_mib} MiB"
+        syslog.syslog(syslog.LOG_INFO, f"vtorque {text}")
+
+    def _life(self, job: Attributes) -> Life:
+        if job.get("job_state") in ("C", "F", "X"):
+            return Life.GONE
+        nodes, _ = hosts(job.get("exec_host", ""))
+        if job.get("job_state") in ("R", "E") and nodes and not self.own_name(nodes):
+            return Life.GONE
+        return Life.ALIVE
+
+    def own_name(self, nodes: Iterable[str]) -> str:
+        """Return which of these is this node's name in the batch system, "" if none is."""
+        host = self._settings.node or socket.gethostname()
+        short = host.partition(".")[0]
+        by_short = {node.partition(".")[0]: node for node in nodes}
+        return host if host in by_short.values() else by_short.get(short, "")
+
+    def this_node(self) -> tuple[str, Attributes]:
+        """Return this node's name and what the server says of it. Raises HostFault."""
+        nodes = self.nodes()
+        name = self.own_name(nodes)
+        if not name:
+            host = self._settings.node or socket.gethostname()
+            raise HostFault(
+                f"the batch system has no node {host}; if it calls this host otherwise, set "
+                "[plugin.pbs] node"
+            )
+        return name, nodes[name]
+
+    def elsewhere(self, job: BatchJob) -> bool:
+        """Return whether enough other nodes take VM jobs for this one. Raises HostFault."""
+        usable = [
+            name
+            for name, node in self.nodes().items()
+            if name != job.node
+            and self.is_marked(node)
+            and not {"down", "offline"} & set(node.get("state", "").split(","))
+        ]
+        return len(usable) >= len(job.nodes)
+
+    @abc.abstractmethod
+    def mark(self, healthy: bool, reason: str) -> None:
+        """See :meth:`vtorque_core.api_batch.NodeAdapter.mark`."""
+
+    @abc.abstractmethod
+    def unmark(self) -> None:
+        """Take the mark away, and a note of ours. Raises HostFault."""
+
+    def give_up_on_node(self, job: BatchJob, reason: str) -> bool:
+        """Keep VM jobs off this node; return whether the job can be tried on others."""
+        if not self._settings.property:
+            return False  # nothing would keep the job from coming back here
+        try:
+            self.mark(False, reason)
+            return self.elsewhere(job)
+        except HostFault as error:
+            self.log(job, f"this node stays open for VM jobs: {error}")
+            return False
+
+    def is_last_attempt(self, job: BatchJob) -> bool:
+        """Return whether the job has been started as often as the site allows."""
+        return job.attempt + 1 >= self._settings.attempts
+
+    def log(self, job: BatchJob, text: str) -> None:
+        """Say something to the admin."""
+        syslog.syslog(syslog.LOG_WARNING, f"vtorque {job.id}: {printable(text, 1000)}")
+
+
+def note_of(reason: str) -> str:
+    """Return a reason as a node's note: short, plain, and known as ours."""
+    plain = re.sub(r"[^ -~]|[\"'\\]", " ", reason)
+    return (NOTE + " ".join(plain.split()))[:200]

@@ -1,0 +1,88 @@
+"""What qstat says of jobs. The values are the users' own: nothing in one is taken for another."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator, Mapping
+
+from vtorque_core.api import UsageError
+from vtorque_core.api_batch import JobInfo
+from vtorque_pbs.dialect import TORQUE, Dialect
+from vtorque_pbs.resources import hosts, walltime_seconds
+
+Attributes = Mapping[str, str]
+
+_ELEMENT = re.compile(r"<(/?)([A-Za-z_][A-Za-z0-9_.]*)>([^<]*)")
+
+
+def torque_jobs(document: str) -> list[Attributes]:
+    """Return the attributes of each job in ``qstat -x``; ``Resource_List.nodes`` and so on.
+
+    No value has a ``<`` in it (u_MXML.c makes it another character), so that no user's text looks
+    like an element; but it is not XML in every other respect, and no XML parser takes all of it.
+    """
+    found: list[Attributes] = []
+    job: dict[str, str] = {}
+    path: list[str] = []
+    for match in _ELEMENT.finditer(document):
+        closing, name, text = match.groups()
+        if not closing:
+            path.append(name)
+            if name == "Job" and len(path) == 2:
+                job = {}
+                found.append(job)
+            elif len(path) > 2:
+                job.setdefault(".".join(path[2:]), _unescaped(text))
+        elif name in path:
+            del path[len(path) - 1 - path[::-1].index(name) :]
+    return found
+
+
+def openpbs_jobs(text: str) -> list[Attributes]:
+    """Return the attributes of each job in OpenPBS's ``qstat -f``: of each name the first.
+
+    What begins like another attribute inside a later value is therefore not taken for one, as
+    far as names are concerned that come before ``Variable_List``.
+    """
+    found: list[Attributes] = []
+    job: dict[str, str] = {}
+    for line in re.sub(r"\n\t", "", text).splitlines():
+        if line.startswith("Job Id: "):
+            job = {"Job_Id": line[8:].strip()}
+            found.append(job)
+        elif line.startswith("    ") and " = " in line:
+            name, _, value = line.strip().partition(" = ")
+            job.setdefault(name, value)
+    return found
+
+
+def job_infos(dialect: Dialect, qstat: str) -> list[JobInfo]:
+    """Ask qstat, as the user, for all jobs they may see. Raises UsageError with its words."""
+    torque = dialect is TORQUE
+    done = subprocess.run(
+        [qstat, "-x" if torque else "-ft"], capture_output=True, check=False, timeout=60
+    )
+    if done.returncode:
+        raise UsageError(f"qstat: {done.stderr.decode('utf-8', 'replace').strip()[:500]}")
+    text = done.stdout.decode("utf-8", "replace")
+    return list(_infos(torque_jobs(text) if torque else openpbs_jobs(text)))
+
+
+def _infos(jobs: list[Attributes]) -> Iterator[JobInfo]:
+    for job in jobs:
+        nodes, _ = hosts(job.get("exec_host", ""))
+        yield JobInfo(
+            id=job.get("Job_Id", ""),
+            name=job.get("Job_Name", ""),
+            owner=job.get("Job_Owner", "").partition("@")[0],
+            state=job.get("job_state", ""),
+            node=nodes[0] if nodes else "",
+            seconds=walltime_seconds(job.get("resources_used.walltime", "")) or 0.0,
+        )
+
+
+def _unescaped(text: str) -> str:
+    for name, char in (("&lt;", "<"), ("&gt;", ">"), ("&quot;", '"'), ("&apos;", "'")):
+        text = text.replace(name, char)
+    return text.replace("&amp;", "&")

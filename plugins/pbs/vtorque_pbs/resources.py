@@ -1,0 +1,192 @@
+"""What a VM job asks of Torque and OpenPBS on each node, merged with what its user asks. Pure.
+
+See pbs_resources(7B) of Torque and pbs_resources(7B) of OpenPBS ("select", "nodes").
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from vtorque_core.api import walltime
+from vtorque_core.api_batch import Needs
+from vtorque_core.batch import pbs_convention as pbs
+
+_PPN = re.compile(r"ppn=([0-9]{1,6})", re.ASCII)
+_COUNT = re.compile(r"[0-9]{1,6}", re.ASCII)
+# Torque: how many processors where is then said otherwise; nodes= cannot be added.
+_OTHER_SHAPE = frozenset({"procs", "size"})
+_MEMORY = ("mem", "pmem", "vmem", "pvmem")
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a user has asked for on each node: CPUs and MiB, None where nothing."""
+
+    cpus: int | None
+    mib: int | None
+
+
+# -- Torque -----------------------------------------------------------------------------------
+
+
+def torque_given(resources: Mapping[str, str]) -> Given:
+    """Return what ``nodes=``, ``ncpus=``, ``mem=`` and ``pmem=`` ask for on the smallest node."""
+    chunks = _chunks(resources.get("nodes", ""))[0]
+    ppns = [int(match[1]) for chunk in chunks if (match := _PPN.search(chunk))]
+    cpus = min(ppns) if ppns and len(ppns) == len(chunks) else None
+    if not chunks and resources.get("ncpus", "").isdigit():
+        cpus = int(resources["ncpus"])
+    mem, pmem = _mib(resources.get("mem")), _mib(resources.get("pmem"))
+    if mem is not None:
+        return Given(cpus, mem // _node_count(chunks))
+    return Given(cpus, None if pmem is None else pmem * (cpus or 1))
+
+
+def torque_additions(resources: Mapping[str, str], needs: Needs, feature: str) -> dict[str, str]:
+    """Return the ``-l`` values that a VM job's qsub gets besides its user's, by name.
+
+    ``nodes`` is repeated with ``ppn`` where a part has none and with the property; ``mem`` is
+    asked for all nodes together, where the user has limited no memory.
+    """
+    found: dict[str, str] = {}
+    chunks, tail = _chunks(resources.get("nodes", ""))
+    if not (chunks or _OTHER_SHAPE & set(resources)):
+        chunks = ["1"]
+    cpus = int(resources["ncpus"]) if resources.get("ncpus", "").isdigit() else needs.cpus
+    if chunks:
+        mended = [_chunk(chunk, cpus, feature) for chunk in chunks]
+        nodes = "+".join(mended) + tail
+        if nodes != resources.get("nodes"):
+            found["nodes"] = nodes
+    if not any(name in resources for name in _MEMORY):
+        found["mem"] = f"{needs.mib * _node_count(chunks)}mb"
+    return found | _longer(resources, needs)
+
+
+def _chunks(nodes: str) -> tuple[list[str], str]:
+    """Split ``2:ppn=4:x+host:ppn=1#shared`` into parts and the modifiers of all."""
+    parts, mark, tail = nodes.partition("#")
+    return [part for part in parts.split("+") if part], mark + tail
+
+
+def _chunk(chunk: str, cpus: int, feature: str) -> str:
+    if not _PPN.search(chunk):
+        first, *rest = chunk.split(":")
+        chunk = ":".join([first, f"ppn={cpus}", *rest])
+    return f"{chunk}:{feature}" if feature and feature not in chunk.split(":") else chunk
+
+
+def _node_count(chunks: list[str]) -> int:
+    counts = [_COUNT.fullmatch(chunk.split(":", maxsplit=1)[0]) for chunk in chunks]
+    return max(1, sum(int(count[0]) if count else 1 for count in counts))
+
+
+# -- OpenPBS ----------------------------------------------------------------------------------
+
+
+def openpbs_given(resources: Mapping[str, str]) -> Given:
+    """Return what the smallest chunk of ``select=`` asks for, or ``nodes=``, ``ncpus``, ``mem``."""
+    if "select" not in resources and "nodes" in resources:
+        return torque_given(resources)
+    if "select" in resources:
+        chunks = [_pairs(chunk) for chunk in resources["select"].split("+")]
+        cpus = [int(c["ncpus"]) for c in chunks if c.get("ncpus", "").isdigit()]
+        mibs = [mib for c in chunks if (mib := _mib(c.get("mem"))) is not None]
+        return Given(
+            min(cpus) if len(cpus) == len(chunks) else None,
+            min(mibs) if len(mibs) == len(chunks) else None,
+        )
+    ncpus = resources.get("ncpus", "")
+    return Given(int(ncpus) if ncpus.isdigit() else None, _mib(resources.get("mem")))
+
+
+def openpbs_additions(resources: Mapping[str, str], needs: Needs, feature: str) -> dict[str, str]:
+    """Return the ``-l`` values that a VM job's qsub gets besides its user's, by name.
+
+    ``select`` is repeated with what its chunks lack. A job in the old style (``nodes=``, or
+    ``ncpus=`` without select) stays in it: qsub takes no mixture.
+    """
+    found: dict[str, str] = {}
+    if "nodes" in resources and "select" not in resources:
+        chunks, tail = _chunks(resources["nodes"])
+        nodes = "+".join(_chunk(chunk, needs.cpus, feature) for chunk in chunks) + tail
+        found = {"nodes": nodes} if nodes != resources["nodes"] else {}
+        if "mem" not in resources:
+            found["mem"] = f"{needs.mib * _node_count(chunks)}mb"
+    elif "select" not in resources and {"ncpus", "mem", "host", "vnode"} & set(resources):
+        wanted = {"ncpus": str(needs.cpus), "mem": f"{needs.mib}mb"}
+        wanted |= {feature: "True"} if feature else {}
+        found = {name: value for name, value in wanted.items() if name not in resources}
+    else:
+        chunks = resources.get("select", "1").split("+")
+        select = "+".join(_select(chunk, needs, feature) for chunk in chunks)
+        found = {"select": select} if select != resources.get("select") else {}
+    return found | _longer(resources, needs)
+
+
+def _select(chunk: str, needs: Needs, feature: str) -> str:
+    pairs = _pairs(chunk)
+    more = [f"ncpus={needs.cpus}"] * ("ncpus" not in pairs)
+    more += [f"mem={needs.mib}mb"] * ("mem" not in pairs)
+    more += [f"{feature}=True"] * bool(feature and feature not in pairs)
+    return ":".join([chunk, *more])
+
+
+def _pairs(chunk: str) -> dict[str, str]:
+    words = (word.partition("=") for word in chunk.split(":"))
+    return {name: value for name, _, value in words}
+
+
+# -- both -------------------------------------------------------------------------------------
+
+
+def walltime_seconds(text: str) -> float | None:
+    """Return the seconds of a ``walltime`` value, or None if it is none."""
+    with contextlib.suppress(ValueError):
+        return walltime(text)
+    return None
+
+
+def hosts(exec_host: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """Return a job's nodes, first one first, and how many processes each has.
+
+    ``exec_host`` is Torque's ``vm/0-3+vmb/0,2`` or ``vm/0+vm/1``, or OpenPBS's ``vm/0*2+vmb/0``.
+    """
+    slots: dict[str, int] = {}
+    for name, count in _parts(exec_host):
+        slots[name] = slots.get(name, 0) + count
+    return tuple(slots), tuple(slots.values())
+
+
+def _parts(exec_host: str) -> Iterator[tuple[str, int]]:
+    for part in exec_host.split("+"):
+        name, _, where = part.strip().partition("/")
+        numbers, _, times = where.partition("*")
+        if not name:
+            continue
+        if times.isdigit():
+            yield name, int(times)
+            continue
+        count = 0
+        for span in numbers.split(","):
+            first, _, last = span.partition("-")
+            is_span = first.isdigit() and last.isdigit()
+            count += int(last) - int(first) + 1 if is_span else 1
+        yield name, max(count, 1)
+
+
+def _longer(resources: Mapping[str, str], needs: Needs) -> dict[str, str]:
+    seconds = walltime_seconds(resources.get("walltime", ""))
+    if not needs.seconds or seconds is None:
+        return {}  # the queue's default is the site's own to choose
+    return {"walltime": pbs.show_walltime(math.ceil(seconds + needs.seconds))}
+
+
+def _mib(text: str | None) -> int | None:
+    with contextlib.suppress(ValueError):
+        return None if text is None else pbs.mem_mib(text)
+    return None

@@ -1,0 +1,119 @@
+"""Run the batch system's commands: as the user with their own terminal, or as root."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from vtorque_core.api import HostFault, UsageError
+from vtorque_pbs.plugin import Settings
+
+_ENVIRON = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C", "HOME": "/root"}
+
+
+def for_user(settings: Settings, program: str) -> str:
+    """Return the path of a command for the user. Raises UsageError if there is none."""
+    found = shutil.which(program, path=settings.bin or None)
+    if found is None:
+        where = settings.bin or "PATH"
+        raise UsageError(f"{program}: not found in {where}; the site sets it with [plugin.pbs] bin")
+    return found
+
+
+def become(argv: Sequence[str], stdin: bytes | None) -> NoReturn:
+    """Replace this process by a command of the user's. Raises UsageError.
+
+    Terminal, signals, output and exit code are then the command's own.
+    """
+    if stdin is not None:
+        source = os.memfd_create("script")
+        with os.fdopen(os.dup(source), "wb") as file:
+            file.write(stdin)
+        os.lseek(source, 0, os.SEEK_SET)
+        os.dup2(source, 0)
+    for name in ("SIGPIPE", "SIGXFSZ"):  # Python ignores them, and that would be inherited
+        signal.signal(getattr(signal, name), signal.SIG_DFL)
+    try:
+        os.execv(argv[0], list(argv))  # noqa: S606
+    except OSError as error:
+        raise UsageError(f"{argv[0]}: {error.strerror}") from None
+
+
+def pass_on(argv: Sequence[str]) -> int:
+    """Run a command of the user's with our own streams; return its exit code as a shell would."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command hears Ctrl-C by itself
+    try:
+        done = subprocess.run(argv, check=False, preexec_fn=_hear_ctrl_c)
+    except OSError as error:
+        raise UsageError(f"{argv[0]}: {error.strerror}") from None
+    finally:
+        signal.signal(signal.SIGINT, before)
+    return done.returncode if done.returncode >= 0 else 128 - done.returncode
+
+
+def _hear_ctrl_c() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def login_name() -> str:
+    """Return the calling user's login name, or the number of one that has none."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return str(os.getuid())
+
+
+@dataclass(frozen=True)
+class Answer:
+    """How a command ended; ``words``: what it said on stderr, or else on stdout, in one line."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def words(self) -> str:
+        """What the command said, in one line."""
+        return " ".join((self.err.strip() or self.out.strip()).split())[:500]
+
+
+class Commands:
+    """The batch system's commands for root on a node."""
+
+    def __init__(self, settings: Settings, directories: Iterable[str]) -> None:
+        self._path = settings.bin or ":".join(directories)
+
+    def ask(self, program: str, *args: str, timeout: float = 30.0) -> Answer:
+        """Run a command to its end. Raises HostFault if it is missing or takes too long."""
+        found = shutil.which(program, path=self._path)
+        if found is None:
+            raise HostFault(f"{program}: not found in {self._path}; set [plugin.pbs] bin")
+        try:
+            done = subprocess.run(
+                [found, *args], stdin=subprocess.DEVNULL, capture_output=True, env=_ENVIRON,
+                timeout=timeout, check=False, cwd="/",
+            )  # fmt: skip
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise HostFault(f"{program}: {error}") from None
+        out, err = (data.decode("utf-8", "surrogateescape") for data in (done.stdout, done.stderr))
+        return Answer(done.returncode, out, err)
+
+    def tell(self, program: str, *args: str, timeout: float = 30.0) -> str:
+        """Run a command that must succeed; return what it printed. Raises HostFault."""
+        answer = self.ask(program, *args, timeout=timeout)
+        if answer.code:
+            what = f"{program} ended with {answer.code}"
+            raise HostFault(f"{what}: {answer.words}" if answer.words else what)
+        return answer.out
+
+    def path_of(self, program: str) -> Path | None:
+        """Return where a command is, or None."""
+        found = shutil.which(program, path=self._path)
+        return None if found is None else Path(found)

@@ -1,0 +1,234 @@
+"""The submitting half: the user's arguments, unchanged, and a short list of additions to qsub.
+
+Runs as the user in ``vsub`` and ``vmgr``. The additions are listed in doc/batch-pbs.md; golden
+tests hold them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from vtorque_core.api import UsageError
+from vtorque_core.api_batch import JobInfo, Needs, SubmitArgs
+from vtorque_core.api_submit import (
+    printable,
+    script_directives,
+    strip_pbs_vm,
+    to_token,
+    vm_directives,
+)
+from vtorque_core.batch import pbs_convention as pbs
+from vtorque_pbs import channel, resources, run
+from vtorque_pbs.dialect import TORQUE, VARIABLE, Dialect, Effective, Options, effective
+from vtorque_pbs.plugin import Settings
+from vtorque_pbs.query import job_infos
+
+MAX_SCRIPT = 64 << 20  # bytes, as the job shell has it
+BARE = ("none",)
+
+
+@dataclass(frozen=True)
+class PbsArgs(SubmitArgs):
+    """What :class:`PbsSubmitter` keeps of a command line.
+
+    Args:
+        counts: what counts of directives and command line.
+        at: where in ``rest`` additions go: before a ``--``.
+        refused: qsub has to say what is wrong with it; it must not run on the host if it does not.
+        stripped: the script without its ``#PBS -vm`` lines, if it has some.
+        command: OpenPBS's ``-- command``; ``content`` is then the script that a VM job has instead.
+    """
+
+    counts: Effective | None = None
+    at: int = 0
+    refused: bool = False
+    stripped: bytes | None = None
+    command: bool = False
+
+
+class PbsSubmitter:
+    """See :class:`vtorque_core.api_batch.Submitter`."""
+
+    def __init__(self, dialect: Dialect, settings: Settings, jobshell: Path) -> None:
+        self._dialect, self._settings, self._jobshell = dialect, settings, jobshell
+
+    def split(self, argv: Sequence[str]) -> PbsArgs:
+        """Split the command line; read the script. Raises Refused (a bad ``-vm`` directive).
+
+        What qsub would refuse is no error here: qsub says so.
+        """
+        try:
+            args = pbs.split_qsub(argv, self._dialect.getopt)
+        except UsageError:
+            return self._for_qsub(argv)
+        long = {option for option, _ in args.options if option.startswith("--")}
+        if long <= self._dialect.long and long:
+            return PbsArgs(vm=BARE, rest=args.rest, at=len(args.rest))
+        command = args.command if self._dialect.command else None
+        operands = args.operands if command is not None else args.operands + (args.command or ())
+        interactive = ("I", "") in args.options
+        if long or command == () or (command and operands):
+            return self._for_qsub(argv)
+        if len(operands) > 1 and not interactive:
+            return self._for_qsub(argv)
+        at = len(args.rest) - (0 if args.command is None else len(args.command) + 1)
+        script = operands[0] if operands and operands[0] != "-" else None
+        if command:
+            content: bytes | None = command_script(command)
+        elif script is None:
+            content = None if interactive else sys.stdin.buffer.read()
+        else:
+            content = None if ("x", "") in args.options else _read(script)
+        return self._described(args, at, script, content, command)
+
+    def _described(
+        self,
+        args: pbs.QsubArgs,
+        at: int,
+        script: str | None,
+        content: bytes | None,
+        command: tuple[str, ...] | None,
+    ) -> PbsArgs:
+        prefix = dict(args.options).get("C", self._prefix())
+        text = b"" if content is None or command else content
+        stripped = strip_pbs_vm(text, prefix)
+        counts = effective(list(self._directives(stripped, prefix)), args.options)
+        given = self._given(counts.resources)
+        kept: bytes | None = None
+        if stripped != text:
+            kept, content = (stripped, content) if script else (None, stripped)
+        return PbsArgs(
+            vm=args.vm,
+            rest=args.rest,
+            script=script,
+            content=None if script else content,
+            shell=None if command else counts.shell,
+            interactive=counts.interactive,
+            vcpus_given=given.cpus,
+            mib_given=given.mib,
+            directives=vm_directives(text, prefix),
+            counts=counts,
+            at=at,
+            stripped=kept,
+            command=command is not None,
+        )
+
+    def submit(self, args: SubmitArgs, blob: bytes | None, needs: Needs | None) -> int:
+        """Become qsub, or run it where something has to be cleared up after it.
+
+        Raises UsageError (no qsub here), Refused (the request does not fit).
+        """
+        assert isinstance(args, PbsArgs)  # noqa: S101 - from split
+        words, content = list(args.rest), args.content
+        if blob is not None and needs is not None and args.counts is not None:
+            del words[args.at if args.command else len(words) :]
+            words[args.at : args.at] = self._additions(args.counts, blob, needs)
+        elif args.refused:
+            words += ["-S", str(self._jobshell)]
+        elif args.command:
+            content = None
+        qsub = run.for_user(self._settings, "qsub")
+        os.environ.pop(VARIABLE, None)  # -V would take it along, from a job that submits another
+        if args.stripped is not None and args.script is not None:
+            return self._submit_copy(qsub, words, args.script, args.stripped)
+        return run.become([qsub, *words], content)
+
+    def jobs(self) -> Iterable[JobInfo]:
+        """Return the user's jobs; root's view has all. Raises UsageError if there is no qstat."""
+        found = job_infos(self._dialect, run.for_user(self._settings, "qstat"))
+        if os.geteuid() == 0:
+            return found
+        me = run.login_name()
+        return [job for job in found if job.owner == me]
+
+    def cancel(self, job_id: str) -> int:
+        """Let qdel cancel the job; what it says is the user's to see."""
+        return run.pass_on([run.for_user(self._settings, "qdel"), job_id])
+
+    # -- what qsub gets ------------------------------------------------------------------------
+
+    def _additions(self, counts: Effective, blob: bytes, needs: Needs) -> list[str]:
+        """Return the arguments that make a VM job of the user's."""
+        token, feature = to_token(blob), self._settings.property
+        if self._dialect is TORQUE:
+            more = resources.torque_additions(counts.resources, needs, feature)
+            other, in_variable = channel.other_with({**counts.resources, **more}, token)
+            more["other"] = other
+        else:
+            more, in_variable = resources.openpbs_additions(counts.resources, needs, feature), True
+        words = [word for key, value in more.items() for word in ("-l", f"{key}={value}")]
+        if in_variable:
+            words += ["-v", channel.variables_with(counts.variables, token)]
+        return ["-S", str(self._jobshell), *words]
+
+    def _given(self, asked: Mapping[str, str]) -> resources.Given:
+        if self._dialect is TORQUE:
+            return resources.torque_given(asked)
+        return resources.openpbs_given(asked)
+
+    def _prefix(self) -> str:
+        name = self._dialect.prefix_variable
+        return os.environ.get(name, "#PBS") if name else "#PBS"
+
+    def _directives(self, content: bytes, prefix: str) -> Iterable[Options]:
+        for line in script_directives(content, prefix):
+            with contextlib.suppress(UsageError):  # qsub's to refuse, or to put up with
+                yield pbs.split_qsub(pbs.directive_words(line), self._dialect.getopt).options
+
+    def _for_qsub(self, argv: Sequence[str]) -> PbsArgs:
+        """Return a command line for qsub to refuse; with our shell, should it take it after all.
+
+        Raises UsageError for ``-- command``, which qsub would run without any shell.
+        """
+        words = list(argv)
+        while "-vm" in words:
+            at = words.index("-vm")
+            del words[at : at + 2]
+        if self._dialect.command and "--" in words:
+            pbs.split_qsub(argv, self._dialect.getopt)
+            raise UsageError("-- COMMAND: takes a command, and no script beside it")
+        return PbsArgs(vm=BARE, rest=tuple(words), refused=True)
+
+    def _submit_copy(self, qsub: str, words: list[str], script: str, content: bytes) -> int:
+        with tempfile.TemporaryDirectory(prefix="vsub-") as directory:
+            copy = Path(directory, Path(script).name)
+            copy.write_bytes(content)
+            words[self._place_of(words, script)] = str(copy)
+            return run.pass_on([qsub, *words])
+
+    def _place_of(self, words: list[str], script: str) -> int:
+        """Return where the script is: not everything that looks like it is it (``-N x x``)."""
+        for at in (i for i, word in enumerate(words) if word == script):
+            tried = [*words[:at], "/", *words[at + 1 :]]
+            split = pbs.split_qsub(tried, self._dialect.getopt)
+            if "/" in split.operands + (split.command or ()):
+                return at
+        raise UsageError(f"the script {printable(script)} is not among the arguments")
+
+
+def command_script(command: Sequence[str]) -> bytes:
+    """Return a script that becomes ``command``: OpenPBS would run it on the host itself."""
+    import shlex  # noqa: PLC0415 (only ``-- command`` pays for it)
+
+    return b"#!/bin/sh\nexec " + os.fsencode(shlex.join(command)) + b"\n"
+
+
+def _read(script: str) -> bytes:
+    """Return a regular file's bytes; nothing of what qsub will refuse."""
+    try:
+        # O_NONBLOCK: a FIFO without a writer would hang here, open(2).
+        with os.fdopen(os.open(script, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+            regular = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+            content = file.read(MAX_SCRIPT + 1) if regular else b""
+    except (OSError, ValueError):
+        return b""
+    if len(content) > MAX_SCRIPT:
+        raise UsageError(f"{printable(script)}: a script of a VM job has at most 64 MiB")
+    return content

@@ -1,0 +1,211 @@
+"""The node half of Torque. As root, in the hooks that :mod:`vtorque_pbs.hooks` writes."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from vtorque_core.api import HostFault, Refused
+from vtorque_core.api_batch import BatchJob, Outcome
+from vtorque_core.api_node import Site
+from vtorque_core.api_setup import Installation, SetupStep
+from vtorque_core.batch import pbs_convention as pbs
+from vtorque_pbs import channel
+from vtorque_pbs.dialect import TORQUE
+from vtorque_pbs.node import NOTE, PbsNode, note_of
+from vtorque_pbs.plugin import Settings
+from vtorque_pbs.query import Attributes, torque_jobs
+from vtorque_pbs.resources import hosts
+
+FIRST, SISTER = "first", "sister"  # what the hooks put before Torque's arguments
+RETRY = 75  # EX_TEMPFAIL (sysexits.h): the hook makes Torque's 2 of it; all other codes end in 0
+TRIES, PAUSE = 3, 2.0  # of questions to a busy server; seconds
+
+_CPUSETS = ("/sys/fs/cgroup/cpuset/torque/{}/cpuset.cpus", "/dev/cpuset/torque/{}/cpus")
+
+
+class TorqueNode(PbsNode):
+    """See :class:`vtorque_core.api_batch.NodeAdapter`."""
+
+    def __init__(self, site: Site, settings: Settings) -> None:
+        super().__init__(site, settings, TORQUE)
+
+    def job(self, argv: Sequence[str], environ: Mapping[str, str]) -> BatchJob:
+        """Read a prologue's arguments; ask the server for the rest of a VM job.
+
+        Raises HostFault. The hook then lets the job start, and its job shell finds no proof.
+        """
+        kind, *rest = argv or ("",)
+        try:
+            if kind not in (FIRST, SISTER):
+                raise ValueError("no kind before them")
+            args = pbs.PrologueArgs.parse(rest)
+        except ValueError as error:
+            raise HostFault(f"these are not Torque's arguments: {error}") from None
+        asked = pbs.parse_resources(args.resources)
+        word = channel.torque_word(asked)
+        if word is None:
+            return BatchJob(args.job_id, args.user, "", (), None)
+        known = self._known(args.job_id)
+        nodes, slots = hosts(known.get("exec_host", ""))
+        node = self.own_name(nodes)
+        if not node:
+            raise HostFault(f"job {args.job_id} has no node of this name: {known.get('exec_host')}")
+        blob, bad = b"", ""
+        try:
+            variable = channel.variable_of(known.get("Variable_List", ""))
+            blob = channel.torque_blob(word, variable)
+        except Refused as error:
+            bad = str(error)
+        return BatchJob(
+            id=args.job_id,
+            owner=args.user,
+            node=node,
+            nodes=nodes,
+            blob=blob,
+            slots=slots,
+            attempt=max(_number(known.get("start_count")) - 1, 0),
+            cpus=_cpuset(args.job_id),
+            cpu_count=slots[nodes.index(node)],
+            mem_mib=_mem(known.get("Resource_List.mem"), len(nodes)),
+            name=args.job_name,
+            resource_list={**asked, "interactive": known.get("interactive", "False")},
+            bad_request=bad,
+            detach=kind == SISTER,
+            whole_node="singlejob" in known.get("Resource_List.naccesspolicy", "").lower(),
+        )
+
+    def finish(self, job: BatchJob, outcome: Outcome, reason: str) -> int:
+        """Return 0, or :data:`RETRY` for a job that goes to other nodes or is held.
+
+        A refused job runs: its job shell prints the reason and nothing else.
+        """
+        if outcome is not Outcome.HOST_FAULT or not self.give_up_on_node(job, reason):
+            return 0
+        if job.resource_list.get("interactive") == "True":
+            return 0  # Torque would end it without a word; so its terminal gets the reason
+        if self.is_last_attempt(job) and not self._hold(job, reason):
+            return 0
+        if job.detach:
+            return self._rerun(job)
+        return RETRY
+
+    def mark(self, healthy: bool, reason: str) -> None:
+        """Set or clear the property of this node, and its note. Raises HostFault."""
+        feature = self._settings.property
+        if not feature:
+            raise HostFault("[plugin.pbs] property is empty: nodes have no mark")
+        name, node = self.this_node()
+        if self.is_marked(node) != healthy:
+            sign = "+=" if healthy else "-="
+            self.commands.tell("qmgr", "-c", f"set node {name} properties {sign} {feature}")
+        ours = node.get("note", "").startswith(NOTE)
+        if not healthy and (ours or not node.get("note")):
+            self.commands.tell("pbsnodes", "-N", note_of(reason), name)
+        elif healthy and ours:
+            self.commands.tell("pbsnodes", "-N", "", name)
+
+    def unmark(self) -> None:
+        """Take the mark away, and a note of ours. Raises HostFault."""
+        name, node = self.this_node()
+        if self.is_marked(node):
+            feature = self._settings.property
+            self.commands.tell("qmgr", "-c", f"set node {name} properties -= {feature}")
+        if node.get("note", "").startswith(NOTE):
+            self.commands.tell("pbsnodes", "-N", "", name)
+
+    def is_marked(self, node: Attributes) -> bool:
+        """Return whether the node has the property."""
+        return self._settings.property in node.get("properties", "").split(",")
+
+    def nodes(self) -> Mapping[str, Attributes]:
+        """Ask the server for its nodes. Raises HostFault."""
+        return parse_nodes(self.commands.tell("pbsnodes", "-a"))
+
+    def ask(self, job_id: str) -> Attributes | None:
+        """Ask qstat. Raises HostFault."""
+        answer = self.commands.ask("qstat", "-x", job_id)
+        if answer.code == 0:
+            jobs = torque_jobs(answer.out)
+            return next((job for job in jobs if job.get("Job_Id") == job_id), None)
+        if "Unknown Job Id" in answer.err:
+            return None
+        raise HostFault(f"qstat ended with {answer.code}: {answer.words}")
+
+    def setup_steps(self, place: Installation) -> Sequence[SetupStep]:
+        """Return the four hooks, pbs_mom's time limit, the node's property, root's rights."""
+        from vtorque_pbs.torque_setup import steps  # noqa: PLC0415 (not for every job)
+
+        return steps(self, self._site, self._settings, place)
+
+    def _known(self, job_id: str) -> Attributes:
+        for again in range(TRIES, -1, -1):
+            try:
+                found = self.ask(job_id)
+            except HostFault:
+                if not again:
+                    raise
+                time.sleep(PAUSE)
+            else:
+                if found is None:
+                    raise HostFault(f"the server does not know job {job_id}")
+                return found
+        raise AssertionError
+
+    def _hold(self, job: BatchJob, reason: str) -> bool:
+        """Hold the job, so that its requeue is not for ever; return whether that worked."""
+        try:
+            self.commands.tell("qhold", "-h", "s", job.id)
+        except HostFault as error:
+            self.log(job, f"it cannot be held: {error}")
+            return False
+        self.log(job, f"held after {self._settings.attempts} starts: {reason}")
+        return True
+
+    def _rerun(self, job: BatchJob) -> int:
+        try:
+            self.commands.tell("qrerun", job.id)
+        except HostFault as error:
+            self.log(job, f"it cannot be run elsewhere: {error}")
+            return 0
+        return RETRY
+
+
+def parse_nodes(text: str) -> Mapping[str, Attributes]:
+    """Return the nodes in ``pbsnodes -a`` with their attributes."""
+    found: dict[str, dict[str, str]] = {}
+    node: dict[str, str] = {}
+    for line in text.splitlines():
+        if line and not line[0].isspace():
+            node = found[line.strip()] = {}
+        elif " = " in line:
+            name, _, value = line.strip().partition(" = ")
+            node.setdefault(name, value)
+    return found
+
+
+def _cpuset(job_id: str) -> tuple[int, ...]:
+    """Return the job's CPUs where Torque was built with cpusets."""
+    for place in _CPUSETS:
+        path = Path(place.format(job_id))
+        if "/" not in job_id and os.access(path, os.R_OK):
+            return _cpu_list(path.read_text())
+    return ()
+
+
+def _cpu_list(text: str) -> tuple[int, ...]:
+    spans = [span.partition("-") for span in text.strip().split(",") if span]
+    return tuple(n for low, _, high in spans for n in range(int(low), int(high or low) + 1))
+
+
+def _number(text: str | None) -> int:
+    return int(text) if text and text.isdigit() else 0
+
+
+def _mem(text: str | None, nodes: int) -> int | None:
+    try:
+        return None if text is None else pbs.mem_mib(text) // nodes
+    except ValueError:
+        return None
