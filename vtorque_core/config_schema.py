@@ -104,6 +104,9 @@ class Batch:
     boot_walltime: float = _key(
         0.0, "added to the walltime that a VM job asks for, since guests start within it", "s"
     )
+    kill_leftovers: bool = _key(
+        False, "after a VM job that had the whole node, kill what its user has left running"
+    )
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ One file of JSON lines, ``<state>/journal/<job key>.jsonl``, 0600 root. Its line
     created   seq: create() has returned. Without it a node-wide resource does not count as there,
               and what a killed creator asked for may still appear
     released  seq; failed: seq, error, try. Both optional: teardown works on a full disk
-    phase     name, guest, t: the job's timeline
+    phase     name, guest, t: the job's timeline; cpu, mib: what the guest used (api_batch.Usage)
 
 A last line that does not end or cannot be read is what a crash left, and is ignored: create() had
 not run. Anything else that cannot be read is an error with its line number.
@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from vtorque_core.api_batch import Usage
 from vtorque_core.api_node import Resource
 from vtorque_core.errors import HostFault
 from vtorque_core.locks import job_lock, node_lock
@@ -278,9 +279,11 @@ class Journal:
         always = {r.seq for r in ours if kind == DOMAIN or r.kind in held}
         return tuple(sorted(always | set(wanted)))
 
-    def phase(self, name: str, guest: int | None = None) -> None:
+    def phase(self, name: str, guest: int | None = None, used: Usage | None = None) -> None:
         """Add a point to the timeline; never raises, since no job may fail for its timeline."""
         line = {"op": "phase", "name": name, "guest": guest, "t": time.time()}
+        if used is not None:
+            line |= {"cpu": used.cpu_seconds, "mib": used.peak_mib}
         with self._mutex, contextlib.suppress(HostFault):
             self._write([line], sync=False)
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vtorque_core import __version__
+from vtorque_core.api_batch import Usage
 from vtorque_core.api_node import Resource
 from vtorque_core.errors import VtorqueError, printable
 from vtorque_core.names import Paths, safe_name
@@ -52,7 +53,10 @@ def boot_id() -> str:
 
 @dataclass(frozen=True)
 class JobHeader:
-    """Whose journal it is. ``plugins``: name to ``"distribution version"`` of all taking part."""
+    """Whose journal it is. ``plugins``: name to ``"distribution version"`` of all taking part.
+
+    ``whole_node``: as :class:`vtorque_core.api_batch.BatchJob` has it.
+    """
 
     id: str
     attempt: int
@@ -62,6 +66,7 @@ class JobHeader:
     plugins: Mapping[str, str] = field(default_factory=dict)
     boot: str = field(default_factory=boot_id)
     core: str = __version__
+    whole_node: bool = False
 
 
 @dataclass(frozen=True)
@@ -92,11 +97,12 @@ class Record:
 
 @dataclass(frozen=True)
 class PhaseMark:
-    """A point of the timeline; ``time`` in Unix seconds."""
+    """A point of the timeline; ``time`` in Unix seconds. ``usage``: of its guest, until then."""
 
     name: str
     guest: int | None
     time: float
+    usage: Usage | None = None
 
 
 @dataclass(frozen=True)
@@ -236,7 +242,9 @@ class _Reader:
         elif op == "acquire":
             self.acquire(line)
         elif op == "phase":
-            self.phases.append(PhaseMark(str(line["name"]), line["guest"], float(line["t"])))
+            used = Usage(float(line["cpu"]), int(line["mib"])) if "cpu" in line else None
+            mark = PhaseMark(str(line["name"]), line["guest"], float(line["t"]), used)
+            self.phases.append(mark)
         elif op in ("released", "created", "failed"):
             record = self.records[line["seq"]]
             if op == "released":
@@ -290,6 +298,7 @@ def _header(line: dict[str, Any]) -> JobHeader:
         plugins={str(k): str(v) for k, v in line["plugins"].items()},
         boot=str(line["boot"]),
         core=str(line["core"]),
+        whole_node=line.get("whole_node") is True,
     )
 
 

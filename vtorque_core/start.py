@@ -102,6 +102,7 @@ def header(job: BatchJob, user: JobUser, site: Site, plugins: Plugins) -> JobHea
         uid=user.uid,
         batch=site.batch.system,
         plugins={name: plugins.distributions[name] for name in plugins.names},
+        whole_node=job.whole_node,
     )
 
 

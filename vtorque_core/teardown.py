@@ -21,6 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from vtorque_core import journal as journal_module
+from vtorque_core import usage
+from vtorque_core.api_batch import Usage
 from vtorque_core.api_node import EndedJob, Resource
 from vtorque_core.children import Child, wait_any
 from vtorque_core.errors import HostFault, VtorqueError
@@ -39,7 +41,7 @@ from vtorque_core.journal import (
 from vtorque_core.locks import node_lock
 from vtorque_core.names import Paths
 from vtorque_core.plugins import Plugins
-from vtorque_core.records import CORE, lock_name
+from vtorque_core.records import CORE, DOMAIN, lock_name
 from vtorque_core.resources import CORE_KINDS, CoreResource
 
 RELEASE_TIMEOUT = 30.0  # seconds for one record; the default of [node] release_timeout
@@ -62,7 +64,10 @@ class Outcome:
 
 @dataclass(frozen=True)
 class TeardownReport:
-    """What one teardown did. ``notes`` are troubles that leave nothing behind."""
+    """What one teardown did. ``notes`` are troubles that leave nothing behind.
+
+    ``usage``: of the guests that it found running, on its first try.
+    """
 
     job: str
     journal: str
@@ -71,6 +76,7 @@ class TeardownReport:
     failed: tuple[Outcome, ...] = ()
     orphaned: tuple[Outcome, ...] = ()
     notes: tuple[str, ...] = ()
+    usage: Usage | None = None
 
     @property
     def clean(self) -> bool:
@@ -160,6 +166,7 @@ class _Teardown:
     orphaned: list[Outcome] = field(default_factory=list)
     held: list[Outcome] = field(default_factory=list)
     running: dict[int, Child] = field(default_factory=dict)
+    usage: Usage | None = None
 
     def __post_init__(self) -> None:
         self.open: dict[int, Record] = {r.seq: r for r in self.state.open}
@@ -185,6 +192,8 @@ class _Teardown:
         if any(mark.name == "release" for mark in self.state.phases):
             return
         self.journal.phase("teardown")
+        used = [self._used(record) for record in self.open.values() if record.kind == DOMAIN]
+        self.usage = usage.total(used)
         header = self.state.header
         ended = EndedJob(header.id, header.attempt, header.owner, self.state.guests, self.paths)
         for name in self.plugins.names:
@@ -195,6 +204,13 @@ class _Teardown:
             if error:
                 self.notes.append(f"plugin {name}, vtorque_teardown: {error}")
         self.journal.phase("release")
+
+    def _used(self, record: Record) -> Usage | None:
+        name, uuid = str(record.args["name"]), str(record.args["uuid"])
+        used = usage.of_guest(name, uuid)
+        if used is not None:
+            self.journal.phase("used", record.guest, used)
+        return used
 
     def _look(self, name: str, ended: EndedJob) -> None:
         for contribution in self.plugins.each("vtorque_teardown", only=name, job=ended):
@@ -310,6 +326,7 @@ class _Teardown:
             failed=tuple(self.failed),
             orphaned=tuple(self.orphaned),
             notes=tuple(self.notes),
+            usage=self.usage,
         )
 
 

@@ -40,7 +40,8 @@ def timeline(paths: Paths, job_id: str | None = None) -> list[dict[str, Any]]:
     """Return the phases of a job's last attempt, or of the last job: name, guest, start, seconds.
 
     ``start`` is Unix time; ``seconds`` until the next phase of the whole job (for a guest's own
-    marks: since the job's phase before them). Empty if nothing is known. Root only.
+    marks: since the job's phase before them). The mark ``used`` also has ``cpu_seconds`` and
+    ``peak_mib``. Empty if nothing is known. Root only.
     """
     states = find(paths, job_id)
     running = [state for state in states if state.phases]
@@ -72,7 +73,8 @@ def _spans(state: JournalState, until: float) -> list[dict[str, Any]]:
         else:
             before = [m for m in marks[:number] if m.guest is None]
             seconds = mark.time - before[-1].time if before else 0.0
-        spans.append(
-            {"name": mark.name, "guest": mark.guest, "start": mark.time, "seconds": seconds}
-        )
+        span = {"name": mark.name, "guest": mark.guest, "start": mark.time, "seconds": seconds}
+        if mark.usage is not None:
+            span |= {"cpu_seconds": mark.usage.cpu_seconds, "peak_mib": mark.usage.peak_mib}
+        spans.append(span)
     return spans

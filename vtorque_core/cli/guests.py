@@ -104,4 +104,8 @@ def report(config: Path, job_id: str, as_json: bool) -> None:
     for phase in phases:
         guest = phase["guest"]
         name = phase["name"] if guest is None else f"  guest {guest}: {phase['name']}"
+        if "cpu_seconds" in phase:
+            used = f"{phase['cpu_seconds']:8.2f} s CPU, at most {phase['peak_mib']} MiB"
+            sys.stdout.write(f"{printable(name, 40):40} {used}\n")
+            continue
         sys.stdout.write(f"{printable(name, 40):40} {phase['seconds']:8.3f} s\n")

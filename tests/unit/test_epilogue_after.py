@@ -1,0 +1,214 @@
+"""After the release: what the guests used is told, and a user's leftovers are killed, or not."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vtorque_core import epilogue, leftovers, usage
+from vtorque_core.api import BatchSystem, hookimpl
+from vtorque_core.api_batch import Usage
+from vtorque_core.errors import HostFault
+from vtorque_core.journal import JobHeader, timeline
+from vtorque_core.names import Paths
+from vtorque_core.plugins import Plugins
+
+UUID = "5e1f6a3e-0000-4000-8000-00000000abcd"
+BUSY = """
+import sys, time
+block = bytearray(64 << 20)
+while time.process_time() < 0.5:
+    pass
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def qemu(tmp_path, monkeypatch):
+    """A process that is busy like a guest, and the file that libvirt has its number in."""
+    monkeypatch.setattr(usage, "RUNNING", tmp_path)
+    argv = [sys.executable, "-c", BUSY, "-uuid", UUID, "-end"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        (tmp_path / "vt-g.pid").write_text(f"{process.pid}\n")
+        yield process
+        process.kill()
+
+
+def test_cpu_time_and_greatest_memory_are_of_the_guests_process(qemu):
+    found = usage.of_guest("vt-g", UUID)
+    assert 0.4 <= found.cpu_seconds < 3
+    assert 64 <= found.peak_mib < 200
+
+
+def test_a_number_that_is_another_process_by_now_counts_as_gone(qemu, tmp_path):
+    assert usage.of_guest("vt-g", UUID[::-1]) is None
+    assert usage.of_guest("vt-other", UUID) is None
+    (tmp_path / "vt-bad.pid").write_text("nonsense")
+    os.mkfifo(tmp_path / "vt-fifo.pid")
+    (tmp_path / "vt-link.pid").symlink_to(tmp_path / "vt-g.pid")
+    assert [usage.of_guest(f"vt-{n}", UUID) for n in ("bad", "fifo", "link")] == [None] * 3
+
+
+def test_the_sum_is_of_those_that_are_known():
+    assert usage.total([None]) is None
+    assert usage.total([None, Usage(1.5, 100), Usage(2.0, 28)]) == Usage(3.5, 128)
+
+
+class Acme:
+    """A batch system that writes down what it is told; the epilogue calls it in a child."""
+
+    def __init__(self, told, error=""):
+        self.told, self.error = told, error
+
+    @hookimpl
+    def vtorque_batch_systems(self):
+        yield BatchSystem("acme", submitter=None, node=lambda _site: self, shell=None)
+
+    def account(self, job_id, used):
+        if self.error:
+            raise HostFault(self.error)
+        self.told.write_text(json.dumps([job_id, used.cpu_seconds, used.peak_mib]))
+
+
+@pytest.fixture
+def node(tmp_path, monkeypatch):
+    """A node with a job whose guest runs; ``node.acme`` is its batch system."""
+    paths = Paths(tmp_path / "state", tmp_path / "run")
+    paths.journal.mkdir(parents=True)
+    (paths.run / "locks").mkdir(parents=True)
+    header = JobHeader("42.srv", 0, "ada", 1234, "acme", {}, whole_node=True)
+    args = {"name": "vt-g", "uuid": UUID, "uri": "test:///default"}
+    lines = [
+        {"op": "job", "schema": 1, **vars(header)},
+        {"op": "acquire", "seq": 1, "plugin": "core", "kind": "domain", "scope": "job",
+         "guest": 0, "needs": [], "phase": "boot", "args": args, "t": 1.0},
+        {"op": "created", "seq": 1},
+        {"op": "phase", "name": "run", "guest": None, "t": 2.0},
+    ]  # fmt: skip
+    (paths.journal / "42.srv.0.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
+    acme = Acme(tmp_path / "told")
+    plugins = Plugins()
+    plugins.register("acme", acme, "vtorque-acme 1.0.0")
+    monkeypatch.setattr(Plugins, "load", lambda **_: plugins)
+    config = tmp_path / "vtorque.toml"
+    config.write_text(
+        '[batch]\nsystem = "acme"\nkill_leftovers = true\n'
+        f'[paths]\nstate = "{paths.state}"\nrun = "{paths.run}"\n'
+    )
+    killed = tmp_path / "killed"
+    monkeypatch.setattr(leftovers, "kill", lambda _paths, job: killed.write_text(str(job.uid)))
+    return {"config": config, "paths": paths, "acme": acme, "killed": killed}
+
+
+def test_the_epilogue_tells_the_accounting_and_the_report(node, qemu):
+    assert epilogue.run(node["config"], "42.srv") == 0
+    job, cpu, mib = json.loads(node["acme"].told.read_text())
+    assert job == "42.srv"
+    assert 0.4 <= cpu < 3
+    assert 64 <= mib < 200
+    span = next(s for s in timeline(node["paths"], "42.srv") if s["name"] == "used")
+    assert (span["guest"], span["cpu_seconds"], span["peak_mib"]) == (0, cpu, mib)
+    assert node["killed"].read_text() == "1234"
+    node["acme"].told.unlink()
+    assert epilogue.run(node["config"], "42.srv") == 0
+    assert not node["acme"].told.exists(), "a second epilogue tells nothing again"
+
+
+def test_an_accounting_that_fails_is_told_and_costs_nothing(node, qemu, capfd):
+    node["acme"].error = "the server does not answer"
+    assert epilogue.run(node["config"], "42.srv") == 0
+    assert "42.srv: after the release: the server does not answer" in capfd.readouterr().err
+    assert node["killed"].exists()
+    assert not list(node["paths"].journal.iterdir())
+
+
+def test_without_a_running_guest_nothing_is_accounted(node, tmp_path, monkeypatch):
+    monkeypatch.setattr(usage, "RUNNING", tmp_path)
+    node["config"].write_text(node["config"].read_text().replace("kill_leftovers = true", ""))
+    assert epilogue.run(node["config"], "42.srv") == 0
+    assert not node["acme"].told.exists()
+    assert not node["killed"].exists(), "the site has not said so"
+
+
+# In a user and PID namespace of its own, whose processes are all that can be seen and killed.
+KILL = """
+import json, os, subprocess, sys, time
+from pathlib import Path
+from vtorque_core import leftovers
+from vtorque_core.journal import JobHeader
+from vtorque_core.names import Paths
+
+case = json.loads(sys.argv[1])
+top = Path(case["top"])
+paths = Paths(top / "state", top / "run")
+paths.journal.mkdir(parents=True)
+leftovers.SESSIONS = top / "users"
+leftovers.SESSIONS.mkdir()
+if case.get("session"):
+    (leftovers.SESSIONS / "1234").touch()
+if case.get("other"):
+    line = {"op": "job", "schema": 1, **vars(JobHeader("43.srv", 0, "ada", case["other"], "acme"))}
+    (paths.journal / "43.srv.0.jsonl").write_text(json.dumps(line) + "\\n")
+os.environ["PATH"] = f"{top}:/usr/bin:/bin"
+who = top / "who"
+who.write_text(f"#!/bin/sh\\necho '{case.get('who', 'bob')} pts/0'\\n")
+who.chmod(0o755)
+left = [subprocess.Popen(["sh", "-c", "trap '' TERM; sleep 60; :"], start_new_session=True)
+        for _ in range(3)]
+header = {"uid": 1234, "whole_node": True, **case.get("header", {})}
+job = JobHeader("42.srv", 0, "ada", header.pop("uid"), "acme", **header)
+told = leftovers.kill(paths, job)
+time.sleep(0.1)
+print(json.dumps([told, sum(p.poll() is None for p in left)]))
+"""
+
+
+def kill_in_namespace(tmp_path, **case):
+    argv = ["unshare", "--user", "--map-user=1234", "--pid", "--fork", "--mount-proc"]
+    argv += ["--kill-child", sys.executable, "-c", KILL, json.dumps({"top": str(tmp_path), **case})]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_leftovers_are_killed_also_those_that_ignore_term(tmp_path):
+    told, left = kill_in_namespace(tmp_path, other=4321)
+    assert left == 0
+    assert told.startswith("42.srv: ")
+    assert told.endswith(" leftover processes of ada killed")
+    assert int(told.split()[1]) in (3, 4, 5, 6), "the shells, and their sleeps if they lived on"
+
+
+@pytest.mark.parametrize(
+    ("case", "said"),
+    [
+        ({"header": {"whole_node": False}}, ""),
+        ({"header": {"uid": 999}}, ""),
+        ({"header": {"uid": 0}}, ""),
+        ({"header": {"uid": 4321}}, ""),
+        ({"header": {"boot": "another"}}, ""),
+        ({"session": True}, "they have a login session"),
+        ({"who": "ada"}, "they are logged in"),
+        ({"other": 1234}, "job 43.srv is theirs too"),
+    ],
+)
+def test_what_may_be_meant_to_run_is_left_alone(tmp_path, case, said):
+    told, left = kill_in_namespace(tmp_path, **case)
+    assert left == 3
+    assert said in told
+    assert bool(told) == bool(said)
+
+
+def test_a_journal_of_before_says_nothing_of_the_whole_node(tmp_path):
+    from vtorque_core.records import read
+
+    line = {"op": "job", "schema": 1, **vars(JobHeader("1", 0, "ada", 1234, "acme"))}
+    del line["whole_node"]
+    path = Path(tmp_path, "1.0.jsonl")
+    path.write_text(json.dumps(line) + "\n")
+    assert read(path).header.whole_node is False

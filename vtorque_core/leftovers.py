@@ -1,0 +1,104 @@
+"""Processes that a job's user has left on the host, killed after a job that had the node alone.
+
+Runs as root in the epilogue, with ``[batch] kill_leftovers``. Nothing that the job's user can
+write says whom to kill: uid and ``whole_node`` are of the journal, which the prologue wrote.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from vtorque_core.names import Paths
+from vtorque_core.records import JobHeader, JournalError, boot_id, find
+
+LEAST_UID = 1000
+"""Below are the system's own users (Debian Policy, 9.2.2)."""
+SESSIONS = Path("/run/systemd/users")
+_SECONDS = 5.0  # a user who forks faster than we kill keeps some
+
+
+def kill(paths: Paths, job: JobHeader) -> str:
+    """Kill the user's processes on this node; return a line about it, empty if there was none.
+
+    Not where something else of the user may be meant to run: the batch system has not said that
+    the job had the whole node, another job of this user holds something here, the user is logged
+    in, or the node was booted since.
+    """
+    if not job.whole_node or job.uid < LEAST_UID or job.boot != boot_id():
+        return ""
+    if not any(_processes(job.uid)):
+        return ""
+    why = _spared(paths, job)
+    if why:
+        return f"{job.id}: processes of {job.owner} are left alone: {why}"
+    killed: set[int] = set()
+    end = time.monotonic() + _SECONDS
+    while time.monotonic() < end:
+        found = list(_processes(job.uid))
+        if not found:
+            break
+        for pid in found:
+            if _kill(pid, job.uid):
+                killed.add(pid)
+        time.sleep(0.02)
+    left = sum(1 for _ in _processes(job.uid))
+    rest = f"; {left} do not end" if left else ""
+    return f"{job.id}: {len(killed)} leftover processes of {job.owner} killed{rest}"
+
+
+def _spared(paths: Paths, job: JobHeader) -> str:
+    try:
+        others = [state.header for state in find(paths, None) if state.header.id != job.id]
+    except JournalError as error:
+        return str(error)
+    mine = next((other.id for other in others if other.uid == job.uid), None)
+    if mine is not None:
+        return f"job {mine} is theirs too"
+    if (SESSIONS / str(job.uid)).exists():
+        return "they have a login session or a user manager (loginctl)"
+    try:
+        who = subprocess.run(["who"], capture_output=True, text=True, timeout=5, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"who is logged in cannot be said: {error}"
+    if any(line.split(" ", 1)[0] == job.owner for line in who.stdout.splitlines()):
+        return "they are logged in (who)"
+    return ""
+
+
+def _processes(uid: int) -> Iterator[int]:
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid() and _is_theirs(entry.name, uid):
+            yield int(entry.name)
+
+
+def _is_theirs(pid: str | int, uid: int) -> bool:
+    """Whether the process runs as that user in every way: no setuid program, and no zombie."""
+    try:
+        text = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    lines = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+    ids = lines.get("Uid", "").split()
+    return ids == [str(uid)] * 4 and not lines.get("State", "Z").strip().startswith(("Z", "X"))
+
+
+def _kill(pid: int, uid: int) -> bool:
+    """Kill the process if it still is that user's; its number may be another's by now."""
+    try:
+        handle = os.pidfd_open(pid)
+    except OSError:
+        return False
+    try:
+        if not _is_theirs(pid, uid):
+            return False
+        signal.pidfd_send_signal(handle, signal.SIGKILL)
+    except OSError:
+        return False
+    finally:
+        os.close(handle)
+    return True
