@@ -1,0 +1,1 @@
+"""vTorque on Slurm: see :mod:`vtorque_slurm.plugin`."""

@@ -1,0 +1,48 @@
+"""What vsub adds to the user's arguments of sbatch or salloc. The list in doc/batch-slurm.md."""
+
+from __future__ import annotations
+
+from vtorque_core.api_batch import Needs
+from vtorque_slurm import comment, resources
+from vtorque_slurm.resources import Given
+
+_OPEN, _CLOSE = "([", ")]"
+
+
+def additions(given: Given, needs: Needs, word: str, feature: str) -> list[str]:
+    """Return the options of a VM job that follow the user's own, in this order.
+
+    Args:
+        given: what the user has asked for.
+        needs: of each node.
+        word: the request, for the job's comment.
+        feature: the site's node feature; empty: none.
+
+    Raises UsageError.
+    """
+    found = [f"--comment={comment.merge(given.last('comment'), word)}"]
+    if feature:
+        found.append(f"--constraint={constraint(given.last('constraint'), feature)}")
+    if resources.cpus_per_node(given) is None:
+        found.append(f"--mincpus={needs.cpus}")
+    if not resources.asks_memory(given):
+        found.append(f"--mem={needs.mib}M")
+    limit = resources.seconds(given.last("time") or "")
+    if needs.seconds and limit:
+        found.append(f"--time={resources.show_time(limit + needs.seconds)}")
+    return found
+
+
+def constraint(own: str | None, feature: str) -> str:
+    """Return the site's feature and the user's own constraint.
+
+    Slurm knows one level of parentheses: they are put only around a plain choice (``a|b``).
+    """
+    if not own:
+        return feature
+    depth = 0
+    for char in own:
+        depth += (char in _OPEN) - (char in _CLOSE)
+        if char == "|" and depth == 0:
+            return f"({own})&{feature}"
+    return f"{own}&{feature}"

@@ -1,0 +1,63 @@
+"""Slurm's commands as root calls them on a node: fixed PATH, time limit, no shell."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from vtorque_core.api import HostFault
+from vtorque_core.api_submit import printable
+from vtorque_slurm.plugin import Settings
+
+_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
+_TRIES, _PAUSE = 3, 2.0  # a busy controller
+
+
+@dataclass(frozen=True)
+class Client:
+    """How this node asks Slurm's controller. ``environ``: what the hook got, for SLURM_CONF."""
+
+    settings: Settings
+    environ: Mapping[str, str] = field(default_factory=dict)
+
+    def ask(self, *argv: str) -> str:
+        """Run a command that changes nothing, again if the controller does not answer.
+
+        Returns what it prints. Raises HostFault.
+        """
+        for left in reversed(range(_TRIES)):
+            try:
+                return self.run(*argv)
+            except HostFault:
+                if not left:
+                    raise
+                time.sleep(_PAUSE)
+        raise AssertionError
+
+    def run(self, *argv: str) -> str:
+        """Run a command; return what it prints. Raises HostFault with its last words."""
+        name, *rest = argv
+        conf = self.environ.get("SLURM_CONF") or self.settings.conf
+        path = f"{self.settings.bindir}:{_PATH}" if self.settings.bindir else _PATH
+        environ = {"PATH": path, "LC_ALL": "C", "HOME": "/root"}
+        if os.access(conf, os.R_OK):  # else Slurm's own default, or no file at all ("configless")
+            environ["SLURM_CONF"] = conf
+        try:
+            done = subprocess.run(
+                ["/usr/bin/env", name, *rest],
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=self.settings.timeout,
+                check=False,
+                cwd="/",
+            )
+        except subprocess.TimeoutExpired:
+            raise HostFault(f"{name}: no end after {self.settings.timeout:g} s") from None
+        if done.returncode != 0:
+            said = (done.stderr or done.stdout).decode("utf-8", "replace").strip()
+            raise HostFault(f"{name}: exit {done.returncode}: {printable(said, 300)}")
+        return done.stdout.decode("utf-8", "surrogateescape")

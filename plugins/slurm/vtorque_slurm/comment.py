@@ -1,0 +1,59 @@
+"""The request's way to the root side: one word at the end of the job's comment.
+
+Prolog gets the comment in its environment, on every node and without asking anybody. A comment has
+at most 1024 characters (slurmctld's limit on each such text, measured on 22.05). A longer request
+is a comment line below the script's first one, and the word in the job's comment says so: root
+then asks slurmctld for the script. Nobody can change that one.
+"""
+
+from __future__ import annotations
+
+import re
+
+from vtorque_core.api import UsageError
+
+MARK = "vt1:"
+IN_SCRIPT = "vt1:in-script"
+LINE = b"#VTORQUE-REQUEST "
+MAX_COMMENT = 1024
+
+_LAST_WORD = re.compile(r"(?:^|\s)(vt1:[A-Za-z0-9_-]*)\s*$", re.ASCII)
+_LINE = re.compile(rb"#![^\n]*\n#VTORQUE-REQUEST (vt1:[A-Za-z0-9_-]+)\n")
+
+
+def merge(own: str | None, word: str) -> str:
+    """Return the job's comment: the user's own, then ours. Raises UsageError if it is too long."""
+    merged = f"{own.rstrip()} {word}" if own and own.strip() else word
+    if len(merged.encode("utf-8", "surrogateescape")) > MAX_COMMENT:
+        raise UsageError(
+            f"the job's comment would have {len(merged)} characters with vTorque's own "
+            f"{len(word)}; Slurm's limit is {MAX_COMMENT}: shorten --comment, or the -vm values"
+        )
+    return merged
+
+
+def fits(own: str | None, word: str) -> bool:
+    """Return whether the request fits into the comment."""
+    try:
+        merge(own, word)
+    except UsageError:
+        return False
+    return True
+
+
+def find(comment: str) -> str | None:
+    """Return our word in a comment; None: not a VM job."""
+    match = _LAST_WORD.search(comment)
+    return match[1] if match else None
+
+
+def find_in_script(script: bytes) -> str | None:
+    """Return the request in a script that vsub has submitted."""
+    match = _LINE.match(script)
+    return match[1].decode() if match else None
+
+
+def strip(script: bytes) -> bytes:
+    """Return the user's script from what vsub has submitted: without what it put in front."""
+    rest = script.partition(b"\n")[2]
+    return rest.partition(b"\n")[2] if rest.startswith(LINE + MARK.encode()) else rest

@@ -1,0 +1,65 @@
+"""Slurm's lists of hosts, ``n[1-3,07-09],m2``: scontrol(1), "show hostlist"."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Sequence
+
+MAX_HOSTS = 100_000
+
+_PART = re.compile(r"\[([^\[\]]*)\]|([^\[\],]+)")
+_RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
+
+
+def expand(text: str) -> tuple[str, ...]:
+    """Return the hosts in order. Raises ValueError for what is no such list."""
+    hosts: list[str] = []
+    for item in _items(text):
+        parts = [_choices(match) for match in _PART.finditer(item)]
+        if "".join(match[0] for match in _PART.finditer(item)) != item or not parts:
+            raise ValueError(f"{text[:80]!r} is not a list of hosts")
+        hosts += ("".join(each) for each in itertools.product(*parts))
+        if len(hosts) > MAX_HOSTS:
+            raise ValueError(f"{text[:80]!r} has more than {MAX_HOSTS} hosts")
+    return tuple(hosts)
+
+
+def counts(text: str) -> tuple[int, ...]:
+    """Return ``2(x3),1`` as (2, 2, 2, 1): SLURM_JOB_CPUS_PER_NODE. Raises ValueError."""
+    found: list[int] = []
+    for item in text.split(","):
+        match = re.fullmatch(r"(\d{1,9})(?:\(x(\d{1,6})\))?", item, re.ASCII)
+        if match is None:
+            raise ValueError(f"{text[:80]!r} is not a list of counts")
+        found += [int(match[1])] * int(match[2] or 1)
+    return tuple(found)
+
+
+def show_counts(numbers: Sequence[int]) -> str:
+    """Return counts as Slurm writes them: (2, 2, 1) as ``2(x2),1``."""
+    groups = ((n, len(list(same))) for n, same in itertools.groupby(numbers))
+    return ",".join(f"{n}(x{times})" if times > 1 else str(n) for n, times in groups)
+
+
+def _items(text: str) -> list[str]:
+    """Split at commas outside of brackets."""
+    items = re.findall(r"(?:\[[^\[\]]*\]|[^\[\],])+", text)
+    if ",".join(items) != text or not items:
+        raise ValueError(f"{text[:80]!r} is not a list of hosts")
+    return items
+
+
+def _choices(match: re.Match[str]) -> list[str]:
+    if match[1] is None:
+        return [match[2]]
+    found: list[str] = []
+    for item in match[1].split(","):
+        ends = _RANGE.fullmatch(item)
+        if ends is None:
+            raise ValueError(f"{match[0][:80]!r} is not a range of hosts")
+        first, last = int(ends[1]), int(ends[2] or ends[1])
+        if not 0 <= last - first < MAX_HOSTS:
+            raise ValueError(f"{match[0][:80]!r} is not a range of hosts")
+        found += [str(n).zfill(len(ends[1])) for n in range(first, last + 1)]
+    return found

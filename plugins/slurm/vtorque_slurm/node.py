@@ -1,0 +1,149 @@
+"""The root side: Prolog and Epilog on a node, and what the reaper asks. See slurm.conf(5), Prolog.
+
+Slurm keeps a node's Epilog until its Prolog has ended, also when the job is cancelled meanwhile
+(measured on 22.05).
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from vtorque_core.api import HostFault, Refused
+from vtorque_core.api_batch import BatchJob, Life, Outcome, PeerGuest, Usage
+from vtorque_core.api_context import ContextItem
+from vtorque_core.api_setup import Installation, SetupStep
+from vtorque_core.api_submit import from_token, printable
+from vtorque_slurm import comment, cpus, hostlist, inside, outcome
+from vtorque_slurm.client import Client
+from vtorque_slurm.plugin import Settings
+from vtorque_slurm.records import JobRecord
+
+# Compact states (squeue(1), JOB STATE CODES) of jobs that may still have something on a node.
+_ALIVE = "PD,R,S,CF,CG,ST,RD,RF,RH,RQ,RS,SI,SE,SO"
+_TRIES = 3  # to write a note that another node may write at the same time
+
+
+class SlurmNode:
+    """See :class:`vtorque_core.api_batch.NodeAdapter`."""
+
+    def __init__(self, settings: Settings, journal: Path, proofs: Path) -> None:
+        self._settings = settings
+        self._places = (journal, proofs)
+        self._client = Client(settings)
+        self._unknown = ""  # what could not be learnt of the job
+
+    def job(self, argv: Sequence[str], environ: Mapping[str, str]) -> BatchJob:
+        """Read Prolog's environment; ask for CPUs and memory of a VM job. Raises HostFault."""
+        try:
+            job_id, node = environ["SLURM_JOB_ID"], environ["SLURMD_NODENAME"]
+            owner = environ["SLURM_JOB_USER"]
+            nodes = hostlist.expand(environ["SLURM_NODELIST"])
+            if not job_id.isdecimal() or node not in nodes:
+                raise ValueError(f"job {job_id!r}, node {node!r}")
+            attempt = int(environ.get("SLURM_JOB_RESTART_COUNT") or 0)
+        except (KeyError, ValueError) as error:
+            raise HostFault(f"this is not the environment of Slurm's Prolog: {error}") from None
+        self._client = Client(self._settings, environ)
+        word = comment.find(environ.get("SLURM_JOB_COMMENT", ""))
+        if word is None:
+            return BatchJob(job_id, owner, node, nodes, None)
+        blob, bad = self._request(job_id, word)
+        slots = _slots(environ, len(nodes))
+        record = self._record(job_id)
+        ids = record.cpus.get(node, ()) if record else ()
+        return BatchJob(
+            id=job_id,
+            owner=owner,
+            node=node,
+            nodes=nodes,
+            blob=blob,
+            slots=slots,
+            attempt=attempt,
+            cpus=cpus.kernel_ids(ids) if self._settings.cpu_ids else (),
+            cpu_count=len(ids) or (slots[nodes.index(node)] if slots else None),
+            mem_mib=(record.mib.get(node) or None) if record else None,
+            bad_request=bad,
+            whole_node=record.whole_node if record else False,
+        )
+
+    def context(self, job: BatchJob, guests: Sequence[PeerGuest]) -> Iterable[ContextItem]:
+        """Return Slurm's variables and commands inside. Raises HostFault.
+
+        That is where a start fails whose share of the node is unknown.
+        """
+        if self._unknown:
+            raise HostFault(f"Slurm does not tell the job's CPUs and memory: {self._unknown}")
+        return inside.items(job, guests)
+
+    def finish(self, job: BatchJob, outcome_: Outcome, reason: str) -> int:
+        """Tell Slurm; return 0 always, since a Prolog that fails drains the node."""
+        if outcome_ is Outcome.HOST_FAULT:
+            try:
+                outcome.host_fault(self._client, self._settings, job, reason)
+            except HostFault as error:  # the wrapper tells the user the reason, and ends the job
+                sys.stderr.write(f"vtorque: {printable(str(error), 500)}\n")
+        return 0
+
+    def alive(self, ids: Sequence[str]) -> Mapping[str, Life]:
+        """Ask squeue for all jobs that have not ended."""
+        argv = ("squeue", "--all", "--noheader", "--array", f"--states={_ALIVE}", "--format=%A")
+        try:
+            found = set(self._client.run(*argv).split())
+        except HostFault:
+            return dict.fromkeys(ids, Life.UNKNOWN)
+        return {each: Life.ALIVE if each in found else Life.GONE for each in ids}
+
+    def setup_steps(self, place: Installation) -> Sequence[SetupStep]:
+        """Return the steps: hooks, slurm.conf, and what an admin has to set there."""
+        from vtorque_slurm.steps import steps  # noqa: PLC0415
+
+        return steps(self._settings, place, *self._places)
+
+    def mark(self, healthy: bool, reason: str) -> None:
+        """Set or clear the site's feature on this node, and say why in its comment."""
+        outcome.mark(self._client, self._settings.feature, healthy, reason)
+
+    def account(self, job_id: str, usage: Usage) -> None:
+        """Add this node's line to the job's AdminComment, which sacct shows. Raises HostFault."""
+        node = outcome.this_node(self._client)
+        line = f"vTorque {node}: cpu={usage.cpu_seconds:.0f}s mem={usage.peak_mib}M"
+        for left in reversed(range(_TRIES)):
+            record = outcome.record(self._client, job_id)
+            if line in record.note:
+                return
+            outcome.note_job(self._client, record, line)
+            if left:  # another node may have written in between
+                time.sleep(random.uniform(0.1, 0.5))  # noqa: S311
+
+    def _request(self, job_id: str, word: str) -> tuple[bytes, str]:
+        """Return the request, or why it cannot be read."""
+        try:
+            if word == comment.IN_SCRIPT:
+                text = self._client.ask("scontrol", "write", "batch_script", job_id, "-")
+                word = comment.find_in_script(text.encode("utf-8", "surrogateescape")) or ""
+            return from_token(word), ""
+        except Refused as error:
+            return b"", str(error)
+        except HostFault as error:
+            self._unknown = str(error)
+            return b"", ""
+
+    def _record(self, job_id: str) -> JobRecord | None:
+        try:
+            return outcome.record(self._client, job_id)
+        except HostFault as error:
+            self._unknown = str(error)
+            return None
+
+
+def _slots(environ: Mapping[str, str], nodes: int) -> tuple[int, ...]:
+    """Return how many CPUs the job has on each node; empty: unknown."""
+    try:
+        found = hostlist.counts(environ.get("SLURM_JOB_CPUS_PER_NODE", ""))
+    except ValueError:
+        return ()
+    return found if len(found) == nodes else ()

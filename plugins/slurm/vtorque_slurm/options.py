@@ -1,0 +1,203 @@
+"""The command line of sbatch and salloc 22.05, as getopt_long(3) reads it.
+
+Source: sbatch(1), salloc(1) and what the programs do. Options come before the script; what follows
+it is the script's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from vtorque_core.api import UsageError
+from vtorque_core.api_submit import printable
+
+NONE, REQUIRED, OPTIONAL = 0, 1, 2
+
+_REQUIRED = """
+account:A acctg-freq array:a batch bb bbf begin:b chdir:D cluster-constraint clusters:M comment
+constraint:C container core-spec:S cores-per-socket cpu-freq cpus-per-gpu cpus-per-task:c deadline
+delay-boot dependency:d distribution:m error:e exclude:x export export-file extra-node-info:B gid
+gpu-bind gpu-freq gpus:G gpus-per-node gpus-per-socket gpus-per-task gres gres-flags hint input:i
+job-name:J kill-on-invalid-dep licenses:L mail-type mail-user mcs-label mem mem-bind mem-per-cpu
+mem-per-gpu mincpus network nodefile:F nodelist:w nodes:N ntasks:n ntasks-per-core ntasks-per-gpu
+ntasks-per-node ntasks-per-socket open-mode output:o partition:p power prefer priority profile
+qos:q reservation signal sockets-per-node switches tasks-per-node thread-spec threads-per-core
+time:t time-min tmp uid wait-all-nodes wckey wrap
+"""
+_OPTIONAL = "exclusive get-user-env nice no-kill:k propagate"
+_NONE = """
+contiguous help:h hold:H ignore-pbs no-requeue overcommit:O oversubscribe:s parsable quiet:Q reboot
+requeue spread-job test-only usage use-min-nodes verbose:v version:V wait:W
+"""
+# Known to salloc only; its -I (--immediate) is vsub's.
+_SALLOC = (("", "immediate kill-command:K x11"), ("bell no-bell no-shell", ""))
+# Later than 22.05: an older sbatch refuses them itself. Never matched by an abbreviation.
+_LATER_REQUIRED = "container-id extra prefer resv-ports segment tres-bind tres-per-task"
+_LATER_NONE = "external stepmgr"
+
+_ALIASES = {"tasks-per-node": "ntasks-per-node"}
+
+
+@dataclass(frozen=True)
+class Table:
+    """The options that a command knows.
+
+    Args:
+        kinds: NONE, REQUIRED or OPTIONAL, by long name.
+        short: long name by letter.
+        exact: long names that have no abbreviation.
+    """
+
+    kinds: Mapping[str, int]
+    short: Mapping[str, str]
+    exact: frozenset[str] = frozenset()
+
+    def with_more(self, names: Iterable[str], exact: Iterable[str] = ()) -> Table:
+        """Return the table with options of a site: ``name``, or ``name=`` with a value."""
+        more = {n.strip("-=").partition("=")[0]: n.endswith("=") for n in names}
+        kinds = {name: REQUIRED if value else NONE for name, value in more.items()}
+        return replace(self, kinds={**kinds, **self.kinds}, exact=self.exact | frozenset(exact))
+
+    def find(self, word: str) -> str:
+        """Return the long name that ``word`` is, or abbreviates. Raises UsageError."""
+        if word in self.kinds:
+            return word
+        found = sorted(n for n in self.kinds if n.startswith(word) and n not in self.exact)
+        if len(found) != 1:
+            what = f"is ambiguous: {', '.join('--' + n for n in found)}" if found else "is unknown"
+            raise UsageError(f"option --{printable(word, 60)} {what}")
+        return found[0]
+
+
+def _table(required: str, optional: str, none: str) -> Table:
+    kinds: dict[str, int] = {}
+    short: dict[str, str] = {}
+    for text, kind in ((required, REQUIRED), (optional, OPTIONAL), (none, NONE)):
+        for word in text.split():
+            name, _, letter = word.partition(":")
+            kinds[name] = kind
+            if letter:
+                short[letter] = name
+    later = Table(kinds, short).with_more(
+        [f"{n}=" for n in _LATER_REQUIRED.split()] + _LATER_NONE.split()
+    )
+    return replace(later, exact=frozenset((_LATER_REQUIRED + " " + _LATER_NONE).split()))
+
+
+SBATCH = _table(_REQUIRED, _OPTIONAL, _NONE)
+SALLOC = _table(_REQUIRED, f"{_OPTIONAL} {_SALLOC[0][1]}", f"{_NONE} {_SALLOC[1][0]}")
+
+
+@dataclass(frozen=True)
+class CommandLine:
+    """A split command line.
+
+    Args:
+        vm: the values of ``-vm``.
+        interactive: ``-I`` was there.
+        words: the option words without those two, as given; ``plain``: also without ``--wrap``
+            and a closing ``--``.
+        options: (long name, value) in order; an option without value has "".
+        operands: script and its arguments.
+    """
+
+    vm: tuple[str, ...] = ()
+    interactive: bool = False
+    words: tuple[str, ...] = ()
+    plain: tuple[str, ...] = ()
+    options: tuple[tuple[str, str], ...] = ()
+    operands: tuple[str, ...] = ()
+
+    def last(self, name: str) -> str | None:
+        """Return the value of the last option of that name."""
+        return next((v for n, v in reversed(self.options) if n == name), None)
+
+    def has(self, *names: str) -> bool:
+        """Return whether one of these options is there."""
+        return any(n in names for n, _ in self.options)
+
+
+def split(argv: Sequence[str], extra: Collection[str] = ()) -> CommandLine:
+    """Split what the user gave to vsub. Raises UsageError for what neither program knows.
+
+    ``extra``: options of the site's own, see :meth:`Table.with_more`.
+    """
+    interactive = "-I" in _until_script(argv, SALLOC.with_more(extra))
+    table = (SALLOC if interactive else SBATCH).with_more(extra)
+    return read(argv, table)
+
+
+def _until_script(argv: Sequence[str], table: Table) -> Sequence[str]:
+    try:
+        return read(argv, table, ours=False).words
+    except UsageError:
+        return ()  # said by the split that counts
+
+
+def read(argv: Sequence[str], table: Table, *, ours: bool = True) -> CommandLine:
+    """Split words by a table; without ``ours`` ``-I`` stays. Raises UsageError."""
+    vm: list[str] = []
+    kept: list[str] = []
+    plain: list[str] = []
+    found: list[tuple[str, str]] = []
+    interactive = False
+    words = list(argv)
+    while words:
+        word = words.pop(0)
+        if word == "--":
+            kept.append(word)
+            break
+        if not word.startswith("-") or word == "-":
+            words.insert(0, word)
+            break
+        if word == "-vm":
+            vm.append(_value("-vm", words))
+        elif word == "-I":
+            interactive = True
+            kept += [] if ours else [word]
+        else:
+            taken = [word]
+            wraps = False
+            for name, kind, glued in _options(word, table):
+                value = glued
+                if kind == REQUIRED and glued is None:
+                    value = _value(f"option {word}", words)
+                    taken.append(value)
+                found.append((_ALIASES.get(name, name), value or ""))
+                wraps = name == "wrap"
+            kept += taken
+            plain += [] if wraps else taken
+    return CommandLine(
+        tuple(vm), interactive, tuple(kept), tuple(plain), tuple(found), tuple(words)
+    )
+
+
+def _options(word: str, table: Table) -> Iterable[tuple[str, int, str | None]]:
+    """Yield (long name, kind, value glued to it) of one word."""
+    if word.startswith("--"):
+        given, equals, value = word[2:].partition("=")
+        name = table.find(given)
+        kind = table.kinds[name]
+        if equals and kind == NONE:
+            raise UsageError(f"option --{name} takes no value")
+        yield name, kind, value if equals else None
+        return
+    letters = word[1:]
+    while letters:
+        letter, letters = letters[0], letters[1:]
+        if letter not in table.short:
+            raise UsageError(f"option -{printable(letter)} is unknown (in {printable(word, 60)})")
+        name = table.short[letter]
+        kind = table.kinds[name]
+        if kind == NONE:
+            yield name, kind, None
+        else:
+            yield name, kind, letters or None
+            return
+
+
+def _value(option: str, words: list[str]) -> str:
+    if not words:
+        raise UsageError(f"{printable(option, 60)}: a value is missing")
+    return words.pop(0)

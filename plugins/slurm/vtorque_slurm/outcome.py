@@ -1,0 +1,99 @@
+"""What the controller is told of a start that failed, and of a node. As root on the node."""
+
+from __future__ import annotations
+
+import os
+
+from vtorque_core.api_batch import BatchJob
+from vtorque_core.api_submit import printable
+from vtorque_slurm import records
+from vtorque_slurm.client import Client
+from vtorque_slurm.plugin import Settings
+from vtorque_slurm.records import JobRecord
+
+OURS = "vTorque"  # how our notes begin
+_MAX_NOTE = 300  # characters
+_STARTED = ("RUNNING", "CONFIGURING")
+
+
+def record(client: Client, job_id: str) -> JobRecord:
+    """Ask for a job. Raises HostFault."""
+    return records.parse_job(client.ask("scontrol", "show", "job", "-d", job_id), job_id)
+
+
+def host_fault(client: Client, settings: Settings, job: BatchJob, reason: str) -> None:
+    """Have the job start again without this node; after the limit, hold it. Raises HostFault.
+
+    Of several nodes that fail at once one requeues the job, each is excluded. A job that must not
+    be requeued (``--no-requeue``, salloc) ends with the job shell's message.
+    """
+    note = f"{OURS}: job {job.id} did not start on {job.node}: {reason}"
+    _note_node(client, job.node, note)
+    found = record(client, job.id)
+    held = job.attempt >= settings.requeue_limit
+    if found.restarts == job.attempt and found.state in _STARTED:
+        client.run("scontrol", "requeuehold" if held else "requeue", found.name)
+    excluded = ",".join(filter(None, (found.excluded, job.node)))
+    update(client, f"JobId={found.name}", f"ExcNodeList={excluded}")
+    note_job(client, record(client, job.id), f"{note} (held)" if held else note)
+
+
+def note_job(client: Client, found: JobRecord, line: str) -> None:
+    """Add a line to what the job's AdminComment says. Raises HostFault."""
+    text = "; ".join(filter(None, (found.note, printable(line, _MAX_NOTE))))
+    update(client, f"JobId={found.name}", f"AdminComment={text[-1000:]}")
+
+
+def mark(client: Client, feature: str, healthy: bool, reason: str) -> None:
+    """Give this node the feature, or take it away. Raises HostFault."""
+    if not feature:
+        return
+    node = this_node(client)
+    text = client.ask("scontrol", "show", "node", node)
+    available, active = records.features(text)
+    wanted = [_with(names, feature, healthy) for names in (available, active)]
+    if wanted != [available, active]:
+        update(
+            client,
+            f"NodeName={node}",
+            f"AvailableFeatures={','.join(wanted[0])}",
+            f"ActiveFeatures={','.join(wanted[1])}",
+        )
+    _note_node(client, node, f"{OURS}: {reason}" if reason else "", text)
+
+
+def has_feature(client: Client, feature: str) -> bool:
+    """Return whether this node has the feature. Raises HostFault."""
+    _, active = records.features(client.ask("scontrol", "show", "node", this_node(client)))
+    return feature in active
+
+
+def this_node(client: Client) -> str:
+    """Return this node's name in Slurm: of slurmd, which the hook's environment tells too."""
+    name = client.environ.get("SLURMD_NODENAME")
+    if name:
+        return name
+    host = os.uname().nodename.split(".")[0]
+    found = client.ask("scontrol", "show", "aliases", host).split() if host else []
+    return found[0] if found else host
+
+
+def update(client: Client, *fields: str) -> None:
+    """Call ``scontrol update``. Raises HostFault."""
+    client.run("scontrol", "update", *fields)
+
+
+def _with(names: tuple[str, ...], feature: str, there: bool) -> tuple[str, ...]:
+    others = tuple(name for name in names if name != feature)
+    if not there:
+        return others
+    return names if feature in names else (*names, feature)
+
+
+def _note_node(client: Client, node: str, note: str, shown: str | None = None) -> None:
+    """Set the node's comment, or clear it; the site's own stays. Raises HostFault."""
+    text = client.ask("scontrol", "show", "node", node) if shown is None else shown
+    there = records.node_comment(text)
+    wanted = printable(note, _MAX_NOTE)
+    if (not there or there.startswith(OURS)) and there != wanted:
+        update(client, f"NodeName={node}", f"Comment={wanted}")

@@ -1,0 +1,93 @@
+"""What sbatch reads in a job script: its first line, ``#SBATCH`` lines, and those of PBS and LSF.
+
+By what sbatch 22.05 does: option lines count up to the first line that is neither empty nor a
+comment; an option line begins in the first column; quotes and backslashes are removed, a word that
+begins with ``#`` ends it. ``#PBS`` and ``#BSUB`` lines count too, below ``#SBATCH`` lines.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from vtorque_core.api import UsageError
+from vtorque_slurm.options import SBATCH, CommandLine, Table, read
+
+SHEBANG = b"#!"
+_OTHERS = ("#PBS", "#BSUB")
+
+
+def looks_like_script(content: bytes) -> bool:
+    """Return whether sbatch would look further: it refuses what does not begin with ``#!``."""
+    return content.startswith(SHEBANG)
+
+
+def options(content: bytes, table: Table = SBATCH) -> CommandLine:
+    """Return the options of the script's ``#SBATCH`` lines, in order.
+
+    A line that cannot be split is left out: sbatch itself will say what is wrong with it.
+    """
+    found: list[tuple[str, str]] = []
+    for line in _after(content, "#SBATCH"):
+        try:
+            found += read(words(line), table).options
+        except UsageError:
+            continue
+    return CommandLine(options=tuple(found))
+
+
+def others_give(content: bytes) -> frozenset[str]:
+    """Return which of ``job-name``, ``mem`` and ``time`` the lines of PBS or LSF set."""
+    text = "\n".join(line for prefix in _OTHERS for line in _after(content, prefix))
+    found = {
+        "job-name": r"(?:^|\s)-[NJ]",
+        "mem": r"(?:^|[\s,:])p?v?mem=|(?:^|\s)-M",
+        "time": r"walltime=|(?:^|\s)-W",
+    }
+    return frozenset(n for n, pattern in found.items() if re.search(pattern, text, re.MULTILINE))
+
+
+def is_het_job(content: bytes) -> bool:
+    """Return whether it describes a heterogeneous job."""
+    return any(line.strip() in ("hetjob", "packjob") for line in _after(content, "#SBATCH"))
+
+
+def words(line: str) -> list[str]:
+    """Split an option line as sbatch does."""
+    found: list[str] = []
+    word: list[str] | None = None
+    quote = ""
+    escaped = False
+    for char in line:
+        if escaped:
+            word = [*(word or []), char]
+            escaped = False
+        elif char == "\\" and quote != "'":
+            escaped = True
+        elif quote:
+            if char == quote:
+                quote = ""
+            else:
+                word = [*(word or []), char]
+        elif char in "'\"":
+            quote = char
+            word = word or []
+        elif char.isspace():
+            if word is not None:
+                found.append("".join(word))
+            word = None
+        elif char == "#" and word is None:
+            break
+        else:
+            word = [*(word or []), char]
+    return found if word is None else [*found, "".join(word)]
+
+
+def _after(content: bytes, prefix: str) -> Iterator[str]:
+    """Yield what follows the prefix on each option line."""
+    for raw in content.split(b"\n"):
+        line = raw.decode("utf-8", "surrogateescape")
+        if line.startswith(prefix) and line[len(prefix) : len(prefix) + 1].isspace():
+            yield line[len(prefix) :]
+        elif line.strip() and not line.startswith("#"):
+            return

@@ -1,0 +1,218 @@
+"""The submitting half: ``vsub`` in front of sbatch and salloc; squeue, scancel. As the user."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from vtorque_core.api import UsageError
+from vtorque_core.api_batch import JobInfo, Needs, SubmitArgs
+from vtorque_core.api_submit import printable, strip_pbs_vm, to_token, vm_directives
+from vtorque_slurm import comment, options, resources, script
+from vtorque_slurm.additions import additions
+from vtorque_slurm.options import CommandLine
+from vtorque_slurm.plugin import Settings
+from vtorque_slurm.resources import Given
+
+MAX_SCRIPT = 4 << 20  # bytes; Slurm's own limit, SchedulerParameters=max_script_size
+STDIN = "/dev/stdin"
+
+_WRAP = "#!/bin/sh\n# This script was created by sbatch --wrap.\n\n{}\n\n"  # as sbatch makes it
+_ONE_TASK = ("--nodes=1", "--ntasks=1", "--relative=0", "--overlap", "--cpu-bind=none")
+_FIELDS = "%A|%i|%u|%t|%M|%N|%j"  # squeue(1), --format; the name, which is free text, is the last
+_RUNNING = ("R", "CG", "CF", "S")
+
+
+class SlurmSubmitter:
+    """See :class:`vtorque_core.api_batch.Submitter`."""
+
+    def __init__(self, settings: Settings, jobshell: Path) -> None:
+        self._settings = settings
+        self._jobshell = jobshell
+
+    def split(self, argv: Sequence[str]) -> SubmitArgs:
+        """Split sbatch's command line; read the script as sbatch would find it.
+
+        Raises UsageError, and Refused for a ``-vm`` in the script that cannot be read.
+        """
+        line = options.split(argv, self._settings.options)
+        rest = (*line.words, *line.operands)
+        if _is_sbatchs(line):
+            return SubmitArgs(line.vm, rest, interactive=line.interactive)
+        found: tuple[str, ...] = ()
+        if line.interactive:
+            if line.operands:
+                raise UsageError(f"{printable(line.operands[0])}: -I runs a shell, no command")
+            given = self._given(line, b"")
+            content, name = None, None
+        else:
+            name = line.operands[0] if line.operands else None
+            content = _read(line)
+            found = vm_directives(content)
+            given = self._given(line, content)
+        return SubmitArgs(
+            vm=line.vm,
+            rest=rest,
+            script=name,
+            content=content,
+            interactive=line.interactive,
+            vcpus_given=resources.cpus_per_node(given),
+            mib_given=resources.mib_per_node(given),
+            directives=found,
+        )
+
+    def submit(self, args: SubmitArgs, blob: bytes | None, needs: Needs | None) -> int:
+        """Submit; return the exit code of sbatch or salloc. Raises UsageError."""
+        flag = ["-I"] if args.interactive else []
+        line = options.split([*flag, *args.rest], self._settings.options)
+        if _is_sbatchs(line):
+            return self._run(["salloc" if args.interactive else "sbatch", *args.rest])
+        if args.interactive:
+            return self._run(self.interactive(line, blob, needs))
+        content = args.content or b""
+        argv, body = self.batch(line, content, blob, needs)
+        return self._run(argv, body)
+
+    def batch(
+        self, line: CommandLine, content: bytes, blob: bytes | None, needs: Needs | None
+    ) -> tuple[list[str], bytes | None]:
+        """Return the command and what it gets on standard input. Raises UsageError.
+
+        On bare metal it is sbatch as the user has called it, unless the script has lines
+        ``#PBS -vm``, which sbatch refuses.
+        """
+        body = strip_pbs_vm(content)
+        given = self._given(line, content)
+        added: list[str] = []
+        if blob is None or needs is None:
+            if body == content and (line.operands or line.has("wrap")):
+                return ["sbatch", *line.words, *line.operands], None
+        else:
+            self._check_plain(line, content)
+            word = to_token(blob)
+            extra = b""
+            if not comment.fits(given.last("comment"), word):
+                extra, word = comment.LINE + word.encode() + b"\n", comment.IN_SCRIPT
+            added = additions(given, needs, word, self._settings.feature)
+            if script.looks_like_script(body):  # else sbatch says what is wrong with it
+                body = b"#!" + os.fsencode(self._jobshell) + b"\n" + extra + body
+        if not given.has("job-name") and "job-name" not in given.others:
+            if line.has("wrap"):
+                added.insert(0, "--job-name=wrap")
+            elif line.operands:
+                added.insert(0, f"--job-name={Path(line.operands[0]).name}")
+        # Only for a script with arguments: without, sbatch itself reads standard input.
+        operands = ["--", STDIN, *line.operands[1:]] if line.operands[1:] else []
+        return ["sbatch", *line.plain, *added, *operands], body
+
+    def interactive(self, line: CommandLine, blob: bytes | None, needs: Needs | None) -> list[str]:
+        """Return the command of ``-I``: an allocation, and the job shell on its first node."""
+        srun = [self._program("srun"), "--pty", *_ONE_TASK]
+        if blob is None or needs is None:
+            shell = os.environ.get("SHELL") or "/bin/sh"
+            return ["salloc", *line.plain, "--", *srun, shell, "-i"]
+        word = to_token(blob)
+        added = additions(self._given(line, b""), needs, word, self._settings.feature)
+        return ["salloc", *line.plain, *added, "--", *srun, str(self._jobshell)]
+
+    def jobs(self) -> Iterable[JobInfo]:
+        """Return the jobs that squeue shows; an element of an array by its own number."""
+        argv = [self._program("squeue"), "--noheader", "--array", f"--format={_FIELDS}"]
+        done = subprocess.run(argv, stdout=subprocess.PIPE, check=False)
+        if done.returncode != 0:
+            raise UsageError(f"squeue ended with {done.returncode}")
+        return _infos(done.stdout.decode("utf-8", "replace"))
+
+    def cancel(self, job_id: str) -> int:
+        """Call scancel; return its exit code."""
+        return self._run(["scancel", "--", job_id])
+
+    def _given(self, line: CommandLine, content: bytes) -> Given:
+        prefix = "SALLOC" if line.interactive else "SBATCH"
+        table = options.SBATCH.with_more(self._settings.options)
+        given = Given(line, os.environ, script.options(content, table), prefix)
+        if given.has("ignore-pbs"):
+            return given
+        return Given(line, os.environ, given.script, prefix, script.others_give(content))
+
+    def _check_plain(self, line: CommandLine, content: bytes) -> None:
+        if script.is_het_job(content) or ":" in line.operands[:1]:
+            raise UsageError(
+                "a heterogeneous job cannot run in virtual machines: use -vm none, or one kind of "
+                "node"
+            )
+
+    def _program(self, name: str) -> str:
+        where = self._settings.bindir
+        found = str(Path(where, name)) if where else shutil.which(name)
+        if found is None or not os.access(found, os.X_OK):
+            raise UsageError(f"{found or name} is not there: see [plugin.slurm] bindir")
+        return found
+
+    def _run(self, argv: Sequence[str], stdin: bytes | None = None) -> int:
+        sys.stdout.flush()
+        program = [self._program(argv[0]), *argv[1:]]
+        code = subprocess.run(program, input=stdin, check=False).returncode
+        return code if code >= 0 else 128 - code
+
+
+def _is_sbatchs(line: CommandLine) -> bool:
+    """Return whether sbatch answers by itself, or refuses by itself."""
+    return line.has("help", "usage", "version") or (line.has("wrap") and bool(line.operands))
+
+
+def _read(line: CommandLine) -> bytes:
+    """Return the script's bytes. Raises UsageError."""
+    wrap = line.last("wrap")
+    if wrap is not None:
+        return os.fsencode(_WRAP.format(wrap))
+    name = line.operands[0] if line.operands else None
+    try:
+        if name is None:
+            content = sys.stdin.buffer.read(MAX_SCRIPT + 1)
+        else:
+            with open(_find(name), "rb", opener=_open_at_once) as file:
+                content = file.read(MAX_SCRIPT + 1)
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise UsageError(f"Unable to open file {printable(name or 'stdin')}: {why}") from None
+    if len(content) > MAX_SCRIPT:
+        raise UsageError(f"the script is longer than {MAX_SCRIPT >> 20} MiB")
+    return content
+
+
+def _find(name: str) -> str:
+    """Return the script's path: a plain name may also be on the PATH, as sbatch does it."""
+    if "/" in name or Path(name).exists():
+        return name
+    return shutil.which(name) or name
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    # A FIFO without a writer would wait for ever, open(2).
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def _infos(text: str) -> Iterable[JobInfo]:
+    for row in text.splitlines():
+        fields = row.split("|", 6)
+        if len(fields) == 7:
+            raw, shown, owner, state, elapsed, nodes, name = fields
+            job_id = raw if state in _RUNNING else shown
+            yield JobInfo(job_id, name, owner, state, nodes, _elapsed(elapsed))
+
+
+def _elapsed(text: str) -> float:
+    """Return squeue's time (days-hours:minutes:seconds) in seconds; 0 for none."""
+    days, _, clock = text.rpartition("-")
+    total = 0
+    try:
+        for part in clock.split(":"):
+            total = total * 60 + int(part)
+        return total + 86400.0 * int(days or 0)
+    except ValueError:
+        return 0.0
