@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+from vtorque_core.names import Paths
 from vtorque_core.testing.batch_node import NodeContract, ShellContract
 from vtorque_core.testing.batch_request import RequestContract
 from vtorque_core.testing.batch_submission import SubmissionContract
@@ -34,6 +35,7 @@ __all__ = [
     "Ended",
     "HookCall",
     "OwnValue",
+    "Paths",
     "PluginSite",
     "RecordingCommand",
     "ShellCall",

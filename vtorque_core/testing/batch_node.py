@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from vtorque_core.api_batch import Life, Outcome, PeerGuest
+from vtorque_core.api_batch import Life, Outcome, PeerGuest, Usage
 from vtorque_core.api_context import GuestFile
 from vtorque_core.api_setup import Check, Installation
 from vtorque_core.errors import HostFault, UsageError
@@ -103,6 +103,26 @@ class NodeContract(ContractBase):
         assert found[job_id] in (Life.ALIVE, Life.UNKNOWN)
         assert Life.ALIVE not in {found[each] for each in ODD_IDS}
         assert call.adapter.alive([]) == {}
+
+    def test_the_node_is_marked_and_its_use_noted(self, harness: BatchHarness) -> None:
+        """Any number of times; without a server a HostFault that says so, or nothing."""
+        call = harness.start(submit(harness, *VM, script(harness))).hooks[0]
+        job_id = call.job().id
+
+        def work() -> None:
+            for healthy, reason in ((False, "libvirtd does not answer: it's dead"), (True, "")):
+                call.adapter.mark(healthy, reason)
+                call.adapter.mark(healthy, reason)
+                call.adapter.account(job_id, Usage(12.5, 2048))
+
+        work()
+        try:
+            harness.serve(False)
+            work()
+        except HostFault as error:
+            assert str(error).isprintable()
+        finally:
+            harness.serve(True)
 
     def test_guests_learn_of_each_other(self, harness: BatchHarness) -> None:
         """Paths are absolute and stay below no user's directory; every name is in rank order."""

@@ -82,6 +82,8 @@ def _child(
         )
         os.chdir(directory)
         os.environ.clear()
+        for name in ("COLUMNS", "LINES"):  # readline(3) has put them where os.environ sees them not
+            os.unsetenv(name)
         os.environ.update(environ)
         signal.alarm(CHILD_TIME)
         code = work()

@@ -1,0 +1,144 @@
+"""The contract of batch adapters: its example passes it, and adapters with a defect do not."""
+
+from dataclasses import replace
+
+import pytest
+
+from vtorque_core.api_batch import Life, Outcome
+from vtorque_core.testing.batch import BatchContract, Ended, RecordingCommand
+from vtorque_core.testing.example import ACME, AcmeHarness, AcmeNode, AcmeShell, AcmeSubmitter
+from vtorque_core.testing.submit import in_child
+
+
+class TestExample(BatchContract):
+    test_scripts_as_found_in_the_wild = None  # the embedded batch system's tests have them
+
+    @pytest.fixture
+    def harness(self, tmp_path):
+        return AcmeHarness(tmp_path)
+
+
+class LosesTheNote(AcmeSubmitter):
+    def submit(self, args, blob, needs):
+        rest = list(args.rest)
+        if "-k" in rest and blob is not None:
+            del rest[rest.index("-k") : rest.index("-k") + 2]
+        return super().submit(replace(args, rest=tuple(rest)), blob, needs)
+
+
+class DropsLongRequests(AcmeSubmitter):
+    def submit(self, args, blob, needs):
+        return super().submit(args, None if blob and len(blob) > 2000 else blob, needs)
+
+
+class MarksBareMetalJobs(AcmeSubmitter):
+    def submit(self, args, blob, needs):
+        rest = args.rest if blob else ("-n", "marked", *args.rest)
+        return super().submit(replace(args, rest=rest), blob, needs)
+
+
+class RaisesOnForged(AcmeNode):
+    def job(self, argv, environ):
+        job = super().job(argv, environ)
+        if job.bad_request:
+            raise ValueError(job.bad_request)
+        return job
+
+
+class TakesForgedForBare(AcmeNode):
+    def job(self, argv, environ):
+        job = super().job(argv, environ)
+        return replace(job, blob=None, bad_request="") if job.bad_request else job
+
+
+class SaysGone(AcmeNode):
+    def alive(self, ids):
+        found = super().alive(ids)
+        return {k: Life.GONE if v is Life.UNKNOWN else v for k, v in found.items()}
+
+
+class FailsTheHookOfBadRequests(AcmeNode):
+    def finish(self, job, outcome, reason):
+        return 1 if outcome is Outcome.REFUSED else super().finish(job, outcome, reason)
+
+
+class DiffersByNode(AcmeNode):
+    def context(self, job, guests):
+        return super().context(job, guests if job.node_index == 0 else guests[::-1])
+
+
+class ArraysShareAnId(AcmeNode):
+    def job(self, argv, environ):
+        job = super().job(argv, environ)
+        return replace(job, id=job.id.partition(".")[0])
+
+
+class AddsANewline(AcmeShell):
+    def content(self, script):
+        return script + b"\n"
+
+
+DEFECTS = [
+    (LosesTheNote, "test_the_users_own_values_get_through", ()),
+    (DropsLongRequests, "test_a_request_arrives_whole_or_is_refused", (4096,)),
+    (MarksBareMetalJobs, "test_a_bare_metal_job_goes_as_its_user_wrote_it", ((),)),
+    (RaisesOnForged, "test_a_forged_request_is_a_bad_request", ("vt1:%%%",)),
+    (TakesForgedForBare, "test_a_forged_request_is_a_bad_request", ("vt1:%%%",)),
+    (SaysGone, "test_which_jobs_are_alive", ()),
+    (
+        FailsTheHookOfBadRequests,
+        "test_each_outcome_is_told_in_the_batch_systems_way",
+        (Outcome.REFUSED,),
+    ),
+    (DiffersByNode, "test_all_nodes_of_a_job_see_the_same_job", ()),
+    (ArraysShareAnId, "test_the_jobs_of_an_array_are_apart", ()),
+    (AddsANewline, "test_vm_is_taken_out_and_all_else_stays", ("first",)),
+]
+
+
+@pytest.mark.parametrize(
+    ("part", "test", "args"), DEFECTS, ids=lambda x: getattr(x, "__name__", "")
+)
+def test_the_contract_finds_defects(tmp_path, monkeypatch, part, test, args):
+    harness = AcmeHarness(tmp_path)
+    getattr(BatchContract(), test)(harness, *args)
+    base = part.__mro__[1]
+    name = {AcmeSubmitter: "submitter", AcmeNode: "node", AcmeShell: "shell"}[base]
+    harness.system = replace(ACME, **{name: part})
+    monkeypatch.setattr(
+        "vtorque_core.testing.example.AcmeNode", part if name == "node" else AcmeNode
+    )
+    with pytest.raises((AssertionError, ValueError)):
+        getattr(BatchContract(), test)(harness, *args)
+
+
+def test_a_recording_command_notes_everything(tmp_path):
+    command = RecordingCommand(tmp_path / "bin/qsub")
+    script = tmp_path / "a b.sh"
+    script.write_bytes(b"\0\xff")
+    argv = [tmp_path / "bin/qsub", "", "new\nline", "-N", "x y", script]
+
+    def run():
+        import subprocess
+
+        return subprocess.run(argv, check=False).returncode
+
+    environ = {"PATH": "/usr/bin:/bin", "ODD": "a=b\nc"}
+    command.answer(Ended(7, b"out\xff", b"err"))
+    assert in_child(run, b"in\0put", environ, tmp_path) == Ended(7, b"out\xff", b"err")
+    assert in_child(run, b"", environ, tmp_path) == Ended(0, b"", b"")
+    first, second = command.calls()
+    assert first.argv == second.argv == ("", "new\nline", "-N", "x y", str(script))
+    assert (first.stdin, second.stdin) == (b"in\0put", b"")
+    assert first.environ["ODD"] == "a=b\nc"
+    assert first.files == {4: b"\0\xff"}
+    assert command.calls() == []
+
+
+def test_a_child_that_raises_is_told(tmp_path):
+    def fail():
+        raise LookupError("on purpose")
+
+    ended = in_child(fail, b"", {}, tmp_path)
+    assert ended.code == 70
+    assert b"LookupError: on purpose" in ended.stderr
