@@ -90,11 +90,10 @@ def install(
             elif isinstance(step, Check):
                 say(f"  by hand: {step.problem}")
         except (VtorqueError, OSError) as error:
-            for later in steps[number + 1 :]:
-                if isinstance(later, Check) and not later.done():
-                    say(f"{later.text}: {later.problem}")
+            later = [each for each in steps[number + 1 :] if isinstance(each, Check)]
+            also = "".join(f". Also: {each.problem}" for each in later if not each.done())
             raise HostFault(
-                f"{step.text}: {error}. What was done before stays: when this is mended, run "
+                f"{error}{also}. What was done before stays: when this is mended, run "
                 f"vtorque setup install --batch {batch} again"
             ) from None
     if not _is_system(config, batch):

@@ -27,7 +27,7 @@ class Answer:
         nodes: their names, folded: ``n[1-3],m7``.
         count: how many they are.
         code: the exit code; None: the time was up.
-        text: the output, both streams.
+        text: what went wrong, as stderr has it; else the output.
     """
 
     nodes: str
@@ -93,12 +93,14 @@ def run(
     event, task_module = _import("Event"), _import("Task")
     codes: dict[str, int | None] = dict.fromkeys(nodes)
     lines: dict[str, list[str]] = {node: [] for node in nodes}
+    errors: dict[str, list[str]] = {node: [] for node in nodes}
 
     class Handler(event.EventHandler):  # type: ignore[misc, name-defined]
         """Collects; ClusterShell calls it in this thread."""
 
         def ev_read(self, worker: Any, node: str, sname: str, msg: bytes) -> None:
-            lines[node].append(msg.decode(errors="replace"))
+            said = errors if sname == worker.SNAME_STDERR else lines
+            said[node].append(msg.decode(errors="replace"))
 
         def ev_hup(self, worker: Any, node: str, rc: int) -> None:
             codes[node] = rc
@@ -110,6 +112,7 @@ def run(
 
     task = task_module.task_self()
     task.set_default("auto_tree", False)
+    task.set_default("stderr", True)
     task.set_info("fanout", fanout)
     task.set_info("connect_timeout", CONNECT_TIMEOUT)
     worker = task.shell(
@@ -119,7 +122,9 @@ def run(
         worker.write(stdin)
     worker.set_write_eof()
     task.resume()
-    return _together(codes, lines)
+    # Steps that were done before differ; what failed is often the same.
+    told = {n: lines[n] if codes[n] == 0 or not errors[n] else errors[n] for n in codes}
+    return _together(codes, told)
 
 
 def _together(codes: dict[str, int | None], lines: dict[str, list[str]]) -> list[Answer]:

@@ -282,6 +282,11 @@ def test_a_failing_step_says_what_to_do_and_the_next_run_goes_on(node):
         node.install()
     assert (node.cluster.top / "prologue").exists()
     assert not node.config.exists(), "not the site's batch system before all is in place"
+    edited = (node.cluster.top / "prologue").read_bytes() + b"# mine"
+    (node.cluster.top / "prologue").write_bytes(edited)
+    with pytest.raises(HostFault, match=r"run this again\. Also: the alarm is 300 s"):
+        node.install()
+    (node.cluster.top / "prologue").unlink()
     node.cluster.problem = ""
     node.install()
     assert (node.cluster.top / "epilogue").exists()

@@ -17,7 +17,7 @@ while [ $# -gt 2 ]; do case $1 in -o*) echo "$1" >> "$FAKE_SSH_LOG";; esac; shif
 printf '%s %s\\n' "$1" "$2" >> "$FAKE_SSH_LOG"
 case $1 in
   m7) echo "ssh: connect to host m7 port 22: No route to host" >&2; exit 255;;
-  n2) cat > "$FAKE_SSH_LOG.n2"; echo "no space" >&2; exit 1;;
+  n2) cat > "$FAKE_SSH_LOG.n2"; echo "a step of its own"; echo "no space" >&2; exit 1;;
   n4) echo "no space"; exit 1;;
   *) exec sh -c "$2";;
 esac
