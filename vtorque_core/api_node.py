@@ -157,8 +157,11 @@ class JobUser:
 class Address:
     """One guest NIC: assigned, never discovered.
 
-    ``ip`` is None with DHCP. ``prefix`` is the network's length; ``gateway`` and ``dns`` may be
-    empty.
+    ``ip`` is None with DHCP, and where the NIC has no address (``dhcp`` is then False). ``prefix``
+    is the network's length; ``gateway`` and ``dns`` may be empty. ``network``: empty for
+    ``[network]``, whose NIC is the first, else the name of ``[networks.<name>]``; only the first
+    takes a default route and name servers from DHCP. ``mtu`` in bytes, None: the network's own.
+    ``metric`` of the default route, None: the guest's own choice.
     """
 
     mac: str
@@ -166,6 +169,10 @@ class Address:
     prefix: int = 24
     gateway: str | None = None
     dns: tuple[str, ...] = ()
+    network: str = ""
+    mtu: int | None = None
+    metric: int | None = None
+    dhcp: bool = True
 
 
 @dataclass(frozen=True)
@@ -209,7 +216,9 @@ class GuestPlan:
         ram_mib: guest RAM in MiB.
         request: ``guest[OPTION]`` reads it.
         state_dir, run_dir: this guest's own root-owned directories, on disk and in memory.
-        peers: (hostname, ip) of all guests of the job in rank order, this one included.
+        peers: (hostname, ip) of all guests of the job in rank order, this one included, in the
+            first network.
+        aliases: (``<hostname>-<network>``, hostname, ip) of the same guests in the others.
         secret: derived for this job and attempt only; the same on all its nodes.
         placement: the ledger's answer; empty while claims are being made.
         shares: host directories this guest gets, in the site config's order.
@@ -240,6 +249,7 @@ class GuestPlan:
     shares: tuple[Share, ...] = ()
     ntp: tuple[str, ...] = ()
     qemu_uid: int = 0
+    aliases: tuple[tuple[str, str, str], ...] = ()
 
     def __getitem__(self, option: Option[T]) -> T:
         """Return the value of an option for this job."""

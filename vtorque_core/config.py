@@ -17,16 +17,18 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from vtorque_core.config_network import network_problems
 from vtorque_core.config_read import read_fields, unknown
 from vtorque_core.config_schema import (
     DEFAULT_SHARES,
     NAMED_TABLES,
     TABLES,
     Batch,
+    ExtraNetwork,
     Images,
     Network,
     Node,
@@ -79,6 +81,7 @@ class Site:
     node: Node = field(default_factory=Node)
     images: Images = field(default_factory=Images)
     network: Network = field(default_factory=Network)
+    networks: Mapping[str, ExtraNetwork] = field(default_factory=dict)
     shares: Mapping[str, Share] = field(default_factory=lambda: DEFAULT_SHARES)
     plugins: PluginsTable = field(default_factory=PluginsTable)
     options: Mapping[str, Limits] = field(default_factory=dict)
@@ -222,7 +225,6 @@ class _Builder:
         }
         paths: PathsTable = tables["paths"]
         wanted: PluginsTable = tables["plugins"]
-        self.network(tables["network"])
         self.not_installed(wanted, plugins)
         return Site(
             raw=self.raw,
@@ -230,6 +232,7 @@ class _Builder:
             node=tables["node"],
             images=tables["images"],
             network=tables["network"],
+            networks=self.networks(tables["network"]),
             shares=self.shares(),
             plugins=wanted,
             options=self.options(plugins, wanted),
@@ -274,16 +277,13 @@ class _Builder:
             else:
                 self.problem(name, key, f"must be a table [{name}.{printable(key, 40)}]")
 
-    def network(self, network: Network) -> None:
-        unfiltered = not network.filter or network.kind == "direct"
-        if network.kind != "none" and unfiltered and not network.opt_in_unfiltered:
-            key = "kind" if network.filter else "filter"
-            message = "lets guests forge addresses: set opt_in_unfiltered = true to accept that"
-            self.problem("network", key, message)
-        if network.addressing == "command" and not network.command.startswith("/"):
-            self.problem("network", "addressing", "needs command = an absolute path of a program")
-        if network.node_ports and network.kind != "network":
-            self.problem("network", "node_ports", 'has an effect with kind = "network" only')
+    def networks(self, first: Network) -> Mapping[str, ExtraNetwork]:
+        tables = {n: self.table(ExtraNetwork, "networks", n) for n in self.named("networks")}
+        found = {name: network for name, network in tables.items() if network is not None}
+        for problem in network_problems(first, found):
+            self.problem(*problem)
+        number = first.node_number
+        return {n: replace(t, node_number=t.node_number or number) for n, t in found.items()}
 
     def shares(self) -> Mapping[str, Share]:
         if "shares" not in self.raw.data:

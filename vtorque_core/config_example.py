@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 from vtorque_core.config_read import is_required, show
-from vtorque_core.config_schema import DEFAULT_SHARES, LIMIT_KEYS, TABLES, Share
+from vtorque_core.config_schema import (
+    DEFAULT_SHARES,
+    EXAMPLE_NETWORKS,
+    LIMIT_KEYS,
+    TABLES,
+    ExtraNetwork,
+    Share,
+)
 from vtorque_core.limits import Limits, effective_default
 
 if TYPE_CHECKING:
@@ -36,9 +43,12 @@ def example(plugins: Plugins) -> str:
     parts = [_HEAD]
     for name, cls in TABLES.items():
         parts.append(_table(name, _first_line(cls), _keys(cls)))
+    for name, network in EXAMPLE_NETWORKS.items():
+        keys = _keys(ExtraNetwork, _values(network))
+        parts.append(_table(f"networks.{name}", _first_line(ExtraNetwork), keys, hidden=True))
     for name, share in DEFAULT_SHARES.items():
         intro = "A host directory in every guest; any [shares.<name>] replaces this default."
-        keys = _keys(Share, {f.name: getattr(share, f.name) for f in dataclasses.fields(share)})
+        keys = _keys(Share, _values(share))
         parts.append(_table(f"shares.{name}", intro, keys, hidden=True))
     limits = "".join(f"#   {name}: {doc}\n" for name, doc in LIMIT_KEYS.items())
     parts.append(f"# [options.<key>] limits what users may ask for with -vm key=value:\n{limits}")
@@ -72,6 +82,7 @@ class Effective:
 def effective(site: Site, plugins: Plugins) -> dict[str, Effective]:
     """Return every key in effect by dotted name."""
     tables: list[tuple[str, Any]] = [(name, getattr(site, name)) for name in TABLES]
+    tables += [(f"networks.{name}", network) for name, network in site.networks.items()]
     tables += [(f"shares.{name}", share) for name, share in site.shares.items()]
     tables += [(f"plugin.{name}", value) for name, value in site.settings.items()]
     found: dict[str, Effective] = {}
@@ -114,6 +125,10 @@ def _table(name: str, intro: str, keys: Iterable[tuple[str, str]], hidden: bool 
     for doc, assignment in keys:
         lines += [f"# {doc}", assignment] if doc else [assignment]
     return "\n".join(lines) + "\n"
+
+
+def _values(settings: Any) -> dict[str, Any]:
+    return {f.name: getattr(settings, f.name) for f in dataclasses.fields(settings)}
 
 
 def _first_line(cls: type[Any]) -> str:

@@ -40,9 +40,14 @@ def _subnet(value: str) -> None:
     import ipaddress  # noqa: PLC0415 (6 ms, only where a site sets the subnet)
 
     try:
-        ipaddress.ip_network(value)
+        ipaddress.IPv4Network(value)
     except ValueError as error:
         raise ValueError(f"is not a subnet: {error}") from None
+
+
+def _subnet_or_empty(value: str) -> None:
+    if value:
+        _subnet(value)
 
 
 def _address(value: str) -> None:
@@ -78,6 +83,17 @@ def _node_number(value: str) -> None:
         raise ValueError(f"is not a regular expression: {error}") from None
     if groups != 1:
         raise ValueError(f"has {groups} groups in parentheses: one, around the number, is needed")
+
+
+def _node_number_or_empty(value: str) -> None:
+    if value:
+        _node_number(value)
+
+
+def _mtu(value: int) -> None:
+    # RFC 791, 3.1 (the least that every network carries); ip-link(8): the kernel's greatest.
+    if value and not 68 <= value <= 65535:
+        raise ValueError(f"is {value}: write 68 to 65535, or 0 for the network's own")
 
 
 def _share_source(value: str) -> None:
@@ -200,6 +216,39 @@ class Network:
 
 
 @dataclass(frozen=True)
+class ExtraNetwork:
+    """``[networks.<name>]``: one more network interface of every guest, after ``[network]``'s."""
+
+    source: str = field(
+        metadata={"doc": "name of the libvirt network, bridge or host interface", "unit": None}
+    )
+    kind: Literal["bridge", "direct", "network"] = _key(
+        "bridge", "host bridge, macvtap on a host interface, or libvirt network"
+    )
+    addressing: Literal["static", "dhcp", "command", "none"] = _key(
+        "static", "as in [network]; none: the interface is up and has no address"
+    )
+    subnet: str = _key(
+        "", "addresses of all guests of all nodes; needed to assign any", None, _subnet_or_empty
+    )
+    gateway: str = _key(
+        "", "a second default route, used where [network] has none", None, _address_or_empty
+    )
+    first: int = _key(16, "number of the first guest's address in the subnet", None, _at_least(1))
+    per_node: int = _key(64, "addresses set aside for each node", None, _at_least(1))
+    node_number: str = _key(
+        "", "as in [network]; empty: what [network] has", None, _node_number_or_empty
+    )
+    command: str = _key("", "addressing=command: program called with node, guests per node, index")
+    node_ports: tuple[str, ...] = _key(
+        (), "ports of the node itself that guests reach by a libvirt network", None, _ports
+    )
+    mtu: int = _key(0, "largest packet in bytes; 0: the network's own", None, _mtu)
+    filter: bool = _key(True, "drop what a guest sends with another's MAC or IP address")
+    opt_in_unfiltered: bool = _key(False, "accept guests that can forge addresses")
+
+
+@dataclass(frozen=True)
 class Share:
     """``[shares.<name>]``: a host directory in every guest. Without any: the user's home."""
 
@@ -230,6 +279,7 @@ class PluginsTable:
     disable: tuple[str, ...] = _key((), "not these; running jobs are still torn down with them")
 
 
+EXAMPLE_NETWORKS = {"hpc": ExtraNetwork("br-hpc", subnet="10.186.0.0/16")}
 DEFAULT_SHARES = {"home": Share("{home}", "/home/{user}", user_owned=True)}
 TABLES: dict[str, type[Any]] = {
     "batch": Batch,
@@ -239,7 +289,7 @@ TABLES: dict[str, type[Any]] = {
     "network": Network,
     "plugins": PluginsTable,
 }
-NAMED_TABLES = ("shares", "options", "plugin")
+NAMED_TABLES = ("networks", "shares", "options", "plugin")
 LIMIT_KEYS = {
     "default": "value without -vm KEY=",
     "min": "least value",

@@ -8,16 +8,123 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 import re
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from vtorque_core.api_node import Address, PoolClaim, run_tool
+from vtorque_core import names
+from vtorque_core.api_domain import Interface
+from vtorque_core.api_node import Address, GuestPlan, PoolClaim, run_tool
+from vtorque_core.config_schema import ExtraNetwork, Network
 from vtorque_core.errors import HostFault
 
 if TYPE_CHECKING:
     from vtorque_core.api_batch import BatchJob
-    from vtorque_core.config_schema import Network
+    from vtorque_core.config import Site
 
 POOL = "address"
+"""The ledger's pool of ``[network]``'s addresses; ``address-<name>`` of ``[networks.<name>]``."""
+
+AnyNetwork = Network | ExtraNetwork
+
+# Of a second default route: behind every first one (ip-route(8), "metric"; DHCP clients use 100 to
+# 1024 for theirs).
+_METRIC = 2000
+
+
+def of_site(site: Site) -> dict[str, AnyNetwork]:
+    """Return the networks of every guest in the order of its NICs; ``[network]``'s name is empty.
+
+    Without ``[network]`` there is none (the config's check refuses others then).
+    """
+    if site.network.kind == "none":
+        return {}
+    networks: dict[str, AnyNetwork] = {"": site.network}
+    return networks | dict(site.networks)
+
+
+def pool(name: str) -> str:
+    """Return the ledger's pool of a network's addresses on this node."""
+    return f"{POOL}-{name}" if name else POOL
+
+
+def table(name: str) -> str:
+    """Return the config's table of a network, for messages."""
+    return f"[networks.{name}]" if name else "[network]"
+
+
+def claims(site: Site, job: BatchJob, guests: int, index: int) -> Iterator[PoolClaim]:
+    """Yield the claims for one guest's addresses; none where the site does not assign them.
+
+    Raises HostFault if a network's plan has no room.
+    """
+    for name, network in of_site(site).items():
+        wanted = claim(network, job, guests, index, name)
+        if wanted is not None:
+            yield wanted
+
+
+def addresses(site: Site, site_secret: bytes, guest: GuestPlan) -> Iterator[Address]:
+    """Yield the assignments of a placed guest's NICs, in their order."""
+    for number, (name, network) in enumerate(of_site(site).items()):
+        lease = guest.leased(pool(name))
+        mac = names.guest_mac(site_secret, guest.name, number)
+        yield address(network, mac, lease[0] if lease else None, name)
+
+
+def interfaces(site: Site, guest: GuestPlan) -> Iterator[Interface]:
+    """Yield the NICs of a guest that has its addresses. A macvtap is never filtered."""
+    networks = of_site(site)
+    for number, nic in enumerate(guest.addresses if networks else ()):
+        network = networks[nic.network]
+        if network.kind != "none":
+            yield Interface(
+                f"nic{number}",
+                kind=network.kind,
+                source=network.source,
+                mac=nic.mac,
+                ip=nic.ip,
+                filtered=network.filter and network.kind != "direct",
+            )
+
+
+def peers(
+    site: Site, job: BatchJob, guests: Sequence[GuestPlan], name: str = ""
+) -> tuple[tuple[str, str], ...]:
+    """Return (hostname, ip) in one network of all guests of the job, by rank.
+
+    The ip is empty for a guest on another node where none is assigned; such a guest of a job on
+    one node is left out. Raises HostFault if the plan has no room.
+    """
+    network = of_site(site)[name]
+    if len(job.nodes) == 1:
+        leases = [guest.leased(pool(name)) for guest in guests]
+        return tuple((g.hostname, a[0]) for g, a in zip(guests, leases, strict=True) if a)
+    count = guests[0].guests_per_node
+    return tuple(
+        (
+            names.guest_hostname(node, index, count),
+            address_of(network, job, node, count, index, name) if assigns(network) else "",
+        )
+        for node in job.nodes
+        for index in range(count)
+    )
+
+
+def aliases(
+    site: Site, job: BatchJob, guests: Sequence[GuestPlan]
+) -> tuple[tuple[str, str, str], ...]:
+    """Return (``<hostname>-<network>``, hostname, ip) of all guests in the other networks."""
+    return tuple(
+        (f"{hostname}-{name}", hostname, ip)
+        for name, network in of_site(site).items()
+        if name and assigns(network)
+        for hostname, ip in peers(site, job, guests, name)
+    )
+
+
+def assigns(network: AnyNetwork) -> bool:
+    """Return whether the site gives a guest its address in this network."""
+    return network.kind != "none" and network.addressing in {"static", "command"}
 
 
 def node_number(node: str, pattern: str) -> int:
@@ -26,20 +133,25 @@ def node_number(node: str, pattern: str) -> int:
     return int(match[1]) if match else 0
 
 
-def claim(network: Network, job: BatchJob, guests: int, index: int) -> PoolClaim | None:
+def claim(
+    network: AnyNetwork, job: BatchJob, guests: int, index: int, name: str = ""
+) -> PoolClaim | None:
     """Return the claim for one guest's address, or None where the site does not assign any.
 
     A job on one node takes any address of this node that is free. On several nodes its addresses
     are fixed, see :func:`address_of`. Raises HostFault if the site's plan has no room.
     """
-    if network.kind == "none" or network.addressing == "dhcp":
+    if not assigns(network):
         return None
     if len(job.nodes) == 1 and network.addressing == "static":
-        return PoolClaim(POOL, items=_candidates(network, job.node))
-    return PoolClaim(POOL, items=(address_of(network, job, job.node, guests, index),))
+        return PoolClaim(pool(name), items=_candidates(network, job.node, name))
+    fixed = address_of(network, job, job.node, guests, index, name)
+    return PoolClaim(pool(name), items=(fixed,))
 
 
-def address_of(network: Network, job: BatchJob, node: str, guests: int, index: int) -> str:
+def address_of(
+    network: AnyNetwork, job: BatchJob, node: str, guests: int, index: int, name: str = ""
+) -> str:
     """Return the address of one guest on any node of the job, as each of its nodes computes it.
 
     With static addressing it follows from the job id, in the upper half of the node's addresses:
@@ -47,14 +159,14 @@ def address_of(network: Network, job: BatchJob, node: str, guests: int, index: i
     end. If another job has it, the start fails on that node. Raises HostFault.
     """
     if network.addressing == "command":
-        return _from_command(network, node, guests, index)
-    addresses = _candidates(network, node)
-    upper = addresses[len(addresses) // 2 :]
+        return _from_command(network, node, guests, index, name)
+    candidates = _candidates(network, node, name)
+    upper = candidates[len(candidates) // 2 :]
     seats = len(upper) // guests
     if not seats:
         raise HostFault(
             f"{guests} guests per node of a job on several nodes need {2 * guests} addresses; "
-            f"[network] per_node is {network.per_node}"
+            f"{table(name)} per_node is {network.per_node}"
         )
     return upper[_number(job.id) % seats * guests + index]
 
@@ -67,34 +179,46 @@ def _number(job_id: str) -> int:
     return int(match[1]) + int(match[2] or match[3] or 0)
 
 
-def address(network: Network, mac: str, ip: str | None) -> Address:
-    """Return a NIC's full assignment."""
-    subnet = ipaddress.IPv4Network(network.subnet)
-    gateway = network.gateway or str(subnet.network_address + 1)
+def address(network: AnyNetwork, mac: str, ip: str | None, name: str = "") -> Address:
+    """Return a NIC's full assignment. Only ``[network]`` has name servers and a gateway unasked."""
+    extra = isinstance(network, ExtraNetwork)
+    mtu = (network.mtu or None) if isinstance(network, ExtraNetwork) else None
     if ip is None:
-        return Address(mac=mac)
-    return Address(mac=mac, ip=ip, prefix=subnet.prefixlen, gateway=gateway, dns=tuple(network.dns))
+        dhcp = network.addressing == "dhcp"
+        return Address(mac=mac, network=name, mtu=mtu, dhcp=dhcp)
+    subnet = ipaddress.IPv4Network(network.subnet)
+    gateway = network.gateway or (None if extra else str(subnet.network_address + 1))
+    return Address(
+        mac=mac,
+        ip=ip,
+        prefix=subnet.prefixlen,
+        gateway=gateway,
+        dns=tuple(network.dns) if isinstance(network, Network) else (),
+        network=name,
+        mtu=mtu,
+        metric=_METRIC if extra and gateway else None,
+    )
 
 
-def _candidates(network: Network, node: str) -> tuple[str, ...]:
+def _candidates(network: AnyNetwork, node: str, name: str) -> tuple[str, ...]:
     subnet = ipaddress.IPv4Network(network.subnet)
     number = node_number(node, network.node_number)
     start = network.first + number * network.per_node
     if start + network.per_node >= subnet.num_addresses:
         raise HostFault(
             f"node {node} has number {number}: its {network.per_node} guest addresses lie outside "
-            f"{network.subnet}; enlarge [network] subnet or lower per_node"
+            f"{network.subnet}; enlarge {table(name)} subnet or lower per_node"
         )
     first = subnet.network_address + start
     return tuple(str(first + i) for i in range(network.per_node))
 
 
-def _from_command(network: Network, node: str, guests: int, index: int) -> str:
+def _from_command(network: AnyNetwork, node: str, guests: int, index: int, name: str) -> str:
     answer = run_tool(network.command, node, str(guests), str(index), timeout=10).strip()
     try:
         return str(ipaddress.IPv4Address(answer))
     except ValueError:
         raise HostFault(
-            f"[network] command {network.command} {node} {guests} {index}: the answer "
+            f"{table(name)} command {network.command} {node} {guests} {index}: the answer "
             f"{answer[:80]!r} is not an IPv4 address"
         ) from None

@@ -13,11 +13,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vtorque_core import hypervisor, images, ledger, names, network
+from vtorque_core import hypervisor, images, launchers, ledger, names, network
 from vtorque_core.api import JobRequest
 from vtorque_core.api_batch import BatchJob, PeerGuest
 from vtorque_core.api_context import ContextItem, EnvVar
-from vtorque_core.api_domain import Disk, Element, Interface, MemoryBacking
+from vtorque_core.api_domain import Disk, Element, MemoryBacking
 from vtorque_core.api_guest import GuestDriver
 from vtorque_core.api_node import (
     Claim,
@@ -211,9 +211,7 @@ def _claims(guest: GuestPlan, job: BatchJob, site: Site, plugins: Plugins) -> li
         MemoryClaim(guest.ram_mib),
         MemoryClaim(site.node.qemu_overhead, use="emulator"),
     ]
-    address = network.claim(site.network, job, guest.guests_per_node, guest.index)
-    if address is not None:
-        claims.append(address)
+    claims += network.claims(site, job, guest.guests_per_node, guest.index)
     refusals = []
     for contribution in plugins.collect("vtorque_plan", guest=guest, site=site):
         if isinstance(contribution.item, Refusal):
@@ -231,42 +229,17 @@ def addressed(
     """Return the placed guests with their NICs' assignments and all guests' names and addresses."""
     if site.network.kind == "none":
         return list(guests)
-    leases = [guest.leased(network.POOL) for guest in guests]
-    peers = _peers(guests, leases, job, site)
+    peers = network.peers(site, job, guests)
+    aliases = network.aliases(site, job, guests)
     return [
         dataclasses.replace(
             guest,
-            addresses=(
-                network.address(
-                    site.network,
-                    names.guest_mac(site_secret, guest.name),
-                    lease[0] if lease else None,
-                ),
-            ),
+            addresses=tuple(network.addresses(site, site_secret, guest)),
             peers=peers,
+            aliases=aliases,
         )
-        for guest, lease in zip(guests, leases, strict=True)
+        for guest in guests
     ]
-
-
-def _peers(
-    guests: Sequence[GuestPlan], leases: Sequence[tuple[str, ...]], job: BatchJob, site: Site
-) -> tuple[tuple[str, str], ...]:
-    """Return (hostname, ip) of all guests of the job, by rank; no ip where none is assigned."""
-    count = guests[0].guests_per_node
-    if len(job.nodes) == 1:
-        return tuple(
-            (guest.hostname, lease[0]) for guest, lease in zip(guests, leases, strict=True) if lease
-        )
-    assigned = site.network.addressing != "dhcp"
-    return tuple(
-        (
-            names.guest_hostname(node, index, count),
-            network.address_of(site.network, job, node, count, index) if assigned else "",
-        )
-        for node in job.nodes
-        for index in range(count)
-    )
 
 
 def peer_guests(guests: Sequence[GuestPlan], job: BatchJob) -> list[PeerGuest]:
@@ -285,15 +258,19 @@ def context_of(
     site: Site,
     plugins: Plugins,
     batch: Sequence[ContextItem] = (),
+    peers: Sequence[PeerGuest] = (),
 ) -> list[ContextItem]:
     """Return everything that must hold inside a guest; ``batch``: what the batch system adds.
 
+    ``peers``, all guests of the job by rank, are told to the launchers of parallel programs.
     Raises Refused naming plugin and item if the guest type cannot apply one of them.
     """
     supports = plugins.guest_type(guest.image.guest_type).supports
+    with_files = peers and "GuestFile" in supports
     items: list[ContextItem] = [
         EnvVar("VTORQUE_JOBID", guest.job_id),
         EnvVar("VTORQUE_RANK", str(guest.rank)),
+        *(launchers.items(guest, peers) if with_files else ()),
         *batch,
         *driver.context(guest, site),
     ]
@@ -339,16 +316,7 @@ def _core_elements(guest: GuestPlan, site: Site) -> Iterator[Element]:
             base=str(image.disk),
             base_format=image.disk_format,
         )
-    if site.network.kind != "none":
-        for number, nic in enumerate(guest.addresses):
-            yield Interface(
-                f"nic{number}",
-                kind=site.network.kind,
-                source=site.network.source,
-                mac=nic.mac,
-                ip=nic.ip,
-                filtered=site.network.filter,
-            )
+    yield from network.interfaces(site, guest)
     if any(share.kind == "virtiofs" for share in guest.shares):
         yield MemoryBacking(source="memfd", shared=True)
 

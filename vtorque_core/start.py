@@ -17,7 +17,7 @@ from typing import Literal
 
 from vtorque_core import accel, hypervisor, ledger, names, plan, policy, proof
 from vtorque_core.api import JobRequest
-from vtorque_core.api_batch import BatchJob, NodeAdapter
+from vtorque_core.api_batch import BatchJob, NodeAdapter, PeerGuest
 from vtorque_core.api_context import ContextItem, EnvVar
 from vtorque_core.api_domain import Channel, Disk, Filesystem, Interface
 from vtorque_core.api_guest import GuestDriver
@@ -30,6 +30,7 @@ from vtorque_core.domain.merge import MergedDomain, merge
 from vtorque_core.domain.render import DomainSpec, render, tap_name
 from vtorque_core.errors import HostFault, Refused
 from vtorque_core.journal import Journal
+from vtorque_core.network import of_site
 from vtorque_core.plugins import Plugins
 from vtorque_core.proof import Proof, ProofGuest
 from vtorque_core.records import JobHeader
@@ -160,8 +161,11 @@ def _start(
     start.guests = plan.addressed(placed, job, site, secret)
     start.enter("render domain")
     drivers = [p.driver for p in planned]
-    batch = tuple(adapter.context(job, plan.peer_guests(start.guests, job)))
-    prepared = [_prepare(g, d, start, batch) for g, d in zip(start.guests, drivers, strict=True)]
+    peers = plan.peer_guests(start.guests, job)
+    batch = tuple(adapter.context(job, peers))
+    prepared = [
+        _prepare(g, d, start, batch, peers) for g, d in zip(start.guests, drivers, strict=True)
+    ]
     start.enter("pre-boot")
     _acquire_all(start, prepared)
     for name, content in _user_files(wanted).items():
@@ -219,9 +223,13 @@ def _user_files(wanted: JobRequest) -> dict[str, bytes]:
 
 
 def _prepare(
-    guest: GuestPlan, driver: GuestDriver, start: Start, batch: Sequence[ContextItem]
+    guest: GuestPlan,
+    driver: GuestDriver,
+    start: Start,
+    batch: Sequence[ContextItem],
+    peers: Sequence[PeerGuest],
 ) -> Prepared:
-    items = plan.context_of(guest, driver, start.site, start.plugins, batch)
+    items = plan.context_of(guest, driver, start.site, start.plugins, batch, peers)
     merged = merge(plan.domain_contributions(guest, driver, start.site, start.plugins))
     resources = tuple(driver.resources(guest, items, start.site))
     environ = {item.name: item.value for item in items if isinstance(item, EnvVar)}
@@ -233,13 +241,17 @@ def _acquire_all(start: Start, prepared: Sequence[Prepared]) -> None:
     key = names.job_key(start.id, start.guests[0].attempt)
     for top in (start.site.paths.job_state(key), start.site.paths.job_run(key)):
         start.acquire(Tree(str(top), mode=0o711))
-    guard = netfilter.node_guard(start.site.network, start.site.node.libvirt_uri)
-    if guard and not start.site.network.filter:
-        netfilter.load(guard)  # no NIC of the site's brings it
+    guards = {}
+    for network in of_site(start.site).values():
+        guard = netfilter.node_guard(network, start.site.node.libvirt_uri)
+        if guard:
+            guards[network.source] = guard
+        if guard and not network.filter:
+            netfilter.load(guard)  # no NIC of the site's brings it
     for each in prepared:
         for directory in (each.plan.state_dir, each.plan.run_dir):
             start.acquire(Tree(str(directory), mode=0o711), guest=each.plan)
-        for resource in _guest_resources(each, guard):
+        for resource in _guest_resources(each, guards):
             start.acquire(resource, guest=each.plan)
         start.acting = each.owner
         for resource in each.resources:
@@ -247,7 +259,7 @@ def _acquire_all(start: Start, prepared: Sequence[Prepared]) -> None:
         start.acting = "core"
 
 
-def _guest_resources(each: Prepared, guard: str) -> Iterable[Resource]:
+def _guest_resources(each: Prepared, guards: Mapping[str, str]) -> Iterable[Resource]:
     image = each.plan.image
     if image.disk is not None:
         overlay = plan.overlay_path(each.plan)
@@ -259,6 +271,7 @@ def _guest_resources(each: Prepared, guard: str) -> Iterable[Resource]:
             yield disk_daemon(each.plan, disk)
     for nic in each.merged.lists(Interface):
         if nic.filtered:
+            guard = guards.get(nic.source, "") if nic.kind == "network" else ""
             yield Netfilter(tap_name(nic.mac), nic.mac, nic.ip, guard)
 
 

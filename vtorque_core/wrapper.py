@@ -20,6 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
+from vtorque_core import launchers
 from vtorque_core import proof as proofs
 from vtorque_core.api import GuestType
 from vtorque_core.api_batch import JobShell, Started
@@ -233,7 +234,8 @@ def make_script(
     """Return the script and its surroundings, as the guest shall have them.
 
     The environment is the batch system's without :data:`HOST_ONLY` and its own ``host_only``, with
-    the login shell as SHELL (the batch system sets this program) and with what the proof adds.
+    the login shell as SHELL (the batch system sets this program) and with what the proof adds, but
+    for what the user has set of the variables of parallel launchers.
     Where the proof's HOME is not the host's, the working directory and ``PBS_O_WORKDIR`` and the
     like follow it.
     """
@@ -258,7 +260,7 @@ def make_script(
             if job.script is None
             else shell.content(_read_script(job.script))
         ),
-        environ=found | dict(ready.environ),
+        environ=found | launchers.unless_given(ready.environ, found),
         cwd=_moved(here, account.pw_dir, home),
         interpreter=ready.shell,
         args=job.args,

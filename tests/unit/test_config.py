@@ -167,6 +167,28 @@ ERRORS = [
     ("[node]\nqemu_overhead = 1.5", 2, "must be a whole number of MiB"),
     ("[paths]\nstate = 'var'", 2, "write an absolute path"),
     ("[paths]\nrun = '/run/../x'", 2, "write an absolute path"),
+    ("[network]\nsubnet = 'fd00::/64'", 2, "is not a subnet"),
+    ("[networks]\nhpc = 1", 2, "must be a table [networks.hpc]"),
+    ("[networks.hpc]\nkind = 'bridge'", 1, "must be set: name of the libvirt network"),
+    ("[networks.hpc]\nsource = 'b'", 1, "must be set with addressing"),
+    ("[networks.1]\nsource = 'b'\naddressing = 'none'", 1, "begins with a letter"),
+    ("[networks.hpc]\nsource = 'b'\nsubnet = '10.86.9.0/24'", 3, "overlaps 10.86.0.0/16 of"),
+    ("[networks.hpc]\nsource = 'b'\naddressing = 'none'\nmtu = 60", 4, "write 68 to 65535"),
+    (
+        "[networks.hpc]\nsource = 'e'\naddressing = 'none'\nkind = 'direct'",
+        4,
+        "set opt_in_unfiltered = true",
+    ),
+    (
+        "[networks.hpc]\nsource = 'e'\naddressing = 'none'\nfilter = false",
+        4,
+        "set opt_in_unfiltered = true",
+    ),
+    (
+        "[network]\nkind = 'none'\n[networks.hpc]\nsource = 'e'\naddressing = 'none'",
+        2,
+        "must not be none beside [networks]",
+    ),
     ("[network]\nsubnet = '10.0.0.1/8'", 2, "is not a subnet"),
     ("[network]\ndns = ['dns']", 2, "is not an address"),
     ("[network]\ndns = '1.1.1.1'", 2, "must be a list in brackets"),
@@ -451,6 +473,19 @@ def test_the_example_loads_with_all_defaults_and_names_every_key(plugins):
     assert written.origin("node.accel").startswith(str(FILE))
     for table in ("[batch]", "[options.fpga]", "[plugin.acme]", "[shares.home]"):
         assert table in text
+
+
+def test_macvtap_needs_no_more_than_the_opt_in(plugins):
+    text = "[networks.hpc]\nsource = 'e'\nsubnet = '10.9.0.0/16'\nkind = 'direct'\n"
+    (hpc,) = site_of(text + "opt_in_unfiltered = true\n", plugins).networks.values()
+    assert hpc.kind == "direct"
+
+
+def test_all_networks_number_nodes_alike_unless_told(plugins):
+    text = (
+        "[network]\nnode_number = 'r([0-9])'\n[networks.a]\nsource = 'b'\nsubnet = '10.9.0.0/16'\n"
+    )
+    assert site_of(text, plugins).networks["a"].node_number == "r([0-9])"
 
 
 def test_the_example_sets_what_must_be_set(plugins):

@@ -132,7 +132,16 @@ def two_nics() -> str:
     return render(spec, domain, taps=taps(domain))
 
 
-CASES = {"micro": micro, "debian": debian, "two-nics": two_nics}
+def hpc() -> str:
+    bridge = Interface("nic1", "bridge", "br-hpc", "52:54:00:00:00:02", "10.186.0.16")
+    macvtap = Interface("nic2", "direct", "ib0", "52:54:00:00:00:03", filtered=False)
+    kernel = KernelBoot(kernel=f"{POOL}/micro/vmlinux")
+    domain = merged(kernel, nic(0), bridge, macvtap, *STREAMS)
+    filtered = {alias: tap for alias, tap in taps(domain).items() if not alias.endswith("nic2")}
+    return render(DomainSpec(guest_plan(), "tcg"), domain, taps=filtered)
+
+
+CASES = {"micro": micro, "debian": debian, "two-nics": two_nics, "hpc": hpc}
 
 
 @pytest.mark.parametrize("name", CASES)

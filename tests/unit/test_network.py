@@ -1,12 +1,16 @@
 """Addresses follow from node, slot and guest alone; a plan without room is named."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from vtorque_core import network
+from vtorque_core import names, network
+from vtorque_core.api import Image, JobRequest
 from vtorque_core.api_batch import BatchJob
-from vtorque_core.config_schema import Network
+from vtorque_core.api_node import GuestPlan, JobUser, Placement
+from vtorque_core.config import Site
+from vtorque_core.config_schema import ExtraNetwork, Network
 from vtorque_core.errors import HostFault
 
 PLAN = Network(subnet="10.0.0.0/24", first=10, per_node=4)
@@ -94,3 +98,97 @@ def test_jobs_that_follow_each_other_get_other_addresses():
 def test_more_guests_than_half_of_a_nodes_addresses_do_not_span_nodes():
     with pytest.raises(HostFault, match="per_node is 16"):
         network.address_of(WIDE, on("n1", "n2"), "n1", 9, 0)
+
+
+# -- several networks ---------------------------------------------------------------------------
+
+HPC = ExtraNetwork(
+    "br-hpc", subnet="10.9.0.0/16", first=1, per_node=8, node_number=PLAN.node_number
+)
+
+
+def site_with(**networks):
+    return replace(Site(), network=WIDE, networks=networks)
+
+
+def guests_of(job, site, count=1):
+    """Return this node's guests as the ledger places them on an empty node."""
+    found = []
+    for index in range(count):
+        claims = list(network.claims(site, job, count, index))
+        leased = {c.pool: (c.items[index if len(job.nodes) == 1 else 0],) for c in claims}
+        found.append(planned(job, index, count, leased))
+    return found
+
+
+def planned(job, index, count, leased):
+    return GuestPlan(
+        job_id=job.id, attempt=0, node=job.node, index=index, rank=index, guests_per_node=count,
+        name=f"vt-{job.node}-{index}", uuid="", vcpus=1, ram_mib=1,
+        hostname=names.guest_hostname(job.node, index, count),
+        image=Image("i", "t", "d", "x86_64", ""), user=JobUser("u", 1, 1, (), "/", "/bin/sh"),
+        request=JobRequest({}), addresses=(), peers=(), state_dir=Path("/s"), run_dir=Path("/r"),
+        secret=b"", placement=Placement(leased=leased),
+    )  # fmt: skip
+
+
+def test_each_network_gives_each_guest_a_nic_by_its_own_plan():
+    site = site_with(hpc=replace(HPC, mtu=9000), raw=replace(HPC, addressing="none", source="b"))
+    (guest,) = guests_of(on("node3"), site)
+    one, two, three = network.addresses(site, b"s" * 32, guest)
+    assert len({one.mac, two.mac, three.mac}) == 3
+    assert (one.ip, two.ip, three.ip) == ("10.0.0.58", "10.9.0.25", None)
+    assert (one.network, two.network, three.network) == ("", "hpc", "raw")
+    assert (one.gateway, two.gateway) == ("10.0.0.1", None)
+    assert (one.mtu, two.mtu) == (None, 9000)
+    assert (two.prefix, three.dhcp) == (16, False)
+
+
+def test_a_second_gateway_stands_behind_the_first():
+    site = site_with(hpc=replace(HPC, gateway="10.9.0.254"))
+    one, two = network.addresses(site, b"s" * 32, guests_of(on("node3"), site)[0])
+    assert one.metric is None
+    assert (two.gateway, two.metric) == ("10.9.0.254", 2000)
+
+
+def test_leases_of_two_networks_are_of_two_pools():
+    pools = [c.pool for c in network.claims(site_with(hpc=HPC), on("node1"), 1, 0)]
+    assert pools == ["address", "address-hpc"]
+
+
+def test_guests_have_a_name_in_each_network_that_all_nodes_know():
+    site, nodes = site_with(hpc=HPC, raw=replace(HPC, addressing="dhcp")), ("node1", "node2")
+    seen = {}
+    for at in nodes:
+        job = on(*nodes, node=at)
+        guests = guests_of(job, site, 2)
+        seen[at] = network.aliases(site, job, guests)
+        for guest in guests:
+            nic = list(network.addresses(site, b"s" * 32, guest))[1]
+            assert (f"{guest.hostname}-hpc", guest.hostname, nic.ip) in seen[at]
+    assert seen["node1"] == seen["node2"]
+    assert [name for name, _, _ in seen["node1"]] == [
+        "vnode1-0-hpc", "vnode1-1-hpc", "vnode2-0-hpc", "vnode2-1-hpc",
+    ]  # fmt: skip
+
+
+def test_an_extra_network_without_room_is_named():
+    with pytest.raises(HostFault, match=r"enlarge \[networks\.hpc\] subnet"):
+        small = replace(HPC, subnet="10.9.0.0/24")
+        list(network.claims(site_with(hpc=small), on("node99"), 1, 0))
+
+
+def test_every_nic_is_filtered_but_a_macvtap():
+    networks = {
+        "b": HPC,
+        "d": replace(HPC, kind="direct", source="eth9", opt_in_unfiltered=True),
+        "u": replace(HPC, filter=False, opt_in_unfiltered=True),
+    }
+    site = site_with(**networks)
+    (guest,) = guests_of(on("node3"), site)
+    guest = replace(guest, addresses=tuple(network.addresses(site, b"s" * 32, guest)))
+    found = list(network.interfaces(site, guest))
+    assert [i.name for i in found] == ["nic0", "nic1", "nic2", "nic3"]
+    assert [i.kind for i in found] == ["network", "bridge", "direct", "bridge"]
+    assert [i.source for i in found] == ["vtorque", "br-hpc", "eth9", "br-hpc"]
+    assert [i.filtered for i in found] == [True, True, False, False]

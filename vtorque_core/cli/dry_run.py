@@ -36,8 +36,11 @@ def show(request: Request, config: Path) -> int:
     planned = plan.plan_guests(job, wanted, site, plugins, user, secret)
     placed = []
     for one in planned:
-        claim = network.claim(site.network, job, one.plan.guests_per_node, one.plan.index)
-        leased = {network.POOL: (claim.items[one.plan.index],)} if claim else {}
+        claims = network.claims(site, job, one.plan.guests_per_node, one.plan.index)
+        leased = {
+            claim.pool: (claim.items[min(one.plan.index, len(claim.items) - 1)],)
+            for claim in claims
+        }
         placement = Placement(memory_mib=one.plan.ram_mib, leased=leased)
         placed.append(dataclasses.replace(one.plan, placement=placement))
     sys.stdout.write("<!-- An example: placement, addresses and keys are the node's. -->\n")

@@ -19,7 +19,7 @@ from xml.etree import ElementTree
 
 from vtorque_core import hypervisor
 from vtorque_core.api_node import run_tool, unjournalled
-from vtorque_core.config_schema import Network
+from vtorque_core.config_schema import ExtraNetwork, Network
 from vtorque_core.errors import HostFault
 from vtorque_core.resources.files import CoreResource
 
@@ -58,7 +58,7 @@ def rules(tap: str, mac: str, ip: str | None) -> str:
     )
 
 
-def node_guard(network: Network, uri: str) -> str:
+def node_guard(network: Network | ExtraNetwork, uri: str) -> str:
     """Return the nft script that keeps guests from the node's services; empty: nothing to guard.
 
     Only a bridge that libvirt made is guarded: a site's own has its hosts behind it. As root.

@@ -2,13 +2,13 @@
 
 JSON is YAML (YAML 1.2, 1.3), so the standard library writes it and no value needs quoting by hand.
 Keys: cloud-init's schema-cloud-config-v1.json (22.4), which a test checks against; network-config
-version 1, which all its renderers know. Pure.
+version 1, which all its renderers know, with one exception. Pure.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib.resources import files
 from typing import Any
 
@@ -87,28 +87,65 @@ def meta_data(guest: GuestPlan) -> bytes:
 
 
 def network_config(guest: GuestPlan) -> bytes:
-    """Return network-config, version 1: one interface per NIC, found by its MAC."""
-    config: list[dict[str, Any]] | str = [
-        {
-            "type": "physical",
-            "name": f"eth{number}",
-            "mac_address": address.mac.lower(),
-            "subnets": [_subnet(address)],
-        }
-        for number, address in enumerate(guest.addresses)
-    ]
+    """Return network-config: one interface per NIC, found by its MAC.
+
+    Version 1; version 2 where another network than the first is asked by DHCP, since only that can
+    keep its routes out.
+    """
+    if any(address.network and not address.ip and address.dhcp for address in guest.addresses):
+        return _json({"version": 2, "ethernets": dict(_ethernets(guest))})
+    config = [_physical(number, address) for number, address in enumerate(guest.addresses)]
     return _json({"version": 1, "config": config or "disabled"})
+
+
+def _physical(number: int, address: Address) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "type": "physical",
+        "name": f"eth{number}",
+        "mac_address": address.mac.lower(),
+        "subnets": [_subnet(address)],
+    }
+    if address.mtu:
+        found["mtu"] = address.mtu
+    return found
 
 
 def _subnet(address: Address) -> dict[str, Any]:
     if address.ip is None:
-        return {"type": "dhcp4"}
+        return {"type": "dhcp4" if address.dhcp else "manual"}
     subnet: dict[str, Any] = {"type": "static", "address": f"{address.ip}/{address.prefix}"}
-    if address.gateway:
+    if address.gateway and address.metric is None:
         subnet["gateway"] = address.gateway
+    elif address.gateway:
+        subnet["routes"] = [
+            {"network": "0.0.0.0", "netmask": "0.0.0.0", "gateway": address.gateway}  # noqa: S104
+            | {"metric": address.metric}
+        ]
     if address.dns:
         subnet["dns_nameservers"] = list(address.dns)
     return subnet
+
+
+def _ethernets(guest: GuestPlan) -> Iterator[tuple[str, dict[str, Any]]]:
+    for number, address in enumerate(guest.addresses):
+        name = f"eth{number}"
+        found: dict[str, Any] = {
+            "match": {"macaddress": address.mac.lower()},
+            "set-name": name,
+            "dhcp4": address.ip is None and address.dhcp,
+        }
+        if address.ip is not None:
+            found["addresses"] = [f"{address.ip}/{address.prefix}"]
+        elif address.dhcp and address.network:
+            found["dhcp4-overrides"] = {"use-routes": False, "use-dns": False}
+        if address.gateway:
+            metric = {} if address.metric is None else {"metric": address.metric}
+            found["routes"] = [{"to": "0.0.0.0/0", "via": address.gateway, **metric}]
+        if address.dns:
+            found["nameservers"] = {"addresses": list(address.dns)}
+        if address.mtu:
+            found["mtu"] = address.mtu
+        yield name, found
 
 
 def _json(data: Mapping[str, Any]) -> bytes:

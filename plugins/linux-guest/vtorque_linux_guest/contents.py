@@ -70,9 +70,10 @@ def field_text(value: str) -> str:
 
 
 def hosts_text(guest: GuestPlan) -> str:
-    """Return hosts(5): this guest, all others of the job."""
+    """Return hosts(5): this guest, all others of the job, and their names in other networks."""
     lines = ["127.0.0.1 localhost", "::1 localhost ip6-localhost ip6-loopback"]
     lines += [f"{ip} {name}" for name, ip in guest.peers if ip]
+    lines += [f"{ip} {name}" for name, _, ip in guest.aliases if ip]
     if guest.hostname not in {name for name, ip in guest.peers if ip}:
         lines.append(f"127.0.1.1 {guest.hostname}")
     return "".join(f"{line}\n" for line in lines)
@@ -142,7 +143,8 @@ def sshd_text() -> str:
 
 def ssh_text(guest: GuestPlan) -> str:
     """Return ssh_config(5) lines: between the job's guests with the job's key, hosts checked."""
-    names = dict.fromkeys(word for peer in _peers(guest) for word in peer if word)
+    known = (*_peers(guest), *((name, ip) for name, _, ip in guest.aliases))
+    names = dict.fromkeys(word for peer in known for word in peer if word)
     return (
         f"Host {' '.join(names)}\n"
         f"    IdentityFile {keys_directory('%u')}/id_ed25519\n"
@@ -153,7 +155,7 @@ def ssh_text(guest: GuestPlan) -> str:
 def ssh_files(guest: GuestPlan) -> Iterable[tuple[str, str, int, bool]]:
     """Return (path, text, mode, whether the job's user owns it) of all that ssh needs."""
     own = keys_directory(guest.user.name)
-    known = keys.known_hosts(guest.secret, _peers(guest))
+    known = keys.known_hosts(guest.secret, _peers(guest), guest.aliases)
     yield f"{own}/authorized_keys", keys.authorized_keys(guest.secret), 0o644, False
     yield f"{own}/id_ed25519", keys.user_key(guest.secret).private, 0o600, True
     yield "/etc/ssh/ssh_known_hosts", known, 0o644, False

@@ -44,11 +44,19 @@ def authorized_keys(secret: bytes) -> str:
     return f"{user_key(secret).public} vtorque-job\n"
 
 
-def known_hosts(secret: bytes, peers: Iterable[tuple[str, str]]) -> str:
-    """Return ssh_known_hosts lines of all guests of the job: (hostname, ip), the ip maybe empty."""
+def known_hosts(
+    secret: bytes,
+    peers: Iterable[tuple[str, str]],
+    aliases: Iterable[tuple[str, str, str]] = (),
+) -> str:
+    """Return ssh_known_hosts lines of all guests of the job: (hostname, ip), the ip maybe empty.
+
+    ``aliases`` are further names of theirs: (name, hostname, ip).
+    """
+    names = [(name, name, ip) for name, ip in peers]
     return "".join(
-        f"{','.join(filter(None, (name, ip)))} {host_key(secret, name).public}\n"
-        for name, ip in peers
+        f"{','.join(filter(None, (name, ip)))} {host_key(secret, hostname).public}\n"
+        for name, hostname, ip in (*names, *aliases)
     )
 
 

@@ -143,9 +143,9 @@ def _base(script: _Script, guest: GuestPlan) -> None:
     script.write("/proc/sys/kernel/hostname", guest.hostname)
     script.write("/etc/hostname", guest.hostname + "\n")
     for address in guest.addresses:
-        script.step(f"network {address.ip or 'by DHCP'}")
+        script.step(f"network {address.network} {_how(address)}".replace("  ", " "))
         _network(script, address)
-    if any(address.ip for address in guest.addresses):
+    if any(address.ip and not address.network for address in guest.addresses):
         script.write("/etc/resolv.conf", contents.resolv_text(guest))
     if guest.ntp:
         script.step("time servers")
@@ -154,17 +154,32 @@ def _base(script: _Script, guest: GuestPlan) -> None:
         script.call(f"if command -v ntpd >/dev/null; then run ntpd {servers}; fi")
 
 
+def _how(address: Address) -> str:
+    return address.ip or ("by DHCP" if address.dhcp else "without an address")
+
+
 def _network(script: _Script, address: Address) -> None:
     script.call("find_nic", quote(address.mac.lower()))
-    script.call('run ip link set dev "$NIC" up')
+    mtu = f" mtu {int(address.mtu)}" if address.mtu else ""
+    script.call(f'run ip link set dev "$NIC"{mtu} up')
     if address.ip is None:
-        script.seed["udhcpc.sh"] = _data("udhcpc.sh").encode()
-        script.call('chmod 0700 "$D/udhcpc.sh"')
-        script.call('run udhcpc -i "$NIC" -n -t 10 -T 1 -s "$D/udhcpc.sh"')
+        if address.dhcp:
+            _dhcp(script, address)
         return
     script.call("run ip addr add", quote(f"{address.ip}/{address.prefix}"), 'dev "$NIC"')
     if address.gateway:
-        script.call("run ip route add default via", quote(address.gateway), 'dev "$NIC"')
+        metric = f" metric {int(address.metric)}" if address.metric else ""
+        route = "run ip route add default via"
+        script.call(route, quote(address.gateway), f'dev "$NIC"{metric}')
+
+
+def _dhcp(script: _Script, address: Address) -> None:
+    """Ask for the address; the name servers and the default route are the first network's."""
+    script.seed["udhcpc.sh"] = _data("udhcpc.sh").encode()
+    script.call('chmod 0700 "$D/udhcpc.sh"')
+    script.call("export VTORQUE_ADDRESS_ONLY=" + ("1" if address.network else ""))
+    script.call('run udhcpc -i "$NIC" -n -t 10 -T 1 -s "$D/udhcpc.sh"')
+    script.call("unset VTORQUE_ADDRESS_ONLY")
 
 
 def _identity(script: _Script, guest: GuestPlan) -> None:

@@ -9,6 +9,7 @@ bound | renew) ;;
 esac
 ip addr flush dev "$interface"
 ip addr add "$ip/${mask:-24}" dev "$interface" || exit
+[ -z "${VTORQUE_ADDRESS_ONLY:-}" ] || exit 0
 for hop in ${router:-}; do
     ip route add default via "$hop" dev "$interface"
     break

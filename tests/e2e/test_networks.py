@@ -1,0 +1,174 @@
+"""Several NICs in real guests: a bridge and a macvtap made here, beside the node's own network."""
+
+import platform
+import re
+import socket
+import subprocess
+
+import pytest
+
+pytestmark = pytest.mark.e2e
+
+BRIDGE, HOST, SUBNET = "vte2ebr0", "10.88.0.1", "10.88.0.0/16"
+LOWER, FAR, FAR_IP = "vte2eve0", "vte2eve1", "10.89.0.1"
+BAD_IP, BAD_MAC = "10.88.250.250", "52:54:00:ba:dd:ad"
+ALL = 3  # ETH_P_ALL, packet(7)
+
+
+def ip(*words):
+    subprocess.run(["ip", *words], check=True, timeout=20)
+
+
+@pytest.fixture
+def site(clean):
+    """Return a function that adds text to the node's config until the test ends."""
+    own = clean.config.read_text()
+    yield lambda text: clean.config.write_text(own + text)
+    clean.config.write_text(own)
+
+
+@pytest.fixture
+def bridge():
+    """Make a bridge with an address of the node on it."""
+    ip("link", "add", BRIDGE, "type", "bridge")
+    ip("addr", "add", f"{HOST}/16", "dev", BRIDGE)
+    ip("link", "set", BRIDGE, "up")
+    yield BRIDGE
+    ip("link", "del", BRIDGE)
+
+
+@pytest.fixture
+def cable():
+    """Make a pair of interfaces: a macvtap goes on one, the other is the network's far end."""
+    ip("link", "add", LOWER, "type", "veth", "peer", "name", FAR)
+    ip("addr", "add", f"{FAR_IP}/16", "dev", FAR)
+    for name in (LOWER, FAR):
+        ip("link", "set", name, "up")
+    yield LOWER
+    ip("link", "del", LOWER)
+
+
+@pytest.fixture
+def guest_prologue(clean, site):
+    """Return a function that lets every guest run a script as root before its job."""
+    place = clean.config.parent / "guest-prologue-nets"
+
+    def put(text, networks):
+        place.mkdir()
+        script = place / "10-test"
+        script.write_text(text)
+        script.chmod(0o755)
+        site(f'\n[plugin.linux-guest]\nprologue = "{place}"\n{networks}')
+
+    yield put
+    subprocess.run(["rm", "-rf", place], check=True)
+
+
+def hpc(**keys):
+    lines = {"source": BRIDGE, "subnet": SUBNET, **keys}
+    text = "".join(f"{k} = {str(v).lower() if v is True else repr(v)}\n" for k, v in lines.items())
+    return f"\n[networks.hpc]\n{text}"
+
+
+def test_a_second_nic_on_a_bridge_with_names_of_its_own(clean, site, bridge):
+    site(hpc(mtu=1400))
+    host = platform.node().split(".")[0]
+    result = clean.job(
+        "#!/bin/sh\n"
+        "ip -4 -o addr show scope global | awk '{print $2, $4}'\n"
+        "ip route | grep -c default; ip route | awk '/default/{print $5}'\n"
+        f"cat /etc/hosts; cat /sys/class/net/eth1/mtu\n"
+        f"echo; nc -w 3 v{host}-1-hpc 9 </dev/null 2>&1; nc -w 3 {HOST} 9 </dev/null 2>&1\n",
+        "-vm", "vms_per_node=2",
+    )  # fmt: skip
+    out = result.out.decode()
+    nics = dict(re.findall(r"^(eth\d) (10\S+)$", out, re.MULTILINE))
+    assert nics["eth0"].startswith("10.87."), (out, result.err)
+    assert re.fullmatch(r"10\.88\.\S+/16", nics["eth1"])
+    assert "\n1\neth0\n" in out
+    for index in (0, 1):
+        assert re.search(rf"^10\.87\.\S+ v{host}-{index}$", out, re.MULTILINE)
+        assert re.search(rf"^10\.88\.\S+ v{host}-{index}-hpc$", out, re.MULTILINE)
+    assert "\n1400\n" in out
+    assert out.count("onnection refused") == 2, out  # both are there, and nothing listens
+
+
+def test_guest_root_cannot_send_as_another_on_the_second_nic(clean, guest_prologue, bridge):
+    guest_prologue(
+        "#!/bin/sh\n"
+        f"ping -c 1 -W 2 {HOST} || exit 1\n"
+        f"ip addr add {BAD_IP}/16 dev eth1\n"
+        f"ping -c 2 -W 1 -I {BAD_IP} {HOST}\n"
+        f"ip link set eth1 down; ip link set eth1 address {BAD_MAC}; ip link set eth1 up\n"
+        f"ping -c 2 -W 1 {HOST}\n"
+        f"ip link set eth0 down\nping -c 2 -W 1 -I eth1 {HOST}\nexit 0\n",
+        hpc(),
+    )
+    heard = _heard(BRIDGE, lambda: clean.job("#!/bin/sh\necho ran\n"))
+    assert heard.result.out == b"ran\n", heard.result.err
+    own = [f for f in heard.frames if f[12:14] == b"\x08\x00" and f[23] == 1]
+    assert own, "the guest's own ping was not heard: the test would see nothing"
+    for claim in (bytes.fromhex(BAD_MAC.replace(":", "")), socket.inet_aton(BAD_IP)):
+        assert not [f for f in heard.frames if claim in f]
+
+
+def test_without_a_filter_the_same_is_heard(clean, guest_prologue, bridge):
+    """So the test above would see a forged frame if there were one."""
+    guest_prologue(
+        f"#!/bin/sh\nip addr add {BAD_IP}/16 dev eth1\nping -c 2 -W 1 -I {BAD_IP} {HOST}\nexit 0\n",
+        hpc(opt_in_unfiltered=True).replace("opt_in", "filter = false\nopt_in"),
+    )
+    heard = _heard(BRIDGE, lambda: clean.job("#!/bin/sh\necho ran\n"))
+    assert heard.result.out == b"ran\n", heard.result.err
+    assert [f for f in heard.frames if socket.inet_aton(BAD_IP) in f]
+
+
+def test_macvtap(clean, site, cable):
+    site(hpc(source=LOWER, subnet="10.89.0.0/16", kind="direct", opt_in_unfiltered=True))
+    result = clean.job(
+        "#!/bin/sh\n"
+        "ip -4 -o addr show dev eth1 | awk '{print $4}'\n"
+        f"nc -w 3 {FAR_IP} 9 </dev/null 2>&1\n"
+    )
+    out = result.out.decode()
+    assert re.match(r"10\.89\.\S+/16\n", out), result.err
+    assert "onnection refused" in out
+
+
+def test_macvtap_is_refused_unless_the_site_accepts_it(clean, site, cable):
+    site(hpc(source=LOWER, subnet="10.89.0.0/16", kind="direct"))
+    done = clean.root("vtorque", "config", "check", "--file", str(clean.config), check=False)
+    assert done.returncode == 1
+    assert b"[networks.hpc] kind: lets guests forge addresses" in done.stderr
+
+
+def test_the_node_file_at_the_hosts_path_names_guests_that_resolve(clean):
+    host = platform.node().split(".")[0]
+    result = clean.job(
+        "#!/bin/sh\necho $PBS_NODEFILE\ncat $PBS_NODEFILE\n"
+        "for name in $(sort -u $PBS_NODEFILE); do grep -w $name /etc/hosts || exit 1; done\n",
+        "-vm", "vms_per_node=2,vcpus=2",
+    )  # fmt: skip
+    assert result.code == 0, (result.out, result.err)
+    path, *lines = result.out.decode().split("\n")
+    assert re.fullmatch(r"/var/spool/torque/aux/\d+\.\S+", path)
+    assert lines[:4] == [f"v{host}-0", f"v{host}-0", f"v{host}-1", f"v{host}-1"]
+    assert [line.split()[1] for line in lines[4:6]] == [f"v{host}-0", f"v{host}-1"]
+    assert len({line.split()[0] for line in lines[4:6]}) == 2
+
+
+class _heard:
+    """All frames that a bridge had while ``work`` ran, and what that returned."""
+
+    def __init__(self, name, work):
+        with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ALL)) as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 22)
+            listener.bind((name, 0))
+            listener.setblocking(False)
+            self.result = work()
+            self.frames = []
+            try:
+                while True:
+                    self.frames.append(listener.recv(4096))
+            except BlockingIOError:
+                pass

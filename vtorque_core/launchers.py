@@ -1,0 +1,98 @@
+"""What lets ``mpirun`` find a job's guests without a flag: variables and host files. Pure.
+
+The launchers shall start their daemons in the guests by ssh, with the job's own keys, and believe
+none of the host's batch variables that they would otherwise look at. Sources of names and formats:
+
+- Open MPI 4: mpirun(1), "Setting MCA Parameters" (``OMPI_MCA_<key>``), ``ompi_info --all`` for the
+  keys, orte_hosts(7) for the file. Open MPI 5: PRRTE 3.0, prte_mca_params.c (``PRTE_MCA_<key>``);
+  its mpirun turns an ``OMPI_MCA_`` value into a ``PRTE_MCA_`` one that is not set, schizo_ompi.c.
+- MPICH, MVAPICH: "Using the Hydra Process Manager", Environment Settings; mpiexec.hydra -rmk -help.
+- Intel MPI: Developer Reference for Linux, Hydra Environment Variables, Global Hydra Options.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from vtorque_core.api_context import ContextItem, EnvVar, GuestFile
+
+if TYPE_CHECKING:
+    from vtorque_core.api_batch import PeerGuest
+    from vtorque_core.api_node import GuestPlan
+
+DIRECTORY = "/etc/vtorque/mpi"
+_PREFIXES = ("OMPI_MCA_", "PRTE_MCA_", "HYDRA_", "I_MPI_")
+
+# What a user may set instead of ours, under another name for the same thing.
+_OTHER_NAMES = {
+    "PRTE_MCA_prte_default_hostfile": "OMPI_MCA_orte_default_hostfile",
+    "PRTE_MCA_plm": "OMPI_MCA_plm",
+    "PRTE_MCA_plm_ssh_agent": "OMPI_MCA_plm_rsh_agent",
+    "PRTE_MCA_ras": "OMPI_MCA_ras",
+    "HYDRA_LAUNCHER": "HYDRA_BOOTSTRAP",
+}
+
+
+def items(guest: GuestPlan, guests: Sequence[PeerGuest]) -> Iterator[ContextItem]:
+    """Yield the host files and variables of one guest; ``guests``: all of the job, by rank."""
+    for name, text in _files(guests).items():
+        yield GuestFile(f"{DIRECTORY}/{name}", text.encode())
+    for name, value in _variables(guest, guests).items():
+        yield EnvVar(name, value)
+
+
+def unless_given(preset: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
+    """Return the preset variables of a job without the launchers' that the user has set."""
+    return {
+        name: value
+        for name, value in preset.items()
+        if not (
+            name.startswith(_PREFIXES) and (name in given or _OTHER_NAMES.get(name, "") in given)
+        )
+    }
+
+
+def _files(guests: Sequence[PeerGuest]) -> dict[str, str]:
+    return {
+        "openmpi": "".join(f"{guest.hostname} slots={guest.slots}\n" for guest in guests),
+        "hydra": "".join(f"{guest.hostname}:{guest.slots}\n" for guest in guests),
+        "intel": "".join(f"{guest.hostname}\n" for guest in guests),
+    }
+
+
+def _variables(guest: GuestPlan, guests: Sequence[PeerGuest]) -> dict[str, str]:
+    found = {
+        "OMPI_MCA_orte_default_hostfile": f"{DIRECTORY}/openmpi",
+        "OMPI_MCA_plm": "rsh",
+        "OMPI_MCA_plm_rsh_agent": "ssh",
+        "OMPI_MCA_ras": "^slurm,tm,lsf,gridengine",
+        "PRTE_MCA_prte_default_hostfile": f"{DIRECTORY}/openmpi",
+        "PRTE_MCA_plm": "ssh",
+        "PRTE_MCA_plm_ssh_agent": "ssh",
+        "PRTE_MCA_ras": "^slurm,pbs,lsf,gridengine",
+        "HYDRA_HOST_FILE": f"{DIRECTORY}/hydra",
+        "HYDRA_LAUNCHER": "ssh",
+        "HYDRA_RMK": "user",
+        "I_MPI_HYDRA_BOOTSTRAP": "ssh",
+        "I_MPI_HYDRA_HOST_FILE": f"{DIRECTORY}/intel",
+        # Its host file has no counts; the second makes it heed the first under a batch system.
+        "I_MPI_PERHOST": str(max(each.slots for each in guests)),
+        "I_MPI_JOB_RESPECT_PROCESS_PLACEMENT": "off",
+    }
+    subnets = _subnets(guest)
+    if subnets:
+        found["OMPI_MCA_oob_tcp_if_include"] = subnets[0]
+        found["PRTE_MCA_prte_if_include"] = subnets[0]
+        found["OMPI_MCA_btl_tcp_if_include"] = ",".join(subnets)
+    return found
+
+
+def _subnets(guest: GuestPlan) -> list[str]:
+    """Return the subnets of the NICs whose addresses are known, the first NIC's first."""
+    import ipaddress  # noqa: PLC0415 (6 ms, which the job's wrapper need not pay)
+
+    known = [f"{a.ip}/{a.prefix}" for a in guest.addresses if a.ip is not None]
+    if not known or guest.addresses[0].ip is None:
+        return []
+    return [str(ipaddress.IPv4Interface(each).network) for each in known]
