@@ -16,6 +16,7 @@ from pathlib import Path
 from vtorque_core import accel, batch_setup, hypervisor, images
 from vtorque_core.api_node import HealthResult
 from vtorque_core.config import Site
+from vtorque_core.config_schema import ExtraNetwork, Network
 from vtorque_core.errors import VtorqueError
 from vtorque_core.plugins import Plugins
 from vtorque_core.resources import netfilter
@@ -109,35 +110,38 @@ def check_accel(site: Site) -> Iterator[HealthResult]:
 
 
 def check_network(site: Site) -> Iterator[HealthResult]:
-    """Check that the guests' network exists on this node."""
-    network = site.network
-    if network.kind == "none":
+    """Check that the guests' networks exist on this node."""
+    if site.network.kind == "none":
         yield ok("guests have no network ([network] kind)")
-    elif network.kind == "network":
+        return
+    yield from _check_one_network(site, site.network, "run vtorque setup install")
+    for name, network in site.networks.items():
+        make = f"make it (virsh net-start), or mend [networks.{name}]"
+        yield from _check_one_network(site, network, make)
+
+
+def _check_one_network(
+    site: Site, network: Network | ExtraNetwork, make: str
+) -> Iterator[HealthResult]:
+    if network.kind == "network":
         if hypervisor.network_active(site.node.libvirt_uri, network.source):
             yield ok(f"libvirt network {network.source} is active")
-            yield from _check_guard(site)
+            yield from _check_guard(site, network)
         else:
-            yield failed(
-                f"libvirt network {network.source} is not active", "run vtorque setup install"
-            )
+            yield failed(f"libvirt network {network.source} is not active", make)
     elif Path("/sys/class/net", network.source).exists():
         yield ok(f"{network.kind} {network.source} exists")
     else:
-        yield failed(f"{network.kind} {network.source} does not exist", "mend [network]")
-    if network.kind == "direct" and network.filter:
-        yield warning(
-            "macvtap cannot be filtered: guests may use any MAC and address",
-            "set [network] filter = false and opt_in_unfiltered = true if that is accepted",
-        )
+        fix = "make it, or mend the network's table in the config"
+        yield failed(f"{network.kind} {network.source} does not exist", fix)
 
 
-def _check_guard(site: Site) -> Iterator[HealthResult]:
-    source = site.network.source
-    if not netfilter.node_guard(site.network, site.node.libvirt_uri):
+def _check_guard(site: Site, network: Network | ExtraNetwork) -> Iterator[HealthResult]:
+    source = network.source
+    if not netfilter.node_guard(network, site.node.libvirt_uri):
         yield ok(f"libvirt network {source} is on a bridge of the site's own: not guarded")
     elif netfilter.guarded(source):
-        open_ports = ", ".join(site.network.node_ports) or "no port"
+        open_ports = ", ".join(network.node_ports) or "no port"
         yield ok(f"guests of {source} reach {open_ports} of this node")
     else:
         yield warning(
