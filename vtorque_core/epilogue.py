@@ -1,6 +1,7 @@
 """The root epilogue: walk the job's journals backwards, whatever the batch system says of it.
 
-Runs as root on the node, as often as the batch system likes, also without a prologue.
+Runs as root on the node, as often as the batch system likes, also without a prologue. What it
+writes to stdout is for the user: batch systems put that into the job's output.
 """
 
 from __future__ import annotations
@@ -8,21 +9,33 @@ from __future__ import annotations
 import functools
 import os
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from vtorque_core import leftovers, usage
 from vtorque_core.api_batch import Usage
 from vtorque_core.children import Child
-from vtorque_core.errors import EXIT_FAILED, EXIT_OK, ConfigError
+from vtorque_core.errors import (
+    EXIT_FAILED,
+    EXIT_GUEST_DIED,
+    EXIT_OK,
+    ConfigError,
+    VtorqueError,
+)
 from vtorque_core.names import Paths
 from vtorque_core.reap import release_job
-from vtorque_core.records import JobHeader, JournalError, find
+from vtorque_core.records import DOMAIN, JobHeader, JournalError, find
 
 _AFTER = 30.0  # seconds for each thing that is done after the release
+_DYING = 1.5  # seconds that libvirt may take to see that a QEMU has ended
 
 
-def run(config: Path, job_id: str) -> int:
+def run(config: Path, job_id: str, status: str = "") -> int:
     """Release all that the job still holds on this node; return the hook's exit code.
+
+    ``status``: how the job has ended, if the batch system says so. If the wrapper has said that
+    a guest died, the end of that guest's console is shown first: only root can read it.
 
     A site config that is broken, or that others than root can write, does not stop it: then the
     default directories hold. A user's directories would have a user's journals, which say what
@@ -32,6 +45,10 @@ def run(config: Path, job_id: str) -> int:
     """
     paths = _paths(config)
     jobs = _headers(paths, job_id)
+    if status == str(EXIT_GUEST_DIED):
+        for line in _last_words(paths, job_id):
+            sys.stdout.write(f"{line}\n")
+        sys.stdout.flush()
     reports = release_job(paths, job_id)
     for report in reports:
         for line in report.lines():
@@ -81,6 +98,34 @@ def _kill_leftovers(paths: Paths, job: JobHeader) -> None:
     told = leftovers.kill(paths, job)
     if told:
         sys.stderr.write(f"vtorque: {told}\n")
+
+
+def _last_words(paths: Paths, job_id: str) -> Iterator[str]:
+    """Yield what the dead guests of a job said last, printable."""
+    from vtorque_core.domain import console  # noqa: PLC0415
+
+    try:
+        for state in find(paths, job_id):
+            for record in (each for each in state.open if each.kind == DOMAIN):
+                if _died(record.args["uri"], record.args["uuid"]):
+                    log = paths.job_state(state.key) / f"g{record.guest}" / "console.log"
+                    if lines := console.tail(log, console.PANIC):
+                        yield console.heading(record.args["name"])
+                        yield from (f"| {line}" for line in lines)
+    except VtorqueError as error:  # libvirtd is down: the release says so too
+        sys.stderr.write(f"vtorque: {error}\n")
+
+
+def _died(uri: str, uuid: str) -> bool:
+    """Return whether a guest is dead; its stream may have ended a moment before its QEMU."""
+    from vtorque_core import hypervisor  # noqa: PLC0415
+
+    end = time.monotonic() + _DYING
+    while hypervisor.domain_state(uri, uuid) in ("running", "paused"):
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.1)
+    return True
 
 
 def _paths(config: Path) -> Paths:

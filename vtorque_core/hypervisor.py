@@ -232,10 +232,10 @@ def domain_state(uri: str, uuid: str) -> str | None:
     """Return ``running``, ``paused``, ``crashed``, ... or None if there is no such domain."""
 
     def state(connection: Any) -> str | None:
-        domain = _find(connection, uuid)
-        return None if domain is None else _state(domain)
+        info = _info(domain) if (domain := _find(connection, uuid)) else None
+        return None if info is None else info.state
 
-    return _call(uri, "domain state", state)
+    return _call(uri, "domain state", state, _LOOKUP)
 
 
 def _state(domain: Any) -> str:

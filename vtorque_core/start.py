@@ -320,7 +320,7 @@ def _await(start: Start, each: Prepared) -> None:
 def _failed(each: Prepared, error: HostFault) -> HostFault:
     """Return the error with what the guest's console said last, while there still is one."""
     lines = console.tail(each.plan.state_dir / "console.log")
-    said = (f"the end of the console of {each.plan.hostname}:", *(f"| {line}" for line in lines))
+    said = (console.heading(each.plan.hostname), *(f"| {line}" for line in lines))
     return HostFault(str(error), detail=(*error.detail, *(said if lines else ())))
 
 

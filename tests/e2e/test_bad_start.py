@@ -4,6 +4,7 @@ import base64
 import importlib.util
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -195,6 +196,10 @@ def test_a_script_that_crashes_its_guests_kernel(clean, config, scratch):
         shutil.rmtree(scripts)
     assert (result.code, result.out) == (EXIT_GUEST_DIED, b"before\n")
     assert b"died while the job ran" in result.err
+    assert re.search(rb"=>> vtorque: \S+: the end of the console of vt-\S+:\n", result.err)
+    assert re.search(rb"=>> vtorque: \S+: \| .*Kernel panic - not syncing: sysrq", result.err)
+    assert not re.search(rb"[^\n -~]", result.err)
+    assert len(result.err.splitlines()) < 55
     assert seconds < 20
 
 

@@ -68,3 +68,17 @@ def test_a_job_that_starts_has_no_reason(task, tmp_path):
     one.run()
     assert (one.job.status, one.job.reason) == (0, "")
     assert Path(tmp_path, "out").read_text() == "ran\n"
+
+
+def test_what_the_epilogue_says_goes_to_the_error_file_bounded_and_harmless(task, tmp_path):
+    epilogue = tmp_path / "epilogue"
+    epilogue.write_text(
+        "#!/bin/sh\nprintf 'one\\033[2Jx\\n\\ntwo\\n'; head -c 100000 /dev/zero | tr '\\0' x\n"
+    )
+    epilogue.chmod(0o755)
+    one = task(epilogue=str(epilogue))
+    one.run()
+    lines = Path(tmp_path, "err").read_text().splitlines()
+    assert lines[:2] == ["=>> vtorque: 1.h: one\\x1b[2Jx", "=>> vtorque: 1.h: two"]
+    assert len(lines) == 3 and len(lines[2]) < 400
+    assert (one.job.status, one.job.reason) == (0, "")

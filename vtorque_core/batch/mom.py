@@ -37,6 +37,8 @@ HOOK_ENVIRON = {"PATH": "/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin", "LC_ALL"
 LOST = "lost: the batch system was restarted while this job was running"
 KILL_TIME = 10.0  # seconds to find and kill what a job has left
 NOTE_TIME = 5.0  # seconds to write the reason into the user's file
+MAX_SAID = 8192  # bytes of what an epilogue says that go into the user's file
+MAX_WORD = 300  # characters of one line there
 _CLOSED: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
 
 
@@ -144,10 +146,15 @@ class Task(abc.ABC):
             pbs.PrologueArgs.parse(job.hook), job.session, time.time() - job.started, job.status
         )
         with contextlib.suppress(OSError, subprocess.SubprocessError):
-            self._hook([*self._programs.epilogue, *args.argv()])
-            if job.reason and not job.want.interactive:
+            with os.fdopen(os.memfd_create("epilogue"), "rb") as said:
+                self._hook([*self._programs.epilogue, *args.argv()], said.fileno())
+                said.seek(0)
+                lines = said.read(MAX_SAID).decode("utf-8", "replace").splitlines()
+            words = [word for word in (job.reason, *lines) if word]
+            if words and not job.want.interactive:
                 path, name = job.outputs[1]
-                text = f"=>> vtorque: {job.id}: {printable(job.reason)}\n"
+                mark = f"=>> vtorque: {job.id}: "
+                text = "".join(f"{mark}{printable(word, MAX_WORD)}\n" for word in words)
                 note = _start({"path": path, "name": name, "text": text})
                 with contextlib.suppress(ValueError, LookupError):
                     subprocess.run(note, check=False, timeout=NOTE_TIME, **_CLOSED, **_as_user(job))
@@ -207,10 +214,10 @@ class Task(abc.ABC):
                 job.status = code if code >= 0 else pbs.STATUS_SIGNAL - code
                 job.reason = words
 
-    def _hook(self, argv: Sequence[str]) -> int:
+    def _hook(self, argv: Sequence[str], stdout: int = 2) -> int:
         environ = HOOK_ENVIRON | {"PBS_JOBID": self.job.id, "PBS_QUEUE": self.job.hook[5]}
-        how = {"env": environ, "stdin": subprocess.DEVNULL, "stdout": 2, "cwd": "/", "umask": 0o022}
-        code = self._wait([*GUARD, *argv], self._programs.hook_timeout, None, **how)
+        how = {"env": environ, "stdin": subprocess.DEVNULL, "cwd": "/", "umask": 0o022}
+        code = self._wait([*GUARD, *argv], self._programs.hook_timeout, None, stdout=stdout, **how)
         if code:
             sys.stderr.write(f"vtorque: job {self.job.id}: {argv[:4]} ended with {code}\n")
         return code

@@ -57,12 +57,15 @@ def prologue(call: _Call, argv: tuple[str, ...]) -> None:
 @click.argument("argv", nargs=-1, type=click.UNPROCESSED)
 @click.pass_obj
 def epilogue(call: _Call, argv: tuple[str, ...]) -> None:
-    """Release everything the job's journals name. ARGV begins with the job id."""
+    """Release everything the job's journals name. ARGV begins with the job id.
+
+    Its tenth word, if it has one, is the job's exit status, as with Torque.
+    """
     from vtorque_core import epilogue as module  # noqa: PLC0415
 
     if not argv:
         raise HostFault("the batch system gave no job id", stage="epilogue")
-    sys.exit(module.run(call.config, argv[0]))
+    sys.exit(module.run(call.config, argv[0], argv[9] if len(argv) > 9 else ""))
 
 
 @click.command(hidden=True, context_settings=_PASS)

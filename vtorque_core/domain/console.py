@@ -1,7 +1,7 @@
-"""The end of a guest's serial console, for the message about a guest that did not start.
+"""The end of a guest's serial console, for the message about a guest that did not start, or died.
 
-As root, in the prologue. The guest wrote every byte of it: it is bounded, and what a terminal
-would obey is escaped or dropped.
+As root, in the prologue and the epilogue. The guest wrote every byte of it: it is bounded, and what
+a terminal would obey is escaped or dropped.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 from vtorque_core.errors import printable
 
 LINES = 20
+PANIC = 50  # lines: what is wrong comes first, then registers and a trace
 WIDTH = 200  # characters of one line
 _BYTES = 16384  # looked at from the end
 _SETTLE = 0.5  # seconds that virtlogd may take to write what the ending QEMU said
@@ -23,8 +24,8 @@ _POLL = 0.1
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[ -/]*[0-~])")
 
 
-def tail(path: Path) -> tuple[str, ...]:
-    """Return the last lines that say something, printable; empty if there is no console log.
+def tail(path: Path, lines: int = LINES) -> tuple[str, ...]:
+    """Return the last ``lines`` that say something, printable; empty if there is no console log.
 
     Waits shortly for a log that still grows. Never raises.
     """
@@ -42,7 +43,12 @@ def tail(path: Path) -> tuple[str, ...]:
         return ()
     finally:
         os.close(descriptor)
-    return lines_of(data)
+    return lines_of(data, lines)
+
+
+def heading(hostname: str) -> str:
+    """Return the line above what :func:`tail` returns."""
+    return f"the end of the console of {hostname}:"
 
 
 def _settled(descriptor: int, size: int) -> int:
@@ -57,8 +63,8 @@ def _settled(descriptor: int, size: int) -> int:
     return size
 
 
-def lines_of(data: bytes) -> tuple[str, ...]:
-    """Return the last LINES lines of console output that are not blank, each safe to show."""
+def lines_of(data: bytes, count: int = LINES) -> tuple[str, ...]:
+    """Return the last ``count`` lines of console output that are not blank, each safe to show."""
     text = _ESCAPES.sub("", data.decode("utf-8", "replace"))
     lines = (line.strip() for line in re.split(r"[\r\n]+", text))
-    return tuple(printable(line, WIDTH) for line in lines if line)[-LINES:]
+    return tuple(printable(line, WIDTH) for line in lines if line)[-count:]
