@@ -7,6 +7,7 @@ too. Nothing here knows what the steps are.
 """
 
 import dataclasses
+import gc
 import os
 import signal
 import stat
@@ -158,6 +159,7 @@ def killed_at(work, number):
     told, tell = os.pipe()
     pid = os.fork()
     if pid == 0:
+        gc.disable()  # it would copy the test run's memory, page by page
         seen = 0
 
         def count(name):

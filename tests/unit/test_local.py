@@ -6,6 +6,7 @@ here). Jobs without a request blob are bare metal and need no double.
 
 import contextlib
 import json
+import multiprocessing
 import os
 import pty
 import pwd
@@ -24,27 +25,19 @@ import pytest
 
 from vtorque_core.api_batch import Life
 from vtorque_core.batch import pbs_convention as pbs
+from vtorque_core.batch.mom import Programs
 from vtorque_core.errors import UsageError, VtorqueError
 from vtorque_core.local.node import LocalNode
+from vtorque_core.local.service import Service, Setup
 from vtorque_core.local.submitter import LocalSubmitter
+from vtorque_core.locks import Busy
 from vtorque_core.names import Paths
 from vtorque_core.request import Request
 
 HOST = socket.gethostname()
-SERVE = """
-import json, sys
-from pathlib import Path
-from vtorque_core.batch.mom import Programs
-from vtorque_core.local.service import Service, Setup
-c = json.loads(sys.argv[1])
-service = Service(Setup(Path(c["run"]), Path(c["spool"]), Programs(**c["programs"]), ["true"],
-                        slots=c["slots"], root_jobs=True, lock_wait=0.3, poll=0.01))
-service.open()
-print("up", flush=True)
-service.serve()
-"""
 SUBMIT = """
-import sys; from pathlib import Path; from vtorque_core.names import Paths
+import sys; from pathlib import Path; from vtorque_core.locks import Busy
+from vtorque_core.names import Paths
 from vtorque_core.local.submitter import LocalSubmitter
 s = LocalSubmitter(Paths(run=Path(sys.argv[1])))
 sys.exit(s.submit(s.split(sys.argv[2:]), None, None))
@@ -64,6 +57,28 @@ printf '%s\\n' "$line" > "{dir}/wrapper.line"
 eval "set -- $line"
 exec sh "$@"
 """
+
+
+def serve(config: dict, tell: int, log: int) -> None:
+    """Be the service, in a process of its own."""
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    sys.stdout = sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
+    service = Service(
+        Setup(
+            Path(config["run"]),
+            Path(config["spool"]),
+            Programs(**config["programs"]),
+            ["true"],
+            slots=config["slots"],
+            root_jobs=True,
+            poll=0.01,
+        )
+    )
+    service.open()
+    os.write(tell, b"up\n")
+    os.close(tell)
+    service.serve()
 
 
 class Site:
@@ -91,24 +106,24 @@ class Site:
 
     def start(self) -> None:
         self.log = (self.root / "log").open("ab")
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", SERVE, json.dumps(self.config)],
-            stdout=subprocess.PIPE,
-            stderr=self.log,
-        )
-        assert self.process.stdout is not None
-        assert self.process.stdout.readline() == b"up\n", (self.root / "log").read_text()
+        told, tell = os.pipe()
+        arguments = self.config, tell, self.log.fileno()
+        # Forked: a Python of its own would spend most of the test's time on its imports.
+        self.process = multiprocessing.get_context("fork").Process(target=serve, args=arguments)
+        self.process.start()
+        os.close(tell)
+        with os.fdopen(told, "rb") as up:
+            assert up.read() == b"up\n", (self.root / "log").read_text()
 
     def stop(self, number: int = signal.SIGTERM) -> int:
-        self.process.send_signal(number)
+        assert self.process.pid is not None
+        os.kill(self.process.pid, number)
         return self.ended()
 
-    def ended(self) -> int:
-        code = self.process.wait(10)
-        assert self.process.stdout is not None
-        self.process.stdout.close()
+    def ended(self) -> int | None:
+        self.process.join(10)
         self.log.close()
-        return code
+        return self.process.exitcode
 
     def script(self, text: str, name: str = "job.sh") -> str:
         path = self.root / name
@@ -145,7 +160,7 @@ def site(monkeypatch):
     site = Site(root)
     monkeypatch.chdir(root)
     yield site
-    if site.process.poll() is None:
+    if site.process.exitcode is None:
         assert site.stop() == 0, (root / "log").read_text()
     shutil.rmtree(root)
 
@@ -427,9 +442,13 @@ def test_shutdown_ends_running_jobs_and_keeps_queued_ones(site):
 
 
 def test_a_second_service_is_refused(site):
-    argv = [sys.executable, "-c", SERVE, json.dumps(site.config)]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False)
-    assert done.returncode == 1 and "held by another process" in done.stderr
+    run, spool = Path(site.config["run"]), Path(site.config["spool"])
+    second = Service(Setup(run, spool, Programs((), (), ()), (), lock_wait=0.3))
+    before, mask = (run / "local.sock").stat(), os.umask(0o022)
+    with pytest.raises(Busy, match="held by another process"):
+        second.open()
+    os.umask(mask)
+    assert (run / "local.sock").stat() == before, "the first one's socket is not touched"
 
 
 def test_interactive_job_has_the_terminal(site):

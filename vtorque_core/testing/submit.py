@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -73,6 +74,7 @@ def _child(
     work: Callable[[], int], files: Sequence[int], environ: Mapping[str, str], directory: Path
 ) -> None:
     code = 70  # EX_SOFTWARE of sysexits.h: a defect
+    gc.disable()  # it would copy the test run's memory, page by page
     try:
         for target, source in enumerate(files):
             os.dup2(source, target)

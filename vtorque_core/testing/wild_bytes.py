@@ -14,7 +14,6 @@ RUNS = {
     "long-line.sh": "micro",
     "long-heredoc.sh": "micro",
     "trailing-blanks.sh": "micro",
-    "form-feed.sh": "micro",
     "tabs-heredoc.sh": "micro",
     "many-blank-lines.sh": "micro",
     "self-extracting.sh": "micro",
