@@ -18,6 +18,8 @@ import pytest
 from vtorque_core import epilogue, names, plugins, proof, safefs, trust
 from vtorque_core.errors import EXIT_NO_PROOF, ConfigError, HostFault
 from vtorque_core.journal import Journal
+from vtorque_core.local.submitter import LocalSubmitter
+from vtorque_core.names import Paths
 from vtorque_core.proof import Proof
 from vtorque_core.records import JobHeader
 from vtorque_core.resources import File
@@ -234,16 +236,24 @@ def test_a_job_whose_client_has_left_gets_nobody_elses_terminal(tmp_path):
     assert service.stdout.readline() == b"up\n"
     run, go = tmp_path / "run", tmp_path / "go"
     null = os.open(os.devnull, os.O_RDWR)
-    wait = f"while [ ! -e {go} ]; do sleep 0.05; done\n".encode()
+    wait = f"touch {tmp_path}/began; while [ ! -e {go} ]; do sleep 0.05; done\n".encode()
+    submitter = LocalSubmitter(Paths(run=run))
+
+    def until(condition):
+        deadline = time.monotonic() + 20
+        while not condition():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
     keyboard, screen = os.pipe(), os.pipe()
     try:
         with submit(run, ["-o", os.devnull, "-e", os.devnull], wait) as first:
             assert b'"id"' in first.recv(4096)
-            time.sleep(0.5)  # it runs by now, with all its descriptors
+            until((tmp_path / "began").exists)  # with all its descriptors
             left = submit(run, ["-I"], fds=[null] * 3)
-            time.sleep(0.3)
+            until(lambda: len(list(submitter.jobs())) == 2)
             left.close()  # with the answer unread: the service sees an error, not an end
-            time.sleep(1)
+            until(lambda: len(list(submitter.jobs())) == 1)
             with submit(run, ["-I"], fds=[keyboard[0], screen[1], screen[1]]) as victim:
                 mine = json.loads(victim.recv(4096))["id"]
                 os.write(keyboard[1], b"echo $PBS_JOBID; exit\n")

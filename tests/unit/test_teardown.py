@@ -324,12 +324,12 @@ def test_a_domain_that_appears_after_its_creator_was_killed_is_caught(
     paths, start, domains, tmp_path, monkeypatch
 ):
     """libvirtd goes on creating it for a client that is dead."""
-    monkeypatch.setattr(Domain, "settle", 1.0)
+    monkeypatch.setattr(Domain, "settle", 0.5)
     monkeypatch.setattr(hypervisor, "create_domain", lambda uri, xml: 1 / 0)
     journal = start()
     with pytest.raises(ZeroDivisionError):
         journal.take(Domain("vt-0", "u0", "x", xml="u0"), guest=0)
-    late = threading.Timer(0.4, (domains / "u0").touch)
+    late = threading.Timer(0.2, (domains / "u0").touch)
     late.start()
     assert teardown(journal.path, paths, loaded()).clean
     late.join()
@@ -455,7 +455,7 @@ def test_a_child_does_not_keep_its_parents_locks(paths):
 
 def test_a_lock_file_that_its_holder_removed_locks_nobody_in_with_it(paths):
     """Who waited for the removed file must not think to hold the lock of the new one."""
-    read_end, write_end = os.pipe()
+    (read_end, write_end), (wait, go) = os.pipe(), os.pipe()
     path = paths.job_lock("1")
 
     def second():
@@ -463,7 +463,7 @@ def test_a_lock_file_that_its_holder_removed_locks_nobody_in_with_it(paths):
         with job_lock(paths, "1", 5):
             assert path.exists()
             os.write(write_end, b"x")
-            time.sleep(1)
+            os.read(wait, 1)
 
     with job_lock(paths, "1"):
         pid = in_other_process(second)
@@ -471,7 +471,10 @@ def test_a_lock_file_that_its_holder_removed_locks_nobody_in_with_it(paths):
     os.read(read_end, 1)
     with pytest.raises(Busy), job_lock(paths, "1", 0):
         pass
+    os.write(go, b"x")
     os.waitpid(pid, 0)
+    for descriptor in (read_end, write_end, wait, go):
+        os.close(descriptor)
 
 
 # -- reaper -----------------------------------------------------------------------------------

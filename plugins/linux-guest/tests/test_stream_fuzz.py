@@ -140,7 +140,7 @@ def test_status_returns_or_raises_stream_error(data: bytes) -> None:
 @pytest.fixture(scope="module")
 def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalAgent]:
     binary: Path = tmp_path_factory.mktemp("agent") / "vtorque-agent"
-    build_agent(binary, "gcc", SANITIZED)
+    build_agent(binary, "gcc", (*SANITIZED, "-DVT_RETRY_MS=1"))
     with LocalAgent(binary) as running:
         running.ready()
         yield running

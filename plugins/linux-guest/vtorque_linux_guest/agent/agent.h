@@ -11,6 +11,10 @@
 #include <stdint.h>
 #include <sys/types.h>
 
+#ifndef VT_RETRY_MS
+#define VT_RETRY_MS 20 /* less in tests that connect often */
+#endif
+
 enum {
     PROTOCOL = 1,
     HEADER = 8,
@@ -29,7 +33,7 @@ enum {
     TERM_GRACE_MS = 5000,      /* between SIGTERM and SIGKILL when the host has gone */
     DRAIN_GRACE_MS = 1000,     /* for a background child that holds the output */
     SYNC_MAX_MS = 30000,       /* EXIT is sent after this even if sync(2) still runs */
-    RETRY_MS = 20,             /* opening a port that is not there yet */
+    RETRY_MS = VT_RETRY_MS,    /* opening a port that is not there yet */
     RECHECK_MS = 500,          /* a disconnected virtio port, should SIGIO be missed */
 };
 
