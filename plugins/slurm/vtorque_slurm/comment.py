@@ -17,7 +17,7 @@ IN_SCRIPT = "vt1:in-script"
 LINE = b"#VTORQUE-REQUEST "
 MAX_COMMENT = 1024
 
-_LAST_WORD = re.compile(r"(?:^|\s)(vt1:[A-Za-z0-9_-]*)\s*$", re.ASCII)
+_OURS = re.compile(r"(?:^|\s)(?=vt1:)")
 _LINE = re.compile(rb"#![^\n]*\n#VTORQUE-REQUEST (vt1:[A-Za-z0-9_-]+)\n")
 
 
@@ -42,9 +42,9 @@ def fits(own: str | None, word: str) -> bool:
 
 
 def find(comment: str) -> str | None:
-    """Return our word in a comment; None: not a VM job."""
-    match = _LAST_WORD.search(comment)
-    return match[1] if match else None
+    """Return our word in a comment, whatever has become of it; None: not a VM job."""
+    places = [match.end() for match in _OURS.finditer(comment)]
+    return comment[places[-1] :].rstrip(" ") if places else None
 
 
 def find_in_script(script: bytes) -> str | None:

@@ -1,6 +1,6 @@
 """slurm.conf: read a value, and set one so that it can be taken back byte for byte. slurm.conf(5).
 
-A line of the site's that gives way is kept as a comment right above ours, so that other edits made
+A line of the site's that gives way is kept as a comment right below ours, so that other edits made
 meanwhile survive.
 """
 
@@ -17,7 +17,6 @@ from vtorque_core.api_setup import MARK
 
 _KEPT = f"#kept by {MARK.decode()}#"
 _OURS = f"  # {MARK.decode()}"
-_NO_END = f"{_OURS}, no newline before"
 _MAX_DEPTH = 8
 
 
@@ -35,19 +34,17 @@ def with_line(text: str, key: str, value_: str) -> str:
     ours = f"{key}={value_}{_OURS}\n"
     lines = text.splitlines(keepends=True)
     places = [i for i, line in enumerate(lines) if _setting(line, key) is not None]
-    if not places:
-        end = "" if not text or text.endswith("\n") else "\n"
-        return text + (f"{end}{key}={value_}{_NO_END}\n" if end else ours)
+    if not places:  # not at the end, where a line may go on (a backslash) or have no newline
+        return ours + text
     for i in places:
-        lines[i] = _KEPT + lines[i] + ("" if lines[i].endswith("\n") else "\n")
-    lines.insert(places[-1] + 1, ours)
+        lines[i] = _KEPT + lines[i]
+    lines.insert(places[0], ours)
     return "".join(lines)
 
 
 def without_line(text: str, key: str) -> str:
     """Return the text as it was before :func:`with_line`."""
     mark = re.escape(MARK.decode())
-    text = re.sub(rf"\n{key}=[^\n]*  # {mark}, no newline before\n", "", text)
     text = re.sub(rf"^{key}=[^\n]*  # {mark}\n", "", text, flags=re.MULTILINE)
     kept = rf"^{re.escape(_KEPT)}(?=\s*{key}\s*=)"
     return re.sub(kept, "", text, flags=re.MULTILINE | re.IGNORECASE)

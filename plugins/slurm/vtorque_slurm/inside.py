@@ -9,7 +9,9 @@ from vtorque_core.api_batch import BatchJob, PeerGuest
 from vtorque_core.api_context import ContextItem, EnvVar, GuestFile
 from vtorque_slurm import hostlist
 
-BIN = "/usr/local/bin"
+BIN = "/usr/bin"
+"""On every PATH. What an image has there of Slurm could do nothing from inside."""
+
 GUESTS = "/etc/vtorque/slurm/guests"
 """One line per guest, by rank: host name and CPUs. What ``srun`` reads inside."""
 

@@ -89,5 +89,5 @@ def _after(content: bytes, prefix: str) -> Iterator[str]:
         line = raw.decode("utf-8", "surrogateescape")
         if line.startswith(prefix) and line[len(prefix) : len(prefix) + 1].isspace():
             yield line[len(prefix) :]
-        elif line.strip() and not line.startswith("#"):
+        elif line.strip() and not line.lstrip().startswith("#"):
             return

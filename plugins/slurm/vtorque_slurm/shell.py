@@ -62,5 +62,5 @@ class SlurmJobShell:
         """
         count = environ.get("SLURM_JOB_NUM_NODES", "1")
         each = ("--ntasks-per-node=1", "--overlap", "--kill-on-bad-exit=1", "--mpi=none")
-        quiet = ("--cpu-bind=none", "--input=none", "--export=ALL")
+        quiet = ("--input=none", "--export=ALL")
         return ["srun", f"--nodes={count}", f"--ntasks={count}", *each, *quiet, *command]

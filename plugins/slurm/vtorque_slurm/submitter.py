@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from vtorque_core.api import UsageError
 from vtorque_core.api_batch import JobInfo, Needs, SubmitArgs
@@ -22,7 +24,7 @@ MAX_SCRIPT = 4 << 20  # bytes; Slurm's own limit, SchedulerParameters=max_script
 STDIN = "/dev/stdin"
 
 _WRAP = "#!/bin/sh\n# This script was created by sbatch --wrap.\n\n{}\n\n"  # as sbatch makes it
-_ONE_TASK = ("--nodes=1", "--ntasks=1", "--relative=0", "--overlap", "--cpu-bind=none")
+_ONE_TASK = ("--nodes=1", "--ntasks=1", "--relative=0", "--overlap")
 _FIELDS = "%A|%i|%u|%t|%M|%N|%j"  # squeue(1), --format; the name, which is free text, is the last
 _RUNNING = ("R", "CG", "CF", "S")
 
@@ -66,16 +68,15 @@ class SlurmSubmitter:
         )
 
     def submit(self, args: SubmitArgs, blob: bytes | None, needs: Needs | None) -> int:
-        """Submit; return the exit code of sbatch or salloc. Raises UsageError."""
+        """Become sbatch or salloc. Raises UsageError."""
         flag = ["-I"] if args.interactive else []
         line = options.split([*flag, *args.rest], self._settings.options)
         if _is_sbatchs(line):
-            return self._run(["salloc" if args.interactive else "sbatch", *args.rest])
+            self._become(["salloc" if args.interactive else "sbatch", *args.rest])
         if args.interactive:
-            return self._run(self.interactive(line, blob, needs))
+            self._become(self.interactive(line, blob, needs))
         content = args.content or b""
-        argv, body = self.batch(line, content, blob, needs)
-        return self._run(argv, body)
+        self._become(*self.batch(line, content, blob, needs))
 
     def batch(
         self, line: CommandLine, content: bytes, blob: bytes | None, needs: Needs | None
@@ -129,7 +130,7 @@ class SlurmSubmitter:
 
     def cancel(self, job_id: str) -> int:
         """Call scancel; return its exit code."""
-        return self._run(["scancel", "--", job_id])
+        return subprocess.run([self._program("scancel"), "--", job_id], check=False).returncode
 
     def _given(self, line: CommandLine, content: bytes) -> Given:
         prefix = "SALLOC" if line.interactive else "SBATCH"
@@ -153,11 +154,26 @@ class SlurmSubmitter:
             raise UsageError(f"{found or name} is not there: see [plugin.slurm] bindir")
         return found
 
-    def _run(self, argv: Sequence[str], stdin: bytes | None = None) -> int:
+    def _become(self, argv: Sequence[str], stdin: bytes | None = None) -> NoReturn:
+        """Replace this process by Slurm's command: terminal, signals, exit code are its own."""
+        program = self._program(argv[0])
         sys.stdout.flush()
-        program = [self._program(argv[0]), *argv[1:]]
-        code = subprocess.run(program, input=stdin, check=False).returncode
-        return code if code >= 0 else 128 - code
+        sys.stderr.flush()
+        if stdin is not None:
+            source = os.memfd_create("script")
+            with os.fdopen(os.dup(source), "wb") as file:
+                file.write(stdin)
+            os.lseek(source, 0, os.SEEK_SET)
+            os.dup2(source, 0)
+        for name in ("SIGPIPE", "SIGXFSZ"):  # Python ignores them, and that would be inherited
+            signal.signal(getattr(signal, name), signal.SIG_DFL)
+        given = Path("/proc/self/environ").read_bytes()
+        if b"\0LC_CTYPE=" not in b"\0" + given:  # Python has put its own there (PEP 538)
+            os.environ.pop("LC_CTYPE", None)
+        try:
+            os.execv(program, [program, *argv[1:]])  # noqa: S606
+        except OSError as error:
+            raise UsageError(f"{program}: {error.strerror}") from None
 
 
 def _is_sbatchs(line: CommandLine) -> bool:

@@ -1,0 +1,145 @@
+"""Golden: what sbatch and salloc get of each form of submission, and the request's way."""
+
+import os
+
+import pytest
+
+from vtorque_core.api import UsageError
+from vtorque_core.api_batch import Needs, SubmitArgs
+from vtorque_core.api_submit import to_token
+from vtorque_slurm import comment, options
+from vtorque_slurm.additions import constraint
+from vtorque_slurm.plugin import Settings
+from vtorque_slurm.submitter import SlurmSubmitter
+
+BLOB = b'{"v":1,"vm":[["ram","1G"]],"files":{},"shell":null}'
+TOKEN = to_token(BLOB)
+NEEDS = Needs(2, 1280, 30)
+SHELL = "/usr/libexec/vtorque-jobshell"
+SCRIPT = b"#!/bin/sh\necho\n"
+PLAIN = [f"--comment={TOKEN}", "--constraint=vt", "--mincpus=2", "--mem=1280M"]
+
+
+@pytest.fixture
+def submitter(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in os.environ:
+        if name.startswith(("SBATCH_", "SALLOC_", "SLURM_")):
+            monkeypatch.delenv(name)
+    for name in ("sbatch", "salloc", "srun"):
+        (tmp_path / name).write_text("#!/bin/sh\n")
+        (tmp_path / name).chmod(0o755)
+    return SlurmSubmitter(Settings(feature="vt", bindir=str(tmp_path)), SHELL)
+
+
+GOLDEN = [
+    (["job.sh"], SCRIPT, ["--job-name=job.sh", *PLAIN]),
+    (["d/job.sh", "a", "-b"], SCRIPT,
+     ["--job-name=job.sh", *PLAIN, "--", "/dev/stdin", "a", "-b"]),
+    (["-J", "n", "job.sh"], SCRIPT, ["-J", "n", *PLAIN]),
+    ([], SCRIPT, PLAIN),
+    (["--wrap=ls"], SCRIPT, ["--job-name=wrap", *PLAIN]),
+    (["--wrap", "ls", "-Jx"], SCRIPT, ["-Jx", *PLAIN]),
+    (["-c4", "--mem=8G", "-C", "a|b", "--comment=my own", "-t", "1:00", "-Jx", "j"], SCRIPT,
+     ["-c4", "--mem=8G", "-C", "a|b", "--comment=my own", "-t", "1:00", "-Jx",
+      f"--comment=my own {TOKEN}", "--constraint=(a|b)&vt", "--time=0-00:01:30"]),
+    (["-Jx", "-t", "UNLIMITED", "j"], SCRIPT, ["-Jx", "-t", "UNLIMITED", *PLAIN]),
+    (["j"], b"#!/bin/sh\n#SBATCH -J s --comment='of script' --mem-per-cpu=1G -t 60 -C a\n",
+     [f"--comment=of script {TOKEN}", "--constraint=a&vt", "--mincpus=2", "--time=0-01:00:30"]),
+    (["j"], b"#!/bin/sh\n#PBS -N s -l mem=1gb\n", PLAIN[:3]),
+    (["--ignore-pbs", "j"], b"#!/bin/sh\n#PBS -N s -l mem=1gb\n",
+     ["--ignore-pbs", "--job-name=j", *PLAIN]),
+    (["-n4", "-N2", "--parsable", "--wait", "--array=1-9%2", "-d", "afterok:1", "-Jx", "j"], SCRIPT,
+     ["-n4", "-N2", "--parsable", "--wait", "--array=1-9%2", "-d", "afterok:1", "-Jx",
+      *PLAIN[:2], PLAIN[3]]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("argv", "content", "expected"), GOLDEN)
+def test_what_sbatch_gets(submitter, argv, content, expected):
+    found, body = submitter.batch(options.split(argv), content, BLOB, NEEDS)
+    assert found == ["sbatch", *expected]
+    assert body == f"#!{SHELL}\n".encode() + content
+    assert comment.strip(body) == content
+
+
+def test_variables_of_the_user_count(submitter, monkeypatch):
+    monkeypatch.setenv("SBATCH_JOB_NAME", "env")
+    monkeypatch.setenv("SBATCH_CONSTRAINT", "a")
+    monkeypatch.setenv("SBATCH_MEM_PER_CPU", "1G")
+    found, _ = submitter.batch(options.split(["j"]), SCRIPT, BLOB, NEEDS)
+    assert found == ["sbatch", PLAIN[0], "--constraint=a&vt", "--mincpus=2"]
+
+
+def test_bare_metal_is_sbatch_itself(submitter):
+    line = options.split(["-Jx", "--", "job.sh", "a"])
+    assert submitter.batch(line, SCRIPT, None, None) == (
+        ["sbatch", "-Jx", "--", "job.sh", "a"], None,
+    )  # fmt: skip
+    line = options.split(["--wrap=ls"])
+    assert submitter.batch(line, SCRIPT, None, None) == (["sbatch", "--wrap=ls"], None)
+    assert submitter.batch(options.split([]), SCRIPT, None, None) == (["sbatch"], SCRIPT)
+    old = b"#!/bin/sh\n#PBS -vm ram=1G\necho\n"  # sbatch takes -v m for options of its own
+    found = submitter.batch(options.split(["job.sh"]), old, None, None)
+    assert found == (["sbatch", "--job-name=job.sh"], SCRIPT)
+
+
+def test_interactive_is_salloc(submitter, tmp_path):
+    line = options.split(["-I", "-N2", "-C", "a"])
+    srun = [str(tmp_path / "srun"), "--pty", "--nodes=1", "--ntasks=1", "--relative=0", "--overlap"]
+    assert submitter.interactive(line, BLOB, NEEDS) == [
+        "salloc", "-N2", "-C", "a", PLAIN[0], "--constraint=a&vt", *PLAIN[2:], "--", *srun, SHELL,
+    ]  # fmt: skip
+    assert submitter.interactive(line, None, None)[:4] == ["salloc", "-N2", "-C", "a"]
+    with pytest.raises(UsageError, match="runs a shell"):
+        submitter.split(["-I", "job.sh"])
+
+
+@pytest.mark.parametrize("content", [b"echo\n", b"", b"\n"])
+def test_what_is_no_script_goes_as_it_is(submitter, content):
+    """sbatch refuses it, in its own words."""
+    assert submitter.batch(options.split(["j"]), content, BLOB, NEEDS)[1] == content
+
+
+def test_a_long_request_goes_into_the_script(submitter):
+    blob = os.urandom(2000)
+    found, body = submitter.batch(options.split(["-Jx", "--comment=c", "j"]), SCRIPT, blob, NEEDS)
+    assert found[3] == "--comment=c vt1:in-script"
+    assert comment.find_in_script(body) == to_token(blob)
+    assert comment.strip(body) == SCRIPT
+    with pytest.raises(UsageError, match="limit is 1024"):
+        submitter.interactive(options.split(["-I"]), blob, NEEDS)
+    with pytest.raises(UsageError, match="limit is 1024"):
+        submitter.batch(options.split([f"--comment={'x' * 1020}", "j"]), SCRIPT, BLOB, NEEDS)
+
+
+def test_a_heterogeneous_job_is_refused(submitter):
+    for argv, content in ((["j"], b"#!/bin/sh\n#SBATCH hetjob\n"), ([":", "j"], SCRIPT)):
+        with pytest.raises(UsageError, match="heterogeneous"):
+            submitter.batch(options.split(argv), content, BLOB, NEEDS)
+        assert submitter.batch(options.split(argv), content, None, None)[1] is None
+
+
+def test_split_reads_the_script(submitter, tmp_path, monkeypatch):
+    (tmp_path / "job.sh").write_bytes(b"#!/bin/sh\n#SBATCH -c3 --mem=1G\n#VSUB -vm ram=1G\n")
+    args = submitter.split(["-vm", "img=x", "job.sh", "a"])
+    assert isinstance(args, SubmitArgs)
+    assert (args.vm, args.rest, args.directives) == (("img=x",), ("job.sh", "a"), ("ram=1G",))
+    assert (args.script, args.vcpus_given, args.mib_given) == ("job.sh", 3, 1024)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.chdir("/")
+    (tmp_path / "job.sh").chmod(0o755)
+    assert submitter.split(["job.sh"]).vcpus_given == 3, "sbatch looks along the PATH, too"
+    assert submitter.split(["--version"]).content is None
+
+
+@pytest.mark.parametrize(
+    ("own", "merged"),
+    [
+        (None, "vt"), ("", "vt"), ("a", "a&vt"), ("a&b", "a&b&vt"), ("a|b", "(a|b)&vt"),
+        ("[a|b]", "[a|b]&vt"), ("(a|b)&c", "(a|b)&c&vt"), ("a*2&b", "a*2&b&vt"),
+        ("(a&b)|c", "((a&b)|c)&vt"),
+    ],
+)  # fmt: skip
+def test_the_users_own_constraint_stays(own, merged):
+    assert constraint(own, "vt") == merged

@@ -1,0 +1,137 @@
+"""The Slurm adapter passes the contract of batch adapters, with doubles of Slurm's commands."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from slurm_doubles import Slurm
+
+from vtorque_core.api_batch import Outcome
+from vtorque_core.testing.batch import (
+    BatchContract,
+    Dialect,
+    HookCall,
+    OwnValue,
+    Paths,
+    PluginSite,
+    ShellCall,
+    StartedJob,
+    Submission,
+)
+from vtorque_core.testing.wild_scripts import SCRIPTS
+from vtorque_slurm import client, plugin
+from vtorque_slurm.plugin import Settings
+
+
+def comment_of(job: Submission) -> str:
+    return next((w.partition("=")[2] for w in job.argv if w.startswith("--comment=")), "")
+
+
+class SlurmHarness:
+    """See vtorque_core.testing.harness.BatchHarness."""
+
+    dialect = Dialect(
+        options=("-J", "t", "--time=00:10:00", "-e", "err or"),
+        directive="#SBATCH --job-name=named -n2",
+        unknown="--no-such-option",
+        arguments=lambda script, words: [script, *words],
+        share=lambda cpus, mib: [f"-c{cpus}", f"--mem={mib}M"],
+        exits=dict.fromkeys(Outcome, 0),
+        carries=128 * 1024,
+        permutes=False,
+        array=("--array=1-2",),
+        two_nodes=("-N", "2"),
+        interactive=("-I",),
+        own=(
+            OwnValue(("--comment=mine 'a' b",), lambda job: "mine 'a' b" in comment_of(job)),
+            OwnValue(("-C", "big|fat"), lambda job: "(big|fat)&vt" in " ".join(job.argv)
+                     or "big|fat" in job.argv),
+        ),
+    )  # fmt: skip
+
+    def __init__(self, root: Path) -> None:
+        self.system = next(iter(plugin.vtorque_batch_systems()))
+        self.slurm = Slurm(root)
+        self.directory = root / "home"
+        self.directory.mkdir()
+        self.root = root / "etc"
+        self.root.mkdir()
+        conf = self.root / "slurm.conf"
+        conf.write_text("ClusterName=x\nProlog=/etc/slurm/site.sh # ours\nPrologFlags=Alloc")
+        self.settings = Settings(bindir=str(self.slurm.bin), conf=str(conf), feature="vt")
+        paths = Paths(state=root / "state", run=root / "run")
+        self.site = PluginSite(paths, (self.settings,))
+        self.environ = {"PATH": f"{self.slurm.bin}:{os.environ['PATH']}", "HOME": str(root)}
+
+    def received(self) -> Submission | None:
+        job = self.slurm.last()
+        if job is None:
+            return None
+        return Submission(job["id"], tuple(job["argv"]), job["environ"], job["script"])
+
+    def answer(self, ended) -> bool:
+        words = [ended.code, ended.stdout.decode("latin-1"), ended.stderr.decode("latin-1")]
+        (self.slurm.top / "answer").write_text(json.dumps(words))
+        return True
+
+    def start(self, job, *, nodes=1, element=0, forged=None) -> StartedJob:
+        job_id = str(int(job.job_id) + element * 100_000)
+        known = json.loads((self.slurm.top / f"{job.job_id}.job").read_text())
+        names = [f"n{i + 1}" for i in range(nodes)]
+        common = {
+            "SLURM_JOB_ID": job_id,
+            "SLURM_JOB_USER": "ada",
+            "SLURM_NODELIST": "n1" if nodes == 1 else f"n[1-{nodes}]",
+            "SLURM_JOB_NUM_NODES": str(nodes),
+            "SLURM_JOB_CPUS_PER_NODE": "2" if nodes == 1 else f"2(x{nodes})",
+            "SLURM_JOB_RESTART_COUNT": "0",
+            "SLURM_JOB_COMMENT": known["comment"] if forged is None else forged,
+        }
+        asked = " ".join(job.argv)
+        cpus = next((int(w[2:]) for w in job.argv if w.startswith("-c")), 1)
+        mem = asked.partition("--mem=")[2].partition("M")[0] or 0
+        self.slurm.facts(cpus=f"0-{cpus - 1}", mem=int(mem), restarts=0, state="RUNNING")
+        hooks = tuple(
+            HookCall(plugin.node(self.site), (), common | {"SLURMD_NODENAME": name})
+            for name in names
+        )
+        script = self.slurm.top / f"{job.job_id}.script"
+        words = list(job.argv[job.argv.index("/dev/stdin") + 1 :]) if "/dev/stdin" in asked else []
+        environ = {"SLURM_JOB_ID": job_id, "SLURM_JOB_NUM_NODES": str(nodes)}
+        return StartedJob(hooks, ShellCall((str(script), *words), environ, None))
+
+    def end(self, job: Submission) -> None:
+        (self.slurm.top / f"{job.job_id}.job").rename(self.slurm.top / f"{job.job_id}.ended")
+
+    def serve(self, up: bool) -> None:
+        self.slurm.down(not up)
+
+    def setup_root(self) -> Path | None:
+        return self.root
+
+
+def refusal(content):
+    """Return what sbatch says of a script, in its order; empty: nothing."""
+    if not content.strip():
+        return "contains only whitespace" if content else "is empty"
+    if not content.startswith(b"#!"):
+        return "does not look like a batch script"
+    if b"\0" in content:
+        return "NULL character"
+    return "DOS line breaks" if b"\r\n" in content else ""
+
+
+class TestSlurm(BatchContract):
+    @pytest.fixture
+    def harness(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(client, "_PAUSE", 0.0)
+        return SlurmHarness(tmp_path)
+
+    @pytest.mark.parametrize(
+        "wild", [w for w in SCRIPTS if b"hetjob" not in w.content], ids=lambda wild: wild.name
+    )
+    def test_scripts_as_found_in_the_wild(self, harness, wild):
+        super().test_scripts_as_found_in_the_wild(harness, wild)
+
+    refused = {w.name: refusal(w.content) for w in SCRIPTS if refusal(w.content)}  # noqa: RUF012

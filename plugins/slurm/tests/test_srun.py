@@ -1,0 +1,134 @@
+"""srun inside guests: with real shells, and a double of ssh that runs things here."""
+
+import itertools
+import os
+import shutil
+import socket
+import subprocess
+
+import pytest
+
+from vtorque_slurm import inside
+
+HERE = socket.gethostname()
+SHELLS = [["dash"], ["busybox", "sh"], ["bash", "--posix"]]
+
+
+@pytest.fixture(params=SHELLS, ids=lambda shell: shell[0])
+def srun(request, tmp_path):
+    """Return a function that runs srun in a guest of two; the other is reached by ssh."""
+    if shutil.which(request.param[0]) is None:
+        pytest.fail(f"{request.param[0]}: not installed")
+    program = tmp_path / "srun"
+    program.write_bytes(inside.program("srun"))
+    guests = tmp_path / "guests"
+    guests.write_text(f"{HERE} 2\nvn2 2\n")
+    ssh = tmp_path / "ssh"
+    there = " ".join(request.param)  # the other guest has the same image
+    ssh.write_text(
+        '#!/bin/sh\n[ "$5 $6 $7" = "vn2 exec /bin/sh" ] || exit 99\n'
+        f'shift 7\nVIA=ssh {there} "$@"\n'
+    )
+    ssh.chmod(0o755)
+    environ = {"PATH": f"{tmp_path}:/usr/bin:/bin", "VTORQUE_SLURM_GUESTS": str(guests)}
+
+    def call(*args, stdin="", **more):
+        argv = [*request.param, str(program), *args]
+        return subprocess.run(
+            argv, env=environ | more, input=stdin, capture_output=True, text=True, check=False,
+            cwd=tmp_path, timeout=30,
+        )  # fmt: skip
+
+    return call
+
+
+SHOW = ("sh", "-c", "echo $SLURM_PROCID/$SLURM_NTASKS $SLURM_LOCALID $SLURM_NODEID ${VIA:-here}")
+
+
+@pytest.mark.parametrize(
+    ("args", "environ", "tasks"),
+    [
+        ([], {}, ["0/2 0 0 here", "1/2 0 1 ssh"]),
+        (["-n1"], {}, ["0/1 0 0 here"]),
+        (["-N1", "-n2"], {}, ["0/2 0 0 here", "1/2 1 0 here"]),
+        (["-n", "3"], {}, ["0/3 0 0 here", "1/3 1 0 here", "2/3 0 1 ssh"]),
+        (["--ntasks-per-node=2"], {},
+         ["0/4 0 0 here", "1/4 1 0 here", "2/4 0 1 ssh", "3/4 1 1 ssh"]),
+        (["-c2", "--nodes", "2"], {}, ["0/2 0 0 here", "1/2 0 1 ssh"]),
+        ([], {"SLURM_NTASKS": "1"}, ["0/1 0 0 here"]),
+        (["-N1"], {"SLURM_NTASKS_PER_NODE": "2"}, ["0/2 0 0 here", "1/2 1 0 here"]),
+    ],
+)  # fmt: skip
+def test_where_tasks_run(srun, args, environ, tasks):
+    done = srun(*args, *SHOW, **environ)
+    assert (done.returncode, sorted(done.stdout.splitlines()), done.stderr) == (0, tasks, "")
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--mpi=pmix", "true"], "--mpi=pmix does not work inside"),
+        (["-n"], "-n needs a value"),
+        (["-nx", "true"], "-n: 'x' is not a number"),
+        (["-n", "0", "true"], "is not a number"),
+        ([], "no command"),
+        (["-N3", "true"], "3 nodes asked for, the job has 2"),
+        (["-n5", "true"], "room for 4"),
+        (["-n2", "-c3", "true"], "room for 0"),
+    ],
+)
+def test_what_does_not_work_fails_clearly(srun, args, message):
+    done = srun(*args)
+    assert done.returncode == 1
+    assert done.stderr.startswith("srun: error: ")
+    assert message in done.stderr
+
+
+def test_words_and_variables_reach_the_other_guest(srun, tmp_path):
+    odd = ["a  b", "'q'", '"', "$HOME", "new\nline", "", "\\", "*", "é"]
+    srun("-N2", "sh", "-c", 'printf "%s." "$@" "$MINE" > $SLURM_PROCID', "sh", *odd, MINE="x'y\n")
+    for rank in "01":
+        assert (tmp_path / rank).read_text() == "".join(f"{word}." for word in [*odd, "x'y\n"])
+
+
+def test_exit_codes_and_standard_input(srun):
+    done = srun(
+        "-n3", "sh", "-c", "echo $SLURM_PROCID:$(cat); exit $((SLURM_PROCID * 3))", stdin="in"
+    )
+    assert done.returncode == 6
+    assert sorted(done.stdout.splitlines()) == ["0:in", "1:", "2:"]
+    assert f"srun: error: {HERE}: task 1: Exited with exit code 3" in done.stderr
+    assert "srun: error: vn2: task 2: Exited with exit code 6" in done.stderr
+
+
+def test_a_signal_ends_the_tasks(srun, tmp_path):
+    text = f"echo $$ >> {tmp_path}/pids; exec sleep 60"
+    script = f"{{ srun -N1 -n2 sh -c '{text}'; }} & sleep 1; kill $!; wait $!; echo $?"
+    program = tmp_path / "srun"
+    program.chmod(0o755)
+    done = subprocess.run(
+        ["sh", "-c", script.replace("{ srun", "exec srun").replace("; }", "")],
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin", "VTORQUE_SLURM_GUESTS": str(tmp_path / "guests")},
+        capture_output=True, text=True, check=False, timeout=30,
+    )  # fmt: skip
+    assert done.stdout.strip() == "143"
+    pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
+    assert len(pids) == 2
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_other_commands_say_that_they_do_not_work(tmp_path):
+    path = tmp_path / "sbatch"
+    path.write_bytes(inside.program("refuse"))
+    done = subprocess.run(["sh", path, "x"], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("sbatch: error: does not work inside")
+
+
+def test_every_count_fits_or_is_refused(srun):
+    """Tasks are never lost: as many run as were asked for."""
+    for tasks, nodes in itertools.product((1, 2, 3, 4), (1, 2)):
+        done = srun(f"-n{tasks}", f"-N{nodes}", "echo", "x")
+        assert done.stdout.count("x") == (tasks if tasks <= 2 * nodes else 0)
