@@ -5,8 +5,8 @@ import os
 from pathlib import Path
 
 import pytest
-from slurm_doubles import Slurm
 
+from slurm_doubles import Slurm
 from vtorque_core.api_batch import Outcome
 from vtorque_core.testing.batch import (
     BatchContract,

@@ -5,8 +5,8 @@ import contextlib
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from slurm_doubles import RECORD, Slurm
 
+from slurm_doubles import RECORD, Slurm
 from vtorque_core.api import HostFault
 from vtorque_core.api_batch import BatchJob, Outcome, PeerGuest, Usage
 from vtorque_core.api_context import EnvVar, GuestFile

@@ -130,8 +130,8 @@ def hooks(tmp_path):
 
 
 def test_the_prolog_calls_vtorque_for_vm_jobs_only(hooks):
-    called = "hook --config /etc/v.toml prologue"
-    assert hooks("prolog", SLURM_JOB_COMMENT="mine vt1:AAAA") == called
+    called = "hook --config /etc/v.toml prologue\nhook --config /etc/v.toml epilogue 7"
+    assert hooks("prolog", SLURM_JOB_ID="7", SLURM_JOB_COMMENT="mine vt1:AAAA") == called
     for comment in ({}, {"SLURM_JOB_COMMENT": "vt2:x $(id) `id` *"}):
         assert hooks("prolog", SLURM_JOB_ID="7", **comment) == ""
 

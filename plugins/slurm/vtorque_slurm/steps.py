@@ -42,9 +42,13 @@ def steps(settings: Settings, place: Installation, journal: Path, proofs: Path) 
 
 
 def prolog(place: Installation) -> bytes:
-    """Return the Prolog. It never fails: Slurm would drain the node."""
+    """Return the Prolog. It never fails: Slurm would drain the node.
+
+    What a killed prologue has left is released at once; the job shell then finds no proof.
+    """
     guard = "case $SLURM_JOB_COMMENT in *vt1:*) ;; *) exit 0 ;; esac"
-    return _script(guard, _call(place, "prologue"), "exit 0")
+    release = f'{_call(place, "epilogue")} "$SLURM_JOB_ID"'
+    return _script(guard, f"{_call(place, 'prologue')} || {release}", "exit 0")
 
 
 def epilog(place: Installation, journal: Path, proofs: Path) -> bytes:

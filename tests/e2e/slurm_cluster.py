@@ -1,0 +1,172 @@
+"""The three-node Slurm of ``scripts/cluster`` as tests see it."""
+
+import contextlib
+import os
+import re
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+NAME = "vtorque-slurm"
+REPO = Path(__file__).resolve().parents[2]
+NODES = ("n1", "n2", "n3")
+USER, UID = "vtslurm1", 2001
+TIMEOUT = 120
+PREFIX = f"/opt/{NAME}/bin"
+
+
+class Cluster:
+    """A head and three nodes, each a set of namespaces on this machine."""
+
+    home = Path("/var/lib", NAME, "home", USER)
+
+    def enter(self, machine):
+        """Return the command that runs the rest of a command line in a machine."""
+        pid = Path("/run", NAME, f"{machine}.pid").read_text().strip()
+        return ["nsenter", "-a", "-t", pid, "--"]
+
+    def root(self, machine, *argv, check=True, timeout=TIMEOUT, stdin=None):
+        """Run a command in a machine as root; return what it prints."""
+        environ = {"PATH": f"{PREFIX}:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root"}
+        done = subprocess.run(
+            [*self.enter(machine), *argv], env=environ, capture_output=True, timeout=timeout,
+            input=stdin, check=False,
+        )  # fmt: skip
+        if check and done.returncode:
+            pytest.fail(f"{machine}: {argv}: exit {done.returncode}: {done.stdout} {done.stderr}")
+        return done.stdout.decode()
+
+    def user_command(self, *argv, env=()):
+        """Return the command line that runs another on the head as the user, in their home."""
+        environ = {
+            "PATH": f"{PREFIX}:/usr/local/bin:/usr/bin:/bin", "HOME": f"/home/{USER}",
+            "USER": USER, "LOGNAME": USER, "SHELL": "/bin/bash", "LANG": "C.UTF-8", **dict(env),
+        }  # fmt: skip
+        pairs = [f"{name}={value}" for name, value in environ.items()]
+        become = ["setpriv", f"--reuid={UID}", f"--regid={UID}", "--init-groups"]
+        return [
+            *self.enter("head"), *become, "env", "-i", "-C", f"/home/{USER}", *pairs, *argv,
+        ]  # fmt: skip
+
+    def user(self, *argv, check=True, timeout=TIMEOUT, stdin=b"", env=()):
+        """Run a command on the head as the user."""
+        done = subprocess.run(
+            self.user_command(*argv, env=env), capture_output=True, timeout=timeout, input=stdin,
+            check=False,
+        )  # fmt: skip
+        if check and done.returncode:
+            pytest.fail(f"{argv}: exit {done.returncode}: {done.stdout!r} {done.stderr!r}")
+        return done
+
+    def script(self, content, name="job.sh"):
+        """Write a file into the user's home; return its name."""
+        path = self.home / name
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        path.chmod(0o700)
+        os.chown(path, UID, UID)
+        return name
+
+    def submit(self, content, *args, check=True):
+        """Submit a script; return the job's id at once."""
+        (self.home / "out").unlink(missing_ok=True)
+        done = self.user("vsub", "--parsable", "-o", "out", *args, self.script(content))
+        return done.stdout.decode().strip()
+
+    def job(self, content, *args, timeout=TIMEOUT):
+        """Run a script to its end; return exit code, stdout, stderr."""
+        for old in ("out", "err"):
+            (self.home / old).unlink(missing_ok=True)
+        argv = ("vsub", "--parsable", "-o", "out", "-e", "err", *args, self.script(content))
+        job_id = self.user(*argv).stdout.decode().strip()
+        self.wait_state(job_id, "COMPLETED", "FAILED", seconds=timeout)
+        code, _, signal = self.show(job_id)["ExitCode"].partition(":")
+        return int(code) or (128 + int(signal) if signal != "0" else 0), *map(
+            self.read, ("out", "err")
+        )
+
+    def read(self, name):
+        """Return a file of the user's home; empty if it is missing."""
+        path = self.home / name
+        return path.read_bytes() if path.exists() else b""
+
+    def show(self, job_id):
+        """Return fields of ``scontrol show job``; empty if it is unknown."""
+        text = self.root("head", "scontrol", "show", "job", job_id, check=False)
+        return dict(re.findall(r"(\w+)=(\S*)", text))
+
+    def state(self, job_id):
+        return self.show(job_id).get("JobState", "")
+
+    def wait(self, condition, seconds=60, what="condition"):
+        """Wait until ``condition()`` is true; return its value."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if value := condition():
+                return value
+            time.sleep(0.1)
+        pytest.fail(f"{what}: not within {seconds} s")
+
+    def wait_state(self, job_id, *states, seconds=60):
+        return self.wait(lambda: self.state(job_id) in states, seconds, f"{job_id} {states}")
+
+    def guests(self, machine):
+        return self.root(machine, "virsh", "-q", "list", "--all", "--name", check=False).split()
+
+    def processes(self, machine, pattern):
+        """Return the pids, in the machine, of the processes whose command line matches."""
+        return self.root(machine, "pgrep", "-f", pattern, check=False).split()
+
+    def left(self):
+        """Return what jobs have left on the nodes, and nodes that are not well."""
+        found = {}
+        for node in NODES:
+            places = ("/var/lib/vtorque/journal", "/var/lib/vtorque/jobs", "/run/vtorque/jobs",
+                      "/run/vtorque/proof")  # fmt: skip
+            files = self.root(node, "find", *places, "-mindepth", "1", check=False).split()
+            guests = self.processes(node, "guest=vt-")
+            if files or guests:
+                found[node] = files + guests
+        rows = self.root("head", "sinfo", "-h", "-N", "-o", "%N %T %E").splitlines()
+        found |= {row.split()[0]: row for row in rows if row.split()[1] != "idle"}
+        queue = self.root("head", "squeue", "-h")
+        return found | ({"queue": queue} if queue else {})
+
+    def start_libvirt(self, node):
+        start = "setsid tini -s -- libvirtd >/dev/null 2>&1 </dev/null &"
+        self.root(node, "sh", "-c", start)
+        self.wait(lambda: self.root(node, "virsh", "-q", "uri", check=False), 20, "libvirtd")
+
+    def stop_libvirt(self, node):
+        for pid in self.processes(node, "^libvirtd$"):
+            self.root(node, "kill", "-9", pid)
+        self.wait(lambda: not self.processes(node, "^libvirtd$"), 10, "end of libvirtd")
+
+
+def bring_up():
+    """Make the cluster, or bring it up to date."""
+    assert os.geteuid() == 0, "the cluster's machines are namespaces: run as root"
+    up = subprocess.run(
+        [REPO / "scripts/cluster", "up", "--name", NAME], capture_output=True, check=False,
+        timeout=600, text=True,
+    )  # fmt: skip
+    if up.returncode:
+        pytest.fail(f"scripts/cluster up: {up.stdout}{up.stderr}")
+    return Cluster()
+
+
+@contextlib.contextmanager
+def nothing_left(cluster):
+    """Fail if a job has left anything on a node, or a node not idle."""
+    yield cluster
+    deadline = time.monotonic() + 40
+    while (left := cluster.left()) and time.monotonic() < deadline:
+        time.sleep(0.3)
+    if left:  # the next test shall have a clean cluster
+        cluster.root("head", "scancel", "-u", USER, "--signal=KILL", check=False)
+        cluster.root("head", "scancel", "-u", USER, check=False)
+    assert not left
+
+
+__all__ = ["NODES", "USER", "Cluster", "bring_up", "nothing_left"]

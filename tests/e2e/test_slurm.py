@@ -1,0 +1,308 @@
+"""VM jobs on a real Slurm of three nodes, with real guests: what users see, what stays behind."""
+
+import base64
+import importlib.util
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+_spec = importlib.util.spec_from_file_location(
+    "slurm_cluster", Path(__file__).with_name("slurm_cluster.py")
+)
+slurm = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(slurm)
+
+pytestmark = pytest.mark.e2e
+
+SHELL = "/usr/libexec/vtorque-jobshell"
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    return slurm.bring_up()
+
+
+@pytest.fixture
+def clean(cluster):
+    with slurm.nothing_left(cluster):
+        yield cluster
+
+
+def token(pairs):
+    """Return a request as somebody would forge it."""
+    blob = json.dumps({"v": 1, "vm": pairs, "files": {}, "shell": None}).encode()
+    return "vt1:" + base64.urlsafe_b64encode(b"\0" + blob).decode().rstrip("=")
+
+
+def test_a_job(clean):
+    """In a guest, as oneself: bytes, arguments, environment and exit code; the job stays native."""
+    text = (
+        "#!/bin/bash\n#SBATCH --comment='my own'\n"
+        "printf 'out \\000\\377'; echo err >&2\n"
+        'echo " $(hostname) $(uname -r) $(id -un) $PWD"\n'
+        'echo "$SLURM_JOB_ID $SLURM_JOB_NODELIST $SLURM_NNODES $SLURM_SUBMIT_DIR"\n'
+        'echo "${SLURM_CONF-none} $(srun -n1 hostname)"; sbatch x.sh; squeue\n'
+        "sed -n 2p $0; exit 5\n"
+    )
+    code, out, err = clean.job(text)
+    assert code == 5
+    lines = out.split(b"\n")
+    host, kernel, user, here = lines[0].removeprefix(b"out \0\xff ").split()
+    assert re.fullmatch(rb"vn[123]", host)
+    assert kernel.decode() != os.uname().release
+    assert (user.decode(), here.decode()) == (slurm.USER, f"/home/{slurm.USER}")
+    job_id, nodes, count, submitted = lines[1].split()
+    assert (nodes, count, submitted) == (host, b"1", here)
+    assert lines[2] == b"none " + host
+    assert lines[3] == b"#SBATCH --comment='my own'", "the user's script, byte by byte"
+    assert err.startswith(b"err\nsbatch: error: does not work inside a virtual machine")
+    assert b"squeue: error" in err
+    shown = clean.show(job_id.decode())
+    assert (shown["JobName"], shown["ExitCode"]) == ("job.sh", "5:0")
+    record = clean.root("head", "scontrol", "show", "job", job_id.decode())
+    assert re.search(r"^   Comment=my own vt1:\S+ *$", record, re.MULTILINE)
+
+
+def test_script_arguments_stdin_and_wrap(clean):
+    """Each way sbatch gets a script, each native name; jobs of several users' places at once."""
+    script = clean.script('#!/bin/sh\nprintf "<%s>" "$@"\n', "args.sh")
+    jobs = {
+        "args": clean.user("vsub", "--parsable", "-o", "args", script, "-vm", "a  b", "'").stdout,
+        "in": clean.user("vsub", "--parsable", "-oin", stdin=b"#!/bin/sh\necho piped\n").stdout,
+        "wrap": clean.user("vsub", "--parsable", "--wrap", "echo wrapped; exit 3",
+                           "--output=wrap", "-vm", "ram=300M").stdout,
+    }  # fmt: skip
+    ids = {name: said.decode().strip() for name, said in jobs.items()}
+    for job_id in ids.values():
+        clean.wait_state(job_id, "COMPLETED", "FAILED")
+    assert clean.read("args") == b"<-vm><a  b><'>"
+    assert clean.read("in") == b"piped\n"
+    assert clean.read("wrap") == b"wrapped\n"
+    names = {name: clean.show(job_id)["JobName"] for name, job_id in ids.items()}
+    assert names == {"args": "args.sh", "in": "sbatch", "wrap": "wrap"}
+    assert clean.show(ids["wrap"])["ExitCode"] == "3:0"
+
+
+def test_what_sbatch_refuses_it_refuses_itself(clean):
+    for text in (b"echo no interpreter\n", b"#!/bin/sh\r\necho dos\r\n", b""):
+        script = clean.script(text)
+        ours, its = (clean.user(each, script, check=False) for each in ("vsub", "sbatch"))
+        assert (ours.returncode, ours.stderr) == (its.returncode, its.stderr)
+        assert ours.returncode != 0
+    for args in (["--version"], ["--usage"], ["--wrap", "true", "x"], ["--time=x", "--wrap=:"]):
+        ours, its = (clean.user(each, *args, check=False) for each in ("vsub", "sbatch"))
+        assert (ours.returncode, ours.stdout, ours.stderr) == (
+            its.returncode, its.stdout, its.stderr,
+        )  # fmt: skip
+    said = clean.user("vsub", "--test-only", clean.script("#!/bin/sh\n"), check=False)
+    assert said.returncode == 0
+    assert b"to start at" in said.stderr
+
+
+def test_two_nodes(clean):
+    """Both guests are there and known by name before the script runs, though one node is slow."""
+    slow = "/etc/slurm/vtorque/prolog.d/99-slow"
+    hook = b"#!/bin/sh\nsleep 4\ndate +%s > /tmp/slow\n"
+    clean.root("n2", "sh", "-c", f"cat > {slow}", stdin=hook)
+    clean.root("n2", "chmod", "755", slow)
+    try:
+        code, out, err = clean.job(
+            "#!/bin/sh\ndate +%s; hostname; echo $SLURM_JOB_NODELIST $SLURM_NNODES\n"
+            "cat /etc/vtorque/slurm/guests\n"
+            'for n in vn1 vn2; do nc -w 5 $n 22 </dev/null; echo $? $(grep -c " $n" /etc/hosts); '
+            "ping -c 1 -W 5 $n >/dev/null 2>&1; done\n"
+            "srun -N1 hostname; srun -N3 true; srun -N2 hostname; exit 6\n",
+            "-N2", "-wn1,n2",
+        )  # fmt: skip
+    finally:
+        clean.root("n2", "rm", slow)
+    assert code == 6, err
+    lines = out.decode().split("\n")
+    assert int(lines[0]) >= int(clean.root("n2", "cat", "/tmp/slow"))
+    assert lines[1:5] == ["vn1", "vn1,vn2 2", "vn1 1", "vn2 1"]
+    assert [line.split()[-1] for line in lines[5:7]] == ["1", "1"]
+    assert lines[7] == "vn1"
+    assert b"3 nodes asked for, the job has 2 virtual machines" in err
+    assert b"this image has no ssh" in err
+
+
+def test_an_array(clean):
+    """Each element has guests of its own; vmgr ps and cancel know it."""
+    done = clean.user(
+        "vsub", "--parsable", "-a", "1-3", "-o", "el%a",
+        clean.script("#!/bin/sh\necho $SLURM_ARRAY_TASK_ID $(hostname) $VTORQUE_JOBID\nsleep 99\n"),
+    )  # fmt: skip
+    first = done.stdout.decode().strip()
+    clean.wait(lambda: all(clean.read(f"el{n}").count(b"\n") for n in (1, 2, 3)), 60, "outputs")
+    lines = [clean.read(f"el{n}").split() for n in (1, 2, 3)]
+    assert [line[0] for line in lines] == [b"1", b"2", b"3"]
+    assert len({tuple(line[1:]) for line in lines}) == 3
+    jobs = json.loads(clean.user("vmgr", "ps", "--json").stdout)
+    assert {job["id"] for job in jobs} == {line[2].decode() for line in lines}
+    assert {job["state"] for job in jobs} == {"R"}
+    clean.user("vmgr", "cancel", first)  # as scancel: the whole array
+    clean.wait(lambda: not clean.root("head", "squeue", "-h"), 60, "empty queue")
+
+
+def test_cancel_in_the_run(clean):
+    """The script gets TERM, and its guest is gone."""
+    job_id = clean.submit(
+        "#!/bin/bash\ntrap 'echo got TERM; exit 9' TERM\necho running\n"
+        "while :; do sleep 0.2; done\n"
+    )
+    clean.wait(lambda: b"running" in clean.read("out"), 60, "output")
+    clean.user("scancel", job_id)
+    clean.wait_state(job_id, "CANCELLED")
+    clean.wait(lambda: b"got TERM" in clean.read("out"), 30, "the trap")
+
+
+def test_cancel_in_the_prolog(clean):
+    job_id = clean.submit("#!/bin/sh\necho ran\n", "-w", "n1")
+    clean.wait(lambda: clean.guests("n1"), 30, "guest")
+    clean.user("scancel", job_id)
+    clean.wait_state(job_id, "CANCELLED")
+    clean.wait(lambda: not clean.guests("n1"), 60, "end of the guest")
+    assert b"ran" not in clean.read("out")
+
+
+@pytest.mark.parametrize(
+    ("comment", "reason"),
+    [
+        (token([["ram", "999G"]]), b"ram="),
+        (token([["img", "no-such"]]), b"no-such"),
+        (token([["wings", "2"]]), b"wings=2: "),
+        ("vt1:!!", b"damaged"),
+        ("vt1:in-script", b"damaged"),
+    ],
+)
+def test_a_refused_request(clean, comment, reason):
+    """A forged request: the job ends at once with the reason in its output; the node is well."""
+    script = clean.script(f"#!{SHELL}\n#!/bin/sh\necho ran\n")
+    done = clean.user("sbatch", "-W", "-o", "out", f"--comment=mine {comment}", script, check=False)
+    assert done.returncode == 121
+    assert clean.read("out").startswith(b"vtorque: ")
+    assert reason in clean.read("out")
+    assert b"ran" not in clean.read("out")
+
+
+def test_a_long_request_travels_in_the_script(clean):
+    """More than a comment may have: the user's files. The script in the guest is as it was."""
+    clean.script("#!/bin/sh\necho before\n# " + os.urandom(3000).hex() + "\n", "before.sh")
+    code, out, err = clean.job(
+        "#!/bin/sh\nhead -n 3 $0\n# end\n", "-vm", "vm_prologue=before.sh", "--comment=mine"
+    )
+    assert (code, out) == (0, b"before\n#!/bin/sh\nhead -n 3 $0\n# end\n"), err
+
+
+def test_a_node_without_libvirt(clean):
+    """The job runs elsewhere, the node has a note, and is as usable for others as before."""
+    clean.stop_libvirt("n1")
+    try:
+        code, out, _ = clean.job("#!/bin/sh\nhostname; echo $SLURM_RESTART_COUNT\n")
+        host, restarts = out.split()
+        assert (code, restarts) == (0, b"1")
+        assert host in (b"vn2", b"vn3")
+        node = clean.root("head", "scontrol", "show", "node", "n1")
+        assert re.search(r"Comment=vTorque: job \d+ did not start on n1: .*libvirt", node)
+    finally:
+        clean.start_libvirt("n1")
+    clean.root("head", "scontrol", "update", "NodeName=n1", "Comment=")
+
+
+def test_a_job_that_must_not_be_requeued_ends_with_the_reason(clean):
+    clean.stop_libvirt("n1")
+    try:
+        code, _, err = clean.job("#!/bin/sh\necho ran\n", "--no-requeue", "-w", "n1")
+    finally:
+        clean.start_libvirt("n1")
+    assert code == 122
+    assert b"libvirt" in err
+    clean.root("head", "scontrol", "update", "NodeName=n1", "Comment=")
+
+
+def test_a_killed_prologue(clean):
+    """Nothing runs, nothing stays, the node is not drained."""
+    job_id = clean.submit("#!/bin/sh\necho ran\n", "-w", "n2")
+    clean.wait(lambda: clean.guests("n2"), 30, "guest")
+    pids = clean.processes("n2", "hook --config .* prologue")
+    assert pids
+    clean.root("n2", "kill", "-9", *pids, check=False)
+    clean.wait_state(job_id, "FAILED")
+    assert clean.show(job_id)["ExitCode"] == "120:0"
+    assert b"root has not proven" in clean.read("out")
+
+
+def test_a_requeued_job_starts_anew(clean):
+    job_id = clean.submit("#!/bin/sh\necho $SLURM_RESTART_COUNT $(hostname)\nsleep 3\n")
+    clean.wait(lambda: clean.read("out").count(b"\n"), 60, "output")
+    clean.root("head", "scontrol", "requeue", job_id)
+    clean.wait_state(job_id, "COMPLETED", seconds=90)
+    assert clean.read("out").split()[0] == b"1"
+
+
+def test_bare_metal(clean):
+    """``-vm none`` is sbatch; the hooks start no Python, also for what looks a little like us."""
+    script = clean.script("#!/bin/sh\nhostname; echo $0; cat /proc/1/comm; exit 4\n")
+    for argv in (["vsub", "-vm", "none"], ["sbatch", "--comment=vt2:x"]):
+        done = clean.user(*argv, "-W", "-o", "bare", script, check=False)
+        assert done.returncode == 4, done
+        host, name, init = clean.read("bare").split()
+        assert (host[:1], init) == (b"n", b"tini")
+        assert name.endswith(b"slurm_script")
+
+
+def test_the_hooks_cost_a_bare_metal_job_nothing(cluster):
+    """At most 5 ms of CPU more than the empty hook, each."""
+    measure = (
+        "import os,subprocess,sys,resource\n"
+        "def cost(path):\n"
+        "    before = resource.getrusage(resource.RUSAGE_CHILDREN)\n"
+        "    for _ in range(40): subprocess.run([path], check=True)\n"
+        "    after = resource.getrusage(resource.RUSAGE_CHILDREN)\n"
+        "    return (after.ru_utime+after.ru_stime-before.ru_utime-before.ru_stime)/40\n"
+        "os.environ.update(SLURM_JOB_ID='99999999', SLURM_JOB_COMMENT='a plain one')\n"
+        "open('/tmp/empty','w').write('#!/bin/sh\\nexit 0\\n'); os.chmod('/tmp/empty', 0o755)\n"
+        "empty = cost('/tmp/empty')\n"
+        "for path in sys.argv[1:]: print(cost(path) - empty)\n"
+    )
+    hooks = [f"/etc/slurm/vtorque/{kind}.d/50-vtorque" for kind in ("prolog", "epilog")]
+    said = cluster.root("n1", "/usr/bin/python3", "-c", measure, *hooks)
+    assert all(float(line) < 0.005 for line in said.split()), said
+
+
+def test_setup_can_be_taken_back(clean):
+    """Byte for byte, with a Prolog of the site's; and once more is as once."""
+    conf = "/etc/slurm/slurm.conf"
+    clean.root("n3", "vtorque", "setup", "uninstall")
+    before = clean.root("n3", "cat", conf)
+    assert before == Path("/var/lib", slurm.NAME, "slurm.conf").read_text()
+    assert "vtorque" not in clean.root("n3", "ls", "/etc/slurm").split()
+    clean.root("n3", "sh", "-c", f"printf 'Prolog=/bin/true # the site' >> {conf}")
+    site = clean.root("n3", "cat", conf)
+    again = [clean.root("n3", "vtorque", "setup", "install", "--batch", "slurm") for _ in (1, 2)]
+    assert "set Prolog=" in again[0]
+    assert "Prolog" not in again[1]
+    assert clean.root("n3", "readlink", "/etc/slurm/vtorque/prolog.d/90-site") == "/bin/true\n"
+    clean.root("n3", "vtorque", "setup", "uninstall")
+    assert clean.root("n3", "cat", conf) == site
+    clean.root("n3", "sh", "-c", f"cat > {conf}", stdin=before.encode())
+    clean.root("n3", "vtorque", "setup", "install", "--batch", "slurm")
+    clean.root("n3", "scontrol", "reconfigure")
+
+
+def test_doctor_marks_the_node(clean):
+    clean.stop_libvirt("n1")
+    try:
+        clean.root("n1", "vtorque", "doctor", "--mark", check=False)
+        node = clean.root("head", "scontrol", "show", "node", "n1")
+    finally:
+        clean.start_libvirt("n1")
+        clean.root("n1", "vtorque", "doctor", "--mark", check=False)
+    assert "Features=vtorque" not in node
+    assert "Comment=vTorque: " in node
+    node = clean.root("head", "scontrol", "show", "node", "n1")
+    assert "ActiveFeatures=vtorque" in node
+    assert "Comment=" not in node
