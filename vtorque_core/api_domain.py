@@ -157,6 +157,27 @@ class MemoryBacking(Single):
 
 
 @dataclass(frozen=True)
+class IoThreads(Single):
+    """How many threads of its own QEMU has for disks; the core spreads the disks over them.
+
+    They run on the guest's ``io`` cores if it has claimed any, else where its emulator runs.
+    """
+
+    section: ClassVar[str] = "domain"
+    template: ClassVar[str] = "vtorque_core:templates/iothreads.xml.j2"
+    count: int | None = None
+
+
+@dataclass(frozen=True)
+class NetQueues(Single):
+    """How many queue pairs each network interface has (``<driver queues=>``); None: one."""
+
+    section: ClassVar[str] = "domain"
+    template: ClassVar[str] = "vtorque_core:templates/nothing.xml.j2"
+    count: int | None = None
+
+
+@dataclass(frozen=True)
 class Clock(Single):
     """Timers that a guest type insists on; None leaves libvirt's default."""
 

@@ -8,17 +8,29 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 from vtorque_core.api import Image, JobRequest, Option
+from vtorque_core.api_claims import (
+    CacheClaim,
+    Claim,
+    CoreClaim,
+    MemoryClaim,
+    Placement,
+    PoolClaim,
+    RamClaim,
+)
+from vtorque_core.api_topology import CacheBank, NumaNode, Topology
 from vtorque_core.errors import HostFault, Refusal, Refused
 from vtorque_core.names import Paths, derive
 
 __all__ = [
     "Address",
+    "CacheBank",
+    "CacheClaim",
     "Claim",
     "CoreClaim",
     "EndedJob",
@@ -30,13 +42,16 @@ __all__ = [
     "JobUser",
     "MemoryClaim",
     "NodeJob",
+    "NumaNode",
     "Placement",
     "PoolClaim",
+    "RamClaim",
     "Refusal",
     "Refused",
     "Resource",
     "Share",
     "Site",
+    "Topology",
     "derive",
     "run_tool",
     "unjournalled",
@@ -75,63 +90,6 @@ def run_tool(*argv: str, timeout: float = 60.0, stdin: bytes | None = None) -> s
         words = (done.stderr or done.stdout).decode("utf-8", "replace").strip()[-500:]
         raise HostFault(f"{' '.join(argv)}: exit {done.returncode}: {words}")
     return done.stdout.decode("utf-8", "replace")
-
-
-# -- what a plugin asks of the node -----------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class CoreClaim:
-    """Ask for ``count`` host CPUs of the job's share for one use.
-
-    ``use="vcpu"`` are the guest's virtual CPUs; ``"emulator"`` and ``"io"`` its helper threads.
-    Shared claims (``exclusive=False``) may overlap within the job's share.
-    """
-
-    use: Literal["vcpu", "emulator", "io"]
-    count: int
-    exclusive: bool = False
-
-
-@dataclass(frozen=True)
-class MemoryClaim:
-    """Ask for ``mib`` MiB of the job's memory on this node."""
-
-    mib: int
-    use: str = "guest"
-
-
-@dataclass(frozen=True)
-class PoolClaim:
-    """Ask for ``count`` items of a named pool of this node that nobody else holds.
-
-    ``items`` are all the items the node has, in order of preference (addresses, PCI cards, VFs).
-    """
-
-    pool: str
-    items: tuple[str, ...]
-    count: int = 1
-
-
-Claim = CoreClaim | MemoryClaim | PoolClaim
-
-
-@dataclass(frozen=True)
-class Placement:
-    """The ledger's answer for one guest.
-
-    Args:
-        cores: host CPU ids per use (``"vcpu"``, ``"emulator"``, ``"io"``); an empty tuple for a
-            use means: not restricted beyond the job's share.
-        share: all host CPU ids of the job on this node; empty: the whole node.
-        memory_mib: sum of the guest's memory claims.
-        leased: pool name to items.
-    """
-
-    cores: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    share: tuple[int, ...] = ()
-    memory_mib: int = 0
-    leased: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 # -- what a plugin sees of the job ------------------------------------------------------------
@@ -224,6 +182,7 @@ class GuestPlan:
         shares: host directories this guest gets, in the site config's order.
         ntp: time servers, names or addresses; empty: the image's own choice.
         qemu_uid: the host user that QEMU runs as; files made for QEMU must be theirs to read.
+        host: the node's NUMA nodes, cores and caches; without ``nodes`` on a front end.
     """
 
     job_id: str
@@ -250,6 +209,7 @@ class GuestPlan:
     ntp: tuple[str, ...] = ()
     qemu_uid: int = 0
     aliases: tuple[tuple[str, str, str], ...] = ()
+    host: Topology = field(default_factory=Topology, repr=False)
 
     def __getitem__(self, option: Option[T]) -> T:
         """Return the value of an option for this job."""

@@ -165,6 +165,9 @@ class Node:
     )
     host_reserve_cores: int = _key(0, "host CPUs that guests never get", None, _at_least(0))
     host_reserve_ram: int = _key(0, "host memory that guests never get", "MiB")
+    numa: Literal["preferred", "strict", "none"] = _key(
+        "preferred", "memory on the NUMA node of a guest's CPUs; strict: or no guest"
+    )
     exclusive: bool = _key(True, "without known CPU ids of a job the node is its user's alone")
     subordinate_id: int = _key(
         2147000000, "host uid and gid that root in a guest is to the shares", None, _at_least(1)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from vtorque_core import accel, batch_setup, hypervisor, images
+from vtorque_core import accel, batch_setup, host, hypervisor, images
 from vtorque_core.api_node import HealthResult
 from vtorque_core.config import Site
 from vtorque_core.config_schema import ExtraNetwork, Network
@@ -89,7 +89,7 @@ def check_libvirt(site: Site) -> Iterator[HealthResult]:
     """Check that libvirt answers and which QEMU it has."""
     uri = site.node.libvirt_uri
     try:
-        cpus, memory = hypervisor.host_cpus(uri), hypervisor.host_memory_mib(uri)
+        cpus, memory = host.host_cpus(uri), host.host_memory_mib(uri)
     except VtorqueError as error:
         yield failed(str(error), "start libvirtd (and virtlogd) on this node")
         return

@@ -96,7 +96,7 @@ def _bounded(work: Callable[[], T], what: str, timeout: float) -> T:
     return results[0]
 
 
-def _call(uri: str, what: str, work: Callable[[Any], T], timeout: float = CALL_TIMEOUT) -> T:
+def call(uri: str, what: str, work: Callable[[Any], T], timeout: float = CALL_TIMEOUT) -> T:
     """Return ``work(connection)``; every failure is a HostFault, a lost connection is dropped."""
     module = _libvirt()
     deadline = time.monotonic() + timeout
@@ -143,7 +143,7 @@ def connect(uri: str, timeout: float = 10.0) -> None:
 
     Raises HostFault with what to do if it does not within ``timeout`` seconds.
     """
-    _call(uri, "connect", lambda c: c.getLibVersion(), timeout)
+    call(uri, "connect", lambda c: c.getLibVersion(), timeout)
 
 
 def close() -> None:
@@ -152,6 +152,16 @@ def close() -> None:
         _, connection = _connections.popitem()
         with contextlib.suppress(HostFault, _libvirt().libvirtError):
             _bounded(connection.close, "close", _CLOSE_TIMEOUT)
+
+
+def on_domain(uri: str, uuid: str, what: str, work: Callable[[Any], T]) -> T | None:
+    """Return ``work(domain)`` with libvirt's own object, or None if there is no such domain."""
+
+    def find_and_work(connection: Any) -> T | None:
+        domain = _find(connection, uuid)
+        return None if domain is None else work(domain)
+
+    return call(uri, what, find_and_work)
 
 
 def _find(connection: Any, uuid: str) -> Any | None:
@@ -174,7 +184,7 @@ def create_domain(uri: str, xml: str, timeout: float = CALL_TIMEOUT) -> None:
     release it as if it had been created.
     """
     flags = _libvirt().VIR_DOMAIN_START_VALIDATE
-    _call(uri, "start domain", lambda c: c.createXML(xml, flags), timeout)
+    call(uri, "start domain", lambda c: c.createXML(xml, flags), timeout)
 
 
 def destroy_domain(uri: str, uuid: str, deadline_s: float = 60.0) -> None:
@@ -184,13 +194,13 @@ def destroy_domain(uri: str, uuid: str, deadline_s: float = 60.0) -> None:
     QEMU is still there after ``deadline_s`` seconds (a process in uninterruptible sleep).
     """
     deadline = time.monotonic() + deadline_s
-    doomed = _call(uri, "find domain", lambda c: _running_id(c, uuid), min(deadline_s, _LOOKUP))
+    doomed = call(uri, "find domain", lambda c: _running_id(c, uuid), min(deadline_s, _LOOKUP))
     if doomed is None:
         return
     failure = ""
     while True:
         left = deadline - time.monotonic()
-        now = _call(uri, "find domain", lambda c: _running_id(c, uuid), max(left, 1.0))
+        now = call(uri, "find domain", lambda c: _running_id(c, uuid), max(left, 1.0))
         if now != doomed:
             return
         if left <= 0:
@@ -200,7 +210,7 @@ def destroy_domain(uri: str, uuid: str, deadline_s: float = 60.0) -> None:
                 "or device hangs",
                 stage=STAGE,
             )
-        failure = _call(uri, "destroy domain", lambda c: _destroy(c, uuid, doomed), left)
+        failure = call(uri, "destroy domain", lambda c: _destroy(c, uuid, doomed), left)
         if failure:
             time.sleep(_POLL)
 
@@ -235,7 +245,7 @@ def domain_state(uri: str, uuid: str) -> str | None:
         info = _info(domain) if (domain := _find(connection, uuid)) else None
         return None if info is None else info.state
 
-    return _call(uri, "domain state", state, _LOOKUP)
+    return call(uri, "domain state", state, _LOOKUP)
 
 
 def _state(domain: Any) -> str:
@@ -259,7 +269,7 @@ def list_domains(uri: str) -> list[DomainInfo]:
         found = (_info(domain) for domain in connection.listAllDomains())
         return sorted((d for d in found if d is not None), key=lambda d: d.name)
 
-    return _call(uri, "list domains", domains)
+    return call(uri, "list domains", domains)
 
 
 def _info(domain: Any) -> DomainInfo | None:
@@ -281,12 +291,7 @@ def _info(domain: Any) -> DomainInfo | None:
 
 def domain_xml(uri: str, uuid: str) -> str | None:
     """Return the live XML of a domain, or None if there is none."""
-
-    def xml(connection: Any) -> str | None:
-        domain = _find(connection, uuid)
-        return None if domain is None else str(domain.XMLDesc())
-
-    return _call(uri, "domain XML", xml)
+    return on_domain(uri, uuid, "domain XML", lambda domain: str(domain.XMLDesc()))
 
 
 def console_pty(uri: str, uuid: str) -> Path | None:
@@ -300,21 +305,6 @@ def console_pty(uri: str, uuid: str) -> Path | None:
 
 
 # -- the node ---------------------------------------------------------------------------------
-
-
-def host_cpus(uri: str) -> tuple[int, ...]:
-    """Return the ids of the host CPUs that are online."""
-
-    def cpus(connection: Any) -> tuple[int, ...]:
-        _count, online, _number = connection.getCPUMap()
-        return tuple(number for number, on in enumerate(online) if on)
-
-    return _call(uri, "host CPUs", cpus)
-
-
-def host_memory_mib(uri: str) -> int:
-    """Return the host's memory in MiB."""
-    return int(_call(uri, "host memory", lambda c: c.getInfo()[1]))
 
 
 def qemu_uid(user: str) -> int:
@@ -351,7 +341,7 @@ def network_xml(uri: str, name: str) -> str | None:
         network = _find_network(connection, name)
         return str(network.XMLDesc()) if network is not None and network.isActive() else None
 
-    return _call(uri, f"network {name}", xml)
+    return call(uri, f"network {name}", xml)
 
 
 def network_active(uri: str, name: str) -> bool:
@@ -371,7 +361,7 @@ def start_network(uri: str, xml: str) -> None:
         if not network.isActive():
             network.create()
 
-    _call(uri, "start network", start)
+    call(uri, "start network", start)
 
 
 def _with_known_uuid(connection: Any, xml: str) -> str:
@@ -397,4 +387,4 @@ def remove_network(uri: str, name: str) -> None:
         if persistent:
             network.undefine()
 
-    _call(uri, f"remove network {name}", remove)
+    call(uri, f"remove network {name}", remove)

@@ -1,81 +1,42 @@
 """The ledger: answers all claims of a job on this node in one locked transaction, or none.
 
 There is no ledger file. What is taken is what the open lease records of all journals say, read
-under the node's lock; a job's leases are records of its own journal. Pools are exclusive over all
-jobs of the node; addresses are the first of them. Three pools are the ledger's own: ``core`` (an
-exclusive host CPU), ``memory`` (an amount, per guest) and ``node`` (the node is one user's alone).
+under the node's lock; a job's leases are records of its own journal, and end with them. Items of a
+pool are one job's at a time; addresses are the first pool. The ledger's own pools:
+
+    core    a host CPU that is one guest's alone: item its id, use (idle: an SMT sibling), and for a
+            use that may grow: least, most, cpus (where to)
+    memory  MiB of one guest on a NUMA node, ordinary or in huge pages
+    share   all CPUs that the job may run on: cpus; least: how many must stay for threads that share
+    cache   a step of a cache, or an allocation of the processor's
+    node    the node is one user's alone
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from vtorque_core.api_node import Claim, CoreClaim, MemoryClaim, Placement, PoolClaim
-from vtorque_core.errors import HostFault, Refusal, Refused
+from vtorque_core.api_claims import Claim, Placement
+from vtorque_core.demand import demand
+from vtorque_core.errors import HostFault, Refused
 from vtorque_core.journal import EmptyJournal, Journal, JournalState, journals, read
-from vtorque_core.locks import node_lock
+from vtorque_core.locks import job_lock, node_lock
 from vtorque_core.names import Paths
+from vtorque_core.node_share import NodeShare, NoFit, Taken
+from vtorque_core.placement import plan
+from vtorque_core.records import Record, lock_name
 from vtorque_core.resources import Lease
-from vtorque_core.units import show_mib
+from vtorque_core.topology import cpu_list, show_cpus
 
-CORE, MEMORY, NODE = "core", "memory", "node"
-OWN_POOLS = frozenset({CORE, MEMORY, NODE})
+__all__ = ["InUse", "NoFit", "NodeShare", "Resized", "Taken", "place", "plan", "resize", "taken_by"]
 
-
-@dataclass(frozen=True)
-class NodeShare:
-    """What the batch system gave this job on this node, and what the node has.
-
-    Args:
-        cpus: host CPU ids of the job; empty: not known.
-        cpu_count: how many CPUs the job has, if known.
-        mem_mib: memory of the job, if limited.
-        node_cpus: all host CPU ids; ``node_mem_mib``: all host memory.
-        reserve_cores, reserve_mib: kept for the host, where the job's ids are not known and for
-            memory always.
-        exclusive: without known ids the node is one user's alone.
-    """
-
-    node_cpus: tuple[int, ...]
-    node_mem_mib: int
-    cpus: tuple[int, ...] = ()
-    cpu_count: int | None = None
-    mem_mib: int | None = None
-    reserve_cores: int = 0
-    reserve_mib: int = 0
-    exclusive: bool = True
-
-    @property
-    def usable(self) -> tuple[int, ...]:
-        """The CPU ids that the job's guests may run on."""
-        return self.cpus or tuple(sorted(self.node_cpus))[self.reserve_cores :]
-
-    @property
-    def alone(self) -> bool:
-        """Whether no other user may have guests here at the same time."""
-        return self.exclusive and not self.cpus
-
-
-@dataclass(frozen=True)
-class Taken:
-    """What other open leases hold. ``items``: pool to items; ``mib``: memory."""
-
-    items: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    mib: int = 0
+CORE, MEMORY, SHARE, NODE = "core", "memory", "share", "node"
 
 
 class InUse(HostFault):
     """What the job needs is another job's, which may have ended without releasing it."""
-
-
-class NoFit(Exception):
-    """The claims do not fit; carries why. Refused or a host fault, whoever catches it knows."""
-
-    def __init__(self, refusal: Refusal) -> None:
-        self.refusal = refusal
-        super().__init__(str(refusal))
 
 
 def place(
@@ -94,32 +55,32 @@ def place(
     except NoFit as misfit:
         raise Refused(misfit.refusal) from None
     with node_lock(paths):
-        states = _states(paths)
-        _check_alone(journal, share, states)
+        held = states(paths)
+        _check_alone(journal, share, held)
         try:
-            placements = plan(claims, share, taken_by(states))
+            placements = plan(claims, share, taken_by(held))
         except NoFit as misfit:
             raise InUse(f"in use by other jobs: {misfit.refusal}", stage="plan") from None
-        alone = [Lease(NODE, "alone")] if share.alone else []
-        leases: list[tuple[Lease, int | None]] = [(lease, None) for lease in alone]
+        leases = _job_leases(placements, claims, share)
         for index, placement in enumerate(placements):
-            leases += [(lease, index) for lease in _leases(placement, claims[index], index)]
+            leases += [(lease, index) for lease in _leases(placement, index, share)]
         journal.acquire_leases(leases, phase="plan")
     return placements
 
 
-def _states(paths: Paths) -> list[JournalState]:
-    states = []
+def states(paths: Paths) -> list[JournalState]:
+    """Return what all journals of the node say. Raises JournalError for one that is unreadable."""
+    found = []
     for path in journals(paths):
         try:
-            states.append(read(path))
+            found.append(read(path))
         except (FileNotFoundError, EmptyJournal):
             continue
-    return states
+    return found
 
 
-def _check_alone(journal: Journal, share: NodeShare, states: Sequence[JournalState]) -> None:
-    for state in states:
+def _check_alone(journal: Journal, share: NodeShare, held: Sequence[JournalState]) -> None:
+    for state in held:
         if state.header.uid == journal.header.uid or not state.leases:
             continue
         theirs = any(lease.args["pool"] == NODE for lease in state.leases)
@@ -132,134 +93,151 @@ def _check_alone(journal: Journal, share: NodeShare, states: Sequence[JournalSta
             )
 
 
-def taken_by(states: Sequence[JournalState]) -> Taken:
+def taken_by(held: Sequence[JournalState]) -> Taken:
     """Return what the open leases of these journals hold."""
     items: dict[str, set[str]] = {}
     mib = 0
-    for state in states:
-        for lease in state.leases:
-            items.setdefault(str(lease.args["pool"]), set()).add(str(lease.args["item"]))
-            mib += int(lease.args["mib"])
-    return Taken({pool: frozenset(held) for pool, held in items.items()}, mib)
+    mib_on: Counter[int] = Counter()
+    pages: Counter[tuple[int, int]] = Counter()
+    shares: Counter[int] = Counter()
+    for state in held:
+        cpus: set[int] = set()
+        for args in (lease.args for lease in state.leases):
+            pool, item, node = str(args["pool"]), str(args["item"]), int(args.get("node", -1))
+            amount, page = int(args["mib"]), int(args.get("page_kib", 0))
+            items.setdefault(pool, set()).add(item)
+            if page:
+                pages[node, page] += amount
+            else:
+                mib += amount
+                mib_on[node] += amount
+            if pool == CORE:
+                cpus.add(int(item))
+            elif pool == SHARE:
+                cpus |= set(cpu_list(str(args["cpus"])))
+        shares.update(cpus)
+    del mib_on[-1]
+    return Taken({p: frozenset(i) for p, i in items.items()}, mib, mib_on, pages, shares)
 
 
-def _leases(placement: Placement, claims: Sequence[Claim], index: int) -> list[Lease]:
-    exclusive = {c.use for c in claims if isinstance(c, CoreClaim) and c.exclusive}
-    cores = sorted(core for use in exclusive for core in placement.cores[use])
-    leases = [Lease(CORE, str(core)) for core in cores]
-    leases.append(Lease(MEMORY, f"g{index}", placement.memory_mib))
+def _job_leases(
+    placements: Sequence[Placement], claims: Sequence[Sequence[Claim]], share: NodeShare
+) -> list[tuple[Lease, int | None]]:
+    leases: list[tuple[Lease, int | None]] = []
+    if not placements:
+        return leases
+    cpus = placements[0].share or tuple(share.node_cpus)
+    keep = max(demand(guest).shared for guest in claims)
+    if share.alone:
+        leases.append((Lease(NODE, "alone"), None))
+    leases.append((Lease(SHARE, "cpus", cpus=show_cpus(cpus), least=keep), None))
+    return leases
+
+
+def _leases(placement: Placement, index: int, share: NodeShare) -> list[Lease]:
+    leases = []
+    for use in sorted(placement.own):
+        cores, most = placement.cores[use], placement.most.get(use, 0)
+        grow = show_cpus(placement.growing) if most else ""
+        least = len(cores) if most else 0
+        leases += [Lease(CORE, str(c), use=use, least=least, most=most, cpus=grow) for c in cores]
+    leases += [Lease(CORE, str(c), use="idle") for c in placement.idle]
+    item = f"g{index}"
+    leases += [Lease(MEMORY, item, mib, node=node) for node, mib in placement.memory.items()]
+    leases += [
+        Lease(MEMORY, item, mib, node=node, page_kib=placement.page_kib or 0)
+        for node, mib in placement.paged.items()
+    ]
     leases += [Lease(pool, item) for pool, items in placement.leased.items() for item in items]
     return leases
 
 
-# -- planning: pure ---------------------------------------------------------------------------
+# -- more or fewer cores while the job runs ---------------------------------------------------
 
 
-def plan(claims: Sequence[Sequence[Claim]], share: NodeShare, taken: Taken) -> list[Placement]:
-    """Return a placement for each guest, given what is taken. Pure. Raises NoFit."""
-    memory = _plan_memory(claims, share, taken)
-    cores = choose_cores(
-        [[c for c in guest if isinstance(c, CoreClaim)] for guest in claims],
-        share,
-        frozenset(int(item) for item in taken.items.get(CORE, ())),
-    )
-    pools = _plan_pools(claims, taken)
-    within = share.usable if share.cpus or share.reserve_cores else ()
-    return [
-        Placement(cores=cores[i], share=within, memory_mib=memory[i], leased=pools[i])
-        for i in range(len(claims))
-    ]
+@dataclass(frozen=True)
+class Resized:
+    """What a use of a guest has now, and what is left for all threads of the job that share."""
+
+    cores: tuple[int, ...]
+    floating: tuple[int, ...]
 
 
-def choose_cores(
-    claims: Sequence[Sequence[CoreClaim]], share: NodeShare, taken: frozenset[int]
-) -> list[dict[str, tuple[int, ...]]]:
-    """Return CPU ids per guest and use. Pure; the seam where the node's topology comes in.
+def resize(
+    paths: Paths,
+    key: str,
+    guest: int,
+    use: str,
+    count: int,
+    *,
+    pin: Callable[[JournalState, int, str, Resized], None] = lambda *_: None,
+    wait: float = 5.0,
+) -> Resized:
+    """Give a guest's use more or fewer cores of its own, within its claim and the job's share.
 
-    Exclusive claims get distinct cores that nobody has leased, lowest first. Shared ones get the
-    share without exclusive cores; an empty tuple means the whole share.
-    Raises NoFit.
+    As root. Takes the job's lock, then the node's. It comes as near to ``count`` as the claim's
+    least and most, and the CPUs that the job has free, allow.
+
+    Args:
+        key: the job key, the journal's name.
+        guest: its index on this node.
+        use: of a claim with ``at_most``.
+        count: CPUs wanted.
+        pin: called with what is to be, after more cores are journalled, before fewer are; if it
+            raises, the journal holds the larger of the two.
+        wait: seconds for the job's lock: its epilogue may have it.
+
+    Raises Busy, FileNotFoundError if the job is gone, Refused if it has no such claim, HostFault.
     """
-    usable = share.usable
-    limit = len(usable) if share.cpu_count is None else min(share.cpu_count, len(usable))
-    wanted = sum(c.count for guest in claims for c in guest if c.exclusive)
-    largest = max((c.count for guest in claims for c in guest if not c.exclusive), default=0)
-    free = [core for core in usable if core not in taken]
-    for count, most, what in (
-        (largest, limit, "one guest's CPUs"),
-        (wanted, min(limit, len(free)), "CPUs of their own for all guests together"),
-    ):
-        if count > most:
-            raise NoFit(
-                Refusal(
-                    f"{count} {what}: more than the job can have on this node",
-                    key="vcpus",
-                    value=str(count),
-                    limit=f"{most} CPUs",
-                    fix="ask the batch system for more CPUs per node, or for smaller guests",
-                )
-            )
-    own = iter(free)
-    chosen: list[dict[str, list[int]]] = []
-    for guest in claims:
-        uses: dict[str, list[int]] = {}
-        for claim in guest:
-            mine = [next(own) for _ in range(claim.count)] if claim.exclusive else []
-            uses.setdefault(claim.use, []).extend(mine)
-        chosen.append(uses)
-    own_cores = {core for uses in chosen for cores in uses.values() for core in cores}
-    avoid = (own_cores | taken) & set(usable)
-    rest = tuple(core for core in usable if core not in avoid) if avoid else ()
-    return [{use: tuple(cores) or rest for use, cores in uses.items()} for uses in chosen]
+    path = paths.journal / f"{key}.jsonl"
+    with job_lock(paths, lock_name(path), wait), node_lock(paths), Journal.open(paths, path) as j:
+        held = states(paths)
+        (state,) = (s for s in held if s.path == path)
+        mine = _growing(state, guest, use)
+        cores = [int(record.args["item"]) for record in mine]
+        new = _more(state, mine, count, taken_by([s for s in held if s.path != path]))
+        if new:
+            fields = {k: mine[0].args[k] for k in ("use", "least", "most", "cpus")}
+            j.acquire_leases([(Lease(CORE, str(c), **fields), guest) for c in new], phase="run")
+            state = read(path)
+        least = int(mine[0].args["least"])
+        fewer = [] if new else mine[max(count, least) :]
+        left = {int(record.args["item"]) for record in fewer}
+        now = tuple(core for core in (*cores, *new) if core not in left)
+        resized = Resized(now, tuple(sorted({*_floating(state)[0], *left})))
+        if new or fewer:
+            pin(state, guest, use, resized)
+        for record in fewer:
+            j.released(record.seq)
+        return resized
 
 
-def _plan_memory(claims: Sequence[Sequence[Claim]], share: NodeShare, taken: Taken) -> list[int]:
-    memory = [sum(c.mib for c in guest if isinstance(c, MemoryClaim)) for guest in claims]
-    node = max(0, share.node_mem_mib - share.reserve_mib - taken.mib)
-    limit, what = node, "the node's memory"
-    if share.mem_mib is not None and share.mem_mib < node:
-        limit, what = share.mem_mib, "the job's memory on this node"
-    if sum(memory) > limit:
-        raise NoFit(
-            Refusal(
-                f"the guests of this node need {show_mib(sum(memory))} with QEMU's own; "
-                f"more than {what}",
-                key="ram",
-                value=show_mib(max(memory)),
-                limit=show_mib(limit),
-                fix="ask for less ram or fewer guests, or ask the batch system for more memory",
-            )
-        )
-    return memory
+def _more(state: JournalState, mine: Sequence[Record], count: int, others: Taken) -> list[int]:
+    """Return the CPUs that a use gets beside those it has; empty if there are none or no need."""
+    most = int(mine[0].args["most"])
+    floating, keep = _floating(state)
+    busy = {cpu for cpu, jobs in others.shares.items() if jobs}
+    room = [c for c in cpu_list(str(mine[0].args["cpus"])) if c in floating and c not in busy]
+    return room[: max(0, min(count, most) - len(mine))][: max(0, len(floating) - keep)]
 
 
-def _plan_pools(
-    claims: Sequence[Sequence[Claim]], taken: Taken
-) -> list[dict[str, tuple[str, ...]]]:
-    used = {pool: set(items) for pool, items in taken.items.items()}
-    wanted: Counter[str] = Counter()
-    result: list[dict[str, tuple[str, ...]]] = []
-    for guest in claims:
-        mine: dict[str, tuple[str, ...]] = {}
-        for claim in guest:
-            if not isinstance(claim, PoolClaim):
-                continue
-            if claim.pool in OWN_POOLS:
-                raise ValueError(f"pool {claim.pool} is the ledger's own")
-            held = used.setdefault(claim.pool, set())
-            free = [item for item in dict.fromkeys(claim.items) if item not in held]
-            wanted[claim.pool] += claim.count
-            if len(free) < claim.count:
-                raise NoFit(
-                    Refusal(
-                        f"the guests of this node need {wanted[claim.pool]} of {claim.pool}",
-                        key=claim.pool,
-                        value=str(wanted[claim.pool]),
-                        limit=f"{len(set(claim.items))} on this node, {len(free)} free",
-                    )
-                )
-            got = tuple(free[: claim.count])
-            held.update(got)
-            mine[claim.pool] = (*mine.get(claim.pool, ()), *got)
-        result.append(mine)
-    return result
+def _growing(state: JournalState, guest: int, use: str) -> list[Record]:
+    """Return the open leases of a use that may grow, in the order in which they were got."""
+    mine = [
+        r
+        for r in state.leases
+        if r.guest == guest and r.args["pool"] == CORE and r.args.get("use") == use
+    ]
+    if not mine or not mine[0].args["most"]:
+        raise Refused(f"guest {guest} of job {state.header.id} has no {use} cores that may grow")
+    return mine
+
+
+def _floating(state: JournalState) -> tuple[tuple[int, ...], int]:
+    """Return the job's CPUs that are no guest's alone, and how many of them must stay so."""
+    own = {int(r.args["item"]) for r in state.leases if r.args["pool"] == CORE}
+    for lease in state.leases:
+        if lease.args["pool"] == SHARE:
+            cpus = cpu_list(str(lease.args["cpus"]))
+            return tuple(c for c in cpus if c not in own), int(lease.args["least"])
+    return (), 0

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vtorque_core import hypervisor, images, launchers, ledger, names, network
+from vtorque_core import host, hypervisor, images, launchers, ledger, names, network
 from vtorque_core.api import JobRequest
 from vtorque_core.api_batch import BatchJob, PeerGuest
 from vtorque_core.api_context import ContextItem, EnvVar
@@ -27,9 +27,11 @@ from vtorque_core.api_node import (
     JobUser,
     MemoryClaim,
     Share,
+    Topology,
 )
 from vtorque_core.api_options import ARCH, DISTRO, FS_TYPE, IMG, RAM, VCPUS, VMS_PER_NODE
 from vtorque_core.config import Site
+from vtorque_core.demand import RAM_USE
 from vtorque_core.domain.merge import Contributed
 from vtorque_core.errors import HostFault, Refusal, Refused
 from vtorque_core.plugins import Plugins
@@ -95,15 +97,19 @@ def _group_name(gid: int) -> str:
 def node_share(job: BatchJob, site: Site) -> ledger.NodeShare:
     """Return what the batch system gave this job on this node, and what the node has."""
     uri = site.node.libvirt_uri
+    known = host.topology(uri)
     return ledger.NodeShare(
         cpus=job.cpus,
         cpu_count=job.cpu_count,
         mem_mib=job.mem_mib,
-        node_cpus=hypervisor.host_cpus(uri),
-        node_mem_mib=hypervisor.host_memory_mib(uri),
+        node_cpus=known.cpus,
+        node_mem_mib=known.mem_mib,
         reserve_cores=site.node.host_reserve_cores,
         reserve_mib=site.node.host_reserve_ram,
         exclusive=site.node.exclusive,
+        whole_node=job.whole_node,
+        topology=known,
+        numa=None if site.node.numa == "none" else site.node.numa,
     )
 
 
@@ -114,9 +120,11 @@ def plan_guests(
     plugins: Plugins,
     user: JobUser,
     site_secret: bytes,
+    machine: Topology | None = None,
 ) -> list[PlannedGuest]:
     """Return this node's guests with all claims, not yet placed.
 
+    ``machine`` is the node's topology; None on a front end.
     Raises Refused for what this node can never give, HostFault for what it cannot give now.
     """
     image = images.select(site.images.pool, request[IMG], request[DISTRO], request[ARCH])
@@ -128,6 +136,7 @@ def plan_guests(
     guests = []
     for index in range(count):
         plan = _guest(job, request, site, user, image, secret, index)
+        plan = dataclasses.replace(plan, host=machine or Topology())
         guests.append(PlannedGuest(plan, driver, tuple(_claims(plan, job, site, plugins))))
     return guests
 
@@ -208,9 +217,11 @@ def _expand(text: str, known: dict[str, str]) -> str:
 def _claims(guest: GuestPlan, job: BatchJob, site: Site, plugins: Plugins) -> list[Claim]:
     claims: list[Claim] = [
         CoreClaim("vcpu", guest.vcpus),
-        MemoryClaim(guest.ram_mib),
+        MemoryClaim(guest.ram_mib, use=RAM_USE),
         MemoryClaim(site.node.qemu_overhead, use="emulator"),
     ]
+    if guest.image.disk is not None and guest[FS_TYPE] == "ramdisk":
+        claims.append(MemoryClaim(_overlay_mib(guest.image.disk), use="ramdisk", key=FS_TYPE.key))
     claims += network.claims(site, job, guest.guests_per_node, guest.index)
     refusals = []
     for contribution in plugins.collect("vtorque_plan", guest=guest, site=site):
@@ -319,6 +330,20 @@ def _core_elements(guest: GuestPlan, site: Site) -> Iterator[Element]:
     yield from network.interfaces(site, guest)
     if any(share.kind == "virtiofs" for share in guest.shares):
         yield MemoryBacking(source="memfd", shared=True)
+    if guest.placement.page_kib is not None:
+        yield MemoryBacking(hugepages_kib=guest.placement.page_kib)
+
+
+def _overlay_mib(image: Path) -> int:
+    """Return what an overlay of a disk image can grow to: the size that the guest sees.
+
+    qcow2 has it in bytes 24 to 31 of its header (QEMU, docs/interop/qcow2.txt), raw is as long.
+    """
+    with image.open("rb") as file:
+        header = file.read(32)
+    qcow2 = header.startswith(b"QFI\xfb")
+    size = int.from_bytes(header[24:32], "big") if qcow2 else image.stat().st_size
+    return -(-size // (1 << 20))
 
 
 def overlay_path(guest: GuestPlan) -> Path:

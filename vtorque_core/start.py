@@ -147,16 +147,17 @@ def _start(
     site, plugins, journal, user = start.site, start.plugins, start.journal, start.user
     secret = plan.load_secret(site.paths.secret)
     start.enter("plan")
-    planned = plan.plan_guests(job, wanted, site, plugins, user, secret)
     share = plan.node_share(job, site)
+    planned = plan.plan_guests(job, wanted, site, plugins, user, secret, share.machine)
     claims = [p.claims for p in planned]
     try:
         placements = ledger.place(journal, claims, share, site.paths)
     except ledger.InUse:
         reap_gone()
         placements = ledger.place(journal, claims, share, site.paths)
-    if job.cpus:  # every helper process that we start stays within the job's share
-        os.sched_setaffinity(0, job.cpus)
+    helpers = {cpu for at in placements for cpu in at.cores["emulator"]}
+    if helpers:  # every helper process that we start stays off the guests' own cores
+        os.sched_setaffinity(0, helpers)
     placed = [replace(p.plan, placement=at) for p, at in zip(planned, placements, strict=True)]
     start.guests = plan.addressed(placed, job, site, secret)
     start.enter("render domain")

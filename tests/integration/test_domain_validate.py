@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from vtorque_core import hypervisor
+from vtorque_core import host, hypervisor
 from vtorque_core.errors import HostFault
 
 pytestmark = pytest.mark.integration
@@ -91,8 +91,9 @@ def test_a_libvirtd_that_is_not_there_is_named_with_what_to_do(tmp_path: Path) -
 
 
 def test_the_node_is_described() -> None:
-    assert hypervisor.host_cpus(URI)
-    assert hypervisor.host_memory_mib(URI) > 0
+    assert host.host_cpus(URI)
+    assert host.host_memory_mib(URI) > 0
+    assert [len(node.cpus) for node in host.topology(URI).nodes] == [8, 8]
 
 
 def test_networks_come_and_go() -> None:

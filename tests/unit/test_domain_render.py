@@ -21,17 +21,31 @@ from vtorque_core.api_domain import (
     Element,
     Filesystem,
     Interface,
+    IoThreads,
     KernelBoot,
     MemoryBacking,
     MetadataEntry,
+    NetQueues,
     QemuArgs,
 )
-from vtorque_core.api_node import GuestPlan, Image, JobUser, Placement
+from vtorque_core.api_node import (
+    Claim,
+    CoreClaim,
+    GuestPlan,
+    Image,
+    JobUser,
+    MemoryClaim,
+    Placement,
+    RamClaim,
+)
 from vtorque_core.domain.merge import Contributed, MergedDomain, merge
 from vtorque_core.domain.render import DomainSpec, disk_target, render, tap_name
 from vtorque_core.errors import ConfigError, HostFault, Refused
+from vtorque_core.ledger import NodeShare, Taken, plan
+from vtorque_core.topology import parse
 
 GOLDEN = Path(__file__).parents[1] / "golden"
+CAPABILITIES = Path(__file__).parents[1] / "data" / "capabilities"
 STATE = Path("/var/lib/vtorque/jobs/42.srv.0/g0")
 RUN = Path("/run/vtorque/jobs/42.srv.0/g0")
 POOL = "/var/lib/vtorque/images"
@@ -120,6 +134,7 @@ def debian() -> str:
     data = Disk("data", "/home/ada/data.img", "raw", serial="vtdata", user_owned=True)
     domain = merged(root, seed, data, nic(0), HOME, *STREAMS, Clock(hpet=False))
     place = Placement(cores={"vcpu": (2, 3), "emulator": (4,)}, share=(2, 3, 4))
+    place = replace(place, own=frozenset({"vcpu"}))
     sockets = {**SOCKETS, "ua-linux-guest-data": str(RUN / "nbd-data.sock")}
     spec = DomainSpec(guest_plan(placement=place), "kvm")
     return render(spec, domain, sockets=sockets, taps=taps(domain))
@@ -141,7 +156,42 @@ def hpc() -> str:
     return render(DomainSpec(guest_plan(), "tcg"), domain, taps=filtered)
 
 
-CASES = {"micro": micro, "debian": debian, "two-nics": two_nics, "hpc": hpc}
+def placed(*claims: Claim, machine: str, vcpus: int, ram: int, **share: Any) -> GuestPlan:
+    """Return a guest as the planner places it on a recorded machine."""
+    host = parse((CAPABILITIES / f"{machine}.xml").read_text())
+    node = NodeShare(host.cpus, host.mem_mib, topology=host, **share)
+    asked = [CoreClaim("vcpu", vcpus), MemoryClaim(ram, use="guest"), *claims]
+    return guest_plan(placement=plan([asked], node, Taken())[0], vcpus=vcpus, ram_mib=ram)
+
+
+def pinned() -> str:
+    """vCPUs on their own cores of one NUMA node, I/O threads and the emulator on others."""
+    guest = placed(
+        CoreClaim("vcpu", 4, exclusive=True, key="vcpu_pinning"),
+        CoreClaim("io", 1, exclusive=True, at_most=2, key="iocm"),
+        RamClaim(page_kib=2048, numa="strict"),
+        machine="xeon-2x32-smt", vcpus=4, ram=2048, cpus=(*range(32, 40), *range(96, 104)),
+    )  # fmt: skip
+    root = Disk("root", str(STATE / "root.qcow2"), "qcow2", base=f"{POOL}/d/disk.qcow2")
+    data = Disk("data", str(STATE / "data.raw"), "raw")
+    backing = MemoryBacking(hugepages_kib=guest.placement.page_kib)
+    domain = merged(root, data, nic(0), IoThreads(2), NetQueues(4), backing, HOME, *STREAMS)
+    return render(DomainSpec(guest, "kvm"), domain, sockets=SOCKETS, taps=taps(domain))
+
+
+def over_nodes() -> str:
+    """A guest larger than any NUMA node sees cells as the host has them."""
+    guest = placed(
+        CoreClaim("vcpu", 64, exclusive=True), machine="epyc-4-numa", vcpus=64, ram=100000
+    )
+    kernel = KernelBoot(kernel=f"{POOL}/micro/vmlinux")
+    return render(DomainSpec(guest, "kvm"), merged(kernel, *STREAMS))
+
+
+CASES = {
+    "micro": micro, "debian": debian, "two-nics": two_nics, "hpc": hpc, "pinned": pinned,
+    "over-nodes": over_nodes,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -265,8 +315,9 @@ def test_a_share_restricts_everything() -> None:
     assert root.find("cputune/emulatorpin").get("cpuset") == "5,6,7"  # type: ignore[union-attr]
 
 
-def test_as_many_cores_as_vcpus_are_pinned_one_to_one() -> None:
-    root = tune(Placement(cores={"vcpu": (9, 8), "emulator": (1,)}, share=(1, 8, 9)))
+def test_cores_of_its_own_are_pinned_one_to_one() -> None:
+    cores = {"vcpu": (9, 8), "emulator": (1,)}
+    root = tune(Placement(cores=cores, share=(1, 8, 9), own=frozenset({"vcpu"})))
     pins = [(p.get("vcpu"), p.get("cpuset")) for p in root.findall("cputune/vcpupin")]
     assert pins == [("0", "9"), ("1", "8")]
     assert root.find("cputune/emulatorpin").get("cpuset") == "1"  # type: ignore[union-attr]

@@ -8,7 +8,7 @@ import pytest
 from vtorque_core.api_node import CoreClaim, MemoryClaim, PoolClaim
 from vtorque_core.errors import HostFault, Refused
 from vtorque_core.journal import JobHeader, Journal, JournalError, read
-from vtorque_core.ledger import NodeShare, NoFit, Taken, choose_cores, place, plan
+from vtorque_core.ledger import NodeShare, NoFit, Resized, Taken, place, plan, resize
 from vtorque_core.names import Paths
 from vtorque_core.units import show_mib
 
@@ -41,6 +41,7 @@ def test_a_job_gets_what_it_asks_and_it_is_journalled(paths):
     assert [dict(p.leased) for p in got] == [{"card": ("a", "b")}, {"card": ("c",)}]
     assert leases(journal) == {
         ("node", "alone", None),
+        ("share", "cpus", None),
         ("memory", "g0", 0),
         ("card", "a", 0),
         ("card", "b", 0),
@@ -110,31 +111,60 @@ def test_exclusive_cores_are_distinct_and_within_the_share(paths):
         {"vcpu": (2,), "emulator": (3,)},
     ]
     assert got[0].share == (1, 2, 3)
-    again = dataclasses.replace(NODE, cpus=(2, 3))
-    got = place(start(paths, "2"), [guest], again, paths)
-    assert got[0].cores == {"vcpu": (3,), "emulator": ()}
-    with pytest.raises(HostFault, match="in use by other jobs: vcpus=1"):
-        place(start(paths, "3"), [guest], dataclasses.replace(NODE, cpus=(1, 2)), paths)
+    # A share that overlaps, as batch systems with oversubscription give it:
+    for cpus in ((2, 3), (1, 2)):
+        with pytest.raises(HostFault, match="in use by other jobs: vcpus=1"):
+            place(start(paths, str(cpus)), [guest], dataclasses.replace(NODE, cpus=cpus), paths)
+    floating = [(CoreClaim("vcpu", 1),)]
+    shared = dataclasses.replace(NODE, cpus=(2, 3))
+    assert place(start(paths, "2"), floating, shared, paths)[0].cores["vcpu"] == (3,)
+
+
+def test_a_core_that_others_float_over_is_not_given_for_oneself(paths):
+    place(start(paths, "1"), [vm()], dataclasses.replace(SHARED, cpus=(0, 1)), paths)
+    got = place(start(paths, "2"), [vm(exclusive=True)], SHARED, paths)
+    assert got[0].cores["vcpu"] == (2,)
+    with pytest.raises(HostFault, match="in use by other jobs"):
+        place(start(paths, "3"), [vm(2, exclusive=True)], SHARED, paths)
 
 
 def test_shared_cores_may_overlap_but_no_guest_is_larger_than_the_share():
-    share = dataclasses.replace(NODE, cpus=(4, 5))
+    share = dataclasses.replace(NODE, cpus=(2, 3))
     many = [[CoreClaim("vcpu", 2), CoreClaim("emulator", 1)]] * 4
-    assert choose_cores(many, share, frozenset()) == [{"vcpu": (), "emulator": ()}] * 4
+    assert [p.cores for p in plan(many, share, Taken())] == [
+        {"vcpu": (2, 3), "emulator": (2, 3)}
+    ] * 4
     with pytest.raises(NoFit):
-        choose_cores([[CoreClaim("vcpu", 3)]], share, frozenset())
+        plan([[CoreClaim("vcpu", 3)]], share, Taken())
     with pytest.raises(NoFit):
-        choose_cores([[CoreClaim("vcpu", 2)]], dataclasses.replace(NODE, cpu_count=1), frozenset())
+        plan([[CoreClaim("vcpu", 2)]], dataclasses.replace(NODE, cpu_count=1), Taken())
+
+
+def test_of_a_number_of_cpus_without_ids_the_ledger_chooses_which(paths):
+    share = dataclasses.replace(SHARED, cpu_count=2)
+    one, two = (place(start(paths, str(j)), [vm(2)], share, paths)[0] for j in (1, 2))
+    assert (one.cores["vcpu"], two.cores["vcpu"]) == ((0, 1), (2, 3))
+    assert (one.share, two.share) == ((0, 1), (2, 3))
+    more = place(start(paths, "3"), [vm(1)], dataclasses.replace(share, cpu_count=1), paths)[0]
+    assert more.cores["vcpu"] == (0,)  # the batch system has given more than there is
+    whole = dataclasses.replace(share, whole_node=True)
+    assert plan([vm(2)], whole, Taken())[0].share == ()
 
 
 def test_reserved_cores_are_kept_from_jobs_without_ids():
     share = dataclasses.replace(NODE, reserve_cores=1)
     assert plan([vm()], share, Taken())[0].share == (1, 2, 3)
     assert plan([vm()], NODE, Taken())[0].share == ()
-    own = dataclasses.replace(share, cpus=(0, 1))
-    assert plan([vm(exclusive=True)], own, Taken())[0].cores["vcpu"] == (0,)
-    with pytest.raises(NoFit, match="limit: 3 CPUs"):
+    with pytest.raises(NoFit, match=r"limit: 3 CPUs, set by \[node\] host_reserve_cores"):
         plan([vm(vcpus=4)], share, Taken())
+
+
+def test_where_ids_are_given_a_reserved_core_may_be_floated_over_but_not_owned():
+    own = dataclasses.replace(NODE, reserve_cores=1, cpus=(0, 1))
+    assert plan([vm()], own, Taken())[0].cores["vcpu"] == (0, 1)
+    assert plan([vm(exclusive=True)], own, Taken())[0].cores["vcpu"] == (1,)
+    with pytest.raises(NoFit):
+        plan([vm(2, exclusive=True)], own, Taken())
 
 
 KNOWN = dataclasses.replace(NODE, cpus=(0, 1))
@@ -174,6 +204,70 @@ def test_a_journal_that_cannot_be_read_stops_placing(paths):
         place(start(paths, "2"), [vm()], NODE, paths)
     bad.path.write_bytes(b"")
     place(start(paths, "3"), [vm()], NODE, paths)
+
+
+# -- cores for more or less I/O while the job runs ---------------------------------------------
+
+
+def with_io(paths, job, cpus=(), least=1, most=3):
+    """Return the journal of a started job with one shared vCPU and I/O cores."""
+    io = CoreClaim("io", least, exclusive=True, at_most=most, key="iocm")
+    journal = start(paths, job)
+    place(journal, [(*vm(), io)], dataclasses.replace(SHARED, cpus=cpus), paths)
+    return journal
+
+
+def test_io_cores_grow_and_shrink_within_claim_and_share(paths):
+    with_io(paths, "1", (0, 1, 2))
+    steps = [(resize(paths, "1.0", 0, "io", n), n) for n in (2, 9, 1, 0)]
+    assert [r for r, _ in steps] == [
+        Resized((0, 1), (2,)),
+        Resized((0, 1), (2,)),  # a CPU stays for the vCPU, which shares
+        Resized((0,), (1, 2)),
+        Resized((0,), (1, 2)),
+    ]
+    cores = {r.args["item"] for r in read(paths.journal / "1.0.jsonl").leases if r.args["use"]}
+    assert cores == {"0"}
+
+
+def test_grown_cores_are_not_given_away_and_nobody_elses_are_taken(paths):
+    with_io(paths, "1", (0, 1, 2, 3))
+    assert resize(paths, "1.0", 0, "io", 2).cores == (0, 1)
+    overlap = dataclasses.replace(SHARED, cpus=(1,))
+    with pytest.raises(HostFault, match="in use by other jobs"):
+        place(start(paths, "2"), [vm(exclusive=True)], overlap, paths)
+    place(start(paths, "3"), [vm()], dataclasses.replace(SHARED, cpus=(2,)), paths)
+    assert resize(paths, "1.0", 0, "io", 3).cores == (0, 1, 3)
+
+
+def test_pins_are_told_before_fewer_and_after_more_are_journalled(paths):
+    journal = with_io(paths, "1", (0, 1, 2))
+    seen = []
+
+    def pin(state, guest, use, now):
+        on_disk = [r.args["item"] for r in read(journal.path).leases if r.args["use"] == "io"]
+        seen.append((on_disk, now.cores, now.floating))
+
+    resize(paths, "1.0", 0, "io", 2, pin=pin)
+    resize(paths, "1.0", 0, "io", 2, pin=pin)
+    resize(paths, "1.0", 0, "io", 1, pin=pin)
+    assert seen == [(["0", "1"], (0, 1), (2,)), (["0", "1"], (0,), (1, 2))]
+
+    def fail(*_):
+        raise HostFault("libvirtd is away")
+
+    for count in (2, 1):
+        with pytest.raises(HostFault, match="away"):
+            resize(paths, "1.0", 0, "io", count, pin=fail)
+        assert len([r for r in read(journal.path).leases if r.args["use"] == "io"]) == 2
+
+
+def test_what_cannot_be_resized(paths):
+    place(start(paths, "1"), [vm(exclusive=True)], SHARED, paths)
+    with pytest.raises(Refused, match="guest 0 of job 1 has no vcpu cores that may grow"):
+        resize(paths, "1.0", 0, "vcpu", 2)
+    with pytest.raises(FileNotFoundError):
+        resize(paths, "9.0", 0, "io", 2)
 
 
 def test_pools_of_the_ledger_cannot_be_claimed():

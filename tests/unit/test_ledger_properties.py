@@ -41,6 +41,7 @@ class Job:
     cores: list[int]
     mib: int
     cards: list[str]
+    share: tuple[int, ...]
 
 
 class Ledger(RuleBasedStateMachine):
@@ -86,20 +87,23 @@ class Ledger(RuleBasedStateMachine):
         mib = sum(m for _, _, m, _, _ in wanted)
         cards = sum(c for *_, c, _ in wanted)
 
-        def fits(taken_cores, taken_mib, taken_cards):
+        shared = max((v for v, own, *_ in wanted if not own), default=0)
+
+        def fits(taken_cores, shares, taken_mib, taken_cards):
             most = min(4000 - taken_mib, 4000 if mem is None else mem)
             return (
-                all(v <= len(usable) for v, own, *_ in wanted if not own)
-                and cores <= len([c for c in usable if c not in taken_cores])
+                cores <= len([c for c in usable if c not in shares])
+                and cores + shared <= len([c for c in usable if c not in taken_cores])
                 and mib <= most
                 and cards <= len(CARDS) - taken_cards
             )
 
-        possible = fits([], 0, 0)
+        possible = fits([], [], 0, 0)
         now = (
             possible
             and fits(
                 [c for j in others for c in j.cores],
+                [c for j in others for c in j.share],
                 sum(j.mib for j in others),
                 sum(len(j.cards) for j in others),
             )
@@ -125,7 +129,9 @@ class Ledger(RuleBasedStateMachine):
             assert set(placement.cores["vcpu"]) <= set(usable)
         given = [card for placement in got for card in placement.leased.get("card", ())]
         assert len(given) == cards
-        self.jobs[self.number] = Job(uid, journal, alone, own_cores, mib, given)
+        self.jobs[self.number] = Job(
+            uid, journal, alone, own_cores, mib, given, got[0].share or usable
+        )
 
     @precondition(lambda self: self.jobs)
     @rule(data=st.data())

@@ -19,9 +19,18 @@ from xml.etree import ElementTree
 import jinja2
 from markupsafe import Markup
 
-from vtorque_core.api_domain import Disk, Filesystem, Interface, KernelBoot, QemuArgs
+from vtorque_core.api_domain import (
+    Disk,
+    Filesystem,
+    Interface,
+    IoThreads,
+    KernelBoot,
+    NetQueues,
+    QemuArgs,
+)
 from vtorque_core.api_node import GuestPlan
 from vtorque_core.domain.merge import Merged, MergedDomain
+from vtorque_core.domain.pins import count_of, pin_values
 from vtorque_core.errors import ConfigError, HostFault, Refused, printable
 from vtorque_core.trust import require_root_owned
 
@@ -105,7 +114,7 @@ def render(
                 f"plugin {item.plugins[0]}: {type(item.element).__name__} goes to the unknown "
                 f"section {item.element.section!r}; there are {', '.join(_SECTIONS)}"
             )
-        fragment = _fragment(environment, item, spec, sockets or {}, taps or {}, slots)
+        fragment = _fragment(environment, item, spec, sockets or {}, taps or {}, slots, merged)
         if fragment.strip():
             sections[item.element.section].append(fragment.rstrip())
     values = {**_core_values(spec, merged), "sections": _joined(sections)}
@@ -164,6 +173,7 @@ def _fragment(
     sockets: Mapping[str, str],
     taps: Mapping[str, str],
     slots: Iterator[int],
+    merged: MergedDomain,
 ) -> str:
     element = item.element
     values: dict[str, Any] = {
@@ -180,12 +190,15 @@ def _fragment(
         values["slot"] = None if slot is None else f"0x{slot:02x}"
     if isinstance(element, Disk):
         values["target"] = disk_target(item.number)
+        threads = count_of(merged, IoThreads)
+        values["iothread"] = item.number % threads + 1 if threads else 0
     if isinstance(element, Filesystem) or (isinstance(element, Disk) and element.user_owned):
         if item.alias not in sockets:
             raise HostFault(f"no daemon serves {item.alias}", stage=STAGE)
         values["socket"] = sockets[item.alias]
     if isinstance(element, Interface):
         values["tap"] = _tap(element, item.alias, taps)
+        values["queues"] = count_of(merged, NetQueues)
     text = _rendered(environment, element.template, ", ".join(item.plugins), values)
     wrapped = f'<x xmlns:vtorque="{NAMESPACE}" xmlns:qemu="{_QEMU_NAMESPACE}">{text}</x>'
     _parse(wrapped, element.template)
@@ -246,9 +259,6 @@ def _core_values(spec: DomainSpec, merged: MergedDomain) -> dict[str, Any]:
         raise Refused(
             f"image {guest.image.name} is for {arch!r}; guests can be {', '.join(_MACHINES)}"
         )
-    place = guest.placement
-    vcpu = place.cores.get("vcpu", ())
-    emulator = place.cores.get("emulator", ()) or place.share or vcpu
     kernel = merged.single(KernelBoot)
     x86 = arch == "x86_64"
     direct = kernel is not None and kernel.kernel is not None
@@ -257,20 +267,5 @@ def _core_values(spec: DomainSpec, merged: MergedDomain) -> dict[str, Any]:
         "machine": _MACHINES[arch], "x86": x86,
         # The virt machine boots a disk through UEFI, and has ACPI only with it.
         "firmware": not x86 and not direct, "acpi": x86 or not direct,
-        "share": _cpuset(place.share or tuple(sorted({*vcpu, *emulator}))),
-        "vcpupin": _vcpupin(guest.vcpus, vcpu or place.share),
-        "emulatorpin": _cpuset(emulator),
+        **pin_values(guest, merged),
     }  # fmt: skip
-
-
-def _vcpupin(vcpus: int, cores: tuple[int, ...]) -> list[tuple[int, str]]:
-    """Return (vCPU, host CPUs): one each where there are as many, else all over all of them."""
-    if not cores:
-        return []
-    if len(cores) == vcpus:
-        return [(number, str(core)) for number, core in enumerate(cores)]
-    return [(number, _cpuset(cores)) for number in range(vcpus)]
-
-
-def _cpuset(cores: tuple[int, ...]) -> str:
-    return ",".join(str(core) for core in sorted(set(cores)))

@@ -30,13 +30,26 @@ __all__ = [
 class Lease(CoreResource):
     """An item of a pool, the job's as long as the record is open: there is nothing to do.
 
-    ``mib`` is the amount for the pool ``memory``. Made by :mod:`vtorque_core.ledger` alone.
+    Made by :mod:`vtorque_core.ledger` alone, which says what each of its pools records.
+
+    Args:
+        mib: amount of memory; ``node``: on this NUMA node, -1: not known; ``page_kib``: in huge
+            pages of this size, 0: ordinary.
+        use: of a core: ``vcpu``, ``io``, ``emulator`` or ``idle``. ``least`` and ``most``: between
+            what its number may change.
+        cpus: a list as in cpuset(7).
     """
 
     kind = "lease"
     pool: str
     item: str
     mib: int = 0
+    use: str = ""
+    node: int = -1
+    page_kib: int = 0
+    least: int = 0
+    most: int = 0
+    cpus: str = ""
 
     def create(self) -> None:
         """Do nothing: the record is the lease."""

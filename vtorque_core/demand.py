@@ -1,0 +1,177 @@
+"""What one guest asks of the node: its claims, merged. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeVar
+
+from vtorque_core.api_claims import (
+    CacheClaim,
+    Claim,
+    CoreClaim,
+    MemoryClaim,
+    PoolClaim,
+    RamClaim,
+)
+from vtorque_core.errors import Refusal, Refused
+from vtorque_core.units import show_mib
+
+T = TypeVar("T")
+
+Numa = Literal["preferred", "strict"]
+RAM_USE = "guest"
+USES = ("vcpu", "io", "emulator")  # in the order in which they get cores
+OWN_POOLS = frozenset({"core", "memory", "node", "share", "cache"})
+
+
+@dataclass(frozen=True)
+class Cores:
+    """What a guest asks for one use; see :class:`vtorque_core.api_claims.CoreClaim`."""
+
+    count: int
+    own: bool = False
+    most: int = 0
+    cpus: tuple[int, ...] = ()
+    key: str = "vcpus"
+
+
+@dataclass(frozen=True)
+class Demand:
+    """All that one guest asks for.
+
+    Args:
+        cores: by use, in the order of USES.
+        whole: its own cores come with their SMT siblings.
+        mib: memory, but for what lies in huge pages of ``page_kib``: ``paged_mib``.
+        ram_mib: the guest's own RAM, which is in one of the two.
+        numa: as :class:`vtorque_core.api_claims.RamClaim`; None: the node's rule.
+    """
+
+    cores: dict[str, Cores] = field(default_factory=dict)
+    whole: bool = False
+    mib: int = 0
+    paged_mib: int = 0
+    ram_mib: int = 0
+    page_kib: int | None = None
+    numa: Numa | None = None
+    ram_key: str = "ram"
+    pools: tuple[PoolClaim, ...] = ()
+    caches: tuple[CacheClaim, ...] = ()
+
+    @property
+    def own(self) -> int:
+        """How many CPUs it wants for itself alone."""
+        return sum(c.count for c in self.cores.values() if c.own)
+
+    @property
+    def open_own(self) -> int:
+        """The same without those that it names."""
+        return sum(c.count for c in self.cores.values() if c.own and not c.cpus)
+
+    @property
+    def fixed(self) -> tuple[int, ...]:
+        """The CPUs that it names."""
+        return tuple(cpu for cores in self.cores.values() for cpu in cores.cpus)
+
+    @property
+    def shared(self) -> int:
+        """How many CPUs it needs at least that others may use too."""
+        return max((c.count for c in self.cores.values() if not c.own), default=0)
+
+    @property
+    def memory_mib(self) -> int:
+        """All its memory."""
+        return self.mib + self.paged_mib
+
+
+def demand(claims: Sequence[Claim]) -> Demand:
+    """Merge the claims of one guest. Raises Refused for claims that make no sense together."""
+    rams = [c for c in claims if isinstance(c, RamClaim)]
+    page = _agreed("huge pages", ((r.page_kib, r.key) for r in rams))
+    numa: Numa | None = _agreed("numa", [(r.numa, r.key) for r in rams])
+    memory = [c for c in claims if isinstance(c, MemoryClaim)]
+    if any(c.mib < 0 for c in memory):
+        raise ValueError("a memory claim of less than nothing")
+    ram = sum(c.mib for c in memory if c.use == RAM_USE)
+    rest = sum(c.mib for c in memory) - ram
+    cores = [c for c in claims if isinstance(c, CoreClaim)]
+    pools = tuple(c for c in claims if isinstance(c, PoolClaim))
+    for pool in pools:
+        if pool.pool in OWN_POOLS:
+            raise ValueError(f"pool {pool.pool} is the ledger's own")
+    if page is not None and ram * 1024 % page:
+        raise Refused(
+            Refusal(
+                "the guest's RAM is not a whole number of huge pages",
+                key="ram",
+                value=show_mib(ram),
+                limit=f"a multiple of {show_mib(max(1, page // 1024))}",
+                fix="ask for more or less, or for no huge pages",
+            )
+        )
+    return Demand(
+        cores={u: _cores([c for c in cores if c.use == u]) for u in USES if _has(cores, u)},
+        whole=any(c.whole_cores for c in cores),
+        mib=rest if page is not None else rest + ram,
+        paged_mib=0 if page is None else ram,
+        ram_mib=ram,
+        page_kib=page,
+        numa=numa,
+        ram_key=next((r.key for r in rams if r.page_kib or r.numa), "ram"),
+        pools=pools,
+        caches=tuple(c for c in claims if isinstance(c, CacheClaim)),
+    )
+
+
+def _has(claims: Iterable[CoreClaim], use: str) -> bool:
+    return any(c.use == use for c in claims)
+
+
+def _cores(claims: Sequence[CoreClaim]) -> Cores:
+    """Merge the claims for one use; the last one that asks for more than sharing names the key."""
+    wanting = [c for c in claims if c.exclusive or c.cpus or c.whole_cores or c.at_most]
+    key = (wanting or claims)[-1].key
+    count = max(c.count for c in claims)
+    most = min((c.at_most for c in claims if c.at_most is not None), default=count)
+    if count < 1 or most < count:
+        raise Refused(
+            Refusal(
+                f"from {count} to {most} cores cannot be: the least is more than the most"
+                if count >= 1
+                else "no core at all cannot be claimed",
+                key=key,
+                value=str(count),
+                limit=f"1 to {most}" if most >= 1 else None,
+                fix="make the minimum at most the maximum",
+            )
+        )
+    cpus = _agreed("a mapping of CPUs", ((c.cpus or None, c.key) for c in claims)) or ()
+    if cpus and (len(cpus) != count or len(set(cpus)) != count):
+        raise Refused(
+            Refusal(
+                f"the mapping must name {count} different CPUs",
+                key=key,
+                value=",".join(map(str, cpus)),
+                limit=f"{count} CPUs",
+                fix="write one CPU for each vCPU",
+            )
+        )
+    own = any(c.exclusive or c.cpus or c.whole_cores for c in claims)
+    return Cores(count, own, most, cpus, key)
+
+
+def _agreed(what: str, opinions: Iterable[tuple[T | None, str]]) -> T | None:
+    """Return the one opinion there is, or None. Raises Refused naming both keys."""
+    found = [(value, key) for value, key in opinions if value is not None]
+    for value, key in found[1:]:
+        if value != found[0][0]:
+            raise Refused(
+                Refusal(
+                    f"{what}: {found[0][1]} wants {found[0][0]}, {key} wants {value}",
+                    key=key,
+                    value=str(value),
+                    fix="ask for one of them",
+                )
+            )
+    return found[0][0] if found else None

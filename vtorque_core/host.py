@@ -1,0 +1,80 @@
+"""The node as libvirt knows it, and where the threads of running guests may run."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from vtorque_core import hypervisor
+from vtorque_core.api_topology import Topology, flat
+from vtorque_core.topology import parse
+
+
+@dataclass(frozen=True)
+class Pins:
+    """CPUs for the threads of one guest; what is missing or empty is left as it is.
+
+    ``vcpus``: by number; ``iothreads``: the same for all of them.
+    """
+
+    vcpus: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    emulator: tuple[int, ...] = ()
+    iothreads: tuple[int, ...] = ()
+
+
+def host_cpus(uri: str) -> tuple[int, ...]:
+    """Return the ids of the host CPUs that are online."""
+
+    def cpus(connection: Any) -> tuple[int, ...]:
+        _count, online, _number = connection.getCPUMap()
+        return tuple(number for number, on in enumerate(online) if on)
+
+    return hypervisor.call(uri, "host CPUs", cpus)
+
+
+def host_memory_mib(uri: str) -> int:
+    """Return the host's memory in MiB."""
+    return int(hypervisor.call(uri, "host memory", lambda c: c.getInfo()[1]))
+
+
+def topology(uri: str) -> Topology:
+    """Return the host's topology; one NUMA node without SMT where libvirt tells none.
+
+    Raises HostFault.
+    """
+    text = hypervisor.call(uri, "capabilities", lambda c: str(c.getCapabilities()))
+    known = parse(text)
+    return known if known.nodes else flat(host_cpus(uri), host_memory_mib(uri))
+
+
+def vcpus(uri: str, uuid: str) -> int:
+    """Return how many vCPUs a running guest has, 0 if it is gone."""
+    return int(hypervisor.on_domain(uri, uuid, "vCPUs", lambda d: d.info()[3]) or 0)
+
+
+def pin(uri: str, uuid: str, pins: Pins) -> bool:
+    """Pin threads of a running guest (``virsh vcpupin``, ...); False if it is gone.
+
+    Raises HostFault.
+    """
+
+    def work(domain: Any) -> bool:
+        named = {*pins.emulator, *pins.iothreads, *(c for s in pins.vcpus.values() for c in s)}
+        size = 1 + max(named, default=0)
+        for number, cpus in pins.vcpus.items():
+            if cpus:
+                domain.pinVcpu(number, _map(cpus, size))
+        if pins.emulator:
+            domain.pinEmulator(_map(pins.emulator, size), 0)
+        if pins.iothreads:
+            for thread in domain.ioThreadInfo(0):
+                domain.pinIOThread(thread[0], _map(pins.iothreads, size), 0)
+        return True
+
+    return hypervisor.on_domain(uri, uuid, "pin", work) or False
+
+
+def _map(cpus: Collection[int], size: int) -> tuple[bool, ...]:
+    """Return what libvirt-python takes for a set of CPUs: a truth value for each."""
+    return tuple(number in cpus for number in range(size))

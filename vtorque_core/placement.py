@@ -1,0 +1,343 @@
+"""Where the guests of a job go on a node: claims, the job's share and what others hold. Pure.
+
+In this order: what the job may use at all, a NUMA node for each guest (:mod:`packing`), its own
+cores, CPUs that the job's guests share, memory by NUMA node, caches, pool items.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from vtorque_core.api_claims import Claim, Placement
+from vtorque_core.demand import Demand, demand
+from vtorque_core.errors import Refusal
+from vtorque_core.node_share import NodeShare, NoFit, Taken
+from vtorque_core.packing import Cut, Room, Search, take
+from vtorque_core.placement_checks import check_cores, check_fixed, check_memory, check_numa
+from vtorque_core.placement_pools import caches, misfits, pools
+
+__all__ = ["NoFit", "NodeShare", "Taken", "plan"]
+
+
+def plan(claims: Sequence[Sequence[Claim]], share: NodeShare, taken: Taken) -> list[Placement]:
+    """Return a placement for each guest, given what is taken. Pure.
+
+    Raises NoFit if they do not fit, Refused for claims that exclude each other.
+    """
+    demands = [demand(guest) for guest in claims]
+    check_memory(demands, share, taken)
+    ownable = _ownable(share, taken)
+    check_fixed(demands, share, ownable)
+    floating = frozenset(share.usable) - taken.own
+    check_cores(demands, share, len(ownable), len(floating))
+    rooms = _rooms(demands, share, taken, ownable, floating)
+    homes = _homes(demands, share, taken, rooms)
+    cuts = _cuts(demands, share, homes, rooms)
+    return _Finish(demands, share, taken, homes, cuts).placements()
+
+
+def _ownable(share: NodeShare, taken: Taken) -> frozenset[int]:
+    """Return the CPUs that a guest of this job may have for itself: nobody else runs there."""
+    others = {cpu for cpu, jobs in taken.shares.items() if jobs}
+    return frozenset(share.usable) - taken.own - others - set(share.reserved)
+
+
+def _rooms(
+    demands: Sequence[Demand],
+    share: NodeShare,
+    taken: Taken,
+    ownable: frozenset[int],
+    floating: frozenset[int],
+) -> list[Room]:
+    """Return what is free on each NUMA node, without the CPUs that guests name themselves."""
+    named = {cpu for d in demands for cpu in d.fixed}
+    machine = share.machine
+    rooms = []
+    for node in machine.nodes:
+        mine = [tuple(c for c in core if c in node.cpus) for core in machine.cores]
+        groups = tuple(tuple(c for c in core if c in ownable - named) for core in mine)
+        huge = {kib: kib * n // 1024 - taken.pages.get((node.id, kib), 0)
+                for kib, n in node.pages.items()}  # fmt: skip
+        rooms.append(
+            Room(
+                id=node.id,
+                groups=tuple(group for group in groups if group),
+                mib=max(0, _capacity(share, node.mem_mib) - taken.mib_on.get(node.id, 0)),
+                pages=huge,
+                floating=len((floating - named) & set(node.cpus)),
+            )
+        )
+    return _less_unplaced(rooms, taken.mib - sum(taken.mib_on.values()))
+
+
+def _capacity(share: NodeShare, mib: int) -> int:
+    """Return a NUMA node's memory for guests: each gives its part of the host's reserve."""
+    whole = share.machine.mem_mib
+    return mib - -(-share.reserve_mib * mib // whole) if whole else 0
+
+
+def _less_unplaced(rooms: list[Room], mib: int) -> list[Room]:
+    """Take memory that lies nobody knows where from where most is free."""
+    while mib > 0 and any(room.mib for room in rooms):
+        most = max(rooms, key=lambda room: room.mib)
+        part = min(mib, most.mib)
+        rooms = [replace(r, mib=r.mib - part) if r is most else r for r in rooms]
+        mib -= part
+    return rooms
+
+
+def _full(share: NodeShare, group: tuple[int, ...]) -> bool:
+    return len(group) == len(share.machine.siblings(group[0]))
+
+
+def _homes(
+    demands: Sequence[Demand], share: NodeShare, taken: Taken, rooms: list[Room]
+) -> dict[int, int]:
+    strict = [(d.numa or share.numa) == "strict" for d in demands]
+    search = Search(
+        demands=demands,
+        full=lambda group: _full(share, group),
+        fixed_nodes=[share.machine.nodes_of(d.fixed) for d in demands],
+        misfits=[misfits(d, taken, share.machine) for d in demands],
+        strict=strict,
+    )
+    homes = search.homes(rooms)
+    if homes is None:
+        check_numa(demands, strict, rooms)
+    return homes or {}
+
+
+def _cuts(
+    demands: Sequence[Demand], share: NodeShare, homes: Mapping[int, int], rooms: Sequence[Room]
+) -> list[Cut]:
+    """Return each guest's own CPUs: first of those with a home, in the order of the search."""
+    groups = {room.id: room.groups for room in rooms}
+    cuts: dict[int, Cut] = {}
+
+    def full(group: tuple[int, ...]) -> bool:
+        return _full(share, group)
+
+    for guest, home in homes.items():
+        d = demands[guest]
+        cut = take(groups[home], d.open_own, d.whole, full)
+        assert cut is not None  # noqa: S101 - the search has done the same
+        groups[home], cuts[guest] = cut.rest, cut
+    for guest, d in enumerate(demands):
+        if guest in homes:
+            continue
+        order = sorted(groups, key=lambda n: (-sum(map(len, groups[n])), n))
+        joined = tuple(group for node in order for group in groups[node])
+        cut = take(joined, d.open_own, d.whole, full)
+        if cut is None:
+            raise NoFit(
+                Refusal(
+                    f"{d.own} CPUs in whole cores, with all SMT siblings",
+                    key=_own_key(d),
+                    value=str(d.own),
+                    limit=f"{sum(len(g) for g in joined if full(g))} such CPUs are free here",
+                    where="the batch system's share of the job",
+                    fix="ask the batch system for whole cores, or for more of them",
+                )
+            )
+        cuts[guest] = cut
+        left = {c for group in cut.rest for c in group}
+        groups = {
+            n: tuple(p for g in parts if (p := tuple(c for c in g if c in left)))
+            for n, parts in groups.items()
+        }
+    return [cuts[guest] for guest in range(len(demands))]
+
+
+def _own_key(d: Demand) -> str:
+    return next((c.key for c in d.cores.values() if c.own), "vcpus")
+
+
+@dataclass
+class _Finish:
+    """From homes and own cores to placements."""
+
+    demands: Sequence[Demand]
+    share: NodeShare
+    taken: Taken
+    homes: Mapping[int, int]
+    cuts: Sequence[Cut]
+
+    def placements(self) -> list[Placement]:
+        self.machine = self.share.machine
+        self.own = {c for cut in self.cuts for c in (*cut.cpus, *cut.idle)}
+        self.own |= {cpu for d in self.demands for cpu in d.fixed}
+        self._check_count()
+        self.floating = self._floating()
+        memory = self._memory()
+        leased = pools(self.demands, self.taken, [self._nodes(g) for g in range(len(self.cuts))])
+        used: set[str] = set()
+        return [
+            self._placement(guest, memory[guest], leased[guest], used)
+            for guest in range(len(self.demands))
+        ]
+
+    def _check_count(self) -> None:
+        """Count the idle siblings too: they are the job's."""
+        if self.share.cpu_count is not None and len(self.own) > self.share.limit:
+            d = next(d for d in self.demands if d.whole)
+            raise NoFit(
+                Refusal(
+                    f"{len(self.own)} CPUs with the SMT siblings that stay idle: more than the "
+                    "job has",
+                    key=_own_key(d),
+                    value=str(d.own),
+                    limit=f"{self.share.limit} CPUs",
+                    where="the batch system's share of the job",
+                    fix="ask the batch system for more CPUs per node",
+                )
+            )
+
+    def _floating(self) -> tuple[int, ...]:
+        """Return the job's CPUs that are no guest's alone."""
+        free = [c for c in self.share.usable if c not in self.own and c not in self.taken.own]
+        if not self.share.counted:
+            return tuple(free)
+        room = self.share.limit - len(self.own)
+        chosen: list[int] = []
+        homes = [self.homes.get(guest) for guest in range(len(self.demands))]
+        wants = [(h, d.shared) for h, d in zip(homes, self.demands, strict=True)]
+        for home, count in (*wants, *((home, room) for home in dict.fromkeys(homes))):
+            costs = sorted(self._cost(cpu, home) for cpu in free if cpu not in chosen)
+            chosen += [cost[-1] for cost in costs[: min(count, room - len(chosen))]]
+        return tuple(sorted(chosen))
+
+    def _cost(self, cpu: int, home: int | None) -> tuple[int, bool, int, tuple[int, ...], int]:
+        """Return what sorts the CPUs to float on: few other jobs, near, whole cores together."""
+        away = home is not None and self.machine.nodes_of((cpu,)) != (home,)
+        core = self.machine.siblings(cpu)
+        crowd = self.taken.shares.get(cpu, 0)
+        return crowd, away, sum(self.taken.shares.get(c, 0) for c in core), core, cpu
+
+    def _near(self, guest: int) -> tuple[int, ...]:
+        """Return the shared CPUs of the guest's node, if enough of them, else of the job."""
+        home = self.homes.get(guest)
+        if home is None:
+            return self.floating
+        near = tuple(c for c in self.floating if self.machine.nodes_of((c,)) == (home,))
+        return near if len(near) >= max(1, self.demands[guest].shared) else self.floating
+
+    def _cores(self, guest: int) -> dict[str, tuple[int, ...]]:
+        d, near = self.demands[guest], self._near(guest)
+        pieces = list(self.cuts[guest].cpus)
+        cores: dict[str, tuple[int, ...]] = {}
+        for use, wanted in d.cores.items():
+            if wanted.cpus:
+                cores[use] = wanted.cpus
+            elif wanted.own:
+                cores[use], pieces = tuple(pieces[: wanted.count]), pieces[wanted.count :]
+            else:
+                cores[use] = near
+        if "emulator" not in cores:
+            cores["emulator"] = cores.get("io") or near or cores.get("vcpu", ())
+        return cores
+
+    def _nodes(self, guest: int) -> tuple[int, ...]:
+        """Return the NUMA nodes that the guest's vCPUs run on."""
+        if guest in self.homes:
+            return (self.homes[guest],)
+        own = (*self.cuts[guest].cpus, *self.demands[guest].fixed)
+        return self.machine.nodes_of(own or self.floating)
+
+    def _memory(self) -> list[tuple[dict[int, int], dict[int, int]]]:
+        """Return ordinary memory and that in huge pages, MiB by NUMA node, for each guest.
+
+        All at home, or spread over its CPUs' nodes.
+        """
+        rooms = _rooms(self.demands, self.share, self.taken, frozenset(), frozenset())
+        free = {room.id: room.mib for room in rooms}
+        huge = {room.id: dict(room.pages) for room in rooms}
+        result: list[tuple[dict[int, int], dict[int, int]]] = [({}, {}) for _ in self.demands]
+        for guest in (*self.homes, *(g for g in range(len(result)) if g not in self.homes)):
+            d, nodes = self.demands[guest], self._nodes(guest)
+            page = d.page_kib or 0
+            spread = _spread(d.mib, free, nodes, 1)
+            pages = {node: sizes.get(page, 0) for node, sizes in huge.items()}
+            paged = _spread(d.paged_mib, pages, nodes, max(1, page // 1024))
+            if sum(spread.values()) < d.mib or sum(paged.values()) < d.paged_mib:
+                check_memory(self.demands, self.share, self.taken, exact=True)
+            for node in free:
+                free[node] -= spread.get(node, 0)
+                huge[node][page] = pages[node] - paged.get(node, 0)
+            result[guest] = spread, paged
+        return result
+
+    def _placement(
+        self,
+        guest: int,
+        memory: tuple[dict[int, int], dict[int, int]],
+        leased: dict[str, tuple[str, ...]],
+        used: set[str],
+    ) -> Placement:
+        d, share = self.demands[guest], self.share
+        plain, paged = memory
+        total = {n: plain.get(n, 0) + paged.get(n, 0) for n in {*plain, *paged}}
+        cores = self._cores(guest)
+        own = frozenset(use for use, wanted in d.cores.items() if wanted.own)
+        alone = cores["vcpu"] if "vcpu" in own else ()
+        got, items = caches(d, alone, self.machine, self.taken, used)
+        ownable = _ownable(share, self.taken)
+        everything = set(share.node_cpus)
+        if not share.cpus:  # the whole node is no restriction
+            cores = {use: () if set(c) == everything else c for use, c in cores.items()}
+        mine = tuple(sorted({*self.floating, *self.own}))
+        crossing = guest not in self.homes
+        several = len(self.machine.nodes) > 1
+        return Placement(
+            cores=cores,
+            own=own,
+            share=() if not share.cpus and set(mine) == everything else mine,
+            memory_mib=d.memory_mib,
+            leased={**leased, **items},
+            nodes=self._nodes(guest) if several else (),
+            memory=plain,
+            paged=paged,
+            numa=(d.numa or share.numa) if several and (own or not crossing) else None,
+            page_kib=d.page_kib,
+            threads=self._threads(alone) if alone else 1,
+            caches=got,
+            idle=self.cuts[guest].idle,
+            most={use: c.most for use, c in d.cores.items() if c.own and c.most > c.count},
+            growing=tuple(c for c in self.floating if c in ownable),
+            cells=self._cells(d, alone, total) if crossing and alone else (),
+        )
+
+    def _cells(
+        self, d: Demand, vcpus: tuple[int, ...], memory: Mapping[int, int]
+    ) -> tuple[tuple[int, tuple[int, ...], int], ...]:
+        """Return (node, vCPUs, MiB) of the guest's own NUMA cells, if each has some of both."""
+        nodes = self.machine.nodes_of(vcpus)
+        ram = _spread(d.ram_mib, memory, nodes, max(1, (d.page_kib or 0) // 1024))
+        if len(nodes) == 1 or set(ram) != set(nodes) or sum(ram.values()) != d.ram_mib:
+            return ()
+        on = [self.machine.nodes_of((cpu,))[0] for cpu in vcpus]
+        return tuple(
+            (node, tuple(i for i, at in enumerate(on) if at == node), ram[node]) for node in nodes
+        )
+
+    def _threads(self, cores: tuple[int, ...]) -> int:
+        """Return how many SMT threads each core of the guest has, if that holds for all."""
+        size = len(self.machine.siblings(cores[0]))
+        parts = [cores[i : i + size] for i in range(0, len(cores), size)]
+        alike = all(tuple(sorted(p)) == tuple(sorted(self.machine.siblings(p[0]))) for p in parts)
+        return size if alike else 1
+
+
+def _spread(need: int, free: Mapping[int, int], near: Sequence[int], step: int) -> dict[int, int]:
+    """Return MiB by node, in whole steps: equally over the near ones, the rest where most is free.
+
+    Less than ``need`` if there is not more.
+    """
+    result = dict.fromkeys(free, 0)
+    for index, node in enumerate(near):
+        part = (need - sum(result.values())) // (len(near) - index)
+        result[node] = min(part, free[node]) // step * step
+    for node in sorted(free, key=lambda n: (n not in near, -free[n], n)):
+        left = need - sum(result.values())
+        result[node] += min(left, max(0, free[node] - result[node])) // step * step
+    return {node: mib for node, mib in result.items() if mib}

@@ -1,0 +1,149 @@
+"""Why claims do not fit a node, in words for the user: value, limit, who sets it. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from vtorque_core.demand import Demand
+from vtorque_core.errors import Refusal
+from vtorque_core.node_share import NodeShare, NoFit, Taken
+from vtorque_core.packing import Room
+from vtorque_core.units import show_mib
+
+
+def check_memory(
+    demands: Sequence[Demand], share: NodeShare, taken: Taken, exact: bool = False
+) -> None:
+    """Raise NoFit if the guests together need more memory or huge pages than there is.
+
+    ``exact``: what fits in sum does not fit by NUMA node; raise in any case.
+    """
+    need = sum(d.memory_mib for d in demands)
+    plain = sum(d.mib for d in demands)
+    node = max(0, share.machine.mem_mib - share.reserve_mib - taken.mib)
+    limit, what, where = node, "the node's memory", None
+    if share.mem_mib is not None and (share.mem_mib < node or need > share.mem_mib):
+        limit, what, plain = share.mem_mib, "the job's memory on this node", need
+    elif share.reserve_mib:
+        where = "[node] host_reserve_ram"
+    if plain > limit or exact:
+        most = max(demands, key=lambda d: d.memory_mib)
+        raise NoFit(
+            Refusal(
+                f"the guests of this node need {show_mib(plain)} with QEMU's own; more than {what}",
+                key="ram",
+                value=show_mib(most.memory_mib),
+                limit=show_mib(limit),
+                where=where,
+                fix="ask for less ram or fewer guests, or ask the batch system for more memory",
+            )
+        )
+    for page in sorted({d.page_kib for d in demands if d.page_kib}):
+        users = [d for d in demands if d.page_kib == page]
+        held = sum(mib for (_, kib), mib in taken.pages.items() if kib == page)
+        there = sum(n.pages.get(page, 0) * page // 1024 for n in share.machine.nodes)
+        paged = sum(d.paged_mib for d in users)
+        if paged > there - held:
+            raise NoFit(
+                Refusal(
+                    f"the guests of this node need {show_mib(paged)} in huge pages of {page} KiB",
+                    key=users[0].ram_key,
+                    value=show_mib(users[0].paged_mib),
+                    limit=f"{show_mib(max(0, there - held))} of {show_mib(there)} free",
+                    where="vm.nr_hugepages of the node",
+                    fix="ask for less ram, or for no huge pages",
+                )
+            )
+
+
+def check_cores(demands: Sequence[Demand], share: NodeShare, ownable: int, floating: int) -> None:
+    """Raise NoFit if the guests need more CPUs than the job can have."""
+    own = sum(d.own for d in demands)
+    shared = max((d.shared for d in demands), default=0)
+    own_key = next((c.key for d in demands for c in d.cores.values() if c.own), "vcpus")
+    for count, most, what, key in (
+        (shared, share.limit, "one guest's CPUs", "vcpus"),
+        (own, min(share.limit, ownable), "CPUs of their own for all guests together", own_key),
+        (own + shared, min(share.limit, floating), "CPUs, of their own and shared,", own_key),
+    ):
+        if count > most:
+            raise NoFit(
+                Refusal(
+                    f"{count} {what}: more than the job can have on this node",
+                    key=key,
+                    value=str(count),
+                    limit=f"{most} CPUs",
+                    where=_who_limits(share),
+                    fix="ask the batch system for more CPUs per node, or for smaller guests",
+                )
+            )
+
+
+def _who_limits(share: NodeShare) -> str | None:
+    if share.cpus or (share.cpu_count is not None and share.cpu_count <= len(share.usable)):
+        return "the batch system's share of the job"
+    return "[node] host_reserve_cores" if share.reserved else None
+
+
+def check_fixed(demands: Sequence[Demand], share: NodeShare, ownable: frozenset[int]) -> None:
+    """Raise NoFit for the first CPU that a guest names and cannot have."""
+    named = Counter(cpu for d in demands for cpu in d.fixed)
+    for d in demands:
+        for cores in d.cores.values():
+            for cpu in cores.cpus:
+                why, limit, where = _why_not(cpu, named[cpu], share, ownable)
+                if why:
+                    raise NoFit(
+                        Refusal(
+                            f"CPU {cpu} {why}",
+                            key=cores.key,
+                            value=",".join(map(str, cores.cpus)),
+                            limit=limit,
+                            where=where,
+                            fix="name other CPUs, or none",
+                        )
+                    )
+
+
+def _why_not(
+    cpu: int, times: int, share: NodeShare, ownable: frozenset[int]
+) -> tuple[str, str, str | None]:
+    """Return why a guest cannot have this CPU, what it could have, and who says so."""
+    usable = [c for c in share.usable if c not in share.reserved]
+    can = _ids(usable)
+    if cpu not in share.machine.cpus:
+        return "is not on this node", _ids(share.machine.cpus), None
+    if cpu in share.reserved:
+        return "is the host's own", can, "[node] host_reserve_cores"
+    if cpu not in usable:
+        return "is not the job's", can, "the batch system's share of the job"
+    if times > 1:
+        return f"is named for {times} guests", can, None
+    if cpu not in ownable:
+        return "is another job's", _ids(sorted(ownable)), None
+    return "", "", None
+
+
+def _ids(cpus: Sequence[int]) -> str:
+    text = ",".join(map(str, cpus[:16]))
+    return f"CPUs {text}{',...' if len(cpus) > 16 else ''}" if cpus else "no CPU"
+
+
+def check_numa(demands: Sequence[Demand], strict: Sequence[bool], rooms: Sequence[Room]) -> None:
+    """Raise NoFit: a guest that must stay on one NUMA node fits none, or not beside the others."""
+    d = max((d for d, must in zip(demands, strict, strict=True) if must), key=lambda d: d.own)
+    cores = max(sum(map(len, room.groups)) for room in rooms)
+    mib = max(room.mib for room in rooms)
+    need = max(d.own, d.shared)
+    raise NoFit(
+        Refusal(
+            f"a guest of {need} CPUs and {show_mib(d.memory_mib)} must lie on one NUMA node, and "
+            "does not beside what is there",
+            key=d.ram_key,
+            value="strict",
+            limit=f"{cores} CPUs for itself or {show_mib(mib)} on the node with most",
+            where="[node] numa, or the request's numa",
+            fix="ask for smaller guests, or for numa=preferred",
+        )
+    )

@@ -1,0 +1,106 @@
+"""Items of pools and parts of caches for placed guests. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence, Set
+
+from vtorque_core.api_claims import CacheClaim
+from vtorque_core.api_topology import Topology
+from vtorque_core.demand import Demand
+from vtorque_core.errors import Refusal
+from vtorque_core.node_share import NoFit, Taken
+
+
+def misfits(d: Demand, taken: Taken, machine: Topology) -> dict[int, int]:
+    """Return NUMA node to how many of the items that the guest wants it would get elsewhere."""
+    result: Counter[int] = Counter()
+    for claim in d.pools:
+        free = [item for item in claim.items if item not in taken.items.get(claim.pool, ())]
+        for node in machine.nodes if claim.near else ():
+            here = sum(claim.near.get(item, node.id) == node.id for item in free)
+            result[node.id] += max(0, claim.count - here)
+    return dict(result)
+
+
+def pools(
+    demands: Sequence[Demand], taken: Taken, nodes: Sequence[tuple[int, ...]]
+) -> list[dict[str, tuple[str, ...]]]:
+    """Return pool to items for each guest; near its nodes first. Raises NoFit."""
+    used = {pool: set(items) for pool, items in taken.items.items()}
+    wanted: Counter[str] = Counter()
+    result: list[dict[str, tuple[str, ...]]] = []
+    for d, home in zip(demands, nodes, strict=True):
+        mine: dict[str, tuple[str, ...]] = {}
+        for claim in d.pools:
+            held = used.setdefault(claim.pool, set())
+            free = [item for item in dict.fromkeys(claim.items) if item not in held]
+            wanted[claim.pool] += claim.count
+            if len(free) < claim.count:
+                raise NoFit(
+                    Refusal(
+                        f"the guests of this node need {wanted[claim.pool]} of {claim.pool}",
+                        key=claim.pool,
+                        value=str(wanted[claim.pool]),
+                        limit=f"{len(set(claim.items))} on this node, {len(free)} free",
+                    )
+                )
+            near = claim.near
+            free.sort(key=lambda item: item in near and near[item] not in home)
+            got = tuple(free[: claim.count])
+            held.update(got)
+            mine[claim.pool] = (*mine.get(claim.pool, ()), *got)
+        result.append(mine)
+    return result
+
+
+def caches(
+    d: Demand, vcpus: tuple[int, ...], machine: Topology, taken: Taken, used: set[str]
+) -> tuple[tuple[tuple[int, int, int], ...], dict[str, tuple[str, ...]]]:
+    """Return (level, bank, KiB) of each cache that the guest gets a part of, and their items.
+
+    An item is a step of a cache, ``L3-0/7``, or one of the processor's allocations, ``group-2``.
+    ``used``: what guests of this job have got before; it is added to. Raises NoFit.
+    """
+    parts = []
+    items: list[str] = []
+    for claim in d.caches:
+        banks = [b for b in machine.caches if b.level == claim.level and set(b.cpus) & set(vcpus)]
+        if not banks or not all(bank.granularity_kib for bank in banks):
+            why = (
+                "no core is the guest's own" if not vcpus else "this node cannot divide its caches"
+            )
+            raise _no_cache(claim, why, "0 KiB")
+        held = taken.items.get("cache", frozenset()) | used
+        groups = [f"group-{n}" for n in range(min(b.most for b in banks) - 1)]
+        items += _free(claim, groups, held, 1, "allocations are free on this node")
+        for bank in banks:
+            need = -(-max(claim.kib, bank.least_kib) // bank.granularity_kib)
+            steps = [f"L{bank.level}-{bank.id}/{n}" for n in range(bank.steps)]
+            what = f"steps of {bank.granularity_kib} KiB are free of cache {bank.id}"
+            items += _free(claim, steps, held, need, what)
+            parts.append((bank.level, bank.id, need * bank.granularity_kib))
+    used.update(items)
+    return tuple(parts), ({"cache": tuple(items)} if items else {})
+
+
+def _free(
+    claim: CacheClaim, names: Sequence[str], held: Set[str], need: int, what: str
+) -> list[str]:
+    free = [name for name in names if name not in held]
+    if len(free) < need:
+        raise _no_cache(claim, "more than there is", f"{len(free)} {what}")
+    return free[:need]
+
+
+def _no_cache(claim: CacheClaim, why: str, limit: str) -> NoFit:
+    return NoFit(
+        Refusal(
+            f"{claim.kib} KiB of level {claim.level} cache of its own: {why}",
+            key=claim.key,
+            value=str(claim.kib),
+            limit=limit,
+            where="resctrl of the node",
+            fix="ask for less, or for a node with cache allocation",
+        )
+    )

@@ -1,0 +1,102 @@
+"""The node's topology from libvirt's capabilities (https://libvirt.org/formatcaps.html). Pure."""
+
+from __future__ import annotations
+
+import itertools
+from xml.etree import ElementTree
+
+from vtorque_core.api_topology import CacheBank, NumaNode, Topology
+from vtorque_core.errors import HostFault
+
+_KIB = {"B": 1 / 1024, "KiB": 1, "MiB": 1024, "GiB": 1024 * 1024}
+
+
+def parse(xml: str) -> Topology:
+    """Return the topology that ``virsh capabilities`` describes; without nodes if it tells none.
+
+    Raises HostFault for text that is not libvirt's.
+    """
+    try:
+        host = ElementTree.fromstring(xml).find("host")  # noqa: S314 - from libvirt
+        if host is None:
+            return Topology()
+        cells = host.findall("topology/cells/cell")
+        nodes = tuple(_node(cell) for cell in cells)
+        banks = tuple(_bank(bank) for bank in host.findall("cache/bank"))
+        return Topology(tuple(n for n in nodes if n.cpus or n.mem_mib), _cores(cells), banks)
+    except (ElementTree.ParseError, KeyError, ValueError, TypeError) as error:
+        raise HostFault(
+            f"libvirt's capabilities cannot be read ({error!r}): look at virsh capabilities",
+            stage="libvirt",
+        ) from None
+
+
+def cpu_list(text: str) -> tuple[int, ...]:
+    """Return the CPUs of a list such as ``0-3,8`` (cpuset(7), "List format"). Raises ValueError."""
+    cpus: list[int] = []
+    for part in text.split(","):
+        first, _, last = part.strip().partition("-")
+        cpus += range(int(first), int(last or first) + 1)
+    return tuple(sorted(set(cpus)))
+
+
+def show_cpus(cpus: tuple[int, ...]) -> str:
+    """Return ``0-3,8`` for (0, 1, 2, 3, 8)."""
+    parts = []
+    for _, run in itertools.groupby(enumerate(sorted(set(cpus))), lambda pair: pair[1] - pair[0]):
+        ids = [cpu for _, cpu in run]
+        parts.append(str(ids[0]) if len(ids) == 1 else f"{ids[0]}-{ids[-1]}")
+    return ",".join(parts)
+
+
+def _node(cell: ElementTree.Element) -> NumaNode:
+    sizes = {int(p.attrib["size"]): int(p.text or 0) for p in cell.findall("pages")}
+    memory = cell.find("memory")
+    kib = 0 if memory is None else int(int(memory.text or 0) * _KIB[memory.get("unit", "KiB")])
+    if sizes:  # the smallest are the ordinary ones; libvirt counts only what is not huge
+        small = min(sizes)
+        kib = sizes.pop(small) * small
+    return NumaNode(
+        id=int(cell.attrib["id"]),
+        cpus=tuple(sorted(int(cpu.attrib["id"]) for cpu in _online(cell))),
+        mem_mib=kib // 1024,
+        pages={size: number for size, number in sizes.items() if number},
+        distances={
+            int(s.attrib["id"]): int(s.attrib["value"]) for s in cell.findall("distances/sibling")
+        },
+    )
+
+
+def _online(cell: ElementTree.Element) -> list[ElementTree.Element]:
+    """Return the CPUs that are online: only they have siblings, themselves at least."""
+    cpus = cell.findall("cpus/cpu")
+    return [cpu for cpu in cpus if cpu.get("siblings")] or cpus
+
+
+def _cores(cells: list[ElementTree.Element]) -> tuple[tuple[int, ...], ...]:
+    online = {int(cpu.attrib["id"]): cpu for cell in cells for cpu in _online(cell)}
+    groups = {
+        tuple(c for c in cpu_list(cpu.get("siblings") or str(number)) if c in online)
+        for number, cpu in online.items()
+    }
+    return tuple(sorted(groups))
+
+
+def _bank(bank: ElementTree.Element) -> CacheBank:
+    # With CDP libvirt tells code and data apart; "both" is what can be asked for without.
+    controls = [c for c in bank.findall("control") if c.get("type") == "both"]
+    step = least = most = 0
+    for control in controls[:1]:
+        unit = _KIB[control.get("unit", "KiB")]
+        step = int(int(control.attrib["granularity"]) * unit)
+        least = int(int(control.get("min", control.attrib["granularity"])) * unit)
+        most = int(control.attrib["maxAllocs"])
+    return CacheBank(
+        id=int(bank.attrib["id"]),
+        level=int(bank.attrib["level"]),
+        kib=int(int(bank.attrib["size"]) * _KIB[bank.get("unit", "KiB")]),
+        cpus=cpu_list(bank.attrib["cpus"]),
+        granularity_kib=step,
+        least_kib=least,
+        most=most,
+    )
