@@ -159,7 +159,10 @@ class BatchJob:
 
 
 class NodeAdapter(Protocol):
-    """The node part. Runs as root in the batch system's hooks, and in the reaper."""
+    """The node part. Runs as root in the batch system's hooks, and in the reaper.
+
+    A class that names this as its base has the last three methods, which then do nothing.
+    """
 
     def job(self, argv: Sequence[str], environ: Mapping[str, str]) -> BatchJob:
         """Read the hook's arguments. Raises HostFault if they are not this batch system's.
@@ -189,7 +192,7 @@ class NodeAdapter(Protocol):
 
     def setup_steps(self, place: Installation) -> Sequence[SetupStep]:
         """Return what makes the batch system call vTorque on this node, in order."""
-        ...
+        return ()
 
     def mark(self, healthy: bool, reason: str) -> None:
         """Set (or clear, if not ``healthy``) on this node the property that VM jobs ask for.
@@ -199,7 +202,6 @@ class NodeAdapter(Protocol):
         on. ``reason``: one printable line of what is wrong; empty if healthy. Raises HostFault,
         with what to do, if the batch system's server cannot be told.
         """
-        ...
 
     def account(self, job_id: str, usage: Usage) -> None:
         """Note what the guests of this node used where the batch system's accounting shows it.
@@ -207,7 +209,6 @@ class NodeAdapter(Protocol):
         Called by the epilogue once all is released; nothing where accounting has no place for it.
         Several nodes of a job may call it at the same time. Raises HostFault: it is only told.
         """
-        ...
 
 
 @dataclass(frozen=True)

@@ -7,16 +7,15 @@ import socket
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from vtorque_core.api_batch import BatchJob, Life, Outcome, PeerGuest, Usage
+from vtorque_core.api_batch import BatchJob, Life, NodeAdapter, Outcome, PeerGuest
 from vtorque_core.api_context import ContextItem
-from vtorque_core.api_setup import Installation, SetupStep
 from vtorque_core.batch import nodefile
 from vtorque_core.batch import pbs_convention as pbs
 from vtorque_core.errors import HostFault, Refused
 from vtorque_core.request import from_token
 
 
-class LocalNode:
+class LocalNode(NodeAdapter):
     """See :class:`vtorque_core.api_batch.NodeAdapter`."""
 
     def __init__(self, spool: Path) -> None:
@@ -63,13 +62,3 @@ class LocalNode:
             return dict.fromkeys(ids, Life.UNKNOWN)
         found = {each: jobs / each.partition(".")[0] / f"{each}.SC" for each in ids}
         return {each: Life.ALIVE if found[each].exists() else Life.GONE for each in ids}
-
-    def setup_steps(self, place: Installation) -> Sequence[SetupStep]:
-        """Return nothing: the service calls vTorque's entry points itself."""
-        return ()
-
-    def mark(self, healthy: bool, reason: str) -> None:
-        """Do nothing: there is one node, and no property to ask for."""
-
-    def account(self, job_id: str, usage: Usage) -> None:
-        """Do nothing: there is no accounting."""
