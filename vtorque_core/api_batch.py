@@ -202,6 +202,7 @@ class NodeAdapter(Protocol):
         on. ``reason``: one printable line of what is wrong; empty if healthy. Raises HostFault,
         with what to do, if the batch system's server cannot be told.
         """
+        return
 
     def account(self, job_id: str, usage: Usage) -> None:
         """Note what the guests of this node used where the batch system's accounting shows it.
@@ -209,6 +210,7 @@ class NodeAdapter(Protocol):
         Called by the epilogue once all is released; nothing where accounting has no place for it.
         Several nodes of a job may call it at the same time. Raises HostFault: it is only told.
         """
+        return
 
 
 @dataclass(frozen=True)
