@@ -54,11 +54,12 @@ def other_with(resources: Mapping[str, str], token: str) -> tuple[str, bool]:
 
 
 def variables_with(variables: str, token: str) -> str:
-    """Return a ``-v`` list with the token behind the user's own. Raises Refused if it is too long.
+    """Return a ``-v`` list with the token before the user's own. Raises Refused if it is too long.
 
-    qsub takes the last ``-v`` only, so the user's has to be repeated.
+    qsub takes the last ``-v`` only, so the user's has to be repeated. Torque's loses the first
+    letter of what follows a value in quotes.
     """
-    value = ",".join(part for part in (variables, f"{VARIABLE}={token}") if part)
+    value = ",".join(part for part in (f"{VARIABLE}={token}", variables) if part)
     if len(value.encode("utf-8", "surrogateescape")) > MAX_VARIABLE:
         raise Refused(
             Refusal(
@@ -76,14 +77,20 @@ def torque_word(resources: Mapping[str, str]) -> str | None:
     return next((word for word in words if word.startswith(("vt1:", "vt1v:"))), None)
 
 
-def torque_blob(word: str, variable: str) -> bytes:
-    """Return the request of a word and, if that is a hash, of the job's variable.
+def torque_blob(word: str, variable_list: str) -> bytes:
+    """Return the request of a word and, if that is a hash, of the job's variables.
+
+    Args:
+        word: from :func:`torque_word`.
+        variable_list: as Torque's server shows it, whose commas may be a value's own.
 
     Anyone may have written both. Raises Refused.
     """
     if word.startswith("vt1:"):
         return from_token(word)
-    if not variable or hash_word(variable) != word:
+    found = re.findall(rf"(?:^|,){VARIABLE}=([A-Za-z0-9_:-]*)(?=,|$)", variable_list, re.ASCII)
+    variable = next((each for each in found if hash_word(each) == word), None)
+    if variable is None:
         raise Refused(
             Refusal(
                 f"the job's request is damaged: its variable {VARIABLE} is missing or changed",
@@ -91,13 +98,3 @@ def torque_blob(word: str, variable: str) -> bytes:
             )
         )
     return from_token(variable)
-
-
-def variable_of(variable_list: str) -> str:
-    """Return the request in a ``Variable_List`` as Torque's server shows it, or "".
-
-    Tokens have no comma, so nothing of another variable's value is taken for it but what its
-    owner has put there on purpose; the hash tells.
-    """
-    found = re.findall(rf"(?:^|,){VARIABLE}=([A-Za-z0-9_:-]*)(?=,|$)", variable_list, re.ASCII)
-    return found[-1] if found else ""

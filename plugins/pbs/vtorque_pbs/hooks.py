@@ -24,10 +24,17 @@ case $5 in
   *) [ -x "$site" ] && exec "$site" "$@"; exit 0 ;;
 esac
 if [ -x "$site" ]; then "$site" "$@" || exit $?; fi
-{vtorque} prologue {kind} "$@"
-# Whatever else it ends with, the job starts, and its job shell says why there are no guests:
-# Torque would start a job that fails here again and again, or take the node down.
-[ $? -eq {retry} ] && exit {requeue}
+log={log}$$
+{vtorque} prologue {kind} "$@" 2>"$log"
+code=$?
+# Whatever it ends with, the job starts, and its job shell says why there are no guests: Torque
+# would start a job that fails here again and again, or take the node down.
+case $code in
+  0 | {retry}) [ -s "$log" ] && logger -t vtorque -f "$log" ;;
+  *) cat "$log" >&2 ;;
+esac
+rm -f "$log"
+[ $code -eq {retry} ] && exit {requeue}
 exit 0
 """
 
@@ -124,6 +131,7 @@ def torque_prologue(place: Installation, path: Path, kind: str) -> bytes:
         site=shlex.quote(str(path) + KEPT),
         vtorque=shlex.join(_vtorque(place)),
         kind=kind,
+        log=shlex.quote(str(path.with_name(f".vtorque-{kind}."))),  # root's alone can write there
         retry=RETRY,
         requeue=2,
     ).encode()

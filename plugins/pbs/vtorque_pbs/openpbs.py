@@ -35,7 +35,8 @@ class OpenPbsNode(PbsNode):
         if not node:
             raise HostFault(f"job {given['id']} has no node of this name: {nodes}")
         if not given.get("request"):
-            return BatchJob(given["id"], given["owner"], node, nodes, None)
+            name = given.get("name", "")
+            return BatchJob(given["id"], given["owner"], node, nodes, None, name=name)
         blob, bad = b"", ""
         try:
             blob = from_token(given["request"])

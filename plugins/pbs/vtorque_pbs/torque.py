@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -47,7 +48,8 @@ class TorqueNode(PbsNode):
         asked = pbs.parse_resources(args.resources)
         word = channel.torque_word(asked)
         if word is None:
-            return BatchJob(args.job_id, args.user, "", (), None)
+            host = self._settings.node or socket.gethostname()
+            return BatchJob(args.job_id, args.user, host, (host,), None, name=args.job_name)
         known = self._known(args.job_id)
         nodes, slots = hosts(known.get("exec_host", ""))
         node = self.own_name(nodes)
@@ -55,8 +57,7 @@ class TorqueNode(PbsNode):
             raise HostFault(f"job {args.job_id} has no node of this name: {known.get('exec_host')}")
         blob, bad = b"", ""
         try:
-            variable = channel.variable_of(known.get("Variable_List", ""))
-            blob = channel.torque_blob(word, variable)
+            blob = channel.torque_blob(word, known.get("Variable_List", ""))
         except Refused as error:
             bad = str(error)
         return BatchJob(
@@ -99,8 +100,8 @@ class TorqueNode(PbsNode):
             raise HostFault("[plugin.pbs] property is empty: nodes have no mark")
         name, node = self.this_node()
         if self.is_marked(node) != healthy:
-            sign = "+=" if healthy else "-="
-            self.commands.tell("qmgr", "-c", f"set node {name} properties {sign} {feature}")
+            new, old = (feature, f"no{feature}") if healthy else (f"no{feature}", feature)
+            self._swap(name, node, new, old)
         ours = node.get("note", "").startswith(NOTE)
         if not healthy and (ours or not node.get("note")):
             self.commands.tell("pbsnodes", "-N", note_of(reason), name)
@@ -110,15 +111,16 @@ class TorqueNode(PbsNode):
     def unmark(self) -> None:
         """Take the mark away, and a note of ours. Raises HostFault."""
         name, node = self.this_node()
+        feature = self._settings.property
         if self.is_marked(node):
-            feature = self._settings.property
-            self.commands.tell("qmgr", "-c", f"set node {name} properties -= {feature}")
+            others = set(_properties(node)) - {feature, f"no{feature}"}
+            self._swap(name, node, "" if others else f"no{feature}", feature)
         if node.get("note", "").startswith(NOTE):
             self.commands.tell("pbsnodes", "-N", "", name)
 
     def is_marked(self, node: Attributes) -> bool:
         """Return whether the node has the property."""
-        return self._settings.property in node.get("properties", "").split(",")
+        return self._settings.property in _properties(node)
 
     def nodes(self) -> Mapping[str, Attributes]:
         """Ask the server for its nodes. Raises HostFault."""
@@ -139,6 +141,16 @@ class TorqueNode(PbsNode):
         from vtorque_pbs.torque_setup import steps  # noqa: PLC0415 (not for every job)
 
         return steps(self, self._site, self._settings, place)
+
+    def _swap(self, name: str, node: Attributes, new: str, old: str) -> None:
+        """Give the node one property and take another, which is never its last.
+
+        Torque 6.1.3 refuses every later change of a node that has lost its last property, with
+        "System error: Bad file descriptor", until pbs_server is started anew.
+        """
+        for sign, word in (("+=", new), ("-=", old)):
+            if word and (word in _properties(node)) == (sign == "-="):
+                self.commands.tell("qmgr", "-c", f"set node {name} properties {sign} {word}")
 
     def _known(self, job_id: str) -> Attributes:
         for again in range(TRIES, -1, -1):
@@ -184,6 +196,10 @@ def parse_nodes(text: str) -> Mapping[str, Attributes]:
             name, _, value = line.strip().partition(" = ")
             node.setdefault(name, value)
     return found
+
+
+def _properties(node: Attributes) -> list[str]:
+    return [each for each in node.get("properties", "").split(",") if each]
 
 
 def _cpuset(job_id: str) -> tuple[int, ...]:

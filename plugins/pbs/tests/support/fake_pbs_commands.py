@@ -1,0 +1,371 @@
+"""Double of Torque's and OpenPBS's commands: qsub, qstat, qdel, qhold, qrerun, pbsnodes, qmgr.
+
+``python fake_pbs_commands.py DIRECTORY SYSTEM PROGRAM ARG...``; all share ``DIRECTORY/state.json``.
+What they do was observed on the real ones (Torque 6.1.3, OpenPBS 23.06) unless "(src)" is said.
+No code of the product is used here, so that a mistake is not made twice.
+"""
+
+import fcntl
+import getopt
+import json
+import os
+import pwd
+import re
+import shlex
+import stat
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+GETOPT = {
+    "torque": "a:A:b:c:C:d:D:e:EfF:hi:Ij:J:k:K:l:L:m:M:nN:o:p:P:q:r:S:t:T:u:v:Vw:W:Xxz",
+    "openpbs": "a:A:c:C:e:fhIj:J:k:l:m:M:N:o:p:q:r:R:S:u:v:VW:XzP:",
+}
+SERVER = "server"
+BROKEN = "qmgr obj=n1 svr=default: PBS_Server System error: Bad file descriptor"
+NO_SERVER = "cannot connect to server (null) (errno=15137) could not connect to trqauthd"
+
+
+@contextmanager
+def shared(directory):
+    """Give the state, and write back what became of it."""
+    with (Path(directory) / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        path = Path(directory) / "state.json"
+        state = json.loads(path.read_text())
+        yield state
+        new = path.with_suffix(".new")
+        new.write_text(json.dumps(state))
+        new.replace(path)
+
+
+class Bad(Exception):
+    """Ends the command with (code, words on stderr)."""
+
+
+def say(line):
+    sys.stdout.write(f"{line}\n")
+
+
+def main(directory, system, program, *argv):
+    if program == "qsub":
+        return qsub(Path(directory), system, list(argv))
+    with shared(directory) as state:
+        state["calls"].append([program, *argv])
+        if not state["up"]:
+            raise Bad(2, f"{program}: {NO_SERVER}")
+        return globals()[program](state, system, list(argv))
+
+
+# -- qsub -------------------------------------------------------------------------------------
+
+
+def qsub(directory, system, argv):
+    # As it was given: Python has put its own LC_CTYPE into os.environ (PEP 538).
+    given = Path("/proc/self/environ").read_bytes().split(b"\0")[:-1]
+    environ = dict(os.fsdecode(item).split("=", 1) for item in given)
+    call = {"argv": argv, "environ": environ, "id": None}
+    answer = directory / "answer.json"
+    if answer.exists():
+        said = json.loads(answer.read_text())
+        answer.unlink()
+        note(directory, call)
+        sys.stdout.buffer.write(bytes.fromhex(said["out"]))
+        sys.stderr.buffer.write(bytes.fromhex(said["err"]))
+        return said["code"]
+    job = describe(system, argv)
+    if isinstance(job, str):
+        say(job)
+        note(directory, call)
+        return 0
+    with shared(directory) as state:
+        if not state["up"]:
+            raise Bad(2, f"qsub: {NO_SERVER}")
+        state["last"] += 1
+        job["seq"] = state["last"]
+        array = "[]" if job["array"] else ""
+        job["id"] = call["id"] = f"{job['seq']}{array}.{SERVER}"
+        script = directory / f"{job['seq']}.script"
+        if job["content"] is not None:
+            script.write_bytes(bytes.fromhex(job.pop("content")))
+            job["script"] = str(script)
+        state["jobs"][job["id"]] = job
+    note(directory, call)
+    if "z" not in job["flags"]:
+        say(job["id"])
+    return 0
+
+
+def note(directory, call):
+    (directory / "qsub.json").write_text(json.dumps(call))
+
+
+def describe(system, argv):  # noqa: PLR0912 (as long as qsub has options)
+    """Return the job, or what is only printed."""
+    words, command = list(argv), None
+    if system == "openpbs" and "--" in words:
+        at = words.index("--")
+        words, command = words[:at], words[at + 1 :]
+        if not command:
+            raise Bad(2, "usage: qsub [options] [script | -- command [args]]")
+    try:
+        options, operands = getopt.gnu_getopt(words, GETOPT[system], ["version", "about"])
+    except getopt.GetoptError as error:
+        raise Bad(2 if system == "openpbs" else 1, f"qsub: {error}\nusage: qsub ...") from None
+    given = [name for name, _ in options]
+    if "--version" in given or "--about" in given:
+        return "Version: 6.1.3.h5" if system == "torque" else "pbs_version = 23.06.06"
+    interactive = "-I" in given
+    if len(operands) > 1 and not interactive:
+        raise Bad(1, "qsub: illegally formed job identifier, or extra operands\nusage: qsub ...")
+    name, content = "STDIN", b""
+    if operands and operands[0] != "-" and "-x" not in given:
+        name, content = Path(operands[0]).name[:236], read(operands[0])
+    elif command is None and not interactive:
+        content = sys.stdin.buffer.read()
+    prefix = dict(options).get("-C", "#PBS")
+    if system == "openpbs" and "-C" not in given:
+        prefix = os.environ.get("PBS_DPREFIX", "#PBS")
+    below = []
+    if command is None:
+        for line in directives(content, prefix):
+            try:
+                below += getopt.gnu_getopt(shlex.split(line), GETOPT[system])[0]
+            except (ValueError, getopt.GetoptError) as error:
+                raise Bad(1, f"qsub: directive error: {line[:60]!r}: {error}") from None
+    resources, last = {}, {}
+    for option, value in [o for o in below if o[0] != "-I"] + options:
+        if option == "-l":
+            resources |= dict(
+                item.split("=", 1) if "=" in item else (item, "")
+                for item in re.split(r",(?=[A-Za-z_.]+(?:=|$))", value)
+            )
+        last[option] = value
+    if system == "openpbs" and "select" in resources:
+        mixed = {"ncpus", "mem", "nodes"} & set(resources)
+        if mixed:
+            raise Bad(1, f'qsub: "-lresource=" cannot be used with "select" or "place": {mixed}')
+    account = pwd.getpwuid(os.getuid())
+    variables = {"PBS_O_HOME": account.pw_dir, "PBS_O_WORKDIR": str(Path.cwd())}
+    if "-V" in last:
+        variables |= dict(os.environ)
+    for item in filter(None, split_list(last.get("-v", ""))):
+        key, equals, value = item.partition("=")
+        if equals or key in os.environ:
+            variables[key] = value if equals else os.environ[key]
+        else:
+            raise Bad(1, "qsub: cannot send environment with the job")
+    return {
+        "name": last.get("-N", name), "owner": account.pw_name, "state": "Q", "hold": "n",
+        "resources": resources, "variables": variables, "shell": last.get("-S", ""),
+        "args": last.get("-F", ""), "interactive": interactive, "command": command,
+        "inter_cmd": " ".join(operands) if "-x" in given else "",
+        "array": last.get("-t", last.get("-J", "")), "exec_host": "", "start_count": 0,
+        "type": last.get("-T", ""), "rerunable": last.get("-r", "y"),
+        "flags": "".join(option[1:] for option, value in options if not value),
+        "script": None, "content": None if interactive or command else content.hex(),
+    }  # fmt: skip
+
+
+def read(script):
+    try:
+        status = Path(script).stat()
+    except OSError as error:
+        raise Bad(1, f"qsub: script file '{script}' cannot be loaded - {error.strerror}") from None
+    if not stat.S_ISREG(status.st_mode):
+        raise Bad(1, f"qsub: script not a file: {script}")
+    return Path(script).read_bytes()
+
+
+def directives(content, prefix):
+    """Yield what follows the prefix, up to the first executable line (qsub(1B))."""
+    for line in content.decode("utf-8", "surrogateescape").split("\n"):
+        text = line.strip()
+        if prefix and text.startswith(prefix):
+            yield text[len(prefix) :]
+        elif text and not text.startswith("#") and not line.startswith(":"):
+            return
+
+
+def split_list(text):
+    """Split a ``-v`` value at commas that are not quoted."""
+    lexer = shlex.shlex(text, posix=True)
+    lexer.whitespace, lexer.whitespace_split, lexer.commenters = ",", True, ""
+    return list(lexer)
+
+
+# -- the others -------------------------------------------------------------------------------
+
+
+def find(state, job_id, program):
+    parent = re.sub(r"\[[0-9]+\]", "[]", job_id)
+    job = state["jobs"].get(job_id) or state["jobs"].get(parent)
+    if job is None:
+        raise Bad(153, f"{program}: Unknown Job Id {job_id}")
+    return job
+
+
+def qstat(state, system, argv):
+    form, ids = argv[0], argv[1:]
+    jobs = [(i, find(state, i, "qstat")) for i in ids] or list(state["jobs"].items())
+    if system == "torque":
+        assert form == "-x", argv
+        say("<Data>" + "".join(torque_xml(*job) for job in jobs) + "</Data>")
+        return 0
+    assert form in ("-f", "-ft"), argv
+    for job_id, job in jobs:
+        if job["state"] == "F":
+            raise Bad(35, f"qstat: {job_id} Job has finished, use -x or -H to obtain ...")
+        say(f"Job Id: {job_id}\n    Job_Name = {job['name']}\n    Job_Owner = {job['owner']}@h")
+        say(f"    job_state = {job['state']}")
+        if job["exec_host"]:
+            say(f"    exec_host = {job['exec_host']}")
+        say(f"    Variable_List = {listed(job, system)}\n    run_count = {job['start_count']}\n")
+    return 0
+
+
+def listed(job, system):
+    pairs = (f"{key}={value}" for key, value in job["variables"].items())
+    return ",".join(pair.replace(",", "\\,") if system == "openpbs" else pair for pair in pairs)
+
+
+def torque_xml(job_id, job):
+    def element(name, text):
+        return f"<{name}>{str(text).replace('<', '&lt;')}</{name}>" if text != "" else ""
+
+    parts = [
+        element("Job_Id", job_id), element("Job_Name", job["name"]),
+        element("Job_Owner", f"{job['owner']}@{SERVER}"), element("job_state", job["state"]),
+        element("exec_host", job["exec_host"]), element("Hold_Types", job["hold"]),
+        element("interactive", "True") if job["interactive"] else "",
+        "<Resource_List>" + "".join(element(*r) for r in job["resources"].items())
+        + "</Resource_List>",
+        element("Variable_List", listed(job, "torque")),
+        element("start_count", job["start_count"] or ""),
+    ]  # fmt: skip
+    return "<Job>" + "".join(parts) + "</Job>"
+
+
+def qhold(state, system, argv):
+    assert argv[:2] == ["-h", "s"], argv
+    find(state, argv[2], "qhold")["hold"] = "s"
+    return 0
+
+
+def qrerun(state, system, argv):
+    job = find(state, argv[0], "qrerun")
+    if job["state"] not in "RE":
+        raise Bad(168, f"qrerun: Request invalid for state of job {argv[0]}")
+    job["rerun"] = True
+    return 0
+
+
+def qdel(state, system, argv):
+    job = find(state, argv[0], "qdel")
+    if job["owner"] != pwd.getpwuid(os.getuid()).pw_name and os.geteuid():
+        raise Bad(159, f"qdel: Unauthorized Request  {argv[0]}")
+    if job["state"] == "C":
+        raise Bad(170, f"qdel: Request invalid for state of job MSG=invalid state {argv[0]}")
+    job["deleted"] = True
+    return 0
+
+
+def pbsnodes(state, system, argv):
+    if argv[0] in ("-N", "-C"):
+        name, key = argv[2], "note" if argv[0] == "-N" else "comment"
+        node = state["nodes"][name]
+        if node.get("broken"):
+            raise Bad(2, BROKEN)
+        node.pop(key, None)
+        if argv[1]:
+            node[key] = argv[1]
+        return 0
+    assert argv == (["-a"] if system == "torque" else ["-av"]), argv
+    for name, node in state["nodes"].items():
+        say(name)
+        for key, value in node.items():
+            say(f"     {key} = {value}")
+        say("")
+    return 0
+
+
+def qmgr(state, system, argv):
+    assert argv[0] == "-c", argv
+    command = argv[1]
+    if command == "list server":
+        say(f"Server {SERVER}\n\tserver_state = Active\n\tmanagers = {state['managers']}")
+        return 0
+    if not state["manager"]:
+        raise Bad(159, "qmgr obj=n1 svr=default: Unauthorized Request")
+    match = re.fullmatch(r"(set|unset) node (\S+) (\S+)(?: (\+=|-=|=) (\S+))?", command)
+    if match:
+        return set_node(state, *match.groups())
+    match = re.fullmatch(r"(list|create|delete) resource (\w+).*", command)
+    if match:
+        return own_resource(state, match[1], match[2])
+    match = re.fullmatch(r"(\w+) hook (\S+) ?(.*)", command)
+    assert match, command
+    return hook(state, *match.groups())
+
+
+def set_node(state, verb, name, key, sign, value):
+    node = state["nodes"][name]
+    if verb == "unset":
+        node.pop(key, None)
+    elif sign == "=":
+        node[key] = value
+    else:
+        if node.get("broken"):
+            raise Bad(2, BROKEN)
+        found = [p for p in node.get(key, "").split(",") if p and p != value]
+        found += [value] * (sign == "+=")
+        node[key] = ",".join(found)
+        if not found:  # observed: no later change of this node works, not even of its note
+            del node[key]
+            node["broken"] = "1"
+    return 0
+
+
+def own_resource(state, verb, name):
+    if verb != "create" and name not in state["resources"]:
+        raise Bad(1, f"qmgr obj={name} svr=default: Unknown resource")
+    if verb == "create":
+        state["resources"].append(name)
+    elif verb == "delete":
+        state["resources"].remove(name)
+    else:
+        say(f"Resource {name}\n    type = boolean\n    flag = h")
+    return 0
+
+
+def hook(state, verb, name, rest):
+    hooks = state["hooks"]
+    if verb == "create":
+        hooks[name] = {"type": "site", "enabled": "true", "alarm": "30"}
+        return 0
+    if name not in hooks:
+        raise Bad(1, f"qmgr obj={name} svr=default: hook '{name}' does not exist")
+    if verb == "set":
+        key, _, value = rest.partition(" = ")
+        hooks[name][key] = value
+    elif verb == "import":
+        hooks[name]["content"] = Path(rest.split()[-1]).read_text()
+    elif verb == "export":
+        sys.stdout.write(hooks[name]["content"])
+    elif verb == "delete":
+        del hooks[name]
+    else:
+        say(f"Hook {name}")
+        for key, value in hooks[name].items():
+            if key != "content":
+                say(f"    {key} = {value}")
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        code = main(*sys.argv[1:])
+    except Bad as bad:
+        code, words = bad.args
+        sys.stderr.write(f"{words}\n")
+    sys.exit(code)

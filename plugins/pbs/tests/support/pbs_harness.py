@@ -1,0 +1,236 @@
+"""The contract's harness for Torque and OpenPBS: doubles of their commands, the real adapters."""
+
+import json
+import os
+import pwd
+import re
+import shlex
+import sys
+from pathlib import Path
+
+from vtorque_core.api_batch import Outcome
+from vtorque_core.names import Paths
+from vtorque_core.testing.batch import (
+    Dialect,
+    HookCall,
+    OwnValue,
+    PluginSite,
+    ShellCall,
+    StartedJob,
+    Submission,
+)
+from vtorque_pbs import plugin
+from vtorque_pbs.dialect import VARIABLE
+
+COMMANDS = Path(__file__).with_name("fake_pbs_commands.py")
+PROGRAMS = ("qsub", "qstat", "qdel", "qhold", "qrerun", "pbsnodes", "qmgr")
+SYSTEMS = {system.name: system for system in plugin.vtorque_batch_systems()}
+NODES = ("n1", "n2", "n3", "n4")
+ME = pwd.getpwuid(os.getuid()).pw_name
+BUFFER = 2048  # of Torque's fifth argument: an item that does not fit vanishes silently (src)
+
+
+class FakePbs:
+    """A double of the server of Torque or OpenPBS and its commands, in a directory."""
+
+    def __init__(self, root, system):
+        self.system, self.directory, self.bin = system, root / "server", root / "bin"
+        self.directory.mkdir()
+        self.bin.mkdir()
+        mark = {"properties": "fast,vtorque"} if system == "torque" else {}
+        mark |= {"resources_available.vtorque": "True"} if system == "openpbs" else {}
+        self.write(
+            {
+                "up": True, "last": 0, "jobs": {}, "calls": [], "managers": "root@*",
+                "manager": True, "hooks": {}, "resources": [],
+                "nodes": {name: {"state": "free", **mark} for name in NODES},
+            }
+        )  # fmt: skip
+        for name in PROGRAMS:
+            argv = [sys.executable, "-IS", str(COMMANDS), str(self.directory), system, name]
+            (self.bin / name).write_text(f'#!/bin/sh\nexec {shlex.join(argv)} "$@"\n')
+            (self.bin / name).chmod(0o755)
+
+    def write(self, state):
+        (self.directory / "state.json").write_text(json.dumps(state))
+
+    def state(self):
+        return json.loads((self.directory / "state.json").read_text())
+
+    def change(self, **values):
+        self.write(self.state() | values)
+
+    def job(self, job_id, **values):
+        """Return a job after changing it."""
+        state = self.state()
+        state["jobs"][job_id] |= values
+        self.write(state)
+        return state["jobs"][job_id]
+
+
+class PbsHarness:
+    """See vtorque_core.testing.harness.BatchHarness."""
+
+    def __init__(self, root, system):
+        self.root, self.pbs, self.system = root, FakePbs(root, system), SYSTEMS[system]
+        self.paths = Paths(root / "state", root / "run", root / "jobshell")
+        self.directory = root / "home"
+        self.directory.mkdir()
+        self.environ = {"PATH": f"{self.pbs.bin}:{os.environ['PATH']}", "HOME": str(self.directory)}
+        self.site = self.site_of("n1")
+
+    def site_of(self, node):
+        home = self.root / "node/spool"
+        return PluginSite(
+            self.paths, (plugin.Settings(bin=str(self.pbs.bin), node=node, home=str(home)),)
+        )
+
+    def serve(self, up):
+        self.pbs.change(up=up)
+
+    def answer(self, ended):
+        said = {"out": ended.stdout.hex(), "err": ended.stderr.hex(), "code": ended.code}
+        (self.pbs.directory / "answer.json").write_text(json.dumps(said))
+        return True
+
+    def received(self):
+        path = self.pbs.directory / "qsub.json"
+        if not path.exists():
+            return None
+        call = json.loads(path.read_text())
+        path.unlink()
+        if call["id"] is None:
+            return Submission("", tuple(call["argv"]), call["environ"], None)
+        script = self.pbs.state()["jobs"][call["id"]]["script"]
+        content = Path(script).read_bytes() if script else None
+        return Submission(call["id"], tuple(call["argv"]), call["environ"], content)
+
+    def end(self, job):
+        state = self.pbs.state()
+        del state["jobs"][job.job_id]
+        self.pbs.write(state)
+
+    def setup_root(self):
+        priv = self.root / "node/spool/mom_priv"
+        if not priv.exists():
+            priv.mkdir(parents=True)
+            (priv / "config").write_bytes(b"$pbsserver server\n$prologalarm 60\n$logevent 255")
+            for name in ("prologue", "epilogue"):
+                (priv / name).write_bytes(b"#!/bin/sh\n# the site's own\nexit 0\n")
+                (priv / name).chmod(0o500)
+        state = self.pbs.state()
+        for node in state["nodes"].values():
+            node.pop("properties", None)
+            node.pop("resources_available.vtorque", None)
+        self.pbs.write(state)
+        return self.root / "node"
+
+    def _job(self, job, nodes, element):
+        found = self.pbs.job(job.job_id)
+        job_id = job.job_id.replace("[]", f"[{element}]")
+        return job_id, found, NODES[:nodes]
+
+    def _shell(self, job_id, found, nodes, script):
+        path = self.root / "nodefile"
+        path.write_text("".join(f"{node}\n" * 2 for node in nodes))
+        environ = {
+            **found["variables"], "PBS_JOBID": job_id, "PBS_NODEFILE": str(path),
+            "PBS_ENVIRONMENT": "PBS_BATCH", "PBS_JOBNAME": found["name"],
+            "SHELL": found["shell"],
+        }  # fmt: skip
+        line = f"{script} {found['args']}".rstrip() + "\n"
+        return environ, ShellCall((), environ, os.fsencode(line))
+
+
+class TorqueHarness(PbsHarness):
+    """Torque."""
+
+    dialect = Dialect(
+        options=("-N", "t", "-j", "oe", "-l", "walltime=00:10:00", "-e", "err or"),
+        directive="#PBS -N named -l nodes=1:ppn=2",
+        unknown="--no-such-option",
+        arguments=lambda script, words: ["-F", shlex.join(words), script],
+        share=lambda cpus, mib: ["-l", f"nodes=1:ppn={cpus},mem={mib}mb"],
+        exits={**dict.fromkeys(Outcome, 0), Outcome.HOST_FAULT: 75},
+        carries=60_000,
+        array=("-t", "0-1"),
+        two_nodes=("-l", "nodes=2:ppn=2"),
+        interactive=("-I",),
+        own=(
+            OwnValue(("-v", "MINE=a"), lambda job: any("MINE=a" in word for word in job.argv)),
+            OwnValue(("-l", "other=mine"), lambda job: any("other=mine" in w for w in job.argv)),
+            OwnValue(("-W", "x=mine"), lambda job: "x=mine" in job.argv),
+        ),
+    )
+
+    def __init__(self, root):
+        super().__init__(root, "torque")
+
+    def start(self, job, *, nodes=1, element=0, forged=None):
+        job_id, found, names = self._job(job, nodes, element)
+        ppn = re.search(r":ppn=([0-9]+)", found["resources"].get("nodes", "1"))
+        last = int(ppn[1]) - 1 if ppn else 0
+        where = "+".join(f"{name}/0-{last}" for name in names)
+        self.pbs.job(job.job_id, exec_host=where, state="R", start_count=1)
+        resources = found["resources"] if forged is None else found["resources"] | {"other": forged}
+        script = found["script"] or ""
+        args = [job_id, ME, ME, found["name"], resource_list(resources), "batch", "", script]
+        hooks = [
+            HookCall(self.system.node(self.site_of(name)), (kind, *args), {})
+            for kind, name in zip(["first", *["sister"] * nodes], names, strict=False)
+        ]
+        environ, shell = self._shell(job_id, found, names, script)
+        environ["PBS_NUM_NODES"] = str(nodes)
+        return StartedJob(tuple(hooks), shell)
+
+
+def resource_list(resources):
+    """Return argv 5 of a prologue: in no fixed order, and only some resources are in it."""
+    text = ""
+    for key in ("nodes", "other", "gres", "file", "walltime"):
+        if key in resources:
+            item = f"{key}={resources[key]}"
+            if len(text) + len(item) + 1 < BUFFER:
+                text += f",{item}" if text else item
+    return text
+
+
+class OpenPbsHarness(PbsHarness):
+    """OpenPBS."""
+
+    dialect = Dialect(
+        options=("-N", "t", "-j", "oe", "-l", "walltime=00:10:00", "-e", "err or"),
+        directive="#PBS -N named -l select=1:ncpus=2",
+        unknown="--no-such-option",
+        arguments=lambda script, words: ["--", "/bin/echo", *words],
+        share=lambda cpus, mib: ["-l", f"select=1:ncpus={cpus}:mem={mib}mb"],
+        exits={**dict.fromkeys(Outcome, 0), Outcome.HOST_FAULT: 1},
+        carries=60_000,
+        array=("-J", "0-1"),
+        two_nodes=("-l", "select=2:ncpus=2"),
+        interactive=("-I",),
+        own=(
+            OwnValue(("-v", "MINE=a"), lambda job: any("MINE=a" in word for word in job.argv)),
+            OwnValue(("-W", "group_list=g"), lambda job: "group_list=g" in job.argv),
+        ),
+    )
+
+    def __init__(self, root):
+        super().__init__(root, "openpbs")
+
+    def start(self, job, *, nodes=1, element=0, forged=None):
+        job_id, found, names = self._job(job, nodes, element)
+        where = "+".join(f"{name}/0*2" for name in names)
+        self.pbs.job(job.job_id, exec_host=where, state="R", start_count=1)
+        request = found["variables"].get(VARIABLE) if forged is None else forged
+        words = {
+            "id": job_id, "owner": ME, "name": found["name"], "request": request,
+            "exec_host": where, "run_count": 1,
+        }  # fmt: skip
+        argv = tuple(f"{key}={value}" for key, value in words.items() if value)
+        hooks = [HookCall(self.system.node(self.site_of(name)), argv, {}) for name in names]
+        script = found["script"] or ""
+        return StartedJob(tuple(hooks), self._shell(job_id, found, names, script)[1])
+
+
+HARNESSES = {"torque": TorqueHarness, "openpbs": OpenPbsHarness}

@@ -1,0 +1,25 @@
+"""Both adapters pass the contract of batch adapters, on doubles of the batch systems' commands."""
+
+import pytest
+
+from pbs_harness import OpenPbsHarness, TorqueHarness
+from vtorque_core.testing.batch import BatchContract
+
+
+class TestTorque(BatchContract):
+    @pytest.fixture
+    def harness(self, tmp_path):
+        return TorqueHarness(tmp_path)
+
+    refused = {"line-continuation-directive.sh": "No escaped character"}  # noqa: RUF012
+
+
+class TestOpenPbs(BatchContract):
+    @pytest.fixture
+    def harness(self, tmp_path):
+        return OpenPbsHarness(tmp_path)
+
+    refused = TestTorque.refused | {"array-torque.sh": "option -t"}
+
+    def test_the_scripts_arguments(self):
+        """OpenPBS 23.06 has no -F; ``-- command args`` is in test_submission.py."""

@@ -1,0 +1,202 @@
+"""What qsub gets of a VM job: its user's arguments and the additions of doc/batch-pbs.md."""
+
+import os
+import shlex
+import subprocess
+
+import pytest
+
+from pbs_harness import OpenPbsHarness, TorqueHarness
+from vtorque_core.api_batch import Needs
+from vtorque_core.testing.submit import run_vsub
+from vtorque_pbs import channel
+from vtorque_pbs.guests import PBSDSH
+
+BLOB = b'{"v":1}'
+TOKEN = "vt1:AHsidiI6MX0"  # the blob, uncompressed, in base64url
+NEEDS = Needs(4, 2304, 60)
+
+
+@pytest.fixture
+def torque(tmp_path):
+    return TorqueHarness(tmp_path)
+
+
+@pytest.fixture
+def openpbs(tmp_path):
+    return OpenPbsHarness(tmp_path)
+
+
+def golden(harness, argv, content=b"#!/bin/sh\n:\n"):
+    """Submit ``argv``; return what qsub got, S for our job shell."""
+    (harness.directory / "j.sh").write_bytes(content)
+    stdin = b"" if "j.sh" in argv else content
+    ended = run_vsub(harness, shlex.split(argv), stdin=stdin, blob=BLOB, needs=NEEDS)
+    assert ended.code == 0, ended
+    words = harness.received().argv
+    return " ".join("S" if word == str(harness.paths.jobshell) else word for word in words)
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        ("j.sh", "j.sh -S S -l nodes=1:ppn=4:vtorque -l mem=2304mb -l other=T"),
+        ("", "-S S -l nodes=1:ppn=4:vtorque -l mem=2304mb -l other=T"),
+        ("-Nname -l nodes=2,walltime=01:00:00 j.sh",
+         "-Nname -l nodes=2,walltime=01:00:00 j.sh -S S -l nodes=2:ppn=4:vtorque -l mem=4608mb "
+         "-l walltime=01:01:00 -l other=T"),
+        ("j.sh -l nodes=a:ppn=8+2:ppn=4:fast#shared -l mem=9gb",
+         "j.sh -l nodes=a:ppn=8+2:ppn=4:fast#shared -l mem=9gb -S S "
+         "-l nodes=a:ppn=8:vtorque+2:ppn=4:fast:vtorque#shared -l other=T"),
+        ("-l other=mine -l nodes=1:ppn=4:vtorque,pmem=1gb j.sh",
+         "-l other=mine -l nodes=1:ppn=4:vtorque,pmem=1gb j.sh -S S -l other=mine+T"),
+        ("-l procs=8,vmem=1gb -S /bin/tcsh@h j.sh",
+         "-l procs=8,vmem=1gb -S /bin/tcsh@h j.sh -S S -l other=T"),
+        ("-l ncpus=6 -z -t 0-3%2 -W depend=afterok:1 -- j.sh",
+         "-l ncpus=6 -z -t 0-3%2 -W depend=afterok:1 -S S -l nodes=1:ppn=6:vtorque -l mem=2304mb "
+         "-l other=T -- j.sh"),
+        ("-I -X", "-I -X -S S -l nodes=1:ppn=4:vtorque -l mem=2304mb -l other=T"),
+        ("-I -x j.sh arg", "-I -x j.sh arg -S S -l nodes=1:ppn=4:vtorque -l mem=2304mb -l other=T"),
+    ],
+)  # fmt: skip
+def test_what_torques_qsub_gets(torque, argv, expected):
+    assert golden(torque, argv).replace(TOKEN, "T") == expected
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        ("j.sh", "j.sh -S S -l select=1:ncpus=4:mem=2304mb:vtorque=True -v V"),
+        ("-l select=2:ncpus=8+1:ncpus=4:mem=4gb -l walltime=60 j.sh",
+         "-l select=2:ncpus=8+1:ncpus=4:mem=4gb -l walltime=60 j.sh -S S "
+         "-l select=2:ncpus=8:mem=2304mb:vtorque=True+1:ncpus=4:mem=4gb:vtorque=True "
+         "-l walltime=00:02:00 -v V"),
+        ("-l ncpus=8 j.sh", "-l ncpus=8 j.sh -S S -l mem=2304mb -l vtorque=True -v V"),
+        ("-l nodes=2:ppn=4 j.sh",
+         "-l nodes=2:ppn=4 j.sh -S S -l nodes=2:ppn=4:vtorque -l mem=4608mb -v V"),
+        ("-J 0-3 -v A=1 -v B=2 j.sh", "-J 0-3 -v A=1 -v B=2 j.sh -S S "
+         "-l select=1:ncpus=4:mem=2304mb:vtorque=True -v V,B=2"),
+        ("-N n -- /bin/echo 'a b' c", "-N n -S S -l select=1:ncpus=4:mem=2304mb:vtorque=True -v V"),
+    ],
+)  # fmt: skip
+def test_what_openpbs_qsub_gets(openpbs, argv, expected):
+    found = golden(openpbs, argv).replace(f"VTORQUE_REQUEST={TOKEN}", "V")
+    assert found == expected
+
+
+def test_openpbs_runs_a_command_as_a_script(openpbs):
+    """``qsub -- command`` ignores -S and would run on the host."""
+    run_vsub(openpbs, ["-vm", "ram=1G", "--", "/bin/echo", "it's", "a b", "$x"])
+    job = openpbs.received()
+    assert job.script == b"#!/bin/sh\nexec /bin/echo 'it'\"'\"'s' 'a b' '$x'\n"
+    done = subprocess.run(["sh"], input=job.script, capture_output=True, check=True)
+    assert done.stdout == b"it's a b $x\n"
+    run_vsub(openpbs, ["--", "/bin/echo", "a b"])
+    assert openpbs.received().argv == ("--", "/bin/echo", "a b"), "bare metal: as it was"
+
+
+def test_directives_count_and_the_command_line_wins(torque):
+    text = b"#!/bin/sh\n#PBS -l nodes=1:ppn=8 -l other=d\n#PBS -v A=1 -S /bin/zsh\n:\n"
+    found = golden(torque, "j.sh", text)
+    assert found.replace(TOKEN, "T") == (
+        "j.sh -S S -l nodes=1:ppn=8:vtorque -l mem=2304mb -l other=d+T"
+    )
+    found = golden(torque, "-l nodes=1:ppn=4 -C '#Q' j.sh", text.replace(b"#PBS -v", b"#Q -v"))
+    assert "ppn=4:vtorque" in found and "other=T" in found.replace(TOKEN, "T")
+
+
+def test_the_users_shell_travels_in_the_request(torque, monkeypatch):
+    (torque.directory / "j.sh").write_text("#!/bin/sh\n#PBS -S /bin/zsh\n")
+    with_line = torque.system.submitter(torque.site)
+    monkeypatch.chdir(torque.directory)
+    assert with_line.split(["j.sh"]).shell == "/bin/zsh"
+    assert with_line.split(["-S", "/bin/csh@h,/bin/x", "j.sh"]).shell == "/bin/csh"
+
+
+def test_a_long_request_goes_into_a_variable_and_its_hash_into_other(torque):
+    blob = os.urandom(5000)
+    argv = ["-v", "A=1,B='x,y'", "-l", "other=m"]
+    ended = run_vsub(torque, argv, stdin=b":\n", blob=blob)
+    assert ended.code == 0
+    words = torque.received().argv
+    value = words[len(words) - 1]
+    token = value.removeprefix("VTORQUE_REQUEST=").split(",")[0]
+    assert value.endswith(",A=1,B='x,y'"), "Torque garbles what follows a quoted value"
+    assert f"other=m+{channel.hash_word(token)}" in words
+    assert channel.torque_blob(channel.hash_word(token), f"Z=1,VTORQUE_REQUEST=x,{value}") == blob
+
+
+def test_resources_that_torque_would_drop_are_refused(torque):
+    ended = run_vsub(torque, ["-l", "file=" + "x" * 2000], stdin=b":\n", blob=BLOB)
+    assert ended.code == 2 and b"limit: 1472 bytes" in ended.stderr
+    assert torque.received() is None
+
+
+@pytest.mark.parametrize("argv", [["--version"], ["--about"]])
+def test_what_only_prints(torque, argv):
+    ended = run_vsub(torque, argv)
+    assert (ended.code, ended.stderr) == (0, b"") and b"6.1.3" in ended.stdout
+    assert torque.received().argv == tuple(argv)
+
+
+@pytest.mark.parametrize("argv", [["a", "b"], ["-Y"], ["-l"], ["nofile"]])
+def test_what_qsub_refuses_is_in_its_words_and_could_not_run_on_the_host(torque, argv):
+    ended = run_vsub(torque, ["-vm", "ram=1G", *argv])
+    bare = run_vsub(torque, ["-vm", "none", *argv])
+    assert ended.code == 1 and ended.stderr.startswith(b"qsub: ")
+    assert ended.stderr == bare.stderr
+
+
+def test_an_old_pbs_vm_line_is_taken_out_of_a_copy_of_the_same_name(torque):
+    text = b"#!/bin/sh\n#PBS -vm ram=2G\n#PBS -N x\necho $0\n\xff"
+    (torque.directory / "j.sh").write_bytes(text)
+    for argv in (["j.sh"], ["-vm", "none", "j.sh", "-o", "j.sh"], ["-o", "j.sh", "j.sh"]):
+        assert run_vsub(torque, argv).code == 0
+        job = torque.received()
+        assert job.script == text.replace(b"#PBS -vm ram=2G\n", b"")
+        assert [word for word in job.argv if word.endswith("/j.sh")]
+        assert (job.argv.count("j.sh") == 1) == ("-o" in argv)
+
+
+def test_jobs_and_cancel(torque, monkeypatch):
+    run_vsub(torque, ["-N", "one<b>", "-v", "A=<Job_Name>evil</Job_Name>"], stdin=b":\n")
+    job = torque.received()
+    monkeypatch.setenv("PATH", torque.environ["PATH"])
+    infos = torque.system.submitter(torque.site).jobs()
+    assert [(info.id, info.name, info.state) for info in infos] == [(job.job_id, "one<b>", "Q")]
+    assert torque.system.submitter(torque.site).cancel(job.job_id) == 0
+    assert torque.pbs.state()["jobs"][job.job_id]["deleted"]
+    assert torque.system.submitter(torque.site).cancel("99.server") == 153
+
+
+def test_pbsdsh_in_a_guest(tmp_path):
+    """By itself for this guest, by ssh for others; quoting; what failed is told."""
+    (tmp_path / "pbsdsh").write_bytes(PBSDSH)
+    here = os.uname().nodename
+    (tmp_path / "nodes").write_text(f"{here}\n{here}\nother\n")
+    (tmp_path / "ssh").write_text('#!/bin/sh\n[ "$4" = other ] || exit 255\nexec sh -c "$5"\n')
+    (tmp_path / "ssh").chmod(0o755)
+    environ = {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}", "PBS_NODEFILE": str(tmp_path / "nodes"),
+        "PBS_JOBID": "5[1].s", "HOME": str(tmp_path),
+    }  # fmt: skip
+
+    def pbsdsh(*argv):
+        argv = ["sh", str(tmp_path / "pbsdsh"), *argv]
+        done = subprocess.run(argv, capture_output=True, text=True, env=environ, check=False)
+        return done.returncode, sorted(done.stdout.splitlines()), done.stderr
+
+    tell = ("sh", "-c", 'echo "$PBS_VNODENUM $PBS_JOBID $1"', "x", 'it\'s "a"  b')
+    assert pbsdsh(*tell)[1] == [f'{i} 5[1].s it\'s "a"  b' for i in range(3)]
+    assert len(pbsdsh("-u", *tell)[1]) == 2
+    assert len(pbsdsh("-c", "5", "-s", *tell)[1]) == 5
+    assert pbsdsh("-n", "2", *tell)[1] == ['2 5[1].s it\'s "a"  b']
+    assert pbsdsh("-h", "other", "true") == (0, [], "")
+    assert pbsdsh("-h", "nobody", "true")[0] == 1
+    code, _, said = pbsdsh("-n", "1", "sh", "-c", "exit 3")
+    assert (code, said) == (0, "pbsdsh: task 1 exit status 3\n")
+    assert pbsdsh("-q")[0] == 1 and pbsdsh()[0] == 1
+
+
+def test_the_golden_token_is_what_it_says():
+    assert channel.torque_blob(TOKEN, "") == BLOB
