@@ -306,3 +306,26 @@ def test_doctor_marks_the_node(clean):
     node = clean.root("head", "scontrol", "show", "node", "n1")
     assert "ActiveFeatures=vtorque" in node
     assert "Comment=" not in node
+
+
+def test_every_option_is_read_as_sbatch_does(cluster):
+    """Which options there are and which take a value, by what the real sbatch says of each."""
+    from vtorque_slurm.options import NONE, REQUIRED, SALLOC, SBATCH
+
+    for program, table in (("sbatch", SBATCH), ("salloc", SALLOC)):
+        loop = f'for o; do echo "$o: $({program} $o </dev/null 2>&1 | head -n 1)"; done'
+        others = SBATCH.kinds if program == "salloc" else {}  # salloc itself refuses some of them
+        names = [name for name in table.kinds if name not in (*table.exact, *others)]
+        words = [f"--{n}" if table.kinds[n] == REQUIRED else f"--{n}=x" for n in names]
+        said = dict(
+            line.partition(": ")[::2]
+            for line in cluster.user("sh", "-c", loop, "sh", *words, timeout=60)
+            .stdout.decode()
+            .splitlines()
+        )
+        for name, word in zip(names, words, strict=True):
+            answer = said[word]
+            unknown = "unrecognized option" in answer
+            assert not unknown, answer
+            assert ("requires an argument" in answer) == (table.kinds[name] == REQUIRED), answer
+            assert ("doesn't allow an argument" in answer) == (table.kinds[name] == NONE), answer

@@ -104,7 +104,7 @@ def test_after_the_limit_the_job_is_held(node, slurm):
     job = BatchJob("7", "ada", "n2", ("n2",), b"", attempt=2)
     node.finish(job, Outcome.HOST_FAULT, "dead")
     assert ["requeuehold", "7"] in slurm.calls()
-    assert slurm.facts()["note"].endswith("dead (held)")
+    assert "dead (held; when it is mended: scontrol update" in slurm.facts()["note"]
 
 
 def test_a_job_that_must_not_be_requeued(node, slurm, capsys):

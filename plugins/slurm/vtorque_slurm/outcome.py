@@ -35,7 +35,10 @@ def host_fault(client: Client, settings: Settings, job: BatchJob, reason: str) -
         client.run("scontrol", "requeuehold" if held else "requeue", found.name)
     excluded = ",".join(filter(None, (found.excluded, job.node)))
     update(client, f"JobId={found.name}", f"ExcNodeList={excluded}")
-    note_job(client, record(client, job.id), f"{note} (held)" if held else note)
+    if held:
+        mend = f"scontrol update JobId={found.name} ExcNodeList=, scontrol release {found.name}"
+        note = f"{printable(note, _MAX_NOTE - 150)} (held; when it is mended: {mend})"
+    note_job(client, record(client, job.id), note)
 
 
 def note_job(client: Client, found: JobRecord, line: str) -> None:

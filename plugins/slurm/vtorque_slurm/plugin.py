@@ -24,7 +24,7 @@ class Settings:
         (), doc="sbatch options of the site's SPANK plugins; with = at the end: takes a value"
     )
     requeue_limit: int = setting(
-        3, doc="how often a job is requeued because a node failed it; then it is held"
+        2, doc="how often a job is requeued because a node failed it; then it is held"
     )
     cpu_ids: bool = setting(
         True,

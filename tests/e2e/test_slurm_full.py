@@ -1,0 +1,121 @@
+"""Long tests on a real Slurm: a queue of 200 VM jobs, MPI over two nodes, a job that is held."""
+
+import importlib.util
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+_spec = importlib.util.spec_from_file_location(
+    "slurm_cluster", Path(__file__).with_name("slurm_cluster.py")
+)
+slurm = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(slurm)
+
+pytestmark = pytest.mark.e2e
+
+IMAGE = "debian-mpi"
+MPI = ("-vm", f"img={IMAGE},ram=768M,vcpus=2")
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    return slurm.bring_up()
+
+
+@pytest.fixture
+def clean(cluster):
+    with slurm.nothing_left(cluster):
+        yield cluster
+
+
+@pytest.mark.parametrize("count", [9, pytest.param(200, marks=pytest.mark.full)])
+def test_a_queue_of_jobs_runs_to_its_end(clean, count):
+    """Unattended: singles and elements of arrays, good ones and failing ones, all once."""
+    place = clean.home / f"soak{count}"
+    place.mkdir()
+    os.chown(place, slurm.UID, slurm.UID)
+    script = clean.script(
+        f"#!/bin/sh\necho $1 $(hostname) >> ~/{place.name}/$SLURM_JOB_ID\nexit $(($1 % 3))\n"
+    )
+    element = clean.script(
+        "#!/bin/sh\n"
+        f"echo a$SLURM_ARRAY_TASK_ID $(hostname) >> ~/{place.name}/$SLURM_JOB_ID\nexit 4\n",
+        "element.sh",
+    )
+    elements = count // 3
+    clean.user("vsub", "-o", "/dev/null", "-a", f"1-{elements}", element)
+    for number in range(count - elements):
+        clean.user("vsub", "-o", "/dev/null", "-J", f"n{number}", script, str(number))
+    left = 30 + 15 * count
+    clean.wait(lambda: not clean.root("head", "squeue", "-h"), left, "end of all jobs")
+    lines = [path.read_text() for path in place.iterdir()]
+    assert all(line.count("\n") == 1 for line in lines), "no job ran twice"
+    done = {line.split()[0] for line in lines}
+    expected = {str(n) for n in range(count - elements)} | {f"a{n + 1}" for n in range(elements)}
+    assert done == expected
+    assert {line.split()[1] for line in lines} == {"vn1", "vn2", "vn3"}
+    if count < 100:  # Slurm forgets ended jobs after MinJobAge
+        text = clean.root("head", "scontrol", "show", "job")
+        codes = dict(re.findall(r"JobId=\d+ JobName=n(\d+)\n(?:.*\n)*?.* ExitCode=(\d+):0", text))
+        assert {n: codes[n] for n in map(str, range(count - elements))} == {
+            str(n): str(n % 3) for n in range(count - elements)
+        }
+
+
+@pytest.mark.full
+def test_a_job_that_no_node_can_start_is_held(clean):
+    """After two requeues, with the reason; the nodes are as usable as before."""
+    for node in slurm.NODES:
+        clean.stop_libvirt(node)
+    try:
+        job_id = clean.submit("#!/bin/sh\necho ran\n")
+        held = "job_requeued_in_held_state"
+        fields = clean.wait(
+            lambda: (f := clean.show(job_id))["Reason"] == held and f, 120, "the job is held"
+        )
+        assert (fields["Restarts"], fields["ExcNodeList"]) == ("3", "n[1-3]")
+        note = clean.root("head", "scontrol", "show", "job", job_id)
+        assert re.search(r"AdminComment=vTorque: job \d+ did not start on n\d: .*libvirt", note)
+        assert "ran" not in clean.read("out").decode()
+        clean.user("scancel", job_id)
+    finally:
+        for node in slurm.NODES:
+            clean.start_libvirt(node)
+            clean.root("head", "scontrol", "update", f"NodeName={node}", "Comment=")
+
+
+@pytest.fixture(scope="module")
+def mpi(cluster):
+    """Return the cluster with Debian's Open MPI in an image; built once, 40 s."""
+    config, vmgr = Path("/var/lib", slurm.NAME, "build.toml"), f"{slurm.PREFIX}/vmgr"
+    there = subprocess.run(
+        [vmgr, "--config", config, "images", "show", IMAGE], capture_output=True, check=False
+    )
+    if there.returncode:
+        build = ["images", "build", IMAGE, "debian", "-o", "packages=openmpi-bin"]
+        subprocess.run([vmgr, "--config", config, *build], check=True, timeout=600)
+    return cluster
+
+
+@pytest.mark.full
+def test_open_mpi_over_two_nodes(mpi, clean):
+    """Ranks in the guests of both, with no flag; srun and ssh reach the other guest."""
+    code, out, err = clean.job(
+        "#!/bin/bash\n"
+        "srun -N2 sh -c 'echo task $SLURM_PROCID of $SLURM_NTASKS on $(hostname)'\n"
+        "srun -N2 --ntasks-per-node=2 sh -c 'echo four $SLURM_PROCID on $(hostname)'\n"
+        "srun -n1 echo one & srun -n1 echo two & wait\n"
+        "ssh vn2 hostname\n"
+        "mpirun sh -c 'echo rank $OMPI_COMM_WORLD_RANK of $OMPI_COMM_WORLD_SIZE on $(hostname)'\n",
+        "-N2", "-w", "n1,n2", *MPI, timeout=400,
+    )  # fmt: skip
+    assert code == 0, (out, err)
+    lines = out.decode().splitlines()
+    assert {"task 0 of 2 on vn1", "task 1 of 2 on vn2", "one", "two", "vn2"} <= set(lines)
+    fours = sorted(line for line in lines if line.startswith("four"))
+    assert fours == ["four 0 on vn1", "four 1 on vn1", "four 2 on vn2", "four 3 on vn2"]
+    ranks = sorted(line for line in lines if line.startswith("rank"))
+    assert ranks == [f"rank {n} of 4 on vn{n // 2 + 1}" for n in range(4)]
