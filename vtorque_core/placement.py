@@ -284,7 +284,8 @@ class _Finish:
         ownable = _ownable(share, self.taken)
         everything = set(share.node_cpus)
         if not share.cpus:  # the whole node is no restriction
-            cores = {use: () if set(c) == everything else c for use, c in cores.items()}
+            shared = {u for u, c in cores.items() if u not in own and set(c) == everything}
+            cores = {use: () if use in shared else c for use, c in cores.items()}
         mine = tuple(sorted({*self.floating, *self.own}))
         crossing = guest not in self.homes
         several = len(self.machine.nodes) > 1
@@ -333,6 +334,7 @@ def _spread(need: int, free: Mapping[int, int], near: Sequence[int], step: int) 
 
     Less than ``need`` if there is not more.
     """
+    free = {**dict.fromkeys(near, 0), **free}
     result = dict.fromkeys(free, 0)
     for index, node in enumerate(near):
         part = (need - sum(result.values())) // (len(near) - index)

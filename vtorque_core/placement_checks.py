@@ -65,7 +65,7 @@ def check_cores(demands: Sequence[Demand], share: NodeShare, ownable: int, float
     for count, most, what, key in (
         (shared, share.limit, "one guest's CPUs", "vcpus"),
         (own, min(share.limit, ownable), "CPUs of their own for all guests together", own_key),
-        (own + shared, min(share.limit, floating), "CPUs, of their own and shared,", own_key),
+        (own + shared, min(share.limit, floating), "CPUs of their own and shared", own_key),
     ):
         if count > most:
             raise NoFit(

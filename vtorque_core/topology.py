@@ -32,9 +32,12 @@ def parse(xml: str) -> Topology:
 
 
 def cpu_list(text: str) -> tuple[int, ...]:
-    """Return the CPUs of a list such as ``0-3,8`` (cpuset(7), "List format"). Raises ValueError."""
+    """Return the CPUs of a list such as ``0-3,8`` (cpuset(7), "List format"), none of "".
+
+    Raises ValueError.
+    """
     cpus: list[int] = []
-    for part in text.split(","):
+    for part in text.split(",") if text else ():
         first, _, last = part.strip().partition("-")
         cpus += range(int(first), int(last or first) + 1)
     return tuple(sorted(set(cpus)))

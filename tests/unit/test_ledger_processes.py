@@ -1,0 +1,153 @@
+"""Fifty random jobs from eight processes on recorded machines: nothing twice, nothing lost."""
+
+import dataclasses
+import json
+import multiprocessing
+import random
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from vtorque_core.api_claims import CacheClaim, CoreClaim, MemoryClaim, PoolClaim, RamClaim
+from vtorque_core.errors import Refused
+from vtorque_core.journal import JobHeader, Journal, job_lock, read
+from vtorque_core.ledger import InUse, NodeShare, place, resize, states, taken_by
+from vtorque_core.locks import node_lock
+from vtorque_core.names import Paths
+from vtorque_core.topology import cpu_list, parse
+
+DATA = Path(__file__).parents[1] / "data" / "capabilities"
+PROCESSES, JOBS = 8, 50
+RESERVE_CPUS, RESERVE_MIB = 4, 8192
+CARDS = tuple(f"card{n}" for n in range(4))
+
+
+def claims_of(dice, machine):
+    """Return the claims of a random job's guests: every kind of claim, sizes to fill a node."""
+    result = []
+    for _ in range(dice.choice((1, 1, 2, 4))):
+        vcpus, ram = dice.randint(1, 12), dice.choice((512, 4096, 30000))
+        claims = [CoreClaim("vcpu", vcpus), MemoryClaim(ram, use="guest"), MemoryClaim(256)]
+        own = dice.random() < 0.6
+        if own:
+            claims.append(CoreClaim("vcpu", vcpus, exclusive=True, whole_cores=dice.random() < 0.3))
+        if dice.random() < 0.4:
+            claims.append(CoreClaim("io", 1, exclusive=True, at_most=dice.randint(1, 4)))
+        if dice.random() < 0.3:
+            claims.append(PoolClaim("card", CARDS, 1, near={"card0": 0, "card1": 1}))
+        if dice.random() < 0.2 and machine.nodes[0].pages:
+            claims.append(RamClaim(page_kib=min(machine.nodes[0].pages)))
+        if dice.random() < 0.3 and own and machine.caches[0].granularity_kib:
+            claims.append(CacheClaim(3000))
+        result.append(claims)
+    return result
+
+
+def check(paths, share):
+    """Raise AssertionError unless all that is leased now exists, once, and not the host's."""
+    with node_lock(paths):
+        held = states(paths)
+    machine = share.machine
+    leases = [(s, lease.args) for s in held for lease in s.leases]
+    items = Counter(
+        (args["pool"], args["item"])
+        for _, args in leases
+        if args["pool"] not in ("memory", "share")
+    )
+    assert not [item for item, count in items.items() if count > 1]
+    cores = {int(args["item"]): s.key for s, args in leases if args["pool"] == "core"}
+    assert not set(cores) & set(share.reserved)
+    for state, args in leases:  # nobody else floats over a core that is somebody's own
+        if args["pool"] == "share":
+            floats = set(cpu_list(args["cpus"]))
+            assert not [c for c in floats if cores.get(c, state.key) != state.key]
+            assert not floats & set(share.reserved)
+    taken = taken_by(held)
+    assert taken.mib <= machine.mem_mib - RESERVE_MIB
+    for node in machine.nodes:
+        assert taken.mib_on.get(node.id, 0) <= node.mem_mib
+        for kib, count in node.pages.items():
+            assert taken.pages.get((node.id, kib), 0) <= count * kib // 1024
+    for bank in machine.caches:
+        steps = [i for p, i in items if p == "cache" and i.startswith(f"L3-{bank.id}/")]
+        assert len(steps) <= bank.steps
+
+
+def start(paths, header, claims, share, counts):
+    """Return the placements, trying as often as others hold what is needed; None: refused."""
+    for _ in range(500):
+        with job_lock(paths, header.id), Journal.start(paths, header) as journal:
+            try:
+                return place(journal, claims, share, paths)
+            except Refused:
+                counts["refused"] += 1
+                journal.delete()
+                return None
+            except InUse:
+                counts["waited"] += 1
+                journal.delete()
+        time.sleep(0.02)
+    raise TimeoutError(f"job {header.id} was never placed")
+
+
+def worker(number, seed, top, share, queue, results):
+    """Start, resize and end jobs until the queue is empty; a model of prologue and epilogue."""
+    dice = random.Random(f"{seed}-{number}")  # noqa: S311 - not a secret
+    paths = Paths(top / "state", top / "run")
+    counts = Counter()
+    try:
+        while (job := queue.get()) is not None:
+            path = paths.journal / f"{job}.0.jsonl"
+            mine = dataclasses.replace(share, cpu_count=dice.choice((None, 8, 16, 16, 32, 32, 64)))
+            claims = claims_of(dice, share.machine)
+            header = JobHeader(str(job), 0, "u", 1000 + number, "local")
+            got = start(paths, header, claims, mine, counts)
+            if got is None:
+                continue
+            counts["placed"] += 1
+            check(paths, share)
+            for guest, placement in enumerate(got):
+                if "io" in placement.most:
+                    more = resize(paths, f"{job}.0", guest, "io", dice.randint(1, 4))
+                    counts["resized"] += len(more.cores) != 1
+            time.sleep(dice.random() * 0.05)
+            check(paths, share)
+            with job_lock(paths, str(job)), Journal.open(paths, path) as journal:
+                for record in read(path).leases[:: dice.choice((1, 2))]:
+                    journal.released(record.seq)
+                journal.delete()
+        results.put(dict(counts))
+    except BaseException as error:  # a failed check must reach the test
+        results.put(f"{type(error).__name__}: {error!r}")
+        raise
+
+
+@pytest.mark.parametrize("name", ["xeon-2x32-smt", "epyc-4-numa", "arm-4x32"])
+def test_fifty_jobs_from_eight_processes(name, tmp_path):
+    machine = parse((DATA / f"{name}.xml").read_text())
+    share = NodeShare(
+        machine.cpus, machine.mem_mib, reserve_cores=RESERVE_CPUS, reserve_mib=RESERVE_MIB,
+        exclusive=False, topology=machine,
+    )  # fmt: skip
+    context = multiprocessing.get_context("fork")
+    queue, results = context.Queue(), context.Queue()
+    for job in [*range(1, JOBS + 1), *[None] * PROCESSES]:
+        queue.put(job)
+    workers = [
+        context.Process(target=worker, args=(n, name, tmp_path, share, queue, results))
+        for n in range(PROCESSES)
+    ]
+    for process in workers:
+        process.start()
+    outcomes = [results.get(timeout=60) for _ in workers]
+    for process in workers:
+        process.join(60)
+    assert [o for o in outcomes if isinstance(o, str)] == [], json.dumps(outcomes)
+    total = sum((Counter(o) for o in outcomes), Counter())
+    assert total["placed"] + total["refused"] == JOBS, total
+    assert min(total["placed"], total["resized"], total["waited"]) >= 3, total
+    paths = Paths(tmp_path / "state", tmp_path / "run")
+    assert states(paths) == []
+    assert taken_by(states(paths)).shares == {}

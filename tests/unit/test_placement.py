@@ -1,0 +1,335 @@
+"""Placement on recorded machines: NUMA nodes, SMT, huge pages, caches, devices, refusals."""
+
+import dataclasses
+import itertools
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vtorque_core.api_claims import CacheClaim, CoreClaim, MemoryClaim, PoolClaim, RamClaim
+from vtorque_core.api_topology import NumaNode, Topology
+from vtorque_core.errors import HostFault, Refused
+from vtorque_core.ledger import NodeShare, NoFit, Taken, plan
+from vtorque_core.topology import cpu_list, parse, show_cpus
+
+DATA = Path(__file__).parents[1] / "data" / "capabilities"
+MACHINES = {path.stem: parse(path.read_text()) for path in sorted(DATA.glob("*.xml"))}
+XEON, EPYC, ARM = (MACHINES[name] for name in ("xeon-2x32-smt", "epyc-4-numa", "arm-4x32"))
+
+
+def node(machine, **share):
+    return NodeShare(machine.cpus, machine.mem_mib, topology=machine, **share)
+
+
+def guest(vcpus=4, ram=4096, *, own=True, more=(), **core):
+    return (
+        CoreClaim("vcpu", vcpus),
+        MemoryClaim(ram, use="guest"),
+        *([CoreClaim("vcpu", vcpus, exclusive=True, key="vcpu_pinning", **core)] if own else []),
+        *more,
+    )
+
+
+def placed(machine, *guests, taken=None, **share):
+    return plan(guests, node(machine, **share), taken or Taken())
+
+
+# -- the recorded files -----------------------------------------------------------------------
+
+
+def test_the_recorded_machines_are_read():
+    assert [len(m.nodes) for m in (XEON, EPYC, ARM)] == [2, 4, 4]
+    assert [len(m.cores) for m in (XEON, EPYC, ARM)] == [64, 64, 127]  # one CPU is offline
+    assert XEON.siblings(70) == (6, 70)
+    assert XEON.nodes_of((0, 95)) == (0,)
+    assert XEON.nodes[0].pages == {2048: 16384}
+    assert XEON.nodes[0].mem_mib == (192 - 32) * 1024  # without the huge pages
+    assert ARM.nodes[0].pages == {524288: 4}
+    assert XEON.caches[0].steps == 11
+    assert ARM.caches[0].steps == 0
+    assert EPYC.nodes[1].distances == {0: 12, 1: 10, 2: 12, 3: 12}
+
+
+def test_capabilities_that_cannot_be_read_are_a_host_fault():
+    assert parse("<capabilities><host/></capabilities>") == Topology()
+    for bad in ("", "<x", "<c><host><topology><cells><cell/></cells></topology></host></c>"):
+        with pytest.raises(HostFault, match="virsh capabilities"):
+            parse(bad)
+
+
+@given(st.sets(st.integers(0, 300), min_size=1))
+def test_cpu_lists_are_read_as_they_are_shown(cpus):
+    assert cpu_list(show_cpus(tuple(cpus))) == tuple(sorted(cpus))
+
+
+# -- one guest --------------------------------------------------------------------------------
+
+
+def test_siblings_stay_together_and_the_guest_sees_them():
+    (got,) = placed(XEON, guest(4))
+    assert got.cores["vcpu"] == (0, 64, 1, 65)
+    assert (got.threads, got.nodes, got.numa) == (2, (0,), "preferred")
+    assert dict(got.memory) == {0: 4096}
+    (odd,) = placed(XEON, guest(3))
+    assert (odd.cores["vcpu"], odd.threads) == ((0, 64, 1), 1)
+    assert placed(ARM, guest(4))[0].threads == 1
+
+
+def test_the_emulator_runs_off_the_vcpus():
+    (got,) = placed(XEON, guest(4), cpus=(*range(8), *range(64, 72)))
+    assert set(got.cores["emulator"]) == {2, 3, 4, 5, 6, 7, *range(66, 72)}
+    (tight,) = placed(XEON, guest(2), cpus=(0, 64))
+    assert tight.cores["emulator"] == (0, 64)
+    with pytest.raises(NoFit, match=r"vcpu_pinning=3: 3 CPUs of their own and shared: .*2 CPUs"):
+        placed(XEON, guest(2, more=[CoreClaim("emulator", 1)]), cpus=(0, 64))
+
+
+def test_whole_cores_leave_no_sibling_to_others():
+    (got,) = placed(XEON, guest(3, whole_cores=True))
+    assert got.cores["vcpu"] == (0, 64, 1)
+    assert got.idle == (65,)
+    assert 65 not in got.cores["emulator"]
+    with pytest.raises(NoFit, match="in whole cores"):
+        placed(XEON, guest(2, whole_cores=True), cpus=(0, 1, 2))
+    with pytest.raises(NoFit, match="with the SMT siblings that stay idle: more than the job has"):
+        placed(XEON, guest(3, whole_cores=True), cpu_count=3)
+
+
+def test_a_mapping_is_kept_in_its_order():
+    (got,) = placed(XEON, guest(3, cpus=(33, 97, 40)))
+    assert got.cores["vcpu"] == (33, 97, 40)
+    assert got.nodes == (1,)
+    assert dict(got.memory) == {1: 4096}
+
+
+@pytest.mark.parametrize(
+    ("claims", "share", "why"),
+    [
+        (guest(1, cpus=(500,)), {}, r"vcpu_pinning=500: CPU 500 is not on this node"),
+        (
+            guest(2, cpus=(5, 64)),
+            {"reserve_cores": 2},
+            r"vcpu_pinning=5,64: CPU 64 is the host's own \(limit: CPUs 1,2,.* host_reserve_cores",
+        ),
+        (
+            guest(1, cpus=(0,)),
+            {"reserve_cores": 2, "cpus": (0, 1)},
+            r"CPU 0 is the host's own .*\[node\] host_reserve_cores",
+        ),
+        (guest(1, cpus=(9,)), {"cpus": (1, 2)}, r"CPU 9 is not the job's \(limit: CPUs 1,2, set"),
+        (guest(129), {}, r"vcpu_pinning=129: 129 CPUs of their own.*limit: 128 CPUs"),
+        (guest(8), {"cpu_count": 4}, r"limit: 4 CPUs, set by the batch system's share"),
+        (guest(1, 400000), {}, r"ram=400000M: .*limit: 320G"),
+        (
+            guest(1, 200000, more=[RamClaim(numa="strict", key="numa")]),
+            {},
+            r"numa=strict: a guest of 1 CPUs and 200000M must lie on one NUMA node",
+        ),
+        (
+            guest(1, 2048, more=[RamClaim(page_kib=1048576, key="hugepages")]),
+            {},
+            r"hugepages=2G: .*huge pages of 1048576 KiB \(limit: 0M of 0M free, set by vm.nr_huge",
+        ),
+        (guest(1, more=[CacheClaim(1 << 20, key="scam")]), {}, r"scam=.*limit: 11 steps of 4096"),
+        (guest(1, own=False, more=[CacheClaim(1, key="scam")]), {}, "no core is the guest's own"),
+    ],
+)
+def test_what_does_not_fit_says_value_limit_and_who_sets_it(claims, share, why):
+    with pytest.raises(NoFit, match=why):
+        placed(XEON, claims, **share)
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ([CoreClaim("io", 3, at_most=2, key="iocm")], r"iocm=3: from 3 to 2 cores.*limit: 1 to 2"),
+        ([CoreClaim("io", 0, key="iocm")], "iocm=0: no core at all"),
+        ([CoreClaim("vcpu", 4, cpus=(1, 2), key="pins")], "pins=1,2: .*must name 4 different CPUs"),
+        ([CoreClaim("vcpu", 4, cpus=(1, 2, 2, 3), key="pins")], "must name 4 different CPUs"),
+        ([RamClaim(numa="strict"), RamClaim(numa="preferred", key="numa")], "numa=preferred: numa"),
+        ([RamClaim(page_kib=1048576)], "ram=4097M: .*not a whole number of huge pages"),
+    ],
+)
+def test_claims_that_make_no_sense_are_refused(more, why):
+    with pytest.raises(Refused, match=why):
+        placed(XEON, guest(4, 4097, more=more))
+
+
+def test_no_numatune_where_there_is_one_node():
+    got = plan([guest(1, 64)], NodeShare((0, 1), 1000), Taken())[0]
+    assert (got.numa, got.nodes) == (None, ())
+    assert placed(XEON, guest(), numa=None)[0].numa is None
+
+
+def test_memory_and_huge_pages_are_the_nodes_own():
+    pages = RamClaim(page_kib=2048)
+    first, second = placed(XEON, *[guest(2, 30000, more=[pages])] * 2)
+    assert (dict(first.paged), dict(second.paged)) == ({0: 30000}, {1: 30000})
+    assert (first.page_kib, first.memory) == (2048, {})
+    with pytest.raises(NoFit, match="limit: 64G of 64G free"):
+        placed(XEON, *[guest(2, 30000, more=[pages])] * 3)
+    taken = Taken(pages={(0, 2048): 10000})
+    assert dict(placed(XEON, guest(2, 30000, more=[pages]), taken=taken)[0].paged) == {1: 30000}
+    taken = Taken(mib=150000, mib_on={0: 150000})
+    assert placed(XEON, guest(2, 20000), taken=taken)[0].nodes == (1,)
+
+
+def test_cache_is_taken_from_the_caches_of_the_guests_cores():
+    claim = CacheClaim(5000, key="scam")
+    (got,) = placed(EPYC, guest(4, more=[claim]))
+    assert got.caches == ((3, 0, 6144),)
+    assert got.leased["cache"] == ("group-0", "L3-0/0", "L3-0/1", "L3-0/2")
+    both = placed(XEON, *[guest(2, more=[claim])] * 2, cpus=(0, 1, 2, 3))
+    assert [p.leased["cache"] for p in both] == [
+        ("group-0", "L3-0/0", "L3-0/1"),
+        ("group-1", "L3-0/2", "L3-0/3"),
+    ]
+    with pytest.raises(NoFit, match="this node cannot divide its caches"):
+        placed(ARM, guest(4, more=[claim]))
+
+
+def test_a_guest_goes_to_its_device_if_that_costs_nothing():
+    cards = PoolClaim("gpu", ("a", "b"), near={"a": 0, "b": 1})
+    taken = Taken({"gpu": frozenset({"a"})})
+    assert placed(XEON, guest(more=[cards]), taken=taken)[0].nodes == (1,)
+    one, two = placed(XEON, *[guest(more=[cards])] * 2)
+    assert [(p.nodes, p.leased["gpu"]) for p in (one, two)] == [((0,), ("a",)), ((1,), ("b",))]
+    far = placed(XEON, guest(more=[cards]), taken=taken, cpus=tuple(range(8)))
+    assert (far[0].nodes, far[0].leased["gpu"]) == ((0,), ("b",))
+
+
+# -- several guests ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("name", MACHINES)
+def test_guests_of_a_job_go_to_distinct_nodes_first(name, own):
+    machine = MACHINES[name]
+    count = len(machine.nodes)
+    got = placed(machine, *[guest(4, 4096, own=own)] * count * 2)
+    nodes = [p.nodes for p in got]
+    assert sorted(nodes[:count]) == [(n.id,) for n in machine.nodes] == sorted(nodes[count:])
+    for p in got:
+        assert machine.nodes_of(p.cores["vcpu"]) == p.nodes
+        assert set(p.memory) == set(p.nodes)
+
+
+def test_guests_that_share_float_on_their_node_and_no_further():
+    share = (*range(8), *range(32, 40))
+    one, two = placed(XEON, *[guest(8, own=False)] * 2, cpus=share)
+    assert (one.cores["vcpu"], two.cores["vcpu"]) == (tuple(range(8)), tuple(range(32, 40)))
+    (wide,) = placed(XEON, guest(12, own=False), cpus=share)
+    assert (wide.cores["vcpu"], wide.numa) == (share, None)
+
+
+def test_a_guest_over_nodes_has_cells_as_the_host_has():
+    (got,) = placed(EPYC, guest(48, 8000))
+    assert got.nodes == (0, 1)
+    assert [(n, len(v), mib) for n, v, mib in got.cells] == [(0, 32, 4000), (1, 16, 4000)]
+
+
+# -- against exhaustive search ----------------------------------------------------------------
+
+
+def machine_of(sizes):
+    """Return a machine of NUMA nodes with (CPUs, MiB), pairs of CPUs being siblings."""
+    ids = itertools.count()
+    nodes, cores = [], []
+    for number, (cpus, mib) in enumerate(sizes):
+        mine = tuple(next(ids) for _ in range(cpus))
+        nodes.append(NumaNode(number, mine, mib))
+        cores += [mine[i : i + 2] for i in range(0, cpus, 2)]
+    return Topology(tuple(nodes), tuple(cores))
+
+
+def fewest_crossing(sizes, guests):
+    """Return how few guests must cross nodes, trying every assignment."""
+    best = len(guests)
+    for homes in itertools.product([None, *range(len(sizes))], repeat=len(guests)):
+        fits = all(
+            sum(g[dim] for g, h in zip(guests, homes, strict=True) if h == n) <= size[dim]
+            for n, size in enumerate(sizes)
+            for dim in (0, 1)
+        )
+        if fits:
+            best = min(best, homes.count(None))
+    return best
+
+
+sizes_strategy = st.lists(
+    st.tuples(st.integers(1, 8), st.integers(1, 10).map(lambda n: n * 100)),
+    min_size=1, max_size=3,
+)  # fmt: skip
+guests_strategy = st.lists(
+    st.tuples(st.integers(1, 6), st.integers(1, 8).map(lambda n: n * 100)),
+    min_size=1, max_size=5,
+)  # fmt: skip
+
+
+@settings(max_examples=300, deadline=None, database=None)
+@given(sizes=sizes_strategy, guests=guests_strategy)
+def test_as_few_guests_cross_as_exhaustive_search_finds(sizes, guests):
+    machine = machine_of(sizes)
+    asked = [guest(vcpus, mib) for vcpus, mib in guests]
+    possible = all(sum(g[d] for g in guests) <= sum(s[d] for s in sizes) for d in (0, 1))
+    if not possible:
+        with pytest.raises(NoFit):
+            placed(machine, *asked)
+        return
+    got = placed(machine, *asked)
+    cores = [c for p in got for c in p.cores["vcpu"]]
+    assert len(set(cores)) == len(cores) == sum(g[0] for g in guests)
+    for number, size in enumerate(sizes):
+        assert sum(p.memory.get(number, 0) for p in got) <= size[1]
+    assert [sum(p.memory.values()) for p in got] == [g[1] for g in guests]
+    crossing = [p for p in got if len({*machine.nodes_of(p.cores["vcpu"]), *p.memory}) > 1]
+    assert len(crossing) <= fewest_crossing(sizes, guests)
+    strict = [(*g, RamClaim(numa="strict")) for g in asked]
+    if fewest_crossing(sizes, guests):
+        with pytest.raises(NoFit, match="one NUMA node"):
+            placed(machine, *strict)
+    else:
+        assert not crossing
+        placed(machine, *strict)
+
+
+@settings(max_examples=200, deadline=None, database=None)
+@given(
+    counts=st.lists(st.integers(1, 4), min_size=1, max_size=4),
+    broken=st.sets(st.integers(0, 15), max_size=6),
+)
+def test_a_core_is_broken_only_for_what_is_left_over(counts, broken):
+    """No guest has a part of a core while whole ones would have done."""
+    machine = machine_of([(16, 1000)])
+    taken = Taken({"core": frozenset(map(str, broken))}, shares=dict.fromkeys(broken, 1))
+    try:
+        got = placed(machine, *[guest(n, 10) for n in counts], taken=taken)
+    except NoFit:
+        assert sum(counts) > 16 - len(broken)
+        return
+    free_cores = sum(1 for core in machine.cores if not set(core) & broken)
+    pairs = sum(set(core) <= set(p.cores["vcpu"]) for p in got for core in machine.cores)
+    assert pairs >= min(free_cores, sum(n // 2 for n in counts))
+
+
+def test_the_search_is_bounded():
+    """Sixty-four guests that nearly fill a machine, some of which must cross."""
+    sizes = [1 + (n * 7) % 5 for n in range(40)]
+    got = placed(EPYC, *[guest(n, 1000 + 37 * n) for n in sizes])
+    assert len(got) == len(sizes)
+    assert sum(len(p.nodes) > 1 for p in got) <= 3
+
+
+def test_a_planned_share_is_never_larger_than_the_batch_systems():
+    for count in (4, 5, 9, 40, 128):
+        share = node(XEON, cpu_count=count)
+        got = plan([guest(2, own=False), guest(2)], share, Taken())
+        assert {*got[0].share} == {*got[1].share} or got[0].share == ()
+        assert len(got[0].share or XEON.cpus) == count
+
+
+def test_the_reserve_is_whole_cores_first():
+    assert node(XEON, reserve_cores=3).reserved == (0, 64, 1)
+    assert dataclasses.replace(node(ARM), reserve_cores=2).reserved == (0, 1)
