@@ -79,6 +79,10 @@ class PbsHarness:
         self.environ = {"PATH": f"{self.pbs.bin}:{os.environ['PATH']}", "HOME": str(self.directory)}
         self.site = self.site_of("n1")
 
+    def adapter_of(self, node):
+        """Return the node part on one of the nodes."""
+        return self.system.node(self.site_of(node))
+
     def site_of(self, node):
         home = self.root / "node/spool"
         return PluginSite(

@@ -1,0 +1,151 @@
+"""Double of Torque's pbs_mom: runs the installed hook files as observed on Torque 6.1.3."""
+
+import os
+import shlex
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+from pbs_harness import ME, NODES, TorqueHarness, resource_list
+from vtorque_core.api_batch import Outcome
+from vtorque_core.api_setup import Installation, ReplacedFile
+from vtorque_core.names import Paths
+from vtorque_core.testing.harness import PluginSite
+from vtorque_pbs.plugin import Settings
+from vtorque_pbs.torque import TorqueNode
+
+STAND_IN = """
+import sys
+from pathlib import Path
+sys.path[:0] = {path!r}
+from fake_torque_mom import FakeTorqueMom
+from vtorque_core.api_batch import Outcome
+root, node = Path({root!r}), {node!r}
+with (root / "vtorque.log").open("a") as log:
+    log.write(repr([node, *sys.argv[1:]]) + "\\n")
+if sys.argv[4:5] == ["prologue"]:
+    outcome = (root / "outcome").read_text()
+    if outcome.isdigit():
+        sys.exit(f"vtorque: no config" if outcome == "2" else int(outcome))
+    adapter = FakeTorqueMom.adapter_at(root, node)
+    job = adapter.job(sys.argv[5:], {{}})
+    sys.exit(adapter.finish(job, Outcome[outcome], "libvirtd does not answer"))
+"""
+
+
+class FakeTorqueMom(TorqueHarness):
+    """Torque with the hooks of vTorque on two nodes; ``vtorque`` itself is a stand-in.
+
+    The stand-in notes how it is called and lets the real adapter tell an outcome.
+    """
+
+    def __init__(self, root):
+        super().__init__(root)
+        self.output = b""  # of the job: hooks' and its own
+        self.down = set()  # nodes that a prologue.parallel has failed on
+        self.outcome(Outcome.READY)
+        for node in NODES[:2]:
+            self._install(node)
+
+    @staticmethod
+    def adapter_at(root, node):
+        """Return the real node part, for another process than the double's."""
+        paths = Paths(root / "state", root / "run", root / "jobshell")
+        settings = Settings(bin=str(root / "bin"), node=node, home=str(root / node))
+        return TorqueNode(PluginSite(paths, (settings,)), settings)
+
+    def priv(self, node):
+        return self.root / node / "mom_priv"
+
+    def outcome(self, outcome):
+        """Set what the next prologues come to: an Outcome, or an exit code of a broken vtorque."""
+        text = outcome.name if isinstance(outcome, Outcome) else str(outcome)
+        (self.root / "outcome").write_text(text)
+
+    def calls(self):
+        """Return how vtorque was called since the last time: node and arguments."""
+        log = self.root / "vtorque.log"
+        lines = log.read_text().splitlines() if log.exists() else []
+        log.unlink(missing_ok=True)
+        return [eval(line) for line in lines]  # noqa: S307 (our own repr)
+
+    def script(self, node, name, text):
+        """Put a script of the site's own where it is when vTorque is installed over it."""
+        path = self.priv(node) / f"{name}.orig"
+        path.write_text(text)
+        path.chmod(0o500)
+
+    def _install(self, node):
+        self.priv(node).mkdir(parents=True)
+        program = self.root / f"vtorque-{node}"
+        path = [str(Path(__file__).parent), *sys.path]
+        text = STAND_IN.format(path=path, root=str(self.root), node=node)
+        (self.root / f"{node}.py").write_text(text)
+        words = shlex.join([sys.executable, "-S", str(self.root / f"{node}.py")])
+        program.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
+        program.chmod(0o755)
+        place = Installation(program, self.root / "v t.toml", self.paths.jobshell)
+        for step in self.adapter_at(self.root, node).setup_steps(place):
+            if isinstance(step, ReplacedFile):
+                step.apply()
+
+    def hook(self, node, name, args):
+        """Run a hook as pbs_mom does; return its code, minus the signal; 1 if it cannot be run."""
+        path = self.priv(node) / name
+        if not path.exists():
+            return 0
+        status = path.stat()
+        if not status.st_mode & stat.S_IXUSR or status.st_mode & 0o022:
+            return 1
+        done = subprocess.run(
+            [path, *args], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, start_new_session=True, check=False, env={"PATH": "/usr/bin:/bin"},
+        )  # fmt: skip
+        self.output += done.stdout
+        return done.returncode
+
+    def run(self, job_id, nodes=1, *, starts=10, runs=("/bin/true",), signal_prologue=False):
+        """Start a queued job, again and again as Torque would; return how often it was started."""
+        names = NODES[:nodes]
+        where = "+".join(f"{name}/0-1" for name in names)
+        for count in range(1, starts + 1):
+            job = self.pbs.job(job_id, exec_host=where, state="R", start_count=count)
+            head = [job_id, ME, ME, job["name"]]
+            resources = resource_list(job["resources"])
+            first = [*head, resources, "batch", "", job["script"] or ""]
+            for name in names[1:]:  # sisters begin before the first node
+                if self.hook(name, "prologue.parallel", first):
+                    self.down.add(name)
+                    self.pbs.job(job_id, state="Q", exec_host="")
+                    return count
+            code = -signal.SIGKILL if signal_prologue else self.hook(NODES[0], "prologue", first)
+            status = self._job(job_id, job, code, runs)
+            last = [*head, "77", resources, "", "batch", "", str(status), job["script"] or ""]
+            if code <= 0:  # after a failure on the first node the sisters' did not run
+                for name in names[1:]:
+                    self.hook(name, "epilogue.parallel", last)
+            self.hook(NODES[0], "epilogue", last)
+            if self.pbs.job(job_id)["state"] != "Q":
+                return count
+        return starts
+
+    def _job(self, job_id, job, code, runs):
+        """Do what follows from a prologue's code; return the job's exit status."""
+        if code <= 0:  # killed by a signal counts as success
+            line = f"{job['script']} {job['args']}".rstrip() + "\n"
+            environ = {"PATH": os.environ["PATH"], "PBS_JOBID": job_id, "SHELL": job["shell"]}
+            done = subprocess.run(
+                runs, input=line.encode(), capture_output=True, env=environ, check=False
+            )
+            self.output += done.stdout + done.stderr
+            self.pbs.job(job_id, state="C")
+            return done.returncode
+        if code == 1 or job["interactive"]:
+            self.output = b""  # never delivered
+            self.pbs.job(job_id, state="C")
+            return -2
+        held = self.pbs.job(job_id)["hold"] == "s"
+        self.pbs.job(job_id, state="H" if held else "Q", exec_host="")
+        return -14

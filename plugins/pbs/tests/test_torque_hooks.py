@@ -1,0 +1,251 @@
+"""The installed hooks under a double of Torque that does what the real one was seen to do."""
+
+import os
+import resource
+import statistics
+import subprocess
+import sys
+
+import pytest
+
+from fake_torque_mom import FakeTorqueMom
+from vtorque_core.api_batch import Outcome
+from vtorque_core.names import safe_name
+from vtorque_core.testing.submit import run_vsub
+
+SITES = '#!/bin/sh\necho "site $# $1 $4 [$5]"; exit {code}\n'
+
+
+@pytest.fixture
+def mom(tmp_path):
+    return FakeTorqueMom(tmp_path)
+
+
+def submitted(mom, *argv):
+    assert run_vsub(mom, ["-l", "nodes=1:ppn=2", *argv], stdin=b":\n").code == 0
+    return mom.received().job_id
+
+
+VM = ("-vm", "ram=1G")
+
+
+def test_a_bare_metal_job_starts_no_vtorque_and_the_sites_script_is_the_same(mom):
+    for name in ("prologue", "epilogue"):
+        mom.script("n1", name, SITES.format(code=0))
+    assert mom.run(submitted(mom, "-N", "a'b", "-l", "other=mine")) == 1
+    assert mom.calls() == []
+    lines = mom.output.decode().splitlines()
+    assert lines[0].startswith("site 8 1.server a'b [nodes=1:ppn=2,other=mine")
+    assert lines[1] == "site 11 1.server a'b [77]"
+
+
+def test_a_vm_job_calls_both_with_torques_arguments(mom):
+    job = submitted(mom, "-N", "$(touch x) y", *VM)
+    mom.script("n1", "prologue", SITES.format(code=0))
+    assert mom.run(job) == 1
+    (call,) = mom.calls()
+    assert call[:6] == ["n1", "hook", "--config", str(mom.root / "v t.toml"), "prologue", "first"]
+    assert call[6] == job and call[9] == "$(touch x) y" and "other=vt1:" in call[10]
+    assert mom.output.startswith(b"site 8 ")
+    assert mom.pbs.job(job)["state"] == "C"
+
+
+@pytest.mark.parametrize(("code", "state"), [(1, "C"), (3, "Q")])
+def test_a_failing_script_of_the_sites_fails_as_before(mom, code, state):
+    mom.script("n1", "prologue", SITES.format(code=code))
+    for vm in ((), VM):
+        job = submitted(mom, *vm)
+        assert mom.run(job, starts=4) == (1 if code == 1 else 4)
+        assert mom.pbs.job(job)["state"] == state
+        assert mom.calls() == []
+
+
+def test_a_refused_job_runs_once_so_that_its_shell_can_say_why(mom):
+    mom.outcome(Outcome.REFUSED)
+    job = submitted(mom, *VM)
+    assert mom.run(job, runs=("sh", "-c", "echo refused because; exit 121")) == 1
+    assert mom.output == b"refused because\n" and mom.pbs.job(job)["hold"] == "n"
+    assert not mom.down
+
+
+def test_a_host_fault_goes_elsewhere_and_the_node_carries_a_note(mom):
+    mom.outcome(Outcome.HOST_FAULT)
+    job = submitted(mom, *VM)
+    mom.run(job, starts=1)
+    assert mom.pbs.job(job)["state"] == "Q" and mom.pbs.job(job)["hold"] == "n"
+    node = mom.pbs.state()["nodes"]["n1"]
+    assert node["properties"] == "fast,novtorque" and node["state"] == "free"
+    assert node["note"] == "vtorque: libvirtd does not answer"
+
+
+def test_a_host_fault_is_tried_three_times_and_then_held(mom):
+    mom.outcome(Outcome.HOST_FAULT)
+    job = submitted(mom, *VM)
+    assert mom.run(job) == 3, "an endless loop of requeues"
+    assert mom.pbs.job(job)["state"] == "H"
+
+
+@pytest.mark.parametrize("why", ["no other node", "no right", "interactive", "no server"])
+def test_a_host_fault_that_cannot_go_elsewhere_is_told_by_the_job_shell(mom, why):
+    mom.outcome(Outcome.HOST_FAULT)
+    job = submitted(mom, *VM, *(["-I"] if why == "interactive" else []))
+    state = mom.pbs.state()
+    if why == "no other node":
+        for name in ("n2", "n3", "n4"):
+            state["nodes"][name]["state"] = "down"
+    mom.pbs.write(state | {"manager": why != "no right"})
+    if why == "no server":
+        mom.outcome(2)
+    assert mom.run(job, runs=("echo", "why")) == 1
+    assert mom.output.endswith(b"why\n") and mom.pbs.job(job)["state"] == "C"
+
+
+@pytest.mark.parametrize("code", [2, 1, 122, 139])
+def test_a_broken_vtorque_neither_loops_nor_hides_what_it_says(mom, code):
+    mom.outcome(code)
+    job = submitted(mom, *VM)
+    assert mom.run(job, runs=("echo", "no proof")) == 1
+    assert mom.output == (b"vtorque: no config\n" if code == 2 else b"") + b"no proof\n"
+    assert list(mom.priv("n1").glob(".vtorque*")) == []
+
+
+def test_a_prologue_killed_by_a_signal_leaves_all_to_the_job_shell(mom):
+    assert mom.run(submitted(mom, *VM), runs=("echo", "no proof"), signal_prologue=True) == 1
+    assert mom.output == b"no proof\n"
+
+
+def test_sisters_begin_first_and_never_fail(mom):
+    job = submitted(mom, *VM, "-l", "nodes=2:ppn=2")
+    for outcome in (Outcome.READY, Outcome.REFUSED, 2, 122):
+        mom.outcome(outcome)
+        mom.pbs.job(job, state="Q")
+        mom.run(job, nodes=2)
+        nodes = [(call[0], call[5]) for call in mom.calls()]
+        assert nodes == [("n2", "sister"), ("n1", "first")]
+        assert not mom.down
+
+
+def test_a_sisters_host_fault_runs_the_job_again(mom):
+    job = submitted(mom, *VM, "-l", "nodes=2:ppn=2")
+    mom.pbs.job(job, exec_host="n1/0+n2/0", state="R", start_count=1)
+    args = ["sister", job, "u", "g", "n", "nodes=2:ppn=2,other=vt1:AHsidiI6MX0", "batch"]
+    adapter = mom.adapter_at(mom.root, "n2")
+    told = adapter.job(args, {})
+    assert told.detach and told.node_index == 1
+    adapter.finish(told, Outcome.HOST_FAULT, "x")
+    assert mom.pbs.state()["jobs"][job]["rerun"]
+    assert "novtorque" in mom.pbs.state()["nodes"]["n2"]["properties"]
+
+
+@pytest.mark.parametrize("job_id", ["5.vm", "22[0].server", "7." + "x" * 60, "a b", "-x"])
+def test_the_epilogue_goes_by_vtorques_own_files(mom, job_id):
+    """Also when the owner has changed the job's resources meanwhile (qalter)."""
+    args = [job_id, "u", "g", "n", "77", "nodes=1", "", "batch", "", "0", "/x.SC"]
+    mom.script("n1", "epilogue", SITES.format(code=9))
+    journal, proof = mom.paths.journal, mom.paths.run / "proof"
+    for directory in (journal, proof):
+        directory.mkdir(parents=True)
+    (journal / "5.vmx.0.jsonl").touch()
+    (journal / "55.vm.0.jsonl").touch()
+    assert mom.hook("n1", "epilogue", args) == 9
+    assert mom.calls() == []
+    for file in (journal / f"{safe_name(job_id)}.0.jsonl", proof / f"{safe_name(job_id)}.json"):
+        file.touch()
+        assert mom.hook("n1", "epilogue", args) == 9
+        ((_, *call),) = mom.calls()
+        assert call[3:] == ["epilogue", *args]
+        file.unlink()
+    assert mom.output.count(b"site 11 ") == 3
+
+
+def test_a_request_that_vanished_from_argv_5_is_no_vm_job_for_the_hook(mom):
+    """The buffer has 2048 bytes; the job shell then finds no proof."""
+    job = submitted(mom, *VM)
+    found = mom.pbs.job(job)["resources"]
+    mom.pbs.job(job, resources=found | {"other": found["other"] + "A" * 2100})
+    assert mom.run(job, runs=("echo", "no proof")) == 1
+    assert mom.calls() == [] and mom.output == b"no proof\n"
+
+
+def test_what_hooks_cost_a_bare_metal_job(mom, tmp_path):
+    """At most 5 ms CPU each above an empty hook of the same run."""
+    empty = tmp_path / "empty"
+    empty.write_text("#!/bin/sh\nexit 0\n")
+    empty.chmod(0o755)
+    mom.paths.journal.mkdir(parents=True)
+    for i in range(20):
+        (mom.paths.journal / f"{i}.other.0.jsonl").touch()
+    args = ["5.vm", "u", "g", "n", "nodes=1:ppn=2,walltime=1", "batch", "", "/x.SC"]
+    files = {"empty": empty, **{n: mom.priv("n1") / n for n in ("prologue", "epilogue")}}
+    spent = {name: [] for name in files}
+    for _ in range(25):
+        for name, file in files.items():
+            before = resource.getrusage(resource.RUSAGE_CHILDREN)
+            subprocess.run([file, *args], check=True, env={}, stdin=subprocess.DEVNULL)
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+            spent[name].append(cpu * 1000)
+    cost = {name: statistics.median(values) for name, values in spent.items()}
+    for name in ("prologue", "epilogue"):
+        assert cost[name] - cost["empty"] <= 5, cost
+
+
+FAKE_PBS = """
+import json, sys
+class Thing:
+    def __init__(self, **values): self.__dict__.update(values)
+def event():
+    given = json.load(open({job!r}))
+    job = Thing(**given)
+    return Thing(job=job, accept=lambda: print("accepted"))
+def logjobmsg(job, text): print("log", text)
+"""
+
+
+def test_the_hooks_of_openpbs(tmp_path):
+    """In the interpreter of pbs_mom they only look, and call; the data are words, not code."""
+    import json
+    from pathlib import Path
+
+    from vtorque_core.api_setup import Installation
+    from vtorque_pbs import hooks
+
+    log = tmp_path / "log"
+    program = tmp_path / "vtorque"
+    program.write_text(f'#!/bin/sh\nfor a; do printf "%s\\0" "$a"; done >> {log}\nexit 0\n')
+    program.chmod(0o755)
+    place = Installation(program, tmp_path / "c'.toml", tmp_path / "shell")
+    job_file = tmp_path / "job.json"
+    (tmp_path / "pbs.py").write_text(FAKE_PBS.format(job=str(job_file)))
+    journal, proof = tmp_path / "journal", tmp_path / "proof"
+    journal.mkdir()
+
+    def run(content, job):
+        job_file.write_text(json.dumps(job))
+        (tmp_path / "hook.py").write_bytes(content)
+        done = subprocess.run(
+            [sys.executable, "hook.py"], cwd=tmp_path, capture_output=True, check=True, text=True
+        )
+        words = log.read_text().split("\0")[:-1] if log.exists() else None
+        log.unlink(missing_ok=True)
+        return done.stdout, words
+
+    job = {
+        "id": "5[1].vm", "Job_Owner": "u@h", "euser": None, "Job_Name": "a'b", "interactive": None,
+        "Variable_List": {"A": "1"}, "exec_host": "vm/0*2", "run_count": 2, "Rerunable": True,
+        "Resource_List": {"select": "1:ncpus=2", "place": None}, "exec_vnode": "(vm:ncpus=2)",
+    }  # fmt: skip
+    begin = hooks.openpbs_begin(place)
+    assert run(begin, job) == ("accepted\n", None)
+    assert run(begin, job | {"Variable_List": None}) == ("accepted\n", None)
+    said, words = run(begin, job | {"Variable_List": {"VTORQUE_REQUEST": "vt1:'\n$(x)"}})
+    assert said == "accepted\n"
+    assert words[:4] == ["hook", "--config", str(place.config), "prologue"]
+    assert {"id=5[1].vm", "owner=u", "request=vt1:'\n$(x)", "run_count=2"} <= set(words[4:])
+    end = hooks.openpbs_end(place, journal, proof, 60)
+    assert run(end, job) == ("accepted\n", None)
+    Path(journal, f"{safe_name('5[1].vm')}.0.jsonl").touch()
+    assert run(end, job)[1][3:] == ["epilogue", "5[1].vm"]
+    program.write_text("#!/bin/sh\nexit 3\n")
+    assert run(end, job)[0] == "log vtorque: not all is released: ended with 3\naccepted\n"
+    assert os.path.lexists(journal)
