@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Sequence
 
@@ -19,9 +20,9 @@ def expand(text: str) -> tuple[str, ...]:
         parts = [_choices(match) for match in _PART.finditer(item)]
         if "".join(match[0] for match in _PART.finditer(item)) != item or not parts:
             raise ValueError(f"{text[:80]!r} is not a list of hosts")
-        hosts += ("".join(each) for each in itertools.product(*parts))
-        if len(hosts) > MAX_HOSTS:
+        if len(hosts) + math.prod(len(part) for part in parts) > MAX_HOSTS:
             raise ValueError(f"{text[:80]!r} has more than {MAX_HOSTS} hosts")
+        hosts += ("".join(each) for each in itertools.product(*parts))
     return tuple(hosts)
 
 
@@ -33,6 +34,8 @@ def counts(text: str) -> tuple[int, ...]:
         if match is None:
             raise ValueError(f"{text[:80]!r} is not a list of counts")
         found += [int(match[1])] * int(match[2] or 1)
+        if len(found) > MAX_HOSTS:
+            raise ValueError(f"{text[:80]!r} counts more than {MAX_HOSTS} hosts")
     return tuple(found)
 
 
@@ -59,7 +62,7 @@ def _choices(match: re.Match[str]) -> list[str]:
         if ends is None:
             raise ValueError(f"{match[0][:80]!r} is not a range of hosts")
         first, last = int(ends[1]), int(ends[2] or ends[1])
-        if not 0 <= last - first < MAX_HOSTS:
+        if not 0 <= last - first < MAX_HOSTS - len(found):
             raise ValueError(f"{match[0][:80]!r} is not a range of hosts")
         found += [str(n).zfill(len(ends[1])) for n in range(first, last + 1)]
     return found
