@@ -41,7 +41,7 @@ from vtorque_core.journal import (
 from vtorque_core.locks import node_lock
 from vtorque_core.names import Paths
 from vtorque_core.plugins import Plugins
-from vtorque_core.records import CORE, DOMAIN, lock_name
+from vtorque_core.records import CORE, DOMAIN, LEASE, lock_name
 from vtorque_core.resources import CORE_KINDS, CoreResource
 
 RELEASE_TIMEOUT = 30.0  # seconds for one record; the default of [node] release_timeout
@@ -235,12 +235,16 @@ class _Teardown:
             return False
         for other in (self.open[seq] for seq in (*self.pending, *self.running)):
             together = None in (record.guest, other.guest) or record.guest == other.guest
+            if LEASE in (record.kind, other.kind) and record.kind != other.kind:
+                if record.kind == LEASE and together:
+                    return False  # also one that was got while the guest ran
+                continue
             if other.seq > record.seq and (together or record.seq in other.needs):
                 return False
         return True
 
     def _start(self, record: Record) -> None:
-        holders = sorted(r.seq for r in self.open.values() if record.seq in r.needs)
+        holders = sorted(r.seq for r in self.open.values() if _needs(r, record))
         if holders:
             message = f"needed by {', '.join(str(seq) for seq in holders)}"
             self.held.append(_outcome(record, message))
@@ -328,6 +332,12 @@ class _Teardown:
             notes=tuple(self.notes),
             usage=self.usage,
         )
+
+
+def _needs(record: Record, other: Record) -> bool:
+    """Return whether a record needs another; a domain also all later leases of its guest."""
+    later = record.kind == DOMAIN and other.kind == LEASE and record.guest == other.guest
+    return later or other.seq in record.needs
 
 
 def _outcome(record: Record, message: str = "") -> Outcome:

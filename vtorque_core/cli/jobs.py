@@ -18,9 +18,17 @@ _COLUMNS = ("ID", "NAME", "USER", "STATE", "NODE", "ELAPSED")
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option(
+    "--placement", is_flag=True, help="Show whose this node's cores and memory are. Root only."
+)
 @click.pass_obj
-def ps(config: Path, as_json: bool) -> None:
+def ps(config: Path, as_json: bool, placement: bool) -> None:
     """List the jobs that you may see: id, name, owner, state, node, time since the start."""
+    if placement:
+        from vtorque_core.cli.placement import show  # noqa: PLC0415 - root's, and slow to import
+
+        show(config, as_json)
+        return
     jobs = sorted(_submitter(config).jobs(), key=lambda job: job.id)
     if as_json:
         click.echo(json.dumps([asdict(job) for job in jobs], indent=2))
