@@ -36,6 +36,7 @@ SITE = "/usr/lib/vtorque"
 """Where the admin's scripts are run from: /run may be noexec."""
 
 EPILOGUE_CLIENT = f"{SITE}/site-epilogue"
+_SMALL = 4096  # bytes of a file that may stand in the script itself
 _PACKAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+_:-]*", re.ASCII)
 
 
@@ -212,7 +213,14 @@ def _identity(script: _Script, guest: GuestPlan) -> None:
 def _files(script: _Script, guest: GuestPlan, items: Iterable[GuestFile]) -> None:
     for item in items:
         script.step(f"file {item.path}")
-        script.put(item.path, item.content, item.mode, _owner(guest, item.owner))
+        if item.mode == 0o644 and item.owner == "root" and _is_small_text(item.content):
+            script.call("text", at(item.path), quote(item.content.decode("ascii")))
+        else:
+            script.put(item.path, item.content, item.mode, _owner(guest, item.owner))
+
+
+def _is_small_text(content: bytes) -> bool:
+    return len(content) <= _SMALL and content.isascii() and b"\0" not in content
 
 
 def _environment(script: _Script, guest: GuestPlan, items: Iterable[EnvVar]) -> None:

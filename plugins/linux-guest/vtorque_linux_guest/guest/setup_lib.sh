@@ -56,6 +56,14 @@ put() {
     label "$2"
 }
 
+# path, text: the same for a small file of root's, without a process.
+text() {
+    folder "${1%/*}"
+    if [ -e "$1" ] || [ -h "$1" ]; then rm -f "$1"; fi
+    printf %s "$2" >"$1"
+    label "$1"
+}
+
 # SELinux types of what was written, where the guest has SELinux.
 label() {
     if command -v restorecon >/dev/null; then restorecon -F "$1"; fi
