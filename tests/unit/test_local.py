@@ -224,6 +224,14 @@ def test_environment_and_surroundings_of_a_job(site):
     del os.environ["VT_ODD"]
 
 
+def test_a_job_has_no_signals_ignored(site):
+    """Python ignores SIGPIPE, and what it starts would not notice that nobody reads."""
+    job = site.script("#!/bin/sh\nyes | head -n 1; grep SigIgn /proc/self/status\n")
+    assert site.submit("-W", "block=true", "-o", "out", "-e", "err", job) == 0
+    assert (site.root / "out").read_text() == "y\nSigIgn:\t0000000000000000\n"
+    assert (site.root / "err").read_bytes() == b""
+
+
 def test_whole_environment_with_capital_v(site, monkeypatch):
     monkeypatch.setenv("VT_MARK", "here")
     monkeypatch.setenv("PBS_JOBID", "forged")

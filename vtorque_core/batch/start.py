@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -36,6 +37,8 @@ def start(
     files = [open_output(*output, os.O_TRUNC) for output in outputs]
     for target, source in enumerate(files, 1):
         os.dup2(source, target)
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and exec keeps that
+        signal.signal(number, signal.SIG_DFL)
     # As it was given: Python has put its own LC_CTYPE into os.environ (PEP 538).
     given = Path("/proc/self/environ").read_bytes().split(b"\0")[:-1]
     os.execve(argv[0], [name, *argv[1:]], dict(item.split(b"=", 1) for item in given))  # noqa: S606
