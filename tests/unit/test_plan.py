@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import pwd
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,19 @@ def test_the_core_claims_cpus_memory_and_an_address(planned):
     assert sum(c.mib for c in claims if isinstance(c, MemoryClaim)) == 256 + 256
     (address,) = (c for c in claims if isinstance(c, PoolClaim))
     assert address.items == ("10.86.0.20",)  # of a job on two nodes: fixed
+
+
+@pytest.mark.parametrize("kind", ["raw", "qcow2"])
+def test_a_root_disk_in_memory_is_claimed_as_large_as_the_guest_sees_it(
+    planned, monkeypatch, tmp_path, kind
+):
+    disk = tmp_path / "disk"
+    subprocess.run(["qemu-img", "create", "-q", "-f", kind, disk, "77M"], check=True)
+    image = dataclasses.replace(IMAGE, disk=disk, disk_format=kind)
+    monkeypatch.setattr(images, "select", lambda *_: image)
+    for fs_type, more in (("ramdisk", 77), ("sharedfs", 0)):
+        claims = planned(fs_type=fs_type)[0][0].claims
+        assert sum(c.mib for c in claims if isinstance(c, MemoryClaim)) == 512 + more
 
 
 def test_ram_below_the_images_minimum_is_refused_with_the_limit(planned):

@@ -320,6 +320,17 @@ def test_a_domain_that_does_not_end_keeps_all_of_its_guest(paths, start, domains
     assert teardown(journal.path, paths, loaded()).clean
 
 
+def test_a_core_got_while_the_guest_ran_is_held_by_its_domain(paths, start, domains, tmp_path):
+    """Its record is later than the domain's, and still goes after it."""
+    journal = start()
+    journal.take(Domain("vt-0", "u0", "x", xml="u0"), guest=0)
+    journal.acquire_leases([(Lease("core", "7", use="io"), 0)], phase="run")
+    (domains / "u0.stuck").touch()
+    assert [o.kind for o in teardown(journal.path, paths, loaded()).held] == ["lease"]
+    (domains / "u0.stuck").unlink()
+    assert teardown(journal.path, paths, loaded()).clean
+
+
 def test_a_domain_that_appears_after_its_creator_was_killed_is_caught(
     paths, start, domains, tmp_path, monkeypatch
 ):

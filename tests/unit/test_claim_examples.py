@@ -1,0 +1,95 @@
+"""The claims that doc/plugins.md shows do what it says, alone and together."""
+
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from vtorque_core.api_node import CoreClaim, MemoryClaim
+from vtorque_core.api_topology import Topology
+from vtorque_core.journal import JobHeader, Journal
+from vtorque_core.ledger import NodeShare, Taken, place, plan, resize
+from vtorque_core.names import Paths
+from vtorque_core.topology import parse
+
+ROOT = Path(__file__).parents[2]
+CAPABILITIES = ROOT / "tests" / "data" / "capabilities" / "xeon-2x32-smt.xml"
+HOST = parse(CAPABILITIES.read_text())
+NODE = NodeShare(HOST.cpus, HOST.mem_mib, topology=HOST, exclusive=False)
+
+
+@pytest.fixture(scope="module")
+def shown():
+    text = (ROOT / "doc" / "plugins.md").read_text()
+    (block,) = [b for b in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "def iocm" in b]
+    scope = {}
+    exec(compile(block, "doc/plugins.md", "exec"), scope)  # noqa: S102 - our own manual
+    return SimpleNamespace(**scope)
+
+
+def guest(index=0, host=HOST):
+    return SimpleNamespace(vcpus=4, index=index, host=host)
+
+
+def core_claims(vcpus=4):
+    return [CoreClaim("vcpu", vcpus), MemoryClaim(4096, use="guest"), MemoryClaim(256)]
+
+
+def answer(*claims):
+    return plan([[*core_claims(), *claims]], NODE, Taken())[0]
+
+
+def test_pinning(shown):
+    got = answer(*shown.pinning(guest(), ()))
+    assert (got.cores["vcpu"], got.own, got.page_kib) == ((0, 64, 1, 65), {"vcpu"}, 2048)
+    assert (got.numa, got.nodes, dict(got.paged)) == ("strict", (0,), {0: 4096})
+    assert not set(got.cores["emulator"]) & set(got.cores["vcpu"])
+    assert answer(*shown.pinning(guest(), (9, 8, 7, 6))).cores["vcpu"] == (9, 8, 7, 6)
+
+
+def test_iocm_and_resize(shown, tmp_path):
+    paths = Paths(tmp_path / "state", tmp_path / "run")
+    with Journal.start(paths, JobHeader("1", 0, "u", 1000, "local")) as journal:
+        claims = [*core_claims(), *shown.iocm(guest(), 1, 3)]
+        (got,) = place(journal, [claims], NODE, paths)
+    assert got.cores["io"] == got.cores["emulator"] == (0,)
+    assert got.most == {"io": 3}
+    assert not set(got.cores["vcpu"]) & {0}
+    grown = resize(paths, "1.0", 0, "io", 5)
+    assert len(grown.cores) == 3
+    assert not set(grown.floating) & set(grown.cores)
+    assert HOST.nodes_of(grown.cores) == (0,)
+
+
+def test_devices(shown):
+    vfs = {"0000:81:00.1": 1, "0000:81:00.2": 1}
+    got = answer(*shown.vrdma(guest(), vfs), *shown.passthrough(guest(), {"0000:82:00.0": 1}, 1))
+    assert got.leased == {"vrdma-vf": ("0000:81:00.1",), "pci-gpu": ("0000:82:00.0",)}
+    assert got.nodes == (1,)
+
+
+def test_unclot_is_claimed_once_per_node(shown):
+    claims = [[*core_claims(), *shown.unclot(guest(i), 64)] for i in range(2)]
+    assert [p.memory_mib for p in plan(claims, NODE, Taken())] == [4416, 4352]
+
+
+def test_scam(shown):
+    got = answer(*shown.scam(guest(), 5000))
+    assert got.caches == ((3, 0, 8192),)
+    assert "vcpu" in got.own
+    assert len(shown.scam(guest(host=Topology()), 5000)) == 1
+
+
+def test_all_together(shown):
+    got = answer(
+        *shown.pinning(guest(), ()),
+        *shown.iocm(guest(), 1, 3),
+        *shown.vrdma(guest(), {"vf": 1}),
+        *shown.unclot(guest(), 64),
+        *shown.scam(guest(), 5000),
+        *shown.passthrough(guest(), {"gpu": 1}, 1),
+    )
+    assert (got.nodes, got.own) == ((1,), {"vcpu", "io"})
+    every = [*got.cores["vcpu"], *got.cores["io"], *got.idle, *got.cores["emulator"]]
+    assert len(set(every)) == len(every)
