@@ -4,6 +4,7 @@ import pytest
 
 from pbs_harness import OpenPbsHarness, TorqueHarness
 from vtorque_core.testing.batch import BatchContract
+from vtorque_core.testing.wild_scripts import SCRIPTS
 
 
 class TestTorque(BatchContract):
@@ -20,6 +21,11 @@ class TestOpenPbs(BatchContract):
         return OpenPbsHarness(tmp_path)
 
     refused = TestTorque.refused | {"array-torque.sh": "option -t"}
+
+    @pytest.mark.full  # Torque's are the same code; these are 20 s
+    @pytest.mark.parametrize("wild", SCRIPTS, ids=lambda wild: wild.name)
+    def test_scripts_as_found_in_the_wild(self, harness, wild):
+        super().test_scripts_as_found_in_the_wild(harness, wild)
 
     def test_the_scripts_arguments(self):
         """OpenPBS 23.06 has no -F; ``-- command args`` is in test_submission.py."""

@@ -198,7 +198,7 @@ def event():
     given = json.load(open({job!r}))
     job = Thing(**given)
     return Thing(job=job, accept=lambda: print("accepted"))
-def logjobmsg(job, text): print("log", text)
+def logjobmsg(job, text): raise SystemError("PY_SSIZE_T_CLEAN macro must be defined")
 """
 
 
@@ -216,6 +216,7 @@ def test_the_hooks_of_openpbs(tmp_path):
     program.chmod(0o755)
     place = Installation(program, tmp_path / "c'.toml", tmp_path / "shell")
     job_file = tmp_path / "job.json"
+    (tmp_path / "syslog.py").write_text("def syslog(text): print(text)")
     (tmp_path / "pbs.py").write_text(FAKE_PBS.format(job=str(job_file)))
     journal, proof = tmp_path / "journal", tmp_path / "proof"
     journal.mkdir()
@@ -232,8 +233,9 @@ def test_the_hooks_of_openpbs(tmp_path):
 
     job = {
         "id": "5[1].vm", "Job_Owner": "u@h", "euser": None, "Job_Name": "a'b", "interactive": None,
-        "Variable_List": {"A": "1"}, "exec_host": "vm/0*2", "run_count": 2, "Rerunable": True,
-        "Resource_List": {"select": "1:ncpus=2", "place": None}, "exec_vnode": "(vm:ncpus=2)",
+        "Variable_List": {"A": "1"}, "exec_host2": "vm:15002/0*2", "run_count": 2, "Rerunable": True,
+        "Resource_List": {"select": "1:ncpus=2", "place": None},
+        "exec_vnode": "(vm:ncpus=2)",
     }  # fmt: skip
     begin = hooks.openpbs_begin(place)
     assert run(begin, job) == ("accepted\n", None)
@@ -246,6 +248,9 @@ def test_the_hooks_of_openpbs(tmp_path):
     assert run(end, job) == ("accepted\n", None)
     Path(journal, f"{safe_name('5[1].vm')}.0.jsonl").touch()
     assert run(end, job)[1][3:] == ["epilogue", "5[1].vm"]
+    said, _ = run(begin, {"id": "5.vm", "Variable_List": {"VTORQUE_REQUEST": "vt1:x"}})
+    assert said.startswith("vtorque 5.vm: the guests were not started: AttributeError")
+    assert said.endswith("accepted\n"), "OpenPBS starts a job that its hook fails for 21 times"
     program.write_text("#!/bin/sh\nexit 3\n")
-    assert run(end, job)[0] == "log vtorque: not all is released: ended with 3\naccepted\n"
+    assert run(end, job)[0] == "vtorque 5[1].vm: not all is released: 3\naccepted\n"
     assert os.path.lexists(journal)

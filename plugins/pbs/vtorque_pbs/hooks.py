@@ -61,36 +61,41 @@ _BEGIN = """\
 # {mark}: starts the guests of VM jobs. Runs as root on each of a job's nodes.
 import os
 import pbs
+import syslog
+
+
+def words_of(job, request):
+    found = {{"id": job.id, "owner": job.euser or str(job.Job_Owner).split("@")[0]}}
+    found.update(request=request, select=job.Resource_List["select"])
+    found.update(place=job.Resource_List["place"], vnodes=job.exec_vnode)
+    for name, attribute in {attributes!r}.items():
+        found[name] = getattr(job, attribute, None)
+    return [f"{{name}}={{value}}" for name, value in found.items() if value is not None]
+
+
+def start(job):
+    variables = job.Variable_List or {{}}
+    request = variables["{variable}"] if "{variable}" in variables else ""
+    if request:
+        import subprocess
+
+        null = os.open(os.devnull, os.O_RDWR)
+        # It goes on by itself once the job's shell can see that the start is at work.
+        return subprocess.call(
+            {vtorque!r} + words_of(job, request), stdin=null, stdout=null, stderr=null,
+            timeout={wait}, cwd="/", start_new_session=True, env={environ!r},
+        )
+    return 0
+
 
 event = pbs.event()
-variables = event.job.Variable_List or {{}}
-request = variables["{variable}"] if "{variable}" in variables else ""
-if request:
-    import subprocess
-
-    job = event.job
-    owner = str(job.euser) if job.euser else str(job.Job_Owner).split("@")[0]
-    words = {{
-        "id": job.id, "owner": owner, "name": job.Job_Name, "request": request,
-        "exec_host": job.exec_host, "run_count": job.run_count,
-        "interactive": job.interactive, "rerunable": job.Rerunable,
-        "select": job.Resource_List["select"], "place": job.Resource_List["place"],
-        "vnodes": job.exec_vnode,
-    }}
-    argv = {vtorque!r}
-    argv += [f"{{name}}={{value}}" for name, value in words.items() if value is not None]
-    null = os.open(os.devnull, os.O_RDWR)
-    try:
-        # It goes on by itself once the job's shell can see that the start is at work.
-        code = subprocess.call(
-            argv, stdin=null, stdout=null, stderr=null, timeout={wait}, cwd="/",
-            start_new_session=True, env={{"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}},
-        )
-        said = f"ended with {{code}}" if code else ""
-    except Exception as error:
-        said = str(error)
-    if said:
-        pbs.logjobmsg(str(job.id), "vtorque: the guests were not started: " + said)
+try:
+    said = start(event.job)
+except Exception as error:  # OpenPBS would start a job that fails here 21 times
+    said = repr(error)
+if said:
+    # Not pbs.logjobmsg: with Python 3.10 and later it raises (PY_SSIZE_T_CLEAN).
+    syslog.syslog(f"vtorque {{event.job.id}}: the guests were not started: {{said}}")
 event.accept()
 """
 
@@ -100,27 +105,37 @@ import glob
 import os
 import pbs
 import re
+import syslog
+
+
+def release(job_id):
+    plain = re.match(r"[A-Za-z0-9_][A-Za-z0-9._-]{{0,49}}\\Z", job_id)
+    name = job_id if plain else "j*"
+    if glob.glob({journal!r} + "/" + name + ".*") or glob.glob({proof!r} + "/" + name + ".json"):
+        import subprocess
+
+        null = os.open(os.devnull, os.O_RDWR)
+        return subprocess.call(
+            {vtorque!r} + [job_id], stdin=null, stdout=null, stderr=null, timeout={wait}, cwd="/",
+            start_new_session=True, env={environ!r},
+        )
+    return 0
+
 
 event = pbs.event()
-job_id = str(event.job.id)
-plain = re.match(r"[A-Za-z0-9_][A-Za-z0-9._-]{{0,49}}\\Z", job_id)
-name = job_id if plain else "j*"
-if glob.glob({journal!r} + "/" + name + ".*") or glob.glob({proof!r} + "/" + name + ".json"):
-    import subprocess
-
-    null = os.open(os.devnull, os.O_RDWR)
-    try:
-        code = subprocess.call(
-            {vtorque!r} + [job_id], stdin=null, stdout=null, stderr=null, timeout={wait}, cwd="/",
-            start_new_session=True, env={{"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}},
-        )
-        said = f"ended with {{code}}" if code else ""
-    except Exception as error:
-        said = str(error)
-    if said:
-        pbs.logjobmsg(job_id, "vtorque: not all is released: " + said)
+try:
+    said = release(str(event.job.id))
+except Exception as error:
+    said = repr(error)
+if said:
+    syslog.syslog(f"vtorque {{event.job.id}}: not all is released: {{said}}")
 event.accept()
 """
+_ATTRIBUTES = {
+    "name": "Job_Name", "exec_host": "exec_host2", "run_count": "run_count",
+    "interactive": "interactive", "rerunable": "Rerunable",
+}  # fmt: skip
+_ENVIRON = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
 
 
 def torque_prologue(place: Installation, path: Path, kind: str) -> bytes:
@@ -155,6 +170,8 @@ def openpbs_begin(place: Installation) -> bytes:
         mark=f"Written by {MARK.decode()}",
         variable=VARIABLE,
         vtorque=[*_vtorque(place), "prologue"],
+        attributes=_ATTRIBUTES,
+        environ=_ENVIRON,
         wait=ALARM - 10,
     ).encode()
 
@@ -166,6 +183,7 @@ def openpbs_end(place: Installation, journal: Path, proof: Path, seconds: int) -
         journal=str(journal),
         proof=str(proof),
         vtorque=[*_vtorque(place), "epilogue"],
+        environ=_ENVIRON,
         wait=seconds,
     ).encode()
 

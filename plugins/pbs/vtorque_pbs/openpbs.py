@@ -30,7 +30,8 @@ class OpenPbsNode(PbsNode):
         given = dict(word.split("=", 1) for word in argv if "=" in word)
         if len(given) != len(argv) or not given.get("id") or not given.get("owner"):
             raise HostFault("these are not the words of vTorque's OpenPBS hook")
-        nodes, slots = hosts(given.get("exec_host", ""))
+        where = re.sub(r":[0-9]+/", "/", given.get("exec_host", ""))  # vm:15002/0*2
+        nodes, slots = hosts(where)
         node = self.own_name(nodes)
         if not node:
             raise HostFault(f"job {given['id']} has no node of this name: {nodes}")
@@ -42,7 +43,7 @@ class OpenPbsNode(PbsNode):
             blob = from_token(given["request"])
         except Refused as error:
             bad = str(error)
-        cpus, mib = share(given.get("vnodes", ""), given.get("exec_host", ""), node)
+        cpus, mib = share(given.get("vnodes", ""), where, node)
         return BatchJob(
             id=given["id"],
             owner=given["owner"],

@@ -90,7 +90,7 @@ class Hook:
     def _found(self) -> Mapping[str, str]:
         answer = self.node.commands.ask("qmgr", "-c", f"list hook {self.name}")
         if answer.code:
-            if "does not exist" in answer.err or "nknown hook" in answer.err:
+            if "hook not found" in answer.err:
                 return {}
             raise HostFault(f"qmgr ended with {answer.code}: {answer.words}")
         return dict(re.findall(r"^\s+(\w+) = (.*)$", answer.out, re.MULTILINE))

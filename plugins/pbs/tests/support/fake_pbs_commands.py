@@ -344,7 +344,7 @@ def hook(state, verb, name, rest):
         hooks[name] = {"type": "site", "enabled": "true", "alarm": "30"}
         return 0
     if name not in hooks:
-        raise Bad(1, f"qmgr obj={name} svr=default: hook '{name}' does not exist")
+        raise Bad(1, f"qmgr obj={name} svr=default: hook not found")
     if verb == "set":
         key, _, value = rest.partition(" = ")
         hooks[name][key] = value

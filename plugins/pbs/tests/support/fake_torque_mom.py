@@ -101,7 +101,8 @@ class FakeTorqueMom(TorqueHarness):
             return 1
         done = subprocess.run(
             [path, *args], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, start_new_session=True, check=False, env={"PATH": "/usr/bin:/bin"},
+            stderr=subprocess.STDOUT, start_new_session=True, check=False,
+            env={"PATH": "/usr/bin:/bin"},
         )  # fmt: skip
         self.output += done.stdout
         return done.returncode

@@ -229,7 +229,7 @@ class OpenPbsHarness(PbsHarness):
         request = found["variables"].get(VARIABLE) if forged is None else forged
         words = {
             "id": job_id, "owner": ME, "name": found["name"], "request": request,
-            "exec_host": where, "run_count": 1,
+            "exec_host": where.replace("/", ":15002/"), "run_count": 1,
         }  # fmt: skip
         argv = tuple(f"{key}={value}" for key, value in words.items() if value)
         hooks = [HookCall(self.system.node(self.site_of(name)), argv, {}) for name in names]
