@@ -233,7 +233,8 @@ def test_the_hooks_of_openpbs(tmp_path):
 
     job = {
         "id": "5[1].vm", "Job_Owner": "u@h", "euser": None, "Job_Name": "a'b", "interactive": None,
-        "Variable_List": {"A": "1"}, "exec_host2": "vm:15002/0*2", "run_count": 2, "Rerunable": True,
+        "Variable_List": {"A": "1"}, "exec_host2": "vm:15002/0*2",
+        "run_count": 2, "Rerunable": True,
         "Resource_List": {"select": "1:ncpus=2", "place": None},
         "exec_vnode": "(vm:ncpus=2)",
     }  # fmt: skip

@@ -78,7 +78,7 @@ class OpenPbsNode(PbsNode):
             if self.is_last_attempt(job):
                 self.commands.tell("qhold", "-h", "s", job.id)
                 self.log(job, f"held after {self._settings.attempts} starts: {reason}")
-            self.commands.tell("qrerun", job.id, timeout=120)
+            self.commands.rerun(job.id)
         except HostFault as error:
             self.log(job, f"it cannot be run elsewhere: {error}")
             return 0

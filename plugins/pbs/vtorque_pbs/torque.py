@@ -178,7 +178,7 @@ class TorqueNode(PbsNode):
 
     def _rerun(self, job: BatchJob) -> int:
         try:
-            self.commands.tell("qrerun", job.id)
+            self.commands.rerun(job.id)
         except HostFault as error:
             self.log(job, f"it cannot be run elsewhere: {error}")
             return 0
