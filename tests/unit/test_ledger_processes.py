@@ -1,14 +1,19 @@
-"""Fifty random jobs from eight processes on recorded machines: nothing twice, nothing lost."""
+"""Random jobs on recorded machines, from eight processes and step by step: nothing twice."""
 
 import dataclasses
 import json
 import multiprocessing
 import random
+import shutil
+import tempfile
 import time
 from collections import Counter
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from vtorque_core.api_claims import CacheClaim, CoreClaim, MemoryClaim, PoolClaim, RamClaim
 from vtorque_core.errors import Refused
@@ -151,3 +156,63 @@ def test_fifty_jobs_from_eight_processes(name, tmp_path):
     paths = Paths(tmp_path / "state", tmp_path / "run")
     assert states(paths) == []
     assert taken_by(states(paths)).shares == {}
+
+
+class Steps(RuleBasedStateMachine):
+    """Jobs start, grow, shrink and end in any order; in between everything is leased once."""
+
+    machine = parse((DATA / "xeon-2x32-smt.xml").read_text())
+
+    def __init__(self):
+        super().__init__()
+        self.top = Path(tempfile.mkdtemp(prefix="vtorque-steps-"))
+        self.paths = Paths(self.top / "state", self.top / "run")
+        self.share = NodeShare(
+            self.machine.cpus, self.machine.mem_mib, reserve_cores=RESERVE_CPUS,
+            reserve_mib=RESERVE_MIB, exclusive=False, topology=self.machine,
+        )  # fmt: skip
+        self.jobs = {}
+        self.number = 0
+
+    def teardown(self):
+        for journal, _ in self.jobs.values():
+            journal.delete()
+        assert states(self.paths) == []
+        shutil.rmtree(self.top)
+
+    @rule(seed=st.integers(0, 10**6), count=st.sampled_from([None, 8, 16, 16, 32]))
+    def start(self, seed, count):
+        self.number += 1
+        claims = claims_of(random.Random(seed), self.machine)  # noqa: S311 - not a secret
+        journal = Journal.start(self.paths, JobHeader(str(self.number), 0, "u", 1000, "local"))
+        share = dataclasses.replace(self.share, cpu_count=count)
+        try:
+            self.jobs[self.number] = journal, place(journal, claims, share, self.paths)
+        except (Refused, InUse):
+            journal.delete()
+
+    @precondition(lambda self: self.jobs)
+    @rule(data=st.data(), count=st.integers(0, 6))
+    def resize(self, data, count):
+        number = data.draw(st.sampled_from(sorted(self.jobs)))
+        for guest, placement in enumerate(self.jobs[number][1]):
+            if "io" in placement.most:
+                now = resize(self.paths, f"{number}.0", guest, "io", count)
+                assert 1 <= len(now.cores) <= min(placement.most["io"], max(count, 1))
+                assert now.cores[0] == placement.cores["io"][0]
+                assert set(now.cores[1:]) <= set(placement.growing)
+                assert not set(now.cores) & set(now.floating)
+
+    @precondition(lambda self: self.jobs)
+    @rule(data=st.data())
+    def end(self, data):
+        journal, _ = self.jobs.pop(data.draw(st.sampled_from(sorted(self.jobs))))
+        journal.delete()
+
+    @invariant()
+    def nothing_is_leased_twice(self):
+        check(self.paths, self.share)
+
+
+TestSteps = Steps.TestCase
+TestSteps.settings = settings(max_examples=15, stateful_step_count=20, deadline=None, database=None)
