@@ -9,7 +9,6 @@ RUNS = {
     "utf8-output.sh": "micro",
     "nul-after-exit.sh": "debian",
     "no-final-newline.sh": "micro",
-    "no-final-newline-heredoc.sh": "debian",
     "five-thousand-lines.sh": "micro",
     "long-line.sh": "micro",
     "long-heredoc.sh": "micro",
