@@ -64,6 +64,7 @@ def test_in_a_terminal_it_has_the_same_text_in_color(found, monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     colored = placement._colored(placement.picture(found))
     assert "\x1b[1;36mAA\x1b[0m" in colored
+    assert "\x1b[32mb\x1b[0m" in placement._colored(["  cores AbBh."])
     import re
 
     assert re.sub(r"\x1b\[[0-9;]*m", "", colored) == EXPECTED

@@ -65,7 +65,7 @@ def _colored(lines: Sequence[str]) -> str:
         for line in lines:
             text = Text(line)
             if line.startswith("  cores "):
-                for match in re.finditer("[A-Zabcdefgijklmnopqrstuvwxyz]+", line[8:]):
+                for match in re.finditer(r"([A-Za-gi-z])\1*", line[8:]):
                     color = _COLORS[(ord(match[0][0].upper()) - ord("A")) % len(_COLORS)]
                     bold = "bold " if match[0].isupper() else ""
                     text.stylize(f"{bold}{color}", match.start() + 8, match.end() + 8)
