@@ -64,9 +64,6 @@ def test_a_job(clean):
     assert (shown["JobName"], shown["ExitCode"]) == ("job.sh", "5:0")
     record = clean.root("head", "scontrol", "show", "job", job_id.decode())
     assert re.search(r"^   Comment=my own vt1:\S+ *$", record, re.MULTILINE)
-    used = r"AdminComment=vTorque n\d: cpu=[1-9]\d*s mem=\d+M"
-    show = ("scontrol", "show", "job", job_id.decode())
-    clean.wait(lambda: re.search(used, clean.root("head", *show)), 20, "what it has used")
 
 
 def test_script_arguments_stdin_and_wrap(clean):

@@ -115,5 +115,5 @@ def test_bare_metal(clean):
     terminal.read(rb"Granted job allocation (\d+)")
     terminal.read(PROMPT)
     terminal.write(b"hostname; exit 3\r")
-    terminal.read(rb"\nn\d\r")
+    terminal.read(rb"[\r\n]n\d\r")
     assert terminal.code() == 3

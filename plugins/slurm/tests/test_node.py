@@ -14,6 +14,7 @@ from vtorque_slurm import client, cpus, hostlist, records
 from vtorque_slurm.node import SlurmNode
 from vtorque_slurm.plugin import Settings
 from vtorque_slurm.records import parse_job
+from vtorque_slurm.steps import Feature
 
 FACTS = {
     "id": "7", "name": "t", "state": "RUNNING", "restarts": 0, "excluded": "(null)", "cpus": "0-1",
@@ -121,19 +122,35 @@ def test_the_sites_own_note_on_a_node_stays(node, slurm):
 
 
 def test_marking(node, slurm):
+    step = Feature("vt", node._client)
     slurm.node(available="a,vt,b", active="a,vt")
     node.mark(False, "libvirt is dead")
     assert (slurm.node()["available"], slurm.node()["active"]) == ("a,b", "a")
     assert slurm.node()["comment"] == "vTorque: libvirt is dead"
+    assert step.done(), "what doctor has taken away is not missing: it would never come back"
     node.mark(True, "")
     assert (slurm.node()["available"], slurm.node()["active"]) == ("a,b,vt", "a,vt")
     assert slurm.node()["comment"] == ""
+    assert step.done()
+    step.undo()
+    assert not step.done()
 
 
-def test_use_is_noted_once_per_node(node, slurm):
+def test_use_is_noted_in_slurmdbd_once_per_node(slurm, tmp_path):
+    path = tmp_path / "slurm.conf"
+    path.write_text("AccountingStorageType=accounting_storage/none\n")
+    node = SlurmNode(Settings(bindir=str(slurm.bin), conf=str(path)), tmp_path, tmp_path)
+    node.account("7", Usage(12.6, 300))
+    assert not (tmp_path / "db").exists()
+    path.write_text("AccountingStorageType=accounting_storage/slurmdbd\n")
+    programs = {"sacct": f"cat {tmp_path}/db", "sacctmgr": f'echo "${{7#*=}}" > {tmp_path}/db'}
+    for name, text in programs.items():
+        (slurm.bin / name).write_text(f"#!/bin/sh\n{text}\n")
+        (slurm.bin / name).chmod(0o755)
+    (tmp_path / "db").write_text("the site's\n")
     for _ in range(2):
         node.account("7", Usage(12.6, 300))
-    assert slurm.facts()["note"] == "vTorque n1: cpu=13s mem=300M"
+    assert (tmp_path / "db").read_text() == "the site's; vTorque n1: cpu=13s mem=300M\n"
 
 
 def test_an_element_of_an_array_is_named_apart_from_its_array():

@@ -17,7 +17,7 @@ from vtorque_core.api_batch import BatchJob, Life, Outcome, PeerGuest, Usage
 from vtorque_core.api_context import ContextItem
 from vtorque_core.api_setup import Installation, SetupStep
 from vtorque_core.api_submit import from_token, printable
-from vtorque_slurm import comment, cpus, hostlist, inside, outcome
+from vtorque_slurm import comment, conf, cpus, hostlist, inside, outcome
 from vtorque_slurm.client import Client
 from vtorque_slurm.plugin import Settings
 from vtorque_slurm.records import JobRecord
@@ -108,14 +108,18 @@ class SlurmNode:
         outcome.mark(self._client, self._settings.feature, healthy, reason)
 
     def account(self, job_id: str, usage: Usage) -> None:
-        """Add this node's line to the job's AdminComment, which sacct shows. Raises HostFault."""
-        node = outcome.this_node(self._client)
-        line = f"vTorque {node}: cpu={usage.cpu_seconds:.0f}s mem={usage.peak_mib}M"
+        """Add this node's line to what slurmdbd has as the job's AdminComment. Raises HostFault.
+
+        The controller itself takes no note of a job that has ended (measured on 22.05). Without
+        slurmdbd there is no place.
+        """
+        if "slurmdbd" not in conf.value(Path(self._settings.conf), "AccountingStorageType"):
+            return
+        line = f"vTorque {outcome.this_node(self._client)}: "
+        line += f"cpu={usage.cpu_seconds:.0f}s mem={usage.peak_mib}M"
         for left in reversed(range(_TRIES)):
-            record = outcome.record(self._client, job_id)
-            if line in record.note:
+            if outcome.add_to_accounting(self._client, job_id, line):
                 return
-            outcome.note_job(self._client, record, line)
             if left:  # another node may have written in between
                 time.sleep(random.uniform(0.1, 0.5))  # noqa: S311
 

@@ -47,6 +47,21 @@ def note_job(client: Client, found: JobRecord, line: str) -> None:
     update(client, f"JobId={found.name}", f"AdminComment={text[-1000:]}")
 
 
+def add_to_accounting(client: Client, job_id: str, line: str) -> bool:
+    """Add a line to a job's AdminComment in slurmdbd; return whether it was there already.
+
+    sacctmgr(1), "SPECIFICATIONS FOR JOB". Raises HostFault.
+    """
+    fields = ("--noheader", "--parsable2", "--allocations", "--format=AdminComment")
+    there = client.run("sacct", f"--jobs={job_id}", *fields).strip()
+    if line in there:
+        return True
+    text = "; ".join(filter(None, (there, line)))
+    which = ("where", f"JobID={job_id}")
+    client.run("sacctmgr", "-i", "modify", "job", *which, "set", f"AdminComment={text[-1000:]}")
+    return False
+
+
 def mark(client: Client, feature: str, healthy: bool, reason: str) -> None:
     """Give this node the feature, or take it away. Raises HostFault."""
     if not feature:
@@ -65,10 +80,10 @@ def mark(client: Client, feature: str, healthy: bool, reason: str) -> None:
     _note_node(client, node, f"{OURS}: {reason}" if reason else "", text)
 
 
-def has_feature(client: Client, feature: str) -> bool:
-    """Return whether this node has the feature. Raises HostFault."""
-    _, active = records.features(client.ask("scontrol", "show", "node", this_node(client)))
-    return feature in active
+def is_marked(client: Client, feature: str) -> bool:
+    """Return whether this node has the feature, or a note of ours why not. Raises HostFault."""
+    text = client.ask("scontrol", "show", "node", this_node(client))
+    return feature in records.features(text)[1] or records.node_comment(text).startswith(OURS)
 
 
 def this_node(client: Client) -> str:

@@ -18,6 +18,7 @@ class Settings:
     """``[plugin.slurm]``."""
 
     feature: str = setting("", doc="node feature that VM jobs ask for; empty: none")
+    command: str = setting("sbatch", doc="whose arguments vsub takes: sbatch, or Slurm's own qsub")
     bindir: str = setting("", doc="directory of sbatch, scontrol, ...; empty: the PATH")
     conf: str = setting("/etc/slurm/slurm.conf", doc="slurm.conf of this host")
     options: tuple[str, ...] = setting(
@@ -43,7 +44,12 @@ def submitter(site: Site) -> Submitter:
     """Return the submitting half."""
     from vtorque_slurm.submitter import SlurmSubmitter  # noqa: PLC0415
 
-    return SlurmSubmitter(site[Settings], site.paths.jobshell)
+    sbatch = SlurmSubmitter(site[Settings], site.paths.jobshell)
+    if site[Settings].command == "sbatch":
+        return sbatch
+    from vtorque_slurm.qsub import QsubSubmitter, is_inner  # noqa: PLC0415
+
+    return sbatch if is_inner() else QsubSubmitter(sbatch)
 
 
 def node(site: Site) -> NodeAdapter:

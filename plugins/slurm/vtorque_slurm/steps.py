@@ -178,8 +178,8 @@ class Feature:
         return f"give this node the feature {self.name} (to last: NodeName=... Feature={self.name})"
 
     def done(self) -> bool:
-        """Return whether the controller says so. Raises HostFault."""
-        return outcome.has_feature(self.client, self.name)
+        """Return whether the controller says so, or doctor has taken it away. Raises HostFault."""
+        return outcome.is_marked(self.client, self.name)
 
     def apply(self) -> None:
         """Set it. Raises HostFault."""

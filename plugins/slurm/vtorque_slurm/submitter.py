@@ -112,7 +112,7 @@ class SlurmSubmitter:
 
     def interactive(self, line: CommandLine, blob: bytes | None, needs: Needs | None) -> list[str]:
         """Return the command of ``-I``: an allocation, and the job shell on its first node."""
-        srun = [self._program("srun"), "--pty", *_ONE_TASK]
+        srun = [self.program("srun"), "--pty", *_ONE_TASK]
         if blob is None or needs is None:
             shell = os.environ.get("SHELL") or "/bin/sh"
             return ["salloc", *line.plain, "--", *srun, shell, "-i"]
@@ -122,7 +122,7 @@ class SlurmSubmitter:
 
     def jobs(self) -> Iterable[JobInfo]:
         """Return the jobs that squeue shows; an element of an array by its own number."""
-        argv = [self._program("squeue"), "--noheader", "--array", f"--format={_FIELDS}"]
+        argv = [self.program("squeue"), "--noheader", "--array", f"--format={_FIELDS}"]
         done = subprocess.run(argv, stdout=subprocess.PIPE, check=False)
         if done.returncode != 0:
             raise UsageError(f"squeue ended with {done.returncode}")
@@ -130,7 +130,7 @@ class SlurmSubmitter:
 
     def cancel(self, job_id: str) -> int:
         """Call scancel; return its exit code."""
-        return subprocess.run([self._program("scancel"), "--", job_id], check=False).returncode
+        return subprocess.run([self.program("scancel"), "--", job_id], check=False).returncode
 
     def _given(self, line: CommandLine, content: bytes) -> Given:
         prefix = "SALLOC" if line.interactive else "SBATCH"
@@ -147,7 +147,8 @@ class SlurmSubmitter:
                 "node"
             )
 
-    def _program(self, name: str) -> str:
+    def program(self, name: str) -> str:
+        """Return the path of one of Slurm's commands. Raises UsageError."""
         where = self._settings.bindir
         found = str(Path(where, name)) if where else shutil.which(name)
         if found is None or not os.access(found, os.X_OK):
@@ -156,7 +157,7 @@ class SlurmSubmitter:
 
     def _become(self, argv: Sequence[str], stdin: bytes | None = None) -> NoReturn:
         """Replace this process by Slurm's command: terminal, signals, exit code are its own."""
-        program = self._program(argv[0])
+        program = self.program(argv[0])
         sys.stdout.flush()
         sys.stderr.flush()
         if stdin is not None:
@@ -167,6 +168,7 @@ class SlurmSubmitter:
             os.dup2(source, 0)
         for name in ("SIGPIPE", "SIGXFSZ"):  # Python ignores them, and that would be inherited
             signal.signal(getattr(signal, name), signal.SIG_DFL)
+        os.environ.pop("VTORQUE_SLURM_SBATCH", None)  # see qsub
         given = Path("/proc/self/environ").read_bytes()
         if b"\0LC_CTYPE=" not in b"\0" + given:  # Python has put its own there (PEP 538)
             os.environ.pop("LC_CTYPE", None)
@@ -186,7 +188,14 @@ def _read(line: CommandLine) -> bytes:
     wrap = line.last("wrap")
     if wrap is not None:
         return os.fsencode(_WRAP.format(wrap))
-    name = line.operands[0] if line.operands else None
+    return read_script(line.operands[0] if line.operands else None)
+
+
+def read_script(name: str | None) -> bytes:
+    """Return the bytes of a script, None: of standard input, as sbatch finds it.
+
+    Raises UsageError.
+    """
     try:
         if name is None:
             content = sys.stdin.buffer.read(MAX_SCRIPT + 1)

@@ -1,0 +1,114 @@
+"""``vsub`` in front of Slurm's wrapper ``qsub`` (slurm-wlm-torque), which calls sbatch or salloc.
+
+The wrapper takes both from the directory that it is started in: it is started by a link in a
+directory of our own, where their names are ``vsub`` again, with ``-vm`` in front. What the wrapper
+prints, waits for and ends with is its own.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from vtorque_core.api import UsageError
+from vtorque_core.api_batch import JobInfo, Needs, SubmitArgs
+from vtorque_core.api_submit import printable, vm_directives
+from vtorque_slurm.submitter import SlurmSubmitter, read_script
+
+INNER = "VTORQUE_SLURM_SBATCH"
+"""Set where ``vsub`` stands for sbatch or salloc."""
+
+# Getopt::Long of the wrapper of 22.05; it stops at the first operand and bundles nothing.
+_VALUE = (*"aAbeJlmMNopPqrStvW", "wd")
+_FLAGS = ("cwd", "h", "I", "V", "help", "?", "man", "sbatchline")
+
+
+class QsubSubmitter:
+    """See :class:`vtorque_core.api_batch.Submitter`."""
+
+    def __init__(self, sbatch: SlurmSubmitter) -> None:
+        self._sbatch = sbatch
+
+    def split(self, argv: Sequence[str]) -> SubmitArgs:
+        """Take ``-vm`` out. What is asked of Slurm is looked at where sbatch gets it.
+
+        Raises UsageError, and Refused for a ``-vm`` in the script that cannot be read.
+        """
+        vm: list[str] = []
+        rest: list[str] = []
+        found: dict[str, str] = {}
+        words = list(argv)
+        while words and words[0].startswith("-") and words[0] not in ("-", "--"):
+            word = words.pop(0)
+            if word == "-vm":
+                vm.append(_take(word, words))
+                continue
+            name, equals, value = word.lstrip("-").partition("=")
+            taken = [word]
+            if name == "pe":
+                taken += [_take(word, words) for _ in range(1 if equals else 2)]
+            elif name == "j" and not equals and words and not words[0].startswith("-"):
+                taken.append(words.pop(0))
+            elif name in _VALUE and not equals:
+                value = _take(word, words)
+                taken.append(value)
+            elif name not in (*_VALUE, *_FLAGS, "j"):
+                raise UsageError(f"option {printable(word, 60)} is unknown to Slurm's qsub")
+            found[name] = value
+            rest += taken
+        script = words[0] if words and "y" not in found.get("b", "") else None
+        content = read_script(script) if script else b""
+        return SubmitArgs(
+            vm=tuple(vm),
+            rest=(*rest, *words),
+            script=script,
+            interactive="I" in found,
+            directives=vm_directives(content),
+        )
+
+    def submit(self, args: SubmitArgs, blob: bytes | None, needs: Needs | None) -> int:
+        """Run the wrapper; return its exit code. Raises UsageError."""
+        qsub = self._sbatch.program("qsub")
+        vm = args.vm or (() if blob else ("none",))
+        inner = shlex.join([_myself(), *(word for each in vm for word in ("-vm", each))])
+        with tempfile.TemporaryDirectory(prefix="vsub-") as top:
+            Path(top, "qsub").symlink_to(Path(qsub).resolve())
+            Path(top, "srun").symlink_to(self._sbatch.program("srun"))
+            for name, flag in (("sbatch", ""), ("salloc", " -I")):
+                text = f'#!/bin/sh\n{INNER}=1 exec {inner}{flag} "$@"\n'
+                Path(top, name).write_text(text)
+                Path(top, name).chmod(0o700)
+            code = subprocess.run([Path(top, "qsub"), *args.rest], check=False).returncode
+        return code if code >= 0 else 128 - code
+
+    def jobs(self) -> Iterable[JobInfo]:
+        """Return the jobs that squeue shows."""
+        return self._sbatch.jobs()
+
+    def cancel(self, job_id: str) -> int:
+        """Call scancel; return its exit code."""
+        return self._sbatch.cancel(job_id)
+
+
+def is_inner() -> bool:
+    """Return whether this ``vsub`` stands for sbatch or salloc."""
+    return INNER in os.environ
+
+
+def _take(option: str, words: list[str]) -> str:
+    if not words:
+        raise UsageError(f"option {printable(option, 60)}: a value is missing")
+    return words.pop(0)
+
+
+def _myself() -> str:
+    found = shutil.which(sys.argv[0])
+    if found is None:
+        raise UsageError(f"{sys.argv[0]}: not found, so qsub could not call it")
+    return str(Path(found).absolute())
