@@ -9,9 +9,9 @@ import pytest
 
 pytestmark = pytest.mark.e2e
 
-BRIDGE, HOST, SUBNET = "vte2ebr0", "10.88.0.1", "10.88.0.0/16"
-LOWER, FAR, FAR_IP = "vte2eve0", "vte2eve1", "10.89.0.1"
-BAD_IP, BAD_MAC = "10.88.250.250", "52:54:00:ba:dd:ad"
+BRIDGE, HOST, SUBNET = "vte2ebr0", "10.231.0.1", "10.231.0.0/16"
+LOWER, FAR, FAR_IP = "vte2eve0", "vte2eve1", "10.232.0.1"
+BAD_IP, BAD_MAC = "10.231.250.250", "52:54:00:ba:dd:ad"
 ALL = 3  # ETH_P_ALL, packet(7)
 
 
@@ -84,11 +84,11 @@ def test_a_second_nic_on_a_bridge_with_names_of_its_own(clean, site, bridge):
     out = result.out.decode()
     nics = dict(re.findall(r"^(eth\d) (10\S+)$", out, re.MULTILINE))
     assert nics["eth0"].startswith("10.87."), (out, result.err)
-    assert re.fullmatch(r"10\.88\.\S+/16", nics["eth1"])
+    assert re.fullmatch(r"10\.231\.\S+/16", nics["eth1"])
     assert "\n1\neth0\n" in out
     for index in (0, 1):
         assert re.search(rf"^10\.87\.\S+ v{host}-{index}$", out, re.MULTILINE)
-        assert re.search(rf"^10\.88\.\S+ v{host}-{index}-hpc$", out, re.MULTILINE)
+        assert re.search(rf"^10\.231\.\S+ v{host}-{index}-hpc$", out, re.MULTILINE)
     assert "\n1400\n" in out
     assert out.count("onnection refused") == 2, out  # both are there, and nothing listens
 
@@ -124,19 +124,19 @@ def test_without_a_filter_the_same_is_heard(clean, guest_prologue, bridge):
 
 
 def test_macvtap(clean, site, cable):
-    site(hpc(source=LOWER, subnet="10.89.0.0/16", kind="direct", opt_in_unfiltered=True))
+    site(hpc(source=LOWER, subnet="10.232.0.0/16", kind="direct", opt_in_unfiltered=True))
     result = clean.job(
         "#!/bin/sh\n"
         "ip -4 -o addr show dev eth1 | awk '{print $4}'\n"
         f"nc -w 3 {FAR_IP} 9 </dev/null 2>&1\n"
     )
     out = result.out.decode()
-    assert re.match(r"10\.89\.\S+/16\n", out), result.err
+    assert re.match(r"10\.232\.\S+/16\n", out), result.err
     assert "onnection refused" in out
 
 
 def test_macvtap_is_refused_unless_the_site_accepts_it(clean, site, cable):
-    site(hpc(source=LOWER, subnet="10.89.0.0/16", kind="direct"))
+    site(hpc(source=LOWER, subnet="10.232.0.0/16", kind="direct"))
     done = clean.root("vtorque", "config", "check", "--file", str(clean.config), check=False)
     assert done.returncode == 1
     assert b"[networks.hpc] kind: lets guests forge addresses" in done.stderr
@@ -155,6 +155,67 @@ def test_the_node_file_at_the_hosts_path_names_guests_that_resolve(clean):
     assert lines[:4] == [f"v{host}-0", f"v{host}-0", f"v{host}-1", f"v{host}-1"]
     assert [line.split()[1] for line in lines[4:6]] == [f"v{host}-0", f"v{host}-1"]
     assert len({line.split()[0] for line in lines[4:6]}) == 2
+
+
+LAN = """
+<network><name>vtorque-e2e-lan</name><bridge name='vte2elan0' stp='off' delay='0'/>
+<ip address='10.233.0.1' netmask='255.255.255.0'>
+<dhcp><range start='10.233.0.50' end='10.233.0.60'/></dhcp></ip></network>
+"""
+
+
+@pytest.fixture
+def lan(tmp_path):
+    """Run a libvirt network whose DHCP server also offers a router and a name server."""
+    xml = tmp_path / "network.xml"
+    xml.write_text(LAN)
+    subprocess.run(["virsh", "-q", "net-create", xml], check=True, timeout=60)
+    yield "vtorque-e2e-lan"
+    subprocess.run(["virsh", "-q", "net-destroy", "vtorque-e2e-lan"], check=True, timeout=60)
+
+
+LAN_TABLE = """
+[networks.lan]
+kind = "network"
+source = "vtorque-e2e-lan"
+addressing = "dhcp"
+"""
+SHOW = (
+    "#!/bin/sh\n"
+    "for try in $(seq 100); do\n"
+    "  ip -4 -o addr show dev eth2 | grep -q inet && break; sleep 0.2\ndone\n"
+    "ip -4 -o addr show scope global | awk '{print $2, $4}'\n"
+    "ip route | grep default; cat /etc/resolv.conf /run/systemd/resolve/resolv.conf\n"
+)
+
+
+def _three_nics(result):
+    out = result.out.decode()
+    nics = dict(re.findall(r"^(eth\d) (10\S+)$", out, re.MULTILINE))
+    assert {k: v.rsplit(".", 2)[0] for k, v in nics.items()} == {
+        "eth0": "10.87", "eth1": "10.231", "eth2": "10.233",
+    }, (out, result.err)  # fmt: skip
+    assert re.findall(r"^default via (\S+) dev (\S+)", out, re.MULTILINE) == [("10.87.0.1", "eth0")]
+    assert "10.233.0.1\n" not in out
+    return out
+
+
+def test_dhcp_on_another_network_brings_no_route(clean, site, bridge, lan):
+    site(hpc() + LAN_TABLE)
+    _three_nics(clean.job(SHOW))
+
+
+@pytest.mark.full
+def test_the_same_in_a_debian_guest(clean, site, bridge, lan):
+    if clean.root("vmgr", "images", "show", "debian", check=False).returncode:
+        clean.root("vmgr", "images", "build", "debian", "debian", timeout=600)
+    site(hpc(mtu=1400) + LAN_TABLE)
+    ssh = f"ssh v{platform.node().split('.')[0]}-hpc 'echo by ssh on $(hostname)'\n"
+    mtu = "cat /sys/class/net/eth1/mtu\n"
+    result = clean.job(SHOW + ssh + mtu, "-vm", "img=debian,ram=512M", timeout=300)
+    out = _three_nics(result)
+    assert f"by ssh on v{platform.node().split('.')[0]}\n" in out, result.err
+    assert out.endswith("\n1400\n")
 
 
 class _heard:
