@@ -66,16 +66,18 @@ def test_what_torques_qsub_gets(torque, argv, expected):
 @pytest.mark.parametrize(
     ("argv", "expected"),
     [
-        ("j.sh", "j.sh -S S -l select=1:ncpus=4:mem=2304mb:vtorque=True -v V"),
+        ("j.sh", "-S S -l select=1:ncpus=4:mem=2304mb:vtorque=True -v V j.sh"),
+        ("-N j.sh j.sh",
+         "-N j.sh -S S -l select=1:ncpus=4:mem=2304mb:vtorque=True -v V j.sh"),
         ("-l select=2:ncpus=8+1:ncpus=4:mem=4gb -l walltime=60 j.sh",
-         "-l select=2:ncpus=8+1:ncpus=4:mem=4gb -l walltime=60 j.sh -S S "
+         "-l select=2:ncpus=8+1:ncpus=4:mem=4gb -l walltime=60 -S S "
          "-l select=2:ncpus=8:mem=2304mb:vtorque=True+1:ncpus=4:mem=4gb:vtorque=True "
-         "-l walltime=00:02:00 -v V"),
-        ("-l ncpus=8 j.sh", "-l ncpus=8 j.sh -S S -l mem=2304mb -l vtorque=True -v V"),
+         "-l walltime=00:02:00 -v V j.sh"),
+        ("-l ncpus=8 j.sh", "-l ncpus=8 -S S -l mem=2304mb -l vtorque=True -v V j.sh"),
         ("-l nodes=2:ppn=4 j.sh",
-         "-l nodes=2:ppn=4 j.sh -S S -l nodes=2:ppn=4:vtorque -l mem=4608mb -v V"),
-        ("-J 0-3 -v A=1 -v B=2 j.sh", "-J 0-3 -v A=1 -v B=2 j.sh -S S "
-         "-l select=1:ncpus=4:mem=2304mb:vtorque=True -v V,B=2"),
+         "-l nodes=2:ppn=4 -S S -l nodes=2:ppn=4:vtorque -l mem=4608mb -v V j.sh"),
+        ("-J 0-3 -v A=1 -v B=2 j.sh", "-J 0-3 -v A=1 -v B=2 -S S "
+         "-l select=1:ncpus=4:mem=2304mb:vtorque=True -v V,B=2 j.sh"),
         ("-N n -- /bin/echo 'a b' c", "-N n -S S -l select=1:ncpus=4:mem=2304mb:vtorque=True -v V"),
     ],
 )  # fmt: skip

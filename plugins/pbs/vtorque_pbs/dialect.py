@@ -23,8 +23,9 @@ class Dialect:
         getopt: qsub's option letters.
         long: options that only print something.
         command: whether ``-- command args`` runs a command instead of a script.
+        permutes: whether options may follow the script.
         prefix_variable: the environment variable that names the directive prefix, or "".
-        home: PBS_HOME of a node; ``aux``: where node files are.
+        home: PBS_HOME of a node.
         programs: where a node has the commands if the site does not say.
     """
 
@@ -32,6 +33,7 @@ class Dialect:
     getopt: str
     long: frozenset[str]
     command: bool
+    permutes: bool
     prefix_variable: str
     home: str
     programs: tuple[str, ...]
@@ -42,6 +44,7 @@ TORQUE = Dialect(
     getopt=pbs.TORQUE_GETOPT,
     long=frozenset({"--version", "--about"}),
     command=False,
+    permutes=True,
     prefix_variable="",  # qsub(1B) names PBS_DPREFIX, but 6.1.3 does not read it
     home="/var/spool/torque",
     programs=("/usr/bin", "/usr/sbin", "/usr/local/bin", "/usr/local/sbin"),
@@ -51,6 +54,7 @@ OPENPBS = Dialect(
     getopt=pbs.OPENPBS_GETOPT,
     long=frozenset({"--version"}),
     command=True,
+    permutes=False,  # what follows the script is an error
     prefix_variable="PBS_DPREFIX",
     home="/var/spool/pbs",
     programs=("/opt/pbs/bin", "/usr/bin", "/usr/sbin", "/usr/local/bin", "/usr/local/sbin"),

@@ -40,7 +40,7 @@ class PbsArgs(SubmitArgs):
 
     Args:
         counts: what counts of directives and command line.
-        at: where in ``rest`` additions go: before a ``--``.
+        at: where in ``rest`` additions go: before a ``--``, on OpenPBS before the script.
         refused: qsub has to say what is wrong with it; it must not run on the host if it does not.
         stripped: the script without its ``#PBS -vm`` lines, if it has some.
         command: OpenPBS's ``-- command``; ``content`` is then the script that a VM job has instead.
@@ -79,6 +79,8 @@ class PbsSubmitter:
         if len(operands) > 1 and not interactive:
             return self._for_qsub(argv)
         at = len(args.rest) - (0 if args.command is None else len(args.command) + 1)
+        if operands and not self._dialect.permutes:
+            at = self._place_of(list(args.rest), operands[0])
         script = operands[0] if operands and operands[0] != "-" else None
         if command:
             content: bytes | None = command_script(command)

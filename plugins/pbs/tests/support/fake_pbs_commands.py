@@ -109,7 +109,9 @@ def describe(system, argv):  # noqa: PLR0912 (as long as qsub has options)
         if not command:
             raise Bad(2, "usage: qsub [options] [script | -- command [args]]")
     try:
-        options, operands = getopt.gnu_getopt(words, GETOPT[system], ["version", "about"])
+        # OpenPBS's own getopt stops at the script.
+        read_options = getopt.gnu_getopt if system == "torque" else getopt.getopt
+        options, operands = read_options(words, GETOPT[system], ["version", "about"])
     except getopt.GetoptError as error:
         raise Bad(2 if system == "openpbs" else 1, f"qsub: {error}\nusage: qsub ...") from None
     given = [name for name, _ in options]

@@ -210,6 +210,7 @@ class OpenPbsHarness(PbsHarness):
         share=lambda cpus, mib: ["-l", f"select=1:ncpus={cpus}:mem={mib}mb"],
         exits={**dict.fromkeys(Outcome, 0), Outcome.HOST_FAULT: 1},
         carries=60_000,
+        permutes=False,
         array=("-J", "0-1"),
         two_nodes=("-l", "select=2:ncpus=2"),
         interactive=("-I",),
