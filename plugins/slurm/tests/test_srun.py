@@ -26,8 +26,8 @@ def srun(request, tmp_path):
     ssh = tmp_path / "ssh"
     there = " ".join(request.param)  # the other guest has the same image
     ssh.write_text(
-        '#!/bin/sh\n[ "$5 $6 $7" = "vn2 exec /bin/sh" ] || exit 99\n'
-        f'shift 7\nVIA=ssh {there} "$@"\n'
+        '#!/bin/sh\n[ "$7 $8 $9" = "vn2 exec /bin/sh" ] || exit 99\n'
+        f'shift 9\nVIA=ssh {there} "$@"\n'
     )
     ssh.chmod(0o755)
     environ = {"PATH": f"{tmp_path}:/usr/bin:/bin", "VTORQUE_SLURM_GUESTS": str(guests)}
