@@ -72,17 +72,18 @@ def test_a_job_that_no_node_can_start_is_held(clean):
         clean.stop_libvirt(node)
     try:
         job_id = clean.submit("#!/bin/sh\necho ran\n")
-        held = "job_requeued_in_held_state"
-        fields = clean.wait(
-            lambda: (f := clean.show(job_id))["Reason"] == held and f, 120, "the job is held"
-        )
-        assert fields["Restarts"] == "3"
-        note = clean.root("head", "scontrol", "show", "job", job_id)
-        assert "ReqNodeList=(null) ExcNodeList=n[1-3]\n" in note
-        assert re.search(r"AdminComment=vTorque: job \d+ did not start on n\d: .*libvirt", note)
-        assert "ran" not in clean.read("out").decode()
-        clean.user("scancel", job_id)
+        show = ("scontrol", "show", "job", job_id)
+        held = "Reason=job_requeued_in_held_state"
+        record = clean.wait(
+            lambda: held in (text := clean.root("head", *show)) and "(held; when" in text and text,
+            120, "the job is held",
+        )  # fmt: skip
+        assert "Restarts=3" in record
+        assert re.search(r"^   ReqNodeList=\S+ ExcNodeList=n1,n2,n3$", record, re.MULTILINE)
+        assert re.search(r"AdminComment=vTorque: job \d+ did not start on n\d: .*libvirt", record)
+        assert b"ran" not in clean.read("out")
     finally:
+        clean.user("scancel", f"--user={slurm.USER}")
         for node in slurm.NODES:
             clean.start_libvirt(node)
             clean.root("head", "scontrol", "update", f"NodeName={node}", "Comment=")
