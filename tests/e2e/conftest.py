@@ -114,7 +114,7 @@ class Node:
                 if b"bridge" in line
             },
             "processes": set(
-                run("pgrep", "-a", "-f", f"{NAME}.*(virtiofsd|qemu)|guest=vt-", check=False)
+                run("pgrep", "-a", "-f", f"{NAME}/.*(virtiofsd|qemu)|guest=vt-", check=False)
                 .stdout.splitlines()
             ),
             "mounts": set(Path("/proc/self/mounts").read_text().splitlines()),

@@ -9,9 +9,12 @@ has what a Debian base system has.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, cast
+from typing import Any, Literal, cast
+
+import pytest
 
 from vtorque_core.testing.wild_bytes import RUNS, made
 
@@ -42,3 +45,11 @@ def _load() -> list[WildScript]:
 
 
 SCRIPTS: tuple[WildScript, ...] = tuple(_load())
+
+
+def each_third(scripts: Iterable[WildScript]) -> list[Any]:
+    """Return them as parameters of a test; two of three are marked ``full``, to be quick."""
+    return [
+        pytest.param(script, id=script.name, marks=pytest.mark.full if number % 3 else ())
+        for number, script in enumerate(scripts)
+    ]

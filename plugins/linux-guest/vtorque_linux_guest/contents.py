@@ -149,6 +149,8 @@ def ssh_text(guest: GuestPlan) -> str:
         f"Host {' '.join(names)}\n"
         f"    IdentityFile {keys_directory('%u')}/id_ed25519\n"
         "    StrictHostKeyChecking yes\n"
+        # A guest is ready before its sshd listens, for which systemd waits longer: once a second.
+        "    ConnectionAttempts 30\n"
     )
 
 

@@ -4,13 +4,17 @@ import pytest
 
 from pbs_harness import OpenPbsHarness, TorqueHarness
 from vtorque_core.testing.batch import BatchContract
-from vtorque_core.testing.wild_scripts import SCRIPTS
+from vtorque_core.testing.wild_scripts import SCRIPTS, each_third
 
 
 class TestTorque(BatchContract):
     @pytest.fixture
     def harness(self, tmp_path):
         return TorqueHarness(tmp_path)
+
+    @pytest.mark.parametrize("wild", each_third(SCRIPTS))
+    def test_scripts_as_found_in_the_wild(self, harness, wild):
+        super().test_scripts_as_found_in_the_wild(harness, wild)
 
     refused = {"line-continuation-directive.sh": "No escaped character"}  # noqa: RUF012
 

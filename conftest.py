@@ -1,0 +1,21 @@
+"""Tests without guests run on all cores; those with guests one after the other.
+
+Each e2e test looks whether the whole machine is as before, so it has to be alone.
+"""
+
+import os
+
+import pytest
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Return how many processes ``-n auto`` is: 0, in this one, wherever e2e tests may be."""
+    return (os.cpu_count() or 1) + 1 if "not e2e" in (config.option.markexpr or "") else 0
+
+
+def pytest_configure() -> None:
+    """Have a teardown not wait for the thread that every process of xdist's has."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        from vtorque_core import teardown  # noqa: PLC0415
+
+        teardown._THREADS_END = 0.0
