@@ -9,7 +9,6 @@ import signal
 import subprocess
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
 
 from vtorque_core.api import HostFault, UsageError
 from vtorque_pbs.plugin import Settings
@@ -25,25 +24,6 @@ def for_user(settings: Settings, program: str) -> str:
         where = settings.bin or "PATH"
         raise UsageError(f"{program}: not found in {where}; the site sets it with [plugin.pbs] bin")
     return found
-
-
-def become(argv: Sequence[str], stdin: bytes | None) -> NoReturn:
-    """Replace this process by a command of the user's. Raises UsageError.
-
-    Terminal, signals, output and exit code are then the command's own.
-    """
-    if stdin is not None:
-        source = os.memfd_create("script")
-        with os.fdopen(os.dup(source), "wb") as file:
-            file.write(stdin)
-        os.lseek(source, 0, os.SEEK_SET)
-        os.dup2(source, 0)
-    for name in ("SIGPIPE", "SIGXFSZ"):  # Python ignores them, and that would be inherited
-        signal.signal(getattr(signal, name), signal.SIG_DFL)
-    try:
-        os.execv(argv[0], list(argv))  # noqa: S606
-    except OSError as error:
-        raise UsageError(f"{argv[0]}: {error.strerror}") from None
 
 
 def pass_on(argv: Sequence[str]) -> int:

@@ -25,6 +25,7 @@ from vtorque_core.api_submit import (
     vm_directives,
 )
 from vtorque_core.batch import pbs_convention as pbs
+from vtorque_core.batch.become import become
 from vtorque_pbs import channel, resources, run
 from vtorque_pbs.dialect import TORQUE, VARIABLE, Dialect, Effective, Options, effective
 from vtorque_pbs.plugin import Settings
@@ -140,7 +141,7 @@ class PbsSubmitter:
         os.environ.pop(VARIABLE, None)  # -V would take it along, from a job that submits another
         if args.stripped is not None and args.script is not None:
             return self._submit_copy(qsub, words, args.script, args.stripped)
-        return run.become([qsub, *words], content)
+        return become([qsub, *words], content)
 
     def jobs(self) -> Iterable[JobInfo]:
         """Return the user's jobs; root's view has all. Raises UsageError if there is no qstat."""

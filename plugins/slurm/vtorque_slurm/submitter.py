@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
@@ -14,6 +13,7 @@ from typing import NoReturn
 from vtorque_core.api import UsageError
 from vtorque_core.api_batch import JobInfo, Needs, SubmitArgs
 from vtorque_core.api_submit import printable, strip_pbs_vm, to_token, vm_directives
+from vtorque_core.batch.become import become
 from vtorque_slurm import comment, options, resources, script
 from vtorque_slurm.additions import additions
 from vtorque_slurm.options import CommandLine
@@ -156,26 +156,9 @@ class SlurmSubmitter:
         return found
 
     def _become(self, argv: Sequence[str], stdin: bytes | None = None) -> NoReturn:
-        """Replace this process by Slurm's command: terminal, signals, exit code are its own."""
-        program = self.program(argv[0])
-        sys.stdout.flush()
-        sys.stderr.flush()
-        if stdin is not None:
-            source = os.memfd_create("script")
-            with os.fdopen(os.dup(source), "wb") as file:
-                file.write(stdin)
-            os.lseek(source, 0, os.SEEK_SET)
-            os.dup2(source, 0)
-        for name in ("SIGPIPE", "SIGXFSZ"):  # Python ignores them, and that would be inherited
-            signal.signal(getattr(signal, name), signal.SIG_DFL)
+        """Replace this process by Slurm's command. Raises UsageError."""
         os.environ.pop("VTORQUE_SLURM_SBATCH", None)  # see qsub
-        given = Path("/proc/self/environ").read_bytes()
-        if b"\0LC_CTYPE=" not in b"\0" + given:  # Python has put its own there (PEP 538)
-            os.environ.pop("LC_CTYPE", None)
-        try:
-            os.execv(program, [program, *argv[1:]])  # noqa: S606
-        except OSError as error:
-            raise UsageError(f"{program}: {error.strerror}") from None
+        become([self.program(argv[0]), *argv[1:]], stdin)
 
 
 def _is_sbatchs(line: CommandLine) -> bool:
