@@ -102,7 +102,7 @@ def test_what_is_no_script_goes_as_it_is(submitter, content):
 
 
 def test_a_long_request_goes_into_the_script(submitter):
-    blob = os.urandom(2000)
+    blob = b'{"files":{}}' + os.urandom(2000)
     found, body = submitter.batch(options.split(["-Jx", "--comment=c", "j"]), SCRIPT, blob, NEEDS)
     assert found[3] == "--comment=c vt1:in-script"
     assert comment.find_in_script(body) == to_token(blob)
@@ -143,3 +143,12 @@ def test_split_reads_the_script(submitter, tmp_path, monkeypatch):
 )  # fmt: skip
 def test_the_users_own_constraint_stays(own, merged):
     assert constraint(own, "vt") == merged
+
+
+def test_a_users_files_are_in_no_comment_that_all_can_read(submitter):
+    blob = b'{"files":{"vm_prologue":["p","eA=="]}}'
+    found, body = submitter.batch(options.split(["-Jx", "j"]), SCRIPT, blob, NEEDS)
+    assert "--comment=vt1:in-script" in found
+    assert comment.find_in_script(body) == to_token(blob)
+    with pytest.raises(UsageError, match="all users can read"):
+        submitter.interactive(options.split(["-I"]), blob, NEEDS)

@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_doubles import RECORD, Slurm
-from vtorque_core.api import HostFault
+from vtorque_core.api import HostFault, Refused
 from vtorque_core.api_batch import BatchJob, Outcome, PeerGuest, Usage
 from vtorque_core.api_context import EnvVar, GuestFile
 from vtorque_slurm import client, cpus, hostlist, records
 from vtorque_slurm.node import SlurmNode
 from vtorque_slurm.plugin import Settings
-from vtorque_slurm.records import parse_job
+from vtorque_slurm.records import element, parse_job
 from vtorque_slurm.steps import Feature
 
 FACTS = {
@@ -156,7 +156,9 @@ def test_use_is_noted_in_slurmdbd_once_per_node(slurm, tmp_path):
 def test_an_element_of_an_array_is_named_apart_from_its_array():
     text = RECORD.format(**FACTS).replace("JobId=7 ", "JobId=7 ArrayJobId=7 ArrayTaskId=3 ")
     other = RECORD.format(**FACTS | {"id": "8"})
-    assert parse_job(other + text, "7").name == "7_3"
+    assert element(other + text, "7") == "7_3"
+    assert element(text, "7") == ""
+    assert parse_job(text, "7").name == "7_3"
 
 
 FORGED = [
@@ -166,6 +168,10 @@ FORGED = [
     "x\n   OverSubscribe=NO Contiguous=0 Licenses=(null)",
     "x\n   ReqNodeList=(null) ExcNodeList=n1",
     "x\n\nJobId=7 JobName=y",
+    # All of Slurm's own fields would be in the record of another job, which nobody looks at.
+    "x\n   JobState=RUNNING Reason=x\n   Requeue=1 Restarts=0 BatchFlag=1\n"
+    "   ReqNodeList=x ExcNodeList=(null)\n     Nodes=n1 CPU_IDs=0-63 Mem=999999\n"
+    "   OverSubscribe=NO Contiguous=0\n\nJobId=1 JobName=y",
 ]
 
 
@@ -173,9 +179,9 @@ FORGED = [
 @pytest.mark.parametrize("place", ["name", "comment"])
 def test_a_users_text_forges_no_field(name, place):
     shown = RECORD.format(**FACTS | {place: name})
-    with pytest.raises(HostFault):
+    with pytest.raises(Refused):
         parse_job(shown.replace(name, name + "\nx"), "7")
-    with contextlib.suppress(HostFault):  # a line that its end makes unlike Slurm's own
+    with contextlib.suppress(Refused):  # a line that its end makes unlike Slurm's own
         assert parse_job(shown, "7") == parse_job(RECORD.format(**FACTS), "7")
 
 
@@ -184,7 +190,7 @@ def test_any_text_is_a_record_or_a_fault(text):
     for shown in (text, RECORD.format(**FACTS | {"name": text})):
         try:
             found = parse_job(shown, "7")
-        except HostFault:
+        except (HostFault, Refused):
             continue
         assert (found.restarts, found.cpus["n1"]) == (0, (0, 1))
 

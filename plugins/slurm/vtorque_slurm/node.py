@@ -53,7 +53,10 @@ class SlurmNode:
             return BatchJob(job_id, owner, node, nodes, None)
         blob, bad = self._request(job_id, word)
         slots = _slots(environ, len(nodes))
-        record = self._record(job_id)
+        try:
+            record = self._record(job_id)
+        except Refused as error:
+            record, bad = None, bad or str(error)
         ids = record.cpus.get(node, ()) if record else ()
         return BatchJob(
             id=job_id,
@@ -84,7 +87,8 @@ class SlurmNode:
         if outcome_ is Outcome.HOST_FAULT:
             try:
                 outcome.host_fault(self._client, self._settings, job, reason)
-            except HostFault as error:  # the wrapper tells the user the reason, and ends the job
+            # The wrapper tells the user the reason, and ends the job.
+            except (HostFault, Refused) as error:
                 sys.stderr.write(f"vtorque: {printable(str(error), 500)}\n")
         return 0
 

@@ -17,8 +17,11 @@ _STARTED = ("RUNNING", "CONFIGURING")
 
 
 def record(client: Client, job_id: str) -> JobRecord:
-    """Ask for a job. Raises HostFault."""
-    return records.parse_job(client.ask("scontrol", "show", "job", "-d", job_id), job_id)
+    """Ask for a job. Raises HostFault, Refused (see records.py)."""
+    text = client.ask("scontrol", "show", "job", "-d", job_id)
+    if element := records.element(text, job_id):
+        text = client.ask("scontrol", "show", "job", "-d", element)
+    return records.parse_job(text, job_id)
 
 
 def host_fault(client: Client, settings: Settings, job: BatchJob, reason: str) -> None:
@@ -28,8 +31,8 @@ def host_fault(client: Client, settings: Settings, job: BatchJob, reason: str) -
     be requeued (``--no-requeue``, salloc) ends with the job shell's message.
     """
     note = f"{OURS}: job {job.id} did not start on {job.node}: {reason}"
-    _note_node(client, job.node, note)
     found = record(client, job.id)
+    _note_node(client, job.node, note)
     held = job.attempt >= settings.requeue_limit
     if found.restarts == job.attempt and found.state in _STARTED:
         client.run("scontrol", "requeuehold" if held else "requeue", found.name)
@@ -83,7 +86,9 @@ def mark(client: Client, feature: str, healthy: bool, reason: str) -> None:
 def is_marked(client: Client, feature: str) -> bool:
     """Return whether this node has the feature, or a note of ours why not. Raises HostFault."""
     text = client.ask("scontrol", "show", "node", this_node(client))
-    return feature in records.features(text)[1] or records.node_comment(text).startswith(OURS)
+    there = records.node_comment(text)
+    doctors = there.startswith(OURS) and not there.startswith(f"{OURS}: job ")
+    return feature in records.features(text)[1] or doctors
 
 
 def this_node(client: Client) -> str:

@@ -1,17 +1,19 @@
 """What scontrol prints of a job or a node; the user's texts stand in it as they are.
 
-A job's name may have line ends, so that a user can write whole lines. What is believed must be
-there exactly once, in a line that only Slurm's own fields make up.
+A job's name may have line ends, so that a user can write whole lines, and records. What is
+believed must be there exactly once, in a line that only Slurm's own fields make up, in all that is
+printed. What is there more than once is the user's doing: the job is refused.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 
-from vtorque_core.api import HostFault
+from vtorque_core.api import HostFault, Refused
 from vtorque_slurm import hostlist
+
+FORGED = "the job's name or comment has line ends that look like Slurm's own: choose another"
 
 
 @dataclass(frozen=True)
@@ -39,13 +41,15 @@ class JobRecord:
 
 
 def parse_job(text: str, job_id: str) -> JobRecord:
-    """Return the record of one job in what ``scontrol show job -d`` prints. Raises HostFault.
+    """Return the record of one job in what ``scontrol show job -d`` prints of it alone.
 
-    Asked for an array's first number scontrol prints all of its elements.
+    Raises HostFault, and Refused where a text of the user's looks like Slurm's own.
     """
-    found = [r for r in _records(text) if re.match(rf"JobId={re.escape(job_id)} ", r)]
-    if len(found) != 1:
-        raise HostFault(f"scontrol shows {len(found)} records of job {job_id}")
+    found = _records(text)
+    if not found[0].startswith(f"JobId={job_id} "):
+        raise HostFault(f"scontrol shows no job {job_id}")
+    if len(found) > 1:
+        raise Refused(FORGED)
     record = found[0]
     element = re.match(r"JobId=\d+ ArrayJobId=(\d+) ArrayTaskId=(\d+) ", record, re.ASCII)
     excluded = _one(r"   ReqNodeList=\S+ ExcNodeList=(\S+)", record)
@@ -61,6 +65,17 @@ def parse_job(text: str, job_id: str) -> JobRecord:
         mib=mib,
         note=note[0].strip() if len(note) == 1 else "",
     )
+
+
+def element(text: str, job_id: str) -> str:
+    """Return what to ask for where an array's first number shows all elements; empty: nothing.
+
+    A user can write such a line: the controller then shows no job, or this very one.
+    """
+    number = re.escape(job_id)
+    pattern = rf"^JobId={number} ArrayJobId={number} ArrayTaskId=(\d+) "
+    found = re.search(pattern, text, re.MULTILINE | re.ASCII) if len(_records(text)) > 1 else None
+    return f"{job_id}_{found[1]}" if found else ""
 
 
 def features(text: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -80,16 +95,16 @@ def _names(field: str) -> tuple[str, ...]:
     return tuple(name for name in field.strip().split(",") if name and name != "(null)")
 
 
-def _records(text: str) -> Iterable[str]:
+def _records(text: str) -> list[str]:
     return re.split(r"\n\s*\n(?=JobId=)", text.strip("\n"))
 
 
 def _one(line: str, text: str) -> str:
     found = re.findall(rf"^{line}$", text, re.MULTILINE | re.ASCII)
-    if len(found) != 1:
-        raise HostFault(
-            f"scontrol shows {len(found)} lines of this kind (a job's name must not have line ends)"
-        )
+    if len(found) > 1:
+        raise Refused(FORGED)
+    if not found:
+        raise HostFault(f"scontrol shows no line like {line.strip()}")
     return str(found[0])
 
 
@@ -101,11 +116,13 @@ def _shares(record: str) -> tuple[dict[str, tuple[int, ...]], dict[str, int]]:
         try:
             names = hostlist.expand(nodes)
             numbers = tuple(int(n) for n in hostlist.expand(f"[{ids}]"))
+            if len(cpus) + len(names) > hostlist.MAX_HOSTS:
+                raise ValueError(f"more than {hostlist.MAX_HOSTS} nodes")
         except ValueError as error:
             raise HostFault(f"scontrol show job: {error}") from None
         for name in names:
             if name in cpus:
-                raise HostFault(f"scontrol shows two shares of node {name}")
+                raise Refused(FORGED)
             cpus[name] = numbers
             mib[name] = int(memory)
     return cpus, mib

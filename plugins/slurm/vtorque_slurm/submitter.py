@@ -96,7 +96,7 @@ class SlurmSubmitter:
             self._check_plain(line, content)
             word = to_token(blob)
             extra = b""
-            if not comment.fits(given.last("comment"), word):
+            if _has_files(blob) or not comment.fits(given.last("comment"), word):
                 extra, word = comment.LINE + word.encode() + b"\n", comment.IN_SCRIPT
             added = additions(given, needs, word, self._settings.feature)
             if script.looks_like_script(body):  # else sbatch says what is wrong with it
@@ -116,6 +116,11 @@ class SlurmSubmitter:
         if blob is None or needs is None:
             shell = os.environ.get("SHELL") or "/bin/sh"
             return ["salloc", *line.plain, "--", *srun, shell, "-i"]
+        if _has_files(blob):
+            raise UsageError(
+                "-I: vm_prologue and vm_epilogue would be in the job's comment, which all users "
+                "can read: submit a script, or do without"
+            )
         word = to_token(blob)
         added = additions(self._given(line, b""), needs, word, self._settings.feature)
         return ["salloc", *line.plain, *added, "--", *srun, str(self._jobshell)]
@@ -159,6 +164,14 @@ class SlurmSubmitter:
         """Replace this process by Slurm's command. Raises UsageError."""
         os.environ.pop("VTORQUE_SLURM_SBATCH", None)  # see qsub
         become([self.program(argv[0]), *argv[1:]], stdin)
+
+
+def _has_files(blob: bytes) -> bool:
+    """Return whether a request carries the user's files, which nobody else is to read.
+
+    It is JSON without blanks, in whose strings a quote has a backslash before it.
+    """
+    return b'"files":{}' not in blob
 
 
 def _is_sbatchs(line: CommandLine) -> bool:
