@@ -23,6 +23,9 @@ class Outcome(enum.Enum):
     READY = "ready"
     REFUSED = "refused"
     HOST_FAULT = "host_fault"
+    NOT_HERE = "not_here"
+    """It failed on this node, which need not be at fault: a user can bring this about, or another
+    job has what it needs. As HOST_FAULT, but nothing may be taken from the node for it."""
     NOT_OURS = "not_ours"
 
 

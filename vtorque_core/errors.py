@@ -64,9 +64,11 @@ class HostFault(VtorqueError):
     """This node cannot do it (libvirt dead, disk full, boot failure): try elsewhere.
 
     ``detail``: further lines for the user, such as the end of a guest's console; printable.
+    ``blames_node``: False where users can bring it about, so that the node must not lose by it.
     """
 
     exit_code = EXIT_HOST_FAULT
+    blames_node = True
 
     def __init__(
         self, message: str, stage: str | None = None, detail: tuple[str, ...] = ()

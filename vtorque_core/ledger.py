@@ -38,6 +38,8 @@ CORE, MEMORY, SHARE, NODE = "core", "memory", "share", "node"
 class InUse(HostFault):
     """What the job needs is another job's, which may have ended without releasing it."""
 
+    blames_node = False
+
 
 def place(
     journal: Journal, claims: Sequence[Sequence[Claim]], share: NodeShare, paths: Paths

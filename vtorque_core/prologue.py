@@ -26,6 +26,13 @@ from vtorque_core.reap import reap, release_job
 from vtorque_core.start import header, proof_file, start_job
 from vtorque_core.teardown import teardown
 
+# What the proof calls a failed start: for the job shell one on the wrong node is a host fault.
+_WORDS = {
+    Outcome.REFUSED: "refused",
+    Outcome.HOST_FAULT: "host_fault",
+    Outcome.NOT_HERE: "host_fault",
+}
+
 
 def run(
     adapter: NodeAdapter,
@@ -59,7 +66,7 @@ def _run(
             outcome, reason = _attempt(job, site, plugins, adapter, begun)
             told = job.detach and outcome is not Outcome.READY
     except Busy as error:  # its other prologue or its epilogue is at work: leave all to that
-        outcome, reason = Outcome.HOST_FAULT, str(error)
+        outcome, reason = Outcome.NOT_HERE, str(error)
     if reason:
         sys.stderr.write(f"vtorque: {printable(reason, 2000)}\n")
     return 0 if told else adapter.finish(job, outcome, reason)
@@ -93,7 +100,9 @@ def _attempt(
         if not known:
             syslog.syslog(syslog.LOG_ERR, f"vtorque {job.id}: {traceback.format_exc()}")
         what = str(error) if known else f"{type(error).__name__}: {error}"
-        outcome, reason = Outcome.HOST_FAULT, f"{job.node}: {what}"
+        blamed = getattr(error, "blames_node", True)
+        outcome = Outcome.HOST_FAULT if blamed else Outcome.NOT_HERE
+        reason = f"{job.node}: {what}"
         detail = error.detail if isinstance(error, HostFault) else ()
     else:
         return Outcome.READY, ""
@@ -101,7 +110,7 @@ def _attempt(
         adapter.finish(job, outcome, reason)
     try:
         user = plan.job_user(job.owner, site)
-        told = Proof.failed(job.id, job.attempt, user.uid, outcome.value, reason, detail)
+        told = Proof.failed(job.id, job.attempt, user.uid, _WORDS[outcome], reason, detail)
         _give_up(job, site, plugins, user, told)
     except Exception:  # the wrapper then finds no proof, and runs nothing
         syslog.syslog(syslog.LOG_ERR, f"vtorque {job.id}: {traceback.format_exc()}")

@@ -37,6 +37,10 @@ from vtorque_core.records import JobHeader
 from vtorque_core.request import Request
 from vtorque_core.resources import Domain, File, Netfilter, Overlay, Tree, netfilter
 
+# Phases in which nothing of the user's takes part. Later on their disk may be broken, and they can
+# kill their own daemons or have their guest hang.
+_NODES_OWN = ("plan", "render domain")
+
 
 @dataclass
 class Start:
@@ -133,7 +137,12 @@ def start_job(
         told = _proof(start, job, wanted)
         start.acquire(proof_file(told, user, site))
         begun()
-        _start(start, job, wanted, told, adapter, reap_gone)
+        try:
+            _start(start, job, wanted, told, adapter, reap_gone)
+        except HostFault as error:
+            if start.phase not in _NODES_OWN:
+                error.blames_node = False
+            raise
 
 
 def _start(

@@ -255,3 +255,11 @@ def test_the_hooks_of_openpbs(tmp_path):
     program.write_text("#!/bin/sh\nexit 3\n")
     assert run(end, job)[0] == "vtorque 5[1].vm: not all is released: 3\naccepted\n"
     assert os.path.lexists(journal)
+
+
+def test_a_start_that_a_user_can_spoil_costs_the_node_nothing(mom):
+    mom.outcome(Outcome.NOT_HERE)
+    job = submitted(mom, *VM)
+    mom.run(job, starts=1)
+    assert mom.pbs.job(job)["state"] == "Q"
+    assert mom.pbs.state()["nodes"]["n1"]["properties"] == "fast,vtorque"

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from vtorque_core.api import HostFault
-from vtorque_core.api_batch import BatchJob, Life, PeerGuest, Usage
+from vtorque_core.api_batch import BatchJob, Life, Outcome, PeerGuest, Usage
 from vtorque_core.api_context import ContextItem
 from vtorque_core.api_node import Site
 from vtorque_core.api_submit import printable
@@ -112,12 +112,16 @@ class PbsNode(abc.ABC):
     def unmark(self) -> None:
         """Take the mark away, and a note of ours. Raises HostFault."""
 
-    def give_up_on_node(self, job: BatchJob, reason: str) -> bool:
-        """Keep VM jobs off this node; return whether the job can be tried on others."""
-        if not self._settings.property:
-            return False  # nothing would keep the job from coming back here
+    def try_elsewhere(self, job: BatchJob, outcome: Outcome, reason: str) -> bool:
+        """Return whether the job can be tried again; keep VM jobs off a node that is at fault.
+
+        A node that need not be at fault stays as it is, and the job may come back to it.
+        """
+        if outcome not in (Outcome.HOST_FAULT, Outcome.NOT_HERE) or not self._settings.property:
+            return False  # without a property nothing would keep the job from coming back here
         try:
-            self.mark(False, reason)
+            if outcome is Outcome.HOST_FAULT:
+                self.mark(False, reason)
             return self.elsewhere(job)
         except HostFault as error:
             self.log(job, f"this node stays open for VM jobs: {error}")

@@ -62,7 +62,7 @@ class OpenPbsNode(PbsNode):
             },
             bad_request=bad,
             detach=True,
-            whole_node="excl" in re.split("[:=]", given.get("place", "")),
+            whole_node="excl" in given.get("place", "").split(":"),
         )
 
     def finish(self, job: BatchJob, outcome: Outcome, reason: str) -> int:
@@ -70,7 +70,7 @@ class OpenPbsNode(PbsNode):
 
         The code says only whether the job will be requeued: 1, else 0.
         """
-        if outcome is not Outcome.HOST_FAULT or not self.give_up_on_node(job, reason):
+        if not self.try_elsewhere(job, outcome, reason):
             return 0
         if job.resource_list.get("interactive", "0") not in ("0", "False", "None"):
             return 0

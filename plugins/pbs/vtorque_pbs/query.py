@@ -47,7 +47,7 @@ def openpbs_jobs(text: str) -> list[Attributes]:
     """
     found: list[Attributes] = []
     job: dict[str, str] = {}
-    for line in re.sub(r"\n\t", "", text).splitlines():
+    for line in re.sub(r"\n\t", "", text).split("\n"):
         if line.startswith("Job Id: "):
             job = {"Job_Id": line[8:].strip()}
             found.append(job)

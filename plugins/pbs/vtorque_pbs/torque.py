@@ -75,7 +75,6 @@ class TorqueNode(PbsNode):
             resource_list={**asked, "interactive": known.get("interactive", "False")},
             bad_request=bad,
             detach=kind == SISTER,
-            whole_node="singlejob" in known.get("Resource_List.naccesspolicy", "").lower(),
         )
 
     def finish(self, job: BatchJob, outcome: Outcome, reason: str) -> int:
@@ -83,7 +82,7 @@ class TorqueNode(PbsNode):
 
         A refused job runs: its job shell prints the reason and nothing else.
         """
-        if outcome is not Outcome.HOST_FAULT or not self.give_up_on_node(job, reason):
+        if not self.try_elsewhere(job, outcome, reason):
             return 0
         if job.resource_list.get("interactive") == "True":
             return 0  # Torque would end it without a word; so its terminal gets the reason
