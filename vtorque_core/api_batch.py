@@ -126,8 +126,6 @@ class BatchJob:
         attempt: counts restarts of the same id, from 0.
         owner: login name as the batch system has authenticated it.
         node: this node's name in the batch system; ``nodes``: all, rank order.
-        slots: of each of ``nodes``, how many processes the batch system has for the job there;
-            empty: one each.
         cpus: host CPU ids of the job on this node, if the batch system fixed them.
         cpu_count: how many CPUs of this node the job has, if known.
         mem_mib: memory of the job on this node in MiB, if limited.
@@ -136,7 +134,7 @@ class BatchJob:
         detach: the hook must end at once, since the node's daemon waits for it: the guests start
             in a process of their own, and the job shell waits for them.
         whole_node: the batch system has told that no other job, of anybody, is on this node as
-            long as this one (Slurm's --exclusive, OpenPBS's place=excl, Torque's singlejob).
+            long as this one (Slurm's --exclusive, OpenPBS's place=excl): what its scheduler keeps to.
     """
 
     id: str
@@ -144,7 +142,6 @@ class BatchJob:
     node: str
     nodes: tuple[str, ...]
     blob: bytes | None
-    slots: tuple[int, ...] = ()
     attempt: int = 0
     cpus: tuple[int, ...] = ()
     cpu_count: int | None = None

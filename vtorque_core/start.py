@@ -10,7 +10,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -137,12 +137,19 @@ def start_job(
         told = _proof(start, job, wanted)
         start.acquire(proof_file(told, user, site))
         begun()
-        try:
+        with blame(start):
             _start(start, job, wanted, told, adapter, reap_gone)
-        except HostFault as error:
-            if start.phase not in _NODES_OWN:
-                error.blames_node = False
-            raise
+
+
+@contextlib.contextmanager
+def blame(start: Start) -> Iterator[None]:
+    """Have a HostFault say whether the node is at fault, by the phase in which it came."""
+    try:
+        yield
+    except HostFault as error:
+        if start.phase not in _NODES_OWN:
+            error.blames_node = False
+        raise
 
 
 def _start(

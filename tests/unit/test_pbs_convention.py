@@ -89,11 +89,11 @@ def test_prologue_codes_never_drain_a_node_for_a_bad_request():
 
 
 @pytest.mark.parametrize(
-    ("wait_status", "status", "code"),
-    [(0, 0, 0), (42 << 8, 42, 42), (255 << 8, 255, 255), (9, 265, 137), (15, 271, 143)],
+    ("returncode", "status", "code"),
+    [(0, 0, 0), (42, 42, 42), (255, 255, 255), (-9, 265, 137), (-15, 271, 143)],
 )
-def test_exit_status(wait_status, status, code):
-    assert pbs.status_of(wait_status) == status
+def test_exit_status(returncode, status, code):
+    assert pbs.status_of(returncode) == status
     assert pbs.shell_code(status) == code
 
 

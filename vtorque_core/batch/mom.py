@@ -211,7 +211,7 @@ class Task(abc.ABC):
             words = (heard.read(1000) or b"").decode("utf-8", "replace").strip()
         with self._lock:
             if job.status is None:
-                job.status = code if code >= 0 else pbs.STATUS_SIGNAL - code
+                job.status = pbs.status_of(code)
                 job.reason = words
 
     def _hook(self, argv: Sequence[str], stdout: int = 2) -> int:

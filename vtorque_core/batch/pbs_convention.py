@@ -184,10 +184,9 @@ def prologue_exit(outcome: Outcome, *, elsewhere: bool) -> int:
     return PROLOGUE_RUN
 
 
-def status_of(wait_status: int) -> int:
-    """Return Torque's exit_status for a wait(2) status: the code, or 256 plus the signal."""
-    code = os.waitstatus_to_exitcode(wait_status)
-    return code if code >= 0 else STATUS_SIGNAL - code
+def status_of(returncode: int) -> int:
+    """Return Torque's exit_status for a ``Popen.returncode``: the code, or 256 plus the signal."""
+    return returncode if returncode >= 0 else STATUS_SIGNAL - returncode
 
 
 def shell_code(status: int) -> int:

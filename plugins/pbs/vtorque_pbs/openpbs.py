@@ -31,7 +31,7 @@ class OpenPbsNode(PbsNode):
         if len(given) != len(argv) or not given.get("id") or not given.get("owner"):
             raise HostFault("these are not the words of vTorque's OpenPBS hook")
         where = re.sub(r":[0-9]+/", "/", given.get("exec_host", ""))  # vm:15002/0*2
-        nodes, slots = hosts(where)
+        nodes, _ = hosts(where)
         node = self.own_name(nodes)
         if not node:
             raise HostFault(f"job {given['id']} has no node of this name: {nodes}")
@@ -50,7 +50,6 @@ class OpenPbsNode(PbsNode):
             node=node,
             nodes=nodes,
             blob=blob,
-            slots=slots,
             attempt=max(int(given.get("run_count") or 1) - 1, 0),
             cpu_count=cpus,
             mem_mib=mib,

@@ -42,8 +42,9 @@ def torque_jobs(document: str) -> list[Attributes]:
 def openpbs_jobs(text: str) -> list[Attributes]:
     """Return the attributes of each job in OpenPBS's ``qstat -f``: of each name the first.
 
-    What begins like another attribute inside a later value is therefore not taken for one, as
-    far as names are concerned that come before ``Variable_List``.
+    What begins like another attribute inside a later value is therefore not taken for one. One in
+    an earlier value is, if qsub lets it pass: the job's owner can so deceive the reaper about
+    this one job.
     """
     found: list[Attributes] = []
     job: dict[str, str] = {}

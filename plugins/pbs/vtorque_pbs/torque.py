@@ -66,7 +66,6 @@ class TorqueNode(PbsNode):
             node=node,
             nodes=nodes,
             blob=blob,
-            slots=slots,
             attempt=max(_number(known.get("start_count")) - 1, 0),
             cpus=_cpuset(args.job_id),
             cpu_count=slots[nodes.index(node)],

@@ -47,7 +47,7 @@ def test_a_prologs_environment(node, slurm):
     slurm.facts(cpus="0", share="NO", restarts=1)
     job = node.job((), PROLOG)
     assert (job.id, job.owner, job.attempt) == ("7", "ada", 1)
-    assert (job.nodes, job.node_index, job.slots) == (("n1", "n2"), 1, (2, 2))
+    assert (job.nodes, job.node_index) == (("n1", "n2"), 1)
     assert (job.cpu_count, job.mem_mib, job.whole_node) == (1, 512, True)
     assert job.blob == b"\0\0"
 

@@ -64,7 +64,6 @@ class SlurmNode:
             node=node,
             nodes=nodes,
             blob=blob,
-            slots=slots,
             attempt=attempt,
             cpus=cpus.kernel_ids(ids) if self._settings.cpu_ids else (),
             cpu_count=len(ids) or (slots[nodes.index(node)] if slots else None),

@@ -1,0 +1,75 @@
+"""Whose fault a failed start is: what a user can bring about must cost the node nothing."""
+
+import pytest
+
+from vtorque_core import ledger, prologue
+from vtorque_core.api_batch import BatchJob, Outcome
+from vtorque_core.config import Site
+from vtorque_core.errors import HostFault, Refused
+from vtorque_core.locks import Busy
+from vtorque_core.start import Start, blame
+
+JOB = BatchJob("7.srv", "nobody-of-this-name", "n1", ("n1",), b"")
+
+
+class Told:
+    """An adapter that only keeps what it is told."""
+
+    def __init__(self):
+        self.outcomes = []
+
+    def finish(self, job, outcome, reason):
+        self.outcomes.append((outcome, reason))
+        return 0
+
+
+@pytest.fixture
+def outcome(monkeypatch, tmp_path):
+    """Return how a prologue ends whose start, or lock, raises this error."""
+
+    def end(error, where="start_job"):
+        def fail(*_):
+            raise error
+
+        told = Told()
+        monkeypatch.setattr(prologue, "release_job", lambda *_: None)
+        monkeypatch.setattr(prologue, where, fail)
+        (tmp_path / "locks").mkdir(exist_ok=True)
+        paths = type(Site().paths)(tmp_path, tmp_path)
+        site = type("OneSite", (), {"paths": paths, "batch": Site().batch, "node": Site().node})()
+        prologue._run(JOB, site, None, told)
+        ((found, _),) = told.outcomes
+        return found
+
+    return end
+
+
+def test_the_request_the_node_or_neither(outcome):
+    assert outcome(Refused("no")) is Outcome.REFUSED
+    assert outcome(HostFault("libvirt is dead")) is Outcome.HOST_FAULT
+    assert outcome(RuntimeError("a defect")) is Outcome.HOST_FAULT
+
+
+def test_a_neighbours_claims_are_not_the_nodes_fault(outcome):
+    assert outcome(ledger.InUse("in use by other jobs")) is Outcome.NOT_HERE
+
+
+def test_a_lock_that_is_held_is_not_the_nodes_fault(outcome):
+    assert outcome(Busy("locked"), where="job_lock") is Outcome.NOT_HERE
+
+
+@pytest.mark.parametrize(
+    ("phase", "blamed"),
+    [
+        ("plan", True),
+        ("render domain", True),
+        ("pre-boot", False),
+        ("boot", False),
+        ("ready", False),
+    ],
+)
+def test_the_node_is_blamed_only_before_the_user_takes_part(phase, blamed):
+    start = Start("7.srv", None, None, 0.0, None, None, phase=phase)
+    with pytest.raises(HostFault) as caught, blame(start):
+        raise HostFault("it did not work")
+    assert caught.value.blames_node is blamed
