@@ -134,7 +134,7 @@ class BatchJob:
         detach: the hook must end at once, since the node's daemon waits for it: the guests start
             in a process of their own, and the job shell waits for them.
         whole_node: the batch system has told that no other job, of anybody, is on this node as
-            long as this one (Slurm's --exclusive, OpenPBS's place=excl): what its scheduler keeps to.
+            long as this one (Slurm's --exclusive, OpenPBS's place=excl), and keeps to it.
     """
 
     id: str
