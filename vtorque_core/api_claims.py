@@ -20,6 +20,7 @@ __all__ = [
     "Claim",
     "CoreClaim",
     "MemoryClaim",
+    "Notice",
     "Placement",
     "PoolClaim",
     "RamClaim",
@@ -114,6 +115,13 @@ class PoolClaim:
 
 
 Claim = CoreClaim | MemoryClaim | RamClaim | CacheClaim | PoolClaim
+
+
+@dataclass(frozen=True)
+class Notice:
+    """What the user must know of a job that runs: one line, in front of its output on stderr."""
+
+    text: str
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,11 @@ conflict that names both distributions.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
+
+Act = Literal["suspend", "save", "migrate"]  # as virsh calls them
 
 
 class Element:
@@ -23,11 +26,18 @@ class Element:
     fragment (``"vtorque_acme:domain/x.xml.j2"``), autoescaped. It sees the element as ``e``, its
     alias as ``alias`` ("" for a :class:`Single`), its number among the list elements of its class
     as ``number`` (from 0), the guest's plan as ``guest``, and as ``spec`` what the core decided
-    (``spec.accel``); undefined names are errors.
+    (``spec.accel``); undefined names are errors. ``forbids`` is what libvirt cannot do to a guest
+    that has the element; whoever wants to do it asks :func:`forbidden`.
     """
 
     section: ClassVar[str] = "devices"
     template: ClassVar[str]
+    forbids: ClassVar[frozenset[Act]] = frozenset()
+
+
+def forbidden(act: Act, elements: Iterable[Element]) -> list[str]:
+    """Return the classes of the elements because of which ``act`` is impossible, each once."""
+    return list(dict.fromkeys(type(e).__name__ for e in elements if act in e.forbids))
 
 
 class ListElement(Element):
@@ -109,6 +119,7 @@ class Filesystem(ListElement):
     """
 
     template: ClassVar[str] = "vtorque_core:templates/filesystem.xml.j2"
+    forbids: ClassVar[frozenset[Act]] = frozenset({"save", "migrate"})  # the daemon's state
     unique: ClassVar[tuple[str, ...]] = ("tag",)
     name: str
     source: str

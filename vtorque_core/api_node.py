@@ -19,6 +19,7 @@ from vtorque_core.api_claims import (
     Claim,
     CoreClaim,
     MemoryClaim,
+    Notice,
     Placement,
     PoolClaim,
     RamClaim,
@@ -42,6 +43,7 @@ __all__ = [
     "JobUser",
     "MemoryClaim",
     "NodeJob",
+    "Notice",
     "NumaNode",
     "Placement",
     "PoolClaim",
@@ -53,6 +55,7 @@ __all__ = [
     "Site",
     "Topology",
     "derive",
+    "lacks",
     "run_tool",
     "unjournalled",
 ]
@@ -218,6 +221,26 @@ class GuestPlan:
     def leased(self, pool: str) -> tuple[str, ...]:
         """Return the items of a pool that this guest got; empty if it asked for none."""
         return tuple(self.placement.leased.get(pool, ()))
+
+
+def lacks(
+    guest: GuestPlan, what: str, *, option: Option[Any], required: bool, where: str, fix: str
+) -> Refusal | Notice:
+    """Answer a wish that this node cannot fulfil, from ``vtorque_plan``.
+
+    Args:
+        guest: whose wish it is.
+        what: the missing capability, as in "node n1 has no <what>".
+        option: the ``-vm`` key that asks for it.
+        required: the site's word: refuse the job, or run it without and say so.
+        where: the key that says which: ``"[plugin.acme-fpga] required"``.
+        fix: what the admin can do, or the user.
+    """
+    key, value = option.key, option.show(guest[option])
+    if required:
+        message = f"node {guest.node} has no {what}"
+        return Refusal(message, key=key, value=value, where=f"{where} = true", fix=fix)
+    return Notice(f"runs without {key}={value}: node {guest.node} has no {what}; {fix}")
 
 
 # -- resources --------------------------------------------------------------------------------

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         GuestPlan,
         HealthCheck,
         NodeJob,
+        Notice,
         Resource,
         Site,
     )
@@ -261,15 +262,16 @@ def vtorque_parse_args(request: JobRequest) -> Iterable[Refusal]:
 
 
 @hookspec
-def vtorque_plan(guest: GuestPlan, site: Site) -> Iterable[Claim | Refusal]:
+def vtorque_plan(guest: GuestPlan, site: Site) -> Iterable[Claim | Refusal | Notice]:
     """Return what this guest needs of the node, or why it cannot be had. Pure; root.
 
     Args:
         guest: not yet placed.
         site: the site config.
 
-    The ledger answers all claims of a job in one locked transaction; the answer is
-    ``guest.placement`` in all later hooks. Raising refuses the job.
+    A Notice is told to the user, and the job runs. The ledger answers all claims of a job in one
+    locked transaction; the answer is ``guest.placement`` in all later hooks. Raising refuses the
+    job.
 
     Example::
 

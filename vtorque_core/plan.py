@@ -26,6 +26,7 @@ from vtorque_core.api_node import (
     Image,
     JobUser,
     MemoryClaim,
+    Notice,
     Share,
     Topology,
 )
@@ -57,11 +58,12 @@ def load_secret(path: Path) -> bytes:
 
 @dataclass(frozen=True)
 class PlannedGuest:
-    """A guest, the driver that knows its OS, and what it asks of the node."""
+    """A guest, the driver that knows its OS, what it asks of the node, what it goes without."""
 
     plan: GuestPlan
     driver: GuestDriver
     claims: tuple[Claim, ...]
+    notices: tuple[Notice, ...] = ()
 
 
 def job_user(name: str, site: Site) -> JobUser:
@@ -137,7 +139,8 @@ def plan_guests(
     for index in range(count):
         plan = _guest(job, request, site, user, image, secret, index)
         plan = dataclasses.replace(plan, host=machine or Topology())
-        guests.append(PlannedGuest(plan, driver, tuple(_claims(plan, job, site, plugins))))
+        claims, notices = _claims(plan, job, site, plugins)
+        guests.append(PlannedGuest(plan, driver, claims, notices))
     return guests
 
 
@@ -214,7 +217,9 @@ def _expand(text: str, known: dict[str, str]) -> str:
     return text
 
 
-def _claims(guest: GuestPlan, job: BatchJob, site: Site, plugins: Plugins) -> list[Claim]:
+def _claims(
+    guest: GuestPlan, job: BatchJob, site: Site, plugins: Plugins
+) -> tuple[tuple[Claim, ...], tuple[Notice, ...]]:
     claims: list[Claim] = [
         CoreClaim("vcpu", guest.vcpus),
         MemoryClaim(guest.ram_mib, use=RAM_USE),
@@ -223,15 +228,17 @@ def _claims(guest: GuestPlan, job: BatchJob, site: Site, plugins: Plugins) -> li
     if guest.image.disk is not None and guest[FS_TYPE] == "ramdisk":
         claims.append(MemoryClaim(_overlay_mib(guest.image.disk), use="ramdisk", key=FS_TYPE.key))
     claims += network.claims(site, job, guest.guests_per_node, guest.index)
-    refusals = []
+    refusals, notices = [], []
     for contribution in plugins.collect("vtorque_plan", guest=guest, site=site):
         if isinstance(contribution.item, Refusal):
             refusals.append(contribution.item)
+        elif isinstance(contribution.item, Notice):
+            notices.append(contribution.item)
         else:
             claims.append(contribution.item)
     if refusals:
         raise Refused(*refusals)
-    return claims
+    return tuple(claims), tuple(notices)
 
 
 def addressed(

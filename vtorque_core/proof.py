@@ -45,7 +45,8 @@ class Proof:
 
     Args:
         state: the wrapper waits on ``starting`` and runs the script on ``ready`` only.
-        reason: one line for the user, unless ready; ``detail``: lines after it, printable.
+        reason: one line for the user, unless ready; ``detail``: lines after it, or, if ready, what
+            the job has to do without.
         deadline: unix time when ``starting`` must have ended.
         guest_type, plugin: whose driver runs the script.
         grace: seconds between TERM and KILL.

@@ -166,6 +166,7 @@ def _start(
     share = plan.node_share(job, site)
     planned = plan.plan_guests(job, wanted, site, plugins, user, secret, share.machine)
     claims = [p.claims for p in planned]
+    notices = dict.fromkeys(notice.text for p in planned for notice in p.notices)
     try:
         placements = ledger.place(journal, claims, share, site.paths)
     except ledger.InUse:
@@ -208,6 +209,7 @@ def _start(
             guest_type=first.image.guest_type,
             plugin=plugins.plugin_of("vtorque_guest_types", first.image.guest_type),
             environ={**told.environ, **prepared[0].environ},
+            detail=tuple(notices),
             guests=tuple(
                 ProofGuest(g.name, g.hostname, g.rank, str(g.run_dir)) for g in start.guests
             ),

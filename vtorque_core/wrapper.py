@@ -30,6 +30,7 @@ from vtorque_core.errors import (
     EXIT_GUEST_DIED,
     EXIT_HOST_FAULT,
     EXIT_NO_PROOF,
+    EXIT_OK,
     EXIT_REFUSED,
     EXIT_SIGNAL,
     EXIT_USAGE,
@@ -120,6 +121,8 @@ def run_job(
     try:
         job = shell.started(argv, environ, streams.stdin)
         ready = _await_proof(paths, job.job_id, owner_uid)
+        for line in ready.detail:
+            _say(streams, f"warning: {printable(line, 2000)}")
         if job.nodes > 1:
             _await_sisters(paths, shell, job, ready, environ, streams)
         script = make_script(shell, job, ready, environ, streams)
@@ -220,12 +223,13 @@ def await_here(paths: Paths, job_id: str, *, stderr: int = 2, owner_uid: int = 0
     The job shell on the first node has the batch system run this on each of the job's nodes.
     """
     try:
-        _await_proof(paths, job_id, owner_uid)
+        ready = _await_proof(paths, job_id, owner_uid)
+        code, lines = EXIT_OK, [f"warning: {printable(line, 2000)}" for line in ready.detail]
     except _Stop as error:
-        for line in (error.message, *error.detail):
-            _say(Streams(None, stderr, stderr), f"{socket.gethostname()}: {line}")
-        return error.code
-    return 0
+        code, lines = error.code, [error.message, *error.detail]
+    for line in lines:
+        _say(Streams(None, stderr, stderr), f"{socket.gethostname()}: {line}")
+    return code
 
 
 def make_script(

@@ -1,7 +1,7 @@
 """Merging domain elements: order does not matter, disagreement is named."""
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import pytest
@@ -19,6 +19,7 @@ from vtorque_core.api_domain import (
     MemoryBacking,
     MetadataEntry,
     Single,
+    forbidden,
 )
 from vtorque_core.domain.merge import Contributed, MergedDomain, merge
 from vtorque_core.errors import Conflict, Refused
@@ -28,6 +29,13 @@ MAC = "52:54:00:00:00:01"
 
 def by(plugin: str, element: Any) -> Contributed:
     return Contributed(plugin, f"vtorque-{plugin} 1.0", element)
+
+
+def test_elements_say_what_they_forbid():
+    share = Filesystem("f", "/s", "t")
+    elements = [share, MetadataEntry("a", "b"), replace(share, name="g")]
+    assert forbidden("migrate", elements) == ["Filesystem"] == forbidden("save", elements)
+    assert forbidden("suspend", elements) == []
 
 
 def test_list_elements_append_core_first_then_by_plugin() -> None:

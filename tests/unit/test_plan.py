@@ -12,7 +12,8 @@ from vtorque_core import images, plan
 from vtorque_core.api import GuestType, JobRequest, hookimpl
 from vtorque_core.api_batch import BatchJob
 from vtorque_core.api_context import EnvVar, RootCommand
-from vtorque_core.api_node import Image, JobUser, MemoryClaim, PoolClaim
+from vtorque_core.api_node import Image, JobUser, MemoryClaim, Notice, PoolClaim, lacks
+from vtorque_core.api_options import VCPUS
 from vtorque_core.config import Site
 from vtorque_core.config_schema import Network
 from vtorque_core.errors import HostFault, Refusal, Refused
@@ -102,6 +103,29 @@ def test_a_root_disk_in_memory_is_claimed_as_large_as_the_guest_sees_it(
     for fs_type, more in (("ramdisk", 77), ("sharedfs", 0)):
         claims = planned(fs_type=fs_type)[0][0].claims
         assert sum(c.mib for c in claims if isinstance(c, MemoryClaim)) == 512 + more
+
+
+def test_a_wish_that_a_node_cannot_fulfil_refuses_the_job_or_is_noted(planned, plugin):
+    (guest, _), _, _ = planned()
+    said = {
+        required: lacks(
+            guest.plan,
+            "Acme",
+            option=VCPUS,
+            required=required,
+            where="[plugin.a] required",
+            fix="go",
+        )
+        for required in (True, False)
+    }
+    plugin.claims = (said[False],)
+    (guest, _), _, _ = planned()
+    assert guest.notices == (Notice("runs without vcpus=1: node n2 has no Acme; go"),)
+    plugin.claims = (said[True], said[False])
+    with pytest.raises(
+        Refused, match=r"vcpus=1: node n2 has no Acme .*\[plugin.a\] required = true"
+    ):
+        planned()
 
 
 def test_ram_below_the_images_minimum_is_refused_with_the_limit(planned):

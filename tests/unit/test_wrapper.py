@@ -16,7 +16,7 @@ from vtorque_core.batch.jobshell import PbsJobShell
 from vtorque_core.errors import HostFault, Refused
 from vtorque_core.names import Paths
 from vtorque_core.proof import Proof, ProofGuest
-from vtorque_core.wrapper import run_job
+from vtorque_core.wrapper import await_here, run_job
 
 ME = os.getuid()
 JOB = "42.srv"
@@ -112,6 +112,14 @@ def test_the_scripts_code_is_the_jobs(job, code):
     assert script.content == job.script.read_bytes() and script.name == "42.srv.SC"
     assert (streams.stdin, streams.terminal) == (None, False)
     assert job.plugins.loaded == ["fake-plugin"] and job.said == ""
+
+
+def test_what_the_job_goes_without_is_said_first(job, capfd):
+    proofs.write(job.paths, replace(READY, detail=("runs without \x1b[1mscam",)))
+    assert job.run() == 0
+    assert job.said == "vtorque: warning: runs without \\x1b[1mscam\n"
+    assert await_here(job.paths, JOB, owner_uid=ME) == 0
+    assert "warning: runs without" in capfd.readouterr().err
 
 
 def test_what_the_proof_and_the_batch_system_say_reaches_the_script(job, monkeypatch):

@@ -35,6 +35,8 @@ def show(request: Request, config: Path) -> int:
     secret = bytes(32)
     planned = plan.plan_guests(job, wanted, site, plugins, user, secret)
     placed = []
+    for notice in dict.fromkeys(notice for one in planned for notice in one.notices):
+        sys.stderr.write(f"vsub: warning: {notice.text}\n")
     for one in planned:
         claims = network.claims(site, job, one.plan.guests_per_node, one.plan.index)
         leased = {
