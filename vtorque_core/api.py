@@ -30,6 +30,7 @@ __all__ = [
     "BatchSystem",
     "Command",
     "Conflict",
+    "Extra",
     "FileData",
     "GuestType",
     "HostFault",
@@ -116,6 +117,17 @@ class JobRequest:
         """Return the value of ``option``. Raises KeyError for an option nobody registered."""
         value: T = self.values[option.key]
         return value
+
+
+@dataclass(frozen=True)
+class Extra:
+    """What a job needs on each node beside its guests' vCPUs, their RAM and QEMU's own memory.
+
+    ``vsub`` asks the batch system for it (``vtorque_needs``). ``cpus``: host CPUs; ``mib``: MiB.
+    """
+
+    cpus: int = 0
+    mib: int = 0
 
 
 @dataclass(frozen=True)

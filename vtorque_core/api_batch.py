@@ -68,8 +68,8 @@ class Needs:
     """What a VM job asks of the batch system on each node, where its user has not said.
 
     Args:
-        cpus: the guests' virtual CPUs and what the site reserves for the host.
-        mib: the guests' RAM, QEMU's overhead and the host's reserve, in MiB.
+        cpus: the guests' virtual CPUs, what plugins add and what the site reserves for the host.
+        mib: the guests' RAM, QEMU's overhead, what plugins add and the host's reserve, in MiB.
         seconds: added to the walltime for the guests' start; 0: nothing.
     """
 

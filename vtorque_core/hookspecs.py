@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from vtorque_core.api import (
         BatchSystem,
         Command,
+        Extra,
         GuestType,
         ImageBuilder,
         JobRequest,
@@ -254,6 +255,34 @@ def vtorque_parse_args(request: JobRequest) -> Iterable[Refusal]:
         def vtorque_parse_args(request):
             if request[LOW] > request[HIGH]:
                 yield Refusal("is more than acme_max", key="acme_min", value=str(request[LOW]))
+    """
+    return ()
+
+
+@hookspec
+def vtorque_needs(request: JobRequest) -> Iterable[Extra]:
+    """Return what the guests of a node need beside vCPUs and RAM, for ``vsub`` to ask for.
+
+    Of all guests of a node together, the site's defaults included. It is what the batch system is
+    asked for where the user has said nothing; claims are made on the node, by ``vtorque_plan``. A
+    node that could do with less is not known yet: ask for what the job needs on any.
+
+    Args:
+        request: typed values of all keys, within policy.
+
+    Declaring module; as the user at submission. Pure. Raising refuses the job and names the plugin.
+
+    Example::
+
+        from vtorque_core.api import Extra, boolean, hookimpl, Option
+        from vtorque_core.api_options import VMS_PER_NODE
+
+        LOADER = Option("acme_loader", parse=boolean, default=True, help="a core for the loader")
+
+        @hookimpl
+        def vtorque_needs(request):
+            if request[LOADER]:
+                yield Extra(cpus=request[VMS_PER_NODE], mib=64)
     """
     return ()
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from vtorque_core.api import FileData, JobRequest, Option
+from vtorque_core.api import Extra, FileData, JobRequest, Option
 from vtorque_core.api_batch import Needs
 from vtorque_core.api_options import RAM, VCPUS, VMS_PER_NODE
 from vtorque_core.errors import Refusal, Refused, VtorqueError, printable
@@ -140,14 +140,32 @@ def _broken(plugins: Plugins) -> str:
     return f" (plugins that could not be loaded here: {', '.join(sorted(named))})"
 
 
-def needs(wanted: JobRequest, site: Site) -> Needs:
-    """Return what the job's guests ask of the batch system on each node."""
+def needs(wanted: JobRequest, site: Site, plugins: Plugins) -> Needs:
+    """Return what the job's guests ask of the batch system on each node. Raises Refused."""
     count, node = wanted[VMS_PER_NODE], site.node
+    extras = _extras(wanted, plugins)
     return Needs(
-        cpus=count * wanted[VCPUS] + node.host_reserve_cores,
-        mib=count * (wanted[RAM] + node.qemu_overhead) + node.host_reserve_ram,
+        cpus=count * wanted[VCPUS] + node.host_reserve_cores + sum(e.cpus for e in extras),
+        mib=count * (wanted[RAM] + node.qemu_overhead)
+        + node.host_reserve_ram
+        + sum(e.mib for e in extras),
         seconds=round(site.batch.boot_walltime),
     )
+
+
+def _extras(wanted: JobRequest, plugins: Plugins) -> list[Extra]:
+    """Return what plugins need on each node. Raises Refused naming the plugin that fails."""
+    found = []
+    for contribution in plugins.each("vtorque_needs", request=wanted):
+        who = f"plugin {contribution.plugin} ({contribution.distribution})"
+        item, error = contribution.item, contribution.error
+        if error is not None:
+            raise Refused(_failed(f"{who} failed in vtorque_needs", error))
+        if not isinstance(item, Extra) or min(item.cpus, item.mib) < 0:
+            said = printable(repr(item), 80)
+            raise Refused(f"{who} answered {said} where an Extra of 0 or more belongs")
+        found.append(item)
+    return found
 
 
 def check_share(needed: Needs, cpus: int | None, mib: int | None) -> None:

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from vtorque_core import api_options
-from vtorque_core.api import FileData, Option, Refusal, Refused, count, hookimpl
+from vtorque_core.api import Extra, FileData, Option, Refusal, Refused, count, hookimpl
 from vtorque_core.api_options import ARCH, DISK, IMG, KEEP, RAM, VCPUS, VM_PROLOGUE
 from vtorque_core.config import build, parse_toml
 from vtorque_core.plugins import Plugins
-from vtorque_core.policy import decide
+from vtorque_core.policy import decide, needs
 from vtorque_core.request import Request
 
 FILE = Path("/etc/vtorque/vtorque.toml")
@@ -252,3 +252,43 @@ def test_a_failing_show_refuses_the_job(plugins):
     plugins.register("b", module(vtorque_options=lambda: [option]), "vtorque-b 1")
     (refusal,) = refusals(plugins, "odd=1", site='[options.odd]\nallow = ["*"]')
     assert "plugin b failed on it: ZeroDivisionError" in refusal.message
+
+
+# -- what is asked of the batch system --------------------------------------------------------
+
+
+def needed(plugins, *pairs, site=""):
+    made = build(parse_toml(site.encode(), FILE), plugins)
+    request = Request(tuple(tuple(pair.split("=", 1)) for pair in pairs))
+    return needs(decide(request, made, plugins), made, plugins)
+
+
+def test_what_plugins_need_is_asked_for_too(plugins):
+    site = "[node]\nhost_reserve_cores = 1\nhost_reserve_ram = 100\nqemu_overhead = 10"
+    asked = ("vcpus=3", "ram=1000", "vms_per_node=2", "fpga=2")
+    before = needed(plugins, *asked, site=site)
+    assert (before.cpus, before.mib) == (1 + 2 * 3, 100 + 2 * 1010)
+
+    def wanted(request):
+        yield Extra(cpus=request[FPGA])
+        yield Extra(mib=64 * request[api_options.VMS_PER_NODE])
+
+    plugins.register("a", module(vtorque_needs=wanted), "vtorque-a 1")
+    plugins.register("b", module(vtorque_needs=lambda: [Extra(1, 1)]), "vtorque-b 1")
+    after = needed(plugins, *asked, site=site)
+    assert (after.cpus - before.cpus, after.mib - before.mib) == (3, 129)
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (lambda: 1 / 0, r"plugin a \(vtorque-a 1\) failed in vtorque_needs: ZeroDivisionError"),
+        (raise_system_exit, "failed in vtorque_needs: SystemExit: 3"),
+        (lambda: [3], "answered 3 where an Extra of 0 or more belongs"),
+        (lambda: [Extra(cpus=-1)], r"answered Extra\(cpus=-1, mib=0\) where"),
+    ],
+)
+def test_needs_that_cannot_be_had_refuse_the_job(plugins, answer, message):
+    plugins.register("a", module(vtorque_needs=answer), "vtorque-a 1")
+    with pytest.raises(Refused, match=message):
+        needed(plugins)

@@ -70,7 +70,7 @@ def submit(argv: Sequence[str]) -> int:
     request = make_request(pairs, plugins.options(), args.shell)
     wanted = decide(request, site, plugins)
     check_image(wanted, site)
-    needed = needs(wanted, site)
+    needed = needs(wanted, site, plugins)
     check_share(needed, args.vcpus_given, args.mib_given)
     if DRY_RUN in argv:
         from vtorque_core.cli.dry_run import show  # noqa: PLC0415
