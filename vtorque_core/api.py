@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 import pluggy
 
 from vtorque_core.errors import Conflict, HostFault, Refusal, Refused, UsageError
-from vtorque_core.units import boolean, count, duration, show_mib, size_mib, walltime
+from vtorque_core.units import BOOLEAN_WORDS, boolean, count, duration, show_mib, size_mib, walltime
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from vtorque_core.api_node import Site
 
 __all__ = [
+    "BOOLEAN_WORDS",
     "BatchSystem",
     "Command",
     "Conflict",
@@ -90,6 +91,7 @@ class Option(Generic[T]):
         show: value to text, as the user would have written it.
         is_file: the user's text is a path, read as the user by ``vsub``; the value is a
             :class:`FileData` or None and ``parse`` is not called.
+        words: with ``is_file``: texts, in any case, that are no path but for ``parse``.
     """
 
     key: str
@@ -99,6 +101,11 @@ class Option(Generic[T]):
     metavar: str = "VALUE"
     show: Callable[[T], str] = str
     is_file: bool = False
+    words: frozenset[str] = frozenset()
+
+    def names_file(self, text: str) -> bool:
+        """Return whether this text, as a user writes it, is the path of a file."""
+        return self.is_file and text.strip().lower() not in self.words
 
 
 @dataclass(frozen=True)

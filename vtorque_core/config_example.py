@@ -167,7 +167,7 @@ def _with_default(
 
 def _option_keys(option: Option[Any]) -> Iterator[tuple[str, str]]:
     shown = "" if option.default in (None, "") else option.show(option.default)
-    if not option.is_file:
+    if not option.is_file or option.words:
         yield "", f"#default = {show(shown)}" if shown else '# default = "..."'
     if isinstance(option.default, int | float) and not isinstance(option.default, bool):
         yield "", '# min = "..."'

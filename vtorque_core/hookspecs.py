@@ -235,11 +235,12 @@ def vtorque_options() -> Iterable[Option[Any]]:
 
 
 @hookspec
-def vtorque_parse_args(request: JobRequest) -> Iterable[Refusal]:
+def vtorque_parse_args(request: JobRequest, site: Site) -> Iterable[Refusal]:
     """Return refusals of combinations of keys; single keys are the site policy's. Pure.
 
     Args:
         request: typed values of all keys, within policy.
+        site: the site config; settings that the declaring module declares.
 
     Declaring module; as the user at submission, again as root on the node. Raising refuses the
     job and names the plugin.
@@ -260,7 +261,7 @@ def vtorque_parse_args(request: JobRequest) -> Iterable[Refusal]:
 
 
 @hookspec
-def vtorque_needs(request: JobRequest) -> Iterable[Extra]:
+def vtorque_needs(request: JobRequest, site: Site) -> Iterable[Extra]:
     """Return what the guests of a node need beside vCPUs and RAM, for ``vsub`` to ask for.
 
     Of all guests of a node together, the site's defaults included. It is what the batch system is
@@ -269,6 +270,7 @@ def vtorque_needs(request: JobRequest) -> Iterable[Extra]:
 
     Args:
         request: typed values of all keys, within policy.
+        site: the site config; settings that the declaring module declares.
 
     Declaring module; as the user at submission. Pure. Raising refuses the job and names the plugin.
 

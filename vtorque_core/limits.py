@@ -100,7 +100,7 @@ def read_limits(option: Option[Any], table: Mapping[str, Any]) -> tuple[Limits, 
 
 
 def _bound(option: Option[Any], key: str, value: Any) -> Any:
-    if option.is_file:
+    if option.is_file and not option.words:
         raise ValueError("makes no sense for a file that the user names; deny = ['*'] forbids it")
     typed = _parse(option, value)
     if key != "default" and (isinstance(typed, bool) or not isinstance(typed, int | float)):
@@ -111,15 +111,19 @@ def _bound(option: Option[Any], key: str, value: Any) -> Any:
 def _rules(option: Option[Any], value: Any) -> tuple[Rule, ...]:
     if not isinstance(value, list):
         raise ValueError(f"is {printable(repr(value), 80)}, but must be a list in brackets")
-    if option.is_file and value not in ([], ["*"]):
+    if option.is_file and not option.words and value not in ([], ["*"]):
         raise ValueError("can only be [] or ['*']: users choose the names of their files")
     return tuple(_rule(option, item) for item in value)
 
 
 def _rule(option: Option[Any], item: Any) -> Rule:
-    if isinstance(item, str) and any(c in item for c in "*?["):
+    if isinstance(item, str) and any(c in item for c in "*?[") and _may_glob(option, item):
         return Rule(item, is_glob=True)
     return Rule(_text(item), _parse(option, item))
+
+
+def _may_glob(option: Option[Any], item: str) -> bool:
+    return not option.is_file or item == "*"  # users choose the names of their files
 
 
 def _parse(option: Option[Any], value: Any) -> Any:
@@ -144,7 +148,7 @@ def _contradictions(
     if limits.min is not None and limits.max is not None and limits.min > limits.max:
         return {"min": f"is {option.show(limits.min)}, more than max = {option.show(limits.max)}"}
     value = effective_default(option, limits)
-    if option.is_file or value is None or value == "":
+    if value is None or value == "":
         return {}
     against = refusal(option, limits, value, option.show(value), "")
     if against is None:

@@ -53,7 +53,7 @@ def decide(request: Request, site: Site, plugins: Plugins) -> JobRequest:
         if problem is not None:
             refusals.append(problem)
     job = JobRequest(MappingProxyType(values), frozenset(given), request.shell)
-    refusals = refusals or _parse_args(job, plugins)
+    refusals = refusals or _parse_args(job, site, plugins)
     if refusals:
         raise Refused(*refusals)
     return job
@@ -64,7 +64,8 @@ def _value(
 ) -> tuple[Any, Refusal | None]:
     """Return (typed value, refusal) of one key; the value is None with a refusal."""
     key = option.key
-    if option.is_file != isinstance(asked, FileData):
+    is_file = option.is_file if isinstance(asked, FileData) else option.names_file(asked)
+    if is_file != isinstance(asked, FileData):
         kind = "a file, which must travel as data" if option.is_file else "text, not a file"
         return None, Refusal(f"the value must be {kind}", key=key, value=shown)
     try:
@@ -81,9 +82,9 @@ def _value(
     return value, problem
 
 
-def _parse_args(job: JobRequest, plugins: Plugins) -> list[Refusal]:
+def _parse_args(job: JobRequest, site: Site, plugins: Plugins) -> list[Refusal]:
     found = []
-    for contribution in plugins.each("vtorque_parse_args", request=job):
+    for contribution in plugins.each("vtorque_parse_args", request=job, site=site):
         who = f"plugin {contribution.plugin} ({contribution.distribution})"
         error = contribution.error
         if isinstance(error, Refused):
@@ -143,7 +144,7 @@ def _broken(plugins: Plugins) -> str:
 def needs(wanted: JobRequest, site: Site, plugins: Plugins) -> Needs:
     """Return what the job's guests ask of the batch system on each node. Raises Refused."""
     count, node = wanted[VMS_PER_NODE], site.node
-    extras = _extras(wanted, plugins)
+    extras = _extras(wanted, site, plugins)
     return Needs(
         cpus=count * wanted[VCPUS] + node.host_reserve_cores + sum(e.cpus for e in extras),
         mib=count * (wanted[RAM] + node.qemu_overhead)
@@ -153,10 +154,10 @@ def needs(wanted: JobRequest, site: Site, plugins: Plugins) -> Needs:
     )
 
 
-def _extras(wanted: JobRequest, plugins: Plugins) -> list[Extra]:
+def _extras(wanted: JobRequest, site: Site, plugins: Plugins) -> list[Extra]:
     """Return what plugins need on each node. Raises Refused naming the plugin that fails."""
     found = []
-    for contribution in plugins.each("vtorque_needs", request=wanted):
+    for contribution in plugins.each("vtorque_needs", request=wanted, site=site):
         who = f"plugin {contribution.plugin} ({contribution.distribution})"
         item, error = contribution.item, contribution.error
         if error is not None:

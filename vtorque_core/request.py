@@ -181,7 +181,7 @@ def make_request(
         option = options.get(key)
         if option is None:
             refusals.append(unknown_key(key, value, options))
-        elif not option.is_file:
+        elif not option.names_file(value):
             plain.append((key, value))
         else:
             try:

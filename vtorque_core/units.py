@@ -10,6 +10,8 @@ _DURATION = re.compile(r"([0-9]{1,9})\s*(ms|s|m|min|h|d)?", re.IGNORECASE | re.A
 _SECONDS = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 _TRUE = frozenset({"enabled", "true", "yes", "on"})
 _FALSE = frozenset({"disabled", "false", "no", "off"})
+_AMBIGUOUS = frozenset({"0", "1"})
+BOOLEAN_WORDS = _TRUE | _FALSE | _AMBIGUOUS  # all that boolean() has something to say about
 _MAX_MIB = 1 << 40  # one EiB in MiB: more is a typing error, and libvirt's XML takes 64 bits
 
 
@@ -54,7 +56,7 @@ def boolean(text: str) -> bool:
         return True
     if word in _FALSE:
         return False
-    if word in {"0", "1"}:
+    if word in _AMBIGUOUS:
         raise ValueError(
             "is ambiguous (the old vTorque took 0 for enabled): write true or false instead"
         )

@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 import types
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from vtorque_core import api_options
-from vtorque_core.api import Extra, FileData, Option, Refusal, Refused, count, hookimpl
+from vtorque_core.api import (
+    BOOLEAN_WORDS,
+    Extra,
+    FileData,
+    Option,
+    Refusal,
+    Refused,
+    boolean,
+    count,
+    hookimpl,
+    setting,
+)
 from vtorque_core.api_options import ARCH, DISK, IMG, KEEP, RAM, VCPUS, VM_PROLOGUE
 from vtorque_core.config import build, parse_toml
+from vtorque_core.config_example import example
+from vtorque_core.errors import ConfigError
 from vtorque_core.plugins import Plugins
 from vtorque_core.policy import decide, needs
 from vtorque_core.request import Request
@@ -252,6 +266,82 @@ def test_a_failing_show_refuses_the_job(plugins):
     plugins.register("b", module(vtorque_options=lambda: [option]), "vtorque-b 1")
     (refusal,) = refusals(plugins, "odd=1", site='[options.odd]\nallow = ["*"]')
     assert "plugin b failed on it: ZeroDivisionError" in refusal.message
+
+
+def test_hooks_of_requests_see_the_settings_of_declaring_modules(plugins):
+    @dataclass(frozen=True)
+    class Settings:
+        """[plugin.a]"""
+
+        most: int = setting(1, doc="most")
+
+    def parse(request, site):
+        if request[FPGA] > site[Settings].most:
+            yield Refusal("too many", where="[plugin.a] most")
+
+    def wanted(request, site):
+        yield Extra(cpus=site[Settings].most)
+
+    hooks = {"vtorque_parse_args": parse, "vtorque_needs": wanted}
+    plugins.register("a", module(vtorque_settings=lambda: [Settings], **hooks), "vtorque-a 1")
+    (refusal,) = refusals(plugins, "fpga=3", site="[plugin.a]\nmost = 2\n")
+    assert refusal.where == "[plugin.a] most"
+    few, many = (needed(plugins, site=f"[plugin.a]\nmost = {n}\n").cpus for n in (1, 5))
+    assert many - few == 4
+
+
+# -- a key that takes words or a file ---------------------------------------------------------
+
+MAP = Option("map", boolean, False, "a word or a file", is_file=True, words=BOOLEAN_WORDS,
+             show=lambda v: v.name if isinstance(v, FileData) else str(v).lower())  # fmt: skip
+
+
+@pytest.fixture
+def with_map(plugins):
+    plugins.register("m", module(vtorque_options=lambda: [MAP]), "vtorque-m 1")
+    return plugins
+
+
+def test_a_word_is_parsed_and_a_file_stays_one(with_map):
+    assert ask(with_map)[MAP] is False
+    assert ask(with_map, "map=Yes")[MAP] is True
+    assert ask(with_map, map=SCRIPT)[MAP] == SCRIPT
+    (refusal,) = refusals(with_map, "map=/etc/shadow")
+    assert "must be a file, which must travel as data" in refusal.message
+    (refusal,) = refusals(with_map, "map=1")
+    assert "is ambiguous" in refusal.message
+    (refusal,) = refusals(with_map, "map=yes", map=SCRIPT)
+    assert refusal.message == "is given twice"
+
+
+def test_a_site_may_grant_words_only_and_have_one_as_default(with_map):
+    site = "[options.map]\ndefault = true\nallow = [true, false]\n"
+    assert ask(with_map, site=site)[MAP] is True
+    for name in ("pre.sh", "true"):
+        (refusal,) = refusals(with_map, site=site, map=FileData(name, b""))
+        assert (refusal.limit, refusal.value) == ("true, false", name)
+    site = "[options.map]\ndeny = [true]\n"
+    assert ask(with_map, site=site, map=SCRIPT)[MAP] == SCRIPT
+    (refusal,) = refusals(with_map, "map=on", site=site)
+    assert refusal.limit == "not true"
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("deny = ['*']", "excludes false, the default of map"),
+        ("allow = ['*.sh']", "is not a boolean"),
+        ("default = '/x'", "is not a boolean"),
+        ("max = true", "makes no sense for a key that is not a number"),
+    ],
+)
+def test_limits_that_make_no_sense_for_words_and_files(with_map, text, why):
+    with pytest.raises(ConfigError, match=why):
+        ask(with_map, site=f"[options.map]\n{text}\n")
+
+
+def test_its_default_is_in_the_example_config(with_map):
+    assert '[options.map]\n#default = "false"' in example(with_map)
 
 
 # -- what is asked of the batch system --------------------------------------------------------

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vtorque_core import api_options, request
-from vtorque_core.api import FileData
+from vtorque_core.api import FileData, Option
 from vtorque_core.errors import Refused
 from vtorque_core.request import (
     Request,
@@ -158,6 +158,15 @@ def test_files_are_read_where_they_are_named(tmp_path, monkeypatch):
     assert made == Request(
         (("ram", "1G"),), {"vm_prologue": script, "vm_epilogue": script}, "/bin/csh"
     )
+
+
+def test_a_word_in_place_of_a_file_stays_text(tmp_path):
+    options = {"m": Option("m", str, "", "", is_file=True, words=frozenset({"on"}))}
+    (tmp_path / "on").write_bytes(b"x")
+    for text in ("on", "ON"):
+        assert make_request([("m", text)], options, cwd=tmp_path) == Request((("m", text),))
+    made = make_request([("m", "./on")], options, cwd=tmp_path)
+    assert made.files == {"m": FileData("on", b"x")}
 
 
 def test_files_that_cannot_be_read(tmp_path):
