@@ -78,12 +78,16 @@ class RamClaim:
         page_kib: huge pages of this size in KiB, from what the node has set aside.
         numa: ``"preferred"``: on the NUMA node of the guest's CPUs where it fits; ``"strict"``:
             refuse a guest that does not fit one node. Without: ``[node] numa``.
+        near: NUMA nodes that somebody advises (``advisor`` is who), a wish as in PoolClaim. If the
+            guest goes elsewhere the user gets a Notice.
         key: the ``-vm`` key that a refusal names.
     """
 
     page_kib: int | None = None
     numa: Literal["preferred", "strict"] | None = None
     key: str = "ram"
+    near: tuple[int, ...] = ()
+    advisor: str = ""
 
 
 @dataclass(frozen=True)

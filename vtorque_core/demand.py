@@ -46,6 +46,7 @@ class Demand:
         mib: memory, but for what lies in huge pages of ``page_kib``: ``paged_mib``.
         ram_mib: the guest's own RAM, which is in one of the two.
         numa: as :class:`vtorque_core.api_claims.RamClaim`; None: the node's rule.
+        near: NUMA nodes that it should go to; empty: any.
     """
 
     cores: dict[str, Cores] = field(default_factory=dict)
@@ -58,6 +59,7 @@ class Demand:
     ram_key: str = "ram"
     pools: tuple[PoolClaim, ...] = ()
     caches: tuple[CacheClaim, ...] = ()
+    near: frozenset[int] = frozenset()
 
     @property
     def own(self) -> int:
@@ -121,6 +123,7 @@ def demand(claims: Sequence[Claim]) -> Demand:
         ram_key=next((r.key for r in rams if r.page_kib or r.numa), "ram"),
         pools=pools,
         caches=tuple(c for c in claims if isinstance(c, CacheClaim)),
+        near=frozenset(node for r in rams for node in r.near),
     )
 
 

@@ -294,7 +294,10 @@ def vtorque_needs(request: JobRequest, site: Site) -> Iterable[Extra]:
 
 @hookspec
 def vtorque_plan(guest: GuestPlan, site: Site) -> Iterable[Claim | Refusal | Notice]:
-    """Return what this guest needs of the node, or why it cannot be had. Pure; root.
+    """Return what this guest needs of the node, or why it cannot be had. Changes nothing; root.
+
+    It may look at the node (sysfs, a tool with a short time limit), but only if ``guest.host`` has
+    nodes: ``vsub --dry-run`` calls it too, on a front end and as the user.
 
     Args:
         guest: not yet placed.

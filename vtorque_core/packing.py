@@ -93,7 +93,7 @@ class Search:
         demands: of all guests of the job on this node.
         full: whether a group is a whole physical core.
         fixed_nodes: per guest, the nodes of the CPUs that it names.
-        misfits: per guest, by node: how many of the items it wants are elsewhere.
+        misfits: per guest, by node: how many of its wishes (items, advice) are elsewhere.
         strict: per guest, whether it must not cross nodes.
     """
 
@@ -160,8 +160,8 @@ class Search:
     ) -> Iterator[tuple[int, tuple[Room, ...]]]:
         """Yield the nodes that fit, best first, with what is then left of all of them.
 
-        Best: no guest of the job yet, the wanted devices, then the least room (keeping large rooms
-        whole); for guests that share cores the most.
+        Best: no guest of the job yet, what is wished (devices, advice), then the least room
+        (keeping large rooms whole); for guests that share cores the most.
         """
         d = self.demands[guest]
 

@@ -13,8 +13,13 @@ from vtorque_core.node_share import NoFit, Taken
 
 
 def misfits(d: Demand, taken: Taken, machine: Topology) -> dict[int, int]:
-    """Return NUMA node to how many of the items that the guest wants it would get elsewhere."""
+    """Return NUMA node to how many of the guest's wishes it would not get there.
+
+    A wish is each item that it wants, and the nodes that it is advised to take.
+    """
     result: Counter[int] = Counter()
+    for node in machine.nodes if d.near else ():
+        result[node.id] = int(node.id not in d.near)
     for claim in d.pools:
         free = [item for item in claim.items if item not in taken.items.get(claim.pool, ())]
         for node in machine.nodes if claim.near else ():

@@ -27,6 +27,8 @@ from vtorque_core.api_node import (
     JobUser,
     MemoryClaim,
     Notice,
+    Placement,
+    RamClaim,
     Share,
     Topology,
 )
@@ -36,6 +38,7 @@ from vtorque_core.demand import RAM_USE
 from vtorque_core.domain.merge import Contributed
 from vtorque_core.errors import HostFault, Refusal, Refused
 from vtorque_core.plugins import Plugins
+from vtorque_core.topology import show_cpus
 
 
 def load_secret(path: Path) -> bytes:
@@ -239,6 +242,20 @@ def _claims(
     if refusals:
         raise Refused(*refusals)
     return tuple(claims), tuple(notices)
+
+
+def not_near(planned: PlannedGuest, placement: Placement) -> list[Notice]:
+    """Return whose advice of NUMA nodes (:class:`RamClaim`) the ledger could not follow."""
+    return [
+        Notice(
+            f"{claim.advisor} advised NUMA node {show_cpus(claim.near)}; guest "
+            f"{planned.plan.index} is on {show_cpus(placement.nodes)}, which the ledger had free"
+        )
+        for claim in planned.claims
+        if isinstance(claim, RamClaim)
+        and claim.near
+        and not set(placement.nodes) <= set(claim.near)
+    ]
 
 
 def addressed(

@@ -166,12 +166,14 @@ def _start(
     share = plan.node_share(job, site)
     planned = plan.plan_guests(job, wanted, site, plugins, user, secret, share.machine)
     claims = [p.claims for p in planned]
-    notices = dict.fromkeys(notice.text for p in planned for notice in p.notices)
     try:
         placements = ledger.place(journal, claims, share, site.paths)
     except ledger.InUse:
         reap_gone()
         placements = ledger.place(journal, claims, share, site.paths)
+    notices = [notice for p in planned for notice in p.notices]
+    for each, at in zip(planned, placements, strict=True):
+        notices += plan.not_near(each, at)
     helpers = {cpu for at in placements for cpu in at.cores["emulator"]}
     if helpers:  # every helper process that we start stays off the guests' own cores
         os.sched_setaffinity(0, helpers)
@@ -209,7 +211,7 @@ def _start(
             guest_type=first.image.guest_type,
             plugin=plugins.plugin_of("vtorque_guest_types", first.image.guest_type),
             environ={**told.environ, **prepared[0].environ},
-            detail=tuple(notices),
+            detail=tuple(dict.fromkeys(notice.text for notice in notices)),
             guests=tuple(
                 ProofGuest(g.name, g.hostname, g.rank, str(g.run_dir)) for g in start.guests
             ),

@@ -200,6 +200,20 @@ def test_a_guest_goes_to_its_device_if_that_costs_nothing():
     assert (far[0].nodes, far[0].leased["gpu"]) == ((0,), ("b",))
 
 
+def test_advice_on_numa_nodes_is_a_wish():
+    def near(*nodes):
+        return guest(more=[RamClaim(near=nodes, advisor="me")])
+
+    assert placed(EPYC, near(2))[0].nodes == (2,)
+    assert placed(EPYC, near(3, 1))[0].nodes == (1,)
+    assert placed(EPYC, near(77))[0].nodes == (0,)
+    assert placed(EPYC, near(2), cpus=EPYC.nodes[3].cpus)[0].nodes == (3,)
+    assert [p.nodes for p in placed(EPYC, near(2), near(2))] == [(2,), (0,)]  # distinct ones first
+    card = PoolClaim("gpu", ("a",), near={"a": 1})
+    both = guest(more=[RamClaim(near=(2,)), card, PoolClaim("vf", ("b",), near={"b": 1})])
+    assert placed(EPYC, both)[0].nodes == (1,)  # two wishes against one
+
+
 # -- several guests ---------------------------------------------------------------------------
 
 

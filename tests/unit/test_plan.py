@@ -12,7 +12,16 @@ from vtorque_core import images, plan
 from vtorque_core.api import GuestType, JobRequest, hookimpl
 from vtorque_core.api_batch import BatchJob
 from vtorque_core.api_context import EnvVar, RootCommand
-from vtorque_core.api_node import Image, JobUser, MemoryClaim, Notice, PoolClaim, lacks
+from vtorque_core.api_node import (
+    Image,
+    JobUser,
+    MemoryClaim,
+    Notice,
+    Placement,
+    PoolClaim,
+    RamClaim,
+    lacks,
+)
 from vtorque_core.api_options import VCPUS
 from vtorque_core.config import Site
 from vtorque_core.config_schema import Network
@@ -126,6 +135,15 @@ def test_a_wish_that_a_node_cannot_fulfil_refuses_the_job_or_is_noted(planned, p
         Refused, match=r"vcpus=1: node n2 has no Acme .*\[plugin.a\] required = true"
     ):
         planned()
+
+
+def test_advice_that_the_ledger_cannot_follow_is_told(planned, plugin):
+    plugin.claims = (RamClaim(near=(1, 2), advisor="numad"),)
+    one = planned()[0][0]
+    assert plan.not_near(one, Placement(nodes=(2,))) == []
+    assert plan.not_near(one, Placement()) == []  # one NUMA node only
+    (said,) = plan.not_near(one, Placement(nodes=(0,)))
+    assert said.text.startswith("numad advised NUMA node 1-2; guest 0 is on 0,")
 
 
 def test_ram_below_the_images_minimum_is_refused_with_the_limit(planned):
