@@ -1,0 +1,360 @@
+"""From what a user writes to claims, and what the ledger makes of them on recorded machines."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from vtorque_pinning import node, plugin
+
+from vtorque_core import api_options, plan, topology
+from vtorque_core.api import FileData
+from vtorque_core.api_node import (
+    CoreClaim,
+    GuestPlan,
+    HostFault,
+    Image,
+    JobUser,
+    MemoryClaim,
+    Notice,
+    RamClaim,
+    Refusal,
+    Topology,
+)
+from vtorque_core.api_options import RAM, VCPUS, VMS_PER_NODE
+from vtorque_core.config import build, parse_toml, problems
+from vtorque_core.errors import Refused
+from vtorque_core.ledger import NodeShare, NoFit, Taken
+from vtorque_core.ledger import plan as place
+from vtorque_core.plugins import Plugins
+from vtorque_core.policy import decide, needs
+from vtorque_core.request import Request, make_request
+
+DATA = Path(__file__).parents[3] / "tests" / "data" / "capabilities"
+MACHINES = {path.stem: topology.parse(path.read_text()) for path in DATA.glob("*.xml")}
+XEON, EPYC, ARM = (MACHINES[name] for name in ("xeon-2x32-smt", "epyc-4-numa", "arm-4x32"))
+FLAT = topology.parse("<c><host><topology><cells><cell id='0'><memory>8388608</memory><cpus>"
+                      "<cpu id='0' siblings='0'/><cpu id='1' siblings='1'/></cpus></cell></cells>"
+                      "</topology></host></c>")  # fmt: skip
+
+PLUGINS = Plugins()
+PLUGINS.register("core", api_options, "vtorque-core")
+for half in (plugin, node):
+    PLUGINS.register("pinning", half, "vtorque-pinning")
+
+
+def site(text=""):
+    return build(parse_toml(text.encode()), PLUGINS, node=True)
+
+
+def guests(machine, *pairs, mapping=None, config=""):
+    """Return the guests of a job on this machine, as the node plans them."""
+    files = {} if mapping is None else {"vcpu_pinning": FileData("map", mapping)}
+    wanted = decide(Request(tuple(p.split("=") for p in pairs), files), site(config), PLUGINS)
+    first = GuestPlan(
+        job_id="1", attempt=0, node="n1", index=0, rank=0, guests_per_node=wanted[VMS_PER_NODE],
+        name="vt-1.0-n1-0", uuid="", hostname="v", vcpus=wanted[VCPUS], ram_mib=wanted[RAM],
+        image=Image("m", "linux", "micro", "x86_64", "0" * 64),
+        user=JobUser("u", 1000, 1000, (("u", 1000),), "/home/u", "/bin/sh"), request=wanted,
+        addresses=(), peers=(), state_dir=Path("/s"), run_dir=Path("/r"), secret=b"", host=machine,
+    )  # fmt: skip
+    return [
+        dataclasses.replace(first, index=index, rank=index) for index in range(wanted[VMS_PER_NODE])
+    ]
+
+
+def answers(guest, config=""):
+    return list(node.vtorque_plan(guest, site(config)))
+
+
+def placed(machine, *pairs, mapping=None, config="", taken=None, **share):
+    """Return the ledger's answer to the core's claims and the plugin's."""
+    claims = [
+        [
+            CoreClaim("vcpu", g.vcpus),
+            MemoryClaim(g.ram_mib, use="guest"),
+            *answers(g, config),
+        ]
+        for g in guests(machine, *pairs, mapping=mapping, config=config)
+    ]
+    whole = NodeShare(machine.cpus, machine.mem_mib, topology=machine, **share)
+    return place(claims, whole, taken or Taken())
+
+
+PINNED = [
+    CoreClaim("vcpu", 1, exclusive=True, key="vcpu_pinning"),
+    CoreClaim("emulator", 1, key="vcpu_pinning"),
+]
+
+
+# -- automatic --------------------------------------------------------------------------------
+
+
+def test_without_the_keys_nothing_is_claimed():
+    assert answers(*guests(XEON)) == []
+    assert answers(*guests(XEON, "vcpu_pinning=no", "hugepages=off")) == []
+
+
+def test_vcpus_get_cpus_of_their_own_and_the_emulator_runs_elsewhere():
+    (got,) = placed(XEON, "vcpu_pinning=true", "vcpus=4")
+    assert got.cores["vcpu"] == (0, 64, 1, 65)
+    assert (got.own, got.nodes, got.threads) == ({"vcpu"}, (0,), 2)
+    assert not set(got.cores["emulator"]) & set(got.cores["vcpu"])
+
+
+def test_a_cpu_for_the_emulator_is_a_matter_of_the_site():
+    pairs, without = ("vcpu_pinning=true", "vcpus=2"), "[plugin.pinning]\nemulator_cpu = false\n"
+    (roomy,) = placed(XEON, *pairs, cpus=(0, 64, 3))
+    assert (roomy.cores["vcpu"], roomy.cores["emulator"]) == ((0, 64), (3,))
+    with pytest.raises(NoFit, match=r"vcpu_pinning=3: 3 CPUs of their own and shared: .*2 CPUs"):
+        placed(XEON, *pairs, cpus=(0, 64))
+    (tight,) = placed(XEON, *pairs, cpus=(0, 64), config=without)
+    assert tight.cores["emulator"] == (0, 64)
+    (spare,) = placed(XEON, *pairs, cpus=(0, 64, 3), config=without)
+    assert spare.cores["emulator"] == (3,)
+
+
+def test_the_batch_system_is_asked_for_the_emulators_cpu():
+    def asked(pair, config=""):
+        made = site(config)
+        request = decide(Request((pair.split("="), ("vcpus", "4"))), made, PLUGINS)
+        return needs(request, made, PLUGINS).cpus
+
+    assert asked("vcpu_pinning=false") == 4
+    assert asked("vcpu_pinning=true") == 5
+    assert asked("vcpu_pinning=true", "[plugin.pinning]\nemulator_cpu = false\n") == 4
+
+
+@pytest.mark.parametrize(("machine", "count"), [(XEON, 2), (EPYC, 4), (ARM, 4)])
+def test_guests_of_a_job_get_their_own_cores_on_distinct_nodes_first(machine, count):
+    pairs = ("vcpu_pinning=true", "vcpus=8", "numa=strict")
+    some = placed(machine, *pairs, f"vms_per_node={count}")
+    assert sorted(p.nodes for p in some) == [(n.id,) for n in machine.nodes]
+    assert all(dict(p.memory) == {p.nodes[0]: 1024} for p in some)
+    more = placed(machine, *pairs, f"vms_per_node={count + 1}")
+    cores = [cpu for p in more for cpu in p.cores["vcpu"]]
+    assert len(cores) == len(set(cores)) == 8 * (count + 1)
+    assert all(machine.nodes_of(p.cores["vcpu"]) == p.nodes for p in more)
+    assert all(p.numa == "strict" for p in more)
+
+
+def test_numa_is_the_sites_where_nobody_asks():
+    assert placed(EPYC, "vcpus=4")[0].numa == "preferred"
+    assert placed(EPYC, "vcpus=4", "numa=strict")[0].numa == "strict"
+    assert placed(EPYC, "vcpus=4", numa="strict")[0].numa == "strict"
+    assert placed(EPYC, "vcpus=4", "numa=preferred", numa="strict")[0].numa == "preferred"
+    assert placed(FLAT, "numa=strict")[0].numa is None  # one node: it holds by itself
+    with pytest.raises(
+        NoFit, match=r"numa=strict: a guest of 65 CPUs .* must lie on one NUMA node"
+    ):
+        placed(XEON, "vcpus=65", "vcpu_pinning=true", "numa=strict")
+
+
+# -- huge pages -------------------------------------------------------------------------------
+
+
+def test_huge_pages_of_a_size_or_of_the_largest_that_there_is():
+    for asked in ("true", "2M", "2048k"):
+        (got,) = placed(XEON, f"hugepages={asked}", "ram=4G", "vcpu_pinning=true")
+        assert (got.page_kib, dict(got.paged), dict(got.memory)) == (2048, {0: 4096}, {})
+    both = dataclasses.replace(
+        XEON,
+        nodes=tuple(dataclasses.replace(n, pages={2048: 8192, 1048576: 4}) for n in XEON.nodes),
+    )
+    assert placed(both, "hugepages=on", "ram=4G")[0].page_kib == 1048576
+    assert placed(both, "hugepages=on", "ram=4098M")[0].page_kib == 2048
+    assert placed(both, "hugepages=on", "ram=16G")[0].page_kib == 2048
+    assert placed(ARM, "hugepages=512M", "ram=1G")[0].page_kib == 524288
+
+
+@pytest.mark.parametrize(
+    ("machine", "pairs", "has"),
+    [
+        (FLAT, ("hugepages=true",), "none"),
+        (XEON, ("hugepages=1G",), "64G of 2M"),
+        (XEON, ("hugepages=true", "ram=40G", "vms_per_node=2"), "64G of 2M"),
+        (ARM, ("hugepages=true", "ram=768M"), "8G of 512M"),
+    ],
+)
+def test_huge_pages_that_a_node_lacks(machine, pairs, has):
+    wish = guests(machine, *pairs)[0]
+    (said,) = answers(wish)
+    assert isinstance(said, Refusal)
+    assert f"{pairs[0]}: node n1 has no " in str(said)
+    assert f"(it has {has})" in said.message
+    assert said.where == "[plugin.pinning] required = true"
+    (said,) = answers(wish, "[plugin.pinning]\nrequired = false\n")
+    assert isinstance(said, Notice)
+    assert f"(it has {has}); set vm.nr_hugepages" in said.text
+
+
+def test_a_front_end_cannot_know():
+    pairs = ("hugepages=1G", "vcpu_pinning=true")
+    config = '[plugin.pinning]\nadvisor = "numad"\n'
+    assert answers(*guests(Topology(), *pairs), config) == PINNED
+
+
+@pytest.mark.parametrize(
+    ("pair", "why"),
+    [
+        ("hugepages=3M", "is not a size of huge pages"),
+        ("hugepages=big", "is not a size of huge pages"),
+        ("hugepages=4K", "is not a size of huge pages"),
+        ("hugepages=1", "is ambiguous"),
+        ("vcpu_pinning=1", "is ambiguous"),
+        ("numa=interleave", "write preferred or strict"),
+        ("hugepages=2G", r"hugepages=2G: .* not a whole number .*\(limit: ram=1G\)"),
+        ("vcpu_pinning=/etc/shadow", "the value must be a file, which must travel as data"),
+    ],
+)
+def test_values_that_are_none(pair, why):
+    with pytest.raises(Refused, match=why):
+        guests(XEON, pair)
+
+
+# -- a user's file ----------------------------------------------------------------------------
+
+
+def test_a_mapping_is_read_as_the_user_and_kept_in_its_order(tmp_path):
+    (tmp_path / "my.map").write_bytes(b"33,97,40 # far\n5-7\n")
+    options = PLUGINS.options()
+    made = make_request([("vcpu_pinning", "my.map")], options, cwd=tmp_path)
+    assert made.files["vcpu_pinning"].content == b"33,97,40 # far\n5-7\n"
+    one, two = placed(XEON, "vcpus=3", "vms_per_node=2", mapping=made.files["vcpu_pinning"].content)
+    assert (one.cores["vcpu"], one.nodes) == ((33, 97, 40), (1,))
+    assert (two.cores["vcpu"], two.nodes) == ((5, 6, 7), (0,))
+
+
+def test_a_word_is_no_path(tmp_path):
+    (tmp_path / "true").write_bytes(b"0\n")
+    options = PLUGINS.options()
+    assert not make_request([("vcpu_pinning", "True")], options, cwd=tmp_path).files
+    assert make_request([("vcpu_pinning", "./true")], options, cwd=tmp_path).files
+
+
+def test_a_mapping_that_is_none_is_refused_with_file_and_line():
+    with pytest.raises(Refused, match="vcpu_pinning=map: line 2 has 1 CPUs for 2 vCPUs; write a"):
+        guests(XEON, "vcpus=2", mapping=b"# mine\n4\n")
+
+
+@pytest.mark.parametrize(
+    ("cpus", "share", "why"),
+    [
+        (b"500\n", {}, "vcpu_pinning=500: CPU 500 is not on this node"),
+        (
+            b"64\n",
+            {"reserve_cores": 2},
+            r"CPU 64 is the host's own \(limit: CPUs 1,.* set by \[node\] host_reserve_cores\)",
+        ),
+        (b"9\n", {"cpus": (1, 2)}, r"CPU 9 is not the job's \(limit: CPUs 1,2, set by the batch"),
+        (
+            b"4\n",
+            {"taken": Taken(items={"core": frozenset({"4"})}, shares={4: 1})},
+            "CPU 4 is another job's",
+        ),
+        (b"4\n", {"taken": Taken(shares={4: 1})}, "CPU 4 is another job's"),
+    ],
+)
+def test_a_mapping_of_what_is_not_the_jobs(cpus, share, why):
+    with pytest.raises(NoFit, match=why):
+        placed(XEON, mapping=cpus, **share)
+
+
+def test_a_site_may_forbid_files():
+    config = "[plugin.pinning]\nuser_files = false\n"
+    assert guests(XEON, "vcpu_pinning=true", config=config)
+    with pytest.raises(Refused, match=r"limit: true, false, set by \[plugin.pinning\] user_files"):
+        guests(XEON, mapping=b"4\n", config=config)
+    config = "[options.vcpu_pinning]\nallow = [true, false]\n"
+    assert guests(XEON, "vcpu_pinning=yes", config=config)
+    with pytest.raises(Refused, match=r"vcpu_pinning=map: is not allowed \(limit: true, false"):
+        guests(XEON, mapping=b"4\n", config=config)
+
+
+def test_a_sites_default_may_be_to_pin():
+    config = "[options.vcpu_pinning]\ndefault = true\n[options.hugepages]\nmax = '2M'\n"
+    assert placed(XEON, config=config)[0].own == {"vcpu"}
+    assert not placed(XEON, "vcpu_pinning=false", config=config)[0].own
+    with pytest.raises(Refused, match=r"hugepages=1G: is more than allowed \(limit: 2M"):
+        guests(XEON, "hugepages=1G", config=config)
+
+
+# -- numad ------------------------------------------------------------------------------------
+
+NUMAD = '[plugin.pinning]\nadvisor = "numad"\n'
+
+
+@pytest.fixture
+def numad(monkeypatch):
+    """Stand for numad(8), which needs a machine with several NUMA nodes; return its calls."""
+    calls = []
+
+    def run(*argv, timeout):
+        calls.append(argv)
+        if isinstance(run.says, HostFault):
+            raise run.says
+        return run.says
+
+    monkeypatch.setattr(node, "run_tool", run)
+    run.calls, run.says = calls, "2\n"
+    return run
+
+
+def test_numads_advice_is_followed_where_the_ledger_has_room(numad):
+    pairs = ("vcpu_pinning=true", "vcpus=4", "ram=2G")
+    assert placed(EPYC, *pairs)[0].nodes == (0,)
+    assert placed(EPYC, *pairs, config=NUMAD)[0].nodes == (2,)
+    assert numad.calls == [("numad", "-w", "4:2048")]
+    full = Taken(items={"core": frozenset(map(str, EPYC.nodes[2].cpus))})
+    assert placed(EPYC, *pairs, config=NUMAD, taken=full)[0].nodes == (0,)
+    numad.says = "1,3\n"
+    assert placed(EPYC, *pairs, config=NUMAD)[0].nodes == (1,)
+
+
+def test_numad_is_asked_once_for_a_job_and_only_where_it_can_matter(numad):
+    pairs = ("vcpu_pinning=true", "vcpus=4", "vms_per_node=2")
+    assert sorted(p.nodes for p in placed(EPYC, *pairs, config=NUMAD)) == [(0,), (2,)]
+    assert len(numad.calls) == 1
+    placed(FLAT, "vcpu_pinning=true", config=NUMAD)
+    placed(EPYC, "vcpus=4", config=NUMAD)
+    placed(EPYC, "vcpus=1", mapping=b"4\n", config=NUMAD)
+    assert len(numad.calls) == 1
+
+
+@pytest.mark.parametrize("says", ["", "all of them\n", "0-9\n", HostFault("numad: no end")])
+def test_numad_that_says_nothing_useful_does_not_stop_the_job(numad, says):
+    numad.says = says
+    vcpu, notice, emulator = answers(*guests(EPYC, "vcpu_pinning=true"), NUMAD)
+    assert [vcpu, emulator] == PINNED
+    assert "numad gave no advice (" in notice.text
+
+
+def test_the_user_reads_of_advice_that_could_not_be_followed(numad):
+    (guest,) = guests(EPYC, "vcpu_pinning=true")
+    one = plan.PlannedGuest(guest, None, tuple(answers(guest, NUMAD)))
+    assert RamClaim(near=(2,), advisor="numad", key="vcpu_pinning") in one.claims
+    here, there = (placed(EPYC, "vcpu_pinning=true", config=c)[0] for c in (NUMAD, ""))
+    assert plan.not_near(one, here) == []
+    (said,) = plan.not_near(one, there)
+    assert said.text.startswith("numad advised NUMA node 2; guest 0 is on 0,")
+
+
+def test_the_health_check_knows_whether_numad_is_there(monkeypatch):
+    ((_, check),) = [dataclasses.astuple(c) for c in node.vtorque_health_checks()]
+    assert [r.status for r in check(site())] == ["ok"]
+    monkeypatch.setattr(node.shutil, "which", lambda *_, **__: None)
+    assert [r.status for r in check(site())] == ["ok"]
+    (said,) = check(site(NUMAD))
+    assert (said.status, said.fix) == (
+        "failed",
+        'apt-get install numad, or set [plugin.pinning] advisor = "ledger"',
+    )
+
+
+def test_a_config_that_makes_no_sense_is_said():
+    def of(text):
+        return " ".join(problems(parse_toml(text.encode()), PLUGINS))
+
+    assert "excludes false, the default" in of("[options.vcpu_pinning]\ndeny = ['*']\n")
+    assert "is not a boolean" in of("[options.vcpu_pinning]\nallow = ['*.map']\n")
+    assert "is not a boolean" in of("[options.vcpu_pinning]\ndefault = '/etc/map'\n")
+    assert "advisor" in of('[plugin.pinning]\nadvisor = "me"\n')

@@ -1,0 +1,1 @@
+"""vCPU pinning, huge pages and NUMA binding."""

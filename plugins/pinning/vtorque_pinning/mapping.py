@@ -1,0 +1,57 @@
+"""The file of ``-vm vcpu_pinning=FILE``: which host CPU each vCPU runs on. Pure.
+
+One line for each guest of a node, in the order of their ranks: a list of host CPUs as in cpuset(7),
+"List format"; the n-th is for the guest's n-th vCPU, as in Slurm's ``--cpu-bind=map_cpu``. The
+numbers are Linux' own (``lscpu -e``). Blank lines, and what follows a ``#``, mean nothing.
+"""
+
+from __future__ import annotations
+
+import re
+
+_PART = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?", re.ASCII)
+
+
+def read(content: bytes, guests: int, vcpus: int) -> tuple[tuple[int, ...], ...]:
+    """Return the host CPUs of each guest's vCPUs. Raises ValueError with the line's number."""
+    found: list[tuple[int, ...]] = []
+    line_of: dict[int, int] = {}
+    for number, line in enumerate(content.decode("utf-8", "replace").split("\n"), 1):
+        words = line.partition("#")[0].strip()
+        if not words:
+            continue
+        try:
+            cpus = numbers(words, vcpus)
+        except ValueError as error:
+            raise ValueError(f"line {number} {error}") from None
+        if len(cpus) < vcpus:
+            raise ValueError(f"line {number} has {len(cpus)} CPUs for {vcpus} vCPUs")
+        for cpu in cpus:
+            if cpu in line_of:
+                raise ValueError(f"line {number} has {cpu}, which line {line_of[cpu]} has too")
+            line_of[cpu] = number
+        found.append(cpus)
+        if len(found) > guests:
+            raise ValueError(f"line {number} is one too many: there are {guests} guests on a node")
+    if len(found) < guests:
+        raise ValueError(f"has {len(found)} lines for the {guests} guests of a node")
+    return tuple(found)
+
+
+def numbers(text: str, most: int) -> tuple[int, ...]:
+    """Return the numbers of a list such as ``0-3,8``, in its order. Raises ValueError."""
+    found: list[int] = []
+    for part in text.split(","):
+        match = _PART.fullmatch(part.strip())
+        if match is None:
+            raise ValueError("is not a list of numbers such as 0-3,8")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last < first:
+            raise ValueError(f"has {first}-{last}, which goes backwards")
+        found += range(first, min(last, first + most) + 1)  # one too many is enough to know
+        if len(found) > most:
+            raise ValueError(f"has more than {most} numbers")
+    twice = next((each for n, each in enumerate(found) if each in found[:n]), None)
+    if twice is not None:
+        raise ValueError(f"has {twice} twice")
+    return tuple(found)

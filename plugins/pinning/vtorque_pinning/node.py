@@ -1,0 +1,110 @@
+"""Pinning on the node: claims only. The ledger chooses, and the core writes the pins.
+
+vcpupin, emulatorpin, numatune, huge pages and the CPU topology that a guest sees all follow from
+the placement. So there is nothing here to acquire, to render or to release.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+
+from vtorque_core.api import FileData, hookimpl, show_mib
+from vtorque_core.api_node import (
+    Claim,
+    CoreClaim,
+    GuestPlan,
+    HealthCheck,
+    HealthResult,
+    HostFault,
+    Notice,
+    RamClaim,
+    Refusal,
+    Site,
+    lacks,
+    run_tool,
+)
+from vtorque_pinning.mapping import numbers, read
+from vtorque_pinning.plugin import HUGEPAGES, NUMA, VCPU_PINNING, Settings
+
+NUMAD_SECONDS = 10.0  # numad(8) -w watches the CPUs for 2 s before it answers
+
+
+@hookimpl
+def vtorque_plan(guest: GuestPlan, site: Site) -> Iterator[Claim | Refusal | Notice]:
+    """Claim what the three keys ask for."""
+    settings = site[Settings]
+    if guest[VCPU_PINNING]:
+        yield from _cores(guest, settings)
+    if guest[HUGEPAGES]:
+        yield from _pages(guest, settings)
+    if numa := guest[NUMA]:
+        yield RamClaim(numa=numa, key=NUMA.key)
+
+
+def _cores(guest: GuestPlan, settings: Settings) -> Iterator[Claim | Notice]:
+    wanted, key = guest[VCPU_PINNING], VCPU_PINNING.key
+    if isinstance(wanted, FileData):
+        cpus = read(wanted.content, guest.guests_per_node, guest.vcpus)[guest.index]
+        yield CoreClaim("vcpu", guest.vcpus, cpus=cpus, key=key)
+    else:
+        yield CoreClaim("vcpu", guest.vcpus, exclusive=True, key=key)
+        # A job's further guests go to other nodes anyway, and numad knows of none before it runs.
+        if settings.advisor == "numad" and len(guest.host.nodes) > 1 and guest.index == 0:
+            yield _advice(guest)
+    if settings.emulator_cpu:
+        yield CoreClaim("emulator", 1, key=key)
+
+
+def _advice(guest: GuestPlan) -> Claim | Notice:
+    """Ask numad for NUMA nodes. What it cannot say must not stop the job: the ledger chooses."""
+    try:
+        said = run_tool(
+            "numad", "-w", f"{guest.vcpus}:{guest.ram_mib}", timeout=NUMAD_SECONDS
+        ).strip()
+        nodes = numbers(said, len(guest.host.nodes))
+    except (HostFault, ValueError) as error:
+        return Notice(f"numad gave no advice ({error}): the ledger alone has chosen")
+    return RamClaim(near=nodes, advisor="numad", key=VCPU_PINNING.key)
+
+
+def _pages(guest: GuestPlan, settings: Settings) -> Iterator[Claim | Refusal | Notice]:
+    """Claim huge pages of the size asked for, or the largest of which the node has enough."""
+    wanted = guest[HUGEPAGES]
+    if not guest.host.nodes:  # on a front end
+        return
+    there: Counter[int] = Counter()
+    for node in guest.host.nodes:
+        for kib, number in node.pages.items():
+            there[kib] += kib * number // 1024
+    need = guest.ram_mib * guest.guests_per_node
+    sizes = there if isinstance(wanted, bool) else (wanted,)
+    fitting = [kib for kib in sizes if there[kib] >= need and guest.ram_mib * 1024 % kib == 0]
+    if fitting:
+        yield RamClaim(page_kib=max(fitting), key=HUGEPAGES.key)
+        return
+    has = ", ".join(f"{show_mib(mib)} of {HUGEPAGES.show(kib)}" for kib, mib in there.items())
+    yield lacks(
+        guest,
+        f"{show_mib(need)} in huge pages that fit (it has {has or 'none'})",
+        option=HUGEPAGES,
+        required=settings.required,
+        where="[plugin.pinning] required",
+        fix="set vm.nr_hugepages of the node, or ask for less ram or hugepages=false",
+    )
+
+
+@hookimpl
+def vtorque_health_checks() -> Iterator[HealthCheck]:
+    """Yield whether the advisor is there."""
+    yield HealthCheck("pinning", _check)
+
+
+def _check(site: Site) -> Iterator[HealthResult]:
+    advisor = site[Settings].advisor
+    if advisor == "numad" and not shutil.which("numad", path="/usr/sbin:/usr/bin:/sbin:/bin"):
+        fix = 'apt-get install numad, or set [plugin.pinning] advisor = "ledger"'
+        yield HealthResult("failed", "numad, the advisor of NUMA nodes, is not installed", fix)
+    else:
+        yield HealthResult("ok", f"NUMA nodes: advisor is {advisor}")

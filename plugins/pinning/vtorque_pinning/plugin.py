@@ -1,0 +1,142 @@
+"""What the pinning plugin declares: its three ``-vm`` keys. ``vsub`` imports this."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from vtorque_core.api import (
+    BOOLEAN_WORDS,
+    Extra,
+    FileData,
+    JobRequest,
+    Option,
+    Refusal,
+    boolean,
+    hookimpl,
+    setting,
+    show_mib,
+    size_mib,
+)
+from vtorque_core.api_options import RAM, VCPUS, VMS_PER_NODE
+from vtorque_pinning.mapping import read
+
+if TYPE_CHECKING:
+    from vtorque_core.api_node import Site
+
+Numa = Literal["", "preferred", "strict"]  # "": as the site's [node] numa
+
+
+def page_size(value: str) -> bool | int:
+    """Return False, True (a size that the node has) or KiB of a huge page. Raises ValueError."""
+    if value.strip().lower() in BOOLEAN_WORDS:
+        return boolean(value)
+    try:
+        mib = size_mib(value)
+    except ValueError:
+        mib = 3
+    if mib & (mib - 1):  # all sizes that Linux has are powers of two
+        raise ValueError("is not a size of huge pages: write true, false, or a size like 2M or 1G")
+    return mib * 1024
+
+
+def numa_mode(value: str) -> Numa:
+    """Return ``preferred`` or ``strict``. Raises ValueError."""
+    match value.strip().lower():
+        case "preferred":
+            return "preferred"
+        case "strict":
+            return "strict"
+    raise ValueError("is not a way to bind memory: write preferred or strict")
+
+
+def _show_pinning(value: bool | FileData) -> str:
+    return value.name if isinstance(value, FileData) else str(value).lower()
+
+
+def _show_pages(value: bool | int) -> str:
+    return str(value).lower() if isinstance(value, bool) else show_mib(value // 1024)
+
+
+VCPU_PINNING: Option[bool | FileData] = Option(
+    "vcpu_pinning",
+    boolean,
+    False,
+    "each vCPU on a host CPU of its own, or on the one that your file names",
+    "BOOL|FILE",
+    _show_pinning,
+    is_file=True,
+    words=BOOLEAN_WORDS,
+)
+HUGEPAGES: Option[bool | int] = Option(
+    "hugepages", page_size, False, "memory of each guest in huge pages", "BOOL|SIZE", _show_pages
+)
+NUMA: Option[Numa] = Option(
+    "numa", numa_mode, "", "memory on the NUMA node of the CPUs: preferred or strict", "MODE"
+)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """[plugin.pinning]"""
+
+    user_files: bool = setting(True, doc="users may bring a file that names host CPUs")
+    required: bool = setting(
+        True, doc="refuse a job whose huge pages the node lacks; false: run it without, and say so"
+    )
+    emulator_cpu: bool = setting(
+        True,
+        doc="a job with pinned guests has one CPU more on each node, for QEMU's own threads; "
+        "false: these keep off the vCPUs only if the job has a CPU to spare",
+    )
+    advisor: Literal["ledger", "numad"] = setting(
+        "ledger", doc="who is asked for a NUMA node first; numad's is a wish, and takes 2 s"
+    )
+
+
+@hookimpl
+def vtorque_settings() -> Iterator[type[Settings]]:
+    """Yield ``[plugin.pinning]``."""
+    yield Settings
+
+
+@hookimpl
+def vtorque_options() -> Iterator[Option[Any]]:
+    """Yield the three keys."""
+    yield from (VCPU_PINNING, HUGEPAGES, NUMA)
+
+
+@hookimpl
+def vtorque_parse_args(request: JobRequest, site: Site) -> Iterator[Refusal]:
+    """Refuse a mapping that is not one for these guests, and RAM that is no number of pages."""
+    mapping, page = request[VCPU_PINNING], request[HUGEPAGES]
+    if isinstance(mapping, FileData):
+        if not site[Settings].user_files:
+            yield Refusal(
+                "a file that names host CPUs is not allowed here",
+                key=VCPU_PINNING.key,
+                value=mapping.name,
+                limit="true, false",
+                where="[plugin.pinning] user_files",
+            )
+        try:
+            read(mapping.content, request[VMS_PER_NODE], request[VCPUS])
+        except ValueError as error:
+            fix = "write a line of host CPUs for each guest of a node, a CPU for each vCPU"
+            yield Refusal(str(error), key=VCPU_PINNING.key, value=mapping.name, fix=fix)
+    if not isinstance(page, bool) and request[RAM] * 1024 % page:
+        yield Refusal(
+            "the guest's RAM is not a whole number of these pages",
+            key=HUGEPAGES.key,
+            value=HUGEPAGES.show(page),
+            limit=f"ram={RAM.show(request[RAM])}",
+            fix=f"ask for a multiple of {HUGEPAGES.show(page)}, or for smaller pages",
+        )
+
+
+@hookimpl
+def vtorque_needs(request: JobRequest, site: Site) -> Iterator[Extra]:
+    """Ask for the CPU that QEMU's own threads run on."""
+    if request[VCPU_PINNING] and site[Settings].emulator_cpu:
+        yield Extra(cpus=1)
