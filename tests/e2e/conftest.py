@@ -132,6 +132,13 @@ class Node:
         pytest.fail(f"{what}: not within {seconds} s")
         return None
 
+    def running(self):
+        """Return job key and domain name of the only running job."""
+        (key,) = [path.name for path in (self.run_dir / "jobs").iterdir()]
+        names = run("virsh", "-q", "list", "--name").stdout.decode().split()
+        (domain,) = [each for each in names if each.startswith(f"vt-{key}-")]
+        return key, domain
+
     def state_of(self, job_id):
         """Return the batch system's state letter of a job, or None if it is unknown."""
         import json
@@ -194,6 +201,15 @@ def clean(node):
         time.sleep(0.2)
     left = {kind: after[kind] ^ before[kind] for kind in before if after[kind] != before[kind]}
     assert not left
+
+
+@pytest.fixture
+def guest(clean):
+    """Return the node; the user's home is emptied after."""
+    yield clean
+    for path in clean.home.iterdir():
+        if not path.name.startswith("."):
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """Bad input and bad luck: one clear line, the right exit code, in time, and nothing left behind."""
 
 import base64
-import importlib.util
 import json
 import os
 import re
@@ -10,17 +9,13 @@ import signal
 import subprocess
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
+import faults
 from vtorque_core import images
 from vtorque_core.errors import EXIT_GUEST_DIED, EXIT_HOST_FAULT, EXIT_REFUSED, EXIT_USAGE
 from vtorque_core.request import Request, to_token
-
-_spec = importlib.util.spec_from_file_location("faults", Path(__file__).with_name("faults.py"))
-faults = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(faults)
 
 pytestmark = pytest.mark.e2e
 

@@ -6,7 +6,6 @@ the next job must run.
 """
 
 import contextlib
-import importlib.util
 import os
 import random
 import signal
@@ -16,10 +15,8 @@ from pathlib import Path
 
 import pytest
 
-_spec = importlib.util.spec_from_file_location("faults", Path(__file__).with_name("faults.py"))
-faults = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(faults)
-Hooks, look, as_before = faults.Hooks, faults.look, faults.as_before
+import faults
+from faults import Hooks, as_before, look
 
 pytestmark = pytest.mark.e2e
 

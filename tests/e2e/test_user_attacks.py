@@ -10,7 +10,6 @@ import json
 import os
 import pwd
 import re
-import shutil
 import stat
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
@@ -25,15 +24,6 @@ pytestmark = pytest.mark.e2e
 SUBORDINATE = Node().subordinate_id
 OTHER = "vte2e2"
 PYTHON = "/usr/bin/python3"  # users cannot reach the one of a checkout in a closed home
-
-
-@pytest.fixture
-def guest(clean):
-    """Return the node; the user's home is emptied after."""
-    yield clean
-    for path in clean.home.iterdir():
-        if not path.name.startswith("."):
-            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
 class Waiting:
@@ -57,16 +47,6 @@ class Waiting:
         result = self.job.result(90)
         self.pool.shutdown()
         return result
-
-
-def running_guest(node):
-    """Return job key and domain name of the only running job."""
-    (key,) = [path.name for path in (node.run_dir / "jobs").iterdir()]
-    names = subprocess.run(
-        ["virsh", "-q", "list", "--name"], capture_output=True, text=True, check=True, timeout=20
-    ).stdout.split()
-    (domain,) = [each for each in names if each.startswith(f"vt-{key}-")]
-    return key, domain
 
 
 # Runs as a user; prints every attempt that was not refused.
@@ -140,7 +120,7 @@ def running(guest):
     """Return a running job: node, its id, key, domain and processes."""
     waiting = Waiting(guest)
     waiting.wait()
-    key, domain = running_guest(guest)
+    key, domain = guest.running()
     job = key.rpartition(".")[0]
     yield guest, job, key, domain, pids_of(guest, key, domain)
     assert waiting.end().code == 0
@@ -193,7 +173,7 @@ def test_nobody_else_reads_the_users_own_scripts(guest):
     os.chown(script, pwd.getpwnam(guest.user).pw_uid, pwd.getpwnam(guest.user).pw_gid)
     waiting = Waiting(guest, "-vm", f"vm_prologue={script}")
     waiting.wait()
-    key, _ = running_guest(guest)
+    key, _ = guest.running()
     other, group = pwd.getpwnam(OTHER).pw_uid, pwd.getpwnam(guest.user).pw_gid
     proof = guest.run_dir / "proof" / f"{key.rpartition('.')[0]}.json"
     mine = guest.run_dir / "jobs" / key / "vm_prologue"
@@ -219,7 +199,7 @@ def test_nobody_else_reads_the_users_own_scripts(guest):
 def test_a_user_who_kills_their_share_daemon_hurts_their_own_job_only(guest):
     waiting = Waiting(guest)
     waiting.wait()
-    key, domain = running_guest(guest)
+    key, domain = guest.running()
     pids = pids_of(guest, key, domain)
     doomed = [str(pid) for pid, kind in pids.items() if kind == "virtiofsd"]
     guest.as_user("/bin/kill", "-9", *doomed)

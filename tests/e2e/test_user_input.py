@@ -7,7 +7,6 @@ import contextlib
 import os
 import pwd
 import re
-import shutil
 import subprocess
 import time
 from pathlib import Path
@@ -20,15 +19,6 @@ pytestmark = pytest.mark.e2e
 
 OTHER = "vte2e2"
 PYTHON = "/usr/bin/python3"  # users cannot reach the one of a checkout in a closed home
-
-
-@pytest.fixture
-def guest(clean):
-    """Return the node; the user's home is emptied after."""
-    yield clean
-    for path in clean.home.iterdir():
-        if not path.name.startswith("."):
-            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
 def test_no_variable_of_a_user_reaches_a_root_process(guest, scratch):

@@ -1,12 +1,10 @@
 """The user's own disk at /data, and what its daemon may do, on a real node as root."""
 
-import contextlib
 import os
 import pwd
 import stat
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+import daemons
+from daemons import holders
 from vtorque_core import userdisk
 from vtorque_core.errors import HostFault, Refused
 
@@ -157,14 +157,8 @@ def test_what_is_not_the_users_disk_is_refused(clean, disk, name, why):
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    """A directory that QEMU's user can search, unlike pytest's own."""
-    path = Path(tempfile.mkdtemp(prefix="vtorque-e2e-"))
-    path.chmod(0o711)
-    (path / "run").mkdir(mode=0o711)
-    yield path
-    for lock in (path / "run").glob("*.lock"):
-        userdisk.stop(str(lock), time.monotonic() + 5)
-    subprocess.run(["rm", "-r", path], check=True)
+    with daemons.place_for(userdisk.stop) as path:
+        yield path
 
 
 @pytest.fixture
@@ -181,16 +175,6 @@ def one(place: Path) -> userdisk.DiskFile:
         log=str(run / "d.log"), uid=uid, gid=uid, groups=(uid, 61010, 0),
         socket_owner=pwd.getpwnam(QEMU_USER).pw_uid,
     )  # fmt: skip
-
-
-def holders(path: str) -> set[int]:
-    """Every live process but this one that has the file open."""
-    found = set()
-    for link in Path("/proc").glob("[0-9]*/fd/*"):
-        with contextlib.suppress(OSError):
-            if str(link.readlink()).removesuffix(" (deleted)") == path:
-                found.add(int(link.parts[2]))
-    return found - {os.getpid()}
 
 
 def as_uid(uid: int, *argv: str) -> subprocess.CompletedProcess[str]:
@@ -283,15 +267,7 @@ def test_a_daemon_that_cannot_start_is_reported(one):
 
 @pytest.mark.parametrize("delay", [0.0, 0.01, 0.02, 0.03, 0.04, 0.05, 0.06])
 def test_nothing_remains_of_a_start_that_was_killed(one, delay):
-    script = "from vtorque_core import userdisk; print(flush=True); "
-    script += f"userdisk.start(userdisk.DiskFile(**{vars(one)!r}))"
-    starter = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
-    assert starter.stdout is not None
-    with starter.stdout as out:
-        out.readline()
-        time.sleep(delay)
-        starter.kill()
-        starter.wait(10)
+    daemons.kill_a_start("userdisk", f"start(userdisk.DiskFile(**{vars(one)!r}))", delay)
     userdisk.stop(one.lock, time.monotonic() + 5)
     assert holders(one.source) == holders(one.lock) == set()
     assert {path.suffix for path in Path(one.lock).parent.iterdir()} <= {".log"}

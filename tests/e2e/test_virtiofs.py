@@ -2,7 +2,6 @@
 
 import contextlib
 import gzip
-import os
 import shutil
 import signal
 import stat
@@ -15,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+import daemons
+from daemons import holders, make
 from vtorque_core import virtiofs
 
 pytestmark = pytest.mark.e2e
@@ -140,15 +141,11 @@ def initramfs(kernel: Path, at_end: str) -> bytes:
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    """A directory that QEMU's user can search, unlike pytest's own."""
-    path = Path(tempfile.mkdtemp(prefix="vtorque-e2e-"))
-    path.chmod(0o711)
-    (path / "run").mkdir(mode=0o711)
-    yield path
-    for lock in (path / "run").glob("*.lock"):
-        virtiofs.stop(str(lock), time.monotonic() + 5)
-    subprocess.run(["umount", path / "opt/sub"], check=False, capture_output=True, timeout=10)
-    shutil.rmtree(path)
+    with daemons.place_for(virtiofs.stop) as path:
+        yield path
+        subprocess.run(
+            ["umount", "-l", path / "opt/sub"], check=False, capture_output=True, timeout=10
+        )
 
 
 def share(place: Path, name: str) -> virtiofs.Share:
@@ -159,15 +156,6 @@ def share(place: Path, name: str) -> virtiofs.Share:
         subordinate_id=SUBORDINATE, readonly=name == "opt", socket_owner=QEMU_UID,
         owner_check=name == "home",
     )  # fmt: skip
-
-
-def make(path: Path, content: str | None, mode: int, uid: int, gid: int) -> None:
-    if content is None:
-        path.mkdir()
-    else:
-        path.write_text(content)
-    os.chown(path, uid, gid)
-    path.chmod(mode)
 
 
 @pytest.fixture
@@ -197,16 +185,6 @@ def opt(place: Path) -> Path:
     for name in ("users/data", "sub/data"):
         make(opt / name, "data", 0o666, USER, USER)
     return opt
-
-
-def holders(lock: str) -> list[int]:
-    """Every live process that has the lock file open."""
-    found = []
-    for link in Path("/proc").glob("[0-9]*/fd/*"):
-        with contextlib.suppress(OSError):
-            if str(link.readlink()).removesuffix(" (deleted)") == lock:
-                found.append(int(link.parts[2]))
-    return sorted(set(found) - {os.getpid()})
 
 
 def status(pid: int) -> dict[str, str]:
@@ -313,7 +291,7 @@ def test_what_guest_root_and_user_can_do(kernel: Path, place: Path, home: Path, 
     deadline = time.monotonic() + 10
     while any(holders(one.lock) for one in shares) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert [holders(one.lock) for one in shares] == [[], []]
+    assert [holders(one.lock) for one in shares] == [set(), set()]
     for one in shares:
         virtiofs.stop(one.lock, time.monotonic() + 5)
     assert {p.suffix for p in (place / "run").iterdir()} <= {".log"}
@@ -331,7 +309,7 @@ def test_stop_ends_a_daemon_in_use(kernel: Path, place: Path, home: Path, opt: P
             script += "virtiofs.stop(sys.argv[1], time.monotonic() + 5)"
             subprocess.run([sys.executable, "-c", script, one.lock], check=True, timeout=20)
         assert time.monotonic() - begun < 5
-        assert [holders(one.lock) for one in shares] == [[], []]
+        assert [holders(one.lock) for one in shares] == [set(), set()]
         log = (place / "run/home.log").read_text()
     assert "Received vhost-user socket connection" in log
     assert {p.suffix for p in (place / "run").iterdir()} == {".log"}

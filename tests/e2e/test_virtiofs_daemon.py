@@ -1,12 +1,9 @@
 """The real virtiofsd, as root, without a guest: how it starts, is found again and ends."""
 
-import contextlib
 import os
-import shutil
 import stat
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+import daemons
+from daemons import holders, make
 from vtorque_core import virtiofs
 from vtorque_core.errors import HostFault
 
@@ -25,14 +24,8 @@ QEMU_UID = 64055  # libvirt-qemu on Debian
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    """A directory that QEMU's user can search, unlike pytest's own."""
-    path = Path(tempfile.mkdtemp(prefix="vtorque-e2e-"))
-    path.chmod(0o711)
-    (path / "run").mkdir(mode=0o711)
-    yield path
-    for lock in (path / "run").glob("*.lock"):
-        virtiofs.stop(str(lock), time.monotonic() + 5)
-    shutil.rmtree(path)
+    with daemons.place_for(virtiofs.stop) as path:
+        yield path
 
 
 def share(place: Path, name: str) -> virtiofs.Share:
@@ -45,15 +38,6 @@ def share(place: Path, name: str) -> virtiofs.Share:
     )  # fmt: skip
 
 
-def make(path: Path, content: str | None, mode: int, uid: int, gid: int) -> None:
-    if content is None:
-        path.mkdir()
-    else:
-        path.write_text(content)
-    os.chown(path, uid, gid)
-    path.chmod(mode)
-
-
 @pytest.fixture
 def home(place: Path) -> Path:
     home = place / "home"
@@ -61,16 +45,6 @@ def home(place: Path) -> Path:
     make(home / "mine", "mine", 0o600, USER, USER)
     make(home / "other", None, 0o700, OTHER, OTHER)
     return home
-
-
-def holders(lock: str) -> list[int]:
-    """Every live process that has the lock file open."""
-    found = []
-    for link in Path("/proc").glob("[0-9]*/fd/*"):
-        with contextlib.suppress(OSError):
-            if str(link.readlink()).removesuffix(" (deleted)") == lock:
-                found.append(int(link.parts[2]))
-    return sorted(set(found) - {os.getpid()})
 
 
 def status(pid: int) -> dict[str, str]:
@@ -144,7 +118,7 @@ def test_source_is_opened_as_the_user(place: Path, home: Path) -> None:
         one = replace(share(place, "home"), source=str(place / source))
         with pytest.raises(HostFault, match=why):
             virtiofs.start(one)
-        assert holders(one.lock) == []
+        assert holders(one.lock) == set()
         virtiofs.stop(one.lock, time.monotonic() + 5)
     assert {p.suffix for p in (place / "run").iterdir()} == {".log"}
 
@@ -157,7 +131,7 @@ def test_daemon_that_ends_at_once_is_reported(place: Path, home: Path) -> None:
     assert time.monotonic() - begun < 5
     with pytest.raises(HostFault, match="cannot execute /nonexistent"):
         virtiofs.start(replace(share(place, "home"), program="/nonexistent"))
-    assert holders(one.lock) == []
+    assert holders(one.lock) == set()
 
 
 @pytest.mark.parametrize("delay", [0.0, 0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.035, 0.04, 0.05])
@@ -166,15 +140,7 @@ def test_nothing_remains_of_a_start_that_was_killed(
     place: Path, home: Path, delay: float, readonly: bool
 ) -> None:
     one = replace(share(place, "home"), readonly=readonly)
-    script = "import os, sys; from vtorque_core import virtiofs; print(flush=True); "
-    script += f"virtiofs.start(virtiofs.Share(**{vars(one)!r}))"
-    starter = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
-    assert starter.stdout is not None
-    with starter.stdout as out:
-        out.readline()
-        time.sleep(delay)
-        starter.kill()
-        starter.wait(10)
+    daemons.kill_a_start("virtiofs", f"start(virtiofs.Share(**{vars(one)!r}))", delay)
     virtiofs.stop(one.lock, time.monotonic() + 5)
-    assert holders(one.lock) == []
+    assert holders(one.lock) == set()
     assert {p.suffix for p in (place / "run").iterdir()} <= {".log"}

@@ -1,10 +1,9 @@
-"""Root inside a guest attacks the host by its files, ports and console; see ``attacks.py``.
+"""Root inside a guest attacks the host by its files, ports and console; see ``support/attacks.py``.
 
 Every test looks at the host afterwards, not at what the guest says.
 """
 
 import hashlib
-import importlib.util
 import os
 import pwd
 import re
@@ -15,15 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from attacks import PLACE, Meeting, attack, by_the_user, tree
 from vtorque_core.config_schema import Node
 from vtorque_core.errors import EXIT_GUEST_DIED
-
-_spec = importlib.util.spec_from_file_location("attacks", Path(__file__).with_name("attacks.py"))
-attacks = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(attacks)
-armed, guest, attack, Meeting = attacks.armed, attacks.guest, attacks.attack, attacks.Meeting
-PLACE, by_the_user = attacks.PLACE, attacks.by_the_user
-running_guest, tree = attacks.running_guest, attacks.tree
 
 pytestmark = pytest.mark.e2e
 
@@ -141,7 +134,7 @@ def test_guest_root_cannot_write_seed_or_image(guest):
         "meet end\n",
     )
     meeting.wait("begin")
-    key, _ = running_guest(guest)
+    key, _ = guest.running()
     seed = guest.state / "jobs" / key / "g0/seed.iso"
     before = hashlib.sha256(seed.read_bytes()).digest()
     meeting.go("begin")
@@ -211,7 +204,7 @@ def test_a_console_without_line_ends_is_bounded(guest):
         "(timeout 20 sh -c 'tr \"\\0\" x </dev/zero >/dev/ttyS0')\nmeet end\n",
     )
     meeting.wait("end")
-    key, _ = running_guest(guest)
+    key, _ = guest.running()
     logs = list((guest.state / "jobs" / key / "g0").glob("console.log*"))
     sizes = [path.stat().st_size for path in logs]
     modes = {stat.S_IMODE(path.stat().st_mode) for path in logs}

@@ -1,20 +1,15 @@
-"""Root inside a guest attacks the host and others by the network; see ``attacks.py``."""
+"""Root inside a guest attacks the host and others by the network; see ``support/attacks.py``."""
 
 import contextlib
-import importlib.util
 import ipaddress
 import re
 import socket
 import struct
 import subprocess
-from pathlib import Path
 
 import pytest
 
-_spec = importlib.util.spec_from_file_location("attacks", Path(__file__).with_name("attacks.py"))
-attacks = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(attacks)
-armed, guest, attack, Meeting = attacks.armed, attacks.guest, attacks.attack, attacks.Meeting
+from attacks import Meeting, attack
 
 pytestmark = pytest.mark.e2e
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 NAME = "vtorque-slurm"
-REPO = Path(__file__).resolve().parents[2]
+REPO = Path(__file__).resolve().parents[3]
 NODES = ("n1", "n2", "n3")
 USER, UID = "vtslurm1", 2001
 TIMEOUT = 120
@@ -167,6 +167,3 @@ def nothing_left(cluster):
         cluster.root("head", "scancel", "-u", USER, "--signal=KILL", check=False)
         cluster.root("head", "scancel", "-u", USER, check=False)
     assert not left
-
-
-__all__ = ["NODES", "USER", "Cluster", "bring_up", "nothing_left"]

@@ -1,6 +1,5 @@
 """Long tests on a real Slurm: a queue of 200 VM jobs, MPI over two nodes, a job that is held."""
 
-import importlib.util
 import os
 import re
 import subprocess
@@ -8,27 +7,12 @@ from pathlib import Path
 
 import pytest
 
-_spec = importlib.util.spec_from_file_location(
-    "slurm_cluster", Path(__file__).with_name("slurm_cluster.py")
-)
-slurm = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(slurm)
+import slurm_cluster as slurm
 
 pytestmark = pytest.mark.e2e
 
 IMAGE = "debian-mpi"
 MPI = ("-vm", f"img={IMAGE},ram=768M,vcpus=2")
-
-
-@pytest.fixture(scope="module")
-def cluster():
-    return slurm.bring_up()
-
-
-@pytest.fixture
-def clean(cluster):
-    with slurm.nothing_left(cluster):
-        yield cluster
 
 
 @pytest.mark.parametrize("count", [9, pytest.param(200, marks=pytest.mark.full)])

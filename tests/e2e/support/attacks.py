@@ -5,6 +5,7 @@ Root in the guest comes from the site's own guest prologue (an admin's feature),
 """
 
 import base64
+import contextlib
 import os
 import pwd
 import re
@@ -13,10 +14,8 @@ import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import pytest
-
 PLACE = Path("/srv/vtorque-e2e-attack")
-MARK = b"\n# -- tests/e2e/test_attacks.py: until here the node's own\n"
+MARK = b"\n# -- tests/e2e/guest_root: until here the node's own\n"
 CONFIG = f"""
 [plugin.linux-guest]
 prologue = "{PLACE}/prologue"
@@ -40,7 +39,7 @@ cd $HOME
 """
 
 
-@pytest.fixture(scope="module")
+@contextlib.contextmanager
 def armed(node):
     """Give the node a guest prologue that makes the job's user root, and a read-only share."""
     own = node.config.read_bytes().partition(MARK)[0]
@@ -68,15 +67,6 @@ def armed(node):
     finally:
         node.config.write_bytes(own)
         shutil.rmtree(PLACE, ignore_errors=True)
-
-
-@pytest.fixture
-def guest(armed, clean):
-    """Return the node, for jobs whose scripts are root in the guest; the home is emptied after."""
-    yield clean
-    for path in clean.home.iterdir():
-        if not path.name.startswith("."):
-            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
 def attack(node, text, *args, timeout=120):
@@ -119,16 +109,6 @@ def by_the_user(node, name, content="x\n", mode=0o644):
     os.chown(path, entry.pw_uid, entry.pw_gid)
     path.chmod(mode)
     return path
-
-
-def running_guest(node):
-    """Return job key and domain name of the only running job."""
-    (key,) = [path.name for path in (node.run_dir / "jobs").iterdir()]
-    names = subprocess.run(
-        ["virsh", "-q", "list", "--name"], capture_output=True, text=True, check=True, timeout=20
-    ).stdout.split()
-    (domain,) = [each for each in names if each.startswith(f"vt-{key}-")]
-    return key, domain
 
 
 def tree(top):

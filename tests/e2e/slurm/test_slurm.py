@@ -1,7 +1,6 @@
 """VM jobs on a real Slurm of three nodes, with real guests: what users see, what stays behind."""
 
 import base64
-import importlib.util
 import json
 import os
 import re
@@ -9,26 +8,11 @@ from pathlib import Path
 
 import pytest
 
-_spec = importlib.util.spec_from_file_location(
-    "slurm_cluster", Path(__file__).with_name("slurm_cluster.py")
-)
-slurm = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(slurm)
+import slurm_cluster as slurm
 
 pytestmark = pytest.mark.e2e
 
 SHELL = "/usr/libexec/vtorque-jobshell"
-
-
-@pytest.fixture(scope="module")
-def cluster():
-    return slurm.bring_up()
-
-
-@pytest.fixture
-def clean(cluster):
-    with slurm.nothing_left(cluster):
-        yield cluster
 
 
 def token(pairs):

@@ -1,0 +1,48 @@
+"""``vsub -I`` on a real Slurm: a shell in a real guest, on the user's own terminal."""
+
+import re
+
+import pytest
+
+from terminal import PROMPT, Terminal
+
+pytestmark = pytest.mark.e2e
+
+
+def vsub(cluster, *argv):
+    """Return a terminal with ``vsub`` on it, on the head as the user."""
+    return Terminal(cluster.user_command("vsub", *argv, env={"TERM": "xterm"}))
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_shell_in_a_guest(clean, nodes):
+    """Prompt, a terminal of the right size, Ctrl-C, exit code; also with guests on two nodes."""
+    terminal = vsub(clean, "-I", f"-N{nodes}", "-vm", "ram=256M")
+    terminal.read(rb"Granted job allocation (\d+)")
+    terminal.read(PROMPT)
+    terminal.write(b"stty size; echo $SLURM_NNODES-$(hostname)-$TERM\r")
+    assert terminal.read(rb"(\d+ \d+)\r")[1] == b"33 101"
+    assert re.fullmatch(rb"%d-vn\d-xterm" % nodes, terminal.read(rb"\n(\S+-vn\S+)\r")[1])
+    terminal.read(PROMPT)
+    terminal.interrupt()
+    terminal.write(b"exit 7\r")
+    assert terminal.code() == 7
+
+
+def test_a_lost_terminal_ends_the_job(clean):
+    """Whoever closes the window does not keep the nodes."""
+    terminal = vsub(clean, "-I", "-vm", "ram=256M")
+    job_id = terminal.read(rb"Granted job allocation (\d+)")[1].decode()
+    terminal.read(PROMPT)
+    assert clean.state(job_id) == "RUNNING"
+    terminal.close()
+    clean.wait(lambda: clean.state(job_id) != "RUNNING", 60, "end of the job")
+
+
+def test_bare_metal(clean):
+    terminal = vsub(clean, "-I", "-vm", "none")
+    terminal.read(rb"Granted job allocation (\d+)")
+    terminal.read(PROMPT)
+    terminal.write(b"hostname; exit 3\r")
+    terminal.read(rb"[\r\n]n\d\r")
+    assert terminal.code() == 3

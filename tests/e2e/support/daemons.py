@@ -1,0 +1,55 @@
+"""What the tests of a job's daemons (virtiofsd, qemu-storage-daemon) share."""
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+
+@contextlib.contextmanager
+def place_for(stop: Callable[[str, float], object]) -> Iterator[Path]:
+    """Give a directory that QEMU's user can search, unlike pytest's own; ``stop`` what runs."""
+    path = Path(tempfile.mkdtemp(prefix="vtorque-e2e-"))
+    path.chmod(0o711)
+    (path / "run").mkdir(mode=0o711)
+    yield path
+    for lock in (path / "run").glob("*.lock"):
+        stop(str(lock), time.monotonic() + 5)
+    shutil.rmtree(path)
+
+
+def make(path: Path, content: str | None, mode: int, uid: int, gid: int) -> None:
+    """Make a file, or without content a directory."""
+    if content is None:
+        path.mkdir()
+    else:
+        path.write_text(content)
+    os.chown(path, uid, gid)
+    path.chmod(mode)
+
+
+def holders(path: str) -> set[int]:
+    """Return every live process but this one that has the file open."""
+    found = set()
+    for link in Path("/proc").glob("[0-9]*/fd/*"):
+        with contextlib.suppress(OSError):
+            if str(link.readlink()).removesuffix(" (deleted)") == path:
+                found.add(int(link.parts[2]))
+    return found - {os.getpid()}
+
+
+def kill_a_start(module: str, call: str, delay: float) -> None:
+    """Run ``call`` on a module of the core in a process that is killed ``delay`` seconds later."""
+    script = f"from vtorque_core import {module}; print(flush=True); {module}.{call}"
+    starter = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
+    assert starter.stdout is not None
+    with starter.stdout as out:
+        out.readline()
+        time.sleep(delay)
+        starter.kill()
+        starter.wait(10)

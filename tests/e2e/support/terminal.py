@@ -1,0 +1,69 @@
+"""A pseudo-terminal with a user's command on it, as the tests of interactive jobs use it."""
+
+import contextlib
+import fcntl
+import os
+import pty
+import re
+import select
+import struct
+import termios
+import time
+
+PROMPT = rb"[$#>] "
+
+
+class Terminal:
+    """A terminal with a command on it."""
+
+    def __init__(self, command, *, rows=33, columns=101):
+        self.pid, self.fd = pty.fork()
+        if self.pid == 0:
+            try:
+                fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("4H", rows, columns, 0, 0))
+                os.execvp(command[0], command)  # noqa: S606
+            finally:
+                os._exit(99)
+        self.seen = b""
+
+    def read(self, pattern, seconds=60):
+        """Read until the pattern comes; return its match; what is after it stays to be read."""
+        deadline = time.monotonic() + seconds
+        while not (match := re.search(pattern, self.seen)):
+            left = deadline - time.monotonic()
+            assert left > 0, (pattern, self.seen)
+            if select.select([self.fd], [], [], left)[0]:
+                data = b""
+                with contextlib.suppress(OSError):  # EIO: nobody has the terminal any more
+                    data = os.read(self.fd, 4096)
+                assert data, (pattern, self.seen)
+                self.seen += data
+        self.seen = self.seen[match.end() :]
+        return match
+
+    def write(self, data):
+        os.write(self.fd, data)
+
+    def interrupt(self):
+        """Press Ctrl-C at a command that would take long; the prompt has to come back at once."""
+        self.write(b"sleep 100\r")
+        self.read(rb"sleep 100\r\n")
+        time.sleep(0.5)
+        start = time.monotonic()
+        self.write(b"\x03")
+        self.read(PROMPT, 10)
+        assert time.monotonic() - start < 5, "Ctrl-C ends the command, not the shell"
+
+    def close(self):
+        """Close the window, and wait for the command's end."""
+        os.close(self.fd)
+        os.waitpid(self.pid, 0)
+
+    def code(self, seconds=60):
+        """Return the exit code of the command, when it has said all."""
+        with contextlib.suppress(OSError):
+            while select.select([self.fd], [], [], seconds)[0] and (data := os.read(self.fd, 4096)):
+                self.seen += data
+        code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        os.close(self.fd)
+        return code
