@@ -11,9 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 from xml.etree import ElementTree
@@ -28,7 +26,6 @@ CALL_TIMEOUT = 60.0
 _LOOKUP = 10.0  # seconds for one question that libvirtd answers from memory
 _POLL = 0.05
 _CLOSE_TIMEOUT = 5.0
-_METADATA = "https://vtorque.org/xmlns/domain/1"
 
 _connections: dict[str, Any] = {}
 _lock = threading.Lock()
@@ -42,21 +39,6 @@ def _forget() -> None:
 
 
 os.register_at_fork(after_in_child=_forget)
-
-
-@dataclass(frozen=True)
-class DomainInfo:
-    """One domain that libvirt knows. ``id`` is new with each start; None: not running.
-
-    ``job``, ``owner``: as vTorque's metadata say them; None: not one of vTorque's guests.
-    """
-
-    name: str
-    uuid: str
-    id: int | None
-    state: str
-    job: str | None = None
-    owner: str | None = None
 
 
 @cache
@@ -242,8 +224,13 @@ def domain_state(uri: str, uuid: str) -> str | None:
     """Return ``running``, ``paused``, ``crashed``, ... or None if there is no such domain."""
 
     def state(connection: Any) -> str | None:
-        info = _info(domain) if (domain := _find(connection, uuid)) else None
-        return None if info is None else info.state
+        domain = _find(connection, uuid)
+        try:
+            return _state(domain) if domain else None
+        except _libvirt().libvirtError as error:
+            if error.get_error_code() == _libvirt().VIR_ERR_NO_DOMAIN:
+                return None  # it ended since it was found
+            raise
 
     return call(uri, "domain state", state, _LOOKUP)
 
@@ -262,46 +249,9 @@ def _state(domain: Any) -> str:
     return names.get(domain.state()[0], "unknown")
 
 
-def list_domains(uri: str) -> list[DomainInfo]:
-    """Return all domains at ``uri``, sorted by name."""
-
-    def domains(connection: Any) -> list[DomainInfo]:
-        found = (_info(domain) for domain in connection.listAllDomains())
-        return sorted((d for d in found if d is not None), key=lambda d: d.name)
-
-    return call(uri, "list domains", domains)
-
-
-def _info(domain: Any) -> DomainInfo | None:
-    module = _libvirt()
-    try:
-        number, state = domain.ID(), _state(domain)
-    except module.libvirtError as error:
-        if error.get_error_code() == module.VIR_ERR_NO_DOMAIN:
-            return None  # it ended since it was listed
-        raise
-    job = owner = None
-    with contextlib.suppress(module.libvirtError):  # no metadata of ours, or gone by now
-        text = domain.metadata(module.VIR_DOMAIN_METADATA_ELEMENT, _METADATA)
-        element = ElementTree.fromstring(text)  # noqa: S314 - from libvirt, written by root
-        job, owner = element.get("id"), element.get("owner")
-    number_or_none = number if number >= 0 else None
-    return DomainInfo(domain.name(), domain.UUIDString(), number_or_none, state, job, owner)
-
-
 def domain_xml(uri: str, uuid: str) -> str | None:
     """Return the live XML of a domain, or None if there is none."""
     return on_domain(uri, uuid, "domain XML", lambda domain: str(domain.XMLDesc()))
-
-
-def console_pty(uri: str, uuid: str) -> Path | None:
-    """Return the pseudoterminal of a guest's serial console, for root to read and write."""
-    xml = domain_xml(uri, uuid)
-    if xml is None:
-        return None
-    source = ElementTree.fromstring(xml).find("./devices/serial/source")  # noqa: S314 - as above
-    path = source.get("path") if source is not None else None
-    return Path(path) if path else None
 
 
 # -- the node ---------------------------------------------------------------------------------

@@ -135,13 +135,7 @@ def test_libvirt_changes_no_owner_and_the_guest_leaves_no_trace(guest: GuestPlan
     assert {n: during[n] for n in before} == before
     assert during["console.log"] == (0, 0, 0o600)
     assert during["c.sock"][:2] == (0, 0)  # the core opens it to whom it is for
-    (info,) = [d for d in hypervisor.list_domains(URI) if d.name == guest.name]
-    assert (info.uuid, info.state, info.job, info.owner) == (
-        guest.uuid, "running", "test", "nobody",
-    )  # fmt: skip
-    console = hypervisor.console_pty(URI, guest.uuid)
-    assert console is not None
-    assert console.is_char_device()
+    assert hypervisor.domain_state(URI, guest.uuid) == "running"
     hypervisor.destroy_domain(URI, guest.uuid, 30)
     hypervisor.destroy_domain(URI, guest.uuid, 30)
     after = owners(guest)

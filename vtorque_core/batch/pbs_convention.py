@@ -20,7 +20,7 @@ TORQUE_GETOPT = "a:A:b:c:C:d:D:e:EfF:hi:Ij:J:k:K:l:L:m:M:nN:o:p:P:q:r:S:t:T:u:v:
 OPENPBS_GETOPT = "a:A:c:C:e:fhIj:J:k:l:m:M:N:o:p:q:r:R:S:u:v:VW:XzP:"
 
 PROLOGUE_RUN = 0  # the job runs; also what a prologue killed by a signal counts as
-PROLOGUE_DELETE = 1  # the job ends and its output is never delivered: do not use it for a reason
+# 1: the job ends and its output is never delivered, so no reason either.
 PROLOGUE_REQUEUE = 2  # any other code: immediate, endless requeue, unless the job is held first
 
 # exit_status of a job as Torque records it (epilogue argument 10, qstat -f)
