@@ -36,6 +36,11 @@ def _absolute(value: Path | str) -> None:
         raise ValueError(f"is {str(value)!r}: write an absolute path without '..'")
 
 
+def _absolute_or_empty(value: str) -> None:
+    if value:
+        _absolute(value)
+
+
 def _subnet(value: str) -> None:
     import ipaddress  # noqa: PLC0415 (6 ms, only where a site sets the subnet)
 
@@ -182,6 +187,16 @@ class Images:
     pool: Path = _key(  # noqa: RUF009
         Path("/var/lib/vtorque/images"), "image pool, writable by root alone", None, _absolute
     )
+    cache: str = _key(
+        "", "this node's copies (vmgr images sync), used before the pool", None, _absolute_or_empty
+    )
+    keep: float = _key(
+        604800.0,
+        "what no name has any more stays as long, since jobs of other nodes that share the pool "
+        "cannot be seen: the longest walltime; 0: no other node uses the pool",
+        "s",
+    )
+    max_disk: int = _key(2 << 20, "largest disk that vmgr images add takes", "MiB")
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,11 @@ from vtorque_core.api import Image
 from vtorque_core.api_image import BuiltImage
 
 SCHEMA = 1
-FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}", re.ASCII)
-_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}", re.ASCII)
-_VERSION = re.compile(r"v[0-9a-f]{1,32}", re.ASCII)
+SIDECAR = "image.json"
+MAX_SIDECAR = 65536  # bytes
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}", re.ASCII)
+VERSION = re.compile(r"v[0-9a-f]{1,32}", re.ASCII)
+FILE_NAME = _WORD = NAME  # the same characters
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 MAX_CMDLINE = 2047  # COMMAND_LINE_SIZE of x86 less its NUL: arch/x86/include/asm/setup.h of Linux
 MAX_LABELS = 64
@@ -41,7 +43,10 @@ class FileRecord:
 
 @dataclass(frozen=True)
 class Sidecar:
-    """What a sidecar says. ``created`` is UTC in ISO 8601; ``version`` the files' directory."""
+    """What a sidecar says. ``version`` is the directory of the files.
+
+    ``created`` and ``verified`` (when the files were last hashed) are UTC in ISO 8601.
+    """
 
     name: str
     built: BuiltImage
@@ -49,6 +54,7 @@ class Sidecar:
     builder: str
     created: str
     files: Mapping[str, FileRecord]
+    verified: str = ""
 
     @property
     def sha256(self) -> str:
@@ -89,6 +95,7 @@ class Sidecar:
             "version": self.version,
             "builder": self.builder,
             "created": self.created,
+            "verified": self.verified or self.created,
             "sha256": self.sha256,
             "guest_type": built.guest_type,
             "distro": built.distro,
@@ -128,17 +135,34 @@ def parse_sidecar(text: bytes, name: str) -> Sidecar:
     )
     check_facts(built)
     version = _get(data, "version", str)
-    if not _VERSION.fullmatch(version):
+    if not VERSION.fullmatch(version):
         raise ValueError("has a bad version")
     files = _get(data, "files", dict)
     if sorted(files) != sorted(file_names(built)):
         raise ValueError("does not list exactly the files that the image has")
     builder, created = _get(data, "builder", str), _get(data, "created", str)
+    verified = str(data.get("verified") or created)
     records = {file: _record(value) for file, value in files.items()}
-    sidecar = Sidecar(name, built, version, builder, created, records)
+    sidecar = Sidecar(name, built, version, builder, created, records, verified)
     if data.get("sha256") != sidecar.sha256:
         raise ValueError("has a sha256 that does not follow from its files'")
     return sidecar
+
+
+def names(pool: Path) -> list[str]:
+    """Return the names of all images, usable or not, sorted."""
+    with os.scandir(pool) as entries:
+        found = [entry.name for entry in entries if NAME.fullmatch(entry.name)]
+    return sorted(name for name in found if os.path.lexists(f"{pool}/{name}/{SIDECAR}"))
+
+
+def version_of(built: BuiltImage, sha256: Mapping[str, str]) -> str:
+    """Return the version of files with these hashes: the same for the same names and content.
+
+    128 bits of a SHA-256: nobody finds two contents of one version, not even on purpose (2^64).
+    """
+    lines = [f"{file} {sha256[file]}\n" for file in sorted(file_names(built))]
+    return "v" + hashlib.sha256("".join(lines).encode()).hexdigest()[:32]
 
 
 def file_names(built: BuiltImage) -> list[str]:

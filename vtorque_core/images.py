@@ -1,372 +1,329 @@
 """The image pool: a root-owned directory of images, each with a sidecar that says what it is.
 
-    <pool>/<name>/image.json      the sidecar; replaced in one step: an image is whole or absent
-    <pool>/<name>/<version>/...   the files of one build; the last but one is kept for jobs that
-                                  are being started from it
-
-A full hash of every file at each job's start would take longer than the boot, so :func:`lookup`
-compares size, modification time and inode with those the sidecar has, and :func:`verify` hashes.
-Nothing here is writable by anybody but root; a pool or an image that is gets refused.
+Reading is :mod:`vtorque_core.image_pool`, whose names are here too; how files lie on disk and how
+old ones go is :mod:`vtorque_core.image_store`. This module changes the pool, as root. Each change
+is one rename: a kill at any point leaves the image as it was or as it is to be.
 """
 
 from __future__ import annotations
 
-import fcntl
-import json
 import os
-import re
-import shutil
-import stat
-import tempfile
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from json import dumps
 from pathlib import Path
 
+from vtorque_core import image_store
 from vtorque_core.api import Image
 from vtorque_core.api_image import BuiltImage
-from vtorque_core.errors import ConfigError, HostFault, Refusal, Refused, printable
-from vtorque_core.image_files import check_built, file_sha256
-from vtorque_core.image_sidecar import FileRecord, Sidecar, file_names, parse_sidecar
-from vtorque_core.trust import effective_root, require_root_owned
+from vtorque_core.errors import HostFault, Refusal, Refused
+from vtorque_core.image_files import check_built, check_disk, file_sha256
+from vtorque_core.image_pool import (
+    Broken,
+    Listed,
+    bad,
+    check_name,
+    check_pool,
+    describe,
+    file_status,
+    list_images,
+    listing,
+    lookup,
+    read_sidecar,
+    scan,
+    select,
+    unknown,
+)
+from vtorque_core.image_sidecar import (
+    SIDECAR,
+    FileRecord,
+    Sidecar,
+    check_facts,
+    file_names,
+    version_of,
+)
+from vtorque_core.image_store import staging, sweep
+from vtorque_core.names import Paths
+from vtorque_core.trust import effective_root
 
-SIDECAR = "image.json"
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}", re.ASCII)
-_MAX_SIDECAR = 65536  # bytes
-_STAGING = ".staging-"
+__all__ = [
+    "SIDECAR",
+    "Broken",
+    "Listed",
+    "Removed",
+    "check_name",
+    "check_pool",
+    "commit",
+    "describe",
+    "file_status",
+    "label",
+    "list_images",
+    "listing",
+    "lookup",
+    "read_sidecar",
+    "remove",
+    "scan",
+    "select",
+    "staging",
+    "sweep",
+    "verify",
+]
+
+Hashed = Callable[[int, int], None]
+"""Told of progress: bytes that are hashed, bytes in all."""
 
 
 @dataclass(frozen=True)
-class Broken:
-    """An image that cannot be used, and why."""
-
-    name: str
-    reason: str
-
-
-def check_pool(pool: Path) -> None:
-    """Check that only root (or the calling user) can change the pool or anything above it.
-
-    Raises Refused naming the path and its mode, HostFault if there is no pool.
+class Removed:
+    """What a removal left: ``used_by``: jobs of this node that still use a version of it;
+    ``kept``: versions that stay for them, or for other nodes' jobs.
     """
-    if not pool.is_absolute():
-        raise Refused(f"[images] pool={printable(str(pool))}: must be an absolute path")
-    if not pool.is_dir():
-        raise HostFault(f"image pool {pool} does not exist: run vtorque setup install")
-    _check_trusted(pool)
+
+    used_by: tuple[str, ...]
+    kept: tuple[str, ...]
 
 
-def check_name(name: str) -> None:
-    """Check the name of an image. Raises Refused for paths, dots in front, odd characters."""
-    if not _NAME.fullmatch(name):
-        raise Refused(
-            Refusal(
-                "is not the name of an image: use letters, digits and ._+- (no path)",
-                key="img",
-                value=name,
-            )
-        )
-
-
-def lookup(pool: Path, name: str) -> Image:
-    """Return one image of the pool, its files checked by size, time and inode. Any user.
-
-    Raises Refused: bad name, no such image, unreadable sidecar, a file that has changed, files or
-    directories that others than root can write; HostFault: no pool.
-    """
-    check_name(name)
-    check_pool(pool)
-    return _lookup(pool, name)
-
-
-def list_images(pool: Path) -> list[Image]:
-    """Return all usable images by name. Raises as :func:`check_pool`; see :func:`scan`."""
-    return [found for found in scan(pool) if isinstance(found, Image)]
-
-
-def scan(pool: Path) -> list[Image | Broken]:
-    """Return every image of the pool by name, those that cannot be used with the reason."""
-    check_pool(pool)
-    found: list[Image | Broken] = []
-    for name in _names(pool):
-        try:
-            found.append(_lookup(pool, name))
-        except Refused as error:
-            found.append(Broken(name, str(error)))
-    return found
-
-
-def select(pool: Path, name: str | None, distro: str | None, arch: str | None) -> Image:
-    """Return the image a job asked for: by name, or the only one of a distro and architecture.
-
-    None and empty text mean that nobody chose. A named image must be of the distro and the
-    architecture, if given. Raises Refused (none fits, or several do), HostFault.
-    """
-    if name:
-        image = lookup(pool, name)
-        for key, wanted, has in (("distro", distro, image.distro), ("arch", arch, image.arch)):
-            if wanted and wanted != has:
-                message = f"does not fit img={name}, whose {key} is {has}"
-                raise Refused(Refusal(message, key=key, value=wanted))
-        return image
-    usable = list_images(pool)
-    fit = [i for i in usable if distro in (None, "", i.distro) and arch in (None, "", i.arch)]
-    if len(fit) == 1:
-        return fit[0]
-    asked = " ".join(f"{k}={printable(v)}" for k, v in (("distro", distro), ("arch", arch)) if v)
-    names = ", ".join(i.name for i in fit or usable) or "none"
-    if not fit:
-        raise Refused(f"no image of the pool has {asked or 'been built'} (there is: {names})")
-    raise Refused(f"several images fit {asked or 'the job'}: choose one with img= ({names})")
-
-
-def describe(pool: Path, name: str) -> Sidecar:
-    """Return what the sidecar of an image says, its files not looked at. Raises as lookup."""
-    check_name(name)
-    check_pool(pool)
-    return _read_sidecar(pool, name)
-
-
-def verify(pool: Path, name: str) -> Image:
-    """Hash every file of an image and compare with the sidecar; as root, note new inodes.
+def verify(pool: Path, name: str, told: Hashed = lambda _done, _all: None) -> Image:
+    """Hash every file of an image, check its disk and who can read it. As root, note that.
 
     A pool that was copied to a node has other inodes and times than the sidecar says; after a
-    good hash root's ``verify`` records the new ones. Raises Refused naming the file that differs.
+    good hash root's ``verify`` records the new ones, and when it was. Raises Refused naming the
+    file and what is wrong.
     """
     sidecar = describe(pool, name)
     directory = pool / name / sidecar.version
+    total = sum(record.size for record in sidecar.files.values())
     records: dict[str, FileRecord] = {}
+    done = 0
     for file, record in sidecar.files.items():
-        status = _status(directory / file, name)
-        digest = file_sha256(directory / file)
+        status = file_status(f"{directory}/{file}", name)
+        if not status.st_mode & 0o004:
+            raise bad(name, f"{file} cannot be read by QEMU's user: chmod 644 {directory}/{file}")
+        before = done
+        digest = file_sha256(directory / file, lambda n, b=before: told(b + n, total))  # type: ignore[misc]
+        done += status.st_size
         if digest != record.sha256:
-            raise _bad(name, f"{file} has sha256 {digest}, its sidecar says {record.sha256}")
+            raise bad(name, f"{file} has sha256 {digest}, its sidecar says {record.sha256}")
         records[file] = FileRecord.of(digest, status)
-    if records != sidecar.files and not effective_root():
-        raise _bad(name, "its files have been copied: run vmgr images verify as root")
-    if records != sidecar.files:
+    for part in (directory, pool / name, pool):
+        if not part.stat().st_mode & 0o001:
+            raise bad(name, f"QEMU's user cannot enter {part}: chmod o+x {part}")
+    if sidecar.built.disk is not None:
+        try:
+            check_disk(directory / sidecar.built.disk, sidecar.built.disk_format)
+        except Refused as error:
+            raise bad(name, str(error)) from None
+    if effective_root():
         _record_again(pool, sidecar, records)
+    elif records != sidecar.files:
+        raise bad(name, "its files have been copied: run vmgr images verify as root")
     return sidecar.image(pool)
 
 
-def commit(pool: Path, name: str, staging: Path, built: BuiltImage, builder: str) -> Image:
-    """Check what a builder left in ``staging`` and make it image ``name``, as root.
+def commit(
+    pool: Path,
+    name: str,
+    source: Path,
+    built: BuiltImage,
+    builder: str,
+    *,
+    paths: Paths | None = None,
+    keep: float = 0.0,
+    told: Hashed = lambda _done, _all: None,
+) -> Image:
+    """Check what a builder left in ``source`` and make it what image ``name`` is, as root.
 
-    ``staging`` comes from :func:`staging`. The files are moved into a new version directory; the
-    sidecar that names it is renamed into place last, so a kill leaves the old image or the new.
+    The files get a directory named after their content; the sidecar that names it is renamed into
+    place last. Guests that run from the version before keep it.
+
+    Args:
+        pool, name: where, and as what; an image of that name is replaced.
+        source: from :func:`staging`.
+        built: what is in it.
+        builder: who made it, for the sidecar.
+        paths: this node's, if its jobs use the pool.
+        keep: seconds that the version before is kept for jobs of other nodes.
+        told: of the hashing.
+
     Raises Refused for a bad name or bad files, HostFault if the disk is full.
     """
     check_name(name)
     check_pool(pool)
-    check_built(staging, built)
+    check_built(source, built)
     try:
-        with _locked(pool):
-            return _commit(pool, name, staging, built, builder)
+        sidecar = _prepare(name, source, built, builder, told)
+        with image_store.locked(pool):
+            sidecar = _switch(pool, source, sidecar, max(keep, image_store.GRACE))
+        sweep(pool, paths)
     except OSError as error:
         raise HostFault(f"image {name}: {error}", stage="commit") from None
+    return sidecar.image(pool)
 
 
-def remove(pool: Path, name: str) -> None:
-    """Remove an image, as root: the sidecar first, so that no job starts from half of it.
+def remove(
+    pool: Path,
+    name: str,
+    *,
+    paths: Paths | None = None,
+    keep: float = 0.0,
+    when_free: bool = False,
+) -> Removed:
+    """Remove an image, as root: the name at once, its files when nothing uses them.
 
-    Guests that run from it keep the files open. Raises Refused if there is no such image.
+    Args:
+        pool, name: which.
+        paths: this node's, if its jobs use the pool.
+        keep: seconds that the files are kept for jobs of other nodes.
+        when_free: also if jobs of this node use it: the files stay until the last has ended.
+
+    Raises Refused if there is no such image, or it is in use.
     """
     check_name(name)
     check_pool(pool)
-    if name not in _names(pool):
-        raise _unknown(pool, name)
+    home = pool / name
     try:
-        with _locked(pool):
-            (pool / name / SIDECAR).unlink(missing_ok=True)
-            _fsync(pool / name)
-            shutil.rmtree(pool / name)
+        with image_store.locked(pool):
+            if not os.path.lexists(home / SIDECAR):
+                raise unknown(pool, name)
+            uses = image_store.in_use(paths)
+            users = image_store.users_of(home, uses)
+            if users and not when_free:
+                raise _used(name, users)
+            if not users and keep <= 0:
+                image_store.trash(pool, home)
+            else:
+                _forget(home, uses, keep)
+            image_store.fsync(pool)
+        image_store.empty_trash(pool)
+        left = [] if not home.is_dir() else [v for v, _ in image_store.old_versions(home)]
     except OSError as error:
         raise HostFault(f"image {name}: {error}", stage="remove") from None
+    return Removed(users, tuple(left))
 
 
-@contextmanager
-def staging(pool: Path) -> Iterator[Path]:
-    """Give an empty root-only directory in the pool for a builder, removed afterwards.
+def label(
+    pool: Path, name: str, changes: Mapping[str, str | None], paths: Paths | None = None
+) -> Sidecar:
+    """Set labels of an image, or remove those whose value is None; returns the new sidecar.
 
-    Directories of builders that were killed are removed on the way: nobody holds their lock.
+    As root. Raises Refused: no such image, a label that is not a short text.
     """
-    check_pool(pool)
-    with _locked(pool):
-        for left in pool.glob(f"{_STAGING}*"):
-            _remove_if_left(left)
-        path = Path(tempfile.mkdtemp(prefix=_STAGING, dir=pool))
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    describe(pool, name)
     try:
-        yield path
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
-        os.close(descriptor)
-
-
-# -- reading ----------------------------------------------------------------------------------
-
-
-def _lookup(pool: Path, name: str) -> Image:
-    sidecar = _read_sidecar(pool, name)
-    for file, record in sidecar.files.items():
-        status = _status(pool / name / sidecar.version / file, name)
-        if FileRecord.of(record.sha256, status) != record:
-            raise _bad(
-                name,
-                f"{file} is not the file that was hashed (size, time or inode differ): "
-                f"run vmgr images verify {name} as root",
-            )
-    return sidecar.image(pool)
-
-
-def _read_sidecar(pool: Path, name: str) -> Sidecar:
-    path = pool / name / SIDECAR
-    if path.parent.is_symlink():
-        raise _bad(name, f"{path.parent} is a symbolic link: an image lies in the pool itself")
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-    except (FileNotFoundError, NotADirectoryError):
-        raise _unknown(pool, name) from None
+        with image_store.locked(pool):
+            sidecar = read_sidecar(pool, name)
+            labels = {**sidecar.built.labels, **changes}
+            kept = {key: value for key, value in labels.items() if value is not None}
+            new = replace(sidecar, built=replace(sidecar.built, labels=kept))
+            try:
+                check_facts(new.built)
+            except ValueError as error:
+                raise Refused(f"image {name} {error}") from None
+            _write_sidecar(pool / name, new)
+        sweep(pool, paths)
     except OSError as error:
-        raise _bad(name, f"{SIDECAR}: {error.strerror}") from None
-    with os.fdopen(descriptor, "rb") as file:
-        _check_trusted(path)
-        text = file.read(_MAX_SIDECAR + 1) if stat.S_ISREG(os.fstat(descriptor).st_mode) else b""
-    try:
-        if len(text) > _MAX_SIDECAR:
-            raise ValueError(f"is longer than {_MAX_SIDECAR} bytes")
-        return parse_sidecar(text, name)
-    except ValueError as error:
-        raise _bad(name, f"{SIDECAR} {error}") from None
+        raise HostFault(f"image {name}: {error}", stage="label") from None
+    return new
 
 
-def _status(path: Path, name: str) -> os.stat_result:
-    """Return the status of one of an image's files; it must be regular and root's alone."""
-    try:
-        require_root_owned(path, uid=os.geteuid())
-    except ConfigError as error:
-        raise _bad(name, str(error)) from None
-    status = path.lstat()
-    if not stat.S_ISREG(status.st_mode):
-        raise _bad(name, f"{path.name} is not a regular file")
-    return status
+def _used(name: str, users: tuple[str, ...]) -> Refused:
+    jobs = ", ".join(users[:8]) + (f" and {len(users) - 8} more" if len(users) > 8 else "")
+    fix = "wait, or remove it as soon as it is free: --when-free"
+    return Refused(Refusal(f"is in use by {jobs}", key="img", value=name, fix=fix))
 
 
-def _check_trusted(path: Path) -> None:
-    try:
-        require_root_owned(path, uid=os.geteuid())
-    except ConfigError as error:
-        raise Refused(f"image pool: {error}") from None
-
-
-def _names(pool: Path) -> list[str]:
-    return sorted(
-        path.name
-        for path in pool.iterdir()
-        if _NAME.fullmatch(path.name) and os.path.lexists(path / SIDECAR)
-    )
-
-
-def _unknown(pool: Path, name: str) -> Refused:
-    from difflib import get_close_matches  # noqa: PLC0415 (12 ms, for errors only)
-
-    known = _names(pool)
-    close = get_close_matches(name, known, n=3) or known[:10]
-    hint = f"did you mean {', '.join(close)}?" if close else "build one with vmgr images build"
-    return Refused(Refusal(f"no such image in {pool}", key="img", value=name, fix=hint))
-
-
-def _bad(name: str, reason: str) -> Refused:
-    return Refused(Refusal(f"the image is broken: {printable(reason)}", key="img", value=name))
-
-
-# -- writing ----------------------------------------------------------------------------------
-
-
-def _commit(pool: Path, name: str, source: Path, built: BuiltImage, builder: str) -> Image:
-    home = pool / name
-    home.mkdir(mode=0o755, exist_ok=True)
-    home.chmod(0o755)
-    version = f"v{time.time_ns():x}"
-    target = home / version
-    target.mkdir(mode=0o755)
-    target.chmod(0o755)
-    records = {}
-    for file in file_names(built):
-        path = target / file
-        (source / file).rename(path)
+def _prepare(name: str, source: Path, built: BuiltImage, builder: str, told: Hashed) -> Sidecar:
+    """Make ``source`` hold nothing but the version's directory, hashed and on disk."""
+    files = file_names(built)
+    total = sum((source / file).stat().st_size for file in files)
+    done, digests = 0, {}
+    for file in files:
+        path = source / file
         os.chown(path, os.geteuid(), os.getegid())
         path.chmod(0o644)
-        _fsync(path)
-        records[file] = FileRecord.of(file_sha256(path), path.lstat())
-    _fsync(target)
-    kept = _version_in_use(home)
-    created = datetime.now(UTC).isoformat(timespec="seconds")
-    sidecar = Sidecar(name, built, version, builder, created, records)
+        image_store.fsync(path)
+        before = done
+        digests[file] = file_sha256(path, lambda n, b=before: told(b + n, total))  # type: ignore[misc]
+        done += path.stat().st_size
+    version = version_of(built, digests)
+    target = source / version
+    target.mkdir()
+    target.chmod(0o755)
+    for file in files:
+        (source / file).rename(target / file)
+    image_store.fsync(target)
+    records = {file: FileRecord.of(digests[file], (target / file).lstat()) for file in files}
+    now = _now()
+    return Sidecar(name, built, version, builder, now, records, now)
+
+
+def _switch(pool: Path, source: Path, sidecar: Sidecar, keep: float) -> Sidecar:
+    """Give the name its new version, under the pool's lock."""
+    home = pool / sidecar.name
+    home.mkdir(mode=0o755, exist_ok=True)
+    home.chmod(0o755)
+    try:
+        old = image_store.current(home)
+    except ValueError:
+        old = None  # broken: replaced
+    prepared, target = source / sidecar.version, home / sidecar.version
+    if not os.path.lexists(target):
+        prepared.rename(target)
+    elif old == sidecar.version and (whole := _whole(pool, sidecar)) is not None:
+        sidecar = replace(sidecar, files=whole)  # the same content again: guests use these files
+    else:
+        for file in sidecar.files:  # of the same content; who has the old one open keeps it
+            (prepared / file).rename(target / file)
+        image_store.fsync(target)
+    image_store.fsync(home)
+    if old is not None and old != sidecar.version:
+        image_store.retire(home, old, keep)
     _write_sidecar(home, sidecar)
-    _fsync(pool)
-    for old in home.glob("v*"):
-        if old.name not in (version, kept):
-            shutil.rmtree(old, ignore_errors=True)
-    return sidecar.image(pool)
+    image_store.fsync(pool)
+    image_store.reinstate(home, sidecar.version)
+    return sidecar
+
+
+def _whole(pool: Path, sidecar: Sidecar) -> Mapping[str, FileRecord] | None:
+    """Return the records of the files that are there if stat(2) finds them unchanged."""
+    try:
+        lookup(pool, sidecar.name)
+        there = read_sidecar(pool, sidecar.name)
+    except Refused:
+        return None
+    return there.files if set(there.files) == set(sidecar.files) else None
+
+
+def _forget(home: Path, uses: image_store.Uses, keep: float) -> None:
+    """Take the name from an image whose files stay for now, under the pool's lock."""
+    try:
+        version = image_store.current(home)
+    except ValueError:
+        version = None
+    if version is not None:
+        image_store.retire(home, version, keep)
+    (home / SIDECAR).unlink()
+    image_store.fsync(home)
+    image_store.collect(home, uses)
 
 
 def _record_again(pool: Path, seen: Sidecar, records: dict[str, FileRecord]) -> None:
-    """Write a sidecar with other records, unless the image has been replaced meanwhile."""
-    with _locked(pool):
-        if _version_in_use(pool / seen.name) == seen.version:
-            _write_sidecar(pool / seen.name, replace(seen, files=records))
-
-
-def _version_in_use(home: Path) -> str | None:
+    """Note when an image was found good, and where; not if it has been replaced meanwhile."""
     try:
-        return parse_sidecar((home / SIDECAR).read_bytes(), home.name).version
-    except (OSError, ValueError):
-        return None
+        with image_store.locked(pool):
+            if read_sidecar(pool, seen.name).version == seen.version:
+                now = read_sidecar(pool, seen.name)
+                _write_sidecar(pool / seen.name, replace(now, files=records, verified=_now()))
+    except OSError as error:
+        if records != seen.files:
+            raise HostFault(f"image {seen.name}: {error}", stage="verify") from None
 
 
 def _write_sidecar(home: Path, sidecar: Sidecar) -> None:
-    fresh = home / f".{SIDECAR}.new"
-    fresh.unlink(missing_ok=True)
-    fresh.write_text(json.dumps(sidecar.as_json(), indent=2) + "\n", encoding="utf-8")
-    fresh.chmod(0o644)
-    _fsync(fresh)
-    fresh.rename(home / SIDECAR)
-    _fsync(home)
+    text = dumps(sidecar.as_json(), indent=2) + "\n"
+    image_store.replace_file(home / SIDECAR, text.encode())
 
 
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-@contextmanager
-def _locked(pool: Path) -> Iterator[None]:
-    """Hold the pool's lock: one commit or removal at a time."""
-    descriptor = os.open(pool, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _remove_if_left(path: Path) -> None:
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return
-    else:
-        shutil.rmtree(path, ignore_errors=True)
-    finally:
-        os.close(descriptor)
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -132,7 +132,8 @@ def plan_guests(
     ``machine`` is the node's topology; None on a front end.
     Raises Refused for what this node can never give, HostFault for what it cannot give now.
     """
-    image = images.select(site.images.pool, request[IMG], request[DISTRO], request[ARCH])
+    cache = Path(site.images.cache) if site.images.cache else None
+    image = images.select(site.images.pool, request[IMG], request[DISTRO], request[ARCH], cache)
     _check_ram(request, image)
     guest_type = plugins.guest_type(image.guest_type)
     driver = guest_type.driver()
@@ -229,7 +230,7 @@ def _claims(
         MemoryClaim(site.node.qemu_overhead, use="emulator"),
     ]
     if guest.image.disk is not None and guest[FS_TYPE] == "ramdisk":
-        claims.append(MemoryClaim(_overlay_mib(guest.image.disk), use="ramdisk", key=FS_TYPE.key))
+        claims.append(MemoryClaim(ramdisk_mib(guest.image.disk), use="ramdisk", key=FS_TYPE.key))
     claims += network.claims(site, job, guest.guests_per_node, guest.index)
     refusals, notices = [], []
     for contribution in plugins.collect("vtorque_plan", guest=guest, site=site):
@@ -358,19 +359,25 @@ def _core_elements(guest: GuestPlan, site: Site) -> Iterator[Element]:
         yield MemoryBacking(hugepages_kib=guest.placement.page_kib)
 
 
-def _overlay_mib(image: Path) -> int:
-    """Return what an overlay of a disk image can grow to: the size that the guest sees.
+def ramdisk_mib(image: Path) -> int:
+    """Return what an overlay of a disk image can grow to: the size that the guest sees, and more.
 
-    qcow2 has it in bytes 24 to 31 of its header (QEMU, docs/interop/qcow2.txt), raw is as long.
+    qcow2 has it in bytes 24 to 31 of its header, raw is as long. The overlay's tables take 10
+    bytes for 64 KiB (QEMU, docs/interop/qcow2.txt), its header and first level less than 2 MiB.
     """
     with image.open("rb") as file:
         header = file.read(32)
     qcow2 = header.startswith(b"QFI\xfb")
     size = int.from_bytes(header[24:32], "big") if qcow2 else image.stat().st_size
-    return -(-size // (1 << 20))
+    mib = -(-size // (1 << 20))
+    return mib + mib // 4096 + 2
+
+
+def ramdisk_dir(guest: GuestPlan) -> Path | None:
+    """Return where the guest's own tmpfs is mounted, with fs_type=ramdisk."""
+    return guest.run_dir / "ram" if guest[FS_TYPE] == "ramdisk" else None
 
 
 def overlay_path(guest: GuestPlan) -> Path:
     """Return where the guest's writable layer lies: on disk, or in memory with fs_type=ramdisk."""
-    base = guest.run_dir if guest[FS_TYPE] == "ramdisk" else guest.state_dir
-    return base / "root.qcow2"
+    return (ramdisk_dir(guest) or guest.state_dir) / "root.qcow2"

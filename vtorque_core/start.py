@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal
 
 from vtorque_core import accel, hypervisor, ledger, names, plan, policy, proof
@@ -35,7 +36,16 @@ from vtorque_core.plugins import Plugins
 from vtorque_core.proof import Proof, ProofGuest
 from vtorque_core.records import JobHeader
 from vtorque_core.request import Request
-from vtorque_core.resources import Domain, File, Netfilter, Overlay, Tree, netfilter
+from vtorque_core.resources import (
+    Domain,
+    File,
+    ImageUse,
+    Mount,
+    Netfilter,
+    Overlay,
+    Tree,
+    netfilter,
+)
 
 # Phases in which nothing of the user's takes part. Later on their disk may be broken, and they can
 # kill their own daemons or have their guest hang.
@@ -262,6 +272,8 @@ def _acquire_all(start: Start, prepared: Sequence[Prepared]) -> None:
     key = names.job_key(start.id, start.guests[0].attempt)
     for top in (start.site.paths.job_state(key), start.site.paths.job_run(key)):
         start.acquire(Tree(str(top), mode=0o711))
+    for version in dict.fromkeys(file.parent for p in prepared if (file := _image_file(p))):
+        start.acquire(ImageUse(str(version)))
     guards = {}
     for network in of_site(start.site).values():
         guard = netfilter.node_guard(network, start.site.node.libvirt_uri)
@@ -280,8 +292,18 @@ def _acquire_all(start: Start, prepared: Sequence[Prepared]) -> None:
         start.acting = "core"
 
 
+def _image_file(each: Prepared) -> Path | None:
+    return each.plan.image.disk or each.plan.image.kernel
+
+
 def _guest_resources(each: Prepared, guards: Mapping[str, str]) -> Iterable[Resource]:
     image = each.plan.image
+    ram = plan.ramdisk_dir(each.plan)
+    if image.disk is not None and ram is not None:
+        # A tmpfs of its own: the guest's writes end where its claim does, and never fill /run.
+        limits = (f"size={plan.ramdisk_mib(image.disk)}M", "mode=0711", "nosuid", "nodev", "noexec")
+        yield Tree(str(ram), mode=0o711)
+        yield Mount("tmpfs", str(ram), "tmpfs", limits)
     if image.disk is not None:
         overlay = plan.overlay_path(each.plan)
         yield Overlay(str(overlay), str(image.disk), image.disk_format, uid=each.plan.qemu_uid)

@@ -96,19 +96,53 @@ def test_hash_follows_from_content_alone(pool: Path) -> None:
     assert put(pool, "c", b"another").sha256 != images.lookup(pool, "a").sha256
 
 
-def test_replacing_keeps_the_version_before_and_no_older(pool: Path) -> None:
+def expire(pool: Path) -> None:
+    """Have the time over for which versions without a name are kept."""
+    for note in pool.glob("*/*.old"):
+        note.write_text("0")
+
+
+def test_a_replaced_version_is_kept_for_jobs_that_are_being_started(pool: Path) -> None:
     first = put(pool, "m", b"1")
     second = put(pool, "m", b"2")
-    assert first.kernel.read_bytes() == b"1", "a job that is being started still has its file"
-    third = put(pool, "m", b"3")
-    assert not first.kernel.exists()
-    assert second.kernel.read_bytes() == b"2"
-    assert images.lookup(pool, "m") == third
+    assert first.kernel.read_bytes() == b"1", "a job has looked it up and starts now"
+    assert images.lookup(pool, "m") == second
+    expire(pool)
+    assert images.sweep(pool) == [f"m/{first.kernel.parent.name}"]
+    assert sorted(p.name for p in (pool / "m").iterdir()) == [
+        "image.json",
+        second.kernel.parent.name,
+    ]
+    assert images.lookup(pool, "m") == second
 
 
-@pytest.mark.parametrize("step", ["mkdir", "rename", "chmod", "write_text"])
+def test_the_same_content_again_is_the_same_version(pool: Path) -> None:
+    first = put(pool, "m", b"1")
+    inode = first.kernel.stat().st_ino
+    again = put(pool, "m", b"1")
+    assert again == first
+    assert again.kernel.stat().st_ino == inode, "running guests use the file that is there"
+    put(pool, "m", b"2")
+    back = put(pool, "m", b"1")
+    expire(pool)
+    images.sweep(pool)
+    assert images.lookup(pool, "m") == back == first
+    assert len(list((pool / "m").glob("v*"))) == 1
+
+
+def test_the_same_content_mends_a_damaged_image(pool: Path) -> None:
+    first = put(pool, "m", b"1")
+    first.kernel.write_bytes(b"x")
+    assert put(pool, "m", b"1") == first
+    assert images.verify(pool, "m").kernel.read_bytes() == b"1"
+
+
+@pytest.mark.parametrize(
+    ("where", "step"),
+    [(Path, "mkdir"), (Path, "rename"), (Path, "chmod"), (os, "fchmod"), (os, "fsync")],
+)
 def test_a_failed_commit_leaves_the_old_image_whole(
-    pool: Path, monkeypatch: pytest.MonkeyPatch, step: str
+    pool: Path, monkeypatch: pytest.MonkeyPatch, where: Any, step: str
 ) -> None:
     old = put(pool, "m", b"old")
 
@@ -118,7 +152,7 @@ def test_a_failed_commit_leaves_the_old_image_whole(
     with images.staging(pool) as staging, monkeypatch.context() as patch:
         (staging / "vmlinux").write_bytes(b"new")
         (staging / "initrd").write_bytes(b"initrd")
-        patch.setattr(Path, step, full)
+        patch.setattr(where, step, full)
         with pytest.raises(HostFault, match="No space left"):
             images.commit(pool, "m", staging, MICRO, "test")
     assert images.lookup(pool, "m") == old

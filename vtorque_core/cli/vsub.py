@@ -14,8 +14,8 @@ from vtorque_core.api import JobRequest, Option
 from vtorque_core.api_options import ARCH, DISTRO, IMG
 from vtorque_core.cli.site import load_for_user
 from vtorque_core.config import Site
-from vtorque_core.errors import VtorqueError
-from vtorque_core.images import select
+from vtorque_core.errors import Refused, VtorqueError
+from vtorque_core.image_pool import select
 from vtorque_core.limits import Limits, effective_default
 from vtorque_core.plugins import Plugins
 from vtorque_core.policy import check_share, decide, needs

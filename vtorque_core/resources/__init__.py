@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from vtorque_core.resources.files import CoreResource, File, Mount, Overlay, Setting, Shm, Tree
+from vtorque_core.resources.image import ImageUse
 from vtorque_core.resources.netfilter import Netfilter
 from vtorque_core.resources.process import Domain, Process, UserDisk, Virtiofsd
 
@@ -13,6 +14,7 @@ __all__ = [
     "CoreResource",
     "Domain",
     "File",
+    "ImageUse",
     "Lease",
     "Mount",
     "Netfilter",
@@ -64,6 +66,7 @@ CORE_KINDS: dict[str, type[CoreResource]] = {
         File,
         Tree,
         Overlay,
+        ImageUse,
         Domain,
         Process,
         Virtiofsd,

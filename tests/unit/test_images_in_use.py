@@ -1,0 +1,254 @@
+"""Versions of images that jobs use, as their journals say: kept, and collected when free."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from vtorque_core import image_store, images
+from vtorque_core.api import Image
+from vtorque_core.api_image import BuiltImage
+from vtorque_core.errors import HostFault, Refused
+from vtorque_core.journal import JobHeader, Journal, job_lock
+from vtorque_core.names import Paths
+from vtorque_core.plugins import Plugins
+from vtorque_core.reap import release_job
+from vtorque_core.resources import ImageUse
+
+BUILT = BuiltImage("linux", "micro", "x86_64", 64, kernel="k")
+
+
+@pytest.fixture
+def pool(tmp_path: Path) -> Path:
+    path = tmp_path / "pool"
+    path.mkdir(mode=0o755)
+    return path
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> Paths:
+    return Paths(tmp_path / "state", tmp_path / "run")
+
+
+def put(pool: Path, name: str, kernel: bytes, paths: Paths, keep: float = 0) -> Image:
+    with images.staging(pool, paths) as staging:
+        (staging / "k").write_bytes(kernel)
+        return images.commit(pool, name, staging, BUILT, "test", paths=paths, keep=keep)
+
+
+def start(paths: Paths, job: str, image: Image) -> Path:
+    """Begin a job that uses the image; return the version's directory."""
+    assert image.kernel is not None
+    with job_lock(paths, job), Journal.start(paths, JobHeader(job, 0, "u", 1, "local")) as journal:
+        journal.acquire(ImageUse(str(image.kernel.parent)), plugin="core", phase="pre-boot")
+    return image.kernel.parent
+
+
+def end(paths: Paths, job: str) -> None:
+    for report in release_job(paths, job, plugins_for=lambda _: Plugins(), deadline=20):
+        assert report.clean, report.lines()
+
+
+def expire(pool: Path) -> None:
+    for note in pool.glob("*/*.old"):
+        note.write_text("0")
+
+
+def test_running_jobs_keep_the_old_base_and_new_ones_get_the_new(pool: Path, paths: Paths) -> None:
+    one, two = "1.srv", "2.srv"
+    old = start(paths, one, put(pool, "m", b"old", paths))
+    start(paths, two, images.lookup(pool, "m"))
+    new = put(pool, "m", b"new", paths)
+    expire(pool)
+    assert images.sweep(pool, paths) == []
+    assert image_store.in_use(paths) == {str(old): (one, two)}
+    assert start(paths, "3.srv", images.lookup(pool, "m")) != old
+    end(paths, one)
+    assert old.is_dir(), "the second job still uses it"
+    end(paths, two)
+    assert not old.exists(), "the last job's end collects it"
+    assert images.lookup(pool, "m") == new
+    end(paths, "3.srv")
+    assert images.lookup(pool, "m") == new, "what has a name stays"
+    assert [p.name for p in pool.iterdir()] == ["m"]
+
+
+def test_an_old_base_stays_its_time_for_jobs_of_other_nodes(pool: Path, paths: Paths) -> None:
+    old = start(paths, "1", put(pool, "m", b"old", paths))
+    put(pool, "m", b"new", paths, keep=3600)
+    end(paths, "1")
+    images.sweep(pool, paths)
+    assert old.is_dir()
+    expire(pool)
+    assert images.sweep(pool, paths) == [f"m/{old.name}"]
+
+
+def test_an_image_in_use_is_not_removed(pool: Path, paths: Paths) -> None:
+    image = put(pool, "m", b"1", paths)
+    start(paths, "7.srv", image)
+    with pytest.raises(Refused, match=r"img=m: is in use by 7\.srv; .*--when-free"):
+        images.remove(pool, "m", paths=paths)
+    assert images.lookup(pool, "m") == image
+
+
+def test_removal_when_free(pool: Path, paths: Paths) -> None:
+    version = start(paths, "7.srv", put(pool, "m", b"1", paths))
+    left = images.remove(pool, "m", paths=paths, when_free=True)
+    assert (left.used_by, left.kept) == (("7.srv",), (version.name,))
+    with pytest.raises(Refused, match="no such image"):
+        images.lookup(pool, "m")
+    assert (version / "k").read_bytes() == b"1"
+    end(paths, "7.srv")
+    assert list(pool.iterdir()) == []
+
+
+def test_a_removed_name_can_be_given_again_while_its_old_files_are_in_use(
+    pool: Path, paths: Paths
+) -> None:
+    version = start(paths, "7", put(pool, "m", b"1", paths))
+    images.remove(pool, "m", paths=paths, when_free=True)
+    other = put(pool, "m", b"2", paths)
+    assert version.is_dir()
+    end(paths, "7")
+    assert not version.exists()
+    assert images.lookup(pool, "m") == other
+
+
+def test_a_removed_image_stays_its_time_for_other_nodes(pool: Path, paths: Paths) -> None:
+    put(pool, "m", b"1", paths)
+    assert images.remove(pool, "m", paths=paths, keep=3600).kept
+    images.sweep(pool, paths)
+    assert list((pool / "m").glob("v*"))
+    expire(pool)
+    images.sweep(pool, paths)
+    assert list(pool.iterdir()) == []
+
+
+def test_a_job_that_is_too_late_is_told(pool: Path, paths: Paths) -> None:
+    image = put(pool, "m", b"1", paths)
+    images.remove(pool, "m", paths=paths)
+    with pytest.raises(HostFault, match="was removed while the job was being started"):
+        start(paths, "1", image)
+    end(paths, "1")
+
+
+def test_who_removes_waits_for_a_job_that_looks(pool: Path, paths: Paths) -> None:
+    """Under a shared lock a job looks whether its version is there: no removal meanwhile."""
+    put(pool, "m", b"1", paths)
+    with (
+        image_store.locked(pool, shared=True),
+        image_store.locked(pool, shared=True),
+        pytest.raises(HostFault, match="is being changed"),
+        image_store.locked(pool, wait=0.05),
+    ):
+        pass
+
+
+def test_an_unreadable_journal_keeps_everything(pool: Path, paths: Paths) -> None:
+    old = start(paths, "1", put(pool, "m", b"old", paths))
+    put(pool, "m", b"new", paths)
+    expire(pool)
+    journal = next(paths.journal.iterdir())
+    journal.write_text('{"op":"job","schema":99}\n')
+    assert images.sweep(pool, paths) == []
+    assert old.is_dir()
+
+
+def test_release_where_the_pool_cannot_be_changed_is_no_failure(
+    pool: Path, paths: Paths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version = start(paths, "1", put(pool, "m", b"1", paths))
+    images.remove(pool, "m", paths=paths, when_free=True)
+
+    def readonly(*_: object, **__: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", readonly)
+        end(paths, "1")
+    assert version.is_dir()
+    images.sweep(pool, paths)
+    assert list(pool.iterdir()) == []
+
+
+@pytest.mark.parametrize("again", [1, 2])
+def test_release_twice_without_create_and_when_gone(pool: Path, paths: Paths, again: int) -> None:
+    image = put(pool, "m", b"1", paths)
+    assert image.kernel is not None
+    use = ImageUse(str(image.kernel.parent))
+    for _ in range(again):
+        use.release()
+    assert images.lookup(pool, "m") == image
+    images.remove(pool, "m", paths=paths)
+    for _ in range(again):
+        use.release()
+    assert list(pool.iterdir()) == []
+
+
+# -- the node's cache -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    path = tmp_path / "cache"
+    path.mkdir(mode=0o755)
+    return path
+
+
+def damage(cache: Path, change: Callable[[Path], object]) -> None:
+    change(next(cache.glob("m/v*/k")))
+
+
+def test_the_nodes_copy_is_preferred_while_it_is_the_same(
+    pool: Path, cache: Path, paths: Paths
+) -> None:
+    image = put(pool, "m", b"1", paths)
+    assert images.lookup(pool, "m", cache) == image, "nothing in the cache yet"
+    put(cache, "m", b"1", paths)
+    cached = images.lookup(pool, "m", cache)
+    assert cached.kernel is not None
+    assert cached.kernel.is_relative_to(cache)
+    assert (cached.sha256, cached.labels) == (image.sha256, image.labels)
+    assert images.select(pool, "m", "", "", cache) == cached
+    assert images.select(pool, "", "micro", "", cache) == cached
+    newer = put(pool, "m", b"2", paths)
+    assert images.lookup(pool, "m", cache) == newer, "the copy is of an older version"
+
+
+def test_labels_come_from_the_pool(pool: Path, cache: Path, paths: Paths) -> None:
+    put(pool, "m", b"1", paths)
+    put(cache, "m", b"1", paths)
+    images.label(pool, "m", {"site": "x"}, paths)
+    assert images.lookup(pool, "m", cache).labels == {"site": "x"}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda k: k.write_bytes(b"x"), Path.unlink, lambda k: k.chmod(0o666)],
+    ids=["changed", "missing", "writable"],
+)
+def test_a_damaged_copy_is_not_used(
+    pool: Path, cache: Path, paths: Paths, change: Callable[[Path], object]
+) -> None:
+    image = put(pool, "m", b"1", paths)
+    put(cache, "m", b"1", paths)
+    damage(cache, change)
+    assert images.lookup(pool, "m", cache) == image
+
+
+def test_without_a_pool_the_copies_are_all_there_is(pool: Path, cache: Path, paths: Paths) -> None:
+    put(cache, "m", b"1", paths)
+    pool.rmdir()
+    assert images.lookup(pool, "m", cache) == images.lookup(cache, "m")
+    assert images.select(pool, "", "micro", "", cache).name == "m"
+    with pytest.raises(HostFault, match="does not exist"):
+        images.lookup(pool, "m")
+
+
+def test_an_empty_pool_takes_no_process(pool: Path, paths: Paths) -> None:
+    assert images.listing(pool) == []
+    assert images.sweep(pool, paths) == []
+    assert os.listdir(pool) == []  # noqa: PTH208

@@ -1,0 +1,178 @@
+"""What a file that somebody calls a disk really is, from its first bytes. Pure reading, no tools.
+
+Formats can refer to other files (a backing file, extents, a data file), and QEMU's tools open
+those: an image that names /etc/shadow would get it inside. So headers are read here before any
+tool sees the file, and whatever refers to another is refused.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from typing import Literal
+
+from vtorque_core.errors import Refused
+
+Format = Literal["qcow2", "vmdk", "vhdx", "raw"]
+FORMATS: tuple[Format, ...] = ("qcow2", "vmdk", "vhdx", "raw")
+
+_ALONE = "make it stand alone: qemu-img convert"
+_QCOW2 = b"QFI\xfb"
+# docs/interop/qcow2.txt of QEMU: incompatible_features
+_CORRUPT, _EXTERNAL_DATA = 1 << 1, 1 << 2
+_VMDK = struct.Struct("<4sIIQQQQIQQQ")  # "VMware Virtual Disk Format 5.0", SparseExtentHeader
+_VMDK_DESCRIPTOR = 20 * 512  # bytes that QEMU 7.2 reads of it: block/vmdk.c, DESC_SIZE
+_MOST_DESCRIPTOR = 1 << 20
+_AT_END = (1 << 64) - 1
+_OTHER = {
+    b"\x1f\x8b": "a gzip file: unpack it first",
+    b"PK\x03\x04": "a zip file: unpack it first",
+    b"\xfd7zXZ\0": "an xz file: unpack it first",
+    b"BZh": "a bzip2 file: unpack it first",
+    b"\x28\xb5\x2f\xfd": "a zstd file: unpack it first",
+    b"COWD": f"a disk of ESX in several files: {_ALONE} -O qcow2",
+    b"# Disk DescriptorFile": f"a description of other files: {_ALONE} -O qcow2",
+    b"conectix": "a disk of the old VHD format: qemu-img convert -O qcow2",
+    b"<<< ": "a VirtualBox disk: qemu-img convert -O qcow2",
+    b"LUKS\xba\xbe": "encrypted",
+    b"#!": "a script",
+}
+
+
+def detect(descriptor: int) -> Format | Literal["elf"]:
+    """Return the format that a file's first bytes show; ``elf``: a kernel without a disk.
+
+    Raises Refused for what is known to be something else, or nothing known.
+    """
+    head = os.pread(descriptor, 70000, 0)
+    if head.startswith(_QCOW2):
+        return "qcow2"
+    if head.startswith(b"KDMV"):
+        return "vmdk"
+    if head.startswith(b"vhdxfile"):
+        return "vhdx"
+    if head.startswith(b"\x7fELF"):
+        return "elf"
+    for magic, what in _OTHER.items():
+        if head.startswith(magic):
+            raise Refused(f"is {what}")
+    if head[257:262] == b"ustar":
+        raise Refused("is a tar file: unpack it first")
+    if _looks_raw(head):
+        return "raw"
+    raise Refused(
+        "is no disk that can be recognised: neither qcow2, vmdk or vhdx nor a raw disk with a "
+        "partition table or a file system; if it is a raw disk, say --format raw"
+    )
+
+
+def _looks_raw(head: bytes) -> bool:
+    """Return whether there is a boot sector, a GPT, ext, XFS, Btrfs or ISO 9660."""
+    return (
+        head[510:512] == b"\x55\xaa"
+        or head[512:520] == b"EFI PART"
+        or head[4096:4104] == b"EFI PART"
+        or head[1080:1082] == b"\x53\xef"
+        or head.startswith(b"XFSB")
+        or head[65600:65608] == b"_BHRfS_M"
+        or head[32769:32774] == b"CD001"
+    )
+
+
+def check(descriptor: int, kind: str, most: int) -> None:
+    """Check that a disk is whole, refers to no other file, and is not larger than ``most`` bytes.
+
+    As far as its headers tell; for vhdx a tool must say the size. Raises Refused.
+    """
+    size = os.fstat(descriptor).st_size
+    if kind == "qcow2":
+        check_qcow2(os.pread(descriptor, 112, 0), size, most)
+    elif kind == "vmdk":
+        _check_vmdk(descriptor, size, most)
+    elif kind == "raw":
+        check_size(size, most)
+
+
+def check_size(size: int, most: int) -> None:
+    """Refuse a disk that is larger than the site allows, or has no size. In bytes."""
+    if size > most:
+        limit = f"{most >> 20} MiB, set by [images] max_disk"
+        raise Refused(f"is a disk of {size >> 20} MiB, more than allowed (limit: {limit})")
+    if size <= 0:
+        raise Refused("is a disk without a size")
+
+
+def check_qcow2(header: bytes, file_size: int | None = None, most: int | None = None) -> None:
+    """Check the first 112 bytes of a qcow2: docs/interop/qcow2.txt of QEMU. Raises Refused."""
+    if len(header) < 72:
+        raise Refused("is a truncated qcow2")
+    version, backing = struct.unpack_from(">IQ", header, 4)
+    bits, size, encryption, entries, table = struct.unpack_from(">IQIIQ", header, 20)
+    if version not in (2, 3):
+        raise Refused(f"is a qcow of version {version}; 2 and 3 are known")
+    if backing:
+        raise Refused(f"has a backing file; {_ALONE}")
+    if encryption:
+        raise Refused("is encrypted")
+    if version == 3:
+        if len(header) < 104:
+            raise Refused("is a truncated qcow2")
+        (incompatible,) = struct.unpack_from(">Q", header, 72)
+        if incompatible & _EXTERNAL_DATA:
+            raise Refused(f"has an external data file; {_ALONE}")
+        if incompatible & _CORRUPT:
+            raise Refused("is marked as corrupt; qemu-img check -r all may mend it")
+    if most is not None:
+        check_size(size, most)
+    if not 9 <= bits <= 21:
+        raise Refused(f"is a broken qcow2: cluster_bits is {bits}")
+    if file_size is not None and table + entries * 8 > file_size:
+        raise Refused("is a truncated qcow2: its tables lie beyond its end")
+
+
+def _check_vmdk(descriptor: int, file_size: int, most: int) -> None:
+    offset = 0
+    at_end = _check_vmdk_header(descriptor, offset, file_size, most)
+    if at_end:  # streamOptimized: QEMU believes the copy of the header before the end marker
+        if file_size < 1536:
+            raise Refused("is a truncated vmdk")
+        _check_vmdk_header(descriptor, file_size - 1024, file_size, most)
+
+
+def _check_vmdk_header(descriptor: int, offset: int, file_size: int, most: int) -> bool:
+    """Check one header and its descriptor; return whether the real header is at the end."""
+    data = os.pread(descriptor, _VMDK.size, offset)
+    if len(data) < _VMDK.size:
+        raise Refused("is a truncated vmdk")
+    magic, _, _, capacity, _, where, length, _, _, directory, _ = _VMDK.unpack(data)
+    if magic != b"KDMV":
+        raise Refused("is a truncated vmdk: it has no footer")
+    if capacity == 0:
+        raise Refused(f"is a vmdk that describes other files; {_ALONE}")
+    check_size(capacity * 512, most)
+    if directory not in (_AT_END, 0) and directory * 512 >= file_size:
+        raise Refused("is a truncated vmdk: its tables lie beyond its end")
+    if where:
+        wanted = min(max(length * 512, _VMDK_DESCRIPTOR), _MOST_DESCRIPTOR)
+        if where * 512 >= file_size:
+            raise Refused("is a truncated vmdk: its description lies beyond its end")
+        _check_vmdk_descriptor(os.pread(descriptor, wanted, where * 512))
+    return bool(directory == _AT_END and offset == 0)
+
+
+def _check_vmdk_descriptor(text: bytes) -> None:
+    if b"parentfilenamehint" in text.lower():
+        raise Refused(f"has a parent, another file; {_ALONE}")
+    lines = [line.split() for line in text.split(b"\0", 1)[0].splitlines()]
+    extents = [words for words in lines if words and words[0] in (b"RW", b"RDONLY", b"NOACCESS")]
+    if len(extents) > 1 or any(len(e) < 3 or e[2] != b"SPARSE" for e in extents):
+        raise Refused(f"is a vmdk of several files; {_ALONE}")
+
+
+def check_kernel(head: bytes) -> None:
+    """Check that a file starts as a kernel that QEMU boots. Raises Refused.
+
+    A bzImage (Documentation/arch/x86/boot.rst), an ELF file, an arm64 Image.
+    """
+    if not (head[0x202:0x206] == b"HdrS" or head[:4] == b"\x7fELF" or head[56:60] == b"ARM\x64"):
+        raise Refused("is no kernel: neither a bzImage nor ELF nor an arm64 Image")

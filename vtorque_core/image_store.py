@@ -1,0 +1,288 @@
+"""How image files lie on disk, and how what no name has any more goes. Pools and node caches.
+
+    <pool>/<name>/image.json      the sidecar: which version the name has
+    <pool>/<name>/<version>/      the files of one version, named after their content
+    <pool>/<name>/<version>.old   Unix time until which it is kept although no name has it
+    <pool>/.staging-*             what is being made; its maker holds a lock on it
+    <pool>/.trash-*               what is being removed; nobody reads it
+
+Changes are renames below the pool's lock, so that a kill leaves the old state or the new, and at
+most staging, trash and versions without a name, which the next change removes (:func:`sweep`).
+A version goes when no name has it, its time is over, and no open journal of this node names it
+(:class:`vtorque_core.resources.image.ImageUse`). All of this as root, but reading.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from vtorque_core.errors import HostFault
+from vtorque_core.image_sidecar import MAX_SIDECAR, NAME, SIDECAR, VERSION
+from vtorque_core.names import Paths
+from vtorque_core.records import JournalError, find
+
+KIND = "image"  # of the journal's records that name a version
+GRACE = 600.0  # seconds that a replaced version is kept for jobs that have just looked it up
+_STAGING, _TRASH, _OLD = ".staging-", ".trash-", ".old"
+_LOCK_WAIT = 60.0  # seconds; nothing long happens under the lock
+_POLL = 0.02
+_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.EBADF, errno.EINVAL)
+
+Uses = Mapping[str, tuple[str, ...]]
+"""Directory of a version to the ids of the jobs that use it."""
+
+
+@contextmanager
+def locked(pool: Path, *, shared: bool = False, wait: float = _LOCK_WAIT) -> Iterator[None]:
+    """Hold the pool's lock: one change at a time; ``shared``: while none is going on.
+
+    The lock is this node's: of several nodes that share a pool only one at a time may change it.
+    Raises HostFault after ``wait`` seconds.
+    """
+    descriptor = os.open(pool, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        _lock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX, wait, pool)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, kind: int, wait: float, pool: Path) -> None:
+    end = time.monotonic() + wait
+    while True:
+        try:
+            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= end:
+                raise HostFault(f"{pool} is being changed by another command") from None
+            time.sleep(_POLL)
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:  # a file system without locks: see above
+                raise
+            return
+        else:
+            return
+
+
+def fsync(path: Path) -> None:
+    """Have a file or directory on disk."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a file of the pool, 0644, in one step; it is on disk when this returns."""
+    fresh = path.with_name(f".{path.name}.new")
+    fresh.unlink(missing_ok=True)
+    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fchmod(descriptor, 0o644)
+        os.fsync(descriptor)
+    fresh.rename(path)
+    fsync(path.parent)
+
+
+def current(home: Path) -> str | None:
+    """Return the version that an image's name has; None: it has no sidecar.
+
+    Raises ValueError for a sidecar that does not say it.
+    """
+    try:
+        with (home / SIDECAR).open("rb") as file:
+            data = json.loads(file.read(MAX_SIDECAR))
+        version = data["version"]
+        if not VERSION.fullmatch(version):
+            raise ValueError("bad version")
+        return str(version)
+    except FileNotFoundError:
+        return None
+    except (OSError, RecursionError, KeyError, TypeError) as error:
+        raise ValueError(str(error)) from None
+
+
+def in_use(paths: Paths | None) -> Uses:
+    """Return which versions the jobs of this node use, from their open journals. As root.
+
+    Raises JournalError for a journal that cannot be read: then nobody knows.
+    """
+    found: dict[str, tuple[str, ...]] = {}
+    for state in find(paths, None) if paths is not None else ():
+        for path in {str(r.args.get("path")) for r in state.open if r.kind == KIND}:
+            found[path] = tuple(dict.fromkeys((*found.get(path, ()), state.header.id)))
+    return found
+
+
+def users_of(home: Path, uses: Uses) -> tuple[str, ...]:
+    """Return the jobs that use any version of the image in directory ``home``."""
+    inside = f"{home}/"
+    jobs = {job: None for path, jobs in uses.items() if path.startswith(inside) for job in jobs}
+    return tuple(jobs)
+
+
+def retire(home: Path, version: str, seconds: float) -> None:
+    """Note that a version that loses its name is kept that long. Before it loses it."""
+    if seconds > 0:
+        replace_file(home / f"{version}{_OLD}", f"{time.time() + seconds:.0f}\n".encode())
+
+
+def reinstate(home: Path, version: str) -> None:
+    """Forget the note: the version has a name again."""
+    (home / f"{version}{_OLD}").unlink(missing_ok=True)
+
+
+def old_versions(home: Path) -> list[tuple[str, float]]:
+    """Return the versions that no name has, with the Unix time until which they are kept.
+
+    Raises ValueError if it is not known which version the name has.
+    """
+    now = current(home)
+    found = [p.name for p in home.iterdir() if VERSION.fullmatch(p.name) and p.name != now]
+    return [(version, _until(home, version)) for version in sorted(found)]
+
+
+def _until(home: Path, version: str) -> float:
+    try:
+        return float((home / f"{version}{_OLD}").read_text("ascii")[:32])
+    except (OSError, ValueError):
+        return 0.0
+
+
+@contextmanager
+def staging(pool: Path, paths: Paths | None = None) -> Iterator[Path]:
+    """Give an empty root-only directory in the pool for a builder, removed afterwards.
+
+    On the way what killed commands have left goes, see :func:`sweep`. ``paths``: this node's, if
+    its jobs use the pool.
+    """
+    sweep(pool, paths)
+    with locked(pool):
+        path = Path(tempfile.mkdtemp(prefix=_STAGING, dir=pool))
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+        os.close(descriptor)
+
+
+def sweep(pool: Path, paths: Paths | None = None) -> list[str]:
+    """Remove what killed commands have left, and versions that nobody has or uses any more.
+
+    Returns the versions that went, as ``name/version``. Raises HostFault: the pool cannot be
+    changed.
+    """
+    try:
+        with locked(pool):
+            uses = _uses_or_none(paths)
+            for left in pool.glob(f"{_STAGING}*"):
+                _trash_if_left(pool, left)
+            gone = [] if uses is None else _collect(pool, uses)
+    except OSError as error:
+        raise HostFault(f"{pool}: {error.strerror}") from None
+    empty_trash(pool)
+    return gone
+
+
+def _uses_or_none(paths: Paths | None) -> Uses | None:
+    try:
+        return in_use(paths)
+    except JournalError:
+        return None  # nobody knows what is in use, so nothing is collected; doctor names it
+
+
+def _collect(pool: Path, uses: Uses) -> list[str]:
+    gone = []
+    for home in sorted(pool.iterdir()):
+        if NAME.fullmatch(home.name) and home.is_dir() and not home.is_symlink():
+            with contextlib.suppress(ValueError):
+                gone += [f"{home.name}/{version}" for version in collect(home, uses)]
+    return gone
+
+
+def collect(home: Path, uses: Uses) -> list[str]:
+    """Move what an image does not need any more to the trash, under the pool's lock.
+
+    Returns the versions. Raises ValueError if it is not known which version the name has.
+    """
+    (home / f".{SIDECAR}.new").unlink(missing_ok=True)
+    gone = []
+    now = time.time()
+    for version, until in old_versions(home):
+        if until <= now and str(home / version) not in uses:
+            trash(home.parent, home / version)
+            gone.append(version)
+    for note in home.glob(f"*{_OLD}*"):
+        version = note.name.removeprefix(".").partition(_OLD)[0]
+        if note.name.startswith(".") or not (home / version).exists() or current(home) == version:
+            note.unlink(missing_ok=True)
+    if current(home) is None and not any(home.iterdir()):
+        home.rmdir()
+    return gone
+
+
+def collect_version(path: Path) -> None:
+    """Remove a version that its last job has just left, if no name has it and its time is over.
+
+    Called by the release of that job's record, under the node's lock. Where the pool cannot be
+    changed from this node, nothing happens: a later command does it where it can.
+    """
+    home = path.parent
+    with contextlib.suppress(OSError, ValueError, HostFault):
+        if current(home) == path.name or not path.exists() or _until(home, path.name) > time.time():
+            return
+        with locked(home.parent, wait=1.0):
+            if current(home) == path.name:
+                return
+            trash(home.parent, path)
+            reinstate(home, path.name)
+            if not any(home.iterdir()):
+                home.rmdir()
+        empty_trash(home.parent)
+
+
+def trash(pool: Path, path: Path) -> None:
+    """Take a directory out of sight in one step, under the pool's lock; see empty_trash."""
+    path.rename(pool / f"{_TRASH}{os.getpid()}-{time.time_ns():x}")
+
+
+def empty_trash(pool: Path) -> None:
+    """Remove what has been taken out of sight; without the lock, since large files take time."""
+    for left in pool.glob(f"{_TRASH}*"):
+        shutil.rmtree(left, ignore_errors=True)
+
+
+def _trash_if_left(pool: Path, path: Path) -> None:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return
+    else:
+        trash(pool, path)
+    finally:
+        os.close(descriptor)
+
+
+def free_bytes(pool: Path) -> int:
+    """Return what may still be written into the pool: a fiftieth of its disk stays free."""
+    there = os.statvfs(pool)
+    return max(0, there.f_bavail - there.f_blocks // 50) * there.f_frsize
