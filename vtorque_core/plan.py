@@ -355,8 +355,8 @@ def _core_elements(guest: GuestPlan, site: Site) -> Iterator[Element]:
     yield from network.interfaces(site, guest)
     if any(share.kind == "virtiofs" for share in guest.shares):
         yield MemoryBacking(source="memfd", shared=True)
-    if guest.placement.page_kib is not None:
-        yield MemoryBacking(hugepages_kib=guest.placement.page_kib)
+    if guest.placement.page_kib is not None:  # memfd needs no hugetlbfs mounted, memfd_create(2)
+        yield MemoryBacking(hugepages_kib=guest.placement.page_kib, source="memfd")
 
 
 def ramdisk_mib(image: Path) -> int:

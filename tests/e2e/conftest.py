@@ -213,6 +213,34 @@ def guest(clean):
 
 
 @pytest.fixture
+def config(node):
+    """Give a function that changes the site config until the test's end."""
+    before = node.config.read_text()
+
+    def change(table, line):
+        text = node.config.read_text()
+        head = f"[{table}]\n"
+        new = text.replace(head, head + line + "\n") if head in text else f"{text}\n{head}{line}\n"
+        node.config.write_text(new)
+
+    yield change
+    node.config.write_text(before)
+
+
+@pytest.fixture
+def two_slots(node):
+    """Let the batch system run two jobs at once; its default is one."""
+
+    def restart(*options):
+        node.root("vtorque", "local", "stop", "--config", str(node.config))
+        node.root("vtorque", "local", "serve", "--config", str(node.config), *options)
+
+    restart("--slots", "2")
+    yield
+    restart()
+
+
+@pytest.fixture
 def scratch(tmp_path_factory):
     """Return a directory for root's own files of one test."""
     path = tmp_path_factory.mktemp("e2e")

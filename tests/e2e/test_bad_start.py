@@ -23,21 +23,6 @@ SCRIPT = "#!/bin/sh\necho ran\n"
 
 
 @pytest.fixture
-def config(node):
-    """Give a function that changes the site config until the test's end."""
-    before = node.config.read_text()
-
-    def change(table, line):
-        text = node.config.read_text()
-        head = f"[{table}]\n"
-        new = text.replace(head, head + line + "\n") if head in text else f"{text}\n{head}{line}\n"
-        node.config.write_text(new)
-
-    yield change
-    node.config.write_text(before)
-
-
-@pytest.fixture
 def image(node):
     """Give a function that puts a variant of the micro image into the pool for one test."""
     pool = node.state / "images"

@@ -104,19 +104,6 @@ def test_the_users_own_variables_win(mpi, clean):
     ]  # fmt: skip
 
 
-@pytest.fixture
-def two_slots(node):
-    """Let the batch system run two jobs at once; its default is one."""
-
-    def restart(*options):
-        node.root("vtorque", "local", "stop", "--config", str(node.config))
-        node.root("vtorque", "local", "serve", "--config", str(node.config), *options)
-
-    restart("--slots", "2")
-    yield
-    restart()
-
-
 def test_ssh_leads_into_no_guest_of_another_job(mpi, two_slots, clean):
     """The other job is the same user's: even so its guests have other keys."""
     other = mpi.submit(

@@ -5,13 +5,12 @@ The guests are boot sectors that spin: real QEMU under libvirt's system daemon, 
 
 import os
 import pwd
-import subprocess
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
+import running
 from vtorque_core import api_ledger, host, hypervisor, names
 from vtorque_core.api import JobRequest
 from vtorque_core.api_claims import Claim, CoreClaim, MemoryClaim
@@ -81,26 +80,8 @@ def guest(index, top, placement):
     return replace(plan, uuid=names.guest_uuid(plan.name))
 
 
-def virsh(*argv):
-    done = subprocess.run(
-        ["virsh", "-c", URI, *argv], capture_output=True, text=True, timeout=60, check=True
-    )
-    return [line.split() for line in done.stdout.splitlines()[2:] if line.strip()]
-
-
 def threads(index):
-    """Return thread name to its CPUs, as the kernel has them (proc(5)), of a guest's QEMU."""
-    pid = Path(f"/run/libvirt/qemu/vt-pins.0-n1-{index}.pid").read_text().strip()
-    found = {}
-    for task in Path("/proc", pid, "task").iterdir():
-        fields = dict(
-            line.split(":\t", 1)
-            for line in (task / "status").read_text().splitlines()
-            if ":\t" in line
-        )
-        name = "emulator" if task.name == pid else fields["Name"]
-        found[name] = fields["Cpus_allowed_list"]
-    return found
+    return running.threads(f"vt-pins.0-n1-{index}")
 
 
 def test_two_guests_run_on_different_cores(start):
@@ -108,7 +89,7 @@ def test_two_guests_run_on_different_cores(start):
     start(own, own)
     time.sleep(0.5)
     for index in (0, 1):
-        assert virsh("vcpupin", f"vt-pins.0-n1-{index}") == [["0", str(index)]]
+        assert running.table("vcpupin", f"vt-pins.0-n1-{index}") == [["0", str(index)]]
         assert threads(index)["CPU 0/TCG"] == str(index)
 
 
@@ -119,7 +100,7 @@ def test_io_cores_grow_and_shrink_under_a_running_guest(start):
     seen = []
     for count in (1, 2, 1):
         now = api_ledger.resize(paths, found.job, 0, "io", count)
-        pins = virsh("iothreadinfo", found.name)
+        pins = running.table("iothreadinfo", found.name)
         at = threads(0)
         assert {pin[1] for pin in pins} == {at["IO iothread1"]} == {at["emulator"]}
         seen.append((now.cores, now.floating, at["IO iothread1"], at["CPU 0/TCG"]))

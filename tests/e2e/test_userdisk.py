@@ -76,19 +76,6 @@ def test_only_the_first_of_two_guests_has_it(clean, disk):
     assert content(disk, "who") == b"first\n"
 
 
-@pytest.fixture
-def two_slots(node) -> Iterator[None]:
-    """Let the batch system run two jobs at once; its default is one."""
-
-    def restart(*options: str) -> None:
-        node.root("vtorque", "local", "stop", "--config", str(node.config))
-        node.root("vtorque", "local", "serve", "--config", str(node.config), *options)
-
-    restart("--slots", "2")
-    yield
-    restart()
-
-
 def test_a_second_job_on_the_same_disk_is_refused(two_slots, clean, disk):
     marks = [clean.home / name for name in ("started", "go")]
     text = (

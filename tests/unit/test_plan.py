@@ -12,6 +12,7 @@ from vtorque_core import images, plan
 from vtorque_core.api import GuestType, JobRequest, hookimpl
 from vtorque_core.api_batch import BatchJob
 from vtorque_core.api_context import EnvVar, RootCommand
+from vtorque_core.api_domain import MemoryBacking
 from vtorque_core.api_node import (
     Image,
     JobUser,
@@ -147,6 +148,13 @@ def test_advice_that_the_ledger_cannot_follow_is_told(planned, plugin):
 
 
 def test_ram_below_the_images_minimum_is_refused_with_the_limit(planned):
+def test_huge_pages_need_no_file_system_of_the_host(planned):
+    guests, site, _ = planned()
+    one = dataclasses.replace(guests[0].plan, placement=Placement(page_kib=2048))
+    found = [e for e in plan._core_elements(one, site) if isinstance(e, MemoryBacking)]
+    assert MemoryBacking(hugepages_kib=2048, source="memfd") in found
+
+
     with pytest.raises(Refused, match=r"ram=64M: image tiny needs more RAM .*at least 128M"):
         planned(ram=64)
 

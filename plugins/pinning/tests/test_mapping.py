@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from vtorque_pinning.mapping import numbers, read
 
 

@@ -4,7 +4,6 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from vtorque_pinning import node, plugin
 
 from vtorque_core import api_options, plan, topology
 from vtorque_core.api import FileData
@@ -28,6 +27,7 @@ from vtorque_core.ledger import plan as place
 from vtorque_core.plugins import Plugins
 from vtorque_core.policy import decide, needs
 from vtorque_core.request import Request, make_request
+from vtorque_pinning import node, plugin
 
 DATA = Path(__file__).parents[3] / "tests" / "data" / "capabilities"
 MACHINES = {path.stem: topology.parse(path.read_text()) for path in DATA.glob("*.xml")}
@@ -275,6 +275,11 @@ def test_a_sites_default_may_be_to_pin():
     assert placed(XEON, config=config)[0].own == {"vcpu"}
     assert not placed(XEON, "vcpu_pinning=false", config=config)[0].own
     with pytest.raises(Refused, match=r"hugepages=1G: is more than allowed \(limit: 2M"):
+        guests(XEON, "hugepages=1G", config=config)
+    config = "[options.hugepages]\nallow = [true, false, '2M']\n"
+    for granted in ("yes", "no", "2048K"):
+        assert guests(XEON, f"hugepages={granted}", config=config)
+    with pytest.raises(Refused, match=r"hugepages=1G: is not allowed \(limit: true, false, 2M"):
         guests(XEON, "hugepages=1G", config=config)
 
 

@@ -1,0 +1,131 @@
+"""vtorque-pinning with real guests: libvirt and the kernel agree on where they run."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+import running
+from vtorque_core.errors import EXIT_HOST_FAULT, EXIT_REFUSED, EXIT_USAGE
+
+pytestmark = pytest.mark.e2e
+
+WAIT = "#!/bin/sh\ntouch started\nwhile [ ! -e go ]; do sleep 0.1; done\n"
+PAGES = Path("/proc/sys/vm/nr_hugepages")  # of 2 MiB on x86
+
+
+@pytest.fixture
+def two_cpus(config):
+    """Let guests have both CPUs of this node: none is kept for QEMU's own threads."""
+    if os.cpu_count() != 2:
+        pytest.fail("these tests are written for a node of two CPUs")
+    config("plugin.pinning", "emulator_cpu = false")
+
+
+def started(guest, *args):
+    """Submit a job that runs until ``end``; return its id when it runs."""
+    job = guest.submit(WAIT, *args)
+    guest.wait_for((guest.home / "started").exists, 60, "the script's start")
+    return job
+
+
+def end(guest, job):
+    (guest.home / "go").touch()
+    guest.wait_for(lambda: guest.state_of(job) in (None, "C"), 60, "the job's end")
+
+
+@pytest.mark.parametrize(
+    ("pinning", "cpus"), [("true", ("0", "1")), ("my.map", ("1", "0"))], ids=["own", "file"]
+)
+def test_two_guests_run_on_different_cores(two_cpus, guest, pinning, cpus):
+    guest.script("# rank 0, then rank 1\n1\n0 # the other\n", "my.map")
+    (guest.home / "my.map").chmod(0o600)
+    job = started(guest, "-vm", f"vcpu_pinning={pinning},vms_per_node=2,ram=128M")
+    domains = running.domains(job)
+    assert len(domains) == 2
+    for domain, cpu in zip(domains, cpus, strict=True):
+        assert running.table("vcpupin", domain) == [["0", cpu]]
+        assert running.threads(domain)["CPU 0/TCG"] == cpu
+    end(guest, job)
+
+
+def test_the_emulator_has_a_cpu_of_its_own(guest):
+    job = started(guest, "-vm", "vcpu_pinning=true,ram=128M")
+    (domain,) = running.domains(job)
+    threads = running.threads(domain)
+    assert (threads["CPU 0/TCG"], threads["emulator"]) == ("0", "1")
+    assert b"vcpu 0" in guest.root("vmgr", "ps", "--placement").stdout
+    end(guest, job)
+    full = guest.job("true\n", "-vm", "vcpu_pinning=true,vcpus=2,ram=128M")
+    assert full.code == EXIT_REFUSED
+    assert b"CPUs of their own and shared: more than the job can have" in full.err
+
+
+def test_a_mapping_of_the_hosts_cpu_is_refused(two_cpus, guest, config):
+    config("node", "host_reserve_cores = 1")
+    guest.script("0\n", "my.map")
+    result = guest.job("true\n", "-vm", "vcpu_pinning=my.map,ram=128M")
+    assert (result.code, result.out) == (EXIT_REFUSED, b"")
+    said = (
+        b"vcpu_pinning=0: CPU 0 is the host's own (limit: CPUs 1, set by [node] host_reserve_cores)"
+    )
+    assert said in result.err
+
+
+def test_a_mapping_that_is_none_is_refused_at_submission(guest):
+    guest.script("0\n1\n", "my.map")
+    done = guest.job("true\n", "-vm", "vcpu_pinning=my.map,ram=128M").done
+    assert done.returncode == EXIT_USAGE
+    assert b"vcpu_pinning=my.map: line 2 is one too many: there are 1 guests" in done.stderr
+    done = guest.job("true\n", "-vm", "vcpu_pinning=/etc/shadow,ram=128M").done
+    assert done.returncode == EXIT_USAGE
+    assert b"vcpu_pinning=/etc/shadow: cannot be read: Permission denied" in done.stderr
+
+
+def test_a_mapping_of_another_jobs_cpu_is_a_host_fault(two_cpus, two_slots, guest):
+    guest.script("1\n", "my.map")
+    job = started(guest, "-vm", "vcpu_pinning=my.map,ram=128M")
+    second = guest.job("true\n", "-vm", "vcpu_pinning=my.map,ram=128M")
+    assert (second.code, second.out) == (EXIT_HOST_FAULT, b"")
+    assert b"in use by other jobs: vcpu_pinning=1: CPU 1 is another job's" in second.err
+    (domain,) = running.domains(job)
+    assert running.threads(domain)["CPU 0/TCG"] == "1"
+    end(guest, job)
+
+
+@pytest.fixture
+def pages():
+    """Set 72 huge pages of 2 MiB aside."""
+    before = PAGES.read_text()
+    try:
+        PAGES.write_text("72")
+        there = int(PAGES.read_text())
+    except OSError as error:
+        pytest.skip(f"this kernel lets nobody set huge pages aside: {error}")
+    if there < 72:
+        PAGES.write_text(before)
+        pytest.skip(f"this machine could set only {there} huge pages aside")
+    yield
+    PAGES.write_text(before)
+    assert PAGES.read_text() == before
+
+
+def test_a_guests_memory_is_in_huge_pages(pages, guest):
+    job = started(guest, "-vm", "hugepages=2M,ram=128M")
+    (domain,) = running.domains(job)
+    maps = Path("/proc", running.pid(domain), "smaps").read_text().split("VmFlags")
+    huge = [part for part in maps if "KernelPageSize:     2048 kB" in part]
+    sizes = [int(part.split("Size:")[1].split()[0]) for part in huge]
+    assert sizes == [128 * 1024]
+    end(guest, job)
+
+
+def test_huge_pages_that_the_node_lacks(guest, config):
+    lack = guest.job("true\n", "-vm", "hugepages=1G,ram=1G")
+    assert (lack.code, lack.out) == (EXIT_REFUSED, b"")
+    assert b"hugepages=1G: node " in lack.err
+    assert b"(set by [plugin.pinning] required = true)" in lack.err
+    config("plugin.pinning", "required = false")
+    result = guest.job("#!/bin/sh\necho ran\n", "-vm", "hugepages=true,ram=128M")
+    assert (result.code, result.out) == (0, b"ran\n")
+    assert b"runs without hugepages=true: node " in result.err
