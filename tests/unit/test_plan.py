@@ -147,7 +147,6 @@ def test_advice_that_the_ledger_cannot_follow_is_told(planned, plugin):
     assert said.text.startswith("numad advised NUMA node 1-2; guest 0 is on 0,")
 
 
-def test_ram_below_the_images_minimum_is_refused_with_the_limit(planned):
 def test_huge_pages_need_no_file_system_of_the_host(planned):
     guests, site, _ = planned()
     one = dataclasses.replace(guests[0].plan, placement=Placement(page_kib=2048))
@@ -155,6 +154,7 @@ def test_huge_pages_need_no_file_system_of_the_host(planned):
     assert MemoryBacking(hugepages_kib=2048, source="memfd") in found
 
 
+def test_ram_below_the_images_minimum_is_refused_with_the_limit(planned):
     with pytest.raises(Refused, match=r"ram=64M: image tiny needs more RAM .*at least 128M"):
         planned(ram=64)
 
