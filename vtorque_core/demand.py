@@ -46,6 +46,7 @@ class Demand:
         mib: memory, but for what lies in huge pages of ``page_kib``: ``paged_mib``.
         ram_mib: the guest's own RAM, which is in one of the two.
         numa: as :class:`vtorque_core.api_claims.RamClaim`; None: the node's rule.
+        ram_key: of the ``-vm`` key that asks for huge pages; ``numa_key``: for one node.
         near: NUMA nodes that it should go to; empty: any.
     """
 
@@ -57,6 +58,7 @@ class Demand:
     page_kib: int | None = None
     numa: Numa | None = None
     ram_key: str = "ram"
+    numa_key: str = "ram"
     pools: tuple[PoolClaim, ...] = ()
     caches: tuple[CacheClaim, ...] = ()
     near: frozenset[int] = frozenset()
@@ -120,7 +122,8 @@ def demand(claims: Sequence[Claim]) -> Demand:
         ram_mib=ram,
         page_kib=page,
         numa=numa,
-        ram_key=next((r.key for r in rams if r.page_kib or r.numa), "ram"),
+        ram_key=next((r.key for r in rams if r.page_kib), "ram"),
+        numa_key=next((r.key for r in rams if r.numa), "ram"),
         pools=pools,
         caches=tuple(c for c in claims if isinstance(c, CacheClaim)),
         near=frozenset(node for r in rams for node in r.near),

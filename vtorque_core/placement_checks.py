@@ -136,13 +136,15 @@ def check_numa(demands: Sequence[Demand], strict: Sequence[bool], rooms: Sequenc
     cores = max(sum(map(len, room.groups)) for room in rooms)
     mib = max(room.mib for room in rooms)
     need = max(d.own, d.shared)
+    size = d.page_kib or 0
+    pages = f" ({show_mib(max(r.pages.get(size, 0) for r in rooms))} in huge pages)" if size else ""
     raise NoFit(
         Refusal(
             f"a guest of {need} CPUs and {show_mib(d.memory_mib)} must lie on one NUMA node, and "
             "does not beside what is there",
-            key=d.ram_key,
+            key=d.numa_key,
             value="strict",
-            limit=f"{cores} CPUs for itself or {show_mib(mib)} on the node with most",
+            limit=f"{cores} CPUs for itself or {show_mib(mib)}{pages} on the node with most",
             where="[node] numa, or the request's numa",
             fix="ask for smaller guests, or for numa=preferred",
         )

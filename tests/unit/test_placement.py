@@ -128,6 +128,18 @@ def test_a_mapping_is_kept_in_its_order():
             r"numa=strict: a guest of 1 CPUs and 200000M must lie on one NUMA node",
         ),
         (
+            guest(
+                1,
+                34000,
+                more=[
+                    RamClaim(page_kib=2048, key="hugepages"),
+                    RamClaim(numa="strict", key="numa"),
+                ],
+            ),
+            {},
+            r"numa=strict: .* 64 CPUs for itself or 160G \(32G in huge pages\) on the node",
+        ),
+        (
             guest(1, 2048, more=[RamClaim(page_kib=1048576, key="hugepages")]),
             {},
             r"hugepages=2G: .*huge pages of 1048576 KiB \(limit: 0M of 0M free, set by vm.nr_huge",
