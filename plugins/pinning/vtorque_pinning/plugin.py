@@ -20,7 +20,6 @@ from vtorque_core.api import (
     size_mib,
 )
 from vtorque_core.api_options import RAM, VCPUS, VMS_PER_NODE
-from vtorque_pinning.mapping import read
 
 if TYPE_CHECKING:
     from vtorque_core.api_node import Site
@@ -32,12 +31,13 @@ def page_size(value: str) -> bool | int:
     """Return False, True (a size that the node has) or KiB of a huge page. Raises ValueError."""
     if value.strip().lower() in BOOLEAN_WORDS:
         return boolean(value)
+    problem = "is not a size of huge pages: write true, false, or a size like 2M or 1G"
     try:
         mib = size_mib(value)
     except ValueError:
-        mib = 3
-    if mib & (mib - 1):  # all sizes that Linux has are powers of two
-        raise ValueError("is not a size of huge pages: write true, false, or a size like 2M or 1G")
+        raise ValueError(problem) from None
+    if mib & (mib - 1):  # Linux has powers of two only
+        raise ValueError(problem)
     return mib * 1024
 
 
@@ -120,6 +120,8 @@ def vtorque_parse_args(request: JobRequest, site: Site) -> Iterator[Refusal]:
                 limit="true, false",
                 where="[plugin.pinning] user_files",
             )
+        from vtorque_pinning.mapping import read  # noqa: PLC0415 - not by every vsub
+
         try:
             read(mapping.content, request[VMS_PER_NODE], request[VCPUS])
         except ValueError as error:
