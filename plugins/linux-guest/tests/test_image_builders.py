@@ -155,6 +155,7 @@ def test_debian_options() -> None:
     assert parse_options({}) == Options("bookworm", (), 8192)
     given = {"suite": "trixie", "packages": "nfs-common,g++", "size": "20G"}
     assert parse_options(given) == Options("trixie", ("nfs-common", "g++"), 20480)
+    assert parse_options({"kernel": "generic"}).kernel == "generic"
 
 
 @pytest.mark.parametrize(
@@ -170,6 +171,7 @@ def test_debian_options() -> None:
         {"size": "1M"},
         {"size": "2T"},
         {"size": "big"},
+        {"kernel": "linux"},
     ],
 )
 def test_bad_debian_options_are_refused(arguments: dict[str, str]) -> None:
@@ -195,6 +197,9 @@ def test_given_packages_must_be_exactly_one_of_each(tmp_path: Path) -> None:
     (tmp_path / "linux-image-6.1.0-1-cloud-amd64_6.1_amd64.deb").touch()
     (tmp_path / "linux-image-cloud-amd64_6.1_amd64.deb").touch()
     assert kernel_package("amd64", tmp_path) == "linux-image-6.1.0-1-cloud-amd64"
+    (tmp_path / "linux-image-6.1.0-1-amd64_6.1_amd64.deb").touch()
+    assert kernel_package("amd64", tmp_path) == "linux-image-6.1.0-1-cloud-amd64"
+    assert kernel_package("amd64", tmp_path, "generic") == "linux-image-6.1.0-1-amd64"
 
 
 def test_missing_tool_names_the_package() -> None:

@@ -39,8 +39,9 @@ LABEL = "vtroot"
 # net.ifnames=0: the seed's network-config calls the NICs eth0, ... (systemd.link(5)).
 CMDLINE = f"{micro.CMDLINE} net.ifnames=0 rw"
 
-# ext4 is built into Debian's cloud kernel and then left out; another kernel may have it as module.
-INITRD_MODULES = ("virtio_pci", "virtio_blk", "ext4")
+# ext4 is built into Debian's cloud kernel and then left out; the generic one has it as a module,
+# and what it asks the kernel for by name: crc32c.
+INITRD_MODULES = ("virtio_pci", "virtio_blk", "crc32c_generic", "ext4")
 
 PACKAGES = (
     *("systemd-sysv", "udev", "kmod", "dbus", "cloud-init", "openssh-server", "iproute2"),
@@ -82,11 +83,12 @@ _FILES = {
 
 @dataclass(frozen=True)
 class Options:
-    """What ``-o`` says: Debian suite, more packages, size of the root disk in MiB."""
+    """What ``-o`` says: Debian suite, more packages, size of the root disk in MiB, kernel."""
 
     suite: str
     packages: tuple[str, ...]
     size: int
+    kernel: str = "cloud"
 
 
 class DebianBuilder:
@@ -98,14 +100,15 @@ class DebianBuilder:
         """Build kernel, initramfs and root disk into ``staging``.
 
         Arguments: ``suite=bookworm``, ``packages=a,b`` (more packages), ``size=8G`` (of the root
-        disk). Raises Refused and HostFault.
+        disk), ``kernel=generic`` (all drivers, not only those of clouds). Raises Refused and
+        HostFault.
         """
         options = parse_options(arguments)
         need_tools("mmdebstrap", "mke2fs", "qemu-img", "apt-get", "dpkg-deb")
         _, arch = architecture()
         work = staging / "work"
         work.mkdir(mode=0o700)
-        kernel = fetch_kernel(work, progress, None)
+        kernel = fetch_kernel(work, progress, None, options.kernel)
         (staging / "vmlinux").write_bytes(vmlinux(kernel))
         (staging / "initrd").write_bytes(_initrd(kernel, work))
         root = work / "root"
@@ -138,9 +141,12 @@ class DebianBuilder:
 
 def parse_options(arguments: Mapping[str, str]) -> Options:
     """Return the builder's options. Raises Refused for an unknown one or a bad value."""
-    unknown = sorted(set(arguments) - {"suite", "packages", "size"})
+    unknown = sorted(set(arguments) - {"suite", "packages", "size", "kernel"})
     if unknown:
-        raise Refused(f"debian has no option {unknown[0]}; it has suite, packages and size")
+        raise Refused(f"debian has no option {unknown[0]}; it has suite, packages, size and kernel")
+    kernel = arguments.get("kernel", "cloud")
+    if kernel not in {"cloud", "generic"}:
+        raise Refused(f"kernel={kernel!r}: must be cloud or generic")
     suite = arguments.get("suite", SUITE)
     if not re.fullmatch(r"[a-z][a-z0-9-]{0,30}", suite, re.ASCII):
         raise Refused(f"suite={suite!r}: is not the code name of a Debian release")
@@ -155,7 +161,7 @@ def parse_options(arguments: Mapping[str, str]) -> Options:
         raise Refused(f"size={arguments['size']!r}: {error}") from None
     if not 1024 <= size <= 1 << 20:
         raise Refused(f"size={arguments['size']}: must be between 1G and 1T")
-    return Options(suite, packages, size)
+    return Options(suite, packages, size, kernel)
 
 
 def apt_sources(suite: str) -> list[str]:

@@ -114,12 +114,15 @@ def _only_deb(name: str, directory: Path) -> Path:
     return found[0]
 
 
-def kernel_package(debian_arch: str, debs: Path | None = None) -> str:
-    """Return the name of the newest cloud kernel's package, e.g. linux-image-6.1.0-1-cloud-amd64.
+def kernel_package(debian_arch: str, debs: Path | None = None, flavour: str = "cloud") -> str:
+    """Return the name of the newest kernel's package, e.g. linux-image-6.1.0-1-cloud-amd64.
 
-    The cloud kernel has the virtio drivers and little else. Raises HostFault and Refused.
+    The cloud kernel has the virtio drivers and little else; ``generic`` has all that Debian has.
+    Raises HostFault and Refused.
     """
-    pattern = rf"linux-image-[0-9][A-Za-z0-9.+~-]*-cloud-{debian_arch}"
+    suffix = f"cloud-{debian_arch}" if flavour == "cloud" else debian_arch
+    number = "[0-9][A-Za-z0-9.+~-]*" if flavour == "cloud" else "[0-9][0-9.+~-]*"
+    pattern = rf"linux-image-{number}-{suffix}"
     if debs is not None:
         names = {p.name.split("_")[0] for p in debs.glob("linux-image-*.deb")}
         found = sorted(n for n in names if re.fullmatch(pattern, n))
@@ -127,7 +130,7 @@ def kernel_package(debian_arch: str, debs: Path | None = None) -> str:
             raise Refused(f"{debs} has {len(found)} packages {pattern}; exactly one is needed")
         return found[0]
     need_tools("apt-cache")
-    meta = f"linux-image-cloud-{debian_arch}"
+    meta = f"linux-image-{suffix}"
     try:
         shown = run_tool("apt-cache", "--no-all-versions", "show", meta)
     except HostFault as error:
@@ -144,10 +147,12 @@ def unpack(deb: Path, into: Path) -> None:
     run_tool("dpkg-deb", "-x", str(deb), str(into), timeout=UNPACK_TIMEOUT)
 
 
-def fetch_kernel(scratch: Path, progress: Callable[[str], None], debs: Path | None) -> Kernel:
-    """Fetch and unpack the cloud kernel below ``scratch``. Raises HostFault and Refused."""
+def fetch_kernel(
+    scratch: Path, progress: Callable[[str], None], debs: Path | None, flavour: str = "cloud"
+) -> Kernel:
+    """Fetch and unpack the kernel below ``scratch``. Raises HostFault and Refused."""
     debian_arch, _ = architecture()
-    package = kernel_package(debian_arch, debs)
+    package = kernel_package(debian_arch, debs, flavour)
     progress(f"kernel package {package}")
     deb = fetch([package], scratch, debs)[0]
     root = scratch / "kernel"
