@@ -14,6 +14,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
+from vtorque_core.api_pci import ADDRESS
+
 Act = Literal["suspend", "save", "migrate"]  # as virsh calls them
 
 
@@ -141,6 +143,33 @@ class Channel(ListElement):
     port: str
     path: str
     owner: Literal["root", "job"] = "root"
+
+
+@dataclass(frozen=True)
+class PciDevice(ListElement):
+    """A PCI function of the host, given to the guest by VFIO; the core binds and resets it.
+
+    libvirt lets QEMU lock the guest's RAM and 1 GiB more by itself. Claim ``address``
+    (``0000:3b:00.0``) first, with all functions of its IOMMU group; ``vtorque_core.api_pci``
+    knows them.
+
+    Args:
+        mac: it is a virtual function of an Ethernet card: libvirt gives it this MAC through the
+            physical one, and takes it back.
+        must_reset: refuse a function that cannot be reset between two guests.
+    """
+
+    template: ClassVar[str] = "vtorque_core:templates/pcidevice.xml.j2"
+    forbids: ClassVar[frozenset[Act]] = frozenset({"save", "migrate"})  # a pause it survives
+    unique: ClassVar[tuple[str, ...]] = ("address", "mac")
+    name: str
+    address: str
+    mac: str | None = None
+    must_reset: bool = True
+
+    def __post_init__(self) -> None:
+        if not ADDRESS.fullmatch(self.address):
+            raise ValueError(f"{self.address!r} is not a PCI address like 0000:3b:00.0")
 
 
 @dataclass(frozen=True)

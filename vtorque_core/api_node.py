@@ -122,7 +122,8 @@ class Address:
     is the network's length; ``gateway`` and ``dns`` may be empty. ``network``: empty for
     ``[network]``, whose NIC is the first, else the name of ``[networks.<name>]``; only the first
     takes a default route and name servers from DHCP. ``mtu`` in bytes, None: the network's own.
-    ``metric`` of the default route, None: the guest's own choice.
+    ``metric`` of the default route, None: the guest's own choice. ``filtered``: the node drops
+    what the guest sends with another MAC, or another source address than ``ip``.
     """
 
     mac: str
@@ -134,6 +135,7 @@ class Address:
     mtu: int | None = None
     metric: int | None = None
     dhcp: bool = True
+    filtered: bool = True
 
 
 @dataclass(frozen=True)

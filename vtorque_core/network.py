@@ -72,7 +72,7 @@ def addresses(site: Site, site_secret: bytes, guest: GuestPlan) -> Iterator[Addr
 
 
 def interfaces(site: Site, guest: GuestPlan) -> Iterator[Interface]:
-    """Yield the NICs of a guest that has its addresses. A macvtap is never filtered."""
+    """Yield the NICs of a guest that has its addresses."""
     networks = of_site(site)
     for number, nic in enumerate(guest.addresses if networks else ()):
         network = networks[nic.network]
@@ -83,7 +83,7 @@ def interfaces(site: Site, guest: GuestPlan) -> Iterator[Interface]:
                 source=network.source,
                 mac=nic.mac,
                 ip=nic.ip,
-                filtered=network.filter and network.kind != "direct",
+                filtered=nic.filtered,
             )
 
 
@@ -180,12 +180,16 @@ def _number(job_id: str) -> int:
 
 
 def address(network: AnyNetwork, mac: str, ip: str | None, name: str = "") -> Address:
-    """Return a NIC's full assignment. Only ``[network]`` has name servers and a gateway unasked."""
+    """Return a NIC's full assignment. A macvtap is never filtered.
+
+    Only ``[network]`` has name servers and a gateway unasked.
+    """
     extra = isinstance(network, ExtraNetwork)
     mtu = (network.mtu or None) if isinstance(network, ExtraNetwork) else None
+    filtered = network.filter and network.kind != "direct"
     if ip is None:
         dhcp = network.addressing == "dhcp"
-        return Address(mac=mac, network=name, mtu=mtu, dhcp=dhcp)
+        return Address(mac=mac, network=name, mtu=mtu, dhcp=dhcp, filtered=filtered)
     subnet = ipaddress.IPv4Network(network.subnet)
     gateway = network.gateway or (None if extra else str(subnet.network_address + 1))
     return Address(
@@ -197,6 +201,7 @@ def address(network: AnyNetwork, mac: str, ip: str | None, name: str = "") -> Ad
         network=name,
         mtu=mtu,
         metric=_METRIC if extra and gateway else None,
+        filtered=filtered,
     )
 
 

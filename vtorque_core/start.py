@@ -20,7 +20,7 @@ from vtorque_core import accel, hypervisor, ledger, names, plan, policy, proof
 from vtorque_core.api import JobRequest
 from vtorque_core.api_batch import BatchJob, NodeAdapter, PeerGuest
 from vtorque_core.api_context import ContextItem, EnvVar
-from vtorque_core.api_domain import Channel, Disk, Filesystem, Interface
+from vtorque_core.api_domain import Channel, Disk, Filesystem, Interface, PciDevice
 from vtorque_core.api_guest import GuestDriver
 from vtorque_core.api_node import GuestPlan, JobUser, Resource
 from vtorque_core.api_options import KEEP, VM_EPILOGUE, VM_PROLOGUE
@@ -44,6 +44,7 @@ from vtorque_core.resources import (
     Netfilter,
     Overlay,
     Tree,
+    Vfio,
     netfilter,
 )
 
@@ -316,6 +317,8 @@ def _guest_resources(each: Prepared, guards: Mapping[str, str]) -> Iterable[Reso
         if nic.filtered:
             guard = guards.get(nic.source, "") if nic.kind == "network" else ""
             yield Netfilter(tap_name(nic.mac), nic.mac, nic.ip, guard)
+    for card in each.merged.lists(PciDevice):
+        yield Vfio.of(card.address, each.plan.qemu_uid, must_reset=card.must_reset)
 
 
 def _boot(start: Start, each: Prepared, accel_type: Literal["kvm", "tcg"]) -> None:

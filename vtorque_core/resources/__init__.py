@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from vtorque_core.resources.files import CoreResource, File, Mount, Overlay, Setting, Shm, Tree
 from vtorque_core.resources.image import ImageUse
 from vtorque_core.resources.netfilter import Netfilter
+from vtorque_core.resources.pci import Vfio
 from vtorque_core.resources.process import Domain, Process, UserDisk, Virtiofsd
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "Shm",
     "Tree",
     "UserDisk",
+    "Vfio",
     "Virtiofsd",
 ]
 
@@ -73,6 +75,7 @@ CORE_KINDS: dict[str, type[CoreResource]] = {
         UserDisk,
         Mount,
         Netfilter,
+        Vfio,
         Setting,
         Shm,
         Lease,

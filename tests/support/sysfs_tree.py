@@ -1,0 +1,68 @@
+"""A sysfs in a directory, from a table of PCI functions in tests/data/sysfs.
+
+A line is ``address vendor:device class`` and words: ``numa=0``, ``group=17`` (IOMMU), ``driver=x``,
+``reset`` (it can be reset), ``net=eth0`` (an interface that is down; ``net=eth0:up``), ``ib=ib0``
+(the same of InfiniBand), ``disk=nvme0n1``, ``vf=0@0000:5e:00.0`` (virtual function 0 of that one).
+Other lines are ``path = text`` of further files. It is what ``lspci -nnk`` and sysfs of such
+machines say, with little else.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+DATA = Path(__file__).parents[1] / "data" / "sysfs"
+PCI = "bus/pci/devices"
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"{text}\n")
+
+
+def tree(name: str, top: Path) -> str:
+    """Make the tree of ``tests/data/sysfs/<name>.txt`` below ``top``; return ``top`` as text."""
+    for directory in (PCI, "bus/pci/drivers/vfio-pci", "kernel/iommu_groups", "class/net"):
+        (top / directory).mkdir(parents=True)
+    (top / "bus/pci/drivers_probe").touch()
+    for line in (DATA / f"{name}.txt").read_text().splitlines():
+        if " = " in line:
+            path, _, text = line.partition(" = ")
+            write(top / path, text)
+        elif line and not line.startswith("#"):
+            _function(top, *line.split())
+    return str(top)
+
+
+def _function(top: Path, address: str, ident: str, kind: str, *words: str) -> None:
+    at = top / "devices" / address
+    vendor, device = ident.split(":")
+    for name, text in (("vendor", vendor), ("device", device), ("class", kind)):
+        write(at / name, f"0x{text}")
+    write(at / "driver_override", "(null)")
+    (top / PCI / address).symlink_to(at)
+    for word in words:
+        key, _, value = word.partition("=")
+        if key == "numa":
+            write(at / "numa_node", value)
+        elif key == "group":
+            (top / "kernel/iommu_groups" / value).mkdir(exist_ok=True)
+            (at / "iommu_group").symlink_to(top / "kernel/iommu_groups" / value)
+        elif key == "driver":
+            (top / "bus/pci/drivers" / value).mkdir(exist_ok=True)
+            (at / "driver").symlink_to(top / "bus/pci/drivers" / value)
+        elif key == "reset":
+            (at / "reset").touch()
+        elif key in ("net", "ib"):
+            net, _, up = value.partition(":")
+            write(at / "net" / net / "flags", "0x1003" if up else "0x1002")
+            write(at / "net" / net / "type", "32" if key == "ib" else "1")
+            (at / "net" / net / "device").symlink_to(at)
+            (top / "class/net" / net).symlink_to(at / "net" / net)
+        elif key == "disk":
+            (at / "nvme/nvme0" / value).mkdir(parents=True)
+        elif key == "vf":
+            number, _, card = value.partition("@")
+            (top / "devices" / card / f"virtfn{number}").symlink_to(at)
+        else:
+            raise ValueError(word)

@@ -1,0 +1,248 @@
+"""The node's PCI functions as sysfs shows them, and a function's way to VFIO and back."""
+
+import dataclasses
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from sysfs_tree import PCI, tree
+from vtorque_core.api_domain import Disk, PciDevice, forbidden
+from vtorque_core.api_pci import function, functions, together, virtual_functions, why_no_vfio
+from vtorque_core.errors import HostFault
+from vtorque_core.resources import Vfio
+
+GPU = "0000:3b:00.0"
+
+
+@pytest.fixture
+def gpus(tmp_path):
+    return tree("gpu-node", tmp_path / "sys")
+
+
+def test_a_function_is_what_sysfs_says(gpus):
+    gpu = function(GPU, gpus)
+    assert dataclasses.replace(gpu, path=Path()) == dataclasses.replace(
+        gpu, address=GPU, ident="10de:20b0", bridge=False, numa=0, group="17", driver="nvidia",
+        resets=True, path=Path(),
+    )  # fmt: skip
+    assert not function("0000:d8:00.0", gpus).resets
+    with pytest.raises(FileNotFoundError):
+        function("0000:ff:00.0", gpus)
+
+
+def test_a_group_is_all_that_hardware_cannot_keep_apart_but_bridges(gpus):
+    everything = functions(gpus)
+    assert len(everything) == 10
+    assert [f.address for f in together(everything.values(), "40")] == [
+        "0000:86:00.0", "0000:86:00.1",
+    ]  # fmt: skip
+    assert everything["0000:85:00.0"].bridge
+
+
+def test_what_the_node_uses_is_seen(gpus):
+    used = {address: f.used for address, f in functions(gpus).items() if f.used}
+    assert used == {
+        "0000:01:00.0": "the disk nvme0n1 is on it",
+        "0000:af:00.0": "its network interface ens5f0 is up",
+    }
+
+
+def test_this_machines_own_functions_can_be_read():
+    for address, f in functions().items():
+        assert f.address == address
+        assert isinstance(f.used, str)
+
+
+def test_virtual_functions_are_those_that_guests_can_have(tmp_path):
+    sysfs = tree("rdma-node", tmp_path / "sys")
+    found = virtual_functions(("ibp94s0", "ens1f0", "absent"), sysfs)
+    assert [(a, v.card, v.number, v.infiniband, v.function.numa) for a, v in found.items()] == [
+        ("0000:5e:00.1", "ibp94s0", 0, True, 0),
+        ("0000:5e:00.2", "ibp94s0", 1, True, 0),
+        ("0000:81:00.2", "ens1f0", 0, False, 1),
+    ]
+    assert virtual_functions((), sysfs) == {}
+
+
+def test_what_vfio_needs_is_named(tmp_path, gpus):
+    assert why_no_vfio(gpus) == ""
+    assert "an IOMMU that is on" in why_no_vfio(tree("no-iommu", tmp_path / "off"))
+    shutil.rmtree(Path(gpus, "bus/pci/drivers/vfio-pci"))
+    assert why_no_vfio(gpus) in ("", "the kernel module vfio-pci")  # as this machine has it
+
+
+def test_an_element_has_an_address_and_forbids_what_libvirt_cannot():
+    card = PciDevice("gpu", GPU)
+    assert forbidden("save", [card, card]) == ["PciDevice"]
+    assert forbidden("migrate", [Disk("d", "/d", "raw"), card]) == ["PciDevice"]
+    assert forbidden("suspend", [card]) == []
+    for address in ("3b:00.0", "0000:3b:00.8", "0000:3B:00.0", "../../x", f"{GPU}\n", ""):
+        with pytest.raises(ValueError, match="not a PCI address"):
+            PciDevice("gpu", address)
+
+
+# -- to VFIO and back --------------------------------------------------------------------------
+
+
+class Kernel:
+    """What the kernel does when these files are written (drivers/base/bus.c, drivers/pci)."""
+
+    def __init__(self, sysfs, dev, monkeypatch):
+        self.sysfs, self.dev, self.said = Path(sysfs), dev, []
+        self.native = {p.name: self.driver(p.name) for p in (self.sysfs / PCI).iterdir()}
+        self.stubborn = False
+        dev.mkdir()
+        monkeypatch.setattr(Vfio, "_write", lambda vfio, name, text: self.write(name, text))
+
+    def driver(self, address):
+        return function(address, str(self.sysfs)).driver
+
+    def write(self, name, text):
+        self.said.append((name, text))
+        parts = name.split("/")
+        if name == "drivers_probe":
+            self.bind(text)
+        elif parts[-1] == "driver_override":
+            (self.sysfs / "bus/pci" / name).write_text(text)
+        elif parts[-1] == "unbind":
+            if self.driver(text) == "vfio-pci":
+                (self.dev / function(text, str(self.sysfs)).group).unlink()
+            (self.sysfs / PCI / text / "driver").unlink()
+        elif parts[-1] == "reset":
+            if self.stubborn:
+                raise HostFault(f"{parts[1]}: reset: Inappropriate ioctl for device")
+        else:
+            raise AssertionError(name)
+
+    def bind(self, address):
+        at = self.sysfs / PCI / address
+        override = (at / "driver_override").read_text().strip()
+        driver = override if override not in ("", "(null)") else self.native[address]
+        if driver and not (at / "driver").exists():
+            (at / "driver").symlink_to(self.sysfs / "bus/pci/drivers" / driver)
+            if driver == "vfio-pci":
+                (self.dev / function(address, str(self.sysfs)).group).touch()
+
+    @property
+    def resets(self):
+        return [name for name, _ in self.said if name.endswith("reset")]
+
+
+@pytest.fixture
+def kernel(gpus, tmp_path, monkeypatch):
+    return Kernel(gpus, tmp_path / "vfio", monkeypatch)
+
+
+def vfio(kernel, address=GPU, driver="nvidia", **changes):
+    where = {"sysfs": str(kernel.sysfs), "dev": str(kernel.dev)}
+    return Vfio(address, driver, os.geteuid(), **{**where, **changes})
+
+
+def test_a_function_is_bound_and_after_use_reset_and_given_back(kernel):
+    vfio(kernel).create()
+    assert kernel.driver(GPU) == "vfio-pci"
+    assert (kernel.dev / "17").exists()
+    assert kernel.resets == []
+    vfio(kernel).release()
+    assert kernel.driver(GPU) == "nvidia"
+    assert kernel.resets == [f"devices/{GPU}/reset"]
+    unbound = kernel.said.index((f"devices/{GPU}/driver/unbind", GPU), 3)
+    assert kernel.said.index((f"devices/{GPU}/reset", "1")) < unbound  # the host gets a clean card
+    said = len(kernel.said)
+    vfio(kernel).release()
+    assert kernel.driver(GPU) == "nvidia"
+    assert kernel.said[said:] == [(f"devices/{GPU}/driver_override", "\n")]
+
+
+@pytest.mark.parametrize("steps", range(4))
+def test_half_a_create_is_taken_back(kernel, monkeypatch, steps):
+    real, count = kernel.write, iter(range(99))
+
+    def killed(name, text):
+        if next(count) >= steps:
+            raise KeyboardInterrupt
+        real(name, text)
+
+    kernel.write = killed
+    if steps < 3:
+        with pytest.raises(KeyboardInterrupt):
+            vfio(kernel).create()
+    else:
+        vfio(kernel).create()
+    kernel.write = real
+    vfio(kernel).release()
+    assert kernel.driver(GPU) == "nvidia"
+    assert (kernel.sysfs / PCI / GPU / "driver_override").read_text() == "\n"
+
+
+def test_a_function_without_a_driver_gets_none(kernel):
+    kernel.write(f"devices/{GPU}/driver/unbind", GPU)
+    card = vfio(kernel, driver="")
+    card.create()
+    card.release()
+    assert kernel.driver(GPU) == ""
+
+
+def test_a_function_that_the_site_has_bound_stays_bound(kernel):
+    at = kernel.sysfs / PCI / GPU
+    (at / "driver").unlink()
+    (at / "driver_override").write_text("vfio-pci")
+    kernel.bind(GPU)
+    card = vfio(kernel, driver="vfio-pci")
+    card.create()
+    card.release()
+    assert kernel.driver(GPU) == "vfio-pci"
+    assert kernel.resets == [f"devices/{GPU}/reset"]
+    assert (at / "driver_override").read_text() == "vfio-pci\n"
+
+
+def test_a_function_that_does_not_reset_is_not_given_back(kernel):
+    vfio(kernel).create()
+    kernel.stubborn = True
+    for _ in range(2):
+        with pytest.raises(HostFault, match="reset"):
+            vfio(kernel).release()
+        assert kernel.driver(GPU) == "vfio-pci"
+    kernel.stubborn = False
+    vfio(kernel).release()
+    assert kernel.driver(GPU) == "nvidia"
+
+
+@pytest.mark.parametrize(
+    ("address", "why"),
+    [
+        ("0000:ff:00.0", "has gone"),
+        ("0000:af:00.0", "ens5f0 is up"),
+        ("0000:01:00.0", "nvme0n1"),
+        ("0000:d8:00.0", "cannot be reset"),
+    ],
+)
+def test_what_no_guest_can_have_is_not_touched(kernel, address, why):
+    card = vfio(kernel, address)
+    with pytest.raises(HostFault, match=why):
+        card.create()
+    assert kernel.said == []
+
+
+def test_a_site_can_do_without_reset(kernel):
+    card = vfio(kernel, "0000:d8:00.0", "", must_reset=False)
+    card.create()
+    card.release()
+    assert kernel.resets == []
+    assert kernel.driver("0000:d8:00.0") == ""
+
+
+def test_no_iommu_group_is_said(tmp_path, monkeypatch):
+    kernel = Kernel(tree("no-iommu", tmp_path / "sys"), tmp_path / "vfio", monkeypatch)
+    with pytest.raises(HostFault, match="no IOMMU group"):
+        vfio(kernel).create()
+
+
+def test_release_when_the_card_has_gone(kernel):
+    vfio(kernel).create()
+    (kernel.sysfs / PCI / GPU).unlink()
+    vfio(kernel).release()
+    with pytest.raises(HostFault, match=r"0000:99:00\.0 is not on this node"):
+        Vfio.of("0000:99:00.0", 0, must_reset=True)

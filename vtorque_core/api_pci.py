@@ -1,0 +1,155 @@
+"""What PCI functions this node has, and which can be given to a guest: read from sysfs.
+
+For plugins that lease cards. Nothing here changes anything; the core binds a function to VFIO when
+a domain has a :class:`vtorque_core.api_domain.PciDevice` for it. Files: Documentation/ABI/testing/
+sysfs-bus-pci and sysfs-kernel-iommu_groups of the kernel.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from vtorque_core.api_node import run_tool
+from vtorque_core.errors import HostFault
+
+__all__ = [
+    "ADDRESS",
+    "SYSFS",
+    "PciFunction",
+    "VirtualFunction",
+    "function",
+    "functions",
+    "together",
+    "virtual_functions",
+    "why_no_vfio",
+]
+
+SYSFS = "/sys"
+ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.ASCII)
+
+_BRIDGES = 0x06  # base class of bridges (PCI Code and ID Assignment); VFIO leaves them alone
+_IFF_UP = 0x1  # netdevice(7)
+_INFINIBAND = "32"  # ARPHRD_INFINIBAND, linux/if_arp.h
+
+
+@dataclass(frozen=True)
+class PciFunction:
+    """One function of a PCI device.
+
+    Args:
+        address: as sysfs has it, ``0000:3b:00.0``.
+        ident: vendor and device as ``lspci -n`` shows them, ``10de:20b0``.
+        bridge: it is a bridge, which no guest gets.
+        numa: its NUMA node, -1: not known.
+        group: its IOMMU group; empty: there is no IOMMU, or it is off.
+        driver: the host's driver it is bound to; empty: none.
+        resets: the kernel can reset it alone.
+        path: its directory in sysfs.
+    """
+
+    address: str
+    ident: str
+    bridge: bool = False
+    numa: int = -1
+    group: str = ""
+    driver: str = ""
+    resets: bool = False
+    path: Path = Path()
+
+    @property
+    def used(self) -> str:
+        """Return what of the host uses it now, for messages; empty: nothing that can be seen.
+
+        A network interface that is up, or a disk. How deep below the function they are depends on
+        the driver (virtio0/net, ata1/host0/.../block).
+        """
+        at = self.path.resolve()
+        for net in sorted(at.rglob("net/*")):
+            if _hex(net / "flags") & _IFF_UP:
+                return f"its network interface {net.name} is up"
+        disks = sorted([*at.rglob("block/*"), *at.glob("nvme/nvme*/nvme*n*")])
+        return f"the disk {disks[0].name} is on it" if disks else ""
+
+
+@dataclass(frozen=True)
+class VirtualFunction:
+    """Virtual function ``number`` (SR-IOV) of the card with the network interface ``card``."""
+
+    function: PciFunction
+    card: str
+    number: int
+    infiniband: bool
+
+
+def function(address: str, sysfs: str = SYSFS) -> PciFunction:
+    """Return one function. Raises FileNotFoundError if the node has none there."""
+    at = Path(sysfs, "bus/pci/devices", address)
+    return PciFunction(
+        address=address,
+        ident=f"{_hex(at / 'vendor'):04x}:{_hex(at / 'device'):04x}",
+        bridge=_hex(at / "class") >> 16 == _BRIDGES,
+        numa=int(_text(at / "numa_node") or -1),
+        group=_name(at / "iommu_group"),
+        driver=_name(at / "driver"),
+        resets=(at / "reset").exists(),
+        path=at,
+    )
+
+
+def functions(sysfs: str = SYSFS) -> dict[str, PciFunction]:
+    """Return all functions of this node by address, in order."""
+    top = Path(sysfs, "bus/pci/devices")
+    names = sorted(p.name for p in top.iterdir()) if top.is_dir() else []
+    return {name: function(name, sysfs) for name in names}
+
+
+def together(all_: Iterable[PciFunction], group: str) -> tuple[PciFunction, ...]:
+    """Return the functions that only one guest can have: all of an IOMMU group but its bridges."""
+    return tuple(f for f in all_ if f.group == group and not f.bridge)
+
+
+def virtual_functions(cards: Iterable[str], sysfs: str = SYSFS) -> dict[str, VirtualFunction]:
+    """Return by address the virtual functions that guests can have, of network interfaces.
+
+    Left out are those that the node uses, or cannot keep apart from another function.
+    """
+    everything = functions(sysfs)
+    found = {}
+    for card in cards:
+        net = Path(sysfs, "class/net", card)
+        for link in sorted(net.glob("device/virtfn*"), key=lambda p: (len(p.name), p.name)):
+            f = everything[link.resolve().name]
+            if f.group and not f.used and len(together(everything.values(), f.group)) == 1:
+                number = int(link.name.removeprefix("virtfn"))
+                infiniband = _text(net / "type") == _INFINIBAND
+                found[f.address] = VirtualFunction(f, card, number, infiniband)
+    return found
+
+
+def why_no_vfio(sysfs: str = SYSFS) -> str:
+    """Return what this node lacks to give any function to a guest; empty: nothing."""
+    groups = Path(sysfs, "kernel/iommu_groups")
+    if not groups.is_dir() or not any(groups.iterdir()):
+        return "an IOMMU that is on (firmware setup; with Intel also intel_iommu=on for the kernel)"
+    if Path(sysfs, "bus/pci/drivers/vfio-pci").exists():
+        return ""
+    try:
+        run_tool("modprobe", "--dry-run", "--quiet", "vfio-pci")
+    except HostFault:
+        return "the kernel module vfio-pci"
+    return ""
+
+
+def _text(path: Path) -> str:
+    return path.read_text("ascii").strip() if path.exists() else ""
+
+
+def _hex(path: Path) -> int:
+    return int(path.read_text("ascii"), 16)
+
+
+def _name(link: Path) -> str:
+    return link.resolve().name if link.exists() else ""
