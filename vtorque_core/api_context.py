@@ -87,3 +87,18 @@ class GuestDevice(ContextItem):
     link: str
     nth: int = 0
     owner: Literal["root", "job"] = "job"
+
+
+@dataclass(frozen=True)
+class PciMemory(ContextItem):
+    """A stable link to a memory region of the ``nth`` PCI device of a kind, for mmap(2).
+
+    ``device`` is vendor and device id, ``"1af4:1110"``; ``bar`` the region's number. ``link`` is
+    below ``/dev``. Of the guest's users only its owner may open it.
+    """
+
+    device: str
+    bar: int
+    link: str
+    nth: int = 0
+    owner: Literal["root", "job"] = "job"

@@ -188,6 +188,8 @@ class GuestPlan:
         ntp: time servers, names or addresses; empty: the image's own choice.
         qemu_uid: the host user that QEMU runs as; files made for QEMU must be theirs to read.
         host: the node's NUMA nodes, cores and caches; without ``nodes`` on a front end.
+        supports: names of the context items that the guest can apply, for a plugin that can do
+            without; any other item refuses the job.
     """
 
     job_id: str
@@ -215,6 +217,7 @@ class GuestPlan:
     qemu_uid: int = 0
     aliases: tuple[tuple[str, str, str], ...] = ()
     host: Topology = field(default_factory=Topology, repr=False)
+    supports: frozenset[str] = field(default=frozenset(), repr=False)
 
     def __getitem__(self, option: Option[T]) -> T:
         """Return the value of an option for this job."""

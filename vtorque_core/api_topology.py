@@ -37,6 +37,9 @@ class CacheBank:
 
     ``granularity_kib`` is the least step of an allocation (one way); 0: resctrl cannot divide it.
     ``most`` allocations can exist at a time, what is left over to everybody else included.
+    ``kept`` steps are everybody else's: those of resctrl's default group, at least one.
+    Who has one can also be limited to a part of the memory bandwidth behind the cache, in steps of
+    ``bandwidth_step`` percent, ``bandwidth_least`` at least; 0: resctrl cannot limit it.
     """
 
     id: int
@@ -46,11 +49,16 @@ class CacheBank:
     granularity_kib: int = 0
     least_kib: int = 0
     most: int = 0
+    bandwidth_step: int = 0
+    bandwidth_least: int = 0
+    kept: int = 1
 
     @property
     def steps(self) -> int:
-        """How many steps can be given away: one is left to everybody else."""
-        return max(0, self.kib // self.granularity_kib - 1) if self.granularity_kib else 0
+        """How many steps can be given away."""
+        if not self.granularity_kib:
+            return 0
+        return max(0, self.kib // self.granularity_kib - self.kept)
 
 
 @dataclass(frozen=True)

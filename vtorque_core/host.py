@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from vtorque_core import hypervisor
 from vtorque_core.api_topology import Topology, flat
-from vtorque_core.topology import parse
+from vtorque_core.errors import HostFault
+from vtorque_core.topology import parse, with_default_group
+
+_SCHEMATA = Path("/sys/fs/resctrl/schemata")
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,11 @@ def topology(uri: str) -> Topology:
     """
     text = hypervisor.call(uri, "capabilities", lambda c: str(c.getCapabilities()))
     known = parse(text)
+    if any(bank.granularity_kib for bank in known.caches):
+        try:
+            known = with_default_group(known, _SCHEMATA.read_text(encoding="ascii"))
+        except (OSError, ValueError) as error:
+            raise HostFault(f"{_SCHEMATA} cannot be read: {error}") from None
     return known if known.nodes else flat(host_cpus(uri), host_memory_mib(uri))
 
 

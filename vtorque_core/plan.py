@@ -142,7 +142,7 @@ def plan_guests(
     guests = []
     for index in range(count):
         plan = _guest(job, request, site, user, image, secret, index)
-        plan = dataclasses.replace(plan, host=machine or Topology())
+        plan = dataclasses.replace(plan, host=machine or Topology(), supports=guest_type.supports)
         claims, notices = _claims(plan, job, site, plugins)
         guests.append(PlannedGuest(plan, driver, claims, notices))
     return guests

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import re
+from dataclasses import replace
 from xml.etree import ElementTree
 
 from vtorque_core.api_topology import CacheBank, NumaNode, Topology
@@ -22,13 +24,33 @@ def parse(xml: str) -> Topology:
             return Topology()
         cells = host.findall("topology/cells/cell")
         nodes = tuple(_node(cell) for cell in cells)
-        banks = tuple(_bank(bank) for bank in host.findall("cache/bank"))
+        # libvirt calls a memory controller as the last-level cache in front of it (level 3).
+        memory = {n.attrib["id"]: n for n in host.findall("memory_bandwidth/node")}
+        banks = tuple(
+            _bank(bank, memory.get(bank.attrib["id"]) if bank.get("level") == "3" else None)
+            for bank in host.findall("cache/bank")
+        )
         return Topology(tuple(n for n in nodes if n.cpus or n.mem_mib), _cores(cells), banks)
     except (ElementTree.ParseError, KeyError, ValueError, TypeError) as error:
         raise HostFault(
             f"libvirt's capabilities cannot be read ({error!r}): look at virsh capabilities",
             stage="libvirt",
         ) from None
+
+
+def with_default_group(known: Topology, schemata: str) -> Topology:
+    """Return the topology with what resctrl's default group keeps of each cache.
+
+    libvirt gives away no step that the group has. ``schemata`` is /sys/fs/resctrl/schemata, with
+    lines as ``L3:0=fff;1=fff`` (the kernel's arch/x86/resctrl.rst). Raises ValueError.
+    """
+    kept: dict[tuple[int, int], int] = {}
+    for name, _, masks in (line.strip().partition(":") for line in schemata.splitlines()):
+        if re.fullmatch(r"L[0-9]", name):  # not L3CODE, L3DATA: those cannot be asked for
+            pairs = (mask.partition("=") for mask in masks.split(";"))
+            kept |= {(int(name[1]), int(i)): int(mask, 16).bit_count() for i, _, mask in pairs}
+    banks = (replace(b, kept=max(1, kept.get((b.level, b.id), 1))) for b in known.caches)
+    return replace(known, caches=tuple(banks))
 
 
 def cpu_list(text: str) -> tuple[int, ...]:
@@ -85,7 +107,7 @@ def _cores(cells: list[ElementTree.Element]) -> tuple[tuple[int, ...], ...]:
     return tuple(sorted(groups))
 
 
-def _bank(bank: ElementTree.Element) -> CacheBank:
+def _bank(bank: ElementTree.Element, memory: ElementTree.Element | None) -> CacheBank:
     # With CDP libvirt tells code and data apart; "both" is what can be asked for without.
     controls = [c for c in bank.findall("control") if c.get("type") == "both"]
     step = least = most = 0
@@ -94,6 +116,8 @@ def _bank(bank: ElementTree.Element) -> CacheBank:
         step = int(int(control.attrib["granularity"]) * unit)
         least = int(int(control.get("min", control.attrib["granularity"])) * unit)
         most = int(control.attrib["maxAllocs"])
+    limit = None if memory is None else memory.find("control")
+    share = 0 if limit is None else int(limit.attrib["granularity"])
     return CacheBank(
         id=int(bank.attrib["id"]),
         level=int(bank.attrib["level"]),
@@ -102,4 +126,6 @@ def _bank(bank: ElementTree.Element) -> CacheBank:
         granularity_kib=step,
         least_kib=least,
         most=most,
+        bandwidth_step=share,
+        bandwidth_least=0 if limit is None else int(limit.get("min", share)),
     )

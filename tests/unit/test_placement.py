@@ -12,7 +12,7 @@ from vtorque_core.api_claims import CacheClaim, CoreClaim, MemoryClaim, PoolClai
 from vtorque_core.api_topology import NumaNode, Topology
 from vtorque_core.errors import HostFault, Refused
 from vtorque_core.ledger import NodeShare, NoFit, Taken, plan
-from vtorque_core.topology import cpu_list, parse, show_cpus
+from vtorque_core.topology import cpu_list, parse, show_cpus, with_default_group
 
 DATA = Path(__file__).parents[1] / "data" / "capabilities"
 MACHINES = {path.stem: parse(path.read_text()) for path in sorted(DATA.glob("*.xml"))}
@@ -49,7 +49,18 @@ def test_the_recorded_machines_are_read():
     assert ARM.nodes[0].pages == {524288: 4}
     assert XEON.caches[0].steps == 11
     assert ARM.caches[0].steps == 0
+    assert [(b.bandwidth_step, b.bandwidth_least) for b in XEON.caches] == [(10, 10)] * 2
+    assert (EPYC.caches[0].steps, EPYC.caches[0].bandwidth_step) == (15, 0)
     assert EPYC.nodes[1].distances == {0: 12, 1: 10, 2: 12, 3: 12}
+
+
+def test_what_resctrls_default_group_keeps_cannot_be_given_away():
+    schemata = "    MB:0=100;1=100\n    L3:0=00f;1=fff\nL3CODE:0=fff\nL2:0=3;1=3\n"
+    assert [bank.steps for bank in with_default_group(XEON, schemata).caches] == [8, 0]
+    assert [bank.steps for bank in with_default_group(XEON, "L3:0=0;1=1\n").caches] == [11, 11]
+    assert with_default_group(XEON, "") == XEON
+    with pytest.raises(ValueError, match="invalid literal"):
+        with_default_group(XEON, "L3:0=xyz\n")
 
 
 def test_capabilities_that_cannot_be_read_are_a_host_fault():

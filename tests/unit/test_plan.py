@@ -90,6 +90,7 @@ def test_names_ranks_and_directories_follow_from_the_job(planned):
     assert (one.hostname, two.hostname) == ("vn2-0", "vn2-1")
     assert one.name == "vt-7.srv.1-n2-0"
     assert one.uuid != two.uuid
+    assert one.supports == {"EnvVar"}
     assert one.state_dir == site.paths.state / "jobs/7.srv.1/g0"
     assert [s.source for s in one.shares] == ["/nfs/home/u"]
     assert [s.target for s in one.shares] == ["/home/u"]

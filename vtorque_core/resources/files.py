@@ -124,7 +124,10 @@ class Overlay(CoreResource):
 
 @dataclass(frozen=True)
 class Shm(CoreResource):
-    """Shared memory ``/dev/shm/<name>`` of ``size`` bytes (shm_overview(7))."""
+    """Shared memory ``/dev/shm/<name>`` of ``size`` bytes (shm_overview(7)).
+
+    All of it is taken at once: who maps it must not be killed because /dev/shm is full (SIGBUS).
+    """
 
     kind = "shm"
     name: str
@@ -141,7 +144,7 @@ class Shm(CoreResource):
         return f"/dev/shm/{self.name}"  # noqa: S108 - this is what the kind is
 
     def create(self) -> None:
-        """Make it, filled with zeros."""
+        """Make it, filled with zeros. Raises HostFault: it exists, /dev/shm is full."""
         with _named(self.path, "create"):
             safefs.write_new(
                 self.path, b"", mode=self.mode, uid=self.uid, gid=self.gid, size=self.size

@@ -23,6 +23,7 @@ SUPPORTS = frozenset(
         "Package",
         "Mount",
         "GuestDevice",
+        "PciMemory",
     }
 )
 

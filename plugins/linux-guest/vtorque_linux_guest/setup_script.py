@@ -23,6 +23,7 @@ from vtorque_core.api_context import (
     KernelModule,
     Mount,
     Package,
+    PciMemory,
     RootCommand,
 )
 from vtorque_core.api_node import Address, GuestPlan, HostFault, Refused
@@ -38,6 +39,7 @@ SITE = "/usr/lib/vtorque"
 EPILOGUE_CLIENT = f"{SITE}/site-epilogue"
 _SMALL = 4096  # bytes of a file that may stand in the script itself
 _PACKAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+_:-]*", re.ASCII)
+_PCI = re.compile(r"[0-9a-f]{4}:[0-9a-f]{4}", re.ASCII)
 
 
 @dataclass
@@ -119,6 +121,7 @@ def build(
     _commands(script, (c for c in _of(items, RootCommand) if c.stage == "boot"))
     _mounts(script, guest, _of(items, Mount))
     _devices(script, guest, _of(items, GuestDevice))
+    _pci_memory(script, guest, _of(items, PciMemory))
     _site_scripts(script, guest, prologue, epilogue)
     _commands(script, (c for c in _of(items, RootCommand) if c.stage == "ready"))
     head = f"#!/bin/sh\nR={quote(root)}\n"
@@ -308,6 +311,16 @@ def _devices(script: _Script, guest: GuestPlan, items: Iterable[GuestDevice]) ->
             raise HostFault(f"{item.match!r} must be a pattern of devices below /dev")
         owner = _owner(guest, item.owner)
         script.call("device", quote(item.match), str(int(item.nth)), at(item.link), owner)
+
+
+def _pci_memory(script: _Script, guest: GuestPlan, items: Iterable[PciMemory]) -> None:
+    for item in items:
+        script.step(f"device {item.link}")
+        if not _PCI.fullmatch(item.device):
+            raise HostFault(f"{item.device!r} is not a PCI device: write it as in 1af4:1110")
+        vendor, _, device = item.device.partition(":")
+        which = (f"0x{vendor}", f"0x{device}", str(int(item.bar)), str(int(item.nth)))
+        script.call("pci_memory", *which, at(item.link), _owner(guest, item.owner))
 
 
 def _site_scripts(

@@ -142,6 +142,29 @@ nth_device() (
     done | sort -k1,1n -k2 | sed -n "$(($2 + 1))s/^[0-9]* //p"
 )
 
+# vendor, device, region, which one (from 0), link, owner. The kernel's own file of the region (its
+# PCI/sysfs-pci.rst): whoever may open that can mmap it. Enabled here: the device has no driver.
+pci_memory() {
+    left=$4
+    for at in "$R"/sys/bus/pci/devices/*; do
+        vendor=
+        device=
+        if [ -r "$at/device" ]; then
+            read -r vendor <"$at/vendor" || :
+            read -r device <"$at/device" || :
+        fi
+        if [ "$vendor $device" != "$1 $2" ]; then continue; fi
+        left=$((left - 1))
+        if [ "$left" -lt 0 ]; then break; fi
+    done
+    if [ "$left" -ge 0 ]; then fail "no PCI device ${1#0x}:${2#0x} number $4 (from 0)"; fi
+    if [ ! -e "$at/resource$3" ]; then fail "PCI device ${at##*/} has no region $3"; fi
+    echo 1 >"$at/enable"
+    folder "${5%/*}"
+    ln -sfn "$at/resource$3" "$5"
+    chown "$6" "$at/resource$3"
+}
+
 packages_debian() {
     for name; do
         shift
