@@ -1,0 +1,314 @@
+"""Cards by class on recorded machines: asked for, refused, leased by the real ledger, rendered."""
+
+import dataclasses
+import subprocess
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sysfs_tree import tree
+from vtorque_core import api_options
+from vtorque_core.api import Refusal
+from vtorque_core.api_context import GuestDevice
+from vtorque_core.api_domain import PciDevice
+from vtorque_core.api_node import GuestPlan, HostFault, Image, JobUser, Notice, PoolClaim
+from vtorque_core.config import build, parse_toml
+from vtorque_core.domain.merge import Contributed, merge
+from vtorque_core.domain.render import DomainSpec, render
+from vtorque_core.errors import ConfigError, Refused
+from vtorque_core.ledger import NodeShare, NoFit, Taken, plan
+from vtorque_core.plugins import Plugins
+from vtorque_core.policy import decide
+from vtorque_core.request import Request, parse_vm
+from vtorque_core.topology import parse
+from vtorque_passthrough import node, plugin
+from vtorque_passthrough.plugin import card_list, cards
+
+DATA = Path(__file__).parents[3] / "tests" / "data"
+HOST = parse((DATA / "capabilities" / "xeon-2x32-smt.xml").read_text())
+SHARE = NodeShare(HOST.cpus, HOST.mem_mib, topology=HOST, exclusive=False)
+CLASSES = """
+[[plugin.passthrough.classes]]
+name = "gpu"
+ids = ["10de:20b0"]
+most = 2
+device = "nvidia[0-9]*"
+[[plugin.passthrough.classes]]
+name = "render"
+ids = ["10de:2204", "10de:1aef"]
+[[plugin.passthrough.classes]]
+name = "graphics"
+ids = ["10de:2204"]
+[[plugin.passthrough.classes]]
+name = "nic"
+ids = ["8086:1572"]
+[[plugin.passthrough.classes]]
+name = "fpga"
+ids = ["10ee:5001"]
+allow_no_reset = true
+[[plugin.passthrough.classes]]
+name = "disk"
+ids = ["144d:a808"]
+"""
+PLUGINS = Plugins()
+PLUGINS.register("core", api_options, "vtorque-core")
+for module in (plugin, node):
+    PLUGINS.register("passthrough", module, "vtorque-passthrough 1.0.0")
+
+
+def site_of(machine, top, classes=CLASSES, more=""):
+    sysfs = tree(machine, top / "sys")
+    text = f'[plugin.passthrough]\nsysfs = "{sysfs}"\n{more}\n{classes}'
+    return build(parse_toml(text.encode(), Path("/etc/vtorque/vtorque.toml")), PLUGINS, node=True)
+
+
+@pytest.fixture
+def site(tmp_path):
+    return site_of("gpu-node", tmp_path)
+
+
+def guest(site, pci, index=0, **changes):
+    request = decide(Request((("pci", pci),) if pci else ()), site, PLUGINS)
+    values = {
+        "job_id": "42.srv", "attempt": 0, "node": "n1", "index": index, "rank": index,
+        "guests_per_node": 1, "name": f"vt-42.srv.0-n1-{index}",
+        "uuid": "0b1ad9ba-95f3-54cf-8d96-1d6ed3e4ac1f", "hostname": "vn1",
+        "vcpus": 1, "ram_mib": 512, "image": Image("m", "linux", "micro", "x86_64", "0" * 64),
+        "user": JobUser("ada", 1000, 1000, (("ada", 1000),), "/home/ada", "/bin/bash"),
+        "request": request, "addresses": (), "peers": (), "state_dir": Path("/s"),
+        "run_dir": Path("/r"), "secret": b"x" * 32, "host": HOST,
+    }  # fmt: skip
+    return GuestPlan(**values | changes)
+
+
+def asked(site, pci, **changes):
+    return list(node.vtorque_plan(guest(site, pci, **changes), site))
+
+
+def placed(site, *wishes, taken=None):
+    guests = [guest(site, pci, index) for index, pci in enumerate(wishes)]
+    claims = [list(node.vtorque_plan(g, site)) for g in guests]
+    assert all(isinstance(c, PoolClaim) for each in claims for c in each), claims
+    placements = plan(claims, SHARE, taken or Taken())
+    return [dataclasses.replace(g, placement=at) for g, at in zip(guests, placements, strict=True)]
+
+
+# -- what users write --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("gpu", "gpu:1"),
+        ("gpu:2", "gpu:2"),
+        ("gpu:1+fpga:2", "fpga:2+gpu:1"),
+        (" a + b:3 ", "a:1+b:3"),
+    ],
+)
+def test_classes_and_numbers(text, shown):
+    assert card_list(text) == shown
+    assert card_list(shown) == shown
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["0000:3b:00.0", "3b:00.0", "3B:00.0", "gpu:1+0000:3b:00.0", "10de:20b0", "00000000:3b:00.0"],
+)
+def test_addresses_are_never_taken_from_users(text):
+    with pytest.raises(ValueError, match="never taken from users: name a class of cards"):
+        cards(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["gpu:0", "gpu:", "gpu:100", "gpu:-1", ":1", "GPU:1", "gpu:1+", "gpu;1", "gpu:1 fpga", "g+g",
+     "../x", "g\nx", "1gpu", "gpu:\u0661"],
+)  # fmt: skip
+def test_other_text_is_refused(text):
+    with pytest.raises(ValueError, match="write CLASS:NUMBER"):
+        cards(text)
+
+
+@given(st.text(max_size=40))
+def test_any_text_is_classes_or_refused(text):
+    try:
+        found = cards(text)
+    except ValueError:
+        return
+    assert all(1 <= number <= 99 for number in found.values())
+    assert cards(card_list(text)) == found
+
+
+def test_the_separator_survives_the_command_line():
+    assert parse_vm(["pci=gpu:1+fpga:2,vcpus=2"]) == [("pci", "gpu:1+fpga:2"), ("vcpus", "2")]
+
+
+def test_the_site_limits_what_is_asked_for(tmp_path):
+    limits = '[options.pci]\nallow = ["gpu:[12]", "fpga:*"]\n'
+    site = site_of("gpu-node", tmp_path, CLASSES + limits)
+    assert guest(site, "gpu")[plugin.PCI] == "gpu:1"
+    with pytest.raises(Refused, match=r"pci=gpu:3: is not allowed \(limit: gpu:\[12\], fpga:\*"):
+        guest(site, "gpu:3")
+
+
+# -- what the site writes ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("table", "problem"),
+    [
+        ('name = "GPU"\nids = []', "name is 'GPU'"),
+        ('name = "gpu"\nids = ["10DE:20b0"]', "'10DE:20b0' is not vendor:device"),
+        ('name = "gpu"\nids = ["0000:3b:00.0"]', "is not vendor:device"),
+        ('name = "gpu"', "ids: must be set"),
+        ('name = "gpu"\nids = []\ncount = 1', "count: there is no such key"),
+    ],
+)
+def test_a_bad_class_is_an_error_of_the_config(tmp_path, table, problem):
+    with pytest.raises(ConfigError, match=problem):
+        site_of("gpu-node", tmp_path, f"[[plugin.passthrough.classes]]\n{table}")
+
+
+# -- on the node -------------------------------------------------------------------------------
+
+
+def test_nothing_is_asked_of_a_node_without_the_key(site):
+    assert asked(site, "") == []
+    assert list(node.vtorque_render_domain(guest(site, ""), site)) == []
+    assert list(node.vtorque_guest_context(guest(site, ""), site)) == []
+
+
+def test_cards_are_claimed_near_their_numa_node(site):
+    (claim,) = asked(site, "gpu:2")
+    items = ("0000:3b:00.0", "0000:5e:00.0")
+    assert claim == PoolClaim("pci", items, 2, near=dict.fromkeys(items, 0))
+    (got,) = placed(site, "render:1")
+    assert got.placement.nodes in ((1,), ())
+    assert got.leased("pci") == ("0000:86:00.0",)
+
+
+def test_one_guest_gets_all_of_a_group(site):
+    """Of the class that names both functions, and of one that names one of them."""
+    for name in ("render", "graphics"):
+        (got,) = placed(site, name)
+        found = list(node.vtorque_render_domain(got, site))
+        assert [f.address for f in found] == ["0000:86:00.0", "0000:86:00.1"]
+
+
+def test_a_group_with_a_function_of_no_class_is_refused_by_its_name(tmp_path):
+    classes = '[[plugin.passthrough.classes]]\nname = "gpu"\nids = ["10de:2204"]'
+    (answer,) = asked(site_of("gpu-node", tmp_path, classes), "gpu")
+    assert isinstance(answer, Refusal)
+    assert "node n1 has no 1 PCI cards of class gpu for guests (usable: 0; IOMMU group 40" in (
+        str(answer)
+    )
+    assert "0000:86:00.1, 10de:1aef, of no class" in str(answer)
+    assert answer.where == "[plugin.passthrough] required = true"
+
+
+def test_what_the_node_uses_is_not_given_away(site):
+    assert "ens5f0 is up" in str(asked(site, "nic")[0])
+    assert "nvme0n1" in str(asked(site, "disk")[0])
+
+
+def test_a_site_leaves_cards_out_by_address(tmp_path):
+    classes = CLASSES.replace("most = 2", 'addresses = ["0000:5*"]', 1)
+    (claim,) = asked(site_of("gpu-node", tmp_path, classes), "gpu")
+    assert claim.items == ("0000:5e:00.0",)
+
+
+def test_a_card_that_cannot_be_reset_needs_the_sites_word(tmp_path, site):
+    (got,) = placed(site, "fpga")
+    (card,) = node.vtorque_render_domain(got, site)
+    assert card == PciDevice("0000-d8-00-0", "0000:d8:00.0", must_reset=False)
+    strict = CLASSES.replace("allow_no_reset = true", "")
+    assert "cannot be reset" in str(asked(site_of("gpu-node", tmp_path / "b", strict), "fpga")[0])
+
+
+def test_no_iommu_is_named_with_what_to_do(tmp_path):
+    site = site_of("no-iommu", tmp_path)
+    (answer,) = asked(site, "gpu")
+    assert "0000:3b:00.0 is in no IOMMU group" in str(answer)
+    assert "it needs an IOMMU that is on" in str(answer)
+
+
+def test_without_required_the_job_runs_without(tmp_path):
+    site = site_of("no-iommu", tmp_path, more="required = false")
+    (answer,) = asked(site, "gpu:1+fpga:1")
+    assert isinstance(answer, Notice)
+    assert answer.text.startswith("runs without pci=fpga:1+gpu:1: node n1 has no 1 PCI cards")
+    got = guest(site, "gpu")
+    assert list(node.vtorque_render_domain(got, site)) == []
+    assert list(node.vtorque_guest_context(got, site)) == []
+
+
+def test_limits_are_refused_with_their_key(site):
+    (answer,) = asked(site, "gpu:3")
+    assert "limit: 2 for each guest, set by [plugin.passthrough] classes, most" in str(answer)
+    (answer,) = asked(site, "tpu")
+    assert "there is no class tpu (limit: gpu, render, graphics, nic, fpga, disk" in str(answer)
+    assert isinstance(asked(site, "tpu", host=dataclasses.replace(HOST, nodes=()))[0], Refusal)
+    assert asked(site, "gpu", host=dataclasses.replace(HOST, nodes=())) == []  # a front end
+
+
+def test_no_card_is_leased_twice(site):
+    one, two = placed(site, "gpu", "gpu")
+    assert set(one.leased("pci")).isdisjoint(two.leased("pci"))
+    with pytest.raises(NoFit, match="3 of pci"):
+        placed(site, "gpu", "gpu", "gpu")
+    with pytest.raises(NoFit, match="2 of pci"):
+        placed(site, "render", "graphics")
+    with pytest.raises(NoFit, match="0 free"):
+        placed(site, "graphics", taken=Taken({"pci": frozenset({"0000:86:00.0"})}))
+
+
+def test_a_card_that_has_gone_since_is_the_nodes_fault(site):
+    (got,) = placed(site, "gpu")
+    Path(site[node.Settings].sysfs, "bus/pci/devices/0000:3b:00.0").unlink()
+    with pytest.raises(HostFault, match=r"0000:3b:00\.0: has gone"):
+        list(node.vtorque_render_domain(got, site))
+
+
+def test_the_jobs_user_gets_the_device_nodes(site):
+    (got,) = placed(site, "gpu:2+fpga:1")
+    assert list(node.vtorque_guest_context(got, site)) == [
+        GuestDevice("nvidia[0-9]*", "/dev/vtorque/gpu0", 0),
+        GuestDevice("nvidia[0-9]*", "/dev/vtorque/gpu1", 1),
+    ]
+
+
+def xml_of(site, got):
+    found = [
+        Contributed("passthrough", "vtorque-passthrough 1.0.0", element)
+        for element in node.vtorque_render_domain(got, site)
+    ]
+    return render(DomainSpec(got, "tcg"), merge(found))
+
+
+def test_the_domain_has_the_functions_and_libvirts_schema_takes_it(site, tmp_path):
+    (got,) = placed(site, "gpu:2+render:1+fpga:1")
+    path = tmp_path / "domain.xml"
+    path.write_text(xml_of(site, got))
+    found = ElementTree.parse(path).findall("devices/hostdev")  # noqa: S314 - our own
+    buses = sorted(f.find("source/address").get("bus") for f in found)
+    assert buses == ["0x3b", "0x5e", "0x86", "0x86", "0xd8"]
+    assert {f.get("managed") for f in found} == {"yes"}
+    subprocess.run(
+        ["xmllint", "--noout", "--relaxng", "/usr/share/libvirt/schemas/domain.rng", path],
+        check=True, timeout=60, capture_output=True,
+    )  # fmt: skip
+
+
+def test_doctor_tells_of_each_card(site, tmp_path):
+    (known,) = node.vtorque_health_checks()
+    said = {r.message: r.status for r in known.check(site)}
+    assert said["0000:3b:00.0 (gpu, IOMMU group 17): guests can have it"] == "ok"
+    assert any("ens5f0 is up" in text for text, status in said.items() if status == "warning")
+    off = list(node.check(site_of("no-iommu", tmp_path / "b")))
+    assert off[0].status == "failed"
+    assert "it needs an IOMMU" in off[0].fix
+    (none,) = node.check(site_of("gpu-node", tmp_path / "c", ""))
+    assert none.status == "ok"

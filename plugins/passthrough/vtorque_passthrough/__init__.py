@@ -1,0 +1,1 @@
+"""PCIe passthrough by classes that the site defines."""

@@ -1,0 +1,416 @@
+"""RDMA by backend on recorded machines: claims, context, hardware, what is set and set back."""
+
+import dataclasses
+import json
+import os
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+from xml.etree import ElementTree
+
+import pytest
+
+from sysfs_tree import tree, write
+from vtorque_core import api_options
+from vtorque_core.api import Refusal
+from vtorque_core.api_context import GuestDevice, Package, RootCommand
+from vtorque_core.api_domain import Disk, PciDevice, QemuArgs, forbidden
+from vtorque_core.api_node import Address, GuestPlan, Image, JobUser, Notice, PoolClaim
+from vtorque_core.api_pci import virtual_functions
+from vtorque_core.api_resources import File
+from vtorque_core.config import build, parse_toml
+from vtorque_core.domain.merge import Contributed, merge
+from vtorque_core.domain.render import DomainSpec, render
+from vtorque_core.errors import ConfigError, HostFault, Refused
+from vtorque_core.ledger import NodeShare, NoFit, Taken, plan
+from vtorque_core.plugins import Plugins
+from vtorque_core.policy import decide
+from vtorque_core.request import Request
+from vtorque_core.topology import parse
+from vtorque_vrdma import fence, guid, node, plugin
+from vtorque_vrdma.fence import Fence
+from vtorque_vrdma.guid import NOBODY, VfGuid
+
+DATA = Path(__file__).parents[3] / "tests" / "data"
+HOST = parse((DATA / "capabilities" / "xeon-2x32-smt.xml").read_text())
+SHARE = NodeShare(HOST.cpus, HOST.mem_mib, topology=HOST, exclusive=False)
+TOOL = "/usr/lib/vtorque/vtorque-rdma"
+NIC = Address("52:54:00:aa:bb:cc", "10.86.0.5")
+HPC = Address("52:54:00:aa:bb:dd", "10.186.0.5", network="hpc")
+SRIOV = 'cards = ["ibp94s0", "ens1f0"]\nallow_unfiltered = true\n'
+PLUGINS = Plugins()
+PLUGINS.register("core", api_options, "vtorque-core")
+for module in (plugin, node):
+    PLUGINS.register("vrdma", module, "vtorque-vrdma 1.0.0")
+
+
+def site_of(top, kind="rxe", more=""):
+    sysfs = tree("rdma-node", top / "sys")
+    backends = f'[[plugin.vrdma.backends]]\nkind = "{kind}"\n'
+    text = f'[plugin.vrdma]\nsysfs = "{sysfs}"\n{more}\n{backends}'
+    return build(parse_toml(text.encode(), Path("/etc/vtorque/vtorque.toml")), PLUGINS, node=True)
+
+
+def guest(site, vrdma="true", index=0, **changes):
+    request = decide(Request((("vrdma", vrdma),)), site, PLUGINS)
+    values = {
+        "job_id": "42.srv", "attempt": 0, "node": "n1", "index": index, "rank": index,
+        "guests_per_node": 2, "name": f"vt-42.srv.0-n1-{index}",
+        "uuid": "0b1ad9ba-95f3-54cf-8d96-1d6ed3e4ac1f", "hostname": f"vn1-{index}",
+        "vcpus": 1, "ram_mib": 512, "image": Image("m", "linux", "debian", "x86_64", "0" * 64),
+        "user": JobUser("ada", 1000, 1000, (("ada", 1000),), "/home/ada", "/bin/bash"),
+        "request": request, "addresses": (NIC, HPC), "state_dir": Path("/s"), "secret": b"x" * 32,
+        "peers": (("vn1-0", "10.86.0.5"), ("vn1-1", "10.86.0.6")), "run_dir": Path("/r"),
+        "aliases": (("vn1-0-hpc", "vn1-0", "10.186.0.5"), ("vn1-1-hpc", "vn1-1", "10.186.0.6"),
+                    ("vn1-1-other-hpc", "vn1-1", "10.199.0.6")),
+        "host": HOST, "qemu_uid": os.geteuid(),
+    }  # fmt: skip
+    return GuestPlan(**values | changes)
+
+
+def asked(site, *args, **changes):
+    return list(node.vtorque_plan(guest(site, *args, **changes), site))
+
+
+def placed(site, count=1, taken=None):
+    guests = [guest(site, index=index) for index in range(count)]
+    placements = plan([list(node.vtorque_plan(g, site)) for g in guests], SHARE, taken or Taken())
+    return [dataclasses.replace(g, placement=at) for g, at in zip(guests, placements, strict=True)]
+
+
+def context(site, got):
+    items = list(node.vtorque_guest_context(got, site))
+    assert {i.family for i in items if isinstance(i, Package)} in ({"debian", "redhat"}, set())
+    return [i for i in items if not isinstance(i, Package)]
+
+
+def acquired(site, *guests):
+    found = []
+    job = SimpleNamespace(site=site, guests=guests, acquire=lambda r, guest: found.append(r))
+    node.vtorque_pre_boot(job)
+    return found
+
+
+def elements(site, got):
+    return list(node.vtorque_render_domain(got, site))
+
+
+# -- which backend -----------------------------------------------------------------------------
+
+
+def test_nothing_without_the_key(tmp_path):
+    for kind in ("rxe", "sriov", "hyv"):
+        site = site_of(tmp_path / kind, kind)
+        got = guest(site, "false")
+        assert list(node.vtorque_plan(got, site)) == context(site, got) == elements(site, got) == []
+        assert acquired(site, got) == []
+
+
+def test_the_nodes_name_chooses(tmp_path):
+    more = '[[plugin.vrdma.backends]]\nkind = "sriov"\nnodes = "ib[0-9]+"\n'
+    text = f'{more}[[plugin.vrdma.backends]]\nkind = "rxe"\nnodes = "n.*"\n'
+    site = build(parse_toml(text.encode(), Path("/v.toml")), PLUGINS, node=True)
+    chosen = site[node.Settings].backend
+    assert [chosen(n) for n in ("ib7", "ib7x", "n1", "xn1")] == ["sriov", "", "rxe", ""]
+    assert build(parse_toml(b""), PLUGINS, node=True)[node.Settings].backend("n1") == "rxe"
+    (answer,) = asked(site, node="x")
+    assert isinstance(answer, Refusal)
+    assert "vrdma=true: node x has no RDMA" in str(answer)
+
+
+@pytest.mark.parametrize("text", ['kind = "roce"', 'kind = "rxe"\nnodes = "("', 'nodes = "n"'])
+def test_a_bad_backend_is_an_error_of_the_config(text):
+    with pytest.raises(ConfigError, match="backends"):
+        build(parse_toml(f"[[plugin.vrdma.backends]]\n{text}".encode()), PLUGINS, node=True)
+
+
+def test_a_pause_is_forbidden_whatever_the_backend(tmp_path):
+    site = site_of(tmp_path)
+    found = [Disk("d", "/d", "raw"), *elements(site, guest(site))]
+    assert [forbidden(act, found) for act in ("suspend", "save", "migrate")] == [["Fabric"]] * 3
+
+
+# -- rxe ---------------------------------------------------------------------------------------
+
+
+def test_soft_roce_is_put_on_the_first_card(tmp_path):
+    site = site_of(tmp_path)
+    assert asked(site) == []
+    tool, soft, device, check = context(site, guest(site))
+    assert (tool.path, tool.mode, tool.owner) == (TOOL, 0o755, "root")
+    assert soft == RootCommand((TOOL, "soft", NIC.mac), stage="boot")
+    assert device == GuestDevice("infiniband/uverbs*", "/dev/vtorque/rdma0", owner="job")
+    assert check == RootCommand((TOOL, "check"))
+    assert acquired(site, guest(site)) == [Fence("10.86.0.5", ("10.86.0.5", "10.86.0.6"))]
+
+
+def test_or_on_the_one_that_the_site_names(tmp_path):
+    site = site_of(tmp_path, more='network = "hpc"')
+    assert context(site, guest(site))[1].argv[2] == HPC.mac
+    assert acquired(site, guest(site)) == [Fence("10.186.0.5", ("10.186.0.5", "10.186.0.6"))]
+
+
+def test_a_job_of_one_guest_whose_peers_nobody_knows_is_alone(tmp_path):
+    site = site_of(tmp_path)
+    assert acquired(site, guest(site, peers=())) == [Fence("10.86.0.5", ("10.86.0.5",))]
+
+
+def test_without_an_address_it_is_refused(tmp_path):
+    site = site_of(tmp_path)
+    for addresses in ((), (HPC,), (Address(NIC.mac),)):
+        with pytest.raises(Refused, match=r"no address of vTorque's in \[network\]"):
+            context(site, guest(site, addresses=addresses))
+
+
+def test_on_an_unfiltered_card_only_if_the_site_accepts_that(tmp_path):
+    site = site_of(tmp_path)
+    bare = (dataclasses.replace(NIC, filtered=False),)
+    with pytest.raises(Refused, match=r"cannot filter .* \[plugin.vrdma\] allow_unfiltered = fal"):
+        context(site, guest(site, addresses=bare))
+    accepted = site_of(tmp_path / "b", more="allow_unfiltered = true")
+    assert len(context(accepted, guest(accepted, addresses=bare))) == 4
+
+
+def test_the_fence_takes_nothing_but_addresses(monkeypatch):
+    scripts = []
+    monkeypatch.setattr(fence, "run_tool", lambda *argv, stdin: scripts.append((argv, stdin)))
+    one = Fence("10.86.0.5", ("10.86.0.5", "10.86.0.6"))
+    one.create()
+    one.release()
+    (argv, made), (_, removed) = scripts
+    assert argv == ("nft", "-f", "-")
+    assert b"ip saddr != { 10.86.0.5, 10.86.0.6 } drop" in made
+    assert removed.splitlines() == [
+        b"table bridge vrdma-10-86-0-5", b"delete table bridge vrdma-10-86-0-5",
+    ]  # fmt: skip
+    for bad in (Fence("10.0.0.1; flush ruleset", ()), Fence("10.0.0.1", ("x",)), Fence("::1", ())):
+        with pytest.raises(ValueError, match=r".+"):  # in many ways
+            bad.create()
+    assert len(scripts) == 2
+
+
+# -- sriov -------------------------------------------------------------------------------------
+
+
+def test_virtual_functions_are_leased_near_their_node(tmp_path):
+    site = site_of(tmp_path, "sriov", SRIOV)
+    (claim,) = asked(site)
+    near = {"0000:5e:00.1": 0, "0000:5e:00.2": 0, "0000:81:00.2": 1}
+    assert claim == PoolClaim("vrdma-vf", tuple(near), 1, near=near)
+    assert len({item for g in placed(site, 3) for item in g.leased("vrdma-vf")}) == 3
+    with pytest.raises(NoFit, match="4 of vrdma-vf"):
+        placed(site, 4)
+
+
+def test_the_site_must_accept_that_they_are_not_filtered(tmp_path):
+    (answer,) = asked(site_of(tmp_path, "sriov", 'cards = ["ibp94s0"]'))
+    assert isinstance(answer, Refusal)
+    assert "cannot filter what a guest sends through a virtual function" in str(answer)
+    assert "[plugin.vrdma] allow_unfiltered = false" in str(answer)
+
+
+def test_an_infiniband_function_gets_the_guests_guid(tmp_path, monkeypatch):
+    site = site_of(tmp_path, "sriov", 'cards = ["ibp94s0"]\nallow_unfiltered = true')
+    one, two = placed(site, 2)
+    state = [{"vf": 0, "node guid": "00:11", "port guid": "00:12", "link_state": "disable"}]
+    shown = json.dumps([{"ifname": "ibp94s0", "vfinfo_list": [*state, {"vf": 1}]}])
+    calls = []
+
+    def ip(*argv):
+        calls.append(" ".join(argv))
+        return shown
+
+    monkeypatch.setattr(guid, "run_tool", ip)
+    first, second = acquired(site, one, two)
+    assert (first.card, first.number, first.old) == ("ibp94s0", 0, ("00:11", "00:12", "disable"))
+    assert (second.number, second.old) == (1, (NOBODY, NOBODY, "auto"))
+    assert first.guid.startswith("02:")
+    assert len({first.guid, second.guid}) == 2
+    assert len(first.guid.split(":")) == 8
+    assert first == acquired(site, one)[0]  # every attempt of the same job has the same
+    calls.clear()
+    first.create()
+    first.release()  # this machine has no such card
+    assert calls == [
+        f"ip link set dev ibp94s0 vf 0 node_guid {first.guid}",
+        f"ip link set dev ibp94s0 vf 0 port_guid {first.guid}",
+        "ip link set dev ibp94s0 vf 0 state auto",
+    ]
+    calls.clear()
+    for _ in range(2):
+        dataclasses.replace(first, card="lo").release()
+    assert calls == 2 * [
+        "ip link set dev lo vf 0 node_guid 00:11",
+        "ip link set dev lo vf 0 port_guid 00:12",
+        "ip link set dev lo vf 0 state disable",
+    ]
+    assert [type(e) for e in elements(site, one)] == [node.Fabric, PciDevice]
+    assert elements(site, one)[1].mac is None
+    assert not [i for i in context(site, one) if isinstance(i, RootCommand) and "up" in i.argv]
+
+
+def test_a_function_that_ip_does_not_know_is_a_host_fault(tmp_path, monkeypatch):
+    sysfs = tree("rdma-node", tmp_path / "sys")
+    monkeypatch.setattr(guid, "run_tool", lambda *_: "[{}]")
+    vf = virtual_functions(["ibp94s0"], sysfs)["0000:5e:00.2"]
+    with pytest.raises(HostFault, match="ibp94s0 has no virtual function 1"):
+        VfGuid.of(vf, "02:00")
+
+
+def test_this_machines_ip_can_be_asked():
+    """``ip -json link show`` has the shape that VfGuid.of reads, also without functions."""
+    with pytest.raises(HostFault, match="lo has no virtual function 0"):
+        VfGuid.of(SimpleNamespace(card="lo", number=0), "02:00")
+
+
+def test_an_ethernet_function_gets_the_guests_mac_and_comes_up(tmp_path):
+    site = site_of(tmp_path, "sriov", 'cards = ["ens1f0"]\nallow_unfiltered = true')
+    (got,) = placed(site)
+    fabric, card = elements(site, got)
+    assert (fabric.value, card.address) == ("sriov", "0000:81:00.2")
+    assert card.mac.startswith("52:54:00:")
+    assert RootCommand((TOOL, "up", card.mac), stage="boot") in context(site, got)
+    assert acquired(site, got) == []
+    assert card.mac != elements(site, dataclasses.replace(got, name="other"))[1].mac
+
+
+def test_libvirts_schema_takes_both(tmp_path):
+    for card, kind in (("ibp94s0", "hostdev"), ("ens1f0", "interface")):
+        more = f'cards = ["{card}"]\nallow_unfiltered = true'
+        site = site_of(tmp_path / card, "sriov", more)
+        (got,) = placed(site)
+        found = [Contributed("vrdma", "vtorque-vrdma 1.0.0", e) for e in elements(site, got)]
+        path = tmp_path / f"{card}.xml"
+        path.write_text(render(DomainSpec(got, "tcg"), merge(found)))
+        (device,) = ElementTree.parse(path).findall(f"devices/{kind}")  # noqa: S314 - our own
+        assert device.get("managed") == "yes"
+        subprocess.run(
+            ["xmllint", "--noout", "--relaxng", "/usr/share/libvirt/schemas/domain.rng", path],
+            check=True, timeout=60, capture_output=True,
+        )  # fmt: skip
+
+
+def test_a_node_without_functions_is_named(tmp_path):
+    (answer,) = asked(site_of(tmp_path, "sriov", "allow_unfiltered = true"))
+    assert "node n1 has no virtual function for guests (no card is named)" in str(answer)
+    site = site_of(tmp_path / "b", "sriov", 'cards = ["eth9"]\nrequired = false')
+    (answer,) = asked(site)
+    assert isinstance(answer, Notice)
+    assert "runs without vrdma=true: node n1 has no virtual function" in answer.text
+    got = guest(site)
+    assert context(site, got) == elements(site, got) == acquired(site, got) == []
+    assert asked(site, host=dataclasses.replace(HOST, nodes=())) == []  # a front end
+
+
+# -- hyv ---------------------------------------------------------------------------------------
+
+
+def test_hyv_needs_its_module_and_a_card(tmp_path):
+    site = site_of(tmp_path, "hyv")
+    assert "node n1 has no kernel module vhost_hyv" in str(asked(site)[0])
+    write(Path(site[node.Settings].sysfs, "module/vhost_hyv/refcnt"), "0")
+    assert asked(site) == []
+    (fabric, args), (config,) = elements(site, guest(site)), acquired(site, guest(site))
+    assert fabric.value == "hyv"
+    assert args == QemuArgs(
+        "hyv",
+        ("-device", "virtio-hyv-pci,config_path=/r/hyv.conf", "-device", "virtio-rdmacm-pci"),
+    )
+    content = b"0002:c903:00ab:cdef\n506b:4b03:00c2:9a1e\n"
+    assert config == File("/r/hyv.conf", 0o400, os.geteuid(), content=content)
+    merged = merge([Contributed("vrdma", "vtorque-vrdma 1.0.0", args)])
+    with pytest.raises(Refused, match="allow_qemu_args"):
+        render(DomainSpec(guest(site), "tcg"), merged)
+    assert "virtio-hyv-pci" in render(DomainSpec(guest(site), "tcg", allow_qemu_args=True), merged)
+
+
+# -- inside the guest --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def inside(tmp_path):
+    """Run the guest's program with programs of our own in place of its tools."""
+    text = node.files("vtorque_vrdma").joinpath("guest", "vtorque-rdma").read_text()
+    bin_ = tmp_path / "bin"
+    bin_.mkdir()
+    for name in ("cat", "grep", "wc", "uname"):
+        (bin_ / name).symlink_to(
+            f"/bin/{name}" if Path(f"/bin/{name}").exists() else f"/usr/bin/{name}"
+        )
+    program = tmp_path / "tool"
+    program.write_text(
+        text.replace("PATH=/usr/sbin:/usr/bin:/sbin:/bin", f"PATH={bin_}")
+        .replace("/sys/", f"{tmp_path}/sys/").replace("sleep 0.2", "sleep 0")
+    )  # fmt: skip
+    write(tmp_path / "sys/class/net/eth0/address", "52:54:00:00:00:01")
+    write(tmp_path / "sys/class/net/eth1/address", NIC.mac)
+
+    def tool(name, script):
+        (bin_ / name).write_text(f"#!/bin/sh\n{script}\n")
+        (bin_ / name).chmod(0o755)
+
+    def run(*argv):
+        done = subprocess.run(
+            ["/bin/sh", str(program), *argv], capture_output=True, timeout=30, check=False
+        )
+        return done.returncode, done.stdout.decode()
+
+    for name in ("sleep", "modprobe"):
+        tool(name, "exit 0")
+    return SimpleNamespace(run=run, tool=tool, sys=tmp_path / "sys", log=tmp_path / "log")
+
+
+def test_inside_soft_roce_is_put_on_the_card_with_the_address(inside):
+    assert inside.run("soft", NIC.mac) == (
+        1, "vrdma: this image has no program rdma, of the package iproute2\n",
+    )  # fmt: skip
+    inside.tool("rdma", f'echo "$@" >>{inside.log}')
+    assert inside.run("soft", NIC.mac) == (0, "")
+    assert inside.log.read_text() == "link add rxe0 type rxe netdev eth1\n"
+    assert inside.run("soft", "52:54:00:99:99:99") == (
+        1, "vrdma: no network card of the guest has the address 52:54:00:99:99:99\n",
+    )  # fmt: skip
+    inside.tool("modprobe", "exit 1")
+    code, said = inside.run("soft", NIC.mac)
+    assert code == 1
+    assert "has no module rdma_rxe: take an image whose kernel has it" in said
+    inside.tool("modprobe", "exit 0")
+    inside.tool("rdma", "exit 1")
+    assert inside.run("soft", NIC.mac) == (1, "vrdma: Soft-RoCE cannot be put on eth1\n")
+    (inside.sys / "class/infiniband/rxe0").mkdir(parents=True)
+    assert inside.run("soft", NIC.mac) == (0, "")
+
+
+def test_inside_the_function_comes_up(inside):
+    inside.tool("ip", f'echo "$@" >>{inside.log}')
+    assert inside.run("up", NIC.mac) == (0, "")
+    assert inside.log.read_text() == "link set dev eth1 up\n"
+
+
+def test_inside_a_missing_device_is_the_reason(inside):
+    assert "no program ibv_devices, of the package ibverbs-utils (Debian)" in inside.run("check")[1]
+    inside.tool("ibv_devices", "echo '  device  node GUID'; echo '  ------  ------'")
+    assert inside.run("check") == (1, "vrdma: ibv_devices finds no RDMA device in the guest\n")
+    inside.tool("ibv_devices", "printf 'device\\n------\\nrxe0 505400fffeaabbcc\\n'")
+    state = inside.sys / "class/infiniband/rxe0/ports/1/state"
+    write(state, "1: DOWN")
+    code, said = inside.run("check")
+    assert code == 1
+    assert "no RDMA port is active after 10 s" in said
+    write(state, "4: ACTIVE")
+    assert inside.run("check") == (0, "")
+
+
+def test_packages_of_both_families_are_asked_for(tmp_path):
+    site = site_of(tmp_path)
+    items = list(node.vtorque_guest_context(guest(site), site))
+    assert [i.name for i in items if isinstance(i, Package) and i.family == "debian"] == [
+        "rdma-core", "ibverbs-providers", "ibverbs-utils", "iproute2",
+    ]  # fmt: skip
+
+
+def test_doctor_tells_what_the_node_can_do(tmp_path):
+    (known,) = node.vtorque_health_checks()
+    assert [r.status for r in known.check(site_of(tmp_path))] == ["ok"]
+    (lacking,) = known.check(site_of(tmp_path / "b", "hyv"))
+    assert (lacking.status, lacking.fix) == ("warning", "it comes with a patched kernel")

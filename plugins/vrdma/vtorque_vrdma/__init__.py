@@ -1,0 +1,1 @@
+"""RDMA between the guests of a job."""

@@ -1,0 +1,42 @@
+"""Soft-RoCE of one job apart from all others: a packet filter of RoCE version 2 for each guest.
+
+The core's own filter lets a guest send from its address only; this lets it receive RoCE from the
+guests of its job only. It stands on the node, where root of a guest cannot take it away.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from ipaddress import IPv4Address
+from typing import ClassVar
+
+from vtorque_core.api_node import Resource, run_tool
+
+ROCE = 4791  # UDP port of RoCE version 2 (IANA; InfiniBand Architecture, annex A17)
+
+
+@dataclass(frozen=True)
+class Fence(Resource):
+    """The nftables table (nft(8)) of one guest's address ``ip``; ``peers``: who may send to it."""
+
+    kind: ClassVar[str] = "vrdma-fence"
+    ip: str
+    peers: tuple[str, ...]
+
+    @property
+    def _removal(self) -> str:
+        table = f"table bridge vrdma-{IPv4Address(self.ip)}".replace(".", "-")
+        return f"{table}\ndelete {table}\n"  # adding what exists is fine
+
+    def create(self) -> None:
+        """Put it in place in one transaction. Raises HostFault (nft missing or refusing)."""
+        peers = ", ".join(str(IPv4Address(ip)) for ip in self.peers)
+        table = self._removal.partition("\n")[0]
+        drop = f"ip daddr {IPv4Address(self.ip)} udp dport {ROCE} ip saddr != {{ {peers} }} drop"
+        chain = f"type filter hook postrouting priority 0; policy accept; {drop}"
+        script = f"{self._removal}{table} {{ chain guest {{ {chain}; }}; }}\n"
+        run_tool("nft", "-f", "-", stdin=script.encode())
+
+    def release(self) -> None:
+        """Delete it; gone already is fine. Raises HostFault."""
+        run_tool("nft", "-f", "-", stdin=self._removal.encode())

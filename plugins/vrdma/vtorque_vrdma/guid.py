@@ -1,0 +1,52 @@
+"""The name by which an InfiniBand fabric knows a guest's virtual function."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from vtorque_core.api_node import HostFault, Resource, run_tool
+from vtorque_core.api_pci import VirtualFunction
+
+NOBODY = ":".join(["00"] * 8)
+
+
+@dataclass(frozen=True)
+class VfGuid(Resource):
+    """Node and port GUID of a virtual function (ip-link(8), "vf NUM node_guid"); set back after.
+
+    ``old``: node GUID, port GUID and state of the port before.
+    """
+
+    kind: ClassVar[str] = "vrdma-guid"
+    card: str
+    number: int
+    guid: str
+    old: tuple[str, ...] = (NOBODY, NOBODY, "auto")
+
+    @classmethod
+    def of(cls, vf: VirtualFunction, guid: str) -> VfGuid:
+        """Return the resource, with what is set now as ``old``. Raises HostFault."""
+        links = json.loads(run_tool("ip", "-json", "link", "show", "dev", vf.card))
+        infos = [i for link in links for i in link.get("vfinfo_list", ()) if i["vf"] == vf.number]
+        if not infos:
+            raise HostFault(f"{vf.card} has no virtual function {vf.number}")
+        keys = {"node guid": NOBODY, "port guid": NOBODY, "link_state": "auto"}
+        old = tuple(str(infos[0].get(key, default)) for key, default in keys.items())
+        return cls(vf.card, vf.number, guid, old)
+
+    def create(self) -> None:
+        """Set both, and have the port follow the card's. Raises HostFault."""
+        self._set(self.guid, self.guid, "auto")
+
+    def release(self) -> None:
+        """Set the old ones; a card that has gone is fine. Raises HostFault."""
+        if Path("/sys/class/net", self.card).exists():
+            self._set(*self.old)
+
+    def _set(self, *values: str) -> None:
+        for word, value in zip(("node_guid", "port_guid", "state"), values, strict=True):
+            vf = ("vf", str(self.number), word, value)
+            run_tool("ip", "link", "set", "dev", self.card, *vf)

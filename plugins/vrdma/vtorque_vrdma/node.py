@@ -1,0 +1,250 @@
+"""RDMA on the node, as root: what the site's backend for it needs, outside and inside a guest."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from vtorque_core.api import hookimpl, setting
+from vtorque_core.api_context import ContextItem, GuestDevice, GuestFile, Package, RootCommand
+from vtorque_core.api_domain import Act, Element, MetadataEntry, PciDevice, QemuArgs
+from vtorque_core.api_node import (
+    Address,
+    Claim,
+    GuestPlan,
+    HealthCheck,
+    HealthResult,
+    NodeJob,
+    Notice,
+    PoolClaim,
+    Refusal,
+    Refused,
+    Resource,
+    Site,
+    derive,
+    lacks,
+)
+from vtorque_core.api_pci import SYSFS, VirtualFunction, virtual_functions, why_no_vfio
+from vtorque_core.api_resources import File
+from vtorque_vrdma.fence import Fence
+from vtorque_vrdma.guid import VfGuid
+from vtorque_vrdma.plugin import VRDMA
+
+POOL = "vrdma-vf"
+TOOL = "/usr/lib/vtorque/vtorque-rdma"
+PACKAGES = (
+    *(
+        Package(n, "debian")
+        for n in ("rdma-core", "ibverbs-providers", "ibverbs-utils", "iproute2")
+    ),
+    *(Package(n, "redhat") for n in ("rdma-core", "libibverbs", "libibverbs-utils", "iproute")),
+)
+
+
+@dataclass(frozen=True)
+class Backend:
+    """One ``[[plugin.vrdma.backends]]``: ``nodes`` is a regular expression of whole node names."""
+
+    kind: Literal["rxe", "sriov", "hyv"]
+    nodes: str = ".*"
+
+    def __post_init__(self) -> None:
+        try:
+            re.compile(self.nodes)
+        except re.error as error:
+            raise ValueError(f"nodes is not a regular expression: {error}") from None
+
+
+@dataclass(frozen=True)
+class Settings:
+    """``[plugin.vrdma]``."""
+
+    backends: tuple[Backend, ...] = setting(
+        (Backend("rxe"),), doc="rxe, sriov or hyv by node; the first that fits counts"
+    )
+    cards: tuple[str, ...] = setting((), doc="sriov: network interfaces of the physical functions")
+    network: str = setting("", doc="rxe: the network it runs over; empty: the first")
+    allow_unfiltered: bool = setting(
+        False, doc="accept that the node cannot filter what guests send by RDMA (sriov, macvtap)"
+    )
+    required: bool = setting(True, doc="refuse a job whose node has no RDMA; false: run without")
+    sysfs: str = setting(SYSFS, doc="where sysfs is (for tests)")
+
+    def backend(self, node: str) -> str:
+        """Return the kind of a node; empty: none."""
+        return next((b.kind for b in self.backends if re.fullmatch(b.nodes, node)), "")
+
+
+@dataclass(frozen=True)
+class Fabric(MetadataEntry):
+    """Which RDMA a guest has. Its peers take a pause of half a second for a broken connection."""
+
+    forbids: ClassVar[frozenset[Act]] = frozenset({"suspend", "save", "migrate"})
+
+
+def missing(settings: Settings, kind: str) -> tuple[str, str]:
+    """Return (what the node lacks for a backend, what to do); empty texts: nothing."""
+    if kind == "sriov" and why_no_vfio(settings.sysfs):
+        return why_no_vfio(settings.sysfs), "see vtorque doctor"
+    if kind == "sriov" and not virtual_functions(settings.cards, settings.sysfs):
+        names = ", ".join(settings.cards) or "no card is named"
+        return f"virtual function for guests ({names})", "see [plugin.vrdma] cards, sriov_numvfs"
+    if kind == "hyv" and not Path(settings.sysfs, "module/vhost_hyv").exists():
+        return "kernel module vhost_hyv", "it comes with a patched kernel"
+    if kind == "hyv" and not _guids(settings):
+        return "RDMA card", "see /sys/class/infiniband"
+    return ("", "") if kind else ("RDMA", "[[plugin.vrdma.backends]] says what nodes have")
+
+
+def _guids(settings: Settings) -> str:
+    """Return the GUIDs of the node's cards as HyV reads them: XXXX:XXXX:XXXX:XXXX, one a line."""
+    cards = sorted(Path(settings.sysfs).glob("class/infiniband/*/node_guid"))
+    return "".join(card.read_text().strip() + "\n" for card in cards)
+
+
+def _backend(guest: GuestPlan, site: Site) -> str:
+    """Return the backend that this guest uses; empty: none."""
+    kind = site[Settings].backend(guest.node) if guest[VRDMA] else ""
+    return "" if missing(site[Settings], kind)[0] else kind
+
+
+@hookimpl
+def vtorque_settings() -> Iterator[type[Settings]]:
+    """Yield ``[plugin.vrdma]``."""
+    yield Settings
+
+
+@hookimpl
+def vtorque_resources() -> Iterator[type[Resource]]:
+    """Yield what is given back."""
+    yield from (Fence, VfGuid)
+
+
+@hookimpl
+def vtorque_plan(guest: GuestPlan, site: Site) -> Iterator[Claim | Refusal | Notice]:
+    """Claim a virtual function where the backend is sriov, or say what the node lacks."""
+    settings = site[Settings]
+    if not guest[VRDMA] or not guest.host.nodes:  # without nodes: a front end
+        return
+    kind = settings.backend(guest.node)
+    what, fix = missing(settings, kind)
+    if what:
+        where = "[plugin.vrdma] required"
+        yield lacks(guest, what, option=VRDMA, required=settings.required, where=where, fix=fix)
+    elif kind == "sriov" and not settings.allow_unfiltered:
+        yield _unfiltered("a virtual function", guest)
+    elif kind == "sriov":
+        numa = {
+            a: v.function.numa for a, v in virtual_functions(settings.cards, settings.sysfs).items()
+        }
+        yield PoolClaim(POOL, tuple(numa), near={a: n for a, n in numa.items() if n >= 0})
+
+
+def _unfiltered(what: str, guest: GuestPlan) -> Refusal:
+    return Refusal(
+        f"node {guest.node} cannot filter what a guest sends through {what}",
+        VRDMA.key,
+        "true",
+        where="[plugin.vrdma] allow_unfiltered = false",
+        fix="the site can accept that if switch or subnet manager keep jobs apart",
+    )
+
+
+def _card(guest: GuestPlan, settings: Settings) -> Address:
+    """Return the network card that Soft-RoCE runs over. Raises Refused if there is none for it."""
+    cards = [a for a in guest.addresses if a.network == settings.network and a.ip]
+    if not cards:
+        name = f"[networks.{settings.network}]" if settings.network else "[network]"
+        message = f"guests have no address of vTorque's in {name}, which Soft-RoCE needs"
+        raise Refused(Refusal(message, VRDMA.key, "true"))
+    if not cards[0].filtered and not settings.allow_unfiltered:
+        raise Refused(_unfiltered("its network card", guest))
+    return cards[0]
+
+
+@hookimpl
+def vtorque_guest_context(guest: GuestPlan, site: Site) -> Iterator[ContextItem]:
+    """Yield programs, the device and its check; what is missing inside fails the start."""
+    kind = _backend(guest, site)
+    if not kind:
+        return
+    yield from PACKAGES
+    tool = files("vtorque_vrdma").joinpath("guest", "vtorque-rdma").read_bytes()
+    yield GuestFile(TOOL, tool, mode=0o755)
+    if kind == "rxe":
+        yield RootCommand((TOOL, "soft", _card(guest, site[Settings]).mac), stage="boot")
+    if any(not vf.infiniband for vf in _leased(guest, site)):
+        yield RootCommand((TOOL, "up", _mac(guest)), stage="boot")
+    yield GuestDevice("infiniband/uverbs*", "/dev/vtorque/rdma0")
+    yield RootCommand((TOOL, "check"))
+
+
+def _leased(guest: GuestPlan, site: Site) -> list[VirtualFunction]:
+    settings, items = site[Settings], guest.leased(POOL)
+    found = virtual_functions(settings.cards, settings.sysfs) if items else {}
+    return [found[item] for item in items]
+
+
+def _mac(guest: GuestPlan) -> str:
+    """Return the MAC of the guest's virtual function: locally administered, unicast."""
+    return "52:54:00:" + derive(guest.secret, "vrdma-mac", guest.name, length=3).hex(":")
+
+
+def _guid(guest: GuestPlan) -> str:
+    """Return the GUID of the guest's virtual function: EUI-64, locally administered."""
+    return "02:" + derive(guest.secret, "vrdma-guid", guest.name, length=7).hex(":")
+
+
+@hookimpl
+def vtorque_render_domain(guest: GuestPlan, site: Site) -> Iterator[Element]:
+    """Yield the hardware: a virtual function, or the device of a QEMU with HyV."""
+    kind = _backend(guest, site)
+    if kind:
+        yield Fabric("rdma", kind)
+    for vf in _leased(guest, site):
+        yield PciDevice("vf0", vf.function.address, None if vf.infiniband else _mac(guest))
+    if kind == "hyv":
+        config = str(guest.run_dir / "hyv.conf").replace(",", ",,")  # in a value: qemu(1)
+        device = f"virtio-hyv-pci,config_path={config}"
+        yield QemuArgs("hyv", ("-device", device, "-device", "virtio-rdmacm-pci"))
+
+
+@hookimpl
+def vtorque_pre_boot(job: NodeJob) -> None:
+    """Acquire what must be there before the guests."""
+    for guest in job.guests:
+        kind, settings = _backend(guest, job.site), job.site[Settings]
+        if kind == "rxe":
+            mine = str(_card(guest, settings).ip)
+            job.acquire(Fence(mine, _peers(guest, settings.network) or (mine,)), guest)
+        for vf in _leased(guest, job.site):
+            if vf.infiniband:
+                job.acquire(VfGuid.of(vf, _guid(guest)), guest)
+        if kind == "hyv":
+            path, content = guest.run_dir / "hyv.conf", _guids(settings).encode()
+            job.acquire(File(str(path), 0o400, guest.qemu_uid, content=content), guest)
+
+
+def _peers(guest: GuestPlan, network: str) -> tuple[str, ...]:
+    """Return the addresses of the job's guests in a network."""
+    ips = {ip for name, host, ip in guest.aliases if name == f"{host}-{network}"}
+    return tuple(sorted(ips if network else {ip for _, ip in guest.peers if ip}))
+
+
+@hookimpl
+def vtorque_health_checks() -> Iterator[HealthCheck]:
+    """Yield what ``vtorque doctor`` asks."""
+    yield HealthCheck("RDMA", check)
+
+
+def check(site: Site) -> Iterator[HealthResult]:
+    """Say which of the backends this node can be of: its name is the batch system's to say."""
+    for kind in dict.fromkeys(backend.kind for backend in site[Settings].backends):
+        what, fix = missing(site[Settings], kind)
+        status: Literal["ok", "warning"] = "warning" if what else "ok"
+        said = f"this node has no {what}" if what else "this node has all of it"
+        yield HealthResult(status, f"backend {kind}: {said}", fix)

@@ -1,0 +1,172 @@
+"""Soft-RoCE in real guests and behind a real filter: one job is a fabric, two are not."""
+
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.e2e
+
+IMAGE = "debian-rdma"
+PACKAGES = "rdma-core,ibverbs-providers,ibverbs-utils"
+# Which GID is of RoCE v2 and IPv4: ::ffff:a.b.c.d (rdma_rxe makes one for each address).
+GID = (
+    "gid() { grep -l 0000:0000:0000:0000:0000:ffff /sys/class/infiniband/rxe0/ports/1/gids/*"
+    " | head -1 | sed 's,.*/,,'; }\n"
+)
+WAIT = "while [ ! -e stop ]; do sleep 0.2; done\n"
+
+
+@pytest.fixture(scope="module")
+def rdma(node):
+    """Return the node with Debian's generic kernel and RDMA programs in an image; 2 minutes."""
+    if node.root("vmgr", "images", "show", IMAGE, check=False).returncode:
+        options = ("-o", "kernel=generic", "-o", f"packages={PACKAGES}")
+        node.root("vmgr", "images", "build", IMAGE, "debian", *options, timeout=900)
+    return node
+
+
+@pytest.mark.full
+def test_two_guests_of_a_job_play_ping_pong(rdma, clean):
+    """As the job's user; the packet filter is there meanwhile and gone afterwards (``clean``)."""
+    result = clean.job(
+        "#!/bin/bash\n" + GID + "declare -f gid >$HOME/gid.sh\n"
+        "set -e\n"
+        "id -un; ibv_devices | tail -n +3; stat -L -c %U /dev/vtorque/rdma0\n"
+        'other=$(sort -u $PBS_NODEFILE | grep -v "^$(hostname)$")\n'
+        "ibv_rc_pingpong -d rxe0 -g $(gid) >server.out 2>&1 & server=$!\n"
+        "sleep 2\n"
+        'ssh $other ". gid.sh; id -un; ibv_rc_pingpong -d rxe0 -g \\$(gid) $(hostname)"\n'
+        "wait $server; cat server.out\n",
+        "-vm", f"img={IMAGE},ram=768M,vms_per_node=2,vrdma=true", timeout=420,
+    )  # fmt: skip
+    assert result.code == 0, (result.out, result.err)
+    said = result.out.decode()
+    assert said.split()[0] == clean.user
+    assert said.count(clean.user) == 3
+    assert said.count("8192000 bytes in") == 2, said
+    for name in ("gid.sh", "server.out"):
+        (clean.home / name).unlink()
+
+
+@pytest.mark.full
+def test_no_ping_pong_with_a_guest_of_another_job(rdma, two_slots, clean):
+    """The same user's even: TCP, by which the two agree, passes, and RDMA does not."""
+    args = ("-vm", f"img={IMAGE},ram=768M,vrdma=true")
+    other = rdma.submit(
+        "#!/bin/bash\n" + GID + "hostname -I | cut -d' ' -f1 >address\n"
+        "ibv_rc_pingpong -d rxe0 -g $(gid) >server.out 2>&1 &\n" + WAIT,
+        *args,
+    )
+    address, stop = clean.home / "address", clean.home / "stop"
+    clean.wait_for(lambda: address.exists() and address.read_text(), 300, "the other job's start")
+    try:
+        script = f"ibv_rc_pingpong -d rxe0 -g $(gid) {address.read_text().strip()}\n"
+        done = clean.as_user(
+            "vsub", "-W", "block=true", "-N", "u", "-o", "out2", "-e", "err2", *args,
+            clean.script(f"#!/bin/bash\n{GID}timeout 60 {script}", "other.sh"),
+            check=False, timeout=400,
+        )  # fmt: skip
+    finally:
+        stop.touch()
+        clean.wait_for(lambda: clean.state_of(other) in (None, "C"), 60, "the other job's end")
+    said = (clean.home / "out2").read_text()
+    assert done.returncode != 0
+    assert "remote address" in said, said  # so they had met
+    assert "bytes in" not in said
+    for name in ("address", "stop", "server.out"):
+        (clean.home / name).unlink(missing_ok=True)
+
+
+@pytest.mark.full
+def test_an_image_without_soft_roce_is_the_reason(node, clean):
+    """Debian's cloud kernel has no rdma_rxe, and the micro image has no packages at all."""
+    result = clean.job("#!/bin/sh\necho RAN\n", "-vm", "img=micro,vrdma=true", timeout=120)
+    assert result.code != 0
+    assert b"RAN" not in result.out
+    assert b"packages cannot be installed in image micro" in result.err
+
+
+# -- the filter, between network namespaces on a bridge ----------------------------------------
+
+HOSTS = r"""
+import subprocess, sys, time
+from vtorque_vrdma.fence import ROCE, Fence
+
+def run(*argv, check=True):
+    return subprocess.run(argv, check=check, capture_output=True, text=True, timeout=20)
+
+def inside(host, *argv, **more):
+    return run("nsenter", "-t", str(host.pid), "-n", *argv, **more)
+
+RECEIVE = '''
+import select, socket, sys
+open_ = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(2)]
+for port, each in zip((%d, 4792), open_):
+    each.bind(("", port))
+print("open", flush=True)
+got = set()
+while ready := select.select(open_, (), (), 1.5)[0]:
+    for each in ready:
+        text, (ip, _) = each.recvfrom(9)
+        got.add(f"{ip}>{each.getsockname()[1]}")
+print(*sorted(got))
+''' % ROCE
+SEND = '''
+import socket, sys
+one = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+for port in (%d, 4792):
+    one.sendto(b"x", ("10.9.0.1", port))
+''' % ROCE
+
+run("ip", "link", "add", "br0", "type", "bridge")
+run("ip", "link", "set", "br0", "up")
+run("ip", "addr", "add", "10.9.0.9/24", "dev", "br0")
+hosts = [subprocess.Popen(["unshare", "-n", "sleep", "60"]) for _ in range(3)]
+time.sleep(0.5)
+for n, host in enumerate(hosts, 1):
+    peer = ("peer", "name", "eth0", "netns", str(host.pid))
+    run("ip", "link", "add", f"v{n}", "type", "veth", *peer)
+    run("ip", "link", "set", f"v{n}", "master", "br0", "up")
+    inside(host, "ip", "addr", "add", f"10.9.0.{n}/24", "dev", "eth0")
+    inside(host, "ip", "link", "set", "eth0", "up")
+
+def received():
+    argv = ["nsenter", "-t", str(hosts[0].pid), "-n", sys.executable, "-c", RECEIVE]
+    listener = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
+    listener.stdout.readline()
+    for host in hosts[1:]:
+        inside(host, sys.executable, "-c", SEND)
+    run(sys.executable, "-c", SEND)
+    return listener.communicate(timeout=20)[0].strip()
+
+fence = Fence("10.9.0.1", ("10.9.0.1", "10.9.0.2"))
+print("before", received())
+fence.create()
+fence.create()
+print("fenced", received())
+fence.release()
+fence.release()
+print("after", received())
+print("left", run("nft", "list", "tables").stdout.strip())
+for host in hosts:
+    host.kill()
+"""
+
+
+def test_roce_reaches_a_guest_from_its_job_only(tmp_path):
+    """A peer's and a stranger's, and the node's own; another port passes. The kernel's filter."""
+    argv = ("unshare", "--net", "--pid", "--fork", "--kill-child", "--mount-proc")
+    done = subprocess.run(
+        [*argv, sys.executable, "-c", HOSTS],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    said = dict(line.partition(" ")[::2] for line in done.stdout.splitlines())
+    everyone = {f"10.9.0.{n}>{port}" for n in (2, 3, 9) for port in (4791, 4792)}
+    assert set(said["before"].split()) == set(said["after"].split()) == everyone
+    assert set(said["fenced"].split()) == everyone - {"10.9.0.3>4791", "10.9.0.9>4791"}
+    assert said["left"] == ""
