@@ -1,0 +1,254 @@
+"""Claims, partitions and words on recorded machines; libvirt's schema on what is rendered.
+
+The machines with cache allocation are in tests/data/capabilities: in the form of
+https://libvirt.org/formatcaps.html and of libvirt's own tests (tests/vircaps2xmldata), by numbers
+of real ones. This machine may have none.
+"""
+
+import dataclasses
+import re
+import subprocess
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from vtorque_core.api import Extra, JobRequest
+from vtorque_core.api_domain import MemoryBacking
+from vtorque_core.api_node import (
+    CacheClaim,
+    CoreClaim,
+    GuestPlan,
+    Image,
+    JobUser,
+    MemoryClaim,
+    Notice,
+    Refusal,
+)
+from vtorque_core.api_topology import Topology
+from vtorque_core.domain.merge import Contributed, merge
+from vtorque_core.domain.render import DomainSpec, render
+from vtorque_core.ledger import NodeShare, NoFit, Taken, plan
+from vtorque_core.topology import parse, with_default_group
+from vtorque_scam import health, node, plugin
+
+SCHEMA = "/usr/share/libvirt/schemas/domain.rng"
+CAPABILITIES = Path(__file__).parents[3] / "tests" / "data" / "capabilities"
+XEON = parse((CAPABILITIES / "xeon-2x32-smt.xml").read_text())
+EPYC = parse((CAPABILITIES / "epyc-4-numa.xml").read_text())
+ARM = parse((CAPABILITIES / "arm-4x32.xml").read_text())  # resctrl divides nothing there
+WHOLE = CoreClaim("vcpu", 3, whole_cores=True, key="scam")
+
+
+class Site(dict):
+    """A site config with these settings."""
+
+    def __init__(self, **settings):
+        super().__init__({node.Settings: node.Settings(**settings)})
+
+
+def guest(host=XEON, scam=True, **changes):
+    values = {
+        "job_id": "42.srv", "attempt": 0, "node": "n1", "index": 0, "rank": 0,
+        "guests_per_node": 1, "name": "vt-42.srv.0-n1-0",
+        "uuid": "0b1ad9ba-95f3-54cf-8d96-1d6ed3e4ac1f", "hostname": "vn1",
+        "vcpus": 3, "ram_mib": 512, "image": Image("m", "linux", "micro", "x86_64", "0" * 64),
+        "user": JobUser("ada", 1000, 1000, (("ada", 1000),), "/home/ada", "/bin/bash"),
+        "request": JobRequest({"scam": scam, "vcpus": 3, "vms_per_node": 2}), "addresses": (),
+        "peers": (), "state_dir": Path("/s"), "run_dir": Path("/r"), "secret": b"x" * 32,
+        "host": host,
+    }  # fmt: skip
+    return GuestPlan(**values | changes)
+
+
+def asked(host=XEON, **settings):
+    return list(node.vtorque_plan(guest(host), Site(**settings)))
+
+
+def placed(host, count=1, **settings):
+    """Return as many guests of one job, placed on the empty machine."""
+    share = NodeShare(host.cpus, host.mem_mib, topology=host, exclusive=False)
+    core = [CoreClaim("vcpu", 3), MemoryClaim(512, use="guest"), MemoryClaim(128)]
+    answers = plan([[*core, *asked(host, **settings)]] * count, share, Taken())
+    return [guest(host, placement=answer) for answer in answers]
+
+
+def elements(one, **settings):
+    return list(node.vtorque_render_domain(one, Site(**settings)))
+
+
+def domain(one, **settings):
+    merged = merge(
+        Contributed("scam", "vtorque-scam 1.0.0", each) for each in elements(one, **settings)
+    )
+    return render(DomainSpec(one, "kvm"), merged)
+
+
+# -- what is asked of the node ----------------------------------------------------------------
+
+
+def test_whole_cores_and_a_part_of_the_cache():
+    assert asked(cache=6) == [WHOLE, CacheClaim(6144, 3, key="scam")]
+    assert list(node.vtorque_plan(guest(scam=False), Site())) == []
+
+
+def test_no_other_guest_is_on_a_sibling_and_no_step_is_given_twice():
+    one, two = (each.placement for each in placed(XEON, 2))
+    mine = {*one.cores["vcpu"], *one.idle}
+    assert {sibling for cpu in mine for sibling in XEON.siblings(cpu)} == mine
+    assert not mine & {*two.cores["vcpu"], *two.idle, *two.cores["emulator"]}
+    assert not set(one.leased["cache"]) & set(two.leased["cache"])
+
+
+def test_the_batch_system_is_asked_for_the_idle_sibling_too():
+    assert list(plugin.vtorque_needs(guest().request)) == [Extra(cpus=2)]
+    even = JobRequest({"scam": True, "vcpus": 4, "vms_per_node": 2})
+    assert list(plugin.vtorque_needs(even)) == [Extra(cpus=0)]
+
+
+def test_more_cache_than_there_is():
+    with pytest.raises(NoFit, match=r"scam=.*more than there is .*limit: 11 steps of 4096 KiB"):
+        placed(XEON, cache=64)
+
+
+@pytest.mark.parametrize("host", [ARM, dataclasses.replace(XEON, caches=())], ids=["arm", "none"])
+def test_a_node_that_cannot_divide_its_caches(host):
+    (cores, refused) = asked(host)
+    assert cores == WHOLE
+    assert isinstance(refused, Refusal)
+    assert str(refused) == (
+        "scam=true: node n1 has no cache allocation (resctrl, L3) "
+        "(set by [plugin.scam] required = true); ask for another node, or leave scam out"
+    )
+    (cores, notice) = asked(host, required=False)
+    assert cores == WHOLE  # what can be had is still had
+    assert isinstance(notice, Notice)
+    assert "node n1 has no cache allocation" in notice.text
+    assert elements(placed(host, required=False)[0]) == [MemoryBacking(nosharepages=True)]
+
+
+def test_a_node_whose_default_group_has_all_of_the_cache():
+    """As resctrl starts: libvirt gives away only what the default group has not."""
+    full = with_default_group(XEON, "    L3:0=fff;1=fff\n    MB:0=100;1=100\n")
+    (_, refused) = asked(full)
+    assert "no cache to give away (resctrl's default group has all of L3)" in refused.message
+    part = with_default_group(XEON, "L3:0=00f;1=00f\n")
+    assert [bank.steps for bank in part.caches] == [8, 8]
+    assert asked(part) == [WHOLE, CacheClaim(4096, 3, key="scam")]
+
+
+def test_a_node_that_cannot_limit_memory_bandwidth():
+    (_, cache, notice) = asked(EPYC, memory_bandwidth=50, required=False)
+    assert cache == CacheClaim(4096, 3, key="scam")
+    assert "memory bandwidth allocation (resctrl, MB)" in notice.text
+    (one,) = placed(EPYC, memory_bandwidth=50, required=False)
+    assert elements(one, memory_bandwidth=50)[1].bandwidth == ()
+
+
+def test_on_a_front_end_nothing_is_known():
+    assert asked(Topology()) == [WHOLE]
+
+
+# -- what the guest gets ----------------------------------------------------------------------
+
+
+def test_the_partitions():
+    (one,) = placed(XEON, cache=6)
+    root = ElementTree.fromstring(domain(one, memory_bandwidth=35))  # noqa: S314 - our own
+    (tune,) = root.findall("cputune/cachetune")
+    assert tune.get("vcpus") == "0-2"
+    assert [cache.attrib for cache in tune] == [
+        {"id": "0", "level": "3", "type": "both", "size": "8192", "unit": "KiB"}
+    ]
+    (limit,) = root.findall("cputune/memorytune")
+    assert limit.get("vcpus") == "0-2"
+    assert [n.attrib for n in limit] == [{"id": "0", "bandwidth": "40"}]
+    assert root.find("memoryBacking/nosharepages") is not None
+    assert ElementTree.fromstring(domain(one)).find("cputune/memorytune") is None  # noqa: S314
+
+
+def test_a_guest_below_several_caches_has_a_part_of_each():
+    wide = dataclasses.replace(guest(EPYC), vcpus=20)
+    share = NodeShare(EPYC.cpus, EPYC.mem_mib, topology=EPYC, exclusive=False)
+    claims = [CoreClaim("vcpu", 20), *node.vtorque_plan(wide, Site())]
+    (answer,) = plan([claims], share, Taken())
+    (_, tune) = elements(dataclasses.replace(wide, placement=answer))
+    below = {bank.id for bank in EPYC.caches if set(bank.cpus) & set(answer.cores["vcpu"])}
+    assert len(below) > 1
+    assert {bank for _, bank, _ in tune.caches} == below
+
+
+@pytest.mark.parametrize(
+    ("percent", "wanted"), [(1, 10), (10, 10), (11, 20), (95, 100), (99, 100), (-5, 10)]
+)
+def test_bandwidth_goes_in_the_processors_steps(percent, wanted):
+    assert node.steps_of(XEON.caches[0], percent) == wanted
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("host", [XEON, EPYC, ARM], ids=["xeon", "epyc", "arm"])
+def test_libvirts_schema_accepts_it(host, tmp_path):
+    (one,) = placed(host, required=False)
+    path = tmp_path / "domain.xml"
+    path.write_text(domain(one, memory_bandwidth=50))
+    done = subprocess.run(
+        ["xmllint", "--noout", "--relaxng", SCHEMA, path], capture_output=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert (b"cachetune" in path.read_bytes()) is (host is not ARM)
+
+
+# -- vtorque doctor ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """Return a function that writes one of the files that the checks look at."""
+    for name, path in (
+        ("RESCTRL", "resctrl"), ("QEMU_CONF", "qemu.conf"), ("SMT", "smt"),
+    ):  # fmt: skip
+        monkeypatch.setattr(health, name, tmp_path / path)
+
+    def write(name, text):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("schemata", "status", "said"),
+    [
+        (None, "warning", "no .*info/L3"),
+        ("    L3:0=fff;1=fff\n", "warning", "has a whole L3 cache"),
+        ("    MB:0=100;1=100\n    L3:0=00f;1=fff\n", "warning", "has a whole L3 cache"),
+        ("    L3:0=00f;1=003\n    MB:0=100;1=100\n", "ok", "8 of 12 ways"),
+    ],
+)
+def test_doctor_looks_at_resctrl(machine, schemata, status, said):
+    if schemata is not None:
+        machine("resctrl/info/L3/cbm_mask", "fff\n")
+        machine("resctrl/schemata", schemata)
+    (result,) = health.caches(Site())
+    assert result.status == status
+    assert re.search(said, result.message)
+    assert (status == "ok") is (result.fix == "")
+
+
+@pytest.mark.parametrize(
+    ("smt", "conf", "status", "said"),
+    [
+        ("0", None, "ok", "SMT is off"),
+        ("1", '#sched_core = "none"\n', "warning", "host's processes"),
+        ("1", 'sched_core = "none"\n', "warning", "host's processes"),
+        ("1", 'user = "x"\n  sched_core = "full"\n', "ok", "core scheduling: full"),
+        ("1", None, "warning", "qemu.conf"),
+    ],
+)
+def test_doctor_looks_at_core_scheduling(machine, smt, conf, status, said):
+    machine("smt", f"{smt}\n")
+    if conf is not None:
+        machine("qemu.conf", conf)
+    (result,) = health.core_scheduling(Site())
+    assert (result.status, said in result.message) == (status, True)

@@ -1,0 +1,1 @@
+"""Protection of guests from cache side channels."""

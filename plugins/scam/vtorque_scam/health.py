@@ -1,0 +1,66 @@
+"""What ``vtorque doctor`` says of SCAM on this node."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from vtorque_core.api_node import HealthResult, Site
+
+RESCTRL = Path("/sys/fs/resctrl")
+QEMU_CONF = Path("/etc/libvirt/qemu.conf")
+SMT = Path("/sys/devices/system/cpu/smt/active")
+_SCHED_CORE = re.compile(r'^\s*sched_core\s*=\s*"(\w+)"', re.MULTILINE)
+
+
+def caches(site: Site) -> Iterator[HealthResult]:
+    """Say whether libvirt can divide the last-level caches (arch/x86/resctrl.rst)."""
+    try:
+        full = int((RESCTRL / "info/L3/cbm_mask").read_text(), 16)
+        schemata = (RESCTRL / "schemata").read_text()
+    except OSError:
+        yield HealthResult(
+            "warning",
+            f"no {RESCTRL}/info/L3: guests with scam=true get no cache of their own",
+            fix="with Intel RDT or AMD QoS: mount -t resctrl resctrl /sys/fs/resctrl, without its "
+            "option cdp, and start libvirtd again",
+        )
+        return
+    masks = re.findall(r"^\s*L3:(.*)$", schemata, re.MULTILINE)
+    kept = [int(mask, 16) for mask in re.findall(r"=([0-9a-f]+)", masks[0])] if masks else [full]
+    ways = full.bit_count()
+    if any(mask == full for mask in kept):
+        yield HealthResult(
+            "warning",
+            "resctrl's default group has a whole L3 cache, so libvirt has nothing to give away",
+            fix=f"give the group less, such as: echo 'L3:0={full >> ways // 2:x}' > "
+            f"{RESCTRL}/schemata, with each cache in it, at each boot",
+        )
+        return
+    most = max(mask.bit_count() for mask in kept)
+    yield HealthResult("ok", f"{ways - most} of {ways} ways of each L3 cache are for guests")
+
+
+def core_scheduling(site: Site) -> Iterator[HealthResult]:
+    """Say whether processes of the host may run beside a guest's threads on its cores."""
+    try:
+        if SMT.read_text().strip() == "0":
+            yield HealthResult("ok", "no core runs two threads (SMT is off)")
+            return
+        found = _SCHED_CORE.search(QEMU_CONF.read_text(encoding="utf-8", errors="replace"))
+    except OSError as error:
+        yield HealthResult(
+            "warning", f"{error.filename}: {error.strerror}", fix="run vtorque doctor as root"
+        )
+        return
+    chosen = found[1] if found else "none"
+    if chosen != "none":
+        yield HealthResult("ok", f"core scheduling: {chosen}")
+        return
+    yield HealthResult(
+        "warning",
+        "whole cores keep other guests off a guest's SMT siblings, but not the host's processes",
+        fix=f'set sched_core = "vcpus" in {QEMU_CONF} (libvirt 8.9, Linux 5.14) and restart '
+        "libvirtd",
+    )

@@ -1,0 +1,134 @@
+"""SCAM on the node, as root: cores, caches and memory pages that a guest shares with nobody.
+
+libvirt makes the partitions with the kernel's resctrl (arch/x86/resctrl.rst) as the guest starts,
+for the threads of its vCPUs; they end with the guest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from vtorque_core.api import hookimpl, setting
+from vtorque_core.api_domain import Element, MemoryBacking, Single
+from vtorque_core.api_node import (
+    CacheBank,
+    CacheClaim,
+    CoreClaim,
+    GuestPlan,
+    HealthCheck,
+    Notice,
+    Refusal,
+    Site,
+    lacks,
+)
+from vtorque_scam import health
+from vtorque_scam.plugin import SCAM
+
+LEVEL = 3  # the cache that cores share
+
+
+@dataclass(frozen=True)
+class Settings:
+    """``[plugin.scam]``."""
+
+    required: bool = setting(
+        True, doc="refuse scam=true on a node that lacks a part of it; false: run with the rest"
+    )
+    cache: int = setting(
+        4, doc="of each last-level cache under a guest's cores, for it alone", unit="MiB"
+    )
+    memory_bandwidth: int = setting(
+        100, doc="percent of the memory bandwidth that a guest may use; 100: no limit"
+    )
+
+
+@dataclass(frozen=True)
+class CacheTune(Single):
+    """libvirt's ``<cachetune>`` and ``<memorytune>`` for all vCPUs of the guest.
+
+    ``caches``: (level, bank, KiB); ``bandwidth``: (bank, percent), empty: no limit.
+    """
+
+    section: ClassVar[str] = "cputune"
+    template: ClassVar[str] = "vtorque_scam:cachetune.xml.j2"
+    caches: tuple[tuple[int, int, int], ...] | None = None
+    bandwidth: tuple[tuple[int, int], ...] | None = None
+
+
+@hookimpl
+def vtorque_settings() -> Iterator[type[Settings]]:
+    """Declare ``[plugin.scam]``."""
+    yield Settings
+
+
+@hookimpl
+def vtorque_plan(
+    guest: GuestPlan, site: Site
+) -> Iterator[CoreClaim | CacheClaim | Notice | Refusal]:
+    """Claim whole cores, and a part of the caches where they can be divided."""
+    if not guest[SCAM]:
+        return
+    yield CoreClaim("vcpu", guest.vcpus, whole_cores=True, key=SCAM.key)
+    banks, settings = _banks(guest), site[Settings]
+    if banks and all(bank.steps for bank in banks):
+        yield CacheClaim(settings.cache * 1024, LEVEL, key=SCAM.key)
+    if not guest.host.nodes:
+        return  # a front end: nothing is known of the node
+    for what in _missing(banks, settings):
+        yield lacks(
+            guest,
+            what,
+            option=SCAM,
+            required=settings.required,
+            where="[plugin.scam] required",
+            fix="ask for another node, or leave scam out"
+            if settings.required
+            else "its cores and memory pages are its own all the same",
+        )
+
+
+def _banks(guest: GuestPlan) -> list[CacheBank]:
+    return [bank for bank in guest.host.caches if bank.level == LEVEL]
+
+
+def _missing(banks: list[CacheBank], settings: Settings) -> Iterator[str]:
+    """Yield what the node cannot do, as in "node n1 has no <what>"."""
+    if not banks or not all(bank.granularity_kib for bank in banks):
+        yield "cache allocation (resctrl, L3)"
+    elif not all(bank.steps for bank in banks):
+        yield "cache to give away (resctrl's default group has all of L3)"
+    elif settings.memory_bandwidth < 100 and not all(bank.bandwidth_step for bank in banks):
+        yield "memory bandwidth allocation (resctrl, MB)"
+
+
+@hookimpl
+def vtorque_render_domain(guest: GuestPlan, site: Site) -> Iterator[Element]:
+    """Keep the guest's pages from being merged (KSM), and give it what the ledger has granted."""
+    if not guest[SCAM]:
+        return
+    yield MemoryBacking(nosharepages=True)
+    granted = {bank: kib for level, bank, kib in guest.placement.caches if level == LEVEL}
+    if granted:
+        percent = site[Settings].memory_bandwidth
+        limited = [
+            b for b in _banks(guest) if b.id in granted and b.bandwidth_step and percent < 100
+        ]
+        yield CacheTune(
+            tuple((LEVEL, bank, kib) for bank, kib in granted.items()),
+            tuple((bank.id, steps_of(bank, percent)) for bank in limited),
+        )
+
+
+def steps_of(bank: CacheBank, percent: int) -> int:
+    """Return the percentage that the processor can do: rounded up to its steps, its least."""
+    whole = -(-percent // bank.bandwidth_step) * bank.bandwidth_step
+    return min(100, max(whole, bank.bandwidth_least))
+
+
+@hookimpl
+def vtorque_health_checks() -> Iterator[HealthCheck]:
+    """Say what this node can do of it."""
+    yield HealthCheck("scam: caches", health.caches)
+    yield HealthCheck("scam: core scheduling", health.core_scheduling)

@@ -1,0 +1,213 @@
+"""What the plugin asks for, makes and tells the guests; real files in /dev/shm, real schema."""
+
+import dataclasses
+import os
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+from xml.etree import ElementTree
+
+import pytest
+
+from vtorque_core import api_options
+from vtorque_core.api import Extra, JobRequest
+from vtorque_core.api_context import EnvVar, PciMemory
+from vtorque_core.api_domain import forbidden
+from vtorque_core.api_node import GuestPlan, Image, JobUser, MemoryClaim, Notice
+from vtorque_core.api_resources import Shm
+from vtorque_core.config import build, parse_toml
+from vtorque_core.domain.merge import Contributed, merge
+from vtorque_core.domain.render import DomainSpec, render
+from vtorque_core.errors import Refused
+from vtorque_core.journal import arguments
+from vtorque_core.plugins import Plugins
+from vtorque_core.policy import decide, needs
+from vtorque_core.request import Request
+from vtorque_unclot import node, plugin
+
+SCHEMA = "/usr/share/libvirt/schemas/domain.rng"
+LINUX = frozenset({"EnvVar", "PciMemory"})
+
+
+@pytest.fixture
+def plugins():
+    found = Plugins()
+    found.register("core", api_options, "vtorque-core")
+    for module in (plugin, node):
+        found.register("unclot", module, "vtorque-unclot 1.0.0")
+    return found
+
+
+def asked(plugins, *pairs, site=""):
+    made = build(parse_toml(site.encode(), Path("/etc/vtorque/vtorque.toml")), plugins)
+    request = Request(tuple(tuple(pair.split("=", 1)) for pair in pairs))
+    return decide(request, made, plugins)
+
+
+def guest(unclot=True, mib=64, **changes):
+    values = {
+        "job_id": "42.srv", "attempt": 0, "node": "n1", "index": 0, "rank": 0,
+        "guests_per_node": 2, "name": "vt-42.srv.0-n1-0",
+        "uuid": "0b1ad9ba-95f3-54cf-8d96-1d6ed3e4ac1f", "hostname": "vn1-0",
+        "vcpus": 1, "ram_mib": 512, "image": Image("m", "linux", "micro", "x86_64", "0" * 64),
+        "user": JobUser("ada", 1000, 1000, (("ada", 1000),), "/home/ada", "/bin/bash"),
+        "request": JobRequest({"unclot": unclot, "unclot_shmem": mib}), "addresses": (),
+        "peers": (), "state_dir": Path("/s"), "run_dir": Path("/r"), "secret": b"x" * 32,
+        "qemu_uid": os.getuid(), "supports": LINUX,
+    }  # fmt: skip
+    return GuestPlan(**values | changes)
+
+
+def pre_boot(*guests):
+    got = []
+    job = SimpleNamespace(guests=guests, acquire=lambda what, guest=None: got.append((what, guest)))
+    node.vtorque_pre_boot(job)
+    return got
+
+
+# -- what the user writes ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("text", "mib"), [("64M", 64), ("1M", 1), ("2G", 2048), ("1024K", 1)])
+def test_a_power_of_two(plugins, text, mib):
+    assert asked(plugins, "unclot=true", f"unclot_shmem={text}")[plugin.SHMEM] == mib
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("3M", "unclot_shmem=3M: is not a power of two, .* ask for 2M or 4M"),
+        ("1025M", "ask for 1G or 2G"),
+        ("512K", "not a whole number of MiB"),
+        ("0", "between 1M"),
+        ("-4M", "is not a size"),
+        ("../x", "is not a size"),
+    ],
+)
+def test_another_size_is_refused_with_the_rule(plugins, text, why):
+    with pytest.raises(Refused, match=why):
+        asked(plugins, "unclot=true", f"unclot_shmem={text}")
+
+
+def test_the_site_sets_the_limit(plugins):
+    site = '[options.unclot_shmem]\nmax = "1G"'
+    with pytest.raises(
+        Refused, match=r"unclot_shmem=2G: .*\(limit: 1G, set by \[options.unclot_shmem\] max in"
+    ):
+        asked(plugins, "unclot=true", "unclot_shmem=2G", site=site)
+
+
+def test_a_size_without_the_memory_is_refused(plugins):
+    with pytest.raises(Refused, match="unclot_shmem=4M: says how large, but unclot=false"):
+        asked(plugins, "unclot_shmem=4M")
+    asked(plugins)
+    asked(plugins, "unclot_shmem=4M", site="[options.unclot]\ndefault = true")
+
+
+def test_the_batch_system_is_asked_for_it(plugins):
+    site = build(parse_toml(b""), plugins)
+    both = [
+        needs(asked(plugins, *pairs, "vms_per_node=2"), site, plugins).mib
+        for pairs in ((), ("unclot=true", "unclot_shmem=256M"))
+    ]
+    assert both[1] - both[0] == 256
+    assert list(plugin.vtorque_needs(guest().request)) == [Extra(mib=64)]
+
+
+# -- what the node does -----------------------------------------------------------------------
+
+
+def test_the_memory_is_claimed_once():
+    claims = [list(node.vtorque_plan(guest(index=i))) for i in range(2)]
+    assert claims == [[MemoryClaim(64, use="unclot", key="unclot_shmem")], []]
+    assert list(node.vtorque_plan(guest(unclot=False))) == []
+
+
+def test_a_lonely_guest_is_told():
+    (_, notice) = node.vtorque_plan(guest(guests_per_node=1))
+    assert isinstance(notice, Notice)
+    assert "vms_per_node=2" in notice.text
+
+
+def test_a_name_is_the_jobs_and_the_nodes_own_and_tells_nothing():
+    one = node.region(guest())
+    assert one == node.region(guest(index=1, rank=1, hostname="vn1-1"))
+    others = {node.region(guest(node="n2")), node.region(guest(secret=b"y" * 32)), one}
+    assert len(others) == 3
+    assert len(one) == len("vtorque-") + 64
+    assert "42" not in {one[8:], one[8:10]}
+
+
+def test_one_region_of_zeros_that_only_qemu_may_open(tmp_path):
+    ((shm, owner),) = pre_boot(guest(mib=1), guest(index=1, mib=1))
+    assert owner is None  # both domains need it, so it goes after both
+    assert arguments(shm) == {
+        "name": node.region(guest()), "size": 1 << 20, "mode": 0o600, "uid": os.getuid(),
+        "gid": -1,
+    }  # fmt: skip
+    path = Path("/dev/shm", shm.name)
+    shm.release()  # never created
+    shm.create()
+    try:
+        status = path.stat()
+        assert (status.st_mode & 0o7777, status.st_uid, status.st_size) == (
+            0o600, os.getuid(), 1 << 20,
+        )  # fmt: skip
+        assert path.read_bytes() == bytes(1 << 20)
+        path.write_bytes(b"secret")
+    finally:
+        again = Shm(**arguments(shm))
+        again.release()
+        again.release()
+    assert not path.exists()
+
+
+def test_nothing_is_made_for_a_job_without():
+    assert pre_boot(guest(unclot=False)) == []
+    assert list(node.vtorque_render_domain(guest(unclot=False))) == []
+    assert list(node.vtorque_guest_context(guest(unclot=False))) == []
+
+
+def domain(one):
+    elements = node.vtorque_render_domain(one)
+    merged = merge(Contributed("unclot", "vtorque-unclot 1.0.0", e) for e in elements)
+    return render(DomainSpec(one, "tcg"), merged)
+
+
+def test_the_device():
+    shmem = ElementTree.fromstring(domain(guest(mib=2048))).find("devices/shmem")  # noqa: S314
+    assert shmem.attrib == {"name": node.region(guest()), "role": "peer"}
+    assert shmem.find("model").get("type") == "ivshmem-plain"
+    assert (shmem.find("size").text, shmem.find("size").get("unit")) == ("2048", "M")
+    assert shmem.find("alias").get("name") == "ua-unclot-shmem"
+
+
+@pytest.mark.integration
+def test_libvirts_schema_accepts_it(tmp_path):
+    path = tmp_path / "domain.xml"
+    path.write_text(domain(guest()))
+    done = subprocess.run(
+        ["xmllint", "--noout", "--relaxng", SCHEMA, path], capture_output=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_what_it_forbids():
+    elements = list(node.vtorque_render_domain(guest()))
+    assert [forbidden(act, elements) for act in ("suspend", "save", "migrate")] == [
+        [], ["SharedMemory"], ["SharedMemory"],
+    ]  # fmt: skip
+
+
+def test_what_a_linux_guest_is_told():
+    assert list(node.vtorque_guest_context(guest())) == [
+        PciMemory("1af4:1110", 2, "/dev/vtorque/shmem", owner="job"),
+        EnvVar("VTORQUE_SHMEM", "/dev/vtorque/shmem"),
+        EnvVar("VTORQUE_SHMEM_SIZE", str(64 << 20)),
+    ]
+
+
+def test_a_guest_type_without_paths_to_devices_is_not_refused():
+    osv = dataclasses.replace(guest(), supports=frozenset({"EnvVar"}))
+    assert list(node.vtorque_guest_context(osv)) == []
+    assert len(list(node.vtorque_render_domain(osv))) == 1

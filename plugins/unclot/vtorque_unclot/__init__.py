@@ -1,0 +1,1 @@
+"""Memory that the guests of a job on one node share."""

@@ -1,0 +1,81 @@
+"""UNCLOT on the node, as root: one file in /dev/shm for each job, a PCI device in each guest.
+
+The device is QEMU's ivshmem-plain (docs/specs/ivshmem-spec.txt): its second region is the memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from vtorque_core.api import hookimpl
+from vtorque_core.api_context import ContextItem, EnvVar, PciMemory
+from vtorque_core.api_domain import Act, Element, ListElement
+from vtorque_core.api_node import GuestPlan, MemoryClaim, NodeJob, Notice, derive
+from vtorque_core.api_resources import Shm
+from vtorque_unclot.plugin import SHMEM, UNCLOT
+
+DEVICE, BAR = "1af4:1110", 2  # ivshmem-spec.txt, "PCI device" and "BAR 2"
+LINK = "/dev/vtorque/shmem"
+
+
+@dataclass(frozen=True)
+class SharedMemory(ListElement):
+    """libvirt's ``<shmem>``: the file ``/dev/shm/<region>`` of ``mib`` MiB as a PCI device.
+
+    QEMU would take a peer's memory along to no other machine, and libvirt refuses to try.
+    """
+
+    template: ClassVar[str] = "vtorque_unclot:shmem.xml.j2"
+    forbids: ClassVar[frozenset[Act]] = frozenset({"save", "migrate"})
+    unique: ClassVar[tuple[str, ...]] = ("region",)
+    name: str
+    region: str
+    mib: int
+
+
+def region(guest: GuestPlan) -> str:
+    """Return the name of the job's memory on this node; without the site's secret none can know.
+
+    Nodes that are one machine (tests) have one /dev/shm, so the node is in it.
+    """
+    return "vtorque-" + derive(guest.secret, "unclot", guest.node).hex()
+
+
+@hookimpl
+def vtorque_plan(guest: GuestPlan) -> Iterator[MemoryClaim | Notice]:
+    """Claim the memory once for all guests of the node."""
+    if not guest[UNCLOT] or guest.index:
+        return
+    yield MemoryClaim(guest[SHMEM], use="unclot", key=SHMEM.key)
+    if guest.guests_per_node == 1:
+        yield Notice(
+            "unclot=true: the job has one guest on each node, and guests of different nodes share "
+            "no memory; ask for vms_per_node=2 or more"
+        )
+
+
+@hookimpl
+def vtorque_pre_boot(job: NodeJob) -> None:
+    """Make the file, QEMU's alone, before a guest starts. QEMU would make one of its own."""
+    guest = job.guests[0]
+    if guest[UNCLOT]:
+        size = guest[SHMEM] << 20
+        job.acquire(Shm(region(guest), size=size, mode=0o600, uid=guest.qemu_uid))
+
+
+@hookimpl
+def vtorque_render_domain(guest: GuestPlan) -> Iterator[Element]:
+    """Give the guest the device."""
+    if guest[UNCLOT]:
+        yield SharedMemory("shmem", region(guest), guest[SHMEM])
+
+
+@hookimpl
+def vtorque_guest_context(guest: GuestPlan) -> Iterator[ContextItem]:
+    """Let the job's user map it. Other systems than Linux have the device, and no path to it."""
+    if guest[UNCLOT] and "PciMemory" in guest.supports:
+        yield PciMemory(DEVICE, BAR, LINK)
+        yield EnvVar("VTORQUE_SHMEM", LINK)
+        yield EnvVar("VTORQUE_SHMEM_SIZE", str(guest[SHMEM] << 20))

@@ -1,0 +1,67 @@
+"""``-vm unclot=true,unclot_shmem=64M``: memory that the job's guests on a node share.
+
+How much a user may ask for: ``[options.unclot_shmem]``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from vtorque_core.api import (
+    Extra,
+    JobRequest,
+    Option,
+    Refusal,
+    boolean,
+    hookimpl,
+    show_mib,
+    size_mib,
+)
+from vtorque_core.api_options import show_boolean
+
+
+def power_of_two_mib(value: str) -> int:
+    """Return MiB of a size such as ``64M``. Raises ValueError: the memory of a PCI device is 2^n.
+
+    See PCI Local Bus Specification 3.0, 6.2.5.1: a device tells its size by one bit.
+    """
+    mib = size_mib(value)
+    if mib & (mib - 1):
+        below = 1 << (mib.bit_length() - 1)
+        fits = f"{show_mib(below)} or {show_mib(2 * below)}"
+        raise ValueError(f"is not a power of two, as a device's memory must be: ask for {fits}")
+    return mib
+
+
+UNCLOT = Option(
+    "unclot",
+    boolean,
+    False,
+    "memory shared by the job's guests on a node",
+    "BOOL",
+    show_boolean,
+)
+SHMEM = Option("unclot_shmem", power_of_two_mib, 64, "how much (a power of two)", "SIZE", show_mib)
+
+
+@hookimpl
+def vtorque_options() -> Iterator[Option[Any]]:
+    """Yield the two keys."""
+    yield from (UNCLOT, SHMEM)
+
+
+@hookimpl
+def vtorque_parse_args(request: JobRequest) -> Iterator[Refusal]:
+    """Refuse a size for what the job does not get."""
+    if SHMEM.key in request.given and not request[UNCLOT]:
+        size = SHMEM.show(request[SHMEM])
+        fix = "add unclot=true, or leave the size out"
+        yield Refusal("says how large, but unclot=false", key=SHMEM.key, value=size, fix=fix)
+
+
+@hookimpl
+def vtorque_needs(request: JobRequest) -> Iterator[Extra]:
+    """Have the batch system give the job the shared memory too."""
+    if request[UNCLOT]:
+        yield Extra(mib=request[SHMEM])

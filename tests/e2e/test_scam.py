@@ -1,0 +1,67 @@
+"""SCAM on a node that cannot divide its caches, as this one: refused, or done without, loudly."""
+
+import platform
+from xml.etree import ElementTree
+
+import pytest
+
+import running
+from vtorque_core.errors import EXIT_REFUSED
+
+pytestmark = pytest.mark.e2e
+
+LACKS = f"node {platform.node()} has no cache allocation (resctrl, L3)"
+
+
+@pytest.fixture
+def required(guest):
+    """Return a function that sets ``[plugin.scam] required`` until the test ends."""
+    own = guest.config.read_text()
+
+    def set_(value):
+        guest.config.write_text(f"{own}\n[plugin.scam]\nrequired = {str(value).lower()}\n")
+
+    yield set_
+    guest.config.write_text(own)
+
+
+def test_a_job_is_refused_where_it_cannot_be_protected(guest, required):
+    required(True)
+    result = guest.job("#!/bin/sh\necho ran\n", "-vm", "scam=true")
+    assert (result.code, result.out) == (EXIT_REFUSED, b"")
+    said = result.err.decode()
+    assert f"scam=true: {LACKS} (set by [plugin.scam] required = true)" in said
+    assert "leave scam out" in said
+
+
+def test_a_job_runs_with_what_can_be_had_and_is_told(guest, required):
+    required(False)
+    job = guest.submit(
+        "#!/bin/sh\ntouch up\nwhile [ ! -e stop ]; do sleep 0.1; done\n",
+        "-vm", "scam=true,vms_per_node=2",
+    )  # fmt: skip
+    try:
+        guest.wait_for((guest.home / "up").exists, 60, "the job's start")
+        names = running.domains(job)
+        cores = []
+        for name in names:
+            domain = ElementTree.fromstring(running.virsh("dumpxml", name))  # noqa: S314
+            assert domain.find("memoryBacking/nosharepages") is not None
+            assert domain.find("cputune/cachetune") is None
+            cores.append(running.threads(name)["CPU 0/TCG"])
+        assert len(names) == 2
+        assert len(set(cores)) == 2
+        assert all(core.isdecimal() for core in cores), cores
+    finally:
+        (guest.home / "stop").touch()
+        guest.wait_for(lambda: guest.state_of(job) in (None, "C"), 60, "the job's end")
+    first, *others = (guest.home / "err").read_text().splitlines()
+    assert f"warning: runs without scam=true: {LACKS}" in first
+    assert "its cores and memory pages are its own all the same" in first
+    assert not others
+
+
+def test_a_job_that_does_not_ask_is_told_nothing(guest, required):
+    required(True)
+    result = guest.job("#!/bin/sh\necho ran\n")
+    assert (result.code, result.out, result.err) == (0, b"ran\n", b"")
