@@ -28,15 +28,15 @@ def check_memory(
     elif share.reserve_mib:
         where = "[node] host_reserve_ram"
     if plain > limit or exact:
-        most = max(demands, key=lambda d: d.memory_mib)
+        most, key = max(d.largest for d in demands)
         raise NoFit(
             Refusal(
                 f"the guests of this node need {show_mib(plain)} with QEMU's own; more than {what}",
-                key="ram",
-                value=show_mib(most.memory_mib),
+                key=key,
+                value=show_mib(most),
                 limit=show_mib(limit),
                 where=where,
-                fix="ask for less ram or fewer guests, or ask the batch system for more memory",
+                fix=f"ask for less {key} or fewer guests, or ask the batch system for more memory",
             )
         )
     for page in sorted({d.page_kib for d in demands if d.page_kib}):

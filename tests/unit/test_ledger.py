@@ -65,7 +65,7 @@ def test_items_are_nobody_elses_until_released(paths):
 def test_what_the_node_can_never_give_is_refused(paths):
     journal = start(paths, "1")
     for claims, what in (
-        ([vm(ram=9000)], r"ram=9256M: .*limit: 8G"),
+        ([vm(ram=9000)], r"ram=9000M: .*need 9256M .*limit: 8G"),
         ([vm(vcpus=5)], r"vcpus=5: .*limit: 4 CPUs"),
         ([vm(vcpus=2, exclusive=True)] * 3, r"vcpus=6: .*limit: 4 CPUs"),
         ([(PoolClaim("card", ("a",), 2),)], r"card=2: .*limit: 1 on this node"),

@@ -134,6 +134,11 @@ def test_a_mapping_is_kept_in_its_order():
         (guest(8), {"cpu_count": 4}, r"limit: 4 CPUs, set by the batch system's share"),
         (guest(1, 400000), {}, r"ram=400000M: .*limit: 320G"),
         (
+            guest(1, more=[MemoryClaim(1 << 20, key="unclot_shmem")]),
+            {},
+            r"unclot_shmem=1024G: .*need .*limit: 320G\); ask for less unclot_shmem",
+        ),
+        (
             guest(1, 200000, more=[RamClaim(numa="strict", key="numa")]),
             {},
             r"numa=strict: a guest of 1 CPUs and 200000M must lie on one NUMA node",
