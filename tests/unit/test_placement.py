@@ -136,7 +136,7 @@ def test_a_mapping_is_kept_in_its_order():
         (
             guest(1, more=[MemoryClaim(1 << 20, key="unclot_shmem")]),
             {},
-            r"unclot_shmem=1024G: .*need .*limit: 320G\); ask for less unclot_shmem",
+            r"unclot_shmem=1T: .*need 1028G .*limit: 320G\); ask for less unclot_shmem",
         ),
         (
             guest(1, 200000, more=[RamClaim(numa="strict", key="numa")]),
