@@ -1,0 +1,137 @@
+"""Domains of guests with any combination of device options, all plugins installed.
+
+Each is what the real start of a job renders, placed by the real ledger on a recorded machine. It
+has to be valid by libvirt's schema, and libvirt's test driver has to take it (VALIDATE).
+"""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import device_cases
+import pairwise
+from device_cases import CASES, DEVICES, MORE, NEEDED, VALUES, load
+from vtorque_core import hypervisor
+from vtorque_core.api import FileData
+from vtorque_core.testing.faults import orphans
+from vtorque_core.topology import parse
+
+pytestmark = pytest.mark.integration
+
+SCHEMA = Path("/usr/share/libvirt/schemas/domain.rng")
+URI = "test:///default"
+MACHINES = {path.stem: path for path in sorted(device_cases.CAPABILITIES.glob("*.xml"))}
+SITES = {
+    "vrdma": (CASES["vrdma"].settings["vrdma"], {}),
+    "scam": ({"required": False}, {"required": False, "memory_bandwidth": 50}),
+    "iocm": ({"interval": "60s", "required": False},),
+    "pinning": ({"required": False}, {"required": False, "emulator_cpu": False}),
+}
+ROWS = pairwise.rows({**VALUES, **{f"[{name}]": tables for name, tables in SITES.items()}})
+
+
+@pytest.fixture(autouse=True)
+def fresh_driver():
+    """The test driver lives as long as its connection (https://libvirt.org/drvtest.html)."""
+    hypervisor.close()
+    yield
+    hypervisor.close()
+
+
+def test_every_option_of_a_device_plugin_has_values():
+    plugins = load()
+    keys = {
+        c.item.key for c in plugins.each("vtorque_options") if c.plugin in DEVICES and not c.error
+    }
+    assert keys <= set(VALUES), "add values of it to tests/support/device_cases.py"
+
+
+def test_any_two_values_meet():
+    for first in VALUES:
+        for second in VALUES:
+            met = {(row[first], row[second]) for row in ROWS}
+            wanted = len(VALUES[first]) * (1 if first == second else len(VALUES[second]))
+            assert len(met) == wanted, (first, second)
+
+
+def request_of(row, cpus):
+    """Return -vm keys and files of a row; ``cpus``: the job's."""
+    pairs = {k: row[k] for k in VALUES if row[k] is not None}
+    pairs = {k: v for k, v in pairs.items() if NEEDED.get(k) in (None, *pairs)}
+    files = {}
+    if pairs.get("vcpu_pinning") == "FILE":
+        del pairs["vcpu_pinning"]
+        size = int(pairs["vcpus"])
+        half = len(cpus) // 2  # the guests lie on the two NUMA nodes in turn
+        lines = [
+            ",".join(str(cpus[guest % 2 * half + guest // 2 * size + n]) for n in range(size))
+            for guest in range(int(pairs["vms_per_node"]))
+        ]
+        files["vcpu_pinning"] = FileData("map", "\n".join(lines).encode())
+    return pairs, files
+
+
+def accepted(domains, top):
+    """Have libvirt look at domains, as files below ``top`` and as guests of its test driver."""
+    files = []
+    for number, xml in enumerate(domains):
+        files.append(top / f"{number}.xml")
+        files[-1].write_text(xml)
+    done = subprocess.run(
+        ["xmllint", "--noout", "--relaxng", SCHEMA, *files],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    for xml in domains:
+        assert xml.startswith('<domain type="qemu"')
+        hypervisor.create_domain(URI, xml.replace('type="qemu"', 'type="test"', 1))
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("part", range(3))
+def test_what_policy_allows_libvirt_accepts(machine, part, tmp_path):
+    text = MACHINES[machine].read_text()
+    known = parse(text)
+    # Half of two NUMA nodes, SMT siblings and all.
+    cpus = tuple(c for node in known.nodes[:2] for core in _cores(known, node) for c in core)
+    with orphans() as left:
+        for number, row in list(enumerate(ROWS))[part::3]:
+            top = tmp_path / str(number)
+            settings = {**device_cases.together().settings, **{k: row[f"[{k}]"] for k in SITES}}
+            node = device_cases.node(
+                top, load(), device_cases.Case({}, settings), machine=text, share={"cpus": cpus}
+            )
+            pairs, files = request_of(row, cpus)
+            run = node.start(node.job(pairs, files=files))
+            assert not run.error, (run, pairs)
+            domains = node.domains()
+            assert len(domains) == int(row["vms_per_node"])
+            accepted(domains, top)
+            hypervisor.close()
+            node.release()
+            assert left() == []
+
+
+def _cores(known, node):
+    cores = [core for core in known.cores if set(core) <= set(node.cpus)]
+    return cores[: len(cores) // 2]
+
+
+@pytest.mark.parametrize(("name", "case"), [(n, CASES[n]) for n in DEVICES] + list(MORE.items()))
+def test_a_plugin_works_with_all_others_absent(name, case, tmp_path):
+    """And it changes what libvirt is told, or what the guest or the node has."""
+    with orphans() as left:
+        plain = device_cases.node(tmp_path / "plain", load([]), device_cases.Case({}))
+        alone = device_cases.node(tmp_path / "alone", load([name]), case)
+        seen = []
+        for node, pairs in ((plain, {}), (alone, case.pairs)):
+            run = node.start(node.job({"vms_per_node": "2", **pairs}))
+            assert not run.error, run
+            domains = node.domains()
+            accepted(domains, node.top)
+            hypervisor.close()
+            seen.append((run.steps, [xml.replace(str(node.top), "") for xml in domains]))
+            node.release()
+            assert left() == []
+    assert seen[0] != seen[1]

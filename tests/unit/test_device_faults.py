@@ -1,0 +1,217 @@
+"""SIGKILL before and after each record's create(), for whatever plugins are installed.
+
+The steps come from ``job.acquire()`` (vtorque_core/testing/faults.py): no plugin is known here but
+by what switches it on. The node is a recorded one (vtorque_core/testing/recorded.py).
+"""
+
+import dataclasses
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+import device_cases
+from device_cases import CASES, DEVICES, MORE, Case, load, together
+from vtorque_core.api import hookimpl
+from vtorque_core.api_node import Resource
+from vtorque_core.api_resources import Process
+from vtorque_core.testing.faults import around_all, around_create, in_child, orphans, survive
+from vtorque_core.testing.recorded import RecordedJob
+
+
+@pytest.fixture
+def processes():
+    with orphans() as left:
+        yield left
+        assert left() == []
+
+
+def job_of(tmp_path, plugins, processes, case, **pairs):
+    """Return a job of two guests on a recorded node."""
+    asked = {"vms_per_node": "2", "vcpus": "2", **case.pairs, **pairs}
+    node = device_cases.node(tmp_path / "node", plugins, case)
+    return RecordedJob(node, node.job(asked), processes)
+
+
+def test_every_device_plugin_has_a_case():
+    assert set(DEVICES) <= set(CASES), "add what switches it on to tests/support/device_cases.py"
+
+
+def test_all_plugins_records_survive_a_kill(tmp_path, processes):
+    steps = survive(job_of(tmp_path, load(), processes, together(), vms_per_node="1"))
+    assert len(steps) == 2 * sum(step.startswith("before create ") for step in steps)
+    kinds = {step.removeprefix("before create ") for step in steps}
+    assert kinds >= {"domain", "netfilter", "linux-seed"}
+    for contribution in load().each("vtorque_resources"):
+        assert contribution.error is None
+
+
+@pytest.mark.parametrize("name", MORE)
+def test_other_ways_of_a_plugin_survive_a_kill(name, tmp_path, processes):
+    survive(job_of(tmp_path, load([name]), processes, MORE[name], vms_per_node="1"))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", DEVICES)
+def test_a_plugins_records_survive_a_kill_with_all_others_absent(name, tmp_path, processes):
+    survive(job_of(tmp_path, load([name]), processes, CASES[name]))
+
+
+@pytest.mark.full
+def test_records_of_two_guests_survive_a_kill_at_every_step(tmp_path, processes):
+    survive(job_of(tmp_path, load(), processes, together()), around_all)
+
+
+def test_another_job_with_all_plugins_is_untouched(tmp_path, processes):
+    """Also what both share on the node."""
+    job = job_of(tmp_path, load(), processes, together(), vms_per_node="1")
+    before = job.look()
+    other = dataclasses.replace(job, job=dataclasses.replace(job.job, id="2"))
+    assert not (run := other.start()).error, run
+    assert survive(job, part=slice(None, None, 5))
+    other.release()
+    assert job.look() == before
+
+
+# -- the harness finds what it is for ---------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Marks(Resource):
+    """A plugin's device, well made: two files."""
+
+    kind = "acme-marks"
+    path: str
+
+    def create(self):
+        Path(self.path).touch()
+        Path(self.path + "+").touch()
+
+    def release(self):
+        Path(self.path).unlink(missing_ok=True)
+        Path(self.path + "+").unlink(missing_ok=True)
+
+
+class Forgets(Marks):
+    """Leaves a file."""
+
+    kind = "acme-forgets"
+
+    def release(self):
+        Path(self.path).unlink(missing_ok=True)
+
+
+class Insists(Marks):
+    """Cannot be released after half a create."""
+
+    kind = "acme-insists"
+
+    def release(self):
+        Path(self.path).unlink()
+        Path(self.path + "+").unlink()
+
+
+class Spawns(Marks):
+    """Leaves a process."""
+
+    kind = "acme-spawns"
+
+    def create(self):
+        subprocess.Popen(["sleep", "1.5"], start_new_session=True)
+
+
+class Remembers(Marks):
+    """Leaves shared memory."""
+
+    kind = "acme-memory"
+
+    def create(self):
+        Path("/dev/shm", Path(self.path).name).touch()
+
+
+class Acme:
+    """A plugin that acquires one resource for each guest."""
+
+    def __init__(self, kind, top):
+        self.kind, self.top = kind, top
+
+    @hookimpl
+    def vtorque_resources(self):
+        yield self.kind
+
+    @hookimpl
+    def vtorque_pre_boot(self, job):
+        for guest in job.guests:
+            job.acquire(self.kind(str(self.top / "node" / guest.name)), guest=guest)
+
+
+def of_acme(step):
+    return around_create(step) and "acme" in step
+
+
+def acme_job(tmp_path, processes, kind):
+    plugins = load([])
+    plugins.register("acme", Acme(kind, tmp_path), "vtorque-acme 1")
+    return job_of(tmp_path, plugins, processes, Case({}))
+
+
+def test_a_well_made_resource_passes(tmp_path, processes):
+    assert survive(acme_job(tmp_path, processes, Marks), of_acme) == [
+        *["before create acme-marks", "after create acme-marks"] * 2
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        (Forgets, r"not killed: .*vt-1.0-n1-1\+"),
+        (Insists, r"FileNotFoundError: .*vt-1.0-n1-0"),
+        (Spawns, r"not killed: .*'processes': \(\[\], \['sleep 1.5', 'sleep 1.5'\]\)"),
+        (Remembers, r"not killed: .*shm/vt-1.0-n1-0"),
+    ],
+)
+def test_a_defect_is_found(tmp_path, kind, says):
+    with orphans() as left:
+        with pytest.raises(AssertionError, match=says):
+            survive(acme_job(tmp_path, left, kind), of_acme)
+        while left():
+            time.sleep(0.1)
+
+
+def test_a_real_daemon_is_ended(tmp_path, processes):
+    class Daemon(Acme):
+        @hookimpl
+        def vtorque_pre_boot(self, job):
+            for guest in job.guests:
+                lock = str(guest.run_dir / "sleep.lock")
+                job.acquire(Process(("sleep", "1000"), lock), guest=guest)
+
+    plugins = load([])
+    plugins.register("acme", Daemon(Marks, tmp_path), "vtorque-acme 1")
+    job = job_of(tmp_path, plugins, processes, Case({}))
+    assert not job.start().error
+    assert processes() == ["sleep 1000", "sleep 1000"]
+    job.release()
+    assert survive(job, lambda step: step.endswith("create process"))
+
+
+def test_what_is_covered_is_seen_by_the_jobs_processes_alone(tmp_path, processes):
+    node = device_cases.node(
+        tmp_path / "node", load([]), Case({}), sysfs=lambda top: (top / "mark").mkdir(parents=True)
+    )
+
+    class Looks:
+        @hookimpl
+        def vtorque_pre_boot(self, job):
+            assert [path.name for path in Path("/sys").iterdir()] == ["mark"]
+
+    node.plugins.register("looks", Looks(), "vtorque-looks 1")
+    assert not node.start(node.job({})).error
+    node.release()
+    assert Path("/sys/class").exists()
+
+
+def test_an_error_that_is_not_vtorques_is_shown_with_its_place():
+    with pytest.raises(AssertionError, match=r"ZeroDivisionError"):
+        in_child(lambda: 1 / 0)

@@ -1,0 +1,211 @@
+"""SIGKILL at every step of a job's start: what is left can be released, and nothing stays.
+
+The steps are those of :func:`vtorque_core.journal.step`, which ``job.acquire()`` itself makes, so
+that nothing here knows a plugin or a resource: what is installed is covered. A :class:`Rig` is
+a job that can be started and released again and again; :func:`survive` kills its start around each
+record's ``create()``, releases in another process, and compares the surroundings with before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import os
+import pickle
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from vtorque_core import journal
+from vtorque_core.errors import VtorqueError
+
+_PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
+
+
+@dataclass(frozen=True)
+class Run:
+    """How a process ended that did some work.
+
+    Args:
+        steps: the journal's steps that it came to, in order; the last is where it was killed.
+        killed: whether it was.
+        error: what vTorque's own error said that ended it; ``kind`` is its class.
+    """
+
+    steps: tuple[str, ...]
+    killed: bool
+    error: str = ""
+    kind: str = ""
+
+
+class Rig(Protocol):
+    """A job and its surroundings, real or recorded."""
+
+    def start(self, last: int | None = None) -> Run:
+        """Start the job in a process that is killed at its step ``last``, from 1; None: never."""
+        ...
+
+    def release(self) -> None:
+        """Release in another process all that the job holds. Raises AssertionError."""
+        ...
+
+    def look(self) -> Mapping[str, object]:
+        """Return what can be seen of the surroundings and must be the same afterwards."""
+        ...
+
+
+def around_create(step: str) -> bool:
+    """Return whether a step is just before or just after some record's ``create()``."""
+    return step.startswith(("before create ", "after create "))
+
+
+def around_all(step: str) -> bool:
+    """Return whether a step is one of a start: around each record's line and its ``create()``."""
+    return step.startswith(("before ", "after "))
+
+
+def survive(
+    rig: Rig,
+    wanted: Callable[[str], bool] = around_create,
+    *,
+    part: slice = slice(None),
+    patience: float = 0.0,
+) -> list[str]:
+    """Kill a start at each wanted step; return their names. Raises AssertionError naming the step.
+
+    A start that is not killed comes first, since it tells the steps.
+
+    Args:
+        rig: the job.
+        wanted: which steps.
+        part: of these steps, for a share of a long run.
+        patience: seconds that the surroundings may take to be as before.
+    """
+    before = rig.look()
+    whole = rig.start()
+    assert not whole.error, f"a start that nobody disturbs: {whole.kind}: {whole.error}"
+    rig.release()
+    same(rig, before, "not killed", patience)
+    numbers = [n for n, name in enumerate(whole.steps, start=1) if wanted(name)][part]
+    killed = []
+    for number in numbers:
+        run = rig.start(number)
+        assert run.killed, f"step {number} ({whole.steps[number - 1]}) did not come again: {run}"
+        rig.release()
+        same(rig, before, f"killed at step {number}: {run.steps[-1]}", patience)
+        killed.append(run.steps[-1])
+    return killed
+
+
+def same(rig: Rig, before: Mapping[str, object], where: str, patience: float = 0.0) -> None:
+    """Raise AssertionError saying ``where`` unless the surroundings are as before."""
+    end = time.monotonic() + patience
+    while (after := rig.look()) != before and time.monotonic() < end:
+        time.sleep(0.1)
+    kinds = before.keys() | after.keys()
+    changed = {k: (before.get(k), after.get(k)) for k in kinds if before.get(k) != after.get(k)}
+    assert not changed, f"{where}: before and after: {changed}"
+
+
+# -- in a process of its own ------------------------------------------------------------------
+
+
+def in_child(work: Callable[[], object], last: int | None = None) -> Run:
+    """Run ``work`` in a forked process that kills itself at its step ``last``, from 1.
+
+    Call it with no other thread running. Raises AssertionError with the traceback if the process
+    ends by anything but its kill, its end or an error of vTorque's own.
+    """
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(reader)
+        _be_child(work, last, writer)
+    os.close(writer)
+    said = b""
+    with os.fdopen(reader, "rb") as file:
+        said = file.read()
+    _, status = os.waitpid(pid, 0)
+    lines, _, rest = said.partition(b"\0")
+    steps = tuple(lines.decode().splitlines())
+    if os.WIFSIGNALED(status):
+        assert os.WTERMSIG(status) == signal.SIGKILL and len(steps) == last, (status, steps)
+        return Run(steps, True)
+    kind, error, trace = pickle.loads(rest) if rest else ("", "", f"exit status {status}")  # noqa: S301 - from our own child
+    assert not trace, f"after {steps[-1:]}: {trace}"
+    return Run(steps, False, error, kind)
+
+
+def _be_child(work: Callable[[], object], last: int | None, tell: int) -> None:
+    gc.disable()  # it would copy the test run's memory, page by page
+    counted = threading.Lock()
+    seen = 0
+
+    def count(name: str) -> None:
+        nonlocal seen
+        with counted:  # guests boot in threads
+            seen += 1
+            os.write(tell, f"{name}\n".encode())
+            if seen == last:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    told = ("", "", "")
+    try:
+        journal.on_step = count
+        work()
+    except VtorqueError as error:
+        told = (type(error).__name__, str(error), "")
+    except BaseException:
+        told = ("", "", traceback.format_exc())
+    finally:
+        with contextlib.suppress(OSError):
+            os.write(tell, b"\0" + pickle.dumps(told))
+        os._exit(0)
+
+
+@contextlib.contextmanager
+def orphans() -> Iterator[Callable[[], Sequence[str]]]:
+    """Have the processes that a killed child leaves become ours; give what lists them.
+
+    The list has the command lines of all children of this process but those that it had before
+    (prctl(2), PR_SET_CHILD_SUBREAPER): whatever daemon was started, under whatever name.
+    """
+    libc = ctypes.CDLL(None)
+    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    known = set(_children())
+
+    def left() -> Sequence[str]:
+        found = []
+        for pid, state in _children().items():
+            if pid in known:
+                continue
+            if state == "Z":
+                os.waitpid(pid, 0)
+            else:
+                words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")
+                found.append(words.decode("utf-8", "replace").strip())
+        return sorted(found)
+
+    try:
+        yield left
+    finally:
+        libc.prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+
+
+def _children() -> dict[int, str]:
+    """Return pid and state (proc_pid_stat(5)) of this process's children."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text("utf-8", "replace").rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[1]) == os.getpid():
+            found[int(path.parent.name)] = fields[0]
+    return found

@@ -1,0 +1,369 @@
+"""A node in a directory, with the topology of a recorded one: the real start of a job, no root.
+
+Plan, ledger, placement, rendering, journal, seed, daemons of plugins and teardown are the real
+ones. :class:`Doubles` stand for what needs root or a hypervisor: domains and packet filters are
+files, guests are ready at once, and the CPUs are not those of this host, so that no process is
+bound to them. The node has its own /dev/shm, and for plugins' hardware a recorded sysfs and tools:
+bind mounts that only the job's processes see. Without root that needs user_namespaces(7).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import os
+import pwd
+import shutil
+import stat
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+from xml.etree import ElementTree
+
+from vtorque_core import api_options, config, host, hypervisor, images, start
+from vtorque_core.api import FileData, GuestType
+from vtorque_core.api_batch import BatchJob, Life, NodeAdapter, Outcome, PeerGuest
+from vtorque_core.api_context import ContextItem
+from vtorque_core.api_guest import GuestDriver
+from vtorque_core.api_image import BuiltImage
+from vtorque_core.api_pci import PciFunction
+from vtorque_core.locks import job_lock, node_lock
+from vtorque_core.plugins import BUILTIN, Plugins, distribution_of, installed
+from vtorque_core.reap import release_job
+from vtorque_core.request import Request
+from vtorque_core.resources import Domain, Vfio
+from vtorque_core.resources.pci import DRIVER as VFIO
+from vtorque_core.testing.faults import Run, in_child
+from vtorque_core.topology import parse
+
+_CLONE_NEWNS, _CLONE_NEWUSER = 0x00020000, 0x10000000  # unshare(2)
+_MS_BIND, _MS_REC, _MS_PRIVATE = 4096, 16384, 1 << 18  # mount(2)
+
+
+class ReadyPlugins(Plugins):
+    """Plugins whose guests are ready at once, since there are none."""
+
+    def guest_type(self, name: str) -> GuestType:
+        """Return the real guest type with a driver that waits for nothing."""
+        real = super().guest_type(name)
+        return replace(real, driver=functools.partial(_at_once, real.driver))
+
+
+def _at_once(driver: Callable[[], GuestDriver]) -> GuestDriver:
+    real = driver()
+    real.await_ready = lambda *_: None  # type: ignore[method-assign]
+    return real
+
+
+def load(only: Collection[str] | None = None) -> Plugins:
+    """Return the installed plugins, both halves; ``only``: of these names.
+
+    Whoever may write them: these are tests. Raises what an import raises.
+    """
+    plugins = ReadyPlugins()
+    plugins.register(BUILTIN, api_options, "vtorque-core")
+    for name, points in installed().items():
+        if only is None or name in only:
+            for point in points:
+                plugins.register(name, point.load(), distribution_of(point))
+    for kind in plugins.guest_types().values():
+        kind.driver()  # imported here once, and not in each of the job's processes
+    return plugins
+
+
+@dataclass(frozen=True)
+class Doubles:
+    """What stands for a hypervisor and for root's rights, in directories of its own.
+
+    A domain is a file with its XML, and QEMU's ends of its channels; an nftables table is a file,
+    too; a PCI function of the recorded sysfs is bound where it shall be.
+    """
+
+    domains: Path
+    sysfs: Path
+
+    def start_domain(self, domain: Domain) -> None:
+        """Make the channels' sockets, as plain files, and then the domain."""
+        root = ElementTree.fromstring(domain.xml)  # noqa: S314 - our own
+        for source in root.iterfind("./devices/channel/source"):
+            if source.get("path"):
+                Path(str(source.get("path"))).touch()
+        (self.domains / f"{domain.name}.xml").write_text(domain.xml, encoding="utf-8")
+
+    def end_domain(self, domain: Domain) -> None:
+        """Remove it."""
+        (self.domains / f"{domain.name}.xml").unlink(missing_ok=True)
+
+    def bind(self, card: Vfio, driver: str, now: PciFunction) -> None:
+        """Do to the recorded sysfs what the kernel does when it is told the driver."""
+        at = self.sysfs / "bus/pci/devices" / card.address
+        override = driver if driver == VFIO else "(null)"
+        (at / "driver_override").write_text(f"{override}\n", encoding="ascii")
+        (at / "driver").unlink(missing_ok=True)
+        if driver:
+            (at / "driver").symlink_to(self.sysfs / "bus/pci/drivers" / driver)
+
+    def device_of_group(self, card: Vfio, group: str) -> Path:
+        """Return what stands for /dev/vfio/<group>."""
+        return self.sysfs / "kernel/iommu_groups" / group
+
+
+_COMMANDS = ("reset", "drivers_probe", "unbind")  # what is written there, sysfs does not keep
+
+_NFT = """#!/bin/sh
+# Stands for nft(8): a file for each table.
+while read -r word family name rest; do
+  case $word in
+    table) : > "{top}/tables/$family-$name" ;;
+    delete) rm -f "{top}/tables/$name-$rest" ;;
+  esac
+done
+"""
+
+
+class NoBatch(NodeAdapter):
+    """Stands for a batch system's node part, which has nothing to say."""
+
+    def job(self, argv: Sequence[str], environ: Mapping[str, str]) -> BatchJob:
+        """Never called: the job is made by hand."""
+        raise NotImplementedError
+
+    def finish(self, job: BatchJob, outcome: Outcome, reason: str) -> int:
+        """Return that all is well."""
+        return 0
+
+    def alive(self, ids: Sequence[str]) -> Mapping[str, Life]:
+        """Return that no job is known to have ended."""
+        return dict.fromkeys(ids, Life.UNKNOWN)
+
+    def context(self, job: BatchJob, guests: Sequence[PeerGuest]) -> Iterable[ContextItem]:
+        """Return nothing."""
+        return ()
+
+
+@dataclass(frozen=True)
+class RecordedNode:
+    """The node. Make it with :meth:`make`.
+
+    Args:
+        top: its directory.
+        machine: text of ``virsh capabilities`` of the recorded node.
+        plugins: those that are installed on it.
+        site: its config.
+        covers: path on this host to what the job's processes find there: at least nft, which is
+            a double, and /dev/shm.
+        share: what the batch system gives a job: fields of BatchJob.
+    """
+
+    top: Path
+    machine: str
+    plugins: Plugins
+    site: config.Site
+    covers: Mapping[Path, Path] = field(default_factory=dict)
+    share: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def make(
+        cls,
+        top: Path,
+        machine: str,
+        plugins: Plugins,
+        *,
+        tables: Mapping[str, Mapping[str, Any]] | None = None,
+        sysfs: Callable[[Path], object] | None = None,
+        tools: Mapping[str, str] | None = None,
+        share: Mapping[str, Any] | None = None,
+    ) -> RecordedNode:
+        """Make the node with one image, ``recorded``.
+
+        Args:
+            top: a directory that does not exist yet.
+            machine: text of ``virsh capabilities``.
+            plugins: from :func:`load`.
+            tables: tables of the site config, added to those that make the node.
+            sysfs: makes a sysfs below the path that it is given.
+            tools: texts of programs that stand for system tools of these names.
+            share: as of the class.
+        """
+        data = _tables(top)
+        for name, table in (tables or {}).items():
+            data[name] = {**data.get(name, {}), **table}
+        site = config.build(config.Raw(top / "vtorque.toml", "", data), plugins, node=True)
+        covers = {Path("/dev/shm"): top / "shm"}  # noqa: S108 - this is where it is
+        node = cls(top, machine, plugins, site, covers, share or {})
+        for path in (
+            *(site.paths.state / name for name in ("", "jobs", "journal")),
+            *(site.paths.run / name for name in ("", "jobs", "locks", "proof")),
+            *(top / name for name in ("domains", "images", "tables", "tools", "shm")),
+        ):
+            path.mkdir(mode=0o755, parents=True, exist_ok=True)
+        if sysfs is not None:
+            sysfs(top / "sys")
+            covers[Path("/sys")] = top / "sys"
+        for name, text in {"nft": _NFT, **(tools or {})}.items():
+            (top / "tools" / name).write_text(text.replace("{top}", str(top)), encoding="utf-8")
+            (top / "tools" / name).chmod(0o755)
+            covers[_found(name)] = top / "tools" / name
+        site.paths.secret.touch(0o600)
+        site.paths.secret.write_bytes(bytes(64))
+        with node_lock(site.paths):
+            pass
+        with images.staging(site.images.pool) as staging:
+            (staging / "disk.raw").write_bytes(bytes(1 << 20))
+            labels = {"agent": "builtin"}
+            built = BuiltImage("linux", "debian", "x86_64", 64, "disk.raw", "raw", labels=labels)
+            images.commit(site.images.pool, "recorded", staging, built, "recorded")
+        return node
+
+    def job(
+        self,
+        pairs: Mapping[str, str],
+        job_id: str = "1",
+        files: Mapping[str, FileData] | None = None,
+    ) -> BatchJob:
+        """Return a job with these ``-vm`` keys, of a user that this host has."""
+        blob = Request(tuple(pairs.items()), files=dict(files or {})).encode()
+        values = {"node": "n1", "nodes": ("n1",), **self.share}
+        return BatchJob(id=job_id, owner=_owner(), blob=blob, **values)
+
+    def start(self, job: BatchJob, last: int | None = None) -> Run:
+        """Start the job in a process of its own, killed at its step ``last``."""
+        return in_child(lambda: self._start(job), last)
+
+    def release(self, job_id: str = "1") -> None:
+        """Release the job in another process. Raises AssertionError with what is left."""
+        run = in_child(lambda: self._release(job_id))
+        assert not run.error, f"{run.kind}: {run.error}"
+
+    def domains(self) -> list[str]:
+        """Return the XML of all guests that run."""
+        return [path.read_text() for path in sorted((self.top / "domains").iterdir())]
+
+    def look(self) -> dict[str, object]:
+        """Return all files of the node: names, kinds, contents; shared memory too."""
+        paths = self.site.paths
+        found: dict[str, object] = {}
+        for path in self.top.rglob("*"):
+            if path in (paths.node_lock, paths.state / "timelines.jsonl"):
+                continue  # who had the lock, and what is kept of jobs that have ended
+            if path.parent == paths.state and ".log" in path.suffixes:
+                continue  # what a manager has told its admin
+            mode = path.lstat().st_mode
+            told = path.name in _COMMANDS and path.is_relative_to(self.top / "sys")
+            content = path.read_bytes() if stat.S_ISREG(mode) and not told else b""
+            link = str(path.readlink()) if stat.S_ISLNK(mode) else ""
+            found[str(path.relative_to(self.top))] = (oct(mode), link, content[:200], hash(content))
+        return found
+
+    def _start(self, job: BatchJob) -> None:
+        with self._stood_in(), job_lock(self.site.paths, job.id):
+            start.start_job(job, self.site, self.plugins, NoBatch())
+
+    def _release(self, job_id: str) -> None:
+        with self._stood_in():
+            reports = release_job(
+                self.site.paths, job_id, plugins_for=lambda _: self.plugins, deadline=30
+            )
+        lines = [line for report in reports for line in report.lines()]
+        assert not lines, lines
+
+    @contextlib.contextmanager
+    def _stood_in(self) -> Iterator[None]:
+        """Have the doubles stand in, in this process and what it forks."""
+        known = parse(self.machine)
+        doubles = Doubles(self.top / "domains", self.top / "sys")
+        _cover(self.covers)
+        with contextlib.ExitStack() as stack:
+            for owner, name, value in (
+                (Domain, "create", _method(doubles.start_domain)),
+                (Domain, "release", _method(doubles.end_domain)),
+                (Domain, "settle", 0.0),  # nobody else makes it
+                (Vfio, "_bind", _method(doubles.bind)),
+                (Vfio, "_wait", _method(doubles.device_of_group)),
+                (host, "topology", lambda _uri: known),
+                (hypervisor, "qemu_uid", lambda _user: os.geteuid()),
+                (os, "sched_setaffinity", lambda *_: None),
+                (os, "fsync", lambda _: None),  # no power fails here; a kill loses nothing written
+                *([(os, "chown", lambda *_, **__: None)] if os.geteuid() else []),
+            ):
+                stack.enter_context(mock.patch.object(owner, name, value))
+            yield
+
+
+@dataclass(frozen=True)
+class RecordedJob:
+    """A job of a recorded node as a :class:`vtorque_core.testing.faults.Rig`.
+
+    ``processes`` lists what processes there are, as :func:`vtorque_core.testing.faults.orphans`.
+    """
+
+    node: RecordedNode
+    job: BatchJob
+    processes: Callable[[], Sequence[str]]
+
+    def start(self, last: int | None = None) -> Run:
+        """Start it."""
+        return self.node.start(self.job, last)
+
+    def release(self) -> None:
+        """Release it."""
+        self.node.release(self.job.id)
+
+    def look(self) -> dict[str, object]:
+        """Return what is there."""
+        return {**self.node.look(), "processes": self.processes()}
+
+
+def _tables(top: Path) -> dict[str, dict[str, Any]]:
+    return {
+        "paths": {"state": str(top / "state"), "run": str(top / "run")},
+        "node": {"name": "n1", "libvirt_uri": "test:///default", "accel": "tcg"},
+        "images": {"pool": str(top / "images")},
+        "network": {"kind": "bridge", "source": "br0"},
+        "shares": {},
+    }
+
+
+def _found(tool: str) -> Path:
+    """Return where root's processes find a tool."""
+    path = shutil.which(tool, path="/usr/sbin:/usr/bin:/sbin:/bin")
+    assert path is not None, f"{tool} is not installed: nothing can stand in its place"
+    return Path(path).resolve()
+
+
+def _method(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what is a method in a class: a bound method is none."""
+    return lambda *arguments: function(*arguments)  # noqa: PLW0108
+
+
+def _owner() -> str:
+    """Return a user whose jobs may run: this one, or any if this is root."""
+    ids = [os.getuid()] if os.getuid() else [e.pw_uid for e in pwd.getpwall() if e.pw_uid]
+    return pwd.getpwuid(ids[0]).pw_name
+
+
+def _cover(covers: Mapping[Path, Path]) -> None:
+    """Mount what is to be found elsewhere, for this process and its children alone.
+
+    Without root in a user namespace, in which all ids but the caller's are nobody's.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    uid, gid = os.geteuid(), os.getegid()
+    _check(libc.unshare(_CLONE_NEWNS | (_CLONE_NEWUSER if uid else 0)), "unshare")
+    if uid:
+        Path("/proc/self/setgroups").write_text("deny")
+        Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
+        Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
+    _check(libc.mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None), "mount --make-rprivate /")
+    for target, source in covers.items():
+        flags = _MS_BIND | _MS_REC
+        done = libc.mount(os.fsencode(source), os.fsencode(target), None, flags, None)
+        _check(done, f"mount --bind {source} {target}")
+
+
+def _check(code: int, what: str) -> None:
+    if code:
+        raise OSError(ctypes.get_errno(), f"{what}: {os.strerror(ctypes.get_errno())}")
