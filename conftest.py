@@ -6,6 +6,7 @@ Each e2e test looks whether the whole machine is as before, so it has to be alon
 import os
 
 import pytest
+from hypothesis import settings
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
@@ -13,8 +14,14 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return (os.cpu_count() or 1) + 1 if "not e2e" in (config.option.markexpr or "") else 0
 
 
-def pytest_configure() -> None:
-    """Have a teardown not wait for the thread that every process of xdist's has."""
+def pytest_configure(config: pytest.Config) -> None:
+    """Make properties of ``scripts/test --full`` thorough, and teardowns know xdist.
+
+    A teardown must not wait for the thread that every process of xdist's has.
+    """
+    if "e2e" in config.option.markexpr and "full" not in config.option.markexpr:
+        settings.register_profile("full", max_examples=4 * settings.default.max_examples)
+        settings.load_profile("full")
     if "PYTEST_XDIST_WORKER" in os.environ:
         from vtorque_core import teardown  # noqa: PLC0415
 

@@ -257,7 +257,7 @@ xml_text = st.text(
 )
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(xml_text, xml_text)
 def test_any_text_comes_back_as_it_was(path: str, value: str) -> None:
     root = parsed(

@@ -20,7 +20,7 @@ UUID = "5e1f6a3e-0000-4000-8000-00000000abcd"
 BUSY = """
 import sys, time
 block = bytearray(64 << 20)
-while time.process_time() < 0.5:
+while time.process_time() < 0.2:
     pass
 print("ready", flush=True)
 time.sleep(60)
@@ -41,7 +41,7 @@ def qemu(tmp_path, monkeypatch):
 
 def test_cpu_time_and_greatest_memory_are_of_the_guests_process(qemu):
     found = usage.of_guest("vt-g", UUID)
-    assert 0.4 <= found.cpu_seconds < 3
+    assert 0.15 <= found.cpu_seconds < 3
     assert 64 <= found.peak_mib < 200
 
 
@@ -109,7 +109,7 @@ def test_the_epilogue_tells_the_accounting_and_the_report(node, qemu):
     assert epilogue.run(node["config"], "42.srv") == 0
     job, cpu, mib = json.loads(node["acme"].told.read_text())
     assert job == "42.srv"
-    assert 0.4 <= cpu < 3
+    assert 0.15 <= cpu < 3
     assert 64 <= mib < 200
     span = next(s for s in timeline(node["paths"], "42.srv") if s["name"] == "used")
     assert (span["guest"], span["cpu_seconds"], span["peak_mib"]) == (0, cpu, mib)

@@ -80,7 +80,7 @@ def valid_site(policy):
     return build(Raw(Path("/x"), "", {"options": good}), PLUGINS)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(deadline=None)
 @given(requests, policies)
 def test_any_request_is_decided_or_refused(request, policy):
     site = valid_site(policy)
@@ -161,7 +161,7 @@ node_keys = st.sampled_from(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(deadline=None)
 @given(st.dictionaries(names, toml | st.dictionaries(node_keys, toml, max_size=3), max_size=3))
 def test_any_config_is_built_or_an_error(data):
     try:

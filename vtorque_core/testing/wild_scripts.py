@@ -47,9 +47,9 @@ def _load() -> list[WildScript]:
 SCRIPTS: tuple[WildScript, ...] = tuple(_load())
 
 
-def each_third(scripts: Iterable[WildScript]) -> list[Any]:
-    """Return them as parameters of a test; two of three are marked ``full``, to be quick."""
+def each_sixth(scripts: Iterable[WildScript]) -> list[Any]:
+    """Return them as parameters of a test; all but each sixth are marked ``full``, to be quick."""
     return [
-        pytest.param(script, id=script.name, marks=pytest.mark.full if number % 3 else ())
+        pytest.param(script, id=script.name, marks=pytest.mark.full if number % 6 else ())
         for number, script in enumerate(scripts)
     ]

@@ -4,7 +4,7 @@ import pytest
 
 from pbs_harness import OpenPbsHarness, TorqueHarness
 from vtorque_core.testing.batch import BatchContract
-from vtorque_core.testing.wild_scripts import SCRIPTS, each_third
+from vtorque_core.testing.wild_scripts import SCRIPTS, each_sixth
 
 
 class TestTorque(BatchContract):
@@ -12,7 +12,7 @@ class TestTorque(BatchContract):
     def harness(self, tmp_path):
         return TorqueHarness(tmp_path)
 
-    @pytest.mark.parametrize("wild", each_third(SCRIPTS))
+    @pytest.mark.parametrize("wild", each_sixth(SCRIPTS))
     def test_scripts_as_found_in_the_wild(self, harness, wild):
         super().test_scripts_as_found_in_the_wild(harness, wild)
 

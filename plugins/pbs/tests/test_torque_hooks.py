@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from fake_torque_mom import FakeTorqueMom
+from torque_node import adapter_at
 from vtorque_core.api_batch import Outcome
 from vtorque_core.names import safe_name
 from vtorque_core.testing.submit import run_vsub
@@ -129,7 +130,7 @@ def test_a_sisters_host_fault_runs_the_job_again(mom):
     job = submitted(mom, *VM, "-l", "nodes=2:ppn=2")
     mom.pbs.job(job, exec_host="n1/0+n2/0", state="R", start_count=1)
     args = ["sister", job, "u", "g", "n", "nodes=2:ppn=2,other=vt1:AHsidiI6MX0", "batch"]
-    adapter = mom.adapter_at(mom.root, "n2")
+    adapter = adapter_at(mom.root, "n2")
     told = adapter.job(args, {})
     assert told.detach and told.node_index == 1
     adapter.finish(told, Outcome.HOST_FAULT, "x")

@@ -19,7 +19,7 @@ from vtorque_core.testing.batch import (
     StartedJob,
     Submission,
 )
-from vtorque_core.testing.wild_scripts import SCRIPTS, each_third
+from vtorque_core.testing.wild_scripts import SCRIPTS, each_sixth
 from vtorque_slurm import client, plugin
 from vtorque_slurm.plugin import Settings
 
@@ -128,7 +128,7 @@ class TestSlurm(BatchContract):
         monkeypatch.setattr(client, "_PAUSE", 0.0)
         return SlurmHarness(tmp_path)
 
-    @pytest.mark.parametrize("wild", each_third(w for w in SCRIPTS if b"hetjob" not in w.content))
+    @pytest.mark.parametrize("wild", each_sixth(w for w in SCRIPTS if b"hetjob" not in w.content))
     def test_scripts_as_found_in_the_wild(self, harness, wild):
         super().test_scripts_as_found_in_the_wild(harness, wild)
 

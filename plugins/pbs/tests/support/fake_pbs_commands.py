@@ -1,6 +1,6 @@
 """Double of Torque's and OpenPBS's commands: qsub, qstat, qdel, qhold, qrerun, pbsnodes, qmgr.
 
-``python fake_pbs_commands.py DIRECTORY SYSTEM PROGRAM ARG...``; all share ``DIRECTORY/state.json``.
+``run()`` of ``python -c ... DIRECTORY SYSTEM PROGRAM ARG...``; all share ``DIRECTORY/state.json``.
 What they do was observed on the real ones (Torque 6.1.3, OpenPBS 23.06) unless "(src)" is said.
 No code of the product is used here, so that a mistake is not made twice.
 """
@@ -364,7 +364,8 @@ def hook(state, verb, name, rest):
     return 0
 
 
-if __name__ == "__main__":
+def run():
+    """Be the program that the command line names. The tests start it a thousand times."""
     try:
         code = main(*sys.argv[1:])
     except Bad as bad:

@@ -9,19 +9,13 @@ import sys
 from pathlib import Path
 
 from pbs_harness import ME, NODES, TorqueHarness, resource_list
+from torque_node import adapter_at
 from vtorque_core.api_batch import Outcome
 from vtorque_core.api_setup import Installation, ReplacedFile
-from vtorque_core.names import Paths
-from vtorque_core.testing.harness import PluginSite
-from vtorque_pbs.plugin import Settings
-from vtorque_pbs.torque import TorqueNode
 
 STAND_IN = """
 import sys
 from pathlib import Path
-sys.path[:0] = {path!r}
-from fake_torque_mom import FakeTorqueMom
-from vtorque_core.api_batch import Outcome
 root, node = Path({root!r}), {node!r}
 with (root / "vtorque.log").open("a") as log:
     log.write(repr([node, *sys.argv[1:]]) + "\\n")
@@ -29,7 +23,10 @@ if sys.argv[4:5] == ["prologue"]:
     outcome = (root / "outcome").read_text()
     if outcome.isdigit():
         sys.exit(f"vtorque: no config" if outcome == "2" else int(outcome))
-    adapter = FakeTorqueMom.adapter_at(root, node)
+    sys.path[:0] = {path!r}
+    from torque_node import adapter_at
+    from vtorque_core.api_batch import Outcome
+    adapter = adapter_at(root, node)
     job = adapter.job(sys.argv[5:], {{}})
     sys.exit(adapter.finish(job, Outcome[outcome], "libvirtd does not answer"))
 """
@@ -48,13 +45,6 @@ class FakeTorqueMom(TorqueHarness):
         self.outcome(Outcome.READY)
         for node in NODES[:2]:
             self._install(node)
-
-    @staticmethod
-    def adapter_at(root, node):
-        """Return the real node part, for another process than the double's."""
-        paths = Paths(root / "state", root / "run", root / "jobshell")
-        settings = Settings(bin=str(root / "bin"), node=node, home=str(root / node))
-        return TorqueNode(PluginSite(paths, (settings,)), settings)
 
     def priv(self, node):
         return self.root / node / "mom_priv"
@@ -87,7 +77,7 @@ class FakeTorqueMom(TorqueHarness):
         program.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
         program.chmod(0o755)
         place = Installation(program, self.root / "v t.toml", self.paths.jobshell)
-        for step in self.adapter_at(self.root, node).setup_steps(place):
+        for step in adapter_at(self.root, node).setup_steps(place):
             if isinstance(step, ReplacedFile):
                 step.apply()
 

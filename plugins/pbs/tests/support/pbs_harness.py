@@ -22,7 +22,11 @@ from vtorque_core.testing.batch import (
 from vtorque_pbs import plugin
 from vtorque_pbs.dialect import VARIABLE
 
-COMMANDS = Path(__file__).with_name("fake_pbs_commands.py")
+# As a module, so that it is compiled once.
+START = f"""import sys
+sys.path.append({str(Path(__file__).parent)!r})
+import fake_pbs_commands
+fake_pbs_commands.run()"""
 PROGRAMS = ("qsub", "qstat", "qdel", "qhold", "qrerun", "pbsnodes", "qmgr")
 SYSTEMS = {system.name: system for system in plugin.vtorque_batch_systems()}
 NODES = ("n1", "n2", "n3", "n4")
@@ -47,7 +51,7 @@ class FakePbs:
             }
         )  # fmt: skip
         for name in PROGRAMS:
-            argv = [sys.executable, "-IS", str(COMMANDS), str(self.directory), system, name]
+            argv = [sys.executable, "-IS", "-c", START, str(self.directory), system, name]
             (self.bin / name).write_text(f'#!/bin/sh\nexec {shlex.join(argv)} "$@"\n')
             (self.bin / name).chmod(0o755)
 

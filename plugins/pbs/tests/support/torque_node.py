@@ -1,0 +1,22 @@
+"""Torque's real node part on a node of the doubles, in little time: also for their hooks."""
+
+from vtorque_core.names import Paths
+from vtorque_pbs.plugin import Settings
+from vtorque_pbs.torque import TorqueNode
+
+
+class Site:
+    """The site config as far as it matters."""
+
+    def __init__(self, paths, settings):
+        self.paths, self.settings = paths, settings
+
+    def __getitem__(self, _settings):
+        return self.settings
+
+
+def adapter_at(root, node):
+    """Return the node part of ``node``; ``root`` is the double's directory."""
+    paths = Paths(root / "state", root / "run", root / "jobshell")
+    settings = Settings(bin=str(root / "bin"), node=node, home=str(root / node))
+    return TorqueNode(Site(paths, settings), settings)
