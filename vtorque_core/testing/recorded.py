@@ -34,7 +34,7 @@ from vtorque_core.locks import job_lock, node_lock
 from vtorque_core.plugins import BUILTIN, Plugins, distribution_of, installed
 from vtorque_core.reap import release_job
 from vtorque_core.request import Request
-from vtorque_core.resources import Domain, Vfio
+from vtorque_core.resources import Domain, Mount, Vfio
 from vtorque_core.resources.pci import DRIVER as VFIO
 from vtorque_core.testing.faults import Run, in_child
 from vtorque_core.topology import parse
@@ -78,8 +78,8 @@ def load(only: Collection[str] | None = None) -> Plugins:
 class Doubles:
     """What stands for a hypervisor and for root's rights, in directories of its own.
 
-    A domain is a file with its XML, and QEMU's ends of its channels; an nftables table is a file,
-    too; a PCI function of the recorded sysfs is bound where it shall be.
+    A domain is a file with its XML, and QEMU's ends of its channels; an nftables table and a mount
+    are files, too; a PCI function of the recorded sysfs is bound where it shall be.
     """
 
     domains: Path
@@ -106,12 +106,24 @@ class Doubles:
         if driver:
             (at / "driver").symlink_to(self.sysfs / "bus/pci/drivers" / driver)
 
+    def mount(self, mount: Mount) -> None:
+        """Leave a mark: a real one would end with the process that only sees it."""
+        Path(mount.target, _MOUNTED).write_text(
+            f"{mount.fstype} {mount.source}\n", encoding="utf-8"
+        )
+
+    def unmount(self, mount: Mount) -> None:
+        """Remove it."""
+        Path(mount.target, _MOUNTED).unlink(missing_ok=True)
+
     def device_of_group(self, card: Vfio, group: str) -> Path:
         """Return what stands for /dev/vfio/<group>."""
         return self.sysfs / "kernel/iommu_groups" / group
 
 
 _COMMANDS = ("reset", "drivers_probe", "unbind")  # what is written there, sysfs does not keep
+
+_MOUNTED = ".mounted"
 
 _NFT = """#!/bin/sh
 # Stands for nft(8): a file for each table.
@@ -281,6 +293,9 @@ class RecordedNode:
                 (Domain, "create", _method(doubles.start_domain)),
                 (Domain, "release", _method(doubles.end_domain)),
                 (Domain, "settle", 0.0),  # nobody else makes it
+                (Mount, "create", _method(doubles.mount)),
+                (Mount, "release", _method(doubles.unmount)),
+                (Mount, "settle", 0.0),
                 (Vfio, "_bind", _method(doubles.bind)),
                 (Vfio, "_wait", _method(doubles.device_of_group)),
                 (host, "topology", lambda _uri: known),
