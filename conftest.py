@@ -20,7 +20,7 @@ def pytest_configure(config: pytest.Config) -> None:
     A teardown must not wait for the thread that every process of xdist's has.
     """
     if "e2e" in config.option.markexpr and "full" not in config.option.markexpr:
-        settings.register_profile("full", max_examples=4 * settings.default.max_examples)
+        settings.register_profile("full", max_examples=4 * settings().max_examples)
         settings.load_profile("full")
     if "PYTEST_XDIST_WORKER" in os.environ:
         from vtorque_core import teardown  # noqa: PLC0415

@@ -131,6 +131,8 @@ class BatchJob:
         mem_mib: memory of the job on this node in MiB, if limited.
         resource_list: the resources as the batch system states them, for messages.
         bad_request: why the user's request cannot be read at all; the job is then refused.
+        unknown: why the request, or the job's share of the node, could not be learnt of the batch
+            system: a host fault.
         detach: the hook must end at once, since the node's daemon waits for it: the guests start
             in a process of their own, and the job shell waits for them.
         whole_node: the batch system has told that no other job, of anybody, is on this node as
@@ -149,6 +151,7 @@ class BatchJob:
     name: str = ""
     resource_list: Mapping[str, str] = field(default_factory=dict)
     bad_request: str = ""
+    unknown: str = ""
     detach: bool = False
     whole_node: bool = False
 
@@ -167,7 +170,8 @@ class NodeAdapter(Protocol):
     def job(self, argv: Sequence[str], environ: Mapping[str, str]) -> BatchJob:
         """Read the hook's arguments. Raises HostFault if they are not this batch system's.
 
-        A request that cannot be read is no error here: it is the job's ``bad_request``.
+        A request that cannot be read is no error here: it is the job's ``bad_request``. Nor is a
+        server that does not answer, if the job can be told of: that is its ``unknown``.
         """
         ...
 

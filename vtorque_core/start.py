@@ -139,6 +139,8 @@ def start_job(
     assert job.blob is not None  # noqa: S101 - the caller has looked
     if job.bad_request:
         raise Refused(job.bad_request)
+    if job.unknown:
+        raise HostFault(f"the batch system does not tell all of the job: {job.unknown}")
     request = Request.decode(job.blob)
     user = plan.job_user(job.owner, site)
     wanted = policy.decide(request, site, plugins)

@@ -1,5 +1,7 @@
 """Whose fault a failed start is: what a user can bring about must cost the node nothing."""
 
+from dataclasses import replace
+
 import pytest
 
 from vtorque_core import ledger, prologue
@@ -7,7 +9,7 @@ from vtorque_core.api_batch import BatchJob, Outcome
 from vtorque_core.config import Site
 from vtorque_core.errors import HostFault, Refused
 from vtorque_core.locks import Busy
-from vtorque_core.start import Start, blame
+from vtorque_core.start import Start, blame, start_job
 
 JOB = BatchJob("7.srv", "nobody-of-this-name", "n1", ("n1",), b"")
 
@@ -48,6 +50,14 @@ def test_the_request_the_node_or_neither(outcome):
     assert outcome(Refused("no")) is Outcome.REFUSED
     assert outcome(HostFault("libvirt is dead")) is Outcome.HOST_FAULT
     assert outcome(RuntimeError("a defect")) is Outcome.HOST_FAULT
+
+
+def test_a_silent_batch_system_is_no_bad_request():
+    """What the job shell would end the job for is not what the user has written."""
+    with pytest.raises(HostFault, match="does not tell all of the job: no answer"):
+        start_job(replace(JOB, unknown="no answer"), None, None, None)
+    with pytest.raises(Refused, match="is damaged"):
+        start_job(replace(JOB, bad_request="is damaged", unknown="no answer"), None, None, None)
 
 
 def test_a_neighbours_claims_are_not_the_nodes_fault(outcome):

@@ -21,7 +21,7 @@ from vtorque_core.testing.batch_base import (
 from vtorque_core.testing.harness import BatchHarness, Submission
 
 EXAMPLES = settings(
-    max_examples=settings.default.max_examples // 8,  # each starts several processes
+    max_examples=settings().max_examples // 8,  # each starts several processes
     deadline=None,
     suppress_health_check=[
         HealthCheck.function_scoped_fixture,

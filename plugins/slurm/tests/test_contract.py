@@ -2,6 +2,7 @@
 
 import json
 import os
+import pwd
 from pathlib import Path
 
 import pytest
@@ -81,7 +82,8 @@ class SlurmHarness:
         names = [f"n{i + 1}" for i in range(nodes)]
         common = {
             "SLURM_JOB_ID": job_id,
-            "SLURM_JOB_USER": "ada",
+            "SLURM_JOB_USER": pwd.getpwuid(os.getuid()).pw_name,
+            "SLURM_JOB_UID": str(os.getuid()),
             "SLURM_NODELIST": "n1" if nodes == 1 else f"n[1-{nodes}]",
             "SLURM_JOB_NUM_NODES": str(nodes),
             "SLURM_JOB_CPUS_PER_NODE": "2" if nodes == 1 else f"2(x{nodes})",

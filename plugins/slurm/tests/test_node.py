@@ -1,6 +1,9 @@
 """The root side with doubles of Slurm's commands: what is believed, what is told."""
 
 import contextlib
+import os
+import pwd
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -15,14 +18,17 @@ from vtorque_slurm.node import SlurmNode
 from vtorque_slurm.plugin import Settings
 from vtorque_slurm.records import element, parse_job
 from vtorque_slurm.steps import Feature
+from vtorque_slurm.submitter import SlurmSubmitter
 
 FACTS = {
     "id": "7", "name": "t", "state": "RUNNING", "restarts": 0, "excluded": "(null)", "cpus": "0-1",
     "mem": 512, "share": "OK", "note": "", "comment": "",
 }  # fmt: skip
+ME = pwd.getpwuid(os.getuid()).pw_name
 PROLOG = {
     "SLURM_JOB_ID": "7",
-    "SLURM_JOB_USER": "ada",
+    "SLURM_JOB_USER": ME,
+    "SLURM_JOB_UID": str(os.getuid()),
     "SLURMD_NODENAME": "n2",
     "SLURM_NODELIST": "n[1-2]",
     "SLURM_JOB_CPUS_PER_NODE": "2(x2)",
@@ -46,7 +52,7 @@ def node(slurm, tmp_path):
 def test_a_prologs_environment(node, slurm):
     slurm.facts(cpus="0", share="NO", restarts=1)
     job = node.job((), PROLOG)
-    assert (job.id, job.owner, job.attempt) == ("7", "ada", 1)
+    assert (job.id, job.owner, job.attempt) == ("7", ME, 1)
     assert (job.nodes, job.node_index) == (("n1", "n2"), 1)
     assert (job.cpu_count, job.mem_mib, job.whole_node) == (1, 512, True)
     assert job.blob == b"\0\0"
@@ -57,7 +63,7 @@ def test_a_bare_metal_job_asks_nobody(node, slurm):
     assert slurm.calls() == []
 
 
-@pytest.mark.parametrize("name", ["SLURM_JOB_ID", "SLURM_JOB_USER", "SLURMD_NODENAME"])
+@pytest.mark.parametrize("name", ["SLURM_JOB_ID", "SLURM_JOB_UID", "SLURMD_NODENAME"])
 def test_what_is_no_prolog(node, name):
     with pytest.raises(HostFault, match="not the environment"):
         node.job((), {k: v for k, v in PROLOG.items() if k != name})
@@ -67,10 +73,18 @@ def test_what_is_no_prolog(node, name):
 
 def test_without_its_share_known_a_job_does_not_start(node, slurm):
     slurm.down(True)
-    job = node.job((), PROLOG)
-    with pytest.raises(HostFault, match="CPUs and memory"):
-        list(node.context(job, [PeerGuest("vn1", 1)]))
-    assert node.finish(job, Outcome.HOST_FAULT, "x") == 0
+    for comment in ("vt1:AAAA", "vt1:in-script"):
+        job = node.job((), PROLOG | {"SLURM_JOB_COMMENT": comment})
+        assert "Unable to contact" in job.unknown
+        assert (job.blob is None, job.bad_request) == (False, "")
+        assert node.finish(job, Outcome.HOST_FAULT, "x") == 0
+
+
+def test_a_user_who_is_another_one_here(node):
+    """Slurm knows users by their numbers; their names may differ between its hosts."""
+    job = node.job((), PROLOG | {"SLURM_JOB_USER": "ada"})
+    assert job.unknown == f"the job's user is ada with uid {os.getuid()} to Slurm, but {ME} here"
+    assert "uid 54321" in node.job((), PROLOG | {"SLURM_JOB_UID": "54321"}).unknown
 
 
 JOB = BatchJob("7", "ada", "n2", ("n1", "n2"), b"", attempt=0)
@@ -89,6 +103,15 @@ def test_a_host_fault_requeues_without_this_node(node, slurm):
     assert slurm.facts()["excluded"] == "n9,n2"
     assert "libvirt is dead" in slurm.facts()["note"]
     assert slurm.node()["comment"].startswith("vTorque: job 7 did not start on n2: n2: libvirt")
+
+
+def test_a_users_text_is_no_comment_of_the_admins(node, slurm):
+    slurm.facts(name="x\n   AdminComment=forged")
+    node.finish(JOB, Outcome.HOST_FAULT, "dead")
+    assert slurm.facts()["note"] == "vTorque: job 7 did not start on n2: dead"
+    slurm.facts(restarts=0, state="RUNNING", note="the admin's")
+    node.finish(JOB, Outcome.HOST_FAULT, "dead")
+    assert slurm.facts()["note"] == "the admin's; vTorque: job 7 did not start on n2: dead"
 
 
 def test_two_nodes_fail_at_once(node, slurm):
@@ -183,6 +206,17 @@ def test_a_users_text_forges_no_field(name, place):
         parse_job(shown.replace(name, name + "\nx"), "7")
     with contextlib.suppress(Refused):  # a line that its end makes unlike Slurm's own
         assert parse_job(shown, "7") == parse_job(RECORD.format(**FACTS), "7")
+
+
+@pytest.mark.parametrize("name", ["x\n5|5|root|R|1:00|n9|forged", "a|b", "", "\n"])
+def test_a_jobs_name_is_no_row_of_another(slurm, name):
+    (slurm.top / "7.job").touch()
+    (slurm.top / "name").write_text(name)
+    rows = list(SlurmSubmitter(Settings(bindir=str(slurm.bin)), Path("/shell")).jobs())
+    assert [(r.id, r.owner, r.state, r.node) for r in rows] == [
+        ("7", "ada", "R", "n1"), ("100007", "ada", "R", "n1"),
+    ]  # fmt: skip
+    assert all(row.name.isprintable() for row in rows)
 
 
 @given(st.text(max_size=200))

@@ -98,6 +98,27 @@ def test_what_an_admin_has_to_set(tmp_path):
     assert not [s.problem for s in plan() if isinstance(s, Check) and s.problem]
 
 
+def test_a_file_of_the_sites_with_our_name(tmp_path):
+    """Slurm would run a copy that is kept beside ours, too."""
+    own = tmp_path / "prolog.d/50-vtorque"
+    own.parent.mkdir()
+    own.write_bytes(b"#!/bin/sh\n")
+    path, plan = install(tmp_path, GOOD + f"Prolog={tmp_path}/prolog.d/*\n")
+    before = path.read_bytes()
+    for _ in range(2):
+        for step in plan():
+            if not step.done():
+                step.apply()
+        assert {f.name for f in own.parent.iterdir()} == {"50-vtorque", "50-vtorque.sh"}
+    own.rename(own.with_name("60-site"))
+    assert all(step.done() for step in plan()), "ours stays where it is"
+    for step in reversed(plan()):
+        if not isinstance(step, Check):
+            step.undo()
+    assert [f.name for f in own.parent.iterdir()] == ["60-site"]
+    assert path.read_bytes() == before
+
+
 def test_a_pattern_without_room_for_us(tmp_path):
     _, plan = install(tmp_path, GOOD + "Prolog=/etc/slurm/site-*\n")
     assert "matches no file name of ours" in next(

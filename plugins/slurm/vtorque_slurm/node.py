@@ -6,6 +6,7 @@ Slurm keeps a node's Epilog until its Prolog has ended, also when the job is can
 
 from __future__ import annotations
 
+import pwd
 import random
 import sys
 import time
@@ -20,7 +21,6 @@ from vtorque_core.api_submit import from_token, printable
 from vtorque_slurm import comment, conf, cpus, hostlist, inside, outcome
 from vtorque_slurm.client import Client
 from vtorque_slurm.plugin import Settings
-from vtorque_slurm.records import JobRecord
 
 # Compact states (squeue(1), JOB STATE CODES) of jobs that may still have something on a node.
 _ALIVE = "PD,R,S,CF,CG,ST,RD,RF,RH,RQ,RS,SI,SE,SO"
@@ -34,13 +34,12 @@ class SlurmNode:
         self._settings = settings
         self._places = (journal, proofs)
         self._client = Client(settings)
-        self._unknown = ""  # what could not be learnt of the job
 
     def job(self, argv: Sequence[str], environ: Mapping[str, str]) -> BatchJob:
         """Read Prolog's environment; ask for CPUs and memory of a VM job. Raises HostFault."""
         try:
             job_id, node = environ["SLURM_JOB_ID"], environ["SLURMD_NODENAME"]
-            owner = environ["SLURM_JOB_USER"]
+            owner, uid = environ["SLURM_JOB_USER"], int(environ["SLURM_JOB_UID"])
             nodes = hostlist.expand(environ["SLURM_NODELIST"])
             if not job_id.isdecimal() or node not in nodes:
                 raise ValueError(f"job {job_id!r}, node {node!r}")
@@ -51,12 +50,16 @@ class SlurmNode:
         word = comment.find(environ.get("SLURM_JOB_COMMENT", ""))
         if word is None:
             return BatchJob(job_id, owner, node, nodes, None)
-        blob, bad = self._request(job_id, word)
+        blob, bad, record, unknown = b"", "", None, ""
         slots = _slots(environ, len(nodes))
         try:
-            record = self._record(job_id)
+            owner = _owner(owner, uid)
+            blob = self._request(job_id, word)
+            record = outcome.record(self._client, job_id)
         except Refused as error:
-            record, bad = None, bad or str(error)
+            bad = str(error)
+        except HostFault as error:
+            unknown = str(error)
         ids = record.cpus.get(node, ()) if record else ()
         return BatchJob(
             id=job_id,
@@ -69,16 +72,12 @@ class SlurmNode:
             cpu_count=len(ids) or (slots[nodes.index(node)] if slots else None),
             mem_mib=(record.mib.get(node) or None) if record else None,
             bad_request=bad,
+            unknown=unknown,
             whole_node=record.whole_node if record else False,
         )
 
     def context(self, job: BatchJob, guests: Sequence[PeerGuest]) -> Iterable[ContextItem]:
-        """Return Slurm's variables and commands inside. Raises HostFault.
-
-        That is where a start fails whose share of the node is unknown.
-        """
-        if self._unknown:
-            raise HostFault(f"Slurm does not tell the job's CPUs and memory: {self._unknown}")
+        """Return Slurm's variables and commands inside."""
         return inside.items(job, guests)
 
     def finish(self, job: BatchJob, outcome_: Outcome, reason: str) -> int:
@@ -126,25 +125,23 @@ class SlurmNode:
             if left:  # another node may have written in between
                 time.sleep(random.uniform(0.1, 0.5))  # noqa: S311
 
-    def _request(self, job_id: str, word: str) -> tuple[bytes, str]:
-        """Return the request, or why it cannot be read."""
-        try:
-            if word == comment.IN_SCRIPT:
-                text = self._client.ask("scontrol", "write", "batch_script", job_id, "-")
-                word = comment.find_in_script(text.encode("utf-8", "surrogateescape")) or ""
-            return from_token(word), ""
-        except Refused as error:
-            return b"", str(error)
-        except HostFault as error:
-            self._unknown = str(error)
-            return b"", ""
+    def _request(self, job_id: str, word: str) -> bytes:
+        """Return the request. Raises Refused, and HostFault if it is not to be had."""
+        if word == comment.IN_SCRIPT:
+            text = self._client.ask("scontrol", "write", "batch_script", job_id, "-")
+            word = comment.find_in_script(text.encode("utf-8", "surrogateescape")) or ""
+        return from_token(word)
 
-    def _record(self, job_id: str) -> JobRecord | None:
-        try:
-            return outcome.record(self._client, job_id)
-        except HostFault as error:
-            self._unknown = str(error)
-            return None
+
+def _owner(name: str, uid: int) -> str:
+    """Return the name of the job's user, who is a number to Slurm. Raises HostFault."""
+    try:
+        found = pwd.getpwuid(uid).pw_name
+    except KeyError:
+        found = "nobody"
+    if found != name:
+        raise HostFault(f"the job's user is {name} with uid {uid} to Slurm, but {found} here")
+    return found
 
 
 def _slots(environ: Mapping[str, str], nodes: int) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ from vtorque_slurm.records import JobRecord
 
 OURS = "vTorque"  # how our notes begin
 _MAX_NOTE = 300  # characters
+_MAX_SHOWN = 2000  # characters that squeue shows of a comment, which has at most 1024 bytes
 _STARTED = ("RUNNING", "CONFIGURING")
 
 
@@ -46,8 +47,15 @@ def host_fault(client: Client, settings: Settings, job: BatchJob, reason: str) -
 
 def note_job(client: Client, found: JobRecord, line: str) -> None:
     """Add a line to what the job's AdminComment says. Raises HostFault."""
-    text = "; ".join(filter(None, (found.note, printable(line, _MAX_NOTE))))
+    text = "; ".join(filter(None, (_note_of(client, found.name), printable(line, _MAX_NOTE))))
     update(client, f"JobId={found.name}", f"AdminComment={text[-1000:]}")
+
+
+def _note_of(client: Client, name: str) -> str:
+    """Return a job's AdminComment, asked for by itself: no text of the user's can stand for it."""
+    field = f"--Format=admin_comment:{_MAX_SHOWN}"
+    said = client.ask("squeue", "--noheader", "--states=all", f"--jobs={name}", field).strip()
+    return "" if said == "(null)" else printable(said, _MAX_SHOWN)
 
 
 def add_to_accounting(client: Client, job_id: str, line: str) -> bool:

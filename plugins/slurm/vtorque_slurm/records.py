@@ -27,7 +27,6 @@ class JobRecord:
         excluded: nodes where it shall not run, as Slurm writes them; empty: none.
         whole_node: nobody else is on its nodes.
         cpus, mib: CPU ids (Slurm's own) and memory by node; 0 MiB: not limited.
-        note: the admin's comment.
     """
 
     name: str
@@ -37,7 +36,6 @@ class JobRecord:
     whole_node: bool
     cpus: dict[str, tuple[int, ...]]
     mib: dict[str, int]
-    note: str
 
 
 def parse_job(text: str, job_id: str) -> JobRecord:
@@ -54,7 +52,6 @@ def parse_job(text: str, job_id: str) -> JobRecord:
     element = re.match(r"JobId=\d+ ArrayJobId=(\d+) ArrayTaskId=(\d+) ", record, re.ASCII)
     excluded = _one(r"   ReqNodeList=\S+ ExcNodeList=(\S+)", record)
     cpus, mib = _shares(record)
-    note = re.findall(r"^   AdminComment=(.*)$", record, re.MULTILINE)
     return JobRecord(
         name=f"{element[1]}_{element[2]}" if element else job_id,
         state=_one(r"   JobState=(\w+) Reason=.*", record),
@@ -63,7 +60,6 @@ def parse_job(text: str, job_id: str) -> JobRecord:
         whole_node=_one(r"   OverSubscribe=(\w+) Contiguous=.*", record) == "NO",
         cpus=cpus,
         mib=mib,
-        note=note[0].strip() if len(note) == 1 else "",
     )
 
 

@@ -82,7 +82,7 @@ def _hook(path: Path, key: str, content: bytes) -> Iterator[SetupStep]:
     now = conf.value(path, key)
     if re.search(r"[*?\[]", now) and not now.startswith(f"{own}/"):
         directory, pattern = Path(now).parent, Path(now).name
-        name = next((n for n in (OURS, f"{OURS}.sh") if fnmatch.fnmatch(n, pattern)), None)
+        name = _name_in(directory, pattern)
         if name is None or "*" in str(directory):
             problem = f"{key}={now} matches no file name of ours: let it end with /*"
             yield Check(f"{key} of {path}", problem)
@@ -97,6 +97,22 @@ def _hook(path: Path, key: str, content: bytes) -> Iterator[SetupStep]:
     elif now and os.path.lexists(own / _SITES[key]):
         yield Link(own / _SITES[key], (own / _SITES[key]).readlink())
     yield ConfLine(path, key, f"{own}/*")
+
+
+def _name_in(directory: Path, pattern: str) -> str | None:
+    """Return the name of our file among the site's: the one it has, else a free one.
+
+    Never one of the site's, which would be kept beside it: Slurm would run that too, or no longer
+    run it, as the pattern is (glob(7): only names with a leading dot do not match ``*``).
+    """
+    names = (f"{n}-vtorque{end}" for n in range(50, 60) for end in ("", ".sh"))
+    fitting = [name for name in names if fnmatch.fnmatchcase(name, pattern)]
+    with contextlib.suppress(OSError):
+        there = {each.name: each for each in directory.iterdir()}
+        files = [n for n in fitting if n in there and there[n].is_file()]
+        ours = [n for n in files if MARK in there[n].read_bytes()]
+        fitting = ours or [n for n in fitting if n not in there]
+    return fitting[0] if fitting else None
 
 
 @dataclass(frozen=True)

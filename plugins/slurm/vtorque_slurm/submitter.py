@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import subprocess
 import sys
@@ -25,7 +26,7 @@ STDIN = "/dev/stdin"
 
 _WRAP = "#!/bin/sh\n# This script was created by sbatch --wrap.\n\n{}\n\n"  # as sbatch makes it
 _ONE_TASK = ("--nodes=1", "--ntasks=1", "--relative=0", "--overlap")
-_FIELDS = "%A|%i|%u|%t|%M|%N|%j"  # squeue(1), --format; the name, which is free text, is the last
+_FIELDS = "%A|%i|%u|%t|%M|%N|%j"  # squeue(1), --format; the name is the last, it may be any text
 _RUNNING = ("R", "CG", "CF", "S")
 
 
@@ -126,12 +127,16 @@ class SlurmSubmitter:
         return ["salloc", *line.plain, *added, "--", *srun, str(self._jobshell)]
 
     def jobs(self) -> Iterable[JobInfo]:
-        """Return the jobs that squeue shows; an element of an array by its own number."""
-        argv = [self.program("squeue"), "--noheader", "--array", f"--format={_FIELDS}"]
+        """Return the jobs that squeue shows; an element of an array by its own number.
+
+        Names may have line ends. So each record begins with a word that no user can have guessed.
+        """
+        word = secrets.token_hex(16)
+        argv = [self.program("squeue"), "--noheader", "--array", f"--format={word}{_FIELDS}"]
         done = subprocess.run(argv, stdout=subprocess.PIPE, check=False)
         if done.returncode != 0:
             raise UsageError(f"squeue ended with {done.returncode}")
-        return _infos(done.stdout.decode("utf-8", "replace"))
+        return _infos(done.stdout.decode("utf-8", "replace").split(word)[1:])
 
     def cancel(self, job_id: str) -> int:
         """Call scancel; return its exit code."""
@@ -218,13 +223,12 @@ def _open_at_once(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)
 
 
-def _infos(text: str) -> Iterable[JobInfo]:
-    for row in text.splitlines():
-        fields = row.split("|", 6)
-        if len(fields) == 7:
-            raw, shown, owner, state, elapsed, nodes, name = fields
-            job_id = raw if state in _RUNNING else shown
-            yield JobInfo(job_id, name, owner, state, nodes, _elapsed(elapsed))
+def _infos(records: Iterable[str]) -> Iterable[JobInfo]:
+    for record in records:
+        raw, shown, owner, state, elapsed, nodes, name = record.split("|", 6)
+        job_id = raw if state in _RUNNING else shown
+        name = printable(name.removesuffix("\n"), 200)
+        yield JobInfo(job_id, name, owner, state, nodes, _elapsed(elapsed))
 
 
 def _elapsed(text: str) -> float:

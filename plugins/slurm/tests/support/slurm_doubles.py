@@ -64,14 +64,26 @@ print("Submitted batch job", number)
 SQUEUE = (
     _HEAD
     + r"""
-import sys
+import json, sys
 from pathlib import Path
 top = Path(TOP)
 if (top / "down").exists():
     sys.stderr.write("slurm_load_jobs error: Unable to contact slurm controller\n"); sys.exit(1)
+asked = [word.partition("=")[2] for word in sys.argv if word.startswith(("--format", "--Format"))]
+if asked == ["admin_comment:2000"]:
+    facts = top / "facts"
+    note = json.loads(facts.read_text()).get("note") if facts.exists() else ""
+    print((note or "(null)").ljust(2000))
+    sys.exit()
 for path in top.glob("*.job"):
-    print(path.stem)
-    print(int(path.stem) + 100000)
+    for number in (path.stem, str(int(path.stem) + 100000)):
+        name = top / "name"
+        fields = {"%A": number, "%i": number, "%u": "ada", "%t": "R", "%M": "1:00", "%N": "n1",
+                  "%j": name.read_text() if name.exists() else "t"}
+        line = asked[0]
+        for key, text in fields.items():
+            line = line.replace(key, text)
+        print(line)
 """
 )
 
