@@ -7,7 +7,6 @@ too. Nothing here knows what the steps are.
 """
 
 import dataclasses
-import gc
 import os
 import signal
 import stat
@@ -27,6 +26,7 @@ from vtorque_core.names import Paths
 from vtorque_core.plugins import Plugins
 from vtorque_core.reap import reap, release_job
 from vtorque_core.resources import File, Overlay, Process, Setting, Tree
+from vtorque_core.testing.faults import in_child
 
 SHARE = NodeShare(node_cpus=(0, 1), node_mem_mib=4096)
 
@@ -152,43 +152,17 @@ def node(tmp_path):
 
 
 def killed_at(work, number):
-    """Run ``work`` in a process that kills itself at step ``number``; return the step's name.
+    """Run ``work`` in a process that is killed at step ``number``; return the step's name.
 
     None if it ended before it came to that step.
     """
-    told, tell = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        gc.disable()  # it would copy the test run's memory, page by page
-        seen = 0
-
-        def count(name):
-            nonlocal seen
-            seen += 1
-            if seen == number:
-                os.write(tell, name.encode())
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        code = 1
-        try:
-            journal_module.on_step = count
-            work()
-            code = 0
-        finally:
-            os._exit(code)
-    os.close(tell)
-    _, status = os.waitpid(pid, 0)
-    with os.fdopen(told, "rb") as file:
-        name = file.read().decode()
-    if name:
-        assert os.WIFSIGNALED(status)
-        return name
-    assert status == 0
-    return None
+    run = in_child(work, number)
+    assert not run.error, run
+    return run.steps[-1] if run.killed else None
 
 
 def in_another_process(work):
-    assert killed_at(work, -1) is None
+    assert killed_at(work, None) is None
 
 
 def same(node, before, where):

@@ -193,10 +193,13 @@ def _current(path: str) -> str:
 
 def _set(path: str, value: str) -> None:
     with _named(path, "set"), safefs.parent_of(path) as (directory, name):
-        flags = os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        flags = os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(name, flags, dir_fd=directory)
         try:
-            os.write(descriptor, value.encode())
+            # Not emptied first: a kill in between would leave neither the old value nor the new.
+            size = os.write(descriptor, value.encode())
+            with contextlib.suppress(OSError):  # of /proc and /sys not all can be cut
+                os.ftruncate(descriptor, size)
         finally:
             os.close(descriptor)
 
