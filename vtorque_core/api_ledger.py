@@ -7,15 +7,31 @@ other functions look.
 
 from __future__ import annotations
 
+import ctypes
+import os
 from dataclasses import dataclass
 
 from vtorque_core import host, ledger
 from vtorque_core.api_topology import Topology
+from vtorque_core.host import moved_bytes
 from vtorque_core.journal import JournalState
 from vtorque_core.ledger import Resized
 from vtorque_core.names import Paths
+from vtorque_core.usage import process_of
 
-__all__ = ["GuestCores", "Resized", "guests_with", "resize", "topology"]
+__all__ = [
+    "GuestCores",
+    "Paths",
+    "Resized",
+    "guests_with",
+    "journal_events",
+    "moved_bytes",
+    "process_of",
+    "resize",
+    "topology",
+]
+
+_CHANGES = 0x2 | 0x100 | 0x200  # IN_MODIFY, IN_CREATE, IN_DELETE: inotify(7)
 
 
 @dataclass(frozen=True)
@@ -67,22 +83,38 @@ def guests_with(paths: Paths, use: str) -> list[GuestCores]:
     return found
 
 
+def journal_events(paths: Paths) -> int:
+    """Return a non-blocking descriptor that is readable when a journal has changed (inotify(7)).
+
+    What is read from it says nothing but that; look again with :func:`guests_with`.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    descriptor = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+    if libc.inotify_add_watch(descriptor, os.fsencode(paths.journal), _CHANGES) < 0:
+        raise OSError(ctypes.get_errno(), f"cannot watch {paths.journal}")
+    return int(descriptor)
+
+
 def topology(uri: str) -> Topology:
     """Return the node's topology. Raises HostFault."""
     return host.topology(uri)
 
 
-def resize(paths: Paths, job: str, guest: int, use: str, count: int) -> Resized:
+def resize(
+    paths: Paths, job: str, guest: int, use: str, count: int, *, wait: float = 5.0
+) -> Resized:
     """Give a running guest more or fewer cores for a use, and pin all of the job's threads anew.
 
     As root. It comes as near to ``count`` as the claim and the job's free CPUs allow: look at the
     answer. CPUs are taken from the threads that share before they are given, and the other way
-    round, so that no moment has two owners of a core.
+    round, so that no moment has two owners of a core. The count that it has already pins it anew:
+    that mends what a killed manager has left. ``wait``: seconds for the job's lock, which its
+    prologue and its epilogue hold.
 
-    Raises FileNotFoundError if the job is gone, Busy if its epilogue runs, Refused if the guest
-    has no such claim, HostFault.
+    Raises FileNotFoundError if the job is gone, Busy (a HostFault) if its lock is taken, Refused
+    if the guest has no such claim, HostFault.
     """
-    return ledger.resize(paths, job, guest, use, count, pin=_pin)
+    return ledger.resize(paths, job, guest, use, count, pin=_pin, wait=wait)
 
 
 def _pin(state: JournalState, guest: int, use: str, now: Resized) -> None:

@@ -286,6 +286,13 @@ class Resource:
         """Give it back. Raises HostFault if that cannot be done now: the reaper tries again."""
         raise NotImplementedError
 
+    def lost(self) -> bool:
+        """Return whether it is gone although a record says that it is there: a killed daemon.
+
+        Asked when another job acquires a node-wide one; it is then released and created again.
+        """
+        return False
+
 
 class NodeJob(Protocol):
     """The running job as an action hook sees it, once per job and node, as root."""

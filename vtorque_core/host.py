@@ -62,6 +62,21 @@ def vcpus(uri: str, uuid: str) -> int:
     return int(hypervisor.on_domain(uri, uuid, "vCPUs", lambda d: d.info()[3]) or 0)
 
 
+def moved_bytes(uri: str, uuid: str) -> int | None:
+    """Return how many bytes a guest's disks and NICs have moved, None if it is gone.
+
+    As ``virsh domstats --block --interface`` has them. Raises HostFault.
+    """
+    ends = (".rd.bytes", ".wr.bytes", ".rx.bytes", ".tx.bytes")
+
+    def work(domain: Any) -> int:
+        # Block and interface, and do not wait for a job on the domain (virDomainStatsTypes).
+        found = domain.connect().domainListGetStats([domain], 1 << 5 | 1 << 4, 1 << 29)
+        return sum(value for name, value in found[0][1].items() if name.endswith(ends))
+
+    return hypervisor.on_domain(uri, uuid, "I/O of a guest", work)
+
+
 def pin(uri: str, uuid: str, pins: Pins) -> bool:
     """Pin threads of a running guest (``virsh vcpupin``, ...); False if it is gone.
 

@@ -222,7 +222,7 @@ class Journal:
         now = boot_id()
         seq = self._record([(resource, guest)], plugin, phase, needs)[0]
         alive = [r for s, r in others if r.created and (s.boot == now or not resource.volatile)]
-        if not alive:
+        if not alive or resource.lost():
             if others:  # recorded, perhaps half created: its process was killed
                 resource.release()
             _create(resource)

@@ -178,7 +178,8 @@ def resize(
     """Give a guest's use more or fewer cores of its own, within its claim and the job's share.
 
     As root. Takes the job's lock, then the node's. It comes as near to ``count`` as the claim's
-    least and most, and the CPUs that the job has free, allow.
+    least and most, and the CPUs that the job has free, allow. With what it has already it pins
+    anew: that mends what a killed resize has left.
 
     Args:
         key: the job key, the journal's name.
@@ -207,8 +208,7 @@ def resize(
         left = {int(record.args["item"]) for record in fewer}
         now = tuple(core for core in (*cores, *new) if core not in left)
         resized = Resized(now, tuple(sorted({*_floating(state)[0], *left})))
-        if new or fewer:
-            pin(state, guest, use, resized)
+        pin(state, guest, use, resized)
         for record in fewer:
             j.released(record.seq)
         return resized

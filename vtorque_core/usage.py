@@ -14,13 +14,10 @@ RUNNING = Path("/run/libvirt/qemu")
 
 def of_guest(name: str, uuid: str) -> Usage | None:
     """Return what the guest has used; None if its QEMU is gone. Asks no daemon."""
+    process = process_of(name, uuid)
+    if process is None:
+        return None
     try:
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        descriptor = os.open(RUNNING / f"{name}.pid", flags)
-        with os.fdopen(descriptor, "rb") as file:
-            process = Path("/proc", str(int(file.read(32))))
-        if f"\0-uuid\0{uuid}\0".encode() not in (process / "cmdline").read_bytes():
-            return None  # another process with the number of a guest that has ended
         after_name = (process / "stat").read_text(encoding="utf-8", errors="replace")
         fields = after_name.rpartition(")")[2].split()
         ticks = int(fields[11]) + int(fields[12])  # utime, stime: proc_pid_stat(5)
@@ -29,6 +26,20 @@ def of_guest(name: str, uuid: str) -> Usage | None:
         return Usage(ticks / os.sysconf("SC_CLK_TCK"), int(peak.split()[1]) >> 10)
     except (OSError, ValueError, IndexError, StopIteration):
         return None
+
+
+def process_of(name: str, uuid: str) -> Path | None:
+    """Return ``/proc/<pid>`` of the guest's QEMU; None if it is gone. Asks no daemon."""
+    try:
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        descriptor = os.open(RUNNING / f"{name}.pid", flags)
+        with os.fdopen(descriptor, "rb") as file:
+            process = Path("/proc", str(int(file.read(32))))
+        if f"\0-uuid\0{uuid}\0".encode() in (process / "cmdline").read_bytes():
+            return process
+    except (OSError, ValueError):
+        pass
+    return None  # perhaps another process has the number of a guest that has ended
 
 
 def total(parts: Iterable[Usage | None]) -> Usage | None:

@@ -47,6 +47,17 @@ class Process(CoreResource):
         launcher = (sys.executable, "-I", "-S", _LAUNCH, str(os.getpid()), self.lock, self.log)
         run_tool(*launcher, *self.argv, timeout=_START)
 
+    def lost(self) -> bool:
+        """Return whether nobody holds the lock."""
+        try:
+            descriptor = os.open(self.lock, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:
+            return True
+        try:
+            return lock_holder(descriptor) is None
+        finally:
+            os.close(descriptor)
+
     def release(self) -> None:
         """End it: TERM, after the grace KILL, and wait until it has gone; then remove the lock."""
         end = time.monotonic() + _STOP

@@ -1,0 +1,95 @@
+"""A node-wide process that was killed comes back with the next job, and ends with the last."""
+
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from vtorque_core.api import hookimpl
+from vtorque_core.api_ledger import journal_events
+from vtorque_core.api_resources import Process
+from vtorque_core.journal import JobHeader, Journal
+from vtorque_core.names import Paths
+from vtorque_core.plugins import Plugins
+from vtorque_core.resources.process import lock_holder
+from vtorque_core.teardown import teardown
+
+
+@dataclass(frozen=True)
+class Manager(Process):
+    kind = "acme-manager"
+    scope = "node"
+
+
+class Acme:
+    @hookimpl
+    def vtorque_resources(self):
+        yield Manager
+
+
+@pytest.fixture
+def paths(tmp_path):
+    return Paths(tmp_path / "state", tmp_path / "run")
+
+
+@pytest.fixture
+def manager(tmp_path):
+    return Manager(("sleep", "1000"), str(tmp_path / "lock"))
+
+
+def start(paths, manager, job):
+    with Journal.start(paths, JobHeader(job, 0, "u", 1000, "local", {"acme": "a 1"})) as journal:
+        journal.acquire(manager, plugin="acme", phase="post-boot")
+    return journal.path
+
+
+def end(paths, journal):
+    plugins = Plugins()
+    plugins.register("acme", Acme(), "a 1")
+    assert teardown(journal, paths, plugins).clean
+
+
+def holder(manager):
+    if not Path(manager.lock).exists():
+        return None
+    with Path(manager.lock).open("rb+") as lock:
+        return lock_holder(lock.fileno())
+
+
+def test_a_killed_one_is_started_again_by_the_next_job(paths, manager):
+    first = start(paths, manager, "1")
+    pid = holder(manager)
+    assert not manager.lost()
+    second = start(paths, manager, "2")
+    assert holder(manager) == pid
+    os.kill(pid, signal.SIGKILL)
+    while not manager.lost():
+        pass
+    third = start(paths, manager, "3")
+    again = holder(manager)
+    assert again not in (None, pid)
+    for journal in (first, third):
+        end(paths, journal)
+        assert holder(manager) == again
+    end(paths, second)
+    assert holder(manager) is None
+    assert manager.lost()
+
+
+def test_a_manager_is_woken_by_a_change_of_a_journal(paths, manager):
+    paths.journal.mkdir(parents=True)
+    events = journal_events(paths)
+    try:
+        with pytest.raises(BlockingIOError):
+            os.read(events, 4096)
+        journal = start(paths, manager, "1")
+        assert os.read(events, 4096)
+        end(paths, journal)
+        assert os.read(events, 4096)
+    finally:
+        os.close(events)
+    paths.journal.rmdir()
+    with pytest.raises(OSError, match="cannot watch"):
+        journal_events(paths)
