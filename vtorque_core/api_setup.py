@@ -32,11 +32,15 @@ class Installation:
         program: absolute path of the ``vtorque`` command.
         config: the site config.
         jobshell: the program that the batch system starts as the job's shell.
+        start_time: seconds that a start may take at most, with the release of one that failed.
+        end_time: seconds that the release of a job's guests may take at most.
     """
 
     program: Path
     config: Path
     jobshell: Path
+    start_time: float = 360.0
+    end_time: float = 60.0
 
 
 class SetupStep(Protocol):
@@ -78,6 +82,15 @@ class Check:
 
     def undo(self) -> None:
         """Do nothing."""
+
+
+def long_enough(key: str, now: float, least: float, why: str) -> Check:
+    """Return the check that a time limit in seconds, as the config has it, is not too short.
+
+    ``key``: ``"[plugin.acme] alarm"``; ``why``: what takes that long.
+    """
+    problem = f"{key} is {now:g} s, but {why} may take {least:g} s: set it to {least:g} or more"
+    return Check(f"{key} of at least {least:g} s", problem if now < least else "")
 
 
 class _Whose(enum.Enum):

@@ -43,7 +43,9 @@ def steps_of(site: Site, plugins: Plugins, batch: str, config: Path) -> list[Set
     None where it calls vTorque by itself. Raises HostFault, ConfigError.
     """
     program = Path(sys.prefix, "bin", "vtorque")
-    place = Installation(program, config.absolute(), site.paths.jobshell)
+    end = site.node.teardown_timeout
+    start = site.node.start_timeout + end
+    place = Installation(program, config.absolute(), site.paths.jobshell, start, end)
     own = adapter_of(site, plugins, batch).setup_steps(place)
     if not own:
         return []

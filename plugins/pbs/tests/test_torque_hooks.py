@@ -5,14 +5,17 @@ import resource
 import statistics
 import subprocess
 import sys
+import time
 
 import pytest
 
 from fake_torque_mom import FakeTorqueMom
 from torque_node import adapter_at
-from vtorque_core.api_batch import Outcome
+from vtorque_core.api_batch import Life, Outcome
+from vtorque_core.api_setup import Installation
 from vtorque_core.names import safe_name
 from vtorque_core.testing.submit import run_vsub
+from vtorque_pbs import node as pbs_node
 
 SITES = '#!/bin/sh\necho "site $# $1 $4 [$5]"; exit {code}\n'
 
@@ -126,6 +129,24 @@ def test_sisters_begin_first_and_never_fail(mom):
         assert not mom.down
 
 
+def test_a_server_that_hangs_is_not_waited_for_once_per_job(mom, monkeypatch):
+    (mom.pbs.bin / "qstat").write_text("#!/bin/sh\nexec sleep 60\n")
+    monkeypatch.setattr(pbs_node, "ALIVE_TIME", 0.3)
+    ids = [f"{number}.server" for number in range(50)]
+    begun = time.monotonic()
+    assert adapter_at(mom.root, "n1").alive(ids) == dict.fromkeys(ids, Life.UNKNOWN)
+    assert time.monotonic() - begun < 5
+
+
+@pytest.mark.parametrize(("start", "problem"), [(360.0, ""), (900.0, "may take 970 s: set it to")])
+def test_an_alarm_that_would_end_starts_too_early(mom, tmp_path, start, problem):
+    place = Installation(tmp_path / "v", tmp_path / "c", tmp_path / "s", start_time=start)
+    steps = adapter_at(mom.root, "n1").setup_steps(place)
+    (check,) = [each for each in steps if "prologue_alarm" in each.text]
+    assert problem in check.problem
+    assert check.done() == (problem == "")
+
+
 def test_a_sisters_host_fault_runs_the_job_again(mom):
     job = submitted(mom, *VM, "-l", "nodes=2:ppn=2")
     mom.pbs.job(job, exec_host="n1/0+n2/0", state="R", start_count=1)
@@ -208,7 +229,6 @@ def test_the_hooks_of_openpbs(tmp_path):
     import json
     from pathlib import Path
 
-    from vtorque_core.api_setup import Installation
     from vtorque_pbs import hooks
 
     log = tmp_path / "log"

@@ -6,6 +6,7 @@ import abc
 import re
 import socket
 import syslog
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from vtorque_pbs.plugin import Settings
 from vtorque_pbs.query import Attributes
 from vtorque_pbs.resources import hosts
 
+ALIVE_TIME = 30.0  # seconds
 NOTE = "vtorque: "  # what a note of ours on a node begins with
 
 _JOB_ID = re.compile(r"[0-9]{1,12}(?:\[[0-9]{0,9}\])?(?:\.[A-Za-z0-9][A-Za-z0-9._-]*)?", re.ASCII)
@@ -35,8 +37,11 @@ class PbsNode(abc.ABC):
         self.commands = run.Commands(settings, dialect.programs)
 
     @abc.abstractmethod
-    def ask(self, job_id: str) -> Attributes | None:
-        """Return what the server says of a job, None if it knows none. Raises HostFault."""
+    def ask(self, job_id: str, timeout: float = 30.0) -> Attributes | None:
+        """Return what the server says of a job, None if it knows none. Raises HostFault.
+
+        ``timeout`` is in seconds.
+        """
 
     @abc.abstractmethod
     def nodes(self) -> Mapping[str, Attributes]:
@@ -51,11 +56,18 @@ class PbsNode(abc.ABC):
         return inside.items(job.id, guests, str(self.home / "aux"))
 
     def alive(self, ids: Sequence[str]) -> Mapping[str, Life]:
-        """Ask the server; a job that runs on other nodes than this one is gone from here."""
+        """Ask the server; a job that runs on other nodes than this one is gone from here.
+
+        All questions together have :data:`ALIVE_TIME`: a start waits for the answer.
+        """
         found: dict[str, Life] = dict.fromkeys(ids, Life.UNKNOWN)
+        deadline = time.monotonic() + ALIVE_TIME
         for each in filter(_JOB_ID.fullmatch, ids):
+            left = deadline - time.monotonic()
+            if left <= 0:
+                break
             try:
-                job = self.ask(each)
+                job = self.ask(each, left)
             except HostFault:
                 continue
             found[each] = Life.GONE if job is None else self._life(job)

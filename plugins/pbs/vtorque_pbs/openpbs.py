@@ -113,9 +113,9 @@ class OpenPbsNode(PbsNode):
         """Ask the server for its vnodes. Raises HostFault."""
         return parse_nodes(self.commands.tell("pbsnodes", "-av"))
 
-    def ask(self, job_id: str) -> Attributes | None:
+    def ask(self, job_id: str, timeout: float = 30.0) -> Attributes | None:
         """Ask qstat. Raises HostFault."""
-        answer = self.commands.ask("qstat", "-f", job_id)
+        answer = self.commands.ask("qstat", "-f", job_id, timeout=timeout)
         if answer.code == 0:
             jobs = openpbs_jobs(answer.out)
             return next((job for job in jobs if job["Job_Id"] == job_id), None)

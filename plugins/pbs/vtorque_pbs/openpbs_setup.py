@@ -16,7 +16,7 @@ from pathlib import Path
 
 from vtorque_core.api import HostFault
 from vtorque_core.api_node import Site
-from vtorque_core.api_setup import Check, Installation, SetupStep
+from vtorque_core.api_setup import Check, Installation, SetupStep, long_enough
 from vtorque_pbs import hooks
 from vtorque_pbs.openpbs import OpenPbsNode
 from vtorque_pbs.plugin import Settings
@@ -35,6 +35,9 @@ def steps(
     missing = f"{where} does not exist: if PBS_HOME is elsewhere, set [plugin.pbs] home"
     found: list[SetupStep] = [
         Check(f"find {where}", "" if where.is_dir() else missing),
+        long_enough(
+            "[plugin.pbs] epilogue_alarm", seconds, place.end_time + 20, "the end of a job"
+        ),
         rights(node.commands),
         Hook(node, BEGIN, "execjob_begin", hooks.openpbs_begin(place), hooks.ALARM),
         Hook(node, END, "execjob_end", end, seconds),

@@ -29,13 +29,15 @@ class Settings:
     )
     node: str = setting("", doc="this node's name in the batch system; empty: the host name")
     prologue_alarm: float = setting(
-        430.0,
-        doc="Torque: the least $prologalarm; [node] start_timeout and teardown_timeout, 60 s for "
-        "the site's own prologue, 10 s that pbs_mom takes off",
+        600.0,
+        doc="Torque: the least $prologalarm; at least [node] start_timeout, teardown_timeout, and "
+        "70 s for the site's own prologue and what pbs_mom takes off; more for a slow server",
         unit="s",
     )
     epilogue_alarm: float = setting(
-        120.0, doc="OpenPBS: alarm of the execjob_end hook; longer than teardown_timeout", unit="s"
+        120.0,
+        doc="OpenPBS: alarm of the execjob_end hook; at least teardown_timeout and 20 s",
+        unit="s",
     )
     attempts: int = setting(
         3, doc="starts of a job that nodes could not provide its guests for, before it is held"

@@ -124,9 +124,9 @@ class TorqueNode(PbsNode):
         """Ask the server for its nodes. Raises HostFault."""
         return parse_nodes(self.commands.tell("pbsnodes", "-a"))
 
-    def ask(self, job_id: str) -> Attributes | None:
+    def ask(self, job_id: str, timeout: float = 30.0) -> Attributes | None:
         """Ask qstat. Raises HostFault."""
-        answer = self.commands.ask("qstat", "-x", job_id)
+        answer = self.commands.ask("qstat", "-x", job_id, timeout=timeout)
         if answer.code == 0:
             jobs = torque_jobs(answer.out)
             return next((job for job in jobs if job.get("Job_Id") == job_id), None)

@@ -15,7 +15,15 @@ from pathlib import Path
 
 from vtorque_core.api import HostFault
 from vtorque_core.api_node import Site
-from vtorque_core.api_setup import KEPT, MARK, Check, Installation, ReplacedFile, SetupStep
+from vtorque_core.api_setup import (
+    KEPT,
+    MARK,
+    Check,
+    Installation,
+    ReplacedFile,
+    SetupStep,
+    long_enough,
+)
 from vtorque_pbs import hooks
 from vtorque_pbs.node import PbsNode
 from vtorque_pbs.plugin import Settings
@@ -23,6 +31,7 @@ from vtorque_pbs.run import Commands
 from vtorque_pbs.torque import FIRST, SISTER
 
 _ALARM = re.compile(rb"^[ \t]*\$prologalarm[ \t]+([0-9]+)[ \t]*\r?$", re.MULTILINE)
+_BESIDE_A_START = 70.0  # seconds; pbs_mom kills a prologue 10 s before $prologalarm
 _OFF = b"#vtorque# "
 _OURS = b"# Written by " + MARK + b"; with the next line"
 
@@ -41,7 +50,10 @@ def steps(
     for name in ("epilogue", "epilogue.parallel"):
         path = priv / name
         found.append(ReplacedFile(path, hooks.torque_epilogue(place, path, journal, proof)))
-    found += [PrologAlarm(priv, math.ceil(settings.prologue_alarm)), rights(node.commands)]
+    why = "a start, the site's own prologue and the 10 s that pbs_mom takes off"
+    limit, least = settings.prologue_alarm, place.start_time + _BESIDE_A_START
+    found.append(long_enough("[plugin.pbs] prologue_alarm", limit, least, why))
+    found += [PrologAlarm(priv, math.ceil(limit)), rights(node.commands)]
     return [*found, Marked(node, settings.property)] if settings.property else found
 
 

@@ -90,12 +90,18 @@ def test_hooks_beside_the_sites_own(tmp_path, text, hooks):
 def test_what_an_admin_has_to_set(tmp_path):
     _, plan = install(tmp_path, "PrologEpilogTimeout=60\nPrologFlags=DeferBatch\n")
     problems = [step.problem for step in plan() if isinstance(step, Check)]
-    assert "PrologFlags=Alloc" in problems[0]
-    assert "BatchStartTimeout is now 10" not in problems[1]
-    assert "BatchStartTimeout is 10 s, guests may need 420 s" in problems[1]
-    assert "PrologEpilogTimeout is 60 s" in problems[2]
+    assert problems[0] == ""
+    assert "PrologFlags=Alloc" in problems[1]
+    assert "BatchStartTimeout is now 10" not in problems[2]
+    assert "BatchStartTimeout is 10 s, guests may need 420 s" in problems[2]
+    assert "PrologEpilogTimeout is 60 s" in problems[3]
     _, plan = install(tmp_path, GOOD)
     assert not [s.problem for s in plan() if isinstance(s, Check) and s.problem]
+    _, plan = install(tmp_path, GOOD, prolog_time=300.0)
+    (problem,) = [s.problem for s in plan() if isinstance(s, Check) and s.problem]
+    assert problem == (
+        "[plugin.slurm] prolog_time is 300 s, but a start may take 360 s: set it to 360 or more"
+    )
 
 
 def test_a_file_of_the_sites_with_our_name(tmp_path):

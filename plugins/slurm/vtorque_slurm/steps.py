@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vtorque_core.api import HostFault
-from vtorque_core.api_setup import MARK, Check, Installation, ReplacedFile, SetupStep
+from vtorque_core.api_setup import MARK, Check, Installation, ReplacedFile, SetupStep, long_enough
 from vtorque_slurm import conf, outcome
 from vtorque_slurm.client import Client
 from vtorque_slurm.conf import ConfLine
@@ -35,6 +35,8 @@ def steps(settings: Settings, place: Installation, journal: Path, proofs: Path) 
     found: list[SetupStep] = []
     for key, content in hooks.items():
         found += _hook(path, key, content)
+    limit = settings.prolog_time
+    found.append(long_enough("[plugin.slurm] prolog_time", limit, place.start_time, "a start"))
     found += _checks(settings, path)
     if settings.feature:
         found.append(Feature(settings.feature, Client(settings)))
