@@ -5,10 +5,10 @@ import sys
 
 import pytest
 
+from rdma_image import IMAGE, ensure
+
 pytestmark = pytest.mark.e2e
 
-IMAGE = "debian-rdma"
-PACKAGES = "rdma-core,ibverbs-providers,ibverbs-utils"
 # Which GID is of RoCE v2 and IPv4: ::ffff:a.b.c.d (rdma_rxe makes one for each address).
 GID = (
     "gid() { grep -l 0000:0000:0000:0000:0000:ffff /sys/class/infiniband/rxe0/ports/1/gids/*"
@@ -19,10 +19,8 @@ WAIT = "while [ ! -e stop ]; do sleep 0.2; done\n"
 
 @pytest.fixture(scope="module")
 def rdma(node):
-    """Return the node with Debian's generic kernel and RDMA programs in an image; 2 minutes."""
-    if node.root("vmgr", "images", "show", IMAGE, check=False).returncode:
-        options = ("-o", "kernel=generic", "-o", f"packages={PACKAGES}")
-        node.root("vmgr", "images", "build", IMAGE, "debian", *options, timeout=900)
+    """Return the node with Debian's generic kernel and RDMA programs in an image."""
+    ensure(node)
     return node
 
 
@@ -64,7 +62,7 @@ def test_no_ping_pong_with_a_guest_of_another_job(rdma, two_slots, clean):
         script = f"ibv_rc_pingpong -d rxe0 -g $(gid) {address.read_text().strip()}\n"
         done = clean.as_user(
             "vsub", "-W", "block=true", "-N", "u", "-o", "out2", "-e", "err2", *args,
-            clean.script(f"#!/bin/bash\n{GID}timeout 60 {script}", "other.sh"),
+            clean.script(f"#!/bin/bash\n{GID}stdbuf -oL timeout 30 {script}", "other.sh"),
             check=False, timeout=400,
         )  # fmt: skip
     finally:
