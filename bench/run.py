@@ -41,18 +41,20 @@ def main() -> int:
         sys.exit("bench: must be root, to start guests without vTorque and to see its directories")
     _in_prefix(arguments.node)
     from figures import table  # noqa: PLC0415 - needs the prefix
+    from images import images  # noqa: PLC0415
     from measures import ALL, Bench  # noqa: PLC0415
     from node import measured  # noqa: PLC0415
 
-    unknown = sorted(set(arguments.names) - set(ALL))
+    known = {**ALL, "images": images}
+    unknown = sorted(set(arguments.names) - set(known))
     if unknown:
-        sys.exit(f"bench: no measurement {unknown[0]}; there are {', '.join(ALL)}")
+        sys.exit(f"bench: no measurement {unknown[0]}; there are {', '.join(known)}")
     figures = []
     with measured(arguments.node) as node, tempfile.TemporaryDirectory() as scratch:
         bench = Bench(node, Path(scratch), arguments.rounds)
-        for name in arguments.names or ALL:
+        for name in arguments.names or known:
             sys.stderr.write(f"bench: {name}\n")
-            figures += ALL[name](bench)
+            figures += known[name](bench)
     load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
     machine = f"{os.cpu_count()} CPUs, Linux {platform.release()}, load {load}"
     if arguments.json:

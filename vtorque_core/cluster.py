@@ -78,6 +78,7 @@ def run(
     stdin: bytes,
     fanout: int,
     ended: Callable[[str, int | None], None],
+    seconds: float | None = None,
 ) -> list[Answer]:
     """Run ``argv`` on each node; return what they said, equal answers together, failures first.
 
@@ -87,6 +88,7 @@ def run(
         stdin: what each command reads. It is in no argument, environment or file.
         fanout: how many nodes at a time.
         ended: called with each node and its exit code (None: time-out) as it ends.
+        seconds: for the command on one node; None: COMMAND_TIMEOUT.
 
     Raises HostFault if ClusterShell is missing.
     """
@@ -115,9 +117,8 @@ def run(
     task.set_default("stderr", True)
     task.set_info("fanout", fanout)
     task.set_info("connect_timeout", CONNECT_TIMEOUT)
-    worker = task.shell(
-        shlex.join(argv), nodes=",".join(nodes), handler=Handler(), timeout=COMMAND_TIMEOUT
-    )
+    limit = COMMAND_TIMEOUT if seconds is None else seconds
+    worker = task.shell(shlex.join(argv), nodes=",".join(nodes), handler=Handler(), timeout=limit)
     if stdin:
         worker.write(stdin)
     worker.set_write_eof()

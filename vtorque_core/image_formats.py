@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import struct
+from collections.abc import Sequence
 from typing import Literal
 
 from vtorque_core.errors import Refused
@@ -21,6 +22,8 @@ _QCOW2 = b"QFI\xfb"
 # docs/interop/qcow2.txt of QEMU: incompatible_features
 _CORRUPT, _EXTERNAL_DATA = 1 << 1, 1 << 2
 _VMDK = struct.Struct("<4sIIQQQQIQQQ")  # "VMware Virtual Disk Format 5.0", SparseExtentHeader
+_VMDK_ENTRIES = 512  # of each grain table
+_VMDK_PACKED = 1 << 16  # flags: grains are compressed, each after 12 bytes that tell its length
 _VMDK_DESCRIPTOR = 20 * 512  # bytes that QEMU 7.2 reads of it: block/vmdk.c, DESC_SIZE
 _MOST_DESCRIPTOR = 1 << 20
 _AT_END = (1 << 64) - 1
@@ -144,7 +147,7 @@ def _check_vmdk_header(descriptor: int, offset: int, file_size: int, most: int) 
     data = os.pread(descriptor, _VMDK.size, offset)
     if len(data) < _VMDK.size:
         raise Refused("is a truncated vmdk")
-    magic, _, _, capacity, _, where, length, _, _, directory, _ = _VMDK.unpack(data)
+    magic, _, flags, capacity, grain, where, length, entries, _, directory, _ = _VMDK.unpack(data)
     if magic != b"KDMV":
         raise Refused("is a truncated vmdk: it has no footer")
     if capacity == 0:
@@ -157,7 +160,41 @@ def _check_vmdk_header(descriptor: int, offset: int, file_size: int, most: int) 
         if where * 512 >= file_size:
             raise Refused("is a truncated vmdk: its description lies beyond its end")
         _check_vmdk_descriptor(os.pread(descriptor, wanted, where * 512))
-    return bool(directory == _AT_END and offset == 0)
+    if directory == _AT_END and offset == 0:
+        return True
+    if grain not in range(1, 1 << 16) or entries != _VMDK_ENTRIES:
+        raise Refused(f"is a broken vmdk: grains of {grain} sectors, tables of {entries}")
+    tables = -(-capacity // (grain * entries))
+    last = _last_grain(_numbers(descriptor, directory * 512, tables), descriptor)
+    if last:
+        size = grain * 512
+        if flags & _VMDK_PACKED:
+            (packed,) = struct.unpack("<8xI", _exactly(descriptor, 12, last * 512))
+            size = 12 + packed
+        _exactly(descriptor, 1, last * 512 + size - 1)
+    return False
+
+
+def _last_grain(tables: Sequence[int], descriptor: int) -> int:
+    """Return the first sector of the piece of data that lies last in a vmdk, 0 if none does."""
+    found = (max(_numbers(descriptor, at * 512, _VMDK_ENTRIES)) for at in tables if at)
+    return max(found, default=0)
+
+
+def _numbers(descriptor: int, offset: int, count: int) -> Sequence[int]:
+    if count > os.fstat(descriptor).st_size:
+        raise Refused("is a truncated vmdk: its tables lie beyond its end")
+    return struct.unpack(f"<{count}I", _exactly(descriptor, count * 4, offset))
+
+
+def _exactly(descriptor: int, count: int, offset: int) -> bytes:
+    try:
+        data = os.pread(descriptor, count, offset)
+    except OSError:
+        data = b""
+    if len(data) < count:
+        raise Refused("is a truncated vmdk: it ends before its data")
+    return data
 
 
 def _check_vmdk_descriptor(text: bytes) -> None:

@@ -24,6 +24,13 @@ _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 MAX_CMDLINE = 2047  # COMMAND_LINE_SIZE of x86 less its NUL: arch/x86/include/asm/setup.h of Linux
 MAX_LABELS = 64
 DISK_FORMATS = ("raw", "qcow2")
+_KINDS = {
+    **dict.fromkeys(("guest_type", "distro", "arch", "disk_format", "cmdline"), str),
+    **dict.fromkeys(("version", "builder", "created"), str),
+    "min_ram_mib": int,
+    "labels": dict,
+    "files": dict,
+}
 
 
 @dataclass(frozen=True)
@@ -121,26 +128,32 @@ def parse_sidecar(text: bytes, name: str) -> Sidecar:
         raise ValueError(f"is not of schema {SCHEMA}")
     if data.get("name") != name:
         raise ValueError(f"is of an image with another name than {name}")
+    for key, kind in _KINDS.items():
+        if type(data.get(key)) is not kind:
+            raise ValueError(f"has no {key}, or not of type {kind.__name__}")
+    for key in ("disk", "kernel", "initrd"):
+        if data.get(key) is not None and type(data[key]) is not str:
+            raise ValueError(f"has a {key} that is no file name")
     built = BuiltImage(
-        guest_type=_get(data, "guest_type", str),
-        distro=_get(data, "distro", str),
-        arch=_get(data, "arch", str),
-        min_ram_mib=_get(data, "min_ram_mib", int),
-        disk=_optional(data, "disk"),
-        disk_format=_get(data, "disk_format", str),
-        kernel=_optional(data, "kernel"),
-        initrd=_optional(data, "initrd"),
-        cmdline=_get(data, "cmdline", str),
-        labels=_get(data, "labels", dict),
+        guest_type=data["guest_type"],
+        distro=data["distro"],
+        arch=data["arch"],
+        min_ram_mib=data["min_ram_mib"],
+        disk=data.get("disk"),
+        disk_format=data["disk_format"],
+        kernel=data.get("kernel"),
+        initrd=data.get("initrd"),
+        cmdline=data["cmdline"],
+        labels=data["labels"],
     )
     check_facts(built)
-    version = _get(data, "version", str)
+    version, files, builder, created = (
+        data[key] for key in ("version", "files", "builder", "created")
+    )
     if not VERSION.fullmatch(version):
         raise ValueError("has a bad version")
-    files = _get(data, "files", dict)
-    if sorted(files) != sorted(file_names(built)):
+    if files.keys() != set(file_names(built)):
         raise ValueError("does not list exactly the files that the image has")
-    builder, created = _get(data, "builder", str), _get(data, "created", str)
     verified = str(data.get("verified") or created)
     records = {file: _record(value) for file, value in files.items()}
     sidecar = Sidecar(name, built, version, builder, created, records, verified)
@@ -199,23 +212,13 @@ def _check_labels(labels: Mapping[Any, Any]) -> None:
         raise ValueError(f"has labels that are not {MAX_LABELS} short texts at most")
 
 
-def _get(data: Mapping[str, Any], key: str, kind: type[Any]) -> Any:
-    value = data.get(key)
-    if not isinstance(value, kind) or isinstance(value, bool):
-        raise ValueError(f"has no {key}, or not of type {kind.__name__}")
-    return value
-
-
-def _optional(data: Mapping[str, Any], key: str) -> str | None:
-    return None if data.get(key) is None else str(_get(data, key, str))
-
-
 def _record(value: Any) -> FileRecord:
-    if not isinstance(value, dict):
+    if type(value) is not dict:
         raise ValueError("has a file record that is not a table")
-    sha256 = _get(value, "sha256", str)
-    if not _SHA256.fullmatch(sha256):
+    sha256 = value.get("sha256")
+    numbers: list[Any] = [value.get(key) for key in ("size", "mtime_ns", "inode")]
+    if type(sha256) is not str or not _SHA256.fullmatch(sha256):
         raise ValueError("has a bad sha256")
-    return FileRecord(
-        sha256, _get(value, "size", int), _get(value, "mtime_ns", int), _get(value, "inode", int)
-    )
+    if any(type(number) is not int for number in numbers):
+        raise ValueError("has a file record without size, mtime_ns or inode")
+    return FileRecord(sha256, *numbers)

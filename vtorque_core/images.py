@@ -131,6 +131,7 @@ def commit(
     paths: Paths | None = None,
     keep: float = 0.0,
     told: Hashed = lambda _done, _all: None,
+    expect: str = "",
 ) -> Image:
     """Check what a builder left in ``source`` and make it what image ``name`` is, as root.
 
@@ -145,6 +146,7 @@ def commit(
         paths: this node's, if its jobs use the pool.
         keep: seconds that the version before is kept for jobs of other nodes.
         told: of the hashing.
+        expect: the version that it must be, for a copy.
 
     Raises Refused for a bad name or bad files, HostFault if the disk is full.
     """
@@ -153,6 +155,8 @@ def commit(
     check_built(source, built)
     try:
         sidecar = _prepare(name, source, built, builder, told)
+        if expect not in ("", sidecar.version):
+            raise Refused(f"image {name}: its copy is {sidecar.version}, not {expect}")
         with image_store.locked(pool):
             sidecar = _switch(pool, source, sidecar, max(keep, image_store.GRACE))
         sweep(pool, paths)

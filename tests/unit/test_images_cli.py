@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable, Mapping
+import os
+import pty
+import resource
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
 from vtorque_core import images
-from vtorque_core.api import ImageBuilder
+from vtorque_core.api import ImageBuilder, hookimpl
 from vtorque_core.api_image import BuiltImage
 from vtorque_core.cli import images as command
+from vtorque_core.cli import images_common, images_list
 from vtorque_core.cli import site as cli_site
-from vtorque_core.errors import HostFault, Refused, UsageError
+from vtorque_core.errors import ConfigError, HostFault, Refused, UsageError, VtorqueError
+from vtorque_core.image_sidecar import FileRecord, Sidecar
+from vtorque_core.journal import JobHeader, Journal, job_lock
+from vtorque_core.names import Paths
+from vtorque_core.resources import ImageUse
 
 
 class Fake:
@@ -36,16 +46,45 @@ class Fake:
 def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "pool"
     path.mkdir(mode=0o755)
-    plugins = SimpleNamespace(image_builders=lambda: {"fake": ImageBuilder("fake", "a fake", Fake)})
-    site = SimpleNamespace(images=SimpleNamespace(pool=path))
-    monkeypatch.setattr(cli_site, "load_for_root", lambda config: (site, plugins))
-    monkeypatch.setattr(cli_site, "load", lambda config, node: (site, plugins))
-    monkeypatch.setattr(command, "effective_root", lambda: True)
+    (tmp_path / "site.toml").write_text(f"""
+[images]
+pool = "{path}"
+cache = "{tmp_path}/cache"
+keep = 0
+[paths]
+state = "{tmp_path}/state"
+run = "{tmp_path}/run"
+[options.img]
+deny = ["secret-*"]
+""")
+    real = cli_site.load
+
+    class Builders:
+        @hookimpl
+        def vtorque_image_builders(self) -> Iterator[ImageBuilder]:
+            yield ImageBuilder("fake", "a fake", Fake)
+
+    def load(config: Path, *, node: bool = True, only: Any = None) -> Any:
+        site, plugins = real(config, node=node, only=only)
+        plugins.register("fake", Builders(), "vtorque-fake 1.0")
+        return site, plugins
+
+    monkeypatch.setattr(cli_site, "load_for_root", load)
+    monkeypatch.setattr(cli_site, "load", load)
+    monkeypatch.setattr(images_common, "effective_root", lambda: True)
     return path
 
 
-def run(*args: str) -> Result:
-    return CliRunner().invoke(command.images, args, obj=Path("/unused.toml"))
+def run(*args: str, config: Path | None = None) -> Result:
+    return CliRunner().invoke(command.images, args, obj=config or Path(CONFIG["path"]))
+
+
+CONFIG: dict[str, str] = {}
+
+
+@pytest.fixture(autouse=True)
+def _config(tmp_path: Path) -> None:
+    CONFIG["path"] = str(tmp_path / "site.toml")
 
 
 def raised(*args: str) -> Any:
@@ -92,14 +131,14 @@ def test_only_root_changes_the_pool(
 ) -> None:
     run("build", "m", "fake")
     before = images.describe(pool, "m")
-    monkeypatch.setattr(command, "effective_root", lambda: False)
+    monkeypatch.setattr(images_common, "effective_root", lambda: False)
     assert isinstance(raised(*args), UsageError)
     assert images.describe(pool, "m") == before
 
 
 def test_bad_arguments(pool: Path) -> None:
     assert isinstance(raised("build", "../m", "fake"), Refused)
-    assert "there is: fake" in str(raised("build", "m", "other"))
+    assert "fake" in str(raised("build", "m", "other"))
     for option in ("kernel", "=x", ""):
         assert isinstance(raised("build", "m", "fake", "-o", option), UsageError)
     assert "each key once" in str(raised("build", "m", "fake", "-o", "a=1", "-o", "a=2"))
@@ -111,3 +150,229 @@ def test_failing_builder_is_named_and_leaves_nothing(pool: Path) -> None:
     assert isinstance(error, HostFault)
     assert "image builder fake failed: RuntimeError: no space" in str(error)
     assert list(pool.iterdir()) == []
+
+
+def disk(path: Path, letter: bytes = b"1") -> Path:
+    """Make a raw disk with a partition table."""
+    path.write_bytes(bytes(446) + b"\x80" + bytes(3) + b"\x83" + bytes(3) + bytes([8, 0, 0, 0]))
+    with path.open("ab") as file:
+        file.write(bytes([8, 0, 0, 0]) + bytes(48) + b"\x55\xaa" + letter * 100_000)
+        file.truncate(1 << 20)
+    return path
+
+
+FACTS = ("--guest-type", "linux", "--distro", "tiny", "--arch", "x86_64")
+
+
+def in_use(pool: Path, name: str) -> str:
+    """Have a job of this node use the image; return its id."""
+    image = images.lookup(pool, name)
+    file = image.disk or image.kernel
+    assert file is not None
+    paths = Paths(pool.parent / "state", pool.parent / "run")
+    header = JobHeader("7.srv", 0, "u", 1, "local")
+    with job_lock(paths, "7.srv"), Journal.start(paths, header) as journal:
+        journal.acquire(ImageUse(str(file.parent)), plugin="core", phase="pre-boot")
+    return "7.srv"
+
+
+def test_add_update_label_show_remove(pool: Path, tmp_path: Path) -> None:
+    file = disk(tmp_path / "tiny.img")
+    added = run("add", str(file), *FACTS, "--label", "a=b", "--min-ram", "99")
+    assert added.exit_code == 0, added.output
+    assert "tiny is in the pool: tiny x86_64, boots from its disk" in added.stdout
+    assert "note: nothing is known of its system" in added.stderr
+    assert "converting raw to qcow2" in added.stderr
+    job = in_use(pool, "tiny")
+    (row,) = json.loads(run("list", "--json").stdout)
+    assert (row["used_by"], row["min_ram_mib"], row["labels"]) == ([job], 99, {"a": "b"})
+    assert row["size"] >= row["on_disk"] > 0
+    table = run("list").stdout.splitlines()
+    assert table[0].split() == [
+        *("NAME", "TYPE", "DISTRO", "ARCH", "SIZE", "AGE", "USED", "BY", "VERIFIED")
+    ]
+    assert table[1].split()[:4] == ["tiny", "linux", "tiny", "x86_64"]
+    assert table[1].split()[6] == job
+    updated = run("update", "tiny", str(disk(file, b"2")), "--json")
+    assert updated.exit_code == 0, updated.output
+    new = json.loads(updated.stdout)
+    assert new["version"] != row["version"]
+    assert (pool / "tiny" / row["version"]).is_dir(), "a job uses it"
+    assert json.loads(run("show", "tiny").stdout)["used_by"] == [job]
+    assert run("label", "tiny", "c=d=e", "a-").stdout == "c=d=e\n"
+    assert json.loads(run("label", "tiny", "--json").stdout) == {"c": "d=e"}
+    assert f"is in use by {job}" in str(raised("remove", "tiny"))
+    removed = run("remove", "tiny", "--when-free")
+    assert removed.stdout == f"removed tiny; its files stay until {job} end\n"
+    assert json.loads(run("list", "--json").stdout) == []
+
+
+def test_removed_files_stay_for_other_nodes(pool: Path, tmp_path: Path) -> None:
+    config = tmp_path / "site.toml"
+    config.write_text(config.read_text().replace("keep = 0", 'keep = "2d"'))
+    run("build", "m", "fake")
+    said = run("remove", "m").stdout
+    assert said.startswith("removed m; its files stay for 2 days, since other nodes' jobs may")
+    assert list(pool.glob("m/v*"))
+    run("build", "m", "fake", "-o", "kernel=2")
+    assert json.loads(run("remove", "m", "--now", "--json").stdout)["kept"] == []
+    run("build", "n", "fake")
+    assert run("remove", "n", "--now").stdout == "removed n\n"
+    assert not (pool / "n").exists()
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("add", "FILE", "../m", *FACTS),
+        ("add", "FILE", "a\nb", *FACTS),
+        ("add", "FILE", "m"),
+        ("add", "FILE", "m", "--guest-type", "nonsense", *FACTS[2:]),
+        ("add", "FILE", "m", *FACTS, "--label", "x"),
+        ("add", "/dev/zero", "m", *FACTS),
+        ("update", "m", "FILE", *FACTS),
+        ("label", "m", "a"),
+        ("label", "m", "a=b"),
+        ("remove", "m"),
+        ("default", "m"),
+        ("sync", "m"),
+        ("sync", "--push"),
+    ],
+)
+def test_bad_commands_change_nothing(pool: Path, tmp_path: Path, args: tuple[str, ...]) -> None:
+    file = str(disk(tmp_path / "f.img"))
+    result = run(*(file if arg == "FILE" else arg for arg in args))
+    assert isinstance(result.exception, VtorqueError)
+    assert "\n" not in str(result.exception)
+    assert list(pool.iterdir()) == []
+    assert "default =" not in (tmp_path / "site.toml").read_text()
+
+
+def test_users_see_what_they_may_use(pool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("open", "secret-1"):
+        run("build", name, "fake")
+    assert {row["name"] for row in json.loads(run("list", "--json").stdout)} == {"open", "secret-1"}
+    for module in (command, images_common):
+        monkeypatch.setattr(module, "effective_root", lambda: False)
+    assert {row["name"] for row in json.loads(run("list", "--json").stdout)} == {"open"}
+    assert "secret" not in run("list").stdout
+    assert run("show", "open").exit_code == 0
+    for args in (("show", "secret-1"), ("label", "secret-1"), ("verify", "secret-1")):
+        assert "img=secret-1: is not allowed" in str(raised(*args))
+    assert "secret" not in run("verify").stdout
+
+
+def test_default(pool: Path, tmp_path: Path) -> None:
+    config = tmp_path / "site.toml"
+    run("build", "m", "fake")
+    run("build", "secret-1", "fake")
+    assert run("default").stdout.startswith("none: ")
+    before = config.read_text()
+    assert run("default", "m").stdout == "m\n"
+    assert config.read_text() == before.replace("[options.img]\n", '[options.img]\ndefault = "m"\n')
+    assert json.loads(run("default", "--json").stdout) == {"default": "m"}
+    assert "m*" in run("list").stdout
+    run("build", "n", "fake")
+    run("default", "n")
+    assert config.read_text() == before.replace("[options.img]\n", '[options.img]\ndefault = "n"\n')
+    kept = config.read_text()
+    assert isinstance(raised("default", "secret-1"), ConfigError), "policy forbids it"
+    assert isinstance(raised("default", "other"), Refused)
+    assert config.read_text() == kept
+
+
+def test_sync_on_this_node(pool: Path, tmp_path: Path) -> None:
+    run("build", "m", "fake")
+    assert run("sync").stdout == "copied: m\n"
+    done = json.loads(run("sync", "m", "--json").stdout)
+    assert done == {"copied": [], "same": ["m"], "removed": []}
+    assert images.verify(tmp_path / "cache", "m").name == "m"
+
+
+def test_sync_without_a_cache_says_what_to_set(pool: Path, tmp_path: Path) -> None:
+    config = tmp_path / "site.toml"
+    config.write_text(config.read_text().replace(f'cache = "{tmp_path}/cache"', ""))
+    assert "[images] cache is not set" in str(raised("sync"))
+
+
+def test_a_table_on_a_terminal(pool: Path) -> None:
+    run("build", "m", "fake")
+    (row,) = json.loads(run("list", "--json").stdout)
+    shown = _on_terminal(lambda: images_list.show([row, {"name": "x", "broken": "bad [b]"}]))
+    assert "NAME" in shown and "x  broken: bad [b]" in shown
+    many = _on_terminal(lambda: images_list.show([row] * 500))
+    assert many.count("micro") == 500
+
+
+def _on_terminal(work: Callable[[], None]) -> str:
+    """Run it in a child on a terminal of its own and return what is shown."""
+    pid, master = pty.fork()
+    if pid == 0:
+        try:
+            sys.stdout = os.fdopen(1, "w")
+            work()
+            sys.stdout.flush()
+        finally:
+            os._exit(0)
+    shown = b""
+    with contextlib.suppress(OSError):
+        while data := os.read(master, 65536):
+            shown += data
+    os.waitpid(pid, 0)
+    os.close(master)
+    return shown.decode()
+
+
+# -- speed ----------------------------------------------------------------------------------------
+
+
+def test_2000_images_are_listed_in_less_than_0_3_s_of_cpu_time(tmp_path: Path) -> None:
+    """The whole command, as a user calls it, interpreter and plugins included."""
+    pool = tmp_path / "pool"
+    many_images(pool, 2000)
+    config = tmp_path / "site.toml"
+    config.write_text(f'[images]\npool = "{pool}"\n[paths]\nstate = "{tmp_path}/state"\n')
+    program = str(Path(sys.executable).with_name("vmgr"))
+    costs = []
+    for argv in (("list",), ("list", "--json"), ("list",)):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        command = [program, "--config", str(config), "images", *argv]
+        done = subprocess.run(command, capture_output=True, check=True, timeout=60)
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        assert done.stdout.count(b"tiny") >= 2000
+        costs.append(used.ru_utime + used.ru_stime - before.ru_utime - before.ru_stime)
+    assert min(costs) < 0.3, costs
+
+
+def test_listing_hashes_nothing_and_starts_nothing(pool: Path, tmp_path: Path) -> None:
+    many_images(tmp_path / "many", 3)
+    code = (
+        "import sys; from pathlib import Path; from vtorque_core import image_pool\n"
+        "seen = []; sys.addaudithook(lambda e, a: seen.append((e, str(a))))\n"
+        f"found = image_pool.listing(Path({str(tmp_path / 'many')!r}))\n"
+        "assert len(found) == 3\n"
+        "started = ('subprocess', 'os.posix_spawn', 'os.fork')\n"
+        "assert not [e for e, _ in seen if e.startswith(started)]\n"
+        "opened = [a for e, a in seen if e == 'open']\n"
+        "assert len(opened) == 3 and all('image.json' in a for a in opened), opened\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def many_images(pool: Path, count: int) -> None:
+    """Fill a pool with images of three files each."""
+    pool.mkdir(mode=0o755, parents=True)
+    files = {"disk": "disk.qcow2", "kernel": "vmlinuz", "initrd": "initrd"}
+    built = BuiltImage("linux", "tiny", "x86_64", 256, labels={"init": "cloud-init"}, **files)  # type: ignore[arg-type]
+    for number in range(count):
+        name, version = f"image-{number:04}", "v0"
+        home = pool / name / version
+        home.mkdir(mode=0o755, parents=True)
+        records = {}
+        for file in files.values():
+            (home / file).write_bytes(b"x")
+            (home / file).chmod(0o644)
+            records[file] = FileRecord.of("0" * 64, (home / file).lstat())
+        now = "2025-01-01T00:00:00+00:00"
+        sidecar = Sidecar(name, built, version, "test", now, records)
+        (pool / name / "image.json").write_text(json.dumps(sidecar.as_json(), indent=2))

@@ -46,7 +46,7 @@ def through_the_journal(resource: Resource, tmp_path: Path) -> Resource:
 
 def test_survivors_of_a_reboot():
     lasting = {name for name, kind in CORE_KINDS.items() if not kind.volatile}
-    assert lasting == {"file", "tree", "overlay"}
+    assert lasting == {"file", "image", "tree", "overlay"}
     assert {name for name, k in CORE_KINDS.items() if k.blocking} == {
         "domain",
         "process",

@@ -1,168 +1,170 @@
-"""``vmgr images``: list, build, verify and remove images. Only root changes the pool."""
+"""``vmgr images``: what there is, and small changes. Only root changes the pool."""
 
 from __future__ import annotations
 
-import json
-import sys
-from pathlib import Path
-
 import click
 
-from vtorque_core import images as pool_of
-from vtorque_core.api_image import BuiltImage
-from vtorque_core.api_node import Image
-from vtorque_core.cli.progress import progress
-from vtorque_core.errors import EXIT_FAILED, HostFault, Refused, UsageError, VtorqueError
+from vtorque_core.cli.images_common import (
+    as_json,
+    bars,
+    check_allowed,
+    refused_by,
+    root_site,
+    site_of,
+    write_json,
+)
+from vtorque_core.cli.lazy import HELP, LazyGroup
+from vtorque_core.errors import EXIT_FAILED, Refused, UsageError, printable
 from vtorque_core.trust import effective_root
 
+_MAKE, _SYNC = "vtorque_core.cli.images_make", "vtorque_core.cli.images_sync"
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+
+@click.group(
+    cls=LazyGroup,
+    lazy={
+        "add": (f"{_MAKE}:add", "Put a disk image into the pool."),
+        "build": (f"{_MAKE}:build", "Build an image and put it into the pool."),
+        "update": (f"{_MAKE}:update", "Give an image a new base; running jobs keep theirs."),
+        "default": (f"{_SYNC}:default", "Show or set the image of jobs that name none."),
+        "sync": (f"{_SYNC}:sync", "Copy images to the nodes' own caches."),
+    },
+    context_settings=HELP,
+)
 def images() -> None:
-    """List, build, verify and remove the images that guests start from."""
+    """Look at the images that guests start from, and manage them."""
 
 
 @images.command("list")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@as_json
 @click.pass_context
 def list_command(ctx: click.Context, as_json: bool) -> None:
-    """List the images of the pool. Exit code 1 if one of them is broken."""
-    found = pool_of.scan(_pool(ctx))
+    """List the images that you may use. Exit code 1 if one of them is broken."""
+    from vtorque_core.cli import images_list  # noqa: PLC0415
+    from vtorque_core.image_pool import Broken, listing  # noqa: PLC0415
+
+    site = site_of(ctx)
+    found = listing(site.images.pool)
+    if not effective_root():
+        found = [item for item in found if refused_by(site, item.name) is None]
+    uses = images_list.uses(site.paths)
+    rows = [images_list.row(item, site, uses) for item in found]
     if as_json:
-        sys.stdout.write(json.dumps([_row(item) for item in found], indent=2) + "\n")
+        write_json(rows)
     else:
-        _print_table(found)
-    if any(isinstance(item, pool_of.Broken) for item in found):
+        images_list.show(rows)
+    if any(isinstance(item, Broken) for item in found):
         ctx.exit(EXIT_FAILED)
 
 
 @images.command()
 @click.argument("name")
+@as_json
 @click.pass_context
-def show(ctx: click.Context, name: str) -> None:
-    """Show the sidecar of an image, as JSON."""
-    sidecar = pool_of.describe(_pool(ctx), name)
-    sys.stdout.write(json.dumps(sidecar.as_json(), indent=2) + "\n")
+def show(ctx: click.Context, name: str, as_json: bool) -> None:
+    """Show the sidecar of an image and the jobs that use it; always as JSON."""
+    from vtorque_core.cli import images_list  # noqa: PLC0415
+    from vtorque_core.image_pool import describe  # noqa: PLC0415
 
-
-@images.command()
-@click.argument("name")
-@click.argument("builder")
-@click.option(
-    "-o",
-    "options",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Option of the builder; repeatable.",
-)
-@click.pass_context
-def build(ctx: click.Context, name: str, builder: str, options: tuple[str, ...]) -> None:
-    """Build an image and put it into the pool as NAME, replacing an older one."""
-    _need_root()
-    from vtorque_core.cli.site import load_for_root  # noqa: PLC0415
-
-    pool_of.check_name(name)
-    arguments = _arguments(options)
-    site, plugins = load_for_root(_config(ctx))
-    builders = plugins.image_builders()
-    if builder not in builders:
-        known = ", ".join(sorted(builders)) or "none"
-        raise Refused(f"no plugin brings the image builder {builder!r} (there is: {known})")
-    pool = site.images.pool
-    with pool_of.staging(pool) as staging, progress() as step:
-        try:
-            built: BuiltImage = builders[builder].builder().build(arguments, staging, step)
-        except VtorqueError:
-            raise
-        except Exception as error:
-            message = f"image builder {builder} failed: {type(error).__name__}: {error}"
-            raise HostFault(message) from error
-        step("checking and hashing")
-        image = pool_of.commit(pool, name, staging, built, builder)
-        step(f"{name} is in the pool: sha256 {image.sha256}")
+    del as_json
+    site = site_of(ctx)
+    check_allowed(site, name)
+    sidecar = describe(site.images.pool, name)
+    users = images_list.users(images_list.uses(site.paths), f"{site.images.pool}/{name}/")
+    write_json({**sidecar.as_json(), "used_by": None if users is None else list(users)})
 
 
 @images.command()
 @click.argument("names", nargs=-1)
+@as_json
 @click.pass_context
-def verify(ctx: click.Context, names: tuple[str, ...]) -> None:
-    """Hash the files of images (default: all). As root, accept the inodes of a copied pool.
+def verify(ctx: click.Context, names: tuple[str, ...], as_json: bool) -> None:
+    """Hash the files of images (default: all), check their disks and who can read them.
 
-    Exit code 1 if a file is not what was built.
+    As root, note when that was, and accept the inodes of a copied pool. Exit code 1 if a file is
+    not what was built.
     """
-    pool = _pool(ctx)
-    failed = False
-    for name in names or [item.name for item in pool_of.scan(pool)]:
-        try:
-            image = pool_of.verify(pool, name)
-        except Refused as error:
-            failed = True
-            click.echo(str(error), err=True)
+    from vtorque_core import images as pool_of  # noqa: PLC0415
+
+    site = site_of(ctx)
+    pool = site.images.pool
+    for name in names:
+        check_allowed(site, name)
+    all_names = [i.name for i in pool_of.listing(pool) if refused_by(site, i.name) is None]
+    rows = []
+    with bars() as told:
+        for name in names or all_names:
+            told.step(f"hashing {printable(name)}")
+            try:
+                image = pool_of.verify(pool, name, told.told)
+                rows.append({"name": name, "ok": True, "sha256": image.sha256})
+            except Refused as error:
+                rows.append({"name": name, "ok": False, "reason": str(error)})
+    if as_json:
+        write_json(rows)
+    for row in () if as_json else rows:
+        if row["ok"]:
+            click.echo(f"{row['name']}: ok, sha256 {row['sha256']}")
         else:
-            click.echo(f"{name}: ok, sha256 {image.sha256}")
-    if failed:
+            click.echo(row["reason"], err=True)
+    if not all(row["ok"] for row in rows):
         ctx.exit(EXIT_FAILED)
 
 
 @images.command()
 @click.argument("name")
+@click.option("--when-free", is_flag=True, help="Also if jobs use it: files go with the last.")
+@click.option("--now", is_flag=True, help="Keep no files for jobs of other nodes.")
+@as_json
 @click.pass_context
-def remove(ctx: click.Context, name: str) -> None:
-    """Remove an image. Guests that run from it are not disturbed."""
-    _need_root()
-    pool_of.remove(_pool(ctx), name)
-    click.echo(f"removed {name}")
+def remove(ctx: click.Context, name: str, when_free: bool, now: bool, as_json: bool) -> None:
+    """Remove an image. Refused while jobs of this node use it.
+
+    Jobs of other nodes that share the pool cannot be seen: the files stay for [images] keep,
+    unless --now is given. No new job gets the image.
+    """
+    from vtorque_core import images as pool_of  # noqa: PLC0415
+
+    site, _ = root_site(ctx)
+    keep = 0.0 if now else site.images.keep
+    left = pool_of.remove(site.images.pool, name, paths=site.paths, keep=keep, when_free=when_free)
+    if as_json:
+        write_json({"name": name, "used_by": list(left.used_by), "kept": list(left.kept)})
+        return
+    why = []
+    if left.used_by:
+        why.append(f"until {', '.join(left.used_by)} end")
+    if left.kept and keep > 0:
+        why.append(f"for {keep / 86400:g} days, since other nodes' jobs may use them (--now)")
+    click.echo(f"removed {name}" + (f"; its files stay {' and '.join(why)}" if why else ""))
 
 
-def _config(ctx: click.Context) -> Path:
-    """Return the path of the site config, which ``vmgr`` puts into the context."""
-    path: Path = ctx.obj
-    return path
+@images.command()
+@click.argument("name")
+@click.argument("labels", nargs=-1, metavar="[KEY=VALUE | KEY-]...")
+@as_json
+@click.pass_context
+def label(ctx: click.Context, name: str, labels: tuple[str, ...], as_json: bool) -> None:
+    """Show, set (KEY=VALUE) or remove (KEY-) labels of an image. Its content stays the same."""
+    from vtorque_core import images as pool_of  # noqa: PLC0415
 
-
-def _pool(ctx: click.Context) -> Path:
-    from vtorque_core.cli.site import load  # noqa: PLC0415
-
-    site, _ = load(_config(ctx), node=False)
-    return site.images.pool
-
-
-def _need_root() -> None:
-    if not effective_root():
-        raise UsageError("only root can change the image pool")
-
-
-def _arguments(options: tuple[str, ...]) -> dict[str, str]:
-    """Return the builder's options. Raises UsageError for one that is not KEY=VALUE, or twice."""
-    arguments: dict[str, str] = {}
-    for option in options:
-        key, equals, value = option.partition("=")
-        if not equals or not key or key in arguments:
-            raise UsageError(f"-o {option}: must be KEY=VALUE, each key once")
-        arguments[key] = value
-    return arguments
-
-
-def _row(item: Image | pool_of.Broken) -> dict[str, object]:
-    if isinstance(item, pool_of.Broken):
-        return {"name": item.name, "broken": item.reason}
-    return {
-        "name": item.name,
-        "guest_type": item.guest_type,
-        "distro": item.distro,
-        "arch": item.arch,
-        "min_ram_mib": item.min_ram_mib,
-        "sha256": item.sha256,
-        "labels": dict(item.labels),
-    }
-
-
-def _print_table(found: list[Image | pool_of.Broken]) -> None:
-    width = max([len(item.name) for item in found], default=0)
-    for item in found:
-        if isinstance(item, pool_of.Broken):
-            click.echo(f"{item.name:{width}}  broken: {item.reason}")
+    changes: dict[str, str | None] = {}
+    for word in labels:
+        key, equals, value = word.partition("=")
+        if not equals and word.endswith("-") and len(word) > 1:
+            changes[word[:-1]] = None
+        elif equals and key:
+            changes[key] = value
         else:
-            click.echo(
-                f"{item.name:{width}}  {item.guest_type:8} {item.distro:10} {item.arch:8} "
-                f"{item.min_ram_mib:6} MiB  {item.sha256[:12]}"
-            )
+            raise UsageError(f"{printable(word)}: write KEY=VALUE, or KEY- to remove a label")
+    site = root_site(ctx)[0] if changes else site_of(ctx)
+    check_allowed(site, name)
+    if changes:
+        sidecar = pool_of.label(site.images.pool, name, changes, site.paths)
+    else:
+        sidecar = pool_of.describe(site.images.pool, name)
+    found = dict(sorted(sidecar.built.labels.items()))
+    if as_json:
+        write_json(found)
+    for key, text in () if as_json else found.items():
+        click.echo(f"{key}={text}")

@@ -1,0 +1,356 @@
+"""``vmgr images add`` and ``update``: what is taken, what is found out, and what it costs."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import struct
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from vtorque_core import image_probe, image_tool, images
+from vtorque_core.errors import Refused
+from vtorque_core.image_add import Added, Wishes, add
+from vtorque_core.image_formats import check_kernel
+
+MIB = 1 << 20
+KNOWN = Wishes(guest_type="linux", distro="tiny", arch="x86_64")
+OS_RELEASE = 'PRETTY_NAME="Tiny \'1\'"\nID=tiny\nID_LIKE="ubuntu debian"\nbroken="\n'
+
+
+class Told:
+    """Writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.steps: list[str] = []
+        self.parts: list[tuple[int, int]] = []
+
+    def step(self, text: str) -> None:
+        self.steps.append(text)
+
+    def told(self, done: int, total: int) -> None:
+        self.parts.append((done, total))
+
+
+@pytest.fixture
+def pool(tmp_path: Path) -> Path:
+    path = tmp_path / "pool"
+    path.mkdir(mode=0o755)
+    return path
+
+
+def elf(machine: int = 62, order: str = "<") -> bytes:
+    head = b"\x7fELF\x02" + (b"\x01" if order == "<" else b"\x02") + b"\x01" + bytes(9)
+    return head + struct.pack(f"{order}HH", 2, machine) + bytes(200)
+
+
+def bzimage(version: str) -> bytes:
+    return bytes(0x202) + b"HdrS" + version.encode() + bytes(4096)
+
+
+def system(tmp_path: Path, machine: int = 62, order: str = "<") -> Path:
+    """Make the tree of a small Linux."""
+    root = tmp_path / "root"
+    for directory in ("boot", "usr/lib", "usr/bin", "etc"):
+        (root / directory).mkdir(parents=True)
+    (root / "usr/lib/os-release").write_text(OS_RELEASE)
+    (root / "usr/bin/env").write_bytes(elf(machine, order))
+    (root / "usr/bin/cloud-init").touch()
+    for version in ("6.1.0-9-amd64", "6.1.0-10-amd64"):
+        (root / f"boot/vmlinuz-{version}").write_bytes(bzimage(version))
+        (root / f"boot/initrd.img-{version}").write_bytes(version.encode())
+    (root / "boot/vmlinuz-7.0-without-initramfs").write_bytes(b"x")
+    return root
+
+
+def ext4(disk: Path, root: Path, size: int, offset: int = 0) -> Path:
+    """Write a tree to an ext4 file system in a file."""
+    with disk.open("ab") as file:
+        file.truncate(offset + size)
+    argv = ["mke2fs", "-q", "-t", "ext4", "-d", str(root), "-E", f"offset={offset}", str(disk)]
+    subprocess.run([*argv, f"{size // 1024}k"], check=True, timeout=60)
+    return disk
+
+
+def mbr(disk: Path, start: int, size: int) -> Path:
+    with disk.open("r+b") as file:
+        file.seek(446)
+        file.write(bytes(64))
+        file.seek(446)
+        file.write(struct.pack("<B3sB3sII", 0x80, b"", 0x83, b"", start // 512, size // 512))
+        file.seek(510)
+        file.write(b"\x55\xaa")
+    return disk
+
+
+def gpt(disk: Path, start: int, size: int) -> Path:
+    mbr(disk, 512, disk.stat().st_size - 512)
+    with disk.open("r+b") as file:
+        file.seek(450)
+        file.write(b"\xee")
+        file.seek(512)
+        file.write(struct.pack("<8s64xQII", b"EFI PART", 2, 128, 128))
+        file.seek(1024 + 128)  # the second entry; the first is not used
+        file.write(struct.pack("<16s16sQQ", b"x", b"y", start // 512, (start + size) // 512 - 1))
+    return disk
+
+
+def content(image: Path) -> bytes:
+    """Return what a guest reads from a disk of the pool."""
+    raw = image.parent.parent.parent.parent / "read.raw"
+    argv = ["qemu-img", "convert", "-f", "qcow2", "-O", "raw", str(image), str(raw)]
+    subprocess.run(argv, check=True, timeout=60)
+    return raw.read_bytes()
+
+
+def put(pool: Path, file: Path, wishes: Wishes = KNOWN, name: str = "m", **more: bool) -> Added:
+    return add(pool, name, file, wishes, Told(), **more)  # type: ignore[arg-type]
+
+
+FORMATS = {
+    "qcow2": ("qcow2",),
+    "qcow2, packed": ("qcow2", "-c"),
+    "qcow2, version 2": ("qcow2", "-o", "compat=0.10"),
+    "vmdk": ("vmdk",),
+    "vmdk, packed": ("vmdk", "-o", "subformat=streamOptimized"),
+    "vhdx": ("vhdx",),
+    "raw": ("raw",),
+}
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_every_format_becomes_the_same_qcow2(pool: Path, tmp_path: Path, kind: str) -> None:
+    raw = tmp_path / "disk.raw"
+    raw.write_bytes(os.urandom(3 * MIB) + bytes(5 * MIB) + b"end" + bytes(MIB - 3))
+    mbr(raw, MIB, 4 * MIB)
+    into, *options = FORMATS[kind]
+    file = tmp_path / "disk.in"
+    argv = ["qemu-img", "convert", "-f", "raw", "-O", into, *options, str(raw), str(file)]
+    subprocess.run(argv, check=True, timeout=60)
+    before = file.read_bytes(), file.stat().st_mtime_ns
+    image = put(pool, file).image
+    assert (file.read_bytes(), file.stat().st_mtime_ns) == before
+    assert image.disk is not None
+    assert (image.disk_format, image.kernel, image.min_ram_mib) == ("qcow2", None, 256)
+    assert content(image.disk)[: 9 * MIB] == raw.read_bytes()
+    assert images.verify(pool, "m") == image
+    assert [p.name for p in pool.iterdir()] == ["m"]
+    status = image.disk.stat()
+    assert (status.st_uid, status.st_mode & 0o7777) == (os.geteuid(), 0o644)
+
+
+def test_an_internal_snapshot_is_left_behind(pool: Path, tmp_path: Path) -> None:
+    file = tmp_path / "f"
+    for argv in (
+        ("qemu-img", "create", "-q", "-f", "qcow2", file, "8M"),
+        ("qemu-img", "snapshot", "-c", "old", file),
+    ):
+        subprocess.run([str(a) for a in argv], check=True, timeout=60)
+    image = put(pool, file).image
+    listed = ["qemu-img", "snapshot", "-l", str(image.disk)]
+    assert not subprocess.run(listed, check=True, capture_output=True, timeout=60).stdout
+
+
+@pytest.mark.parametrize("table", [None, mbr, gpt])
+@pytest.mark.parametrize("kind", ["raw", "qcow2"])
+def test_system_and_kernel_are_found_in_a_disk(
+    pool: Path, tmp_path: Path, table: object, kind: str
+) -> None:
+    start = MIB if table else 0
+    disk = ext4(tmp_path / "disk.raw", system(tmp_path), 16 * MIB, start)
+    if callable(table):
+        table(disk, start, 16 * MIB)
+    if kind == "qcow2":
+        argv = ["qemu-img", "convert", "-O", "qcow2", str(disk), str(tmp_path / "disk.qcow2")]
+        subprocess.run(argv, check=True, timeout=60)
+        disk = tmp_path / "disk.qcow2"
+    added = put(pool, disk, Wishes())
+    image = added.image
+    assert (image.guest_type, image.distro, image.arch) == ("linux", "tiny", "x86_64")
+    assert dict(image.labels) == {"family": "debian", "init": "cloud-init"}
+    assert image.kernel is not None
+    assert image.initrd is not None
+    assert image.kernel.read_bytes() == bzimage("6.1.0-10-amd64"), "10 is newer than 9"
+    assert image.initrd.read_bytes() == b"6.1.0-10-amd64"
+    found = image_probe._ext(os.open(tmp_path / "disk.raw", os.O_RDONLY), start)
+    assert image.cmdline == f"root=UUID={found} ro"
+    assert added.notes == ()
+
+
+@pytest.mark.parametrize(
+    ("machine", "order", "arch"), [(183, "<", "aarch64"), (243, "<", "riscv64"), (22, ">", "s390x")]
+)
+def test_other_architectures(
+    pool: Path, tmp_path: Path, machine: int, order: str, arch: str
+) -> None:
+    root = system(tmp_path, machine, order)
+    shutil.rmtree(root / "boot")
+    added = put(pool, ext4(tmp_path / "d", root, 8 * MIB), Wishes())
+    assert added.image.arch == arch
+    assert added.notes == ("no kernel with an initramfs in /boot: it boots from its disk",)
+
+
+def test_a_kernel_in_the_disk_that_is_none_is_left_there(pool: Path, tmp_path: Path) -> None:
+    root = system(tmp_path)
+    (root / "boot/vmlinuz-6.1.0-10-amd64").write_bytes(b"MZ" * 500)
+    added = put(pool, ext4(tmp_path / "d", root, 16 * MIB), Wishes())
+    assert (added.image.kernel, added.image.initrd, added.image.cmdline) == (None, None, "")
+    assert "is no kernel: it boots from its disk" in added.notes[0]
+
+
+def test_names_in_a_disk_are_no_commands(pool: Path, tmp_path: Path) -> None:
+    """debugfs takes commands as text: a file's name must not become one."""
+    root = system(tmp_path)
+    for name in ("vmlinuz-9 x", "vmlinuz-9;quit", 'vmlinuz-9"', "vmlinuz-9\nquit"):
+        (root / "boot" / name).write_bytes(b"x")
+    image = put(pool, ext4(tmp_path / "d", root, 16 * MIB), Wishes()).image
+    assert image.kernel is not None
+    assert image.kernel.read_bytes() == bzimage("6.1.0-10-amd64")
+
+
+def test_links_in_a_disk_lead_nowhere_outside(pool: Path, tmp_path: Path) -> None:
+    root = system(tmp_path)
+    (root / "usr/lib/os-release").unlink()
+    (root / "usr/lib/os-release").symlink_to("/etc/shadow")
+    (root / "etc/os-release").symlink_to("../../../../etc/passwd")
+    with pytest.raises(Refused, match="say --guest-type, --distro, --arch"):
+        put(pool, ext4(tmp_path / "d", root, 16 * MIB), Wishes())
+
+
+def test_boot_from_the_disk_when_asked(pool: Path, tmp_path: Path) -> None:
+    disk = ext4(tmp_path / "d", system(tmp_path), 16 * MIB)
+    image = put(pool, disk, Wishes(boot="disk")).image
+    assert (image.kernel, image.cmdline) == (None, "")
+
+
+def test_a_kernel_of_ones_own(pool: Path, tmp_path: Path) -> None:
+    disk = ext4(tmp_path / "d", system(tmp_path), 16 * MIB)
+    (tmp_path / "k").write_bytes(bzimage("own"))
+    (tmp_path / "i").write_bytes(b"initramfs")
+    wishes = Wishes(kernel=tmp_path / "k", initrd=tmp_path / "i", cmdline="root=/dev/vda")
+    image = put(pool, disk, wishes).image
+    assert image.kernel is not None
+    assert image.initrd is not None
+    assert image.kernel.read_bytes() == bzimage("own")
+    assert image.initrd.read_bytes() == b"initramfs"
+    assert image.cmdline == "root=/dev/vda"
+
+
+def test_a_boot_sector_of_code_is_no_partition_table(pool: Path, tmp_path: Path) -> None:
+    disk = ext4(tmp_path / "d", system(tmp_path), 16 * MIB)
+    with disk.open("r+b") as file:
+        file.seek(440)
+        file.write(b"\xeb" * 70 + b"\x55\xaa")
+    assert put(pool, disk, Wishes()).image.distro == "tiny"
+
+
+def test_an_elf_file_is_a_kernel_without_a_disk(pool: Path, tmp_path: Path) -> None:
+    (tmp_path / "loader.elf").write_bytes(elf())
+    wishes = Wishes(guest_type="osv", distro="OSV", cmdline="/hello.so", labels={"a": "b"})
+    image = put(pool, tmp_path / "loader.elf", wishes).image
+    assert image.kernel is not None
+    assert (image.disk, image.arch, image.kernel.read_bytes()) == (None, "x86_64", elf())
+    assert (image.cmdline, image.labels) == ("/hello.so", {"a": "b"})
+
+
+def test_what_is_a_kernel() -> None:
+    for head in (bzimage(""), elf(), bytes(56) + b"ARM\x64"):
+        check_kernel(head)
+    for head in (b"", b"MZ", bytes(4096)):
+        with pytest.raises(Refused, match="is no kernel"):
+            check_kernel(head)
+
+
+def test_add_takes_no_name_that_is_there_and_update_only_such(pool: Path, tmp_path: Path) -> None:
+    disk = mbr(ext4(tmp_path / "d", system(tmp_path), 16 * MIB, MIB), MIB, 16 * MIB)
+    with pytest.raises(Refused, match="no such image"):
+        put(pool, disk, update=True)
+    put(pool, disk)
+    with pytest.raises(Refused, match="there is an image m: vmgr images update m FILE"):
+        put(pool, disk)
+
+
+def test_update_keeps_what_is_not_said(pool: Path, tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    for path, letter in ((one, b"1"), (two, b"2")):
+        path.write_bytes(letter * MIB)
+        mbr(path, 4096, 8192)
+    wishes = Wishes("linux", "tiny", "x86_64", min_ram_mib=77, labels={"a": "1", "b": "2"})
+    old = put(pool, one, wishes).image
+    new = put(pool, two, Wishes(labels={"b": "3"}), update=True).image
+    assert new.sha256 != old.sha256
+    assert (new.distro, new.min_ram_mib, new.labels) == ("tiny", 77, {"a": "1", "b": "3"})
+    assert old.disk is not None
+    assert old.disk.exists(), "for jobs that are being started"
+
+
+def test_progress_is_told(pool: Path, tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(os.urandom(4 * MIB))
+    mbr(tmp_path / "f", 4096, 8192)
+    told = Told()
+    add(pool, "m", tmp_path / "f", KNOWN, told)
+    assert told.steps == [
+        "copying 'f'",
+        "looking for a system in it",
+        "converting raw to qcow2",
+        "checking and hashing",
+    ]
+    assert (100, 100) in told.parts
+    assert all(0 <= done <= total for done, total in told.parts)
+
+
+def test_a_large_empty_disk_costs_what_its_data_costs(pool: Path, tmp_path: Path) -> None:
+    """20 GB with 8 MB of data: as cheap as 8 MB with as many data."""
+    data = os.urandom(8 * MIB)
+
+    def cost(size: int) -> tuple[float, int]:
+        file = tmp_path / f"{size}.raw"
+        with file.open("wb") as out:
+            out.truncate(size)
+            out.write(data[: 4 * MIB])
+            out.seek(size - 4 * MIB)
+            out.write(data[4 * MIB :])
+        mbr(file, 4096, 8192)
+        before = [resource.getrusage(who) for who in _WHO]
+        image = put(pool, file, name=f"m{size}").image
+        used = [resource.getrusage(who) for who in _WHO]
+        assert image.disk is not None
+        pairs = zip(before, used, strict=True)
+        cpu = sum(b.ru_utime + b.ru_stime - a.ru_utime - a.ru_stime for a, b in pairs)
+        return cpu, image.disk.stat().st_blocks * 512
+
+    small, on_disk = min(cost(8 * MIB), cost(9 * MIB))
+    start = time.monotonic()
+    large, large_on_disk = cost(20 * 10**9)
+    assert time.monotonic() - start < 10
+    assert large < 3 * small + 0.3, (large, small)
+    assert large_on_disk < on_disk + 8 * MIB
+
+
+_WHO = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+
+
+@pytest.mark.parametrize("holes", [True, False])
+def test_a_copy_is_the_same_whatever_the_file_system_can(
+    pool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, holes: bool
+) -> None:
+    file = tmp_path / "f"
+    with file.open("wb") as out:
+        out.write(os.urandom(100_001))
+        out.seek(40 * MIB)
+        out.write(os.urandom(17))
+        out.truncate(41 * MIB + 3)
+    if not holes:
+
+        def refuse(*_: object) -> int:
+            raise OSError(18, "Invalid cross-device link")
+
+        monkeypatch.setattr(os, "copy_file_range", refuse)
+    with image_tool.opened(file) as source, image_tool.fresh(tmp_path / "g") as target:
+        image_tool.copy(source, target, pool, lambda *_: None)
+    assert (tmp_path / "g").read_bytes() == file.read_bytes()
+    assert (tmp_path / "g").stat().st_blocks * 512 < 2 * MIB

@@ -1,0 +1,402 @@
+"""SIGKILL before every change that a command makes to the disk: the pool has the old image or the
+new one, whole, and the next command leaves nothing of the killed one.
+
+The points are not listed anywhere: Python's audit events tell each call that changes a file
+(PEP 578, "Audit events table" of the library reference), and a child is killed before the n-th.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from vtorque_core import image_sync, image_tool, images
+from vtorque_core.api_image import BuiltImage
+from vtorque_core.errors import Refused
+from vtorque_core.image_add import Wishes, add
+from vtorque_core.journal import JobHeader, Journal, job_lock
+from vtorque_core.names import Paths
+from vtorque_core.plugins import Plugins
+from vtorque_core.reap import release_job
+from vtorque_core.resources import ImageUse
+
+CHANGES = {
+    *("os.rename", "os.mkdir", "os.rmdir", "os.remove", "os.chmod", "os.chown", "os.truncate"),
+    *("subprocess.Popen", "os.posix_spawn"),
+}
+BUILT = BuiltImage("linux", "micro", "x86_64", 64, kernel="k", initrd="i")
+_WRITING = os.O_WRONLY | os.O_RDWR
+MOST = 400  # points of one command
+
+
+class Quiet:
+    """Is told, says nothing."""
+
+    def step(self, text: str) -> None:
+        pass
+
+    def told(self, done: int, total: int) -> None:
+        pass
+
+
+@dataclass
+class Site:
+    """A pool, a cache, and a node's directories."""
+
+    top: Path
+
+    def __post_init__(self) -> None:
+        self.pool, self.cache = self.top / "pool", self.top / "cache"
+        self.paths = Paths(self.top / "state", self.top / "run")
+        for path in (self.pool, self.cache):
+            path.mkdir(mode=0o755, parents=True)
+
+    def put(self, name: str, kernel: bytes, pool: Path | None = None) -> str:
+        pool = pool or self.pool
+        with images.staging(pool, self.paths) as staging:
+            (staging / "k").write_bytes(kernel)
+            (staging / "i").write_bytes(b"initrd")
+            return images.commit(pool, name, staging, BUILT, "t", paths=self.paths).sha256
+
+    def use(self, name: str) -> None:
+        kernel = images.lookup(self.pool, name).kernel
+        assert kernel is not None
+        header = JobHeader("1", 0, "u", 1, "local")
+        with job_lock(self.paths, "1"), Journal.start(self.paths, header) as journal:
+            journal.acquire(ImageUse(str(kernel.parent)), plugin="core", phase="pre-boot")
+
+    def end(self) -> None:
+        for report in release_job(self.paths, "1", plugins_for=lambda _: Plugins(), deadline=20):
+            assert report.clean, report.lines()
+
+    def there(self) -> dict[str, str]:
+        """Return what every image of the pool is, having hashed it."""
+        found = images.scan(self.pool)
+        assert not [item for item in found if isinstance(item, images.Broken)]
+        return {item.name: images.verify(self.pool, item.name).sha256 for item in found}
+
+    def next_command(self) -> None:
+        """Do something else with the pool, as an admin would some day."""
+        for note in self.top.glob("*/*/*.old"):
+            note.write_text("0")
+        self.put("next", b"next")
+        images.remove(self.pool, "next", paths=self.paths)
+
+    def leftovers(self, pool: Path) -> list[str]:
+        """Return what is in a pool beside whole images of one version."""
+        wanted = set()
+        for image in images.list_images(pool):
+            assert image.disk is not None or image.kernel is not None
+            files = [f for f in (image.disk, image.kernel, image.initrd) if f is not None]
+            home = pool / image.name
+            wanted |= {home, home / "image.json", files[0].parent, *files}
+        return sorted(str(p.relative_to(pool)) for p in {*pool.rglob("*")} - wanted)
+
+
+def killed_before(number: int, work: Callable[[], object], *, forks: bool = False) -> bool:
+    """Run work in a child that is killed before its n-th change; return whether it got there.
+
+    ``forks``: a child of its own may be what is killed, and it tells that.
+    """
+    child = os.fork()
+    if child == 0:
+        seen = 0
+
+        def hook(event: str, args: tuple[object, ...]) -> None:
+            nonlocal seen
+            writes = event == "open" and isinstance(args[2], int) and args[2] & _WRITING
+            if event in CHANGES or writes:
+                if seen == number:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                seen += 1
+
+        code = 1
+        try:
+            sys.addaudithook(hook)
+            work()
+            code = 0
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(child, 0)
+    if os.WIFSIGNALED(status):
+        assert os.WTERMSIG(status) == signal.SIGKILL
+        return True
+    code = os.waitstatus_to_exitcode(status)
+    assert code == 0 or (forks and code == 1)
+    return code == 1
+
+
+def at_every_point(
+    tmp_path: Path,
+    prepare: Callable[[Site], object],
+    work: Callable[[Site], object],
+    good: Callable[[Site], object],
+    step: int = 1,
+) -> int:
+    """Kill ``work`` at each point; ``good`` checks what is there. Returns the number of points."""
+    for number in range(0, MOST, step):
+        site = Site(tmp_path / str(number))
+        prepare(site)
+        got_there = killed_before(number, lambda at=site: work(at))  # type: ignore[misc]
+        good(site)
+        site.next_command()
+        good(site)
+        assert site.leftovers(site.pool) == [], f"killed before change {number}"
+        if not got_there:
+            return number
+    raise AssertionError("no end")
+
+
+def one_of(*states: dict[str, bytes]) -> Callable[[Site], None]:
+    """Check that the pool is in one of some states, given as name to kernel."""
+
+    def check(site: Site) -> None:
+        kernels = {}
+        site.there()
+        for image in images.list_images(site.pool):
+            assert image.kernel is not None
+            kernels[image.name] = image.kernel.read_bytes()
+        assert kernels in states
+
+    return check
+
+
+def test_a_new_image(tmp_path: Path) -> None:
+    points = at_every_point(
+        tmp_path,
+        lambda site: site.put("other", b"o"),
+        lambda site: site.put("m", b"1"),
+        one_of({"other": b"o"}, {"other": b"o", "m": b"1"}),
+    )
+    assert points > 12
+
+
+def test_a_new_version(tmp_path: Path) -> None:
+    points = at_every_point(
+        tmp_path,
+        lambda site: site.put("m", b"1"),
+        lambda site: site.put("m", b"2"),
+        one_of({"m": b"1"}, {"m": b"2"}),
+    )
+    assert points > 12
+
+
+def test_back_to_a_version_that_is_still_there(tmp_path: Path) -> None:
+    def prepare(site: Site) -> None:
+        site.put("m", b"1")
+        site.put("m", b"2")
+
+    at_every_point(
+        tmp_path, prepare, lambda site: site.put("m", b"1"), one_of({"m": b"1"}, {"m": b"2"})
+    )
+
+
+def test_a_damaged_image_is_mended_or_stays_damaged(tmp_path: Path) -> None:
+    """The new files take the place of the old ones one by one: a half is never believed."""
+
+    def prepare(site: Site) -> None:
+        site.put("m", b"1")
+        kernel = images.lookup(site.pool, "m").kernel
+        assert kernel is not None
+        kernel.write_bytes(b"damaged")
+
+    def good(site: Site) -> None:
+        for item in images.scan(site.pool):
+            if isinstance(item, images.Broken):
+                continue
+            assert item.kernel is not None
+            assert item.kernel.read_bytes() == b"1"
+            images.verify(site.pool, item.name)
+
+    for number in range(MOST):
+        site = Site(tmp_path / str(number))
+        prepare(site)
+        got_there = killed_before(number, lambda at=site: at.put("m", b"1"))  # type: ignore[misc]
+        good(site)
+        site.put("m", b"1")
+        one_of({"m": b"1"})(site)
+        assert site.leftovers(site.pool) == []
+        if not got_there:
+            return
+    raise AssertionError("no end")
+
+
+def test_a_removal(tmp_path: Path) -> None:
+    at_every_point(
+        tmp_path,
+        lambda site: site.put("m", b"1"),
+        lambda site: images.remove(site.pool, "m", paths=site.paths),
+        one_of({"m": b"1"}, {}),
+    )
+
+
+def test_a_removal_when_free(tmp_path: Path) -> None:
+    def prepare(site: Site) -> None:
+        site.put("m", b"1")
+        site.use("m")
+
+    def work(site: Site) -> None:
+        images.remove(site.pool, "m", paths=site.paths, when_free=True, keep=1)
+
+    for number in range(MOST):
+        site = Site(tmp_path / str(number))
+        prepare(site)
+        got_there = killed_before(number, lambda at=site: work(at))  # type: ignore[misc]
+        one_of({"m": b"1"}, {})(site)
+        assert next(site.pool.glob("m/v*/k")).read_bytes() == b"1", "the job uses it"
+        site.next_command()
+        assert next(site.pool.glob("m/v*/k")).read_bytes() == b"1", "the job uses it"
+        site.end()
+        site.next_command()
+        assert site.leftovers(site.pool) == []
+        if not got_there:
+            assert list(site.pool.iterdir()) == []
+            return
+    raise AssertionError("no end")
+
+
+def test_the_end_of_the_last_job(tmp_path: Path) -> None:
+    """The epilogue collects an old version; it is killed meanwhile and runs again."""
+
+    def prepare(site: Site) -> None:
+        site.put("m", b"1")
+        site.use("m")
+        site.put("m", b"2")
+        for note in site.pool.glob("*/*.old"):
+            note.write_text("0")
+
+    for number in range(MOST):
+        site = Site(tmp_path / str(number))
+        prepare(site)
+        got_there = killed_before(number, site.end, forks=True)
+        one_of({"m": b"2"})(site)
+        site.end()
+        site.next_command()
+        assert site.leftovers(site.pool) == []
+        if not got_there:
+            return
+    raise AssertionError("no end")
+
+
+def test_labels_and_verification(tmp_path: Path) -> None:
+    def work(site: Site) -> None:
+        images.label(site.pool, "m", {"a": "b"}, site.paths)
+        images.verify(site.pool, "m")
+
+    at_every_point(tmp_path, lambda site: site.put("m", b"1"), work, one_of({"m": b"1"}))
+
+
+def test_a_synchronisation(tmp_path: Path) -> None:
+    """What was copied stays and is used; the cache never has anything that is not whole."""
+
+    def prepare(site: Site) -> None:
+        site.put("m", b"1", site.cache)
+        site.put("gone", b"g", site.cache)
+        site.put("m", b"2" * 100_000)
+        site.put("n", b"n")
+
+    def pull(site: Site) -> image_sync.Synced:
+        return image_sync.pull(site.pool, site.cache, (), Quiet(), site.paths)
+
+    for number in range(MOST):
+        site = Site(tmp_path / str(number))
+        prepare(site)
+        got_there = killed_before(number, lambda at=site: pull(at))  # type: ignore[misc]
+        for image in images.list_images(site.cache):
+            images.verify(site.cache, image.name)
+        assert images.lookup(site.pool, "m", site.cache).sha256 == site.there()["m"]
+        pull(site)
+        for note in site.cache.glob("*/*.old"):
+            note.write_text("0")
+        pull(site)
+        assert [i.name for i in images.list_images(site.cache)] == ["m", "n"]
+        assert images.lookup(site.pool, "m", site.cache).kernel == (
+            site.cache / "m" / images.describe(site.pool, "m").version / "k"
+        )
+        assert site.leftovers(site.cache) == [".partial"]
+        if not got_there:
+            return
+    raise AssertionError("no end")
+
+
+def disk(path: Path) -> Path:
+    argv = ["qemu-img", "create", "-q", "-f", "qcow2", str(path), "1M"]
+    subprocess.run(argv, check=True, timeout=60)
+    return path
+
+
+def test_add_and_update_of_a_disk(tmp_path: Path) -> None:
+    """With the real tools, so not at every point."""
+    file = disk(tmp_path / "disk")
+    wishes = Wishes("linux", "tiny", "x86_64")
+
+    def work(site: Site) -> None:
+        add(site.pool, "m", file, wishes, Quiet(), paths=site.paths, update=True)
+
+    def good(site: Site) -> None:
+        assert set(site.there()) == {"m"}
+
+    points = at_every_point(
+        tmp_path, lambda site: site.put("m", b"1"), work, good, step=1 if _FULL else 4
+    )
+    assert points > 20
+
+
+_FULL = bool(os.environ.get("VTORQUE_ALL_POINTS"))
+
+
+def test_a_tool_dies_with_who_has_started_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGKILL in the midst of a conversion: qemu-img does not go on writing."""
+    site = Site(tmp_path / "site")
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    tool = tools / "qemu-img"
+    tool.write_text("#!/bin/sh\nexec sleep 1000.25\n")
+    tool.chmod(tool.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
+    monkeypatch.setattr(image_tool, "_PATH", f"{tools}:{image_tool._PATH}")
+    for parent in (tmp_path, *tmp_path.parents):
+        if parent.stat().st_uid == os.geteuid() and not parent.stat().st_mode & 0o001:
+            parent.chmod(0o711)  # nobody must reach the fake tool
+    file = disk(tmp_path / "disk")
+    child = os.fork()
+    if child == 0:
+        try:
+            add(site.pool, "m", file, Wishes("linux", "tiny", "x86_64"), Quiet())
+        finally:
+            os._exit(1)
+    _until(lambda: _sleeping() == 1)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    _until(lambda: _sleeping() == 0)
+    site.next_command()
+    assert list(site.pool.iterdir()) == []
+    with pytest.raises(Refused):
+        images.lookup(site.pool, "m")
+
+
+def _sleeping() -> int:
+    found = 0
+    for process in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            found += process.read_bytes() == b"sleep\0" + b"1000.25\0"
+        except OSError:
+            continue
+    return found
+
+
+def _until(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + 20
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.02)

@@ -1,0 +1,147 @@
+"""What the commands of ``vmgr images`` have in common."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from vtorque_core.api_options import IMG
+from vtorque_core.errors import Refused, UsageError
+from vtorque_core.limits import Limits, refusal
+from vtorque_core.trust import effective_root
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from vtorque_core.config import Site
+    from vtorque_core.plugins import Plugins
+
+_EVERY = 10.0  # seconds between two words on progress where there is no terminal
+
+as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+def site_of(ctx: click.Context) -> Site:
+    """Return the site config, as any user reads it."""
+    from vtorque_core.cli.site import load  # noqa: PLC0415
+
+    return load(ctx.obj, node=False)[0]
+
+
+def root_site(ctx: click.Context) -> tuple[Site, Plugins]:
+    """Return config and plugins for a command that changes the pool. Raises UsageError."""
+    need_root()
+    from vtorque_core.cli.site import load_for_root  # noqa: PLC0415
+
+    return load_for_root(ctx.obj)
+
+
+def need_root() -> None:
+    """Raise UsageError for others than root."""
+    if not effective_root():
+        raise UsageError("only root can change the image pool")
+
+
+def check_allowed(site: Site, name: str) -> None:
+    """Raise Refused if the site's policy does not let users have this image. Root sees all."""
+    against = refused_by(site, name)
+    if against is not None and not effective_root():
+        raise Refused(against)
+
+
+def refused_by(site: Site, name: str) -> Any:
+    """Return the site's refusal of an image's name ([options.img] allow and deny), or None."""
+    limits = site.options.get(IMG.key, Limits())
+    if limits.allow is None and not limits.deny:
+        return None
+    return refusal(IMG, limits, name, name, str(site.path))
+
+
+def cache_of(site: Site) -> Path | None:
+    """Return the node's own cache of images, if the site has one."""
+    return Path(site.images.cache) if site.images.cache else None
+
+
+def write_json(value: Any) -> None:
+    """Print for a script."""
+    sys.stdout.write(json.dumps(value, indent=2) + "\n")
+
+
+def pairs(options: tuple[str, ...], flag: str) -> dict[str, str]:
+    """Return the KEY=VALUE of a repeatable option. Raises UsageError for others, or twice."""
+    found: dict[str, str] = {}
+    for option in options:
+        key, equals, value = option.partition("=")
+        if not equals or not key or key in found:
+            raise UsageError(f"{flag} {option}: must be KEY=VALUE, each key once")
+        found[key] = value
+    return found
+
+
+def age(when: str, now: datetime | None = None) -> str:
+    """Return how long ago an ISO 8601 time was: ``5m``, ``3h``, ``12d``."""
+    try:
+        seconds = ((now or datetime.now(UTC)) - datetime.fromisoformat(when)).total_seconds()
+    except (ValueError, TypeError):
+        return "?"
+    for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= length:
+            return f"{int(seconds // length)}{unit}"
+    return f"{max(0, int(seconds))}s"
+
+
+def size(count: int) -> str:
+    """Return bytes for people, in binary units: ``2.6M``."""
+    value = float(count)
+    for unit in ("B", "K", "M", "G"):
+        if value < 1000:
+            return f"{value:.0f}{unit}" if value >= 10 or unit == "B" else f"{value:.1f}{unit}"
+        value /= 1024
+    return f"{value:.1f}T"
+
+
+class Bars:
+    """Tells steps and how far they are: bars on a terminal, plain lines elsewhere; on stderr."""
+
+    def __init__(self, bars: Progress | None) -> None:
+        self._bars = bars
+        self._start = self._told = time.monotonic()
+        self._task: Any = None
+
+    def step(self, text: str) -> None:
+        """A new step begins."""
+        self._told = time.monotonic()
+        if self._bars is None:
+            click.echo(f"{self._told - self._start:6.1f} s  {text}", err=True)
+            return
+        if self._task is not None:
+            self._bars.update(self._task, total=1, completed=1)
+        self._task = self._bars.add_task(text.replace("[", r"\["), total=None)
+
+    def told(self, done: int, total: int) -> None:
+        """So much of the step is done."""
+        if self._bars is not None:
+            self._bars.update(self._task, completed=done, total=max(total, 1))
+        elif time.monotonic() - self._told >= _EVERY:
+            self.step(f"{100 * done // max(total, 1)}%")
+
+
+@contextmanager
+def bars() -> Iterator[Bars]:
+    """Give somebody to tell progress to."""
+    if not sys.stderr.isatty():
+        yield Bars(None)
+        return
+    from rich.console import Console  # noqa: PLC0415 - only where somebody watches
+    from rich.progress import Progress  # noqa: PLC0415
+
+    with Progress(console=Console(stderr=True)) as shown:
+        yield Bars(shown)

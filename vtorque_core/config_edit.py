@@ -1,0 +1,69 @@
+"""Set one key of the site config and leave all else as it was, comments too. As root."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from pathlib import Path
+
+from vtorque_core import safefs
+from vtorque_core.config import MAX_BYTES
+from vtorque_core.errors import HostFault
+from vtorque_core.toml_lines import line_of
+
+_HEADER = re.compile(r"[ \t]*\[[^\[\]]+\][ \t]*(?:#.*)?")
+_NEW = "# vTorque site config. All keys with their defaults: vtorque config example\n"
+
+
+def with_text(text: str, table: str, key: str, value: str) -> str:
+    """Return a TOML text in which ``key`` of ``table`` (``options.img``) is the text ``value``.
+
+    Raises HostFault if it is written in a way that cannot be edited: the admin has to do it.
+    """
+    line = re.compile(rf"([ \t]*{re.escape(key)}[ \t]*=[ \t]*)(\"[^\"\\]*\"|'[^']*')")
+    lines = text.split("\n")
+    shown = json.dumps(value)
+    try:
+        wanted = tomllib.loads(text)
+        inner = wanted
+        for part in table.split("."):
+            inner = inner.setdefault(part, {})
+        at = line_of(text, f"{table}.{key}")
+        if key in inner and at is not None:
+            lines[at - 1] = line.sub(lambda m: m[1] + shown, lines[at - 1], count=1)
+        elif at is not None and _HEADER.fullmatch(lines[at - 1]):
+            lines.insert(at, f"{key} = {shown}")
+        else:
+            lines += [f"[{table}]", f"{key} = {shown}", ""]
+        inner[key] = value
+        new = "\n".join(lines)
+        if tomllib.loads(new) == wanted:
+            return new
+    except (ValueError, AttributeError, TypeError):
+        pass
+    raise HostFault(f"[{table}] is written in a way that cannot be edited: write {key} = {shown}")
+
+
+def read(config: Path) -> str:
+    """Return the text of the config, or of a new one. Raises HostFault."""
+    try:
+        with config.open("rb") as file:
+            return file.read(MAX_BYTES).decode()
+    except FileNotFoundError:
+        return _NEW
+    except (OSError, ValueError) as error:
+        raise HostFault(f"{config}: {error}") from None
+
+
+def write(config: Path, text: str) -> None:
+    """Replace the config in one step; owner and mode stay, and a link stays one."""
+    real = config.resolve()
+    try:
+        mode, uid, gid = 0o644, -1, -1
+        if real.exists():
+            status = real.stat()
+            mode, uid, gid = status.st_mode & 0o7777, status.st_uid, status.st_gid
+        safefs.replace(str(real), text.encode(), mode=mode, uid=uid, gid=gid)
+    except OSError as error:
+        raise HostFault(f"{config}: {error.strerror}") from None

@@ -1,0 +1,233 @@
+"""What is on a raw disk: partitions, and in an ext4 root file system distribution and kernel.
+
+A look, not a proof: what cannot be seen (XFS, LVM, encryption) is left to whoever adds the image.
+debugfs(8) reads the file system without mounting it, confined as :mod:`image_tool` says.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import struct
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from vtorque_core.errors import Refused
+from vtorque_core.image_formats import check_kernel
+from vtorque_core.image_tool import fresh, path_of, run
+
+_SECTOR = 512
+_SECONDS = 60.0  # for debugfs to read one thing
+_MOST_KERNEL = 512 << 20  # bytes of a kernel or an initramfs
+_MOST_TEXT = 1 << 20
+_GPT = 0xEE  # type of the protective MBR's entry: UEFI 2.10, 5.2.3
+_KERNEL = re.compile(r"(?:vmlinuz|vmlinux|Image)-([A-Za-z0-9][A-Za-z0-9._+~-]{0,150})", re.ASCII)
+_INITRD = ("initrd.img-{}", "initramfs-{}.img", "initrd-{}", "initramfs-{}")
+_ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,60}", re.ASCII)
+# e_machine of elf(5) to what uname -m says
+_MACHINES = {62: "x86_64", 183: "aarch64", 21: "ppc64le", 243: "riscv64", 22: "s390x"}
+_FAMILIES = {"debian": "debian", "ubuntu": "debian", "rhel": "redhat", "fedora": "redhat"}
+_PROGRAMS = ("/usr/bin/env", "/bin/busybox", "/usr/lib/systemd/systemd", "/bin/bash")
+
+
+@dataclass(frozen=True)
+class Partition:
+    """A stretch of a disk, in bytes."""
+
+    start: int
+    size: int
+
+
+@dataclass
+class Found:
+    """What a disk shows. ``notes``: what could not be seen, for who adds the image."""
+
+    distro: str = ""
+    arch: str = ""
+    labels: dict[str, str] = field(default_factory=dict)
+    kernel: str = ""
+    initrd: str = ""
+    cmdline: str = ""
+    notes: list[str] = field(default_factory=list)
+
+
+def partitions(descriptor: int, size: int) -> list[Partition]:
+    """Return the partitions of a raw disk, or the whole disk if it has none.
+
+    MBR (four entries, no extended ones) and GPT (UEFI 2.10, 5.3). Raises Refused if one lies
+    beyond the disk's end: then the file is truncated.
+    """
+    head = os.pread(descriptor, 2 * _SECTOR, 0)
+    found = []
+    # As in Linux, block/partitions/msdos.c: other marks than 0 and 0x80 are a boot sector's code.
+    if head[510:512] == b"\x55\xaa" and all(head[at] in (0, 0x80) for at in range(446, 510, 16)):
+        for at in range(446, 510, 16):
+            kind, first, count = head[at + 4], *struct.unpack_from("<II", head, at + 8)
+            if kind == _GPT:
+                found = list(_gpt(descriptor))
+                break
+            if kind and count:
+                found.append(Partition(first * _SECTOR, count * _SECTOR))
+    for part in found:
+        if part.start + part.size > size:
+            end = (part.start + part.size) >> 20
+            raise Refused(f"is truncated: a partition ends at {end} MiB, the disk at {size >> 20}")
+    return found or [Partition(0, size)]
+
+
+def _gpt(descriptor: int) -> Iterator[Partition]:
+    header = os.pread(descriptor, 92, _SECTOR)
+    if header[:8] != b"EFI PART":
+        raise Refused("has a broken partition table: no GPT where its boot sector promises one")
+    at, count, length = struct.unpack_from("<QII", header, 72)
+    if not 128 <= length <= 4096 or count > 1024 or at > 1 << 40:
+        raise Refused("has a broken partition table: a GPT with impossible sizes")
+    table = os.pread(descriptor, count * length, at * _SECTOR)
+    for offset in range(0, len(table) - length + 1, length):
+        kind = table[offset : offset + 16]
+        first, last = struct.unpack_from("<QQ", table, offset + 32)
+        if kind != bytes(16) and last >= first:
+            yield Partition(first * _SECTOR, (last - first + 1) * _SECTOR)
+
+
+def look(descriptor: int, size: int) -> tuple[Found, int | None]:
+    """Return what a raw disk shows, and where its root file system begins if that can be read.
+
+    Raises Refused for a truncated disk.
+    """
+    found = Found()
+    parts = partitions(descriptor, size)
+    readable = [p.start for p in parts if _ext(descriptor, p.start) is not None]
+    for start in readable:
+        disk = _Ext(descriptor, start)
+        release = disk.text("/usr/lib/os-release") or disk.text("/etc/os-release")
+        if release:
+            _facts(found, disk, release)
+            return found, start
+    what = "no ext4 file system" if not readable else "no os-release in its file systems"
+    found.notes.append(f"nothing is known of its system: {what} (XFS, Btrfs, LVM: not looked into)")
+    return found, None
+
+
+def _facts(found: Found, disk: _Ext, release: str) -> None:
+    values = _os_release(release)
+    name = values.get("ID", "").lower()
+    found.distro = name if _ID.fullmatch(name) else ""
+    like = (name, *values.get("ID_LIKE", "").lower().split())
+    family = next((_FAMILIES[word] for word in like if word in _FAMILIES), "")
+    if family:
+        found.labels["family"] = family
+    if disk.exists("/usr/bin/cloud-init"):
+        found.labels["init"] = "cloud-init"
+    else:
+        found.notes.append("no cloud-init: a Linux guest needs it, or an agent of its own")
+    found.arch = next((arch for p in _PROGRAMS if (arch := _machine(disk.data(p)))), "")
+    boot = set(disk.names("/boot"))
+    kernels = {m[1]: name for name in boot if (m := _KERNEL.fullmatch(name))}
+    for version in sorted(kernels, key=_order, reverse=True):
+        initrd = next((n for each in _INITRD if (n := each.format(version)) in boot), "")
+        if initrd:
+            found.kernel, found.initrd = f"/boot/{kernels[version]}", f"/boot/{initrd}"
+            found.cmdline = f"root=UUID={disk.uuid} ro"
+            return
+    found.notes.append("no kernel with an initramfs in /boot: it boots from its disk")
+
+
+def extract(descriptor: int, start: int, path: str, target: Path) -> None:
+    """Write a file of the ext4 file system at ``start`` to ``target``. Raises Refused."""
+    with fresh(target) as out:
+        _Ext(descriptor, start).dump(path, out)
+        if os.fstat(out).st_size == 0:
+            raise Refused(f"{path} in it cannot be read")
+
+
+def _ext(descriptor: int, start: int) -> str | None:
+    """Return the UUID of an ext2/3/4 file system (its superblock at 1024: ext4(5)), or None."""
+    block = os.pread(descriptor, 120, start + 1024)
+    if len(block) < 120 or block[56:58] != b"\x53\xef":
+        return None
+    return str(uuid.UUID(bytes=block[104:120]))
+
+
+class _Ext:
+    """An ext4 file system in a file, read with debugfs(8)."""
+
+    def __init__(self, descriptor: int, start: int) -> None:
+        self.descriptor = descriptor
+        self.where = f"{path_of(descriptor)}?offset={start}"
+        self.uuid = _ext(descriptor, start) or ""
+
+    def _ask(self, request: str, *files: int, most: int = 0) -> str:
+        argv = ("debugfs", "-c", "-R", request, self.where)
+        files = (self.descriptor, *files)
+        return run(*argv, files=files, most=most, seconds=_SECONDS)
+
+    def text(self, path: str) -> str:
+        try:
+            return self._ask(f"cat {path}")[:_MOST_TEXT]
+        except Refused:
+            return ""
+
+    def data(self, path: str) -> bytes:
+        """Return the first bytes of a program, found through links of its directories."""
+        return self.text(path)[:64].encode("utf-8", "surrogateescape")
+
+    def exists(self, path: str) -> bool:
+        return "Inode:" in self.text_of_stat(path)
+
+    def text_of_stat(self, path: str) -> str:
+        try:
+            return self._ask(f"stat {path}")
+        except Refused:
+            return ""
+
+    def names(self, path: str) -> list[str]:
+        """Return the names in a directory: debugfs prints /inode/mode/uid/gid/name/size/."""
+        try:
+            rows = self._ask(f"ls -p {path}").splitlines()
+        except Refused:
+            return []
+        return [parts[5] for row in rows if len(parts := row.split("/")) >= 7]
+
+    def dump(self, path: str, target: int) -> None:
+        self._ask(f"dump {path} {path_of(target)}", target, most=_MOST_KERNEL)
+
+
+def _os_release(text: str) -> dict[str, str]:
+    """Return the assignments of os-release(5)."""
+    values = {}
+    for line in text.splitlines()[:200]:
+        key, equals, value = line.partition("=")
+        try:
+            words = shlex.split(value) if equals else []
+        except ValueError:
+            continue
+        if words and key.isidentifier():
+            values[key] = words[0]
+    return values
+
+
+def _machine(head: bytes) -> str:
+    if head[:4] != b"\x7fELF" or len(head) < 20:
+        return ""
+    order = "<" if head[5] == 1 else ">"
+    return _MACHINES.get(struct.unpack_from(f"{order}H", head, 18)[0], "")
+
+
+def _order(version: str) -> tuple[tuple[int, str], ...]:
+    """Return a key that puts 6.1.0-9 before 6.1.0-10."""
+    return tuple(
+        (int(part), "") if part.isdigit() else (-1, part)
+        for part in re.findall(r"[0-9]+|[^0-9]+", version)
+    )
+
+
+def kernel_arch(head: bytes) -> str:
+    """Return the architecture of a kernel by its first bytes, empty if they do not tell."""
+    check_kernel(head)
+    if head[0x202:0x206] == b"HdrS":
+        return "x86_64"
+    return "aarch64" if head[56:60] == b"ARM\x64" else _machine(head)
