@@ -78,7 +78,7 @@ def test_no_ping_pong_with_a_guest_of_another_job(rdma, two_slots, clean):
 
 @pytest.mark.full
 def test_an_image_without_soft_roce_is_the_reason(node, clean):
-    """Debian's cloud kernel has no rdma_rxe, and the micro image has no packages at all."""
+    """The micro image has no packages at all; a missing module: plugins/vrdma/tests."""
     result = clean.job("#!/bin/sh\necho RAN\n", "-vm", "img=micro,vrdma=true", timeout=120)
     assert result.code != 0
     assert b"RAN" not in result.out
