@@ -97,11 +97,9 @@ def vtorque_batch_systems() -> Iterable[BatchSystem]:
         def submitter(site):
             from acme.submit import AcmeSubmitter
             return AcmeSubmitter(site)
-
         def node(site):
             from acme.node import AcmeNode
             return AcmeNode(site)
-
         def shell():
             from acme.shell import AcmeJobShell
             return AcmeJobShell()
@@ -146,12 +144,7 @@ def vtorque_commands() -> Iterable[Command]:
 
         def cards():
             import click
-
-            @click.command()
-            def cards():
-                "List the Acme cards."
-
-            return cards
+            return click.Command("cards", help="List the Acme cards.")
 
         @hookimpl
         def vtorque_commands():
@@ -179,7 +172,6 @@ def vtorque_resources() -> Iterable[type[Resource]]:
 
             def create(self):
                 run_tool("acme-load", self.card)
-
             def release(self):
                 run_tool("acme-load", self.card, "--blank")
 
@@ -262,29 +254,20 @@ def vtorque_parse_args(request: JobRequest, site: Site) -> Iterable[Refusal]:
 
 @hookspec
 def vtorque_needs(request: JobRequest, site: Site) -> Iterable[Extra]:
-    """Return what the guests of a node need beside vCPUs and RAM, for ``vsub`` to ask for.
+    """Return what the guests of a node need together beside vCPUs and RAM, for ``vsub`` to ask for.
 
-    Of all guests of a node together, the site's defaults included. It is what the batch system is
-    asked for where the user has said nothing; claims are made on the node, by ``vtorque_plan``. A
-    node that could do with less is not known yet: ask for what the job needs on any.
-
-    Args:
-        request: typed values of all keys, within policy.
-        site: the site config; settings that the declaring module declares.
-
-    Declaring module; as the user at submission. Pure. Raising refuses the job and names the plugin.
+    On any node: which one it will be is not known yet. What the job really takes, ``vtorque_plan``
+    claims. Arguments as of ``vtorque_parse_args``. Declaring module; as the user at submission.
+    Pure. Raising refuses the job and names the plugin.
 
     Example::
 
-        from vtorque_core.api import Extra, boolean, hookimpl, Option
+        from vtorque_core.api import Extra, hookimpl
         from vtorque_core.api_options import VMS_PER_NODE
-
-        LOADER = Option("acme_loader", parse=boolean, default=True, help="a core for the loader")
 
         @hookimpl
         def vtorque_needs(request):
-            if request[LOADER]:
-                yield Extra(cpus=request[VMS_PER_NODE], mib=64)
+            yield Extra(cpus=request[VMS_PER_NODE], mib=64)
     """
     return ()
 

@@ -8,6 +8,7 @@ import pytest
 REPO = Path(__file__).resolve().parents[2]
 PLUGINS = sorted(REPO.glob("plugins/*/vtorque_*/**/*.py"))
 CORE = sorted(REPO.glob("vtorque_core/**/*.py"))
+DEVICES = ("iocm", "passthrough", "pinning", "scam", "unclot", "vrdma")
 
 
 def imported(path):
@@ -52,3 +53,32 @@ def test_hooks_are_called_through_each_or_collect_only(path):
 @pytest.mark.parametrize("path", CORE + PLUGINS, ids=lambda p: p.name)
 def test_a_module_is_of_readable_size(path):
     assert len(path.read_text().splitlines()) <= 400
+
+
+def code_lines(path):
+    """Return how many lines of a file are code, as cloc counts: no blank, comment or docstring."""
+    text = path.read_text()
+    said = set()
+    if path.suffix == ".py":
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(
+                node
+            ):
+                said |= set(range(node.body[0].lineno, node.body[0].end_lineno + 1))
+    lines = enumerate(text.splitlines(), 1)
+    return sum(bool(line.strip()) and line.strip()[0] != "#" for n, line in lines if n not in said)
+
+
+def test_the_device_plugins_are_small():
+    """They are the model for others' plugins: read any in five minutes."""
+    sizes = {
+        name: sum(
+            code_lines(path)
+            for path in (REPO / "plugins" / name).glob("vtorque_*/**/*")
+            if path.is_file() and "__pycache__" not in path.parts
+        )
+        for name in DEVICES
+    }
+    assert all(sizes.values()), sizes
+    assert sum(sizes.values()) < 1500, sizes
+    assert max(sizes.values()) <= 500, sizes
