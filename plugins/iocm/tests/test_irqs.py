@@ -1,0 +1,81 @@
+"""Interrupts of the site's interfaces: found, moved, put back, whatever was killed in between."""
+
+from pathlib import Path
+
+import pytest
+
+from vtorque_iocm import irqs
+
+
+@pytest.fixture
+def host(tmp_path):
+    """Make a host with a PCI NIC (IRQs 30 and 31) and a virtio NIC (40) below a PCI device."""
+    pci = tmp_path / "sys/devices/pci0/0000:3b:00.0"
+    virtio = tmp_path / "sys/devices/pci0/0000:00:03.0/virtio3"
+    for nic, device in (("eth0", pci), ("eth1", virtio)):
+        device.mkdir(parents=True)
+        (tmp_path / "sys/class/net" / nic).mkdir(parents=True)
+        (tmp_path / "sys/class/net" / nic / "device").symlink_to(device)
+    (tmp_path / "sys/class/net/br0").mkdir()
+    for device, number in ((pci, 30), (pci, 31), (virtio.parent, 40)):
+        (device / "msi_irqs").mkdir(exist_ok=True)
+        (device / "msi_irqs" / str(number)).touch()
+        irq = tmp_path / "proc/irq" / str(number)
+        irq.mkdir(parents=True)
+        (irq / "smp_affinity_list").write_text("0-3\n")
+    (pci / "msi_irqs/99").touch()  # not requested by the driver: no /proc/irq/99
+    return tmp_path
+
+
+def at(host):
+    return {p.parent.name: p.read_text().strip() for p in host.glob("proc/irq/*/smp_affinity_list")}
+
+
+def test_interrupts_of_interfaces(host):
+    def numbers(*nics):
+        return [Path(f).parent.name for f in irqs.affinity_files(nics, host)]
+
+    assert numbers("eth0") == ["30", "31"]
+    assert numbers("eth1", "eth0", "eth0") == ["30", "31", "40"]
+    assert numbers("br0", "none") == []
+
+
+def test_they_go_to_the_io_cores_and_back(host):
+    memo = str(host / "irqs.json")
+    resource = irqs.IrqAffinity(memo, irqs.affinity_files(["eth0", "eth1"], host))
+    resource.create()
+    irqs.direct(memo, (2, 3))
+    assert at(host) == dict.fromkeys(("30", "31", "40"), "2,3")
+    resource.create()  # as after a crash: it must not take this for what was before
+    irqs.direct(memo, (1,))
+    for _ in range(2):
+        irqs.IrqAffinity(memo).release()
+        assert at(host) == dict.fromkeys(("30", "31", "40"), "0-3")
+        assert not Path(memo).exists()
+
+
+def test_release_without_create_and_when_interrupts_have_gone(host):
+    memo = str(host / "irqs.json")
+    irqs.IrqAffinity(memo).release()
+    irqs.IrqAffinity(memo, irqs.affinity_files(["eth0"], host)).create()
+    irqs.direct(memo, (2,))
+    (host / "proc/irq/30/smp_affinity_list").unlink()
+    irqs.direct(memo, (1,))
+    irqs.IrqAffinity(memo).release()
+    assert at(host)["31"] == "0-3"
+
+
+def test_without_interfaces_there_is_nothing_to_move(host):
+    irqs.direct(str(host / "irqs.json"), (1,))
+    assert at(host)["30"] == "0-3"
+
+
+def test_one_that_the_kernel_does_not_move_stops_no_other(host):
+    memo = str(host / "irqs.json")
+    files = irqs.affinity_files(["eth0"], host)
+    irqs.IrqAffinity(memo, files).create()
+    first = Path(files[0])
+    first.unlink()
+    first.symlink_to("/proc/version")  # not opened: it is a link
+    irqs.direct(memo, (2,))
+    assert at(host)["31"] == "2"

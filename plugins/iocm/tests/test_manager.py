@@ -1,0 +1,259 @@
+"""The manager: what it does for guests, what it survives, and its process in a real journal."""
+
+import os
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from iocm_processes import ended
+from vtorque_core.api_ledger import GuestCores, Resized
+from vtorque_core.errors import HostFault, Refused
+from vtorque_core.journal import JobHeader, Journal
+from vtorque_core.locks import Busy
+from vtorque_core.names import Paths
+from vtorque_core.plugins import Plugins
+from vtorque_core.records import arguments
+from vtorque_core.resources.process import lock_holder
+from vtorque_core.teardown import teardown
+from vtorque_iocm import manager, node, threads
+from vtorque_iocm.manager import Loop, Manager
+from vtorque_iocm.policy import Rule
+
+GUEST = GuestCores("1.0", 0, "vt-1", "u-1", "test:///default", (0,), 1, 3)
+
+
+class Node:
+    """Stands for the ledger and libvirt, with guests whose load is set by the test."""
+
+    def __init__(self, monkeypatch):
+        self.guests = {(GUEST.job, 0): GUEST}
+        self.load = 0.0
+        self.calls = []
+        self.moved = 0
+        self.fault = None
+        self.room = 3
+        self.now = 100.0
+        self.spent = 0.0
+        self.pinned = []
+        here = Path("/proc", str(os.getpid()))
+        for name in ("guests_with", "resize", "moved_bytes"):
+            monkeypatch.setattr(manager.api_ledger, name, getattr(self, name))
+        monkeypatch.setattr(manager, "process_of", lambda *_: here)
+        monkeypatch.setattr(manager.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(threads, "spent", lambda *_: {"1": int(self.spent * 1e9)})
+        monkeypatch.setattr(threads, "vhost_threads", lambda _: ["vhost"])
+        monkeypatch.setattr(threads, "pin", lambda tids, cpus: self.pinned.append((tids, cpus)))
+
+    def guests_with(self, _paths, use):
+        assert use == "io"
+        if isinstance(self.fault, ValueError):
+            raise self.fault
+        return list(self.guests.values())
+
+    def moved_bytes(self, *_):
+        self.moved += 1
+        return self.moved
+
+    def resize(self, _paths, job, guest, use, count, wait):
+        assert (use, wait < 1) == ("io", True)
+        self.calls.append((job, count))
+        if self.fault:
+            raise self.fault
+        cores = tuple(range(max(1, min(count, self.room))))
+        self.guests[job, guest] = replace(self.guests[job, guest], cores=cores)
+        return Resized(cores, ())
+
+    def run(self, loop, seconds, load):
+        for _ in range(seconds):
+            self.now += 1
+            self.spent += load
+            loop.look()
+            loop.tick()
+
+
+@pytest.fixture
+def host(monkeypatch):
+    return Node(monkeypatch)
+
+
+@pytest.fixture
+def loop(tmp_path):
+    return Loop(Paths(tmp_path / "state", tmp_path / "run"), 1.0, 0.8)
+
+
+def counts(host):
+    return [count for _, count in host.calls]
+
+
+def test_it_pins_what_it_finds_then_follows_the_load(host, loop):
+    host.run(loop, 5, 0.1)
+    assert counts(host) == [1]
+    host.run(loop, 5, 1.9)
+    assert counts(host) == [1, 3]
+    host.run(loop, 15, 0.1)
+    assert counts(host) == [1, 3, 1]
+    assert (["vhost"], (0, 1, 2)) in host.pinned
+    assert host.pinned[-2] == (["vhost"], (0,))
+    assert host.pinned[-1] == ([Path("/proc/0")], (0,))
+
+
+def test_what_could_not_be_given_is_asked_for_again_later_only(host, loop):
+    host.room = 2
+    host.run(loop, 3, 0.1)
+    host.run(loop, 4, 2.3)
+    assert counts(host) == [1, 3]
+    host.run(loop, Rule.down, 2.3)
+    assert counts(host) == [1, 3, 3]
+
+
+def test_no_load_without_a_byte_moved(host, loop):
+    host.moved_bytes = lambda *_: 7
+    manager.api_ledger.moved_bytes = host.moved_bytes
+    host.run(loop, 10, 2.5)
+    assert counts(host) == [1]
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [Busy("locked"), FileNotFoundError("1.0.jsonl"), Refused("no"), HostFault("away"), KeyError(1)],
+)
+def test_no_fault_of_a_guest_ends_it_and_it_mends_afterwards(host, loop, fault):
+    host.guests["2.0", 0] = replace(GUEST, job="2.0")
+    host.run(loop, 3, 0.1)
+    host.fault = fault
+    host.run(loop, 6, 2.0)
+    assert {job for job, _ in host.calls} == {"1.0", "2.0"}
+    host.fault, host.calls = None, []
+    host.run(loop, 4, 2.0)
+    assert host.calls[0] == ("1.0", 1)  # pinned anew first
+    assert ("1.0", 3) in host.calls
+    assert ("2.0", 3) in host.calls
+
+
+def test_a_journal_that_cannot_be_read_changes_nothing(host, loop):
+    host.run(loop, 3, 0.1)
+    host.fault = ValueError("line 7")
+    loop.look()
+    assert list(loop.watched) == [("1.0", 0)]
+
+
+def test_cores_that_differ_from_what_it_thinks_are_pinned_anew(host, loop):
+    host.run(loop, 3, 0.1)
+    host.guests["1.0", 0] = replace(GUEST, cores=(0, 1))  # it was killed in a resize, or failed
+    host.run(loop, 1, 0.1)
+    assert counts(host) == [1, 2]
+
+
+def test_a_guest_whose_cores_cannot_change_has_its_vhost_pinned(host, loop):
+    host.guests = {("1.0", 0): replace(GUEST, least=0, most=0)}
+    host.run(loop, 20, 3.0)
+    assert host.calls == []
+    assert (["vhost"], (0,)) in host.pinned
+
+
+def test_a_guest_that_is_gone_is_forgotten(host, loop, monkeypatch):
+    host.run(loop, 2, 0.1)
+    monkeypatch.setattr(manager, "process_of", lambda *_: None)
+    host.run(loop, 5, 3.0)
+    host.guests = {}
+    host.run(loop, 1, 0)
+    assert loop.watched == {}
+    assert counts(host) == [1]
+
+
+# -- the process -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def paths(tmp_path):
+    paths = Paths(tmp_path / "state", tmp_path / "run")
+    paths.run.mkdir()
+    return paths
+
+
+@pytest.fixture
+def job(paths):
+    """Return a function that starts a job which acquires the manager."""
+    journals = []
+
+    def begin(number, interval=1.0, busy=0.8):
+        header = JobHeader(str(number), 0, "u", 1000, "local", {"iocm": "vtorque-iocm 1"})
+        with Journal.start(paths, header) as journal:
+            journals.append(journal.path)
+            manager = Manager.of(paths, interval, busy)
+            journal.acquire(manager, plugin="iocm", phase="post-boot")
+        return journal.path
+
+    yield begin
+    for path in journals:
+        end(path, paths)
+    assert holder(paths) is None
+
+
+def end(path, paths):
+    plugins = Plugins()
+    plugins.register("iocm", node, "vtorque-iocm 1")
+    assert teardown(path, paths, plugins).clean
+
+
+def holder(paths):
+    """Return the manager's pid."""
+    try:
+        with (paths.run / "iocm-manager.lock").open("rb+") as lock:
+            return lock_holder(lock.fileno())
+    except FileNotFoundError:
+        return None
+
+
+def test_one_process_from_the_first_job_to_the_last_whatever_the_settings(job, paths):
+    first = job(1)
+    pid = holder(paths)
+    second = job(2, interval=0.5, busy=0.5)
+    assert holder(paths) == pid is not None
+    end(first, paths)
+    assert holder(paths) == pid
+    end(second, paths)
+    assert ended(pid)
+    assert not (paths.run / "iocm-manager.lock").exists()
+
+
+def test_the_next_job_starts_a_killed_one_again(job, paths):
+    first = job(1)
+    pid = holder(paths)
+    os.kill(pid, signal.SIGKILL)
+    assert ended(pid)
+    second = job(2)
+    again = holder(paths)
+    assert again not in (None, pid)
+    end(first, paths)
+    assert holder(paths) == again
+    end(second, paths)
+    assert holder(paths) is None
+
+
+def test_a_killed_one_leaves_nothing_to_its_last_job(job, paths):
+    only = job(1)
+    os.kill(holder(paths), signal.SIGKILL)
+    end(only, paths)
+    assert list(paths.run.glob("iocm*")) == []
+
+
+def test_it_waits_without_guests_and_its_log_is_roots_and_bounded(job, paths):
+    job(1)
+    pid = holder(paths)
+    time.sleep(0.5)
+    before = Path(f"/proc/{pid}/schedstat").read_text().split()[2]
+    time.sleep(0.5)
+    assert Path(f"/proc/{pid}/schedstat").read_text().split()[2] == before, "it does not sleep"
+    log = paths.state / "iocm.log"
+    assert log.stat().st_mode & 0o077 == 0
+    assert manager.LOG_BYTES <= 1 << 20
+
+
+def test_it_is_known_by_its_lock_alone(paths):
+    resource = Manager.of(paths, 2.0, 0.5)
+    assert resource.argv[-4:] == (str(paths.state), str(paths.run), "2.0", "0.5")
+    assert arguments(resource) == arguments(Manager.of(paths, 1.0, 0.8))

@@ -1,0 +1,129 @@
+"""The policy follows the load, and never swings: simulated over steps, noise and random loads."""
+
+import itertools
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vtorque_iocm.policy import Rule, State, decide
+
+RULES = st.builds(
+    lambda least, more, busy, up, down: Rule(least, least + more, busy, up=up, down=down),
+    st.integers(1, 4),
+    st.integers(0, 6),
+    st.floats(0.3, 0.95),
+    st.integers(1, 4),
+    st.integers(5, 15),
+)
+LEVELS = st.floats(0, 12)
+NOISE = st.lists(  # parts of the slack, each for some ticks
+    st.tuples(st.floats(-0.45, 0.45), st.integers(1, 20)), min_size=1, max_size=5
+)
+
+
+def settled_by(rule):
+    """Return the ticks in which the cores must have followed a step of the load.
+
+    Twice ``down``: a wish from before the step may be fulfilled first.
+    """
+    return 2 * rule.down + rule.up * (rule.most - rule.least + 1)
+
+
+def run(rule, loads, seen=lambda load, cores: load):
+    """Return the cores after each tick; ``seen`` is what is measured of a load on some cores."""
+    state, history = State(rule.least), []
+    for load in loads:
+        state = decide(state, seen(load, state.cores), rule)
+        history.append(state.cores)
+    return history
+
+
+def changes(history, start):
+    """Return +1 or -1 for each change."""
+    pairs = zip([start, *history], history, strict=False)
+    return [1 if new > old else -1 for old, new in pairs if new != old]
+
+
+def reversals(moves):
+    return sum(a != b for a, b in itertools.pairwise(moves))
+
+
+def fits(load, cores, rule, noise=0.0):
+    """Tell whether no more and no fewer cores are right, within limits and slack."""
+    needed = load / rule.busy
+    enough = needed - noise <= cores + 1e-9 or cores == rule.most
+    thrifty = cores == rule.least or needed + noise + rule.slack > cores - 1 - 1e-9
+    return enough and thrifty
+
+
+def test_it_follows_a_step_up_and_down():
+    rule = Rule(1, 4)
+    history = run(rule, [0.2] * 5 + [2.9] * 20 + [0.2] * 20)
+    assert history[:6] == [1] * 6  # one tick is not enough
+    assert history[6:34] == [4] * 28
+    assert history[34:] == [1] * 11
+
+
+def test_a_spike_changes_nothing_and_a_lull_neither():
+    assert set(run(Rule(1, 4), ([0.1] * 5 + [3.9]) * 20)) == {1}
+    assert set(run(Rule(1, 4), [3.0] * 5 + ([3.0] + [0.0] * 9) * 20)[2:]) == {4}
+
+
+def test_it_takes_the_least_that_the_ticks_agree_on():
+    assert run(Rule(1, 4), [0.1, 1.0, 3.1])[-1] == 2
+    assert run(Rule(1, 4), [3.1] * 2 + [1.3] * 9 + [0.0])[-1] == 2
+
+
+def test_what_could_not_be_given_is_not_asked_for_at_once_again():
+    rule = Rule(1, 4)
+    state = State(1, pause=rule.down)
+    asked = 0
+    for _ in range(rule.down):
+        state = decide(state, 4.0, rule)
+        asked += state.cores != 1
+    assert asked == 0
+    assert run(rule, [4.0] * 3)[-1] == 4
+
+
+@given(RULES, st.lists(st.tuples(st.integers(0, 10), NOISE), min_size=1, max_size=6))
+@settings(max_examples=400, deadline=None)
+def test_it_tracks_steps_under_noise_and_turns_only_with_the_load(rule, steps):
+    """The levels are where one core more is needed: noise there is what a policy swings on."""
+    state = State(rule.least)
+    for cores, runs in steps:
+        noise = list(itertools.chain.from_iterable([part] * ticks for part, ticks in runs))
+        loads = itertools.cycle(max(0.0, cores + part * rule.slack) * rule.busy for part in noise)
+        history = []
+        for load in itertools.islice(loads, settled_by(rule) + 2 * len(noise)):
+            history.append(state.cores)
+            state = decide(state, load, rule)
+        moves = changes([*history[1:], state.cores], history[0])
+        assert reversals(moves) == 0, "it swings under a load that does not"
+        assert len(moves) <= rule.most - rule.least
+        assert fits(cores * rule.busy, state.cores, rule, 0.45 * rule.slack)
+
+
+@given(RULES, st.lists(LEVELS, min_size=1, max_size=6))
+@settings(max_examples=200, deadline=None)
+def test_it_tracks_a_load_of_which_only_what_runs_is_seen(rule, levels):
+    """As where nothing can be known of the wait: what is measured never exceeds the cores."""
+    hold = settled_by(rule) + rule.down * (rule.most - rule.least)
+    state = State(rule.least)
+    for level in levels:
+        history = []
+        for _ in range(hold):
+            state = decide(state, min(level, float(state.cores)), rule)
+            history.append(state.cores)
+        assert fits(level, history[-1], rule)
+        assert reversals(changes(history, history[0])) == 0
+
+
+@given(RULES, st.lists(LEVELS, min_size=1, max_size=400))
+@settings(max_examples=200, deadline=None)
+def test_any_load_changes_the_cores_seldom_and_within_the_limits(rule, loads):
+    history = run(rule, loads)
+    assert all(rule.least <= cores <= rule.most for cores in history)
+    moves = changes(history, rule.least)
+    assert moves.count(-1) <= len(loads) / rule.down
+    assert reversals(moves) <= 2 * len(loads) / rule.down + 1
+    assert len(moves) <= len(loads) / rule.up

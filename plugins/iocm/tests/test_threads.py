@@ -1,0 +1,102 @@
+"""Which threads do a guest's I/O and what they needed: in a made-up /proc, and in the real one."""
+
+import ctypes
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from vtorque_iocm import threads
+
+USER = "7 (x) S 1 7 7 0 -1 4194560 0 0"
+KERNEL = "8 (vhost-100) S 2 0 0 0 -1 2129984 0 0"  # with PF_KTHREAD
+
+
+@pytest.fixture
+def proc(tmp_path):
+    """Return a function that makes a thread: of QEMU (pid 100), or a process."""
+
+    def make(tid, comm, times="0 0 1", of=None, stat=USER):
+        path = tmp_path / (f"{of}/task/{tid}" if of else str(tid))
+        path.mkdir(parents=True, exist_ok=True)
+        (path / "comm").write_text(f"{comm}\n")
+        (path / "schedstat").write_text(f"{times}\n")
+        (path / "stat").write_text(f"{stat}\n")
+        return path
+
+    make(100, "qemu-system-x86")
+    make(100, "qemu-system-x86", "1000 100 5", of=100)
+    make(101, "IO iothread1", "2000 200 5", of=100)
+    make(102, "CPU 0/KVM", "9000 900 5", of=100)
+    make(103, "CPU 12/TCG", "9000 900 5", of=100)
+    make(104, "worker", "30 3 5", of=100)
+    (tmp_path / "self").symlink_to("100")
+    (tmp_path / "uptime").touch()
+    return make
+
+
+def test_all_but_vcpus_do_io(proc, tmp_path):
+    assert threads.spent(tmp_path / "100", ()) == {"100": 1100, "101": 2200, "104": 33}
+
+
+def test_vhost_workers_are_threads_of_qemu_since_linux_6_4(proc, tmp_path):
+    worker = proc(105, "vhost-100", "7000 0 1", of=100)
+    found = threads.vhost_threads(tmp_path / "100")
+    assert found == [worker]
+    assert threads.spent(tmp_path / "100", found)["105"] == 7000
+
+
+def test_vhost_workers_were_kernel_threads(proc, tmp_path):
+    worker = proc(8, "vhost-100", "7000 0 1", stat=KERNEL)
+    proc(9, "vhost-200", stat=KERNEL.replace("100", "200"))
+    assert threads.vhost_threads(tmp_path / "100") == [worker]
+    assert threads.spent(tmp_path / "100", [worker])["8"] == 7000
+
+
+def test_a_users_process_that_is_named_so_is_none(proc, tmp_path):
+    proc(10, "vhost-100", stat=USER.replace("(x)", "(vhost-100)"))
+    proc(11, "vhost-100", stat="")
+    assert threads.vhost_threads(tmp_path / "100") == []
+
+
+def test_what_has_ended_is_nothing(tmp_path):
+    assert threads.spent(tmp_path / "100", [tmp_path / "8"]) == {}
+    assert threads.vhost_threads(tmp_path / "100") == []
+
+
+def test_load_is_what_ran_and_waited():
+    before = {"1": 10**9, "2": 5 * 10**9}
+    assert threads.load(before, {"1": 2 * 10**9, "2": 5 * 10**9}, 2.0) == 0.5
+    assert threads.load(before, {"1": 10**9, "3": 10**9}, 1.0) == 1.0  # 3 is new
+    assert threads.load(before, {"2": 10**9}, 1.0) == 1.0  # another one called 2
+
+
+def test_a_real_thread_is_measured_and_pinned():
+    stop, tids = threading.Event(), []
+
+    def spin():
+        ctypes.CDLL(None).prctl(15, f"vhost-{os.getpid()}".encode(), 0, 0, 0)  # PR_SET_NAME
+        tids.append(threading.get_native_id())
+        while not stop.is_set():
+            pass
+
+    thread = threading.Thread(target=spin)
+    thread.start()
+    try:
+        me = Path("/proc", str(os.getpid()))
+        while not tids or not threads.vhost_threads(me):
+            time.sleep(0.01)
+        found = threads.vhost_threads(me)
+        assert [int(path.name) for path in found] == tids
+        first, at = threads.spent(me, found), time.monotonic()
+        time.sleep(0.5)
+        load = threads.load(first, threads.spent(me, found), time.monotonic() - at)
+        assert 0.2 < load < 4
+        cpu = min(os.sched_getaffinity(0))
+        threads.pin([*found, Path("/proc/999999999")], [cpu])
+        assert os.sched_getaffinity(tids[0]) == {cpu}
+    finally:
+        stop.set()
+        thread.join()

@@ -1,0 +1,68 @@
+"""The interrupts of network interfaces that the site names: they follow the I/O cores."""
+
+import contextlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from vtorque_core.api_ledger import Paths
+from vtorque_core.api_node import HostFault, Resource, unjournalled
+from vtorque_core.api_resources import File, Setting
+
+
+def affinity_files(nics: Iterable[str], root: Path = Path("/")) -> tuple[str, ...]:
+    """Return ``/proc/irq/N/smp_affinity_list`` of each MSI interrupt of these interfaces.
+
+    Of a virtio NIC the PCI device above it has them (sysfs-bus-pci, msi_irqs). What the node does
+    not have is left out: the site's config is for all nodes.
+    """
+    devices = [(root / "sys/class/net" / nic / "device").resolve() for nic in nics]
+    numbers = {irq.name for d in devices for at in (d, d.parent) for irq in at.glob("msi_irqs/*")}
+    files = (root / "proc/irq" / number / "smp_affinity_list" for number in sorted(numbers))
+    return tuple(str(file) for file in files if file.exists())
+
+
+def memo(paths: Paths) -> str:
+    """Return where the interrupts' former places are kept: gone after a reboot, as they are."""
+    return str(paths.run / "iocm-irqs.json")
+
+
+@dataclass(frozen=True)
+class IrqAffinity(Resource):
+    """Where interrupts went before the first IOcm job: kept in ``memo``, put back after the last.
+
+    The manager moves them in between. One for all jobs of the node, so its only field is fixed.
+    """
+
+    kind = "iocm-irqs"
+    scope = "node"
+    memo: str
+    files: tuple[str, ...] = unjournalled(())
+
+    def create(self) -> None:
+        """Write down what is, unless a crash has left that here."""
+        if not Path(self.memo).exists():
+            text = json.dumps({file: Setting.of(file, "").old for file in self.files})
+            File(self.memo, replace=True, content=text.encode()).create()
+
+    def release(self) -> None:
+        """Put back what differs from what was, then forget it."""
+        for file, old in before(self.memo).items():
+            if Path(file).exists() and Setting.of(file, old).old != old:
+                Setting.of(file, old).create()
+        File(self.memo, replace=True).release()
+
+
+def before(memo: str) -> dict[str, str]:
+    """Return affinity file to the value it had, as :class:`IrqAffinity` has written it down."""
+    with contextlib.suppress(FileNotFoundError):
+        return dict(json.loads(Path(memo).read_text(encoding="ascii")))
+    return {}
+
+
+def direct(memo: str, cpus: Iterable[int]) -> None:
+    """Send all these interrupts to some CPUs; the kernel refuses to move some."""
+    for file in before(memo):
+        with contextlib.suppress(HostFault):
+            Setting.of(file, ",".join(map(str, cpus))).create()

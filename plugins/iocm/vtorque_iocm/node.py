@@ -1,0 +1,119 @@
+"""I/O cores on the node: claims, iothreads and queues, and what follows the load."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from vtorque_core.api import Refusal, hookimpl, setting
+from vtorque_core.api_domain import Element, IoThreads, NetQueues
+from vtorque_core.api_node import (
+    Claim,
+    CoreClaim,
+    GuestPlan,
+    NodeJob,
+    Notice,
+    PoolClaim,
+    Resource,
+    Site,
+    lacks,
+)
+from vtorque_iocm import irqs, legacy
+from vtorque_iocm.manager import Manager
+from vtorque_iocm.plugin import IOCM, MAX_CORES, MIN_CORES
+
+QUEUES = 8  # of a NIC, at most: more cost memory and interrupts
+
+
+@dataclass(frozen=True)
+class Settings:
+    """[plugin.iocm]"""
+
+    enabled: bool = setting(True, doc="nodes have I/O cores to give")
+    nodes: str = setting(".*", doc="regular expression of the names of the nodes that have")
+    required: bool = setting(True, doc="refuse a job where a node has none; false: run it without")
+    max_cores: int = setting(4, doc="most I/O cores of a guest, whatever it asks for")
+    interval: float = setting(1.0, doc="time between two looks at the load", unit="s")
+    busy: float = setting(0.8, doc="load of its I/O cores over which a guest gets another, 0 to 1")
+    interfaces: tuple[str, ...] = setting((), doc="host NICs whose interrupts go to I/O cores")
+    backend: Literal["auto", "native", "legacy"] = setting(
+        "auto", doc="auto: legacy where the kernel has /sys/class/vhost/worker, else native"
+    )
+    manager: str = setting("/opt/dynamic-io-manager/src", doc="legacy: where io_manager.py is")
+    python2: str = setting("/usr/bin/python2", doc="legacy: what runs it")
+
+    @property
+    def legacy(self) -> bool:
+        """Whether this node's backend is the dynamic-io-manager."""
+        return self.backend == "legacy" or (self.backend == "auto" and legacy.there())
+
+
+@hookimpl
+def vtorque_settings() -> Iterator[type[Settings]]:
+    """Yield ``[plugin.iocm]``."""
+    yield Settings
+
+
+@hookimpl
+def vtorque_resources() -> Iterator[type[Resource]]:
+    """Yield what is node-wide."""
+    yield from (Manager, irqs.IrqAffinity)
+
+
+@hookimpl
+def vtorque_plan(guest: GuestPlan, site: Site) -> Iterator[Claim | Refusal | Notice]:
+    """Claim I/O cores that may grow; the legacy manager takes more from the vCPUs instead."""
+    if not guest[IOCM]:
+        return
+    settings = site[Settings]
+    least, most = guest[MIN_CORES], guest[MAX_CORES] or settings.max_cores
+    for key, value in ((MIN_CORES.key, least), (MAX_CORES.key, most)):
+        if value > settings.max_cores:
+            limit, where = str(settings.max_cores), "[plugin.iocm] max_cores"
+            yield Refusal("is more than allowed", key, str(value), limit, where)
+    if guest.host.nodes and (what := _missing(guest, settings)):
+        required, where, fix = settings.required, "[plugin.iocm] required", f"leave out {IOCM.key}"
+        yield lacks(guest, what, option=IOCM, required=required, where=where, fix=fix)
+        return
+    old = bool(guest.host.nodes) and settings.legacy
+    yield CoreClaim("io", least, True, None if old else max(least, most), key=MIN_CORES.key)
+    if old and guest.index == 0:
+        yield PoolClaim("iocm-manager", ("dynamic-io-manager",))
+
+
+def _missing(guest: GuestPlan, settings: Settings) -> str:
+    """Return what this node lacks, empty if it has I/O cores."""
+    if not settings.enabled:
+        return "I/O cores ([plugin.iocm] enabled = false)"
+    if not re.fullmatch(settings.nodes, guest.node):
+        return f"I/O cores (its name is not one of [plugin.iocm] nodes = {settings.nodes!r})"
+    if settings.legacy and not legacy.there():
+        return f"{legacy.VHOST}/worker: its kernel does not share vhost workers"
+    return "second CPU, so none for I/O alone" if len(guest.host.cpus) < 2 else ""
+
+
+@hookimpl
+def vtorque_render_domain(guest: GuestPlan) -> Iterator[Element]:
+    """Give the guest as many iothreads as it may have I/O cores, and a queue pair for each vCPU."""
+    if _has(guest):
+        yield IoThreads(guest.placement.most.get("io", len(guest.placement.cores["io"])))
+        if guest.vcpus > 1:
+            yield NetQueues(min(guest.vcpus, QUEUES))
+
+
+@hookimpl
+def vtorque_post_boot(job: NodeJob) -> None:
+    """Start what follows the load, unless another job has."""
+    guests, settings, paths = [g for g in job.guests if _has(g)], job.site[Settings], job.site.paths
+    if guests and settings.legacy:
+        limits = guests[0][MIN_CORES], guests[0][MAX_CORES] or settings.max_cores
+        nics = settings.interfaces
+        legacy.start(job, settings.python2, settings.manager, limits, nics)
+    elif guests:
+        files = irqs.affinity_files(settings.interfaces)
+        needs = [job.acquire(irqs.IrqAffinity(irqs.memo(paths), files))] if files else []
+        job.acquire(Manager.of(paths, settings.interval, settings.busy), needs=needs)
+
+
+def _has(guest: GuestPlan) -> bool:
+    return guest[IOCM] and "io" in guest.placement.own

@@ -1,0 +1,43 @@
+"""-vm iocm=true: cores for a guest's I/O alone, iocm_min_cores to iocm_max_cores of them."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from vtorque_core.api import Extra, JobRequest, Option, Refusal, boolean, count, hookimpl
+from vtorque_core.api_options import VMS_PER_NODE
+
+IOCM = Option(
+    "iocm", boolean, False, "cores for the guest's I/O alone", show=lambda on: str(on).lower()
+)
+MIN_CORES = Option("iocm_min_cores", count, 1, "fewest I/O cores of a guest", "N")
+MAX_CORES = Option("iocm_max_cores", count, 0, "most I/O cores, under load; 0: the site's", "N")
+
+
+@hookimpl
+def vtorque_options() -> Iterator[Option[Any]]:
+    """Yield the three keys."""
+    yield from (IOCM, MIN_CORES, MAX_CORES)
+
+
+@hookimpl
+def vtorque_needs(request: JobRequest) -> Iterator[Extra]:
+    """Ask for the most that the user wants; beyond that a guest gets what its job can spare."""
+    if request[IOCM]:
+        yield Extra(cpus=request[VMS_PER_NODE] * (request[MAX_CORES] or request[MIN_CORES]))
+
+
+@hookimpl
+def vtorque_parse_args(request: JobRequest) -> Iterator[Refusal]:
+    """Refuse what makes no sense together."""
+    least, most = request[MIN_CORES], request[MAX_CORES]
+    if not request[IOCM]:
+        for option in (MIN_CORES, MAX_CORES):
+            if option.key in request.given:
+                value = str(request[option])
+                yield Refusal("needs iocm=true", option.key, value, fix="add iocm=true")
+    elif least < 1:
+        yield Refusal("is too few", MIN_CORES.key, str(least), "1 or more", fix="leave out iocm")
+    elif most and least > most:
+        fix = "make the minimum at most the maximum"
+        limit = f"{MAX_CORES.key}={most}"
+        yield Refusal(f"is more than {MAX_CORES.key}", MIN_CORES.key, str(least), limit, fix=fix)

@@ -1,0 +1,211 @@
+"""vtorque-iocm with real guests: where their I/O threads run, and that this follows the load."""
+
+import dataclasses
+import os
+import pwd
+import signal
+from pathlib import Path
+
+import pytest
+
+import running
+from vtorque_core import api_ledger, host, hypervisor, names
+from vtorque_core.api import JobRequest
+from vtorque_core.api_claims import CoreClaim, MemoryClaim
+from vtorque_core.api_domain import Disk, IoThreads
+from vtorque_core.api_node import GuestPlan, Image, JobUser
+from vtorque_core.domain.merge import Contributed, merge
+from vtorque_core.domain.render import DomainSpec, render
+from vtorque_core.errors import EXIT_REFUSED, EXIT_USAGE
+from vtorque_core.journal import JobHeader, Journal
+from vtorque_core.ledger import NodeShare, place
+from vtorque_core.names import Paths
+from vtorque_core.plugins import Plugins
+from vtorque_core.resources import Domain
+from vtorque_core.teardown import teardown
+from vtorque_iocm import node as iocm_node
+from vtorque_iocm.manager import Manager
+
+pytestmark = pytest.mark.e2e
+
+WAIT = "#!/bin/sh\ntouch started\nwhile [ ! -e go ]; do sleep 0.1; done\n"
+URI = "qemu:///system"
+
+
+def managers(state):
+    """Return the pids of the I/O managers with this state directory."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (process / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if b"vtorque_iocm.manager" in words and str(state).encode() in words:
+            found.append(int(process.name))
+    return found
+
+
+@pytest.fixture
+def manager(guest):
+    """Return a function that tells the pid of the node's manager; none may be left."""
+    assert managers(guest.state) == []
+    yield lambda: next(iter(managers(guest.state)), None)
+    assert managers(guest.state) == []
+
+
+def started(guest, *args):
+    """Submit a job that runs until ``end``; return its id when it runs."""
+    job = guest.submit(WAIT, *args)
+    guest.wait_for((guest.home / "started").exists, 60, "the script's start")
+    return job
+
+
+def end(guest, job):
+    (guest.home / "go").touch()
+    guest.wait_for(lambda: guest.state_of(job) in (None, "C"), 60, "the job's end")
+
+
+def test_io_threads_are_on_the_io_core_while_the_job_runs(manager, guest):
+    job = started(guest, "-vm", "iocm=true,iocm_min_cores=1,iocm_max_cores=1,ram=128M")
+    (domain,) = running.domains(job)
+    at = running.threads(domain)
+    pins = [row[1] for row in running.table("iothreadinfo", domain)]
+    assert pins == ["0"] == [at[name] for name in at if name.startswith("IO iothread")]
+    assert running.table("emulatorpin", domain)[-1][-1] == "0" == at["emulator"]
+    assert running.table("vcpupin", domain) == [["0", "1"]]
+    assert at["CPU 0/TCG"] == "1"
+    pid = manager()
+    guest.wait_for(lambda: os.sched_getaffinity(pid) == {0}, 10, "the manager's own core")
+    log = guest.state / "iocm.log"
+    guest.wait_for(lambda: f"{job}.0 guest 0: cores (0,)" in log.read_text(), 10, "its log")
+    assert log.stat().st_mode & 0o077 == 0
+    end(guest, job)
+    assert not manager()
+
+
+def test_a_killed_manager_leaves_nothing_and_the_next_job_has_one(manager, guest):
+    keys = "iocm=true,iocm_max_cores=1,ram=128M"
+    first = started(guest, "-vm", keys)
+    pid = manager()
+    os.kill(pid, signal.SIGKILL)
+    end(guest, first)
+    assert not manager()
+    assert not list(guest.run_dir.glob("iocm*"))
+    for name in ("started", "go"):
+        (guest.home / name).unlink()
+    second = started(guest, "-vm", keys)
+    assert manager() not in (None, pid)
+    end(guest, second)
+
+
+def test_what_is_refused(manager, guest, config):
+    for keys, said in (
+        ("iocm=true,iocm_min_cores=3,iocm_max_cores=2", b"iocm_min_cores=3: is more than"),
+        ("iocm_min_cores=2", b"iocm_min_cores=2: needs iocm=true"),
+    ):
+        done = guest.job("true\n", "-vm", keys).done
+        assert (done.returncode, said in done.stderr) == (EXIT_USAGE, True), done.stderr
+    over = guest.job("true\n", "-vm", "iocm=true,iocm_max_cores=5,ram=128M")
+    assert over.code == EXIT_REFUSED
+    assert (
+        b"iocm_max_cores=5: is more than allowed (limit: 4, set by [plugin.iocm] max_cores)"
+        in over.err
+    )
+    many = guest.job("true\n", "-vm", "iocm=true,iocm_min_cores=2,ram=128M")
+    assert many.code == EXIT_REFUSED
+    assert b"iocm_min_cores=" in many.err
+    assert b"more than the job can have on this node (limit: 2 CPUs)" in many.err
+    config("plugin.iocm", 'nodes = "io[0-9]+"')
+    lack = guest.job("true\n", "-vm", "iocm=true,ram=128M")
+    assert lack.code == EXIT_REFUSED
+    assert b"iocm=true: node " in lack.err
+    assert b"has no I/O cores" in lack.err
+    config("plugin.iocm", "required = false")
+    runs = guest.job("#!/bin/sh\necho ran\n", "-vm", "iocm=true,ram=128M")
+    assert (runs.code, runs.out) == (0, b"ran\n")
+    assert b"runs without iocm=true: node " in runs.err
+
+
+# -- moving under load -------------------------------------------------------------------------
+
+# A boot sector that does nothing but read its disk: INT 13h, function 42h, 64 sectors at a time.
+READ = bytes.fromhex(
+    "31c0 8ed8"  # again: xor ax, ax; mov ds, ax
+    "b280 be107c b442 cd13"  # mov dl, 80h; mov si, packet; mov ah, 42h; int 13h
+    "ebf1"  # jmp again
+    "90"
+    "1000 4000 0000 0010 0000000000000000"  # packet: 64 sectors from 0 to 1000:0000
+)
+assert len(READ) == 32
+
+
+@pytest.fixture
+def reading(clean, tmp_path_factory):
+    """Start a guest that reads its disk, with 1 to 2 I/O cores, and the manager that watches it.
+
+    Not through vsub: on a node of two CPUs the guest's vCPU would keep the second. Here nothing
+    claims it, as if the job had a third.
+    """
+    top = tmp_path_factory.mktemp("iocm")
+    for directory in (*top.parents[:2], top):
+        directory.chmod(0o755)
+    paths = Paths(top / "state", top / "run")
+    machine = host.topology(URI)
+    if len(machine.cpus) < 2:
+        pytest.fail("this test needs two CPUs")
+    share = NodeShare(machine.cpus[:2], machine.mem_mib, cpus=machine.cpus[:2], topology=machine)
+    journal = Journal.start(paths, JobHeader("iocm", 0, "u", 1000, "local"))
+    claims = [CoreClaim("io", 1, exclusive=True, at_most=2), MemoryClaim(32)]
+    ((at,),) = [place(journal, [claims], share, paths)]
+    plan = guest_plan(top, at)
+    plan.state_dir.mkdir(mode=0o755)
+    disk = plan.state_dir / "disk"
+    disk.write_bytes((READ.ljust(510, b"\0") + b"\x55\xaa").ljust(1 << 20, b"\0"))
+    os.chown(disk, pwd.getpwnam("libvirt-qemu").pw_uid, -1)
+    elements = (Disk("root", str(disk), "raw", boot=1), IoThreads(2))
+    xml = render(DomainSpec(plan, "tcg"), merge(Contributed("t", "t 1", e) for e in elements))
+    journal.acquire(Domain(plan.name, plan.uuid, URI, xml=xml), plugin="core", phase="b", guest=0)
+    manager = Manager.of(paths, interval=0.2, busy=0.1)
+    journal.acquire(manager, plugin="iocm", phase="post-boot")
+    journal.close()
+    yield paths, plan.name
+    plugins = Plugins()
+    plugins.register("iocm", iocm_node, "vtorque-iocm 1")
+    assert teardown(journal.path, paths, plugins).clean
+    assert managers(paths.state) == []
+    hypervisor.close()
+
+
+def guest_plan(top, placement):
+    plan = GuestPlan(
+        job_id="iocm", attempt=0, node="n1", index=0, rank=0, guests_per_node=1,
+        name="vt-iocm.0-n1-0", uuid="", hostname="v", vcpus=1, ram_mib=32,
+        image=Image("m", "linux", "micro", "x86_64", "0" * 64),
+        user=JobUser("u", 1000, 1000, (("u", 1000),), "/home/u", "/bin/sh"),
+        request=JobRequest({}), addresses=(), peers=(), state_dir=top / "g0",
+        run_dir=top / "r0", secret=b"x" * 32, placement=placement,
+    )  # fmt: skip
+    return dataclasses.replace(plan, uuid=names.guest_uuid(plan.name))
+
+
+def pinned(name):
+    """Return where the iothreads and the emulator are: once virsh and the kernel agree on one."""
+    at = running.threads(name)
+    said = {row[1] for row in running.table("iothreadinfo", name)}
+    said |= {
+        at["emulator"],
+        *(cpus for thread, cpus in at.items() if thread.startswith("IO iothread")),
+    }
+    return said.pop() if len(said) == 1 else ""
+
+
+def test_pins_move_with_the_load(clean, reading):
+    paths, name = reading
+    clean.wait_for(lambda: pinned(name) == "0-1", 20, "two I/O cores under load")
+    assert len(api_ledger.guests_with(paths, "io")[0].cores) == 2
+    running.virsh("suspend", name)
+    clean.wait_for(lambda: pinned(name) == "0", 20, "one I/O core without load")
+    running.virsh("resume", name)
+    clean.wait_for(lambda: pinned(name) == "0-1", 20, "two I/O cores again")
+    changes = [line for line in (paths.state / "iocm.log").read_text().splitlines() if "->" in line]
+    assert len(changes) == 3, changes
