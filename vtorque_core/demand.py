@@ -47,7 +47,7 @@ class Demand:
         ram_mib: the guest's own RAM, which is in one of the two.
         numa: as :class:`vtorque_core.api_claims.RamClaim`; None: the node's rule.
         ram_key: of the ``-vm`` key that asks for huge pages; ``numa_key``: for one node.
-        largest: MiB of the largest of its claims of memory, and the key that asks for it.
+        largest: MiB of the largest of its claims of memory but QEMU's own, and that one's key.
         near: NUMA nodes that it should go to; empty: any.
     """
 
@@ -126,7 +126,7 @@ def demand(claims: Sequence[Claim]) -> Demand:
         numa=numa,
         ram_key=next((r.key for r in rams if r.page_kib), "ram"),
         numa_key=next((r.key for r in rams if r.numa), "ram"),
-        largest=max(((c.mib, c.key) for c in memory), default=(0, "ram")),
+        largest=max(((c.mib, c.key) for c in memory if c.use != "emulator"), default=(0, "ram")),
         pools=pools,
         caches=tuple(c for c in claims if isinstance(c, CacheClaim)),
         near=frozenset(node for r in rams for node in r.near),

@@ -275,3 +275,17 @@ def unknown(pool: Path, name: str) -> Refused:
 def bad(name: str, reason: str) -> Refused:
     """Return the refusal of an image that is broken."""
     return Refused(Refusal(f"the image is broken: {printable(reason)}", key="img", value=name))
+
+
+def ramdisk_mib(image: Path) -> int:
+    """Return what an overlay of a disk image can grow to: the size that the guest sees, and more.
+
+    qcow2 has it in bytes 24 to 31 of its header, raw is as long. The overlay's tables take 10
+    bytes for 64 KiB (QEMU, docs/interop/qcow2.txt), its header and first level less than 2 MiB.
+    """
+    with image.open("rb") as file:
+        header = file.read(32)
+    qcow2 = header.startswith(b"QFI\xfb")
+    size = int.from_bytes(header[24:32], "big") if qcow2 else image.stat().st_size
+    mib = -(-size // (1 << 20))
+    return mib + mib // 4096 + 2

@@ -37,6 +37,7 @@ from vtorque_core.config import Site
 from vtorque_core.demand import RAM_USE
 from vtorque_core.domain.merge import Contributed
 from vtorque_core.errors import HostFault, Refusal, Refused
+from vtorque_core.image_pool import ramdisk_mib
 from vtorque_core.plugins import Plugins
 from vtorque_core.topology import show_cpus
 
@@ -357,20 +358,6 @@ def _core_elements(guest: GuestPlan, site: Site) -> Iterator[Element]:
         yield MemoryBacking(source="memfd", shared=True)
     if guest.placement.page_kib is not None:  # memfd needs no hugetlbfs mounted, memfd_create(2)
         yield MemoryBacking(hugepages_kib=guest.placement.page_kib, source="memfd")
-
-
-def ramdisk_mib(image: Path) -> int:
-    """Return what an overlay of a disk image can grow to: the size that the guest sees, and more.
-
-    qcow2 has it in bytes 24 to 31 of its header, raw is as long. The overlay's tables take 10
-    bytes for 64 KiB (QEMU, docs/interop/qcow2.txt), its header and first level less than 2 MiB.
-    """
-    with image.open("rb") as file:
-        header = file.read(32)
-    qcow2 = header.startswith(b"QFI\xfb")
-    size = int.from_bytes(header[24:32], "big") if qcow2 else image.stat().st_size
-    mib = -(-size // (1 << 20))
-    return mib + mib // 4096 + 2
 
 
 def ramdisk_dir(guest: GuestPlan) -> Path | None:

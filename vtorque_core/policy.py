@@ -141,13 +141,16 @@ def _broken(plugins: Plugins) -> str:
     return f" (plugins that could not be loaded here: {', '.join(sorted(named))})"
 
 
-def needs(wanted: JobRequest, site: Site, plugins: Plugins) -> Needs:
-    """Return what the job's guests ask of the batch system on each node. Raises Refused."""
+def needs(wanted: JobRequest, site: Site, plugins: Plugins, disk: int = 0) -> Needs:
+    """Return what the job's guests ask of the batch system on each node. Raises Refused.
+
+    ``disk``: MiB of a guest's root disk, if that is in memory.
+    """
     count, node = wanted[VMS_PER_NODE], site.node
     extras = _extras(wanted, site, plugins)
     return Needs(
         cpus=count * wanted[VCPUS] + node.host_reserve_cores + sum(e.cpus for e in extras),
-        mib=count * (wanted[RAM] + node.qemu_overhead)
+        mib=count * (wanted[RAM] + node.qemu_overhead + disk)
         + node.host_reserve_ram
         + sum(e.mib for e in extras),
         seconds=round(site.batch.boot_walltime),

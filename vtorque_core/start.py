@@ -30,6 +30,7 @@ from vtorque_core.domain.daemons import disk_daemon, share_daemon
 from vtorque_core.domain.merge import MergedDomain, merge
 from vtorque_core.domain.render import DomainSpec, render, tap_name
 from vtorque_core.errors import HostFault, Refused
+from vtorque_core.image_pool import ramdisk_mib
 from vtorque_core.journal import Journal
 from vtorque_core.network import of_site
 from vtorque_core.plugins import Plugins
@@ -304,7 +305,7 @@ def _guest_resources(each: Prepared, guards: Mapping[str, str]) -> Iterable[Reso
     ram = plan.ramdisk_dir(each.plan)
     if image.disk is not None and ram is not None:
         # A tmpfs of its own: the guest's writes end where its claim does, and never fill /run.
-        limits = (f"size={plan.ramdisk_mib(image.disk)}M", "mode=0711", "nosuid", "nodev", "noexec")
+        limits = (f"size={ramdisk_mib(image.disk)}M", "mode=0711", "nosuid", "nodev", "noexec")
         yield Tree(str(ram), mode=0o711)
         yield Mount("tmpfs", str(ram), "tmpfs", limits)
     if image.disk is not None:

@@ -4,6 +4,7 @@ Each is what the real start of a job renders, placed by the real ledger on a rec
 has to be valid by libvirt's schema, and libvirt's test driver has to take it (VALIDATE).
 """
 
+import dataclasses
 import subprocess
 from pathlib import Path
 
@@ -14,6 +15,9 @@ import pairwise
 from device_cases import CASES, DEVICES, MORE, NEEDED, VALUES, load
 from vtorque_core import hypervisor
 from vtorque_core.api import FileData
+from vtorque_core.cli.vsub import disk_in_memory
+from vtorque_core.policy import decide, needs
+from vtorque_core.request import Request
 from vtorque_core.testing.faults import orphans
 from vtorque_core.topology import parse
 
@@ -72,6 +76,13 @@ def request_of(row, cpus):
     return pairs, files
 
 
+def asked_for(node, job):
+    """Return what vsub would ask the batch system for: it has to be enough on any node."""
+    wanted = decide(Request.decode(job.blob), node.site, node.plugins)
+    found = needs(wanted, node.site, node.plugins, disk_in_memory(wanted, node.site))
+    return {"cpu_count": found.cpus, "mem_mib": found.mib}
+
+
 def accepted(domains, top):
     """Have libvirt look at domains, as files below ``top`` and as guests of its test driver."""
     files = []
@@ -100,10 +111,12 @@ def test_what_policy_allows_libvirt_accepts(machine, part, tmp_path):
             top = tmp_path / str(number)
             settings = {**device_cases.together().settings, **{k: row[f"[{k}]"] for k in SITES}}
             node = device_cases.node(
-                top, load(), device_cases.Case({}, settings), machine=text, share={"cpus": cpus}
+                top, load(), device_cases.Case({}, settings), machine=text, share={}
             )
             pairs, files = request_of(row, cpus)
-            run = node.start(node.job(pairs, files=files))
+            job = node.job(pairs, files=files)
+            share = {"cpus": cpus} if files else asked_for(node, job)
+            run = node.start(dataclasses.replace(job, **share))
             assert not run.error, (run, pairs)
             domains = node.domains()
             assert len(domains) == int(row["vms_per_node"])

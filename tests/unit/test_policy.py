@@ -347,10 +347,10 @@ def test_its_default_is_in_the_example_config(with_map):
 # -- what is asked of the batch system --------------------------------------------------------
 
 
-def needed(plugins, *pairs, site=""):
+def needed(plugins, *pairs, site="", disk=0):
     made = build(parse_toml(site.encode(), FILE), plugins)
     request = Request(tuple(tuple(pair.split("=", 1)) for pair in pairs))
-    return needs(decide(request, made, plugins), made, plugins)
+    return needs(decide(request, made, plugins), made, plugins, disk)
 
 
 def test_what_plugins_need_is_asked_for_too(plugins):
@@ -358,6 +358,7 @@ def test_what_plugins_need_is_asked_for_too(plugins):
     asked = ("vcpus=3", "ram=1000", "vms_per_node=2", "fpga=2")
     before = needed(plugins, *asked, site=site)
     assert (before.cpus, before.mib) == (1 + 2 * 3, 100 + 2 * 1010)
+    assert needed(plugins, *asked, site=site, disk=77).mib == before.mib + 2 * 77
 
     def wanted(request):
         yield Extra(cpus=request[FPGA])

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from vtorque_core.api import JobRequest, Option
-from vtorque_core.api_options import ARCH, DISTRO, IMG
+from vtorque_core.api_options import ARCH, DISTRO, FS_TYPE, IMG
 from vtorque_core.cli.site import load_for_user
 from vtorque_core.config import Site
 from vtorque_core.errors import Refused, VtorqueError
-from vtorque_core.image_pool import select
+from vtorque_core.image_pool import ramdisk_mib, select
 from vtorque_core.limits import Limits, effective_default
 from vtorque_core.plugins import Plugins
 from vtorque_core.policy import check_share, decide, needs
@@ -70,7 +70,7 @@ def submit(argv: Sequence[str]) -> int:
     request = make_request(pairs, plugins.options(), args.shell)
     wanted = decide(request, site, plugins)
     check_image(wanted, site)
-    needed = needs(wanted, site, plugins)
+    needed = needs(wanted, site, plugins, disk_in_memory(wanted, site))
     check_share(needed, args.vcpus_given, args.mib_given)
     if DRY_RUN in argv:
         from vtorque_core.cli.dry_run import show  # noqa: PLC0415
@@ -94,6 +94,16 @@ def help_text(site: Site, plugins: Plugins) -> str:
         lines.append(f"  {key}={option.metavar}")
         lines.append(f"      {option.help} (default: {shown or 'none'}{bounds(option, limits)})")
     return "\n".join(lines) + "\n"
+
+
+def disk_in_memory(wanted: JobRequest, site: Site) -> int:
+    """Return MiB of a guest's root disk in memory; 0: on a disk, or this host sees no image."""
+    pool = site.images.pool
+    if wanted[FS_TYPE] != "ramdisk" or not os.access(pool, os.R_OK | os.X_OK):
+        return 0
+    image = select(pool, wanted[IMG], wanted[DISTRO], wanted[ARCH])
+    readable = image.disk is not None and os.access(image.disk, os.R_OK)
+    return ramdisk_mib(image.disk) if image.disk is not None and readable else 0
 
 
 def bounds(option: Option[Any], limits: Limits) -> str:
