@@ -3,8 +3,6 @@
 import dataclasses
 import json
 import os
-import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -12,36 +10,21 @@ from pathlib import Path
 
 import pytest
 
+from journalled import through_the_journal
 from vtorque_core import safefs, virtiofs
-from vtorque_core.api_node import Resource
 from vtorque_core.errors import HostFault
-from vtorque_core.journal import JobHeader, Journal, read, reconstruct
-from vtorque_core.names import Paths
 from vtorque_core.resources import (
     CORE_KINDS,
     File,
     Lease,
     Overlay,
-    Process,
     Setting,
     Shm,
     Tree,
     Virtiofsd,
 )
-from vtorque_core.resources.process import lock_holder
 
 ROOT = os.geteuid() == 0
-
-
-def through_the_journal(resource: Resource, tmp_path: Path) -> Resource:
-    """Return the resource as another process gets it from the journal."""
-    quiet = type(resource.kind, (type(resource),), {"create": lambda self: None})
-    copy = quiet(**{f.name: getattr(resource, f.name) for f in dataclasses.fields(resource)})
-    paths = Paths(tmp_path / "js", tmp_path / "jr")
-    shutil.rmtree(paths.state, ignore_errors=True)
-    with Journal.start(paths, JobHeader("1", 0, "u", 1, "local")) as journal:
-        journal.acquire(copy, plugin="core", phase="x")
-        return reconstruct(read(journal.path).open[0], CORE_KINDS)
 
 
 def test_survivors_of_a_reboot():
@@ -327,85 +310,6 @@ def test_lease_is_its_record(tmp_path):
     lease.create()
     assert through_the_journal(lease, tmp_path) == lease
     lease.release()
-
-
-# -- process ----------------------------------------------------------------------------------
-
-
-def holder(lock: Path) -> int | None:
-    descriptor = os.open(lock, os.O_RDWR)
-    try:
-        return lock_holder(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-def test_process_is_found_by_its_lock_and_ends(tmp_path):
-    log = tmp_path / "log"
-    script = "echo started; echo $PATH; exec sleep 1000"
-    process = Process(("sh", "-c", script), str(tmp_path / "lock"), log=str(log))
-    process.create()
-    pid = holder(tmp_path / "lock")
-    assert pid is not None and running(pid)
-    assert os.getsid(pid) == pid
-    with pytest.raises(HostFault, match="sh: "):
-        process.create()  # the lock is taken
-    end = time.monotonic() + 5
-    while log.read_text().count("\n") < 2 and time.monotonic() < end:
-        time.sleep(0.01)
-    assert log.read_text() == "started\n/usr/sbin:/usr/bin:/sbin:/bin\n"
-    again = through_the_journal(process, tmp_path)
-    again.release()
-    assert not running(pid)
-    assert not (tmp_path / "lock").exists()
-    again.release()
-
-
-def test_process_that_ignores_term_is_killed(tmp_path):
-    script = f"trap '' TERM; touch {tmp_path}/ready; while :; do sleep 0.05; done"
-    process = Process(("sh", "-c", script), str(tmp_path / "lock"), grace=0.2)
-    process.create()
-    end = time.monotonic() + 5
-    while not (tmp_path / "ready").exists() and time.monotonic() < end:
-        time.sleep(0.01)
-    pid = holder(tmp_path / "lock")
-    process.release()
-    assert pid is not None and not running(pid)
-
-
-def test_process_that_cannot_be_executed_says_so(tmp_path):
-    process = Process(("/nonexistent/daemon",), str(tmp_path / "lock"))
-    with pytest.raises(HostFault, match=r"/nonexistent/daemon: .*No such file"):
-        process.create()
-    process.release()
-    assert not (tmp_path / "lock").exists()
-
-
-def test_process_whose_pid_is_reused_kills_nobody(tmp_path):
-    """The lock file names no pid that could go stale: without a holder nothing is killed."""
-    (tmp_path / "lock").write_text(f"{os.getpid()}\n")
-    Process(("sleep", "9"), str(tmp_path / "lock")).release()
-    assert not (tmp_path / "lock").exists()
-
-
-def test_process_of_a_killed_creator_is_still_found(tmp_path):
-    lock = tmp_path / "lock"
-    pid = os.fork()
-    if pid == 0:
-        Process(("sleep", "1000"), str(lock)).create()
-        os.kill(os.getpid(), signal.SIGKILL)
-    os.waitpid(pid, 0)
-    daemon = holder(lock)
-    assert daemon is not None and running(daemon)
-    Process(("sleep", "1000"), str(lock)).release()
-    assert not running(daemon)
 
 
 # -- virtiofsd, domain: their own modules are tested elsewhere -----------------------------------

@@ -1,0 +1,23 @@
+"""Resources as another process gets them."""
+
+import dataclasses
+import shutil
+from pathlib import Path
+
+from vtorque_core.api_node import Resource
+from vtorque_core.journal import JobHeader, Journal, read, reconstruct
+from vtorque_core.names import Paths
+from vtorque_core.resources import (
+    CORE_KINDS,
+)
+
+
+def through_the_journal(resource: Resource, tmp_path: Path) -> Resource:
+    """Return the resource as another process gets it from the journal."""
+    quiet = type(resource.kind, (type(resource),), {"create": lambda self: None})
+    copy = quiet(**{f.name: getattr(resource, f.name) for f in dataclasses.fields(resource)})
+    paths = Paths(tmp_path / "js", tmp_path / "jr")
+    shutil.rmtree(paths.state, ignore_errors=True)
+    with Journal.start(paths, JobHeader("1", 0, "u", 1, "local")) as journal:
+        journal.acquire(copy, plugin="core", phase="x")
+        return reconstruct(read(journal.path).open[0], CORE_KINDS)

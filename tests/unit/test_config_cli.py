@@ -1,0 +1,58 @@
+"""``vtorque config``: what it prints of a file, good or bad."""
+
+import json
+import re
+
+import pytest
+from click.testing import CliRunner
+
+from vtorque_core.cli.config import config as cli
+
+
+@pytest.fixture
+def file(tmp_path):
+    """A config that root, too, would trust."""
+    tmp_path.chmod(0o755)
+    path = tmp_path / "vtorque.toml"
+    path.write_text("[node]\n")
+    return path
+
+
+def run(*args):
+    return CliRunner().invoke(cli, [str(a) for a in args])
+
+
+def test_check(file):
+    done = run("check", "--file", file)
+    assert (done.exit_code, done.stdout) == (0, f"{file}: ok\n")
+    file.write_text("[node]\naccel = 'x'\ngrace = []\n")
+    done = run("check", "--file", file)
+    assert done.exit_code == 1
+    assert (
+        done.stderr.startswith(f"{file}:2: [node] accel: ") and len(done.stderr.splitlines()) == 2
+    )
+    report = json.loads(run("check", "--json", "--file", file).stdout)
+    assert len(report["problems"]) == 2
+
+
+def test_check_of_no_file(tmp_path):
+    done = run("check", "--file", tmp_path / "x")
+    assert done.exit_code == 0 and "all defaults" in done.stdout
+
+
+def test_show(file):
+    file.write_text('[node]\ngrace = 5\n[options.ram]\nmax = "4G"\nallow = ["?G"]\n')
+    values = json.loads(run("show", "--json", "--file", file).stdout)["values"]
+    assert values["node.grace"] == {"value": 5.0, "unit": "s", "origin": f"{file}:2"}
+    assert values["options.ram.allow"]["value"] == ["?G"]
+    assert values["node.accel"] == {"value": "auto", "unit": None, "origin": "default"}
+    text = run("show", "--file", file).stdout
+    assert re.search(rf'^node.grace = "5s" +# {file}:2$', text, re.MULTILINE)
+    file.write_text("[node]\ngrace = []\n")
+    done = run("show", "--file", file)
+    assert done.exit_code == 2 and "[node] grace" in done.stderr
+
+
+def test_print_example():
+    done = run("example")
+    assert done.exit_code == 0 and "[options.ram]" in done.stdout

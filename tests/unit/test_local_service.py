@@ -1,0 +1,244 @@
+"""The embedded batch system's service: its end, its queue, and clients that are hostile."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from local_site import HOOK, HOST, SUBMIT, Site, fresh_site
+from vtorque_core.api_batch import Life
+from vtorque_core.batch.mom import Programs
+from vtorque_core.errors import UsageError, VtorqueError
+from vtorque_core.local.node import LocalNode
+from vtorque_core.local.service import Service, Setup
+from vtorque_core.locks import Busy
+from vtorque_core.request import Request
+
+
+@pytest.fixture
+def site():
+    with fresh_site() as site:
+        yield site
+
+
+def test_killed_service_loses_what_ran_and_keeps_what_was_queued(site):
+    loop = site.script("echo $$ >> pids\nsleep 300 &\nsetsid sleep 300 &\nwait\n")
+    common = ("-S", "/bin/sh", "-d", str(site.root), "-o", "out", "-j", "oe")
+    argv = [sys.executable, "-c", SUBMIT, str(site.paths.run), "-W", "block=true", *common, loop]
+    waiting = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    site.wait_for(site.root / "pids", "\n")
+    site.submit(*common, loop)
+    while len((site.root / "pids").read_text().split()) < 2:
+        time.sleep(0.01)
+    site.submit("-d", str(site.root), "-o", "third", site.script("#!/bin/sh\necho third\n", "t"))
+    marks = [job["environ"]["PBS_JOBCOOKIE"] for job in spooled(site)[:2]]
+    assert [len(marked(mark)) >= 3 for mark in marks] == [True, True]
+    site.stop(signal.SIGKILL)
+    _, said = waiting.communicate(timeout=10)
+    assert (waiting.returncode, b"lost" in said) == (252, True)
+    node = LocalNode(site.spool)
+    assert node.alive([f"1.{HOST}", "9.x"]) == {f"1.{HOST}": Life.ALIVE, "9.x": Life.GONE}
+    site.start()
+    assert site.hook("epilogue", f"1.{HOST}")[9] == "-4"
+    assert site.hook("epilogue", f"2.{HOST}")[9] == "-4"
+    assert (
+        "lost: the batch system was restarted"
+        in site.wait_for(site.root / "out", "lost").read_text()
+    )
+    assert site.done("3") == 0
+    assert (site.root / "third").read_text() == "third\n"
+    assert (site.done("1"), site.done("2")) == (252, 252)
+    assert not any(marked(mark) for mark in marks), "not even what has left the session"
+    assert node.alive([f"1.{HOST}"]) == {f"1.{HOST}": Life.GONE}
+    site.submit(site.script("#!/bin/sh\n"))
+    assert site.hook("epilogue", f"4.{HOST}"), "the counter survives"
+
+
+def test_the_kernel_ends_hook_and_job_with_the_service(site):
+    """Even when nobody starts the service again."""
+    (site.root / "prologue").write_text(HOOK.format(dir=site.root, name="prologue"))
+    site.submit("-d", str(site.root), site.script("exec sleep 300\n"), blob=Request().encode())
+    mark = spooled(site)[0]["environ"]["PBS_JOBCOOKIE"]
+    while not marked(mark):
+        time.sleep(0.01)
+    site.stop(signal.SIGKILL)
+    for _ in range(100):
+        if not marked(mark):
+            return
+        time.sleep(0.01)
+    raise AssertionError(marked(mark))
+
+
+def marked(cookie: str) -> list[int]:
+    """Return the processes that have a job's cookie in their environment."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if cookie.encode() in path.read_bytes():
+                found.append(int(path.parent.name))
+        except OSError:
+            continue
+    return found
+
+
+def spooled(site: Site) -> list[dict]:
+    files = sorted((site.spool / "jobs").glob("*/job"), key=lambda path: int(path.parent.name))
+    return [json.loads(path.read_text()) for path in files]
+
+
+def test_killed_service_in_prologue_ends_it_before_the_epilogue(site):
+    (site.root / "prologue.sleep").write_text("60")
+    site.submit("-e", "err", site.script("#!/bin/sh\ntouch ran\n"))
+    site.hook("prologue", f"1.{HOST}")
+    site.stop(signal.SIGKILL)
+    site.start()
+    assert site.hook("epilogue", f"1.{HOST}")[9] == "-4"
+    assert not (site.root / "ran").exists()
+
+
+def test_shutdown_ends_running_jobs_and_keeps_queued_ones(site):
+    job = site.script("sleep 60\n")
+    for _ in range(3):
+        site.submit("-S", "/bin/sh", job)
+    site.hook("prologue", f"2.{HOST}")
+    site.submitter.shut_down()
+    assert site.ended() == 0
+    assert [j["state"] for j in spooled(site)] == ["Q"]
+    with pytest.raises(VtorqueError, match="vtorque local serve"):
+        list(site.submitter.jobs())
+    site.start()
+    site.hook("prologue", f"3.{HOST}")
+    site.submitter.cancel("3")
+
+
+def test_a_second_service_is_refused(site):
+    run, spool = Path(site.config["run"]), Path(site.config["spool"])
+    second = Service(Setup(run, spool, Programs((), (), ()), (), lock_wait=0.3))
+    before, mask = (run / "local.sock").stat(), os.umask(0o022)
+    with pytest.raises(Busy, match="held by another process"):
+        second.open()
+    os.umask(mask)
+    assert (run / "local.sock").stat() == before, "the first one's socket is not touched"
+
+
+def ask(site: Site, data: bytes) -> bytes:
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(5)
+        sock.connect(str(site.paths.run / "local.sock"))
+        try:
+            sock.sendall(data)
+            return sock.makefile("rb").readline()
+        except OSError:
+            return b"closed"
+
+
+def test_hostile_clients_are_answered_and_harm_nobody(site):
+    good = {
+        "op": "submit",
+        "argv": ["-N", "x"],
+        "script": "",
+        "environ": {},
+        "cwd": "/",
+        "token": "",
+    }
+    bad = [
+        {"token": "vt1:x,nodes=9"},
+        {"token": "vt1:" + "A" * 200_000},
+        {"token": "x"},
+        {"token": None},
+        {"argv": ["-l", "mem=1gb,other=vt1:x"]},
+        {"argv": ["-N", "a\nb"]},
+        {"argv": ["-F", "x" * 20_000]},
+        {"argv": ["-I"]},
+        {"argv": 1},
+        {"environ": []},
+        {"script": "%%%"},
+    ]
+    for change in bad:
+        answer = json.loads(ask(site, json.dumps(good | change).encode() + b"\n"))
+        assert "error" in answer, change
+    for line in (b"[]\n", b"1\n", b"{\n", b"\xff\n", b'{"op":"nope"}\n', b"[" * 100_000 + b"\n"):
+        assert b"error" in ask(site, line)
+    ask(site, b"x" * (9 << 20))
+    assert spooled(site) == [], "nothing was created"
+    odd = [
+        {"environ": {"A=B": "c"}},
+        {"environ": {"A": "b\0c"}},
+        {"cwd": "/a\0b"},
+        {"cwd": "/\ud800"},
+        {"argv": ["-d", "/nowhere"]},
+        {"environ": {"A": 1}},
+    ]
+    for number, change in enumerate(odd, 1):
+        answer = json.loads(ask(site, json.dumps(good | change).encode() + b"\n"))
+        assert answer == {"id": f"{number}.{HOST}"}, "what is used as the user is the user's"
+        site.done(str(number))
+    assert site.submit("-W", "block=true", site.script("#!/bin/sh\nexit 3\n")) == 3
+
+
+def test_silent_clients_hold_up_nobody(site):
+    idle = [socket.socket(socket.AF_UNIX) for _ in range(95)]
+    for sock in idle:
+        sock.connect(str(site.paths.run / "local.sock"))
+        sock.send(b"{")
+    assert site.submit("-W", "block=true", site.script("#!/bin/sh\nexit 3\n")) == 3
+    idle += [socket.socket(socket.AF_UNIX) for _ in range(5)]
+    for sock in idle[95:]:
+        sock.connect(str(site.paths.run / "local.sock"))
+    time.sleep(0.2)
+    with pytest.raises(UsageError, match="connections"):
+        site.submit(site.script("true\n"))
+    for sock in idle:
+        sock.close()
+
+
+def test_a_full_spool_ends_the_job_and_not_the_service(site):
+    (site.root / "prologue.sleep").write_text("0.3")
+    job = site.script("#!/bin/sh\ntouch ran\n")
+    site.submit("-d", str(site.root), job)
+    site.hook("prologue", f"1.{HOST}")
+    shutil.rmtree(site.spool / "jobs")  # no state can be written any more
+    assert site.hook("epilogue", f"1.{HOST}")[9] == "-2"
+    assert not (site.root / "ran").exists(), "a job that could be lost track of is not started"
+
+
+def test_a_queue_of_an_older_layout_gets_numbers_after_its_own(site):
+    (site.spool / "jobs" / "7").mkdir()
+    assert not (site.spool / "counter").exists()
+    assert site.submit("-W", "block=true", "-o", "out", site.script("#!/bin/sh\necho hi\n")) == 0
+    assert site.hook("epilogue", f"8.{HOST}")[9] == "0"
+
+
+def test_a_descriptor_that_takes_long_to_close_does_not_hold_up_the_end(site):
+    """close(2) of the last descriptor of a socket with SO_LINGER waits for the other side."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        stuck = socket.create_connection(server.getsockname())
+        other, _ = server.accept()
+        stuck.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 30))
+        stuck.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                stuck.send(b"x" * 65536)
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(site.paths.run / "local.sock"))
+            socket.send_fds(client, [b"{"], [stuck.fileno()])
+            stuck.setblocking(True)
+            stuck.close()  # the service has the last one
+            client.sendall(b'"op": "list"}\n')
+            assert b"jobs" in client.recv(1000)
+            started = time.monotonic()
+            time.sleep(0.3)
+        try:
+            assert site.stop() == 0
+            assert time.monotonic() - started < 5
+        finally:
+            other.close()

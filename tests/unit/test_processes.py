@@ -1,0 +1,91 @@
+"""Daemons of a job: found by the lock that they hold, never by a remembered pid."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from journalled import through_the_journal
+from vtorque_core.errors import HostFault
+from vtorque_core.resources import (
+    Process,
+)
+from vtorque_core.resources.process import lock_holder
+
+
+def holder(lock: Path) -> int | None:
+    descriptor = os.open(lock, os.O_RDWR)
+    try:
+        return lock_holder(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_process_is_found_by_its_lock_and_ends(tmp_path):
+    log = tmp_path / "log"
+    script = "echo started; echo $PATH; exec sleep 1000"
+    process = Process(("sh", "-c", script), str(tmp_path / "lock"), log=str(log))
+    process.create()
+    pid = holder(tmp_path / "lock")
+    assert pid is not None and running(pid)
+    assert os.getsid(pid) == pid
+    with pytest.raises(HostFault, match="sh: "):
+        process.create()  # the lock is taken
+    end = time.monotonic() + 5
+    while log.read_text().count("\n") < 2 and time.monotonic() < end:
+        time.sleep(0.01)
+    assert log.read_text() == "started\n/usr/sbin:/usr/bin:/sbin:/bin\n"
+    again = through_the_journal(process, tmp_path)
+    again.release()
+    assert not running(pid)
+    assert not (tmp_path / "lock").exists()
+    again.release()
+
+
+def test_process_that_ignores_term_is_killed(tmp_path):
+    script = f"trap '' TERM; touch {tmp_path}/ready; while :; do sleep 0.05; done"
+    process = Process(("sh", "-c", script), str(tmp_path / "lock"), grace=0.2)
+    process.create()
+    end = time.monotonic() + 5
+    while not (tmp_path / "ready").exists() and time.monotonic() < end:
+        time.sleep(0.01)
+    pid = holder(tmp_path / "lock")
+    process.release()
+    assert pid is not None and not running(pid)
+
+
+def test_process_that_cannot_be_executed_says_so(tmp_path):
+    process = Process(("/nonexistent/daemon",), str(tmp_path / "lock"))
+    with pytest.raises(HostFault, match=r"/nonexistent/daemon: .*No such file"):
+        process.create()
+    process.release()
+    assert not (tmp_path / "lock").exists()
+
+
+def test_process_whose_pid_is_reused_kills_nobody(tmp_path):
+    """The lock file names no pid that could go stale: without a holder nothing is killed."""
+    (tmp_path / "lock").write_text(f"{os.getpid()}\n")
+    Process(("sleep", "9"), str(tmp_path / "lock")).release()
+    assert not (tmp_path / "lock").exists()
+
+
+def test_process_of_a_killed_creator_is_still_found(tmp_path):
+    lock = tmp_path / "lock"
+    pid = os.fork()
+    if pid == 0:
+        Process(("sleep", "1000"), str(lock)).create()
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(pid, 0)
+    daemon = holder(lock)
+    assert daemon is not None and running(daemon)
+    Process(("sleep", "1000"), str(lock)).release()
+    assert not running(daemon)

@@ -1,0 +1,38 @@
+"""Where in a file a key is set, for messages."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vtorque_core.toml_lines import line_of
+
+
+def test_lines_are_not_fooled_by_strings_and_lists():
+    text = '''
+a = """
+[node]
+accel = "no" """
+b = [
+  "[node]", # [node]
+  "accel = 1",
+]
+c = {d = 1, e = ']'} # x = 1
+"q.r" . 's' = 1
+[ node ] # first
+accel = "kvm"
+[[many]]
+k = 1
+'''
+    assert line_of(text, "node.accel") == 12
+    assert line_of(text, "node") == 11
+    assert line_of(text, "node.other") == 11
+    assert line_of(text, "c.d") == 9
+    assert line_of(text, "q.r.s") == 10
+    assert line_of(text, "many.k") == 14
+    assert line_of(text, "nothing") is None
+
+
+@given(st.text(max_size=300) | st.lists(st.sampled_from(list("[]{}=\"'#.\n\\ ab")), max_size=60))
+def test_lines_of_any_text_end(text):
+    text = "".join(text)
+    line = line_of(text, "a.b")
+    assert line is None or 1 <= line <= text.count("\n") + 1

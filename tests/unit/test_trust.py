@@ -1,0 +1,78 @@
+"""What root reads: owners and modes on the way to a file, and of a secret."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from vtorque_core.errors import ConfigError
+from vtorque_core.trust import require_root_owned, require_secret
+
+
+@pytest.fixture
+def private(tmp_path):
+    tmp_path.chmod(0o755)
+    path = tmp_path / "vtorque.toml"
+    path.write_text("[node]\n")
+    path.chmod(0o644)
+    return path
+
+
+def trusted(path: Path) -> None:
+    require_root_owned(path, uid=os.getuid())
+
+
+def test_own_files_below_a_sticky_directory_are_trusted(private):
+    trusted(private)
+    trusted(private.parent / "." / ".." / private.parent.name / private.name)
+
+
+def test_others_may_not_own_it(private):
+    if os.getuid() == 0:
+        os.chown(private, 4242, 4242)
+        with pytest.raises(ConfigError, match=f"{private}: is owned by uid 4242.*chown root"):
+            require_root_owned(private)
+    else:
+        with pytest.raises(ConfigError, match=f"is owned by uid {os.getuid()}"):
+            require_root_owned(private)
+
+
+@pytest.mark.parametrize("mode", [0o664, 0o646])
+def test_others_may_not_write_it(private, mode):
+    private.chmod(mode)
+    with pytest.raises(ConfigError, match=f"{private}: can be written by others .*{mode:o}.*chmod"):
+        trusted(private)
+
+
+def test_others_may_not_write_a_directory_above(private):
+    private.parent.chmod(0o777)
+    with pytest.raises(ConfigError, match=f"{private.parent}: can be written by others"):
+        trusted(private)
+    private.parent.chmod(0o1777)
+    trusted(private)
+
+
+def test_links_are_followed_and_every_step_is_checked(private, tmp_path):
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    (inner / "link").symlink_to("../vtorque.toml")
+    (tmp_path / "start").symlink_to(inner / "link")
+    trusted(tmp_path / "start")
+    inner.chmod(0o777)
+    with pytest.raises(ConfigError, match=f"{inner}: can be written"):
+        trusted(tmp_path / "start")
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(ConfigError, match="too many symbolic links"):
+        trusted(tmp_path / "loop")
+    with pytest.raises(ConfigError, match="No such file"):
+        trusted(tmp_path / "missing")
+
+
+def test_a_secret_is_readable_by_its_owner_only(private):
+    private.chmod(0o640)
+    with pytest.raises(ConfigError, match=f"mode 0640.*chmod 600 {private}"):
+        require_secret(private, os.getuid())
+    private.chmod(0o600)
+    require_secret(private, os.getuid())
+    with pytest.raises(ConfigError, match="is not a regular file"):
+        require_secret(private.parent, os.getuid())
