@@ -7,6 +7,7 @@ has to be valid by libvirt's schema, and libvirt's test driver has to take it (V
 import dataclasses
 import subprocess
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -19,12 +20,13 @@ from vtorque_core.cli.vsub import disk_in_memory
 from vtorque_core.policy import decide, needs
 from vtorque_core.request import Request
 from vtorque_core.testing.faults import orphans
-from vtorque_core.topology import parse
+from vtorque_core.topology import cpu_list, parse
 
 pytestmark = pytest.mark.integration
 
 SCHEMA = Path("/usr/share/libvirt/schemas/domain.rng")
 URI = "test:///default"
+KINDS = ("vcpu", "iothread", "emulator")
 MACHINES = {path.stem: path for path in sorted(device_cases.CAPABILITIES.glob("*.xml"))}
 SITES = {
     "vrdma": (CASES["vrdma"].settings["vrdma"], {}),
@@ -122,8 +124,38 @@ def test_what_policy_allows_libvirt_accepts(machine, part, tmp_path):
             assert len(domains) == int(row["vms_per_node"])
             accepted(domains, top)
             hypervisor.close()
+            spare = settings["pinning"].get("emulator_cpu", True)
+            check_pins(
+                domains, {**pairs, **files}, share.get("cpus"), share.get("cpu_count"), spare
+            )
             node.release()
             assert left() == []
+
+
+def check_pins(domains, row, cpus, count, spare):
+    """What is a guest's own runs on CPUs of its own, all of it on the job's."""
+    alone = {"vcpu": "scam" in row or "vcpu_pinning" in row, "iothread": "iocm" in row}
+    own, used = [], []  # of each guest
+    for xml in domains:
+        tune = ElementTree.fromstring(xml).find("cputune")  # noqa: S314 - our own
+        pins = {k: [cpu_list(e.get("cpuset")) for e in tune.iter(f"{k}pin")] for k in KINDS}
+        assert len(pins["vcpu"]) == int(row["vcpus"])
+        if alone["vcpu"]:
+            assert all(len(each) == 1 for each in pins["vcpu"]), pins
+        if alone["iothread"]:
+            assert len(set(pins["iothread"])) == 1, pins
+        sets = {kind: {cpu for each in pins[kind] for cpu in each} for kind in KINDS}
+        mine = [cpu for kind in KINDS if alone.get(kind) for cpu in sets[kind]]
+        assert len(set(mine)) == len(mine), "vCPUs and iothreads of a guest on one CPU"
+        own.append(set(mine))
+        used.append({cpu for kind in KINDS for cpu in sets[kind]})
+        if "vcpu_pinning" in row and spare:
+            assert not sets["emulator"] & sets["vcpu"], "QEMU itself on a vCPU's"
+    for number, mine in enumerate(own):
+        assert not mine & set().union(*used[:number], *used[number + 1 :])
+    together = set().union(*used)
+    assert cpus is None or together <= set(cpus)
+    assert count is None or len(together) <= count
 
 
 def _cores(known, node):
