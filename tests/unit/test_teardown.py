@@ -1,96 +1,24 @@
-"""Teardown and reaper: everything goes, what cannot go holds what it needs, twice is fine."""
+"""Teardown: everything goes, what cannot go holds what it needs, twice is fine."""
 
-import dataclasses
-import functools
 import json
 import os
-import sys
 import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from vtorque_core import hypervisor, locks
+from acme_card import Acme, Card, Manager, loaded, starter
+from vtorque_core import hypervisor
 from vtorque_core import teardown as module_under_test
 from vtorque_core.api import hookimpl
-from vtorque_core.api_batch import Life
-from vtorque_core.api_node import Resource
 from vtorque_core.children import Child
-from vtorque_core.errors import HostFault, UsageError
-from vtorque_core.journal import JobHeader, Journal, job_lock, journals, read
-from vtorque_core.locks import Busy, node_lock
+from vtorque_core.errors import HostFault
+from vtorque_core.journal import journals, read
 from vtorque_core.names import Paths
 from vtorque_core.plugins import Plugins
-from vtorque_core.reap import reap, release_job
 from vtorque_core.resources import Domain, File, Lease, Tree
 from vtorque_core.teardown import teardown
-
-
-@dataclasses.dataclass(frozen=True)
-class Card(Resource):
-    """A directory entry; how its release behaves is what a file beside it says."""
-
-    kind = "acme-card"
-    path: str
-
-    def create(self):
-        Path(self.path).write_text("loaded")
-
-    def release(self):
-        mood = Path(self.path + ".mood")
-        what = mood.read_text() if mood.exists() else ""
-        if what == "fail":
-            raise HostFault("card is busy")
-        if what == "hang":
-            time.sleep(60)
-        if what == "die":
-            os._exit(3)
-        if what == "exit":
-            sys.exit("leaving")
-        Path(self.path).unlink(missing_ok=True)
-
-
-@dataclasses.dataclass(frozen=True)
-class Manager(Card):
-    """One for all jobs of the node."""
-
-    kind = "acme-manager"
-    scope = "node"
-
-    def create(self):
-        with Path(self.path).open("x") as file:
-            file.write("running")
-
-
-class Acme:
-    """The plugin's node module."""
-
-    def __init__(self, log=None, mood=""):
-        self.log = log
-        self.mood = mood
-
-    @hookimpl
-    def vtorque_resources(self):
-        yield Card
-        yield Manager
-
-    @hookimpl
-    def vtorque_teardown(self, job):
-        if self.mood == "hang":
-            time.sleep(60)
-        if self.mood == "raise":
-            raise RuntimeError("counters are gone")
-        if self.log:
-            with self.log.open("a") as file:
-                file.write(json.dumps([job.id, job.attempt, job.owner, job.guests]) + "\n")
-
-
-def loaded(*modules):
-    plugins = Plugins()
-    for number, module in enumerate(modules or (Acme(),)):
-        plugins.register(f"acme{number or ''}", module, "vtorque-acme 1.0.0")
-    return plugins
 
 
 @pytest.fixture
@@ -100,13 +28,7 @@ def paths(tmp_path):
 
 @pytest.fixture
 def start(paths):
-    def start(job="42.srv", attempt=0, **more):
-        header = JobHeader(job, attempt, "u", 1000, "local", {"acme": "vtorque-acme 1.0.0"}, **more)
-        journal = Journal.start(paths, header)
-        journal.take = functools.partial(journal.acquire, plugin="acme", phase="pre_boot")
-        return journal
-
-    return start
+    return starter(paths)
 
 
 def numbers(outcomes):
@@ -396,187 +318,3 @@ def test_a_node_wide_resource_of_another_boot_does_not_count(paths, start, tmp_p
     path.unlink()  # the reboot
     start("2").take(Manager(str(path)))
     assert path.read_text() == "running"
-
-
-# -- locks ------------------------------------------------------------------------------------
-
-
-def in_other_process(work):
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            work()
-            code = 0
-        finally:
-            os._exit(code)
-    return pid
-
-
-def test_two_epilogues_at_once_release_once(paths, start, tmp_path):
-    journal = start()
-    for number in range(5):
-        journal.take(Card(str(tmp_path / f"card{number}")))
-    pids = [in_other_process(lambda: release(paths)) for _ in range(3)]
-    assert [os.waitpid(pid, 0)[1] for pid in pids] == [0, 0, 0]
-    assert journals(paths) == [] and not list(tmp_path.glob("card*"))
-    assert list((paths.run / "locks").iterdir()) == []
-
-
-def release(paths):
-    reports = release_job(paths, "42.srv", plugins_for=lambda _: loaded())
-    assert all(report.clean for report in reports)
-
-
-def test_an_epilogue_waits_for_the_prologue_and_gives_up_in_time(paths, start):
-    journal = start()
-    read_end, write_end = os.pipe()
-
-    def prologue():
-        with job_lock(paths, "42.srv"):
-            os.write(write_end, b"x")
-            time.sleep(0.5)
-
-    pid = in_other_process(prologue)
-    os.read(read_end, 1)
-    with pytest.raises(Busy, match=f"pid {pid}"):
-        teardown(journal.path, paths, loaded(), deadline=0.05)
-    assert teardown(journal.path, paths, loaded(), deadline=5).clean
-    os.waitpid(pid, 0)
-
-
-def test_a_lock_ends_with_a_killed_holder(paths):
-    def hold():
-        with job_lock(paths, "1"), node_lock(paths):
-            os.kill(os.getpid(), 9)
-
-    os.waitpid(in_other_process(hold), 0)
-    with job_lock(paths, "1", 0), node_lock(paths, 0):
-        pass
-
-
-def test_a_child_does_not_keep_its_parents_locks(paths):
-    with node_lock(paths):
-        child = Child(lambda: time.sleep(5), 5)
-    with node_lock(paths, 0.5):
-        pass
-    os.kill(child.pid, 9)
-    assert "ended with -9" in child.wait()
-
-
-def test_a_lock_file_that_its_holder_removed_locks_nobody_in_with_it(paths):
-    """Who waited for the removed file must not think to hold the lock of the new one."""
-    (read_end, write_end), (wait, go) = os.pipe(), os.pipe()
-    path = paths.job_lock("1")
-
-    def second():
-        locks.forget()  # those inherited from here
-        with job_lock(paths, "1", 5):
-            assert path.exists()
-            os.write(write_end, b"x")
-            os.read(wait, 1)
-
-    with job_lock(paths, "1"):
-        pid = in_other_process(second)
-        time.sleep(0.1)
-    os.read(read_end, 1)
-    with pytest.raises(Busy), job_lock(paths, "1", 0):
-        pass
-    os.write(go, b"x")
-    os.waitpid(pid, 0)
-    for descriptor in (read_end, write_end, wait, go):
-        os.close(descriptor)
-
-
-# -- reaper -----------------------------------------------------------------------------------
-
-
-def reaped(paths, lives, **more):
-    results = reap(paths, lambda ids: lives, lambda _: loaded(), **more)
-    return {(r.job, r.attempt): r for r in results}
-
-
-def test_the_reaper_takes_only_what_is_gone(paths, start, tmp_path):
-    for job in ("alive", "gone", "unknown", "silent", "starting"):
-        start(job).take(Card(str(tmp_path / job)))
-    read_end, write_end = os.pipe()
-
-    def prologue():
-        with job_lock(paths, "starting"):
-            os.write(write_end, b"x")
-            time.sleep(2)
-
-    pid = in_other_process(prologue)
-    os.read(read_end, 1)
-    lives = {"alive": Life.ALIVE, "unknown": Life.UNKNOWN}
-    lives |= {"gone": Life.GONE, "starting": Life.GONE}
-    would = reaped(paths, lives, dry_run=True)
-    assert would["gone", 0].action == "would release" and (tmp_path / "gone").exists()
-    assert would["gone", 0].open == (1,)
-    results = reaped(paths, lives)
-    assert {job: r.action for (job, _), r in results.items()} == {
-        "alive": "alive",
-        "gone": "released",
-        "unknown": "unknown",
-        "silent": "unknown",
-        "starting": "busy",
-    }
-    assert json.dumps([dataclasses.asdict(r) for r in results.values()])
-    assert not (tmp_path / "gone").exists()
-    for job in ("alive", "unknown", "silent", "starting"):
-        assert (tmp_path / job).exists()
-    os.kill(pid, 9)
-    os.waitpid(pid, 0)
-    assert reaped(paths, lives, only="starting")["starting", 0].action == "released"
-    assert len(journals(paths)) == 3
-
-
-def test_jobs_of_another_batch_system_wait(paths, start, tmp_path):
-    start("1").take(Card(str(tmp_path / "card")))
-    result = reaped(paths, {"1": Life.GONE}, batch="slurm")["1", 0]
-    assert (result.action, "batch system local" in result.message) == ("unknown", True)
-
-
-def test_what_stays_open_is_told_and_can_be_abandoned(paths, start, tmp_path):
-    start("42.srv").take(Card(str(tmp_path / "card")))
-    (tmp_path / "card.mood").write_text("fail")
-    gone = {"42.srv": Life.GONE}
-    result = reaped(paths, gone)["42.srv", 0]
-    assert (result.action, result.ok) == ("partial", False)
-    assert result.message == "1 of 1 records stay open"
-    assert result.report.lines() == ["42.srv:1 acme-card failed: card is busy (try 1)"]
-    for wrong in ("42.srv", "42.srv:x", "42.srv:9", "43.srv:1", ":1"):
-        with pytest.raises(UsageError, match="--abandon"):
-            reaped(paths, gone, abandon=[wrong])
-    assert reaped(paths, {"42.srv": Life.ALIVE}, abandon=["42.srv:1"])["42.srv", 0].open == (1,)
-    assert len(journals(paths)) == 1
-    assert reaped(paths, gone, abandon=["42.srv:1"])["42.srv", 0].action == "released"
-    assert journals(paths) == []
-
-
-def test_abandon_asks_which_of_two_attempts(paths, start, tmp_path):
-    for attempt in (0, 1):
-        start("1", attempt).take(Card(str(tmp_path / f"card{attempt}")))
-        (tmp_path / f"card{attempt}.mood").write_text("fail")
-    with pytest.raises(UsageError, match=r"which of 1\.0:1, 1\.1:1"):
-        reaped(paths, {"1": Life.GONE}, abandon=["1:1"])
-    reaped(paths, {"1": Life.GONE}, abandon=["1.1:1"])
-    assert [path.name for path in journals(paths)] == ["1.0.jsonl"]
-
-
-def test_unreadable_and_empty_journals(paths, start):
-    bad, empty = start("bad"), start("empty")
-    bad.path.write_bytes(b"x\n" + bad.path.read_bytes())
-    empty.path.write_bytes(b'{"op"')
-    results = reaped(paths, {})
-    assert {job: r.action for (job, _), r in results.items()} == {"bad": "unreadable"}
-    assert [path.name for path in journals(paths)] == ["bad.0.jsonl"]
-
-
-def test_release_job_takes_all_attempts_and_no_other_job(paths, start, tmp_path):
-    for job, attempt in (("4", 0), ("4", 1), ("4.0", 0), ("42", 0)):
-        start(job, attempt).take(Card(str(tmp_path / f"{job}-{attempt}")))
-    reports = release_job(paths, "4", plugins_for=lambda _: loaded())
-    assert [report.clean for report in reports] == [True, True]
-    assert sorted(path.name for path in journals(paths)) == ["4.0.0.jsonl", "42.0.jsonl"]
-    assert release_job(paths, "nothing", plugins_for=lambda _: loaded()) == []

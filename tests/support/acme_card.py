@@ -1,0 +1,106 @@
+"""A plugin with a device, whose release can be had to fail, for the tests of teardown."""
+
+import dataclasses
+import functools
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+from vtorque_core.api import hookimpl
+from vtorque_core.api_node import Resource
+from vtorque_core.errors import HostFault
+from vtorque_core.journal import JobHeader, Journal
+from vtorque_core.plugins import Plugins
+
+
+@dataclasses.dataclass(frozen=True)
+class Card(Resource):
+    """A directory entry; how its release behaves is what a file beside it says."""
+
+    kind = "acme-card"
+    path: str
+
+    def create(self):
+        Path(self.path).write_text("loaded")
+
+    def release(self):
+        mood = Path(self.path + ".mood")
+        what = mood.read_text() if mood.exists() else ""
+        if what == "fail":
+            raise HostFault("card is busy")
+        if what == "hang":
+            time.sleep(60)
+        if what == "die":
+            os._exit(3)
+        if what == "exit":
+            sys.exit("leaving")
+        Path(self.path).unlink(missing_ok=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Manager(Card):
+    """One for all jobs of the node."""
+
+    kind = "acme-manager"
+    scope = "node"
+
+    def create(self):
+        with Path(self.path).open("x") as file:
+            file.write("running")
+
+
+class Acme:
+    """The plugin's node module."""
+
+    def __init__(self, log=None, mood=""):
+        self.log = log
+        self.mood = mood
+
+    @hookimpl
+    def vtorque_resources(self):
+        yield Card
+        yield Manager
+
+    @hookimpl
+    def vtorque_teardown(self, job):
+        if self.mood == "hang":
+            time.sleep(60)
+        if self.mood == "raise":
+            raise RuntimeError("counters are gone")
+        if self.log:
+            with self.log.open("a") as file:
+                file.write(json.dumps([job.id, job.attempt, job.owner, job.guests]) + "\n")
+
+
+def loaded(*modules):
+    plugins = Plugins()
+    for number, module in enumerate(modules or (Acme(),)):
+        plugins.register(f"acme{number or ''}", module, "vtorque-acme 1.0.0")
+    return plugins
+
+
+def starter(paths):
+    """Return a function that starts a job's journal; ``take`` acquires for the plugin."""
+
+    def start(job="42.srv", attempt=0, **more):
+        header = JobHeader(job, attempt, "u", 1000, "local", {"acme": "vtorque-acme 1.0.0"}, **more)
+        journal = Journal.start(paths, header)
+        journal.take = functools.partial(journal.acquire, plugin="acme", phase="pre_boot")
+        return journal
+
+    return start
+
+
+def in_other_process(work):
+    """Run a function in a child; return its pid."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            work()
+            code = 0
+        finally:
+            os._exit(code)
+    return pid

@@ -1,0 +1,100 @@
+"""Locks of jobs and of the node, between processes: prologue, epilogues and killed holders."""
+
+import os
+import time
+
+import pytest
+
+from acme_card import Card, in_other_process, loaded, starter
+from vtorque_core import locks
+from vtorque_core.children import Child
+from vtorque_core.journal import job_lock, journals
+from vtorque_core.locks import Busy, node_lock
+from vtorque_core.names import Paths
+from vtorque_core.reap import release_job
+from vtorque_core.teardown import teardown
+
+
+@pytest.fixture
+def paths(tmp_path):
+    return Paths(tmp_path / "state", tmp_path / "run")
+
+
+@pytest.fixture
+def start(paths):
+    return starter(paths)
+
+
+def test_two_epilogues_at_once_release_once(paths, start, tmp_path):
+    journal = start()
+    for number in range(5):
+        journal.take(Card(str(tmp_path / f"card{number}")))
+    pids = [in_other_process(lambda: release(paths)) for _ in range(3)]
+    assert [os.waitpid(pid, 0)[1] for pid in pids] == [0, 0, 0]
+    assert journals(paths) == [] and not list(tmp_path.glob("card*"))
+    assert list((paths.run / "locks").iterdir()) == []
+
+
+def release(paths):
+    reports = release_job(paths, "42.srv", plugins_for=lambda _: loaded())
+    assert all(report.clean for report in reports)
+
+
+def test_an_epilogue_waits_for_the_prologue_and_gives_up_in_time(paths, start):
+    journal = start()
+    read_end, write_end = os.pipe()
+
+    def prologue():
+        with job_lock(paths, "42.srv"):
+            os.write(write_end, b"x")
+            time.sleep(0.5)
+
+    pid = in_other_process(prologue)
+    os.read(read_end, 1)
+    with pytest.raises(Busy, match=f"pid {pid}"):
+        teardown(journal.path, paths, loaded(), deadline=0.05)
+    assert teardown(journal.path, paths, loaded(), deadline=5).clean
+    os.waitpid(pid, 0)
+
+
+def test_a_lock_ends_with_a_killed_holder(paths):
+    def hold():
+        with job_lock(paths, "1"), node_lock(paths):
+            os.kill(os.getpid(), 9)
+
+    os.waitpid(in_other_process(hold), 0)
+    with job_lock(paths, "1", 0), node_lock(paths, 0):
+        pass
+
+
+def test_a_child_does_not_keep_its_parents_locks(paths):
+    with node_lock(paths):
+        child = Child(lambda: time.sleep(5), 5)
+    with node_lock(paths, 0.5):
+        pass
+    os.kill(child.pid, 9)
+    assert "ended with -9" in child.wait()
+
+
+def test_a_lock_file_that_its_holder_removed_locks_nobody_in_with_it(paths):
+    """Who waited for the removed file must not think to hold the lock of the new one."""
+    (read_end, write_end), (wait, go) = os.pipe(), os.pipe()
+    path = paths.job_lock("1")
+
+    def second():
+        locks.forget()  # those inherited from here
+        with job_lock(paths, "1", 5):
+            assert path.exists()
+            os.write(write_end, b"x")
+            os.read(wait, 1)
+
+    with job_lock(paths, "1"):
+        pid = in_other_process(second)
+        time.sleep(0.1)
+    os.read(read_end, 1)
+    with pytest.raises(Busy), job_lock(paths, "1", 0):
+        pass
+    os.write(go, b"x")
+    os.waitpid(pid, 0)
+    for descriptor in (read_end, write_end, wait, go):
+        os.close(descriptor)

@@ -1,0 +1,116 @@
+"""The reaper: it takes what the batch system no longer knows, and nothing else."""
+
+import dataclasses
+import json
+import os
+import time
+
+import pytest
+
+from acme_card import Card, in_other_process, loaded, starter
+from vtorque_core.api_batch import Life
+from vtorque_core.errors import UsageError
+from vtorque_core.journal import job_lock, journals
+from vtorque_core.names import Paths
+from vtorque_core.reap import reap, release_job
+
+
+@pytest.fixture
+def paths(tmp_path):
+    return Paths(tmp_path / "state", tmp_path / "run")
+
+
+@pytest.fixture
+def start(paths):
+    return starter(paths)
+
+
+def reaped(paths, lives, **more):
+    results = reap(paths, lambda ids: lives, lambda _: loaded(), **more)
+    return {(r.job, r.attempt): r for r in results}
+
+
+def test_the_reaper_takes_only_what_is_gone(paths, start, tmp_path):
+    for job in ("alive", "gone", "unknown", "silent", "starting"):
+        start(job).take(Card(str(tmp_path / job)))
+    read_end, write_end = os.pipe()
+
+    def prologue():
+        with job_lock(paths, "starting"):
+            os.write(write_end, b"x")
+            time.sleep(2)
+
+    pid = in_other_process(prologue)
+    os.read(read_end, 1)
+    lives = {"alive": Life.ALIVE, "unknown": Life.UNKNOWN}
+    lives |= {"gone": Life.GONE, "starting": Life.GONE}
+    would = reaped(paths, lives, dry_run=True)
+    assert would["gone", 0].action == "would release" and (tmp_path / "gone").exists()
+    assert would["gone", 0].open == (1,)
+    results = reaped(paths, lives)
+    assert {job: r.action for (job, _), r in results.items()} == {
+        "alive": "alive",
+        "gone": "released",
+        "unknown": "unknown",
+        "silent": "unknown",
+        "starting": "busy",
+    }
+    assert json.dumps([dataclasses.asdict(r) for r in results.values()])
+    assert not (tmp_path / "gone").exists()
+    for job in ("alive", "unknown", "silent", "starting"):
+        assert (tmp_path / job).exists()
+    os.kill(pid, 9)
+    os.waitpid(pid, 0)
+    assert reaped(paths, lives, only="starting")["starting", 0].action == "released"
+    assert len(journals(paths)) == 3
+
+
+def test_jobs_of_another_batch_system_wait(paths, start, tmp_path):
+    start("1").take(Card(str(tmp_path / "card")))
+    result = reaped(paths, {"1": Life.GONE}, batch="slurm")["1", 0]
+    assert (result.action, "batch system local" in result.message) == ("unknown", True)
+
+
+def test_what_stays_open_is_told_and_can_be_abandoned(paths, start, tmp_path):
+    start("42.srv").take(Card(str(tmp_path / "card")))
+    (tmp_path / "card.mood").write_text("fail")
+    gone = {"42.srv": Life.GONE}
+    result = reaped(paths, gone)["42.srv", 0]
+    assert (result.action, result.ok) == ("partial", False)
+    assert result.message == "1 of 1 records stay open"
+    assert result.report.lines() == ["42.srv:1 acme-card failed: card is busy (try 1)"]
+    for wrong in ("42.srv", "42.srv:x", "42.srv:9", "43.srv:1", ":1"):
+        with pytest.raises(UsageError, match="--abandon"):
+            reaped(paths, gone, abandon=[wrong])
+    assert reaped(paths, {"42.srv": Life.ALIVE}, abandon=["42.srv:1"])["42.srv", 0].open == (1,)
+    assert len(journals(paths)) == 1
+    assert reaped(paths, gone, abandon=["42.srv:1"])["42.srv", 0].action == "released"
+    assert journals(paths) == []
+
+
+def test_abandon_asks_which_of_two_attempts(paths, start, tmp_path):
+    for attempt in (0, 1):
+        start("1", attempt).take(Card(str(tmp_path / f"card{attempt}")))
+        (tmp_path / f"card{attempt}.mood").write_text("fail")
+    with pytest.raises(UsageError, match=r"which of 1\.0:1, 1\.1:1"):
+        reaped(paths, {"1": Life.GONE}, abandon=["1:1"])
+    reaped(paths, {"1": Life.GONE}, abandon=["1.1:1"])
+    assert [path.name for path in journals(paths)] == ["1.0.jsonl"]
+
+
+def test_unreadable_and_empty_journals(paths, start):
+    bad, empty = start("bad"), start("empty")
+    bad.path.write_bytes(b"x\n" + bad.path.read_bytes())
+    empty.path.write_bytes(b'{"op"')
+    results = reaped(paths, {})
+    assert {job: r.action for (job, _), r in results.items()} == {"bad": "unreadable"}
+    assert [path.name for path in journals(paths)] == ["bad.0.jsonl"]
+
+
+def test_release_job_takes_all_attempts_and_no_other_job(paths, start, tmp_path):
+    for job, attempt in (("4", 0), ("4", 1), ("4.0", 0), ("42", 0)):
+        start(job, attempt).take(Card(str(tmp_path / f"{job}-{attempt}")))
+    reports = release_job(paths, "4", plugins_for=lambda _: loaded())
+    assert [report.clean for report in reports] == [True, True]
+    assert sorted(path.name for path in journals(paths)) == ["4.0.0.jsonl", "42.0.jsonl"]
+    assert release_job(paths, "nothing", plugins_for=lambda _: loaded()) == []
