@@ -143,9 +143,9 @@ class _Work:
 
     def built(self, file: Path, before: Sidecar | None) -> BuiltImage:
         wishes = self.wishes
-        if wishes.initrd is not None and wishes.kernel is None:
-            raise Refused("an initrd needs a kernel: say --kernel, too")
         disk = self._take(file)
+        if wishes.initrd is not None and wishes.kernel is None and disk is not None:
+            raise Refused("an initrd needs a kernel: say --kernel, too")
         for path, target in ((wishes.kernel, _KERNEL), (wishes.initrd, _INITRD)):
             if path is not None:
                 self._copy_in(path, target)

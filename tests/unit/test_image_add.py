@@ -255,6 +255,11 @@ def test_an_elf_file_is_a_kernel_without_a_disk(pool: Path, tmp_path: Path) -> N
     assert image.kernel is not None
     assert (image.disk, image.arch, image.kernel.read_bytes()) == (None, "x86_64", elf())
     assert (image.cmdline, image.labels) == ("/hello.so", {"a": "b"})
+    (tmp_path / "i").write_bytes(b"initramfs")
+    wishes = Wishes(guest_type="linux", distro="tiny", initrd=tmp_path / "i")
+    other = put(pool, tmp_path / "loader.elf", wishes, "other").image
+    assert other.initrd is not None
+    assert other.initrd.read_bytes() == b"initramfs"
 
 
 def test_what_is_a_kernel() -> None:

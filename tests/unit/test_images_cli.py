@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from vtorque_core import images
+from vtorque_core import api_node, images
 from vtorque_core.api import ImageBuilder, hookimpl
 from vtorque_core.api_image import BuiltImage
 from vtorque_core.cli import images as command
@@ -293,6 +293,49 @@ def test_sync_without_a_cache_says_what_to_set(pool: Path, tmp_path: Path) -> No
     config = tmp_path / "site.toml"
     config.write_text(config.read_text().replace(f'cache = "{tmp_path}/cache"', ""))
     assert "[images] cache is not set" in str(raised("sync"))
+
+
+FAKE_SSH = """#!/bin/sh
+while [ "${1#-}" != "$1" ]; do case $1 in -o|-l|-p) shift;; esac; shift; done
+node=$1; shift
+printf '%s %s\\n' "$node" "$*" >> "$0.log"
+case $node in n2) echo "no space" >&2; exit 1;; esac
+case "$*" in *rsync*) exec sh -c "$*";; esac
+"""
+
+
+@pytest.fixture
+def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Put an ssh in the way that works here and fails for n2; return its log."""
+    fake = tmp_path / "bin" / "ssh"
+    fake.parent.mkdir()
+    fake.write_text(FAKE_SSH)
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{fake.parent}:/usr/bin:/bin")
+    monkeypatch.setattr(api_node, "_TOOL_PATH", f"{fake.parent}:/usr/bin:/bin")
+    return Path(f"{fake}.log")
+
+
+def test_sync_on_nodes_that_see_the_pool(pool: Path, ssh: Path) -> None:
+    run("build", "m", "fake")
+    done = run("sync", "--nodes", "n[1-3]", "m")
+    assert done.exit_code == 1
+    assert "n2:\n  no space\n2 of 3 nodes done\n" in done.stdout
+    lines = sorted(ssh.read_text().splitlines())
+    assert [line.split()[0] for line in lines] == ["n1", "n2", "n3"]
+    assert all(line.endswith(f"--config {CONFIG['path']} images sync -- m") for line in lines)
+
+
+def test_sync_on_nodes_that_do_not(pool: Path, tmp_path: Path, ssh: Path) -> None:
+    run("build", "m", "fake")
+    done = run("sync", "--nodes", "n[1-2]", "--push")
+    assert done.exit_code == 1
+    assert "n2:\n" in done.stdout and "1 of 2 nodes done" in done.stdout
+    last = ssh.read_text().splitlines()[-1]
+    assert last.startswith("n1 ") and last.endswith("images sync --received -- m")
+    assert list((tmp_path / "cache/.partial").glob("m/v*/k")), "what rsync has sent"
+    assert run("sync", "--received", "m").stdout == "copied: m\n"
+    assert images.verify(tmp_path / "cache", "m").name == "m"
 
 
 def test_a_table_on_a_terminal(pool: Path) -> None:
