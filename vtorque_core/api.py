@@ -7,7 +7,7 @@ small; what acts on the node, as root, is in :mod:`vtorque_core.api_node`, domai
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
@@ -168,11 +168,15 @@ class GuestType:
         supports: names of the context items that its guests can apply (``"EnvVar"``, ...: class
             names of :mod:`vtorque_core.api_context`, which this module must not import).
         driver: called on the node and in the job wrapper, never by ``vsub``.
+        check_script: what ``vsub`` asks of a job's script before it is submitted; returns why it
+            cannot run in a guest of that image. None: anything can. A courtesy: the driver looks
+            again.
     """
 
     name: str
     supports: frozenset[str]
     driver: Callable[[], GuestDriver]
+    check_script: Callable[[bytes, Image], Iterable[Refusal]] | None = None
 
 
 @dataclass(frozen=True)

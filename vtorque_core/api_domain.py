@@ -227,6 +227,18 @@ class Clock(Single):
 
 
 @dataclass(frozen=True)
+class Console(Single):
+    """The serial console as a Unix socket ``path`` on the host, instead of a pseudoterminal.
+
+    The guest then starts paused, until root has connected: not a byte of it is lost. For guests
+    of an :class:`vtorque_core.api_guest.LateDriver`, whose console is the job's output.
+    """
+
+    template: ClassVar[str] = "vtorque_core:templates/nothing.xml.j2"
+    path: str | None = None
+
+
+@dataclass(frozen=True)
 class MetadataEntry(ListElement):
     """One ``<vtorque:entry name=...>`` in the domain's metadata."""
 

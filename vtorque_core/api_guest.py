@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import os
+import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from vtorque_core.api_context import ContextItem
-from vtorque_core.api_domain import Element
-from vtorque_core.api_node import GuestPlan, Resource, Site
+from vtorque_core.api_domain import Element, Single
+from vtorque_core.api_node import GuestPlan, HostFault, Refusal, Refused, Resource, Site
+
+ORDER_SOCKET = "order.sock"
+"""In the first guest's run directory; the job's user may connect. See :class:`LateDriver`."""
+
+MAX_ORDER = 1 << 18  # bytes
+_MAX_GUESTS = 250  # descriptors in one message: below SCM_MAX_FD (unix(7))
 
 
 @dataclass(frozen=True)
@@ -104,3 +113,62 @@ class GuestDriver(Protocol):
         (128+n for a signal). Raises GuestDied.
         """
         ...
+
+
+@runtime_checkable
+class LateDriver(GuestDriver, Protocol):
+    """A driver whose guests are told at boot what to run, and so boot when the script comes.
+
+    The prologue then acquires everything but the domains, and leaves a process of root's that
+    waits for one order on :data:`ORDER_SOCKET`. The driver's ``run``, in the job wrapper, sends it
+    with :func:`boot_guests`.
+    """
+
+    def late(
+        self, guest: GuestPlan, items: Sequence[ContextItem], order: bytes, site: Site
+    ) -> Iterable[Single | Resource]:
+        """Return what the order adds to the guest's elements and resources. Pure; as root.
+
+        ``order`` is the job's user's text, to be trusted with nothing. Raises Refused.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class BootedGuest:
+    """A guest that the order has booted; ``console`` is a descriptor, connected to its console."""
+
+    hostname: str
+    rank: int
+    console: int
+
+
+def boot_guests(guest: ReadyGuest, order: bytes) -> list[BootedGuest]:
+    """Have root boot the job's guests of this node; return them by rank. In the job wrapper.
+
+    Raises Refused or HostFault with root's reason; nothing has run then.
+    """
+    path = guest.run_dir / ORDER_SOCKET
+    if len(order) > MAX_ORDER:
+        raise Refused(Refusal(f"script and environment have more than {MAX_ORDER >> 10} KiB"))
+    try:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(str(path))
+            connection.sendall(order)
+            connection.shutdown(socket.SHUT_WR)
+            data, consoles, _, _ = socket.recv_fds(connection, 1 << 16, _MAX_GUESTS)
+            while part := connection.recv(1 << 16):
+                data += part
+    except OSError as error:
+        raise HostFault(f"{path}: {error.strerror or error}") from None
+    answer = json.loads(data or b'{"fault": "it ended without an answer"}')
+    if "guests" not in answer:
+        for descriptor in consoles:
+            os.close(descriptor)
+        if "refused" in answer:
+            raise Refused(Refusal(answer["refused"]))
+        raise HostFault(answer["fault"], detail=tuple(answer.get("detail", ())))
+    return [
+        BootedGuest(str(each["hostname"]), int(each["rank"]), console)
+        for each, console in zip(answer["guests"], consoles, strict=True)
+    ]

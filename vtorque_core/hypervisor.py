@@ -159,14 +159,23 @@ def _find(connection: Any, uuid: str) -> Any | None:
 # -- domains ----------------------------------------------------------------------------------
 
 
-def create_domain(uri: str, xml: str, timeout: float = CALL_TIMEOUT) -> None:
+def create_domain(
+    uri: str, xml: str, timeout: float = CALL_TIMEOUT, *, paused: bool = False
+) -> None:
     """Start a transient domain from XML that libvirt validates against its schema.
 
     Nothing of it is left when it ends. Raises HostFault. After a time-out it may still appear:
     release it as if it had been created.
     """
     flags = _libvirt().VIR_DOMAIN_START_VALIDATE
+    flags |= _libvirt().VIR_DOMAIN_START_PAUSED if paused else 0
     call(uri, "start domain", lambda c: c.createXML(xml, flags), timeout)
+
+
+def resume_domain(uri: str, uuid: str) -> None:
+    """Let a paused domain run. Raises HostFault, also if it has ended."""
+    if on_domain(uri, uuid, "resume domain", lambda domain: int(domain.resume())) is None:
+        raise HostFault("ended as soon as it was started", stage=STAGE)
 
 
 def destroy_domain(uri: str, uuid: str, deadline_s: float = 60.0) -> None:

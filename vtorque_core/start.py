@@ -8,27 +8,24 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
-from vtorque_core import accel, hypervisor, ledger, names, plan, policy, proof
+from vtorque_core import ledger, names, plan, policy, proof
 from vtorque_core.api import JobRequest
 from vtorque_core.api_batch import BatchJob, NodeAdapter, PeerGuest
-from vtorque_core.api_context import ContextItem, EnvVar
-from vtorque_core.api_domain import Channel, Disk, Filesystem, Interface, PciDevice
-from vtorque_core.api_guest import GuestDriver
+from vtorque_core.api_context import ContextItem
+from vtorque_core.api_domain import Disk, Filesystem, Interface, PciDevice
+from vtorque_core.api_guest import GuestDriver, LateDriver
 from vtorque_core.api_node import GuestPlan, JobUser, Resource
 from vtorque_core.api_options import KEEP, VM_EPILOGUE, VM_PROLOGUE
+from vtorque_core.boot import Prepared, Start, boot_all, boot_on_order
 from vtorque_core.config import Site
-from vtorque_core.domain import console
 from vtorque_core.domain.daemons import disk_daemon, share_daemon
-from vtorque_core.domain.merge import MergedDomain, merge
-from vtorque_core.domain.render import DomainSpec, render, tap_name
+from vtorque_core.domain.merge import merge
+from vtorque_core.domain.render import tap_name
 from vtorque_core.errors import HostFault, Refused
 from vtorque_core.image_pool import ramdisk_mib
 from vtorque_core.journal import Journal
@@ -38,7 +35,6 @@ from vtorque_core.proof import Proof, ProofGuest
 from vtorque_core.records import JobHeader
 from vtorque_core.request import Request
 from vtorque_core.resources import (
-    Domain,
     File,
     ImageUse,
     Mount,
@@ -52,56 +48,6 @@ from vtorque_core.resources import (
 # Phases in which nothing of the user's takes part. Later on their disk may be broken, and they can
 # kill their own daemons or have their guest hang.
 _NODES_OWN = ("plan", "render domain")
-
-
-@dataclass
-class Start:
-    """One start of a job on this node; what action hooks get as ``job`` (api_node.NodeJob)."""
-
-    id: str
-    user: JobUser
-    site: Site
-    deadline: float
-    journal: Journal
-    plugins: Plugins
-    guests: Sequence[GuestPlan] = ()
-    acting: str = "core"
-    phase: str = "plan"
-
-    def acquire(
-        self, resource: Resource, guest: GuestPlan | None = None, needs: Iterable[int] = ()
-    ) -> int:
-        """Journal ``resource``, fsync, create it; return the record's number."""
-        if time.monotonic() > self.deadline:
-            raise HostFault(f"no time left before {resource.kind}", stage=self.phase)
-        index = guest.index if guest is not None else None
-        return self.journal.acquire(
-            resource, plugin=self.acting, guest=index, needs=tuple(needs), phase=self.phase
-        )
-
-    def enter(self, phase: str) -> None:
-        """Begin a phase: it is in the timeline, and in the message if it fails."""
-        self.phase = phase
-        self.journal.phase(phase)
-
-    def act(self, hook: str) -> None:
-        """Run an action hook, plugin by plugin; what it acquires is recorded as that plugin's."""
-        for name in self.plugins.names:
-            self.acting = name
-            self.plugins.collect(hook, only=name, job=self)
-        self.acting = "core"
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """A guest with everything that its domain is made of. ``owner``: its guest type's plugin."""
-
-    plan: GuestPlan
-    driver: GuestDriver
-    owner: str
-    merged: MergedDomain
-    resources: tuple[Resource, ...]
-    environ: Mapping[str, str]
 
 
 def proof_file(told: Proof, user: JobUser, site: Site) -> File:
@@ -207,15 +153,11 @@ def _start(
         mine = File(str(path), mode=0o400, uid=user.uid, gid=user.gid, content=content)
         start.acquire(mine)
     start.act("vtorque_pre_boot")
-    start.enter("boot")
-    chosen = accel.choose(site.node.accel, site.paths.run, site.node.qemu_user)
-    if chosen.warning:
-        sys.stderr.write(f"vtorque: warning: {chosen.warning}\n")
-    _in_parallel(prepared, lambda p: _boot(start, p, chosen.type))
-    start.enter("ready")
-    _in_parallel(prepared, lambda p: _await(start, p), lambda p: _end_guest(start, p))
-    start.enter("post-boot")
-    start.act("vtorque_post_boot")
+    on_order = isinstance(prepared[0].driver, LateDriver)
+    if on_order:
+        boot_on_order(start, prepared)
+    else:
+        boot_all(start, prepared)
     first = start.guests[0]
     proof.write(
         site.paths,
@@ -232,7 +174,7 @@ def _start(
         ),
         gid=user.gid,
     )
-    start.enter("run")
+    start.enter("await the script" if on_order else "run")
 
 
 def _proof(start: Start, job: BatchJob, wanted: JobRequest) -> Proof:
@@ -265,11 +207,10 @@ def _prepare(
     peers: Sequence[PeerGuest],
 ) -> Prepared:
     items = plan.context_of(guest, driver, start.site, start.plugins, batch, peers)
-    merged = merge(plan.domain_contributions(guest, driver, start.site, start.plugins))
+    contributed = plan.domain_contributions(guest, driver, start.site, start.plugins)
     resources = tuple(driver.resources(guest, items, start.site))
-    environ = {item.name: item.value for item in items if isinstance(item, EnvVar)}
     owner = start.plugins.plugin_of("vtorque_guest_types", guest.image.guest_type)
-    return Prepared(guest, driver, owner, merged, resources, environ)
+    return Prepared(guest, driver, owner, contributed, merge(contributed), items, resources)
 
 
 def _acquire_all(start: Start, prepared: Sequence[Prepared]) -> None:
@@ -322,74 +263,3 @@ def _guest_resources(each: Prepared, guards: Mapping[str, str]) -> Iterable[Reso
             yield Netfilter(tap_name(nic.mac), nic.mac, nic.ip, guard)
     for card in each.merged.lists(PciDevice):
         yield Vfio.of(card.address, each.plan.qemu_uid, must_reset=card.must_reset)
-
-
-def _boot(start: Start, each: Prepared, accel_type: Literal["kvm", "tcg"]) -> None:
-    guest, site = each.plan, start.site
-    spec = DomainSpec(
-        guest, accel_type, site.node.qemu_user, allow_qemu_args=site.node.allow_qemu_args
-    )
-    sockets = {
-        alias: f"{guest.run_dir}/fs-{element.name}.sock"
-        for alias, element in each.merged.aliases(Filesystem).items()
-    } | {
-        alias: f"{guest.run_dir}/disk-{disk.name}.sock"
-        for alias, disk in each.merged.aliases(Disk).items()
-        if disk.user_owned
-    }
-    taps = {
-        alias: tap_name(nic.mac)
-        for alias, nic in each.merged.aliases(Interface).items()
-        if nic.filtered
-    }
-    templates = site.path.parent / "templates"
-    overrides = templates if templates.is_dir() else None
-    xml = render(spec, each.merged, sockets=sockets, taps=taps, overrides=overrides)
-    start.acquire(Domain(guest.name, guest.uuid, site.node.libvirt_uri, xml=xml), guest=guest)
-    try:
-        for channel in each.merged.lists(Channel):
-            owner = guest.user.uid if channel.owner == "job" else 0
-            os.chown(channel.path, owner, 0, follow_symlinks=False)
-            os.chmod(channel.path, 0o600)  # noqa: PTH101 - below a root-only directory
-    except FileNotFoundError:
-        raise _failed(each, HostFault("ended as soon as it was started", start.phase)) from None
-
-
-def _await(start: Start, each: Prepared) -> None:
-    def step(name: str) -> None:
-        start.journal.phase(name, guest=each.plan.index)
-
-    try:
-        each.driver.await_ready(each.plan, start.deadline, step)
-    except HostFault as error:
-        raise _failed(each, error) from error
-    start.journal.phase("ready", guest=each.plan.index)
-
-
-def _failed(each: Prepared, error: HostFault) -> HostFault:
-    """Return the error with what the guest's console said last, while there still is one."""
-    lines = console.tail(each.plan.state_dir / "console.log")
-    said = (console.heading(each.plan.hostname), *(f"| {line}" for line in lines))
-    return HostFault(str(error), detail=(*error.detail, *(said if lines else ())))
-
-
-def _end_guest(start: Start, each: Prepared) -> None:
-    with contextlib.suppress(HostFault):  # the teardown will say it
-        hypervisor.destroy_domain(start.site.node.libvirt_uri, each.plan.uuid, 5.0)
-
-
-def _in_parallel(
-    prepared: Sequence[Prepared],
-    work: Callable[[Prepared], None],
-    stop: Callable[[Prepared], None] = lambda _: None,
-) -> None:
-    """Do the work for all guests at once; if one fails ``stop`` the others, raise its error."""
-    with ThreadPoolExecutor(max_workers=len(prepared)) as pool:
-        futures = [pool.submit(work, each) for each in prepared]
-        first = wait(futures, return_when=FIRST_EXCEPTION)
-        failed = [future for future in futures if future in first.done and future.exception()]
-        for each, future in zip(prepared, futures, strict=True):
-            if failed and not future.done():
-                stop(each)
-    for future in failed:
-        future.result()

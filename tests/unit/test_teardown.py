@@ -196,7 +196,7 @@ def domains(tmp_path, monkeypatch):
     top = tmp_path / "domains"
     top.mkdir()
 
-    def create(uri, xml):
+    def create(uri, xml, paused=False):
         (top / xml).touch()
 
     def destroy(uri, uuid, deadline_s):
@@ -258,7 +258,7 @@ def test_a_domain_that_appears_after_its_creator_was_killed_is_caught(
 ):
     """libvirtd goes on creating it for a client that is dead."""
     monkeypatch.setattr(Domain, "settle", 0.5)
-    monkeypatch.setattr(hypervisor, "create_domain", lambda uri, xml: 1 / 0)
+    monkeypatch.setattr(hypervisor, "create_domain", lambda uri, xml, **_: 1 / 0)
     journal = start()
     with pytest.raises(ZeroDivisionError):
         journal.take(Domain("vt-0", "u0", "x", xml="u0"), guest=0)

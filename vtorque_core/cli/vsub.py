@@ -69,7 +69,7 @@ def submit(argv: Sequence[str]) -> int:
         return submitter.submit(args, None, None)
     request = make_request(pairs, plugins.options(), args.shell)
     wanted = decide(request, site, plugins)
-    check_image(wanted, site)
+    check_image(wanted, site, plugins, args.content)
     needed = needs(wanted, site, plugins, disk_in_memory(wanted, site))
     check_share(needed, args.vcpus_given, args.mib_given)
     if DRY_RUN in argv:
@@ -79,10 +79,26 @@ def submit(argv: Sequence[str]) -> int:
     return submitter.submit(args, request.encode(), needed)
 
 
-def check_image(wanted: JobRequest, site: Site) -> None:
+def check_image(
+    wanted: JobRequest, site: Site, plugins: Plugins, script: bytes | None = None
+) -> None:
     """Refuse at once what the node would refuse later, where this host can see the pool."""
     if os.access(site.images.pool, os.R_OK | os.X_OK):
-        select(site.images.pool, wanted[IMG], wanted[DISTRO], wanted[ARCH])
+        image = select(site.images.pool, wanted[IMG], wanted[DISTRO], wanted[ARCH])
+        check = plugins.guest_type(image.guest_type).check_script
+        refusals = tuple(check(script, image)) if check is not None and script is not None else ()
+        if refusals:
+            raise Refused(*refusals)
+
+
+def disk_in_memory(wanted: JobRequest, site: Site) -> int:
+    """Return MiB of a guest's root disk in memory; 0: on a disk, or this host sees no image."""
+    pool = site.images.pool
+    if wanted[FS_TYPE] != "ramdisk" or not os.access(pool, os.R_OK | os.X_OK):
+        return 0
+    image = select(pool, wanted[IMG], wanted[DISTRO], wanted[ARCH])
+    readable = image.disk is not None and os.access(image.disk, os.R_OK)
+    return ramdisk_mib(image.disk) if image.disk is not None and readable else 0
 
 
 def help_text(site: Site, plugins: Plugins) -> str:
@@ -94,16 +110,6 @@ def help_text(site: Site, plugins: Plugins) -> str:
         lines.append(f"  {key}={option.metavar}")
         lines.append(f"      {option.help} (default: {shown or 'none'}{bounds(option, limits)})")
     return "\n".join(lines) + "\n"
-
-
-def disk_in_memory(wanted: JobRequest, site: Site) -> int:
-    """Return MiB of a guest's root disk in memory; 0: on a disk, or this host sees no image."""
-    pool = site.images.pool
-    if wanted[FS_TYPE] != "ramdisk" or not os.access(pool, os.R_OK | os.X_OK):
-        return 0
-    image = select(pool, wanted[IMG], wanted[DISTRO], wanted[ARCH])
-    readable = image.disk is not None and os.access(image.disk, os.R_OK)
-    return ramdisk_mib(image.disk) if image.disk is not None and readable else 0
 
 
 def bounds(option: Option[Any], limits: Limits) -> str:

@@ -20,6 +20,7 @@ import jinja2
 from markupsafe import Markup
 
 from vtorque_core.api_domain import (
+    Console,
     Disk,
     Filesystem,
     Interface,
@@ -262,8 +263,10 @@ def _core_values(spec: DomainSpec, merged: MergedDomain) -> dict[str, Any]:
     kernel = merged.single(KernelBoot)
     x86 = arch == "x86_64"
     direct = kernel is not None and kernel.kernel is not None
+    console = merged.single(Console)
     return {
         "spec": spec, "guest": guest, "console_log": spec.console_log,
+        "console_socket": console.path if console is not None else None,
         "machine": _MACHINES[arch], "x86": x86,
         # The virt machine boots a disk through UEFI, and has ACPI only with it.
         "firmware": not x86 and not direct, "acpi": x86 or not direct,

@@ -8,7 +8,7 @@ from vtorque_core.resources.files import CoreResource, File, Mount, Overlay, Set
 from vtorque_core.resources.image import ImageUse
 from vtorque_core.resources.netfilter import Netfilter
 from vtorque_core.resources.pci import Vfio
-from vtorque_core.resources.process import Domain, Process, UserDisk, Virtiofsd
+from vtorque_core.resources.process import Domain, Process, Starter, UserDisk, Virtiofsd
 
 __all__ = [
     "CORE_KINDS",
@@ -23,6 +23,7 @@ __all__ = [
     "Process",
     "Setting",
     "Shm",
+    "Starter",
     "Tree",
     "UserDisk",
     "Vfio",
@@ -71,6 +72,7 @@ CORE_KINDS: dict[str, type[CoreResource]] = {
         ImageUse,
         Domain,
         Process,
+        Starter,
         Virtiofsd,
         UserDisk,
         Mount,

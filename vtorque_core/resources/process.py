@@ -13,12 +13,14 @@ import select
 import signal
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from vtorque_core import safefs, userdisk, virtiofs
 from vtorque_core._userns_exec import lock_pid, lock_request
 from vtorque_core.api_node import run_tool, unjournalled
+from vtorque_core.detach import detached
 from vtorque_core.errors import HostFault
 from vtorque_core.resources.files import CoreResource
 
@@ -90,6 +92,35 @@ class Process(CoreResource):
         signal.pidfd_send_signal(handle, signal.SIGKILL)
         if not _gone(handle, end - time.monotonic()):
             raise HostFault(f"{self.argv[0]} (pid {pid}) was killed but does not end")
+
+
+@dataclass(frozen=True)
+class Starter(Process):
+    """The process that boots a job's guests on the job shell's word: a fork of its prologue.
+
+    ``work`` runs in it with what it calls as soon as its ``socket`` listens.
+    """
+
+    kind = "starter"
+    argv: tuple[str, ...] = ("the starter of late guests",)
+    lock: str = ""
+    socket: str = ""
+    work: Callable[[Callable[[], None]], int] | None = unjournalled(None)  # noqa: RUF009
+
+    def create(self) -> None:
+        """Fork it. Raises HostFault if it does not listen."""
+        work = self.work
+        if work is None:
+            raise ValueError("a starter is created from its work")
+
+        def locked(begun: Callable[[], None]) -> int:
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+            fcntl.lockf(os.open(self.lock, flags, 0o600), fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return work(begun)
+
+        detached(locked)
+        if not Path(self.socket).exists():
+            raise HostFault(f"{self.argv[0]} does not listen on {self.socket}")
 
 
 def lock_holder(descriptor: int) -> int | None:
@@ -164,12 +195,13 @@ class Domain(CoreResource):
     uuid: str
     uri: str
     xml: str = unjournalled("")
+    paused: bool = unjournalled(default=False)
 
     def create(self) -> None:
         """Start it from the XML. Raises HostFault."""
         from vtorque_core import hypervisor  # noqa: PLC0415 - libvirt costs 22 ms
 
-        hypervisor.create_domain(self.uri, self.xml)
+        hypervisor.create_domain(self.uri, self.xml, paused=self.paused)
 
     def release(self) -> None:
         """Destroy it and wait until it has gone; gone already is fine."""

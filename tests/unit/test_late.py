@@ -1,0 +1,158 @@
+"""One order boots a job's guests: a real process of root's, real sockets, real descriptors."""
+
+import json
+import os
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+
+from vtorque_core.api_guest import MAX_ORDER, ORDER_SOCKET, BootedGuest, ReadyGuest, boot_guests
+from vtorque_core.errors import HostFault, Refused
+from vtorque_core.late import Waiting, connect_console
+from vtorque_core.resources import CORE_KINDS, Starter
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    return tmp_path
+
+
+@pytest.fixture
+def starter(run_dir):
+    """Give a function that leaves a process with this ``boot``; it is released at the end."""
+    made = []
+
+    def leave(boot, uid=None):
+        waiting = Waiting(run_dir / ORDER_SOCKET, os.getuid() if uid is None else uid, boot)
+        one = Starter(
+            lock=str(run_dir / "starter.lock"), socket=str(waiting.path), work=waiting.work
+        )
+        one.create()
+        made.append(one)
+        return one
+
+    yield leave
+    for one in made:
+        one.release()
+
+
+def guest(run_dir):
+    return ReadyGuest("vt-1", "vn1", 0, run_dir)
+
+
+def consoles(order):
+    """Boot nothing, but give two descriptors: one that says the order, one that says ``two``."""
+    found = []
+    for rank, text in enumerate((order, b"two")):
+        reader, writer = os.pipe()
+        os.write(writer, text[:1000])
+        os.close(writer)
+        found.append(BootedGuest(f"vn1-{rank}", rank, reader))
+    return found
+
+
+def test_the_answer_carries_the_consoles(run_dir, starter):
+    starter(consoles)
+    booted = boot_guests(guest(run_dir), b"run this")
+    assert [(each.hostname, each.rank) for each in booted] == [("vn1-0", 0), ("vn1-1", 1)]
+    assert [os.read(each.console, 100) for each in booted] == [b"run this", b"two"]
+    for each in booted:
+        os.close(each.console)
+
+
+def test_the_process_ends_after_its_answer(run_dir, starter):
+    one = starter(lambda order: [])
+    assert not one.lost()
+    assert boot_guests(guest(run_dir), b"x") == []
+    for _ in range(100):
+        if one.lost():
+            break
+        threading.Event().wait(0.05)
+    assert one.lost()
+    with pytest.raises(HostFault):
+        boot_guests(guest(run_dir), b"again")
+
+
+def refuse(_order):
+    raise Refused("line 3 needs a shell")
+
+
+def fault(_order):
+    raise HostFault("libvirtd is down", detail=("| the console", "| says\x1b[31m this"))
+
+
+def defect(_order):
+    raise KeyError("oops")
+
+
+@pytest.mark.parametrize(
+    ("boot", "kind", "words"),
+    [
+        (refuse, Refused, "line 3 needs a shell"),
+        (fault, HostFault, "libvirtd is down"),
+        (defect, HostFault, "KeyError: 'oops'"),
+        (lambda order: os._exit(3), HostFault, "without an answer"),
+    ],
+)
+def test_why_nothing_was_booted(run_dir, starter, boot, kind, words):
+    starter(boot)
+    with pytest.raises(kind, match=words) as raised:
+        boot_guests(guest(run_dir), b"x")
+    if boot is fault:
+        assert raised.value.detail[0] == "| the console"
+        assert "\x1b" not in raised.value.detail[1]
+
+
+def test_an_order_that_is_too_long_boots_nothing(run_dir, starter):
+    starter(consoles)
+    with pytest.raises(Refused, match="256 KiB"):
+        boot_guests(guest(run_dir), bytes(MAX_ORDER + 1))
+    with socket.socket(socket.AF_UNIX) as connection:  # by hand
+        connection.connect(str(run_dir / ORDER_SOCKET))
+        try:
+            connection.sendall(bytes(MAX_ORDER + 1))
+            connection.shutdown(socket.SHUT_WR)
+            assert connection.recv(100) == b""
+        except OSError:
+            pass  # it has hung up
+    assert len(boot_guests(guest(run_dir), b"y")) == 2  # it still waits for a good one
+
+
+def test_another_user_is_not_heard(run_dir, starter):
+    if os.getuid() != 0:
+        pytest.skip("only root can give the socket to another user")
+    starter(consoles, uid=65534)
+    with pytest.raises(HostFault):
+        boot_guests(guest(run_dir), b"x")
+
+
+def test_the_socket_is_the_users_alone(run_dir, starter):
+    starter(consoles)
+    status = (run_dir / ORDER_SOCKET).stat()
+    assert (status.st_mode & 0o777, status.st_uid) == (0o600, os.getuid())
+
+
+def test_release_ends_it_and_may_come_twice(run_dir, starter):
+    one = starter(consoles)
+    args = {"argv": list(one.argv), "lock": one.lock, "socket": one.socket}
+    again = CORE_KINDS["starter"](**json.loads(json.dumps(args)))
+    again.release()
+    again.release()
+    assert one.lost()
+    assert not Path(one.lock).exists()
+
+
+def test_a_process_that_cannot_listen_is_a_fault(run_dir):
+    (run_dir / ORDER_SOCKET).mkdir()
+    waiting = Waiting(run_dir / "no" / ORDER_SOCKET, os.getuid(), consoles)
+    one = Starter(lock=str(run_dir / "l"), socket=str(waiting.path), work=waiting.work)
+    with pytest.raises(HostFault, match="does not listen"):
+        one.create()
+    one.release()
+
+
+def test_a_console_that_is_gone(tmp_path):
+    with pytest.raises(HostFault, match="its console"):
+        connect_console(str(tmp_path / "console.sock"))
