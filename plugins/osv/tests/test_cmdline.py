@@ -1,0 +1,74 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from vtorque_osv import cmdline
+
+from vtorque_core.api import Refused
+from vtorque_core.api_node import Address
+
+STATIC = Address("52:54:00:00:00:01", "10.1.0.5", 20, "10.1.0.1", ("10.1.0.2", "9.9.9.9"))
+SECOND = Address("52:54:00:00:00:02", "10.2.0.5", 24, network="two")
+DHCP = Address("52:54:00:00:00:03")
+
+
+def osv_split(line):
+    """OSv's own way: stresep() of libc/string/stresep.c, then loader_parse_cmdline()."""
+    options, at = [], 0
+    while at < len(line):
+        if line[at] in " \t\n":
+            at += 1
+            continue
+        if line[at] != "-":
+            return options, line[at:]
+        word = ""
+        while at < len(line) and line[at] not in " \t\n":
+            while at < len(line) and line[at] == "\\":
+                at += 1
+            word += line[at : at + 1] if at < len(line) else ""
+            at += 1
+        options.append(word)
+    return options, ""
+
+
+def test_the_whole_line():
+    options = [*cmdline.base_options(), *cmdline.network_options((STATIC, SECOND)),
+               *cmdline.mount_options(["/data"])]  # fmt: skip
+    line = cmdline.assemble(options, {"A": "b c", "D": "e"}, '/hello "x y"')
+    assert line == (
+        "--verbose --power-off-on-abort --console=serial --noinit"
+        " --ip=eth0,10.1.0.5,255.255.240.0 --ip=eth1,10.2.0.5,255.255.255.0"
+        " --defaultgw=10.1.0.1 --nameserver=10.1.0.2"
+        " --mount-fs=virtiofs,/dev/virtiofs0,/data"
+        ' --env=A=b\\ c --env=D=e /hello "x y"'
+    )
+
+
+def test_dhcp_is_osvs_default():
+    assert cmdline.network_options((DHCP,)) == []
+    assert cmdline.network_options(()) == []
+
+
+@pytest.mark.parametrize("addresses", [(Address("52:54:00:00:00:01", dhcp=False),), (STATIC, DHCP)])
+def test_what_osv_cannot_do_on_networks(addresses):
+    with pytest.raises(Refused):
+        cmdline.network_options(addresses)
+
+
+def test_variables_that_osv_gets():
+    given_ = {"A": "1", "PATH": "/bin", "LD_PRELOAD": "x", "B": "two\nlines", "C": "a\\b",
+              "BASH_FUNC_x%%": "() {", "OSV_IP": "1.2.3.4", "D": "", "E": "\u00e9"}  # fmt: skip
+    assert cmdline.for_guest(given_) == {"A": "1", "D": ""}
+
+
+@given(st.dictionaries(st.from_regex(r"[A-Z_][A-Z0-9_]{0,8}", fullmatch=True),
+                       st.text(st.characters(max_codepoint=126), max_size=20)))  # fmt: skip
+def test_osv_reads_back_what_was_meant(environ):
+    wanted = cmdline.for_guest(environ)
+    options, rest = osv_split(cmdline.assemble(["--verbose"], wanted, "/a b"))
+    assert options == ["--verbose", *(f"--env={n}={v}" for n, v in wanted.items())]
+    assert rest == "/a b"
+
+
+def test_a_line_that_is_too_long():
+    with pytest.raises(Refused, match="fewer variables"):
+        cmdline.assemble([], {"A": "x" * cmdline.MAX_CMDLINE}, "/a")

@@ -1,0 +1,141 @@
+"""Output and exit code out of real consoles, recorded from OSv v0.57.0-398 under QEMU 7.2."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from vtorque_osv.console import Console
+
+DATA = Path(__file__).parent / "data"
+NAMES = sorted(path.stem for path in DATA.glob("*.console"))
+
+
+def read(data, sizes=(1 << 20,), **kwargs):
+    """Feed a console in parts of these sizes, again and again; return output and outcome."""
+    console = Console({"/hello"}, **kwargs)
+    out, at, turn = b"", 0, 0
+    while at < len(data):
+        size = sizes[turn % len(sizes)]
+        out += console.feed(data[at : at + size])
+        at, turn = at + size, turn + 1
+    rest, outcome = console.end()
+    return out + rest, outcome
+
+
+@pytest.mark.parametrize(
+    ("name", "out", "code"),
+    [
+        ("ret0", b"", 0),
+        ("ret42", b"will return 42\n", 42),
+        ("exit7", b"will exit 7\n", 7),
+        ("exit0", b"will exit 0\n", 0),
+        ("noeol3", b"", 3),  # OSv loses what has no newline: nothing is flushed
+        ("several", b"will return 3\nwill return 0\nwill exit 9\n", 3),
+        ("background", b"line 0 of many\nline 1 of many\nline 2 of many\nwill return 2\n", 2),
+    ],
+)
+def test_output_and_code(name, out, code):
+    said, outcome = read((DATA / f"{name}.console").read_bytes())
+    assert (said, outcome.code, outcome.reason) == (out, code, "")
+
+
+@pytest.mark.parametrize(
+    ("name", "out", "code", "words"),
+    [
+        ("abort", b"will abort\n", 134, "(abort)"),
+        ("segv", b"will crash\n", 139, "(a memory access that failed)"),
+    ],
+)
+def test_a_crash(name, out, code, words):
+    said, outcome = read((DATA / f"{name}.console").read_bytes())
+    assert (said, outcome.code) == (out, code)
+    assert words in outcome.reason
+    assert any(line.startswith("0x") for line in outcome.detail)
+
+
+def test_a_program_that_is_not_in_the_image():
+    said, outcome = read((DATA / "missing.console").read_bytes())
+    assert (said, outcome.code) == (b"", 127)
+    assert outcome.reason == "Failed to load object: /no/such. Powering off."
+
+
+def test_osv_that_ends_before_the_job():
+    said, outcome = read((DATA / "badoption.console").read_bytes())
+    assert (said, outcome.code, outcome.booted) == (b"", 126, False)
+    assert outcome.reason == "unrecognized option: nonsense"
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(sizes=st.lists(st.integers(1, 90), min_size=1, max_size=5))
+def test_how_the_bytes_arrive_makes_no_difference(name, sizes):
+    data = (DATA / f"{name}.console").read_bytes()
+    assert read(data, sizes) == read(data)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_console_cut_off_anywhere_is_no_success(name):
+    data = (DATA / f"{name}.console").read_bytes()
+    end = data.rindex(b"Powering off.") if b"Powering off." in data else len(data)
+    for cut in range(0, end, 7):
+        assert read(data[:cut])[1].code != 0
+
+
+BOOT = b"OSv v1\r\nBooted up in 0.00 ms\r\nCmdline: /hello\r\n"
+DOWN = b"VFS: unmounting /dev\r\nVFS: unmounting /\r\nROFS: hit ratio is 1%\r\nPowering off.\r\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "out", "code"),
+    [
+        (b"50%", b"50%", 0),
+        (b"a\r\r\nb\r\n", b"a\r\nb\n", 0),  # OSv adds one CR; the program's own stays
+        (b"VFS: unmounting /x\r\nmore\r\n", b"VFS: unmounting /x\nmore\n", 0),
+        (b"program /other returned 3\r\n", b"program /other returned 3\n", 0),
+        (b"abcprogram /hello returned 3\r\n", b"abc", 3),
+        (b"program /hello returned 256\r\n", b"", 0),  # as wait(2) has it
+        (b"program /hello returned -1\r\n", b"", 255),
+        (b"Aborted\r\nnot really\r\n", b"Aborted\nnot really\n", 0),
+        (b"\0\xff\r\n", b"\0\xff\n", 0),
+        (b"a\r\nrandom: device unblocked.\r\nb\r\n", b"a\nb\n", 0),
+    ],
+)
+def test_what_a_program_may_say(text, out, code):
+    said, outcome = read(BOOT + text + DOWN)
+    assert (said.removesuffix(b"\n"), outcome.code) == (out.removesuffix(b"\n"), code)
+
+
+def test_output_comes_before_its_line_ends():
+    console = Console({"/hello"})
+    assert console.feed(BOOT + b"working... ") == b"working... "
+    assert console.feed(b"done\r\n") == b"done\n"
+
+
+def test_what_may_be_of_osv_waits_for_its_end():
+    console = Console({"/hello"})
+    assert console.feed(BOOT + b"progr") == b""
+    assert console.feed(b"ess: 3") == b"progress: 3"
+
+
+def test_a_long_line_is_not_held_back():
+    console = Console({"/hello"})
+    assert len(console.feed(BOOT + b"program " + b"x" * 100_000)) > 90_000
+
+
+def test_power_that_goes_without_a_shutdown_is_a_failure():
+    said, outcome = read(BOOT + b"half of it\r\n")
+    assert (said, outcome.code) == (b"half of it\n", 134)
+    assert "half of it" in outcome.detail
+
+
+def test_the_servers_own_lines_are_no_output():
+    server = b"httpserver: loaded plugin\r\nRest API server running on port 8000\r\n"
+    said, outcome = read(BOOT + server + b"hi\r\n" + DOWN, begin="Rest API server running on port ")
+    assert (said, outcome.code) == (b"hi\n", 0)
+
+
+@given(st.binary(max_size=2000))
+def test_anything_on_a_console_is_taken(data):
+    _, outcome = read(data, (13, 1))
+    assert outcome.code != 0 or b"Powering off." in data
+    read(BOOT + data)

@@ -1,0 +1,1 @@
+"""OSv guests: unikernels that run a job's command lines."""

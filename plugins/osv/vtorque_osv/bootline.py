@@ -1,0 +1,33 @@
+"""The command line of a guest that boots from its disk: written into the job's own layer of it."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from vtorque_core.api_node import Resource, run_tool, unjournalled
+from vtorque_osv.disk import BOOT_LINE, MAX_BOOT_LINE
+
+
+@dataclass(frozen=True)
+class BootLine(Resource):
+    """OSv's command line on a qcow2 overlay of the job's; it goes with the overlay.
+
+    Written by qemu-io(1), which knows qcow2, and needs a file for the bytes.
+    """
+
+    kind: ClassVar[str] = "osv-bootline"
+    overlay: str
+    line: str = unjournalled("")
+
+    def create(self) -> None:
+        """Write the line. Raises HostFault."""
+        with tempfile.NamedTemporaryFile(prefix="vtorque-osv-") as file:
+            Path(file.name).write_bytes(self.line.encode().ljust(MAX_BOOT_LINE + 1, b"\0"))
+            write = f"write -q -s {file.name} {BOOT_LINE} {MAX_BOOT_LINE + 1}"
+            run_tool("qemu-io", "-f", "qcow2", "-c", write, self.overlay)
+
+    def release(self) -> None:
+        """Do nothing: the overlay is a resource of its own, released after this."""

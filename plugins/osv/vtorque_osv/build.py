@@ -1,0 +1,111 @@
+"""The image builder ``osv``: a loader, your programs and their libraries become one image.
+
+Root runs it in the staging directory. Nothing of the programs is executed.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from vtorque_core.api import Refusal, Refused
+from vtorque_core.api_image import BuiltImage
+from vtorque_core.api_node import HostFault
+from vtorque_osv import check, cmdline, disk, elf, recipe, rofs, script
+from vtorque_osv.recipe import Recipe
+
+DISK = "disk.raw"
+KERNEL = "loader.elf"
+_LIB = "/usr/lib"
+# OSv mounts what its own images say (static/etc/fstab_rofs): /tmp is all that can be written.
+_FSTAB = b"""\
+/dev/vblk0.1 /          rofs      defaults 0 0
+none         /dev       devfs     defaults 0 0
+none         /proc      procfs    defaults 0 0
+none         /sys       sysfs     defaults 0 0
+none         /tmp       ramfs     defaults 0 0
+"""
+_DIRECTORIES = ("/dev", "/proc", "/sys", "/tmp")  # noqa: S108 - in the image
+
+
+class OsvBuilder:
+    """See :class:`vtorque_core.api_image.Builder`."""
+
+    def build(
+        self, arguments: Mapping[str, str], staging: Path, progress: Callable[[str], None]
+    ) -> BuiltImage:
+        """Build an image; its options: :func:`vtorque_osv.recipe.from_arguments`."""
+        try:
+            return _build(recipe.from_arguments(arguments), staging, progress)
+        except OSError as error:
+            message = f"{error.filename or 'the image'}: {error.strerror}"
+            if isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError):
+                raise Refused(Refusal(message)) from None
+            raise HostFault(message) from None
+
+
+def _build(wanted: Recipe, staging: Path, progress: Callable[[str], None]) -> BuiltImage:
+    loader = elf.read(wanted.loader)
+    arch = "x86_64" if loader is None else loader.arch
+    progress("collecting files and libraries")
+    tree = tree_of(wanted, arch)
+    progress("writing the file system")
+    disk.write_disk(tree, staging / DISK, wanted.loader if loader is None else None)
+    kernel = None
+    if loader is not None:
+        kernel = KERNEL
+        shutil.copyfile(wanted.loader, staging / KERNEL)
+    environ = [f"--env={name}={value}" for name, value in wanted.env.items()]
+    return BuiltImage(
+        guest_type="osv",
+        distro="OSV",
+        arch=arch,
+        min_ram_mib=wanted.min_ram,
+        disk=DISK,
+        disk_format="raw",
+        kernel=kernel,
+        cmdline=" ".join(cmdline.escaped(word) for word in ("--rootfs=rofs", *environ)),
+        labels=_labels(wanted, tree),
+    )
+
+
+def tree_of(wanted: Recipe, arch: str) -> rofs.Tree:
+    """Return the image's files: the recipe's, their libraries, what OSv itself needs.
+
+    Raises Refused: a file that is missing or cannot run, a command whose program is not there.
+    """
+    tree = rofs.Tree()
+    for path in (*_DIRECTORIES, *wanted.mounts):
+        tree.directory(path)
+    tree.file("/etc/fstab", _FSTAB)
+    tree.file("/etc/hosts", b"127.0.0.1 localhost\n")
+    tree.link("/etc/mnttab", "/proc/mounts")
+    for path, source in wanted.files.items():
+        tree.add(path, source.resolve() if source.is_file() else source)
+    programs = [each for each in map(elf.read, tree.sources()) if each is not None]
+    for program in programs:
+        elf.check_program(program, arch)
+    have = {name for name in tree.names(_LIB) if ".so" in name}
+    for name, library in elf.libraries(programs, wanted.libdirs, have).items():
+        tree.file(f"{_LIB}/{name}", library)
+    for name, line in wanted.commands.items():
+        first = script.parse(line.encode(), {})[0].words[0]
+        if not tree.has(first):
+            raise Refused(Refusal(f"commands.{name}: {first} is not among the image's files"))
+    return tree
+
+
+def _labels(wanted: Recipe, tree: rofs.Tree) -> dict[str, str]:
+    labels = {f"{check.COMMAND}{name}": line for name, line in wanted.commands.items()}
+    if wanted.mounts:
+        labels[check.MOUNTS] = ",".join(wanted.mounts)
+    parts = {
+        check.REST: (cmdline.REST_SERVER,),
+        check.CLOUD_INIT: (cmdline.CLOUD_INIT,),
+        check.NFS: ("/tools/mount-fs.so", "/usr/lib/libnfs.so"),
+    }
+    for label, paths in parts.items():
+        if all(tree.has(path) for path in paths):
+            labels[label] = "true"
+    return labels

@@ -1,0 +1,44 @@
+"""What an OSv image says in its labels, and whether a script can run in it. Pure.
+
+Labels: ``command.<name>`` a command line by name; ``mounts`` the directories that shares can be
+mounted on, with ``,`` between; ``rest``, ``cloud-init``, ``nfs``: ``true`` where the image has
+``/libhttpserver-api.so``, ``/usr/mgmt/cloud-init.so``, ``/tools/mount-fs.so`` with NFS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from vtorque_core.api import Image, Refusal, Refused
+from vtorque_osv import script
+
+COMMAND = "command."
+MOUNTS = "mounts"
+REST = "rest"
+CLOUD_INIT = "cloud-init"
+NFS = "nfs"
+
+
+def named_commands(image: Image) -> Mapping[str, str]:
+    """Return the image's command lines by name."""
+    labels = image.labels.items()
+    return {key.removeprefix(COMMAND): line for key, line in labels if key.startswith(COMMAND)}
+
+
+def has(image: Image, label: str) -> bool:
+    """Return whether the image says that it has a part of OSv."""
+    return image.labels.get(label) == "true"
+
+
+def mount_points(image: Image) -> tuple[str, ...]:
+    """Return the directories that shares can be mounted on."""
+    return tuple(path for path in image.labels.get(MOUNTS, "").split(",") if path)
+
+
+def check_script(content: bytes, image: Image) -> Iterable[Refusal]:
+    """Return why the script cannot run in a guest of this image; nothing if it can."""
+    try:
+        script.parse(content, named_commands(image))
+    except Refused as error:
+        return error.refusals
+    return ()

@@ -1,0 +1,203 @@
+"""Read a job's output and exit code from OSv's console. Pure.
+
+QEMU always ends with 0, so the console is all there is. With ``--verbose`` OSv says on it
+(recorded, and core/app.cc, runtime.cc, core/shutdown.cc)::
+
+    Cmdline: /hello ret 42          the end of the boot's own lines
+    will return 42                  the program's output
+    program /hello returned 42      its code, unless 0
+    program exited with status 7    it has called exit()
+    VFS: unmounting /dev            the way down
+    Powering off.                   the end; anything else was a crash
+
+Every line ends with CR LF. What a program has not written through to its last newline is lost:
+OSv does not flush stdio at its end.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Collection
+from dataclasses import dataclass
+
+NOT_FOUND = 127  # POSIX sh, 2.8.2
+CANNOT_RUN = 126
+ABORTED = 134  # 128 + SIGABRT
+FAULTED = 139  # 128 + SIGSEGV
+BEGIN = "Cmdline: "
+BEGIN_REST = "Rest API server running on port "
+BEGIN_SEED = "cloud-init: copied file "
+TAIL = 40  # lines
+_MAX_LINE = 65536  # bytes held back at most
+_KNOWN = (
+    b"program ", b"VFS: unmounting ", b"ROFS: ", b"Powering off.", b"Aborted", b"[backtrace]",
+    b"Requested termination of ", b"random: ",
+)  # fmt: skip
+_WAY_DOWN = re.compile(
+    rb"(.*?)(VFS: unmounting .*|ROFS: .*|Requested termination of .*, waiting\.\.\.)", re.DOTALL
+)
+_KERNELS_OWN = re.compile(rb"random: device unblocked\.")  # at any time
+_EXITED = re.compile(rb"^(.*)program exited with status (-?\d+)$", re.DOTALL)
+_RETURNED = re.compile(rb"^(.*)program (\S+) returned (-?\d+)$", re.DOTALL)
+_NOT_RUN = re.compile(
+    rb"Failed to parse command line\.|This image has an empty command line\..*"
+    rb"|unrecognized option: .*|Failed to load object: .*\. Powering off\."
+    rb"|Failed to .*\. Powering off\."
+)
+_END = b"Powering off."
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How it ended: the job's exit code; ``reason`` and ``detail`` say more where it is no code.
+
+    ``booted``: OSv came as far as running the command line.
+    """
+
+    code: int
+    booted: bool
+    reason: str = ""
+    detail: tuple[str, ...] = ()
+
+
+class Console:
+    """Takes the console's bytes as they come, gives back the program's output."""
+
+    def __init__(self, programs: Collection[str], begin: str = BEGIN) -> None:
+        """``programs``: what the job runs; only their codes count.
+
+        ``begin``: how the line begins behind which the output is.
+        """
+        self._programs = {program.encode() for program in programs}
+        self._begin = begin.encode()
+        self._booted = False
+        self._line = b""  # what of the current line is not given back yet
+        self._held: list[bytes] = []  # lines that may be the way down
+        self._tail: deque[bytes] = deque(maxlen=TAIL)
+        self._crash: list[bytes] | None = None
+        self._code = 0
+        self._ended = False
+        self._refused = ""
+
+    @property
+    def booted(self) -> bool:
+        """Whether OSv has come as far as running the command line."""
+        return self._booted
+
+    def feed(self, data: bytes) -> bytes:
+        """Return what of ``data``, and of what was held back, is output."""
+        out = []
+        *lines, rest = (self._line + data).split(b"\n")
+        for line in lines:
+            out.append(self._whole(line.removesuffix(b"\r")))
+        self._line = rest
+        if self._may_go(rest):
+            keep = b"\r" if rest.endswith(b"\r") else b""
+            out.append(self._release() + rest[: len(rest) - len(keep)])
+            self._line = keep
+        return b"".join(out)
+
+    def end(self) -> tuple[bytes, Outcome]:
+        """Return the rest of the output and how it ended: the console is closed."""
+        rest = b""
+        if self._line and self._booted and self._crash is None and not self._ended:
+            rest, self._line = self._release() + self._line, b""
+        if self._line:
+            self._tail.append(self._line)
+        if not self._ended and self._crash is None:
+            rest += self._release()
+        return rest, self._outcome()
+
+    def _outcome(self) -> Outcome:
+        tail = tuple(_shown(line) for line in self._tail)
+        if self._refused:
+            code = NOT_FOUND if self._refused.startswith("Failed to load") else CANNOT_RUN
+            return Outcome(code, self._booted, self._refused)
+        if self._crash is not None:
+            detail = tuple(_shown(line) for line in self._crash[:TAIL])
+            fault = any("page_fault" in line for line in detail)
+            what = "a memory access that failed" if fault else "abort"
+            reason = f"the program crashed ({what}), and OSv with it"
+            return Outcome(FAULTED if fault else ABORTED, self._booted, reason, detail)
+        if not self._booted:
+            return Outcome(CANNOT_RUN, False, "OSv ended before it ran the job", tail)
+        if not self._ended:
+            reason = "OSv ended without shutting down: it crashed or was powered off"
+            return Outcome(ABORTED, True, reason, tail)
+        return Outcome(self._code, True)
+
+    def _whole(self, line: bytes) -> bytes:
+        """Take a whole line; return output."""
+        self._tail.append(line)
+        if self._crash is not None:
+            self._crash.append(line)
+            return b""
+        if self._booted:
+            return self._output(line)
+        self._booted = line.startswith(self._begin)
+        if _NOT_RUN.fullmatch(line):
+            self._refused = _shown(line)
+        return b""
+
+    def _output(self, line: bytes) -> bytes:
+        """Take a whole line after the boot; return output."""
+        said, down = self._said(line), _WAY_DOWN.fullmatch(line)
+        if line == b"[backtrace]":
+            self._crash, self._held = [each for each in self._held if each], []
+        elif _KERNELS_OWN.fullmatch(line):
+            return b""
+        elif line == _END:
+            self._ended, self._held = True, []
+        elif _NOT_RUN.fullmatch(line):
+            self._refused, self._ended = _shown(line), True
+        elif said is not None:
+            return self._release() + said if said else b""
+        elif down is not None:  # behind what the program has not ended with a newline
+            text = self._release() + down[1] if down[1] else b""
+            self._held.append(down[2])
+            return text
+        elif line == b"Aborted" or (not line and self._aborting()):
+            self._held.append(line)
+        else:
+            return self._release() + line + b"\n"
+        return b""
+
+    def _aborting(self) -> bool:
+        return bool(self._held) and self._held[-1] == b"Aborted"
+
+    def _said(self, line: bytes) -> bytes | None:
+        """Note an exit code that the line tells; return what stands before it, or None."""
+        found = _EXITED.match(line)
+        if found is not None:
+            self._note(int(found[2]))
+            return found[1]
+        found = _RETURNED.match(line)
+        if found is not None and found[2] in self._programs:
+            self._note(int(found[3]))
+            return found[1]
+        return None
+
+    def _note(self, code: int) -> None:
+        """Keep the first code that is not 0, as a parent process sees it (wait(2))."""
+        self._code = self._code or code & 0xFF
+
+    def _release(self) -> bytes:
+        held, self._held = self._held, []
+        return b"".join(line + b"\n" for line in held)
+
+    def _may_go(self, line: bytes) -> bool:
+        """Return whether a line that has not ended can be no line of OSv's, so need not wait."""
+        if not line or not self._booted or self._crash is not None or self._ended:
+            return False
+        if self._held and not line.strip(b"\r"):
+            return False
+        return len(line) > _MAX_LINE or not any(
+            known.startswith(line.rstrip(b"\r")) or line.startswith(known)
+            for known in (*_KNOWN, b"Failed to ")
+        )
+
+
+def _shown(line: bytes) -> str:
+    text = line.decode("utf-8", "replace")
+    return "".join(c if c.isprintable() else "?" for c in text)[:200]

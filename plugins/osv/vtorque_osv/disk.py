@@ -1,0 +1,61 @@
+"""Compose a disk for OSv: a boot record with one partition of ROFS, after a loader if it has one.
+
+OSv finds its file system in the second entry of the boot record (drivers/blk-common.cc,
+scripts/imgedit.py); the BIOS boot reads the command line, up to its NUL, from byte 512 on
+(arch/x64/boot16.S).
+"""
+
+from __future__ import annotations
+
+import shutil
+import struct
+from pathlib import Path
+from typing import BinaryIO
+
+from vtorque_core.api import Refusal, Refused
+from vtorque_osv import rofs
+
+SECTOR = 512
+ALIGN = 2 << 20  # bytes; where OSv's own images have their partitions
+BOOT_LINE = 512
+"""Offset in bytes of the command line of a disk that boots by itself."""
+
+MAX_BOOT_LINE = 1023  # bytes: max_cmdline of OSv (include/osv/commands.hh) less its NUL
+_ENTRY = 0x1BE + 16
+_SIGNATURE = 0x1FE
+_LINUX = 0x83
+
+
+def write_disk(tree: rofs.Tree, out: Path, loader: Path | None = None) -> None:
+    """Write a raw disk with the tree as its root.
+
+    ``loader``: OSv's ``loader.img``, for a disk that boots by itself; None: for direct kernel boot.
+    Raises Refused for a loader without a boot record.
+    """
+    with out.open("wb+") as file:
+        if loader is None:
+            file.write(bytes(SECTOR))
+        else:
+            with loader.open("rb") as source:
+                shutil.copyfileobj(source, file)
+            file.seek(_SIGNATURE)
+            if file.read(2) != b"\x55\xaa":
+                raise Refused(Refusal(f"{loader}: has no boot record, so it is no loader.img"))
+        start = -(-max(file.seek(0, 2), 1) // ALIGN) * ALIGN
+        file.seek(start)
+        size = rofs.write(tree, file)
+        _partition(file, start, size)
+
+
+def _partition(file: BinaryIO, start: int, size: int) -> None:
+    """Write the entry: type, first sector, number of sectors.
+
+    Cylinder, head and sector say "beyond what these can say"; OSv skips an entry whose starting
+    sector is 0 (fs/devfs/device.cc).
+    """
+    beyond, first, count = b"\xfe\xff\xff", start // SECTOR, size // SECTOR
+    entry = struct.pack("<B3sB3sII", 0, beyond, _LINUX, beyond, first, count)
+    file.seek(_ENTRY)
+    file.write(entry)
+    file.seek(_SIGNATURE)
+    file.write(b"\x55\xaa")

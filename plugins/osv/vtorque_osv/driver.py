@@ -1,0 +1,217 @@
+"""The driver of OSv guests. All but :meth:`OsvDriver.run` acts as root on the node."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from io import BytesIO
+from pathlib import PurePosixPath
+
+import pycdlib
+
+from vtorque_core.api import Refusal, Refused
+from vtorque_core.api_context import ContextItem, EnvVar, GuestFile
+from vtorque_core.api_domain import (
+    Clock,
+    Console,
+    Disk,
+    Element,
+    Filesystem,
+    KernelBoot,
+    Single,
+)
+from vtorque_core.api_guest import LateDriver, ReadyGuest, Script, Streams
+from vtorque_core.api_node import GuestPlan, Resource, Share, Site
+from vtorque_core.api_options import FS_TYPE
+from vtorque_core.api_resources import File
+from vtorque_osv import check, cmdline, script
+from vtorque_osv.bootline import BootLine
+from vtorque_osv.console import BEGIN, BEGIN_REST, BEGIN_SEED
+from vtorque_osv.disk import MAX_BOOT_LINE
+from vtorque_osv.order import WORD, Order, Word
+from vtorque_osv.plugin import OSV_MODE, Settings
+
+CONSOLE_SOCKET = "console.sock"
+SEED = "seed.iso"
+_READ_AHEAD = 320 << 10  # bytes; 300 KiB were enough for libcdio 2.1
+_TMP = "/tmp"  # noqa: S108 - OSv's own, in the memory of one job's guest
+
+
+class OsvDriver(LateDriver):
+    """See :class:`vtorque_core.api_guest.LateDriver`."""
+
+    def elements(self, guest: GuestPlan, site: Site) -> Iterator[Element]:
+        """Yield console, HPET, shares, seed and direct boot; only virtio devices."""
+        yield Clock(hpet=True)  # without one it halts under emulation
+        yield Console(str(guest.run_dir / CONSOLE_SOCKET))
+        if guest.image.kernel is not None:
+            yield KernelBoot(kernel=str(guest.image.kernel))
+        if _seeded(guest):
+            yield Disk("seed", path=str(guest.state_dir / SEED), format="raw", readonly=True)
+        for share in mounted(guest, "virtiofs"):
+            yield Filesystem(
+                share.name,
+                source=share.source,
+                tag=share.name,
+                readonly=True,
+                user_owned=share.user_owned,
+            )
+
+    def context(self, guest: GuestPlan, site: Site) -> Iterator[ContextItem]:
+        """Yield ``DISTRO``. Raises Refused for a job on several nodes."""
+        if len(guest.peers) > guest.guests_per_node:
+            raise Refused(
+                Refusal(
+                    f"image {guest.image.name}: an OSv job has one node, not "
+                    f"{len(guest.peers) // guest.guests_per_node}",
+                    fix="ask for one; -vm vms_per_node=N gives N guests there",
+                )
+            )
+        cmdline.network_options(guest.addresses)
+        yield EnvVar("DISTRO", "OSV")
+
+    def resources(
+        self, guest: GuestPlan, items: Sequence[ContextItem], site: Site
+    ) -> Iterator[Resource]:
+        """Yield the wrapper's word, and the seed of an image that reads one."""
+        rest = guest[OSV_MODE] == "rest"
+        files = placed(guest, items)
+        word = Word(
+            mode=guest[OSV_MODE],
+            address=next((a.ip for a in guest.addresses if a.ip), ""),
+            begin=BEGIN_REST if rest else BEGIN_SEED if _seeded(guest) else BEGIN,
+            named=check.named_commands(guest.image),
+            files={path: content.decode("utf-8", "replace") for path, content in files.items()}
+            if rest
+            else {},
+            environ=variables(guest, items),
+            seconds=site[Settings].rest_timeout,
+        )
+        path = str(guest.run_dir / WORD)
+        yield File(path, mode=0o440, gid=guest.user.gid, content=word.encode())
+        if _seeded(guest):
+            content = seed(files)
+            yield File(str(guest.state_dir / SEED), mode=0o400, uid=guest.qemu_uid, content=content)
+
+    def late(
+        self, guest: GuestPlan, items: Sequence[ContextItem], order: bytes, site: Site
+    ) -> Iterator[Single | Resource]:
+        """Yield the command line that the job's script asks for, where this guest reads it."""
+        asked = Order.decode(order)
+        commands = script.parse(asked.script, check.named_commands(guest.image))
+        line = command_line(guest, items, asked, script.command_line(commands))
+        if guest.image.kernel is not None:
+            yield KernelBoot(cmdline=line)
+        elif len(line) > MAX_BOOT_LINE:
+            raise Refused(
+                Refusal(
+                    f"OSv's command line would have {len(line)} bytes; it carries the environment",
+                    limit=f"{MAX_BOOT_LINE} bytes",
+                    where=f"image {guest.image.name}, which has no kernel file of its own",
+                    fix="submit with fewer variables, or use an image for direct kernel boot",
+                )
+            )
+        else:
+            top = guest.run_dir if guest[FS_TYPE] == "ramdisk" else guest.state_dir
+            yield BootLine(str(top / "root.qcow2"), line)
+
+    def await_ready(self, guest: GuestPlan, deadline: float, step: Callable[[str], None]) -> None:
+        """Do nothing: what an OSv guest does from its start on is the job."""
+
+    def run(self, guest: ReadyGuest, script: Script, streams: Streams) -> int:
+        """Run the job in all guests of this node; see :func:`vtorque_osv.jobs.run`."""
+        from vtorque_osv import jobs  # noqa: PLC0415 - root does not need it
+
+        return jobs.run(guest, script, streams)
+
+
+def command_line(
+    guest: GuestPlan, items: Sequence[ContextItem], order: Order, commands: str
+) -> str:
+    """Return OSv's command line for one guest: with the job's commands, or for the REST server."""
+    options = [
+        *cmdline.base_options(),
+        *cmdline.network_options(guest.addresses),
+        *cmdline.mount_options(share.target for share in mounted(guest, "virtiofs")),
+    ]
+    image = guest.image.cmdline.split(" ") if guest.image.cmdline else []
+    if guest[OSV_MODE] == "rest":
+        return " ".join([*image, cmdline.assemble(options, {}, cmdline.REST_SERVER)])
+    within = inside(guest, order.cwd)
+    options += [f"--cwd={within}"] if within else []
+    told = {item.name for item in items if isinstance(item, EnvVar)}
+    of_user = {name: value for name, value in order.environ.items() if name not in told}
+    environ = cmdline.for_guest({**of_user, **variables(guest, items)})
+    first = f"{cmdline.CLOUD_INIT}; " if _seeded(guest) else ""
+    nfs = "".join(f"{_nfs_mount(share)}; " for share in mounted(guest, "nfs"))
+    line = cmdline.assemble(options, environ, first + nfs + commands)
+    return " ".join([*image, line])
+
+
+def mounted(guest: GuestPlan, kind: str) -> list[Share]:
+    """Return the shares of a kind that the image has a mount point for."""
+    points = check.mount_points(guest.image)
+    able = kind != "nfs" or check.has(guest.image, check.NFS)
+    return [s for s in guest.shares if s.kind == kind and s.target in points] if able else []
+
+
+def inside(guest: GuestPlan, cwd: str) -> str:
+    """Return the working directory if it lies in a mounted share, else nothing."""
+    targets = [share.target for kind in ("virtiofs", "nfs") for share in mounted(guest, kind)]
+    path = PurePosixPath(cwd)
+    safe = cwd.isprintable() and "\\" not in cwd and cwd.isascii()
+    return cwd if safe and any(path.is_relative_to(target) for target in targets) else ""
+
+
+def _nfs_mount(share: Share) -> str:
+    host, _, export = share.source.partition(":")
+    return f"/tools/mount-fs.so nfs nfs://{host}{export}?version=4 {share.target}"
+
+
+def placed(guest: GuestPlan, items: Sequence[ContextItem]) -> dict[str, bytes]:
+    """Return by path the files for the guest that a variable names, such as the node file.
+
+    They go into /tmp, where alone OSv can write.
+    """
+    if guest[OSV_MODE] != "rest" and not check.has(guest.image, check.CLOUD_INIT):
+        return {}
+    told = {item.value for item in items if isinstance(item, EnvVar)}
+    files = (item for item in items if isinstance(item, GuestFile) and item.path in told)
+    return {_moved(file): file.content for file in files}
+
+
+def _moved(file: GuestFile) -> str:
+    return f"{_TMP}/{PurePosixPath(file.path).name}"
+
+
+def _seeded(guest: GuestPlan) -> bool:
+    return guest[OSV_MODE] != "rest" and check.has(guest.image, check.CLOUD_INIT)
+
+
+def variables(guest: GuestPlan, items: Sequence[ContextItem]) -> Mapping[str, str]:
+    """Return the guest's own variables; those that name a file say where it is here, or are not."""
+    own = placed(guest, items)
+    moved = {item.path: _moved(item) for item in items if isinstance(item, GuestFile)}
+    found = {item.name: item.value for item in items if isinstance(item, EnvVar)}
+    return {
+        name: moved.get(value, value)
+        for name, value in found.items()
+        if value not in moved or moved[value] in own
+    }
+
+
+def seed(files: Mapping[str, bytes]) -> bytes:
+    """Return an ISO image with ``/user-data`` as OSv's cloud-init reads it (JSON is YAML).
+
+    It says no host name: OSv would then ask DHCP for it, and wait for ever without. Behind its
+    end are zeros, since OSv's iso-read reads ahead of what it needs.
+    """
+    texts = {path: content.decode("utf-8", "replace") for path, content in files.items()}
+    content = json.dumps({"files": texts}).encode() + b"\n"
+    image = pycdlib.PyCdlib()
+    image.new(interchange_level=3, rock_ridge="1.09", vol_ident="cidata")
+    image.add_fp(BytesIO(content), len(content), "/USERDATA.;1", rr_name="user-data")
+    out = BytesIO()
+    image.write_fp(out)
+    image.close()
+    return out.getvalue() + bytes(_READ_AHEAD)

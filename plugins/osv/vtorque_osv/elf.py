@@ -1,0 +1,154 @@
+"""Programs and libraries for OSv: whether it can run them, and the libraries they need.
+
+Nothing is executed: ELF files are read (elf(5), gabi "Dynamic Linking"), libraries are looked for
+as ld.so(8) does: RPATH, RUNPATH, the system's cache.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from elftools.common.exceptions import ELFError
+from elftools.elf.dynamic import DynamicSection, DynamicTag
+from elftools.elf.elffile import ELFFile
+
+from vtorque_core.api import Refusal, Refused
+from vtorque_core.api_node import run_tool
+
+ARCHES = {"EM_X86_64": "x86_64", "EM_AARCH64": "aarch64"}
+# What OSv's kernel is itself (core/elf.cc, create_main_program).
+SUPPLIED = frozenset({
+    "ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1", "libc.musl-x86_64.so.1",
+    "ld-musl-x86_64.so.1", "libresolv.so.2", "libc.so.6", "libm.so.6", "libpthread.so.0",
+    "libdl.so.2", "librt.so.1", "libstdc++.so.6", "libaio.so.1", "libxenstore.so.3.0",
+    "libcrypt.so.1", "libutil.so",
+})  # fmt: skip
+_CACHED = re.compile(r"^\s*(\S+) \(([^)]*)\) => (/\S+)$")
+
+
+@dataclass(frozen=True)
+class Elf:
+    """What is known of an ELF file. ``static``: it has no program interpreter."""
+
+    path: Path
+    arch: str
+    pie: bool
+    executable: bool
+    static: bool
+    needed: tuple[str, ...]
+    search: tuple[str, ...]
+
+
+def read(path: Path) -> Elf | None:
+    """Return what the file is, or None if it is no ELF file. Raises Refused if it is broken."""
+    with path.open("rb") as file:
+        if file.read(4) != b"\x7fELF":
+            return None
+        try:
+            elf = ELFFile(file)
+            interpreter = any(s["p_type"] == "PT_INTERP" for s in elf.iter_segments())
+            needed, search = _dynamic(elf)
+            return Elf(
+                path=path,
+                arch=ARCHES.get(elf["e_machine"], str(elf["e_machine"])),
+                pie=elf["e_type"] == "ET_DYN",
+                executable=interpreter or elf["e_type"] == "ET_EXEC",
+                static=not interpreter and not needed,
+                needed=needed,
+                search=search,
+            )
+        except (ELFError, ValueError, KeyError, IndexError, AssertionError) as error:
+            raise Refused(Refusal(f"{path}: is a broken ELF file: {error}")) from None
+
+
+def _dynamic(elf: ELFFile) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    needed: list[str] = []
+    search: list[str] = []
+    for section in elf.iter_sections():
+        if isinstance(section, DynamicSection):
+            for tag in section.iter_tags():
+                if tag.entry.d_tag == "DT_NEEDED":
+                    needed.append(_text(tag, "needed"))
+                elif tag.entry.d_tag in ("DT_RPATH", "DT_RUNPATH"):
+                    search += _text(tag, tag.entry.d_tag.removeprefix("DT_").lower()).split(":")
+    return tuple(needed), tuple(search)
+
+
+def _text(tag: DynamicTag, name: str) -> str:
+    """Return a tag's text: pyelftools names its attribute after the tag."""
+    return str(getattr(tag, name))
+
+
+def check_program(elf: Elf, arch: str) -> None:
+    """Refuse what OSv cannot run: another architecture, a static program at a fixed address."""
+    if elf.arch != arch:
+        raise Refused(Refusal(f"{elf.path}: is for {elf.arch}, the loader for {arch}"))
+    if elf.static and not elf.pie:
+        raise Refused(
+            Refusal(
+                f"{elf.path}: is linked statically to a fixed address, which OSv cannot run",
+                fix="link it with -static-pie, or dynamically with -pie",
+            )
+        )
+
+
+def libraries(
+    programs: Iterable[Elf], here: Sequence[Path] = (), have: Iterable[str] = ()
+) -> Mapping[str, Path]:
+    """Return by name the libraries that the programs need, and what those need.
+
+    ``here``: directories to look into first; ``have``: names that are in the image already.
+    Raises Refused naming the program if one is not to be found.
+    """
+    found: dict[str, Path] = {}
+    known = set(have) | SUPPLIED
+    waiting = list(programs)
+    while waiting:
+        elf = waiting.pop()
+        for name in elf.needed:
+            if name in known:
+                continue
+            path = _find(name, elf, here)
+            if path is None:
+                raise Refused(
+                    Refusal(
+                        f"{elf.path} needs the library {name}, which is not on this machine",
+                        fix="install it, or say where it is with libdirs",
+                    )
+                )
+            known.add(name)
+            found[name] = path.resolve()
+            library = read(found[name])
+            if library is not None:
+                waiting.append(library)
+    return found
+
+
+def _find(name: str, elf: Elf, here: Sequence[Path]) -> Path | None:
+    origin = str(elf.path.resolve().parent)
+    own = [Path(re.sub(r"\$ORIGIN|\$\{ORIGIN\}", origin, part)) for part in elf.search if part]
+    for directory in (*here, *own):
+        path = directory / name
+        if path.is_file() and _fits(path, elf.arch):
+            return path
+    return next((p for p in _cache().get(name, ()) if p.is_file() and _fits(p, elf.arch)), None)
+
+
+def _fits(path: Path, arch: str) -> bool:
+    found = read(path)
+    return found is not None and found.arch == arch
+
+
+@cache
+def _cache() -> Mapping[str, tuple[Path, ...]]:
+    """Return the system's libraries by name, as ldconfig(8) knows them."""
+    known: dict[str, tuple[Path, ...]] = {}
+    for line in run_tool("ldconfig", "-p").splitlines():
+        match = _CACHED.match(line)
+        if match is not None:
+            known[match[1]] = (*known.get(match[1], ()), Path(match[3]))
+    return known

@@ -1,0 +1,166 @@
+"""Run a job in the OSv guests of this node: order, consoles, exit code. In the job wrapper.
+
+Each guest runs the whole script; rank and names are in its environment. Signals: OSv has nothing
+that could take one, so TERM, INT and HUP end the job at once, and the batch system's epilogue the
+guests; the others do nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from types import FrameType
+
+from vtorque_core.api import Refusal, Refused
+from vtorque_core.api_guest import BootedGuest, GuestDied, ReadyGuest, Script, Streams, boot_guests
+from vtorque_osv import cmdline
+from vtorque_osv.console import Console, Outcome
+from vtorque_osv.order import WORD, Order, Word
+from vtorque_osv.restjob import RestJob
+from vtorque_osv.script import Command, parse
+
+_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_IGNORED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGTSTP)
+_CHUNK = 65536
+
+
+class _Ended(Exception):
+    """The batch system ends the job with this signal."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+def run(guest: ReadyGuest, script: Script, streams: Streams) -> int:
+    """Run the script; return the first code that is not 0, by rank, or 128+n for a signal.
+
+    Raises Refused for what OSv cannot run, HostFault if the guests do not start, GuestDied if
+    OSv ends before it runs the job.
+    """
+    word = Word.decode((guest.run_dir / WORD).read_bytes())
+    commands = _check(script, word)
+    try:
+        with _signals():
+            order = Order(script.content, cmdline.for_guest(script.environ), script.cwd)
+            booted = boot_guests(guest, order.encode())
+            return _Job(guest, commands, streams, word, order).run(booted)
+    except _Ended as ended:
+        return 128 + ended.number
+
+
+def _check(script: Script, word: Word) -> tuple[Command, ...]:
+    if script.interactive:
+        raise Refused(Refusal("an interactive job needs a shell, and OSv has none"))
+    if script.args:
+        raise Refused(Refusal("a job script for OSv takes no arguments: that needs a shell"))
+    return parse(script.content, word.named)
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[None]:
+    def end(number: int, _frame: FrameType | None) -> None:
+        raise _Ended(number)
+
+    before = {number: signal.signal(number, end) for number in _ENDING}
+    before |= {number: signal.signal(number, signal.SIG_IGN) for number in _IGNORED}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@dataclass
+class _Output:
+    """One guest's console on its way to the job's output."""
+
+    guest: BootedGuest
+    console: Console
+    prefix: bytes
+    rest: RestJob | None = None
+    outcome: Outcome | None = None
+    line: bytes = field(default=b"")
+
+    def lines(self, data: bytes, *, last: bool = False) -> bytes:
+        """Return what to write: as it comes, or of several guests whole lines with their names."""
+        if not self.prefix:
+            return data
+        *whole, self.line = (self.line + data).split(b"\n")
+        if last and self.line:
+            whole.append(self.line)
+        return b"".join(self.prefix + line + b"\n" for line in whole)
+
+
+@dataclass(frozen=True)
+class _Job:
+    guest: ReadyGuest
+    commands: Sequence[Command]
+    streams: Streams
+    word: Word
+    order: Order
+
+    def run(self, booted: Sequence[BootedGuest]) -> int:
+        """Pump the consoles until all guests have ended; return the job's code."""
+        outputs = [self._output(each, several=len(booted) > 1) for each in booted]
+        with selectors.DefaultSelector() as selector:
+            for each in outputs:
+                selector.register(each.guest.console, selectors.EVENT_READ, each)
+            while selector.get_map():
+                for key, _ in selector.select():
+                    if not self._pump(key.data):
+                        selector.unregister(key.fd)
+                        os.close(key.fd)
+        return self._end(outputs)
+
+    def _output(self, booted: BootedGuest, *, several: bool) -> _Output:
+        programs = {each.words[0] for each in self.commands}
+        rest = None
+        if self.word.mode == "rest":
+            directory = self.guest.run_dir.parent / f"g{booted.rank}"
+            word = Word.decode((directory / WORD).read_bytes())
+            environ = {**self.order.environ, **word.environ}
+            rest = RestJob(word, environ, self.commands)
+            rest.start()
+        prefix = f"{booted.hostname}: ".encode() if several else b""
+        return _Output(booted, Console(programs, self.word.begin), prefix, rest)
+
+    def _pump(self, output: _Output) -> bool:
+        """Pass on what a console has; return whether there can be more."""
+        try:
+            data = os.read(output.guest.console, _CHUNK)
+        except ConnectionResetError:
+            data = b""
+        text = output.console.feed(data)
+        if not data:
+            more, output.outcome = output.console.end()
+            text += more
+        self._write(self.streams.stdout, output.lines(text, last=not data))
+        return bool(data)
+
+    def _end(self, outputs: Sequence[_Output]) -> int:
+        code = 0
+        for output in outputs:
+            outcome = output.outcome
+            if outcome is None:  # cannot be: its console has ended
+                raise GuestDied(f"{output.guest.hostname}: no outcome")
+            said = output.rest.stop() if output.rest is not None else ""
+            if not outcome.booted:
+                self._tell(output, outcome.reason, outcome.detail)
+                raise GuestDied(outcome.reason)
+            if outcome.reason or said:
+                self._tell(output, outcome.reason or said, outcome.detail)
+            code = code or outcome.code or (1 if said else 0)
+        return code
+
+    def _tell(self, output: _Output, reason: str, detail: Sequence[str]) -> None:
+        lines = [f"vtorque: {output.guest.hostname}: {reason}", *(f"| {line}" for line in detail)]
+        self._write(self.streams.stderr, "".join(f"{line}\n" for line in lines).encode())
+
+    def _write(self, descriptor: int, data: bytes) -> None:
+        with contextlib.suppress(OSError):  # a full disk or a closed reader: the job goes on
+            while data:
+                data = data[os.write(descriptor, data) :]

@@ -1,0 +1,48 @@
+"""What the OSv plugin does on the node: refusals of what OSv cannot do, its resources."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from vtorque_core.api import Refusal, hookimpl
+from vtorque_core.api_node import GuestPlan, Resource, Site
+from vtorque_core.api_options import DISK, VM_EPILOGUE, VM_PROLOGUE
+from vtorque_osv import check
+from vtorque_osv.bootline import BootLine
+from vtorque_osv.plugin import OSV_MODE, Settings
+
+
+@hookimpl
+def vtorque_plan(guest: GuestPlan, site: Site) -> Iterator[Refusal]:
+    """Refuse what an OSv guest, this image or this site cannot do."""
+    image, mode = guest.image, guest[OSV_MODE]
+    if image.guest_type != "osv":
+        if "osv_mode" in guest.request.given:
+            yield Refusal(f"image {image.name} is not OSv", key="osv_mode", value=mode)
+        return
+    for option in (VM_PROLOGUE, VM_EPILOGUE):
+        if guest[option] is not None:
+            yield Refusal(
+                "is a script, and OSv has no shell",
+                key=option.key,
+                value=option.show(guest[option]),
+            )
+    if guest[DISK]:
+        yield Refusal("OSv cannot write a user's disk", key=DISK.key, value=guest[DISK])
+    if mode == "rest" and not site[Settings].rest:
+        yield Refusal(
+            "OSv's REST server has no authentication, and this site does not allow it",
+            key="osv_mode", value=mode, where="[plugin.osv] rest = false",
+            fix="leave osv_mode out",
+        )  # fmt: skip
+    if mode == "rest" and not check.has(image, check.REST):
+        yield Refusal(
+            f"image {image.name} has no REST server", key="osv_mode", value=mode,
+            fix="leave osv_mode out, or choose an image with the label rest=true",
+        )  # fmt: skip
+
+
+@hookimpl
+def vtorque_resources() -> Iterator[type[Resource]]:
+    """Yield what an OSv guest needs on the node beside the core's own kinds."""
+    yield BootLine

@@ -1,0 +1,174 @@
+"""What an OSv image is made of: from ``-o key=value``, or a TOML file that says the same.
+
+    loader = "loader-stripped.elf"     # or loader.img, for a disk that boots by itself
+    mounts = ["/data"]                 # directories that shares can be mounted on
+    libdirs = ["lib"]                  # where to look for libraries first
+    min_ram = "64M"
+    [files]                            # in the image = on this machine, a file or a directory
+    "/hello" = "hello"
+    [commands]                         # by name, for job scripts
+    greet = "/hello world"
+    [env]
+    OMP_NUM_THREADS = "1"
+
+Paths on this machine are taken from the recipe's directory.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from vtorque_core.api import Refusal, Refused, size_mib
+from vtorque_osv import cmdline, script
+
+MAX_RECIPE = 1 << 20  # bytes
+_MAX_LABEL = 255  # characters: a command line becomes a label of the image
+_MAX_COMMANDS = 48
+_TABLES = {"file": "files", "command": "commands", "env": "env"}
+_LISTS = ("mounts", "libdirs")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A checked recipe. ``files``: path in the image to path here; ``min_ram`` in MiB."""
+
+    loader: Path
+    files: Mapping[str, Path] = field(default_factory=dict)
+    commands: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)
+    mounts: tuple[str, ...] = ()
+    libdirs: tuple[Path, ...] = ()
+    min_ram: int = 64
+
+
+def from_arguments(arguments: Mapping[str, str]) -> Recipe:
+    """Return the recipe of ``vmgr images build``'s options; they win over the file's.
+
+    ``recipe=FILE``, and each key of the file as ``loader=``, ``min_ram=``, ``mounts=A,B``,
+    ``libdirs=A,B``, ``file:/in/image=PATH``, ``command:NAME=LINE``, ``env:NAME=VALUE``.
+    Raises Refused.
+    """
+    base, data = Path(), dict[str, Any]()
+    if "recipe" in arguments:
+        base = Path(arguments["recipe"]).parent
+        data = _read(Path(arguments["recipe"]))
+    for key, value in arguments.items():
+        table, colon, name = key.partition(":")
+        if colon and table in _TABLES:
+            _table(data, _TABLES[table])[name] = (
+                str(Path(value).absolute()) if table == "file" else value
+            )
+        elif key in _LISTS:
+            words = [word for word in value.split(",") if word]
+            data[key] = [str(Path(w).absolute()) for w in words] if key == "libdirs" else words
+        elif key == "loader":
+            data[key] = str(Path(value).absolute())
+        elif key == "min_ram":
+            data[key] = value
+        elif key != "recipe":
+            raise _bad(
+                f"option {key}: unknown; there are recipe, loader, min_ram, mounts, libdirs, "
+                "file:PATH, command:NAME, env:NAME"
+            )
+    return _checked(data, base)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_RECIPE + 1)
+    except OSError as error:
+        raise _bad(f"recipe {path}: {error.strerror}") from None
+    if len(content) > MAX_RECIPE:
+        raise _bad(f"recipe {path}: has more than {MAX_RECIPE >> 20} MiB")
+    try:
+        return tomllib.loads(content.decode())
+    except ValueError as error:
+        raise _bad(f"recipe {path}: {error}") from None
+
+
+def _checked(data: Mapping[str, Any], base: Path) -> Recipe:
+    known = {"loader", "min_ram", *_LISTS, *_TABLES.values()}
+    unknown = sorted(set(data) - known)
+    if unknown:
+        raise _bad(f"{unknown[0]}: unknown; there are {', '.join(sorted(known))}")
+    if not isinstance(data.get("loader"), str):
+        raise _bad("loader: must be the path of OSv's loader-stripped.elf or loader.img")
+    files = {_guest_path(path): base / source for path, source in _texts(data, "files").items()}
+    commands = _texts(data, "commands")
+    for name, line in commands.items():
+        _check_command(name, line)
+    if len(commands) > _MAX_COMMANDS:
+        raise _bad(f"commands: there can be {_MAX_COMMANDS}, not {len(commands)}")
+    env = _texts(data, "env")
+    dropped = sorted(set(env) - set(cmdline.for_guest(env)))
+    if dropped:
+        raise _bad(f"env: OSv cannot have {dropped[0]} with this value, or not from here")
+    mounts = tuple(_guest_path(path) for path in _list(data, "mounts"))
+    if any("," in path or len(",".join(mounts)) > _MAX_LABEL for path in mounts):
+        raise _bad(f"mounts: no ',' in a path, {_MAX_LABEL} characters in all")
+    return Recipe(
+        loader=base / data["loader"],
+        files=files,
+        commands=commands,
+        env=env,
+        mounts=mounts,
+        libdirs=tuple(base / path for path in _list(data, "libdirs")),
+        min_ram=_min_ram(data.get("min_ram", "64M")),
+    )
+
+
+def _min_ram(text: Any) -> int:
+    try:
+        return size_mib(str(text))
+    except ValueError as error:
+        raise _bad(f"min_ram={text}: {error}") from None
+
+
+def _check_command(name: str, line: str) -> None:
+    if not script.COMMAND_NAME.fullmatch(name):
+        raise _bad(f"commands: {name!r}: a name has letters, digits, '_', '.', '-'")
+    if len(line) > _MAX_LABEL:
+        raise _bad(f"commands.{name}: has more than {_MAX_LABEL} characters")
+    try:
+        found = script.parse(line.encode(), {})
+    except Refused as error:
+        raise _bad(f"commands.{name}: {error.refusals[0].message}") from None
+    if len(found) != 1 or found[0].end != ";":
+        raise _bad(f"commands.{name}: must be one program run")
+
+
+def _guest_path(path: str) -> str:
+    pure = PurePosixPath(path)
+    if not pure.is_absolute() or ".." in pure.parts or not path.isprintable():
+        raise _bad(f"{path!r}: must be an absolute path without '..'")
+    return str(pure)
+
+
+def _table(data: dict[str, Any], name: str) -> dict[str, Any]:
+    found = data.setdefault(name, {})
+    if not isinstance(found, dict):
+        raise _bad(f"{name}: must be a table")
+    return found
+
+
+def _texts(data: Mapping[str, Any], name: str) -> dict[str, str]:
+    found = data.get(name, {})
+    if not isinstance(found, dict) or not all(isinstance(v, str) for v in found.values()):
+        raise _bad(f"{name}: must be a table of texts")
+    return found
+
+
+def _list(data: Mapping[str, Any], name: str) -> list[str]:
+    found = data.get(name, [])
+    if not isinstance(found, list) or not all(isinstance(v, str) for v in found):
+        raise _bad(f"{name}: must be a list of texts")
+    return found
+
+
+def _bad(message: str) -> Refused:
+    return Refused(Refusal(message))

@@ -1,0 +1,96 @@
+"""OSv's REST API (its modules/httpserver-api), as a client: what a job needs of it.
+
+The server has no authentication, answers HTTP/1.0 and has no notion of an exit code: that is on
+the console.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from urllib.parse import quote
+
+PORT = 8000
+POLL = 0.05  # seconds between two questions
+_ASK = 5.0  # seconds for one answer
+
+
+class RestError(Exception):
+    """The server did not do what was asked, and says why."""
+
+
+@dataclass(frozen=True)
+class Rest:
+    """The server of one guest."""
+
+    host: str
+    port: int = PORT
+    timeout: float = _ASK
+
+    def wait(self, deadline: float, stop: Callable[[], bool] = lambda: False) -> str:
+        """Return OSv's version as soon as it answers. Raises RestError at ``deadline``."""
+        while not stop():
+            try:
+                return str(json.loads(self._ask("GET", "/os/version")))
+            except (OSError, http.client.HTTPException, ValueError, RestError) as error:
+                if time.monotonic() > deadline:
+                    raise RestError(f"no answer at {self.host}:{self.port}: {error}") from None
+                time.sleep(POLL / 2)
+        raise RestError("OSv has ended")
+
+    def set_variable(self, name: str, value: str) -> None:
+        """Set a variable of the environment that programs get from now on."""
+        self._ask("POST", f"/env/{quote(name, safe='')}?val={quote(value, safe='')}")
+
+    def upload(self, path: str, content: bytes) -> None:
+        """Write a file; only below /tmp: on a read-only file system the server hangs.
+
+        A form (RFC 7578): of a body without one the server writes nothing, and says 200.
+        """
+        boundary = uuid.uuid4().hex
+        head = (
+            f'--{boundary}\r\nContent-Disposition: form-data; name="file"; filename="file"\r\n'
+            "Content-Type: application/octet-stream\r\n\r\n"
+        )
+        body = head.encode() + content + f"\r\n--{boundary}--\r\n".encode()
+        kind = {"Content-Type": f"multipart/form-data; boundary={boundary}"}
+        self._ask("POST", f"/file/{quote(path, safe='')}", body, kind)
+
+    def start(self, command: str) -> list[str]:
+        """Start one program, without waiting for it; return its threads' ids. No ``;``."""
+        said = json.loads(self._ask("PUT", f"/app/?command={quote(command, safe='')}"))
+        return str(said).split()
+
+    def finished(self, tid: str) -> bool:
+        """Return whether a program has ended; also of an id that was never one."""
+        return bool(json.loads(self._ask("GET", f"/app/finished?tid={quote(tid)}")) == "1")
+
+    def power_off(self) -> None:
+        """Shut OSv down; it closes the connection without an answer."""
+        try:
+            self._ask("POST", "/os/shutdown")
+        except (OSError, http.client.HTTPException, RestError):
+            return
+
+    def _ask(
+        self,
+        method: str,
+        target: str,
+        body: bytes | None = None,
+        headers: Mapping[str, str] = {},
+    ) -> bytes:
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=self.timeout)
+        try:
+            connection.request(method, target, body=body, headers=dict(headers))
+            answer = connection.getresponse()
+            data = answer.read(1 << 20)
+            if answer.status != http.client.OK:
+                said = data.decode("utf-8", "replace")[:300]
+                raise RestError(f"{method} {target}: {answer.status} {said}")
+            return data
+        finally:
+            connection.close()

@@ -1,0 +1,69 @@
+"""A job in one guest by its REST server, beside the console: variables, files, programs, the end.
+
+A thread of the job wrapper. What it cannot say by the console (the server fails) it keeps.
+"""
+
+from __future__ import annotations
+
+import http.client
+import threading
+import time
+from collections.abc import Mapping, Sequence
+
+from vtorque_osv.order import Word
+from vtorque_osv.rest import POLL, PORT, Rest, RestError
+from vtorque_osv.script import Command
+
+
+class RestJob:
+    """Sets the guest up, runs the commands one after another, shuts it down."""
+
+    def __init__(
+        self,
+        word: Word,
+        environ: Mapping[str, str],
+        commands: Sequence[Command],
+        port: int = PORT,
+    ) -> None:
+        self._word = word
+        self._environ = environ
+        self._commands = commands
+        self._rest = Rest(word.address, port)
+        self._failure = ""
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="osv rest", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def stop(self) -> str:
+        """Wait for its end, once the guest has ended; return what went wrong, or nothing."""
+        self._over.set()
+        self._thread.join(10.0)
+        return self._failure
+
+    def _run(self) -> None:
+        try:
+            self._rest.wait(time.monotonic() + self._word.seconds, self._over.is_set)
+            for name, value in self._environ.items():
+                self._rest.set_variable(name, value)
+            for path, text in self._word.files.items():
+                self._rest.upload(path, text.encode())
+            background: list[str] = []
+            for command in self._commands:
+                tids = self._rest.start(command.text())
+                if command.end == ";":
+                    self._await(tids)
+                background += tids if command.end == "&" else []
+            self._await(background)
+        except (RestError, OSError, http.client.HTTPException, ValueError) as error:
+            if not self._over.wait(1.0):  # else OSv has ended, and the console says how
+                self._failure = f"OSv's REST server: {error}"
+        if not self._over.is_set():
+            self._rest.power_off()
+
+    def _await(self, tids: Sequence[str]) -> None:
+        for tid in tids:
+            while not self._over.is_set() and not self._rest.finished(tid):
+                self._over.wait(POLL)

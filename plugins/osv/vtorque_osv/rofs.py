@@ -1,0 +1,235 @@
+"""Write OSv's read-only file system, ROFS, version 1.
+
+Layout, in blocks of 512 bytes, all numbers little-endian (OSv: fs/rofs/rofs.hh and
+scripts/gen-rofs-img.py): a superblock of eight u64; the files' data, each from a block of its own;
+then without gaps all directory entries (u64 inode number, u16 length, name), all symbolic links
+(u16 length, path), all inodes (u64 mode, number, offset, count); zeros up to a whole block.
+Inodes count from 1, which is the root. Offset and count of an inode are: of a file its first block
+and its size in bytes, of a directory its first entry and their number, of a link its number and 1.
+Owners, permissions and times are not kept: OSv shows root's, readable and executable.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO
+
+from vtorque_core.api import Refusal, Refused
+
+BLOCK = 512
+MAGIC = 0xDEADBEAD
+VERSION = 1
+DIRECTORY, FILE, LINK = 0x4000, 0x8000, 0xA000
+MAX_NAME = 255  # NAME_MAX of OSv (include/api/limits.h)
+MAX_PATH = 4095  # PATH_MAX of OSv less its NUL
+MAX_ENTRIES = 1_000_000
+_CHUNK = 1 << 20
+
+_SUPERBLOCK = struct.Struct("<8Q")
+_ENTRY = struct.Struct("<QH")
+_LENGTH = struct.Struct("<H")
+_INODE = struct.Struct("<4Q")
+
+
+@dataclass
+class Node:
+    """What a name stands for: a directory (``children``), a link (``target``) or a file.
+
+    A file's bytes are ``data`` or those of the host's regular file ``source``.
+    """
+
+    mode: int
+    children: dict[bytes, Node] = field(default_factory=dict)
+    target: bytes = b""
+    data: bytes = b""
+    source: Path | None = None
+
+
+class Tree:
+    """The tree of files to be written; paths are absolute, in the guest."""
+
+    def __init__(self) -> None:
+        self.root = Node(DIRECTORY)
+        self._entries = 0
+
+    def directory(self, path: str) -> Node:
+        """Make a directory with its parents, unless it is there. Raises Refused."""
+        node = self.root
+        for part in _parts(path):
+            found = node.children.get(part)
+            if found is None:
+                found = self._put(node, part, Node(DIRECTORY))
+            if found.mode != DIRECTORY:
+                raise Refused(Refusal(f"{path}: a file or link is in its way in the image"))
+            node = found
+        return node
+
+    def link(self, path: str, target: str) -> None:
+        """Add a symbolic link; it replaces a file of that name. Raises Refused."""
+        raw = os.fsencode(target)
+        if not raw or len(raw) > MAX_PATH or b"\0" in raw:
+            raise Refused(Refusal(f"{path}: a link's target has 1 to {MAX_PATH} bytes"))
+        self._leaf(path, Node(LINK, target=raw))
+
+    def file(self, path: str, data: bytes | Path) -> None:
+        """Add a file, from bytes or the host's file; it replaces a file of that name."""
+        if isinstance(data, Path):
+            self._leaf(path, Node(FILE, source=data))
+        else:
+            self._leaf(path, Node(FILE, data=data))
+
+    def add(self, path: str, source: Path) -> None:
+        """Add a host's file, link or directory with all below it, links as they are.
+
+        Raises Refused for what is none of these, such as a device.
+        """
+        mode = source.lstat().st_mode
+        if stat.S_ISLNK(mode):
+            self.link(path, str(source.readlink()))
+        elif stat.S_ISREG(mode):
+            self.file(path, source)
+        elif stat.S_ISDIR(mode):
+            self.directory(path)
+            for child in sorted(source.iterdir()):
+                self.add(f"{path.rstrip('/')}/{child.name}", child)
+        else:
+            raise Refused(Refusal(f"{source}: is no file, directory or link"))
+
+    def sources(self) -> Iterator[Path]:
+        """Yield the host's files whose bytes go into the image."""
+        return (node.source for node in _numbered(self.root) if node.source is not None)
+
+    def names(self, path: str) -> Iterator[str]:
+        """Yield the names in a directory; none if there is no such one."""
+        node: Node | None = self.root
+        for part in _parts(path):
+            node = node.children.get(part) if node is not None else None
+        return (os.fsdecode(name) for name in (node.children if node is not None else ()))
+
+    def has(self, path: str) -> bool:
+        """Return whether the path is in the tree; links are not followed."""
+        node: Node | None = self.root
+        for part in _parts(path):
+            node = node.children.get(part) if node is not None else None
+        return node is not None
+
+    def _leaf(self, path: str, node: Node) -> None:
+        *parents, name = _parts(path) or (b"",)
+        if not name:
+            raise Refused(Refusal("/ of the image is a directory"))
+        above = self.directory("/" + "/".join(os.fsdecode(part) for part in parents))
+        there = above.children.get(name)
+        if there is not None and there.mode == DIRECTORY:
+            raise Refused(Refusal(f"{path}: is a directory in the image"))
+        self._put(above, name, node)
+
+    def _put(self, above: Node, name: bytes, node: Node) -> Node:
+        if name not in above.children:
+            self._entries += 1
+            if self._entries > MAX_ENTRIES:
+                raise Refused(Refusal(f"more than {MAX_ENTRIES} files in the image"))
+        above.children[name] = node
+        return node
+
+
+def _parts(path: str) -> tuple[bytes, ...]:
+    """Return the names of an absolute path of the guest. Raises Refused."""
+    pure = PurePosixPath(path)
+    parts = tuple(os.fsencode(part) for part in pure.parts[1:])
+    bad = not pure.is_absolute() or b".." in parts or any(b"\0" in part for part in parts)
+    if bad or len(os.fsencode(path)) > MAX_PATH or any(len(part) > MAX_NAME for part in parts):
+        raise Refused(
+            Refusal(
+                f"{path!r}: must be an absolute path without '..', of names of up to {MAX_NAME} "
+                f"bytes, {MAX_PATH} in all"
+            )
+        )
+    return parts
+
+
+def write(tree: Tree, out: BinaryIO) -> int:
+    """Write the file system at the position of ``out``; return its size in bytes.
+
+    ``out`` must be seekable. The same tree gives the same bytes. Raises OSError; Refused for a
+    source that is no regular file any more.
+    """
+    begin = out.tell()
+    out.write(bytes(BLOCK))
+    numbered = list(_numbered(tree.root))
+    blocks = _write_data(out, numbered)
+    entries, links, inodes = _tables(numbered, blocks)
+    first = (out.tell() - begin) // BLOCK
+    info = b"".join([*entries, *links, *inodes])
+    info += bytes(-len(info) % BLOCK)
+    out.write(info)
+    end = out.tell()
+    out.seek(begin)
+    counts = (len(entries), len(links), len(inodes))
+    out.write(_SUPERBLOCK.pack(MAGIC, VERSION, BLOCK, first, len(info) // BLOCK, *counts))
+    out.seek(end)
+    return end - begin
+
+
+def _numbered(root: Node) -> Iterator[Node]:
+    """Yield all nodes, the root first, a directory's children next to each other."""
+    waiting = [root]
+    yield root
+    while waiting:
+        node = waiting.pop()
+        children = [node.children[name] for name in sorted(node.children)]
+        yield from children
+        waiting += [child for child in children if child.mode == DIRECTORY]
+
+
+def _write_data(out: BinaryIO, nodes: list[Node]) -> Mapping[int, tuple[int, int]]:
+    """Write the files' data; return by node (first block, size)."""
+    block = 1
+    found = {}
+    for node in nodes:
+        if node.mode == FILE:
+            size = _copy(node, out.write)
+            found[id(node)] = (block, size)
+            out.write(bytes(-size % BLOCK))
+            block += -(-size // BLOCK)
+    return found
+
+
+def _copy(node: Node, put: Callable[[bytes], object]) -> int:
+    if node.source is None:
+        put(node.data)
+        return len(node.data)
+    size = 0
+    descriptor = os.open(node.source, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise Refused(Refusal(f"{node.source}: is no regular file"))
+        while part := file.read(_CHUNK):
+            put(part)
+            size += len(part)
+    return size
+
+
+def _tables(
+    nodes: list[Node], blocks: Mapping[int, tuple[int, int]]
+) -> tuple[list[bytes], list[bytes], list[bytes]]:
+    number = {id(node): at for at, node in enumerate(nodes, start=1)}
+    entries: list[bytes] = []
+    links: list[bytes] = []
+    inodes = []
+    for node in nodes:
+        if node.mode == DIRECTORY:
+            offset, count = len(entries), len(node.children)
+            for name in sorted(node.children):
+                entries.append(_ENTRY.pack(number[id(node.children[name])], len(name)) + name)
+        elif node.mode == LINK:
+            offset, count = len(links), 1
+            links.append(_LENGTH.pack(len(node.target)) + node.target)
+        else:
+            offset, count = blocks[id(node)]
+        inodes.append(_INODE.pack(node.mode, number[id(node)], offset, count))
+    return entries, links, inodes

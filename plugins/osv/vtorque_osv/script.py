@@ -1,0 +1,183 @@
+"""Read a job script as OSv's command lines, or say why it cannot be one. Pure.
+
+OSv has no shell: ``fork`` fails there. A line is taken if it means in OSv (core/commands.cc) what
+it means in a POSIX shell; everything that only a shell can do is refused with its line's number.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from vtorque_core.api import Refusal, Refused
+
+MAX_SCRIPT = 65536  # bytes: what of a script that is so long?
+COMMAND_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,59}", re.ASCII)
+
+_FIX = "write one program per line, by its absolute path in the image, with its arguments"
+_KEYWORDS = frozenset({
+    "if", "then", "else", "elif", "fi", "for", "while", "until", "do", "done", "case", "esac",
+    "in", "function", "select", "time", "{", "}", "[[", "]]", "!", "(", ")",
+})  # fmt: skip
+_BUILTINS = frozenset({
+    ".", ":", "[", "alias", "bg", "break", "builtin", "cd", "command", "continue", "declare",
+    "echo", "eval", "exec", "exit", "export", "false", "fg", "getopts", "hash", "jobs", "kill",
+    "let", "local", "module", "newgrp", "popd", "printf", "pushd", "pwd", "read", "readonly",
+    "return", "set", "shift", "shopt", "sleep", "source", "test", "times", "trap", "true", "type",
+    "typeset", "ulimit", "umask", "unalias", "unset", "wait",
+})  # fmt: skip
+_ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\+?=", re.ASCII)
+_VARIABLE = re.compile(r"[^$]*\$[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+_WORD = re.compile(
+    r'"(?P<quoted>(?:[^"\\]|\\["\\])*)"(?=[\s;&]|$)|(?P<plain>(?:[^\s;&!"\\]|\\["\\])+)'
+)
+_SHELL = {
+    "|": "a pipe or ||", "<": "input redirection", ">": "output redirection",
+    "`": "command substitution", "(": "a subshell or function", ")": "a subshell or function",
+    "'": "single quotes (OSv groups with double quotes only)", "*": "a file name pattern",
+    "?": "a file name pattern", "[": "a file name pattern", "~": "a home directory",
+    "{": "brace expansion", "!": "history or negation",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Command:
+    """One program run: its words, quoting resolved, and how OSv goes on after it.
+
+    ``end`` is ``;`` (wait for it), ``&`` (in the background, waited for at the end) or ``&!`` (in
+    the background, ended with the rest).
+    """
+
+    line: int
+    words: tuple[str, ...]
+    end: str = ";"
+
+    def text(self) -> str:
+        """Return it as OSv reads it, without its end."""
+        return " ".join(_quoted(word) for word in self.words)
+
+
+def command_line(commands: Sequence[Command]) -> str:
+    """Return all commands as one OSv command line."""
+    parts = [f"{each.text()}{each.end}" for each in commands]
+    return " ".join(parts).removesuffix(";")
+
+
+def parse(content: bytes, named: Mapping[str, str]) -> tuple[Command, ...]:
+    """Return the script's commands.
+
+    ``named``: the image's command lines by name; a line that begins with such a name stands for
+    it, with the line's further words behind. Raises Refused with every line that cannot run.
+    """
+    commands: list[Command] = []
+    refusals: list[Refusal] = []
+    for number, line in _lines(content):
+        try:
+            commands += _commands(number, line, named)
+        except ValueError as error:
+            refusals.append(Refusal(f"line {number} of the job script: {error}", fix=_FIX))
+    if not commands and not refusals:
+        refusals.append(Refusal("the job script has no command line for OSv to run", fix=_FIX))
+    if refusals:
+        raise Refused(*refusals[:20])
+    return tuple(commands)
+
+
+def _lines(content: bytes) -> Iterator[tuple[int, str]]:
+    """Yield (number, text) of the lines that are no comments, with those that ``\\`` joins."""
+    if len(content) > MAX_SCRIPT:
+        raise Refused(Refusal(f"a job script for OSv has at most {MAX_SCRIPT >> 10} KiB"))
+    begin, joined = 0, ""
+    text = content.decode("utf-8", "replace")
+    for number, line in enumerate(text.replace("\r\n", "\n").split("\n"), start=1):
+        begin = begin or number
+        if not joined and line.lstrip().startswith("#"):
+            begin = 0
+        elif line.endswith("\\") and not line.endswith("\\\\"):
+            joined += line[:-1] + " "
+        else:
+            if (joined + line).strip():
+                yield begin, joined + line
+            begin, joined = 0, ""
+    if joined.strip():
+        yield begin, joined
+
+
+def _commands(number: int, line: str, named: Mapping[str, str]) -> Iterator[Command]:
+    bad = next((c for c in line if c != "\t" and not " " <= c <= "~"), None)
+    if bad is not None:
+        raise ValueError(f"has the character {bad!r}; OSv reads plain printable ASCII")
+    words: list[str] = []
+    at = 0
+    while at < len(line):
+        if line[at].isspace():
+            at += 1
+        elif line[at] == "#":  # a word of its own: a comment, as in a shell
+            break
+        elif line[at] in ";&":
+            end = line[at : at + 2] if line[at : at + 2] in ("&!", "&&", ";;") else line[at]
+            if end in ("&&", ";;"):
+                raise ValueError(f"{end} needs a shell")
+            if not words:
+                raise ValueError(f"nothing to run before {end}")
+            yield _command(number, words, end, named)
+            words, at = [], at + len(end)
+        else:
+            at = _word(line, at, words)
+    if words:
+        yield _command(number, words, ";", named)
+
+
+def _word(line: str, at: int, words: list[str]) -> int:
+    """Append the word that begins at ``at``; return where it ends. Raises ValueError."""
+    found = _WORD.match(line, at)
+    if found is None:
+        raise ValueError(f"{_problem(line[at:])}")
+    quoted, plain = found["quoted"], found["plain"]
+    text = quoted if plain is None else plain
+    following = line[found.end() : found.end() + 1]
+    if plain is not None:
+        shell = next((c for c in plain if c in _SHELL), None)
+        if shell is not None:
+            raise ValueError(f"{_SHELL[shell]} ({shell}) needs a shell")
+        if following and following not in " \t;&":
+            raise ValueError(_problem(line[found.end() :]))
+    if "$" in text and not _VARIABLE.fullmatch(text):
+        raise ValueError(
+            f"{text}: OSv replaces $NAME at the end of a word only; anything else needs a shell"
+        )
+    words.append(re.sub(r'\\(["\\])', r"\1", text))
+    return found.end()
+
+
+def _problem(rest: str) -> str:
+    if rest.startswith("\\"):
+        return '\\ before anything but " and \\ has another meaning in OSv'
+    if rest.startswith('"'):
+        return 'double quotes must group a whole word, from its begin to its end: "a b"'
+    return f"{_SHELL.get(rest[0], rest[0])} ({rest[0]}) needs a shell"
+
+
+def _command(number: int, words: list[str], end: str, named: Mapping[str, str]) -> Command:
+    first = words[0]
+    if first in named:
+        inside = list(_commands(number, named[first], {}))
+        if len(inside) != 1 or inside[0].end != ";":
+            raise ValueError(f"the image's command {first} is not one program run")
+        return Command(number, (*inside[0].words, *words[1:]), end)
+    if first in _KEYWORDS or first in _BUILTINS:
+        raise ValueError(f"{first} is of a shell, and OSv has none (fork fails there)")
+    if _ASSIGNMENT.match(first):
+        raise ValueError(f"{first}: setting a variable needs a shell; submit with -v {first}")
+    if not first.startswith("/") or "/../" in f"{first}/":
+        known = f"; this image has the commands {', '.join(sorted(named))}" if named else ""
+        raise ValueError(f"{first} is no absolute path of a program in the image{known}")
+    return Command(number, tuple(words), end)
+
+
+def _quoted(word: str) -> str:
+    if word and not re.search(r'[\s;&!"\\]', word):
+        return word
+    escaped = word.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'

@@ -1,0 +1,234 @@
+"""Real OSv guests. They need a loader built from OSv's source: VTORQUE_OSV_LOADER=/path.
+
+``VTORQUE_OSV_LOADER``: loader-stripped.elf. ``VTORQUE_OSV_IMG``: loader.img, for the disk boot.
+``VTORQUE_OSV_REST``: a directory with the files of the module httpserver-api (and cloud-init, if
+it was built) as they lie in an image. Without one what needs it is skipped: nothing of OSv is in
+this repository.
+"""
+
+import os
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+LOADER = os.environ.get("VTORQUE_OSV_LOADER")
+REST = os.environ.get("VTORQUE_OSV_REST")
+DISK_LOADER = os.environ.get("VTORQUE_OSV_IMG")
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.skipif(not LOADER, reason="VTORQUE_OSV_LOADER is not set"),
+]
+
+PROGRAM = Path(__file__).parent / "support" / "osv_program.c"
+IMAGE, REST_IMAGE, DISK_IMAGE = "osv-e2e", "osv-e2e-rest", "osv-e2e-disk"
+VM = ("-vm", f"img={IMAGE},ram=64M")
+
+
+@pytest.fixture(scope="session")
+def program(tmp_path_factory):
+    path = tmp_path_factory.mktemp("osv") / "prog"
+    subprocess.run(["gcc", "-O1", "-fPIE", "-pie", "-o", path, PROGRAM], check=True)
+    return path
+
+
+@pytest.fixture(scope="session")
+def images(node, program):
+    """Build the images; take them out of the pool afterwards."""
+    own = ["-o", f"file:/prog={program}", "-o", "command:greet=/prog args hello"]
+    built = [(IMAGE, LOADER, [])]
+    built += [(REST_IMAGE, LOADER, ["-o", f"file:/={REST}"])] if REST else []
+    built += [(DISK_IMAGE, DISK_LOADER, [])] if DISK_LOADER else []
+    for name, loader, more in built:
+        node.root("vmgr", "images", "build", name, "osv", "-o", f"loader={loader}", *own, *more)
+    yield [name for name, _, _ in built]
+    for name, _, _ in built:
+        node.root("vmgr", "images", "remove", name)
+
+
+@pytest.fixture
+def osv(clean, images):
+    return clean
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "out"),
+    [
+        ("/prog ret 0", 0, "returns 0\n"),
+        ("/prog ret 1", 1, "returns 1\n"),
+        ("/prog ret 42", 42, "returns 42\n"),
+        ("/prog exit 7", 7, "exits 7\n"),
+        ("greet there", 0, "[hello]\n[there]\n"),
+        ('/prog args "a b" $DISTRO', 0, "[a b]\n[OSV]\n"),
+        ("/prog ret 3; /prog ret 0", 3, "returns 3\nreturns 0\n"),
+    ],
+)
+def test_output_and_exit_code(osv, line, code, out):
+    result = osv.job(f"#!/bin/bash\n#PBS -N osv\n{line}\n", *VM)
+    assert (result.code, result.out.decode(), result.err) == (code, out, b"")
+
+
+@pytest.mark.parametrize(("how", "code"), [("abort", 134), ("segv", 139)])
+def test_a_crash_is_a_failure_with_the_consoles_end(osv, how, code):
+    result = osv.job(f"/prog {how}\n", *VM)
+    assert (result.code, result.out.decode()) == (code, f"will {how}\n")
+    assert b"the program crashed" in result.err
+    assert b"[backtrace]" not in result.out
+    assert b"| 0x" in result.err
+
+
+def test_a_program_that_is_not_there(osv):
+    result = osv.job("/no/such\n", *VM)
+    assert result.code == 127
+    assert b"Failed to load object: /no/such" in result.err
+
+
+def test_environment_and_address(osv):
+    result = osv.job("/prog env\n", *VM, "-v", "X=a b=c,Y=1")
+    found = dict(line.partition("=")[::2] for line in result.out.decode().splitlines())
+    assert found["X"] == "a b=c"
+    assert (found["DISTRO"], found["VTORQUE_RANK"], found["PBS_JOBNAME"]) == ("OSV", "0", "t")
+    assert found["OSV_IP"].startswith("10.87.")
+    assert "PATH" not in found
+    assert "PBS_NODEFILE" not in found  # there is no such file in this image
+
+
+def test_output_is_streamed(osv):
+    """What a program says is in the job's output while it runs."""
+    job = osv.submit("/prog sleep 20\n", *VM)
+    osv.wait_for(lambda: osv.state_of(job) == "R", what="the job runs")
+    osv.wait_for(lambda: b"sleeping" in _spooled(osv, job), 10, "output")
+    osv.as_user("vmgr", "cancel", job)
+    osv.wait_for(lambda: osv.state_of(job) is None, what="the job's end")
+
+
+def _spooled(osv, job):
+    number = job.partition(".")[0]
+    found = [*osv.state.glob(f"**/{job}.OU"), *osv.state.glob(f"**/{number}*/*"), osv.home / "out"]
+    return b"".join(path.read_bytes() for path in found if path.is_file())
+
+
+def test_an_endless_loop_ends_at_walltime(osv):
+    begin = time.monotonic()
+    result = osv.job("/prog loop\n", *VM, "-l", "walltime=3")
+    assert time.monotonic() - begin < 30
+    linux = osv.job("#!/bin/sh\nwhile :; do :; done\n", "-l", "walltime=3")
+    assert (result.code, result.out) == (linux.code, b"looping\n")
+
+
+def test_a_running_guest_is_cancelled_at_once(osv):
+    job = osv.submit("/prog loop\n", *VM)
+    osv.wait_for(lambda: osv.state_of(job) == "R", what="the job runs")
+    begin = time.monotonic()
+    osv.as_user("vmgr", "cancel", job)
+    osv.wait_for(lambda: osv.state_of(job) is None, what="the job's end")
+    assert time.monotonic() - begin < 5
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("#!/bin/bash\ncd /tmp\n/prog\n", b"line 2 of the job script: cd is of a shell"),
+        ("/prog | /prog\n", b"line 1 of the job script: a pipe or || (|) needs a shell"),
+        ("# nothing\n", b"no command line"),
+    ],
+)
+def test_what_needs_a_shell_is_refused_at_submission(osv, script, words):
+    result = osv.job(script, *VM)
+    assert result.code == 2
+    assert words in result.done.stderr
+
+
+def test_several_guests_each_run_the_script(osv):
+    result = osv.job("/prog ret 5\n", "-vm", f"img={IMAGE},ram=64M,vms_per_node=2")
+    assert result.code == 5
+    first, second = sorted(result.out.decode().splitlines())
+    assert first.endswith("-0: returns 5")
+    assert second.endswith("-1: returns 5")
+
+
+def test_a_prologue_script_is_refused(osv):
+    script = osv.script("exit 0\n", "pro.sh")
+    result = osv.job("/prog\n", "-vm", f"img={IMAGE},ram=64M,vm_prologue={script}")
+    assert result.code == 121
+    assert b"OSv has no shell" in result.err
+
+
+def test_rest_is_the_sites_to_allow(osv):
+    result = osv.job("/prog\n", "-vm", f"img={IMAGE},ram=64M,osv_mode=rest")
+    assert result.code == 121
+    assert b"[plugin.osv] rest" in result.err
+
+
+def test_from_vsub_to_end(osv):
+    """The promise: 1.5 s under emulation."""
+    took = []
+    for _ in range(3):
+        begin = time.monotonic()
+        assert osv.job("/prog ret 0\n", *VM).code == 0
+        took.append(time.monotonic() - begin)
+    assert min(took) <= 1.5, took
+
+
+@pytest.mark.skipif(not DISK_LOADER, reason="VTORQUE_OSV_IMG is not set")
+def test_an_image_that_boots_from_its_disk(osv):
+    result = osv.job("/prog ret 42\n", "-vm", f"img={DISK_IMAGE},ram=64M")
+    assert (result.code, result.out) == (42, b"returns 42\n")
+
+
+@pytest.fixture
+def rest(osv):
+    """Allow REST for a test."""
+    before = osv.config.read_text()
+    osv.config.write_text(before + "\n[plugin.osv]\nrest = true\n")
+    yield osv
+    osv.config.write_text(before)
+
+
+REST_VM = ("-vm", f"img={REST_IMAGE},ram=128M,osv_mode=rest")
+
+
+@pytest.mark.skipif(not REST, reason="VTORQUE_OSV_REST is not set")
+@pytest.mark.parametrize(
+    ("line", "code", "out"),
+    [
+        ("/prog ret 0", 0, "returns 0\n"),
+        ("/prog ret 1", 1, "returns 1\n"),
+        ("/prog ret 42", 42, "returns 42\n"),
+        ("/prog exit 7", 7, "exits 7\n"),
+        ("/prog ret 3; /prog ret 0", 3, "returns 3\nreturns 0\n"),
+    ],
+)
+def test_rest_output_and_exit_code(rest, line, code, out):
+    result = rest.job(f"{line}\n", *REST_VM)
+    assert (result.code, result.out.decode(), result.err) == (code, out, b"")
+
+
+@pytest.mark.skipif(not REST, reason="VTORQUE_OSV_REST is not set")
+def test_rest_crash_and_walltime(rest):
+    result = rest.job("/prog segv\n", *REST_VM)
+    assert (result.code, result.out) == (139, b"will segv\n")
+    result = rest.job("/prog loop\n", *REST_VM, "-l", "walltime=4")
+    assert (result.code != 0, result.out) == (True, b"looping\n")
+
+
+@pytest.mark.skipif(not REST, reason="VTORQUE_OSV_REST is not set")
+def test_rest_environment_and_node_file(rest):
+    result = rest.job("/prog env\n/prog cat $PBS_NODEFILE\n", *REST_VM, "-v", "X=a b=c")
+    found = dict(line.partition("=")[::2] for line in result.out.decode().splitlines())
+    assert found["X"] == "a b=c"
+    assert found["PBS_NODEFILE"].startswith("/tmp/")
+    assert result.out.decode().splitlines()[-1].startswith("v")
+
+
+@pytest.mark.skipif(
+    not REST or not Path(REST, "usr/mgmt/cloud-init.so").exists(),
+    reason="VTORQUE_OSV_REST has no cloud-init",
+)
+def test_the_seed_brings_the_node_file(osv):
+    vm = ("-vm", f"img={REST_IMAGE},ram=128M")
+    result = osv.job("/prog cat $PBS_NODEFILE\n", *vm)
+    assert result.code == 0
+    assert result.out.decode().splitlines()[-1].startswith("v")
