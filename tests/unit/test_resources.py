@@ -33,6 +33,7 @@ def test_survivors_of_a_reboot():
     assert {name for name, k in CORE_KINDS.items() if k.blocking} == {
         "domain",
         "process",
+        "starter",
         "virtiofsd",
         "userdisk",
         "mount",
