@@ -36,6 +36,7 @@ def test_survivors_of_a_reboot():
         "starter",
         "virtiofsd",
         "userdisk",
+        "vfio",
         "mount",
     }
 
