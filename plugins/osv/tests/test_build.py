@@ -1,0 +1,155 @@
+"""The builder, and recipes that it takes or refuses."""
+
+import struct
+import subprocess
+
+import pytest
+from vtorque_osv import recipe
+from vtorque_osv.build import OsvBuilder
+
+from rofs_reader import read_back
+from vtorque_core.api import Refused
+
+
+@pytest.fixture
+def here(tmp_path):
+    """A directory with a stand-in for the loader, a program and some data."""
+    source = tmp_path / "p.c"
+    source.write_text("int main(void) { return 0; }")
+    subprocess.run(["gcc", "-o", tmp_path / "prog", source], check=True)
+    (tmp_path / "loader.elf").write_bytes((tmp_path / "prog").read_bytes())
+    (tmp_path / "data/deep").mkdir(parents=True)
+    (tmp_path / "data/deep/file").write_text("text")
+    (tmp_path / "data/link").symlink_to("deep/file")
+    (tmp_path / "staging").mkdir()
+    return tmp_path
+
+
+def build(here, **arguments):
+    return OsvBuilder().build(arguments, here / "staging", lambda _: None)
+
+
+def files(here):
+    data = (here / "staging/disk.raw").read_bytes()
+    first = struct.unpack_from("<I", data, 0x1CE + 8)[0]
+    return read_back(data[first * 512 :])
+
+
+RECIPE = """
+loader = "loader.elf"
+mounts = ["/data", "/home/ada"]
+min_ram = "96M"
+[files]
+"/bin/prog" = "prog"
+"/share" = "data"
+[commands]
+run = '/bin/prog "a b"'
+[env]
+OMP_NUM_THREADS = "2"
+NAMES = "a b"
+"""
+
+
+def test_an_image_from_a_recipe(here):
+    (here / "r.toml").write_text(RECIPE)
+    built = build(here, recipe=str(here / "r.toml"))
+    assert (built.guest_type, built.distro, built.arch) == ("osv", "OSV", "x86_64")
+    assert (built.disk, built.disk_format, built.kernel) == ("disk.raw", "raw", "loader.elf")
+    assert built.min_ram_mib == 96
+    assert built.cmdline == "--rootfs=rofs --env=OMP_NUM_THREADS=2 --env=NAMES=a\\ b"
+    assert built.labels == {"command.run": '/bin/prog "a b"', "mounts": "/data,/home/ada"}
+    found = files(here)
+    assert found[b"/bin/prog"] == (here / "prog").read_bytes()
+    assert found[b"/share/deep/file"] == b"text"
+    assert found[b"/share/link"] == (b"deep/file",)
+    assert found[b"/home/ada"] is None
+    assert b"rofs" in found[b"/etc/fstab"]
+    assert (here / "staging/loader.elf").read_bytes() == (here / "loader.elf").read_bytes()
+
+
+def test_options_win_over_the_recipe(here):
+    (here / "r.toml").write_text(RECIPE)
+    built = build(
+        here, recipe=str(here / "r.toml"), **{"env:NAMES": "x", "command:run": "/bin/prog"},
+        min_ram="64M", mounts="/m",
+    )  # fmt: skip
+    assert "--env=NAMES=x" in built.cmdline
+    assert built.labels == {"command.run": "/bin/prog", "mounts": "/m"}
+    assert built.min_ram_mib == 64
+
+
+def test_an_image_that_boots_from_its_disk(here):
+    (here / "loader.img").write_bytes(bytes(510) + b"\x55\xaa" + bytes(5000))
+    built = build(here, loader=str(here / "loader.img"), **{"file:/prog": str(here / "prog")})
+    assert built.kernel is None
+    assert files(here)[b"/prog"] == (here / "prog").read_bytes()
+
+
+def test_parts_of_osv_become_labels(here):
+    for name in ("libhttpserver-api.so", "usr/mgmt/cloud-init.so"):
+        path = here / "osv" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("x")
+    built = build(here, loader=str(here / "loader.elf"), **{"file:/": str(here / "osv")})
+    assert built.labels == {"rest": "true", "cloud-init": "true"}
+
+
+def test_the_same_again_gives_the_same_bytes(here):
+    (here / "r.toml").write_text(RECIPE)
+    build(here, recipe=str(here / "r.toml"))
+    first = (here / "staging/disk.raw").read_bytes()
+    build(here, recipe=str(here / "r.toml"))
+    assert (here / "staging/disk.raw").read_bytes() == first
+
+
+BAD = [
+    ("", "loader: must be"),
+    ("loader = 3", "loader: must be"),
+    ("loader = [", "recipe"),
+    ('loader = "l"\nspeed = 1', "speed: unknown"),
+    ('loader = "l"\n[files]\n"/a/../b" = "x"', "without '..'"),
+    ('loader = "l"\n[files]\n"rel" = "x"', "must be an absolute path"),
+    ('loader = "l"\n[files]\n"/a\\nb" = "x"', "must be an absolute path"),
+    ('loader = "l"\nfiles = 3', "files: must be a table"),
+    ('loader = "l"\nmounts = "x"', "mounts: must be a list"),
+    ('loader = "l"\nmounts = ["/a,b"]', "mounts: no ','"),
+    ('loader = "l"\nmin_ram = "lots"', "min_ram=lots"),
+    ('loader = "l"\n[commands]\n"a b" = "/x"', "a name has letters"),
+    ('loader = "l"\n[commands]\nx = "cd /"', "commands.x: line 1"),
+    ('loader = "l"\n[commands]\nx = "/a; /b"', "must be one program run"),
+    ('loader = "l"\n[commands]\nx = "/a ' + "y" * 300 + '"', "more than 255"),
+    ('loader = "l"\n[env]\nX = "a\\nb"', "env: OSv cannot have X"),
+    ('loader = "l"\n[env]\nPATH = "/bin"', "env: OSv cannot have PATH"),
+]
+
+
+@pytest.mark.parametrize(("text", "why"), BAD)
+def test_bad_recipes(here, text, why):
+    (here / "r.toml").write_text(text)
+    with pytest.raises(Refused) as refused:
+        build(here, recipe=str(here / "r.toml"))
+    assert why in str(refused.value)
+    assert not list((here / "staging").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        ({"loader": "/no/such"}, "/no/such: No such file"),
+        ({"recipe": "/no/such"}, "recipe /no/such: No such file"),
+        ({"speed": "1"}, "option speed: unknown"),
+        ({"file:/x": "/no/such"}, "/no/such: No such file"),
+        ({"file:/x": "/dev/null"}, "/dev/null: is no file"),
+        ({"command:x": "/prog"}, "/prog is not among the image's files"),
+    ],
+)
+def test_bad_options(here, arguments, why):
+    with pytest.raises(Refused) as refused:
+        build(here, **{"loader": str(here / "loader.elf"), **arguments})
+    assert why in str(refused.value)
+
+
+def test_a_recipe_that_is_too_big(here):
+    (here / "r.toml").write_text("#" * (recipe.MAX_RECIPE + 1))
+    with pytest.raises(Refused, match="more than 1 MiB"):
+        build(here, recipe=str(here / "r.toml"))

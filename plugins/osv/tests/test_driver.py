@@ -1,0 +1,215 @@
+"""What an OSv guest is made of, and the command line that an order gives it."""
+
+import dataclasses
+import io
+import json
+from pathlib import Path
+
+import pycdlib
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from vtorque_osv import driver, node
+from vtorque_osv.bootline import BootLine
+from vtorque_osv.check import check_script
+from vtorque_osv.driver import OsvDriver
+from vtorque_osv.order import Order, Word
+from vtorque_osv.plugin import Settings, mode
+
+from vtorque_core.api import Image, JobRequest, Refused
+from vtorque_core.api_context import EnvVar, GuestFile
+from vtorque_core.api_domain import Clock, Console, Disk, Filesystem, KernelBoot
+from vtorque_core.api_guest import LateDriver
+from vtorque_core.api_node import Address, GuestPlan, JobUser, Share
+
+IMAGE = Image(
+    "sim", "osv", "OSV", "x86_64", "0" * 64, disk=Path("/p/disk.raw"), disk_format="raw",
+    kernel=Path("/p/loader.elf"), cmdline="--rootfs=rofs --env=N=2",
+    labels={"command.greet": "/prog hello", "mounts": "/data,/nfs"},
+)  # fmt: skip
+USER = JobUser("ada", 1000, 1001, (("ada", 1001),), "/home/ada", "/bin/sh")
+VALUES = {"osv_mode": "cmdline", "fs_type": "sharedfs", "vm_prologue": None, "vm_epilogue": None,
+          "disk": ""}  # fmt: skip
+PLAN = GuestPlan(
+    job_id="42.srv", attempt=0, node="n1", index=0, rank=0, guests_per_node=1,
+    name="vt-42.srv.0-n1-0", uuid="6f8b4d0e-4b5a-5a0e-9a0c-1b6d3f0c7a11", hostname="vn1", vcpus=1,
+    ram_mib=64, image=IMAGE, user=USER, request=JobRequest(VALUES),
+    addresses=(Address("52:54:00:01:02:03", "10.86.0.16", 16, "10.86.0.1", ("10.0.0.53",)),),
+    peers=(("vn1", "10.86.0.16"),), state_dir=Path("/s"), run_dir=Path("/r"), secret=bytes(32),
+    shares=(Share("home", "/home/ada", "/home/ada", user_owned=True),
+            Share("data", "/srv/data", "/data"), Share("n", "srv:/exp", "/nfs", kind="nfs")),
+)  # fmt: skip
+NODE_FILE = "/var/spool/torque/aux/42.srv"
+ITEMS = (EnvVar("VTORQUE_RANK", "0"), EnvVar("PBS_NODEFILE", NODE_FILE),
+         GuestFile(NODE_FILE, b"vn1\n"), GuestFile("/opt/srun", b"#!/bin/sh"),
+         EnvVar("DISTRO", "OSV"))  # fmt: skip
+
+
+class Site:
+    def __getitem__(self, settings):
+        assert settings is Settings
+        return self.settings
+
+    def __init__(self, **values):
+        self.settings = Settings(**values)
+
+
+def plan(image=None, **values):
+    request = JobRequest({**VALUES, **values}, frozenset(values))
+    return dataclasses.replace(PLAN, request=request, image=image or IMAGE)
+
+
+def labelled(**labels):
+    return dataclasses.replace(IMAGE, labels={**IMAGE.labels, **labels})
+
+
+def order(script="/prog x\n", cwd="/", **environ):
+    return Order(script.encode(), environ, cwd).encode()
+
+
+def late(guest, sent):
+    (found,) = OsvDriver().late(guest, ITEMS, sent, Site())
+    return found
+
+
+def test_it_is_told_late_what_to_run():
+    assert isinstance(OsvDriver(), LateDriver)
+
+
+def test_its_hardware():
+    found = list(OsvDriver().elements(PLAN, Site()))
+    assert Clock(hpet=True) in found
+    assert Console("/r/console.sock") in found
+    assert KernelBoot(kernel="/p/loader.elf") in found
+    shares = [e for e in found if isinstance(e, Filesystem)]
+    assert [(e.source, e.readonly) for e in shares] == [("/srv/data", True)]
+    assert not any(isinstance(e, Disk) for e in found)
+
+
+def test_the_command_line():
+    element = late(PLAN, order("#!/bin/sh\ngreet 1\n/prog\n", "/data/x", A="b c", PBS_NODEFILE="f"))
+    assert element == KernelBoot(
+        cmdline="--rootfs=rofs --env=N=2 --verbose --power-off-on-abort --console=serial --noinit"
+        " --ip=eth0,10.86.0.16,255.255.0.0 --defaultgw=10.86.0.1 --nameserver=10.0.0.53"
+        " --mount-fs=virtiofs,/dev/virtiofs0,/data --cwd=/data/x"
+        " --env=A=b\\ c --env=DISTRO=OSV --env=VTORQUE_RANK=0"
+        " /prog hello 1; /prog"
+    )
+
+
+def test_a_working_directory_that_is_not_in_the_guest_is_left_out():
+    assert "--cwd" not in late(PLAN, order(cwd="/home/ada")).cmdline
+    assert "--cwd" not in late(PLAN, order(cwd="/data\\x")).cmdline
+
+
+def test_nfs_where_the_image_has_it():
+    line = late(plan(labelled(nfs="true")), order()).cmdline
+    assert line.endswith(" /tools/mount-fs.so nfs nfs://srv/exp?version=4 /nfs; /prog x")
+
+
+def test_the_seed_where_the_image_reads_one():
+    guest = plan(labelled(**{"cloud-init": "true"}))
+    assert [e.path for e in OsvDriver().elements(guest, Site()) if isinstance(e, Disk)] == [
+        "/s/seed.iso"
+    ]
+    line = late(guest, order()).cmdline
+    assert line.endswith(" /usr/mgmt/cloud-init.so; /prog x")
+    assert "--env=PBS_NODEFILE=/tmp/42.srv" in line
+    word, seed = OsvDriver().resources(guest, ITEMS, Site())
+    assert Word.decode(word.content).begin == "cloud-init: copied file "
+    image = pycdlib.PyCdlib()
+    image.open_fp(io.BytesIO(seed.content))
+    out = io.BytesIO()
+    image.get_file_from_iso_fp(out, rr_path="/user-data")
+    assert json.loads(out.getvalue()) == {"files": {"/tmp/42.srv": "vn1\n"}}
+    assert (seed.mode, seed.uid) == (0o400, guest.qemu_uid)
+
+
+def test_in_rest_mode_the_server_is_all_that_runs():
+    guest = plan(labelled(rest="true"), osv_mode="rest")
+    line = late(guest, order(A="secret")).cmdline
+    assert line.endswith("/data /libhttpserver-api.so")
+    assert "secret" not in line
+    (word,) = OsvDriver().resources(guest, ITEMS, Site(rest=True, rest_timeout=7.0))
+    assert (word.mode, word.gid) == (0o440, 1001)
+    assert Word.decode(word.content) == Word(
+        mode="rest", address="10.86.0.16", begin="Rest API server running on port ",
+        named={"greet": "/prog hello"}, files={"/tmp/42.srv": "vn1\n"},
+        environ={"VTORQUE_RANK": "0", "PBS_NODEFILE": "/tmp/42.srv", "DISTRO": "OSV"}, seconds=7.0,
+    )  # fmt: skip
+
+
+def test_a_disk_that_boots_by_itself_carries_the_line():
+    guest = plan(dataclasses.replace(IMAGE, kernel=None), fs_type="ramdisk")
+    found = late(guest, order())
+    assert isinstance(found, BootLine)
+    assert found.overlay == "/r/root.qcow2"
+    assert found.line.endswith(" /prog x")
+    with pytest.raises(Refused, match="1023 bytes"):
+        late(guest, order(A="x" * 1000))
+
+
+def test_several_nodes_are_refused():
+    guest = dataclasses.replace(PLAN, peers=(("vn1", "10.86.0.16"), ("vn2", "10.86.0.17")))
+    with pytest.raises(Refused, match="one node, not 2"):
+        list(OsvDriver().context(guest, Site()))
+    two = dataclasses.replace(guest, guests_per_node=2)
+    assert list(OsvDriver().context(two, Site())) == [EnvVar("DISTRO", "OSV")]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"{", b"[]", b"3", b'{"script": 1, "environ": {}, "cwd": ""}', b"\xff\xfe", b"null",
+     b'{"script": "", "environ": {"A": 3}, "cwd": ""}', b"[" * 100_000,
+     b'{"script": "", "environ": [], "cwd": ""}'],
+)  # fmt: skip
+def test_a_bad_order_is_refused(data):
+    with pytest.raises(Refused):
+        late(PLAN, data)
+
+
+@given(st.binary(max_size=200), st.dictionaries(st.text(max_size=5), st.text(max_size=9)),
+       st.text(max_size=20))  # fmt: skip
+def test_any_order_gives_one_printable_line_or_is_refused(script, environ, cwd):
+    try:
+        element = late(PLAN, Order(script, environ, cwd).encode())
+    except Refused:
+        return
+    assert element.cmdline.replace("\t", " ").isprintable()
+    assert element.cmdline.isascii()
+
+
+def refusals(guest, **settings):
+    return [str(each) for each in node.vtorque_plan(guest, Site(**settings))]
+
+
+def test_what_osv_the_image_or_the_site_cannot_do():
+    file = type("F", (), {"name": "p.sh", "content": b""})()
+    assert refusals(PLAN) == []
+    assert "has no REST server" in refusals(plan(osv_mode="rest"), rest=True)[0]
+    allowed = refusals(plan(labelled(rest="true"), osv_mode="rest"))
+    assert "[plugin.osv] rest = false" in allowed[0]
+    assert refusals(plan(labelled(rest="true"), osv_mode="rest"), rest=True) == []
+    assert "OSv has no shell" in refusals(plan(vm_prologue=file))[0]
+    assert "cannot write a user's disk" in refusals(plan(disk="/home/ada/d"))[0]
+    linux = dataclasses.replace(IMAGE, guest_type="linux")
+    assert refusals(plan(linux)) == []
+    assert "is not OSv" in refusals(plan(linux, osv_mode="rest"))[0]
+
+
+def test_a_mode_that_is_none():
+    assert mode("rest") == "rest"
+    with pytest.raises(ValueError, match="cmdline or rest"):
+        mode("shell")
+
+
+def test_a_script_is_checked_against_the_image():
+    assert check_script(b"greet\n/prog\n", IMAGE) == ()
+    (refusal,) = check_script(b"\nbye\n", IMAGE)
+    assert "line 2" in refusal.message
+    assert "commands greet" in refusal.message
+
+
+def test_files_that_no_variable_names_stay_outside():
+    guest = plan(labelled(rest="true"), osv_mode="rest")
+    assert driver.placed(guest, ITEMS) == {"/tmp/42.srv": b"vn1\n"}

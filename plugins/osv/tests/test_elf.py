@@ -1,0 +1,95 @@
+"""Real programs, made by the real compiler."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from vtorque_osv import elf
+
+from vtorque_core.api import Refused
+
+SOURCE = "int answer(void);\nint main(void) { return answer(); }\n"
+
+
+def compile_(tmp_path, name, source, *options):
+    path = tmp_path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    subprocess.run(
+        ["gcc", "-x", "c", "-", "-x", "none", "-o", path, *options],
+        input=source.encode(),
+        check=True,
+    )
+    return path
+
+
+@pytest.fixture
+def library(tmp_path):
+    """A library that needs another one, beside it by $ORIGIN."""
+    inner = compile_(tmp_path, "lib/libinner.so", "int inner(void) { return 42; }", "-shared",
+                     "-fPIC", "-Wl,-soname,libinner.so")  # fmt: skip
+    return compile_(
+        tmp_path, "lib/libanswer.so", "int inner(void); int answer(void) { return inner(); }",
+        "-shared", "-fPIC", "-Wl,-soname,libanswer.so", str(inner), "-Wl,-rpath,$ORIGIN",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("options", "pie", "static"),
+    [
+        (["-pie", "-fPIE"], True, False),
+        (["-no-pie"], False, False),
+        (["-static-pie", "-fPIE"], True, True),
+        (["-static", "-no-pie"], False, True),
+    ],
+)
+def test_kinds_of_programs(tmp_path, options, pie, static):
+    found = elf.read(compile_(tmp_path, "p", "int main(void) { return 0; }", *options))
+    assert (found.pie, found.static, found.arch) == (pie, static, "x86_64")
+    if static and not pie:
+        with pytest.raises(Refused, match="fixed address"):
+            elf.check_program(found, "x86_64")
+    else:
+        elf.check_program(found, "x86_64")
+    with pytest.raises(Refused, match="the loader for aarch64"):
+        elf.check_program(found, "aarch64")
+
+
+def test_libraries_are_found_with_what_they_need(tmp_path, library):
+    program = compile_(tmp_path, "p", SOURCE, str(library), f"-Wl,-rpath,{library.parent}")
+    found = elf.libraries([elf.read(program)])
+    assert {name: path.name for name, path in found.items()} == {
+        "libanswer.so": "libanswer.so",
+        "libinner.so": "libinner.so",
+    }
+
+
+def test_libraries_are_looked_for_where_the_recipe_says(tmp_path, library):
+    program = compile_(tmp_path, "p", SOURCE, str(library))
+    with pytest.raises(Refused, match=r"needs the library libanswer\.so"):
+        elf.libraries([elf.read(program)])
+    assert set(elf.libraries([elf.read(program)], [library.parent])) == {
+        "libanswer.so",
+        "libinner.so",
+    }
+    assert elf.libraries([elf.read(program)], have=["libanswer.so"]) == {}
+
+
+def test_a_library_of_the_system(tmp_path):
+    zlib = next(Path("/usr/lib").rglob("libz.so.1"), None)
+    assert zlib is not None
+    source = "char *zlibVersion(void); int main(void) { return !zlibVersion(); }"
+    program = compile_(tmp_path, "p", source, str(zlib.resolve()))
+    assert set(elf.libraries([elf.read(program)])) == {"libz.so.1"}
+
+
+def test_what_is_no_elf_file(tmp_path):
+    (tmp_path / "text").write_text("hello")
+    assert elf.read(tmp_path / "text") is None
+
+
+@pytest.mark.parametrize("size", [4, 20, 64, 1000])
+def test_a_broken_elf_file(tmp_path, size):
+    whole = compile_(tmp_path, "p", "int main(void) { return 0; }").read_bytes()
+    (tmp_path / "cut").write_bytes(whole[:size])
+    with pytest.raises(Refused, match="broken ELF file"):
+        elf.read(tmp_path / "cut")

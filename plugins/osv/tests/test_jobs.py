@@ -1,0 +1,154 @@
+"""The wrapper's side with root's real process, consoles that were recorded, and signals."""
+
+import os
+import signal
+import socket
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from vtorque_osv import jobs
+from vtorque_osv.order import WORD, Order, Word
+
+from vtorque_core.api import Refused
+from vtorque_core.api_guest import ORDER_SOCKET, BootedGuest, GuestDied, ReadyGuest, Script, Streams
+from vtorque_core.late import Waiting
+
+DATA = Path(__file__).parent / "data"
+
+
+class Root:
+    """Root's process as a thread; each guest's console is a socket that says a recorded one."""
+
+    def __init__(self, run_dir, consoles, hold=()):
+        self.orders, self.ends = [], []
+        self._consoles, self._hold = consoles, hold
+        waiting = Waiting(run_dir / ORDER_SOCKET, os.getuid(), self.boot)
+        ready = threading.Event()
+        self.thread = threading.Thread(target=waiting.work, args=(ready.set,), daemon=True)
+        self.thread.start()
+        assert ready.wait(5)
+
+    def boot(self, order):
+        self.orders.append(Order.decode(order))
+        found = []
+        for rank, data in enumerate(self._consoles):
+            ours, theirs = socket.socketpair()
+            threading.Thread(target=self._say, args=(ours, data, rank), daemon=True).start()
+            found.append(BootedGuest(f"vn1-{rank}", rank, theirs.detach()))
+        return found
+
+    def _say(self, ours, data, rank):
+        with ours:
+            ours.sendall(data)
+            if rank in self._hold:
+                self.ends.append(ours)
+                threading.Event().wait(20)
+
+
+@pytest.fixture
+def outputs(tmp_path):
+    with (tmp_path / "out").open("wb") as out, (tmp_path / "err").open("wb") as err:
+        yield Streams(None, out.fileno(), err.fileno())
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    path = tmp_path / "job" / "g0"
+    path.mkdir(parents=True)
+    word = Word(mode="cmdline", address="", begin="Cmdline: ", named={"greet": "/hello hi"})
+    (path / WORD).write_bytes(word.encode())
+    return path
+
+
+def recorded(name):
+    return (DATA / f"{name}.console").read_bytes()
+
+
+def run(run_dir, streams, script="/hello x\n", **fields):
+    guest = ReadyGuest("vt-1", "vn1", 0, run_dir)
+    values = {"environ": {"A": "1", "PATH": "/bin"}, "cwd": "/home/ada"} | fields
+    return jobs.run(guest, Script(name="j", content=script.encode(), **values), streams)
+
+
+def said(tmp_path):
+    return (tmp_path / "out").read_bytes(), (tmp_path / "err").read_bytes()
+
+
+def test_a_job(tmp_path, run_dir, outputs):
+    root = Root(run_dir, [recorded("ret42")])
+    assert run(run_dir, outputs, "#!/bin/sh\n/hello ret 42\n") == 42
+    assert said(tmp_path) == (b"will return 42\n", b"")
+    assert root.orders == [Order(b"#!/bin/sh\n/hello ret 42\n", {"A": "1"}, "/home/ada")]
+
+
+def test_a_crash_is_told_with_its_backtrace(tmp_path, run_dir, outputs):
+    Root(run_dir, [recorded("segv")])
+    assert run(run_dir, outputs) == 139
+    out, err = said(tmp_path)
+    assert out == b"will crash\n"
+    first, *rest = err.decode().splitlines()
+    assert first.startswith("vtorque: vn1-0: the program crashed")
+    assert all(line.startswith("| ") for line in rest)
+    assert rest
+
+
+def test_osv_that_did_not_come_up(tmp_path, run_dir, outputs):
+    Root(run_dir, [recorded("ret0")[:300]])
+    with pytest.raises(GuestDied, match="before it ran the job"):
+        run(run_dir, outputs)
+    assert b"| OSv v0.57" in said(tmp_path)[1]
+
+
+def test_several_guests(tmp_path, run_dir, outputs):
+    Root(run_dir, [recorded("ret0"), recorded("exit7"), recorded("ret42")])
+    assert run(run_dir, outputs) == 7
+    assert sorted(said(tmp_path)[0].splitlines()) == [
+        b"vn1-1: will exit 7",
+        b"vn1-2: will return 42",
+    ]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_the_batch_system_ends_the_job(tmp_path, run_dir, outputs, number):
+    Root(run_dir, [b"Cmdline: /hello\r\nlooping\r\n"], hold={0})
+    before = signal.getsignal(number)
+
+    def when_it_loops():
+        while not said(tmp_path)[0]:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGUSR1)  # does nothing
+        os.kill(os.getpid(), number)
+
+    threading.Thread(target=when_it_loops).start()
+    assert run(run_dir, outputs) == 128 + number
+    assert said(tmp_path) == (b"looping\n", b"")
+    assert signal.getsignal(number) is before
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"script": "cd /\n"}, "line 1"),
+        ({"interactive": True}, "interactive"),
+        ({"args": ("1",)}, "no arguments"),
+    ],
+)
+def test_what_is_refused_before_anything_boots(run_dir, outputs, fields, why):
+    root = Root(run_dir, [])
+    with pytest.raises(Refused, match=why):
+        run(run_dir, outputs, **fields)
+    assert root.orders == []
+
+
+def test_a_closed_output_does_not_stop_the_job(run_dir):
+    Root(run_dir, [recorded("ret42")])
+    reader, writer = os.pipe()
+    os.close(reader)
+    before = signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    try:
+        assert run(run_dir, Streams(None, writer, writer)) == 42
+    finally:
+        signal.signal(signal.SIGPIPE, before)
+        os.close(writer)

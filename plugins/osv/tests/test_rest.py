@@ -1,0 +1,127 @@
+"""The REST client against a double that follows what real OSv was seen to do."""
+
+import http.client
+import socket
+import time
+
+import pytest
+from vtorque_osv.order import Word
+from vtorque_osv.rest import Rest, RestError
+from vtorque_osv.restjob import RestJob
+from vtorque_osv.script import Command
+
+from rest_double import Osv
+
+
+@pytest.fixture
+def osv():
+    with Osv() as server:
+        yield server
+
+
+def rest(osv, **kwargs):
+    return Rest("127.0.0.1", osv.server_port, **kwargs)
+
+
+def test_version(osv):
+    assert rest(osv).wait(time.monotonic() + 5) == "v0.57.0-398-g0e34e4dc"
+
+
+def test_variables(osv):
+    rest(osv).set_variable("A", "b c&d=e%#/\u00e9")
+    rest(osv).set_variable("EMPTY", "")
+    assert osv.environ == {"A": "b c&d=e%#/\u00e9", "EMPTY": ""}
+
+
+def test_a_file_is_written_to_the_byte(osv):
+    content = bytes(range(256)) * 5 + b"\r\n--x--\r\n"
+    rest(osv).upload("/tmp/dir/a b", content)
+    assert osv.files == {"/tmp/dir/a b": content}
+
+
+def test_a_raw_body_would_write_nothing(osv):
+    """That is why there is a form."""
+    connection = http.client.HTTPConnection("127.0.0.1", osv.server_port)
+    connection.request("POST", "/file//tmp/x", body=b"hi")
+    assert connection.getresponse().status == 200
+    connection.close()
+    assert osv.files == {}
+
+
+def test_a_server_that_hangs_is_given_up(osv):
+    with pytest.raises(TimeoutError):
+        rest(osv, timeout=0.2).upload("/etc/x", b"")
+
+
+def test_programs(osv):
+    client = rest(osv)
+    (tid,) = client.start("/hello 'a b' \"c\" d%41")
+    assert osv.ran == ["/hello 'a b' \"c\" d%41"]
+    assert [client.finished(tid) for _ in range(3)] == [False, False, True]
+    assert client.start("/hello & /other") == ["28", "29"]
+    assert client.finished("999")
+
+
+@pytest.mark.parametrize(
+    ("command", "why"), [("/no/such", "500 .*Failed to load"), ("/hello; /other", "400 ")]
+)
+def test_what_the_server_refuses(osv, command, why):
+    with pytest.raises(RestError, match=why):
+        rest(osv).start(command)
+
+
+def test_power_off_gets_no_answer(osv):
+    rest(osv).power_off()
+    assert osv.off.wait(5)
+
+
+def test_nobody_answers():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    begin = time.monotonic()
+    with pytest.raises(RestError, match=f"no answer at 127.0.0.1:{port}"):
+        Rest("127.0.0.1", port).wait(begin + 0.3)
+    assert time.monotonic() - begin < 2
+
+
+def run(osv, commands, environ=(), files=(), seconds=5.0):
+    word = Word(mode="rest", address="127.0.0.1", begin="", files=dict(files), seconds=seconds)
+    job = RestJob(word, dict(environ), commands, osv.server_port)
+    job.start()
+    osv.off.wait(5)
+    return job.stop()
+
+
+def test_a_whole_job(osv):
+    commands = (Command(1, ("/hello", "a b")), Command(2, ("/other",)))
+    said = run(osv, commands, {"A": "1"}, {"/tmp/nodes": "n1\n"})
+    assert said == ""
+    assert osv.ran == ['/hello "a b"', "/other"]
+    assert (osv.environ, osv.files) == ({"A": "1"}, {"/tmp/nodes": b"n1\n"})
+    assert osv.off.is_set()
+
+
+def test_a_command_in_the_background_is_waited_for_at_the_end(osv):
+    osv.asks = 5
+    assert run(osv, (Command(1, ("/hello",), "&"), Command(1, ("/other",)))) == ""
+    assert osv.left == {"27": -1, "28": -1}
+
+
+def test_a_detached_command_is_not_waited_for(osv):
+    assert run(osv, (Command(1, ("/hello",), "&!"),)) == ""
+    assert osv.left == {"27": 2}
+
+
+def test_a_missing_program_is_told_and_the_guest_ends(osv):
+    said = run(osv, (Command(1, ("/no",)), Command(2, ("/hello",))))
+    assert "500" in said
+    assert osv.ran == []
+    assert osv.off.is_set()
+
+
+def test_a_guest_that_ends_by_itself_is_no_failure_of_the_server():
+    word = Word(mode="rest", address="127.0.0.1", begin="", seconds=30.0)
+    job = RestJob(word, {}, (), 1)
+    job.start()
+    assert job.stop() == ""
