@@ -181,18 +181,19 @@ def staging(pool: Path, paths: Paths | None = None) -> Iterator[Path]:
         os.close(descriptor)
 
 
-def sweep(pool: Path, paths: Paths | None = None) -> list[str]:
+def sweep(pool: Path, paths: Paths | None = None, *, over_only: bool = False) -> list[str]:
     """Remove what killed commands have left, and versions that nobody has or uses any more.
 
-    Returns the versions that went, as ``name/version``. Raises HostFault: the pool cannot be
-    changed.
+    Returns the versions that went, as ``name/version``. ``over_only``: nothing but versions whose
+    time is over; for a node that does not change the pool itself, since what another host is just
+    making there looks like something left. Raises HostFault: the pool cannot be changed.
     """
     try:
         with locked(pool):
             uses = _uses_or_none(paths)
-            for left in pool.glob(f"{_STAGING}*"):
+            for left in () if over_only else pool.glob(f"{_STAGING}*"):
                 _trash_if_left(pool, left)
-            gone = [] if uses is None else _collect(pool, uses)
+            gone = [] if uses is None else _collect(pool, uses, over_only)
     except OSError as error:
         raise HostFault(f"{pool}: {error.strerror}") from None
     empty_trash(pool)
@@ -206,27 +207,30 @@ def _uses_or_none(paths: Paths | None) -> Uses | None:
         return None  # nobody knows what is in use, so nothing is collected; doctor names it
 
 
-def _collect(pool: Path, uses: Uses) -> list[str]:
+def _collect(pool: Path, uses: Uses, over_only: bool) -> list[str]:
     gone = []
     for home in sorted(pool.iterdir()):
         if NAME.fullmatch(home.name) and home.is_dir() and not home.is_symlink():
             with contextlib.suppress(ValueError):
-                gone += [f"{home.name}/{version}" for version in collect(home, uses)]
+                gone += [f"{home.name}/{version}" for version in collect(home, uses, over_only)]
     return gone
 
 
-def collect(home: Path, uses: Uses) -> list[str]:
+def collect(home: Path, uses: Uses, over_only: bool = False) -> list[str]:
     """Move what an image does not need any more to the trash, under the pool's lock.
 
     Returns the versions. Raises ValueError if it is not known which version the name has.
     """
-    (home / f".{SIDECAR}.new").unlink(missing_ok=True)
     gone = []
     now = time.time()
     for version, until in old_versions(home):
-        if until <= now and str(home / version) not in uses:
+        least = 1.0 if over_only else 0.0  # 0: there is no note
+        if least <= until <= now and str(home / version) not in uses:
             trash(home.parent, home / version)
             gone.append(version)
+    if over_only:
+        return gone
+    (home / f".{SIDECAR}.new").unlink(missing_ok=True)
     for note in home.glob(f"*{_OLD}*"):
         version = note.name.removeprefix(".").partition(_OLD)[0]
         if note.name.startswith(".") or not (home / version).exists() or current(home) == version:

@@ -71,7 +71,8 @@ deny = ["secret-*"]
 
     monkeypatch.setattr(cli_site, "load_for_root", load)
     monkeypatch.setattr(cli_site, "load", load)
-    monkeypatch.setattr(images_common, "effective_root", lambda: True)
+    for module in (command, images_common):
+        monkeypatch.setattr(module, "effective_root", lambda: True)
     return path
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,9 @@ import pytest
 from vtorque_core import image_store, images
 from vtorque_core.api import Image
 from vtorque_core.api_image import BuiltImage
+from vtorque_core.cli import reap
+from vtorque_core.config import Site
+from vtorque_core.config_schema import Images
 from vtorque_core.errors import HostFault, Refused
 from vtorque_core.journal import JobHeader, Journal, job_lock
 from vtorque_core.names import Paths
@@ -54,7 +58,7 @@ def end(paths: Paths, job: str) -> None:
 
 def expire(pool: Path) -> None:
     for note in pool.glob("*/*.old"):
-        note.write_text("0")
+        note.write_text("1")
 
 
 def test_running_jobs_keep_the_old_base_and_new_ones_get_the_new(pool: Path, paths: Paths) -> None:
@@ -186,6 +190,22 @@ def test_release_twice_without_create_and_when_gone(pool: Path, paths: Paths, ag
     for _ in range(again):
         use.release()
     assert list(pool.iterdir()) == []
+
+
+def test_the_reaper_collects_what_is_over(pool: Path, paths: Paths, tmp_path: Path) -> None:
+    old = put(pool, "m", b"old", paths)
+    new = put(pool, "m", b"new", paths)
+    site = replace(Site(), paths=paths, images=Images(pool, cache=str(tmp_path / "none")))
+    assert old.kernel is not None
+    for making in (pool / ".staging-x", pool / "m" / "v0"):
+        making.mkdir()  # another host is just making it
+    assert reap._collect_images(site) == []
+    expire(pool)
+    assert reap._collect_images(site) == [f"m/{old.kernel.parent.name}"]
+    assert not old.kernel.exists()
+    assert (pool / ".staging-x").is_dir()
+    assert (pool / "m" / "v0").is_dir()
+    assert images.lookup(pool, "m") == new
 
 
 # -- the node's cache -----------------------------------------------------------------------------

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from vtorque_core.errors import EXIT_FAILED, UsageError
+from vtorque_core.errors import EXIT_FAILED, UsageError, VtorqueError
+
+if TYPE_CHECKING:
+    from vtorque_core.config import Site
 
 
 @click.command()
@@ -29,8 +34,9 @@ def reap(
 ) -> None:
     """Release what ended jobs have left on this node; only of JOB if given. Root only.
 
-    A job that the batch system still knows, or cannot be asked about, is left alone. Exit code 1
-    if something could not be released.
+    A job that the batch system still knows, or cannot be asked about, is left alone. Versions of
+    images go that no name has any more and no job uses. Exit code 1 if something could not be
+    released.
     """
     if os.geteuid() != 0:
         raise UsageError("vtorque reap releases what root has acquired: run it as root")
@@ -58,4 +64,18 @@ def reap(
             )
             for line in result.report.lines() if result.report else ():
                 click.echo(f"  {line}")
+    if not dry_run and not job_id:
+        for version in _collect_images(site):
+            click.echo(f"image {version}: no name has it any more: removed", err=True)
     sys.exit(0 if all(result.ok for result in results) else EXIT_FAILED)
+
+
+def _collect_images(site: Site) -> list[str]:
+    """Remove versions of images that nobody needs any more, where that is possible from here."""
+    from vtorque_core.image_store import sweep  # noqa: PLC0415
+
+    gone = []
+    for place in (site.images.pool, Path(site.images.cache or site.images.pool)):
+        with contextlib.suppress(VtorqueError, OSError):
+            gone += sweep(place, site.paths, over_only=True)
+    return gone

@@ -1,0 +1,157 @@
+"""Images that are added, updated and removed while real guests run from them."""
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.e2e
+
+WAIT = '#!/bin/sh\nuntil [ -e "$HOME/go" ]; do sleep 0.2; done\necho done\n'
+
+
+@pytest.fixture
+def image(node, scratch, config):
+    """Add an image with a disk: micro's kernel, and a disk that its guests do not look at."""
+    if "\nkeep = 0\n" not in node.config.read_text():
+        config("images", "keep = 0")
+    micro = json.loads(node.root("vmgr", "images", "show", "micro").stdout)
+    files = node.state / "images/micro" / micro["version"]
+    for name in (micro["kernel"], micro["initrd"]):
+        shutil.copy(files / name, scratch / name)
+    disk(scratch / "disk.vmdk", "vmdk")
+    described = [
+        *("--guest-type", "linux", "--distro", "added", "--arch", micro["arch"]),
+        *("--kernel", scratch / micro["kernel"], "--initrd", scratch / micro["initrd"]),
+        *("--cmdline", micro["cmdline"], "--label", "init=micro", "--json"),
+    ]
+    done = node.root("vmgr", "images", "add", scratch / "disk.vmdk", "added", *map(str, described))
+    yield json.loads(done.stdout)
+    for job in json.loads(node.root("vmgr", "ps", "--json").stdout):
+        node.root("vmgr", "cancel", job["id"], check=False)  # what a failed test has left
+    node.wait_for(lambda: not list((node.state / "journal").iterdir()), what="the end of all jobs")
+    node.root("vmgr", "images", "remove", "added", "--now", check=False)
+    assert not (node.state / "images/added").exists()
+
+
+def disk(path, kind):
+    """Make a disk of 40 MiB with something in it."""
+    create = ["qemu-img", "create", "-q", "-f", kind, str(path), "40M"]
+    write = ["qemu-io", "-f", kind, "-c", "write -q -P 85 0 1M", str(path)]
+    for argv in (create, write):
+        subprocess.run(argv, check=True, timeout=60, capture_output=True)
+    return path
+
+
+def end(node, job_id):
+    """Let the waiting job end; wait until it has."""
+    (node.home / "go").touch()
+    node.wait_for(lambda: node.state_of(job_id) in (None, "C"), what="the job's end")
+    node.wait_for(lambda: not list((node.state / "journal").iterdir()), what="the teardown's end")
+
+
+def overlay_of(node):
+    """Return the path of a running guest's layer, and the base that qemu-img says it has."""
+    key, _ = node.running()
+    (path,) = [
+        p for top in (node.state, node.run_dir) for p in (top / "jobs" / key).rglob("root.qcow2")
+    ]
+    argv = ["qemu-img", "info", "-U", "--output=json", str(path)]
+    info = json.loads(subprocess.run(argv, check=True, capture_output=True, timeout=60).stdout)
+    return path, Path(info["backing-filename"])
+
+
+def start(node, *pairs):
+    """Submit the waiting job; return its id when its guest runs."""
+    (node.home / "go").unlink(missing_ok=True)
+    job_id = node.submit(WAIT, "-vm", ",".join(("img=added", *pairs)))
+    node.wait_for(lambda: _phase(node, "run"), what="the guest's start")
+    return job_id
+
+
+def _phase(node, name):
+    journals = list((node.state / "journal").glob("*.jsonl"))
+    return any(f'"name": "{name}"' in path.read_text() for path in journals) or any(
+        f'"name":"{name}"' in path.read_text() for path in journals
+    )
+
+
+def test_running_jobs_keep_their_base(guest, image, scratch):
+    node = guest
+    pool = node.state / "images/added"
+    job_id = start(node)
+    assert overlay_of(node)[1] == pool / image["version"] / "disk.qcow2"
+    (row,) = [
+        row
+        for row in json.loads(node.root("vmgr", "images", "list", "--json").stdout)
+        if row["name"] == "added"
+    ]
+    assert row["used_by"] == [job_id]
+    as_user = json.loads(node.as_user("vmgr", "images", "list", "--json").stdout)
+    assert [row["used_by"] for row in as_user if row["name"] == "added"] == [None]
+    refused = node.root("vmgr", "images", "remove", "added", check=False)
+    assert refused.returncode == 2
+    assert f"img=added: is in use by {job_id}".encode() in refused.stderr
+    update = ["vmgr", "images", "update", "added", str(disk(scratch / "new.vhdx", "vhdx"))]
+    node.root(*update, "--label", "new=1")
+    for note in pool.glob("*.old"):
+        note.write_text("0")
+    node.root("vmgr", "images", "verify")
+    node.root("vmgr", "images", "label", "added", "x=y")
+    assert (pool / image["version"]).is_dir(), "its job runs"
+    end(node, job_id)
+    assert (node.home / "out").read_text() == "done\n"
+    assert not (pool / image["version"]).exists(), "the job's end has collected it"
+    new = json.loads(node.root("vmgr", "images", "show", "added").stdout)
+    assert new["version"] != image["version"]
+    assert (new["labels"]["new"], new["distro"]) == ("1", "added")
+
+
+def test_removed_when_free(guest, image):
+    node = guest
+    job_id = start(node)
+    said = node.root("vmgr", "images", "remove", "added", "--when-free").stdout.decode()
+    assert said == f"removed added; its files stay until {job_id} end\n"
+    refused = node.as_user("vsub", "-vm", "img=added", node.script(WAIT), check=False)
+    assert b"no such image" in refused.stderr
+    end(node, job_id)
+    assert (node.home / "out").read_text() == "done\n"
+    assert not (node.state / "images/added").exists()
+
+
+def test_a_root_disk_in_memory_has_a_tmpfs_of_its_size(guest, image):
+    node = guest
+    job_id = start(node, "fs_type=ramdisk")
+    path, base = overlay_of(node)
+    assert path.is_relative_to(node.run_dir)
+    assert base.is_relative_to(node.state / "images/added")
+    size = subprocess.run(
+        ["findmnt", "-nbo", "FSTYPE,SIZE", "--target", str(path.parent)],
+        check=True,
+        capture_output=True,
+        timeout=60,
+        text=True,
+    ).stdout.split()
+    assert size == ["tmpfs", str(42 << 20)]
+    end(node, job_id)
+    assert (node.home / "out").read_text() == "done\n"
+
+
+def test_the_nodes_own_copy_is_used(guest, image, config, scratch):
+    node = guest
+    cache = scratch / "cache"
+    for directory in (*scratch.parents, scratch):
+        if directory.stat().st_uid == 0 and not directory.stat().st_mode & 0o001:
+            directory.chmod(0o711)  # QEMU's user must get there
+    config("images", f'cache = "{cache}"')
+    assert node.root("vmgr", "images", "sync", "added").stdout == b"copied: added\n"
+    job_id = start(node)
+    assert overlay_of(node)[1] == cache / "added" / image["version"] / "disk.qcow2"
+    end(node, job_id)
+    (cache / "added" / image["version"] / "disk.qcow2").write_bytes(b"damaged")
+    job_id = start(node)
+    assert overlay_of(node)[1].is_relative_to(node.state / "images")
+    end(node, job_id)
+    assert (node.home / "out").read_text() == "done\n"
