@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import time
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from vtorque_core import hypervisor
 from vtorque_core.api_topology import Topology, flat
 from vtorque_core.errors import HostFault
 from vtorque_core.topology import parse, with_default_group
 
+T = TypeVar("T")
+
 _SCHEMATA = Path("/sys/fs/resctrl/schemata")
+_ANSWER = 5.0  # seconds for what needs an answer of QEMU: a resize asks under the node's lock
+_STUCK = 1000  # milliseconds after which a QEMU that still owes an answer is not asked again
 
 
 @dataclass(frozen=True)
@@ -74,7 +79,7 @@ def moved_bytes(uri: str, uuid: str) -> int | None:
         found = domain.connect().domainListGetStats([domain], 1 << 5 | 1 << 4, 1 << 29)
         return sum(value for name, value in found[0][1].items() if name.endswith(ends))
 
-    return hypervisor.on_domain(uri, uuid, "I/O of a guest", work)
+    return _ask_qemu(uri, uuid, "I/O of a guest", work)
 
 
 def pin(uri: str, uuid: str, pins: Pins) -> bool:
@@ -84,6 +89,10 @@ def pin(uri: str, uuid: str, pins: Pins) -> bool:
     """
 
     def work(domain: Any) -> bool:
+        # First what may take for ever: nothing old is pinned by a call that nobody waits for.
+        iothreads = domain.ioThreadInfo(0) if pins.iothreads else ()
+        if time.monotonic() > end:
+            return False
         named = {*pins.emulator, *pins.iothreads, *(c for s in pins.vcpus.values() for c in s)}
         size = 1 + max(named, default=0)
         for number, cpus in pins.vcpus.items():
@@ -91,12 +100,31 @@ def pin(uri: str, uuid: str, pins: Pins) -> bool:
                 domain.pinVcpu(number, _map(cpus, size))
         if pins.emulator:
             domain.pinEmulator(_map(pins.emulator, size), 0)
-        if pins.iothreads:
-            for thread in domain.ioThreadInfo(0):
-                domain.pinIOThread(thread[0], _map(pins.iothreads, size), 0)
+        for thread in iothreads:
+            domain.pinIOThread(thread[0], _map(pins.iothreads, size), 0)
         return True
 
-    return hypervisor.on_domain(uri, uuid, "pin", work) or False
+    end = time.monotonic() + _ANSWER
+    return _ask_qemu(uri, uuid, "pin", work) or False
+
+
+def _ask_qemu(uri: str, uuid: str, what: str, work: Callable[[Any], T]) -> T | None:
+    """Return ``work(domain)``, None if it is gone. Raises HostFault soon if QEMU does not answer.
+
+    Root in a guest can have it wait for the job's own daemons, which the user can stop. libvirt
+    itself would wait for ever, and each later call 30 s for the first.
+    """
+
+    def unless_stuck(domain: Any) -> tuple[T] | tuple[()]:
+        state, _details, waiting = domain.controlInfo(0)  # state 0: no call waits for QEMU
+        return () if state and waiting > _STUCK else (work(domain),)
+
+    found = hypervisor.on_domain(uri, uuid, what, unless_stuck, _ANSWER)
+    if found is None:
+        return None
+    if not found:
+        raise HostFault(f"{what}: QEMU does not answer libvirt", stage=hypervisor.STAGE)
+    return found[0]
 
 
 def _map(cpus: Collection[int], size: int) -> tuple[bool, ...]:

@@ -136,14 +136,16 @@ def close() -> None:
             _bounded(connection.close, "close", _CLOSE_TIMEOUT)
 
 
-def on_domain(uri: str, uuid: str, what: str, work: Callable[[Any], T]) -> T | None:
+def on_domain(
+    uri: str, uuid: str, what: str, work: Callable[[Any], T], timeout: float = CALL_TIMEOUT
+) -> T | None:
     """Return ``work(domain)`` with libvirt's own object, or None if there is no such domain."""
 
     def find_and_work(connection: Any) -> T | None:
         domain = _find(connection, uuid)
         return None if domain is None else work(domain)
 
-    return call(uri, what, find_and_work)
+    return call(uri, what, find_and_work, timeout)
 
 
 def _find(connection: Any, uuid: str) -> Any | None:

@@ -4,19 +4,20 @@ import dataclasses
 import os
 import pwd
 import signal
+import time
 from pathlib import Path
 
 import pytest
 
 import running
-from vtorque_core import api_ledger, host, hypervisor, names
+from vtorque_core import api_ledger, host, hypervisor, names, usage
 from vtorque_core.api import JobRequest
 from vtorque_core.api_claims import CoreClaim, MemoryClaim
 from vtorque_core.api_domain import Disk, IoThreads
 from vtorque_core.api_node import GuestPlan, Image, JobUser
 from vtorque_core.domain.merge import Contributed, merge
 from vtorque_core.domain.render import DomainSpec, render
-from vtorque_core.errors import EXIT_REFUSED, EXIT_USAGE
+from vtorque_core.errors import EXIT_REFUSED, EXIT_USAGE, HostFault
 from vtorque_core.journal import JobHeader, Journal
 from vtorque_core.ledger import NodeShare, place
 from vtorque_core.names import Paths
@@ -209,3 +210,21 @@ def test_pins_move_with_the_load(clean, reading):
     clean.wait_for(lambda: pinned(name) == "0-1", 20, "two I/O cores again")
     changes = [line for line in (paths.state / "iocm.log").read_text().splitlines() if "->" in line]
     assert len(changes) == 3, changes
+
+
+def test_a_guest_that_stalls_its_qemu_does_not_keep_the_nodes_lock(clean, reading):
+    """Root in a guest can: its reset of a device waits for the share's daemon, a user's process."""
+    paths, name = reading
+    clean.wait_for(lambda: pinned(name) == "0-1", 20, "two I/O cores under load")
+    qemu = int(usage.process_of(name, names.guest_uuid(name)).name)
+    os.kill(qemu, signal.SIGSTOP)
+    try:
+        for most in (12, 3):
+            begun = time.monotonic()
+            with pytest.raises(HostFault, match="answer"):
+                api_ledger.resize(paths, "iocm.0", 0, "io", 1, wait=6)
+            assert time.monotonic() - begun < most
+        assert len(api_ledger.guests_with(paths, "io")[0].cores) == 2  # still leased
+    finally:
+        os.kill(qemu, signal.SIGCONT)
+    clean.wait_for(lambda: pinned(name) == "0-1", 20, "two I/O cores again")
