@@ -115,6 +115,19 @@ def test_a_mapping_is_kept_in_its_order():
     assert dict(got.memory) == {1: 4096}
 
 
+def test_whole_cores_of_a_mapping_leave_no_sibling_to_others():
+    whole = [CoreClaim("vcpu", 3, whole_cores=True)]
+    (got,) = placed(XEON, guest(3, cpus=(33, 97, 40), more=whole))
+    assert (got.cores["vcpu"], got.idle) == ((33, 97, 40), (104,))
+    assert 104 not in got.cores["emulator"]
+    with pytest.raises(NoFit, match=r"SMT sibling, CPU 104 is not the job's"):
+        placed(XEON, guest(3, cpus=(33, 97, 40), more=whole), cpus=(33, 97, 40, 41))
+    with pytest.raises(NoFit, match="with the SMT siblings that stay idle: more than the job has"):
+        placed(XEON, guest(3, cpus=(33, 97, 40), more=whole), cpu_count=3)
+    with pytest.raises(NoFit, match="CPU 40 is named for 2 guests"):
+        placed(XEON, guest(3, cpus=(33, 97, 40), more=whole), guest(1, cpus=(104,)))
+
+
 @pytest.mark.parametrize(
     ("claims", "share", "why"),
     [
@@ -293,7 +306,7 @@ def fewest_crossing(sizes, guests):
         fits = all(
             sum(g[dim] for g, h in zip(guests, homes, strict=True) if h == n) <= size[dim]
             for n, size in enumerate(sizes)
-            for dim in (0, 1)
+            for dim in range(len(size))
         )
         if fits:
             best = min(best, homes.count(None))
@@ -335,6 +348,34 @@ def test_as_few_guests_cross_as_exhaustive_search_finds(sizes, guests):
     else:
         assert not crossing
         placed(machine, *strict)
+
+
+@settings(max_examples=200, deadline=None, database=None)
+@given(sizes=sizes_strategy, guests=guests_strategy, data=st.data())
+def test_guests_that_share_cross_no_more_often_either(sizes, guests, data):
+    """Some have CPUs of their own, some share; some have their memory in huge pages."""
+    own = [data.draw(st.booleans()) for _ in guests]
+    paged = [data.draw(st.booleans()) for _ in guests]
+    machine = machine_of(sizes)
+    pages = {100 * 1024: 5}  # of 100 MiB, on each node
+    nodes = tuple(dataclasses.replace(node, pages=pages) for node in machine.nodes)
+    machine = dataclasses.replace(machine, nodes=nodes)
+    asked = [
+        guest(vcpus, mib, own=alone, more=[RamClaim(page_kib=100 * 1024)] if huge else ())
+        for (vcpus, mib), alone, huge in zip(guests, own, paged, strict=True)
+    ]
+    needs = [
+        (vcpus, 0 if huge else mib, mib if huge else 0)
+        for (vcpus, mib), huge in zip(guests, paged, strict=True)
+    ]
+    rooms = [(*size, 500) for size in sizes]
+    try:
+        got = placed(machine, *asked)
+    except NoFit:
+        assert fewest_crossing(rooms, needs)  # else all fit, each on a node
+        return
+    crossing = [p for p in got if len({*p.nodes, *p.memory, *p.paged}) > 1]
+    assert len(crossing) <= fewest_crossing(rooms, needs)
 
 
 @settings(max_examples=200, deadline=None, database=None)
