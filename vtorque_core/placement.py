@@ -14,7 +14,13 @@ from vtorque_core.demand import Demand, demand
 from vtorque_core.errors import Refusal
 from vtorque_core.node_share import NodeShare, NoFit, Taken
 from vtorque_core.packing import Cut, Room, Search, take
-from vtorque_core.placement_checks import check_cores, check_fixed, check_memory, check_numa
+from vtorque_core.placement_checks import (
+    check_cores,
+    check_fixed,
+    check_memory,
+    check_numa,
+    idle_beside,
+)
 from vtorque_core.placement_pools import caches, misfits, pools
 
 __all__ = ["NoFit", "NodeShare", "Taken", "plan"]
@@ -51,8 +57,8 @@ def _rooms(
     floating: frozenset[int],
 ) -> list[Room]:
     """Return what is free on each NUMA node, without the CPUs that guests name themselves."""
-    named = {cpu for d in demands for cpu in d.fixed}
     machine = share.machine
+    named = {cpu for d in demands for cpu in (*d.fixed, *idle_beside(d, machine))}
     rooms = []
     for node in machine.nodes:
         mine = [tuple(c for c in core if c in node.cpus) for core in machine.cores]
@@ -146,7 +152,8 @@ def _cuts(
             n: tuple(p for g in parts if (p := tuple(c for c in g if c in left)))
             for n, parts in groups.items()
         }
-    return [cuts[guest] for guest in range(len(demands))]
+    beside = [idle_beside(d, share.machine) for d in demands]
+    return [replace(cuts[g], idle=(*cuts[g].idle, *beside[g])) for g in range(len(demands))]
 
 
 def _own_key(d: Demand) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from vtorque_core.api_topology import Topology
 from vtorque_core.demand import Demand
 from vtorque_core.errors import Refusal
 from vtorque_core.node_share import NodeShare, NoFit, Taken
@@ -86,17 +87,26 @@ def _who_limits(share: NodeShare) -> str | None:
     return "[node] host_reserve_cores" if share.reserved else None
 
 
+def idle_beside(d: Demand, machine: Topology) -> tuple[int, ...]:
+    """Return the SMT siblings of the CPUs that a guest names, if it wants whole cores."""
+    cores = [machine.siblings(cpu) for cpu in d.fixed] if d.whole else []
+    return tuple(sorted({cpu for core in cores for cpu in core} - set(d.fixed)))
+
+
 def check_fixed(demands: Sequence[Demand], share: NodeShare, ownable: frozenset[int]) -> None:
-    """Raise NoFit for the first CPU that a guest names and cannot have."""
-    named = Counter(cpu for d in demands for cpu in d.fixed)
-    for d in demands:
+    """Raise NoFit for the first CPU that a guest names and cannot have, or its sibling."""
+    beside = [idle_beside(d, share.machine) for d in demands]
+    named = Counter(
+        cpu for d, idle in zip(demands, beside, strict=True) for cpu in (*d.fixed, *idle)
+    )
+    for d, idle in zip(demands, beside, strict=True):
         for cores in d.cores.values():
-            for cpu in cores.cpus:
+            for cpu in (*cores.cpus, *(idle if cores.cpus else ())):
                 why, limit, where = _why_not(cpu, named[cpu], share, ownable)
                 if why:
                     raise NoFit(
                         Refusal(
-                            f"CPU {cpu} {why}",
+                            f"{'SMT sibling, ' if cpu in idle else ''}CPU {cpu} {why}",
                             key=cores.key,
                             value=",".join(map(str, cores.cpus)),
                             limit=limit,

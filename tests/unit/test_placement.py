@@ -124,7 +124,7 @@ def test_whole_cores_of_a_mapping_leave_no_sibling_to_others():
         placed(XEON, guest(3, cpus=(33, 97, 40), more=whole), cpus=(33, 97, 40, 41))
     with pytest.raises(NoFit, match="with the SMT siblings that stay idle: more than the job has"):
         placed(XEON, guest(3, cpus=(33, 97, 40), more=whole), cpu_count=3)
-    with pytest.raises(NoFit, match="CPU 40 is named for 2 guests"):
+    with pytest.raises(NoFit, match="SMT sibling, CPU 104 is named for 2 guests"):
         placed(XEON, guest(3, cpus=(33, 97, 40), more=whole), guest(1, cpus=(104,)))
 
 
