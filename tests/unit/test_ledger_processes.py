@@ -33,7 +33,7 @@ def claims_of(dice, machine):
     """Return the claims of a random job's guests: every kind of claim, sizes to fill a node."""
     result = []
     for _ in range(dice.choice((1, 1, 2, 4))):
-        vcpus, ram = dice.randint(1, 12), dice.choice((512, 4096, 30000))
+        vcpus, ram = dice.randint(1, 12), dice.choice((512, 4096, 30000, 100000))
         claims = [CoreClaim("vcpu", vcpus), MemoryClaim(ram, use="guest"), MemoryClaim(256)]
         own = dice.random() < 0.6
         if own:
@@ -71,6 +71,7 @@ def check(paths, share):
             assert not floats & set(share.reserved)
     taken = taken_by(held)
     assert taken.mib <= machine.mem_mib - RESERVE_MIB
+    assert sum(taken.mib_on.values()) == taken.mib  # each MiB is on some node
     for node in machine.nodes:
         assert taken.mib_on.get(node.id, 0) <= node.mem_mib
         for kib, count in node.pages.items():
