@@ -135,15 +135,21 @@ def killed_before(number: int, work: Callable[[], object], *, forks: bool = Fals
     return code == 1
 
 
-def at_every_point(
+@pytest.fixture(params=[3, pytest.param(1, marks=pytest.mark.full)], ids=["third", "each"])
+def points(request: pytest.FixtureRequest) -> range:
+    """Return which changes to be killed before: with --full each, else each third."""
+    return range(0, MOST, request.param)
+
+
+def at_points(
+    points: range,
     tmp_path: Path,
     prepare: Callable[[Site], object],
     work: Callable[[Site], object],
     good: Callable[[Site], object],
-    step: int = 1,
 ) -> int:
-    """Kill ``work`` at each point; ``good`` checks what is there. Returns the number of points."""
-    for number in range(0, MOST, step):
+    """Kill ``work`` at each point; ``good`` checks what is there. Returns the last one's number."""
+    for number in points:
         site = Site(tmp_path / str(number))
         prepare(site)
         got_there = killed_before(number, lambda at=site: work(at))  # type: ignore[misc]
@@ -170,37 +176,43 @@ def one_of(*states: dict[str, bytes]) -> Callable[[Site], None]:
     return check
 
 
-def test_a_new_image(tmp_path: Path) -> None:
-    points = at_every_point(
+def test_a_new_image(tmp_path: Path, points: range) -> None:
+    last = at_points(
+        points,
         tmp_path,
         lambda site: site.put("other", b"o"),
         lambda site: site.put("m", b"1"),
         one_of({"other": b"o"}, {"other": b"o", "m": b"1"}),
     )
-    assert points > 12
+    assert last > 12
 
 
-def test_a_new_version(tmp_path: Path) -> None:
-    points = at_every_point(
+def test_a_new_version(tmp_path: Path, points: range) -> None:
+    last = at_points(
+        points,
         tmp_path,
         lambda site: site.put("m", b"1"),
         lambda site: site.put("m", b"2"),
         one_of({"m": b"1"}, {"m": b"2"}),
     )
-    assert points > 12
+    assert last > 12
 
 
-def test_back_to_a_version_that_is_still_there(tmp_path: Path) -> None:
+def test_back_to_a_version_that_is_still_there(tmp_path: Path, points: range) -> None:
     def prepare(site: Site) -> None:
         site.put("m", b"1")
         site.put("m", b"2")
 
-    at_every_point(
-        tmp_path, prepare, lambda site: site.put("m", b"1"), one_of({"m": b"1"}, {"m": b"2"})
+    at_points(
+        points,
+        tmp_path,
+        prepare,
+        lambda site: site.put("m", b"1"),
+        one_of({"m": b"1"}, {"m": b"2"}),
     )
 
 
-def test_a_damaged_image_is_mended_or_stays_damaged(tmp_path: Path) -> None:
+def test_a_damaged_image_is_mended_or_stays_damaged(tmp_path: Path, points: range) -> None:
     """The new files take the place of the old ones one by one: a half is never believed."""
 
     def prepare(site: Site) -> None:
@@ -217,7 +229,7 @@ def test_a_damaged_image_is_mended_or_stays_damaged(tmp_path: Path) -> None:
             assert item.kernel.read_bytes() == b"1"
             images.verify(site.pool, item.name)
 
-    for number in range(MOST):
+    for number in points:
         site = Site(tmp_path / str(number))
         prepare(site)
         got_there = killed_before(number, lambda at=site: at.put("m", b"1"))  # type: ignore[misc]
@@ -230,8 +242,9 @@ def test_a_damaged_image_is_mended_or_stays_damaged(tmp_path: Path) -> None:
     raise AssertionError("no end")
 
 
-def test_a_removal(tmp_path: Path) -> None:
-    at_every_point(
+def test_a_removal(tmp_path: Path, points: range) -> None:
+    at_points(
+        points,
         tmp_path,
         lambda site: site.put("m", b"1"),
         lambda site: images.remove(site.pool, "m", paths=site.paths),
@@ -239,7 +252,7 @@ def test_a_removal(tmp_path: Path) -> None:
     )
 
 
-def test_a_removal_when_free(tmp_path: Path) -> None:
+def test_a_removal_when_free(tmp_path: Path, points: range) -> None:
     def prepare(site: Site) -> None:
         site.put("m", b"1")
         site.use("m")
@@ -247,7 +260,7 @@ def test_a_removal_when_free(tmp_path: Path) -> None:
     def work(site: Site) -> None:
         images.remove(site.pool, "m", paths=site.paths, when_free=True, keep=1)
 
-    for number in range(MOST):
+    for number in points:
         site = Site(tmp_path / str(number))
         prepare(site)
         got_there = killed_before(number, lambda at=site: work(at))  # type: ignore[misc]
@@ -264,7 +277,7 @@ def test_a_removal_when_free(tmp_path: Path) -> None:
     raise AssertionError("no end")
 
 
-def test_the_end_of_the_last_job(tmp_path: Path) -> None:
+def test_the_end_of_the_last_job(tmp_path: Path, points: range) -> None:
     """The epilogue collects an old version; it is killed meanwhile and runs again."""
 
     def prepare(site: Site) -> None:
@@ -274,7 +287,7 @@ def test_the_end_of_the_last_job(tmp_path: Path) -> None:
         for note in site.pool.glob("*/*.old"):
             note.write_text("0")
 
-    for number in range(MOST):
+    for number in points:
         site = Site(tmp_path / str(number))
         prepare(site)
         got_there = killed_before(number, site.end, forks=True)
@@ -287,15 +300,15 @@ def test_the_end_of_the_last_job(tmp_path: Path) -> None:
     raise AssertionError("no end")
 
 
-def test_labels_and_verification(tmp_path: Path) -> None:
+def test_labels_and_verification(tmp_path: Path, points: range) -> None:
     def work(site: Site) -> None:
         images.label(site.pool, "m", {"a": "b"}, site.paths)
         images.verify(site.pool, "m")
 
-    at_every_point(tmp_path, lambda site: site.put("m", b"1"), work, one_of({"m": b"1"}))
+    at_points(points, tmp_path, lambda site: site.put("m", b"1"), work, one_of({"m": b"1"}))
 
 
-def test_a_synchronisation(tmp_path: Path) -> None:
+def test_a_synchronisation(tmp_path: Path, points: range) -> None:
     """What was copied stays and is used; the cache never has anything that is not whole."""
 
     def prepare(site: Site) -> None:
@@ -307,7 +320,7 @@ def test_a_synchronisation(tmp_path: Path) -> None:
     def pull(site: Site) -> image_sync.Synced:
         return image_sync.pull(site.pool, site.cache, (), Quiet(), site.paths)
 
-    for number in range(MOST):
+    for number in points:
         site = Site(tmp_path / str(number))
         prepare(site)
         got_there = killed_before(number, lambda at=site: pull(at))  # type: ignore[misc]
@@ -334,8 +347,8 @@ def disk(path: Path) -> Path:
     return path
 
 
-def test_add_and_update_of_a_disk(tmp_path: Path) -> None:
-    """With the real tools, so not at every point."""
+def test_add_and_update_of_a_disk(tmp_path: Path, points: range) -> None:
+    """With the real tools."""
     file = disk(tmp_path / "disk")
     wishes = Wishes("linux", "tiny", "x86_64")
 
@@ -345,13 +358,8 @@ def test_add_and_update_of_a_disk(tmp_path: Path) -> None:
     def good(site: Site) -> None:
         assert set(site.there()) == {"m"}
 
-    points = at_every_point(
-        tmp_path, lambda site: site.put("m", b"1"), work, good, step=1 if _FULL else 4
-    )
-    assert points > 20
-
-
-_FULL = bool(os.environ.get("VTORQUE_ALL_POINTS"))
+    last = at_points(points, tmp_path, lambda site: site.put("m", b"1"), work, good)
+    assert last > 20
 
 
 def test_a_tool_dies_with_who_has_started_it(

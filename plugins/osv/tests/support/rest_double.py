@@ -20,7 +20,7 @@ class Osv(ThreadingHTTPServer):
         self.environ, self.files, self.ran, self.asks = {}, {}, [], asks
         self.left = {}
         self.off = threading.Event()
-        self.thread = threading.Thread(target=self.serve_forever, daemon=True)
+        self.thread = threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True)
         self.thread.start()
 
     def __exit__(self, *error):
