@@ -13,7 +13,7 @@ import pytest
 
 from vtorque_core.api_node import HostFault, Refused
 from vtorque_linux_guest import micro
-from vtorque_linux_guest.debian import Options, parse_options
+from vtorque_linux_guest.debian import parse_options
 from vtorque_linux_guest.initramfs import Tree, add_modules
 from vtorque_linux_guest.kernel import (
     Kernel,
@@ -23,6 +23,7 @@ from vtorque_linux_guest.kernel import (
     kernel_package,
     need_tools,
 )
+from vtorque_linux_guest.recipe import Recipe
 
 ELF = b"\x7fELF" + bytes(range(256)) * 64
 
@@ -152,9 +153,10 @@ def test_unknown_and_broken_modules(kernel: Kernel) -> None:
 
 
 def test_debian_options() -> None:
-    assert parse_options({}) == Options("bookworm", (), 8192)
+    assert parse_options({}) == Recipe("debian", "bookworm")
     given = {"suite": "trixie", "packages": "nfs-common,g++", "size": "20G"}
-    assert parse_options(given) == Options("trixie", ("nfs-common", "g++"), 20480)
+    expected = Recipe("debian", "trixie", ("nfs-common", "g++"), size=20480)
+    assert parse_options(given) == expected
     assert parse_options({"kernel": "generic"}).kernel == "generic"
 
 

@@ -43,7 +43,7 @@ def test_builders_are_what_they_say() -> None:
         builder.name: type(builder.builder()).__name__
         for builder in plugin.vtorque_image_builders()
     }
-    assert names == {"micro": "MicroBuilder", "debian": "DebianBuilder"}
+    assert names == {"micro": "MicroBuilder", "debian": "DebianBuilder", "linux": "LinuxBuilder"}
 
 
 def test_settings_and_resources_are_declared_on_the_node() -> None:

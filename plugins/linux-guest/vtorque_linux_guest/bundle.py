@@ -59,6 +59,8 @@ def agent_conf(guest: GuestPlan, items: Sequence[ContextItem]) -> bytes:
         "setup": "/run/vtorque/setup.sh",
         "sync": str(int(own)),
     }
+    if "container" in guest.image.labels:  # of an image made from a container
+        values["container"] = guest.image.labels["container"]
     for key, value in values.items():
         if any(c in value for c in "\n\0"):
             raise HostFault(f"{key} {value!r} of the job's user cannot be told to a guest")

@@ -25,13 +25,16 @@ UNPACK_TIMEOUT = 120.0  # seconds
 TOOL_PACKAGES = {
     "apt-cache": "apt",
     "apt-get": "apt",
+    "dnf": "dnf",
     "dpkg": "dpkg",
     "dpkg-deb": "dpkg",
+    "e2fsck": "e2fsprogs",
     "lz4": "lz4",
-    "mke2fs": "e2fsprogs",
     "mmdebstrap": "mmdebstrap",
     "musl-gcc": "musl-tools",
     "qemu-img": "qemu-utils",
+    "setpriv": "util-linux",
+    "tar": "tar",
     "zstd": "zstd",
 }
 

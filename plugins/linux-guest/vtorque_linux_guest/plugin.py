@@ -46,6 +46,12 @@ def _debian() -> Builder:
     return DebianBuilder()
 
 
+def _linux() -> Builder:
+    from vtorque_linux_guest.linux import LinuxBuilder  # noqa: PLC0415
+
+    return LinuxBuilder()
+
+
 @hookimpl
 def vtorque_guest_types() -> Iterator[GuestType]:
     """Yield the guest type ``linux``."""
@@ -54,8 +60,11 @@ def vtorque_guest_types() -> Iterator[GuestType]:
 
 @hookimpl
 def vtorque_image_builders() -> Iterator[ImageBuilder]:
-    """Yield the builders of the two images."""
+    """Yield the builders."""
     yield ImageBuilder(
         "micro", "kernel and a few MB of initramfs: ready in under 2 s, no packages", builder=_micro
     )
     yield ImageBuilder("debian", "Debian with systemd, cloud-init and sshd", builder=_debian)
+    yield ImageBuilder(
+        "linux", "Debian or RedHat family with systemd, from a recipe", builder=_linux
+    )

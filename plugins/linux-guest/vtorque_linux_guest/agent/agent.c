@@ -152,8 +152,12 @@ static _Noreturn void setup_child(int steps, int output) {
     dup2(steps, 3);
     dup2(output, 1);
     dup2(output, 2);
-    execle("/bin/sh", "sh", conf.setup, (char *)NULL, env);
-    dprintf(2, "/bin/sh: %s", strerror(errno));
+    char shell[sizeof conf.container + 16], path[sizeof conf.container + 128];
+    char *own[] = {path, "HOME=/root", "LC_ALL=C", NULL}; /* a container may have no tools at all */
+    snprintf(shell, sizeof shell, "%s/bin/sh", conf.container);
+    snprintf(path, sizeof path, "PATH=%s/bin:%s", conf.container, env[0] + strlen("PATH="));
+    execle(shell, "sh", conf.setup, (char *)NULL, conf.container[0] != '\0' ? own : env);
+    dprintf(2, "%s: %s", shell, strerror(errno));
     _exit(127);
 }
 

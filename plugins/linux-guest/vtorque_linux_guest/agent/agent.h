@@ -45,6 +45,7 @@ enum slot { P_STATUS, P_RUN, P_STEPS, P_SETUP, P_EXEC, P_IN, P_OUT, P_ERR, P_COU
 
 struct conf {
     char user[64], home[1024], shell[1024], status[256], run[256], spool[1024], setup[1024];
+    char container[256];       /* directory of a container's shell and settings; else empty */
     uid_t uid;
     gid_t gid;
     gid_t groups[GROUPS_MAX];
@@ -104,7 +105,7 @@ struct start {
     struct limit limits[LIMITS_MAX];
     size_t nlimits;
     uint16_t winsize[4];
-    bool pty, merge;
+    bool pty, merge, sent;     /* sent: a file of the user's is run */
     enum mode mode;
 };
 extern struct start start;     /* the last one that is whole */
@@ -117,6 +118,9 @@ bool start_begun(void);
 bool start_waits(void);
 void start_drop(void);
 _Noreturn void start_exec(const struct start *s, const int fds[3], int error_fd);
+
+/* container.c */
+bool container_enter(char ***env, char ***argv, bool wrap);
 
 /* job.c: functions that return a string return NULL or what is wrong with the frame */
 void job_window(uint32_t bytes);

@@ -117,6 +117,7 @@ static const char *element(struct start *s, int tag, uint8_t *v, size_t n) {
     case T_ARG: s->argv[s->argc++] = text; return NULL;
     case T_FILEARG:
         s->argv[s->argc] = file_path(text);
+        s->sent = true;
         return s->argv[s->argc++] != NULL ? NULL : "START names a file that was not sent";
     case T_ENV:
         s->env[s->envc++] = text;
@@ -215,6 +216,34 @@ static void lower_limits(const struct start *s) {
     }
 }
 
+static _Noreturn void run(char **argv, int error_fd) {
+    if (strchr(argv[0], '/') == NULL)
+        execvp(argv[0], argv);
+    else
+        execve(argv[0], argv, environ);
+    if (errno == ENOEXEC) { /* a script without an interpreter line: as a shell does it */
+        argv[-1] = conf.shell;
+        execve(conf.shell, argv - 1, environ);
+    }
+    if (errno == ENOENT && strchr(argv[0], '/') != NULL && access(argv[0], F_OK) == 0)
+        give_up(error_fd, "cannot run ", argv[0], "its interpreter (#! line) does not exist here");
+    give_up(error_fd, "cannot run ", argv[0], strerror(errno));
+}
+
+/* With the environment of the container, and its entry point before what the user sent. */
+static _Noreturn void container_exec(const struct start *s, int error_fd) {
+    char **argv = s->argv + 1, *login[] = {conf.shell, "-l", NULL};
+    if (s->mode == M_LOGIN)
+        argv = login;
+    else if (s->mode == M_SHELL) {
+        s->argv[0] = conf.shell;
+        argv = s->argv;
+    }
+    if (!container_enter(&environ, &argv, s->sent || s->mode == M_LOGIN))
+        give_up(error_fd, "the container's settings in ", conf.container, "cannot be used");
+    run(argv, error_fd);
+}
+
 /* In the child, never returns: becomes the job, or writes why not to error_fd. */
 _Noreturn void start_exec(const struct start *s, const int fds[3], int error_fd) {
     char **argv = s->argv + 1, login[256];
@@ -232,6 +261,8 @@ _Noreturn void start_exec(const struct start *s, const int fds[3], int error_fd)
     if (chdir(cwd) < 0)
         give_up(error_fd, "working directory ", cwd, strerror(errno));
     environ = s->env;
+    if (conf.container[0] != '\0')
+        container_exec(s, error_fd);
     if (s->mode != M_DIRECT) {
         const char *base = strrchr(conf.shell, '/') + 1;
         snprintf(login, sizeof login, "-%.200s", base);
@@ -239,16 +270,5 @@ _Noreturn void start_exec(const struct start *s, const int fds[3], int error_fd)
         execve(conf.shell, s->argv, s->env);
         give_up(error_fd, "cannot run the shell ", conf.shell, strerror(errno));
     }
-    if (strchr(argv[0], '/') == NULL) {
-        execvp(argv[0], argv);
-        give_up(error_fd, "cannot run ", argv[0], strerror(errno));
-    }
-    execve(argv[0], argv, s->env);
-    if (errno == ENOEXEC) { /* a script without an interpreter line: as a shell does it */
-        s->argv[0] = conf.shell;
-        execve(conf.shell, s->argv, s->env);
-    }
-    if (errno == ENOENT && access(argv[0], F_OK) == 0)
-        give_up(error_fd, "cannot run ", argv[0], "its interpreter (#! line) does not exist here");
-    give_up(error_fd, "cannot run ", argv[0], strerror(errno));
+    run(argv, error_fd);
 }

@@ -1,0 +1,106 @@
+"""Run a program as root of a user namespace of its own: nobody to the machine, root to the image.
+
+Run by :mod:`vtorque_linux_guest.sandbox` as root: ``python -I -S _sandbox_exec.py BASE WORK PROGRAM
+ARGUMENT...``. Standard library only. The program sees the machine's files as any user does; WORK,
+which is its own, is at :data:`PLACE`. user_namespaces(7), mount_namespaces(7).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+IDS = 65536  # user and group ids of the namespace, from BASE on
+PLACE = "/boot"  # always there, and of no use to a program that builds images
+# linux/sched.h
+CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC = 0x00020000, 0x04000000, 0x08000000
+CLONE_NEWUSER, CLONE_NEWPID = 0x10000000, 0x20000000
+# linux/mount.h
+MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND = 2, 4, 8, 1 << 12
+MS_REC, MS_SLAVE = 1 << 14, 1 << 19
+PR_SET_PDEATHSIG, SIGKILL = 1, 9
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _checked(result: int, what: str) -> None:
+    if result != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+
+
+def _unshare(flags: int) -> None:
+    _checked(_libc.unshare(flags), "unshare (is user.max_user_namespaces 0?)")
+
+
+def _mount(source: bytes, target: bytes, kind: bytes | None, flags: int) -> None:
+    _checked(_libc.mount(source, target, kind, flags, None), f"mount {target.decode()}")
+
+
+def _die_with_parent() -> None:
+    _libc.prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0)
+
+
+def _proc() -> None:
+    _mount(b"proc", b"/proc", b"proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
+
+
+def _inside(argv: list[str], wanted: int, done: int) -> NoReturn:
+    """Become root of new namespaces and run the program as their process 1."""
+    _unshare(CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC | CLONE_NEWUTS)
+    os.write(wanted, b"?")
+    if os.read(done, 1) != b"!":
+        os._exit(125)
+    os.setgroups([])
+    os.setresgid(0, 0, 0)
+    os.setresuid(0, 0, 0)
+    _die_with_parent()
+    child = os.fork()
+    if child == 0:
+        _die_with_parent()
+        _proc()
+        os.chdir(PLACE)
+        os.umask(0o022)
+        env = {
+            "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+            "LC_ALL": "C.UTF-8",
+            "HOME": PLACE,
+            "TMPDIR": f"{PLACE}/tmp",  # noqa: S108 - of its own
+        }
+        os.execvpe(argv[0], argv, env)  # noqa: S606
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    os._exit(code if code >= 0 else 128 - code)
+
+
+def main() -> None:
+    """Run what the arguments say and exit with its code."""
+    base, work, argv = int(sys.argv[1]), sys.argv[2], sys.argv[3:]
+    _die_with_parent()
+    os.chown(work, base, base)
+    _unshare(CLONE_NEWNS)
+    _mount(b"none", b"/", None, MS_REC | MS_SLAVE)  # or the machine would see the next ones
+    _proc()  # the namespace may mount its own only where none of this one is covered
+    _mount(os.fsencode(work), PLACE.encode(), None, MS_BIND)
+    wanted, child_wanted = os.pipe()
+    child_done, done = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            _inside(argv, child_wanted, child_done)
+        except OSError as error:
+            print(error.strerror or error, file=sys.stderr)  # noqa: T201
+            os._exit(125)
+    os.close(child_wanted)
+    if os.read(wanted, 1) == b"?":
+        for table in ("uid_map", "gid_map"):
+            Path(f"/proc/{child}/{table}").write_text(f"0 {base} {IDS}\n")
+        os.write(done, b"!")
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    sys.exit(code if code >= 0 else 128 - code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,183 @@
+"""The builder ``linux``: a systemd image of the Debian or RedHat family, from a recipe.
+
+Runs as root in ``vmgr images build NAME linux -o recipe=FILE``; takes one to two minutes. What it
+installs runs in a sandbox, as nobody of this machine.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+
+from vtorque_core.api_image import BuiltImage
+from vtorque_core.api_node import HostFault, Refused
+from vtorque_linux_guest import bootstrap, micro, systemd_root
+from vtorque_linux_guest.ext4_xattr import can_store
+from vtorque_linux_guest.filetree import FileTree, read_tar
+from vtorque_linux_guest.initramfs import Tree, add_modules
+from vtorque_linux_guest.kernel import (
+    Kernel,
+    architecture,
+    extract_vmlinux,
+    fetch,
+    fetch_kernel,
+    need_tools,
+    unpack,
+    vmlinux,
+)
+from vtorque_linux_guest.recipe import Recipe, read
+from vtorque_linux_guest.root_disk import write_disk
+
+MIN_RAM_MIB = {"debian": 256, "redhat": 512}
+
+# net.ifnames=0: the seed's network-config calls the NICs eth0, ... (systemd.link(5)).
+CMDLINE = f"{micro.CMDLINE} net.ifnames=0 rw"
+# An initramfs of the distribution's own; selinux: files of an image have no labels.
+OWN_CMDLINE = f"{CMDLINE} root=/dev/disk/by-id/virtio-vtroot rootfstype=ext4 selinux=0"
+
+# ext4 is built into Debian's cloud kernel and then left out; the generic one has it as a module,
+# and what it asks the kernel for by name: crc32c.
+INITRD_MODULES = ("virtio_pci", "virtio_blk", "crc32c_generic", "ext4")
+
+_MAX_KERNEL = 512 << 20  # bytes of a kernel or an initramfs
+_DISTRO = re.compile(r"^ID=[\"']?([a-z0-9][a-z0-9._-]{0,60})[\"']?$", re.MULTILINE)
+
+
+class LinuxBuilder:
+    """Builds an image from a recipe; see :class:`vtorque_core.api_image.Builder`."""
+
+    def build(
+        self, arguments: Mapping[str, str], staging: Path, progress: Callable[[str], None]
+    ) -> BuiltImage:
+        """Build kernel, initramfs and root disk into ``staging``.
+
+        Arguments: ``recipe=FILE``. Raises Refused and HostFault.
+        """
+        unknown = sorted(set(arguments) - {"recipe"})
+        if unknown:
+            raise Refused(f"linux has no option {unknown[0]}; it has recipe")
+        if "recipe" not in arguments:
+            raise Refused("say which recipe to build from: -o recipe=FILE")
+        return build_image(read(Path(arguments["recipe"])), staging, progress)
+
+
+def build_image(recipe: Recipe, staging: Path, progress: Callable[[str], None]) -> BuiltImage:
+    """Build what a recipe says into ``staging``. Raises Refused and HostFault."""
+    need_tools("qemu-img", "e2fsck", "setpriv")
+    _, arch = architecture()
+    work = staging / "work"
+    work.mkdir(mode=0o700)
+    started = int(time.time())
+    kernel = None
+    if recipe.kernel != "own":
+        kernel = fetch_kernel(work, progress, None, recipe.kernel)
+        (staging / "vmlinux").write_bytes(vmlinux(kernel))
+        initrd = disk_initramfs(kernel, work, "/sbin/init", INITRD_MODULES)
+        (staging / "initrd").write_bytes(initrd)
+    installed = work / "install"
+    installed.mkdir()
+    packed = bootstrap.install(recipe, installed, kernel, progress)
+    progress("configuring")
+    agent = micro.agent(work)
+    labels = {"init": "cloud-init", "family": recipe.family, "agent": "builtin"}
+    labels["suite"] = recipe.suite
+    with packed.open("rb") as file:
+        tree = read_tar(file, recipe.size << 20, can_store)
+        systemd_root.finish(tree, recipe.family, agent, started)
+        if kernel is not None:
+            labels["kernel"] = f"{kernel.package} {kernel.version}"
+        else:
+            labels["kernel"] = _own_kernel(tree, staging)
+        distro = _distro(tree, recipe.family)
+        progress("writing the root disk")
+        write_disk(tree, work, staging / "root.qcow2", recipe.size)
+    shutil.rmtree(work)
+    return BuiltImage(
+        guest_type="linux",
+        distro=distro,
+        arch=arch,
+        min_ram_mib=MIN_RAM_MIB[recipe.family],
+        disk="root.qcow2",
+        disk_format="qcow2",
+        kernel="vmlinux",
+        initrd="initrd",
+        cmdline=CMDLINE if kernel is not None else OWN_CMDLINE,
+        labels=labels,
+    )
+
+
+def _distro(tree: FileTree, family: str) -> str:
+    """Return the distribution's ID of os-release(5)."""
+    node = tree.find("etc/os-release") or tree.find("usr/lib/os-release")
+    text = "" if node is None else node.read(1 << 16).decode("utf-8", "replace")
+    found = _DISTRO.search(text)
+    return family if found is None else found[1]
+
+
+def _own_kernel(tree: FileTree, staging: Path) -> str:
+    """Take the newest kernel that the packages bring, and its initramfs; return its release."""
+    boot, base = tree.find("boot"), tree.find("usr/lib/modules") or tree.find("lib/modules")
+    found: dict[str, bytes] = {}
+    for name, node in {} if boot is None else boot.children.items():
+        if name.startswith("vmlinuz-") and node.is_file:
+            found[name.removeprefix("vmlinuz-")] = node.read(_MAX_KERNEL)
+    for release, node in {} if base is None else base.children.items():
+        image = node.children.get("vmlinuz")
+        if image is not None and image.is_file:
+            found.setdefault(release, image.read(_MAX_KERNEL))
+    if not found:
+        raise Refused('the packages bring no kernel: add one, or say kernel = "cloud"')
+    release = max(found, key=_by_version)
+    names = (f"initramfs-{release}.img", f"initrd.img-{release}", f"initrd-{release}")
+    initrd = next((n for n in (tree.find(f"boot/{name}") for name in names) if n), None)
+    if initrd is None or not initrd.is_file:
+        raise Refused(
+            f"the packages bring kernel {release} but no initramfs of it: add dracut or "
+            'initramfs-tools, or say kernel = "cloud"'
+        )
+    try:
+        image_data = extract_vmlinux(found[release])
+    except HostFault:
+        image_data = found[release]  # of another kind: QEMU may know it as it is
+    (staging / "vmlinux").write_bytes(image_data)
+    (staging / "initrd").write_bytes(initrd.read(_MAX_KERNEL))
+    return release
+
+
+def _by_version(release: str) -> list[tuple[int, str]]:
+    """Return what orders releases: 6.10 after 6.9."""
+    words = re.findall(r"\d+|[^\d]+", release)
+    return [(int(word), "") if word.isdigit() else (-1, word) for word in words]
+
+
+def disk_initramfs(
+    kernel: Kernel, work: Path, init: str, modules: Sequence[str], debs: Path | None = None
+) -> bytes:
+    """Return an initramfs that mounts the root disk and hands over to ``init``, a path on it.
+
+    It has busybox and the modules, nothing else. ``debs``: see :func:`fetch`. Raises HostFault.
+    """
+    tree = Tree()
+    for path in ("dev", "proc", "sys", "root"):
+        tree.directory(path)
+    tree.file("bin/busybox", busybox(work, debs), 0o755)
+    for applet in ("modprobe", "mount", "poweroff", "sleep", "switch_root"):
+        tree.link(f"sbin/{applet}", "/bin/busybox")
+    loaded = add_modules(tree, kernel, modules)
+    text = files("vtorque_linux_guest").joinpath("debian_init").read_text("utf-8")
+    text = text.replace("@MODULES@", " ".join(loaded)).replace("@INIT@", init)
+    tree.file("init", text.encode(), 0o755)
+    return tree.compressed()
+
+
+def busybox(work: Path, debs: Path | None = None) -> bytes:
+    """Return Debian's static busybox, unpacked below ``work``/programs. Raises HostFault."""
+    programs = work / "programs"
+    programs.mkdir(exist_ok=True)
+    if not (programs / "bin/busybox").exists():
+        unpack(fetch(["busybox-static"], work, debs)[0], programs)
+    return (programs / "bin/busybox").read_bytes()

@@ -1,0 +1,277 @@
+"""Recipes of Linux images: a TOML file, read strictly. The keys are described in doc/images.md."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from vtorque_core.api import size_mib
+from vtorque_core.api_node import Refused
+
+DEBIAN, REDHAT = "debian", "redhat"
+SIZE_MIB = 8192
+MIN_SIZE_MIB, MAX_SIZE_MIB = 1024, 1 << 20
+MAX_RECIPE = 1 << 20  # bytes
+MAX_COMMAND = 1 << 16  # characters
+KERNELS = ("cloud", "generic", "own")
+_SUITE = re.compile(r"[a-z0-9][a-z0-9.-]{0,30}", re.ASCII)
+_PACKAGES = {
+    DEBIAN: re.compile(r"[a-z0-9][a-z0-9+.-]{1,127}", re.ASCII),  # Debian policy, 5.6.1
+    REDHAT: re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}", re.ASCII),
+}
+_SOURCES = {
+    DEBIAN: re.compile(
+        r"deb (?:\[[a-z-]+=[A-Za-z0-9/._,-]+(?: [a-z-]+=[A-Za-z0-9/._,-]+)*\] )?"
+        r"(?:https?|file)://[!-~]+(?: [A-Za-z0-9._/-]+)+",  # sources.list(5), one-line style
+        re.ASCII,
+    ),
+    REDHAT: re.compile(r"(?:https?|file)://[!-~]+", re.ASCII),
+}
+_TOP = {
+    **dict.fromkeys(("family", "suite", "kernel", "size"), str),
+    **dict.fromkeys(("packages", "base_packages", "sources", "keys", "commands"), list),
+    "unsigned": bool,
+    "files": list,
+    "application": dict,
+}
+_FILE = {"source": str, "content": str, "target": str, "mode": str}
+_APPLICATION = {"source": str, "target": str}
+
+
+@dataclass(frozen=True)
+class AddedFile:
+    """A file for the image: from ``source``, a path below the recipe's directory, or ``content``.
+
+    A source that is a directory comes with all that is in it. ``mode`` None: as the source is.
+    """
+
+    target: str
+    source: str | None = None
+    content: bytes = b""
+    mode: int | None = None
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What an image is made of. ``size`` in MiB; ``base_packages`` None: the family's own."""
+
+    family: str
+    suite: str
+    packages: tuple[str, ...] = ()
+    base_packages: tuple[str, ...] | None = None
+    sources: tuple[str, ...] = ()
+    keys: tuple[str, ...] = ()
+    unsigned: bool = False
+    files: tuple[AddedFile, ...] = ()
+    commands: tuple[str, ...] = ()
+    size: int = SIZE_MIB
+    kernel: str = "cloud"
+    directory: Path = field(default=Path("/nonexistent"))
+
+
+class _Reader:
+    """One recipe's tables; every error names the file, the line and the key."""
+
+    def __init__(self, path: Path, text: str) -> None:
+        self.path = path
+        self.lines = text.splitlines()
+
+    def wrong(self, key: str, what: str, value: object = None, nth: int = 0) -> Refused:
+        """Return a refusal of a key; ``nth``: in which table of its kind, from 0."""
+        shown = "" if value is None else f" {str(value)[:200]!r}"
+        return Refused(f"{self.path}, line {self._line(key, nth)}: {key}{shown}: {what}")
+
+    def _line(self, key: str, nth: int) -> int:
+        """Return the line of a key, of its table where it has none, of the file's first at last."""
+        table, _, last = key.rpartition(".")
+        start = 0
+        if table:
+            heads = [n for n, t in enumerate(self.lines) if re.match(rf"\s*\[+\s*{table}\b", t)]
+            start = heads[min(nth, len(heads) - 1)] if heads else 0
+        pattern = rf"\s*(?:\[+\s*)?[\"']?{re.escape(last)}[\"']?\s*[=.\]]"
+        for number in range(start, len(self.lines)):
+            if re.match(pattern, self.lines[number]):
+                return number + 1
+            if table and number > start and self.lines[number].lstrip().startswith("["):
+                break  # the next table
+        return start + 1
+
+    def check_kinds(
+        self, table: Mapping[str, Any], kinds: Mapping[str, type], prefix: str = "", nth: int = 0
+    ) -> None:
+        """Refuse unknown keys and values of another type."""
+        for key, value in table.items():
+            if key not in kinds:
+                raise self.wrong(
+                    prefix + key, f"no such key; there is: {', '.join(kinds)}", nth=nth
+                )
+            if type(value) is not kinds[key]:
+                raise self.wrong(prefix + key, f"must be a {_NAMES[kinds[key]]}", value, nth)
+
+    def texts(self, table: Mapping[str, Any], key: str, most: int = 300) -> tuple[str, ...]:
+        """Return a list of texts without control characters."""
+        for text in table.get(key, ()):
+            if type(text) is not str or not text or not text.isprintable() or len(text) > most:
+                raise self.wrong(key, f"must be printable texts of 1 to {most} characters", text)
+        return tuple(table.get(key, ()))
+
+
+_NAMES = {str: "text", list: "list", bool: "true or false", dict: "table"}
+
+
+def read(path: Path) -> Recipe:
+    """Return the recipe in a file. Raises Refused naming the line and the key."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise Refused(f"recipe {path}: {error.strerror}") from None
+    if len(data) > MAX_RECIPE:
+        raise Refused(f"recipe {path}: has more than {MAX_RECIPE} bytes")
+    try:
+        text = data.decode()
+        table = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise Refused(f"recipe {path}: is not TOML: {error}") from None
+    return parse(table, _Reader(path, text), path.absolute().parent)
+
+
+def parse(table: Mapping[str, Any], reader: _Reader, directory: Path) -> Recipe:
+    """Return the recipe in a table. Raises Refused."""
+    reader.check_kinds(table, _TOP)
+    family = table.get("family")
+    if family not in _PACKAGES:
+        raise reader.wrong("family", "must be debian or redhat", family)
+    suite = table.get("suite", "")
+    if not _SUITE.fullmatch(suite):
+        raise reader.wrong("suite", "must be the name or number of a release", suite)
+    kernel = table.get("kernel", "own" if family == REDHAT else "cloud")
+    if kernel not in KERNELS:
+        raise reader.wrong("kernel", f"must be one of {', '.join(KERNELS)}", kernel)
+    sources = reader.texts(table, "sources")
+    for source in sources:
+        if not _SOURCES[family].fullmatch(source):
+            form = "deb URL SUITE COMPONENT" if family == DEBIAN else "the URL of a repository"
+            raise reader.wrong("sources", f"must be {form}", source)
+    keys = reader.texts(table, "keys")
+    for key in keys:
+        _inside(reader, "keys", key)
+    unsigned = table.get("unsigned", False)
+    if family == REDHAT:
+        if not sources:
+            raise reader.wrong("sources", "the redhat family needs the URLs of its repositories")
+        if not keys and not unsigned:
+            fix = "name the files of the keys that sign the packages, or say unsigned = true"
+            raise reader.wrong("keys", fix)
+    base = table.get("base_packages")
+    return Recipe(
+        family=family,
+        suite=suite,
+        packages=_packages(reader, table, "packages", family),
+        base_packages=None if base is None else _packages(reader, table, "base_packages", family),
+        sources=sources,
+        keys=keys,
+        unsigned=unsigned,
+        files=(*_files(reader, table), *_application(reader, table)),
+        commands=_commands(reader, table),
+        size=_size(reader, table),
+        kernel=kernel,
+        directory=directory,
+    )
+
+
+def check_packages(names: tuple[str, ...], family: str) -> str | None:
+    """Return the first that is not the name of a package, or None."""
+    return next((name for name in names if not _PACKAGES[family].fullmatch(name)), None)
+
+
+def check_suite(name: str) -> bool:
+    """Return whether a release may have that name."""
+    return _SUITE.fullmatch(name) is not None
+
+
+def check_size(text: str) -> int:
+    """Return the MiB of a size. Raises ValueError."""
+    size = size_mib(text)
+    if not MIN_SIZE_MIB <= size <= MAX_SIZE_MIB:
+        raise ValueError("must be between 1G and 1T")
+    return size
+
+
+def _packages(reader: _Reader, table: Mapping[str, Any], key: str, family: str) -> tuple[str, ...]:
+    names = reader.texts(table, key)
+    bad = check_packages(names, family)
+    if bad is not None:
+        raise reader.wrong(key, f"is not the name of a package of the {family} family", bad)
+    return names
+
+
+def _size(reader: _Reader, table: Mapping[str, Any]) -> int:
+    if "size" not in table:
+        return SIZE_MIB
+    try:
+        return check_size(table["size"])
+    except ValueError as error:
+        raise reader.wrong("size", str(error), table["size"]) from None
+
+
+def _commands(reader: _Reader, table: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return commands: texts for a shell, so lines and tabs are allowed in them."""
+    for command in table.get("commands", ()):
+        good = type(command) is str and command.strip() and len(command) <= MAX_COMMAND
+        if not good or not command.replace("\n", " ").replace("\t", " ").isprintable():
+            raise reader.wrong("commands", "must be texts for a shell", command)
+    return tuple(table.get("commands", ()))
+
+
+def _files(reader: _Reader, table: Mapping[str, Any]) -> list[AddedFile]:
+    found = []
+    for nth, each in enumerate(table.get("files", ())):
+        if type(each) is not dict:
+            raise reader.wrong("files", "must be tables: [[files]]", each)
+        reader.check_kinds(each, _FILE, "files.", nth)
+        target = _target(reader, "files.target", each.get("target", ""), nth)
+        source, content = each.get("source"), each.get("content")
+        if (source is None) == (content is None):
+            raise reader.wrong("files.source", "say either source or content", target, nth)
+        if source is not None:
+            _inside(reader, "files.source", source, nth)
+        mode = each.get("mode")
+        if mode is not None and not re.fullmatch(r"0?[0-7]{3}", mode):
+            raise reader.wrong("files.mode", 'must be three octal digits, as in "755"', mode, nth)
+        number = int(mode, 8) if mode is not None else None
+        found.append(AddedFile(target, source, (content or "").encode(), number))
+    return found
+
+
+def _application(reader: _Reader, table: Mapping[str, Any]) -> list[AddedFile]:
+    each = table.get("application")
+    if each is None:
+        return []
+    reader.check_kinds(each, _APPLICATION, "application.")
+    source = each.get("source", "")
+    _inside(reader, "application.source", source)
+    name = PurePosixPath(source).name
+    target = _target(reader, "application.target", each.get("target", f"/opt/{name}"))
+    return [AddedFile(target, source)]
+
+
+def _target(reader: _Reader, key: str, path: str, nth: int = 0) -> str:
+    parts = PurePosixPath(path).parts
+    good = path.startswith("/") and len(parts) > 1 and path.isprintable() and len(path) < 1024
+    if not good or ".." in parts or any(len(part.encode()) > 255 for part in parts):
+        raise reader.wrong(key, "must be an absolute path in the image, without '..'", path, nth)
+    if parts[1] in ("dev", "proc", "sys", "run", "boot"):
+        raise reader.wrong(key, f"/{parts[1]} is not the recipe's", path, nth)
+    return path
+
+
+def _inside(reader: _Reader, key: str, path: str, nth: int = 0) -> None:
+    parts = PurePosixPath(path).parts
+    good = parts and not path.startswith("/") and path.isprintable() and len(path) < 1024
+    if not good or ".." in parts:
+        what = "must be a path below the recipe's directory, relative to it and without '..'"
+        raise reader.wrong(key, what, path, nth)

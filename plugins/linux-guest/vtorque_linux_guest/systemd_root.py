@@ -1,0 +1,184 @@
+"""Make an installed system one that boots for a job: short, and the same for the same packages.
+
+Works on a :class:`~vtorque_linux_guest.filetree.FileTree`; nothing of the image is run.
+"""
+
+from __future__ import annotations
+
+import re
+import stat
+
+from vtorque_core.api_node import Refused
+from vtorque_linux_guest.cloudinit import UNIT, agent_unit, start_script
+from vtorque_linux_guest.filetree import FileTree, Node
+from vtorque_linux_guest.micro import AGENT
+from vtorque_linux_guest.recipe import DEBIAN
+
+_UNITS = ("etc/systemd/system", "usr/lib/systemd/system", "lib/systemd/system")
+
+# Never of use in a guest that lives for one job: waiting for networks, timers, login prompts.
+MASKED = (
+    *("systemd-networkd-wait-online.service", "NetworkManager-wait-online.service"),
+    *("systemd-firstboot.service", "getty@tty1.service", "serial-getty@ttyS0.service"),
+    *("apt-daily.timer", "apt-daily-upgrade.timer", "fstrim.timer", "dpkg-db-backup.timer"),
+    *("dnf-makecache.timer", "logrotate.timer", "man-db.timer", "unbound-anchor.timer"),
+    *("e2scrub_all.timer", "e2scrub_reap.service", "systemd-tmpfiles-clean.timer"),
+    *("systemd-random-seed.service", "systemd-pstore.service", "systemd-update-utmp.service"),
+    *("systemd-update-utmp-runlevel.service", "systemd-binfmt.service", "modprobe@drm.service"),
+    *("modprobe@configfs.service", "modprobe@dm_mod.service", "modprobe@loop.service"),
+)
+# cloud-init starts it when the seed names time servers; the clock is the host's until then.
+DISABLED = ("systemd-timesyncd.service", "chronyd.service")
+ENABLED = {
+    "debian": (
+        "systemd-networkd.service",
+        "systemd-resolved.service",
+        "ssh.service",
+        "vtorque-agent.service",
+    ),
+    "redhat": ("NetworkManager.service", "sshd.service", "vtorque-agent.service"),
+}
+
+_FILES = {
+    "etc/fstab": "# The initramfs mounts the root disk.\n",
+    "etc/hostname": "localhost\n",
+    # Empty: systemd makes a new one in each guest (machine-id(5)).
+    "etc/machine-id": "",
+    # Only what the seed asks for; its modules and the data source are all that runs.
+    "etc/cloud/cloud.cfg.d/90-vtorque.cfg": (
+        "datasource_list: [NoCloud, None]\n"
+        "cloud_init_modules: [seed_random, write-files, set_hostname, update_hostname,"
+        " users-groups, ssh]\n"
+        "cloud_config_modules: [set-passwords, ntp, runcmd]\n"
+        "cloud_final_modules: [scripts-user, final-message]\n"
+        # Should the seed bring no host key: an RSA key takes many seconds under emulation.
+        "ssh_genkeytypes: [ed25519]\n"
+    ),
+    "etc/ssh/sshd_config.d/10-vtorque.conf": "PermitRootLogin no\nPasswordAuthentication no\n",
+    "etc/systemd/journald.conf.d/10-vtorque.conf": "[Journal]\nStorage=volatile\n",
+}
+
+# What package scripts leave that is of no use in a guest, or differs from build to build.
+_EMPTIED = (
+    *("tmp", "run", "proc", "sys", "dev", "var/tmp", "var/log", "var/cache/apt"),
+    *("var/cache/dnf", "var/cache/yum", "var/cache/ldconfig", "var/cache/debconf"),
+    *("var/cache/man", "var/cache/fontconfig", "var/lib/apt/lists", "var/lib/dnf"),
+    *("var/lib/systemd/timers", "var/lib/cloud", "var/spool/mail"),
+)
+_REMOVED = (
+    *("etc/.pwd.lock", "etc/.updated", "var/.updated", "var/lib/dbus/machine-id"),
+    *("var/lib/systemd/random-seed", "var/lib/systemd/credential.secret", "etc/.resolv.conf"),
+    *("etc/passwd-", "etc/group-", "etc/shadow-", "etc/gshadow-", "etc/subuid-", "etc/subgid-"),
+    *("var/lib/dpkg/status-old", "var/lib/dpkg/diversions-old", "var/lib/dpkg/statoverride-old"),
+    *("var/lib/dpkg/lock", "var/lib/dpkg/lock-frontend", "var/lib/dpkg/triggers/Lock"),
+    *("var/lib/dpkg/available-old", "root/.bash_history", "root/.lesshst", "root/.cache"),
+    *("var/lib/rpm/.rpm.lock", "usr/lib/sysimage/rpm/.rpm.lock"),
+)
+
+
+def finish(tree: FileTree, family: str, agent: bytes, started: int) -> None:
+    """Configure a system and remove what a build leaves behind.
+
+    ``agent``: the guest agent's program. ``started``: when the build was (seconds since 1970);
+    what is younger gets the time of the newest file that a package brought. Raises Refused if the
+    packages bring no systemd or no cloud-init: the image would not boot.
+    """
+    for path, what in (
+        ("usr/lib/systemd/systemd", "systemd"),
+        ("usr/bin/cloud-init", "cloud-init"),
+    ):
+        if not any(tree.find(p) for p in (path, path.removeprefix("usr/"))):
+            raise Refused(f"the packages bring no {what} ({path}): the image would not boot")
+    _clean(tree)
+    for path, content in _FILES.items():
+        tree.file(path, content.encode())
+    tree.file(UNIT.lstrip("/"), agent_unit().encode())
+    tree.file("usr/lib/vtorque/vtorque-start", start_script().encode(), 0o755)
+    tree.file(AGENT, agent, 0o755)
+    for unit in ENABLED[family]:
+        enable(tree, unit)
+    for unit in DISABLED:
+        disable(tree, unit)
+    for unit in MASKED:
+        tree.link(f"etc/systemd/system/{unit}", "/dev/null")
+    tree.link("etc/systemd/system/default.target", "/usr/lib/systemd/system/multi-user.target")
+    _name_servers(tree, family)
+    _times(tree, started)
+
+
+def enable(tree: FileTree, unit: str) -> None:
+    """Do what systemctl(1) enable does with an [Install] section; a missing unit is left out."""
+    found = _unit(tree, unit)
+    if found is None:
+        return
+    path, node = found
+    base, target = "etc/systemd/system", f"/{path}"
+    text = node.read(1 << 20).decode("utf-8", "replace")
+    _, _, section = text.partition("[Install]")
+    for key, value in re.findall(r"^(\w+)=(.*)$", section.split("\n[")[0], re.MULTILINE):
+        for word in value.split():
+            if key in ("WantedBy", "RequiredBy"):
+                kind = "wants" if key == "WantedBy" else "requires"
+                tree.link(f"{base}/{word}.{kind}/{unit}", target)
+            elif key == "Alias":
+                tree.link(f"{base}/{word}", target)
+            elif key == "Also" and word not in MASKED:
+                enable(tree, word)
+
+
+def disable(tree: FileTree, unit: str) -> None:
+    """Do what systemctl(1) disable does: nothing wants the unit any more."""
+    top = tree.find("etc/systemd/system")
+    for name, node in [] if top is None else list(top.children.items()):
+        if node.is_directory and name.endswith((".wants", ".requires")):
+            node.children.pop(unit, None)
+        elif node.is_link and node.read(4096).endswith(f"/{unit}".encode()):
+            del top.children[name]  # type: ignore[union-attr]
+
+
+def _unit(tree: FileTree, unit: str) -> tuple[str, Node] | None:
+    for directory in _UNITS:
+        path = f"{directory}/{unit}"
+        node = tree.find(path, follow=False)
+        if node is not None and node.is_file:
+            return path, node
+    return None
+
+
+def _clean(tree: FileTree) -> None:
+    for path in _EMPTIED:
+        tree.clear(path)
+    for path in _REMOVED:
+        tree.remove(path)
+    ssh = tree.find("etc/ssh")
+    for name in [] if ssh is None else [n for n in ssh.children if n.startswith("ssh_host_")]:
+        del ssh.children[name]  # type: ignore[union-attr]
+    # Third field: the day of the last change of a password that nobody has (shadow(5)).
+    shadow = tree.find("etc/shadow", follow=False)
+    if shadow is not None and shadow.is_file:
+        lines = shadow.read(1 << 20).split(b"\n")
+        parts = [line.split(b":") for line in lines]
+        shadow.content = b"\n".join(
+            b":".join([*p[:2], b"", *p[3:]]) if len(p) > 3 else b":".join(p) for p in parts
+        )
+
+
+def _name_servers(tree: FileTree, family: str) -> None:
+    """Replace what was copied from the building machine."""
+    if family == DEBIAN and _unit(tree, "systemd-resolved.service") is not None:
+        tree.link("etc/resolv.conf", "../run/systemd/resolve/stub-resolv.conf")
+    else:
+        tree.file("etc/resolv.conf", b"")
+
+
+def _times(tree: FileTree, started: int) -> None:
+    """Give what the build made the time of the newest file that it found.
+
+    Packages' files keep theirs: Python checks its compiled files against them.
+    """
+    nodes = [node for _, node in tree.walk()]
+    packaged = [n.mtime for n in nodes if n.mtime < started and stat.S_ISREG(n.mode)]
+    newest = max(packaged, default=0)
+    for node in nodes:
+        if node.mtime >= started or node.mtime == 0:
+            node.mtime = newest
