@@ -116,7 +116,7 @@ def check_network(site: Site) -> Iterator[HealthResult]:
         return
     yield from _check_one_network(site, site.network, "run vtorque setup install")
     for name, network in site.networks.items():
-        make = f"make it (virsh net-start), or mend [networks.{name}]"
+        make = f"run vtorque setup install, or mend [networks.{name}]"
         yield from _check_one_network(site, network, make)
 
 

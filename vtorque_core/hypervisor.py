@@ -310,14 +310,18 @@ def network_active(uri: str, name: str) -> bool:
     return network_xml(uri, name) is not None
 
 
-def start_network(uri: str, xml: str) -> None:
+def start_network(uri: str, xml: str, *, keep: bool = False) -> None:
     """Define the network of that name (again), have libvirtd start it, start it if not up.
 
-    Changes to a network that is up show when it is next started. Raises HostFault.
+    Changes to a network that is up show when it is next started. With ``keep`` one that is defined
+    stays as it is. Raises HostFault.
     """
 
     def start(connection: Any) -> None:
-        network = connection.networkDefineXML(_with_known_uuid(connection, xml))
+        name = ElementTree.fromstring(xml).findtext("name") or ""  # noqa: S314 - from the core
+        network = _find_network(connection, name) if keep else None
+        if network is None:
+            network = connection.networkDefineXML(_with_known_uuid(connection, xml))
         network.setAutostart(1)
         if not network.isActive():
             network.create()

@@ -8,21 +8,23 @@ from __future__ import annotations
 import functools
 import ipaddress
 import os
+import re
 import secrets
 import shutil
 import stat
 from collections.abc import Callable
 from pathlib import Path
-from xml.sax.saxutils import quoteattr
 
 from vtorque_core import accel, hypervisor, safefs
 from vtorque_core.config import Site
-from vtorque_core.config_schema import Network
+from vtorque_core.config_schema import ExtraNetwork, Network
 from vtorque_core.errors import HostFault
+from vtorque_core.network import of_site
 from vtorque_core.resources import netfilter
 from vtorque_core.trust import require_secret
 
 Say = Callable[[str], None]
+_MADE = "https://vtorque.org/xmlns/network/1"  # marks a network of libvirt's as ours
 _LEAST_SECRET = 32  # bytes, as a job's start demands
 
 # libvirt writes the MACs of every network's guests here, but makes it only for its first dnsmasq,
@@ -46,13 +48,14 @@ def install(site: Site, say: Say, *, secret: bytes | None = None, dry_run: bool 
         steps.append((f"write {place}, as on the other nodes", lambda: _take_secret(site, secret)))
     elif not place.exists():
         steps.append((f"create {place}", lambda: _write_secret(place, secrets.token_bytes(64))))
-    if _wants_network(site.network) and not hypervisor.network_active(
-        site.node.libvirt_uri, site.network.source
-    ):
-        steps.append((f"start network {site.network.source}", lambda: _start_network(site)))
-    if _wants_network(site.network) and not _MACS.is_dir():
+    networks = libvirt_networks(site)
+    for network in networks:
+        if not hypervisor.network_active(site.node.libvirt_uri, network.source):
+            start = functools.partial(_start_network, site, network)
+            steps.append((f"start network {network.source}", start))
+    if networks and not _MACS.is_dir():
         steps.append((f"make {_MACS}", lambda: _mkdir(_MACS, 0o755)))
-    if _wants_network(site.network):
+    if networks:
         steps.append(("keep guests from the node's own services", lambda: _guard(site)))
     steps.append(("look for KVM (once per boot)", lambda: _probe(site)))
     for text, action in steps:
@@ -67,7 +70,9 @@ def _probe(site: Site) -> None:
 
 
 def _guard(site: Site) -> None:
-    netfilter.load(netfilter.node_guard(site.network, site.node.libvirt_uri))
+    for network in libvirt_networks(site):
+        if guard := netfilter.node_guard(network, site.node.libvirt_uri):
+            netfilter.load(guard)
 
 
 def require_idle(site: Site) -> None:
@@ -82,10 +87,13 @@ def require_idle(site: Site) -> None:
 
 def uninstall(site: Site, config: Path, say: Say, *, purge: bool = False) -> None:
     """Take back what :func:`install` made; ``purge`` also removes images, secret and config."""
-    if _wants_network(site.network):
-        hypervisor.remove_network(site.node.libvirt_uri, site.network.source)
-        netfilter.unguard(site.network.source)
-        say(f"removed network {site.network.source}")
+    uri = site.node.libvirt_uri
+    for network in libvirt_networks(site):
+        made = _MADE in (hypervisor.network_xml(uri, network.source) or "")
+        if network is site.network or made:  # others are the site's own
+            hypervisor.remove_network(uri, network.source)
+            say(f"removed network {network.source}")
+        netfilter.unguard(network.source)
     shutil.rmtree(site.paths.run, ignore_errors=True)
     say(f"removed {site.paths.run}")
     if purge:
@@ -162,25 +170,43 @@ def _write_secret(path: Path, secret: bytes) -> None:
     safefs.replace(str(path), secret, mode=0o600)
 
 
-def _wants_network(network: Network) -> bool:
-    return network.kind == "network"
+def libvirt_networks(site: Site) -> list[Network | ExtraNetwork]:
+    """Return the guests' networks that are libvirt's, each once, ``[network]``'s first."""
+    wanted: dict[str, Network | ExtraNetwork] = {}
+    for network in of_site(site).values():
+        if network.kind == "network":
+            wanted.setdefault(network.source, network)
+    return list(wanted.values())
 
 
-def _start_network(site: Site) -> None:
-    hypervisor.start_network(site.node.libvirt_uri, network_xml(site.network))
+def _start_network(site: Site, network: Network | ExtraNetwork) -> None:
+    """Make it, or start it; another one of ``[networks]`` may be defined by the site already."""
+    keep = network is not site.network
+    hypervisor.start_network(site.node.libvirt_uri, network_xml(network), keep=keep)
 
 
-def network_xml(network: Network) -> str:
-    """Return libvirt's XML of the guests' NAT network: no DHCP, no DNS server, no open port.
+def network_xml(network: Network | ExtraNetwork) -> str:
+    """Return libvirt's XML of a network of guests: no DHCP, no DNS server, no open port.
 
-    See https://libvirt.org/formatnetwork.html.
+    ``[network]`` is behind NAT, and another one with a gateway. Any other is between the guests of
+    the node alone; without a subnet the node has no address in it either. See
+    https://libvirt.org/formatnetwork.html.
     """
-    subnet = ipaddress.IPv4Network(network.subnet)
-    gateway = network.gateway or str(subnet.network_address + 1)
+    extra = isinstance(network, ExtraNetwork)
+    forward = "" if extra and not network.gateway else "<forward mode='nat'/>"
+    size = network.mtu if isinstance(network, ExtraNetwork) else 0
+    mtu = f"<mtu size='{size}'/>" if size else ""
+    bridge = re.sub(r"[^A-Za-z0-9_.-]", "", network.source)[:14] + "0"  # IFNAMSIZ is 16
+    address = ""
+    if network.subnet:
+        subnet = ipaddress.IPv4Network(network.subnet)
+        first = network.gateway or str(subnet.network_address + 1)
+        address = f"<ip address='{first}' netmask='{subnet.netmask}'/>"
     return (
-        f"<network><name>{_text(network.source)}</name><forward mode='nat'/>"
-        f"<bridge name={quoteattr(network.source[:14] + '0')} stp='off' delay='0'/>"
-        f"<dns enable='no'/><ip address='{gateway}' netmask='{subnet.netmask}'/></network>"
+        f"<network><name>{_text(network.source)}</name>"
+        f"<metadata><vtorque:network xmlns:vtorque='{_MADE}'/></metadata>{forward}"
+        f"<bridge name='{bridge}' stp='off' delay='0'/>{mtu}"
+        f"<dns enable='no'/>{address}</network>"
     )
 
 
