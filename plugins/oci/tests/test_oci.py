@@ -1,0 +1,288 @@
+"""Containers in every form they come in, and everything that can be wrong with them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import shutil
+import stat
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import oci_images as made
+from vtorque_core.api_node import Refused
+from vtorque_linux_guest.ext4_xattr import can_store
+from vtorque_linux_guest.filetree import FileTree
+from vtorque_oci import layers, oci
+from vtorque_oci.blobs import opened
+from vtorque_oci.build import parse_options
+from vtorque_oci.container import Container, settings
+
+CAPABILITY = {"SCHILY.xattr.security.capability": "\1\0\0\2", "SCHILY.xattr.user.note": "kept"}
+BASE = made.layer(
+    ("etc", b"", "d"),
+    ("etc/old", b"old", "f"),
+    ("etc/dir", b"", "d"),
+    ("etc/dir/a", b"a", "f"),
+    ("etc/dir/b", b"b", "f"),
+    ("usr/lib", b"", "d"),
+    ("lib", "usr/lib", "l"),
+    ("bin/su", b"su", "f", {"mode": 0o4755, "pax_headers": CAPABILITY}),
+    ("dev/null", b"", "c"),
+)
+UPPER = made.layer(
+    ("etc/.wh.old", b"", "f"),
+    ("etc/dir/c", b"c", "f"),
+    ("etc/dir/.wh..wh..opq", b"", "f"),
+    ("lib/new", b"new", "f"),
+    ("lib/again", "lib/new", "h"),
+    ("etc/.wh..wh.plnk", b"", "f"),
+    ("etc/.wh.never-there", b"", "f"),
+)
+
+
+def read(source: Path, work: Path, most: int = 1 << 20, tag: str = "") -> Container:
+    work.mkdir(exist_ok=True)
+    with opened(str(source)) as descriptor, oci.files_of(descriptor) as files:
+        return oci.read_image(files, work, most, "x86_64", tag)
+
+
+def tree_of(container: Container) -> FileTree:
+    tree = FileTree()
+    for path, digest in container.layers:
+        file = path.open("rb")
+        layers.check_digest(file, digest)
+        layers.apply(tree, file, 1 << 20, can_store)
+    return tree
+
+
+def check_tree(tree: FileTree) -> None:
+    found = {path for path, node in tree.walk() if not node.is_directory}
+    assert found == {"etc/dir/c", "lib", "usr/lib/new", "usr/lib/again", "bin/su"}
+    assert tree.find("usr/lib/new") is tree.find("usr/lib/again")
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda p: made.as_directory(made.layout_files([BASE, UPPER]), p),
+        lambda p: made.as_directory(made.layout_files([BASE, UPPER], made.zstd), p),
+        lambda p: made.as_directory(made.layout_files([BASE, UPPER], bytes), p),
+        lambda p: made.as_tar(made.layout_files([BASE, UPPER]), p),
+        lambda p: made.as_tar(made.saved_files([BASE, UPPER]), p),
+        lambda p: made.as_directory(made.saved_files([BASE, UPPER]), p),
+    ],
+    ids=["layout", "zstd", "plain", "oci-archive", "docker-archive", "saved directory"],
+)
+def test_all_forms_give_the_same_files(make: Callable[[Path], Path], tmp_path: Path) -> None:
+    check_tree(tree_of(read(make(tmp_path / "source"), tmp_path / "work")))
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_what_skopeo_writes_is_read(tmp_path: Path) -> None:
+    source = made.as_directory(made.layout_files([BASE, UPPER]), tmp_path / "layout")
+    for form in ("oci-archive", "docker-archive", "oci"):
+        target = tmp_path / form
+        argv = ["skopeo", "--insecure-policy", "copy", "-q", f"oci:{source}:latest"]
+        subprocess.run([*argv, f"{form}:{target}:app:1"], check=True, capture_output=True)
+        check_tree(tree_of(read(target, tmp_path / f"work-{form}")))
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_privilege_is_dropped_and_attributes_stay(tmp_path: Path) -> None:
+    source = made.as_directory(made.layout_files([BASE]), tmp_path / "source")
+    tree = tree_of(read(source, tmp_path / "work"))
+    su = tree.find("bin/su")
+    assert su is not None
+    assert set(su.xattrs) == {"security.capability", "user.note"}
+    assert layers.without_privilege(tree) == 1
+    assert (stat.S_IMODE(su.mode), su.xattrs) == (0o755, {"user.note": b"kept"})
+    assert layers.without_privilege(tree) == 0
+
+
+def test_environment_and_entry_point(tmp_path: Path) -> None:
+    env = ["PATH=/app", "A=1=2", "HOME=/root", "PBS_JOBID=7", "EMPTY="]
+    inner = {"Env": env, "Entrypoint": ["/app/run", "-v"], "Cmd": ["x"]}
+    container = read(
+        made.as_directory(made.layout_files([BASE], **inner), tmp_path / "s"), tmp_path / "work"
+    )
+    assert container.environment == {"PATH": "/app", "A": "1=2", "EMPTY": ""}
+    assert (container.entrypoint, container.command) == (("/app/run", "-v"), ("x",))
+    assert container.title == "latest"
+    text = settings(container, container.entrypoint)
+    assert text == b"A=1=2\0EMPTY=\0!PATH=/app\0\0/app/run\0-v\0"
+
+
+def test_one_of_several_images_is_chosen(tmp_path: Path) -> None:
+    files = made.layout_files([BASE])
+    index = json.loads(files["index.json"])
+    (one,) = index["manifests"]
+    other = {**one, "annotations": {"org.opencontainers.image.ref.name": "other"}}
+    index["manifests"] = [one, other]
+    files["index.json"] = json.dumps(index).encode()
+    source = made.as_directory(files, tmp_path / "s")
+    with pytest.raises(Refused, match=r"has 2 images \(latest, other\).*-o tag=NAME"):
+        read(source, tmp_path / "w1")
+    assert read(source, tmp_path / "w2", tag="other").title == "other"
+    index["manifests"] = [{**one, "platform": {"architecture": "arm64"}}, other]
+    other["platform"] = {"architecture": "amd64"}
+    (source / "index.json").write_text(json.dumps(index))
+    assert read(source, tmp_path / "w3").title == "other"
+    with pytest.raises(Refused, match="has 0 images"):
+        read(source, tmp_path / "w4", tag="missing")
+
+
+def changed(files: dict[str, bytes], name: str, **changes: Any) -> dict[str, bytes]:
+    """Return the layout with its manifest or configuration changed, and digests that fit."""
+    out = dict(files)
+    index = json.loads(out["index.json"])
+    path = "blobs/sha256/" + index["manifests"][0]["digest"][7:]
+    manifest = json.loads(out.pop(path))
+    if name == "config":
+        where = "blobs/sha256/" + manifest["config"]["digest"][7:]
+        data = json.dumps({**json.loads(out.pop(where)), **changes}).encode()
+        out["blobs/sha256/" + made.digest(data)[7:]] = data
+        manifest["config"]["digest"] = made.digest(data)
+    else:
+        manifest.update(changes)
+    data = json.dumps(manifest).encode()
+    out["blobs/sha256/" + made.digest(data)[7:]] = data
+    index["manifests"][0]["digest"] = made.digest(data)
+    out["index.json"] = json.dumps(index).encode()
+    return out
+
+
+GOOD = made.layout_files([BASE])
+LAYER = next(name for name, data in GOOD.items() if data.startswith(b"\x1f\x8b"))
+BOMB = made.layout_files([made.layer(("zeros", bytes(20 << 20), "f"))])
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"oci-layout": b"{}"}, "has neither index.json"),
+        ({**GOOD, "index.json": b"{"}, "index.json is not JSON"),
+        ({**GOOD, "index.json": b"[" * 100_000}, "index.json is not JSON"),
+        ({**GOOD, "index.json": b"[]"}, "not a JSON object"),
+        ({**GOOD, "index.json": b'{"manifests": 3}'}, "lists no manifests"),
+        ({**GOOD, "index.json": b" " * (5 << 20)}, "at most 4194304 are read"),
+        ({**GOOD, "index.json": b'{"manifests": [{"digest": "sha256:../../x"}]}'}, "not a digest"),
+        ({**GOOD, "index.json": b'{"manifests": [{"digest": "md5:00"}]}'}, "is not a digest"),
+        ({k: v for k, v in GOOD.items() if k != LAYER}, "one of its layers"),
+        ({**GOOD, LAYER: GOOD[LAYER][:-9]}, "is damaged"),
+        ({**GOOD, LAYER: gzip.compress(b"other")}, "is damaged"),
+        (changed(GOOD, "manifest", layers=[]), "has no layers"),
+        (changed(GOOD, "manifest", layers=[{}] * 200), "more than 127"),
+        (changed(GOOD, "manifest", layers=[3]), "not a JSON object"),
+        (changed(GOOD, "config", architecture="arm64"), "architecture 'arm64'; guests have amd64"),
+        (changed(GOOD, "config", os="windows"), "os 'windows'"),
+        (changed(GOOD, "config", rootfs={}), "does not list the layers"),
+        (changed(GOOD, "config", config={"Env": ["A B"]}), "which is no variable"),
+        (changed(GOOD, "config", config={"Env": ["A=\0"]}), "no program can be given"),
+        (changed(GOOD, "config", config={"Entrypoint": "run"}), "not a list of texts"),
+        (made.layout_files([BASE], lambda data: b"BZh" + data), "neither with gzip nor with zstd"),
+        (made.layout_files([BASE], lambda d: gzip.compress(d)[:-20]), "truncated|damaged"),
+        (BOMB, "unpacks to more than 1 MiB"),
+        (made.layout_files([made.layer(("z", bytes(9 << 20), "f"))], made.zstd), "than 1 MiB"),
+        ({"manifest.json": b"{}"}, "not a list of images"),
+        ({"manifest.json": b"[]"}, "has 0 such images"),
+        ({"manifest.json": b'[{"Config": "c", "Layers": ["../../x"]}]'}, "not a path|has no "),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("form", [made.as_directory, made.as_tar], ids=["directory", "tar"])
+def test_broken_images_are_refused(
+    files: dict[str, bytes], message: str, form: Callable[..., Path], tmp_path: Path
+) -> None:
+    with pytest.raises(Refused, match=message):
+        read(form(files, tmp_path / "source"), tmp_path / "work")
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        (("/etc/passwd", b"x", "f"), "absolute path"),
+        (("../../etc/passwd", b"x", "f"), "'..' in it"),
+        (("disk", b"", "c"), "is a device"),
+        (("h", "../../etc/shadow", "h"), "hard link"),
+        (("etc/.wh...", b"", "f"), "hides nothing"),
+        (("etc/.wh.", b"", "f"), "hides nothing"),
+        (("etc/old/x", b"", "f"), "is not a directory"),
+    ],
+)
+def test_hostile_layers_are_refused(entry: made.Entry, message: str, tmp_path: Path) -> None:
+    files = made.layout_files([BASE, made.layer(entry)])
+    container = read(made.as_directory(files, tmp_path / "s"), tmp_path / "work")
+    with pytest.raises(Refused, match=message):
+        tree_of(container)
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_links_of_a_layer_lead_nowhere_else(tmp_path: Path) -> None:
+    """What would be written to this machine's /etc by an unpacker is in the image's own."""
+    evil = made.layer(("evil", "/etc", "l"), ("up", "../../../../etc", "l"))
+    through = made.layer(("evil/mark", b"1", "f"), ("up/mark2", b"2", "f"))
+    files = made.layout_files([BASE, evil, through])
+    tree = tree_of(read(made.as_directory(files, tmp_path / "s"), tmp_path / "work"))
+    assert {"etc/mark", "etc/mark2"} <= {path for path, _ in tree.walk()}
+    assert not Path("/etc/mark").exists()
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_a_layer_that_the_configuration_does_not_know_is_refused(tmp_path: Path) -> None:
+    rootfs = {"type": "layers", "diff_ids": [made.digest(b"other")]}
+    files = changed(GOOD, "config", rootfs=rootfs)
+    container = read(made.as_directory(files, tmp_path / "s"), tmp_path / "work")
+    with pytest.raises(Refused, match="a layer has sha256"):
+        tree_of(container)
+
+
+def test_sources_that_are_no_files_are_refused(tmp_path: Path) -> None:
+    source = made.as_directory(GOOD, tmp_path / "source")
+    (tmp_path / "link").symlink_to(source)
+    os.mkfifo(tmp_path / "fifo")
+    for path, message in (
+        (tmp_path / "link", "symbolic link"),
+        (tmp_path / "missing", "No such file"),
+        (tmp_path / "fifo", "neither a file nor a directory"),
+        (Path("/dev/zero"), "neither a file nor a directory"),
+    ):
+        with pytest.raises(Refused, match=message):
+            read(path, tmp_path / "work")
+    (source / "index.json").rename(tmp_path / "index")
+    (source / "index.json").symlink_to(tmp_path / "index")
+    with pytest.raises(Refused, match="has neither index"):
+        read(source, tmp_path / "work")
+    packed = tmp_path / "packed.tar.gz"
+    packed.write_bytes(gzip.compress(made.as_tar(GOOD, tmp_path / "t").read_bytes()))
+    with pytest.raises(Refused, match="unpack it first"):
+        read(packed, tmp_path / "work")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, "source: say what to build from"),
+        ({"source": "x", "run": "yes"}, "has no option run"),
+        ({"source": "x", "entrypoint": "yes"}, "entrypoint='yes': must be ignore or run"),
+        ({"source": "x", "setuid": "1"}, "setuid='1'"),
+        ({"source": "x", "size": "1"}, "size"),
+        ({"source": "x", "size": "9T"}, "size=9T: must be between 64M and 1T"),
+        ({"source": "x", "debs": "relative"}, "debs=relative"),
+    ],
+)
+def test_bad_options_are_refused(arguments: dict[str, str], message: str) -> None:
+    with pytest.raises(Refused, match=message):
+        parse_options(arguments)
+
+
+@pytest.fixture(autouse=True)
+def _tools() -> None:
+    for tool in ("zstd", "skopeo", "mksquashfs", "sqfs2tar"):
+        assert shutil.which(tool), f"{tool} is missing: scripts/node packages"

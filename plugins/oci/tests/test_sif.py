@@ -1,0 +1,80 @@
+"""SIF files: header and descriptors as Apptainer writes them, made with mksquashfs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import oci_images as made
+from vtorque_core.api_node import Refused
+from vtorque_linux_guest.ext4_xattr import can_store
+from vtorque_linux_guest.filetree import read_tar
+from vtorque_oci import sif
+from vtorque_oci.blobs import opened
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    path = tmp_path / "root"
+    (path / ".singularity.d/env").mkdir(parents=True)
+    (path / ".singularity.d/runscript").write_text('#!/bin/sh\nexec "$@"\n')
+    (path / ".singularity.d/env/10-x.sh").write_text("export X=1\n")
+    (path / "data").write_bytes(bytes(100_000))
+    (path / "link").symlink_to("/etc/shadow")
+    return path
+
+
+def read(path: Path, work: Path, most: int = 1 << 20) -> Any:
+    work.mkdir()
+    with opened(str(path)) as descriptor:
+        return sif.read_sif(descriptor, work, most, "x86_64", path.name)
+
+
+def test_a_sif_is_one_layer_with_a_runscript(root: Path, tmp_path: Path) -> None:
+    container = read(made.as_sif(root, tmp_path / "app.sif"), tmp_path / "work")
+    assert container.entrypoint == ("/.singularity.d/runscript",)
+    ((layer, digest),) = container.layers
+    assert digest is None
+    with layer.open("rb") as file:
+        tree = read_tar(file, 1 << 20, can_store)
+        found = {path: node for path, node in tree.walk() if not node.is_directory}
+        names = {"data", "link", ".singularity.d/runscript", ".singularity.d/env/10-x.sh"}
+        assert set(found) == names
+        assert found["link"].read() == b"/etc/shadow"
+        assert {node.uid for node in found.values()} == {0}
+        assert sif.add_environment(tree) == ("/usr/lib/vtorque/sif-environment",)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"magic": b"SIF_MAGIX\0"}, "is not a SIF"),
+        ({"arch": b"04\0"}, "another architecture"),
+        ({"total": 0}, "header is broken"),
+        ({"total": -1}, "header is broken"),
+        ({"total": 1 << 40}, "header is broken"),
+        ({"table": 1 << 50}, "header is broken"),
+        ({"table": -8}, "header is broken"),
+        ({"kind": 0x4003}, "has no root file system"),
+        ({"purpose": 4}, "has no root file system"),
+        ({"system": 2}, "is of kind 2; squashfs is known"),
+        ({"offset": -1}, "ends beyond its end"),
+        ({"size": 1 << 40}, "ends beyond its end"),
+        ({"size": 0}, "ends beyond its end"),
+        ({"size": 300}, "sqfs2tar gave up on it"),
+        ({"offset": 0}, "sqfs2tar gave up on it"),
+    ],
+)
+def test_broken_files_are_refused(
+    root: Path, tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(Refused, match=message):
+        read(made.as_sif(root, tmp_path / "app.sif", **changes), tmp_path / "work")
+
+
+def test_a_bomb_is_refused(root: Path, tmp_path: Path) -> None:
+    (root / "zeros").write_bytes(bytes(30 << 20))
+    with pytest.raises(Refused, match="unpacks to more than 1 MiB"):
+        read(made.as_sif(root, tmp_path / "app.sif"), tmp_path / "work")

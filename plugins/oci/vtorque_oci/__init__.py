@@ -1,0 +1,1 @@
+"""vtorque-oci: guest images from containers."""

@@ -1,0 +1,180 @@
+"""Files of a container as somebody handed them over: opened with care, copied, then checked.
+
+A source may lie where its owner can change it at any time, so every part that is used is copied
+into root's own directory first, and what is checked is the copy. As root.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import stat
+import subprocess
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from vtorque_core.api_node import HostFault, Refused
+
+CHUNK = 1 << 20
+NOBODY = 65534  # Debian base-passwd and Red Hat setup
+_DIGEST = re.compile(r"sha256:([0-9a-f]{64})", re.ASCII)
+_TOOL_TIMEOUT = 1800  # seconds
+
+
+def digest_of(text: object) -> str:
+    """Return the hexadecimal part of a digest. Raises Refused: only sha256 is known."""
+    found = _DIGEST.fullmatch(text) if isinstance(text, str) else None
+    if found is None:
+        raise Refused(f"{str(text)[:100]!r} is not a digest: sha256:... is what is known")
+    return found[1]
+
+
+@contextmanager
+def opened(name: str, directory: int | None = None) -> Iterator[int]:
+    """Open a path, which must be a directory or a regular file, and no link. Raises Refused.
+
+    Nothing else is even opened: that would wait (FIFO) or act (a device).
+    """
+    try:
+        handle = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+        try:
+            mode = os.fstat(handle).st_mode
+            if stat.S_ISLNK(mode):
+                raise Refused(f"{name[:200]!r} is a symbolic link")
+            if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+                raise Refused(f"{name[:200]!r} is neither a file nor a directory")
+            descriptor = os.open(f"/proc/self/fd/{handle}", os.O_RDONLY | os.O_CLOEXEC)
+        finally:
+            os.close(handle)
+    except OSError as error:
+        raise Refused(f"{name[:200]!r}: {error.strerror}") from None
+    except ValueError:
+        raise Refused(f"{name[:200]!r} is not a path") from None
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def copy(descriptor: int, offset: int, size: int, target: Path, expect: str | None) -> None:
+    """Copy a part of a file into a new one; ``expect``: its sha256. Raises Refused, HostFault."""
+    digest = hashlib.sha256()
+    try:
+        with target.open("xb") as file:
+            at = offset
+            while at < offset + size:
+                part = os.pread(descriptor, min(CHUNK, offset + size - at), at)
+                if not part:
+                    raise Refused(f"is truncated: {size} bytes from {offset} are not all there")
+                digest.update(part)
+                file.write(part)
+                at += len(part)
+    except OSError as error:
+        raise HostFault(f"{target.name}: {error.strerror or error}", stage="copy") from None
+    if expect is not None and digest.hexdigest() != expect:
+        raise Refused(f"sha256:{expect[:16]}... is damaged: it has {digest.hexdigest()[:16]}...")
+
+
+def unpacked(packed: Path, target: Path, most: int) -> Path:
+    """Return a layer as a plain tar file: itself, or decompressed into ``target``.
+
+    ``most``: bytes that it may have then. Raises Refused for more, for damage, and for what is
+    compressed in an unknown way.
+    """
+    with packed.open("rb", buffering=0) as file:
+        magic = file.read(6)
+        file.seek(0)
+        if magic.startswith(b"\x1f\x8b"):
+            with target.open("xb") as out:
+                _gunzip(file, out, most)
+        elif magic.startswith(b"\x28\xb5\x2f\xfd"):
+            # --memory: a frame may ask for any window (RFC 8878, 3.1.1.1.2)
+            as_nobody(("zstd", "-d", "-q", "-c", "--memory=256MB"), file, target, most, "zstd")
+        elif magic.startswith((b"BZh", b"\xfd7zXZ", b"PK")):
+            raise Refused("a layer is compressed neither with gzip nor with zstd")
+        else:
+            return packed
+    packed.unlink()
+    return target
+
+
+def _gunzip(file: IO[bytes], out: IO[bytes], most: int) -> None:
+    """Decompress all members of a gzip file, block by block."""
+    left = most
+    stream = zlib.decompressobj(wbits=31)
+    data = b""
+    try:
+        while True:
+            data = data or file.read(CHUNK)
+            if not data:
+                break
+            if stream.eof:
+                stream = zlib.decompressobj(wbits=31)
+            part = stream.decompress(data, CHUNK)
+            data = stream.unconsumed_tail or stream.unused_data
+            left -= len(part)
+            if left < 0:
+                raise too_large(most)
+            out.write(part)
+        while part := stream.decompress(b"", CHUNK):
+            left -= len(part)
+            if left < 0:
+                raise too_large(most)
+            out.write(part)
+    except zlib.error as error:
+        raise Refused(f"a layer is damaged: {error}") from None
+    except OSError as error:
+        raise HostFault(f"layer: {error.strerror or error}", stage="unpack") from None
+    if not stream.eof:
+        raise Refused("a layer is truncated")
+
+
+def too_large(most: int) -> Refused:
+    """Return the refusal of what unpacks to more than ``most`` bytes."""
+    return Refused(
+        f"unpacks to more than {most >> 20} MiB: the limit is the size of the root disk (-o size=)"
+    )
+
+
+def as_nobody(
+    argv: tuple[str, ...], stdin: IO[bytes], target: Path, most: int, package: str
+) -> None:
+    """Run a tool on a stranger's data without any rights, its output into a new file.
+
+    Within 1 GiB of memory and ``most`` bytes of output. Raises Refused with its last words;
+    HostFault if it is missing.
+    """
+    limits = ("--as=1073741824", f"--fsize={most}", "--core=0", f"--cpu={_TOOL_TIMEOUT}")
+    rights = (
+        ("--reuid", str(NOBODY), "--regid", str(NOBODY), "--clear-groups", "--no-new-privs")
+        if os.geteuid() == 0
+        else ()
+    )
+    with target.open("xb") as out:
+        try:
+            done = subprocess.run(
+                [
+                    *("setpriv", *rights, "--pdeathsig", "KILL", "--"),
+                    *("prlimit", *limits, "--", *argv),
+                ],
+                stdin=stdin,
+                stdout=out,
+                stderr=subprocess.PIPE,
+                env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"},
+                cwd="/",
+                timeout=_TOOL_TIMEOUT,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise Refused(f"{argv[0]} did not end within {_TOOL_TIMEOUT} s") from None
+    if done.returncode == 127:
+        raise HostFault(f"{argv[0]} is not installed: apt-get install {package}")
+    if done.returncode != 0:
+        if target.stat().st_size >= most:
+            raise too_large(most)
+        words = done.stderr.decode("utf-8", "replace").strip()[-300:]
+        raise Refused(f"{argv[0]} gave up on it: {words or f'exit code {done.returncode}'}")

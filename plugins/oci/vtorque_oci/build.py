@@ -1,0 +1,223 @@
+"""The builder ``oci``: a container becomes a guest with the site's kernel and the agent.
+
+Runs as root in ``vmgr images build NAME oci -o source=...``. Nothing of the container is run, and
+nothing of it is unpacked on this machine: its layers become a tree in memory, and that a disk.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import stat
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+from vtorque_core.api import size_mib
+from vtorque_core.api_image import BuiltImage
+from vtorque_core.api_node import Refused, run_tool
+from vtorque_linux_guest import micro
+from vtorque_linux_guest.ext4_xattr import can_store
+from vtorque_linux_guest.filetree import FileTree, directory
+from vtorque_linux_guest.initramfs import Tree, add_modules
+from vtorque_linux_guest.kernel import (
+    Kernel,
+    architecture,
+    debs_directory,
+    fetch_kernel,
+    need_tools,
+    vmlinux,
+)
+from vtorque_linux_guest.linux import CMDLINE, INITRD_MODULES, busybox, disk_initramfs
+from vtorque_linux_guest.root_disk import write_disk
+from vtorque_oci import layers, oci, sif
+from vtorque_oci.blobs import opened
+from vtorque_oci.container import Container, settings
+
+SIZE_MIB = 8192
+MIN_RAM_MIB = 192
+HOME = "usr/lib/vtorque"
+INIT = f"/{HOME}/init"
+# The kernel's own, and what every program may expect (hier(7)).
+_MOUNTED = ("dev", "proc", "sys", "run")
+_OTHERS = {"tmp": 0o1777, "var/tmp": 0o1777, "root": 0o700, "etc": 0o755, "home": 0o755}
+
+
+@dataclass(frozen=True)
+class Options:
+    """What ``-o`` says. ``run``: the entry point starts the job's script; ``size`` in MiB."""
+
+    source: str
+    tag: str = ""
+    run: bool = False
+    size: int = SIZE_MIB
+    setuid: bool = False
+    modules: tuple[str, ...] = ()
+    debs: Path | None = None
+
+
+class OciBuilder:
+    """Builds an image from a container; see :class:`vtorque_core.api_image.Builder`."""
+
+    def build(
+        self, arguments: Mapping[str, str], staging: Path, progress: Callable[[str], None]
+    ) -> BuiltImage:
+        """Build kernel, initramfs and root disk into ``staging``; arguments: doc/images.md.
+
+        Raises Refused and HostFault.
+        """
+        options = parse_options(arguments)
+        need_tools("qemu-img", "e2fsck", "setpriv")
+        _, arch = architecture()
+        work = staging / "work"
+        work.mkdir(mode=0o700)
+        progress("reading the container")
+        container, from_sif = _read(options, work, arch)
+        kernel = fetch_kernel(work, progress, options.debs)
+        (staging / "vmlinux").write_bytes(vmlinux(kernel))
+        modules = tuple(dict.fromkeys([*INITRD_MODULES, *micro.BOOT_MODULES]))
+        initrd = disk_initramfs(kernel, work, INIT, modules, options.debs)
+        (staging / "initrd").write_bytes(initrd)
+        progress("laying the layers over each other")
+        with ExitStack() as stack:
+            tree = FileTree()
+            for path, digest in container.layers:
+                file = stack.enter_context(path.open("rb"))
+                layers.check_digest(file, digest)
+                layers.apply(tree, file, options.size << 20, can_store)
+            if not options.setuid and (count := layers.without_privilege(tree)):
+                progress(f"{count} programs have lost setuid bits or capabilities (setuid=keep)")
+            _check_entrypoint(tree, container, options)
+            prefix = sif.add_environment(tree) if from_sif else ()
+            _prepare(tree, container, options, prefix)
+            _equip(tree, kernel, work, options)
+            progress("writing the root disk")
+            write_disk(tree, work, staging / "root.qcow2", options.size)
+        shutil.rmtree(work)
+        return BuiltImage(
+            guest_type="linux",
+            distro="container",
+            arch=arch,
+            min_ram_mib=MIN_RAM_MIB,
+            disk="root.qcow2",
+            disk_format="qcow2",
+            kernel="vmlinux",
+            initrd="initrd",
+            cmdline=CMDLINE,
+            labels=_labels(container, options, kernel),
+        )
+
+
+def parse_options(arguments: Mapping[str, str]) -> Options:
+    """Return the builder's options. Raises Refused for an unknown one or a bad value."""
+    known = ("source", "tag", "entrypoint", "size", "setuid", "modules", "debs")
+    unknown = sorted(set(arguments) - set(known))
+    if unknown:
+        raise Refused(f"oci has no option {unknown[0]}; it has {', '.join(known)}")
+    if not arguments.get("source"):
+        raise Refused("source: say what to build from: a directory, a tar file or a SIF")
+    entrypoint = arguments.get("entrypoint", "ignore")
+    if entrypoint not in ("ignore", "run"):
+        raise Refused(f"entrypoint={entrypoint!r}: must be ignore or run")
+    setuid = arguments.get("setuid", "drop")
+    if setuid not in ("drop", "keep"):
+        raise Refused(f"setuid={setuid!r}: must be drop or keep")
+    try:
+        size = size_mib(arguments["size"]) if "size" in arguments else SIZE_MIB
+    except ValueError as error:
+        raise Refused(f"size={arguments['size']!r}: {error}") from None
+    if not 64 <= size <= 1 << 20:
+        raise Refused(f"size={arguments['size']}: must be between 64M and 1T")
+    return Options(
+        source=arguments["source"],
+        tag=arguments.get("tag", ""),
+        run=entrypoint == "run",
+        size=size,
+        setuid=setuid == "keep",
+        modules=tuple(m for m in arguments.get("modules", "").split(",") if m),
+        debs=debs_directory(arguments),
+    )
+
+
+def _read(options: Options, work: Path, arch: str) -> tuple[Container, bool]:
+    """Return the container, and whether it came as a SIF. Errors name the source."""
+    most = options.size << 20
+    try:
+        with opened(options.source) as descriptor:
+            is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)
+            if is_file and sif.is_sif(os.pread(descriptor, 64, 0)):
+                title = Path(options.source).name
+                return sif.read_sif(descriptor, work, most, arch, title), True
+            with oci.files_of(descriptor) as found:
+                return oci.read_image(found, work, most, arch, options.tag), False
+    except Refused as error:
+        raise Refused(f"source {options.source[:200]}: {error}") from None
+
+
+def _check_entrypoint(tree: FileTree, container: Container, options: Options) -> None:
+    if not options.run:
+        return
+    if not container.entrypoint:
+        raise Refused("entrypoint=run: the container has no entry point")
+    program = container.entrypoint[0]
+    if program.startswith("/") and tree.find(program) is None:
+        raise Refused(f"entrypoint=run: the container has no {program[:200]}, its entry point")
+
+
+def _prepare(
+    tree: FileTree, container: Container, options: Options, prefix: tuple[str, ...]
+) -> None:
+    """Add what a guest needs of directories, and how its programs are started."""
+    tree.remove(HOME)
+    for name in _MOUNTED:  # a link there would lead the initramfs astray
+        tree.remove(name)
+        tree.put(name, directory())
+    for name, mode in _OTHERS.items():
+        tree.directory(name, mode)
+    if tree.find("bin/sh") is None:
+        tree.link("bin/sh", f"/{HOME}/bin/busybox")
+    words = (*prefix, *(container.entrypoint if options.run else ()))
+    tree.file(f"{HOME}/container", settings(container, words))
+    if container.entrypoint or container.command:
+        own = (*container.entrypoint, *container.command)
+        script = (
+            f"#!/{HOME}/bin/busybox sh\n"
+            "# The container's own program; arguments replace those that it has by default.\n"
+            f"[ $# -gt 0 ] || exec {shlex.join(own)}\n"
+            f'exec {shlex.join(container.entrypoint)} "$@"\n'
+        )
+        tree.file(f"{HOME}/entrypoint", script.encode("utf-8", "surrogateescape"), 0o755)
+
+
+def _equip(tree: FileTree, kernel: Kernel, work: Path, options: Options) -> None:
+    """Add init, agent, busybox and the kernel's modules that a job may want."""
+    init = files("vtorque_oci").joinpath("container_init").read_text("utf-8")
+    tree.file(INIT, init.encode(), 0o755)
+    tree.file(micro.AGENT, micro.agent(work), 0o755)
+    program = busybox(work, options.debs)
+    tree.file(f"{HOME}/bin/busybox", program, 0o755)
+    applets = run_tool(str(work / "programs/bin/busybox"), "--list").split()
+    for applet in (each for each in applets if each != "busybox"):
+        tree.link(f"{HOME}/bin/{applet}", "busybox")
+    carried = Tree()
+    wanted = (*INITRD_MODULES, *micro.BOOT_MODULES, *micro.MORE_MODULES, *options.modules)
+    add_modules(carried, kernel, wanted)
+    for path, (mode, content) in sorted(carried.entries.items()):
+        if stat.S_ISREG(mode):
+            tree.file(path, content)
+
+
+def _labels(container: Container, options: Options, kernel: Kernel) -> dict[str, str]:
+    """Return the labels: how the guest comes up, and what a user may want to know."""
+    shown = {
+        "init": "micro",
+        "family": "container",
+        "container": f"/{HOME}",
+        "entrypoint": "run" if options.run else "ignore",
+        "kernel": f"{kernel.package} {kernel.version}",
+    }
+    title = "".join(c for c in container.title if c.isprintable())[:200]
+    return {**shown, "source": title} if title else shown
