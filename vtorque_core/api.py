@@ -92,6 +92,8 @@ class Option(Generic[T]):
         is_file: the user's text is a path, read as the user by ``vsub``; the value is a
             :class:`FileData` or None and ``parse`` is not called.
         words: with ``is_file``: texts, in any case, that are no path but for ``parse``.
+        separator: the value is a list, as ``show`` writes it: the site's ``allow`` and ``deny``
+            are for each item.
     """
 
     key: str
@@ -102,6 +104,7 @@ class Option(Generic[T]):
     show: Callable[[T], str] = str
     is_file: bool = False
     words: frozenset[str] = frozenset()
+    separator: str = ""
 
     def names_file(self, text: str) -> bool:
         """Return whether this text, as a user writes it, is the path of a file."""

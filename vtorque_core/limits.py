@@ -68,9 +68,14 @@ def refusal(
     if limits.allow is None and not limits.deny:
         return None
     shown = option.show(value)
-    if limits.allow is not None and not any(r.matches(value, shown) for r in limits.allow):
-        return refused("is not allowed", "allow", _listed(limits.allow))
-    if any(rule.matches(value, shown) for rule in limits.deny):
+    # A glob over a whole list would let anything follow the item that it is meant for.
+    items = shown.split(option.separator) if option.separator else []
+    each = [(item, item) for item in items] if len(items) > 1 else [(value, shown)]
+    if limits.allow is not None:
+        whole = any(r.matches(value, shown) for r in limits.allow if not r.is_glob)
+        if not whole and not all(any(r.matches(*one) for r in limits.allow) for one in each):
+            return refused("is not allowed", "allow", _listed(limits.allow))
+    if any(rule.matches(*one) for rule in limits.deny for one in (*each, (value, shown))):
         return refused("is not allowed", "deny", "not " + _listed(limits.deny))
     return None
 

@@ -152,6 +152,12 @@ def test_the_site_limits_what_is_asked_for(tmp_path):
     assert guest(site, "gpu")[plugin.PCI] == "gpu:1"
     with pytest.raises(Refused, match=r"pci=gpu:3: is not allowed \(limit: gpu:\[12\], fpga:\*"):
         guest(site, "gpu:3")
+    assert guest(site, "gpu:1+fpga")[plugin.PCI] == "fpga:1+gpu:1"
+    with pytest.raises(Refused, match=r"pci=fpga:1\+gpu:8: is not allowed"):
+        guest(site, "fpga:1+gpu:8")
+    site = site_of("gpu-node", tmp_path / "b", CLASSES + '[options.pci]\ndeny = ["gpu:*"]\n')
+    with pytest.raises(Refused, match=r"pci=fpga:1\+gpu:1: is not allowed"):
+        guest(site, "fpga:1+gpu:1")
 
 
 # -- what the site writes ----------------------------------------------------------------------
@@ -226,6 +232,18 @@ def test_a_card_that_cannot_be_reset_needs_the_sites_word(tmp_path, site):
     assert card == PciDevice("0000-d8-00-0", "0000:d8:00.0", must_reset=False)
     strict = CLASSES.replace("allow_no_reset = true", "")
     assert "cannot be reset" in str(asked(site_of("gpu-node", tmp_path / "b", strict), "fpga")[0])
+
+
+def test_a_class_gives_its_word_for_its_own_functions_only(tmp_path):
+    """A GPU is reset although the class of the sound card in its group does without."""
+    classes = CLASSES + (
+        '[[plugin.passthrough.classes]]\nname = "sound"\nids = ["10de:1aef"]\n'
+        "allow_no_reset = true\n"
+    )
+    site = site_of("gpu-node", tmp_path, classes.replace(', "10de:1aef"]', "]", 1))
+    (got,) = placed(site, "render")
+    card, sound = node.vtorque_render_domain(got, site)
+    assert (card.must_reset, sound.must_reset) == (True, False)
 
 
 def test_no_iommu_is_named_with_what_to_do(tmp_path):

@@ -93,10 +93,9 @@ class Card:
         """What the ledger knows it by."""
         return self.functions[0].address
 
-    @property
-    def must_reset(self) -> bool:
-        """Return whether the site wants it reset between two jobs."""
-        return not any(c.allow_no_reset for c in self.classes)
+    def must_reset(self, function: PciFunction) -> bool:
+        """Return whether the site wants this function reset between two jobs."""
+        return not any(c.allow_no_reset for c in self.classes if c.has(function))
 
     @property
     def problem(self) -> str:
@@ -108,7 +107,7 @@ class Card:
                 return f"IOMMU group {f.group} also has {f.address}, {f.ident}, of no class"
             if f.used:
                 return f"{f.address}: {f.used}"
-            if self.must_reset and not f.resets:
+            if self.must_reset(f) and not f.resets:
                 return f"{f.address} cannot be reset, and no class of it says allow_no_reset"
         return ""
 
@@ -181,7 +180,7 @@ def vtorque_render_domain(guest: GuestPlan, site: Site) -> Iterator[PciDevice]:
             raise HostFault(f"PCI card {item}: {card.problem if card else 'has gone'}")
         for f in card.functions:
             name = re.sub("[:.]", "-", f.address)
-            yield PciDevice(name, f.address, must_reset=card.must_reset)
+            yield PciDevice(name, f.address, must_reset=card.must_reset(f))
 
 
 @hookimpl

@@ -37,11 +37,18 @@ def cards(text: str) -> dict[str, int]:
 
 
 def card_list(text: str) -> str:
-    """Return the one way to write these cards, sorted: what [options.pci] allow matches."""
+    """Return the one way to write these cards, sorted; [options.pci] allow is for each of them."""
     return "+".join(f"{name}:{number}" for name, number in sorted(cards(text).items()))
 
 
-PCI = Option("pci", card_list, "", "PCI cards of each guest, by class", "CLASS:N[+CLASS:N]")
+PCI = Option(
+    "pci",
+    card_list,
+    "",
+    "PCI cards of each guest, by class",
+    "CLASS:N[+CLASS:N]",
+    separator="+",
+)
 
 
 @hookimpl
