@@ -44,24 +44,26 @@ class Waiting:
             begun()
             while True:
                 connection, _ = listener.accept()
-                with connection, contextlib.suppress(OSError):
+                with connection:
                     order = self._read(connection)
                     if order is not None:
                         self._answer(connection, order)
                         return 0
 
     def _read(self, connection: socket.socket) -> bytes | None:
-        """Return a whole order; None from anybody else, too long, or too slow."""
+        """Return a whole order; None from anybody else, too long, too slow, or broken off."""
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
         if _PEER.unpack(credentials)[1] != self.uid:
             return None
         connection.settimeout(_READ)
         order = b""
-        while part := connection.recv(1 << 16):
-            order += part
-            if len(order) > MAX_ORDER:
-                return None
-        return order
+        with contextlib.suppress(OSError):
+            while part := connection.recv(1 << 16):
+                order += part
+                if len(order) > MAX_ORDER:
+                    return None
+            return order
+        return None
 
     def _answer(self, connection: socket.socket, order: bytes) -> None:
         consoles: list[int] = []
@@ -78,8 +80,9 @@ class Waiting:
         except Exception as error:  # a defect: the user shall not wait for an answer
             what = f"{type(error).__name__}: {error}"
             message = json.dumps({"fault": printable(what, 2000)})
-        sent = socket.send_fds(connection, [message.encode()], consoles)
-        connection.sendall(message.encode()[sent:])
+        with contextlib.suppress(OSError):  # the job has been ended meanwhile
+            sent = socket.send_fds(connection, [message.encode()], consoles)
+            connection.sendall(message.encode()[sent:])
 
 
 def connect_console(path: str) -> int:

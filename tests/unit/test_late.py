@@ -120,6 +120,25 @@ def test_an_order_that_is_too_long_boots_nothing(run_dir, starter):
     assert len(boot_guests(guest(run_dir), b"y")) == 2  # it still waits for a good one
 
 
+def test_a_job_shell_that_is_gone_before_the_answer_gets_no_second_one(run_dir, starter):
+    def slow(_order):
+        (run_dir / "booted").open("a").write("x")
+        threading.Event().wait(0.3)
+        return consoles(b"")
+
+    one = starter(slow)
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(str(run_dir / ORDER_SOCKET))
+        connection.sendall(b"x")
+        connection.shutdown(socket.SHUT_WR)
+    for _ in range(100):
+        if one.lost():
+            break
+        threading.Event().wait(0.05)
+    assert one.lost()
+    assert (run_dir / "booted").read_text() == "x"
+
+
 def test_another_user_is_not_heard(run_dir, starter):
     if os.getuid() != 0:
         pytest.skip("only root can give the socket to another user")

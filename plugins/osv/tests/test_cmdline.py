@@ -1,7 +1,9 @@
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from vtorque_osv import cmdline
+from vtorque_osv import cmdline, script
 
 from vtorque_core.api import Refused
 from vtorque_core.api_node import Address
@@ -30,17 +32,35 @@ def osv_split(line):
     return options, ""
 
 
+def osv_script(text):
+    """OSv's own way with a script's line: core/commands.cc, for one command."""
+    words = re.findall(r'"((?:[^"\\]|\\.)*)"|((?:[^ "])+)', text)
+    plain = {"n": "\n", "\\": "\\", '"': '"'}
+    found = [re.sub(r"\\(.)", lambda m: plain[m[1]], a) if a or not b else b for a, b in words]
+    return [w for w in found if w.startswith("--env=")], [w for w in found if w[:6] != "--env="]
+
+
 def test_the_whole_line():
     options = [*cmdline.base_options(), *cmdline.network_options((STATIC, SECOND)),
                *cmdline.mount_options(["/data"])]  # fmt: skip
-    line = cmdline.assemble(options, {"A": "b c", "D": "e"}, '/hello "x y"')
+    line = cmdline.boot_line(options, {"A": "b c", "D": "$e f"}, "runscript /dev/vblk1")
     assert line == (
         "--verbose --power-off-on-abort --console=serial --noinit"
         " --ip=eth0,10.1.0.5,255.255.240.0 --ip=eth1,10.2.0.5,255.255.255.0"
         " --defaultgw=10.1.0.1 --nameserver=10.1.0.2"
         " --mount-fs=virtiofs,/dev/virtiofs0,/data"
-        ' --env=A=b\\ c --env=D=e /hello "x y"'
+        " --env=D=$e\\ f runscript /dev/vblk1"
     )
+
+
+def test_the_script_disk():
+    commands = script.parse(b'/hello "x y"\n/b\n', {})
+    text = cmdline.script_disk({"A": "b c", "D": "$e"}, commands)
+    line, padding = text.split(b"\n")
+    assert line == b'"--env=A=b c" --env=VTORQUE_OUTPUT=begins /hello "x y"; /b'
+    assert len(text) % 512 == 0
+    assert len(padding) >= 4096  # OSv's stdio drops the end of a device
+    assert not padding.strip()
 
 
 def test_dhcp_is_osvs_default():
@@ -56,19 +76,27 @@ def test_what_osv_cannot_do_on_networks(addresses):
 
 def test_variables_that_osv_gets():
     given_ = {"A": "1", "PATH": "/bin", "LD_PRELOAD": "x", "B": "two\nlines", "C": "a\\b",
-              "BASH_FUNC_x%%": "() {", "OSV_IP": "1.2.3.4", "D": "", "E": "\u00e9"}  # fmt: skip
-    assert cmdline.for_guest(given_) == {"A": "1", "D": ""}
+              "BASH_FUNC_x%%": "() {", "OSV_IP": "1.2.3.4", "D": "", "E": "\u00e9",
+              "F": "$x\\", "G": "$x"}  # fmt: skip
+    assert cmdline.for_guest(given_) == {
+        "A": "1", "B": "two\nlines", "C": "a\\b", "D": "", "G": "$x",
+    }  # fmt: skip
 
 
 @given(st.dictionaries(st.from_regex(r"[A-Z_][A-Z0-9_]{0,8}", fullmatch=True),
                        st.text(st.characters(max_codepoint=126), max_size=20)))  # fmt: skip
 def test_osv_reads_back_what_was_meant(environ):
     wanted = cmdline.for_guest(environ)
-    options, rest = osv_split(cmdline.assemble(["--verbose"], wanted, "/a b"))
-    assert options == ["--verbose", *(f"--env={n}={v}" for n, v in wanted.items())]
-    assert rest == "/a b"
+    options, rest = osv_split(cmdline.boot_line(["--verbose"], wanted, "/a b"))
+    text = cmdline.script_disk(wanted, script.parse(b"/a b", {})).decode()
+    variables, words = osv_script(text.split("\n")[0])
+    assert (options.pop(0), rest, words) == ("--verbose", "/a b", ["/a", "b"])
+    assert variables.pop() == "--env=VTORQUE_OUTPUT=begins"
+    assert sorted(options + variables) == sorted(f"--env={n}={v}" for n, v in wanted.items())
 
 
-def test_a_line_that_is_too_long():
+def test_what_is_too_long():
+    with pytest.raises(Refused, match="fewer of them"):
+        cmdline.boot_line([], {"A": "$" + "x" * cmdline.MAX_CMDLINE}, "/a")
     with pytest.raises(Refused, match="fewer variables"):
-        cmdline.assemble([], {"A": "x" * cmdline.MAX_CMDLINE}, "/a")
+        cmdline.script_disk({"A": "x" * cmdline.MAX_SCRIPT_DISK}, script.parse(b"/a", {}))

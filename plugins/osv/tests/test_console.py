@@ -26,7 +26,7 @@ def read(data, sizes=(1 << 20,), **kwargs):
 @pytest.mark.parametrize(
     ("name", "out", "code"),
     [
-        ("ret0", b"", 0),
+        ("ret0", b"hello\n", 0),
         ("ret42", b"will return 42\n", 42),
         ("exit7", b"will exit 7\n", 7),
         ("exit0", b"will exit 0\n", 0),
@@ -60,6 +60,12 @@ def test_a_program_that_is_not_in_the_image():
     assert outcome.reason == "Failed to load object: /no/such. Powering off."
 
 
+def test_a_script_disk_that_osv_cannot_read():
+    said, outcome = read((DATA / "badscript.console").read_bytes())
+    assert (said, outcome.booted) == (b"", False)
+    assert outcome.code != 0
+
+
 def test_osv_that_ends_before_the_job():
     said, outcome = read((DATA / "badoption.console").read_bytes())
     assert (said, outcome.code, outcome.booted) == (b"", 126, False)
@@ -81,7 +87,7 @@ def test_a_console_cut_off_anywhere_is_no_success(name):
         assert read(data[:cut])[1].code != 0
 
 
-BOOT = b"OSv v1\r\nBooted up in 0.00 ms\r\nCmdline: /hello\r\n"
+BOOT = b"OSv v1\r\nCmdline: /x\r\nSetting in environment: VTORQUE_OUTPUT=begins\r\n"
 DOWN = b"VFS: unmounting /dev\r\nVFS: unmounting /\r\nROFS: hit ratio is 1%\r\nPowering off.\r\n"
 
 
@@ -97,6 +103,7 @@ DOWN = b"VFS: unmounting /dev\r\nVFS: unmounting /\r\nROFS: hit ratio is 1%\r\nP
         (b"program /hello returned -1\r\n", b"", 255),
         (b"Aborted\r\nnot really\r\n", b"Aborted\nnot really\n", 0),
         (b"\0\xff\r\n", b"\0\xff\n", 0),
+        (b"[virtiofs] inode 2, opened\r\n[virtiofs]\r\n", b"[virtiofs]\n", 0),
         (b"a\r\nrandom: device unblocked.\r\nb\r\n", b"a\nb\n", 0),
     ],
 )

@@ -4,6 +4,7 @@ import dataclasses
 import io
 import json
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pycdlib
 import pytest
@@ -21,6 +22,8 @@ from vtorque_core.api_context import EnvVar, GuestFile
 from vtorque_core.api_domain import Clock, Console, Disk, Filesystem, KernelBoot
 from vtorque_core.api_guest import LateDriver
 from vtorque_core.api_node import Address, GuestPlan, JobUser, Share
+from vtorque_core.domain.merge import Contributed, merge
+from vtorque_core.domain.render import DomainSpec, render
 
 IMAGE = Image(
     "sim", "osv", "OSV", "x86_64", "0" * 64, disk=Path("/p/disk.raw"), disk_format="raw",
@@ -68,8 +71,11 @@ def order(script="/prog x\n", cwd="/", **environ):
 
 
 def late(guest, sent):
-    (found,) = OsvDriver().late(guest, ITEMS, sent, Site())
-    return found
+    """Return what carries the command line, and the script disk's line."""
+    *files, found = OsvDriver().late(guest, ITEMS, sent, Site())
+    texts = [each.content.decode().split("\n")[0] for each in files]
+    assert all((e.path, e.mode, e.uid) == ("/s/script", 0o400, guest.qemu_uid) for e in files)
+    return found, "".join(texts)
 
 
 def test_it_is_told_late_what_to_run():
@@ -83,38 +89,46 @@ def test_its_hardware():
     assert KernelBoot(kernel="/p/loader.elf") in found
     shares = [e for e in found if isinstance(e, Filesystem)]
     assert [(e.source, e.readonly) for e in shares] == [("/srv/data", True)]
-    assert not any(isinstance(e, Disk) for e in found)
+    assert [e.path for e in found if isinstance(e, Disk)] == ["/s/script"]
 
 
-def test_the_command_line():
-    element = late(PLAN, order("#!/bin/sh\ngreet 1\n/prog\n", "/data/x", A="b c", PBS_NODEFILE="f"))
+def test_the_command_line_and_the_script_disk():
+    sent = order("#!/bin/sh\ngreet 1\n/prog\n", "/data/x", A="b c", D="$x", PBS_NODEFILE="f")
+    element, text = late(PLAN, sent)
     assert element == KernelBoot(
         cmdline="--rootfs=rofs --env=N=2 --verbose --power-off-on-abort --console=serial --noinit"
         " --ip=eth0,10.86.0.16,255.255.0.0 --defaultgw=10.86.0.1 --nameserver=10.0.0.53"
         " --mount-fs=virtiofs,/dev/virtiofs0,/data --cwd=/data/x"
-        " --env=A=b\\ c --env=DISTRO=OSV --env=VTORQUE_RANK=0"
+        " --env=D=$x runscript /dev/vblk1"
+    )
+    assert text == (
+        '"--env=A=b c" --env=DISTRO=OSV --env=VTORQUE_RANK=0 --env=VTORQUE_OUTPUT=begins'
         " /prog hello 1; /prog"
     )
 
 
+def test_a_guest_without_a_root_disk():
+    assert late(plan(dataclasses.replace(IMAGE, disk=None)), order())[0].cmdline.endswith("/vblk0")
+
+
 def test_a_working_directory_that_is_not_in_the_guest_is_left_out():
-    assert "--cwd" not in late(PLAN, order(cwd="/home/ada")).cmdline
-    assert "--cwd" not in late(PLAN, order(cwd="/data\\x")).cmdline
+    assert "--cwd" not in late(PLAN, order(cwd="/home/ada"))[0].cmdline
+    assert "--cwd" not in late(PLAN, order(cwd="/data\\x"))[0].cmdline
 
 
 def test_nfs_where_the_image_has_it():
-    line = late(plan(labelled(nfs="true")), order()).cmdline
-    assert line.endswith(" /tools/mount-fs.so nfs nfs://srv/exp?version=4 /nfs; /prog x")
+    _, text = late(plan(labelled(nfs="true")), order())
+    assert text.endswith(" /tools/mount-fs.so nfs nfs://srv/exp?version=4 /nfs; /prog x")
 
 
 def test_the_seed_where_the_image_reads_one():
     guest = plan(labelled(**{"cloud-init": "true"}))
-    assert [e.path for e in OsvDriver().elements(guest, Site()) if isinstance(e, Disk)] == [
-        "/s/seed.iso"
-    ]
-    line = late(guest, order()).cmdline
-    assert line.endswith(" /usr/mgmt/cloud-init.so; /prog x")
-    assert "--env=PBS_NODEFILE=/tmp/42.srv" in line
+    disks = [e.path for e in OsvDriver().elements(guest, Site()) if isinstance(e, Disk)]
+    assert disks == ["/s/seed.iso", "/s/script"]
+    element, text = late(guest, order())
+    assert element.cmdline.endswith(" runscript /dev/vblk2")
+    assert text.endswith(" /usr/mgmt/cloud-init.so; /prog x")
+    assert "--env=PBS_NODEFILE=/tmp/42.srv" in text
     word, seed = OsvDriver().resources(guest, ITEMS, Site())
     assert Word.decode(word.content).begin == "cloud-init: copied file "
     image = pycdlib.PyCdlib()
@@ -127,9 +141,10 @@ def test_the_seed_where_the_image_reads_one():
 
 def test_in_rest_mode_the_server_is_all_that_runs():
     guest = plan(labelled(rest="true"), osv_mode="rest")
-    line = late(guest, order(A="secret")).cmdline
-    assert line.endswith("/data /libhttpserver-api.so")
-    assert "secret" not in line
+    element, text = late(guest, order(A="secret", B="$x"))
+    assert element.cmdline.endswith("/data /libhttpserver-api.so")
+    assert (text, "secret" in element.cmdline) == ("", False)
+    assert not any(isinstance(e, Disk) for e in OsvDriver().elements(guest, Site()))
     (word,) = OsvDriver().resources(guest, ITEMS, Site(rest=True, rest_timeout=7.0))
     assert (word.mode, word.gid) == (0o440, 1001)
     assert Word.decode(word.content) == Word(
@@ -141,12 +156,12 @@ def test_in_rest_mode_the_server_is_all_that_runs():
 
 def test_a_disk_that_boots_by_itself_carries_the_line():
     guest = plan(dataclasses.replace(IMAGE, kernel=None), fs_type="ramdisk")
-    found = late(guest, order())
+    found, _ = late(guest, order())
     assert isinstance(found, BootLine)
     assert found.overlay == "/r/root.qcow2"
-    assert found.line.endswith(" /prog x")
+    assert found.line.endswith(" runscript /dev/vblk1")
     with pytest.raises(Refused, match="1023 bytes"):
-        late(guest, order(A="x" * 1000))
+        late(guest, order(A="$" + "x" * 1000))
 
 
 def test_several_nodes_are_refused():
@@ -172,11 +187,12 @@ def test_a_bad_order_is_refused(data):
        st.text(max_size=20))  # fmt: skip
 def test_any_order_gives_one_printable_line_or_is_refused(script, environ, cwd):
     try:
-        element = late(PLAN, Order(script, environ, cwd).encode())
+        element, text = late(PLAN, Order(script, environ, cwd).encode())
     except Refused:
         return
-    assert element.cmdline.replace("\t", " ").isprintable()
-    assert element.cmdline.isascii()
+    for line in (element.cmdline, text):
+        assert line.replace("\t", " ").isprintable()
+        assert line.isascii()
 
 
 def refusals(guest, **settings):
@@ -213,3 +229,20 @@ def test_a_script_is_checked_against_the_image():
 def test_files_that_no_variable_names_stay_outside():
     guest = plan(labelled(rest="true"), osv_mode="rest")
     assert driver.placed(guest, ITEMS) == {"/tmp/42.srv": b"vn1\n"}
+
+
+def test_the_domain():
+    """Rendered by the core: console as a socket and logged, HPET, nothing but virtio disks."""
+    found = [*OsvDriver().elements(PLAN, Site()), late(PLAN, order(A="$<&"))[0]]
+    merged = merge(Contributed("osv", "vtorque-osv 1", e) for e in found)
+    sockets = dict.fromkeys(merged.aliases(Filesystem), "/r/fs.sock")
+    text = render(DomainSpec(PLAN, "tcg"), merged, sockets=sockets)
+    xml = ElementTree.fromstring(text)  # noqa: S314 - our own
+    serial = xml.find("devices/serial")
+    assert serial.get("type") == "unix"
+    assert serial.find("source").attrib == {"mode": "bind", "path": "/r/console.sock"}
+    assert serial.find("log").get("file") == "/s/console.log"
+    assert xml.find("devices/console") is None
+    assert xml.find("clock/timer[@name='hpet']").get("present") == "yes"
+    assert "--env=A=$<& runscript /dev/vblk1" in xml.findtext("os/cmdline")
+    assert [each.find("target").get("bus") for each in xml.findall("devices/disk")] == ["virtio"]

@@ -34,24 +34,29 @@ def library(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("options", "pie", "static"),
+    ("options", "pie"),
     [
-        (["-pie", "-fPIE"], True, False),
-        (["-no-pie"], False, False),
-        (["-static-pie", "-fPIE"], True, True),
-        (["-static", "-no-pie"], False, True),
+        (["-pie", "-fPIE"], True),
+        (["-no-pie"], False),
+        (["-static-pie", "-fPIE"], True),
+        (["-static", "-no-pie"], False),
+        (["-shared", "-fPIC"], True),
     ],
 )
-def test_kinds_of_programs(tmp_path, options, pie, static):
+def test_kinds_of_programs(tmp_path, options, pie):
     found = elf.read(compile_(tmp_path, "p", "int main(void) { return 0; }", *options))
-    assert (found.pie, found.static, found.arch) == (pie, static, "x86_64")
-    if static and not pie:
-        with pytest.raises(Refused, match="fixed address"):
-            elf.check_program(found, "x86_64")
-    else:
-        elf.check_program(found, "x86_64")
+    assert (found.pie, found.arch) == (pie, "x86_64")
+    elf.check_program(found, "x86_64")
     with pytest.raises(Refused, match="the loader for aarch64"):
         elf.check_program(found, "aarch64")
+
+
+@pytest.mark.parametrize("base", ["0x40200000", "0x3ffff000"])
+def test_a_program_at_osvs_own_addresses(tmp_path, base):
+    source = "char big[1 << 20]; int main(void) { return big[5]; }"
+    program = compile_(tmp_path, "p", source, "-no-pie", f"-Wl,-Ttext-segment={base}")
+    with pytest.raises(Refused, match="link it with -pie"):
+        elf.check_program(elf.read(program), "x86_64")
 
 
 def test_libraries_are_found_with_what_they_need(tmp_path, library):

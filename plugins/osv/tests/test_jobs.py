@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from vtorque_osv import jobs
+from vtorque_osv.console import BEGIN
 from vtorque_osv.order import WORD, Order, Word
 
 from vtorque_core.api import Refused
@@ -57,7 +58,7 @@ def outputs(tmp_path):
 def run_dir(tmp_path):
     path = tmp_path / "job" / "g0"
     path.mkdir(parents=True)
-    word = Word(mode="cmdline", address="", begin="Cmdline: ", named={"greet": "/hello hi"})
+    word = Word(mode="cmdline", address="", begin=BEGIN, named={"greet": "/hello hi"})
     (path / WORD).write_bytes(word.encode())
     return path
 
@@ -105,6 +106,7 @@ def test_several_guests(tmp_path, run_dir, outputs):
     Root(run_dir, [recorded("ret0"), recorded("exit7"), recorded("ret42")])
     assert run(run_dir, outputs) == 7
     assert sorted(said(tmp_path)[0].splitlines()) == [
+        b"vn1-0: hello",
         b"vn1-1: will exit 7",
         b"vn1-2: will return 42",
     ]
@@ -112,7 +114,7 @@ def test_several_guests(tmp_path, run_dir, outputs):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_the_batch_system_ends_the_job(tmp_path, run_dir, outputs, number):
-    Root(run_dir, [b"Cmdline: /hello\r\nlooping\r\n"], hold={0})
+    Root(run_dir, [BEGIN.encode() + b"\r\nlooping\r\n"], hold={0})
     before = signal.getsignal(number)
 
     def when_it_loops():

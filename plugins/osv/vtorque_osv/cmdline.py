@@ -1,7 +1,10 @@
-"""Put together OSv's command line: options, environment, commands. Pure.
+"""What OSv is told at boot: its command line, and the script disk that this names. Pure.
 
-The options are those of OSv's loader.cc. They are split at white space, with ``\\`` before a
-character that stands for itself (libc/string/stresep.c); the commands are the rest.
+The command line has options (OSv's loader.cc), split at white space, with ``\\`` before a
+character that stands for itself (libc/string/stresep.c), and then ``runscript /dev/vblkN``. The
+script disk is plain text for that: one line with the environment as ``--env=`` and all commands,
+in the words of core/commands.cc. So nothing of the job is in QEMU's arguments, which all users of
+a node can read, and the few KiB that a command line has are enough.
 """
 
 from __future__ import annotations
@@ -12,8 +15,15 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from vtorque_core.api import Refusal, Refused
 from vtorque_core.api_node import Address
+from vtorque_osv.script import Command, command_line, quoted
 
-MAX_CMDLINE = 32768  # bytes; less than half of what QEMU, libvirt and OSv were seen to take
+MAX_CMDLINE = 3584
+"""Bytes; 3,640 are what OSv keeps of a line that QEMU 7.2 gives an ELF kernel (PVH)."""
+
+MAX_SCRIPT_DISK = 65536  # bytes; tried
+OUTPUT_BEGINS = ("VTORQUE_OUTPUT", "begins")
+"""The last variable: with it OSv says on its console that the job's output comes next."""
+
 REST_SERVER = "/libhttpserver-api.so"
 CLOUD_INIT = "/usr/mgmt/cloud-init.so"
 
@@ -23,21 +33,25 @@ _NOT_FOR_OSV = frozenset({
     "LESSCLOSE", "MANPATH", "INFOPATH", "TMPDIR", "LD_LIBRARY_PATH", "LD_PRELOAD", "ENV",
     "BASH_ENV", "PS1", "OSV_VERSION", "OSV_CPUS", "OSV_IP",
 })  # fmt: skip
+_BLOCK = 4096  # bytes: a disk has whole sectors
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 
 def for_guest(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that OSv can have: no shell's own, plain names, printable ASCII.
-
-    Those with a backslash are not among them: OSv drops it.
-    """
+    """Return the variables that OSv can have: no shell's own, plain names, ASCII."""
     return {
         name: value
         for name, value in sorted(environ.items())
         if name not in _NOT_FOR_OSV
         and _NAME.fullmatch(name)
-        and all((" " <= c <= "~" and c != "\\") or c == "\t" for c in value)
+        and all(" " <= c <= "~" or c in "\t\n" for c in value)
+        and (not _expanded(value) or not set("\\\n") & set(value))
     }
+
+
+def _expanded(value: str) -> bool:
+    """Return whether a script disk would change a value: ``$NAME`` and ``?=`` mean something."""
+    return "$" in value or "?=" in value
 
 
 def base_options(*, run_init: bool = False) -> list[str]:
@@ -79,19 +93,40 @@ def mount_options(targets: Iterable[str]) -> list[str]:
     ]
 
 
-def assemble(options: Iterable[str], environ: Mapping[str, str], commands: str) -> str:
-    """Return the whole line. Raises Refused if it is too long."""
-    words = [*options, *(f"--env={name}={value}" for name, value in environ.items())]
-    line = " ".join([*(escaped(word) for word in words), commands])
+def boot_line(options: Iterable[str], environ: Mapping[str, str], command: str) -> str:
+    """Return the command line; of the environment only what the script disk would change.
+
+    Raises Refused if it is too long.
+    """
+    special = [f"--env={name}={value}" for name, value in environ.items() if _expanded(value)]
+    line = " ".join([*(escaped(word) for word in (*options, *special)), command])
     if len(line) > MAX_CMDLINE:
         raise Refused(
             Refusal(
-                f"OSv's command line would have {len(line)} bytes; it carries the environment too",
+                f"OSv's command line would have {len(line)} bytes, with the variables that have "
+                "'$' or '?=' in them",
                 limit=f"{MAX_CMDLINE} bytes",
-                fix="submit with fewer variables (-v NAME instead of -V) or a shorter script",
+                fix="submit with fewer of them (-v NAME instead of -V)",
             )
         )
     return line
+
+
+def script_disk(environ: Mapping[str, str], commands: Sequence[Command]) -> bytes:
+    """Return the script disk: environment and commands. Raises Refused if it is too long."""
+    plain = [(name, value) for name, value in environ.items() if not _expanded(value)]
+    words = [quoted(f"--env={name}={value}") for name, value in (*plain, OUTPUT_BEGINS)]
+    text = " ".join([*words, command_line(commands)])
+    if len(text) > MAX_SCRIPT_DISK:
+        raise Refused(
+            Refusal(
+                f"script and environment would have {len(text)} bytes in OSv",
+                limit=f"{MAX_SCRIPT_DISK} bytes",
+                fix="submit with fewer variables (-v NAME instead of -V) or a shorter script",
+            )
+        )
+    behind = _BLOCK + -(len(text) + 1) % _BLOCK  # OSv's stdio drops the last KiB of a device
+    return f"{text}\n{' ' * behind}".encode()
 
 
 def escaped(word: str) -> str:

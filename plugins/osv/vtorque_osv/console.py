@@ -3,7 +3,8 @@
 QEMU always ends with 0, so the console is all there is. With ``--verbose`` OSv says on it
 (recorded, and core/app.cc, runtime.cc, core/shutdown.cc)::
 
-    Cmdline: /hello ret 42          the end of the boot's own lines
+    Cmdline: runscript /dev/vblk1
+    Setting in environment: ...     the last is ours: the end of the boot's own lines
     will return 42                  the program's output
     program /hello returned 42      its code, unless 0
     program exited with status 7    it has called exit()
@@ -25,19 +26,21 @@ NOT_FOUND = 127  # POSIX sh, 2.8.2
 CANNOT_RUN = 126
 ABORTED = 134  # 128 + SIGABRT
 FAULTED = 139  # 128 + SIGSEGV
-BEGIN = "Cmdline: "
+BEGIN = "Setting in environment: VTORQUE_OUTPUT=begins"
 BEGIN_REST = "Rest API server running on port "
 BEGIN_SEED = "cloud-init: copied file "
 TAIL = 40  # lines
 _MAX_LINE = 65536  # bytes held back at most
 _KNOWN = (
     b"program ", b"VFS: unmounting ", b"ROFS: ", b"Powering off.", b"Aborted", b"[backtrace]",
-    b"Requested termination of ", b"random: ",
+    b"Requested termination of ", b"random: ", b"[virtiofs] inode ", b"[I/",
 )  # fmt: skip
 _WAY_DOWN = re.compile(
     rb"(.*?)(VFS: unmounting .*|ROFS: .*|Requested termination of .*, waiting\.\.\.)", re.DOTALL
 )
-_KERNELS_OWN = re.compile(rb"random: device unblocked\.")  # at any time
+_KERNELS_OWN = re.compile(  # at any time
+    rb"random: device unblocked\.|\[virtiofs\] inode \d+, .*|\[I/\d+ dhcp\]: .*"
+)
 _EXITED = re.compile(rb"^(.*)program exited with status (-?\d+)$", re.DOTALL)
 _RETURNED = re.compile(rb"^(.*)program (\S+) returned (-?\d+)$", re.DOTALL)
 _NOT_RUN = re.compile(

@@ -33,6 +33,7 @@ from vtorque_osv.plugin import OSV_MODE, Settings
 
 CONSOLE_SOCKET = "console.sock"
 SEED = "seed.iso"
+SCRIPT = "script"
 _READ_AHEAD = 320 << 10  # bytes; 300 KiB were enough for libcdio 2.1
 _TMP = "/tmp"  # noqa: S108 - OSv's own, in the memory of one job's guest
 
@@ -46,8 +47,10 @@ class OsvDriver(LateDriver):
         yield Console(str(guest.run_dir / CONSOLE_SOCKET))
         if guest.image.kernel is not None:
             yield KernelBoot(kernel=str(guest.image.kernel))
-        if _seeded(guest):
+        if _seeded(guest):  # cloud-init looks for it from the second disk on
             yield Disk("seed", path=str(guest.state_dir / SEED), format="raw", readonly=True)
+        if guest[OSV_MODE] != "rest":
+            yield Disk("script", path=str(guest.state_dir / SCRIPT), format="raw", readonly=True)
         for share in mounted(guest, "virtiofs"):
             yield Filesystem(
                 share.name,
@@ -99,16 +102,21 @@ class OsvDriver(LateDriver):
         """Yield the command line that the job's script asks for, where this guest reads it."""
         asked = Order.decode(order)
         commands = script.parse(asked.script, check.named_commands(guest.image))
-        line = command_line(guest, items, asked, script.command_line(commands))
+        environ = environment(guest, items, asked)
+        if guest[OSV_MODE] != "rest":
+            content = cmdline.script_disk(environ, (*_before(guest), *commands))
+            path = str(guest.state_dir / SCRIPT)
+            yield File(path, mode=0o400, uid=guest.qemu_uid, content=content)
+        line = command_line(guest, environ, asked.cwd)
         if guest.image.kernel is not None:
             yield KernelBoot(cmdline=line)
         elif len(line) > MAX_BOOT_LINE:
             raise Refused(
                 Refusal(
-                    f"OSv's command line would have {len(line)} bytes; it carries the environment",
+                    f"OSv's command line would have {len(line)} bytes",
                     limit=f"{MAX_BOOT_LINE} bytes",
                     where=f"image {guest.image.name}, which has no kernel file of its own",
-                    fix="submit with fewer variables, or use an image for direct kernel boot",
+                    fix="ask an admin for an image with a kernel",
                 )
             )
         else:
@@ -125,27 +133,37 @@ class OsvDriver(LateDriver):
         return jobs.run(guest, script, streams)
 
 
-def command_line(
-    guest: GuestPlan, items: Sequence[ContextItem], order: Order, commands: str
-) -> str:
-    """Return OSv's command line for one guest: with the job's commands, or for the REST server."""
+def environment(guest: GuestPlan, items: Sequence[ContextItem], order: Order) -> Mapping[str, str]:
+    """Return the job's variables in this guest: the order's, and over them the guest's own."""
+    told = {item.name for item in items if isinstance(item, EnvVar)}
+    of_user = {name: value for name, value in order.environ.items() if name not in told}
+    return cmdline.for_guest({**of_user, **variables(guest, items)})
+
+
+def command_line(guest: GuestPlan, environ: Mapping[str, str], cwd: str) -> str:
+    """Return OSv's command line for one guest: for the script disk, or for the REST server."""
+    rest = guest[OSV_MODE] == "rest"
     options = [
         *cmdline.base_options(),
         *cmdline.network_options(guest.addresses),
         *cmdline.mount_options(share.target for share in mounted(guest, "virtiofs")),
     ]
-    image = guest.image.cmdline.split(" ") if guest.image.cmdline else []
-    if guest[OSV_MODE] == "rest":
-        return " ".join([*image, cmdline.assemble(options, {}, cmdline.REST_SERVER)])
-    within = inside(guest, order.cwd)
-    options += [f"--cwd={within}"] if within else []
-    told = {item.name for item in items if isinstance(item, EnvVar)}
-    of_user = {name: value for name, value in order.environ.items() if name not in told}
-    environ = cmdline.for_guest({**of_user, **variables(guest, items)})
-    first = f"{cmdline.CLOUD_INIT}; " if _seeded(guest) else ""
-    nfs = "".join(f"{_nfs_mount(share)}; " for share in mounted(guest, "nfs"))
-    line = cmdline.assemble(options, environ, first + nfs + commands)
-    return " ".join([*image, line])
+    within = inside(guest, cwd)
+    options += [f"--cwd={within}"] if within and not rest else []
+    number = (guest.image.disk is not None) + _seeded(guest)
+    command = cmdline.REST_SERVER if rest else f"runscript /dev/vblk{number}"
+    line = cmdline.boot_line(options, {} if rest else environ, command)
+    return f"{guest.image.cmdline} {line}".lstrip()
+
+
+def _before(guest: GuestPlan) -> Iterator[script.Command]:
+    """Yield what runs before the job's commands: the seed's reader, NFS mounts."""
+    if _seeded(guest):
+        yield script.Command(0, (cmdline.CLOUD_INIT,))
+    for share in mounted(guest, "nfs"):
+        host, _, export = share.source.partition(":")
+        url = f"nfs://{host}{export}?version=4"
+        yield script.Command(0, ("/tools/mount-fs.so", "nfs", url, share.target))
 
 
 def mounted(guest: GuestPlan, kind: str) -> list[Share]:
@@ -161,11 +179,6 @@ def inside(guest: GuestPlan, cwd: str) -> str:
     path = PurePosixPath(cwd)
     safe = cwd.isprintable() and "\\" not in cwd and cwd.isascii()
     return cwd if safe and any(path.is_relative_to(target) for target in targets) else ""
-
-
-def _nfs_mount(share: Share) -> str:
-    host, _, export = share.source.partition(":")
-    return f"/tools/mount-fs.so nfs nfs://{host}{export}?version=4 {share.target}"
 
 
 def placed(guest: GuestPlan, items: Sequence[ContextItem]) -> dict[str, bytes]:

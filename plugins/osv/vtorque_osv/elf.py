@@ -30,15 +30,18 @@ SUPPLIED = frozenset({
 _CACHED = re.compile(r"^\s*(\S+) \(([^)]*)\) => (/\S+)$")
 
 
+KERNEL_BASE = 0x40000000
+"""Below OSv's kernel (conf/kconfig: 0x40200000) and at a whole GiB, where its mappings begin."""
+
+
 @dataclass(frozen=True)
 class Elf:
-    """What is known of an ELF file. ``static``: it has no program interpreter."""
+    """What is known of an ELF file. ``end``: how far it reaches from its own addresses."""
 
     path: Path
     arch: str
     pie: bool
-    executable: bool
-    static: bool
+    end: int
     needed: tuple[str, ...]
     search: tuple[str, ...]
 
@@ -50,14 +53,13 @@ def read(path: Path) -> Elf | None:
             return None
         try:
             elf = ELFFile(file)
-            interpreter = any(s["p_type"] == "PT_INTERP" for s in elf.iter_segments())
+            loaded = [s for s in elf.iter_segments() if s["p_type"] == "PT_LOAD"]
             needed, search = _dynamic(elf)
             return Elf(
                 path=path,
                 arch=ARCHES.get(elf["e_machine"], str(elf["e_machine"])),
                 pie=elf["e_type"] == "ET_DYN",
-                executable=interpreter or elf["e_type"] == "ET_EXEC",
-                static=not interpreter and not needed,
+                end=max((s["p_vaddr"] + s["p_memsz"] for s in loaded), default=0),
                 needed=needed,
                 search=search,
             )
@@ -84,14 +86,15 @@ def _text(tag: DynamicTag, name: str) -> str:
 
 
 def check_program(elf: Elf, arch: str) -> None:
-    """Refuse what OSv cannot run: another architecture, a static program at a fixed address."""
+    """Refuse what OSv cannot load: another architecture, a fixed address that OSv itself has."""
     if elf.arch != arch:
         raise Refused(Refusal(f"{elf.path}: is for {elf.arch}, the loader for {arch}"))
-    if elf.static and not elf.pie:
+    if not elf.pie and elf.end > KERNEL_BASE:
         raise Refused(
             Refusal(
-                f"{elf.path}: is linked statically to a fixed address, which OSv cannot run",
-                fix="link it with -static-pie, or dynamically with -pie",
+                f"{elf.path}: is linked to fixed addresses up to {elf.end:#x}, where OSv is",
+                limit=f"{KERNEL_BASE:#x}",
+                fix="link it with -pie",
             )
         )
 

@@ -105,7 +105,8 @@ def _checked(data: Mapping[str, Any], base: Path) -> Recipe:
     if len(commands) > _MAX_COMMANDS:
         raise _bad(f"commands: there can be {_MAX_COMMANDS}, not {len(commands)}")
     env = _texts(data, "env")
-    dropped = sorted(set(env) - set(cmdline.for_guest(env)))
+    fit = {name for name, value in env.items() if not {"\\", "\n"} & set(value)}
+    dropped = sorted(set(env) - (fit & set(cmdline.for_guest(env))))
     if dropped:
         raise _bad(f"env: OSv cannot have {dropped[0]} with this value, or not from here")
     mounts = tuple(_guest_path(path) for path in _list(data, "mounts"))

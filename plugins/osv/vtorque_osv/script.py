@@ -55,7 +55,7 @@ class Command:
 
     def text(self) -> str:
         """Return it as OSv reads it, without its end."""
-        return " ".join(_quoted(word) for word in self.words)
+        return " ".join(quoted(word) for word in self.words)
 
 
 def command_line(commands: Sequence[Command]) -> str:
@@ -176,8 +176,9 @@ def _command(number: int, words: list[str], end: str, named: Mapping[str, str]) 
     return Command(number, tuple(words), end)
 
 
-def _quoted(word: str) -> str:
+def quoted(word: str) -> str:
+    """Return a word as OSv's commands have it (core/commands.cc)."""
     if word and not re.search(r'[\s;&!"\\]', word):
         return word
-    escaped = word.replace("\\", "\\\\").replace('"', '\\"')
+    escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return f'"{escaped}"'
