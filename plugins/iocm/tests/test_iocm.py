@@ -193,3 +193,17 @@ def test_nothing_is_started_for_a_job_without_io_cores():
         guests=[placed(guest("iocm=true"))], site=site(), acquire=lambda *_, **__: pytest.fail()
     )
     node.vtorque_post_boot(job)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "why"),
+    [
+        ("busy", 0.0, "busy must be over 0"),
+        ("busy", 80.0, "at most 1"),
+        ("interval", 0.0, "interval over 0"),
+        ("nodes", "*", "nodes is not a regular expression"),
+    ],
+)
+def test_a_bad_setting_is_an_error_of_the_config(key, value, why):
+    with pytest.raises(ValueError, match=why):
+        node.Settings(**{key: value})

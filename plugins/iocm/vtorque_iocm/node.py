@@ -42,6 +42,14 @@ class Settings:
     manager: str = setting("/opt/dynamic-io-manager/src", doc="legacy: where io_manager.py is")
     python2: str = setting("/usr/bin/python2", doc="legacy: what runs it")
 
+    def __post_init__(self) -> None:
+        if not 0 < self.busy <= 1 or self.interval <= 0:
+            raise ValueError("busy must be over 0 and at most 1, interval over 0")
+        try:
+            re.compile(self.nodes)
+        except re.error as error:
+            raise ValueError(f"nodes is not a regular expression: {error}") from None
+
     @property
     def legacy(self) -> bool:
         """Whether this node's backend is the dynamic-io-manager."""
