@@ -6,7 +6,7 @@ import pytest
 
 from vtorque_core.api import HostFault
 from vtorque_pbs import run
-from vtorque_pbs.plugin import Settings
+from vtorque_pbs.settings import Settings
 
 
 @pytest.mark.parametrize(("script", "fails"), [("exit 0", False), ("exit 3", True)])

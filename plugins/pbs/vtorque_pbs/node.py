@@ -18,9 +18,9 @@ from vtorque_core.api_submit import printable
 from vtorque_pbs import guests as inside
 from vtorque_pbs import run
 from vtorque_pbs.dialect import Dialect
-from vtorque_pbs.plugin import Settings
 from vtorque_pbs.query import Attributes
 from vtorque_pbs.resources import hosts
+from vtorque_pbs.settings import Settings
 
 ALIVE_TIME = 30.0  # seconds
 NOTE = "vtorque: "  # what a note of ours on a node begins with

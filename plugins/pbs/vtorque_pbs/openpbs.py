@@ -13,9 +13,9 @@ from vtorque_core.api_submit import from_token
 from vtorque_core.batch import pbs_convention as pbs
 from vtorque_pbs.dialect import OPENPBS
 from vtorque_pbs.node import NOTE, PbsNode, note_of
-from vtorque_pbs.plugin import Settings
 from vtorque_pbs.query import Attributes, openpbs_jobs
 from vtorque_pbs.resources import hosts
+from vtorque_pbs.settings import Settings
 from vtorque_pbs.torque import parse_nodes
 
 

@@ -19,7 +19,7 @@ from vtorque_core.api_node import Site
 from vtorque_core.api_setup import Check, Installation, SetupStep, long_enough
 from vtorque_pbs import hooks
 from vtorque_pbs.openpbs import OpenPbsNode
-from vtorque_pbs.plugin import Settings
+from vtorque_pbs.settings import Settings
 from vtorque_pbs.torque_setup import Marked, rights
 
 BEGIN, END = "vtorque_begin", "vtorque_end"

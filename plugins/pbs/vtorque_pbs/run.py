@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from vtorque_core.api import HostFault, UsageError
-from vtorque_pbs.plugin import Settings
+from vtorque_pbs.settings import Settings
 
 RERUN_TIME = 3.0  # seconds for the server to say no
 _ENVIRON = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C", "HOME": "/root"}

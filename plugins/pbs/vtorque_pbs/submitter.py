@@ -28,8 +28,8 @@ from vtorque_core.batch import pbs_convention as pbs
 from vtorque_core.batch.become import become
 from vtorque_pbs import channel, resources, run
 from vtorque_pbs.dialect import TORQUE, VARIABLE, Dialect, Effective, Options, effective
-from vtorque_pbs.plugin import Settings
 from vtorque_pbs.query import job_infos
+from vtorque_pbs.settings import Settings
 
 MAX_SCRIPT = 64 << 20  # bytes, as the job shell has it
 BARE = ("none",)

@@ -16,9 +16,9 @@ from vtorque_core.batch import pbs_convention as pbs
 from vtorque_pbs import channel
 from vtorque_pbs.dialect import TORQUE
 from vtorque_pbs.node import NOTE, PbsNode, note_of
-from vtorque_pbs.plugin import Settings
 from vtorque_pbs.query import Attributes, torque_jobs
 from vtorque_pbs.resources import hosts
+from vtorque_pbs.settings import Settings
 
 FIRST, SISTER = "first", "sister"  # what the hooks put before Torque's arguments
 RETRY = 75  # EX_TEMPFAIL (sysexits.h): the hook makes Torque's 2 of it; all other codes end in 0

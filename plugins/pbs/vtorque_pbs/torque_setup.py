@@ -26,8 +26,8 @@ from vtorque_core.api_setup import (
 )
 from vtorque_pbs import hooks
 from vtorque_pbs.node import PbsNode
-from vtorque_pbs.plugin import Settings
 from vtorque_pbs.run import Commands
+from vtorque_pbs.settings import Settings
 from vtorque_pbs.torque import FIRST, SISTER
 
 _ALARM = re.compile(rb"^[ \t]*\$prologalarm[ \t]+([0-9]+)[ \t]*\r?$", re.MULTILINE)

@@ -9,7 +9,7 @@ from vtorque_core.api_batch import Needs, SubmitArgs
 from vtorque_core.api_submit import to_token
 from vtorque_slurm import comment, options
 from vtorque_slurm.additions import constraint
-from vtorque_slurm.plugin import Settings
+from vtorque_slurm.settings import Settings
 from vtorque_slurm.submitter import SlurmSubmitter
 
 BLOB = b'{"v":1,"vm":[["ram","1G"]],"files":{},"shell":null}'

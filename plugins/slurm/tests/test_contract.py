@@ -22,7 +22,7 @@ from vtorque_core.testing.batch import (
 )
 from vtorque_core.testing.wild_scripts import SCRIPTS, each_sixth
 from vtorque_slurm import client, plugin
-from vtorque_slurm.plugin import Settings
+from vtorque_slurm.settings import Settings
 
 
 def comment_of(job: Submission) -> str:

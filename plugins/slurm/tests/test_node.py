@@ -15,8 +15,8 @@ from vtorque_core.api_batch import BatchJob, Outcome, PeerGuest, Usage
 from vtorque_core.api_context import EnvVar, GuestFile
 from vtorque_slurm import client, cpus, hostlist, records
 from vtorque_slurm.node import SlurmNode
-from vtorque_slurm.plugin import Settings
 from vtorque_slurm.records import element, parse_job
+from vtorque_slurm.settings import Settings
 from vtorque_slurm.steps import Feature
 from vtorque_slurm.submitter import SlurmSubmitter
 

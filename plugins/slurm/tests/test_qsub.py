@@ -8,8 +8,8 @@ from vtorque_core.api import UsageError
 from vtorque_core.api_batch import Needs
 from vtorque_core.testing.harness import Paths, PluginSite
 from vtorque_slurm import plugin
-from vtorque_slurm.plugin import Settings
 from vtorque_slurm.qsub import INNER, QsubSubmitter
+from vtorque_slurm.settings import Settings
 from vtorque_slurm.submitter import SlurmSubmitter
 
 QSUB = """#!/bin/sh

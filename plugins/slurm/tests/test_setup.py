@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from vtorque_core.api_setup import Check, Installation
 from vtorque_slurm import conf
 from vtorque_slurm.conf import value, with_line, without_line
-from vtorque_slurm.plugin import Settings
+from vtorque_slurm.settings import Settings
 from vtorque_slurm.steps import epilog, prolog, steps
 
 GOOD = "PrologFlags=Contain\nBatchStartTimeout=500\n"

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from vtorque_core.api import HostFault
 from vtorque_core.api_submit import printable
-from vtorque_slurm.plugin import Settings
+from vtorque_slurm.settings import Settings
 
 _PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 _TRIES, _PAUSE = 3, 2.0  # a busy controller

@@ -20,7 +20,7 @@ from vtorque_core.api_setup import Installation, SetupStep
 from vtorque_core.api_submit import from_token, printable
 from vtorque_slurm import comment, conf, cpus, hostlist, inside, outcome
 from vtorque_slurm.client import Client
-from vtorque_slurm.plugin import Settings
+from vtorque_slurm.settings import Settings
 
 # Compact states (squeue(1), JOB STATE CODES) of jobs that may still have something on a node.
 _ALIVE = "PD,R,S,CF,CG,ST,RD,RF,RH,RQ,RS,SI,SE,SO"

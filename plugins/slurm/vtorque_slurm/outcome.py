@@ -8,8 +8,8 @@ from vtorque_core.api_batch import BatchJob
 from vtorque_core.api_submit import printable
 from vtorque_slurm import records
 from vtorque_slurm.client import Client
-from vtorque_slurm.plugin import Settings
 from vtorque_slurm.records import JobRecord
+from vtorque_slurm.settings import Settings
 
 OURS = "vTorque"  # how our notes begin
 _MAX_NOTE = 300  # characters

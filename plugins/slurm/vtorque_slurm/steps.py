@@ -21,7 +21,7 @@ from vtorque_core.api_setup import MARK, Check, Installation, ReplacedFile, Setu
 from vtorque_slurm import conf, outcome
 from vtorque_slurm.client import Client
 from vtorque_slurm.conf import ConfLine
-from vtorque_slurm.plugin import Settings
+from vtorque_slurm.settings import Settings
 
 OURS = "50-vtorque"
 _SITES = {"Prolog": "90-site", "Epilog": "10-site"}  # the site's comes first, and ends last

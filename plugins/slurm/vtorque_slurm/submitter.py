@@ -18,8 +18,8 @@ from vtorque_core.batch.become import become
 from vtorque_slurm import comment, options, resources, script
 from vtorque_slurm.additions import additions
 from vtorque_slurm.options import CommandLine
-from vtorque_slurm.plugin import Settings
 from vtorque_slurm.resources import Given
+from vtorque_slurm.settings import Settings
 
 MAX_SCRIPT = 4 << 20  # bytes; Slurm's own limit, SchedulerParameters=max_script_size
 STDIN = "/dev/stdin"

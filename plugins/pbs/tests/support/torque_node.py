@@ -1,7 +1,7 @@
 """Torque's real node part on a node of the doubles, in little time: also for their hooks."""
 
 from vtorque_core.names import Paths
-from vtorque_pbs.plugin import Settings
+from vtorque_pbs.settings import Settings
 from vtorque_pbs.torque import TorqueNode
 
 
