@@ -10,10 +10,11 @@ from pathlib import Path
 
 from vtorque_core.api_setup import KEPT, MARK, Installation
 from vtorque_pbs.dialect import VARIABLE
-from vtorque_pbs.torque import RETRY
 
 ALARM = 60
 """Seconds for an OpenPBS hook: it ends when the job's start has begun, some 0.5 s after."""
+FIRST, SISTER = "first", "sister"  # what the hooks put before Torque's arguments
+RETRY = 75  # EX_TEMPFAIL (sysexits.h): the hook makes Torque's 2 of it; all other codes end in 0
 
 _PROLOGUE = """\
 #!/bin/sh

@@ -18,7 +18,7 @@ from vtorque_core.api import HostFault
 from vtorque_core.api_node import Site
 from vtorque_core.api_setup import Check, Installation, SetupStep, long_enough
 from vtorque_pbs import hooks
-from vtorque_pbs.openpbs import OpenPbsNode
+from vtorque_pbs.node import PbsNode
 from vtorque_pbs.settings import Settings
 from vtorque_pbs.torque_setup import Marked, rights
 
@@ -26,7 +26,7 @@ BEGIN, END = "vtorque_begin", "vtorque_end"
 
 
 def steps(
-    node: OpenPbsNode, site: Site, settings: Settings, place: Installation
+    node: PbsNode, site: Site, settings: Settings, place: Installation
 ) -> Sequence[SetupStep]:
     """Return the steps in order: what makes jobs come here is the last."""
     seconds = math.ceil(settings.epilogue_alarm)
@@ -51,7 +51,7 @@ def steps(
 class Hook:
     """One hook of the server, for all nodes."""
 
-    node: OpenPbsNode
+    node: PbsNode
     name: str
     event: str
     content: bytes
@@ -109,7 +109,7 @@ class Hook:
 class Resource:
     """The boolean resource of the nodes that run VM jobs."""
 
-    node: OpenPbsNode
+    node: PbsNode
     name: str
 
     @property

@@ -15,13 +15,12 @@ from vtorque_core.api_setup import Installation, SetupStep
 from vtorque_core.batch import pbs_convention as pbs
 from vtorque_pbs import channel
 from vtorque_pbs.dialect import TORQUE
+from vtorque_pbs.hooks import FIRST, RETRY, SISTER
 from vtorque_pbs.node import NOTE, PbsNode, note_of
 from vtorque_pbs.query import Attributes, torque_jobs
 from vtorque_pbs.resources import hosts
 from vtorque_pbs.settings import Settings
 
-FIRST, SISTER = "first", "sister"  # what the hooks put before Torque's arguments
-RETRY = 75  # EX_TEMPFAIL (sysexits.h): the hook makes Torque's 2 of it; all other codes end in 0
 TRIES, PAUSE = 3, 2.0  # of questions to a busy server; seconds
 
 _CPUSETS = ("/sys/fs/cgroup/cpuset/torque/{}/cpuset.cpus", "/dev/cpuset/torque/{}/cpus")

@@ -25,10 +25,10 @@ from vtorque_core.api_setup import (
     long_enough,
 )
 from vtorque_pbs import hooks
+from vtorque_pbs.hooks import FIRST, SISTER
 from vtorque_pbs.node import PbsNode
 from vtorque_pbs.run import Commands
 from vtorque_pbs.settings import Settings
-from vtorque_pbs.torque import FIRST, SISTER
 
 _ALARM = re.compile(rb"^[ \t]*\$prologalarm[ \t]+([0-9]+)[ \t]*\r?$", re.MULTILINE)
 _BESIDE_A_START = 70.0  # seconds; pbs_mom kills a prologue 10 s before $prologalarm
