@@ -6,6 +6,7 @@ never as shell text; only the recipe's commands are for a shell, that of the ima
 
 from __future__ import annotations
 
+import re
 import shutil
 import tarfile
 from collections.abc import Callable
@@ -31,6 +32,7 @@ BASE = {
         *("dracut-config-generic", "rootfiles"),
     ),
 }
+_INSTALLED = 1577836800  # seconds: the first day of 2020; any will do
 # Nobody reads these in a batch job; a quarter of the size.
 _UNREAD = ("/usr/share/doc/*", "/usr/share/man/*", "/usr/share/locale/*")
 
@@ -40,12 +42,11 @@ def install(
 ) -> Path:
     """Install what the recipe says and return the tar file of the root directory.
 
-    ``work``: an empty directory below one that is root's only. ``kernel``: whose
-    modules go in. Raises Refused for a file of the recipe, HostFault if a tool or a command of the
-    recipe fails.
+    ``work``: a directory below one that is root's only, with the recipe's files in added.tar.
+    ``kernel``: whose modules go in. Raises Refused for a key file of the recipe, HostFault if a
+    tool or a command of the recipe fails.
     """
     need_tools("setpriv", "tar", "mmdebstrap" if recipe.family == DEBIAN else "dnf")
-    recipe_files.pack(recipe.directory, recipe.files, work / "added.tar", recipe.size)
     commands = ""
     if recipe.commands:
         commands = f"{sandbox.PLACE}/commands"
@@ -133,7 +134,8 @@ def _redhat(recipe: Recipe, work: Path) -> None:
     lines = [
         "[main]",
         *("plugins=0", "keepcache=0", "install_weak_deps=0", "tsflags=nodocs", "best=1"),
-        *(f"cachedir={place}/cache", f"logdir={place}/log", f"persistdir={place}/persist"),
+        # Below the new root, and emptied there.
+        *("cachedir=/var/cache/dnf", "logdir=/var/log", "persistdir=/var/lib/dnf"),
         *(f"reposdir={place}/repos", "obsoletes=1", "clean_requirements_on_remove=1"),
         f"gpgcheck={int(not recipe.unsigned)}",
     ]
@@ -141,12 +143,19 @@ def _redhat(recipe: Recipe, work: Path) -> None:
         lines += [f"[recipe{number}]", f"name=recipe{number}", f"baseurl={source}", "enabled=1"]
         lines += [f"gpgkey={' '.join(urls)}"] if urls else []
     (work / "dnf.conf").write_text("\n".join(lines) + "\n", "utf-8")
+    # Debian's rpm has its database in the home directory; where the image's own rpm looks for it
+    # depends on the release.
+    major = re.match(r"\d+", recipe.suite)
+    database = "/usr/lib/sysimage/rpm" if major and int(major[0]) >= 10 else "/var/lib/rpm"
+    (work / ".rpmmacros").write_text(f"%_dbpath {database}\n", "utf-8")
     for name in ("root", "repos"):
         (work / name).mkdir()
         (work / name).chmod(0o755)
         shutil.chown(work / name, sandbox.BASE, sandbox.BASE)
     sandbox.run(
         work,
+        # The database of packages says when each was installed: the same in each build.
+        *("env", f"SOURCE_DATE_EPOCH={_INSTALLED}"),
         *("dnf", f"--config={place}/dnf.conf", f"--installroot={place}/root", "--assumeyes"),
         *(f"--releasever={recipe.suite}", "--quiet", "install", "--", *_packages(recipe)),
         timeout=BOOTSTRAP_TIMEOUT,

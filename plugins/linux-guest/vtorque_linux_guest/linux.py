@@ -15,7 +15,7 @@ from pathlib import Path
 
 from vtorque_core.api_image import BuiltImage
 from vtorque_core.api_node import HostFault, Refused
-from vtorque_linux_guest import bootstrap, micro, systemd_root
+from vtorque_linux_guest import bootstrap, micro, recipe_files, systemd_root
 from vtorque_linux_guest.ext4_xattr import can_store
 from vtorque_linux_guest.filetree import FileTree, read_tar
 from vtorque_linux_guest.initramfs import Tree, add_modules
@@ -71,6 +71,10 @@ def build_image(recipe: Recipe, staging: Path, progress: Callable[[str], None]) 
     _, arch = architecture()
     work = staging / "work"
     work.mkdir(mode=0o700)
+    installed = work / "install"
+    installed.mkdir()
+    added = installed / "added.tar"
+    recipe_files.pack(recipe.directory, recipe.files, added, recipe.size)
     started = int(time.time())
     kernel = None
     if recipe.kernel != "own":
@@ -78,8 +82,6 @@ def build_image(recipe: Recipe, staging: Path, progress: Callable[[str], None]) 
         (staging / "vmlinux").write_bytes(vmlinux(kernel))
         initrd = disk_initramfs(kernel, work, "/sbin/init", INITRD_MODULES)
         (staging / "initrd").write_bytes(initrd)
-    installed = work / "install"
-    installed.mkdir()
     packed = bootstrap.install(recipe, installed, kernel, progress)
     progress("configuring")
     agent = micro.agent(work)

@@ -73,6 +73,8 @@ _REMOVED = (
     *("var/lib/dpkg/lock", "var/lib/dpkg/lock-frontend", "var/lib/dpkg/triggers/Lock"),
     *("var/lib/dpkg/available-old", "root/.bash_history", "root/.lesshst", "root/.cache"),
     *("var/lib/rpm/.rpm.lock", "usr/lib/sysimage/rpm/.rpm.lock"),
+    # An index in memory of the next file (sqlite.org/walformat.html); made anew.
+    *("var/lib/rpm/rpmdb.sqlite-shm", "usr/lib/sysimage/rpm/rpmdb.sqlite-shm"),
 )
 
 

@@ -76,11 +76,6 @@ class OciBuilder:
         work.mkdir(mode=0o700)
         progress("reading the container")
         container, from_sif = _read(options, work, arch)
-        kernel = fetch_kernel(work, progress, options.debs)
-        (staging / "vmlinux").write_bytes(vmlinux(kernel))
-        modules = tuple(dict.fromkeys([*INITRD_MODULES, *micro.BOOT_MODULES]))
-        initrd = disk_initramfs(kernel, work, INIT, modules, options.debs)
-        (staging / "initrd").write_bytes(initrd)
         progress("laying the layers over each other")
         with ExitStack() as stack:
             tree = FileTree()
@@ -93,6 +88,8 @@ class OciBuilder:
             _check_entrypoint(tree, container, options)
             prefix = sif.add_environment(tree) if from_sif else ()
             _prepare(tree, container, options, prefix)
+            kernel = fetch_kernel(work, progress, options.debs)
+            _boot_files(kernel, work, staging, options)
             _equip(tree, kernel, work, options)
             progress("writing the root disk")
             write_disk(tree, work, staging / "root.qcow2", options.size)
@@ -190,6 +187,13 @@ def _prepare(
             f'exec {shlex.join(container.entrypoint)} "$@"\n'
         )
         tree.file(f"{HOME}/entrypoint", script.encode("utf-8", "surrogateescape"), 0o755)
+
+
+def _boot_files(kernel: Kernel, work: Path, staging: Path, options: Options) -> None:
+    """Write the kernel and an initramfs with all modules that the container's init needs."""
+    (staging / "vmlinux").write_bytes(vmlinux(kernel))
+    modules = tuple(dict.fromkeys([*INITRD_MODULES, *micro.BOOT_MODULES]))
+    (staging / "initrd").write_bytes(disk_initramfs(kernel, work, INIT, modules, options.debs))
 
 
 def _equip(tree: FileTree, kernel: Kernel, work: Path, options: Options) -> None:

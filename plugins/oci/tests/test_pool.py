@@ -1,0 +1,119 @@
+"""``vmgr images build`` with what is broken: refused, and neither pool nor staging shows it."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+import oci_images as made
+from vtorque_core import images as pool_of
+from vtorque_core.api_image import BuiltImage
+from vtorque_core.cli import images as command
+from vtorque_core.cli import images_common
+from vtorque_core.errors import HostFault, Refused
+
+Source = Callable[[Path], Path]
+
+
+def one_layer(*entries: made.Entry) -> Source:
+    return lambda path: made.as_directory(made.layout_files([made.layer(*entries)]), path)
+
+
+def recipe(text: str) -> Source:
+    def write(path: Path) -> Path:
+        path.write_text(text)
+        return path
+
+    return write
+
+
+BROKEN: dict[str, tuple[str, Source, str]] = {
+    "absolute path": ("oci", one_layer(("/etc/passwd", b"x", "f")), "absolute path"),
+    "dot dot": ("oci", one_layer(("a/../../x", b"x", "f")), "'..' in it"),
+    "device": ("oci", one_layer(("sda", b"", "c")), "is a device"),
+    "hard link out": ("oci", one_layer(("h", "../../etc/shadow", "h")), "hard link"),
+    "bomb": ("oci", one_layer(("zeros", bytes(100 << 20), "f")), "unpacks to more than 64 MiB"),
+    "no image": ("oci", lambda p: made.as_directory({"x": b""}, p), "has neither index"),
+    "not there": ("oci", lambda p: p / "missing", "No such file"),
+    "compressed": ("oci", recipe("\x1f\x8b"), "is not a tar file"),
+    "text": ("oci", recipe("just a text\n" * 1000), "is not a tar file"),
+    "saved without layers": (
+        "oci",
+        lambda p: made.as_tar({**made.saved_files([]), "manifest.json": b"[{}]"}, p),
+        "names no layers",
+    ),
+    "recipe dot dot": (
+        "linux",
+        recipe('family="debian"\nsuite="bookworm"\n[[files]]\ntarget="/x"\nsource="../x"\n'),
+        "line 5: files.source '../x'",
+    ),
+    "recipe newline": ("linux", recipe('family="debian"\nsuite="a\\nb"\n'), "line 2: suite"),
+    "recipe file": (
+        "linux",
+        recipe('family="debian"\nsuite="bookworm"\n[[files]]\ntarget="/x"\nsource="missing"\n'),
+        "'missing' of the recipe",
+    ),
+}
+
+
+@pytest.fixture
+def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "pool"
+    path.mkdir(mode=0o755)
+    (tmp_path / "site.toml").write_text(
+        f'[images]\npool = "{path}"\nkeep = 0\n'
+        f'[paths]\nstate = "{tmp_path}/state"\nrun = "{tmp_path}/run"\n'
+    )
+    monkeypatch.setattr(images_common, "effective_root", lambda: True)
+    with pool_of.staging(path) as staging:
+        (staging / "k").write_text("kernel")
+        built = BuiltImage("linux", "micro", "x86_64", 64, kernel="k")
+        pool_of.commit(path, "there", staging, built, "test")
+    return path
+
+
+def state(pool: Path) -> dict[str, Any]:
+    """Return all that is in the pool, but for times."""
+    return {
+        str(path.relative_to(pool)): path.read_bytes() if path.is_file() else None
+        for path in sorted(pool.rglob("*"))
+    }
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_broken_inputs_leave_the_pool_as_it_was(case: str, pool: Path, tmp_path: Path) -> None:
+    builder, make, message = BROKEN[case]
+    source = make(tmp_path / "source")
+    key = "source" if builder == "oci" else "recipe"
+    size = ["-o", "size=64M"] if builder == "oci" else []
+    before = state(pool)
+    for name in ("new", "there"):
+        argv = ["build", name, builder, "-o", f"{key}={source}", *size]
+        done = CliRunner().invoke(command.images, argv, obj=tmp_path / "site.toml")
+        assert isinstance(done.exception, Refused | HostFault), done.exception
+        assert message in str(done.exception)
+        assert state(pool) == before
+
+
+def test_a_name_with_a_newline_is_refused_first(pool: Path, tmp_path: Path) -> None:
+    before = state(pool)
+    argv = ["build", "a\nb", "oci", "-o", "source=/x"]
+    done = CliRunner().invoke(command.images, argv, obj=tmp_path / "site.toml")
+    assert isinstance(done.exception, Refused)
+    assert state(pool) == before
+
+
+def test_gzip_bombs_in_members_are_counted_together(tmp_path: Path) -> None:
+    from vtorque_oci.blobs import unpacked
+
+    packed = tmp_path / "packed"
+    packed.write_bytes(gzip.compress(bytes(600)) * 2)
+    assert unpacked(packed, tmp_path / "out", 1200).stat().st_size == 1200
+    packed.write_bytes(gzip.compress(bytes(600)) * 2)
+    with pytest.raises(Refused, match="more than 0 MiB"):
+        unpacked(packed, tmp_path / "out2", 1199)
