@@ -31,6 +31,9 @@ SYSFS = "/sys"
 ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.ASCII)
 
 _BRIDGES = 0x06  # base class of bridges (PCI Code and ID Assignment); VFIO leaves them alone
+_NETWORK = 0x02  # base class of network controllers; with subclass 07: of InfiniBand
+_INFINIBAND_CARD = 0x0207
+_NOBODYS = re.compile("pci-stub|.*vfio.*")  # drivers that do nothing with a function themselves
 _IFF_UP = 0x1  # netdevice(7)
 _INFINIBAND = "32"  # ARPHRD_INFINIBAND, linux/if_arp.h
 
@@ -63,13 +66,24 @@ class PciFunction:
     def used(self) -> str:
         """Return what of the host uses it now, for messages; empty: nothing that can be seen.
 
-        A network interface that is up, or a disk. How deep below the function they are depends on
-        the driver (virtio0/net, ata1/host0/.../block).
+        A network interface that is up, an active RDMA port, or a disk. How deep below the function
+        they are depends on the driver (virtio0/net, ata1/host0/.../block). sysfs shows interfaces
+        of its reader's network namespace only, so a network card at work that shows none is taken
+        for a container's; of InfiniBand, which works without interfaces, if a port is active.
         """
         at = self.path.resolve()
-        for net in sorted(at.rglob("net/*")):
+        nets = sorted(at.rglob("net/*"))
+        for net in nets:
             if _hex(net / "flags") & _IFF_UP:
                 return f"its network interface {net.name} is up"
+        if not nets:
+            for port in sorted(at.glob("infiniband/*/ports/*")):
+                if "ACTIVE" in _text(port / "state"):
+                    return f"port {port.name} of its RDMA device {port.parts[-3]} is active"
+            kind = _hex(at / "class") >> 8
+            ours = self.driver and not _NOBODYS.fullmatch(self.driver)
+            if ours and kind >> 8 == _NETWORK and kind != _INFINIBAND_CARD:
+                return f"its network interface is not here, so maybe a container's ({self.driver})"
         disks = sorted([*at.rglob("block/*"), *at.glob("nvme/nvme*/nvme*n*")])
         return f"the disk {disks[0].name} is on it" if disks else ""
 

@@ -2,7 +2,8 @@
 
 A line is ``address vendor:device class`` and words: ``numa=0``, ``group=17`` (IOMMU), ``driver=x``,
 ``reset`` (it can be reset), ``net=eth0`` (an interface that is down; ``net=eth0:up``), ``ib=ib0``
-(the same of InfiniBand), ``disk=nvme0n1``, ``vf=0@0000:5e:00.0`` (virtual function 0 of that one).
+(the same of InfiniBand), ``rdma=mlx5_0`` (an RDMA device whose port is down; ``rdma=mlx5_0:up``),
+``disk=nvme0n1``, ``vf=0@0000:5e:00.0`` (virtual function 0 of that one).
 Other lines are ``path = text`` of further files. It is what ``lspci -nnk`` and sysfs of such
 machines say, with little else.
 """
@@ -30,11 +31,12 @@ def tree(name: str, top: Path) -> str:
             path, _, text = line.partition(" = ")
             write(top / path, text)
         elif line and not line.startswith("#"):
-            _function(top, *line.split())
+            add_function(top, *line.split())
     return str(top)
 
 
-def _function(top: Path, address: str, ident: str, kind: str, *words: str) -> None:
+def add_function(top: Path, address: str, ident: str, kind: str, *words: str) -> None:
+    """Add one function: what a line of a table says."""
     at = top / "devices" / address
     vendor, device = ident.split(":")
     for name, text in (("vendor", vendor), ("device", device), ("class", kind)):
@@ -59,6 +61,9 @@ def _function(top: Path, address: str, ident: str, kind: str, *words: str) -> No
             write(at / "net" / net / "type", "32" if key == "ib" else "1")
             (at / "net" / net / "device").symlink_to(at)
             (top / "class/net" / net).symlink_to(at / "net" / net)
+        elif key == "rdma":
+            device, _, up = value.partition(":")
+            write(at / "infiniband" / device / "ports/1/state", "4: ACTIVE" if up else "1: DOWN")
         elif key == "disk":
             (at / "nvme/nvme0" / value).mkdir(parents=True)
         elif key == "vf":

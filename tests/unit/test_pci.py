@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sysfs_tree import PCI, tree
+from sysfs_tree import PCI, add_function, tree
 from vtorque_core.api_domain import Disk, PciDevice, forbidden
 from vtorque_core.api_pci import function, functions, together, virtual_functions, why_no_vfio
 from vtorque_core.errors import HostFault
@@ -47,6 +47,40 @@ def test_what_the_node_uses_is_seen(gpus):
         "0000:01:00.0": "the disk nvme0n1 is on it",
         "0000:af:00.0": "its network interface ens5f0 is up",
     }
+
+
+@pytest.mark.parametrize(
+    ("words", "used"),
+    [
+        ("020000 driver=i40e net=eth0", ""),
+        ("020000 driver=i40e", "its network interface is not here, so maybe a container's (i40e)"),
+        ("028000 driver=igb_uio", "its network interface is not here, so maybe a con"),
+        ("020000", ""),
+        ("020000 driver=vfio-pci", ""),
+        ("020000 driver=mlx5_vfio_pci", ""),
+        ("020000 driver=pci-stub", ""),
+        ("030000 driver=nvidia", ""),
+        ("020700 driver=mlx5_core rdma=mlx5_0", ""),
+        ("020700 driver=mlx5_core rdma=mlx5_0:up", "port 1 of its RDMA device mlx5_0 is active"),
+        ("020000 driver=mlx5_core rdma=mlx5_0:up", "port 1 of its RDMA device mlx5_0 is active"),
+        ("020700 driver=mlx5_core ib=ib0 rdma=mlx5_0:up", ""),
+    ],
+)
+def test_a_network_card_whose_interface_is_in_a_container_is_used(tmp_path, words, used):
+    """sysfs shows no interface of another network namespace: below such a card is no ``net``."""
+    top = tmp_path / "sys"
+    for name in ("bus/pci/devices", "bus/pci/drivers", "kernel/iommu_groups", "class/net"):
+        (top / name).mkdir(parents=True)
+    add_function(top, "0000:af:00.0", "8086:1572", *words.split())
+    said = function("0000:af:00.0", str(top)).used
+    assert said.startswith(used) if used else said == ""
+
+
+def test_an_interface_in_a_container_leaves_an_empty_directory(gpus):
+    at = Path(gpus, "devices/0000:af:00.1/net")
+    shutil.rmtree(at)
+    at.mkdir()
+    assert "maybe a container's" in function("0000:af:00.1", gpus).used
 
 
 def test_this_machines_own_functions_can_be_read():
