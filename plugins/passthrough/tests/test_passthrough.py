@@ -197,11 +197,28 @@ def test_cards_are_claimed_near_their_numa_node(site):
 
 
 def test_one_guest_gets_all_of_a_group(site):
-    """Of the class that names both functions, and of one that names one of them."""
-    for name in ("render", "graphics"):
-        (got,) = placed(site, name)
-        found = list(node.vtorque_render_domain(got, site))
-        assert [f.address for f in found] == ["0000:86:00.0", "0000:86:00.1"]
+    (got,) = placed(site, "render")
+    found = list(node.vtorque_render_domain(got, site))
+    assert [f.address for f in found] == ["0000:86:00.0", "0000:86:00.1"]
+
+
+@pytest.mark.parametrize("first", ["render", "sound"])
+def test_a_card_is_of_the_first_class_that_a_function_of_it_is_of(tmp_path, first):
+    """Else the class of a GPU's sound card would give the GPU, whatever limits the GPU's has."""
+    ids = {"render": "10de:2204", "sound": "10de:1aef"}
+    tables = [
+        f'[[plugin.passthrough.classes]]\nname = "{name}"\nids = ["{ids[name]}"]\nmost = {most}\n'
+        for name, most in ((first, 1), (({*ids} - {first}).pop(), 2))
+    ]
+    site = site_of("gpu-node", tmp_path, "".join(tables))
+    assert placed(site, first)[0].leased("pci") == ("0000:86:00.0",)
+    other = ({*ids} - {first}).pop()
+    assert f"has no 1 PCI cards of class {other} for guests (usable: 0)" in str(
+        asked(site, other)[0]
+    )
+    assert "too many of" in str(asked(site, f"{first}:2")[0])
+    (about,) = [r.message for r in node.check(site)]
+    assert about == f"0000:86:00.0 ({first}, IOMMU group 40): guests can have it"
 
 
 def test_a_group_with_a_function_of_no_class_is_refused_by_its_name(tmp_path):
@@ -278,9 +295,9 @@ def test_no_card_is_leased_twice(site):
     with pytest.raises(NoFit, match="3 of pci"):
         placed(site, "gpu", "gpu", "gpu")
     with pytest.raises(NoFit, match="2 of pci"):
-        placed(site, "render", "graphics")
+        placed(site, "render", "render")
     with pytest.raises(NoFit, match="0 free"):
-        placed(site, "graphics", taken=Taken({"pci": frozenset({"0000:86:00.0"})}))
+        placed(site, "render", taken=Taken({"pci": frozenset({"0000:86:00.0"})}))
 
 
 def test_a_card_that_has_gone_since_is_the_nodes_fault(site):

@@ -83,10 +83,19 @@ class Settings:
 
 @dataclass(frozen=True)
 class Card:
-    """All functions of one IOMMU group but bridges, leased by the first one's address."""
+    """All functions of one IOMMU group but bridges, leased by the first one's address.
+
+    ``classes``: all that its functions are of, as the site orders them. Users have it by the first
+    one's name and limits only, else they would get the GPU through the class of its sound card.
+    """
 
     functions: tuple[PciFunction, ...]
     classes: tuple[CardClass, ...]
+
+    @property
+    def name(self) -> str:
+        """The class by which users ask for it."""
+        return self.classes[0].name
 
     @property
     def item(self) -> str:
@@ -141,7 +150,7 @@ def vtorque_plan(guest: GuestPlan, site: Site) -> Iterator[Claim | Refusal | Not
     found = find_cards(settings).values()
     claims = []
     for name, number in wanted.items():
-        of_class = [card for card in found if any(c.name == name for c in card.classes)]
+        of_class = [card for card in found if card.name == name]
         free = {card.item: card.functions[0].numa for card in of_class if not card.problem}
         if len(free) < number:
             why = "".join(f"; {card.problem}" for card in of_class if card.problem)
@@ -208,8 +217,7 @@ def check(site: Site) -> Iterator[HealthResult]:
     elif missing:
         yield HealthResult("failed", "guests can have no PCI card", fix=f"it needs {missing}")
     for item, card in found.items():
-        about = f"{item} ({', '.join(c.name for c in card.classes)}"
-        about += f", IOMMU group {card.functions[0].group or 'none'})"
+        about = f"{item} ({card.name}, IOMMU group {card.functions[0].group or 'none'})"
         if card.problem:
             yield HealthResult("warning", f"{about}: {card.problem}", fix=f"see {CLASSES}")
         else:
