@@ -5,6 +5,7 @@ A plugin that is installed and makes claims needs a case here: the tests of all 
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -50,7 +51,10 @@ class Case:
 
 
 CASES: dict[str, Case] = {
-    "iocm": Case({"iocm": "true", "iocm_max_cores": "2"}, {"iocm": {"interval": "5s"}}),
+    "iocm": Case(
+        {"iocm": "true", "iocm_max_cores": "2"},
+        {"iocm": {"interval": "5s", "interfaces": ["ens5f0"]}},
+    ),
     "passthrough": Case({"pci": "gpu:1"}, {"passthrough": {"classes": [_GPU]}}),
     "pinning": Case({"vcpu_pinning": "true", "numa": "strict", "hugepages": "2M"}),
     "scam": Case({"scam": "true"}),
@@ -131,4 +135,8 @@ def node(
         "share": {"cpu_count": 24},
         **options,
     }
-    return recorded.RecordedNode.make(top, machine, plugins, **values)
+    made = recorded.RecordedNode.make(top, machine, plugins, **values)
+    for number in ("41", "42"):  # the interrupts of all-devices
+        (top / "irq" / number).mkdir(parents=True)
+        (top / "irq" / number / "smp_affinity_list").write_text("0-127\n")
+    return dataclasses.replace(made, covers={**made.covers, Path("/proc/irq"): top / "irq"})
