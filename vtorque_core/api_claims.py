@@ -107,6 +107,9 @@ class CacheClaim:
 class PoolClaim:
     """Ask for ``count`` items of a named pool of this node that nobody else holds.
 
+    Pools whose names are alike up to a ``/`` have the same items: who holds one of ``pci/vrdma``
+    holds it of ``pci``, too. Plugins that lease PCI functions name theirs ``pci/<plugin>`` and the
+    items by address, ``0000:3b:00.0``.
     ``items`` are all the items the node has, in order of preference (addresses, PCI cards, VFs).
     ``near``: item to its NUMA node (``/sys/bus/pci/devices/*/numa_node``), a wish: the guest goes
     where its items are, if that costs nothing else.

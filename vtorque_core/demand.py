@@ -104,7 +104,7 @@ def demand(claims: Sequence[Claim]) -> Demand:
     cores = [c for c in claims if isinstance(c, CoreClaim)]
     pools = tuple(c for c in claims if isinstance(c, PoolClaim))
     for pool in pools:
-        if pool.pool in OWN_POOLS:
+        if pool.pool.partition("/")[0] in OWN_POOLS:
             raise ValueError(f"pool {pool.pool} is the ledger's own")
     if page is not None and ram * 1024 % page:
         raise Refused(

@@ -12,16 +12,30 @@ from vtorque_core.errors import Refusal
 from vtorque_core.node_share import NoFit, Taken
 
 
+def family(pool: str) -> str:
+    """Return what pools of the same things have in common: ``pci`` of ``pci/vrdma``."""
+    return pool.partition("/")[0]
+
+
+def _held(taken: Taken) -> dict[str, set[str]]:
+    """Return family of pools to the items that others hold."""
+    held: dict[str, set[str]] = {}
+    for pool, items in taken.items.items():
+        held.setdefault(family(pool), set()).update(items)
+    return held
+
+
 def misfits(d: Demand, taken: Taken, machine: Topology) -> dict[int, int]:
     """Return NUMA node to how many of the guest's wishes it would not get there.
 
     A wish is each item that it wants, and the nodes that it is advised to take.
     """
     result: Counter[int] = Counter()
+    held = _held(taken)
     for node in machine.nodes if d.near else ():
         result[node.id] = int(node.id not in d.near)
     for claim in d.pools:
-        free = [item for item in claim.items if item not in taken.items.get(claim.pool, ())]
+        free = [item for item in claim.items if item not in held.get(family(claim.pool), ())]
         for node in machine.nodes if claim.near else ():
             here = sum(claim.near.get(item, node.id) == node.id for item in free)
             result[node.id] += max(0, claim.count - here)
@@ -32,13 +46,13 @@ def pools(
     demands: Sequence[Demand], taken: Taken, nodes: Sequence[tuple[int, ...]]
 ) -> list[dict[str, tuple[str, ...]]]:
     """Return pool to items for each guest; near its nodes first. Raises NoFit."""
-    used = {pool: set(items) for pool, items in taken.items.items()}
+    used = _held(taken)
     wanted: Counter[str] = Counter()
     result: list[dict[str, tuple[str, ...]]] = []
     for d, home in zip(demands, nodes, strict=True):
         mine: dict[str, tuple[str, ...]] = {}
         for claim in d.pools:
-            held = used.setdefault(claim.pool, set())
+            held = used.setdefault(family(claim.pool), set())
             free = [item for item in dict.fromkeys(claim.items) if item not in held]
             wanted[claim.pool] += claim.count
             if len(free) < claim.count:

@@ -65,7 +65,7 @@ def test_iocm_and_resize(shown, tmp_path):
 def test_devices(shown):
     vfs = {"0000:81:00.1": 1, "0000:81:00.2": 1}
     got = answer(*shown.vrdma(guest(), vfs), *shown.passthrough(guest(), {"0000:82:00.0": 1}, 1))
-    assert got.leased == {"vrdma-vf": ("0000:81:00.1",), "pci-gpu": ("0000:82:00.0",)}
+    assert got.leased == {"pci/vrdma": ("0000:81:00.1",), "pci/gpu": ("0000:82:00.0",)}
     assert got.nodes == (1,)
 
 

@@ -123,6 +123,23 @@ def test_bad_input_is_refused_with_the_limit(text, tables, by, says, tmp_path, m
     assert node.look() == before
 
 
+def test_no_pci_function_is_two_plugins_at_once(tmp_path):
+    """A site may let jobs have by class what vrdma leases too: a reset would hit the other's."""
+    classes = [{"name": "nic", "ids": ["15b3:101c"]}]
+    case = Case({}, {**together().settings, "passthrough": {"classes": classes}})
+    node = device_cases.node(tmp_path / "node", load(), case)
+    addresses = []
+    for number, pairs in enumerate([{"vrdma": "true"}, {"pci": "nic:2"}, {"vrdma": "true"}]):
+        run = node.start(node.job(pairs, str(number)))
+        assert not run.error, run
+        addresses = [a for xml in node.domains() for a in re.findall(r'bus="0x5e".*?/>', xml)]
+    assert len(addresses) == len(set(addresses)) == 4
+    run = node.start(node.job({"pci": "nic:1"}, "3"))
+    assert (run.kind, "in use by other jobs: pci=1" in run.error) == ("InUse", True)
+    for number in range(4):
+        node.release(str(number))
+
+
 # -- hardware that a node has not -------------------------------------------------------------
 
 SRIOV = [{"kind": "sriov"}]

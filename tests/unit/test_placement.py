@@ -255,6 +255,18 @@ def test_advice_on_numa_nodes_is_a_wish():
     assert placed(EPYC, both)[0].nodes == (1,)  # two wishes against one
 
 
+def test_pools_of_a_family_share_their_items():
+    vf = PoolClaim("pci/vrdma", ("a", "b"), near={"a": 0, "b": 1})
+    card = PoolClaim("pci", ("b", "c"))
+    (got,) = placed(XEON, guest(more=[vf, card]), taken=Taken({"pci": frozenset({"a"})}))
+    assert got.leased == {"pci/vrdma": ("b",), "pci": ("c",)}
+    assert got.nodes == (1,)
+    with pytest.raises(NoFit, match=r"pci=1: .*limit: 2 on this node, 0 free"):
+        placed(XEON, guest(more=[vf, vf, card]), taken=Taken({"pci/other": frozenset({"c"})}))
+    with pytest.raises(ValueError, match="the ledger's own"):
+        placed(XEON, guest(more=[PoolClaim("core/mine", ("1",))]))
+
+
 # -- several guests ---------------------------------------------------------------------------
 
 

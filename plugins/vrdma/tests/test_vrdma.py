@@ -196,9 +196,9 @@ def test_virtual_functions_are_leased_near_their_node(tmp_path):
     site = site_of(tmp_path, "sriov", SRIOV)
     (claim,) = asked(site)
     near = {"0000:5e:00.1": 0, "0000:5e:00.2": 0, "0000:81:00.2": 1}
-    assert claim == PoolClaim("vrdma-vf", tuple(near), 1, near=near)
-    assert len({item for g in placed(site, 3) for item in g.leased("vrdma-vf")}) == 3
-    with pytest.raises(NoFit, match="4 of vrdma-vf"):
+    assert claim == PoolClaim("pci/vrdma", tuple(near), 1, near=near)
+    assert len({item for g in placed(site, 3) for item in g.leased("pci/vrdma")}) == 3
+    with pytest.raises(NoFit, match="4 of pci/vrdma"):
         placed(site, 4)
 
 

@@ -34,7 +34,7 @@ from vtorque_vrdma.fence import Fence
 from vtorque_vrdma.guid import VfGuid
 from vtorque_vrdma.plugin import VRDMA
 
-POOL = "vrdma-vf"
+POOL = "pci/vrdma"  # a family with others' PCI functions: each is leased once
 TOOL = "/usr/lib/vtorque/vtorque-rdma"
 PACKAGES = (
     *(
