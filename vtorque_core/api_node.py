@@ -27,6 +27,7 @@ from vtorque_core.api_claims import (
 from vtorque_core.api_topology import CacheBank, NumaNode, Topology
 from vtorque_core.errors import HostFault, Refusal, Refused
 from vtorque_core.names import Paths, derive
+from vtorque_core.trust import require_root_owned
 
 __all__ = [
     "Address",
@@ -56,6 +57,7 @@ __all__ = [
     "Topology",
     "derive",
     "lacks",
+    "require_root_owned",
     "run_tool",
     "unjournalled",
 ]

@@ -2,7 +2,6 @@
 
 import json
 import os
-import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +12,7 @@ import dynamic_io_manager_double as double
 from iocm_processes import ended
 from vtorque_core.api_node import HostFault
 from vtorque_core.api_resources import File, Process
+from vtorque_core.errors import ConfigError
 from vtorque_core.journal import JobHeader, Journal
 from vtorque_core.names import Paths
 from vtorque_core.plugins import Plugins
@@ -79,7 +79,7 @@ def release(job):
 
 
 def start(job, source):
-    legacy.start(job, sys.executable, str(source), (1, 3), ())
+    legacy.start(job, "/usr/bin/python3", str(source), (1, 3), ())
     file, process = job.acquired
     assert (type(file), type(process)) == (File, Process)
     with Path(process.lock).open("rb+") as lock:
@@ -161,6 +161,26 @@ def test_what_it_says_when_it_cannot_start_is_told(job, source):
         start(job, source)
     release(job)
     assert list(job.guests[0].run_dir.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["", "io_manager.py", "reconfigure.py", "lib/stats.py"])
+def test_what_others_can_write_root_does_not_run(job, source, name):
+    (source / "lib").mkdir()
+    (source / "lib/stats.py").touch()
+    source.chmod(0o755)
+    (source / name).chmod(0o777)
+    with pytest.raises(ConfigError, match=f"{source / name}: can be written by others than root"):
+        start(job, source)
+    assert job.acquired == []
+
+
+def test_an_interpreter_of_others_root_does_not_run(job, source, tmp_path):
+    mine = tmp_path / "python2"
+    mine.write_text("#!/bin/sh\n")
+    mine.chmod(0o777)
+    with pytest.raises(ConfigError, match="python2: can be written by others"):
+        legacy.start(job, str(mine), str(source), (1, 3), ())
+    assert job.acquired == []
 
 
 def test_guests_without_cores_of_their_own_for_vcpus_use_the_share():

@@ -9,13 +9,14 @@ it runs in the foreground (``-p``: no daemon, no pid file) as the core's ``Proce
 lock that it holds, ended by TERM, after a grace KILL.
 """
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from vtorque_core.api_ledger import process_of
-from vtorque_core.api_node import GuestPlan, HostFault, NodeJob, run_tool
+from vtorque_core.api_node import GuestPlan, HostFault, NodeJob, require_root_owned, run_tool
 from vtorque_core.api_resources import File, Process
 
 VHOST = Path("/sys/class/vhost")  # of the patched kernel
@@ -28,7 +29,12 @@ def there() -> bool:
 
 
 def start(job: NodeJob, python2: str, source: str, limits: Limits, nics: Sequence[str]) -> None:
-    """Start it, from the directory ``source``, for the job's guests. Raises HostFault."""
+    """Start it, from the directory ``source``, for the job's guests. Raises HostFault, ConfigError.
+
+    Root runs what lies there: nobody else may be able to write any of it (ConfigError).
+    """
+    for part in (Path(python2), Path(source), *Path(source).rglob("*")):
+        require_root_owned(part, os.geteuid())
     devices = sorted(d.name for d in (VHOST / "dev").glob("d.*"))
     if len(devices) != len(job.guests):
         raise HostFault(
