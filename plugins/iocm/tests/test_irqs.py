@@ -9,15 +9,15 @@ from vtorque_iocm import irqs
 
 @pytest.fixture
 def host(tmp_path):
-    """Make a host with a PCI NIC (IRQs 30 and 31) and a virtio NIC (40) below a PCI device."""
-    pci = tmp_path / "sys/devices/pci0/0000:3b:00.0"
+    """Make a host with a PCI NIC (IRQs 30, 31) below a bridge (50), and a virtio NIC (PCI's 40)."""
+    pci = tmp_path / "sys/devices/pci0/0000:3a:00.0/0000:3b:00.0"
     virtio = tmp_path / "sys/devices/pci0/0000:00:03.0/virtio3"
     for nic, device in (("eth0", pci), ("eth1", virtio)):
         device.mkdir(parents=True)
         (tmp_path / "sys/class/net" / nic).mkdir(parents=True)
         (tmp_path / "sys/class/net" / nic / "device").symlink_to(device)
     (tmp_path / "sys/class/net/br0").mkdir()
-    for device, number in ((pci, 30), (pci, 31), (virtio.parent, 40)):
+    for device, number in ((pci, 30), (pci, 31), (virtio.parent, 40), (pci.parent, 50)):
         (device / "msi_irqs").mkdir(exist_ok=True)
         (device / "msi_irqs" / str(number)).touch()
         irq = tmp_path / "proc/irq" / str(number)
@@ -45,12 +45,12 @@ def test_they_go_to_the_io_cores_and_back(host):
     resource = irqs.IrqAffinity(memo, irqs.affinity_files(["eth0", "eth1"], host))
     resource.create()
     irqs.direct(memo, (2, 3))
-    assert at(host) == dict.fromkeys(("30", "31", "40"), "2,3")
+    assert at(host) == {**dict.fromkeys(("30", "31", "40"), "2,3"), "50": "0-3"}
     resource.create()  # as after a crash: it must not take this for what was before
     irqs.direct(memo, (1,))
     for _ in range(2):
         irqs.IrqAffinity(memo).release()
-        assert at(host) == dict.fromkeys(("30", "31", "40"), "0-3")
+        assert at(host) == dict.fromkeys(("30", "31", "40", "50"), "0-3")
         assert not Path(memo).exists()
 
 

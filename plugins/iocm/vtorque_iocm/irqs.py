@@ -14,11 +14,13 @@ from vtorque_core.api_resources import File, Setting
 def affinity_files(nics: Iterable[str], root: Path = Path("/")) -> tuple[str, ...]:
     """Return ``/proc/irq/N/smp_affinity_list`` of each MSI interrupt of these interfaces.
 
-    Of a virtio NIC the PCI device above it has them (sysfs-bus-pci, msi_irqs). What the node does
-    not have is left out: the site's config is for all nodes.
+    Of a virtio NIC the PCI device above it has them (sysfs-bus-pci, msi_irqs); what is above a PCI
+    NIC is a bridge, with interrupts of its own. What the node does not have is left out: the site's
+    config is for all nodes.
     """
     devices = [(root / "sys/class/net" / nic / "device").resolve() for nic in nics]
-    numbers = {irq.name for d in devices for at in (d, d.parent) for irq in at.glob("msi_irqs/*")}
+    owners = (d.parent if d.name.startswith("virtio") else d for d in devices)
+    numbers = {irq.name for owner in owners for irq in owner.glob("msi_irqs/*")}
     files = (root / "proc/irq" / number / "smp_affinity_list" for number in sorted(numbers))
     return tuple(str(file) for file in files if file.exists())
 
