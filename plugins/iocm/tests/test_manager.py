@@ -38,13 +38,14 @@ class Node:
         self.now = 100.0
         self.spent = 0.0
         self.pinned = []
+        self.vhost = ["vhost"]
         here = Path("/proc", str(os.getpid()))
         for name in ("guests_with", "resize", "moved_bytes"):
             monkeypatch.setattr(manager.api_ledger, name, getattr(self, name))
         monkeypatch.setattr(manager, "process_of", lambda *_: here)
         monkeypatch.setattr(manager.time, "monotonic", lambda: self.now)
         monkeypatch.setattr(threads, "spent", lambda *_: {"1": int(self.spent * 1e9)})
-        monkeypatch.setattr(threads, "vhost_threads", lambda _: ["vhost"])
+        monkeypatch.setattr(threads, "vhost_threads", lambda _: list(self.vhost))
         monkeypatch.setattr(threads, "pin", lambda tids, cpus: self.pinned.append((tids, cpus)))
 
     def guests_with(self, _paths, use):
@@ -145,6 +146,15 @@ def test_cores_that_differ_from_what_it_thinks_are_pinned_anew(host, loop):
     host.guests["1.0", 0] = replace(GUEST, cores=(0, 1))  # it was killed in a resize, or failed
     host.run(loop, 1, 0.1)
     assert counts(host) == [1, 2]
+
+
+def test_a_vhost_thread_that_has_ended_since_is_not_pinned(host, loop):
+    """Its number may be another process's: the threads are looked for right before."""
+    host.run(loop, 3, 0.1)
+    host.vhost, host.pinned = ["new"], []
+    host.run(loop, 4, 1.9)
+    assert counts(host) == [1, 3]
+    assert [tids for tids, _ in host.pinned] == [["new"], [Path("/proc/0")]]
 
 
 def test_a_guest_whose_cores_cannot_change_has_its_vhost_pinned(host, loop):

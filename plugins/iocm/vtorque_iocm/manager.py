@@ -51,11 +51,16 @@ class Manager(Process):
 
 @dataclass
 class Watched:
-    """A guest, the policy's state of it, and the last look at its threads."""
+    """A guest, the policy's state of it, and the last look at its threads.
+
+    ``guest.cores`` is what the journal says that it has, ``state.cores`` how many it had when the
+    policy last looked: if they differ, somebody else has changed them. ``pinned``: its threads run
+    on these cores, as far as we know: not before we have seen to it, nor after a fault.
+    """
 
     guest: GuestCores
     state: State
-    mended: bool = False
+    pinned: bool = False
     vhost: Sequence[Path] = ()
     at: float = 0.0
     spent: Mapping[str, int] = field(default_factory=dict)
@@ -87,9 +92,8 @@ class Watched:
         guest, process = self.guest, process_of(self.guest.name, self.guest.uuid)
         if process is None:
             return
-        if not self.mended or self.state.cores != len(guest.cores):
-            self.vhost = threads.vhost_threads(process)
-            self.state, self.mended = State(self.resize(paths, len(guest.cores))), True
+        if not self.pinned or self.state.cores != len(guest.cores):
+            self.state, self.pinned = State(self.resize(paths, process, len(guest.cores))), True
             self.say(f"cores {guest.cores}, {guest.least} to {guest.most}")
         load = self.load(process)
         if load is None or not guest.most:
@@ -97,17 +101,22 @@ class Watched:
         rule = Rule(guest.least, guest.most, busy)
         after = decide(self.state, load, rule)
         if after.cores != self.state.cores:
-            got = self.resize(paths, after.cores)
+            got = self.resize(paths, process, after.cores)
             after = after if got == after.cores else State(got, pause=rule.down)
             self.say(f"load {load:.2f}: cores {guest.cores} -> {self.guest.cores}")
         self.state = after
 
-    def resize(self, paths: Paths, count: int) -> int:
-        """Have the core lease and pin so many cores, pin vhost too; return how many there are."""
+    def resize(self, paths: Paths, process: Path, count: int) -> int:
+        """Have the core lease and pin so many cores, pin vhost too; return how many it got.
+
+        vhost's threads are looked for anew: another may have the number of one since the last time.
+        The count that it has already pins anew. Raises as ``api_ledger.resize``.
+        """
         guest = self.guest
         if guest.most:  # a short wait: a job's prologue and epilogue have its lock for long
             now = api_ledger.resize(paths, guest.job, guest.guest, "io", count, wait=0.1)
             self.guest = replace(guest, cores=now.cores)
+        self.vhost = threads.vhost_threads(process)
         threads.pin(self.vhost, self.guest.cores)
         return len(self.guest.cores)
 
@@ -141,7 +150,7 @@ class Loop:
             try:
                 each.tick(self.paths, self.busy)
             except Exception as error:
-                each.mended = False
+                each.pinned = False
                 each.say(f"{type(error).__name__}: {error}")
         cpus = tuple(sorted({cpu for each in self.watched.values() for cpu in each.guest.cores}))
         if cpus and cpus != self.cpus:

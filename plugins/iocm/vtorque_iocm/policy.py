@@ -26,7 +26,8 @@ class Rule:
 class State:
     """What a guest has, and for how many ``ticks`` in a row its load wants ``wish`` or beyond.
 
-    ``pause``: ticks for which nothing is decided, since the last change was not possible.
+    ``wish`` is 0 while the load wants no other number of cores than there are. ``pause``: ticks for
+    which nothing is decided, since the last change was not possible.
     """
 
     cores: int
@@ -43,13 +44,15 @@ def decide(state: State, load: float, rule: Rule) -> State:
     enough, plenty = (
         min(rule.most, max(rule.least, math.ceil(cores))) for cores in (needed, needed + rule.slack)
     )
+    # ``goes_on``: the tick before wanted the same, more or fewer. The wish of such ticks in a row
+    # is the smallest change of theirs: all of them want at least that.
     if enough > state.cores:
-        again = state.wish > state.cores
-        wish, patience = min(enough, state.wish) if again else enough, rule.up
+        goes_on = state.wish > state.cores
+        wish, patience = min(enough, state.wish) if goes_on else enough, rule.up
     elif plenty < state.cores:
-        again = 0 < state.wish < state.cores
-        wish, patience = max(plenty, state.wish) if again else plenty, rule.down
+        goes_on = 0 < state.wish < state.cores
+        wish, patience = max(plenty, state.wish) if goes_on else plenty, rule.down
     else:
         return State(state.cores)
-    ticks = state.ticks + 1 if again else 1
+    ticks = state.ticks + 1 if goes_on else 1
     return State(wish) if ticks >= patience else State(state.cores, wish, ticks)
