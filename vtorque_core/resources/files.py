@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import ClassVar, Literal
 from vtorque_core import safefs
 from vtorque_core.api_node import Resource, run_tool, unjournalled
 from vtorque_core.errors import HostFault
+from vtorque_core.units import show_mib
 
 _UMOUNT_TIMEOUT = 25.0  # seconds; below the 30 that teardown gives one release by default
 
@@ -127,6 +129,7 @@ class Shm(CoreResource):
     """Shared memory ``/dev/shm/<name>`` of ``size`` bytes (shm_overview(7)).
 
     All of it is taken at once: who maps it must not be killed because /dev/shm is full (SIGBUS).
+    ``spare``: bytes of /dev/shm that stay free for other programs.
     """
 
     kind = "shm"
@@ -135,6 +138,7 @@ class Shm(CoreResource):
     mode: int = 0o600
     uid: int = -1
     gid: int = -1
+    spare: int = unjournalled(0)
 
     @property
     def path(self) -> str:
@@ -143,8 +147,21 @@ class Shm(CoreResource):
             raise HostFault(f"{self.name!r} is not a name of shared memory")
         return f"/dev/shm/{self.name}"  # noqa: S108 - this is what the kind is
 
+    @staticmethod
+    def room(spare: int = 0) -> int:
+        """Return how many bytes can be taken now so that ``spare`` are left."""
+        shm = os.statvfs("/dev/shm")  # noqa: S108
+        free = shm.f_bavail if shm.f_blocks else sys.maxsize  # tmpfs(5), size=0: without a limit
+        return max(0, free * shm.f_frsize - spare)
+
     def create(self) -> None:
-        """Make it, filled with zeros. Raises HostFault: it exists, /dev/shm is full."""
+        """Make it, filled with zeros. Raises HostFault: it exists, /dev/shm has no room for it."""
+        room = self.room(self.spare)
+        if self.size > room:
+            raise HostFault(
+                f"{show_mib(self.size >> 20)} of shared memory: /dev/shm has {show_mib(room >> 20)}"
+                f" for it, and {show_mib(self.spare >> 20)} for other programs"
+            )
         with _named(self.path, "create"):
             safefs.write_new(
                 self.path, b"", mode=self.mode, uid=self.uid, gid=self.gid, size=self.size

@@ -42,12 +42,7 @@ def card_list(text: str) -> str:
 
 
 PCI = Option(
-    "pci",
-    card_list,
-    "",
-    "PCI cards of each guest, by class",
-    "CLASS:N[+CLASS:N]",
-    separator="+",
+    "pci", card_list, "", "PCI cards of each guest, by class", "CLASS:N[+CLASS:N]", separator="+"
 )
 
 

@@ -8,12 +8,7 @@ from vtorque_core.api import Extra, JobRequest, Option, boolean, hookimpl
 from vtorque_core.api_options import VCPUS, VMS_PER_NODE, show_boolean
 
 SCAM = Option(
-    "scam",
-    boolean,
-    False,
-    "protect the guests from cache side channels",
-    "BOOL",
-    show_boolean,
+    "scam", boolean, False, "protect the guests from cache side channels", "BOOL", show_boolean
 )
 
 

@@ -13,7 +13,7 @@ from vtorque_core import api_options
 from vtorque_core.api import Extra, JobRequest
 from vtorque_core.api_context import EnvVar, PciMemory
 from vtorque_core.api_domain import forbidden
-from vtorque_core.api_node import GuestPlan, Image, JobUser, MemoryClaim, Notice
+from vtorque_core.api_node import GuestPlan, HostFault, Image, JobUser, MemoryClaim, Notice
 from vtorque_core.api_resources import Shm
 from vtorque_core.config import build, parse_toml
 from vtorque_core.domain.merge import Contributed, merge
@@ -58,9 +58,12 @@ def guest(unclot=True, mib=64, **changes):
     return GuestPlan(**values | changes)
 
 
-def pre_boot(*guests):
+def pre_boot(*guests, reserve=64):
     got = []
-    job = SimpleNamespace(guests=guests, acquire=lambda what, guest=None: got.append((what, guest)))
+    site = {node.Settings: node.Settings(reserve)}
+    job = SimpleNamespace(
+        guests=guests, site=site, acquire=lambda what, guest=None: got.append((what, guest))
+    )
     node.vtorque_pre_boot(job)
     return got
 
@@ -139,7 +142,7 @@ def test_a_name_is_the_jobs_and_the_nodes_own_and_tells_nothing():
 
 
 def test_one_region_of_zeros_that_only_qemu_may_open(tmp_path):
-    ((shm, owner),) = pre_boot(guest(mib=1), guest(index=1, mib=1))
+    ((shm, owner),) = pre_boot(guest(mib=1), guest(index=1, mib=1), reserve=0)
     assert owner is None  # both domains need it, so it goes after both
     assert arguments(shm) == {
         "name": node.region(guest()), "size": 1 << 20, "mode": 0o600, "uid": os.getuid(),
@@ -160,6 +163,23 @@ def test_one_region_of_zeros_that_only_qemu_may_open(tmp_path):
         again.release()
         again.release()
     assert not path.exists()
+
+
+def test_a_job_leaves_room_in_dev_shm_to_others():
+    shm = os.statvfs("/dev/shm")
+    ((region, _),) = pre_boot(guest(mib=1), reserve=(shm.f_blocks * shm.f_frsize >> 20) + 1)
+    with pytest.raises(HostFault, match="1M of shared memory: /dev/shm has 0M for it, and "):
+        region.create()
+    assert not Path(region.path).exists()
+
+
+def test_doctor_says_how_much_jobs_can_share(monkeypatch):
+    (known,) = node.vtorque_health_checks()
+    monkeypatch.setattr(node.Shm, "room", lambda spare: (1 << 30) - spare)
+    for reserve, status, said in ((512, "ok", "512M"), (1000, "warning", "24M")):
+        (result,) = known.check({node.Settings: node.Settings(reserve)})
+        assert (result.status, bool(result.fix)) == (status, status == "warning")
+        assert result.message.startswith(f"{said} of /dev/shm for all jobs (limit of one: ")
 
 
 def test_nothing_is_made_for_a_job_without():

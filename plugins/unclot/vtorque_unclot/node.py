@@ -9,15 +9,31 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from vtorque_core.api import hookimpl
+from vtorque_core.api import hookimpl, setting, show_mib
 from vtorque_core.api_context import ContextItem, EnvVar, PciMemory
 from vtorque_core.api_domain import Act, Element, ListElement
-from vtorque_core.api_node import GuestPlan, MemoryClaim, NodeJob, Notice, derive
+from vtorque_core.api_node import (
+    GuestPlan,
+    HealthCheck,
+    HealthResult,
+    MemoryClaim,
+    NodeJob,
+    Notice,
+    Site,
+    derive,
+)
 from vtorque_core.api_resources import Shm
 from vtorque_unclot.plugin import SHMEM, UNCLOT
 
 DEVICE, BAR = "1af4:1110", 2  # ivshmem-spec.txt, "PCI device" and "BAR 2"
 LINK = "/dev/vtorque/shmem"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """``[plugin.unclot]``."""
+
+    shm_reserve: int = setting(64, doc="of /dev/shm, left to all other programs", unit="MiB")
 
 
 @dataclass(frozen=True)
@@ -44,6 +60,12 @@ def region(guest: GuestPlan) -> str:
 
 
 @hookimpl
+def vtorque_settings() -> Iterator[type[Settings]]:
+    """Yield ``[plugin.unclot]``."""
+    yield Settings
+
+
+@hookimpl
 def vtorque_plan(guest: GuestPlan) -> Iterator[MemoryClaim | Notice]:
     """Claim the memory once for all guests of the node."""
     if not guest[UNCLOT] or guest.index:
@@ -61,8 +83,8 @@ def vtorque_pre_boot(job: NodeJob) -> None:
     """Make the file, QEMU's alone, before a guest starts. QEMU would make one of its own."""
     guest = job.guests[0]
     if guest[UNCLOT]:
-        size = guest[SHMEM] << 20
-        job.acquire(Shm(region(guest), size=size, mode=0o600, uid=guest.qemu_uid))
+        size, spare = guest[SHMEM] << 20, job.site[Settings].shm_reserve << 20
+        job.acquire(Shm(region(guest), size, mode=0o600, uid=guest.qemu_uid, spare=spare))
 
 
 @hookimpl
@@ -79,3 +101,18 @@ def vtorque_guest_context(guest: GuestPlan) -> Iterator[ContextItem]:
         yield PciMemory(DEVICE, BAR, LINK)
         yield EnvVar("VTORQUE_SHMEM", LINK)
         yield EnvVar("VTORQUE_SHMEM_SIZE", str(guest[SHMEM] << 20))
+
+
+@hookimpl
+def vtorque_health_checks() -> Iterator[HealthCheck]:
+    """Yield what ``vtorque doctor`` asks."""
+    yield HealthCheck("unclot: /dev/shm", check)
+
+
+def check(site: Site) -> Iterator[HealthResult]:
+    """Say how much jobs can share now: less than the default is little."""
+    left = Shm.room(site[Settings].shm_reserve << 20) >> 20
+    said = f"{show_mib(left)} of /dev/shm for all jobs (limit of one: [options.unclot_shmem] max)"
+    little = left < SHMEM.default
+    fix = "mount -o remount,size=... /dev/shm" if little else ""
+    yield HealthResult("warning" if little else "ok", said, fix)

@@ -35,12 +35,7 @@ def power_of_two_mib(value: str) -> int:
 
 
 UNCLOT = Option(
-    "unclot",
-    boolean,
-    False,
-    "memory shared by the job's guests on a node",
-    "BOOL",
-    show_boolean,
+    "unclot", boolean, False, "memory shared by the job's guests on a node", "BOOL", show_boolean
 )
 SHMEM = Option("unclot_shmem", power_of_two_mib, 64, "how much (a power of two)", "SIZE", show_mib)
 
