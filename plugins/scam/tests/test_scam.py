@@ -140,9 +140,29 @@ def test_a_node_whose_default_group_has_all_of_the_cache():
 def test_a_node_that_cannot_limit_memory_bandwidth():
     (_, cache, notice) = asked(EPYC, memory_bandwidth=50, required=False)
     assert cache == CacheClaim(4096, 3, key="scam")
-    assert "memory bandwidth allocation (resctrl, MB)" in notice.text
+    assert "memory bandwidth allocation beside that of cache (resctrl, MB)" in notice.text
     (one,) = placed(EPYC, memory_bandwidth=50, required=False)
     assert elements(one, memory_bandwidth=50)[1].bandwidth == ()
+
+
+@pytest.mark.parametrize("required", [True, False])
+@pytest.mark.parametrize("host", [ARM, dataclasses.replace(XEON, caches=())], ids=["arm", "none"])
+def test_all_that_a_node_lacks_is_told(host, required):
+    """The limit of the bandwidth is ignored where caches cannot be divided either."""
+    (_, *lacking) = asked(host, memory_bandwidth=50, required=required)
+    said = [str(each) if required else each.text for each in lacking]
+    for text, what in zip(said, ("cache allocation (", "memory bandwidth alloc"), strict=True):
+        assert f"node n1 has no {what}" in text
+
+
+def test_a_limit_without_a_part_of_the_cache_is_told():
+    """libvirt sets a limit (memorytune) only beside a part (cachetune), as this plugin does."""
+    full = with_default_group(XEON, "    L3:0=fff;1=fff\n    MB:0=100;1=100\n")
+    (_, *lacking) = asked(full, memory_bandwidth=50, required=False)
+    assert elements(placed(full, memory_bandwidth=50, required=False)[0]) == [
+        MemoryBacking(nosharepages=True)
+    ]
+    assert ["cache to give away" in lacking[0].text, "bandwidth" in lacking[1].text] == [True, True]
 
 
 def test_on_a_front_end_nothing_is_known():

@@ -94,13 +94,14 @@ def _banks(guest: GuestPlan) -> list[CacheBank]:
 
 
 def _missing(banks: list[CacheBank], settings: Settings) -> Iterator[str]:
-    """Yield what the node cannot do, as in "node n1 has no <what>"."""
+    """Yield all that the node cannot do, as in "node n1 has no <what>"."""
     if not banks or not all(bank.granularity_kib for bank in banks):
         yield "cache allocation (resctrl, L3)"
     elif not all(bank.steps for bank in banks):
         yield "cache to give away (resctrl's default group has all of L3)"
-    elif settings.memory_bandwidth < 100 and not all(bank.bandwidth_step for bank in banks):
-        yield "memory bandwidth allocation (resctrl, MB)"
+    limited = banks and all(bank.steps and bank.bandwidth_step for bank in banks)
+    if settings.memory_bandwidth < 100 and not limited:
+        yield "memory bandwidth allocation beside that of cache (resctrl, MB)"
 
 
 @hookimpl
