@@ -6,12 +6,15 @@ installs runs in a sandbox, as nobody of this machine.
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import stat
 import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
+from typing import BinaryIO
 
 from vtorque_core.api_image import BuiltImage
 from vtorque_core.api_node import HostFault, Refused
@@ -87,7 +90,7 @@ def build_image(recipe: Recipe, staging: Path, progress: Callable[[str], None]) 
     agent = micro.agent(work)
     labels = {"init": "cloud-init", "family": recipe.family, "agent": "builtin"}
     labels["suite"] = recipe.suite
-    with packed.open("rb") as file:
+    with _opened(packed) as file:
         tree = read_tar(file, recipe.size << 20, can_store)
         systemd_root.finish(tree, recipe.family, agent, started)
         if kernel is not None:
@@ -110,6 +113,18 @@ def build_image(recipe: Recipe, staging: Path, progress: Callable[[str], None]) 
         cmdline=CMDLINE if kernel is not None else OWN_CMDLINE,
         labels=labels,
     )
+
+
+def _opened(packed: Path) -> BinaryIO:
+    """Open what was written in the sandbox: a regular file of its own, or nothing."""
+    try:
+        descriptor = os.open(packed, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise HostFault(f"{packed.name}: {error.strerror}", stage="packing") from None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise HostFault(f"{packed.name} is not a file", stage="packing")
+    return os.fdopen(descriptor, "rb")
 
 
 def _distro(tree: FileTree, family: str) -> str:

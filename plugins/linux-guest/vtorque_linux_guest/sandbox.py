@@ -6,6 +6,7 @@ do, they can write to their work directory only, with ids that nobody has. As ro
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +23,18 @@ beyond what adduser(8) and useradd(8) give to anybody."""
 _LAST_WORDS = 1500  # characters of what a failed program said
 
 
+def _prepare(work: Path) -> None:
+    """Make the files in it the sandbox's to read, whatever the umask; before anything has run.
+
+    Later a path in there may lead anywhere.
+    """
+    for path in work.iterdir():
+        if path.is_file():
+            path.chmod(0o644)
+    (work / "tmp").mkdir()
+    (work / "tmp").chmod(0o1777)
+
+
 def run(work: Path, *argv: str, timeout: float, stage: str) -> str:
     """Run a program as root of a namespace, with ``work`` at :data:`PLACE`; return its stdout.
 
@@ -29,8 +42,8 @@ def run(work: Path, *argv: str, timeout: float, stage: str) -> str:
     has started are killed after ``timeout`` seconds and when the caller dies. Raises HostFault
     with its last words.
     """
-    (work / "tmp").mkdir(exist_ok=True)
-    (work / "tmp").chmod(0o1777)
+    if not os.path.lexists(work / "tmp"):
+        _prepare(work)
     script = str(Path(__file__).with_name("_sandbox_exec.py"))
     command = [sys.executable, "-I", "-S", script, str(BASE), str(work), *argv]
     try:

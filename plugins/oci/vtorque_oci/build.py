@@ -86,6 +86,7 @@ class OciBuilder:
             if not options.setuid and (count := layers.without_privilege(tree)):
                 progress(f"{count} programs have lost setuid bits or capabilities (setuid=keep)")
             _check_entrypoint(tree, container, options)
+            tree.remove(HOME)
             prefix = sif.add_environment(tree) if from_sif else ()
             _prepare(tree, container, options, prefix)
             kernel = fetch_kernel(work, progress, options.debs)
@@ -168,7 +169,6 @@ def _prepare(
     tree: FileTree, container: Container, options: Options, prefix: tuple[str, ...]
 ) -> None:
     """Add what a guest needs of directories, and how its programs are started."""
-    tree.remove(HOME)
     for name in _MOUNTED:  # a link there would lead the initramfs astray
         tree.remove(name)
         tree.put(name, directory())

@@ -30,4 +30,4 @@ if [ -n "$commands" ]; then
     umount -R -l "$root/proc"
 fi
 tar -C "$root" --numeric-owner --one-file-system --format=pax --xattrs --xattrs-include='*' \
-    --exclude=./dev/* --exclude=./proc/* --exclude=./sys/* -cf "$packed" .
+    --exclude='./dev/*' --exclude='./proc/*' --exclude='./sys/*' -cf "$packed" .
