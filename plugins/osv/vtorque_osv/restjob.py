@@ -60,8 +60,9 @@ class RestJob:
         except (RestError, OSError, http.client.HTTPException, ValueError) as error:
             if not self._over.wait(1.0):  # else OSv has ended, and the console says how
                 self._failure = f"OSv's REST server: {error}"
-        if not self._over.is_set():
+        while not self._over.wait(POLL):  # until the console has ended
             self._rest.power_off()
+            self._over.wait(1.0)
 
     def _await(self, tids: Sequence[str]) -> None:
         for tid in tids:
