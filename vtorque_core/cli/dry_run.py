@@ -11,10 +11,10 @@ import pwd
 import sys
 from pathlib import Path
 
-from vtorque_core import names, network, plan
+from vtorque_core import names, plan
 from vtorque_core.api_batch import BatchJob
 from vtorque_core.api_domain import Disk, Filesystem, Interface
-from vtorque_core.api_node import GuestPlan, Placement
+from vtorque_core.api_node import GuestPlan, Placement, PoolClaim
 from vtorque_core.cli.site import load
 from vtorque_core.domain.merge import MergedDomain, merge
 from vtorque_core.domain.render import DomainSpec, render
@@ -38,10 +38,10 @@ def show(request: Request, config: Path) -> int:
     for notice in dict.fromkeys(notice for one in planned for notice in one.notices):
         sys.stderr.write(f"vsub: warning: {notice.text}\n")
     for one in planned:
-        claims = network.claims(site, job, one.plan.guests_per_node, one.plan.index)
         leased = {
             claim.pool: (claim.items[min(one.plan.index, len(claim.items) - 1)],)
-            for claim in claims
+            for claim in one.claims
+            if isinstance(claim, PoolClaim) and claim.items
         }
         placement = Placement(memory_mib=one.plan.ram_mib, leased=leased)
         placed.append(dataclasses.replace(one.plan, placement=placement))

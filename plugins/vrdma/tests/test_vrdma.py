@@ -68,14 +68,23 @@ def guest(site, vrdma="true", index=0, **changes):
     return GuestPlan(**values | changes)
 
 
+def fenced(card, *peers):
+    return Fence(card.mac, card.ip, peers)
+
+
 def asked(site, *args, **changes):
     return list(node.vtorque_plan(guest(site, *args, **changes), site))
 
 
-def placed(site, count=1, taken=None):
-    guests = [guest(site, index=index) for index in range(count)]
+def placed(site, count=1, taken=None, **changes):
+    guests = [guest(site, index=index, **changes) for index in range(count)]
     placements = plan([list(node.vtorque_plan(g, site)) for g in guests], SHARE, taken or Taken())
     return [dataclasses.replace(g, placement=at) for g, at in zip(guests, placements, strict=True)]
+
+
+def chosen(site, **changes):
+    """Return a guest whose backend the plan has chosen."""
+    return placed(site, **changes)[0]
 
 
 def context(site, got):
@@ -126,7 +135,7 @@ def test_a_bad_backend_is_an_error_of_the_config(text):
 
 def test_a_pause_is_forbidden_whatever_the_backend(tmp_path):
     site = site_of(tmp_path)
-    found = [Disk("d", "/d", "raw"), *elements(site, guest(site))]
+    found = [Disk("d", "/d", "raw"), *elements(site, chosen(site))]
     assert [forbidden(act, found) for act in ("suspend", "save", "migrate")] == [["Fabric"]] * 3
 
 
@@ -135,55 +144,73 @@ def test_a_pause_is_forbidden_whatever_the_backend(tmp_path):
 
 def test_soft_roce_is_put_on_the_first_card(tmp_path):
     site = site_of(tmp_path)
-    assert asked(site) == []
-    tool, soft, device, check = context(site, guest(site))
+    assert asked(site) == [PoolClaim("vrdma/rxe", ("vt-42.srv.0-n1-0",))]
+    tool, soft, device, check = context(site, chosen(site))
     assert (tool.path, tool.mode, tool.owner) == (TOOL, 0o755, "root")
     assert soft == RootCommand((TOOL, "soft", NIC.mac), stage="boot")
     assert device == GuestDevice("infiniband/uverbs*", "/dev/vtorque/rdma0", owner="job")
     assert check == RootCommand((TOOL, "check"))
-    assert acquired(site, guest(site)) == [Fence("10.86.0.5", ("10.86.0.5", "10.86.0.6"))]
+    assert acquired(site, chosen(site)) == [fenced(NIC, "10.86.0.5", "10.86.0.6")]
 
 
 def test_or_on_the_one_that_the_site_names(tmp_path):
     site = site_of(tmp_path, more='network = "hpc"')
-    assert context(site, guest(site))[1].argv[2] == HPC.mac
-    assert acquired(site, guest(site)) == [Fence("10.186.0.5", ("10.186.0.5", "10.186.0.6"))]
+    assert context(site, chosen(site))[1].argv[2] == HPC.mac
+    assert acquired(site, chosen(site)) == [fenced(HPC, "10.186.0.5", "10.186.0.6")]
 
 
 def test_a_job_of_one_guest_whose_peers_nobody_knows_is_alone(tmp_path):
     site = site_of(tmp_path)
-    assert acquired(site, guest(site, peers=())) == [Fence("10.86.0.5", ("10.86.0.5",))]
+    assert acquired(site, chosen(site, peers=())) == [fenced(NIC, "10.86.0.5")]
 
 
 def test_without_an_address_it_is_refused(tmp_path):
     site = site_of(tmp_path)
     for addresses in ((), (HPC,), (Address(NIC.mac),)):
         with pytest.raises(Refused, match=r"no address of vTorque's in \[network\]"):
-            context(site, guest(site, addresses=addresses))
+            context(site, chosen(site, addresses=addresses))
 
 
 def test_on_an_unfiltered_card_only_if_the_site_accepts_that(tmp_path):
     site = site_of(tmp_path)
     bare = (dataclasses.replace(NIC, filtered=False),)
     with pytest.raises(Refused, match=r"cannot filter .* \[plugin.vrdma\] allow_unfiltered = fal"):
-        context(site, guest(site, addresses=bare))
+        context(site, chosen(site, addresses=bare))
     accepted = site_of(tmp_path / "b", more="allow_unfiltered = true")
-    assert len(context(accepted, guest(accepted, addresses=bare))) == 4
+    assert len(context(accepted, chosen(accepted, addresses=bare))) == 4
+
+
+def test_guests_of_networks_with_the_same_addresses_have_fences_of_their_own(monkeypatch):
+    scripts = []
+    monkeypatch.setattr(fence, "run_tool", lambda *_, stdin: scripts.append(stdin.decode()))
+    here, there = (dataclasses.replace(a, ip="10.86.0.5") for a in (NIC, HPC))
+    for one in (fenced(here, "10.86.0.6"), fenced(there, "10.86.0.7")):
+        one.create()
+        one.release()
+    made, removed = scripts[::2], scripts[1::2]
+    assert removed[0] != removed[1]
+    for script, card in zip(made, (here, there), strict=True):
+        (rule,) = [each for each in script.split("; ") if " saddr " in each]
+        assert rule.startswith(f"ether daddr {card.mac} ip daddr 10.86.0.5 udp dport 4791 ")
 
 
 def test_the_fence_takes_nothing_but_addresses(monkeypatch):
     scripts = []
     monkeypatch.setattr(fence, "run_tool", lambda *argv, stdin: scripts.append((argv, stdin)))
-    one = Fence("10.86.0.5", ("10.86.0.5", "10.86.0.6"))
+    one = fenced(NIC, "10.86.0.5", "10.86.0.6")
     one.create()
     one.release()
     (argv, made), (_, removed) = scripts
     assert argv == ("nft", "-f", "-")
     assert b"ip saddr != { 10.86.0.5, 10.86.0.6 } drop" in made
     assert removed.splitlines() == [
-        b"table bridge vrdma-10-86-0-5", b"delete table bridge vrdma-10-86-0-5",
+        b"table bridge vrdma-525400aabbcc", b"delete table bridge vrdma-525400aabbcc",
     ]  # fmt: skip
-    for bad in (Fence("10.0.0.1; flush ruleset", ()), Fence("10.0.0.1", ("x",)), Fence("::1", ())):
+    assert removed in made
+    for bad in (
+        Fence(NIC.mac, "10.0.0.1; flush ruleset", ()), Fence(NIC.mac, "10.0.0.1", ("x",)),
+        Fence(NIC.mac, "::1", ()), Fence("x; flush ruleset", "10.0.0.1", ()),
+    ):  # fmt: skip
         with pytest.raises(ValueError, match=r".+"):  # in many ways
             bad.create()
     assert len(scripts) == 2
@@ -309,8 +336,8 @@ def test_hyv_needs_its_module_and_a_card(tmp_path):
     site = site_of(tmp_path, "hyv")
     assert "node n1 has no kernel module vhost_hyv" in str(asked(site)[0])
     write(Path(site[node.Settings].sysfs, "module/vhost_hyv/refcnt"), "0")
-    assert asked(site) == []
-    (fabric, args), (config,) = elements(site, guest(site)), acquired(site, guest(site))
+    assert asked(site) == [PoolClaim("vrdma/hyv", ("vt-42.srv.0-n1-0",))]
+    (fabric, args), (config,) = elements(site, chosen(site)), acquired(site, chosen(site))
     assert fabric.value == "hyv"
     assert args == QemuArgs(
         "hyv",
@@ -322,6 +349,46 @@ def test_hyv_needs_its_module_and_a_card(tmp_path):
     with pytest.raises(Refused, match="allow_qemu_args"):
         render(DomainSpec(guest(site), "tcg"), merged)
     assert "virtio-hyv-pci" in render(DomainSpec(guest(site), "tcg", allow_qemu_args=True), merged)
+
+
+# -- between plan and boot ----------------------------------------------------------------------
+
+
+def test_what_has_gone_since_the_plan_is_a_fault_and_no_guest_without(tmp_path):
+    site = site_of(tmp_path, "hyv")
+    module = Path(site[node.Settings].sysfs, "module/vhost_hyv/refcnt")
+    write(module, "0")
+    got = chosen(site)
+    module.unlink()
+    module.parent.rmdir()
+    assert elements(site, got)[0].value == "hyv"
+    with pytest.raises(HostFault, match="node n1 has no kernel module vhost_hyv any more"):
+        acquired(site, got)
+
+
+def test_a_virtual_function_that_the_host_has_taken_since_is_a_fault(tmp_path):
+    site = site_of(tmp_path, "sriov", SRIOV)
+    (got,) = placed(site)
+    (item,) = got.leased("pci/vrdma")
+    write(Path(site[node.Settings].sysfs, "devices", item, "net/eth9/flags"), "0x1003")
+    for hook in (elements, context, acquired):
+        with pytest.raises(HostFault, match=f"virtual function {item} is none for guests any more"):
+            hook(site, got)
+
+
+def test_what_comes_after_the_plan_is_not_used(tmp_path):
+    """Its guest has no virtual function, GUID or memory for it."""
+    site = site_of(tmp_path, "hyv", "required = false")
+    assert isinstance(asked(site)[0], Notice)
+    write(Path(site[node.Settings].sysfs, "module/vhost_hyv/refcnt"), "0")
+    got = guest(site)
+    assert context(site, got) == elements(site, got) == acquired(site, got) == []
+
+
+def test_a_front_end_shows_soft_roce_that_needs_nothing(tmp_path):
+    nowhere = dataclasses.replace(HOST, nodes=())
+    assert len(asked(site_of(tmp_path), host=nowhere)) == 1
+    assert asked(site_of(tmp_path / "b", "hyv"), host=nowhere) == []
 
 
 # -- inside the guest --------------------------------------------------------------------------
@@ -403,7 +470,7 @@ def test_inside_a_missing_device_is_the_reason(inside):
 
 def test_packages_of_both_families_are_asked_for(tmp_path):
     site = site_of(tmp_path)
-    items = list(node.vtorque_guest_context(guest(site), site))
+    items = list(node.vtorque_guest_context(chosen(site), site))
     assert [i.name for i in items if isinstance(i, Package) and i.family == "debian"] == [
         "rdma-core", "ibverbs-providers", "ibverbs-utils", "iproute2",
     ]  # fmt: skip

@@ -10,30 +10,39 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address
 from typing import ClassVar
 
-from vtorque_core.api_node import Resource, run_tool
+from vtorque_core.api_node import Resource, run_tool, unjournalled
 
 ROCE = 4791  # UDP port of RoCE version 2 (IANA; InfiniBand Architecture, annex A17)
+GROUP = "01:00:00:00:00:00"  # this bit of a MAC: broadcast or multicast (IEEE 802)
 
 
 @dataclass(frozen=True)
 class Fence(Resource):
-    """The nftables table (nft(8)) of one guest's address ``ip``; ``peers``: who may send to it."""
+    """The nftables table (nft(8)) of one guest's network card; ``peers``: who may send to it.
+
+    By ``mac``, which is on this node once: networks may have the same addresses as others.
+    """
 
     kind: ClassVar[str] = "vrdma-fence"
-    ip: str
-    peers: tuple[str, ...]
+    mac: str
+    ip: str = unjournalled("")
+    peers: tuple[str, ...] = unjournalled(())
 
     @property
     def _removal(self) -> str:
-        table = f"table bridge vrdma-{IPv4Address(self.ip)}".replace(".", "-")
-        return f"{table}\ndelete {table}\n"  # adding what exists is fine
+        digits = bytes.fromhex(self.mac.replace(":", "")).hex()  # ValueError: something else
+        return f"table bridge vrdma-{digits}\ndelete table bridge vrdma-{digits}\n"
 
     def create(self) -> None:
         """Put it in place in one transaction. Raises HostFault (nft missing or refusing)."""
         peers = ", ".join(str(IPv4Address(ip)) for ip in self.peers)
-        table = self._removal.partition("\n")[0]
-        drop = f"ip daddr {IPv4Address(self.ip)} udp dport {ROCE} ip saddr != {{ {peers} }} drop"
-        chain = f"type filter hook postrouting priority 0; policy accept; {drop}"
+        table = self._removal.partition("\n")[0]  # adding what exists is fine
+        roce = f"ip daddr {IPv4Address(self.ip)} udp dport {ROCE}"
+        drops = (
+            f"ether daddr {self.mac} {roce} ip saddr != {{ {peers} }} drop; "
+            f"ether daddr & {GROUP} == {GROUP} {roce} drop"  # Linux would take that too
+        )
+        chain = f"type filter hook postrouting priority 0; policy accept; {drops}"
         script = f"{self._removal}{table} {{ chain guest {{ {chain}; }}; }}\n"
         run_tool("nft", "-f", "-", stdin=script.encode())
 

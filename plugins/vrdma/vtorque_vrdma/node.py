@@ -18,6 +18,7 @@ from vtorque_core.api_node import (
     GuestPlan,
     HealthCheck,
     HealthResult,
+    HostFault,
     NodeJob,
     Notice,
     PoolClaim,
@@ -34,15 +35,13 @@ from vtorque_vrdma.fence import Fence
 from vtorque_vrdma.guid import VfGuid
 from vtorque_vrdma.plugin import VRDMA
 
-POOL = "pci/vrdma"  # a family with others' PCI functions: each is leased once
+# What a guest holds of these says which backend the plan has chosen for it. Of sriov it is a
+# function, in a family with others' PCI functions: each is leased once. Else a mark, its own name.
+POOLS = {"rxe": "vrdma/rxe", "sriov": "pci/vrdma", "hyv": "vrdma/hyv"}
 TOOL = "/usr/lib/vtorque/vtorque-rdma"
-PACKAGES = (
-    *(
-        Package(n, "debian")
-        for n in ("rdma-core", "ibverbs-providers", "ibverbs-utils", "iproute2")
-    ),
-    *(Package(n, "redhat") for n in ("rdma-core", "libibverbs", "libibverbs-utils", "iproute")),
-)
+DEBIAN = ("rdma-core", "ibverbs-providers", "ibverbs-utils", "iproute2")
+REDHAT = ("rdma-core", "libibverbs", "libibverbs-utils", "iproute")
+PACKAGES = (*(Package(n, "debian") for n in DEBIAN), *(Package(n, "redhat") for n in REDHAT))
 
 
 @dataclass(frozen=True)
@@ -106,10 +105,9 @@ def _guids(settings: Settings) -> str:
     return "".join(card.read_text().strip() + "\n" for card in cards)
 
 
-def _backend(guest: GuestPlan, site: Site) -> str:
-    """Return the backend that this guest uses; empty: none."""
-    kind = site[Settings].backend(guest.node) if guest[VRDMA] else ""
-    return "" if missing(site[Settings], kind)[0] else kind
+def _backend(guest: GuestPlan) -> str:
+    """Return the backend that the plan has chosen for this guest; empty: none."""
+    return next((kind for kind, pool in POOLS.items() if guest.leased(pool)), "")
 
 
 @hookimpl
@@ -126,11 +124,10 @@ def vtorque_resources() -> Iterator[type[Resource]]:
 
 @hookimpl
 def vtorque_plan(guest: GuestPlan, site: Site) -> Iterator[Claim | Refusal | Notice]:
-    """Claim a virtual function where the backend is sriov, or say what the node lacks."""
-    settings = site[Settings]
-    if not guest[VRDMA] or not guest.host.nodes:  # without nodes: a front end
+    """Claim what the node's backend is of, or say what the node lacks."""
+    settings, kind = site[Settings], site[Settings].backend(guest.node)
+    if not guest[VRDMA] or (kind != "rxe" and not guest.host.nodes):  # without nodes: a front end
         return
-    kind = settings.backend(guest.node)
     what, fix = missing(settings, kind)
     if what:
         where = "[plugin.vrdma] required"
@@ -138,10 +135,11 @@ def vtorque_plan(guest: GuestPlan, site: Site) -> Iterator[Claim | Refusal | Not
     elif kind == "sriov" and not settings.allow_unfiltered:
         yield _unfiltered("a virtual function", guest)
     elif kind == "sriov":
-        numa = {
-            a: v.function.numa for a, v in virtual_functions(settings.cards, settings.sysfs).items()
-        }
-        yield PoolClaim(POOL, tuple(numa), near={a: n for a, n in numa.items() if n >= 0})
+        found = virtual_functions(settings.cards, settings.sysfs)
+        near = {a: vf.function.numa for a, vf in found.items() if vf.function.numa >= 0}
+        yield PoolClaim(POOLS[kind], tuple(found), near=near)
+    else:
+        yield PoolClaim(POOLS[kind], (guest.name,))
 
 
 def _unfiltered(what: str, guest: GuestPlan) -> Refusal:
@@ -169,7 +167,7 @@ def _card(guest: GuestPlan, settings: Settings) -> Address:
 @hookimpl
 def vtorque_guest_context(guest: GuestPlan, site: Site) -> Iterator[ContextItem]:
     """Yield programs, the device and its check; what is missing inside fails the start."""
-    kind = _backend(guest, site)
+    kind = _backend(guest)
     if not kind:
         return
     yield from PACKAGES
@@ -184,8 +182,11 @@ def vtorque_guest_context(guest: GuestPlan, site: Site) -> Iterator[ContextItem]
 
 
 def _leased(guest: GuestPlan, site: Site) -> list[VirtualFunction]:
-    settings, items = site[Settings], guest.leased(POOL)
+    """Return the guest's virtual functions. Raises HostFault: one has gone, or is the host's."""
+    settings, items = site[Settings], guest.leased(POOLS["sriov"])
     found = virtual_functions(settings.cards, settings.sysfs) if items else {}
+    if gone := set(items) - set(found):
+        raise HostFault(f"virtual function {min(gone)} is none for guests any more")
     return [found[item] for item in items]
 
 
@@ -202,7 +203,7 @@ def _guid(guest: GuestPlan) -> str:
 @hookimpl
 def vtorque_render_domain(guest: GuestPlan, site: Site) -> Iterator[Element]:
     """Yield the hardware: a virtual function, or the device of a QEMU with HyV."""
-    kind = _backend(guest, site)
+    kind = _backend(guest)
     if kind:
         yield Fabric("rdma", kind)
     for vf in _leased(guest, site):
@@ -217,10 +218,13 @@ def vtorque_render_domain(guest: GuestPlan, site: Site) -> Iterator[Element]:
 def vtorque_pre_boot(job: NodeJob) -> None:
     """Acquire what must be there before the guests."""
     for guest in job.guests:
-        kind, settings = _backend(guest, job.site), job.site[Settings]
+        kind, settings = _backend(guest), job.site[Settings]
+        if kind and (what := missing(settings, kind)[0]):
+            raise HostFault(f"node {guest.node} has no {what} any more")
         if kind == "rxe":
-            mine = str(_card(guest, settings).ip)
-            job.acquire(Fence(mine, _peers(guest, settings.network) or (mine,)), guest)
+            card = _card(guest, settings)
+            peers = _peers(guest, settings.network) or (str(card.ip),)
+            job.acquire(Fence(card.mac, str(card.ip), peers), guest)
         for vf in _leased(guest, job.site):
             if vf.infiniband:
                 job.acquire(VfGuid.of(vf, _guid(guest)), guest)
@@ -245,6 +249,5 @@ def check(site: Site) -> Iterator[HealthResult]:
     """Say which of the backends this node can be of: its name is the batch system's to say."""
     for kind in dict.fromkeys(backend.kind for backend in site[Settings].backends):
         what, fix = missing(site[Settings], kind)
-        status: Literal["ok", "warning"] = "warning" if what else "ok"
         said = f"this node has no {what}" if what else "this node has all of it"
-        yield HealthResult(status, f"backend {kind}: {said}", fix)
+        yield HealthResult("warning" if what else "ok", f"backend {kind}: {said}", fix)
