@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from vtorque_core.api_topology import Topology
-from vtorque_core.demand import Demand
+from vtorque_core.demand import Cores, Demand
 from vtorque_core.errors import Refusal
 from vtorque_core.node_share import NodeShare, NoFit, Taken
 from vtorque_core.packing import Room
@@ -62,18 +62,19 @@ def check_cores(demands: Sequence[Demand], share: NodeShare, ownable: int, float
     """Raise NoFit if the guests need more CPUs than the job can have."""
     own = sum(d.own for d in demands)
     shared = max((d.shared for d in demands), default=0)
-    own_key = next((c.key for d in demands for c in d.cores.values() if c.own), "vcpus")
-    for count, most, what, key in (
-        (shared, share.limit, "one guest's CPUs", "vcpus"),
-        (own, min(share.limit, ownable), "CPUs of their own for all guests together", own_key),
-        (own + shared, min(share.limit, floating), "CPUs of their own and shared", own_key),
+    one = next((c for d in demands for c in d.cores.values() if c.own), Cores(shared))
+    both = f"{own} CPUs of their own and {shared} shared, {own + shared} in all"
+    for count, most, what, asked in (
+        (shared, share.limit, f"{shared} CPUs for one guest", Cores(shared)),
+        (own, min(share.limit, ownable), f"{own} CPUs of their own for all guests together", one),
+        (own + shared, min(share.limit, floating), both, one),
     ):
         if count > most:
             raise NoFit(
                 Refusal(
-                    f"{count} {what}: more than the job can have on this node",
-                    key=key,
-                    value=str(count),
+                    f"{what}: more than the job can have on this node",
+                    key=asked.key,
+                    value=str(asked.count),
                     limit=f"{most} CPUs",
                     where=_who_limits(share),
                     fix="ask the batch system for more CPUs per node, or for smaller guests",

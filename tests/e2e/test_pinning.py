@@ -58,7 +58,7 @@ def test_the_emulator_has_a_cpu_of_its_own(guest):
     end(guest, job)
     full = guest.job("true\n", "-vm", "vcpu_pinning=true,vcpus=2,ram=128M")
     assert full.code == EXIT_REFUSED
-    assert b"CPUs of their own and shared: more than the job can have" in full.err
+    assert b"2 CPUs of their own and 1 shared, 3 in all: more than the job can have" in full.err
 
 
 def test_a_mapping_of_the_hosts_cpu_is_refused(two_cpus, guest, config):

@@ -47,7 +47,7 @@ BAD = [
      r"vcpu_pinning=20.: .*CPUs of their own.*limit: 24 CPUs.*batch system's share"),
     ("vcpus=200,scam=true", {}, ON_NODE, r"scam=200: 200 CPUs of their own.*limit: 24 CPUs"),
     ("vcpus=9,vms_per_node=3,vcpu_pinning=true", {}, ON_NODE,
-     r"vcpu_pinning=2.: .*CPUs of their own.*limit: 24 CPUs, set by the batch system's share"),
+     r"vcpu_pinning=9: 27 CPUs of their own.*limit: 24 CPUs, set by the batch system's share"),
     # a pin file naming the host's cores, or none, or not as many, or cores of nobody
     ("vcpus=2,vcpu_pinning=host", RESERVED, ON_NODE,
      r"vcpu_pinning=0,2: CPU 0 is the host's own .*limit: CPUs .*\[node\] host_reserve_cores"),

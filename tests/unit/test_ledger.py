@@ -67,7 +67,7 @@ def test_what_the_node_can_never_give_is_refused(paths):
     for claims, what in (
         ([vm(ram=9000)], r"ram=9000M: .*need 9256M .*limit: 8G"),
         ([vm(vcpus=5)], r"vcpus=5: .*limit: 4 CPUs"),
-        ([vm(vcpus=2, exclusive=True)] * 3, r"vcpus=6: .*limit: 4 CPUs"),
+        ([vm(vcpus=2, exclusive=True)] * 3, r"vcpus=2: 6 CPUs .*limit: 4 CPUs"),
         ([(PoolClaim("card", ("a",), 2),)], r"card=2: .*limit: 1 on this node"),
         ([(PoolClaim("card", ("a",)),)] * 2, r"card=2: .*1 on this node, 0 free"),
         ([vm(), (PoolClaim("card", ()),)], r"card=1: .*limit: 0 on this node"),

@@ -93,7 +93,9 @@ def test_the_emulator_runs_off_the_vcpus():
     assert set(got.cores["emulator"]) == {2, 3, 4, 5, 6, 7, *range(66, 72)}
     (tight,) = placed(XEON, guest(2), cpus=(0, 64))
     assert tight.cores["emulator"] == (0, 64)
-    with pytest.raises(NoFit, match=r"vcpu_pinning=3: 3 CPUs of their own and shared: .*2 CPUs"):
+    with pytest.raises(
+        NoFit, match=r"vcpu_pinning=2: 2 CPUs of their own and 1 shared, 3 in all: .*2 CPUs"
+    ):
         placed(XEON, guest(2, more=[CoreClaim("emulator", 1)]), cpus=(0, 64))
 
 

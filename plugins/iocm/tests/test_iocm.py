@@ -144,6 +144,10 @@ def test_more_than_the_node_has_is_refused_by_the_ledger():
     machine = flat((0, 1, 2, 3), 8192)
     with pytest.raises(NoFit, match=r"iocm_min_cores=.*more than the job can have.*limit: 4 CPUs"):
         placed(guest("iocm=true"), *asked("iocm=true", "iocm_min_cores=4"), machine=machine)
+    machine = flat((0, 1), 8192)
+    said = r"iocm_min_cores=2: 2 CPUs of their own and 1 shared, 3 in all: .*limit: 2 CPUs"
+    with pytest.raises(NoFit, match=said):
+        placed(guest("iocm=true"), *asked("iocm=true", "iocm_min_cores=2"), machine=machine)
 
 
 @pytest.mark.parametrize(

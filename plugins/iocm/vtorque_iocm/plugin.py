@@ -4,11 +4,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from vtorque_core.api import Extra, JobRequest, Option, Refusal, boolean, count, hookimpl
-from vtorque_core.api_options import VMS_PER_NODE
+from vtorque_core.api_options import VMS_PER_NODE, show_boolean
 
-IOCM = Option(
-    "iocm", boolean, False, "cores for the guest's I/O alone", show=lambda on: str(on).lower()
-)
+IOCM = Option("iocm", boolean, False, "cores for the guest's I/O alone", "BOOL", show_boolean)
 MIN_CORES = Option("iocm_min_cores", count, 1, "fewest I/O cores of a guest", "N")
 MAX_CORES = Option("iocm_max_cores", count, 0, "most I/O cores, under load; 0: the site's", "N")
 
