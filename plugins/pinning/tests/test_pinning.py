@@ -105,7 +105,9 @@ def test_a_cpu_for_the_emulator_is_a_matter_of_the_site():
     pairs, without = ("vcpu_pinning=true", "vcpus=2"), "[plugin.pinning]\nemulator_cpu = false\n"
     (roomy,) = placed(XEON, *pairs, cpus=(0, 64, 3))
     assert (roomy.cores["vcpu"], roomy.cores["emulator"]) == ((0, 64), (3,))
-    with pytest.raises(NoFit, match=r"vcpu_pinning=3: 3 CPUs of their own and shared: .*2 CPUs"):
+    with pytest.raises(
+        NoFit, match=r"vcpu_pinning=2: 2 CPUs of their own and 1 shared, 3 in all: .*2 CPUs"
+    ):
         placed(XEON, *pairs, cpus=(0, 64))
     (tight,) = placed(XEON, *pairs, cpus=(0, 64), config=without)
     assert tight.cores["emulator"] == (0, 64)
@@ -164,6 +166,27 @@ def test_huge_pages_of_a_size_or_of_the_largest_that_there_is():
     assert placed(both, "hugepages=on", "ram=4098M")[0].page_kib == 2048
     assert placed(both, "hugepages=on", "ram=16G")[0].page_kib == 2048
     assert placed(ARM, "hugepages=512M", "ram=1G")[0].page_kib == 524288
+
+
+def test_huge_pages_of_a_size_of_which_enough_are_free(tmp_path, monkeypatch):
+    """The largest size, unless other jobs have so much of it that the job would have to wait."""
+    monkeypatch.setattr(node, "SYSFS", tmp_path)
+    both = dataclasses.replace(
+        XEON,
+        nodes=tuple(dataclasses.replace(n, pages={2048: 8192, 1048576: 4}) for n in XEON.nodes),
+    )
+
+    def chosen(small, large, *pairs):
+        for kib, free in ((2048, small), (1048576, large)):
+            (tmp_path / f"hugepages-{kib}kB").mkdir(exist_ok=True)
+            (tmp_path / f"hugepages-{kib}kB/free_hugepages").write_text(f"{free}\n")
+        return placed(both, "ram=4G", *pairs)[0].page_kib
+
+    assert chosen(8192, 4, "hugepages=true") == 1048576
+    assert chosen(8192, 3, "hugepages=true") == 2048
+    assert chosen(8192, 4, "hugepages=true", "vms_per_node=2") == 2048
+    assert chosen(2047, 3, "hugepages=true") == 1048576
+    assert chosen(8192, 0, "hugepages=1G") == 1048576
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 from vtorque_core.api import FileData, hookimpl, show_mib
 from vtorque_core.api_node import (
@@ -28,6 +29,7 @@ from vtorque_core.api_node import (
 from vtorque_pinning.mapping import numbers, read
 from vtorque_pinning.plugin import HUGEPAGES, NUMA, VCPU_PINNING, Settings
 
+SYSFS = Path("/sys/kernel/mm/hugepages")  # Documentation/admin-guide/mm/hugetlbpage.rst
 NUMAD_SECONDS = 10.0  # numad(8) -w watches the CPUs for 2 s before it answers
 
 
@@ -70,7 +72,10 @@ def _advice(guest: GuestPlan) -> Claim | Notice:
 
 
 def _pages(guest: GuestPlan, settings: Settings) -> Iterator[Claim | Refusal | Notice]:
-    """Claim huge pages of the size asked for, or the largest of which the node has enough."""
+    """Claim huge pages of the size asked for, or the largest of which enough are free now.
+
+    Without any of these the largest of which the node has enough: other jobs will end.
+    """
     wanted = guest[HUGEPAGES]
     if not guest.host.nodes:  # on a front end
         return
@@ -82,7 +87,8 @@ def _pages(guest: GuestPlan, settings: Settings) -> Iterator[Claim | Refusal | N
     sizes = there if isinstance(wanted, bool) else (wanted,)
     fitting = [kib for kib in sizes if there[kib] >= need and guest.ram_mib * 1024 % kib == 0]
     if fitting:
-        yield RamClaim(page_kib=max(fitting), key=HUGEPAGES.key)
+        best = max(fitting, key=lambda kib: (_free(kib) >= need, kib))
+        yield RamClaim(page_kib=best, key=HUGEPAGES.key)
         return
     has = ", ".join(f"{show_mib(mib)} of {HUGEPAGES.show(kib)}" for kib, mib in there.items())
     yield lacks(
@@ -93,6 +99,12 @@ def _pages(guest: GuestPlan, settings: Settings) -> Iterator[Claim | Refusal | N
         where="[plugin.pinning] required",
         fix="set vm.nr_hugepages of the node, or ask for less ram or hugepages=false",
     )
+
+
+def _free(kib: int) -> int:
+    """Return the MiB in huge pages of a size that nobody uses now."""
+    file = SYSFS / f"hugepages-{kib}kB/free_hugepages"
+    return kib * int(file.read_text("ascii")) // 1024 if file.exists() else 0
 
 
 @hookimpl

@@ -113,12 +113,10 @@ def vtorque_render_domain(guest: GuestPlan, site: Site) -> Iterator[Element]:
     granted = {bank: kib for level, bank, kib in guest.placement.caches if level == LEVEL}
     if granted:
         percent = site[Settings].memory_bandwidth
-        limited = [
-            b for b in _banks(guest) if b.id in granted and b.bandwidth_step and percent < 100
-        ]
+        banks = [b for b in _banks(guest) if b.id in granted and b.bandwidth_step and percent < 100]
         yield CacheTune(
             tuple((LEVEL, bank, kib) for bank, kib in granted.items()),
-            tuple((bank.id, steps_of(bank, percent)) for bank in limited),
+            tuple((bank.id, steps_of(bank, percent)) for bank in banks),
         )
 
 
