@@ -2,10 +2,13 @@
 
 import json
 import os
+import pwd
 import shutil
 import subprocess
 
 import pytest
+
+from oci_images import as_sif
 
 pytestmark = [pytest.mark.e2e, pytest.mark.full]
 
@@ -75,10 +78,9 @@ def layout(tmp_path_factory):
 def built(node, layout):
     """Build the image with the options given; it is removed afterwards."""
 
-    def build(*options):
-        argv = [word for option in options for word in ("-o", option)]
-        source = f"source={layout}"
-        node.root("vmgr", "images", "build", "oci-test", "oci", "-o", source, *argv, timeout=300)
+    def build(*options, path=layout):
+        argv = [word for option in (f"source={path}", *options) for word in ("-o", option)]
+        node.root("vmgr", "images", "build", "oci-test", "oci", *argv, timeout=300)
         return json.loads(node.root("vmgr", "images", "show", "oci-test", "--json").stdout)
 
     yield build
@@ -103,7 +105,7 @@ def test_a_container_runs_the_job_with_its_own_files_and_environment(node, clean
     result = clean.job(SCRIPT, *ARGS)
     assert result.code == 7, result.err
     who, release, gone, greeting, entry, again, job = result.out.decode().splitlines()
-    entry_of_user = __import__("pwd").getpwnam(clean.user)
+    entry_of_user = pwd.getpwnam(clean.user)
     assert who == f"{clean.user} {entry_of_user.pw_uid} {clean.home} {clean.home}"
     assert release == "ID=strange"
     assert "No such file" in gone
@@ -121,3 +123,24 @@ def test_the_entry_point_starts_the_script_where_it_is_told_to(node, clean, buil
     result = clean.job("#!/bin/bash\ntrue\n", *ARGS)
     assert result.code == 127
     assert b"not found" in result.err or b"does not exist" in result.err
+
+
+def test_a_sif_runs_the_job_with_its_environment_and_runscript(node, clean, built, tmp_path):
+    root = tmp_path / "root"
+    (root / "bin").mkdir(parents=True)
+    shutil.copy(shutil.which("busybox"), root / "bin/busybox")
+    (root / "bin/sh").symlink_to("busybox")
+    env = root / ".singularity.d/env"
+    env.mkdir(parents=True)
+    (env / "90-environment.sh").write_text('export GREETING="the $(echo SIF)"\n')
+    runscript = root / ".singularity.d/runscript"
+    runscript.write_text('#!/bin/sh\necho "runscript: $GREETING"\nexec "$@"\n')
+    runscript.chmod(0o755)
+    built(path=as_sif(root, tmp_path / "app.sif"))
+    script = "#!/bin/sh\necho script $GREETING $(/bin/busybox id -u)\nexit 4\n"
+    result = clean.job(script, *ARGS)
+    uid = pwd.getpwnam(clean.user).pw_uid
+    assert (result.code, result.out) == (4, f"script the SIF {uid}\n".encode()), result.err
+    built("entrypoint=run", path=tmp_path / "app.sif")
+    result = clean.job(script, *ARGS)
+    assert result.out == f"runscript: the SIF\nscript the SIF {uid}\n".encode(), result.err
