@@ -127,7 +127,7 @@ for n, host in enumerate(hosts, 1):
     run("ip", "link", "add", f"v{n}", "type", "veth", *peer)
     run("ip", "link", "set", f"v{n}", "master", "br0", "up")
     inside(host, "ip", "addr", "add", f"10.9.0.{n}/24", "dev", "eth0")
-    inside(host, "ip", "link", "set", "eth0", "up")
+    inside(host, "ip", "link", "set", "eth0", "address", f"52:54:00:00:00:0{n}", "up")
 
 def received():
     argv = ["nsenter", "-t", str(hosts[0].pid), "-n", sys.executable, "-c", RECEIVE]
@@ -138,7 +138,7 @@ def received():
     run(sys.executable, "-c", SEND)
     return listener.communicate(timeout=20)[0].strip()
 
-fence = Fence("10.9.0.1", ("10.9.0.1", "10.9.0.2"))
+fence = Fence("52:54:00:00:00:01", "10.9.0.1", ("10.9.0.1", "10.9.0.2"))
 print("before", received())
 fence.create()
 fence.create()
