@@ -6,6 +6,7 @@ the core decides, acquires and releases.
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterable, Sequence
@@ -56,6 +57,7 @@ __all__ = [
     "Site",
     "Topology",
     "derive",
+    "guarded",
     "lacks",
     "require_root_owned",
     "run_tool",
@@ -66,13 +68,29 @@ T = TypeVar("T")
 S = TypeVar("S")
 
 _TOOL_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
+_SETPRIV = "/usr/bin/setpriv"  # util-linux
+_UNLESS_ORPHAN = '[ "$PPID" = "$0" ] || exit 126; exec "$@"'
+
+
+def guarded(*argv: str, rights: Iterable[str] = ()) -> list[str]:
+    """Return the command that runs ``argv`` so that the kernel kills it when its starter ends.
+
+    The starter is the thread that calls this and then starts the command (PR_SET_PDEATHSIG of
+    prctl(2)). One that has ended before prctl(2) is noticed too: the command then does nothing
+    and exits with 126. It does not hold for what ``argv`` itself starts, nor after execve(2) of a
+    set-user-ID program. ``rights`` are options of setpriv(1) and take effect first. A shell stands
+    between (it becomes ``argv``): the environment must be a plain one; names that are no
+    identifiers are lost, PWD is added.
+    """
+    check = ("/bin/sh", "-c", _UNLESS_ORPHAN, str(os.getpid()))
+    return [_SETPRIV, *rights, "--pdeathsig", "KILL", "--", *check, *argv]
 
 
 def run_tool(*argv: str, timeout: float = 60.0, stdin: bytes | None = None) -> str:
     """Run a system tool as root with a fixed PATH and C locale, no shell; return its stdout.
 
     The tool is killed when the calling thread dies, so that nothing goes on creating what
-    teardown has removed (setpriv(1), PR_SET_PDEATHSIG). Raises HostFault with the tool's last
+    teardown has removed (see :func:`guarded`). Raises HostFault with the tool's last
     words if it is missing, fails or takes longer than ``timeout`` seconds.
     """
     env = {"PATH": _TOOL_PATH, "LC_ALL": "C", "HOME": "/root"}
@@ -81,7 +99,7 @@ def run_tool(*argv: str, timeout: float = 60.0, stdin: bytes | None = None) -> s
         raise HostFault(f"{argv[0]}: not found in {_TOOL_PATH}")
     try:
         done = subprocess.run(
-            ["setpriv", "--pdeathsig", "KILL", "--", program, *argv[1:]],
+            guarded(program, *argv[1:]),
             env=env,
             input=stdin if stdin is not None else b"",
             capture_output=True,

@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from vtorque_core.api_node import guarded
 from vtorque_core.errors import HostFault, Refused, printable
 from vtorque_core.image_store import free_bytes
 from vtorque_core.trust import effective_root
@@ -187,10 +188,10 @@ def run(
     user = ("--reuid", str(_NOBODY), "--regid", str(_NOBODY), "--clear-groups", "--no-new-privs")
     limits = (f"--as={_MEMORY}", f"--cpu={_CPU}", f"--fsize={most}", "--core=0", "--nofile=256")
     child = subprocess.Popen(
-        [
-            *("setpriv", *(user if effective_root() else ()), "--pdeathsig", "KILL", "--"),
+        guarded(
             *("prlimit", *limits, "--", program, *argv[1:]),
-        ],
+            rights=user if effective_root() else (),
+        ),
         env={"PATH": _PATH, "LC_ALL": "C", "HOME": "/nonexistent", "DEBUGFS_PAGER": "cat"},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

@@ -2,8 +2,8 @@
 
 Public, for batch systems that have no pbs_mom of their own. Runs as root; as another user it runs
 that user's jobs. The kernel kills hooks and job when the thread that runs them ends with its
-process (PR_SET_PDEATHSIG of prctl(2), by setpriv(1)); the next one then has to call
-:meth:`Task.tear_down`.
+process (PR_SET_PDEATHSIG of prctl(2), by setpriv(1)), and they do not begin if it has ended before;
+the next one then has to call :meth:`Task.tear_down`.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from vtorque_core.api_node import guarded
 from vtorque_core.batch import pbs_convention as pbs
 from vtorque_core.batch import start
 from vtorque_core.batch.qsub import QsubJob, output_paths, variables
 from vtorque_core.errors import VtorqueError, printable
 
 COOKIE = "PBS_JOBCOOKIE"  # in the environment of every process of a job, and different for each
-GUARD = ("/usr/bin/setpriv", "--pdeathsig", "KILL")  # util-linux
+_GUARD = ("/usr/bin/setpriv", "--pdeathsig", "KILL", "--")  # ``start`` looks who its parent is
 HOOK_ENVIRON = {"PATH": "/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin", "LC_ALL": "C"}
 LOST = "lost: the batch system was restarted while this job was running"
 KILL_TIME = 10.0  # seconds to find and kill what a job has left
@@ -217,7 +218,7 @@ class Task(abc.ABC):
     def _hook(self, argv: Sequence[str], stdout: int = 2) -> int:
         environ = HOOK_ENVIRON | {"PBS_JOBID": self.job.id, "PBS_QUEUE": self.job.hook[5]}
         how = {"env": environ, "stdin": subprocess.DEVNULL, "cwd": "/", "umask": 0o022}
-        code = self._wait([*GUARD, *argv], self._programs.hook_timeout, None, stdout=stdout, **how)
+        code = self._wait(guarded(*argv), self._programs.hook_timeout, None, stdout=stdout, **how)
         if code:
             sys.stderr.write(f"vtorque: job {self.job.id}: {argv[:4]} ended with {code}\n")
         return code
@@ -326,7 +327,7 @@ def _environ(
 def run_root(argv: Sequence[str]) -> None:
     """Run a program as a hook is run, for no job, to its end."""
     with contextlib.suppress(OSError):
-        subprocess.run([*GUARD, *argv], env=HOOK_ENVIRON, stdout=2, cwd="/", check=False)
+        subprocess.run(guarded(*argv), env=HOOK_ENVIRON, stdout=2, cwd="/", check=False)
 
 
 def processes(cookie: str, among: Iterable[int] | None = None) -> set[int]:
@@ -358,7 +359,9 @@ def kill_all(cookie: str) -> None:
 
 
 def _start(what: dict[str, Any]) -> list[str]:
-    return [*GUARD, sys.executable, "-I", "-m", start.__name__, json.dumps(what)]
+    """Return the command of :mod:`start`, with the job's own environment as it is: no shell."""
+    given = json.dumps(what | {"starter": os.getpid()})
+    return [*_GUARD, sys.executable, "-I", "-m", start.__name__, given]
 
 
 def _as_user(job: Job) -> dict[str, Any]:

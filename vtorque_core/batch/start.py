@@ -1,7 +1,8 @@
 """The first program in a job's process: opens the output files and becomes the job.
 
 ``python -I -m vtorque_core.batch.start JSON``, started by ``mom`` as the user, with the job's
-environment, umask and standard input. What goes wrong is one line on stderr and exit code 1.
+environment, umask and standard input. What goes wrong is one line on stderr and exit code 1. It
+does nothing if the process that started it has ended: nobody would end the job.
 """
 
 from __future__ import annotations
@@ -65,6 +66,8 @@ def note(path: str, name: str, text: str) -> None:
 if __name__ == "__main__":
     try:
         given = json.loads(sys.argv[1])
+        if os.getppid() != given.pop("starter"):
+            sys.exit("its starter has ended")
         if "text" in given:
             note(**given)
         else:

@@ -1,14 +1,15 @@
 """Run a program as root of a user namespace of its own: nobody to the machine, root to the image.
 
-Run by :mod:`vtorque_linux_guest.sandbox` as root: ``python -I -S _sandbox_exec.py BASE WORK PROGRAM
-ARGUMENT...``. Standard library only. The program sees the machine's files as any user does; WORK,
-which is its own, is at :data:`PLACE`. user_namespaces(7), mount_namespaces(7).
+Run by :mod:`vtorque_linux_guest.sandbox` as root, dying with it: ``python -I -S _sandbox_exec.py
+BASE WORK PROGRAM ARGUMENT...``. Standard library only. The program sees the machine's files as any
+user does; WORK, which is its own, is at :data:`PLACE`. user_namespaces(7), mount_namespaces(7).
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+import select
 import sys
 from pathlib import Path
 from typing import NoReturn
@@ -48,7 +49,7 @@ def _proc() -> None:
     _mount(b"proc", b"/proc", b"proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
 
 
-def _inside(argv: list[str], wanted: int, done: int) -> NoReturn:
+def _inside(argv: list[str], wanted: int, done: int, parent: int) -> NoReturn:
     """Become root of new namespaces and run the program as their process 1."""
     _unshare(CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC | CLONE_NEWUTS)
     os.write(wanted, b"?")
@@ -58,9 +59,15 @@ def _inside(argv: list[str], wanted: int, done: int) -> NoReturn:
     os.setresgid(0, 0, 0)
     os.setresuid(0, 0, 0)
     _die_with_parent()
+    if os.getppid() != parent:
+        os._exit(125)  # it ended before
+    alive, held = os.pipe()
     child = os.fork()
     if child == 0:
         _die_with_parent()
+        os.close(held)
+        if select.select([alive], [], [], 0)[0]:  # getppid(2) is 0 here, whatever it does
+            os._exit(125)
         _proc()
         os.chdir(PLACE)
         os.umask(0o022)
@@ -78,7 +85,6 @@ def _inside(argv: list[str], wanted: int, done: int) -> NoReturn:
 def main() -> None:
     """Run what the arguments say and exit with its code."""
     base, work, argv = int(sys.argv[1]), sys.argv[2], sys.argv[3:]
-    _die_with_parent()
     os.chown(work, base, base)
     _unshare(CLONE_NEWNS)
     _mount(b"none", b"/", None, MS_REC | MS_SLAVE)  # or the machine would see the next ones
@@ -86,10 +92,11 @@ def main() -> None:
     _mount(os.fsencode(work), PLACE.encode(), None, MS_BIND)
     wanted, child_wanted = os.pipe()
     child_done, done = os.pipe()
+    parent = os.getpid()
     child = os.fork()
     if child == 0:
         try:
-            _inside(argv, child_wanted, child_done)
+            _inside(argv, child_wanted, child_done, parent)
         except OSError as error:
             print(error.strerror or error, file=sys.stderr)  # noqa: T201
             os._exit(125)

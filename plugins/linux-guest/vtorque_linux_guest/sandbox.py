@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from vtorque_core.api_node import HostFault
+from vtorque_core.api_node import HostFault, guarded
 from vtorque_linux_guest._sandbox_exec import IDS, PLACE
 
 __all__ = ["IDS", "PLACE", "run"]
@@ -48,7 +48,7 @@ def run(work: Path, *argv: str, timeout: float, stage: str) -> str:
     command = [sys.executable, "-I", "-S", script, str(BASE), str(work), *argv]
     try:
         done = subprocess.run(
-            ["setpriv", "--pdeathsig", "KILL", "--", *command],
+            guarded(*command),
             env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"},
             stdin=subprocess.DEVNULL,
             capture_output=True,

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from vtorque_core.api_node import HostFault, Refused
+from vtorque_core.api_node import HostFault, Refused, guarded
 
 CHUNK = 1 << 20
 NOBODY = 65534  # Debian base-passwd and Red Hat setup
@@ -157,10 +157,7 @@ def as_nobody(
     with target.open("xb") as out:
         try:
             done = subprocess.run(
-                [
-                    *("setpriv", *rights, "--pdeathsig", "KILL", "--"),
-                    *("prlimit", *limits, "--", *argv),
-                ],
+                guarded("prlimit", *limits, "--", *argv, rights=rights),
                 stdin=stdin,
                 stdout=out,
                 stderr=subprocess.PIPE,

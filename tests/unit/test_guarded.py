@@ -1,0 +1,80 @@
+"""Commands end with the process that started them, and do not begin when it has ended."""
+
+import os
+import signal
+import subprocess
+
+import pytest
+
+from vtorque_core.api_node import guarded
+from vtorque_core.batch import mom
+
+# Starts a command as Popen does, but is killed before its child gets to the first program.
+KILLED = """
+import os, sys, time
+from vtorque_core.api_node import guarded
+from vtorque_core.batch import mom
+me = os.getpid()
+command = eval(sys.argv[1])
+if os.fork() == 0:
+    while os.getppid() == me:
+        time.sleep(0.01)
+    os.execv(command[0], command)
+os.kill(me, 9)
+"""
+
+
+@pytest.mark.parametrize("by", ["guarded({what})", "mom._start({text})"])
+def test_what_was_started_by_one_that_is_no_more_does_nothing(tmp_path, by):
+    """Its parent has ended before it asked the kernel to be killed with it."""
+    ran = tmp_path / "ran"
+    what = f"'touch', {str(ran)!r}"
+    text = {"path": str(ran), "name": "", "text": "ran"}
+    source = by.format(what=what, text=text)
+    done = subprocess.run(
+        [mom.sys.executable, "-c", KILLED, source], check=False, capture_output=True
+    )
+    assert done.returncode == -signal.SIGKILL  # capture_output has waited for the child too
+    assert done.stderr in (b"", b"its starter has ended\n")
+    assert not ran.exists()
+
+
+def test_the_same_commands_run_for_one_that_lives(tmp_path):
+    ran = tmp_path / "ran"
+    subprocess.run(guarded("touch", str(ran)), check=True)
+    note = mom._start({"path": str(tmp_path / "note"), "name": "", "text": "noted"})
+    subprocess.run(note, check=True)
+    assert (ran.exists(), (tmp_path / "note").read_text()) == (True, "noted")
+
+
+def test_a_wrong_starter_is_told_by_the_exit_code(tmp_path):
+    between = ["/bin/sh", "-c", '"$@"; exit $?', "sh", *guarded("touch", str(tmp_path / "ran"))]
+    assert subprocess.run(between, check=False).returncode == 126
+    assert not (tmp_path / "ran").exists()
+
+
+def test_words_directory_and_descriptors_arrive_as_they_are(tmp_path):
+    words = ("", " ", "$PPID", "'", '"; exit', "-x", "a=b", "*", "\n")
+    command = guarded("sh", "-c", 'pwd; printf "<%s>" "$@"; echo $$', "name", *words)
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=tmp_path)
+    said, _ = child.communicate()
+    shown = "".join(f"<{word}>" for word in words)
+    assert said.decode() == f"{tmp_path}\n{shown}{child.pid}\n", "and it is the same process"
+
+
+def test_it_is_killed_with_its_starter(tmp_path):
+    code = "import os; from vtorque_core.api_node import guarded as g; import subprocess as s; "
+    code += "s.Popen(g('sh', '-c', 'echo up; exec sleep 1000')); import time; time.sleep(1000)"
+    with subprocess.Popen([mom.sys.executable, "-c", code], stdout=subprocess.PIPE) as starter:
+        assert starter.stdout.readline() == b"up\n"
+        starter.kill()
+        assert starter.stdout.read() == b"", "ends when the last one that has it open has"
+
+
+def test_a_change_of_rights_does_not_take_it_back():
+    """A change of the user ends it, prctl(2): setpriv has to ask for it afterwards."""
+    rights, uid = ["--no-new-privs"], os.getuid()
+    if uid == 0:
+        rights, uid = [*rights, "--reuid", "65534", "--regid", "65534", "--clear-groups"], 65534
+    said = subprocess.check_output(guarded("/usr/bin/setpriv", "-d", rights=rights), text=True)
+    assert {f"uid: {uid}", "Parent death signal: KILL"} <= set(said.splitlines())
