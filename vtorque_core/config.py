@@ -77,13 +77,14 @@ class Site:
     """
 
     raw: Raw = field(default_factory=lambda: Raw(CONFIG_PATH))
-    batch: Batch = field(default_factory=Batch)
-    node: Node = field(default_factory=Node)
-    images: Images = field(default_factory=Images)
-    network: Network = field(default_factory=Network)
-    networks: Mapping[str, ExtraNetwork] = field(default_factory=dict)
-    shares: Mapping[str, Share] = field(default_factory=lambda: DEFAULT_SHARES)
-    plugins: PluginsTable = field(default_factory=PluginsTable)
+    batch: schema.Batch = field(default_factory=schema.Batch)
+    node: schema.Node = field(default_factory=schema.Node)
+    images: schema.Images = field(default_factory=schema.Images)
+    kept: schema.KeptTable = field(default_factory=schema.KeptTable)
+    network: schema.Network = field(default_factory=schema.Network)
+    networks: Mapping[str, schema.ExtraNetwork] = field(default_factory=dict)
+    shares: Mapping[str, schema.Share] = field(default_factory=lambda: schema.DEFAULT_SHARES)
+    plugins: schema.PluginsTable = field(default_factory=schema.PluginsTable)
     options: Mapping[str, Limits] = field(default_factory=dict)
     paths: Paths = field(default_factory=Paths)
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -149,12 +150,12 @@ def parse_toml(content: bytes, path: Path = CONFIG_PATH) -> Raw:
         raise ConfigError(f"{place}: is not TOML: {printable(str(error))}") from None
 
 
-def plugins_config(raw: Raw) -> PluginsTable:
+def plugins_config(raw: Raw) -> schema.PluginsTable:
     """Return the checked ``[plugins]`` table. Raises ConfigError."""
     builder = _Builder(raw)
-    table: PluginsTable | None = builder.table(PluginsTable, "plugins")
+    table: schema.PluginsTable | None = builder.table(schema.PluginsTable, "plugins")
     builder.raise_first()
-    return table or PluginsTable()
+    return table or schema.PluginsTable()
 
 
 def build(raw: Raw, plugins: Plugins, *, node: bool = False) -> Site:
@@ -184,9 +185,9 @@ def problems(raw: Raw, plugins: Plugins, *, node: bool = True) -> list[str]:
 def paths_of(raw: Raw) -> Paths:
     """Return ``[paths]`` alone, for teardown: it must work with all else broken. ConfigError."""
     builder = _Builder(raw)
-    table: PathsTable | None = builder.table(PathsTable, "paths")
+    table: schema.PathsTable | None = builder.table(schema.PathsTable, "paths")
     builder.raise_first()
-    table = table or PathsTable()
+    table = table or schema.PathsTable()
     return Paths(table.state, table.run, table.jobshell)
 
 
@@ -221,10 +222,10 @@ class _Builder:
         self.unknown_tables()
         tables: dict[str, Any] = {
             name: (self.table(cls, name) if name in self.raw.data else None) or cls()
-            for name, cls in TABLES.items()
+            for name, cls in schema.TABLES.items()
         }
-        paths: PathsTable = tables["paths"]
-        wanted: PluginsTable = tables["plugins"]
+        paths: schema.PathsTable = tables["paths"]
+        wanted: schema.PluginsTable = tables["plugins"]
         self.not_installed(wanted, plugins)
         return Site(
             raw=self.raw,
@@ -242,7 +243,7 @@ class _Builder:
         )
 
     def unknown_tables(self) -> None:
-        known = [*TABLES, *NAMED_TABLES]
+        known = [*schema.TABLES, *schema.NAMED_TABLES]
         for name in self.raw.data:
             if name not in known:
                 self.problem(name, "", unknown(name, known, "table"))
@@ -277,18 +278,18 @@ class _Builder:
             else:
                 self.problem(name, key, f"must be a table [{name}.{printable(key, 40)}]")
 
-    def networks(self, first: Network) -> Mapping[str, ExtraNetwork]:
-        tables = {n: self.table(ExtraNetwork, "networks", n) for n in self.named("networks")}
+    def networks(self, first: schema.Network) -> Mapping[str, schema.ExtraNetwork]:
+        tables = {n: self.table(schema.ExtraNetwork, "networks", n) for n in self.named("networks")}
         found = {name: network for name, network in tables.items() if network is not None}
         for problem in network_problems(first, found):
             self.problem(*problem)
         number = first.node_number
         return {n: replace(t, node_number=t.node_number or number) for n, t in found.items()}
 
-    def shares(self) -> Mapping[str, Share]:
+    def shares(self) -> Mapping[str, schema.Share]:
         if "shares" not in self.raw.data:
-            return DEFAULT_SHARES
-        found = {name: self.table(Share, "shares", name) for name in self.named("shares")}
+            return schema.DEFAULT_SHARES
+        found = {name: self.table(schema.Share, "shares", name) for name in self.named("shares")}
         for name, share in found.items():
             if share is None:
                 continue
@@ -300,7 +301,7 @@ class _Builder:
                 self.problem(f"shares.{name}", "", "must have a name of 1 to 30 letters and digits")
         return {name: share for name, share in found.items() if share is not None}
 
-    def options(self, plugins: Plugins, wanted: PluginsTable) -> dict[str, Limits]:
+    def options(self, plugins: Plugins, wanted: schema.PluginsTable) -> dict[str, Limits]:
         registered = plugins.options()
         tables = {key: self.raw.data["options"][key] for key in self.named("options")}
         for key in tables:
@@ -327,7 +328,7 @@ class _Builder:
         key: str,
         registered: Mapping[str, Option[Any]],
         plugins: Plugins,
-        wanted: PluginsTable,
+        wanted: schema.PluginsTable,
     ) -> None:
         message = unknown(key, registered, "-vm key")
         # A plugin that is off or broken may have brought it, which cannot be known without
@@ -339,13 +340,13 @@ class _Builder:
         else:
             self.problem(f"options.{key}", "", message)
 
-    def not_installed(self, wanted: PluginsTable, plugins: Plugins) -> None:
+    def not_installed(self, wanted: schema.PluginsTable, plugins: Plugins) -> None:
         for name in wanted.enable or ():
             if name not in plugins.distributions and name not in wanted.disable:
                 message = f"plugin {printable(name, 40)} is not installed"
                 self.problem("plugins", "enable", f"{message}: pip install vtorque-{name}")
 
-    def settings(self, plugins: Plugins, wanted: PluginsTable, node: bool) -> dict[str, Any]:
+    def settings(self, plugins: Plugins, wanted: schema.PluginsTable, node: bool) -> dict[str, Any]:
         classes: dict[str, type[Any]] = {}
         for found in plugins.each("vtorque_settings"):
             if found.error is not None:
@@ -370,7 +371,9 @@ class _Builder:
             self.problem(f"plugin.{name}", "", f"its settings class failed: {error}")
             return None
 
-    def unread_table(self, name: str, plugins: Plugins, wanted: PluginsTable, node: bool) -> None:
+    def unread_table(
+        self, name: str, plugins: Plugins, wanted: schema.PluginsTable, node: bool
+    ) -> None:
         if name in plugins.broken:
             return
         if name in plugins.distributions:

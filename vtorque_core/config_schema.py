@@ -197,6 +197,18 @@ class Images:
         "s",
     )
     max_disk: int = _key(2 << 20, "largest disk that vmgr images add takes", "MiB")
+    ramdisk: Literal["overlay", "copy"] = _key(
+        "overlay",
+        "fs_type=ramdisk: overlay: in memory is what the guest writes; copy: all of its disk",
+    )
+
+
+@dataclass(frozen=True)
+class KeptTable:
+    """``[kept]``: what stays of ended jobs on a node, for ``vmgr report`` and ``vmgr logs``."""
+
+    days: float = _key(30.0, "older ones are removed", "d")
+    mib: int = _key(1024, "beyond that the oldest are removed", "MiB", _at_least(0))
 
 
 @dataclass(frozen=True)
@@ -304,6 +316,7 @@ TABLES: dict[str, type[Any]] = {
     "paths": PathsTable,
     "node": Node,
     "images": Images,
+    "kept": KeptTable,
     "network": Network,
     "plugins": PluginsTable,
 }

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from vtorque_core import leftovers, usage
+from vtorque_core import kept, leftovers, usage
 from vtorque_core.api_batch import Usage
 from vtorque_core.children import Child
 from vtorque_core.errors import (
@@ -49,6 +49,8 @@ def run(config: Path, job_id: str, status: str = "") -> int:
         for line in _last_words(paths, job_id):
             sys.stdout.write(f"{line}\n")
         sys.stdout.flush()
+    for job in jobs[-1:]:
+        kept.place(paths, job.uid, job.id, job.attempt).add_facts(status=status)
     reports = release_job(paths, job_id)
     for report in reports:
         for line in report.lines():
@@ -78,6 +80,7 @@ def _after(config: Path, job: JobHeader, used: Usage | None) -> None:
         wanted = plugins_config(raw)
         plugins = Plugins.load(node=True, enable=wanted.enable, disable=wanted.disable)
         site = build(raw, plugins, node=True)
+        kept.sweep(site.paths, site.kept.days, site.kept.mib, time.time())
         if used is not None and job.batch == site.batch.system:
             adapter = plugins.batch_system(job.batch).node(site)
             errors.append(_try(functools.partial(adapter.account, job.id, used)))

@@ -35,6 +35,11 @@ class Paths:
         return self.state / "journal"
 
     @property
+    def kept(self) -> Path:
+        """What stays of jobs after their end, for their owners to read: log, phases, samples."""
+        return self.state / "kept"
+
+    @property
     def secret(self) -> Path:
         """The site secret that keys, MACs and UUIDs derive from; root only, same on all nodes."""
         return self.state / "site.secret"

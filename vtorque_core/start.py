@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from vtorque_core import ledger, names, plan, policy, proof
+from vtorque_core import kept, ledger, names, plan, policy, proof
 from vtorque_core.api import JobRequest
 from vtorque_core.api_batch import BatchJob, NodeAdapter, PeerGuest
 from vtorque_core.api_context import ContextItem
@@ -139,6 +139,7 @@ def _start(
         os.sched_setaffinity(0, helpers)
     placed = [replace(p.plan, placement=at) for p, at in zip(planned, placements, strict=True)]
     start.guests = plan.addressed(placed, job, site, secret)
+    _keep_facts(start, job, wanted)
     start.enter("render domain")
     drivers = [p.driver for p in planned]
     peers = plan.peer_guests(start.guests, job)
@@ -175,6 +176,29 @@ def _start(
         gid=user.gid,
     )
     start.enter("await the script" if on_order else "run")
+
+
+def _keep_facts(start: Start, job: BatchJob, wanted: JobRequest) -> None:
+    """Keep who gets what, for the job's owner to look at also after its end."""
+    guests = [
+        {"rank": g.rank, "index": g.index, "hostname": g.hostname, "domain": g.name}
+        | {"vcpus": g.vcpus, "ram_mib": g.ram_mib}
+        for g in start.guests
+    ]
+    user, image = start.user, start.guests[0].image
+    kept.place(start.site.paths, user.uid, job.id, job.attempt).add_facts(
+        job=job.id,
+        attempt=job.attempt,
+        owner=user.name,
+        uid=user.uid,
+        node=job.node,
+        batch=start.site.batch.system,
+        image=image.name,
+        guest_type=image.guest_type,
+        started=time.time(),
+        guests=guests,
+        given=sorted(wanted.given),
+    )
 
 
 def _proof(start: Start, job: BatchJob, wanted: JobRequest) -> Proof:

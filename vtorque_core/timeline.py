@@ -1,39 +1,34 @@
 """The time of each phase of a job, running or ended: what ``vmgr report`` and the benchmarks show.
 
-A journal goes when its job has nothing left; its timeline is then kept in
-``<state>/timelines.jsonl``, 0600, at most two files of 256 KiB, best effort.
+A journal goes when its job has nothing left; its timeline is then kept (:mod:`vtorque_core.kept`).
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
 import time
 from typing import Any
 
+from vtorque_core import kept
 from vtorque_core.names import Paths
 from vtorque_core.records import JournalState, find
 
-_MAX_BYTES = 256 * 1024
-
 
 def keep(paths: Paths, state: JournalState) -> None:
-    """Add an ended job's timeline to the kept ones. Never raises OSError: a disk may be full."""
+    """Keep what an ended job's journal says of its phases. Never raises OSError."""
     if not state.phases:
         return
-    phases = _spans(state, time.time())
-    line = json.dumps({"job": state.header.id, "phases": phases}) + "\n"
-    path = paths.state / "timelines.jsonl"
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    with contextlib.suppress(OSError):
-        descriptor = os.open(path, flags, 0o600)
-        try:
-            os.write(descriptor, line.encode())
-            if os.fstat(descriptor).st_size > _MAX_BYTES:
-                path.replace(path.with_suffix(".old"))
-        finally:
-            os.close(descriptor)
+    header = state.header
+    place = kept.place(paths, header.uid, header.id, header.attempt)
+    now = time.time()
+    place.add_facts(
+        job=header.id,
+        attempt=header.attempt,
+        owner=header.owner,
+        uid=header.uid,
+        batch=header.batch,
+        ended=now,
+        phases=_spans(state, now),
+    )
 
 
 def timeline(paths: Paths, job_id: str | None = None) -> list[dict[str, Any]]:
@@ -47,19 +42,9 @@ def timeline(paths: Paths, job_id: str | None = None) -> list[dict[str, Any]]:
     running = [state for state in states if state.phases]
     if running:
         return _spans(max(running, key=lambda state: state.phases[0].time), time.time())
-    kept = [k for k in _kept(paths) if job_id in (None, k["job"])]
-    return list(kept[-1]["phases"]) if kept else []
-
-
-def _kept(paths: Paths) -> list[dict[str, Any]]:
-    found = []
-    for name in ("timelines.old", "timelines.jsonl"):
-        with contextlib.suppress(FileNotFoundError):
-            text = (paths.state / name).read_text(encoding="utf-8")
-            for line in text.splitlines():
-                with contextlib.suppress(ValueError):  # torn by a full disk or a crash
-                    found.append(json.loads(line))
-    return found
+    places = [each.facts().get("phases") for each in kept.find(paths, job_id)]
+    known = [phases for phases in places if isinstance(phases, list)]
+    return known[-1] if known else []
 
 
 def _spans(state: JournalState, until: float) -> list[dict[str, Any]]:

@@ -72,7 +72,7 @@ for name in ("run", "status", "fs-home"):
     attempt(f"connect {name}", lambda: connect(f"{g}/{name}.sock"))
 for path in (f"{run}/jobs", f"{run}/jobs/{key}", g, f"{state}/jobs", f"{state}/jobs/{key}", s,
              f"{state}/journal", f"{state}/local/jobs",
-             f"{run}/locks"):
+             f"{state}/kept", f"{state}/kept/0", f"{run}/locks"):
     attempt(f"list {path}", lambda: os.listdir(path))
     attempt(f"write into {path}", lambda: opened(f"{path}/x", os.O_WRONLY | os.O_CREAT))
 for path in (f"{run}/proof", run, state, f"{state}/local", f"{state}/images",
@@ -80,7 +80,7 @@ for path in (f"{run}/proof", run, state, f"{state}/local", f"{state}/images",
     attempt(f"write into {path}", lambda: opened(f"{path}/x", os.O_WRONLY | os.O_CREAT))
 for path in (f"{s}/seed.iso", f"{s}/console.log", f"{s}/overlay.qcow2", f"{state}/site.secret",
              f"{state}/journal/{key}.jsonl", f"{run}/proof/{job}.json",
-             f"{run}/node.lock", f"{run}/locks/{job}", f"{state}/timelines.jsonl",
+             f"{run}/node.lock", f"{run}/locks/{job}", f"{state}/kept/.swept",
              f"{state}/local/service.log", f"{state}/local/counter", f"{g}/fs-home.lock",
              f"{g}/fs-home.log"):
     attempt(f"read {path}", lambda: opened(path))

@@ -259,7 +259,7 @@ class RecordedNode:
         paths = self.site.paths
         found: dict[str, object] = {}
         for path in self.top.rglob("*"):
-            if path in (paths.node_lock, paths.state / "timelines.jsonl"):
+            if path == paths.node_lock or path.is_relative_to(paths.kept):
                 continue  # who had the lock, and what is kept of jobs that have ended
             if path.parent == paths.state and ".log" in path.suffixes:
                 continue  # what a manager has told its admin

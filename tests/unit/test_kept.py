@@ -1,0 +1,134 @@
+"""What stays of a job after its end: where, for whom, how long."""
+
+import json
+import os
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from vtorque_core import kept
+from vtorque_core.names import Paths
+
+ACL = "system.posix_acl_access"
+
+
+@pytest.fixture
+def paths(tmp_path):
+    (tmp_path / "journal").mkdir()
+    return Paths(state=tmp_path, run=tmp_path / "run")
+
+
+def test_facts_are_added_to_those_of_before(paths):
+    place = kept.place(paths, 1234, "42.srv", 1)
+    assert place.facts() == {}
+    place.add_facts(job="42.srv", started=1.0)
+    place.add_facts(ended=2.0)
+    assert place.facts() == {"schema": 1, "job": "42.srv", "started": 1.0, "ended": 2.0}
+    assert [p.name for p in place.directory.iterdir()] == ["job.json"]
+
+
+def test_a_log_is_appended_to(paths):
+    place = kept.place(paths, 1234, "42.srv", 1)
+    for line in (b"a\n", b"b\n"):
+        descriptor = place.append("log.jsonl")
+        os.write(descriptor, line)
+        os.close(descriptor)
+    assert place.read("log.jsonl") == b"a\nb\n"
+    assert place.read("log.jsonl", limit=1) == b"a"
+
+
+def test_attempts_of_a_job_are_found(paths):
+    for uid, job, attempt in (
+        (1, "42.srv", 1),
+        (1, "42.srv", 2),
+        (1, "42", 1),
+        (2, "43[1].srv", 1),
+    ):
+        kept.place(paths, uid, job, attempt).add_facts(job=job, attempt=attempt)
+        time.sleep(0.01)
+    assert [p.key for p in kept.find(paths, "42.srv")] == ["42.srv.1", "42.srv.2"]
+    assert [p.facts()["job"] for p in kept.find(paths, "43[1].srv")] == ["43[1].srv"]
+    assert len(kept.find(paths, None)) == 4
+    assert kept.find(paths, "42.srv", uid=2) == []
+    assert kept.find(Paths(state=Path("/nonexistent")), None) == []
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff", b"[" * 100000])
+def test_broken_facts_are_none(paths, content):
+    place = kept.place(paths, 1, "42.srv", 1)
+    place.write(kept.JOB, content)
+    assert place.facts() == {}
+
+
+def test_only_the_owner_is_let_in(paths):
+    """As the access lists say it: tests have no root, and no other user."""
+    place = kept.place(paths, 1234, "42.srv", 1)
+    place.add_facts(job="42.srv")
+    os.close(place.append("log.jsonl"))
+    told = subprocess.run(
+        ["getfacl", "-pn", "-c", *(place.directory / n for n in ("", "job.json", "log.jsonl"))],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    blocks = [block.split() for block in told.strip().split("\n\n")]
+    rest = ["group::---", "other::---"]
+    assert [[w for w in b if not w.startswith("mask")] for b in blocks] == [
+        ["user::rwx", "user:1234:r-x", *rest],
+        ["user::rw-", "user:1234:r--", *rest],
+        ["user::rw-", "user:1234:r--", *rest],
+    ]
+    assert paths.kept.stat().st_mode & 0o777 == 0o711
+    assert ACL in os.listxattr(place.directory.parent)
+
+
+def test_a_file_system_without_access_lists_is_roots_alone(paths, monkeypatch):
+    def refuse(*_):
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(os, "setxattr", refuse)
+    place = kept.place(paths, 1234, "42.srv", 1)
+    place.add_facts(job="42.srv")
+    assert (place.directory / "job.json").stat().st_mode & 0o777 == 0o600
+    assert place.directory.stat().st_mode & 0o777 == 0o700
+
+
+def test_no_disk_no_facts_and_no_error(paths):
+    paths.kept.write_text("in the way")
+    kept.place(paths, 1, "42.srv", 1).add_facts(job="42.srv")
+    assert paths.kept.read_text() == "in the way"
+
+
+def test_links_are_not_followed(paths, tmp_path):
+    place = kept.place(paths, 1, "42.srv", 1)
+    place.add_facts(job="42.srv")
+    target = tmp_path / "target"
+    target.write_text("safe")
+    (place.directory / "log.jsonl").symlink_to(target)
+    with pytest.raises(OSError, match="symbolic"):
+        place.append("log.jsonl")
+    assert target.read_text() == "safe"
+
+
+def test_old_and_too_many_go(paths):
+    now = time.time()
+    for number, age in enumerate((0, 1, 5, 40)):
+        place = kept.place(paths, 1, f"{number}.srv", 1)
+        place.write("series.jsonl", bytes(1 << 20))
+        os.utime(place.directory, (now - age * 86400,) * 2)
+    (paths.journal / "3.srv.1.jsonl").write_text("")
+    kept.sweep(paths, days=3, mib=100, now=now)
+    left = [p.key for p in kept.find(paths, None)]
+    assert left == ["3.srv.1", "1.srv.1", "0.srv.1"], "too old, but for the one that runs"
+    kept.sweep(paths, days=3, mib=1.5, now=now + 60)
+    assert [p.key for p in kept.find(paths, None)] == left, "once an hour"
+    kept.sweep(paths, days=3, mib=1.5, now=now + 3700)
+    assert [p.key for p in kept.find(paths, None)] == ["3.srv.1", "0.srv.1"]
+
+
+def test_facts_are_json_that_a_stranger_may_read(paths):
+    place = kept.place(paths, 1, "42.srv", 1)
+    place.add_facts(job="42.srv", owner="ü\x1b[31m")
+    assert json.loads(place.read(kept.JOB))["owner"] == "ü\x1b[31m"

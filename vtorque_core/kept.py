@@ -1,0 +1,182 @@
+"""What stays of a job on this node after its end: its facts and phases, its log, its samples.
+
+It lies in ``<state>/kept/<uid>/<job key>/``. All of it is root's; an access list (acl(5)) lets
+the job's owner read, and nobody else. On a file system without such lists only root can.
+
+Everything here is best effort: no job fails because a disk is full. What is read back may hold
+what a guest has said: a reader takes it for a stranger's text.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vtorque_core import safefs
+from vtorque_core.errors import HostFault
+from vtorque_core.names import Paths, job_key, safe_name
+
+JOB = "job.json"
+MAX_JOB = 1 << 20  # bytes of a job.json
+_PAUSE = 3600.0  # seconds from one sweep to the next
+_FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+_ACL = "system.posix_acl_access"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the files of one job attempt lie on this node."""
+
+    paths: Paths
+    uid: int
+    key: str
+
+    @property
+    def directory(self) -> Path:
+        """The directory; it may not be there yet."""
+        return self.paths.kept / str(self.uid) / self.key
+
+    def append(self, name: str) -> int:
+        """Return a descriptor to append to a file, which is created if missing. As root.
+
+        Raises OSError, HostFault (a directory above can be written by others).
+        """
+        self._make()
+        with safefs.parent_of(str(self.directory / name)) as (parent, last):
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | _FLAGS
+            descriptor = os.open(last, flags, 0o600, dir_fd=parent)
+        if os.fstat(descriptor).st_size == 0:
+            _let_read(descriptor, self.uid)
+        return descriptor
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write a file in one step. As root. Raises OSError, HostFault."""
+        self._make()
+        fresh = str(self.directory / f".{name}.new")
+        safefs.remove_file(fresh)
+        safefs.write_new(fresh, content, mode=0o600)
+        with safefs.parent_of(fresh) as (parent, last):
+            descriptor = os.open(last, os.O_RDONLY | _FLAGS, dir_fd=parent)
+            try:
+                _let_read(descriptor, self.uid)
+            finally:
+                os.close(descriptor)
+            os.rename(last, name, src_dir_fd=parent, dst_dir_fd=parent)
+
+    def read(self, name: str, limit: int = 64 << 20) -> bytes:
+        """Return at most ``limit`` bytes of a file. Raises OSError: not there, not yours."""
+        descriptor = os.open(self.directory / name, os.O_RDONLY | _FLAGS)
+        with os.fdopen(descriptor, "rb") as file:
+            return file.read(limit)
+
+    def facts(self) -> dict[str, Any]:
+        """Return what job.json says; empty if it is not there or cannot be read."""
+        with contextlib.suppress(OSError, ValueError, RecursionError):
+            found = json.loads(self.read(JOB, MAX_JOB))
+            if isinstance(found, dict):
+                return found
+        return {}
+
+    def add_facts(self, **facts: Any) -> None:
+        """Write them into job.json, beside those of before. Never raises for a full disk."""
+        with contextlib.suppress(OSError, HostFault):
+            text = json.dumps({"schema": 1, **self.facts(), **facts})
+            self.write(JOB, text.encode())
+
+    def _make(self) -> None:
+        top, owner = self.paths.kept, self.paths.kept / str(self.uid)
+        for path, uid in ((top, None), (owner, self.uid), (self.directory, self.uid)):
+            if path.is_dir():
+                continue
+            with contextlib.suppress(FileExistsError):
+                safefs.make_directory(str(path), mode=0o711 if uid is None else 0o700)
+            if uid is not None:
+                descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | _FLAGS)
+                try:
+                    _let_read(descriptor, uid, enter=True)
+                finally:
+                    os.close(descriptor)
+
+
+def place(paths: Paths, uid: int, job_id: str, attempt: int) -> Place:
+    """Return where an attempt's files lie, there or not."""
+    return Place(paths, uid, job_key(job_id, attempt))
+
+
+def find(paths: Paths, job_id: str | None, uid: int | None = None) -> list[Place]:
+    """Return the kept attempts of a job (None: of all jobs), the one changed last at the end.
+
+    ``uid``: of one user only; others than root can read only their own.
+    """
+    owners = [str(uid)] if uid is not None else _names(paths.kept)
+    wanted = None if job_id is None else safe_name(job_id)
+    found = []
+    for owner in owners:
+        for key in _names(paths.kept / owner):
+            if owner.isdecimal() and wanted in (None, key.rpartition(".")[0]):
+                found.append(Place(paths, int(owner), key))
+    return sorted(found, key=_changed)
+
+
+def sweep(paths: Paths, days: float, mib: float, now: float) -> None:
+    """Remove what ended jobs left over ``days`` ago, and the oldest beyond ``mib`` MiB. As root.
+
+    At most once an hour: the rest of the calls do nothing. ``now`` in Unix seconds. Running jobs
+    keep theirs. Never raises OSError.
+    """
+    mark = paths.kept / ".swept"
+    with contextlib.suppress(OSError):
+        if now - _PAUSE < mark.stat().st_mtime <= now:
+            return
+    room = mib * (1 << 20)
+    ended = [e for e in find(paths, None) if not (paths.journal / f"{e.key}.jsonl").exists()]
+    for each in reversed(ended):
+        room -= _size(each.directory)
+        if _changed(each) < now - days * 86400 or room < 0:
+            with contextlib.suppress(OSError, HostFault):
+                safefs.remove_tree(str(each.directory))
+    with contextlib.suppress(OSError, HostFault):
+        safefs.replace(str(mark), b"", mode=0o600)
+
+
+def _changed(each: Place) -> float:
+    """Return when a file was added or replaced there last, in Unix seconds."""
+    with contextlib.suppress(OSError):
+        return each.directory.stat().st_mtime
+    return 0.0
+
+
+def _size(directory: Path) -> int:
+    total = 0
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(directory):
+            total += entry.stat(follow_symlinks=False).st_size
+    return total
+
+
+def _names(directory: Path) -> Iterator[str]:
+    with contextlib.suppress(OSError), os.scandir(directory) as entries:
+        yield from sorted(entry.name for entry in entries)
+
+
+def _let_read(descriptor: int, uid: int, *, enter: bool = False) -> None:
+    """Let one user read a file, or a directory and enter it: acl(5), linux/posix_acl_xattr.h."""
+    own, theirs = (7, 5) if enter else (6, 4)
+    nobody = 0xFFFFFFFF
+    entries = (
+        (0x01, own, nobody),  # ACL_USER_OBJ
+        (0x02, theirs, uid),  # ACL_USER
+        (0x04, 0, nobody),  # ACL_GROUP_OBJ
+        (0x10, theirs, nobody),  # ACL_MASK
+        (0x20, 0, nobody),  # ACL_OTHER
+    )
+    packed = struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
+    if uid != os.geteuid():
+        with contextlib.suppress(OSError):  # EOPNOTSUPP: then only root reads it
+            os.setxattr(descriptor, _ACL, packed)
