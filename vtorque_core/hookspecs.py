@@ -14,28 +14,10 @@ from typing import TYPE_CHECKING, Any
 from vtorque_core.api import hookspec
 
 if TYPE_CHECKING:
-    from vtorque_core.api import (
-        BatchSystem,
-        Command,
-        Extra,
-        GuestType,
-        ImageBuilder,
-        JobRequest,
-        Option,
-        Refusal,
-    )
+    from vtorque_core import api, api_node
     from vtorque_core.api_context import ContextItem
     from vtorque_core.api_domain import Element
-    from vtorque_core.api_node import (
-        Claim,
-        EndedJob,
-        GuestPlan,
-        HealthCheck,
-        NodeJob,
-        Notice,
-        Resource,
-        Site,
-    )
+    from vtorque_core.api_telemetry import Exporter
 
 # -- set up -----------------------------------------------------------------------------------
 
@@ -64,7 +46,7 @@ def vtorque_settings() -> Iterable[type[Any]]:
 
 
 @hookspec
-def vtorque_guest_types() -> Iterable[GuestType]:
+def vtorque_guest_types() -> Iterable[api.GuestType]:
     """Return the guest types this plugin brings. Declaring module; any user.
 
     Two plugins with the same name are refused, naming both. Raising leaves the plugin out.
@@ -85,7 +67,7 @@ def vtorque_guest_types() -> Iterable[GuestType]:
 
 
 @hookspec
-def vtorque_batch_systems() -> Iterable[BatchSystem]:
+def vtorque_batch_systems() -> Iterable[api.BatchSystem]:
     """Return the batch systems this plugin brings. Declaring module; any user.
 
     The site chooses one with ``[batch] system``. Raising leaves the plugin out.
@@ -97,22 +79,16 @@ def vtorque_batch_systems() -> Iterable[BatchSystem]:
         def submitter(site):
             from acme.submit import AcmeSubmitter
             return AcmeSubmitter(site)
-        def node(site):
-            from acme.node import AcmeNode
-            return AcmeNode(site)
-        def shell():
-            from acme.shell import AcmeJobShell
-            return AcmeJobShell()
 
         @hookimpl
         def vtorque_batch_systems():
-            yield BatchSystem("acme", submitter=submitter, node=node, shell=shell)
+            yield BatchSystem("acme", submitter=submitter, node=..., shell=...)
     """
     return ()
 
 
 @hookspec
-def vtorque_image_builders() -> Iterable[ImageBuilder]:
+def vtorque_image_builders() -> Iterable[api.ImageBuilder]:
     """Return the image builders this plugin brings. Declaring module; used by ``vmgr images``.
 
     Raising leaves the plugin out.
@@ -133,7 +109,7 @@ def vtorque_image_builders() -> Iterable[ImageBuilder]:
 
 
 @hookspec
-def vtorque_commands() -> Iterable[Command]:
+def vtorque_commands() -> Iterable[api.Command]:
     """Return click commands for ``vmgr`` or ``vtorque``. Declaring module; never used by vsub.
 
     Raising leaves the plugin out.
@@ -154,7 +130,7 @@ def vtorque_commands() -> Iterable[Command]:
 
 
 @hookspec
-def vtorque_resources() -> Iterable[type[Resource]]:
+def vtorque_resources() -> Iterable[type[api_node.Resource]]:
     """Return the resource kinds this plugin acquires, so that teardown can release them.
 
     Acting module; root on the node. Raising refuses the jobs that need this plugin.
@@ -183,7 +159,7 @@ def vtorque_resources() -> Iterable[type[Resource]]:
 
 
 @hookspec
-def vtorque_health_checks() -> Iterable[HealthCheck]:
+def vtorque_health_checks() -> Iterable[api_node.HealthCheck]:
     """Return checks for ``vtorque doctor``. Acting module; as the user who calls doctor.
 
     Raising shows as a failed check of this plugin.
@@ -203,11 +179,33 @@ def vtorque_health_checks() -> Iterable[HealthCheck]:
     return ()
 
 
+@hookspec
+def vtorque_exporters() -> Iterable[Exporter]:
+    """Return where telemetry's samples can go. Acting module; root, in the node's sampler.
+
+    Raising is logged; other plugins' exporters work.
+
+    Example::
+
+        from vtorque_core.api import hookimpl
+        from vtorque_core.api_telemetry import Exporter
+
+        def acme(site):
+            from acme.push import AcmeSink
+            return AcmeSink()
+
+        @hookimpl
+        def vtorque_exporters():
+            yield Exporter("acme", open=acme)
+    """
+    return ()
+
+
 # -- parse args (user at submission, root on the node) ----------------------------------------
 
 
 @hookspec
-def vtorque_options() -> Iterable[Option[Any]]:
+def vtorque_options() -> Iterable[api.Option[Any]]:
     """Return the ``-vm`` keys this plugin brings. Declaring module; pure.
 
     Their limits are the site's: ``[options.<key>]``. Raising leaves the plugin out: its keys are
@@ -227,22 +225,19 @@ def vtorque_options() -> Iterable[Option[Any]]:
 
 
 @hookspec
-def vtorque_parse_args(request: JobRequest, site: Site) -> Iterable[Refusal]:
+def vtorque_parse_args(request: api.JobRequest, site: api_node.Site) -> Iterable[api.Refusal]:
     """Return refusals of combinations of keys; single keys are the site policy's. Pure.
 
-    Args:
-        request: typed values of all keys, within policy.
-        site: the site config; settings that the declaring module declares.
-
-    Declaring module; as the user at submission, again as root on the node. Raising refuses the
-    job and names the plugin.
+    ``request`` has typed values of all keys, within policy; ``site`` the settings of declaring
+    modules. Declaring module; as the user at submission, again as root on the node. Raising refuses
+    the job and names the plugin.
 
     Example::
 
         from vtorque_core.api import Option, Refusal, count, hookimpl
 
-        LOW = Option("acme_min", parse=count, default=0, help="fewest cards")
-        HIGH = Option("acme_max", parse=count, default=4, help="most cards")
+        LOW = Option("acme_min", count, 0, "fewest cards")
+        HIGH = Option("acme_max", count, 4, "most cards")
 
         @hookimpl
         def vtorque_parse_args(request):
@@ -253,7 +248,7 @@ def vtorque_parse_args(request: JobRequest, site: Site) -> Iterable[Refusal]:
 
 
 @hookspec
-def vtorque_needs(request: JobRequest, site: Site) -> Iterable[Extra]:
+def vtorque_needs(request: api.JobRequest, site: api_node.Site) -> Iterable[api.Extra]:
     """Return what the guests of a node need together beside vCPUs and RAM, for ``vsub`` to ask for.
 
     On any node: which one it will be is not known yet. What the job really takes, ``vtorque_plan``
@@ -276,19 +271,15 @@ def vtorque_needs(request: JobRequest, site: Site) -> Iterable[Extra]:
 
 
 @hookspec
-def vtorque_plan(guest: GuestPlan, site: Site) -> Iterable[Claim | Refusal | Notice]:
+def vtorque_plan(
+    guest: api_node.GuestPlan, site: api_node.Site
+) -> Iterable[api_node.Claim | api.Refusal | api_node.Notice]:
     """Return what this guest needs of the node, or why it cannot be had. Changes nothing; root.
 
     It may look at the node (sysfs, a tool with a short time limit), but only if ``guest.host`` has
-    nodes: ``vsub --dry-run`` calls it too, on a front end and as the user.
-
-    Args:
-        guest: not yet placed.
-        site: the site config.
-
-    A Notice is told to the user, and the job runs. The ledger answers all claims of a job in one
-    locked transaction; the answer is ``guest.placement`` in all later hooks. Raising refuses the
-    job.
+    nodes: ``vsub --dry-run`` calls it too, on a front end and as the user. A Notice is told to the
+    user, and the job runs. The ledger answers all claims of a job in one locked transaction; the
+    answer is ``guest.placement`` in all later hooks. Raising refuses the job.
 
     Example::
 
@@ -306,7 +297,7 @@ def vtorque_plan(guest: GuestPlan, site: Site) -> Iterable[Claim | Refusal | Not
 
 
 @hookspec
-def vtorque_guest_context(guest: GuestPlan, site: Site) -> Iterable[ContextItem]:
+def vtorque_guest_context(guest: api_node.GuestPlan, site: api_node.Site) -> Iterable[ContextItem]:
     """Return what must hold inside the guest. Pure; root.
 
     An item that the guest type does not support refuses the job before anything is acquired; an
@@ -325,7 +316,7 @@ def vtorque_guest_context(guest: GuestPlan, site: Site) -> Iterable[ContextItem]
 
 
 @hookspec
-def vtorque_render_domain(guest: GuestPlan, site: Site) -> Iterable[Element]:
+def vtorque_render_domain(guest: api_node.GuestPlan, site: api_node.Site) -> Iterable[Element]:
     """Return virtual hardware for this guest. Pure; root.
 
     Raising, or a conflict with another plugin, refuses the job and names both.
@@ -346,7 +337,7 @@ def vtorque_render_domain(guest: GuestPlan, site: Site) -> Iterable[Element]:
 
 
 @hookspec
-def vtorque_pre_boot(job: NodeJob) -> None:
+def vtorque_pre_boot(job: api_node.NodeJob) -> None:
     """Acquire what the guests need before they start: ``job.acquire(resource, guest=guest)``.
 
     Once per job and node, as root. Raising HostFault (or anything else) sends the job elsewhere;
@@ -365,7 +356,7 @@ def vtorque_pre_boot(job: NodeJob) -> None:
 
 
 @hookspec
-def vtorque_post_boot(job: NodeJob) -> None:
+def vtorque_post_boot(job: api_node.NodeJob) -> None:
     """Act when all guests of the job on this node are ready, before the script runs.
 
     Once per job and node, as root. Raising: as ``vtorque_pre_boot``.
@@ -384,7 +375,7 @@ def vtorque_post_boot(job: NodeJob) -> None:
 
 
 @hookspec
-def vtorque_teardown(job: EndedJob) -> None:
+def vtorque_teardown(job: api_node.EndedJob) -> None:
     """Take a last look (final counters) before anything is released. Releases nothing.
 
     Once per job and node, as root, also after a failed start. Raising is logged.
