@@ -113,12 +113,14 @@ class PoolClaim:
     ``items`` are all the items the node has, in order of preference (addresses, PCI cards, VFs).
     ``near``: item to its NUMA node (``/sys/bus/pci/devices/*/numa_node``), a wish: the guest goes
     where its items are, if that costs nothing else.
+    ``key``: the ``-vm`` key that a refusal names; empty: none, the pool alone.
     """
 
     pool: str
     items: tuple[str, ...]
     count: int = 1
     near: Mapping[str, int] = field(default_factory=dict, hash=False)
+    key: str = ""
 
 
 Claim = CoreClaim | MemoryClaim | RamClaim | CacheClaim | PoolClaim

@@ -59,9 +59,10 @@ def pools(
                 raise NoFit(
                     Refusal(
                         f"the guests of this node need {wanted[claim.pool]} of {claim.pool}",
-                        key=claim.pool,
+                        key=claim.key or claim.pool,
                         value=str(wanted[claim.pool]),
                         limit=f"{len(set(claim.items))} on this node, {len(free)} free",
+                        fix="ask for less, or wait until other jobs here have ended",
                     )
                 )
             near = claim.near

@@ -70,6 +70,7 @@ def test_what_the_node_can_never_give_is_refused(paths):
         ([vm(vcpus=2, exclusive=True)] * 3, r"vcpus=2: 6 CPUs .*limit: 4 CPUs"),
         ([(PoolClaim("card", ("a",), 2),)], r"card=2: .*limit: 1 on this node"),
         ([(PoolClaim("card", ("a",)),)] * 2, r"card=2: .*1 on this node, 0 free"),
+        ([(PoolClaim("card", (), key="pci"),)], r"pci=1: .* need 1 of card .*ask for less"),
         ([vm(), (PoolClaim("card", ()),)], r"card=1: .*limit: 0 on this node"),
     ):
         with pytest.raises(Refused, match=what):

@@ -86,7 +86,7 @@ def vtorque_plan(guest: GuestPlan, site: Site) -> Iterator[Claim | Refusal | Not
     old = bool(guest.host.nodes) and settings.legacy
     yield CoreClaim("io", least, True, None if old else max(least, most), key=MIN_CORES.key)
     if old and guest.index == 0:
-        yield PoolClaim("iocm-manager", ("dynamic-io-manager",))
+        yield PoolClaim("iocm-manager", ("dynamic-io-manager",), key=IOCM.key)
 
 
 def _missing(guest: GuestPlan, settings: Settings) -> str:

@@ -165,7 +165,7 @@ def vtorque_plan(guest: GuestPlan, site: Site) -> Iterator[Claim | Refusal | Not
             )
             return
         near = {item: node for item, node in free.items() if node >= 0}
-        claims.append(PoolClaim(POOL, tuple(free), number, near))
+        claims.append(PoolClaim(POOL, tuple(free), number, near, PCI.key))
     yield from claims
 
 

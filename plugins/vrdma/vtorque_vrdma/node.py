@@ -137,9 +137,9 @@ def vtorque_plan(guest: GuestPlan, site: Site) -> Iterator[Claim | Refusal | Not
     elif kind == "sriov":
         found = virtual_functions(settings.cards, settings.sysfs)
         near = {a: vf.function.numa for a, vf in found.items() if vf.function.numa >= 0}
-        yield PoolClaim(POOLS[kind], tuple(found), near=near)
+        yield PoolClaim(POOLS[kind], tuple(found), near=near, key=VRDMA.key)
     else:
-        yield PoolClaim(POOLS[kind], (guest.name,))
+        yield PoolClaim(POOLS[kind], (guest.name,), key=VRDMA.key)
 
 
 def _unfiltered(what: str, guest: GuestPlan) -> Refusal:
