@@ -190,7 +190,7 @@ def test_nothing_is_asked_of_a_node_without_the_key(site):
 def test_cards_are_claimed_near_their_numa_node(site):
     (claim,) = asked(site, "gpu:2")
     items = ("0000:3b:00.0", "0000:5e:00.0")
-    assert claim == PoolClaim("pci", items, 2, near=dict.fromkeys(items, 0))
+    assert claim == PoolClaim("pci", items, 2, near=dict.fromkeys(items, 0), key="pci")
     (got,) = placed(site, "render:1")
     assert got.placement.nodes in ((1,), ())
     assert got.leased("pci") == ("0000:86:00.0",)
