@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import io
+import os
+import stat
+import subprocess
+import sys
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +14,9 @@ from pathlib import Path
 import pytest
 
 from vtorque_core.api_node import Refused
-from vtorque_linux_guest.filetree import MAX_HEADER, FileTree, members, read_tar
+from vtorque_linux_guest import filetree
+from vtorque_linux_guest.filetree import FileTree, read_tar
+from vtorque_linux_guest.tar import MAX_HEADER, members
 
 Change = Callable[[tarfile.TarInfo], None]
 
@@ -159,3 +165,173 @@ def test_it_reads_what_tar_writes(tmp_path: Path) -> None:
             assert node is not None
             assert node.read() == b"deep"
             assert tree.find("ü") is not None
+
+
+@pytest.mark.parametrize("form", ["v7", "oldgnu", "gnu", "ustar", "posix"])
+def test_it_reads_every_format_of_tar(form: str, tmp_path: Path) -> None:
+    base = tmp_path / "in"
+    deep = base / ("directory" * 5) / "d"
+    deep.mkdir(parents=True)
+    (base / "file").write_bytes(b"content" * 100)
+    (base / "file").chmod(0o4750)
+    os.utime(base / "file", (1, 1234567890.5))
+    (base / "empty").touch()
+    os.link(base / "file", base / "same")
+    (base / "link").symlink_to("file")
+    names = {"file", "empty", "same", "link", "directory" * 5, f"{'directory' * 5}/d", ""}
+    if form != "v7":
+        os.mkfifo(base / "fifo")
+        names.add("fifo")
+        name = f"{'directory' * 5}/d/{'n' * 60}"
+        (base / name).write_bytes(b"x")
+        names.add(name)
+    if form in ("oldgnu", "gnu", "posix"):
+        (base / "far").symlink_to("t" * 150)
+        names.add("far")
+    out = tmp_path / "out.tar"
+    argv = ["tar", f"--format={form}", "--numeric-owner", "-C", str(base), "-cf", str(out), "."]
+    subprocess.run(argv, check=True, timeout=60)
+    with out.open("rb") as file, tarfile.open(out) as theirs:
+        tree = read_tar(file, 1 << 20, everything)
+        assert {path for path, _ in tree.walk()} == names
+        for info in theirs:
+            node = tree.find(info.name, follow=False)
+            assert node is not None
+            if not info.issym():
+                assert stat.S_IMODE(node.mode) == info.mode
+            assert (node.uid, node.gid, node.mtime) == (info.uid, info.gid, int(info.mtime))
+            if info.issym():
+                assert node.read() == info.linkname.encode()
+            elif info.isreg():
+                assert node.read() == (base / info.name).read_bytes()
+        assert tree.find("file") is tree.find("same")
+
+
+def header(name: bytes, kind: bytes, size: int, **fields: bytes) -> bytes:
+    """Return one header of a tar file by hand, with a checksum that fits."""
+    out = bytearray(512)
+    for at, text in (
+        (0, name), (100, b"0000644"), (108, b"0"), (116, b"0"), (124, b"%011o" % size),
+        (136, fields.get("mtime", b"0")), (156, kind), (257, b"ustar\x0000"),
+    ):  # fmt: skip
+        out[at : at + len(text)] = text
+    out[148:156] = b"%06o\0 " % (sum(out) + 8 * 32)
+    return bytes(out)
+
+
+def block(data: bytes) -> bytes:
+    return data + bytes(-len(data) % 512)
+
+
+def records(*pairs: bytes) -> bytes:
+    """Return pax records, each below 1000 bytes."""
+    out = b""
+    for pair in pairs:
+        length = len(pair) + 4 + (len(pair) > 95)
+        out += b"%d %s\n" % (length, pair)
+    return out
+
+
+def pax(data: bytes, kind: bytes = b"x") -> bytes:
+    return header(b"PaxHeader", kind, len(data)) + block(data)
+
+
+FILE = header(b"f", b"0", 0)
+ATTRIBUTES = records(*(b"SCHILY.xattr.user.%06d=%s" % (n, b"v" * 30) for n in range(15_000)))
+
+
+def memory_of(data: bytes) -> tuple[str, int]:
+    """Read a tar file in a process of its own; return what was refused, and its peak in KiB."""
+    done = subprocess.run(
+        [sys.executable, "-c", READ], input=data, capture_output=True, timeout=100, check=True
+    )
+    peak, said = done.stdout.decode().split(maxsplit=1)
+    return said, int(peak)
+
+
+READ = """
+import io, resource, sys
+from vtorque_core.api_node import Refused
+from vtorque_linux_guest.filetree import read_tar
+file = io.BytesIO(sys.stdin.buffer.read())
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+said = "nothing"
+try:
+    read_tar(file, 1 << 33, lambda name: True)
+except Refused as error:
+    said = str(error)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before, said)
+"""
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (pax(ATTRIBUTES, b"g") + FILE * 3000, "nothing"),
+        ((pax(ATTRIBUTES) + FILE) * 80, "of long names and attributes"),
+        (pax(b"1" * 1_000_000) + FILE, "extended header is damaged"),
+    ],
+)
+def test_no_header_takes_much_memory(data: bytes, message: str) -> None:
+    said, peak = memory_of(data)
+    assert message in said
+    assert peak < 600 << 10
+
+
+def test_directories_that_are_only_in_paths_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(filetree, "MAX_ENTRIES", 1000)
+    paths = (pax(records(b"path=%d" % n + b"/a" * 400)) + FILE for n in range(6))
+    with pytest.raises(Refused, match="the image has more than 1000 files"):
+        read(io.BytesIO(b"".join(paths)))
+    tree = FileTree()
+    for _ in range(5000):  # what is gone again does not count
+        tree.file("d/f", b"")
+        tree.remove("d")
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ((header(b"x", b"L", 900_000) + block(b"a/" * 450_000) + FILE) * 3, "no file can have"),
+        (header(b"s", b"S", 1 << 20) + bytes(1 << 20), "sparse member"),
+        (pax(records(b"GNU.sparse.major=1")) + FILE, "sparse member"),
+        (pax(b"99 path=x\n") + FILE, "extended header is damaged"),
+        (pax(b"6 path\n7 p=\n") + FILE, "extended header is damaged"),
+        (pax(records(b"mtime=nan")) + FILE, "is no number"),
+        (pax(records(b"uid=" + b"9" * 30)) + FILE, "is no number"),
+        (pax(records(b"uid=-1")) + FILE, "which is no id"),
+        (pax(records(b"path=a\0b")) + FILE, "name that no file can have"),
+        (header(b"f", b"0", 0, mtime=b"12z"), "is no number"),
+        (FILE[:100] + b"1" + FILE[101:], "wrong checksum"),
+        (FILE[:300], "truncated"),
+        (pax(b"x" * 2000)[:1000], "truncated"),
+        (b"", "is empty"),
+    ],
+)  # fmt: skip
+def test_headers_made_by_hand_are_refused(data: bytes, message: str) -> None:
+    with pytest.raises(Refused, match=message):
+        read(io.BytesIO(data))
+
+
+def test_paths_through_links_stay_short_enough() -> None:
+    entries: list[tuple[str, bytes | str, str]] = []
+    base = ""
+    for number in range(4):
+        entries.append((f"l{number}", base + "d/" * 1000, "l"))
+        entries.append((f"l{number}/f", b"", "f"))
+        base = f"l{number}/"
+    with pytest.raises(Refused, match="a path of more than 4095 bytes"):
+        read(tar(*entries))
+
+
+def test_a_link_to_itself_leads_nowhere() -> None:
+    tree = FileTree()
+    tree.link("bin/sh", "sh")
+    assert tree.find("bin/sh") is None
+    tree.link("a", "b")
+    tree.link("b", "a")
+    assert tree.find("a") is None
+    tree.directory("a")
+    node = tree.find("a")
+    assert node is not None
+    assert node.is_directory

@@ -7,23 +7,17 @@ path of the building machine, so there is nothing to escape from. Pure but for r
 from __future__ import annotations
 
 import stat
-import tarfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import IO, cast
+from typing import IO
 
 from vtorque_core.api_node import Refused
+from vtorque_linux_guest.tar import MAX_ENTRIES, MAX_PATH, Member, members
 
-MAX_ENTRIES = 500_000
-MAX_HEADER = 1 << 20  # bytes of one extended header: pax(1) records and long names are read whole
-MAX_NAME = 255  # bytes: ext4's limit and everybody's
 MAX_LINKS = 40  # as the kernel's own (path_resolution(7))
-MAX_TARGET = 4095  # bytes of a symbolic link: a page less its NUL
-_LATEST = 0x7FFFFFFF  # seconds: what every ext4 can say
-_XATTR = "SCHILY.xattr."  # how tar(1) and Go's archive/tar name them in pax headers
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Slice:
     """A part of a file that stays open: the content of a member of a tar file."""
 
@@ -32,7 +26,7 @@ class Slice:
     size: int
 
 
-@dataclass
+@dataclass(slots=True)
 class Node:
     """A file of the image. ``mode`` with its type; ``mtime`` in seconds since 1970.
 
@@ -87,19 +81,22 @@ class FileTree:
 
     def __init__(self) -> None:
         self.root = directory()
+        self._names = 0
 
     def find(self, path: str, *, follow: bool = True) -> Node | None:
         """Return what is at a path, or None. ``follow``: the last part, too, if it is a link."""
-        try:
-            parent, name = self._locate(path, make=False)
-        except (Refused, LookupError):
-            return None
-        if name == "":
-            return parent
-        node = parent.children.get(name)
-        if node is not None and node.is_link and follow:
-            return self.find(self._beside(path, node))
-        return node
+        for _ in range(MAX_LINKS):
+            try:
+                parent, name = self._locate(path, make=False)
+            except (Refused, LookupError):
+                return None
+            if name == "":
+                return parent
+            node = parent.children.get(name)
+            if node is None or not node.is_link or not follow:
+                return node
+            path = self._beside(path, node)
+        return None
 
     def put(self, path: str, node: Node) -> None:
         """Put a file there, with the directories above it. A directory keeps what is in it.
@@ -117,6 +114,8 @@ class FileTree:
         if old is not None and old.is_directory and node.is_directory:
             node.children = old.children
         parent.children[name] = node
+        if old is None:
+            self._count()
 
     def file(self, path: str, content: bytes, mode: int = 0o644) -> None:
         """Put a regular file of root's there."""
@@ -148,17 +147,29 @@ class FileTree:
 
     def walk(self) -> Iterator[tuple[str, Node]]:
         """Yield each path and its node, sorted, directories before what is in them."""
-        waiting = [("", self.root)]
+        yield "", self.root
+        waiting = [("", iter(sorted(self.root.children.items())))]
         while waiting:
-            path, node = waiting.pop()
-            yield path, node
-            base = f"{path}/" if path else ""
-            names = sorted(node.children, reverse=True)
-            waiting += [(f"{base}{name}", node.children[name]) for name in names]
+            base, rest = waiting[-1]
+            name, node = next(rest, ("", None))
+            if node is None:
+                waiting.pop()
+                continue
+            yield f"{base}{name}", node
+            if node.children:
+                waiting.append((f"{base}{name}/", iter(sorted(node.children.items()))))
+
+    def _count(self) -> None:
+        """Count a name that is new, and all of them anew when there may be too many."""
+        self._names += 1
+        if self._names > 2 * MAX_ENTRIES:
+            self._names = sum(1 for _ in self.walk())
+            if self._names > MAX_ENTRIES:
+                raise Refused(f"the image has more than {MAX_ENTRIES} files")
 
     def _beside(self, path: str, link: Node) -> str:
         """Return the path that a link at ``path`` leads to."""
-        target = link.read(MAX_TARGET).decode("utf-8", "surrogateescape")
+        target = link.read(MAX_PATH).decode("utf-8", "surrogateescape")
         return target if target.startswith("/") else f"{path.rpartition('/')[0]}/{target}"
 
     def _locate(self, path: str, *, make: bool) -> tuple[Node, str]:
@@ -167,134 +178,48 @@ class FileTree:
         As the kernel does it in a chroot: ``..`` of the root is the root. Raises LookupError for a
         missing directory unless it is to be made, Refused for one that is none, and for a loop.
         """
-        words = path.split("/")
-        above: list[Node] = []
-        at, links = self.root, 0
+        words = _words(path)
+        above: list[tuple[Node, int]] = []
+        at, links, length = self.root, 0, 0
         while words:
-            word = words.pop(0)
-            if word in ("", "."):
-                continue
+            word = words.pop()
             if word == "..":
-                at = above.pop() if above else self.root
+                at, length = above.pop() if above else (self.root, 0)
                 continue
-            if not any(w not in ("", ".") for w in words):
-                return at, word
             node = at.children.get(word)
+            if make and node is None and length + len(word) > MAX_PATH:
+                raise Refused(f"{path[:200]!r} leads to a path of more than {MAX_PATH} bytes")
+            if not words:
+                return at, word
             if node is None:
                 if not make:
                     raise LookupError(path)
                 node = at.children[word] = directory()
+                self._count()
             if node.is_link:
                 links += 1
                 if links > MAX_LINKS:
-                    raise Refused(f"{path!r}: too many symbolic links")
-                target = node.read(MAX_TARGET).decode("utf-8", "surrogateescape")
+                    raise Refused(f"{path[:200]!r}: too many symbolic links")
+                target = node.read(MAX_PATH).decode("utf-8", "surrogateescape")
                 if target.startswith("/"):
-                    at, above = self.root, []
-                words = [*target.split("/"), *words]
+                    at, above, length = self.root, [], 0
+                words += _words(target)
                 continue
             if not node.is_directory:
-                raise Refused(f"{path!r}: {word!r} is not a directory")
-            above.append(at)
-            at = node
+                raise Refused(f"{path[:200]!r}: {word!r} is not a directory")
+            above.append((at, length))
+            at, length = node, length + len(word) + 1
         return at, ""
 
 
-class Bounded:
-    """A file that tarfile may read headers of, but none that would fill the memory."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-
-    def read(self, size: int = -1) -> bytes:
-        """Read; raises Refused for more than a header's size."""
-        if not 0 <= size <= MAX_HEADER:
-            raise Refused(f"a header of {size} bytes; at most {MAX_HEADER} are read")
-        return self._file.read(size)
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        """As of the file."""
-        return self._file.seek(offset, whence)
-
-    def tell(self) -> int:
-        """As of the file."""
-        return self._file.tell()
-
-
-@dataclass(frozen=True)
-class Member:
-    """One member of a tar file: its checked path, and what tarfile says of it."""
-
-    path: str
-    info: tarfile.TarInfo
-
-
-def members(file: IO[bytes], most: int) -> list[Member]:
-    """Return the members of a plain tar file, in its order, with checked names and sizes.
-
-    ``most``: bytes that all contents together may have. Raises Refused for what is no tar file,
-    is truncated, has absolute paths, ``..``, or kinds of files that an image cannot have.
-    """
-    size = file.seek(0, 2)
-    file.seek(0)
-    found: list[Member] = []
-    total = 0
-    try:
-        with tarfile.open(fileobj=cast(IO[bytes], Bounded(file)), mode="r:") as archive:
-            for info in archive:
-                if len(found) >= MAX_ENTRIES:
-                    raise Refused(f"has more than {MAX_ENTRIES} files")
-                if info.isreg():
-                    total += _content_size(info, size)
-                    if total > most:
-                        raise Refused(
-                            f"has more than {most >> 20} MiB of files (the limit is the image's "
-                            "size: -o size=)"
-                        )
-                found.append(Member(_checked(info), info))
-                archive.members = []  # type: ignore[attr-defined]  # or tarfile keeps them a second time
-    except (tarfile.TarError, UnicodeError, ValueError, OverflowError, EOFError) as error:
-        raise Refused(f"is not a tar file, or a broken one: {error}") from None
-    return found
-
-
-def _content_size(info: tarfile.TarInfo, file_size: int) -> int:
-    if info.issparse():
-        raise Refused(f"{info.name!r} is a sparse member: make the tar file without --sparse")
-    if info.size < 0 or info.offset_data + info.size > file_size:
-        raise Refused(f"is truncated: {info.name!r} ends beyond its end")
-    return info.size
-
-
-def _checked(info: tarfile.TarInfo) -> str:
-    """Return a member's path without ``.`` and empty parts. Raises Refused."""
-    shown = repr(info.name[:200])
-    if info.name.startswith("/"):
-        raise Refused(f"{shown} is an absolute path")
-    words = [word for word in info.name.split("/") if word not in ("", ".")]
-    if ".." in words:
-        raise Refused(f"{shown} has '..' in it")
-    for word in words:
-        if "\0" in word or len(word.encode("utf-8", "surrogateescape")) > MAX_NAME:
-            raise Refused(f"{shown} has a name that no file can have")
-    if info.ischr() or info.isblk():
-        if words[:1] != ["dev"]:
-            raise Refused(f"{shown} is a device: images have none outside /dev")
-    elif not (info.isreg() or info.isdir() or info.issym() or info.islnk() or info.isfifo()):
-        raise Refused(f"{shown} is of unknown type {info.type!r}")
-    elif info.issym() and not 0 < len(_target(info)) <= MAX_TARGET:
-        raise Refused(f"{shown} is a link to a path that is empty or too long")
-    return "/".join(words)
-
-
-def _target(info: tarfile.TarInfo) -> bytes:
-    target = info.linkname.encode("utf-8", "surrogateescape")
-    return b"" if b"\0" in target else target
+def _words(path: str) -> list[str]:
+    """Return the parts of a path, last first."""
+    return [word for word in reversed(path.split("/")) if word not in ("", ".")]
 
 
 def is_device(member: Member) -> bool:
     """Return whether a member is a device or lies in /dev, which the guest's kernel fills."""
-    return member.path.startswith("dev/") or member.info.isdev()
+    return member.path.startswith("dev/") or member.kind == "device"
 
 
 def add_member(
@@ -304,38 +229,28 @@ def add_member(
 
     Raises Refused for a hard link to what is not there, or is a directory.
     """
-    info, path = member.info, member.path
-    if info.islnk():
-        if info.linkname.startswith("/") or ".." in info.linkname.split("/"):
+    path, to = member.path, member.target
+    if member.kind == "hard link":
+        if to.startswith("/") or ".." in to.split("/"):
             raise Refused(f"{path!r} is a hard link with an absolute path or '..'")
-        target = tree.find(info.linkname, follow=False)
+        target = tree.find(to, follow=False)
         if target is None or target.is_directory:
-            raise Refused(f"{path!r} is a hard link to {info.linkname[:200]!r}, which is no file")
+            raise Refused(f"{path!r} is a hard link to {to[:200]!r}, which is no file")
         tree.put(path, target)
         return
-    mode = info.mode & 0o7777
+    mode = member.mode
     content: bytes | Slice = b""
-    if info.isdir():
+    if member.kind == "directory":
         mode |= stat.S_IFDIR
-    elif info.issym():
-        mode, content = stat.S_IFLNK | 0o777, _target(info)
-    elif info.isfifo():
+    elif member.kind == "link":
+        mode, content = stat.S_IFLNK | 0o777, to.encode("utf-8", "surrogateescape")
+    elif member.kind == "fifo":
         mode |= stat.S_IFIFO
     else:
         mode |= stat.S_IFREG
-        content = Slice(file, info.offset_data, info.size) if info.size else b""
-    for owner in (info.uid, info.gid):
-        if not 0 <= owner < 0xFFFFFFFF:
-            raise Refused(f"{path!r} belongs to {owner}, which is no id")
-    mtime = min(max(int(info.mtime), 0), _LATEST)
-    node = Node(mode, content, info.uid, info.gid, mtime, _xattrs(info.pax_headers, keep))
-    tree.put(path, node)
-
-
-def _xattrs(headers: Mapping[str, str], keep: Callable[[str], bool]) -> dict[str, bytes]:
-    names = [key.removeprefix(_XATTR) for key in headers if key.startswith(_XATTR)]
-    found = {name: headers[_XATTR + name] for name in names if keep(name)}
-    return {name: value.encode("utf-8", "surrogateescape") for name, value in found.items()}
+        content = Slice(file, member.offset, member.size) if member.size else b""
+    xattrs = {name: value for name, value in (member.xattrs or {}).items() if keep(name)}
+    tree.put(path, Node(mode, content, member.uid, member.gid, member.mtime, xattrs))
 
 
 def read_tar(file: IO[bytes], most: int, keep: Callable[[str], bool]) -> FileTree:

@@ -13,7 +13,8 @@ from io import BufferedReader
 from typing import IO
 
 from vtorque_core.api_node import Refused
-from vtorque_linux_guest.filetree import FileTree, Node, add_member, is_device, members
+from vtorque_linux_guest.filetree import FileTree, Node, add_member, is_device
+from vtorque_linux_guest.tar import members
 
 _WHITEOUT = ".wh."
 _OPAQUE = ".wh..wh..opq"

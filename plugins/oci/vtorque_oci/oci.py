@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from vtorque_core.api_node import Refused
-from vtorque_linux_guest.filetree import Member, members
+from vtorque_linux_guest.tar import Member, members
 from vtorque_oci.blobs import copy, digest_of, opened, unpacked
 from vtorque_oci.container import (
     ARCHITECTURES,
@@ -80,11 +80,11 @@ class _Archive:
             member = self.files.get(posixpath.normpath(path))
             if member is None:
                 return None
-            if member.info.isreg():
-                return self.descriptor, member.info.offset_data, member.info.size
-            if not member.info.issym():
+            if member.kind == "file":
+                return self.descriptor, member.offset, member.size
+            if member.kind != "link":
                 return None
-            path = posixpath.join(posixpath.dirname(member.path), member.info.linkname)
+            path = posixpath.join(posixpath.dirname(member.path), member.target)
         return None
 
 

@@ -1,0 +1,254 @@
+"""Read the headers of tar files that anybody may have made, with bounds on what they cost.
+
+Python's tarfile is not for that: a few bytes of a sparse map, of a global header or of a list of
+records make it take any amount of memory. Read here: ustar and pax (POSIX.1-2017, pax(1)), GNU's
+long names and large numbers ("Basic Tar Format", info tar), v7. Global headers are passed over, as
+container tools do it. Pure but for reading.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import IO
+
+from vtorque_core.api_node import Refused
+
+MAX_ENTRIES = 500_000
+MAX_HEADER = 1 << 20  # bytes of one extended header
+MAX_HEADERS = 256 << 20  # bytes of all of them: they are in memory until a layer is laid
+MAX_NAME = 255  # bytes: ext4's limit and everybody's
+MAX_PATH = 4095  # bytes of a path and of a symbolic link's target: a page less its NUL
+_ATTRIBUTE = 256  # bytes that an extended attribute costs beside its text
+_BLOCK = 512
+_LATEST = 0x7FFFFFFF  # seconds: what every ext4 can say
+_XATTR = b"SCHILY.xattr."  # how tar(1) and Go's archive/tar name them in pax headers
+_NUMBER = re.compile(rb"(-?[0-9]{1,20})(?:\.[0-9]*)?")
+_KINDS = {
+    b"\0": "file", b"0": "file", b"7": "file", b"1": "hard link", b"2": "link", b"3": "device",
+    b"4": "device", b"5": "directory", b"6": "fifo",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One member of a tar file. ``path``: checked, without ``.`` and empty parts.
+
+    ``kind``: file, directory, link, hard link, fifo or device; ``offset`` and ``size`` in bytes are
+    of a file's content; ``target`` is where a link leads. ``mtime`` in seconds since 1970.
+    """
+
+    path: str
+    kind: str
+    mode: int
+    uid: int
+    gid: int
+    mtime: int
+    offset: int
+    size: int
+    target: str
+    xattrs: dict[str, bytes] | None
+
+
+@dataclass
+class _More:
+    """What extended headers say of the next member."""
+
+    fields: dict[bytes, bytes] = field(default_factory=dict)
+    xattrs: dict[str, bytes] = field(default_factory=dict)
+
+
+@dataclass
+class _Reader:
+    """A file being read. ``spent``: bytes of extended headers so far."""
+
+    file: IO[bytes]
+    size: int
+    at: int = 0
+    spent: int = 0
+
+    def block(self) -> bytes:
+        """Return the next header, or nothing at the end."""
+        self.file.seek(self.at)
+        data = self.file.read(_BLOCK)
+        self.at += _BLOCK
+        if data and len(data) < _BLOCK:
+            raise _broken("it is truncated")
+        return data if data.strip(b"\0") else b""
+
+    def skip(self, size: int) -> None:
+        self.at += -(-size // _BLOCK) * _BLOCK
+
+    def text(self, size: int) -> bytes:
+        """Return the content of an extended header."""
+        if size > MAX_HEADER:
+            raise Refused(f"a header of {size} bytes; at most {MAX_HEADER} are read")
+        self.charge(size)
+        self.file.seek(self.at)
+        data = self.file.read(size)
+        if len(data) < size:
+            raise _broken("it is truncated")
+        self.skip(size)
+        return data
+
+    def charge(self, size: int) -> None:
+        self.spent += size
+        if self.spent > MAX_HEADERS:
+            raise Refused(f"has more than {MAX_HEADERS >> 20} MiB of long names and attributes")
+
+
+def members(file: IO[bytes], most: int) -> list[Member]:
+    """Return the members of a plain tar file, in its order, with checked names and sizes.
+
+    ``most``: bytes that all contents together may have. Raises Refused for what is no tar file,
+    is truncated, has absolute paths, ``..``, or kinds of files that an image cannot have.
+    """
+    reader = _Reader(file, file.seek(0, 2))
+    found: list[Member] = []
+    total = 0
+    if reader.size == 0:
+        raise _broken("it is empty")
+    for member in _members(reader):
+        if len(found) >= MAX_ENTRIES:
+            raise Refused(f"has more than {MAX_ENTRIES} files")
+        total += member.size
+        if total > most:
+            raise Refused(
+                f"has more than {most >> 20} MiB of files (the limit is the image's size: -o size=)"
+            )
+        found.append(member)
+    return found
+
+
+def _broken(why: str) -> Refused:
+    return Refused(f"is not a tar file, or a broken one: {why}")
+
+
+def _members(reader: _Reader) -> Iterator[Member]:
+    more = _More()
+    while head := reader.block():
+        kind, size = head[156:157], _checked_size(head)
+        if kind in (b"x", b"X"):
+            _read_records(reader, more, reader.text(size))
+        elif kind in (b"L", b"K"):
+            name = b"path" if kind == b"L" else b"linkpath"
+            more.fields[name] = reader.text(size).partition(b"\0")[0]
+        elif kind == b"g":
+            reader.skip(size)
+        else:
+            yield _member(reader, head, more)
+            more = _More()
+
+
+def _checked_size(head: bytes) -> int:
+    """Return a header's size after a look at its checksum (of the days of signed bytes, too)."""
+    given = head[148:156]
+    sums = head[:148] + b" " * 8 + head[156:]
+    total = sum(sums)
+    said = _octal(given)
+    if said != total and said != total - 256 * sum(byte > 127 for byte in sums):
+        raise _broken("a header has a wrong checksum")
+    return _octal(head[124:136])
+
+
+def _octal(text: bytes) -> int:
+    """Return a number of a header: octal digits, or big-endian with the first bit set."""
+    if text[0] & 0x80:
+        number = int.from_bytes(text, "big", signed=True)
+        return number if number < 0 else number - (0x80 << 8 * (len(text) - 1))
+    digits = text.partition(b"\0")[0].strip(b" ")
+    if digits.strip(b"01234567"):
+        raise _broken(f"{text!r} is no number")
+    return int(digits or b"0", 8)
+
+
+def _read_records(reader: _Reader, more: _More, data: bytes) -> None:
+    """Read the records of a pax header: length, blank, key, equals sign, value, newline."""
+    at = 0
+    while at < len(data) and data[at]:  # some programs fill up with zeros
+        blank = data.find(b" ", at, at + 9)
+        length = int(data[at:blank]) if blank > at and data[at:blank].isdigit() else 0
+        end = at + length
+        if blank + 1 >= end or end > len(data) or data[end - 1 : end] != b"\n":
+            raise _broken("an extended header is damaged")
+        key, equals, value = data[blank + 1 : end - 1].partition(b"=")
+        if not equals:
+            raise _broken("an extended header is damaged")
+        if key.startswith(b"GNU.sparse."):
+            raise Refused("has a sparse member: make the tar file without --sparse")
+        if key.startswith(_XATTR):
+            reader.charge(_ATTRIBUTE)
+            name = key.removeprefix(_XATTR).decode("utf-8", "surrogateescape")
+            more.xattrs[name] = value
+        elif key in (b"path", b"linkpath", b"size", b"uid", b"gid", b"mtime"):
+            more.fields[key] = value
+        at = end
+
+
+def _member(reader: _Reader, head: bytes, more: _More) -> Member:
+    name = more.fields.get(b"path") or _name(head)
+    shown = repr(name[:200].decode("utf-8", "backslashreplace"))
+    kind = _KINDS.get(head[156:157], "")
+    if kind == "file" and head[156:157] == b"\0" and name.endswith(b"/"):
+        kind = "directory"
+    if head[156:157] == b"S":
+        raise Refused(f"{shown} is a sparse member: make the tar file without --sparse")
+    if not kind:
+        raise Refused(f"{shown} is of unknown type {head[156:157]!r}")
+    path = _checked_path(name, shown)
+    if kind == "device" and path.partition("/")[0] != "dev":
+        raise Refused(f"{shown} is a device: images have none outside /dev")
+    target = b""
+    if kind in ("link", "hard link"):
+        target = more.fields.get(b"linkpath") or head[157:257].partition(b"\0")[0]
+        if not 0 < len(target) <= MAX_PATH or b"\0" in target:
+            raise Refused(f"{shown} is a link to a path that is empty or too long")
+    size = _field(head[124:136], more, b"size") if kind == "file" else 0
+    start = reader.at
+    if size < 0 or start + size > reader.size:
+        raise Refused(f"is truncated: {shown} ends beyond its end")
+    reader.skip(size)
+    owners = [_field(head[108:116], more, b"uid"), _field(head[116:124], more, b"gid")]
+    for owner in owners:
+        if not 0 <= owner < 0xFFFFFFFF:
+            raise Refused(f"{shown} belongs to {owner}, which is no id")
+    return Member(
+        path=path,
+        kind=kind,
+        mode=_octal(head[100:108]) & 0o7777,
+        uid=owners[0],
+        gid=owners[1],
+        mtime=min(max(_field(head[136:148], more, b"mtime"), 0), _LATEST),
+        offset=start,
+        size=size,
+        target=target.decode("utf-8", "surrogateescape"),
+        xattrs=more.xattrs or None,
+    )
+
+
+def _name(head: bytes) -> bytes:
+    name, prefix = head[:100].partition(b"\0")[0], head[345:500].partition(b"\0")[0]
+    return prefix + b"/" + name if prefix and head[257:263] == b"ustar\0" else name
+
+
+def _field(text: bytes, more: _More, key: bytes) -> int:
+    """Return a number of a member: of its extended header, or else of its own."""
+    if not (given := more.fields.get(key)):
+        return _octal(text)
+    found = _NUMBER.fullmatch(given)
+    if found is None:
+        raise _broken(f"{given[:50]!r} is no number")
+    return int(found[1])
+
+
+def _checked_path(name: bytes, shown: str) -> str:
+    if name.startswith(b"/"):
+        raise Refused(f"{shown} is an absolute path")
+    words = [word for word in name.split(b"/") if word not in (b"", b".")]
+    if b".." in words:
+        raise Refused(f"{shown} has '..' in it")
+    path = b"/".join(words)
+    if b"\0" in name or len(path) > MAX_PATH or any(len(word) > MAX_NAME for word in words):
+        raise Refused(f"{shown} has a name that no file can have")
+    return path.decode("utf-8", "surrogateescape")
