@@ -186,7 +186,7 @@ def test_the_legacy_manager_takes_its_cores_from_the_vcpus(monkeypatch):
     monkeypatch.setattr(legacy, "there", lambda: True)
     claim, pool = asked("iocm=true", "iocm_min_cores=2")
     assert (claim.count, claim.at_most) == (2, None)
-    assert pool == PoolClaim("iocm-manager", ("dynamic-io-manager",))
+    assert pool == PoolClaim("iocm-manager", ("dynamic-io-manager",), key="iocm")
     second = dataclasses.replace(guest("iocm=true"), index=1)
     assert len(list(node.vtorque_plan(second, site()))) == 1
     assert asked("iocm=true", config='backend = "native"\n')[0].at_most == 4

@@ -144,7 +144,7 @@ def test_a_pause_is_forbidden_whatever_the_backend(tmp_path):
 
 def test_soft_roce_is_put_on_the_first_card(tmp_path):
     site = site_of(tmp_path)
-    assert asked(site) == [PoolClaim("vrdma/rxe", ("vt-42.srv.0-n1-0",))]
+    assert asked(site) == [PoolClaim("vrdma/rxe", ("vt-42.srv.0-n1-0",), key="vrdma")]
     tool, soft, device, check = context(site, chosen(site))
     assert (tool.path, tool.mode, tool.owner) == (TOOL, 0o755, "root")
     assert soft == RootCommand((TOOL, "soft", NIC.mac), stage="boot")
@@ -223,7 +223,7 @@ def test_virtual_functions_are_leased_near_their_node(tmp_path):
     site = site_of(tmp_path, "sriov", SRIOV)
     (claim,) = asked(site)
     near = {"0000:5e:00.1": 0, "0000:5e:00.2": 0, "0000:81:00.2": 1}
-    assert claim == PoolClaim("pci/vrdma", tuple(near), 1, near=near)
+    assert claim == PoolClaim("pci/vrdma", tuple(near), 1, near=near, key="vrdma")
     assert len({item for g in placed(site, 3) for item in g.leased("pci/vrdma")}) == 3
     with pytest.raises(NoFit, match="4 of pci/vrdma"):
         placed(site, 4)
@@ -336,7 +336,7 @@ def test_hyv_needs_its_module_and_a_card(tmp_path):
     site = site_of(tmp_path, "hyv")
     assert "node n1 has no kernel module vhost_hyv" in str(asked(site)[0])
     write(Path(site[node.Settings].sysfs, "module/vhost_hyv/refcnt"), "0")
-    assert asked(site) == [PoolClaim("vrdma/hyv", ("vt-42.srv.0-n1-0",))]
+    assert asked(site) == [PoolClaim("vrdma/hyv", ("vt-42.srv.0-n1-0",), key="vrdma")]
     (fabric, args), (config,) = elements(site, chosen(site)), acquired(site, chosen(site))
     assert fabric.value == "hyv"
     assert args == QemuArgs(
