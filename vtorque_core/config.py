@@ -21,21 +21,9 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from vtorque_core import config_schema as schema
 from vtorque_core.config_network import network_problems
 from vtorque_core.config_read import read_fields, unknown
-from vtorque_core.config_schema import (
-    DEFAULT_SHARES,
-    NAMED_TABLES,
-    TABLES,
-    Batch,
-    ExtraNetwork,
-    Images,
-    Network,
-    Node,
-    PathsTable,
-    PluginsTable,
-    Share,
-)
 from vtorque_core.errors import ConfigError, printable
 from vtorque_core.limits import Limits, read_limits
 from vtorque_core.names import Paths
