@@ -16,15 +16,18 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from vtorque_core import safefs, userdisk, virtiofs
 from vtorque_core._userns_exec import lock_pid, lock_request
 from vtorque_core.api_node import run_tool, unjournalled
 from vtorque_core.detach import detached
 from vtorque_core.errors import HostFault
+from vtorque_core.resources import _launch
 from vtorque_core.resources.files import CoreResource
 
 _LAUNCH = str(Path(__file__).with_name("_launch.py"))
+_ENVIRON = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C", "HOME": "/root"}
 _STOP = 25.0  # seconds for one release; below the 30 that teardown gives it by default
 _START = 10.0
 
@@ -35,10 +38,12 @@ class Process(CoreResource):
 
     It ends its children itself. It runs as root, in its own session, in ``/``, with a fixed
     environment, its output in ``log`` (empty: nowhere). ``grace``: seconds between TERM and KILL.
+    ``quick``: a subclass that holds up every job is started by a fork, in 3 ms instead of 40.
     """
 
     kind = "process"
     blocking = True
+    quick: ClassVar[bool] = False
     argv: tuple[str, ...]
     lock: str
     log: str = ""
@@ -46,6 +51,10 @@ class Process(CoreResource):
 
     def create(self) -> None:
         """Start it. Raises HostFault if it cannot be executed or the lock is taken."""
+        if self.quick:
+            if problem := _launch.fork(self.lock, self.log, [*self.argv], _ENVIRON):
+                raise HostFault(problem.decode("utf-8", "replace"))
+            return
         launcher = (sys.executable, "-I", "-S", _LAUNCH, str(os.getpid()), self.lock, self.log)
         run_tool(*launcher, *self.argv, timeout=_START)
 
