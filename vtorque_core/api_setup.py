@@ -34,6 +34,7 @@ class Installation:
         jobshell: the program that the batch system starts as the job's shell.
         start_time: seconds that a start may take at most, with the release of one that failed.
         end_time: seconds that the release of a job's guests may take at most.
+        python: the interpreter beside ``program``; None: ``program`` is called by its name.
     """
 
     program: Path
@@ -41,6 +42,18 @@ class Installation:
     jobshell: Path
     start_time: float = 360.0
     end_time: float = 60.0
+    python: Path | None = None
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """What a hook of root's executes, before the subcommand.
+
+        In isolated mode (python(1), -I): no PYTHON* variable and no file where the hook happens to
+        run takes part.
+        """
+        if self.python is None:
+            return (str(self.program),)
+        return (str(self.python), "-I", "-m", "vtorque_core.cli.vtorque")
 
 
 class SetupStep(Protocol):
@@ -143,7 +156,7 @@ class ReplacedFile:
         if whose is _Whose.EDITED:
             raise HostFault(f"{self.path} was {whose.value}: move it away and run this again")
         try:
-            self.path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+            make_directories(self.path.parent)
             if whose is _Whose.SITE and not self._kept_already():
                 if os.path.lexists(self.kept):
                     raise HostFault(
@@ -216,6 +229,14 @@ class ReplacedFile:
             raise HostFault(f"{self.path}: {error.strerror}: move it away") from None
 
 
+def make_directories(directory: Path) -> None:
+    """Make a directory and those above it that are missing, 0755 whatever the umask."""
+    if not directory.exists():
+        make_directories(directory.parent)
+        directory.mkdir(exist_ok=True)
+        directory.chmod(0o755)
+
+
 def _sealed(content: bytes) -> bytes:
     body = content if content.endswith(b"\n") else content + b"\n"
     return body + b"# %s, sha256 %s\n" % (MARK, hashlib.sha256(body).hexdigest().encode())
@@ -230,6 +251,6 @@ def hook_script(place: Installation, words: Sequence[str], guard: str) -> bytes:
         guard: shell commands that ``exit 0`` when the job is not a VM job; they start no process.
     """
     group, *rest = words
-    argv = [str(place.program), group, "--config", str(place.config), *rest]
+    argv = [*place.command, group, "--config", str(place.config), *rest]
     lines = ("#!/bin/sh", f"# Written by {MARK.decode()}.", guard, f'exec {shlex.join(argv)} "$@"')
     return ("\n".join(lines) + "\n").encode()

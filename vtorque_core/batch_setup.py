@@ -18,7 +18,14 @@ from typing import Any
 
 from vtorque_core import safefs
 from vtorque_core.api_batch import NodeAdapter
-from vtorque_core.api_setup import MARK, Check, Installation, ReplacedFile, SetupStep
+from vtorque_core.api_setup import (
+    MARK,
+    Check,
+    Installation,
+    ReplacedFile,
+    SetupStep,
+    make_directories,
+)
 from vtorque_core.config import MAX_BYTES, Site
 from vtorque_core.errors import HostFault, VtorqueError
 from vtorque_core.plugins import Plugins
@@ -45,7 +52,8 @@ def steps_of(site: Site, plugins: Plugins, batch: str, config: Path) -> list[Set
     program = Path(sys.prefix, "bin", "vtorque")
     end = site.node.teardown_timeout
     start = site.node.start_timeout + end
-    place = Installation(program, config.absolute(), site.paths.jobshell, start, end)
+    python = program.with_name("python3")
+    place = Installation(program, config.absolute(), site.paths.jobshell, start, end, python)
     own = adapter_of(site, plugins, batch).setup_steps(place)
     if not own:
         return []
@@ -201,7 +209,7 @@ def _write(config: Path, text: str) -> None:
             status = real.stat()
             mode, uid, gid = status.st_mode & 0o7777, status.st_uid, status.st_gid
         else:
-            real.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+            make_directories(real.parent)
             mode, uid, gid = 0o644, -1, -1
         safefs.replace(str(real), text.encode(), mode=mode, uid=uid, gid=gid)
     except OSError as error:

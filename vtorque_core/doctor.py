@@ -9,17 +9,25 @@ import os
 import pwd
 import shutil
 import stat
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from vtorque_core import accel, batch_setup, host, hypervisor, images
+from vtorque_core import accel, batch_setup, host, hypervisor, images, trust
 from vtorque_core.api_node import HealthResult
 from vtorque_core.config import Site
 from vtorque_core.config_schema import ExtraNetwork, Network
 from vtorque_core.errors import VtorqueError
 from vtorque_core.plugins import Plugins
 from vtorque_core.resources import netfilter
+
+QEMU_CONF = Path("/etc/libvirt/qemu.conf")
+_CONFINES = {  # by default all are on
+    "seccomp_sandbox": "QEMU may use system calls that it does not need",
+    "dynamic_ownership": "libvirt leaves files to whoever owns them",
+    "clear_emulator_capabilities": "QEMU keeps the capabilities of its parent",
+}
 
 Check = Callable[[Site], Iterable[HealthResult]]
 
@@ -53,7 +61,9 @@ def warning(message: str, fix: str) -> HealthResult:
 def examine(site: Site, plugins: Plugins, user: str | None = None) -> Iterator[Finding]:
     """Run all checks in turn. ``user``: also look at what a job of that user would need."""
     checks: list[tuple[str, Check]] = [
+        ("code", check_code),
         ("libvirt", check_libvirt),
+        ("confinement", check_confinement),
         ("acceleration", check_accel),
         ("network", check_network),
         ("image pool", check_pool),
@@ -94,6 +104,56 @@ def check_libvirt(site: Site) -> Iterator[HealthResult]:
         yield failed(str(error), "start libvirtd (and virtlogd) on this node")
         return
     yield ok(f"{uri} answers: {len(cpus)} CPUs, {memory} MiB")
+
+
+def check_code(site: Site) -> Iterator[HealthResult]:
+    """Check that nobody but root can change any of the code that root runs."""
+    prefix = Path(sys.prefix)
+    try:
+        trust.require_root_owned(prefix)
+        trust.require_tree(prefix)
+    except VtorqueError as error:
+        yield failed(str(error), "install vTorque as root into a place of root's")
+    else:
+        yield ok(f"{prefix} is root's")
+
+
+def check_confinement(site: Site) -> Iterator[HealthResult]:
+    """Check what keeps a QEMU that a guest has broken out of from the rest of the node."""
+    try:
+        models = host.security_models(site.node.libvirt_uri)
+        settings = qemu_settings(QEMU_CONF)
+    except (OSError, VtorqueError) as error:
+        yield failed(f"libvirt's confinement is unknown: {error}", "mend libvirt first")
+        return
+    again = "and restart libvirtd"
+    found = sorted({"apparmor", "selinux"} & set(models))
+    if found:
+        yield ok(f"QEMU is confined by {found[0]}")
+    else:
+        yield warning(
+            "QEMU is confined by no security module: one guest's QEMU may open another's files",
+            f"enable AppArmor or SELinux, set security_driver in {QEMU_CONF} {again}",
+        )
+    user = models.get("dac", "").partition(":")[0].removeprefix("+")
+    if user in ("", "0"):
+        yield failed("QEMU runs as root", f"set user in {QEMU_CONF} {again}")
+    else:
+        yield ok(f"QEMU runs as uid {user}")
+    for key, loss in _CONFINES.items():
+        if settings.get(key, "1") == "0":
+            yield warning(f"{loss}: {key} = 0", f"remove that line from {QEMU_CONF} {again}")
+        else:
+            yield ok(f"{key} is on")
+
+
+def qemu_settings(conf: Path) -> dict[str, str]:
+    """Return what libvirt's qemu.conf sets, without quotes; a missing file sets nothing."""
+    if not conf.exists():
+        return {}
+    lines = (line.strip() for line in conf.read_text("utf-8", "replace").splitlines())
+    pairs = (line.partition("=") for line in lines if not line.startswith("#"))
+    return {key.strip(): value.strip().strip("\"'") for key, equals, value in pairs if equals}
 
 
 def check_accel(site: Site) -> Iterator[HealthResult]:

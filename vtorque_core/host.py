@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
+from xml.etree import ElementTree
 
 from vtorque_core import hypervisor
 from vtorque_core.api_topology import Topology, flat
@@ -60,6 +61,19 @@ def topology(uri: str) -> Topology:
         except (OSError, ValueError) as error:
             raise HostFault(f"{_SCHEMATA} cannot be read: {error}") from None
     return known if known.nodes else flat(host_cpus(uri), host_memory_mib(uri))
+
+
+def security_models(uri: str) -> Mapping[str, str]:
+    """Return libvirt's security models by name, each with the label of an emulated guest's QEMU.
+
+    That of ``dac`` is ``+UID:+GID`` (https://libvirt.org/formatcaps.html, secmodel). Raises
+    HostFault.
+    """
+    text = hypervisor.call(uri, "capabilities", lambda c: str(c.getCapabilities()))
+    return {
+        model.findtext("model", ""): model.findtext("baselabel[@type='qemu']", "")
+        for model in ElementTree.fromstring(text).findall("host/secmodel")  # noqa: S314 - libvirt's
+    }
 
 
 def vcpus(uri: str, uuid: str) -> int:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from vtorque_core import accel, hypervisor, safefs
+from vtorque_core.api_setup import make_directories
 from vtorque_core.config import Site
 from vtorque_core.config_schema import ExtraNetwork, Network
 from vtorque_core.errors import HostFault
@@ -138,7 +139,7 @@ def _is_right(directory: Path, mode: int) -> bool:
 
 def _mkdir(directory: Path, mode: int) -> None:
     """Make the directory, or mend it. Raises HostFault if something else is in its place."""
-    directory.mkdir(parents=True, exist_ok=True)
+    make_directories(directory)
     if directory.is_symlink() or not directory.is_dir():
         raise HostFault(f"{directory} is not a directory of vTorque's: move it away")
     os.chown(directory, 0, 0)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
 from pathlib import Path
 
 from vtorque_core.errors import ConfigError
@@ -83,6 +84,27 @@ def _check(here: Path, uid: int) -> bool:
             f"chmod go-w {here}"
         )
     return False
+
+
+def require_own_code(uid: int = 0) -> None:
+    """Check that nobody else can change what this process runs.
+
+    That is its interpreter, the directories that it imports from, and every file of vtorque_core;
+    a plugin is checked before its import, and what else lies there is ``vtorque doctor``'s to look
+    at. Raises ConfigError as :func:`require_root_owned`.
+    """
+    package = Path(__file__).parent
+    for place in dict.fromkeys((sys.executable, *sys.path, str(package))):
+        if place and os.path.exists(place):  # noqa: PTH110 - text, some of it no path at all
+            require_root_owned(Path(place), uid)
+    require_tree(package, uid)
+
+
+def require_tree(top: Path, uid: int = 0) -> None:
+    """Check all that is in a directory, which is itself checked already. Raises ConfigError."""
+    for directory, below, files in os.walk(top):
+        for name in (*below, *files):
+            _check(Path(directory, name), uid)
 
 
 def effective_root() -> bool:

@@ -364,7 +364,9 @@ def test_doctor_clears_the_mark_of_a_node_that_is_not_fit(tmp_path):
         f'[batch]\nsystem = "acme"\n[paths]\nstate = "{tmp_path}/none"\nrun = "{tmp_path}/run"\n'
         '[node]\naccel = "tcg"\nlibvirt_uri = "test:///default"\n[network]\nkind = "none"\n'
     )
-    argv = [Path(sys.prefix, "bin", "vtorque"), "doctor", "--mark", "--json", "--config", config]
+    # Not the command, which takes no PYTHONPATH from root's caller (test_entry.py).
+    text = "from vtorque_core.cli.vtorque import vtorque; vtorque()"
+    argv = [sys.executable, "-c", text, "doctor", "--mark", "--json", "--config", config]
     env = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(tmp_path), "HOME": str(tmp_path)}
     done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1, done.stderr

@@ -7,6 +7,12 @@ from pathlib import Path
 import pytest
 
 BIN = Path(sys.executable).parent
+# As the command, which takes no PYTHONPATH from root's caller (test_entry.py).
+VTORQUE = """
+from vtorque_core.cli.lazy import run
+from vtorque_core.cli.vtorque import vtorque
+run(vtorque, "vtorque")
+"""
 ACME = """
 from vtorque_core.api import Command, hookimpl
 
@@ -37,8 +43,9 @@ def call(tmp_path):
             "PATH": "/usr/bin:/bin", "PYTHONPATH": str(tmp_path), "VTORQUE_CONFIG": str(config),
             "HOME": str(tmp_path), **env,
         }  # fmt: skip
+        program = [BIN / argv[0]] if argv[0] == "vmgr" else [sys.executable, "-c", VTORQUE]
         return subprocess.run(
-            [BIN / argv[0], *argv[1:]], capture_output=True, text=True, env=environ, check=False
+            [*program, *argv[1:]], capture_output=True, text=True, env=environ, check=False
         )
 
     return run

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -25,11 +26,12 @@ def doctor(config: Path | None, user: str | None, mark: bool, as_json: bool) -> 
     With --mark the batch system then starts VM jobs here only if nothing has failed.
     Exit codes: 0 all well (maybe with warnings), 1 something failed, 2 the site config is wrong.
     """
-    from vtorque_core.cli.site import load  # noqa: PLC0415
+    from vtorque_core.cli.site import load, load_for_root  # noqa: PLC0415
     from vtorque_core.config import CONFIG_PATH  # noqa: PLC0415
     from vtorque_core.doctor import examine  # noqa: PLC0415
 
-    site, plugins = load(config or CONFIG_PATH, node=True)
+    path = config or CONFIG_PATH
+    site, plugins = load_for_root(path) if os.geteuid() == 0 else load(path, node=True)
     findings = []
     for finding in examine(site, plugins, user):
         findings.append(finding)

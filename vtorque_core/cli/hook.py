@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from vtorque_core.cli.entry import become_clean
 from vtorque_core.errors import EXIT_NO_PROOF, HostFault, VtorqueError
 
 _PASS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
@@ -31,11 +32,7 @@ def hook(ctx: click.Context, config: Path | None) -> None:
     from vtorque_core.config import CONFIG_PATH  # noqa: PLC0415
 
     ctx.obj = _Call(config or CONFIG_PATH, dict(os.environ))
-    os.umask(0o077)
-    # Batch systems pass on more than their own variables, and libraries obey some: libvirt's
-    # LIBVIRT_LOG_OUTPUTS names a file that it writes. What a plugin needs is in its arguments.
-    os.environ.clear()
-    os.environ.update(PATH="/usr/sbin:/usr/bin:/sbin:/bin", LC_ALL="C.UTF-8", HOME="/root")
+    become_clean()  # what a plugin needs is in its arguments
 
 
 @hook.command(context_settings=_PASS)

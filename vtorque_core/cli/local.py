@@ -82,7 +82,6 @@ def _detach(log: Path) -> None:
     if os.fork() > 0:
         os._exit(0)
     os.chdir("/")
-    os.umask(0o022)
     sys.stdout.flush()
     null = os.open(os.devnull, os.O_RDWR)
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)

@@ -58,11 +58,11 @@ def install(
     """
     from vtorque_core import batch_setup  # noqa: PLC0415
     from vtorque_core import setup as steps  # noqa: PLC0415
-    from vtorque_core.cli.site import load  # noqa: PLC0415
+    from vtorque_core.cli.site import load_for_root  # noqa: PLC0415
     from vtorque_core.config import CONFIG_PATH  # noqa: PLC0415
 
     path = config or CONFIG_PATH
-    site, plugins = load(path, node=True)
+    site, plugins = load_for_root(path)
     plugins.batch_system(batch)
     if nodes is not None:
         secret = b"" if dry_run else steps.site_secret(site, click.echo)
@@ -86,7 +86,7 @@ def uninstall(config: Path | None, nodes: str | None, fanout: int, purge: bool) 
     """
     from vtorque_core import batch_setup  # noqa: PLC0415
     from vtorque_core import setup as steps  # noqa: PLC0415
-    from vtorque_core.cli.site import load  # noqa: PLC0415
+    from vtorque_core.cli.site import load_for_root  # noqa: PLC0415
     from vtorque_core.config import CONFIG_PATH  # noqa: PLC0415
 
     path = config or CONFIG_PATH
@@ -94,7 +94,7 @@ def uninstall(config: Path | None, nodes: str | None, fanout: int, purge: bool) 
         argv = ["uninstall", *(["--purge"] if purge else [])]
         _on_nodes(nodes, argv, config, b"", fanout, show_all=False)
         return
-    site, plugins = load(path, node=True)
+    site, plugins = load_for_root(path)
     steps.require_idle(site)
     batch_setup.uninstall(site, plugins, path, click.echo)
     steps.uninstall(site, path, click.echo, purge=purge)

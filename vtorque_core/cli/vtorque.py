@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from typing import NoReturn
 
 import click
 
+from vtorque_core.cli.entry import begin
 from vtorque_core.cli.lazy import HELP, LazyGroup, run
+from vtorque_core.errors import VtorqueError
 
 _COMMANDS = {
     "setup": ("vtorque_core.cli.setup:setup", "Prepare this node, or take it back."),
@@ -31,6 +34,11 @@ def vtorque() -> None:
 
 def main() -> NoReturn:
     """Entry point of the command."""
+    try:
+        begin("vtorque_core.cli.vtorque")
+    except VtorqueError as error:
+        sys.stderr.write(f"vtorque: {error}\n")
+        sys.exit(error.exit_code)
     run(vtorque, "vtorque")
 
 

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from vtorque_core import locks, safefs
+from vtorque_core.api_setup import make_directories
 from vtorque_core.batch import mom
 from vtorque_core.batch import pbs_convention as pbs
 from vtorque_core.errors import UsageError, VtorqueError, printable
@@ -83,10 +84,13 @@ class Service:
 
     def open(self) -> None:
         """Take spool and socket. Raises HostFault if another service has them."""
-        os.umask(0o022)
-        self.setup.run.mkdir(mode=0o755, parents=True, exist_ok=True)
-        self.setup.spool.mkdir(mode=0o711, parents=True, exist_ok=True)
-        self.spool.mkdir(mode=0o711, exist_ok=True)
+        os.umask(0o077)
+        for directory, mode in ((self.setup.run, 0o755), (self.setup.spool, 0o711)):
+            if not directory.exists():
+                make_directories(directory)
+                directory.chmod(mode)
+        self.spool.mkdir(exist_ok=True)
+        self.spool.chmod(0o711)
         # One that is stopping still has it.
         locks.take(self.setup.spool / "lock", self.setup.lock_wait)
         path = self.setup.run / "local.sock"

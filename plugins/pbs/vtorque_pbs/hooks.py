@@ -190,4 +190,4 @@ def openpbs_end(place: Installation, journal: Path, proof: Path, seconds: int) -
 
 
 def _vtorque(place: Installation) -> list[str]:
-    return [str(place.program), "hook", "--config", str(place.config)]
+    return [*place.command, "hook", "--config", str(place.config)]

@@ -17,7 +17,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vtorque_core.api import HostFault
-from vtorque_core.api_setup import MARK, Check, Installation, ReplacedFile, SetupStep, long_enough
+from vtorque_core.api_setup import (
+    MARK,
+    Check,
+    Installation,
+    ReplacedFile,
+    SetupStep,
+    long_enough,
+    make_directories,
+)
 from vtorque_slurm import conf, outcome
 from vtorque_slurm.client import Client
 from vtorque_slurm.conf import ConfLine
@@ -75,7 +83,7 @@ def _script(*lines: str) -> bytes:
 
 
 def _call(place: Installation, hook: str) -> str:
-    return shlex.join([str(place.program), "hook", "--config", str(place.config), hook])
+    return shlex.join([*place.command, "hook", "--config", str(place.config), hook])
 
 
 def _hook(path: Path, key: str, content: bytes) -> Iterator[SetupStep]:
@@ -165,7 +173,7 @@ class Link:
     def apply(self) -> None:
         """Make it. Raises HostFault."""
         try:
-            self.path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+            make_directories(self.path.parent)
             new = self.path.with_name(f".{self.path.name}.vtorque-new")
             new.unlink(missing_ok=True)
             new.symlink_to(self.target)

@@ -1,0 +1,214 @@
+"""How root's programs begin: isolated, by code of root's alone, with a fixed environment, 077."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vtorque_core import accel, batch_setup, trust, user_daemon
+from vtorque_core.api_setup import Installation, hook_script, make_directories
+from vtorque_core.batch import mom
+from vtorque_core.errors import ConfigError
+from vtorque_core.resources import process
+
+PLACE = Installation(
+    Path("/opt/v/bin/vtorque"), Path("/etc/v.toml"), Path("/shell"),
+    python=Path("/opt/v/bin/python3"),
+)  # fmt: skip
+FIXED = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8", "HOME": "/root"}
+HOSTILE = {
+    "PATH": "/x", "HOME": "/x", "LD_DEBUG_OUTPUT": "/x", "LIBVIRT_LOG_OUTPUTS": "1:file:/x",
+    "GCONV_PATH": "/x", "IFS": "/", "TMPDIR": "/x", "LC_ALL": "C", "BASH_ENV": "/x",
+    "PYTHONPATH": "/x", "PBS_JOBID": "1.x",
+}  # fmt: skip
+# Begins as root, whoever runs the test, and says what came of it. "control": it does not begin.
+PROBE = """
+import json, os, sys
+def say(*what):
+    print(json.dumps([*what, dict(os.environ), os.umask(0)]))
+    sys.exit()
+os.geteuid, os.execve = (lambda: 0), (lambda path, argv, environ: say(argv, environ))
+os.umask(0o002)
+from vtorque_core import trust
+if os.getuid():
+    trust.require_own_code = lambda: None
+if sys.argv[1] != "control":
+    from vtorque_core.cli.entry import begin
+    begin("vtorque_core.cli.vtorque")
+say()
+"""
+
+
+def began(*words: str, isolated: bool = True) -> list:
+    mode = ["-I"] if isolated else []
+    argv = [sys.executable, *mode, "-c", PROBE, *words]
+    done = subprocess.run(argv, env=HOSTILE, capture_output=True, check=True, timeout=60)
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("command", ["reap", "setup", "doctor", "local", "plugins"])
+def test_an_admins_command_keeps_nothing_of_its_callers_environment(command):
+    assert began(command) == [FIXED, 0o077]
+
+
+def test_without_beginning_it_would_keep_it():
+    environ, umask = began("control")
+    assert (environ, umask) == (HOSTILE, 0o002)
+
+
+def test_what_is_not_isolated_is_begun_anew():
+    """With the words as they were; a hook's batch system is known by its environment only."""
+    argv, environ, *_ = began("reap", "--json", "a b", isolated=False)
+    assert argv[1:] == ["-I", "-m", "vtorque_core.cli.vtorque", "reap", "--json", "a b"]
+    assert environ == FIXED
+    argv, environ, *_ = began("hook", "prologue", "1.x", isolated=False)
+    assert argv[1:] == ["-I", "-m", "vtorque_core.cli.vtorque", "hook", "prologue", "1.x"]
+    assert environ == HOSTILE
+
+
+def test_a_users_own_job_shell_keeps_its_environment():
+    assert began("jobshell") == [HOSTILE, 0o002]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="for other users nothing changes")
+def test_the_installed_command_imports_nothing_of_its_callers(tmp_path):
+    """PYTHONPATH names a module that a plugin's name leads to."""
+    for name in ("vtorque_slurm", "rich"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    (tmp_path / "vtorque.toml").touch()
+    argv = [Path(sys.prefix, "bin", "vtorque"), "plugins", "--config", tmp_path / "vtorque.toml"]
+    environ = {"PYTHONPATH": str(tmp_path)}
+    subprocess.run(
+        argv, env=environ, cwd=tmp_path, stdout=subprocess.DEVNULL, check=False, timeout=60
+    )
+    assert not (tmp_path / "ran").exists()
+    argv[:1] = ["-c", "from vtorque_core.cli.vtorque import vtorque; vtorque()"]
+    subprocess.run(
+        [sys.executable, *argv], env=environ, cwd=tmp_path, capture_output=True, check=False,
+        timeout=60,
+    )  # fmt: skip
+    assert (tmp_path / "ran").exists(), "the attack works on a program that does not begin"
+
+
+# -- how each program of root's is called ---------------------------------------------------------
+
+
+def slurm_hook(_: Path) -> list[str]:
+    from vtorque_slurm import steps
+
+    return shlex.split(steps._call(PLACE, "prologue"))
+
+
+def pbs_hook(_: Path) -> list[str]:
+    from vtorque_pbs import hooks
+
+    return hooks._vtorque(PLACE)
+
+
+def iocm_manager(top: Path) -> list[str]:
+    from vtorque_core.names import Paths
+    from vtorque_iocm.manager import Manager
+
+    return list(Manager.of(Paths(top, top), 1.0, 0.5).argv)
+
+
+def posix_hook(_: Path) -> list[str]:
+    last = hook_script(PLACE, ("hook", "prologue"), ":").decode().splitlines()[-1]
+    return shlex.split(last)[1:]
+
+
+def libexec_job_shell(_: Path) -> list[str]:
+    last = batch_setup.jobshell_script(PLACE.config).decode().splitlines()[-1]
+    return shlex.split(last)[1:]
+
+
+def job_start(_: Path) -> list[str]:
+    argv = mom._start({})
+    return argv[argv.index(sys.executable) :]
+
+
+@pytest.mark.parametrize(
+    "called", [slurm_hook, pbs_hook, iocm_manager, posix_hook, libexec_job_shell, job_start]
+)
+def test_every_entry_point_is_called_in_isolated_mode(called, tmp_path):
+    argv = called(tmp_path)
+    assert Path(argv[0]).is_absolute() and Path(argv[0]).name.startswith("python")
+    assert argv[1:3] == ["-I", "-m"]
+
+
+def test_setup_gives_hooks_the_interpreter_beside_the_command(tmp_path):
+    """Without it a hook would run the command, which Python's own environment can bend."""
+    assert PLACE.command == ("/opt/v/bin/python3", "-I", "-m", "vtorque_core.cli.vtorque")
+    bent = Installation(PLACE.program, PLACE.config, PLACE.jobshell)
+    assert "-I" not in bent.command
+
+
+@pytest.mark.parametrize("module", [accel, user_daemon, process])
+def test_helpers_are_started_in_isolated_mode(module):
+    """Each starts one Python of its own, by sys.executable and "-I"."""
+    source = Path(module.__file__).read_text()
+    assert source.count("sys.executable, ") == source.count('sys.executable, "-I"') == 1
+
+
+# -- code that others can write -------------------------------------------------------------------
+
+
+@pytest.fixture
+def code(tmp_path, monkeypatch):
+    """A copy of how vtorque_core lies on disk, which the process takes for its own."""
+    tmp_path.chmod(0o755)
+    for name in ("prefix", "prefix/vtorque_core", "prefix/vtorque_core/cli", "prefix/bin"):
+        (tmp_path / name).mkdir(mode=0o755)
+    for name in ("vtorque_core/trust.py", "vtorque_core/cli/hook.py", "bin/python3"):
+        (tmp_path / "prefix" / name).touch(mode=0o644)
+    prefix = tmp_path / "prefix"
+    monkeypatch.setattr(trust, "__file__", str(prefix / "vtorque_core/trust.py"))
+    monkeypatch.setattr(sys, "path", [str(prefix), str(prefix / "not-there.zip"), ""])
+    monkeypatch.setattr(sys, "executable", str(prefix / "bin/python3"))
+    trust.require_own_code(os.getuid())
+    return prefix
+
+
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [
+        (".", 0o777), ("bin", 0o775), ("bin/python3", 0o666), ("vtorque_core", 0o757),
+        ("vtorque_core/cli", 0o777), ("vtorque_core/cli/hook.py", 0o646),
+    ],
+)  # fmt: skip
+def test_code_that_others_can_write_does_not_run(code, name, mode):
+    (code / name).chmod(mode)
+    with pytest.raises(ConfigError, match="can be written by others than root"):
+        trust.require_own_code(os.getuid())
+
+
+def test_a_directory_that_is_imported_from_is_looked_at(code, tmp_path, monkeypatch):
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "open"), *sys.path])
+    with pytest.raises(ConfigError, match="open: can be written by others"):
+        trust.require_own_code(os.getuid())
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+@pytest.mark.parametrize("name", ["vtorque_core/cli/hook.py", "bin/python3", "vtorque_core"])
+def test_code_of_another_user_does_not_run(code, name):
+    os.chown(code / name, 65534, -1)
+    with pytest.raises(ConfigError, match="is owned by uid 65534"):
+        trust.require_own_code()
+
+
+def test_setup_makes_directories_that_users_can_enter(tmp_path):
+    """Although its own umask is 077."""
+    old = os.umask(0o077)
+    try:
+        make_directories(tmp_path / "a/b")
+    finally:
+        os.umask(old)
+    assert [p.stat().st_mode & 0o777 for p in (tmp_path / "a", tmp_path / "a/b")] == [0o755] * 2

@@ -1,0 +1,63 @@
+"""How root's programs begin: by their own code alone, and with nothing of their caller's."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from typing import NoReturn
+
+PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
+UMASK = 0o077
+
+# What a terminal, ssh (setup --nodes) and completion (click) need, and vTorque's own.
+_KEPT = (
+    "TERM", "COLUMNS", "LINES", "NO_COLOR", "SSH_AUTH_SOCK", "VTORQUE_CONFIG", "VTORQUE_TRACE",
+    "_VTORQUE_COMPLETE", "COMP_WORDS", "COMP_CWORD",
+)  # fmt: skip
+# They see to their environment themselves: hooks read the batch system's variables in it before
+# they drop it, and the job's shell is a user's process.
+_OWN = ("hook", "jobshell")
+
+
+def begin(module: str) -> None:
+    """Make this process fit to be root's; nothing happens for other users.
+
+    Python's isolated mode (python(1), -I), code that root alone can write, a fixed environment and
+    umask. Called before anything is imported that a command needs. ``module`` is run anew if the
+    process is not isolated. Raises ConfigError naming a path that others can write.
+    """
+    if os.geteuid() != 0:
+        return
+    own = sys.argv[1:2] and sys.argv[1] in _OWN
+    if not sys.flags.isolated:
+        _again(module, dict(os.environ) if own else clean())
+    from vtorque_core.trust import require_own_code  # noqa: PLC0415 - root's processes only
+
+    require_own_code()
+    if not own:
+        become_clean(_KEPT)
+
+
+def clean(kept: Iterable[str] = _KEPT) -> dict[str, str]:
+    """Return a fixed environment, with those of ``kept`` that are set in the present one."""
+    own = {name: os.environ[name] for name in kept if name in os.environ}
+    return own | {"PATH": PATH, "LC_ALL": "C.UTF-8", "HOME": "/root"}
+
+
+def become_clean(kept: Iterable[str] = ()) -> None:
+    """Give this process a fixed environment, except for ``kept``, and umask.
+
+    Callers pass on more than their own variables, and libraries obey some: libvirt's
+    LIBVIRT_LOG_OUTPUTS names a file that it writes.
+    """
+    fixed = clean(kept)
+    os.environ.clear()
+    os.environ.update(fixed)
+    os.umask(UMASK)
+
+
+def _again(module: str, environ: dict[str, str]) -> NoReturn:
+    sys.stdout.flush()
+    argv = [sys.executable, "-I", "-m", module, *sys.argv[1:]]
+    os.execve(argv[0], argv, environ)  # noqa: S606
