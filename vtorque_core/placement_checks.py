@@ -30,6 +30,7 @@ def check_memory(
         where = "[node] host_reserve_ram"
     if plain > limit or exact:
         most, key = max(d.largest for d in demands)
+        instead = "fs_type=sharedfs" if key == "fs_type" else f"less {key}"
         raise NoFit(
             Refusal(
                 f"the guests of this node need {show_mib(plain)} with QEMU's own; more than {what}",
@@ -37,7 +38,7 @@ def check_memory(
                 value=show_mib(most),
                 limit=show_mib(limit),
                 where=where,
-                fix=f"ask for less {key} or fewer guests, or ask the batch system for more memory",
+                fix=f"ask for {instead} or fewer guests, or ask the batch system for more memory",
             )
         )
     for page in sorted({d.page_kib for d in demands if d.page_kib}):

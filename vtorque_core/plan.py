@@ -33,6 +33,7 @@ from vtorque_core.api_node import (
     Topology,
 )
 from vtorque_core.api_options import ARCH, DISTRO, FS_TYPE, IMG, RAM, VCPUS, VMS_PER_NODE
+from vtorque_core.api_resources import root_disk
 from vtorque_core.config import Site
 from vtorque_core.demand import RAM_USE
 from vtorque_core.domain.merge import Contributed
@@ -346,11 +347,11 @@ def _core_elements(guest: GuestPlan, site: Site) -> Iterator[Element]:
     if image.disk is not None:
         yield Disk(
             "root",
-            path=str(overlay_path(guest)),
+            path=str(root_disk(guest)),
             format="qcow2",
             serial="vtroot",
             boot=None if image.kernel else 1,
-            base=str(image.disk),
+            base=None if copied(guest, site) else str(image.disk),
             base_format=image.disk_format,
         )
     yield from network.interfaces(site, guest)
@@ -360,11 +361,6 @@ def _core_elements(guest: GuestPlan, site: Site) -> Iterator[Element]:
         yield MemoryBacking(hugepages_kib=guest.placement.page_kib, source="memfd")
 
 
-def ramdisk_dir(guest: GuestPlan) -> Path | None:
-    """Return where the guest's own tmpfs is mounted, with fs_type=ramdisk."""
-    return guest.run_dir / "ram" if guest[FS_TYPE] == "ramdisk" else None
-
-
-def overlay_path(guest: GuestPlan) -> Path:
-    """Return where the guest's writable layer lies: on disk, or in memory with fs_type=ramdisk."""
-    return (ramdisk_dir(guest) or guest.state_dir) / "root.qcow2"
+def copied(guest: GuestPlan, site: Site) -> bool:
+    """Return whether the guest's disk is a copy of the image's, not a layer over it."""
+    return guest[FS_TYPE] == "ramdisk" and site.images.ramdisk == "copy"

@@ -30,8 +30,8 @@ older journal.
 
 CORE = "core"
 DOMAIN, LEASE, TREE = "domain", "lease", "tree"
-PASSIVE = frozenset({TREE, "file", "overlay"})  # use no leased item: one that cannot be removed
-# must not keep cores and addresses from the next job
+PASSIVE = frozenset({TREE, "file", "overlay", "disk-copy"})
+# use no leased item: one that cannot be removed must not keep cores and addresses from the next job
 
 
 class JournalError(VtorqueError):

@@ -21,6 +21,7 @@ from vtorque_core.api_domain import Disk, Filesystem, Interface, PciDevice
 from vtorque_core.api_guest import GuestDriver, LateDriver
 from vtorque_core.api_node import GuestPlan, JobUser, Resource
 from vtorque_core.api_options import KEEP, VM_EPILOGUE, VM_PROLOGUE
+from vtorque_core.api_resources import ramdisk_dir, root_disk
 from vtorque_core.boot import Prepared, Start, boot_all, boot_on_order
 from vtorque_core.config import Site
 from vtorque_core.domain.daemons import disk_daemon, share_daemon
@@ -35,6 +36,7 @@ from vtorque_core.proof import Proof, ProofGuest
 from vtorque_core.records import JobHeader
 from vtorque_core.request import Request
 from vtorque_core.resources import (
+    DiskCopy,
     File,
     ImageUse,
     Mount,
@@ -253,7 +255,7 @@ def _acquire_all(start: Start, prepared: Sequence[Prepared]) -> None:
     for each in prepared:
         for directory in (each.plan.state_dir, each.plan.run_dir):
             start.acquire(Tree(str(directory), mode=0o711), guest=each.plan)
-        for resource in _guest_resources(each, guards):
+        for resource in _guest_resources(each, start.site, guards):
             start.acquire(resource, guest=each.plan)
         start.acting = each.owner
         for resource in each.resources:
@@ -265,17 +267,20 @@ def _image_file(each: Prepared) -> Path | None:
     return each.plan.image.disk or each.plan.image.kernel
 
 
-def _guest_resources(each: Prepared, guards: Mapping[str, str]) -> Iterable[Resource]:
+def _guest_resources(each: Prepared, site: Site, guards: Mapping[str, str]) -> Iterable[Resource]:
     image = each.plan.image
-    ram = plan.ramdisk_dir(each.plan)
+    ram = ramdisk_dir(each.plan)
     if image.disk is not None and ram is not None:
         # A tmpfs of its own: the guest's writes end where its claim does, and never fill /run.
         limits = (f"size={ramdisk_mib(image.disk)}M", "mode=0711", "nosuid", "nodev", "noexec")
         yield Tree(str(ram), mode=0o711)
         yield Mount("tmpfs", str(ram), "tmpfs", limits)
     if image.disk is not None:
-        overlay = plan.overlay_path(each.plan)
-        yield Overlay(str(overlay), str(image.disk), image.disk_format, uid=each.plan.qemu_uid)
+        made = str(root_disk(each.plan)), str(image.disk), image.disk_format
+        if plan.copied(each.plan, site):
+            yield DiskCopy(*made, uid=each.plan.qemu_uid, seconds=site.node.start_timeout)
+        else:
+            yield Overlay(*made, uid=each.plan.qemu_uid)
     for element in each.merged.lists(Filesystem):
         yield share_daemon(each.plan, element)
     for disk in each.merged.lists(Disk):

@@ -139,6 +139,30 @@ def test_a_root_disk_in_memory_has_a_tmpfs_of_its_size(guest, image):
     assert (node.home / "out").read_text() == "done\n"
 
 
+def test_a_root_disk_in_memory_can_be_a_copy(guest, image, config):
+    node = guest
+    config("images", 'ramdisk = "copy"')
+    job_id = start(node, "fs_type=ramdisk")
+    key, domain = node.running()
+    path = node.run_dir / "jobs" / key / "g0/ram/root.qcow2"
+    argv = ["qemu-img", "info", "-U", "--output=json", str(path)]
+    info = json.loads(subprocess.run(argv, check=True, capture_output=True, timeout=60).stdout)
+    assert "backing-filename" not in info
+    assert info["virtual-size"] == 40 << 20
+    base = node.state / "images/added" / image["version"] / "disk.qcow2"
+    same = ["qemu-img", "compare", "-q", "-U", str(base), str(path)]
+    assert subprocess.run(same, check=False, timeout=60).returncode == 0
+    shown = subprocess.run(
+        ["virsh", "-q", "dumpxml", domain], check=True, capture_output=True, timeout=60
+    )
+    assert str(base).encode() not in shown.stdout
+    (record,) = (node.state / "journal").glob("*.jsonl")
+    assert '"kind":"disk-copy"' in record.read_text().replace(" ", "")
+    end(node, job_id)
+    assert (node.home / "out").read_text() == "done\n"
+    assert not path.exists()
+
+
 def test_the_nodes_own_copy_is_used(guest, image, config, scratch):
     node = guest
     cache = scratch / "cache"

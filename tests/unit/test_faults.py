@@ -25,7 +25,7 @@ from vtorque_core.ledger import NodeShare, place
 from vtorque_core.names import Paths
 from vtorque_core.plugins import Plugins
 from vtorque_core.reap import reap, release_job
-from vtorque_core.resources import File, Overlay, Process, Setting, Tree
+from vtorque_core.resources import DiskCopy, File, Overlay, Process, Setting, Tree
 from vtorque_core.testing.faults import in_child
 
 SHARE = NodeShare(node_cpus=(0, 1), node_mem_mib=4096)
@@ -103,6 +103,7 @@ class Node:
             yield Tree(str(here)), guest
             yield File(str(here / "seed"), content=b"x" * 100), guest
             yield Overlay(str(here / "root"), str(self.top / "image"), "raw"), guest
+            yield DiskCopy(str(here / "copy"), str(self.top / "image"), "raw"), guest
             yield Process(("sleep", "1000"), str(here / "lock")), guest
             yield Shell(str(self.top / f"shell{job_id}-{guest}")), guest
             yield Setting(str(self.top / f"setting{job_id}-{guest}"), "0", "1"), guest
@@ -184,7 +185,8 @@ def test_a_start_killed_at_any_step(node):
         same(node, before, f"killed at step {len(steps)}: {name}")
     in_another_process(node.release)
     same(node, before, "not killed")
-    kinds = {"file", "tree", "overlay", "process", "setting", "lease", "acme-shell", "acme-manager"}
+    kinds = {"file", "tree", "overlay", "disk-copy", "process", "setting", "lease", "acme-shell"}
+    kinds |= {"acme-manager"}
     assert {name.removeprefix("before record ") for name in steps} >= kinds
     assert "within create acme-shell" in steps
     assert len(steps) > 35

@@ -12,7 +12,7 @@ from vtorque_core import images, plan
 from vtorque_core.api import GuestType, JobRequest, hookimpl
 from vtorque_core.api_batch import BatchJob
 from vtorque_core.api_context import EnvVar, RootCommand
-from vtorque_core.api_domain import MemoryBacking
+from vtorque_core.api_domain import Disk, MemoryBacking
 from vtorque_core.api_node import (
     Image,
     JobUser,
@@ -24,9 +24,13 @@ from vtorque_core.api_node import (
     lacks,
 )
 from vtorque_core.api_options import VCPUS
+from vtorque_core.api_resources import root_disk
 from vtorque_core.config import Site
-from vtorque_core.config_schema import Network
+from vtorque_core.config_schema import Images, Network
+from vtorque_core.demand import demand
 from vtorque_core.errors import HostFault, Refusal, Refused
+from vtorque_core.node_share import NodeShare, NoFit, Taken
+from vtorque_core.placement_checks import check_memory
 from vtorque_core.plugins import Plugins
 
 USER = JobUser("u", 1000, 1000, (("u", 1000),), "/nfs/home/u", "/bin/bash")
@@ -39,6 +43,13 @@ class DoubleDriver:
 
     def context(self, guest, site):
         yield EnvVar("DISTRO", "TINY")
+
+
+class NoElements:
+    """Stands for a driver that adds nothing to the domain."""
+
+    def elements(self, guest, site):
+        return ()
 
 
 class DoublePlugin:
@@ -194,8 +205,43 @@ def test_a_users_groups_come_from_the_node():
     assert Path(user.home).is_absolute()
 
 
+def test_a_root_disk_in_memory_is_a_layer_or_a_copy_as_the_site_says(planned, monkeypatch):
+    image = dataclasses.replace(IMAGE, disk=Path("/pool/tiny/v1/disk.raw"), disk_format="raw")
+    monkeypatch.setattr(images, "select", lambda *_: image)
+    monkeypatch.setattr(plan, "ramdisk_mib", lambda _: 80)
+    for way, fs_type, base in (
+        ("overlay", "ramdisk", str(image.disk)),
+        ("copy", "ramdisk", None),
+        ("copy", "sharedfs", str(image.disk)),
+    ):
+        guests, site, plugins = planned(fs_type=fs_type)
+        site = dataclasses.replace(site, images=Images(ramdisk=way))
+        guest = guests[0]
+        found = plan.domain_contributions(guest.plan, NoElements(), site, plugins)
+        (root,) = (c.element for c in found if isinstance(c.element, Disk))
+        assert (root.base, root.format) == (base, "qcow2"), (way, fs_type)
+        assert plan.copied(guest.plan, site) == (base is None)
+        assert sum(c.mib for c in guest.claims if isinstance(c, MemoryClaim)) == (
+            512 + (80 if fs_type == "ramdisk" else 0)
+        )
+
+
+def test_a_root_disk_that_does_not_fit_the_job_is_refused_with_limit_and_key(planned, monkeypatch):
+    image = dataclasses.replace(IMAGE, disk=Path("/pool/tiny/v1/disk.raw"), disk_format="raw")
+    monkeypatch.setattr(images, "select", lambda *_: image)
+    monkeypatch.setattr(plan, "ramdisk_mib", lambda _: 900)
+    share = NodeShare(cpus=(0, 1), mem_mib=1024, node_cpus=(0, 1), node_mem_mib=8192)
+    (guest, _), _, _ = planned(fs_type="ramdisk")
+    with pytest.raises(NoFit) as caught:
+        check_memory([demand(guest.claims)], share, Taken())
+    refusal = caught.value.refusal
+    assert (refusal.key, refusal.value, refusal.limit) == ("fs_type", "900M", "1G")
+    assert "more than the job's memory on this node" in refusal.message
+    assert refusal.fix.startswith("ask for fs_type=sharedfs or fewer guests")
+
+
 def test_overlays_in_memory_lie_below_run(planned):
     on_disk = planned()[0][0].plan
     in_memory = planned(fs_type="ramdisk")[0][0].plan
-    assert plan.overlay_path(on_disk).is_relative_to(on_disk.state_dir)
-    assert plan.overlay_path(in_memory).is_relative_to(in_memory.run_dir)
+    assert root_disk(on_disk).is_relative_to(on_disk.state_dir)
+    assert root_disk(in_memory).is_relative_to(in_memory.run_dir)

@@ -15,6 +15,7 @@ from vtorque_core import safefs, virtiofs
 from vtorque_core.errors import HostFault
 from vtorque_core.resources import (
     CORE_KINDS,
+    DiskCopy,
     File,
     Lease,
     Overlay,
@@ -29,7 +30,7 @@ ROOT = os.geteuid() == 0
 
 def test_survivors_of_a_reboot():
     lasting = {name for name, kind in CORE_KINDS.items() if not kind.volatile}
-    assert lasting == {"file", "image", "tree", "overlay"}
+    assert lasting == {"file", "image", "tree", "overlay", "disk-copy"}
     assert {name for name, k in CORE_KINDS.items() if k.blocking} == {
         "domain",
         "process",
@@ -248,6 +249,48 @@ def test_overlay_names_its_image_and_leaves_it_alone(tmp_path):
     again.release()
     again.release()
     assert not path.exists() and image.exists()
+
+
+@pytest.mark.parametrize("kind", ["raw", "qcow2"])
+def test_disk_copy_stands_alone_and_has_the_content(tmp_path, kind):
+    image, path = tmp_path / "base", tmp_path / "root.qcow2"
+    content = b"what the image has" * 1000
+    raw = tmp_path / "content"
+    with raw.open("wb") as file:
+        file.truncate(1 << 30)
+        file.seek(500 << 20)
+        file.write(content)
+    subprocess.run(
+        ["qemu-img", "convert", "-q", "-f", "raw", "-O", kind, *map(str, (raw, image))],
+        check=True,
+        timeout=60,
+    )
+    copy = DiskCopy(str(path), str(image), kind)
+    copy.create()
+    assert path.stat().st_mode & 0o7777 == 0o600
+    assert path.stat().st_size < 2 << 20, "holes stay holes"
+    image.unlink()
+    show = ["qemu-img", "info", "--output=json", str(path)]
+    info = json.loads(subprocess.run(show, capture_output=True, check=True, timeout=30).stdout)
+    assert (info["format"], info["virtual-size"]) == ("qcow2", 1 << 30)
+    assert "backing-filename" not in info
+    same = ["qemu-img", "compare", "-q", "-f", "raw", "-F", "qcow2", *map(str, (raw, path))]
+    assert subprocess.run(same, check=False, timeout=60).returncode == 0
+    with pytest.raises(HostFault, match="File exists"):
+        copy.create()
+    again = through_the_journal(copy, tmp_path)
+    again.release()
+    again.release()
+    assert not path.exists()
+
+
+def test_disk_copy_of_what_is_not_that_format_says_so(tmp_path):
+    (tmp_path / "image").write_bytes(b"no qcow2" * 512)
+    copy = DiskCopy(str(tmp_path / "o"), str(tmp_path / "image"), "qcow2")
+    with pytest.raises(HostFault, match="not in qcow2 format"):
+        copy.create()
+    copy.release()
+    assert not (tmp_path / "o").exists()
 
 
 def test_overlay_of_a_missing_image_says_so(tmp_path):

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vtorque_core.resources.files import CoreResource, File, Mount, Overlay, Setting, Shm, Tree
+from vtorque_core.resources.files import (
+    CoreResource,
+    DiskCopy,
+    File,
+    Mount,
+    Overlay,
+    Setting,
+    Shm,
+    Tree,
+)
 from vtorque_core.resources.image import ImageUse
 from vtorque_core.resources.netfilter import Netfilter
 from vtorque_core.resources.pci import Vfio
@@ -13,6 +22,7 @@ from vtorque_core.resources.process import Domain, Process, Starter, UserDisk, V
 __all__ = [
     "CORE_KINDS",
     "CoreResource",
+    "DiskCopy",
     "Domain",
     "File",
     "ImageUse",
@@ -69,6 +79,7 @@ CORE_KINDS: dict[str, type[CoreResource]] = {
         File,
         Tree,
         Overlay,
+        DiskCopy,
         ImageUse,
         Domain,
         Process,

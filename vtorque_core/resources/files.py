@@ -125,6 +125,39 @@ class Overlay(CoreResource):
 
 
 @dataclass(frozen=True)
+class DiskCopy(CoreResource):
+    """A qcow2 file with all of an image's disk, which then is not read any more.
+
+    ``source``, of ``source_format``, is root-owned and stands alone. ``path``, ``uid``: as an
+    overlay's. It takes the disk's data now and grows to what the guest sees of it, like a layer.
+    ``seconds`` that it may take.
+    """
+
+    kind = "disk-copy"
+    volatile = False
+    path: str
+    source: str
+    source_format: Literal["raw", "qcow2"]
+    uid: int = -1
+    seconds: float = unjournalled(300.0)
+
+    def create(self) -> None:
+        """Run qemu-img(1). Raises HostFault with its words, or if the file exists."""
+        if not Path(self.source).is_absolute():
+            raise HostFault(f"{self.source!r} is not an absolute path")
+        with _named(self.path, "create"):
+            safefs.write_new(self.path, b"", mode=0o600, uid=self.uid)
+        formats = ("-f", self.source_format, "-O", "qcow2")
+        files = (self.source, self.path)
+        run_tool("qemu-img", "convert", "-q", *formats, *files, timeout=self.seconds)
+
+    def release(self) -> None:
+        """Remove the copy; the image is not touched."""
+        with _named(self.path, "remove"):
+            safefs.remove_file(self.path)
+
+
+@dataclass(frozen=True)
 class Shm(CoreResource):
     """Shared memory ``/dev/shm/<name>`` of ``size`` bytes (shm_overview(7)).
 

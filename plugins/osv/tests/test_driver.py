@@ -158,7 +158,7 @@ def test_a_disk_that_boots_by_itself_carries_the_line():
     guest = plan(dataclasses.replace(IMAGE, kernel=None), fs_type="ramdisk")
     found, _ = late(guest, order())
     assert isinstance(found, BootLine)
-    assert found.overlay == "/r/root.qcow2"
+    assert found.overlay == "/r/ram/root.qcow2"
     assert found.line.endswith(" runscript /dev/vblk1")
     with pytest.raises(Refused, match="1023 bytes"):
         late(guest, order(A="$" + "x" * 1000))

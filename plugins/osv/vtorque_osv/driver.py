@@ -22,8 +22,7 @@ from vtorque_core.api_domain import (
 )
 from vtorque_core.api_guest import LateDriver, ReadyGuest, Script, Streams
 from vtorque_core.api_node import GuestPlan, Resource, Share, Site
-from vtorque_core.api_options import FS_TYPE
-from vtorque_core.api_resources import File
+from vtorque_core.api_resources import File, root_disk
 from vtorque_osv import check, cmdline, script
 from vtorque_osv.bootline import BootLine
 from vtorque_osv.console import BEGIN, BEGIN_REST, BEGIN_SEED
@@ -120,8 +119,7 @@ class OsvDriver(LateDriver):
                 )
             )
         else:
-            top = guest.run_dir if guest[FS_TYPE] == "ramdisk" else guest.state_dir
-            yield BootLine(str(top / "root.qcow2"), line)
+            yield BootLine(str(root_disk(guest)), line)
 
     def await_ready(self, guest: GuestPlan, deadline: float, step: Callable[[str], None]) -> None:
         """Do nothing: what an OSv guest does from its start on is the job."""
