@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from patience import LONG
 from vtorque_core.batch import pbs_convention as pbs
 from vtorque_core.batch.mom import Programs
 from vtorque_core.local.service import Service, Setup
@@ -31,11 +32,12 @@ s = LocalSubmitter(Paths(run=Path(sys.argv[1])))
 sys.exit(s.submit(s.split(sys.argv[2:]), None, None))
 """
 HOOK = """#!/bin/sh
-# records its arguments and environment; slow or failing if the test says so
+# records its arguments and environment; slow, held up or failing if the test says so
 for a; do printf '%s\\n' "$a"; done > "{dir}/{name}.$1.new"
 env > "{dir}/{name}.env"
 mv "{dir}/{name}.$1.new" "{dir}/{name}.$1"
 [ ! -e "{dir}/{name}.sleep" ] || sleep "$(cat "{dir}/{name}.sleep")"
+while [ -e "{dir}/{name}.hold" ]; do sleep 0.02; done
 [ ! -e "{dir}/{name}.exit" ] || exit "$(cat "{dir}/{name}.exit")"
 """
 WRAPPER = """#!/bin/sh
@@ -72,7 +74,7 @@ def serve(config: dict, tell: int, log: int) -> None:
 class Site:
     """A service in a directory of its own, and a submitter for it."""
 
-    def __init__(self, root: Path, slots: int = 2) -> None:
+    def __init__(self, root: Path, slots: int = 2, kill_after: float = 0.4) -> None:
         self.root = root
         self.paths = Paths(state=root / "state", run=root / "run")
         self.spool = root / "state" / "local"
@@ -88,7 +90,7 @@ class Site:
             "run": str(self.paths.run),
             "spool": str(self.spool),
             "slots": slots,
-            "programs": commands | {"kill_after": 0.4, "hook_timeout": 5.0},
+            "programs": commands | {"kill_after": kill_after, "hook_timeout": 2 * LONG},
         }
         self.start()
 
@@ -109,7 +111,7 @@ class Site:
         return self.ended()
 
     def ended(self) -> int | None:
-        self.process.join(10)
+        self.process.join(LONG)
         self.log.close()
         return self.process.exitcode
 
@@ -125,7 +127,8 @@ class Site:
         return self.wait_for(self.root / f"{name}.{job_id}").read_text().split("\n")[:-1]
 
     def wait_for(self, path: Path, text: str = "") -> Path:
-        for _ in range(400):
+        end = time.monotonic() + LONG
+        while time.monotonic() < end:
             if path.exists() and text in path.read_text():
                 return path
             time.sleep(0.01)
@@ -133,7 +136,8 @@ class Site:
 
     def done(self, number: str) -> int | None:
         """Wait until the job is no more; return its exit code, None if it never got a slot."""
-        for _ in range(400):
+        end = time.monotonic() + LONG
+        while time.monotonic() < end:
             if not (self.spool / "jobs" / number).exists():
                 ended = self.root / f"epilogue.{number}.{HOST}"
                 status = ended.read_text().split("\n")[9] if ended.exists() else None
@@ -143,10 +147,10 @@ class Site:
 
 
 @contextlib.contextmanager
-def fresh_site() -> Iterator[Site]:
+def fresh_site(kill_after: float = 0.4) -> Iterator[Site]:
     """Give a site in a directory of its own, which is the working directory."""
     root = Path(tempfile.mkdtemp(prefix="vtl"))
-    site = Site(root)
+    site = Site(root, kill_after=kill_after)
     with contextlib.chdir(root):
         yield site
     if site.process.exitcode is None:

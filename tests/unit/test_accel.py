@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from patience import LONG, with_more_time
 from vtorque_core import accel
 from vtorque_core.accel import Accel, Probe
 from vtorque_core.errors import HostFault
@@ -112,7 +113,7 @@ def test_a_missing_directory_is_no_reason_to_fail(tmp_path: Path, answers: list[
 def test_the_real_probe_answers_within_its_time() -> None:
     begin = time.monotonic()
     found = accel.probe(timeout=1.0)
-    assert time.monotonic() - begin < 4
+    assert time.monotonic() - begin < LONG
     if not Path("/dev/kvm").exists():
         assert "/dev/kvm" in found.failure
     assert isinstance(found.failure, str)
@@ -121,15 +122,19 @@ def test_the_real_probe_answers_within_its_time() -> None:
 def test_a_hanging_child_is_killed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     hang = tmp_path / "python"
     pid = tmp_path / "pid"
-    hang.write_text(f"#!/bin/sh\necho $$ > {pid}\nexec sleep 60\n")
+    hang.write_text(f"#!/bin/sh\necho $$ > {pid}\nexec sleep 90\n")
     hang.chmod(0o755)
     monkeypatch.setattr(accel.sys, "executable", str(hang))
-    begin = time.monotonic()
-    found = accel.probe(timeout=0.5)
-    assert time.monotonic() - begin < 3
-    assert "too slowly or not at all" in found.failure
-    with pytest.raises(ProcessLookupError):
-        os.kill(int(pid.read_text()), 0)
+
+    def attempt(limit: float) -> None:
+        begin = time.monotonic()
+        found = accel.probe(timeout=limit)
+        assert time.monotonic() - begin < limit + LONG
+        assert "too slowly or not at all" in found.failure
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(pid.read_text()), 0)
+
+    with_more_time(attempt, 0.5, 5, 20)
 
 
 def test_a_crashing_child_is_a_no(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

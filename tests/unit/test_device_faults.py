@@ -5,14 +5,15 @@ by what switches it on. The node is a recorded one (vtorque_core/testing/recorde
 """
 
 import dataclasses
+import os
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
 
 import device_cases
 from device_cases import CASES, DEVICES, MORE, Case, load, together
+from patience import eventually
 from vtorque_core.api import hookimpl
 from vtorque_core.api_node import Resource
 from vtorque_core.api_resources import Process
@@ -121,7 +122,7 @@ class Spawns(Marks):
     kind = "acme-spawns"
 
     def create(self):
-        subprocess.Popen(["sleep", "1.5"], start_new_session=True)
+        subprocess.Popen(["sleep", "1000"], start_new_session=True)
 
 
 class Remembers(Marks):
@@ -170,7 +171,7 @@ def test_a_well_made_resource_passes(tmp_path, processes):
     [
         (Forgets, r"not killed: .*vt-1.0-n1-1\+"),
         (Insists, r"FileNotFoundError: .*vt-1.0-n1-0"),
-        (Spawns, r"not killed: .*'processes': \(\[\], \['sleep 1.5', 'sleep 1.5'\]\)"),
+        (Spawns, r"not killed: .*'processes': \(\[\], \['sleep 1000', 'sleep 1000'\]\)"),
         (Remembers, r"not killed: .*shm/vt-1.0-n1-0"),
     ],
 )
@@ -178,8 +179,8 @@ def test_a_defect_is_found(tmp_path, kind, says):
     with orphans() as left:
         with pytest.raises(AssertionError, match=says):
             survive(acme_job(tmp_path, left, kind), of_acme)
-        while left():
-            time.sleep(0.1)
+        subprocess.run(["pkill", "-KILL", "-x", "-P", str(os.getpid()), "sleep"], check=False)
+        eventually(lambda: not left())
 
 
 def test_a_real_daemon_is_ended(tmp_path, processes):

@@ -163,7 +163,9 @@ left = [subprocess.Popen(["sh", "-c", "trap '' TERM; sleep 60; :"], start_new_se
 header = {"uid": 1234, "whole_node": True, **case.get("header", {})}
 job = JobHeader("42.srv", 0, "ada", header.pop("uid"), "acme", **header)
 told = leftovers.kill(paths, job)
-time.sleep(0.1)
+end = time.monotonic() + 30
+while told.endswith(" killed") and any(p.poll() is None for p in left) and time.monotonic() < end:
+    time.sleep(0.01)
 print(json.dumps([told, sum(p.poll() is None for p in left)]))
 """
 

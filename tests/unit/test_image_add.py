@@ -7,7 +7,6 @@ import resource
 import shutil
 import struct
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -329,9 +328,7 @@ def test_a_large_empty_disk_costs_what_its_data_costs(pool: Path, tmp_path: Path
         return cpu, image.disk.stat().st_blocks * 512
 
     small, on_disk = min(cost(8 * MIB), cost(9 * MIB))
-    start = time.monotonic()
     large, large_on_disk = cost(20 * 10**9)
-    assert time.monotonic() - start < 10
     assert large < 3 * small + 0.3, (large, small)
     assert large_on_disk < on_disk + 8 * MIB
 

@@ -404,7 +404,7 @@ def _sleeping() -> int:
 
 
 def _until(true: Callable[[], bool]) -> None:
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while not true():
         assert time.monotonic() < end
         time.sleep(0.02)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from patience import eventually
 from vtorque_core.api_guest import MAX_ORDER, ORDER_SOCKET, BootedGuest, ReadyGuest, boot_guests
 from vtorque_core.errors import HostFault, Refused
 from vtorque_core.late import Waiting, connect_console
@@ -66,11 +67,7 @@ def test_the_process_ends_after_its_answer(run_dir, starter):
     one = starter(lambda order: [])
     assert not one.lost()
     assert boot_guests(guest(run_dir), b"x") == []
-    for _ in range(100):
-        if one.lost():
-            break
-        threading.Event().wait(0.05)
-    assert one.lost()
+    eventually(one.lost)
     with pytest.raises(HostFault):
         boot_guests(guest(run_dir), b"again")
 
@@ -131,11 +128,7 @@ def test_a_job_shell_that_is_gone_before_the_answer_gets_no_second_one(run_dir, 
         connection.connect(str(run_dir / ORDER_SOCKET))
         connection.sendall(b"x")
         connection.shutdown(socket.SHUT_WR)
-    for _ in range(100):
-        if one.lost():
-            break
-        threading.Event().wait(0.05)
-    assert one.lost()
+    eventually(one.lost)
     assert (run_dir / "booted").read_text() == "x"
 
 

@@ -83,7 +83,7 @@ def check(paths, share):
 
 def start(paths, header, claims, share, counts):
     """Return the placements, trying as often as others hold what is needed; None: refused."""
-    for _ in range(500):
+    for _ in range(5000):
         with job_lock(paths, header.id), Journal.start(paths, header) as journal:
             try:
                 return place(journal, claims, share, paths)
@@ -147,7 +147,7 @@ def test_fifty_jobs_from_eight_processes(name, tmp_path):
     ]
     for process in workers:
         process.start()
-    outcomes = [results.get(timeout=60) for _ in workers]
+    outcomes = [results.get(timeout=300) for _ in workers]
     for process in workers:
         process.join(60)
     assert [o for o in outcomes if isinstance(o, str)] == [], json.dumps(outcomes)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from local_site import HOST, SUBMIT, fresh_site
+from patience import eventually, with_more_time
 from vtorque_core.batch import pbs_convention as pbs
 from vtorque_core.errors import UsageError
 from vtorque_core.local.node import LocalNode
@@ -59,7 +60,7 @@ def test_hooks_get_torques_arguments_and_no_user_environment(site):
     assert "SECRET" not in (site.root / "prologue.env").read_text()
     end = pbs.EpilogueArgs.parse(site.hook("epilogue", f"1.{HOST}"))
     assert (end.exit_status, end.resources, end.script) == ("0", args.resources, args.script)
-    assert int(end.session) > 1 and "walltime=00:00:0" in end.used
+    assert int(end.session) > 1 and "walltime=00:0" in end.used
     assert not Path(args.script).exists()
 
 
@@ -133,7 +134,7 @@ def test_odd_names(site, monkeypatch):
 
 
 def test_output_is_streamed_as_it_comes(site):
-    job = site.script("#!/bin/sh\necho first\nsleep 0.5\nwhile [ ! -e go ]; do sleep 0.02; done\n")
+    job = site.script("#!/bin/sh\necho first\nwhile [ ! -e go ]; do sleep 0.02; done\n")
     site.submit("-o", "out", "-d", str(site.root), job)
     site.wait_for(site.root / "out", "first\n")
     assert [j.state for j in site.submitter.jobs()] == ["R"]
@@ -149,18 +150,24 @@ def test_output_that_cannot_be_opened_is_said(site, capfd):
     assert not (site.root / "ran").exists()
 
 
-def test_walltime_sends_term_then_kill_and_frees_everything(site):
-    job = site.script(
-        "trap 'echo term' TERM\necho $$ > pid\n(while :; do sleep 0.1; done) &\n"
-        "while :; do sleep 0.05; done\n"
-    )
-    argv = ("-l", "walltime=1", "-W", "block=true", "-S", "/bin/sh", "-d", str(site.root))
-    assert site.submit(*argv, "-o", "out", "-e", "err", job) == 143
-    assert "term\n" in (site.root / "out").read_text()
-    assert "walltime exceeded limit 00:00:01" in (site.root / "err").read_text()
-    assert site.hook("epilogue", f"1.{HOST}")[9] == "-11"
-    session = int(site.hook("epilogue", f"1.{HOST}")[4])
-    assert processes(session) == []
+def test_walltime_sends_term_then_kill_and_frees_everything():
+    with_more_time(late_job, 1, 5, 20)
+
+
+def late_job(walltime):
+    with fresh_site(kill_after=0.4 * walltime) as site:
+        job = site.script(
+            "trap 'echo term' TERM\necho $$ > pid\n(while :; do sleep 0.1; done) &\n"
+            "while :; do sleep 0.05; done\n"
+        )
+        argv = ("-l", f"walltime={walltime}", "-W", "block=true", "-S", "/bin/sh")
+        assert site.submit(*argv, "-d", str(site.root), "-o", "out", "-e", "err", job) == 143
+        assert "term\n" in (site.root / "out").read_text()
+        limit = f"walltime exceeded limit 00:00:{walltime:02}"
+        assert limit in (site.root / "err").read_text()
+        assert site.hook("epilogue", f"1.{HOST}")[9] == "-11"
+        session = int(site.hook("epilogue", f"1.{HOST}")[4])
+        eventually(lambda: processes(session) == [])
 
 
 def processes(session: int) -> list[str]:
@@ -170,7 +177,7 @@ def processes(session: int) -> list[str]:
 
 
 def test_cancel_while_queued_running_and_in_the_prologue(site):
-    (site.root / "prologue.sleep").write_text("0.5")
+    (site.root / "prologue.hold").touch()
     job = site.script("#!/bin/sh\ntouch ran\nsleep 30\n")
     for _ in range(3):
         site.submit("-d", str(site.root), "-S", "/bin/sh", job)
@@ -178,6 +185,7 @@ def test_cancel_while_queued_running_and_in_the_prologue(site):
     site.submitter.cancel("3")
     assert site.done("3") is None
     site.submitter.cancel(f"2.{HOST}")
+    (site.root / "prologue.hold").unlink()
     assert site.done("2") == 143
     site.wait_for(site.root / "ran")
     site.submitter.cancel("1")

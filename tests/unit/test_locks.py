@@ -6,6 +6,7 @@ import time
 import pytest
 
 from acme_card import Card, in_other_process, loaded, starter
+from patience import LONG
 from vtorque_core import locks
 from vtorque_core.children import Child
 from vtorque_core.journal import job_lock, journals
@@ -42,19 +43,23 @@ def release(paths):
 
 def test_an_epilogue_waits_for_the_prologue_and_gives_up_in_time(paths, start):
     journal = start()
-    read_end, write_end = os.pipe()
+    (read_end, write_end), (wait, go) = os.pipe(), os.pipe()
 
     def prologue():
         with job_lock(paths, "42.srv"):
             os.write(write_end, b"x")
-            time.sleep(0.5)
+            os.read(wait, 1)
+            time.sleep(0.3)
 
     pid = in_other_process(prologue)
     os.read(read_end, 1)
     with pytest.raises(Busy, match=f"pid {pid}"):
         teardown(journal.path, paths, loaded(), deadline=0.05)
-    assert teardown(journal.path, paths, loaded(), deadline=5).clean
+    os.write(go, b"x")
+    assert teardown(journal.path, paths, loaded(), deadline=LONG).clean
     os.waitpid(pid, 0)
+    for descriptor in (read_end, write_end, wait, go):
+        os.close(descriptor)
 
 
 def test_a_lock_ends_with_a_killed_holder(paths):
@@ -69,8 +74,8 @@ def test_a_lock_ends_with_a_killed_holder(paths):
 
 def test_a_child_does_not_keep_its_parents_locks(paths):
     with node_lock(paths):
-        child = Child(lambda: time.sleep(5), 5)
-    with node_lock(paths, 0.5):
+        child = Child(lambda: time.sleep(3 * LONG), 3 * LONG)
+    with node_lock(paths, LONG):
         pass
     os.kill(child.pid, 9)
     assert "ended with -9" in child.wait()
@@ -83,7 +88,7 @@ def test_a_lock_file_that_its_holder_removed_locks_nobody_in_with_it(paths):
 
     def second():
         locks.forget()  # those inherited from here
-        with job_lock(paths, "1", 5):
+        with job_lock(paths, "1", LONG):
             assert path.exists()
             os.write(write_end, b"x")
             os.read(wait, 1)

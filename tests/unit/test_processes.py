@@ -2,12 +2,12 @@
 
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
 
 from journalled import through_the_journal
+from patience import eventually
 from vtorque_core.errors import HostFault
 from vtorque_core.resources import (
     Process,
@@ -40,9 +40,7 @@ def test_process_is_found_by_its_lock_and_ends(tmp_path):
     assert os.getsid(pid) == pid
     with pytest.raises(HostFault, match="sh: "):
         process.create()  # the lock is taken
-    end = time.monotonic() + 5
-    while log.read_text().count("\n") < 2 and time.monotonic() < end:
-        time.sleep(0.01)
+    eventually(lambda: log.read_text().count("\n") == 2)
     assert log.read_text() == "started\n/usr/sbin:/usr/bin:/sbin:/bin\n"
     again = through_the_journal(process, tmp_path)
     again.release()
@@ -55,9 +53,7 @@ def test_process_that_ignores_term_is_killed(tmp_path):
     script = f"trap '' TERM; touch {tmp_path}/ready; while :; do sleep 0.05; done"
     process = Process(("sh", "-c", script), str(tmp_path / "lock"), grace=0.2)
     process.create()
-    end = time.monotonic() + 5
-    while not (tmp_path / "ready").exists() and time.monotonic() < end:
-        time.sleep(0.01)
+    eventually((tmp_path / "ready").exists)
     pid = holder(tmp_path / "lock")
     process.release()
     assert pid is not None and not running(pid)

@@ -38,7 +38,7 @@ def test_the_reaper_takes_only_what_is_gone(paths, start, tmp_path):
     def prologue():
         with job_lock(paths, "starting"):
             os.write(write_end, b"x")
-            time.sleep(2)
+            time.sleep(60)  # until it is killed
 
     pid = in_other_process(prologue)
     os.read(read_end, 1)

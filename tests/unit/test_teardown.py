@@ -4,11 +4,13 @@ import json
 import os
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from acme_card import Acme, Card, Manager, loaded, starter
+from patience import LONG, eventually, with_more_time
 from vtorque_core import hypervisor
 from vtorque_core import teardown as module_under_test
 from vtorque_core.api import hookimpl
@@ -55,22 +57,30 @@ def test_everything_goes_backwards_and_then_the_journal(paths, start, tmp_path, 
     ("mood", "error"),
     [
         ("fail", "card is busy"),
-        ("hang", "no end after 0.5 s"),
+        ("hang", "no end after {limit:g} s"),
         ("die", "ended with 3 and no word"),
         ("exit", "SystemExit: leaving"),
     ],
 )
-def test_a_failing_release_costs_no_other_and_holds_what_it_needs(
-    paths, start, tmp_path, mood, error
-):
-    journal = start()
+def test_a_failing_release_costs_no_other_and_holds_what_it_needs(tmp_path, mood, error):
+    def attempt(limit):
+        top = tmp_path / f"{limit}"
+        top.mkdir()
+        one_fails(top, mood, error.format(limit=limit), limit)
+
+    with_more_time(attempt, *((0.5, 5, 20) if mood == "hang" else (LONG,)))
+
+
+def one_fails(tmp_path, mood, error, limit):
+    paths = Paths(tmp_path / "state", tmp_path / "run")
+    journal = starter(paths)()
     journal.acquire_leases([(Lease("card", "a"), 0), (Lease("card", "b"), 1)], phase="plan")
     journal.take(Tree(str(tmp_path / "job")))
     bad = journal.take(Card(str(tmp_path / "bad")), guest=0)
     journal.take(Card(str(tmp_path / "good")), guest=0)
     journal.take(Card(str(tmp_path / "other")), guest=1)
     (tmp_path / "bad.mood").write_text(mood)
-    report = teardown(journal.path, paths, loaded(), release_timeout=0.5)
+    report = teardown(journal.path, paths, loaded(), release_timeout=limit)
     assert numbers(report.failed) == [bad]
     assert report.failed[0].message == f"{error} (try 1)"
     assert numbers(report.held) == [3, 1]
@@ -86,23 +96,28 @@ def test_a_failing_release_costs_no_other_and_holds_what_it_needs(
 
 
 def test_a_hanging_release_is_killed_with_what_it_started(tmp_path):
+    with_more_time(partial(hang, tmp_path), 0.3, 5, 20)
+
+
+def hang(tmp_path, limit):
     def work():
         if os.fork() == 0:
-            (tmp_path / "pid").write_text(str(os.getpid()))
-        time.sleep(60)
+            (tmp_path / f"pid{limit}").write_text(str(os.getpid()))
+        time.sleep(3 * LONG)
 
     begun = time.monotonic()
-    child = Child(work, 0.3)
-    assert child.wait() == "no end after 0.3 s"
-    assert time.monotonic() - begun < 2
-    pid = int((tmp_path / "pid").read_text())
-    end = time.monotonic() + 2
-    while Path(f"/proc/{pid}/stat").exists() and time.monotonic() < end:
-        if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
-            break
-        time.sleep(0.01)
-    else:
-        assert not Path(f"/proc/{pid}").exists()
+    child = Child(work, limit)
+    assert child.wait() == f"no end after {limit:g} s"
+    assert time.monotonic() - begun < limit + LONG
+    stat = Path("/proc", (tmp_path / f"pid{limit}").read_text(), "stat")
+
+    def ended():
+        try:
+            return stat.read_text().rpartition(")")[2].split()[0] == "Z"
+        except OSError:
+            return True
+
+    eventually(ended)
 
 
 def test_when_the_time_is_up_the_rest_stays_open(paths, start, tmp_path):
@@ -156,20 +171,30 @@ def test_after_a_reboot_volatile_things_are_gone_and_files_are_not(paths, start,
     assert (tmp_path / "card").exists()  # release() was not called
 
 
-def test_the_last_look_is_taken_once_and_stops_nothing(paths, start, tmp_path):
+def test_the_last_look_is_taken_once_and_stops_nothing(tmp_path):
+    def attempt(limit):
+        top = tmp_path / f"{limit}"
+        top.mkdir()
+        last_look(top, limit)
+
+    with_more_time(attempt, 0.3, 5, 20)
+
+
+def last_look(tmp_path, limit):
+    paths = Paths(tmp_path / "state", tmp_path / "run")
     log = tmp_path / "log"
-    journal = start()
+    journal = starter(paths)()
     journal.take(Card(str(tmp_path / "card")))
     (tmp_path / "card.mood").write_text("fail")
     plugins = loaded(Acme(log), Acme(mood="raise"), Acme(mood="hang"))
-    report = teardown(journal.path, paths, plugins, release_timeout=0.3)
+    report = teardown(journal.path, paths, plugins, release_timeout=limit)
     assert json.loads(log.read_text()) == ["42.srv", 0, "u", []]
     assert [note.partition(",")[0] for note in report.notes] == ["plugin acme1", "plugin acme2"]
     assert "counters are gone" in report.notes[0]
     assert "no end after" in report.notes[1]
     assert numbers(report.failed) == [1]
     (tmp_path / "card.mood").unlink()
-    report = teardown(journal.path, paths, plugins, release_timeout=0.3)
+    report = teardown(journal.path, paths, plugins, release_timeout=limit)
     assert report.clean and report.notes == ()
     assert len(log.read_text().splitlines()) == 1
 
@@ -192,16 +217,17 @@ def test_a_plugin_whose_kinds_cannot_be_had_is_named(paths, start, tmp_path):
 
 @pytest.fixture
 def domains(tmp_path, monkeypatch):
-    """A hypervisor whose domains are files; destroying one takes 0.3 s."""
+    """A hypervisor whose domains are files; destroying one takes what the file ``takes`` says."""
     top = tmp_path / "domains"
     top.mkdir()
+    (tmp_path / "takes").write_text("0.05")
 
     def create(uri, xml, paused=False):
         (top / xml).touch()
 
     def destroy(uri, uuid, deadline_s):
         if (top / uuid).exists():
-            time.sleep(0.3)
+            time.sleep(float((tmp_path / "takes").read_text()))
         if (top / f"{uuid}.stuck").exists():
             raise HostFault("QEMU is in state D")
         (top / uuid).unlink(missing_ok=True)
@@ -212,16 +238,20 @@ def domains(tmp_path, monkeypatch):
 
 
 def test_guests_go_at_the_same_time(paths, start, domains, tmp_path):
-    journal = start()
-    for guest in range(4):
-        journal.take(Tree(str(tmp_path / f"g{guest}")), guest=guest)
-    for guest in range(4):
-        journal.take(Domain(f"vt-{guest}", f"u{guest}", "x", xml=f"u{guest}"), guest=guest)
-    begun = time.monotonic()
-    assert teardown(journal.path, paths, loaded()).clean
-    assert time.monotonic() - begun < 0.6
-    assert list(domains.iterdir()) == []
-    assert not list(tmp_path.glob("g*"))
+    def attempt(takes):
+        (tmp_path / "takes").write_text(f"{takes}")
+        journal = start()
+        for guest in range(4):
+            journal.take(Tree(str(tmp_path / f"g{guest}")), guest=guest)
+        for guest in range(4):
+            journal.take(Domain(f"vt-{guest}", f"u{guest}", "x", xml=f"u{guest}"), guest=guest)
+        begun = time.monotonic()
+        assert teardown(journal.path, paths, loaded()).clean
+        assert list(domains.iterdir()) == []
+        assert not list(tmp_path.glob("g*"))
+        assert time.monotonic() - begun < 2 * takes
+
+    with_more_time(attempt, 0.3, 3, 15)
 
 
 def test_a_domain_that_does_not_end_keeps_all_of_its_guest(paths, start, domains, tmp_path):
@@ -257,16 +287,21 @@ def test_a_domain_that_appears_after_its_creator_was_killed_is_caught(
     paths, start, domains, tmp_path, monkeypatch
 ):
     """libvirtd goes on creating it for a client that is dead."""
-    monkeypatch.setattr(Domain, "settle", 0.5)
     monkeypatch.setattr(hypervisor, "create_domain", lambda uri, xml, **_: 1 / 0)
-    journal = start()
-    with pytest.raises(ZeroDivisionError):
-        journal.take(Domain("vt-0", "u0", "x", xml="u0"), guest=0)
-    late = threading.Timer(0.2, (domains / "u0").touch)
-    late.start()
-    assert teardown(journal.path, paths, loaded()).clean
-    late.join()
-    assert list(domains.iterdir()) == []
+
+    def attempt(settle):
+        monkeypatch.setattr(Domain, "settle", settle)
+        journal = start()
+        with pytest.raises(ZeroDivisionError):
+            journal.take(Domain("vt-0", "u0", "x", xml="u0"), guest=0)
+        late = threading.Timer(0.4 * settle, (domains / "u0").touch)
+        late.start()
+        clean = teardown(journal.path, paths, loaded()).clean
+        late.join()
+        left = [path.unlink() for path in domains.iterdir()]
+        assert (clean, left) == (True, [])
+
+    with_more_time(attempt, 0.5, 5, 20)
 
 
 def test_connections_are_closed_before_anything_forks(paths, start, tmp_path, monkeypatch):

@@ -191,7 +191,7 @@ def test_ready_is_a_greeting(tmp_path: Path, said: bytes, ready: bool) -> None:
         with server:
             server.sendall(said)
             assert userdisk._greeted(probe, path) is ready
-            server.settimeout(1)
+            server.settimeout(20)
             if ready:
                 # Client flags, then NBD_OPT_ABORT without data.
                 assert server.recv(100) == b"\0\0\0\1IHAVEOPT\0\0\0\2\0\0\0\0"

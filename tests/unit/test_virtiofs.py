@@ -103,7 +103,7 @@ def test_long_socket_path_is_named(tmp_path: Path) -> None:
     share = a_share(tmp_path, socket=str(tmp_path / ("s" * 120)))
     with pytest.raises(HostFault, match="107 bytes"):
         virtiofs.start(share)
-    virtiofs.stop(share.lock, time.monotonic() + 1)
+    virtiofs.stop(share.lock, time.monotonic() + 30)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -112,7 +112,7 @@ def test_lock_that_is_a_symlink_is_not_followed(tmp_path: Path) -> None:
     with pytest.raises(HostFault, match="lock"):
         virtiofs.start(a_share(tmp_path))
     with pytest.raises(HostFault, match="lock"):
-        virtiofs.stop(str(tmp_path / "lock"), time.monotonic() + 1)
+        virtiofs.stop(str(tmp_path / "lock"), time.monotonic() + 30)
     assert not (tmp_path / "target").exists()
 
 
@@ -133,11 +133,11 @@ def test_arguments_hold_no_path_of_the_user() -> None:
 
 def test_stop_kills_the_holder_of_the_lock(tmp_path: Path) -> None:
     holder, lock, sock = held_lock(tmp_path)
-    virtiofs.stop(str(lock), time.monotonic() + 5)
-    assert holder.wait(5) == -9
+    virtiofs.stop(str(lock), time.monotonic() + 30)
+    assert holder.wait(30) == -9
     assert not lock.exists()
     assert not sock.exists()
-    virtiofs.stop(str(lock), time.monotonic() + 5)
+    virtiofs.stop(str(lock), time.monotonic() + 30)
 
 
 def test_second_start_leaves_the_first_alone(tmp_path: Path) -> None:
@@ -146,8 +146,8 @@ def test_second_start_leaves_the_first_alone(tmp_path: Path) -> None:
         virtiofs.start(a_share(tmp_path, lock=str(lock), socket=str(sock)))
     assert holder.poll() is None
     assert sock.exists()
-    virtiofs.stop(str(lock), time.monotonic() + 5)
-    holder.wait(5)
+    virtiofs.stop(str(lock), time.monotonic() + 30)
+    holder.wait(30)
 
 
 def test_unknown_holder_is_a_fault_and_nothing_is_removed(tmp_path: Path) -> None:
@@ -155,12 +155,12 @@ def test_unknown_holder_is_a_fault_and_nothing_is_removed(tmp_path: Path) -> Non
     begun = time.monotonic()
     with pytest.raises(HostFault, match="cannot be found"):
         virtiofs.stop(str(lock), begun + 0.2)
-    assert time.monotonic() - begun < 2
+    assert time.monotonic() - begun < 15
     assert lock.exists()
     assert sock.exists()
     holder.kill()
-    holder.wait(5)
-    virtiofs.stop(str(lock), time.monotonic() + 5)
+    holder.wait(30)
+    virtiofs.stop(str(lock), time.monotonic() + 30)
     assert not lock.exists()
 
 
@@ -168,7 +168,7 @@ def test_unknown_holder_is_a_fault_and_nothing_is_removed(tmp_path: Path) -> Non
 def test_lock_of_a_start_that_died_is_removed(tmp_path: Path, content: str) -> None:
     lock = tmp_path / "lock"
     lock.write_text(content)
-    virtiofs.stop(str(lock), time.monotonic() + 1)
+    virtiofs.stop(str(lock), time.monotonic() + 30)
     assert not lock.exists()
 
 
@@ -189,7 +189,7 @@ def test_log_takes_no_more_than_its_bound() -> None:
         [sys.executable, "-c", textwrap.dedent(script)],
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=60,
         check=False,
     )
     assert done.stdout == "True\n", done.stderr
@@ -209,7 +209,7 @@ def test_setgroups_succeeds_without_effect() -> None:
         [sys.executable, "-c", textwrap.dedent(script)],
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=60,
         check=False,
     )
     assert done.stdout == "True True\n", done.stderr

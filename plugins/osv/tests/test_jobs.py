@@ -29,7 +29,7 @@ class Root:
         ready = threading.Event()
         self.thread = threading.Thread(target=waiting.work, args=(ready.set,), daemon=True)
         self.thread.start()
-        assert ready.wait(5)
+        assert ready.wait(30)
 
     def boot(self, order):
         self.orders.append(Order.decode(order))
@@ -45,7 +45,7 @@ class Root:
             ours.sendall(data)
             if rank in self._hold:
                 self.ends.append(ours)
-                threading.Event().wait(20)
+                threading.Event().wait(90)
 
 
 @pytest.fixture

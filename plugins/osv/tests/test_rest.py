@@ -24,7 +24,7 @@ def rest(osv, **kwargs):
 
 
 def test_version(osv):
-    assert rest(osv).wait(time.monotonic() + 5) == "v0.57.0-398-g0e34e4dc"
+    assert rest(osv).wait(time.monotonic() + 30) == "v0.57.0-398-g0e34e4dc"
 
 
 def test_variables(osv):
@@ -72,7 +72,7 @@ def test_what_the_server_refuses(osv, command, why):
 
 def test_power_off_gets_no_answer(osv):
     rest(osv).power_off()
-    assert osv.off.wait(5)
+    assert osv.off.wait(30)
 
 
 def test_nobody_answers():
@@ -82,14 +82,14 @@ def test_nobody_answers():
     begin = time.monotonic()
     with pytest.raises(RestError, match=f"no answer at 127.0.0.1:{port}"):
         Rest("127.0.0.1", port).wait(begin + 0.3)
-    assert time.monotonic() - begin < 2
+    assert time.monotonic() - begin < 15
 
 
-def run(osv, commands, environ=(), files=(), seconds=5.0):
+def run(osv, commands, environ=(), files=(), seconds=30.0):
     word = Word(mode="rest", address="127.0.0.1", begin="", files=dict(files), seconds=seconds)
     job = RestJob(word, dict(environ), commands, osv.server_port)
     job.start()
-    osv.off.wait(5)
+    osv.off.wait(30)
     return job.stop()
 
 

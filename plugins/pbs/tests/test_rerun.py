@@ -1,16 +1,16 @@
 """A detached start does not wait for qrerun, which waits for the job's end on this node."""
 
-import time
-
 import pytest
 
+from patience import LONG, eventually
 from vtorque_core.api import HostFault
 from vtorque_pbs import run
 from vtorque_pbs.settings import Settings
 
 
 @pytest.mark.parametrize(("script", "fails"), [("exit 0", False), ("exit 3", True)])
-def test_what_the_server_says_at_once(tmp_path, script, fails):
+def test_what_the_server_says_at_once(tmp_path, monkeypatch, script, fails):
+    monkeypatch.setattr(run, "RERUN_TIME", LONG)
     (tmp_path / "qrerun").write_text(f"#!/bin/sh\n[ $1 = 5.vm ] && {script}\n")
     (tmp_path / "qrerun").chmod(0o755)
     commands = run.Commands(Settings(bin=str(tmp_path)), ())
@@ -23,10 +23,11 @@ def test_what_the_server_says_at_once(tmp_path, script, fails):
 
 def test_a_qrerun_that_waits_is_not_waited_for(tmp_path, monkeypatch):
     monkeypatch.setattr(run, "RERUN_TIME", 0.2)
-    done = tmp_path / "done"
-    (tmp_path / "qrerun").write_text(f"#!/bin/sh\nsleep 0.6\ntouch {done}\n")
+    done, go = tmp_path / "done", tmp_path / "go"
+    wait = f"while ! [ -e {go} ]; do sleep 0.02; done"
+    (tmp_path / "qrerun").write_text(f"#!/bin/sh\n{wait}\ntouch {done}\n")
     (tmp_path / "qrerun").chmod(0o755)
     run.Commands(Settings(bin=str(tmp_path)), ()).rerun("5.vm")
     assert not done.exists()
-    time.sleep(1)
-    assert done.exists(), "it was not let go on"
+    go.touch()
+    eventually(done.exists)  # it was let go on

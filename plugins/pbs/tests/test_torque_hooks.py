@@ -132,10 +132,10 @@ def test_sisters_begin_first_and_never_fail(mom):
 def test_a_server_that_hangs_is_not_waited_for_once_per_job(mom, monkeypatch):
     (mom.pbs.bin / "qstat").write_text("#!/bin/sh\nexec sleep 60\n")
     monkeypatch.setattr(pbs_node, "ALIVE_TIME", 0.3)
-    ids = [f"{number}.server" for number in range(50)]
+    ids = [f"{number}.server" for number in range(500)]
     begun = time.monotonic()
     assert adapter_at(mom.root, "n1").alive(ids) == dict.fromkeys(ids, Life.UNKNOWN)
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 50
 
 
 @pytest.mark.parametrize(("start", "problem"), [(360.0, ""), (900.0, "may take 970 s: set it to")])

@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 
 
-def ended(pid, seconds=5.0):
+def ended(pid, seconds=30.0):
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         try:

@@ -1,0 +1,31 @@
+"""Waiting on a machine that may be very busy: long when it has to be, never longer than needed."""
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import pytest
+
+T = TypeVar("T")
+LONG = 30.0  # seconds in which even a busy machine gets round to it
+
+
+def eventually(happens: Callable[[], object], seconds: float = LONG) -> None:
+    """Return as soon as it is true; fail if it never is."""
+    end = time.monotonic() + seconds
+    while not happens():
+        assert time.monotonic() < end, f"not within {seconds:g} s"
+        time.sleep(0.01)
+
+
+def with_more_time(attempt: Callable[[float], T], *seconds: float) -> T:
+    """Return ``attempt(seconds)``; one that fails is made again with the next, longer time.
+
+    For limits that are in vain if they are short on a busy machine, and a waste if they are long.
+    """
+    for limit in seconds[:-1]:
+        try:
+            return attempt(limit)
+        except (Exception, pytest.fail.Exception):  # noqa: S112
+            continue
+    return attempt(seconds[-1])
