@@ -26,15 +26,16 @@ from vtorque_core.api_claims import (
     RamClaim,
 )
 from vtorque_core.api_topology import CacheBank, NumaNode, Topology
-from vtorque_core.errors import HostFault, Refusal, Refused
+from vtorque_core.errors import ConfigError, HostFault, Refusal, Refused
 from vtorque_core.names import Paths, derive
-from vtorque_core.trust import require_root_owned
+from vtorque_core.trust import require_root_owned, require_secret
 
 __all__ = [
     "Address",
     "CacheBank",
     "CacheClaim",
     "Claim",
+    "ConfigError",
     "CoreClaim",
     "EndedJob",
     "GuestPlan",
@@ -60,6 +61,7 @@ __all__ = [
     "guarded",
     "lacks",
     "require_root_owned",
+    "require_secret",
     "run_tool",
     "unjournalled",
 ]
@@ -346,6 +348,13 @@ class NodeJob(Protocol):
         self, resource: Resource, guest: GuestPlan | None = None, needs: Iterable[int] = ()
     ) -> int:
         """Journal ``resource``, fsync, create it; return the record's number for ``needs``."""
+        ...
+
+    def warn(self, text: str) -> None:
+        """Tell user and admin, once, what the job has to do without: one line, no secrets.
+
+        The user gets it with the job's first errors, as a Notice; the admin also in syslog.
+        """
         ...
 
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import syslog
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeVar
 
 from vtorque_core import accel, hypervisor, late
@@ -24,7 +25,7 @@ from vtorque_core.config import Site
 from vtorque_core.domain import console
 from vtorque_core.domain.merge import Contributed, MergedDomain, merge
 from vtorque_core.domain.render import DomainSpec, render, tap_name
-from vtorque_core.errors import HostFault
+from vtorque_core.errors import HostFault, printable
 from vtorque_core.journal import Journal
 from vtorque_core.locks import job_lock
 from vtorque_core.plugins import Plugins
@@ -46,6 +47,14 @@ class Start:
     guests: Sequence[GuestPlan] = ()
     acting: str = "core"
     phase: str = "plan"
+    warnings: list[str] = field(default_factory=list)
+
+    def warn(self, text: str) -> None:
+        """Tell user and admin, once, what the job has to do without (api_node.NodeJob)."""
+        if text not in self.warnings:
+            self.warnings.append(text)
+            sys.stderr.write(f"vtorque: warning: {printable(text, 2000)}\n")
+            syslog.syslog(syslog.LOG_WARNING, f"vtorque {self.id}: {printable(text, 2000)}")
 
     def acquire(
         self, resource: Resource, guest: GuestPlan | None = None, needs: Iterable[int] = ()

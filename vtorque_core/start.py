@@ -170,7 +170,7 @@ def _start(
             guest_type=first.image.guest_type,
             plugin=plugins.plugin_of("vtorque_guest_types", first.image.guest_type),
             environ={**told.environ, **prepared[0].environ},
-            detail=tuple(dict.fromkeys(notice.text for notice in notices)),
+            detail=tuple(dict.fromkeys((*(each.text for each in notices), *start.warnings))),
             guests=tuple(
                 ProofGuest(g.name, g.hostname, g.rank, str(g.run_dir)) for g in start.guests
             ),

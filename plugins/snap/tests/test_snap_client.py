@@ -1,0 +1,339 @@
+"""The client against the double, and against servers that are anything but snapteld."""
+
+import contextlib
+import os
+import resource
+import socket
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+import snapteld_double
+from vtorque_core.api_node import HostFault
+from vtorque_snap.client import MAX_BYTES, Access, Client, NotRunning, within
+from vtorque_snap.task import manifest
+
+EXAMPLE = Path(__file__).parents[1] / "vtorque_snap" / "example-task.json"
+BODY = manifest(EXAMPLE.read_bytes(), "a-task", {"jobid": "1"}, ["vt-1"])
+PATIENCE = 20.0  # seconds: for what does not hang
+SHORT = 0.5
+
+
+def url_of(server, host="localhost"):
+    return f"http://{host}:{server.server_port}"
+
+
+def states(client):
+    return [(task.name, task.state) for task in client.tasks()]
+
+
+@pytest.fixture
+def private(tmp_path):
+    def write(text, mode=0o600):
+        path = tmp_path / "password"
+        path.write_text(text)
+        path.chmod(mode)
+        return str(path)
+
+    return write
+
+
+@pytest.mark.parametrize("documented", [False, True])
+@pytest.mark.parametrize("version", ["v1", "v2"])
+def test_a_tasks_life(version, documented):
+    with snapteld_double.serving(documented=documented, stopping=0.2) as server:
+
+        def work(client):
+            assert states(client) == []
+            task = client.create(BODY)
+            assert states(client) == [("a-task", "Stopped")]
+            client.start(task)
+            assert states(client) == [("a-task", "Running")]
+            assert not client.remove({"another"})
+            assert client.remove({"a-task", "another"})
+            assert states(client) == []
+            assert not client.remove({"a-task"})
+
+        within(Access(url_of(server), version), PATIENCE, work)
+        seen = server.scheduler.seen
+    assert {each.split("/")[1] for each in seen.requests} == {version}
+    assert sum(each.startswith("POST") for each in seen.requests) == 1
+
+
+@pytest.mark.parametrize("version", ["v1", "v2"])
+def test_what_snapteld_refuses_is_said(version):
+    with snapteld_double.serving(broken=True) as server:
+        access = Access(url_of(server), version)
+        with pytest.raises(HostFault, match=r"POST /tasks: 500 'Unrecognized key 'x'|Task must in"):
+            within(access, PATIENCE, lambda client: client.create(b"{}"))
+        with pytest.raises(HostFault, match=r"PUT .*Task is disabled. Cannot be started"):
+            within(access, PATIENCE, lambda client: client.start(client.create(BODY)))
+        within(access, PATIENCE, lambda client: client.remove({"a-task"}))  # one that is disabled
+        assert server.scheduler.table == {}
+
+
+def test_a_task_that_does_not_end_is_given_up_with_what_snapteld_says():
+    with snapteld_double.serving(stopping=1000) as server:
+        access = Access(url_of(server), "v1")
+        within(access, PATIENCE, lambda client: client.start(client.create(BODY)))
+        with pytest.raises(HostFault, match=r"not done within 0.5 s.*Task must be stopped|no time"):
+            within(access, SHORT, lambda client: client.remove({"a-task"}))
+
+
+@pytest.mark.parametrize("version", ["v1", "v2"])
+def test_the_password_is_needed_and_comes_from_a_private_file(version, private):
+    with snapteld_double.serving(password="s3cret:x") as server:
+
+        def ask(password=""):
+            access = Access(url_of(server), version, "snap", password)
+            return within(access, PATIENCE, Client.tasks)
+
+        with pytest.raises(HostFault, match=r"does not let us in \(without a password\): 401"):
+            ask()
+        with pytest.raises(HostFault, match=r"does not let us in \(user 'snap'\): 401") as error:
+            ask(private("wrong\n"))
+        assert "wrong" not in str(error.value)
+        assert ask(private("s3cret:x\n")) == []
+        before = len(server.scheduler.seen.requests)
+        with pytest.raises(HostFault, match="secret that others than root can reach"):
+            ask(private("s3cret:x\n", 0o640))
+        assert len(server.scheduler.seen.requests) == before
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory):
+    top = tmp_path_factory.mktemp("tls")
+    for name in ("localhost", "elsewhere"):
+        subject = f"/CN={name}", "-addext", f"subjectAltName=DNS:{name}"
+        files = "-keyout", top / f"{name}.key", "-out", top / f"{name}.pem"
+        kind = "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"
+        argv = ["openssl", "req", "-x509", *kind, "-days", "2", "-subj", *subject, *files]
+        subprocess.run(argv, check=True, capture_output=True)
+    return lambda name: (str(top / f"{name}.pem"), str(top / f"{name}.key"))
+
+
+def test_tls_is_always_verified(certificate, monkeypatch):
+    with snapteld_double.serving(tls=certificate("localhost")) as server:
+
+        def ask(ca, host="localhost"):
+            access = Access(f"https://{host}:{server.server_port}", "v2", ca=ca)
+            return within(access, PATIENCE, Client.tasks)
+
+        right, other = certificate("localhost")[0], certificate("elsewhere")[0]
+        assert ask(right) == []
+        with pytest.raises(HostFault, match="CERTIFICATE_VERIFY_FAILED"):
+            ask(other)
+        monkeypatch.setenv("SSL_CERT_FILE", right)
+        with pytest.raises(HostFault, match="CERTIFICATE_VERIFY_FAILED"):
+            ask(other)
+        with pytest.raises(HostFault, match=r"CERTIFICATE_VERIFY_FAILED.*127.0.0.1"):
+            ask(right, "127.0.0.1")
+    with (
+        snapteld_double.serving(tls=certificate("elsewhere")) as server,
+        pytest.raises(HostFault, match=r"CERTIFICATE_VERIFY_FAILED.*not valid for 'localhost'"),
+    ):
+        ask(certificate("elsewhere")[0])
+
+
+def test_the_environment_names_no_proxy(monkeypatch):
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    with snapteld_double.serving() as server:
+        assert within(Access(url_of(server), "v2"), PATIENCE, Client.tasks) == []
+
+
+# -- no snapteld ------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def answering(talk):
+    """Have ``talk(connection)`` answer whoever connects; give the URL."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def one(connection):
+        with connection, contextlib.suppress(OSError):
+            talk(connection)
+
+    def serve():
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = listener.accept()
+                threading.Thread(target=one, args=(connection,), daemon=True).start()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+        thread.join()
+
+
+def says(data):
+    def talk(connection):
+        connection.recv(65536)
+        connection.sendall(data)
+        connection.shutdown(socket.SHUT_WR)
+        connection.recv(65536)
+
+    return talk
+
+
+def reply(body, status="200 OK", more=b""):
+    head = f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\n".encode()
+    return head + more + b"\r\n" + body
+
+
+V2_TASK = b'{"tasks": [{"id": "%s", "name": "a", "task_state": "Running"}]}'
+NONSENSE = {
+    "not http": (b"SSH-2.0-OpenSSH_9.2\r\n", r"SSH-2.0"),
+    "nothing": (b"", "closed connection without response"),
+    "html": (reply(b"<html>hello</html>"), r"no JSON but b'<html>"),
+    "deep": (reply(b"[" * 100000), "no JSON"),
+    "long number": (reply(b"9" * 100000), "no JSON"),
+    "not utf-8": (reply(b'{"tasks": "\xff"}'), "no JSON"),
+    "empty": (reply(b""), "no list at tasks"),
+    "a list": (reply(b"[1, 2]"), "no list at tasks"),
+    "no tasks": (reply(b'{"tasks": null}'), "no list at tasks"),
+    "words": (reply(b'{"tasks": ["a"]}'), "'a' is no task"),
+    "id is a number": (reply(b'{"tasks": [{"id": 1, "name": "a", "task_state": ""}]}'), "no task"),
+    "id is a path": (reply(V2_TASK % b"../plugins"), "is no task"),
+    "id has a line": (reply(V2_TASK % b"a\\r\\nb"), "is no task"),
+    "cut": (b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{}", "IncompleteRead|no list"),
+    "error": (reply(b'{"message": "\\u001b[2Jno"}', "503 Busy"), r"503 '\\x1b\[2Jno'"),
+    "headers": (b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * 200 + b"\r\n", "more than 100 headers"),
+}
+
+
+@pytest.mark.parametrize("name", NONSENSE)
+def test_nonsense_is_an_error_in_one_line(name):
+    data, error = NONSENSE[name]
+    with answering(says(data)) as url, pytest.raises(HostFault, match=error) as found:
+        within(Access(url, "v2"), PATIENCE, Client.tasks)
+    assert str(found.value).isprintable()
+    assert len(str(found.value)) < 500
+
+
+def test_no_redirect_is_followed():
+    with snapteld_double.serving(password="secret") as other:
+        where = f"Location: {url_of(other)}/v2/tasks\r\n".encode()
+        talk = says(reply(b"", "307 Temporary Redirect", where))
+        with answering(talk) as url, pytest.raises(HostFault, match="GET /tasks: 307"):
+            within(Access(url, "v2"), PATIENCE, Client.tasks)
+        assert other.scheduler.seen.requests == []
+
+
+def test_an_answer_without_end_is_not_kept():
+    def talk(connection):
+        connection.recv(65536)
+        connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+        while True:
+            connection.sendall(b" " * 65536)
+
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    error = f"more than {MAX_BYTES >> 20} MiB"
+    with answering(talk) as url, pytest.raises(HostFault, match=error):
+        within(Access(url, "v2"), PATIENCE, Client.tasks)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 * 1024  # KiB
+
+
+def test_nobody_listens():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    with pytest.raises(NotRunning, match="nobody listens there"):
+        within(Access(f"http://127.0.0.1:{port}", "v2"), PATIENCE, Client.tasks)
+
+
+def silent(connection):
+    while connection.recv(65536):
+        pass
+
+
+def drips(connection):
+    connection.sendall(b"HTTP/1.1 200 OK\r\nX: ")
+    while True:
+        connection.sendall(b"x")
+        time.sleep(0.02)
+
+
+def drips_a_body(connection):
+    connection.sendall(b"HTTP/1.0 200 OK\r\n\r\n")
+    while True:
+        connection.sendall(b" ")
+        time.sleep(0.02)
+
+
+def continues(connection):
+    while True:
+        connection.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
+        time.sleep(0.001)
+
+
+def full(connection):
+    """Read nothing, so that a request does not fit into the buffers."""
+    time.sleep(PATIENCE)
+
+
+@pytest.mark.parametrize("talk", [silent, drips, drips_a_body, continues, full])
+def test_the_deadline_holds_whatever_the_other_end_does(talk):
+    with answering(talk) as url:
+        body = b"x" * (64 << 20) if talk is full else b"{}"
+        begun = time.monotonic()
+        with pytest.raises(HostFault, match=r"not done within 0.5 s|timed out"):
+            within(Access(url, "v2"), SHORT, lambda client: client.create(body))
+        assert time.monotonic() - begun < SHORT + 10  # the machine may be busy
+        end = time.monotonic() + PATIENCE
+        while any(each.name == "snapteld" for each in threading.enumerate()):
+            assert time.monotonic() < end, "its thread is still there"
+            time.sleep(0.02)
+
+
+def test_a_connection_that_nobody_takes():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        with contextlib.ExitStack() as stack:
+            for _ in range(4):  # the queue is full
+                waiting = stack.enter_context(socket.socket())
+                waiting.setblocking(False)
+                waiting.connect_ex(listener.getsockname())
+            with pytest.raises(HostFault, match=r"not done within 0.5 s|timed out"):
+                within(Access(url, "v2"), SHORT, Client.tasks)
+
+
+def test_a_name_server_that_does_not_answer_sends_no_task_later(monkeypatch):
+    asked = threading.Event()
+    real = socket.getaddrinfo
+
+    def slow(*arguments, **others):
+        asked.wait(PATIENCE)
+        return real(*arguments, **others)
+
+    with snapteld_double.serving() as server:
+        with monkeypatch.context() as patch:
+            patch.setattr(socket, "getaddrinfo", slow)
+            with pytest.raises(HostFault, match=r"not done within 0\.5 s"):
+                within(Access(url_of(server), "v2"), SHORT, lambda client: client.create(BODY))
+            asked.set()
+            end = time.monotonic() + PATIENCE
+            while any(each.name == "snapteld" for each in threading.enumerate()):
+                assert time.monotonic() < end
+                time.sleep(0.02)
+        assert server.scheduler.seen.requests == []
+
+
+def test_files_are_only_read_if_only_root_can_write_them(tmp_path):
+    path = tmp_path / "ca.pem"
+    path.write_text("")
+    path.chmod(0o666)
+    with pytest.raises(HostFault, match="can be written by others than root"):
+        within(Access("https://localhost:1", "v2", ca=str(path)), PATIENCE, Client.tasks)
+    with pytest.raises(HostFault, match="No such file"):
+        within(
+            Access("https://localhost:1", "v2", ca=f"{path}{os.getpid()}"), PATIENCE, Client.tasks
+        )

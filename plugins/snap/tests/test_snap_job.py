@@ -1,0 +1,211 @@
+"""Jobs on a recorded node, with snapteld's double as a process: all but libvirt is real."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+import snapteld_double
+from device_cases import MACHINE
+from vtorque_core.testing.faults import around_all, orphans, survive
+from vtorque_core.testing.recorded import RecordedJob, RecordedNode, load
+
+EXAMPLE = Path(__file__).parents[1] / "vtorque_snap" / "example-task.json"
+ASKED = {"snap": "true", "vms_per_node": "2"}
+
+
+@contextlib.contextmanager
+def double(**options):
+    """Have it run in a process; give its URL. It has ended afterwards."""
+    argv = [sys.executable, snapteld_double.__file__, json.dumps(options)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield f"http://localhost:{int(process.stdout.readline())}"
+        finally:
+            process.kill()
+
+
+def seen(url):
+    with urllib.request.urlopen(f"{url}/double", timeout=20) as answer:  # noqa: S310
+        return json.load(answer)
+
+
+def recorded(top, url, tables=None, **settings):
+    plugin = {"snap": {"url": url, "template": str(EXAMPLE), "deadline": 10.0, **settings}}
+    plugins = load({"linux-guest", "snap"})
+    return RecordedNode.make(top, MACHINE, plugins, tables={"plugin": plugin, **(tables or {})})
+
+
+def told(node):
+    return json.loads(node.site.paths.proof("1").read_text())["detail"]
+
+
+@pytest.mark.parametrize("version", ["v1", "v2"])
+def test_a_job_has_a_running_task_from_boot_to_end(tmp_path, version):
+    with double() as url:
+        node = recorded(tmp_path / "node", url, version=version)
+        job = node.job(ASKED, "7.srv")
+        run = node.start(job)
+        assert not run.error, run
+        (task,) = seen(url)["tasks"]
+        assert (task["name"], task["task_state"]) == (f"snapTask-{job.owner}-7.srv", "Running")
+        collect = task["workflow"]["collect"]
+        assert collect["tags"]["/intel"] == {"jobid": "7.srv", "username": job.owner, "node": "n1"}
+        guests = {name.split("/")[3] for name in collect["metrics"] if "libvirt" in name}
+        assert len(guests) == 2
+        assert all(any(f"<name>{g}<" in xml for xml in node.domains()) for g in guests)
+        node.release("7.srv")
+        after = seen(url)
+        assert (after["tasks"], after["twice"], len(after["manifests"])) == ([], [], 1)
+
+
+def test_only_who_asks_on_a_node_that_has_it(tmp_path):
+    with double() as url:
+        for number, (pairs, settings, tables, tasks) in enumerate(
+            [
+                ({}, {}, {}, 0),
+                ({"snap": "false"}, {}, {"options": {"snap": {"default": True}}}, 0),
+                ({}, {}, {"options": {"snap": {"default": True}}}, 1),
+                (ASKED, {"nodes": "m.*"}, {}, 0),
+                (ASKED, {"nodes": "n[0-9]"}, {}, 1),
+            ]
+        ):
+            node = recorded(tmp_path / str(number), url, tables, **settings)
+            assert not node.start(node.job(pairs)).error
+            assert (len(seen(url)["tasks"]), told(node)) == (tasks, []), number
+            node.release()
+
+
+def test_the_site_can_forbid_it(tmp_path):
+    tables = {"options": {"snap": {"allow": [False]}}}
+    node = recorded(tmp_path / "node", "http://localhost:1", tables)
+    run = node.start(node.job(ASKED))
+    assert run.kind == "Refused"
+    assert "snap=true: is not allowed" in run.error
+    assert "[options.snap] allow" in run.error
+
+
+def test_without_snapteld_a_job_runs_and_its_user_is_told_once(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as listener:  # in use by nobody afterwards
+        url = f"http://localhost:{listener.getsockname()[1]}"
+    node = recorded(tmp_path / "lax", url)
+    before = node.look()
+    assert not node.start(node.job(ASKED)).error
+    assert len(node.domains()) == 2
+    (line,) = told(node)
+    wanted = f"runs without snap=true on node n1: snapteld at {url}: nobody listens there"
+    assert line == wanted
+    node.release()
+    assert node.look() == before
+    strict = recorded(tmp_path / "strict", url, required=True)
+    before = strict.look()
+    run = strict.start(strict.job(ASKED))
+    assert (run.kind, "nobody listens there" in run.error) == ("NotRunning", True)
+    strict.release()
+    assert strict.look() == before
+
+
+def test_a_template_that_others_can_write_is_not_read(tmp_path):
+    template = tmp_path / "task.json"
+    template.write_bytes(EXAMPLE.read_bytes())
+    template.chmod(0o666)
+    with double() as url:
+        node = recorded(tmp_path / "node", url, template=str(template))
+        assert not node.start(node.job(ASKED)).error
+        assert "can be written by others than root" in told(node)[0]
+        assert seen(url)["tasks"] == []
+        node.release()
+
+
+def test_a_hanging_snapteld_costs_a_job_its_deadline_and_keeps_nothing(tmp_path, capfd):
+    """Neither the job nor its CPUs wait for it: the release notes the task, and is done."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://localhost:{listener.getsockname()[1]}"
+        node = recorded(tmp_path / "node", url, deadline=0.5)
+        begun = time.monotonic()
+        assert not node.start(node.job(ASKED)).error
+        assert "not done within 0.5 s" in told(node)[0] or "timed out" in told(node)[0]
+        node.release()
+        assert time.monotonic() - begun < 20
+    assert capfd.readouterr().err.count("stays in snapteld until the next job's end") == 1
+    assert list(node.site.paths.journal.iterdir()) == []
+    (note,) = (node.site.paths.state / "snap").iterdir()
+    assert json.loads(note.read_text())["url"] == url
+
+
+def test_secrets_are_in_no_journal(tmp_path):
+    template, password = tmp_path / "task.json", tmp_path / "password"
+    template.write_text(EXAMPLE.read_text().replace("CHANGE ME", "t0psecret"))
+    password.write_text("hush-hush\n")
+    password.chmod(0o600)
+    with double(password="hush-hush") as url:
+        node = recorded(tmp_path / "node", url, template=str(template), password=str(password))
+        assert not node.start(node.job(ASKED)).error
+        (journal,) = node.site.paths.journal.iterdir()
+        text = journal.read_text()
+        assert '"snap-task"' in text
+        assert str(password) in text
+        for path in (tmp_path / "node").rglob("*"):
+            if path.is_file():
+                assert b"t0psecret" not in path.read_bytes(), path
+                assert b"hush-hush" not in path.read_bytes(), path
+        assert seen(url)["tasks"][0]["task_state"] == "Running"
+        node.release()
+        assert seen(url)["tasks"] == []
+
+
+# -- kill -9 ----------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class SnapJob(RecordedJob):
+    """A job whose surroundings are snapteld's tasks too."""
+
+    url: str = ""
+
+    def look(self):
+        now = seen(self.url)
+        tasks = [(task["name"], task["task_state"]) for task in now["tasks"]]
+        return {**super().look(), "tasks": tasks, "twice": now["twice"]}
+
+
+@pytest.mark.parametrize("documented", [False, True])
+def test_a_killed_start_leaves_no_task(tmp_path, documented):
+    with double(documented=documented, stopping=0.05) as url, orphans() as left:
+        node = recorded(tmp_path / "node", url, version="v1" if documented else "v2")
+        job = SnapJob(node, node.job(ASKED), left, url)
+        steps = survive(job, lambda step: around_all(step) and step.endswith(" snap-task"))
+    assert {"before create snap-task", "after create snap-task"} <= set(steps)
+
+
+def test_a_start_that_is_killed_before_the_answer_leaves_no_task(tmp_path):
+    """snapteld has created the task; nobody has its id."""
+    with double(slow=1000) as url, orphans() as left:
+        node = recorded(tmp_path / "node", url, deadline=20.0)
+        job = SnapJob(node, node.job(ASKED), left, url)
+        before = job.look()
+        pid = os.fork()
+        if pid == 0:
+            with contextlib.suppress(BaseException):
+                node._start(job.job)
+            os._exit(0)
+        try:
+            end = time.monotonic() + 60
+            while not seen(url)["tasks"]:
+                assert time.monotonic() < end
+                time.sleep(0.02)
+        finally:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        assert [task["task_state"] for task in seen(url)["tasks"]] == ["Stopped"]
+        job.release()
+        assert job.look() == before

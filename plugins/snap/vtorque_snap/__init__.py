@@ -1,0 +1,1 @@
+"""A task of the Snap telemetry framework for each job."""

@@ -1,0 +1,250 @@
+"""What a task needs of snapteld's REST API, v1 and v2, within one deadline.
+
+Facts: Snap's docs/REST_API_V1.md and REST_API_V2.md, and where these are silent its mgmt/rest.
+Version 1 wraps answers in ``{"meta": ..., "body": ...}``. The code of an error says little (v2 has
+500 for a task that is not there), so what has become of a task is looked up in the list.
+
+Nothing is believed of an answer: its size is bounded, its shape checked, no redirect is followed,
+and the environment names neither proxies nor certificates.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import http.client
+import json
+import os
+import re
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Collection
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+from urllib.parse import urlsplit
+
+from vtorque_core.api_node import ConfigError, HostFault, require_root_owned, require_secret
+from vtorque_snap.task import at
+
+T = TypeVar("T")
+MAX_BYTES = 4 << 20  # of an answer: a list of about 10,000 tasks
+_AGAIN = 0.05  # seconds until a task that is being stopped is looked at again
+_ID = re.compile(r"[0-9A-Za-z-]{1,64}", re.ASCII)  # a UUID; it becomes a part of a path
+
+
+class NotRunning(HostFault):
+    """Nobody listens there."""
+
+
+@dataclass(frozen=True)
+class Access:
+    """Where snapteld is and how to get in. ``password`` and ``ca`` are files; empty: none."""
+
+    url: str
+    version: Literal["v1", "v2"]
+    user: str = ""
+    password: str = ""
+    ca: str = ""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One line of the list. ``state``: Running, Stopped, Stopping, Disabled or Ended."""
+
+    id: str
+    name: str
+    state: str
+
+
+def within(access: Access, seconds: float, work: Callable[[Client], T]) -> T:
+    """Do all of ``work`` within so many seconds, whatever a name server or snapteld does.
+
+    In a thread, since a look-up of a name has no time limit of its own. Raises HostFault.
+    """
+    client = Client(access, time.monotonic() + seconds)
+    done: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(work(client))
+        except BaseException as error:
+            done.set_exception(error)
+        finally:
+            client.close()
+
+    thread = threading.Thread(target=run, name="snapteld", daemon=True)
+    thread.start()
+    try:
+        return done.result(timeout=seconds)
+    except TimeoutError:
+        client.abort()
+        raise client.late(seconds) from None
+    finally:
+        thread.join(timeout=0.1)
+
+
+def read_trusted(path: str | Path, *, secret: bool = False) -> bytes:
+    """Read a file that only root can write, or even read. Raises HostFault with what is wrong."""
+    try:
+        (require_secret if secret else require_root_owned)(Path(path), uid=os.geteuid())
+        with Path(path).open("rb") as file:
+            return file.read(1 << 20)
+    except ConfigError as error:
+        raise HostFault(str(error)) from None
+    except OSError as error:
+        raise HostFault(f"{path}: {error.strerror}") from None
+
+
+class Client:
+    """One connection. ``until``: of ``time.monotonic()``; no request is sent after it."""
+
+    def __init__(self, access: Access, until: float) -> None:
+        self.access = access
+        self._until = until
+        self._headers = {"Content-Type": "application/json"}
+        self._connection: http.client.HTTPConnection | None = None
+        self._socket: socket.socket | None = None
+        self._refusal = ""
+
+    def tasks(self) -> list[Task]:
+        """Return all tasks. Raises HostFault."""
+        path = "body.ScheduledTasks" if self.access.version == "v1" else "tasks"
+        entries = at(self._ask(200, "GET", "/tasks"), path)
+        if not isinstance(entries, list):
+            raise self._nonsense(f"no list at {path}")
+        return [self._task(entry) for entry in entries]
+
+    def create(self, manifest: bytes) -> str:
+        """Create a task, which does not run yet; return its id. Raises HostFault."""
+        value = self._ask(201, "POST", "/tasks", manifest)
+        return self._task(at(value, "body") if self.access.version == "v1" else value).id
+
+    def start(self, task: str) -> None:
+        """Have it run. Raises HostFault."""
+        self._ask(200, "PUT", self._action(task, "start"))
+
+    def remove(self, names: Collection[str]) -> bool:
+        """Stop and delete all tasks of these names; return whether there were any.
+
+        One that somebody else removes, stops or disables at the same time is fine: it ends when
+        none is in the list. Raises HostFault.
+        """
+        found = self._named(names)
+        were = bool(found)
+        while found:
+            for task in found:
+                if task.state == "Running":
+                    self._tell("PUT", self._action(task.id, "stop"))
+                self._tell("DELETE", f"/tasks/{task.id}")
+            found = self._named(names)
+            if found:
+                time.sleep(_AGAIN)
+        return were
+
+    def _named(self, names: Collection[str]) -> list[Task]:
+        return [task for task in self.tasks() if task.name in names]
+
+    def late(self, seconds: float) -> HostFault:
+        """Return the error that the time is up."""
+        refusal = f"; it has said: {self._refusal}" if self._refusal else ""
+        return HostFault(f"snapteld at {self.access.url}: not done within {seconds:g} s{refusal}")
+
+    def abort(self) -> None:
+        """Have whoever waits for an answer fail. From another thread."""
+        self._until = 0.0
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._connection is not None:
+            self._connection.close()
+
+    def _action(self, task: str, word: str) -> str:
+        return f"/tasks/{task}" + (f"/{word}" if self.access.version == "v1" else f"?action={word}")
+
+    def _ask(self, code: int, method: str, path: str, body: bytes | None = None) -> Any:
+        """Return the answer to what must work."""
+        status, value = self._tell(method, path, body)
+        # 204: a change has an empty answer in v2.
+        if status != code and not (method == "PUT" and status == 204):
+            raise HostFault(f"snapteld at {self.access.url}: {self._refusal}")
+        return value
+
+    def _tell(self, method: str, path: str, body: bytes | None = None) -> tuple[int, Any]:
+        """Return status and value of an answer, noting an error. Raises HostFault."""
+        status, data = self._exchange(method, f"/{self.access.version}{path}", body)
+        if status == 401:
+            user = f"user {self.access.user!r}" if self.access.password else "without a password"
+            raise HostFault(f"snapteld at {self.access.url}: does not let us in ({user}): 401")
+        try:
+            value = json.loads(data) if data else None
+        except (ValueError, RecursionError):
+            raise self._nonsense(f"no JSON but {data[:60]!r} ({status})") from None
+        if not 200 <= status < 300:
+            said = (
+                at(value, "body.message")
+                or at(value, "message")
+                or data[:80].decode("ascii", "replace")
+            )
+            self._refusal = f"{method} {path.partition('?')[0]}: {status} {ascii(said)[:200]}"
+        return status, value
+
+    def _exchange(self, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
+        try:
+            connection = self._connected(self._left())
+            connection.sock.settimeout(self._left())  # less than before: a name was looked up
+            connection.request(method, path, body, self._headers)
+            with connection.getresponse() as response:
+                data = response.read(MAX_BYTES + 1)
+        except ConnectionRefusedError:
+            raise NotRunning(f"snapteld at {self.access.url}: nobody listens there") from None
+        except (OSError, http.client.HTTPException) as error:
+            what = str(error) or type(error).__name__
+            raise HostFault(f"snapteld at {self.access.url}: {ascii(what)[:200]}") from None
+        if len(data) > MAX_BYTES:
+            raise self._nonsense(f"more than {MAX_BYTES >> 20} MiB")
+        return response.status, data
+
+    def _left(self) -> float:
+        """Return seconds, more than 0. Raises HostFault."""
+        left = self._until - time.monotonic()
+        if left <= 0:
+            raise HostFault(f"snapteld at {self.access.url}: no time left")
+        return left
+
+    def _connected(self, seconds: float) -> http.client.HTTPConnection:
+        if self._connection is None:
+            self._connection = self._new(seconds)
+        if self._connection.sock is None:  # at first, and when the other end has closed it
+            self._connection.timeout = seconds
+            self._connection.connect()
+        self._socket = self._connection.sock
+        return self._connection
+
+    def _new(self, seconds: float) -> http.client.HTTPConnection:
+        access, url = self.access, urlsplit(self.access.url)
+        if access.password:
+            password = read_trusted(access.password, secret=True).rstrip(b"\r\n")
+            word = base64.b64encode(access.user.encode() + b":" + password).decode("ascii")
+            self._headers["Authorization"] = f"Basic {word}"
+        host, port = url.hostname or "", url.port
+        if url.scheme != "https":
+            return http.client.HTTPConnection(host, port, timeout=seconds)
+        certificates = read_trusted(access.ca).decode("ascii", "replace")
+        context = ssl.create_default_context(cadata=certificates)
+        return http.client.HTTPSConnection(host, port, timeout=seconds, context=context)
+
+    def _task(self, entry: Any) -> Task:
+        fields = [at(entry, key) for key in ("id", "name", "task_state")]
+        if not all(isinstance(field, str) for field in fields) or not _ID.fullmatch(fields[0]):
+            raise self._nonsense(f"{ascii(entry)[:100]} is no task")
+        return Task(*fields)
+
+    def _nonsense(self, what: str) -> HostFault:
+        return HostFault(f"snapteld at {self.access.url}: is that snapteld? It answers {what}")

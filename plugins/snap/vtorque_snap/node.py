@@ -1,0 +1,134 @@
+"""Snap on the node, as root: a task for each job, from its guests' start to its end."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+from urllib.parse import urlsplit
+
+from vtorque_core.api import hookimpl, setting
+from vtorque_core.api_node import HealthCheck, HealthResult, HostFault, NodeJob, Resource, Site
+from vtorque_snap.plugin import SNAP
+from vtorque_snap.task import SnapTask, fill, is_local, manifest, noted
+
+
+@dataclass(frozen=True)
+class Settings:
+    """``[plugin.snap]``."""
+
+    url: str = setting("http://localhost:8181", doc="snapteld's REST API")
+    version: Literal["v1", "v2"] = setting("v2", doc="of that API")
+    template: str = setting(
+        "/etc/vtorque/snap-task.json", doc="the task: metrics, interval, publisher (JSON)"
+    )
+    name: str = setting(
+        "snapTask-[username]-[jobid]", doc="of the task; needs [node] if snapteld is elsewhere"
+    )
+    user: str = setting("snap", doc="who logs in, if there is a password")
+    password: str = setting(
+        "", doc="snapteld's password, by https or to this node", secret_file=True
+    )
+    ca: str = setting("", doc="certificates that an https server's is checked by (PEM file)")
+    deadline: float = setting(2.0, doc="most that a job waits for snapteld", unit="s")
+    required: bool = setting(False, doc="fail a job whose task does not start; false: only warn")
+    nodes: str = setting(".*", doc="regular expression of the names of the nodes that have Snap")
+
+    def __post_init__(self) -> None:
+        url, here = urlsplit(self.url), is_local(self.url)
+        plain = not (url.path.strip("/") or url.query or url.fragment or url.username)
+        if url.scheme not in ("http", "https") or not url.hostname or not plain:
+            raise ValueError(f"url = {self.url!r}: write http://HOST:PORT or https://HOST:PORT")
+        _ = url.port  # a ValueError of its own
+        if url.scheme == "https" and not self.ca:
+            raise ValueError("ca must be set for https: the certificates that it is checked by")
+        if url.scheme == "http" and self.password and not here:
+            raise ValueError("password would go over the network in clear text: use https")
+        if "[jobid]" not in self.name or not (here or "[node]" in self.name):
+            raise ValueError("name must have [jobid] in it, and [node] if url is another machine")
+        if not 0.5 <= self.deadline <= 20:  # the release of a record may take 30 s
+            raise ValueError(f"deadline = {self.deadline:g} s: must be 0.5 to 20 s")
+        if ":" in self.user:
+            raise ValueError("user must have no colon (RFC 7617)")
+        try:
+            re.compile(self.nodes)
+        except re.error as error:
+            raise ValueError(f"nodes is not a regular expression: {error}") from None
+
+
+@hookimpl
+def vtorque_settings() -> Iterator[type[Settings]]:
+    """Declare ``[plugin.snap]``."""
+    yield Settings
+
+
+@hookimpl
+def vtorque_resources() -> Iterator[type[Resource]]:
+    """Yield the task."""
+    yield SnapTask
+
+
+@hookimpl
+def vtorque_post_boot(job: NodeJob) -> None:
+    """Start the task. Without one the job runs too, unless the site says otherwise."""
+    settings, first = job.site[Settings], job.guests[0]
+    if not first[SNAP] or not re.fullmatch(settings.nodes, first.node):
+        return
+    try:
+        job.acquire(_task(job, settings))
+    except HostFault as error:
+        if settings.required:
+            raise
+        job.warn(f"runs without snap=true on node {first.node}: {error}")
+
+
+def _task(job: NodeJob, settings: Settings) -> SnapTask:
+    from vtorque_snap.client import read_trusted  # noqa: PLC0415 (8 ms, only if needed)
+
+    values = {"jobid": job.id, "username": job.user.name, "node": job.guests[0].node}
+    name = fill(settings.name, values)
+    body = manifest(
+        read_trusted(settings.template), name, values, [guest.name for guest in job.guests]
+    )
+    return SnapTask(
+        name,
+        settings.url.rstrip("/"),
+        settings.version,
+        settings.user,
+        settings.password,
+        settings.ca,
+        settings.deadline,
+        str(job.site.paths.state / "snap"),
+        body,
+    )
+
+
+@hookimpl
+def vtorque_health_checks() -> Iterator[HealthCheck]:
+    """Yield what ``vtorque doctor`` asks."""
+    yield HealthCheck("snap: snapteld", check)
+
+
+def check(site: Site) -> Iterator[HealthResult]:
+    """Say whether snapteld answers and the template is one."""
+    from vtorque_snap.client import Access, read_trusted, within  # noqa: PLC0415
+
+    settings = site[Settings]
+    access = Access(settings.url, settings.version, settings.user, settings.password, settings.ca)
+    bad: Literal["failed", "warning"] = "failed" if settings.required else "warning"
+    try:
+        values = {"jobid": "1", "username": "someone", "node": "node"}
+        manifest(read_trusted(settings.template), "name", values, ["guest"])
+        tasks = within(access, settings.deadline, lambda client: client.tasks())
+    except HostFault as error:
+        yield HealthResult(bad, str(error), fix="[plugin.snap] in the site config, or snapteld")
+        return
+    yield HealthResult("ok", f"{settings.url} answers and has {len(tasks)} tasks")
+    left = [name for _, name in noted(str(site.paths.state / "snap"), settings.url.rstrip("/"))]
+    if left:
+        yield HealthResult(
+            "warning",
+            f"snapteld has still to delete {', '.join(left)[:300]}",
+            fix="the next end of a job with snap=true does it; or snaptel task stop and remove",
+        )

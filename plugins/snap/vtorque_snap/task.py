@@ -1,0 +1,175 @@
+"""One job's task in snapteld: its manifest, and the resource that it is."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import re
+import sys
+import syslog
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+from urllib.parse import urlsplit
+
+from vtorque_core.api_node import HostFault, Resource, unjournalled
+
+_SETTLE = 0.2  # seconds: a killed start may have sent a request that snapteld is still at
+_OWN = ("localhost", "127.0.0.1", "::1")
+
+
+def is_local(url: str) -> bool:
+    """Return whether a URL is of this machine."""
+    return urlsplit(url).hostname in _OWN
+
+
+def at(value: Any, path: str) -> Any:
+    """Return what is at ``a.b`` in nested objects; None if it is not there."""
+    for key in path.split("."):
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
+
+
+def fill(text: str, values: Mapping[str, str]) -> str:
+    """Put values in the place of ``[jobid]`` and the like; other words in brackets stay."""
+    return re.sub(r"\[(\w+)\]", lambda found: values.get(found[1], found[0]), text)
+
+
+def manifest(template: bytes, name: str, values: Mapping[str, str], guests: Sequence[str]) -> bytes:
+    """Return the body of the request that creates a task (Snap's docs/TASKS.md).
+
+    Args:
+        template: a task manifest; in its texts ``[jobid]``, ``[username]`` and ``[node]`` are
+            replaced. A key with ``[guest]`` in it, such as a metric, is there for each guest.
+        name: of the task.
+        values: what the placeholders stand for; also the tags of all metrics.
+        guests: names of their domains.
+
+    Raises HostFault if the template is no manifest.
+    """
+    try:
+        task = _filled(json.loads(template), values, guests)
+    except (ValueError, RecursionError) as error:
+        raise HostFault(f"template: is no JSON: {error}") from None
+    metrics, tags = (at(task, f"workflow.collect.{key}") for key in ("metrics", "tags"))
+    if not isinstance(metrics, dict) or not all(len(each) > 1 for each in metrics or [""]):
+        raise HostFault("template: has no workflow.collect.metrics (Snap's docs/TASKS.md)")
+    tags = {} if tags is None else tags
+    if not isinstance(tags, dict) or not all(isinstance(each, dict) for each in tags.values()):
+        raise HostFault("template: workflow.collect.tags are not tags (Snap's docs/TASKS.md)")
+    for metric in metrics:  # the first character separates: /intel/psutil, |intel|psutil
+        root = metric[0] + metric[1:].split(metric[0])[0]
+        tags[root] = {**tags.get(root, {}), **values}
+    task["workflow"]["collect"]["tags"] = tags
+    task |= {"name": name, "start": False}
+    # snapteld replaces $NAME in what it gets by its own environment (core/task.go, UnmarshalBody).
+    return json.dumps(task).replace("$", "\\u0024").encode("ascii")
+
+
+def _filled(value: Any, values: Mapping[str, str], guests: Sequence[str]) -> Any:
+    if isinstance(value, str):
+        return fill(value, values)
+    if isinstance(value, list):
+        return [_filled(item, values, guests) for item in value]
+    if not isinstance(value, dict):
+        return value
+    pairs = []
+    for key, item in value.items():
+        for guest in guests if "[guest]" in key else [""]:
+            known = {**values, "guest": guest} if guest else values
+            pairs.append((fill(key, known), _filled(item, known, guests)))
+    return dict(pairs)
+
+
+@dataclass(frozen=True)
+class SnapTask(Resource):
+    """A running task. It is known by its name: its id comes only after it is there.
+
+    A release never fails: CPUs and memory of the job would wait for it. What snapteld does not
+    delete is noted in ``notes``, and the release of a later job's task tries again.
+
+    Args:
+        name: the task's; no other on that snapteld has it.
+        url, version, user, password, ca: as :class:`vtorque_snap.client.Access`.
+        deadline: seconds for all of ``create()``, and of ``release()``.
+        notes: a directory of root's.
+        body: the manifest; it may contain passwords.
+    """
+
+    kind: ClassVar[str] = "snap-task"
+    scope: ClassVar[Literal["job", "node"]] = "job"
+    volatile: ClassVar[bool] = False  # snapteld may be on another machine
+
+    name: str
+    url: str
+    version: Literal["v1", "v2"]
+    user: str
+    password: str
+    ca: str
+    deadline: float
+    notes: str
+    body: bytes = unjournalled(b"")
+
+    def create(self) -> None:
+        """Create and start it, in the place of any other of its name. Raises HostFault."""
+        from vtorque_snap.client import Client, within  # noqa: PLC0415 (8 ms, only if needed)
+
+        def work(client: Client) -> None:
+            client.remove({self.name})
+            client.start(client.create(self.body))
+
+        within(self._access(), self.deadline, work)
+
+    def release(self) -> None:
+        """Stop and delete it, and what earlier releases have left; one that is gone is fine."""
+        from vtorque_snap.client import Client, NotRunning, within  # noqa: PLC0415
+
+        left = dict(noted(self.notes, self.url))
+
+        def work(client: Client) -> None:
+            if not client.remove({self.name, *left.values()}):
+                time.sleep(_SETTLE)
+                client.remove({self.name})
+
+        try:
+            within(self._access(), self.deadline, work)
+        except NotRunning as error:
+            if not is_local(self.url):
+                return self._note(str(error))
+        except HostFault as error:
+            return self._note(str(error))
+        for path in left:
+            path.unlink(missing_ok=True)
+        return None
+
+    def _access(self) -> Any:
+        from vtorque_snap.client import Access  # noqa: PLC0415
+
+        return Access(self.url, self.version, self.user, self.password, self.ca)
+
+    def _note(self, why: str) -> None:
+        """Leave the task to a later release."""
+        said = f"task {self.name} stays in snapteld until the next job's end: {why}"
+        sys.stderr.write(f"vtorque: warning: snap: {said}\n")
+        syslog.syslog(syslog.LOG_WARNING, f"vtorque: snap: {said}")
+        key = hashlib.sha256(f"{self.url}\n{self.name}".encode()).hexdigest()[:32]
+        text = json.dumps({"url": self.url, "name": self.name})
+        with contextlib.suppress(OSError):  # a full disk
+            Path(self.notes).mkdir(mode=0o700, exist_ok=True)
+            (Path(self.notes) / key).write_text(text, encoding="utf-8")
+
+
+def noted(notes: str, url: str) -> Iterator[tuple[Path, str]]:
+    """Yield (file, task name) of what could not be deleted at a URL. Only root can read them."""
+    try:
+        paths = sorted(Path(notes).iterdir())
+    except OSError:
+        return
+    for path in paths:
+        with contextlib.suppress(OSError, ValueError):
+            note = json.loads(path.read_text(encoding="utf-8"))  # of a killed writer: empty
+            if note["url"] == url:
+                yield path, str(note["name"])
