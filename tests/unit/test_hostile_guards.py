@@ -1,0 +1,227 @@
+"""Each hostile request depends on a guard, and each guard is needed: taken away, attacks get on.
+
+Guards are found in the source (:mod:`guards`), so a new one without an attack fails here. What an
+attack may cost root in memory and CPU time is bounded, and each bound is needed too.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import pwd
+import time
+import tracemalloc
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from guards import Guard, guards, without
+from hostile_requests import BLOBS, DAMAGED, PAIRS, SITE, TOKENS, document, token
+from vtorque_core import api_options, limits, policy, prologue, request, setup, units
+from vtorque_core.api import FileData
+from vtorque_core.api_batch import BatchJob, Life, Outcome
+from vtorque_core.config import build, parse_toml
+from vtorque_core.errors import Refused
+from vtorque_core.plugins import Plugins
+from vtorque_core.proof import Proof
+from vtorque_core.request import Request, from_token
+
+PLUGINS = Plugins()
+PLUGINS.register("core", api_options, "vtorque-core")
+CONFIG = Path("/etc/vtorque/vtorque.toml")
+STRICT = build(parse_toml(SITE, CONFIG), PLUGINS)
+
+Attack = Callable[[], object]
+
+
+def decided(wanted: Request) -> object:
+    return policy.decide(wanted, STRICT, PLUGINS)
+
+
+ATTACKS: dict[str, Attack] = {
+    **{f"bytes: {name}": lambda b=blob: Request.decode(b) for name, (blob, _) in BLOBS.items()},
+    **{f"token: {name}": lambda t=text: from_token(t) for name, (text, _) in TOKENS.items()},
+    **{
+        f"{key}={value!a}": lambda k=key, v=value: decided(Request(((k, v),)))
+        for key, value in PAIRS
+    },
+    "text's place": lambda: decided(Request(files={"img": FileData("micro", b"")})),
+    "a key twice, unseen by the decoder": lambda: decided(
+        Request((("img", "micro"),), {"img": FileData("micro", b"")})
+    ),
+}
+# The rest is of the submit side, which runs as the user, and of other options' parsers.
+GUARDS = [
+    *guards(request, ("Request.decode", "_json", "_unique", "_no_constant", "_object", "_list")),
+    *guards(request, ("_string", "_key", "_pair", "_files", "from_token")),
+    *(g for g in guards(api_options) if g.function != "no_parse"),
+    *guards(units, ("size_mib", "count", "boolean")),
+    *guards(limits, ("refusal",)),
+    # Two plugins of one key: no attack's doing.
+    *(g for g in guards(policy, ("decide", "_value")) if "str(error)" not in g.text),
+]
+
+
+def ends(attack: Attack) -> str:
+    """Return the refusal, "accepted", or what root would have crashed with."""
+    try:
+        attack()
+    except Refused as error:
+        return str(error)
+    except Exception as error:
+        return f"crash: {type(error).__name__}"
+    return "accepted"
+
+
+REFUSALS = {name: ends(attack) for name, attack in ATTACKS.items()}
+
+
+def test_there_are_as_many_attacks_as_it_seems():
+    assert len(set(REFUSALS)) == len(ATTACKS) >= 110
+    for name, words in REFUSALS.items():
+        assert words != "accepted" and not words.startswith("crash"), name
+        assert words.isprintable() and len(words) < 400, name
+
+
+@pytest.mark.parametrize("guard", GUARDS, ids=str)
+def test_without_this_guard_an_attack_ends_otherwise(guard: Guard):
+    with without(guard):
+        changed = {name for name, attack in ATTACKS.items() if ends(attack) != REFUSALS[name]}
+    assert changed
+    assert ends(ATTACKS[min(changed)]) == REFUSALS[min(changed)], "the guard is back"
+
+
+def test_each_attack_needs_a_guard():
+    left = dict(REFUSALS)
+    for guard in GUARDS:
+        with without(guard):
+            left = {name: words for name, words in left.items() if ends(ATTACKS[name]) == words}
+    assert not left
+
+
+LIMITS = {
+    "MAX_REQUEST": "bytes: a valid request, too long",
+    "MAX_PAIRS": "bytes: 201 pairs",
+    "MAX_FILES": "bytes: 17 files",
+    "MAX_FILE": "bytes: large file",
+    "MAX_VALUE": "bytes: value of 4097",
+    "MAX_FILE_NAME": "bytes: file's long name",
+    "_MAX_TOKEN": "token: 400 kB",
+}
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_each_limit_is_needed(name, monkeypatch):
+    monkeypatch.setattr(request, name, 1 << 40)
+    assert ends(ATTACKS[LIMITS[name]]) != REFUSALS[LIMITS[name]]
+
+
+# -- what an attack costs -------------------------------------------------------------------------
+
+
+def cost(attack: Attack) -> tuple[float, float]:
+    """Return CPU seconds, and MiB at the peak beside what the attacker has sent."""
+    start = time.process_time()
+    ends(attack)
+    seconds = time.process_time() - start
+    tracemalloc.start()
+    ends(attack)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return seconds, peak / (1 << 20)
+
+
+@pytest.mark.parametrize("kind", ["bytes", "token", ""])
+def test_no_attack_costs_root_much(kind):
+    costs = {n: cost(a) for n, a in ATTACKS.items() if n.partition(": ")[0] == kind or not kind}
+    assert max(seconds for seconds, _ in costs.values()) < 1
+    assert max(mib for _, mib in costs.values()) < 8
+
+
+def test_a_bomb_would_cost_much_without_its_limit(monkeypatch):
+    monkeypatch.setattr(request, "MAX_REQUEST", 1 << 30)
+    bomb = token(b"\1" + zlib.compress(b"[" * 20_000_000, 9))
+    assert cost(lambda: from_token(bomb))[1] > 16
+
+
+def test_the_dearest_valid_request_costs_little():
+    """All that the limits allow at once, unpacked, read and decided."""
+    half = base64.b64encode(bytes(45_000)).decode()
+    blob = document(
+        vm=[[f"k{n}", "x" * 20] for n in range(200)],
+        files={f"f{n}": {"name": "x", "data": half} for n in range(2)},
+    )
+    assert 120_000 < len(blob) <= request.MAX_REQUEST
+    packed = request.to_token(blob)
+    seconds, mib = cost(lambda: decided(Request.decode(from_token(packed))))
+    assert (seconds < 1, mib < 8) == (True, True), (seconds, mib)
+
+
+# -- all the way through root's prologue ----------------------------------------------------------
+
+
+class Batch:
+    """A node part that passes a forged request on, and keeps what it is told."""
+
+    def __init__(self, job: BatchJob) -> None:
+        self._job, self.told = job, []
+
+    def job(self, argv, environ):
+        return self._job
+
+    def alive(self, ids):
+        return dict.fromkeys(ids, Life.ALIVE)
+
+    def finish(self, job, outcome, reason):
+        self.told.append((outcome, reason))
+        return 0
+
+
+@pytest.fixture
+def node(tmp_path, monkeypatch):
+    """A node of one's own, which has nothing but directories: a start would come to an end soon."""
+    tmp_path.chmod(0o755)
+    text = SITE + f'[paths]\nstate = "{tmp_path}/state"\nrun = "{tmp_path}/run"\n'.encode()
+    site = build(parse_toml(text, CONFIG), PLUGINS)
+    for directory, mode in setup._directories(site):
+        directory.mkdir(mode=0o755, parents=True, exist_ok=True)
+        directory.chmod(mode)
+    return site
+
+
+OWNER = pwd.getpwuid(os.getuid() or 65534).pw_name
+FORGED = {
+    **{name: blob for name, (blob, _) in BLOBS.items()},
+    **{f"{k}={v!a}": document(vm=[[k, v]]) for k, v in PAIRS},
+}
+
+
+def test_roots_prologue_refuses_them_all_and_acquires_nothing(node, tmp_path):
+    """The user is told why; what is left on the node is that word alone."""
+    for number, (name, blob) in enumerate(FORGED.items()):
+        job = BatchJob(f"{number}.srv", OWNER, "n1", ("n1",), blob)
+        batch = Batch(job)
+        assert prologue.run(batch, node, PLUGINS, (), {}) == 0
+        ((outcome, reason),) = batch.told
+        assert outcome is Outcome.REFUSED, (name, reason)
+        if name in BLOBS:
+            assert reason == DAMAGED + BLOBS[name][1]
+        told = Proof.decode(node.paths.proof(job.id).read_bytes())
+        assert (told.state, told.reason, told.guests) == ("refused", reason, ())
+        for proof in (node.paths.proof(job.id), *node.paths.journal.iterdir()):
+            proof.unlink()
+    left = {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if not p.is_dir()}
+    # Locks, and what is kept of every job for its owner to read, with the reason.
+    held = {each for each in left if not each.startswith(("run/locks/", "state/kept/"))}
+    assert held <= {"run/node.lock", "state/timelines.jsonl"}, held
+
+
+def test_a_request_that_cannot_be_had_is_no_mans_job(node):
+    """Someone who is no user here, and root, get no guest, whatever the request."""
+    good = document()
+    for owner, outcome in (("root", Outcome.REFUSED), ("no-such-user-x", Outcome.HOST_FAULT)):
+        batch = Batch(BatchJob("1.srv", owner, "n1", ("n1",), good))
+        prologue.run(batch, node, PLUGINS, (), {})
+        assert [told for told, _ in batch.told] == [outcome]
