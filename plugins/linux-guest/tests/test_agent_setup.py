@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -36,6 +37,25 @@ def test_setup_steps_and_ready(binary: Path) -> None:
         StatusReader(status).wait_ready(time.monotonic() + 20, steps.append)
         assert steps[-1] == "network"
         assert run(agent.session(), sh("echo x"))[1] == b"x\n"
+
+
+@pytest.mark.parametrize("abstract", [False, True])
+def test_systemd_is_told_when_the_guest_is_ready(
+    binary: Path, tmp_path: Path, abstract: bool
+) -> None:
+    name = f"@vtorque-test-{os.getpid()}" if abstract else str(tmp_path / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind(name.replace("@", "\0"))
+        listener.settimeout(20)
+        waiting = f"until [ -e {tmp_path}/go ]; do sleep 0.05; done"
+        with LocalAgent(binary, waiting, notify=name) as agent:
+            listener.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                listener.recv(100)
+            (tmp_path / "go").touch()
+            agent.ready()
+            listener.settimeout(20)
+            assert listener.recv(100) == b"READY=1"
 
 
 @pytest.mark.parametrize(

@@ -103,6 +103,11 @@ def test_instance_id_is_unique_per_attempt(plan) -> None:
     assert first["instance-id"] != second["instance-id"]
 
 
+def test_only_our_own_images_are_set_up_in_the_first_stage(plan) -> None:
+    assert parsed(cloudinit.meta_data(plan(image=DEBIAN)))["dsmode"] == "local"
+    assert "dsmode" not in parsed(cloudinit.meta_data(plan(image=ROCKY)))
+
+
 def test_static_address(plan) -> None:
     assert parsed(cloudinit.network_config(plan(image=DEBIAN))) == {
         "version": 1,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -148,3 +149,15 @@ def test_names_in_all_networks_are_known_to_hosts_and_ssh(plan) -> None:
 def _known_hosts(guest):
     files = {path: text for path, text, *_ in contents.ssh_files(guest)}
     return files["/etc/ssh/ssh_known_hosts"].splitlines()
+
+
+def test_it_waits_for_the_address_that_cloud_init_has_described(fake_root: FakeRoot, plan) -> None:
+    guest = plan(image=DEBIAN)
+    head = "Iface\tDestination\tGateway\n"
+    fake_root.write("/proc/net/route", head)
+    route = shlex.quote(str(fake_root.path / "proc/net/route"))
+    fake_root.stub("sleep", f"#!/bin/sh\nprintf 'eth0\\t0A560000\\n' >>{route}\n")
+    ran = fake_root.setup(guest, [])
+    assert ran.code == 0, ran.output
+    assert "network 10.86.0.16" in ran.steps
+    assert fake_root.read("/proc/net/route") == head + "eth0\t0A560000\n"

@@ -77,13 +77,13 @@ def meta_data(guest: GuestPlan) -> bytes:
     """Return meta-data. An instance-id used before with another MAC leaves a guest offline.
 
     The guest's name has job id, attempt, node and index in it, so no two guests share one.
+    Our own images run no stage but cloud-init's first before READY, so all is done in that:
+    ``dsmode: local`` (cloud-init's documentation, "NoCloud").
     """
-    return _json(
-        {
-            "instance-id": f"{guest.name}-{guest.attempt}",
-            "local-hostname": guest.hostname,
-        }
-    )
+    data = {"instance-id": f"{guest.name}-{guest.attempt}", "local-hostname": guest.hostname}
+    if has_agent(guest.image):
+        data["dsmode"] = "local"
+    return _json(data)
 
 
 def network_config(guest: GuestPlan) -> bytes:

@@ -111,6 +111,8 @@ def build(
     micro = boots_micro(guest.image)
     if micro:
         _base(script, guest)
+    else:
+        _addresses(script, guest)
     _identity(script, guest)
     _files(script, guest, _of(items, GuestFile))
     _environment(script, guest, _of(items, EnvVar))
@@ -156,6 +158,15 @@ def _base(script: _Script, guest: GuestPlan) -> None:
         # Debian's busybox has no ntpd; the guest then keeps the host's clock, which it booted with.
         servers = " ".join(f"-p {quote(server)}" for server in guest.ntp)
         script.call(f"if command -v ntpd >/dev/null; then run ntpd {servers}; fi")
+
+
+def _addresses(script: _Script, guest: GuestPlan) -> None:
+    """Wait until the network that cloud-init has described is up: mounts and peers need it."""
+    for address in guest.addresses:
+        if address.ip or address.dhcp:
+            script.step(f"network {address.network} {_how(address)}".replace("  ", " "))
+            script.call("find_nic", quote(address.mac.lower()))
+            script.call("await_address")
 
 
 def _how(address: Address) -> str:

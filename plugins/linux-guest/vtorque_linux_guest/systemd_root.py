@@ -14,6 +14,7 @@ from vtorque_linux_guest.filetree import FileTree, Node
 from vtorque_linux_guest.micro import AGENT
 from vtorque_linux_guest.recipe import DEBIAN
 
+_GENERATORS = "etc/systemd/system-generators"  # a link to /dev/null masks: systemd.generator(7)
 _UNITS = ("etc/systemd/system", "usr/lib/systemd/system", "lib/systemd/system")
 
 # Never of use in a guest that lives for one job: waiting for networks, timers, login prompts.
@@ -26,7 +27,21 @@ MASKED = (
     *("systemd-random-seed.service", "systemd-pstore.service", "systemd-update-utmp.service"),
     *("systemd-update-utmp-runlevel.service", "systemd-binfmt.service", "modprobe@drm.service"),
     *("modprobe@configfs.service", "modprobe@dm_mod.service", "modprobe@loop.service"),
+    *("modprobe@fuse.service", "sys-fs-fuse-connections.mount", "sys-kernel-debug.mount"),
+    *("sys-kernel-tracing.mount", "systemd-network-generator.service"),
+    *("systemd-journal-flush.service", "systemd-sysusers.service"),
 )
+# Before the first unit, one process after the other, most of them shells: for what an image from a
+# recipe does not have, and cloud-init's, which searches the machine for a source of data.
+GENERATORS = (
+    *("systemd-cryptsetup-generator", "systemd-integritysetup-generator"),
+    *("systemd-veritysetup-generator", "systemd-gpt-auto-generator"),
+    *("systemd-hibernate-resume-generator", "systemd-getty-generator"),
+)
+CLOUD_INIT_GENERATOR = "cloud-init-generator"
+CLOUD_INIT_TARGET = "cloud-init.target"
+# A Python of its own for what the seed has its first stage do; from 24.3 on all are one process.
+SECOND_STAGE = "cloud-init.service"
 # cloud-init starts it when the seed names time servers; the clock is the host's until then.
 DISABLED = ("systemd-timesyncd.service", "chronyd.service")
 ENABLED = {
@@ -44,17 +59,22 @@ _FILES = {
     "etc/hostname": "localhost\n",
     # Empty: systemd makes a new one in each guest (machine-id(5)).
     "etc/machine-id": "",
-    # Only what the seed asks for; its modules and the data source are all that runs.
+    # Only what the seed asks for; its modules and the data source are all that runs. Nothing after
+    # the first stage may touch sshd (set-passwords restarts it): jobs of several guests use it.
     "etc/cloud/cloud.cfg.d/90-vtorque.cfg": (
         "datasource_list: [NoCloud, None]\n"
         "cloud_init_modules: [seed_random, write-files, set_hostname, update_hostname,"
         " users-groups, ssh]\n"
-        "cloud_config_modules: [set-passwords, ntp, runcmd]\n"
+        "cloud_config_modules: [ntp, runcmd]\n"
         "cloud_final_modules: [scripts-user, final-message]\n"
         # Should the seed bring no host key: an RSA key takes many seconds under emulation.
         "ssh_genkeytypes: [ed25519]\n"
     ),
     "etc/ssh/sshd_config.d/10-vtorque.conf": "PermitRootLogin no\nPasswordAuthentication no\n",
+    # The rest of cloud-init takes seconds under emulation, and nothing that READY means.
+    "etc/systemd/system/cloud-config.service.d/10-vtorque.conf": (
+        "[Unit]\nAfter=vtorque-agent.service\n"
+    ),
     "etc/systemd/journald.conf.d/10-vtorque.conf": "[Journal]\nStorage=volatile\n",
 }
 
@@ -101,11 +121,24 @@ def finish(tree: FileTree, family: str, agent: bytes, started: int) -> None:
         enable(tree, unit)
     for unit in DISABLED:
         disable(tree, unit)
-    for unit in MASKED:
+    for unit in (*MASKED, SECOND_STAGE):
         tree.link(f"etc/systemd/system/{unit}", "/dev/null")
+    for generator in GENERATORS:
+        tree.link(f"{_GENERATORS}/{generator}", "/dev/null")
+    _always_cloud_init(tree)
     tree.link("etc/systemd/system/default.target", "/usr/lib/systemd/system/multi-user.target")
     _name_servers(tree, family)
     _times(tree, started)
+
+
+def _always_cloud_init(tree: FileTree) -> None:
+    """Do what cloud-init's generator does when it finds data: each guest has a seed."""
+    found = _unit(tree, CLOUD_INIT_TARGET)
+    if found is None:
+        return
+    wants = "etc/systemd/system/multi-user.target.wants"
+    tree.link(f"{wants}/{CLOUD_INIT_TARGET}", f"/{found[0]}")
+    tree.link(f"{_GENERATORS}/{CLOUD_INIT_GENERATOR}", "/dev/null")
 
 
 def enable(tree: FileTree, unit: str) -> None:

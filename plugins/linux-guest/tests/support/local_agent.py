@@ -37,6 +37,7 @@ class LocalAgent:
         groups: Iterable[int] = (),
         extra: str = "",
         sync: bool = False,
+        notify: str = "",
     ) -> None:
         # Not pytest's directory: it is closed to other users, and the job is one.
         self.path = Path(tempfile.mkdtemp(prefix="vtorque-agent-"))
@@ -73,6 +74,7 @@ class LocalAgent:
         environment = {
             "PATH": os.environ["PATH"],
             "ASAN_OPTIONS": "detect_stack_use_after_return=0",
+            "NOTIFY_SOCKET": notify,
         }
         self.process = subprocess.Popen(
             [binary, self.conf], stdin=subprocess.DEVNULL, stderr=self._log, env=environment

@@ -153,9 +153,9 @@ static _Noreturn void setup_child(int steps, int output) {
     dup2(output, 1);
     dup2(output, 2);
     char shell[sizeof conf.container + 16], path[sizeof conf.container + 128];
-    char *own[] = {path, "HOME=/root", "LC_ALL=C", NULL}; /* a container may have no tools at all */
+    char *own[] = {path, "HOME=/root", "LC_ALL=C", NULL}; /* root runs none of a container's tools */
     snprintf(shell, sizeof shell, "%s/bin/sh", conf.container);
-    snprintf(path, sizeof path, "PATH=%s/bin:%s", conf.container, env[0] + strlen("PATH="));
+    snprintf(path, sizeof path, "PATH=%s/bin", conf.container);
     execle(shell, "sh", conf.setup, (char *)NULL, conf.container[0] != '\0' ? own : env);
     dprintf(2, "%s: %s", shell, strerror(errno));
     _exit(127);
@@ -165,6 +165,7 @@ static void setup_start(void) {
     int steps, output;
     if (conf.setup[0] == '\0') {
         set_result("READY 1", "");
+        service_ready();
         return;
     }
     if (pipe_for_child(&setup.steps, &steps, true, geteuid()) < 0 ||
@@ -228,6 +229,7 @@ static void setup_ended(void) {
     setup.exited = false;
     if (WIFEXITED(setup.status) && WEXITSTATUS(setup.status) == 0) {
         set_result("READY 1", "");
+        service_ready();
     } else if (setup.tail_size > 0) {
         snprintf(text + n, sizeof text - (size_t)n, "%.*s", (int)setup.tail_size, setup.tail);
         set_failed(text);

@@ -4,10 +4,13 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 /* The child's user owns the pipe, or a script's `echo x > /dev/stderr` (a new open) is refused. */
@@ -65,6 +68,24 @@ int pty_open(int *master, int *slave, const uint16_t *winsize, uid_t owner) {
         return -1;
     pty_winsize(*slave, winsize);
     return 0;
+}
+
+/* Tells systemd that what waits for this service may start (sd_notify(3)). */
+void service_ready(void) {
+    struct sockaddr_un to = {.sun_family = AF_UNIX};
+    const char *path = getenv("NOTIFY_SOCKET");
+    size_t n = path == NULL ? 0 : strlen(path);
+    if (n < 2 || n >= sizeof to.sun_path || (path[0] != '/' && path[0] != '@'))
+        return;
+    memcpy(to.sun_path, path, n);
+    if (path[0] == '@')
+        to.sun_path[0] = '\0';
+    int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    if (fd < 0)
+        return;
+    socklen_t length = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + n);
+    sendto(fd, "READY=1", 7, MSG_NOSIGNAL, (struct sockaddr *)&to, length);
+    close(fd);
 }
 
 /* proc(5): pid (comm) state ppid pgrp session; comm may hold anything, also ") ". */

@@ -105,6 +105,19 @@ find_nic() {
     if [ -z "$NIC" ]; then fail "no network card has the address $1"; fi
 }
 
+# Until NIC has an address, and so a route to its network (proc(5), /proc/net/route). Whoever needs
+# the network fails by itself where there is none after 15 s.
+await_address() {
+    tries=0
+    while [ "$tries" -lt 75 ] && [ -r "$R/proc/net/route" ]; do
+        while read -r name _; do
+            if [ "$name" = "$NIC" ]; then return 0; fi
+        done <"$R/proc/net/route"
+        tries=$((tries + 1))
+        sleep 0.2
+    done
+}
+
 # disk serial; sets DISK
 find_disk() {
     DISK=

@@ -1,0 +1,64 @@
+"""What the builder makes of an installed system; none of it runs here."""
+
+from __future__ import annotations
+
+import pytest
+
+from vtorque_core.api_node import Refused
+from vtorque_linux_guest import systemd_root
+from vtorque_linux_guest.filetree import FileTree
+
+SYSTEM = {
+    "usr/lib/systemd/systemd": b"",
+    "usr/bin/cloud-init": b"",
+    "usr/lib/systemd/system/cloud-init.target": b"[Unit]\n",
+    "usr/lib/systemd/system/ssh.service": b"[Install]\nWantedBy=multi-user.target\n",
+}
+UNITS = "etc/systemd/system"
+GENERATOR = "etc/systemd/system-generators/cloud-init-generator"
+
+
+def finished(files: dict[str, bytes]) -> FileTree:
+    tree = FileTree()
+    for path, content in files.items():
+        tree.file(path, content, 0o755)
+    systemd_root.finish(tree, "debian", b"agent", 2_000_000_000)
+    return tree
+
+
+def target(tree: FileTree, path: str) -> bytes | None:
+    node = tree.find(path, follow=False)
+    return None if node is None else node.read(4096)
+
+
+def test_cloud_init_is_wanted_without_a_search_for_data() -> None:
+    tree = finished(SYSTEM)
+    wants = f"{UNITS}/multi-user.target.wants"
+    assert (
+        target(tree, f"{wants}/cloud-init.target") == b"/usr/lib/systemd/system/cloud-init.target"
+    )
+    assert target(tree, GENERATOR) == b"/dev/null"
+    assert target(tree, f"{UNITS}/cloud-init.service") == b"/dev/null"
+    assert target(tree, f"{UNITS}/cloud-init-local.service") is None
+
+
+def test_without_the_target_cloud_init_keeps_its_generator() -> None:
+    tree = finished({k: v for k, v in SYSTEM.items() if not k.endswith("cloud-init.target")})
+    assert target(tree, GENERATOR) is None
+
+
+def test_nothing_restarts_sshd_once_the_job_may_use_it() -> None:
+    tree = finished(SYSTEM)
+    assert target(tree, f"{UNITS}/multi-user.target.wants/ssh.service") is not None
+    found = tree.find("etc/cloud/cloud.cfg.d/90-vtorque.cfg")
+    assert found is not None
+    _, _, later = found.read(4096).decode().partition("cloud_config_modules:")
+    assert later
+    assert "set-passwords" not in later
+    assert "ssh]" not in later
+
+
+@pytest.mark.parametrize("missing", ["usr/lib/systemd/systemd", "usr/bin/cloud-init"])
+def test_a_system_that_would_not_boot_is_refused(missing: str) -> None:
+    with pytest.raises(Refused, match="would not boot"):
+        finished({k: v for k, v in SYSTEM.items() if k != missing})
