@@ -13,8 +13,8 @@ import pytest
 
 import snapteld_double
 from vtorque_core.api_node import HostFault
-from vtorque_snap.client import MAX_BYTES, Access, Client, NotRunning, within
-from vtorque_snap.task import manifest
+from vtorque_snap.client import MAX_BYTES, Client, NotRunning, within
+from vtorque_snap.task import Access, manifest
 
 EXAMPLE = Path(__file__).parents[1] / "vtorque_snap" / "example-task.json"
 BODY = manifest(EXAMPLE.read_bytes(), "a-task", {"jobid": "1"}, ["vt-1"])

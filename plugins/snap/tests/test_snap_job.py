@@ -40,7 +40,10 @@ def seen(url):
 
 
 def recorded(top, url, tables=None, **settings):
-    plugin = {"snap": {"url": url, "template": str(EXAMPLE), "deadline": 10.0, **settings}}
+    template = top.with_suffix(".json")
+    template.write_bytes(EXAMPLE.read_bytes())  # a checkout may be writable by its group
+    template.chmod(0o600)
+    plugin = {"snap": {"url": url, "template": str(template), "deadline": 10.0, **settings}}
     plugins = load({"linux-guest", "snap"})
     return RecordedNode.make(top, MACHINE, plugins, tables={"plugin": plugin, **(tables or {})})
 

@@ -11,7 +11,7 @@ from vtorque_core.api_node import HostFault
 from vtorque_core.testing.harness import PluginSite
 from vtorque_snap import node
 from vtorque_snap.node import Settings
-from vtorque_snap.task import SnapTask, fill, manifest, noted
+from vtorque_snap.task import Access, SnapTask, fill, manifest, noted
 
 EXAMPLE = Path(__file__).parents[1] / "vtorque_snap" / "example-task.json"
 VALUES = {"jobid": "12[3].srv", "username": "an$a", "node": "n1"}
@@ -128,19 +128,18 @@ def test_settings_that_do():
 # -- the resource -----------------------------------------------------------------------------
 
 
-def task_of(server, name="t-1", notes="/nonexistent", body=None, **changes):
-    fields = {
-        "name": name,
-        "url": f"http://localhost:{server.server_port}",
-        "version": "v2",
-        "user": "snap",
-        "password": "",
-        "ca": "",
-        "deadline": 10.0,
-        "notes": str(notes),
-        "body": body or manifest(EXAMPLE.read_bytes(), name, VALUES, ["g"]),
-    }
-    return SnapTask(**{**fields, **changes})
+def task_of(server, name="t-1", notes="/nonexistent", body=None, host="localhost", version="v2"):
+    body = body or manifest(EXAMPLE.read_bytes(), name, VALUES, ["g"])
+    access = Access(f"http://{host}:{server.server_port}", version)
+    return SnapTask(name, access, 10.0, str(notes), body)
+
+
+def example(top):
+    """Return a copy that nobody else can write; a checkout may be writable by its group."""
+    path = top / "task.json"
+    path.write_bytes(EXAMPLE.read_bytes())
+    path.chmod(0o600)
+    return str(path)
 
 
 def names(server):
@@ -213,37 +212,37 @@ def test_what_a_dead_snapteld_keeps_is_deleted_by_a_later_release(tmp_path, caps
         one.release()
         assert capsys.readouterr().err.count("task one stays in snapteld until the next job") == 1
         one.release()  # noted once
-        assert [name for _, name in noted(str(notes), one.url)] == ["one"]
+        assert [name for _, name in noted(str(notes), one.access.url)] == ["one"]
         assert oct(notes.stat().st_mode & 0o777) == "0o700"
-        site = PluginSite(settings=(Settings(url=one.url, template=str(EXAMPLE)),))
+        site = PluginSite(settings=(Settings(url=one.access.url, template=example(tmp_path)),))
         object.__setattr__(site.paths, "state", tmp_path)
         server.scheduler.options.password = ""
         _, left = node.check(site)
         assert (left.status, "delete one" in left.message) == ("warning", True)
-        task_of(server, "far", notes, url=one.url.replace("localhost", "127.0.0.1")).release()
+        task_of(server, "far", notes, host="127.0.0.1").release()
         assert names(server) == ["one"]  # noted for another snapteld
         (notes / "half-written").write_text("")
         two.create()
         two.release()
         assert names(server) == []
-        assert list(noted(str(notes), one.url)) == []
+        assert list(noted(str(notes), one.access.url)) == []
         assert len(list(node.check(site))) == 1
 
 
 def test_a_snapteld_of_this_machine_that_has_ended_has_no_tasks(tmp_path):
     with snapteld_double.serving() as server:
         here = task_of(server, notes=tmp_path / "snap")
-        far = task_of(server, notes=tmp_path / "snap", url=f"http://127.0.0.2:{server.server_port}")
+        far = task_of(server, notes=tmp_path / "snap", host="127.0.0.2")
         here.create()
     here.release()
     assert not (tmp_path / "snap").exists()
     far.release()
-    assert [name for _, name in noted(str(tmp_path / "snap"), far.url)] == ["t-1"]
+    assert [name for _, name in noted(str(tmp_path / "snap"), far.access.url)] == ["t-1"]
 
 
 def test_doctor_says_how_it_is(tmp_path):
     with snapteld_double.serving() as server:
-        settings = {"url": f"http://localhost:{server.server_port}", "template": str(EXAMPLE)}
+        settings = {"url": f"http://localhost:{server.server_port}", "template": example(tmp_path)}
 
         def asked(**changes):
             return next(iter(node.check(PluginSite(settings=(Settings(**settings, **changes),)))))
@@ -251,6 +250,6 @@ def test_doctor_says_how_it_is(tmp_path):
         assert asked().status == "ok"
         settings["template"] = str(tmp_path / "none")
         assert "none: No such file" in asked().message
-        settings["template"] = str(EXAMPLE)
+        settings["template"] = example(tmp_path)
     assert asked().status == "warning"
     assert asked(required=True).status == "failed"

@@ -24,11 +24,11 @@ from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from vtorque_core.api_node import ConfigError, HostFault, require_root_owned, require_secret
-from vtorque_snap.task import at
+from vtorque_snap.task import Access, at
 
 T = TypeVar("T")
 MAX_BYTES = 4 << 20  # of an answer: a list of about 10,000 tasks
@@ -38,17 +38,6 @@ _ID = re.compile(r"[0-9A-Za-z-]{1,64}", re.ASCII)  # a UUID; it becomes a part o
 
 class NotRunning(HostFault):
     """Nobody listens there."""
-
-
-@dataclass(frozen=True)
-class Access:
-    """Where snapteld is and how to get in. ``password`` and ``ca`` are files; empty: none."""
-
-    url: str
-    version: Literal["v1", "v2"]
-    user: str = ""
-    password: str = ""
-    ca: str = ""
 
 
 @dataclass(frozen=True)

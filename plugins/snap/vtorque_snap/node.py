@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from vtorque_core.api import hookimpl, setting
 from vtorque_core.api_node import HealthCheck, HealthResult, HostFault, NodeJob, Resource, Site
 from vtorque_snap.plugin import SNAP
-from vtorque_snap.task import SnapTask, fill, is_local, manifest, noted
+from vtorque_snap.task import Access, SnapTask, fill, is_local, manifest, noted
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,12 @@ class Settings:
         except re.error as error:
             raise ValueError(f"nodes is not a regular expression: {error}") from None
 
+    @property
+    def access(self) -> Access:
+        """Return how to get to snapteld."""
+        url = self.url.rstrip("/")
+        return Access(url, self.version, self.user, self.password, self.ca)
+
 
 @hookimpl
 def vtorque_settings() -> Iterator[type[Settings]]:
@@ -91,17 +97,11 @@ def _task(job: NodeJob, settings: Settings) -> SnapTask:
     body = manifest(
         read_trusted(settings.template), name, values, [guest.name for guest in job.guests]
     )
-    return SnapTask(
-        name,
-        settings.url.rstrip("/"),
-        settings.version,
-        settings.user,
-        settings.password,
-        settings.ca,
-        settings.deadline,
-        str(job.site.paths.state / "snap"),
-        body,
-    )
+    return SnapTask(name, settings.access, settings.deadline, _notes(job.site), body)
+
+
+def _notes(site: Site) -> str:
+    return str(site.paths.state / "snap")
 
 
 @hookimpl
@@ -112,20 +112,19 @@ def vtorque_health_checks() -> Iterator[HealthCheck]:
 
 def check(site: Site) -> Iterator[HealthResult]:
     """Say whether snapteld answers and the template is one."""
-    from vtorque_snap.client import Access, read_trusted, within  # noqa: PLC0415
+    from vtorque_snap.client import read_trusted, within  # noqa: PLC0415
 
     settings = site[Settings]
-    access = Access(settings.url, settings.version, settings.user, settings.password, settings.ca)
     bad: Literal["failed", "warning"] = "failed" if settings.required else "warning"
     try:
         values = {"jobid": "1", "username": "someone", "node": "node"}
         manifest(read_trusted(settings.template), "name", values, ["guest"])
-        tasks = within(access, settings.deadline, lambda client: client.tasks())
+        tasks = within(settings.access, settings.deadline, lambda client: client.tasks())
     except HostFault as error:
         yield HealthResult(bad, str(error), fix="[plugin.snap] in the site config, or snapteld")
         return
     yield HealthResult("ok", f"{settings.url} answers and has {len(tasks)} tasks")
-    left = [name for _, name in noted(str(site.paths.state / "snap"), settings.url.rstrip("/"))]
+    left = [name for _, name in noted(_notes(site), settings.access.url)]
     if left:
         yield HealthResult(
             "warning",

@@ -12,13 +12,26 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 from urllib.parse import urlsplit
 
 from vtorque_core.api_node import HostFault, Resource, unjournalled
 
 _SETTLE = 0.2  # seconds: a killed start may have sent a request that snapteld is still at
 _OWN = ("localhost", "127.0.0.1", "::1")
+
+
+class Access(NamedTuple):
+    """Where snapteld is and how to get in.
+
+    ``version``: v1 or v2; ``password``, ``ca``: files, empty: none.
+    """
+
+    url: str
+    version: str
+    user: str = ""
+    password: str = ""
+    ca: str = ""
 
 
 def is_local(url: str) -> bool:
@@ -93,7 +106,7 @@ class SnapTask(Resource):
 
     Args:
         name: the task's; no other on that snapteld has it.
-        url, version, user, password, ca: as :class:`vtorque_snap.client.Access`.
+        access: the fields of :class:`Access`.
         deadline: seconds for all of ``create()``, and of ``release()``.
         notes: a directory of root's.
         body: the manifest; it may contain passwords.
@@ -104,11 +117,7 @@ class SnapTask(Resource):
     volatile: ClassVar[bool] = False  # snapteld may be on another machine
 
     name: str
-    url: str
-    version: Literal["v1", "v2"]
-    user: str
-    password: str
-    ca: str
+    access: tuple[str, ...]
     deadline: float
     notes: str
     body: bytes = unjournalled(b"")
@@ -121,13 +130,14 @@ class SnapTask(Resource):
             client.remove({self.name})
             client.start(client.create(self.body))
 
-        within(self._access(), self.deadline, work)
+        within(Access(*self.access), self.deadline, work)
 
     def release(self) -> None:
         """Stop and delete it, and what earlier releases have left; one that is gone is fine."""
         from vtorque_snap.client import Client, NotRunning, within  # noqa: PLC0415
 
-        left = dict(noted(self.notes, self.url))
+        url = self.access[0]
+        left = dict(noted(self.notes, url))
 
         def work(client: Client) -> None:
             if not client.remove({self.name, *left.values()}):
@@ -135,9 +145,9 @@ class SnapTask(Resource):
                 client.remove({self.name})
 
         try:
-            within(self._access(), self.deadline, work)
+            within(Access(*self.access), self.deadline, work)
         except NotRunning as error:
-            if not is_local(self.url):
+            if not is_local(url):
                 return self._note(str(error))
         except HostFault as error:
             return self._note(str(error))
@@ -145,21 +155,16 @@ class SnapTask(Resource):
             path.unlink(missing_ok=True)
         return None
 
-    def _access(self) -> Any:
-        from vtorque_snap.client import Access  # noqa: PLC0415
-
-        return Access(self.url, self.version, self.user, self.password, self.ca)
-
     def _note(self, why: str) -> None:
         """Leave the task to a later release."""
         said = f"task {self.name} stays in snapteld until the next job's end: {why}"
         sys.stderr.write(f"vtorque: warning: snap: {said}\n")
         syslog.syslog(syslog.LOG_WARNING, f"vtorque: snap: {said}")
-        key = hashlib.sha256(f"{self.url}\n{self.name}".encode()).hexdigest()[:32]
-        text = json.dumps({"url": self.url, "name": self.name})
+        text = json.dumps({"url": self.access[0], "name": self.name})
         with contextlib.suppress(OSError):  # a full disk
             Path(self.notes).mkdir(mode=0o700, exist_ok=True)
-            (Path(self.notes) / key).write_text(text, encoding="utf-8")
+            name = hashlib.sha256(text.encode()).hexdigest()[:32]
+            (Path(self.notes) / name).write_text(text, encoding="utf-8")
 
 
 def noted(notes: str, url: str) -> Iterator[tuple[Path, str]]:
