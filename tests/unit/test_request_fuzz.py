@@ -1,0 +1,164 @@
+"""Anything that arrives where a request travels is read whole, or refused in one line.
+
+Valid requests are bent at random places: a short run of what a coverage-guided fuzzer did at
+length (doc/security.md, "Fuzzed").
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import zlib
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from vtorque_core import request
+from vtorque_core.batch import pbs_convention as pbs
+from vtorque_core.config import build, parse_toml
+from vtorque_core.errors import Refused
+from vtorque_core.plugins import Plugins
+from vtorque_core.policy import decide
+from vtorque_core.request import Request, from_token, to_token
+from vtorque_pbs import channel, query
+from vtorque_slurm import comment, hostlist
+
+PLUGINS = Plugins.load(node=False)
+SITE = build(parse_toml(b'[options.ram]\nmax = "4G"\n', Path("/etc/x.toml")), PLUGINS)
+DOCUMENT = {
+    "v": 1,
+    "vm": [["ram", "1G"], ["vcpus", "2"], ["img", "micro"]],
+    "files": {"vm_prologue": {"name": "a.sh", "data": "IyEvYmluL3NoCg=="}},
+    "shell": "/bin/bash",
+}
+nasty = st.sampled_from(
+    [None, True, -0.0, 1e308, 2**63, -1, "", "\0", "\ud800", "\u202e", "x" * 5000, [], {}, [[]]]
+)
+anything = st.recursive(
+    nasty | st.text(max_size=9) | st.integers(),
+    lambda below: st.lists(below, max_size=3) | st.dictionaries(st.text(max_size=4), below),
+    max_leaves=6,
+)
+
+
+def bent(value, draw):
+    """Return the value with one of its parts, at whatever depth, made something else."""
+    if isinstance(value, dict) and value and draw(st.integers(0, 5)):
+        key = draw(st.sampled_from(sorted(value)))
+        changed = dict(value)
+        part = bent(changed.pop(key), draw)
+        return changed | {draw(st.sampled_from([key, key, key, "extra", "v"])): part}
+    if isinstance(value, list) and value and draw(st.integers(0, 5)):
+        place = draw(st.integers(0, len(value) - 1))
+        copies = draw(st.sampled_from([0, 1, 1, 1, 2, 300]))
+        return [*value[:place], *[bent(value[place], draw)] * copies, *value[place + 1 :]]
+    return draw(anything)
+
+
+@st.composite
+def documents(draw):
+    return json.dumps(bent(DOCUMENT, draw)).encode()
+
+
+@st.composite
+def damaged(draw, whole):
+    """Return bytes with some cut out, put in or said twice."""
+    data = draw(whole)
+    for _ in range(draw(st.integers(1, 3))):
+        start = draw(st.integers(0, len(data)))
+        end = min(len(data), start + draw(st.integers(0, 9)))
+        new = draw(st.binary(max_size=3) | st.just(data[start:end] * 2))
+        data = data[:start] + new + data[end:]
+    return data
+
+
+def read_or_refused(read, *args):
+    """Return what was read, None if it was refused; every other error is a finding."""
+    try:
+        return read(*args)
+    except Refused as error:
+        line = str(error)
+        assert line.isprintable() and len(line) < 20_000
+        return None
+
+
+def followed(blob):
+    """Follow a request to the job that root would start."""
+    found = read_or_refused(Request.decode, blob)
+    if found is not None:
+        assert Request.decode(found.encode()) == found
+        read_or_refused(decide, found, SITE, PLUGINS)
+
+
+WHOLE = st.just(json.dumps(DOCUMENT).encode())
+
+
+@settings(deadline=None, max_examples=100)
+@given(documents() | damaged(WHOLE) | damaged(documents()))
+def test_a_bent_request_is_read_or_refused(blob):
+    followed(blob)
+
+
+@settings(deadline=None, max_examples=100)
+@given(damaged(WHOLE.map(zlib.compress)))
+def test_a_bent_token_is_read_or_refused(data):
+    word = "vt1:" + base64.urlsafe_b64encode(b"\1" + data).decode().rstrip("=")
+    blob = read_or_refused(from_token, word)
+    if blob is not None:
+        assert len(blob) <= request.MAX_REQUEST
+        followed(blob)
+
+
+tokens = WHOLE.map(to_token) | damaged(WHOLE.map(lambda b: to_token(b).encode())).map(
+    lambda data: data.decode("utf-8", "surrogateescape")
+)
+around = st.text(st.sampled_from("abc ,+;=:\n\tvt1other#VTORQUE-REQUEST"), max_size=30)
+places = st.tuples(around, tokens, around).map("".join) | st.text(max_size=60)
+
+
+@settings(deadline=None, max_examples=100)
+@given(places)
+@example("x vt1: vt1:AHt9 ")
+def test_a_bent_slurm_comment_or_script_is_read_or_refused(text):
+    raw = text.encode("utf-8", "surrogateescape" if not text.isprintable() else "replace")
+    for word in (comment.find(text), comment.find_in_script(b"#!/bin/sh\n" + raw)):
+        if word is not None:
+            blob = read_or_refused(from_token, word)
+            if blob is not None:
+                followed(blob)
+    assert raw.endswith(comment.strip(raw))
+
+
+@settings(deadline=None, max_examples=50)
+@given(places, places)
+def test_a_bent_torque_resource_list_is_read_or_refused(resources, variables):
+    asked = pbs.parse_resources(f"nodes=1,other={resources}")
+    word = channel.torque_word(asked)
+    for each in (word, *map(channel.hash_word, filter(str.isascii, variables.split(",")))):
+        if each is not None:
+            blob = read_or_refused(channel.torque_blob, each, variables)
+            if blob is not None:
+                followed(blob)
+    pbs.ppn(resources)
+    for jobs in (query.torque_jobs(resources), query.openpbs_jobs(resources)):
+        assert isinstance(jobs, list)
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.text(st.sampled_from("n0123456789[]-,x"), max_size=24))
+@example("n[1-999999999]")
+@example("n[" * 12)
+def test_a_bent_list_of_hosts_is_bounded(text):
+    for read in (hostlist.expand, hostlist.counts):
+        with contextlib.suppress(ValueError):
+            assert len(read(text)) <= 100_000
+
+
+def test_the_comparison_can_fail(monkeypatch):
+    """A parser that crashed on one of these would be a finding."""
+    monkeypatch.setattr(request, "_pair", lambda item: (item[0], item[1]))
+    with pytest.raises(TypeError):
+        followed(json.dumps(DOCUMENT | {"vm": [None]}).encode())

@@ -1,0 +1,190 @@
+"""What vsub accepts the node accepts, and what the node refuses vsub refuses, in the same words.
+
+Both as they really run: vsub's whole way from its arguments to the bytes that it submits, with the
+declaring halves of all installed plugins; the node's way from bytes that anyone may have written,
+with both halves. Only the batch system in between is played.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from vtorque_core import policy
+from vtorque_core.api import BatchSystem, hookimpl
+from vtorque_core.api_batch import SubmitArgs
+from vtorque_core.cli import vsub
+from vtorque_core.config import build, parse_toml
+from vtorque_core.errors import Refused
+from vtorque_core.plugins import Plugins
+from vtorque_core.request import Request, from_token, to_token
+
+CONFIG = """
+[batch]
+system = "played"
+vm_by_default = true
+[images]
+pool = "/nonexistent"
+[options.ram]
+min = 128
+max = "4G"
+[options.vcpus]
+max = 8
+[options.img]
+default = "micro"
+allow = ["micro", "deb-*"]
+[options.distro]
+deny = ["old*"]
+[options.disk]
+allow = ["/data/*"]
+[options.keep]
+deny = [true]
+[options.vm_epilogue]
+deny = ["*"]
+"""
+SCRIPT = b"#!/bin/sh\nexit 0\n"
+
+
+class Played:
+    """A batch system that keeps what vsub submits; ``-vm`` is all that it knows."""
+
+    def __init__(self) -> None:
+        self.blobs: list[bytes] = []
+
+    def split(self, argv):
+        return SubmitArgs(vm=tuple(argv[1::2]), rest=("job.sh",), content=SCRIPT)
+
+    def submit(self, args, blob, needs):
+        self.blobs.append(blob)
+        return 0
+
+    @hookimpl
+    def vtorque_batch_systems(self):
+        yield BatchSystem("played", submitter=lambda _site: self, node=None, shell=None)
+
+
+def half(node: bool):
+    """Return one side's batch system, site and plugins."""
+    plugins, played = Plugins.load(node=node), Played()
+    assert not plugins.broken
+    plugins.register("played", played, "tests")
+    return (
+        played,
+        build(parse_toml(CONFIG.encode(), Path("/etc/x.toml")), plugins, node=node),
+        plugins,
+    )
+
+
+FRONT, NODE = half(node=False), half(node=True)
+OPTIONS = FRONT[2].options()
+GIVEN = {
+    "ram": ["1G", "64M", "8G", "512"], "vcpus": ["1", "8", "9"], "img": ["micro", "deb-12", "arch"],
+    "distro": ["debian", "old-one"], "disk": ["/data/x", "/etc/shadow", "x"],
+    "keep": ["true", "false", "1"],
+}  # fmt: skip
+keys = st.sampled_from(sorted(OPTIONS)) | st.sampled_from(["shares", "qemu_args"])
+words = st.sampled_from(
+    ["true", "on", "off", "0", "1", "4", "1-3", "all", "auto", "64M", "1G", "0000:00:01.0", "x:y"]
+)
+text = st.text(st.characters(exclude_categories=["Cs"], exclude_characters=",\0"), max_size=12)
+
+
+@st.composite
+def pairs(draw):
+    found = {}
+    for key in draw(st.lists(keys, unique=True, max_size=4)):
+        own = GIVEN.get(key) or [OPTIONS[key].show(OPTIONS[key].default)] if key in OPTIONS else []
+        value = draw(st.sampled_from([*own, "on"]) | words | text).strip()
+        found[key] = value or "x"
+    return found
+
+
+def on_the_front_end(wanted, where):
+    """Return vsub's refusals, and what it has submitted."""
+    played, site, plugins = FRONT
+    played.blobs.clear()
+    argv = []
+    (where / "file").write_bytes(SCRIPT)
+    for key, value in wanted.items():
+        is_file = key in OPTIONS and OPTIONS[key].names_file(value)
+        argv += ["-vm", f"{key}={where / 'file' if is_file else value}"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(vsub, "load_for_user", lambda: (site, plugins))
+        try:
+            assert vsub.submit(argv) == 0
+        except Refused as error:
+            return error.refusals, None
+    (blob,) = played.blobs
+    return (), blob
+
+
+def forged(wanted):
+    """Return the same request, written by hand."""
+    names_file = {k for k, v in wanted.items() if k in OPTIONS and OPTIONS[k].names_file(v)}
+    vm = [[k, v] for k, v in wanted.items() if k not in names_file]
+    data = {"name": "file", "data": base64.b64encode(SCRIPT).decode()}
+    files = dict.fromkeys(names_file, data)
+    return json.dumps({"v": 1, "vm": vm, "files": files, "shell": None}).encode()
+
+
+def on_the_node(blob, node=NODE):
+    """Return root's refusals, and the job that it would start."""
+    _, site, plugins = node
+    try:
+        return (), policy.decide(Request.decode(from_token(to_token(blob))), site, plugins)
+    except Refused as error:
+        return error.refusals, None
+
+
+@settings(deadline=None, max_examples=150)
+@given(pairs())
+@example({})
+@example({"ram": "8G", "img": "arch", "shares": "/"})
+@example({"vm_prologue": "x"})
+@example({"vm_epilogue": "x", "ram": "1G"})
+def test_both_sides_say_the_same(tmp_path_factory, wanted):
+    refusals, blob = on_the_front_end(wanted, tmp_path_factory.getbasetemp())
+    by_hand, job = on_the_node(forged(wanted))
+    # A name that was never a key is told before the values are looked at, on the front end.
+    unknown = set(wanted) - set(OPTIONS)
+    assert (blob is None) == (job is None)
+    if not unknown:
+        assert [str(each) for each in refusals] == [str(each) for each in by_hand]
+    if blob is not None:
+        _, submitted = on_the_node(blob)
+        assert submitted is not None
+        assert (submitted.values, submitted.given) == (job.values, job.given)
+
+
+def test_both_sides_have_the_same_keys_and_limits():
+    """With the acting halves loaded too there is no other option, default or limit."""
+    assert set(NODE[2].options()) == set(OPTIONS)
+    assert NODE[1].options == FRONT[1].options
+
+
+def test_a_node_of_another_policy_would_be_noticed():
+    """The comparison can fail: it is the node's own decision that is looked at."""
+    _, _, plugins = NODE
+    stricter = CONFIG.replace('max = "4G"', 'max = "1G"')
+    site = build(parse_toml(stricter.encode(), Path("/etc/x.toml")), plugins, node=True)
+    blob = forged({"ram": "2G"})
+    assert on_the_node(blob)[1] is not None
+    assert on_the_node(blob, (None, site, plugins))[1] is None
+
+
+@pytest.mark.parametrize("side", ["vsub", "node"])
+def test_a_side_that_does_not_decide_would_be_noticed(side, monkeypatch, tmp_path):
+    def lenient(request, site, plugins):
+        pairs = [pair for pair in request.pairs if pair[0] != "ram"]
+        return real(Request(tuple(pairs), request.files), site, plugins)
+
+    real = policy.decide
+    monkeypatch.setattr(*((vsub, "decide") if side == "vsub" else (policy, "decide")), lenient)
+    wanted = {"ram": "8G"}
+    accepted = on_the_front_end(wanted, tmp_path)[1], on_the_node(forged(wanted))[1]
+    assert [each is not None for each in accepted] == [side == "vsub", side == "node"]
