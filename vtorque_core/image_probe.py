@@ -1,7 +1,8 @@
 """What is on a raw disk: partitions, and in an ext4 root file system distribution and kernel.
 
-A look, not a proof: what cannot be seen (XFS, LVM, encryption) is left to whoever adds the image.
-debugfs(8) reads the file system without mounting it, confined as :mod:`image_tool` says.
+A look, not a proof: what cannot be seen (XFS, LVM, encryption) is named, and left to whoever adds
+the image. Nothing is ever mounted: debugfs(8) reads the file system, confined as
+:mod:`image_tool` says.
 """
 
 from __future__ import annotations
@@ -31,6 +32,25 @@ _ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,60}", re.ASCII)
 _MACHINES = {62: "x86_64", 183: "aarch64", 21: "ppc64le", 243: "riscv64", 22: "s390x"}
 _FAMILIES = {"debian": "debian", "ubuntu": "debian", "rhel": "redhat", "fedora": "redhat"}
 _PROGRAMS = ("/usr/bin/env", "/bin/busybox", "/usr/lib/systemd/systemd", "/bin/bash")
+# of what is not looked into: name, where its mark is, the mark, where its label is, how long
+_MARKS = (
+    ("XFS", 0, b"XFSB", 108, 12),
+    ("Btrfs", 65600, b"_BHRfS_M", 65835, 256),
+    ("LVM", 512, b"LABELONE", 0, 0),
+    ("LVM", 0, b"LABELONE", 0, 0),
+    ("LVM", 1024, b"LABELONE", 0, 0),
+    ("LVM", 1536, b"LABELONE", 0, 0),
+    ("encrypted (LUKS)", 0, b"LUKS\xba\xbe", 0, 0),
+    ("software RAID", 4096, b"\xfc\x4e\x2b\xa9", 4128, 32),
+    ("F2FS", 1024, b"\x10\x20\xf5\xf2", 0, 0),
+    ("squashfs", 0, b"hsqs", 0, 0),
+    ("ISO 9660", 32769, b"CD001", 32808, 32),
+    ("swap", 4086, b"SWAPSPACE2", 1052, 16),
+    ("FAT", 82, b"FAT32   ", 71, 11),
+    ("FAT", 54, b"FAT16   ", 43, 11),
+    ("FAT", 54, b"FAT12   ", 43, 11),
+    ("NTFS", 3, b"NTFS    ", 0, 0),
+)
 
 
 @dataclass(frozen=True)
@@ -107,9 +127,32 @@ def look(descriptor: int, size: int) -> tuple[Found, int | None]:
         if release:
             _facts(found, disk, release)
             return found, start
-    what = "no ext4 file system" if not readable else "no os-release in its file systems"
-    found.notes.append(f"nothing is known of its system: {what} (XFS, Btrfs, LVM: not looked into)")
+    whole = parts == [Partition(0, size)]
+    seen = [
+        what if whole else f"{what} (partition {number})"
+        for number, part in enumerate(parts, 1)
+        if (what := _content(descriptor, part.start))
+    ]
+    found.notes.append(f"its system is unknown: {', '.join(seen) or 'no file system is seen'}")
     return found, None
+
+
+def _content(descriptor: int, start: int) -> str:
+    """Return what a stretch of a disk holds, by its mark and label; empty: not known.
+
+    Marks and labels as blkid(8) has them (util-linux, libblkid/src/superblocks).
+    """
+    if _ext(descriptor, start) is not None:
+        return "ext4 without os-release" + _label(descriptor, start + 1024 + 120, 16)
+    for name, at, mark, label, length in _MARKS:
+        if os.pread(descriptor, len(mark), start + at) == mark:
+            return name + (_label(descriptor, start + label, length) if length else "")
+    return ""
+
+
+def _label(descriptor: int, at: int, length: int) -> str:
+    text = os.pread(descriptor, length, at).split(b"\0")[0].decode("ascii", "replace").strip()
+    return f" {text!r}" if text else ""
 
 
 def _facts(found: Found, disk: _Ext, release: str) -> None:

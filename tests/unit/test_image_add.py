@@ -220,6 +220,46 @@ def test_links_in_a_disk_lead_nowhere_outside(pool: Path, tmp_path: Path) -> Non
         put(pool, ext4(tmp_path / "d", root, 16 * MIB), Wishes())
 
 
+# as mkfs.xfs, mkfs.btrfs, pvcreate, cryptsetup, mkfs.fat write them
+MARKS = {
+    "XFS 'root'": {0: b"XFSB", 108: b"root\0"},
+    "Btrfs 'fedora'": {65600: b"_BHRfS_M", 65835: b"fedora\0"},
+    "LVM": {512: b"LABELONE"},
+    "encrypted (LUKS)": {0: b"LUKS\xba\xbe\0\2"},
+    "FAT 'EFI'": {71: b"EFI        FAT32   "},
+    "XFS 'a\\x1b[2J\\nb'": {0: b"XFSB", 108: b"a\x1b[2J\nb\0"},
+}
+
+
+@pytest.mark.parametrize("what", MARKS)
+def test_what_is_not_looked_into_is_named(pool: Path, tmp_path: Path, what: str) -> None:
+    root = tmp_path / "boot"
+    root.mkdir()
+    disk = ext4(tmp_path / "d", root, 8 * MIB, MIB)
+    mbr(disk, MIB, 8 * MIB)
+    with disk.open("r+b") as file:
+        file.truncate(12 * MIB)
+        file.seek(446 + 16)
+        file.write(struct.pack("<B3sB3sII", 0, b"", 0x8E, b"", 9 * 2048, 3 * 2048))
+        for offset, mark in MARKS[what].items():
+            file.seek(9 * MIB + offset)
+            file.write(mark)
+    found = f"its system is unknown: ext4 without os-release (partition 1), {what} (partition 2)"
+    with pytest.raises(Refused) as refused:
+        put(pool, disk, Wishes())
+    assert str(refused.value).endswith(f"{found}: say --guest-type, --distro, --arch")
+    assert put(pool, disk).notes == (found,)
+
+
+def test_a_disk_that_shows_nothing_says_so(pool: Path, tmp_path: Path) -> None:
+    (tmp_path / "d").write_bytes(bytes(MIB))
+    with pytest.raises(Refused, match="its system is unknown: no file system is seen: say"):
+        put(pool, tmp_path / "d", Wishes(format="raw"))
+    subprocess.run(["mkswap", "-q", "-L", "away", tmp_path / "d"], check=True, timeout=60)
+    with pytest.raises(Refused, match="its system is unknown: swap 'away': say"):
+        put(pool, tmp_path / "d", Wishes(format="raw"))
+
+
 def test_boot_from_the_disk_when_asked(pool: Path, tmp_path: Path) -> None:
     disk = ext4(tmp_path / "d", system(tmp_path), 16 * MIB)
     image = put(pool, disk, Wishes(boot="disk")).image

@@ -182,7 +182,7 @@ def test_add_update_label_show_remove(pool: Path, tmp_path: Path) -> None:
     added = run("add", str(file), *FACTS, "--label", "a=b", "--min-ram", "99")
     assert added.exit_code == 0, added.output
     assert "tiny is in the pool: tiny x86_64, boots from its disk" in added.stdout
-    assert "note: nothing is known of its system" in added.stderr
+    assert "note: its system is unknown: no file system is seen" in added.stderr
     assert "converting raw to qcow2" in added.stderr
     job = in_use(pool, "tiny")
     (row,) = json.loads(run("list", "--json").stdout)
