@@ -242,10 +242,11 @@ def test_an_answer_without_end_is_not_kept():
 
 
 def test_nobody_listens():
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    with pytest.raises(NotRunning, match="nobody listens there"):
-        within(Access(f"http://127.0.0.1:{port}", "v2"), PATIENCE, Client.tasks)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(NotRunning, match="nobody listens there"):
+            within(Access(url, "v2"), PATIENCE, Client.tasks)
 
 
 def silent(connection):

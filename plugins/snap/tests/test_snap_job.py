@@ -97,9 +97,16 @@ def test_the_site_can_forbid_it(tmp_path):
     assert "[options.snap] allow" in run.error
 
 
-def test_without_snapteld_a_job_runs_and_its_user_is_told_once(tmp_path):
-    with socket.create_server(("127.0.0.1", 0)) as listener:  # in use by nobody afterwards
-        url = f"http://localhost:{listener.getsockname()[1]}"
+@pytest.fixture
+def nobody():
+    """Give a URL at which nobody listens."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield f"http://localhost:{taken.getsockname()[1]}"
+
+
+def test_without_snapteld_a_job_runs_and_its_user_is_told_once(tmp_path, nobody):
+    url = nobody
     node = recorded(tmp_path / "lax", url)
     before = node.look()
     assert not node.start(node.job(ASKED)).error

@@ -1,6 +1,7 @@
 """The manifest, the settings, and the resource in one process."""
 
 import json
+import socket
 import time
 from pathlib import Path
 
@@ -234,9 +235,13 @@ def test_a_snapteld_of_this_machine_that_has_ended_has_no_tasks(tmp_path):
         here = task_of(server, notes=tmp_path / "snap")
         far = task_of(server, notes=tmp_path / "snap", host="127.0.0.2")
         here.create()
-    here.release()
-    assert not (tmp_path / "snap").exists()
-    far.release()
+        port = server.server_port
+    with socket.socket() as taken:  # nobody else may listen there
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        taken.bind(("", port))
+        here.release()
+        assert not (tmp_path / "snap").exists()
+        far.release()
     assert [name for _, name in noted(str(tmp_path / "snap"), far.access.url)] == ["t-1"]
 
 
@@ -251,5 +256,7 @@ def test_doctor_says_how_it_is(tmp_path):
         settings["template"] = str(tmp_path / "none")
         assert "none: No such file" in asked().message
         settings["template"] = example(tmp_path)
+    (idle,) = node.check(PluginSite(settings=(Settings(),)))
+    assert (idle.status, idle.message[:10]) == ("ok", "not set up")
     assert asked().status == "warning"
     assert asked(required=True).status == "failed"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
@@ -115,6 +116,9 @@ def check(site: Site) -> Iterator[HealthResult]:
     from vtorque_snap.client import read_trusted, within  # noqa: PLC0415
 
     settings = site[Settings]
+    if settings == Settings() and not Path(settings.template).exists():
+        yield HealthResult("ok", f"not set up: no [plugin.snap] and no {settings.template}")
+        return
     bad: Literal["failed", "warning"] = "failed" if settings.required else "warning"
     try:
         values = {"jobid": "1", "username": "someone", "node": "node"}
