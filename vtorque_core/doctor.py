@@ -8,13 +8,12 @@ from __future__ import annotations
 import os
 import pwd
 import shutil
-import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from vtorque_core import accel, batch_setup, host, hypervisor, images, trust
+from vtorque_core import accel, batch_setup, doctor_images, host, hypervisor, trust
 from vtorque_core.api_node import HealthResult
 from vtorque_core.config import Site
 from vtorque_core.config_schema import ExtraNetwork, Network
@@ -66,7 +65,8 @@ def examine(site: Site, plugins: Plugins, user: str | None = None) -> Iterator[F
         ("confinement", check_confinement),
         ("acceleration", check_accel),
         ("network", check_network),
-        ("image pool", check_pool),
+        ("image pool", doctor_images.check_pool),
+        ("image cache", doctor_images.check_cache),
         ("shares", check_shares),
         ("directories", check_directories),
         ("tools", check_tools),
@@ -210,48 +210,6 @@ def _check_guard(site: Site, network: Network | ExtraNetwork) -> Iterator[Health
         )
 
 
-def check_pool(site: Site) -> Iterator[HealthResult]:
-    """Check the image pool: root's alone to write, readable and traversable for QEMU."""
-    pool = site.images.pool
-    try:
-        scanned = images.scan(pool)
-    except VtorqueError as error:
-        yield failed(str(error), "chown -R root: and chmod -R go-w the pool")
-        return
-    for broken in scanned:
-        if isinstance(broken, images.Broken):
-            yield failed(f"image {broken.name} {broken.reason}", "build or remove it")
-    found = [image for image in scanned if not isinstance(image, images.Broken)]
-    if not found:
-        yield warning(f"no image in {pool}", "vmgr images build micro micro")
-        return
-    yield ok(f"{len(found)} images in {pool}")
-    try:
-        qemu = pwd.getpwnam(site.node.qemu_user)
-    except KeyError:
-        yield failed(f"QEMU's user {site.node.qemu_user} is unknown", "mend [node] qemu_user")
-        return
-    for image in found:
-        for path in (image.disk, image.kernel, image.initrd):
-            blocked = None if path is None else _unreadable_for(path, qemu)
-            if blocked:
-                yield failed(
-                    f"{site.node.qemu_user} cannot reach {path}: {blocked} has mode "
-                    f"{stat.filemode(Path(blocked).stat().st_mode)}",
-                    f"chmod o+rX {blocked}",
-                )
-
-
-def _unreadable_for(path: Path, user: pwd.struct_passwd) -> Path | None:
-    for part in (*reversed(path.parents), path):
-        status = part.stat()
-        need = stat.S_IXOTH if stat.S_ISDIR(status.st_mode) else stat.S_IROTH
-        mine = status.st_uid == user.pw_uid
-        if not mine and not status.st_mode & need:
-            return part
-    return None
-
-
 def check_shares(site: Site) -> Iterator[HealthResult]:
     """Check what each share gives away, and that no user has the id of root in guests."""
     for name, share in site.shares.items():
@@ -295,7 +253,7 @@ def check_directories(site: Site) -> Iterator[HealthResult]:
         else:
             yield ok(f"{path} is root's")
     free = shutil.disk_usage(site.paths.state if site.paths.state.is_dir() else "/").free >> 20
-    if free < 1024:
+    if free < doctor_images.LEAST_FREE:
         yield warning(f"{site.paths.state}: {free} MiB free", "make room for job disks")
 
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import pwd
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from vtorque_core import image_sync, images
+from vtorque_core import doctor_images, image_store, image_sync, images
 from vtorque_core.api_image import BuiltImage
+from vtorque_core.config import Site
+from vtorque_core.config_schema import Images, Node
 from vtorque_core.errors import HostFault, Refused
 from vtorque_core.image_sync import Synced, pull, push, receive
 from vtorque_core.names import Paths
@@ -240,3 +244,93 @@ def test_a_node_that_cannot_be_reached_is_told(pool: Path, cache: Path, tmp_path
 
 def test_rsync_is_there() -> None:
     assert subprocess.run(["rsync", "--version"], check=True, capture_output=True, timeout=20)
+
+
+@pytest.fixture
+def examined(pool: Path, cache: Path) -> Callable[[], list[tuple[str, str, str]]]:
+    """Return what doctor says of the cache: status, message, fix."""
+    me = pwd.getpwuid(os.geteuid()).pw_name
+    site = Site(images=Images(pool=pool, cache=str(cache)), node=Node(qemu_user=me))
+    return lambda: [(r.status, r.message, r.fix) for r in doctor_images.check_cache(site)]
+
+
+def test_doctor_has_nothing_against_a_good_cache(
+    pool: Path, cache: Path, paths: Paths, examined: Callable[[], list[tuple[str, str, str]]]
+) -> None:
+    put(pool, "one", b"1")
+    put(pool, "two", b"2")
+    assert examined() == [
+        ("warning", f"{cache} does not exist: no copies of images", "vmgr images sync")
+    ]
+    pull(pool, cache, ["one"], Told(), paths)
+    assert examined()[0] == ("ok", f"1 whole copies in {cache}", "")
+    off = list(doctor_images.check_cache(Site(images=Images(pool=pool))))
+    assert [result.status for result in off] == ["ok"]
+
+
+def test_doctor_names_broken_and_old_copies(
+    pool: Path, cache: Path, paths: Paths, examined: Callable[[], list[tuple[str, str, str]]]
+) -> None:
+    for name in ("cut", "gone", "old", "whole"):
+        put(pool, name, name.encode())
+    pull(pool, cache, [], Told(), paths)
+    versions = {name: images.describe(cache, name).version for name in ("cut", "gone")}
+    (cache / "cut" / versions["cut"] / "k").write_bytes(b"")
+    (cache / "gone" / versions["gone"] / "i").unlink()
+    put(pool, "old", b"new")
+    cut, gone, old, good = examined()
+    for found, name, word in (
+        (cut, "cut", "not the file that was hashed"),
+        (gone, "gone", "No su"),
+    ):
+        assert found[0] == "warning", "jobs have the pool"
+        assert found[1].startswith(f"copy of {name} ")
+        assert word in found[1]
+        assert found[2].startswith(f"vmgr images sync {name}")
+    message = "copy of old is not what the pool has: jobs read the pool"
+    assert old == ("warning", message, "vmgr images sync")
+    assert good[:2] == ("ok", f"2 whole copies in {cache}")
+    pool.rename(pool.with_name("away"))
+    assert [status for status, _, _ in examined()] == ["failed", "failed", "ok"]
+
+
+def test_doctor_fails_a_cache_that_others_can_write(
+    pool: Path, cache: Path, paths: Paths, examined: Callable[[], list[tuple[str, str, str]]]
+) -> None:
+    put(pool, "one", b"1")
+    pull(pool, cache, [], Told(), paths)
+    cache.chmod(0o777)
+    ((status, message, fix),) = examined()
+    assert status == "failed"
+    assert str(cache) in message
+    assert fix.startswith("chown root: and chmod go-w")
+
+
+def test_doctor_tells_of_a_full_disk_and_files_that_qemu_cannot_read(
+    pool: Path,
+    cache: Path,
+    paths: Paths,
+    examined: Callable[[], list[tuple[str, str, str]]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    put(pool, "one", b"1")
+    pull(pool, cache, [], Told(), paths)
+    monkeypatch.setattr(image_store, "free_bytes", lambda _: 5 * MIB)
+    assert examined()[-1][:2] == ("warning", f"{cache}: 5 MiB free")
+    nobody = Site(images=Images(pool=pool, cache=str(cache)), node=Node(qemu_user="nobody"))
+    blocked = cache / "one"
+    blocked.chmod(0o700)
+    results = [r for r in doctor_images.check_cache(nobody) if r.status == "failed"]
+    assert results, "a directory of the cache is closed"
+    assert all("nobody cannot reach" in r.message for r in results)
+
+
+def test_doctor_takes_a_node_that_has_only_the_cache(pool: Path, cache: Path, paths: Paths) -> None:
+    put(pool, "one", b"1")
+    pull(pool, cache, [], Told(), paths)
+    away = pool.with_name("away")
+    with_cache = Site(images=Images(pool=away, cache=str(cache)))
+    assert [r.status for r in doctor_images.check_pool(with_cache)] == ["ok"]
+    assert [r.status for r in doctor_images.check_pool(Site(images=Images(pool=away)))] == [
+        "failed"
+    ]
