@@ -1,6 +1,6 @@
 """Double of Torque's and OpenPBS's commands: qsub, qstat, qdel, qhold, qrerun, pbsnodes, qmgr.
 
-``run()`` of ``python -c ... DIRECTORY SYSTEM PROGRAM ARG...``; all share ``DIRECTORY/state.json``.
+``run(DIRECTORY, SYSTEM, PROGRAM)`` is each of them; all share ``DIRECTORY/state.json``.
 What they do was observed on the real ones (Torque 6.1.3, OpenPBS 23.06) unless "(src)" is said.
 No code of the product is used here, so that a mistake is not made twice.
 """
@@ -61,10 +61,7 @@ def main(directory, system, program, *argv):
 
 
 def qsub(directory, system, argv):
-    # As it was given: Python has put its own LC_CTYPE into os.environ (PEP 538).
-    given = Path("/proc/self/environ").read_bytes().split(b"\0")[:-1]
-    environ = dict(os.fsdecode(item).split("=", 1) for item in given)
-    call = {"argv": argv, "environ": environ, "id": None}
+    call = {"argv": argv, "environ": dict(os.environ), "id": None}
     answer = directory / "answer.json"
     if answer.exists():
         said = json.loads(answer.read_text())
@@ -364,10 +361,10 @@ def hook(state, verb, name, rest):
     return 0
 
 
-def run():
-    """Be the program that the command line names. The tests start it a thousand times."""
+def run(*given):
+    """Be the program that these words name. The tests start it a thousand times."""
     try:
-        code = main(*sys.argv[1:])
+        code = main(*given, *sys.argv[1:])
     except Bad as bad:
         code, words = bad.args
         sys.stderr.write(f"{words}\n")

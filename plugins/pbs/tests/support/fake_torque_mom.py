@@ -1,7 +1,6 @@
 """Double of Torque's pbs_mom: runs the installed hook files as observed on Torque 6.1.3."""
 
 import os
-import shlex
 import signal
 import stat
 import subprocess
@@ -9,6 +8,7 @@ import sys
 from pathlib import Path
 
 from pbs_harness import ME, NODES, TorqueHarness, resource_list
+from quick_python import shebang
 from torque_node import adapter_at
 from vtorque_core.api_batch import Outcome
 from vtorque_core.api_setup import Installation, ReplacedFile
@@ -23,7 +23,6 @@ if sys.argv[4:5] == ["prologue"]:
     outcome = (root / "outcome").read_text()
     if outcome.isdigit():
         sys.exit(f"vtorque: no config" if outcome == "2" else int(outcome))
-    sys.path[:0] = {path!r}
     from torque_node import adapter_at
     from vtorque_core.api_batch import Outcome
     adapter = adapter_at(root, node)
@@ -70,11 +69,9 @@ class FakeTorqueMom(TorqueHarness):
     def _install(self, node):
         self.priv(node).mkdir(parents=True)
         program = self.root / f"vtorque-{node}"
-        path = [str(Path(__file__).parent), *sys.path]
-        text = STAND_IN.format(path=path, root=str(self.root), node=node)
-        (self.root / f"{node}.py").write_text(text)
-        words = shlex.join([sys.executable, "-S", str(self.root / f"{node}.py")])
-        program.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
+        path = (str(Path(__file__).parent), *filter(None, sys.path))
+        first_line = shebang("torque_node", "vtorque_core.api_batch", path=path)
+        program.write_text(first_line + STAND_IN.format(root=str(self.root), node=node))
         program.chmod(0o755)
         place = Installation(program, self.root / "v t.toml", self.paths.jobshell)
         for step in adapter_at(self.root, node).setup_steps(place):

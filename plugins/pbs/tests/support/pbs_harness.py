@@ -5,9 +5,10 @@ import os
 import pwd
 import re
 import shlex
-import sys
+from functools import partial
 from pathlib import Path
 
+from quick_python import shebang
 from vtorque_core.api_batch import Outcome
 from vtorque_core.names import Paths
 from vtorque_core.testing.batch import (
@@ -22,11 +23,7 @@ from vtorque_core.testing.batch import (
 from vtorque_pbs import plugin
 from vtorque_pbs.dialect import VARIABLE
 
-# As a module, so that it is compiled once.
-START = f"""import sys
-sys.path.append({str(Path(__file__).parent)!r})
-import fake_pbs_commands
-fake_pbs_commands.run()"""
+FIRST_LINE = partial(shebang, "fake_pbs_commands", path=(str(Path(__file__).parent),))
 PROGRAMS = ("qsub", "qstat", "qdel", "qhold", "qrerun", "pbsnodes", "qmgr")
 SYSTEMS = {system.name: system for system in plugin.vtorque_batch_systems()}
 NODES = ("n1", "n2", "n3", "n4")
@@ -51,8 +48,9 @@ class FakePbs:
             }
         )  # fmt: skip
         for name in PROGRAMS:
-            argv = [sys.executable, "-IS", "-c", START, str(self.directory), system, name]
-            (self.bin / name).write_text(f'#!/bin/sh\nexec {shlex.join(argv)} "$@"\n')
+            given = (str(self.directory), system, name)
+            code = f"import fake_pbs_commands\nfake_pbs_commands.run(*{given})\n"
+            (self.bin / name).write_text(FIRST_LINE() + code)
             (self.bin / name).chmod(0o755)
 
     def write(self, state):

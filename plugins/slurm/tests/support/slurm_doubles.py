@@ -5,14 +5,11 @@ not answer.
 """
 
 import json
-import sys
 from pathlib import Path
 
-_HEAD = f"#!{sys.executable} -ISE\n"
+from quick_python import shebang
 
-SBATCH = (
-    _HEAD
-    + r"""
+SBATCH = r"""
 import json, os, sys
 from pathlib import Path
 top = Path(TOP)
@@ -46,9 +43,7 @@ if len(os.fsencode(comment)) > 1024:
     fail(1, "sbatch: error: Batch job submission failed: Pathname of a file, directory or other "
          "parameter too long\n")
 number = len(list(top.glob("*.script"))) + 1
-given = Path("/proc/self/environ").read_bytes().split(b"\0")[:-1]  # os.environ has Python's own
-environ = dict(os.fsdecode(item).split("=", 1) for item in given)
-job = {"id": str(number), "argv": argv, "environ": environ, "comment": comment}
+job = {"id": str(number), "argv": argv, "environ": dict(os.environ), "comment": comment}
 (top / f"{number}.script").write_bytes(body)
 (top / f"{number}.job").write_text(json.dumps(job))
 (top / "last").write_text(str(number))
@@ -59,11 +54,8 @@ if answer.exists():
     os.write(1, out.encode("latin-1")); os.write(2, err.encode("latin-1")); sys.exit(code)
 print("Submitted batch job", number)
 """
-)
 
-SQUEUE = (
-    _HEAD
-    + r"""
+SQUEUE = r"""
 import json, sys
 from pathlib import Path
 top = Path(TOP)
@@ -85,7 +77,6 @@ for path in top.glob("*.job"):
             line = line.replace(key, text)
         print(line)
 """
-)
 
 RECORD = """JobId={id} JobName={name}
    UserId=ada(1000) GroupId=ada(1000) MCS_label=N/A
@@ -116,9 +107,7 @@ NODE = """NodeName=n1 Arch=x86_64 CoresPerSocket=1~
 {comment}
 """.replace("~", " ")
 
-SCONTROL = (
-    _HEAD
-    + r"""
+SCONTROL = r"""
 import json, sys
 from pathlib import Path
 top = Path(TOP)
@@ -163,7 +152,6 @@ else:
     fail("invalid keyword: " + argv[0])
 facts_path.write_text(json.dumps(facts)); node_path.write_text(json.dumps(node))
 """
-)
 
 
 class Slurm:
@@ -178,7 +166,7 @@ class Slurm:
         for name, program in programs.items():
             text = program.replace("TOP", repr(str(self.top)))
             text = text.replace("RECORD.", f"{RECORD!r}.").replace("NODE.", f"{NODE!r}.")
-            (self.bin / name).write_text(text)
+            (self.bin / name).write_text(shebang("json", "pathlib") + text)
             (self.bin / name).chmod(0o755)
         for name in ("srun", "scancel"):
             (self.bin / name).write_text("#!/bin/sh\n")
