@@ -3,7 +3,7 @@
 A directory is trusted if it and all above it belong to root (or to the calling user, in tests and
 sessions) and nobody else can write there; a sticky directory such as /tmp counts as unwritable,
 since others cannot replace what is in it. Everything is done relative to an open descriptor of
-such a directory, never following a link in the last place.
+such a directory, never following a link in the last place; on the way only links of root's.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from pathlib import Path
 from vtorque_core.errors import HostFault
 
 _WALK = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _STRAGGLERS = 1.0  # seconds
+_MAX_LINKS = 40  # as the kernel, path_resolution(7)
 _MAX_DEPTH = 200  # each level holds a descriptor; root's own trees are three levels deep
 
 
@@ -36,21 +38,51 @@ def parent_of(path: str) -> Iterator[tuple[int, str]]:
         raise HostFault(f"{path!r} is not an absolute path without ..")
     descriptor = os.open("/", _WALK)
     try:
-        # realpath: links that root has made (/var/run) are fine, and each step is checked below.
-        for part in Path(os.path.realpath(pure.parent)).parts[1:]:
-            below = os.open(part, _WALK, dir_fd=descriptor)
-            os.close(descriptor)
-            descriptor = below
-            _check(os.fstat(descriptor), path, part)
+        pending = list(reversed(pure.parent.parts[1:]))
+        links = 0
+        while pending:
+            part = pending.pop()
+            below = _step(descriptor, part, path)
+            if isinstance(below, int):
+                os.close(descriptor)
+                descriptor = below
+                continue
+            links += 1
+            if links > _MAX_LINKS:
+                raise HostFault(f"{path}: too many symbolic links")
+            pending += reversed(below.parts[1:] if below.is_absolute() else below.parts)
+            if below.is_absolute():
+                os.close(descriptor)
+                descriptor = os.open("/", _WALK)
         yield descriptor, pure.name
     finally:
         os.close(descriptor)
 
 
+def _step(directory: int, part: str, path: str) -> int | Path:
+    """Return a descriptor of what is called ``part``, or where it leads to as a link.
+
+    A link is fine if root has made it (/var/run): who may make one chooses among all that root
+    trusts.
+    """
+    below = os.open(part, _LOOK, dir_fd=directory)
+    try:
+        status = os.fstat(below)
+        _check(status, path, part)
+        if stat.S_ISLNK(status.st_mode):
+            return Path(os.readlink("", dir_fd=below))
+        if not stat.S_ISDIR(status.st_mode):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), part)
+        return os.dup(below)
+    finally:
+        os.close(below)
+
+
 def _check(status: os.stat_result, path: str, part: str) -> None:
     if status.st_uid not in (0, os.geteuid()):
         raise HostFault(f"{path}: {part} belongs to uid {status.st_uid}, not to root")
-    if status.st_mode & 0o022 and not status.st_mode & stat.S_ISVTX:
+    is_link = stat.S_ISLNK(status.st_mode)  # has all permissions, and they mean nothing
+    if not is_link and status.st_mode & 0o022 and not status.st_mode & stat.S_ISVTX:
         raise HostFault(
             f"{path}: {part} can be written by others (mode {status.st_mode & 0o7777:o})"
         )

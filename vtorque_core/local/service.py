@@ -86,9 +86,8 @@ class Service:
         """Take spool and socket. Raises HostFault if another service has them."""
         os.umask(0o077)
         for directory, mode in ((self.setup.run, 0o755), (self.setup.spool, 0o711)):
-            if not directory.exists():
-                make_directories(directory)
-                directory.chmod(mode)
+            make_directories(directory)
+            directory.chmod(mode)  # a reap before us may have made it, for root alone
         self.spool.mkdir(exist_ok=True)
         self.spool.chmod(0o711)
         # One that is stopping still has it.

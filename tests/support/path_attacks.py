@@ -1,0 +1,194 @@
+"""An attack by way of a path: what the attacker prepares, what root does, and what tells harm.
+
+Each is tried twice: as things are, and with the guard taken away that the attack names. So an
+attack that would have failed anyway, or a guard that does nothing, is found out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import guards
+from vtorque_core import _userns_exec
+from vtorque_core.errors import VtorqueError
+
+SECRET = b"root's own"
+REFUSALS = (VtorqueError, OSError, ValueError, _userns_exec._Step)
+
+Removal = Callable[[pytest.MonkeyPatch], AbstractContextManager[None]]
+
+
+@dataclass(frozen=True)
+class Attack:
+    """``prepare`` is the attacker's, ``act`` root's; harm shows in ``victim`` or in the result.
+
+    Args:
+        without: takes the guard away.
+        prepare: puts things where root will look; gets the directory of the test.
+        act: what root does there.
+        harmed: whether it did what the attacker wanted, given the directory and what came of it.
+        hangs: the harm is that root waits for ever.
+    """
+
+    prepare: Callable[[Path], object]
+    act: Callable[[Path], object]
+    without: Removal
+    harmed: Callable[[Path, object], bool] = field(default=lambda top, _: touched(top))
+    hangs: bool = False
+
+    def run(self, top: Path) -> bool:
+        """Attack; return whether there is harm."""
+        top.chmod(0o755)
+        (top / "victim").mkdir()
+        (top / "victim/file").write_bytes(SECRET)
+        (top / "victim").chmod(0o750)
+        (top / "dir").mkdir(mode=0o755)
+        self.prepare(top)
+        # Long enough for a busy machine, but where nothing else than a hang is expected.
+        done = outcome(lambda: self.act(top), 0.25 if self.hangs and _unguarded else 30)
+        return done == "hangs" if self.hangs else self.harmed(top, done)
+
+
+def touched(top: Path) -> bool:
+    """Return whether anything of the victim's has changed."""
+    victim = top / "victim"
+    names = sorted(path.name for path in victim.iterdir()) if victim.exists() else []
+    if names != ["file"] or (victim / "file").read_bytes() != SECRET:
+        return True
+    return (victim.stat().st_mode & 0o777, (victim / "file").stat().st_nlink) not in (
+        (0o750, 1),
+        (0o750, 2),  # a hard link of the attacker's
+    )
+
+
+def outcome(act: Callable[[], object], seconds: float) -> object:
+    """Return the result, the refusal, or "hangs"."""
+
+    def late(*_: object) -> None:
+        raise Hanging
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        return act()
+    except Hanging:
+        return "hangs"
+    except REFUSALS as error:
+        return error
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+class Hanging(BaseException):
+    """Time is over."""
+
+
+_unguarded: list[bool] = []
+
+
+@contextlib.contextmanager
+def unguarded(attack: Attack, patch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Take the attack's guard away for a while."""
+    _unguarded.append(True)
+    try:
+        with attack.without(patch):
+            yield
+    finally:
+        _unguarded.clear()
+
+
+# -- ways to take a guard away --------------------------------------------------------------------
+
+
+def flags(module: ModuleType, *names: str) -> Removal:
+    """Have a module open without these flags of open(2)."""
+
+    @contextlib.contextmanager
+    def removal(patch: pytest.MonkeyPatch) -> Iterator[None]:
+        lost = 0
+        for name in names:
+            lost |= getattr(os, name)
+        real = os.open
+
+        def open_without(path: Any, wanted: int, *args: Any, **more: Any) -> int:
+            return real(path, wanted & ~lost, *args, **more)
+
+        patch.setattr(module.os, "open", open_without)
+        yield
+        patch.setattr(module.os, "open", real)
+
+    return removal
+
+
+def statement(module: ModuleType, function: str, words: str) -> Removal:
+    """Have a function go on where it refuses in these words."""
+
+    def removal(_: pytest.MonkeyPatch) -> AbstractContextManager[None]:
+        found = [g for g in guards.guards(module, (function,)) if words in g.text]
+        assert len(found) == 1, (words, found)
+        return guards.without(found[0])
+
+    return removal
+
+
+def plain(module: ModuleType, name: str, other: Callable[..., Any]) -> Removal:
+    """Have a function be what one would write who thinks of no attacker."""
+
+    @contextlib.contextmanager
+    def removal(patch: pytest.MonkeyPatch) -> Iterator[None]:
+        real = getattr(module, name)
+        patch.setattr(module, name, other)
+        yield
+        patch.setattr(module, name, real)
+
+    return removal
+
+
+def all_of(*removals: Removal) -> Removal:
+    """Take several guards away: each alone would hold."""
+
+    @contextlib.contextmanager
+    def removal(patch: pytest.MonkeyPatch) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            for each in removals:
+                stack.enter_context(each(patch))
+            yield
+
+    return removal
+
+
+# -- races ----------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def between(module: ModuleType, call: str, when: Callable[..., bool], do: Callable[[], object],
+            *, after: bool = False) -> Iterator[None]:  # fmt: skip
+    """Have the attacker ``do`` something just before (or after) root's system call, once."""
+    real, todo = getattr(os, call), [do]
+
+    def interrupted(*args: Any, **more: Any) -> Any:
+        now = bool(todo) and when(*args)
+        if now and not after:
+            todo.pop()()
+        result = real(*args, **more)
+        if now and after:
+            todo.pop()()
+        return result
+
+    setattr(module.os, call, interrupted)
+    try:
+        yield
+    finally:
+        setattr(module.os, call, real)
+    assert not todo, "the attacker had no turn"

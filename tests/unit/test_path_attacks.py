@@ -1,0 +1,358 @@
+"""Links, races and odd files where root makes and removes: each tried with its guard, and without.
+
+What root opens of a user's own is in ``test_path_attacks_users.py``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import stat
+from pathlib import Path
+
+import pytest
+
+from path_attacks import Attack, all_of, between, flags, plain, statement, unguarded
+from vtorque_core import kept, locks, plan, proof, records, safefs, setup
+from vtorque_core.names import Paths
+from vtorque_core.resources import Setting, Shm
+
+ME = os.getuid()
+NO_LINK = flags(safefs, "O_NOFOLLOW")
+FRESH = flags(safefs, "O_EXCL", "O_NOFOLLOW")
+SHM = f"vtorque-test-{os.getpid()}"
+
+
+def link(name: str, target: str = "victim/file"):
+    return lambda top: (top / name).symlink_to(top / target)
+
+
+def hard_link(name: str):
+    return lambda top: os.link(top / "victim/file", top / name)
+
+
+def write(name: str):
+    return lambda top: safefs.write_new(str(top / name), b"x", mode=0o644)
+
+
+def mode(name: str, bits: int):
+    return lambda top: (top / name).chmod(bits)
+
+
+def swap(top: Path) -> None:
+    """Put a link to the victim's directory where root's own was."""
+    (top / "dir").rename(top / "away")
+    (top / "dir").symlink_to(top / "victim")
+
+
+def racing(call: str, name: str, act, *, after: bool = False):
+    """Return ``act`` with a swap just at root's ``call`` on ``name``."""
+
+    def run(top: Path) -> object:
+        with between(safefs, call, lambda path, *_: path == name, lambda: swap(top), after=after):
+            return act(top)
+
+    return run
+
+
+def naive_write(path: str, content: bytes, **_) -> None:
+    Path(path).write_bytes(content)
+
+
+def naive_tree(path: str) -> None:
+    shutil.rmtree(os.path.realpath(path))
+
+
+def naive_directory(path: str, *, mode: int, **_) -> None:
+    Path(path).mkdir(exist_ok=True)
+    Path(path).chmod(mode)
+
+
+def made(name: str):
+    return lambda top, _: (top / name).exists()
+
+
+def in_tree(top: Path) -> None:
+    (top / "dir/below").mkdir()
+    (top / "dir/below/x").touch()
+
+
+def tree_race(top: Path) -> None:
+    """A directory in a tree becomes a link between root's look at it and its open."""
+
+    def exchange() -> None:
+        (top / "dir/below").rename(top / "away")
+        (top / "dir/below").symlink_to(top / "victim")
+
+    with between(safefs, "open", lambda path, *_: path == "below", exchange):
+        safefs.remove_tree(str(top / "dir"))
+
+
+def mounted(below: bool):
+    """Play a mount: what mount(8) needs is root, and not all of it in a container."""
+
+    def run(top: Path) -> None:
+        target = (top / "dir/below" if below else top / "dir").stat().st_ino
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(
+                safefs, "_mount_id", lambda fd: "1" if os.fstat(fd).st_ino == target else "0"
+            )
+            safefs.remove_tree(str(top / "dir"))
+
+    return run
+
+
+def new_job_state(top: Path) -> None:
+    """A directory of root's is made, and exchanged for a link before root sets its owner."""
+
+    def exchange() -> None:
+        (top / "new").rmdir()
+        (top / "new").symlink_to(top / "victim")
+
+    with between(safefs, "mkdir", lambda path, *_: path == "new", exchange, after=True):
+        safefs.make_directory(str(top / "new"), mode=0o711)
+
+
+def setting(top: Path) -> None:
+    Setting(str(top / "link"), "x", "evil").create()
+
+
+def shm_link(top: Path) -> None:
+    Path("/dev/shm", SHM).unlink(missing_ok=True)
+    Path("/dev/shm", SHM).symlink_to(top / "victim/file")
+
+
+def shm(top: Path) -> None:
+    try:
+        Shm(SHM, size=4096).create()
+    finally:
+        Path("/dev/shm", SHM).unlink(missing_ok=True)
+
+
+def paths(top: Path) -> Paths:
+    return Paths(top, top)
+
+
+def told(top: Path) -> proof.Proof:
+    (top / "proof").mkdir(exist_ok=True)
+    return proof.Proof("1.s", 0, ME, "ready")
+
+
+def proof_link(name: str):
+    def prepare(top: Path) -> None:
+        told(top)
+        (top / "proof" / name).symlink_to(top / "victim/file")
+
+    return prepare
+
+
+def kept_link(top: Path) -> None:
+    place = kept.place(paths(top), ME, "1.s", 0)
+    place.directory.mkdir(parents=True)
+    (place.directory / "log").symlink_to(top / "victim/file")
+
+
+def keep(top: Path) -> None:
+    descriptor = kept.place(paths(top), ME, "1.s", 0).append("log")
+    os.write(descriptor, b"x")
+    os.close(descriptor)
+
+
+def secret(top: Path) -> None:
+    (top / "victim/file").write_bytes(b"s" * 32)
+    (top / "victim/file").chmod(0o600)
+    (top / "secret").symlink_to(top / "victim/file")
+
+
+def lock(top: Path) -> None:
+    os.close(locks.take(top / "lock", 0))
+
+
+OTHERS = "can be written by others"
+ATTACKS = {
+    # creating
+    "a link at the name": Attack(link("f"), write("f"), FRESH),
+    "a hard link at the name": Attack(hard_link("f"), write("f"), FRESH),
+    "a link into nothing": Attack(link("f", "victim/new"), write("f"), FRESH),
+    "a link to a link": Attack(
+        lambda top: (link("g")(top), (top / "f").symlink_to("g")), write("f"), FRESH
+    ),
+    "a FIFO at the name": Attack(
+        lambda top: os.mkfifo(top / "f"), write("f"), FRESH, hangs=True
+    ),
+    "a directory of everybody's": Attack(
+        mode("dir", 0o777), write("dir/f"), statement(safefs, "_check", OTHERS), made("dir/f")
+    ),
+    "a directory of a group's": Attack(
+        mode("dir", 0o775), write("dir/f"), statement(safefs, "_check", OTHERS), made("dir/f")
+    ),
+    "everybody's directory above": Attack(
+        lambda top: ((top / "dir/own").mkdir(0o755), mode("dir", 0o777)(top)),
+        write("dir/own/f"), statement(safefs, "_check", OTHERS), made("dir/own/f"),
+    ),
+    "a way up": Attack(
+        lambda top: None, write("dir/../victim/f"),
+        statement(safefs, "parent_of", "is not an absolute path"),
+    ),
+    "a directory exchanged after it is opened": Attack(
+        lambda top: None,
+        racing("open", "f", write("dir/f")),
+        plain(safefs, "write_new", lambda path, *_, **__: os.close(
+            os.open("f", os.O_CREAT | os.O_RDWR, dir_fd=os.open(Path(path).parents[1], os.O_PATH))
+        ) or Path(path).touch()),
+    ),
+    # replacing
+    "a link where a new file is written first": Attack(
+        link("f.new"), lambda top: safefs.replace(str(top / "f"), b"x", mode=0o600),
+        all_of(FRESH, plain(safefs, "remove_file", lambda path: None)),
+    ),
+    "a link at the old file": Attack(
+        link("f"), lambda top: safefs.replace(str(top / "f"), b"x", mode=0o600),
+        plain(safefs, "replace", naive_write),
+    ),
+    # directories
+    "a link where a directory will be": Attack(
+        link("new", "victim"), lambda top: safefs.make_directory(str(top / "new"), mode=0o777),
+        plain(safefs, "make_directory", naive_directory),
+    ),
+    "a new directory exchanged": Attack(
+        lambda top: None, new_job_state,
+        plain(safefs, "_READ", os.O_RDONLY),
+    ),
+    "a link where root's own directory is": Attack(
+        link("run", "victim"), lambda top: setup._mkdir(top / "run", 0o755),
+        statement(setup, "_mkdir", "is not a directory of vTorque"),
+    ),
+    # removing
+    "a link to remove": Attack(
+        link("f"), lambda top: safefs.remove_file(str(top / "f")),
+        plain(safefs, "remove_file", lambda path: Path(path).resolve().unlink()),
+    ),
+    "a directory exchanged before a removal": Attack(
+        lambda top: (top / "dir/file").touch(),
+        racing("unlink", "file", lambda top: safefs.remove_file(str(top / "dir/file"))),
+        plain(safefs, "remove_file", lambda path: (
+            os.unlink("file", dir_fd=os.open(Path(path).parent, os.O_PATH)), Path(path).unlink()
+        )),
+    ),
+    "a tree that is a link": Attack(
+        link("tree", "victim"), lambda top: safefs.remove_tree(str(top / "tree")),
+        plain(safefs, "remove_tree", naive_tree),
+    ),
+    "a link in a tree": Attack(
+        link("dir/l", "victim"), lambda top: safefs.remove_tree(str(top / "dir")),
+        plain(safefs, "remove_tree", lambda path: [
+            shutil.rmtree(os.path.realpath(entry)) for entry in Path(path).iterdir()
+        ]),
+    ),
+    "a directory in a tree exchanged": Attack(
+        in_tree, tree_race, plain(safefs, "_READ", os.O_RDONLY)
+    ),
+    "a mount in a tree": Attack(
+        in_tree, mounted(below=True), statement(safefs, "_empty", "is a mount point"),
+        lambda top, _: not (top / "dir/below/x").exists(),
+    ),
+    "a tree that is a mount": Attack(
+        lambda top: (top / "dir/x").touch(), mounted(below=False),
+        statement(safefs, "remove_tree", "is a mount point"),
+        lambda top, _: not (top / "dir/x").exists(),
+    ),
+    # what root keeps
+    "a link for a setting": Attack(
+        link("link"), setting, NO_LINK
+    ),
+    "a link in /dev/shm": Attack(shm_link, shm, FRESH),
+    "a way out of /dev/shm": Attack(
+        lambda top: None, lambda top: Shm(f"../..{top}/victim/new", size=1).create(),
+        all_of(statement(safefs, "parent_of", "is not an absolute path"),
+               plain(Shm, "path", property(lambda self: f"/dev/shm/{self.name}"))),
+    ),
+    "a link where a proof is written first": Attack(
+        proof_link("1.s.json.new"), lambda top: proof.write(paths(top), told(top)),
+        all_of(flags(proof, "O_EXCL", "O_NOFOLLOW"),
+               plain(Path, "unlink", lambda self, missing_ok=False: None)),
+    ),
+    "a link for a lock": Attack(
+        link("lock"), lock, flags(locks, "O_NOFOLLOW"), hangs=True
+    ),
+    "a link for what is kept": Attack(kept_link, keep, flags(kept, "O_NOFOLLOW")),
+    "a link for a journal": Attack(
+        link("1.s.0.jsonl"), lambda top: records.read(top / "1.s.0.jsonl"),
+        flags(records, "O_NOFOLLOW"),
+        lambda _, done: not isinstance(done, OSError),
+    ),
+    "a link for the site's secret": Attack(
+        secret, lambda top: plan.load_secret(top / "secret"), flags(plan, "O_NOFOLLOW"),
+        lambda _, done: isinstance(done, bytes),
+    ),
+    "a secret that a group can read": Attack(
+        lambda top: ((top / "s").write_bytes(b"s" * 32), (top / "s").chmod(0o640)),
+        lambda top: plan.load_secret(top / "s"),
+        statement(plan, "load_secret", "must belong to root"),
+        lambda _, done: isinstance(done, bytes),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_the_guard_holds(name, tmp_path):
+    assert not ATTACKS[name].run(tmp_path)
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_without_the_guard_there_is_harm(name, tmp_path, monkeypatch):
+    with unguarded(ATTACKS[name], monkeypatch):
+        assert ATTACKS[name].run(tmp_path)
+
+
+def their_link(top: Path) -> None:
+    """In /tmp anybody can make one; it would choose where root writes."""
+    top.chmod(0o1777)
+    (top / "dir").rmdir()
+    (top / "dir").symlink_to(top / "victim")
+    os.lchown(top / "dir", 65534, 65534)
+
+
+def their_swap(top: Path) -> object:
+    """They exchange it while root is on its way."""
+    with between(safefs, "open", lambda path, *_: path == "dir", lambda: their_link(top)):
+        return write("dir/f")(top)
+
+
+FOREIGN = statement(safefs, "_check", "belongs to uid")
+BY_OTHERS = {
+    "a link of theirs on the way": Attack(their_link, write("dir/f"), FOREIGN),
+    "a directory exchanged for a link of theirs": Attack(lambda top: None, their_swap, FOREIGN),
+    "a directory of theirs": Attack(
+        lambda top: os.chown(top / "dir", 65534, 65534), write("dir/f"), FOREIGN, made("dir/f")
+    ),
+}
+
+
+@pytest.mark.skipif(ME != 0, reason="only root can play another user")
+@pytest.mark.parametrize("name", BY_OTHERS)
+def test_what_others_own_leads_nowhere(name, tmp_path, monkeypatch):
+    for number, guarded in enumerate((True, False)):
+        top = tmp_path / str(number)
+        top.mkdir()
+        with contextlib.nullcontext() if guarded else unguarded(BY_OTHERS[name], monkeypatch):
+            assert BY_OTHERS[name].run(top) is not guarded
+
+
+def test_links_that_go_round_end(tmp_path):
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    with pytest.raises(safefs.HostFault, match="too many symbolic links"):
+        safefs.write_new(str(tmp_path / "a/f"), b"x", mode=0o600)
+    with pytest.raises(NotADirectoryError):
+        (tmp_path / "file").touch()
+        safefs.write_new(str(tmp_path / "file/f"), b"x", mode=0o600)
+
+
+def test_relative_links_lead_where_the_kernel_says(tmp_path):
+    (tmp_path / "x/y").mkdir(parents=True)
+    (tmp_path / "to").mkdir()
+    (tmp_path / "x/y/l").symlink_to("../../to")
+    safefs.write_new(str(tmp_path / "x/y/l/f"), b"x", mode=0o600)
+    assert stat.S_IMODE((tmp_path / "to/f").stat().st_mode) == 0o600
