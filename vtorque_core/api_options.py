@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from vtorque_core import log_levels
 from vtorque_core.api import FileData, Option, boolean, count, hookimpl, show_mib, size_mib
 
 FS_TYPES = ("sharedfs", "ramdisk")
@@ -134,10 +135,20 @@ VM_EPILOGUE: Option[FileData | None] = Option(
 KEEP = Option(
     "keep", boolean, False, "keep the guests for inspection until walltime", "BOOL", show_boolean
 )
+LOG = Option(
+    "log",
+    log_levels.parse,
+    log_levels.NOTHING,
+    "have more in the job's log: a level, or COMPONENT:LEVEL[+...]",
+    "LEVEL",
+)
+SHOW_LOG = Option(
+    "show_log", boolean, False, "show the job's log while it runs", "BOOL", show_boolean
+)
 
 
 @hookimpl
 def vtorque_options() -> Iterator[Option[Any]]:
     """Yield the core's keys in the order of ``vsub -h``."""
     yield from (IMG, RAM, DISTRO, ARCH, VCPUS, VMS_PER_NODE, FS_TYPE, DISK)
-    yield from (VM_PROLOGUE, VM_EPILOGUE, KEEP)
+    yield from (VM_PROLOGUE, VM_EPILOGUE, KEEP, LOG, SHOW_LOG)

@@ -7,6 +7,7 @@ process that the prologue leaves (:mod:`vtorque_core.late`).
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import sys
 import syslog
@@ -16,7 +17,7 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeVar
 
-from vtorque_core import accel, hypervisor, late
+from vtorque_core import accel, hypervisor, late, log
 from vtorque_core.api_context import ContextItem, EnvVar
 from vtorque_core.api_domain import Channel, Console, Disk, Filesystem, Interface
 from vtorque_core.api_guest import ORDER_SOCKET, BootedGuest, GuestDriver, LateDriver
@@ -32,6 +33,7 @@ from vtorque_core.plugins import Plugins
 from vtorque_core.resources import Domain, Starter
 
 T = TypeVar("T")
+_log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -53,6 +55,7 @@ class Start:
         """Tell user and admin, once, what the job has to do without (api_node.NodeJob)."""
         if text not in self.warnings:
             self.warnings.append(text)
+            _log.warning("%s", text)
             sys.stderr.write(f"vtorque: warning: {printable(text, 2000)}\n")
             syslog.syslog(syslog.LOG_WARNING, f"vtorque {self.id}: {printable(text, 2000)}")
 
@@ -63,20 +66,30 @@ class Start:
         if time.monotonic() > self.deadline:
             raise HostFault(f"no time left before {resource.kind}", stage=self.phase)
         index = guest.index if guest is not None else None
-        return self.journal.acquire(
+        begun = time.monotonic()
+        seq = self.journal.acquire(
             resource, plugin=self.acting, guest=index, needs=tuple(needs), phase=self.phase
         )
+        millis = (time.monotonic() - begun) * 1000
+        _log.debug("%s (%d): %.1f ms", resource.kind, seq, millis, extra={"guest": index})
+        return seq
 
     def enter(self, phase: str) -> None:
         """Begin a phase: it is in the timeline, and in the message if it fails."""
         self.phase = phase
         self.journal.phase(phase)
+        log.enter(phase)
+        _log.debug("begins")
 
     def act(self, hook: str) -> None:
         """Run an action hook, plugin by plugin; what it acquires is recorded as that plugin's."""
         for name in self.plugins.names:
             self.acting = name
-            self.plugins.collect(hook, only=name, job=self)
+            begun = time.monotonic()
+            with log.about(plugin=name):
+                self.plugins.collect(hook, only=name, job=self)
+                if hook in self.plugins.hooks_of(name):
+                    _log.debug("%s: %.1f ms", hook, (time.monotonic() - begun) * 1000)
         self.acting = "core"
 
 
@@ -111,9 +124,12 @@ class Prepared:
 def boot_on_order(start: Start, prepared: Sequence[Prepared]) -> None:
     """Leave a process that boots the guests when the job shell sends its order."""
     first = start.guests[0]
+    before = log.current()
 
     def boot(order: bytes) -> list[BootedGuest]:
+        log.forget()
         with (
+            log.opened(before.again()) if before is not None else contextlib.nullcontext(),
             job_lock(start.site.paths, start.id),
             Journal.open(start.site.paths, start.journal.path) as journal,
         ):
@@ -152,14 +168,21 @@ def boot_all(start: Start, prepared: Sequence[Prepared]) -> list[int | None]:
     start.enter("boot")
     site = start.site
     chosen = accel.choose(site.node.accel, site.paths.run, site.node.qemu_user)
+    _log.info("%d guests start with %s", len(prepared), chosen.type)
     if chosen.warning:
+        _log.warning("%s", chosen.warning)
         sys.stderr.write(f"vtorque: warning: {chosen.warning}\n")
-    consoles = _in_parallel(prepared, lambda p: _boot(start, p, chosen.type))
+    consoles = _in_parallel(prepared, lambda p: _boot_one(start, p, chosen.type))
     start.enter("ready")
     _in_parallel(prepared, lambda p: _await(start, p), lambda p: _end_guest(start, p))
     start.enter("post-boot")
     start.act("vtorque_post_boot")
     return consoles
+
+
+def _boot_one(start: Start, each: Prepared, accel_type: Literal["kvm", "tcg"]) -> int | None:
+    with log.about(guest=each.plan.index):
+        return _boot(start, each, accel_type)
 
 
 def _boot(start: Start, each: Prepared, accel_type: Literal["kvm", "tcg"]) -> int | None:
@@ -201,14 +224,18 @@ def _boot(start: Start, each: Prepared, accel_type: Literal["kvm", "tcg"]) -> in
 
 
 def _await(start: Start, each: Prepared) -> None:
+    begun = time.monotonic()
+
     def step(name: str) -> None:
         start.journal.phase(name, guest=each.plan.index)
+        _log.info("%s after %.1f s", name, time.monotonic() - begun)
 
-    try:
-        each.driver.await_ready(each.plan, start.deadline, step)
-    except HostFault as error:
-        raise _failed(each, error) from error
-    start.journal.phase("ready", guest=each.plan.index)
+    with log.about(guest=each.plan.index):
+        try:
+            each.driver.await_ready(each.plan, start.deadline, step)
+        except HostFault as error:
+            raise _failed(each, error) from error
+        step("ready")
 
 
 def _failed(each: Prepared, error: HostFault) -> HostFault:

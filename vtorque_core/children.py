@@ -93,6 +93,14 @@ class Child:
         self.error = f"no end after {self.seconds:g} s, and process {self.pid} cannot be killed"
 
 
+def in_child(work: Callable[[], None], seconds: float) -> str:
+    """Run work in a child for at most ``seconds``; return what went wrong, empty if nothing."""
+    try:
+        return Child(work, seconds).wait()
+    except OSError as error:
+        return f"cannot fork: {error.strerror}"
+
+
 def wait_any(children: Sequence[Child]) -> None:
     """Wait until one of the children has ended or its time is up."""
     if children:

@@ -69,6 +69,7 @@ class Site:
     node: schema.Node = field(default_factory=schema.Node)
     images: schema.Images = field(default_factory=schema.Images)
     kept: schema.KeptTable = field(default_factory=schema.KeptTable)
+    log: schema.LogTable = field(default_factory=schema.LogTable)
     network: schema.Network = field(default_factory=schema.Network)
     networks: Mapping[str, schema.ExtraNetwork] = field(default_factory=dict)
     shares: Mapping[str, schema.Share] = field(default_factory=lambda: schema.DEFAULT_SHARES)
@@ -220,6 +221,8 @@ class _Builder:
             batch=tables["batch"],
             node=tables["node"],
             images=tables["images"],
+            kept=tables["kept"],
+            log=tables["log"],
             network=tables["network"],
             networks=self.networks(tables["network"]),
             shares=self.shares(),

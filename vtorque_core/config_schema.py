@@ -116,6 +116,12 @@ def _share_target(value: str) -> None:
         raise ValueError(f"is {value!r}: write an absolute path in the guest")
 
 
+def _log_level(value: str) -> None:
+    from vtorque_core.log_levels import parse  # noqa: PLC0415 (only where a site sets it)
+
+    parse(value)
+
+
 @dataclass(frozen=True)
 class Batch:
     """``[batch]``: what queues the jobs."""
@@ -209,6 +215,18 @@ class KeptTable:
 
     days: float = _key(30.0, "older ones are removed", "d")
     mib: int = _key(1024, "beyond that the oldest are removed", "MiB", _at_least(0))
+
+
+@dataclass(frozen=True)
+class LogTable:
+    """``[log]``: what is written into every job's log (``vmgr logs``)."""
+
+    level: str = _key(
+        "INFO",
+        "TRACE, DEBUG, INFO, WARN, ERROR or QUIET; by component: ALL:WARN,vtorque_iocm:TRACE",
+        None,
+        _log_level,
+    )
 
 
 @dataclass(frozen=True)
@@ -317,6 +335,7 @@ TABLES: dict[str, type[Any]] = {
     "node": Node,
     "images": Images,
     "kept": KeptTable,
+    "log": LogTable,
     "network": Network,
     "plugins": PluginsTable,
 }

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from vtorque_core.api import hookspec
+from vtorque_core.hookspecs_watch import vtorque_log_handlers  # noqa: F401 - a hook, too
 
 if TYPE_CHECKING:
     from vtorque_core import api, api_node

@@ -7,12 +7,14 @@ batch system is told the outcome in its own way.
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import pwd
 import sys
-import syslog
-import traceback
+import time
 from collections.abc import Callable, Mapping, Sequence
 
-from vtorque_core import names, plan, proof
+from vtorque_core import job_log, kept, log, names, plan, proof
 from vtorque_core.api_batch import BatchJob, Life, NodeAdapter, Outcome
 from vtorque_core.api_node import JobUser
 from vtorque_core.config import Site
@@ -32,6 +34,7 @@ _WORDS = {
     Outcome.HOST_FAULT: "host_fault",
     Outcome.NOT_HERE: "host_fault",
 }
+_log = logging.getLogger(__name__)
 
 
 def run(
@@ -43,7 +46,8 @@ def run(
 ) -> int:
     """Start the guests of the job that the hook's arguments name; return the hook's exit code.
 
-    Never raises: a defect is reported as a host fault, its traceback goes to syslog.
+    Never raises: a defect is reported as a host fault, its traceback goes to the job's log and to
+    syslog.
     """
     job = adapter.job(argv, environ)
     if job.blob is None:
@@ -62,7 +66,7 @@ def _run(
 ) -> int:
     told = False
     try:
-        with job_lock(site.paths, job.id):
+        with job_lock(site.paths, job.id), _logged(job, site, plugins):
             outcome, reason = _attempt(job, site, plugins, adapter, begun)
             told = job.detach and outcome is not Outcome.READY
     except Busy as error:  # its other prologue or its epilogue is at work: leave all to that
@@ -72,12 +76,22 @@ def _run(
     return 0 if told else adapter.finish(job, outcome, reason)
 
 
+def _logged(
+    job: BatchJob, site: Site, plugins: Plugins
+) -> contextlib.AbstractContextManager[object]:
+    try:
+        uid = pwd.getpwnam(job.owner).pw_uid
+    except (KeyError, ValueError):  # the start will say it
+        return contextlib.nullcontext()
+    return log.opened(job_log.at_start(job, uid, site, plugins))
+
+
 def _attempt(
     job: BatchJob,
     site: Site,
     plugins: Plugins,
     adapter: NodeAdapter,
-    begun: Callable[[], None],
+    started: Callable[[], None],
 ) -> tuple[Outcome, str]:
     def reap_gone() -> None:
         """Release what jobs hold here that have ended without an epilogue."""
@@ -90,30 +104,45 @@ def _attempt(
         )
 
     detail: tuple[str, ...] = ()
+    begun = time.monotonic()
+    _log.info("job %s of %s, attempt %d", job.id, job.owner, job.attempt)
     try:
         release_job(site.paths, job.id)  # what a killed prologue of this job has left
-        start_job(job, site, plugins, adapter, reap_gone, begun)
+        start_job(job, site, plugins, adapter, reap_gone, started)
     except Refused as error:
         outcome, reason = Outcome.REFUSED, str(error)
+        _log.warning("refused: %s", reason)
     except Exception as error:
         known = isinstance(error, VtorqueError)
         if not known:
-            syslog.syslog(syslog.LOG_ERR, f"vtorque {job.id}: {traceback.format_exc()}")
+            log.defect(job.id)
         what = str(error) if known else f"{type(error).__name__}: {error}"
         blamed = getattr(error, "blames_node", True)
         outcome = Outcome.HOST_FAULT if blamed else Outcome.NOT_HERE
         reason = f"{job.node}: {what}"
         detail = error.detail if isinstance(error, HostFault) else ()
+        _log.error("%s", reason, extra={"detail": detail})
     else:
+        _log.info("the guests are ready after %.1f s", time.monotonic() - begun)
         return Outcome.READY, ""
     if job.detach:  # its job shell is waiting: what it sees of the reason ends the job at once
         adapter.finish(job, outcome, reason)
     try:
         user = plan.job_user(job.owner, site)
+        kept.place(site.paths, user.uid, job.id, job.attempt).add_facts(
+            job=job.id,
+            attempt=job.attempt,
+            owner=job.owner,
+            uid=user.uid,
+            node=job.node,
+            outcome=_WORDS[outcome],
+            reason=reason,
+            **job_log.facts(log.current(), site),
+        )
         told = Proof.failed(job.id, job.attempt, user.uid, _WORDS[outcome], reason, detail)
         _give_up(job, site, plugins, user, told)
     except Exception:  # the wrapper then finds no proof, and runs nothing
-        syslog.syslog(syslog.LOG_ERR, f"vtorque {job.id}: {traceback.format_exc()}")
+        log.defect(job.id)
     return outcome, reason
 
 
@@ -127,7 +156,7 @@ def _give_up(job: BatchJob, site: Site, plugins: Plugins, user: JobUser, told: P
             raise HostFault(f"not all released, see {path}")
         with Journal.start(site.paths, header(job, user, site, plugins)) as journal:
             journal.acquire(proof_file(told, user, site), plugin="core", phase=told.state)
-    except VtorqueError as error:  # a full disk, mostly: tell the user all the same. The epilogue
+    except VtorqueError:  # a full disk, mostly: tell the user all the same. The epilogue
         # takes the proof away, journalled or not.
-        syslog.syslog(syslog.LOG_ERR, f"vtorque {job.id}: {error}")
+        log.defect(job.id)
         proof.write(site.paths, told, gid=user.gid)

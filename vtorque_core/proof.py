@@ -54,6 +54,7 @@ class Proof:
         files: those of :data:`USER_FILES` that the job has, with their SHA-256 in hex; see
             :func:`user_file`.
         keep: the guests stay after the script, for inspection, until the job is ended.
+        show_log: the wrapper shows the job's log in its error output.
         environ: what the script's environment has besides the batch system's.
         guests: in rank order.
     """
@@ -70,6 +71,7 @@ class Proof:
     shell: str | None = None
     files: Mapping[str, str] = field(default_factory=dict)
     keep: bool = False
+    show_log: bool = False
     environ: Mapping[str, str] = field(default_factory=dict)
     guests: tuple[ProofGuest, ...] = ()
     detail: tuple[str, ...] = ()
@@ -247,6 +249,7 @@ def _from_document(document: Any) -> Proof:
         shell=None if document["shell"] is None else _text(document["shell"]),
         files={name: _text(total) for name, total in files.items()},
         keep=document["keep"] is True,
+        show_log=document["show_log"] is True,
         environ={_text(name): _text(value) for name, value in environ.items()},
         guests=tuple(_guest(guest) for guest in guests),
         detail=tuple(_text(line) for line in detail),

@@ -7,20 +7,21 @@ and tells it.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from vtorque_core import kept, ledger, names, plan, policy, proof
+from vtorque_core import job_log, kept, ledger, log, names, plan, policy, proof
 from vtorque_core.api import JobRequest
 from vtorque_core.api_batch import BatchJob, NodeAdapter, PeerGuest
 from vtorque_core.api_context import ContextItem
 from vtorque_core.api_domain import Disk, Filesystem, Interface, PciDevice
 from vtorque_core.api_guest import GuestDriver, LateDriver
 from vtorque_core.api_node import GuestPlan, JobUser, Resource
-from vtorque_core.api_options import KEEP, VM_EPILOGUE, VM_PROLOGUE
+from vtorque_core.api_options import KEEP, LOG, SHOW_LOG, VM_EPILOGUE, VM_PROLOGUE
 from vtorque_core.api_resources import ramdisk_dir, root_disk
 from vtorque_core.boot import Prepared, Start, boot_all, boot_on_order
 from vtorque_core.config import Site
@@ -50,6 +51,7 @@ from vtorque_core.resources import (
 # Phases in which nothing of the user's takes part. Later on their disk may be broken, and they can
 # kill their own daemons or have their guest hang.
 _NODES_OWN = ("plan", "render domain")
+_log = logging.getLogger(__name__)
 
 
 def proof_file(told: Proof, user: JobUser, site: Site) -> File:
@@ -93,6 +95,8 @@ def start_job(
     request = Request.decode(job.blob)
     user = plan.job_user(job.owner, site)
     wanted = policy.decide(request, site, plugins)
+    log.ask(wanted[LOG])
+    _log.debug("asked for: %s", " ".join(sorted(wanted.given)) or "nothing")
     with Journal.start(site.paths, header(job, user, site, plugins)) as journal:
         deadline = time.monotonic() + site.node.start_timeout
         start = Start(job.id, user, site, deadline, journal, plugins)
@@ -142,6 +146,10 @@ def _start(
     placed = [replace(p.plan, placement=at) for p, at in zip(planned, placements, strict=True)]
     start.guests = plan.addressed(placed, job, site, secret)
     _keep_facts(start, job, wanted)
+    for notice in notices:
+        _log.warning("%s", notice.text)
+    for guest in start.guests:
+        _log_guest(guest)
     start.enter("render domain")
     drivers = [p.driver for p in planned]
     peers = plan.peer_guests(start.guests, job)
@@ -180,6 +188,17 @@ def _start(
     start.enter("await the script" if on_order else "run")
 
 
+def _log_guest(guest: GuestPlan) -> None:
+    address = next((each.ip for each in guest.addresses if each.ip), None)
+    _log.info(
+        "%s: image %s, %d vCPUs on cores %s, %d MiB, address %s",
+        *(guest.hostname, guest.image.name, guest.vcpus),
+        " ".join(str(core) for core in guest.placement.cores.get("vcpu", ())) or "any",
+        *(guest.ram_mib, address or "none"),
+        extra={"guest": guest.index},
+    )
+
+
 def _keep_facts(start: Start, job: BatchJob, wanted: JobRequest) -> None:
     """Keep who gets what, for the job's owner to look at also after its end."""
     guests = [
@@ -200,6 +219,7 @@ def _keep_facts(start: Start, job: BatchJob, wanted: JobRequest) -> None:
         started=time.time(),
         guests=guests,
         given=sorted(wanted.given),
+        **job_log.facts(log.current(), start.site),
     )
 
 
@@ -216,6 +236,7 @@ def _proof(start: Start, job: BatchJob, wanted: JobRequest) -> Proof:
         shell=wanted.shell,
         files={name: proof.digest(content) for name, content in _user_files(wanted).items()},
         keep=wanted[KEEP],
+        show_log=wanted[SHOW_LOG],
         environ=environ,
     )
 

@@ -13,6 +13,7 @@ Needs the journal and nothing more: no plan, no site config, no batch system.
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import sys
 import time
@@ -20,11 +21,11 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from vtorque_core import job_log, log, usage
 from vtorque_core import journal as journal_module
-from vtorque_core import usage
 from vtorque_core.api_batch import Usage
 from vtorque_core.api_node import EndedJob, Resource
-from vtorque_core.children import Child, wait_any
+from vtorque_core.children import Child, in_child, wait_any
 from vtorque_core.errors import HostFault, VtorqueError
 from vtorque_core.journal import (
     EmptyJournal,
@@ -49,6 +50,7 @@ DEADLINE = 60.0  # seconds for all; the default of [node] teardown_timeout
 _MOST = 16  # children at the same time
 _LOOK_AGAIN = 0.1  # seconds
 _THREADS_END = 1.0  # seconds until a thread counts as one that hangs in a call to libvirtd
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -127,14 +129,21 @@ def teardown(
         except EmptyJournal:
             journal_path.unlink(missing_ok=True)
             return TeardownReport(lock_name(journal_path), str(journal_path))
-        with Journal.open(paths, journal_path) as journal:
+        _drop_connections()
+        with (
+            log.opened(job_log.at_end(state, paths, plugins)) as told,
+            Journal.open(paths, journal_path) as journal,
+        ):
             run = _Teardown(state, journal, paths, plugins, release_timeout, end)
-            _drop_connections()
             run.abandon(abandon)
-            run.last_look()
+            run.last_look(told)
             run.release_all()
             report = run.report()
+            for line in report.lines():
+                _log.warning("%s", line)
+            _log.info("%d resources released", len(report.released))
             if report.clean:
+                job_log.say_timings(read(journal_path), time.time())
                 journal.delete()
         return report
 
@@ -187,23 +196,31 @@ class _Teardown:
 
     # -- 1. the last look ---------------------------------------------------------------------
 
-    def last_look(self) -> None:
+    def last_look(self, told: log.Log) -> None:
         """Call ``vtorque_teardown`` of each plugin, once per job; nothing it does stops us."""
         if any(mark.name == "release" for mark in self.state.phases):
+            log.enter("release")
             return
-        self.journal.phase("teardown")
-        used = [self._used(record) for record in self.open.values() if record.kind == DOMAIN]
+        self.enter("teardown")
+        guests = [record for record in self.open.values() if record.kind == DOMAIN]
+        used = [self._used(record) for record in guests]
         self.usage = usage.total(used)
+        gone = {g.guest for g, its in zip(guests, used, strict=True) if its is None}
+        job_log.collect_consoles(told, self.state, gone)
         header = self.state.header
         ended = EndedJob(header.id, header.attempt, header.owner, self.state.guests, self.paths)
         for name in self.plugins.names:
             if "vtorque_teardown" not in self.plugins.hooks_of(name):
                 continue
             look = functools.partial(self._look, name, ended)
-            error = _in_child(look, self.left())
+            error = in_child(look, self.left())
             if error:
                 self.notes.append(f"plugin {name}, vtorque_teardown: {error}")
-        self.journal.phase("release")
+        self.enter("release")
+
+    def enter(self, phase: str) -> None:
+        self.journal.phase(phase)
+        log.enter(phase)
 
     def _used(self, record: Record) -> Usage | None:
         name, uuid = str(record.args["name"]), str(record.args["uuid"])
@@ -283,7 +300,7 @@ class _Teardown:
             with node_lock(self.paths, self.left()):
                 if not shared_records(self.paths, record.kind, record.args, but=own):
                     journal_module.step(f"before release {record.kind}")
-                    error = _in_child(resource.release, self.left())
+                    error = in_child(resource.release, self.left())
                     self._ended(record, error)
                 else:
                     self._done(record)
@@ -367,13 +384,6 @@ def _until_settled(release: Callable[[], None], instant: float) -> None:
     while time.time() < instant:
         time.sleep(_LOOK_AGAIN)
         release()
-
-
-def _in_child(work: Callable[[], None], seconds: float) -> str:
-    try:
-        return Child(work, seconds).wait()
-    except OSError as error:
-        return f"cannot fork: {error.strerror}"
 
 
 def _error_of(release: Callable[[], None]) -> str:

@@ -12,6 +12,8 @@ from vtorque_core import kept
 from vtorque_core.names import Paths
 from vtorque_core.records import JournalState, find
 
+ENDING = ("teardown", "release")
+
 
 def keep(paths: Paths, state: JournalState) -> None:
     """Keep what an ended job's journal says of its phases. Never raises OSError."""
@@ -20,14 +22,15 @@ def keep(paths: Paths, state: JournalState) -> None:
     header = state.header
     place = kept.place(paths, header.uid, header.id, header.attempt)
     now = time.time()
+    ran = any(mark.name not in ENDING for mark in state.phases)  # else a failed start's proof goes
     place.add_facts(
+        **({"phases": spans(state, now)} if ran else {}),
         job=header.id,
         attempt=header.attempt,
         owner=header.owner,
         uid=header.uid,
         batch=header.batch,
         ended=now,
-        phases=_spans(state, now),
     )
 
 
@@ -41,16 +44,16 @@ def timeline(paths: Paths, job_id: str | None = None) -> list[dict[str, Any]]:
     states = find(paths, job_id)
     running = [state for state in states if state.phases]
     if running:
-        return _spans(max(running, key=lambda state: state.phases[0].time), time.time())
+        return spans(max(running, key=lambda state: state.phases[0].time), time.time())
     places = [each.facts().get("phases") for each in kept.find(paths, job_id)]
     known = [phases for phases in places if isinstance(phases, list)]
     return known[-1] if known else []
 
 
-def _spans(state: JournalState, until: float) -> list[dict[str, Any]]:
+def spans(state: JournalState, until: float) -> list[dict[str, Any]]:
     """Return each phase with its length; the last one lasts ``until`` then (Unix time)."""
     marks = state.phases
-    spans = []
+    found = []
     for number, mark in enumerate(marks):
         if mark.guest is None:
             after = [m for m in marks[number + 1 :] if m.guest is None]
@@ -61,5 +64,5 @@ def _spans(state: JournalState, until: float) -> list[dict[str, Any]]:
         span = {"name": mark.name, "guest": mark.guest, "start": mark.time, "seconds": seconds}
         if mark.usage is not None:
             span |= {"cpu_seconds": mark.usage.cpu_seconds, "peak_mib": mark.usage.peak_mib}
-        spans.append(span)
-    return spans
+        found.append(span)
+    return found

@@ -40,6 +40,9 @@ from vtorque_core.errors import (
     VtorqueError,
     printable,
 )
+from vtorque_core.log_levels import VARIABLE
+from vtorque_core.log_shown import ShownLog
+from vtorque_core.log_stderr import debug, set_up
 from vtorque_core.names import Paths
 from vtorque_core.proof import Proof
 
@@ -118,9 +121,14 @@ def run_job(
     Never raises for what the user, root or the guest did wrong.
     """
     environ = dict(os.environ if environ is None else environ)
+    shown = ShownLog(paths, streams.stderr)
     try:
+        _set_up_log(streams)
         job = shell.started(argv, environ, streams.stdin)
-        ready = _await_proof(paths, job.job_id, owner_uid)
+        debug("jobshell", "job %s waits for its guests", job.job_id)
+        show = shown.start if job.script is not None else _ignore
+        ready = _await_proof(paths, job.job_id, owner_uid, show)
+        debug("jobshell", "%d guests of type %s are ready", len(ready.guests), ready.guest_type)
         for line in ready.detail:
             _say(streams, f"warning: {printable(line, 2000)}")
         if job.nodes > 1:
@@ -140,6 +148,20 @@ def run_job(
         return EXIT_USAGE
     except KeyboardInterrupt:  # before the driver has its own handlers
         return EXIT_SIGNAL + signal.SIGINT
+    finally:
+        shown.stop()
+
+
+def _set_up_log(streams: Streams) -> None:
+    try:
+        set_up()
+    except UsageError as error:  # no reason not to run the job
+        os.environ.pop(VARIABLE)
+        _say(streams, f"warning: {error}")
+
+
+def _ignore(_: Proof) -> None:
+    """Show no log: an interactive job has its terminal to itself."""
 
 
 class _Stop(Exception):
@@ -152,8 +174,10 @@ class _Stop(Exception):
         super().__init__(message)
 
 
-def _await_proof(paths: Paths, job_id: str, owner_uid: int) -> Proof:
-    """Return the proof that is ``ready``; _Stop on any other end."""
+def _await_proof(
+    paths: Paths, job_id: str, owner_uid: int, seen: Callable[[Proof], None] = _ignore
+) -> Proof:
+    """Return the proof that is ``ready``; _Stop on any other end. ``seen`` gets each on the way."""
     while True:
         try:
             found = proofs.read(paths, job_id, os.getuid(), owner_uid)
@@ -165,6 +189,7 @@ def _await_proof(paths: Paths, job_id: str, owner_uid: int) -> Proof:
                 f"root has not proven on this node that the guest of job {printable(job_id)} is "
                 "ready (the batch system's root prologue was skipped or killed); nothing was run",
             )
+        seen(found)
         if found.state == "ready":
             return found
         if found.state == "refused":

@@ -108,8 +108,8 @@ def test_keep_leaves_the_guest_until_the_job_is_ended(clean):
     err = clean.home / "err"
     clean.wait_for(lambda: b"keep=true" in err.read_bytes(), 10, "the notice")
     assert clean.state_of(job) == "R"
-    assert b"READY" not in clean.root("vmgr", "logs", job).stdout
-    assert clean.as_user("vmgr", "logs", job, check=False).returncode == 2
+    assert b"READY" not in clean.root("vmgr", "logs", "--console", job).stdout
+    assert clean.as_user("vmgr", "logs", "--console", job, check=False).returncode == 2
     clean.as_user("vmgr", "cancel", job)
     clean.wait_for(lambda: clean.state_of(job) in (None, "C"), 60, "the job's end")
 

@@ -138,7 +138,7 @@ def test_another_user_reaches_nothing_of_a_running_job(running):
     assert probe(node, OTHER, job, key, domain, pids) == []
     for argv, said in (
         (("vmgr", "cancel", job), b"you have no job of that id"),
-        (("vmgr", "logs", job), b"root's"),
+        (("vmgr", "logs", "--console", job), b"root's"),
         (("vmgr", "console", job), b"root's"),
         (("vmgr", "ssh", job), b"Permission denied"),
         (("virsh", "-c", "qemu:///system", "destroy", domain), b"error:"),

@@ -1,4 +1,4 @@
-"""``vmgr logs|console|ssh|report``: look into the guests of a job on this node."""
+"""``vmgr console|ssh|report``: look into the guests of a job on this node."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from vtorque_core.cli.site import load
 from vtorque_core.errors import HostFault, Refused, UsageError, printable
 
 
-def _guest_name(config: Path, job_id: str, index: int) -> tuple[str, str, Path]:
-    """Return (domain name, libvirt URI, state directory) of a guest that the journal names."""
+def guest_name(config: Path, job_id: str, index: int) -> tuple[str, str, Path]:
+    """Return (domain name, libvirt URI, state directory) of a guest that the journal names.
+
+    Raises Refused if there is none.
+    """
     from vtorque_core.records import find  # noqa: PLC0415
 
     site, _ = load(config, node=False)
@@ -29,29 +32,10 @@ def _guest_name(config: Path, job_id: str, index: int) -> tuple[str, str, Path]:
     return str(domains[0].args["name"]), site.node.libvirt_uri, directory
 
 
-def _need_root(what: str) -> None:
+def need_root(what: str) -> None:
+    """Refuse others than root. Raises UsageError."""
     if os.geteuid() != 0:
         raise UsageError(f"{what} is root's: ask your administrator")
-
-
-@click.command()
-@click.argument("job_id", metavar="JOB")
-@click.option("--guest", default=0, show_default=True, help="Index of the guest on this node.")
-@click.option("-f", "--follow", is_flag=True, help="Go on as it grows.")
-@click.pass_obj
-def logs(config: Path, job_id: str, guest: int, follow: bool) -> None:
-    """Show the serial console of a job's guest, control characters made harmless. Root only."""
-    _need_root("the guests' console")
-    _, _, directory = _guest_name(config, job_id, guest)
-    path = directory / "console.log"
-    argv = ["tail", "-n", "+1", *(["-F"] if follow else []), str(path)]
-    read, write = os.pipe()
-    pid = os.posix_spawnp("tail", argv, os.environ, file_actions=[(os.POSIX_SPAWN_DUP2, write, 1)])
-    os.close(write)
-    with os.fdopen(read, "r", encoding="utf-8", errors="replace", newline="\n") as lines:
-        for line in lines:
-            click.echo(printable(line.rstrip("\r\n"), 4096))
-    os.waitpid(pid, 0)
 
 
 @click.command()
@@ -60,8 +44,8 @@ def logs(config: Path, job_id: str, guest: int, follow: bool) -> None:
 @click.pass_obj
 def console(config: Path, job_id: str, guest: int) -> None:
     """Attach to the serial console with virsh; leave with Ctrl-]. Root only."""
-    _need_root("the guests' console")
-    name, uri, _ = _guest_name(config, job_id, guest)
+    need_root("the guests' console")
+    name, uri, _ = guest_name(config, job_id, guest)
     os.execvp("virsh", ["virsh", "-c", uri, "console", name])  # noqa: S606
 
 
@@ -93,7 +77,7 @@ def report(config: Path, job_id: str, as_json: bool) -> None:
     """Show the time of each phase of a job, running or ended; without JOB the last. Root only."""
     from vtorque_core.timeline import timeline  # noqa: PLC0415
 
-    _need_root("the timeline of jobs")
+    need_root("the timeline of jobs")
     site, _ = load(config, node=False)
     phases = timeline(site.paths, job_id or None)
     if not phases:

@@ -16,7 +16,7 @@ _COMMANDS = {
         "vtorque_core.cli.jobs:cancel",
         "Cancel jobs, as the batch system's own command would.",
     ),
-    "logs": ("vtorque_core.cli.guests:logs", "Show the console of a job's guest."),
+    "logs": ("vtorque_core.cli.logs:logs", "Show the log of a job, or the console of a guest."),
     "console": (
         "vtorque_core.cli.guests:console",
         "Attach to the serial console of a job's guest.",

@@ -11,12 +11,13 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from vtorque_core.api import JobRequest, Option
-from vtorque_core.api_options import ARCH, DISTRO, FS_TYPE, IMG
+from vtorque_core.api_options import ARCH, DISTRO, FS_TYPE, IMG, SHOW_LOG
 from vtorque_core.cli.site import load_for_user
 from vtorque_core.config import Site
 from vtorque_core.errors import Refused, VtorqueError
 from vtorque_core.image_pool import ramdisk_mib, select
 from vtorque_core.limits import Limits, effective_default
+from vtorque_core.log_stderr import debug
 from vtorque_core.plugins import Plugins
 from vtorque_core.policy import check_share, decide, needs
 from vtorque_core.request import make_request, requested
@@ -69,13 +70,19 @@ def submit(argv: Sequence[str]) -> int:
         return submitter.submit(args, None, None)
     request = make_request(pairs, plugins.options(), args.shell)
     wanted = decide(request, site, plugins)
+    debug("vsub", "%s: batch system %s, asked for: %s", site.path, site.batch.system, pairs)
     check_image(wanted, site, plugins, args.content)
     needed = needs(wanted, site, plugins, disk_in_memory(wanted, site))
+    debug("vsub", "on each node: %d CPUs, %d MiB", needed.cpus, needed.mib)
     check_share(needed, args.vcpus_given, args.mib_given)
     if DRY_RUN in argv:
         from vtorque_core.cli.dry_run import show  # noqa: PLC0415
 
         return show(request, site.path)
+    if wanted[SHOW_LOG] and not args.interactive:
+        from vtorque_core.cli.follow import submit_and_follow  # noqa: PLC0415
+
+        return submit_and_follow(submitter, args, request.encode(), needed, site)
     return submitter.submit(args, request.encode(), needed)
 
 

@@ -1,0 +1,37 @@
+"""The hooks of plugins that watch jobs; a part of :mod:`vtorque_core.hookspecs`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from vtorque_core.api import hookspec
+
+if TYPE_CHECKING:
+    import logging
+
+    from vtorque_core.api_log import LogJob
+
+
+@hookspec
+def vtorque_log_handlers(job: LogJob) -> Iterable[logging.Handler]:
+    """Return handlers that get the job's log records: sinks beside the log that the core keeps.
+
+    Called in a process of its own, as root, in the prologue and in the teardown of each job; a
+    thread for each handler calls ``handle``, and ``close`` at the end. It may block: the job does
+    not wait for it, but for a second at the end of prologue and teardown, when what it still has is
+    lost. Records have the attributes ``job``, ``node``, ``guest``, ``phase``, ``plugin`` and
+    ``entry`` (:func:`vtorque_core.api_log.entry_of`); ``asked`` is true where the job's user alone
+    wants them (``-vm log=``), which a sink of the site's had better skip. Acting module. Raising,
+    here or in a handler, is told once in the job's log and in syslog.
+
+    Example::
+
+        import logging
+        from vtorque_core.api import hookimpl
+
+        @hookimpl
+        def vtorque_log_handlers(job):
+            yield logging.StreamHandler()
+    """
+    return ()

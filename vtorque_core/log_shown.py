@@ -1,0 +1,56 @@
+"""``-vm show_log=true`` in the job shell: the job's log, line by line, in its error output.
+
+As the user, on the node, where the log is: the batch system brings the error output to wherever
+the user looks at it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+from vtorque_core import kept, log_read
+from vtorque_core.names import Paths
+from vtorque_core.proof import Proof
+
+_LAST = 2.0  # seconds for the last lines; an error output that nobody reads takes no more
+
+
+class ShownLog:
+    """Copies the log of one job attempt to a descriptor, from a thread."""
+
+    def __init__(self, paths: Paths, stderr: int) -> None:
+        self._paths = paths
+        self._stderr = stderr
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self, proof: Proof) -> None:
+        """Begin, at the first call, if the job asks for it."""
+        if not proof.show_log or self._thread is not None:
+            return
+        place = kept.place(self._paths, proof.uid, proof.job, proof.attempt)
+        self._thread = threading.Thread(target=self._copy, args=(place,), daemon=True)
+        # The thread inherits the mask: signals are for the main thread, which may block and await
+        # them (pthread_sigmask(3)).
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        try:
+            self._thread.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def stop(self) -> None:
+        """Copy what is there by now, and end."""
+        if self._thread is not None:
+            self._over.set()
+            self._thread.join(_LAST)
+
+    def _copy(self, place: kept.Place) -> None:
+        for entry in log_read.entries(place, self._over.is_set):
+            data = f"vtorque: {log_read.text(entry)}\n".encode()
+            try:
+                while data:
+                    data = data[os.write(self._stderr, data) :]
+            except OSError:
+                return
