@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from sample_guests import DEBIAN, PLAN, ROCKY
 from vtorque_core.api_node import Address
 from vtorque_linux_guest import cloudinit, keys
 
+BUILT = replace(ROCKY, labels={"family": "redhat", "agent": "builtin"})
 SCHEMA = "usr/lib/python3/dist-packages/cloudinit/config/schemas/schema-cloud-config-v1.json"
 
 
@@ -42,7 +44,7 @@ def parsed(data: bytes) -> Any:
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("image", [DEBIAN, ROCKY], ids=["debian", "redhat"])
+@pytest.mark.parametrize("image", [DEBIAN, ROCKY, BUILT], ids=["debian", "redhat", "recipe"])
 @pytest.mark.parametrize("ntp", [(), ("ntp1.example.org", "10.0.0.123")], ids=["", "ntp"])
 def test_user_data_is_valid_cloud_config(plan, schema, image, ntp) -> None:
     data = cloudinit.user_data(plan(image=image, ntp=ntp))
