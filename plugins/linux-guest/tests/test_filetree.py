@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import stat
@@ -12,6 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from vtorque_core.api_node import Refused
 from vtorque_linux_guest import filetree
@@ -236,6 +239,14 @@ def pax(data: bytes, kind: bytes = b"x") -> bytes:
     return header(b"PaxHeader", kind, len(data)) + block(data)
 
 
+def negative(kind: bytes) -> bytes:
+    """Return a header whose size is -512, as GNU's large numbers can say it."""
+    out = bytearray(header(b"f", kind, 0))
+    out[124:136] = (-512).to_bytes(12, "big", signed=True)
+    out[148:156] = b"%06o\0 " % (sum(out) - sum(out[148:156]) + 8 * 32)
+    return bytes(out)
+
+
 FILE = header(b"f", b"0", 0)
 ATTRIBUTES = records(*(b"SCHILY.xattr.user.%06d=%s" % (n, b"v" * 30) for n in range(15_000)))
 
@@ -296,6 +307,8 @@ def test_directories_that_are_only_in_paths_count(monkeypatch: pytest.MonkeyPatc
         (header(b"s", b"S", 1 << 20) + bytes(1 << 20), "sparse member"),
         (pax(records(b"GNU.sparse.major=1")) + FILE, "sparse member"),
         (pax(b"99 path=x\n") + FILE, "extended header is damaged"),
+        (pax(records(b"path=x") + b"abcdefghijkl") + FILE, "extended header is damaged"),
+        (pax(records(b"path=x") + b"0 ") + FILE, "extended header is damaged"),
         (pax(b"6 path\n7 p=\n") + FILE, "extended header is damaged"),
         (pax(records(b"mtime=nan")) + FILE, "is no number"),
         (pax(records(b"uid=" + b"9" * 30)) + FILE, "is no number"),
@@ -303,6 +316,9 @@ def test_directories_that_are_only_in_paths_count(monkeypatch: pytest.MonkeyPatc
         (pax(records(b"path=a\0b")) + FILE, "name that no file can have"),
         (header(b"f", b"0", 0, mtime=b"12z"), "is no number"),
         (FILE[:100] + b"1" + FILE[101:], "wrong checksum"),
+        (negative(b"g") + FILE, "a size below zero"),
+        (negative(b"x") + FILE, "a header of -512 bytes"),
+        (negative(b"0") + FILE, "is truncated"),
         (FILE[:300], "truncated"),
         (pax(b"x" * 2000)[:1000], "truncated"),
         (b"", "is empty"),
@@ -335,3 +351,24 @@ def test_a_link_to_itself_leads_nowhere() -> None:
     node = tree.find("a")
     assert node is not None
     assert node.is_directory
+
+
+VALID = tar(
+    ("etc", b"", "d"), ("l", "etc", "l"), ("l/g", b"g" * 600, "f"), ("h", "l/g", "h"),
+    **{"SCHILY.xattr.user.k": "v", "path": "etc/" + "n" * 90},
+).getvalue()  # fmt: skip
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 5999), st.integers(0, 255)), max_size=6), st.booleans())
+def test_damage_is_read_or_refused(changes: list[tuple[int, int]], mend: bool) -> None:
+    """Found by such damage: sizes below zero, records without a blank, both without an end."""
+    data = bytearray(VALID)
+    for where, byte in changes:
+        data[where] = byte
+    for at in range(0, len(data) if mend else 0, 512):
+        head = data[at : at + 512]
+        if head[257:262] == b"ustar":
+            data[at + 148 : at + 156] = b"%06o\0 " % (sum(head) - sum(head[148:156]) + 8 * 32)
+    with contextlib.suppress(Refused):
+        read(io.BytesIO(bytes(data)))

@@ -82,7 +82,7 @@ class _Reader:
 
     def text(self, size: int) -> bytes:
         """Return the content of an extended header."""
-        if size > MAX_HEADER:
+        if not 0 <= size <= MAX_HEADER:
             raise Refused(f"a header of {size} bytes; at most {MAX_HEADER} are read")
         self.charge(size)
         self.file.seek(self.at)
@@ -135,6 +135,8 @@ def _members(reader: _Reader) -> Iterator[Member]:
             name = b"path" if kind == b"L" else b"linkpath"
             more.fields[name] = reader.text(size).partition(b"\0")[0]
         elif kind == b"g":
+            if size < 0:
+                raise _broken("a header has a size below zero")
             reader.skip(size)
         else:
             yield _member(reader, head, more)
@@ -168,9 +170,10 @@ def _read_records(reader: _Reader, more: _More, data: bytes) -> None:
     at = 0
     while at < len(data) and data[at]:  # some programs fill up with zeros
         blank = data.find(b" ", at, at + 9)
-        length = int(data[at:blank]) if blank > at and data[at:blank].isdigit() else 0
-        end = at + length
-        if blank + 1 >= end or end > len(data) or data[end - 1 : end] != b"\n":
+        if blank <= at or not data[at:blank].isdigit():
+            raise _broken("an extended header is damaged")
+        end = at + int(data[at:blank])
+        if not blank + 1 < end <= len(data) or data[end - 1 : end] != b"\n":
             raise _broken("an extended header is damaged")
         key, equals, value = data[blank + 1 : end - 1].partition(b"=")
         if not equals:
