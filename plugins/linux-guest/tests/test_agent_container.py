@@ -76,7 +76,7 @@ def test_setup_runs_in_the_shell_of_the_containers_directory(binary: Path, home:
     shell = home / "bin/sh"
     shell.write_text('#!/bin/sh\nPATH_SEEN=$PATH exec /bin/sh "$@"\n')
     shell.chmod(0o755)
-    setup = f"case $PATH_SEEN in {home}/bin:/*) exit 0 ;; esac\nexit 9\n"
+    setup = f'[ "$PATH_SEEN" = {home}/bin ] || exit 9\n'
     with LocalAgent(binary, setup=setup, extra=put(home, "")) as agent:
         agent.ready()
 

@@ -131,7 +131,8 @@ def write_ext4(tree: FileTree, path: Path, size: int, label: str) -> None:
     ``label``: at most 16 bytes. Raises Refused if it is too small for the files, HostFault if the
     building machine's disk is full.
     """
-    if "lost+found" not in tree.root.children:
+    lost = tree.root.children.get("lost+found")
+    if lost is None or not lost.is_directory:
         tree.root.children["lost+found"] = directory(0o700)
         tree.root.children["lost+found"].mtime = tree.root.mtime
     numbers, order = _number(tree.root)

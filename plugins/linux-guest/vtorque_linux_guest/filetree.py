@@ -145,6 +145,16 @@ class FileTree:
         if found is not None:
             found.children.clear()
 
+    def protect(self, path: str) -> None:
+        """Let only root change what a directory has, and where its path leads; make it if missing.
+
+        Raises Refused if it cannot be a directory.
+        """
+        way = [self.root]
+        self._locate(f"{path}/x", make=True, way=way)
+        for node in way:
+            node.uid, node.mode = 0, node.mode & ~0o022
+
     def walk(self) -> Iterator[tuple[str, Node]]:
         """Yield each path and its node, sorted, directories before what is in them."""
         yield "", self.root
@@ -172,8 +182,10 @@ class FileTree:
         target = link.read(MAX_PATH).decode("utf-8", "surrogateescape")
         return target if target.startswith("/") else f"{path.rpartition('/')[0]}/{target}"
 
-    def _locate(self, path: str, *, make: bool) -> tuple[Node, str]:
+    def _locate(self, path: str, *, make: bool, way: list[Node] | None = None) -> tuple[Node, str]:
         """Return the directory that holds a path, and the path's last part in it.
+
+        ``way``: gets the directories that were passed.
 
         As the kernel does it in a chroot: ``..`` of the root is the root. Raises LookupError for a
         missing directory unless it is to be made, Refused for one that is none, and for a loop.
@@ -209,6 +221,8 @@ class FileTree:
                 raise Refused(f"{path[:200]!r}: {word!r} is not a directory")
             above.append((at, length))
             at, length = node, length + len(word) + 1
+            if way is not None:
+                way.append(at)
         return at, ""
 
 

@@ -18,9 +18,10 @@ import oci_images as made
 from vtorque_core.api_node import Refused
 from vtorque_linux_guest.ext4_xattr import can_store
 from vtorque_linux_guest.filetree import FileTree
+from vtorque_linux_guest.root_disk import write_disk
 from vtorque_oci import layers, oci
 from vtorque_oci.blobs import opened
-from vtorque_oci.build import parse_options
+from vtorque_oci.build import Options, parse_options, prepare
 from vtorque_oci.container import Container, settings
 
 CAPABILITY = {"SCHILY.xattr.security.capability": "\1\0\0\2", "SCHILY.xattr.user.note": "kept"}
@@ -148,18 +149,19 @@ def changed(files: dict[str, bytes], name: str, **changes: Any) -> dict[str, byt
         where = "blobs/sha256/" + manifest["config"]["digest"][7:]
         data = json.dumps({**json.loads(out.pop(where)), **changes}).encode()
         out["blobs/sha256/" + made.digest(data)[7:]] = data
-        manifest["config"]["digest"] = made.digest(data)
+        manifest["config"] |= {"digest": made.digest(data), "size": len(data)}
     else:
         manifest.update(changes)
     data = json.dumps(manifest).encode()
     out["blobs/sha256/" + made.digest(data)[7:]] = data
-    index["manifests"][0]["digest"] = made.digest(data)
+    index["manifests"][0] |= {"digest": made.digest(data), "size": len(data)}
     out["index.json"] = json.dumps(index).encode()
     return out
 
 
 GOOD = made.layout_files([BASE])
 LAYER = next(name for name, data in GOOD.items() if data.startswith(b"\x1f\x8b"))
+DESCRIBED = {"digest": "sha256:" + LAYER[-64:]}
 BOMB = made.layout_files([made.layer(("zeros", bytes(20 << 20), "f"))])
 
 
@@ -175,8 +177,19 @@ BOMB = made.layout_files([made.layer(("zeros", bytes(20 << 20), "f"))])
         ({**GOOD, "index.json": b'{"manifests": [{"digest": "sha256:../../x"}]}'}, "not a digest"),
         ({**GOOD, "index.json": b'{"manifests": [{"digest": "md5:00"}]}'}, "is not a digest"),
         ({k: v for k, v in GOOD.items() if k != LAYER}, "one of its layers"),
-        ({**GOOD, LAYER: GOOD[LAYER][:-9]}, "is damaged"),
-        ({**GOOD, LAYER: gzip.compress(b"other")}, "is damaged"),
+        ({**GOOD, LAYER: GOOD[LAYER][:-9]}, "a blob has .* bytes, its descriptor says"),
+        ({**GOOD, LAYER: GOOD[LAYER][:-1] + b"\1"}, "is damaged"),
+        (changed(GOOD, "manifest", layers=[{**DESCRIBED, "size": 1 << 50}]), "says 1125"),
+        (changed(GOOD, "manifest", layers=[{**DESCRIBED, "size": "x"}]), "descriptor says x"),
+        (changed(GOOD, "manifest", config={**DESCRIBED, "size": 3}), "descriptor says 3"),
+        (changed(GOOD, "manifest", config=[]), "is not a JSON object"),
+        (changed(GOOD, "config", config={"Env": ["A=\ud800"]}), "no program can be given"),
+        (changed(GOOD, "config", config={"Entrypoint": ["\ud800"]}), "no program can be given"),
+        (changed(GOOD, "config", config={"Cmd": ["x" * (1 << 17)]}), "no program can be given"),
+        (changed(GOOD, "config", rootfs={"diff_ids": [7]}), "is not a digest"),
+        (changed(GOOD, "config", config=[1]), "config is not a JSON object"),
+        ({**GOOD, "index.json": b'{"manifests": [{"annotations": "x", "platform": 7}, {}]}'},
+         "has 2 images"),
         (changed(GOOD, "manifest", layers=[]), "has no layers"),
         (changed(GOOD, "manifest", layers=[{}] * 200), "more than 127"),
         (changed(GOOD, "manifest", layers=[3]), "not a JSON object"),
@@ -192,6 +205,8 @@ BOMB = made.layout_files([made.layer(("zeros", bytes(20 << 20), "f"))])
         (made.layout_files([made.layer(("z", bytes(9 << 20), "f"))], made.zstd), "than 1 MiB"),
         ({"manifest.json": b"{}"}, "not a list of images"),
         ({"manifest.json": b"[]"}, "has 0 such images"),
+        ({"manifest.json": b'[{"Config": "c", "Layers": [7], "RepoTags": 7}]'}, "has no 7"),
+        ({"manifest.json": b'[{"Config": "../c", "Layers": []}]'}, "names no layers"),
         ({"manifest.json": b'[{"Config": "c", "Layers": ["../../x"]}]'}, "not a path|has no "),
     ],
 )  # fmt: skip
@@ -214,6 +229,14 @@ def test_broken_images_are_refused(
         (("etc/.wh...", b"", "f"), "hides nothing"),
         (("etc/.wh.", b"", "f"), "hides nothing"),
         (("etc/old/x", b"", "f"), "is not a directory"),
+        (("..", b"", "d"), "'..' in it"),
+        (("", "/etc", "l"), "root of the image must be a directory"),
+        (("../.wh.etc", b"", "f"), "'..' in it"),
+        (("etc/../../.wh..wh..opq", b"", "f"), "'..' in it"),
+        (("h", "/etc/shadow", "h"), "hard link with an absolute path"),
+        (("h", "etc", "h"), "which is no file"),
+        (("f", b"", "f", {"pax_headers": {"mtime": "nan"}}), "is no number"),
+        (("f", b"", "f", {"pax_headers": {"GNU.sparse.major": "1"}}), "sparse member"),
     ],
 )
 def test_hostile_layers_are_refused(entry: made.Entry, message: str, tmp_path: Path) -> None:
@@ -232,6 +255,63 @@ def test_links_of_a_layer_lead_nowhere_else(tmp_path: Path) -> None:
     tree = tree_of(read(made.as_directory(files, tmp_path / "s"), tmp_path / "work"))
     assert {"etc/mark", "etc/mark2"} <= {path for path, _ in tree.walk()}
     assert not Path("/etc/mark").exists()
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_whiteouts_through_links_stay_in_the_image(tmp_path: Path) -> None:
+    """A whiteout below a link hides what the link leads to in the image; of the root, its files."""
+    (tmp_path / "kept").write_text("of the machine")
+    evil = made.layer(("evil", str(tmp_path), "l"), ("up", "../" * 30, "l"), ("x", b"x", "f"))
+    names = ("evil/.wh.kept", "evil/.wh..wh..opq", "up/.wh.x", f"up{tmp_path}/.wh.kept")
+    files = made.layout_files([BASE, evil, made.layer(*((n, b"", "f") for n in names))])
+    tree = tree_of(read(made.as_directory(files, tmp_path / "s"), tmp_path / "work"))
+    assert (tmp_path / "kept").read_text() == "of the machine"
+    assert tree.find("x") is None
+    files = made.layout_files([BASE, made.layer((".wh..wh..opq", b"", "f"), ("y", b"y", "f"))])
+    tree = tree_of(read(made.as_directory(files, tmp_path / "s2"), tmp_path / "work2"))
+    assert [path for path, _ in tree.walk()] == ["", "y"]
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_only_root_can_change_what_root_runs_in_the_guest(tmp_path: Path) -> None:
+    """The container's directories are anybody's, links lead through /tmp, a module is its own."""
+    loose = {"mode": 0o777, "uid": 1000}
+    evil = made.layer(
+        (".", b"", "d", loose),
+        ("usr", b"", "d", loose),
+        ("usr/lib", "/tmp/lib", "l"),
+        ("tmp/lib", b"", "d", loose),
+        ("tmp", b"", "d", {"mode": 0o1777}),
+        ("tmp/s", b"", "d", loose),
+        ("sbin", "tmp/s", "l"),
+        ("sbin/request-key", b"#!/bin/sh", "f"),
+        ("lib/modules/6/evil.ko", b"", "f"),
+        ("etc", b"", "d", loose),
+        ("home/user", b"", "d", loose),
+        ("lost+found", b"x", "f"),
+        ("lost", "lost+found", "h"),
+    )
+    files = made.layout_files([evil])
+    container = read(made.as_directory(files, tmp_path / "s"), tmp_path / "work")
+    tree = tree_of(container)
+    prepare(tree, container, Options(source="s"), ())
+    for path in ("", "usr", "tmp/lib", "tmp/lib/vtorque", "tmp/s", "etc", "lib", "lib/modules"):
+        node = tree.find(path, follow=False)
+        assert node is not None, path
+        assert (node.uid, node.mode & 0o022, node.is_directory) == (0, 0, True), path
+    for path in ("tmp/s/request-key", "lib/modules/6"):
+        assert tree.find(path) is None
+    user = tree.find("home/user")
+    assert user is not None
+    assert (user.uid, stat.S_IMODE(user.mode)) == (1000, 0o777)
+    (tmp_path / "disk").mkdir()
+    write_disk(tree, tmp_path / "disk", tmp_path / "root.qcow2", 64)
+
+
+def test_settings_that_the_agent_would_not_take_are_refused() -> None:
+    environment = {f"N{number}": "x" * 100_000 for number in range(11)}
+    with pytest.raises(Refused, match="the agent takes at most 1048576"):
+        settings(Container((), environment), ())
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")

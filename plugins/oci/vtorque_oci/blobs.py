@@ -21,6 +21,7 @@ from vtorque_core.api_node import HostFault, Refused, guarded
 
 CHUNK = 1 << 20
 NOBODY = 65534  # Debian base-passwd and Red Hat setup
+_PACKED = 1 << 16  # bytes read at once: the rest is copied at each end of a gzip member
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})", re.ASCII)
 _TOOL_TIMEOUT = 1800  # seconds
 
@@ -109,7 +110,7 @@ def _gunzip(file: IO[bytes], out: IO[bytes], most: int) -> None:
     data = b""
     try:
         while True:
-            data = data or file.read(CHUNK)
+            data = data or file.read(_PACKED)
             if not data:
                 break
             if stream.eof:

@@ -22,7 +22,7 @@ from vtorque_core.api_node import Refused, run_tool
 from vtorque_linux_guest import micro
 from vtorque_linux_guest.ext4_xattr import can_store
 from vtorque_linux_guest.filetree import FileTree, directory
-from vtorque_linux_guest.initramfs import Tree, add_modules
+from vtorque_linux_guest.initramfs import MODULES, Tree, add_modules
 from vtorque_linux_guest.kernel import (
     Kernel,
     architecture,
@@ -43,6 +43,9 @@ HOME = "usr/lib/vtorque"
 INIT = f"/{HOME}/init"
 # The kernel's own, and what every program may expect (hier(7)).
 _MOUNTED = ("dev", "proc", "sys", "run")
+# The guest's root and its kernel run or read what is there; modules are the site's alone.
+_ROOTS = (HOME, MODULES, "sbin", "etc")
+_OF_KERNEL = (MODULES, "sbin/request-key")  # request_key(2) runs that as root, for anybody
 _OTHERS = {"tmp": 0o1777, "var/tmp": 0o1777, "root": 0o700, "etc": 0o755, "home": 0o755}
 
 
@@ -88,7 +91,7 @@ class OciBuilder:
             _check_entrypoint(tree, container, options)
             tree.remove(HOME)
             prefix = sif.add_environment(tree) if from_sif else ()
-            _prepare(tree, container, options, prefix)
+            prepare(tree, container, options, prefix)
             kernel = fetch_kernel(work, progress, options.debs)
             _boot_files(kernel, work, staging, options)
             _equip(tree, kernel, work, options)
@@ -165,7 +168,7 @@ def _check_entrypoint(tree: FileTree, container: Container, options: Options) ->
         raise Refused(f"entrypoint=run: the container has no {program[:200]}, its entry point")
 
 
-def _prepare(
+def prepare(
     tree: FileTree, container: Container, options: Options, prefix: tuple[str, ...]
 ) -> None:
     """Add what a guest needs of directories, and how its programs are started."""
@@ -174,6 +177,10 @@ def _prepare(
         tree.put(name, directory())
     for name, mode in _OTHERS.items():
         tree.directory(name, mode)
+    for name in _OF_KERNEL:
+        tree.remove(name)
+    for name in _ROOTS:
+        tree.protect(name)
     if tree.find("bin/sh") is None:
         tree.link("bin/sh", f"/{HOME}/bin/busybox")
     words = (*prefix, *(container.entrypoint if options.run else ()))
@@ -186,7 +193,7 @@ def _prepare(
             f"[ $# -gt 0 ] || exec {shlex.join(own)}\n"
             f'exec {shlex.join(container.entrypoint)} "$@"\n'
         )
-        tree.file(f"{HOME}/entrypoint", script.encode("utf-8", "surrogateescape"), 0o755)
+        tree.file(f"{HOME}/entrypoint", script.encode(), 0o755)
 
 
 def _boot_files(kernel: Kernel, work: Path, staging: Path, options: Options) -> None:

@@ -15,6 +15,7 @@ from vtorque_oci.blobs import digest_of
 MAX_JSON = 4 << 20  # bytes: what registries accept as a manifest (OCI distribution-spec 1.1)
 MAX_LAYERS = 127  # as overlayfs and docker have it
 _MAX_TEXT = 1 << 17  # bytes of one argument or variable: MAX_ARG_STRLEN of execve(2)
+MAX_SETTINGS = 1 << 20  # bytes: CONTAINER_MAX of the agent's container.c
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "ppc64le": "ppc64le", "s390x": "s390x"}
 
@@ -81,9 +82,17 @@ def _texts(table: Mapping[str, Any], key: str) -> tuple[str, ...]:
     value = table.get(key) or []
     if type(value) is not list or not all(type(t) is str for t in value):
         raise Refused(f"the configuration's {key} is not a list of texts")
-    if any("\0" in t or len(t) > _MAX_TEXT for t in value):
+    if any("\0" in t or not 0 <= _length(t) < _MAX_TEXT for t in value):
         raise Refused(f"the configuration's {key} has a text that no program can be given")
     return tuple(value)
+
+
+def _length(text: str) -> int:
+    """Return a text's bytes, or -1 if it has none: JSON can say half of a character."""
+    try:
+        return len(text.encode())
+    except UnicodeEncodeError:
+        return -1
 
 
 def environment(entries: tuple[str, ...]) -> dict[str, str]:
@@ -109,6 +118,10 @@ def settings(container: Container, prefix: tuple[str, ...]) -> bytes:
     ]
     if any(not word for word in prefix):
         raise Refused("the container's entry point has an empty word")
-    return "".join(f"{text}\0" for text in (*entries, "", *prefix)).encode(
-        "utf-8", "surrogateescape"
-    )
+    found = "".join(f"{text}\0" for text in (*entries, "", *prefix)).encode()
+    if len(found) > MAX_SETTINGS:
+        raise Refused(
+            f"the container's environment and entry point have {len(found)} bytes; the agent takes "
+            f"at most {MAX_SETTINGS}"
+        )
+    return found

@@ -145,20 +145,27 @@ def _blob(reading: _Reading, described: Any) -> tuple[str, bytes]:
         raise Refused("a descriptor is not a JSON object")
     digest = digest_of(described.get("digest"))
     data = _json(reading, f"blobs/sha256/{digest}")
+    _check_size(described, len(data))
     if hashlib.sha256(data).hexdigest() != digest:
         raise Refused(f"sha256:{digest[:16]}... is damaged: its content has another hash")
     return str(described.get("mediaType", "")), data
+
+
+def _check_size(described: Mapping[str, Any], size: int) -> None:
+    """Refuse a blob whose size is not the one of its descriptor (descriptor.md)."""
+    if (said := described.get("size", size)) != size:
+        raise Refused(f"a blob has {size} bytes, its descriptor says {str(said)[:30]}")
 
 
 def _read_layout(reading: _Reading, tag: str) -> Container:
     index = parse_json(_json(reading, "index.json"), "index.json")
     listed = _listed(index)
     if tag:
-        listed = [d for d in listed if (d.get("annotations") or {}).get(_TITLE) == tag]
+        listed = [d for d in listed if _title(d) == tag]
     title = tag
     for _ in range(_MAX_DEPTH):
         described = _choose(listed, reading.arch)
-        title = title or str((described.get("annotations") or {}).get(_TITLE, ""))
+        title = title or _title(described)
         kind, data = _blob(reading, described)
         found = parse_json(data, "the manifest")
         kind = kind or str(found.get("mediaType", ""))
@@ -171,6 +178,16 @@ def _read_layout(reading: _Reading, tag: str) -> Container:
     raise Refused("has indexes in indexes in indexes")
 
 
+def _table(described: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """Return an object in an object; an empty one for anything else."""
+    found = described.get(key)
+    return found if type(found) is dict else {}
+
+
+def _title(described: Mapping[str, Any]) -> str:
+    return str(_table(described, "annotations").get(_TITLE, ""))
+
+
 def _listed(index: Mapping[str, Any]) -> list[dict[str, Any]]:
     listed = index.get("manifests")
     if type(listed) is not list or not all(type(d) is dict for d in listed):
@@ -181,10 +198,10 @@ def _listed(index: Mapping[str, Any]) -> list[dict[str, Any]]:
 def _choose(listed: list[dict[str, Any]], arch: str) -> dict[str, Any]:
     """Return the only image, or the only one for this architecture."""
     wanted = ARCHITECTURES.get(arch, arch)
-    fitting = [d for d in listed if (d.get("platform") or {}).get("architecture") == wanted]
+    fitting = [d for d in listed if _table(d, "platform").get("architecture") == wanted]
     found = listed if len(listed) == 1 else fitting
     if len(found) != 1:
-        names = sorted(str((d.get("annotations") or {}).get(_TITLE, "")) for d in listed)
+        names = sorted(_title(d) for d in listed)
         shown = ", ".join(name for name in names if name) or "none has a name"
         raise Refused(
             f"has {len(listed)} images ({shown[:300]}), {len(fitting)} of them marked as {wanted}: "
@@ -203,19 +220,27 @@ def _read_manifest(reading: _Reading, manifest: Mapping[str, Any], title: str) -
         if type(described) is not dict:
             raise Refused("the manifest has a layer that is not a JSON object")
         digest = digest_of(described.get("digest"))
-        layer = _layer(reading, number, f"blobs/sha256/{digest}", digest, left)
+        layer = _layer(reading, number, f"blobs/sha256/{digest}", digest, left, described)
         left -= layer.stat().st_size
         layers.append(layer)
     found = parse_json(config, "the configuration")
     return of_config(found, tuple(layers), reading.arch, title)
 
 
-def _layer(reading: _Reading, number: int, path: str, digest: str | None, left: int) -> Path:
+def _layer(
+    reading: _Reading,
+    number: int,
+    path: str,
+    digest: str | None,
+    left: int,
+    described: Mapping[str, Any],
+) -> Path:
     """Return a layer as a plain tar file in the work directory."""
     part = reading.files.part(path)
     if part is None:
         raise Refused(f"has no {path[:200]}, one of its layers")
     descriptor, offset, size = part
+    _check_size(described, size)
     if size > left:
         raise Refused(f"{path[:200]} has {size >> 20} MiB, more than the root disk (-o size=)")
     packed = reading.work / f"layer{number}"
@@ -232,7 +257,7 @@ def _read_saved(reading: _Reading, tag: str) -> Container:
     if type(listed) is not list or not all(type(each) is dict for each in listed):
         raise Refused("manifest.json is not a list of images")
     if tag:
-        listed = [each for each in listed if tag in (each.get("RepoTags") or [])]
+        listed = [each for each in listed if tag in _tags(each)]
     if len(listed) != 1:
         raise Refused(f"has {len(listed)} such images: say which with -o tag=NAME")
     paths, config = listed[0].get("Layers"), listed[0].get("Config")
@@ -240,9 +265,14 @@ def _read_saved(reading: _Reading, tag: str) -> Container:
         raise Refused("manifest.json names no layers, or no configuration")
     layers, left = [], reading.most
     for number, path in enumerate(paths):
-        layer = _layer(reading, number, str(path), None, left)
+        layer = _layer(reading, number, str(path), None, left, {})
         left -= layer.stat().st_size
         layers.append(layer)
-    tags = listed[0].get("RepoTags") or [""]
+    tags = _tags(listed[0]) or [""]
     found = parse_json(_json(reading, config), "the configuration")
     return of_config(found, tuple(layers), reading.arch, str(tags[0]))
+
+
+def _tags(image: Mapping[str, Any]) -> list[str]:
+    found = image.get("RepoTags")
+    return [str(tag) for tag in found] if type(found) is list else []
