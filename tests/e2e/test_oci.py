@@ -8,12 +8,26 @@ import subprocess
 
 import pytest
 
-from oci_images import as_sif
+from oci_images import as_directory, as_sif, layer, layout_files
 
 pytestmark = [pytest.mark.e2e, pytest.mark.full]
 
 MUSL = "/lib/ld-musl-x86_64.so.1"
 ARGS = ("-vm", "img=oci-test,ram=256M")
+
+GREET = r"""
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/xattr.h>
+const char *answer(void);
+int main(int c, char **v) {
+    char note[9] = "";
+    if (c > 2 && getxattr("/opt/app/noted", "user.note", note, 8) > 0)
+        puts(note);
+    printf("%s says %s to %s\n", getenv("GREETING"), answer(), c > 1 ? v[1] : "nobody");
+    return c > 2 ? atoi(v[2]) : 0;
+}
+"""
 
 
 def tool(*argv, cwd=None):
@@ -24,11 +38,7 @@ def tool(*argv, cwd=None):
 def compile_app(root, scratch):
     """A program with a library of its own, both linked to the container's musl, not to glibc."""
     (scratch / "answer.c").write_text('const char *answer(void) { return "the library"; }\n')
-    (scratch / "greet.c").write_text(
-        "#include <stdio.h>\n#include <stdlib.h>\nconst char *answer(void);\n"
-        'int main(int c, char **v) { printf("%s says %s to %s\\n", getenv("GREETING"), answer(),'
-        ' c > 1 ? v[1] : "nobody"); return c > 2 ? atoi(v[2]) : 0; }\n'
-    )
+    (scratch / "greet.c").write_text(GREET)
     lib, program = root / "opt/app/lib/libanswer.so", root / "opt/app/bin/greet"
     for path in (lib, program, root / MUSL[1:]):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -60,6 +70,8 @@ def layout(tmp_path_factory):
     tool("umoci", "unpack", "--image", image, str(bundle))
     (root / "gone").unlink()
     compile_app(root, scratch)
+    (root / "opt/app/noted").touch()
+    os.setxattr(root / "opt/app/noted", "user.note", b"kept")
     entry = root / "opt/app/bin/entry"
     entry.write_text('#!/bin/sh\necho "entry: $GREETING"\nexec "$@"\n')
     entry.chmod(0o755)
@@ -79,12 +91,44 @@ def built(node, layout):
     """Build the image with the options given; it is removed afterwards."""
 
     def build(*options, path=layout):
-        argv = [word for option in (f"source={path}", *options) for word in ("-o", option)]
-        node.root("vmgr", "images", "build", "oci-test", "oci", *argv, timeout=300)
+        argv = [word for option in options for word in ("-o", option)]
+        node.root("vmgr", "images", "build", "oci-test", "--oci", str(path), *argv, timeout=300)
         return json.loads(node.root("vmgr", "images", "show", "oci-test", "--json").stdout)
 
     yield build
     node.root("vmgr", "images", "remove", "oci-test", "--when-free", check=False)
+
+
+ESCAPE = r"""
+#include <stdio.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+int main(void) { /* what makes the kernel start a program as root */
+    socket(AF_APPLETALK, SOCK_DGRAM, 0);
+    long key = syscall(SYS_request_key, "user", "vtorque-test", "x", -2);
+    printf("asked %d\n", key < 0);
+    return 0;
+}
+"""
+
+
+def make_hostile(root, scratch):
+    """What a container's author may try so that the job's user, or they, are root in the guest."""
+    root.mkdir()
+    for name in ("sbin", "bin", "opt", "usr/lib", "lib/modules", "etc"):
+        (root / name).mkdir(parents=True)
+    shutil.copy(shutil.which("busybox"), root / "bin/busybox")
+    for applet in ("sh", "id", "ls", "mv", "sleep", "touch", "chmod"):
+        (root / "bin" / applet).symlink_to("busybox")
+    mark = '#!/bin/sh\necho "$0 $(/bin/busybox id -u)" >>/opt/escaped\n'
+    for name in ("modprobe", "request-key", "restorecon", "mount.virtiofs"):
+        (root / "sbin" / name).write_text(mark)
+        (root / "sbin" / name).chmod(0o755)
+    (scratch / "escape.c").write_text(ESCAPE)
+    tool("musl-gcc", "-static", "-o", str(root / "opt/escape"), "escape.c", cwd=scratch)
+    for name in ("", "usr", "usr/lib", "lib", "lib/modules", "sbin", "etc"):
+        (root / name).chmod(0o777)
 
 
 SCRIPT = """#!/bin/sh
@@ -99,16 +143,30 @@ exit $code
 """
 
 
+HOSTILE = """#!/bin/sh
+/opt/escape
+sleep 1
+busybox cat /opt/escaped 2>/dev/null || echo no escape
+moved=0
+for path in /usr /usr/lib /usr/lib/vtorque /lib/modules /sbin /etc; do
+    mv $path $path.old 2>/dev/null && moved=$((moved + 1)) && echo moved $path
+    touch $path/new 2>/dev/null && moved=$((moved + 1)) && echo wrote $path
+done
+echo $moved moved
+"""
+
+
 def test_a_container_runs_the_job_with_its_own_files_and_environment(node, clean, built):
     shown = built()
     assert shown["labels"]["container"] == "/usr/lib/vtorque"
     result = clean.job(SCRIPT, *ARGS)
     assert result.code == 7, result.err
-    who, release, gone, greeting, entry, again, job = result.out.decode().splitlines()
+    who, release, gone, note, greeting, entry, again, job = result.out.decode().splitlines()
     entry_of_user = pwd.getpwnam(clean.user)
     assert who == f"{clean.user} {entry_of_user.pw_uid} {clean.home} {clean.home}"
     assert release == "ID=strange"
     assert "No such file" in gone
+    assert note == "kept"
     assert greeting == "the image says the library to you"
     assert (entry, again) == ("entry: the image", "the image says the library to them")
     assert job
@@ -136,11 +194,52 @@ def test_a_sif_runs_the_job_with_its_environment_and_runscript(node, clean, buil
     runscript = root / ".singularity.d/runscript"
     runscript.write_text('#!/bin/sh\necho "runscript: $GREETING"\nexec "$@"\n')
     runscript.chmod(0o755)
-    built(path=as_sif(root, tmp_path / "app.sif"))
+    sif = tmp_path / "app.sif"
+    as_sif(root, tmp_path / "root.sif")  # for its squashfs; siftool is of Singularity's authors
+    tool("siftool", "new", str(sif))
+    tool(
+        "siftool", "add", "--datatype", "4", "--parttype", "2", "--partfs", "1", "--partarch", "2",
+        str(sif), str(tmp_path / "root.squashfs"),
+    )  # fmt: skip
+    built(path=sif)
     script = "#!/bin/sh\necho script $GREETING $(/bin/busybox id -u)\nexit 4\n"
     result = clean.job(script, *ARGS)
     uid = pwd.getpwnam(clean.user).pw_uid
     assert (result.code, result.out) == (4, f"script the SIF {uid}\n".encode()), result.err
-    built("entrypoint=run", path=tmp_path / "app.sif")
+    built("entrypoint=run", path=sif)
     result = clean.job(script, *ARGS)
     assert result.out == f"runscript: the SIF\nscript the SIF {uid}\n".encode(), result.err
+
+
+def test_a_hostile_container_has_no_root_in_the_guest(node, clean, built, tmp_path):
+    """Nothing of it is run by the guest's root or kernel, and nobody can change what is."""
+    make_hostile(tmp_path / "root", tmp_path)
+    archive = tmp_path / "layer.tar"
+    tool("tar", "-C", str(tmp_path / "root"), "-cf", str(archive), ".")
+    files = layout_files([archive.read_bytes()], Env=["PATH=/bin"])
+    built(path=as_directory(files, tmp_path / "hostile"))
+    result = clean.job(HOSTILE, *ARGS)
+    lines = result.out.decode().splitlines()
+    assert lines == ["asked 1", "no escape", "0 moved"], (lines, result.err)
+
+
+def test_all_forms_of_a_container_are_the_same_image(node, clean, built, tmp_path):
+    root = tmp_path / "root"
+    (root / "bin").mkdir(parents=True)
+    shutil.copy(shutil.which("busybox"), root / "bin/sh")
+    lower = tmp_path / "lower.tar"
+    tool("tar", "-C", str(root), "-cf", str(lower), ".")
+    layers = [
+        lower.read_bytes(),
+        layer(("data/old", b"old", "f"), ("data/sub/old", b"old", "f"), ("hidden", b"x", "f")),
+        layer(("data/new", b"new", "f"), ("data/.wh..wh..opq", b"", "f"), (".wh.hidden", b"", "f")),
+    ]
+    source = as_directory(layout_files(layers), tmp_path / "layout")
+    hashes = {built(path=source)["sha256"]}
+    for form in ("oci-archive", "docker-archive"):
+        to = f"{form}:{tmp_path / form}.tar:app:1"
+        tool("skopeo", "--insecure-policy", "copy", "-q", f"oci:{source}:latest", to)
+        hashes.add(built(path=tmp_path / f"{form}.tar")["sha256"])
+    assert len(hashes) == 1
+    result = clean.job("#!/bin/sh\ncd /; echo data/* hid*; exit 5\n", *ARGS)
+    assert (result.code, result.out) == (5, b"data/new hid*\n"), result.err

@@ -12,7 +12,7 @@ from vtorque_core import images as pool_of
 from vtorque_core.api import Image
 from vtorque_core.api_image import BuiltImage
 from vtorque_core.cli.images_common import as_json, bars, pairs, root_site, write_json
-from vtorque_core.errors import HostFault, Refused, VtorqueError, printable
+from vtorque_core.errors import HostFault, Refused, UsageError, VtorqueError, printable
 from vtorque_core.image_add import Wishes
 from vtorque_core.image_add import add as add_file
 from vtorque_core.image_formats import FORMATS
@@ -108,8 +108,9 @@ def _add(
 
 
 @click.command()
-@click.argument("name")
-@click.argument("builder")
+@click.argument("name", required=False)
+@click.argument("builder", required=False)
+@click.option("--oci", metavar="DIR|FILE", help="The same as: oci -o source=DIR|FILE")
 @click.option(
     "-o",
     "options",
@@ -120,14 +121,26 @@ def _add(
 @as_json
 @click.pass_context
 def build(
-    ctx: click.Context, name: str, builder: str, options: tuple[str, ...], as_json: bool
+    ctx: click.Context,
+    name: str | None,
+    builder: str | None,
+    oci: str | None,
+    options: tuple[str, ...],
+    as_json: bool,
 ) -> None:
     """Build an image and put it into the pool as NAME, replacing an older one.
 
-    Running jobs keep the base that they have, as with update.
+    Running jobs keep the base that they have, as with update. With --oci, BUILDER is left out, and
+    NAME is by default that of the container's file or directory without its last suffix.
     """
+    arguments = dict(pairs(options, "-o"))
+    if oci is not None:
+        if builder is not None or "source" in arguments:
+            raise UsageError("--oci says builder and source: leave out BUILDER and -o source=")
+        name, builder, arguments["source"] = name or Path(oci).stem, "oci", oci
+    if name is None or builder is None:
+        raise UsageError("say which image to build, and how: NAME BUILDER, or --oci DIR|FILE")
     pool_of.check_name(name)
-    arguments = pairs(options, "-o")
     site, plugins = root_site(ctx)
     builders = plugins.image_builders()
     if builder not in builders:

@@ -15,13 +15,44 @@ from vtorque_core import images as pool_of
 from vtorque_core.api_image import BuiltImage
 from vtorque_core.cli import images as command
 from vtorque_core.cli import images_common
-from vtorque_core.errors import HostFault, Refused
+from vtorque_core.errors import HostFault, Refused, UsageError
 
 Source = Callable[[Path], Path]
 
 
 def one_layer(*entries: made.Entry) -> Source:
     return lambda path: made.as_directory(made.layout_files([made.layer(*entries)]), path)
+
+
+def patched(old: bytes, new: bytes) -> Source:
+    """Return an image whose manifest, and so its digest, stays while other files change."""
+
+    def write(path: Path) -> Path:
+        files = made.layout_files([made.layer(("f", b"x", "f"))])
+        return made.as_directory({k: v.replace(old, new) for k, v in files.items()}, path)
+
+    return write
+
+
+def many_layers(path: Path) -> Path:
+    layers = [made.layer((f"f{number}", b"x", "f")) for number in range(128)]
+    return made.as_directory(made.layout_files(layers), path)
+
+
+def sif(**changes: Any) -> Source:
+    def write(path: Path) -> Path:
+        root = path.with_suffix(".root")
+        root.mkdir(exist_ok=True)
+        (root / "data").write_bytes(bytes(100_000))
+        return made.as_sif(root, path, **changes)
+
+    return write
+
+
+def one_large(root: Path) -> Path:
+    root.mkdir(exist_ok=True)
+    (root / "zeros").write_bytes(bytes(70 << 20))
+    return root
 
 
 def recipe(text: str) -> Source:
@@ -38,6 +69,28 @@ BROKEN: dict[str, tuple[str, Source, str]] = {
     "device": ("oci", one_layer(("sda", b"", "c")), "is a device"),
     "hard link out": ("oci", one_layer(("h", "../../etc/shadow", "h")), "hard link"),
     "bomb": ("oci", one_layer(("zeros", bytes(100 << 20), "f")), "unpacks to more than 64 MiB"),
+    "whiteout of dot dot": ("oci", one_layer(("etc/.wh...", b"", "f")), "hides nothing"),
+    "whiteout outside": ("oci", one_layer(("../.wh.etc", b"", "f")), "'..' in it"),
+    "link to itself": (
+        "oci",
+        one_layer(("a", "a/b", "l"), ("a/c", b"x", "f")),
+        "too many symbolic links",
+    ),
+    "hard link to a directory": (
+        "oci",
+        one_layer(("d", b"", "d"), ("h", "d", "h")),
+        "which is no file",
+    ),
+    "many layers": ("oci", many_layers, "more than 127"),
+    "digest": ("oci", patched(b"amd64", b"arm64"), "is damaged"),
+    "size": ("oci", patched(b'"size": ', b'"size": 1'), "its descriptor says"),
+    "sif bomb": (
+        "oci",
+        lambda p: made.as_sif(one_large(p.with_suffix(".root")), p),
+        "unpacks to more than 64 MiB",
+    ),
+    "sif truncated": ("oci", sif(size=1 << 40), "ends beyond its end"),
+    "sif damaged": ("oci", sif(offset=0), "sqfs2tar gave up on it"),
     "no image": ("oci", lambda p: made.as_directory({"x": b""}, p), "has neither index"),
     "not there": ("oci", lambda p: p / "missing", "No such file"),
     "compressed": ("oci", recipe("\x1f\x8b"), "is not a tar file"),
@@ -105,6 +158,27 @@ def test_a_name_with_a_newline_is_refused_first(pool: Path, tmp_path: Path) -> N
     argv = ["build", "a\nb", "oci", "-o", "source=/x"]
     done = CliRunner().invoke(command.images, argv, obj=tmp_path / "site.toml")
     assert isinstance(done.exception, Refused)
+    assert state(pool) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--oci", "/nowhere/app.tar"], "source /nowhere/app.tar: '/nowhere/app.tar': No such"),
+        (["there", "--oci", "/nowhere"], "source /nowhere: '/nowhere': No such"),
+        (["--oci", "/nowhere/a b.tar"], "a b"),
+        (["there", "oci", "--oci", "/x"], "--oci says builder and source"),
+        (["there", "--oci", "/x", "-o", "source=/y"], "--oci says builder and source"),
+        (["there"], "say which image to build, and how"),
+        ([], "say which image to build, and how"),
+    ],
+)
+def test_the_short_form_for_containers(words: list[str], message: str, pool: Path) -> None:
+    site = pool.parent / "site.toml"
+    before = state(pool)
+    done = CliRunner().invoke(command.images, ["build", *words], obj=site)
+    assert isinstance(done.exception, Refused | UsageError), done.exception
+    assert message in str(done.exception)
     assert state(pool) == before
 
 
