@@ -1,0 +1,352 @@
+"""Odd files and races where a path is the user's own: disk, share, output, scripts, proofs.
+
+Root opens none of them as root. What it would do with one that is not what it should be is tried
+with each guard, and without.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import os
+import socket
+import types
+from pathlib import Path
+
+import pytest
+
+from path_attacks import Attack, between, flags, plain, statement, unguarded
+from vtorque_core import _userns_exec, proof, request
+from vtorque_core.batch import pbs_convention as pbs
+from vtorque_core.batch import qsub, start
+from vtorque_core.names import Paths
+
+ME = os.getuid()
+SECTORS = b"\1" * 1024
+
+
+def a_plan(top: Path, name: str, **changes: object) -> _userns_exec.Plan:
+    fields = dict.fromkeys((f.name for f in dataclasses.fields(_userns_exec.Plan)), 0)
+    fields |= {"uid": ME, "source": str(top / name), "disk": True, "readonly": False}
+    return _userns_exec.Plan(**(fields | changes))
+
+
+def disk(name: str, **changes: object):
+    """Open a disk file as its daemon does, and write into it."""
+
+    def act(top: Path) -> str:
+        descriptor = _userns_exec._open_disk(a_plan(top, name, **changes))
+        try:
+            if not changes.get("readonly"):
+                os.pwrite(descriptor, b"x", 0)
+        finally:
+            os.close(descriptor)
+        return "opened"
+
+    return act
+
+
+def share(name: str, **changes: object):
+    def act(top: Path) -> str:
+        os.close(_userns_exec._open_source(a_plan(top, name, owner_check=True, **changes)))
+        return "opened"
+
+    return act
+
+
+def opened(_: Path, done: object) -> bool:
+    return done == "opened"
+
+
+def victims_disk(top: Path) -> None:
+    (top / "victim/file").write_bytes(SECTORS)
+
+
+def linked_disk(top: Path) -> None:
+    victims_disk(top)
+    (top / "disk").symlink_to(top / "victim/file")
+
+
+def written(top: Path, _: object) -> bool:
+    return (top / "victim/file").read_bytes() != SECTORS
+
+
+def by_descriptor(top: Path) -> object:
+    """The victim's file is open in the process, as one of root's could be."""
+    with (top / "victim/file").open("r+b") as file:
+        return disk(f"/proc/self/fd/{file.fileno()}")(top)
+
+
+def a_socket(top: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(top / "disk"))
+
+
+def locked(top: Path) -> object:
+    (top / "disk").write_bytes(SECTORS)
+    with (top / "disk").open("rb") as other:
+        held = _userns_exec.lock_request(fcntl.F_RDLCK)
+        fcntl.fcntl(other, fcntl.F_OFD_SETLK, held)
+        return disk("disk")(top)
+
+
+def swapped_disk(top: Path) -> object:
+    """Their own file becomes a link just before it is opened."""
+    (top / "disk").write_bytes(SECTORS)
+
+    def swap() -> None:
+        (top / "disk").unlink()
+        linked_disk(top)
+
+    with between(_userns_exec, "open", lambda path, *_: path == str(top / "disk"), swap):
+        return disk("disk")(top)
+
+
+def file(name: str, content: bytes = b""):
+    return lambda top: (top / name).write_bytes(content)
+
+
+def fifo(name: str):
+    return lambda top: os.mkfifo(top / name)
+
+
+def by_number(top: Path) -> object:
+    descriptor = os.open(top / "victim", os.O_PATH)
+    try:
+        return share(f"/proc/self/fd/{descriptor}")(top)
+    finally:
+        os.close(descriptor)
+
+
+NO_LINK = flags(_userns_exec, "O_NOFOLLOW")
+REGULAR = statement(_userns_exec, "_open_disk", "is not a regular file")
+WHOSE = statement(_userns_exec, "_open_disk", "not to you")
+SIZE = statement(_userns_exec, "_open_disk", "a raw disk has")
+LOCK = plain(_userns_exec, "fcntl", types.SimpleNamespace(**{**vars(fcntl), "fcntl": lambda *_: 0}))
+DISKS = {
+    "a link to another's file": Attack(linked_disk, disk("disk"), NO_LINK, written),
+    "a link that comes at the last moment": Attack(
+        victims_disk, swapped_disk, NO_LINK, written
+    ),
+    "a descriptor of the process": Attack(victims_disk, by_descriptor, NO_LINK, written),
+    "a hard link to another's file": Attack(
+        lambda top: (victims_disk(top), os.link(top / "victim/file", top / "disk")),
+        disk("disk", uid=ME + 1), WHOSE, written,
+    ),
+    "another's file by its own name": Attack(
+        victims_disk, disk("victim/file", uid=ME + 1), WHOSE, written
+    ),
+    "a FIFO, read only": Attack(
+        fifo("disk"), disk("disk", readonly=True), flags(_userns_exec, "O_NONBLOCK"), hangs=True
+    ),
+    "a FIFO": Attack(
+        fifo("disk"), disk("disk", readonly=True), REGULAR,
+        lambda _, done: "regular" not in str(done),
+    ),
+    "a device": Attack(
+        lambda top: None, disk("/dev/null", readonly=True), REGULAR,
+        lambda _, done: "regular" not in str(done),
+    ),
+    "an endless device": Attack(
+        lambda top: None, disk("/dev/zero", readonly=True), REGULAR,
+        lambda _, done: "regular" not in str(done),
+    ),
+    "a directory": Attack(
+        lambda top: None, disk("dir", readonly=True), REGULAR,
+        lambda _, done: "regular" not in str(done),
+    ),
+    "a file in use": Attack(lambda top: None, locked, LOCK, opened),
+    "no byte at all": Attack(file("disk"), disk("disk"), SIZE, opened),
+    "half a sector": Attack(file("disk", b"x" * 700), disk("disk"), SIZE, opened),
+}  # fmt: skip
+SHARES = {
+    "a link to another's directory": Attack(
+        lambda top: (top / "home").symlink_to(top / "victim"), share("home"), NO_LINK, opened
+    ),
+    "a file for a directory": Attack(
+        file("home"), share("home"), flags(_userns_exec, "O_DIRECTORY"), opened
+    ),
+    "another's directory": Attack(
+        lambda top: None, share("victim", uid=ME + 1),
+        statement(_userns_exec, "_open_source", "belongs to uid"), opened,
+    ),
+    "a descriptor for a directory": Attack(
+        lambda top: None, by_number, NO_LINK, opened
+    ),
+}  # fmt: skip
+
+
+# -- what the wrapper believes --------------------------------------------------------------------
+
+
+def paths(top: Path) -> Paths:
+    return Paths(top, top)
+
+
+READY = proof.Proof("1.s", 0, ME, "ready", files={"vm_prologue": proof.digest(b"echo\n")})
+
+
+def proven(top: Path) -> None:
+    """Another's true proof lies at the victim's."""
+    (top / "proof").mkdir(mode=0o755)
+    (top / "victim/file").write_bytes(READY.encode())
+
+
+def proof_is(make):
+    def prepare(top: Path) -> None:
+        proven(top)
+        make(top, top / "proof/1.s.json")
+
+    return prepare
+
+
+def read_proof(top: Path) -> object:
+    return proof.read(paths(top), "1.s", ME, owner_uid=ME)
+
+
+def believed(_: Path, done: object) -> bool:
+    return isinstance(done, proof.Proof | bytes)
+
+
+def open_directory(top: Path, at: Path) -> None:
+    at.write_bytes(READY.encode())
+    at.parent.chmod(0o777)
+
+
+def linked_directory(top: Path, at: Path) -> None:
+    (top / "away").mkdir(mode=0o755)
+    (top / "away/1.s.json").write_bytes(READY.encode())
+    at.parent.rmdir()
+    at.parent.symlink_to(top / "away")
+
+
+def script(make):
+    def prepare(top: Path) -> None:
+        at = proof.user_file_path(paths(top), "1.s", 0, "vm_prologue")
+        at.parent.mkdir(parents=True)
+        make(top, at)
+
+    return prepare
+
+
+def read_script(top: Path) -> object:
+    return proof.user_file(paths(top), READY, "vm_prologue")
+
+
+OWNER = statement(proof, "_check_owner", "can be written by others")
+KIND = statement(proof, "_check_owner", "is not what it should be")
+PROOFS = {
+    "a link to another proof": Attack(
+        proof_is(lambda top, at: at.symlink_to(top / "victim/file")), read_proof,
+        flags(proof, "O_NOFOLLOW"), believed,
+    ),
+    "a FIFO that never speaks": Attack(
+        proof_is(lambda top, at: os.mkfifo(at)), read_proof, flags(proof, "O_NONBLOCK"),
+        hangs=True,
+    ),
+    "a proof that others can write": Attack(
+        proof_is(lambda top, at: (at.write_bytes(READY.encode()), at.chmod(0o666))), read_proof,
+        OWNER, believed,
+    ),
+    "a directory that others can write": Attack(
+        proof_is(open_directory), read_proof, OWNER, believed
+    ),
+    "a link for the directory": Attack(
+        proof_is(linked_directory), read_proof,
+        plain(proof, "_check_owner", lambda *_: None), believed,
+    ),
+    "a script that was changed": Attack(
+        script(lambda top, at: at.write_bytes(b"evil\n")), read_script,
+        statement(proof, "user_file", "was changed"), believed,
+    ),
+    "a link for a script": Attack(
+        script(lambda top, at: (file("s", b"echo\n")(top), at.symlink_to(top / "s"))),
+        read_script, flags(proof, "O_NOFOLLOW"), believed,
+    ),
+    "a FIFO for a script": Attack(
+        script(lambda top, at: os.mkfifo(at)), read_script, flags(proof, "O_NONBLOCK"),
+        hangs=True,
+    ),
+}  # fmt: skip
+
+# -- what vsub and a job read and write, as the user ----------------------------------------------
+
+
+def named(name: str):
+    return lambda top: request.read_user_file(str(top / name))
+
+
+def sparse(top: Path) -> None:
+    (top / "f").touch()
+    os.truncate(top / "f", 1 << 40)
+
+
+def output(top: Path) -> None:
+    os.close(start.open_output(str(top / "out"), "x"))
+
+
+def read_job_script(name: str):
+    def act(top: Path) -> object:
+        return qsub.read_script(pbs.split_qsub([str(top / name)]))
+
+    return act
+
+
+FILES = {
+    "a FIFO for vm_prologue": Attack(
+        fifo("f"), named("f"), flags(request, "O_NONBLOCK"), hangs=True
+    ),
+    "an endless device for vm_prologue": Attack(
+        lambda top: None, named("/dev/zero"),
+        statement(request, "read_user_file", "is not a regular file"),
+        lambda _, done: "regular" not in str(done),
+    ),
+    "a sparse terabyte for vm_prologue": Attack(
+        sparse, named("f"), statement(request, "read_user_file", "is longer than"),
+        lambda _, done: not isinstance(done, ValueError),
+    ),
+    "a FIFO for a script": Attack(
+        fifo("f"), read_job_script("f"), flags(qsub, "O_NONBLOCK"), hangs=True
+    ),
+    "an endless device for a script": Attack(
+        lambda top: None, read_job_script("/dev/zero"),
+        statement(qsub, "read_script", "is not a regular file"),
+        lambda _, done: "regular" not in str(done),
+    ),
+    "a FIFO for the output": Attack(
+        fifo("out"), output, flags(start, "O_NONBLOCK"), hangs=True
+    ),
+}  # fmt: skip
+
+ALL = {
+    f"{kind}: {name}": attack
+    for kind, attacks in (
+        ("disk", DISKS), ("share", SHARES), ("proof", PROOFS), ("file", FILES),
+    )
+    for name, attack in attacks.items()
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_guard_holds(name, tmp_path):
+    assert not ALL[name].run(tmp_path)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_without_the_guard_there_is_harm(name, tmp_path, monkeypatch):
+    with unguarded(ALL[name], monkeypatch):
+        assert ALL[name].run(tmp_path)
+
+
+def test_a_sparse_disk_costs_nothing(tmp_path):
+    (tmp_path / "disk").touch()
+    os.truncate(tmp_path / "disk", 8 << 40)
+    assert disk("disk")(tmp_path) == "opened"
+    assert (tmp_path / "disk").stat().st_blocks < 64
+
+
+def test_what_is_no_disk_is_told_in_the_users_words(tmp_path):
+    """As the user would see it themselves; a socket cannot even be opened."""
+    a_socket(tmp_path)
+    with pytest.raises(_userns_exec._Denied, match="is not a regular file"):
+        disk("disk")(tmp_path)
