@@ -4,6 +4,7 @@ Each e2e test looks whether the whole machine is as before, so it has to be alon
 """
 
 import os
+import sys
 
 import pytest
 from hypothesis import settings
@@ -17,8 +18,11 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 def pytest_configure(config: pytest.Config) -> None:
     """Make properties of ``scripts/test --full`` thorough, and teardowns know xdist.
 
-    A teardown must not wait for the thread that every process of xdist's has.
+    A teardown must not wait for the thread that every process of xdist's has. And have Python keep
+    what it compiles, whatever the environment says: each process compiles all tests else, each time.
     """
+    sys.dont_write_bytecode = False
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     if "e2e" in config.option.markexpr and "full" not in config.option.markexpr:
         settings.register_profile("full", max_examples=4 * settings().max_examples)
         settings.load_profile("full")

@@ -143,7 +143,7 @@ TOKENS = {
     "another version": ("vt2:AHt9", NO_TOKEN),
     "in front of it": (" vt1:AHt9", NO_TOKEN),
     "a bomb in a bomb": (
-        token(b"\1" + zlib.compress(b"\1" + zlib.compress(b"[" * 9_000_000, 9) * 9000, 9)),
+        token(b"\1" + zlib.compress(b"\1" + zlib.compress(b"[" * 9_000_000, 9) * 900, 9)),
         TOO_MUCH,
     ),
     "padding": ("vt1:AAA=", NO_TOKEN),
