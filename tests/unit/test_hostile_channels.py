@@ -1,0 +1,132 @@
+"""Forged requests where each batch system carries them: root's side reads them, as root.
+
+What a user can change there: Slurm's comment, Torque's resource list and variables, OpenPBS's
+variables; and with the embedded batch system the whole message to its socket.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from guards import guards, without
+from hostile_requests import DAMAGED, TOKENS
+from vtorque_core.batch import pbs_convention as pbs
+from vtorque_core.errors import Refused, VtorqueError
+from vtorque_core.request import Request, to_token
+from vtorque_pbs import channel
+from vtorque_pbs.dialect import VARIABLE
+from vtorque_slurm import comment, node
+from vtorque_slurm.node import SlurmNode, _owner
+from vtorque_slurm.settings import Settings
+
+MINE = to_token(Request((("ram", "1G"),)).encode())
+THEIRS = to_token(Request((("ram", "64G"),)).encode())
+GONE = f"variable {VARIABLE} is missing or changed"
+NO_TOKEN = DAMAGED + "it is not a vt1 token"
+
+
+def torque(resources: str, variables: str = "") -> bytes:
+    word = channel.torque_word(pbs.parse_resources(resources))
+    assert word is not None
+    return channel.torque_blob(word, variables)
+
+
+HASH = channel.hash_word(MINE)
+TORQUE = {
+    "a hash without its variable": (f"other={HASH}", "", GONE),
+    "another request under the hash": (f"other={HASH}", f"{VARIABLE}={THEIRS}", GONE),
+    "a longer one": (f"other={HASH}", f"{VARIABLE}={MINE}A", GONE),
+    "a variable of nearly that name": (f"other={HASH}", f"X{VARIABLE}={MINE}", GONE),
+    "in another's value": (f"other={HASH}", f"A='{VARIABLE}={MINE}'", GONE),
+    "the hash's own text": (f"other={HASH}", f"{VARIABLE}={HASH}", GONE),
+    "a hash that is none": ("other=vt1v:", f"{VARIABLE}=", GONE),
+    "a hash of nothing": (f"other={channel.hash_word('')}", f"{VARIABLE}=", NO_TOKEN),
+    "a word of both kinds": (f"other=vt1:{HASH}", f"{VARIABLE}={MINE}", NO_TOKEN),
+    "cut at Torque's buffer": (f"other={MINE[:-9]}", "", DAMAGED),
+    "two words, the first bad": (f"other=vt1:!+{MINE}", "", NO_TOKEN),
+    "with the next resource": (f"other={MINE}=1,mem=1", "", NO_TOKEN),
+}
+
+
+@pytest.mark.parametrize("name", TORQUE)
+def test_torques_resources_and_variables(name):
+    resources, variables, words = TORQUE[name]
+    with pytest.raises(Refused) as caught:
+        torque(resources, variables)
+    assert words in str(caught.value) and str(caught.value).isprintable()
+
+
+def test_the_true_one_is_found_among_forged_ones():
+    """The owner may add variables of the same name; only what the hash names is believed."""
+    variables = f"A=1,{VARIABLE}={THEIRS},B='x,{VARIABLE}={MINE},{VARIABLE}={HASH}"
+    assert (
+        torque(f"mem=1gb,other=gres+{HASH},nodes=1", variables)
+        == Request.decode(torque(f"other={MINE}")).encode()
+    )
+
+
+def test_without_the_hash_any_variable_would_do(monkeypatch):
+    monkeypatch.setattr(channel, "hash_word", lambda token: HASH)
+    assert Request.decode(torque(f"other={HASH}", f"{VARIABLE}={THEIRS}")).pairs[0][1] == "64G"
+    (guard,) = [g for g in guards(channel, ("torque_blob",)) if "missing or changed" in g.text]
+    monkeypatch.undo()
+    with without(guard), pytest.raises(TypeError):
+        torque(f"other={HASH}", f"{VARIABLE}={THEIRS}")
+
+
+@pytest.fixture
+def slurm(tmp_path):
+    return SlurmNode(Settings(), tmp_path, tmp_path)
+
+
+SCRIPTS = {
+    "no line of ours": b"#!/bin/sh\necho\n",
+    "ours below others": b"#!/bin/sh\n\n#VTORQUE-REQUEST " + MINE.encode() + b"\n",
+    "ours without a script": b"#VTORQUE-REQUEST " + MINE.encode() + b"\n",
+    "cut off": b"#!/bin/sh\n#VTORQUE-REQUEST vt1:AAAA",
+    "more on the line": b"#!/bin/sh\n#VTORQUE-REQUEST " + MINE.encode() + b" x\n",
+    "a NUL in it": b"#!/bin/sh\n#VTORQUE-REQUEST vt1:AA\0AA\n",
+    "bytes that are no text": b"#!/bin/sh\n#VTORQUE-REQUEST vt1:\xff\xfe\n",
+    "ends of lines of DOS": b"#!/bin/sh\r\n#VTORQUE-REQUEST " + MINE.encode() + b"\r\n",
+}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_slurms_script(slurm, name, monkeypatch):
+    text = SCRIPTS[name].decode("utf-8", "surrogateescape")
+    monkeypatch.setattr(type(slurm._client), "ask", lambda *_: text)
+    with pytest.raises(Refused) as caught:
+        slurm._request("7", comment.IN_SCRIPT)
+    assert str(caught.value) == NO_TOKEN
+
+
+# A blank in front of a word is how it is found in a comment.
+@pytest.mark.parametrize("name", sorted(TOKENS.keys() - {"in front of it"}))
+def test_slurms_comment(slurm, name):
+    """Where it is found at all; otherwise there is no VM job, whose shell then finds no proof."""
+    word = comment.find(f"a comment of mine {TOKENS[name][0]}")
+    if word is not None:
+        with pytest.raises(Refused, match="the job's request is damaged"):
+            slurm._request("7", word)
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        (f"{THEIRS} {MINE}", MINE),  # ours comes last, as vsub writes it
+        (f"x{MINE}", None),
+        (f"vt1:in-script {MINE}", MINE),
+        (f"{MINE}\nvt1:in-script", "vt1:in-script"),
+    ],
+)
+def test_one_word_of_a_comment_counts(text, word):
+    assert comment.find(text) == word
+
+
+def test_a_user_whom_slurm_calls_otherwise_gets_no_guest():
+    """A number that is another's here would make another's guest."""
+    with pytest.raises(VtorqueError, match="is mallory with uid 0 to Slurm, but root here"):
+        _owner("mallory", 0)
+    (guard,) = guards(node, ("_owner",))
+    with without(guard):
+        assert _owner("mallory", 0) == "root"
