@@ -223,6 +223,27 @@ def test_a_failed_mount_names_its_target(fake_root: FakeRoot) -> None:
     assert ran.output == "mount: tag not found\nmount: exit code 32\n"
 
 
+@pytest.mark.parametrize("items", [[], [HOME]], ids=["own home", "mount"])
+@pytest.mark.parametrize("shell", SHELLS, ids=["dash", "busybox"])
+@pytest.mark.parametrize("link", ["home", "home/alice"])
+def test_a_containers_link_does_not_lead_a_mount(
+    plan, link: str, shell: list[str], items: list[Mount]
+) -> None:
+    image = replace(MICRO, labels={**MICRO.labels, "container": "/usr/lib/vtorque"})
+    with fake_guest(shell) as root:
+        ran = root.setup(plan(image=image), items)
+        assert ran.code == 0, ran.output
+        place = root.path / link
+        place.rename(place.with_name("elsewhere"))
+        place.symlink_to("elsewhere")
+        ran = root.setup(plan(image=image), items)
+        assert ran.code == 1
+        said = f"{place} is a link in the image: {root.path}/home/alice cannot be used"
+        assert said in ran.output
+        assert not ran.called("mount")
+        assert root.setup(plan(), items).code == 0  # an image that is the site's may have links
+
+
 def test_a_daemon_does_not_hold_the_agents_pipes(fake_root: FakeRoot) -> None:
     held = "[ ! -e /proc/$$/fd/3 ] && [ ! -e /proc/$$/fd/4 ]"
     fake_root.stub("daemon", f"#!/bin/sh\n{held} || exit 9\nsleep 60 &\n")

@@ -299,7 +299,7 @@ def _mounts(script: _Script, guest: GuestPlan, items: Sequence[Mount]) -> None:
                 f"{item.target} is an NFS mount, and image {guest.image.name} has no NFS client; "
                 "choose an image of a Debian or RedHat family"
             )
-        script.call("folder", at(item.target))
+        _folder(script, guest, item.target)
         options = ["ro" if item.readonly else "rw", "nosuid", "nodev", *item.options]
         source = quote(item.source)
         if item.kind == "disk":
@@ -310,9 +310,15 @@ def _mounts(script: _Script, guest: GuestPlan, items: Sequence[Mount]) -> None:
     home = PurePosixPath(contents.guest_home(guest))
     if not any(home.is_relative_to(PurePosixPath(m.target)) for m in items):
         script.step(f"home {home}")
-        script.call("folder", at(str(home)))
+        _folder(script, guest, str(home))
         script.call(f"chown {_owner(guest, 'job')}", at(str(home)))
         script.call("chmod 0700", at(str(home)))
+
+
+def _folder(script: _Script, guest: GuestPlan, path: str) -> None:
+    if "container" in guest.image.labels:
+        script.call("own_path", at(path))
+    script.call("folder", at(path))
 
 
 def _devices(script: _Script, guest: GuestPlan, items: Iterable[GuestDevice]) -> None:
