@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from vtorque_core.api_image import BuiltImage
 from vtorque_core.cli import images as command
 from vtorque_core.cli import images_common
 from vtorque_core.errors import HostFault, Refused, UsageError
+from vtorque_oci import build
 
 Source = Callable[[Path], Path]
 
@@ -180,6 +182,21 @@ def test_the_short_form_for_containers(words: list[str], message: str, pool: Pat
     assert isinstance(done.exception, Refused | UsageError), done.exception
     assert message in str(done.exception)
     assert state(pool) == before
+
+
+def test_layers_leave_room_on_the_disk(
+    pool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No more than a third of what is free is unpacked, whatever size the root disk has."""
+    monkeypatch.setattr(build, "room", lambda work: 1 << 20 if work.is_dir() else 0)
+    source = one_layer(("zeros", bytes(3 << 20), "f"))(tmp_path / "source")
+    before = state(pool)
+    argv = ["build", "new", "--oci", str(source)]
+    done = CliRunner().invoke(command.images, argv, obj=pool.parent / "site.toml")
+    assert "more than 1 MiB" in str(done.exception)
+    assert state(pool) == before
+    monkeypatch.undo()
+    assert 0 < build.room(tmp_path) < shutil.disk_usage(tmp_path).free // 2
 
 
 def test_gzip_bombs_in_members_are_counted_together(tmp_path: Path) -> None:

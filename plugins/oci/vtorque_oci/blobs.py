@@ -137,7 +137,8 @@ def _gunzip(file: IO[bytes], out: IO[bytes], most: int) -> None:
 def too_large(most: int) -> Refused:
     """Return the refusal of what unpacks to more than ``most`` bytes."""
     return Refused(
-        f"unpacks to more than {most >> 20} MiB: the limit is the size of the root disk (-o size=)"
+        f"unpacks to more than {most >> 20} MiB: the limit is the root disk's size (-o size=) "
+        "and a third of what the pool's disk has free"
     )
 
 

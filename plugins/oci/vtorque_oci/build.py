@@ -145,7 +145,7 @@ def parse_options(arguments: Mapping[str, str]) -> Options:
 
 def _read(options: Options, work: Path, arch: str) -> tuple[Container, bool]:
     """Return the container, and whether it came as a SIF. Errors name the source."""
-    most = options.size << 20
+    most = min(options.size << 20, room(work))
     try:
         with opened(options.source) as descriptor:
             is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)
@@ -156,6 +156,15 @@ def _read(options: Options, work: Path, arch: str) -> tuple[Container, bool]:
                 return oci.read_image(found, work, most, arch, options.tag), False
     except Refused as error:
         raise Refused(f"source {options.source[:200]}: {error}") from None
+
+
+def room(work: Path) -> int:
+    """Return how many bytes the layers may have: a third of what the disk has free.
+
+    They are there, and in the raw disk, and in the image, before the first two go.
+    """
+    status = os.statvfs(work)
+    return status.f_bavail * status.f_frsize // 3
 
 
 def _check_entrypoint(tree: FileTree, container: Container, options: Options) -> None:
