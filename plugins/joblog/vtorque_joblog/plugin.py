@@ -1,0 +1,74 @@
+"""The site's settings: which sinks there are. Declaring module."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any
+
+from vtorque_core.api import hookimpl, setting
+
+FACILITIES = {
+    "kern": 0, "user": 1, "mail": 2, "daemon": 3, "auth": 4, "syslog": 5, "lpr": 6, "news": 7,
+    "uucp": 8, "cron": 9, "authpriv": 10, "ftp": 11, "local0": 16, "local1": 17, "local2": 18,
+    "local3": 19, "local4": 20, "local5": 21, "local6": 22, "local7": 23,
+}  # fmt: skip
+"""syslog(3); RFC 5424, table 1."""
+
+LEVELS = ("trace", "debug", "info", "warn", "error")
+PLACEHOLDERS = ("home", "user", "uid", "job", "node")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """``[plugin.joblog]``. Each sink is off unless it is named."""
+
+    syslog: str = setting("", doc="facility of records in syslog, such as daemon; empty: none")
+    tag: str = setting("vtorque", doc="what syslog and the journal call their sender")
+    journald: bool = setting(False, doc="send records with all their fields to systemd's journal")
+    stderr: bool = setting(False, doc="write records to the stderr of prologue and epilogue")
+    file: str = setting("", doc="append records of all jobs to this file, a JSON object a line")
+    file_size: int = setting(64, doc="begin a new file when it is that large", unit="MiB")
+    file_days: float = setting(30.0, doc="begin a new file when its first record is older")
+    file_count: int = setting(8, doc="how many older files are kept: <file>.1 is the last")
+    user_file: str = setting(
+        "",
+        doc="write each job's log as its user to this file; {home} {user} {uid} {job} {node} "
+        "are replaced",
+    )
+    level: str = setting(
+        "trace", doc="the least that these sinks get of what [log] level has logged"
+    )
+
+    def __post_init__(self) -> None:
+        """Check what types do not say. Raises ValueError."""
+        if self.syslog and self.syslog not in FACILITIES:
+            raise ValueError(f"syslog is {self.syslog!r}: there are {', '.join(FACILITIES)}")
+        if self.level.lower() not in LEVELS:
+            raise ValueError(f"level is {self.level!r}: there are {', '.join(LEVELS)}")
+        if not re.fullmatch(r"[A-Za-z0-9_.-]{1,32}", self.tag):
+            raise ValueError("tag: write 1 to 32 letters, digits, dots or dashes")
+        if self.file and (not self.file.startswith("/") or ".." in PurePath(self.file).parts):
+            raise ValueError("file: write an absolute path without '..'")
+        if self.file_size < 1 or self.file_days < 0 or not 0 <= self.file_count <= 1000:
+            raise ValueError("file_size is at least 1M, file_days 0, file_count 0 to 1000")
+        _check_template(self.user_file)
+
+
+def _check_template(template: str) -> None:
+    unknown = set(re.findall(r"\{([^{}]*)\}", template)) - set(PLACEHOLDERS)
+    if unknown or re.sub(r"\{[a-z]+\}", "", template).count("{"):
+        known = " ".join(f"{{{name}}}" for name in PLACEHOLDERS)
+        raise ValueError(f"user_file has an unknown place holder: there are {known}")
+    if template and not template.startswith(("/", "{home}/")):
+        raise ValueError("user_file: write an absolute path, or one that begins with {home}/")
+    if ".." in PurePath(template).parts:
+        raise ValueError("user_file: write a path without '..'")
+
+
+@hookimpl
+def vtorque_settings() -> Iterator[type[Any]]:
+    """Yield the settings."""
+    yield Settings
