@@ -23,12 +23,11 @@ from typing import Any
 from unittest import mock
 from xml.etree import ElementTree
 
-from vtorque_core import api_options, config, host, hypervisor, images, start
+from vtorque_core import api_options, config, host, hypervisor, start
 from vtorque_core.api import FileData, GuestType
 from vtorque_core.api_batch import BatchJob, Life, NodeAdapter, Outcome, PeerGuest
 from vtorque_core.api_context import ContextItem
 from vtorque_core.api_guest import GuestDriver
-from vtorque_core.api_image import BuiltImage
 from vtorque_core.api_pci import PciFunction
 from vtorque_core.locks import job_lock, node_lock
 from vtorque_core.plugins import BUILTIN, Plugins, distribution_of, installed
@@ -37,6 +36,7 @@ from vtorque_core.request import Request
 from vtorque_core.resources import Domain, Mount, Vfio
 from vtorque_core.resources.pci import DRIVER as VFIO
 from vtorque_core.testing.faults import Run, in_child
+from vtorque_core.testing.recorded_image import put_image
 from vtorque_core.topology import parse
 
 _CLONE_NEWNS, _CLONE_NEWUSER = 0x00020000, 0x10000000  # unshare(2)
@@ -58,6 +58,9 @@ def _at_once(driver: Callable[[], GuestDriver]) -> GuestDriver:
     return real
 
 
+_installed = functools.cache(installed)
+
+
 def load(only: Collection[str] | None = None) -> Plugins:
     """Return the installed plugins, both halves; ``only``: of these names.
 
@@ -65,7 +68,7 @@ def load(only: Collection[str] | None = None) -> Plugins:
     """
     plugins = ReadyPlugins()
     plugins.register(BUILTIN, api_options, "vtorque-core")
-    for name, points in installed().items():
+    for name, points in _installed().items():
         if only is None or name in only:
             for point in points:
                 plugins.register(name, point.load(), distribution_of(point))
@@ -223,11 +226,7 @@ class RecordedNode:
         site.paths.secret.write_bytes(bytes(64))
         with node_lock(site.paths):
             pass
-        with images.staging(site.images.pool) as staging:
-            (staging / "disk.raw").write_bytes(bytes(1 << 20))
-            labels = {"agent": "builtin"}
-            built = BuiltImage("linux", "debian", "x86_64", 64, "disk.raw", "raw", labels=labels)
-            images.commit(site.images.pool, "recorded", staging, built, "recorded")
+        put_image(site.images.pool)
         return node
 
     def job(
@@ -257,17 +256,21 @@ class RecordedNode:
     def look(self) -> dict[str, object]:
         """Return all files of the node: names, kinds, contents; shared memory too."""
         paths = self.site.paths
+        lock, state = str(paths.node_lock), str(paths.state)
+        top, sysfs = str(self.top), str(self.top / "sys")
         found: dict[str, object] = {}
-        for path in self.top.rglob("*"):
-            if path == paths.node_lock or path.is_relative_to(paths.kept):
-                continue  # who had the lock, and what is kept of jobs that have ended
-            if path.parent == paths.state and ".log" in path.suffixes:
-                continue  # what a manager has told its admin
-            mode = path.lstat().st_mode
-            told = path.name in _COMMANDS and path.is_relative_to(self.top / "sys")
-            content = path.read_bytes() if stat.S_ISREG(mode) and not told else b""
-            link = str(path.readlink()) if stat.S_ISLNK(mode) else ""
-            found[str(path.relative_to(self.top))] = (oct(mode), link, content[:200], hash(content))
+        for directory, directories, files in os.walk(top):
+            if directory == state:
+                directories[:] = set(directories) - {paths.kept.name}  # of jobs that have ended
+            for name in (*directories, *files):
+                path = f"{directory}/{name}"
+                if path == lock or (directory == state and ".log" in name):
+                    continue  # who had the lock, and what a manager has told its admin
+                mode = os.lstat(path).st_mode
+                told = name in _COMMANDS and path.startswith(sysfs)
+                content = Path(path).read_bytes() if stat.S_ISREG(mode) and not told else b""
+                link = str(Path(path).readlink()) if stat.S_ISLNK(mode) else ""
+                found[path[len(top) + 1 :]] = (oct(mode), link, content[:200], hash(content))
         return found
 
     def _start(self, job: BatchJob) -> None:
