@@ -1,0 +1,87 @@
+"""doc/security.md: each boundary and attack names a test that is there, and none is left out."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import hostile_requests
+from vtorque_core.config import parse_toml, problems
+from vtorque_core.plugins import Plugins
+
+REPO = Path(__file__).resolve().parents[2]
+PAGE = (REPO / "doc/security.md").read_text(encoding="utf-8")
+
+
+def load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"page_{name}", Path(__file__).with_name(name))
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def section(title: str) -> str:
+    """Return what is below a heading, up to the next of its level."""
+    mark = title.split(" ", 1)[0]
+    return re.split(rf"^{mark} ", PAGE.split(f"\n{title}\n")[1], flags=re.MULTILINE)[0]
+
+
+def rows(title: str) -> list[list[str]]:
+    lines = [line for line in section(title).splitlines() if line.startswith("| ")][1:]
+    return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
+
+
+def exists(named: str) -> bool:
+    file, _, test = named.strip("`").partition("::")
+    path = REPO / file
+    return (
+        path.is_file() and re.search(rf"^def {test}\(", path.read_text(), re.MULTILINE) is not None
+    )
+
+
+@pytest.mark.parametrize(
+    "title", ["### Boundaries", "### Hostile requests", "### Links, races and odd files"]
+)
+def test_each_row_names_a_test_that_is_there(title):
+    found = rows(title)
+    assert found
+    assert [row for row in found if not exists(row[-1])] == []
+    assert not exists("`tests/unit/test_security_page.py::test_that_is_not_there`")
+
+
+def test_as_many_attacks_as_the_page_counts():
+    requests = sum(int(row[0]) for row in rows("### Hostile requests"))
+    paths = sum(int(row[0]) for row in rows("### Links, races and odd files"))
+    channels = load("test_hostile_channels.py")
+    tables = (hostile_requests.BLOBS, hostile_requests.TOKENS, hostile_requests.PAIRS)
+    assert requests == 1 + sum(map(len, (*tables, channels.TORQUE, channels.SCRIPTS))) >= 150
+    by_root, by_user = load("test_path_attacks.py"), load("test_path_attacks_users.py")
+    assert paths == 4 + sum(map(len, (by_root.ATTACKS, by_root.BY_OTHERS, by_user.ALL))) >= 65
+    listed = section("### Hostile requests") + section("### Links, races and odd files")
+    names = [*hostile_requests.BLOBS, *hostile_requests.TOKENS, *channels.TORQUE, *channels.SCRIPTS]
+    names += [*by_root.ATTACKS, *by_root.BY_OTHERS, *by_user.ALL]
+    assert [name for name in names if name not in listed] == []
+
+
+def test_each_actor_has_a_boundary():
+    """In the words of the table: who attacks it."""
+    attackers = " ".join(row[1] for row in rows("### Boundaries"))
+    for actor in ("user", "root in the guest", "neighbour", "stolen", "caller", "another user"):
+        assert actor in attackers
+
+
+def test_no_setting_lets_users_bring_images():
+    """What looks like one is an error, and no option takes an image's path (see PAIRS)."""
+    for table, key in (
+        ("images", "allow_user_images"),
+        ("images", "user_images"),
+        ("options.img", "users"),
+    ):
+        raw = parse_toml(f"[{table}]\n{key} = true\n".encode(), Path("/etc/x.toml"))
+        assert any(key in str(each) for each in problems(raw, Plugins.load(node=False)))
+    assert any(key == "img" and "/" in value for key, value in hostile_requests.PAIRS)
