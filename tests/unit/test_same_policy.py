@@ -57,7 +57,8 @@ class Played:
         self.blobs: list[bytes] = []
 
     def split(self, argv):
-        return SubmitArgs(vm=tuple(argv[1::2]), rest=("job.sh",), content=SCRIPT)
+        # Interactive: show_log then follows no job, in another process.
+        return SubmitArgs(tuple(argv[1::2]), ("job.sh",), content=SCRIPT, interactive=True)
 
     def submit(self, args, blob, needs):
         self.blobs.append(blob)
