@@ -12,7 +12,10 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from vtorque_core.api import hookspec
-from vtorque_core.hookspecs_watch import vtorque_log_handlers  # noqa: F401 - a hook, too
+from vtorque_core.hookspecs_watch import (  # noqa: F401 - hooks, too
+    vtorque_after_script,
+    vtorque_log_handlers,
+)
 
 if TYPE_CHECKING:
     from vtorque_core import api, api_node

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from vtorque_core.api import hookspec
@@ -10,7 +10,9 @@ from vtorque_core.api import hookspec
 if TYPE_CHECKING:
     import logging
 
+    from vtorque_core.api_kept import Place
     from vtorque_core.api_log import LogJob
+    from vtorque_core.api_node import Site
 
 
 @hookspec
@@ -33,5 +35,27 @@ def vtorque_log_handlers(job: LogJob) -> Iterable[logging.Handler]:
         @hookimpl
         def vtorque_log_handlers(job):
             yield logging.StreamHandler()
+    """
+    return ()
+
+
+@hookspec
+def vtorque_after_script(place: Place, code: int, site: Site) -> Iterable[Sequence[str]]:
+    """Return commands whose output goes to the end of the job's error output.
+
+    Declaring module; called in the job shell, as the job's owner, on the job's first node, when its
+    script has ended with ``code``; not for interactive jobs. The guests are still there. ``place``
+    is what is kept of the job on this node, ``site`` has the settings of declaring
+    modules. A command has no input, a fixed environment, and what it writes to its own error output
+    is lost. All commands of all plugins have one second together and then are killed. Raising, a
+    missing program and exit codes change nothing for the job, and nobody is told.
+
+    Example::
+
+        from vtorque_core.api import hookimpl
+
+        @hookimpl
+        def vtorque_after_script(place, code):
+            yield ["/usr/bin/echo", f"Acme thanks you for this job, which ended with {code}."]
     """
     return ()

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from vtorque_core import job_log, kept, ledger, log, names, plan, policy, proof
+from vtorque_core import job_log, kept, ledger, log, names, plan, policy, proof, timeline
 from vtorque_core.api import JobRequest
 from vtorque_core.api_batch import BatchJob, NodeAdapter, PeerGuest
 from vtorque_core.api_context import ContextItem
@@ -34,7 +34,7 @@ from vtorque_core.journal import Journal
 from vtorque_core.network import of_site
 from vtorque_core.plugins import Plugins
 from vtorque_core.proof import Proof, ProofGuest
-from vtorque_core.records import JobHeader
+from vtorque_core.records import JobHeader, JournalError, read
 from vtorque_core.request import Request
 from vtorque_core.resources import (
     DiskCopy,
@@ -186,6 +186,8 @@ def _start(
         gid=user.gid,
     )
     start.enter("await the script" if on_order else "run")
+    with contextlib.suppress(JournalError, OSError):
+        timeline.keep_start(site.paths, read(journal.path))
 
 
 def _log_guest(guest: GuestPlan) -> None:
@@ -213,6 +215,8 @@ def _keep_facts(start: Start, job: BatchJob, wanted: JobRequest) -> None:
         owner=user.name,
         uid=user.uid,
         node=job.node,
+        nodes=list(job.nodes),
+        name=job.name,
         batch=start.site.batch.system,
         image=image.name,
         guest_type=image.guest_type,

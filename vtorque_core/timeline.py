@@ -1,4 +1,4 @@
-"""The time of each phase of a job, running or ended: what ``vmgr report`` and the benchmarks show.
+"""The time of each phase of a job, running or ended: what ``vmgr phases`` and the benchmarks show.
 
 A journal goes when its job has nothing left; its timeline is then kept (:mod:`vtorque_core.kept`).
 """
@@ -34,6 +34,13 @@ def keep(paths: Paths, state: JournalState) -> None:
     )
 
 
+def keep_start(paths: Paths, state: JournalState) -> None:
+    """Keep the phases of a job whose guests are ready: its owner cannot read the journal."""
+    header = state.header
+    place = kept.place(paths, header.uid, header.id, header.attempt)
+    place.add_facts(phases=spans(state, time.time()))
+
+
 def timeline(paths: Paths, job_id: str | None = None) -> list[dict[str, Any]]:
     """Return the phases of a job's last attempt, or of the last job: name, guest, start, seconds.
 
@@ -45,7 +52,17 @@ def timeline(paths: Paths, job_id: str | None = None) -> list[dict[str, Any]]:
     running = [state for state in states if state.phases]
     if running:
         return spans(max(running, key=lambda state: state.phases[0].time), time.time())
-    places = [each.facts().get("phases") for each in kept.find(paths, job_id)]
+    return kept_phases(paths, job_id)
+
+
+def kept_phases(
+    paths: Paths, job_id: str | None = None, uid: int | None = None
+) -> list[dict[str, Any]]:
+    """Return what is kept of the phases, as :func:`timeline`; ``uid``: of this user's jobs alone.
+
+    While a job runs that is what it was when its guests were ready. As root or this user.
+    """
+    places = [each.facts().get("phases") for each in kept.find(paths, job_id, uid)]
     known = [phases for phases in places if isinstance(phases, list)]
     return known[-1] if known else []
 

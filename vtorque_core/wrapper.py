@@ -107,6 +107,7 @@ def run_job(
     plugins: Callable[[str], GuestTypes] = load_plugin,
     streams: Streams = Streams(0, 1, 2),  # noqa: B008 (frozen)
     owner_uid: int = 0,
+    after: Callable[[Proof, int], None] | None = None,
 ) -> int:
     """Run the job in its guest; return its exit code, or one of ``errors.EXIT_*``. As the user.
 
@@ -117,11 +118,13 @@ def run_job(
         plugins: loads the plugin that the proof names.
         streams: the job's own standard streams.
         owner_uid: who must have written the proof: root, except in tests.
+        after: called with the exit code when a script that was begun has ended.
 
     Never raises for what the user, root or the guest did wrong.
     """
     environ = dict(os.environ if environ is None else environ)
     shown = ShownLog(paths, streams.stderr)
+    begun: list[Proof] = []
     try:
         _set_up_log(streams)
         job = shell.started(argv, environ, streams.stdin)
@@ -135,21 +138,24 @@ def run_job(
             _await_sisters(paths, shell, job, ready, environ, streams)
         script = make_script(shell, job, ready, environ, streams)
         script = _with_user_files(script, paths, ready)
+        begun += [ready] if job.script is not None else []
         code = _run(ready, script, plugins, streams, terminal=job.script is None)
         if ready.keep:
             _keep(ready, code, streams)
-        return code
     except _Stop as error:
         for line in (error.message, *error.detail):
             _say(streams, line)
-        return error.code
+        code = error.code
     except UsageError as error:
         _say(streams, str(error))
-        return EXIT_USAGE
+        code = EXIT_USAGE
     except KeyboardInterrupt:  # before the driver has its own handlers
-        return EXIT_SIGNAL + signal.SIGINT
+        code = EXIT_SIGNAL + signal.SIGINT
     finally:
         shown.stop()
+    if after is not None and begun:
+        after(begun[0], code)
+    return code
 
 
 def _set_up_log(streams: Streams) -> None:

@@ -33,7 +33,7 @@ class FakeDriver:
 
     def run(self, guest, script, streams):
         self.calls.append((guest, script, streams))
-        if isinstance(self.result, Exception):
+        if isinstance(self.result, BaseException):
             raise self.result
         return self.result
 
@@ -63,6 +63,7 @@ class Job:
         self.script.write_bytes(b"#!/bin/sh\ntouch ran\n\xff\x00")
         self.environ = {"PBS_JOBID": JOB, "PBS_ENVIRONMENT": "PBS_BATCH"}
         self.driver = FakeDriver(0)
+        self.after = []
 
     def run(self, result=0, line=None, stdin=None, argv=(), **environ):
         self.driver = FakeDriver(result)
@@ -80,6 +81,7 @@ class Job:
             plugins=self.plugins.load,
             streams=Streams(stdin, *files),
             owner_uid=ME,
+            after=lambda proof, code: self.after.append((proof.job, code)),
         )
         for fd in (stdin, *files):
             os.close(fd)
@@ -278,3 +280,22 @@ def test_a_command_of_an_interactive_job_gets_the_terminal(job):
     _, script, streams = job.driver.calls[0]
     assert not script.interactive and script.content == b"stty size" and streams.terminal
     os.close(leader)
+
+
+@pytest.mark.parametrize(
+    ("result", "code"), [(0, 0), (7, 7), (GuestDied("gone"), 123), (KeyboardInterrupt(), 130)]
+)
+def test_what_comes_after_the_script_learns_how_it_ended(job, result, code):
+    proofs.write(job.paths, READY)
+    assert job.run(result) == code
+    assert job.after == [(JOB, code)]
+
+
+def test_nothing_comes_after_a_script_that_was_not_begun(job):
+    proofs.write(job.paths, replace(READY, state="refused", reason="no"))
+    assert job.run() == 121
+    proofs.write(job.paths, READY)
+    leader, terminal = pty.openpty()
+    assert job.run(0, stdin=terminal) == 0
+    os.close(leader)
+    assert job.after == []

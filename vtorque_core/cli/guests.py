@@ -1,4 +1,4 @@
-"""``vmgr console|ssh|report``: look into the guests of a job on this node."""
+"""``vmgr console|ssh|phases``: look into the guests of a job on this node."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from vtorque_core.cli.site import load
-from vtorque_core.errors import HostFault, Refused, UsageError, printable
+from vtorque_core.errors import Refused, UsageError, printable
 
 
 def guest_name(config: Path, job_id: str, index: int) -> tuple[str, str, Path]:
@@ -73,19 +73,26 @@ def ssh(config: Path, job_id: str, rank: int, command: tuple[str, ...]) -> None:
 @click.argument("job_id", metavar="[JOB]", default="")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_obj
-def report(config: Path, job_id: str, as_json: bool) -> None:
-    """Show the time of each phase of a job, running or ended; without JOB the last. Root only."""
-    from vtorque_core.timeline import timeline  # noqa: PLC0415
+def phases(config: Path, job_id: str, as_json: bool) -> None:
+    """Show the time of each phase of a job, running or ended; without JOB the last one.
 
-    need_root("the timeline of jobs")
+    Of your jobs, or as root of anybody's.
+    """
+    from vtorque_core.timeline import kept_phases, timeline  # noqa: PLC0415
+
     site, _ = load(config, node=False)
-    phases = timeline(site.paths, job_id or None)
-    if not phases:
-        raise HostFault(f"nothing is known of job {job_id}" if job_id else "no job has run yet")
+    if os.geteuid() == 0:
+        found = timeline(site.paths, job_id or None)
+    else:
+        found = kept_phases(site.paths, job_id or None, os.getuid())
+    if not found:
+        what = f"job {printable(job_id)}" if job_id else "any job"
+        whose = "" if os.geteuid() == 0 else " of yours"
+        raise Refused(f"nothing is known here of {what}{whose}")
     if as_json:
-        click.echo(json.dumps(phases, indent=2))
+        click.echo(json.dumps(found, indent=2))
         return
-    for phase in phases:
+    for phase in found:
         guest = phase["guest"]
         name = phase["name"] if guest is None else f"  guest {guest}: {phase['name']}"
         if "cpu_seconds" in phase:

@@ -74,6 +74,7 @@ def jobshell(config: Path | None, argv: tuple[str, ...]) -> None:
     ARGV is what the batch system gives its job's shell; or "--await-job JOB", to wait for this
     node's guests only.
     """
+    from vtorque_core import after_script  # noqa: PLC0415
     from vtorque_core.cli.site import load  # noqa: PLC0415
     from vtorque_core.config import CONFIG_PATH  # noqa: PLC0415
     from vtorque_core.wrapper import AWAIT, await_here, run_job  # noqa: PLC0415
@@ -83,7 +84,12 @@ def jobshell(config: Path | None, argv: tuple[str, ...]) -> None:
         if argv[:1] == (AWAIT,) and len(argv) == 2:
             code = await_here(site.paths, argv[1])
         else:
-            code = run_job(site.paths, plugins.batch_system(site.batch.system).shell(), argv)
+            code = run_job(
+                site.paths,
+                plugins.batch_system(site.batch.system).shell(),
+                argv,
+                after=lambda proof, code: after_script.run(proof, code, site, plugins),
+            )
     except VtorqueError as error:
         sys.stderr.write(f"vtorque: {error}\n")
         code = EXIT_NO_PROOF

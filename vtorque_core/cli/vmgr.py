@@ -22,7 +22,7 @@ _COMMANDS = {
         "Attach to the serial console of a job's guest.",
     ),
     "ssh": ("vtorque_core.cli.guests:ssh", "Log in to a running job's guest, as the job's user."),
-    "report": ("vtorque_core.cli.guests:report", "Show how long each phase of a job took."),
+    "phases": ("vtorque_core.cli.guests:phases", "Show how long each phase of a job took."),
 }
 
 

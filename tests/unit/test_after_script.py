@@ -1,0 +1,111 @@
+"""What plugins say at the end of a job's error output: a second at most, and never at its cost."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from types import ModuleType
+
+import pytest
+
+from vtorque_core import after_script
+from vtorque_core.api import hookimpl
+from vtorque_core.config import build, parse_toml
+from vtorque_core.plugins import Plugins
+from vtorque_core.proof import Proof
+
+
+@pytest.fixture
+def output(tmp_path):
+    with (tmp_path / "out").open("w+b") as file:
+        yield file
+
+
+def said(output):
+    output.seek(0)
+    return output.read()
+
+
+def test_output_is_the_jobs_errors_are_not(output):
+    commands = [
+        ["/bin/sh", "-c", "echo one; echo trouble >&2; exit 3"],
+        ["/nonexistent/program"],
+        [],
+        [7, None],
+        ["/bin/sh", "-c", "read x; echo two $x; env"],
+    ]
+    after_script.run_all(commands, output.fileno(), 20)
+    lines = said(output).decode().splitlines()
+    assert lines[:2] == ["one", "two"]
+    assert not [line for line in lines if line.startswith("HOME=")]
+
+
+def test_one_that_hangs_is_killed(output):
+    start = time.process_time()
+    commands = [["/bin/sh", "-c", "echo here; exec sleep 600"], ["/bin/echo", "late"]]
+    after_script.run_all(commands, output.fileno(), 0.5)
+    assert said(output) == b"here\n"
+    assert time.process_time() - start < 0.5
+
+
+def test_an_output_that_nobody_reads_does_not_hold_the_job(tmp_path):
+    read, write = os.pipe()
+    try:
+        os.set_blocking(write, False)
+        with pytest.raises(BlockingIOError):
+            while True:
+                os.write(write, b"x" * 4096)
+        os.set_blocking(write, True)
+        after_script.run_all([["/bin/echo", "never"]], write, 0.5)
+    finally:
+        os.close(read)
+        os.close(write)
+
+
+SHELL = """
+import os, signal, sys
+from vtorque_core import after_script
+class Each:
+    error = None
+    item = ["/bin/sh", "-c", "kill -TERM $PPID; kill -INT $PPID; echo told"]
+class Plugins:
+    def each(self, hook, **kw):
+        return [Each()]
+class Site:
+    from vtorque_core.names import Paths
+    paths = Paths()
+from vtorque_core.proof import Proof
+after_script.run(Proof("42.srv", 0, 1000, "ready"), 42, Site(), Plugins())
+sys.exit(42)
+"""
+
+
+def test_a_walltime_that_is_over_meanwhile_does_not_take_the_exit_code(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", SHELL], capture_output=True, check=False, cwd=tmp_path, timeout=60
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (42, b"", b"told\n")
+
+
+def test_a_plugin_that_raises_or_has_nothing_to_say_changes_nothing(tmp_path):
+    bad, mute = ModuleType("bad"), ModuleType("mute")
+
+    @hookimpl
+    def vtorque_after_script(place):
+        raise RuntimeError(place)
+
+    bad.vtorque_after_script = vtorque_after_script
+
+    @hookimpl
+    def mute_after_script(site):
+        return ()
+
+    mute.vtorque_after_script = mute_after_script
+    plugins = Plugins()
+    plugins.register("mute", mute, "mute 1")
+    plugins.register("bad", bad, "bad 1")
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    proof = Proof("42.srv", 0, os.getuid(), "ready")
+    after_script.run(proof, 0, build(parse_toml(b""), plugins, node=False), plugins)
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
