@@ -5,10 +5,12 @@ import http.server
 import json
 import re
 import shutil
+import statistics
 import subprocess
 import tempfile
 import threading
 import time
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,7 @@ from vtorque_linux_guest.root_disk import write_disk
 
 pytestmark = [pytest.mark.e2e, pytest.mark.full]
 
+ROUNDS = 3  # other work on the machine comes and goes: both kinds in turn, the median
 IMAGE, STOCK, FAKE = "recipe-test", "stock-test", "fakehat-test"
 RECIPE = """
 family = "debian"
@@ -80,10 +83,12 @@ def image(node, scratch):
 def stock(node, scratch):
     """The same packages as Debian has them: its kernel and initramfs, cloud-init as it comes."""
     packed = scratch / "root.tar"
-    packages = (*BASE["debian"], "linux-image-cloud-amd64", "initramfs-tools")
+    packages = [*BASE["debian"], "linux-image-cloud-amd64", "initramfs-tools"]
+    packages += tomllib.loads(RECIPE)["packages"]
+    network = '--customize-hook=systemctl --root="$1" enable systemd-networkd'
     subprocess.run(
         ["mmdebstrap", "--quiet", "--mode=root", "--variant=apt", f"--include={','.join(packages)}",
-         "bookworm", str(packed), *apt_sources("bookworm")],
+         network, "bookworm", str(packed), *apt_sources("bookworm")],
         check=True, capture_output=True, timeout=900,
     )  # fmt: skip
     files = {"kernel": "vmlinuz-", "initrd": "initrd.img-"}
@@ -112,6 +117,17 @@ def test_the_same_recipe_gives_the_same_bytes(image):
     assert first["labels"]["suite"] == "bookworm"
 
 
+def test_the_disk_is_sparse_and_kernel_and_initramfs_beside_it(node, image):
+    home = node.state / "images" / IMAGE / image[1]["version"]
+    argv = ["qemu-img", "info", "--output=json", home / "root.qcow2"]
+    info = json.loads(subprocess.run(argv, capture_output=True, check=True).stdout)
+    assert (info["format"], info["virtual-size"]) == ("qcow2", 4 << 30)
+    assert info["actual-size"] < 1 << 30
+    assert "backing-filename" not in info
+    assert (home / "vmlinux").read_bytes()[:4] == b"\x7fELF"
+    assert (home / "initrd").stat().st_size < 4 << 20
+
+
 def ready_after(node, name):
     """Return seconds from vsub until the job's script ran, in the guest."""
     mark = node.home / "mark"
@@ -127,11 +143,12 @@ def test_it_is_ready_in_half_the_time_of_a_stock_image(clean, config, image, sto
     agent = clean.prefix / "lib/vtorque-agent.{arch}"  # a stock image gets it from the seed
     config("plugin.linux-guest", f'agent = "{agent}"')
     ours, base = [], []
-    for _ in range(2):
+    for _ in range(ROUNDS):
         ours.append(ready_after(clean, IMAGE))
         base.append(ready_after(clean, stock))
-    print(f"READY, from vsub: recipe {ours}, stock {base} s")  # noqa: T201 - for the record
-    assert min(ours) * 2 <= min(base), (ours, base)
+    rounds = [round(b / o, 2) for o, b in zip(ours, base, strict=True)]
+    print(f"READY, from vsub: recipe {ours}, stock {base} s, {rounds}")  # noqa: T201 - the record
+    assert statistics.median(rounds) >= 2, (ours, base)
 
 
 def test_it_runs_mpi_and_has_what_the_recipe_adds(clean, image):
