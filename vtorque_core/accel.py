@@ -171,8 +171,9 @@ def _read(path: Path, key: dict[str, Any]) -> Probe | None:
 def _write(path: Path, noted: dict[str, Any]) -> None:
     fresh = path.with_name(f"{path.name}.{os.getpid()}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    with os.fdopen(os.open(fresh, flags, 0o644), "w", encoding="utf-8") as file:
+    with os.fdopen(os.open(fresh, flags, 0o600), "w", encoding="utf-8") as file:
         json.dump(noted, file)
+        os.fchmod(file.fileno(), 0o644)  # whatever the umask: a user's dry run reads it too
     fresh.rename(path)
 
 
