@@ -174,7 +174,7 @@ def _facts(found: Found, disk: _Ext, release: str) -> None:
         initrd = next((n for each in _INITRD if (n := each.format(version)) in boot), "")
         if initrd:
             found.kernel, found.initrd = f"/boot/{kernels[version]}", f"/boot/{initrd}"
-            found.cmdline = f"root=UUID={disk.uuid} ro"
+            found.cmdline = f"root=UUID={disk.uuid} rw"  # not all have it in /etc/fstab
             return
     found.notes.append("no kernel with an initramfs in /boot: it boots from its disk")
 

@@ -8,6 +8,7 @@ this repository.
 
 import contextlib
 import os
+import shutil
 import subprocess
 import time
 from pathlib import Path
@@ -25,7 +26,7 @@ pytestmark = [
 
 PROGRAM = Path(__file__).parent / "support" / "osv_program.c"
 IMAGE, SHARE_IMAGE = "osv-e2e", "osv-e2e-share"
-REST_IMAGE, DISK_IMAGE = "osv-e2e-rest", "osv-e2e-disk"
+REST_IMAGE, DISK_IMAGE, ROOT_IMAGE = "osv-e2e-rest", "osv-e2e-disk", "osv-e2e-root"
 VM = ("-vm", f"img={IMAGE},ram=64M")
 
 
@@ -134,6 +135,32 @@ def test_a_share_where_the_image_has_a_mount_point(osv):
     (osv.home / "words").chmod(0o644)
     result = osv.job("/prog cat words\n", "-vm", f"img={SHARE_IMAGE},ram=64M")
     assert (result.code, result.out) == (0, b"from the host\n")
+
+
+def test_a_root_file_system_that_is_a_share(osv, program, config):
+    """No disk at all: programs and libraries are read from a directory of the host."""
+    directory = osv.state / "osv-root"
+    own = ("-o", f"file:/prog={program}", "-o", "command:greet=/prog args hello")
+    root = ("-o", "root_share=apps", "-o", f"root_directory={directory}")
+    config("shares.apps", f'source = "{directory}"\ntarget = "/opt/apps"\nreadonly = true')
+    home = 'source = "{home}"\ntarget = "/home/{user}"\nuser_owned = true'
+    config("shares.home", home)
+    try:
+        osv.root(
+            *("vmgr", "images", "build", ROOT_IMAGE, "osv", "-o", f"loader={LOADER}", *own, *root),
+            *("-o", f"mounts={osv.home}"),
+        )
+        (osv.home / "words").write_text("from the host\n")
+        (osv.home / "words").chmod(0o644)
+        vm = ("-vm", f"img={ROOT_IMAGE},ram=64M")
+        result = osv.job("greet there\n/prog cat words\n/prog ret 42\n", *vm)
+        said = "[hello]\n[there]\nfrom the host\nreturns 42\n"
+        assert (result.code, result.out.decode(), result.err) == (42, said, b"")
+        result = osv.job("/no/such\n", *vm)
+        assert result.code == 127
+    finally:
+        osv.root("vmgr", "images", "remove", ROOT_IMAGE, check=False)
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def test_output_is_streamed(osv):

@@ -176,7 +176,7 @@ def test_system_and_kernel_are_found_in_a_disk(
     assert image.kernel.read_bytes() == bzimage("6.1.0-10-amd64"), "10 is newer than 9"
     assert image.initrd.read_bytes() == b"6.1.0-10-amd64"
     found = image_probe._ext(os.open(tmp_path / "disk.raw", os.O_RDONLY), start)
-    assert image.cmdline == f"root=UUID={found} ro"
+    assert image.cmdline == f"root=UUID={found} rw"
     assert added.notes == ()
 
 

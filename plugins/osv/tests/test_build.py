@@ -2,6 +2,7 @@
 
 import struct
 import subprocess
+from pathlib import Path
 
 import pytest
 from vtorque_osv import recipe
@@ -65,6 +66,58 @@ def test_an_image_from_a_recipe(here):
     assert found[b"/home/ada"] is None
     assert b"rofs" in found[b"/etc/fstab"]
     assert (here / "staging/loader.elf").read_bytes() == (here / "loader.elf").read_bytes()
+
+
+def test_a_root_file_system_that_is_a_share(here):
+    (here / "r.toml").write_text(RECIPE)
+    (here / "prog").chmod(0o700)
+    (here / "data/deep/file").chmod(0o600)
+    built = build(
+        here, recipe=str(here / "r.toml"), root_share="sim", root_directory=str(here / "root")
+    )
+    assert (built.disk, built.kernel) == (None, "loader.elf")
+    assert built.cmdline.startswith("--rootfs=virtiofs --env=")
+    assert built.labels["root"] == "sim"
+    assert [path.name for path in (here / "staging").iterdir()] == ["loader.elf"]
+    root = here / "root"
+    assert (root / "bin/prog").read_bytes() == (here / "prog").read_bytes()
+    assert (root / "share/link").readlink() == Path("deep/file")
+    assert b" / " not in (root / "etc/fstab").read_bytes()
+    assert {"dev", "proc", "sys", "tmp", "data", "home"} <= {p.name for p in root.iterdir()}
+    modes = {name: (root / name).stat().st_mode & 0o777 for name in ("bin/prog", "share/deep/file")}
+    assert modes == {"bin/prog": 0o755, "share/deep/file": 0o644}
+    assert all(p.stat().st_mode & 0o777 == 0o755 for p in (root, *root.rglob("*")) if p.is_dir())
+    with pytest.raises(Refused, match="exists, and guests may use it"):
+        build(here, recipe=str(here / "r.toml"), root_share="sim", root_directory=str(root))
+    assert sorted(p.name for p in here.iterdir() if p.name.startswith(".")) == []
+
+
+def test_a_root_share_that_has_its_files_already(here):
+    loader = str(here / "loader.elf")
+    built = build(here, loader=loader, root_share="sim", **{"command:run": "/bin/x 1"})
+    assert (built.disk, built.labels) == (None, {"root": "sim", "command.run": "/bin/x 1"})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"root_share": "../x"}, "must be the name of a share"),
+        ({"root_share": "s", "file:/p": "/bin/true"}, "root_directory must say where"),
+        ({"root_directory": "/x/y"}, "root_share say whose it is"),
+    ],
+)
+def test_root_shares_that_make_no_sense(here, options, message):
+    with pytest.raises(Refused, match=message):
+        build(here, loader=str(here / "loader.elf"), **options)
+
+
+def test_a_root_directory_below_what_others_can_write(here):
+    (here / "open").mkdir()
+    (here / "open").chmod(0o777)
+    target = str(here / "open/root")
+    with pytest.raises(Refused, match="others can write"):
+        build(here, loader=str(here / "loader.elf"), root_share="s", root_directory=target)
+    assert list((here / "open").iterdir()) == []
 
 
 def test_options_win_over_the_recipe(here):

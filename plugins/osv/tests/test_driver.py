@@ -15,7 +15,7 @@ from vtorque_osv.bootline import BootLine
 from vtorque_osv.check import check_script
 from vtorque_osv.driver import OsvDriver
 from vtorque_osv.order import Order, Word
-from vtorque_osv.plugin import Settings, mode
+from vtorque_osv.settings import Settings, mode
 
 from vtorque_core.api import Image, JobRequest, Refused
 from vtorque_core.api_context import EnvVar, GuestFile

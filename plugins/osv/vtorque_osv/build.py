@@ -12,15 +12,15 @@ from pathlib import Path
 from vtorque_core.api import Refusal, Refused
 from vtorque_core.api_image import BuiltImage
 from vtorque_core.api_node import HostFault
-from vtorque_osv import check, cmdline, disk, elf, recipe, rofs, script
+from vtorque_osv import check, cmdline, disk, elf, recipe, rofs, rootdir, script
 from vtorque_osv.recipe import Recipe
 
 DISK = "disk.raw"
 KERNEL = "loader.elf"
 _LIB = "/usr/lib"
 # OSv mounts what its own images say (static/etc/fstab_rofs): /tmp is all that can be written.
+_ROOT = b"/dev/vblk0.1 /          rofs      defaults 0 0\n"
 _FSTAB = b"""\
-/dev/vblk0.1 /          rofs      defaults 0 0
 none         /dev       devfs     defaults 0 0
 none         /proc      procfs    defaults 0 0
 none         /sys       sysfs     defaults 0 0
@@ -50,22 +50,28 @@ def _build(wanted: Recipe, staging: Path, progress: Callable[[str], None]) -> Bu
     arch = "x86_64" if loader is None else loader.arch
     progress("collecting files and libraries")
     tree = tree_of(wanted, arch)
+    if wanted.root_share and loader is None:
+        raise Refused(Refusal("root_share: a loader.img boots from its disk; take the ELF loader"))
     progress("writing the file system")
-    disk.write_disk(tree, staging / DISK, wanted.loader if loader is None else None)
+    if wanted.root_directory is not None:
+        rootdir.write(tree, wanted.root_directory)
+    elif not wanted.root_share:
+        disk.write_disk(tree, staging / DISK, wanted.loader if loader is None else None)
     kernel = None
     if loader is not None:
         kernel = KERNEL
         shutil.copyfile(wanted.loader, staging / KERNEL)
+    root = "virtiofs" if wanted.root_share else "rofs"
     environ = [f"--env={name}={value}" for name, value in wanted.env.items()]
     return BuiltImage(
         guest_type="osv",
         distro="OSV",
         arch=arch,
         min_ram_mib=wanted.min_ram,
-        disk=DISK,
+        disk=None if wanted.root_share else DISK,
         disk_format="raw",
         kernel=kernel,
-        cmdline=" ".join(cmdline.escaped(word) for word in ("--rootfs=rofs", *environ)),
+        cmdline=" ".join(cmdline.escaped(word) for word in (f"--rootfs={root}", *environ)),
         labels=_labels(wanted, tree),
     )
 
@@ -78,7 +84,7 @@ def tree_of(wanted: Recipe, arch: str) -> rofs.Tree:
     tree = rofs.Tree()
     for path in (*_DIRECTORIES, *wanted.mounts):
         tree.directory(path)
-    tree.file("/etc/fstab", _FSTAB)
+    tree.file("/etc/fstab", _FSTAB if wanted.root_share else _ROOT + _FSTAB)
     tree.file("/etc/hosts", b"127.0.0.1 localhost\n")
     tree.link("/etc/mnttab", "/proc/mounts")
     for path, source in wanted.files.items():
@@ -91,13 +97,16 @@ def tree_of(wanted: Recipe, arch: str) -> rofs.Tree:
         tree.file(f"{_LIB}/{name}", library)
     for name, line in wanted.commands.items():
         first = script.parse(line.encode(), {})[0].words[0]
-        if not tree.has(first):
+        there = wanted.root_share and wanted.root_directory is None  # the share has it, or not
+        if not there and not tree.has(first):
             raise Refused(Refusal(f"commands.{name}: {first} is not among the image's files"))
     return tree
 
 
 def _labels(wanted: Recipe, tree: rofs.Tree) -> dict[str, str]:
     labels = {f"{check.COMMAND}{name}": line for name, line in wanted.commands.items()}
+    if wanted.root_share:
+        labels[check.ROOT] = wanted.root_share
     if wanted.mounts:
         labels[check.MOUNTS] = ",".join(wanted.mounts)
     parts = {

@@ -1,8 +1,9 @@
 """What an OSv image says in its labels, and whether a script can run in it. Pure.
 
 Labels: ``command.<name>`` a command line by name; ``mounts`` the directories that shares can be
-mounted on, with ``,`` between; ``rest``, ``cloud-init``, ``nfs``: ``true`` where the image has
-``/libhttpserver-api.so``, ``/usr/mgmt/cloud-init.so``, ``/tools/mount-fs.so`` with NFS.
+mounted on, with ``,`` between; ``root`` the site's share that is the root file system; ``rest``,
+``cloud-init``, ``nfs``: ``true`` where the image has ``/libhttpserver-api.so``,
+``/usr/mgmt/cloud-init.so``, ``/tools/mount-fs.so`` with NFS.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from vtorque_osv import script
 
 COMMAND = "command."
 MOUNTS = "mounts"
+ROOT = "root"
 REST = "rest"
 CLOUD_INIT = "cloud-init"
 NFS = "nfs"

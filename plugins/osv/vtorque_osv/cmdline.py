@@ -85,11 +85,11 @@ def network_options(addresses: Sequence[Address]) -> list[str]:
     return options + ([f"--nameserver={server}"] if server else [])
 
 
-def mount_options(targets: Iterable[str]) -> list[str]:
-    """Return the mounts of virtiofs shares, in the order of their devices."""
+def mount_options(targets: Iterable[str], first: int = 0) -> list[str]:
+    """Return the mounts of virtiofs shares, in the order of their devices from ``first`` on."""
     return [
         f"--mount-fs=virtiofs,/dev/virtiofs{number},{target}"
-        for number, target in enumerate(targets)
+        for number, target in enumerate(targets, first)
     ]
 
 

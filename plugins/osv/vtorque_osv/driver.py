@@ -28,7 +28,7 @@ from vtorque_osv.bootline import BootLine
 from vtorque_osv.console import BEGIN, BEGIN_REST, BEGIN_SEED
 from vtorque_osv.disk import MAX_BOOT_LINE
 from vtorque_osv.order import WORD, Order, Word
-from vtorque_osv.plugin import OSV_MODE, Settings
+from vtorque_osv.settings import OSV_MODE, Settings
 
 CONSOLE_SOCKET = "console.sock"
 SEED = "seed.iso"
@@ -50,7 +50,7 @@ class OsvDriver(LateDriver):
             yield Disk("seed", path=str(guest.state_dir / SEED), format="raw", readonly=True)
         if guest[OSV_MODE] != "rest":
             yield Disk("script", path=str(guest.state_dir / SCRIPT), format="raw", readonly=True)
-        for share in mounted(guest, "virtiofs"):
+        for share in (*root_share(guest), *mounted(guest, "virtiofs")):  # in OSv's numbers
             yield Filesystem(
                 share.name,
                 source=share.source,
@@ -144,7 +144,9 @@ def command_line(guest: GuestPlan, environ: Mapping[str, str], cwd: str) -> str:
     options = [
         *cmdline.base_options(),
         *cmdline.network_options(guest.addresses),
-        *cmdline.mount_options(share.target for share in mounted(guest, "virtiofs")),
+        *cmdline.mount_options(
+            (share.target for share in mounted(guest, "virtiofs")), first=len(root_share(guest))
+        ),
     ]
     within = inside(guest, cwd)
     options += [f"--cwd={within}"] if within and not rest else []
@@ -168,7 +170,15 @@ def mounted(guest: GuestPlan, kind: str) -> list[Share]:
     """Return the shares of a kind that the image has a mount point for."""
     points = check.mount_points(guest.image)
     able = kind != "nfs" or check.has(guest.image, check.NFS)
-    return [s for s in guest.shares if s.kind == kind and s.target in points] if able else []
+    root = guest.image.labels.get(check.ROOT)
+    fit = [s for s in guest.shares if s.kind == kind and s.target in points and s.name != root]
+    return fit if able else []
+
+
+def root_share(guest: GuestPlan) -> list[Share]:
+    """Return the share that is the guest's root file system; none if that is on a disk."""
+    name = guest.image.labels.get(check.ROOT)
+    return [s for s in guest.shares if s.name == name and s.kind == "virtiofs"]
 
 
 def inside(guest: GuestPlan, cwd: str) -> str:

@@ -9,7 +9,7 @@ from vtorque_core.api_node import GuestPlan, Resource, Site
 from vtorque_core.api_options import DISK, VM_EPILOGUE, VM_PROLOGUE
 from vtorque_osv import check
 from vtorque_osv.bootline import BootLine
-from vtorque_osv.plugin import OSV_MODE, Settings
+from vtorque_osv.settings import OSV_MODE, Settings
 
 
 @hookimpl
@@ -27,6 +27,12 @@ def vtorque_plan(guest: GuestPlan, site: Site) -> Iterator[Refusal]:
                 key=option.key,
                 value=option.show(guest[option]),
             )
+    root = image.labels.get(check.ROOT)
+    if root and not any(s.name == root and s.kind == "virtiofs" for s in guest.shares):
+        yield Refusal(
+            f"image {image.name} has its root file system in the share {root}, which is not here",
+            where=f"[shares.{root}]", fix="ask an admin for that share (kind virtiofs)",
+        )  # fmt: skip
     if guest[DISK]:
         yield Refusal("OSv cannot write a user's disk", key=DISK.key, value=guest[DISK])
     if mode == "rest" and not site[Settings].rest:

@@ -4,6 +4,8 @@
     mounts = ["/data"]                 # directories that shares can be mounted on
     libdirs = ["lib"]                  # where to look for libraries first
     min_ram = "64M"
+    root_share = "sim"                 # the root file system is this share of the site's config
+    root_directory = "/srv/osv/sim"    # and the files go here; without: they are there already
     [files]                            # in the image = on this machine, a file or a directory
     "/hello" = "hello"
     [commands]                         # by name, for job scripts
@@ -16,6 +18,7 @@ Paths on this machine are taken from the recipe's directory.
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -25,11 +28,14 @@ from typing import Any
 from vtorque_core.api import Refusal, Refused, size_mib
 from vtorque_osv import cmdline, script
 
+_SHARE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,35}", re.ASCII)  # as [shares.<name>]
 MAX_RECIPE = 1 << 20  # bytes
 _MAX_LABEL = 255  # characters: a command line becomes a label of the image
 _MAX_COMMANDS = 48
 _TABLES = {"file": "files", "command": "commands", "env": "env"}
 _LISTS = ("mounts", "libdirs")
+_PATHS = ("loader", "root_directory")
+_WORDS = ("min_ram", "root_share")
 
 
 @dataclass(frozen=True)
@@ -43,6 +49,8 @@ class Recipe:
     mounts: tuple[str, ...] = ()
     libdirs: tuple[Path, ...] = ()
     min_ram: int = 64
+    root_share: str = ""
+    root_directory: Path | None = None
 
 
 def from_arguments(arguments: Mapping[str, str]) -> Recipe:
@@ -65,14 +73,14 @@ def from_arguments(arguments: Mapping[str, str]) -> Recipe:
         elif key in _LISTS:
             words = [word for word in value.split(",") if word]
             data[key] = [str(Path(w).absolute()) for w in words] if key == "libdirs" else words
-        elif key == "loader":
+        elif key in _PATHS:
             data[key] = str(Path(value).absolute())
-        elif key == "min_ram":
+        elif key in _WORDS:
             data[key] = value
         elif key != "recipe":
             raise _bad(
                 f"option {key}: unknown; there are recipe, loader, min_ram, mounts, libdirs, "
-                "file:PATH, command:NAME, env:NAME"
+                "root_share, root_directory, file:PATH, command:NAME, env:NAME"
             )
     return _checked(data, base)
 
@@ -92,7 +100,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _checked(data: Mapping[str, Any], base: Path) -> Recipe:
-    known = {"loader", "min_ram", *_LISTS, *_TABLES.values()}
+    known = {*_PATHS, *_WORDS, *_LISTS, *_TABLES.values()}
     unknown = sorted(set(data) - known)
     if unknown:
         raise _bad(f"{unknown[0]}: unknown; there are {', '.join(sorted(known))}")
@@ -112,6 +120,7 @@ def _checked(data: Mapping[str, Any], base: Path) -> Recipe:
     mounts = tuple(_guest_path(path) for path in _list(data, "mounts"))
     if any("," in path or len(",".join(mounts)) > _MAX_LABEL for path in mounts):
         raise _bad(f"mounts: no ',' in a path, {_MAX_LABEL} characters in all")
+    root_share, root_directory = _root(data, base, bool(files))
     return Recipe(
         loader=base / data["loader"],
         files=files,
@@ -120,7 +129,23 @@ def _checked(data: Mapping[str, Any], base: Path) -> Recipe:
         mounts=mounts,
         libdirs=tuple(base / path for path in _list(data, "libdirs")),
         min_ram=_min_ram(data.get("min_ram", "64M")),
+        root_share=root_share,
+        root_directory=root_directory,
     )
+
+
+def _root(data: Mapping[str, Any], base: Path, files: bool) -> tuple[str, Path | None]:
+    """Return share and directory of a root file system by virtiofs, empty and None without."""
+    share, directory = data.get("root_share", ""), data.get("root_directory")
+    if not isinstance(share, str) or (share and not _SHARE.fullmatch(share)):
+        raise _bad(f"root_share={share!r}: must be the name of a share of the site's config")
+    if directory is None:
+        if share and files:
+            raise _bad("files: root_directory must say where the share's files shall go")
+        return share, None
+    if not isinstance(directory, str) or not share:
+        raise _bad("root_directory: must be a path, and root_share say whose it is")
+    return share, base / directory
 
 
 def _min_ram(text: Any) -> int:

@@ -192,14 +192,15 @@ def _write_data(out: BinaryIO, nodes: list[Node]) -> Mapping[int, tuple[int, int
     found = {}
     for node in nodes:
         if node.mode == FILE:
-            size = _copy(node, out.write)
+            size = copy(node, out.write)
             found[id(node)] = (block, size)
             out.write(bytes(-size % BLOCK))
             block += -(-size // BLOCK)
     return found
 
 
-def _copy(node: Node, put: Callable[[bytes], object]) -> int:
+def copy(node: Node, put: Callable[[bytes], object]) -> int:
+    """Hand a file's bytes to ``put``; return how many. Raises OSError, Refused as write."""
     if node.source is None:
         put(node.data)
         return len(node.data)

@@ -1,0 +1,58 @@
+"""Write an image's tree into a directory of the host, for a root file system by virtiofs.
+
+OSv mounts it read-only and sees owners and modes as they are; the job's user reads it, so all of
+it is readable to all. Nothing of it is in the image pool: running guests have the directory open,
+so it is never changed, and a new content is a new directory.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from vtorque_core.api import Refusal, Refused
+from vtorque_osv.rofs import DIRECTORY, LINK, Node, Tree, copy
+
+_EXECUTE = 0o111
+
+
+def write(tree: Tree, target: Path) -> None:
+    """Make directory ``target`` with the tree in it, in one step. As root.
+
+    Raises OSError; Refused: it is there, or others than root can write above it.
+    """
+    if os.path.lexists(target):
+        raise Refused(
+            Refusal(f"root_directory {target}: exists, and guests may use it: name a new one")
+        )
+    for above in target.parents:
+        status = above.lstat()
+        others = status.st_mode & 0o022 and not status.st_mode & 0o1000
+        if others or status.st_uid not in (0, os.geteuid()):
+            raise Refused(Refusal(f"root_directory {target}: others can write {above}"))
+    fresh = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    try:
+        _fill(tree.root, fresh)
+        fresh.chmod(0o755)
+        fresh.rename(target)
+    except BaseException:
+        shutil.rmtree(fresh, ignore_errors=True)
+        raise
+
+
+def _fill(node: Node, directory: Path) -> None:
+    for name, child in sorted(node.children.items()):
+        path = directory / os.fsdecode(name)
+        if child.mode == DIRECTORY:
+            path.mkdir()
+            _fill(child, path)
+            path.chmod(0o755)
+        elif child.mode == LINK:
+            path.symlink_to(os.fsdecode(child.target))
+        else:
+            with path.open("xb") as file:
+                copy(child, file.write)
+            runs = child.source is not None and child.source.stat().st_mode & _EXECUTE
+            path.chmod(0o755 if runs else 0o644)

@@ -1,0 +1,37 @@
+"""``[plugin.osv]`` and ``-vm osv_mode``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vtorque_core.api import Option, setting
+
+MODES = ("cmdline", "rest")
+
+
+def mode(text: str) -> str:
+    """Parse a run mode. Raises ValueError."""
+    if text not in MODES:
+        raise ValueError(f"is not {' or '.join(MODES)}")
+    return text
+
+
+OSV_MODE = Option(
+    "osv_mode",
+    mode,
+    "cmdline",
+    "how OSv gets the job: cmdline (at boot, no open port) or rest (by its REST server)",
+    "MODE",
+)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """[plugin.osv]"""
+
+    rest: bool = setting(
+        False, doc="allow osv_mode=rest: a server without authentication in each guest"
+    )
+    rest_timeout: float = setting(
+        30.0, doc="how long a guest's REST server may take to answer", unit="s"
+    )
