@@ -185,6 +185,11 @@ class Site(Protocol):
         """vTorque's own directories."""
         ...
 
+    @property
+    def path(self) -> Path:
+        """The config file, for a process of the plugin's own that reads it again."""
+        ...
+
     def __getitem__(self, settings: type[S]) -> S:
         """Return the plugin's settings: ``site[Settings]``."""
         ...

@@ -18,7 +18,7 @@ from vtorque_core.config import Site, build, plugins_config, read_toml
 from vtorque_core.errors import printable
 from vtorque_core.kept import Place, place
 from vtorque_core.ledger import CORE
-from vtorque_core.names import Paths
+from vtorque_core.names import Paths, job_key
 from vtorque_core.plugins import Plugins
 from vtorque_core.records import (
     DOMAIN,
@@ -40,6 +40,7 @@ __all__ = [
     "RunningJob",
     "domain_stats",
     "exporters",
+    "job_key",
     "journal_events",
     "process_of",
 ]

@@ -38,6 +38,7 @@ class PluginSite:
 
     paths: Paths = field(default_factory=Paths)
     settings: tuple[object, ...] = ()
+    path: Path = Path("/etc/vtorque/vtorque.toml")
 
     def __getitem__(self, settings: type[S]) -> S:
         """Return the settings of that class. Raises KeyError."""

@@ -1,0 +1,340 @@
+"""The node's sampler: its cost, that it outlives nothing, loses nothing and lets others go on."""
+
+import json
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+import measured
+from vtorque_core import api_running
+from vtorque_core.api import hookimpl
+from vtorque_core.api_node import HostFault
+from vtorque_core.api_telemetry import Exporter
+from vtorque_core.errors import ConfigError
+from vtorque_core.plugins import Plugins
+from vtorque_core.testing.batch import PluginSite
+from vtorque_telemetry import node, sampler, series
+from vtorque_telemetry.sampler import Loop, Sampler, last_sample
+from vtorque_telemetry.settings import Settings
+from vtorque_telemetry.threads import Process
+
+
+@pytest.fixture
+def paths(tmp_path):
+    return measured.paths_below(tmp_path)
+
+
+class Taken:
+    """An outlet that keeps what it is given."""
+
+    def __init__(self):
+        self.samples, self.ended = [], set()
+
+    def give(self, samples, ended):
+        self.samples.append(samples)
+        self.ended |= set(ended)
+
+
+class Stats:
+    """Stands for libvirt: recorded counters that grow."""
+
+    def __init__(self, uuids):
+        self.uuids, self.calls = uuids, 0
+
+    def __call__(self, _uri):
+        self.calls += 1
+        return {uuid: measured.domstats(self.calls * 10**6) for uuid in self.uuids}
+
+
+def lines(job):
+    return [json.loads(line) for line in job.kept.read(series.NAME).splitlines()]
+
+
+def test_all_jobs_are_in_one_call_and_ended_ones_leave(paths):
+    jobs = [measured.Job(paths, f"{n}.srv", guests=2) for n in range(3)]
+    stats, taken = Stats([u for job in jobs for u in job.uuids]), Taken()
+    loop = Loop(paths, Settings(), [taken], stats)
+    loop.tick()
+    assert stats.calls == 1
+    assert {s.labels["job"] for s in taken.samples[0]} == {"0.srv", "1.srv", "2.srv"}
+    cpu = [s for s in taken.samples[0] if s.name == "vtorque_guest_cpu_seconds_total"]
+    assert sorted((s.labels["job"], s.labels["guest"]) for s in cpu) == [
+        (job.id, str(g)) for job in jobs for g in range(2)
+    ]
+    assert {tuple(sorted(s.labels)) for s in cpu} == {("guest", "job", "node", "user")}
+    jobs[1].end()
+    loop.tick()
+    assert taken.ended == {"1.srv"}
+    assert {s.labels["job"] for s in taken.samples[1]} == {"0.srv", "2.srv"}
+    phases = {s.labels["phase"]: s.value for s in taken.samples[1] if "phase" in s.name}
+    assert phases.keys() == {"plan", "boot", "run"}
+    head, *rest = lines(jobs[0])
+    assert (head["job"], head["node"]) == ("0.srv", "n1")
+    assert sum("vtorque_guest_cpu_seconds_total" in line["v"] for line in rest) >= 2
+    assert 'vtorque_job_phase_seconds{phase="boot"}' in next(x for x in rest if x["g"] is None)["v"]
+
+
+def test_libvirt_that_hangs_is_said_once_and_the_rest_goes_on(paths, caplog):
+    measured.Job(paths)
+    taken = Taken()
+
+    def hang(_uri):
+        raise HostFault("libvirtd has not answered for 1 s")
+
+    loop = Loop(paths, Settings(), [taken], hang)
+    for _ in range(3):
+        loop.tick()
+    assert [r.message for r in caplog.records] == ["libvirtd has not answered for 1 s"]
+    assert all(any("phase" in s.name for s in samples) for samples in taken.samples)
+
+
+def test_one_jobs_full_disk_or_defect_does_not_touch_the_others(paths, caplog, monkeypatch):
+    bad, good = measured.Job(paths, "1.srv"), measured.Job(paths, "2.srv")
+    taken, real = Taken(), series.SeriesFile.__init__
+
+    def full(self, place, job, *args):
+        if job == "1.srv":
+            raise OSError(28, "No space left on device")
+        real(self, place, job, *args)
+
+    monkeypatch.setattr(series.SeriesFile, "__init__", full)
+    loop = Loop(paths, Settings(), [taken], Stats(bad.uuids + good.uuids))
+    loop.tick()
+    assert "No space left" in caplog.text
+    assert {s.labels["job"] for s in taken.samples[0]} == {"1.srv", "2.srv"}
+    monkeypatch.setattr(loop.jobs["1.srv.0"], "measure", None)
+    loop.tick()
+    assert {s.labels["job"] for s in taken.samples[1]} == {"2.srv"}
+
+
+def guest_says(job, text):
+    """Be QEMU's end of a guest's port: say it to whoever connects."""
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(job.run_dir() / sampler.CHANNEL))
+    listener.listen(1)
+
+    def speak():
+        port, _ = listener.accept()
+        port.sendall(text)
+        time.sleep(0.1)
+        port.close()
+        listener.close()
+
+    thread = threading.Thread(target=speak)
+    thread.start()
+    return thread
+
+
+def test_the_jobs_own_metrics_arrive_with_its_labels(paths, monkeypatch):
+    job, taken = measured.Job(paths), Taken()
+    thread = guest_says(job, b"loss 0.5 fold=1\nloss 0.4 fold=1\nbad line here\n" + b"x 1\n" * 3)
+    loop = Loop(paths, Settings(app_series=1), [taken], Stats(job.uuids))
+    end = time.monotonic() + 20
+    own = []
+    while not own and time.monotonic() < end:
+        loop.tick()
+        own = [s for s in taken.samples[-1] if s.name.startswith("vtorque_app_")]
+    thread.join(20)
+    assert [(s.name, s.value) for s in own] == [("vtorque_app_loss", 0.4)]
+    assert own[0].labels == {
+        "job": "42.srv",
+        "user": "ada",
+        "node": "n1",
+        "guest": "0",
+        "fold": "1",
+    }
+    loop.tick()
+    (told,) = [s.value for s in taken.samples[-1] if s.name.endswith("rejected_total")]
+    assert told == 4  # the bad line, and three of one series too many
+    said = [x["v"] for x in lines(job)[1:] if 'vtorque_app_loss{fold="1"}' in x["v"]]
+    assert len(said) == 1
+
+
+def test_fifty_guests_cost_less_than_one_percent_of_a_core(paths):
+    jobs = [measured.Job(paths, f"{n}.srv") for n in range(50)]
+    loop = Loop(paths, Settings(), [Taken()], Stats([u for job in jobs for u in job.uuids]))
+    loop.tick()
+    for meter in loop.jobs.values():
+        for guest, _, _ in meter._guests.values():  # a real process stands for each QEMU
+            guest._process = Process(Path(f"/proc/{os.getpid()}"))
+    loop.tick()
+    rounds = 20
+    before = resource.getrusage(resource.RUSAGE_SELF)
+    recorded = Stats([u for job in jobs for u in job.uuids])("")
+    loop._stats = lambda _uri: recorded
+    begun = time.process_time()
+    for _ in range(rounds):
+        loop.tick()
+    each = (time.process_time() - begun) / rounds
+    assert each < 0.02, f"{each * 1000:.1f} ms of 20 for a sample of 50 guests"
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before.ru_maxrss < 50_000
+
+
+MANY = """
+import sys
+from pathlib import Path
+import measured
+from vtorque_telemetry.sampler import Loop, Settings
+paths = measured.paths_below(Path(sys.argv[1]))
+job = measured.Job(paths)
+loop = Loop(paths, Settings(), [], lambda _: {job.uuids[0]: measured.domstats()})
+loop.tick()
+meter = loop.jobs[job.key]
+for n in range(10_001):
+    stats = {job.uuids[0]: measured.domstats(n)}
+    samples = meter.measure(lambda _: stats, 2e9 + 2 * n)
+    if n % 5000 == 0:
+        print(Path("/proc/self/statm").read_text().split()[1], flush=True)
+"""
+
+
+def test_memory_is_flat_over_ten_thousand_samples(tmp_path):
+    """Pages of the process after 0, 5,000 and 10,000 samples; the file was thinned meanwhile."""
+    environ = {**os.environ, "PYTHONPATH": str(Path(measured.__file__).parent)}
+    argv = [sys.executable, "-c", MANY, str(tmp_path / "n")]
+    done = subprocess.run(argv, capture_output=True, check=True, timeout=120, env=environ)
+    _, half, whole = (int(line) * 4096 for line in done.stdout.split())
+    assert whole - half < 1 << 20, done.stdout
+    (file,) = tmp_path.rglob(series.NAME)
+    assert len(file.read_bytes().splitlines()) <= series.MAX_LINES + 10
+
+
+# -- the process -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def process(paths, tmp_path):
+    """Return the resource; its process is ended afterwards, however the test ends."""
+    config = tmp_path / "vtorque.toml"
+    config.write_text("[plugin.telemetry]\ninterval = 0.5\n")
+    found = Sampler.of(paths, config)
+    yield found
+    found.release()
+    assert found.lost()
+
+
+def pid_of(lock):
+    from vtorque_core.resources.process import lock_holder
+
+    descriptor = os.open(lock, os.O_RDWR)
+    try:
+        return lock_holder(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def eventually(condition, seconds=30):
+    end = time.monotonic() + seconds
+    while not (value := condition()) and time.monotonic() < end:
+        time.sleep(0.02)
+    assert value
+    return value
+
+
+def test_it_starts_samples_is_killed_and_goes_on(paths, process):
+    job = measured.Job(paths)
+    process.create()
+    eventually((job.kept.directory / series.NAME).exists)
+    eventually(lambda: len(lines(job)) > 3)
+    os.kill(pid_of(process.lock), signal.SIGKILL)
+    eventually(process.lost)
+    process.release()
+    assert list(paths.run.glob("telemetry*")) == []
+    before = len(lines(job))
+    process.create()
+    assert not process.lost()
+    eventually(lambda: len(lines(job)) > before + 1)
+    assert all("t" in line for line in lines(job)[1:])
+    assert (paths.state / "telemetry.log").stat().st_mode & 0o077 == 0
+    process.release()
+    assert process.lost()
+    assert not (paths.run / "telemetry.sock").exists()
+    process.release()
+
+
+def test_a_job_that_ends_gets_a_last_sample_and_waits_for_nobody(paths, process):
+    job = measured.Job(paths)
+    last_sample(paths, job.key)  # there is no sampler
+    process.create()
+    eventually((paths.run / "telemetry.sock").exists)
+    eventually((job.kept.directory / series.NAME).exists)
+    before = len(lines(job))
+    last_sample(paths, job.key)
+    phases = [x for x in lines(job)[before:] if x["g"] is None]
+    assert 'vtorque_job_phase_seconds{phase="run"}' in phases[-1]["v"]
+    assert (paths.run / "telemetry.sock").stat().st_mode & 0o077 == 0
+    last_sample(paths, "no such job")
+    os.kill(pid_of(process.lock), signal.SIGSTOP)
+    begun = time.monotonic()
+    last_sample(paths, job.key)
+    waited = time.monotonic() - begun
+    os.kill(pid_of(process.lock), signal.SIGCONT)
+    assert waited < 5
+
+
+def test_it_is_started_at_post_boot_and_not_waited_for(paths, tmp_path):
+    acquired = []
+    site = PluginSite(paths, (Settings(),), tmp_path / "v.toml")
+    job = SimpleNamespace(site=site, acquire=acquired.append)
+    node.vtorque_post_boot(job)
+    assert [r.kind for r in acquired] == ["telemetry-sampler"]
+    assert (acquired[0].scope, acquired[0].quick) == ("node", True)
+    node.vtorque_post_boot(
+        SimpleNamespace(site=PluginSite(paths, (Settings(enabled=False),)), acquire=None)
+    )
+
+
+# -- exporters of others -----------------------------------------------------------------------
+
+
+def plugin(name, exporters):
+    module = ModuleType(name)
+    module.vtorque_exporters = hookimpl(exporters)
+    return module
+
+
+def test_another_plugins_exporter_is_found_and_a_broken_one_is_said(monkeypatch, tmp_path, caplog):
+    plugins = Plugins()
+
+    def broken():
+        raise RuntimeError("no such card")
+
+    sink = SimpleNamespace(write=lambda *_: None, end=lambda *_: None, close=lambda: None)
+    plugins.register("acme", plugin("a", lambda: [Exporter("acme", lambda _site: sink)]), "a 1")
+    plugins.register("broken", plugin("b", broken), "b 1")
+    plugins.register("odd", plugin("c", lambda: ["no exporter"]), "c 1")
+    plugins.register("twice", plugin("d", lambda: [Exporter("acme", None)]), "d 1")
+    plugins.register("telemetry", node, "vtorque-telemetry 1")
+    monkeypatch.setattr(Plugins, "load", classmethod(lambda *_, **__: plugins))
+    config = tmp_path / "v.toml"
+    config.write_text('[plugin.telemetry]\nexporters = ["acme", "prometheus", "nowhere", "acme"]\n')
+    found = api_running.exporters(config)
+    assert sorted(found.found) == ["acme", "influxdb", "prometheus", "textfile"]
+    assert found.wrong == (
+        "plugin broken (b 1): RuntimeError: no such card",
+        "plugin odd (c 1): gives no Exporter",
+        "plugin twice (d 1): exporter acme is there twice",
+    )
+    settings, outlets = sampler._open(config)
+    assert [o.name for o in outlets] == ["acme"]
+    assert "no plugin brings the exporter 'nowhere'" in caplog.text
+    assert "exporter prometheus: HostFault: everybody who reaches" in caplog.text
+    for outlet in outlets:
+        outlet.close(time.monotonic() + 20)
+    config.write_text("[plugin.telemetry]\ninterval = 0\n")
+    with pytest.raises(ConfigError, match="interval"):
+        api_running.exporters(config)
+    assert settings.interval == 2.0
+
+
+def test_the_sampler_needs_nothing_but_the_standard_library_and_the_core():
+    assert not {"psutil", "requests", "prometheus_client"} & sys.modules.keys()

@@ -1,0 +1,115 @@
+"""series.jsonl: what it holds, how long it gets, who may read it."""
+
+import json
+import os
+import subprocess
+from itertools import pairwise
+
+import pytest
+
+from vtorque_core import kept
+from vtorque_core.names import Paths
+from vtorque_telemetry import series
+from vtorque_telemetry.series import MAX_LINES, NAME, SeriesFile
+
+
+@pytest.fixture
+def place(tmp_path):
+    return kept.place(Paths(tmp_path / "state", tmp_path), 4321, "42.srv", 0)
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path):
+    (tmp_path / "state").mkdir()
+
+
+def lines(place):
+    return [json.loads(line) for line in place.read(NAME).splitlines()]
+
+
+def test_the_format(place):
+    file = SeriesFile(place, "42.srv", "n1", 2.0)
+    file.add(0, 1000.12345, {"a": 1.5, 'b{device="vda"}': 2})
+    file.add(None, 1001.0, {"p": 3})
+    file.close()
+    head, first, second = lines(place)
+    assert head == {"schema": 1, "job": "42.srv", "node": "n1", "interval": 2.0}
+    assert first == {"t": 1000.123, "g": 0, "v": {"a": 1.5, 'b{device="vda"}': 2}}
+    assert second == {"t": 1001.0, "g": None, "v": {"p": 3}}
+
+
+def test_it_goes_on_after_a_killed_sampler(place):
+    file = SeriesFile(place, "42.srv", "n1", 2.0)
+    for n in range(MAX_LINES):
+        file.add(0, 1000.0 + 2 * n, {"n": n})
+    file.close()  # thinned once
+    again = SeriesFile(place, "42.srv", "n1", 2.0)
+    assert again.interval == 4.0
+    again.add(0, 9000.0, {"n": -1})
+    again.close()
+    assert lines(place)[-1]["v"] == {"n": -1}
+    assert len(lines(place)) == MAX_LINES // 2 + 2
+
+
+def test_it_is_bounded_and_exact_however_long_the_job_runs(place):
+    file = SeriesFile(place, "42.srv", "n1", 2.0)
+    file.add(None, 999.0, {"phase": 1})
+    samplings = 10_000
+    for n in range(samplings):
+        at = 1000.0 + 2 * n
+        for guest in (0, 1):
+            if file.due(guest, at):
+                file.add(guest, at, {"counter": n, "guest": guest})
+    file.close()
+    head, *rest = lines(place)
+    for guest in (0, 1):
+        mine = [line for line in rest if line["g"] == guest]
+        assert MAX_LINES / 2 - 1 <= len(mine) <= MAX_LINES
+        assert mine[0]["t"] == 1000.0
+        assert samplings - mine[-1]["v"]["counter"] <= 16
+        for line in mine:
+            assert line["v"] == {"counter": (line["t"] - 1000) / 2, "guest": guest}
+        gaps = [b["t"] - a["t"] for a, b in pairwise(mine)]
+        assert head["interval"] / 2 <= min(gaps) <= max(gaps) <= head["interval"] * 1.5
+    assert head["interval"] == 16.0
+    assert [line["v"] for line in rest if line["g"] is None] == [{"phase": 1}]
+
+
+def test_what_a_job_said_once_survives_thinning(place):
+    file = SeriesFile(place, "42.srv", "n1", 2.0)
+    for n in range(MAX_LINES):
+        app = {f'vtorque_app_once{{n="{n}"}}': n} if n in (7, 8) else {}
+        file.add(0, 1000.0 + 2 * n, {"n": n, **app})
+    file.close()
+    said = {
+        k: v for line in lines(place) if "v" in line for k, v in line["v"].items() if "app" in k
+    }
+    assert said == {'vtorque_app_once{n="7"}': 7, 'vtorque_app_once{n="8"}': 8}
+
+
+def test_a_full_disk_is_an_error_and_no_more(place, monkeypatch):
+    file = SeriesFile(place, "42.srv", "n1", 2.0)
+    monkeypatch.setattr(series.os, "write", lambda *_: (_ for _ in ()).throw(OSError(28, "full")))
+    with pytest.raises(OSError, match="full"):
+        file.add(0, 1.0, {})
+    monkeypatch.undo()
+    file.add(0, 2.0, {"a": 1})
+    file.close()
+    assert len(lines(place)) == 2
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to be two users")
+def test_its_owner_may_read_it_and_nobody_else(place, tmp_path):
+    for directory in (*tmp_path.parents[:3], tmp_path, tmp_path / "state"):
+        directory.chmod(0o711)
+    file = SeriesFile(place, "42.srv", "n1", 2.0)
+    for n in range(MAX_LINES + 1):  # also after it was replaced
+        file.add(0, 1000.0 + 2 * n, {"n": n})
+    file.close()
+    path = str(place.directory / NAME)
+    for uid, may in ((4321, True), (4322, False)):
+        done = subprocess.run(
+            ["cat", path], capture_output=True, check=False, user=uid, group=uid, extra_groups=[]
+        )
+        assert (done.returncode == 0) is may, (uid, done.stderr)
+        assert not may or done.stdout.startswith(b'{"schema": 1')

@@ -1,0 +1,408 @@
+"""Exporters: who may read, what they say, and that a bad one delays nobody and is reported once."""
+
+import base64
+import contextlib
+import http.client
+import http.server
+import logging
+import socket
+import ssl
+import stat
+import subprocess
+import threading
+import time
+
+import pytest
+
+from vtorque_core.api_node import HostFault
+from vtorque_core.api_telemetry import Sample
+from vtorque_core.errors import ConfigError
+from vtorque_telemetry import textfile
+from vtorque_telemetry.exposition import text
+from vtorque_telemetry.influx import Influx, lines
+from vtorque_telemetry.outlets import Outlet, close_all
+from vtorque_telemetry.prometheus import Endpoint
+from vtorque_telemetry.settings import Settings
+from vtorque_telemetry.textfile import Textfile
+
+SAMPLES = [
+    Sample("a_total", 1.5, {"job": "1", "x": 'q"\\ ,='}, "counter", 1000.25, "all a"),
+    Sample("b", 2, {"job": "1"}, "gauge", 1000.25, "b"),
+    Sample("a_total", 0.1, {"job": "2", "x": ""}, "counter", 1000.25, "all a"),
+]
+TEXT = b"""# HELP a_total all a
+# TYPE a_total counter
+a_total{job="1",x="q\\"\\\\ ,="} 1.5
+a_total{job="2",x=""} 0.1
+# HELP b b
+# TYPE b gauge
+b{job="1"} 2
+"""
+
+
+def secret(tmp_path, word, mode=0o600):
+    path = tmp_path / f"secret-{len([*tmp_path.iterdir()])}"
+    path.write_text(word + "\n")
+    path.chmod(mode)
+    return str(path)
+
+
+def soon():
+    return time.monotonic() + 10
+
+
+def eventually(condition, seconds=20):
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.01)
+    assert condition()
+
+
+def test_the_text_format():
+    assert text(SAMPLES) == TEXT
+    assert text([]) == b""
+
+
+def test_line_protocol():
+    assert lines(SAMPLES).decode().splitlines() == [
+        'a_total,job=1,x=q"/\\ \\,\\= value=1.5 1000250',
+        "b,job=1 value=2.0 1000250",
+        "a_total,job=2 value=0.1 1000250",
+    ]
+
+
+# -- Prometheus' endpoint ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def endpoint():
+    """Return a function that opens an endpoint on a free port; it is closed afterwards."""
+    opened = []
+
+    def start(**settings):
+        sink = Endpoint(Settings(listen="127.0.0.1:0", **settings))
+        opened.append(sink)
+        sink.write(SAMPLES, soon())
+        return sink
+
+    yield start
+    for sink in opened:
+        sink.close()
+
+
+def scrape(sink, word=None, path="/metrics", context=None):
+    kind = http.client.HTTPSConnection if context else http.client.HTTPConnection
+    more = {"context": context} if context else {}
+    connection = kind("127.0.0.1", sink.port, timeout=10, **more)
+    with contextlib.closing(connection):
+        connection.request("GET", path, headers={"Authorization": word} if word else {})
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+
+
+def basic(word):
+    return "Basic " + base64.b64encode(word.encode()).decode()
+
+
+def test_nobody_reads_without_leave(endpoint, tmp_path):
+    with pytest.raises(HostFault, match="set token, basic or client_ca"):
+        endpoint()
+    assert scrape(endpoint(open=True)) == (200, TEXT)
+    both = endpoint(token=secret(tmp_path, "s3cret"), basic=secret(tmp_path, "prom:pass:word"))
+    assert scrape(both, "Bearer s3cret") == (200, TEXT)
+    assert scrape(both, basic("prom:pass:word")) == (200, TEXT)
+    for word in (None, "Bearer", "Bearer s3cre", "Bearer s3cret2", basic("prom:pass"), "s3cret"):
+        assert scrape(both, word)[0] == 401
+    assert scrape(both, "Bearer s3cret", "/other")[0] == 404
+
+
+def test_secrets_that_others_can_read_are_refused(endpoint, tmp_path):
+    with pytest.raises(ConfigError, match="chmod 600"):
+        endpoint(token=secret(tmp_path, "s3cret", 0o644))
+    with pytest.raises(ConfigError):
+        endpoint(token=str(tmp_path / "missing"))
+    with pytest.raises(ConfigError, match="one line"):
+        endpoint(token=secret(tmp_path, ""))
+
+
+def openssl(*argv, cwd):
+    subprocess.run(["openssl", *argv], cwd=cwd, check=True, capture_output=True, timeout=60)
+
+
+def test_tls_and_client_certificates(endpoint, tmp_path):
+    new = ("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+    for name in ("server", "client", "other"):
+        words = ("-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1")
+        openssl(*new, *words, "-keyout", f"{name}.key", "-out", f"{name}.pem", cwd=tmp_path)
+    at = {path.name: str(path) for path in tmp_path.iterdir()}
+    sink = endpoint(certificate=at["server.pem"], key=at["server.key"], client_ca=at["client.pem"])
+
+    def context(client=None):
+        known = ssl.create_default_context(cafile=at["server.pem"])
+        if client:
+            known.load_cert_chain(at[f"{client}.pem"], at[f"{client}.key"])
+        return known
+
+    assert scrape(sink, context=context("client")) == (200, TEXT)
+    for client in (None, "other"):
+        with pytest.raises((OSError, ssl.SSLError, http.client.HTTPException)):
+            scrape(sink, context=context(client))
+    with pytest.raises((OSError, http.client.HTTPException)):  # no TLS at all
+        scrape(sink)
+    with pytest.raises(HostFault, match="certificate"):
+        endpoint(certificate=at["client.pem"], key=at["server.key"], open=True)
+
+
+def test_silent_clients_are_bounded_and_keep_nobody_out_for_long(endpoint):
+    sink = endpoint(open=True)
+    silent = [socket.create_connection(("127.0.0.1", sink.port)) for _ in range(20)]
+    begun = time.monotonic()
+
+    def reads():
+        try:
+            return scrape(sink)[0] == 200
+        except (OSError, http.client.HTTPException):
+            return False
+
+    eventually(reads, 30)
+    assert threading.active_count() < 20
+    assert time.monotonic() - begun < 30
+    for each in silent:
+        each.close()
+
+
+def test_series_of_an_ended_job_are_gone_at_once(endpoint):
+    sink = endpoint(open=True)
+    sink.end({"1"})
+    assert scrape(sink)[1] == text(SAMPLES[2:])
+    sink.write([], soon())
+    assert scrape(sink) == (200, b"")
+
+
+def test_an_address_in_use_is_said(endpoint):
+    taken = endpoint(open=True).port
+    with pytest.raises(HostFault, match=f"127.0.0.1:{taken}: Address already in use"):
+        Endpoint(Settings(listen=f"127.0.0.1:{taken}", open=True))
+
+
+# -- textfile ----------------------------------------------------------------------------------
+
+
+def test_the_textfile_is_replaced_in_one_step_and_removed(tmp_path, monkeypatch):
+    monkeypatch.setattr(textfile, "require_root_owned", lambda _path: None)
+    path = tmp_path / "vtorque.prom"
+    sink = Textfile(Settings(textfile=str(path)))
+    sink.write(SAMPLES, soon())
+    first = path.stat()
+    assert (path.read_bytes(), stat.S_IMODE(first.st_mode)) == (TEXT, 0o640)
+    sink.write(SAMPLES[:1], soon())
+    assert path.stat().st_ino != first.st_ino
+    (tmp_path / ".vtorque.prom.new").write_text("left by a kill")
+    sink.write(SAMPLES, soon())
+    assert [*tmp_path.iterdir()] == [path]
+    sink.close()
+    assert [*tmp_path.iterdir()] == []
+    sink.close()
+
+
+def test_a_directory_that_others_can_write_is_refused(tmp_path):
+    tmp_path.chmod(0o777)
+    with pytest.raises(ConfigError, match="can be written by others"):
+        Textfile(Settings(textfile=str(tmp_path / "x.prom")))
+
+
+# -- InfluxDB ----------------------------------------------------------------------------------
+
+
+class Double:
+    """An HTTP server that stands for InfluxDB; ``status`` and ``body`` are what it answers."""
+
+    def __init__(self, status=204, body=b"", hang=0.0):
+        self.got, double = [], self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(self):
+                data = self.rfile.read(int(self.headers["Content-Length"]))
+                double.got.append((self.path, self.headers.get("Authorization"), data))
+                time.sleep(hang)
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_):
+                pass
+
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
+
+    def close(self):
+        self.server.shutdown()
+        self.server.server_close()
+
+
+@pytest.fixture
+def influx():
+    made = []
+
+    def make(**answer):
+        made.append(Double(**answer))
+        return made[-1]
+
+    yield make
+    for double in made:
+        double.close()
+
+
+def test_what_influxdb_gets(influx, tmp_path):
+    double = influx()
+    words = {
+        "influx_token": secret(tmp_path, "tok"),
+        "influx_url": f"{double.url}/api/v2/write?org=o&bucket=b",
+    }
+    sink = Influx(Settings(**words))
+    sink.write(SAMPLES, soon())
+    sink.write(SAMPLES, soon())
+    sink.write([], soon())
+    sink.close()
+    assert double.got == 2 * [
+        ("/api/v2/write?org=o&bucket=b&precision=ms", "Token tok", lines(SAMPLES))
+    ]
+    old = Influx(
+        Settings(influx_url=f"{double.url}/write?db=v", influx_basic=secret(tmp_path, "u:p"))
+    )
+    old.write(SAMPLES, soon())
+    old.close()
+    assert double.got[2][:2] == ("/write?db=v&precision=ms", basic("u:p"))
+
+
+@pytest.mark.parametrize("status", [400, 401, 500, 302])
+def test_an_error_is_told_and_the_next_write_is_tried(influx, status):
+    double = influx(status=status, body=b'{"error":"no \x1b[31m"}' + b"x" * 5000)
+    sink = Influx(Settings(influx_url=f"{double.url}/write?db=v"))
+    for _ in range(2):
+        with pytest.raises(HostFault, match=f"answers {status}: .*no  \\[31m"):
+            sink.write(SAMPLES, soon())
+    sink.close()
+
+
+def test_a_server_that_hangs_refuses_or_talks_nonsense(influx):
+    double = influx(hang=5.0)
+    sink = Influx(Settings(influx_url=f"{double.url}/write?db=v"))
+    begun = time.monotonic()
+    with pytest.raises(OSError, match="timed out"):
+        sink.write(SAMPLES, time.monotonic() + 0.2)
+    assert time.monotonic() - begun < 4
+    sink.close()
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+
+    def garbage():
+        client, _ = listener.accept()
+        client.sendall(b"\xff" * 1000 + b"\r\n\r\n")
+        client.close()
+
+    thread = threading.Thread(target=garbage)
+    thread.start()
+    sink = Influx(Settings(influx_url=f"http://127.0.0.1:{port}/write"))
+    with pytest.raises((OSError, http.client.HTTPException)):
+        sink.write(SAMPLES, soon())
+    thread.join(20)
+    listener.close()
+    with pytest.raises(OSError, match="refused"):
+        sink.write(SAMPLES, soon())
+
+
+# -- threads -----------------------------------------------------------------------------------
+
+
+class Bad:
+    """A sink of somebody's that does what ``work`` does."""
+
+    def __init__(self, work):
+        self.work, self.ended, self.closed = work, set(), False
+
+    def write(self, samples, deadline):
+        self.work(samples)
+
+    def end(self, jobs):
+        self.ended |= jobs
+
+    def close(self):
+        self.closed = True
+
+
+def test_a_hanging_sink_delays_nobody_and_is_reported_once(caplog):
+    go, got = threading.Event(), []
+    slow = Outlet("slow", Bad(lambda _: go.wait(60)), 0.05)
+    good = Outlet("good", Bad(got.append), 0.05)
+    slow.give(SAMPLES, ())
+    time.sleep(0.2)
+    begun = time.process_time(), time.monotonic()
+    for _ in range(100):
+        for outlet in (slow, good):
+            outlet.give(SAMPLES, ())
+    assert time.monotonic() - begun[1] < 5
+    eventually(lambda: got)
+    assert [r.message for r in caplog.records] == [
+        "exporter slow: no answer for 0.05 s; samples are lost meanwhile"
+    ]
+    assert slow.lost >= 99 * len(SAMPLES)
+    begun = time.monotonic()
+    close_all([slow, good])
+    assert time.monotonic() - begun < 10
+    go.set()
+
+
+def test_a_failing_sink_is_reported_once_until_it_works(caplog):
+    caplog.set_level(logging.INFO)
+    trouble = [OSError("connection refused")]
+    taken = []
+
+    def work(samples):
+        taken.append(samples)
+        if trouble:
+            raise trouble[0]
+
+    sink = Bad(work)
+    outlet = Outlet("o", sink, 5)
+
+    def give(count):
+        outlet.give(SAMPLES, {"9"})
+        eventually(lambda: len(taken) == count)
+
+    for count in (1, 2, 3):
+        give(count)
+    trouble.clear()
+    give(4)
+    eventually(lambda: len(caplog.records) == 2)
+    trouble.append(ValueError("bad"))
+    give(5)
+    eventually(lambda: len(caplog.records) == 3)
+    outlet.close(soon())
+    assert [r.message.partition(";")[0] for r in caplog.records] == [
+        "exporter o: OSError: connection refused",
+        "exporter o works again",
+        "exporter o: ValueError: bad",
+    ]
+    assert (sink.ended, sink.closed) == ({"9"}, True)
+
+
+def test_settings_that_make_no_sense_are_refused():
+    for bad, said in (
+        ({"interval": 0.1}, "interval is 0.1 s"),
+        ({"deadline": 0}, "deadline"),
+        ({"app_series": -1}, "app_series"),
+        ({"listen": "9177"}, "listen"),
+        ({"listen": "h:99999"}, "listen"),
+        ({"textfile_mode": "0666"}, "textfile_mode"),
+        ({"textfile_mode": "rw"}, "textfile_mode"),
+        ({"influx_url": "ftp://x"}, "influx_url"),
+        ({"certificate": "/x"}, "belong together"),
+        ({"client_ca": "/x"}, "needs both"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            Settings(**bad)

@@ -1,0 +1,1 @@
+"""vTorque: what each job uses, from the host up to the application."""

@@ -1,0 +1,116 @@
+"""What a job reports itself: ``name value [labels]`` lines, from a guest that is not to be trusted.
+
+``loss 0.25``, ``epoch_seconds 3.1 phase=train,fold=2``. A line that is anything else is counted and
+dropped. A name that ends in ``_total`` is a counter, all else a gauge; the last value counts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import re
+import socket
+from pathlib import Path
+
+from vtorque_telemetry.measure import Own, Values
+from vtorque_telemetry.metrics import APP
+
+MAX_LINE = 512  # bytes
+MAX_READ = 64 << 10  # bytes that are read of a guest for one sample
+MAX_LABELS = 4
+RESERVED = frozenset({"job", "user", "node", "guest", "instance", "le", "quantile"})
+_LINE = re.compile(
+    rb"(?P<name>[a-zA-Z][a-zA-Z0-9_]{0,59})[ \t]+(?P<value>[-+0-9.eE]{1,40})"
+    rb"(?:[ \t]+(?P<labels>[^ \t\r]{1,300}))?[ \t]*\r?"
+)
+_LABEL = re.compile(r"([a-z][a-z0-9_]{0,29})=([A-Za-z0-9_./:+-]{1,60})")
+
+
+def parse(line: bytes) -> tuple[str, Own, float] | None:
+    """Return name, own labels (sorted) and value of a line; None if it is not one of ours."""
+    found = _LINE.fullmatch(line) if len(line) <= MAX_LINE else None
+    if found is None:
+        return None
+    try:
+        value = float(found["value"])
+    except ValueError:
+        return None
+    own = []
+    for part in found["labels"].decode("ascii", "replace").split(",") if found["labels"] else ():
+        label = _LABEL.fullmatch(part)
+        if label is None or label[1] in RESERVED:
+            return None
+        own.append((label[1], label[2]))
+    if not math.isfinite(value) or len(own) > MAX_LABELS or len(dict(own)) < len(own):
+        return None
+    return APP + found["name"].decode("ascii"), tuple(sorted(own)), value
+
+
+class AppMeter:
+    """Reads one guest's lines. ``values``: the last of each series; ``rejected`` counts lines."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._socket: socket.socket | None = None
+        self._rest = b""
+        self.values: Values = {}
+        self.rejected = 0
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def read(self, room: int) -> Values:
+        """Take what has come; return the values that are new. ``room``: series it may add.
+
+        Never waits. What is too much stays in the guest until the next time.
+        """
+        fresh: Values = {}
+        for line in self._lines():
+            if not line.strip():
+                continue
+            parsed = parse(line)
+            if parsed is None or (parsed[:2] not in self.values and room <= 0):
+                self.rejected += 1
+                continue
+            name, own, value = parsed
+            room -= (name, own) not in self.values
+            self.values[name, own] = fresh[name, own] = value
+        return fresh
+
+    def _lines(self) -> list[bytes]:
+        data = self._rest + self._receive()
+        *lines, self._rest = data.split(b"\n")
+        if len(self._rest) > MAX_LINE:  # its end, when it comes, is a bad line too
+            self._rest = self._rest[: MAX_LINE + 1]
+        return lines
+
+    def _receive(self) -> bytes:
+        data = bytearray()
+        try:
+            if self._socket is None:
+                self._socket = _connected(self._path)
+            while len(data) < MAX_READ:
+                part = self._socket.recv(min(16 << 10, MAX_READ - len(data)))
+                if not part:
+                    self.close()
+                    break
+                data += part
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.close()
+        return bytes(data)
+
+
+def _connected(path: Path) -> socket.socket:
+    """Connect to a root-only socket of QEMU's. Raises OSError: no such channel, guest gone."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    with contextlib.ExitStack() as undo:
+        undo.callback(connection.close)
+        connection.connect(os.fspath(path))
+        undo.pop_all()
+    return connection

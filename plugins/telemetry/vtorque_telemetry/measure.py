@@ -1,0 +1,154 @@
+"""One guest's numbers, from libvirt's counters, the kernel's and the journal's, as samples."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from vtorque_core.api_running import RunningGuest, RunningJob, process_of
+from vtorque_core.api_telemetry import Sample
+from vtorque_telemetry.metrics import BLOCK, NET, help_of, kind_of
+from vtorque_telemetry.threads import Process
+
+Own = tuple[tuple[str, str], ...]
+Values = dict[tuple[str, Own], float]
+"""(name, its own labels) to value."""
+
+MAX_DEVICES = 32  # disks and NICs of a guest, each
+_LABEL = 200  # characters
+_G = "vtorque_guest_"
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """What stays the same of a series; ``text`` is how series.jsonl calls it."""
+
+    name: str
+    labels: Mapping[str, str]
+    kind: Literal["counter", "gauge"]
+    help: str
+    text: str
+
+
+class Labels:
+    """The series of one guest, or of a whole job: the same labels before each one's own."""
+
+    def __init__(self, job: RunningJob, guest: RunningGuest | None) -> None:
+        self.base = {"job": job.id, "user": job.owner, "node": job.node}
+        if guest is not None:
+            self.base["guest"] = str(guest.rank)
+        self.base = {name: safe(value) for name, value in self.base.items()}
+        self._known: dict[tuple[str, Own], Series] = {}
+
+    def series(self, name: str, own: Own) -> Series:
+        """Return a series; ``own`` labels never replace ours."""
+        known = self._known.get((name, own))
+        if known is None:
+            labels = {**{k: safe(v) for k, v in own}, **self.base}
+            inner = ",".join(f'{k}="{escape(safe(v))}"' for k, v in own)
+            text = f"{name}{{{inner}}}" if inner else name
+            known = Series(name, labels, kind_of(name), help_of(name), text)
+            self._known[name, own] = known
+        return known
+
+    def samples(self, values: Values, at: float) -> Iterator[Sample]:
+        """Yield the values as samples."""
+        for (name, own), value in values.items():
+            s = self.series(name, own)
+            yield Sample(s.name, value, s.labels, s.kind, at, s.help)
+
+    def texts(self, values: Values) -> dict[str, float]:
+        """Return the values as series.jsonl has them."""
+        return {self.series(name, own).text: round(v, 6) for (name, own), v in values.items()}
+
+
+def safe(text: str) -> str:
+    """Return a label's value without what is not printable, bounded."""
+    return "".join(c if c.isprintable() else "?" for c in text[:_LABEL])
+
+
+def escape(text: str) -> str:
+    """Return a label's value as Prometheus' text format has it between quotes."""
+    return re.sub(r'(["\\])', r"\\\1", text).replace("\n", "\\n")
+
+
+class GuestMeter:
+    """Measures one guest. Counters never fall while it lives, whatever a source says."""
+
+    def __init__(self, guest: RunningGuest) -> None:
+        self.guest = guest
+        self._process: Process | None = None
+        self._before: Values = {}
+
+    def close(self) -> None:
+        """Close what is open of it."""
+        if self._process is not None:
+            self._process.close()
+            self._process = None
+
+    def measure(self, stats: Mapping[str, Any] | None) -> Values:
+        """Return its values now; ``stats`` are libvirt's, None if it has not answered."""
+        guest, values = self.guest, Values()
+        values[f"{_G}vcpus", ()] = guest.vcpus
+        values[f"{_G}memory_assigned_bytes", ()] = guest.ram_mib << 20
+        values[f"{_G}io_cores", ()] = guest.io_cores
+        if guest.ready is not None:
+            values[f"{_G}boot_seconds", ()] = max(0.0, guest.ready - guest.started)
+        if stats is not None:
+            with contextlib.suppress(TypeError, ValueError):
+                _of_libvirt(stats, values)
+        self._of_kernel(values)
+        for key, value in values.items():
+            if key[0].endswith("_total"):
+                values[key] = max(value, self._before.get(key, 0.0))
+        self._before = {**self._before, **values}
+        return values
+
+    def _of_kernel(self, values: Values) -> None:
+        try:
+            if self._process is None:
+                directory = process_of(self.guest.name, self.guest.uuid)
+                if directory is None:
+                    return
+                self._process = Process(directory)
+            used = self._process.usage()
+        except (OSError, ValueError, IndexError):
+            self.close()
+            return
+        cpu = values.get((f"{_G}cpu_seconds_total", ()))
+        if cpu is not None:
+            values[f"{_G}emulator_cpu_seconds_total", ()] = max(0.0, used.process - cpu)
+        values[f"{_G}iothread_cpu_seconds_total", ()] = used.iothreads
+        values[f"{_G}vhost_cpu_seconds_total", ()] = used.vhost
+        values[f"{_G}memory_rss_bytes", ()] = used.rss
+        values[f"{_G}page_faults_total", (("kind", "minor"),)] = used.minor
+        values[f"{_G}page_faults_total", (("kind", "major"),)] = used.major
+
+
+def _of_libvirt(stats: Mapping[str, Any], values: Values) -> None:
+    """Add what libvirt counts (virsh domstats; virConnectGetAllDomainStats)."""
+    present = range(int(stats.get("vcpu.maximum", 0)))
+    times = [stats[f"vcpu.{n}.time"] for n in present if f"vcpu.{n}.time" in stats]
+    waits = [stats[f"vcpu.{n}.delay"] for n in present if f"vcpu.{n}.delay" in stats]
+    if times:
+        values[f"{_G}cpu_seconds_total", ()] = sum(times) / 1e9
+        values[f"{_G}cpu_steal_seconds_total", ()] = sum(waits) / 1e9
+    if "balloon.available" in stats and "balloon.unused" in stats:
+        used = (stats["balloon.available"] - stats["balloon.unused"]) << 10
+        values[f"{_G}memory_used_bytes", ()] = max(0, used)
+    for number in range(min(int(stats.get("block.count", 0)), MAX_DEVICES)):
+        own = (("device", str(stats.get(f"block.{number}.name", number))),)
+        for stat, name, unit in BLOCK:
+            value = stats.get(f"block.{number}.{stat}")
+            if value is not None:
+                values[name, own] = value * unit
+    for number in range(min(int(stats.get("net.count", 0)), MAX_DEVICES)):
+        own = (("device", f"nic{number}"),)  # the tap's name says nothing to its user
+        for stat, name in NET:
+            value = stats.get(f"net.{number}.{stat}")
+            if value is not None:
+                # libvirt counts as the guest sees it: rx is what it has received.
+                values[name, own] = value

@@ -1,0 +1,88 @@
+"""Where samples go: a thread for each sink, so that one that hangs delays nobody."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Collection, Sequence
+
+from vtorque_core.api_telemetry import Sample, Sink
+
+log = logging.getLogger("telemetry")
+_FLUSH = 0.5  # seconds that all sinks together have at the end
+
+
+class Outlet:
+    """One sink and its thread. Only the newest samples wait for it; older ones are lost."""
+
+    def __init__(self, name: str, sink: Sink, deadline: float) -> None:
+        self.name = name
+        self.lost = 0
+        self._sink = sink
+        self._deadline = deadline
+        self._changed = threading.Condition()
+        self._samples: Sequence[Sample] | None = None
+        self._ended: set[str] = set()
+        self._closing = False
+        self._since = 0.0  # monotonic time since when the sink has been at work; 0: it is not
+        self._trouble = ""
+        self._thread = threading.Thread(target=self._run, name=f"sink {name}", daemon=True)
+        self._thread.start()
+
+    def give(self, samples: Sequence[Sample], ended: Collection[str]) -> None:
+        """Hand over the samples of one moment, and the jobs that have ended. Never waits."""
+        with self._changed:
+            if self._samples is not None:
+                self.lost += len(self._samples)
+            hangs = self._since and time.monotonic() - self._since > self._deadline
+            if hangs:
+                self._say(f"no answer for {self._deadline:g} s; samples are lost meanwhile")
+            self._samples = samples
+            self._ended |= set(ended)
+            self._changed.notify()
+
+    def close(self, until: float) -> None:
+        """Have the sink close itself, until then (monotonic seconds); then leave it."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self._thread.join(max(0.0, until - time.monotonic()))
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._since = 0.0
+                self._changed.wait_for(lambda: self._samples is not None or self._closing)
+                samples, self._samples = self._samples, None
+                ended, self._ended = self._ended, set()
+                closing = self._closing
+                self._since = begun = time.monotonic()
+            try:
+                if ended:
+                    self._sink.end(ended)
+                if samples is not None:
+                    self._sink.write(samples, begun + self._deadline)
+                if closing:
+                    self._sink.close()
+            except Exception as error:  # it may be anybody's code
+                self._say(f"{type(error).__name__}: {error}")
+            else:
+                if samples is not None and self._trouble:
+                    log.info("exporter %s works again; %d samples lost", self.name, self.lost)
+                    self._trouble = ""
+            if closing:
+                return
+
+    def _say(self, trouble: str) -> None:
+        """Report once, until it works again."""
+        if not self._trouble:
+            log.warning("exporter %s: %s", self.name, trouble[:500])
+        self._trouble = trouble
+
+
+def close_all(outlets: Collection[Outlet]) -> None:
+    """Close all, in a bounded time."""
+    until = time.monotonic() + _FLUSH
+    for outlet in outlets:
+        outlet.close(until)

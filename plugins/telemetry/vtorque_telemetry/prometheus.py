@@ -1,0 +1,166 @@
+"""The endpoint that Prometheus scrapes: text over HTTP or HTTPS, to those who may read it.
+
+It has all users' samples, so it answers nobody without a token, a password or a certificate, unless
+the site says ``open = true``. What it tells is the last samples; a job that has ended is not among
+them, so that its series go stale.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hmac
+import ssl
+import threading
+from collections.abc import Collection, Sequence
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socket import AF_INET, AF_INET6, socket
+from typing import Any
+
+from vtorque_core.api_node import HostFault
+from vtorque_core.api_telemetry import Sample, read_secret
+from vtorque_telemetry.exposition import CONTENT_TYPE, text
+from vtorque_telemetry.settings import Settings
+
+_AT_ONCE = 8  # clients; more are turned away
+_TIMEOUT = 5.0  # seconds for TLS and for a request
+
+
+class Endpoint:
+    """See :class:`vtorque_core.api_telemetry.Sink`."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Listen. Raises HostFault, ConfigError: nobody may read, bad files, address in use."""
+        if not (settings.token or settings.basic or settings.client_ca or settings.open):
+            raise HostFault(
+                "everybody who reaches the endpoint could read all users' samples: set token, "
+                "basic or client_ca in [plugin.telemetry], or open = true"
+            )
+        host, _, port = settings.listen.rpartition(":")
+        self._server = _Server((host.strip("[]"), int(port)), _words(settings), _tls(settings))
+        threading.Thread(target=self._server.serve_forever, name="endpoint", daemon=True).start()
+
+    @property
+    def port(self) -> int:
+        """The port that it listens on."""
+        return int(self._server.server_address[1])
+
+    def write(self, samples: Sequence[Sample], _deadline: float) -> None:
+        """Keep them for the next scrape."""
+        self._server.samples = samples
+
+    def end(self, jobs: Collection[str]) -> None:
+        """Forget the series of jobs."""
+        kept = [s for s in self._server.samples if s.labels.get("job") not in jobs]
+        self._server.samples = kept
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def _words(settings: Settings) -> tuple[bytes, ...]:
+    """Return the Authorization headers that are let in; none: everybody is."""
+    words = []
+    if settings.token:
+        words.append(f"Bearer {read_secret(settings.token)}".encode())
+    if settings.basic:
+        words.append(b"Basic " + base64.b64encode(read_secret(settings.basic).encode()))
+    return tuple(words)
+
+
+def _tls(settings: Settings) -> ssl.SSLContext | None:
+    if not settings.certificate:
+        return None
+    try:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(settings.certificate, settings.key)
+        if settings.client_ca:
+            context.load_verify_locations(settings.client_ca)
+            context.verify_mode = ssl.CERT_REQUIRED
+    except (OSError, ssl.SSLError) as error:
+        raise HostFault(f"certificate, key or client_ca: {error}") from None
+    return context
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 16
+
+    def __init__(
+        self, address: tuple[str, int], words: tuple[bytes, ...], tls: ssl.SSLContext | None
+    ) -> None:
+        self.samples: Sequence[Sample] = ()
+        self.words = words
+        self._tls = tls
+        self._room = threading.BoundedSemaphore(_AT_ONCE)
+        self.address_family = AF_INET6 if ":" in address[0] else AF_INET
+        try:
+            super().__init__(address, _Handler)
+        except OSError as error:
+            raise HostFault(f"listen = {address[0]}:{address[1]}: {error.strerror}") from None
+
+    def server_bind(self) -> None:
+        """Bind, without asking DNS for our name as the library does."""
+        self.socket.setsockopt(1, 2, 1)  # SOL_SOCKET, SO_REUSEADDR: socket(7)
+        self.socket.bind(self.server_address)
+        self.server_address = self.socket.getsockname()
+        self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Serve in a thread, unless there are too many."""
+        if not self._room.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Serve one client: TLS is agreed on here, where it keeps no other from being accepted."""
+        try:
+            request.settimeout(_TIMEOUT)
+            connection: socket = request
+            if self._tls is not None:
+                connection = self._tls.wrap_socket(request, server_side=True)
+            super().process_request_thread(connection, client_address)
+        except (OSError, ssl.SSLError):
+            self.shutdown_request(request)
+        finally:
+            self._room.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing: a client that goes away is no news."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+    timeout = _TIMEOUT
+    server_version, sys_version = "vtorque", ""
+
+    def do_GET(self) -> None:
+        """Answer a scrape."""
+        if not self._may():
+            self._send(HTTPStatus.UNAUTHORIZED, b"who are you?\n")
+        elif self.path.partition("?")[0] != "/metrics":
+            self._send(HTTPStatus.NOT_FOUND, b"/metrics\n")
+        else:
+            self._send(HTTPStatus.OK, text(self.server.samples))
+
+    def _may(self) -> bool:
+        said = self.headers.get("Authorization", "").encode("utf-8", "replace")
+        words = self.server.words
+        return not words or any(hmac.compare_digest(said, word) for word in words)
+
+    def _send(self, status: HTTPStatus, body: bytes) -> None:
+        with contextlib.suppress(OSError):
+            self.send_response(status)
+            if status is HTTPStatus.UNAUTHORIZED:
+                self.send_header("WWW-Authenticate", 'Basic realm="vtorque"')
+            self.send_header("Content-Type", CONTENT_TYPE if status == 200 else "text/plain")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Say nothing: a scrape is no news."""

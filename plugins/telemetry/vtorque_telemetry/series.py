@@ -1,0 +1,106 @@
+"""series.jsonl, what the report draws: a job's samples, bounded however long the job runs.
+
+First line ``{"schema": 1, "job": .., "node": .., "interval": 2.0}``, then one per sampling and
+guest: ``{"t": unix, "g": index or null, "v": {series: value}}``. When it is full every second line
+of each guest goes and the interval doubles; counters stay exact. Lines of the whole job (``g`` is
+null) stay.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+
+from vtorque_core.api_running import Place
+
+NAME = "series.jsonl"
+MAX_LINES = 2000  # of each guest
+MAX_BYTES = 64 << 20  # of the file: beyond that nothing is added before it has been thinned
+
+
+class SeriesFile:
+    """The file of one job on this node. Raises OSError or HostFault as the disk does."""
+
+    def __init__(self, place: Place, job: str, node: str, interval: float) -> None:
+        """Begin it, or go on with what a killed sampler has left."""
+        self._place = place
+        self._head = {"schema": 1, "job": job, "node": node, "interval": interval}
+        self._lines: dict[int, int] = {}
+        self._next: dict[int, float] = {}
+        try:
+            self._count(place.read(NAME, MAX_BYTES))
+        except FileNotFoundError:
+            place.write(NAME, json.dumps(self._head).encode() + b"\n")
+        self._descriptor = place.append(NAME)
+
+    @property
+    def interval(self) -> float:
+        """Seconds between two lines of a guest."""
+        return float(self._head["interval"])  # type: ignore[arg-type]
+
+    def close(self) -> None:
+        """Close the file; it stays."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def due(self, guest: int, at: float) -> bool:
+        """Return whether it is time for a guest's next line; ``at`` in Unix seconds."""
+        return at >= self._next.get(guest, 0.0) - self.interval / 10
+
+    def add(self, guest: int | None, at: float, values: Mapping[str, float]) -> None:
+        """Add a line; thin the file if it is full then."""
+        line = json.dumps({"t": round(at, 3), "g": guest, "v": values}, separators=(",", ":"))
+        os.write(self._descriptor, line.encode() + b"\n")
+        if guest is None:
+            return
+        self._lines[guest] = self._lines.get(guest, 0) + 1
+        self._next[guest] = at + self.interval
+        if self._lines[guest] >= MAX_LINES:
+            self._thin()
+
+    def _count(self, data: bytes) -> None:
+        first, *lines = data.splitlines() or [b""]
+        try:
+            self._head["interval"] = max(self.interval, float(json.loads(first)["interval"]))
+        except (ValueError, KeyError, TypeError):
+            lines = []
+        for line in lines:
+            guest = _guest_of(line)
+            if guest is not None:
+                self._lines[guest] = self._lines.get(guest, 0) + 1
+
+    def _thin(self) -> None:
+        """Drop every second line of each guest. What only that one says, the next line gets."""
+        self._head["interval"] = self.interval * 2
+        kept = [json.dumps(self._head).encode()]
+        seen: dict[int, int] = {}
+        dropped: dict[int, dict[str, float]] = {}
+        for line in self._place.read(NAME, MAX_BYTES).splitlines()[1:]:
+            guest = _guest_of(line)
+            if guest is None:
+                kept.append(line)
+                continue
+            seen[guest] = seen.get(guest, 0) + 1
+            if seen[guest] % 2 == 0:
+                dropped[guest] = json.loads(line)["v"]
+                continue
+            if any(name not in line for name in _apps(dropped.get(guest, {}))):
+                entry = json.loads(line)
+                entry["v"] = {**dropped[guest], **entry["v"]}
+                line = json.dumps(entry, separators=(",", ":")).encode()  # noqa: PLW2901
+            kept.append(line)
+        self._lines = {guest: (count + 1) // 2 for guest, count in seen.items()}
+        self.close()
+        self._place.write(NAME, b"\n".join(kept) + b"\n")
+        self._descriptor = self._place.append(NAME)
+
+
+def _guest_of(line: bytes) -> int | None:
+    head = line[:64].partition(b'"g":')[2].partition(b",")[0]
+    return int(head) if head.isdigit() else None
+
+
+def _apps(values: Mapping[str, float]) -> list[bytes]:
+    return [json.dumps(name).encode() for name in values if name.startswith("vtorque_app_")]
