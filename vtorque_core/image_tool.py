@@ -185,13 +185,9 @@ def run(
     program = shutil.which(argv[0], path=_PATH)
     if program is None:
         raise HostFault(f"{argv[0]}: not found in {_PATH}: install it")
-    user = ("--reuid", str(_NOBODY), "--regid", str(_NOBODY), "--clear-groups", "--no-new-privs")
     limits = (f"--as={_MEMORY}", f"--cpu={_CPU}", f"--fsize={most}", "--core=0", "--nofile=256")
     child = subprocess.Popen(
-        guarded(
-            *("prlimit", *limits, "--", program, *argv[1:]),
-            rights=user if effective_root() else (),
-        ),
+        guarded(*_alone(), "prlimit", *limits, "--", program, *argv[1:]),
         env={"PATH": _PATH, "LC_ALL": "C", "HOME": "/nonexistent", "DEBUGFS_PAGER": "cat"},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -219,6 +215,20 @@ def run(
             raise HostFault(f"{argv[0]}: {words}")
         raise Refused(f"{argv[0]} gave up on it: {words or f'exit code {code}'}")
     return said.decode("utf-8", "surrogateescape")
+
+
+def _alone() -> tuple[str, ...]:
+    """Return the command that runs another as nobody, and leaves none of its processes behind.
+
+    What a hostile image has made of a tool could go on in a process of its own, and write to the
+    file that it was handed after that has been checked. In a pid namespace (pid_namespaces(7))
+    all end with the first.
+    """
+    if not effective_root():
+        return ()
+    user = ("--reuid", str(_NOBODY), "--regid", str(_NOBODY), "--clear-groups", "--no-new-privs")
+    namespace = ("unshare", "--pid", "--fork", "--kill-child", "--")
+    return (*namespace, "setpriv", *user, "--pdeathsig", "KILL", "--")
 
 
 def _listen(child: subprocess.Popen[bytes], told: Told | None, seconds: float) -> tuple[bytes, ...]:

@@ -520,3 +520,20 @@ def test_staging_of_a_killed_builder_is_removed_and_of_a_living_one_not(pool: Pa
         assert not left.exists()
         assert living.stat().st_mode & 0o777 == 0o700
     assert not living.exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become nobody")
+def test_a_disk_is_parsed_by_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vtorque_core import image_tool
+
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    (tools / "qemu-img").write_text('#!/bin/sh\necho "{\\"format\\": \\"of $(id -u)\\"}"\n')
+    for part in (tools, *tools.parents):
+        if part.stat().st_uid == 0 and not part.stat().st_mode & 0o001:
+            part.chmod(0o711)
+    (tools / "qemu-img").chmod(0o755)
+    monkeypatch.setattr(image_tool, "_PATH", f"{tools}:{image_tool._PATH}")
+    (tmp_path / "disk").write_bytes(bytes(512))
+    with pytest.raises(Refused, match="disk is of 65534, not raw"):
+        check_disk(tmp_path / "disk", "raw")

@@ -478,6 +478,25 @@ def test_a_tool_has_no_rights_and_limits(tmp_path: Path) -> None:
         image_tool.run("no-such-tool", files=(), most=0)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a tool a pid namespace")
+def test_nothing_of_a_tool_is_left_to_write_to_what_was_checked(tmp_path: Path) -> None:
+    """A tool that a hostile image has taken over leaves a process with the file open."""
+    marked = "86399.25"  # seconds: how the test finds the process
+    with image_tool.fresh(tmp_path / "disk") as out:
+        path = image_tool.path_of(out)
+        script = f"setsid sh -c 'sleep {marked}; echo changed > {path}' >/dev/null 2>&1 & echo $!"
+        assert image_tool.run("sh", "-c", script, files=(out,), most=4096).strip() != ""
+    left = [p for p in Path("/proc").glob("[0-9]*/cmdline") if marked.encode() in _content(p)]
+    assert left == []
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""  # it has just ended
+
+
 def test_a_builders_broken_disk_is_refused_too(pool: Path, tmp_path: Path) -> None:
     before = snapshot(pool)
     for case in ("qcow2, backing file is the node's", "qcow2, data file", "qcow2, cyclic chain"):
