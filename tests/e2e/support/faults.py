@@ -151,7 +151,7 @@ def look(node):
     return found
 
 
-def as_before(node, before, where, seconds=10):
+def as_before(node, before, where, seconds=30):
     """Fail unless the host looks as before; a tap and a QEMU may take a moment to go."""
     deadline = time.monotonic() + seconds
     while (after := look(node)) != before and time.monotonic() < deadline:
@@ -165,7 +165,7 @@ def kill_libvirtd():
     found = subprocess.run(["pgrep", "-x", "libvirtd"], capture_output=True, check=False, text=True)
     for pid in found.stdout.split():
         os.kill(int(pid), signal.SIGKILL)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while any(Path("/proc", pid).exists() for pid in found.stdout.split()):
         assert time.monotonic() < deadline, "libvirtd survives SIGKILL"
         time.sleep(0.02)

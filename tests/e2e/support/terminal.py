@@ -51,8 +51,8 @@ class Terminal:
         time.sleep(0.5)
         start = time.monotonic()
         self.write(b"\x03")
-        self.read(PROMPT, 10)
-        assert time.monotonic() - start < 5, "Ctrl-C ends the command, not the shell"
+        self.read(PROMPT, 60)
+        assert time.monotonic() - start < 50, "Ctrl-C ends the command, not the shell"
 
     def close(self):
         """Close the window, and wait for the command's end."""
