@@ -111,13 +111,20 @@ def test_root_shares_that_make_no_sense(here, options, message):
         build(here, loader=str(here / "loader.elf"), **options)
 
 
-def test_a_root_directory_below_what_others_can_write(here):
-    (here / "open").mkdir()
+def test_a_root_directory_below_what_others_can_write(here, monkeypatch):
+    (here / "open/mine").mkdir(parents=True)
     (here / "open").chmod(0o777)
-    target = str(here / "open/root")
+    loader = str(here / "loader.elf")
+    for target in ("open/root", "open/mine/root"):
+        with pytest.raises(Refused, match="others can write"):
+            build(here, loader=loader, root_share="s", root_directory=str(here / target))
+    (here / "open/mine/r.toml").write_text(
+        f'loader = "{loader}"\nroot_share = "s"\nroot_directory = "root"\n'
+    )
+    monkeypatch.chdir(here / "open/mine")
     with pytest.raises(Refused, match="others can write"):
-        build(here, loader=str(here / "loader.elf"), root_share="s", root_directory=target)
-    assert list((here / "open").iterdir()) == []
+        build(here, recipe="r.toml")
+    assert [path.name for path in (here / "open").rglob("*")] == ["mine", "r.toml"]
 
 
 def test_options_win_over_the_recipe(here):

@@ -23,6 +23,7 @@ def write(tree: Tree, target: Path) -> None:
 
     Raises OSError; Refused: it is there, or others than root can write above it.
     """
+    target = target.absolute()
     if os.path.lexists(target):
         raise Refused(
             Refusal(f"root_directory {target}: exists, and guests may use it: name a new one")
