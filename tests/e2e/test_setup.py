@@ -7,7 +7,6 @@ import os
 import stat
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -45,10 +44,11 @@ def cluster(tmp_path, monkeypatch):
     environ["FAKE_SSH_LOG"] = str(tmp_path / "log")
 
     def run(*argv):
-        program = Path(sys.prefix, "bin", "vtorque")
+        # Not the command: it has a fixed PATH, which leads to the real ssh.
+        program = [sys.executable, "-c", "from vtorque_core.cli.vtorque import vtorque; vtorque()"]
         config = tmp_path / "NODE" / "vtorque.toml"
         return subprocess.run(
-            [program, "setup", *argv, "--nodes", "n[1-3]", "--config", config],
+            [*program, "setup", *argv, "--nodes", "n[1-3]", "--config", config],
             env=environ, capture_output=True, text=True, timeout=120, check=False,
         )  # fmt: skip
 
