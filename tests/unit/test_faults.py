@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from patience import eventually
 from vtorque_core import journal as journal_module
 from vtorque_core.api import hookimpl
 from vtorque_core.api_batch import Life
@@ -125,14 +126,16 @@ class Node:
 
     def daemons(self):
         """Return running processes whose lock is below this node."""
-        found = []
-        for process in Path("/proc").glob("[0-9]*"):
+        found, top = [], str(self.top)
+        for pid in os.listdir("/proc"):  # noqa: PTH208 - asked for hundreds of times
+            if not pid.isdecimal() or int(pid) == os.getpid():
+                continue
             try:
-                links = [str(link.readlink()) for link in (process / "fd").iterdir()]
+                fds = os.listdir(f"/proc/{pid}/fd")  # noqa: PTH208
+                if any(top in os.readlink(f"/proc/{pid}/fd/{fd}") for fd in fds):  # noqa: PTH115
+                    found.append(Path("/proc", pid, "cmdline").read_bytes())
             except OSError:
                 continue
-            if int(process.name) != os.getpid() and any(str(self.top) in link for link in links):
-                found.append((process / "cmdline").read_bytes())
         return found
 
 
@@ -173,7 +176,7 @@ def same(node, before, where):
     for tree in (before, after):  # the lock's content is the last holder's pid
         tree.pop("run/node.lock", None)
     assert after == before, where
-    assert node.daemons() == [], where
+    eventually(lambda: not node.daemons())  # the kernel kills some with their killed parent
 
 
 def test_a_start_killed_at_any_step(node):
