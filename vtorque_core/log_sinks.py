@@ -37,6 +37,7 @@ _LEVELS = {"ERROR": 40, "WARN": 30, "INFO": 20, "DEBUG": 10, "TRACE": 5}
 
 Load = Callable[[], tuple[Plugins, LogJob]]
 _missed: list[str] = []  # a second is lost once in a process, not with each log that it writes
+_ended: list[int] = []
 
 
 def wanted(plugins: Plugins) -> bool:
@@ -79,12 +80,11 @@ class SinkProcess:
             self._ours.shutdown(socket.SHUT_WR)
         self._ours.close()
         troubles = self._report()
+        _ended.append(self._pid)
         os.close(self._answer)
-        if not _reaped(self._pid, 0.1 if troubles is not None else 0):
+        if troubles is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._pid, signal.SIGKILL)
-            _reaped(self._pid, 0.1)  # one that hangs in the kernel is left behind
-        if troubles is None:
             troubles = [f"log sinks: no answer after {END:g} s: what they still had is lost"]
             _missed.append(troubles[0])
         if self._lost:
@@ -110,19 +110,17 @@ class SinkProcess:
 
 def start(load: Load) -> SinkProcess | None:
     """Start the handlers, unless some did not end in time before in this process."""
+    _reap()
     return None if _missed else SinkProcess(load)
 
 
-def _reaped(pid: int, seconds: float) -> bool:
-    end = time.monotonic() + seconds
-    while True:
+def _reap() -> None:
+    """Forget processes that have ended; the last is init's, since nobody waits for it."""
+    for pid in list(_ended):
         with contextlib.suppress(ChildProcessError):
             if os.waitpid(pid, os.WNOHANG)[0] == 0:
-                if time.monotonic() >= end:
-                    return False
-                time.sleep(0.002)
                 continue
-        return True
+        _ended.remove(pid)
 
 
 class _Sink(threading.Thread):

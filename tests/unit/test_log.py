@@ -390,6 +390,10 @@ def test_a_bad_sink_costs_a_second_at_most_and_is_told_once(paths, tmp_path, sys
     if "no answer" not in words:
         kept_by_the_other = [json.loads(line) for line in there.read_text().splitlines()]
         assert [e["message"] for e in kept_by_the_other[:3]] == ["0", "1", "2"]
+    end = time.monotonic() + 20
+    while log_sinks._ended and time.monotonic() < end:
+        log_sinks._reap()
+        time.sleep(0.01)
     with pytest.raises(ChildProcessError):
         os.waitpid(-1, os.WNOHANG)
 

@@ -1,9 +1,9 @@
 """A job's log in a directory of its user's, who may have put there whatever they like.
 
 Root opens nothing there: a forked child does, which has become the user for good. It holds no file
-of root's and no lock, ends by itself after seconds, and is left behind if the file system hangs (a
-FUSE mount of the user's). The kernel lets no other process of the user look into it, since it has
-changed its ids (prctl(2), PR_SET_DUMPABLE). Links, FIFOs, quotas are then the user's own affair.
+of root's and no lock, and ends with its pipe, or seconds after the file system (a FUSE mount of the
+user's) has ceased to answer. The kernel lets no other process of the user look into it, since it
+has changed its ids (prctl(2), PR_SET_DUMPABLE). Links, FIFOs, quotas are the user's own affair.
 """
 
 from __future__ import annotations
@@ -15,124 +15,105 @@ import pwd
 import select
 import signal
 import stat
-import threading
 import time
 from pathlib import Path
 
 from vtorque_core.api_log import entry_of, one_line
 from vtorque_core.api_node import HostFault
 
-PAUSE = 1.0  # seconds from one child to the next, while lines come
-PATIENCE = 5.0  # seconds for one child
+PATIENCE = 5  # seconds for each of the child's calls to the user's file system
 MAX_BYTES = 8 << 20  # that one log adds to a file
 _FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class UserFile(logging.Handler):
-    """Collects lines and has a child append them, at most one a second."""
+    """Gives lines to a child that appends them. It may block: the core's sinks have threads."""
 
     def __init__(self, path: str, user: pwd.struct_passwd) -> None:
+        """Fork the child. Raises OSError."""
         super().__init__()
         self._path = path
-        self._user = user
-        self._lines: list[bytes] = []
         self._room = MAX_BYTES
-        self._timer: threading.Timer | None = None
-        self._broken = ""
-        self._groups = os.getgrouplist(user.pw_name, user.pw_gid)
+        groups = os.getgrouplist(user.pw_name, user.pw_gid)
+        source, self._lines = os.pipe()
+        self._answer, told = os.pipe()
+        self._pid = os.fork()
+        if self._pid == 0:
+            _be_the_user(path, user, groups, source, told)
+        os.close(source)
+        os.close(told)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep the line; write it now, or with the next ones. Raises HostFault if that fails."""
-        if self._broken:
-            raise HostFault(self._broken)
+        """Pass a line on. Raises HostFault once the child has failed."""
         entry = entry_of(record)
         clock = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(entry["t"]))
         line = f"{clock} {entry['node']} {one_line(entry)}\n".encode()
         self._room -= len(line)
-        if self._room >= 0:
-            self._lines.append(line)
-        if self._timer is None:
-            self._timer = threading.Timer(PAUSE, self._later)
-            self._timer.daemon = True
-            self._timer.start()
+        try:
+            while line and self._room >= 0:
+                line = line[os.write(self._lines, line) :]
+        except BrokenPipeError:
+            raise HostFault(f"{self._path}: {self._said()}") from None
 
-    def _later(self) -> None:
-        with self.lock or contextlib.nullcontext():
-            self._timer = None
-            with contextlib.suppress(HostFault):
-                self._write()
+    def _said(self) -> str:
+        """Return the child's word: "+" if all is written, else what is wrong."""
+        ready, _, _ = select.select([self._answer], [], [], PATIENCE)
+        said = os.read(self._answer, 500).decode("utf-8", "replace") if ready else ""
+        return said or f"no answer from its file system after {PATIENCE:g} s"
 
     def close(self) -> None:
-        """Write what is left. Raises HostFault."""
+        """Wait until all is written. Raises HostFault with what went wrong."""
         super().close()
-        if self._timer is not None:
-            self._timer.cancel()
-        with self.lock or contextlib.nullcontext():
-            self._write()
-        if self._broken:
-            raise HostFault(self._broken)
-
-    def _write(self) -> None:
-        data, self._lines = b"".join(self._lines), []
-        if data and not self._broken:
-            error = append(self._path, data, self._user, self._groups)
-            self._broken = f"{self._path}: {error}" if error else ""
-
-
-def append(path: str, data: bytes, user: pwd.struct_passwd, groups: list[int]) -> str:
-    """Append to a file as a user, in a child; return what went wrong, empty if nothing."""
-    answer, told = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        _be_the_user(path, data, user, groups, told)
-    os.close(told)
-    try:
-        ready, _, _ = select.select([answer], [], [], PATIENCE)
-        said = os.read(answer, 500).decode("utf-8", "replace") if ready else ""
-    finally:
-        os.close(answer)
-    if not said:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    _reap(pid)
-    return {"+": "", "": f"no answer from its file system after {PATIENCE:g} s"}.get(said, said)
-
-
-def _reap(pid: int) -> None:
-    """Wait shortly for the end; one that hangs in the kernel is init's in the end."""
-    end = time.monotonic() + 0.2
-    while os.waitpid(pid, os.WNOHANG)[0] == 0 and time.monotonic() < end:
-        time.sleep(0.002)
+        if self._lines < 0:
+            return
+        os.close(self._lines)
+        self._lines = -1
+        said = self._said()
+        os.close(self._answer)
+        if said != "+":
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._pid, signal.SIGKILL)  # if it hangs in the kernel it is left behind
+        os.waitpid(self._pid, os.WNOHANG)
+        if said != "+":
+            raise HostFault(f"{self._path}: {said}")
 
 
 def _be_the_user(
-    path: str, data: bytes, user: pwd.struct_passwd, groups: list[int], told: int
+    path: str, user: pwd.struct_passwd, groups: list[int], source: int, told: int
 ) -> None:
     """Be the child: nothing of root's is left before the first look at the user's file system."""
     try:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(int(PATIENCE) + 1)
-        os.closerange(0, told)
-        os.closerange(told + 1, 1 << 16)
+        low, high = sorted((source, told))
+        os.closerange(0, low)
+        os.closerange(low + 1, high)
+        os.closerange(high + 1, 1 << 16)
         if os.geteuid() == 0:
             os.setgroups(groups)
             os.setresgid(user.pw_gid, user.pw_gid, user.pw_gid)
             os.setresuid(user.pw_uid, user.pw_uid, user.pw_uid)
         os.umask(0o077)
         os.chdir("/")
-        os.write(told, _append(path, data).encode("utf-8", "replace")[:500])
+        os.write(told, _append(path, source).encode("utf-8", "replace")[:500])
     finally:
         os._exit(0)
 
 
-def _append(path: str, data: bytes) -> str:
+def _append(path: str, source: int) -> str:
+    """Append what comes from a pipe until its end; return "+" or what is wrong."""
     try:
+        signal.alarm(PATIENCE + 1)
         Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(path, _FLAGS, 0o600)
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             return "is no regular file"
-        while data:
-            data = data[os.write(descriptor, data) :]
+        signal.alarm(0)
+        while data := os.read(source, 1 << 16):
+            signal.alarm(PATIENCE + 1)
+            while data:
+                data = data[os.write(descriptor, data) :]
+            signal.alarm(0)
+        signal.alarm(PATIENCE + 1)
         os.close(descriptor)  # a file system over a network tells only now that it is full
     except OSError as error:
         return error.strerror or "OSError"
