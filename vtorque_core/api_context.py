@@ -102,3 +102,15 @@ class PciMemory(ContextItem):
     link: str
     nth: int = 0
     owner: Literal["root", "job"] = "job"
+
+
+@dataclass(frozen=True)
+class LinePort(ContextItem):
+    """A new file ``path`` of the job's user; what is appended to it leaves by a virtio-serial port.
+
+    ``port`` is the name of a ``Channel`` element. At most one for a guest. A host that does not
+    read keeps nobody waiting: the rest stays in the file. ``path`` is in a directory of root's.
+    """
+
+    path: str
+    port: str

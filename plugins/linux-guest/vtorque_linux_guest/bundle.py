@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from vtorque_core.api_context import ContextItem, Mount
+from vtorque_core.api_context import ContextItem, LinePort, Mount
 from vtorque_core.api_node import GuestPlan, HostFault
 from vtorque_linux_guest import cloudinit, contents, setup_script
 from vtorque_linux_guest.families import boots_micro, has_agent
@@ -61,6 +61,11 @@ def agent_conf(guest: GuestPlan, items: Sequence[ContextItem]) -> bytes:
     }
     if "container" in guest.image.labels:  # of an image made from a container
         values["container"] = guest.image.labels["container"]
+    lines = [item for item in items if isinstance(item, LinePort)]
+    if len(lines) > 1:
+        raise HostFault(f"two plugins want a line port: {lines[0].path} and {lines[1].path}")
+    for item in lines:
+        values |= {"lines": item.path, "lines_port": f"port:{item.port}"}
     for key, value in values.items():
         if any(c in value for c in "\n\0"):
             raise HostFault(f"{key} {value!r} of the job's user cannot be told to a guest")

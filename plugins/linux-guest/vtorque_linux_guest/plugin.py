@@ -24,6 +24,7 @@ SUPPORTS = frozenset(
         "Mount",
         "GuestDevice",
         "PciMemory",
+        "LinePort",
     }
 )
 

@@ -338,3 +338,24 @@ def test_another_plugins_exporter_is_found_and_a_broken_one_is_said(monkeypatch,
 
 def test_the_sampler_needs_nothing_but_the_standard_library_and_the_core():
     assert not {"psutil", "requests", "prometheus_client"} & sys.modules.keys()
+
+
+@pytest.mark.parametrize(
+    ("supports", "settings", "there"),
+    [
+        ({"EnvVar", "LinePort"}, {}, True),
+        ({"EnvVar"}, {}, False),
+        ({"EnvVar", "LinePort"}, {"app_series": 0}, False),
+        ({"EnvVar", "LinePort"}, {"enabled": False}, False),
+    ],
+)
+def test_a_guest_that_can_has_a_file_for_its_own_metrics(paths, supports, settings, there):
+    guest = SimpleNamespace(supports=frozenset(supports), run_dir=paths.run / "g0")
+    site = PluginSite(paths, (Settings(**settings),))
+    items = list(node.vtorque_guest_context(guest, site))
+    channels = list(node.vtorque_render_domain(guest, site))
+    assert [type(item).__name__ for item in items] == (["LinePort", "EnvVar"] if there else [])
+    assert [(c.path, c.owner) for c in channels] == there * [
+        (f"{paths.run}/g0/metrics.sock", "root")
+    ]
+    assert not there or (items[0].port, items[1].value) == (channels[0].port, items[0].path)

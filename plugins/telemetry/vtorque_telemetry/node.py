@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vtorque_core.api import hookimpl
-from vtorque_core.api_node import EndedJob, NodeJob, Resource, Site
+from vtorque_core.api_context import ContextItem, EnvVar, LinePort
+from vtorque_core.api_domain import Channel, Element
+from vtorque_core.api_node import EndedJob, GuestPlan, NodeJob, Resource, Site
 from vtorque_core.api_running import job_key
 from vtorque_core.api_telemetry import Exporter, Sink
-from vtorque_telemetry.sampler import Sampler, last_sample
+from vtorque_telemetry.sampler import CHANNEL, Sampler, last_sample
 from vtorque_telemetry.settings import Settings
+
+FILE = "/run/vtorque-metrics"
+PORT = "org.vtorque.metrics"
 
 
 @hookimpl
@@ -22,6 +27,27 @@ def vtorque_settings() -> Iterator[type[Settings]]:
 def vtorque_resources() -> Iterator[type[Resource]]:
     """Yield what is node-wide."""
     yield Sampler
+
+
+@hookimpl
+def vtorque_guest_context(guest: GuestPlan, site: Site) -> Iterator[ContextItem]:
+    """Give the job a file for its own metrics, where the guest type can (OSv cannot)."""
+    if _has_lines(guest, site):
+        yield LinePort(FILE, PORT)
+        yield EnvVar("VTORQUE_METRICS", FILE)
+
+
+@hookimpl
+def vtorque_render_domain(guest: GuestPlan, site: Site) -> Iterator[Element]:
+    """Add the port that they come by; root's on the host, since the sampler alone reads it."""
+    if _has_lines(guest, site):
+        yield Channel("metrics", PORT, str(guest.run_dir / CHANNEL))
+
+
+def _has_lines(guest: GuestPlan, site: Site) -> bool:
+    settings = site[Settings]
+    wanted = settings.enabled and settings.app_series > 0
+    return wanted and {"LinePort", "EnvVar"} <= guest.supports
 
 
 @hookimpl

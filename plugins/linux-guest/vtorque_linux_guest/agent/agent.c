@@ -272,6 +272,7 @@ static int soonest(int a, int b) { return a < 0 ? b : b < 0 || a < b ? a : b; }
 
 static int timeout_of(uint64_t now) {
     int t = soonest(job_timeout(now), port_timeout(&status_port, now));
+    t = soonest(t, lines_timeout(now));
     if (result[0] != '\0')
         t = soonest(t, port_timeout(&run_port, now));
     if (syncing.job_runs || syncing.job_wanted)
@@ -294,6 +295,7 @@ static void wait_and_serve(const sigset_t *open_signals) {
     if (session_wants_input())
         fds[P_RUN].events |= POLLIN;
     job_fds(fds);
+    lines_fds(fds);
     if (ppoll(fds, P_COUNT, timeout < 0 ? NULL : &t, open_signals) <= 0)
         return;
     if (fds[P_STATUS].revents & (POLLHUP | POLLERR | POLLNVAL))
@@ -309,6 +311,7 @@ static void wait_and_serve(const sigset_t *open_signals) {
     if (fds[P_SETUP].revents)
         setup_output();
     job_io(fds);
+    lines_io(fds);
 }
 
 static void turn(const sigset_t *open_signals) {
@@ -333,6 +336,7 @@ static void turn(const sigset_t *open_signals) {
     status_send();
     port_flush(&status_port);
     port_flush(&run_port);
+    lines_turn(now);
     if (result_sent && !failed && !rehearsed) {
         rehearsed = true;
         job_rehearse();
@@ -370,7 +374,8 @@ int main(int argc, char **argv) {
         return 2;
     }
     prepare(&open_signals);
-    if (conf_read(argv[1], &conf, err, sizeof err))
+    if (conf_read(argv[1], &conf, err, sizeof err)) {
+        lines_start();
         setup_start();
     else if (fprintf(stderr, "vtorque-agent: %s\n", err) < 0 || conf.status[0] == '\0')
         return 2;

@@ -24,6 +24,7 @@ enum {
     QUEUE_BUSY = 65536,        /* above this no more output is read from the job */
     RUN_QUEUE = 262144,
     STATUS_QUEUE = 16384,
+    LINES_QUEUE = 32768,
     STDIN_WINDOW = 262144,
     START_MAX = 2 * 1024 * 1024,
     FILES_MAX = 16,
@@ -41,11 +42,13 @@ enum frame { F_HELLO = 1, F_FILE, F_START, F_DATA, F_EOF, F_CREDIT, F_SIGNAL, F_
 enum tag { T_ARG = 1, T_FILEARG, T_ENV, T_CWD, T_UMASK, T_RLIMIT, T_PTY, T_MERGE, T_MODE };
 enum mode { M_DIRECT = 0, M_SHELL, M_LOGIN };
 enum exit_kind { X_CODE = 0, X_SIGNAL, X_NOT_STARTED };
-enum slot { P_STATUS, P_RUN, P_STEPS, P_SETUP, P_EXEC, P_IN, P_OUT, P_ERR, P_COUNT };
+enum slot { P_STATUS, P_RUN, P_STEPS, P_SETUP, P_EXEC, P_IN, P_OUT, P_ERR, P_LINES,
+            P_LINES_PORT, P_COUNT };
 
 struct conf {
     char user[64], home[1024], shell[1024], status[256], run[256], spool[1024], setup[1024];
     char container[256];       /* directory of a container's shell and settings; else empty */
+    char lines[256], lines_port[256];
     uid_t uid;
     gid_t gid;
     gid_t groups[GROUPS_MAX];
@@ -139,6 +142,13 @@ void job_tick(uint64_t now);
 int job_timeout(uint64_t now);
 bool job_exited(const siginfo_t *si);
 void job_synced(void);
+
+/* lines.c */
+void lines_start(void);
+void lines_turn(uint64_t now);
+void lines_fds(struct pollfd *fds);
+void lines_io(const struct pollfd *fds);
+int lines_timeout(uint64_t now);
 
 /* proc.c */
 int pipe_for_child(int *parent_end, int *child_end, bool child_writes, uid_t owner);

@@ -48,7 +48,8 @@ static bool copy(char *to, size_t size, const char *value, bool path) {
 /* Each key sets its bit, so that a repeated or a missing one is seen. */
 static bool assign(struct conf *c, const char *key, const char *value, unsigned *seen) {
     static const char *const keys[] = {"user", "uid", "gid", "groups", "home", "shell",
-                                       "status", "run", "spool", "setup", "sync", "container"};
+                                       "status", "run", "spool", "setup", "sync", "container",
+                                       "lines", "lines_port"};
     unsigned long n = 0;
     unsigned k = 0;
     bool ok = false;
@@ -69,7 +70,9 @@ static bool assign(struct conf *c, const char *key, const char *value, unsigned 
     case 8: return copy(c->spool, sizeof c->spool, value, true);
     case 9: return copy(c->setup, sizeof c->setup, value, true);
     case 10: ok = number(value, 1, &n); c->sync = n == 1; return ok;
-    default: return copy(c->container, sizeof c->container, value, true);
+    case 11: return copy(c->container, sizeof c->container, value, true);
+    case 12: return copy(c->lines, sizeof c->lines, value, true);
+    default: return copy(c->lines_port, sizeof c->lines_port, value, false);
     }
 }
 
@@ -104,7 +107,7 @@ static ssize_t slurp(const char *path, char *buf, size_t size, char *err, size_t
 
 bool conf_read(const char *path, struct conf *c, char *err, size_t err_size) {
     static char text[CONF_MAX + 1];
-    const unsigned required = 0x1f7; /* all but groups, setup, sync and container */
+    const unsigned required = 0x1f7; /* all but groups and what comes after spool */
     unsigned seen = 0, line = 0;
     if (slurp(path, text, sizeof text, err, err_size) < 0)
         return false;
