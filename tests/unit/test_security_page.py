@@ -77,11 +77,9 @@ def test_each_actor_has_a_boundary():
 
 def test_no_setting_lets_users_bring_images():
     """What looks like one is an error, and no option takes an image's path (see PAIRS)."""
-    for table, key in (
-        ("images", "allow_user_images"),
-        ("images", "user_images"),
-        ("options.img", "users"),
-    ):
+    plugins = Plugins.load(node=False)
+    keys = (("images", "allow_user_images"), ("images", "user_images"), ("options.img", "users"))
+    for table, key in keys:
         raw = parse_toml(f"[{table}]\n{key} = true\n".encode(), Path("/etc/x.toml"))
         assert any(key in str(each) for each in problems(raw, plugins))
     assert any(key == "img" and "/" in value for key, value in hostile_requests.PAIRS)

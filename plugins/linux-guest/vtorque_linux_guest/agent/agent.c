@@ -377,7 +377,7 @@ int main(int argc, char **argv) {
     if (conf_read(argv[1], &conf, err, sizeof err)) {
         lines_start();
         setup_start();
-    else if (fprintf(stderr, "vtorque-agent: %s\n", err) < 0 || conf.status[0] == '\0')
+    } else if (fprintf(stderr, "vtorque-agent: %s\n", err) < 0 || conf.status[0] == '\0')
         return 2;
     else
         set_failed(err);
