@@ -221,6 +221,7 @@ class _Teardown:
     def enter(self, phase: str) -> None:
         self.journal.phase(phase)
         log.enter(phase)
+        _log.debug("begins")
 
     def _used(self, record: Record) -> Usage | None:
         name, uuid = str(record.args["name"]), str(record.args["uuid"])
