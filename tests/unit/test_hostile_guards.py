@@ -186,7 +186,8 @@ class Batch:
 def node(tmp_path, monkeypatch):
     """A node of one's own, which has nothing but directories: a start would come to an end soon."""
     tmp_path.chmod(0o755)
-    text = SITE + f'[paths]\nstate = "{tmp_path}/state"\nrun = "{tmp_path}/run"\n'.encode()
+    places = f'[paths]\nstate = "{tmp_path}/state"\nrun = "{tmp_path}/run"\n'
+    text = SITE + f'{places}[images]\npool = "{tmp_path}/images"\n'.encode()
     site = build(parse_toml(text, CONFIG), PLUGINS)
     for directory, mode in setup._directories(site):
         directory.mkdir(mode=0o755, parents=True, exist_ok=True)

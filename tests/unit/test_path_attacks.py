@@ -220,10 +220,6 @@ ATTACKS = {
         lambda top: None, new_job_state,
         plain(safefs, "_READ", os.O_RDONLY),
     ),
-    "a link where root's own directory is": Attack(
-        link("run", "victim"), lambda top: setup._mkdir(top / "run", 0o755),
-        statement(setup, "_mkdir", "is not a directory of vTorque"),
-    ),
     # removing
     "a link to remove": Attack(
         link("f"), lambda top: safefs.remove_file(str(top / "f")),
@@ -322,6 +318,11 @@ def their_swap(top: Path) -> object:
 
 FOREIGN = statement(safefs, "_check", "belongs to uid")
 BY_OTHERS = {
+    "a link where root's own directory is": Attack(
+        link("run", "victim"),
+        lambda top: setup._mkdir(top / "run", 0o755),
+        statement(setup, "_mkdir", "is not a directory of vTorque"),
+    ),
     "a link of theirs on the way": Attack(their_link, write("dir/f"), FOREIGN),
     "a directory exchanged for a link of theirs": Attack(lambda top: None, their_swap, FOREIGN),
     "a directory of theirs": Attack(
