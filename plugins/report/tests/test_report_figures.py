@@ -1,0 +1,195 @@
+"""Figures and hints against jobs that were calculated by hand."""
+
+import dataclasses
+import json
+
+import pytest
+
+import kept_data
+from vtorque_report import hints as thresholds
+from vtorque_report import load
+from vtorque_report.figures import Figures, of_guest
+from vtorque_report.hints import hints
+from vtorque_report.read import Attempt, Guest, Line, Phase
+from vtorque_report.units import clock, duration, percent, scaled, size
+
+G = kept_data.G
+GIB = 1 << 30
+GUEST = Guest("n1", 0, 0, "vn1", 4, 8192)
+ATTEMPT = Attempt(
+    "42.srv", "", 0, "ada", "n1", ("n1",), "slurm", "debian", "linux", 0.0, 220.0, 0, (GUEST,),
+    (Phase("boot", None, 0.0, 20.0), Phase("run", None, 20.0, 220.0)),
+)  # fmt: skip
+
+
+def line(time, **values):
+    return Line(time, {f"{G}{name}": float(value) for name, value in values.items()})
+
+
+def measured(*lines, **more):
+    return of_guest(dataclasses.replace(GUEST, lines=lines, **more), ATTEMPT, 0.0)
+
+
+def test_cpu_is_that_of_the_script_alone():
+    found = measured(
+        line(5.0, cpu_seconds_total=1, cpu_steal_seconds_total=0),
+        line(20.0, cpu_seconds_total=30, cpu_steal_seconds_total=10),
+        line(120.0, cpu_seconds_total=130, cpu_steal_seconds_total=35),
+        line(220.0, cpu_seconds_total=230, cpu_steal_seconds_total=60),
+    )
+    assert (found.cpu, found.core_seconds) == (200.0, 800.0)
+    assert found.busy == 0.25 and found.cores == 1.0
+    assert found.stolen == pytest.approx(50 / 250)
+
+
+def test_overhead_is_all_of_qemu_beside_the_vcpus():
+    names = ("emulator", "iothread", "vhost")
+    begin = {f"{n}_cpu_seconds_total": 1 for n in names}
+    end = {f"{n}_cpu_seconds_total": 11 for n in names}
+    found = measured(
+        line(20.0, cpu_seconds_total=0, **begin), line(220.0, cpu_seconds_total=100, **end)
+    )
+    assert found.overhead == 30.0 and found.beside == pytest.approx(0.3)
+
+
+def test_devices_are_summed_and_counted_from_the_boot():
+    lines = [
+        Line(t, {f'{G}disk_read_bytes_total{{device="vd{d}"}}': v for d, v in values.items()})
+        for t, values in ((20.0, {"a": 5.0, "b": 7.0}), (220.0, {"a": 50.0, "b": 7.0}))
+    ]
+    found = measured(*lines)
+    assert found.disk == (57.0, 0.0) and found.network is None and found.cpu is None
+
+
+def test_memory_is_what_the_guest_says_else_what_the_node_sees():
+    found = measured(line(20.0, memory_rss_bytes=3 * GIB), line(30.0, memory_rss_bytes=2 * GIB))
+    assert (found.memory, found.memory_of_guest) == (3 * GIB, False)
+    found = measured(line(20.0, memory_rss_bytes=3 * GIB, memory_used_bytes=GIB), peak_mib=9000)
+    assert (found.memory, found.memory_of_guest, found.memory_share) == (GIB, True, 0.125)
+
+
+def test_without_samples_the_marks_of_the_end_serve():
+    found = measured(cpu_seconds=440.0, peak_mib=1024)
+    assert (found.cpu, found.core_seconds, found.busy) == (440.0, 880.0, 0.5)
+    assert (found.memory, found.memory_of_guest, found.measured) == (GIB, False, False)
+    assert (found.stolen, found.disk, found.network) == (None, None, None)
+
+
+def test_a_sample_that_libvirt_did_not_answer_does_not_matter():
+    found = measured(
+        line(20.0, vcpus=4), line(22.0, cpu_seconds_total=10), line(122.0, cpu_seconds_total=110),
+        line(220.0, vcpus=4),
+    )  # fmt: skip
+    assert (found.cpu, found.core_seconds) == (100.0, 400.0)
+
+
+def figures(**values):
+    base = {
+        "vcpus": 4, "ram": 8 * GIB, "core_seconds": 800.0, "cpu": 700.0, "steal": 0.0,
+        "overhead": 0.0, "memory": 6.0 * GIB, "memory_of_guest": True, "measured": True,
+    }  # fmt: skip
+    return Figures(**base | values)
+
+
+def told(attempt=ATTEMPT, **values):
+    one = figures(**values)
+    return list(hints(attempt, [one], one))
+
+
+def test_a_job_that_uses_what_it_has_gets_no_hint():
+    assert told() == []
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"memory": 0.6 * GIB}, "asked for 8.0 GiB, used 614 MiB: ask for ram=768M"),
+        ({"memory": 3.1 * GIB}, "asked for 8.0 GiB, used 3.1 GiB: ask for ram=4G"),
+        ({"memory": 7.9 * GIB}, "a guest's memory was full (7.9 GiB of 8.0 GiB): ask for more"),
+        ({"cpu": 96.0}, "CPU 12 % busy: ask for vcpus=1 instead of 4"),
+        ({"cpu": 300.0}, "CPU 38 % busy: ask for vcpus=2 instead of 4"),
+        ({"vcpus": 1, "core_seconds": 200.0, "cpu": 20.0}, "CPU 10 % busy: the script mostly"),
+        ({"steal": 300.0}, "steal 30 %: the guests had to wait for CPUs, the node is overcommit"),
+        ({"overhead": 350.0}, "QEMU needed 50 % on top of the guests' CPU time"),
+        ({"drops": 5000.0}, "5000 network packets were dropped"),
+    ],
+)
+def test_a_hint_for_each_waste(values, said):
+    (only,) = told(**values)
+    assert said in only
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"memory": 4.0 * GIB},  # half
+        {"ram": 512 << 20, "memory": 100.0 * (1 << 20)},  # nothing worth having
+        {"memory": 7.9 * GIB, "memory_of_guest": False},  # QEMU's own is always that much
+        {"cpu": 400.0},
+        {"cpu": 9.0, "core_seconds": 39.0},  # too short to say
+        {"steal": 60.0},
+        {"overhead": 150.0},
+        {"drops": 3.0},
+        {"cpu": None, "steal": None, "overhead": None, "memory": None},
+    ],
+)
+def test_no_hint_below_a_threshold(values):
+    assert told(**values) == []
+
+
+def test_a_start_that_takes_long_is_told():
+    slow = dataclasses.replace(
+        ATTEMPT, phases=(Phase("boot", None, 0.0, 40.0), Phase("run", None, 40.0, 100.0))
+    )
+    assert "starting the guests took 40 % of the job (40 s)" in told(slow)[0]
+    assert 0.2 < thresholds.BOOT < 0.4
+
+
+@pytest.mark.parametrize(
+    ("code", "said"), [(123, "a guest died"), (122, "again"), (121, "refused")]
+)
+def test_after_a_failure_only_that_is_told(code, said):
+    failed = dataclasses.replace(ATTEMPT, status=code)
+    (only,) = told(failed, memory=0.1 * GIB, cpu=1.0)
+    assert said in only and "vmgr logs 42.srv" in only
+
+
+def test_what_is_missing_is_said(tmp_path):
+    report = load.report([kept_data.make(tmp_path, seconds=40.0, telemetry=False)], 0.0)
+    assert report.total.busy is not None
+    assert "no samples" in report.missing[0] and "CPU includes the boot" in report.missing[0]
+
+
+@pytest.mark.parametrize(
+    ("facts", "state"),
+    [
+        ({"ended": None, "status": ""}, "running"),
+        ({"status": ""}, "ended"),
+        ({"status": "7"}, "ended, exit code 7"),
+        ({"status": "123"}, "ended, exit code 123 (a guest died)"),
+        ({"status": "", "phases": []}, "ended, its script was not started"),
+        ({"ended": None, "status": "0"}, "script ended, exit code 0"),
+    ],
+)
+def test_the_state_in_words(tmp_path, facts, state):
+    kept_data.make(tmp_path, telemetry=False, **facts)
+    assert load.report([tmp_path], kept_data.START + 60).state == state
+
+
+def test_the_data_of_a_report_is_json(tmp_path):
+    report = load.report([kept_data.make(tmp_path, seconds=100.0, guests=2)], 0.0)
+    data = json.loads(json.dumps(report.data()))
+    assert data["total"]["busy"] == pytest.approx(report.total.busy)
+    assert [g["rank"] for g in data["guests"]] == [0, 1]
+    assert {p["name"] for p in data["phases"]} >= {"boot", "ready", "run"}
+
+
+def test_numbers_as_people_read_them():
+    assert [size(n) for n in (0, 999, 1000, 614 << 20, 8 << 30)] == [
+        "0 B", "999 B", "1.0 KiB", "614 MiB", "8.0 GiB",
+    ]  # fmt: skip
+    assert scaled(1e30)[1] == "PiB"
+    times = [duration(t) for t in (0.034, 3.04, 59.4, 61, 3600, 86400 * 3)]
+    assert times == ["0.03 s", "3.0 s", "59 s", "1 min 01 s", "1 h 00 min", "3 d 00 h"]
+    assert [percent(p) for p in (0, 0.0123, 0.12, 1)] == ["0 %", "1.2 %", "12 %", "100 %"]
+    assert clock(1e17) == "" and clock(0.0).startswith("19")

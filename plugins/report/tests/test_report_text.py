@@ -1,0 +1,174 @@
+"""``vmgr report`` as its user sees it, and the summary at the end of a job's error output."""
+
+import io
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import kept_data
+from vtorque_core.config import build, parse_toml
+from vtorque_core.names import Paths
+from vtorque_core.plugins import Plugins
+from vtorque_report import load, plugin, text
+
+BIN = Path(sys.executable).parent
+
+
+@pytest.fixture
+def site(tmp_path):
+    """Return a site config whose ``state`` has job 42.srv of this user and 43.srv of another."""
+    paths = Paths(tmp_path / "state", tmp_path / "run")
+    own = paths.kept / str(os.getuid()) / "42.srv.0"
+    kept_data.make(own, seconds=40.0, guests=2)
+    kept_data.make(paths.kept / str(os.getuid() + 1) / "43.srv.0", job="43.srv", seconds=40.0)
+    config = tmp_path / "vtorque.toml"
+    config.write_text(f'[paths]\nstate = "{paths.state}"\nrun = "{paths.run}"\n')
+    return SimpleNamespace(config=config, own=own)
+
+
+def vmgr(site, *argv, **environ):
+    environ = {k: v for k, v in os.environ.items() if k != "NO_COLOR"} | environ
+    return subprocess.run(
+        [BIN / "vmgr", "report", *argv], capture_output=True, text=True, check=False,
+        env=environ | {"VTORQUE_CONFIG": str(site.config)},
+    )  # fmt: skip
+
+
+def test_the_summary_fits_on_a_screen_without_a_terminal(site):
+    done = vmgr(site, "42.srv")
+    lines = done.stdout.splitlines()
+    assert done.returncode == 0 and done.stderr == ""
+    assert len(lines) <= 35 and max(map(len, lines)) <= 80
+    assert "\x1b" not in done.stdout
+    assert lines[0] == "Job 42.srv (crystal): ended, exit code 0".ljust(len(lines[0]))
+    for word in ("CPU", "steal", "emulator", "memory", "disk", "network", "boot", "run", "1 vn1-1"):
+        assert f"\n{word} " in done.stdout, word
+    assert "ask for ram=" in done.stdout and "█" in done.stdout
+
+
+def test_an_encoding_without_bars_is_no_error(site):
+    done = vmgr(site, "42.srv", PYTHONIOENCODING="latin-1")
+    if os.geteuid() == 0:  # root's programs begin with an environment of their own
+        assert done.returncode == 0
+    else:
+        assert done.returncode == 0 and "?" in done.stdout
+
+
+@pytest.mark.parametrize(("variable", "coloured"), [("", True), ("1", False)])
+def test_colours_on_a_terminal_only(site, variable, coloured):
+    leader, terminal = pty.openpty()
+    environ = {k: v for k, v in os.environ.items() if k != "NO_COLOR"} | {
+        "VTORQUE_CONFIG": str(site.config), "TERM": "xterm-256color", "COLUMNS": "100",
+    }  # fmt: skip
+    if variable:
+        environ["NO_COLOR"] = variable
+    with subprocess.Popen([BIN / "vmgr", "report", "42.srv"], stdout=terminal, env=environ) as job:
+        os.close(terminal)
+        said = b""
+        try:
+            while part := os.read(leader, 1 << 16):
+                said += part
+        except OSError:  # EIO: the other end is closed
+            pass
+    os.close(leader)
+    assert job.returncode == 0
+    assert bool(re.search(rb"\x1b\[[0-9;]*3[1-7]", said)) == coloured
+
+
+def test_what_users_wrote_does_nothing_to_a_terminal(tmp_path):
+    bad = "[bold red]x[/] \x1b[31m :smile:"
+    kept_data.make(tmp_path, seconds=10.0, guests=2, name=bad, node=bad, image=bad, owner=bad)
+    out = io.StringIO()
+    text.show(load.report([tmp_path], 0.0), out)
+    assert "\x1b" not in out.getvalue()
+    assert "[bold red]x[/] \\x1b[31m :smile:" in " ".join(out.getvalue().split())
+
+
+def test_many_guests_are_cut_with_a_word(tmp_path):
+    out = io.StringIO()
+    text.show(load.report([kept_data.make(tmp_path, seconds=4.0, guests=40)], 0.0), out)
+    assert "... 28 more: --json" in out.getvalue()
+    assert len(out.getvalue().splitlines()) < 50
+
+
+def test_json_has_all_figures(site):
+    data = json.loads(vmgr(site, "42.srv", "--json").stdout)
+    assert data["total"]["vcpus"] == 8 and len(data["guests"]) == 2
+    assert data["state"] == "ended, exit code 0"
+
+
+def test_a_page_is_written(site, tmp_path):
+    page = tmp_path / "page.html"
+    done = vmgr(site, "42.srv", "--html", str(page))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert page.read_text().lstrip().startswith("<!DOCTYPE html>")
+    assert vmgr(site, "42.srv", "--html", "-").stdout == page.read_text()
+
+
+def test_what_another_node_has_kept_is_added(site, tmp_path):
+    other = kept_data.make(tmp_path / "n2", seconds=40.0, node="n2", nodes=["n1", "n2"])
+    data = json.loads(vmgr(site, "42.srv", "--json", "--from", str(other)).stdout)
+    assert data["nodes"] == ["n1", "n2"] and len(data["guests"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [(("44.srv",), "nothing is kept here of a job 44.srv"), ((), "Missing argument"),
+     (("42.srv", "--from", "/"), "/: No such file"), (("42.srv", "--html", "/no/p"), "/no/p: No")],
+)  # fmt: skip
+def test_what_cannot_be_is_said_in_a_line(site, argv, said):
+    done = vmgr(site, *argv)
+    assert done.returncode == 2 and said in done.stderr and "Traceback" not in done.stderr
+
+
+# -- [plugin.report] show ---------------------------------------------------------------------
+
+
+def commands(show, directory):
+    plugins = Plugins()
+    plugins.register("report", plugin, "vtorque-report 1")
+    raw = parse_toml(f"[plugin.report]\nshow = {show}\n".encode())
+    place = SimpleNamespace(directory=directory)
+    site = build(raw, plugins, node=False)
+    found = plugins.collect("vtorque_after_script", place=place, code=7, site=site)
+    return [contribution.item for contribution in found]
+
+
+def test_the_summary_ends_the_error_output_if_the_site_wants(tmp_path):
+    kept_data.make(tmp_path, seconds=40.0, ended=None, status="")
+    assert commands("false", tmp_path) == []
+    (argv,) = commands("true", tmp_path)
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, env={})
+    lines = done.stdout.splitlines()
+    assert done.returncode == 0 and done.stderr == ""
+    assert lines[0] == "vtorque: Job 42.srv (crystal): script ended, exit code 7"
+    assert all(line.startswith("vtorque: ") and "\x1b" not in line for line in lines if line)
+    assert len(lines) < 40
+
+
+def test_the_summary_of_what_is_not_there_is_nothing(tmp_path):
+    (argv,) = commands("true", tmp_path)
+    assert subprocess.run(argv, capture_output=True, check=False).stdout == b""
+
+
+def test_the_summary_ends_by_itself(tmp_path):
+    """As if the job shell were killed meanwhile: nobody waits, and nobody reads."""
+    kept_data.make(tmp_path, seconds=40.0)
+    (argv,) = commands("true", tmp_path)
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    with pytest.raises(BlockingIOError):
+        while True:
+            os.write(write, b"x" * 4096)
+    os.set_blocking(write, True)
+    done = subprocess.run(argv, stdout=write, stderr=subprocess.DEVNULL, check=False, timeout=60)
+    os.close(read)
+    os.close(write)
+    assert done.returncode == -14  # SIGALRM

@@ -1,0 +1,1 @@
+"""What a job did with what it asked for: ``vmgr report``."""

@@ -1,0 +1,197 @@
+"""What follows from the samples: how much of what was asked for has been used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from vtorque_report.read import Attempt, Guest, Line
+
+GUEST = "vtorque_guest_"
+CPU = f"{GUEST}cpu_seconds_total"
+STEAL = f"{GUEST}cpu_steal_seconds_total"
+OVERHEAD = tuple(f"{GUEST}{part}_cpu_seconds_total" for part in ("emulator", "iothread", "vhost"))
+USED = f"{GUEST}memory_used_bytes"
+RESIDENT = f"{GUEST}memory_rss_bytes"
+READ = f"{GUEST}disk_read_bytes_total"
+WRITTEN = f"{GUEST}disk_written_bytes_total"
+RECEIVED = f"{GUEST}network_receive_bytes_total"
+SENT = f"{GUEST}network_transmit_bytes_total"
+DROPS = tuple(f"{GUEST}network_{way}_drops_total" for way in ("receive", "transmit"))
+BOOT = f"{GUEST}boot_seconds"
+
+START = ("plan", "render domain", "pre-boot", "boot", "ready", "post-boot")
+"""The job's phases before its script."""
+
+RUN = ("await the script", "run")
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Of a guest, or of several together. None: not known. Bytes, seconds.
+
+    Args:
+        core_seconds: vCPUs times the time over which ``cpu`` was measured.
+        cpu: CPU time of the vCPUs then; of the whole QEMU, from its boot on, without telemetry.
+        steal: time that vCPUs were ready to run and the host had no CPU for them.
+        overhead: CPU time of QEMU, its iothreads and vhost threads beside the vCPUs.
+        memory: the most that was in use: as the guest says, else of its QEMU on the host.
+        memory_of_guest: whether it is what the guest says.
+        disk, network: (read, written), (received, sent) since the boot.
+        drops: packets that a guest's network card has dropped.
+    """
+
+    vcpus: int = 0
+    ram: int = 0
+    core_seconds: float = 0.0
+    cpu: float | None = None
+    steal: float | None = None
+    overhead: float | None = None
+    memory: float | None = None
+    memory_of_guest: bool = False
+    disk: tuple[float, float] | None = None
+    network: tuple[float, float] | None = None
+    drops: float = 0.0
+    boot: float | None = None
+    measured: bool = False
+
+    @property
+    def busy(self) -> float | None:
+        """The share of the vCPUs' time in which they ran: 0 to 1."""
+        if self.cpu is None or self.core_seconds <= 0:
+            return None
+        return min(1.0, self.cpu / self.core_seconds)
+
+    @property
+    def cores(self) -> float | None:
+        """How many vCPUs were busy on average."""
+        return None if self.busy is None else self.busy * self.vcpus
+
+    @property
+    def stolen(self) -> float | None:
+        """The share of the time in which vCPUs wanted to run and had to wait."""
+        if self.steal is None or self.cpu is None:
+            return None
+        return self.steal / (self.cpu + self.steal) if self.cpu + self.steal > 0 else 0.0
+
+    @property
+    def beside(self) -> float | None:
+        """CPU time beside the vCPUs, as a share of theirs."""
+        if self.overhead is None or not self.cpu:
+            return None
+        return self.overhead / self.cpu
+
+    @property
+    def memory_share(self) -> float | None:
+        """The most memory in use, as a share of what was asked for."""
+        return None if self.memory is None or not self.ram else self.memory / self.ram
+
+
+def summed(line: Line, *names: str) -> float | None:
+    """Return the sum of the named metrics over all their devices; None if there is none."""
+    heads = tuple(f"{name}{{" for name in names)
+    found = [v for k, v in line.values.items() if k in names or k.startswith(heads)]
+    return sum(found) if found else None
+
+
+def of_guest(guest: Guest, attempt: Attempt, now: float) -> Figures:
+    """Return the figures of a guest; ``now`` (Unix seconds) is the end while it runs."""
+    while_run = [line for line in guest.lines if line.time >= run_start(attempt) - 0.5]
+    lines = while_run if len(while_run) > 1 else guest.lines
+    resident = [line.values[RESIDENT] for line in guest.lines if RESIDENT in line.values]
+    used = [line.values[USED] for line in guest.lines if USED in line.values]
+    if guest.peak_mib is not None:
+        resident.append(float(guest.peak_mib << 20))
+    cpu, seconds = _growth(lines, CPU)
+    if cpu is None and guest.cpu_seconds is not None:
+        cpu, seconds = guest.cpu_seconds, (attempt.ended or now) - boot_start(attempt)
+    last = guest.lines[-1] if guest.lines else Line(0.0, {})
+    return Figures(
+        vcpus=guest.vcpus,
+        ram=guest.ram_mib << 20,
+        core_seconds=guest.vcpus * seconds if cpu is not None else 0.0,
+        cpu=cpu,
+        steal=_growth(lines, STEAL)[0],
+        overhead=_growth(lines, *OVERHEAD)[0],
+        memory=max(used or resident, default=None),
+        memory_of_guest=bool(used),
+        disk=_pair(summed(last, READ), summed(last, WRITTEN)),
+        network=_pair(summed(last, RECEIVED), summed(last, SENT)),
+        drops=summed(last, *DROPS) or 0.0,
+        boot=_boot(guest, attempt),
+        measured=bool(guest.lines),
+    )
+
+
+def together(parts: Sequence[Figures]) -> Figures:
+    """Return the figures of several guests as one."""
+    boots = [f.boot for f in parts if f.boot is not None]
+    return Figures(
+        vcpus=sum(f.vcpus for f in parts),
+        ram=sum(f.ram for f in parts),
+        core_seconds=sum(f.core_seconds for f in parts),
+        cpu=_sum(f.cpu for f in parts),
+        steal=_sum(f.steal for f in parts),
+        overhead=_sum(f.overhead for f in parts),
+        memory=_sum(f.memory for f in parts),
+        memory_of_guest=all(f.memory_of_guest for f in parts),
+        disk=_pairs([f.disk for f in parts]),
+        network=_pairs([f.network for f in parts]),
+        drops=sum(f.drops for f in parts),
+        boot=max(boots, default=None),
+        measured=any(f.measured for f in parts),
+    )
+
+
+def run_start(attempt: Attempt) -> float:
+    """Return when the script could begin (Unix seconds); the job's start if that is not known."""
+    starts = [p.start for p in attempt.phases if p.guest is None and p.name in RUN]
+    return starts[0] if starts else attempt.started
+
+
+def boot_start(attempt: Attempt) -> float:
+    """Return when the guests were started."""
+    starts = [p.start for p in attempt.phases if p.guest is None and p.name == "boot"]
+    return starts[0] if starts else attempt.started
+
+
+def spent(attempt: Attempt, names: Iterable[str]) -> float:
+    """Return the seconds of some of the job's phases together."""
+    wanted = set(names)
+    return sum(p.end - p.start for p in attempt.phases if p.guest is None and p.name in wanted)
+
+
+def _growth(lines: Sequence[Line], *names: str) -> tuple[float | None, float]:
+    """Return by how much a counter has grown, and in how many seconds."""
+    values = ((line.time, summed(line, *names)) for line in _ends(lines))
+    known = [(at, value) for at, value in values if value is not None]
+    if len(known) < 2:
+        return None, 0.0
+    (start, before), (end, after) = known[0], known[-1]
+    return (max(0.0, after - before), end - start) if end > start else (None, 0.0)
+
+
+def _ends(lines: Sequence[Line]) -> Sequence[Line]:
+    """Return some lines at both ends: libvirt may not have answered for the very first or last."""
+    return [*lines[:10], *lines[10:][-10:]]
+
+
+def _boot(guest: Guest, attempt: Attempt) -> float | None:
+    told = [line.values[BOOT] for line in guest.lines[-1:] if BOOT in line.values]
+    marks = (p for p in attempt.phases if p.guest == guest.index and p.name == "ready")
+    ready = [p.end - boot_start(attempt) for p in marks]
+    return max((*told, *ready), default=None)
+
+
+def _sum(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+def _pair(one: float | None, other: float | None) -> tuple[float, float] | None:
+    return None if one is None and other is None else (one or 0.0, other or 0.0)
+
+
+def _pairs(pairs: Sequence[tuple[float, float] | None]) -> tuple[float, float] | None:
+    known = [pair for pair in pairs if pair is not None]
+    return (sum(p[0] for p in known), sum(p[1] for p in known)) if known else None

@@ -1,0 +1,103 @@
+"""What to do better next time. Every threshold is here, with its reason."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from vtorque_core.api_kept import EXIT_GUEST_DIED, EXIT_HOST_FAULT, EXIT_REFUSED
+from vtorque_report.figures import START, Figures, spent
+from vtorque_report.read import Attempt
+from vtorque_report.units import duration, percent, size
+
+MARGIN = 1.25  # what is suggested over what was used: the next input may be larger
+MEMORY_UNUSED = 0.5  # below this share asked for in vain: a node could run two such jobs
+MEMORY_WORTH = 512 << 20  # bytes per guest: less is no gain for a node
+MEMORY_STEP = 256 << 20  # suggestions are multiples
+MEMORY_FULL = 0.95  # the guest's page cache is gone then; guests have no swap, so they kill
+CPU_UNUSED = 0.5  # half of the vCPUs idle: somebody else could have them
+CPU_IDLE = 0.25  # one vCPU cannot become fewer, but what does it wait for?
+CPU_SECONDS = 10.0  # below, the start of a script says nothing of its work
+STEAL = 0.1  # a tenth slower by others; a few per cent are the host's own work
+BESIDE = 0.3  # CPU time for devices; a disk or network at full speed takes some of it
+BOOT = 0.25  # of the whole time, from which starting guests is a good part of the cost
+DROPS = 1000  # packets: single ones are normal when an interface comes up
+
+
+def hints(attempt: Attempt, guests: Sequence[Figures], total: Figures) -> Iterator[str]:
+    """Yield one sentence each, the most important first."""
+    failures = list(_failures(attempt))
+    if failures:  # what was used until then says little of what is needed
+        yield from failures
+        return
+    if total.measured and total.core_seconds >= CPU_SECONDS * max(1, total.vcpus):
+        yield from _cpu(guests, total)
+    yield from _memory(guests)
+    yield from _start(attempt)
+    if total.drops >= DROPS:
+        yield f"{total.drops:.0f} network packets were dropped: the network was overloaded"
+
+
+def _failures(attempt: Attempt) -> Iterator[str]:
+    logs = f"vmgr logs {attempt.job}"
+    if attempt.status == EXIT_GUEST_DIED:
+        yield (
+            "a guest died while the script ran: out of memory, or its kernel crashed; its last "
+            f"words: {logs} --console"
+        )
+    elif attempt.status == EXIT_HOST_FAULT:
+        yield f"the node could not provide the guests; submit again, see {logs}"
+    elif attempt.status == EXIT_REFUSED:
+        yield f"the node refused the request, see {logs}"
+
+
+def _cpu(guests: Sequence[Figures], total: Figures) -> Iterator[str]:
+    stolen, busy = total.stolen, total.busy
+    if stolen is not None and stolen >= STEAL:
+        yield (
+            f"steal {percent(stolen)}: the guests had to wait for CPUs, the node is overcommitted; "
+            "tell the admin, or ask for cores of your own"
+        )
+    most = max((f.cores for f in guests if f.cores is not None), default=0.0)
+    vcpus = max((f.vcpus for f in guests), default=0)
+    fewer = max(1, math.ceil(most * MARGIN))
+    if busy is not None and busy < CPU_UNUSED and fewer < vcpus:
+        yield f"CPU {percent(busy)} busy: ask for vcpus={fewer} instead of {vcpus}"
+    elif busy is not None and busy < CPU_IDLE:
+        yield f"CPU {percent(busy)} busy: the script mostly waits for disk, network or others"
+    if total.beside is not None and total.beside >= BESIDE:
+        yield (
+            f"QEMU needed {percent(total.beside)} on top of the guests' CPU time for disk and "
+            "network: use larger reads and writes"
+        )
+
+
+def _memory(guests: Sequence[Figures]) -> Iterator[str]:
+    known = [f for f in guests if f.memory is not None]
+    if not known:
+        return
+    most = max(f.memory or 0.0 for f in known)
+    ram = max(f.ram for f in known)
+    enough = math.ceil(most * MARGIN / MEMORY_STEP) * MEMORY_STEP
+    each = "each guest " if len(guests) > 1 else ""
+    if most < MEMORY_UNUSED * ram and ram - enough >= MEMORY_WORTH:
+        yield f"{each}asked for {size(ram)}, used {size(most)}: ask for ram={_key(enough)}"
+    if any(f.memory_of_guest and (f.memory_share or 0) >= MEMORY_FULL for f in known):
+        yield f"a guest's memory was full ({size(most)} of {size(ram)}): ask for more"
+
+
+def _key(amount: int) -> str:
+    """Return bytes as ``-vm ram=`` takes them."""
+    return f"{amount >> 30}G" if amount % (1 << 30) == 0 else f"{amount >> 20}M"
+
+
+def _start(attempt: Attempt) -> Iterator[str]:
+    start = spent(attempt, START)
+    phases = [p for p in attempt.phases if p.guest is None]
+    whole = sum(p.end - p.start for p in phases)
+    ran = any(p.name == "run" for p in phases)
+    if ran and whole > 0 and start / whole >= BOOT:
+        yield (
+            f"starting the guests took {percent(start / whole)} of the job ({duration(start)}): "
+            "put several short steps into one job, or use a smaller image"
+        )

@@ -1,0 +1,72 @@
+"""From directories to a report, and from a page to a file."""
+
+from __future__ import annotations
+
+import io
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TextIO
+
+from vtorque_core.api import Refused
+from vtorque_core.api_kept import printable
+from vtorque_report.read import MAX_LINES, Attempt, attempt
+from vtorque_report.report import Report
+
+
+def report(
+    directories: Sequence[Path], now: float, max_lines: int = MAX_LINES, status: int | None = None
+) -> Report:
+    """Return the report of the same job on one or more nodes. ``status``: the script's exit code.
+
+    Raises Refused: a directory has nothing of a job, or of another job.
+    """
+    found: list[Attempt] = []
+    for directory in directories:
+        where = printable(str(directory))
+        try:
+            one = attempt(directory, now, max_lines)
+        except OSError as error:
+            raise Refused(f"{where}: {error.strerror}") from None
+        if one is None:
+            raise Refused(f"{where}: its job.json cannot be read")
+        if found and (one.job, one.attempt) != (found[0].job, found[0].attempt):
+            raise Refused(
+                f"{where} is of job {one.job}, attempt {one.attempt}, not of {found[0].job}, "
+                f"attempt {found[0].attempt}"
+            )
+        if one.node in [other.node for other in found]:
+            raise Refused(f"{where} is of node {one.node}, which is in the report already")
+        found.append(one)
+    if status is not None:
+        found[0] = replace(found[0], status=status)
+    return Report(tuple(found), now)
+
+
+def write(path: Path, content: bytes) -> None:
+    """Write a file of the caller's, mode 0600, in one step; a link there is replaced, not followed.
+
+    ``-`` is the standard output. Raises Refused: it cannot be written.
+    """
+    if str(path) == "-":
+        with os.fdopen(os.dup(1), "wb") as out:
+            out.write(content)
+        return
+    fresh = ""
+    try:
+        descriptor, fresh = tempfile.mkstemp(prefix=".report-", dir=path.parent)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+        Path(fresh).replace(path)
+    except OSError as error:
+        if fresh:
+            Path(fresh).unlink(missing_ok=True)
+        raise Refused(f"{printable(str(path))}: {error.strerror}") from None
+
+
+def tolerate(stream: TextIO) -> None:
+    """Have a stream show ``?`` for what its encoding has no character for, such as a bar."""
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(errors="replace")

@@ -1,0 +1,66 @@
+"""The report as one HTML page: no script, nothing from elsewhere, plots as SVG."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources, util
+
+import jinja2
+from markupsafe import Markup
+
+from vtorque_core.api import Refused
+from vtorque_report import plots, text
+from vtorque_report.figures import Figures
+from vtorque_report.read import Guest
+from vtorque_report.report import Report
+from vtorque_report.units import percent
+
+
+@dataclass(frozen=True)
+class Section:
+    """A guest's part of the page."""
+
+    guest: Guest
+    plots: Sequence[plots.Plot]
+
+
+def render(report: Report) -> str:
+    """Return the page. Raises Refused if what draws the plots is not installed."""
+    if util.find_spec("vl_convert") is None:
+        raise Refused("plots need vl-convert: pip install 'vtorque-report[html]'")
+    environment = jinja2.Environment(
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        loader=jinja2.PackageLoader("vtorque_report", "."),
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["percent"] = percent
+    environment.filters["svg"] = _svg
+    css = resources.files("vtorque_report").joinpath("page.css").read_text(encoding="utf-8")
+    axis = plots.Axis(report.start, max(report.end - report.start, 1e-3))
+    return environment.get_template("page.html.j2").render(
+        report=report,
+        first=report.first,
+        css=Markup(css),  # noqa: S704 - our own file
+        css_hash=base64.b64encode(hashlib.sha256(css.encode()).digest()).decode(),
+        shares=list(text.shares(report.total)),
+        amounts=list(text.amounts(report.total)),
+        heads=text.HEADS,
+        rows=[(guest, text.cells(figures)) for guest, figures in report.guests],
+        timelines=[(a.node, plots.timeline(a, axis)) for a in report.attempts if a.phases],
+        sections=[Section(g, [*plots.of_guest(g, axis)]) for g, f in _drawn(report)],
+        left_out=max(0, len(report.guests) - plots.MAX_GUESTS),
+    )
+
+
+def _drawn(report: Report) -> Sequence[tuple[Guest, Figures]]:
+    return [(g, f) for g, f in report.guests[: plots.MAX_GUESTS] if f.measured]
+
+
+def _svg(drawing: str) -> Markup:
+    """Let an SVG through that :mod:`plots` has made of numbers and its own words."""
+    return Markup(drawing.replace("<svg ", '<svg aria-hidden="true" focusable="false" ', 1))  # noqa: S704

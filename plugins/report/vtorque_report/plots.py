@@ -1,0 +1,278 @@
+"""Plots as SVG, drawn by Vega-Lite (https://vega.github.io/vega-lite/docs/) through vl-convert.
+
+Only numbers and this module's own words go in: no text of a user's or a guest's. Colours are the
+page's CSS variables, so that one drawing serves light and dark.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vtorque_report import figures as f
+from vtorque_report.read import Attempt, Guest, Line, Phase
+from vtorque_report.units import duration, scaled
+
+WIDTH, HEIGHT = 360, 190  # CSS pixels: fits a phone; wider screens have more of them side by side
+POINTS = 240  # of a line: more than a phone has pixels for it
+ROWS = 12  # of the table beside a plot
+MAX_GUESTS = 32  # with plots of their own; the table has all
+MAX_APP = 24  # plots of a guest's own metrics
+APP = "vtorque_app_"
+_FEW = 24  # points so few are marked
+
+Values = Sequence[tuple[float, float]]
+"""(seconds since the job's start, value)"""
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A drawing and what it shows in words and numbers, for who cannot see it.
+
+    Args:
+        title: what is measured. It may be a guest's text: the page escapes it.
+        unit: of all values; ``label``: the whole plot in a sentence, without its title.
+        heads, rows: the same as a table.
+    """
+
+    title: str
+    unit: str
+    svg: str
+    label: str
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """Time since the job's start (``start`` in Unix seconds), the same for all plots of a job."""
+
+    start: float
+    seconds: float
+
+    @property
+    def unit(self) -> tuple[float, str]:
+        """Seconds of the unit, and its name."""
+        for seconds, name, least in ((86400, "days", 2), (3600, "hours", 2), (60, "min", 2)):
+            if self.seconds >= least * seconds:
+                return float(seconds), name
+        return 1.0, "s"
+
+    def scale(self, at: float) -> float:
+        """Return a time since the job's start in that unit."""
+        return round(at / self.unit[0], 5)
+
+
+def of_guest(guest: Guest, axis: Axis) -> Iterator[Plot]:
+    """Yield a guest's plots: CPU, steal, memory, disk, network, and its own metrics."""
+    lines = thinned(guest.lines)
+    cpu = rates(lines, axis, f.CPU)
+    steal = rates(lines, axis, f.STEAL)
+    series = {"guest": cpu, "emulator": rates(lines, axis, *f.OVERHEAD)}
+    yield from _plot("CPU", "CPUs in use", series, axis, top=float(guest.vcpus))
+    wanted = dict(cpu)
+    shares = [(at, 100 * s / (s + wanted[at])) for at, s in steal if s + wanted.get(at, 0.0) > 0]
+    yield from _plot("Steal", "% of the time vCPUs wanted to run", {"steal": shares}, axis, top=5.0)
+    yield from _plot(
+        "Memory", "", {
+            "used": gauges(lines, axis, f.USED),
+            "on the node": gauges(lines, axis, f.RESIDENT),
+            "asked for": gauges(lines, axis, f"{f.GUEST}memory_assigned_bytes"),
+        }, axis, per="",
+    )  # fmt: skip
+    series = {"read": rates(lines, axis, f.READ), "written": rates(lines, axis, f.WRITTEN)}
+    yield from _plot("Disk", "", series, axis, per="/s")
+    series = {"received": rates(lines, axis, f.RECEIVED), "sent": rates(lines, axis, f.SENT)}
+    yield from _plot("Network", "", series, axis, per="/s")
+    names = dict.fromkeys(n for line in guest.lines for n in line.values if n.startswith(APP))
+    for name in list(names)[:MAX_APP]:
+        own = thinned([line for line in guest.lines if name in line.values])
+        yield from _plot(name.removeprefix(APP), "", {"value": gauges(own, axis, name)}, axis)
+
+
+def thinned(lines: Sequence[Line]) -> Sequence[Line]:
+    """Return at most :data:`POINTS` + 1 of the lines, the last one always."""
+    step = max(1, math.ceil(len(lines) / POINTS))
+    return [*lines[:-1:step], *lines[-1:]]
+
+
+def rates(lines: Sequence[Line], axis: Axis, *names: str) -> Values:
+    """Return how fast a counter has grown, per second, until each line."""
+    totals = ((line.time, f.summed(line, *names)) for line in lines)
+    known = [(at - axis.start, total) for at, total in totals if total is not None]
+    pairs = [(a, b) for a, b in itertools.pairwise(known) if b[0] > a[0]]
+    found = [(b[0], max(0.0, b[1] - a[1]) / (b[0] - a[0])) for a, b in pairs]
+    return [(pairs[0][0][0], found[0][1]), *found] if found else []
+
+
+def gauges(lines: Sequence[Line], axis: Axis, name: str) -> Values:
+    """Return a metric as it was at each line."""
+    return [(line.time - axis.start, line.values[name]) for line in lines if name in line.values]
+
+
+def _plot(
+    title: str,
+    unit: str,
+    series: Mapping[str, Values],
+    axis: Axis,
+    *,
+    top: float = 0.0,
+    per: str | None = None,
+) -> Iterator[Plot]:
+    """Yield a line plot of what there is; ``per``: the values are bytes, in a unit to choose."""
+    series = {name: values for name, values in series.items() if values}
+    if not series:
+        return
+    most = max([top, *(value for values in series.values() for _, value in values)])
+    if per is not None:
+        number, name = scaled(most)
+        unit, most = f"{name}{per}", most / number
+        series = {n: [(at, v / number) for at, v in values] for n, values in series.items()}
+    said = [f"{name} {_mean(v)} on average, at most {_most(v)}" for name, v in series.items()]
+    label = f"{f'{unit}: ' if unit else ''}{'; '.join(said)}; over {duration(axis.seconds)}"
+    heads, rows = _table(series)
+    yield Plot(title, unit, _draw(_lines(series, axis, most)), label, heads, rows)
+
+
+def _mean(values: Values) -> str:
+    return f"{sum(value for _, value in values) / len(values):.3g}"
+
+
+def _most(values: Values) -> str:
+    return f"{max(value for _, value in values):.3g}"
+
+
+def _table(series: Mapping[str, Values]) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
+    times = sorted({at for values in series.values() for at, _ in values})
+    step = max(1, math.ceil(len(times) / ROWS))
+    known = [dict(values) for values in series.values()]
+    rows = [
+        (duration(max(0.0, at)), *(f"{v[at]:.3g}" if at in v else "-" for v in known))
+        for at in [*times[:-1:step], *times[-1:]]
+    ]
+    return ("after", *series), rows
+
+
+def _lines(series: Mapping[str, Values], axis: Axis, most: float) -> dict[str, Any]:
+    names = list(series)
+    points = [
+        {"t": axis.scale(at), "y": float(f"{value:.5g}"), "s": name}
+        for name, values in series.items()
+        for at, value in values
+    ]
+    few = max(len(values) for values in series.values()) <= _FEW
+    scale: dict[str, Any] = {"zero": most >= 0, "nice": True}
+    if most > 0:
+        scale["domainMax"] = most
+    spec = _spec(HEIGHT, points)
+    spec["mark"] = {"type": "line", "strokeWidth": 1.6, "point": {"size": 14} if few else False}
+    spec["encoding"] = {
+        "x": _time(axis),
+        "y": {"field": "y", "type": "quantitative", "scale": scale,
+              "axis": {"title": None, "tickCount": 4}},
+        "color": {"field": "s", "type": "nominal", "sort": names,
+                  "scale": {"domain": names, "range": [f"var(--s{n})" for n in range(len(names))]},
+                  "legend": {"orient": "top", "title": None} if len(names) > 1 else None},
+        "strokeDash": {"field": "s", "type": "nominal", "sort": names,
+                       "scale": {"domain": names, "range": [[1, 0], [5, 3], [2, 2]][: len(names)]},
+                       "legend": None},
+    }  # fmt: skip
+    return spec
+
+
+def timeline(attempt: Attempt, axis: Axis) -> Plot:
+    """Return the phases of a job on a node, and when each of its guests was ready."""
+    ranks = {g.index: g.rank for g in attempt.guests[:MAX_GUESTS]}
+    rows = [*_rows(attempt.phases, ranks)]
+    bars = [
+        {"n": number, "a": axis.scale(start), "b": axis.scale(end), "s": kind}
+        for number, (_, start, end, kind) in enumerate(
+            (name, begin - axis.start, end - axis.start, kind) for name, begin, end, kind in rows
+        )
+    ]
+    spec = _spec(max(90, 36 + 17 * len(rows)), bars)
+    names = [name for name, *_ in rows]
+    kinds = ["start", "script", "guest"]
+    spec["mark"] = {"type": "bar", "height": 10, "minBandSize": 2, "strokeWidth": 1.5}
+    colours = {"domain": kinds, "range": ["var(--s0)", "var(--s2)", "var(--s1)"]}
+    colour = {"field": "s", "type": "nominal", "legend": None, "scale": colours}
+    spec["encoding"] = {
+        "x": _time(axis) | {"field": "a"},
+        "x2": {"field": "b"},
+        "y": {"field": "n", "type": "ordinal", "scale": {"paddingInner": 0.2},
+              "axis": {"title": None, "grid": False, "labelExpr": _labels(names),
+                       "labelLimit": 110,
+                # Browsers' fonts are wider than the one that Vega measures with.
+                "minExtent": 92}},
+        "color": colour,
+        "stroke": colour,
+    }  # fmt: skip
+    table = [(name, duration(max(0.0, a - axis.start)), duration(b - a)) for name, a, b, _ in rows]
+    label = f"{len(rows)} bars from start to end over {duration(axis.seconds)}"
+    return Plot("Phases", "", _draw(spec), label, ("phase", "begins after", "takes"), table)
+
+
+def _rows(
+    phases: Sequence[Phase], ranks: Mapping[int, int]
+) -> Iterator[tuple[str, float, float, str]]:
+    """Yield name, begin and end (Unix seconds) and kind of each bar."""
+    for phase in phases:
+        if phase.guest is None:
+            known = phase.name in (*f.START, *f.RUN, "teardown", "release")
+            kind = "script" if phase.name == "run" else "start"
+            yield phase.name if known else "other", phase.start, phase.end, kind
+            if phase.name == "ready":
+                for mark in phases:
+                    rank = None if mark.guest is None else ranks.get(mark.guest)
+                    if mark.name == "ready" and rank is not None:
+                        yield f"guest {rank} ready", mark.start, mark.end, "guest"
+
+
+def _labels(names: Sequence[str]) -> str:
+    """Return a Vega expression for the names; each is one of :func:`_rows`' own words."""
+    return "[" + ",".join(f"'{name}'" for name in names) + "][datum.value]"
+
+
+def _time(axis: Axis) -> dict[str, Any]:
+    seconds, name = axis.unit
+    most = max(axis.seconds / seconds, 1e-3)
+    return {
+        "field": "t", "type": "quantitative",
+        "scale": {"domain": [0, most], "nice": False},
+        "axis": {"title": f"time in {name}", "tickCount": 6},
+    }  # fmt: skip
+
+
+def _spec(height: int, values: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    text = {"labelColor": "var(--text)", "titleColor": "var(--text)", "labelFontSize": 11,
+            "titleFontSize": 11, "titleFontWeight": "normal"}  # fmt: skip
+    return {
+        "width": WIDTH,
+        "height": height,
+        "autosize": {"type": "fit", "contains": "padding"},
+        "background": None,
+        "padding": 2,
+        "data": {"values": list(values)},
+        "config": {
+            "font": "sans-serif",
+            "view": {"stroke": None},
+            "axis": {**text, "gridColor": "var(--grid)", "domainColor": "var(--line)",
+                     "tickColor": "var(--line)"},
+            "legend": {**text, "symbolStrokeWidth": 2, "symbolType": "stroke", "columnPadding": 26},
+        },
+    }  # fmt: skip
+
+
+_renderer: list[Callable[..., str]] = []
+
+
+def _draw(spec: Mapping[str, Any]) -> str:
+    """Return SVG. Vega runs inside this process and may fetch nothing."""
+    if not _renderer:
+        import vl_convert  # noqa: PLC0415 - its runtime takes half a second
+
+        _renderer.append(vl_convert.vegalite_to_svg)
+    return _renderer[0](spec, allowed_base_urls=[])

@@ -1,0 +1,52 @@
+"""``vmgr report``, and its summary at the end of a job's error output if the site wants."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from vtorque_core.api import Command, hookimpl, setting
+
+if TYPE_CHECKING:
+    import click
+
+    from vtorque_core.api_kept import Place
+    from vtorque_core.api_node import Site
+
+
+@dataclass(frozen=True)
+class Settings:
+    """``[plugin.report]``"""
+
+    show: bool = setting(
+        False, doc="end the error output of each job with the summary of vmgr report"
+    )
+
+
+@hookimpl
+def vtorque_settings() -> Iterator[type[Settings]]:
+    """Yield ``[plugin.report]``."""
+    yield Settings
+
+
+@hookimpl
+def vtorque_commands() -> Iterator[Command]:
+    """Yield ``vmgr report``."""
+    yield Command("vmgr", _report)
+
+
+@hookimpl
+def vtorque_after_script(place: Place, code: int, site: Site) -> Iterator[Sequence[str]]:
+    """Yield what prints the summary, if the site wants it."""
+    if site[Settings].show:
+        directory = os.fspath(place.directory)
+        yield [sys.executable, "-I", "-m", "vtorque_report", directory, str(code)]
+
+
+def _report() -> click.Command:
+    from vtorque_report.command import report  # noqa: PLC0415 - click
+
+    return report

@@ -1,0 +1,235 @@
+"""Read what is kept of a job attempt on a node: ``job.json`` and ``series.jsonl``.
+
+Both are root's, and hold what users and guests have said: everything is checked, bounded and made
+printable here, once for all that is shown.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vtorque_core.api_kept import JOB, MAX_JOB, printable
+
+SERIES = "series.jsonl"
+MAX_SERIES = 64 << 20  # bytes of it that are read; telemetry writes no more
+MAX_LINES = 2000  # of each guest; telemetry keeps no more
+MAX_GUESTS = 1024
+MAX_NAMES = 2000  # series of a guest
+_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A phase of the job on this node; of a guest: what it had done at ``end``. Unix seconds."""
+
+    name: str
+    guest: int | None
+    start: float
+    end: float
+
+
+@dataclass(frozen=True)
+class Line:
+    """All values of a guest at a time (Unix seconds), by name and labels."""
+
+    time: float
+    values: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Guest:
+    """A guest as it was planned, and what was measured of it.
+
+    ``cpu_seconds`` and ``peak_mib`` are of its QEMU from start to end, known when it has ended.
+    """
+
+    node: str
+    index: int
+    rank: int
+    hostname: str
+    vcpus: int
+    ram_mib: int
+    lines: Sequence[Line] = ()
+    cpu_seconds: float | None = None
+    peak_mib: int | None = None
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A job attempt on one node. ``status``: the script's exit code, if anybody has said."""
+
+    job: str
+    name: str
+    attempt: int
+    owner: str
+    node: str
+    nodes: tuple[str, ...]
+    batch: str
+    image: str
+    guest_type: str
+    started: float
+    ended: float | None
+    status: int | None
+    guests: tuple[Guest, ...]
+    phases: tuple[Phase, ...]
+
+
+def attempt(directory: Path, now: float, max_lines: int = MAX_LINES) -> Attempt | None:
+    """Return what a directory says; None if that is nothing. ``now``: where a running job ends.
+
+    Never raises for what stands there; OSError if ``job.json`` is missing or somebody else's.
+    """
+    facts = _object(_read(directory, JOB, MAX_JOB))
+    if not facts:
+        return None
+    lines, whole = _series(directory, max_lines)
+    ended = _number(facts.get("ended"))
+    spans = [s for s in _list(facts.get("phases")) if isinstance(s, dict)]
+    node = _text(facts.get("node"))
+    guests = tuple(_guests(facts, node, spans, lines))
+    phases = tuple(_phases(spans, ended, now)) or tuple(_measured(whole))
+    status = _text(facts.get("status"))
+    first = min((p.start for p in phases), default=now)
+    return Attempt(
+        job=_text(facts.get("job")),
+        name=_text(facts.get("name")),
+        attempt=int(_number(facts.get("attempt")) or 0),
+        owner=_text(facts.get("owner")),
+        node=node,
+        nodes=tuple(_text(name) for name in _list(facts.get("nodes"))) or (node,),
+        batch=_text(facts.get("batch")),
+        image=_text(facts.get("image")),
+        guest_type=_text(facts.get("guest_type")),
+        started=min(first, _number(facts.get("started")) or first),
+        ended=ended,
+        status=int(status) if status.lstrip("-").isdecimal() and len(status) < 6 else None,
+        guests=guests,
+        phases=phases,
+    )
+
+
+def _read(directory: Path, name: str, limit: int) -> bytes:
+    descriptor = os.open(directory / name, _FLAGS)
+    with os.fdopen(descriptor, "rb") as file:
+        return file.read(limit)
+
+
+def _guests(
+    facts: Mapping[str, Any],
+    node: str,
+    spans: Sequence[Mapping[str, Any]],
+    lines: Mapping[int, Sequence[Line]],
+) -> Iterator[Guest]:
+    used = {_whole(s.get("guest"), -1): s for s in spans if s.get("name") == "used"}
+    for number, entry in enumerate(_list(facts.get("guests"))[:MAX_GUESTS]):
+        if not isinstance(entry, dict):
+            continue
+        index = _whole(entry.get("index"), number)
+        mark = used.get(index, {})
+        peak = _number(mark.get("peak_mib"))
+        yield Guest(
+            node=node,
+            index=index,
+            rank=_whole(entry.get("rank"), index),
+            hostname=_text(entry.get("hostname")),
+            vcpus=_whole(entry.get("vcpus"), 0),
+            ram_mib=_whole(entry.get("ram_mib"), 0),
+            lines=lines.get(index, ()),
+            cpu_seconds=_number(mark.get("cpu_seconds")),
+            peak_mib=None if peak is None else int(peak),
+        )
+
+
+def _phases(spans: Sequence[Mapping[str, Any]], ended: float | None, now: float) -> Iterator[Phase]:
+    whole = [s for s in spans if s.get("guest") is None]
+    for span in spans:
+        start, seconds = _number(span.get("start")), _number(span.get("seconds"))
+        guest = span.get("guest")
+        if start is None or seconds is None or span.get("name") == "used":
+            continue
+        if guest is None:
+            running = ended is None and span is whole[-1]
+            end = max(start, now) if running else start + max(0.0, seconds)
+            yield Phase(_text(span.get("name")), None, start, end)
+        elif isinstance(guest, int):
+            # A guest's mark is when it was done; its seconds are since the phase before began.
+            yield Phase(_text(span.get("name")), guest, start - max(0.0, seconds), start)
+
+
+def _measured(whole: Sequence[Line]) -> Iterator[Phase]:
+    """Yield the phases that telemetry has seen, one after the other: better than none."""
+    if not whole:
+        return
+    head = 'vtorque_job_phase_seconds{phase="'
+    found = [(k, v) for k, v in whole[-1].values.items() if k.startswith(head)]
+    at = whole[-1].time - sum(v for _, v in found)
+    for name, seconds in found:
+        yield Phase(name.removeprefix(head).removesuffix('"}'), None, at, at + seconds)
+        at += seconds
+
+
+def _series(directory: Path, max_lines: int) -> tuple[dict[int, list[Line]], list[Line]]:
+    """Return the lines of each guest, evenly thinned and with the last, and those of the job."""
+    raw: dict[int | None, list[bytes]] = {}
+    with contextlib.suppress(OSError):
+        for line in _read(directory, SERIES, MAX_SERIES).splitlines()[1:]:
+            raw.setdefault(_guest_of(line), []).append(line)
+    found: dict[int, list[Line]] = {}
+    for guest, lines in list(raw.items())[: MAX_GUESTS + 1]:
+        step = max(1, math.ceil(len(lines) / max_lines))
+        some = lines[::step] + ([] if (len(lines) - 1) % step == 0 else lines[-1:])
+        parsed = [each for line in some if (each := _line(line, guest)) is not None]
+        if guest is not None:
+            found[guest] = sorted(parsed, key=lambda line: line.time)
+        else:
+            whole = parsed
+    return found, whole if None in raw else []
+
+
+def _guest_of(line: bytes) -> int | None:
+    head = line[:64].partition(b'"g":')[2].partition(b",")[0].strip()
+    return int(head) if head.isdigit() and len(head) < 6 else None
+
+
+def _line(text: bytes, guest: int | None) -> Line | None:
+    entry = _object(text)
+    time, values = _number(entry.get("t")), entry.get("v")
+    if time is None or not isinstance(values, dict) or entry.get("g") != guest:
+        return None
+    numbers = ((name, _number(value)) for name, value in list(values.items())[:MAX_NAMES])
+    return Line(time, {printable(name, 400): v for name, v in numbers if v is not None})
+
+
+def _object(data: bytes) -> dict[str, Any]:
+    with contextlib.suppress(ValueError, RecursionError):
+        found = json.loads(data)
+        if isinstance(found, dict):
+            return found
+    return {}
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _text(value: object) -> str:
+    return printable(str(value)) if isinstance(value, str | int) else ""
+
+
+def _number(value: object) -> float | None:
+    """Return a finite number of a size that can be calculated with."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if -1e18 < value < 1e18 else None
+
+
+def _whole(value: object, default: int) -> int:
+    number = _number(value)
+    return default if number is None else max(0, min(int(number), 1 << 40))

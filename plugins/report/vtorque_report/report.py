@@ -1,0 +1,160 @@
+"""A job as a whole, from what one or more nodes have kept of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from vtorque_core.api_kept import EXIT_GUEST_DIED, EXIT_HOST_FAULT, EXIT_REFUSED
+from vtorque_report.figures import RUN, Figures, of_guest, together
+from vtorque_report.hints import hints
+from vtorque_report.read import Attempt, Guest
+from vtorque_report.units import clock, duration, size
+
+_SAID = {
+    EXIT_GUEST_DIED: "a guest died",
+    EXIT_HOST_FAULT: "the node was at fault",
+    EXIT_REFUSED: "refused",
+}
+
+
+@dataclass(frozen=True)
+class Report:
+    """``attempts``: the same job on several nodes; at least one. ``now``: Unix seconds."""
+
+    attempts: tuple[Attempt, ...]
+    now: float
+
+    @property
+    def first(self) -> Attempt:
+        """The node that the others are compared with."""
+        return self.attempts[0]
+
+    @cached_property
+    def guests(self) -> Sequence[tuple[Guest, Figures]]:
+        """All guests of these nodes in the order of their ranks."""
+        found = [(g, of_guest(g, a, self.now)) for a in self.attempts for g in a.guests]
+        return sorted(found, key=lambda each: each[0].rank)
+
+    @cached_property
+    def total(self) -> Figures:
+        """All guests together."""
+        return together([figures for _, figures in self.guests])
+
+    @property
+    def start(self) -> float:
+        """When the first node began, Unix seconds."""
+        return min(a.started for a in self.attempts)
+
+    @property
+    def end(self) -> float:
+        """When the last node was done; now while one is not."""
+        return max(self.now if a.ended is None else a.ended for a in self.attempts)
+
+    @property
+    def state(self) -> str:
+        """In words: running, or how it has ended."""
+        status = next((a.status for a in self.attempts if a.status is not None), None)
+        over = all(a.ended is not None for a in self.attempts)
+        if status is not None:
+            said = f" ({_SAID[status]})" if status in _SAID else ""
+            return f"{'ended' if over else 'script ended'}, exit code {status}{said}"
+        if not over:
+            return "running"
+        ran = any(p.name in RUN for a in self.attempts for p in a.phases)
+        return "ended" if ran else "ended, its script was not started"
+
+    @property
+    def who(self) -> str:
+        """Whose it is, and where."""
+        nodes = ", ".join(a.node for a in self.attempts)
+        again = f", attempt {self.first.attempt + 1}" if self.first.attempt else ""
+        return f"of {self.first.owner} on {nodes} ({self.first.batch}{again})"
+
+    @property
+    def what(self) -> str:
+        """What was asked for."""
+        kinds = {(g.vcpus, g.ram_mib) for g, _ in self.guests}
+        each = [f"{v} vCPU{'s' * (v != 1)} and {size(m << 20)}" for v, m in sorted(kinds)]
+        number = len(self.guests)
+        guests = f"{number} guest{'s' * (number != 1)}" + (" each" * (number > 1) + " of ")
+        image = f"image {self.first.image or 'unknown'}"
+        return f"{image}, {guests}{' or '.join(each)}" if number else f"{image}, no guest"
+
+    @property
+    def when(self) -> str:
+        """When, and how long."""
+        ran = [p for p in self.first.phases if p.guest is None and p.name == "run"]
+        script = f", of it the script {duration(sum(p.end - p.start for p in ran))}" if ran else ""
+        began = clock(self.start)
+        length = duration(max(0.0, self.end - self.start))
+        return f"{f'started {began}, ' if began else ''}{length}{script}"
+
+    @cached_property
+    def hints(self) -> Sequence[str]:
+        """What to do better."""
+        return tuple(hints(self.first, [figures for _, figures in self.guests], self.total))
+
+    @cached_property
+    def missing(self) -> Sequence[str]:
+        """What is not known, and why."""
+        told = []
+        here = {a.node for a in self.attempts}
+        others = [n for n in self.first.nodes if n not in here]
+        if others:
+            some = ", ".join(others[:4]) + (" ..." if len(others) > 4 else "")
+            told.append(
+                f"only of {len(here)} of {len(here) + len(others)} nodes: what {some} keep is "
+                "there; --from adds a copy"
+            )
+        unmeasured = [g for g, f in self.guests if not f.measured]
+        if unmeasured and len(unmeasured) == len(self.guests):
+            told.append(
+                "no samples: the plugin telemetry is not there, or the job was too short; "
+                "disk, network and steal are not known"
+                + (", CPU includes the boot" if self.total.cpu is not None else "")
+            )
+        elif unmeasured:
+            told.append(f"no samples of {len(unmeasured)} of {len(self.guests)} guests")
+        return tuple(told)
+
+    def data(self) -> dict[str, Any]:
+        """Return all of it for ``--json``: seconds, bytes, shares from 0 to 1."""
+        first = self.first
+        return {
+            "schema": 1,
+            "job": first.job,
+            "name": first.name,
+            "attempt": first.attempt,
+            "owner": first.owner,
+            "batch": first.batch,
+            "nodes": [a.node for a in self.attempts],
+            "image": first.image,
+            "state": self.state,
+            "status": first.status,
+            "start": self.start,
+            "end": self.end,
+            "total": _figures(self.total),
+            "guests": [
+                {"rank": g.rank, "node": g.node, "index": g.index, "hostname": g.hostname}
+                | _figures(f)
+                for g, f in self.guests
+            ],
+            "phases": [
+                dataclasses.asdict(p) | {"node": a.node} for a in self.attempts for p in a.phases
+            ],
+            "hints": list(self.hints),
+            "missing": list(self.missing),
+        }  # fmt: skip
+
+
+def _figures(figures: Figures) -> dict[str, Any]:
+    return dataclasses.asdict(figures) | {
+        "busy": figures.busy,
+        "stolen": figures.stolen,
+        "beside": figures.beside,
+        "memory_share": figures.memory_share,
+    }

@@ -1,0 +1,144 @@
+"""The summary of a job as a screen of text. Colours only on a terminal, and not with NO_COLOR."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TextIO
+
+from rich.bar import Bar
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from vtorque_report.figures import Figures
+from vtorque_report.read import Phase
+from vtorque_report.report import Report
+from vtorque_report.units import duration, percent, size
+
+WIDTH = 100  # columns at most: bars gain nothing by more
+PIPED = 80  # columns where there is no terminal
+MAX_GUESTS = 12  # rows: the rest is in --json and --html
+_BAR_WIDTH = 16
+_GOOD, _FAIR, _BAR = "green", "yellow", "cyan"
+
+
+def show(report: Report, file: TextIO) -> None:
+    """Print the summary."""
+    console = Console(file=file, markup=False, emoji=False, highlight=False, soft_wrap=False)
+    console.width = min(WIDTH, console.width) if console.is_terminal else PIPED
+    console.print(Group(*_parts(report)))
+
+
+def _parts(report: Report) -> Iterator[RenderableType]:
+    yield from _head(report)
+    yield Text()
+    yield _use(report)
+    if len(report.guests) > 1:
+        yield Text()
+        yield _guests(report)
+    for attempt in report.attempts:
+        phases = [p for p in attempt.phases if p.guest is None]
+        if phases:
+            yield Text()
+            yield _phases(phases, f" on {attempt.node}" if len(report.attempts) > 1 else "")
+    told = [*report.hints, *report.missing]
+    if told:
+        yield Text()
+    for text in told:
+        row = Table.grid(padding=(0, 1))
+        row.add_row(Text("*", style=_FAIR), Text(text))
+        yield row
+
+
+def _head(report: Report) -> Iterator[Text]:
+    first = report.first
+    name = f" ({first.name})" if first.name else ""
+    yield Text.assemble((f"Job {first.job}{name}", "bold"), f": {report.state}")
+    yield Text(f"{report.who}, {report.what}")
+    yield Text(report.when)
+
+
+def _use(report: Report) -> Table:
+    total = report.total
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column(width=_BAR_WIDTH)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column()
+    for name, share, said in shares(total):
+        table.add_row(Text(name), _bar(share), Text(percent(share)), Text(said))
+    for name, said in amounts(total):
+        table.add_row(Text(name), Text(), Text(), Text(said))
+    return table
+
+
+def shares(total: Figures) -> Iterator[tuple[str, float, str]]:
+    """Yield what is a part of something: name, share, and both in words."""
+    if total.busy is not None and total.cores is not None and total.cpu is not None:
+        of = f"{total.cores:.1f} of {total.vcpus} vCPUs busy, {duration(total.cpu)} of CPU time"
+        yield "CPU", total.busy, of
+    if total.stolen is not None and total.steal is not None:
+        yield "steal", total.stolen, f"{duration(total.steal)} waiting for a CPU"
+    if total.beside is not None and total.overhead is not None:
+        yield "emulator", min(1.0, total.beside), f"{duration(total.overhead)} beside the vCPUs"
+    if total.memory is not None and total.memory_share is not None:
+        whose = "" if total.memory_of_guest else " on the node"
+        of = f"at most {size(total.memory)}{whose}, asked for {size(total.ram)}"
+        yield "memory", total.memory_share, of
+
+
+def amounts(total: Figures) -> Iterator[tuple[str, str]]:
+    """Yield what is just so much."""
+    if total.disk is not None:
+        yield "disk", f"read {size(total.disk[0])}, written {size(total.disk[1])}"
+    if total.network is not None:
+        yield "network", f"received {size(total.network[0])}, sent {size(total.network[1])}"
+    if total.boot is not None:
+        yield "boot", f"{duration(total.boot)} until the guests were ready"
+
+
+def _bar(share: float) -> Bar:
+    return Bar(1.0, 0.0, min(1.0, share), width=_BAR_WIDTH, color=_BAR)
+
+
+def _guests(report: Report) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="bold")
+    for name in ("guest", *HEADS):
+        table.add_column(name, justify="left" if name == "guest" else "right", no_wrap=True)
+    for guest, figures in report.guests[:MAX_GUESTS]:
+        table.add_row(*(Text(t) for t in (f"{guest.rank} {guest.hostname}", *cells(figures))))
+    more = len(report.guests) - MAX_GUESTS
+    if more > 0:
+        table.add_row(Text(f"... {more} more: --json"))
+    return table
+
+
+HEADS = ("CPU", "steal", "memory", "read", "written", "received", "sent")
+
+
+def cells(figures: Figures) -> Sequence[str]:
+    """Return a guest's figures below :data:`HEADS`."""
+    disk, network = figures.disk, figures.network
+    return (
+        "-" if figures.busy is None else percent(figures.busy),
+        "-" if figures.stolen is None else percent(figures.stolen),
+        "-" if figures.memory is None else size(figures.memory),
+        *(("-", "-") if disk is None else map(size, disk)),
+        *(("-", "-") if network is None else map(size, network)),
+    )
+
+
+def _phases(phases: Sequence[Phase], where: str) -> Table:
+    start = min(p.start for p in phases)
+    whole = max(max(p.end for p in phases) - start, 1e-9)
+    table = Table.grid(padding=(0, 2), expand=True)
+    table.add_column(no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(ratio=1)
+    table.add_row(Text(f"phase{where}", style="bold"), Text("time", style="bold"), Text())
+    for phase in phases:
+        begin, end = phase.start - start, phase.end - start
+        shown = max(end, begin + whole / 200)  # a short one is seen, too
+        bar = Bar(whole, begin, shown, color=_GOOD if phase.name == "run" else _BAR)
+        table.add_row(Text(phase.name), Text(duration(end - begin)), bar)
+    return table

@@ -1,0 +1,51 @@
+"""Numbers as people read them."""
+
+from __future__ import annotations
+
+import datetime
+
+_BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+def size(amount: float) -> str:
+    """Return bytes with three figures."""
+    number, unit = scaled(amount)
+    return f"{amount / number:.{0 if number == 1 or amount / number >= 100 else 1}f} {unit}"
+
+
+def scaled(most: float) -> tuple[float, str]:
+    """Return the unit for bytes up to ``most``: how many bytes it has, and its name."""
+    step = 0
+    while most >= 1000 * 1024**step and step < len(_BINARY) - 1:
+        step += 1
+    return float(1024**step), _BINARY[step]
+
+
+def duration(seconds: float) -> str:
+    """Return a length of time in its two largest units."""
+    if seconds < 10:
+        return f"{seconds:.2f} s" if seconds < 1 else f"{seconds:.1f} s"
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02} s"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 24:
+        return f"{hours} h {minutes:02} min"
+    days, hours = divmod(hours, 24)
+    return f"{days} d {hours:02} h"
+
+
+def percent(share: float) -> str:
+    """Return a share without false precision."""
+    return f"{share * 100:.1f} %" if 0 < share < 0.0995 else f"{share * 100:.0f} %"
+
+
+def clock(time: float) -> str:
+    """Return Unix seconds as local time with its offset; empty if no calendar has it."""
+    try:
+        when = datetime.datetime.fromtimestamp(time).astimezone()
+    except (OverflowError, ValueError, OSError):
+        return ""
+    return when.strftime("%Y-%m-%d %H:%M:%S %z")
