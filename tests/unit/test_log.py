@@ -17,13 +17,17 @@ from acme_card import Card, in_other_process, loaded, starter
 from vtorque_core import job_log, kept, log, log_read, log_sinks
 from vtorque_core.api import hookimpl
 from vtorque_core.api_log import LogJob, entry_of, one_line
+from vtorque_core.api_options import LOG
 from vtorque_core.cli.vmgr import vmgr
-from vtorque_core.config import Site
+from vtorque_core.config import Site, build, parse_toml
+from vtorque_core.errors import ConfigError, Refused
 from vtorque_core.log_levels import DEBUG, NOTHING, TRACE, WARN, parse
 from vtorque_core.log_shown import ShownLog
 from vtorque_core.names import Paths
 from vtorque_core.plugins import Plugins
+from vtorque_core.policy import decide
 from vtorque_core.proof import Proof
+from vtorque_core.request import Request
 from vtorque_core.teardown import teardown
 
 boot = logging.getLogger("vtorque_core.boot")
@@ -614,27 +618,11 @@ def test_a_job_shell_whose_error_output_nobody_reads_ends(paths, monkeypatch):
 # -- vsub --------------------------------------------------------------------------------------
 
 
-class Submitter:
-    """A batch system whose jobs are on a list; submitting prints an id, and may wait."""
-
-    def __init__(self, listed=(), code=0, text="Submitted batch job 42\n"):
-        self.listed, self.code, self.text = list(listed), code, text
-
-    def submit(self, args, blob, needs):
-        sys.stdout.write(self.text)
-        sys.stdout.flush()
-        return self.code
-
-    def jobs(self):
-        return self.listed
-
-
 VSUB = """
 import os, sys
 from vtorque_core.cli import follow
-sys.path[:0] = [{support!r}]
 from vtorque_core.api_batch import JobInfo
-from vtorque_core.config import Site
+from vtorque_core.config import Site, build, parse_toml
 from vtorque_core.names import Paths
 from dataclasses import replace
 from pathlib import Path
@@ -653,7 +641,7 @@ sys.exit(follow.submit_and_follow(Submitter(), None, b"", None, site))
 
 def vsub(paths, text=b"Submitted batch job 42\n", code=0, jobs="[]"):
     program = VSUB.format(
-        support="", text=text, code=code, jobs=jobs, state=str(paths.state), run=str(paths.run)
+        text=text, code=code, jobs=jobs, state=str(paths.state), run=str(paths.run)
     )
     return subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
@@ -692,3 +680,25 @@ def test_the_variable_has_a_users_command_say_more(value, shown):
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert done.stderr == ("DEBUG vtorque_core.vsub: a \\x1b\n" if shown else "")
+
+
+def granted(text, config=""):
+    plugins = Plugins.load(node=False, only=())
+    site = build(parse_toml(config.encode()), plugins)
+    return decide(Request((("log", text),) if text else ()), site, plugins)[LOG]
+
+
+def test_a_site_says_how_much_its_users_may_have_logged():
+    assert granted("debug").of == {"ALL": DEBUG}
+    assert granted("") == NOTHING
+    assert granted("", '[options.log]\ndefault = "debug"').of == {"ALL": DEBUG}
+    limits = '[options.log]\nmax = "info"'
+    assert granted("warn", limits).level("vtorque_x") == WARN
+    for text in ("debug", "ALL:WARN+vtorque_iocm:TRACE"):
+        with pytest.raises(Refused, match="is more than allowed") as raised:
+            granted(text, limits)
+        assert "limit: ALL:INFO, set by [options.log] max" in str(raised.value)
+    with pytest.raises(Refused, match="log=loud: has the level 'loud'"):
+        granted("loud")
+    with pytest.raises(ConfigError, match=r"\[log\] level: has the level 'loud'"):
+        granted("", '[log]\nlevel = "ALL:loud"')
