@@ -32,7 +32,11 @@ Told = Callable[[int, int], None]
 
 _NOBODY = 65534  # Debian base-passwd and Red Hat setup: nobody and nogroup
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_STACK = 1 << 20  # bytes of each thread's stack: of 64 threads, as qemu-img may have, they count
 _MEMORY = 1 << 30  # bytes; a hostile image made qemu-img take any amount (CVE-2015-5162)
+_ENV = {"PATH": _PATH, "LC_ALL": "C", "HOME": "/nonexistent", "DEBUGFS_PAGER": "cat"} | {
+    "MALLOC_ARENA_MAX": "2"  # of glibc: else 64 MiB of address space for many a thread
+}
 _CPU = 3600  # seconds
 _STALL = 300.0  # seconds without a word: a tool that reports progress hangs
 _MOST_OUTPUT = 1 << 20  # bytes that are kept of what a tool says
@@ -185,10 +189,11 @@ def run(
     program = shutil.which(argv[0], path=_PATH)
     if program is None:
         raise HostFault(f"{argv[0]}: not found in {_PATH}: install it")
-    limits = (f"--as={_MEMORY}", f"--cpu={_CPU}", f"--fsize={most}", "--core=0", "--nofile=256")
+    limits = [f"--as={_MEMORY}", f"--stack={_STACK}", f"--cpu={_CPU}", f"--fsize={most}"]
+    limits += ["--core=0", "--nofile=256"]
     child = subprocess.Popen(
         guarded(*_alone(), "prlimit", *limits, "--", program, *argv[1:]),
-        env={"PATH": _PATH, "LC_ALL": "C", "HOME": "/nonexistent", "DEBUGFS_PAGER": "cat"},
+        env=_ENV,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT if told else subprocess.PIPE,

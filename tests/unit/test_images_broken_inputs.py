@@ -508,3 +508,19 @@ def test_a_builders_broken_disk_is_refused_too(pool: Path, tmp_path: Path) -> No
             built = BuiltImage("linux", "d", "x86_64", 64, disk="d")
             images.commit(pool, "new", staging, built, "test")
         assert snapshot(pool) == before
+
+
+def test_a_tool_may_have_as_many_threads_as_qemu_img() -> None:
+    """Their stacks and heaps fit into the address space that a tool has, on any machine."""
+    code = (
+        "import threading\n"
+        "gate = threading.Barrier(65)\n"
+        "def work():\n"
+        "    data = bytearray(50_000)\n"
+        "    gate.wait()\n"
+        "threads = [threading.Thread(target=work, daemon=True) for _ in range(64)]\n"
+        "[each.start() for each in threads]\n"
+        "gate.wait()\n"
+        "print(len(threads))\n"
+    )
+    assert image_tool.run("python3", "-I", "-S", "-c", code, files=(), most=0) == "64\n"
