@@ -53,7 +53,7 @@ class Case:
 CASES: dict[str, Case] = {
     "iocm": Case(
         {"iocm": "true", "iocm_max_cores": "2"},
-        {"iocm": {"interval": "5s", "interfaces": ["ens5f0"]}},
+        {"iocm": {"interval": "60s", "interfaces": ["ens5f0"]}},
     ),
     "passthrough": Case({"pci": "gpu:1"}, {"passthrough": {"classes": [_GPU]}}),
     "pinning": Case({"vcpu_pinning": "true", "numa": "strict", "hugepages": "2M"}),

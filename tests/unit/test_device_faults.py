@@ -68,7 +68,7 @@ def test_records_of_two_guests_survive_a_kill_at_every_step(tmp_path, processes)
 def test_another_job_with_all_plugins_is_untouched(tmp_path, processes):
     """Also what both share on the node. But interrupts, which follow the load of both."""
     case = together()
-    case = Case(case.pairs, {**case.settings, "iocm": {"interval": "5s"}})
+    case = Case(case.pairs, {**case.settings, "iocm": {"interval": "60s"}})
     job = job_of(tmp_path, load(), processes, case, vms_per_node="1")
     before = job.look()
     other = dataclasses.replace(job, job=dataclasses.replace(job.job, id="2"))
