@@ -1,0 +1,230 @@
+"""The log of a real job: complete, its owner's alone, without secrets, harmless; and its sinks."""
+
+import base64
+import ctypes
+import functools
+import json
+import os
+import pwd
+import re
+import shutil
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from vtorque_core import names
+from vtorque_core.errors import EXIT_GUEST_DIED
+from vtorque_core.log_sinks import _record
+from vtorque_joblog.user_file import UserFile
+
+pytestmark = pytest.mark.e2e
+
+OTHER = "vte2e2"
+PHASES = ["plan", "render domain", "pre-boot", "boot", "ready", "post-boot", "run"]
+
+
+@pytest.fixture
+def sinks(clean, config, scratch):
+    """Switch on joblog's files for one test; return the one of all jobs."""
+    scratch.chmod(0o755)
+    for parent in scratch.parents:
+        if parent.stat().st_mode & 0o022 and not parent.stat().st_mode & 0o1000:
+            pytest.fail(f"{parent} can be written by others")
+    file = scratch / "jobs.jsonl"
+    lines = [f'file = "{file}"', 'user_file = "{home}/joblog/{job}.log"']
+    config("plugin.joblog", "\n".join(lines))
+    yield file
+    shutil.rmtree(clean.home / "joblog", ignore_errors=True)
+
+
+def secrets_of(node, job, found):
+    """Add what no log may have: the site secret, the job's, and the keys in its files."""
+    site = names.Paths(node.state, node.run_dir).secret.read_bytes()
+    for secret in (site.strip(), names.derive(site, "job", job, 0)):
+        found |= {secret, secret.hex().encode(), base64.b64encode(secret).rstrip(b"=")}
+    for path in node.run_dir.glob("jobs/*/**/*"):
+        if path.is_file() and path.stat().st_size < 1 << 20:
+            found |= set(re.findall(rb"[A-Za-z0-9+/]{48,}", path.read_bytes()))
+
+
+def test_the_log_of_a_job(clean, sinks):
+    """At TRACE: every phase, for the owner alone, and no secret in any sink."""
+    begun, go = clean.home / "begun", clean.home / "go"
+    for path in (begun, go):
+        path.unlink(missing_ok=True)
+    script = "#!/bin/sh\ntouch begun; while [ ! -e go ]; do sleep 0.1; done\n"
+    results = []
+    thread = threading.Thread(
+        target=lambda: results.append(clean.job(script, "-vm", "log=trace,show_log=true"))
+    )
+    thread.start()
+    secrets = set()
+    try:
+        clean.wait_for(begun.exists, 120, "the script's begin")
+        (key,) = [path.name for path in (clean.run_dir / "jobs").iterdir()]
+        job = key.rpartition(".")[0]
+        secrets_of(clean, job, secrets)
+        shown = functools.partial(clean.as_user, "vmgr", "logs", job)
+        clean.wait_for(lambda: b"the guests are ready after" in shown().stdout, 60, "the log")
+        assert b"timings" not in shown().stdout
+    finally:
+        go.touch()
+        thread.join(120)
+    (result,) = results
+    assert result.code == 0 and result.out == b""
+
+    shown = clean.as_user("vmgr", "logs", "--json", job).stdout
+    entries = [json.loads(line) for line in shown.splitlines()]
+    assert {e["job"] for e in entries} == {job} and len({e["node"] for e in entries}) == 1
+    phases = list(dict.fromkeys(e["phase"] for e in entries if e["phase"]))
+    assert phases == [*PHASES, "teardown", "release"]
+    last = entries[-1]["message"]
+    for phase in (*PHASES, "teardown", "release"):
+        assert re.search(rf"{phase} [0-9.]+ s", last), last
+    assert any(e["guest"] == 0 and e["message"].startswith("ready after") for e in entries)
+    assert len(entries) < 120, "chatter"
+    assert sum(e["level"] in ("INFO", "WARN", "ERROR") for e in entries) < 20
+
+    other = clean.as_user("vmgr", "logs", job, user=OTHER, check=False)
+    assert other.returncode == 2 and b"nothing is kept here" in other.stderr
+    (place,) = clean.state.glob(f"kept/*/{key}")
+    for name in ("log.jsonl", "job.json", ""):
+        assert clean.as_user("/bin/cat", str(place / name), user=OTHER, check=False).stdout == b""
+
+    # show_log: in the job's error output until the script's end, and by vsub until the job's
+    assert b"vtorque: " in result.err and b"the guests are ready after" in result.err
+    assert b"timings: phases: plan" in result.done.stderr and b"timings" not in result.err
+
+    users = (clean.home / "joblog" / f"{key}.log").read_bytes()
+    site = sinks.read_bytes()
+    assert b"timings: phases: plan" in users and b"begins" in users
+    assert b"phases: plan" in site and b"begins" not in site, "only the user has asked for DEBUG"
+    status = (clean.home / "joblog").stat()
+    assert (status.st_uid, status.st_mode & 0o777) == (clean.home.stat().st_uid, 0o700)
+
+    assert len(secrets) >= 6  # the image has no keys of its own; for those: joblog's own tests
+    sunk = (place / "log.jsonl").read_bytes(), users, site, result.err, result.done.stderr
+    for secret in secrets:
+        assert not [text for text in sunk if secret in text]
+
+
+def test_what_a_hostile_guest_says_is_harmless(clean, config, sinks):
+    """Its console, after it has crashed itself: in log, kept console and on the terminal."""
+    scripts = clean.config.parent / "guest-prologue"
+    scripts.mkdir()
+    button = scripts / "10-button"
+    button.write_text("#!/bin/sh\nchmod 666 /proc/sysrq-trigger /dev/console /dev/kmsg\n")
+    button.chmod(0o755)
+    config("plugin.linux-guest", f'prologue = "{scripts}"')
+    script = (
+        "#!/bin/sh\n"
+        "printf '\\033]0;owned\\007\\033[2J\\377\\376 marker-one\\r\\n' > /dev/console\n"
+        "head -c 50000 /dev/zero | tr '\\0' A > /dev/console\n"
+        "printf '\\n\\033[31mmarker-two\\n' > /dev/console\n"
+        "sleep 1\necho c > /proc/sysrq-trigger\nsleep 60\n"
+    )
+    try:
+        result = clean.job(script)
+    finally:
+        shutil.rmtree(scripts)
+    assert result.code == EXIT_GUEST_DIED
+    job = result.done.stdout.decode().split()[0]
+    shown = [
+        clean.as_user("vmgr", "logs", *args, job).stdout
+        for args in ((), ("--json",), ("--console",))
+    ]
+    (place,) = clean.state.glob(f"kept/*/{job}.0")
+    kept = [path.read_bytes() for path in place.iterdir()]
+    assert b"marker-two" in shown[2] and b"Kernel panic" in shown[2]
+    for text in (*shown, *kept, sinks.read_bytes()):
+        assert all(c.isprintable() or c == "\n" for c in text.decode())
+        assert all(len(line) < 70000 for line in text.splitlines())
+    assert clean.as_user("vmgr", "logs", "--console", job, user=OTHER, check=False).returncode == 2
+
+
+# -- a user's directory ------------------------------------------------------------------------
+
+
+def entry(message="x"):
+    values = {"t": 1.0, "level": "INFO", "logger": "vtorque_core.boot", "plugin": "core"}
+    values |= {"phase": "boot", "guest": None, "node": "n", "job": "1", "message": message}
+    return _record(b"+" + json.dumps(values).encode())
+
+
+def said(path, user, *messages):
+    """Have root's handler write for a user; return what went wrong."""
+    sink = UserFile(str(path), user)
+    try:
+        for message in messages or ("x",):
+            sink.handle(entry(message))
+        sink.close()
+    except Exception as error:
+        return str(error)
+    return ""
+
+
+@pytest.fixture
+def user():
+    return pwd.getpwnam("nobody")
+
+
+@pytest.fixture
+def theirs(scratch, user):
+    """Return a directory of the user's."""
+    scratch.chmod(0o755)
+    for parent in scratch.parents:
+        if parent.name.startswith("pytest"):
+            parent.chmod(0o755)
+    path = scratch / "home"
+    path.mkdir(mode=0o755)
+    os.chown(path, user.pw_uid, user.pw_gid)
+    return path
+
+
+def test_a_users_file_is_the_users(theirs, user):
+    assert said(theirs / "logs" / "1.log", user, "one", "two") == ""
+    for path in (theirs / "logs", theirs / "logs" / "1.log"):
+        assert (path.stat().st_uid, path.stat().st_gid) == (user.pw_uid, user.pw_gid)
+
+
+def test_links_lead_no_further_than_the_users_own_rights(theirs, user, scratch):
+    secret = scratch / "roots"
+    secret.write_text("root's")
+    secret.chmod(0o600)
+    (theirs / "file").symlink_to(secret)
+    (theirs / "dir").symlink_to("/etc")
+    assert "symbolic links" in said(theirs / "file", user)
+    assert "Permission denied" in said(theirs / "dir" / "cron.d-1", user)
+    assert "Permission denied" in said(secret, user)
+    assert secret.read_text() == "root's" and not Path("/etc/cron.d-1").exists()
+
+
+def test_a_full_file_system_of_the_users(theirs, user):
+    system("mount", "-t", "tmpfs", "-o", f"size=64k,uid={user.pw_uid}", "tmpfs", theirs)
+    try:
+        assert "No space left" in said(theirs / "1.log", user, *["y" * 4000] * 40)
+    finally:
+        system("umount", theirs)
+
+
+def system(program, *argv):
+    subprocess.run([program, *argv], check=True, timeout=60)
+
+
+def test_a_file_system_that_never_answers(theirs, user, monkeypatch):
+    """A FUSE mount whose daemon sleeps (mount(2), Documentation/filesystems/fuse.rst)."""
+    monkeypatch.setattr("vtorque_joblog.user_file.PATIENCE", 1)
+    libc = ctypes.CDLL(None, use_errno=True)
+    device = os.open("/dev/fuse", os.O_RDWR)
+    options = f"fd={device},rootmode=40000,user_id={user.pw_uid},group_id={user.pw_gid}"
+    assert libc.mount(b"x", bytes(theirs), b"fuse", 0, options.encode()) == 0, ctypes.get_errno()
+    try:
+        before = time.process_time()
+        assert "no answer from its file system" in said(theirs / "1.log", user)
+        assert time.process_time() - before < 1
+    finally:
+        libc.umount2(bytes(theirs), 2)  # MNT_DETACH
+        os.close(device)
