@@ -7,7 +7,7 @@ import os
 import sys
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
@@ -19,12 +19,17 @@ def pytest_configure(config: pytest.Config) -> None:
     """Make properties of ``scripts/test --full`` thorough, and teardowns know xdist.
 
     A teardown must not wait for the thread that every process of xdist's has. And have Python keep
-    what it compiles, whatever the environment says: each process compiles all tests else, each time.
+    what it compiles, whatever the environment says: else each process compiles all, each time.
+    Without ``full`` the examples are the same in each run.
     """
     sys.dont_write_bytecode = False
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    calm = [HealthCheck.too_slow]  # says how busy the machine is, as a deadline does
+    settings.register_profile("fast", deadline=None, suppress_health_check=calm, derandomize=True)
+    settings.load_profile("fast")
     if "e2e" in config.option.markexpr and "full" not in config.option.markexpr:
-        settings.register_profile("full", max_examples=4 * settings().max_examples)
+        more = {"max_examples": 4 * settings().max_examples, "derandomize": False}
+        settings.register_profile("full", settings(), **more)
         settings.load_profile("full")
     if "PYTEST_XDIST_WORKER" in os.environ:
         from vtorque_core import teardown  # noqa: PLC0415

@@ -150,7 +150,13 @@ def as_nobody(
     Within 1 GiB of memory and ``most`` bytes of output. Raises Refused with its last words;
     HostFault if it is missing.
     """
-    limits = ("--as=1073741824", f"--fsize={most}", "--core=0", f"--cpu={_TOOL_TIMEOUT}")
+    limits = (
+        "--as=1073741824",
+        "--stack=1048576",
+        f"--fsize={most}",
+        "--core=0",
+        f"--cpu={_TOOL_TIMEOUT}",
+    )
     rights = (
         ("--reuid", str(NOBODY), "--regid", str(NOBODY), "--clear-groups", "--no-new-privs")
         if os.geteuid() == 0
@@ -163,7 +169,11 @@ def as_nobody(
                 stdin=stdin,
                 stdout=out,
                 stderr=subprocess.PIPE,
-                env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"},
+                env={
+                    "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
+                    "LC_ALL": "C",
+                    "MALLOC_ARENA_MAX": "2",
+                },
                 cwd="/",
                 timeout=_TOOL_TIMEOUT,
                 check=False,
