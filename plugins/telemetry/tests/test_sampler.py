@@ -22,7 +22,7 @@ from vtorque_core.api_telemetry import Exporter
 from vtorque_core.errors import ConfigError
 from vtorque_core.plugins import Plugins
 from vtorque_core.testing.batch import PluginSite
-from vtorque_telemetry import node, sampler, series
+from vtorque_telemetry import influx, node, sampler, series
 from vtorque_telemetry.sampler import Loop, Sampler, last_sample
 from vtorque_telemetry.settings import Settings
 from vtorque_telemetry.threads import Process
@@ -175,6 +175,12 @@ def test_fifty_guests_cost_less_than_one_percent_of_a_core(paths):
     for _ in range(rounds):
         loop.tick()
     each = (time.process_time() - begun) / rounds
+    begun = time.process_time()
+    for _ in range(
+        rounds
+    ):  # with an exporter that writes each sample: Prometheus scrapes less often
+        influx.lines(loop.outlets[0].samples[-1])
+    each += (time.process_time() - begun) / rounds
     assert each < 0.02, f"{each * 1000:.1f} ms of 20 for a sample of 50 guests"
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before.ru_maxrss < 50_000
 

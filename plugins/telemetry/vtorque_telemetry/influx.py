@@ -11,11 +11,12 @@ import http.client
 import re
 import ssl
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from urllib.parse import urlsplit
 
 from vtorque_core.api_node import HostFault
 from vtorque_core.api_telemetry import Sample, read_secret
+from vtorque_telemetry.exposition import LabelTexts
 from vtorque_telemetry.settings import Settings
 
 _ANSWER = 2000  # bytes of an answer that are read
@@ -23,12 +24,19 @@ _ANSWER = 2000  # bytes of an answer that are read
 
 def lines(samples: Iterable[Sample]) -> bytes:
     """Return the samples as line protocol."""
-    return b"".join(_line(sample) for sample in samples)
+    return "".join(_line(sample) for sample in samples).encode()
 
 
-def _line(sample: Sample) -> bytes:
-    tags = "".join(f",{_escape(k)}={_escape(v)}" for k, v in sorted(sample.labels.items()) if v)
-    return f"{sample.name}{tags} value={float(sample.value)!r} {int(sample.time * 1000)}\n".encode()
+def _line(sample: Sample) -> str:
+    at = int(sample.time * 1000)
+    return f"{sample.name}{_tags(sample.labels)} value={float(sample.value)!r} {at}\n"
+
+
+def _render(labels: Mapping[str, str]) -> str:
+    return "".join(f",{_escape(k)}={_escape(v)}" for k, v in sorted(labels.items()) if v)
+
+
+_tags = LabelTexts(_render)
 
 
 def _escape(text: str) -> str:
