@@ -128,8 +128,11 @@ class Running:
     def _read(self, path: Path) -> RunningJob | None:
         try:
             state = read(path)
-        except (EmptyJournal, JournalError):
+            return self._job(state)
+        except (EmptyJournal, JournalError, ArithmeticError, LookupError, TypeError, ValueError):
             return None
+
+    def _job(self, state: JournalState) -> RunningJob:
         header = state.header
         kept = place(self._paths, header.uid, header.id, header.attempt)
         facts = kept.facts()

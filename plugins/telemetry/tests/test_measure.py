@@ -74,6 +74,16 @@ def test_a_journal_that_cannot_be_read_hides_no_other(job, content):
     assert [found.id for found in Running(job.paths).jobs()] == ["42.srv"]
 
 
+def test_broken_facts_hide_no_other(job):
+    job.kept.add_facts(guests=[{"domain": job.names[0], "rank": "first"}])
+    good = measured.Job(job.paths, "43.srv")
+    assert [found.id for found in Running(job.paths).jobs()] == ["43.srv"]
+    job.kept.add_facts(guests="none", node=None)
+    (broken, _) = Running(job.paths).jobs()
+    assert (broken.guests[0].rank, broken.guests[0].vcpus) == (0, 0)
+    good.end()
+
+
 def test_libvirts_counters(running):
     meter = GuestMeter(running.guests[0])
     values = {
