@@ -109,6 +109,7 @@ def test_a_job_that_uses_what_it_has_gets_no_hint():
         ({"cpu": 96.0}, "CPU 12 % busy: ask for vcpus=1 instead of 4"),
         ({"cpu": 300.0}, "CPU 38 % busy: ask for vcpus=2 instead of 4"),
         ({"vcpus": 1, "core_seconds": 200.0, "cpu": 20.0}, "CPU 10 % busy: the script mostly"),
+        ({"steal": 3.0, "cpu": 1.0, "core_seconds": 4.0}, "steal 75 %"),
         ({"steal": 300.0}, "steal 30 %: the guests had to wait for CPUs, the node is overcommit"),
         ({"overhead": 350.0}, "QEMU needed 50 % on top of the guests' CPU time"),
         ({"drops": 5000.0}, "5000 network packets were dropped"),
@@ -128,6 +129,7 @@ def test_a_hint_for_each_waste(values, said):
         {"cpu": 400.0},
         {"cpu": 9.0, "core_seconds": 39.0},  # too short to say
         {"steal": 60.0},
+        {"steal": 0.9, "cpu": 1.0, "core_seconds": 4.0},
         {"overhead": 150.0},
         {"drops": 3.0},
         {"cpu": None, "steal": None, "overhead": None, "memory": None},
@@ -143,6 +145,13 @@ def test_a_start_that_takes_long_is_told():
     )
     assert "starting the guests took 40 % of the job (40 s)" in told(slow)[0]
     assert 0.2 < thresholds.BOOT < 0.4
+
+
+def test_a_running_job_is_not_told_what_it_has_not_used_yet():
+    running = dataclasses.replace(ATTEMPT, status=None, ended=None)
+    slow = dataclasses.replace(running, phases=(Phase("boot", None, 0.0, 40.0),))
+    assert told(slow, memory=0.1 * GIB, cpu=9.0) == []
+    assert ["steal" in each for each in told(running, memory=0.1 * GIB, steal=300.0)] == [True]
 
 
 @pytest.mark.parametrize(

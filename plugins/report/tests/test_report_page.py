@@ -146,6 +146,8 @@ def test_drawings_get_no_text_of_others(monkeypatch, tmp_path):
         {"guests": 0, "telemetry": False},
         {"seconds": 0.5},
         {"phases": None},
+        {"ended": None, "status": "", "started": kept_data.START + 1e6},
+        {"ended": -5.0},
     ],
 )
 def test_a_page_of_little(tmp_path, change):

@@ -98,6 +98,15 @@ def test_many_guests_are_cut_with_a_word(tmp_path):
     assert len(out.getvalue().splitlines()) < 50
 
 
+def test_the_command_is_listed_and_completed(site):
+    environ = os.environ | {
+        "VTORQUE_CONFIG": str(site.config), "_VMGR_COMPLETE": "bash_complete",
+        "COMP_WORDS": "vmgr rep", "COMP_CWORD": "1",
+    }  # fmt: skip
+    done = subprocess.run([BIN / "vmgr"], capture_output=True, text=True, env=environ, check=False)
+    assert done.stdout == "plain,report\n"
+
+
 def test_json_has_all_figures(site):
     data = json.loads(vmgr(site, "42.srv", "--json").stdout)
     assert data["total"]["vcpus"] == 8 and len(data["guests"]) == 2
@@ -149,7 +158,7 @@ def test_the_summary_ends_the_error_output_if_the_site_wants(tmp_path):
     lines = done.stdout.splitlines()
     assert done.returncode == 0 and done.stderr == ""
     assert lines[0] == "vtorque: Job 42.srv (crystal): script ended, exit code 7"
-    assert all(line.startswith("vtorque: ") and "\x1b" not in line for line in lines if line)
+    assert all(line.startswith("vtorque:") and "\x1b" not in line for line in lines)
     assert len(lines) < 40
 
 

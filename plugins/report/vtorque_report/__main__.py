@@ -27,8 +27,8 @@ def main(argv: list[str]) -> int:
     report = load.report([Path(argv[0])], time.time(), MAX_LINES, status)
     page = io.StringIO()
     text.show(report, page)
-    lines = "".join(f"vtorque: {line.rstrip()}\n" for line in page.getvalue().splitlines())
-    data = lines.encode()
+    lines = [f"vtorque: {line}".rstrip() for line in page.getvalue().splitlines()]
+    data = "".join(f"{line}\n" for line in lines).encode()
     while data:
         data = data[os.write(1, data) :]
     return 0

@@ -19,6 +19,7 @@ CPU_UNUSED = 0.5  # half of the vCPUs idle: somebody else could have them
 CPU_IDLE = 0.25  # one vCPU cannot become fewer, but what does it wait for?
 CPU_SECONDS = 10.0  # below, the start of a script says nothing of its work
 STEAL = 0.1  # a tenth slower by others; a few per cent are the host's own work
+STEAL_SECONDS = 1.0  # less is the noise of a start
 BESIDE = 0.3  # CPU time for devices; a disk or network at full speed takes some of it
 BOOT = 0.25  # of the whole time, from which starting guests is a good part of the cost
 DROPS = 1000  # packets: single ones are normal when an interface comes up
@@ -30,10 +31,16 @@ def hints(attempt: Attempt, guests: Sequence[Figures], total: Figures) -> Iterat
     if failures:  # what was used until then says little of what is needed
         yield from failures
         return
-    if total.measured and total.core_seconds >= CPU_SECONDS * max(1, total.vcpus):
+    long_enough = total.core_seconds >= CPU_SECONDS * max(1, total.vcpus)
+    over = attempt.ended is not None or attempt.status is not None
+    waited = [*_wait(total)]
+    yield from waited
+    # What a script will still need is not known, nor what it would use if it had not to wait.
+    if over and total.measured and long_enough and not waited:
         yield from _cpu(guests, total)
-    yield from _memory(guests)
-    yield from _start(attempt)
+    yield from _memory(guests, over)
+    if over:
+        yield from _start(attempt)
     if total.drops >= DROPS:
         yield f"{total.drops:.0f} network packets were dropped: the network was overloaded"
 
@@ -51,13 +58,16 @@ def _failures(attempt: Attempt) -> Iterator[str]:
         yield f"the node refused the request, see {logs}"
 
 
-def _cpu(guests: Sequence[Figures], total: Figures) -> Iterator[str]:
-    stolen, busy = total.stolen, total.busy
-    if stolen is not None and stolen >= STEAL:
+def _wait(total: Figures) -> Iterator[str]:
+    if (total.stolen or 0) >= STEAL and (total.steal or 0) >= STEAL_SECONDS:
         yield (
-            f"steal {percent(stolen)}: the guests had to wait for CPUs, the node is overcommitted; "
-            "tell the admin, or ask for cores of your own"
+            f"steal {percent(total.stolen or 0)}: the guests had to wait for CPUs, the node is "
+            "overcommitted; tell the admin, or ask for cores of your own"
         )
+
+
+def _cpu(guests: Sequence[Figures], total: Figures) -> Iterator[str]:
+    busy = total.busy
     most = max((f.cores for f in guests if f.cores is not None), default=0.0)
     vcpus = max((f.vcpus for f in guests), default=0)
     fewer = max(1, math.ceil(most * MARGIN))
@@ -72,7 +82,7 @@ def _cpu(guests: Sequence[Figures], total: Figures) -> Iterator[str]:
         )
 
 
-def _memory(guests: Sequence[Figures]) -> Iterator[str]:
+def _memory(guests: Sequence[Figures], over: bool) -> Iterator[str]:
     known = [f for f in guests if f.memory is not None]
     if not known:
         return
@@ -80,7 +90,7 @@ def _memory(guests: Sequence[Figures]) -> Iterator[str]:
     ram = max(f.ram for f in known)
     enough = math.ceil(most * MARGIN / MEMORY_STEP) * MEMORY_STEP
     each = "each guest " if len(guests) > 1 else ""
-    if most < MEMORY_UNUSED * ram and ram - enough >= MEMORY_WORTH:
+    if over and most < MEMORY_UNUSED * ram and ram - enough >= MEMORY_WORTH:
         yield f"{each}asked for {size(ram)}, used {size(most)}: ask for ram={_key(enough)}"
     if any(f.memory_of_guest and (f.memory_share or 0) >= MEMORY_FULL for f in known):
         yield f"a guest's memory was full ({size(most)} of {size(ram)}): ask for more"

@@ -41,7 +41,7 @@ def render(report: Report) -> str:
     environment.filters["percent"] = percent
     environment.filters["svg"] = _svg
     css = resources.files("vtorque_report").joinpath("page.css").read_text(encoding="utf-8")
-    axis = plots.Axis(report.start, max(report.end - report.start, 1e-3))
+    axis = plots.Axis(report.start, max(report.end - report.start, 1.0))
     return environment.get_template("page.html.j2").render(
         report=report,
         first=report.first,

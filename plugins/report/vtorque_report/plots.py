@@ -165,8 +165,8 @@ def _lines(series: Mapping[str, Values], axis: Axis, most: float) -> dict[str, A
     ]
     few = max(len(values) for values in series.values()) <= _FEW
     scale: dict[str, Any] = {"zero": most >= 0, "nice": True}
-    if most > 0:
-        scale["domainMax"] = most
+    if most > 0 or not any(value for values in series.values() for _, value in values):
+        scale["domainMax"] = most or 1  # nothing at all is a line at the bottom
     spec = _spec(HEIGHT, points)
     spec["mark"] = {"type": "line", "strokeWidth": 1.6, "point": {"size": 14} if few else False}
     spec["encoding"] = {
@@ -238,10 +238,9 @@ def _labels(names: Sequence[str]) -> str:
 
 def _time(axis: Axis) -> dict[str, Any]:
     seconds, name = axis.unit
-    most = max(axis.seconds / seconds, 1e-3)
     return {
         "field": "t", "type": "quantitative",
-        "scale": {"domain": [0, most], "nice": False},
+        "scale": {"domain": [0, axis.seconds / seconds], "nice": False},
         "axis": {"title": f"time in {name}", "tickCount": 6},
     }  # fmt: skip
 

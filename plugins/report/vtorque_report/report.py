@@ -51,8 +51,10 @@ class Report:
 
     @property
     def end(self) -> float:
-        """When the last node was done; now while one is not."""
-        return max(self.now if a.ended is None else a.ended for a in self.attempts)
+        """When the last node was done; now while one is not, whatever clocks say."""
+        ends = [self.now if a.ended is None else a.ended for a in self.attempts]
+        samples = [g.lines[-1].time for a in self.attempts for g in a.guests if g.lines]
+        return max([self.start, *ends, *samples])
 
     @property
     def state(self) -> str:

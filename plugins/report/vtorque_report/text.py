@@ -82,8 +82,8 @@ def shares(total: Figures) -> Iterator[tuple[str, float, str]]:
     if total.beside is not None and total.overhead is not None:
         yield "emulator", min(1.0, total.beside), f"{duration(total.overhead)} beside the vCPUs"
     if total.memory is not None and total.memory_share is not None:
-        whose = "" if total.memory_of_guest else " on the node"
-        of = f"at most {size(total.memory)}{whose}, asked for {size(total.ram)}"
+        whose = "at most" if total.memory_of_guest else "QEMU held at most"
+        of = f"{whose} {size(total.memory)}, asked for {size(total.ram)}"
         yield "memory", total.memory_share, of
 
 
