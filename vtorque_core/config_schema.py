@@ -202,6 +202,13 @@ class Images:
         "cannot be seen: the longest walltime; 0: no other node uses the pool",
         "s",
     )
+    signers: str = _key(
+        "",
+        "allowed signers file (ssh-keygen): nodes start guests from images that one of them has "
+        "signed only; empty: not asked",
+        None,
+        _absolute_or_empty,
+    )
     max_disk: int = _key(2 << 20, "largest disk that vmgr images add takes", "MiB")
     ramdisk: Literal["overlay", "copy"] = _key(
         "overlay",

@@ -7,11 +7,11 @@ import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from vtorque_core import image_store, images
+from vtorque_core import image_signature, image_store, images
 from vtorque_core.api import Image
 from vtorque_core.api_node import HealthResult
 from vtorque_core.config import Site
-from vtorque_core.errors import VtorqueError
+from vtorque_core.errors import HostFault, Refused, VtorqueError
 
 LEAST_FREE = 1024  # MiB of a disk that vTorque writes to
 
@@ -48,6 +48,24 @@ def check_pool(site: Site) -> Iterator[HealthResult]:
         return
     yield _ok(f"{len(found)} images in {pool}")
     yield from _check_readable(found, site)
+    if site.images.signers:
+        yield from _check_signed(found, site)
+
+
+def _check_signed(found: Iterable[Image], site: Site) -> Iterator[HealthResult]:
+    """Check that who may sign images is said, and tell which are not signed by them."""
+    accept = image_signature.acceptor(site.images.signers)
+    good = 0
+    for image in found:
+        try:
+            accept(images.describe(site.images.pool, image.name))
+            good += 1
+        except Refused as error:
+            yield _warning(str(error), f"vmgr images sign {image.name} --key FILE, or remove it")
+        except HostFault as error:
+            yield _failed(str(error), "until then no job gets a guest on this node")
+            return
+    yield _ok(f"{good} images are signed by one of {site.images.signers}")
 
 
 def check_cache(site: Site) -> Iterator[HealthResult]:

@@ -86,6 +86,7 @@ def add(
     keep: float = 0.0,
     most: int = 2 << 40,
     update: bool = False,
+    sign: images.Sign = images.unsigned,
 ) -> Added:
     """Make ``file`` image ``name``. See :func:`vtorque_core.images.commit` for paths and keep.
 
@@ -96,6 +97,7 @@ def add(
         progress: is told.
         paths, keep: as in commit.
         most: bytes of the largest disk allowed.
+        sign: as in commit.
         update: the image is there and gets a new version; what is not said is as before.
 
     Raises Refused for a file that is not fit, HostFault if the pool has no room.
@@ -110,7 +112,15 @@ def add(
             progress.step("checking and hashing")
             told = progress.told
             image = images.commit(
-                pool, name, stage, built, "add", paths=paths, keep=keep, told=told
+                pool,
+                name,
+                stage,
+                built,
+                "add",
+                paths=paths,
+                keep=keep,
+                told=told,
+                sign=sign,
             )
             return Added(image, tuple(work.found.notes))
     except OSError as error:

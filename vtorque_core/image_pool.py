@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -25,6 +25,13 @@ from vtorque_core.image_sidecar import (
     parse_sidecar,
 )
 from vtorque_core.trust import require_root_owned
+
+Accept = Callable[[Sidecar], None]
+"""Raises Refused for an image that the site does not accept, whatever its files are."""
+
+
+def _any(sidecar: Sidecar) -> None:
+    """Accept every image."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +80,7 @@ def check_name(name: str) -> None:
         )
 
 
-def lookup(pool: Path, name: str, cache: Path | None = None) -> Image:
+def lookup(pool: Path, name: str, cache: Path | None = None, accept: Accept = _any) -> Image:
     """Return one image of the pool, its files checked by size, time and inode. Any user.
 
     Args:
@@ -81,6 +88,7 @@ def lookup(pool: Path, name: str, cache: Path | None = None) -> Image:
         name: untrusted.
         cache: the node's own copies; one of the same content is preferred. Where there is no
             pool, the cache is all there is.
+        accept: is asked about what is returned.
 
     Raises Refused: bad name, no such image, unreadable sidecar, a file that has changed, files or
     directories that others than root can write; HostFault: no pool.
@@ -89,13 +97,16 @@ def lookup(pool: Path, name: str, cache: Path | None = None) -> Image:
     if cache is not None and not pool.is_dir() and cache.is_dir():
         pool, cache = cache, None
     check_pool(pool)
-    if cache is None:
-        return _checked(pool, name).sidecar.image(pool)
-    wanted = read_sidecar(pool, name)
-    cached = _cached(cache, wanted)
-    if cached is not None:
-        return replace(wanted, files=cached.files).image(cache)
-    return _checked(pool, name).sidecar.image(pool)
+    if cache is not None:
+        wanted = read_sidecar(pool, name)
+        cached = _cached(cache, wanted)
+        if cached is not None:
+            found = replace(wanted, files=cached.files)
+            accept(found)
+            return found.image(cache)
+    found = _checked(pool, name).sidecar
+    accept(found)
+    return found.image(pool)
 
 
 def _cached(cache: Path, wanted: Sidecar) -> Sidecar | None:
@@ -138,7 +149,12 @@ def list_images(pool: Path) -> list[Image]:
 
 
 def select(
-    pool: Path, name: str | None, distro: str | None, arch: str | None, cache: Path | None = None
+    pool: Path,
+    name: str | None,
+    distro: str | None,
+    arch: str | None,
+    cache: Path | None = None,
+    accept: Accept = _any,
 ) -> Image:
     """Return the image a job asked for: by name, or the only one of a distro and architecture.
 
@@ -146,7 +162,7 @@ def select(
     architecture, if given. Raises Refused (none fits, or several do), HostFault.
     """
     if name:
-        image = lookup(pool, name, cache)
+        image = lookup(pool, name, cache, accept)
         for key, wanted, has in (("distro", distro, image.distro), ("arch", arch, image.arch)):
             if wanted and wanted != has:
                 message = f"does not fit img={name}, whose {key} is {has}"
@@ -157,7 +173,7 @@ def select(
     usable = list_images(pool)
     fit = [i for i in usable if distro in (None, "", i.distro) and arch in (None, "", i.arch)]
     if len(fit) == 1:
-        return fit[0] if cache is None else lookup(pool, fit[0].name, cache)
+        return lookup(pool, fit[0].name, cache, accept)
     asked = " ".join(f"{k}={printable(v)}" for k, v in (("distro", distro), ("arch", arch)) if v)
     found = ", ".join(i.name for i in fit or usable) or "none"
     if not fit:

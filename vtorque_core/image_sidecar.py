@@ -23,6 +23,7 @@ FILE_NAME = _WORD = NAME  # the same characters
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 MAX_CMDLINE = 2047  # COMMAND_LINE_SIZE of x86 less its NUL: arch/x86/include/asm/setup.h of Linux
 MAX_LABELS = 64
+MAX_SIGNATURE = 8192  # bytes; one by a 4096-bit RSA key has 1,700
 DISK_FORMATS = ("raw", "qcow2")
 _KINDS = {
     **dict.fromkeys(("guest_type", "distro", "arch", "disk_format", "cmdline"), str),
@@ -53,6 +54,7 @@ class Sidecar:
     """What a sidecar says. ``version`` is the directory of the files.
 
     ``created`` and ``verified`` (when the files were last hashed) are UTC in ISO 8601.
+    ``signature``: of :mod:`vtorque_core.image_signature`, or empty.
     """
 
     name: str
@@ -62,6 +64,7 @@ class Sidecar:
     created: str
     files: Mapping[str, FileRecord]
     verified: str = ""
+    signature: str = ""
 
     @property
     def sha256(self) -> str:
@@ -115,6 +118,7 @@ class Sidecar:
             "cmdline": built.cmdline,
             "labels": dict(sorted(built.labels.items())),
             "files": {name: vars(record) for name, record in sorted(self.files.items())},
+            "signature": self.signature,
         }
 
 
@@ -156,7 +160,10 @@ def parse_sidecar(text: bytes, name: str) -> Sidecar:
         raise ValueError("does not list exactly the files that the image has")
     verified = str(data.get("verified") or created)
     records = {file: _record(value) for file, value in files.items()}
-    sidecar = Sidecar(name, built, version, builder, created, records, verified)
+    signature = data.get("signature", "")
+    if type(signature) is not str or len(signature) > MAX_SIGNATURE or not signature.isascii():
+        raise ValueError(f"has a signature that is no ASCII text of at most {MAX_SIGNATURE} bytes")
+    sidecar = Sidecar(name, built, version, builder, created, records, verified, signature)
     if data.get("sha256") != sidecar.sha256:
         raise ValueError("has a sha256 that does not follow from its files'")
     return sidecar

@@ -58,6 +58,9 @@ def pull(
     with _cache(cache, paths):
         sidecars = [images.describe(pool, name) for name in wanted or names(pool)]
         new = [s for s in sidecars if not _has(cache, s)]
+        for sidecar in sidecars:
+            if sidecar not in new:
+                images.adopt(cache, sidecar)
         _check_room(pool, cache, new)
         for sidecar in new:
             progress.step(f"copying {sidecar.name}")
@@ -81,6 +84,7 @@ def receive(cache: Path, wanted: Sequence[str], progress: Progress, paths: Paths
         for name in wanted:
             sidecar = images.describe(cache / PARTIAL, name)
             if _has(cache, sidecar):
+                images.adopt(cache, sidecar)
                 same.append(name)
             else:
                 _commit(cache, sidecar, progress, paths)
@@ -203,6 +207,7 @@ def _commit(cache: Path, sidecar: Sidecar, progress: Progress, paths: Paths) -> 
             paths=paths,
             told=progress.told,
             expect=sidecar.version,
+            sign=lambda _new: sidecar.signature,
         )
     except Refused:
         shutil.rmtree(source, ignore_errors=True)

@@ -43,6 +43,7 @@ from vtorque_core.image_sidecar import (
     file_names,
     version_of,
 )
+from vtorque_core.image_signature import signed_bytes
 from vtorque_core.image_store import staging, sweep
 from vtorque_core.names import Paths
 from vtorque_core.trust import effective_root
@@ -52,6 +53,8 @@ __all__ = [
     "Broken",
     "Listed",
     "Removed",
+    "adopt",
+    "attach",
     "check_name",
     "check_pool",
     "commit",
@@ -67,11 +70,21 @@ __all__ = [
     "select",
     "staging",
     "sweep",
+    "unsigned",
     "verify",
 ]
 
 Hashed = Callable[[int, int], None]
 """Told of progress: bytes that are hashed, bytes in all."""
+
+
+Sign = Callable[[Sidecar], str]
+"""Returns the signature that a new image gets; empty: none."""
+
+
+def unsigned(_new: Sidecar) -> str:
+    """Sign nothing."""
+    return ""
 
 
 @dataclass(frozen=True)
@@ -132,6 +145,7 @@ def commit(
     keep: float = 0.0,
     told: Hashed = lambda _done, _all: None,
     expect: str = "",
+    sign: Sign = unsigned,
 ) -> Image:
     """Check what a builder left in ``source`` and make it what image ``name`` is, as root.
 
@@ -147,6 +161,7 @@ def commit(
         keep: seconds that the version before is kept for jobs of other nodes.
         told: of the hashing.
         expect: the version that it must be, for a copy.
+        sign: gives its signature. Without, the same content again keeps the one that it has.
 
     Raises Refused for a bad name or bad files, HostFault if the disk is full.
     """
@@ -157,6 +172,7 @@ def commit(
         sidecar = _prepare(name, source, built, builder, told)
         if expect not in ("", sidecar.version):
             raise Refused(f"image {name}: its copy is {sidecar.version}, not {expect}")
+        sidecar = replace(sidecar, signature=sign(sidecar))
         with image_store.locked(pool):
             sidecar = _switch(pool, source, sidecar, max(keep, image_store.GRACE))
         sweep(pool, paths)
@@ -220,6 +236,8 @@ def label(
             labels = {**sidecar.built.labels, **changes}
             kept = {key: value for key, value in labels.items() if value is not None}
             new = replace(sidecar, built=replace(sidecar.built, labels=kept))
+            if signed_bytes(new) != signed_bytes(sidecar):
+                new = replace(new, signature="")  # it was not for these labels
             try:
                 check_facts(new.built)
             except ValueError as error:
@@ -229,6 +247,33 @@ def label(
     except OSError as error:
         raise HostFault(f"image {name}: {error}", stage="label") from None
     return new
+
+
+def attach(pool: Path, seen: Sidecar, signature: str) -> None:
+    """Give an image its signature, as root. Raises Refused if it is not ``seen`` any more."""
+    try:
+        with image_store.locked(pool):
+            now = read_sidecar(pool, seen.name)
+            if signed_bytes(now) != signed_bytes(seen):
+                raise Refused(f"image {seen.name} has been changed meanwhile: look at it again")
+            _write_sidecar(pool / seen.name, replace(now, signature=signature))
+    except OSError as error:
+        raise HostFault(f"image {seen.name}: {error}", stage="sign") from None
+
+
+def adopt(cache: Path, wanted: Sidecar) -> None:
+    """Have a copy say what the pool says of the same version: labels and signature change too.
+
+    As root, on a copy whose files are whole. Raises HostFault.
+    """
+    try:
+        with image_store.locked(cache):
+            here = read_sidecar(cache, wanted.name)
+            new = replace(here, built=wanted.built, signature=wanted.signature)
+            if here.version == wanted.version and new != here:
+                _write_sidecar(cache / wanted.name, new)
+    except OSError as error:
+        raise HostFault(f"image {wanted.name}: {error}", stage="sync") from None
 
 
 def _used(name: str, users: tuple[str, ...]) -> Refused:
@@ -267,6 +312,7 @@ def _switch(pool: Path, source: Path, sidecar: Sidecar, keep: float) -> Sidecar:
     home = pool / sidecar.name
     home.mkdir(mode=0o755, exist_ok=True)
     home.chmod(0o755)
+    sidecar = _still_signed(pool, sidecar)
     try:
         old = image_store.current(home)
     except ValueError:
@@ -287,6 +333,17 @@ def _switch(pool: Path, source: Path, sidecar: Sidecar, keep: float) -> Sidecar:
     image_store.fsync(pool)
     image_store.reinstate(home, sidecar.version)
     return sidecar
+
+
+def _still_signed(pool: Path, new: Sidecar) -> Sidecar:
+    """Return the sidecar with the signature of the one it replaces, if that is the same image."""
+    try:
+        old = read_sidecar(pool, new.name)
+    except Refused:
+        return new
+    if new.signature or signed_bytes(old) != signed_bytes(new):
+        return new
+    return replace(new, signature=old.signature)
 
 
 def _whole(pool: Path, sidecar: Sidecar) -> Mapping[str, FileRecord] | None:

@@ -13,7 +13,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vtorque_core import host, hypervisor, images, launchers, ledger, names, network
+from vtorque_core import (
+    host,
+    hypervisor,
+    image_signature,
+    images,
+    launchers,
+    ledger,
+    names,
+    network,
+)
 from vtorque_core.api import JobRequest
 from vtorque_core.api_batch import BatchJob, PeerGuest
 from vtorque_core.api_context import ContextItem, EnvVar
@@ -135,7 +144,9 @@ def plan_guests(
     Raises Refused for what this node can never give, HostFault for what it cannot give now.
     """
     cache = Path(site.images.cache) if site.images.cache else None
-    image = images.select(site.images.pool, request[IMG], request[DISTRO], request[ARCH], cache)
+    accept = image_signature.acceptor(site.images.signers)
+    wanted = (request[IMG], request[DISTRO], request[ARCH])
+    image = images.select(site.images.pool, *wanted, cache, accept)
     _check_ram(request, image)
     guest_type = plugins.guest_type(image.guest_type)
     driver = guest_type.driver()

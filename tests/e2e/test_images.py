@@ -179,3 +179,20 @@ def test_the_nodes_own_copy_is_used(guest, image, config, scratch):
     assert overlay_of(node)[1].is_relative_to(node.state / "images")
     end(node, job_id)
     assert (node.home / "out").read_text() == "done\n"
+
+
+def test_only_a_signed_image_boots(guest, image, config, scratch):
+    node = guest
+    key, signers = scratch / "key", scratch / "signers"
+    keygen = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)]
+    subprocess.run(keygen, check=True, timeout=60)
+    signers.write_text(f"e2e@site {key.with_suffix('.pub').read_text()}")
+    signers.chmod(0o644)
+    config("images", f'signers = "{signers}"')
+    refused = node.job("#!/bin/sh\ntrue\n", "-vm", "img=added")
+    assert refused.code != 0
+    assert b"img=added: the image is not signed" in refused.err + refused.out
+    said = node.root("vmgr", "images", "sign", "added", "--key", key).stdout
+    assert said == b"added is signed by e2e@site\n"
+    result = node.job("#!/bin/sh\necho booted; exit 7\n", "-vm", "img=added")
+    assert (result.code, result.out) == (7, b"booted\n"), result.err

@@ -10,6 +10,7 @@ from vtorque_core.cli.images_common import (
     check_allowed,
     refused_by,
     root_site,
+    signed_by,
     site_of,
     write_json,
 )
@@ -18,6 +19,7 @@ from vtorque_core.errors import EXIT_FAILED, Refused, UsageError, printable
 from vtorque_core.trust import effective_root
 
 _MAKE, _SYNC = "vtorque_core.cli.images_make", "vtorque_core.cli.images_sync"
+_SIGN = "vtorque_core.cli.images_sign"
 
 
 @click.group(
@@ -27,6 +29,7 @@ _MAKE, _SYNC = "vtorque_core.cli.images_make", "vtorque_core.cli.images_sync"
         "build": (f"{_MAKE}:build", "Build an image and put it into the pool."),
         "update": (f"{_MAKE}:update", "Give an image a new base; running jobs keep theirs."),
         "default": (f"{_SYNC}:default", "Show or set the image of jobs that name none."),
+        "sign": (f"{_SIGN}:sign", "Sign an image by a key of the site."),
         "sync": (f"{_SYNC}:sync", "Copy images to the nodes' own caches."),
     },
     context_settings=HELP,
@@ -82,7 +85,7 @@ def verify(ctx: click.Context, names: tuple[str, ...], as_json: bool) -> None:
     """Hash the files of images (default: all), check their disks and who can read them.
 
     As root, note when that was, and accept the inodes of a copied pool. Exit code 1 if a file is
-    not what was built.
+    not what was built, or if jobs do not get the image for want of a signature.
     """
     from vtorque_core import images as pool_of  # noqa: PLC0415
 
@@ -97,14 +100,16 @@ def verify(ctx: click.Context, names: tuple[str, ...], as_json: bool) -> None:
             told.step(f"hashing {printable(name)}")
             try:
                 image = pool_of.verify(pool, name, told.told)
-                rows.append({"name": name, "ok": True, "sha256": image.sha256})
+                by = signed_by(site, pool_of.describe(pool, name))
+                rows.append({"name": name, "ok": True, "sha256": image.sha256, "signed_by": by})
             except Refused as error:
                 rows.append({"name": name, "ok": False, "reason": str(error)})
     if as_json:
         write_json(rows)
     for row in () if as_json else rows:
         if row["ok"]:
-            click.echo(f"{row['name']}: ok, sha256 {row['sha256']}")
+            by = f", signed by {printable(str(row['signed_by']))}" if row["signed_by"] else ""
+            click.echo(f"{row['name']}: ok, sha256 {row['sha256']}{by}")
         else:
             click.echo(row["reason"], err=True)
     if not all(row["ok"] for row in rows):
@@ -160,7 +165,10 @@ def label(ctx: click.Context, name: str, labels: tuple[str, ...], as_json: bool)
     site = root_site(ctx)[0] if changes else site_of(ctx)
     check_allowed(site, name)
     if changes:
+        before = pool_of.describe(site.images.pool, name).signature
         sidecar = pool_of.label(site.images.pool, name, changes, site.paths)
+        if before and not sidecar.signature:
+            click.echo(f"note: the signature of {name} was for the labels before", err=True)
     else:
         sidecar = pool_of.describe(site.images.pool, name)
     found = dict(sorted(sidecar.built.labels.items()))

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from vtorque_core.config import Site
+    from vtorque_core.image_sidecar import Sidecar
     from vtorque_core.plugins import Plugins
 
 _EVERY = 10.0  # seconds between two words on progress where there is no terminal
@@ -63,6 +64,15 @@ def refused_by(site: Site, name: str) -> Any:
     if limits.allow is None and not limits.deny:
         return None
     return refusal(IMG, limits, name, name, str(site.path))
+
+
+def signed_by(site: Site, sidecar: Sidecar) -> str | None:
+    """Return who has signed an image; None: this site does not ask. Raises Refused, HostFault."""
+    if not site.images.signers:
+        return None
+    from vtorque_core.image_signature import signer_of  # noqa: PLC0415
+
+    return signer_of(sidecar, Path(site.images.signers))
 
 
 def cache_of(site: Site) -> Path | None:

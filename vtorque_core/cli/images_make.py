@@ -11,11 +11,23 @@ import click
 from vtorque_core import images as pool_of
 from vtorque_core.api import Image
 from vtorque_core.api_image import BuiltImage
-from vtorque_core.cli.images_common import as_json, bars, pairs, root_site, write_json
+from vtorque_core.cli.images_common import (
+    as_json,
+    bars,
+    pairs,
+    root_site,
+    signed_by,
+    write_json,
+)
+from vtorque_core.config import Site
 from vtorque_core.errors import HostFault, Refused, UsageError, VtorqueError, printable
 from vtorque_core.image_add import Wishes
 from vtorque_core.image_add import add as add_file
 from vtorque_core.image_formats import FORMATS
+
+_sign_key = click.option(
+    "--sign-key", type=click.Path(path_type=Path), help="Sign it, as vmgr images sign does."
+)
 
 
 def _described(command: Callable[..., None]) -> Callable[..., None]:
@@ -38,6 +50,7 @@ def _described(command: Callable[..., None]) -> Callable[..., None]:
         click.option("--initrd", type=path, help="With this initramfs."),
         click.option("--cmdline", default=None, help="The kernel's command line."),
         click.option("--label", "labels", multiple=True, metavar="KEY=VALUE"),
+        _sign_key,
         as_json,
     ]
     for option in reversed(options):
@@ -103,8 +116,9 @@ def _add(
             keep=site.images.keep,
             most=site.images.max_disk << 20,
             update=update,
+            sign=_signing(described["sign_key"]),
         )
-    _say(added.image, added.notes, described["as_json"])
+    _say(added.image, (*added.notes, *_unsigned(site, name)), described["as_json"])
 
 
 @click.command()
@@ -118,6 +132,7 @@ def _add(
     metavar="KEY=VALUE",
     help="Option of the builder; repeatable.",
 )
+@_sign_key
 @as_json
 @click.pass_context
 def build(
@@ -126,6 +141,7 @@ def build(
     builder: str | None,
     oci: str | None,
     options: tuple[str, ...],
+    sign_key: Path | None,
     as_json: bool,
 ) -> None:
     """Build an image and put it into the pool as NAME, replacing an older one.
@@ -165,8 +181,27 @@ def build(
             paths=site.paths,
             keep=site.images.keep,
             told=told.told,
+            sign=_signing(sign_key),
         )
-    _say(image, (), as_json)
+    _say(image, _unsigned(site, name), as_json)
+
+
+def _signing(key: Path | None) -> pool_of.Sign:
+    """Return what signs a new image by this key."""
+    if key is None:
+        return pool_of.unsigned
+    from vtorque_core.image_signature import sign  # noqa: PLC0415
+
+    return lambda sidecar: sign(sidecar, key)
+
+
+def _unsigned(site: Site, name: str) -> tuple[str, ...]:
+    """Return a note if no job gets the new image, since nobody has signed it."""
+    try:
+        signed_by(site, pool_of.describe(site.images.pool, name))
+    except (HostFault, Refused) as error:
+        return (f"no job gets it yet: {error}",)
+    return ()
 
 
 def _say(image: Image, notes: tuple[str, ...], as_json: bool) -> None:

@@ -1,0 +1,372 @@
+"""Signed images in the pool, in copies of it, and at a job's start: what a node refuses."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from image_keys import BUILT, allow, keygen, keys, signers
+from vtorque_core import doctor_images, image_sync, images, plan
+from vtorque_core.api import JobRequest
+from vtorque_core.api_batch import BatchJob
+from vtorque_core.api_image import BuiltImage
+from vtorque_core.api_node import JobUser
+from vtorque_core.cli import images as command
+from vtorque_core.cli import images_common
+from vtorque_core.cli import site as cli_site
+from vtorque_core.config import Site
+from vtorque_core.config_schema import Images
+from vtorque_core.errors import Refused, UsageError
+from vtorque_core.image_files import file_sha256
+from vtorque_core.image_sidecar import FileRecord, Sidecar, version_of
+from vtorque_core.image_signature import acceptor, sign, signer_of
+from vtorque_core.names import Paths
+from vtorque_core.plugins import Plugins
+
+__all__ = ["allow", "keys", "signers"]  # fixtures
+
+
+class Silent:
+    """Is told of progress."""
+
+    def step(self, text: str) -> None:
+        pass
+
+    def told(self, done: int, total: int) -> None:
+        pass
+
+
+@pytest.fixture
+def pool(tmp_path: Path) -> Path:
+    path = tmp_path / "pool"
+    path.mkdir(mode=0o755)
+    return path
+
+
+def put(pool: Path, name: str, key: Path | None = None, kernel: bytes = b"kernel") -> Sidecar:
+    with images.staging(pool) as staging:
+        (staging / "k").write_bytes(kernel)
+        (staging / "i").write_bytes(b"initrd")
+        by = images.unsigned if key is None else (lambda new: sign(new, key))
+        images.commit(pool, name, staging, BUILT, "test", sign=by)
+    return images.describe(pool, name)
+
+
+def rewrite(pool: Path, name: str, change: Callable[[dict[str, Any]], None]) -> None:
+    """Do with a sidecar what somebody does who can write the pool."""
+    path = pool / name / "image.json"
+    data = json.loads(path.read_text())
+    change(data)
+    path.write_text(json.dumps(data))
+
+
+# -- at a job's start --------------------------------------------------------------------------
+
+
+def looked_up(pool: Path, name: str, signers: Path, cache: Path | None = None) -> Any:
+    return images.lookup(pool, name, cache, acceptor(str(signers)))
+
+
+def tamper_cmdline(data: dict[str, Any]) -> None:
+    data["cmdline"] += " init=/bin/sh"
+
+
+def tamper_label(data: dict[str, Any]) -> None:
+    data["labels"]["agent"] = "builtin"
+
+
+def tamper_guest(data: dict[str, Any]) -> None:
+    data["guest_type"] = "osv"
+
+
+def tamper_roles(data: dict[str, Any]) -> None:
+    data["kernel"], data["initrd"] = data["initrd"], data["kernel"]
+    data["sha256"] = parse_again(data).sha256
+
+
+def tamper_initrd(data: dict[str, Any]) -> None:
+    data["initrd"] = None
+    del data["files"]["i"]
+    data["sha256"] = parse_again(data).sha256
+
+
+def parse_again(data: dict[str, Any]) -> Sidecar:
+    facts = {field.name: data[field.name] for field in dataclasses.fields(BuiltImage)}
+    records = {name: FileRecord(**record) for name, record in data["files"].items()}
+    return Sidecar(data["name"], BuiltImage(**facts), data["version"], "", "", records)
+
+
+@pytest.mark.parametrize(
+    "change", [tamper_cmdline, tamper_label, tamper_guest, tamper_roles, tamper_initrd]
+)
+def test_a_changed_sidecar_is_refused(
+    pool: Path, keys: Path, signers: Path, change: Callable[[dict[str, Any]], None]
+) -> None:
+    put(pool, "m", keys / "site")
+    assert looked_up(pool, "m", signers).name == "m"
+    rewrite(pool, "m", change)
+    assert images.lookup(pool, "m").name == "m", "nothing but the signature tells"
+    with pytest.raises(Refused, match=r"img=m: its signature is not valid .*incorrect"):
+        looked_up(pool, "m", signers)
+
+
+def swap(pool: Path, *, hashes: bool) -> None:
+    """Exchange the kernel, and mend what the sidecar says of it."""
+    home = pool / "m"
+    old = images.describe(pool, "m")
+    (home / old.version / "k").write_bytes(b"evil!!")
+    status = (home / old.version / "k").stat()
+    digest = file_sha256(home / old.version / "k") if hashes else old.files["k"].sha256
+    files = {**old.files, "k": FileRecord.of(digest, status)}
+    version = version_of(BUILT, {name: record.sha256 for name, record in files.items()})
+    (home / old.version).rename(home / version)
+    new = replace(old, files=files, version=version)
+    (home / "image.json").write_text(json.dumps(new.as_json()))
+
+
+def test_a_swapped_file_is_refused(pool: Path, keys: Path, signers: Path) -> None:
+    sidecar = put(pool, "m", keys / "site")
+    (pool / "m" / sidecar.version / "k").write_bytes(b"evil!!")
+    with pytest.raises(Refused, match="k is not the file that was hashed"):
+        looked_up(pool, "m", signers)
+
+
+def test_a_swapped_file_with_its_own_hashes_is_refused(
+    pool: Path, keys: Path, signers: Path
+) -> None:
+    put(pool, "m", keys / "site")
+    swap(pool, hashes=True)
+    assert images.verify(pool, "m").name == "m", "nothing but the signature tells"
+    with pytest.raises(Refused, match="incorrect signature"):
+        looked_up(pool, "m", signers)
+
+
+def test_a_swapped_file_with_a_forged_status_is_found_when_it_is_hashed(
+    pool: Path, keys: Path, signers: Path
+) -> None:
+    """Only who is root where the pool is can do that: ``verify``, and every copy, hash."""
+    put(pool, "m", keys / "site")
+    swap(pool, hashes=False)
+    assert looked_up(pool, "m", signers).name == "m"
+    with pytest.raises(Refused, match="k has sha256"):
+        images.verify(pool, "m")
+
+
+def test_an_image_under_another_name_is_refused(pool: Path, keys: Path, signers: Path) -> None:
+    put(pool, "m", keys / "site")
+    shutil.copytree(pool / "m", pool / "n")
+    rewrite(pool, "n", lambda data: data.update(name="n"))
+    images.verify(pool, "n")
+    with pytest.raises(Refused, match=r"img=n: its signature is not valid .*incorrect"):
+        looked_up(pool, "n", signers)
+
+
+def test_an_image_that_nobody_named_is_looked_at_too(pool: Path, keys: Path, signers: Path) -> None:
+    put(pool, "m")
+    accept = acceptor(str(signers))
+    with pytest.raises(Refused, match="not signed"):
+        images.select(pool, None, "micro", None, None, accept)
+    put(pool, "m", keys / "site")
+    assert images.select(pool, None, "micro", None, None, accept).name == "m"
+
+
+# -- copies ------------------------------------------------------------------------------------
+
+
+def pulled(pool: Path, cache: Path, top: Path) -> image_sync.Synced:
+    paths = Paths(top / "state", top / "run")
+    return image_sync.pull(pool, cache, (), Silent(), paths)
+
+
+def test_a_copy_is_used_if_the_pools_sidecar_is_signed(
+    pool: Path, keys: Path, signers: Path, tmp_path: Path
+) -> None:
+    cache = tmp_path / "cache"
+    put(pool, "m", keys / "site")
+    pulled(pool, cache, tmp_path)
+    assert looked_up(pool, "m", signers, cache).kernel.is_relative_to(cache)
+    rewrite(pool, "m", tamper_cmdline)
+    with pytest.raises(Refused, match="incorrect signature"):
+        looked_up(pool, "m", signers, cache)
+    shutil.rmtree(pool)
+    assert looked_up(pool, "m", signers, cache).cmdline == BUILT.cmdline
+
+
+def test_a_copy_gets_the_labels_and_the_signature_that_come_later(
+    pool: Path, keys: Path, signers: Path, tmp_path: Path
+) -> None:
+    cache = tmp_path / "cache"
+    put(pool, "m")
+    assert pulled(pool, cache, tmp_path).copied == ("m",)
+    before = images.describe(cache, "m")
+    images.label(pool, "m", {"site": "hpc"})
+    found = images.describe(pool, "m")
+    images.attach(pool, found, sign(found, keys / "site"))
+    assert pulled(pool, cache, tmp_path).same == ("m",)
+    after = images.describe(cache, "m")
+    assert signer_of(after, signers) == "admin@site"
+    assert (after.built.labels["site"], after.files) == ("hpc", before.files)
+
+
+# -- changes -----------------------------------------------------------------------------------
+
+
+def test_a_signature_is_of_one_content_and_its_labels(pool: Path, keys: Path) -> None:
+    first = put(pool, "m", keys / "site")
+    assert put(pool, "m").signature == first.signature, "the same again"
+    images.verify(pool, "m")
+    assert images.describe(pool, "m").signature == first.signature
+    images.label(pool, "m", {"init": "micro"})
+    assert images.describe(pool, "m").signature == first.signature
+    assert images.label(pool, "m", {"x": "y"}).signature == ""
+    put(pool, "m", keys / "site")
+    assert put(pool, "m", kernel=b"other").signature == ""
+
+
+def test_what_has_changed_meanwhile_is_not_signed(pool: Path, keys: Path) -> None:
+    seen = put(pool, "m")
+    put(pool, "m", kernel=b"other")
+    with pytest.raises(Refused, match="has been changed meanwhile"):
+        images.attach(pool, seen, sign(seen, keys / "site"))
+    assert images.describe(pool, "m").signature == ""
+
+
+# -- jobs, doctor, commands --------------------------------------------------------------------
+
+
+def site_with(pool: Path, signers: Path | str) -> Site:
+    return replace(Site(), images=Images(pool=pool, signers=str(signers)))
+
+
+def planned(site: Site) -> Any:
+    plugins = Plugins.load(node=False, only=("linux-guest",))
+    values = {option.key: option.default for option in plugins.options().values()}
+    request = JobRequest(values | {"img": "m"})
+    user = JobUser("u", 1000, 1000, (("u", 1000),), "/home/u", "/bin/sh")
+    job = BatchJob("7", "u", "n1", ("n1",), b"", attempt=1)
+    return plan.plan_guests(job, request, site, plugins, user, b"s" * 32)
+
+
+def test_a_job_gets_no_guest_from_an_unsigned_image(
+    pool: Path, keys: Path, signers: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan.hypervisor, "qemu_uid", lambda _: 64055)
+    put(pool, "m", keys / "stranger")
+    assert planned(site_with(pool, "")), "a site that does not ask"
+    with pytest.raises(Refused, match=f"No principal matched.*one of {signers} only"):
+        planned(site_with(pool, signers))
+    put(pool, "m", keys / "site")
+    assert planned(site_with(pool, signers))
+
+
+def test_doctor_names_images_that_nobody_has_signed(pool: Path, keys: Path, signers: Path) -> None:
+    put(pool, "a", keys / "site")
+    put(pool, "b")
+    found = {(r.status, r.message) for r in doctor_images.check_pool(site_with(pool, signers))}
+    assert ("ok", f"1 images are signed by one of {signers}") in found
+    (warned,) = [text for status, text in found if status == "warning"]
+    assert warned.startswith("img=b: the image is not signed")
+    signers.unlink()
+    found = {(r.status, r.message) for r in doctor_images.check_pool(site_with(pool, signers))}
+    assert any(status == "failed" and str(signers) in text for status, text in found)
+
+
+@pytest.fixture
+def run(
+    pool: Path, signers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Result]:
+    config = tmp_path / "site.toml"
+    paths = f'[paths]\nstate = "{tmp_path}/state"\nrun = "{tmp_path}/run"\n'
+    config.write_text(f'[images]\npool = "{pool}"\nkeep = 0\nsigners = "{signers}"\n{paths}')
+    real = cli_site.load
+
+    def load(path: Path, *, node: bool = True, only: Any = None) -> Any:
+        return real(path, node=node, only=("linux-guest",))
+
+    monkeypatch.setattr(cli_site, "load", load)
+    monkeypatch.setattr(cli_site, "load_for_root", load)
+    for module in (command, images_common):
+        monkeypatch.setattr(module, "effective_root", lambda: True)
+
+    def call(*argv: object) -> Result:
+        return CliRunner().invoke(command.images, [str(word) for word in argv], obj=config)
+
+    return call
+
+
+def test_sign_and_verify(pool: Path, keys: Path, run: Callable[..., Result]) -> None:
+    put(pool, "m")
+    before = run("verify")
+    assert before.exit_code == 1
+    assert "img=m: the image is not signed" in before.stderr
+    done = run("sign", "m", "--key", keys / "site")
+    assert (done.exit_code, done.stdout) == (0, "m is signed by admin@site\n")
+    assert run("verify").stdout.endswith(", signed by admin@site\n")
+    assert json.loads(run("verify", "--json").stdout)[0]["signed_by"] == "admin@site"
+    labelled = run("label", "m", "x=y")
+    assert "the signature of m was for the labels before" in labelled.stderr
+    assert run("verify").exit_code == 1
+
+
+def test_sign_with_a_key_that_is_elsewhere(
+    pool: Path, keys: Path, run: Callable[..., Result], tmp_path: Path
+) -> None:
+    put(pool, "m")
+    file = tmp_path / "payload"
+    file.write_text(run("sign", "m", "--payload").stdout)
+    keygen("-Y", "sign", "-f", keys / "other", "-n", "vtorque-image", file)
+    done = run("sign", "m", "--signature", f"{file}.sig", "--json")
+    assert json.loads(done.stdout)["signed_by"] == "hsm"
+    assert run("verify").exit_code == 0
+
+
+def test_what_is_not_signed_keeps_what_it_has(
+    pool: Path, keys: Path, run: Callable[..., Result], tmp_path: Path
+) -> None:
+    before = put(pool, "m", keys / "site").signature
+    (tmp_path / "junk").write_text("junk")
+    for argv, words in (
+        (("--key", keys / "stranger"), "No principal matched"),
+        (("--key", tmp_path / "none"), "No such file"),
+        (("--signature", tmp_path / "junk"), "is no signature of image m"),
+        (("--signature", tmp_path / "none"), "No such file"),
+    ):
+        failed = run("sign", "m", *argv)
+        assert isinstance(failed.exception, Refused)
+        assert words in str(failed.exception)
+    for wrong in ((), ("--payload", "--key", keys / "site")):
+        assert isinstance(run("sign", "m", *wrong).exception, UsageError)
+    assert images.describe(pool, "m").signature == before
+
+
+def test_a_damaged_image_is_not_signed(pool: Path, keys: Path, run: Callable[..., Result]) -> None:
+    put(pool, "m")
+    swap(pool, hashes=False)
+    failed = run("sign", "m", "--key", keys / "site")
+    assert "k has sha256" in str(failed.exception)
+    assert images.describe(pool, "m").signature == ""
+
+
+def test_an_added_image_is_signed_at_once_or_nobody_gets_it(
+    pool: Path, keys: Path, run: Callable[..., Result], tmp_path: Path
+) -> None:
+    kernel = bytes.fromhex("7f454c46020101") + bytes(9) + b"\2\0\x3e\0\1\0\0\0" + bytes(64)
+    (tmp_path / "k").write_bytes(kernel)
+    described = ("--guest-type", "linux", "--distro", "micro", "--arch", "x86_64")
+    added = run("add", tmp_path / "k", "m", *described, "--sign-key", keys / "site")
+    assert added.exit_code == 0, added.output
+    assert "no job gets it yet" not in added.stderr
+    assert run("verify").exit_code == 0
+    (tmp_path / "k").write_bytes(kernel + b"new")
+    updated = run("update", "m", tmp_path / "k")
+    assert "note: no job gets it yet: img=m: the image is not signed" in updated.stderr
+    failed = run("update", "m", tmp_path / "k", "--sign-key", tmp_path / "none")
+    assert "No such file" in str(failed.exception)

@@ -1,0 +1,84 @@
+"""``vmgr images sign``: say by a key of the site that an image is what it should be."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import click
+
+from vtorque_core.cli.images_common import (
+    as_json,
+    bars,
+    check_allowed,
+    root_site,
+    signed_by,
+    site_of,
+    write_json,
+)
+from vtorque_core.errors import Refused, UsageError, printable
+
+_PATH = click.Path(path_type=Path)
+
+
+@click.command()
+@click.argument("name")
+@click.option("--key", type=_PATH, help="A private key, as ssh-keygen makes it.")
+@click.option("--signature", type=_PATH, help="Made elsewhere, of what --payload prints.")
+@click.option("--payload", is_flag=True, help="Print what is to be signed, for a key elsewhere.")
+@as_json
+@click.pass_context
+def sign(
+    ctx: click.Context,
+    name: str,
+    key: Path | None,
+    signature: Path | None,
+    payload: bool,
+    as_json: bool,
+) -> None:
+    """Sign an image: its name, the hashes of its files, its kernel's command line and labels.
+
+    Its files are hashed first. With [images] signers in the config, the key must be one of those.
+    New content, or a new label, needs a new signature.
+    """
+    from vtorque_core import image_signature, images  # noqa: PLC0415
+
+    if (key is not None) + (signature is not None) + payload != 1:
+        raise UsageError("say one of --key FILE, --signature FILE and --payload")
+    if payload:
+        site = site_of(ctx)
+        check_allowed(site, name)
+        found = images.describe(site.images.pool, name)
+        sys.stdout.write(image_signature.signed_bytes(found).decode("ascii"))
+        return
+    site, _ = root_site(ctx)
+    pool = site.images.pool
+    found = images.describe(pool, name)
+    with bars() as told:
+        told.step(f"hashing {printable(name)}")
+        images.verify(pool, name, told.told)
+    if key is not None:
+        text = image_signature.sign(found, key)
+    else:
+        assert signature is not None  # noqa: S101 - one of three
+        text = _read(signature)
+        image_signature.check_well_made(found, text)
+    by = signed_by(site, replace(found, signature=text))
+    images.attach(pool, found, text)
+    if as_json:
+        write_json({"name": name, "sha256": found.sha256, "signed_by": by})
+    elif by is None:
+        click.echo(f"{name} is signed; jobs get it unsigned, too: [images] signers is not set")
+    else:
+        click.echo(f"{name} is signed by {printable(by)}")
+
+
+def _read(path: Path) -> str:
+    from vtorque_core.image_sidecar import MAX_SIGNATURE  # noqa: PLC0415
+
+    try:
+        with path.open("rb") as file:
+            return file.read(MAX_SIGNATURE + 1).decode("ascii", "replace")
+    except OSError as error:
+        raise Refused(f"{printable(str(path))}: {error.strerror}") from None

@@ -1,0 +1,187 @@
+"""Signatures of images by a site's keys: who says that an image is what it is.
+
+What is signed is the sidecar's word on the image: its name, the hashes of its files, and all that
+decides how it boots. The signature is ssh-keygen's (PROTOCOL.sshsig of OpenSSH, ``-Y`` of
+ssh-keygen(1)); who may sign is said by an allowed signers file (the same page, ALLOWED SIGNERS).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from vtorque_core.api_node import guarded
+from vtorque_core.errors import ConfigError, HostFault, Refusal, Refused, printable
+from vtorque_core.image_sidecar import MAX_SIGNATURE, Sidecar
+from vtorque_core.trust import effective_root, require_root_owned
+
+NAMESPACE = "vtorque-image"  # a signature for anything else is none of an image
+_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
+_ENV = {"PATH": _PATH, "LC_ALL": "C", "HOME": "/nonexistent"}
+_NOBODY = ("--reuid", "65534", "--regid", "65534", "--clear-groups", "--no-new-privs")
+_SECONDS = 20.0  # for one call, which takes milliseconds
+_MAX_SIGNERS = 1 << 20  # bytes of the allowed signers file
+_NOT_SIGNED = ("builder", "created", "verified", "signature")  # decide nothing, or differ by copy
+
+
+def signed_bytes(sidecar: Sidecar) -> bytes:
+    """Return what a signature is of: the same bytes for every copy of the image.
+
+    JSON with sorted keys and no blanks, in ASCII: the sidecar less who built it, when it was built
+    and last hashed, and its signature; of files their hashes only.
+    """
+    facts = {key: value for key, value in sidecar.as_json().items() if key not in _NOT_SIGNED}
+    facts["files"] = {file: record.sha256 for file, record in sidecar.files.items()}
+    return json.dumps(facts, sort_keys=True, separators=(",", ":")).encode("ascii")
+
+
+def acceptor(signers: str) -> Callable[[Sidecar], None]:
+    """Return what refuses images that the site does not accept; ``signers``: its config's key."""
+
+    def accept(sidecar: Sidecar) -> None:
+        if signers:
+            signer_of(sidecar, Path(signers))
+
+    return accept
+
+
+def signer_of(sidecar: Sidecar, signers: Path) -> str:
+    """Return the name of the allowed signer who has signed this. Any user; takes 20 ms.
+
+    Args:
+        sidecar: as it was read.
+        signers: the site's allowed signers file; root's alone to write.
+
+    ssh-keygen reads the signature as nobody. Raises Refused if it is missing, of something else,
+    by somebody else or by a key that is not valid now; HostFault if the file or ssh-keygen is
+    missing, or others can write the file.
+    """
+    text = _read(signers)
+    if not sidecar.signature:
+        raise _refusal(sidecar, "the image is not signed", signers)
+    with _handed(text, sidecar.signature.encode()) as (allowed, signature):
+        files = (allowed, signature)
+        found = ("-s", _path(signature), "-f", _path(allowed))
+        code, said, words = _keygen("find-principals", *found, files=files)
+        names = [name for line in said.splitlines() for name in line.split(",") if name]
+        for name in names if code == 0 else ():
+            asked = ("-I", name, "-n", NAMESPACE, *found)
+            code, _, words = _keygen("verify", *asked, files=files, stdin=signed_bytes(sidecar))
+            if code == 0:
+                return name
+    raise _refusal(sidecar, f"its signature is not valid ({words})", signers)
+
+
+def check_well_made(sidecar: Sidecar, text: str) -> None:
+    """Check that ``text`` is a signature of this image by any key. Raises Refused, HostFault."""
+    if not 0 < len(text) <= MAX_SIGNATURE or not text.isascii():
+        raise Refused(f"is no signature: of 1 to {MAX_SIGNATURE} bytes, as ssh-keygen writes it")
+    with _handed(text.encode()) as (signature,):
+        asked = ("-n", NAMESPACE, "-s", _path(signature))
+        code, _, words = _keygen(
+            "check-novalidate", *asked, files=(signature,), stdin=signed_bytes(sidecar)
+        )
+    if code != 0:
+        raise Refused(f"is no signature of image {sidecar.name} as it is now ({words})")
+
+
+def sign(sidecar: Sidecar, key: Path) -> str:
+    """Return the signature of an image by a private key.
+
+    As who may read the key; a passphrase is asked for on the terminal. Raises Refused with
+    ssh-keygen's words, HostFault.
+    """
+    try:
+        done = subprocess.run(
+            [_program(), "-Y", "sign", "-q", "-n", NAMESPACE, "-f", str(key.absolute())],
+            input=signed_bytes(sidecar),
+            capture_output=True,
+            env=_ENV,
+            check=False,
+        )
+    except ValueError:
+        raise Refused(f"{printable(str(key))}: is no path of a key") from None
+    text = done.stdout.decode("ascii", "replace")
+    if done.returncode != 0 or not text:
+        raise Refused(f"{printable(str(key))}: ssh-keygen does not sign with it: {_last(done)}")
+    return text
+
+
+def _refusal(sidecar: Sidecar, reason: str, signers: Path) -> Refused:
+    fix = f"if it is what it should be: vmgr images sign {sidecar.name} --key FILE, as root"
+    message = f"{reason}; this site takes images that are signed by one of {signers} only"
+    return Refused(Refusal(message, key="img", value=sidecar.name, fix=fix))
+
+
+def _read(signers: Path) -> bytes:
+    """Return the allowed signers file, which nobody but root may have written."""
+    try:
+        require_root_owned(signers, uid=os.geteuid())
+        with signers.open("rb") as file:
+            text = file.read(_MAX_SIGNERS + 1)
+    except (OSError, ConfigError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise HostFault(
+            f"[images] signers = {signers}: {reason}; write who may sign images there, as in "
+            "ssh-keygen(1), ALLOWED SIGNERS"
+        ) from None
+    if len(text) > _MAX_SIGNERS:
+        raise HostFault(f"[images] signers = {signers}: is longer than {_MAX_SIGNERS} bytes")
+    return text
+
+
+@contextmanager
+def _handed(*texts: bytes) -> Iterator[tuple[int, ...]]:
+    """Give files in memory: nobody can read them by path, or exchange them meanwhile."""
+    files: list[int] = []
+    try:
+        for text in texts:
+            files.append(os.memfd_create("vtorque-image", os.MFD_CLOEXEC))
+            os.write(files[-1], text)
+        yield tuple(files)
+    finally:
+        for file in files:
+            os.close(file)
+
+
+def _path(descriptor: int) -> str:
+    return f"/proc/self/fd/{descriptor}"
+
+
+def _program() -> str:
+    program = shutil.which("ssh-keygen", path=_PATH)
+    if program is None:
+        raise HostFault(f"ssh-keygen: not found in {_PATH}: install openssh-client")
+    return program
+
+
+def _keygen(
+    action: str, *argv: str, files: tuple[int, ...], stdin: bytes = b""
+) -> tuple[int, str, str]:
+    """Run ``ssh-keygen -Y`` on open files; return exit code, stdout and its last words."""
+    rights = _NOBODY if effective_root() else ()
+    try:
+        done = subprocess.run(
+            guarded(_program(), "-Y", action, *argv, rights=rights),
+            input=stdin,
+            capture_output=True,
+            env=_ENV,
+            pass_fds=files,
+            cwd="/",
+            timeout=_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise HostFault(f"ssh-keygen -Y {action}: no end after {_SECONDS:g} s") from None
+    return done.returncode, done.stdout.decode("utf-8", "replace"), _last(done)
+
+
+def _last(done: subprocess.CompletedProcess[bytes]) -> str:
+    """Return what ssh-keygen says is wrong; its last line is often no more than that it failed."""
+    words = done.stderr.decode("utf-8", "replace").strip().splitlines()
+    return printable(words[0] if words else f"exit code {done.returncode}", 200)
