@@ -23,7 +23,7 @@ def scaled(most: float) -> tuple[float, str]:
 
 def duration(seconds: float) -> str:
     """Return a length of time in its two largest units."""
-    if seconds < 10:
+    if seconds < 9.95:
         return f"{seconds:.2f} s" if seconds < 1 else f"{seconds:.1f} s"
     if seconds < 60:
         return f"{seconds:.0f} s"

@@ -98,7 +98,11 @@ class Browser:
     @property
     def complaints(self):
         """All errors and warnings of the console, blocked things and exceptions."""
-        found = [e["entry"]["text"] for e in self.seen("Log.entryAdded")]
+        found = [
+            e["entry"]["text"]
+            for e in self.seen("Log.entryAdded")
+            if e["entry"]["level"] in ("warning", "error")
+        ]
         found += [e["args"] for e in self.seen("Runtime.consoleAPICalled")]
         found += [e["exceptionDetails"]["text"] for e in self.seen("Runtime.exceptionThrown")]
         return found + [e["issue"]["code"] for e in self.seen("Audits.issueAdded")]
