@@ -36,9 +36,9 @@ def report(
     places = attempts(config, job_id)
     found = load.report([places[-1].directory, *more], time.time())
     if html is not None:
-        from vtorque_report import page  # noqa: PLC0415 - jinja2, Vega's runtime
+        from vtorque_report.page import render  # noqa: PLC0415 - jinja2, Vega's runtime
 
-        load.write(html, page.render(found).encode())
+        load.write(html, render(found).encode())
         return
     if as_json:
         click.echo(json.dumps(found.data(), indent=2))
