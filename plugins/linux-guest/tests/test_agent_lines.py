@@ -7,9 +7,12 @@ import time
 import pytest
 
 from local_agent import LocalAgent, run, sh
+from patience import LONG
 from vtorque_core.api_context import LinePort
 from vtorque_core.api_node import HostFault
 from vtorque_linux_guest.bundle import agent_conf
+
+PATIENT = 2 * LONG  # seconds without a byte: the agent under its sanitizers, on a busy machine
 
 
 class Lines:
@@ -20,11 +23,11 @@ class Lines:
         self.listener = socket.socket(socket.AF_UNIX)
         self.listener.bind(str(self.path))
         self.listener.listen(4)
-        self.listener.settimeout(20)
+        self.listener.settimeout(PATIENT)
 
     def accept(self):
         self.port = self.listener.accept()[0]
-        self.port.settimeout(20)
+        self.port.settimeout(PATIENT)
         return self.port
 
     def read(self, size):

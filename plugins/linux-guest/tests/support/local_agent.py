@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from patience import LONG
 from vtorque_linux_guest.status import StatusReader
 from vtorque_linux_guest.stream import Events, ExitStatus, Session, Start
 
@@ -84,7 +85,7 @@ class LocalAgent:
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(str(self.path / name))
         listener.listen(8)
-        listener.settimeout(20)
+        listener.settimeout(LONG)
         return listener
 
     def status(self) -> socket.socket:
@@ -95,7 +96,7 @@ class LocalAgent:
 
     def ready(self) -> None:
         """Wait until the agent has reported READY; its status connection is kept."""
-        StatusReader(self.status()).wait_ready(time.monotonic() + 20, lambda _: None)
+        StatusReader(self.status()).wait_ready(time.monotonic() + LONG, lambda _: None)
 
     def connect(self) -> socket.socket:
         """The agent's next connection to the run port, as a host would have it."""
@@ -106,7 +107,7 @@ class LocalAgent:
     def session(self) -> Session:
         """A session on the agent's next connection, after HELLO."""
         session = Session(self.connect())
-        session.hello(time.monotonic() + 20)
+        session.hello(time.monotonic() + LONG)
         return session
 
     def log(self) -> str:
@@ -125,7 +126,7 @@ class LocalAgent:
         alive = self.process.poll() is None
         self.process.terminate()
         try:
-            code = self.process.wait(20)
+            code = self.process.wait(LONG)
         finally:
             self.process.kill()
             self._log.close()
@@ -154,7 +155,7 @@ def run(
             status = session.run(start, read, out.fileno(), err.fileno(), events)
         finally:
             os.close(read)
-            feeder.join(20)
+            feeder.join(LONG)
         out.seek(0)
         err.seek(0)
         return status, out.read(), err.read()
