@@ -11,10 +11,16 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from vtorque_core.api_qemu import (
+    kernel_vhost_threads,
+    own_vhost_threads,
+    thread_name,
+    threads,
+)
+
 _TICK = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _GONE = (OSError, ValueError, IndexError)
-_KERNEL_THREAD = 0x00200000  # PF_KTHREAD, include/linux/sched.h: no user can forge it
 LOOK_AGAIN = 15  # samplings after which threads are looked for again
 
 
@@ -77,21 +83,15 @@ class Process:
         )  # fmt: skip
 
     def _look(self) -> None:
-        """Find iothreads, and vhost's threads: QEMU's own since Linux 6.4, before the kernel's."""
-        name = f"vhost-{self._directory.name}"
-        for task in _below(self._directory / "task"):
-            comm = _comm(task)
-            if comm.startswith("IO iothread"):
+        """Find iothreads, and vhost's threads: QEMU's own or the kernel's."""
+        for task in threads(self._directory):
+            if thread_name(task).startswith("IO iothread"):
                 self._add(task, "io")
-            elif comm.startswith("vhost-"):
-                self._add(task, "own vhost")
-        if self._looks in (
-            0,
-            LOOK_AGAIN,
-        ):  # they are there from the start, and all of /proc is much
-            for task in _below(self._directory.parent):
-                if _comm(task) == name and _of_kernel(task):
-                    self._add(task, "vhost")
+        for task in own_vhost_threads(self._directory):
+            self._add(task, "own vhost")
+        if self._looks <= LOOK_AGAIN:  # they are there from the start, and all of /proc is much
+            for task in kernel_vhost_threads(self._directory):
+                self._add(task, "vhost")
 
     def _add(self, task: Path, kind: str) -> None:
         path = str(task)
@@ -103,22 +103,3 @@ class Process:
 
 def _open(path: Path) -> int:
     return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-
-
-def _below(directory: Path) -> list[Path]:
-    with contextlib.suppress(OSError):
-        return [directory / name for name in os.listdir(directory) if name.isdigit()]  # noqa: PTH208
-    return []
-
-
-def _comm(task: Path) -> str:
-    with contextlib.suppress(OSError):
-        return (task / "comm").read_text(encoding="utf-8", errors="replace").rstrip("\n")
-    return ""
-
-
-def _of_kernel(process: Path) -> bool:
-    with contextlib.suppress(*_GONE):
-        stat = (process / "stat").read_text(encoding="utf-8", errors="replace")
-        return bool(int(stat.rpartition(")")[2].split()[6]) & _KERNEL_THREAD)
-    return False

@@ -1,0 +1,49 @@
+"""Public, for a plugin's node-wide process: the threads of a guest's QEMU, as /proc has them.
+
+A thread is given by its directory: ``/proc/<pid>/task/<tid>``, or ``/proc/<tid>`` of a kernel
+thread. As root. What has ended meanwhile has no name and no threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+_KERNEL_THREAD = 0x00200000  # PF_KTHREAD, include/linux/sched.h: no user can forge it
+
+
+def threads(process: Path) -> list[Path]:
+    """Return the threads of a process, given its ``/proc/<pid>``."""
+    return _numbered(process / "task")
+
+
+def thread_name(thread: Path) -> str:
+    """Return what a thread calls itself, at most 15 bytes (proc_pid_comm(5)); empty if gone."""
+    with contextlib.suppress(OSError):
+        return (thread / "comm").read_text(encoding="utf-8", errors="replace").rstrip("\n")
+    return ""
+
+
+def own_vhost_threads(process: Path) -> list[Path]:
+    """Return the vhost workers that are threads of QEMU: so since Linux 6.4."""
+    return [task for task in threads(process) if thread_name(task).startswith("vhost-")]
+
+
+def kernel_vhost_threads(process: Path) -> list[Path]:
+    """Return the vhost workers that are the kernel's: before 6.4, or fork_from_owner_default=0."""
+    name = f"vhost-{process.name}"
+    return [p for p in _numbered(process.parent) if thread_name(p) == name and _of_kernel(p)]
+
+
+def _numbered(directory: Path) -> list[Path]:
+    with contextlib.suppress(OSError):
+        return [directory / name for name in os.listdir(directory) if name.isdigit()]  # noqa: PTH208
+    return []
+
+
+def _of_kernel(process: Path) -> bool:
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        stat = (process / "stat").read_text(encoding="utf-8", errors="replace")
+        return bool(int(stat.rpartition(")")[2].split()[6]) & _KERNEL_THREAD)
+    return False
