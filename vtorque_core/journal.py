@@ -3,7 +3,8 @@
 One file of JSON lines, ``<state>/journal/<job key>.jsonl``, 0600 root. Its lines, by ``op``:
 
     job       the first line: schema, core, boot, id, attempt, owner, uid, batch, plugins
-    acquire   seq, plugin, kind, scope, guest, needs, phase, args, t; fsynced before create() runs
+    acquire   seq, plugin, kind, scope, guest, needs, phase, args, t, clock (CLOCK_MONOTONIC);
+              fsynced before create() runs
     created   seq: create() has returned. Without it a node-wide resource does not count as there,
               and what a killed creator asked for may still appear
     released  seq; failed: seq, error, try. Both optional: teardown works on a full disk
@@ -79,7 +80,7 @@ on_step: Callable[[str], None] = lambda _step: None  # noqa: E731
 """Test seam, and nothing else: called with ``before record file``, ``after create file``,
 ``before release file``, ... around every step. A fault harness replaces it and kills the process
 there, without knowing any plugin. The words are: record, create, created, release, released,
-delete."""
+delete. ``phase plan``: a phase of the job has begun."""
 
 
 def step(name: str) -> None:
@@ -254,6 +255,7 @@ class Journal:
                     phase=phase,
                     args=arguments(resource),
                     time=time.time(),
+                    clock=time.monotonic(),
                 )
                 new.append(record)
             for record in new:
@@ -286,6 +288,8 @@ class Journal:
             line |= {"cpu": used.cpu_seconds, "mib": used.peak_mib}
         with self._mutex, contextlib.suppress(HostFault):
             self._write([line], sync=False)
+        if guest is None:
+            step(f"phase {name}")
 
     def released(self, seq: int, **extra: Any) -> None:
         """Note that a record is released, if the disk takes it (see :meth:`_note`)."""
@@ -359,6 +363,7 @@ def _acquire_line(record: Record) -> dict[str, Any]:
         "phase": record.phase,
         "args": record.args,
         "t": round(record.time, 3),
+        "clock": record.clock,
     }
 
 

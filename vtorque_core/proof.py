@@ -47,7 +47,8 @@ class Proof:
         state: the wrapper waits on ``starting`` and runs the script on ``ready`` only.
         reason: one line for the user, unless ready; ``detail``: lines after it, or, if ready, what
             the job has to do without.
-        deadline: unix time when ``starting`` must have ended.
+        deadline: when ``starting`` must have ended, by CLOCK_MONOTONIC (clock_gettime(2)), which
+            all processes of this boot share and nobody sets.
         guest_type, plugin: whose driver runs the script.
         grace: seconds between TERM and KILL.
         shell: the user's own ``-S``.

@@ -74,7 +74,8 @@ class Record:
     """One acquired resource. ``guest`` is its index on this node, None for the whole job.
 
     ``tries`` counts failed releases and ``error`` is the last one's; ``created``: create() has
-    returned.
+    returned. ``clock``: ``time`` by CLOCK_MONOTONIC (clock_gettime(2)), which nobody sets; it is
+    known to all processes of one boot. None in journals of before.
     """
 
     seq: int
@@ -89,6 +90,7 @@ class Record:
     tries: int = 0
     error: str = ""
     created: bool = False
+    clock: float | None = None
 
     def same(self, kind: str, args: Mapping[str, Any]) -> bool:
         """Return whether it is the same thing: equal kind and arguments."""
@@ -169,9 +171,14 @@ def read(path: Path) -> JournalState:
 
     Raises FileNotFoundError, EmptyJournal, JournalError (corrupt, or of another version).
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    with os.fdopen(descriptor, "rb") as file:
-        data = file.read()
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as file:
+            data = file.read()
+    except FileNotFoundError:
+        raise
+    except OSError as error:  # a disk that fails, a link: other jobs' journals are fine
+        raise JournalError(f"{path}: cannot be read ({error.strerror})") from error
     lines, size = _whole_lines(data, path)
     if not lines:
         raise EmptyJournal(f"{path}: empty: the process died before it acquired anything")
@@ -274,6 +281,7 @@ class _Reader:
             phase=str(line["phase"]),
             args=args,
             time=float(line["t"]),
+            clock=float(line["clock"]) if "clock" in line else None,
         )
 
     def state(self, size: int) -> JournalState:

@@ -235,7 +235,7 @@ def _proof(start: Start, job: BatchJob, wanted: JobRequest) -> Proof:
         attempt=job.attempt,
         uid=start.user.uid,
         state="starting",
-        deadline=time.time() + start.deadline - time.monotonic(),
+        deadline=start.deadline,
         grace=start.site.node.grace,
         shell=wanted.shell,
         files={name: proof.digest(content) for name, content in _user_files(wanted).items()},

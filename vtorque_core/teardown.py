@@ -288,7 +288,7 @@ class _Teardown:
             return
         release = resource.release
         if isinstance(resource, CoreResource) and not record.created:
-            release = functools.partial(_until_settled, release, record.time + resource.settle)
+            release = functools.partial(_until_settled, release, resource.settle - _age(record))
         try:
             self.running[record.seq] = Child(release, self.left())
         except OSError as error:
@@ -376,13 +376,16 @@ def _drop_connections() -> None:
             time.sleep(0.001)
 
 
-def _until_settled(release: Callable[[], None], instant: float) -> None:
-    """Release what a killed creator may have asked another process for, until that must be over.
+def _age(record: Record) -> float:
+    """Return the age of a record of this boot in seconds, whoever sets the clock."""
+    return max(0.0, time.monotonic() - record.clock if record.clock else time.time() - record.time)
 
-    ``instant`` is Unix time: the record's, since the creator was another process.
-    """
+
+def _until_settled(release: Callable[[], None], seconds: float) -> None:
+    """Release what a killed creator may have asked another process for, until that must be over."""
+    end = time.monotonic() + seconds
     release()
-    while time.time() < instant:
+    while time.monotonic() < end:
         time.sleep(_LOOK_AGAIN)
         release()
 

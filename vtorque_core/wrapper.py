@@ -203,7 +203,7 @@ def _await_proof(
         if found.state == "host_fault":
             detail = [printable(line) for line in found.detail]
             raise _Stop(EXIT_HOST_FAULT, printable(found.reason, 2000), detail)
-        if time.time() > found.deadline + SLACK:
+        if time.monotonic() > found.deadline + SLACK:
             raise _Stop(
                 EXIT_NO_PROOF, "the guests were not ready by the start's deadline; nothing was run"
             )
@@ -224,7 +224,7 @@ def _await_sisters(
     them: each looks at its own root's proof and says what is wrong with it.
     """
     command = shell.on_every_node([str(paths.jobshell), AWAIT, job.job_id], environ)
-    left = max(ready.deadline + 2 * SLACK - time.time(), SLACK)
+    left = max(ready.deadline + 2 * SLACK - time.monotonic(), SLACK)
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, stdout=streams.stderr, stderr=streams.stderr,

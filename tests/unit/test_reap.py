@@ -1,6 +1,7 @@
 """The reaper: it takes what the batch system no longer knows, and nothing else."""
 
 import dataclasses
+import errno
 import json
 import os
 import time
@@ -8,11 +9,13 @@ import time
 import pytest
 
 from acme_card import Card, in_other_process, loaded, starter
+from vtorque_core import teardown
 from vtorque_core.api_batch import Life
 from vtorque_core.errors import UsageError
 from vtorque_core.journal import job_lock, journals
 from vtorque_core.names import Paths
 from vtorque_core.reap import reap, release_job
+from vtorque_core.resources import File
 
 
 @pytest.fixture
@@ -105,6 +108,54 @@ def test_unreadable_and_empty_journals(paths, start):
     results = reaped(paths, {})
     assert {job: r.action for (job, _), r in results.items()} == {"bad": "unreadable"}
     assert [path.name for path in journals(paths)] == ["bad.0.jsonl"]
+
+
+def test_a_journal_that_the_disk_does_not_give_keeps_no_other(paths, start, tmp_path, monkeypatch):
+    bad = start("bad")
+    start("good").take(Card(str(tmp_path / "card")))
+    real = os.open
+
+    def fails(path, *args, **more):
+        if path == bad.path:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(path, *args, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", fails)
+        results = reaped(paths, {"bad": Life.GONE, "good": Life.GONE})
+        assert {job: r.action for (job, _), r in results.items()} == {
+            "bad": "unreadable",
+            "good": "released",
+        }
+        assert "Input/output error" in results["bad", 0].message
+    assert reaped(paths, {"bad": Life.GONE})["bad", 0].action == "released"
+
+
+def test_while_the_server_is_down_it_waits_and_goes_on_afterwards(paths, start, tmp_path):
+    """However often it is called."""
+    start("1").take(Card(str(tmp_path / "card")))
+    for answer in ({}, {"1": Life.UNKNOWN}, {"1": Life.ALIVE}, {}):
+        result = reaped(paths, answer)["1", 0]
+        assert result.action in ("unknown", "alive") and result.ok and not result.report
+        assert (tmp_path / "card").exists()
+    assert reaped(paths, {"1": Life.GONE})["1", 0].action == "released"
+
+
+def test_after_a_reboot_it_releases_what_is_on_disk_and_starts_no_other(
+    paths, start, tmp_path, monkeypatch
+):
+    """Node-wide things, shared memory, daemons: gone with the boot, by the journal's first line."""
+    journal = start("1")
+    journal.take(Card(str(tmp_path / "card")))
+    kept = tmp_path / "kept"
+    journal.take(File(str(kept), content=b"x"))
+    with monkeypatch.context() as patch:
+        patch.setattr(Card, "release", lambda _: 1 / 0)  # volatile: must not be called
+        patch.setattr(teardown, "boot_id", lambda: "another")
+        assert reaped(paths, {"1": Life.UNKNOWN})["1", 0].action == "unknown"
+        assert kept.exists()
+        assert reaped(paths, {"1": Life.GONE})["1", 0].action == "released"
+    assert not kept.exists() and journals(paths) == []
 
 
 def test_release_job_takes_all_attempts_and_no_other_job(paths, start, tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import threading
 import time
 from functools import partial
@@ -302,6 +303,25 @@ def test_a_domain_that_appears_after_its_creator_was_killed_is_caught(
         assert (clean, left) == (True, [])
 
     with_more_time(attempt, 0.5, 5, 20)
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["clock", "no clock"])
+def test_a_clock_that_was_set_back_does_not_keep_a_release(
+    paths, start, domains, tmp_path, monkeypatch, known
+):
+    """Else it would wait until the day on which a killed create() must be over."""
+    monkeypatch.setattr(hypervisor, "create_domain", lambda uri, xml, **_: 1 / 0)
+    monkeypatch.setattr(Domain, "settle", 0.1)
+    journal = start()
+    with monkeypatch.context() as tomorrow, pytest.raises(ZeroDivisionError):
+        real = time.time
+        tomorrow.setattr(time, "time", lambda: real() + 86400)
+        journal.take(Domain("vt-0", "u0", "x", xml="u0"), guest=0)
+    if not known:  # a journal of an older version
+        journal.path.write_text(re.sub(r', "clock": [0-9.]+', "", journal.path.read_text()))
+    assert (read(journal.path).records[1].clock is not None) == known
+    report = teardown(journal.path, paths, loaded(), release_timeout=20)
+    assert report.clean, report.lines()
 
 
 def test_connections_are_closed_before_anything_forks(paths, start, tmp_path, monkeypatch):

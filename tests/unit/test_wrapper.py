@@ -189,7 +189,7 @@ def test_a_failed_start_says_why(job, state, code):
 
 
 def test_it_waits_while_the_guests_start(job):
-    starting = replace(READY, state="starting", deadline=time.time() + 60)
+    starting = replace(READY, state="starting", deadline=time.monotonic() + 60)
     proofs.write(job.paths, starting)
     timer = threading.Timer(0.2, proofs.write, (job.paths, READY))
     begin = time.monotonic()
@@ -200,7 +200,7 @@ def test_it_waits_while_the_guests_start(job):
 
 
 def test_it_does_not_wait_for_a_dead_root(job):
-    proofs.write(job.paths, replace(READY, state="starting", deadline=time.time() - 6))
+    proofs.write(job.paths, replace(READY, state="starting", deadline=time.monotonic() - 6))
     assert job.run() == 120
     assert job.ran_nothing() and "deadline" in job.said
 

@@ -44,7 +44,15 @@ class Run:
     kind: str = ""
 
 
-class Rig(Protocol):
+class Looks(Protocol):
+    """Surroundings."""
+
+    def look(self) -> Mapping[str, object]:
+        """Return what can be seen of the surroundings and must be the same afterwards."""
+        ...
+
+
+class Rig(Looks, Protocol):
     """A job and its surroundings, real or recorded."""
 
     def start(self, last: int | None = None) -> Run:
@@ -53,10 +61,6 @@ class Rig(Protocol):
 
     def release(self) -> None:
         """Release in another process all that the job holds. Raises AssertionError."""
-        ...
-
-    def look(self) -> Mapping[str, object]:
-        """Return what can be seen of the surroundings and must be the same afterwards."""
         ...
 
 
@@ -103,7 +107,7 @@ def survive(
     return killed
 
 
-def same(rig: Rig, before: Mapping[str, object], where: str, patience: float = 0.0) -> None:
+def same(rig: Looks, before: Mapping[str, object], where: str, patience: float = 0.0) -> None:
     """Raise AssertionError saying ``where`` unless the surroundings are as before."""
     end = time.monotonic() + patience
     while (after := rig.look()) != before and time.monotonic() < end:
@@ -116,18 +120,39 @@ def same(rig: Rig, before: Mapping[str, object], where: str, patience: float = 0
 # -- in a process of its own ------------------------------------------------------------------
 
 
-def in_child(work: Callable[[], object], last: int | None = None) -> Run:
+def die() -> None:
+    """End this process as SIGKILL does."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def in_child(
+    work: Callable[[], object],
+    last: int | None = None,
+    act: Callable[[], object] = die,
+    meanwhile: Callable[[int], object] | None = None,
+) -> Run:
     """Run ``work`` in a forked process that kills itself at its step ``last``, from 1.
 
     Call it with no other thread running. Raises AssertionError with the traceback if the process
     ends by anything but its kill, its end or an error of vTorque's own.
+
+    Args:
+        work: what to do.
+        last: at which step the fault is; None: at none.
+        act: the fault, called in the process; after another than ``die`` it goes on.
+        meanwhile: the fault instead, called here with the process's id while it stands still.
     """
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
         os.close(reader)
-        _be_child(work, last, writer)
+        _be_child(work, last, _stand_still if meanwhile else act, writer)
     os.close(writer)
+    if meanwhile is not None and os.WIFSTOPPED(_waited(pid)):
+        try:
+            meanwhile(pid)
+        finally:
+            os.kill(pid, signal.SIGCONT)
     said = b""
     with os.fdopen(reader, "rb") as file:
         said = file.read()
@@ -142,7 +167,20 @@ def in_child(work: Callable[[], object], last: int | None = None) -> Run:
     return Run(steps, False, error, kind)
 
 
-def _be_child(work: Callable[[], object], last: int | None, tell: int) -> None:
+def _stand_still() -> None:
+    signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)  # before this thread goes on
+
+
+def _waited(pid: int) -> int:
+    """Return the status of a child that stops or ends, and leave an ended one to be reaped."""
+    found = os.waitid(os.P_PID, pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+    assert found is not None
+    return (found.si_status << 8) | 0x7F if found.si_code == os.CLD_STOPPED else 0
+
+
+def _be_child(
+    work: Callable[[], object], last: int | None, act: Callable[[], object], tell: int
+) -> None:
     gc.disable()  # it would copy the test run's memory, page by page
     counted = threading.Lock()
     seen = 0
@@ -153,7 +191,7 @@ def _be_child(work: Callable[[], object], last: int | None, tell: int) -> None:
             seen += 1
             os.write(tell, f"{name}\n".encode())
             if seen == last:
-                os.kill(os.getpid(), signal.SIGKILL)
+                act()
 
     told = ("", "", "")
     try:
@@ -178,11 +216,11 @@ def orphans() -> Iterator[Callable[[], Sequence[str]]]:
     """
     libc = ctypes.CDLL(None)
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    known = set(_children())
+    known = set(children())
 
     def left() -> Sequence[str]:
         found = []
-        for pid, state in _children().items():
+        for pid, state in children().items():
             if pid in known:
                 continue
             if state == "Z":
@@ -198,7 +236,7 @@ def orphans() -> Iterator[Callable[[], Sequence[str]]]:
         libc.prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 
 
-def _children() -> dict[int, str]:
+def children() -> dict[int, str]:
     """Return pid and state (proc_pid_stat(5)) of this process's children."""
     found = {}
     for path in Path("/proc").glob("[0-9]*/stat"):

@@ -10,7 +10,6 @@ bind mounts that only the job's processes see. Without root that needs user_name
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import os
 import pwd
@@ -29,6 +28,7 @@ from vtorque_core.api_batch import BatchJob, Life, NodeAdapter, Outcome, PeerGue
 from vtorque_core.api_context import ContextItem
 from vtorque_core.api_guest import GuestDriver
 from vtorque_core.api_pci import PciFunction
+from vtorque_core.errors import HostFault
 from vtorque_core.locks import job_lock, node_lock
 from vtorque_core.plugins import BUILTIN, Plugins, distribution_of, installed
 from vtorque_core.reap import release_job
@@ -37,10 +37,8 @@ from vtorque_core.resources import Domain, Mount, Vfio
 from vtorque_core.resources.pci import DRIVER as VFIO
 from vtorque_core.testing.faults import Run, in_child
 from vtorque_core.testing.recorded_image import put_image
+from vtorque_core.testing.recorded_mounts import cover
 from vtorque_core.topology import parse
-
-_CLONE_NEWNS, _CLONE_NEWUSER = 0x00020000, 0x10000000  # unshare(2)
-_MS_BIND, _MS_REC, _MS_PRIVATE = 4096, 16384, 1 << 18  # mount(2)
 
 
 class ReadyPlugins(Plugins):
@@ -90,6 +88,7 @@ class Doubles:
 
     def start_domain(self, domain: Domain) -> None:
         """Make the channels' sockets, as plain files, and then the domain."""
+        self._ask_libvirtd()
         root = ElementTree.fromstring(domain.xml)  # noqa: S314 - our own
         for source in root.iterfind("./devices/channel/source"):
             if source.get("path"):
@@ -98,7 +97,12 @@ class Doubles:
 
     def end_domain(self, domain: Domain) -> None:
         """Remove it."""
+        self._ask_libvirtd()
         (self.domains / f"{domain.name}.xml").unlink(missing_ok=True)
+
+    def _ask_libvirtd(self) -> None:
+        if (self.domains / DOWN).exists():
+            raise HostFault("libvirtd does not answer")
 
     def bind(self, card: Vfio, driver: str, now: PciFunction) -> None:
         """Do to the recorded sysfs what the kernel does when it is told the driver."""
@@ -123,6 +127,8 @@ class Doubles:
         """Return what stands for /dev/vfio/<group>."""
         return self.sysfs / "kernel/iommu_groups" / group
 
+
+DOWN = "libvirtd-is-down"  # a file beside the domains, for as long as nobody can reach them
 
 _COMMANDS = ("reset", "drivers_probe", "unbind")  # what is written there, sysfs does not keep
 
@@ -240,13 +246,16 @@ class RecordedNode:
         values = {"node": "n1", "nodes": ("n1",), **self.share}
         return BatchJob(id=job_id, owner=_owner(), blob=blob, **values)
 
-    def start(self, job: BatchJob, last: int | None = None) -> Run:
-        """Start the job in a process of its own, killed at its step ``last``."""
-        return in_child(lambda: self._start(job), last)
+    def start(self, job: BatchJob, last: int | None = None, **fault: Any) -> Run:
+        """Start the job in a process of its own, killed at its step ``last``.
+
+        ``fault``: as :func:`vtorque_core.testing.faults.in_child` has it.
+        """
+        return in_child(lambda: self.start_here(job), last, **fault)
 
     def release(self, job_id: str = "1") -> None:
         """Release the job in another process. Raises AssertionError with what is left."""
-        run = in_child(lambda: self._release(job_id))
+        run = in_child(lambda: self.release_here(job_id))
         assert not run.error, f"{run.kind}: {run.error}"
 
     def domains(self) -> list[str]:
@@ -273,24 +282,33 @@ class RecordedNode:
                 found[path[len(top) + 1 :]] = (oct(mode), link, content[:200], hash(content))
         return found
 
-    def _start(self, job: BatchJob) -> None:
+    def start_here(self, job: BatchJob, *, again: bool = False) -> None:
+        """Start the job in this process; ``again``: as a prologue, after what was left of it."""
         with self._stood_in(), job_lock(self.site.paths, job.id):
+            if again:
+                release_job(self.site.paths, job.id, plugins_for=lambda _: self.plugins)
             start.start_job(job, self.site, self.plugins, NoBatch())
 
-    def _release(self, job_id: str) -> None:
+    def release_here(self, job_id: str, release_timeout: float = 30) -> None:
+        """Release the job in this process. Raises HostFault with what is left."""
         with self._stood_in():
             reports = release_job(
-                self.site.paths, job_id, plugins_for=lambda _: self.plugins, deadline=30
+                self.site.paths,
+                job_id,
+                plugins_for=lambda _: self.plugins,
+                release_timeout=release_timeout,
+                deadline=30,
             )
         lines = [line for report in reports for line in report.lines()]
-        assert not lines, lines
+        if lines:
+            raise HostFault("\n".join(lines))
 
     @contextlib.contextmanager
     def _stood_in(self) -> Iterator[None]:
         """Have the doubles stand in, in this process and what it forks."""
         known = parse(self.machine)
         doubles = Doubles(self.top / "domains", self.top / "sys")
-        _cover(self.covers)
+        cover(self.covers)
         with contextlib.ExitStack() as stack:
             for owner, name, value in (
                 (Domain, "create", _method(doubles.start_domain)),
@@ -361,27 +379,3 @@ def _owner() -> str:
     """Return a user whose jobs may run: this one, or any if this is root."""
     ids = [os.getuid()] if os.getuid() else [e.pw_uid for e in pwd.getpwall() if e.pw_uid]
     return pwd.getpwuid(ids[0]).pw_name
-
-
-def _cover(covers: Mapping[Path, Path]) -> None:
-    """Mount what is to be found elsewhere, for this process and its children alone.
-
-    Without root in a user namespace, in which all ids but the caller's are nobody's.
-    """
-    libc = ctypes.CDLL(None, use_errno=True)
-    uid, gid = os.geteuid(), os.getegid()
-    _check(libc.unshare(_CLONE_NEWNS | (_CLONE_NEWUSER if uid else 0)), "unshare")
-    if uid:
-        Path("/proc/self/setgroups").write_text("deny")
-        Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
-        Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
-    _check(libc.mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None), "mount --make-rprivate /")
-    for target, source in covers.items():
-        flags = _MS_BIND | _MS_REC
-        done = libc.mount(os.fsencode(source), os.fsencode(target), None, flags, None)
-        _check(done, f"mount --bind {source} {target}")
-
-
-def _check(code: int, what: str) -> None:
-    if code:
-        raise OSError(ctypes.get_errno(), f"{what}: {os.strerror(ctypes.get_errno())}")

@@ -206,7 +206,7 @@ def test_a_start_that_is_killed_before_the_answer_leaves_no_task(tmp_path):
         pid = os.fork()
         if pid == 0:
             with contextlib.suppress(BaseException):
-                node._start(job.job)
+                node.start_here(job.job)
             os._exit(0)
         try:
             end = time.monotonic() + 60
