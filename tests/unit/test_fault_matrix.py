@@ -1,0 +1,87 @@
+"""The fault matrix of doc/reliability.md: some of it here, all with ``scripts/test --full``."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+import fault_benches
+from fault_benches import BENCHES
+from vtorque_core.testing.matrix import Fault, read_steps, survey, table, try_all, try_one
+from vtorque_core.testing.matrix_faults import FAULTS, every
+
+PAGE = (Path(__file__).parents[2] / "doc" / "reliability.md").read_text()
+
+# Where each fault is tried in every run: the step that has most to lose by it.
+HERE = {
+    "killed": ("start", "before create domain"),
+    "EIO": ("start", "before record vfio"),
+    "disk full": ("end", "after release domain"),
+    "libvirtd dies": ("end", "before release domain"),
+    "QEMU dies": ("end", "before release domain"),
+    "clock +1 d": ("end", "before release vfio"),
+    "clock -1 d": ("start", "after record domain"),
+    "2 epilogues": ("end", "before release domain"),
+    "2 prologues": ("start", "after record domain"),
+    "reaper": ("start", "after record domain"),
+    "reboot": ("start", "after record domain"),
+    "release hangs": ("end", "before release vfio"),
+    "plugin gone": ("end", "before release linux-seed"),
+    "plugin changed": ("end", "before release linux-seed"),
+}
+
+
+@pytest.mark.parametrize("name", BENCHES)
+def test_the_page_has_all_steps(name, tmp_path):
+    """Else a resource was added or went: run scripts/fault-matrix."""
+    with fault_benches.bench(name, tmp_path) as bench:
+        steps = survey(bench)
+    lines = fault_benches.table_of(PAGE, name)
+    assert read_steps(lines) == read_steps(table(steps, [], []))
+    assert [cell.strip() for cell in lines[0].split("|")][4:-1] == list(FAULTS)
+    assert not any("leak" in line for line in lines)
+
+
+def test_each_fault_once(tmp_path):
+    with fault_benches.bench("one", tmp_path, ("passthrough",)) as bench:
+        steps = survey(bench)
+        for name, (side, step) in HERE.items():
+            (point, *_) = (p for p in steps if (p.side, p.step) == (side, step))
+            assert FAULTS[name].at(point), name
+            assert try_one(bench, FAULTS[name], point) == ""
+    assert set(HERE) == set(FAULTS)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("bench", BENCHES)
+def test_each_fault_at_every_step(bench, name):
+    steps, results = fault_benches.strike((bench, name))
+    assert not [result.leak for result in results if result.leak]
+    assert len(results) == sum(map(FAULTS[name].at, steps)) > 0
+
+
+def test_a_leak_is_shown_and_ends_there(tmp_path):
+    """A fault after which no epilogue comes, at the first three steps."""
+    forgotten = Fault("forgotten", every, lambda _bench, _point, strike: strike() and None)
+    with fault_benches.bench("one", tmp_path, ()) as bench:
+        bench.job = dataclasses.replace(bench.job, blob=bench.other.blob)
+        bench.patience = 0.0
+        steps, results = try_all(bench, [forgotten], lambda p: p.number < 4 and p.side == "start")
+    leaks = [result for result in results if result.leak]
+    assert [result.point.step for result in leaks] == [
+        "before record file",
+        "after record file",
+        "before create file",
+    ]
+    assert "journal/1.0.jsonl" in leaks[0].leak
+    assert "| begin | file | 4 | **3 of 3 leak** |" in table(steps, results, ["forgotten"])
+
+
+def test_the_table_is_put_between_its_marks():
+    begin, end = fault_benches.marks("x")
+    page = f"a\n{begin}old\n{end}b\n"
+    assert fault_benches.written(page, {"x": "new"}) == f"a\n{begin}new\n{end}b\n"
+    assert fault_benches.table_of(page, "x") == ["old"]
+    with pytest.raises(ValueError, match="no marks for y"):
+        fault_benches.written(page, {"y": "new"})

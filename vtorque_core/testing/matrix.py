@@ -1,0 +1,295 @@
+"""Every fault at every journalled step of a job's life, on recorded nodes: the fault matrix.
+
+The steps are those that the start and the teardown themselves have (:mod:`.faults`), so that
+nothing here knows a plugin: each that is installed is in the matrix. A :class:`Bench` is one or
+two nodes, beside whose job another one runs; :func:`try_all` strikes at each step, lets the
+epilogue or the reaper work, and compares all that can be seen of the node with before.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from vtorque_core.api_batch import BatchJob
+from vtorque_core.journal import journals, read
+from vtorque_core.ledger import MEMORY, NODE, SHARE
+from vtorque_core.names import Paths
+from vtorque_core.records import LEASE, Record
+from vtorque_core.testing.faults import Run, children, in_child, same
+from vtorque_core.testing.recorded import DOWN, RecordedNode
+
+Side = Literal["start", "end"]
+
+
+@dataclass(frozen=True)
+class Point:
+    """A step: of the start or of the end, its number from 1, its phase, its name."""
+
+    side: Side
+    number: int
+    phase: str
+    step: str
+
+    @property
+    def kind(self) -> str:
+        """The resource that it is about; empty for the beginning of a phase."""
+        return "" if self.step.startswith("phase ") else self.step.rpartition(" ")[2]
+
+    @property
+    def row(self) -> tuple[str, str]:
+        """The line of the matrix: phase and kind."""
+        return self.phase, self.kind
+
+
+def points(side: Side, steps: Sequence[str]) -> Iterator[Point]:
+    """Yield the points of a run that nobody disturbed."""
+    phase = {"start": "begin", "end": "teardown"}[side]
+    for number, step in enumerate(steps, start=1):
+        if step.startswith("phase "):
+            phase = step.removeprefix("phase ")
+        yield Point(side, number, phase, step)
+
+
+@dataclass
+class Bench:
+    """The nodes of a job, and the one that faults strike: the first.
+
+    Args:
+        nodes: each with its own directory.
+        jobs: the job as each node sees it.
+        other: another user's job of the struck node, which must not notice; None: there is none.
+        processes: what there is of them (:func:`vtorque_core.testing.faults.orphans`).
+        patience: seconds that the nodes may take to be as before.
+        away: processes that :meth:`joined` waits for.
+    """
+
+    nodes: Sequence[RecordedNode]
+    jobs: Sequence[BatchJob]
+    other: BatchJob | None
+    processes: Callable[[], Sequence[str]]
+    patience: float = 10.0
+    away: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.node, self.job = self.nodes[0], self.jobs[0]
+        self.fresh = self.node.top.with_name(f"{self.node.top.name}-fresh")
+        shutil.copytree(self.node.top, self.fresh, symlinks=True)
+        self.known = set(children())
+        self.bare = self.look()
+        self.start_others()
+
+    def start_others(self) -> None:
+        """Start what runs beside the job, and learn what the nodes look like then."""
+        for node, job in zip(self.nodes[1:], self.jobs[1:], strict=True):
+            assert not (run := node.start(job)).error, run
+        if self.other is not None:
+            assert not (run := self.node.start(self.other)).error, run
+        self.before = self.look()
+
+    def end_others(self) -> None:
+        """End what runs beside; then nothing at all may be left. Raises AssertionError."""
+        for node, job in zip(self.nodes[1:], self.jobs[1:], strict=True):
+            node.release(job.id)
+        if self.other is not None:
+            self.node.release(self.other.id)
+        same(self, self.bare, "with no job left", self.patience)
+
+    def look(self) -> dict[str, object]:
+        """Return what there is on all nodes."""
+        found: dict[str, object] = {"processes": self.processes()}
+        for number, node in enumerate(self.nodes, start=1):
+            found |= {f"node {number}: {name}": value for name, value in node.look().items()}
+        return found
+
+    @property
+    def paths(self) -> Paths:
+        """The struck node's directories."""
+        return self.node.site.paths
+
+    def start(self, last: int | None = None, **fault: Any) -> Run:
+        """Start the job on the struck node."""
+        return self.node.start(self.job, last, **fault)
+
+    def release(
+        self,
+        last: int | None = None,
+        *,
+        first: Callable[[], object] = lambda: None,
+        how: Mapping[str, Any] | None = None,
+        **fault: Any,
+    ) -> Run:
+        """Release the job there, in a process that calls ``first`` before; see the run's error."""
+
+        def work() -> None:
+            first()
+            self.node.release_here(self.job.id, **(how or {}))
+
+        return in_child(work, last, **fault)
+
+    def behind(self, work: Callable[[], object]) -> None:
+        """Do something in a process that :meth:`joined` waits for."""
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                code = int(bool(in_child(work).error))
+            finally:
+                os._exit(code)
+        self.away.append(pid)
+
+    def joined(self) -> None:
+        """Wait for what works behind. Raises AssertionError if it went wrong."""
+        while self.away:
+            _, status = os.waitpid(self.away.pop(), 0)
+            assert status == 0, "the process that came meanwhile has failed"
+
+    def libvirtd(self, *, up: bool) -> None:
+        """Have the hypervisor answer, or not."""
+        mark = self.node.top / "domains" / DOWN
+        mark.unlink() if up else mark.touch()
+
+    def guests_die(self) -> None:
+        """End all QEMUs of the job."""
+        for path in (self.node.top / "domains").glob(f"vt-{self.job.id}.*.xml"):
+            path.unlink()
+
+    def reboot(self) -> None:
+        """Kill all processes; all that is not on a disk is as after a boot."""
+        for pid in set(children()) - self.known:
+            os.kill(pid, signal.SIGKILL)
+        for each in self.fresh.iterdir():
+            there = self.node.top / each.name
+            if each.is_dir() and each.name not in ("state", "images"):
+                shutil.rmtree(there)
+                shutil.copytree(each, there, symlinks=True)
+
+    def records(self) -> list[Record]:
+        """Return the open records of the job on the struck node."""
+        found = (read(path) for path in journals(self.paths))
+        return [r for state in found if state.header.id == self.job.id for r in state.open]
+
+    def others_leases(self) -> set[tuple[str, str]]:
+        """Return what another job of the same request gets just now, and release it again."""
+        again = replace(self.job, id="77")
+        self.node.start(again)
+        found = (read(path) for path in journals(self.paths))
+        leases = [r for state in found if state.header.id == again.id for r in state.leases]
+        self.node.release(again.id)
+        return exclusive(leases)
+
+
+def exclusive(records: Iterable[Record]) -> set[tuple[str, str]]:
+    """Return pool and item of leases that one job alone can have."""
+    leases = [record.args for record in records if record.kind == LEASE]
+    return {(a["pool"], a["item"]) for a in leases if a["pool"] not in (MEMORY, SHARE, NODE)}
+
+
+Strike = Callable[..., Run]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A fault: what happens, at which steps, and what makes and mends it.
+
+    ``work`` gets the bench, the point, and what runs the job's start or release into the fault.
+    """
+
+    name: str
+    at: Callable[[Point], bool]
+    work: Callable[[Bench, Point, Strike], None]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of one fault at one step; ``leak`` says what was left, if anything."""
+
+    fault: str
+    point: Point
+    leak: str = ""
+
+
+def survey(bench: Bench) -> list[Point]:
+    """Return all steps of a start and of its end. Raises AssertionError if they fail."""
+    run = bench.start()
+    assert not run.error, run
+    end = bench.release()
+    assert not end.error, end
+    same(bench, bench.before, "not disturbed", bench.patience)
+    return [*points("start", run.steps), *points("end", end.steps)]
+
+
+def try_all(
+    bench: Bench, faults: Iterable[Fault], wanted: Callable[[Point], bool] = lambda _: True
+) -> tuple[list[Point], list[Result]]:
+    """Return all steps, and what each fault did at each of its steps that is wanted."""
+    steps = survey(bench)
+    results = []
+    for fault in faults:
+        for point in filter(fault.at, steps):
+            if wanted(point):
+                results.append(Result(fault.name, point, try_one(bench, fault, point)))
+    return steps, results
+
+
+def try_one(bench: Bench, fault: Fault, point: Point) -> str:
+    """Return what a fault at a step leaves, if anything."""
+
+    def strike(**how: Any) -> Run:
+        return (bench.start if point.side == "start" else bench.release)(point.number, **how)
+
+    where = f"{fault.name} at {point.side} {point.number}: {point.step}"
+    try:
+        if point.side == "end":
+            assert not (run := bench.start()).error, run
+        fault.work(bench, point, strike)
+        bench.joined()
+        same(bench, bench.before, where, bench.patience)
+    except AssertionError as error:
+        left = str(error)[:2000] or repr(error)
+        _force(bench)
+        return f"{where}: {left}"
+    return ""
+
+
+def _force(bench: Bench) -> None:
+    """Bring the bench back after a leak, so that the next fault is told apart."""
+    (bench.node.top / "domains" / DOWN).unlink(missing_ok=True)
+    while bench.away:
+        os.waitpid(bench.away.pop(), 0)
+    bench.release()
+
+
+def table(steps: Sequence[Point], results: Sequence[Result], faults: Sequence[str]) -> list[str]:
+    """Return the lines of a Markdown table: for each phase and kind, steps and faults tried."""
+    rows = Counter(point.row for point in steps)
+    tried = Counter((result.fault, result.point.row) for result in results)
+    leaks = Counter((result.fault, result.point.row) for result in results if result.leak)
+
+    def cell(fault: str, row: tuple[str, str]) -> str:
+        if leaks[fault, row]:
+            return f"**{leaks[fault, row]} of {tried[fault, row]} leak**"
+        return str(tried[fault, row]) if tried[fault, row] else ""
+
+    lines = [f"| phase | record | steps | {' | '.join(faults)} |", "|---" * (len(faults) + 3) + "|"]
+    for row, count in rows.items():
+        cells = " | ".join(cell(fault, row) for fault in faults)
+        lines.append(f"| {row[0]} | {row[1] or '(begins)'} | {count} | {cells} |")
+    total = " | ".join(str(sum(r.fault == fault for r in results)) for fault in faults)
+    lines.append(f"| **all** | | {len(steps)} | {total} |")
+    return lines
+
+
+def read_steps(lines: Iterable[str]) -> dict[tuple[str, str], int]:
+    """Return how many steps a table of :func:`table` has for each phase and kind."""
+    found = {}
+    for line in lines:
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) > 3 and cells[2].isdecimal() and cells[1]:
+            found[cells[0], cells[1].replace("(begins)", "")] = int(cells[2])
+    return found

@@ -1,0 +1,264 @@
+"""The faults of the matrix (:mod:`vtorque_core.testing.matrix`), and what has to follow each."""
+
+from __future__ import annotations
+
+import errno
+import functools
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from vtorque_core import children, journal, records, teardown
+from vtorque_core.api_batch import Life
+from vtorque_core.journal import journals
+from vtorque_core.reap import reap
+from vtorque_core.resources import CORE_KINDS
+from vtorque_core.testing.matrix import Bench, Fault, Point, Strike, exclusive
+
+_HANGS = 0.5  # seconds that a release has which hangs
+_DAY = 86400.0
+
+
+def every(_point: Point) -> bool:
+    """Return that a fault is tried at every step."""
+    return True
+
+
+def once(point: Point) -> bool:
+    """Return whether a step is the one of each record at which other faults than a kill come.
+
+    In a start its line is on disk and its create() comes next; at the end its release() does.
+    """
+    return point.step.startswith({"start": "after record ", "end": "before release "}[point.side])
+
+
+def written(point: Point) -> bool:
+    """Return whether a line of the journal is written next."""
+    words = {"start": ("before record ", "after create "), "end": ("after release ",)}
+    return point.step.startswith(words[point.side])
+
+
+def at_end(point: Point) -> bool:
+    """Return whether a record is released next."""
+    return point.side == "end" and once(point)
+
+
+def of_plugin(point: Point) -> bool:
+    """Return whether a plugin's record is released next."""
+    return at_end(point) and point.kind not in CORE_KINDS
+
+
+def _clean(bench: Bench, **how: Any) -> None:
+    run = bench.release(**how)
+    assert not run.error, run.error
+
+
+def killed(bench: Bench, _point: Point, strike: Strike) -> None:
+    """SIGKILL; then the epilogue."""
+    assert strike().killed
+    _clean(bench)
+
+
+def journal_fails(code: int, bench: Bench, point: Point, strike: Strike) -> None:
+    """No line can be written to the journal any more, also not by the epilogue."""
+    fail = functools.partial(_write_fails, code, bench.paths.journal)
+    run = strike(act=fail)
+    if point.side == "start" and point.step.startswith("before record "):
+        assert run.kind == "HostFault", run
+    else:
+        assert not run.error or point.side == "start", run
+    _clean(bench, first=fail)
+
+
+def _write_fails(code: int, directory: Path) -> None:
+    for name in ("write", "fsync"):
+        real = getattr(os, name)
+
+        def fake(fd: int, *args: Any, real: Callable[..., Any] = real) -> Any:
+            if os.readlink(f"/proc/self/fd/{fd}").startswith(f"{directory}/"):  # noqa: PTH115
+                raise OSError(code, os.strerror(code))
+            return real(fd, *args)
+
+        mock.patch.object(os, name, fake).start()
+
+
+def clock_jumps(seconds: float, bench: Bench, _point: Point, strike: Strike) -> None:
+    """Somebody sets the clock while a hook works, and it stays so."""
+    jump = functools.partial(_set_clock, seconds)
+    run = strike(act=jump)
+    assert not run.error, run
+    _clean(bench, first=jump)
+
+
+def killed_and_clock(seconds: float, bench: Bench, _point: Point, strike: Strike) -> None:
+    """SIGKILL, and the clock is set before the epilogue comes."""
+    assert strike().killed
+    _clean(bench, first=functools.partial(_set_clock, seconds))
+
+
+def _set_clock(seconds: float) -> None:
+    real = time.time
+    mock.patch.object(time, "time", lambda: real() + seconds).start()
+
+
+def libvirtd_dies(bench: Bench, _point: Point, strike: Strike) -> None:
+    """It comes back after the first epilogue, which says what it could not release."""
+    strike(meanwhile=lambda _: bench.libvirtd(up=False))
+    run = bench.release()
+    guests = [record for record in bench.records() if record.kind == "domain"]
+    assert bool(guests) == ("libvirtd does not answer" in run.error), run
+    bench.libvirtd(up=True)
+    _clean(bench)
+
+
+def qemu_dies(bench: Bench, _point: Point, strike: Strike) -> None:
+    """All of the job's."""
+    run = strike(meanwhile=lambda _: bench.guests_die())
+    assert not run.error, run
+    _clean(bench)
+
+
+def epilogue_meanwhile(bench: Bench, _point: Point, strike: Strike) -> None:
+    """It waits for the other hook; one more comes at the same time."""
+
+    def come(_pid: int) -> None:
+        bench.behind(lambda: bench.node.release_here(bench.job.id))
+
+    run = strike(meanwhile=come)
+    assert not run.error, run
+    _clean(bench)
+
+
+def prologue_meanwhile(bench: Bench, _point: Point, strike: Strike) -> None:
+    """It waits for the other hook and starts the job again."""
+
+    def come(_pid: int) -> None:
+        bench.behind(lambda: bench.node.start_here(bench.job, again=True))
+
+    run = strike(meanwhile=come)
+    assert not run.error, run
+    bench.joined()
+    assert bench.records(), "the second prologue has started nothing"
+    _clean(bench)
+
+
+def reaper_meanwhile(bench: Bench, _point: Point, strike: Strike) -> None:
+    """It knows from the batch system that the job is gone, and yet leaves it to the hook."""
+    done = []
+
+    def come(_pid: int) -> None:
+        lives = {bench.job.id: Life.GONE}
+        done.extend(reap(bench.paths, lambda _: lives, only=bench.job.id))
+
+    strike(meanwhile=come)
+    assert {result.action for result in done} <= {"busy"}, done
+    _clean(bench)
+
+
+def reboots(bench: Bench, _point: Point, strike: Strike) -> None:
+    """The node: what is not on a disk is gone, the other job too."""
+
+    def come(pid: int) -> None:
+        os.kill(pid, signal.SIGKILL)
+        bench.reboot()
+
+    assert strike(meanwhile=come).killed
+    _clean(bench, first=_other_boot)
+    bench.end_others()
+    bench.start_others()
+
+
+def _other_boot() -> None:
+    for module in (teardown, journal, records):
+        mock.patch.object(module, "boot_id", lambda: "another").start()
+
+
+def release_fails(bench: Bench, _point: Point, strike: Strike) -> None:
+    """It hangs, or says so: what it depends on is held, and given to nobody else."""
+    run = strike(act=_next_hangs, how={"release_timeout": _HANGS})
+    assert "no end after" in run.error or "busy" in run.error, run
+    left = bench.records()
+    needed = {seq for record in left for seq in record.needs}
+    assert left, "released although it hung"
+    held = exclusive(record for record in left if record.seq in needed)
+    assert not (both := held & bench.others_leases()), f"given to another job: {both}"
+    _clean(bench)
+
+
+def _next_hangs() -> None:
+    """Have the release that comes next hang, or fail if it is one that cannot hang."""
+    patches: list[Any] = []
+
+    def hangs(real: Callable[..., Any], _work: Any, seconds: float) -> Any:
+        for patch in patches:
+            patch.stop()
+        return real(lambda: time.sleep(60), seconds)
+
+    def busy(_work: Any) -> str:
+        for patch in patches:
+            patch.stop()
+        return "busy"
+
+    fakes: Mapping[str, Any] = {
+        "Child": functools.partial(hangs, children.Child),
+        "in_child": functools.partial(hangs, children.in_child),
+        "_error_of": busy,
+    }
+    patches += [mock.patch.object(teardown, name, fake) for name, fake in fakes.items()]
+    for patch in patches:
+        patch.start()
+
+
+def plugin_gone(bench: Bench, point: Point, _strike: Strike) -> None:
+    """It was uninstalled: its records are orphans that hold what they need, until it is back."""
+    owner = next(r.plugin for r in bench.records() if r.kind == point.kind)
+    _orphaned(bench, point, lambda: bench.node.plugins.unregister(owner))
+    _clean(bench)
+
+
+def plugin_upgraded(bench: Bench, point: Point, _strike: Strike) -> None:
+    """Its new version does not know a record's field; with the old one it is released."""
+    (path,) = [p for p in journals(bench.paths) if p.name.startswith(f"{bench.job.id}.")]
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines:
+        if line.get("kind") == point.kind:
+            line["args"]["field_of_another_version"] = 1
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    _orphaned(bench, point, lambda: None)
+    path.write_text(path.read_text().replace(', "field_of_another_version": 1', ""))
+    _clean(bench)
+
+
+def _orphaned(bench: Bench, point: Point, first: Callable[[], object]) -> None:
+    run = bench.release(first=first)
+    assert " orphaned: " in run.error, run.error
+    left = bench.records()
+    assert any(record.kind == point.kind for record in left), left
+    assert not exclusive(left) & bench.others_leases()
+
+
+FAULTS = {
+    fault.name: fault
+    for fault in (
+        Fault("killed", every, killed),
+        Fault("EIO", written, functools.partial(journal_fails, errno.EIO)),
+        Fault("disk full", written, functools.partial(journal_fails, errno.ENOSPC)),
+        Fault("libvirtd dies", once, libvirtd_dies),
+        Fault("QEMU dies", once, qemu_dies),
+        Fault("clock +1 d", once, functools.partial(clock_jumps, _DAY)),
+        Fault("clock -1 d", once, functools.partial(killed_and_clock, -_DAY)),
+        Fault("2 epilogues", once, epilogue_meanwhile),
+        Fault("2 prologues", once, prologue_meanwhile),
+        Fault("reaper", once, reaper_meanwhile),
+        Fault("reboot", once, reboots),
+        Fault("release hangs", at_end, release_fails),
+        Fault("plugin gone", of_plugin, plugin_gone),
+        Fault("plugin changed", of_plugin, plugin_upgraded),
+    )
+}
+"""All faults by the name that the matrix shows."""
