@@ -6,9 +6,6 @@ the core decides, acquires and releases.
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,9 +25,11 @@ from vtorque_core.api_claims import (
 from vtorque_core.api_topology import CacheBank, NumaNode, Topology
 from vtorque_core.errors import ConfigError, HostFault, Refusal, Refused
 from vtorque_core.names import Paths, derive
+from vtorque_core.tools import NOBODY, alone, guarded, run_tool
 from vtorque_core.trust import require_root_owned, require_secret
 
 __all__ = [
+    "NOBODY",
     "Address",
     "CacheBank",
     "CacheClaim",
@@ -57,6 +56,7 @@ __all__ = [
     "Share",
     "Site",
     "Topology",
+    "alone",
     "derive",
     "guarded",
     "lacks",
@@ -68,54 +68,6 @@ __all__ = [
 
 T = TypeVar("T")
 S = TypeVar("S")
-
-_TOOL_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
-_SETPRIV = "/usr/bin/setpriv"  # util-linux
-_UNLESS_ORPHAN = '[ "$PPID" = "$0" ] || exit 126; exec "$@"'
-
-
-def guarded(*argv: str, rights: Iterable[str] = ()) -> list[str]:
-    """Return the command that runs ``argv`` so that the kernel kills it when its starter ends.
-
-    The starter is the thread that calls this and then starts the command (PR_SET_PDEATHSIG of
-    prctl(2)). One that has ended before prctl(2) is noticed too: the command then does nothing
-    and exits with 126. It does not hold for what ``argv`` itself starts, nor after execve(2) of a
-    set-user-ID program. ``rights`` are options of setpriv(1) and take effect first. A shell stands
-    between (it becomes ``argv``): the environment must be a plain one; names that are no
-    identifiers are lost, PWD is added.
-    """
-    check = ("/bin/sh", "-c", _UNLESS_ORPHAN, str(os.getpid()))
-    return [_SETPRIV, *rights, "--pdeathsig", "KILL", "--", *check, *argv]
-
-
-def run_tool(*argv: str, timeout: float = 60.0, stdin: bytes | None = None) -> str:
-    """Run a system tool as root with a fixed PATH and C locale, no shell; return its stdout.
-
-    The tool is killed when the calling thread dies, so that nothing goes on creating what
-    teardown has removed (see :func:`guarded`). Raises HostFault with the tool's last
-    words if it is missing, fails or takes longer than ``timeout`` seconds.
-    """
-    env = {"PATH": _TOOL_PATH, "LC_ALL": "C", "HOME": "/root"}
-    program = shutil.which(argv[0], path=_TOOL_PATH)
-    if program is None:
-        raise HostFault(f"{argv[0]}: not found in {_TOOL_PATH}")
-    try:
-        done = subprocess.run(
-            guarded(program, *argv[1:]),
-            env=env,
-            input=stdin if stdin is not None else b"",
-            capture_output=True,
-            timeout=timeout,
-            check=False,
-            cwd="/",
-        )
-    except subprocess.TimeoutExpired:
-        raise HostFault(f"{argv[0]}: no end after {timeout:g} s") from None
-    if done.returncode != 0:
-        words = (done.stderr or done.stdout).decode("utf-8", "replace").strip()[-500:]
-        raise HostFault(f"{' '.join(argv)}: exit {done.returncode}: {words}")
-    return done.stdout.decode("utf-8", "replace")
-
 
 # -- what a plugin sees of the job ------------------------------------------------------------
 

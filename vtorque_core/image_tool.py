@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from vtorque_core.api_node import guarded
+from vtorque_core.api_node import NOBODY, alone, guarded
 from vtorque_core.errors import HostFault, Refused, printable
 from vtorque_core.image_store import free_bytes
 from vtorque_core.trust import effective_root
@@ -30,7 +30,6 @@ from vtorque_core.trust import effective_root
 Told = Callable[[int, int], None]
 """Gets how much is done, of how much."""
 
-_NOBODY = 65534  # Debian base-passwd and Red Hat setup: nobody and nogroup
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _STACK = 1 << 20  # bytes of each thread's stack: of 64 threads, as qemu-img may have, they count
 _MEMORY = 1 << 30  # bytes; a hostile image made qemu-img take any amount (CVE-2015-5162)
@@ -109,7 +108,7 @@ def fresh(path: Path) -> Iterator[int]:
     descriptor = os.open(path, flags, 0o600)
     try:
         if effective_root():
-            os.fchown(descriptor, _NOBODY, _NOBODY)
+            os.fchown(descriptor, NOBODY, NOBODY)
         yield descriptor
     finally:
         os.close(descriptor)
@@ -192,7 +191,7 @@ def run(
     limits = [f"--as={_MEMORY}", f"--stack={_STACK}", f"--cpu={_CPU}", f"--fsize={most}"]
     limits += ["--core=0", "--nofile=256"]
     child = subprocess.Popen(
-        guarded(*_alone(), "prlimit", *limits, "--", program, *argv[1:]),
+        guarded(*alone(), "prlimit", *limits, "--", program, *argv[1:]),
         env=_ENV,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -220,20 +219,6 @@ def run(
             raise HostFault(f"{argv[0]}: {words}")
         raise Refused(f"{argv[0]} gave up on it: {words or f'exit code {code}'}")
     return said.decode("utf-8", "surrogateescape")
-
-
-def _alone() -> tuple[str, ...]:
-    """Return the command that runs another as nobody, and leaves none of its processes behind.
-
-    What a hostile image has made of a tool could go on in a process of its own, and write to the
-    file that it was handed after that has been checked. In a pid namespace (pid_namespaces(7))
-    all end with the first.
-    """
-    if not effective_root():
-        return ()
-    user = ("--reuid", str(_NOBODY), "--regid", str(_NOBODY), "--clear-groups", "--no-new-privs")
-    namespace = ("unshare", "--pid", "--fork", "--kill-child", "--")
-    return (*namespace, "setpriv", *user, "--pdeathsig", "KILL", "--")
 
 
 def _listen(child: subprocess.Popen[bytes], told: Told | None, seconds: float) -> tuple[bytes, ...]:

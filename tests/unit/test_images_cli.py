@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from vtorque_core import api_node, images
+from vtorque_core import images, tools
 from vtorque_core.api import ImageBuilder, hookimpl
 from vtorque_core.api_image import BuiltImage
 from vtorque_core.cli import images as command
@@ -313,7 +313,7 @@ def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     fake.write_text(FAKE_SSH)
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", f"{fake.parent}:/usr/bin:/bin")
-    monkeypatch.setattr(api_node, "_TOOL_PATH", f"{fake.parent}:/usr/bin:/bin")
+    monkeypatch.setattr(tools, "_TOOL_PATH", f"{fake.parent}:/usr/bin:/bin")
     return Path(f"{fake}.log")
 
 

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from vtorque_core import safefs
-from vtorque_core.api_node import Resource, run_tool, unjournalled
-from vtorque_core.errors import HostFault
+from vtorque_core import image_tool, safefs
+from vtorque_core.api_node import NOBODY, Resource, run_tool, unjournalled
+from vtorque_core.errors import HostFault, Refused
+from vtorque_core.image_formats import check_qcow2
+from vtorque_core.trust import effective_root
 from vtorque_core.units import show_mib
 
 _UMOUNT_TIMEOUT = 25.0  # seconds; below the 30 that teardown gives one release by default
+_TABLES = 2 << 20  # bytes: a qcow2's header and first tables; the others take 10 bytes for 64 KiB
 
 
 class CoreResource(Resource):
@@ -92,6 +96,35 @@ class Tree(CoreResource):
             safefs.remove_tree(self.path)
 
 
+@contextlib.contextmanager
+def _image(path: str) -> Iterator[int]:
+    """Open an image's disk to read it. Raises HostFault."""
+    if not Path(path).is_absolute():
+        raise HostFault(f"{path!r} is not an absolute path")
+    with _named(path, "open"):
+        image = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(image).st_mode):
+            raise HostFault(f"{path} is not a regular file")
+        yield image
+    except Refused as error:
+        raise HostFault(f"{path} {error}") from None
+    finally:
+        os.close(image)
+
+
+def _size(image: int, declared: str) -> int:
+    """Return the bytes that a guest sees of a disk, whole sectors. Raises Refused."""
+    length = os.fstat(image).st_size
+    if declared == "qcow2":
+        header = os.pread(image, 112, 0)
+        if not header.startswith(b"QFI\xfb"):
+            raise Refused("is not in qcow2 format")
+        check_qcow2(header, length)
+        length = int.from_bytes(header[24:32], "big")
+    return -(-length // 512) * 512
+
+
 @dataclass(frozen=True)
 class Overlay(CoreResource):
     """A qcow2 layer over a read-only image; takes the same time whatever the image's size.
@@ -109,14 +142,17 @@ class Overlay(CoreResource):
     uid: int = -1
 
     def create(self) -> None:
-        """Run qemu-img(1). Raises HostFault with its words, or if the file exists."""
-        if not Path(self.backing).is_absolute():
-            raise HostFault(f"{self.backing!r} is not an absolute path")
+        """Run qemu-img(1), which does not open the image: root parses nobody's disk but its size.
+
+        Raises HostFault with its words, for an image that it cannot be, or if the file exists.
+        """
+        with _image(self.backing) as image:
+            seen = _size(image, self.backing_format)
         with _named(self.path, "create"):
             safefs.write_new(self.path, b"", mode=0o600, uid=self.uid)
-        size = (f"{self.size_mib}M",) if self.size_mib else ()
-        layer = ("-f", "qcow2", "-F", self.backing_format, "-b", self.backing)
-        run_tool("qemu-img", "create", "-q", *layer, self.path, *size)
+        layer = ("-u", "-f", "qcow2", "-F", self.backing_format, "-b", self.backing)
+        size = str(self.size_mib << 20 or seen)
+        run_tool("qemu-img", "create", "-q", *layer, self.path, size)
 
     def release(self) -> None:
         """Remove the layer; the image is not touched."""
@@ -142,14 +178,26 @@ class DiskCopy(CoreResource):
     seconds: float = unjournalled(300.0)
 
     def create(self) -> None:
-        """Run qemu-img(1). Raises HostFault with its words, or if the file exists."""
-        if not Path(self.source).is_absolute():
-            raise HostFault(f"{self.source!r} is not an absolute path")
-        with _named(self.path, "create"):
-            safefs.write_new(self.path, b"", mode=0o600, uid=self.uid)
-        formats = ("-f", self.source_format, "-O", "qcow2")
-        files = (self.source, self.path)
-        run_tool("qemu-img", "convert", "-q", *formats, *files, timeout=self.seconds)
+        """Run qemu-img(1), not as root. Raises HostFault with its words, or if the file exists."""
+        with _image(self.source) as image:
+            most = _size(image, self.source_format)
+            most += most // 1024 + _TABLES
+            with _named(self.path, "create"):
+                safefs.write_new(self.path, b"", mode=0o600)
+                copy = os.open(self.path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                if effective_root():
+                    os.fchown(copy, NOBODY, -1)
+                formats = ("-f", self.source_format, "-O", "qcow2")
+                files = (image_tool.path_of(image), image_tool.path_of(copy))
+                image_tool.run(
+                    *("qemu-img", "convert", "-q", *formats, *files),
+                    files=(image, copy), most=most, seconds=self.seconds,
+                )  # fmt: skip
+                if effective_root():
+                    os.fchown(copy, max(self.uid, 0), -1)
+            finally:
+                os.close(copy)
 
     def release(self) -> None:
         """Remove the copy; the image is not touched."""

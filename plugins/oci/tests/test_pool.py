@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,7 @@ from vtorque_core.cli import images as command
 from vtorque_core.cli import images_common
 from vtorque_core.errors import HostFault, Refused, UsageError
 from vtorque_oci import build
+from vtorque_oci.blobs import as_nobody
 
 Source = Callable[[Path], Path]
 
@@ -208,3 +210,23 @@ def test_gzip_bombs_in_members_are_counted_together(tmp_path: Path) -> None:
     packed.write_bytes(gzip.compress(bytes(600)) * 2)
     with pytest.raises(Refused, match="more than 0 MiB"):
         unpacked(packed, tmp_path / "out2", 1199)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a tool a pid namespace")
+def test_nothing_of_a_tool_is_left_that_could_write_to_a_layer(tmp_path: Path) -> None:
+    """A tool that a hostile container has taken over leaves a process with the file open."""
+    marked = "86398.25"  # seconds: how the test finds the process
+    script = f"id -u; setsid sh -c 'sleep {marked}; echo changed' 2>/dev/null & echo over"
+    (tmp_path / "in").write_bytes(b"")
+    with (tmp_path / "in").open("rb") as file:
+        as_nobody(("sh", "-c", script), file, tmp_path / "out", 4096, "dash")
+    assert sorted((tmp_path / "out").read_text().split()) == ["65534", "over"]
+    left = [p for p in Path("/proc").glob("[0-9]*/cmdline") if marked.encode() in _content(p)]
+    assert left == []
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""  # it has just ended

@@ -17,10 +17,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from vtorque_core.api_node import HostFault, Refused, guarded
+from vtorque_core.api_node import HostFault, Refused, alone, guarded
 
 CHUNK = 1 << 20
-NOBODY = 65534  # Debian base-passwd and Red Hat setup
 _PACKED = 1 << 16  # bytes read at once: the rest is copied at each end of a gzip member
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})", re.ASCII)
 _TOOL_TIMEOUT = 1800  # seconds
@@ -157,15 +156,10 @@ def as_nobody(
         "--core=0",
         f"--cpu={_TOOL_TIMEOUT}",
     )
-    rights = (
-        ("--reuid", str(NOBODY), "--regid", str(NOBODY), "--clear-groups", "--no-new-privs")
-        if os.geteuid() == 0
-        else ()
-    )
     with target.open("xb") as out:
         try:
             done = subprocess.run(
-                guarded("prlimit", *limits, "--", *argv, rights=rights),
+                guarded(*alone(), "prlimit", *limits, "--", *argv),
                 stdin=stdin,
                 stdout=out,
                 stderr=subprocess.PIPE,

@@ -3,6 +3,8 @@
 import dataclasses
 import io
 import json
+import os
+import subprocess
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -10,7 +12,7 @@ import pycdlib
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from vtorque_osv import driver, node
+from vtorque_osv import bootline, driver, node
 from vtorque_osv.bootline import BootLine
 from vtorque_osv.check import check_script
 from vtorque_osv.driver import OsvDriver
@@ -24,6 +26,7 @@ from vtorque_core.api_guest import LateDriver
 from vtorque_core.api_node import Address, GuestPlan, JobUser, Share
 from vtorque_core.domain.merge import Contributed, merge
 from vtorque_core.domain.render import DomainSpec, render
+from vtorque_core.resources import Overlay
 
 IMAGE = Image(
     "sim", "osv", "OSV", "x86_64", "0" * 64, disk=Path("/p/disk.raw"), disk_format="raw",
@@ -162,6 +165,26 @@ def test_a_disk_that_boots_by_itself_carries_the_line():
     assert found.line.endswith(" runscript /dev/vblk1")
     with pytest.raises(Refused, match="1023 bytes"):
         late(guest, order(A="$" + "x" * 1000))
+
+
+def test_the_line_is_written_with_the_rights_of_qemus_user(tmp_path, monkeypatch):
+    """qemu-io parses the image, which a stranger may have made."""
+    image, overlay = tmp_path / "base", tmp_path / "overlay"
+    image.write_bytes(bytes(1 << 20))
+    Overlay(str(overlay), str(image), "raw").create()
+    asked = []
+    line = BootLine(str(overlay), "--verbose /prog")
+    with monkeypatch.context() as patched:
+        patched.setattr(bootline, "run_tool", lambda *argv, uid: asked.append((argv, uid)))
+        line.create()
+    ((argv, uid),) = asked
+    assert (argv[0], uid) == ("qemu-io", overlay.stat().st_uid)
+    if os.geteuid() == 0:
+        line.create()
+        raw = tmp_path / "raw"
+        convert = ["qemu-img", "convert", "-f", "qcow2", "-O", "raw", overlay, raw]
+        subprocess.run(convert, check=True, timeout=60)
+        assert raw.read_bytes()[512:528] == b"--verbose /prog\0"
 
 
 def test_several_nodes_are_refused():

@@ -1,0 +1,56 @@
+"""A guest's root disk over or from a stranger's image: root parses nothing of what he wrote."""
+
+import os
+import subprocess
+
+import pytest
+
+from vtorque_core import image_tool
+from vtorque_core.errors import HostFault
+from vtorque_core.resources import DiskCopy, Overlay
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become nobody")
+def test_a_disk_is_copied_by_nobody_who_gets_two_open_files(tmp_path, monkeypatch):
+    """Root's qemu-img would parse what a stranger wrote (CVE-2024-4467)."""
+    tool = tmp_path / "tools/qemu-img"
+    tool.parent.mkdir()
+    tool.write_text('#!/bin/sh\nfor last; do :; done\necho "$(id -u) $*" >"$last"\n')
+    tool.chmod(0o755)
+    for part in (tool.parent, *tool.parents):
+        if part.stat().st_uid == 0 and not part.stat().st_mode & 0o001:
+            part.chmod(0o711)  # nobody must reach the tool
+    monkeypatch.setattr(image_tool, "_PATH", f"{tool.parent}:{image_tool._PATH}")
+    (tmp_path / "base").write_bytes(bytes(512))
+    path = tmp_path / "copy"
+    DiskCopy(str(path), str(tmp_path / "base"), "raw", uid=1234).create()
+    who, *words = path.read_text().split()
+    assert (who, words[-2].rpartition("/")[0]) == ("65534", "/proc/self/fd")
+    assert (path.stat().st_uid, path.stat().st_mode & 0o7777) == (1234, 0o600)
+
+
+@pytest.mark.parametrize("made", [Overlay, DiskCopy])
+def test_a_disk_that_names_another_file_is_not_taken(tmp_path, made):
+    """Nor one that has got such a name since it came into the pool."""
+    image, other = tmp_path / "base", tmp_path / "other"
+    other.write_bytes(bytes(1 << 20))
+    create = ["qemu-img", "create", "-q", "-f", "qcow2", "-F", "raw", "-b", str(other), str(image)]
+    subprocess.run(create, check=True, timeout=30)
+    with pytest.raises(HostFault, match="has a backing file"):
+        made(str(tmp_path / "o"), str(image), "qcow2").create()
+    assert not (tmp_path / "o").exists()
+
+
+def test_an_overlay_has_its_images_size_and_no_tool_opens_that(tmp_path):
+    image = tmp_path / "base"
+    subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", image, "3G"], check=True, timeout=30)
+    with image.open("r+b") as file:
+        file.seek(96)  # refcount_order (QEMU, docs/interop/qcow2.txt): no tool takes this one
+        file.write(b"\xff" * 4)
+    path = tmp_path / "o"
+    Overlay(str(path), str(image), "qcow2").create()
+    assert int.from_bytes(path.read_bytes()[24:32], "big") == 3 << 30
+    odd = tmp_path / "odd"
+    odd.write_bytes(bytes(1000))  # QEMU has whole sectors
+    Overlay(str(tmp_path / "p"), str(odd), "raw").create()
+    assert int.from_bytes((tmp_path / "p").read_bytes()[24:32], "big") == 1024
