@@ -162,6 +162,8 @@ def _check_vmdk_header(descriptor: int, offset: int, file_size: int, most: int) 
         _check_vmdk_descriptor(os.pread(descriptor, wanted, where * 512))
     if directory == _AT_END and offset == 0:
         return True
+    if directory == _AT_END:
+        raise Refused("is a broken vmdk: its footer does not say where its tables are")
     if grain not in range(1, 1 << 16) or entries != _VMDK_ENTRIES:
         raise Refused(f"is a broken vmdk: grains of {grain} sectors, tables of {entries}")
     tables = -(-capacity // (grain * entries))

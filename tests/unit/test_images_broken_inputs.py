@@ -212,6 +212,13 @@ def vmdk_stream_cut(d: Path) -> Path:
     return cut(d / "f", (d / "f").stat().st_size // 2)
 
 
+def vmdk_stream_without_tables(d: Path) -> Path:
+    """Its footer, too, says that the tables are where the footer says."""
+    path = make(d / "f", "vmdk")
+    head = edit(path, 56, b"\xff" * 8).read_bytes()[:512]  # SparseExtentHeader: gdOffset
+    return edit(path, path.stat().st_size, head + bytes(512))
+
+
 def vhdx_cut(d: Path) -> Path:
     path = make(d / "f", "vhdx", "64M")
     return cut(path, 300_000)
@@ -321,6 +328,7 @@ BROKEN: dict[str, tuple[Callable[[Path], Path], str]] = {
     "vmdk, the same hidden": (vmdk_hidden_text, "describes other files"),
     "vmdk, parent": (vmdk_parent, "has a parent"),
     "vmdk, cut": (vmdk_cut, "truncated vmdk"),
+    "vmdk, no tables": (vmdk_stream_without_tables, "footer does not say where its tables are"),
     "vmdk, cut in its data": (vmdk_without_data, "truncated vmdk: it ends before its data"),
     "vmdk, stream cut in its data": (vmdk_stream_cut, "truncated vmdk"),
     "vmdk of 8 EiB": (

@@ -372,3 +372,26 @@ def test_damage_is_read_or_refused(changes: list[tuple[int, int]], mend: bool) -
             data[at + 148 : at + 156] = b"%06o\0 " % (sum(head) - sum(head[148:156]) + 8 * 32)
     with contextlib.suppress(Refused):
         read(io.BytesIO(bytes(data)))
+
+
+@pytest.mark.parametrize("form", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_numbers_larger_than_their_field(form: int) -> None:
+    """GNU's tar and pax write what eight octal digits cannot say, each in its own way."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=form) as archive:
+        info = tarfile.TarInfo("a")
+        info.uid, info.gid, info.mtime = 3_000_000_000, 1_000_660_000, -5
+        archive.addfile(info)
+    (member,) = members(out, 1 << 20)
+    assert (member.uid, member.gid, member.mtime) == (3_000_000_000, 1_000_660_000, 0)
+
+
+@pytest.mark.parametrize("size", [10 << 30, 1 << 63, 1 << 80, -1])
+@pytest.mark.parametrize("kind", [tarfile.REGTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME])
+def test_a_size_beyond_the_file_is_refused(size: int, kind: bytes) -> None:
+    head = bytearray(tarfile.TarInfo("a").tobuf(tarfile.GNU_FORMAT))
+    head[124:136] = tarfile.itn(size, 12, tarfile.GNU_FORMAT)
+    head[156:157] = kind
+    head[148:156] = b"%06o\0 " % (sum(head) - sum(head[148:156]) + 8 * 32)
+    with pytest.raises(Refused):
+        members(io.BytesIO(bytes(head) + bytes(1024)), 1 << 40)

@@ -10,16 +10,19 @@ import lzma
 import re
 import shutil
 import struct
+import subprocess
 import tempfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vtorque_core.api_node import HostFault, Refused, run_tool
+from vtorque_core.api_node import HostFault, Refused, alone, guarded, run_tool
 
 DOWNLOAD_TIMEOUT = 600.0  # seconds; a kernel package is 27 MB
 UNPACK_TIMEOUT = 120.0  # seconds
+MAX_KERNEL = 512 << 20  # bytes, unpacked; Debian's has 50 MiB
+_MEMORY = 1 << 30  # bytes that unpacking it may take
 
 # Which Debian package brings a tool that a builder runs.
 TOOL_PACKAGES = {
@@ -192,13 +195,17 @@ def extract_vmlinux(image: bytes) -> bytes:
 
 
 def _decompress(payload: bytes) -> bytes:
-    """Return the payload of a bzImage decompressed. Raises HostFault."""
+    """Return the payload of a bzImage decompressed. Raises HostFault.
+
+    A recipe's packages may bring any: within :data:`MAX_KERNEL`, and no tool parses it as root.
+    """
     try:
         # Objects, not functions: both stop where the data ends, whatever follows.
         if payload.startswith(b"\x1f\x8b"):
-            return zlib.decompressobj(wbits=31).decompress(payload)
+            return _bounded(zlib.decompressobj(wbits=31).decompress(payload, MAX_KERNEL + 1))
         if payload.startswith(b"\xfd7zXZ\x00"):
-            return lzma.LZMADecompressor().decompress(payload)
+            unpack = lzma.LZMADecompressor(memlimit=_MEMORY)
+            return _bounded(unpack.decompress(payload, MAX_KERNEL + 1))
     except (zlib.error, lzma.LZMAError) as error:
         raise HostFault(f"the kernel's compressed payload is damaged: {error}") from None
     if payload.startswith(_LZ4_LEGACY):
@@ -211,12 +218,35 @@ def _decompress(payload: bytes) -> bytes:
 def _decompress_with(tool: str, data: bytes) -> bytes:
     """Return ``data`` decompressed by lz4 or zstd, which the standard library lacks."""
     need_tools(tool)
-    with tempfile.TemporaryDirectory() as scratch:
-        packed, plain = Path(scratch, "packed"), Path(scratch, "plain")
-        packed.write_bytes(data)
-        output = ("-o", str(plain)) if tool == "zstd" else (str(plain),)
-        run_tool(tool, "-d", "-q", str(packed), *output, timeout=UNPACK_TIMEOUT)
-        return plain.read_bytes()
+    limits = (f"--as={_MEMORY}", f"--fsize={MAX_KERNEL + 1}", "--core=0")
+    with tempfile.TemporaryFile() as packed, tempfile.TemporaryFile() as plain:
+        packed.write(data)
+        packed.seek(0)
+        try:
+            done = subprocess.run(
+                guarded(*alone(), "prlimit", *limits, "--", tool, "-d", "-q", "-c"),
+                stdin=packed,
+                stdout=plain,
+                stderr=subprocess.PIPE,
+                env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"},
+                cwd="/",
+                timeout=UNPACK_TIMEOUT,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise HostFault(f"{tool}: no end after {UNPACK_TIMEOUT:g} s") from None
+        _bounded(b"", plain.seek(0, 2))
+        if done.returncode != 0:
+            words = done.stderr.decode("utf-8", "replace").strip()[-500:]
+            raise HostFault(f"{tool}: exit {done.returncode}: {words}")
+        plain.seek(0)
+        return plain.read()
+
+
+def _bounded(data: bytes, size: int = 0) -> bytes:
+    if max(len(data), size) > MAX_KERNEL:
+        raise HostFault(f"the kernel unpacks to more than {MAX_KERNEL >> 20} MiB")
+    return data
 
 
 def debs_directory(arguments: Mapping[str, str]) -> Path | None:

@@ -168,7 +168,7 @@ def _own_kernel(tree: FileTree, staging: Path) -> str:
 def _by_version(release: str) -> list[tuple[int, str]]:
     """Return what orders releases: 6.10 after 6.9."""
     words = re.findall(r"\d+|[^\d]+", release)
-    return [(int(word), "") if word.isdigit() else (-1, word) for word in words]
+    return [(int(word), "") if word.isdecimal() else (-1, word) for word in words]
 
 
 def disk_initramfs(

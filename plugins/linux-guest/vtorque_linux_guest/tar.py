@@ -135,8 +135,8 @@ def _members(reader: _Reader) -> Iterator[Member]:
             name = b"path" if kind == b"L" else b"linkpath"
             more.fields[name] = reader.text(size).partition(b"\0")[0]
         elif kind == b"g":
-            if size < 0:
-                raise _broken("a header has a size below zero")
+            if not 0 <= size <= reader.size - reader.at:
+                raise _broken("a header has a size below zero, or ends beyond the file's end")
             reader.skip(size)
         else:
             yield _member(reader, head, more)
@@ -155,10 +155,11 @@ def _checked_size(head: bytes) -> int:
 
 
 def _octal(text: bytes) -> int:
-    """Return a number of a header: octal digits, or big-endian with the first bit set."""
+    """Return a number of a header: octal digits, or two's complement behind a first bit of 1."""
     if text[0] & 0x80:
-        number = int.from_bytes(text, "big", signed=True)
-        return number if number < 0 else number - (0x80 << 8 * (len(text) - 1))
+        top = 1 << 8 * len(text) - 1
+        number = int.from_bytes(text, "big") - top
+        return number - top if number & top >> 1 else number
     digits = text.partition(b"\0")[0].strip(b" ")
     if digits.strip(b"01234567"):
         raise _broken(f"{text!r} is no number")

@@ -98,3 +98,12 @@ def test_a_broken_elf_file(tmp_path, size):
     (tmp_path / "cut").write_bytes(whole[:size])
     with pytest.raises(Refused, match="broken ELF file"):
         elf.read(tmp_path / "cut")
+
+
+@pytest.mark.parametrize("field", [32, 40])  # elf(5): e_phoff, e_shoff
+def test_offsets_beyond_any_file(tmp_path, field):
+    content = bytearray(compile_(tmp_path, "p", "int main(void) { return 0; }").read_bytes())
+    content[field + 7] = 0x7F
+    (tmp_path / "bad").write_bytes(content)
+    with pytest.raises(Refused, match="broken ELF file"):
+        elf.read(tmp_path / "bad")

@@ -6,6 +6,7 @@ as ld.so(8) does: RPATH, RUNPATH, the system's cache.
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,10 @@ SUPPLIED = frozenset({
     "libdl.so.2", "librt.so.1", "libstdc++.so.6", "libaio.so.1", "libxenstore.so.3.0",
     "libcrypt.so.1", "libutil.so",
 })  # fmt: skip
+# What pyelftools raises for numbers that lead nowhere, beside OSError.
+_BROKEN = (
+    ELFError, ValueError, KeyError, IndexError, AssertionError, AttributeError, OverflowError,
+)  # fmt: skip
 _CACHED = re.compile(r"^\s*(\S+) \(([^)]*)\) => (/\S+)$")
 
 
@@ -63,7 +68,11 @@ def read(path: Path) -> Elf | None:
                 needed=needed,
                 search=search,
             )
-        except (ELFError, ValueError, KeyError, IndexError, AssertionError) as error:
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # what lseek(2) says to an offset beyond all files
+                raise
+            raise Refused(Refusal(f"{path}: is a broken ELF file: an offset is wrong")) from None
+        except _BROKEN as error:
             raise Refused(Refusal(f"{path}: is a broken ELF file: {error}")) from None
 
 
