@@ -210,7 +210,7 @@ class Shm(CoreResource):
     """Shared memory ``/dev/shm/<name>`` of ``size`` bytes (shm_overview(7)).
 
     All of it is taken at once: who maps it must not be killed because /dev/shm is full (SIGBUS).
-    ``spare``: bytes of /dev/shm that stay free for other programs.
+    ``spare``: bytes of /dev/shm that stay free for other programs; ``where`` that is set.
     """
 
     kind = "shm"
@@ -220,6 +220,7 @@ class Shm(CoreResource):
     uid: int = -1
     gid: int = -1
     spare: int = unjournalled(0)
+    where: str = unjournalled("")
 
     @property
     def path(self) -> str:
@@ -242,6 +243,7 @@ class Shm(CoreResource):
             raise HostFault(
                 f"{show_mib(self.size >> 20)} of shared memory: /dev/shm has {show_mib(room >> 20)}"
                 f" for it, and {show_mib(self.spare >> 20)} for other programs"
+                f"{f' ({self.where})' if self.where else ''}"
             )
         with _named(self.path, "create"):
             safefs.write_new(

@@ -84,7 +84,9 @@ def vtorque_pre_boot(job: NodeJob) -> None:
     guest = job.guests[0]
     if guest[UNCLOT]:
         size, spare = guest[SHMEM] << 20, job.site[Settings].shm_reserve << 20
-        job.acquire(Shm(region(guest), size, mode=0o600, uid=guest.qemu_uid, spare=spare))
+        where = "[plugin.unclot] shm_reserve"
+        shm = Shm(region(guest), size, mode=0o600, uid=guest.qemu_uid, spare=spare, where=where)
+        job.acquire(shm)
 
 
 @hookimpl
