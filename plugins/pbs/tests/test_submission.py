@@ -202,3 +202,13 @@ def test_pbsdsh_in_a_guest(tmp_path):
 
 def test_the_golden_token_is_what_it_says():
     assert channel.torque_blob(TOKEN, "") == BLOB
+
+
+@pytest.mark.parametrize(("blob", "seen"), [(BLOB, True), (None, False)])
+def test_the_sites_commands_are_in_the_path_that_jobs_are_given(torque, blob, seen):
+    """As PBS_O_PATH; a bare-metal job's is left as it is."""
+    torque.environ["PATH"] = "/usr/bin:/bin"
+    needs = NEEDS if blob else None
+    assert run_vsub(torque, ["-N", "x"], stdin=b":\n", blob=blob, needs=needs).code == 0
+    path = torque.received().environ["PATH"]
+    assert path == "/usr/bin:/bin" + seen * f":{torque.pbs.bin}"

@@ -14,8 +14,10 @@ from vtorque_pbs.dialect import VARIABLE
 # "pbsdsh: task 1 exit status 120" or "error N on spawn", OpenPBS on stdout
 # "pbsdsh: task 0x00000001 exit status 120" (src of both). The tasks' own output does not come this
 # way: pbs_mom gives it to the job.
+# pbs_mom's PATH need not lead to pbsdsh (Torque gives jobs /bin:/usr/bin); that of the submitting
+# qsub does.
 _EVERYWHERE = """
-PATH=$PATH:/usr/bin:/usr/local/bin:/opt/torque/bin:/opt/pbs/bin
+PATH=$PATH:/usr/bin:/usr/local/bin:/opt/torque/bin:/opt/pbs/bin:$PBS_O_PATH
 said=$(pbsdsh "$@" 2>&1)
 code=$?
 [ -z "$said" ] || printf '%s\\n' "$said" >&2

@@ -139,6 +139,8 @@ class PbsSubmitter:
             content = None
         qsub = run.for_user(self._settings, "qsub")
         os.environ.pop(VARIABLE, None)  # -V would take it along, from a job that submits another
+        if blob is not None:
+            self._make_known()
         if args.stripped is not None and args.script is not None:
             return self._submit_copy(qsub, words, args.script, args.stripped)
         return become([qsub, *words], content)
@@ -154,6 +156,12 @@ class PbsSubmitter:
     def cancel(self, job_id: str) -> int:
         """Let qdel cancel the job; what it says is the user's to see."""
         return run.pass_on([run.for_user(self._settings, "qdel"), job_id])
+
+    def _make_known(self) -> None:
+        """Have PBS_O_PATH, in which the job shell looks for pbsdsh, lead to the site's commands."""
+        place, path = self._settings.bin, os.environ.get("PATH", "")
+        if place and place not in path.split(":"):
+            os.environ["PATH"] = f"{path}:{place}" if path else place
 
     # -- what qsub gets ------------------------------------------------------------------------
 

@@ -1,0 +1,38 @@
+"""How the job shell reaches the job's other nodes."""
+
+import subprocess
+
+import pytest
+
+from vtorque_pbs.shell import OpenPbsShell, TorqueShell
+
+
+@pytest.fixture
+def commands(tmp_path):
+    """Return a directory that only the submitting user's PATH has: pbsdsh is there."""
+    program = tmp_path / "opt/batch/bin/pbsdsh"
+    program.parent.mkdir(parents=True)
+    program.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/called\n. {tmp_path}/says\n')
+    program.chmod(0o755)
+    return program.parent
+
+
+@pytest.mark.parametrize(
+    ("shell", "called"), [(TorqueShell(), "-u look ID"), (OpenPbsShell(), "-- look ID")]
+)
+@pytest.mark.parametrize(
+    ("says", "code"),
+    [
+        (":", 0),
+        ("exit 3", 3),
+        ('echo "pbsdsh(): task 0 exit status 7" >&2', 1),
+        ('echo "pbsdsh: task 0x00000002 exit status 7"', 1),
+    ],
+)
+def test_pbsdsh_is_found_where_qsub_was(tmp_path, commands, shell, called, says, code):
+    """Torque gives a job's shell PATH=/bin:/usr/bin, wherever it is installed itself."""
+    (tmp_path / "says").write_text(says)
+    environ = {"PATH": "/bin:/usr/bin", "PBS_O_PATH": f"/usr/bin:{commands}"}
+    words = shell.on_every_node(["look", "ID"], environ)
+    done = subprocess.run(words, env=environ, check=False, capture_output=True)
+    assert (done.returncode, (tmp_path / "called").read_text()) == (code, f"{called}\n")
