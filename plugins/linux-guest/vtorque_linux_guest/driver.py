@@ -15,7 +15,7 @@ from vtorque_core.api_domain import Channel, Disk, Element, Filesystem, KernelBo
 from vtorque_core.api_guest import ReadyGuest, Script, Streams
 from vtorque_core.api_node import GuestPlan, HostFault, Image, Resource, Share, Site
 from vtorque_core.api_options import DISK
-from vtorque_linux_guest import bundle, jobs, ssh
+from vtorque_linux_guest import bundle, guest_logs, jobs, ssh
 from vtorque_linux_guest.seed import SEED_NAME, SERIAL, Seed, iso
 from vtorque_linux_guest.settings import Settings, site_scripts
 from vtorque_linux_guest.stream import GuestFailed, GuestSilent, StatusReader, StreamError
@@ -80,16 +80,20 @@ class LinuxDriver:
         return (Seed(path, guest.qemu_uid, marker, content), *ssh.client_files(guest))
 
     def await_ready(self, guest: GuestPlan, deadline: float, step: Callable[[str], None]) -> None:
-        """Wait until the guest's agent says READY.
+        """Wait until the guest's agent says READY; what a guest that fails has logged is kept.
 
         Raises HostFault: what the guest's setup said, that it died, or that it was silent.
         """
         with _connect(guest.run_dir / STATUS_SOCKET, deadline) as connection:
+            reader = StatusReader(connection)
             try:
-                StatusReader(connection).wait_ready(deadline, step)
+                reader.wait_ready(guest_logs.ready_by(guest, deadline), step)
             except GuestFailed as error:
+                guest_logs.collect(guest, reader, deadline)
                 raise HostFault(error.reason, stage=f"guest {guest.hostname}") from None
             except GuestSilent as error:
+                if reader.step:
+                    guest_logs.collect(guest, reader, deadline)
                 raise HostFault(
                     f"{error}; [node] start_timeout is the limit, its console's log may say more",
                     stage=f"guest {guest.hostname}",

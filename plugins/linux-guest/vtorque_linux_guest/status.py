@@ -3,16 +3,18 @@
 Runs on the node as root; what it reads was written by a guest. Lines of UTF-8, at most 4096 bytes.
 """
 
+import base64
 import select
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from .frames import GuestDied, GuestFailed, GuestSilent, StreamError, shown
 
 LINE_MAX = 4096
 TOTAL_MAX = 1 << 20
 LINES_MAX = 10_000
+LOG_MAX = 65536
 
 
 class StatusReader:
@@ -47,6 +49,27 @@ class StatusReader:
         self._ask(b"SYNC\n", deadline)
         while self._line(deadline) != "SYNCED":
             pass
+
+    def log(self, path: str, deadline: float) -> Iterator[bytes]:
+        """Yield the end of a file in the guest, at most `LOG_MAX` bytes, as it comes.
+
+        Nothing if there is no such file there. The bytes are the guest's: any. Errors as above,
+        after what has come so far; an agent that does not know the question is a GuestSilent.
+        """
+        self._ask(f"LOG {path}\n".encode(), deadline)
+        left = LOG_MAX
+        while (line := self._line(deadline)) != "LOGGED":
+            word, _, text = line.partition(" ")
+            if word != "LOG":
+                continue
+            try:
+                piece = base64.b64decode(text, validate=True)
+            except ValueError:
+                raise StreamError("the guest sent a line of a log that is no base64") from None
+            if len(piece) > left:
+                raise StreamError(f"the guest sent over {LOG_MAX} bytes of a log")
+            left -= len(piece)
+            yield piece
 
     def _where(self) -> str:
         return f"last step: {self.step}" if self.step else "no step seen"

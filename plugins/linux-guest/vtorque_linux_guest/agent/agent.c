@@ -15,7 +15,7 @@ enum { TAIL = 2000, STEP = 200 };
 struct conf conf;
 static uint8_t status_queue[STATUS_QUEUE], run_queue[RUN_QUEUE];
 struct port run_port = {.path = conf.run, .fd = -1, .out = run_queue, .cap = sizeof run_queue};
-static struct port status_port = {.path = conf.status, .fd = -1, .out = status_queue, .cap = sizeof status_queue};
+struct port status_port = {.path = conf.status, .fd = -1, .out = status_queue, .cap = sizeof status_queue};
 
 static volatile sig_atomic_t ended;
 static char step[STEP + 1] = "agent";
@@ -46,7 +46,7 @@ const char *setup_failure(void) { return failed ? result + strlen("FAILED ") : N
 
 /* ---- status port ---- */
 
-static bool status_line(const char *word, const char *text) {
+bool status_line(const char *word, const char *text) {
     size_t n = strlen(word) + strlen(text) + 1;
     uint8_t *at = port_room(&status_port, n + 1);
     if (!status_port.up || at == NULL)
@@ -83,7 +83,7 @@ static void set_failed(const char *text) {
 }
 
 static void status_input(void) {
-    static char line[16];
+    static char line[256];
     static size_t size;
     char buf[256];
     ssize_t n = port_read(&status_port, buf, sizeof buf);
@@ -99,6 +99,8 @@ static void status_input(void) {
             syncing.status_wanted = true;
         else if (strcmp(line, "STATUS") == 0)
             step_sent = result_sent = false;
+        else if (strncmp(line, "LOG ", 4) == 0)
+            log_ask(line + 4);
     }
 }
 
@@ -319,8 +321,10 @@ static void turn(const sigset_t *open_signals) {
     uint64_t now = now_ms();
     if (was_up && !run_port.up)
         session_lost();
-    if (port_connect(&status_port, now))
+    if (port_connect(&status_port, now)) {
         step_sent = result_sent = false;
+        log_drop();
+    }
     if (result[0] != '\0')
         port_connect(&run_port, now);
     reap();
@@ -335,6 +339,7 @@ static void turn(const sigset_t *open_signals) {
     sync_tick(now);
     status_send();
     port_flush(&status_port);
+    log_turn();
     port_flush(&run_port);
     lines_turn(now);
     if (result_sent && !failed && !rehearsed) {

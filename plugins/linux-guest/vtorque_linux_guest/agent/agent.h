@@ -25,6 +25,7 @@ enum {
     RUN_QUEUE = 262144,
     STATUS_QUEUE = 16384,
     LINES_QUEUE = 32768,
+    LOG_MAX = 65536,           /* of the end of a log that the host asks for */
     STDIN_WINDOW = 262144,
     START_MAX = 2 * 1024 * 1024,
     FILES_MAX = 16,
@@ -68,7 +69,8 @@ struct port {
 
 /* agent.c */
 extern struct conf conf;
-extern struct port run_port;
+extern struct port run_port, status_port;
+bool status_line(const char *word, const char *text);
 uint64_t now_ms(void);
 void sync_for_job(void);
 const char *setup_failure(void);
@@ -149,6 +151,11 @@ void lines_turn(uint64_t now);
 void lines_fds(struct pollfd *fds);
 void lines_io(const struct pollfd *fds);
 int lines_timeout(uint64_t now);
+
+/* logs.c */
+void log_ask(const char *path);
+void log_drop(void);
+void log_turn(void);
 
 /* proc.c */
 int pipe_for_child(int *parent_end, int *child_end, bool child_writes, uid_t owner);

@@ -1,0 +1,90 @@
+"""The real agent tells the end of a log: after a failure, in a setup that hangs."""
+
+import os
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from local_agent import LocalAgent, run, sh
+from patience import LONG, eventually
+from vtorque_linux_guest.status import LOG_MAX, StatusReader
+from vtorque_linux_guest.stream import GuestFailed, GuestSilent
+
+EVERY_BYTE = random.Random(6).randbytes(200_000)  # noqa: S311 - what a log may hold
+
+
+def told(reader: StatusReader, path: Path) -> bytes:
+    return b"".join(reader.log(str(path), time.monotonic() + LONG))
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 3, 3000, 3001, LOG_MAX, LOG_MAX + 1, 200_000])
+def test_the_end_of_a_file_arrives_as_it_is(binary: Path, tmp_path: Path, size: int) -> None:
+    (tmp_path / "log").write_bytes(EVERY_BYTE[:size])
+    with LocalAgent(binary) as agent, agent.status() as status:
+        reader = StatusReader(status)
+        reader.wait_ready(time.monotonic() + LONG, lambda _: None)
+        for _ in range(2):
+            assert told(reader, tmp_path / "log") == EVERY_BYTE[:size][-LOG_MAX:]
+
+
+def test_after_a_failed_setup(binary: Path, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with LocalAgent(binary, f"echo said >{log}; exit 1") as agent, agent.status() as status:
+        reader = StatusReader(status)
+        with pytest.raises(GuestFailed):
+            reader.wait_ready(time.monotonic() + LONG, lambda _: None)
+        assert told(reader, log) == b"said\n"
+
+
+def test_while_the_setup_hangs(binary: Path, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    script = f"echo 'STEP packages' >&3; echo waits >{log}; exec sleep 1000"
+    with LocalAgent(binary, script) as agent, agent.status() as status:
+        reader = StatusReader(status)
+        eventually(lambda: log.exists() and log.stat().st_size)
+        with pytest.raises(GuestSilent):
+            reader.wait_ready(time.monotonic() + 0.5, lambda _: None)
+        assert told(reader, log) == b"waits\n"
+
+
+@pytest.mark.parametrize("kind", ["missing", "directory", "fifo", "device", "relative", "long"])
+def test_what_is_no_file_is_told_as_nothing(binary: Path, tmp_path: Path, kind: str) -> None:
+    path = tmp_path / kind
+    if kind == "directory":
+        path.mkdir()
+    elif kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "device":
+        path = Path("/dev/zero")
+    elif kind == "relative":
+        path = Path("x")
+    elif kind == "long":
+        path = Path("/" + "x" * 5000)
+    with LocalAgent(binary) as agent, agent.status() as status:
+        assert told(StatusReader(status), path) == b""
+
+
+def test_a_host_that_asks_and_does_not_read_delays_nobody(binary: Path, tmp_path: Path) -> None:
+    (tmp_path / "log").write_bytes(EVERY_BYTE)
+    with LocalAgent(binary) as agent:
+        status = agent.status()
+        StatusReader(status).wait_ready(time.monotonic() + LONG, lambda _: None)
+        for _ in range(200):
+            status.send(f"LOG {tmp_path}/log\n".encode())
+        assert run(agent.session(), sh("echo ran"))[1] == b"ran\n"
+
+
+def test_a_new_host_gets_nothing_of_what_the_one_before_has_asked(
+    binary: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "log").write_bytes(EVERY_BYTE)
+    with LocalAgent(binary) as agent:
+        with agent.status() as status:
+            status.sendall(f"LOG {tmp_path}/log\n".encode())
+            assert status.recv(100)
+        with agent.status() as status:
+            reader = StatusReader(status)
+            reader.wait_ready(time.monotonic() + LONG, lambda _: None)
+            assert told(reader, tmp_path / "missing") == b""

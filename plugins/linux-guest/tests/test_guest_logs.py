@@ -1,0 +1,238 @@
+"""What the node makes of a failed guest's logs: an honest agent's, and those of hostile doubles."""
+
+from __future__ import annotations
+
+import base64
+import os
+import socket
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from patience import LONG, with_more_time
+from sample_guests import DEBIAN, MICRO
+from vtorque_core.api_node import GuestPlan, HostFault
+from vtorque_linux_guest import guest_logs
+from vtorque_linux_guest.driver import STATUS_SOCKET, LinuxDriver
+from vtorque_linux_guest.status import LOG_MAX, StatusReader
+
+Guest = Callable[..., GuestPlan]
+Answer = Callable[[socket.socket, str], None]
+
+FULL = len(guest_logs.FILES) * (LOG_MAX + 100)
+
+
+def line(data: bytes) -> bytes:
+    return b"LOG " + base64.b64encode(data) + b"\n"
+
+
+@contextmanager
+def agent(directory: Path, first: bytes, answer: Answer) -> Iterator[list[str]]:
+    """A status port: says ``first``, then lets ``answer`` reply to what it is asked."""
+    asked: list[str] = []
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(directory / STATUS_SOCKET))
+    listener.listen(1)
+
+    def serve() -> None:
+        connection = listener.accept()[0]
+        with connection, connection.makefile("rb") as lines:
+            try:
+                for question in lines:
+                    words = question.decode().split()
+                    if words[0] == "STATUS":
+                        connection.sendall(first)
+                    else:
+                        asked.append(words[1])
+                        answer(connection, words[1])
+            except OSError:
+                return
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield asked
+    finally:
+        thread.join(LONG)
+        listener.close()
+    assert not thread.is_alive()
+
+
+def start(guest: GuestPlan, seconds: float = LONG) -> str:
+    """Wait for a guest that does not get ready; return what the user is told."""
+    with pytest.raises(HostFault) as caught:
+        LinuxDriver().await_ready(guest, time.monotonic() + seconds, lambda _: None)
+    return str(caught.value)
+
+
+def honest(connection: socket.socket, path: str) -> None:
+    connection.sendall(line(b"\x1b[2J of ") + b"STEP more\n" + line(path.encode()) + b"LOGGED\n")
+
+
+@pytest.fixture
+def debian(plan: Guest, tmp_path: Path) -> GuestPlan:
+    return plan(image=DEBIAN, state_dir=tmp_path, run_dir=tmp_path)
+
+
+def kept(guest: GuestPlan) -> bytes:
+    path = guest.state_dir / guest_logs.NAME
+    status = path.stat()
+    assert stat.S_IMODE(status.st_mode) == 0o600 and status.st_uid == os.geteuid()
+    assert status.st_size <= FULL
+    return path.read_bytes()
+
+
+EXPECTED = b"".join(
+    b"==> %s <==\n\x1b[2J of %s\n" % (path.encode(), path.encode()) for path in guest_logs.FILES
+)
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two seconds may be too short for a busy machine: for tests that do not wait them."""
+    monkeypatch.setattr(guest_logs, "SECONDS", LONG)
+
+
+@pytest.mark.usefixtures("patient")
+def test_a_failed_setup(debian: GuestPlan) -> None:
+    with agent(debian.run_dir, b"FAILED mount: no tag\n", honest) as asked:
+        assert "guest vn1: mount: no tag" in start(debian)
+    assert tuple(asked) == guest_logs.FILES
+    assert kept(debian) == EXPECTED
+
+
+@pytest.mark.usefixtures("patient")
+def test_a_setup_that_is_not_done_in_time(plan: Guest, tmp_path: Path) -> None:
+    def attempt(seconds: float) -> None:
+        here = tmp_path / f"{seconds}"
+        here.mkdir()
+        guest = plan(image=DEBIAN, state_dir=here, run_dir=here)
+        with agent(here, b"STEP packages\n", honest):
+            assert "last step: packages" in start(guest, seconds)
+        assert kept(guest) == EXPECTED
+
+    with_more_time(attempt, 2, 20, 100)
+
+
+def test_an_agent_that_never_spoke_is_not_asked(debian: GuestPlan) -> None:
+    with agent(debian.run_dir, b"", honest) as asked:
+        assert "no step seen" in start(debian, 1)
+    assert asked == []
+
+
+def test_a_micro_guest_has_none(plan: Guest, tmp_path: Path) -> None:
+    guest = plan(image=MICRO, state_dir=tmp_path, run_dir=tmp_path)
+    with agent(tmp_path, b"FAILED x\n", honest) as asked:
+        start(guest)
+    assert asked == []
+    assert not (tmp_path / guest_logs.NAME).exists()
+
+
+def test_the_time_for_it_is_part_of_the_deadline(plan: Guest) -> None:
+    now = time.monotonic()
+    assert guest_logs.ready_by(plan(image=MICRO), now + 300) == now + 300
+    assert guest_logs.ready_by(plan(image=DEBIAN), now + 300) == pytest.approx(now + 298)
+    assert now + 4.5 <= guest_logs.ready_by(plan(image=DEBIAN), now + 5) <= now + 5
+    assert guest_logs.ready_by(plan(image=DEBIAN), now - 5) == now - 5
+
+
+# -- doubles that do what they like ------------------------------------------------------------
+
+
+def nothing(connection: socket.socket, path: str) -> None:
+    """An old agent, or one that only says it is busy."""
+
+
+def hangs_up(connection: socket.socket, path: str) -> None:
+    connection.sendall(line(b"begun"))
+    connection.shutdown(socket.SHUT_RDWR)
+
+
+def endless(connection: socket.socket, path: str) -> None:
+    while True:
+        connection.sendall(line(b"x" * 3000))
+
+
+def endless_and_empty(connection: socket.socket, path: str) -> None:
+    while True:
+        connection.sendall(b"LOG \n" * 500)
+
+
+def another_line(connection: socket.socket, path: str) -> None:
+    while True:
+        connection.sendall(b"READY 1\nSTEP x\n" * 100)
+
+
+def a_line_without_end(connection: socket.socket, path: str) -> None:
+    connection.sendall(line(b"begun"))
+    while True:
+        connection.sendall(b"LOG " + b"A" * 10_000)
+
+
+def no_base64(connection: socket.socket, path: str) -> None:
+    connection.sendall(line(b"begun") + b"LOG \x1b]0;owned\x07\xff\n")
+
+
+def drips(connection: socket.socket, path: str) -> None:
+    connection.sendall(line(b"begun"))
+    while True:
+        connection.sendall(b"L")
+        time.sleep(0.05)
+
+
+def says_it_is_over(connection: socket.socket, path: str) -> None:
+    connection.sendall(b"LOGGED\n" * 100)
+
+
+HOSTILE = [
+    (hangs_up, b"begun"), (endless, b"xxx"), (endless_and_empty, b""),
+    (another_line, b""), (a_line_without_end, b"begun"), (no_base64, b"begun"),
+    (says_it_is_over, b""),
+]  # fmt: skip
+
+
+@pytest.mark.usefixtures("patient")
+@pytest.mark.parametrize(("answer", "some"), HOSTILE, ids=[a.__name__ for a, _ in HOSTILE])
+def test_what_a_hostile_guest_sends_is_bounded(
+    debian: GuestPlan, answer: Answer, some: bytes
+) -> None:
+    with agent(debian.run_dir, b"FAILED x\n", answer):
+        assert start(debian, 1000) == "guest vn1: x"
+    path = debian.state_dir / guest_logs.NAME
+    content = kept(debian) if path.exists() else b""
+    assert some in content
+    assert b"owned" not in content
+
+
+@pytest.mark.parametrize("answer", [nothing, drips], ids=lambda a: a.__name__)
+def test_a_hostile_guest_has_two_seconds(debian: GuestPlan, answer: Answer) -> None:
+    begun = time.monotonic()
+    with agent(debian.run_dir, b"FAILED x\n", answer):
+        assert start(debian, 1000) == "guest vn1: x"
+    assert time.monotonic() - begun < LONG  # of the 1000 s that there are
+
+
+def test_a_link_is_not_followed(debian: GuestPlan, tmp_path: Path) -> None:
+    (tmp_path / "other").write_bytes(b"mine")
+    (tmp_path / guest_logs.NAME).symlink_to("other")
+    with agent(debian.run_dir, b"FAILED x\n", honest):
+        assert start(debian) == "guest vn1: x"
+    assert (tmp_path / "other").read_bytes() == b"mine"
+
+
+def test_a_directory_that_is_gone_changes_nothing(plan: Guest, tmp_path: Path) -> None:
+    guest = plan(image=DEBIAN, state_dir=tmp_path / "gone", run_dir=tmp_path)
+    with agent(tmp_path, b"FAILED x\n", honest):
+        assert start(guest) == "guest vn1: x"
+
+
+def test_without_time_nothing_is_waited_for(debian: GuestPlan) -> None:
+    host, guest_end = socket.socketpair()
+    with host, guest_end:
+        guest_logs.collect(debian, StatusReader(host), time.monotonic() - 1)
+    assert not (debian.state_dir / guest_logs.NAME).exists()
