@@ -13,6 +13,7 @@ import contextlib
 import functools
 import os
 import pwd
+import re
 import shutil
 import stat
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -79,7 +80,8 @@ def load(only: Collection[str] | None = None) -> Plugins:
 class Doubles:
     """What stands for a hypervisor and for root's rights, in directories of its own.
 
-    A domain is a file with its XML, and QEMU's ends of its channels; an nftables table and a mount
+    A domain is a file with its XML, and QEMU's ends of its channels. With another URI of libvirt's
+    test driver than the usual one it is also a domain there. An nftables table and a mount
     are files, too; a PCI function of the recorded sysfs is bound where it shall be.
     """
 
@@ -93,11 +95,16 @@ class Doubles:
         for source in root.iterfind("./devices/channel/source"):
             if source.get("path"):
                 Path(str(source.get("path"))).touch()
+        if domain.uri != URI:
+            xml = re.sub('^<domain type="[a-z]+"', '<domain type="test"', domain.xml)
+            hypervisor.create_domain(domain.uri, xml)
         (self.domains / f"{domain.name}.xml").write_text(domain.xml, encoding="utf-8")
 
     def end_domain(self, domain: Domain) -> None:
         """Remove it."""
         self._ask_libvirtd()
+        if domain.uri != URI:
+            hypervisor.destroy_domain(domain.uri, domain.uuid)
         (self.domains / f"{domain.name}.xml").unlink(missing_ok=True)
 
     def _ask_libvirtd(self) -> None:
@@ -128,6 +135,7 @@ class Doubles:
         return self.sysfs / "kernel/iommu_groups" / group
 
 
+URI = "test:///default"  # of a site config; the driver itself is not used
 DOWN = "libvirtd-is-down"  # a file beside the domains, for as long as nobody can reach them
 
 _COMMANDS = ("reset", "drivers_probe", "unbind")  # what is written there, sysfs does not keep
@@ -284,27 +292,36 @@ class RecordedNode:
 
     def start_here(self, job: BatchJob, *, again: bool = False) -> None:
         """Start the job in this process; ``again``: as a prologue, after what was left of it."""
-        with self._stood_in(), job_lock(self.site.paths, job.id):
+        with self.stood_in():
+            self.begin(job, again=again)
+
+    def begin(self, job: BatchJob, *, again: bool = False) -> None:
+        """Do so where the doubles stand in."""
+        with job_lock(self.site.paths, job.id):
             if again:
                 release_job(self.site.paths, job.id, plugins_for=lambda _: self.plugins)
             start.start_job(job, self.site, self.plugins, NoBatch())
 
     def release_here(self, job_id: str, release_timeout: float = 30) -> None:
         """Release the job in this process. Raises HostFault with what is left."""
-        with self._stood_in():
-            reports = release_job(
-                self.site.paths,
-                job_id,
-                plugins_for=lambda _: self.plugins,
-                release_timeout=release_timeout,
-                deadline=30,
-            )
+        with self.stood_in():
+            self.finish(job_id, release_timeout)
+
+    def finish(self, job_id: str, release_timeout: float = 30) -> None:
+        """Do so where the doubles stand in."""
+        reports = release_job(
+            self.site.paths,
+            job_id,
+            plugins_for=lambda _: self.plugins,
+            release_timeout=release_timeout,
+            deadline=30,
+        )
         lines = [line for report in reports for line in report.lines()]
         if lines:
             raise HostFault("\n".join(lines))
 
     @contextlib.contextmanager
-    def _stood_in(self) -> Iterator[None]:
+    def stood_in(self) -> Iterator[None]:
         """Have the doubles stand in, in this process and what it forks."""
         known = parse(self.machine)
         doubles = Doubles(self.top / "domains", self.top / "sys")
@@ -356,7 +373,7 @@ class RecordedJob:
 def _tables(top: Path) -> dict[str, dict[str, Any]]:
     return {
         "paths": {"state": str(top / "state"), "run": str(top / "run")},
-        "node": {"name": "n1", "libvirt_uri": "test:///default", "accel": "tcg"},
+        "node": {"name": "n1", "libvirt_uri": URI, "accel": "tcg"},
         "images": {"pool": str(top / "images")},
         "network": {"kind": "bridge", "source": "br0"},
         "shares": {},

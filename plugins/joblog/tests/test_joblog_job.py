@@ -54,7 +54,7 @@ def start(node, job):
     """Run the prologue in a process of its own."""
 
     def work():
-        with node._stood_in():
+        with node.stood_in():
             prologue._run(job, node.site, node.plugins, NoBatch())
 
     return in_child(work, None)

@@ -1,0 +1,115 @@
+"""A thousand jobs, one after the other, in a real libvirt's test driver: nothing adds up.
+
+All in one process, which real hooks are not: so a leak of memory, descriptors or threads in the
+start and the teardown shows. Every plugin is installed and every device asked for.
+"""
+
+import dataclasses
+import json
+import os
+import pickle
+import shutil
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+import device_cases
+import flatness
+from patience import eventually
+from vtorque_core import hypervisor
+from vtorque_core.testing.faults import in_child, orphans
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def libvirtd():
+    """Start a libvirtd of a user's own; give its pid and the URI of its test driver.
+
+    As root it runs as nobody, far from the system's. A connection stays, since the driver forgets
+    its domains with the last one (https://libvirt.org/drvtest.html).
+    """
+    top = Path(tempfile.mkdtemp(prefix="vt-", dir="/tmp"))  # short: a socket's path has 107 bytes
+    root = os.geteuid() == 0
+    ids = {"user": 65534, "group": 65534, "extra_groups": ()} if root else {}
+    names = ("XDG_RUNTIME_DIR", "XDG_CONFIG_HOME", "XDG_CACHE_HOME")
+    for name in names:
+        (top / name).mkdir(mode=0o700)
+    for path in (top, *top.iterdir()):
+        shutil.chown(path, *((65534, 65534) if root else (os.getuid(), os.getgid())))
+    system = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": str(top)}
+    closed = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+    daemon = subprocess.Popen(
+        ["libvirtd"], cwd="/", env={**system, **{n: str(top / n) for n in names}}, **ids, **closed
+    )
+    socket = top / "XDG_RUNTIME_DIR/libvirt/libvirt-sock"
+    uri = f"test+unix:///default?socket={socket}"
+    try:
+        eventually(lambda: domains(uri) == ["test"])
+        stays = subprocess.Popen(["virsh", "-c", uri, "event", "--all", "--loop"], **closed)
+        try:
+            yield daemon.pid, uri
+        finally:
+            stays.terminate()
+            stays.wait(30)
+    finally:
+        daemon.terminate()
+        daemon.wait(30)
+        shutil.rmtree(top)
+
+
+def domains(uri):
+    argv = ["virsh", "-q", "-c", uri, "list", "--all", "--name"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=False)
+    return done.stdout.split()
+
+
+def cpu():
+    return sum(os.times()[:4])
+
+
+def run(node, pairs, libvirtd, count):
+    """Return what each life cycle took and what there was after it."""
+    rows = []
+    with node.stood_in():
+        for number in range(1, count + 1):
+            job = dataclasses.replace(node.job(pairs), id=str(number))
+            begun, used = time.monotonic(), cpu()
+            node.begin(job)
+            node.finish(job.id)
+            took = {"seconds": time.monotonic() - begun, "cpu": cpu() - used}
+            took |= {f"own {k}": v for k, v in flatness.process().items()}
+            took |= {f"libvirtd {k}": v for k, v in flatness.process(libvirtd).items()}
+            rows.append(took)
+    hypervisor.close()
+    return rows
+
+
+@pytest.mark.parametrize("count", [4, pytest.param(1000, marks=pytest.mark.full)])
+def test_life_cycles_add_nothing_up(libvirtd, tmp_path, count):
+    pid, uri = libvirtd
+    case = device_cases.together()
+    case = device_cases.Case(case.pairs, {**case.settings, "iocm": {"interval": "5s"}})
+    tables = {"node": {"libvirt_uri": uri}}
+    node = device_cases.node(tmp_path / "node", device_cases.load(), case, tables=tables)
+    pairs = {**case.pairs, "vcpus": "2"}
+    answer = tmp_path / "rows"
+    with orphans() as left:
+        first = node.look()
+        done = in_child(lambda: answer.write_bytes(pickle.dumps(run(node, pairs, pid, count))))
+        assert not done.error, done
+        eventually(lambda: not left())
+    assert node.look() == first
+    assert domains(uri) == ["test"]
+    rows = pickle.loads(answer.read_bytes())  # noqa: S301 - our own
+    assert len(rows) == count
+    if count >= 100:
+        told = {key: [round(x, 3) for x in pair] for key, pair in flatness.tenths(rows).items()}
+        if path := os.environ.get("VTORQUE_FLATNESS"):
+            Path(path).write_text(json.dumps(told, indent=1))
+        for row in rows:
+            row.pop("seconds")  # of a machine that does other things, too
+        assert not flatness.rising(rows), told
