@@ -47,12 +47,18 @@ block.0.physical=1052672
 """
 
 
+PAIRS = (line.split("=") for line in DOMSTATS.split())
+COUNTERS = {key: int(value) if value.isdigit() else value for key, value in PAIRS}
+GROWS = [
+    key
+    for key in COUNTERS
+    if key.endswith((".bytes", ".time", ".reqs", ".pkts", ".times", ".delay"))
+]
+
+
 def domstats(more=0):
     """Return the recorded counters as libvirt-python gives them, ``more`` added to each counter."""
-    pairs = (line.split("=") for line in DOMSTATS.split())
-    found = {key: int(value) if value.isdigit() else value for key, value in pairs}
-    grows = (".bytes", ".time", ".reqs", ".pkts", ".times", ".delay")
-    return {k: v + more if k.endswith(grows) else v for k, v in found.items()}
+    return {**COUNTERS, **{key: COUNTERS[key] + more for key in GROWS}}
 
 
 def paths_below(top):
