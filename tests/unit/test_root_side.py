@@ -6,11 +6,13 @@ import base64
 import fcntl
 import json
 import os
+import pty
 import socket
 import stat
 import subprocess
 import sys
 import time
+import tty
 from importlib.metadata import EntryPoint
 
 import pytest
@@ -235,7 +237,9 @@ def test_a_job_whose_client_has_left_gets_nobody_elses_terminal(tmp_path):
     assert service.stdout is not None
     assert service.stdout.readline() == b"up\n"
     run, go = tmp_path / "run", tmp_path / "go"
-    null = os.open(os.devnull, os.O_RDWR)
+    (keyboard, stdin), (screen, stdout), (spare, stderr) = (pty.openpty() for _ in range(3))
+    for terminal in (stdin, stdout, stderr):
+        tty.setraw(terminal)
     wait = f"touch {tmp_path}/began; while [ ! -e {go} ]; do sleep 0.05; done\n".encode()
     submitter = LocalSubmitter(Paths(run=run))
 
@@ -245,23 +249,22 @@ def test_a_job_whose_client_has_left_gets_nobody_elses_terminal(tmp_path):
             assert time.monotonic() < deadline
             time.sleep(0.02)
 
-    keyboard, screen = os.pipe(), os.pipe()
     try:
         with submit(run, ["-o", os.devnull, "-e", os.devnull], wait) as first:
             assert b'"id"' in first.recv(4096)
             until((tmp_path / "began").exists)  # with all its descriptors
-            left = submit(run, ["-I"], fds=[null] * 3)
+            left = submit(run, ["-I"], fds=[stderr] * 3)
             until(lambda: len(list(submitter.jobs())) == 2)
             left.close()  # with the answer unread: the service sees an error, not an end
             until(lambda: len(list(submitter.jobs())) == 1)
-            with submit(run, ["-I"], fds=[keyboard[0], screen[1], screen[1]]) as victim:
+            with submit(run, ["-I"], fds=[stdin, stdout, stderr]) as victim:
                 mine = json.loads(victim.recv(4096))["id"]
-                os.write(keyboard[1], b"echo $PBS_JOBID; exit\n")
+                os.write(keyboard, b"echo $PBS_JOBID; exit\n")
                 go.touch()
-                assert os.read(screen[0], 4096).decode().strip() == mine
+                assert os.read(screen, 4096).decode().strip() == mine
     finally:
         service.terminate()
         service.wait(30)
         service.stdout.close()
-        for descriptor in (null, *keyboard, *screen):
+        for descriptor in (keyboard, screen, spare, stdin, stdout, stderr):
             os.close(descriptor)

@@ -40,6 +40,10 @@ KILL_TIME = 10.0  # seconds to find and kill what a job has left
 NOTE_TIME = 5.0  # seconds to write the reason into the user's file
 MAX_SAID = 8192  # bytes of what an epilogue says that go into the user's file
 MAX_WORD = 300  # characters of one line there
+forking = threading.Lock()
+"""Held while a process is forked. It closes what it has of this process's descriptors, and of a
+user's FUSE file system that takes as long as the user likes: hold this lock while such a one is
+here, and only so long."""
 _CLOSED: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
 
 
@@ -158,7 +162,7 @@ class Task(abc.ABC):
                 text = "".join(f"{mark}{printable(word, MAX_WORD)}\n" for word in words)
                 note = _start({"path": path, "name": name, "text": text})
                 with contextlib.suppress(ValueError, LookupError):
-                    subprocess.run(note, check=False, timeout=NOTE_TIME, **_CLOSED, **_as_user(job))
+                    _run(note, NOTE_TIME, **_CLOSED, **_as_user(job))
 
     def end(self, status: int, reason: str) -> None:
         """End the job, with TERM and then KILL; of a prologue only the job after it, as Torque."""
@@ -233,7 +237,7 @@ class Task(abc.ABC):
         with self._lock:
             if self.job.state == "R" and self.job.status is not None:
                 return 0  # ended just now
-            process = self._process = subprocess.Popen(argv, start_new_session=True, **how)
+            process = self._process = _popen(argv, start_new_session=True, **how)
             if self.job.state == "R":
                 self.job.session = process.pid
         timer = _later(seconds, late or partial(self._kill, process))
@@ -327,7 +331,21 @@ def _environ(
 def run_root(argv: Sequence[str]) -> None:
     """Run a program as a hook is run, for no job, to its end."""
     with contextlib.suppress(OSError):
-        subprocess.run(guarded(*argv), env=HOOK_ENVIRON, stdout=2, cwd="/", check=False)
+        _run(guarded(*argv), None, env=HOOK_ENVIRON, stdout=2, cwd="/")
+
+
+def _popen(argv: Sequence[str], **how: Any) -> subprocess.Popen[bytes]:
+    with forking:
+        return subprocess.Popen(argv, **how)
+
+
+def _run(argv: Sequence[str], seconds: float | None, **how: Any) -> None:
+    process = _popen(argv, **how)
+    try:
+        process.wait(seconds)
+    finally:
+        process.kill()
+        process.wait()
 
 
 def processes(cookie: str, among: Iterable[int] | None = None) -> set[int]:

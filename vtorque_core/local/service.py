@@ -30,6 +30,7 @@ from vtorque_core.api_setup import make_directories
 from vtorque_core.batch import mom
 from vtorque_core.batch import pbs_convention as pbs
 from vtorque_core.errors import UsageError, VtorqueError, printable
+from vtorque_core.local import descriptors
 from vtorque_core.local.submitter import describe
 
 MAX_MESSAGE = 8 << 20  # bytes of a request: the script is the big part
@@ -227,8 +228,7 @@ class _Client(socketserver.StreamRequestHandler):
             try:
                 if self._service.clients.count(uid) > MAX_CLIENTS:
                     raise UsageError(f"you have {MAX_CLIENTS} connections: wait for some to end")
-                flags = socket.MSG_CMSG_CLOEXEC
-                first, terminal[:], *_ = socket.recv_fds(self.connection, 1, 3, flags)
+                first, terminal[:] = descriptors.receive(self.connection, 3, mom.forking)
                 message = json.loads(first + self.rfile.readline(MAX_MESSAGE))
                 if message["op"] == "submit":
                     entry = self._service.submit(message, uid, terminal)

@@ -69,7 +69,8 @@ class LocalSubmitter:
     def _interactive(self, message: dict[str, Any]) -> int:
         if not os.isatty(0) or not os.isatty(1):
             raise UsageError("-I: standard input and output must be a terminal")
-        with self._ask(message, (0, 1, 2)) as (answer, lines), qsub.terminal_kept():
+        errors = 2 if os.isatty(2) else 1  # the service takes terminals only
+        with self._ask(message, (0, 1, errors)) as (answer, lines), qsub.terminal_kept():
             sys.stderr.write(f"vsub: waiting for job {answer['id']} to start\n")
             code = _wait(lines)
         sys.stderr.write(f"\nvsub: job {answer['id']} completed\n")
