@@ -107,6 +107,7 @@ class Node:
                 for top in (self.state / "jobs", self.state / "journal", self.run_dir / "jobs",
                             self.run_dir / "proof", self.run_dir / "locks", Path("/dev/shm"))
                 for p in top.rglob("*")
+                if not p.name.startswith("sem.")  # of other programs: sem_overview(7)
             },
             "tables": {
                 line

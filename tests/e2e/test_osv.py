@@ -7,13 +7,18 @@ this repository.
 """
 
 import contextlib
+import json
 import os
 import shutil
+import signal
 import subprocess
 import time
 from pathlib import Path
 
 import pytest
+
+from faults import Hooks, as_before, look
+from vtorque_core.resources.process import lock_holder
 
 LOADER = os.environ.get("VTORQUE_OSV_LOADER")
 REST = os.environ.get("VTORQUE_OSV_REST")
@@ -161,6 +166,52 @@ def test_a_root_file_system_that_is_a_share(osv, program, config):
     finally:
         osv.root("vmgr", "images", "remove", ROOT_IMAGE, check=False)
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def _starter(node, job):
+    """Return the pid of the process that waits for a job's order: it holds the record's lock."""
+    (journal,) = [p for p in (node.state / "journal").iterdir() if job.job_id in p.name]
+    records = [json.loads(line) for line in journal.read_text().splitlines()]
+    (lock,) = [r["args"]["lock"] for r in records if r.get("kind") == "starter"]
+    with Path(lock).open("rb+") as file:
+        return lock_holder(file.fileno())
+
+
+@pytest.mark.parametrize("how", ["epilogue", "reap"])
+def test_a_starter_killed_before_the_order_comes(osv, how):
+    before = look(osv)
+    job = Hooks(osv, f"osv-{how}.faults", pairs=(("img", IMAGE), ("ram", "64M")))
+    try:
+        assert job.run("prologue")[0] == 0
+        pid = _starter(osv, job)
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        code, out, err = job.wrapper("/prog ret 0\n")
+        assert (code != 0, out) == (True, ""), err
+    finally:
+        job.release(how)
+    as_before(osv, before, f"starter killed, {how}")
+    assert osv.job("/prog ret 5\n", *VM).code == 5
+
+
+@pytest.mark.parametrize(
+    "step",
+    ["before record domain", "after record domain", "before create domain", "after create domain"],
+)
+def test_a_starter_killed_while_it_boots(osv, step):
+    """It is a fork of the prologue, and kills itself there: the job ends, nothing of it stays."""
+    before = look(osv)
+    job = Hooks(osv, f"osv-{step.replace(' ', '-')}.faults", pairs=(("img", IMAGE), ("ram", "64M")))
+    try:
+        code, _, err = job.run("prologue", step)
+        assert code == 0, err
+        assert _starter(osv, job) is not None
+        code, out, err = job.wrapper("/prog ret 0\n")
+        assert (code != 0, out) == (True, ""), err
+        assert "it ended without an answer" in err
+    finally:
+        job.release("epilogue")
+    as_before(osv, before, f"starter killed {step}")
 
 
 def test_output_is_streamed(osv):
