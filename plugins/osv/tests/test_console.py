@@ -1,11 +1,12 @@
 """Output and exit code out of real consoles, recorded from OSv v0.57.0-398 under QEMU 7.2."""
 
+import tracemalloc
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from vtorque_osv.console import Console
+from vtorque_osv.console import BEGIN, Console
 
 DATA = Path(__file__).parent / "data"
 NAMES = sorted(path.stem for path in DATA.glob("*.console"))
@@ -146,3 +147,31 @@ def test_anything_on_a_console_is_taken(data):
     _, outcome = read(data, (13, 1))
     assert outcome.code != 0 or b"Powering off." in data
     read(BOOT + data)
+
+
+BOOTED = f"{BEGIN}\n".encode()
+
+
+@pytest.mark.parametrize(
+    ("first", "flood"),
+    [
+        (b"", b"x" * 65536),  # no newline ever, before it has booted
+        (BOOTED, b"VFS: unmounting /x\n" * 1000),
+        (BOOTED, b"Aborted\n" * 1000),
+        (BOOTED + b"[backtrace]\n", b"0x1 <f>\n" * 1000),
+        (BOOTED + b"[backtrace]\n", b"x" * 65536),
+    ],
+    ids=["no newline", "way down", "abort", "crash", "crash without newline"],
+)
+def test_a_guest_that_never_stops_takes_no_memory(first, flood):
+    """What a console writes is the guest's, and the job wrapper is on the host."""
+    console = Console({"/prog"})
+    console.feed(first)
+    tracemalloc.start()
+    try:
+        for _ in range(40):
+            console.feed(flood)
+        assert tracemalloc.get_traced_memory()[0] < 1 << 20
+    finally:
+        tracemalloc.stop()
+    assert console.end()[1].code != 0

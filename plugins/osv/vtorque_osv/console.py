@@ -30,7 +30,9 @@ BEGIN = "Setting in environment: VTORQUE_OUTPUT=begins"
 BEGIN_REST = "Rest API server running on port "
 BEGIN_SEED = "cloud-init: copied file "
 TAIL = 40  # lines
-_MAX_LINE = 65536  # bytes held back at most
+_MAX_LINE = 65536  # bytes of a line held back at most
+_MAX_TAIL = 1000  # bytes of a line of the tail; 200 characters are shown
+_MAX_HELD = 256  # lines; the way down has a dozen
 _KNOWN = (
     b"program ", b"VFS: unmounting ", b"ROFS: ", b"Powering off.", b"Aborted", b"[backtrace]",
     b"Requested termination of ", b"random: ", b"[virtiofs] inode ", b"[I/",
@@ -99,6 +101,8 @@ class Console:
             keep = b"\r" if rest.endswith(b"\r") else b""
             out.append(self._release() + rest[: len(rest) - len(keep)])
             self._line = keep
+        elif len(rest) > _MAX_LINE:  # of a boot or crash that nobody shows whole
+            self._line = self._whole(rest)
         return b"".join(out)
 
     def end(self) -> tuple[bytes, Outcome]:
@@ -132,12 +136,13 @@ class Console:
 
     def _whole(self, line: bytes) -> bytes:
         """Take a whole line; return output."""
-        self._tail.append(line)
+        self._tail.append(line[:_MAX_TAIL])
         if self._crash is not None:
-            self._crash.append(line)
+            self._crash += [line[:_MAX_TAIL]] if len(self._crash) < TAIL else []
             return b""
         if self._booted:
-            return self._output(line)
+            text = self._output(line)
+            return text + self._release() if len(self._held) > _MAX_HELD else text
         self._booted = line.startswith(self._begin)
         if _NOT_RUN.fullmatch(line):
             self._refused = _shown(line)
