@@ -9,11 +9,13 @@ import sys
 import threading
 import time
 import types
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from acme_card import Card, in_other_process, loaded, starter
+from patience import eventually, with_more_time
 from vtorque_core import job_log, kept, log, log_read, log_sinks
 from vtorque_core.api import hookimpl
 from vtorque_core.api_log import LogJob, entry_of, one_line
@@ -365,10 +367,16 @@ def raising(job):
     raise RuntimeError("no sink today")
 
 
+def children():
+    """Return the processes that this one has to wait for."""
+    found = Path("/proc/self/task").glob("*/children")
+    return {pid for text in found for pid in text.read_text().split()}
+
+
 @pytest.mark.parametrize(
     ("hook", "words"),
     [
-        (lambda job: [Hangs()], "Hangs of sink0: no end after 0.8 s; 3 records lost"),
+        (lambda job: [Hangs()], "Hangs of sink0: no end after {own:g} s; 3 records lost"),
         (lambda job: [Fails()], "Fails of sink0: ConnectionRefusedError: refused\\x1b[31m; 3 rec"),
         (lambda job: [FailsQuietly()], "FailsQuietly of sink0: OSError: disk full; 3 records lost"),
         (lambda job: [Dies()], "no answer"),
@@ -377,29 +385,46 @@ def raising(job):
     ],
     ids=["hangs", "fails", "fails quietly", "dies", "hook raises", "hook hangs"],
 )
-def test_a_bad_sink_costs_a_second_at_most_and_is_told_once(paths, tmp_path, syslog, hook, words):
+def test_a_bad_sink_costs_a_second_at_most_and_is_told_once(
+    paths, tmp_path, syslog, hook, words, monkeypatch
+):
+    """On a machine that is too busy for a good sink's second, of a longer one."""
+    assert log_sinks._OWN_END < log_sinks.END <= 1
     there = tmp_path / "sink"
     plugins = plugins_with(hook, lambda job: [ToFile(there)])
-    with log.opened(with_sinks(paths, plugins)):
-        begun = time.monotonic()
-        for number in range(3):
-            boot.info("%d", number)
-        assert time.monotonic() - begun < 0.5
-        begun = time.monotonic()
-    assert time.monotonic() - begun < 10  # the promise is 1.2 s; this machine may be busy
-    assert [e["message"] for e in lines(paths)][:3] == ["0", "1", "2"]
-    (told,) = [e["message"] for e in lines(paths)[3:]]
-    assert words in told, told
-    assert len(syslog) == 1 and words in syslog[0]
-    if "no answer" not in words:
-        kept_by_the_other = [json.loads(line) for line in there.read_text().splitlines()]
-        assert [e["message"] for e in kept_by_the_other[:3]] == ["0", "1", "2"]
-    end = time.monotonic() + 20
-    while log_sinks._ended and time.monotonic() < end:
-        log_sinks._reap()
-        time.sleep(0.01)
-    with pytest.raises(ChildProcessError):
-        os.waitpid(-1, os.WNOHANG)
+    before = children()
+
+    def attempt(more):
+        for name, seconds in (("END", 1.0), ("_OWN_END", 0.8)):
+            monkeypatch.setattr(log_sinks, name, more * seconds)
+        for text in (there, place(paths).directory / "log.jsonl"):
+            text.unlink(missing_ok=True)
+        log_sinks._missed.clear()
+        syslog.clear()
+        try:
+            bad_sink(more)
+        finally:
+            eventually(lambda: log_sinks._reap() or not log_sinks._ended)
+        assert children() <= before
+
+    def bad_sink(more):
+        said = words.format(own=more * 0.8)
+        with log.opened(with_sinks(paths, plugins)):
+            begun = time.monotonic()
+            for number in range(3):
+                boot.info("%d", number)
+            assert time.monotonic() - begun < more / 2
+            begun = time.monotonic()
+        assert time.monotonic() - begun < more * 1.2
+        assert [e["message"] for e in lines(paths)][:3] == ["0", "1", "2"]
+        (told,) = [e["message"] for e in lines(paths)[3:]]
+        assert said in told, told
+        assert len(syslog) == 1 and said in syslog[0]
+        if "no answer" not in words:
+            kept_by_the_other = [json.loads(line) for line in there.read_text().splitlines()]
+            assert [e["message"] for e in kept_by_the_other[:3]] == ["0", "1", "2"]
+
+    with_more_time(attempt, 1, 1, 5, 20)
 
 
 def test_after_a_late_sink_a_process_starts_no_other(paths, syslog):
@@ -428,10 +453,8 @@ def test_sinks_end_with_a_writer_that_is_killed(paths, tmp_path):
             os.kill(os.getpid(), 9)
 
     forked(writer)
-    end = time.monotonic() + 20
-    while "closed" not in (there.read_text() if there.exists() else "") and time.monotonic() < end:
-        time.sleep(0.02)
-    assert '"closed"' in there.read_text() and "last words" in there.read_text()
+    eventually(lambda: there.exists() and '"closed"' in there.read_text())
+    assert "last words" in there.read_text()
 
 
 # -- start and end of a job --------------------------------------------------------------------
