@@ -12,7 +12,7 @@ from vtorque_report import load, page
 pytestmark = pytest.mark.integration
 JOBS = {
     "one guest": {"seconds": 3600.0, "guests": 1},
-    "eight guests": {"seconds": 900.0, "guests": 8},
+    "eight guests": {"seconds": 3600.0, "guests": 8},
     "three seconds": {"seconds": 3.0, "guests": 1},
     "three days": {"seconds": 3 * 86400.0, "guests": 2},
 }
