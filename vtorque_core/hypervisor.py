@@ -295,6 +295,16 @@ def _find_network(connection: Any, name: str) -> Any | None:
         raise
 
 
+def network_names(uri: str) -> list[str]:
+    """Return the names of all networks that are up. Raises HostFault."""
+    active = _libvirt().VIR_CONNECT_LIST_NETWORKS_ACTIVE
+
+    def names(connection: Any) -> list[str]:
+        return [str(network.name()) for network in connection.listAllNetworks(active)]
+
+    return call(uri, "list networks", names, _LOOKUP)
+
+
 def network_xml(uri: str, name: str) -> str | None:
     """Return the live XML of a network, or None if it is not up."""
 

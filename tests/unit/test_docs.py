@@ -311,3 +311,14 @@ def test_every_test_that_a_page_names_exists():
             if not path.is_file() or f"def {name}(" not in path.read_text(encoding="utf-8"):
                 missing.append(f"{page.name}: {file}::{name}")
     assert not missing
+
+
+def test_the_units_of_the_reaper():
+    """What is in them is what systemd.timer(5) and systemd.service(5) have."""
+    blocks = re.findall(r"```ini\n(.*?)```", text("admin.md"), re.DOTALL)
+    service, timer = (block for block in blocks if "vTorque" in block)
+    assert re.findall(r"^\[(\w+)\]$", service, re.MULTILINE) == ["Unit", "Service"]
+    assert re.findall(r"^\[(\w+)\]$", timer, re.MULTILINE) == ["Unit", "Timer", "Install"]
+    for line in (service + timer).splitlines():
+        assert re.fullmatch(r"|\[\w+\]|[A-Z]\w+=\S.*", line)
+    assert "ExecStart=/opt/vtorque/bin/vtorque reap\n" in service

@@ -103,3 +103,24 @@ def test_the_guard_has_the_sites_ports_and_libvirts_dhcp(monkeypatch: pytest.Mon
     assert 'iifname != "br7" accept' in guard and "tcp dport 2049 accept" in guard
     guard = netfilter.node_guard(Network(addressing="dhcp"), "test:///default")
     assert "udp dport 67 accept" in guard
+
+
+def test_the_guards_of_networks_that_are_gone_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """libvirt's test driver has one network, ``default``."""
+    tables = "table inet filter\ntable inet vtorque-node-default\ntable inet vtorque-node-old\n"
+    loaded: list[bytes] = []
+
+    def tool(_name: str, *_words: str, stdin: bytes = b"") -> str:
+        if stdin:
+            loaded.append(stdin)
+        return tables
+
+    monkeypatch.setattr(netfilter, "run_tool", tool)
+    assert netfilter.sweep("test:///default") == ["vtorque-node-old"]
+    assert loaded == [b"table inet vtorque-node-old\ndelete table inet vtorque-node-old\n"]
+    assert netfilter.guarded("default") and not netfilter.guarded("other")
+    tables = "table inet filter\n"
+    with monkeypatch.context() as patch:
+        patch.setattr(netfilter.hypervisor, "network_names", lambda _uri: 1 / 0)  # not asked
+        assert netfilter.sweep("test:///default") == []
+    netfilter.hypervisor.close()

@@ -35,7 +35,8 @@ def reap(
     """Release what ended jobs have left on this node; only of JOB if given. Root only.
 
     A job that the batch system still knows, or cannot be asked about, is left alone. Versions of
-    images go that no name has any more and no job uses. Exit code 1 if something could not be
+    images go that no name has any more and no job uses, and packet filters of networks that are
+    not up any more. Exit code 1 if something could not be
     released.
     """
     if os.geteuid() != 0:
@@ -67,7 +68,19 @@ def reap(
     if not dry_run and not job_id:
         for version in _collect_images(site):
             click.echo(f"image {version}: no name has it any more: removed", err=True)
+        for table in _sweep_tables(site):
+            click.echo(f"nftables inet {table}: its network is not up: removed", err=True)
     sys.exit(0 if all(result.ok for result in results) else EXIT_FAILED)
+
+
+def _sweep_tables(site: Site) -> list[str]:
+    """Remove the guards of networks that are gone, where that is possible from here."""
+    from vtorque_core.resources import netfilter  # noqa: PLC0415
+
+    try:
+        return netfilter.sweep(site.node.libvirt_uri)
+    except VtorqueError:  # no nft, no libvirtd: jobs will say so
+        return []
 
 
 def _collect_images(site: Site) -> list[str]:

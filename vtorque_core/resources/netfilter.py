@@ -30,6 +30,7 @@ _PORT = re.compile(r"(?:tcp|udp)/[0-9]{1,5}")  # [network] node_ports
 # Bridges that libvirt makes for guests alone (https://libvirt.org/formatnetwork.html); without a
 # forward element the network is isolated. Others are the site's: its own hosts are behind them.
 _OWN_BRIDGE = (None, "nat", "route", "open")
+_GUARD = "vtorque-node-"
 _OF_DHCP = ("udp/53", "tcp/53", "udp/67", "udp/547")  # libvirt's dnsmasq: DNS, DHCP, DHCPv6
 
 
@@ -91,7 +92,7 @@ def guest_bridge(xml: str) -> str | None:
 
 def guard_table(network: str) -> str:
     """Return the name of the inet table that keeps a libvirt network's guests from the node."""
-    return "vtorque-node-" + re.sub(r"[^A-Za-z0-9_.-]", "_", network)[:100]
+    return _GUARD + re.sub(r"[^A-Za-z0-9_.-]", "_", network)[:100]
 
 
 def guard(network: str, bridge: str, ports: Sequence[str], *, dhcp: bool) -> str:
@@ -132,8 +133,27 @@ def unguard(network: str) -> None:
 
 def guarded(network: str) -> bool:
     """Return whether the table of :func:`guard` is there. Raises HostFault (nft missing)."""
-    tables = run_tool("nft", "list", "tables", "inet").splitlines()
-    return f"table inet {guard_table(network)}" in tables
+    return guard_table(network) in _guards()
+
+
+def sweep(uri: str) -> list[str]:
+    """Take away the tables of networks that are not up any more; return these tables' names.
+
+    Such a table guards nobody, and another network may get the same bridge. A network that comes
+    back gets its own with its first guest. Networks that other installations of vTorque on this
+    host use keep theirs. As root. Raises HostFault.
+    """
+    tables = _guards()
+    up = {guard_table(name) for name in hypervisor.network_names(uri)} if tables else set()
+    gone = [table for table in tables if table not in up]
+    for table in gone:
+        load(_removal("inet", table))
+    return gone
+
+
+def _guards() -> list[str]:
+    words = [line.split() for line in run_tool("nft", "list", "tables", "inet").splitlines()]
+    return [word[2] for word in words if len(word) == 3 and word[2].startswith(_GUARD)]
 
 
 def _removal(family: str, table: str) -> str:
