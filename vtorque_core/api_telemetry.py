@@ -72,8 +72,8 @@ class Sink(Protocol):
 class Exporter:
     """A place where samples go. ``open`` is called as root in the sampler, with the site config.
 
-    It raises ``HostFault`` or ``ConfigError`` if that place cannot be used: logged, not retried
-    before the next sampler.
+    In the sink's thread, with its first samples: it may take its time. It raises ``HostFault`` or
+    ``ConfigError`` if that place cannot be used: logged once, tried again with the next samples.
     """
 
     name: str

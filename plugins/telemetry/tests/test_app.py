@@ -32,6 +32,7 @@ def test_good_lines(line, expected):
         b"a 1 le=1", b"a 1 node=n2", b"a 1 x=1,x=2", b"a 1 a=1,b=1,c=1,d=1,e=1", b"a 1 A=1", b",",
         b'a 1 a="b"', b"a 1 a=\x1b[31m", b"a 1 a=\xc3\xa9", b"\xff 1", b"a" * 61 + b" 1",
         b"a 1 a=" + b"b" * 61, b"a " + b"1" * MAX_LINE, b"__name__ 1", b"a\0 1",
+        b"a 1 time=1",
     ],
 )  # fmt: skip
 def test_bad_lines(line):

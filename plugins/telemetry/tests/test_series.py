@@ -87,6 +87,62 @@ def test_what_a_job_said_once_survives_thinning(place):
     assert said == {'vtorque_app_once{n="7"}': 7, 'vtorque_app_once{n="8"}': 8}
 
 
+def test_what_was_cut_off_costs_no_other_line(place):
+    """Of a killed sampler, or of a full disk: it would end all with the first thinning."""
+    SeriesFile(place, "42.srv", "n1", 2.0).close()
+    descriptor = place.append(NAME)
+    os.write(descriptor, b'{"t":1,"g":0,"v":{"n":1}}\n{"t":2,"g":0,"v":{"n"')
+    os.close(descriptor)
+    file = SeriesFile(place, "42.srv", "n1", 2.0)
+    for n in range(2 * MAX_LINES):
+        file.add(0, 1000.0 + 2 * n, {"n": n})
+    file.close()
+    assert lines(place)[-1]["v"] == {"n": 2 * MAX_LINES - 1}
+    assert lines(place)[0]["interval"] > 2.0
+
+
+def test_a_line_that_was_written_in_part_is_an_error_and_spoils_no_other(place, monkeypatch):
+    file, write = SeriesFile(place, "42.srv", "n1", 2.0), os.write
+    monkeypatch.setattr(series.os, "write", lambda fd, data: write(fd, data[:9]))
+    with pytest.raises(OSError, match="No space left"):
+        file.add(0, 1.0, {"a": 1})
+    monkeypatch.undo()
+    file.add(0, 2.0, {"a": 2})
+    file.close()
+    assert json.loads(place.read(NAME).splitlines()[-1]) == {"t": 2.0, "g": 0, "v": {"a": 2}}
+
+
+def test_a_disk_that_is_full_when_it_is_thinned_is_full_no_longer_than_that(place, monkeypatch):
+    file = SeriesFile(place, "42.srv", "n1", 2.0)
+    for n in range(MAX_LINES - 1):
+        file.add(0, 1000.0 + 2 * n, {"n": n})
+    full = OSError(28, "full")
+    monkeypatch.setattr(kept.Place, "write", lambda *_: (_ for _ in ()).throw(full))
+    with pytest.raises(OSError, match="full"):
+        file.add(0, 9000.0, {})
+    monkeypatch.undo()
+    file.add(0, 9002.0, {"n": -1})
+    file.close()
+    head, *rest = lines(place)
+    assert (head["interval"], rest[-1]["v"]) == (4.0, {"n": -1})
+    assert len(rest) <= MAX_LINES / 2 + 2
+
+
+def test_long_names_of_a_job_do_not_fill_the_disk(place, monkeypatch):
+    monkeypatch.setattr(series, "MAX_BYTES", 1 << 20)
+    own = {f"vtorque_app_{n}{{{'x' * 400}}}": float(n) for n in range(200)}  # the most it can have
+    file = SeriesFile(place, "42.srv", "n1", 2.0)
+    for n in range(100):
+        file.add(0, 1000.0 + 2 * n, {"n": n, **own})
+        assert (place.directory / NAME).stat().st_size <= 1 << 20
+    file.close()
+    head, *rest = lines(place)
+    assert head["interval"] > 2.0
+    assert rest[-1]["v"]["n"] == 99
+    with pytest.raises(OSError, match="MiB"):
+        SeriesFile(place, "42.srv", "n1", 2.0).add(0, 1.0, {"x" * (1 << 20): 1})
+
+
 def test_a_full_disk_is_an_error_and_no_more(place, monkeypatch):
     file = SeriesFile(place, "42.srv", "n1", 2.0)
     monkeypatch.setattr(series.os, "write", lambda *_: (_ for _ in ()).throw(OSError(28, "full")))

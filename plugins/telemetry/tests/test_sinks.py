@@ -17,10 +17,10 @@ import pytest
 from vtorque_core.api_node import HostFault
 from vtorque_core.api_telemetry import Sample
 from vtorque_core.errors import ConfigError
-from vtorque_telemetry import textfile
+from vtorque_telemetry import prometheus, textfile
 from vtorque_telemetry.exposition import text
 from vtorque_telemetry.influx import Influx, lines
-from vtorque_telemetry.outlets import Outlet, close_all
+from vtorque_telemetry.outlets import Opened, Outlet, close_all
 from vtorque_telemetry.prometheus import Endpoint
 from vtorque_telemetry.settings import Settings
 from vtorque_telemetry.textfile import Textfile
@@ -169,6 +169,24 @@ def test_silent_clients_are_bounded_and_keep_nobody_out_for_long(endpoint):
     assert time.monotonic() - begun < 30
     for each in silent:
         each.close()
+
+
+def test_a_client_that_never_comes_to_an_end_is_cut_off(endpoint, monkeypatch):
+    monkeypatch.setattr(prometheus, "_WHOLE", 0.5)
+    sink = endpoint(open=True)
+    with socket.create_connection(("127.0.0.1", sink.port)) as slow:
+        slow.settimeout(0.1)
+        end = time.monotonic() + 30
+        over = False
+        while not over and time.monotonic() < end:
+            try:
+                slow.sendall(b"X")  # each comes in time; the request never ends
+                over = slow.recv(1) == b""
+            except TimeoutError:
+                continue
+            except OSError:
+                over = True
+    assert over
 
 
 def test_series_of_an_ended_job_are_gone_at_once(endpoint):
@@ -356,6 +374,45 @@ def test_a_hanging_sink_delays_nobody_and_is_reported_once(caplog):
     assert time.monotonic() - begun < 10
     go.set()
     slow._thread.join(20)
+
+
+def test_a_sink_that_hangs_while_it_opens_delays_nobody_and_is_reported_once(caplog):
+    go, got = threading.Event(), []
+
+    def opening():
+        go.wait(60)
+        return Bad(got.append)
+
+    outlet = Outlet("slow", Opened(opening), 0.05)
+    for _ in range(3):
+        outlet.give(SAMPLES, {"1"})
+        time.sleep(0.1)
+    go.set()
+    eventually(lambda: got)
+    outlet.close(soon())
+    assert [r.message for r in caplog.records] == [
+        "exporter slow: no answer for 0.05 s; samples are lost meanwhile"
+    ]
+
+
+def test_a_sink_that_cannot_be_opened_is_tried_again(caplog):
+    tries, got = [], []
+
+    def opening():
+        tries.append(1)
+        if len(tries) < 3:
+            raise HostFault("address in use")
+        return Bad(got.append)
+
+    outlet = Outlet("late", Opened(opening), 5)
+    for count in (1, 2, 3):
+        outlet.give(SAMPLES, ())
+        eventually(lambda count=count: len(tries) == count and not outlet._since)
+    outlet.close(soon())
+    assert got == [SAMPLES]
+    assert [r.message for r in caplog.records if r.levelno >= logging.WARNING] == [
+        "exporter late: HostFault: address in use"
+    ]
 
 
 def test_a_failing_sink_is_reported_once_until_it_works(caplog):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from vtorque_core.api import hookimpl
 from vtorque_core.api_context import ContextItem, EnvVar, LinePort
 from vtorque_core.api_domain import Channel, Element
-from vtorque_core.api_node import EndedJob, GuestPlan, NodeJob, Resource, Site
+from vtorque_core.api_node import EndedJob, GuestPlan, HostFault, NodeJob, Resource, Site
 from vtorque_core.api_running import job_key
 from vtorque_core.api_telemetry import Exporter, Sink
 from vtorque_telemetry.sampler import CHANNEL, Sampler, last_sample
@@ -62,7 +62,10 @@ def vtorque_exporters() -> Iterator[Exporter]:
 def vtorque_post_boot(job: NodeJob) -> None:
     """Start the sampler, unless another job has. Does not wait for it."""
     if job.site[Settings].enabled:
-        job.acquire(Sampler.of(job.site.paths, job.site.path))
+        try:
+            job.acquire(Sampler.of(job.site.paths, job.site.path))
+        except HostFault as error:  # a full /run: no reason for a job to fail
+            job.warn(f"is not measured: {error}")
 
 
 @hookimpl

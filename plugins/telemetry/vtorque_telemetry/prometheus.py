@@ -15,7 +15,7 @@ import threading
 from collections.abc import Collection, Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from socket import AF_INET, AF_INET6, socket
+from socket import AF_INET, AF_INET6, SHUT_RDWR, socket
 from typing import Any
 
 from vtorque_core.api_node import HostFault
@@ -24,7 +24,8 @@ from vtorque_telemetry.exposition import CONTENT_TYPE, text
 from vtorque_telemetry.settings import Settings
 
 _AT_ONCE = 8  # clients; more are turned away
-_TIMEOUT = 5.0  # seconds for TLS and for a request
+_TIMEOUT = 5.0  # seconds for TLS and for each read
+_WHOLE = 10.0  # seconds for a request and its answer, however busy a client keeps us
 
 
 class Endpoint:
@@ -123,7 +124,13 @@ class _Server(ThreadingHTTPServer):
             connection: socket = request
             if self._tls is not None:
                 connection = self._tls.wrap_socket(request, server_side=True)
-            super().process_request_thread(connection, client_address)
+            late = threading.Timer(_WHOLE, _cut, (connection,))
+            late.daemon = True
+            late.start()
+            try:
+                super().process_request_thread(connection, client_address)
+            finally:
+                late.cancel()
         except (OSError, ssl.SSLError):
             self.shutdown_request(request)
         finally:
@@ -131,6 +138,11 @@ class _Server(ThreadingHTTPServer):
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Say nothing: a client that goes away is no news."""
+
+
+def _cut(connection: socket) -> None:
+    with contextlib.suppress(OSError):
+        connection.shutdown(SHUT_RDWR)
 
 
 class _Handler(BaseHTTPRequestHandler):

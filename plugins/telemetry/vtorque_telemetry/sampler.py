@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any, ClassVar
@@ -31,7 +32,7 @@ from vtorque_core.api_running import Paths, Running, RunningJob
 from vtorque_core.api_telemetry import Sample
 from vtorque_telemetry.app import AppMeter
 from vtorque_telemetry.measure import GuestMeter, Labels, Values
-from vtorque_telemetry.outlets import Outlet, close_all
+from vtorque_telemetry.outlets import Opened, Outlet, close_all
 from vtorque_telemetry.series import SeriesFile
 from vtorque_telemetry.settings import Settings
 
@@ -62,8 +63,14 @@ class Sampler(Process):
         return cls(argv, lock=str(paths.run / "telemetry.lock"))
 
     def create(self) -> None:
-        """Start it. Its socket is there at once, so that what is there does not change later."""
-        _listen(Path(self.lock).with_suffix(".sock")).close()
+        """Start it. Its socket is there at once, so that what is there does not change later.
+
+        Raises HostFault.
+        """
+        try:
+            _listen(Path(self.lock).with_suffix(".sock")).close()
+        except OSError as error:
+            raise HostFault(f"{self.lock}: {error.strerror}") from None
         super().create()
 
     def release(self) -> None:
@@ -83,6 +90,8 @@ class JobMeter:
         self._guests: dict[int, tuple[GuestMeter, AppMeter, Labels]] = {}
         self._series: SeriesFile | None = None
         self._phases: dict[str, float] = {}
+        self._untold: dict[int, Values] = {}  # the job's own, not yet in its file
+        self._said = ""
 
     def close(self) -> None:
         """Close all files; they stay."""
@@ -114,7 +123,10 @@ class JobMeter:
                 fresh = app.read(self._settings.app_series - known)
                 rejected += app.rejected
             samples += labels.samples({**values, **app.values}, at)
-            self._write(index, at, labels.texts({**values, **fresh}), must=last or bool(fresh))
+            untold = self._untold.setdefault(index, {})
+            untold.update(fresh)  # with the next line: a job that talks does not shorten its series
+            if self._write(index, at, labels.texts({**values, **untold}), must=last):
+                untold.clear()
         spans = self.job.spans(at)
         whole: Values = {
             ("vtorque_job_phase_seconds", (("phase", n),)): v for n, v in spans.items()
@@ -128,15 +140,22 @@ class JobMeter:
             self._write(None, at, self._labels.texts(whole), must=True)
         return samples
 
-    def _write(self, guest: int | None, at: float, values: dict[str, float], *, must: bool) -> None:
+    def _write(self, guest: int | None, at: float, values: dict[str, float], *, must: bool) -> bool:
+        """Write a line if it is time for one, or it must be; return whether it was."""
         try:
             if self._series is None:
                 job, interval = self.job, self._settings.interval
                 self._series = SeriesFile(job.kept, job.id, job.node, interval)
-            if guest is None or must or self._series.due(guest, at):
-                self._series.add(guest, at, values)
+            if not must and guest is not None and not self._series.due(guest, at):
+                return False
+            self._series.add(guest, at, values)
         except (OSError, HostFault) as error:  # a full disk: other jobs, and sinks, go on
-            log.warning("%s: %s", self.job.id, error)
+            if str(error) != self._said:  # once, until it can be written again
+                log.warning("%s: %s", self.job.id, error)
+            self._said = str(error)
+            return False
+        self._said = ""
+        return True
 
 
 class Loop:
@@ -251,16 +270,18 @@ def last_sample(paths: Paths, key: str) -> None:
 def _listen(path: Path) -> socket.socket:
     fresh = path.with_suffix(".sock.new")
     fresh.unlink(missing_ok=True)
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(os.fspath(fresh))
-    fresh.chmod(0o600)
-    listener.listen(16)
-    fresh.rename(path)
+    with contextlib.ExitStack() as undo:
+        listener = undo.enter_context(socket.socket(socket.AF_UNIX))
+        listener.bind(os.fspath(fresh))
+        fresh.chmod(0o600)
+        listener.listen(16)
+        fresh.rename(path)
+        undo.pop_all()
     return listener
 
 
 def _open(config: Path) -> tuple[Settings, list[Outlet]]:
-    """Open the wanted exporters; one that fails is logged, the others work."""
+    """Return an outlet for each wanted exporter; it opens it in its own thread."""
     known = api_running.exporters(config)
     settings = known.site[Settings]
     for wrong in known.wrong:
@@ -272,10 +293,8 @@ def _open(config: Path) -> tuple[Settings, list[Outlet]]:
                 "no plugin brings the exporter %r (there are: %s)", name, ", ".join(known.found)
             )
             continue
-        try:
-            outlets.append(Outlet(name, known.found[name].open(known.site), settings.deadline))
-        except Exception as error:  # it may be anybody's code
-            log.warning("exporter %s: %s: %s", name, type(error).__name__, error)
+        opening = partial(known.found[name].open, known.site)
+        outlets.append(Outlet(name, Opened(opening), settings.deadline))
     return settings, outlets
 
 
