@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import fcntl
 import json
 import logging
 import multiprocessing
@@ -9,6 +10,7 @@ import os
 import pwd
 import signal
 import socket
+import threading
 import time
 import types
 
@@ -236,6 +238,27 @@ def test_many_processes_turn_one_file_over_and_lose_nothing(directory):
         assert each.exitcode == 0
     found = [m for file in directory.iterdir() for m in messages(file)]
     assert sorted(found) == sorted(f"{n}-{i}" for n in "abc" for i in range(100))
+
+
+def test_a_users_lock_on_the_directory_holds_nobody_up(directory):
+    """Whoever can open it can flock(2) it."""
+    sink = JsonFile(str(directory / "all.jsonl"), 300, 0, 2)
+
+    def write():
+        for number in range(9):
+            sink.handle(record(str(number)))
+
+    held = os.open(directory, os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    writer = threading.Thread(target=write, daemon=True)
+    writer.start()
+    writer.join(20)
+    done = not writer.is_alive()
+    os.close(held)
+    writer.join(20)
+    sink.close()
+    assert done
+    assert (directory / "all.jsonl.1").exists()
 
 
 def test_a_file_that_is_none_is_refused(directory):

@@ -1,8 +1,9 @@
 """One file of JSON lines for all jobs of the node, which many processes append to and turn over.
 
 The directory is root's alone. A line is one write(2) to a file opened with O_APPEND. Who finds the
-file too large or too old renames it under a lock on the directory; the others see that the name
-is another file's now, and open that.
+file too large or too old renames it under a lock on it; the others see that the name is another
+file's now, and open that. The lock is one that only who may write can take (fcntl_locking(2)):
+with flock(2) any user who can open the directory would hold up the node's jobs.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import logging
 import os
 import stat
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 from vtorque_core.api_log import entry_of
@@ -74,7 +74,8 @@ class JsonFile(logging.Handler):
         return bool(old) or status.st_size >= self._size
 
     def _turn_over(self) -> None:
-        with _locked(self._path.parent):
+        try:
+            fcntl.lockf(self._file, fcntl.LOCK_EX)
             if self._is_current():  # nobody was faster
                 names = [self._path, *(self._older(n) for n in range(1, self._count + 1))]
                 for old, older in reversed(list(itertools.pairwise(names))):
@@ -82,7 +83,9 @@ class JsonFile(logging.Handler):
                         old.rename(older)
                 if self._count == 0:
                     self._path.unlink()
-            self._open()
+        finally:
+            self._close()  # and with it the lock
+        self._open()
 
     def _older(self, number: int) -> Path:
         return self._path.with_name(f"{self._path.name}.{number}")
@@ -103,13 +106,3 @@ def _first(head: bytes) -> float:
     with contextlib.suppress(ValueError, TypeError, KeyError):
         return float(json.loads(head.partition(b"\n")[0])["t"])
     return 0.0
-
-
-@contextlib.contextmanager
-def _locked(directory: Path) -> Iterator[None]:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
