@@ -10,6 +10,7 @@ what a guest has said: a reader takes it for a stranger's text.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import struct
@@ -92,7 +93,7 @@ class Place:
     def _make(self) -> None:
         top, owner = self.paths.kept, self.paths.kept / str(self.uid)
         for path, uid in ((top, None), (owner, self.uid), (self.directory, self.uid)):
-            if path.is_dir():
+            if path.is_dir() and (uid is None or _has_list(path)):
                 continue
             with contextlib.suppress(FileExistsError):
                 safefs.make_directory(str(path), mode=0o711 if uid is None else 0o700)
@@ -163,6 +164,15 @@ def _size(directory: Path) -> int:
 def _names(directory: Path) -> Iterator[str]:
     with contextlib.suppress(OSError), os.scandir(directory) as entries:
         yield from sorted(entry.name for entry in entries)
+
+
+def _has_list(directory: Path) -> bool:
+    """Return whether its access list is there: who made it may have been killed before that."""
+    try:
+        os.getxattr(directory, _ACL, follow_symlinks=False)
+    except OSError as error:
+        return error.errno != errno.ENODATA
+    return True
 
 
 def _let_read(descriptor: int, uid: int, *, enter: bool = False) -> None:

@@ -84,6 +84,22 @@ def test_only_the_owner_is_let_in(paths):
     assert ACL in os.listxattr(place.directory.parent)
 
 
+def test_who_is_killed_before_the_access_list_is_there_locks_no_owner_out(paths, monkeypatch):
+    """The user's directory is made once: without its list they could read of no job any more."""
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    place = kept.place(paths, 1234, "42.srv", 1)
+    for _ in range(2):  # the user's directory, then the job's
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(os, "setxattr", killed)
+            place.add_facts(job="42.srv")
+    place.add_facts(job="42.srv")
+    for directory in (place.directory, place.directory.parent):
+        assert ACL in os.listxattr(directory)
+
+
 def test_a_file_system_without_access_lists_is_roots_alone(paths, monkeypatch):
     def refuse(*_):
         raise OSError(95, "Operation not supported")
