@@ -166,4 +166,4 @@ def _hex(path: Path) -> int:
 
 
 def _name(link: Path) -> str:
-    return link.resolve().name if link.exists() else ""
+    return link.readlink().name if link.exists() else ""
