@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -72,12 +73,13 @@ def entries(place: Place, over: Callable[[], bool] = lambda: True) -> Iterator[E
 
 
 def _entry(line: bytes) -> Entry | None:
-    with contextlib.suppress(ValueError, RecursionError, TypeError):
+    with contextlib.suppress(ArithmeticError, ValueError, RecursionError, TypeError):
         found = json.loads(line)
         if isinstance(found, dict):
             entry: dict[str, Any] = {k: printable(str(found.get(k, "")), 8192) for k in _KEYS}
             guest, detail = found.get("guest"), found.get("detail")
-            entry["t"] = float(found.get("t", 0))
+            at = float(found.get("t", 0))
+            entry["t"] = at if math.isfinite(at) else 0.0
             entry["guest"] = guest if type(guest) is int else None
             if isinstance(detail, list):
                 entry["detail"] = [printable(str(text), 400) for text in detail[:100]]

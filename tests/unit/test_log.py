@@ -555,6 +555,7 @@ def test_a_reader_believes_nothing(paths):
     descriptor = place(paths).append("log.jsonl")
     bad = [
         *(b"{", b"[]", b"\xff", b'{"t": "x"}', b'{"t": 1e400, "guest": "g"}', b"[" * 9999),
+        *(b'{"t": %s}' % word for word in (b"NaN", b"-Infinity", b"-1e400", b"1" * 400)),
         json.dumps({"t": 1, "level": "\x1b[31m", "message": "\x1b" * 9999, "detail": 7}).encode(),
         json.dumps({"t": -1e18, "detail": ["\x1b[2J"] * 999, "phase": None}).encode(),
         b"q" * (1 << 21),
@@ -563,6 +564,7 @@ def test_a_reader_believes_nothing(paths):
     os.close(descriptor)
     found = [log_read.text(e) for e in log_read.entries(place(paths))]
     assert "good" in found[-1]
+    json.dumps(list(log_read.entries(place(paths))), allow_nan=False)
     assert all(c.isprintable() or c == "\n" for text in found for c in text)
 
 
