@@ -54,6 +54,26 @@ def began(*words: str, isolated: bool = True) -> list:
     return json.loads(done.stdout)
 
 
+STREAMS = """
+import os, sys
+from vtorque_core.cli.entry import open_streams
+open_streams()
+file = os.open(sys.executable, os.O_RDONLY)
+sys.stdout.write("lost \\udcff"), sys.stderr.write("lost"), sys.stdout.flush()
+code = os.system("exec 2>&1; : <&0 && echo lost")
+sys.exit(0 if (file, code, sys.stdin.read()) == (3, 0, "") else 1)
+"""
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&- 2>&-", "<&- >&-", "<&- >&- 2>&-", "</dev/null"])
+def test_closed_streams_are_opened_to_nothing(closed):
+    """A sister's hooks have no outputs in Torque: Python had None, epilogue.parallel died of it."""
+    closed += " </dev/null" if "<" not in closed else ""
+    words = ["/bin/sh", "-c", f'exec "$0" "$@" {closed}', sys.executable, "-I", "-c", STREAMS]
+    done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("command", ["reap", "setup", "doctor", "local", "plugins"])
 def test_an_admins_command_keeps_nothing_of_its_callers_environment(command):
     assert began(command) == [FIXED, 0o077]

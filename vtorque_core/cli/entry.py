@@ -27,6 +27,7 @@ def begin(module: str) -> None:
     umask. Called before anything is imported that a command needs. ``module`` is run anew if the
     process is not isolated. Raises ConfigError naming a path that others can write.
     """
+    open_streams()
     if os.geteuid() != 0:
         return
     own = sys.argv[1:2] and sys.argv[1] in _OWN
@@ -37,6 +38,22 @@ def begin(module: str) -> None:
     require_own_code()
     if not own:
         become_clean(_KEPT)
+
+
+def open_streams() -> None:
+    """Open to nothing what of the standard streams is closed, for this process and its children.
+
+    Torque runs the sisters' prologue.parallel and epilogue.parallel without outputs; Python then
+    has None for them, and the next file opened is taken for one.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number, open(2)
+        if getattr(sys, name) is None:
+            stream = os.fdopen(number, "w" if number else "r", errors="replace", closefd=False)
+            setattr(sys, name, stream)
 
 
 def clean(kept: Iterable[str] = _KEPT) -> dict[str, str]:

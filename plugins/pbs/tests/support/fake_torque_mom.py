@@ -86,8 +86,10 @@ class FakeTorqueMom(TorqueHarness):
         status = path.stat()
         if not status.st_mode & stat.S_IXUSR or status.st_mode & 0o022:
             return 1
+        # observed: on sisters neither hook has an output
+        words = ["/bin/sh", "-c", 'exec "$0" "$@" >&- 2>&-'] if name.endswith(".parallel") else []
         done = subprocess.run(
-            [path, *args], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            [*words, path, *args], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, start_new_session=True, check=False,
             env={"PATH": "/usr/bin:/bin"},
         )  # fmt: skip
