@@ -15,7 +15,7 @@ from vtorque_core import names
 from vtorque_core.api_domain import Interface
 from vtorque_core.api_node import Address, GuestPlan, PoolClaim, run_tool
 from vtorque_core.config_schema import ExtraNetwork, Network
-from vtorque_core.errors import HostFault
+from vtorque_core.errors import HostFault, Refused
 
 if TYPE_CHECKING:
     from vtorque_core.api_batch import BatchJob
@@ -93,14 +93,15 @@ def peers(
     """Return (hostname, ip) in one network of all guests of the job, by rank.
 
     The ip is empty for a guest on another node where none is assigned; such a guest of a job on
-    one node is left out. Raises HostFault if the plan has no room.
+    one node is left out. Raises HostFault if the plan has no room, Refused if it gives two guests
+    one address.
     """
     network = of_site(site)[name]
     if len(job.nodes) == 1:
         leases = [guest.leased(pool(name)) for guest in guests]
         return tuple((g.hostname, a[0]) for g, a in zip(guests, leases, strict=True) if a)
     count = guests[0].guests_per_node
-    return tuple(
+    found = tuple(
         (
             names.guest_hostname(node, index, count),
             address_of(network, job, node, count, index, name) if assigns(network) else "",
@@ -108,6 +109,23 @@ def peers(
         for node in job.nodes
         for index in range(count)
     )
+    _require_distinct(found, network, name)
+    return found
+
+
+def _require_distinct(found: Sequence[tuple[str, str]], network: AnyNetwork, name: str) -> None:
+    """Refuse what no other nodes could do better: these names have no number, or the same."""
+    owner: dict[str, str] = {}
+    for hostname, ip in found:
+        other = owner.setdefault(ip, hostname) if ip else hostname
+        if other != hostname:
+            how = (
+                f"{table(name)} command {network.command} gives both the same"
+                if network.addressing == "command"
+                else f"node_number {network.node_number!r} finds the same number in both nodes' "
+                f"names; set {table(name)} node_number, or addressing and command"
+            )
+            raise Refused(f"the guests {other} and {hostname} would both have {ip}: {how}")
 
 
 def aliases(

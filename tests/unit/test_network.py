@@ -11,7 +11,7 @@ from vtorque_core.api_batch import BatchJob
 from vtorque_core.api_node import GuestPlan, JobUser, Placement
 from vtorque_core.config import Site
 from vtorque_core.config_schema import ExtraNetwork, Network
-from vtorque_core.errors import HostFault
+from vtorque_core.errors import HostFault, Refused
 
 PLAN = Network(subnet="10.0.0.0/24", first=10, per_node=4)
 
@@ -170,6 +170,23 @@ def test_guests_have_a_name_in_each_network_that_all_nodes_know():
     assert [name for name, _, _ in seen["node1"]] == [
         "vnode1-0-hpc", "vnode1-1-hpc", "vnode2-0-hpc", "vnode2-1-hpc",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("names_of_nodes", [("vm", "vmb"), ("rack1-7", "rack2-7")])
+def test_two_nodes_whose_names_give_one_number_share_no_job(names_of_nodes):
+    """Silently both guests had one address, and each was itself to the other."""
+    job = on(*names_of_nodes)
+    guests = guests_of(job, site_with(), 2)
+    with pytest.raises(Refused) as refused:
+        network.peers(site_with(), job, guests)
+    first, second = names_of_nodes
+    assert f"the guests v{first}-0 and v{second}-0 would both have 10." in str(refused.value)
+    assert "set [network] node_number" in str(refused.value)
+    hpc = replace(HPC, node_number="^rack([0-9]+)")
+    dhcp = replace(site_with(), network=replace(WIDE, addressing="dhcp"))
+    assert network.peers(dhcp, job, guests)[0] == (f"v{first}-0", "")
+    if first.startswith("rack"):
+        assert len(dict(network.peers(site_with(hpc=hpc), job, guests, "hpc"))) == 4
 
 
 def test_an_extra_network_without_room_is_named():
