@@ -1,8 +1,9 @@
 """What makes OpenPBS call vTorque: for ``vtorque setup`` and ``vtorque doctor``. As root.
 
-Hooks belong to the whole complex: the server sends them to its nodes. So the first node's setup
-makes them and each later one finds them; an uninstall takes them away when the last node that has
-vTorque's resource goes.
+Hooks belong to the whole complex: the server sends them to its nodes, and lets root on its own host
+alone see and change them (req_manager.c, is_local_root). So the setup there makes them, also where
+that host is no node, and an uninstall there takes them away unless a node still has vTorque's
+resource. On the other nodes they have to have come.
 """
 
 from __future__ import annotations
@@ -31,6 +32,11 @@ def steps(
     """Return the steps in order: what makes jobs come here is the last."""
     seconds = math.ceil(settings.epilogue_alarm)
     end = hooks.openpbs_end(place, site.paths.journal, site.paths.run / "proof", seconds - 10)
+    own = (
+        Hook(node, BEGIN, "execjob_begin", hooks.openpbs_begin(place), hooks.ALARM),
+        Hook(node, END, "execjob_end", end, seconds),
+    )
+    at_server, is_node = _place(node)
     where = node.home / "mom_priv"
     missing = f"{where} does not exist: if PBS_HOME is elsewhere, set [plugin.pbs] home"
     found: list[SetupStep] = [
@@ -39,12 +45,45 @@ def steps(
             "[plugin.pbs] epilogue_alarm", seconds, place.end_time + 20, "the end of a job"
         ),
         rights(node.commands),
-        Hook(node, BEGIN, "execjob_begin", hooks.openpbs_begin(place), hooks.ALARM),
-        Hook(node, END, "execjob_end", end, seconds),
+        *(own if at_server else (_sent(each, where / "hooks") for each in own)),
     ]
     if settings.property:
-        found += [Resource(node, settings.property), Marked(node, settings.property)]
+        found.append(Resource(node, settings.property))
+        if is_node or not at_server:
+            found.append(Marked(node, settings.property))
     return found
+
+
+def _place(node: PbsNode) -> tuple[bool, bool]:
+    """Return whether this is the server's host, and whether it is a node: both, if nobody says."""
+    try:
+        answer = node.commands.ask("qmgr", "-c", f"list hook {BEGIN}")
+        at_server = "unauthorized to access hooks" not in answer.err
+        return at_server, bool(node.own_name(node.nodes()))
+    except HostFault:
+        return True, True
+
+
+def _sent(hook: Hook, directory: Path) -> Check:
+    """Look whether pbs_mom has a hook as it should be; not if the server has just made it."""
+    problem = ""
+    try:
+        said = (directory / f"{hook.name}.HK").read_text()
+        has = dict(line.split("=", 1) for line in said.splitlines() if "=" in line)
+        if has.get("event") != hook.event or has.get("alarm", "30") != str(hook.alarm):
+            problem = "is set up otherwise"
+        elif has.get("enabled", "true") != "true":
+            problem = "is not enabled"
+        elif (directory / f"{hook.name}.PY").read_bytes() != hook.content:
+            problem = "is another version's"
+    except OSError as error:
+        problem = f"has not come here ({error.strerror})"
+    if problem:
+        problem = (
+            f"the server's hook {hook.name} {problem}: only root on the server's host may change "
+            "hooks; with the same site config, run there: vtorque setup install --batch openpbs"
+        )
+    return Check(f"find the server's hook {hook.name} in {directory}", problem)
 
 
 @dataclass(frozen=True)
@@ -84,9 +123,9 @@ class Hook:
 
     def undo(self) -> None:
         """Delete it, unless other nodes still run VM jobs. Raises HostFault."""
-        name, _ = self.node.this_node()
-        others = [n for n, each in self.node.nodes().items() if n != name]
-        marked = [n for n in others if self.node.is_marked(self.node.nodes()[n])]
+        nodes = self.node.nodes()
+        name = self.node.own_name(nodes)
+        marked = any(self.node.is_marked(each) for n, each in nodes.items() if n != name)
         if self._found() and not marked:
             self._tell(f"delete hook {self.name}")
 

@@ -304,6 +304,9 @@ def qmgr(state, system, argv):
         return own_resource(state, match[1], match[2])
     match = re.fullmatch(r"(\w+) hook (\S+) ?(.*)", command)
     assert match, command
+    if not state.get("at_server", True):  # only root on the server's host, manager or not
+        said = "root@n1 is unauthorized to access hooks data from server " + SERVER
+        raise Bad(1, f"qmgr obj={match[2]} svr=default: {said}\nqmgr: hook error returned")
     return hook(state, *match.groups())
 
 

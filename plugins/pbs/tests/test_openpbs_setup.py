@@ -1,0 +1,88 @@
+"""Setup on the server's host and on other nodes: OpenPBS shows hooks to root on the first only."""
+
+from pathlib import Path
+
+import pytest
+
+from pbs_harness import OpenPbsHarness
+from vtorque_core.api_setup import Check, Installation
+from vtorque_pbs.openpbs_setup import BEGIN, END, Hook, Marked, Resource
+
+
+@pytest.fixture
+def harness(tmp_path):
+    found = OpenPbsHarness(tmp_path)
+    (found.setup_root() / "spool/mom_priv/hooks").mkdir()
+    return found
+
+
+def steps(harness, node="n1"):
+    place = Installation(Path("/p/bin/vtorque"), Path("/e/vtorque.toml"), Path("/shell"))
+    return harness.adapter_of(node).setup_steps(place)
+
+
+def problems(harness):
+    found = [step for step in steps(harness) if isinstance(step, Check)]
+    return [step.problem for step in found if "the server's hook" in step.text]
+
+
+def send_hooks(harness, **changes):
+    """Do what the server does after a change: each node's pbs_mom gets both files."""
+    for name, hook in harness.pbs.state()["hooks"].items():
+        directory = harness.root / "node/spool/mom_priv/hooks"
+        said = {"hook_name": name, "event": hook["event"], "alarm": hook["alarm"], **changes}
+        (directory / f"{name}.HK").write_text("".join(f"{k}={v}\n" for k, v in said.items()))
+        (directory / f"{name}.PY").write_text(hook["content"])
+
+
+def test_a_node_that_is_not_the_servers_host_finds_the_hooks(harness):
+    for step in steps(harness):
+        if isinstance(step, Hook):
+            step.apply()
+    assert set(harness.pbs.state()["hooks"]) == {BEGIN, END}
+    harness.pbs.change(at_server=False)
+    send_hooks(harness)
+    assert problems(harness) == ["", ""]
+    assert not [step for step in steps(harness) if isinstance(step, Hook)]
+    for step in steps(harness):
+        if not isinstance(step, Check):
+            step.apply()
+            assert step.done()
+            step.undo()
+    assert set(harness.pbs.state()["hooks"]) == {BEGIN, END}
+
+
+def test_what_is_wrong_with_the_hooks_is_told_with_what_to_do_where(harness):
+    for step in steps(harness):
+        if isinstance(step, Hook):
+            step.apply()
+    harness.pbs.change(at_server=False)
+    assert all("has not come here (No such file" in each for each in problems(harness))
+    send_hooks(harness, enabled="false")
+    assert all("is not enabled" in each for each in problems(harness))
+    send_hooks(harness, alarm="7")
+    assert all("is set up otherwise" in each for each in problems(harness))
+    send_hooks(harness)
+    (harness.root / f"node/spool/mom_priv/hooks/{END}.PY").write_text("import pbs\n")
+    fine, other = problems(harness)
+    assert fine == ""
+    assert "is another version's: only root on the server's host" in other
+    assert other.endswith("run there: vtorque setup install --batch openpbs")
+
+
+def test_a_servers_host_that_is_no_node_gets_the_hooks_and_no_mark(harness):
+    found = steps(harness, "server")
+    assert [type(step) for step in found if not isinstance(step, Check)] == [Hook, Hook, Resource]
+    for step in (*found, *reversed(found)):
+        if not isinstance(step, Check):
+            step.apply()
+    hooks = [step for step in found if isinstance(step, Hook)]
+    marked = next(step for step in steps(harness) if isinstance(step, Marked))
+    marked.apply()
+    for hook in hooks:
+        hook.undo()
+    assert set(harness.pbs.state()["hooks"]) == {BEGIN, END}, "a node still has the resource"
+    marked.undo()
+    for hook in hooks:
+        hook.undo()
+    assert harness.pbs.state()["hooks"] == {}
