@@ -43,8 +43,8 @@ def begin(module: str) -> None:
 def open_streams() -> None:
     """Open to nothing what of the standard streams is closed, for this process and its children.
 
-    Torque runs the sisters' epilogue.parallel without outputs where it cannot open the job's; Python
-    then has None for them, and the next file opened is taken for one.
+    Torque runs the sisters' epilogue.parallel without outputs where it cannot open the job's;
+    Python then has None for them, and the next file opened is taken for one.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
