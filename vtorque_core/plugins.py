@@ -92,6 +92,16 @@ def distribution_of(point: EntryPoint) -> str:
     return f"{found.get('Name') or dist.name} {found.get('Version') or dist.version}"
 
 
+_PREFIX = "vtorque_"  # of every hook: vtorque_core/hookspecs.py
+
+
+class _Manager(pluggy.PluginManager):
+    """Looks at a module's hooks, not at all that it has."""
+
+    def parse_hookimpl_opts(self, plugin: object, name: str) -> pluggy.HookimplOpts | None:
+        return super().parse_hookimpl_opts(plugin, name) if name.startswith(_PREFIX) else None
+
+
 class Plugins:
     """The loaded plugins of one process.
 
@@ -102,7 +112,8 @@ class Plugins:
         self.broken: dict[str, str] = {}
         self.distributions: dict[str, str] = {}
         self._names: dict[int, str] = {}
-        self._manager = pluggy.PluginManager("vtorque")
+        self._hooks: dict[int, list[str]] = {}
+        self._manager = _Manager("vtorque")
         self._manager.add_hookspecs(hookspecs)
 
     @classmethod
@@ -148,11 +159,13 @@ class Plugins:
 
     def register(self, name: str, module: object, distribution: str) -> None:
         """Register one module of a plugin. Raises PluginError for a hook that does not exist."""
-        unknown = [hook for hook in _implemented(module) if not hasattr(hookspecs, hook)]
+        hooks = _implemented(module)
+        unknown = [hook for hook in hooks if not hasattr(hookspecs, hook)]
         if unknown:
             raise PluginError(f"plugin {name} ({distribution}): no such hook: {unknown[0]}")
         self._manager.register(module, f"{name}:{id(module)}")
         self._names[id(module)] = name
+        self._hooks[id(module)] = hooks
         self.distributions[name] = distribution
 
     def unregister(self, name: str) -> None:
@@ -168,8 +181,8 @@ class Plugins:
 
     def hooks_of(self, name: str) -> tuple[str, ...]:
         """Return the hooks that a loaded plugin implements."""
-        modules = [m for m in self._manager.get_plugins() if self._names[id(m)] == name]
-        return tuple(sorted({hook for module in modules for hook in _implemented(module)}))
+        modules = [id(m) for m in self._manager.get_plugins() if self._names[id(m)] == name]
+        return tuple(sorted({hook for module in modules for hook in self._hooks[module]}))
 
     def each(self, hook: str, *, only: str = "", **kwargs: Any) -> Iterator[Contribution]:
         """Call one hook plugin by plugin, in sorted order, and yield every item or error.

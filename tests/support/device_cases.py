@@ -136,7 +136,7 @@ def node(
         **options,
     }
     made = recorded.RecordedNode.make(top, machine, plugins, **values)
-    for number in ("41", "42"):  # the interrupts of all-devices
+    for number in ("41", "42"):  # the interrupts of all-devices; as they look when put back
         (top / "irq" / number).mkdir(parents=True)
-        (top / "irq" / number / "smp_affinity_list").write_text("0-127\n")
+        (top / "irq" / number / "smp_affinity_list").write_text("0-127")
     return dataclasses.replace(made, covers={**made.covers, Path("/proc/irq"): top / "irq"})
