@@ -357,6 +357,22 @@ def test_a_sampler_that_cannot_be_started_fails_no_job(paths, tmp_path):
     assert "No such file" in told[0]
 
 
+@pytest.mark.parametrize(
+    ("settings", "status"),
+    [
+        ({"exporters": ()}, []),
+        ({}, ["ok"]),
+        ({"listen": "127.0.0.1:9177"}, ["warning"]),
+        ({"listen": "[::1]:9177"}, ["warning"]),
+        ({"listen": "0.0.0.0:9177", "certificate": "/c", "key": "/k"}, ["ok"]),
+    ],
+)
+def test_doctor_says_where_a_user_can_take_the_endpoints_place(paths, settings, status):
+    found = Settings(**{"exporters": ("prometheus",), "token": "/t", **settings})
+    (asked,) = node.vtorque_health_checks()
+    assert [r.status for r in asked.check(PluginSite(paths, (found,)))] == status
+
+
 # -- exporters of others -----------------------------------------------------------------------
 
 

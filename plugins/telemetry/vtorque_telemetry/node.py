@@ -7,7 +7,16 @@ from collections.abc import Iterator
 from vtorque_core.api import hookimpl
 from vtorque_core.api_context import ContextItem, EnvVar, LinePort
 from vtorque_core.api_domain import Channel, Element
-from vtorque_core.api_node import EndedJob, GuestPlan, HostFault, NodeJob, Resource, Site
+from vtorque_core.api_node import (
+    EndedJob,
+    GuestPlan,
+    HealthCheck,
+    HealthResult,
+    HostFault,
+    NodeJob,
+    Resource,
+    Site,
+)
 from vtorque_core.api_running import job_key
 from vtorque_core.api_telemetry import Exporter, Sink
 from vtorque_telemetry.sampler import CHANNEL, Sampler, last_sample
@@ -15,6 +24,7 @@ from vtorque_telemetry.settings import Settings
 
 FILE = "/run/vtorque-metrics"
 PORT = "org.vtorque.metrics"
+_USERS = 1024  # the first port that is not root's alone (ip(7), ip_unprivileged_port_start)
 
 
 @hookimpl
@@ -48,6 +58,28 @@ def _has_lines(guest: GuestPlan, site: Site) -> bool:
     settings = site[Settings]
     wanted = settings.enabled and settings.app_series > 0
     return wanted and {"LinePort", "EnvVar"} <= guest.supports
+
+
+@hookimpl
+def vtorque_health_checks() -> Iterator[HealthCheck]:
+    """Yield what ``vtorque doctor`` asks."""
+    yield HealthCheck("telemetry: endpoint", check)
+
+
+def check(site: Site) -> Iterator[HealthResult]:
+    """Say whether a user can stand in for the endpoint while no job runs."""
+    settings = site[Settings]
+    if "prometheus" not in settings.exporters:
+        return
+    if settings.port < _USERS or settings.certificate:
+        yield HealthResult("ok", f"listens on {settings.listen} while jobs run")
+        return
+    yield HealthResult(
+        "warning",
+        f"listen = {settings.listen}: any user can listen there while no job runs, be sent "
+        "Prometheus' token, and read all users' samples with it",
+        fix=f"a port below {_USERS}, or certificate and key (https in Prometheus)",
+    )
 
 
 @hookimpl

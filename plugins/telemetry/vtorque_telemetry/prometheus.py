@@ -38,8 +38,8 @@ class Endpoint:
                 "everybody who reaches the endpoint could read all users' samples: set token, "
                 "basic or client_ca in [plugin.telemetry], or open = true"
             )
-        host, _, port = settings.listen.rpartition(":")
-        self._server = _Server((host.strip("[]"), int(port)), _words(settings), _tls(settings))
+        host = settings.listen.rpartition(":")[0]
+        self._server = _Server((host.strip("[]"), settings.port), _words(settings), _tls(settings))
         threading.Thread(target=self._server.serve_forever, name="endpoint", daemon=True).start()
 
     @property

@@ -20,7 +20,10 @@ class Settings:
     exporters: tuple[str, ...] = setting(
         (), doc="where samples go beside the job's report: prometheus, textfile, influxdb, ..."
     )
-    listen: str = setting("127.0.0.1:9177", doc="prometheus: address and port of the endpoint")
+    listen: str = setting(
+        "127.0.0.1:327",
+        doc="prometheus: address and port of the endpoint; users can take one from 1024 on",
+    )
     token: str = setting("", doc="prometheus: the bearer token to ask for", secret_file=True)
     basic: str = setting("", doc="prometheus: name:password to ask for", secret_file=True)
     open: bool = setting(
@@ -43,6 +46,11 @@ class Settings:
     influx_basic: str = setting("", doc="influxdb: name:password (v1)", secret_file=True)
     influx_ca: str = setting("", doc="influxdb: who signs its certificate (PEM); empty: the host's")
 
+    @property
+    def port(self) -> int:
+        """Of the endpoint."""
+        return int(self.listen.rpartition(":")[2])
+
     def __post_init__(self) -> None:
         if self.interval < 0.5:
             raise ValueError(f"interval is {self.interval:g} s, must be at least 0.5 s")
@@ -53,7 +61,7 @@ class Settings:
         host, _, port = self.listen.rpartition(":")
         if not host or not port.isdecimal() or int(port) > 65535:
             raise ValueError(
-                f"listen is {self.listen!r}, must be an address and port like 127.0.0.1:9177"
+                f"listen is {self.listen!r}, must be an address and port like 127.0.0.1:327"
             )
         try:
             mode = int(self.textfile_mode, 8)
