@@ -126,24 +126,39 @@ def find(paths: Paths, job_id: str | None, uid: int | None = None) -> list[Place
 
 
 def sweep(paths: Paths, days: float, mib: float, now: float) -> None:
-    """Remove what ended jobs left over ``days`` ago, and the oldest beyond ``mib`` MiB. As root.
+    """Remove what ended jobs left over ``days`` ago, and what is beyond ``mib`` MiB. As root.
 
-    At most once an hour: the rest of the calls do nothing. ``now`` in Unix seconds. Running jobs
-    keep theirs. Never raises OSError.
+    That is the oldest of whoever has most: no user can push out what is kept of others. At most
+    once an hour: the rest of the calls do nothing. ``now`` in Unix seconds. Running jobs keep
+    theirs. Never raises OSError.
     """
     mark = paths.kept / ".swept"
     with contextlib.suppress(OSError):
         if now - _PAUSE < mark.stat().st_mtime <= now:
             return
-    room = mib * (1 << 20)
-    ended = [e for e in find(paths, None) if not (paths.journal / f"{e.key}.jsonl").exists()]
-    for each in reversed(ended):
-        room -= _size(each.directory)
-        if _changed(each) < now - days * 86400 or room < 0:
-            with contextlib.suppress(OSError, HostFault):
-                safefs.remove_tree(str(each.directory))
+    left: dict[int, list[tuple[Place, int]]] = {}
+    held: dict[int, int] = {}
+    for each in find(paths, None):
+        if (paths.journal / f"{each.key}.jsonl").exists():
+            continue
+        if _changed(each) < now - days * 86400:
+            _remove(each)
+            continue
+        size = _size(each.directory)
+        left.setdefault(each.uid, []).insert(0, (each, size))
+        held[each.uid] = held.get(each.uid, 0) + size
+    while sum(held.values()) > mib * (1 << 20):
+        most = max(held, key=lambda uid: held[uid])
+        oldest, size = left[most].pop()
+        held[most] -= size
+        _remove(oldest)
     with contextlib.suppress(OSError, HostFault):
         safefs.replace(str(mark), b"", mode=0o600)
+
+
+def _remove(each: Place) -> None:
+    with contextlib.suppress(OSError, HostFault):
+        safefs.remove_tree(str(each.directory))
 
 
 def _changed(each: Place) -> float:

@@ -144,6 +144,17 @@ def test_old_and_too_many_go(paths):
     assert [p.key for p in kept.find(paths, None)] == ["3.srv.1", "0.srv.1"]
 
 
+def test_no_user_pushes_out_what_is_kept_of_others(paths):
+    now = time.time()
+    kept.place(paths, 1, "old.srv", 0).write("log.jsonl", bytes(1 << 19))
+    for number in range(5):
+        place = kept.place(paths, 2, f"{number}.srv", 0)
+        place.write("series.jsonl", bytes(1 << 20))
+        os.utime(place.directory, (now + number,) * 2)
+    kept.sweep(paths, days=30, mib=3, now=now + 9)
+    assert [p.key for p in kept.find(paths, None)] == ["old.srv.0", "3.srv.0", "4.srv.0"]
+
+
 def test_facts_are_json_that_a_stranger_may_read(paths):
     place = kept.place(paths, 1, "42.srv", 1)
     place.add_facts(job="42.srv", owner="ü\x1b[31m")
