@@ -112,8 +112,10 @@ def test_one_jobs_full_disk_or_defect_does_not_touch_the_others(paths, caplog, m
     assert "No space left" in caplog.text
     assert {s.labels["job"] for s in taken.samples[0]} == {"1.srv", "2.srv"}
     monkeypatch.setattr(loop.jobs["1.srv.0"], "measure", None)
-    loop.tick()
+    for _ in range(3):
+        loop.tick()
     assert {s.labels["job"] for s in taken.samples[1]} == {"2.srv"}
+    assert caplog.text.count("Traceback") == 1
 
 
 def guest_says(job, text):
@@ -363,11 +365,13 @@ def test_a_sampler_that_cannot_be_started_fails_no_job(paths, tmp_path):
         ({"exporters": ()}, []),
         ({}, ["ok"]),
         ({"listen": "127.0.0.1:9177"}, ["warning"]),
+        ({"exporters": ("influxdb", "prometheus")}, ["warning", "ok"]),
+        ({"exporters": ("influxdb",), "influx_url": "https://i:8086/write?db=v"}, []),
         ({"listen": "[::1]:9177"}, ["warning"]),
         ({"listen": "0.0.0.0:9177", "certificate": "/c", "key": "/k"}, ["ok"]),
     ],
 )
-def test_doctor_says_where_a_user_can_take_the_endpoints_place(paths, settings, status):
+def test_doctor_says_where_a_user_can_take_anothers_place(paths, settings, status):
     found = Settings(**{"exporters": ("prometheus",), "token": "/t", **settings})
     (asked,) = node.vtorque_health_checks()
     assert [r.status for r in asked.check(PluginSite(paths, (found,)))] == status

@@ -63,12 +63,19 @@ def _has_lines(guest: GuestPlan, site: Site) -> bool:
 @hookimpl
 def vtorque_health_checks() -> Iterator[HealthCheck]:
     """Yield what ``vtorque doctor`` asks."""
-    yield HealthCheck("telemetry: endpoint", check)
+    yield HealthCheck("telemetry: exporters", check)
 
 
 def check(site: Site) -> Iterator[HealthResult]:
-    """Say whether a user can stand in for the endpoint while no job runs."""
+    """Say where a user can take the place of the endpoint, or of InfluxDB, while it is down."""
     settings = site[Settings]
+    if "influxdb" in settings.exporters and settings.influx_url.startswith("http:"):
+        yield HealthResult(
+            "warning",
+            f"influx_url = {settings.influx_url}: who listens there, or on the way, gets the token "
+            "and all users' samples; on this node any user can while InfluxDB is down",
+            fix="https, with influx_ca if the host does not know who signs its certificate",
+        )
     if "prometheus" not in settings.exporters:
         return
     if settings.port < _USERS or settings.certificate:

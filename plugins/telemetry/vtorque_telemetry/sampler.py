@@ -85,6 +85,7 @@ class JobMeter:
 
     def __init__(self, job: RunningJob, settings: Settings) -> None:
         self.job = job
+        self.broken = False  # that was said
         self._settings = settings
         self._labels = Labels(job, None)
         self._guests: dict[int, tuple[GuestMeter, AppMeter, Labels]] = {}
@@ -191,7 +192,9 @@ class Loop:
             try:
                 samples += meter.measure(stats_of, at, last=key == last)
             except Exception:  # a defect in what one job has brought about
-                log.exception("%s", key)
+                if not meter.broken:
+                    log.exception("%s", key)
+                meter.broken = True
         for outlet in self.outlets:
             outlet.give(samples, ended)
 
