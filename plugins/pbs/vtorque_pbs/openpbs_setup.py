@@ -40,7 +40,7 @@ def steps(
     where = node.home / "mom_priv"
     missing = f"{where} does not exist: if PBS_HOME is elsewhere, set [plugin.pbs] home"
     found: list[SetupStep] = [
-        Check(f"find {where}", "" if where.is_dir() else missing),
+        Check(f"find {where}", "" if where.is_dir() or not is_node else missing),
         long_enough(
             "[plugin.pbs] epilogue_alarm", seconds, place.end_time + 20, "the end of a job"
         ),
@@ -49,17 +49,20 @@ def steps(
     ]
     if settings.property:
         found.append(Resource(node, settings.property))
-        if is_node or not at_server:
+        if is_node:
             found.append(Marked(node, settings.property))
     return found
 
 
 def _place(node: PbsNode) -> tuple[bool, bool]:
-    """Return whether this is the server's host, and whether it is a node: both, if nobody says."""
+    """Return whether this is the server's host, and whether it is a node: both, if nobody says.
+
+    Other hosts have to be nodes.
+    """
     try:
         answer = node.commands.ask("qmgr", "-c", f"list hook {BEGIN}")
         at_server = "unauthorized to access hooks" not in answer.err
-        return at_server, bool(node.own_name(node.nodes()))
+        return at_server, not at_server or bool(node.own_name(node.nodes()))
     except HostFault:
         return True, True
 
