@@ -11,12 +11,12 @@ import socket
 import stat
 import subprocess
 import sys
-import time
 import tty
 from importlib.metadata import EntryPoint
 
 import pytest
 
+from patience import eventually
 from vtorque_core import epilogue, names, plugins, proof, safefs, trust
 from vtorque_core.errors import EXIT_NO_PROOF, ConfigError, HostFault
 from vtorque_core.journal import Journal
@@ -243,20 +243,14 @@ def test_a_job_whose_client_has_left_gets_nobody_elses_terminal(tmp_path):
     wait = f"touch {tmp_path}/began; while [ ! -e {go} ]; do sleep 0.05; done\n".encode()
     submitter = LocalSubmitter(Paths(run=run))
 
-    def until(condition):
-        deadline = time.monotonic() + 20
-        while not condition():
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-
     try:
         with submit(run, ["-o", os.devnull, "-e", os.devnull], wait) as first:
             assert b'"id"' in first.recv(4096)
-            until((tmp_path / "began").exists)  # with all its descriptors
-            left = submit(run, ["-I"], fds=[stderr] * 3)
-            until(lambda: len(list(submitter.jobs())) == 2)
-            left.close()  # with the answer unread: the service sees an error, not an end
-            until(lambda: len(list(submitter.jobs())) == 1)
+            eventually((tmp_path / "began").exists)  # with all its descriptors
+            with submit(run, ["-I"], fds=[stderr] * 3):
+                eventually(lambda: len(list(submitter.jobs())) == 2)
+            # Left with the answer unread: the service sees an error, not an end.
+            eventually(lambda: len(list(submitter.jobs())) == 1)
             with submit(run, ["-I"], fds=[stdin, stdout, stderr]) as victim:
                 mine = json.loads(victim.recv(4096))["id"]
                 os.write(keyboard, b"echo $PBS_JOBID; exit\n")
