@@ -311,6 +311,14 @@ class Hangs(logging.Handler):
         time.sleep(3600)
 
 
+class HangsAtItsEnd(logging.Handler):
+    def emit(self, record):
+        pass
+
+    def close(self):
+        time.sleep(3600)
+
+
 class Fails(logging.Handler):
     def emit(self, record):
         raise ConnectionRefusedError("refused\x1b[31m")
@@ -377,13 +385,22 @@ def children():
     ("hook", "words"),
     [
         (lambda job: [Hangs()], "Hangs of sink0: no end after {own:g} s; 3 records lost"),
+        (lambda job: [HangsAtItsEnd()], "HangsAtItsEnd of sink0: no end after {own:g} s; 0 rec"),
         (lambda job: [Fails()], "Fails of sink0: ConnectionRefusedError: refused\\x1b[31m; 3 rec"),
         (lambda job: [FailsQuietly()], "FailsQuietly of sink0: OSError: disk full; 3 records lost"),
         (lambda job: [Dies()], "no answer"),
         (raising, "plugin sink0, vtorque_log_handlers: RuntimeError: no sink today"),
         (lambda job: time.sleep(3600), "vtorque_log_handlers has not returned"),
     ],
-    ids=["hangs", "fails", "fails quietly", "dies", "hook raises", "hook hangs"],
+    ids=[
+        "hangs",
+        "hangs at its end",
+        "fails",
+        "fails quietly",
+        "dies",
+        "hook raises",
+        "hook hangs",
+    ],
 )
 def test_a_bad_sink_costs_a_second_at_most_and_is_told_once(
     paths, tmp_path, syslog, hook, words, monkeypatch
