@@ -196,6 +196,10 @@ def test_a_guest_prologue_of_the_site_that_fails(clean, config):
     assert (result.code, result.out) == (EXIT_HOST_FAULT, b"")
     assert b"10-fails" in result.err
     assert b"no licence server" in result.err
+    job = result.done.stdout.decode().split()[0]
+    said = clean.as_user("vmgr", "logs", "--cloud-init", job, check=False)
+    assert said.returncode == EXIT_USAGE
+    assert b"no cloud-init log" in said.stderr, "the micro image has no cloud-init"
 
 
 # -- bad images ---------------------------------------------------------------------------------

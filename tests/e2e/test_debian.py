@@ -3,9 +3,12 @@
 import os
 import platform
 import pty
+import shutil
 import subprocess
 
 import pytest
+
+from vtorque_core.errors import EXIT_HOST_FAULT
 
 pytestmark = pytest.mark.e2e
 
@@ -44,6 +47,35 @@ def test_a_job_in_a_debian_guest(debian, clean):
     assert debian_version.startswith("12.")
     assert failed == "0"
     assert job.endswith(platform.node())
+
+
+def test_a_setup_that_fails_leaves_cloud_inits_logs(debian, clean, config):
+    """Its owner sees why, and nothing in it that a terminal would obey, nor the guest's keys."""
+    scripts = clean.config.parent / "guest-prologue"
+    scripts.mkdir()
+    script = scripts / "10-fails"
+    script.write_text(
+        "#!/bin/sh\nprintf '\\033[2J\\377 begins\\n' >>/var/log/cloud-init-output.log\n"
+        "echo no licence server >&2\nexit 9\n"
+    )
+    script.chmod(0o755)
+    config("plugin.linux-guest", f'prologue = "{scripts}"')
+    try:
+        result = clean.job("#!/bin/sh\necho ran\n", *ARGS, timeout=300)
+    finally:
+        shutil.rmtree(scripts)
+    assert (result.code, result.out) == (EXIT_HOST_FAULT, b"")
+    assert b"10-fails" in result.err and b"no licence server" in result.err
+    job = result.done.stdout.decode().split()[0]
+    shown = clean.as_user("vmgr", "logs", "--cloud-init", job).stdout
+    assert all(c.isprintable() or c == "\n" for c in shown.decode())
+    setup, _, rest = shown.partition(b"==> /var/log/cloud-init-output.log <==\n")
+    output, _, log = rest.partition(b"==> /var/log/cloud-init.log <==\n")
+    assert setup.startswith(b"==> /run/vtorque/setup.log <==\n") and b"no licence server" in setup
+    assert b" begins" in output
+    assert b"cloud-init" in log and b"init-local" in log
+    assert b"PRIVATE KEY" not in shown
+    assert clean.as_user("vmgr", "logs", "--console", job).stdout
 
 
 def test_ssh_into_a_running_guest_with_checked_host_key(debian, clean):
