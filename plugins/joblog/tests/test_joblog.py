@@ -29,6 +29,12 @@ from vtorque_joblog.user_file import UserFile
 ME = pwd.getpwuid(os.getuid())
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch):
+    """Give children on a busy machine more time than a job has for them."""
+    monkeypatch.setattr(user_file, "PATIENCE", 30)
+
+
 def record(message="hot", level="INFO", asked=False, **more):
     """Return a record as sinks get it from the core."""
     entry = {
