@@ -237,7 +237,7 @@ def _subordinate_ranges(path: Path) -> Iterator[tuple[str, int, int]]:
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         owner, _, numbers = line.partition(":")
         first, _, count = numbers.partition(":")
-        if first.isdigit() and count.isdigit():
+        if first.isdecimal() and count.isdecimal():
             yield owner, int(first), int(count)
 
 

@@ -263,7 +263,7 @@ def _machine(head: bytes) -> str:
 def _order(version: str) -> tuple[tuple[int, str], ...]:
     """Return a key that puts 6.1.0-9 before 6.1.0-10."""
     return tuple(
-        (int(part), "") if part.isdigit() else (-1, part)
+        (int(part), "") if part.isdecimal() else (-1, part)
         for part in re.findall(r"[0-9]+|[^0-9]+", version)
     )
 

@@ -102,7 +102,7 @@ class Service:
 
     def serve(self) -> None:
         """Run until told to stop: queued jobs stay queued, running ones are ended."""
-        numbers = [int(path.name) for path in self.spool.iterdir() if path.name.isdigit()]
+        numbers = [int(path.name) for path in self.spool.iterdir() if path.name.isdecimal()]
         for directory in (self.spool / str(number) for number in sorted(numbers)):
             with contextlib.suppress(OSError, ValueError, TypeError):  # not quite a job
                 job = mom.Job.decode((directory / "job").read_bytes())

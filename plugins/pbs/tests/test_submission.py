@@ -55,6 +55,9 @@ def golden(harness, argv, content=b"#!/bin/sh\n:\n"):
         ("-l ncpus=6 -z -t 0-3%2 -W depend=afterok:1 -- j.sh",
          "-l ncpus=6 -z -t 0-3%2 -W depend=afterok:1 -S S -l nodes=1:ppn=6:vtorque -l mem=2304mb "
          "-l other=T -- j.sh"),
+        # int("²") fails, "²".isdigit() is true: what it means is for qsub to say
+        ("-l ncpus=² j.sh",
+         "-l ncpus=² j.sh -S S -l nodes=1:ppn=4:vtorque -l mem=2304mb -l other=T"),
         ("-I -X", "-I -X -S S -l nodes=1:ppn=4:vtorque -l mem=2304mb -l other=T"),
         ("-I -x j.sh arg", "-I -x j.sh arg -S S -l nodes=1:ppn=4:vtorque -l mem=2304mb -l other=T"),
     ],
@@ -73,6 +76,7 @@ def test_what_torques_qsub_gets(torque, argv, expected):
          "-l select=2:ncpus=8+1:ncpus=4:mem=4gb -l walltime=60 -S S "
          "-l select=2:ncpus=8:mem=2304mb:vtorque=True+1:ncpus=4:mem=4gb:vtorque=True "
          "-l walltime=00:02:00 -v V j.sh"),
+        ("-l ncpus=² j.sh", "-l ncpus=² -S S -l mem=2304mb -l vtorque=True -v V j.sh"),
         ("-l ncpus=8 j.sh", "-l ncpus=8 -S S -l mem=2304mb -l vtorque=True -v V j.sh"),
         ("-l nodes=2:ppn=4 j.sh",
          "-l nodes=2:ppn=4 -S S -l nodes=2:ppn=4:vtorque -l mem=4608mb -v V j.sh"),

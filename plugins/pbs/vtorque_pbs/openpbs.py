@@ -145,7 +145,7 @@ def share(vnodes: str, exec_host: str, node: str) -> tuple[int | None, int | Non
     for name, chunk in zip(names, chunks, strict=False):
         for part in chunk.split("+") if name == node else ():
             pairs = dict(word.split("=", 1) for word in part.split(":") if "=" in word)
-            cpus += int(pairs["ncpus"]) if pairs.get("ncpus", "").isdigit() else 0
+            cpus += int(pairs["ncpus"]) if pairs.get("ncpus", "").isdecimal() else 0
             try:
                 mib += pbs.mem_mib(pairs["mem"]) if "mem" in pairs else 0
             except ValueError:

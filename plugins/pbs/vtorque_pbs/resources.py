@@ -38,7 +38,7 @@ def torque_given(resources: Mapping[str, str]) -> Given:
     chunks = _chunks(resources.get("nodes", ""))[0]
     ppns = [int(match[1]) for chunk in chunks if (match := _PPN.search(chunk))]
     cpus = min(ppns) if ppns and len(ppns) == len(chunks) else None
-    if not chunks and resources.get("ncpus", "").isdigit():
+    if not chunks and resources.get("ncpus", "").isdecimal():
         cpus = int(resources["ncpus"])
     mem, pmem = _mib(resources.get("mem")), _mib(resources.get("pmem"))
     if mem is not None:
@@ -56,7 +56,7 @@ def torque_additions(resources: Mapping[str, str], needs: Needs, feature: str) -
     chunks, tail = _chunks(resources.get("nodes", ""))
     if not (chunks or _OTHER_SHAPE & set(resources)):
         chunks = ["1"]
-    cpus = int(resources["ncpus"]) if resources.get("ncpus", "").isdigit() else needs.cpus
+    cpus = int(resources["ncpus"]) if resources.get("ncpus", "").isdecimal() else needs.cpus
     if chunks:
         mended = [_chunk(chunk, cpus, feature) for chunk in chunks]
         nodes = "+".join(mended) + tail
@@ -94,14 +94,14 @@ def openpbs_given(resources: Mapping[str, str]) -> Given:
         return torque_given(resources)
     if "select" in resources:
         chunks = [_pairs(chunk) for chunk in resources["select"].split("+")]
-        cpus = [int(c["ncpus"]) for c in chunks if c.get("ncpus", "").isdigit()]
+        cpus = [int(c["ncpus"]) for c in chunks if c.get("ncpus", "").isdecimal()]
         mibs = [mib for c in chunks if (mib := _mib(c.get("mem"))) is not None]
         return Given(
             min(cpus) if len(cpus) == len(chunks) else None,
             min(mibs) if len(mibs) == len(chunks) else None,
         )
     ncpus = resources.get("ncpus", "")
-    return Given(int(ncpus) if ncpus.isdigit() else None, _mib(resources.get("mem")))
+    return Given(int(ncpus) if ncpus.isdecimal() else None, _mib(resources.get("mem")))
 
 
 def openpbs_additions(resources: Mapping[str, str], needs: Needs, feature: str) -> dict[str, str]:
@@ -168,13 +168,13 @@ def _parts(exec_host: str) -> Iterator[tuple[str, int]]:
         numbers, _, times = where.partition("*")
         if not name:
             continue
-        if times.isdigit():
+        if times.isdecimal():
             yield name, int(times)
             continue
         count = 0
         for span in numbers.split(","):
             first, _, last = span.partition("-")
-            is_span = first.isdigit() and last.isdigit()
+            is_span = first.isdecimal() and last.isdecimal()
             count += int(last) - int(first) + 1 if is_span else 1
         yield name, max(count, 1)
 

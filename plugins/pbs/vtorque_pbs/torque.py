@@ -214,7 +214,7 @@ def _cpu_list(text: str) -> tuple[int, ...]:
 
 
 def _number(text: str | None) -> int:
-    return int(text) if text and text.isdigit() else 0
+    return int(text) if text and text.isdecimal() else 0
 
 
 def _mem(text: str | None, nodes: int) -> int | None:
