@@ -1,0 +1,169 @@
+"""What strikes from outside, with real guests; and a hundred jobs after which all is as before.
+
+Kills at every kind of step are in test_faults.py and test_device_faults.py, all faults at all steps
+in the matrix of recorded nodes (tests/unit/test_fault_matrix.py).
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+import flatness
+from faults import Hooks, as_before, look
+from vtorque_core.records import read
+
+pytestmark = pytest.mark.e2e
+
+CYCLES = int(os.environ.get("VTORQUE_CYCLES", "100"))
+
+
+@pytest.fixture
+def host(node):
+    """Give the node with what must be the same afterwards."""
+    yield node, look(node)
+
+
+def next_job_runs(node):
+    assert node.job("#!/bin/sh\nexit 5\n").code == 5
+
+
+@contextlib.contextmanager
+def stopped(pid):
+    """Have a process answer nobody: SIGSTOP."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+
+def daemon(name):
+    """Return the pid of this host's, among those of the test cluster's nodes."""
+    return int(Path(f"/run/{name}.pid").read_text())
+
+
+def test_hooks_that_come_twice_and_at_the_same_time(host):
+    """Two prologues and an epilogue: each waits for the other, the last epilogue takes all."""
+    node, before = host
+    job = Hooks(node, "twice.faults")
+    hooks = []
+    for which in ("prologue", "prologue", "epilogue"):
+        hooks.append(job.start(which))
+        time.sleep(0.3)
+    for hook in hooks:
+        code, _, err = job.end(hook)
+        assert code == 0 and "Traceback" not in err, err
+    for _ in range(2):
+        job.release("epilogue")
+    as_before(node, before, "hooks came twice")
+    assert job.run("prologue")[0] == 0  # and once more the same job
+    assert job.wrapper()[:2] == (0, "ran\n")
+    job.release("epilogue")
+    as_before(node, before, "the same job again")
+
+
+def test_a_guest_that_hangs_is_ended(host):
+    """Its QEMU answers neither the job shell nor libvirtd: cancelled, it goes all the same."""
+    node, before = host
+    (node.home / "out").unlink(missing_ok=True)
+    job = Hooks(node, node.submit("#!/bin/sh\necho up\nsleep 1000\n"))
+    out = node.home / "out"
+    node.wait_for(lambda: out.exists() and b"up\n" in out.read_bytes(), 120, "the script's output")
+    with stopped(job.qemu()):
+        node.as_user("vmgr", "cancel", job.job_id)
+        node.wait_for(lambda: node.state_of(job.job_id) is None, 180, "the job's end")
+    as_before(node, before, "the guest hung")
+    next_job_runs(node)
+
+
+def test_a_console_that_is_flooded(host):
+    """By root in the guest, all the while: the job runs, and the log has its limit."""
+    node, before = host
+    place, own = node.config.parent / "guest-prologue-flood", node.config.read_text()
+    place.mkdir()
+    script = place / "10-flood"
+    script.write_text(
+        "#!/bin/sh\n(while :; do dmesg; done > /dev/console 2>&1; "
+        "while :; do echo 0123456789012345678901234567890123456789; done > /dev/console) &\n"
+        "(while :; do echo 01234567890123456789012345678901234567890123456789; done"
+        " > /dev/console) &\n"
+    )
+    script.chmod(0o755)
+    sizes = []
+    try:
+        node.config.write_text(f'{own}\n[plugin.linux-guest]\nprologue = "{place}"\n')
+        (node.home / "out").unlink(missing_ok=True)
+        job = node.submit("#!/bin/sh\nsleep 5\necho done\nexit 4\n")
+
+        def ended():
+            logs = (node.state / "jobs").glob("*/g0/console.log*")
+            with contextlib.suppress(FileNotFoundError):
+                sizes.append(sum(path.stat().st_size for path in logs))
+            return node.state_of(job) is None
+
+        node.wait_for(ended, 180, "the job's end")
+    finally:
+        node.config.write_text(own)
+        shutil.rmtree(place)
+    assert (node.home / "out").read_bytes() == b"done\n"
+    assert 1 << 20 < max(sizes) < 10 << 20  # virtlogd keeps 2 MiB and three older files
+    as_before(node, before, "a flooded console")
+
+
+@pytest.mark.full
+def test_a_libvirtd_that_hangs_when_a_job_ends(host):
+    """The epilogue ends in its time; what the guest may still use stays the job's."""
+    node, before = host
+    job = Hooks(node, "hangs.faults")
+    assert job.run("prologue")[0] == 0
+    with stopped(daemon("libvirtd")):
+        code, _, err = job.run("epilogue", timeout=150)
+        assert code == 1 and "libvirtd has not answered" in err and "Traceback" not in err, err
+        (state,) = (read(path) for path in (node.state / "journal").glob("hangs.faults.*"))
+        assert {record.kind for record in state.open} >= {"domain", "lease", "tree"}
+    job.release("reap")
+    as_before(node, before, "libvirtd hung")
+    next_job_runs(node)
+
+
+def cpu_of(pid):
+    """Return the CPU seconds of a process and of its children that have ended."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return sum(int(field) for field in fields[11:15]) / os.sysconf("SC_CLK_TCK")
+
+
+@pytest.mark.full
+def test_a_hundred_jobs_add_nothing_up(host):
+    """Each boots a guest. CPU time is that of the batch system with its hooks, and libvirtd's."""
+    node, before = host
+    lines = subprocess.run(
+        ["pgrep", "-f", f"local serve --config {node.config}"],
+        capture_output=True, check=True, text=True,
+    ).stdout.split()  # fmt: skip
+    watched = {"local": int(lines[0]), "libvirtd": daemon("libvirtd")}
+    watched["virtlogd"] = daemon("virtlogd")
+    next_job_runs(node)  # what the first one leaves for all others: caches, logs
+    rows = []
+    for _ in range(CYCLES):
+        begun, used = time.monotonic(), sum(map(cpu_of, watched.values()))
+        next_job_runs(node)
+        row = {"seconds": time.monotonic() - begun}
+        row["cpu"] = sum(map(cpu_of, watched.values())) - used
+        for name, pid in watched.items():
+            row |= {f"{name} {what}": value for what, value in flatness.process(pid).items()}
+        rows.append(row)
+    as_before(node, before, f"{CYCLES} jobs")
+    told = {key: [round(value, 3) for value in pair] for key, pair in flatness.tenths(rows).items()}
+    if path := os.environ.get("VTORQUE_FLATNESS"):
+        Path(path).write_text(json.dumps(told, indent=1))
+    for row in rows:
+        del row["seconds"]  # of a machine that does other things, too
+    assert not flatness.rising(rows), told
