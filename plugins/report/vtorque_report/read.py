@@ -195,7 +195,7 @@ def _series(directory: Path, max_lines: int) -> tuple[dict[int, list[Line]], lis
 
 def _guest_of(line: bytes) -> int | None:
     head = line[:64].partition(b'"g":')[2].partition(b",")[0].strip()
-    return int(head) if head.isdecimal() and len(head) < 6 else None
+    return int(head) if head.isdigit() and len(head) < 6 else None
 
 
 def _line(text: bytes, guest: int | None) -> Line | None:

@@ -117,7 +117,7 @@ class SeriesFile:
 
 def _guest_of(line: bytes) -> int | None:
     head = line[:64].partition(b'"g":')[2].partition(b",")[0]
-    return int(head) if head.isdecimal() else None
+    return int(head) if head.isdigit() else None
 
 
 def _entry(line: bytes) -> dict[str, Any]:
