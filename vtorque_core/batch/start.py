@@ -38,7 +38,8 @@ def start(
     files = [open_output(*output, os.O_TRUNC) for output in outputs]
     for target, source in enumerate(files, 1):
         os.dup2(source, target)
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and exec keeps that
+    # What Python or our starter (nohup) ignores: exec keeps that.
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         signal.signal(number, signal.SIG_DFL)
     # As it was given: Python has put its own LC_CTYPE into os.environ (PEP 538).
     given = Path("/proc/self/environ").read_bytes().split(b"\0")[:-1]
