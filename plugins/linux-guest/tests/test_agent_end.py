@@ -117,10 +117,13 @@ def test_leftover_without_streams_is_killed_at_once(session: Session) -> None:
 
 def test_daemon_in_its_own_session_neither_blocks_nor_dies(session: Session) -> None:
     begin = time.monotonic()
-    there = "f=$(mktemp -u); export f; trap 'rm $f' EXIT; while ! [ -e $f ]; do sleep 0.02; done"
-    daemon = "setsid sh -c 'echo $$; : > $f; exec sleep 90' &"
-    words = there.split("; ", 3)
-    status, out, _ = run(session, sh("; ".join([*words[:3], f"{daemon} {words[3]}", "exit 2"])))
+    script = """
+    f=$(mktemp -u); export f; trap 'rm -f $f' EXIT
+    setsid sh -c 'echo $$; : >$f; exec sleep 90' &
+    timeout 30 sh -c 'until [ -e $f ]; do sleep 0.02; done' || exit 3
+    exit 2
+    """
+    status, out, _ = run(session, sh(script))
     assert (status.code, time.monotonic() - begin < 50) == (2, True)
     assert alive(int(out))
     os.kill(int(out), signal.SIGKILL)
