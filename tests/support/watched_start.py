@@ -1,0 +1,52 @@
+"""Start one job on a recorded node in this fresh process; print the milliseconds that it took.
+
+    watched_start.py DIRECTORY JOB SNAP_URL PLUGIN...
+
+Counted is what a prologue does: loading the plugins, and the start until the guests are ready.
+An empty SNAP_URL: without snap.
+"""
+
+import json
+import sys
+import time
+from pathlib import Path
+
+from device_cases import MACHINE
+from vtorque_core import prologue
+from vtorque_core.testing.faults import in_child
+from vtorque_core.testing.recorded import NoBatch, RecordedNode, load
+
+
+def main() -> None:
+    """Print how long it took."""
+    directory, job, url, *names = sys.argv[1:]
+    tables = {"joblog": {"file": f"{directory}/jobs.jsonl"}} if "joblog" in names else {}
+    if url:
+        tables["snap"] = {"url": url, "template": f"{directory}/task.json", "deadline": 10.0}
+    begun = time.perf_counter()
+    plugins = load(set(names))
+    loaded = time.perf_counter() - begun
+    node = RecordedNode.make(Path(directory, "node"), MACHINE, plugins, tables={"plugin": tables})
+    lines = (
+        f"[plugin.{name}]\n" + "".join(f"{k} = {json.dumps(v)}\n" for k, v in table.items())
+        for name, table in tables.items()
+    )
+    (node.top / "vtorque.toml").write_text("".join(lines))
+    asked = {"snap": "true"} if url else {}
+    took = node.top / "took"
+
+    def work() -> None:
+        with node.stood_in():
+            begun = time.perf_counter()
+            prologue._run(node.job(asked, job), node.site, node.plugins, NoBatch())
+            took.write_text(str(time.perf_counter() - begun))
+
+    run = in_child(work)
+    assert not run.error, run.error
+    run = in_child(lambda: node.release(job))
+    assert not run.error, run.error
+    sys.stdout.write(f"{(loaded + float(took.read_text())) * 1000:.1f}\n")
+
+
+if __name__ == "__main__":
+    main()
