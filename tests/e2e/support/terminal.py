@@ -6,6 +6,7 @@ import os
 import pty
 import re
 import select
+import signal
 import struct
 import termios
 import time
@@ -21,6 +22,8 @@ class Terminal:
         if self.pid == 0:
             try:
                 fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("4H", rows, columns, 0, 0))
+                for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):  # as a login does
+                    signal.signal(number, signal.SIG_DFL)
                 os.execvp(command[0], command)  # noqa: S606
             finally:
                 os._exit(99)
