@@ -208,10 +208,12 @@ def test_debian_is_ready_and_locked(pool: Path, tmp_path: Path) -> None:
     echo "done"
     """
     user_data = {"hostname": "vnode7", "users": [{"name": "root", "lock_passwd": True}]}
+    # As the guest type writes it: all is done in the first stage, before READY.
+    meta_data = {"instance-id": "t1", "local-hostname": "vnode7", "dsmode": "local"}
     seed = {
         **seed_of(script),
         "user-data": b"#cloud-config\n" + json.dumps(user_data).encode(),
-        "meta-data": json.dumps({"instance-id": "t1", "local-hostname": "vnode7"}).encode(),
+        "meta-data": json.dumps(meta_data).encode(),
         "network-config": json.dumps({"version": 1, "config": "disabled"}).encode(),
     }
     with boot(image, tmp_path, seed, ram=image.min_ram_mib) as guest:
