@@ -118,7 +118,7 @@ def test_leftover_without_streams_is_killed_at_once(session: Session) -> None:
 def test_daemon_in_its_own_session_neither_blocks_nor_dies(session: Session) -> None:
     begin = time.monotonic()
     script = """
-    f=$(mktemp -u); export f; trap 'rm -f $f' EXIT
+    f=$PWD/there.$$; export f; trap 'rm -f $f' EXIT
     setsid sh -c 'echo $$; : >$f; exec sleep 90' &
     timeout 30 sh -c 'until [ -e $f ]; do sleep 0.02; done' || exit 3
     exit 2
