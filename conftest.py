@@ -3,11 +3,18 @@
 Each e2e test looks whether the whole machine is as before, so it has to be alone.
 """
 
+import ctypes
+import gc
 import os
+import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # mallopt(3)
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
@@ -20,18 +27,57 @@ def pytest_configure(config: pytest.Config) -> None:
 
     A teardown must not wait for the thread that every process of xdist's has. And have Python keep
     what it compiles, whatever the environment says: else each process compiles all, each time.
-    Without ``full`` the examples are the same in each run.
+    Without ``full`` the examples are the same in each run, and a sixteenth as many.
     """
     sys.dont_write_bytecode = False
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    os.environ["PATH"] += ":/usr/sbin:/sbin"  # Debian's users have no mke2fs without
+    # Set, it stays: what was large goes back when it is freed, and no fork has to copy it.
+    ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 1 << 20)
+    ctypes.CDLL(None).mallopt(_M_TRIM_THRESHOLD, 16 << 20)
     calm = [HealthCheck.too_slow]  # says how busy the machine is, as a deadline does
-    settings.register_profile("fast", deadline=None, suppress_health_check=calm, derandomize=True)
+    common = {"deadline": None, "suppress_health_check": calm}
+    settings.register_profile("fast", max_examples=25, derandomize=True, **common)
     settings.load_profile("fast")
     if "e2e" in config.option.markexpr and "full" not in config.option.markexpr:
-        more = {"max_examples": 4 * settings().max_examples, "derandomize": False}
-        settings.register_profile("full", settings(), **more)
+        settings.register_profile("full", max_examples=400, derandomize=False, **common)
         settings.load_profile("full")
     if "PYTEST_XDIST_WORKER" in os.environ:
-        from vtorque_core import teardown  # noqa: PLC0415
+        from vtorque_core.node.end import teardown  # noqa: PLC0415
 
         teardown._THREADS_END = 0.0
+    elif _is_quick(config) and not config.option.basetemp and os.geteuid() == 0:
+        _files_in_memory(config)
+
+
+def _is_quick(config: pytest.Config) -> bool:
+    return all(words in config.option.markexpr for words in ("not e2e", "not full"))
+
+
+def _files_in_memory(config: pytest.Config) -> None:
+    """Give the tests a tmpfs that only their processes see; it ends with them.
+
+    They make and remove files by the ten thousand. On ext4 without a journal each new one takes
+    longer for minutes, since it looks at every inode that was removed. With ``--basetemp`` files
+    are there, and stay.
+    """
+    from vtorque_testing.recorded_mounts import cover  # noqa: PLC0415
+
+    top = Path(tempfile.mkdtemp(prefix="t-"))  # short: sockets are below
+    config.add_cleanup(top.rmdir)
+    try:
+        cover({})
+    except OSError:  # a container may not
+        return
+    mount = ["mount", "-t", "tmpfs", "-o", "mode=755", "vtorque-tests", top]
+    if subprocess.run(mount, check=False, timeout=60).returncode:
+        return
+    config.add_cleanup(lambda: subprocess.run(["umount", "-l", top], check=True, timeout=60))
+    config.option.basetemp = top / "p"
+    (top / "tmp").mkdir(mode=0o1777)
+    os.environ["TMPDIR"] = tempfile.tempdir = str(top / "tmp")
+
+
+def pytest_collection_finish() -> None:
+    """Keep the garbage collector off what is there by now: each fork would copy it."""
+    gc.freeze()

@@ -21,11 +21,11 @@ from xml.etree import ElementTree
 
 from node import USER, Node, wait
 
-from vtorque_core.resources import Virtiofsd
-from vtorque_core.virtiofs import Share
-from vtorque_linux_guest.start import FileArg, GuestFileData, Start
-from vtorque_linux_guest.status import StatusReader
-from vtorque_linux_guest.stream import Session
+from vtorque_core.api.guest_plan import JobUser
+from vtorque_core.resources.virtiofs_daemon import Share, Virtiofsd
+from vtorque_linux_guest.job.start_request import FileArg, GuestFileData, Start
+from vtorque_linux_guest.job.status_port import StatusReader
+from vtorque_linux_guest.job.stream import Session
 
 PORTS = ("org.vtorque.status", "org.vtorque.run")
 FIRST = b"#!/bin/sh\necho first\n"
@@ -48,17 +48,17 @@ class Guest:
 
 @dataclass(frozen=True)
 class Booted:
-    """A running QEMU: when it was started, and its two ports."""
+    """A running QEMU: when it was started, and where its two ports are."""
 
     started: float
-    status: Path
-    run: Path
+    place: Path
 
     def session(self) -> Session:
         """Wait until the guest is ready; return a session on its run port."""
-        with _connect(self.status) as connection:
+        status, run = (self.place / port for port in PORTS)
+        with _connect(status) as connection:
             StatusReader(connection).wait_ready(time.monotonic() + 300, lambda _: None)
-        session = Session(_connect(self.run))
+        session = Session(_connect(run))
         session.hello(time.monotonic() + 60)
         return session
 
@@ -147,25 +147,14 @@ def booted(guests: Sequence[Guest], scratch: Path) -> Iterator[list[Booted]]:
             process = subprocess.Popen(argv, stdin=subprocess.DEVNULL)
             stack.callback(process.wait)
             stack.callback(process.kill)
-        yield [Booted(started, *(place / name for name in PORTS)) for place in places]
+        yield [Booted(started, place) for place in places]
 
 
 def _home(place: Path) -> Virtiofsd:
-    user = pwd.getpwnam(USER)
+    of = pwd.getpwnam(USER)
+    user = JobUser(USER, of.pw_uid, of.pw_gid, (), of.pw_dir, of.pw_shell)
     return Virtiofsd(
-        Share(
-            source=user.pw_dir,
-            socket=f"{place}/home.sock",
-            lock=f"{place}/home.lock",
-            log=f"{place}/home.log",
-            uid=user.pw_uid,
-            gid=user.pw_gid,
-            groups=(),
-            subordinate_id=SUBORDINATE_ID,
-            readonly=False,
-            owner_check=True,
-            socket_owner=0,
-        )
+        Share.beside(place / "home", user.home, user, 0, subordinate_id=SUBORDINATE_ID)
     )
 
 

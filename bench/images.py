@@ -13,8 +13,8 @@ from pathlib import Path
 from figures import Figure, compare
 from measures import Bench
 
-from vtorque_core.api_image import BuiltImage
-from vtorque_core.image_sidecar import SIDECAR, FileRecord, Sidecar
+from vtorque_core.api.image_builder import BuiltImage
+from vtorque_core.images.sidecar import SIDECAR, FileRecord, Sidecar
 
 COUNT = 2000
 DATA = 64 << 20  # bytes in each disk

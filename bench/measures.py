@@ -12,7 +12,7 @@ import bare
 from figures import Figure, compare
 from node import JobTimes, Node
 
-from vtorque_core.resources import Overlay
+from vtorque_core.resources.disk import Overlay
 
 FIRST = "#!/bin/sh\necho first >&2\necho last\n"
 MEGABYTES = 50
@@ -47,7 +47,7 @@ def submit(bench: Bench) -> list[Figure]:
         for job in jobs:
             node.run(["vmgr", "cancel", job])
         node.cancel(blocker)
-    return [compare("vsub, CPU (python -c 'import click, pluggy')", "ms", ours, base, 2.5)]
+    return [compare("vsub, CPU (python -c 'import click, pluggy')", "ms", ours, base, 2.0)]
 
 
 def start(bench: Bench) -> list[Figure]:

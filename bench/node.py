@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vtorque_core.names import Paths
-from vtorque_core.timeline import timeline
+from vtorque_core.base.names import Paths
+from vtorque_core.records.timeline import timeline
 
 USER = "vtbench"
 DEADLINE = 300.0  # seconds for any one thing
@@ -71,6 +71,7 @@ class Node:
     def popen(self, argv: Sequence[str]) -> subprocess.Popen[bytes]:
         """Start a command as the user, in their home; relative to the prefix's ``bin``."""
         entry = pwd.getpwnam(USER)
+        config = ["--config", str(self.config)] if argv[0] in ("vsub", "vmgr") else []
         environ = {
             "PATH": "/usr/local/bin:/usr/bin:/bin",
             "HOME": entry.pw_dir,
@@ -78,10 +79,9 @@ class Node:
             "USER": USER,
             "LOGNAME": USER,
             "SHELL": "/bin/bash",
-            "VTORQUE_CONFIG": str(self.config),
         }
         return subprocess.Popen(
-            [str(self.prefix / "bin" / argv[0]), *argv[1:]],
+            [str(self.prefix / "bin" / argv[0]), *config, *argv[1:]],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             env=environ,

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import pytest
 
-from vtorque_core.api_batch import Started
-from vtorque_core.request import Request
-from vtorque_core.testing.harness import BatchHarness, Ended, StartedJob, Submission
-from vtorque_core.testing.submit import run_vsub
+from vtorque_core.api.batch_system import Started
+from vtorque_core.site.request import Request
+from vtorque_testing.harness import BatchHarness, Ended, HookCall, StartedJob, Submission
+from vtorque_testing.submit import run_vsub
 
 SCRIPT = b"#!/bin/sh\necho hello\n"
 VM = ("-vm", "ram=1G")
@@ -33,6 +33,11 @@ def submit(
     assert ended.code == 0, ended
     assert got is not None, f"the submit command was not started: {ended}"
     return got
+
+
+def hooked(harness: BatchHarness) -> HookCall:
+    """Submit a job with guests and start it; return the call of its first node's hook."""
+    return harness.start(submit(harness, *VM, script(harness))).hooks[0]
 
 
 def attempt(

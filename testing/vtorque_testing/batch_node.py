@@ -8,18 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from vtorque_core.api_batch import Life, Outcome, PeerGuest, Usage
-from vtorque_core.api_context import GuestFile
-from vtorque_core.api_setup import Check, Installation
-from vtorque_core.errors import HostFault, UsageError
-from vtorque_core.testing.batch_base import (
-    VM,
-    ContractBase,
-    script,
-    shell_started,
-    submit,
-)
-from vtorque_core.testing.harness import BatchHarness
+from vtorque_core.api.batch_system import Life, Outcome, PeerGuest, Usage
+from vtorque_core.api.guest_context import GuestFile
+from vtorque_core.api.setup_steps import Check, Installation
+from vtorque_core.base.errors import HostFault, UsageError
+from vtorque_testing.batch_base import VM, ContractBase, hooked, script, shell_started, submit
+from vtorque_testing.harness import BatchHarness
 
 ODD_IDS = ("", "-1", "--help", "0", "999999999", "no such", "a;id", "$(id)", "[]", "1[2].x", "é\n")
 REASONS = ("", "short", "several\nlines", 'quo\'te "x" `y` $(z)', "é\x7f\x1b", "long " * 1000)
@@ -49,7 +43,7 @@ class NodeContract(ContractBase):
 
     def test_a_call_that_is_not_the_batch_systems(self, harness: BatchHarness) -> None:
         """A HostFault that says so, or a job that is none of ours."""
-        call = harness.start(submit(harness, *VM, script(harness))).hooks[0]
+        call = hooked(harness)
         for argv in ((), ("x",), ("", ""), ("a",) * 40):
             try:
                 job = call.adapter.job(argv, {})
@@ -63,7 +57,7 @@ class NodeContract(ContractBase):
         self, harness: BatchHarness, outcome: Outcome
     ) -> None:
         """The documented exit code, whatever the reason's text; no exception without a server."""
-        call = harness.start(submit(harness, *VM, script(harness))).hooks[0]
+        call = hooked(harness)
         job = call.job()
         try:
             for reason in REASONS:
@@ -94,8 +88,7 @@ class NodeContract(ContractBase):
 
     def test_odd_ids_are_answered_too(self, harness: BatchHarness) -> None:
         """Every id that was asked for is in the answer, and none of these is alive."""
-        got = submit(harness, *VM, script(harness))
-        call = harness.start(got).hooks[0]
+        call = hooked(harness)
         job_id = call.job().id
         found = call.adapter.alive([*ODD_IDS, job_id])
         assert set(found) == {*ODD_IDS, job_id}
@@ -105,7 +98,7 @@ class NodeContract(ContractBase):
 
     def test_the_node_is_marked_and_its_use_noted(self, harness: BatchHarness) -> None:
         """Any number of times; without a server a HostFault that says so, or nothing."""
-        call = harness.start(submit(harness, *VM, script(harness))).hooks[0]
+        call = hooked(harness)
         job_id = call.job().id
 
         def work() -> None:
@@ -125,7 +118,7 @@ class NodeContract(ContractBase):
 
     def test_guests_learn_of_each_other(self, harness: BatchHarness) -> None:
         """Paths are absolute and stay below no user's directory; every name is in rank order."""
-        call = harness.start(submit(harness, *VM, script(harness))).hooks[0]
+        call = hooked(harness)
         guests = [PeerGuest("vn1-0", 2), PeerGuest("vn1-1", 2)]
         items = list(call.adapter.context(call.job(), guests))
         assert items == list(call.adapter.context(call.job(), guests))

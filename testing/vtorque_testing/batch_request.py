@@ -8,17 +8,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from vtorque_core.errors import Refused
-from vtorque_core.request import MAX_REQUEST, Request, to_token
-from vtorque_core.testing.batch_base import (
-    VM,
-    ContractBase,
-    attempt,
-    request_of,
-    script,
-    submit,
-)
-from vtorque_core.testing.harness import BatchHarness, Submission
+from vtorque_core.api.submission import MAX_REQUEST, to_token
+from vtorque_core.base.errors import Refused
+from vtorque_core.site.request import Request
+from vtorque_testing.batch_base import VM, ContractBase, attempt, request_of, script, submit
+from vtorque_testing.harness import BatchHarness, Submission
 
 EXAMPLES = settings(
     max_examples=settings().max_examples // 8,  # each starts several processes
@@ -109,14 +103,23 @@ class RequestContract(ContractBase):
             job = harness.start(submit(harness, *argv, name)).hooks[0].job()
             assert (job.blob, job.bad_request) == (None, "")
 
-    @pytest.mark.parametrize("text", FORGED)
-    def test_a_forged_request_is_a_bad_request(self, harness: BatchHarness, text: str) -> None:
+    def test_a_forged_request_is_a_bad_request(self, harness: BatchHarness) -> None:
         """Never an exception, never a job that counts as bare metal if it looks like a request."""
         got = submit(harness, *VM, script(harness))
-        job = harness.start(got, forged=text).hooks[0].job()
-        if text.startswith("vt1:"):
-            assert job.blob is not None, "a VM job with a damaged request is no bare-metal job"
-            assert is_bad(job.blob, job.bad_request)
+        faults = {}
+        for text in FORGED:
+            try:
+                job = harness.start(got, forged=text).hooks[0].job()
+            except Exception as error:
+                faults[text] = f"{type(error).__name__}: {error}"
+                continue
+            if not text.startswith("vt1:"):
+                continue
+            if job.blob is None:
+                faults[text] = "a VM job with a damaged request is no bare-metal job"
+            elif not is_bad(job.blob, job.bad_request):
+                faults[text] = "is no bad request"
+        assert faults == {}
 
     @EXAMPLES
     @given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=300))

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import pytest
 
-from vtorque_core.api_batch import SubmitArgs
-from vtorque_core.request import strip_pbs_vm
-from vtorque_core.testing.batch_base import (
+from vtorque_core.api.batch_system import SubmitArgs
+from vtorque_core.api.directives import strip_pbs_vm
+from vtorque_testing.batch_base import (
     SCRIPT,
     VM,
     ContractBase,
@@ -23,8 +23,8 @@ from vtorque_core.testing.batch_base import (
     shell_started,
     submit,
 )
-from vtorque_core.testing.harness import BatchHarness, Ended
-from vtorque_core.testing.wild_scripts import SCRIPTS, WildScript
+from vtorque_testing.harness import BatchHarness, Ended
+from vtorque_testing.wild_scripts import SCRIPTS, WildScript
 
 ODD_WORDS = ("plain", "two words", "quo'te", 'double"quote', "back\\slash", "$HOME", "a=b,c", "é")
 
@@ -34,6 +34,9 @@ class SubmissionContract(ContractBase):
 
     refused: ClassVar[Mapping[str, str]] = {}
     """Scripts of the wild whose directives the submit command does not take; what it names then."""
+    wild: ClassVar[Sequence[WildScript]] = SCRIPTS
+    rarely: ClassVar[Sequence[WildScript]] = ()
+    """The scripts of the wild that are submitted in every run, and only in a full one."""
 
     @pytest.mark.parametrize("none", [(), ("-vm", "none")], ids=["plain", "-vm none"])
     def test_a_bare_metal_job_goes_as_its_user_wrote_it(
@@ -182,12 +185,30 @@ class SubmissionContract(ContractBase):
         assert self.split(harness, *words, *VM).interactive
         assert not self.split(harness, script(harness)).interactive
 
-    @pytest.mark.parametrize("wild", SCRIPTS, ids=lambda wild: wild.name)
-    def test_scripts_as_found_in_the_wild(self, harness: BatchHarness, wild: WildScript) -> None:
+    def test_scripts_as_found_in_the_wild(self, harness: BatchHarness) -> None:
         """Byte by byte as its user wrote it, kept by the batch system and run in the guest.
 
         A script that the submit command refuses is refused in the same words as without vTorque.
         """
+        self.all_go_through(harness, self.wild)
+
+    @pytest.mark.full
+    def test_other_scripts_of_the_wild(self, harness: BatchHarness) -> None:
+        """The same of those that :attr:`rarely` names."""
+        self.all_go_through(harness, self.rarely)
+
+    def all_go_through(self, harness: BatchHarness, scripts: Sequence[WildScript]) -> None:
+        """Submit them one after the other; raise AssertionError naming all that do not arrive."""
+        faults = {}
+        for wild in scripts:
+            try:
+                self.goes_through(harness, wild)
+            except Exception as error:
+                faults[wild.name] = f"{type(error).__name__}: {error}"
+        assert faults == {}
+
+    def goes_through(self, harness: BatchHarness, wild: WildScript) -> None:
+        """Submit one script and look at what arrives."""
         name = script(harness, wild.content, wild.name)
         ended, got = attempt(harness, *VM, name)
         assert (ended.code != 0) == (wild.name in self.refused), ended

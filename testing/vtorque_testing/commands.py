@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from vtorque_core.testing.harness import Ended
+from vtorque_testing.harness import Ended
 
 
 class RecordingCommand:

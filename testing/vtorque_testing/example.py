@@ -11,13 +11,13 @@ from __future__ import annotations
 import getopt
 import itertools
 import os
+import shlex
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vtorque_core.api import BatchSystem, HostFault, Refused, UsageError, setting
-from vtorque_core.api_batch import (
+from vtorque_core.api.batch_system import (
     BatchJob,
     JobInfo,
     Life,
@@ -28,18 +28,22 @@ from vtorque_core.api_batch import (
     SubmitArgs,
     Usage,
 )
-from vtorque_core.api_context import ContextItem, EnvVar
-from vtorque_core.api_node import Site
-from vtorque_core.api_setup import Installation, ReplacedFile, SetupStep, hook_script
-from vtorque_core.api_submit import from_token, to_token, vm_directives
-from vtorque_core.testing.batch import (
+from vtorque_core.api.directives import vm_directives
+from vtorque_core.api.guest_context import ContextItem, EnvVar
+from vtorque_core.api.node_job import Site
+from vtorque_core.api.setup_steps import Installation, ReplacedFile, SetupStep, hook_script
+from vtorque_core.api.strategies import BatchSystem
+from vtorque_core.api.submission import from_token, to_token
+from vtorque_core.base.errors import HostFault, Refused, UsageError
+from vtorque_core.base.names import Paths
+from vtorque_core.base.record import setting
+from vtorque_testing.commands import RecordingCommand
+from vtorque_testing.harness import (
     Dialect,
     Ended,
     HookCall,
     OwnValue,
-    Paths,
     PluginSite,
-    RecordingCommand,
     ShellCall,
     StartedJob,
     Submission,
@@ -61,7 +65,7 @@ class Settings:
 
 
 class AcmeSubmitter:
-    """See :class:`vtorque_core.api_batch.Submitter`."""
+    """See :class:`vtorque_core.api.batch_system.Submitter`."""
 
     def __init__(self, site: Site) -> None:
         self._settings, self._jobshell = site[Settings], site.paths.jobshell
@@ -118,7 +122,7 @@ class AcmeSubmitter:
 
 
 class AcmeNode:
-    """See :class:`vtorque_core.api_batch.NodeAdapter`."""
+    """See :class:`vtorque_core.api.batch_system.NodeAdapter`."""
 
     def __init__(self, site: Site) -> None:
         self._settings = site[Settings]
@@ -163,12 +167,12 @@ class AcmeNode:
     def setup_steps(self, place: Installation) -> Sequence[SetupStep]:
         """One hook, which ends at once for a job without a request."""
         guard = "case ${ACME_NOTE-} in *vt1:*) ;; *) exit 0 ;; esac"
-        content = hook_script(place, ("hook", "prologue"), guard)
+        content = hook_script(guard, f'exec {shlex.join(place.hook("prologue"))} "$@"')
         return [ReplacedFile(Path(self._settings.hooks, "vtorque"), content)]
 
 
 class AcmeShell:
-    """See :class:`vtorque_core.api_batch.JobShell`."""
+    """See :class:`vtorque_core.api.batch_system.JobShell`."""
 
     host_only = frozenset({"ACME_SOCKET"})
 
@@ -210,7 +214,7 @@ def _alive(settings: Settings) -> list[str] | None:
 
 
 class AcmeHarness:
-    """See :class:`vtorque_core.testing.harness.BatchHarness`."""
+    """See :class:`vtorque_testing.harness.BatchHarness`."""
 
     system = ACME
     dialect = Dialect(
@@ -238,7 +242,7 @@ class AcmeHarness:
         self._acmesub = RecordingCommand(root / "bin/acmesub")
         self._acmestat, self._jobs = root / "bin/acmestat", list[str]()
         settings = Settings(str(root / "bin/acmesub"), str(self._acmestat), str(self._hooks))
-        self.site = PluginSite(Paths(jobshell=Path("/usr/libexec/vtorque-jobshell")), (settings,))
+        self.site = PluginSite(Paths(jobshell=root / "libexec/vtorque-jobshell"), (settings,))
         self._numbers = itertools.count(1)
         self.serve(True)
 

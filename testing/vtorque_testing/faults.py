@@ -1,9 +1,10 @@
 """SIGKILL at every step of a job's start: what is left can be released, and nothing stays.
 
-The steps are those of :func:`vtorque_core.journal.step`, which ``job.acquire()`` itself makes, so
-that nothing here knows a plugin or a resource: what is installed is covered. A :class:`Rig` is
-a job that can be started and released again and again; :func:`survive` kills its start around each
-record's ``create()``, releases in another process, and compares the surroundings with before.
+The steps are those of :func:`vtorque_core.records.journal.step`, which ``job.acquire()`` itself
+makes, so that nothing here knows a plugin or a resource: what is installed is covered. A
+:class:`Rig` is a job that can be started and released again and again; :func:`survive` kills its
+start around each record's ``create()``, releases in another process, and compares the surroundings
+with before.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from vtorque_core import journal
-from vtorque_core.errors import VtorqueError
+from vtorque_core.base.errors import VtorqueError
+from vtorque_core.records import journal
 
 _PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
 

@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from vtorque_core.api import BatchSystem, Option, text
-from vtorque_core.api_batch import BatchJob, NodeAdapter, Outcome
-from vtorque_core.api_node import Site
-from vtorque_core.names import Paths
+from vtorque_core.api.batch_system import BatchJob, NodeAdapter, Outcome
+from vtorque_core.api.node_job import Site
+from vtorque_core.api.strategies import BatchSystem
+from vtorque_core.api.values import Option, text
+from vtorque_core.base.names import Paths
 
 S = TypeVar("S")
 
@@ -31,7 +32,7 @@ OPTIONS = {
 
 @dataclass(frozen=True)
 class PluginSite:
-    """A site config as far as a plugin sees it: :class:`vtorque_core.api_node.Site`.
+    """A site config as far as a plugin sees it: :class:`vtorque_core.api.node_job.Site`.
 
     ``settings``: objects of the plugin's own settings classes.
     """

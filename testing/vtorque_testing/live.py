@@ -20,9 +20,9 @@ from typing import Literal, Protocol
 
 import pytest
 
-from vtorque_core.errors import EXIT_REFUSED
-from vtorque_core.request import Request
-from vtorque_core.testing.harness import Ended
+from vtorque_core.base.errors import EXIT_REFUSED
+from vtorque_core.site.request import Request
+from vtorque_testing.harness import Ended
 
 Phase = Literal["queued", "starting", "running", "gone"]
 

@@ -23,23 +23,27 @@ from typing import Any
 from unittest import mock
 from xml.etree import ElementTree
 
-from vtorque_core import api_options, config, host, hypervisor, start
-from vtorque_core.api import FileData, GuestType
-from vtorque_core.api_batch import BatchJob, Life, NodeAdapter, Outcome, PeerGuest
-from vtorque_core.api_context import ContextItem
-from vtorque_core.api_guest import GuestDriver
-from vtorque_core.api_pci import PciFunction
-from vtorque_core.errors import HostFault
-from vtorque_core.locks import job_lock, node_lock
-from vtorque_core.plugins import BUILTIN, Plugins, distribution_of, installed
-from vtorque_core.reap import release_job
-from vtorque_core.request import Request
-from vtorque_core.resources import Domain, Mount, Vfio
-from vtorque_core.resources.pci import DRIVER as VFIO
-from vtorque_core.testing.faults import Run, in_child
-from vtorque_core.testing.recorded_image import put_image
-from vtorque_core.testing.recorded_mounts import cover
-from vtorque_core.topology import parse
+from vtorque_core.api import vm_options
+from vtorque_core.api.batch_system import BatchJob, Life, NodeAdapter, Outcome, PeerGuest
+from vtorque_core.api.guest_context import ContextItem
+from vtorque_core.api.guest_driver import GuestDriver
+from vtorque_core.api.mount import Mount
+from vtorque_core.api.strategies import GuestType
+from vtorque_core.api.values import FileData
+from vtorque_core.base import hypervisor
+from vtorque_core.base.errors import HostFault
+from vtorque_core.base.locks import job_lock, node_lock
+from vtorque_core.node.end.reap import release_job
+from vtorque_core.node.start import start_order as start
+from vtorque_core.plan.placement import node_hardware
+from vtorque_core.plan.placement.topology import parse
+from vtorque_core.resources.domain import Domain
+from vtorque_core.site import config
+from vtorque_core.site.plugins import BUILTIN, Plugins, installed
+from vtorque_core.site.request import Request
+from vtorque_testing.faults import Run, in_child
+from vtorque_testing.recorded_image import put_image
+from vtorque_testing.recorded_mounts import cover
 
 
 class ReadyPlugins(Plugins):
@@ -66,11 +70,11 @@ def load(only: Collection[str] | None = None) -> Plugins:
     Whoever may write them: these are tests. Raises what an import raises.
     """
     plugins = ReadyPlugins()
-    plugins.register(BUILTIN, api_options, "vtorque-core")
+    plugins.register(BUILTIN, vm_options, "vtorque-core")
     for name, points in _installed().items():
         if only is None or name in only:
             for point in points:
-                plugins.register(name, point.load(), distribution_of(point))
+                plugins.register(name, point.load(), point.distribution)
     for kind in plugins.guest_types().values():
         kind.driver()  # imported here once, and not in each of the job's processes
     return plugins
@@ -82,11 +86,10 @@ class Doubles:
 
     A domain is a file with its XML, and QEMU's ends of its channels. With another URI of libvirt's
     test driver than the usual one it is also a domain there. An nftables table and a mount
-    are files, too; a PCI function of the recorded sysfs is bound where it shall be.
+    are files, too.
     """
 
     domains: Path
-    sysfs: Path
 
     def start_domain(self, domain: Domain) -> None:
         """Make the channels' sockets, as plain files, and then the domain."""
@@ -111,15 +114,6 @@ class Doubles:
         if (self.domains / DOWN).exists():
             raise HostFault("libvirtd does not answer")
 
-    def bind(self, card: Vfio, driver: str, now: PciFunction) -> None:
-        """Do to the recorded sysfs what the kernel does when it is told the driver."""
-        at = self.sysfs / "bus/pci/devices" / card.address
-        override = driver if driver == VFIO else "(null)"
-        (at / "driver_override").write_text(f"{override}\n", encoding="ascii")
-        (at / "driver").unlink(missing_ok=True)
-        if driver:
-            (at / "driver").symlink_to(self.sysfs / "bus/pci/drivers" / driver)
-
     def mount(self, mount: Mount) -> None:
         """Leave a mark: a real one would end with the process that only sees it."""
         Path(mount.target, _MOUNTED).write_text(
@@ -129,10 +123,6 @@ class Doubles:
     def unmount(self, mount: Mount) -> None:
         """Remove it."""
         Path(mount.target, _MOUNTED).unlink(missing_ok=True)
-
-    def device_of_group(self, card: Vfio, group: str) -> Path:
-        """Return what stands for /dev/vfio/<group>."""
-        return self.sysfs / "kernel/iommu_groups" / group
 
 
 URI = "test:///default"  # of a site config; the driver itself is not used
@@ -185,6 +175,7 @@ class RecordedNode:
         covers: path on this host to what the job's processes find there: at least nft, which is
             a double, and /dev/shm.
         share: what the batch system gives a job: fields of BatchJob.
+        doubles: (class, method, what stands for it in the job's processes) of plugins' resources.
     """
 
     top: Path
@@ -193,6 +184,7 @@ class RecordedNode:
     site: config.Site
     covers: Mapping[Path, Path] = field(default_factory=dict)
     share: Mapping[str, Any] = field(default_factory=dict)
+    doubles: Sequence[tuple[type, str, Callable[..., Any]]] = ()
 
     @classmethod
     def make(
@@ -257,7 +249,7 @@ class RecordedNode:
     def start(self, job: BatchJob, last: int | None = None, **fault: Any) -> Run:
         """Start the job in a process of its own, killed at its step ``last``.
 
-        ``fault``: as :func:`vtorque_core.testing.faults.in_child` has it.
+        ``fault``: as :func:`vtorque_testing.faults.in_child` has it.
         """
         return in_child(lambda: self.start_here(job), last, **fault)
 
@@ -324,7 +316,7 @@ class RecordedNode:
     def stood_in(self) -> Iterator[None]:
         """Have the doubles stand in, in this process and what it forks."""
         known = parse(self.machine)
-        doubles = Doubles(self.top / "domains", self.top / "sys")
+        doubles = Doubles(self.top / "domains")
         cover(self.covers)
         with contextlib.ExitStack() as stack:
             for owner, name, value in (
@@ -334,12 +326,11 @@ class RecordedNode:
                 (Mount, "create", _method(doubles.mount)),
                 (Mount, "release", _method(doubles.unmount)),
                 (Mount, "settle", 0.0),
-                (Vfio, "_bind", _method(doubles.bind)),
-                (Vfio, "_wait", _method(doubles.device_of_group)),
-                (host, "topology", lambda _uri: known),
+                (node_hardware, "topology", lambda _uri: known),
                 (hypervisor, "qemu_uid", lambda _user: os.geteuid()),
                 (os, "sched_setaffinity", lambda *_: None),
                 (os, "fsync", lambda _: None),  # no power fails here; a kill loses nothing written
+                *self.doubles,
                 *([(os, "chown", lambda *_, **__: None)] if os.geteuid() else []),
             ):
                 stack.enter_context(mock.patch.object(owner, name, value))
@@ -348,9 +339,9 @@ class RecordedNode:
 
 @dataclass(frozen=True)
 class RecordedJob:
-    """A job of a recorded node as a :class:`vtorque_core.testing.faults.Rig`.
+    """A job of a recorded node as a :class:`vtorque_testing.faults.Rig`.
 
-    ``processes`` lists what processes there are, as :func:`vtorque_core.testing.faults.orphans`.
+    ``processes`` lists what processes there are, as :func:`vtorque_testing.faults.orphans`.
     """
 
     node: RecordedNode

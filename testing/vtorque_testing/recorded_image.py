@@ -9,8 +9,8 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from vtorque_core import images
-from vtorque_core.api_image import BuiltImage
+from vtorque_core.api.image_builder import BuiltImage
+from vtorque_core.images import change, store
 
 
 def put_image(pool: Path) -> None:
@@ -35,8 +35,8 @@ def _made() -> Path:
 
 
 def _build(pool: Path) -> None:
-    with images.staging(pool) as staging:
+    with store.staging(pool) as staging:
         (staging / "disk.raw").write_bytes(bytes(1 << 20))
         labels = {"agent": "builtin"}
         built = BuiltImage("linux", "debian", "x86_64", 64, "disk.raw", "raw", labels=labels)
-        images.commit(pool, "recorded", staging, built, "recorded")
+        change.commit(pool, "recorded", staging, built, "recorded")

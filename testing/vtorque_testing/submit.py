@@ -11,10 +11,10 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from vtorque_core.api_batch import Needs
-from vtorque_core.errors import VtorqueError
-from vtorque_core.request import make_request, requested
-from vtorque_core.testing.harness import OPTIONS, BatchHarness, Ended
+from vtorque_core.api.batch_system import Needs
+from vtorque_core.base.errors import VtorqueError
+from vtorque_core.site.request import make_request, requested
+from vtorque_testing.harness import OPTIONS, BatchHarness, Ended
 
 CHILD_TIME = 60  # seconds until a submission that hangs is killed
 

@@ -2,7 +2,7 @@
 
 Most are in the text files of ``wild/``, one after the other, each behind a line
 ``%%%% NAME [micro|debian]``. Those whose bytes an editor or a diff would spoil are in
-:mod:`vtorque_core.testing.wild_bytes`. The last word says where a script also runs, with the same
+:mod:`vtorque_testing.wild_bytes`. The last word says where a script also runs, with the same
 output and exit code as on a Debian host: in every guest (``micro`` has busybox), or in one that
 has what a Debian base system has.
 """
@@ -12,11 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
-import pytest
-
-from vtorque_core.testing.wild_bytes import RUNS, made
+from vtorque_testing.wild_bytes import RUNS, made
 
 Where = Literal["", "micro", "debian"]
 
@@ -47,9 +45,7 @@ def _load() -> list[WildScript]:
 SCRIPTS: tuple[WildScript, ...] = tuple(_load())
 
 
-def each_sixth(scripts: Iterable[WildScript]) -> list[Any]:
-    """Return them as parameters of a test; all but each sixth are marked ``full``, to be quick."""
-    return [
-        pytest.param(script, id=script.name, marks=pytest.mark.full if number % 6 else ())
-        for number, script in enumerate(scripts)
-    ]
+def each_sixth(scripts: Iterable[WildScript]) -> tuple[list[WildScript], list[WildScript]]:
+    """Return each sixth, to be quick, and the others."""
+    found = list(scripts)
+    return found[::6], [script for number, script in enumerate(found) if number % 6]

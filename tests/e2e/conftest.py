@@ -5,8 +5,10 @@
 
 import os
 import pwd
+import re
 import shutil
 import subprocess
+import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +19,7 @@ NAME = "vtorque-e2e"
 REPO = Path(__file__).resolve().parents[2]
 USER, OTHER = "vte2e1", "vte2e2"
 GROUP = "vte2eg"
+TAP = "vt[0-9a-f]{12}"  # a guest's NIC on the host, and its packet filter
 TIMEOUT = 180
 
 
@@ -39,11 +42,17 @@ class Node:
     user: str = USER
     home: Path = field(default_factory=lambda: Path("/home", USER))
 
+    def command(self, program, *argv):
+        """Return a command line: of the prefix, with the node's config, or any absolute one."""
+        if program.startswith("/"):
+            return [program, *argv]
+        config = ["--config", str(self.config)] if program in ("vsub", "vmgr") else []
+        return [str(self.prefix / "bin" / program), *config, *argv]
+
     def as_user(self, *argv, user=None, cwd=None, check=True, timeout=TIMEOUT, stdin=None, env=()):
         """Run a command of the prefix (or any absolute one) as the user, in their home."""
         who = user or self.user
         entry = pwd.getpwnam(who)
-        program = argv[0] if argv[0].startswith("/") else str(self.prefix / "bin" / argv[0])
         environ = {
             "PATH": "/usr/local/bin:/usr/bin:/bin",
             "HOME": entry.pw_dir,
@@ -51,12 +60,10 @@ class Node:
             "LOGNAME": who,
             "SHELL": "/bin/bash",
             "LANG": "C.UTF-8",
-            "VTORQUE_CONFIG": str(self.config),
             **dict(env),
         }
         return run(
-            program,
-            *argv[1:],
+            *self.command(*argv),
             timeout=timeout,
             check=check,
             cwd=cwd or entry.pw_dir,
@@ -69,10 +76,9 @@ class Node:
         )
 
     def root(self, *argv, check=True, timeout=TIMEOUT):
-        """Run a command of the prefix as root with the node's config."""
-        environ = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "VTORQUE_CONFIG": str(self.config)}
-        program = str(self.prefix / "bin" / argv[0])
-        return run(program, *argv[1:], check=check, timeout=timeout, env=environ, cwd="/")
+        """Run a command of the prefix as root; ``vsub`` and ``vmgr`` get the node's config."""
+        environ = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
+        return run(*self.command(*argv), check=check, timeout=timeout, env=environ, cwd="/")
 
     def script(self, text, name="job.sh"):
         """Write a job script into the user's home; return its name."""
@@ -99,27 +105,31 @@ class Node:
         return done.stdout.decode().strip()
 
     def footprint(self):
-        """Return everything on the host that a job could leave behind, as comparable sets."""
+        """Return what a job could leave on the host, as comparable sets.
+
+        Only what has vTorque's names or lies in this node's places: others work on this machine.
+        """
+        daemons = f"/{NAME}/.*(virtiofsd|qemu)|(virtiofsd|qemu).*/{NAME}/"
+        tables = run("nft", "list", "tables").stdout.decode()
+        mounts = Path("/proc/self/mounts").read_text().splitlines()
+        ours = (f"{self.state}", f"{self.run_dir}", f"{self.home}")
         return {
-            "domains": set(run("virsh", "-q", "list", "--all", "--name").stdout.split()),
+            "domains": {
+                name
+                for name in run("virsh", "-q", "list", "--all", "--name").stdout.decode().split()
+                if name.startswith("vt-")
+            },
             "files": {
-                str(p)
+                str(Path(place, name))
                 for top in (self.state / "jobs", self.state / "journal", self.run_dir / "jobs",
-                            self.run_dir / "proof", self.run_dir / "locks", Path("/dev/shm"))
-                for p in top.rglob("*")
-                if not p.name.startswith("sem.")  # of other programs: sem_overview(7)
-            },
-            "tables": {
-                line
-                for line in run("nft", "list", "tables").stdout.splitlines()
-                if b"bridge" in line
-            },
-            "processes": set(
-                run("pgrep", "-a", "-f", f"{NAME}/.*(virtiofsd|qemu)|guest=vt-", check=False)
-                .stdout.splitlines()
-            ),
-            "mounts": set(Path("/proc/self/mounts").read_text().splitlines()),
-            "links": {p.name for p in Path("/sys/class/net").glob("v[nt]*")},
+                            self.run_dir / "proof", self.run_dir / "locks")
+                for place, directories, files in os.walk(top)  # passes over what is going
+                for name in (*directories, *files)
+            } | {str(path) for path in Path("/dev/shm").glob("vtorque-*")},
+            "tables": set(re.findall(f"bridge {TAP}", tables)),
+            "processes": set(run("pgrep", "-a", "-f", daemons, check=False).stdout.splitlines()),
+            "mounts": {line for line in mounts if line.split()[1].startswith(ours)},
+            "links": set(re.findall(rf"\b{TAP}\b", Path("/proc/net/dev").read_text())),
         }  # fmt: skip
 
     def wait_for(self, condition, seconds=60, what="condition"):
@@ -181,20 +191,28 @@ def node():
         pytest.fail(f"scripts/node up: {up.stdout}{up.stderr}")
     run("groupadd", "-f", GROUP)
     for name in (USER, OTHER):
-        subprocess.run(["userdel", "-r", name], capture_output=True, check=False)
+        remove_user(name)
         run("useradd", "-m", "-s", "/bin/bash", name)
         Path("/home", name).chmod(0o700)
     run("usermod", "-aG", GROUP, USER)
     yield Node()
     for name in (USER, OTHER):
-        subprocess.run(["pkill", "-9", "-u", name], check=False)
-        subprocess.run(["userdel", "-r", name], capture_output=True, check=False)
+        remove_user(name)
     subprocess.run(["groupdel", GROUP], capture_output=True, check=False)
+
+
+def remove_user(name, seconds=10):
+    """Remove a user of these tests, once the last of their processes is gone."""
+    deadline = time.monotonic() + seconds
+    while run("pkill", "-9", "-u", name, check=False).returncode == 0:
+        assert time.monotonic() < deadline, f"processes of {name} survive SIGKILL"
+        time.sleep(0.05)
+    subprocess.run(["userdel", "-r", name], capture_output=True, check=False)
 
 
 @pytest.fixture
 def clean(node):
-    """Fail the test if anything is left on the host after it."""
+    """Fail the test if anything of a job's is left on the host after it."""
     before = node.footprint()
     yield node
     deadline = time.monotonic() + 30
@@ -242,8 +260,13 @@ def two_slots(node):
 
 
 @pytest.fixture
-def scratch(tmp_path_factory):
-    """Return a directory for root's own files of one test."""
-    path = tmp_path_factory.mktemp("e2e")
+def scratch():
+    """Return a directory for root's own files of one test; others can search it.
+
+    Not below pytest's own, which only root may enter: opening that to others would go on to the
+    next test, and be undone by another run.
+    """
+    path = Path(tempfile.mkdtemp(prefix="vtorque-e2e-"))
+    path.chmod(0o711)
     yield path
     shutil.rmtree(path, ignore_errors=True)

@@ -2,20 +2,22 @@
 
 import base64
 import json
-import os
 import re
 import shutil
-import signal
 import subprocess
 import time
 from dataclasses import replace
 
 import pytest
 
-import faults
-from vtorque_core import images
-from vtorque_core.errors import EXIT_GUEST_DIED, EXIT_HOST_FAULT, EXIT_REFUSED, EXIT_USAGE
-from vtorque_core.request import Request, to_token
+import hooks_by_hand
+from mounts import unmount
+from vtorque_core.api.submission import to_token
+from vtorque_core.base.errors import EXIT_GUEST_DIED, EXIT_HOST_FAULT, EXIT_REFUSED, EXIT_USAGE
+from vtorque_core.images import change, store
+from vtorque_core.images.pool import describe
+from vtorque_core.records.reading import read
+from vtorque_core.site.request import Request
 
 pytestmark = pytest.mark.e2e
 
@@ -29,13 +31,13 @@ def image(node):
     made = []
 
     def variant(name, cmdline):
-        micro = images.describe(pool, "micro")
-        with images.staging(pool) as staging:
+        micro = describe(pool, "micro")
+        with store.staging(pool) as staging:
             for file in micro.files:
                 shutil.copy(pool / "micro" / micro.version / file, staging / file)
             built = replace(micro.built, cmdline=f"{micro.built.cmdline} {cmdline}".strip())
             made.append(name)
-            return images.commit(pool, name, staging, built, "test")
+            return change.commit(pool, name, staging, built, "test")
 
     yield variant
     for name in made:
@@ -77,25 +79,21 @@ def test_a_guest_that_never_gets_ready(clean, image, config):
 def test_one_of_two_guests_that_dies_ends_the_start_at_once(clean, image):
     """The other, which never gets ready, is not waited for."""
     image("sleeps", "rdinit=/bin/sleep -- 1000")
-    job = faults.Hooks(clean, "two.faults", pairs=(("img", "sleeps"), ("vms_per_node", "2")))
+    job = hooks_by_hand.Hooks(clean, "two.faults", pairs=(("img", "sleeps"), ("vms_per_node", "2")))
     process = job.start("prologue")
     first = job.qemu()
-    clean.wait_for(lambda: b"two.faults" in guests_of(clean, 2), 30, "two guests")
-    time.sleep(1)
-    os.kill(first, signal.SIGKILL)
-    killed = time.monotonic()
-    assert job.end(process)[0] == 0
-    assert time.monotonic() - killed < 60
+    journal = clean.state / "journal/two.faults.0.jsonl"
+
+    def started():
+        """Look whether libvirt has answered for both: before, the end of one is its error."""
+        return [r.created for r in read(journal).open if r.kind == "domain"] == [True, True]
+
+    clean.wait_for(started, 60, "two guests that have started")
+    job.killed_qemu(first, process)
     code, _, err = job.wrapper()
     assert code == EXIT_HOST_FAULT
     assert "the guest died" in err
     job.release("epilogue")
-
-
-def guests_of(node, count):
-    """Return the names of libvirt's guests once there are as many."""
-    names = subprocess.run(["virsh", "-q", "list", "--name"], capture_output=True, check=True)
-    return names.stdout if len(names.stdout.split()) >= count else b""
 
 
 def test_an_init_that_gives_up(clean, image):
@@ -108,11 +106,11 @@ def test_an_init_that_gives_up(clean, image):
 
 
 def test_libvirt_down_at_submission(clean):
-    faults.kill_libvirtd()
+    hooks_by_hand.kill_libvirtd()
     try:
         result, seconds = timed(clean)
     finally:
-        faults.start_libvirtd(clean)
+        hooks_by_hand.start_libvirtd(clean)
     assert (result.code, result.out) == (EXIT_HOST_FAULT, b"")
     assert result.err.count(b"\n") == 1
     assert b"libvirtd does not answer" in result.err
@@ -136,7 +134,7 @@ def full(node):
     yield over
     for directory in mounted:
         left = [p.name for p in directory.rglob("*") if p.name != "filler"]
-        subprocess.run(["umount", directory], check=True)
+        unmount(directory)
         assert left == []
 
 
@@ -253,7 +251,7 @@ def test_an_image_that_cannot_be_trusted(clean, image, spoil):
     spoil(pool / "spoilt", made.kernel.parent.name)
     try:
         refused(clean, "-vm", "img=spoilt", "job.sh")
-        job = faults.Hooks(clean, "spoilt.faults", pairs=(("img", "spoilt"),))
+        job = hooks_by_hand.Hooks(clean, "spoilt.faults", pairs=(("img", "spoilt"),))
         assert job.run("prologue")[0] == 0
         code, out, err = job.wrapper()
         assert job.run("epilogue")[0] == 0

@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from vtorque_core.errors import EXIT_HOST_FAULT
+from vtorque_core.base.errors import EXIT_HOST_FAULT
 
 pytestmark = pytest.mark.e2e
 
@@ -49,6 +49,7 @@ def test_a_job_in_a_debian_guest(debian, clean):
     assert job.endswith(platform.node())
 
 
+@pytest.mark.full
 def test_a_setup_that_fails_leaves_cloud_inits_logs(debian, clean, config):
     """Its owner sees why, and nothing in it that a terminal would obey, nor the guest's keys."""
     scripts = clean.config.parent / "guest-prologue"
@@ -84,7 +85,7 @@ def test_ssh_into_a_running_guest_with_checked_host_key(debian, clean):
     )
     started, stop = clean.home / "started", clean.home / "stop"
     clean.wait_for(started.exists, 240, "the job's start")
-    ssh = [str(clean.prefix / "bin/vmgr"), "ssh", job, "0", "--", "id -un; hostname"]
+    ssh = clean.command("vmgr", "ssh", job, "0", "--", "id -un; hostname")
     done = _on_a_terminal(clean, ssh)
     stop.touch()
     clean.wait_for(lambda: clean.state_of(job) in (None, "C"), 60, "the job's end")
@@ -102,7 +103,7 @@ def _on_a_terminal(node, argv):
     process = subprocess.Popen(
         argv, stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE, user=entry.pw_uid,
         group=entry.pw_gid, extra_groups=[], cwd=entry.pw_dir,
-        env={"PATH": "/usr/bin:/bin", "HOME": entry.pw_dir, "VTORQUE_CONFIG": str(node.config)},
+        env={"PATH": "/usr/bin:/bin", "HOME": entry.pw_dir},
     )  # fmt: skip
     os.close(theirs)
     out, err = process.communicate(timeout=60)

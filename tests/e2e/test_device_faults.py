@@ -1,7 +1,7 @@
 """SIGKILL before and after each create() of a start with device options, with real guests.
 
-The steps are those that the start itself has (vtorque_core/testing/faults.py): of all plugins that
-work on this machine at once. What needs hardware, unit tests do on a recorded node.
+The steps are those that the start itself has (testing/vtorque_testing/faults.py): of all plugins
+that work on this machine at once. What needs hardware, unit tests do on a recorded node.
 """
 
 import json
@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-import faults
-from faults import Hooks
-from vtorque_core.names import Paths
-from vtorque_core.testing.faults import Run, around_create, survive
+import hooks_by_hand
+from hooks_by_hand import Hooks
+from vtorque_core.base.names import Paths
+from vtorque_testing.faults import Run, around_create, survive
 
 pytestmark = pytest.mark.e2e
 
@@ -33,7 +33,7 @@ emulator_cpu = false
 required = false
 """
 ELSEWHERE = {
-    "passthrough": "needs a PCI card and an IOMMU: tests/unit/test_device_faults.py",
+    "passthrough": "needs a PCI card and an IOMMU: tests/unit/testing/test_device_faults.py",
     "vrdma": "needs an image with RDMA programs: tests/e2e/test_vrdma.py, and the same unit test",
 }
 
@@ -62,7 +62,7 @@ class Job:
         self.hooks.release("epilogue")
 
     def look(self):
-        return {**faults.look(self.hooks.node), "started": started_by(self.hooks.node)}
+        return {**hooks_by_hand.look(self.hooks.node), "started": started_by(self.hooks.node)}
 
 
 def started_by(node):

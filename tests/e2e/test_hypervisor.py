@@ -19,12 +19,13 @@ from pathlib import Path
 
 import pytest
 
-from vtorque_core import hypervisor
-from vtorque_core.api import JobRequest
-from vtorque_core.api_domain import Channel, Disk, Element, Interface
-from vtorque_core.api_node import GuestPlan, Image, JobUser
-from vtorque_core.domain.merge import Contributed, merge
-from vtorque_core.domain.render import DomainSpec, render, tap_name
+from vtorque_core.api.guest_plan import GuestPlan, JobUser
+from vtorque_core.api.libvirt_domain import Channel, Disk, Element, Interface
+from vtorque_core.api.values import Image, JobRequest
+from vtorque_core.base import errors, hypervisor
+from vtorque_core.base.names import JobAttempt
+from vtorque_core.plan.domain.merge import Contributed, merge
+from vtorque_core.plan.domain.render import DomainSpec, render, tap_name
 from vtorque_core.resources.netfilter import Netfilter
 
 pytestmark = pytest.mark.e2e
@@ -78,7 +79,7 @@ def guest() -> Iterator[GuestPlan]:
     state = Path("/var/lib") / name
     state.mkdir(mode=0o711)
     plan = GuestPlan(
-        job_id="test", attempt=0, node="n", index=0, rank=0, guests_per_node=1, name=name,
+        job=JobAttempt("test", 0, "ada", 1000, "n"), index=0, rank=0, guests_per_node=1, name=name,
         uuid=str(uuid.uuid4()), hostname="vn", vcpus=1, ram_mib=64,
         image=Image("none", "linux", "none", "x86_64", ""),
         user=JobUser("nobody", 65534, 65534, (), "/", "/bin/sh"),
@@ -135,13 +136,13 @@ def test_libvirt_changes_no_owner_and_the_guest_leaves_no_trace(guest: GuestPlan
     assert {n: during[n] for n in before} == before
     assert during["console.log"] == (0, 0, 0o600)
     assert during["c.sock"][:2] == (0, 0)  # the core opens it to whom it is for
-    assert hypervisor.domain_state(URI, guest.uuid) == "running"
+    assert hypervisor.domain_runs(URI, guest.uuid)
     hypervisor.destroy_domain(URI, guest.uuid, 30)
     hypervisor.destroy_domain(URI, guest.uuid, 30)
     after = owners(guest)
     assert {n: after[n] for n in before} == before
     assert "c.sock" not in after
-    assert hypervisor.domain_state(URI, guest.uuid) is None
+    assert not hypervisor.domain_runs(URI, guest.uuid)
 
 
 def test_qemu_runs_as_its_user(guest: GuestPlan) -> None:
@@ -157,9 +158,9 @@ def test_qemu_runs_as_its_user(guest: GuestPlan) -> None:
 def test_a_second_domain_of_the_same_name_is_refused(guest: GuestPlan) -> None:
     disk = overlay(guest)
     start(guest, disk)
-    with pytest.raises(hypervisor.HostFault, match="already"):
+    with pytest.raises(errors.HostFault, match="already"):
         start(replace(guest, uuid=str(uuid.uuid4())), disk)
-    assert hypervisor.domain_state(URI, guest.uuid) == "running"
+    assert hypervisor.domain_runs(URI, guest.uuid)
 
 
 def test_a_flooding_guest_does_not_fill_the_disk(guest: GuestPlan) -> None:

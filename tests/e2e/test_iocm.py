@@ -9,27 +9,30 @@ from pathlib import Path
 
 import pytest
 
-import running
-from vtorque_core import api_ledger, host, hypervisor, names, usage
-from vtorque_core.api import JobRequest
-from vtorque_core.api_claims import CoreClaim, MemoryClaim
-from vtorque_core.api_domain import Disk, IoThreads
-from vtorque_core.api_node import GuestPlan, Image, JobUser
-from vtorque_core.domain.merge import Contributed, merge
-from vtorque_core.domain.render import DomainSpec, render
-from vtorque_core.errors import EXIT_REFUSED, EXIT_USAGE, HostFault
-from vtorque_core.journal import JobHeader, Journal
-from vtorque_core.ledger import NodeShare, place
-from vtorque_core.names import Paths
-from vtorque_core.plugins import Plugins
-from vtorque_core.resources import Domain
-from vtorque_core.teardown import teardown
+import running_jobs
+from running_jobs import end, started
+from vtorque_core.api import vcpu_threads
+from vtorque_core.api.claims import CoreClaim, MemoryClaim
+from vtorque_core.api.guest_plan import GuestPlan, JobUser
+from vtorque_core.api.libvirt_domain import Disk, IoThreads
+from vtorque_core.api.values import Image, JobRequest
+from vtorque_core.base import hypervisor, names
+from vtorque_core.base.errors import EXIT_REFUSED, EXIT_USAGE, HostFault
+from vtorque_core.base.names import JobAttempt, Paths
+from vtorque_core.live import cores
+from vtorque_core.node.end.teardown import teardown
+from vtorque_core.plan.domain.merge import Contributed, merge
+from vtorque_core.plan.domain.render import DomainSpec, render
+from vtorque_core.plan.placement.ledger import place
+from vtorque_core.records.journal import Journal
+from vtorque_core.records.reading import JobHeader
+from vtorque_core.resources.domain import Domain
+from vtorque_core.site.plugins import Plugins
 from vtorque_iocm import node as iocm_node
-from vtorque_iocm.manager import Manager
+from vtorque_iocm.node import Manager
 
 pytestmark = pytest.mark.e2e
 
-WAIT = "#!/bin/sh\ntouch started\nwhile [ ! -e go ]; do sleep 0.1; done\n"
 URI = "qemu:///system"
 
 
@@ -54,26 +57,14 @@ def manager(guest):
     assert managers(guest.state) == []
 
 
-def started(guest, *args):
-    """Submit a job that runs until ``end``; return its id when it runs."""
-    job = guest.submit(WAIT, *args)
-    guest.wait_for((guest.home / "started").exists, 60, "the script's start")
-    return job
-
-
-def end(guest, job):
-    (guest.home / "go").touch()
-    guest.wait_for(lambda: guest.state_of(job) in (None, "C"), 60, "the job's end")
-
-
 def test_io_threads_are_on_the_io_core_while_the_job_runs(manager, guest):
     job = started(guest, "-vm", "iocm=true,iocm_min_cores=1,iocm_max_cores=1,ram=128M")
-    (domain,) = running.domains(job)
-    at = running.threads(domain)
-    pins = [row[1] for row in running.table("iothreadinfo", domain)]
+    (domain,) = running_jobs.domains(job)
+    at = running_jobs.threads(domain)
+    pins = [row[1] for row in running_jobs.table("iothreadinfo", domain)]
     assert pins == ["0"] == [at[name] for name in at if name.startswith("IO iothread")]
-    assert running.table("emulatorpin", domain)[-1][-1] == "0" == at["emulator"]
-    assert running.table("vcpupin", domain) == [["0", "1"]]
+    assert running_jobs.table("emulatorpin", domain)[-1][-1] == "0" == at["emulator"]
+    assert running_jobs.table("vcpupin", domain) == [["0", "1"]]
     assert at["CPU 0/TCG"] == "1"
     pid = manager()
     guest.wait_for(lambda: os.sched_getaffinity(pid) == {0}, 10, "the manager's own core")
@@ -121,10 +112,7 @@ def test_what_is_refused(manager, guest, config):
     assert lack.code == EXIT_REFUSED
     assert b"iocm=true: node " in lack.err
     assert b"has no I/O cores" in lack.err
-    config("plugin.iocm", "required = false")
-    runs = guest.job("#!/bin/sh\necho ran\n", "-vm", "iocm=true,ram=128M")
-    assert (runs.code, runs.out) == (0, b"ran\n")
-    assert b"runs without iocm=true: node " in runs.err
+    running_jobs.runs_without(guest, config, "iocm", "iocm=true")
 
 
 # -- moving under load -------------------------------------------------------------------------
@@ -141,24 +129,18 @@ assert len(READ) == 32
 
 
 @pytest.fixture
-def reading(clean, tmp_path_factory):
+def reading(clean, scratch):
     """Start a guest that reads its disk, with 1 to 2 I/O cores, and the manager that watches it.
 
     Not through vsub: on a node of two CPUs the guest's vCPU would keep the second. Here nothing
     claims it, as if the job had a third.
     """
-    top = tmp_path_factory.mktemp("iocm")
-    for directory in (*top.parents[:2], top):
-        directory.chmod(0o755)
-    paths = Paths(top / "state", top / "run")
-    machine = host.topology(URI)
-    if len(machine.cpus) < 2:
-        pytest.fail("this test needs two CPUs")
-    share = NodeShare(machine.cpus[:2], machine.mem_mib, cpus=machine.cpus[:2], topology=machine)
-    journal = Journal.start(paths, JobHeader("iocm", 0, "u", 1000, "local"))
+    paths = Paths(scratch / "state", scratch / "run")
+    share = running_jobs.two_cpus()
+    journal = Journal.start(paths, JobHeader(JobAttempt("iocm", 0, "u", 1000), "local"))
     claims = [CoreClaim("io", 1, exclusive=True, at_most=2), MemoryClaim(32)]
     ((at,),) = [place(journal, [claims], share, paths)]
-    plan = guest_plan(top, at)
+    plan = guest_plan(scratch, at)
     plan.state_dir.mkdir(mode=0o755)
     disk = plan.state_dir / "disk"
     disk.write_bytes((READ.ljust(510, b"\0") + b"\x55\xaa").ljust(1 << 20, b"\0"))
@@ -166,7 +148,7 @@ def reading(clean, tmp_path_factory):
     elements = (Disk("root", str(disk), "raw", boot=1), IoThreads(2))
     xml = render(DomainSpec(plan, "tcg"), merge(Contributed("t", "t 1", e) for e in elements))
     journal.acquire(Domain(plan.name, plan.uuid, URI, xml=xml), plugin="core", phase="b", guest=0)
-    manager = Manager.of(paths, interval=0.2, busy=0.1)
+    manager = Manager.of(paths, 0.2, 0.1)
     journal.acquire(manager, plugin="iocm", phase="post-boot")
     journal.close()
     yield paths, plan.name
@@ -179,7 +161,7 @@ def reading(clean, tmp_path_factory):
 
 def guest_plan(top, placement):
     plan = GuestPlan(
-        job_id="iocm", attempt=0, node="n1", index=0, rank=0, guests_per_node=1,
+        job=JobAttempt("iocm", 0, "ada", 1000, "n1"), index=0, rank=0, guests_per_node=1,
         name="vt-iocm.0-n1-0", uuid="", hostname="v", vcpus=1, ram_mib=32,
         image=Image("m", "linux", "micro", "x86_64", "0" * 64),
         user=JobUser("u", 1000, 1000, (("u", 1000),), "/home/u", "/bin/sh"),
@@ -191,8 +173,8 @@ def guest_plan(top, placement):
 
 def pinned(name):
     """Return where the iothreads and the emulator are: once virsh and the kernel agree on one."""
-    at = running.threads(name)
-    said = {row[1] for row in running.table("iothreadinfo", name)}
+    at = running_jobs.threads(name)
+    said = {row[1] for row in running_jobs.table("iothreadinfo", name)}
     said |= {
         at["emulator"],
         *(cpus for thread, cpus in at.items() if thread.startswith("IO iothread")),
@@ -203,10 +185,10 @@ def pinned(name):
 def test_pins_move_with_the_load(clean, reading):
     paths, name = reading
     clean.wait_for(lambda: pinned(name) == "0-1", 20, "two I/O cores under load")
-    assert len(api_ledger.guests_with(paths, "io")[0].cores) == 2
-    running.virsh("suspend", name)
+    assert len(cores.guests_with(paths, "io")[0].cores) == 2
+    running_jobs.virsh("suspend", name)
     clean.wait_for(lambda: pinned(name) == "0", 20, "one I/O core without load")
-    running.virsh("resume", name)
+    running_jobs.virsh("resume", name)
     clean.wait_for(lambda: pinned(name) == "0-1", 20, "two I/O cores again")
     changes = [line for line in (paths.state / "iocm.log").read_text().splitlines() if "->" in line]
     assert len(changes) == 3, changes
@@ -216,15 +198,15 @@ def test_a_guest_that_stalls_its_qemu_does_not_keep_the_nodes_lock(clean, readin
     """Root in a guest can: its reset of a device waits for the share's daemon, a user's process."""
     paths, name = reading
     clean.wait_for(lambda: pinned(name) == "0-1", 20, "two I/O cores under load")
-    qemu = int(usage.process_of(name, names.guest_uuid(name)).name)
+    qemu = int(vcpu_threads.process_of(name, names.guest_uuid(name)).name)
     os.kill(qemu, signal.SIGSTOP)
     try:
         for most in (40, 5.5):
             begun = time.monotonic()
             with pytest.raises(HostFault, match="answer"):
-                api_ledger.resize(paths, "iocm.0", 0, "io", 1, wait=6)
+                cores.resize(paths, "iocm.0", 0, "io", 1, wait=6)
             assert time.monotonic() - begun < most
-        assert len(api_ledger.guests_with(paths, "io")[0].cores) == 2  # still leased
+        assert len(cores.guests_with(paths, "io")[0].cores) == 2  # still leased
     finally:
         os.kill(qemu, signal.SIGCONT)
     clean.wait_for(lambda: pinned(name) == "0-1", 20, "two I/O cores again")

@@ -7,13 +7,14 @@ import subprocess
 
 import pytest
 
-from vtorque_core.testing.live import Ended, LiveBatchContract, LiveDialect
+from vtorque_testing.harness import Ended
+from vtorque_testing.live import LiveBatchContract, LiveDialect
 
 FORGE = """
 import os, sys
 from pathlib import Path
-from vtorque_core.local.submitter import LocalSubmitter
-from vtorque_core.names import Paths
+from vtorque_local.submitter import LocalSubmitter
+from vtorque_core.api import Paths
 submitter = LocalSubmitter(Paths(run=Path(sys.argv[1])))
 blob = os.fsencode(sys.argv[2])
 sys.exit(submitter.submit(submitter.split(sys.argv[3:]), blob, None))
@@ -21,7 +22,7 @@ sys.exit(submitter.submit(submitter.split(sys.argv[3:]), blob, None))
 
 
 class LocalLive:
-    """See vtorque_core.testing.live.LiveHarness."""
+    """See vtorque_testing.live.LiveHarness."""
 
     dialect = LiveDialect(
         busy=(),  # one slot
@@ -43,7 +44,7 @@ class LocalLive:
         self.waiting = {}
 
     def submit(self, script, *args):
-        return self._start([self.node.prefix / "bin/vsub"], script, *args)
+        return self._start(self.node.command("vsub"), script, *args)
 
     def submit_forged(self, script, blob):
         python = [self.node.prefix / "bin/python3", "-I", "-c", FORGE, self.node.run_dir]
@@ -58,10 +59,7 @@ class LocalLive:
             [*command, "-W", "block=true", *files, *args, name],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=self.node.home,
             user=entry.pw_uid, group=entry.pw_gid, extra_groups=[], umask=0o022,
-            env={
-                "PATH": "/usr/bin:/bin", "HOME": entry.pw_dir, "SHELL": "/bin/bash",
-                "VTORQUE_CONFIG": str(self.node.config),
-            },
+            env={"PATH": "/usr/bin:/bin", "HOME": entry.pw_dir, "SHELL": "/bin/bash"},
         )  # fmt: skip
         job = process.stdout.readline().decode().strip()
         assert job, process.communicate()

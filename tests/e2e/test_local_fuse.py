@@ -13,9 +13,10 @@ TESTS = Path(__file__).parents[1]
 
 def test_a_file_that_cannot_be_closed_holds_up_nobody_elses_job(tmp_path):
     """It is sent to the service; each process that is forked closes what it does not need."""
-    program = TESTS / "e2e" / "support" / "hanging_fuse.py"
+    program = TESTS / "support" / "hanging_fuse.py"
+    support = TESTS / "support", TESTS.parent / "plugins" / "local" / "tests" / "support"
     done = subprocess.run(
-        [sys.executable, program, tmp_path, TESTS / "support"],
+        [sys.executable, program, tmp_path, *support],
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -15,9 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from vtorque_core import names
-from vtorque_core.errors import EXIT_GUEST_DIED
-from vtorque_core.log_sinks import _record
+from mounts import unmount
+from vtorque_core.base import names
+from vtorque_core.base.errors import EXIT_GUEST_DIED
+from vtorque_joblog.outlets import JobLog, record_of
 from vtorque_joblog.user_file import UserFile
 
 pytestmark = pytest.mark.e2e
@@ -29,7 +30,6 @@ PHASES = ["plan", "render domain", "pre-boot", "boot", "ready", "post-boot", "ru
 @pytest.fixture
 def sinks(clean, config, scratch):
     """Switch on joblog's files for one test; return the one of all jobs."""
-    scratch.chmod(0o755)
     for parent in scratch.parents:
         if parent.stat().st_mode & 0o022 and not parent.stat().st_mode & 0o1000:
             pytest.fail(f"{parent} can be written by others")
@@ -69,7 +69,7 @@ def test_the_log_of_a_job(clean, sinks):
         secrets_of(clean, job, secrets)
         shown = functools.partial(clean.as_user, "vmgr", "logs", job)
         clean.wait_for(lambda: b"the guests are ready after" in shown().stdout, 60, "the log")
-        assert b"timings" not in shown().stdout
+        assert b"core: phases" not in shown().stdout
     finally:
         go.touch()
         thread.join(120)
@@ -94,12 +94,14 @@ def test_the_log_of_a_job(clean, sinks):
     for name in ("log.jsonl", "job.json", ""):
         assert clean.as_user("/bin/cat", str(place / name), user=OTHER, check=False).stdout == b""
 
-    # show_log: in the job's error output until the script's end, and by vsub until the job's
+    # show_log: in the job's error output until the script's end; vsub itself shows nothing of it
     assert b"vtorque: " in result.err and b"the guests are ready after" in result.err
-    assert b"timings: phases: plan" in result.done.stderr and b"timings" not in result.err
+    assert b"core: phases" not in result.err and b"the guests are ready" not in result.done.stderr
 
-    users = (clean.home / "joblog" / f"{key}.log").read_bytes()
-    site = sinks.read_bytes()
+    of_the_user = clean.home / "joblog" / f"{key}.log"
+    for path in (of_the_user, sinks):
+        clean.wait_for(lambda p=path: b"phases: plan" in p.read_bytes(), 20, f"the end in {path}")
+    users, site = of_the_user.read_bytes(), sinks.read_bytes()
     assert b"timings: phases: plan" in users and b"begins" in users
     assert b"phases: plan" in site and b"begins" not in site, "only the user has asked for DEBUG"
     status = (clean.home / "joblog").stat()
@@ -149,9 +151,9 @@ def test_what_a_hostile_guest_says_is_harmless(clean, config, sinks):
 
 
 def entry(message="x"):
-    values = {"t": 1.0, "level": "INFO", "logger": "vtorque_core.boot", "plugin": "core"}
+    values = {"t": 1.0, "level": "INFO", "logger": "vtorque_core.node.start.boot", "plugin": "core"}
     values |= {"phase": "boot", "guest": None, "node": "n", "job": "1", "message": message}
-    return _record(b"+" + json.dumps(values).encode())
+    return record_of(values, JobLog(0, "1.0", Path("/nowhere")))
 
 
 def said(path, user, *messages):
@@ -174,10 +176,6 @@ def user():
 @pytest.fixture
 def theirs(scratch, user):
     """Return a directory of the user's."""
-    scratch.chmod(0o755)
-    for parent in scratch.parents:
-        if parent.name.startswith("pytest"):
-            parent.chmod(0o755)
     path = scratch / "home"
     path.mkdir(mode=0o755)
     os.chown(path, user.pw_uid, user.pw_gid)
@@ -207,7 +205,7 @@ def test_a_full_file_system_of_the_users(theirs, user):
     try:
         assert "No space left" in said(theirs / "1.log", user, *["y" * 4000] * 40)
     finally:
-        system("umount", theirs)
+        unmount(theirs)
 
 
 def system(program, *argv):

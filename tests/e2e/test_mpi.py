@@ -4,6 +4,8 @@ import re
 
 import pytest
 
+from running_jobs import beside_another
+
 pytestmark = [pytest.mark.e2e, pytest.mark.full]
 
 IMAGE = "debian-mpi"
@@ -106,33 +108,18 @@ def test_the_users_own_variables_win(mpi, clean):
 
 def test_ssh_leads_into_no_guest_of_another_job(mpi, two_slots, clean):
     """The other job is the same user's: even so its guests have other keys."""
-    other = mpi.submit(
-        "#!/bin/sh\nhostname -I | cut -d' ' -f1 >address\n"
-        "while [ ! -e stop ]; do sleep 0.2; done\n",
-        "-vm", f"img={IMAGE},ram=512M",
+    code, said, err = beside_another(
+        clean,
+        "",
+        lambda ip: (
+            "#!/bin/bash\n"
+            f"(exec 3<>/dev/tcp/{ip}/22) && echo reached\n"
+            "ssh -o BatchMode=yes -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null"
+            f" -i /etc/vtorque/ssh/$USER/id_ed25519 {ip} hostname && echo ENTERED\n"
+            "exit 0\n"
+        ),
+        "-vm", f"img={IMAGE},ram=512M", timeout=300,
     )  # fmt: skip
-    address, stop = clean.home / "address", clean.home / "stop"
-    clean.wait_for(lambda: address.exists() and address.read_text(), 240, "the other job's start")
-    ip = address.read_text().strip()
-    try:
-        done = clean.as_user(
-            "vsub", "-W", "block=true", "-N", "u", "-o", "out2", "-e", "err2",
-            "-vm", f"img={IMAGE},ram=512M",
-            clean.script(
-                "#!/bin/bash\n"
-                f"(exec 3<>/dev/tcp/{ip}/22) && echo reached\n"
-                "ssh -o BatchMode=yes -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null"
-                f" -i /etc/vtorque/ssh/$USER/id_ed25519 {ip} hostname && echo ENTERED\n"
-                "exit 0\n", "other.sh",
-            ),
-            check=False, timeout=300,
-        )  # fmt: skip
-    finally:
-        stop.touch()
-        clean.wait_for(lambda: clean.state_of(other) in (None, "C"), 60, "the other job's end")
-    said = (clean.home / "out2").read_text()
-    assert done.returncode == 0
+    assert code == 0
     assert said == "reached\n", said
-    assert "Permission denied" in (clean.home / "err2").read_text()
-    for path in (address, stop):
-        path.unlink()
+    assert "Permission denied" in err

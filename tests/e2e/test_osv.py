@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from faults import Hooks, as_before, look
-from vtorque_core.resources.process import lock_holder
+from hooks_by_hand import Hooks, as_before, look
+from vtorque_core.base.locks import lock_holder
 
 LOADER = os.environ.get("VTORQUE_OSV_LOADER")
 REST = os.environ.get("VTORQUE_OSV_REST")
@@ -29,7 +29,7 @@ pytestmark = [
     pytest.mark.skipif(not LOADER, reason="VTORQUE_OSV_LOADER is not set"),
 ]
 
-PROGRAM = Path(__file__).parent / "support" / "osv_program.c"
+PROGRAM = Path(__file__).parents[1] / "support" / "osv_program.c"
 IMAGE, SHARE_IMAGE = "osv-e2e", "osv-e2e-share"
 REST_IMAGE, DISK_IMAGE, ROOT_IMAGE = "osv-e2e-rest", "osv-e2e-disk", "osv-e2e-root"
 VM = ("-vm", f"img={IMAGE},ram=64M")
@@ -61,16 +61,21 @@ def osv(clean, images):
     return clean
 
 
+ENDS = (  # a script, its exit code and what it prints
+    ("/prog ret 0", 0, "returns 0\n"),
+    ("/prog ret 1", 1, "returns 1\n"),
+    ("/prog ret 42", 42, "returns 42\n"),
+    ("/prog exit 7", 7, "exits 7\n"),
+    ("/prog ret 3; /prog ret 0", 3, "returns 3\nreturns 0\n"),
+)
+
+
 @pytest.mark.parametrize(
     ("line", "code", "out"),
     [
-        ("/prog ret 0", 0, "returns 0\n"),
-        ("/prog ret 1", 1, "returns 1\n"),
-        ("/prog ret 42", 42, "returns 42\n"),
-        ("/prog exit 7", 7, "exits 7\n"),
+        *ENDS,
         ("greet there", 0, "[hello]\n[there]\n"),
         ('/prog args "a b" $DISTRO', 0, "[a b]\n[OSV]\n"),
-        ("/prog ret 3; /prog ret 0", 3, "returns 3\nreturns 0\n"),
     ],
 )
 def test_output_and_exit_code(osv, line, code, out):
@@ -311,16 +316,7 @@ REST_VM = ("-vm", f"img={REST_IMAGE},ram=128M,osv_mode=rest")
 
 
 @pytest.mark.skipif(not REST, reason="VTORQUE_OSV_REST is not set")
-@pytest.mark.parametrize(
-    ("line", "code", "out"),
-    [
-        ("/prog ret 0", 0, "returns 0\n"),
-        ("/prog ret 1", 1, "returns 1\n"),
-        ("/prog ret 42", 42, "returns 42\n"),
-        ("/prog exit 7", 7, "exits 7\n"),
-        ("/prog ret 3; /prog ret 0", 3, "returns 3\nreturns 0\n"),
-    ],
-)
+@pytest.mark.parametrize(("line", "code", "out"), ENDS)
 def test_rest_output_and_exit_code(rest, line, code, out):
     result = rest.job(f"{line}\n", *REST_VM)
     assert (result.code, result.out.decode(), result.err) == (code, out, b"")

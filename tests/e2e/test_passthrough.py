@@ -10,12 +10,13 @@ from xml.etree import ElementTree
 import pytest
 
 from rdma_image import ensure
-from vtorque_core.api import JobRequest
-from vtorque_core.api_domain import PciDevice
-from vtorque_core.api_node import GuestPlan, Image, JobUser
-from vtorque_core.domain.merge import Contributed, merge
-from vtorque_core.domain.render import DomainSpec, render
-from vtorque_linux_guest.initramfs import Tree
+from vtorque_core.api.guest_plan import GuestPlan, JobUser
+from vtorque_core.api.values import Image, JobRequest
+from vtorque_core.base.names import JobAttempt
+from vtorque_core.plan.domain.merge import Contributed, merge
+from vtorque_core.plan.domain.render import DomainSpec, render
+from vtorque_linux_guest.image.initramfs import Tree
+from vtorque_passthrough.vfio import PciDevice
 
 pytestmark = pytest.mark.e2e
 
@@ -30,7 +31,8 @@ CARDS = (
 @pytest.fixture
 def domain(node, tmp_path):
     guest = GuestPlan(
-        job_id="42.srv", attempt=0, node="n1", index=0, rank=0, guests_per_node=1, name=NAME,
+        job=JobAttempt("42.srv", 0, "ada", 1000, "n1"), index=0, rank=0, guests_per_node=1,
+        name=NAME,
         uuid="0b1ad9ba-95f3-54cf-8d96-1d6ed3e4ac1e", hostname="vn1", vcpus=1, ram_mib=256,
         image=Image("m", "linux", "micro", "x86_64", "0" * 64), request=JobRequest({}),
         user=JobUser("ada", 1000, 1000, (("ada", 1000),), "/home/ada", "/bin/bash"),
@@ -77,8 +79,8 @@ from pathlib import Path
 sys.modules["libvirt"] = types.ModuleType("libvirt")
 sys.modules["libvirt"].libvirtError = OSError
 sys.path.append("/mnt")
-from vtorque_core.api_pci import function, functions, together, why_no_vfio
-from vtorque_core.resources import Vfio
+from vtorque_passthrough.pci_functions import function, functions, together, why_no_vfio
+from vtorque_passthrough.vfio import PciDevice, Vfio
 
 found = functions()
 (card,) = (f for f in found.values() if f.ident == "8086:10d3")
@@ -86,7 +88,7 @@ at = Path("/sys/bus/pci/devices", card.address)
 group = Path("/dev/vfio", card.group)
 
 def of(uid):
-    return Vfio.of(card.address, uid, must_reset=True)
+    return Vfio.of(PciDevice("card", card.address), uid)
 
 def state():
     owner = group.stat().st_uid if group.exists() else None

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-import running
-from vtorque_core.errors import EXIT_HOST_FAULT, EXIT_REFUSED, EXIT_USAGE
+import running_jobs
+from running_jobs import end, started
+from vtorque_core.base.errors import EXIT_HOST_FAULT, EXIT_REFUSED, EXIT_USAGE
 
 pytestmark = pytest.mark.e2e
 
-WAIT = "#!/bin/sh\ntouch started\nwhile [ ! -e go ]; do sleep 0.1; done\n"
 PAGES = Path("/proc/sys/vm/nr_hugepages")  # of 2 MiB on x86
 
 
@@ -22,18 +22,6 @@ def two_cpus(config):
     config("plugin.pinning", "emulator_cpu = false")
 
 
-def started(guest, *args):
-    """Submit a job that runs until ``end``; return its id when it runs."""
-    job = guest.submit(WAIT, *args)
-    guest.wait_for((guest.home / "started").exists, 60, "the script's start")
-    return job
-
-
-def end(guest, job):
-    (guest.home / "go").touch()
-    guest.wait_for(lambda: guest.state_of(job) in (None, "C"), 60, "the job's end")
-
-
 @pytest.mark.parametrize(
     ("pinning", "cpus"), [("true", ("0", "1")), ("my.map", ("1", "0"))], ids=["own", "file"]
 )
@@ -41,18 +29,18 @@ def test_two_guests_run_on_different_cores(two_cpus, guest, pinning, cpus):
     guest.script("# rank 0, then rank 1\n1\n0 # the other\n", "my.map")
     (guest.home / "my.map").chmod(0o600)
     job = started(guest, "-vm", f"vcpu_pinning={pinning},vms_per_node=2,ram=128M")
-    domains = running.domains(job)
+    domains = running_jobs.domains(job)
     assert len(domains) == 2
     for domain, cpu in zip(domains, cpus, strict=True):
-        assert running.table("vcpupin", domain) == [["0", cpu]]
-        assert running.threads(domain)["CPU 0/TCG"] == cpu
+        assert running_jobs.table("vcpupin", domain) == [["0", cpu]]
+        assert running_jobs.threads(domain)["CPU 0/TCG"] == cpu
     end(guest, job)
 
 
 def test_the_emulator_has_a_cpu_of_its_own(guest):
     job = started(guest, "-vm", "vcpu_pinning=true,ram=128M")
-    (domain,) = running.domains(job)
-    threads = running.threads(domain)
+    (domain,) = running_jobs.domains(job)
+    threads = running_jobs.threads(domain)
     assert (threads["CPU 0/TCG"], threads["emulator"]) == ("0", "1")
     assert b"vcpu 0" in guest.root("vmgr", "ps", "--placement").stdout
     end(guest, job)
@@ -88,8 +76,8 @@ def test_a_mapping_of_another_jobs_cpu_is_a_host_fault(two_cpus, two_slots, gues
     second = guest.job("true\n", "-vm", "vcpu_pinning=my.map,ram=128M")
     assert (second.code, second.out) == (EXIT_HOST_FAULT, b"")
     assert b"in use by other jobs: vcpu_pinning=1: CPU 1 is another job's" in second.err
-    (domain,) = running.domains(job)
-    assert running.threads(domain)["CPU 0/TCG"] == "1"
+    (domain,) = running_jobs.domains(job)
+    assert running_jobs.threads(domain)["CPU 0/TCG"] == "1"
     end(guest, job)
 
 
@@ -112,8 +100,8 @@ def pages():
 
 def test_a_guests_memory_is_in_huge_pages(pages, guest):
     job = started(guest, "-vm", "hugepages=2M,ram=128M")
-    (domain,) = running.domains(job)
-    maps = Path("/proc", running.pid(domain), "smaps").read_text().split("VmFlags")
+    (domain,) = running_jobs.domains(job)
+    maps = Path("/proc", running_jobs.pid(domain), "smaps").read_text().split("VmFlags")
     huge = [part for part in maps if "KernelPageSize:     2048 kB" in part]
     sizes = [int(part.split("Size:")[1].split()[0]) for part in huge]
     assert sizes == [128 * 1024]
@@ -125,7 +113,4 @@ def test_huge_pages_that_the_node_lacks(guest, config):
     assert (lack.code, lack.out) == (EXIT_REFUSED, b"")
     assert b"hugepages=1G: node " in lack.err
     assert b"(set by [plugin.pinning] required = true)" in lack.err
-    config("plugin.pinning", "required = false")
-    result = guest.job("#!/bin/sh\necho ran\n", "-vm", "hugepages=true,ram=128M")
-    assert (result.code, result.out) == (0, b"ran\n")
-    assert b"runs without hugepages=true: node " in result.err
+    running_jobs.runs_without(guest, config, "pinning", "hugepages=true")

@@ -9,21 +9,23 @@ from dataclasses import replace
 
 import pytest
 
-import running
+import running_jobs
 from patience import eventually
-from vtorque_core import api_ledger, host, hypervisor, names
-from vtorque_core.api import JobRequest
-from vtorque_core.api_claims import Claim, CoreClaim, MemoryClaim
-from vtorque_core.api_domain import Disk, IoThreads
-from vtorque_core.api_node import GuestPlan, Image, JobUser
-from vtorque_core.domain.merge import Contributed, merge
-from vtorque_core.domain.render import DomainSpec, render
-from vtorque_core.journal import JobHeader, Journal
-from vtorque_core.ledger import NodeShare, place
-from vtorque_core.names import Paths
-from vtorque_core.plugins import Plugins
-from vtorque_core.resources import Domain
-from vtorque_core.teardown import teardown
+from vtorque_core.api.claims import Claim, CoreClaim, MemoryClaim
+from vtorque_core.api.guest_plan import GuestPlan, JobUser
+from vtorque_core.api.libvirt_domain import Disk, IoThreads
+from vtorque_core.api.values import Image, JobRequest
+from vtorque_core.base import hypervisor, names
+from vtorque_core.base.names import JobAttempt, Paths
+from vtorque_core.live import cores
+from vtorque_core.node.end.teardown import teardown
+from vtorque_core.plan.domain.merge import Contributed, merge
+from vtorque_core.plan.domain.render import DomainSpec, render
+from vtorque_core.plan.placement.ledger import place
+from vtorque_core.records.journal import Journal
+from vtorque_core.records.reading import JobHeader
+from vtorque_core.resources.domain import Domain
+from vtorque_core.site.plugins import Plugins
 
 pytestmark = pytest.mark.e2e
 
@@ -32,24 +34,18 @@ SPIN = b"\xeb\xfe".ljust(510, b"\0") + b"\x55\xaa"  # jmp to itself
 
 
 @pytest.fixture
-def start(clean, tmp_path_factory):
+def start(clean, scratch):
     """Return a function that starts a job of spinning guests with these claims."""
-    top = tmp_path_factory.mktemp("pins")
-    for directory in (*top.parents[:2], top):
-        directory.chmod(0o755)
-    paths = Paths(top / "state", top / "run")
-    machine = host.topology(URI)
-    if len(machine.cpus) < 2:
-        pytest.fail("this test needs two CPUs")
-    share = NodeShare(machine.cpus[:2], machine.mem_mib, cpus=machine.cpus[:2], topology=machine)
+    paths = Paths(scratch / "state", scratch / "run")
+    share = running_jobs.two_cpus()
     qemu = pwd.getpwnam("libvirt-qemu").pw_uid
     journals = []
 
     def begin(*guests: list[Claim]):
-        journal = Journal.start(paths, JobHeader("pins", 0, "u", 1000, "local"))
+        journal = Journal.start(paths, JobHeader(JobAttempt("pins", 0, "u", 1000), "local"))
         journals.append(journal.path)
         for index, at in enumerate(place(journal, guests, share, paths)):
-            plan = guest(index, top, at)
+            plan = guest(index, scratch, at)
             plan.state_dir.mkdir(mode=0o755)
             disk = plan.state_dir / "disk"
             disk.write_bytes(SPIN.ljust(1 << 20, b"\0"))
@@ -70,7 +66,7 @@ def start(clean, tmp_path_factory):
 
 def guest(index, top, placement):
     plan = GuestPlan(
-        job_id="pins", attempt=0, node="n1", index=index, rank=index, guests_per_node=2,
+        job=JobAttempt("pins", 0, "ada", 1000, "n1"), index=index, rank=index, guests_per_node=2,
         name=f"vt-pins.0-n1-{index}", uuid="", hostname="v", vcpus=1, ram_mib=32,
         image=Image("m", "linux", "micro", "x86_64", "0" * 64),
         user=JobUser("u", 1000, 1000, (("u", 1000),), "/home/u", "/bin/sh"),
@@ -81,25 +77,25 @@ def guest(index, top, placement):
 
 
 def threads(index):
-    return running.threads(f"vt-pins.0-n1-{index}")
+    return running_jobs.threads(f"vt-pins.0-n1-{index}")
 
 
 def test_two_guests_run_on_different_cores(start):
     own = [CoreClaim("vcpu", 1, exclusive=True), MemoryClaim(32, use="guest")]
     start(own, own)
     for index in (0, 1):
-        assert running.table("vcpupin", f"vt-pins.0-n1-{index}") == [["0", str(index)]]
+        assert running_jobs.table("vcpupin", f"vt-pins.0-n1-{index}") == [["0", str(index)]]
         eventually(lambda i=index: threads(i)["CPU 0/TCG"] == str(i))  # when it has run
 
 
 def test_io_cores_grow_and_shrink_under_a_running_guest(start):
     paths = start([CoreClaim("io", 1, exclusive=True, at_most=2), MemoryClaim(32)])
-    (found,) = api_ledger.guests_with(paths, "io")
+    (found,) = cores.guests_with(paths, "io")
     assert (found.cores, found.least, found.most) == ((0,), 1, 2)
     seen = []
     for count in (1, 2, 1):
-        now = api_ledger.resize(paths, found.job, 0, "io", count)
-        pins = running.table("iothreadinfo", found.name)
+        now = cores.resize(paths, found.job, 0, "io", count)
+        pins = running_jobs.table("iothreadinfo", found.name)
         at = threads(0)
         assert {pin[1] for pin in pins} == {at["IO iothread1"]} == {at["emulator"]}
         seen.append((now.cores, now.floating, at["IO iothread1"], at["CPU 0/TCG"]))

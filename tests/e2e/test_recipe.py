@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 import fake_redhat
-from vtorque_linux_guest.bootstrap import BASE, apt_sources
-from vtorque_linux_guest.ext4_xattr import can_store
-from vtorque_linux_guest.filetree import read_tar
-from vtorque_linux_guest.root_disk import write_disk
+from vtorque_linux_guest.image.distribution import BASE, apt_sources
+from vtorque_linux_guest.image.ext4_xattr import can_store
+from vtorque_linux_guest.image.filetree import read_tar
+from vtorque_linux_guest.image.root_disk import write_disk
 
 pytestmark = [pytest.mark.e2e, pytest.mark.full]
 

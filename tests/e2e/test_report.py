@@ -56,6 +56,8 @@ def test_the_report_of_a_job(clean, shown):
     assert screen.startswith(f"Job {job} (t): ended, exit code 3")
     for name in ("CPU", "memory", "disk", "network", "run"):
         assert f"\n{name} " in screen
+    page = clean.as_user("vmgr", "report", job, "--html", "-")
+    assert b"<svg" in page.stdout and page.stderr == b"", "scripts/node brings what draws"
     done = clean.as_user("vmgr", "report", job, user=OTHER, check=False)
     assert done.returncode == 2 and b"of yours" in done.stderr
     done = clean.as_user("vmgr", "phases", job)

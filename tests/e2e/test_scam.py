@@ -5,8 +5,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-import running
-from vtorque_core.errors import EXIT_REFUSED
+import running_jobs
+from vtorque_core.base.errors import EXIT_REFUSED
 
 pytestmark = pytest.mark.e2e
 
@@ -42,13 +42,13 @@ def test_a_job_runs_with_what_can_be_had_and_is_told(guest, required):
     )  # fmt: skip
     try:
         guest.wait_for((guest.home / "up").exists, 60, "the job's start")
-        names = running.domains(job)
+        names = running_jobs.domains(job)
         cores = []
         for name in names:
-            domain = ElementTree.fromstring(running.virsh("dumpxml", name))  # noqa: S314
+            domain = ElementTree.fromstring(running_jobs.virsh("dumpxml", name))  # noqa: S314
             assert domain.find("memoryBacking/nosharepages") is not None
             assert domain.find("cputune/cachetune") is None
-            cores.append(running.threads(name)["CPU 0/TCG"])
+            cores.append(running_jobs.threads(name)["CPU 0/TCG"])
         assert len(names) == 2
         assert len(set(cores)) == 2
         assert all(core.isdecimal() for core in cores), cores

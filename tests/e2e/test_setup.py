@@ -1,4 +1,4 @@
-"""``vtorque setup --nodes`` as root: the real program and ClusterShell, a fake ssh for the way.
+"""``vtorque cluster`` as root: the real program and ClusterShell, a fake ssh for the way.
 
 The fake ssh runs each node's command on this host, with that node's config and directories.
 """
@@ -9,6 +9,8 @@ import subprocess
 import sys
 
 import pytest
+
+from programs import fake_program
 
 pytestmark = pytest.mark.e2e
 
@@ -22,6 +24,7 @@ CONFIG = """# {node}
 [paths]
 state = "{top}/state"
 run = "{top}/run"
+commands = "{top}/bin"
 
 [network]
 kind = "none"
@@ -30,11 +33,8 @@ kind = "none"
 
 @pytest.fixture
 def cluster(tmp_path, monkeypatch):
-    """Return a function that runs ``vtorque setup`` for the nodes n1 to n3."""
-    fake = tmp_path / "fake-ssh-bin" / "ssh"
-    fake.parent.mkdir()
-    fake.write_text(FAKE_SSH)
-    fake.chmod(0o755)
+    """Return a function that runs ``vtorque cluster`` for the nodes n1 to n3."""
+    fake = fake_program(tmp_path / "fake-ssh-bin" / "ssh", FAKE_SSH)
     # The directory NODE is the host that the command is given on.
     for node in ("NODE", "n1", "n2", "n3"):
         top = tmp_path / node
@@ -45,10 +45,10 @@ def cluster(tmp_path, monkeypatch):
 
     def run(*argv):
         # Not the command: it has a fixed PATH, which leads to the real ssh.
-        program = [sys.executable, "-c", "from vtorque_core.cli.vtorque import vtorque; vtorque()"]
+        program = [sys.executable, "-c", "from vtorque_core.cli.admin import vtorque; vtorque()"]
         config = tmp_path / "NODE" / "vtorque.toml"
         return subprocess.run(
-            [*program, "setup", *argv, "--nodes", "n[1-3]", "--config", config],
+            [*program, "cluster", *argv, "--nodes", "n[1-3]", "--config", config],
             env=environ, capture_output=True, text=True, timeout=120, check=False,
         )  # fmt: skip
 

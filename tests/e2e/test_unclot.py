@@ -54,19 +54,6 @@ OWN = """#!/bin/sh
 
 
 @pytest.fixture
-def two_slots(node):
-    """Let the batch system run two jobs at once; its default is one."""
-
-    def restart(*options):
-        node.root("vtorque", "local", "stop", "--config", str(node.config))
-        node.root("vtorque", "local", "serve", "--config", str(node.config), *options)
-
-    restart("--slots", "2")
-    yield
-    restart()
-
-
-@pytest.fixture
 def peer(guest):
     """Have the site start the second guest's part; give the user the program and the data."""
     place = guest.config.parent / "guest-prologue-unclot"
@@ -76,7 +63,7 @@ def peer(guest):
     script.chmod(0o755)
     own = guest.config.read_text()
     guest.config.write_text(f'{own}\n[plugin.linux-guest]\nprologue = "{place}"\n')
-    source = Path(__file__).parent / "support" / "shmem.c"
+    source = Path(__file__).parents[1] / "support" / "shmem.c"
     build = ["musl-gcc", "-static", "-O2", "-Wall", "-Wextra", "-Werror"]
     subprocess.run([*build, "-o", guest.home / "shmem", source], check=True, timeout=60)
     yield guest
@@ -117,9 +104,9 @@ def beside(node, text, *args):
 
 def test_two_guests_of_a_job_share_memory_and_nobody_else(two_slots, peer):
     first, second = data(peer, "first", 1), data(peer, "second", 2)
-    before = set(SHM.iterdir())
+    before = set(SHM.glob("vtorque-*"))
     with running(peer, FIRST, "-vm", "unclot=true,vms_per_node=2"):
-        (region,) = set(SHM.iterdir()) - before
+        (region,) = set(SHM.glob("vtorque-*")) - before
         status = region.stat()
         owner = (pwd.getpwuid(status.st_uid).pw_name, status.st_mode & 0o7777, status.st_size)
         assert owner == ("libvirt-qemu", 0o600, SIZE)
@@ -134,7 +121,7 @@ def test_two_guests_of_a_job_share_memory_and_nobody_else(two_slots, peer):
         f"{second}  -",
     ]  # fmt: skip
     assert (peer.home / "err").read_bytes() == b""
-    assert set(SHM.iterdir()) == before
+    assert set(SHM.glob("vtorque-*")) == before
 
 
 def test_a_bad_size_is_refused_when_it_is_submitted(node):

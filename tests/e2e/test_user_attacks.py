@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from vtorque_core.config_schema import Node
+from vtorque_core.site.schema import Node
 
 pytestmark = pytest.mark.e2e
 
@@ -196,6 +196,7 @@ def test_nobody_else_reads_the_users_own_scripts(guest):
     )
 
 
+@pytest.mark.full
 def test_a_user_who_kills_their_share_daemon_hurts_their_own_job_only(guest):
     waiting = Waiting(guest)
     waiting.wait()

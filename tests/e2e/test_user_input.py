@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from vtorque_core.request import to_token
+from vtorque_core.api.submission import to_token
 
 pytestmark = pytest.mark.e2e
 
@@ -140,8 +140,8 @@ def test_root_commands_do_nothing_for_a_user(guest):
 
 # vsub of a user who has changed it: whatever the request is, this word travels in its place.
 FORGER = (
-    "import sys\nimport vtorque_core.request as request\n"
-    "word = sys.argv.pop(1)\nrequest.to_token = lambda blob: word\n"
+    "import sys\nimport vtorque_core.api.submission as submission\n"
+    "word = sys.argv.pop(1)\nsubmission.to_token = lambda blob: word\n"
     "from vtorque_core.cli.vsub import main\nmain()\n"
 )
 
@@ -161,8 +161,8 @@ FORGED_IMAGE = b'{"v":1,"vm":[["img","../../etc"]],"files":{},"shell":null}'
 def test_a_forged_request_is_refused_on_the_node_and_runs_nowhere(guest, token, words):
     python = str(guest.prefix / "bin/python3")
     done = guest.as_user(
-        python, "-c", FORGER, token, "-W", "block=true", "-o", "out", "-e", "err",
-        guest.script("#!/bin/sh\ntouch ran\n"), check=False,
+        python, "-c", FORGER, token, "--config", str(guest.config), "-W", "block=true",
+        "-o", "out", "-e", "err", guest.script("#!/bin/sh\ntouch ran\n"), check=False,
     )  # fmt: skip
     assert done.returncode not in (0, 1)
     err = guest.home / "err"

@@ -14,8 +14,8 @@ import pytest
 
 import daemons
 from daemons import holders
-from vtorque_core import userdisk
-from vtorque_core.errors import HostFault, Refused
+from vtorque_core.base.errors import HostFault, Refused
+from vtorque_core.resources import user_daemon, user_disk
 
 pytestmark = pytest.mark.e2e
 
@@ -144,12 +144,12 @@ def test_what_is_not_the_users_disk_is_refused(clean, disk, name, why):
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    with daemons.place_for(userdisk.stop) as path:
+    with daemons.place_for(user_daemon.stop) as path:
         yield path
 
 
 @pytest.fixture
-def one(place: Path) -> userdisk.DiskFile:
+def one(place: Path) -> user_disk.DiskFile:
     """A disk of a user that no database knows."""
     uid, run = 61001, place / "run"
     source = place / "disk, raw"
@@ -157,7 +157,7 @@ def one(place: Path) -> userdisk.DiskFile:
     os.truncate(source, MIB)
     os.chown(source, uid, uid)
     source.chmod(0o600)
-    return userdisk.DiskFile(
+    return user_disk.DiskFile(
         source=str(source), socket=str(run / "d.sock"), lock=str(run / "d.lock"),
         log=str(run / "d.log"), uid=uid, gid=uid, groups=(uid, 61010, 0),
         socket_owner=pwd.getpwnam(QEMU_USER).pw_uid,
@@ -171,12 +171,12 @@ def as_uid(uid: int, *argv: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-def nbd(one: userdisk.DiskFile, command: str, uid: int) -> subprocess.CompletedProcess[str]:
+def nbd(one: user_disk.DiskFile, command: str, uid: int) -> subprocess.CompletedProcess[str]:
     return as_uid(uid, "qemu-io", "-f", "raw", "-c", command, f"nbd+unix:///?socket={one.socket}")
 
 
 def test_the_daemon_is_the_user_and_can_do_no_more(one):
-    userdisk.start(one)
+    one.start()
     (pid,) = holders(one.lock)
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     now = {key: value.split() for key, _, value in (line.partition(":") for line in lines)}
@@ -195,7 +195,7 @@ def test_the_daemon_is_the_user_and_can_do_no_more(one):
 
 
 def test_qemus_user_alone_can_use_it(one):
-    userdisk.start(one)
+    one.start()
     wrote = nbd(one, "write -P 0x41 4096 512", one.socket_owner)
     assert wrote.returncode == 0, wrote.stderr
     for uid in (one.uid, 65534):
@@ -206,7 +206,7 @@ def test_qemus_user_alone_can_use_it(one):
 
 def test_discarded_blocks_become_holes(one):
     Path(one.source).write_bytes(b"x" * MIB)
-    userdisk.start(one)
+    one.start()
     done = nbd(one, "discard 0 512k", one.socket_owner)
     assert done.returncode == 0, done.stderr
     facts = Path(one.source).stat()
@@ -216,8 +216,8 @@ def test_discarded_blocks_become_holes(one):
 def test_a_read_only_disk(one):
     Path(one.source).chmod(0o400)
     with pytest.raises(Refused, match="cannot be opened by you: Permission denied"):
-        userdisk.start(one)
-    userdisk.start(replace(one, readonly=True))
+        one.start()
+    replace(one, readonly=True).start()
     assert nbd(one, "write 0 512", one.socket_owner).returncode != 0
     assert Path(one.source).read_bytes() == bytes(MIB)
 
@@ -227,18 +227,18 @@ def test_stop_frees_the_disk_and_can_be_repeated(one):
     second = replace(
         one, socket=str(run / "e.sock"), lock=str(run / "e.lock"), log=str(run / "e.log")
     )
-    userdisk.start(one)
+    one.start()
     with pytest.raises(HostFault, match="already runs"):
-        userdisk.start(one)
+        one.start()
     with pytest.raises(Refused, match=r"disk=.*/disk, raw: is in use by another job"):
-        userdisk.start(second)
-    script = "import sys, time; from vtorque_core import userdisk; "
-    script += "userdisk.stop(sys.argv[1], time.monotonic() + 30)"
+        second.start()
+    script = "import sys, time; from vtorque_core.resources import user_daemon; "
+    script += "user_daemon.stop(sys.argv[1], time.monotonic() + 30)"
     for _ in range(2):
         subprocess.run([sys.executable, "-c", script, one.lock], check=True, timeout=60)
     assert holders(one.source) == set()
-    userdisk.start(second)
-    userdisk.stop(second.lock, time.monotonic() + 30)
+    second.start()
+    user_daemon.stop(second.lock, time.monotonic() + 30)
     assert {path.suffix for path in run.iterdir()} == {".log"}
 
 
@@ -247,14 +247,14 @@ def test_a_daemon_that_cannot_start_is_reported(one):
                          ("/nonexistent", "cannot execute /nonexistent")):  # fmt: skip
         begun = time.monotonic()
         with pytest.raises(HostFault, match=why):
-            userdisk.start(replace(one, program=program))
+            replace(one, program=program).start()
         assert time.monotonic() - begun < 30
     assert holders(one.source) == holders(one.lock) == set()
 
 
 @pytest.mark.parametrize("delay", [0.0, 0.01, 0.02, 0.03, 0.04, 0.05, 0.06])
 def test_nothing_remains_of_a_start_that_was_killed(one, delay):
-    daemons.kill_a_start("userdisk", f"start(userdisk.DiskFile(**{vars(one)!r}))", delay)
-    userdisk.stop(one.lock, time.monotonic() + 30)
+    daemons.kill_a_start("user_disk", f"DiskFile(**{vars(one)!r}).start()", delay)
+    user_daemon.stop(one.lock, time.monotonic() + 30)
     assert holders(one.source) == holders(one.lock) == set()
     assert {path.suffix for path in Path(one.lock).parent.iterdir()} <= {".log"}

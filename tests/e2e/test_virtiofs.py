@@ -9,14 +9,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 import daemons
 from daemons import holders, make
-from vtorque_core import virtiofs
+from vtorque_core.resources import user_daemon, virtiofs_daemon
 
 pytestmark = pytest.mark.e2e
 
@@ -141,16 +141,16 @@ def initramfs(kernel: Path, at_end: str) -> bytes:
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    with daemons.place_for(virtiofs.stop) as path:
+    with daemons.place_for(user_daemon.stop) as path:
         yield path
         subprocess.run(
             ["umount", "-l", path / "opt/sub"], check=False, capture_output=True, timeout=10
         )
 
 
-def share(place: Path, name: str) -> virtiofs.Share:
+def share(place: Path, name: str) -> virtiofs_daemon.Share:
     run = place / "run"
-    return virtiofs.Share(
+    return virtiofs_daemon.Share(
         source=str(place / name), socket=str(run / f"{name}.sock"), lock=str(run / f"{name}.lock"),
         log=str(run / f"{name}.log"), uid=USER, gid=USER, groups=(USER, PROJECT),
         subordinate_id=SUBORDINATE, readonly=name == "opt", socket_owner=QEMU_UID,
@@ -220,8 +220,13 @@ def guest(kernel: Path, place: Path, at_end: str) -> Iterator[subprocess.Popen[s
         qemu.stdout.close()
 
 
-def console(qemu: subprocess.Popen[str]) -> dict[str, bool]:
-    """Read the results up to the end; a guest that hangs is ended by the alarm."""
+def console(
+    qemu: subprocess.Popen[str], begun: Callable[[], None] = lambda: None
+) -> dict[str, bool]:
+    """Read the results up to the end; a guest that hangs is ended by the alarm.
+
+    ``begun`` is called while the guest has its shares: the daemons end with it.
+    """
     assert qemu.stdout is not None
     results: dict[str, bool] = {}
     seen = []
@@ -233,6 +238,8 @@ def console(qemu: subprocess.Popen[str]) -> dict[str, bool]:
             if "@@ " in line:
                 name, outcome = line.split("@@ ")[1].split()
                 results[name] = outcome == "ok"
+                if name == "begin":
+                    begun()
             if "end" in results:
                 return results
     finally:
@@ -243,12 +250,17 @@ def console(qemu: subprocess.Popen[str]) -> dict[str, bool]:
 def test_what_guest_root_and_user_can_do(kernel: Path, place: Path, home: Path, opt: Path) -> None:
     shares = [share(place, "home"), share(place, "opt")]
     for one in shares:
-        virtiofs.start(one)
+        one.start()
     with guest(kernel, place, "poweroff -f") as qemu:
-        results = console(qemu)
-        ((daemon,), (opt_daemon,)) = (holders(one.lock) for one in shares)
-        for pid in (daemon, opt_daemon):
-            now = status(pid)
+        looked = []
+
+        def look() -> None:
+            for (daemon,) in (holders(one.lock) for one in shares):
+                looked.append(status(daemon))
+
+        results = console(qemu, look)
+        assert len(looked) == len(shares)
+        for now in looked:
             assert now["Uid"].split() == [str(USER)] * 4
             assert now["Groups"].split() == [str(USER), str(PROJECT)]
             assert now["CapEff"] == now["CapPrm"] == "00000000000000db"
@@ -293,20 +305,20 @@ def test_what_guest_root_and_user_can_do(kernel: Path, place: Path, home: Path, 
         time.sleep(0.05)
     assert [holders(one.lock) for one in shares] == [set(), set()]
     for one in shares:
-        virtiofs.stop(one.lock, time.monotonic() + 30)
+        user_daemon.stop(one.lock, time.monotonic() + 30)
     assert {p.suffix for p in (place / "run").iterdir()} <= {".log"}
 
 
 def test_stop_ends_a_daemon_in_use(kernel: Path, place: Path, home: Path, opt: Path) -> None:
     shares = [share(place, "home"), share(place, "opt")]
     for one in shares:
-        virtiofs.start(one)
+        one.start()
     with guest(kernel, place, "while :; do cat /home/big >/dev/null; done") as qemu:
         console(qemu)
         begun = time.monotonic()
         for one in shares:
-            script = "import sys, time; from vtorque_core import virtiofs; "
-            script += "virtiofs.stop(sys.argv[1], time.monotonic() + 30)"
+            script = "import sys, time; from vtorque_core.resources import user_daemon; "
+            script += "user_daemon.stop(sys.argv[1], time.monotonic() + 30)"
             subprocess.run([sys.executable, "-c", script, one.lock], check=True, timeout=60)
         assert time.monotonic() - begun < 30
         assert [holders(one.lock) for one in shares] == [set(), set()]

@@ -13,8 +13,8 @@ import pytest
 
 import daemons
 from daemons import holders, make
-from vtorque_core import virtiofs
-from vtorque_core.errors import HostFault
+from vtorque_core.base.errors import HostFault
+from vtorque_core.resources import user_daemon, virtiofs_daemon
 
 pytestmark = pytest.mark.e2e
 
@@ -24,13 +24,13 @@ QEMU_UID = 64055  # libvirt-qemu on Debian
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    with daemons.place_for(virtiofs.stop) as path:
+    with daemons.place_for(user_daemon.stop) as path:
         yield path
 
 
-def share(place: Path, name: str) -> virtiofs.Share:
+def share(place: Path, name: str) -> virtiofs_daemon.Share:
     run = place / "run"
-    return virtiofs.Share(
+    return virtiofs_daemon.Share(
         source=str(place / name), socket=str(run / f"{name}.sock"), lock=str(run / f"{name}.lock"),
         log=str(run / f"{name}.log"), uid=USER, gid=USER, groups=(USER,),
         subordinate_id=SUBORDINATE, readonly=False, socket_owner=QEMU_UID,
@@ -54,7 +54,7 @@ def status(pid: int) -> dict[str, str]:
 
 def test_daemon_is_detached_and_out_of_the_users_reach(place: Path, home: Path) -> None:
     one = share(place, "home")
-    virtiofs.start(one)
+    one.start()
     (pid,) = holders(one.lock)
     now = status(pid)
     assert now["PPid"] != str(os.getpid())
@@ -80,10 +80,10 @@ def test_host_sees_no_mount_even_if_shared_and_hidepid_is_fine(
     one = replace(share(place, "home"), readonly=readonly)
     script = f"""
 import pathlib, socket, time
-from vtorque_core import virtiofs
+from vtorque_core.resources import user_daemon, virtiofs_daemon
 table = pathlib.Path("/proc/self/mountinfo")
 before = table.read_text()
-virtiofs.start(virtiofs.Share(**{vars(one)!r}))
+virtiofs_daemon.Share(**{vars(one)!r}).start()
 assert " shared:" in before and "hidepid" in before
 assert table.read_text() == before
 with socket.socket(socket.AF_UNIX) as qemu:
@@ -94,7 +94,7 @@ with socket.socket(socket.AF_UNIX) as qemu:
     except TimeoutError:
         pass
     assert table.read_text() == before
-    virtiofs.stop({one.lock!r}, time.monotonic() + 30)
+    user_daemon.stop({one.lock!r}, time.monotonic() + 30)
 """
     steps = "mount --make-rshared / && mount -t proc -o hidepid=invisible proc /proc"
     argv = ["unshare", "-m", "sh", "-ec", f'{steps}; exec "$@"', "sh", sys.executable, "-c", script]
@@ -117,9 +117,9 @@ def test_source_is_opened_as_the_user(place: Path, home: Path) -> None:
     for source, why in cases.items():
         one = replace(share(place, "home"), source=str(place / source))
         with pytest.raises(HostFault, match=why):
-            virtiofs.start(one)
+            one.start()
         assert holders(one.lock) == set()
-        virtiofs.stop(one.lock, time.monotonic() + 30)
+        user_daemon.stop(one.lock, time.monotonic() + 30)
     assert {p.suffix for p in (place / "run").iterdir()} == {".log"}
 
 
@@ -127,10 +127,10 @@ def test_daemon_that_ends_at_once_is_reported(place: Path, home: Path) -> None:
     one = replace(share(place, "home"), program="/bin/false")
     begun = time.monotonic()
     with pytest.raises(HostFault, match=r"/bin/false for .* did not start"):
-        virtiofs.start(one)
+        one.start()
     assert time.monotonic() - begun < 30
     with pytest.raises(HostFault, match="cannot execute /nonexistent"):
-        virtiofs.start(replace(share(place, "home"), program="/nonexistent"))
+        replace(share(place, "home"), program="/nonexistent").start()
     assert holders(one.lock) == set()
 
 
@@ -140,7 +140,7 @@ def test_nothing_remains_of_a_start_that_was_killed(
     place: Path, home: Path, delay: float, readonly: bool
 ) -> None:
     one = replace(share(place, "home"), readonly=readonly)
-    daemons.kill_a_start("virtiofs", f"start(virtiofs.Share(**{vars(one)!r}))", delay)
-    virtiofs.stop(one.lock, time.monotonic() + 30)
+    daemons.kill_a_start("virtiofs_daemon", f"Share(**{vars(one)!r}).start()", delay)
+    user_daemon.stop(one.lock, time.monotonic() + 30)
     assert holders(one.lock) == set()
     assert {p.suffix for p in (place / "run").iterdir()} <= {".log"}

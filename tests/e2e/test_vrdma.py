@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from rdma_image import IMAGE, ensure
+from running_jobs import beside_another
 
 pytestmark = pytest.mark.e2e
 
@@ -14,7 +15,6 @@ GID = (
     "gid() { grep -l 0000:0000:0000:0000:0000:ffff /sys/class/infiniband/rxe0/ports/1/gids/*"
     " | head -1 | sed 's,.*/,,'; }\n"
 )
-WAIT = "while [ ! -e stop ]; do sleep 0.2; done\n"
 
 
 @pytest.fixture(scope="module")
@@ -51,29 +51,19 @@ def test_two_guests_of_a_job_play_ping_pong(rdma, clean):
 def test_no_ping_pong_with_a_guest_of_another_job(rdma, two_slots, clean):
     """The same user's even: TCP, by which the two agree, passes, and RDMA does not."""
     args = ("-vm", f"img={IMAGE},ram=768M,vrdma=true")
-    other = rdma.submit(
-        "#!/bin/bash\n" + GID + "hostname -I | cut -d' ' -f1 >address\n"
-        "ibv_rc_pingpong -d rxe0 -g $(gid) >server.out 2>&1 &\n" + WAIT,
-        *args,
-    )
-    address, stop = clean.home / "address", clean.home / "stop"
-    clean.wait_for(lambda: address.exists() and address.read_text(), 300, "the other job's start")
-    try:
-        script = f"ibv_rc_pingpong -d rxe0 -g $(gid) {address.read_text().strip()}\n"
-        done = clean.as_user(
-            "vsub", "-W", "block=true", "-N", "u", "-o", "out2", "-e", "err2", *args,
-            clean.script(f"#!/bin/bash\n{GID}stdbuf -oL timeout 30 {script}", "other.sh"),
-            check=False, timeout=400,
-        )  # fmt: skip
-    finally:
-        stop.touch()
-        clean.wait_for(lambda: clean.state_of(other) in (None, "C"), 60, "the other job's end")
-    said = (clean.home / "out2").read_text()
-    assert done.returncode != 0
+    code, said, _ = beside_another(
+        clean,
+        GID + "ibv_rc_pingpong -d rxe0 -g $(gid) >server.out 2>&1 &\n",
+        lambda ip: (
+            f"#!/bin/bash\n{GID}"
+            f"stdbuf -oL timeout 30 ibv_rc_pingpong -d rxe0 -g $(gid) {ip}\n"
+        ),
+        *args, timeout=400,
+    )  # fmt: skip
+    assert code != 0
     assert "remote address" in said, said  # so they had met
     assert "bytes in" not in said
-    for name in ("address", "stop", "server.out"):
-        (clean.home / name).unlink(missing_ok=True)
+    (clean.home / "server.out").unlink(missing_ok=True)
 
 
 @pytest.mark.full

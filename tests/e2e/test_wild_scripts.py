@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from vtorque_core.testing.wild_scripts import SCRIPTS
+from vtorque_testing.wild_scripts import SCRIPTS
 
 pytestmark = pytest.mark.e2e
 

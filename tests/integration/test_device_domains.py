@@ -14,13 +14,13 @@ import pytest
 import device_cases
 import pairwise
 from device_cases import CASES, DEVICES, MORE, NEEDED, VALUES, load
-from vtorque_core import hypervisor
-from vtorque_core.api import FileData
-from vtorque_core.cli.vsub import disk_in_memory
-from vtorque_core.policy import decide, needs
-from vtorque_core.request import Request
-from vtorque_core.testing.faults import orphans
-from vtorque_core.topology import cpu_list, parse
+from vtorque_core.api.values import FileData
+from vtorque_core.base import hypervisor
+from vtorque_core.cli.vsub import disk_in_memory, visible_image
+from vtorque_core.plan.placement.topology import cpu_list, parse
+from vtorque_core.site.policy import decide, needs
+from vtorque_core.site.request import Request
+from vtorque_testing.faults import orphans
 
 pytestmark = pytest.mark.integration
 
@@ -43,6 +43,17 @@ def fresh_driver():
     hypervisor.close()
     yield
     hypervisor.close()
+
+
+def some(rows):
+    """Return few of the rows, with each value of each factor."""
+    left = list(rows)
+    wanted = {(key, str(value)) for row in rows for key, value in row.items()}
+    while wanted:
+        row = max(left, key=lambda row: sum((k, str(v)) in wanted for k, v in row.items()))
+        left.remove(row)
+        wanted -= {(key, str(value)) for key, value in row.items()}
+        yield row
 
 
 def test_every_option_of_a_device_plugin_has_values():
@@ -81,7 +92,9 @@ def request_of(row, cpus):
 def asked_for(node, job):
     """Return what vsub would ask the batch system for: it has to be enough on any node."""
     wanted = decide(Request.decode(job.blob), node.site, node.plugins)
-    found = needs(wanted, node.site, node.plugins, disk_in_memory(wanted, node.site))
+    found = needs(
+        wanted, node.site, node.plugins, disk_in_memory(wanted, visible_image(wanted, node.site))
+    )
     return {"cpu_count": found.cpus, "mem_mib": found.mib}
 
 
@@ -101,22 +114,26 @@ def accepted(domains, top):
         hypervisor.create_domain(URI, xml.replace('type="qemu"', 'type="test"', 1))
 
 
-# Each third of the combinations on a machine of its own; on all of them with --full.
+# Each value once, on one machine or another; each two values on all of them with --full.
+SOME = list(some(ROWS))
 PARTS = [
-    pytest.param(machine, part, marks=() if (number + part) % 3 == 0 else pytest.mark.full)
-    for number, machine in enumerate(MACHINES)
-    for part in range(3)
+    *(pytest.param(m, SOME[n :: len(MACHINES)], id=f"{m}-some") for n, m in enumerate(MACHINES)),
+    *(
+        pytest.param(machine, ROWS[part::3], id=f"{machine}-{part}", marks=pytest.mark.full)
+        for machine in MACHINES
+        for part in range(3)
+    ),
 ]
 
 
-@pytest.mark.parametrize(("machine", "part"), PARTS)
-def test_what_policy_allows_libvirt_accepts(machine, part, tmp_path):
+@pytest.mark.parametrize(("machine", "rows"), PARTS)
+def test_what_policy_allows_libvirt_accepts(machine, rows, tmp_path):
     text = MACHINES[machine].read_text()
     known = parse(text)
     # Half of two NUMA nodes, SMT siblings and all.
     cpus = tuple(c for node in known.nodes[:2] for core in _cores(known, node) for c in core)
     with orphans() as left:
-        for number, row in list(enumerate(ROWS))[part::3]:
+        for number, row in enumerate(rows):
             top = tmp_path / str(number)
             settings = {**device_cases.together().settings, **{k: row[f"[{k}]"] for k in SITES}}
             node = device_cases.node(
@@ -170,20 +187,26 @@ def _cores(known, node):
     return cores[: len(cores) // 2]
 
 
-@pytest.mark.parametrize(("name", "case"), [(n, CASES[n]) for n in DEVICES] + list(MORE.items()))
-def test_a_plugin_works_with_all_others_absent(name, case, tmp_path):
-    """And it changes what libvirt is told, or what the guest or the node has."""
+def alone(name, case, top):
+    """Return the steps of a start with this plugin only, and what libvirt is told."""
     with orphans() as left:
-        plain = device_cases.node(tmp_path / "plain", load([]), device_cases.Case({}))
-        alone = device_cases.node(tmp_path / "alone", load([name]), case)
-        seen = []
-        for node, pairs in ((plain, {}), (alone, case.pairs)):
-            run = node.start(node.job({"vms_per_node": "2", **pairs}))
-            assert not run.error, run
-            domains = node.domains()
-            accepted(domains, node.top)
-            hypervisor.close()
-            seen.append((run.steps, [xml.replace(str(node.top), "") for xml in domains]))
-            node.release()
-            assert left() == []
-    assert seen[0] != seen[1]
+        node = device_cases.node(top, load([name] if name else []), case)
+        run = node.start(node.job({"vms_per_node": "2", **case.pairs}))
+        assert not run.error, run
+        domains = node.domains()
+        accepted(domains, node.top)
+        node.release()
+        assert left() == []
+        return run.steps, [xml.replace(str(node.top), "") for xml in domains]
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """Return the same of a start without any."""
+    return alone("", device_cases.Case({}), tmp_path_factory.mktemp("plain") / "node")
+
+
+@pytest.mark.parametrize(("name", "case"), [(n, CASES[n]) for n in DEVICES] + list(MORE.items()))
+def test_a_plugin_works_with_all_others_absent(name, case, plain, tmp_path):
+    """And it changes what libvirt is told, or what the guest or the node has."""
+    assert alone(name, case, tmp_path / "node") != plain

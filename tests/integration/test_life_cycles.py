@@ -21,8 +21,8 @@ import pytest
 import device_cases
 import flatness
 from patience import eventually
-from vtorque_core import hypervisor
-from vtorque_core.testing.faults import in_child, orphans
+from vtorque_core.base import hypervisor
+from vtorque_testing.faults import in_child, orphans
 
 pytestmark = pytest.mark.integration
 
@@ -93,7 +93,7 @@ def run(node, pairs, libvirtd, count, answer):
     hypervisor.close()
 
 
-@pytest.mark.parametrize("count", [4, pytest.param(1000, marks=pytest.mark.full)])
+@pytest.mark.parametrize("count", [2, pytest.param(1000, marks=pytest.mark.full)])
 def test_life_cycles_add_nothing_up(libvirtd, tmp_path, count):
     pid, uri = libvirtd
     case = device_cases.together()

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from vtorque_core import hypervisor, setup
-from vtorque_core.config import build, parse_toml
-from vtorque_core.plugins import Plugins
+from vtorque_core.base import hypervisor
+from vtorque_core.node.admin import setup
+from vtorque_core.site.config import build, parse_toml
+from vtorque_core.site.plugins import Plugins
 
 pytestmark = pytest.mark.integration
 
@@ -57,7 +58,7 @@ def site(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "chown", lambda *_: None)
     monkeypatch.setattr(setup.netfilter, "load", loaded := [].append)
     monkeypatch.setattr(setup.netfilter, "unguard", lambda _: None)
-    monkeypatch.setattr(setup.accel, "choose", lambda *_: None)
+    monkeypatch.setattr(setup.kvm, "choose", lambda *_: None)
     monkeypatch.setattr(setup, "_is_right", lambda *_: True)
     raw = parse_toml(SITE.format(top=tmp_path).encode(), tmp_path / "vtorque.toml")
     for name in ("state", "run"):

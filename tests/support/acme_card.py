@@ -8,11 +8,13 @@ import sys
 import time
 from pathlib import Path
 
-from vtorque_core.api import hookimpl
-from vtorque_core.api_node import Resource
-from vtorque_core.errors import HostFault
-from vtorque_core.journal import JobHeader, Journal
-from vtorque_core.plugins import Plugins
+from vtorque_core.api.acquired import Resource
+from vtorque_core.api.values import hookimpl
+from vtorque_core.base.errors import HostFault
+from vtorque_core.base.names import JobAttempt
+from vtorque_core.records.journal import Journal
+from vtorque_core.records.reading import JobHeader
+from vtorque_core.site.plugins import Plugins
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +73,9 @@ class Acme:
             raise RuntimeError("counters are gone")
         if self.log:
             with self.log.open("a") as file:
-                file.write(json.dumps([job.id, job.attempt, job.owner, job.guests]) + "\n")
+                file.write(
+                    json.dumps([job.job.id, job.job.attempt, job.job.owner, job.guests]) + "\n"
+                )
 
 
 def loaded(*modules):
@@ -85,7 +89,9 @@ def starter(paths):
     """Return a function that starts a job's journal; ``take`` acquires for the plugin."""
 
     def start(job="42.srv", attempt=0, **more):
-        header = JobHeader(job, attempt, "u", 1000, "local", {"acme": "vtorque-acme 1.0.0"}, **more)
+        header = JobHeader(
+            JobAttempt(job, attempt, "u", 1000), "local", {"acme": "vtorque-acme 1.0.0"}, **more
+        )
         journal = Journal.start(paths, header)
         journal.take = functools.partial(journal.acquire, plugin="acme", phase="pre_boot")
         return journal

@@ -44,12 +44,12 @@ def holders(path: str) -> set[int]:
 
 
 def kill_a_start(module: str, call: str, delay: float) -> None:
-    """Run ``call`` on a module of the core in a process that is killed ``delay`` seconds later."""
-    script = f"from vtorque_core import {module}; print(flush=True); {module}.{call}"
+    """Run ``call`` on a module of resources in a process, killed ``delay`` seconds later."""
+    script = f"from vtorque_core.resources import {module}; print(flush=True); {module}.{call}"
     starter = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
     assert starter.stdout is not None
     with starter.stdout as out:
-        out.readline()
+        assert out.readline() == b"\n", "it did not come so far"
         time.sleep(delay)
         starter.kill()
         starter.wait(30)

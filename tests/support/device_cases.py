@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import sysfs_tree
-from vtorque_core.plugins import Plugins
-from vtorque_core.testing import recorded
+from vtorque_core.site.plugins import Plugins
+from vtorque_passthrough.pci_functions import PciFunction
+from vtorque_passthrough.vfio import DRIVER, Vfio
+from vtorque_testing import recorded
 
 CAPABILITIES = Path(__file__).parents[1] / "data" / "capabilities"
 MACHINE = (CAPABILITIES / "xeon-2x32-smt.xml").read_text()
@@ -139,4 +141,23 @@ def node(
     for number in ("41", "42"):  # the interrupts of all-devices; as they look when put back
         (top / "irq" / number).mkdir(parents=True)
         (top / "irq" / number / "smp_affinity_list").write_text("0-127")
-    return dataclasses.replace(made, covers={**made.covers, Path("/proc/irq"): top / "irq"})
+    return dataclasses.replace(
+        made,
+        covers={**made.covers, Path("/proc/irq"): top / "irq"},
+        doubles=tuple(_vfio(top / "sys")),
+    )
+
+
+def _vfio(sysfs: Path) -> Iterator[tuple[type, str, Callable[..., Any]]]:
+    """Yield what does to the recorded sysfs what the kernel does when it is told a driver."""
+
+    def bind(card: Vfio, driver: str, _now: PciFunction) -> None:
+        at = sysfs / "bus/pci/devices" / card.address
+        override = driver if driver == DRIVER else "(null)"
+        (at / "driver_override").write_text(f"{override}\n", encoding="ascii")
+        (at / "driver").unlink(missing_ok=True)
+        if driver:
+            (at / "driver").symlink_to(sysfs / "bus/pci/drivers" / driver)
+
+    yield Vfio, "_bind", bind
+    yield Vfio, "_wait", lambda _card, group: sysfs / "kernel/iommu_groups" / group

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import device_cases
 from device_cases import DEVICES
-from vtorque_core.testing.faults import orphans
-from vtorque_core.testing.matrix import Bench, Point, Result, try_all
-from vtorque_core.testing.matrix_faults import FAULTS
+from fault_matrix import Bench, Point, Result, try_all
+from matrix_faults import FAULTS
+from vtorque_testing.faults import orphans
 
 BENCHES = {
     "one": "one guest on one node, with all that the installed plugins can give it, beside "

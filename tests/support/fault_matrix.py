@@ -16,13 +16,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from vtorque_core.api_batch import BatchJob
-from vtorque_core.journal import journals, read
-from vtorque_core.ledger import MEMORY, NODE, SHARE
-from vtorque_core.names import Paths
-from vtorque_core.records import LEASE, Record
-from vtorque_core.testing.faults import Run, children, in_child, same
-from vtorque_core.testing.recorded import DOWN, RecordedNode
+from vtorque_core.api.batch_system import BatchJob
+from vtorque_core.base.names import Paths
+from vtorque_core.plan.placement.ledger import MEMORY, NODE, SHARE
+from vtorque_core.records.reading import LEASE, Record, journals, read
+from vtorque_testing.faults import Run, children, in_child, same
+from vtorque_testing.recorded import DOWN, RecordedNode
 
 Side = Literal["start", "end"]
 
@@ -64,7 +63,7 @@ class Bench:
         nodes: each with its own directory.
         jobs: the job as each node sees it.
         other: another user's job of the struck node, which must not notice; None: there is none.
-        processes: what there is of them (:func:`vtorque_core.testing.faults.orphans`).
+        processes: what there is of them (:func:`vtorque_testing.faults.orphans`).
         patience: seconds that the nodes may take to be as before.
         away: processes that :meth:`joined` waits for.
     """
@@ -172,14 +171,14 @@ class Bench:
     def records(self) -> list[Record]:
         """Return the open records of the job on the struck node."""
         found = (read(path) for path in journals(self.paths))
-        return [r for state in found if state.header.id == self.job.id for r in state.open]
+        return [r for state in found if state.header.job.id == self.job.id for r in state.open]
 
     def others_leases(self) -> set[tuple[str, str]]:
         """Return what another job of the same request gets just now, and release it again."""
         again = replace(self.job, id="77")
         self.node.start(again)
         found = (read(path) for path in journals(self.paths))
-        leases = [r for state in found if state.header.id == again.id for r in state.leases]
+        leases = [r for state in found if state.header.job.id == again.id for r in state.leases]
         self.node.release(again.id)
         return exclusive(leases)
 

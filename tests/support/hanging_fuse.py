@@ -72,7 +72,7 @@ def mounted(directory: Path) -> int:
 
 def main() -> None:
     """Send the file to the service, and have it run a job of another client's."""
-    from local_site import fresh_site  # where the second argument says
+    from local_site import fresh_site  # where the other arguments say
 
     server = mounted(Path(sys.argv[1]))
     with fresh_site() as site, socket.socket(socket.AF_UNIX) as client:
@@ -93,5 +93,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, sys.argv[2])
+    sys.path[:0] = sys.argv[2:]
     main()

@@ -15,15 +15,17 @@ from pathlib import Path
 
 import pytest
 
-from vtorque_core.batch import pbs_convention as pbs
-from vtorque_core.request import Request, to_token
+from slurm_cluster import REPO
+from vtorque_core.api.submission import to_token
+from vtorque_core.site.request import Request
+from vtorque_pbs import convention as pbs
 
 # Runs ``vtorque`` with the journal's test seam counting steps. argv: what to do, then vtorque's.
 # "count" prints the names of all steps; "N" dies at step N, "NAME" at the first step of that name,
 # "NAME+S" is killed S seconds after that step, by another process.
 _DRIVER = """
 import atexit, os, signal, subprocess, sys
-from vtorque_core import journal
+from vtorque_core.records import journal
 spec, seen = sys.argv.pop(1), []
 wanted, _, delay = spec.partition("+")
 def step(name):
@@ -105,6 +107,13 @@ class Hooks:
         assert code == -signal.SIGKILL, (spec, code, out, err)
         return out[-1]
 
+    def killed_qemu(self, pid, process):
+        """Kill this QEMU; see that the hook, which waits for its guest, ends well and soon."""
+        os.kill(pid, signal.SIGKILL)
+        killed = time.monotonic()
+        assert self.end(process)[0] == 0
+        assert time.monotonic() - killed < 60
+
     def wrapper(self, text="#!/bin/sh\necho ran\n", timeout=90):
         """Run the job shell as the user; return exit code, output, errors."""
         script = self.node.home / f"{self.job_id}.SC"
@@ -125,7 +134,7 @@ class Hooks:
             assert code == 0, (out, err)
             return
         done = self.node.root("vtorque", "reap", "--config", str(self.conf), "--json")
-        for result in json.loads(done.stdout):
+        for result in json.loads(done.stdout)["jobs"]:
             assert result["action"] in ("released", "alive"), result
 
     def qemu(self, seconds=30):
@@ -145,10 +154,8 @@ class Hooks:
 
 
 def look(node):
-    """Return what a job could leave on the host, without what other programs mount in /tmp."""
-    found = node.footprint()
-    found["mounts"] = {line for line in found["mounts"] if " /tmp/" not in line}
-    return found
+    """Return what a job could leave on the host."""
+    return node.footprint()
 
 
 def as_before(node, before, where, seconds=30):
@@ -161,8 +168,9 @@ def as_before(node, before, where, seconds=30):
 
 
 def kill_libvirtd():
-    """Kill libvirtd, and tini above it, which then ends by itself."""
-    found = subprocess.run(["pgrep", "-x", "libvirtd"], capture_output=True, check=False, text=True)
+    """Kill this machine's libvirtd, not a scripts/cluster's; tini above it then ends by itself."""
+    ours = ["pgrep", "--ns", str(os.getpid()), "--nslist", "pid", "-x", "libvirtd"]
+    found = subprocess.run(ours, capture_output=True, check=False, text=True)
     for pid in found.stdout.split():
         os.kill(int(pid), signal.SIGKILL)
     deadline = time.monotonic() + 30
@@ -172,26 +180,12 @@ def kill_libvirtd():
 
 
 def start_libvirtd(node):
-    """Start libvirtd as scripts/node does, unless it answers."""
-
-    def answers():
-        argv = ["virsh", "-q", "-c", "qemu:///system", "list"]
-        try:
-            done = subprocess.run(argv, capture_output=True, check=False, timeout=10)
-        except subprocess.TimeoutExpired:
-            return False
-        return done.returncode == 0
-
-    if answers():
-        return
-    with (node.run_dir / "libvirtd.log").open("ab") as log:
-        daemon = subprocess.Popen(
-            ["tini", "-s", "--", "libvirtd"], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-            start_new_session=True, cwd="/",
-        )  # fmt: skip
-    (node.run_dir / "libvirtd.pid").write_text(f"{daemon.pid}\n")
-    daemon.returncode = 0  # it outlives the tests: no ResourceWarning for it
-    node.wait_for(answers, 30, "libvirtd's answer")
+    """Start libvirtd, unless it answers."""
+    done = subprocess.run(
+        [REPO / "scripts/node", "libvirt", "--name", node.run_dir.name],
+        capture_output=True, check=False, timeout=90, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
 
 
 def start_service(node):

@@ -10,7 +10,7 @@ import gzip
 import json
 import zlib
 
-from vtorque_core.api_options import vtorque_options
+from vtorque_core.api.vm_options import vtorque_options
 
 DAMAGED = "the job's request is damaged: "
 FIELDS = "the document is not an object with exactly v, vm, files, shell"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from vtorque_core.api_image import BuiltImage
-from vtorque_core.image_signature import NAMESPACE
+from vtorque_core.api.image_builder import BuiltImage
+from vtorque_core.images.signature import NAMESPACE
 
 BUILT = BuiltImage(
     guest_type="linux",

@@ -4,12 +4,11 @@ import dataclasses
 import shutil
 from pathlib import Path
 
-from vtorque_core.api_node import Resource
-from vtorque_core.journal import JobHeader, Journal, read, reconstruct
-from vtorque_core.names import Paths
-from vtorque_core.resources import (
-    CORE_KINDS,
-)
+from vtorque_core.api.acquired import Resource
+from vtorque_core.base.names import JobAttempt, Paths
+from vtorque_core.records.journal import Journal
+from vtorque_core.records.reading import JobHeader, read, reconstruct
+from vtorque_core.resources import CORE_KINDS
 
 
 def through_the_journal(resource: Resource, tmp_path: Path) -> Resource:
@@ -18,6 +17,6 @@ def through_the_journal(resource: Resource, tmp_path: Path) -> Resource:
     copy = quiet(**{f.name: getattr(resource, f.name) for f in dataclasses.fields(resource)})
     paths = Paths(tmp_path / "js", tmp_path / "jr")
     shutil.rmtree(paths.state, ignore_errors=True)
-    with Journal.start(paths, JobHeader("1", 0, "u", 1, "local")) as journal:
+    with Journal.start(paths, JobHeader(JobAttempt("1", 0, "u", 1), "local")) as journal:
         journal.acquire(copy, plugin="core", phase="x")
         return reconstruct(read(journal.path).open[0], CORE_KINDS)

@@ -1,4 +1,4 @@
-"""The faults of the matrix (:mod:`vtorque_core.testing.matrix`), and what has to follow each."""
+"""The faults of the matrix (:mod:`fault_matrix`), and what has to follow each."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from vtorque_core import children, journal, records, teardown
-from vtorque_core.api_batch import Life
-from vtorque_core.journal import journals
-from vtorque_core.reap import reap
+from fault_matrix import Bench, Fault, Point, Strike, exclusive
+from vtorque_core.api.batch_system import Life
+from vtorque_core.base import children
+from vtorque_core.node.end import teardown
+from vtorque_core.node.end.reap import reap
+from vtorque_core.records import journal, reading
+from vtorque_core.records.reading import journals
 from vtorque_core.resources import CORE_KINDS
-from vtorque_core.testing.matrix import Bench, Fault, Point, Strike, exclusive
 
 _HANGS = 0.5  # seconds that a release has which hangs
 _DAY = 86400.0
@@ -174,7 +176,7 @@ def reboots(bench: Bench, _point: Point, strike: Strike) -> None:
 
 
 def _other_boot() -> None:
-    for module in (teardown, journal, records):
+    for module in (teardown, journal, reading):
         mock.patch.object(module, "boot_id", lambda: "another").start()
 
 
@@ -215,9 +217,16 @@ def _next_hangs() -> None:
 
 
 def plugin_gone(bench: Bench, point: Point, _strike: Strike) -> None:
-    """It was uninstalled: its records are orphans that hold what they need, until it is back."""
-    owner = next(r.plugin for r in bench.records() if r.kind == point.kind)
-    _orphaned(bench, point, lambda: bench.node.plugins.unregister(owner))
+    """Who knows the kind was uninstalled: its records are orphans that hold what they need."""
+    plugins = bench.node.plugins
+    known = plugins.collect("vtorque_resources")
+    owners = [one.plugin for one in known if one.item.kind == point.kind]
+
+    def uninstalled() -> None:
+        for owner in owners:
+            plugins.unregister(owner)
+
+    _orphaned(bench, point, uninstalled)
     _clean(bench)
 
 

@@ -19,11 +19,11 @@ from typing import Any
 import pytest
 
 import guards
-from vtorque_core import _userns_exec
-from vtorque_core.errors import VtorqueError
+from vtorque_core.base.errors import VtorqueError
+from vtorque_core.resources import _user_daemon_exec
 
 SECRET = b"root's own"
-REFUSALS = (VtorqueError, OSError, ValueError, _userns_exec._Step)
+REFUSALS = (VtorqueError, OSError, ValueError, _user_daemon_exec._Step)
 
 Removal = Callable[[pytest.MonkeyPatch], AbstractContextManager[None]]
 
@@ -57,6 +57,14 @@ class Attack:
         # Long enough for a busy machine, but where nothing else than a hang is expected.
         done = outcome(lambda: self.act(top), 0.25 if self.hangs and _unguarded else 30)
         return done == "hangs" if self.hangs else self.harmed(top, done)
+
+    def both(self, top: Path, patch: pytest.MonkeyPatch) -> tuple[bool, bool]:
+        """Attack as things are, and without the guard; return whether there is harm each time."""
+        for name in ("guarded", "unguarded"):
+            (top / name).mkdir()
+        guarded = self.run(top / "guarded")
+        with unguarded(self, patch):
+            return guarded, self.run(top / "unguarded")
 
 
 def touched(top: Path) -> bool:

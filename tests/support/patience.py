@@ -29,15 +29,3 @@ def with_more_time(attempt: Callable[[float], T], *seconds: float) -> T:
         except (Exception, pytest.fail.Exception):  # noqa: S112
             continue
     return attempt(seconds[-1])
-
-
-def at_best(attempt: Callable[[], float], limit: float, least: int = 1) -> float:
-    """Return the smallest of what ``attempt()`` gives: a cost that a busy machine only adds to.
-
-    At least ``least`` attempts; then it goes on only as long as all were over the limit, for LONG.
-    """
-    end = time.monotonic() + LONG
-    best = min(attempt() for _ in range(least))
-    while best >= limit and time.monotonic() < end:
-        best = min(best, attempt())
-    return best

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import shutil
 import subprocess
 import time
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 NAME = "vtorque-slurm"
-REPO = Path(__file__).resolve().parents[3]
+REPO = Path(__file__).resolve().parents[2]
 NODES = ("n1", "n2", "n3")
 USER, UID = "vtslurm1", 2001
 TIMEOUT = 120
@@ -24,7 +25,7 @@ class Cluster:
 
     def enter(self, machine):
         """Return the command that runs the rest of a command line in a machine."""
-        pid = Path("/run", NAME, f"{machine}.pid").read_text().strip()
+        pid = Path("/run", NAME, f"{machine}.pid").read_text().split()[0]
         return ["nsenter", "-a", "-t", pid, "--"]
 
     def root(self, machine, *argv, check=True, timeout=TIMEOUT, stdin=None):
@@ -145,7 +146,7 @@ class Cluster:
 
 
 def bring_up():
-    """Make the cluster, or bring it up to date."""
+    """Make the cluster, or bring it up to date; the user's home is empty."""
     assert os.geteuid() == 0, "the cluster's machines are namespaces: run as root"
     up = subprocess.run(
         [REPO / "scripts/cluster", "up", "--name", NAME], capture_output=True, check=False,
@@ -153,6 +154,8 @@ def bring_up():
     )  # fmt: skip
     if up.returncode:
         pytest.fail(f"scripts/cluster up: {up.stdout}{up.stderr}")
+    for path in Cluster.home.glob("[!.]*"):  # of tests before, where the cluster stayed up
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
     return Cluster()
 
 

@@ -44,6 +44,12 @@ class Terminal:
         self.seen = self.seen[match.end() :]
         return match
 
+    def shell_of(self, started):
+        """Return the id of the job, a group of what the command says, at the shell's prompt."""
+        job_id = self.read(started)[1].decode()
+        self.read(PROMPT)
+        return job_id
+
     def write(self, data):
         os.write(self.fd, data)
 
@@ -56,6 +62,13 @@ class Terminal:
         self.write(b"\x03")
         self.read(PROMPT, 60)
         assert time.monotonic() - start < 50, "Ctrl-C ends the command, not the shell"
+
+    def leave(self, code):
+        """Leave the shell, after a command that was interrupted; return the exit code of vsub."""
+        self.read(PROMPT)
+        self.interrupt()
+        self.write(b"exit %d\r" % code)
+        return self.code()
 
     def close(self):
         """Close the window, and wait for the command's end."""

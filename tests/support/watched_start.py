@@ -12,9 +12,9 @@ import time
 from pathlib import Path
 
 from device_cases import MACHINE
-from vtorque_core import prologue
-from vtorque_core.testing.faults import in_child
-from vtorque_core.testing.recorded import NoBatch, RecordedNode, load
+from vtorque_core.node.start import prologue
+from vtorque_testing.faults import in_child
+from vtorque_testing.recorded import NoBatch, RecordedNode, load
 
 
 def main() -> None:

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from vtorque_core.base.record import dataclass
+
 if TYPE_CHECKING:
-    from vtorque_core.api_context import ContextItem
-    from vtorque_core.api_setup import Installation, SetupStep
+    from vtorque_core.api.guest_context import ContextItem
+    from vtorque_core.api.setup_steps import Installation, SetupStep
 
 
 class Outcome(enum.Enum):
@@ -90,6 +92,19 @@ class JobInfo:
     seconds: float = 0.0
 
 
+@dataclass(frozen=True)
+class Usage:
+    """What the guests of a job used on one node: their QEMU processes, from start to end.
+
+    Args:
+        cpu_seconds: user and system time of all of them (proc_pid_stat(5)).
+        peak_mib: the sum of their greatest resident sizes (VmHWM of proc_pid_status(5)).
+    """
+
+    cpu_seconds: float
+    peak_mib: int
+
+
 class Submitter(Protocol):
     """The submitting half. Runs as the user, in ``vsub`` and ``vmgr``."""
 
@@ -161,6 +176,14 @@ class BatchJob:
         return self.nodes.index(self.node)
 
 
+@dataclass(frozen=True)
+class PeerGuest:
+    """One guest of the job, on whichever node: its name and how many processes fit it."""
+
+    hostname: str
+    slots: int
+
+
 class NodeAdapter(Protocol):
     """The node part. Runs as root in the batch system's hooks, and in the reaper.
 
@@ -215,27 +238,6 @@ class NodeAdapter(Protocol):
         Several nodes of a job may call it at the same time. Raises HostFault: it is only told.
         """
         return
-
-
-@dataclass(frozen=True)
-class Usage:
-    """What the guests of a job used on one node: their QEMU processes, from start to end.
-
-    Args:
-        cpu_seconds: user and system time of all of them (proc_pid_stat(5)).
-        peak_mib: the sum of their greatest resident sizes (VmHWM of proc_pid_status(5)).
-    """
-
-    cpu_seconds: float
-    peak_mib: int
-
-
-@dataclass(frozen=True)
-class PeerGuest:
-    """One guest of the job, on whichever node: its name and how many processes fit it."""
-
-    hostname: str
-    slots: int
 
 
 @dataclass(frozen=True)

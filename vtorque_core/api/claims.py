@@ -12,20 +12,10 @@ asks for (cores of its own, huge pages) holds for all. Two that exclude each oth
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
-__all__ = [
-    "CacheClaim",
-    "Claim",
-    "CoreClaim",
-    "MemoryClaim",
-    "Notice",
-    "Placement",
-    "PoolClaim",
-    "RamClaim",
-    "Use",
-]
+from vtorque_core.base.record import dataclass
 
 Use = Literal["vcpu", "emulator", "io"]
 
@@ -41,7 +31,7 @@ class CoreClaim:
     Args:
         exclusive: cores that run nothing else of any guest; for vCPUs one each. Shared claims
             float over what nobody has for himself.
-        at_most: the holder may grow to so many later (:func:`vtorque_core.api_ledger.resize`); it
+        at_most: the holder may grow to so many later (:func:`vtorque_core.live.cores.resize`); it
             starts with ``count``.
         cpus: exactly these, the n-th for the n-th vCPU; they are exclusive.
         whole_cores: exclusive, and the SMT siblings of these cores stay idle or this guest's.

@@ -8,24 +8,17 @@ they write is checked afterwards like anything else. As root (else: as the calle
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import re
 import select
 import shutil
 import signal
-import stat
 import subprocess
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable
 
-from vtorque_core.api_node import NOBODY, alone, guarded
-from vtorque_core.errors import HostFault, Refused, printable
-from vtorque_core.image_store import free_bytes
-from vtorque_core.trust import effective_root
+from vtorque_core.base.errors import HostFault, Refused, printable
+from vtorque_core.base.run_tool import alone, guarded
 
 Told = Callable[[int, int], None]
 """Gets how much is done, of how much."""
@@ -39,124 +32,7 @@ _ENV = {"PATH": _PATH, "LC_ALL": "C", "HOME": "/nonexistent", "DEBUGFS_PAGER": "
 _CPU = 3600  # seconds
 _STALL = 300.0  # seconds without a word: a tool that reports progress hangs
 _MOST_OUTPUT = 1 << 20  # bytes that are kept of what a tool says
-_CHUNK = 16 << 20  # bytes copied at a time
 _PERCENT = re.compile(rb"\(([0-9]{1,3})\.[0-9]+/100%\)")
-
-
-@dataclass(frozen=True)
-class Source:
-    """A file of somebody's, open; ``stamp`` is what must not change while it is read."""
-
-    path: Path
-    descriptor: int
-    size: int
-    stamp: tuple[int, ...]
-
-    def check_unchanged(self) -> None:
-        """Refuse what was written to since it was opened."""
-        if _stamp(os.fstat(self.descriptor)) != self.stamp:
-            raise Refused("has changed while it was read: try again when nobody writes to it")
-
-
-def _stamp(status: os.stat_result) -> tuple[int, ...]:
-    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
-
-
-@contextmanager
-def opened(path: Path) -> Iterator[Source]:
-    """Open a regular file that is not a link; errors on it name it.
-
-    Nothing else is even opened: that would wait (FIFO) or act (a device). Raises Refused.
-    """
-    shown = printable(str(path))
-    try:
-        handle = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            status = os.fstat(handle)
-            if not stat.S_ISREG(status.st_mode):
-                raise Refused(f"{shown}: is {_kind(status.st_mode)}, not a file")
-            descriptor = os.open(f"/proc/self/fd/{handle}", os.O_RDONLY | os.O_CLOEXEC)
-        finally:
-            os.close(handle)
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "is not a path"
-        raise Refused(f"{shown}: {reason}") from None
-    try:
-        if status.st_size == 0:
-            raise Refused("is empty")
-        yield Source(path, descriptor, status.st_size, _stamp(os.fstat(descriptor)))
-    except Refused as error:
-        raise Refused(f"{shown}: {error}") from None
-    finally:
-        os.close(descriptor)
-
-
-def _kind(mode: int) -> str:
-    kinds = {
-        stat.S_IFLNK: "a symbolic link",
-        stat.S_IFDIR: "a directory",
-        stat.S_IFIFO: "a FIFO",
-        stat.S_IFSOCK: "a socket",
-    }
-    return kinds.get(stat.S_IFMT(mode), "a device")
-
-
-@contextmanager
-def fresh(path: Path) -> Iterator[int]:
-    """Make a file that a tool may read and write by its descriptor."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    descriptor = os.open(path, flags, 0o600)
-    try:
-        if effective_root():
-            os.fchown(descriptor, NOBODY, NOBODY)
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def copy(source: Source, target: int, pool: Path, told: Told) -> None:
-    """Copy a file's data and leave its holes: costs what its data costs.
-
-    Raises Refused if it changes meanwhile, HostFault if the pool has no room.
-    """
-    data = min(source.size, os.fstat(source.descriptor).st_blocks * 512)
-    if data > (free := free_bytes(pool)):
-        raise HostFault(f"{pool} has {free >> 20} MiB left; {data >> 20} MiB are needed")
-    os.ftruncate(target, source.size)
-    done = 0
-    for start, end in extents(source.descriptor, source.size):
-        at = start
-        while at < end:
-            count = _copy_some(source.descriptor, target, at, min(_CHUNK, end - at))
-            if count == 0:
-                break  # it has become shorter: seen below
-            at += count
-            done += count
-            told(done, max(data, done))
-    source.check_unchanged()
-
-
-def extents(descriptor: int, size: int) -> Iterator[tuple[int, int]]:
-    """Yield begin and end of each stretch of data, as lseek(2) with SEEK_DATA finds them."""
-    at = 0
-    while at < size:
-        try:
-            start = os.lseek(descriptor, at, os.SEEK_DATA)
-        except OSError as error:
-            if error.errno == errno.ENXIO:
-                return
-            raise
-        at = min(size, os.lseek(descriptor, start, os.SEEK_HOLE))
-        yield start, at
-
-
-def _copy_some(source: int, target: int, at: int, count: int) -> int:
-    try:
-        return os.copy_file_range(source, target, count, at, at)  # shares blocks where it can
-    except OSError as error:
-        if error.errno not in (errno.EXDEV, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS):
-            raise HostFault(f"copy: {error.strerror}") from None
-    return os.pwrite(target, os.pread(source, count, at), at)
 
 
 def path_of(descriptor: int) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from vtorque_core.errors import Refusal, Refused, printable
+from vtorque_core.base.errors import Refusal, Refused, printable
 
 VSUB_PREFIX = "#VSUB"
 PBS_PREFIX = "#PBS"

@@ -6,8 +6,9 @@ it supports (``GuestType.supports``); anything else refuses the job before anyth
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+from vtorque_core.base.record import dataclass
 
 Stage = Literal["boot", "ready"]
 
@@ -18,10 +19,14 @@ class ContextItem:
 
 @dataclass(frozen=True)
 class EnvVar(ContextItem):
-    """An environment variable of the job and of login shells. ``name`` is a shell identifier."""
+    """An environment variable of the job and of login shells. ``name`` is a shell identifier.
+
+    ``unless``: the script does not get it if its user has set one of these variables.
+    """
 
     name: str
     value: str
+    unless: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -94,14 +99,13 @@ class PciMemory(ContextItem):
     """A stable link to a memory region of the ``nth`` PCI device of a kind, for mmap(2).
 
     ``device`` is vendor and device id, ``"1af4:1110"``; ``bar`` the region's number. ``link`` is
-    below ``/dev``. Of the guest's users only its owner may open it.
+    below ``/dev``. Of the guest's users only the job's may open it.
     """
 
     device: str
     bar: int
     link: str
     nth: int = 0
-    owner: Literal["root", "job"] = "job"
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,17 @@ import json
 import os
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from vtorque_core.api_context import ContextItem
-from vtorque_core.api_domain import Element, Single
-from vtorque_core.api_node import GuestPlan, HostFault, Refusal, Refused, Resource, Site
+from vtorque_core.api.acquired import Resource
+from vtorque_core.api.guest_context import ContextItem
+from vtorque_core.api.guest_plan import GuestPlan
+from vtorque_core.api.libvirt_domain import Element, Single
+from vtorque_core.api.node_job import Site
+from vtorque_core.base.errors import HostFault, Refusal, Refused
+from vtorque_core.base.record import dataclass
 
 ORDER_SOCKET = "order.sock"
 """In the first guest's run directory; the job's user may connect. See :class:`LateDriver`."""
@@ -23,7 +27,7 @@ _MAX_GUESTS = 250  # descriptors in one message: below SCM_MAX_FD (unix(7))
 
 @dataclass(frozen=True)
 class ReadyGuest:
-    """A guest that root has proven ready, as the wrapper reads it from the proof file."""
+    """A guest that root has proven ready, as the job shell reads it from the proof file."""
 
     name: str
     hostname: str
@@ -66,7 +70,7 @@ class Script:
 
 @dataclass(frozen=True)
 class Streams:
-    """The wrapper's file descriptors. ``terminal``: stdin is a tty and becomes one inside."""
+    """The job shell's file descriptors. ``terminal``: stdin is a tty and becomes one inside."""
 
     stdin: int | None
     stdout: int
@@ -107,7 +111,7 @@ class GuestDriver(Protocol):
         ...
 
     def run(self, guest: ReadyGuest, script: Script, streams: Streams) -> int:
-        """Run the script inside, in the job wrapper, as the job's user on the host.
+        """Run the script inside, in the job shell, as the job's user on the host.
 
         Forwards SIGTERM, SIGINT, SIGHUP, SIGUSR1/2, SIGCONT and SIGTSTP; returns the exit code
         (128+n for a signal). Raises GuestDied.
@@ -120,7 +124,7 @@ class LateDriver(GuestDriver, Protocol):
     """A driver whose guests are told at boot what to run, and so boot when the script comes.
 
     The prologue then acquires everything but the domains, and leaves a process of root's that
-    waits for one order on :data:`ORDER_SOCKET`. The driver's ``run``, in the job wrapper, sends it
+    waits for one order on :data:`ORDER_SOCKET`. The driver's ``run``, in the job shell, sends it
     with :func:`boot_guests`.
     """
 
@@ -144,7 +148,7 @@ class BootedGuest:
 
 
 def boot_guests(guest: ReadyGuest, order: bytes) -> list[BootedGuest]:
-    """Have root boot the job's guests of this node; return them by rank. In the job wrapper.
+    """Have root boot the job's guests of this node; return them by rank. In the job shell.
 
     Raises Refused or HostFault with root's reason; nothing has run then.
     """

@@ -1,75 +1,24 @@
-"""The public API that a plugin's acting module imports. It acts as root on the node.
+"""A placed guest as hooks see it: ``GuestPlan``, its user, addresses and shares.
 
-``vsub`` never imports this module. A plugin asks (claims, elements, context items, resources);
-the core decides, acquires and releases.
+For acting modules: ``vsub`` never imports it. A plugin asks (claims, elements, context items,
+resources); the core decides, acquires and releases.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol, TypeVar
+from typing import Any, Literal, TypeVar
 
-from vtorque_core.api import Image, JobRequest, Option
-from vtorque_core.api_claims import (
-    CacheClaim,
-    Claim,
-    CoreClaim,
-    MemoryClaim,
-    Notice,
-    Placement,
-    PoolClaim,
-    RamClaim,
-)
-from vtorque_core.api_topology import CacheBank, NumaNode, Topology
-from vtorque_core.errors import ConfigError, HostFault, Refusal, Refused
-from vtorque_core.names import Paths, derive
-from vtorque_core.tools import NOBODY, alone, guarded, run_tool
-from vtorque_core.trust import require_root_owned, require_secret
-
-__all__ = [
-    "NOBODY",
-    "Address",
-    "CacheBank",
-    "CacheClaim",
-    "Claim",
-    "ConfigError",
-    "CoreClaim",
-    "EndedJob",
-    "GuestPlan",
-    "HealthCheck",
-    "HealthResult",
-    "HostFault",
-    "Image",
-    "JobUser",
-    "MemoryClaim",
-    "NodeJob",
-    "Notice",
-    "NumaNode",
-    "Placement",
-    "PoolClaim",
-    "RamClaim",
-    "Refusal",
-    "Refused",
-    "Resource",
-    "Share",
-    "Site",
-    "Topology",
-    "alone",
-    "derive",
-    "guarded",
-    "lacks",
-    "require_root_owned",
-    "require_secret",
-    "run_tool",
-    "unjournalled",
-]
+from vtorque_core.api.claims import Notice, Placement
+from vtorque_core.api.host_topology import Topology
+from vtorque_core.api.values import Image, JobRequest, Option
+from vtorque_core.api.vm_options import FS_TYPE
+from vtorque_core.base.errors import Refusal
+from vtorque_core.base.names import JobAttempt
+from vtorque_core.base.record import dataclass
 
 T = TypeVar("T")
-S = TypeVar("S")
-
-# -- what a plugin sees of the job ------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -129,33 +78,18 @@ class Share:
     user_owned: bool = False
 
 
-class Site(Protocol):
-    """The site config as a plugin may see it: its own settings, typed, and vTorque's paths."""
-
-    @property
-    def paths(self) -> Paths:
-        """vTorque's own directories."""
-        ...
-
-    @property
-    def path(self) -> Path:
-        """The config file, for a process of the plugin's own that reads it again."""
-        ...
-
-    def __getitem__(self, settings: type[S]) -> S:
-        """Return the plugin's settings: ``site[Settings]``."""
-        ...
-
-
 @dataclass(frozen=True)
 class GuestPlan:
     """One guest of the job on this node, validated; all hooks get it.
 
     Args:
+        job: whose it is, and which node this is.
         name: libvirt domain name; ``uuid`` its UUID, ``hostname`` what the guest calls itself.
         index: of the guest on this node, from 0; ``rank``: in the whole job, from 0.
         guests_per_node: how many guests the job has on each node.
         ram_mib: guest RAM in MiB.
+        hostnames: of all guests of the job in rank order, this one's included; each has as many
+            vCPUs. Empty until the guests are placed.
         request: ``guest[OPTION]`` reads it.
         state_dir, run_dir: this guest's own root-owned directories, on disk and in memory.
         peers: (hostname, ip) of all guests of the job in rank order, this one included, in the
@@ -171,9 +105,7 @@ class GuestPlan:
             without; any other item refuses the job.
     """
 
-    job_id: str
-    attempt: int
-    node: str
+    job: JobAttempt
     index: int
     rank: int
     guests_per_node: int
@@ -197,6 +129,7 @@ class GuestPlan:
     aliases: tuple[tuple[str, str, str], ...] = ()
     host: Topology = field(default_factory=Topology, repr=False)
     supports: frozenset[str] = field(default=frozenset(), repr=False)
+    hostnames: tuple[str, ...] = ()
 
     def __getitem__(self, option: Option[T]) -> T:
         """Return the value of an option for this job."""
@@ -222,125 +155,19 @@ def lacks(
     """
     key, value = option.key, option.show(guest[option])
     if required:
-        message = f"node {guest.node} has no {what}"
+        message = f"node {guest.job.node} has no {what}"
         return Refusal(message, key=key, value=value, where=f"{where} = true", fix=fix)
-    return Notice(f"runs without {key}={value}: node {guest.node} has no {what}; {fix}")
+    return Notice(f"runs without {key}={value}: node {guest.job.node} has no {what}; {fix}")
 
 
-# -- resources --------------------------------------------------------------------------------
+def ramdisk_dir(guest: GuestPlan) -> Path | None:
+    """Return where the guest's own tmpfs is mounted, with fs_type=ramdisk."""
+    return guest.run_dir / "ram" if guest[FS_TYPE] == "ramdisk" else None
 
 
-def unjournalled(default: Any = None) -> Any:
-    """Declare a resource field that only ``create()`` needs: contents, XML, secrets.
+def root_disk(guest: GuestPlan) -> Path:
+    """Return the qcow2 file that the guest writes to: on disk, or in memory with fs_type=ramdisk.
 
-    It is not written to the journal; ``release()`` sees the default.
+    A layer over the image's disk, or with ``[images] ramdisk = "copy"`` a disk that stands alone.
     """
-    return field(default=default, repr=False, metadata={"journal": False})
-
-
-class Resource:
-    """Anything acquired that must be released: subclass as a frozen dataclass of JSON values.
-
-    ``job.acquire(resource)`` journals the record, then calls :meth:`create`. Both run as root on
-    the node. :meth:`release` runs in another process from the journalled fields alone, with no
-    plan and no site config; it must succeed when called twice and after a half-done create.
-    Tuples, bools, ints, floats, strings and None are the JSON values allowed (lists come back as
-    tuples).
-    """
-
-    kind: ClassVar[str]
-    """Unique over all distributions, e.g. ``"acme-shell"``."""
-
-    scope: ClassVar[Literal["job", "node"]] = "job"
-    """``"node"``: shared; created by the first job, released with the last open record."""
-
-    volatile: ClassVar[bool] = True
-    """Gone after a reboot: ``release()`` is then skipped."""
-
-    def create(self) -> None:
-        """Acquire it. Raises HostFault (or Refused) with what is wrong."""
-        raise NotImplementedError
-
-    def release(self) -> None:
-        """Give it back. Raises HostFault if that cannot be done now: the reaper tries again."""
-        raise NotImplementedError
-
-    def lost(self) -> bool:
-        """Return whether it is gone although a record says that it is there: a killed daemon.
-
-        Asked when another job acquires a node-wide one; it is then released and created again.
-        """
-        return False
-
-
-class NodeJob(Protocol):
-    """The running job as an action hook sees it, once per job and node, as root."""
-
-    @property
-    def id(self) -> str:
-        """The batch system's job id."""
-        ...
-
-    @property
-    def user(self) -> JobUser:
-        """The job's owner."""
-        ...
-
-    @property
-    def site(self) -> Site:
-        """The site config."""
-        ...
-
-    @property
-    def guests(self) -> Sequence[GuestPlan]:
-        """This node's guests, placed."""
-        ...
-
-    @property
-    def deadline(self) -> float:
-        """The one deadline of the start, in ``time.monotonic()`` seconds."""
-        ...
-
-    def acquire(
-        self, resource: Resource, guest: GuestPlan | None = None, needs: Iterable[int] = ()
-    ) -> int:
-        """Journal ``resource``, fsync, create it; return the record's number for ``needs``."""
-        ...
-
-    def warn(self, text: str) -> None:
-        """Tell user and admin, once, what the job has to do without: one line, no secrets.
-
-        The user gets it with the job's first errors, as a Notice; the admin also in syslog.
-        """
-        ...
-
-
-@dataclass(frozen=True)
-class EndedJob:
-    """What teardown knows: only what the journal says. ``guests`` are libvirt domain names."""
-
-    id: str
-    attempt: int
-    owner: str
-    guests: tuple[str, ...]
-    paths: Paths
-
-
-# -- doctor -----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class HealthResult:
-    """One line of ``vtorque doctor``. ``fix`` says what to do when not ok."""
-
-    status: Literal["ok", "warning", "failed"]
-    message: str
-    fix: str = ""
-
-
-@dataclass(frozen=True)
-class HealthCheck:
-    """A named check for ``vtorque doctor``; ``check`` runs as the calling user, maybe root."""
-
-    name: str
-    check: Callable[[Site], Iterable[HealthResult]]
+    return (ramdisk_dir(guest) or guest.state_dir) / "root.qcow2"

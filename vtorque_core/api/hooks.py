@@ -3,25 +3,29 @@
 Contributions return typed data and have no side effects; actions run once per job and node, as
 root, in one thread, in the sorted order of plugin names. There is no firstresult, no ordering
 request and no wrapper. A raising plugin is named and never stops another's hook; what it costs
-the job is said with each hook. Every example below is run by a test.
+the job is said with each hook. A hook is a function under ``hookimpl``, or ``always(...)`` if it
+takes nothing and its answer never changes. Every example below is run by a test.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from vtorque_core.api import hookspec
-from vtorque_core.hookspecs_watch import (  # noqa: F401 - hooks, too
-    vtorque_after_script,
-    vtorque_log_handlers,
-)
+from vtorque_core.api.values import hookspec
 
 if TYPE_CHECKING:
-    from vtorque_core import api, api_node
-    from vtorque_core.api_context import ContextItem
-    from vtorque_core.api_domain import Element
-    from vtorque_core.api_telemetry import Exporter
+    from vtorque_core.api.acquired import Resource
+    from vtorque_core.api.claims import Claim, Notice
+    from vtorque_core.api.guest_context import ContextItem
+    from vtorque_core.api.guest_plan import GuestPlan
+    from vtorque_core.api.health import HealthCheck
+    from vtorque_core.api.kept_records import Place
+    from vtorque_core.api.libvirt_domain import Element
+    from vtorque_core.api.node_job import EndedJob, NodeJob, Site
+    from vtorque_core.api.strategies import BatchSystem, Command, GuestType, ImageBuilder
+    from vtorque_core.api.values import Extra, JobRequest, Option
+    from vtorque_core.base.errors import Refusal
 
 # -- set up -----------------------------------------------------------------------------------
 
@@ -36,105 +40,98 @@ def vtorque_settings() -> Iterable[type[Any]]:
     Example::
 
         from dataclasses import dataclass
-        from vtorque_core.api import hookimpl, setting
+        from vtorque_core.api import always, setting
 
         @dataclass(frozen=True)
         class Settings:
             cards: tuple[str, ...] = setting((), doc="PCI addresses of this node's cards")
 
-        @hookimpl
-        def vtorque_settings():
-            yield Settings
+        vtorque_settings = always(Settings)
     """
     return ()
 
 
 @hookspec
-def vtorque_guest_types() -> Iterable[api.GuestType]:
+def vtorque_guest_types() -> Iterable[GuestType]:
     """Return the guest types this plugin brings. Declaring module; any user.
 
     Two plugins with the same name are refused, naming both. Raising leaves the plugin out.
 
     Example::
 
-        from vtorque_core.api import GuestType, hookimpl
+        from vtorque_core.api import GuestType, always
 
         def driver():
             from acme.node import AcmeDriver
             return AcmeDriver()
 
-        @hookimpl
-        def vtorque_guest_types():
-            yield GuestType("acme", supports=frozenset({"EnvVar"}), driver=driver)
+        ACME = GuestType("acme", supports=frozenset({"EnvVar"}), driver=driver)
+        vtorque_guest_types = always(ACME)
     """
     return ()
 
 
 @hookspec
-def vtorque_batch_systems() -> Iterable[api.BatchSystem]:
+def vtorque_batch_systems() -> Iterable[BatchSystem]:
     """Return the batch systems this plugin brings. Declaring module; any user.
 
     The site chooses one with ``[batch] system``. Raising leaves the plugin out.
 
     Example::
 
-        from vtorque_core.api import BatchSystem, hookimpl
+        from vtorque_core.api import BatchSystem, always
 
         def submitter(site):
             from acme.submit import AcmeSubmitter
             return AcmeSubmitter(site)
 
-        @hookimpl
-        def vtorque_batch_systems():
-            yield BatchSystem("acme", submitter=submitter, node=..., shell=...)
+        ACME = BatchSystem("acme", submitter=submitter, node=..., shell=...)
+        vtorque_batch_systems = always(ACME)
     """
     return ()
 
 
 @hookspec
-def vtorque_image_builders() -> Iterable[api.ImageBuilder]:
+def vtorque_image_builders() -> Iterable[ImageBuilder]:
     """Return the image builders this plugin brings. Declaring module; used by ``vmgr images``.
 
     Raising leaves the plugin out.
 
     Example::
 
-        from vtorque_core.api import ImageBuilder, hookimpl
+        from vtorque_core.api import ImageBuilder, always
 
         def builder():
             from acme.build import AcmeBuilder
             return AcmeBuilder()
 
-        @hookimpl
-        def vtorque_image_builders():
-            yield ImageBuilder("acme", "an Acme appliance", builder=builder)
+        vtorque_image_builders = always(ImageBuilder("acme", "an Acme appliance", builder=builder))
     """
     return ()
 
 
 @hookspec
-def vtorque_commands() -> Iterable[api.Command]:
-    """Return click commands for ``vmgr`` or ``vtorque``. Declaring module; never used by vsub.
+def vtorque_commands() -> Iterable[Command]:
+    """Return click commands for ``vmgr``, ``vtorque`` or a group of theirs (``"vmgr images"``).
 
+    Declaring module; never used by vsub. A command of the core's of the same name stays.
     Raising leaves the plugin out.
 
     Example::
 
-        from vtorque_core.api import Command, hookimpl
+        from vtorque_core.api import Command, always
 
         def cards():
             import click
             return click.Command("cards", help="List the Acme cards.")
 
-        @hookimpl
-        def vtorque_commands():
-            yield Command("vmgr", load=cards)
+        vtorque_commands = always(Command("vmgr", load=cards))
     """
     return ()
 
 
 @hookspec
-def vtorque_resources() -> Iterable[type[api_node.Resource]]:
+def vtorque_resources() -> Iterable[type[Resource]]:
     """Return the resource kinds this plugin acquires, so that teardown can release them.
 
     Acting module; root on the node. Raising refuses the jobs that need this plugin.
@@ -142,8 +139,9 @@ def vtorque_resources() -> Iterable[type[api_node.Resource]]:
     Example::
 
         from dataclasses import dataclass
-        from vtorque_core.api import hookimpl
-        from vtorque_core.api_node import Resource, run_tool
+        from vtorque_core.api import always
+        from vtorque_core.api import run_tool
+        from vtorque_core.api.acquired import Resource
 
         @dataclass(frozen=True)
         class Shell(Resource):
@@ -155,52 +153,26 @@ def vtorque_resources() -> Iterable[type[api_node.Resource]]:
             def release(self):
                 run_tool("acme-load", self.card, "--blank")
 
-        @hookimpl
-        def vtorque_resources():
-            yield Shell
+        vtorque_resources = always(Shell)
     """
     return ()
 
 
 @hookspec
-def vtorque_health_checks() -> Iterable[api_node.HealthCheck]:
+def vtorque_health_checks() -> Iterable[HealthCheck]:
     """Return checks for ``vtorque doctor``. Acting module; as the user who calls doctor.
 
     Raising shows as a failed check of this plugin.
 
     Example::
 
-        from vtorque_core.api import hookimpl
-        from vtorque_core.api_node import HealthCheck, HealthResult
+        from vtorque_core.api import always
+        from vtorque_core.api.health import HealthCheck, HealthResult
 
         def check(site):
             yield HealthResult("ok", "2 Acme cards")
 
-        @hookimpl
-        def vtorque_health_checks():
-            yield HealthCheck("acme cards", check)
-    """
-    return ()
-
-
-@hookspec
-def vtorque_exporters() -> Iterable[Exporter]:
-    """Return where telemetry's samples can go. Acting module; root, in the node's sampler.
-
-    Raising is logged; other plugins' exporters work.
-
-    Example::
-
-        from vtorque_core.api import hookimpl
-        from vtorque_core.api_telemetry import Exporter
-
-        def acme(site):
-            from acme.push import AcmeSink
-            return AcmeSink()
-
-        @hookimpl
-        def vtorque_exporters():
-            yield Exporter("acme", open=acme)
+        vtorque_health_checks = always(HealthCheck("acme cards", check))
     """
     return ()
 
@@ -209,7 +181,7 @@ def vtorque_exporters() -> Iterable[Exporter]:
 
 
 @hookspec
-def vtorque_options() -> Iterable[api.Option[Any]]:
+def vtorque_options() -> Iterable[Option[Any]]:
     """Return the ``-vm`` keys this plugin brings. Declaring module; pure.
 
     Their limits are the site's: ``[options.<key>]``. Raising leaves the plugin out: its keys are
@@ -217,19 +189,17 @@ def vtorque_options() -> Iterable[api.Option[Any]]:
 
     Example::
 
-        from vtorque_core.api import Option, count, hookimpl
+        from vtorque_core.api import Option, always, count
 
         FPGA = Option("fpga", parse=count, default=0, help="Acme FPGA cards per guest")
 
-        @hookimpl
-        def vtorque_options():
-            yield FPGA
+        vtorque_options = always(FPGA)
     """
     return ()
 
 
 @hookspec
-def vtorque_parse_args(request: api.JobRequest, site: api_node.Site) -> Iterable[api.Refusal]:
+def vtorque_parse_args(request: JobRequest, site: Site) -> Iterable[Refusal]:
     """Return refusals of combinations of keys; single keys are the site policy's. Pure.
 
     ``request`` has typed values of all keys, within policy; ``site`` the settings of declaring
@@ -252,7 +222,7 @@ def vtorque_parse_args(request: api.JobRequest, site: api_node.Site) -> Iterable
 
 
 @hookspec
-def vtorque_needs(request: api.JobRequest, site: api_node.Site) -> Iterable[api.Extra]:
+def vtorque_needs(request: JobRequest, site: Site) -> Iterable[Extra]:
     """Return what the guests of a node need together beside vCPUs and RAM, for ``vsub`` to ask for.
 
     On any node: which one it will be is not known yet. What the job really takes, ``vtorque_plan``
@@ -262,7 +232,7 @@ def vtorque_needs(request: api.JobRequest, site: api_node.Site) -> Iterable[api.
     Example::
 
         from vtorque_core.api import Extra, hookimpl
-        from vtorque_core.api_options import VMS_PER_NODE
+        from vtorque_core.api.vm_options import VMS_PER_NODE
 
         @hookimpl
         def vtorque_needs(request):
@@ -275,9 +245,7 @@ def vtorque_needs(request: api.JobRequest, site: api_node.Site) -> Iterable[api.
 
 
 @hookspec
-def vtorque_plan(
-    guest: api_node.GuestPlan, site: api_node.Site
-) -> Iterable[api_node.Claim | api.Refusal | api_node.Notice]:
+def vtorque_plan(guest: GuestPlan, site: Site) -> Iterable[Claim | Refusal | Notice]:
     """Return what this guest needs of the node, or why it cannot be had. Changes nothing; root.
 
     It may look at the node (sysfs, a tool with a short time limit), but only if ``guest.host`` has
@@ -288,7 +256,7 @@ def vtorque_plan(
     Example::
 
         from vtorque_core.api import hookimpl
-        from vtorque_core.api_node import PoolClaim
+        from vtorque_core.api.claims import PoolClaim
 
         @hookimpl
         def vtorque_plan(guest, site):
@@ -301,7 +269,7 @@ def vtorque_plan(
 
 
 @hookspec
-def vtorque_guest_context(guest: api_node.GuestPlan, site: api_node.Site) -> Iterable[ContextItem]:
+def vtorque_guest_context(guest: GuestPlan, site: Site) -> Iterable[ContextItem]:
     """Return what must hold inside the guest. Pure; root.
 
     An item that the guest type does not support refuses the job before anything is acquired; an
@@ -310,7 +278,7 @@ def vtorque_guest_context(guest: api_node.GuestPlan, site: api_node.Site) -> Ite
     Example::
 
         from vtorque_core.api import hookimpl
-        from vtorque_core.api_context import EnvVar
+        from vtorque_core.api.guest_context import EnvVar
 
         @hookimpl
         def vtorque_guest_context(guest, site):
@@ -320,7 +288,7 @@ def vtorque_guest_context(guest: api_node.GuestPlan, site: api_node.Site) -> Ite
 
 
 @hookspec
-def vtorque_render_domain(guest: api_node.GuestPlan, site: api_node.Site) -> Iterable[Element]:
+def vtorque_render_domain(guest: GuestPlan, site: Site) -> Iterable[Element]:
     """Return virtual hardware for this guest. Pure; root.
 
     Raising, or a conflict with another plugin, refuses the job and names both.
@@ -328,7 +296,7 @@ def vtorque_render_domain(guest: api_node.GuestPlan, site: api_node.Site) -> Ite
     Example::
 
         from vtorque_core.api import hookimpl
-        from vtorque_core.api_domain import MetadataEntry
+        from vtorque_core.api.libvirt_domain import MetadataEntry
 
         @hookimpl
         def vtorque_render_domain(guest, site):
@@ -341,7 +309,7 @@ def vtorque_render_domain(guest: api_node.GuestPlan, site: api_node.Site) -> Ite
 
 
 @hookspec
-def vtorque_pre_boot(job: api_node.NodeJob) -> None:
+def vtorque_pre_boot(job: NodeJob) -> None:
     """Acquire what the guests need before they start: ``job.acquire(resource, guest=guest)``.
 
     Once per job and node, as root. Raising HostFault (or anything else) sends the job elsewhere;
@@ -360,7 +328,7 @@ def vtorque_pre_boot(job: api_node.NodeJob) -> None:
 
 
 @hookspec
-def vtorque_post_boot(job: api_node.NodeJob) -> None:
+def vtorque_post_boot(job: NodeJob) -> None:
     """Act when all guests of the job on this node are ready, before the script runs.
 
     Once per job and node, as root. Raising: as ``vtorque_pre_boot``.
@@ -379,7 +347,7 @@ def vtorque_post_boot(job: api_node.NodeJob) -> None:
 
 
 @hookspec
-def vtorque_teardown(job: api_node.EndedJob) -> None:
+def vtorque_teardown(job: EndedJob) -> None:
     """Take a last look (final counters) before anything is released. Releases nothing.
 
     Once per job and node, as root, also after a failed start. Raising is logged.
@@ -392,3 +360,28 @@ def vtorque_teardown(job: api_node.EndedJob) -> None:
         def vtorque_teardown(job):
             print(f"{job.id} of {job.owner} had {len(job.guests)} guests")
     """
+
+
+# -- what is told of a job ----------------------------------------------------------------------
+
+
+@hookspec
+def vtorque_after_script(place: Place, code: int, site: Site) -> Iterable[Sequence[str]]:
+    """Return commands whose output goes to the end of the job's error output.
+
+    Declaring module; called in the job shell, as the job's owner, on the job's first node, when its
+    script has ended with ``code``; not for interactive jobs. The guests are still there. ``place``
+    is what is kept of the job on this node, ``site`` has the settings of declaring
+    modules. A command has no input, a fixed environment, and what it writes to its own error output
+    is lost. All commands of all plugins have one second together and then are killed. Raising, a
+    missing program and exit codes change nothing for the job, and nobody is told.
+
+    Example::
+
+        from vtorque_core.api import hookimpl
+
+        @hookimpl
+        def vtorque_after_script(place, code):
+            yield ["/usr/bin/echo", f"Acme thanks you for this job, which ended with {code}."]
+    """
+    return ()

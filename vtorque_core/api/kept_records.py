@@ -10,18 +10,18 @@ what a guest has said: a reader takes it for a stranger's text.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import json
 import os
 import struct
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vtorque_core import safefs
-from vtorque_core.errors import HostFault
-from vtorque_core.names import Paths, job_key, safe_name
+from vtorque_core.base import safefs
+from vtorque_core.base.errors import HostFault, Refused, printable
+from vtorque_core.base.names import JobAttempt, Paths, safe_name
+from vtorque_core.base.record import dataclass
 
 JOB = "job.json"
 MAX_JOB = 1 << 20  # bytes of a job.json
@@ -59,16 +59,8 @@ class Place:
     def write(self, name: str, content: bytes) -> None:
         """Write a file in one step. As root. Raises OSError, HostFault."""
         self._make()
-        fresh = str(self.directory / f".{name}.new")
-        safefs.remove_file(fresh)
-        safefs.write_new(fresh, content, mode=0o600)
-        with safefs.parent_of(fresh) as (parent, last):
-            descriptor = os.open(last, os.O_RDONLY | _FLAGS, dir_fd=parent)
-            try:
-                _let_read(descriptor, self.uid)
-            finally:
-                os.close(descriptor)
-            os.rename(last, name, src_dir_fd=parent, dst_dir_fd=parent)
+        path = str(self.directory / name)
+        safefs.replace(path, content, mode=0o600, ready=lambda d: _let_read(d, self.uid))
 
     def read(self, name: str, limit: int = 64 << 20) -> bytes:
         """Return at most ``limit`` bytes of a file. Raises OSError: not there, not yours."""
@@ -105,9 +97,22 @@ class Place:
                     os.close(descriptor)
 
 
-def place(paths: Paths, uid: int, job_id: str, attempt: int) -> Place:
+def place(paths: Paths, job: JobAttempt) -> Place:
     """Return where an attempt's files lie, there or not."""
-    return Place(paths, uid, job_key(job_id, attempt))
+    return Place(paths, job.uid, job.key)
+
+
+def keep_facts(paths: Paths, job: JobAttempt, **facts: Any) -> None:
+    """Add facts, JSON values, and whose job it is to its job.json. As root; best effort.
+
+    The processes of a job, which exclude each other, write it piece by piece: who and what at the
+    start, phases, the outcome.
+    """
+    whose = dataclasses.asdict(job)
+    whose["job"] = whose.pop("id")
+    if not job.node:
+        del whose["node"]  # what the start has said of it stays
+    place(paths, job).add_facts(**whose, **facts)
 
 
 def find(paths: Paths, job_id: str | None, uid: int | None = None) -> list[Place]:
@@ -123,6 +128,22 @@ def find(paths: Paths, job_id: str | None, uid: int | None = None) -> list[Place
             if owner.isdecimal() and wanted in (None, key.rpartition(".")[0]):
                 found.append(Place(paths, int(owner), key))
     return sorted(found, key=_changed)
+
+
+def attempts(paths: Paths, job_id: str) -> list[Place]:
+    """Return the attempts of a job that are kept on this node, the one changed last at the end.
+
+    As root of anybody's job, else of one's own. Raises Refused if there are none.
+    """
+    uid = None if os.geteuid() == 0 else os.getuid()
+    found = find(paths, job_id, uid)
+    if not found:
+        whose = "" if uid is None else " of yours"
+        raise Refused(
+            f"nothing is kept here of a job {printable(job_id)}{whose}: look on the node where it "
+            "runs, or did"
+        )
+    return found
 
 
 def sweep(paths: Paths, days: float, mib: float, now: float) -> None:
@@ -170,15 +191,16 @@ def _changed(each: Place) -> float:
 
 def _size(directory: Path) -> int:
     total = 0
-    with contextlib.suppress(OSError):
-        for entry in os.scandir(directory):
+    with contextlib.suppress(OSError), os.scandir(directory) as entries:
+        for entry in entries:
             total += entry.stat(follow_symlinks=False).st_size
     return total
 
 
-def _names(directory: Path) -> Iterator[str]:
+def _names(directory: Path) -> list[str]:
     with contextlib.suppress(OSError), os.scandir(directory) as entries:
-        yield from sorted(entry.name for entry in entries)
+        return sorted(entry.name for entry in entries)
+    return []
 
 
 def _has_list(directory: Path) -> bool:

@@ -11,10 +11,9 @@ conflict that names both distributions.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from vtorque_core.api_pci import ADDRESS
+from vtorque_core.base.record import dataclass
 
 Act = Literal["suspend", "save", "migrate"]  # as virsh calls them
 
@@ -25,7 +24,8 @@ class Element:
     ``section`` is where the fragment goes: ``devices``, ``metadata``, ``os``, ``features``,
     ``cpu``, ``clock``, ``cputune`` and ``qemu`` (``qemu:commandline``) are inside the element of
     that name, ``domain`` is directly below the root. ``template`` is the package-qualified Jinja2
-    fragment (``"vtorque_acme:domain/x.xml.j2"``), autoescaped. It sees the element as ``e``, its
+    fragment (``"vtorque_acme:domain/x.xml.j2"``), autoescaped; empty: the element has no XML of its
+    own, the core reads it where it writes other elements. It sees the element as ``e``, its
     alias as ``alias`` ("" for a :class:`Single`), its number among the list elements of its class
     as ``number`` (from 0), the guest's plan as ``guest``, and as ``spec`` what the core decided
     (``spec.accel``); undefined names are errors. ``forbids`` is what libvirt cannot do to a guest
@@ -68,7 +68,7 @@ class Disk(ListElement):
     raw only. ``boot``: its place in the boot order, from 1; None: not booted from.
     """
 
-    template: ClassVar[str] = "vtorque_core:templates/disk.xml.j2"
+    template: ClassVar[str] = "vtorque_core.plan.domain:templates/disk.xml.j2"
     unique: ClassVar[tuple[str, ...]] = ("path", "serial", "boot")
     name: str
     path: str
@@ -99,7 +99,7 @@ class Interface(ListElement):
     address (IPv4, ARP; all IPv6) if ``ip`` is set. Linux cannot filter ``direct``: refused.
     """
 
-    template: ClassVar[str] = "vtorque_core:templates/interface.xml.j2"
+    template: ClassVar[str] = "vtorque_core.plan.domain:templates/interface.xml.j2"
     unique: ClassVar[tuple[str, ...]] = ("mac", "ip")
     name: str
     kind: Literal["network", "bridge", "direct"]
@@ -120,7 +120,7 @@ class Filesystem(ListElement):
     ``source`` may be a path the user controls if ``user_owned`` (it must then belong to them).
     """
 
-    template: ClassVar[str] = "vtorque_core:templates/filesystem.xml.j2"
+    template: ClassVar[str] = "vtorque_core.plan.domain:templates/filesystem.xml.j2"
     forbids: ClassVar[frozenset[Act]] = frozenset({"save", "migrate"})  # the daemon's state
     unique: ClassVar[tuple[str, ...]] = ("tag",)
     name: str
@@ -137,7 +137,7 @@ class Channel(ListElement):
     ``owner`` says who may connect on the host: root only, or the job's user.
     """
 
-    template: ClassVar[str] = "vtorque_core:templates/channel.xml.j2"
+    template: ClassVar[str] = "vtorque_core.plan.domain:templates/channel.xml.j2"
     unique: ClassVar[tuple[str, ...]] = ("port", "path")
     name: str
     port: str
@@ -146,38 +146,11 @@ class Channel(ListElement):
 
 
 @dataclass(frozen=True)
-class PciDevice(ListElement):
-    """A PCI function of the host, given to the guest by VFIO; the core binds and resets it.
-
-    libvirt lets QEMU lock the guest's RAM and 1 GiB more by itself. Claim ``address``
-    (``0000:3b:00.0``) first, with all functions of its IOMMU group; ``vtorque_core.api_pci``
-    knows them.
-
-    Args:
-        mac: it is a virtual function of an Ethernet card: libvirt gives it this MAC through the
-            physical one, and takes it back.
-        must_reset: refuse a function that cannot be reset between two guests.
-    """
-
-    template: ClassVar[str] = "vtorque_core:templates/pcidevice.xml.j2"
-    forbids: ClassVar[frozenset[Act]] = frozenset({"save", "migrate"})  # a pause it survives
-    unique: ClassVar[tuple[str, ...]] = ("address", "mac")
-    name: str
-    address: str
-    mac: str | None = None
-    must_reset: bool = True
-
-    def __post_init__(self) -> None:
-        if not ADDRESS.fullmatch(self.address):
-            raise ValueError(f"{self.address!r} is not a PCI address like 0000:3b:00.0")
-
-
-@dataclass(frozen=True)
 class KernelBoot(Single):
     """Direct kernel boot. All three are root-owned files of the pool; None: disk boot."""
 
     section: ClassVar[str] = "os"
-    template: ClassVar[str] = "vtorque_core:templates/kernel.xml.j2"
+    template: ClassVar[str] = "vtorque_core.plan.domain:templates/kernel.xml.j2"
     kernel: str | None = None
     initrd: str | None = None
     cmdline: str | None = None
@@ -188,12 +161,24 @@ class MemoryBacking(Single):
     """How the guest's RAM is backed. The core itself asks for memfd, shared, for virtiofs."""
 
     section: ClassVar[str] = "domain"
-    template: ClassVar[str] = "vtorque_core:templates/memorybacking.xml.j2"
+    template: ClassVar[str] = "vtorque_core.plan.domain:templates/memorybacking.xml.j2"
     source: Literal["memfd", "file", "anonymous"] | None = None
     shared: bool | None = None
     locked: bool | None = None
     hugepages_kib: int | None = None
     nosharepages: bool | None = None
+
+
+@dataclass(frozen=True)
+class Console(Single):
+    """The serial console as a Unix socket ``path`` on the host, instead of a pseudoterminal.
+
+    The guest then starts paused, until root has connected: not a byte of it is lost. For guests
+    of an :class:`vtorque_core.api.guest_driver.LateDriver`, whose console is the job's output.
+    """
+
+    template: ClassVar[str] = ""
+    path: str | None = None
 
 
 @dataclass(frozen=True)
@@ -204,7 +189,7 @@ class IoThreads(Single):
     """
 
     section: ClassVar[str] = "domain"
-    template: ClassVar[str] = "vtorque_core:templates/iothreads.xml.j2"
+    template: ClassVar[str] = "vtorque_core.plan.domain:templates/iothreads.xml.j2"
     count: int | None = None
 
 
@@ -212,8 +197,7 @@ class IoThreads(Single):
 class NetQueues(Single):
     """How many queue pairs each network interface has (``<driver queues=>``); None: one."""
 
-    section: ClassVar[str] = "domain"
-    template: ClassVar[str] = "vtorque_core:templates/nothing.xml.j2"
+    template: ClassVar[str] = ""
     count: int | None = None
 
 
@@ -222,31 +206,8 @@ class Clock(Single):
     """Timers that a guest type insists on; None leaves libvirt's default."""
 
     section: ClassVar[str] = "clock"
-    template: ClassVar[str] = "vtorque_core:templates/clock.xml.j2"
+    template: ClassVar[str] = "vtorque_core.plan.domain:templates/clock.xml.j2"
     hpet: bool | None = None
-
-
-@dataclass(frozen=True)
-class Console(Single):
-    """The serial console as a Unix socket ``path`` on the host, instead of a pseudoterminal.
-
-    The guest then starts paused, until root has connected: not a byte of it is lost. For guests
-    of an :class:`vtorque_core.api_guest.LateDriver`, whose console is the job's output.
-    """
-
-    template: ClassVar[str] = "vtorque_core:templates/nothing.xml.j2"
-    path: str | None = None
-
-
-@dataclass(frozen=True)
-class MetadataEntry(ListElement):
-    """One ``<vtorque:entry name=...>`` in the domain's metadata."""
-
-    section: ClassVar[str] = "metadata"
-    template: ClassVar[str] = "vtorque_core:templates/metadata.xml.j2"
-    unique: ClassVar[tuple[str, ...]] = ("name",)
-    name: str
-    value: str
 
 
 @dataclass(frozen=True)
@@ -257,6 +218,17 @@ class QemuArgs(ListElement):
     """
 
     section: ClassVar[str] = "qemu"
-    template: ClassVar[str] = "vtorque_core:templates/qemuargs.xml.j2"
+    template: ClassVar[str] = "vtorque_core.plan.domain:templates/qemuargs.xml.j2"
     name: str
-    args: tuple[str, ...] = field(default_factory=tuple)
+    args: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class MetadataEntry(ListElement):
+    """One ``<vtorque:entry name=...>`` in the domain's metadata."""
+
+    section: ClassVar[str] = "metadata"
+    template: ClassVar[str] = "vtorque_core.plan.domain:templates/metadata.xml.j2"
+    unique: ClassVar[tuple[str, ...]] = ("name",)
+    name: str
+    value: str

@@ -1,4 +1,4 @@
-"""How much is logged: ``debug``, or by component ``ALL:WARN,vtorque_iocm:TRACE``. Pure.
+"""How much is logged: ``debug``, or by phase and plugin ``ALL:WARN,boot:DEBUG,iocm:TRACE``. Pure.
 
 On the path of every ``vsub``: it does not import :mod:`logging`, whose numbers these are.
 """
@@ -20,7 +20,7 @@ LEVELS = {
 }
 ALL = "ALL"
 VARIABLE = "VTORQUE_LOG"  # for unprivileged commands only; root's hooks clear their environment
-_COMPONENT = re.compile(r"vtorque_[A-Za-z0-9_.]{1,60}", re.ASCII)
+_COMPONENT = re.compile(r"[a-z][a-z0-9-]{0,60}", re.ASCII)
 _MOST = 20  # components of one text
 _MAX_TEXT = 1024
 
@@ -42,14 +42,13 @@ class Levels(int):
         self.text = text
         return self
 
-    def level(self, logger: str) -> int:
-        """Return the least level of a logger: its own, or of what it is below, or of ALL."""
-        name = logger
-        while name:
-            if name in self.of:
-                return self.of[name]
-            name = name.rpartition(".")[0]
-        return self.of.get(ALL, QUIET)
+    def least(self, plugin: str, phase: str) -> int:
+        """Return the least level of what a plugin (or ``core``) logs in a phase of the job.
+
+        If both are named the one that has more logged counts; if none is, that of ALL.
+        """
+        named = [self.of[name] for name in (plugin, phase.replace(" ", "-")) if name in self.of]
+        return min(named, default=self.of.get(ALL, QUIET))
 
     def __str__(self) -> str:
         """Return it as it was written."""
@@ -63,8 +62,13 @@ class Levels(int):
 NOTHING = Levels({})
 
 
+def plugin_of(logger: str) -> str:
+    """Return the plugin that a logger is of, by its package: ``vtorque_linux_guest.job``."""
+    return logger.partition(".")[0].removeprefix("vtorque_").replace("_", "-")
+
+
 def parse(text: str) -> Levels:
-    """Return the levels of ``debug``, ``ALL:WARN,vtorque_iocm:TRACE``; ``+`` is as good as a comma.
+    """Return the levels of ``debug``, ``ALL:WARN,boot:DEBUG``; ``+`` is as good as a comma.
 
     Raises ValueError saying what is wrong.
     """
@@ -81,8 +85,8 @@ def parse(text: str) -> Levels:
             raise ValueError(f"has the level {level[:40]!r}: there are {_names()}")
         if name != ALL and not _COMPONENT.fullmatch(name):
             raise ValueError(
-                f"has the component {name[:40]!r}: write ALL, vtorque_core, a module of it such as "
-                "vtorque_core.boot, or a plugin's package such as vtorque_iocm"
+                f"has the component {name[:40]!r}: write ALL, a phase such as boot, core, or a "
+                "plugin's name such as iocm"
             )
         if name in found:
             raise ValueError(f"names {name} twice")

@@ -9,14 +9,14 @@ from __future__ import annotations
 import enum
 import hashlib
 import os
-import shlex
 import stat
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from vtorque_core.errors import HostFault
+from vtorque_core.base import safefs
+from vtorque_core.base.errors import HostFault
+from vtorque_core.base.record import dataclass
 
 KEPT = ".orig"
 
@@ -35,6 +35,7 @@ class Installation:
         start_time: seconds that a start may take at most, with the release of one that failed.
         end_time: seconds that the release of a job's guests may take at most.
         python: the interpreter beside ``program``; None: ``program`` is called by its name.
+        grace: seconds from TERM to KILL of a job's script.
     """
 
     program: Path
@@ -43,6 +44,7 @@ class Installation:
     start_time: float = 360.0
     end_time: float = 60.0
     python: Path | None = None
+    grace: float = 10.0
 
     @property
     def command(self) -> tuple[str, ...]:
@@ -54,6 +56,14 @@ class Installation:
         if self.python is None:
             return (str(self.program),)
         return (str(self.python), "-I", "-m", "vtorque_core.cli.vtorque")
+
+    def call(self, command: str, *words: str) -> tuple[str, ...]:
+        """Return how one of ``vtorque``'s commands is called: ``reap``, ``jobshell``."""
+        return (*self.command, command, "--config", str(self.config), *words)
+
+    def hook(self, *words: str) -> tuple[str, ...]:
+        """Return how a hook of root's calls ``vtorque hook``; ``words``: ``prologue`` and so on."""
+        return self.call("hook", *words)
 
 
 class SetupStep(Protocol):
@@ -95,6 +105,16 @@ class Check:
 
     def undo(self) -> None:
         """Do nothing."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """A step made of functions, each as :class:`SetupStep` says of it."""
+
+    text: str
+    done: Callable[[], bool]
+    apply: Callable[[], None]
+    undo: Callable[[], None]
 
 
 def long_enough(key: str, now: float, least: float, why: str) -> Check:
@@ -164,15 +184,8 @@ class ReplacedFile:
                         "away and run this again"
                     )
                 os.link(self.path, self.kept, follow_symlinks=False)
-            new = self.path.with_name(f".{self.path.name}.vtorque-new")
-            new.unlink(missing_ok=True)
-            descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(_sealed(self.content))
-                file.flush()
-                os.fchmod(descriptor, self.mode)
-                os.fsync(descriptor)
-            new.replace(self.path)
+            content = _sealed(self.content)
+            safefs.replace(str(self.path), content, mode=self.mode, ready=os.fsync)
         except OSError as error:
             raise HostFault(f"{self.path}: {error.strerror}") from None
 
@@ -192,7 +205,7 @@ class ReplacedFile:
                 "it away and run this again"
             )
         try:
-            self.path.with_name(f".{self.path.name}.vtorque-new").unlink(missing_ok=True)
+            safefs.remove_file(safefs.beside(str(self.path)))
             if whose is _Whose.SITE:  # an apply was stopped half way, or there was none
                 if self._kept_already():
                     self.kept.unlink()
@@ -229,6 +242,34 @@ class ReplacedFile:
             raise HostFault(f"{self.path}: {error.strerror}: move it away") from None
 
 
+def edit_file(
+    path: Path, change: Callable[[bytes], bytes], *, may_be_missing: bool = False
+) -> bool:
+    """Change a file of the site's in one step, keeping its owner and mode; return if it changed.
+
+    Args:
+        path: the file; a link is followed.
+        change: what becomes of its content.
+        may_be_missing: a file without content is the same as none.
+
+    Raises HostFault.
+    """
+    try:
+        target = path.resolve()
+        there = target.exists() or not may_be_missing
+        before = target.read_bytes() if there else b""
+        after = change(before)
+        if after == before:
+            return False
+        if may_be_missing and not after:
+            target.unlink()
+        else:
+            safefs.rewrite(target, after)
+    except OSError as error:
+        raise HostFault(f"{path}: {error.strerror}") from None
+    return True
+
+
 def make_directories(directory: Path) -> None:
     """Make a directory and those above it that are missing, 0755 whatever the umask."""
     if not directory.exists():
@@ -242,15 +283,9 @@ def _sealed(content: bytes) -> bytes:
     return body + b"# %s, sha256 %s\n" % (MARK, hashlib.sha256(body).hexdigest().encode())
 
 
-def hook_script(place: Installation, words: Sequence[str], guard: str) -> bytes:
-    """Return a hook of a few lines of POSIX sh that leaves at once when the job is not ours.
+def hook_script(*lines: str) -> bytes:
+    """Return a hook of these lines of POSIX sh, marked as ours.
 
-    Args:
-        place: how to call vTorque.
-        words: the subcommand: ``("hook", "prologue")``.
-        guard: shell commands that ``exit 0`` when the job is not a VM job; they start no process.
+    The first should leave at once when the job is not a VM job, and start no process.
     """
-    group, *rest = words
-    argv = [*place.command, group, "--config", str(place.config), *rest]
-    lines = ("#!/bin/sh", f"# Written by {MARK.decode()}.", guard, f'exec {shlex.join(argv)} "$@"')
-    return ("\n".join(lines) + "\n").encode()
+    return "\n".join(("#!/bin/sh", f"# Written by {MARK.decode()}.", *lines, "")).encode()

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from vtorque_core.errors import UsageError
+from vtorque_core.base.errors import UsageError
 
 
 def become(argv: Sequence[str], stdin: bytes | None = None) -> NoReturn:

@@ -1,63 +1,36 @@
-"""The public API that a plugin's declaring module imports: stdlib and pluggy only.
+"""Values of a declaring module: options, files, images, settings. Stdlib and pluggy only.
 
 ``vsub`` imports every enabled plugin's declaring module on each submission, so this module stays
-small; what acts on the node, as root, is in :mod:`vtorque_core.api_node`, domain elements in
-:mod:`vtorque_core.api_domain`, guest context in :mod:`vtorque_core.api_context`.
+small; what acts on the node, as root, is in :mod:`vtorque_core.api.guest_plan`, domain elements in
+:mod:`vtorque_core.api.libvirt_domain`, guest context in :mod:`vtorque_core.api.guest_context`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import MISSING, dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import pluggy
 
-from vtorque_core.errors import Conflict, HostFault, Refusal, Refused, UsageError
-from vtorque_core.units import BOOLEAN_WORDS, boolean, count, duration, show_mib, size_mib, walltime
+from vtorque_core.base.record import dataclass
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import click
-
-    from vtorque_core.api_batch import JobShell, NodeAdapter, Submitter
-    from vtorque_core.api_guest import GuestDriver
-    from vtorque_core.api_image import Builder
-    from vtorque_core.api_node import Site
-
-__all__ = [
-    "BOOLEAN_WORDS",
-    "BatchSystem",
-    "Command",
-    "Conflict",
-    "Extra",
-    "FileData",
-    "GuestType",
-    "HostFault",
-    "Image",
-    "ImageBuilder",
-    "JobRequest",
-    "Option",
-    "Refusal",
-    "Refused",
-    "UsageError",
-    "boolean",
-    "count",
-    "duration",
-    "hookimpl",
-    "hookspec",
-    "setting",
-    "show_mib",
-    "size_mib",
-    "text",
-    "walltime",
-]
 
 hookspec = pluggy.HookspecMarker("vtorque")
 hookimpl = pluggy.HookimplMarker("vtorque")
 
 T = TypeVar("T")
+
+
+def always(*items: T) -> Callable[[], tuple[T, ...]]:
+    """Return a hook that answers with the same items whenever it is called: what a plugin brings.
+
+    ``vtorque_options = always(FPGA)`` in place of a function under ``@hookimpl`` that yields it.
+    """
+    return hookimpl(lambda: items)
 
 
 def text(value: str) -> str:
@@ -160,67 +133,3 @@ class Image:
     initrd: Path | None = None
     cmdline: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class GuestType:
-    """What kind of OS a guest is and how a job runs in it.
-
-    Args:
-        name: as image sidecars say it, e.g. ``"linux"``.
-        supports: names of the context items that its guests can apply (``"EnvVar"``, ...: class
-            names of :mod:`vtorque_core.api_context`, which this module must not import).
-        driver: called on the node and in the job wrapper, never by ``vsub``.
-        check_script: what ``vsub`` asks of a job's script before it is submitted; returns why it
-            cannot run in a guest of that image. None: anything can. A courtesy: the driver looks
-            again.
-    """
-
-    name: str
-    supports: frozenset[str]
-    driver: Callable[[], GuestDriver]
-    check_script: Callable[[bytes, Image], Iterable[Refusal]] | None = None
-
-
-@dataclass(frozen=True)
-class BatchSystem:
-    """One batch system: ``submitter`` for ``vsub`` and ``vmgr``, ``node`` for root's hooks.
-
-    Both get the site config. ``shell`` is for the job shell, which reads none.
-    """
-
-    name: str
-    submitter: Callable[[Site], Submitter]
-    node: Callable[[Site], NodeAdapter]
-    shell: Callable[[], JobShell]
-
-
-@dataclass(frozen=True)
-class ImageBuilder:
-    """One way to make an image: ``vmgr images build <name>``. ``builder`` is called as root."""
-
-    name: str
-    summary: str
-    builder: Callable[[], Builder]
-
-
-@dataclass(frozen=True)
-class Command:
-    """A click command added to ``vmgr`` or ``vtorque`` (``program``); never to ``vsub``."""
-
-    program: str
-    load: Callable[[], click.Command]
-
-
-def setting(
-    default: Any = MISSING, *, doc: str, unit: str | None = None, secret_file: bool = False
-) -> Any:
-    """Declare one key of a plugin's ``[plugin.<name>]`` table, as a dataclass field.
-
-    Args:
-        default: without one the key must be set by the site.
-        doc: one line for ``vtorque config example``.
-        unit: ``"MiB"`` or ``"s"``: the TOML value may then be a size or duration in text.
-        secret_file: the value is the path of a file that only root may read.
-    """
-    return field(default=default, metadata={"doc": doc, "unit": unit, "secret_file": secret_file})

@@ -47,3 +47,18 @@ def _of_kernel(process: Path) -> bool:
         stat = (process / "stat").read_text(encoding="utf-8", errors="replace")
         return bool(int(stat.rpartition(")")[2].split()[6]) & _KERNEL_THREAD)
     return False
+
+
+RUNNING = Path("/run/libvirt/qemu")
+"""Where libvirtd keeps the process id of each guest (libvirt 9.0, ``virPidFileBuildPath``)."""
+
+
+def process_of(name: str, uuid: str) -> Path | None:
+    """Return ``/proc/<pid>`` of the guest's QEMU; None if it is gone. Asks no daemon."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with contextlib.suppress(OSError, ValueError):
+        with os.fdopen(os.open(RUNNING / f"{name}.pid", flags), "rb") as file:
+            process = Path("/proc", str(int(file.read(32))))
+        if f"\0-uuid\0{uuid}\0".encode() in (process / "cmdline").read_bytes():
+            return process
+    return None  # perhaps another process has the number of a guest that has ended

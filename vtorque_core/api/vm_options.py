@@ -7,11 +7,10 @@ nobody chose: the image is then found by distro and architecture, or refused in 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from typing import Any
 
-from vtorque_core import log_levels
-from vtorque_core.api import FileData, Option, boolean, count, hookimpl, show_mib, size_mib
+from vtorque_core.api import log_levels
+from vtorque_core.api.values import FileData, Option, always
+from vtorque_core.base.sizes import boolean, count, show_mib, size_mib
 
 FS_TYPES = ("sharedfs", "ramdisk")
 ARCHES = ("aarch64", "ppc64le", "riscv64", "s390x", "x86_64")
@@ -139,16 +138,14 @@ LOG = Option(
     "log",
     log_levels.parse,
     log_levels.NOTHING,
-    "have more in the job's log: a level, or COMPONENT:LEVEL[+...]",
+    "have more in the job's log: a level, or PHASE|PLUGIN:LEVEL[+...]",
     "LEVEL",
 )
 SHOW_LOG = Option(
     "show_log", boolean, False, "show the job's log while it runs", "BOOL", show_boolean
 )
 
-
-@hookimpl
-def vtorque_options() -> Iterator[Option[Any]]:
-    """Yield the core's keys in the order of ``vsub -h``."""
-    yield from (IMG, RAM, DISTRO, ARCH, VCPUS, VMS_PER_NODE, FS_TYPE, DISK)
-    yield from (VM_PROLOGUE, VM_EPILOGUE, KEEP, LOG, SHOW_LOG)
+vtorque_options = always(  # in the order of vsub -h
+    IMG, RAM, DISTRO, ARCH, VCPUS, VMS_PER_NODE, FS_TYPE, DISK, VM_PROLOGUE, VM_EPILOGUE,
+    KEEP, LOG, SHOW_LOG,
+)  # fmt: skip

@@ -17,8 +17,8 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-from vtorque_core import locks
-from vtorque_core.errors import VtorqueError
+from vtorque_core.base import locks
+from vtorque_core.base.errors import VtorqueError
 
 _PR_SET_PDEATHSIG = 1
 _KILL_WAIT = 1.0  # seconds until a killed process counts as one that cannot end
@@ -52,7 +52,7 @@ class Child:
         """Return whether the child has ended; kills it if its time is up. Never blocks long."""
         if self.error is not None:
             return True
-        if _ended([self], 0):
+        if readable([self], 0):
             self._collect()
         elif time.monotonic() >= self.until:
             self._kill()
@@ -61,7 +61,7 @@ class Child:
     def wait(self) -> str:
         """Wait for the end, at most until the time is up; return the error, empty if none."""
         while not self.check():
-            _ended([self], self.until - time.monotonic())
+            readable([self], self.until - time.monotonic())
         return self.error or ""
 
     def _collect(self) -> None:
@@ -84,7 +84,7 @@ class Child:
             os.killpg(self.pid, signal.SIGKILL)
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)  # it may not have made its group yet
-        if _ended([self], _KILL_WAIT):
+        if readable([self], _KILL_WAIT):
             self._collect()
             self.error = self.error and f"no end after {self.seconds:g} s"
             return
@@ -104,13 +104,14 @@ def in_child(work: Callable[[], None], seconds: float) -> str:
 def wait_any(children: Sequence[Child]) -> None:
     """Wait until one of the children has ended or its time is up."""
     if children:
-        _ended(children, min(child.until for child in children) - time.monotonic())
+        readable(children, min(child.until for child in children) - time.monotonic())
 
 
-def _ended(children: Sequence[Child], seconds: float) -> bool:
+def readable(descriptors: Sequence[Child | int], seconds: float) -> bool:
+    """Wait until one can be read; a pidfd can when its process has ended (pidfd_open(2))."""
     poller = select.poll()
-    for child in children:
-        poller.register(child, select.POLLIN)
+    for descriptor in descriptors:
+        poller.register(descriptor, select.POLLIN)
     return bool(poller.poll(max(0, int(seconds * 1000) + (seconds > 0))))
 
 

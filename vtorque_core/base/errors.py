@@ -6,12 +6,12 @@ Anything else that escapes is a defect. Plugins may raise :class:`Refused` and
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from vtorque_core.base.record import dataclass
 
 EXIT_OK = 0
 EXIT_FAILED = 1  # a check or an action failed (doctor, reap, config check)
 EXIT_USAGE = 2  # bad arguments or a refused request, nothing was created
-EXIT_NO_PROOF = 120  # the job wrapper found no proof of a ready guest and ran nothing
+EXIT_NO_PROOF = 120  # the job shell found no proof of a ready guest and ran nothing
 EXIT_REFUSED = 121  # the node refused the request; the reason is in the job's output
 EXIT_HOST_FAULT = 122  # the node could not provide the guest
 EXIT_GUEST_DIED = 123  # the guest ended while the script was running

@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 from xml.etree import ElementTree
 
-from vtorque_core.errors import HostFault
+from vtorque_core.base.errors import HostFault
 
 T = TypeVar("T")
 
@@ -120,14 +120,6 @@ def _connect(uri: str) -> Any:
     return fresh
 
 
-def connect(uri: str, timeout: float = 10.0) -> None:
-    """Check that libvirtd answers at ``uri``; the connection is kept for this process.
-
-    Raises HostFault with what to do if it does not within ``timeout`` seconds.
-    """
-    call(uri, "connect", lambda c: c.getLibVersion(), timeout)
-
-
 def close() -> None:
     """Close this process's connections; the next call makes a new one."""
     while _connections:
@@ -139,21 +131,20 @@ def close() -> None:
 def on_domain(
     uri: str, uuid: str, what: str, work: Callable[[Any], T], timeout: float = CALL_TIMEOUT
 ) -> T | None:
-    """Return ``work(domain)`` with libvirt's own object, or None if there is no such domain."""
+    """Return ``work(domain)`` with libvirt's own object, or None if there is no such domain.
 
-    def find_and_work(connection: Any) -> T | None:
-        domain = _find(connection, uuid)
-        return None if domain is None else work(domain)
-
-    return call(uri, what, find_and_work, timeout)
+    None also if it ends meanwhile. Raises HostFault.
+    """
+    return call(uri, what, lambda c: _if_there(lambda: work(c.lookupByUUIDString(uuid))), timeout)
 
 
-def _find(connection: Any, uuid: str) -> Any | None:
+def _if_there(work: Callable[[], T]) -> T | None:
+    """Return ``work()``, or None if libvirt says that there is no such domain or network."""
     module = _libvirt()
     try:
-        return connection.lookupByUUIDString(uuid)
+        return work()
     except module.libvirtError as error:
-        if error.get_error_code() == module.VIR_ERR_NO_DOMAIN:
+        if error.get_error_code() in (module.VIR_ERR_NO_DOMAIN, module.VIR_ERR_NO_NETWORK):
             return None
         raise
 
@@ -209,17 +200,14 @@ def destroy_domain(uri: str, uuid: str, deadline_s: float = 60.0) -> None:
 
 
 def _running_id(connection: Any, uuid: str) -> int | None:
-    domain = _find(connection, uuid)
-    if domain is None:
-        return None
-    number: int = domain.ID()
-    return number if number >= 0 else None
+    number = _if_there(lambda: int(connection.lookupByUUIDString(uuid).ID()))
+    return number if number is not None and number >= 0 else None
 
 
 def _destroy(connection: Any, uuid: str, doomed: int) -> str:
     """Destroy the domain if it is still that one; return why that failed, or nothing."""
     module = _libvirt()
-    domain = _find(connection, uuid)
+    domain = _if_there(lambda: connection.lookupByUUIDString(uuid))
     if domain is None or domain.ID() != doomed:
         return ""
     try:
@@ -231,38 +219,11 @@ def _destroy(connection: Any, uuid: str, doomed: int) -> str:
     return ""
 
 
-def domain_state(uri: str, uuid: str) -> str | None:
-    """Return ``running``, ``paused``, ``crashed``, ... or None if there is no such domain."""
-
-    def state(connection: Any) -> str | None:
-        domain = _find(connection, uuid)
-        try:
-            return _state(domain) if domain else None
-        except _libvirt().libvirtError as error:
-            if error.get_error_code() == _libvirt().VIR_ERR_NO_DOMAIN:
-                return None  # it ended since it was found
-            raise
-
-    return call(uri, "domain state", state, _LOOKUP)
-
-
-def _state(domain: Any) -> str:
+def domain_runs(uri: str, uuid: str) -> bool:
+    """Return whether there is a domain of this UUID that runs or is paused. Raises HostFault."""
     module = _libvirt()
-    names = {
-        module.VIR_DOMAIN_RUNNING: "running",
-        module.VIR_DOMAIN_BLOCKED: "running",
-        module.VIR_DOMAIN_PAUSED: "paused",
-        module.VIR_DOMAIN_SHUTDOWN: "shutting down",
-        module.VIR_DOMAIN_SHUTOFF: "shut off",
-        module.VIR_DOMAIN_CRASHED: "crashed",
-        module.VIR_DOMAIN_PMSUSPENDED: "suspended",
-    }
-    return names.get(domain.state()[0], "unknown")
-
-
-def domain_xml(uri: str, uuid: str) -> str | None:
-    """Return the live XML of a domain, or None if there is none."""
-    return on_domain(uri, uuid, "domain XML", lambda domain: str(domain.XMLDesc()))
+    alive = (module.VIR_DOMAIN_RUNNING, module.VIR_DOMAIN_BLOCKED, module.VIR_DOMAIN_PAUSED)
+    return bool(on_domain(uri, uuid, "domain state", lambda d: d.state()[0] in alive, _LOOKUP))
 
 
 # -- the node ---------------------------------------------------------------------------------
@@ -286,13 +247,7 @@ def qemu_uid(user: str) -> int:
 
 
 def _find_network(connection: Any, name: str) -> Any | None:
-    module = _libvirt()
-    try:
-        return connection.networkLookupByName(name)
-    except module.libvirtError as error:
-        if error.get_error_code() == module.VIR_ERR_NO_NETWORK:
-            return None
-        raise
+    return _if_there(lambda: connection.networkLookupByName(name))
 
 
 def network_names(uri: str) -> list[str]:

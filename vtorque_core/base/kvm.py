@@ -15,16 +15,16 @@ import fcntl
 import json
 import mmap
 import os
-import platform
 import pwd
 import struct
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from vtorque_core.errors import HostFault
+from vtorque_core.base import safefs
+from vtorque_core.base.errors import HostFault
+from vtorque_core.base.record import dataclass
 
 STAGE = "accel"
 PROBE_TIMEOUT = 3.0
@@ -112,8 +112,9 @@ def probed(run_dir: Path, user: str | None = None) -> Probe:
     if known is not None:
         return known
     found = probe(user)
-    with contextlib.suppress(OSError):  # not root, or no such directory: probe again next time
-        _write(path, {**key, "failure": found.failure, "note": found.note})
+    noted = {**key, "failure": found.failure, "note": found.note}
+    with contextlib.suppress(OSError, HostFault):  # not root, or no such directory: again next time
+        safefs.replace(str(path), json.dumps(noted).encode(), mode=0o644)  # a dry run reads it, too
     return found
 
 
@@ -168,15 +169,6 @@ def _read(path: Path, key: dict[str, Any]) -> Probe | None:
             return None
 
 
-def _write(path: Path, noted: dict[str, Any]) -> None:
-    fresh = path.with_name(f"{path.name}.{os.getpid()}")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    with os.fdopen(os.open(fresh, flags, 0o600), "w", encoding="utf-8") as file:
-        json.dump(noted, file)
-        os.fchmod(file.fileno(), 0o644)  # whatever the umask: a user's dry run reads it too
-    fresh.rename(path)
-
-
 # -- in the child -----------------------------------------------------------------------------
 
 
@@ -190,7 +182,7 @@ def main(user: str) -> None:
     note = ""
     try:
         device = os.open(_DEVICE, os.O_RDWR | os.O_CLOEXEC)
-        machine = platform.machine()
+        machine = os.uname().machine
         if machine == "x86_64":
             failure = _execute(device)
         else:

@@ -10,24 +10,32 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import struct
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from vtorque_core.errors import HostFault
-from vtorque_core.names import Paths
+from vtorque_core.base.errors import HostFault
+from vtorque_core.base.names import Paths
 
 _POLL = 0.01  # seconds between two tries; flock(2) has no time limit of its own
 _held: dict[str, int] = {}  # path to descriptor, of this process
 _node_threads = threading.Lock()
 
 
+def lock_holder(descriptor: int) -> int | None:
+    """Return the pid that holds a POSIX lock on the open file (fcntl(2), F_GETLK), or None."""
+    asked = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)  # struct flock
+    kind, _, _, _, pid = struct.unpack("hhqqi4x", fcntl.fcntl(descriptor, fcntl.F_GETLK, asked))
+    return None if kind == fcntl.F_UNLCK else int(pid)
+
+
 class Busy(HostFault):
     """Another process holds the lock; the message names the lock and, if known, the process."""
 
 
-def take(path: Path, wait: float) -> int:
+def take_lock(path: Path, wait: float) -> int:
     """Return a descriptor that holds the lock file's lock; creates file and directory (0700).
 
     Args:
@@ -42,7 +50,7 @@ def take(path: Path, wait: float) -> int:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         while True:
             descriptor = os.open(path, flags, 0o600)
-            if not _locked(descriptor, end):
+            if not flocked(descriptor, fcntl.LOCK_EX, end):
                 owner = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
                 os.close(descriptor)
                 raise Busy(f"{path} is held by another process (pid {owner or 'unknown'})")
@@ -55,10 +63,14 @@ def take(path: Path, wait: float) -> int:
         raise HostFault(f"lock {path}: {error.strerror}") from error
 
 
-def _locked(descriptor: int, end: float) -> bool:
+def flocked(descriptor: int, kind: int, end: float) -> bool:
+    """Take a lock of flock(2), LOCK_EX or LOCK_SH, by ``end`` (monotonic); return whether it is.
+
+    Raises OSError where there are no locks.
+    """
     while True:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() >= end:
                 return False
@@ -86,7 +98,7 @@ def job_lock(paths: Paths, job_id: str, wait: float = 60.0) -> Iterator[None]:
     if str(path) in _held:
         yield
         return
-    descriptor = take(path, wait)
+    descriptor = take_lock(path, wait)
     _held[str(path)] = descriptor
     try:
         yield
@@ -103,7 +115,7 @@ def node_lock(paths: Paths, wait: float = 60.0) -> Iterator[None]:
     if not _node_threads.acquire(timeout=max(wait, 0)):
         raise Busy(f"{paths.node_lock} is held by another thread")
     try:
-        descriptor = take(paths.node_lock, wait)
+        descriptor = take_lock(paths.node_lock, wait)
         _held[str(paths.node_lock)] = descriptor
         try:
             yield

@@ -6,28 +6,51 @@ crash. Functions are pure; none looks at the host.
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import re
-from dataclasses import dataclass
 from pathlib import Path
+
+from vtorque_core.base.record import dataclass, setting
+
+CONFIG_PATH = Path("/etc/vtorque/vtorque.toml")
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 _MAX_KEY = 50  # leaves room for directories and suffixes in sun_path (108 bytes, unix(7))
 _NAMESPACE = "6f8b4d0e-4b5a-5a0e-9a0c-1b6d3f0c7a11"
 
 
+def absolute(value: Path | str) -> None:
+    """Raise ValueError unless a path of the site config is absolute and plain."""
+    path = Path(value)
+    if not path.is_absolute() or ".." in path.parts or not str(path).isprintable():
+        raise ValueError(f"is {str(value)!r}: write an absolute path without '..'")
+
+
+def _absolute_or_none(value: str) -> None:
+    if value:
+        absolute(value)
+
+
 @dataclass(frozen=True)
 class Paths:
-    """The directories vTorque owns, as the site config's ``[paths]`` gives them.
+    """``[paths]``: where vTorque's files are; only root can write there."""
 
-    ``jobshell`` is the program that batch systems start instead of a job's shell: the same path
-    on every host, since it is named at submission.
-    """
-
-    state: Path = Path("/var/lib/vtorque")
-    run: Path = Path("/run/vtorque")
-    jobshell: Path = Path("/usr/libexec/vtorque-jobshell")
+    state: Path = setting(
+        Path("/var/lib/vtorque"),
+        "on disk: journals, guests' disks, the site secret",
+        check=absolute,
+    )
+    run: Path = setting(Path("/run/vtorque"), "in memory: locks, sockets, proofs", check=absolute)
+    jobshell: Path = setting(
+        Path("/usr/libexec/vtorque-jobshell"),
+        "what batch systems start instead of a job's shell; the same on all hosts",
+        check=absolute,
+    )
+    commands: str = setting(
+        "/usr/local/bin",
+        "where setup install links vsub, vmgr and vtorque, with shell completion in ../share; "
+        "empty: nowhere",
+        check=_absolute_or_none,
+    )
 
     @property
     def journal(self) -> Path:
@@ -62,8 +85,28 @@ class Paths:
         return self.run / "locks" / safe_name(job_id)
 
     def proof(self, job_id: str) -> Path:
-        """What root tells the job wrapper: the guests are ready, or why they are not."""
+        """What root tells the job shell: the guests are ready, or why they are not."""
         return self.run / "proof" / f"{safe_name(job_id)}.json"
+
+
+@dataclass(frozen=True)
+class JobAttempt:
+    """One attempt of a job: whose it is, and what all that is acquired or kept for it goes by.
+
+    ``id`` and ``attempt`` as the batch system counts; ``owner`` and ``uid``: its user. ``node``:
+    the batch system's name of this node; empty where only a journal tells of the job.
+    """
+
+    id: str
+    attempt: int
+    owner: str
+    uid: int
+    node: str = ""
+
+    @property
+    def key(self) -> str:
+        """The name of the attempt, as journal and directories carry it (:func:`job_key`)."""
+        return job_key(self.id, self.attempt)
 
 
 def safe_name(text: str) -> str:
@@ -74,6 +117,8 @@ def safe_name(text: str) -> str:
     safe = _UNSAFE.sub("_", text)
     if safe == text and len(text) <= _MAX_KEY and not text.startswith((".", "-")) and text:
         return text
+    import hashlib  # noqa: PLC0415 - it loads OpenSSL, and vsub hashes nothing
+
     return (
         f"j{safe[:36]}-{hashlib.sha256(text.encode('utf-8', 'surrogateescape')).hexdigest()[:12]}"
     )
@@ -112,6 +157,8 @@ def derive(secret: bytes, purpose: str, *parts: str | int, length: int = 32) -> 
         parts: job id, attempt, rank; joined unambiguously.
         length: at most 8160 bytes (255 blocks).
     """
+    import hmac  # noqa: PLC0415 - as hashlib above
+
     info = b"".join(
         len(p).to_bytes(4, "big") + p for p in (str(x).encode() for x in (purpose, *parts))
     )

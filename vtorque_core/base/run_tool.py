@@ -6,12 +6,10 @@ What parses a stranger's file runs as nobody instead, or as another user without
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
 from collections.abc import Iterable
 
-from vtorque_core.errors import HostFault
-from vtorque_core.trust import effective_root
+from vtorque_core.base.errors import HostFault
+from vtorque_core.base.trust import effective_root
 
 NOBODY = 65534  # Debian base-passwd and Red Hat setup: nobody and nogroup
 _TOOL_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
@@ -63,6 +61,9 @@ def run_tool(
     teardown has removed (see :func:`guarded`). Raises HostFault with the tool's last
     words if it is missing, fails or takes longer than ``timeout`` seconds.
     """
+    import shutil  # noqa: PLC0415 - 10 ms with subprocess, and vsub runs no tool
+    import subprocess  # noqa: PLC0415
+
     env = {"PATH": _TOOL_PATH, "LC_ALL": "C", "HOME": "/root"}
     program = shutil.which(argv[0], path=_TOOL_PATH)
     if program is None:

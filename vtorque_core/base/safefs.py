@@ -13,10 +13,12 @@ import errno
 import os
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from vtorque_core.errors import HostFault
+from vtorque_core.base.errors import HostFault
+
+Ready = Callable[[int], object] | None
 
 _WALK = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -88,13 +90,31 @@ def _check(status: os.stat_result, path: str, part: str) -> None:
         )
 
 
+@contextlib.contextmanager
+def naming(path: str, verb: str) -> Iterator[None]:
+    """Turn an OSError into a HostFault that names the path."""
+    try:
+        yield
+    except OSError as error:
+        raise HostFault(f"cannot {verb} {path}: {error.strerror or error}") from error
+
+
+def fsync(path: Path, flags: int = os.O_NOFOLLOW) -> None:
+    """Have a file or directory, opened with these flags, on disk."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def write_new(
-    path: str, content: bytes, *, mode: int, uid: int = -1, gid: int = -1, size: int | None = None
+    path: str, content: bytes, *, mode: int, uid: int = -1, gid: int = -1, ready: Ready = None
 ) -> None:
     """Create a file that does not exist yet, with exactly this owner and mode (-1: as is).
 
-    ``size`` in bytes: it is as long, the rest zeros that have their place already
-    (posix_fallocate(3)). Raises OSError, HostFault (untrusted directory).
+    ``ready`` gets the descriptor of the file at last: os.fsync, for example. Raises OSError,
+    HostFault (untrusted directory).
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     with parent_of(path) as (directory, name):
@@ -102,24 +122,49 @@ def write_new(
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
             file.flush()
-            if size:
-                os.posix_fallocate(descriptor, 0, size)
             os.fchown(descriptor, uid, gid)
             os.fchmod(descriptor, mode)
+            if ready is not None:
+                ready(descriptor)
 
 
-def replace(path: str, content: bytes, *, mode: int, uid: int = -1, gid: int = -1) -> None:
-    """Write a file in one step: a reader sees the old content or the new (rename(2))."""
+def replace(
+    path: str, content: bytes, *, mode: int, uid: int = -1, gid: int = -1, ready: Ready = None
+) -> None:
+    """Write a file in one step: a reader sees the old content or the new (rename(2)).
+
+    The rest as of :func:`write_new`.
+    """
     fresh = beside(path)
     remove_file(fresh)
-    write_new(fresh, content, mode=mode, uid=uid, gid=gid)
+    write_new(fresh, content, mode=mode, uid=uid, gid=gid, ready=ready)
     with parent_of(path) as (directory, name):
         os.rename(Path(fresh).name, name, src_dir_fd=directory, dst_dir_fd=directory)
 
 
+def rewrite(path: Path, content: bytes) -> None:
+    """Give a file new content in one step; owner and mode stay, and a link stays one.
+
+    One that is missing is made, mode 0644. It is on disk when this returns. Raises HostFault.
+    """
+    try:
+        real = path.resolve()
+        mode, uid, gid = 0o644, -1, -1
+        if real.exists():
+            status = real.stat()
+            mode, uid, gid = status.st_mode & 0o7777, status.st_uid, status.st_gid
+        replace(str(real), content, mode=mode, uid=uid, gid=gid, ready=os.fsync)
+    except OSError as error:
+        raise HostFault(f"{path}: {error.strerror}") from None
+
+
 def beside(path: str) -> str:
-    """Return the name that :func:`replace` writes to first; a kill may leave it there."""
-    return f"{path}.new"
+    """Return the name that :func:`replace` writes to first; a kill may leave it there.
+
+    With a dot in front: what runs all files of a directory (run-parts(8), Slurm) leaves it alone.
+    """
+    directory, _, name = path.rpartition("/")
+    return f"{directory}/.{name}.new"
 
 
 def make_directory(path: str, *, mode: int, uid: int = -1, gid: int = -1) -> None:

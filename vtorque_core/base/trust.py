@@ -10,7 +10,7 @@ import stat
 import sys
 from pathlib import Path
 
-from vtorque_core.errors import ConfigError
+from vtorque_core.base.errors import ConfigError
 
 _MAX_LINKS = 40  # as the kernel, path_resolution(7)
 _WRITABLE = stat.S_IWGRP | stat.S_IWOTH
@@ -93,7 +93,7 @@ def require_own_code(uid: int = 0) -> None:
     a plugin is checked before its import, and what else lies there is ``vtorque doctor``'s to look
     at. Raises ConfigError as :func:`require_root_owned`.
     """
-    package = Path(__file__).parent
+    package = Path(__file__).parents[1]
     for place in dict.fromkeys((sys.executable, *sys.path, str(package))):
         if place and os.path.exists(place):  # noqa: PTH110 - text, some of it no path at all
             require_root_owned(Path(place), uid)

@@ -7,10 +7,13 @@ from pathlib import Path
 
 import click
 
-from vtorque_core.config import CONFIG_PATH, Site, build, plugins_config, problems, read_toml
-from vtorque_core.config_example import effective, example
-from vtorque_core.errors import EXIT_FAILED, VtorqueError
-from vtorque_core.plugins import Plugins
+from vtorque_core.base.errors import EXIT_FAILED, VtorqueError
+from vtorque_core.base.names import CONFIG_PATH
+from vtorque_core.cli.lazy import json_option
+from vtorque_core.site.config import build, problems
+from vtorque_core.site.example import effective, example
+from vtorque_core.site.load import load, opened
+from vtorque_core.site.plugins import Plugins
 
 _FILE = click.option(
     "--file",
@@ -20,7 +23,6 @@ _FILE = click.option(
     show_default=True,
     help="The config to read.",
 )
-_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 @click.group()
@@ -30,15 +32,13 @@ def config() -> None:
 
 @config.command()
 @_FILE
-@_JSON
+@json_option
 def check(path: Path, as_json: bool) -> None:
     """Report everything that is wrong with the config; exit 1 if anything is."""
     found: list[str]
     warnings: tuple[str, ...] = ()
     try:
-        raw = read_toml(path)
-        wanted = plugins_config(raw)
-        plugins = Plugins.load(node=True, enable=wanted.enable, disable=wanted.disable)
+        raw, plugins = opened(path, node=True)
         found = problems(raw, plugins)
         if not found:
             warnings = build(raw, plugins, node=True).warnings
@@ -62,10 +62,10 @@ def check(path: Path, as_json: bool) -> None:
 
 @config.command()
 @_FILE
-@_JSON
+@json_option
 def show(path: Path, as_json: bool) -> None:
     """Print every value in effect and where it is set."""
-    site, plugins = _open(path)
+    site, plugins = load(path, node=True)
     values = effective(site, plugins)
     if as_json:
         listed = {
@@ -83,14 +83,3 @@ def show(path: Path, as_json: bool) -> None:
 def print_example() -> None:
     """Print a commented config with every key, its default, unit and meaning."""
     click.echo(example(Plugins.load(node=True)), nl=False)
-
-
-def _open(path: Path) -> tuple[Site, Plugins]:
-    try:
-        raw = read_toml(path)
-        wanted = plugins_config(raw)
-        plugins = Plugins.load(node=True, enable=wanted.enable, disable=wanted.disable)
-        return build(raw, plugins, node=True), plugins
-    except VtorqueError as error:
-        click.echo(f"vtorque: {error}", err=True)
-        raise SystemExit(error.exit_code) from None

@@ -3,35 +3,33 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
 
 import click
 
-from vtorque_core.errors import printable
+from vtorque_core.base.errors import printable
+from vtorque_core.cli.lazy import config_option, json_option
 
 _MARKS = {"ok": ("ok", "green"), "warning": ("warn", "yellow"), "failed": ("FAIL", "red")}
 
 
-@click.command()
-@click.option("--config", type=click.Path(path_type=Path), default=None, help="Other config file.")
+@click.command(short_help="Check this node and say how to mend it.")
+@config_option
 @click.option("--user", default=None, help="Also check what a job of this user needs.")
 @click.option("--mark", is_flag=True, help="Set or clear the property that VM jobs ask for.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def doctor(config: Path | None, user: str | None, mark: bool, as_json: bool) -> None:
+@json_option
+def doctor(config: Path, user: str | None, mark: bool, as_json: bool) -> None:
     """Check libvirt, acceleration, network, images, permissions, plugins and the hooks.
 
     With --mark the batch system then starts VM jobs here only if nothing has failed.
     Exit codes: 0 all well (maybe with warnings), 1 something failed, 2 the site config is wrong.
     """
-    from vtorque_core.cli.site import load, load_for_root  # noqa: PLC0415
-    from vtorque_core.config import CONFIG_PATH  # noqa: PLC0415
-    from vtorque_core.doctor import examine  # noqa: PLC0415
+    from vtorque_core.node.admin.doctor import examine  # noqa: PLC0415
+    from vtorque_core.site.load import load  # noqa: PLC0415
 
-    path = config or CONFIG_PATH
-    site, plugins = load_for_root(path) if os.geteuid() == 0 else load(path, node=True)
+    site, plugins = load(config, node=True)
     findings = []
     for finding in examine(site, plugins, user):
         findings.append(finding)

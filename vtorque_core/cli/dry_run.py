@@ -5,21 +5,22 @@ A front end has no topology of a node, so the placement, addresses and paths sho
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import pwd
 import sys
 from pathlib import Path
 
-from vtorque_core import names, plan
-from vtorque_core.api_batch import BatchJob
-from vtorque_core.api_domain import Disk, Filesystem, Interface
-from vtorque_core.api_node import GuestPlan, Placement, PoolClaim
-from vtorque_core.cli.site import load
-from vtorque_core.domain.merge import MergedDomain, merge
-from vtorque_core.domain.render import DomainSpec, render
-from vtorque_core.policy import decide
-from vtorque_core.request import Request
+from vtorque_core.api.batch_system import BatchJob
+from vtorque_core.api.claims import Placement, PoolClaim
+from vtorque_core.api.guest_plan import GuestPlan
+from vtorque_core.api.libvirt_domain import Disk, Filesystem, Interface
+from vtorque_core.base import names
+from vtorque_core.plan import guests as plan
+from vtorque_core.plan.domain.merge import MergedDomain
+from vtorque_core.plan.domain.render import DomainSpec, render
+from vtorque_core.site.load import load
+from vtorque_core.site.policy import decide
+from vtorque_core.site.request import Request
 
 
 def show(request: Request, config: Path) -> int:
@@ -34,7 +35,7 @@ def show(request: Request, config: Path) -> int:
     job = BatchJob(id="0.example", owner=user.name, node=host, nodes=(host,), blob=b"")
     secret = bytes(32)
     planned = plan.plan_guests(job, wanted, site, plugins, user, secret)
-    placed = []
+    placements = []
     for notice in dict.fromkeys(notice for one in planned for notice in one.notices):
         sys.stderr.write(f"vsub: warning: {notice.text}\n")
     for one in planned:
@@ -43,17 +44,14 @@ def show(request: Request, config: Path) -> int:
             for claim in one.claims
             if isinstance(claim, PoolClaim) and claim.items
         }
-        placement = Placement(memory_mib=one.plan.ram_mib, leased=leased)
-        placed.append(dataclasses.replace(one.plan, placement=placement))
+        placements.append(Placement(memory_mib=one.plan.ram_mib, leased=leased))
     sys.stdout.write("<!-- An example: placement, addresses and keys are the node's. -->\n")
     for key, option in sorted(plugins.options().items()):
         if wanted[option] not in ("", None):
             sys.stdout.write(f"<!-- {key} = {names.safe_name(option.show(wanted[option]))} -->\n")
-    guests = plan.addressed(placed, job, site, secret)
-    for guest, one in zip(guests, planned, strict=True):
-        plan.context_of(guest, one.driver, site, plugins)
-        merged = merge(plan.domain_contributions(guest, one.driver, site, plugins))
-        sys.stdout.write(_example(guest, merged))
+    guests = plan.placed(planned, placements, job, site, secret)
+    for each in plan.prepare(guests, planned, job, site, plugins):
+        sys.stdout.write(_example(each.plan, each.merged))
     return 0
 
 

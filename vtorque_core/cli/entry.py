@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NoReturn
+
+from vtorque_core.base.errors import EXIT_SIGNAL, VtorqueError
 
 PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 UMASK = 0o077
 
-# What a terminal, ssh (setup --nodes) and completion (click) need, and vTorque's own.
+# What a terminal, ssh (vtorque cluster) and completion (click) need, and vTorque's own.
 _KEPT = (
-    "TERM", "COLUMNS", "LINES", "NO_COLOR", "SSH_AUTH_SOCK", "VTORQUE_CONFIG", "VTORQUE_TRACE",
-    "_VTORQUE_COMPLETE", "COMP_WORDS", "COMP_CWORD",
+    "TERM", "COLUMNS", "LINES", "NO_COLOR", "SSH_AUTH_SOCK", "VTORQUE_TRACE", "_VTORQUE_COMPLETE",
+    "COMP_WORDS", "COMP_CWORD",
 )  # fmt: skip
 # They see to their environment themselves: hooks read the batch system's variables in it before
 # they drop it, and the job's shell is a user's process.
-_OWN = ("hook", "jobshell")
+OWN = ("hook", "jobshell")
 
 
 def begin(module: str) -> None:
@@ -30,14 +34,33 @@ def begin(module: str) -> None:
     open_streams()
     if os.geteuid() != 0:
         return
-    own = sys.argv[1:2] and sys.argv[1] in _OWN
+    own = sys.argv[1:2] and sys.argv[1] in OWN
     if not sys.flags.isolated:
         _again(module, dict(os.environ) if own else clean())
-    from vtorque_core.trust import require_own_code  # noqa: PLC0415 - root's processes only
+    from vtorque_core.base.trust import require_own_code  # noqa: PLC0415 - root's processes only
 
     require_own_code()
     if not own:
         become_clean(_KEPT)
+
+
+@contextlib.contextmanager
+def telling(program: str) -> Iterator[None]:
+    """End the process with one line and vTorque's exit code on an error of ours or an interrupt.
+
+    For commands of any user's and for root's hooks alike. Who reads no more is told nothing.
+    """
+    try:
+        yield
+    except VtorqueError as error:
+        sys.stderr.write(f"{program}: {error}\n")
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.stderr.write(f"{program}: interrupted\n")
+        sys.exit(EXIT_SIGNAL + signal.SIGINT)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        sys.exit(EXIT_SIGNAL + signal.SIGPIPE)
 
 
 def open_streams() -> None:

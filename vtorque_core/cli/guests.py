@@ -9,8 +9,8 @@ from pathlib import Path
 
 import click
 
-from vtorque_core.cli.site import load
-from vtorque_core.errors import Refused, UsageError, printable
+from vtorque_core.base.errors import Refused, UsageError, printable
+from vtorque_core.site.load import load
 
 
 def guest_name(config: Path, job_id: str, index: int) -> tuple[str, str, Path]:
@@ -18,7 +18,7 @@ def guest_name(config: Path, job_id: str, index: int) -> tuple[str, str, Path]:
 
     Raises Refused if there is none.
     """
-    from vtorque_core.records import find  # noqa: PLC0415
+    from vtorque_core.records.reading import find  # noqa: PLC0415
 
     site, _ = load(config, node=False)
     states = find(site.paths, job_id)
@@ -38,7 +38,7 @@ def need_root(what: str) -> None:
         raise UsageError(f"{what} is root's: ask your administrator")
 
 
-@click.command()
+@click.command(short_help="Attach to the serial console of a job's guest.")
 @click.argument("job_id", metavar="JOB")
 @click.option("--guest", default=0, show_default=True, help="Index of the guest on this node.")
 @click.pass_obj
@@ -49,27 +49,27 @@ def console(config: Path, job_id: str, guest: int) -> None:
     os.execvp("virsh", ["virsh", "-c", uri, "console", name])  # noqa: S606
 
 
-@click.command()
+@click.command(short_help="Log in to a running job's guest, as the job's user.")
 @click.argument("job_id", metavar="JOB")
 @click.argument("rank", type=int, default=0, metavar="[RANK]")
 @click.argument("command", nargs=-1)
 @click.pass_obj
 def ssh(config: Path, job_id: str, rank: int, command: tuple[str, ...]) -> None:
     """Log in to a running guest of your job with the job's own key; host keys are checked."""
-    from vtorque_core import proof  # noqa: PLC0415
+    from vtorque_core.node.shell import proof  # noqa: PLC0415
 
     site, _ = load(config, node=False)
     found = proof.read(site.paths, job_id, os.getuid())
     guests = [g for g in found.guests if g.rank == rank] if found else []
     if not guests:
         raise Refused(f"job {job_id} of yours has no ready guest of rank {rank} on this node")
-    client = Path(guests[0].run_dir, "ssh_config")
+    client = guests[0].run_dir / "ssh_config"
     if not client.exists():
         raise Refused(f"guests of type {found.guest_type if found else '?'} offer no ssh")
     os.execvp("ssh", ["ssh", "-F", str(client), guests[0].hostname, *command])  # noqa: S606
 
 
-@click.command()
+@click.command(short_help="Show how long each phase of a job took.")
 @click.argument("job_id", metavar="[JOB]", default="")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_obj
@@ -78,16 +78,14 @@ def phases(config: Path, job_id: str, as_json: bool) -> None:
 
     Of your jobs, or as root of anybody's.
     """
-    from vtorque_core.timeline import kept_phases, timeline  # noqa: PLC0415
+    from vtorque_core.records.timeline import timeline  # noqa: PLC0415
 
     site, _ = load(config, node=False)
-    if os.geteuid() == 0:
-        found = timeline(site.paths, job_id or None)
-    else:
-        found = kept_phases(site.paths, job_id or None, os.getuid())
+    uid = None if os.geteuid() == 0 else os.getuid()
+    found = timeline(site.paths, job_id or None, uid)
     if not found:
         what = f"job {printable(job_id)}" if job_id else "any job"
-        whose = "" if os.geteuid() == 0 else " of yours"
+        whose = "" if uid is None else " of yours"
         raise Refused(f"nothing is known here of {what}{whose}")
     if as_json:
         click.echo(json.dumps(found, indent=2))

@@ -1,96 +1,98 @@
-"""The entry points that the batch system's root hooks, and its job shell, call. Hidden."""
+"""The entry points that the batch system's root hooks, and its job shell, call.
+
+``vtorque hook [--config FILE] prologue|epilogue ARGV`` and ``vtorque jobshell [--config FILE]
+ARGV``: ARGV is what the batch system gives its prologue, epilogue or job's shell.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import click
-
+from vtorque_core.base.errors import EXIT_NO_PROOF, HostFault, UsageError, VtorqueError
+from vtorque_core.base.names import CONFIG_PATH
 from vtorque_core.cli.entry import become_clean
-from vtorque_core.errors import EXIT_NO_PROOF, HostFault, VtorqueError
-
-_PASS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 
 
-@dataclass(frozen=True)
-class _Call:
-    """What the batch system has called a hook with."""
+def run(argv: Sequence[str]) -> int:
+    """Run the entry point that ``argv`` names and return its exit code.
 
-    config: Path
-    environ: Mapping[str, str]
-
-
-@click.group(hidden=True)
-@click.option("--config", type=click.Path(path_type=Path), default=None)
-@click.pass_context
-def hook(ctx: click.Context, config: Path | None) -> None:
-    """Run as root by the batch system."""
-    from vtorque_core.config import CONFIG_PATH  # noqa: PLC0415
-
-    ctx.obj = _Call(config or CONFIG_PATH, dict(os.environ))
+    As root for ``hook``, as the job's user for ``jobshell``. Raises VtorqueError.
+    """
+    name, *words = argv
+    config = CONFIG_PATH
+    if words[:1] == ["--config"] and len(words) > 1:
+        config, words = Path(words[1]), words[2:]
+    elif words and words[0].startswith("--config="):
+        config, words = Path(words[0].removeprefix("--config=")), words[1:]
+    if name == "jobshell":
+        return jobshell(config, words)
+    environ = dict(os.environ)
     become_clean()  # what a plugin needs is in its arguments
+    if words[:1] == ["prologue"]:
+        return prologue(config, words[1:], environ)
+    if words[:1] == ["epilogue"]:
+        return epilogue(config, words[1:])
+    raise UsageError(f"{name} {' '.join(words[:1])}: there are hook prologue and hook epilogue")
 
 
-@hook.command(context_settings=_PASS)
-@click.argument("argv", nargs=-1, type=click.UNPROCESSED)
-@click.pass_obj
-def prologue(call: _Call, argv: tuple[str, ...]) -> None:
-    """Start the job's guests. ARGV is what the batch system gives its prologue."""
-    from vtorque_core import prologue as module  # noqa: PLC0415
-    from vtorque_core.cli.site import load_for_root  # noqa: PLC0415
-    from vtorque_core.setup import runtime_directories  # noqa: PLC0415
+def prologue(config: Path, argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Start the job's guests. As root; ``environ`` is what the batch system has set."""
+    from vtorque_core.node.admin.setup import runtime_directories  # noqa: PLC0415
+    from vtorque_core.node.start import prologue as module  # noqa: PLC0415
+    from vtorque_core.site.load import load  # noqa: PLC0415
 
-    site, plugins = load_for_root(call.config)
+    site, plugins = load(config, node=True)
     adapter = plugins.batch_system(site.batch.system).node(site)
     runtime_directories(site)
-    sys.exit(module.run(adapter, site, plugins, argv, call.environ))
+    return module.run(adapter, site, plugins, argv, environ)
 
 
-@hook.command(context_settings=_PASS)
-@click.argument("argv", nargs=-1, type=click.UNPROCESSED)
-@click.pass_obj
-def epilogue(call: _Call, argv: tuple[str, ...]) -> None:
-    """Release everything the job's journals name. ARGV begins with the job id.
+def epilogue(config: Path, argv: Sequence[str]) -> int:
+    """Release everything the job's journals name. As root; ARGV begins with the job id.
 
     Its tenth word, if it has one, is the job's exit status, as with Torque.
     """
-    from vtorque_core import epilogue as module  # noqa: PLC0415
+    from vtorque_core.node.end import epilogue as module  # noqa: PLC0415
 
     if not argv:
         raise HostFault("the batch system gave no job id", stage="epilogue")
-    sys.exit(module.run(call.config, argv[0], argv[9] if len(argv) > 9 else ""))
+    return module.run(config, argv[0], argv[9] if len(argv) > 9 else "")
 
 
-@click.command(hidden=True, context_settings=_PASS)
-@click.option("--config", type=click.Path(path_type=Path), default=None)
-@click.argument("argv", nargs=-1, type=click.UNPROCESSED)
-def jobshell(config: Path | None, argv: tuple[str, ...]) -> None:
+def jobshell(config: Path, argv: Sequence[str]) -> int:
     """Run a job script inside its guest, as the job's user, instead of a shell.
 
-    ARGV is what the batch system gives its job's shell; or "--await-job JOB", to wait for this
-    node's guests only.
+    ARGV may also be "--await-job JOB", to wait for this node's guests only.
     """
-    from vtorque_core import after_script  # noqa: PLC0415
-    from vtorque_core.cli.site import load  # noqa: PLC0415
-    from vtorque_core.config import CONFIG_PATH  # noqa: PLC0415
-    from vtorque_core.wrapper import AWAIT, await_here, run_job  # noqa: PLC0415
+    from vtorque_core.node.shell import after_script  # noqa: PLC0415
+    from vtorque_core.node.shell.jobshell import (  # noqa: PLC0415
+        AWAIT,
+        await_here,
+        import_drivers,
+        run_job,
+    )
+    from vtorque_core.site.load import load  # noqa: PLC0415
+    from vtorque_core.site.plugins import Plugins  # noqa: PLC0415
+
+    def plugins_with(name: str) -> Plugins:
+        """Return what has a plugin, whatever the site config says of it today."""
+        return plugins if name in plugins.names else Plugins.load(node=False, only={name})
 
     try:
-        site, plugins = load(config or CONFIG_PATH, node=False)
-        if argv[:1] == (AWAIT,) and len(argv) == 2:
-            code = await_here(site.paths, argv[1])
-        else:
-            code = run_job(
-                site.paths,
-                plugins.batch_system(site.batch.system).shell(),
-                argv,
-                after=lambda proof, code: after_script.run(proof, code, site, plugins),
-            )
+        site, plugins = load(config, node=False)
+        if argv[:1] == [AWAIT] and len(argv) == 2:
+            return await_here(site.paths, argv[1])
+        return run_job(
+            site.paths,
+            plugins.batch_system(site.batch.system).shell(),
+            tuple(argv),
+            plugins=plugins_with,
+            meanwhile=lambda: import_drivers(plugins),
+            after=lambda proof, code: after_script.run(proof, code, site, plugins),
+        )
     except VtorqueError as error:
         sys.stderr.write(f"vtorque: {error}\n")
-        code = EXIT_NO_PROOF
-    sys.exit(code)
+        return EXIT_NO_PROOF

@@ -9,14 +9,15 @@ from pathlib import Path
 
 import click
 
-from vtorque_core.api_batch import JobInfo, Submitter
-from vtorque_core.cli.site import load
-from vtorque_core.errors import printable
+from vtorque_core.api.batch_system import JobInfo, Submitter
+from vtorque_core.base.errors import printable
+from vtorque_core.cli.table import plain
+from vtorque_core.site.load import load
 
 _COLUMNS = ("ID", "NAME", "USER", "STATE", "NODE", "ELAPSED")
 
 
-@click.command()
+@click.command(short_help="List jobs: id, name, owner, state, node, time.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option(
     "--placement", is_flag=True, help="Show whose this node's cores and memory are. Root only."
@@ -33,13 +34,11 @@ def ps(config: Path, as_json: bool, placement: bool) -> None:
     if as_json:
         click.echo(json.dumps([asdict(job) for job in jobs], indent=2))
         return
-    rows = [_COLUMNS, *(_row(job) for job in jobs)]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(_COLUMNS))]
-    for row in rows:
-        click.echo("  ".join(f"{cell:{w}}" for cell, w in zip(row, widths, strict=True)).rstrip())
+    for line in plain([_COLUMNS, *(_row(job) for job in jobs)]):
+        click.echo(line)
 
 
-@click.command()
+@click.command(short_help="Cancel jobs, as the batch system would.")
 @click.argument("job_ids", nargs=-1, required=True, metavar="JOB...")
 @click.pass_obj
 def cancel(config: Path, job_ids: tuple[str, ...]) -> None:

@@ -5,53 +5,95 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import pairwise
+from pathlib import Path
 from typing import Any, NoReturn
 
 import click
 
-from vtorque_core.errors import EXIT_USAGE, VtorqueError
+from vtorque_core.base.distributions import how_to_install
+from vtorque_core.base.errors import EXIT_USAGE, UsageError, VtorqueError
+from vtorque_core.base.names import CONFIG_PATH
+from vtorque_core.cli.entry import telling
 
+_CONFIG, _BAD = "vtorque.config", "vtorque.config_error"  # in click's Context.meta
 HELP = {"help_option_names": ["-h", "--help"]}
+config_option = click.option(
+    "--config",
+    type=click.Path(path_type=Path),
+    default=CONFIG_PATH,
+    is_eager=True,  # -h lists the commands of the plugins that it enables
+    help=f"Another site config than {CONFIG_PATH}.",
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 class LazyGroup(click.Group):
-    """``commands`` given as name to ``(module:attribute, one-line help)``."""
+    """``lazy``: ``module:name`` of commands.
 
-    def __init__(self, *args: Any, lazy: Mapping[str, tuple[str, str]], **kwargs: Any) -> None:
+    ``elsewhere``: names of commands that a distribution of vTorque's brings when it is installed.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        lazy: Iterable[str],
+        elsewhere: Mapping[str, str] | None = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(*args, **kwargs)
-        self._lazy = dict(lazy)
+        self._lazy = {target.partition(":")[2]: target for target in lazy}
+        self._elsewhere = dict(elsewhere or {})
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return all command names, sorted."""
-        return sorted({*self._lazy, *super().list_commands(ctx), *self._of_plugins()})
+        return sorted({*self._lazy, *super().list_commands(ctx), *self._of_plugins(ctx)})
 
-    def _of_plugins(self) -> dict[str, click.Command]:
-        """Return the commands that enabled plugins add to this program; none if config is bad."""
-        from vtorque_core.cli.site import load_for_user  # noqa: PLC0415
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command; which there are says the site config, also one that follows it."""
+        for word, following in pairwise([*args, ""]):
+            option, _, joined = word.partition("=")
+            if option == "--config":
+                ctx.meta[_CONFIG] = Path(joined or following)
+        return super().resolve_command(ctx, args)
 
-        try:
-            _, plugins = load_for_user()
-        except VtorqueError:
-            return {}
-        found = [c.item for c in plugins.each("vtorque_commands") if c.error is None]
-        commands = [each.load() for each in found if each.program == self.name]
-        return {command.name or "": command for command in commands}
+    def _of_plugins(self, ctx: click.Context) -> dict[str, click.Command]:
+        """Return the commands that enabled plugins add to this group; none if config is bad."""
+        from vtorque_core.site.load import load  # noqa: PLC0415
+
+        given = ctx.meta.get(_CONFIG) or ctx.find_root().params.get("config") or CONFIG_PATH
+        known = f"vtorque.commands {self.name} {given}"
+        if known not in ctx.meta:
+            try:
+                _, plugins = load(given, node=False)
+            except VtorqueError as error:
+                ctx.meta[_BAD] = error
+                return {}
+            found = [c.item for c in plugins.each("vtorque_commands") if c.error is None]
+            commands = [each.load() for each in found if each.program.split()[-1] == self.name]
+            ctx.meta[known] = {command.name or "": command for command in commands}
+        there: dict[str, click.Command] = ctx.meta[known]
+        return there
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return the command, importing its module."""
         if cmd_name not in self._lazy:
-            return super().get_command(ctx, cmd_name) or self._of_plugins().get(cmd_name)
-        module, _, attribute = self._lazy[cmd_name][0].partition(":")
-        command: click.Command = getattr(importlib.import_module(module), attribute)
+            found = super().get_command(ctx, cmd_name) or self._of_plugins(ctx).get(cmd_name)
+            if found is None and _BAD in ctx.meta:  # nobody knows whether there is such a command
+                raise ctx.meta[_BAD]
+            if found is None and cmd_name in self._elsewhere:
+                brings = self._elsewhere[cmd_name]
+                raise UsageError(
+                    f"{ctx.command_path} {cmd_name} comes with {brings}, which is not installed or "
+                    f"disabled: {how_to_install(brings)}"
+                )
+            return found
+        module, _, name = self._lazy[cmd_name].partition(":")
+        command: click.Command = getattr(importlib.import_module(module), name)
         return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the commands with their one-line help, importing nothing."""
-        rows = [(name, text) for name, (_, text) in self._lazy.items() if text]
-        rows += [(name, c.get_short_help_str()) for name, c in self._of_plugins().items()]
-        with formatter.section("Commands"):
-            formatter.write_dl(sorted(rows))
 
 
 def run(command: click.Command, program: str) -> NoReturn:
@@ -59,7 +101,8 @@ def run(command: click.Command, program: str) -> NoReturn:
     try:
         # https://no-color.org; click itself only looks whether there is a terminal.
         color = False if os.environ.get("NO_COLOR") else None
-        result = command.main(prog_name=program, standalone_mode=False, color=color)
+        with telling(program):
+            result = command.main(prog_name=program, standalone_mode=False, color=color)
     except click.exceptions.NoArgsIsHelpError as error:
         sys.stdout.write(error.format_message() + "\n")
         sys.exit(EXIT_USAGE)
@@ -69,10 +112,4 @@ def run(command: click.Command, program: str) -> NoReturn:
     except click.Abort:
         sys.stderr.write(f"{program}: interrupted\n")
         sys.exit(130)
-    except VtorqueError as error:
-        sys.stderr.write(f"{program}: {error}\n")
-        sys.exit(error.exit_code)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        sys.exit(141)
     sys.exit(result if isinstance(result, int) else 0)

@@ -9,16 +9,17 @@ from pathlib import Path
 
 import click
 
-from vtorque_core import kept, log_read
+from vtorque_core.api import kept_records
+from vtorque_core.api.log_levels import LEVELS, TRACE
+from vtorque_core.base.errors import Refused, UsageError, printable
 from vtorque_core.cli.guests import guest_name, need_root
-from vtorque_core.cli.site import load
-from vtorque_core.errors import Refused, UsageError, printable
-from vtorque_core.log_levels import LEVELS, TRACE
+from vtorque_core.records import log
+from vtorque_core.site.load import load
 
 _MAX_KEPT = 1 << 20  # bytes of a console that is kept; the core keeps less
 
 
-@click.command()
+@click.command(short_help="Show the log of a job, or the console of a guest.")
 @click.argument("job_id", metavar="JOB")
 @click.option("-f", "--follow", is_flag=True, help="Go on until the job has ended.")
 @click.option("--phase", default="", metavar="P", help="Of this phase only: plan, boot, run, ...")
@@ -55,26 +56,26 @@ def logs(
         known = ", ".join(name.lower() for name in LEVELS)
         raise UsageError(f"--level {printable(level)}: there are {known}")
     paths = load(config, node=False)[0].paths
-    uid = None if os.geteuid() == 0 else os.getuid()
-    places = kept.find(paths, job_id, uid)
     if console or cloud_init:
+        uid = None if os.geteuid() == 0 else os.getuid()
+        places = kept_records.find(paths, job_id, uid)
         _guests_own(config, job_id, places, guest or 0, follow, console)
         return
-    if not places:
-        whose = "" if uid is None else " of yours"
-        raise Refused(
-            f"nothing is kept here of a job {job_id}{whose}: its log is on the node where it runs"
-        )
-    wanted = log_read.Filter(phase, guest, LEVELS.get(level.upper(), TRACE))
-    place = places[-1]
-    over = (lambda: log_read.ended(place)) if follow else (lambda: True)
-    for entry in log_read.entries(place, over):
+    wanted = log.Filter(phase, guest, LEVELS.get(level.upper(), TRACE))
+    place = kept_records.attempts(paths, job_id)[-1]
+    over = (lambda: log.ended(place)) if follow else (lambda: True)
+    for entry in log.entries(place, over):
         if wanted.matches(entry):
-            click.echo(json.dumps(entry) if as_json else log_read.text(entry))
+            click.echo(json.dumps(entry) if as_json else log.text(entry))
 
 
 def _guests_own(
-    config: Path, job_id: str, places: list[kept.Place], guest: int, follow: bool, console: bool
+    config: Path,
+    job_id: str,
+    places: list[kept_records.Place],
+    guest: int,
+    follow: bool,
+    console: bool,
 ) -> None:
     name = f"{'console' if console else 'cloud-init'}-g{guest}.log"
     try:

@@ -1,65 +1,125 @@
-"""``vtorque plugins``: what is installed, what is on, what is broken."""
+"""``vtorque plugins``: what is installed, what each brings, what is off or broken and why."""
 
 from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from vtorque_core.plugins import Plugins, distribution_of, installed
+from vtorque_core import __version__
+from vtorque_core.base.entry_points import version_of
+from vtorque_core.base.errors import EXIT_FAILED, EXIT_OK, ConfigError
+from vtorque_core.cli.lazy import config_option, json_option
+from vtorque_core.cli.table import show
+from vtorque_core.site.plugins import BUILTIN, Plugins, installed
+
+if TYPE_CHECKING:
+    from vtorque_core.site.config import Raw
+
+# What it is called in the table and in --json, the hook that brings it, and its items' names.
+_KINDS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
+    ("-vm", "vtorque_options", lambda item: str(item.key)),
+    ("guest types", "vtorque_guest_types", lambda item: str(item.name)),
+    ("batch systems", "vtorque_batch_systems", lambda item: str(item.name)),
+    ("image builders", "vtorque_image_builders", lambda item: str(item.name)),
+    ("commands", "vtorque_commands", lambda item: f"{item.program} {item.load().name}"),
+)
 
 
 @dataclass(frozen=True)
 class Row:
-    """One plugin as the command shows it."""
+    """One plugin as the command shows it.
+
+    ``state`` is on, off or broken, ``why`` it is not on; ``brings`` the names of what it brings.
+    """
 
     name: str
-    distribution: str
     state: str
-    hooks: tuple[str, ...]
-    error: str = ""
+    distribution: str
+    version: str
+    why: str = ""
+    brings: dict[str, list[str]] = field(default_factory=dict)
+    hooks: tuple[str, ...] = ()
 
 
-@click.command()
-@click.option("--config", type=click.Path(path_type=Path), default=None, help="Other config file.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def plugins(config: Path | None, as_json: bool) -> None:
-    """List plugins: distribution, enabled or not, hooks, import errors.
+@click.command(short_help="List plugins: state, version, what each brings.")
+@config_option
+@click.option("-v", "--verbose", is_flag=True, help="Also list the hooks of each plugin.")
+@json_option
+def plugins(config: Path, verbose: bool, as_json: bool) -> None:
+    """List plugins: state, version, what each brings, and why one is off or broken.
 
-    Exit code 1 if an enabled plugin is broken.
+    Exit code 1 if one is broken or the config is wrong.
     """
-    from vtorque_core.config import CONFIG_PATH, plugins_config, read_toml  # noqa: PLC0415
+    from vtorque_core.site.config import build, plugins_config  # noqa: PLC0415
+    from vtorque_core.site.load import opened  # noqa: PLC0415
 
-    wanted = plugins_config(read_toml(config or CONFIG_PATH))
-    loaded = Plugins.load(node=True, enable=wanted.enable, disable=wanted.disable)
-    rows = list_rows(loaded)
+    raw, loaded = opened(config, node=True)
+    wrong = ""
+    try:
+        build(raw, loaded, node=True)
+    except ConfigError as error:
+        wrong = str(error)
+    rows = list_rows(loaded, raw, plugins_config(raw).disable)
     if as_json:
-        sys.stdout.write(json.dumps([asdict(row) for row in rows], indent=2) + "\n")
+        click.echo(json.dumps([asdict(row) for row in rows], indent=2))
     else:
-        _print(rows)
-    sys.exit(1 if any(row.state == "broken" for row in rows) else 0)
+        _print(rows, verbose)
+    if wrong:
+        click.echo(f"vtorque: {wrong}", err=True)
+    sys.exit(EXIT_FAILED if wrong or any(row.state == "broken" for row in rows) else EXIT_OK)
 
 
-def list_rows(loaded: Plugins) -> list[Row]:
+def list_rows(loaded: Plugins, raw: Raw, disabled: tuple[str, ...]) -> list[Row]:
     """Return one row per installed plugin, in the order hooks are called."""
-    loaded.options(), loaded.guest_types(), loaded.batch_systems(), loaded.image_builders()
-    rows = [Row("core", "vtorque-core", "enabled", loaded.hooks_of("core"))]
-    for name, points in installed().items():
-        error = loaded.broken.get(name, "")
-        state = "broken" if error else "enabled" if name in loaded.names else "disabled"
-        hooks = loaded.hooks_of(name) if state == "enabled" else ()
-        rows.append(Row(name, distribution_of(points[0]), state, hooks, error))
+    brought = _brought(loaded)
+    points = {name: found[0].distribution for name, found in installed().items()}
+    rows = []
+    for name, whose in ({BUILTIN: _core()} | points).items():
+        distribution, _, version = whose.rpartition(" ")
+        if why := loaded.broken.get(name, ""):
+            rows.append(Row(name, "broken", distribution, version, why))
+        elif name in loaded.off:
+            key = "disable" if name in disabled else "enable"
+            why = f"[plugins] {key} ({raw.origin(f'plugins.{key}')})"
+            rows.append(Row(name, "off", distribution, version, why))
+        else:
+            has, hooks = brought.get(name, {}), loaded.hooks_of(name)
+            rows.append(Row(name, "on", distribution, version, "", has, hooks))
     return rows
 
 
-def _print(rows: list[Row]) -> None:
-    width = max(len(row.name) for row in rows)
+def _core() -> str:
+    return version_of("vtorque-core") or f"vtorque-core {__version__}"
+
+
+def _brought(loaded: Plugins) -> dict[str, dict[str, list[str]]]:
+    """Return plugin name to what it brings; who fails at it is broken from then on."""
+    loaded.options(), loaded.guest_types(), loaded.batch_systems(), loaded.image_builders()
+    found: dict[str, dict[str, list[str]]] = {}
+    for kind, hook, name_of in _KINDS:
+        for each in loaded.each(hook):
+            try:
+                if each.error is not None:
+                    raise each.error
+                found.setdefault(each.plugin, {}).setdefault(kind, []).append(name_of(each.item))
+            except (Exception, SystemExit) as error:
+                loaded.broken.setdefault(each.plugin, f"{hook}: {type(error).__name__}: {error}")
+    for names in [names for has in found.values() for names in has.values()]:
+        names.sort()
+    return found
+
+
+def _print(rows: list[Row], verbose: bool) -> None:
+    columns = ["NAME", "STATE", "VERSION", "BRINGS"] + (["HOOKS"] if verbose else [])
+    cells = []
     for row in rows:
-        sys.stdout.write(f"{row.name:{width}}  {row.state:8}  {row.distribution}\n")
-        for hook in row.hooks:
-            sys.stdout.write(f"{'':{width}}    {hook}\n")
-        if row.error:
-            sys.stdout.write(f"{'':{width}}    {row.error}\n")
+        brings = "; ".join(f"{kind} {', '.join(names)}" for kind, names in row.brings.items())
+        hooks = [", ".join(hook.removeprefix("vtorque_") for hook in row.hooks) or "-"]
+        cells.append([row.name, row.state, row.version, brings or "-", *(hooks if verbose else [])])
+    show(columns, cells, [f"{row.name} is {row.state}: {row.why}" for row in rows if row.why])

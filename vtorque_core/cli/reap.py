@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vtorque_core.errors import EXIT_FAILED, UsageError, VtorqueError
+from vtorque_core.base.errors import EXIT_FAILED, UsageError, VtorqueError
+from vtorque_core.cli.lazy import config_option, json_option
 
 if TYPE_CHECKING:
-    from vtorque_core.config import Site
+    from vtorque_core.site.config import Site
 
 
-@click.command()
+@click.command(short_help="Release what ended jobs have left behind.")
 @click.argument("job_id", metavar="[JOB]", default="")
-@click.option("--config", type=click.Path(path_type=Path), default=None, help="Other config file.")
+@config_option
 @click.option("--dry-run", is_flag=True, help="Say what would be released.")
 @click.option(
     "--abandon",
@@ -28,11 +29,19 @@ if TYPE_CHECKING:
     metavar="JOB:RECORD",
     help="Give up one record that cannot be released, and what it holds.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
+@click.option("-q", "--quiet", is_flag=True, help="Say nothing where nothing was left.")
 def reap(
-    job_id: str, config: Path | None, dry_run: bool, abandon: tuple[str, ...], as_json: bool
+    job_id: str,
+    config: Path,
+    dry_run: bool,
+    abandon: tuple[str, ...],
+    as_json: bool,
+    quiet: bool,
 ) -> None:
     """Release what ended jobs have left on this node; only of JOB if given. Root only.
+
+    Says first which state directory it has looked at, and what it has found there.
 
     A job that the batch system still knows, or cannot be asked about, is left alone. Versions of
     images go that no name has any more and no job uses, and packet filters of networks that are
@@ -41,11 +50,10 @@ def reap(
     """
     if os.geteuid() != 0:
         raise UsageError("vtorque reap releases what root has acquired: run it as root")
-    from vtorque_core.cli.site import load_for_root  # noqa: PLC0415
-    from vtorque_core.config import CONFIG_PATH  # noqa: PLC0415
-    from vtorque_core.reap import reap as release  # noqa: PLC0415
+    from vtorque_core.node.end.reap import reap as release  # noqa: PLC0415
+    from vtorque_core.site.load import load  # noqa: PLC0415
 
-    site, plugins = load_for_root(config or CONFIG_PATH)
+    site, plugins = load(config, node=True)
     results = release(
         site.paths,
         plugins.batch_system(site.batch.system).node(site).alive,
@@ -57,8 +65,10 @@ def reap(
         deadline=site.node.teardown_timeout,
     )
     if as_json:
-        click.echo(json.dumps([dataclasses.asdict(result) for result in results], indent=2))
-    else:
+        jobs = [dataclasses.asdict(result) for result in results]
+        click.echo(json.dumps({"state": str(site.paths.state), "jobs": jobs}, indent=2))
+    elif results or not quiet:
+        click.echo(_found(site, len(results), job_id))
         for result in results:
             click.echo(
                 f"{result.job}: {result.action}" + (f": {result.message}" if result.message else "")
@@ -66,29 +76,28 @@ def reap(
             for line in result.report.lines() if result.report else ():
                 click.echo(f"  {line}")
     if not dry_run and not job_id:
-        for version in _collect_images(site):
-            click.echo(f"image {version}: no name has it any more: removed", err=True)
-        for table in _sweep_tables(site):
-            click.echo(f"nftables inet {table}: its network is not up: removed", err=True)
+        _sweep(site)
     sys.exit(0 if all(result.ok for result in results) else EXIT_FAILED)
 
 
-def _sweep_tables(site: Site) -> list[str]:
-    """Remove the guards of networks that are gone, where that is possible from here."""
+def _found(site: Site, journals: int, job_id: str) -> str:
+    """Say where the reaper has looked: a machine may have several state directories."""
+    what = f"{journals} open journal{'s' * (journals != 1)}" if journals else "nothing is left"
+    return f"{site.paths.state} ({site.path}): {what}" + (f" of {job_id}" if job_id else "")
+
+
+def _sweep(site: Site) -> None:
+    """Remove what no job has left: versions of images and guards of networks that are over.
+
+    Where that is possible from here: no nft or no libvirtd, jobs will say so.
+    """
+    from vtorque_core.images import store  # noqa: PLC0415
     from vtorque_core.resources import netfilter  # noqa: PLC0415
 
-    try:
-        return netfilter.sweep(site.node.libvirt_uri)
-    except VtorqueError:  # no nft, no libvirtd: jobs will say so
-        return []
-
-
-def _collect_images(site: Site) -> list[str]:
-    """Remove versions of images that nobody needs any more, where that is possible from here."""
-    from vtorque_core.image_store import sweep  # noqa: PLC0415
-
-    gone = []
     for place in (site.images.pool, Path(site.images.cache or site.images.pool)):
         with contextlib.suppress(VtorqueError, OSError):
-            gone += sweep(place, site.paths, over_only=True)
-    return gone
+            for version in store.sweep(place, site.paths, over_only=True):
+                click.echo(f"image {version}: no name has it any more: removed", err=True)
+    with contextlib.suppress(VtorqueError):
+        for table in netfilter.sweep(site.node.libvirt_uri):
+            click.echo(f"nftables inet {table}: its network is not up: removed", err=True)

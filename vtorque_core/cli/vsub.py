@@ -8,21 +8,25 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
-from vtorque_core.api import JobRequest, Option
-from vtorque_core.api_options import ARCH, DISTRO, FS_TYPE, IMG, SHOW_LOG
-from vtorque_core.cli.site import load_for_user
-from vtorque_core.config import Site
-from vtorque_core.errors import Refused, VtorqueError
-from vtorque_core.image_pool import ramdisk_mib, select
-from vtorque_core.limits import Limits, effective_default
-from vtorque_core.log_stderr import debug
-from vtorque_core.plugins import Plugins
-from vtorque_core.policy import check_share, decide, needs
-from vtorque_core.request import make_request, requested
+from vtorque_core.api.strategies import GuestType
+from vtorque_core.api.values import Image, JobRequest, Option
+from vtorque_core.api.vm_options import ARCH, DISTRO, FS_TYPE, IMG
+from vtorque_core.base.errors import Refused, UsageError, VtorqueError
+from vtorque_core.base.names import CONFIG_PATH
+from vtorque_core.images.pool import ramdisk_mib, select
+from vtorque_core.site.config import Site
+from vtorque_core.site.load import load
+from vtorque_core.site.log_stderr import debug
+from vtorque_core.site.option_limits import Limits, effective_default, shown
+from vtorque_core.site.plugins import Plugins
+from vtorque_core.site.policy import check_share, decide, needs
+from vtorque_core.site.request import make_request, requested
 
 DRY_RUN = "--dry-run"
+CONFIG = "--config"
 
 USAGE = """\
 Usage: vsub [options of your batch system's submit command] [-vm KEY=VALUE[,...]] SCRIPT
@@ -33,6 +37,7 @@ output files and exit code as of any other job.
   -vm KEY=VALUE[,...]  what the virtual machine should be like; may be repeated
   -vm none             run on bare metal, as the batch system alone would
   --dry-run            show plan and virtual hardware, submit nothing
+  --config FILE        first of all: another site config than /etc/vtorque/vtorque.toml
   -h, --help           this text
 
 A script may carry the same in lines "#VSUB -vm KEY=VALUE"; the command line wins.
@@ -56,7 +61,8 @@ def submit(argv: Sequence[str]) -> int:
 
     Raises Refused or UsageError, with nothing created.
     """
-    site, plugins = load_for_user()
+    config, argv = split_config(argv)
+    site, plugins = load(config, node=False)
     if {"-h", "--help"} & set(argv[:1]):
         sys.stdout.write(help_text(site, plugins))
         return 0
@@ -71,41 +77,49 @@ def submit(argv: Sequence[str]) -> int:
     request = make_request(pairs, plugins.options(), args.shell)
     wanted = decide(request, site, plugins)
     debug("vsub", "%s: batch system %s, asked for: %s", site.path, site.batch.system, pairs)
-    check_image(wanted, site, plugins, args.content)
-    needed = needs(wanted, site, plugins, disk_in_memory(wanted, site))
+    image = visible_image(wanted, site)
+    if image is not None:
+        check_script(plugins.guest_type(image.guest_type), args.content, image)
+    needed = needs(wanted, site, plugins, disk_in_memory(wanted, image))
     debug("vsub", "on each node: %d CPUs, %d MiB", needed.cpus, needed.mib)
     check_share(needed, args.vcpus_given, args.mib_given)
     if DRY_RUN in argv:
         from vtorque_core.cli.dry_run import show  # noqa: PLC0415
 
         return show(request, site.path)
-    if wanted[SHOW_LOG] and not args.interactive:
-        from vtorque_core.cli.follow import submit_and_follow  # noqa: PLC0415
-
-        return submit_and_follow(submitter, args, request.encode(), needed, site)
     return submitter.submit(args, request.encode(), needed)
 
 
-def check_image(
-    wanted: JobRequest, site: Site, plugins: Plugins, script: bytes | None = None
-) -> None:
-    """Refuse at once what the node would refuse later, where this host can see the pool."""
-    if os.access(site.images.pool, os.R_OK | os.X_OK):
-        image = select(site.images.pool, wanted[IMG], wanted[DISTRO], wanted[ARCH])
-        check = plugins.guest_type(image.guest_type).check_script
-        refusals = tuple(check(script, image)) if check is not None and script is not None else ()
-        if refusals:
-            raise Refused(*refusals)
+def split_config(argv: Sequence[str]) -> tuple[Path, Sequence[str]]:
+    """Return the site config, and the words after ``--config FILE`` if they begin with it.
+
+    Only there: further on it may be the script's. Raises UsageError.
+    """
+    if argv[:1] != [CONFIG]:
+        return CONFIG_PATH, argv
+    if len(argv) == 1:
+        raise UsageError(f"vsub {CONFIG} needs a file")
+    return Path(argv[1]), argv[2:]
 
 
-def disk_in_memory(wanted: JobRequest, site: Site) -> int:
+def visible_image(wanted: JobRequest, site: Site) -> Image | None:
+    """Return the job's image; None where this host sees no pool. Raises Refused as the node."""
+    if not os.access(site.images.pool, os.R_OK | os.X_OK):
+        return None
+    return select(site.images.pool, wanted[IMG], wanted[DISTRO], wanted[ARCH])
+
+
+def check_script(guest_type: GuestType, script: bytes | None, image: Image) -> None:
+    """Refuse at once a script that guests of its image cannot run."""
+    check = guest_type.check_script
+    if check and script is not None and (refusals := tuple(check(script, image))):
+        raise Refused(*refusals)
+
+
+def disk_in_memory(wanted: JobRequest, image: Image | None) -> int:
     """Return MiB of a guest's root disk in memory; 0: on a disk, or this host sees no image."""
-    pool = site.images.pool
-    if wanted[FS_TYPE] != "ramdisk" or not os.access(pool, os.R_OK | os.X_OK):
-        return 0
-    image = select(pool, wanted[IMG], wanted[DISTRO], wanted[ARCH])
-    readable = image.disk is not None and os.access(image.disk, os.R_OK)
-    return ramdisk_mib(image.disk) if image.disk is not None and readable else 0
+    disk = image.disk if image is not None and wanted[FS_TYPE] == "ramdisk" else None
+    return ramdisk_mib(disk) if disk is not None and os.access(disk, os.R_OK) else 0
 
 
 def help_text(site: Site, plugins: Plugins) -> str:
@@ -113,18 +127,16 @@ def help_text(site: Site, plugins: Plugins) -> str:
     lines = [USAGE, "Keys of -vm at this site:"]
     for key, option in sorted(plugins.options().items()):
         limits = site.options.get(key, Limits())
-        shown = option.show(effective_default(option, limits))
+        default = option.show(effective_default(option, limits)) or "none"
         lines.append(f"  {key}={option.metavar}")
-        lines.append(f"      {option.help} (default: {shown or 'none'}{bounds(option, limits)})")
+        lines.append(f"      {option.help} (default: {default}{bounds(option, limits)})")
     return "\n".join(lines) + "\n"
 
 
 def bounds(option: Option[Any], limits: Limits) -> str:
     """Return the site's limits of a key as ``; min 1; max 8``, or nothing."""
-    found = [(n, getattr(limits, n)) for n in ("min", "max")]
-    text = "".join(f"; {name} {option.show(value)}" for name, value in found if value is not None)
-    if limits.allow is not None:
-        text += "; one of " + ", ".join(rule.text for rule in limits.allow)
-    if limits.deny:
-        text += "; not " + ", ".join(rule.text for rule in limits.deny)
-    return text
+    words = {"allow": "one of", "deny": "not"}
+    return "".join(
+        f"; {words.get(name, name)} {value if isinstance(value, str) else ', '.join(value)}"
+        for name, value in shown(option, limits).items()
+    )

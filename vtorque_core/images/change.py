@@ -1,8 +1,8 @@
-"""The image pool: a root-owned directory of images, each with a sidecar that says what it is.
+"""Change the pool: add, label, sign and remove images. As root.
 
-Reading is :mod:`vtorque_core.image_pool`, whose names are here too; how files lie on disk and how
-old ones go is :mod:`vtorque_core.image_store`. This module changes the pool, as root. Each change
-is one rename: a kill at any point leaves the image as it was or as it is to be.
+Reading is :mod:`vtorque_core.images.pool`; how files lie on disk and how old ones go is
+:mod:`vtorque_core.images.store`. Each change is one rename: a kill at any point leaves the image as
+it was or as it is to be.
 """
 
 from __future__ import annotations
@@ -14,87 +14,38 @@ from datetime import UTC, datetime
 from json import dumps
 from pathlib import Path
 
-from vtorque_core import image_store
-from vtorque_core.api import Image
-from vtorque_core.api_image import BuiltImage
-from vtorque_core.errors import HostFault, Refusal, Refused
-from vtorque_core.image_files import check_built, check_disk, file_sha256
-from vtorque_core.image_pool import (
-    Broken,
-    Listed,
+from vtorque_core.api.image_builder import Building, BuiltImage
+from vtorque_core.api.values import Image
+from vtorque_core.base import safefs
+from vtorque_core.base.errors import HostFault, Refusal, Refused
+from vtorque_core.base.names import Paths
+from vtorque_core.base.trust import effective_root
+from vtorque_core.images import store
+from vtorque_core.images.check import Hashed, check_built, check_disk, file_hashes
+from vtorque_core.images.pool import (
     bad,
     check_name,
     check_pool,
     describe,
     file_status,
-    list_images,
-    listing,
-    lookup,
+    has_copy,
     read_sidecar,
-    scan,
-    select,
     unknown,
 )
-from vtorque_core.image_sidecar import (
+from vtorque_core.images.sidecar import (
     SIDECAR,
     FileRecord,
     Sidecar,
     check_facts,
     file_names,
+    names,
     version_of,
 )
-from vtorque_core.image_signature import signed_bytes
-from vtorque_core.image_store import staging, sweep
-from vtorque_core.names import Paths
-from vtorque_core.trust import effective_root
-
-__all__ = [
-    "SIDECAR",
-    "Broken",
-    "Listed",
-    "Removed",
-    "adopt",
-    "attach",
-    "check_name",
-    "check_pool",
-    "commit",
-    "describe",
-    "file_status",
-    "label",
-    "list_images",
-    "listing",
-    "lookup",
-    "read_sidecar",
-    "remove",
-    "scan",
-    "select",
-    "staging",
-    "sweep",
-    "unsigned",
-    "verify",
-]
-
-Hashed = Callable[[int, int], None]
-"""Told of progress: bytes that are hashed, bytes in all."""
-
+from vtorque_core.images.signature import signed_bytes
+from vtorque_core.images.store import sweep
 
 Sign = Callable[[Sidecar], str]
 """Returns the signature that a new image gets; empty: none."""
-
-
-def unsigned(_new: Sidecar) -> str:
-    """Sign nothing."""
-    return ""
-
-
-@dataclass(frozen=True)
-class Removed:
-    """What a removal left: ``used_by``: jobs of this node that still use a version of it;
-    ``kept``: versions that stay for them, or for other nodes' jobs.
-    """
-
-    used_by: tuple[str, ...]
-    kept: tuple[str, ...]
 
 
 def verify(pool: Path, name: str, told: Hashed = lambda _done, _all: None) -> Image:
@@ -106,19 +57,15 @@ def verify(pool: Path, name: str, told: Hashed = lambda _done, _all: None) -> Im
     """
     sidecar = describe(pool, name)
     directory = pool / name / sidecar.version
-    total = sum(record.size for record in sidecar.files.values())
-    records: dict[str, FileRecord] = {}
-    done = 0
-    for file, record in sidecar.files.items():
-        status = file_status(f"{directory}/{file}", name)
+    there = {file: file_status(f"{directory}/{file}", name) for file in sidecar.files}
+    for file, status in there.items():
         if not status.st_mode & 0o004:
             raise bad(name, f"{file} cannot be read by QEMU's user: chmod 644 {directory}/{file}")
-        before = done
-        digest = file_sha256(directory / file, lambda n, b=before: told(b + n, total))  # type: ignore[misc]
-        done += status.st_size
-        if digest != record.sha256:
-            raise bad(name, f"{file} has sha256 {digest}, its sidecar says {record.sha256}")
-        records[file] = FileRecord.of(digest, status)
+    digests = file_hashes(directory, there, told)
+    for file, record in sidecar.files.items():
+        if digests[file] != record.sha256:
+            raise bad(name, f"{file} has sha256 {digests[file]}, its sidecar says {record.sha256}")
+    records = {file: FileRecord.of(digests[file], status) for file, status in there.items()}
     for part in (directory, pool / name, pool):
         if not part.stat().st_mode & 0o001:
             raise bad(name, f"QEMU's user cannot enter {part}: chmod o+x {part}")
@@ -134,6 +81,53 @@ def verify(pool: Path, name: str, told: Hashed = lambda _done, _all: None) -> Im
     return sidecar.image(pool)
 
 
+def build(
+    pool: Path,
+    name: str,
+    builder: str,
+    make: Callable[[Path, Building], BuiltImage],
+    building: Building,
+    *,
+    there: bool | None = None,
+    paths: Paths | None = None,
+    keep: float = 0.0,
+    sign: Sign | None = None,
+) -> Image:
+    """Have an image made and commit it, as root.
+
+    Args:
+        pool, name, builder, paths, keep, sign: as of :func:`commit`.
+        make: a builder's ``build`` with its arguments; gets the staging directory.
+        building: is told how far it is, and gets what the builder notes.
+        there: False: refused if there is such an image; True: if there is none, and the builder
+            is told what it is. None: it is replaced if it is there.
+    """
+    check_name(name)
+    check_pool(pool)
+    if there is False and name in names(pool):
+        raise Refused(f"there is an image {name}: vmgr images update {name} FILE replaces it")
+    before = _before(pool, name) if there else None
+    try:
+        with store.staging(pool, paths) as staging:
+            built = make(staging, replace(building, before=before))
+            building.step("checking and hashing")
+            return commit(
+                pool, name, staging, built, builder,
+                paths=paths, keep=keep, told=building.told, sign=sign,
+            )  # fmt: skip
+    except OSError as error:
+        raise HostFault(f"image {name}: {error.strerror or error}", stage="build") from None
+
+
+def _before(pool: Path, name: str) -> BuiltImage | None:
+    if name not in names(pool):
+        raise unknown(pool, name)
+    try:
+        return describe(pool, name).built
+    except Refused:
+        return None  # broken: an update mends it
+
+
 def commit(
     pool: Path,
     name: str,
@@ -144,8 +138,7 @@ def commit(
     paths: Paths | None = None,
     keep: float = 0.0,
     told: Hashed = lambda _done, _all: None,
-    expect: str = "",
-    sign: Sign = unsigned,
+    sign: Sign | None = None,
 ) -> Image:
     """Check what a builder left in ``source`` and make it what image ``name`` is, as root.
 
@@ -160,8 +153,8 @@ def commit(
         paths: this node's, if its jobs use the pool.
         keep: seconds that the version before is kept for jobs of other nodes.
         told: of the hashing.
-        expect: the version that it must be, for a copy.
-        sign: gives its signature. Without, the same content again keeps the one that it has.
+        sign: gives its signature, or raises Refused. Without one, the same content again keeps
+            what it has.
 
     Raises Refused for a bad name or bad files, HostFault if the disk is full.
     """
@@ -170,15 +163,24 @@ def commit(
     check_built(source, built)
     try:
         sidecar = _prepare(name, source, built, builder, told)
-        if expect not in ("", sidecar.version):
-            raise Refused(f"image {name}: its copy is {sidecar.version}, not {expect}")
-        sidecar = replace(sidecar, signature=sign(sidecar))
-        with image_store.locked(pool):
-            sidecar = _switch(pool, source, sidecar, max(keep, image_store.GRACE))
+        if sign is not None:
+            sidecar = replace(sidecar, signature=sign(sidecar))
+        with store.locked(pool):
+            sidecar = _switch(pool, source, sidecar, max(keep, store.GRACE))
         sweep(pool, paths)
     except OSError as error:
         raise HostFault(f"image {name}: {error}", stage="commit") from None
     return sidecar.image(pool)
+
+
+@dataclass(frozen=True)
+class Removed:
+    """What a removal left: ``used_by``: jobs of this node that still use a version of it;
+    ``kept``: versions that stay for them, or for other nodes' jobs.
+    """
+
+    used_by: tuple[str, ...]
+    kept: tuple[str, ...]
 
 
 def remove(
@@ -203,20 +205,20 @@ def remove(
     check_pool(pool)
     home = pool / name
     try:
-        with image_store.locked(pool):
+        with store.locked(pool):
             if not os.path.lexists(home / SIDECAR):
                 raise unknown(pool, name)
-            uses = image_store.in_use(paths)
-            users = image_store.users_of(home, uses)
+            uses = store.in_use(paths)
+            users = store.users_of(home, uses)
             if users and not when_free:
                 raise _used(name, users)
             if not users and keep <= 0:
-                image_store.trash(pool, home)
+                store.trash(pool, home)
             else:
                 _forget(home, uses, keep)
-            image_store.fsync(pool)
-        image_store.empty_trash(pool)
-        left = [] if not home.is_dir() else [v for v, _ in image_store.old_versions(home)]
+            safefs.fsync(pool)
+        store.empty_trash(pool)
+        left = [] if not home.is_dir() else [v for v, _ in store.old_versions(home)]
     except OSError as error:
         raise HostFault(f"image {name}: {error}", stage="remove") from None
     return Removed(users, tuple(left))
@@ -229,51 +231,49 @@ def label(
 
     As root. Raises Refused: no such image, a label that is not a short text.
     """
+
+    def labelled(now: Sidecar) -> Sidecar:
+        labels = {**now.built.labels, **changes}
+        kept = {key: value for key, value in labels.items() if value is not None}
+        new = replace(now, built=replace(now.built, labels=kept))
+        try:
+            check_facts(new.built)
+        except ValueError as error:
+            raise Refused(f"image {name} {error}") from None
+        # A signature was not for these labels.
+        return new if signed_bytes(new) == signed_bytes(now) else replace(new, signature="")
+
     describe(pool, name)
-    try:
-        with image_store.locked(pool):
-            sidecar = read_sidecar(pool, name)
-            labels = {**sidecar.built.labels, **changes}
-            kept = {key: value for key, value in labels.items() if value is not None}
-            new = replace(sidecar, built=replace(sidecar.built, labels=kept))
-            if signed_bytes(new) != signed_bytes(sidecar):
-                new = replace(new, signature="")  # it was not for these labels
-            try:
-                check_facts(new.built)
-            except ValueError as error:
-                raise Refused(f"image {name} {error}") from None
-            _write_sidecar(pool / name, new)
-        sweep(pool, paths)
-    except OSError as error:
-        raise HostFault(f"image {name}: {error}", stage="label") from None
+    new = rewrite(pool, name, "label", labelled)
+    sweep(pool, paths)
     return new
 
 
 def attach(pool: Path, seen: Sidecar, signature: str) -> None:
     """Give an image its signature, as root. Raises Refused if it is not ``seen`` any more."""
-    try:
-        with image_store.locked(pool):
-            now = read_sidecar(pool, seen.name)
-            if signed_bytes(now) != signed_bytes(seen):
-                raise Refused(f"image {seen.name} has been changed meanwhile: look at it again")
-            _write_sidecar(pool / seen.name, replace(now, signature=signature))
-    except OSError as error:
-        raise HostFault(f"image {seen.name}: {error}", stage="sign") from None
+
+    def signed(now: Sidecar) -> Sidecar:
+        if signed_bytes(now) != signed_bytes(seen):
+            raise Refused(f"image {seen.name} has been changed meanwhile: look at it again")
+        return replace(now, signature=signature)
+
+    rewrite(pool, seen.name, "sign", signed)
 
 
-def adopt(cache: Path, wanted: Sidecar) -> None:
-    """Have a copy say what the pool says of the same version: labels and signature change too.
+def rewrite(pool: Path, name: str, stage: str, make: Callable[[Sidecar], Sidecar]) -> Sidecar:
+    """Write what ``make`` makes of an image's sidecar, under the pool's lock; return that.
 
-    As root, on a copy whose files are whole. Raises HostFault.
+    As root. ``stage``: what a HostFault says was being done.
     """
     try:
-        with image_store.locked(cache):
-            here = read_sidecar(cache, wanted.name)
-            new = replace(here, built=wanted.built, signature=wanted.signature)
-            if here.version == wanted.version and new != here:
-                _write_sidecar(cache / wanted.name, new)
+        with store.locked(pool):
+            now = read_sidecar(pool, name)
+            new = make(now)
+            if new != now:
+                _write_sidecar(pool / name, new)
     except OSError as error:
-        raise HostFault(f"image {wanted.name}: {error}", stage="sync") from None
+        raise HostFault(f"image {name}: {error}", stage=stage) from None
+    return new
 
 
 def _used(name: str, users: tuple[str, ...]) -> Refused:
@@ -285,23 +285,18 @@ def _used(name: str, users: tuple[str, ...]) -> Refused:
 def _prepare(name: str, source: Path, built: BuiltImage, builder: str, told: Hashed) -> Sidecar:
     """Make ``source`` hold nothing but the version's directory, hashed and on disk."""
     files = file_names(built)
-    total = sum((source / file).stat().st_size for file in files)
-    done, digests = 0, {}
-    for file in files:
-        path = source / file
+    for path in (source / file for file in files):
         os.chown(path, os.geteuid(), os.getegid())
         path.chmod(0o644)
-        image_store.fsync(path)
-        before = done
-        digests[file] = file_sha256(path, lambda n, b=before: told(b + n, total))  # type: ignore[misc]
-        done += path.stat().st_size
+        safefs.fsync(path)
+    digests = file_hashes(source, files, told)
     version = version_of(built, digests)
     target = source / version
     target.mkdir()
     target.chmod(0o755)
     for file in files:
         (source / file).rename(target / file)
-    image_store.fsync(target)
+    safefs.fsync(target)
     records = {file: FileRecord.of(digests[file], (target / file).lstat()) for file in files}
     now = _now()
     return Sidecar(name, built, version, builder, now, records, now)
@@ -314,24 +309,25 @@ def _switch(pool: Path, source: Path, sidecar: Sidecar, keep: float) -> Sidecar:
     home.chmod(0o755)
     sidecar = _still_signed(pool, sidecar)
     try:
-        old = image_store.current(home)
+        old = store.current(home)
     except ValueError:
         old = None  # broken: replaced
     prepared, target = source / sidecar.version, home / sidecar.version
     if not os.path.lexists(target):
         prepared.rename(target)
-    elif old == sidecar.version and (whole := _whole(pool, sidecar)) is not None:
-        sidecar = replace(sidecar, files=whole)  # the same content again: guests use these files
+    elif old == sidecar.version and has_copy(pool, sidecar):
+        there = read_sidecar(pool, sidecar.name)
+        sidecar = replace(sidecar, files=there.files)  # guests use these files
     else:
         for file in sidecar.files:  # of the same content; who has the old one open keeps it
             (prepared / file).rename(target / file)
-        image_store.fsync(target)
-    image_store.fsync(home)
+        safefs.fsync(target)
+    safefs.fsync(home)
     if old is not None and old != sidecar.version:
-        image_store.retire(home, old, keep)
+        store.retire(home, old, keep)
     _write_sidecar(home, sidecar)
-    image_store.fsync(pool)
-    image_store.reinstate(home, sidecar.version)
+    safefs.fsync(pool)
+    store.reinstate(home, sidecar.version)
     return sidecar
 
 
@@ -346,44 +342,36 @@ def _still_signed(pool: Path, new: Sidecar) -> Sidecar:
     return replace(new, signature=old.signature)
 
 
-def _whole(pool: Path, sidecar: Sidecar) -> Mapping[str, FileRecord] | None:
-    """Return the records of the files that are there if stat(2) finds them unchanged."""
-    try:
-        lookup(pool, sidecar.name)
-        there = read_sidecar(pool, sidecar.name)
-    except Refused:
-        return None
-    return there.files if set(there.files) == set(sidecar.files) else None
-
-
-def _forget(home: Path, uses: image_store.Uses, keep: float) -> None:
+def _forget(home: Path, uses: store.Uses, keep: float) -> None:
     """Take the name from an image whose files stay for now, under the pool's lock."""
     try:
-        version = image_store.current(home)
+        version = store.current(home)
     except ValueError:
         version = None
     if version is not None:
-        image_store.retire(home, version, keep)
+        store.retire(home, version, keep)
     (home / SIDECAR).unlink()
-    image_store.fsync(home)
-    image_store.collect(home, uses)
+    safefs.fsync(home)
+    store.collect(home, uses)
 
 
 def _record_again(pool: Path, seen: Sidecar, records: dict[str, FileRecord]) -> None:
     """Note when an image was found good, and where; not if it has been replaced meanwhile."""
+
+    def noted(now: Sidecar) -> Sidecar:
+        same = now.version == seen.version
+        return replace(now, files=records, verified=_now()) if same else now
+
     try:
-        with image_store.locked(pool):
-            if read_sidecar(pool, seen.name).version == seen.version:
-                now = read_sidecar(pool, seen.name)
-                _write_sidecar(pool / seen.name, replace(now, files=records, verified=_now()))
-    except OSError as error:
+        rewrite(pool, seen.name, "verify", noted)
+    except HostFault:  # a pool that cannot be written to, mostly
         if records != seen.files:
-            raise HostFault(f"image {seen.name}: {error}", stage="verify") from None
+            raise
 
 
 def _write_sidecar(home: Path, sidecar: Sidecar) -> None:
     text = dumps(sidecar.as_json(), indent=2) + "\n"
-    image_store.replace_file(home / SIDECAR, text.encode())
+    store.replace_file(home / SIDECAR, text.encode())
 
 
 def _now() -> str:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from vtorque_core.api_image import BuiltImage
-from vtorque_core.errors import HostFault, Refused
-from vtorque_core.image_formats import check_qcow2
-from vtorque_core.image_sidecar import check_facts, file_names
+from vtorque_core.api.image_builder import BuiltImage
+from vtorque_core.api.qcow2 import HEADER, MAGIC, check_qcow2
+from vtorque_core.base.errors import HostFault, Refused
+from vtorque_core.images.sidecar import check_facts, file_names
+
+Hashed = Callable[[int, int], None]
+"""Told of progress: bytes that are hashed, bytes in all."""
 
 _BLOCK = 1 << 20  # bytes read at a time
 _TOLD = 64 << 20  # bytes between two words on progress
@@ -52,12 +56,12 @@ def check_disk(path: Path, declared: str) -> None:
     is read here first, since qemu-img itself opens a qcow2's data file (CVE-2024-4467).
     Raises Refused; HostFault if qemu-img is missing or gives up.
     """
-    from vtorque_core.image_tool import path_of, run  # noqa: PLC0415 - vsub reads images only
+    from vtorque_core.api.confined_tool import path_of, run  # noqa: PLC0415 - vsub reads images only
 
     with path.open("rb") as file:
-        header = file.read(112)
+        header = file.read(HEADER)
         try:
-            if header[:4] == b"QFI\xfb":
+            if header.startswith(MAGIC):
                 check_qcow2(header, path.stat().st_size)
             # Not as root, whoever made it: a broken tool may have written this disk.
             argv = ("qemu-img", "info", "--output=json", path_of(file.fileno()))
@@ -73,6 +77,21 @@ def check_disk(path: Path, declared: str) -> None:
         raise Refused(f"{path.name} refers to another file; make it stand alone: qemu-img convert")
     if info.get("encrypted"):
         raise Refused(f"{path.name} is encrypted")
+
+
+def file_hashes(directory: Path, files: Iterable[str], told: Hashed) -> dict[str, str]:
+    """Return the hashes of files of a directory, as :func:`file_sha256`, by their names."""
+    sizes = {file: (directory / file).stat().st_size for file in files}
+    done, digests = 0, {}
+    for file, size in sizes.items():
+        so_far = functools.partial(_told, told, done, sum(sizes.values()))
+        digests[file] = file_sha256(directory / file, so_far)
+        done += size
+    return digests
+
+
+def _told(told: Hashed, before: int, total: int, count: int) -> None:
+    told(before + count, total)
 
 
 def file_sha256(path: Path, told: Callable[[int], None] = lambda _done: None) -> str:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
 from pathlib import Path
 
-from vtorque_core.api import Image
-from vtorque_core.errors import ConfigError, HostFault, Refusal, Refused, printable
-from vtorque_core.image_sidecar import (
+from vtorque_core.api.values import Image
+from vtorque_core.base.errors import ConfigError, HostFault, Refusal, Refused, printable
+from vtorque_core.base.record import dataclass
+from vtorque_core.base.trust import require_root_owned
+from vtorque_core.images.sidecar import (
     MAX_SIDECAR,
     NAME,
     SIDECAR,
@@ -24,22 +25,9 @@ from vtorque_core.image_sidecar import (
     names,
     parse_sidecar,
 )
-from vtorque_core.trust import require_root_owned
 
 Accept = Callable[[Sidecar], None]
 """Raises Refused for an image that the site does not accept, whatever its files are."""
-
-
-def _any(sidecar: Sidecar) -> None:
-    """Accept every image."""
-
-
-@dataclass(frozen=True)
-class Broken:
-    """An image that cannot be used, and why."""
-
-    name: str
-    reason: str
 
 
 @dataclass(frozen=True)
@@ -54,6 +42,14 @@ class Listed:
     def name(self) -> str:
         """Its name."""
         return self.sidecar.name
+
+
+@dataclass(frozen=True)
+class Broken:
+    """An image that cannot be used, and why."""
+
+    name: str
+    reason: str
 
 
 def check_pool(pool: Path) -> None:
@@ -80,7 +76,7 @@ def check_name(name: str) -> None:
         )
 
 
-def lookup(pool: Path, name: str, cache: Path | None = None, accept: Accept = _any) -> Image:
+def lookup(pool: Path, name: str, cache: Path | None = None, accept: Accept | None = None) -> Image:
     """Return one image of the pool, its files checked by size, time and inode. Any user.
 
     Args:
@@ -88,7 +84,7 @@ def lookup(pool: Path, name: str, cache: Path | None = None, accept: Accept = _a
         name: untrusted.
         cache: the node's own copies; one of the same content is preferred. Where there is no
             pool, the cache is all there is.
-        accept: is asked about what is returned.
+        accept: is asked about what is returned; None: nobody is.
 
     Raises Refused: bad name, no such image, unreadable sidecar, a file that has changed, files or
     directories that others than root can write; HostFault: no pool.
@@ -97,33 +93,23 @@ def lookup(pool: Path, name: str, cache: Path | None = None, accept: Accept = _a
     if cache is not None and not pool.is_dir() and cache.is_dir():
         pool, cache = cache, None
     check_pool(pool)
-    if cache is not None:
-        wanted = read_sidecar(pool, name)
-        cached = _cached(cache, wanted)
-        if cached is not None:
-            found = replace(wanted, files=cached.files)
-            accept(found)
-            return found.image(cache)
-    found = _checked(pool, name).sidecar
-    accept(found)
+    if cache is not None and has_copy(cache, found := read_sidecar(pool, name)):
+        pool = cache
+    else:
+        found = _checked(pool, name).sidecar
+    if accept is not None:
+        accept(found)
     return found.image(pool)
 
 
-def _cached(cache: Path, wanted: Sidecar) -> Sidecar | None:
-    """Return the sidecar of a whole copy of the same content in the node's cache, or None."""
+def has_copy(cache: Path, wanted: Sidecar) -> bool:
+    """Return whether a whole copy of the same content is in the node's cache."""
     try:
         check_pool(cache)
         found = _checked(cache, wanted.name).sidecar
     except (Refused, HostFault):
-        return None  # not there yet, being replaced, or damaged: the pool has it
-    same = (found.version, found.sha256) == (wanted.version, wanted.sha256)
-    return found if same else None
-
-
-def scan(pool: Path) -> list[Image | Broken]:
-    """Return every image of the pool by name, those that cannot be used with the reason."""
-    found = listing(pool)
-    return [item if isinstance(item, Broken) else item.sidecar.image(pool) for item in found]
+        return False  # not there yet, being replaced, or damaged: the pool has it
+    return (found.version, found.sha256) == (wanted.version, wanted.sha256)
 
 
 def listing(pool: Path) -> list[Listed | Broken]:
@@ -144,8 +130,8 @@ def _listing(pool: Path) -> Iterator[Listed | Broken]:
 
 
 def list_images(pool: Path) -> list[Image]:
-    """Return all usable images by name. Raises as :func:`check_pool`; see :func:`scan`."""
-    return [found for found in scan(pool) if isinstance(found, Image)]
+    """Return all usable images by name. Raises as :func:`check_pool`; see :func:`listing`."""
+    return [item.sidecar.image(pool) for item in listing(pool) if isinstance(item, Listed)]
 
 
 def select(
@@ -154,7 +140,7 @@ def select(
     distro: str | None,
     arch: str | None,
     cache: Path | None = None,
-    accept: Accept = _any,
+    accept: Accept | None = None,
 ) -> Image:
     """Return the image a job asked for: by name, or the only one of a distro and architecture.
 
@@ -191,9 +177,9 @@ def describe(pool: Path, name: str) -> Sidecar:
 def read_sidecar(pool: Path, name: str) -> Sidecar:
     """As :func:`describe`, with name and pool checked already."""
     path = f"{pool}/{name}/{SIDECAR}"
-    if stat.S_ISLNK(_own(f"{pool}/{name}", pool, name).st_mode):
-        raise bad(name, f"{pool}/{name} is a symbolic link: an image lies in the pool itself")
     try:
+        if stat.S_ISLNK(_own(f"{pool}/{name}").st_mode):
+            raise bad(name, f"{pool}/{name} is a symbolic link: an image lies in the pool itself")
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except (FileNotFoundError, NotADirectoryError):
         raise unknown(pool, name) from None
@@ -219,7 +205,7 @@ def _checked(pool: Path, name: str) -> Listed:
     sidecar = read_sidecar(pool, name)
     directory = f"{pool}/{name}/{sidecar.version}"
     size = blocks = 0
-    _own(directory, pool, name)
+    _part(directory, name)
     for file, record in sidecar.files.items():
         status = file_status(f"{directory}/{file}", name)
         if FileRecord.of(record.sha256, status) != record:
@@ -238,29 +224,22 @@ def file_status(path: str, name: str) -> os.stat_result:
 
     Raises Refused.
     """
-    try:
-        status = os.lstat(path)
-        if not _is_own(status):
-            require_root_owned(Path(path), uid=os.geteuid())
-    except OSError as error:
-        raise bad(name, f"{path}: {error.strerror}") from None
-    except ConfigError as error:
-        raise bad(name, str(error)) from None
+    status = _part(path, name)
     if not stat.S_ISREG(status.st_mode):
         raise bad(name, f"{path.rpartition('/')[2]} is not a regular file")
     return status
 
 
-def _own(path: str, pool: Path, name: str) -> os.stat_result:
-    """Return the status of a directory of the image; what lies above it has been checked."""
+def _part(path: str, name: str) -> os.stat_result:
     try:
-        status = os.lstat(path)
-    except (FileNotFoundError, NotADirectoryError):
-        if path == f"{pool}/{name}":
-            raise unknown(pool, name) from None
-        raise bad(name, f"{path}: is missing") from None
+        return _own(path)
     except OSError as error:
         raise bad(name, f"{path}: {error.strerror}") from None
+
+
+def _own(path: str) -> os.stat_result:
+    """Return the status of what must be root's alone; what lies above it has been checked."""
+    status = os.lstat(path)
     if not _is_own(status):
         _check_slowly(Path(path))
     return status
@@ -280,10 +259,10 @@ def _check_slowly(path: Path) -> None:
 
 def unknown(pool: Path, name: str) -> Refused:
     """Return the refusal of a name that the pool does not have."""
-    from difflib import get_close_matches  # noqa: PLC0415 (12 ms, for errors only)
+    from vtorque_core.base.suggest import closest  # noqa: PLC0415 (for errors only)
 
     known = names(pool)
-    close = get_close_matches(name, known, n=3) or known[:10]
+    close = closest(name, known, 3) or known[:10]
     hint = f"did you mean {', '.join(close)}?" if close else "build one with vmgr images build"
     return Refused(Refusal(f"no such image in {pool}", key="img", value=name, fix=hint))
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
+import dataclasses
 import json
 import os
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from vtorque_core.api import Image
-from vtorque_core.api_image import BuiltImage
+from vtorque_core.api.image_builder import BuiltImage
+from vtorque_core.api.values import Image
+from vtorque_core.base.record import dataclass
 
 SCHEMA = 1
 SIDECAR = "image.json"
@@ -24,6 +24,8 @@ _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 MAX_CMDLINE = 2047  # COMMAND_LINE_SIZE of x86 less its NUL: arch/x86/include/asm/setup.h of Linux
 MAX_LABELS = 64
 MAX_SIGNATURE = 8192  # bytes; one by a 4096-bit RSA key has 1,700
+_ROLES = ("disk", "kernel", "initrd")  # of files
+_FACTS = tuple(field.name for field in dataclasses.fields(BuiltImage))
 DISK_FORMATS = ("raw", "qcow2")
 _KINDS = {
     **dict.fromkeys(("guest_type", "distro", "arch", "disk_format", "cmdline"), str),
@@ -54,7 +56,7 @@ class Sidecar:
     """What a sidecar says. ``version`` is the directory of the files.
 
     ``created`` and ``verified`` (when the files were last hashed) are UTC in ISO 8601.
-    ``signature``: of :mod:`vtorque_core.image_signature`, or empty.
+    ``signature``: of :mod:`vtorque_core.images.signature`, or empty.
     """
 
     name: str
@@ -69,36 +71,18 @@ class Sidecar:
     @property
     def sha256(self) -> str:
         """One hash for the image: of its files' roles and hashes, not of when it was built."""
-        roles = {r: getattr(self.built, r) for r in ("disk", "kernel", "initrd")}
+        roles = {role: getattr(self.built, role) for role in _ROLES}
         lines = [f"{role} {self.files[f].sha256}\n" for role, f in sorted(roles.items()) if f]
-        return hashlib.sha256("".join(lines).encode()).hexdigest()
+        return _sha256(lines)
 
     def image(self, pool: Path) -> Image:
         """Return the image with the paths of its files."""
-        directory = pool / self.name / self.version
-        built = self.built
-
-        def path(file: str | None) -> Path | None:
-            return directory / file if file else None
-
-        return Image(
-            name=self.name,
-            guest_type=built.guest_type,
-            distro=built.distro,
-            arch=built.arch,
-            sha256=self.sha256,
-            min_ram_mib=built.min_ram_mib,
-            disk=path(built.disk),
-            disk_format=built.disk_format,
-            kernel=path(built.kernel),
-            initrd=path(built.initrd),
-            cmdline=built.cmdline,
-            labels=dict(built.labels),
-        )
+        directory, facts = pool / self.name / self.version, vars(self.built)
+        paths = {role: directory / facts[role] for role in _ROLES if facts[role]}
+        return Image(name=self.name, sha256=self.sha256, **{**facts, **paths})
 
     def as_json(self) -> dict[str, Any]:
         """Return what is written to the file."""
-        built = self.built
         return {
             "schema": SCHEMA,
             "name": self.name,
@@ -107,16 +91,8 @@ class Sidecar:
             "created": self.created,
             "verified": self.verified or self.created,
             "sha256": self.sha256,
-            "guest_type": built.guest_type,
-            "distro": built.distro,
-            "arch": built.arch,
-            "min_ram_mib": built.min_ram_mib,
-            "disk": built.disk,
-            "disk_format": built.disk_format,
-            "kernel": built.kernel,
-            "initrd": built.initrd,
-            "cmdline": built.cmdline,
-            "labels": dict(sorted(built.labels.items())),
+            **vars(self.built),
+            "labels": dict(sorted(self.built.labels.items())),
             "files": {name: vars(record) for name, record in sorted(self.files.items())},
             "signature": self.signature,
         }
@@ -135,21 +111,11 @@ def parse_sidecar(text: bytes, name: str) -> Sidecar:
     for key, kind in _KINDS.items():
         if type(data.get(key)) is not kind:
             raise ValueError(f"has no {key}, or not of type {kind.__name__}")
-    for key in ("disk", "kernel", "initrd"):
+    for key in _ROLES:
         if data.get(key) is not None and type(data[key]) is not str:
             raise ValueError(f"has a {key} that is no file name")
-    built = BuiltImage(
-        guest_type=data["guest_type"],
-        distro=data["distro"],
-        arch=data["arch"],
-        min_ram_mib=data["min_ram_mib"],
-        disk=data.get("disk"),
-        disk_format=data["disk_format"],
-        kernel=data.get("kernel"),
-        initrd=data.get("initrd"),
-        cmdline=data["cmdline"],
-        labels=data["labels"],
-    )
+    facts: dict[str, Any] = {fact: data.get(fact) for fact in _FACTS}
+    built = BuiltImage(**facts)
     check_facts(built)
     version, files, builder, created = (
         data[key] for key in ("version", "files", "builder", "created")
@@ -176,13 +142,19 @@ def names(pool: Path) -> list[str]:
     return sorted(name for name in found if os.path.lexists(f"{pool}/{name}/{SIDECAR}"))
 
 
+def _sha256(lines: Iterable[str]) -> str:
+    import hashlib  # noqa: PLC0415 - it loads OpenSSL, and a submission may see no image
+
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
 def version_of(built: BuiltImage, sha256: Mapping[str, str]) -> str:
     """Return the version of files with these hashes: the same for the same names and content.
 
     128 bits of a SHA-256: nobody finds two contents of one version, not even on purpose (2^64).
     """
     lines = [f"{file} {sha256[file]}\n" for file in sorted(file_names(built))]
-    return "v" + hashlib.sha256("".join(lines).encode()).hexdigest()[:32]
+    return "v" + _sha256(lines)[:32]
 
 
 def file_names(built: BuiltImage) -> list[str]:

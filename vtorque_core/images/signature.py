@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from vtorque_core.api_node import guarded
-from vtorque_core.errors import ConfigError, HostFault, Refusal, Refused, printable
-from vtorque_core.image_sidecar import MAX_SIGNATURE, Sidecar
-from vtorque_core.trust import effective_root, require_root_owned
+from vtorque_core.base.errors import ConfigError, HostFault, Refusal, Refused, printable
+from vtorque_core.base.run_tool import guarded
+from vtorque_core.base.trust import effective_root, require_root_owned
+from vtorque_core.images.sidecar import MAX_SIGNATURE, Sidecar
 
 NAMESPACE = "vtorque-image"  # a signature for anything else is none of an image
 _PATH = "/usr/sbin:/usr/bin:/sbin:/bin"

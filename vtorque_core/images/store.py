@@ -9,7 +9,7 @@
 Changes are renames below the pool's lock, so that a kill leaves the old state or the new, and at
 most staging, trash and versions without a name, which the next change removes (:func:`sweep`).
 A version goes when no name has it, its time is over, and no open journal of this node names it
-(:class:`vtorque_core.resources.image.ImageUse`). All of this as root, but reading.
+(:class:`vtorque_core.resources.image_use.ImageUse`). All of this as root, but reading.
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from vtorque_core.errors import HostFault
-from vtorque_core.image_sidecar import MAX_SIDECAR, NAME, SIDECAR, VERSION
-from vtorque_core.names import Paths
-from vtorque_core.records import JournalError, find
+from vtorque_core.base import safefs
+from vtorque_core.base.errors import HostFault
+from vtorque_core.base.locks import flocked
+from vtorque_core.base.names import Paths
+from vtorque_core.images.sidecar import MAX_SIDECAR, NAME, SIDECAR, VERSION
+from vtorque_core.records.reading import JournalError, walk
 
 KIND = "image"  # of the journal's records that name a version
 GRACE = 600.0  # seconds that a replaced version is kept for jobs that have just looked it up
 _STAGING, _TRASH, _OLD = ".staging-", ".trash-", ".old"
 _LOCK_WAIT = 60.0  # seconds; nothing long happens under the lock
-_POLL = 0.02
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.EBADF, errno.EINVAL)
 
 Uses = Mapping[str, tuple[str, ...]]
@@ -58,43 +59,18 @@ def locked(pool: Path, *, shared: bool = False, wait: float = _LOCK_WAIT) -> Ite
 
 
 def _lock(descriptor: int, kind: int, wait: float, pool: Path) -> None:
-    end = time.monotonic() + wait
-    while True:
-        try:
-            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() >= end:
-                raise HostFault(f"{pool} is being changed by another command") from None
-            time.sleep(_POLL)
-        except OSError as error:
-            if error.errno not in _NO_LOCKS:  # a file system without locks: see above
-                raise
-            return
-        else:
-            return
-
-
-def fsync(path: Path) -> None:
-    """Have a file or directory on disk."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        if not flocked(descriptor, kind, time.monotonic() + wait):
+            raise HostFault(f"{pool} is being changed by another command")
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:  # a file system without locks: see above
+            raise
 
 
 def replace_file(path: Path, content: bytes) -> None:
     """Write a file of the pool, 0644, in one step; it is on disk when this returns."""
-    fresh = path.with_name(f".{path.name}.new")
-    fresh.unlink(missing_ok=True)
-    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fchmod(descriptor, 0o644)
-        os.fsync(descriptor)
-    fresh.rename(path)
-    fsync(path.parent)
+    safefs.replace(str(path), content, mode=0o644, ready=os.fsync)
+    safefs.fsync(path.parent)
 
 
 def current(home: Path) -> str | None:
@@ -121,9 +97,9 @@ def in_use(paths: Paths | None) -> Uses:
     Raises JournalError for a journal that cannot be read: then nobody knows.
     """
     found: dict[str, tuple[str, ...]] = {}
-    for state in find(paths, None) if paths is not None else ():
+    for state in walk(paths) if paths is not None else ():
         for path in {str(r.args.get("path")) for r in state.open if r.kind == KIND}:
-            found[path] = tuple(dict.fromkeys((*found.get(path, ()), state.header.id)))
+            found[path] = tuple(dict.fromkeys((*found.get(path, ()), state.header.job.id)))
     return found
 
 
@@ -230,7 +206,7 @@ def collect(home: Path, uses: Uses, over_only: bool = False) -> list[str]:
             gone.append(version)
     if over_only:
         return gone
-    (home / f".{SIDECAR}.new").unlink(missing_ok=True)
+    safefs.remove_file(safefs.beside(str(home / SIDECAR)))
     for note in home.glob(f"*{_OLD}*"):
         version = note.name.removeprefix(".").partition(_OLD)[0]
         if note.name.startswith(".") or not (home / version).exists() or current(home) == version:
@@ -284,9 +260,3 @@ def _trash_if_left(pool: Path, path: Path) -> None:
         trash(pool, path)
     finally:
         os.close(descriptor)
-
-
-def free_bytes(pool: Path) -> int:
-    """Return what may still be written into the pool: a fiftieth of its disk stays free."""
-    there = os.statvfs(pool)
-    return max(0, there.f_bavail - there.f_blocks // 50) * there.f_frsize

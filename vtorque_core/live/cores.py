@@ -7,31 +7,16 @@ other functions look.
 
 from __future__ import annotations
 
-import ctypes
-import os
-from dataclasses import dataclass
+from typing import Any
 
-from vtorque_core import host, ledger
-from vtorque_core.api_topology import Topology
-from vtorque_core.host import moved_bytes
-from vtorque_core.journal import JournalState
-from vtorque_core.ledger import Resized
-from vtorque_core.names import Paths
-from vtorque_core.usage import process_of
-
-__all__ = [
-    "GuestCores",
-    "Paths",
-    "Resized",
-    "guests_with",
-    "journal_events",
-    "moved_bytes",
-    "process_of",
-    "resize",
-    "topology",
-]
-
-_CHANGES = 0x2 | 0x100 | 0x200  # IN_MODIFY, IN_CREATE, IN_DELETE: inotify(7)
+from vtorque_core.api.host_topology import Topology
+from vtorque_core.base.names import Paths
+from vtorque_core.base.record import dataclass
+from vtorque_core.live import changes
+from vtorque_core.plan.placement import ledger, node_hardware
+from vtorque_core.plan.placement.ledger import Resized
+from vtorque_core.plan.placement.node_hardware import ask_qemu
+from vtorque_core.records.reading import JournalState, walk
 
 
 @dataclass(frozen=True)
@@ -60,7 +45,7 @@ def guests_with(paths: Paths, use: str) -> list[GuestCores]:
     As root. Raises JournalError.
     """
     found = []
-    for state in ledger.states(paths):
+    for state in walk(paths):
         for guest, domain in _domains(state).items():
             mine = [
                 r.args
@@ -88,16 +73,9 @@ def journal_events(paths: Paths) -> int:
 
     What is read from it says nothing but that; look again with :func:`guests_with`.
     """
-    libc = ctypes.CDLL(None, use_errno=True)
-    descriptor = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
-    if libc.inotify_add_watch(descriptor, os.fsencode(paths.journal), _CHANGES) < 0:
-        raise OSError(ctypes.get_errno(), f"cannot watch {paths.journal}")
-    return int(descriptor)
-
-
-def topology(uri: str) -> Topology:
-    """Return the node's topology. Raises HostFault."""
-    return host.topology(uri)
+    descriptor = changes.events()
+    changes.watch(descriptor, paths.journal)
+    return descriptor
 
 
 def resize(
@@ -121,11 +99,12 @@ def _pin(state: JournalState, guest: int, use: str, now: Resized) -> None:
     """Pin a guest's threads of one use, and of the job's guests all that share."""
     domains = _domains(state)
     uri = next(iter(domains.values()))["uri"] if domains else ""
-    machine = host.topology(uri) if uri else Topology()
+    machine = node_hardware.topology(uri) if uri else Topology()
     for index, domain in domains.items():
         own = {r.args.get("use") for r in state.leases if r.guest == index} - {""}
         near = _near(state, index, now.floating, machine)
-        vcpus = {} if "vcpu" in own else dict.fromkeys(range(_vcpus(domain)), near)
+        count = 0 if "vcpu" in own else node_hardware.vcpu_count(domain["uri"], domain["uuid"])
+        vcpus = dict.fromkeys(range(count), near)
         threads: tuple[int, ...] = ()
         emulator = () if own & {"emulator", "io"} else near
         if index == guest and use == "io":
@@ -133,7 +112,7 @@ def _pin(state: JournalState, guest: int, use: str, now: Resized) -> None:
             emulator = () if "emulator" in own else now.cores
         elif index == guest and use == "emulator":
             emulator = now.cores
-        host.pin(domain["uri"], domain["uuid"], host.Pins(vcpus, emulator, threads))
+        node_hardware.pin(domain["uri"], domain["uuid"], vcpus, emulator, threads)
 
 
 def _near(
@@ -145,10 +124,6 @@ def _near(
     return near or floating
 
 
-def _vcpus(domain: dict[str, str]) -> int:
-    return host.vcpus(domain["uri"], domain["uuid"])
-
-
 def _domains(state: JournalState) -> dict[int, dict[str, str]]:
     """Return guest index to its domain's record, of those not yet ended."""
     return {
@@ -156,3 +131,18 @@ def _domains(state: JournalState) -> dict[int, dict[str, str]]:
         for r in state.open
         if r.kind == "domain" and r.guest is not None
     }
+
+
+def moved_bytes(uri: str, uuid: str) -> int | None:
+    """Return how many bytes a guest's disks and NICs have moved, None if it is gone.
+
+    As ``virsh domstats --block --interface`` has them. Raises HostFault.
+    """
+    ends = (".rd.bytes", ".wr.bytes", ".rx.bytes", ".tx.bytes")
+
+    def work(domain: Any) -> int:
+        # Block and interface, and do not wait for a job on the domain (virDomainStatsTypes).
+        found = domain.connect().domainListGetStats([domain], 1 << 5 | 1 << 4, 1 << 29)
+        return sum(value for name, value in found[0][1].items() if name.endswith(ends))
+
+    return ask_qemu(uri, uuid, "I/O of a guest", work)

@@ -6,44 +6,24 @@ journals, in what is kept of the jobs, and in libvirt. Nothing here changes anyt
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from vtorque_core import hypervisor
-from vtorque_core.api_ledger import journal_events
-from vtorque_core.api_telemetry import Exporter
-from vtorque_core.config import Site, build, plugins_config, read_toml
-from vtorque_core.errors import printable
-from vtorque_core.kept import Place, place
-from vtorque_core.ledger import CORE
-from vtorque_core.names import Paths, job_key
-from vtorque_core.plugins import Plugins
-from vtorque_core.records import (
+from vtorque_core.api.kept_records import Place, place
+from vtorque_core.base import hypervisor
+from vtorque_core.base.names import JobAttempt, Paths
+from vtorque_core.base.record import dataclass
+from vtorque_core.plan.placement.ledger import CORE
+from vtorque_core.records.reading import (
     DOMAIN,
-    EmptyJournal,
     JournalError,
     JournalState,
     Record,
     journals,
     read,
 )
-from vtorque_core.usage import process_of
-
-__all__ = [
-    "Exporters",
-    "Paths",
-    "Place",
-    "Running",
-    "RunningGuest",
-    "RunningJob",
-    "domain_stats",
-    "exporters",
-    "job_key",
-    "journal_events",
-    "process_of",
-]
 
 _STATS = 1 << 2 | 1 << 3 | 1 << 4 | 1 << 5  # balloon, vCPUs, interfaces, blocks
 _ACTIVE = 1 << 0  # virConnectGetAllDomainStatsFlags
@@ -81,27 +61,14 @@ class RunningGuest:
 class RunningJob:
     """A job attempt with something acquired on this node, also while it starts or ends.
 
-    ``key`` names it in directories; ``node`` is the batch system's name of this node, empty if
-    not known; ``phases``: name and Unix time, the last one is not over; ``kept``: its place.
+    The node in ``job`` is empty if not known; ``phases``: name and Unix time, the last one is not
+    over; ``kept``: its place.
     """
 
-    id: str
-    key: str
-    attempt: int
-    owner: str
-    uid: int
-    node: str
+    job: JobAttempt
     guests: tuple[RunningGuest, ...]
     phases: tuple[tuple[str, float], ...]
     kept: Place
-
-    def spans(self, now: float) -> dict[str, float]:
-        """Return the seconds of each phase, the last one until ``now`` (Unix time)."""
-        ends = [*(at for _, at in self.phases[1:]), now]
-        found: dict[str, float] = {}
-        for (name, at), end in zip(self.phases, ends, strict=True):
-            found[name] = found.get(name, 0.0) + max(0.0, end - at)
-        return found
 
 
 class Running:
@@ -127,32 +94,21 @@ class Running:
 
     def _read(self, path: Path) -> RunningJob | None:
         try:
-            state = read(path)
-            return self._job(state)
-        except (EmptyJournal, JournalError, ArithmeticError, LookupError, TypeError, ValueError):
+            return self._job(read(path))
+        except (JournalError, ArithmeticError, LookupError, TypeError, ValueError):
             return None
 
     def _job(self, state: JournalState) -> RunningJob:
-        header = state.header
-        kept = place(self._paths, header.uid, header.id, header.attempt)
+        kept = place(self._paths, state.header.job)
         facts = kept.facts()
-        marks = tuple((m.name, m.time) for m in state.phases if m.guest is None)
-        return RunningJob(
-            id=header.id,
-            key=state.key,
-            attempt=header.attempt,
-            owner=header.owner,
-            uid=header.uid,
-            node=str(facts.get("node", "")),
-            guests=tuple(self._guests(state, facts)),
-            phases=marks,
-            kept=kept,
-        )
-
-    def _guests(self, state: JournalState, facts: Mapping[str, Any]) -> list[RunningGuest]:
         given = {g.get("domain"): g for g in facts.get("guests", ()) if isinstance(g, dict)}
         domains = [r for r in state.open if r.kind == DOMAIN and r.created]
-        return [self._guest(state, r, given.get(r.args["name"], {})) for r in domains]
+        return RunningJob(
+            dataclasses.replace(state.header.job, node=str(facts.get("node", ""))),
+            tuple(self._guest(state, r, given.get(r.args["name"], {})) for r in domains),
+            tuple((m.name, m.time) for m in state.phases if m.guest is None),
+            kept,
+        )
 
     def _guest(self, state: JournalState, domain: Record, given: Mapping[str, Any]) -> RunningGuest:
         index = domain.guest or 0
@@ -187,36 +143,3 @@ def domain_stats(uri: str, timeout: float = 1.0) -> dict[str, dict[str, Any]]:
         return {domain.UUIDString(): stats for domain, stats in found}
 
     return hypervisor.call(uri, "counters of all guests", work, timeout)
-
-
-@dataclass(frozen=True)
-class Exporters:
-    """The site, every plugin's exporters by name, and what is wrong with the others."""
-
-    site: Site
-    found: Mapping[str, Exporter]
-    wrong: tuple[str, ...]
-
-
-def exporters(config: Path) -> Exporters:
-    """Load the site config and its plugins; ask all for ``vtorque_exporters``. As root.
-
-    Raises ConfigError, Conflict.
-    """
-    raw = read_toml(config)
-    wanted = plugins_config(raw)
-    plugins = Plugins.load(node=True, enable=wanted.enable, disable=wanted.disable)
-    site = build(raw, plugins, node=True)
-    answer = Exporters(site, {}, ())
-    for each in plugins.each("vtorque_exporters"):
-        wrong = f"{type(each.error).__name__}: {each.error}" if each.error else ""
-        if not wrong and not isinstance(each.item, Exporter):
-            wrong = "gives no Exporter"
-        if not wrong and each.item.name in answer.found:
-            wrong = f"exporter {each.item.name} is there twice"
-        if wrong:
-            text = printable(f"plugin {each.plugin} ({each.distribution}): {wrong}")
-            answer = replace(answer, wrong=(*answer.wrong, text))
-        else:
-            answer = replace(answer, found={**answer.found, each.item.name: each.item})
-    return answer

@@ -11,15 +11,18 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from vtorque_core import names
-from vtorque_core.api_domain import Interface
-from vtorque_core.api_node import Address, GuestPlan, PoolClaim, run_tool
-from vtorque_core.config_schema import ExtraNetwork, Network
-from vtorque_core.errors import HostFault, Refused
+from vtorque_core.api.claims import PoolClaim
+from vtorque_core.api.guest_plan import Address, GuestPlan
+from vtorque_core.api.libvirt_domain import Interface
+from vtorque_core.base import names
+from vtorque_core.base.errors import HostFault, Refused
+from vtorque_core.base.run_tool import run_tool
+from vtorque_core.site.network_config import assigns
+from vtorque_core.site.schema import ExtraNetwork, Network
 
 if TYPE_CHECKING:
-    from vtorque_core.api_batch import BatchJob
-    from vtorque_core.config import Site
+    from vtorque_core.api.batch_system import BatchJob
+    from vtorque_core.site.config import Site
 
 POOL = "address"
 """The ledger's pool of ``[network]``'s addresses; ``address-<name>`` of ``[networks.<name>]``."""
@@ -74,17 +77,17 @@ def addresses(site: Site, site_secret: bytes, guest: GuestPlan) -> Iterator[Addr
 def interfaces(site: Site, guest: GuestPlan) -> Iterator[Interface]:
     """Yield the NICs of a guest that has its addresses."""
     networks = of_site(site)
-    for number, nic in enumerate(guest.addresses if networks else ()):
+    for number, nic in enumerate(guest.addresses):
         network = networks[nic.network]
-        if network.kind != "none":
-            yield Interface(
-                f"nic{number}",
-                kind=network.kind,
-                source=network.source,
-                mac=nic.mac,
-                ip=nic.ip,
-                filtered=nic.filtered,
-            )
+        assert network.kind != "none"  # noqa: S101 - of_site has no such network
+        yield Interface(
+            f"nic{number}",
+            kind=network.kind,
+            source=network.source,
+            mac=nic.mac,
+            ip=nic.ip,
+            filtered=nic.filtered,
+        )
 
 
 def peers(
@@ -93,10 +96,12 @@ def peers(
     """Return (hostname, ip) in one network of all guests of the job, by rank.
 
     The ip is empty for a guest on another node where none is assigned; such a guest of a job on
-    one node is left out. Raises HostFault if the plan has no room, Refused if it gives two guests
-    one address.
+    one node is left out. Nobody without networks. Raises HostFault if the plan has no room, Refused
+    if it gives two guests one address.
     """
-    network = of_site(site)[name]
+    network = of_site(site).get(name)
+    if network is None:
+        return ()
     if len(job.nodes) == 1:
         leases = [guest.leased(pool(name)) for guest in guests]
         return tuple((g.hostname, a[0]) for g, a in zip(guests, leases, strict=True) if a)
@@ -138,11 +143,6 @@ def aliases(
         if name and assigns(network)
         for hostname, ip in peers(site, job, guests, name)
     )
-
-
-def assigns(network: AnyNetwork) -> bool:
-    """Return whether the site gives a guest its address in this network."""
-    return network.kind != "none" and network.addressing in {"static", "command"}
 
 
 def node_number(node: str, pattern: str) -> int:

@@ -9,61 +9,42 @@ import dataclasses
 import grp
 import os
 import pwd
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from vtorque_core import (
-    host,
-    hypervisor,
-    image_signature,
-    images,
-    launchers,
-    ledger,
-    names,
-    network,
-)
-from vtorque_core.api import JobRequest
-from vtorque_core.api_batch import BatchJob, PeerGuest
-from vtorque_core.api_context import ContextItem, EnvVar
-from vtorque_core.api_domain import Disk, Element, MemoryBacking
-from vtorque_core.api_guest import GuestDriver
-from vtorque_core.api_node import (
-    Claim,
-    CoreClaim,
-    GuestPlan,
-    Image,
-    JobUser,
-    MemoryClaim,
-    Notice,
-    Placement,
-    RamClaim,
-    Share,
-    Topology,
-)
-from vtorque_core.api_options import ARCH, DISTRO, FS_TYPE, IMG, RAM, VCPUS, VMS_PER_NODE
-from vtorque_core.api_resources import root_disk
-from vtorque_core.config import Site
-from vtorque_core.demand import RAM_USE
-from vtorque_core.domain.merge import Contributed
-from vtorque_core.errors import HostFault, Refusal, Refused
-from vtorque_core.image_pool import ramdisk_mib
-from vtorque_core.plugins import Plugins
-from vtorque_core.topology import show_cpus
+from vtorque_core.api.acquired import Resource
+from vtorque_core.api.batch_system import BatchJob, PeerGuest
+from vtorque_core.api.claims import Claim, CoreClaim, MemoryClaim, Notice, Placement, RamClaim
+from vtorque_core.api.guest_context import ContextItem, EnvVar
+from vtorque_core.api.guest_driver import GuestDriver
+from vtorque_core.api.guest_plan import GuestPlan, JobUser, Share, root_disk
+from vtorque_core.api.host_topology import Topology
+from vtorque_core.api.libvirt_domain import Disk, Element, MemoryBacking
+from vtorque_core.api.values import Image, JobRequest
+from vtorque_core.api.vm_options import ARCH, DISTRO, FS_TYPE, IMG, RAM, VCPUS, VMS_PER_NODE
+from vtorque_core.base import hypervisor, names
+from vtorque_core.base.errors import ConfigError, HostFault, Refusal, Refused
+from vtorque_core.base.record import dataclass
+from vtorque_core.base.trust import require_secret
+from vtorque_core.images import pool, signature
+from vtorque_core.images.pool import ramdisk_mib
+from vtorque_core.plan import guest_network
+from vtorque_core.plan.domain.merge import Contributed, MergedDomain, merge
+from vtorque_core.plan.placement import job_cores, node_hardware
+from vtorque_core.plan.placement.demand import RAM_USE
+from vtorque_core.plan.placement.topology import show_cpus
+from vtorque_core.site.config import Site
+from vtorque_core.site.plugins import Plugins
 
 
 def load_secret(path: Path) -> bytes:
     """Return the site secret. Raises HostFault if it is missing, short, or others can read it."""
     try:
+        require_secret(path, os.geteuid())
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError as error:
-        raise HostFault(
-            f"site secret {path}: {error.strerror}; run vtorque setup install"
-        ) from None
+    except (ConfigError, OSError) as error:
+        raise HostFault(f"site secret: {error}; run vtorque setup install") from None
     with os.fdopen(descriptor, "rb") as file:
-        status = os.fstat(descriptor)
-        if status.st_uid != os.geteuid() or status.st_mode & 0o077:
-            raise HostFault(f"site secret {path} must belong to root with mode 0600")
         secret = file.read(4096)
     if len(secret) < 32:
         raise HostFault(f"site secret {path} has {len(secret)} bytes; it needs 32 or more")
@@ -78,6 +59,33 @@ class PlannedGuest:
     driver: GuestDriver
     claims: tuple[Claim, ...]
     notices: tuple[Notice, ...] = ()
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A placed guest with everything that its domain is made of, and what its driver acquires.
+
+    ``owner``: its guest type's plugin.
+    """
+
+    plan: GuestPlan
+    driver: GuestDriver
+    owner: str
+    contributed: Sequence[Contributed]
+    merged: MergedDomain
+    items: Sequence[ContextItem]
+    resources: tuple[Resource, ...] = ()
+
+    @property
+    def environ(self) -> Mapping[str, str]:
+        """Return the variables among its items."""
+        return {item.name: item.value for item in self.items if isinstance(item, EnvVar)}
+
+    @property
+    def unless(self) -> Mapping[str, tuple[str, ...]]:
+        """Return those of the variables that give way to what the user has set, and to what."""
+        found = [item for item in self.items if isinstance(item, EnvVar)]
+        return {item.name: item.unless for item in found if item.unless}
 
 
 def job_user(name: str, site: Site) -> JobUser:
@@ -110,21 +118,22 @@ def _group_name(gid: int) -> str:
         return f"g{gid}"
 
 
-def node_share(job: BatchJob, site: Site) -> ledger.NodeShare:
+def attempt_of(job: BatchJob, user: JobUser) -> names.JobAttempt:
+    """Return whose job it is, as all that is acquired or kept for it says."""
+    return names.JobAttempt(job.id, job.attempt, user.name, user.uid, job.node)
+
+
+def node_share(job: BatchJob, site: Site) -> job_cores.NodeShare:
     """Return what the batch system gave this job on this node, and what the node has."""
-    uri = site.node.libvirt_uri
-    known = host.topology(uri)
-    return ledger.NodeShare(
+    return job_cores.NodeShare(
+        machine=node_hardware.topology(site.node.libvirt_uri),
         cpus=job.cpus,
         cpu_count=job.cpu_count,
         mem_mib=job.mem_mib,
-        node_cpus=known.cpus,
-        node_mem_mib=known.mem_mib,
         reserve_cores=site.node.host_reserve_cores,
         reserve_mib=site.node.host_reserve_ram,
         exclusive=site.node.exclusive,
         whole_node=job.whole_node,
-        topology=known,
         numa=None if site.node.numa == "none" else site.node.numa,
     )
 
@@ -144,9 +153,9 @@ def plan_guests(
     Raises Refused for what this node can never give, HostFault for what it cannot give now.
     """
     cache = Path(site.images.cache) if site.images.cache else None
-    accept = image_signature.acceptor(site.images.signers)
+    accept = signature.acceptor(site.images.signers)
     wanted = (request[IMG], request[DISTRO], request[ARCH])
-    image = images.select(site.images.pool, *wanted, cache, accept)
+    image = pool.select(site.images.pool, *wanted, cache, accept)
     _check_ram(request, image)
     guest_type = plugins.guest_type(image.guest_type)
     driver = guest_type.driver()
@@ -185,12 +194,10 @@ def _guest(
     index: int,
 ) -> GuestPlan:
     count = request[VMS_PER_NODE]
+    attempt = attempt_of(job, user)
     name = names.guest_name(job.id, job.attempt, job.node, index)
-    key = names.job_key(job.id, job.attempt)
     return GuestPlan(
-        job_id=job.id,
-        attempt=job.attempt,
-        node=job.node,
+        job=attempt,
         index=index,
         rank=job.node_index * count + index,
         guests_per_node=count,
@@ -204,8 +211,8 @@ def _guest(
         request=request,
         addresses=(),
         peers=(),
-        state_dir=site.paths.job_state(key) / f"g{index}",
-        run_dir=site.paths.job_run(key) / f"g{index}",
+        state_dir=site.paths.job_state(attempt.key) / f"g{index}",
+        run_dir=site.paths.job_run(attempt.key) / f"g{index}",
         secret=secret,
         shares=_shares(job, site, user),
         ntp=tuple(site.network.ntp),
@@ -244,7 +251,7 @@ def _claims(
     ]
     if guest.image.disk is not None and guest[FS_TYPE] == "ramdisk":
         claims.append(MemoryClaim(ramdisk_mib(guest.image.disk), use="ramdisk", key=FS_TYPE.key))
-    claims += network.claims(site, job, guest.guests_per_node, guest.index)
+    claims += guest_network.claims(site, job, guest.guests_per_node, guest.index)
     refusals, notices = [], []
     for contribution in plugins.collect("vtorque_plan", guest=guest, site=site):
         if isinstance(contribution.item, Refusal):
@@ -272,20 +279,28 @@ def not_near(planned: PlannedGuest, placement: Placement) -> list[Notice]:
     ]
 
 
-def addressed(
-    guests: Sequence[GuestPlan], job: BatchJob, site: Site, site_secret: bytes
+def placed(
+    planned: Sequence[PlannedGuest],
+    placements: Sequence[Placement],
+    job: BatchJob,
+    site: Site,
+    site_secret: bytes,
 ) -> list[GuestPlan]:
-    """Return the placed guests with their NICs' assignments and all guests' names and addresses."""
-    if site.network.kind == "none":
-        return list(guests)
-    peers = network.peers(site, job, guests)
-    aliases = network.aliases(site, job, guests)
+    """Return the guests where they are placed, with all guests' names, NICs and addresses."""
+    guests = [
+        dataclasses.replace(one.plan, placement=at)
+        for one, at in zip(planned, placements, strict=True)
+    ]
+    hostnames = tuple(peer.hostname for peer in peer_guests(guests, job))
+    peers = guest_network.peers(site, job, guests)
+    aliases = guest_network.aliases(site, job, guests)
     return [
         dataclasses.replace(
             guest,
-            addresses=tuple(network.addresses(site, site_secret, guest)),
+            addresses=tuple(guest_network.addresses(site, site_secret, guest)),
             peers=peers,
             aliases=aliases,
+            hostnames=hostnames,
         )
         for guest in guests
     ]
@@ -301,25 +316,44 @@ def peer_guests(guests: Sequence[GuestPlan], job: BatchJob) -> list[PeerGuest]:
     ]
 
 
+def prepare(
+    guests: Sequence[GuestPlan],
+    planned: Sequence[PlannedGuest],
+    job: BatchJob,
+    site: Site,
+    plugins: Plugins,
+    of_batch: Callable[[Sequence[PeerGuest]], Iterable[ContextItem]] = lambda _: (),
+) -> list[Prepared]:
+    """Return all that goes into the placed guests and their domains. Acquires nothing.
+
+    ``of_batch``: what the batch system adds, given all guests of the job. Raises Refused, Conflict.
+    """
+    batch = tuple(of_batch(peer_guests(guests, job)))
+    prepared = []
+    for guest, driver in zip(guests, (one.driver for one in planned), strict=True):
+        items = context_of(guest, driver, site, plugins, batch)
+        contributed = domain_contributions(guest, driver, site, plugins)
+        owner = plugins.plugin_of("vtorque_guest_types", guest.image.guest_type)
+        merged = merge(contributed)
+        prepared.append(Prepared(guest, driver, owner, contributed, merged, items))
+    return prepared
+
+
 def context_of(
     guest: GuestPlan,
     driver: GuestDriver,
     site: Site,
     plugins: Plugins,
     batch: Sequence[ContextItem] = (),
-    peers: Sequence[PeerGuest] = (),
 ) -> list[ContextItem]:
     """Return everything that must hold inside a guest; ``batch``: what the batch system adds.
 
-    ``peers``, all guests of the job by rank, are told to the launchers of parallel programs.
     Raises Refused naming plugin and item if the guest type cannot apply one of them.
     """
     supports = plugins.guest_type(guest.image.guest_type).supports
-    with_files = peers and "GuestFile" in supports
     items: list[ContextItem] = [
-        EnvVar("VTORQUE_JOBID", guest.job_id),
+        EnvVar("VTORQUE_JOBID", guest.job.id),
         EnvVar("VTORQUE_RANK", str(guest.rank)),
-        *(launchers.items(guest, peers) if with_files else ()),
         *batch,
         *driver.context(guest, site),
     ]
@@ -365,9 +399,7 @@ def _core_elements(guest: GuestPlan, site: Site) -> Iterator[Element]:
             base=None if copied(guest, site) else str(image.disk),
             base_format=image.disk_format,
         )
-    yield from network.interfaces(site, guest)
-    if any(share.kind == "virtiofs" for share in guest.shares):
-        yield MemoryBacking(source="memfd", shared=True)
+    yield from guest_network.interfaces(site, guest)
     if guest.placement.page_kib is not None:  # memfd needs no hugetlbfs mounted, memfd_create(2)
         yield MemoryBacking(hugepages_kib=guest.placement.page_kib, source="memfd")
 

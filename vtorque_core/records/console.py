@@ -1,4 +1,4 @@
-"""The end of a guest's serial console, for the message about a guest that did not start, or died.
+"""The end of a guest's serial console, for who hears that it did not start or died, and to keep.
 
 As root, in the prologue and the epilogue. The guest wrote every byte of it: it is bounded, and what
 a terminal would obey is escaped or dropped.
@@ -6,44 +6,49 @@ a terminal would obey is escaped or dropped.
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import re
 import stat
 import time
 from pathlib import Path
 
-from vtorque_core.errors import printable
+from vtorque_core.api.kept_records import Place
+from vtorque_core.base.errors import HostFault, printable
+from vtorque_core.records.reading import DOMAIN, JournalState
 
 LINES = 20
+MAX_KEPT = 256 << 10  # bytes of a guest's console that are kept after a failure
+LINES_KEPT = 2000
+COLLECTED = {"console.log": "console", "cloud-init.log": "cloud-init"}
+"""What a failed guest has left in its state directory, and what it is called where it is kept."""
+
 PANIC = 50  # lines: what is wrong comes first, then registers and a trace
 WIDTH = 200  # characters of one line
 _BYTES = 16384  # looked at from the end
 _SETTLE = 0.5  # seconds that virtlogd may take to write what the ending QEMU said
 _POLL = 0.1
+_log = logging.getLogger(__name__)
 # ECMA-48 control sequences, and the two-character escapes: a firmware's screen is full of them.
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[ -/]*[0-~])")
 
 
-def tail(path: Path, lines: int = LINES) -> tuple[str, ...]:
+def tail(
+    path: Path, lines: int = LINES, most: int = _BYTES, settle: float = _SETTLE
+) -> tuple[str, ...]:
     """Return the last ``lines`` that say something, printable; empty if there is no console log.
 
-    Waits shortly for a log that still grows. Never raises.
+    ``most``: bytes looked at, from the end. Waits at most ``settle`` seconds for a log that still
+    grows. Never raises.
     """
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return ()
-    try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            return ()
-        size = _settled(descriptor, status.st_size)
-        data = os.pread(descriptor, _BYTES, max(0, size - _BYTES))
-    except OSError:
-        return ()
-    finally:
-        os.close(descriptor)
-    return lines_of(data, lines)
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with contextlib.suppress(OSError), os.fdopen(os.open(path, flags), "rb") as file:
+        status = os.fstat(file.fileno())
+        if stat.S_ISREG(status.st_mode):
+            size = _settled(file.fileno(), status.st_size, settle)
+            return lines_of(os.pread(file.fileno(), most, max(0, size - most)), lines)
+    return ()
 
 
 def heading(hostname: str) -> str:
@@ -51,9 +56,9 @@ def heading(hostname: str) -> str:
     return f"the end of the console of {hostname}:"
 
 
-def _settled(descriptor: int, size: int) -> int:
-    """Return the file's size once it has not grown for one poll, or after _SETTLE seconds."""
-    end = time.monotonic() + _SETTLE
+def _settled(descriptor: int, size: int, seconds: float) -> int:
+    """Return the file's size once it has not grown for one poll, or after as many seconds."""
+    end = time.monotonic() + seconds
     while time.monotonic() < end:
         time.sleep(_POLL)
         now = os.fstat(descriptor).st_size
@@ -68,3 +73,27 @@ def lines_of(data: bytes, count: int = LINES) -> tuple[str, ...]:
     text = _ESCAPES.sub("", data.decode("utf-8", "replace"))
     lines = (line.strip() for line in re.split(r"[\r\n]+", text))
     return tuple(printable(line, WIDTH) for line in lines if line)[-count:]
+
+
+def collect(place: Place, state: JournalState, dead: set[int | None]) -> None:
+    """Keep the end of the console, and of cloud-init's log, of guests that failed.
+
+    ``dead``: indexes of guests that were not running any more; all guests' if the start has failed.
+    """
+    failed = not any(mark.name in ("run", "await the script") for mark in state.phases)
+    for record in (r for r in state.open if r.kind == DOMAIN and r.guest is not None):
+        if not failed and record.guest not in dead:
+            continue
+        directory = place.paths.job_state(state.key) / f"g{record.guest}"
+        for source, name in COLLECTED.items():
+            lines = tail(directory / source, LINES_KEPT, MAX_KEPT, settle=0.0)
+            if lines:
+                with contextlib.suppress(OSError, HostFault):
+                    place.write(
+                        f"{name}-g{record.guest}.log", "".join(f"{x}\n" for x in lines).encode()
+                    )
+                    _log.info(
+                        "the end of its %s log is kept: vmgr logs --%s",
+                        *(name, name),
+                        extra={"guest": record.guest},
+                    )

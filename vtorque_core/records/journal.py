@@ -8,17 +8,18 @@ One file of JSON lines, ``<state>/journal/<job key>.jsonl``, 0600 root. Its line
     created   seq: create() has returned. Without it a node-wide resource does not count as there,
               and what a killed creator asked for may still appear
     released  seq; failed: seq, error, try. Both optional: teardown works on a full disk
-    phase     name, guest, t: the job's timeline; cpu, mib: what the guest used (api_batch.Usage)
+    phase     name, guest, t: the job's timeline; cpu, mib: what the guest used
+    (api.batch_system.Usage)
 
 A last line that does not end or cannot be read is what a crash left, and is ignored: create() had
 not run. Anything else that cannot be read is an error with its line number.
-The job's lock (:func:`vtorque_core.locks.job_lock`) must be held to start or to change a journal.
+The job's lock (:func:`vtorque_core.base.locks.job_lock`) must be held to start or to change a
+journal.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import errno
 import json
 import os
@@ -28,53 +29,27 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vtorque_core.api_batch import Usage
-from vtorque_core.api_node import Resource
-from vtorque_core.errors import HostFault
-from vtorque_core.locks import job_lock, node_lock
-from vtorque_core.names import Paths, job_key
-from vtorque_core.records import (
+from vtorque_core.api.acquired import Resource
+from vtorque_core.api.batch_system import Usage
+from vtorque_core.base import safefs
+from vtorque_core.base.errors import HostFault
+from vtorque_core.base.locks import node_lock
+from vtorque_core.base.names import Paths
+from vtorque_core.records.reading import (
     CORE,
     DOMAIN,
     LEASE,
     PASSIVE,
-    SCHEMA,
     TREE,
-    EmptyJournal,
     JobHeader,
-    JournalError,
     JournalState,
-    OrphanError,
-    PhaseMark,
     Record,
     arguments,
     boot_id,
-    find,
-    journals,
     read,
-    reconstruct,
+    walk,
 )
-from vtorque_core.timeline import keep, timeline
-
-__all__ = [
-    "EmptyJournal",
-    "JobHeader",
-    "Journal",
-    "JournalError",
-    "JournalState",
-    "OrphanError",
-    "PhaseMark",
-    "Record",
-    "boot_id",
-    "find",
-    "job_lock",
-    "journals",
-    "read",
-    "reconstruct",
-    "shared_records",
-    "step",
-    "timeline",
-]
+from vtorque_core.records.timeline import keep
 
 on_step: Callable[[str], None] = lambda _step: None  # noqa: E731
 """Test seam, and nothing else: called with ``before record file``, ``after create file``,
@@ -108,23 +83,22 @@ class Journal:
 
         Raises HostFault: it exists (tear that attempt down first), or cannot be written.
         """
-        path = paths.journal / f"{job_key(header.id, header.attempt)}.jsonl"
+        path = paths.journal / f"{header.job.key}.jsonl"
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
             paths.journal.mkdir(mode=0o700, parents=True, exist_ok=True)
             descriptor = os.open(path, flags, 0o600)
         except FileExistsError:
             raise HostFault(
-                f"{path} exists: this attempt of {header.id} was started before and is not "
-                f"released; run vtorque reap {header.id}"
+                f"{path} exists: this attempt of {header.job.id} was started before and is not "
+                f"released; run vtorque reap {header.job.id}"
             ) from None
         except OSError as error:
             raise HostFault(f"cannot create {path}: {error.strerror}") from error
         journal = cls(paths, path, descriptor, JournalState(path, header, {}, frozenset(), (), 0))
-        line = {"op": "job", "schema": SCHEMA, **dataclasses.asdict(header)}
         try:
-            journal._write([line], sync=True)
-            _sync_directory(path.parent)
+            journal._write([header.line()], sync=True)
+            safefs.fsync(path.parent, os.O_DIRECTORY)
         except BaseException:
             journal.close()
             path.unlink(missing_ok=True)
@@ -196,12 +170,19 @@ class Journal:
 
         Raises what ``create()`` raises; the record is then open, and teardown releases it.
         """
-        if resource.scope == "node":
-            with node_lock(self.paths):
-                return self._acquire_shared(resource, plugin, phase, guest, needs)
-        seq = self._record([(resource, guest)], plugin, phase, needs)[0]
-        _create(resource)
-        self._note({"op": "created", "seq": seq})
+        if resource.scope != "node":
+            seq = self._record([(resource, guest)], plugin, phase, needs)[0]
+            _create(resource)
+            self._note({"op": "created", "seq": seq})
+            return seq
+        with node_lock(self.paths):
+            others = shared_records(self.paths, resource.kind, arguments(resource))
+            seq = self._record([(resource, guest)], plugin, phase, needs)[0]
+            _create_shared(resource, others)
+            step(f"before created {resource.kind}")
+            with self._mutex:
+                self._write([{"op": "created", "seq": seq}], sync=False)
+            step(f"after created {resource.kind}")
         return seq
 
     def acquire_leases(
@@ -209,29 +190,6 @@ class Journal:
     ) -> list[int]:
         """Write records of (lease, guest index) in one go: leases have nothing to create."""
         return self._record(leases, CORE, phase, ())
-
-    def _acquire_shared(
-        self,
-        resource: Resource,
-        plugin: str,
-        phase: str,
-        guest: int | None,
-        needs: Iterable[int],
-    ) -> int:
-        """Create it unless another open record says that it exists; the node's lock is held."""
-        others = shared_records(self.paths, resource.kind, arguments(resource))
-        now = boot_id()
-        seq = self._record([(resource, guest)], plugin, phase, needs)[0]
-        alive = [r for s, r in others if r.created and (s.boot == now or not resource.volatile)]
-        if not alive or resource.lost():
-            if others:  # recorded, perhaps half created: its process was killed
-                resource.release()
-            _create(resource)
-        step(f"before created {resource.kind}")
-        with self._mutex:
-            self._write([{"op": "created", "seq": seq}], sync=False)
-        step(f"after created {resource.kind}")
-        return seq
 
     def _record(
         self,
@@ -243,9 +201,8 @@ class Journal:
         wanted = list(needs)
         with self._mutex:
             last = max(self._records, default=0)
-            new = []
-            for seq, (resource, guest) in enumerate(resources, start=last + 1):
-                record = Record(
+            new = [
+                Record(
                     seq=seq,
                     plugin=plugin,
                     kind=resource.kind,
@@ -257,10 +214,11 @@ class Journal:
                     time=time.time(),
                     clock=time.monotonic(),
                 )
-                new.append(record)
+                for seq, (resource, guest) in enumerate(resources, start=last + 1)
+            ]
             for record in new:
                 step(f"before record {record.kind}")
-            self._write([_acquire_line(record) for record in new], sync=True)
+            self._write([record.line() for record in new], sync=True)
             self._records.update((record.seq, record) for record in new)
             for record in new:
                 step(f"after record {record.kind}")
@@ -331,18 +289,12 @@ def shared_records(
 
     ``but``: journal and number of a record to leave out. Raises JournalError.
     """
-    found = []
-    for path in journals(paths):
-        try:
-            state = read(path)
-        except (FileNotFoundError, EmptyJournal):
-            continue
-        found += [
-            (state.header, record)
-            for record in state.open
-            if record.scope == "node" and record.same(kind, args) and (path, record.seq) != but
-        ]
-    return found
+    return [
+        (state.header, record)
+        for state in walk(paths)
+        for record in state.open
+        if record.scope == "node" and record.same(kind, args) and (state.path, record.seq) != but
+    ]
 
 
 def _create(resource: Resource) -> None:
@@ -351,25 +303,11 @@ def _create(resource: Resource) -> None:
     step(f"after create {resource.kind}")
 
 
-def _acquire_line(record: Record) -> dict[str, Any]:
-    return {
-        "op": "acquire",
-        "seq": record.seq,
-        "plugin": record.plugin,
-        "kind": record.kind,
-        "scope": record.scope,
-        "guest": record.guest,
-        "needs": list(record.needs),
-        "phase": record.phase,
-        "args": record.args,
-        "t": round(record.time, 3),
-        "clock": record.clock,
-    }
-
-
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _create_shared(resource: Resource, others: Sequence[tuple[JobHeader, Record]]) -> None:
+    """Create it unless another open record of it says that it exists."""
+    now = boot_id()
+    alive = [r for s, r in others if r.created and (s.boot == now or not resource.volatile)]
+    if not alive or resource.lost():
+        if others:  # recorded, perhaps half created: its process was killed
+            resource.release()
+        _create(resource)

@@ -1,12 +1,14 @@
-"""A job's log on this node: records of core and plugins, kept as JSON lines for its owner to read.
+"""A job's log on this node: records of core and plugins, kept as JSON lines, written and read here.
 
 As root, in prologue, starter, epilogue and reaper: while a log is :func:`opened`, all that is
-logged under ``vtorque_*`` goes to ``log.jsonl`` in the job's kept place and to plugins' sinks, from
-this process and from those that it forks. An inner log (the reaper's, in a prologue) has all until
-it ends.
+logged under ``vtorque_*`` goes to ``log.jsonl`` in the job's kept place, from this process and from
+those that it forks. An inner log (the reaper's, in a prologue) has all until it ends.
 
-Nothing here raises, and nothing waits but for the disk. What a guest or a user may have said is
-bounded and escaped once, in :func:`entry`, for all readers and sinks.
+No writing raises, and nothing waits but for the disk. What a guest or a user may have said is
+bounded and escaped in :func:`entry`.
+
+As root or as the job's owner a kept log is read, followed and shown: :func:`entries`, :func:`text`.
+There everything is bounded and made printable again: the file may be of another version.
 """
 
 from __future__ import annotations
@@ -15,44 +17,50 @@ import contextlib
 import errno
 import json
 import logging
+import math
 import os
 import socket
 import sys
+import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
-from vtorque_core import kept
-from vtorque_core.errors import HostFault, printable
-from vtorque_core.log_levels import ALL, ERROR, NOTHING, TRACE, Levels, name_of
-from vtorque_core.names import Paths, job_key
+from vtorque_core.api import kept_records
+from vtorque_core.api.log_levels import (
+    ERROR,
+    LEVELS,
+    NOTHING,
+    QUIET,
+    TRACE,
+    Levels,
+    name_of,
+    parse,
+    plugin_of,
+)
+from vtorque_core.base.errors import HostFault, printable
+from vtorque_core.base.names import JobAttempt, Paths
 
 FILE = "log.jsonl"
 MAX_MESSAGE = 4096  # characters of one message
 MAX_DETAIL = 60  # lines after it (a traceback, a console's end), of 200 characters
 MAX_LOG = 4 << 20  # bytes of a job's log on one node
 _END = 256 << 10  # bytes beyond that for errors and the last line
-_LAST = "vtorque_core.timings"  # the logger of the last line
+LAST = "vtorque_core.timings"  # the logger of the last line
+POLL = 0.2  # seconds from one look at a log that grows to the next
+_PART = 1 << 18  # bytes of one read
+_MAX_LINE = 1 << 20
+_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_KEYS = ("level", "logger", "plugin", "phase", "node", "job", "message")
+
+Entry = Mapping[str, Any]
 
 _guest: ContextVar[int | None] = ContextVar("guest", default=None)
 _plugin: ContextVar[str] = ContextVar("plugin", default="")
 _open: list[Log] = []
-_forgotten: list[Log] = []
 logging.addLevelName(TRACE, "TRACE")
-
-
-class Sinks(Protocol):
-    """Where lines go beside the file."""
-
-    def send(self, line: bytes, *, asked: bool) -> None:
-        """Give it a line, or lose it. Never blocks or raises."""
-        ...
-
-    def end(self) -> list[str]:
-        """End it, within a short deadline; return what went wrong, a line each."""
-        ...
 
 
 @dataclass
@@ -60,73 +68,49 @@ class Log:
     """The log of one job attempt on this node.
 
     ``site`` and ``asked`` are the levels that the site and the job's user want; ``phase`` the one
-    that the job is in. ``sinks`` starts what gets the lines too; None if there is nothing.
+    that the job is in.
     """
 
     paths: Paths
-    job: str
-    attempt: int
-    uid: int
-    node: str
+    job: JobAttempt
     site: Levels
     asked: Levels = NOTHING
     phase: str = ""
-    sinks: Callable[[], Sinks | None] | None = field(default=None, repr=False)
     _file: int | None = field(default=None, repr=False)
-    _running: Sinks | None = field(default=None, repr=False)
     _torn: bool = field(default=False, repr=False)
     _told: set[str] = field(default_factory=set, repr=False)
 
     @property
-    def key(self) -> str:
-        """The name of the attempt, as journal and directories carry it."""
-        return job_key(self.job, self.attempt)
-
-    @property
-    def place(self) -> kept.Place:
+    def place(self) -> kept_records.Place:
         """Where the job's files are kept."""
-        return kept.place(self.paths, self.uid, self.job, self.attempt)
-
-    def again(self) -> Log:
-        """Return a log of the same job with nothing open, for a process that goes its own way."""
-        return replace(self, _file=None, _running=None, _torn=False, _told=set())
+        return kept_records.place(self.paths, self.job)
 
     def begin(self) -> None:
-        """Open the file and start the sinks, as well as that can be done."""
+        """Open the file, if that can be done."""
         try:
             self._file = self.place.append(FILE)
         except (OSError, HostFault) as error:
             self.complain(f"{self.place.directory / FILE}: {error}")
-        try:
-            self._running = self.sinks() if self.sinks is not None else None
-        except OSError as error:
-            self.complain(f"no sinks: {error}")
 
     def end(self) -> None:
-        """End the sinks, close the file."""
-        if self._running is not None:
-            running, self._running = self._running, None
-            for trouble in running.end():
-                self.complain(trouble)
-                logging.getLogger(__name__).warning("%s", trouble)
+        """Close the file."""
         if self._file is not None:
             os.close(self._file)
             self._file = None
 
     def take(self, record: logging.LogRecord) -> None:
-        """Write a record to file and sinks if anybody wants it. Never raises."""
+        """Write a record if anybody wants it. Never raises."""
         try:
-            wanted = record.levelno >= self.site.level(record.name)
             if not record.name.startswith("vtorque_"):
                 return
-            if not wanted and record.levelno < self.asked.level(record.name):
+            plugin = _plugin_of(record)
+            wanted = record.levelno >= self.site.least(plugin, self.phase)
+            if not wanted and record.levelno < self.asked.least(plugin, self.phase):
                 return
             line = json.dumps(entry(record, self), ensure_ascii=False).encode() + b"\n"
             self._write(line, record)
-            if self._running is not None:
-                self._running.send(line, asked=not wanted)
             if record.levelno >= logging.CRITICAL:
-                to_syslog(f"{self.job}: {line.decode().strip()}")
+                to_syslog(f"{self.job.id}: {line.decode().strip()}")
         except Exception as error:  # what a plugin gives to show may raise anything
             self.complain(f"a record of {printable(record.name)} is lost: {type(error).__name__}")
 
@@ -136,7 +120,7 @@ class Log:
         try:
             size = os.fstat(self._file).st_size
             if size >= MAX_LOG:
-                urgent = record.levelno >= ERROR or record.name == _LAST
+                urgent = record.levelno >= ERROR or record.name == LAST
                 if size >= MAX_LOG + _END or (not urgent and "full" in self._told):
                     return
                 if "full" not in self._told:
@@ -158,7 +142,31 @@ class Log:
         """Tell syslog what is wrong with the log, each thing once."""
         if text not in self._told:
             self._told.add(text)
-            to_syslog(f"{self.job}: log: {text}")
+            to_syslog(f"{self.job.id}: log: {text}")
+
+
+def of_ended(paths: Paths, job: JobAttempt) -> Log:
+    """Return the log of a job that is torn down: as its start had it, if that is known."""
+    log = Log(paths, job, parse("INFO"))
+    known = log.place.facts()
+    log.job = replace(job, node=str(known.get("node") or socket.gethostname()))
+    texts = known.get("log")
+    if isinstance(texts, list) and len(texts) == 2:
+        site, log.asked = map(_levels, texts)
+        log.site = site or log.site
+    return log
+
+
+def _levels(text: object) -> Levels:
+    try:
+        return parse(str(text))
+    except ValueError:
+        return NOTHING
+
+
+def facts() -> dict[str, Any]:
+    """Return what :func:`of_ended` needs to know, to be kept with the job's other facts."""
+    return {"log": [_open[-1].site.text, _open[-1].asked.text] if _open else []}
 
 
 class _Handler(logging.Handler):
@@ -174,14 +182,11 @@ _handler = _Handler()
 
 @contextlib.contextmanager
 def opened(log: Log) -> Iterator[Log]:
-    """Have this log, or the one of the same job attempt that is open, get what is logged.
-
-    Call it with no other thread running: sinks are forked.
-    """
-    if _open and _open[-1].key == log.key:
+    """Have this log, or the one of the same job attempt that is open, get what is logged."""
+    if _open and _open[-1].job.key == log.job.key:
         yield _open[-1]
         return
-    before = {name: logger.level for name, logger in _loggers()}
+    before = logging.getLogger().level
     log.begin()
     _open.append(log)
     logging.getLogger().addHandler(_handler)
@@ -192,24 +197,24 @@ def opened(log: Log) -> Iterator[Log]:
         log.end()
         if log in _open:
             _open.remove(log)
-        for name, logger in _loggers():
-            logger.setLevel(before.get(name, logging.NOTSET))
+        logging.getLogger().setLevel(before)
         if not _open:
             logging.getLogger().removeHandler(_handler)
 
 
-def forget() -> None:
-    """Have no log open, in a forked process that goes its own way. Nothing is closed.
+@contextlib.contextmanager
+def reopened() -> Iterator[None]:
+    """Have the log that is open opened anew, in a forked process that goes its own way.
 
-    Descriptors may be another's here by now: what has them stays referenced for ever.
+    What was open is not closed: its descriptors may be another's here by now.
     """
-    _forgotten.extend(_open)
+    before = _open.copy()
     _open.clear()
-
-
-def current() -> Log | None:
-    """Return the log that gets what is logged now."""
-    return _open[-1] if _open else None
+    if before:
+        with opened(replace(before[-1], _file=None, _torn=False, _told=set())):
+            yield
+    else:
+        yield
 
 
 def enter(phase: str) -> None:
@@ -247,35 +252,31 @@ def about(guest: int | None = None, plugin: str = "") -> Iterator[None]:
 
 
 def set_levels() -> None:
-    """Have each logger make the records that the innermost open log may want."""
+    """Have all loggers make the records that the innermost open log may want."""
     if _open:
-        one = _open[-1]
-        for name in {ALL, *one.site.of, *one.asked.of}:
-            level = min(one.site.level(name), one.asked.level(name))
-            logging.getLogger("" if name == ALL else name).setLevel(level)
+        levels = [*_open[-1].site.of.values(), *_open[-1].asked.of.values()]
+        logging.getLogger().setLevel(min(levels, default=QUIET))
 
 
-def _loggers() -> list[tuple[str, logging.Logger]]:
-    known = list(logging.root.manager.loggerDict.items())
-    found = [(name, each) for name, each in known if isinstance(each, logging.Logger)]
-    return [("", logging.getLogger()), *(x for x in found if x[0].startswith("vtorque_"))]
+def _plugin_of(record: logging.LogRecord) -> str:
+    """Return whose record it is: of the plugin that the core acts for, or whose package logs."""
+    plugin = plugin_of(record.name)
+    return (_plugin.get() or plugin) if plugin == "core" else plugin
 
 
 def entry(record: logging.LogRecord, log: Log) -> dict[str, Any]:
     """Return a record as the log has it: bounded, without what a terminal would obey."""
     own = record.__dict__
     guest = own.get("guest", _guest.get())
-    package = record.name.partition(".")[0].removeprefix("vtorque_").replace("_", "-")
-    plugin = (_plugin.get() or package) if package == "core" else package
     found: dict[str, Any] = {
         "t": round(record.created, 6),
         "level": name_of(record.levelno),
         "logger": shown(record.name, 100),
-        "plugin": shown(plugin, 100),
+        "plugin": shown(_plugin_of(record), 100),
         "phase": shown(log.phase, 100),
         "guest": guest if isinstance(guest, int) else None,
-        "node": log.node,
-        "job": log.job,
+        "node": log.job.node,
+        "job": log.job.id,
         "message": shown(_message(record), MAX_MESSAGE),
     }
     detail = [*map(str, own.get("detail", ())), *_traceback(record)]
@@ -285,7 +286,7 @@ def entry(record: logging.LogRecord, log: Log) -> dict[str, Any]:
 
 
 def shown(text: str, limit: int) -> str:
-    """Return text as :func:`vtorque_core.errors.printable` does, fast also for a long one."""
+    """Return text as :func:`vtorque_core.base.errors.printable` does, fast also for a long one."""
     whole = printable(text[:limit], limit)
     return whole if len(text) <= limit else f"{whole}... ({len(text)} characters)"
 
@@ -317,3 +318,80 @@ def to_syslog(text: str) -> None:
         connection.setblocking(False)
         connection.connect("/dev/log")
         connection.send(line.encode())
+
+
+@dataclass(frozen=True)
+class Filter:
+    """What is shown: of one phase, one guest (index on the node), from a level on."""
+
+    phase: str = ""
+    guest: int | None = None
+    level: int = TRACE
+
+    def matches(self, entry: Entry) -> bool:
+        """Return whether an entry is shown. What is of no guest is not of that guest."""
+        return (
+            (not self.phase or entry["phase"] == self.phase)
+            and (self.guest is None or entry["guest"] == self.guest)
+            and LEVELS.get(entry["level"], TRACE) >= self.level
+        )
+
+
+def entries(place: kept_records.Place, over: Callable[[], bool] = lambda: True) -> Iterator[Entry]:
+    """Yield a log's entries, and those that are added until ``over()``; lines of others are lost.
+
+    ``over`` is asked before a last look, so that nothing is missed. Waits for a log that is not
+    there yet.
+    """
+    offset, rest, descriptor = 0, b"", -1
+    try:
+        while True:
+            last = over()
+            with contextlib.suppress(OSError):
+                if descriptor < 0:
+                    descriptor = os.open(place.directory / FILE, _FLAGS)
+                while part := os.pread(descriptor, _PART, offset):
+                    offset += len(part)
+                    *lines, rest = (rest + part).split(b"\n")
+                    rest = rest[:_MAX_LINE]
+                    yield from (e for line in lines if (e := _parsed(line)) is not None)
+            if last:
+                return
+            time.sleep(POLL)
+    finally:
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+def _parsed(line: bytes) -> Entry | None:
+    with contextlib.suppress(ArithmeticError, ValueError, RecursionError, TypeError):
+        found = json.loads(line)
+        if isinstance(found, dict):
+            entry: dict[str, Any] = {k: printable(str(found.get(k, "")), 8192) for k in _KEYS}
+            guest, detail = found.get("guest"), found.get("detail")
+            at = float(found.get("t", 0))
+            entry["t"] = at if math.isfinite(at) else 0.0
+            entry["guest"] = guest if type(guest) is int else None
+            if isinstance(detail, list):
+                entry["detail"] = [printable(str(text), 400) for text in detail[:100]]
+            return entry
+    return None
+
+
+def ended(place: kept_records.Place) -> bool:
+    """Return whether the attempt has ended on this node, by what is kept of it."""
+    return isinstance(place.facts().get("ended"), int | float)
+
+
+def text(entry: Entry) -> str:
+    """Return an entry as people read it: a line, and one for each of its details."""
+    try:
+        clock = time.strftime("%H:%M:%S", time.localtime(entry["t"]))
+    except (OverflowError, ValueError, OSError):
+        clock = "--:--:--"
+    millis = int(entry["t"] * 1000) % 1000 if entry["t"] < 1e12 else 0
+    guest = "" if entry["guest"] is None else f" g{entry['guest']}"
+    where = f"{entry['phase'] or '-'}{guest}"
+    said = f"{entry['plugin']}: {entry['message']}"
+    first = f"{clock}.{millis:03} {entry['level']:5} {where:13} {said}"
+    return "\n".join([first, *(f"    | {line}" for line in entry.get("detail", ()))])

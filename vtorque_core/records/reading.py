@@ -1,24 +1,26 @@
-"""What a journal says, read from its file; the format is described in :mod:`vtorque_core.journal`.
+"""What a journal says, read from its file.
+
+The format is described in :mod:`vtorque_core.records.journal`.
 
 Pure but for reading files: nothing here writes, creates or releases.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import field
 from pathlib import Path
 from typing import Any, Literal
 
 from vtorque_core import __version__
-from vtorque_core.api_batch import Usage
-from vtorque_core.api_node import Resource
-from vtorque_core.errors import VtorqueError, printable
-from vtorque_core.names import Paths, safe_name
+from vtorque_core.api.acquired import Resource
+from vtorque_core.api.batch_system import Usage
+from vtorque_core.base.errors import VtorqueError, printable
+from vtorque_core.base.names import JobAttempt, Paths, safe_name
+from vtorque_core.base.record import dataclass
 
 SCHEMA = 1
 UPGRADES: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
@@ -55,18 +57,27 @@ def boot_id() -> str:
 class JobHeader:
     """Whose journal it is. ``plugins``: name to ``"distribution version"`` of all taking part.
 
-    ``whole_node``: as :class:`vtorque_core.api_batch.BatchJob` has it.
+    ``whole_node``: as :class:`vtorque_core.api.batch_system.BatchJob` has it.
     """
 
-    id: str
-    attempt: int
-    owner: str
-    uid: int
+    job: JobAttempt
     batch: str
     plugins: Mapping[str, str] = field(default_factory=dict)
     boot: str = field(default_factory=boot_id)
     core: str = __version__
     whole_node: bool = False
+
+    def line(self) -> dict[str, Any]:
+        """Return the journal's first line. The job's node is not in it: a journal is of one."""
+        line = {"op": "job", "schema": SCHEMA, **dataclasses.asdict(self.job)}
+        del line["node"]
+        return line | {
+            "batch": self.batch,
+            "plugins": dict(self.plugins),
+            "boot": self.boot,
+            "core": self.core,
+            "whole_node": self.whole_node,
+        }
 
 
 @dataclass(frozen=True)
@@ -91,6 +102,13 @@ class Record:
     error: str = ""
     created: bool = False
     clock: float | None = None
+
+    def line(self) -> dict[str, Any]:
+        """Return the journal's line of it, as it is before its resource is created."""
+        line = {"op": "acquire", **dataclasses.asdict(self), "t": round(self.time, 3)}
+        for later in ("time", "tries", "error", "created"):  # lines after it say these
+            del line[later]
+        return line
 
     def same(self, kind: str, args: Mapping[str, Any]) -> bool:
         """Return whether it is the same thing: equal kind and arguments."""
@@ -120,7 +138,8 @@ class JournalState:
 
     @property
     def key(self) -> str:
-        """The job key (:func:`vtorque_core.names.job_key`) that journal and directories carry."""
+        """The job key (:func:`vtorque_core.base.names.job_key`) that journal and directories
+        carry."""
         return self.path.name.removesuffix(".jsonl")
 
     @property
@@ -138,14 +157,35 @@ class JournalState:
         """Libvirt names of all domains that were acquired, released or not."""
         return tuple(str(r.args["name"]) for r in self.records.values() if r.kind == DOMAIN)
 
-    def holders(self, seq: int) -> tuple[int, ...]:
-        """Return the open records that need record ``seq``: it is held while there are any."""
-        return tuple(r.seq for r in self.open if seq in r.needs)
-
 
 def journals(paths: Paths) -> list[Path]:
     """Return the journals of all jobs on this node, oldest name first; empty without directory."""
     return sorted(paths.journal.glob("*.jsonl"))
+
+
+def walk(
+    paths: Paths,
+    job_id: str | None = None,
+    troubled: Callable[[Path, JournalError], None] | None = None,
+) -> Iterator[JournalState]:
+    """Yield what each journal of this node says (``job_id``: of this job alone), by its name.
+
+    One that is removed meanwhile is left out. ``troubled`` gets one that cannot be read, or is
+    empty (:class:`EmptyJournal`), with the error. Without it an empty one is left out: its job has
+    acquired nothing; one that cannot be read raises JournalError: what it holds is unknown.
+    """
+    for path in journals(paths):
+        if job_id is not None and lock_name(path) != safe_name(job_id):
+            continue
+        try:
+            yield read(path)
+        except FileNotFoundError:
+            continue
+        except JournalError as error:
+            if troubled is not None:
+                troubled(path, error)
+            elif not isinstance(error, EmptyJournal):
+                raise
 
 
 def find(paths: Paths, job_id: str | None) -> list[JournalState]:
@@ -153,12 +193,7 @@ def find(paths: Paths, job_id: str | None) -> list[JournalState]:
 
     Raises JournalError for one that cannot be read.
     """
-    states = []
-    for path in journals(paths):
-        if job_id is None or lock_name(path) == safe_name(job_id):
-            with contextlib.suppress(FileNotFoundError, EmptyJournal):
-                states.append(read(path))
-    return sorted(states, key=lambda state: state.header.attempt)
+    return sorted(walk(paths, job_id), key=lambda state: state.header.job.attempt)
 
 
 def lock_name(path: Path) -> str:
@@ -183,13 +218,23 @@ def read(path: Path) -> JournalState:
     if not lines:
         raise EmptyJournal(f"{path}: empty: the process died before it acquired anything")
     upgrade = _upgrade_for(lines[0], path)
-    reader = _Reader(path)
-    for number, line in enumerate(lines, start=1):
+    records: dict[int, Record] = {}
+    released: set[int] = set()
+    phases: list[PhaseMark] = []
+    header = None
+    for number, raw in enumerate(lines, start=1):
         try:
-            reader.line(upgrade(line), first=number == 1)
+            line = upgrade(raw)
+            if (header is None) != (line["op"] == "job"):
+                raise ValueError("the header must be the first line, once")
+            if header is None:
+                header = _header(line)
+            else:
+                _take(line, records, released, phases)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise _corrupt(path, number, error) from None
-    return reader.state(size)
+    assert header is not None  # noqa: S101 - there is a first line
+    return JournalState(path, header, records, frozenset(released), tuple(phases), size)
 
 
 def _corrupt(path: Path, number: int, error: Exception) -> JournalError:
@@ -232,76 +277,52 @@ def _upgrade_for(first: dict[str, Any], path: Path) -> Callable[[dict[str, Any]]
     )
 
 
-class _Reader:
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.header: JobHeader | None = None
-        self.records: dict[int, Record] = {}
-        self.released: set[int] = set()
-        self.phases: list[PhaseMark] = []
+def _take(
+    line: dict[str, Any], records: dict[int, Record], released: set[int], phases: list[PhaseMark]
+) -> None:
+    """Add what a line after the first says."""
+    op = line["op"]
+    if op == "acquire":
+        record = _acquired(line)
+        if record.seq in records or any(n not in records for n in record.needs):
+            raise ValueError("bad seq, or needs an unknown record")
+        records[record.seq] = record
+    elif op == "phase":
+        used = Usage(float(line["cpu"]), int(line["mib"])) if "cpu" in line else None
+        phases.append(PhaseMark(str(line["name"]), line["guest"], float(line["t"]), used))
+    elif op == "released":
+        released.add(records[line["seq"]].seq)
+    elif op == "created":
+        seq = line["seq"]
+        records[seq] = dataclasses.replace(records[seq], created=True)
+    elif op == "failed":
+        seq, tries, error = line["seq"], int(line["try"]), str(line["error"])
+        records[seq] = dataclasses.replace(records[seq], tries=tries, error=error)
+    else:
+        raise ValueError(f"unknown op {op!r}")
 
-    def line(self, line: dict[str, Any], *, first: bool) -> None:
-        op = line["op"]
-        if first != (op == "job"):
-            raise ValueError("the header must be the first line, once")
-        if op == "job":
-            self.header = _header(line)
-        elif op == "acquire":
-            self.acquire(line)
-        elif op == "phase":
-            used = Usage(float(line["cpu"]), int(line["mib"])) if "cpu" in line else None
-            mark = PhaseMark(str(line["name"]), line["guest"], float(line["t"]), used)
-            self.phases.append(mark)
-        elif op in ("released", "created", "failed"):
-            record = self.records[line["seq"]]
-            if op == "released":
-                self.released.add(record.seq)
-            elif op == "created":
-                self.records[record.seq] = dataclasses.replace(record, created=True)
-            else:
-                self.records[record.seq] = dataclasses.replace(
-                    record, tries=int(line["try"]), error=str(line["error"])
-                )
-        else:
-            raise ValueError(f"unknown op {op!r}")
 
-    def acquire(self, line: dict[str, Any]) -> None:
-        seq, needs, args, guest = line["seq"], line["needs"], line["args"], line["guest"]
-        if type(seq) is not int or seq in self.records or line["scope"] not in ("job", "node"):
-            raise ValueError("bad seq or scope")
-        if any(n not in self.records for n in needs) or not isinstance(args, dict):
-            raise ValueError("needs an unknown record")
-        self.records[seq] = Record(
-            seq=seq,
-            plugin=str(line["plugin"]),
-            kind=str(line["kind"]),
-            scope=line["scope"],
-            guest=None if guest is None else int(guest),
-            needs=tuple(needs),
-            phase=str(line["phase"]),
-            args=args,
-            time=float(line["t"]),
-            clock=float(line["clock"]) if "clock" in line else None,
-        )
-
-    def state(self, size: int) -> JournalState:
-        assert self.header is not None  # noqa: S101 - line() has seen the first line
-        return JournalState(
-            path=self.path,
-            header=self.header,
-            records=self.records,
-            released=frozenset(self.released),
-            phases=tuple(self.phases),
-            size=size,
-        )
+def _acquired(line: dict[str, Any]) -> Record:
+    seq, args, guest = line["seq"], line["args"], line["guest"]
+    if type(seq) is not int or line["scope"] not in ("job", "node") or not isinstance(args, dict):
+        raise ValueError("bad seq, scope or args")
+    return Record(
+        seq=seq,
+        plugin=str(line["plugin"]),
+        kind=str(line["kind"]),
+        scope=line["scope"],
+        guest=None if guest is None else int(guest),
+        needs=tuple(line["needs"]),
+        phase=str(line["phase"]),
+        args=args,
+        time=float(line["t"]),
+        clock=float(line["clock"]) if "clock" in line else None,
+    )
 
 
 def _header(line: dict[str, Any]) -> JobHeader:
     return JobHeader(
-        id=str(line["id"]),
-        attempt=int(line["attempt"]),
-        owner=str(line["owner"]),
-        uid=int(line["uid"]),
+        job=JobAttempt(str(line["id"]), int(line["attempt"]), str(line["owner"]), int(line["uid"])),
         batch=str(line["batch"]),
         plugins={str(k): str(v) for k, v in line["plugins"].items()},
         boot=str(line["boot"]),

@@ -1,68 +1,53 @@
 """The time of each phase of a job, running or ended: what ``vmgr phases`` and the benchmarks show.
 
-A journal goes when its job has nothing left; its timeline is then kept (:mod:`vtorque_core.kept`).
+A journal goes when its job has nothing left; its timeline is then kept
+(:mod:`vtorque_core.api.kept_records`).
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import Any
 
-from vtorque_core import kept
-from vtorque_core.names import Paths
-from vtorque_core.records import JournalState, find
+from vtorque_core.api import kept_records
+from vtorque_core.base.names import Paths
+from vtorque_core.records.log import LAST
+from vtorque_core.records.reading import JournalState, find
 
-ENDING = ("teardown", "release")
+_ENDING = ("teardown", "release")
+_log = logging.getLogger(LAST)
 
 
 def keep(paths: Paths, state: JournalState) -> None:
     """Keep what an ended job's journal says of its phases. Never raises OSError."""
     if not state.phases:
         return
-    header = state.header
-    place = kept.place(paths, header.uid, header.id, header.attempt)
     now = time.time()
-    ran = any(mark.name not in ENDING for mark in state.phases)  # else a failed start's proof goes
-    place.add_facts(
-        **({"phases": spans(state, now)} if ran else {}),
-        job=header.id,
-        attempt=header.attempt,
-        owner=header.owner,
-        uid=header.uid,
-        batch=header.batch,
-        ended=now,
-    )
+    ran = any(mark.name not in _ENDING for mark in state.phases)  # else a failed start's proof goes
+    phases = {"phases": spans(state, now)} if ran else {}
+    kept_records.keep_facts(paths, state.header.job, batch=state.header.batch, ended=now, **phases)
 
 
 def keep_start(paths: Paths, state: JournalState) -> None:
     """Keep the phases of a job whose guests are ready: its owner cannot read the journal."""
-    header = state.header
-    place = kept.place(paths, header.uid, header.id, header.attempt)
-    place.add_facts(phases=spans(state, time.time()))
+    kept_records.keep_facts(paths, state.header.job, phases=spans(state, time.time()))
 
 
-def timeline(paths: Paths, job_id: str | None = None) -> list[dict[str, Any]]:
+def timeline(
+    paths: Paths, job_id: str | None = None, uid: int | None = None
+) -> list[dict[str, Any]]:
     """Return the phases of a job's last attempt, or of the last job: name, guest, start, seconds.
 
     ``start`` is Unix time; ``seconds`` until the next phase of the whole job (for a guest's own
     marks: since the job's phase before them). The mark ``used`` also has ``cpu_seconds`` and
-    ``peak_mib``. Empty if nothing is known. Root only.
+    ``peak_mib``. Empty if nothing is known. Root only, but for ``uid``: as this user, of their jobs
+    alone. While a job runs they see what it was when its guests were ready.
     """
-    states = find(paths, job_id)
-    running = [state for state in states if state.phases]
+    running = [state for state in find(paths, job_id) if state.phases] if uid is None else []
     if running:
         return spans(max(running, key=lambda state: state.phases[0].time), time.time())
-    return kept_phases(paths, job_id)
-
-
-def kept_phases(
-    paths: Paths, job_id: str | None = None, uid: int | None = None
-) -> list[dict[str, Any]]:
-    """Return what is kept of the phases, as :func:`timeline`; ``uid``: of this user's jobs alone.
-
-    While a job runs that is what it was when its guests were ready. As root or this user.
-    """
-    places = [each.facts().get("phases") for each in kept.find(paths, job_id, uid)]
+    places = [each.facts().get("phases") for each in kept_records.find(paths, job_id, uid)]
     known = [phases for phases in places if isinstance(phases, list)]
     return known[-1] if known else []
 
@@ -83,3 +68,18 @@ def spans(state: JournalState, until: float) -> list[dict[str, Any]]:
             span |= {"cpu_seconds": mark.usage.cpu_seconds, "peak_mib": mark.usage.peak_mib}
         found.append(span)
     return found
+
+
+def say(state: JournalState, until: float) -> None:
+    """Log the time of every phase in one line. ``until`` is Unix time: the end of the last one."""
+    parts = []
+    for span in spans(state, until):
+        if span["guest"] is None:
+            parts.append(f"{span['name']} {span['seconds']:.3f} s")
+        elif "cpu_seconds" in span:
+            used = f"{span['cpu_seconds']:.1f} s CPU, at most {span['peak_mib']} MiB"
+            parts.append(f"(guest {span['guest']} used {used})")
+        else:
+            parts.append(f"(guest {span['guest']} {span['name']} {span['seconds']:.3f} s)")
+    if any(mark.name not in _ENDING for mark in state.phases if mark.guest is None):
+        _log.info("phases: %s", ", ".join(parts), extra={"guest": None})

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from pathlib import Path
 
-from vtorque_core.api_batch import Usage
-
-RUNNING = Path("/run/libvirt/qemu")
-"""Where libvirtd keeps the process id of each guest (libvirt 9.0, ``virPidFileBuildPath``)."""
+from vtorque_core.api.batch_system import Usage
+from vtorque_core.api.vcpu_threads import process_of
 
 
 def of_guest(name: str, uuid: str) -> Usage | None:
@@ -26,20 +23,6 @@ def of_guest(name: str, uuid: str) -> Usage | None:
         return Usage(ticks / os.sysconf("SC_CLK_TCK"), int(peak.split()[1]) >> 10)
     except (OSError, ValueError, IndexError, StopIteration):
         return None
-
-
-def process_of(name: str, uuid: str) -> Path | None:
-    """Return ``/proc/<pid>`` of the guest's QEMU; None if it is gone. Asks no daemon."""
-    try:
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        descriptor = os.open(RUNNING / f"{name}.pid", flags)
-        with os.fdopen(descriptor, "rb") as file:
-            process = Path("/proc", str(int(file.read(32))))
-        if f"\0-uuid\0{uuid}\0".encode() in (process / "cmdline").read_bytes():
-            return process
-    except (OSError, ValueError):
-        pass
-    return None  # perhaps another process has the number of a guest that has ended
 
 
 def total(parts: Iterable[Usage | None]) -> Usage | None:

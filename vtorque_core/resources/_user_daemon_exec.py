@@ -1,10 +1,10 @@
 """Turn one process into the user's daemon inside a user namespace, then exec the daemon.
 
-Run by :mod:`vtorque_core.user_daemon` as host root: ``python -I -S _userns_exec.py PLAN`` (JSON
-of :class:`Plan`). It is a program of its own because the caller has threads, and fork with threads
-is unsafe; it imports the standard library only. Errors go to ``report_fd`` as one line, after
-:data:`DENIED` if it is the user's fault; that descriptor closing without a line means that the
-daemon was executed.
+Run by :mod:`vtorque_core.resources.user_daemon` as host root:
+``python -I -S _user_daemon_exec.py PLAN`` (JSON of :class:`Plan`). It is a program of its own
+because the caller has threads, and fork with threads is unsafe; it imports the standard library
+only. Errors go to ``report_fd`` as one line, after :data:`DENIED` if it is the user's fault; that
+descriptor closing without a line means that the daemon was executed.
 
 Recipe (user_namespaces(7), capabilities(7)): root creates the namespace, so that root owns it and
 the user has no power over the daemon. The process then becomes the user, in every id including
@@ -20,7 +20,6 @@ import errno
 import fcntl
 import json
 import os
-import platform
 import resource
 import stat
 import struct
@@ -138,7 +137,7 @@ def ignore_setgroups() -> None:
     virtiofsd drops its supplementary groups at its start; the user's files in directories of
     such a group would become unreachable. Raises OSError; KeyError for an unknown machine.
     """
-    arch, number = SETGROUPS[platform.machine()]
+    arch, number = SETGROUPS[os.uname().machine]
     code = (
         _Filter(0x20, 0, 0, 4),  # A = seccomp_data.arch
         _Filter(0x15, 1, 0, arch),  # this machine's: go on
@@ -194,7 +193,7 @@ def _open_disk(plan: Plan) -> int:
         raise _Denied(f"has {facts.st_size} bytes: a raw disk has a multiple of {_SECTOR}, not 0")
     try:
         kind = fcntl.F_RDLCK if plan.readonly else fcntl.F_WRLCK
-        fcntl.fcntl(source, fcntl.F_OFD_SETLK, lock_request(kind))
+        fcntl.fcntl(source, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", kind, os.SEEK_SET, 0, 0, 0))
     except OSError as error:
         if error.errno in (errno.EAGAIN, errno.EACCES):
             raise _Denied("is in use by another job or program") from None
@@ -372,17 +371,6 @@ def _launch(plan: Plan) -> None:
     Path(f"/proc/{child}/uid_map").write_text(plan.uid_map)
     Path(f"/proc/{child}/gid_map").write_text(plan.gid_map)
     os.write(maps_done, b"!")
-
-
-def lock_request(kind: int) -> bytes:
-    """Return a ``struct flock`` over the whole file (fcntl(2), F_GETLK), pid as yet unknown."""
-    return struct.pack("hhqqi4x", kind, os.SEEK_SET, 0, 0, 0)
-
-
-def lock_pid(answer: bytes) -> int | None:
-    """Return who holds the lock that F_GETLK reported, None if nobody does."""
-    kind, _, _, _, pid = struct.unpack("hhqqi4x", answer)
-    return None if kind == fcntl.F_UNLCK else int(pid)
 
 
 def main() -> None:

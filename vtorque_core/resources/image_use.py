@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
-from vtorque_core import image_store
-from vtorque_core.errors import HostFault
-from vtorque_core.resources.files import CoreResource
+from vtorque_core.api.acquired import CoreResource
+from vtorque_core.base.errors import HostFault
+from vtorque_core.base.record import dataclass
+from vtorque_core.images import store
 
 _WAIT = 20.0  # seconds for a change of the pool to end
 
@@ -22,7 +22,7 @@ class ImageUse(CoreResource):
         path: the version's directory, in the pool or in the node's cache.
     """
 
-    kind = image_store.KIND
+    kind = store.KIND
     scope = "node"
     volatile = False
     path: str
@@ -35,7 +35,7 @@ class ImageUse(CoreResource):
         """
         version = Path(self.path)
         try:
-            with image_store.locked(version.parent.parent, shared=True, wait=_WAIT):
+            with store.locked(version.parent.parent, shared=True, wait=_WAIT):
                 there = version.is_dir()
         except OSError as error:
             raise HostFault(f"image {self.path}: {error.strerror}") from None
@@ -44,4 +44,4 @@ class ImageUse(CoreResource):
 
     def release(self) -> None:
         """Remove the version if no name has it and the time for which it was kept is over."""
-        image_store.collect_version(Path(self.path))
+        store.collect_version(Path(self.path))

@@ -14,14 +14,14 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from xml.etree import ElementTree
 
-from vtorque_core import hypervisor
-from vtorque_core.api_node import run_tool, unjournalled
-from vtorque_core.config_schema import ExtraNetwork, Network
-from vtorque_core.errors import HostFault
-from vtorque_core.resources.files import CoreResource
+from vtorque_core.api.acquired import CoreResource, unjournalled
+from vtorque_core.base import hypervisor
+from vtorque_core.base.errors import HostFault
+from vtorque_core.base.record import dataclass
+from vtorque_core.base.run_tool import run_tool
+from vtorque_core.site.schema import ExtraNetwork, Network
 
 _TAP = re.compile(r"[a-z][a-z0-9]{1,14}")
 _MAC = re.compile(r"([0-9a-f]{2}:){5}[0-9a-f]{2}")

@@ -1,11 +1,11 @@
 """Run a daemon as the job's user, that serves something of theirs to QEMU over a Unix socket.
 
-What virtiofsd (:mod:`vtorque_core.virtiofs`) and the server of a user's disk
-(:mod:`vtorque_core.userdisk`) have in common: the socket, which root makes for QEMU's user, the
-bounded log, the start through :mod:`vtorque_core._userns_exec` and the end. The daemon lives in a
-user namespace of root's, so that the user can neither trace nor change it, as process 1 of a pid
-namespace, so that killing it ends all of it. It is found again through its lock file, whose lock
-it holds as long as it lives.
+What virtiofsd (:mod:`vtorque_core.resources.virtiofs_daemon`) and the server of a user's disk
+(:mod:`vtorque_core.resources.user_disk`) have in common: the socket, which root makes for QEMU's
+user, the bounded log, the start through :mod:`vtorque_core.resources._user_daemon_exec` and the
+end. The daemon lives in a user namespace of root's, so that the user can neither trace nor change
+it, as process 1 of a pid namespace, so that killing it ends all of it. It is found again through
+its lock file, whose lock it holds as long as it lives.
 """
 
 from __future__ import annotations
@@ -15,18 +15,23 @@ import ctypes
 import fcntl
 import json
 import os
-import select
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any, ClassVar, Self
 
-from vtorque_core import _userns_exec
-from vtorque_core.errors import HostFault, Refused, printable
+from vtorque_core.api.acquired import RELEASE_TIME, CoreResource, unjournalled
+from vtorque_core.api.guest_plan import JobUser
+from vtorque_core.base.children import readable
+from vtorque_core.base.errors import HostFault, Refused, printable
+from vtorque_core.base.locks import lock_holder
+from vtorque_core.base.record import dataclass
+from vtorque_core.resources import _user_daemon_exec
 
 LOG_BYTES = 64 * 1024
 MAX_MAP_LINES = 340  # user_namespaces(7), since Linux 4.15
@@ -41,8 +46,13 @@ class Service:
 
     ``socket``, ``lock`` and ``log`` lie in directories that only root can write; ``source`` may
     lie anywhere. ``uid``, ``gid``, ``groups`` are the job's user, ``socket_owner`` is the uid that
-    QEMU runs as.
+    QEMU runs as. ``subordinate_id`` is what root is mapped to in the daemon's user namespace; None:
+    there is no root in it. ``owner_check`` demands that the source belongs to ``uid`` (a home does,
+    a site's software tree does not). ``program`` is the daemon.
     """
+
+    is_disk: ClassVar[bool]
+    nofile: ClassVar[int]
 
     source: str
     socket: str
@@ -52,21 +62,62 @@ class Service:
     gid: int
     groups: tuple[int, ...]
     socket_owner: int
+    subordinate_id: int | None = None
+    readonly: bool = False
+    owner_check: bool = True
+    program: str = ""
+
+    @classmethod
+    def beside(cls, stem: Path, source: str, user: JobUser, socket_owner: int, **more: Any) -> Self:
+        """Return one of this user whose socket, lock and log are ``<stem>.sock`` and so on."""
+        return cls(
+            source=source,
+            socket=f"{stem}.sock",
+            lock=f"{stem}.lock",
+            log=f"{stem}.log",
+            uid=user.uid,
+            gid=user.gid,
+            groups=tuple(gid for _, gid in user.groups),
+            socket_owner=socket_owner,
+            **more,
+        )
 
     @property
-    def mapped_groups(self) -> tuple[int, ...]:
-        """The supplementary groups that the daemon has: all but 0, guest root's group in there."""
-        return tuple(sorted(set(self.groups) - {0}))
+    def label(self) -> str:
+        """What begins the messages about the source."""
+        raise NotImplementedError
+
+    def argv(self, socket_fd: int) -> tuple[str, ...]:
+        """Return the daemon's arguments; ``{source}`` stands for the source's descriptor."""
+        raise NotImplementedError
+
+    def start(self, *, timeout: float = 10.0) -> None:
+        """Start the daemon by :func:`start`; return when it serves on ``socket``. As root."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class Descriptors:
-    """What the daemon inherits; the names are those of :class:`_userns_exec.Plan`."""
+class UserDaemon(CoreResource):
+    """The daemon of a service, found by the service's lock file."""
 
-    socket_fd: int
-    lock_fd: int
-    log_fd: int
-    report_fd: int
+    blocking = True
+    service: Service | None = unjournalled(None)
+    lock: str = ""
+
+    def __post_init__(self) -> None:
+        """Take the lock's path from the service."""
+        if self.service is not None:
+            object.__setattr__(self, "lock", self.service.lock)
+
+    def create(self) -> None:
+        """Start the daemon; raises as :func:`start`."""
+        if self.service is None:
+            raise ValueError("a user's daemon is created from what it serves")
+        self.service.start()
+
+    def release(self) -> None:
+        """End the daemon, which frees a disk for the next job; remove its socket and lock."""
+        stop(self.lock, time.monotonic() + RELEASE_TIME)
 
 
 def id_map(subordinate_id: int | None, ids: Iterable[int]) -> str:
@@ -98,22 +149,17 @@ def id_map(subordinate_id: int | None, ids: Iterable[int]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def start(
-    service: Service,
-    plan: Callable[[Descriptors], _userns_exec.Plan],
-    ready: Callable[[bytes], bool],
-    *,
-    label: str,
-    timeout: float,
-) -> None:
+def start(service: Service, ready: Callable[[bytes], bool], timeout: float) -> None:
     """Start the daemon, detached; return when ``ready``, given its log so far, is true.
 
-    As root. The daemon inherits the caller's cgroup, CPU affinity and limits. ``label`` begins
-    the messages about the source. ``timeout`` in seconds bounds a source that hangs. Raises
-    HostFault: a daemon of this lock already runs, the source cannot be opened, the daemon ended;
-    Refused if the source is the user's fault. Then nothing of it is left but the lock, which
-    ``stop`` removes, and ``service.log``.
+    As root. The daemon inherits the caller's cgroup, CPU affinity and limits. ``timeout`` in
+    seconds bounds a source that hangs. Raises HostFault: a daemon of this lock already runs, the
+    source cannot be opened, the daemon ended; Refused if the source is the user's fault. Then
+    nothing of it is left but the lock, which ``stop`` removes, and ``service.log``.
     """
+    groups = tuple(sorted(set(service.groups) - {0}))  # 0 is guest root's group in there
+    uid_map = id_map(service.subordinate_id, [service.uid])
+    gid_map = id_map(service.subordinate_id, [service.gid, *groups])
     deadline = time.monotonic() + timeout
     with contextlib.ExitStack() as stack:
         lock_fd = _take_lock(service)
@@ -124,15 +170,31 @@ def start(
         stack.callback(os.close, log_fd)
         report, report_fd = os.pipe()
         stack.callback(os.close, report)
-        planned = plan(Descriptors(listener.fileno(), lock_fd, log_fd, report_fd))
+        planned = _user_daemon_exec.Plan(
+            uid=service.uid,
+            gid=service.gid,
+            groups=groups,
+            uid_map=uid_map,
+            gid_map=gid_map,
+            source=service.source,
+            disk=service.is_disk,
+            owner_check=service.owner_check,
+            readonly=service.readonly,
+            nofile=service.nofile,
+            argv=service.argv(listener.fileno()),
+            socket_fd=listener.fileno(),
+            lock_fd=lock_fd,
+            log_fd=log_fd,
+            report_fd=report_fd,
+        )
         try:
-            _launch(planned, label, report, deadline)
+            _launch(planned, service.label, report, deadline)
             _await_ready(planned, ready, deadline)
         except BaseException:
             Path(service.socket).unlink(missing_ok=True)
             _save_log(log_fd, service.log)
             with contextlib.suppress(HostFault):  # the first fault says more; stop tries again
-                while _kill_holder(lock_fd, time.monotonic() + 1):
+                while _killlock_holder(lock_fd, time.monotonic() + 1):
                     pass
             raise
 
@@ -154,7 +216,7 @@ def stop(lock_path: str, deadline: float) -> None:
     try:
         record = _read_record(lock_fd)
         while not _unheld(lock_fd):
-            killed = _kill_holder(lock_fd, deadline, record.get("log"))
+            killed = _killlock_holder(lock_fd, deadline, record.get("log"))
             if not killed and time.monotonic() >= deadline:
                 raise HostFault(f"{lock_path}: held by a process that cannot be found")
             if not killed:
@@ -241,9 +303,9 @@ def _save_log(log_fd: int, path: str) -> None:
             os.close(target)
 
 
-def _launch(plan: _userns_exec.Plan, label: str, report: int, deadline: float) -> None:
+def _launch(plan: _user_daemon_exec.Plan, label: str, report: int, deadline: float) -> None:
     """Run the helper until the daemon is executed or an error reported; closes report_fd."""
-    argv = [sys.executable, "-I", "-S", _userns_exec.__file__, json.dumps(asdict(plan))]
+    argv = [sys.executable, "-I", "-S", _user_daemon_exec.__file__, json.dumps(asdict(plan))]
     descriptors = (plan.socket_fd, plan.lock_fd, plan.log_fd, plan.report_fd)
     null = subprocess.DEVNULL
     try:
@@ -253,15 +315,13 @@ def _launch(plan: _userns_exec.Plan, label: str, report: int, deadline: float) -
     finally:
         os.close(plan.report_fd)
     try:
-        poller = select.poll()
-        poller.register(report, select.POLLIN)
-        if not poller.poll(_milliseconds(deadline)):
+        if not readable([report], deadline - time.monotonic()):
             raise HostFault(f"{label}: no answer from it")
         problem = os.read(report, 4096)
         if problem:
             reason = printable(problem.decode("utf-8", "replace"))
-            if reason.startswith(_userns_exec.DENIED):
-                raise Refused(f"{label}: {reason.removeprefix(_userns_exec.DENIED)}")
+            if reason.startswith(_user_daemon_exec.DENIED):
+                raise Refused(f"{label}: {reason.removeprefix(_user_daemon_exec.DENIED)}")
             raise HostFault(f"{label}: {reason}")
     except (HostFault, Refused):
         helper.kill()
@@ -271,16 +331,18 @@ def _launch(plan: _userns_exec.Plan, label: str, report: int, deadline: float) -
             helper.wait(1)
 
 
-def _await_ready(plan: _userns_exec.Plan, ready: Callable[[bytes], bool], deadline: float) -> None:
+def _await_ready(
+    plan: _user_daemon_exec.Plan, ready: Callable[[bytes], bool], deadline: float
+) -> None:
     """Wait until the daemon accepts; the socket listens since before its start."""
-    pid = _holder(plan.lock_fd)
+    pid = lock_holder(plan.lock_fd)
     with contextlib.suppress(ProcessLookupError):
         pidfd = os.pidfd_open(pid) if pid else -1
         try:
             while pidfd >= 0 and time.monotonic() < deadline:
                 if ready(_log_text(plan.log_fd)):
                     return
-                if _ended(pidfd, time.monotonic() + 0.002):
+                if readable([pidfd], 0.002):
                     break
         finally:
             if pidfd >= 0:
@@ -297,24 +359,9 @@ def _unheld(lock_fd: int) -> bool:
     return True
 
 
-def _holder(lock_fd: int) -> int | None:
-    answer = fcntl.fcntl(lock_fd, fcntl.F_GETLK, _userns_exec.lock_request(fcntl.F_WRLCK))
-    return _userns_exec.lock_pid(answer)
-
-
-def _milliseconds(deadline: float) -> int:
-    return max(0, int((deadline - time.monotonic()) * 1000))
-
-
-def _ended(pidfd: int, deadline: float) -> bool:
-    poller = select.poll()
-    poller.register(pidfd, select.POLLIN)
-    return bool(poller.poll(_milliseconds(deadline)))
-
-
-def _kill_holder(lock_fd: int, deadline: float, log: str | None = None) -> bool:
+def _killlock_holder(lock_fd: int, deadline: float, log: str | None = None) -> bool:
     """Kill one process that holds the lock and wait for its end; False if there is none."""
-    pid = _holder(lock_fd)
+    pid = lock_holder(lock_fd)
     if not pid or pid < 0:  # negative: not a process of this machine
         return False
     try:
@@ -322,13 +369,13 @@ def _kill_holder(lock_fd: int, deadline: float, log: str | None = None) -> bool:
     except ProcessLookupError:
         return True  # ended meanwhile
     try:
-        if _holder(lock_fd) != pid:
+        if lock_holder(lock_fd) != pid:
             return True  # ended meanwhile, and the pidfd may be of another process
         if log:
             _save_log_of(pidfd, log)
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-        if not _ended(pidfd, deadline):
+        if not readable([pidfd], deadline - time.monotonic()):
             raise HostFault(f"the daemon with pid {pid} was killed but does not end")
     finally:
         os.close(pidfd)
@@ -338,7 +385,7 @@ def _kill_holder(lock_fd: int, deadline: float, log: str | None = None) -> bool:
 def _save_log_of(pidfd: int, path: str) -> None:
     """Save a daemon's log, found as its standard error (pidfd_getfd(2), Linux 5.6)."""
     libc = ctypes.CDLL(None, use_errno=True)
-    log_fd = libc.syscall(ctypes.c_long(_userns_exec.SYS_PIDFD_GETFD), pidfd, 2, 0)
+    log_fd = libc.syscall(ctypes.c_long(_user_daemon_exec.SYS_PIDFD_GETFD), pidfd, 2, 0)
     if log_fd < 0:
         return
     try:

@@ -2,8 +2,8 @@
 
 The daemon is Debian's qemu-storage-daemon (QEMU 7.2). It runs as the job's user without any
 capability, in a user namespace without a root and without a network; how the process gets there
-and how the file is opened: :mod:`vtorque_core._userns_exec`; how it is found again and ended:
-:mod:`vtorque_core.user_daemon`.
+and how the file is opened: :mod:`vtorque_core.resources._user_daemon_exec`; how it is found again
+and ended: :mod:`vtorque_core.resources.user_daemon`.
 
 It speaks NBD, not vhost-user-blk: libvirt 9.0 takes neither ``<serial>`` (a guest finds its disk
 by it) nor ``discard`` nor ``readonly`` for a vhostuser disk, and a daemon of the user's would have
@@ -20,85 +20,61 @@ from __future__ import annotations
 import contextlib
 import socket
 import struct
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from typing import ClassVar
 
-from vtorque_core import _userns_exec, user_daemon
-from vtorque_core.errors import printable
+from vtorque_core.base.errors import printable
+from vtorque_core.resources import user_daemon
 
 STORAGE_DAEMON = "/usr/bin/qemu-storage-daemon"
-_NOFILE = 1024
 
 # The NBD protocol, "Newstyle negotiation" (https://github.com/NetworkBlockDevice/nbd,
 # doc/proto.md): what a server says first, and a client that leaves without having been one.
 _GREETING = b"NBDMAGIC" + b"IHAVEOPT"
 _FAREWELL = struct.pack("!I8sII", 1, b"IHAVEOPT", 2, 0)  # NBD_FLAG_C_FIXED_NEWSTYLE, NBD_OPT_ABORT
 
-stop = user_daemon.stop
-
 
 @dataclass(frozen=True)
 class DiskFile(user_daemon.Service):
     """A raw disk file of the job's user and its daemon; ``source`` is the file."""
 
-    readonly: bool = False
+    is_disk: ClassVar[bool] = True
+    nofile: ClassVar[int] = 1024
     program: str = STORAGE_DAEMON
 
+    @property
+    def label(self) -> str:
+        """What begins the messages about the file."""
+        return f"disk={printable(self.source, 1000)}"
 
-def daemon_argv(disk: DiskFile, socket_fd: int) -> tuple[str, ...]:
-    """Return the daemon's arguments; ``{source}`` stands for the file's descriptor.
+    def argv(self, socket_fd: int) -> tuple[str, ...]:
+        """Return the daemon's arguments; ``{source}`` stands for the file's descriptor.
 
-    No path is in here, so none needs quoting, and the format is said: never probed. The export
-    has no name, as qemu-nbd's. Discarding makes holes in the file, as a guest's fstrim expects.
-    """
-    access = ",read-only=on" if disk.readonly else ",discard=unmap"
-    writable = "off" if disk.readonly else "on"
-    file = "driver=file,node-name=file,filename=/proc/self/fd/{source},locking=off"
-    raw = "driver=raw,node-name=disk,file=file"
-    return (
-        disk.program,
-        *("--blockdev", f"{file},auto-read-only=off{access}"),
-        *("--blockdev", f"{raw}{access}"),
-        *("--nbd-server", f"addr.type=fd,addr.str={socket_fd}"),
-        *("--export", f"type=nbd,id=disk,node-name=disk,name=,writable={writable}"),
-    )
-
-
-def start(disk: DiskFile, *, timeout: float = 10.0) -> None:
-    """Start the daemon, detached; return when it serves on ``disk.socket``.
-
-    As root; see :func:`vtorque_core.user_daemon.start`. It goes on when QEMU goes, until ``stop``.
-    Raises Refused: the file is missing, is not a regular file of the user's, has no size that a
-    disk can have, or is in use. Raises HostFault for the rest.
-    """
-    groups = disk.mapped_groups
-    uid_map = user_daemon.id_map(None, [disk.uid])
-    gid_map = user_daemon.id_map(None, [disk.gid, *groups])
-
-    def plan(descriptors: user_daemon.Descriptors) -> _userns_exec.Plan:
-        return _userns_exec.Plan(
-            uid=disk.uid,
-            gid=disk.gid,
-            groups=groups,
-            uid_map=uid_map,
-            gid_map=gid_map,
-            source=disk.source,
-            disk=True,
-            owner_check=True,
-            readonly=disk.readonly,
-            nofile=_NOFILE,
-            argv=daemon_argv(disk, descriptors.socket_fd),
-            **asdict(descriptors),
+        No path is in here, so none needs quoting, and the format is said: never probed. The export
+        has no name, as qemu-nbd's. Discarding makes holes in the file, as a guest's fstrim expects.
+        """
+        access = ",read-only=on" if self.readonly else ",discard=unmap"
+        writable = "off" if self.readonly else "on"
+        file = "driver=file,node-name=file,filename=/proc/self/fd/{source},locking=off"
+        raw = "driver=raw,node-name=disk,file=file"
+        return (
+            self.program,
+            *("--blockdev", f"{file},auto-read-only=off{access}"),
+            *("--blockdev", f"{raw}{access}"),
+            *("--nbd-server", f"addr.type=fd,addr.str={socket_fd}"),
+            *("--export", f"type=nbd,id=disk,node-name=disk,name=,writable={writable}"),
         )
 
-    with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as probe:
-        probe.setblocking(False)
-        user_daemon.start(
-            disk,
-            plan,
-            lambda _log: _greeted(probe, disk.socket),
-            label=f"disk={printable(disk.source, 1000)}",
-            timeout=timeout,
-        )
+    def start(self, *, timeout: float = 10.0) -> None:
+        """Start the daemon, detached; return when it serves on ``socket``.
+
+        As root; see :func:`vtorque_core.resources.user_daemon.start`. It goes on when QEMU goes,
+        until it is stopped. Raises Refused: the file is missing, is not a regular file of the
+        user's, has no size that a disk can have, or is in use. Raises HostFault for the rest.
+        """
+        with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as probe:
+            probe.setblocking(False)
+            user_daemon.start(self, lambda _log: _greeted(probe, self.socket), timeout)
 
 
 def _greeted(probe: socket.socket, path: str) -> bool:
@@ -113,3 +89,10 @@ def _greeted(probe: socket.socket, path: str) -> bool:
         return False
     probe.sendall(_FAREWELL)
     return True
+
+
+@dataclass(frozen=True)
+class UserDisk(user_daemon.UserDaemon):
+    """The daemon of a user's :class:`DiskFile`."""
+
+    kind = "userdisk"

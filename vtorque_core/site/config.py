@@ -1,12 +1,7 @@
 """The site config, ``/etc/vtorque/vtorque.toml``: read, checked, typed; where each value is from.
 
 It is read in two steps, because ``[plugins]`` decides which plugins there are and those decide
-what else may stand in it::
-
-    raw = read_toml(path)
-    wanted = plugins_config(raw)
-    plugins = Plugins.load(node=..., enable=wanted.enable, disable=wanted.disable)
-    site = build(raw, plugins, node=...)
+what else may stand in it: :func:`vtorque_core.site.load.load` does both.
 
 A missing file is a site that has everything at its default. All errors are ConfigError with file,
 line and key.
@@ -17,23 +12,25 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from vtorque_core import config_schema as schema
-from vtorque_core.config_network import network_problems
-from vtorque_core.config_read import read_fields, unknown
-from vtorque_core.errors import ConfigError, printable
-from vtorque_core.limits import Limits, read_limits
-from vtorque_core.names import Paths
-from vtorque_core.trust import require_root_owned, require_secret
+from vtorque_core.base.distributions import how_to_get
+from vtorque_core.base.errors import ConfigError, printable
+from vtorque_core.base.names import CONFIG_PATH, Paths
+from vtorque_core.base.record import dataclass
+from vtorque_core.base.trust import require_root_owned, require_secret
+from vtorque_core.site import schema
+from vtorque_core.site.network_config import network_problems
+from vtorque_core.site.option_limits import Limits, read_limits
+from vtorque_core.site.plugins_table import plugin_problems
+from vtorque_core.site.values import read_fields, unknown
 
 if TYPE_CHECKING:
-    from vtorque_core.api import Option
-    from vtorque_core.plugins import Plugins
+    from vtorque_core.api.values import Option
+    from vtorque_core.site.plugins import Plugins
 
-CONFIG_PATH = Path("/etc/vtorque/vtorque.toml")
 MAX_BYTES = 1 << 20  # a larger file is not a config: an image, given by mistake
 
 S = TypeVar("S")
@@ -49,9 +46,19 @@ class Raw:
 
     def line(self, key: str) -> int | None:
         """Return the line of a dotted key, or of what it is in; see :mod:`toml_lines`."""
-        from vtorque_core.toml_lines import line_of  # noqa: PLC0415 (for messages only)
+        from vtorque_core.site.toml_lines import line_of  # noqa: PLC0415 (for messages only)
 
         return line_of(self.text, key)
+
+    def origin(self, key: str) -> str:
+        """Return where a dotted key is set: ``"default"`` or ``"file:line"``."""
+        value: Any = self.data
+        for part in key.split("."):
+            if not isinstance(value, Mapping) or part not in value:
+                return "default"
+            value = value[part]
+        line = self.line(key)
+        return f"{self.path}:{line}" if line else str(self.path)
 
 
 @dataclass(frozen=True)
@@ -93,13 +100,7 @@ class Site:
 
     def origin(self, key: str) -> str:
         """Return where a dotted key (``node.accel``) is set: ``"default"`` or ``"file:line"``."""
-        value: Any = self.raw.data
-        for part in key.split("."):
-            if not isinstance(value, Mapping) or part not in value:
-                return "default"
-            value = value[part]
-        line = self.raw.line(key)
-        return f"{self.path}:{line}" if line else str(self.path)
+        return self.raw.origin(key)
 
 
 def read_toml(path: Path = CONFIG_PATH) -> Raw:
@@ -174,15 +175,9 @@ def problems(raw: Raw, plugins: Plugins, *, node: bool = True) -> list[str]:
 def paths_of(raw: Raw) -> Paths:
     """Return ``[paths]`` alone, for teardown: it must work with all else broken. ConfigError."""
     builder = _Builder(raw)
-    table: schema.PathsTable | None = builder.table(schema.PathsTable, "paths")
+    table: Paths | None = builder.table(Paths, "paths")
     builder.raise_first()
-    table = table or schema.PathsTable()
-    return Paths(table.state, table.run, table.jobshell)
-
-
-def load(path: Path, plugins: Plugins, *, node: bool = False) -> Site:
-    """Read and build in one step, for a caller whose plugins are loaded already."""
-    return build(read_toml(path), plugins, node=node)
+    return table or Paths()
 
 
 class _Builder:
@@ -213,22 +208,16 @@ class _Builder:
             name: (self.table(cls, name) if name in self.raw.data else None) or cls()
             for name, cls in schema.TABLES.items()
         }
-        paths: schema.PathsTable = tables["paths"]
         wanted: schema.PluginsTable = tables["plugins"]
-        self.not_installed(wanted, plugins)
+        system = tables["batch"].system
+        for key, message in plugin_problems(wanted, plugins, system, self.raw.origin):
+            self.problem("plugins", key, message)
         return Site(
             raw=self.raw,
-            batch=tables["batch"],
-            node=tables["node"],
-            images=tables["images"],
-            kept=tables["kept"],
-            log=tables["log"],
-            network=tables["network"],
+            **tables,
             networks=self.networks(tables["network"]),
             shares=self.shares(),
-            plugins=wanted,
             options=self.options(plugins, wanted),
-            paths=Paths(paths.state, paths.run, paths.jobshell),
             settings=self.settings(plugins, wanted, node),
             warnings=tuple(self.warnings),
         )
@@ -331,12 +320,6 @@ class _Builder:
         else:
             self.problem(f"options.{key}", "", message)
 
-    def not_installed(self, wanted: schema.PluginsTable, plugins: Plugins) -> None:
-        for name in wanted.enable or ():
-            if name not in plugins.distributions and name not in wanted.disable:
-                message = f"plugin {printable(name, 40)} is not installed"
-                self.problem("plugins", "enable", f"{message}: pip install vtorque-{name}")
-
     def settings(self, plugins: Plugins, wanted: schema.PluginsTable, node: bool) -> dict[str, Any]:
         classes: dict[str, type[Any]] = {}
         for found in plugins.each("vtorque_settings"):
@@ -376,7 +359,7 @@ class _Builder:
                 f"plugin.{name}",
                 "",
                 f"plugin {printable(name, 40)} is not installed: "
-                f"pip install vtorque-{printable(name, 40)}, or remove this table",
+                f"{how_to_get(name)}, or remove this table",
             )
         else:
             message = "is ignored: [plugins] does not enable it"

@@ -7,12 +7,13 @@ import re
 import tomllib
 from pathlib import Path
 
-from vtorque_core import safefs
-from vtorque_core.config import MAX_BYTES
-from vtorque_core.errors import HostFault
-from vtorque_core.toml_lines import line_of
+from vtorque_core.api.setup_steps import make_directories
+from vtorque_core.base import safefs
+from vtorque_core.base.errors import HostFault
+from vtorque_core.site.config import MAX_BYTES
+from vtorque_core.site.toml_lines import line_of
 
-_HEADER = re.compile(r"[ \t]*\[[^\[\]]+\][ \t]*(?:#.*)?")
+_HEADER = re.compile(r"[ \t]*\[[^\[\]]+\][ \t\r]*(?:#.*)?")
 _NEW = "# vTorque site config. All keys with their defaults: vtorque config example\n"
 
 
@@ -21,7 +22,10 @@ def with_text(text: str, table: str, key: str, value: str) -> str:
 
     Raises HostFault if it is written in a way that cannot be edited: the admin has to do it.
     """
-    line = re.compile(rf"([ \t]*{re.escape(key)}[ \t]*=[ \t]*)(\"[^\"\\]*\"|'[^']*')")
+    line = re.compile(
+        rf"""((?:^|[\s{{,.])["']?{re.escape(key)}["']?[ \t]*=[ \t]*)"""
+        r"""(?:"(?:[^"\\\n]|\\.)*"|'[^'\n]*')"""
+    )
     lines = text.split("\n")
     shown = json.dumps(value)
     try:
@@ -58,12 +62,6 @@ def read(config: Path) -> str:
 
 def write(config: Path, text: str) -> None:
     """Replace the config in one step; owner and mode stay, and a link stays one."""
-    real = config.resolve()
-    try:
-        mode, uid, gid = 0o644, -1, -1
-        if real.exists():
-            status = real.stat()
-            mode, uid, gid = status.st_mode & 0o7777, status.st_uid, status.st_gid
-        safefs.replace(str(real), text.encode(), mode=mode, uid=uid, gid=gid)
-    except OSError as error:
-        raise HostFault(f"{config}: {error.strerror}") from None
+    if not config.exists():
+        make_directories(config.resolve().parent)
+    safefs.rewrite(config, text.encode())

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
-from vtorque_core.config_read import is_required, show
-from vtorque_core.config_schema import (
+from vtorque_core.site.option_limits import Limits, effective_default, shown
+from vtorque_core.site.schema import (
     DEFAULT_SHARES,
     EXAMPLE_NETWORKS,
     LIMIT_KEYS,
@@ -17,12 +17,12 @@ from vtorque_core.config_schema import (
     ExtraNetwork,
     Share,
 )
-from vtorque_core.limits import Limits, effective_default
+from vtorque_core.site.values import is_required, show
 
 if TYPE_CHECKING:
-    from vtorque_core.api import Option
-    from vtorque_core.config import Site
-    from vtorque_core.plugins import Plugins
+    from vtorque_core.api.values import Option
+    from vtorque_core.site.config import Site
+    from vtorque_core.site.plugins import Plugins
 
 _HEAD = """\
 # vTorque's site config. Root's alone to write; users read it, so secrets are only named here, as
@@ -92,22 +92,13 @@ def effective(site: Site, plugins: Plugins) -> dict[str, Effective]:
             value = _json(getattr(settings, f.name))
             found[key] = Effective(value, site.origin(key), f.metadata.get("unit"))
     for name, option in plugins.options().items():
-        for limit, value in _limit_values(option, site.options.get(name, Limits())):
+        limits = site.options.get(name, Limits())
+        default = effective_default(option, limits)
+        text = option.show(default) if default not in (None, "") else ""
+        for limit, value in ({"default": text} | shown(option, limits)).items():
             key = f"options.{name}.{limit}"
             found[key] = Effective(value, site.origin(key))
     return found
-
-
-def _limit_values(option: Option[Any], limits: Limits) -> Iterator[tuple[str, Any]]:
-    default = effective_default(option, limits)
-    yield "default", option.show(default) if default not in (None, "") else ""
-    for name in ("min", "max"):
-        if getattr(limits, name) is not None:
-            yield name, option.show(getattr(limits, name))
-    if limits.allow is not None:
-        yield "allow", [rule.text for rule in limits.allow]
-    if limits.deny:
-        yield "deny", [rule.text for rule in limits.deny]
 
 
 def _json(value: Any) -> Any:

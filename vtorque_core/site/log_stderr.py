@@ -9,8 +9,8 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from vtorque_core.errors import UsageError, printable
-from vtorque_core.log_levels import ALL, VARIABLE, Levels, name_of, parse
+from vtorque_core.api.log_levels import VARIABLE, Levels, name_of, parse, plugin_of
+from vtorque_core.base.errors import UsageError, printable
 
 if TYPE_CHECKING:
     import logging
@@ -42,12 +42,11 @@ def set_up() -> bool:
 
     _set_up.append(levels)
     handler = logging.StreamHandler(sys.stderr)
-    handler.addFilter(lambda record: record.levelno >= levels.level(record.name))
+    handler.addFilter(lambda record: record.levelno >= levels.least(plugin_of(record.name), ""))
     formatter: Any = _Harmless()
     handler.setFormatter(formatter)
     logging.getLogger().addHandler(handler)
-    for name, level in levels.of.items():
-        logging.getLogger("" if name == ALL else name).setLevel(level)
+    logging.getLogger().setLevel(min(levels.of.values()))
     return True
 
 

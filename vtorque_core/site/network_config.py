@@ -6,7 +6,7 @@ import itertools
 import re
 from collections.abc import Iterator, Mapping
 
-from vtorque_core.config_schema import ExtraNetwork, Network
+from vtorque_core.site.schema import ExtraNetwork, Network
 
 Problem = tuple[str, str, str]
 """Table, key (or empty text), what is wrong with it."""
@@ -46,16 +46,17 @@ def _extra(table: str, name: str, network: ExtraNetwork) -> Iterator[Problem]:
         yield table, "", message
     if not network.source or not network.source.isprintable():
         yield table, "source", "must name a libvirt network, bridge or host interface"
-    if _assigns(network) and not network.subnet:
+    if assigns(network) and not network.subnet:
         yield table, "subnet", f'must be set with addressing = "{network.addressing}"'
 
 
-def _assigns(network: Network | ExtraNetwork) -> bool:
+def assigns(network: Network | ExtraNetwork) -> bool:
+    """Return whether the site gives a guest its address in this network."""
     return network.kind != "none" and network.addressing in {"static", "command"}
 
 
 def _overlaps(tables: Mapping[str, Network | ExtraNetwork]) -> Iterator[Problem]:
-    planned = [(name, n.subnet) for name, n in tables.items() if _assigns(n) and n.subnet]
+    planned = [(name, n.subnet) for name, n in tables.items() if assigns(n) and n.subnet]
     if len(planned) < 2:
         return
     import ipaddress  # noqa: PLC0415 (6 ms, only for a site with several networks)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from vtorque_core.api import Option
-from vtorque_core.config_read import unknown
-from vtorque_core.config_schema import LIMIT_KEYS
-from vtorque_core.errors import Refusal, printable
+from vtorque_core.api.values import Option
+from vtorque_core.base.errors import Refusal, printable
+from vtorque_core.base.record import dataclass
+from vtorque_core.site.schema import LIMIT_KEYS
+from vtorque_core.site.values import unknown
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,19 @@ class Limits:
 def effective_default(option: Option[Any], limits: Limits) -> Any:
     """Return the option's value when the user gives none."""
     return option.default if limits.default is None else limits.default
+
+
+def shown(option: Option[Any], limits: Limits) -> dict[str, str | list[str]]:
+    """Return the limits that are set by their names, each value as users and site write it."""
+    found: dict[str, str | list[str]] = {}
+    for name in ("min", "max"):
+        if (bound := getattr(limits, name)) is not None:
+            found[name] = option.show(bound)
+    if limits.allow is not None:
+        found["allow"] = [rule.text for rule in limits.allow]
+    if limits.deny:
+        found["deny"] = [rule.text for rule in limits.deny]
+    return found
 
 
 def refusal(

@@ -7,24 +7,24 @@ Two entry-point groups: ``vtorque1`` (declares; all that ``vsub`` imports) and `
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from importlib.machinery import PathFinder
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pluggy
-from importlib_metadata import EntryPoint, entry_points
 
-from vtorque_core import hookspecs
-from vtorque_core.errors import Conflict, Refusal, Refused, VtorqueError
+from vtorque_core.api import hooks as hookspecs
+from vtorque_core.base.entry_points import EntryPoint, entry_points
+from vtorque_core.base.errors import Conflict, Refusal, Refused, VtorqueError
+from vtorque_core.base.record import dataclass
+from vtorque_core.site import hook_items
 
 if TYPE_CHECKING:
-    from vtorque_core.api import BatchSystem, GuestType, ImageBuilder, Option
+    from vtorque_core.api.strategies import BatchSystem, GuestType, ImageBuilder
+    from vtorque_core.api.values import Option
 
 GROUP = "vtorque1"
 NODE_GROUP = "vtorque1.node"
@@ -51,11 +51,37 @@ class Contribution:
 def installed() -> dict[str, list[EntryPoint]]:
     """Return plugin name to its entry points of both groups, in sorted name order."""
     found: dict[str, list[EntryPoint]] = {}
-    points = entry_points()  # once: it reads the metadata of all that is installed
-    for group in (GROUP, NODE_GROUP):
-        for point in points.select(group=group):
-            found.setdefault(point.name, []).append(point)
+    points = entry_points((GROUP, NODE_GROUP))
+    for point in sorted(points, key=lambda p: (p.group != GROUP, p.name)):
+        found.setdefault(point.name, []).append(point)
     return dict(sorted(found.items()))
+
+
+def points_of(group: str, loaded: Collection[str]) -> tuple[EntryPoint, ...]:
+    """Return a group's entry points, but for those of distributions whose plugins are not loaded.
+
+    A distribution that brings no plugin is left to who reads the group.
+    """
+    brought: dict[str, set[str]] = {}
+    for name, points in installed().items():
+        for point in points:
+            brought.setdefault(point.distribution, set()).add(name)
+
+    def is_wanted(point: EntryPoint) -> bool:
+        plugins = brought.get(point.distribution)
+        return plugins is None or not plugins.isdisjoint(loaded)
+
+    return tuple(filter(is_wanted, entry_points((group,))))
+
+
+def imported(point: EntryPoint) -> Any:
+    """Return what an entry point names. As root only what root alone can write.
+
+    Raises ConfigError naming the path, or whatever its module raises.
+    """
+    if os.geteuid() == 0:
+        require_trusted(point)
+    return point.load()
 
 
 def require_trusted(point: EntryPoint) -> None:
@@ -63,11 +89,14 @@ def require_trusted(point: EntryPoint) -> None:
 
     Raises ConfigError naming the path.
     """
-    from vtorque_core.trust import require_root_owned  # noqa: PLC0415 - root's processes only
+    from importlib.machinery import PathFinder  # noqa: PLC0415 - root's processes only
+    from importlib.util import find_spec  # noqa: PLC0415
+
+    from vtorque_core.base.trust import require_root_owned  # noqa: PLC0415
 
     package, *below = point.module.split(".")
     # Level by level: find_spec() of a dotted name imports, that is executes, the packages above.
-    found = importlib.util.find_spec(package)
+    found = find_spec(package)
     while found is not None:
         above = found.submodule_search_locations or ()  # of a package without __init__.py
         for place in [str(found.origin)] if found.has_location else above:
@@ -78,21 +107,7 @@ def require_trusted(point: EntryPoint) -> None:
         found = PathFinder.find_spec(name, found.submodule_search_locations)
 
 
-def distribution_of(point: EntryPoint) -> str:
-    """Return ``name version`` of the distribution that brings the entry point.
-
-    Both are a line in the head of its metadata (core metadata specification); ``dist.name`` and
-    ``dist.version`` parse all of it as an email, which costs every ``vsub`` 20 ms.
-    """
-    dist = point.dist
-    if not dist:
-        return "unknown distribution"
-    head = (dist.read_text("METADATA") or "").partition("\n\n")[0]
-    found = dict(line.split(": ", 1) for line in head.splitlines() if ": " in line)
-    return f"{found.get('Name') or dist.name} {found.get('Version') or dist.version}"
-
-
-_PREFIX = "vtorque_"  # of every hook: vtorque_core/hookspecs.py
+_PREFIX = "vtorque_"  # of every hook: vtorque_core/api/hooks.py
 
 
 class _Manager(pluggy.PluginManager):
@@ -105,11 +120,13 @@ class _Manager(pluggy.PluginManager):
 class Plugins:
     """The loaded plugins of one process.
 
-    ``broken`` has the import errors by plugin name; ``distributions`` what brings each plugin.
+    ``broken`` has the import errors by plugin name; ``distributions`` what brings each plugin;
+    ``off`` the installed plugins that were not wanted.
     """
 
     def __init__(self) -> None:
         self.broken: dict[str, str] = {}
+        self.off: list[str] = []
         self.distributions: dict[str, str] = {}
         self._names: dict[int, str] = {}
         self._hooks: dict[int, list[str]] = {}
@@ -134,35 +151,45 @@ class Plugins:
             only: exactly these, whatever the site says (teardown: those the journal names).
         """
         self = cls()
-        self.register(BUILTIN, importlib.import_module("vtorque_core.api_options"), "vtorque-core")
+        self.register(
+            BUILTIN, importlib.import_module("vtorque_core.api.vm_options"), "vtorque-core"
+        )
         for name, points in installed().items():
             if _wanted(name, enable, disable, only):
                 self._load_one(name, points, node)
+            else:
+                self.off.append(name)
         return self
 
     def _load_one(self, name: str, points: Iterable[EntryPoint], node: bool) -> None:
         points = list(points)
-        self.distributions[name] = distribution_of(points[0])
-        owners = {distribution_of(point) for point in points}
+        self.distributions[name] = points[0].distribution
+        owners = {point.distribution for point in points}
         if len(owners) > 1 or len({point.group for point in points}) < len(points):
             self.broken[name] = f"two distributions bring it: {', '.join(sorted(owners))}"
             return
         try:
             for point in points:
                 if point.group == GROUP or node:
-                    if os.geteuid() == 0:
-                        require_trusted(point)
-                    self.register(name, point.load(), distribution_of(point))
+                    self.register(name, imported(point), point.distribution)
         except (Exception, SystemExit) as error:
             self.unregister(name)
             self.broken[name] = f"{type(error).__name__}: {error}"
 
     def register(self, name: str, module: object, distribution: str) -> None:
-        """Register one module of a plugin. Raises PluginError for a hook that does not exist."""
+        """Register one module of a plugin.
+
+        Raises PluginError for a hook that does not exist and for one without ``@hookimpl``.
+        """
         hooks = _implemented(module)
         unknown = [hook for hook in hooks if not hasattr(hookspecs, hook)]
         if unknown:
             raise PluginError(f"plugin {name} ({distribution}): no such hook: {unknown[0]}")
+        if forgotten := _unmarked(module):
+            raise PluginError(
+                f"plugin {name} ({distribution}): {forgotten} has no @hookimpl, so that nobody "
+                f"would call it: mark it, or give it a name that does not begin with {_PREFIX}"
+            )
         self._manager.register(module, f"{name}:{id(module)}")
         self._names[id(module)] = name
         self._hooks[id(module)] = hooks
@@ -188,7 +215,8 @@ class Plugins:
         """Call one hook plugin by plugin, in sorted order, and yield every item or error.
 
         ``only``: of this plugin alone. An action hook (which returns None) yields one
-        contribution whose item is None.
+        contribution whose item is None. An item of a wrong type is an error (TypeError), and what
+        the plugin would have given after it is lost.
         """
         caller = getattr(self._manager.hook, hook)
         for impl in sorted(caller.get_hookimpls(), key=lambda i: _order(self._names[id(i.plugin)])):
@@ -200,7 +228,7 @@ class Plugins:
             error: BaseException | None = None
             try:
                 result = impl.function(*(kwargs[arg] for arg in impl.argnames))
-                items.extend([None] if result is None else result)
+                items.extend(_items(hook, result))
             except (Exception, SystemExit) as raised:
                 error = raised
             _trace(hook, name, kwargs, items, error)
@@ -245,7 +273,7 @@ class Plugins:
 
     def batch_system(self, name: str) -> BatchSystem:
         """Return one batch system. Raises Refused if no working plugin brings it."""
-        return _named(self.batch_systems(), name, "batch system", self.broken)
+        return _named(self.batch_systems(), name, "batch system", self.broken, _how_to_get(name))
 
     def plugin_of(self, hook: str, name: str) -> str:
         """Return which plugin brings the strategy of that name."""
@@ -260,11 +288,7 @@ class Plugins:
             if contribution.error is not None:
                 self.broken.setdefault(contribution.plugin, f"{hook}: {contribution.error}")
                 continue
-            try:
-                name = key(contribution.item)
-            except AttributeError as error:
-                self.broken.setdefault(contribution.plugin, f"{hook}: {error}")
-                continue
+            name = key(contribution.item)
             if name in found:
                 raise Conflict(
                     f"{hook}: {name!r} is brought by {found[name].distribution} and by "
@@ -272,6 +296,17 @@ class Plugins:
                 )
             found[name] = contribution
         return {name: c.item for name, c in found.items()}
+
+
+def _items(hook: str, result: Any) -> Iterator[Any]:
+    """Yield the items of a plugin's answer. Raises TypeError for the first of a wrong type."""
+    if result is None and not hook_items.wanted(hook):
+        yield None  # an action
+        return
+    for item in [None] if result is None else result:
+        if problem := hook_items.problem(hook, item):
+            raise TypeError(problem)
+        yield item
 
 
 def raise_as_is(contribution: Contribution, hook: str) -> None:
@@ -285,12 +320,21 @@ def raise_as_is(contribution: Contribution, hook: str) -> None:
     ) from error
 
 
-def _named(found: Mapping[str, T], name: str, what: str, broken: Mapping[str, str]) -> T:
+def _how_to_get(system: str) -> str:
+    """Return what to do to have one of this repository's batch systems; "": it is not ours."""
+    from vtorque_core.base.distributions import BATCH_SYSTEMS, how_to_get  # noqa: PLC0415
+
+    return f": {how_to_get(BATCH_SYSTEMS[system])}" if system in BATCH_SYSTEMS else ""
+
+
+def _named(
+    found: Mapping[str, T], name: str, what: str, broken: Mapping[str, str], how: str = ""
+) -> T:
     if name in found:
         return found[name]
     known = ", ".join(sorted(found)) or "none"
     hint = "".join(f"; plugin {n} could not be loaded: {e}" for n, e in sorted(broken.items()))
-    raise Refused(Refusal(f"no plugin brings the {what} {name!r} (there is: {known}){hint}"))
+    raise Refused(Refusal(f"no plugin brings the {what} {name!r} (there is: {known}){how}{hint}"))
 
 
 def _wanted(
@@ -311,6 +355,21 @@ def _order(name: str) -> tuple[bool, str]:
 def _implemented(module: object) -> list[str]:
     names = vars(module) if isinstance(module, ModuleType) else dir(module)
     return [n for n in names if getattr(getattr(module, n, None), "vtorque_impl", None)]
+
+
+def _unmarked(module: object) -> str:
+    """Return module, name and line of a function named like a hook that is none; "": there is none.
+
+    Only of the module's own: what it imports under such a name is another module's to mark.
+    """
+    if not isinstance(module, ModuleType):
+        return ""
+    for name, found in vars(module).items():
+        if not name.startswith(_PREFIX) or not isinstance(found, FunctionType):
+            continue
+        if not hasattr(found, "vtorque_impl") and found.__module__ == module.__name__:
+            return f"{module.__name__}.{name} (line {found.__code__.co_firstlineno})"
+    return ""
 
 
 def _trace(

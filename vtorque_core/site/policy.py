@@ -7,19 +7,20 @@ looks at nothing but its arguments and raises Refused only, whatever user, site 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from vtorque_core.api import Extra, FileData, JobRequest, Option
-from vtorque_core.api_batch import Needs
-from vtorque_core.api_options import RAM, VCPUS, VMS_PER_NODE
-from vtorque_core.errors import Refusal, Refused, VtorqueError, printable
-from vtorque_core.limits import Limits, effective_default, refusal
-from vtorque_core.request import Request, unknown_key
+from vtorque_core.api.batch_system import Needs
+from vtorque_core.api.values import Extra, FileData, JobRequest, Option
+from vtorque_core.api.vm_options import RAM, VCPUS, VMS_PER_NODE
+from vtorque_core.base.errors import Refusal, Refused, VtorqueError, printable
+from vtorque_core.site.option_limits import Limits, effective_default, refusal
+from vtorque_core.site.request import Request, unknown_key
 
 if TYPE_CHECKING:
-    from vtorque_core.config import Site
-    from vtorque_core.plugins import Plugins
+    from vtorque_core.site.config import Site
+    from vtorque_core.site.plugins import Plugins
 
 _MAX_MESSAGE = 500  # characters of what a plugin says
 
@@ -91,28 +92,16 @@ def _parse_args(job: JobRequest, site: Site, plugins: Plugins) -> list[Refusal]:
             found += [_one_line(r) for r in error.refusals]
         elif error is not None:
             found.append(_failed(f"{who} failed in vtorque_parse_args", error))
-        elif isinstance(contribution.item, Refusal):
+        else:
             found.append(_one_line(contribution.item))
-        elif contribution.item is not None:
-            kind = type(contribution.item).__name__
-            found.append(Refusal(f"{who} answered {kind} where a Refusal belongs"))
     return found
 
 
 def _one_line(refused: Refusal) -> Refusal:
     """Return a plugin's refusal without line ends and other control characters."""
-
-    def clean(text: str | None) -> str | None:
-        return None if text is None else printable(str(text), _MAX_MESSAGE)
-
-    return Refusal(
-        printable(str(refused.message), _MAX_MESSAGE),
-        clean(refused.key),
-        None if refused.value is None else str(refused.value),
-        clean(refused.limit),
-        clean(refused.where),
-        clean(refused.fix),
-    )
+    parts = {part.name: getattr(refused, part.name) for part in fields(Refusal)}
+    said = {n: printable(str(p), _MAX_MESSAGE) for n, p in parts.items() if p is not None}
+    return Refusal(**({"message": ""} | said))
 
 
 def _plugin_failed(
@@ -165,7 +154,7 @@ def _extras(wanted: JobRequest, site: Site, plugins: Plugins) -> list[Extra]:
         item, error = contribution.item, contribution.error
         if error is not None:
             raise Refused(_failed(f"{who} failed in vtorque_needs", error))
-        if not isinstance(item, Extra) or min(item.cpus, item.mib) < 0:
+        if min(item.cpus, item.mib) < 0:
             said = printable(repr(item), 80)
             raise Refused(f"{who} answered {said} where an Extra of 0 or more belongs")
         found.append(item)

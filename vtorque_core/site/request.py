@@ -11,37 +11,24 @@ import json
 import os
 import re
 import stat
-import zlib
-from base64 import b64decode, b64encode, urlsafe_b64encode
+from base64 import b64decode, b64encode
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vtorque_core.api import FileData, Option
-from vtorque_core.directives import PBS_PREFIX, script_directives, strip_pbs_vm, vm_directives
-from vtorque_core.errors import Refusal, Refused, printable
+from vtorque_core.api.submission import MAX_REQUEST, malformed
+from vtorque_core.api.values import FileData, Option
+from vtorque_core.base.errors import Refusal, Refused, printable
+from vtorque_core.base.record import dataclass
+from vtorque_core.base.suggest import hint
 
 if TYPE_CHECKING:
     from typing import NoReturn
 
-__all__ = [
-    "BARE_METAL",
-    "PBS_PREFIX",
-    "Request",
-    "from_token",
-    "make_request",
-    "parse_vm",
-    "requested",
-    "script_directives",
-    "strip_pbs_vm",
-    "to_token",
-    "vm_directives",
-]
 
 VERSION = 1
 BARE_METAL = "none"  # -vm none
-MAX_REQUEST = 128 * 1024  # bytes of one encoded request
 MAX_FILE = 64 * 1024  # bytes of one file that the user names
 MAX_PAIRS = 200
 MAX_FILES = 16
@@ -49,9 +36,6 @@ MAX_VALUE = 4096  # characters of one value: PATH_MAX (limits.h) is the longest 
 MAX_FILE_NAME = 255  # NAME_MAX (limits.h)
 
 _KEY = re.compile(r"[a-z][a-z0-9_]{0,63}", re.ASCII)
-_WORD = r"vt1:([A-Za-z0-9_-]+)"  # compiled where it is needed: not by vsub
-_PLAIN, _ZLIB = b"\x00", b"\x01"  # first byte inside a token
-_MAX_TOKEN = 4 + (MAX_REQUEST + 1) * 4 // 3 + 4
 
 Pairs = list[tuple[str, str]]
 
@@ -82,13 +66,9 @@ class Request:
         document = {"v": VERSION, "vm": list(self.pairs), "files": files, "shell": self.shell}
         blob = json.dumps(document, separators=(",", ":")).encode()
         if len(blob) > MAX_REQUEST:
-            raise Refused(
-                Refusal(
-                    f"the request is {len(blob)} bytes with the files that it names",
-                    limit=f"{MAX_REQUEST} bytes",
-                    fix="let the scripts be short and call others in your home",
-                )
-            )
+            said = f"the request is {len(blob)} bytes with the files that it names"
+            fix = "let the scripts be short and call others in your home"
+            raise Refused(Refusal(said, limit=f"{MAX_REQUEST} bytes", fix=fix))
         Request.decode(blob)
         return blob
 
@@ -96,20 +76,20 @@ class Request:
     def decode(blob: bytes) -> Request:
         """Return the request in ``blob``, which anyone may have written. Raises Refused only."""
         if len(blob) > MAX_REQUEST:
-            _bad(f"has {len(blob)} bytes (limit: {MAX_REQUEST})")
+            malformed(f"has {len(blob)} bytes (limit: {MAX_REQUEST})")
         document = _object(_json(blob), "the document", ("v", "vm", "files", "shell"))
         version = document["v"]
         if type(version) is not int or version != VERSION:
-            _bad(f"it is not of version {VERSION}: submit the job anew")
+            malformed(f"it is not of version {VERSION}: submit the job anew")
         pairs = tuple(_pair(item) for item in _list(document["vm"], "vm", MAX_PAIRS))
         files = _files(document["files"])
         keys = [key for key, _ in pairs] + list(files)
         twice = next((key for i, key in enumerate(keys) if key in keys[:i]), None)
         if twice is not None:
-            _bad(f"key {twice} is given twice")
+            malformed(f"key {twice} is given twice")
         shell = document["shell"]
         if shell is not None and not _string(shell, "shell", MAX_VALUE).isprintable():
-            _bad("shell has control characters")
+            malformed("shell has control characters")
         return Request(pairs, files, shell)
 
 
@@ -186,8 +166,10 @@ def make_request(
         else:
             try:
                 files[key] = read_user_file(value, cwd)
-            except (OSError, ValueError) as error:
-                refusals.append(_file_refusal(key, value, error))
+            except OSError as error:
+                refusals.append(Refusal(f"cannot be read: {error.strerror}", key=key, value=value))
+            except ValueError as error:
+                refusals.append(Refusal(str(error), key=key, value=value))
     if refusals:
         raise Refused(*refusals)
     return Request(tuple(plain), files, shell)
@@ -195,14 +177,10 @@ def make_request(
 
 def unknown_key(key: str, value: str, options: Iterable[str], note: str = "") -> Refusal:
     """Return the refusal of a key that no option has, with the closest one that there is."""
-    from difflib import get_close_matches  # noqa: PLC0415 (12 ms, for errors only)
-
     known = sorted(options)
-    close = get_close_matches(key.lower()[:64], known, 1)
-    fix = f"did you mean {close[0]}?" if close else f"known keys: {', '.join(known)}"
-    return Refusal(
-        f"there is no -vm key of that name{note}", key=printable(key, 64), value=value, fix=fix
-    )
+    fix = hint(key, known, f"known keys: {', '.join(known)}")
+    said = f"there is no -vm key of that name{note}"
+    return Refusal(said, key=printable(key, 64), value=value, fix=fix)
 
 
 def read_user_file(path: str, cwd: Path | None = None) -> FileData:
@@ -248,17 +226,7 @@ def _split(word: str) -> tuple[str, str]:
     return key, value
 
 
-def _file_refusal(key: str, value: str, error: OSError | ValueError) -> Refusal:
-    if isinstance(error, OSError):
-        return Refusal(f"cannot be read: {error.strerror}", key=key, value=value)
-    return Refusal(str(error), key=key, value=value)
-
-
 # -- the node's side: hostile input -----------------------------------------------------------
-
-
-def _bad(problem: str) -> NoReturn:
-    raise Refused(Refusal(f"the job's request is damaged: {problem}"))
 
 
 def _json(blob: bytes) -> Any:
@@ -267,11 +235,11 @@ def _json(blob: bytes) -> Any:
             blob.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant
         )
     except UnicodeDecodeError:
-        _bad("it is not UTF-8")
+        malformed("it is not UTF-8")
     except RecursionError:
-        _bad("it is nested too deep")
+        malformed("it is nested too deep")
     except ValueError as error:
-        _bad(printable(str(error)))
+        malformed(printable(str(error)))
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -287,13 +255,13 @@ def _no_constant(word: str) -> NoReturn:
 
 def _object(value: Any, what: str, fields: tuple[str, ...]) -> dict[str, Any]:
     if not isinstance(value, dict) or set(value) != set(fields):
-        _bad(f"{what} is not an object with exactly {', '.join(fields)}")
+        malformed(f"{what} is not an object with exactly {', '.join(fields)}")
     return value
 
 
 def _list(value: Any, what: str, most: int) -> list[Any]:
     if not isinstance(value, list) or len(value) > most:
-        _bad(f"{what} is not a list of at most {most}")
+        malformed(f"{what} is not a list of at most {most}")
     return value
 
 
@@ -311,79 +279,39 @@ def _text_problem(value: str, most: int) -> str | None:
 
 def _string(value: Any, what: str, most: int) -> str:
     if not isinstance(value, str):
-        _bad(f"{what} is not text")
+        malformed(f"{what} is not text")
     problem = _text_problem(value, most)
     if problem:
-        _bad(f"{what} {problem}")
+        malformed(f"{what} {problem}")
     return value
 
 
 def _key(value: Any) -> str:
     if not isinstance(value, str) or not _KEY.fullmatch(value):
-        _bad("a -vm key is not a short lower-case word")
+        malformed("a -vm key is not a short lower-case word")
     return value
 
 
 def _pair(item: Any) -> tuple[str, str]:
     if not isinstance(item, list) or len(item) != 2:
-        _bad("a -vm pair is not a list of two")
+        malformed("a -vm pair is not a list of two")
     return _key(item[0]), _string(item[1], "a -vm value", MAX_VALUE)
 
 
 def _files(value: Any) -> dict[str, FileData]:
     if not isinstance(value, dict) or len(value) > MAX_FILES:
-        _bad(f"files is not an object of at most {MAX_FILES}")
+        malformed(f"files is not an object of at most {MAX_FILES}")
     files = {}
     for key, item in value.items():
         entry = _object(item, "a file", ("name", "data"))
         name = _string(entry["name"], "a file's name", MAX_FILE_NAME)
         if not name.isprintable() or "/" in name:
-            _bad("a file's name has a slash or control characters")
+            malformed("a file's name has a slash or control characters")
         try:
             content = b64decode(_string(entry["data"], "a file", MAX_REQUEST), validate=True)
         except ValueError:
-            _bad("a file is not base64")
+            malformed("a file is not base64")
         if len(content) > MAX_FILE:
-            _bad(f"a file has {len(content)} bytes (limit: {MAX_FILE})")
+            malformed(f"a file has {len(content)} bytes (limit: {MAX_FILE})")
         files[_key(key)] = FileData(name, content)
     return files
-
-
-# -- a request in one word --------------------------------------------------------------------
-
-
-def to_token(blob: bytes) -> str:
-    """Return a request as ``vt1:`` and base64url without padding (RFC 4648, 5).
-
-    One shell-safe word, compressed where that makes it shorter. How long it may be is the batch
-    system's limit (Torque's argv 5 has 2048 bytes for all resources) and the caller's to check.
-    """
-    packed = zlib.compress(blob, 9)
-    data = _ZLIB + packed if len(packed) < len(blob) else _PLAIN + blob
-    return "vt1:" + urlsafe_b64encode(data).decode().rstrip("=")
-
-
-def from_token(token: str) -> bytes:
-    """Return the bytes of a token that anyone may have written. Raises Refused only.
-
-    At most MAX_REQUEST bytes are decompressed, whatever the token claims.
-    """
-    match = re.fullmatch(_WORD, token, re.ASCII) if len(token) <= _MAX_TOKEN else None
-    if match is None:
-        _bad("it is not a vt1 token")
-    try:
-        data = b64decode(match[1] + "=" * (-len(match[1]) % 4), altchars=b"-_", validate=True)
-    except ValueError:
-        _bad("its token is not base64")
-    if data[:1] == _PLAIN:
-        return data[1:]
-    if data[:1] != _ZLIB:
-        _bad("its token is of an unknown kind")
-    unpacker = zlib.decompressobj()
-    try:
-        blob = unpacker.decompress(data[1:], MAX_REQUEST + 1)
-    except zlib.error:
-        _bad("its token does not decompress")
-    if len(blob) > MAX_REQUEST or not unpacker.eof or unpacker.unused_data:
-        _bad(f"its token does not decompress to at most {MAX_REQUEST} bytes")
-    return blob

@@ -8,18 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from vtorque_core.api import log_levels
+from vtorque_core.base.names import Paths, absolute
+from vtorque_core.base.record import dataclass, setting
+
 SHARE_PLACEHOLDERS = ("user", "home", "uid", "job")
-
-
-def _key(
-    default: Any, doc: str, unit: str | None = None, check: Callable[[Any], None] | None = None
-) -> Any:
-    """Declare a key as :func:`vtorque_core.api.setting` does, with a check of a given value."""
-    return field(default=default, metadata={"doc": doc, "unit": unit, "check": check})
 
 
 def _at_least(least: int) -> Callable[[int], None]:
@@ -28,17 +24,6 @@ def _at_least(least: int) -> Callable[[int], None]:
             raise ValueError(f"is {value}: the least is {least}")
 
     return check
-
-
-def _absolute(value: Path | str) -> None:
-    path = Path(value)
-    if not path.is_absolute() or ".." in path.parts or not str(path).isprintable():
-        raise ValueError(f"is {str(value)!r}: write an absolute path without '..'")
-
-
-def _absolute_or_empty(value: str) -> None:
-    if value:
-        _absolute(value)
 
 
 def _subnet(value: str) -> None:
@@ -50,11 +35,6 @@ def _subnet(value: str) -> None:
         raise ValueError(f"is not a subnet: {error}") from None
 
 
-def _subnet_or_empty(value: str) -> None:
-    if value:
-        _subnet(value)
-
-
 def _address(value: str) -> None:
     import ipaddress  # noqa: PLC0415
 
@@ -62,11 +42,6 @@ def _address(value: str) -> None:
         ipaddress.ip_address(value)
     except ValueError as error:
         raise ValueError(f"is not an address: {error}") from None
-
-
-def _address_or_empty(value: str) -> None:
-    if value:
-        _address(value)
 
 
 def _addresses(values: tuple[str, ...]) -> None:
@@ -90,11 +65,6 @@ def _node_number(value: str) -> None:
         raise ValueError(f"has {groups} groups in parentheses: one, around the number, is needed")
 
 
-def _node_number_or_empty(value: str) -> None:
-    if value:
-        _node_number(value)
-
-
 def _mtu(value: int) -> None:
     # RFC 791, 3.1 (the least that every network carries); ip-link(8): the kernel's greatest.
     if value and not 68 <= value <= 65535:
@@ -116,44 +86,17 @@ def _share_target(value: str) -> None:
         raise ValueError(f"is {value!r}: write an absolute path in the guest")
 
 
-def _log_level(value: str) -> None:
-    from vtorque_core.log_levels import parse  # noqa: PLC0415 (only where a site sets it)
-
-    parse(value)
-
-
 @dataclass(frozen=True)
 class Batch:
     """``[batch]``: what queues the jobs."""
 
-    system: str = _key("local", "batch system: local, or the name that a plugin brings")
-    vm_by_default: bool = _key(True, "a job without -vm runs in a VM; false: on bare metal")
-    boot_walltime: float = _key(
+    system: str = setting("local", "batch system: local, or the name that a plugin brings")
+    vm_by_default: bool = setting(True, "a job without -vm runs in a VM; false: on bare metal")
+    boot_walltime: float = setting(
         0.0, "added to the walltime that a VM job asks for, since guests start within it", "s"
     )
-    kill_leftovers: bool = _key(
+    kill_leftovers: bool = setting(
         False, "after a VM job that had the whole node, kill what its user has left running"
-    )
-
-
-@dataclass(frozen=True)
-class PathsTable:
-    """``[paths]``: the directories that vTorque owns; only root can write them."""
-
-    state: Path = _key(  # noqa: RUF009 (a Path is immutable)
-        Path("/var/lib/vtorque"),
-        "on disk: journals, guests' disks, the site secret",
-        None,
-        _absolute,
-    )
-    run: Path = _key(  # noqa: RUF009
-        Path("/run/vtorque"), "in memory: locks, sockets, proofs", None, _absolute
-    )
-    jobshell: Path = _key(  # noqa: RUF009
-        Path("/usr/libexec/vtorque-jobshell"),
-        "what batch systems start instead of a job's shell; the same on all hosts",
-        None,
-        _absolute,
     )
 
 
@@ -161,56 +104,59 @@ class PathsTable:
 class Node:
     """``[node]``: how guests run on a node."""
 
-    name: str = _key("", "this node's name in the batch system; empty: the host name")
-    libvirt_uri: str = _key("qemu:///system", "libvirt connection")
-    accel: Literal["auto", "kvm", "tcg"] = _key(
+    name: str = setting("", "this node's name in the batch system; empty: the host name")
+    libvirt_uri: str = setting("qemu:///system", "libvirt connection")
+    accel: Literal["auto", "kvm", "tcg"] = setting(
         "auto", "auto: KVM where a probe guest runs in it, else emulation; kvm: or fail; tcg"
     )
-    start_timeout: float = _key(300.0, "from the prologue's start to all guests ready", "s")
-    teardown_timeout: float = _key(60.0, "all of a job's teardown", "s")
-    release_timeout: float = _key(30.0, "the release of one resource", "s")
-    grace: float = _key(10.0, "from TERM to KILL for the job's script", "s")
-    qemu_user: str = _key("libvirt-qemu", "the user that QEMU runs as")
-    qemu_overhead: int = _key(
+    start_timeout: float = setting(300.0, "from the prologue's start to all guests ready", "s")
+    teardown_timeout: float = setting(60.0, "all of a job's teardown", "s")
+    release_timeout: float = setting(30.0, "the release of one resource", "s")
+    grace: float = setting(10.0, "from TERM to KILL for the job's script", "s")
+    qemu_user: str = setting("libvirt-qemu", "the user that QEMU runs as")
+    qemu_overhead: int = setting(
         256, "memory of QEMU itself, per guest, beside the guest's RAM", "MiB"
     )
-    host_reserve_cores: int = _key(0, "host CPUs that guests never get", None, _at_least(0))
-    host_reserve_ram: int = _key(0, "host memory that guests never get", "MiB")
-    numa: Literal["preferred", "strict", "none"] = _key(
+    host_reserve_cores: int = setting(0, "host CPUs that guests never get", None, _at_least(0))
+    host_reserve_ram: int = setting(0, "host memory that guests never get", "MiB")
+    numa: Literal["preferred", "strict", "none"] = setting(
         "preferred", "memory on the NUMA node of a guest's CPUs; strict: or no guest"
     )
-    exclusive: bool = _key(True, "without known CPU ids of a job the node is its user's alone")
-    subordinate_id: int = _key(
+    exclusive: bool = setting(True, "without known CPU ids of a job the node is its user's alone")
+    subordinate_id: int = setting(
         2147000000, "host uid and gid that root in a guest is to the shares", None, _at_least(1)
     )
-    allow_qemu_args: bool = _key(False, "let plugins add raw QEMU arguments")
+    allow_qemu_args: bool = setting(False, "let plugins add raw QEMU arguments")
 
 
 @dataclass(frozen=True)
 class Images:
     """``[images]``: where images come from. The default image is ``[options.img] default``."""
 
-    pool: Path = _key(  # noqa: RUF009
-        Path("/var/lib/vtorque/images"), "image pool, writable by root alone", None, _absolute
+    pool: Path = setting(
+        Path("/var/lib/vtorque/images"), "image pool, writable by root alone", None, absolute
     )
-    cache: str = _key(
-        "", "this node's copies (vmgr images sync), used before the pool", None, _absolute_or_empty
+    cache: str = setting(
+        "",
+        "this node's copies (vmgr images sync), used before the pool",
+        None,
+        absolute,
     )
-    keep: float = _key(
+    keep: float = setting(
         604800.0,
         "what no name has any more stays as long, since jobs of other nodes that share the pool "
         "cannot be seen: the longest walltime; 0: no other node uses the pool",
         "s",
     )
-    signers: str = _key(
+    signers: str = setting(
         "",
         "allowed signers file (ssh-keygen): nodes start guests from images that one of them has "
         "signed only; empty: not asked",
         None,
-        _absolute_or_empty,
+        absolute,
     )
-    max_disk: int = _key(2 << 20, "largest disk that vmgr images add takes", "MiB")
-    ramdisk: Literal["overlay", "copy"] = _key(
+    max_disk: int = setting(2 << 20, "largest disk that vmgr images add takes", "MiB")
+    ramdisk: Literal["overlay", "copy"] = setting(
         "overlay",
         "fs_type=ramdisk: overlay: in memory is what the guest writes; copy: all of its disk",
     )
@@ -220,19 +166,19 @@ class Images:
 class KeptTable:
     """``[kept]``: what stays of ended jobs on a node, for ``vmgr report`` and ``vmgr logs``."""
 
-    days: float = _key(30.0, "older ones are removed", "d")
-    mib: int = _key(1024, "beyond that the oldest are removed", "MiB", _at_least(0))
+    days: float = setting(30.0, "older ones are removed", "d")
+    mib: int = setting(1024, "beyond that the oldest are removed", "MiB", _at_least(0))
 
 
 @dataclass(frozen=True)
 class LogTable:
     """``[log]``: what is written into every job's log (``vmgr logs``)."""
 
-    level: str = _key(
+    level: str = setting(
         "INFO",
-        "TRACE, DEBUG, INFO, WARN, ERROR or QUIET; by component: ALL:WARN,vtorque_iocm:TRACE",
+        "TRACE, DEBUG, INFO, WARN, ERROR or QUIET; by phase or plugin: ALL:WARN,boot:DEBUG",
         None,
-        _log_level,
+        log_levels.check,
     )
 
 
@@ -240,105 +186,98 @@ class LogTable:
 class Network:
     """``[network]``: the guests' first network interface."""
 
-    kind: Literal["network", "bridge", "direct", "none"] = _key(
+    kind: Literal["network", "bridge", "direct", "none"] = setting(
         "network", "libvirt network, host bridge, macvtap on a host interface, or none"
     )
-    source: str = _key("vtorque", "name of that network, bridge or interface")
-    addressing: Literal["static", "dhcp", "command"] = _key(
+    source: str = setting("vtorque", "name of that network, bridge or interface")
+    addressing: Literal["static", "dhcp", "command"] = setting(
         "static",
         "static: from node and slot; dhcp: ask the network; command: ask the site's program",
     )
-    subnet: str = _key("10.86.0.0/16", "addresses of all guests of all nodes", None, _subnet)
-    gateway: str = _key(
-        "", "default route; empty: the subnet's first host", None, _address_or_empty
+    subnet: str = setting("10.86.0.0/16", "addresses of all guests of all nodes", None, _subnet)
+    gateway: str = setting("", "default route; empty: the subnet's first host", None, _address)
+    dns: tuple[str, ...] = setting((), "name servers' addresses", None, _addresses)
+    ntp: tuple[str, ...] = setting((), "time servers")
+    first: int = setting(
+        16, "number of the first guest's address in the subnet", None, _at_least(1)
     )
-    dns: tuple[str, ...] = _key((), "name servers' addresses", None, _addresses)
-    ntp: tuple[str, ...] = _key((), "time servers")
-    first: int = _key(16, "number of the first guest's address in the subnet", None, _at_least(1))
-    per_node: int = _key(64, "addresses set aside for each node", None, _at_least(1))
-    node_number: str = _key(
+    per_node: int = setting(64, "addresses set aside for each node", None, _at_least(1))
+    node_number: str = setting(
         "([0-9]+)$",
         "regular expression whose group is the node's number in its name; no match: 0",
         None,
         _node_number,
     )
-    command: str = _key("", "addressing=command: program called with node, guests per node, index")
-    node_ports: tuple[str, ...] = _key(
+    command: str = setting(
+        "", "addressing=command: program called with node, guests per node, index"
+    )
+    node_ports: tuple[str, ...] = setting(
         (), "ports of the node itself that guests reach, such as tcp/2049", None, _ports
     )
-    filter: bool = _key(True, "drop what a guest sends with another's MAC or IP address")
-    opt_in_unfiltered: bool = _key(False, "accept guests that can forge addresses")
+    filter: bool = setting(True, "drop what a guest sends with another's MAC or IP address")
+    opt_in_unfiltered: bool = setting(False, "accept guests that can forge addresses")
 
 
 @dataclass(frozen=True)
 class ExtraNetwork:
     """``[networks.<name>]``: one more network interface of every guest, after ``[network]``'s."""
 
-    source: str = field(
-        metadata={"doc": "name of the libvirt network, bridge or host interface", "unit": None}
-    )
-    kind: Literal["bridge", "direct", "network"] = _key(
+    source: str = setting(doc="name of the libvirt network, bridge or host interface")
+    kind: Literal["bridge", "direct", "network"] = setting(
         "bridge", "host bridge, macvtap on a host interface, or libvirt network"
     )
-    addressing: Literal["static", "dhcp", "command", "none"] = _key(
+    addressing: Literal["static", "dhcp", "command", "none"] = setting(
         "static", "as in [network]; none: the interface is up and has no address"
     )
-    subnet: str = _key(
-        "", "addresses of all guests of all nodes; needed to assign any", None, _subnet_or_empty
+    subnet: str = setting(
+        "", "addresses of all guests of all nodes; needed to assign any", None, _subnet
     )
-    gateway: str = _key(
-        "", "a second default route, used where [network] has none", None, _address_or_empty
+    gateway: str = setting(
+        "", "a second default route, used where [network] has none", None, _address
     )
-    first: int = _key(16, "number of the first guest's address in the subnet", None, _at_least(1))
-    per_node: int = _key(64, "addresses set aside for each node", None, _at_least(1))
-    node_number: str = _key(
-        "", "as in [network]; empty: what [network] has", None, _node_number_or_empty
+    first: int = setting(
+        16, "number of the first guest's address in the subnet", None, _at_least(1)
     )
-    command: str = _key("", "addressing=command: program called with node, guests per node, index")
-    node_ports: tuple[str, ...] = _key(
+    per_node: int = setting(64, "addresses set aside for each node", None, _at_least(1))
+    node_number: str = setting("", "as in [network]; empty: what [network] has", None, _node_number)
+    command: str = setting(
+        "", "addressing=command: program called with node, guests per node, index"
+    )
+    node_ports: tuple[str, ...] = setting(
         (), "ports of the node itself that guests reach by a libvirt network", None, _ports
     )
-    mtu: int = _key(0, "largest packet in bytes; 0: the network's own", None, _mtu)
-    filter: bool = _key(True, "drop what a guest sends with another's MAC or IP address")
-    opt_in_unfiltered: bool = _key(False, "accept guests that can forge addresses")
+    mtu: int = setting(0, "largest packet in bytes; 0: the network's own", None, _mtu)
+    filter: bool = setting(True, "drop what a guest sends with another's MAC or IP address")
+    opt_in_unfiltered: bool = setting(False, "accept guests that can forge addresses")
 
 
 @dataclass(frozen=True)
 class Share:
     """``[shares.<name>]``: a host directory in every guest. Without any: the user's home."""
 
-    source: str = field(
-        metadata={
-            "doc": "host directory, or server:/export; {user} {home} {uid} {job} are replaced",
-            "unit": None,
-            "check": _share_source,
-        }
+    source: str = setting(
+        doc="host directory, or server:/export; {user} {home} {uid} {job} are replaced",
+        check=_share_source,
     )
-    target: str = field(
-        metadata={
-            "doc": "where guests mount it; same place holders",
-            "unit": None,
-            "check": _share_target,
-        }
-    )
-    kind: Literal["virtiofs", "nfs"] = _key("virtiofs", "nfs: the guest mounts it by itself")
-    readonly: bool = _key(False, "no guest can write it")
-    user_owned: bool = _key(False, "it is the user's own: root does not look into it")
+    target: str = setting(doc="where guests mount it; same place holders", check=_share_target)
+    kind: Literal["virtiofs", "nfs"] = setting("virtiofs", "nfs: the guest mounts it by itself")
+    readonly: bool = setting(False, "no guest can write it")
+    user_owned: bool = setting(False, "it is the user's own: root does not look into it")
 
 
 @dataclass(frozen=True)
 class PluginsTable:
     """``[plugins]``: which of the installed plugins new jobs use."""
 
-    enable: tuple[str, ...] | None = _key(None, "exactly these; absent: all that are installed")
-    disable: tuple[str, ...] = _key((), "not these; running jobs are still torn down with them")
+    enable: tuple[str, ...] | None = setting(None, "exactly these; absent: all that are installed")
+    disable: tuple[str, ...] = setting((), "not these; running jobs are still torn down with them")
 
 
 EXAMPLE_NETWORKS = {"hpc": ExtraNetwork("br-hpc", subnet="10.186.0.0/16")}
 DEFAULT_SHARES = {"home": Share("{home}", "/home/{user}", user_owned=True)}
 TABLES: dict[str, type[Any]] = {
     "batch": Batch,
-    "paths": PathsTable,
+    "paths": Paths,
     "node": Node,
     "images": Images,
     "kept": KeptTable,

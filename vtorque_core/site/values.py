@@ -10,8 +10,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
-from vtorque_core.errors import printable
-from vtorque_core.units import duration, show_mib, size_mib
+from vtorque_core.base.errors import printable
+from vtorque_core.base.sizes import duration, show_mib, size_mib
+from vtorque_core.base.suggest import hint
 
 _WORDS = {bool: "true or false", int: "a whole number", str: "text in quotes", Path: "a path"}
 
@@ -64,7 +65,7 @@ def read_fields(cls: type[Any], table: Mapping[str, Any]) -> tuple[dict[str, Any
         metadata = known[key].metadata
         try:
             values[key] = convert(hints[key], value, metadata.get("unit"))
-            if metadata.get("check"):
+            if metadata.get("check") and values[key] != known[key].default:
                 metadata["check"](values[key])
         except ValueError as error:
             problems[key] = str(error)
@@ -82,12 +83,8 @@ def is_required(field: dataclasses.Field[Any]) -> bool:
 
 def unknown(name: str, known: Iterable[str], what: str = "key") -> str:
     """Return the message for a name that is not among ``known``, with the closest one."""
-    from difflib import get_close_matches  # noqa: PLC0415 (12 ms, for errors only)
-
     names = sorted(known)
-    close = get_close_matches(name.lower()[:64], names, 1)
-    hint = f"did you mean {close[0]}?" if close else f"there are: {', '.join(names) or 'none'}"
-    return f"there is no such {what}; {hint}"
+    return f"there is no such {what}; " + hint(name, names, f"there are: {', '.join(names)}")
 
 
 def show(value: Any, unit: str | None = None) -> str:  # noqa: PLR0911 (one per kind)

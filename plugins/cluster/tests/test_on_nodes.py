@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from vtorque_core import cluster
-from vtorque_core.errors import HostFault, UsageError
+from programs import fake_program
+from vtorque_cluster import on_nodes
+from vtorque_core.api import UsageError
 
 FAKE_SSH = """#!/bin/sh
 # A fake ssh: no network. The last two arguments are the node and the command, as with ssh.
@@ -26,10 +27,7 @@ esac
 
 @pytest.fixture
 def log(tmp_path, monkeypatch):
-    fake = tmp_path / "fake-ssh-bin" / "ssh"
-    fake.parent.mkdir()
-    fake.write_text(FAKE_SSH)
-    fake.chmod(0o755)
+    fake = fake_program(tmp_path / "fake-ssh-bin" / "ssh", FAKE_SSH)
     monkeypatch.setenv("PATH", f"{fake.parent}:/usr/bin:/bin")
     monkeypatch.setenv("FAKE_SSH_LOG", str(tmp_path / "log"))
     return tmp_path / "log"
@@ -37,8 +35,8 @@ def log(tmp_path, monkeypatch):
 
 def test_equal_answers_are_told_once_failures_first(log):
     ended = []
-    nodes = cluster.nodes_of("n[1-4],m7")
-    answers = cluster.run(
+    nodes = on_nodes.nodes_of("n[1-4],m7")
+    answers = on_nodes.run(
         nodes, ["echo", "it's $HOME"], b"", 2, lambda node, code: ended.append((node, code))
     )
     assert [(a.nodes, a.count, a.code, a.text) for a in answers] == [
@@ -51,7 +49,7 @@ def test_equal_answers_are_told_once_failures_first(log):
 
 def test_a_secret_goes_by_stdin_to_each_and_is_in_no_argument(log):
     secret = b"s3cr3t" + bytes(range(256)) * 20
-    answers = cluster.run(["n1", "n2", "n3"], ["sha256sum"], secret, 8, lambda *_: None)
+    answers = on_nodes.run(["n1", "n2", "n3"], ["sha256sum"], secret, 8, lambda *_: None)
     good = next(a for a in answers if a.ok)
     assert good.nodes == "n[1,3]"
     import hashlib
@@ -62,38 +60,31 @@ def test_a_secret_goes_by_stdin_to_each_and_is_in_no_argument(log):
     assert "-oBatchMode=yes" in log.read_text()
 
 
-def test_a_node_that_does_not_end_is_given_up(log, monkeypatch):
-    monkeypatch.setattr(cluster, "COMMAND_TIMEOUT", 0.5)
+def test_a_node_that_does_not_end_is_given_up(log):
     ended = []
     nodes = ["n1", "n2"]
-    answers = cluster.run(nodes, ["sleep", "60"], b"", 8, lambda *it: ended.append(it))
+    answers = on_nodes.run(nodes, ["sleep", "60"], b"", 8, lambda *it: ended.append(it), 0.5)
     assert ("n1", None) in ended
     assert [(a.nodes, a.code, a.ok) for a in answers] == [("n1", None, False), ("n2", 1, False)]
 
 
 def test_a_command_that_does_not_read_its_stdin_hangs_nothing(log):
-    answers = cluster.run(["n1", "n3"], ["true"], b"x" * 200_000, 8, lambda *_: None)
+    answers = on_nodes.run(["n1", "n3"], ["true"], b"x" * 200_000, 8, lambda *_: None)
     assert [(a.nodes, a.code) for a in answers] == [("n[1,3]", 0)]
 
 
 @pytest.mark.parametrize("text", ["n[1-", "", "-oProxyCommand=x"])
 def test_a_bad_node_set_is_refused(text):
     with pytest.raises(UsageError, match="--nodes"):
-        cluster.nodes_of(text)
-
-
-def test_without_clustershell_the_error_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "ClusterShell.NodeSet", None)
-    with pytest.raises(HostFault, match=r'pip install "vtorque-core\[cluster\]"'):
-        cluster.nodes_of("n1")
+        on_nodes.nodes_of(text)
 
 
 CLI = """
 import os, sys
 os.geteuid = lambda: 0
+from vtorque_cluster.command import cluster
 from vtorque_core.cli.lazy import run
-from vtorque_core.cli.setup import setup
-run(setup, "vtorque setup")
+run(cluster, "vtorque cluster")
 """
 
 
@@ -128,7 +119,8 @@ def test_on_a_terminal_the_progress_is_a_live_line(log):
     pid, terminal = pty.fork()
     if pid == 0:
         os.environ["TERM"] = "xterm"
-        os.execv(sys.executable, [sys.executable, "-c", CLI, "uninstall", "--nodes", "n2,m7"])  # noqa: S606
+        argv = [sys.executable, "-c", CLI, "uninstall", "--nodes", "n2,m7"]
+        os.execv(sys.executable, argv)  # noqa: S606
     shown = read(terminal)
     os.close(terminal)
     _, status = os.waitpid(pid, 0)

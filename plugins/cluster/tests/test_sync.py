@@ -1,182 +1,53 @@
-"""Copies of images on nodes: pulled from the pool, pushed by rsync, resumed, checked."""
+"""Copies of images on nodes: pushed by rsync, resumed, checked."""
 
 from __future__ import annotations
 
 import os
 import pwd
-import subprocess
+import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from vtorque_core import doctor_images, image_store, image_sync, images
-from vtorque_core.api_image import BuiltImage
-from vtorque_core.config import Site
-from vtorque_core.config_schema import Images, Node
-from vtorque_core.errors import HostFault, Refused
-from vtorque_core.image_sync import Synced, pull, push, receive
-from vtorque_core.names import Paths
+from programs import fake_program
+from vtorque_cluster import sync
+from vtorque_cluster.sync import Synced, push, receive
+from vtorque_core.api.image_builder import BuiltImage
+from vtorque_core.base.errors import HostFault, Refused
+from vtorque_core.base.locks import take_lock
+from vtorque_core.images import change, sidecar, store
+from vtorque_core.images.pool import describe, list_images, lookup
+from vtorque_core.live.images import Places
+from vtorque_core.node.admin import doctor_images
+from vtorque_core.site.config import Site
+from vtorque_core.site.schema import Images, Node
 
 MIB = 1 << 20
-
-
-class Told:
-    """Writes down what it is told; raises at a point of a test's choice."""
-
-    def __init__(self, stop: int = 1 << 60) -> None:
-        self.stop = stop
-        self.most = 0
-
-    def step(self, text: str) -> None:
-        pass
-
-    def told(self, done: int, total: int) -> None:
-        self.most = max(self.most, done)
-        if done >= self.stop:
-            raise KeyboardInterrupt
+Send = Callable[..., Synced]
+Examine = Callable[[], list[tuple[str, str, str]]]  # status, message, fix of each result
 
 
 @pytest.fixture
-def pool(tmp_path: Path) -> Path:
-    path = tmp_path / "pool"
-    path.mkdir(mode=0o755)
-    return path
+def pool(places: Places) -> Path:
+    return places.pool
 
 
 @pytest.fixture
-def cache(tmp_path: Path) -> Path:
-    return tmp_path / "node" / "cache"
-
-
-@pytest.fixture
-def paths(tmp_path: Path) -> Paths:
-    return Paths(tmp_path / "state", tmp_path / "run")
+def cache(places: Places) -> Path:
+    return places.cache
 
 
 def put(pool: Path, name: str, content: bytes, holes: int = 0) -> str:
     built = BuiltImage("linux", "d", "x86_64", 64, kernel="k", initrd="i", labels={"a": "b"})
-    with images.staging(pool) as staging:
+    with store.staging(pool) as staging:
         with (staging / "k").open("wb") as file:
             file.write(content)
             file.truncate(len(content) + holes)
         (staging / "i").write_bytes(b"initrd")
-        return images.commit(pool, name, staging, built, "test").sha256
-
-
-def test_all_images_are_copied_once(pool: Path, cache: Path, paths: Paths) -> None:
-    put(pool, "a", os.urandom(100_000), holes=50 * MIB)
-    put(pool, "b", b"b")
-    assert pull(pool, cache, (), Told(), paths) == Synced(("a", "b"), (), ())
-    assert pull(pool, cache, (), Told(), paths) == Synced((), ("a", "b"), ())
-    for name in "ab":
-        mine, theirs = images.describe(cache, name), images.describe(pool, name)
-        assert (mine.sha256, mine.built) == (theirs.sha256, theirs.built)
-        assert images.lookup(pool, name, cache) == images.lookup(cache, name)
-    kernel = images.lookup(cache, "a").kernel
-    assert kernel is not None
-    assert kernel.stat().st_blocks * 512 < MIB, "holes stay holes"
-    assert cache.stat().st_mode & 0o7777 == 0o755
-
-
-def test_what_the_pool_has_no_more_goes_when_all_are_synchronised(
-    pool: Path, cache: Path, paths: Paths
-) -> None:
-    for name in "abc":
-        put(pool, name, name.encode())
-    pull(pool, cache, (), Told(), paths)
-    images.remove(pool, "a")
-    put(pool, "b", b"newer")
-    assert pull(pool, cache, ("c",), Told(), paths) == Synced((), ("c",), ())
-    assert images.lookup(cache, "a").name == "a"
-    assert pull(pool, cache, (), Told(), paths) == Synced(("b",), ("c",), ("a",))
-    assert [i.name for i in images.list_images(cache)] == ["b", "c"]
-
-
-def test_an_interrupted_copy_goes_on_where_it_was(
-    pool: Path, cache: Path, paths: Paths, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    content = os.urandom(21 * MIB)
-    put(pool, "a", content)
-    with pytest.raises(KeyboardInterrupt):
-        pull(pool, cache, (), Told(stop=13 * MIB), paths)
-    assert images.list_images(cache) == []
-    (part,) = (cache / image_sync.PARTIAL).glob("a/*/k")
-    assert part.stat().st_size == 16 * MIB
-    copied = []
-    real = os.pwrite
-
-    def watched(descriptor: int, data: bytes, at: int) -> int:
-        copied.append(at)
-        return real(descriptor, data, at)
-
-    monkeypatch.setattr(os, "pwrite", watched)
-    assert pull(pool, cache, (), Told(), paths).copied == ("a",)
-    assert copied == [0, 16 * MIB, 20 * MIB], "the initramfs, and what was missing"
-    kernel = images.lookup(cache, "a").kernel
-    assert kernel is not None
-    assert kernel.read_bytes() == content
-
-
-def test_a_part_that_is_not_what_it_should_be_is_found_by_its_hash(
-    pool: Path, cache: Path, paths: Paths
-) -> None:
-    put(pool, "a", os.urandom(9 * MIB))
-    with pytest.raises(KeyboardInterrupt):
-        pull(pool, cache, (), Told(stop=8 * MIB), paths)
-    (part,) = (cache / image_sync.PARTIAL).glob("a/*/k")
-    with part.open("r+b") as file:
-        file.write(b"damaged")
-    with pytest.raises(Refused, match=r"image a: its copy is v.*, not v"):
-        pull(pool, cache, (), Told(), paths)
-    assert images.list_images(cache) == []
-    assert pull(pool, cache, (), Told(), paths).copied == ("a",), "the damaged part was thrown away"
-
-
-def test_a_pool_that_is_not_what_it_says_is_not_copied(
-    pool: Path, cache: Path, paths: Paths
-) -> None:
-    put(pool, "a", b"1234")
-    kernel = images.lookup(pool, "a").kernel
-    assert kernel is not None
-    kernel.write_bytes(b"4321")
-    with pytest.raises(Refused, match="its copy is"):
-        pull(pool, cache, (), Told(), paths)
-    kernel.write_bytes(b"12345")
-    with pytest.raises(Refused, match="k has 5 bytes, not 4"):
-        pull(pool, cache, (), Told(), paths)
-    kernel.chmod(0o666)
-    with pytest.raises(Refused, match="can be written by others"):
-        pull(pool, cache, (), Told(), paths)
-    assert images.list_images(cache) == []
-
-
-def test_no_room_is_told_before_anything_is_copied(
-    pool: Path, cache: Path, paths: Paths, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    put(pool, "a", os.urandom(3 * MIB))
-    monkeypatch.setattr(image_sync, "free_bytes", lambda _: MIB)
-    with pytest.raises(HostFault, match=r"has 1 MiB left; 3 MiB are needed"):
-        pull(pool, cache, (), Told(), paths)
-    assert list((cache / image_sync.PARTIAL).iterdir()) == []
-
-
-def test_two_at_a_time_do_not_meet(pool: Path, cache: Path, paths: Paths) -> None:
-    put(pool, "a", b"1")
-
-    class Meddler(Told):
-        """Starts another one in the midst of this."""
-
-        def step(self, text: str) -> None:
-            with pytest.raises(HostFault, match=r"image-sync\.lock is held by another process"):
-                pull(pool, cache, (), Told(), paths)
-
-    assert pull(pool, cache, (), Meddler(), paths).copied == ("a",)
-
-
-def test_an_unknown_name_is_refused(pool: Path, cache: Path, paths: Paths) -> None:
-    with pytest.raises(Refused, match="no such image"):
-        pull(pool, cache, ("a",), Told(), paths)
+        return change.commit(pool, name, staging, built, "test").sha256
 
 
 FAKE_SSH = """#!/bin/sh
@@ -189,65 +60,175 @@ exec sh -c "$*"
 @pytest.fixture
 def ssh(tmp_path: Path) -> str:
     """Return an ssh that runs the command on this host."""
-    fake = tmp_path / "ssh"
-    fake.write_text(FAKE_SSH)
-    fake.chmod(0o755)
-    return str(fake)
-
-
-def test_a_node_that_does_not_see_the_pool_is_sent_the_files(
-    pool: Path, tmp_path: Path, paths: Paths, ssh: str
-) -> None:
-    cache = tmp_path / "it's a cache"
-    content = os.urandom(MIB)
-    put(pool, "a", content, holes=20 * MIB)
-    put(pool, "b", b"b")
-    push(pool, cache, (), "n1", ssh)
-    assert Path(f"{ssh}.log").read_text() == "n1\n"
-    assert receive(cache, ("a", "b"), Told(), paths) == Synced(("a", "b"), (), ())
-    assert receive_again(pool, cache, paths, ssh) == Synced((), ("a", "b"), ())
-    kernel = images.lookup(tmp_path / "no-pool", "a", cache).kernel
-    assert kernel is not None
-    assert kernel.read_bytes() == content + bytes(20 * MIB)
-    assert kernel.stat().st_blocks * 512 < 2 * MIB
-    assert images.verify(cache, "a").labels == {"a": "b"}
-    assert list((cache / image_sync.PARTIAL).iterdir()) == []
-
-
-def receive_again(pool: Path, cache: Path, paths: Paths, ssh: str) -> Synced:
-    push(pool, cache, ("a", "b"), "n1", ssh)
-    return receive(cache, ("a", "b"), Told(), paths)
-
-
-def test_what_was_damaged_on_its_way_is_not_taken(
-    pool: Path, cache: Path, paths: Paths, ssh: str
-) -> None:
-    put(pool, "a", b"1234")
-    push(pool, cache, ("a",), "n1", ssh)
-    (part,) = (cache / image_sync.PARTIAL).glob("a/*/k")
-    part.write_bytes(b"4321")
-    with pytest.raises(Refused, match="its copy is"):
-        receive(cache, ("a",), Told(), paths)
-    assert images.list_images(cache) == []
-    push(pool, cache, ("a",), "n1", ssh)
-    assert receive(cache, ("a",), Told(), paths).copied == ("a",)
-
-
-def test_a_node_that_cannot_be_reached_is_told(pool: Path, cache: Path, tmp_path: Path) -> None:
-    put(pool, "a", b"1")
-    ssh = tmp_path / "ssh"
-    ssh.write_text("#!/bin/sh\necho 'ssh: No route to host' >&2\nexit 255\n")
-    ssh.chmod(0o755)
-    with pytest.raises(HostFault, match="No route to host"):
-        push(pool, cache, (), "n1", str(ssh))
-
-
-def test_rsync_is_there() -> None:
-    assert subprocess.run(["rsync", "--version"], check=True, capture_output=True, timeout=20)
+    return str(fake_program(tmp_path / "ssh", FAKE_SSH))
 
 
 @pytest.fixture
-def examined(pool: Path, cache: Path) -> Callable[[], list[tuple[str, str, str]]]:
+def sent(places: Places, ssh: str) -> Send:
+    """Return a function that sends images to the cache and has them taken; none named: all."""
+
+    def do(*names: str) -> Synced:
+        push(places, names, "n1", ssh)
+        wanted = names or tuple(sidecar.names(places.pool))
+        return receive(places, wanted, only=not names)
+
+    return do
+
+
+def test_all_images_are_copied_once(
+    pool: Path, cache: Path, places: Places, sent: Send, ssh: str
+) -> None:
+    put(pool, "a", os.urandom(100_000), holes=50 * MIB)
+    put(pool, "b", b"b")
+    assert sent() == Synced(("a", "b"), (), ())
+    push(places, (), "n1", ssh)
+    assert not list((cache / sync.PARTIAL).glob("*/*/k")), "what is there is not sent again"
+    assert sent() == Synced((), ("a", "b"), ())
+    for name in "ab":
+        mine, theirs = describe(cache, name), describe(pool, name)
+        assert (mine.sha256, mine.built) == (theirs.sha256, theirs.built)
+        assert lookup(pool, name, cache) == lookup(cache, name)
+    kernel = lookup(cache, "a").kernel
+    assert kernel is not None
+    assert kernel.stat().st_blocks * 512 < MIB, "holes stay holes"
+    assert cache.stat().st_mode & 0o7777 == 0o755
+
+
+def test_what_the_pool_has_no_more_goes_when_all_are_synchronised(
+    pool: Path, cache: Path, sent: Send
+) -> None:
+    for name in "abc":
+        put(pool, name, name.encode())
+    sent()
+    change.remove(pool, "a")
+    put(pool, "b", b"newer")
+    assert sent("c") == Synced((), ("c",), ())
+    assert lookup(cache, "a").name == "a"
+    assert sent() == Synced(("b",), ("c",), ("a",))
+    assert [i.name for i in list_images(cache)] == ["b", "c"]
+
+
+def test_an_interrupted_copy_goes_on_where_it_was(pool: Path, cache: Path, sent: Send) -> None:
+    content = os.urandom(3 * MIB)
+    put(pool, "a", content)
+    part = cache / sync.PARTIAL / "a" / describe(pool, "a").version
+    part.mkdir(parents=True)
+    (part / "k").write_bytes(content[:MIB])
+    inode = (part / "k").stat().st_ino
+    assert list_images(cache) == []
+    assert sent().copied == ("a",)
+    kernel = lookup(cache, "a").kernel
+    assert kernel is not None
+    assert kernel.read_bytes() == content
+    assert kernel.stat().st_ino == inode, "the part has grown"
+
+
+def test_a_damaged_copy_is_sent_again(pool: Path, cache: Path, sent: Send) -> None:
+    put(pool, "a", b"1234")
+    sent()
+    kernel = lookup(cache, "a").kernel
+    assert kernel is not None
+    kernel.write_bytes(b"")
+    assert sent().copied == ("a",)
+    assert change.verify(cache, "a").name == "a"
+    status = kernel.stat()
+    kernel.write_bytes(b"4321")
+    kernel.chmod(0o600)
+    os.utime(kernel, ns=(status.st_atime_ns, status.st_mtime_ns))
+    (cache / "a/image.json").unlink()
+    with pytest.raises(Refused, match="its copy is"):  # size and time were right
+        sent()
+    assert sent().copied == ("a",)
+    assert change.verify(cache, "a").name == "a"
+
+
+def test_a_pool_that_is_not_what_it_says_is_not_copied(pool: Path, cache: Path, sent: Send) -> None:
+    put(pool, "a", b"1234")
+    kernel = lookup(pool, "a").kernel
+    assert kernel is not None
+    for content in (b"4321", b"12345"):
+        kernel.write_bytes(content)
+        with pytest.raises(Refused, match="its copy is"):
+            sent()
+    assert list_images(cache) == []
+
+
+def test_two_at_a_time_do_not_meet(places: Places, sent: Send) -> None:
+    put(places.pool, "a", b"1")
+    lock = take_lock(places.paths.run / "image-sync.lock", 0)
+    with pytest.raises(HostFault, match=r"image-sync\.lock is held by another process"):
+        sent()
+    assert list_images(places.cache) == []
+    os.close(lock)
+    assert sent().copied == ("a",)
+
+
+@pytest.mark.parametrize("names", [[], ["a"]])
+def test_a_cache_that_others_can_write_is_left_alone(
+    places: Places, sent: Send, tmp_path: Path, names: list[str]
+) -> None:
+    """Its parts may lead anywhere by then."""
+    sent()
+    theirs = tmp_path / "theirs"
+    (theirs / "work").mkdir(parents=True)
+    shutil.rmtree(places.cache / sync.PARTIAL, ignore_errors=True)
+    (places.cache / sync.PARTIAL).symlink_to(theirs)
+    places.cache.chmod(0o777)
+    with pytest.raises(Refused, match="others than root"):
+        receive(places, names, only=True)
+    assert (theirs / "work").is_dir()
+
+
+def test_an_unknown_name_is_refused(sent: Send) -> None:
+    with pytest.raises(Refused, match="no such image"):
+        sent("a")
+
+
+def test_a_node_that_does_not_see_the_pool_is_sent_the_files(
+    pool: Path, tmp_path: Path, places: Places, ssh: str
+) -> None:
+    cache = tmp_path / "it's a cache"
+    places = replace(places, cache=cache)
+    content = os.urandom(MIB)
+    put(pool, "a", content, holes=20 * MIB)
+    put(pool, "b", b"b")
+    push(places, (), "n1", ssh)
+    assert Path(f"{ssh}.log").read_text() == "n1\n"
+    assert receive(places, ("a", "b")) == Synced(("a", "b"), (), ())
+    push(places, ("a", "b"), "n1", ssh)
+    assert receive(places, ("a", "b")) == Synced((), ("a", "b"), ())
+    kernel = lookup(tmp_path / "no-pool", "a", cache).kernel
+    assert kernel is not None
+    assert kernel.read_bytes() == content + bytes(20 * MIB)
+    assert kernel.stat().st_blocks * 512 < 2 * MIB
+    assert change.verify(cache, "a").labels == {"a": "b"}
+    assert list((cache / sync.PARTIAL).iterdir()) == []
+
+
+def test_what_was_damaged_on_its_way_is_not_taken(
+    pool: Path, cache: Path, places: Places, ssh: str
+) -> None:
+    put(pool, "a", b"1234")
+    push(places, ("a",), "n1", ssh)
+    (part,) = (cache / sync.PARTIAL).glob("a/*/k")
+    part.write_bytes(b"4321")
+    with pytest.raises(Refused, match="its copy is"):
+        receive(places, ("a",))
+    assert list_images(cache) == []
+    push(places, ("a",), "n1", ssh)
+    assert receive(places, ("a",)).copied == ("a",)
+
+
+def test_a_node_that_cannot_be_reached_is_told(places: Places, tmp_path: Path) -> None:
+    put(places.pool, "a", b"1")
+    text = "#!/bin/sh\necho 'ssh: No route to host' >&2\nexit 255\n"
+    ssh = fake_program(tmp_path / "ssh", text)
+    with pytest.raises(HostFault, match="No route to host"):
+        push(places, (), "n1", str(ssh))
+
+
+@pytest.fixture
+def examined(pool: Path, cache: Path) -> Examine:
     """Return what doctor says of the cache: status, message, fix."""
     me = pwd.getpwuid(os.geteuid()).pw_name
     site = Site(images=Images(pool=pool, cache=str(cache)), node=Node(qemu_user=me))
@@ -255,26 +236,26 @@ def examined(pool: Path, cache: Path) -> Callable[[], list[tuple[str, str, str]]
 
 
 def test_doctor_has_nothing_against_a_good_cache(
-    pool: Path, cache: Path, paths: Paths, examined: Callable[[], list[tuple[str, str, str]]]
+    pool: Path, cache: Path, sent: Send, examined: Examine
 ) -> None:
     put(pool, "one", b"1")
     put(pool, "two", b"2")
     assert examined() == [
-        ("warning", f"{cache} does not exist: no copies of images", "vmgr images sync")
+        ("warning", f"{cache} does not exist: no copies of images", doctor_images._SYNC)
     ]
-    pull(pool, cache, ["one"], Told(), paths)
+    sent("one")
     assert examined()[0] == ("ok", f"1 whole copies in {cache}", "")
     off = list(doctor_images.check_cache(Site(images=Images(pool=pool))))
     assert [result.status for result in off] == ["ok"]
 
 
 def test_doctor_names_broken_and_old_copies(
-    pool: Path, cache: Path, paths: Paths, examined: Callable[[], list[tuple[str, str, str]]]
+    pool: Path, cache: Path, sent: Send, examined: Examine
 ) -> None:
     for name in ("cut", "gone", "old", "whole"):
         put(pool, name, name.encode())
-    pull(pool, cache, [], Told(), paths)
-    versions = {name: images.describe(cache, name).version for name in ("cut", "gone")}
+    sent()
+    versions = {name: describe(cache, name).version for name in ("cut", "gone")}
     (cache / "cut" / versions["cut"] / "k").write_bytes(b"")
     (cache / "gone" / versions["gone"] / "i").unlink()
     put(pool, "old", b"new")
@@ -286,19 +267,19 @@ def test_doctor_names_broken_and_old_copies(
         assert found[0] == "warning", "jobs have the pool"
         assert found[1].startswith(f"copy of {name} ")
         assert word in found[1]
-        assert found[2].startswith(f"vmgr images sync {name}")
+        assert found[2] == doctor_images._SYNC
     message = "copy of old is not what the pool has: jobs read the pool"
-    assert old == ("warning", message, "vmgr images sync")
+    assert old == ("warning", message, doctor_images._SYNC)
     assert good[:2] == ("ok", f"2 whole copies in {cache}")
     pool.rename(pool.with_name("away"))
     assert [status for status, _, _ in examined()] == ["failed", "failed", "ok"]
 
 
 def test_doctor_fails_a_cache_that_others_can_write(
-    pool: Path, cache: Path, paths: Paths, examined: Callable[[], list[tuple[str, str, str]]]
+    pool: Path, cache: Path, sent: Send, examined: Examine
 ) -> None:
     put(pool, "one", b"1")
-    pull(pool, cache, [], Told(), paths)
+    sent()
     cache.chmod(0o777)
     ((status, message, fix),) = examined()
     assert status == "failed"
@@ -307,27 +288,23 @@ def test_doctor_fails_a_cache_that_others_can_write(
 
 
 def test_doctor_tells_of_a_full_disk_and_files_that_qemu_cannot_read(
-    pool: Path,
-    cache: Path,
-    paths: Paths,
-    examined: Callable[[], list[tuple[str, str, str]]],
-    monkeypatch: pytest.MonkeyPatch,
+    pool: Path, cache: Path, sent: Send, examined: Examine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(pool, "one", b"1")
-    pull(pool, cache, [], Told(), paths)
-    monkeypatch.setattr(image_store, "free_bytes", lambda _: 5 * MIB)
+    sent()
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=5 * MIB))
     assert examined()[-1][:2] == ("warning", f"{cache}: 5 MiB free")
-    nobody = Site(images=Images(pool=pool, cache=str(cache)), node=Node(qemu_user="nobody"))
+    other = Site(images=Images(pool=pool, cache=str(cache)), node=Node(qemu_user="daemon"))
     blocked = cache / "one"
     blocked.chmod(0o700)
-    results = [r for r in doctor_images.check_cache(nobody) if r.status == "failed"]
+    results = [r for r in doctor_images.check_cache(other) if r.status == "failed"]
     assert results, "a directory of the cache is closed"
-    assert all("nobody cannot reach" in r.message for r in results)
+    assert all("daemon cannot reach" in r.message for r in results)
 
 
-def test_doctor_takes_a_node_that_has_only_the_cache(pool: Path, cache: Path, paths: Paths) -> None:
+def test_doctor_takes_a_node_that_has_only_the_cache(pool: Path, cache: Path, sent: Send) -> None:
     put(pool, "one", b"1")
-    pull(pool, cache, [], Told(), paths)
+    sent()
     away = pool.with_name("away")
     with_cache = Site(images=Images(pool=away, cache=str(cache)))
     assert [r.status for r in doctor_images.check_pool(with_cache)] == ["ok"]

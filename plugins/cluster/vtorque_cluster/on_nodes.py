@@ -1,18 +1,19 @@
 """The same command on many nodes at once, by ssh, through ClusterShell. As root on one host.
 
-ClusterShell is the extra ``vtorque-core[cluster]``: only this module imports it, when it is used.
 See https://clustershell.readthedocs.io, "Programming Guide".
 """
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from types import ModuleType
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from vtorque_core.errors import HostFault, UsageError
+from ClusterShell.Event import EventHandler
+from ClusterShell.NodeSet import NodeSet, NodeSetException
+from ClusterShell.Task import task_self
+
+from vtorque_core.api import UsageError, dataclass
 
 CONNECT_TIMEOUT = 10.0  # seconds for ssh to get through to a node
 COMMAND_TIMEOUT = 600.0  # seconds for the command on one node
@@ -41,24 +42,11 @@ class Answer:
         return self.code == 0
 
 
-def _import(name: str) -> ModuleType:
-    import importlib  # noqa: PLC0415
-
-    try:
-        return importlib.import_module(f"ClusterShell.{name}")
-    except ImportError as error:
-        raise HostFault(
-            f"--nodes needs the Python package ClusterShell ({error}): "
-            'pip install "vtorque-core[cluster]"'
-        ) from None
-
-
 def nodes_of(text: str) -> list[str]:
-    """Return the node names of a node set such as ``n[1-3],m7``. Raises UsageError, HostFault."""
-    module = _import("NodeSet")
+    """Return the node names of a node set such as ``n[1-3],m7``. Raises UsageError."""
     try:
-        names = [str(name) for name in module.NodeSet(text)]
-    except module.NodeSetException as error:
+        names = [str(name) for name in NodeSet(text)]
+    except NodeSetException as error:
         raise UsageError(f"--nodes {text}: {error}") from None
     if not names:
         raise UsageError(f"--nodes {text}: names no node")
@@ -69,7 +57,7 @@ def nodes_of(text: str) -> list[str]:
 
 def fold(names: Sequence[str]) -> str:
     """Return names as one node set."""
-    return str(_import("NodeSet").NodeSet.fromlist(names))
+    return str(NodeSet.fromlist(names))
 
 
 def run(
@@ -78,7 +66,7 @@ def run(
     stdin: bytes,
     fanout: int,
     ended: Callable[[str, int | None], None],
-    seconds: float | None = None,
+    seconds: float = COMMAND_TIMEOUT,
 ) -> list[Answer]:
     """Run ``argv`` on each node; return what they said, equal answers together, failures first.
 
@@ -88,16 +76,13 @@ def run(
         stdin: what each command reads. It is in no argument, environment or file.
         fanout: how many nodes at a time.
         ended: called with each node and its exit code (None: time-out) as it ends.
-        seconds: for the command on one node; None: COMMAND_TIMEOUT.
-
-    Raises HostFault if ClusterShell is missing.
+        seconds: for the command on one node.
     """
-    event, task_module = _import("Event"), _import("Task")
     codes: dict[str, int | None] = dict.fromkeys(nodes)
     lines: dict[str, list[str]] = {node: [] for node in nodes}
     errors: dict[str, list[str]] = {node: [] for node in nodes}
 
-    class Handler(event.EventHandler):  # type: ignore[misc, name-defined]
+    class Handler(EventHandler):  # type: ignore[misc]
         """Collects; ClusterShell calls it in this thread."""
 
         def ev_read(self, worker: Any, node: str, sname: str, msg: bytes) -> None:
@@ -112,23 +97,29 @@ def run(
             for node in worker.iter_keys_timeout():
                 ended(str(node), None)
 
-    task = task_module.task_self()
+    task = task_self()
     task.set_default("auto_tree", False)
     task.set_default("stderr", True)
     task.set_info("fanout", fanout)
     task.set_info("connect_timeout", CONNECT_TIMEOUT)
-    limit = COMMAND_TIMEOUT if seconds is None else seconds
-    worker = task.shell(shlex.join(argv), nodes=",".join(nodes), handler=Handler(), timeout=limit)
+    command, where = shlex.join(argv), ",".join(nodes)
+    worker = task.shell(command, nodes=where, handler=Handler(), timeout=seconds)
     if stdin:
         worker.write(stdin)
     worker.set_write_eof()
     task.resume()
     # Steps that were done before differ; what failed is often the same.
     told = {n: lines[n] if codes[n] == 0 or not errors[n] else errors[n] for n in codes}
-    return _together(codes, told)
+    return together(codes, told)
 
 
-def _together(codes: dict[str, int | None], lines: dict[str, list[str]]) -> list[Answer]:
+def together(codes: Mapping[str, int | None], lines: Mapping[str, Sequence[str]]) -> list[Answer]:
+    """Return what nodes have said, equal answers together, failures first.
+
+    Args:
+        codes: each node's exit code; None: its time was up.
+        lines: what each has said.
+    """
     alike: dict[tuple[int | None, str], list[str]] = {}
     for node, code in codes.items():
         text = "\n".join(lines[node][-_LINES:])

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import os
-import resource
 import shutil
 import struct
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from vtorque_core import image_probe, image_tool, images
-from vtorque_core.errors import Refused
-from vtorque_core.image_add import Added, Wishes, add
-from vtorque_core.image_formats import check_kernel
+from added_disks import KNOWN, add, said
+from counting import transferred
+from vtorque_core.api.values import Image
+from vtorque_core.base.errors import Refused
+from vtorque_core.images import change
+from vtorque_disk_image import copying, probe
+from vtorque_disk_image.formats import check_kernel
 
 MIB = 1 << 20
-KNOWN = Wishes(guest_type="linux", distro="tiny", arch="x86_64")
 OS_RELEASE = 'PRETTY_NAME="Tiny \'1\'"\nID=tiny\nID_LIKE="ubuntu debian"\nbroken="\n'
 
 
@@ -33,13 +35,6 @@ class Told:
 
     def told(self, done: int, total: int) -> None:
         self.parts.append((done, total))
-
-
-@pytest.fixture
-def pool(tmp_path: Path) -> Path:
-    path = tmp_path / "pool"
-    path.mkdir(mode=0o755)
-    return path
 
 
 def elf(machine: int = 62, order: str = "<") -> bytes:
@@ -106,8 +101,15 @@ def content(image: Path) -> bytes:
     return raw.read_bytes()
 
 
-def put(pool: Path, file: Path, wishes: Wishes = KNOWN, name: str = "m", **more: bool) -> Added:
-    return add(pool, name, file, wishes, Told(), **more)  # type: ignore[arg-type]
+def put(
+    pool: Path,
+    file: Path,
+    wishes: Mapping[str, str] = KNOWN,
+    name: str = "m",
+    *,
+    update: bool = False,
+) -> tuple[Image, list[str]]:
+    return add(pool, name, file, wishes, Told(), update=update)
 
 
 FORMATS = {
@@ -121,7 +123,12 @@ FORMATS = {
 }
 
 
-@pytest.mark.parametrize("kind", FORMATS)
+SOME = ("qcow2, packed", "vmdk, packed", "raw")
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(k, marks=[] if k in SOME else [pytest.mark.full]) for k in FORMATS]
+)
 def test_every_format_becomes_the_same_qcow2(pool: Path, tmp_path: Path, kind: str) -> None:
     raw = tmp_path / "disk.raw"
     raw.write_bytes(os.urandom(3 * MIB) + bytes(5 * MIB) + b"end" + bytes(MIB - 3))
@@ -131,12 +138,12 @@ def test_every_format_becomes_the_same_qcow2(pool: Path, tmp_path: Path, kind: s
     argv = ["qemu-img", "convert", "-f", "raw", "-O", into, *options, str(raw), str(file)]
     subprocess.run(argv, check=True, timeout=60)
     before = file.read_bytes(), file.stat().st_mtime_ns
-    image = put(pool, file).image
+    image = put(pool, file)[0]
     assert (file.read_bytes(), file.stat().st_mtime_ns) == before
     assert image.disk is not None
     assert (image.disk_format, image.kernel, image.min_ram_mib) == ("qcow2", None, 256)
     assert content(image.disk)[: 9 * MIB] == raw.read_bytes()
-    assert images.verify(pool, "m") == image
+    assert change.verify(pool, "m") == image
     assert [p.name for p in pool.iterdir()] == ["m"]
     status = image.disk.stat()
     assert (status.st_uid, status.st_mode & 0o7777) == (os.geteuid(), 0o644)
@@ -149,7 +156,7 @@ def test_an_internal_snapshot_is_left_behind(pool: Path, tmp_path: Path) -> None
         ("qemu-img", "snapshot", "-c", "old", file),
     ):
         subprocess.run([str(a) for a in argv], check=True, timeout=60)
-    image = put(pool, file).image
+    image = put(pool, file)[0]
     listed = ["qemu-img", "snapshot", "-l", str(image.disk)]
     assert not subprocess.run(listed, check=True, capture_output=True, timeout=60).stdout
 
@@ -167,17 +174,16 @@ def test_system_and_kernel_are_found_in_a_disk(
         argv = ["qemu-img", "convert", "-O", "qcow2", str(disk), str(tmp_path / "disk.qcow2")]
         subprocess.run(argv, check=True, timeout=60)
         disk = tmp_path / "disk.qcow2"
-    added = put(pool, disk, Wishes())
-    image = added.image
+    image, notes = put(pool, disk, said())
     assert (image.guest_type, image.distro, image.arch) == ("linux", "tiny", "x86_64")
     assert dict(image.labels) == {"family": "debian", "init": "cloud-init"}
     assert image.kernel is not None
     assert image.initrd is not None
     assert image.kernel.read_bytes() == bzimage("6.1.0-10-amd64"), "10 is newer than 9"
     assert image.initrd.read_bytes() == b"6.1.0-10-amd64"
-    found = image_probe._ext(os.open(tmp_path / "disk.raw", os.O_RDONLY), start)
+    found = probe._ext(os.open(tmp_path / "disk.raw", os.O_RDONLY), start)
     assert image.cmdline == f"root=UUID={found} rw"
-    assert added.notes == ()
+    assert notes == []
 
 
 @pytest.mark.parametrize(
@@ -188,17 +194,17 @@ def test_other_architectures(
 ) -> None:
     root = system(tmp_path, machine, order)
     shutil.rmtree(root / "boot")
-    added = put(pool, ext4(tmp_path / "d", root, 8 * MIB), Wishes())
-    assert added.image.arch == arch
-    assert added.notes == ("no kernel with an initramfs in /boot: it boots from its disk",)
+    image, notes = put(pool, ext4(tmp_path / "d", root, 8 * MIB), said())
+    assert image.arch == arch
+    assert notes == ["no kernel with an initramfs in /boot: it boots from its disk"]
 
 
 def test_a_kernel_in_the_disk_that_is_none_is_left_there(pool: Path, tmp_path: Path) -> None:
     root = system(tmp_path)
     (root / "boot/vmlinuz-6.1.0-10-amd64").write_bytes(b"MZ" * 500)
-    added = put(pool, ext4(tmp_path / "d", root, 16 * MIB), Wishes())
-    assert (added.image.kernel, added.image.initrd, added.image.cmdline) == (None, None, "")
-    assert "is no kernel: it boots from its disk" in added.notes[0]
+    image, notes = put(pool, ext4(tmp_path / "d", root, 16 * MIB), said())
+    assert (image.kernel, image.initrd, image.cmdline) == (None, None, "")
+    assert "is no kernel: it boots from its disk" in notes[0]
 
 
 def test_names_in_a_disk_are_no_commands(pool: Path, tmp_path: Path) -> None:
@@ -206,7 +212,7 @@ def test_names_in_a_disk_are_no_commands(pool: Path, tmp_path: Path) -> None:
     root = system(tmp_path)
     for name in ("vmlinuz-9 x", "vmlinuz-9;quit", 'vmlinuz-9"', "vmlinuz-9\nquit"):
         (root / "boot" / name).write_bytes(b"x")
-    image = put(pool, ext4(tmp_path / "d", root, 16 * MIB), Wishes()).image
+    image = put(pool, ext4(tmp_path / "d", root, 16 * MIB), said())[0]
     assert image.kernel is not None
     assert image.kernel.read_bytes() == bzimage("6.1.0-10-amd64")
 
@@ -217,7 +223,7 @@ def test_links_in_a_disk_lead_nowhere_outside(pool: Path, tmp_path: Path) -> Non
     (root / "usr/lib/os-release").symlink_to("/etc/shadow")
     (root / "etc/os-release").symlink_to("../../../../etc/passwd")
     with pytest.raises(Refused, match="say --guest-type, --distro, --arch"):
-        put(pool, ext4(tmp_path / "d", root, 16 * MIB), Wishes())
+        put(pool, ext4(tmp_path / "d", root, 16 * MIB), said())
 
 
 # as mkfs.xfs, mkfs.btrfs, pvcreate, cryptsetup, mkfs.fat write them
@@ -246,23 +252,23 @@ def test_what_is_not_looked_into_is_named(pool: Path, tmp_path: Path, what: str)
             file.write(mark)
     found = f"its system is unknown: ext4 without os-release (partition 1), {what} (partition 2)"
     with pytest.raises(Refused) as refused:
-        put(pool, disk, Wishes())
+        put(pool, disk, said())
     assert str(refused.value).endswith(f"{found}: say --guest-type, --distro, --arch")
-    assert put(pool, disk).notes == (found,)
+    assert put(pool, disk)[1] == [found]
 
 
 def test_a_disk_that_shows_nothing_says_so(pool: Path, tmp_path: Path) -> None:
     (tmp_path / "d").write_bytes(bytes(MIB))
     with pytest.raises(Refused, match="its system is unknown: no file system is seen: say"):
-        put(pool, tmp_path / "d", Wishes(format="raw"))
+        put(pool, tmp_path / "d", said(format="raw"))
     subprocess.run(["mkswap", "-q", "-L", "away", tmp_path / "d"], check=True, timeout=60)
     with pytest.raises(Refused, match="its system is unknown: swap 'away': say"):
-        put(pool, tmp_path / "d", Wishes(format="raw"))
+        put(pool, tmp_path / "d", said(format="raw"))
 
 
 def test_boot_from_the_disk_when_asked(pool: Path, tmp_path: Path) -> None:
     disk = ext4(tmp_path / "d", system(tmp_path), 16 * MIB)
-    image = put(pool, disk, Wishes(boot="disk")).image
+    image = put(pool, disk, said(boot="disk"))[0]
     assert (image.kernel, image.cmdline) == (None, "")
 
 
@@ -270,8 +276,8 @@ def test_a_kernel_of_ones_own(pool: Path, tmp_path: Path) -> None:
     disk = ext4(tmp_path / "d", system(tmp_path), 16 * MIB)
     (tmp_path / "k").write_bytes(bzimage("own"))
     (tmp_path / "i").write_bytes(b"initramfs")
-    wishes = Wishes(kernel=tmp_path / "k", initrd=tmp_path / "i", cmdline="root=/dev/vda")
-    image = put(pool, disk, wishes).image
+    wishes = said(kernel=tmp_path / "k", initrd=tmp_path / "i", cmdline="root=/dev/vda")
+    image = put(pool, disk, wishes)[0]
     assert image.kernel is not None
     assert image.initrd is not None
     assert image.kernel.read_bytes() == bzimage("own")
@@ -284,19 +290,19 @@ def test_a_boot_sector_of_code_is_no_partition_table(pool: Path, tmp_path: Path)
     with disk.open("r+b") as file:
         file.seek(440)
         file.write(b"\xeb" * 70 + b"\x55\xaa")
-    assert put(pool, disk, Wishes()).image.distro == "tiny"
+    assert put(pool, disk, said())[0].distro == "tiny"
 
 
 def test_an_elf_file_is_a_kernel_without_a_disk(pool: Path, tmp_path: Path) -> None:
     (tmp_path / "loader.elf").write_bytes(elf())
-    wishes = Wishes(guest_type="osv", distro="OSV", cmdline="/hello.so", labels={"a": "b"})
-    image = put(pool, tmp_path / "loader.elf", wishes).image
+    wishes = said(guest_type="osv", distro="OSV", cmdline="/hello.so", labels={"a": "b"})
+    image = put(pool, tmp_path / "loader.elf", wishes)[0]
     assert image.kernel is not None
     assert (image.disk, image.arch, image.kernel.read_bytes()) == (None, "x86_64", elf())
     assert (image.cmdline, image.labels) == ("/hello.so", {"a": "b"})
     (tmp_path / "i").write_bytes(b"initramfs")
-    wishes = Wishes(guest_type="linux", distro="tiny", initrd=tmp_path / "i")
-    other = put(pool, tmp_path / "loader.elf", wishes, "other").image
+    wishes = said(guest_type="linux", distro="tiny", initrd=tmp_path / "i")
+    other = put(pool, tmp_path / "loader.elf", wishes, "other")[0]
     assert other.initrd is not None
     assert other.initrd.read_bytes() == b"initramfs"
 
@@ -323,9 +329,9 @@ def test_update_keeps_what_is_not_said(pool: Path, tmp_path: Path) -> None:
     for path, letter in ((one, b"1"), (two, b"2")):
         path.write_bytes(letter * MIB)
         mbr(path, 4096, 8192)
-    wishes = Wishes("linux", "tiny", "x86_64", min_ram_mib=77, labels={"a": "1", "b": "2"})
-    old = put(pool, one, wishes).image
-    new = put(pool, two, Wishes(labels={"b": "3"}), update=True).image
+    wishes = said("linux", "tiny", "x86_64", min_ram=77, labels={"a": "1", "b": "2"})
+    old = put(pool, one, wishes)[0]
+    new = put(pool, two, said(labels={"b": "3"}), update=True)[0]
     assert new.sha256 != old.sha256
     assert (new.distro, new.min_ram_mib, new.labels) == ("tiny", 77, {"a": "1", "b": "3"})
     assert old.disk is not None
@@ -351,7 +357,7 @@ def test_a_large_empty_disk_costs_what_its_data_costs(pool: Path, tmp_path: Path
     """20 GB with 8 MB of data: as cheap as 8 MB with as many data."""
     data = os.urandom(8 * MIB)
 
-    def cost(size: int) -> tuple[float, int]:
+    def cost(size: int) -> tuple[int, int]:
         file = tmp_path / f"{size}.raw"
         with file.open("wb") as out:
             out.truncate(size)
@@ -359,21 +365,15 @@ def test_a_large_empty_disk_costs_what_its_data_costs(pool: Path, tmp_path: Path
             out.seek(size - 4 * MIB)
             out.write(data[4 * MIB :])
         mbr(file, 4096, 8192)
-        before = [resource.getrusage(who) for who in _WHO]
-        image = put(pool, file, name=f"m{size}").image
-        used = [resource.getrusage(who) for who in _WHO]
+        before = transferred()
+        image = put(pool, file, name=f"m{size}")[0]
         assert image.disk is not None
-        pairs = zip(before, used, strict=True)
-        cpu = sum(b.ru_utime + b.ru_stime - a.ru_utime - a.ru_stime for a, b in pairs)
-        return cpu, image.disk.stat().st_blocks * 512
+        return transferred() - before, image.disk.stat().st_blocks * 512
 
-    small, on_disk = min(cost(8 * MIB), cost(9 * MIB))
+    small, on_disk = cost(9 * MIB)
     large, large_on_disk = cost(20 * 10**9)
-    assert large < 3 * small + 0.3, (large, small)
+    assert large < small + 32 * MIB, (large, small)
     assert large_on_disk < on_disk + 8 * MIB
-
-
-_WHO = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
 
 
 @pytest.mark.parametrize("holes", [True, False])
@@ -392,7 +392,7 @@ def test_a_copy_is_the_same_whatever_the_file_system_can(
             raise OSError(18, "Invalid cross-device link")
 
         monkeypatch.setattr(os, "copy_file_range", refuse)
-    with image_tool.opened(file) as source, image_tool.fresh(tmp_path / "g") as target:
-        image_tool.copy(source, target, pool, lambda *_: None)
+    with copying.opened(file) as source, copying.fresh(tmp_path / "g") as target:
+        copying.copy(source, target, pool, lambda *_: None)
     assert (tmp_path / "g").read_bytes() == file.read_bytes()
     assert (tmp_path / "g").stat().st_blocks * 512 < 2 * MIB

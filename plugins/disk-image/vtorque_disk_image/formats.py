@@ -9,21 +9,20 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Sequence
+from array import array
 from typing import Literal
 
-from vtorque_core.errors import Refused
+from vtorque_core.api import Refused
+from vtorque_core.api.qcow2 import HEADER, MAGIC, check_qcow2
 
 Format = Literal["qcow2", "vmdk", "vhdx", "raw"]
 FORMATS: tuple[Format, ...] = ("qcow2", "vmdk", "vhdx", "raw")
 
 _ALONE = "make it stand alone: qemu-img convert"
-_QCOW2 = b"QFI\xfb"
-# docs/interop/qcow2.txt of QEMU: incompatible_features
-_CORRUPT, _EXTERNAL_DATA = 1 << 1, 1 << 2
 _VMDK = struct.Struct("<4sIIQQQQIQQQ")  # "VMware Virtual Disk Format 5.0", SparseExtentHeader
 _VMDK_ENTRIES = 512  # of each grain table
-_VMDK_PACKED = 1 << 16  # flags: grains are compressed, each after 12 bytes that tell its length
+_VMDK_PACKED = 1 << 16  # flags: grains are compressed; one that is cut cannot be unpacked
+_MOST_TABLES = 1 << 20  # of 32 MiB each with grains of 64 KiB
 _VMDK_DESCRIPTOR = 20 * 512  # bytes that QEMU 7.2 reads of it: block/vmdk.c, DESC_SIZE
 _MOST_DESCRIPTOR = 1 << 20
 _AT_END = (1 << 64) - 1
@@ -48,7 +47,7 @@ def detect(descriptor: int) -> Format | Literal["elf"]:
     Raises Refused for what is known to be something else, or nothing known.
     """
     head = os.pread(descriptor, 70000, 0)
-    if head.startswith(_QCOW2):
+    if head.startswith(MAGIC):
         return "qcow2"
     if head.startswith(b"KDMV"):
         return "vmdk"
@@ -89,7 +88,7 @@ def check(descriptor: int, kind: str, most: int) -> None:
     """
     size = os.fstat(descriptor).st_size
     if kind == "qcow2":
-        check_qcow2(os.pread(descriptor, 112, 0), size, most)
+        check_size(check_qcow2(os.pread(descriptor, HEADER, 0), size), most)
     elif kind == "vmdk":
         _check_vmdk(descriptor, size, most)
     elif kind == "raw":
@@ -103,34 +102,6 @@ def check_size(size: int, most: int) -> None:
         raise Refused(f"is a disk of {size >> 20} MiB, more than allowed (limit: {limit})")
     if size <= 0:
         raise Refused("is a disk without a size")
-
-
-def check_qcow2(header: bytes, file_size: int | None = None, most: int | None = None) -> None:
-    """Check the first 112 bytes of a qcow2: docs/interop/qcow2.txt of QEMU. Raises Refused."""
-    if len(header) < 72:
-        raise Refused("is a truncated qcow2")
-    version, backing = struct.unpack_from(">IQ", header, 4)
-    bits, size, encryption, entries, table = struct.unpack_from(">IQIIQ", header, 20)
-    if version not in (2, 3):
-        raise Refused(f"is a qcow of version {version}; 2 and 3 are known")
-    if backing:
-        raise Refused(f"has a backing file; {_ALONE}")
-    if encryption:
-        raise Refused("is encrypted")
-    if version == 3:
-        if len(header) < 104:
-            raise Refused("is a truncated qcow2")
-        (incompatible,) = struct.unpack_from(">Q", header, 72)
-        if incompatible & _EXTERNAL_DATA:
-            raise Refused(f"has an external data file; {_ALONE}")
-        if incompatible & _CORRUPT:
-            raise Refused("is marked as corrupt; qemu-img check -r all may mend it")
-    if most is not None:
-        check_size(size, most)
-    if not 9 <= bits <= 21:
-        raise Refused(f"is a broken qcow2: cluster_bits is {bits}")
-    if file_size is not None and table + entries * 8 > file_size:
-        raise Refused("is a truncated qcow2: its tables lie beyond its end")
 
 
 def _check_vmdk(descriptor: int, file_size: int, most: int) -> None:
@@ -147,56 +118,37 @@ def _check_vmdk_header(descriptor: int, offset: int, file_size: int, most: int) 
     data = os.pread(descriptor, _VMDK.size, offset)
     if len(data) < _VMDK.size:
         raise Refused("is a truncated vmdk")
-    magic, _, flags, capacity, grain, where, length, entries, _, directory, _ = _VMDK.unpack(data)
+    magic, _, flags, capacity, grain, where, length, _, _, directory, _ = _VMDK.unpack(data)
     if magic != b"KDMV":
         raise Refused("is a truncated vmdk: it has no footer")
     if capacity == 0:
         raise Refused(f"is a vmdk that describes other files; {_ALONE}")
     check_size(capacity * 512, most)
-    if directory not in (_AT_END, 0) and directory * 512 >= file_size:
-        raise Refused("is a truncated vmdk: its tables lie beyond its end")
     if where:
         wanted = min(max(length * 512, _VMDK_DESCRIPTOR), _MOST_DESCRIPTOR)
         if where * 512 >= file_size:
             raise Refused("is a truncated vmdk: its description lies beyond its end")
         _check_vmdk_descriptor(os.pread(descriptor, wanted, where * 512))
-    if directory == _AT_END and offset == 0:
-        return True
-    if directory == _AT_END:
-        raise Refused("is a broken vmdk: its footer does not say where its tables are")
-    if grain not in range(1, 1 << 16) or entries != _VMDK_ENTRIES:
-        raise Refused(f"is a broken vmdk: grains of {grain} sectors, tables of {entries}")
-    tables = -(-capacity // (grain * entries))
-    last = _last_grain(_numbers(descriptor, directory * 512, tables), descriptor)
-    if last:
-        size = grain * 512
-        if flags & _VMDK_PACKED:
-            (packed,) = struct.unpack("<8xI", _exactly(descriptor, 12, last * 512))
-            size = 12 + packed
-        _exactly(descriptor, 1, last * 512 + size - 1)
-    return False
-
-
-def _last_grain(tables: Sequence[int], descriptor: int) -> int:
-    """Return the first sector of the piece of data that lies last in a vmdk, 0 if none does."""
-    found = (max(_numbers(descriptor, at * 512, _VMDK_ENTRIES)) for at in tables if at)
-    return max(found, default=0)
-
-
-def _numbers(descriptor: int, offset: int, count: int) -> Sequence[int]:
-    if count > os.fstat(descriptor).st_size:
-        raise Refused("is a truncated vmdk: its tables lie beyond its end")
-    return struct.unpack(f"<{count}I", _exactly(descriptor, count * 4, offset))
-
-
-def _exactly(descriptor: int, count: int, offset: int) -> bytes:
-    try:
-        data = os.pread(descriptor, count, offset)
-    except OSError:
-        data = b""
-    if len(data) < count:
+    whole = grain and directory * 512 < file_size and not flags & _VMDK_PACKED
+    if whole and _last_grain(descriptor, directory, capacity // grain) + grain * 512 > file_size:
         raise Refused("is a truncated vmdk: it ends before its data")
-    return data
+    return bool(directory == _AT_END)
+
+
+def _last_grain(descriptor: int, directory: int, grains: int) -> int:
+    """Return where the piece of data begins that lies last in a vmdk, 0 if none does; in bytes.
+
+    qemu-img check(1) finds tables and pieces that begin beyond the end of the file, but reads one
+    that is cut as if the rest were zeros. It finds fault with tables that are cut, too.
+    """
+    tables = _numbers(descriptor, directory * 512, grains // _VMDK_ENTRIES + 1)
+    found = (max(_numbers(descriptor, at * 512, _VMDK_ENTRIES), default=0) for at in tables if at)
+    return max(found, default=0) * 512
+
+
+def _numbers(descriptor: int, offset: int, count: int) -> array[int]:
+    data = os.pread(descriptor, min(count, _MOST_TABLES) * 4, offset)
+    return array("I", data[: len(data) // 4 * 4])
 
 
 def _check_vmdk_descriptor(text: bytes) -> None:

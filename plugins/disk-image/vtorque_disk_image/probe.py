@@ -2,7 +2,7 @@
 
 A look, not a proof: what cannot be seen (XFS, LVM, encryption) is named, and left to whoever adds
 the image. Nothing is ever mounted: debugfs(8) reads the file system, confined as
-:mod:`image_tool` says.
+:mod:`vtorque_core.api.confined_tool` says.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from vtorque_core.errors import Refused
-from vtorque_core.image_formats import check_kernel
-from vtorque_core.image_tool import fresh, path_of, run
+from vtorque_core.api import Refused
+from vtorque_core.api.confined_tool import path_of, run
+from vtorque_disk_image.copying import fresh
+from vtorque_disk_image.formats import check_kernel
 
 _SECTOR = 512
 _SECONDS = 60.0  # for debugfs to read one thing

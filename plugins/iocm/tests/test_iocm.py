@@ -6,36 +6,23 @@ from types import SimpleNamespace
 
 import pytest
 
-from vtorque_core import api_options, topology
-from vtorque_core.api_domain import IoThreads, NetQueues
-from vtorque_core.api_node import (
-    CoreClaim,
-    GuestPlan,
-    Image,
-    JobUser,
-    MemoryClaim,
-    Notice,
-    PoolClaim,
-    Topology,
-)
-from vtorque_core.api_options import RAM, VCPUS, VMS_PER_NODE
-from vtorque_core.api_topology import flat
-from vtorque_core.config import build, parse_toml
-from vtorque_core.errors import Refused
-from vtorque_core.ledger import NodeShare, NoFit, Taken
-from vtorque_core.ledger import plan as place
-from vtorque_core.plugins import Plugins
-from vtorque_core.policy import decide, needs
-from vtorque_core.request import Request
+import planned
+from vtorque_core.api.claims import CoreClaim, MemoryClaim, Notice, PoolClaim
+from vtorque_core.api.host_topology import Topology, flat
+from vtorque_core.api.libvirt_domain import IoThreads, NetQueues
+from vtorque_core.base.errors import Refused
+from vtorque_core.plan.placement import topology
+from vtorque_core.plan.placement.divide_cores import plan as place
+from vtorque_core.plan.placement.job_cores import NodeShare, NoFit, Taken
+from vtorque_core.site.config import build, parse_toml
+from vtorque_core.site.policy import decide, needs
+from vtorque_core.site.request import Request
 from vtorque_iocm import legacy, node, plugin
 
 DATA = Path(__file__).parents[3] / "tests" / "data" / "capabilities"
 XEON = topology.parse((DATA / "xeon-2x32-smt.xml").read_text())
 
-PLUGINS = Plugins()
-PLUGINS.register("core", api_options, "vtorque-core")
-for half in (plugin, node):
-    PLUGINS.register("iocm", half, "vtorque-iocm")
+PLUGINS = planned.with_core("iocm", plugin, node)
 
 
 def site(text=""):
@@ -45,13 +32,7 @@ def site(text=""):
 def guest(*pairs, machine=XEON, config=""):
     """Return the first guest of a job, as the node plans it."""
     wanted = decide(Request(tuple(p.split("=") for p in pairs)), site(config), PLUGINS)
-    return GuestPlan(
-        job_id="1", attempt=0, node="n1", index=0, rank=0, guests_per_node=wanted[VMS_PER_NODE],
-        name="vt-1.0-n1-0", uuid="", hostname="v", vcpus=wanted[VCPUS], ram_mib=wanted[RAM],
-        image=Image("m", "linux", "micro", "x86_64", "0" * 64),
-        user=JobUser("u", 1000, 1000, (("u", 1000),), "/home/u", "/bin/sh"), request=wanted,
-        addresses=(), peers=(), state_dir=Path("/s"), run_dir=Path("/r"), secret=b"", host=machine,
-    )  # fmt: skip
+    return planned.of_request(wanted, host=machine)
 
 
 def asked(*pairs, machine=XEON, config=""):
@@ -63,7 +44,7 @@ def asked(*pairs, machine=XEON, config=""):
 
 def placed(first, *claims, machine=XEON):
     """Return the guest as the ledger places it."""
-    share = NodeShare(machine.cpus, machine.mem_mib, topology=machine, exclusive=False)
+    share = NodeShare(machine, exclusive=False)
     every = [CoreClaim("vcpu", first.vcpus), MemoryClaim(first.ram_mib, use="guest"), *claims]
     return dataclasses.replace(first, placement=place([every], share, Taken())[0])
 

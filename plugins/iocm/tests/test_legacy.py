@@ -1,5 +1,6 @@
 """The dynamic-io-manager, against a double of it and of its kernel's sysfs."""
 
+import functools
 import json
 import os
 from pathlib import Path
@@ -10,14 +11,15 @@ import pytest
 import dynamic_io_manager_double as double
 from iocm_processes import ended
 from patience import eventually
-from vtorque_core.api_node import HostFault
-from vtorque_core.api_resources import File, Process
-from vtorque_core.errors import ConfigError
-from vtorque_core.journal import JobHeader, Journal
-from vtorque_core.names import Paths
-from vtorque_core.plugins import Plugins
-from vtorque_core.resources.process import lock_holder
-from vtorque_core.teardown import teardown
+from vtorque_core.api.daemon_process import Process
+from vtorque_core.api.job_files import File
+from vtorque_core.base.errors import ConfigError, HostFault
+from vtorque_core.base.locks import lock_holder
+from vtorque_core.base.names import JobAttempt, Paths
+from vtorque_core.node.end.teardown import teardown
+from vtorque_core.records.journal import Journal
+from vtorque_core.records.reading import JobHeader
+from vtorque_core.site.plugins import Plugins
 from vtorque_iocm import legacy, node
 
 
@@ -53,7 +55,7 @@ def job(tmp_path, monkeypatch):
         at = SimpleNamespace(cores={"io": io, "vcpu": vcpu}, share=(), own={"io"})
         guests.append(SimpleNamespace(name=f"g{index}", uuid="u", run_dir=run_dir, placement=at))
     monkeypatch.setattr(legacy, "process_of", lambda *_: Path("/proc", str(os.getpid())))
-    header = JobHeader("1", 0, "u", 1000, "local", {"iocm": "vtorque-iocm 1"})
+    header = JobHeader(JobAttempt("1", 0, "u", 1000), "local", {"iocm": "vtorque-iocm 1"})
     journal = Journal.start(paths, header)
     acquired = []
 
@@ -96,9 +98,10 @@ def test_there_is_such_a_kernel_only_with_shared_workers(kernel):
 
 
 @pytest.mark.parametrize("stubborn", [False, True])
-def test_it_is_configured_started_and_really_stopped(job, kernel, source, stubborn):
+def test_it_is_configured_started_and_really_stopped(job, kernel, source, stubborn, monkeypatch):
     if stubborn:
         (source / "stubborn").touch()
+        monkeypatch.setattr(legacy, "Process", functools.partial(Process, grace=0.2))
     pid = start(job, source)
     eventually(lambda: set(workers(kernel).values()) == {"w.1"})
     assert workers(kernel) == {"d.1": "w.1", "d.7": "w.1"}  # both guests on one worker

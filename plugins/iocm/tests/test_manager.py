@@ -10,18 +10,20 @@ import pytest
 
 from iocm_processes import ended
 from patience import eventually
-from vtorque_core.api_ledger import GuestCores, Resized
-from vtorque_core.errors import HostFault, Refused
-from vtorque_core.journal import JobHeader, Journal
-from vtorque_core.locks import Busy
-from vtorque_core.names import Paths
-from vtorque_core.plugins import Plugins
-from vtorque_core.records import arguments
-from vtorque_core.resources.process import lock_holder
-from vtorque_core.teardown import teardown
+from vtorque_core.base.errors import HostFault, Refused
+from vtorque_core.base.locks import Busy, lock_holder
+from vtorque_core.base.names import JobAttempt, Paths
+from vtorque_core.live import node_process
+from vtorque_core.live.cores import GuestCores
+from vtorque_core.node.end.teardown import teardown
+from vtorque_core.plan.placement.ledger import Resized
+from vtorque_core.records.journal import Journal
+from vtorque_core.records.reading import JobHeader, arguments
+from vtorque_core.site.plugins import Plugins
 from vtorque_iocm import manager, node, threads
-from vtorque_iocm.manager import Loop, Manager
-from vtorque_iocm.policy import Rule
+from vtorque_iocm.manager import Loop
+from vtorque_iocm.node import Manager
+from vtorque_iocm.wanted_cores import Rule
 
 GUEST = GuestCores("1.0", 0, "vt-1", "u-1", "test:///default", (0,), 1, 3)
 
@@ -42,7 +44,7 @@ class Node:
         self.vhost = ["vhost"]
         here = Path("/proc", str(os.getpid()))
         for name in ("guests_with", "resize", "moved_bytes"):
-            monkeypatch.setattr(manager.api_ledger, name, getattr(self, name))
+            monkeypatch.setattr(manager.cores, name, getattr(self, name))
         monkeypatch.setattr(manager, "process_of", lambda *_: here)
         monkeypatch.setattr(manager.time, "monotonic", lambda: self.now)
         monkeypatch.setattr(threads, "spent", lambda *_: {"1": int(self.spent * 1e9)})
@@ -113,7 +115,7 @@ def test_what_could_not_be_given_is_asked_for_again_later_only(host, loop):
 
 def test_no_load_without_a_byte_moved(host, loop):
     host.moved_bytes = lambda *_: 7
-    manager.api_ledger.moved_bytes = host.moved_bytes
+    manager.cores.moved_bytes = host.moved_bytes
     host.run(loop, 10, 2.5)
     assert counts(host) == [1]
 
@@ -191,7 +193,9 @@ def job(paths):
     journals = []
 
     def begin(number, interval=1.0, busy=0.8):
-        header = JobHeader(str(number), 0, "u", 1000, "local", {"iocm": "vtorque-iocm 1"})
+        header = JobHeader(
+            JobAttempt(str(number), 0, "u", 1000), "local", {"iocm": "vtorque-iocm 1"}
+        )
         with Journal.start(paths, header) as journal:
             journals.append(journal.path)
             manager = Manager.of(paths, interval, busy)
@@ -264,7 +268,7 @@ def test_it_waits_without_guests_and_its_log_is_roots_and_bounded(job, paths):
     eventually(sleeps)
     log = paths.state / "iocm.log"
     assert log.stat().st_mode & 0o077 == 0
-    assert manager.LOG_BYTES <= 1 << 20
+    assert node_process.LOG_BYTES <= 1 << 20
 
 
 def test_it_is_known_by_its_lock_alone(paths):

@@ -1,11 +1,11 @@
-"""The policy follows the load, and never swings: simulated over steps, noise and random loads."""
+"""The rule follows the load, and never swings: simulated over steps, noise and random loads."""
 
 import itertools
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vtorque_iocm.policy import Rule, State, decide
+from vtorque_iocm.wanted_cores import Rule, State, decide
 
 RULES = st.builds(
     lambda least, more, busy, up, down: Rule(least, least + more, busy, up=up, down=down),
@@ -86,9 +86,9 @@ def test_what_could_not_be_given_is_not_asked_for_at_once_again():
 
 
 @given(RULES, st.lists(st.tuples(st.integers(0, 10), NOISE), min_size=1, max_size=6))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=4 * settings().max_examples, deadline=None)
 def test_it_tracks_steps_under_noise_and_turns_only_with_the_load(rule, steps):
-    """The levels are where one core more is needed: noise there is what a policy swings on."""
+    """The levels are where one core more is needed: noise there is what a rule swings on."""
     state = State(rule.least)
     for cores, runs in steps:
         noise = list(itertools.chain.from_iterable([part] * ticks for part, ticks in runs))
@@ -104,7 +104,7 @@ def test_it_tracks_steps_under_noise_and_turns_only_with_the_load(rule, steps):
 
 
 @given(RULES, st.lists(LEVELS, min_size=1, max_size=6))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=2 * settings().max_examples, deadline=None)
 def test_it_tracks_a_load_of_which_only_what_runs_is_seen(rule, levels):
     """As where nothing can be known of the wait: what is measured never exceeds the cores."""
     hold = settled_by(rule) + rule.down * (rule.most - rule.least)
@@ -119,7 +119,7 @@ def test_it_tracks_a_load_of_which_only_what_runs_is_seen(rule, levels):
 
 
 @given(RULES, st.lists(LEVELS, min_size=1, max_size=400))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=2 * settings().max_examples, deadline=None)
 def test_any_load_changes_the_cores_seldom_and_within_the_limits(rule, loads):
     history = run(rule, loads)
     assert all(rule.least <= cores <= rule.most for cores in history)

@@ -1,14 +1,17 @@
 """The interrupts of network interfaces that the site names: they follow the I/O cores."""
 
+from __future__ import annotations
+
 import contextlib
 import json
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from vtorque_core.api_ledger import Paths
-from vtorque_core.api_node import HostFault, Resource, unjournalled
-from vtorque_core.api_resources import File, Setting
+from vtorque_core.api import HostFault, Paths
+from vtorque_core.api.acquired import Resource, unjournalled
+from vtorque_core.api.job_files import File
 
 
 def affinity_files(nics: Iterable[str], root: Path = Path("/")) -> tuple[str, ...]:
@@ -45,15 +48,33 @@ class IrqAffinity(Resource):
     def create(self) -> None:
         """Write down what is, unless a crash has left that here."""
         if not Path(self.memo).exists():
-            text = json.dumps({file: Setting.of(file, "").old for file in self.files})
+            text = json.dumps({file: _current(file) for file in self.files})
             File(self.memo, replace=True, content=text.encode()).create()
 
     def release(self) -> None:
         """Put back what differs from what was, then forget it."""
         for file, old in before(self.memo).items():
-            if Path(file).exists() and Setting.of(file, old).old != old:
-                Setting.of(file, old).create()
+            if Path(file).exists() and _current(file) != old:
+                _set(file, old)
         File(self.memo, replace=True).release()
+
+
+@dataclass(frozen=True)
+class Setting(Resource):
+    """A value in /proc/sys or /sys: a kind that journals of the core before may have.
+
+    It is given back, and acquired no more.
+    """
+
+    kind = "setting"
+    path: str
+    old: str
+    new: str
+
+    def release(self) -> None:
+        """Write ``old`` unless somebody has changed it since, or the file is gone."""
+        if Path(self.path).exists() and _current(self.path) == self.new:
+            _set(self.path, self.old)
 
 
 def before(memo: str) -> dict[str, str]:
@@ -67,4 +88,28 @@ def direct(memo: str, cpus: Iterable[int]) -> None:
     """Send all these interrupts to some CPUs; the kernel refuses to move some."""
     for file in before(memo):
         with contextlib.suppress(HostFault):
-            Setting.of(file, ",".join(map(str, cpus))).create()
+            _set(file, ",".join(map(str, cpus)))
+
+
+def _current(path: str) -> str:
+    """Return the value; of a list such as ``always [madvise] never`` the chosen one."""
+    try:
+        text = Path(path).read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise HostFault(f"cannot read {path}: {error.strerror or error}") from error
+    chosen = [word[1:-1] for word in text.split() if word.startswith("[") and word.endswith("]")]
+    return chosen[0] if len(chosen) == 1 else text
+
+
+def _set(path: str, value: str) -> None:
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            # Not emptied first: a kill in between would leave neither the old value nor the new.
+            size = os.write(descriptor, value.encode())
+            with contextlib.suppress(OSError):  # of /proc and /sys not all can be cut
+                os.ftruncate(descriptor, size)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise HostFault(f"cannot set {path}: {error.strerror or error}") from error

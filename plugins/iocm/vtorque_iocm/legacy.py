@@ -15,9 +15,12 @@ from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from vtorque_core.api_ledger import process_of
-from vtorque_core.api_node import GuestPlan, HostFault, NodeJob, require_root_owned, run_tool
-from vtorque_core.api_resources import File, Process
+from vtorque_core.api import HostFault, require_root_owned, run_tool
+from vtorque_core.api.daemon_process import Process
+from vtorque_core.api.guest_plan import GuestPlan
+from vtorque_core.api.job_files import File
+from vtorque_core.api.node_job import NodeJob
+from vtorque_core.api.vcpu_threads import process_of
 
 VHOST = Path("/sys/class/vhost")  # of the patched kernel
 Limits = tuple[int, int]  # least and most I/O cores

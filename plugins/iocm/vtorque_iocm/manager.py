@@ -1,6 +1,6 @@
 """The node's I/O manager: gives guests more or fewer I/O cores, as their load is. Root.
 
-The node-wide resource :class:`Manager` starts this process after the first IOcm job's boot and ends
+The node-wide resource ``iocm-manager`` starts this process after the first IOcm job's boot and ends
 it with the last. It keeps nothing that matters: who has which cores stands in the journals, where
 interrupts went in a file. So it may be killed at any time: the next IOcm job starts it again, and
 it begins by pinning every guest to what the journals say.
@@ -13,48 +13,28 @@ import contextlib
 import logging
 import os
 import select
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from logging.handlers import RotatingFileHandler
 from pathlib import Path
-from typing import ClassVar
 
-from vtorque_core import api_ledger
-from vtorque_core.api_ledger import GuestCores, Paths, process_of
-from vtorque_core.api_node import HostFault, unjournalled
-from vtorque_core.api_resources import Process
+from vtorque_core.api import HostFault, Paths
+from vtorque_core.api.vcpu_threads import process_of
+from vtorque_core.live import cores
+from vtorque_core.live.cores import GuestCores
+from vtorque_core.live.node_process import begin
 from vtorque_iocm import irqs, threads
-from vtorque_iocm.policy import Rule, State, decide
+from vtorque_iocm.wanted_cores import Rule, State, decide
 
-LOG_BYTES = 256 * 1024  # of each of two files
 log = logging.getLogger("iocm")
-
-
-@dataclass(frozen=True)
-class Manager(Process):
-    """One for all jobs of the node, known by its lock alone: settings change with the next one."""
-
-    kind = "iocm-manager"
-    scope: ClassVar = "node"
-    argv: tuple[str, ...] = unjournalled(("iocm-manager",))
-    lock: str = ""
-
-    @classmethod
-    def of(cls, paths: Paths, interval: float, busy: float) -> "Manager":
-        """Return the manager of a node; ``interval`` in seconds, ``busy`` as in :class:`Rule`."""
-        words = (str(paths.state), str(paths.run), str(interval), str(busy))
-        argv = (sys.executable, "-I", "-m", __name__, *words)
-        return cls(argv, lock=str(paths.run / "iocm-manager.lock"))
 
 
 @dataclass
 class Watched:
-    """A guest, the policy's state of it, and the last look at its threads.
+    """A guest, the rule's state of it, and the last look at its threads.
 
     ``guest.cores`` is what the journal says that it has, ``state.cores`` how many it had when the
-    policy last looked: if they differ, somebody else has changed them. ``pinned``: its threads run
+    rule last looked: if they differ, somebody else has changed them. ``pinned``: its threads run
     on these cores, as far as we know: not before we have seen to it, nor after a fault.
     """
 
@@ -80,7 +60,7 @@ class Watched:
         """
         now, spent, moved = time.monotonic(), threads.spent(process, self.vhost), None
         with contextlib.suppress(HostFault):
-            moved = api_ledger.moved_bytes(self.guest.uri, self.guest.uuid)
+            moved = cores.moved_bytes(self.guest.uri, self.guest.uuid)
         before, had, seconds = self.spent, self.moved, now - self.at
         self.spent, self.moved, self.at = spent, moved, now
         if not before:
@@ -88,7 +68,7 @@ class Watched:
         return 0.0 if moved is not None and moved == had else threads.load(before, spent, seconds)
 
     def tick(self, paths: Paths, busy: float) -> None:
-        """Look at the load, and change the cores if the policy says so. Raises as ``resize``."""
+        """Look at the load, and change the cores if the rule says so. Raises as ``resize``."""
         guest, process = self.guest, process_of(self.guest.name, self.guest.uuid)
         if process is None:
             return
@@ -110,11 +90,11 @@ class Watched:
         """Have the core lease and pin so many cores, pin vhost too; return how many it got.
 
         vhost's threads are looked for anew: another may have the number of one since the last time.
-        The count that it has already pins anew. Raises as ``api_ledger.resize``.
+        The count that it has already pins anew. Raises as ``live.cores.resize``.
         """
         guest = self.guest
         if guest.most:  # a short wait: a job's prologue and epilogue have its lock for long
-            now = api_ledger.resize(paths, guest.job, guest.guest, "io", count, wait=0.1)
+            now = cores.resize(paths, guest.job, guest.guest, "io", count, wait=0.1)
             self.guest = replace(guest, cores=now.cores)
         self.vhost = threads.vhost_threads(process)
         threads.pin(self.vhost, self.guest.cores)
@@ -134,7 +114,7 @@ class Loop:
     def look(self) -> None:
         """Read from the journals which guests there are."""
         try:
-            found = {(g.job, g.guest): g for g in api_ledger.guests_with(self.paths, "io")}
+            found = {(g.job, g.guest): g for g in cores.guests_with(self.paths, "io")}
         except Exception:
             log.exception("journals")
             return
@@ -160,7 +140,7 @@ class Loop:
 
     def serve(self) -> None:
         """Manage until killed."""
-        events = api_ledger.journal_events(self.paths)
+        events = cores.journal_events(self.paths)
         self.look()
         while True:
             with contextlib.suppress(BlockingIOError):
@@ -174,12 +154,9 @@ class Loop:
 
 
 def main() -> None:
-    """Run with the arguments of :meth:`Manager.of`."""
-    state, run, interval, busy = sys.argv[1:]
-    os.umask(0o077)
-    handler = RotatingFileHandler(f"{state}/iocm.log", maxBytes=LOG_BYTES, backupCount=1)
-    logging.basicConfig(level="INFO", format="%(asctime)s %(message)s", handlers=[handler])
-    Loop(Paths(Path(state), Path(run)), float(interval), float(busy)).serve()
+    """Run with the arguments of ``node.Manager.of``: seconds between looks, and a load (Rule)."""
+    paths, (interval, busy) = begin("iocm")
+    Loop(paths, float(interval), float(busy)).serve()
 
 
 if __name__ == "__main__":

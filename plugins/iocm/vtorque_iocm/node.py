@@ -5,21 +5,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from vtorque_core.api import Refusal, hookimpl, setting
-from vtorque_core.api_domain import Element, IoThreads, NetQueues
-from vtorque_core.api_node import (
-    Claim,
-    CoreClaim,
-    GuestPlan,
-    NodeJob,
-    Notice,
-    PoolClaim,
-    Resource,
-    Site,
-    lacks,
-)
+from vtorque_core.api import Refusal, always, hookimpl, setting
+from vtorque_core.api.claims import Claim, CoreClaim, Notice, PoolClaim
+from vtorque_core.api.guest_plan import GuestPlan, lacks
+from vtorque_core.api.libvirt_domain import Element, IoThreads, NetQueues
+from vtorque_core.api.node_job import NodeJob, Site
+from vtorque_core.live.node_process import NodeProcess
 from vtorque_iocm import irqs, legacy
-from vtorque_iocm.manager import Manager
 from vtorque_iocm.plugin import IOCM, MAX_CORES, MIN_CORES
 
 QUEUES = 8  # of a NIC, at most: more cost memory and interrupts
@@ -56,16 +48,16 @@ class Settings:
         return self.backend == "legacy" or (self.backend == "auto" and legacy.there())
 
 
-@hookimpl
-def vtorque_settings() -> Iterator[type[Settings]]:
-    """Yield ``[plugin.iocm]``."""
-    yield Settings
+class Manager(NodeProcess):
+    """The node's I/O manager, one for all jobs: see the module that it runs."""
+
+    kind = "iocm-manager"
+    name = "iocm-manager"
+    module = "vtorque_iocm.manager"
 
 
-@hookimpl
-def vtorque_resources() -> Iterator[type[Resource]]:
-    """Yield what is node-wide."""
-    yield from (Manager, irqs.IrqAffinity)
+vtorque_settings = always(Settings)
+vtorque_resources = always(Manager, irqs.IrqAffinity, irqs.Setting)
 
 
 @hookimpl
@@ -93,7 +85,7 @@ def _missing(guest: GuestPlan, settings: Settings) -> str:
     """Return what this node lacks, empty if it has I/O cores."""
     if not settings.enabled:
         return "I/O cores ([plugin.iocm] enabled = false)"
-    if not re.fullmatch(settings.nodes, guest.node):
+    if not re.fullmatch(settings.nodes, guest.job.node):
         return f"I/O cores (its name is not one of [plugin.iocm] nodes = {settings.nodes!r})"
     if settings.legacy and not legacy.there():
         return f"{legacy.VHOST}/worker: its kernel does not share vhost workers"

@@ -1,20 +1,15 @@
 """-vm iocm=true: cores for a guest's I/O alone, iocm_min_cores to iocm_max_cores of them."""
 
 from collections.abc import Iterator
-from typing import Any
 
-from vtorque_core.api import Extra, JobRequest, Option, Refusal, boolean, count, hookimpl
-from vtorque_core.api_options import VMS_PER_NODE, show_boolean
+from vtorque_core.api import Extra, JobRequest, Option, Refusal, always, boolean, count, hookimpl
+from vtorque_core.api.vm_options import VMS_PER_NODE, show_boolean
 
 IOCM = Option("iocm", boolean, False, "cores for the guest's I/O alone", "BOOL", show_boolean)
 MIN_CORES = Option("iocm_min_cores", count, 1, "fewest I/O cores of a guest", "N")
 MAX_CORES = Option("iocm_max_cores", count, 0, "most I/O cores, under load; 0: the site's", "N")
 
-
-@hookimpl
-def vtorque_options() -> Iterator[Option[Any]]:
-    """Yield the three keys."""
-    yield from (IOCM, MIN_CORES, MAX_CORES)
+vtorque_options = always(IOCM, MIN_CORES, MAX_CORES)
 
 
 @hookimpl

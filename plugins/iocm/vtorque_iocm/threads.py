@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from vtorque_core.api_qemu import (
+from vtorque_core.api.vcpu_threads import (
     kernel_vhost_threads,
     own_vhost_threads,
     thread_name,

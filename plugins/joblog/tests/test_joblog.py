@@ -2,28 +2,24 @@
 
 import contextlib
 import errno
-import fcntl
 import json
-import logging
-import multiprocessing
 import os
 import pwd
 import signal
 import socket
-import threading
 import time
 import types
 
 import pytest
 
-from vtorque_core.api_log import LogJob
-from vtorque_core.config import build, parse_toml
-from vtorque_core.errors import ConfigError, HostFault
-from vtorque_core.log_sinks import _record
-from vtorque_core.plugins import Plugins
-from vtorque_joblog import node, plugin, user_file
+from vtorque_core.base.errors import ConfigError, HostFault
+from vtorque_core.site.config import build, parse_toml
+from vtorque_core.site.plugins import Plugins
+from vtorque_joblog import node, plugin, sinks, user_file
 from vtorque_joblog.file import JsonFile
 from vtorque_joblog.local import Journal, Syslog
+from vtorque_joblog.outlets import JobLog, record_of
+from vtorque_joblog.plugin import Settings
 from vtorque_joblog.user_file import UserFile
 
 ME = pwd.getpwuid(os.getuid())
@@ -35,13 +31,14 @@ def patience(monkeypatch):
     monkeypatch.setattr(user_file, "PATIENCE", 30)
 
 
-def record(message="hot", level="INFO", asked=False, **more):
-    """Return a record as sinks get it from the core."""
+def record(message="hot", level="INFO", **more):
+    """Return a record as sinks get it from the follower."""
     entry = {
-        "t": 1790000000.5, "level": level, "logger": "vtorque_core.boot", "plugin": "core",
-        "phase": "boot", "guest": None, "node": "n1", "job": "42.srv", "message": message, **more,
+        "t": 1790000000.5, "level": level, "logger": "vtorque_core.node.start.boot", "plugin":
+        "core", "phase": "boot", "guest": None, "node": "n1", "job": "42.srv", "message": message,
+        **more,
     }  # fmt: skip
-    return _record((b"-" if asked else b"+") + json.dumps(entry).encode())
+    return record_of(entry, JobLog(ME.pw_uid, "42.srv.0", None))
 
 
 @pytest.fixture
@@ -56,37 +53,51 @@ def site_of(plugins, text):
     return build(parse_toml(f"[plugin.joblog]\n{text}".encode()), plugins, node=True)
 
 
-def job_of(site, tmp_path, **changes):
-    values = {
-        "id": "42.srv", "attempt": 0, "key": "42.srv.0", "node": "n1", "owner": ME.pw_name,
-        "uid": ME.pw_uid, "site": site, "kept": tmp_path,
-    }  # fmt: skip
-    return LogJob(**values | changes)
-
-
 # -- settings ----------------------------------------------------------------------------------
 
 
-def test_without_settings_there_is_no_sink(plugins, tmp_path):
-    job = job_of(site_of(plugins, ""), tmp_path)
-    assert list(plugins.each("vtorque_log_handlers", job=job)) == []
+def test_without_settings_there_is_no_sink_and_no_follower(plugins):
+    site = site_of(plugins, "")
+    assert list(sinks.of_the_site(site[Settings])) == [] and site[Settings].on == []
+    node.vtorque_pre_boot(types.SimpleNamespace(site=site))  # acquires nothing
 
 
-def test_each_named_sink_is_there_and_leaves_out_what_only_the_user_wants(plugins, tmp_path):
+def test_each_named_sink_is_there_and_has_a_follower(plugins, tmp_path):
     tmp_path.chmod(0o755)
-    text = (
-        'syslog = "local3"\njournald = true\nstderr = true\nlevel = "warn"\n'
-        f'file = "{tmp_path}/all.jsonl"\nuser_file = "{tmp_path}/{{user}}/{{job}}.{{node}}.log"\n'
-    )
-    job = job_of(site_of(plugins, text), tmp_path, node="n/1")
-    found = plugins.collect("vtorque_log_handlers", job=job)
-    *sites, users = [each.item for each in found]
-    assert [type(each).__name__ for each in sites] == ["Syslog", "Journal", "Stderr", "JsonFile"]
-    assert {each.level for each in sites} == {logging.WARNING} and users.level == 0
-    assert all(each.filter(record()) for each in (*sites, users))
-    assert not any(each.filter(record(asked=True)) for each in sites)
-    assert users.filter(record(asked=True))
-    assert users._path == f"{tmp_path}/{ME.pw_name}/42.srv.0.n_1.log"
+    text = f'syslog = "local3"\njournald = true\nfile = "{tmp_path}/a.jsonl"\nsinks = ["acme"]\n'
+    site = site_of(plugins, text)
+    found = {name: opening() for name, opening in sinks.of_the_site(site[Settings])}
+    kinds = {"syslog": Syslog, "journald": Journal, "file": JsonFile}
+    assert {name: type(each) for name, each in found.items()} == kinds
+    for each in found.values():
+        each.close()
+    assert site[Settings].on == ["syslog", "journald", "file", "acme"]
+    acquired = []
+    node.vtorque_pre_boot(types.SimpleNamespace(site=site, acquire=acquired.append))
+    (one,) = acquired
+    assert (one.kind, one.scope, one.quick) == ("joblog-follower", "node", True)
+
+
+def test_a_follower_that_cannot_be_started_fails_no_job(plugins):
+    told = []
+
+    def acquire(_resource):
+        raise HostFault("no space")
+
+    site = site_of(plugins, "journald = true")
+    node.vtorque_pre_boot(types.SimpleNamespace(site=site, acquire=acquire, warn=told.append))
+    assert told == ["has its log in no sink yet: no space"]
+
+
+def test_the_users_file_is_named_by_job_node_and_user(tmp_path):
+    path = tmp_path / "log.jsonl"
+    path.write_text(json.dumps({"node": "n/1"}) + "\n")
+    template = f"{tmp_path}/{{user}}/{{uid}}.{{job}}.{{node}}.log"
+    sink = sinks.user_file(template, JobLog(ME.pw_uid, "42.srv.0", path))
+    assert sink._path == f"{tmp_path}/{ME.pw_name}/{ME.pw_uid}.42.srv.0.n_1.log"
+    sink.close()
+    with pytest.raises(HostFault, match="no user has the number 4000000000"):
+        sinks.user_file(template, JobLog(4000000000, "42.srv.0", path))
 
 
 @pytest.mark.parametrize(
@@ -97,8 +108,6 @@ def test_each_named_sink_is_there_and_leaves_out_what_only_the_user_wants(plugin
         ('tag = "a b"', "letters, digits"),
         ('file = "log.jsonl"', "absolute path"),
         ('file = "/var/../etc/x"', "'..'"),
-        ("file_size = 0", "at least 1M"),
-        ("file_count = -1", "0 to 1000"),
         ('user_file = "/tmp/{shell}"', "place holder: there are {home}"),
         ('user_file = "log"', "absolute path"),
         ('user_file = "{home}/../x"', "'..'"),
@@ -139,7 +148,7 @@ def test_syslog(listener):
     sink = Syslog(3, "vtorque", listener.path)
     sink.handle(record("hot", "ERROR", guest=1, detail=["a", "b"]))
     tag = f"vtorque[{os.getpid()}]"
-    line = f"<27>{tag}: 42.srv on n1: ERROR [boot g1] vtorque_core.boot: hot | a | b"
+    line = f"<27>{tag}: 42.srv on n1: ERROR [boot g1] vtorque_core.node.start.boot: hot | a | b"
     assert listener.get().decode() == line
     sink.handle(record("ü" * 9000))
     long = listener.get()
@@ -153,8 +162,8 @@ def test_the_journal_gets_fields(listener):
     fields = dict(line.split("=", 1) for line in listener.get().decode().splitlines())
     assert fields == {
         "MESSAGE": "42.srv: hot=1", "PRIORITY": "4", "SYSLOG_IDENTIFIER": "vtorque",
-        "VTORQUE_LEVEL": "WARN", "VTORQUE_LOGGER": "vtorque_core.boot", "VTORQUE_JOB": "42.srv",
-        "VTORQUE_NODE": "n1", "VTORQUE_PHASE": "boot", "VTORQUE_PLUGIN": "core",
+        "VTORQUE_LEVEL": "WARN", "VTORQUE_LOGGER": "vtorque_core.node.start.boot", "VTORQUE_JOB":
+        "42.srv", "VTORQUE_NODE": "n1", "VTORQUE_PHASE": "boot", "VTORQUE_PLUGIN": "core",
         "VTORQUE_GUEST": "0",
     }  # fmt: skip
     sink.close()
@@ -188,83 +197,44 @@ def messages(path):
     return [json.loads(line)["message"] for line in path.read_text().splitlines()]
 
 
-def test_the_file_is_turned_over_by_size(directory):
+def test_a_file_that_logrotate_has_renamed_is_begun_again(directory):
     path = directory / "all.jsonl"
-    sink = JsonFile(str(path), 1000, 0, 2)
-    for number in range(24):
-        sink.handle(record(f"{number:03}"))
+    sink = JsonFile(str(path))
+    sink.handle(record("one"))
+    path.rename(directory / "all.jsonl.1")
+    sink.handle(record("two"))
+    path.unlink()
+    sink.handle(record("three"))
     sink.close()
-    assert sorted(p.name for p in directory.iterdir()) == [
-        "all.jsonl", "all.jsonl.1", "all.jsonl.2",
-    ]  # fmt: skip
-    found = [m for name in (".2", ".1", "") for m in messages(directory / f"all.jsonl{name}")]
-    assert found == [f"{n:03}" for n in range(24)][-len(found) :]
+    assert messages(directory / "all.jsonl.1") == ["one"] and messages(path) == ["three"]
 
 
-def test_the_file_is_turned_over_by_the_age_of_its_first_record(directory):
+def test_a_file_that_could_not_be_begun_again_is_when_that_is_possible(directory, monkeypatch):
     path = directory / "all.jsonl"
-    old = JsonFile(str(path), 1 << 20, 0, 3)
-    old.handle(record("old"))
-    old.close()
-    sink = JsonFile(str(path), 1 << 20, 86400, 3)  # records are from 2026
-    sink.handle(record("new", t=4e9))
+    sink = JsonFile(str(path))
+    path.rename(directory / "all.jsonl.1")
+    with monkeypatch.context() as patch:
+        patch.setattr(sink, "_open", lambda: os.open("/nonexistent/x", os.O_RDONLY))
+        with pytest.raises(OSError, match="No such file"):
+            sink.emit(record("lost by this try"))
+    sink.handle(record("two"))
     sink.close()
-    young = JsonFile(str(path), 1 << 20, 86400, 3)
-    young.handle(record("newer"))
-    young.close()
-    assert messages(directory / "all.jsonl.1") == ["old"]
-    assert messages(path) == ["new", "newer"]
+    assert messages(path) == ["two"]
 
 
-def test_without_older_files_the_file_begins_again(directory):
+def test_the_last_line_of_before_is_not_told_again_but_the_first_is(directory):
+    """A follower that was killed may have written a line, and not noted that."""
     path = directory / "all.jsonl"
-    sink = JsonFile(str(path), 500, 0, 0)
-    for number in range(9):
-        sink.handle(record(str(number)))
+    for text in ("one", "two"):
+        sink = JsonFile(str(path))
+        sink.handle(record(text))
+        sink.close()
+    sink = JsonFile(str(path))
+    sink.handle(record("of another job", job="43.srv"))  # its log comes first, this time
+    sink.handle(record("two"))
+    sink.handle(record("two"))
     sink.close()
-    assert [p.name for p in directory.iterdir()] == ["all.jsonl"]
-    assert messages(path)[-1] == "8"
-
-
-def _write_many(path, name):
-    sink = JsonFile(path, 3000, 0, 900)
-    for number in range(100):
-        sink.emit(record(f"{name}-{number}"))
-    sink.close()
-
-
-def test_many_processes_turn_one_file_over_and_lose_nothing(directory):
-    path = directory / "all.jsonl"
-    context = multiprocessing.get_context("spawn")
-    many = [context.Process(target=_write_many, args=(str(path), n)) for n in "abc"]
-    for each in many:
-        each.start()
-    for each in many:
-        each.join(120)
-        assert each.exitcode == 0
-    found = [m for file in directory.iterdir() for m in messages(file)]
-    assert sorted(found) == sorted(f"{n}-{i}" for n in "abc" for i in range(100))
-
-
-def test_a_users_lock_on_the_directory_holds_nobody_up(directory):
-    """Whoever can open it can flock(2) it."""
-    sink = JsonFile(str(directory / "all.jsonl"), 300, 0, 2)
-
-    def write():
-        for number in range(9):
-            sink.handle(record(str(number)))
-
-    held = os.open(directory, os.O_RDONLY)
-    fcntl.flock(held, fcntl.LOCK_EX)
-    writer = threading.Thread(target=write, daemon=True)
-    writer.start()
-    writer.join(20)
-    done = not writer.is_alive()
-    os.close(held)
-    writer.join(20)
-    sink.close()
-    assert done
-    assert (directory / "all.jsonl.1").exists()
+    assert messages(path) == ["one", "two", "of another job", "two"]
 
 
 def test_a_file_that_is_none_is_refused(directory):
@@ -272,13 +242,11 @@ def test_a_file_that_is_none_is_refused(directory):
     target.write_text("")
     (directory / "link").symlink_to(target)
     with pytest.raises(OSError, match="symbolic") as raised:
-        JsonFile(str(directory / "link"), 999, 0, 1).emit(record())
+        JsonFile(str(directory / "link"))
     assert raised.value.errno == errno.ELOOP
     os.mkfifo(directory / "pipe")
-    sink = JsonFile(str(directory / "pipe"), 999, 0, 1)
     with pytest.raises(HostFault, match="is no regular file"):
-        sink.emit(record())
-    sink.close()
+        JsonFile(str(directory / "pipe"))
     assert target.read_text() == ""
 
 
@@ -286,30 +254,29 @@ def test_a_file_that_is_none_is_refused(directory):
 def test_a_directory_that_others_can_write_is_refused(directory):
     directory.chmod(0o777)
     with pytest.raises(ConfigError, match="can be written by others"):
-        JsonFile(str(directory / "all.jsonl"), 999, 0, 1)
+        JsonFile(str(directory / "all.jsonl"))
 
 
-def test_a_full_disk_is_an_error_and_the_next_line_is_whole(directory, monkeypatch):
+def test_a_full_disk_is_an_error_and_leaves_no_half_line(directory, monkeypatch):
     path = directory / "all.jsonl"
-    sink = JsonFile(str(path), 1 << 20, 0, 1)
+    sink = JsonFile(str(path))
     sink.emit(record("one"))
     write = os.write
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", lambda fd, data: write(fd, data[:10]))
         with pytest.raises(OSError, match="No space"):
-            sink.emit(record("torn"))
+            sink.emit(record("two"))
+    assert messages(path) == ["one"]
     sink.emit(record("two"))
     sink.close()
-    first, torn, last = path.read_text().splitlines()
-    assert json.loads(first)["message"] == "one" and json.loads(last)["message"] == "two"
-    assert len(torn) == 10
+    assert messages(path) == ["one", "two"]
 
 
 # -- the user's file ---------------------------------------------------------------------------
 
 
 def in_user_file(path, *records):
-    """Handle records as the core does; return what went wrong."""
+    """Handle records as the follower does; return what went wrong."""
     errors = []
     sink = UserFile(str(path), ME)
     sink.handleError = errors.append
@@ -324,10 +291,10 @@ def in_user_file(path, *records):
 
 def test_the_users_file_is_made_with_its_directories(tmp_path):
     path = tmp_path / "a" / "b" / "42.log"
-    assert in_user_file(path, record("one"), record("two", asked=True, guest=1)) == []
+    assert in_user_file(path, record("one"), record("two", guest=1)) == []
     first, second = path.read_text().splitlines()
-    assert first.endswith("n1 INFO [boot] vtorque_core.boot: one")
-    assert second.endswith("n1 INFO [boot g1] vtorque_core.boot: two")
+    assert first.endswith("n1 INFO [boot] vtorque_core.node.start.boot: one")
+    assert second.endswith("n1 INFO [boot g1] vtorque_core.node.start.boot: two")
     assert path.stat().st_mode & 0o777 == 0o600
     assert path.parent.stat().st_mode & 0o777 == 0o700
     assert in_user_file(path, record("three")) == [] and len(path.read_text().splitlines()) == 3
@@ -378,6 +345,18 @@ def test_the_users_file_is_bounded(tmp_path, monkeypatch):
     path = tmp_path / "42.log"
     assert in_user_file(path, *(record("x" * 90) for _ in range(100))) == []
     assert 800 < path.stat().st_size <= 1000
+
+
+def test_a_child_that_its_user_has_stopped_is_given_up(tmp_path, monkeypatch):
+    """It is the user's process: a signal of theirs must not keep root's thread in a write."""
+    monkeypatch.setattr(user_file, "PATIENCE", 1)
+    sink = UserFile(str(tmp_path / "x"), ME)
+    os.kill(sink._pid, signal.SIGSTOP)
+    with pytest.raises(HostFault, match="nothing was written"):
+        for _ in range(1000):  # a pipe has room for 64 KiB, pipe(7)
+            sink.emit(record("x" * 1000))
+    with pytest.raises(HostFault, match="no answer"):
+        sink.close()
 
 
 def test_a_child_that_does_not_answer_is_given_up(tmp_path, monkeypatch):

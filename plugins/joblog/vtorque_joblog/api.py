@@ -1,55 +1,21 @@
-"""What a plugin needs to log, and to bring a sink of its own. Public; for acting modules.
+"""Public: how another distribution brings a sink for the logs of jobs.
 
-To log, nothing of this is needed: ``logging.getLogger("vtorque_acme").info("%d cards", n)``. What
-logger names that do not begin with ``vtorque_`` say is not in a job's log.
+A sink is an entry point of the group :data:`GROUP`, ``acme = "acme.log:open_sink"``: a function
+that gets the site config and returns a ``logging.Handler``. The node's follower imports and calls
+it, as root, if ``sinks`` in ``[plugin.joblog]`` names it, in a thread of the sink's own. The
+handler gets one record at a time and may block: nobody waits for it. If it raises OSError or
+HostFault it gets the same record again later; after anything else the record is left out. Records
+have the attributes ``job``, ``node``, ``guest``, ``phase``, ``plugin``, ``uid`` (of the job's
+owner) and ``entry``.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from vtorque_core.api_node import Site
-from vtorque_core.errors import printable
-from vtorque_core.log_levels import LEVELS, TRACE, Levels, name_of, parse
-
-__all__ = [
-    "LEVELS",
-    "TRACE",
-    "Levels",
-    "LogJob",
-    "entry_of",
-    "name_of",
-    "one_line",
-    "parse",
-    "printable",
-]
-
-
-@dataclass(frozen=True)
-class LogJob:
-    """Whose log it is: what ``vtorque_log_handlers`` gets.
-
-    Args:
-        id: the batch system's job id; ``attempt``: counts restarts of it.
-        key: the name of the attempt, fit for a file name.
-        node: this node's name in the batch system.
-        owner: the login name of the job's owner; ``uid``: their number.
-        site: the site config: ``job.site[Settings]``.
-        kept: directory with the log that the core writes; the job's owner may read it.
-    """
-
-    id: str
-    attempt: int
-    key: str
-    node: str
-    owner: str
-    uid: int
-    site: Site
-    kept: Path
+GROUP = "vtorque1.joblog"
 
 
 def entry_of(record: logging.LogRecord) -> Mapping[str, Any]:

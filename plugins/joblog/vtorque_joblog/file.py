@@ -1,108 +1,86 @@
-"""One file of JSON lines for all jobs of the node, which many processes append to and turn over.
+"""One file of JSON lines for all jobs of the node. logrotate(8) turns it over.
 
-The directory is root's alone. A line is one write(2) to a file opened with O_APPEND. Who finds the
-file too large or too old renames it under a lock on it; the others see that the name is another
-file's now, and open that. The lock is one that only who may write can take (fcntl_locking(2)):
-with flock(2) any user who can open the directory would hold up the node's jobs.
+The directory is root's alone. A line is one write(2). A file that was renamed or removed is begun
+again with the next line (``logging.handlers.WatchedFileHandler``).
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import itertools
+import errno
+import io
 import json
 import logging
 import os
 import stat
-import time
+from logging.handlers import WatchedFileHandler
 from pathlib import Path
+from typing import Any
 
-from vtorque_core.api_log import entry_of
-from vtorque_core.api_node import HostFault, require_root_owned
+from vtorque_core.api import HostFault, require_root_owned
+from vtorque_joblog.api import entry_of
 
 _FLAGS = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_MAX_LINE = 1 << 20
 
 
-class JsonFile(logging.Handler):
+class JsonFile(WatchedFileHandler):
     """Appends a JSON object a line.
 
-    ``size``: bytes at which a new file is begun; ``seconds``: age of the first record, 0 for never;
-    ``count``: how many older ones are kept.
+    The last line that is there already is not told again: a follower that was killed may have
+    written it without noting that. It is the first that is told again of its job, and other jobs'
+    lines may come before it.
     """
 
-    def __init__(self, path: str, size: int, seconds: float, count: int) -> None:
-        """Check the directory. Raises ConfigError if others than root can write it."""
-        super().__init__()
-        self._path = Path(path)
+    def __init__(self, path: str) -> None:
+        """Open it. Raises ConfigError (others can write the directory), OSError, HostFault."""
         if os.geteuid() == 0:
-            require_root_owned(self._path.parent)
-        self._size, self._seconds, self._count = size, seconds, count
-        self._file = -1
-        self._begun = 0.0
+            require_root_owned(Path(path).parent)
+        super().__init__(path)
+        self._last = _last_line(self._raw())
+
+    def _open(self) -> Any:
+        """Return the file, unbuffered: after a full disk nothing may be left to be written."""
+        descriptor = os.open(self.baseFilename, _FLAGS, 0o640)
+        with contextlib.ExitStack() as undo:
+            undo.callback(os.close, descriptor)
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise HostFault(f"{self.baseFilename} is no regular file")
+            undo.pop_all()
+        return io.FileIO(descriptor, "a+")
+
+    def _raw(self) -> int:
+        assert self.stream is not None  # noqa: S101 - it is opened at once
+        return self.stream.fileno()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Append one line. Raises OSError, HostFault (it is no regular file)."""
-        if not self._is_current():
-            self._open()
-        if self._is_due():
-            self._turn_over()
-        line = json.dumps(entry_of(record), ensure_ascii=False).encode() + b"\n"
-        if os.write(self._file, line) < len(line):
-            os.write(self._file, b"\n")  # the disk is full; what follows shall be a line again
-            raise OSError(28, os.strerror(28))
-
-    def _is_current(self) -> bool:
-        if self._file < 0:
-            return False
-        try:
-            return os.path.samestat(os.fstat(self._file), os.lstat(self._path))
-        except FileNotFoundError:
-            return False
-
-    def _open(self) -> None:
-        self._close()
-        self._file = os.open(self._path, _FLAGS, 0o640)
-        status = os.fstat(self._file)
-        if not stat.S_ISREG(status.st_mode):
-            raise HostFault(f"{self._path} is no regular file")
-        self._begun = _first(os.pread(self._file, 65536, 0)) or status.st_mtime
-
-    def _is_due(self) -> bool:
-        status = os.fstat(self._file)
-        old = self._seconds and status.st_size and time.time() - self._begun > self._seconds
-        return bool(old) or status.st_size >= self._size
-
-    def _turn_over(self) -> None:
-        try:
-            fcntl.lockf(self._file, fcntl.LOCK_EX)
-            if self._is_current():  # nobody was faster
-                names = [self._path, *(self._older(n) for n in range(1, self._count + 1))]
-                for old, older in reversed(list(itertools.pairwise(names))):
-                    with contextlib.suppress(FileNotFoundError):
-                        old.rename(older)
-                if self._count == 0:
-                    self._path.unlink()
-        finally:
-            self._close()  # and with it the lock
-        self._open()
-
-    def _older(self, number: int) -> Path:
-        return self._path.with_name(f"{self._path.name}.{number}")
-
-    def _close(self) -> None:
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
-
-    def close(self) -> None:
-        """Close the file."""
-        self._close()
-        super().close()
+        """Append one line, whole or not at all. Raises OSError, HostFault."""
+        entry = entry_of(record)
+        line = json.dumps(entry, ensure_ascii=False).encode() + b"\n"
+        last = self._last
+        if last and entry["job"] == _job_of(last):
+            self._last = b""
+            if line == last:
+                return
+        if self.stream is None:  # when it was begun again last, that failed half way
+            self.stream = self._open()
+            self._statstream()
+        self.reopenIfNeeded()
+        before = os.fstat(self._raw()).st_size
+        written = os.write(self._raw(), line)
+        if written < len(line):
+            if os.fstat(self._raw()).st_size == before + written:
+                os.ftruncate(self._raw(), before)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def _first(head: bytes) -> float:
-    """Return the time of a file's first line in Unix seconds; 0 if it has none."""
-    with contextlib.suppress(ValueError, TypeError, KeyError):
-        return float(json.loads(head.partition(b"\n")[0])["t"])
-    return 0.0
+def _job_of(line: bytes) -> object:
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        return json.loads(line)["job"]
+    return None
+
+
+def _last_line(descriptor: int) -> bytes:
+    size = os.fstat(descriptor).st_size
+    end = os.pread(descriptor, _MAX_LINE, max(0, size - _MAX_LINE))
+    return end[end.rfind(b"\n", 0, -1) + 1 :]

@@ -6,7 +6,7 @@ import logging
 import os
 import socket
 
-from vtorque_core.api_log import entry_of, one_line
+from vtorque_joblog.api import entry_of, one_line
 
 SYSLOG = "/dev/log"
 JOURNAL = "/run/systemd/journal/socket"

@@ -1,65 +1,43 @@
-"""Give the core the sinks that the site has chosen; look at them for doctor. As root."""
+"""joblog on the node: the follower, and what doctor looks at. As root."""
 
 from __future__ import annotations
 
-import logging
 import os
-import pwd
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from vtorque_core.api import hookimpl
-from vtorque_core.api_log import LEVELS, LogJob, entry_of, one_line
-from vtorque_core.api_node import HealthCheck, HealthResult, Site, require_root_owned
-from vtorque_joblog.file import JsonFile
-from vtorque_joblog.local import JOURNAL, SYSLOG, Journal, Syslog
-from vtorque_joblog.plugin import FACILITIES, Settings
-from vtorque_joblog.user_file import UserFile
+from vtorque_core.api import always, hookimpl, require_root_owned
+from vtorque_core.api.health import HealthCheck, HealthResult
+from vtorque_core.api.node_job import NodeJob, Site
+from vtorque_core.live.node_process import NodeProcess
+from vtorque_joblog.local import JOURNAL, SYSLOG
+from vtorque_joblog.plugin import Settings
+
+
+class Follower(NodeProcess):
+    """What follows the logs of all jobs of the node: see the module that it runs."""
+
+    kind = "joblog-follower"
+    name = "joblog"
+    module = "vtorque_joblog.follower"
+    quick = True
+
+    def release(self) -> None:
+        """Take its lock's name away: that tells it to end, in its own time, even while it starts.
+
+        Another job's follower may begin at once; it waits until this one has gone.
+        """
+        Path(self.lock).unlink(missing_ok=True)
+
+
+vtorque_resources = always(Follower)
 
 
 @hookimpl
-def vtorque_log_handlers(job: LogJob) -> Iterator[logging.Handler]:
-    """Yield a handler for each sink that is on."""
-    settings = job.site[Settings]
-    for handler in _of_the_site(settings):
-        handler.setLevel(LEVELS[settings.level.upper()])
-        handler.addFilter(lambda record: not record.__dict__.get("asked"))
-        yield handler
-    if settings.user_file:
-        user = pwd.getpwnam(job.owner)
-        yield UserFile(path_of(settings.user_file, job, user), user)
-
-
-def _of_the_site(settings: Settings) -> Iterator[logging.Handler]:
-    if settings.syslog:
-        yield Syslog(FACILITIES[settings.syslog], settings.tag)
-    if settings.journald:
-        yield Journal(settings.tag)
-    if settings.stderr:
-        yield Stderr()
-    if settings.file:
-        days = settings.file_days * 86400
-        yield JsonFile(settings.file, settings.file_size << 20, days, settings.file_count)
-
-
-class Stderr(logging.Handler):
-    """One line a record to where the batch system puts its hooks' stderr."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Write it."""
-        entry = entry_of(record)
-        sys.stderr.write(f"vtorque: {entry['job']}: {one_line(entry)}\n")
-        sys.stderr.flush()
-
-
-def path_of(template: str, job: LogJob, user: pwd.struct_passwd) -> str:
-    """Return the path of a job's file of the user's own. ``job`` and ``node`` have no slash."""
-    values = {"home": user.pw_dir, "user": user.pw_name, "uid": str(user.pw_uid)}
-    values |= {"job": job.key, "node": job.node.replace("/", "_")}
-    for name, value in values.items():
-        template = template.replace(f"{{{name}}}", value)
-    return template
+def vtorque_pre_boot(job: NodeJob) -> None:
+    """Start the follower, unless another job has. Does not wait for it."""
+    if job.site[Settings].on:
+        Follower.start(job, "has its log in no sink yet")
 
 
 def _check(site: Site) -> Iterator[HealthResult]:
@@ -71,8 +49,7 @@ def _check(site: Site) -> Iterator[HealthResult]:
             yield HealthResult("warning", f"{name}: no socket {path}", fix)
     if settings.file:
         yield _check_file(Path(settings.file))
-    on = [n for n in ("syslog", "journald", "stderr", "file", "user_file") if getattr(settings, n)]
-    yield HealthResult("ok", f"sinks: {', '.join(on) or 'none'}")
+    yield HealthResult("ok", f"sinks: {', '.join(settings.on) or 'none'}")
 
 
 def _check_file(path: Path) -> HealthResult:
@@ -87,7 +64,4 @@ def _check_file(path: Path) -> HealthResult:
     return HealthResult("ok", f"file: {path}")
 
 
-@hookimpl
-def vtorque_health_checks() -> Iterator[HealthCheck]:
-    """Yield the check of what the sinks need."""
-    yield HealthCheck("log sinks", _check)
+vtorque_health_checks = always(HealthCheck("log sinks", _check))

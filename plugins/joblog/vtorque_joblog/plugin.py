@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Any
 
-from vtorque_core.api import hookimpl, setting
+from vtorque_core.api import always, dataclass, setting
 
 FACILITIES = {
     "kern": 0, "user": 1, "mail": 2, "daemon": 3, "auth": 4, "syslog": 5, "lpr": 6, "news": 7,
@@ -28,11 +25,7 @@ class Settings:
     syslog: str = setting("", doc="facility of records in syslog, such as daemon; empty: none")
     tag: str = setting("vtorque", doc="what syslog and the journal call their sender")
     journald: bool = setting(False, doc="send records with all their fields to systemd's journal")
-    stderr: bool = setting(False, doc="write records to the stderr of prologue and epilogue")
     file: str = setting("", doc="append records of all jobs to this file, a JSON object a line")
-    file_size: int = setting(64, doc="begin a new file when it is that large", unit="MiB")
-    file_days: float = setting(30.0, doc="begin a new file when its first record is older")
-    file_count: int = setting(8, doc="how many older files are kept: <file>.1 is the last")
     user_file: str = setting(
         "",
         doc="write each job's log as its user to this file; {home} {user} {uid} {job} {node} "
@@ -41,6 +34,16 @@ class Settings:
     level: str = setting(
         "trace", doc="the least that these sinks get of what [log] level has logged"
     )
+
+    sinks: tuple[str, ...] = setting(
+        (), doc="further sinks, by the names that other distributions give them"
+    )
+
+    @property
+    def on(self) -> list[str]:
+        """Names of all sinks that are on."""
+        own = ("syslog", "journald", "file", "user_file")
+        return [*(name for name in own if getattr(self, name)), *self.sinks]
 
     def __post_init__(self) -> None:
         """Check what types do not say. Raises ValueError."""
@@ -52,8 +55,6 @@ class Settings:
             raise ValueError("tag: write 1 to 32 letters, digits, dots or dashes")
         if self.file and (not self.file.startswith("/") or ".." in PurePath(self.file).parts):
             raise ValueError("file: write an absolute path without '..'")
-        if self.file_size < 1 or self.file_days < 0 or not 0 <= self.file_count <= 1000:
-            raise ValueError("file_size is at least 1M, file_days 0, file_count 0 to 1000")
         _check_template(self.user_file)
 
 
@@ -68,7 +69,4 @@ def _check_template(template: str) -> None:
         raise ValueError("user_file: write a path without '..'")
 
 
-@hookimpl
-def vtorque_settings() -> Iterator[type[Any]]:
-    """Yield the settings."""
-    yield Settings
+vtorque_settings = always(Settings)

@@ -15,19 +15,22 @@ import pwd
 import select
 import signal
 import stat
+import threading
 import time
 from pathlib import Path
 
-from vtorque_core.api_log import entry_of, one_line
-from vtorque_core.api_node import HostFault
+from vtorque_core.api import HostFault
+from vtorque_joblog.api import entry_of, one_line
 
 PATIENCE = 5  # seconds for each of the child's calls to the user's file system
 MAX_BYTES = 8 << 20  # that one log adds to a file
+_left: list[int] = []  # children that may not have ended
+_reaping = threading.Lock()
 _FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class UserFile(logging.Handler):
-    """Gives lines to a child that appends them. It may block: the core's sinks have threads."""
+    """Gives lines to a child that appends them. It may block: each job's has a thread."""
 
     def __init__(self, path: str, user: pwd.struct_passwd) -> None:
         """Fork the child. Raises OSError."""
@@ -36,6 +39,7 @@ class UserFile(logging.Handler):
         self._room = MAX_BYTES
         groups = os.getgrouplist(user.pw_name, user.pw_gid)
         source, self._lines = os.pipe()
+        os.set_blocking(self._lines, False)
         self._answer, told = os.pipe()
         self._pid = os.fork()
         if self._pid == 0:
@@ -51,9 +55,17 @@ class UserFile(logging.Handler):
         self._room -= len(line)
         try:
             while line and self._room >= 0:
+                self._await_room()
                 line = line[os.write(self._lines, line) :]
         except BrokenPipeError:
             raise HostFault(f"{self._path}: {self._said()}") from None
+
+    def _await_room(self) -> None:
+        """Wait until the child has read; its user can stop it. Raises HostFault."""
+        poller = select.poll()
+        poller.register(self._lines, select.POLLOUT)
+        if not poller.poll(PATIENCE * 1000):
+            raise HostFault(f"{self._path}: nothing was written for {PATIENCE:g} s")
 
     def _said(self) -> str:
         """Return the child's word: "+" if all is written, else what is wrong."""
@@ -73,9 +85,20 @@ class UserFile(logging.Handler):
         if said != "+":
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._pid, signal.SIGKILL)  # if it hangs in the kernel it is left behind
-        os.waitpid(self._pid, os.WNOHANG)
+        _left.append(self._pid)
+        _reap()
         if said != "+":
             raise HostFault(f"{self._path}: {said}")
+
+
+def _reap() -> None:
+    """Forget children that have ended, of all jobs."""
+    with _reaping:
+        for pid in list(_left):
+            with contextlib.suppress(ChildProcessError):
+                if os.waitpid(pid, os.WNOHANG)[0] == 0:
+                    continue
+            _left.remove(pid)
 
 
 def _be_the_user(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -9,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from local_agent import SANITIZED, LocalAgent
+from local_agent import OFTEN, SANITIZED, LocalAgent
 from sample_guests import PLAN, SHELLS, FakeRoot, fake_guest
-from vtorque_core.api_node import GuestPlan
-from vtorque_linux_guest.agent_build import build_agent
-from vtorque_linux_guest.stream import Session
+from vtorque_core.api.guest_plan import GuestPlan
+from vtorque_linux_guest.agent.build import build_agent
+from vtorque_linux_guest.job.stream import Session
 
 
 @pytest.fixture
@@ -21,7 +23,12 @@ def plan() -> Callable[..., GuestPlan]:
     return lambda **changes: replace(PLAN, **changes)
 
 
-@pytest.fixture(params=SHELLS, ids=["dash", "busybox"])
+@pytest.fixture(
+    params=[
+        pytest.param(SHELLS[0], id="dash"),
+        pytest.param(SHELLS[1], id="busybox", marks=pytest.mark.full),
+    ]
+)
 def fake_root(request: pytest.FixtureRequest) -> Iterator[FakeRoot]:
     with fake_guest(request.param) as root:
         yield root
@@ -29,8 +36,15 @@ def fake_root(request: pytest.FixtureRequest) -> Iterator[FakeRoot]:
 
 @pytest.fixture(scope="session")
 def binary(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("agent") / "vtorque-agent"
-    build_agent(out, "gcc", SANITIZED)
+    """Return the agent, which the first of xdist's processes builds for all."""
+    top = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        top = top.parent
+    out = top / "vtorque-agent"
+    with (top / "vtorque-agent.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not out.exists():
+            build_agent(out, "gcc", (*SANITIZED, OFTEN))
     return out
 
 

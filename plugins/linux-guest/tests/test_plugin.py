@@ -7,10 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from vtorque_core import api_context
-from vtorque_core.names import Paths
-from vtorque_linux_guest import health, node, plugin
-from vtorque_linux_guest.driver import LinuxDriver
+import pytest
+
+from vtorque_core.api import guest_context
+from vtorque_core.base.names import Paths
+from vtorque_linux_guest import node, plugin
+from vtorque_linux_guest.job.driver import LinuxDriver
 from vtorque_linux_guest.settings import Settings
 
 
@@ -27,10 +29,10 @@ class Site:
 def test_all_context_items_are_supported_under_their_names() -> None:
     classes = {
         name
-        for name, value in vars(api_context).items()
+        for name, value in vars(guest_context).items()
         if isinstance(value, type)
-        and issubclass(value, api_context.ContextItem)
-        and value is not api_context.ContextItem
+        and issubclass(value, guest_context.ContextItem)
+        and value is not guest_context.ContextItem
     }
     (guest_type,) = plugin.vtorque_guest_types()
     assert guest_type.name == "linux"
@@ -51,42 +53,63 @@ def test_settings_and_resources_are_declared_on_the_node() -> None:
     assert [kind.kind for kind in node.vtorque_resources()] == ["linux-seed"]
 
 
-def test_declaring_imports_nothing_that_acts() -> None:
-    code = (
-        "import sys, vtorque_linux_guest.plugin as p;"
-        "list(p.vtorque_guest_types()); list(p.vtorque_image_builders());"
-        "print(*sorted(m for m in sys.modules if m.split('.')[0] in"
-        " ('vtorque_linux_guest', 'vtorque_core', 'pycdlib', 'cryptography', 'socket')))"
-    )
+def imported_by(code: str) -> set[str]:
+    """Return the modules that a fresh Python has after some code."""
     shown = subprocess.run(
-        [sys.executable, "-c", code],
+        [sys.executable, "-c", f"{code}; import sys; print(*sys.modules)"],
         capture_output=True,
         text=True,
         check=True,
         timeout=60,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
     )
-    assert set(shown.stdout.split()) <= {
+    return set(shown.stdout.split())
+
+
+def test_declaring_imports_nothing_that_acts() -> None:
+    found = imported_by(
+        "import vtorque_linux_guest.plugin as p;"
+        "list(p.vtorque_guest_types()); list(p.vtorque_image_builders())"
+    )
+    ours = ("vtorque_linux_guest", "vtorque_core", "pycdlib", "cryptography", "socket")
+    assert {name for name in found if name.split(".")[0] in ours} <= {
         "vtorque_core",
         "vtorque_core.api",
-        "vtorque_core.errors",
-        "vtorque_core.units",
+        "vtorque_core.api.strategies",
+        "vtorque_core.api.values",
+        "vtorque_core.base",
+        "vtorque_core.base.errors",
+        "vtorque_core.base.locks",
+        "vtorque_core.base.names",
+        "vtorque_core.base.record",
+        "vtorque_core.base.run_tool",
+        "vtorque_core.base.safefs",
+        "vtorque_core.base.sizes",
+        "vtorque_core.base.trust",
         "vtorque_linux_guest",
         "vtorque_linux_guest.plugin",
     }
 
 
+@pytest.mark.parametrize("module", ["node", "job.driver"])
+def test_hooks_and_the_wrapper_import_nothing_that_makes_seeds(module: str) -> None:
+    """An epilogue only deletes one, and the wrapper waits on its user's time."""
+    found = imported_by(f"import vtorque_linux_guest.{module}")
+    heavy = {"pycdlib", "cryptography", "vtorque_core.api.job_files"}
+    assert not found & (heavy | {"vtorque_linux_guest.boot.seed_contents"})
+
+
 def test_health_of_agent_and_scripts(tmp_path: Path) -> None:
     agent = tmp_path / "agent"
     missing = Site(Settings(agent=str(agent), prologue=str(tmp_path / "p"), epilogue="/none"))
-    assert [r.status for r in health.agent_check(missing)] == ["warning"]
+    assert [r.status for r in node.agent_check(missing)] == ["warning"]
     agent.write_bytes(b"text")
-    assert [r.status for r in health.agent_check(missing)] == ["failed"]
+    assert [r.status for r in node.agent_check(missing)] == ["failed"]
     agent.write_bytes(b"\x7fELF...")
-    assert [r.status for r in health.agent_check(missing)] == ["ok"]
-    assert [r.status for r in health.scripts_check(missing)] == ["ok", "ok"]
+    assert [r.status for r in node.agent_check(missing)] == ["ok"]
+    assert [r.status for r in node.scripts_check(missing)] == ["ok", "ok"]
     (tmp_path / "p").mkdir()
     (tmp_path / "p").chmod(0o777)
-    results = list(health.scripts_check(missing))
+    results = list(node.scripts_check(missing))
     assert [r.status for r in results] == ["failed", "ok"]
     assert results[0].fix

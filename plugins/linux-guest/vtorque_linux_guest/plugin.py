@@ -5,14 +5,13 @@ Nothing of the acting side is imported before it is called for.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from vtorque_core.api import GuestType, ImageBuilder, hookimpl
+from vtorque_core.api import GuestType, ImageBuilder, always
 
 if TYPE_CHECKING:
-    from vtorque_core.api_guest import GuestDriver
-    from vtorque_core.api_image import Builder
+    from vtorque_core.api.guest_driver import GuestDriver
+    from vtorque_core.api.image_builder import Builder
 
 SUPPORTS = frozenset(
     {
@@ -30,42 +29,34 @@ SUPPORTS = frozenset(
 
 
 def _driver() -> GuestDriver:
-    from vtorque_linux_guest.driver import LinuxDriver  # noqa: PLC0415
+    from vtorque_linux_guest.job.driver import LinuxDriver  # noqa: PLC0415
 
     return LinuxDriver()
 
 
 def _micro() -> Builder:
-    from vtorque_linux_guest.micro import MicroBuilder  # noqa: PLC0415
+    from vtorque_linux_guest.image.micro_builder import MicroBuilder  # noqa: PLC0415
 
     return MicroBuilder()
 
 
 def _debian() -> Builder:
-    from vtorque_linux_guest.debian import DebianBuilder  # noqa: PLC0415
+    from vtorque_linux_guest.image.debian_builder import DebianBuilder  # noqa: PLC0415
 
     return DebianBuilder()
 
 
 def _linux() -> Builder:
-    from vtorque_linux_guest.linux import LinuxBuilder  # noqa: PLC0415
+    from vtorque_linux_guest.image.recipe_builder import LinuxBuilder  # noqa: PLC0415
 
     return LinuxBuilder()
 
 
-@hookimpl
-def vtorque_guest_types() -> Iterator[GuestType]:
-    """Yield the guest type ``linux``."""
-    yield GuestType("linux", supports=SUPPORTS, driver=_driver)
-
-
-@hookimpl
-def vtorque_image_builders() -> Iterator[ImageBuilder]:
-    """Yield the builders."""
-    yield ImageBuilder(
+vtorque_guest_types = always(GuestType("linux", supports=SUPPORTS, driver=_driver))
+vtorque_image_builders = always(
+    ImageBuilder(
         "micro", "kernel and a few MB of initramfs: ready in under 2 s, no packages", builder=_micro
-    )
-    yield ImageBuilder("debian", "Debian with systemd, cloud-init and sshd", builder=_debian)
-    yield ImageBuilder(
-        "linux", "Debian or RedHat family with systemd, from a recipe", builder=_linux
-    )
+    ),
+    ImageBuilder("debian", "Debian with systemd, cloud-init and sshd", builder=_debian),
+    ImageBuilder("linux", "Debian or RedHat family with systemd, from a recipe", builder=_linux),
+)

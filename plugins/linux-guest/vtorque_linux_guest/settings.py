@@ -7,8 +7,7 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from vtorque_core.api import setting
-from vtorque_core.api_node import HostFault
+from vtorque_core.api import HostFault, setting
 
 SCRIPT_BYTES = 1024 * 1024
 """The most that one script of the admin's may have: it travels on every guest's seed."""

@@ -12,10 +12,10 @@ import pytest
 
 from local_site import HOST, SUBMIT, fresh_site
 from patience import eventually, with_more_time
-from vtorque_core.batch import pbs_convention as pbs
-from vtorque_core.errors import UsageError
-from vtorque_core.local.node import LocalNode
-from vtorque_core.request import Request
+from vtorque_core.base.errors import UsageError
+from vtorque_core.site.request import Request
+from vtorque_local.node import LocalNode
+from vtorque_pbs import convention as pbs
 
 
 @pytest.fixture

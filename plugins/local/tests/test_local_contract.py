@@ -16,30 +16,22 @@ from pathlib import Path
 
 import pytest
 
-from vtorque_core.api import BatchSystem
-from vtorque_core.api_batch import Outcome
-from vtorque_core.batch import mom
-from vtorque_core.batch import pbs_convention as pbs
-from vtorque_core.local import plugin
-from vtorque_core.local.submitter import LocalSubmitter
-from vtorque_core.names import Paths
-from vtorque_core.testing.batch import (
-    BatchContract,
-    Dialect,
-    HookCall,
-    OwnValue,
-    PluginSite,
-    ShellCall,
-    StartedJob,
-    Submission,
-)
-from vtorque_core.testing.wild_scripts import SCRIPTS
+from pbs_harness import TorqueHarness
+from vtorque_core.api.batch_system import Outcome
+from vtorque_core.api.strategies import BatchSystem
+from vtorque_core.base.names import Paths
+from vtorque_local import mom, plugin
+from vtorque_local.submitter import LocalSubmitter
+from vtorque_pbs import convention as pbs
+from vtorque_testing import harness as contract
+from vtorque_testing.batch import BatchContract
+from vtorque_testing.wild_scripts import SCRIPTS, each_sixth
 
 SERVE = """
 import json, sys
 from pathlib import Path
-from vtorque_core.batch.mom import Programs
-from vtorque_core.local.service import Service, Setup
+from vtorque_local.mom import Programs
+from vtorque_local.service import Service, Setup
 
 class Noting(Service):
     def submit(self, message, uid, terminal):
@@ -59,27 +51,24 @@ OPEN_JOBS = 10  # at once: the service has limits per user
 
 
 class LocalHarness:
-    """See vtorque_core.testing.harness.BatchHarness."""
+    """See vtorque_testing.harness.BatchHarness."""
 
     system = BatchSystem("local", plugin.submitter, plugin.node, plugin.shell)
-    dialect = Dialect(
-        options=("-N", "t", "-j", "oe", "-l", "walltime=00:10:00", "-e", "err or"),
-        directive="#PBS -N named -l nodes=1:ppn=2",
-        unknown="--no-such-option",
-        arguments=lambda script, words: ["-F", shlex.join(words), script],
-        share=lambda cpus, mib: ["-l", f"nodes=1:ppn={cpus},mem={mib}mb"],
+    dialect = replace(
+        TorqueHarness.dialect,
         exits=dict.fromkeys(Outcome, 0),
         carries=70_000,
-        interactive=("-I",),
+        array=(),
+        two_nodes=(),
         own=(
-            OwnValue(("-v", "MINE='a,b'"), lambda job: "MINE='a,b'" in job.argv),
-            OwnValue(("-l", "mem=1gb"), lambda job: "mem=1gb" in job.argv),
+            contract.OwnValue(("-v", "MINE='a,b'"), lambda job: "MINE='a,b'" in job.argv),
+            contract.OwnValue(("-l", "mem=1gb"), lambda job: "mem=1gb" in job.argv),
         ),
     )
 
     def __init__(self, root: Path) -> None:
         self.paths = Paths(state=root / "state", run=root / "run")
-        self.site = PluginSite(self.paths)
+        self.site = contract.PluginSite(self.paths)
         self.directory = root / "home"
         self.directory.mkdir()
         self.environ = {"PATH": os.environ["PATH"], "HOME": str(self.directory)}
@@ -98,7 +87,7 @@ class LocalHarness:
             self.process.stdout.close()
             self.process = None
 
-    def received(self) -> Submission | None:
+    def received(self) -> contract.Submission | None:
         last = self.paths.run / "last"
         if not last.exists():
             return None
@@ -108,7 +97,7 @@ class LocalHarness:
         if len(self.open) > OPEN_JOBS:
             self.submitter.cancel(self.open.popleft())
         content = Path(self.job(note["id"]).hook[7]).read_bytes()
-        return Submission(note["id"], tuple(note["argv"]), note["environ"], content)
+        return contract.Submission(note["id"], tuple(note["argv"]), note["environ"], content)
 
     def job(self, job_id: str) -> mom.Job:
         path = self.paths.state / "local/jobs" / job_id.split(".", maxsplit=1)[0] / "job"
@@ -117,18 +106,20 @@ class LocalHarness:
     def answer(self, ended) -> bool:
         return False
 
-    def start(self, job, *, nodes=1, element=0, forged=None) -> StartedJob:
+    def start(self, job, *, nodes=1, element=0, forged=None) -> contract.StartedJob:
         assert (nodes, element) == (1, 0)
         found = self.job(job.job_id)
         args = pbs.PrologueArgs.parse(found.hook)
         if forged is not None:
             resources = pbs.parse_resources(args.resources) | {"other": forged}
             args = replace(args, resources=pbs.build_resources(resources))
-        hook = HookCall(plugin.node(self.site), tuple(args.argv()), {})
+        hook = contract.HookCall(plugin.node(self.site), tuple(args.argv()), {})
         line = f"{shlex.quote(found.hook[7])} {found.want.args}".rstrip() + "\n"
-        return StartedJob((hook,), ShellCall((), found.environ, os.fsencode(line)))
+        return contract.StartedJob(
+            (hook,), contract.ShellCall((), found.environ, os.fsencode(line))
+        )
 
-    def end(self, job: Submission) -> None:
+    def end(self, job: contract.Submission) -> None:
         self.open.remove(job.job_id)
         self.submitter.cancel(job.job_id)
 
@@ -150,6 +141,7 @@ class TestLocal(BatchContract):
     def harness(self, local):
         return local
 
+    wild, rarely = each_sixth(SCRIPTS)
     refused = {  # noqa: RUF012
         "account-and-priority.sh": "-A",
         "array-openpbs.sh": "-J",

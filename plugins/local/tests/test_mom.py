@@ -2,13 +2,15 @@
 
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from vtorque_core.batch import mom
-from vtorque_core.batch import pbs_convention as pbs
-from vtorque_core.local.submitter import describe
+from as_root import with_a_shell
+from vtorque_local import mom
+from vtorque_local.submitter import describe
+from vtorque_pbs import convention as pbs
 
 # Takes the place of the first program in a job's process, and of the one that notes the reason.
 LOOK = """#!/bin/sh
@@ -25,18 +27,19 @@ class Task(mom.Task):
 
 
 @pytest.fixture
-def task(tmp_path):
+def task(tmp_path, monkeypatch):
     """Return a function that makes a task; hooks are programs of the test's."""
+    with_a_shell(monkeypatch)
     script = tmp_path / "job.sh"
     script.write_text("#!/bin/sh\necho ran\n")
     script.chmod(0o755)
 
-    def make(*argv, prologue="true", epilogue="true"):
+    def make(*argv, prologue="true", epilogue="true", token="", wrapper="false"):
         full = ["-o", "out", "-e", "err", "-d", str(tmp_path), *argv, str(script)]
         want = describe(pbs.split_qsub(full), script.read_bytes())
         place = mom.Place("q", "h", str(tmp_path), script, tmp_path / "nodes")
-        job = mom.make_job("1.h", want, os.environ, "", os.getuid(), place)
-        return Task(job, mom.Programs([prologue], [epilogue], ["false"]))
+        job = mom.make_job("1.h", want, os.environ, token, os.getuid(), place)
+        return Task(job, mom.Programs([prologue], [epilogue], [wrapper]))
 
     return make
 
@@ -82,3 +85,41 @@ def test_what_the_epilogue_says_goes_to_the_error_file_bounded_and_harmless(task
     assert lines[:2] == ["=>> vtorque: 1.h: one\\x1b[2Jx", "=>> vtorque: 1.h: two"]
     assert len(lines) == 3 and len(lines[2]) < 400
     assert (one.job.status, one.job.reason) == (0, "")
+
+
+def program(path, body):
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_a_killed_prologue_ends_a_job_in_guests_at_once(task, tmp_path):
+    """The wrapper would wait for guests that nobody starts any more, until start_timeout."""
+    said = tmp_path / "said"
+    one = task(
+        prologue=program(tmp_path / "prologue", "kill -KILL $$"),
+        epilogue=program(tmp_path / "epilogue", f'echo "$1 ${{10}}" >{said}'),
+        wrapper=program(tmp_path / "wrapper", f"touch {tmp_path}/begun"),
+        token="vt1:x",
+    )
+    one.run()
+    reason = "the node's prologue was killed (signal 9); nothing was run"
+    assert (one.job.status, one.job.reason) == (122, reason)
+    assert pbs.shell_code(one.job.status) == 122
+    assert not Path(tmp_path, "begun").exists()
+    assert said.read_text() == "1.h 122\n"
+    assert Path(tmp_path, "err").read_text() == f"=>> vtorque: 1.h: {reason}\n"
+
+
+def test_a_prologue_that_takes_too_long_ends_it_too(task, tmp_path):
+    one = task(prologue=program(tmp_path / "prologue", "exec sleep 300"), token="vt1:x")
+    one._programs = replace(one._programs, hook_timeout=0.05)
+    one.run()
+    assert one.job.status == 122
+
+
+def test_a_killed_prologue_does_not_end_a_job_on_bare_metal(task, tmp_path):
+    """As in Torque."""
+    one = task(prologue=program(tmp_path / "prologue", "kill -KILL $$"))
+    one.run()
+    assert (one.job.status, Path(tmp_path, "out").read_text()) == (0, "ran\n")

@@ -1,6 +1,6 @@
 """The first program in a job's process: opens the output files and becomes the job.
 
-``python -I -m vtorque_core.batch.start JSON``, started by ``mom`` as the user, with the job's
+``python -I -m vtorque_local.become_job JSON``, started by ``mom`` as the user, with the job's
 environment, umask and standard input. What goes wrong is one line on stderr and exit code 1. It
 does nothing if the process that started it has ended: nobody would end the job.
 """

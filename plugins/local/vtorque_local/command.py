@@ -1,4 +1,4 @@
-"""``vtorque local``: run and stop the embedded batch system. As root."""
+"""``vtorque local``: run and stop the service. As root."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from pathlib import Path
 
 import click
 
-from vtorque_core.errors import HostFault, UsageError
+from vtorque_core.api import HostFault, UsageError
 
 CONFIG = click.option(
     "--config", type=click.Path(path_type=Path), default=None, help="Site config file."
 )
 
 
-@click.group()
+@click.group(short_help="The batch system of one machine.")
 def local() -> None:
-    """Run the embedded batch system: one machine, one queue."""
+    """Run the batch system `local`: one machine, one queue."""
 
 
 @local.command()
@@ -27,26 +27,23 @@ def local() -> None:
 @CONFIG
 def serve(foreground: bool, slots: int | None, config: Path | None) -> None:
     """Start the service. Without --foreground it returns when jobs can be submitted."""
-    from vtorque_core.batch.mom import Programs  # noqa: PLC0415
-    from vtorque_core.cli.site import load, load_for_root  # noqa: PLC0415
-    from vtorque_core.config import CONFIG_PATH  # noqa: PLC0415
-    from vtorque_core.local.plugin import Settings  # noqa: PLC0415
-    from vtorque_core.local.service import Service, Setup  # noqa: PLC0415
+    from vtorque_core.live.service import node_of  # noqa: PLC0415
+    from vtorque_local.mom import Programs  # noqa: PLC0415
+    from vtorque_local.service import Service, Setup  # noqa: PLC0415
+    from vtorque_local.settings import Settings  # noqa: PLC0415
 
-    path = config or CONFIG_PATH
-    site = load_for_root(path)[0] if os.geteuid() == 0 else load(path, node=False)[0]
+    site, vtorque = node_of(config)
     slots = slots or site[Settings].slots
     if slots < 1:
         raise UsageError(f"[plugin.local] slots = {slots}: must be at least 1")
-    vtorque, given = (sys.executable, "-I", "-m", "vtorque_core.cli.vtorque"), str(path.resolve())
     programs = Programs(
-        prologue=(*vtorque, "hook", "--config", given, "prologue"),
-        epilogue=(*vtorque, "hook", "--config", given, "epilogue"),
-        wrapper=(*vtorque, "jobshell", "--config", given),
-        kill_after=site.node.grace + 10,
-        hook_timeout=site.node.start_timeout + site.node.teardown_timeout + 60,
+        prologue=vtorque.hook("prologue"),
+        epilogue=vtorque.hook("epilogue"),
+        wrapper=vtorque.call("jobshell"),
+        kill_after=vtorque.grace + 10,
+        hook_timeout=vtorque.start_time + 60,
     )
-    spool, reap = site.paths.state / "local", (*vtorque, "reap", "--config", given)
+    spool, reap = site.paths.state / "local", vtorque.call("reap")
     service = Service(Setup(site.paths.run, spool, programs, reap, slots))
     try:
         service.open()
@@ -61,11 +58,10 @@ def serve(foreground: bool, slots: int | None, config: Path | None) -> None:
 @CONFIG
 def stop(config: Path | None) -> None:
     """Stop the service: running jobs are ended and torn down, queued ones stay queued."""
-    from vtorque_core.cli.site import load  # noqa: PLC0415
-    from vtorque_core.config import CONFIG_PATH  # noqa: PLC0415
-    from vtorque_core.local.submitter import LocalSubmitter  # noqa: PLC0415
+    from vtorque_core.live.service import paths  # noqa: PLC0415
+    from vtorque_local.submitter import LocalSubmitter  # noqa: PLC0415
 
-    LocalSubmitter(load(config or CONFIG_PATH, node=False)[0].paths).shut_down()
+    LocalSubmitter(paths(config)).shut_down()
 
 
 def _detach(log: Path) -> None:

@@ -1,6 +1,6 @@
 """What pbs_mom does: prologue, the user's part and epilogue of a job, by Torque's conventions.
 
-Public, for batch systems that have no pbs_mom of their own. Runs as root; as another user it runs
+For a batch system that has no pbs_mom of its own. Runs as root; as another user it runs
 that user's jobs. The kernel kills hooks and job when the thread that runs them ends with its
 process (PR_SET_PDEATHSIG of prctl(2), by setpriv(1)), and they do not begin if it has ended before;
 the next one then has to call :meth:`Task.tear_down`.
@@ -26,11 +26,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vtorque_core.api_node import guarded
-from vtorque_core.batch import pbs_convention as pbs
-from vtorque_core.batch import start
-from vtorque_core.batch.qsub import QsubJob, output_paths, variables
-from vtorque_core.errors import VtorqueError, printable
+from vtorque_core.api import EXIT_HOST_FAULT, VtorqueError, guarded, printable
+from vtorque_local import become_job
+from vtorque_local.qsub import QsubJob, output_paths, variables
+from vtorque_pbs import convention as pbs
 
 COOKIE = "PBS_JOBCOOKIE"  # in the environment of every process of a job, and different for each
 _GUARD = ("/usr/bin/setpriv", "--pdeathsig", "KILL", "--")  # ``start`` looks who its parent is
@@ -68,7 +67,7 @@ class Job:
     Args:
         uid: whose job it is.
         hook: the prologue's arguments.
-        outputs: stdout's and stderr's file, see ``start.open_output``.
+        outputs: stdout's and stderr's file, see ``become_job.open_output``.
         in_guest: the wrapper runs it; else, on bare metal, the user's shell does.
         want: what the user asked for.
         environ: the environment of its processes.
@@ -183,9 +182,11 @@ class Task(abc.ABC):
 
     def _run_prologue(self) -> None:
         code = self._hook([*self._programs.prologue, *self.job.hook])
-        if code > 0:  # killed by a signal counts as success, as in Torque
-            reason = f"the node's prologue failed (exit {code}); nothing was run"
-            self.end(pbs.STATUS_NO_START, reason)
+        failed = "the node's prologue {}; nothing was run".format
+        if code > 0:
+            self.end(pbs.STATUS_NO_START, failed(f"failed (exit {code})"))
+        elif code < 0 and self.job.in_guest:  # nobody is left to start its guests or say why not
+            self.end(EXIT_HOST_FAULT, failed(f"was killed (signal {-code})"))
 
     def _run_job(self) -> None:
         job, seconds = self.job, self.job.want.walltime
@@ -377,9 +378,10 @@ def kill_all(cookie: str) -> None:
 
 
 def _start(what: dict[str, Any]) -> list[str]:
-    """Return the command of :mod:`start`, with the job's own environment as it is: no shell."""
+    """Return the command of :mod:`vtorque_local.become_job`, with the job's own environment as it
+    is: no shell."""
     given = json.dumps(what | {"starter": os.getpid()})
-    return [*_GUARD, sys.executable, "-I", "-m", start.__name__, given]
+    return [*_GUARD, sys.executable, "-I", "-m", become_job.__name__, given]
 
 
 def _as_user(job: Job) -> dict[str, Any]:

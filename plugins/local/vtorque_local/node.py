@@ -7,16 +7,16 @@ import socket
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from vtorque_core.api_batch import BatchJob, Life, NodeAdapter, Outcome, PeerGuest
-from vtorque_core.api_context import ContextItem
-from vtorque_core.batch import nodefile
-from vtorque_core.batch import pbs_convention as pbs
-from vtorque_core.errors import HostFault, Refused
-from vtorque_core.request import from_token
+from vtorque_core.api import HostFault, Refused
+from vtorque_core.api.batch_system import BatchJob, Life, NodeAdapter, Outcome, PeerGuest
+from vtorque_core.api.guest_context import ContextItem
+from vtorque_core.api.submission import from_token
+from vtorque_pbs import convention as pbs
+from vtorque_pbs import nodefile
 
 
 class LocalNode(NodeAdapter):
-    """See :class:`vtorque_core.api_batch.NodeAdapter`."""
+    """See :class:`vtorque_core.api.batch_system.NodeAdapter`."""
 
     def __init__(self, spool: Path) -> None:
         self._spool = spool

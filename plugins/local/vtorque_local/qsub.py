@@ -11,14 +11,13 @@ import os
 import re
 import stat
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
-from vtorque_core.api_batch import SubmitArgs
-from vtorque_core.batch import pbs_convention as pbs
-from vtorque_core.errors import UsageError, printable
-from vtorque_core.units import walltime
+from vtorque_core.api import UsageError, dataclass, printable, walltime
+from vtorque_core.api.batch_system import SubmitArgs
+from vtorque_pbs import convention as pbs
 
 MAX_SCRIPT = 4 << 20  # bytes
 

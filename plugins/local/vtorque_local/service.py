@@ -25,13 +25,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vtorque_core import locks, safefs
-from vtorque_core.api_setup import make_directories
-from vtorque_core.batch import mom
-from vtorque_core.batch import pbs_convention as pbs
-from vtorque_core.errors import UsageError, VtorqueError, printable
-from vtorque_core.local import descriptors
-from vtorque_core.local.submitter import describe
+from vtorque_core.api import UsageError, VtorqueError, printable, take_lock
+from vtorque_core.api.job_files import File, Tree
+from vtorque_core.api.setup_steps import make_directories
+from vtorque_local import descriptors, mom
+from vtorque_local.submitter import describe
+from vtorque_pbs import convention as pbs
 
 MAX_MESSAGE = 8 << 20  # bytes of a request: the script is the big part
 MAX_TIME = 10.0  # seconds that a client may be silent
@@ -68,8 +67,8 @@ class Entry(mom.Task):
         self.directory, self.done = directory, threading.Event()
 
     def save(self) -> None:
-        """Put the job on disk. Raises OSError, HostFault."""
-        safefs.replace(str(self.directory / "job"), self.job.encode(), mode=0o600)
+        """Put the job on disk. Raises HostFault."""
+        _replace(self.directory / "job", self.job.encode())
 
 
 class Service:
@@ -92,7 +91,7 @@ class Service:
         self.spool.mkdir(exist_ok=True)
         self.spool.chmod(0o711)
         # One that is stopping still has it.
-        locks.take(self.setup.spool / "lock", self.setup.lock_wait)
+        take_lock(self.setup.spool / "lock", self.setup.lock_wait)
         path = self.setup.run / "local.sock"
         path.unlink(missing_ok=True)
         self._server = _Server(str(path), partial(_Client, self))
@@ -156,10 +155,11 @@ class Service:
             files = (directory / f"{job_id}.SC", directory / "nodes")
             place = mom.Place("local", self.host, str(message["cwd"]), *files)
             job = mom.make_job(job_id, want, environ, message["token"], uid, place)
-            safefs.replace(str(counter), str(number).encode(), mode=0o600)  # never given out again
-            safefs.make_directory(str(directory), mode=0o711)
-            safefs.write_new(str(files[0]), script, mode=0o500, uid=uid)
-            safefs.write_new(str(files[1]), f"{self.host}\n".encode() * (want.ppn or 1), mode=0o444)
+            _replace(counter, str(number).encode())  # never given out again
+            nodes = f"{self.host}\n".encode() * (want.ppn or 1)
+            Tree(str(directory)).create()
+            File(str(files[0]), mode=0o500, uid=uid, content=script).create()
+            File(str(files[1]), mode=0o444, content=nodes).create()
             entry = Entry(directory, job, self.setup.programs, terminal)
             entry.save()
             self.entries[job_id] = entry
@@ -196,9 +196,9 @@ class Service:
         self._finish(entry)
 
     def _finish(self, entry: Entry) -> None:
-        with self.lock, contextlib.suppress(OSError, VtorqueError):
+        with self.lock, contextlib.suppress(VtorqueError):
             if self.entries.pop(entry.job.id, None):
-                safefs.remove_tree(str(entry.directory))
+                Tree(str(entry.directory)).release()
         entry.done.set()
 
 
@@ -285,6 +285,10 @@ def _line(job: mom.Job) -> dict[str, Any]:
     state = "R" if job.state == "P" else job.state  # as Torque shows it
     shown = {"id": job.id, "name": job.want.name, "owner": job.hook[1], "state": state}
     return shown | {"seconds": seconds}
+
+
+def _replace(path: Path, content: bytes) -> None:
+    File(str(path), replace=True, content=content).create()
 
 
 def _thread(work: Callable[..., None], *args: Any) -> None:

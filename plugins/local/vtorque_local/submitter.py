@@ -12,20 +12,19 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO
 
-from vtorque_core.api_batch import JobInfo, Needs, SubmitArgs
-from vtorque_core.batch import pbs_convention as pbs
-from vtorque_core.batch import qsub
-from vtorque_core.directives import script_directives, vm_directives
-from vtorque_core.errors import UsageError, VtorqueError, printable
-from vtorque_core.names import Paths
-from vtorque_core.request import to_token
+from vtorque_core.api import Paths, UsageError, VtorqueError, printable
+from vtorque_core.api.batch_system import JobInfo, Needs, SubmitArgs
+from vtorque_core.api.directives import script_directives, vm_directives
+from vtorque_core.api.submission import to_token
+from vtorque_local import qsub
+from vtorque_pbs import convention as pbs
 
 LETTERS = ("-N", "-o", "-e", "-j", "-v", "-V", "-d", "-S", "-I", "-F")
 SUPPORTED = (*LETTERS, "-l nodes", "-l walltime", "-l mem", "-W block")
 
 
 class LocalSubmitter:
-    """See :class:`vtorque_core.api_batch.Submitter`."""
+    """See :class:`vtorque_core.api.batch_system.Submitter`."""
 
     def __init__(self, paths: Paths = Paths()) -> None:  # noqa: B008 (frozen)
         self._socket = paths.run / "local.sock"

@@ -5,25 +5,26 @@ from pathlib import Path
 
 import pytest
 
-from vtorque_core import launchers
-from vtorque_core.api import Image, JobRequest
-from vtorque_core.api_batch import PeerGuest
-from vtorque_core.api_context import EnvVar, GuestFile
-from vtorque_core.api_node import Address, GuestPlan, JobUser
+from vtorque_core.api.guest_context import EnvVar, GuestFile
+from vtorque_core.api.guest_plan import Address, GuestPlan, JobUser
+from vtorque_core.api.values import Image, JobRequest
+from vtorque_core.base.names import JobAttempt
+from vtorque_core.site.plugins import Plugins
+from vtorque_mpi import node
 
-GUESTS = [PeerGuest("vn1-0", 4), PeerGuest("vn1-1", 4), PeerGuest("vn2-0", 4)]
 GUEST = GuestPlan(
-    job_id="7.srv", attempt=0, node="n1", index=0, rank=0, guests_per_node=2, name="vt-7",
+    job=JobAttempt("7.srv", 0, "ada", 1000, "n1"), index=0, rank=0, guests_per_node=2, name="vt-7",
     uuid="u", hostname="vn1-0", vcpus=4, ram_mib=256,
     image=Image("i", "t", "d", "x86_64", "0" * 64),
     user=JobUser("u", 1, 1, (), "/home/u", "/bin/sh"), request=JobRequest({}),
     addresses=(Address("52:54:00:00:00:01", "10.86.1.16", 16),), peers=(),
     state_dir=Path("/s"), run_dir=Path("/r"), secret=b"",
+    supports=frozenset({"EnvVar", "GuestFile"}), hostnames=("vn1-0", "vn1-1", "vn2-0"),
 )  # fmt: skip
 
 
-def told(guest=GUEST, guests=GUESTS):
-    items = list(launchers.items(guest, guests))
+def told(guest=GUEST):
+    items = list(node.vtorque_guest_context(guest))
     files = {i.path: i.content.decode() for i in items if isinstance(i, GuestFile)}
     return files, {i.name: i.value for i in items if isinstance(i, EnvVar)}
 
@@ -68,11 +69,24 @@ def test_with_dhcp_no_subnet_is_known():
     assert not [name for name in variables if name.endswith("if_include")]
 
 
-def test_what_the_user_has_set_stays():
-    _, variables = told()
-    preset = {**variables, "PBS_NODEFILE": "/guests"}
-    given = {"HYDRA_HOST_FILE": "/mine", "OMPI_MCA_plm": "isolated", "PBS_NODEFILE": "/hosts"}
-    left = launchers.unless_given(preset, given)
-    assert set(preset) - set(left) == {"HYDRA_HOST_FILE", "OMPI_MCA_plm", "PRTE_MCA_plm"}
-    assert left["PBS_NODEFILE"] == "/guests"
-    assert launchers.unless_given(preset, {}) == preset
+def test_each_variable_gives_way_to_the_users_own_and_to_its_other_name():
+    items = [i for i in node.vtorque_guest_context(GUEST) if isinstance(i, EnvVar)]
+    assert all(item.name in item.unless for item in items)
+    unless = {item.name: item.unless for item in items}
+    assert unless["HYDRA_HOST_FILE"] == ("HYDRA_HOST_FILE",)
+    assert unless["PRTE_MCA_plm"] == ("PRTE_MCA_plm", "OMPI_MCA_plm")
+
+
+@pytest.mark.parametrize("supports", [set(), {"EnvVar"}, {"GuestFile"}])
+def test_a_guest_type_that_cannot_have_them_gets_nothing(supports):
+    guest = replace(GUEST, supports=frozenset(supports))
+    assert list(node.vtorque_guest_context(guest)) == []
+
+
+@pytest.mark.parametrize("disable", [(), ("mpi",)])
+def test_it_is_found_beside_the_core_alone_and_can_be_disabled(disable):
+    plugins = Plugins.load(node=True, enable=("mpi",), disable=disable)
+    assert plugins.broken == {}
+    assert plugins.names == ("core",) if disable else ("core", "mpi")
+    found = plugins.collect("vtorque_guest_context", guest=GUEST, site=None)
+    assert bool(found) is not bool(disable)

@@ -12,17 +12,14 @@ none of the host's batch variables that they would otherwise look at. Sources of
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+import ipaddress
+from collections.abc import Iterator
 
-from vtorque_core.api_context import ContextItem, EnvVar, GuestFile
-
-if TYPE_CHECKING:
-    from vtorque_core.api_batch import PeerGuest
-    from vtorque_core.api_node import GuestPlan
+from vtorque_core.api import hookimpl
+from vtorque_core.api.guest_context import ContextItem, EnvVar, GuestFile
+from vtorque_core.api.guest_plan import GuestPlan
 
 DIRECTORY = "/etc/vtorque/mpi"
-_PREFIXES = ("OMPI_MCA_", "PRTE_MCA_", "HYDRA_", "I_MPI_")
 
 # What a user may set instead of ours, under another name for the same thing.
 _OTHER_NAMES = {
@@ -34,34 +31,28 @@ _OTHER_NAMES = {
 }
 
 
-def items(guest: GuestPlan, guests: Sequence[PeerGuest]) -> Iterator[ContextItem]:
-    """Yield the host files and variables of one guest; ``guests``: all of the job, by rank."""
-    for name, text in _files(guests).items():
+@hookimpl
+def vtorque_guest_context(guest: GuestPlan) -> Iterator[ContextItem]:
+    """Yield host files and variables, where the guest type can have them (OSv cannot)."""
+    if not {"GuestFile", "EnvVar"} <= guest.supports:
+        return
+    for name, text in _files(guest).items():
         yield GuestFile(f"{DIRECTORY}/{name}", text.encode())
-    for name, value in _variables(guest, guests).items():
-        yield EnvVar(name, value)
+    for name, value in _variables(guest).items():
+        other = _OTHER_NAMES.get(name)
+        yield EnvVar(name, value, unless=(name, other) if other else (name,))
 
 
-def unless_given(preset: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
-    """Return the preset variables of a job without the launchers' that the user has set."""
+def _files(guest: GuestPlan) -> dict[str, str]:
+    names, slots = guest.hostnames, guest.vcpus  # all guests of a job have as many
     return {
-        name: value
-        for name, value in preset.items()
-        if not (
-            name.startswith(_PREFIXES) and (name in given or _OTHER_NAMES.get(name, "") in given)
-        )
+        "openmpi": "".join(f"{name} slots={slots}\n" for name in names),
+        "hydra": "".join(f"{name}:{slots}\n" for name in names),
+        "intel": "".join(f"{name}\n" for name in names),
     }
 
 
-def _files(guests: Sequence[PeerGuest]) -> dict[str, str]:
-    return {
-        "openmpi": "".join(f"{guest.hostname} slots={guest.slots}\n" for guest in guests),
-        "hydra": "".join(f"{guest.hostname}:{guest.slots}\n" for guest in guests),
-        "intel": "".join(f"{guest.hostname}\n" for guest in guests),
-    }
-
-
-def _variables(guest: GuestPlan, guests: Sequence[PeerGuest]) -> dict[str, str]:
+def _variables(guest: GuestPlan) -> dict[str, str]:
     found = {
         "OMPI_MCA_orte_default_hostfile": f"{DIRECTORY}/openmpi",
         "OMPI_MCA_plm": "rsh",
@@ -77,7 +68,7 @@ def _variables(guest: GuestPlan, guests: Sequence[PeerGuest]) -> dict[str, str]:
         "I_MPI_HYDRA_BOOTSTRAP": "ssh",
         "I_MPI_HYDRA_HOST_FILE": f"{DIRECTORY}/intel",
         # Its host file has no counts; the second makes it heed the first under a batch system.
-        "I_MPI_PERHOST": str(max(each.slots for each in guests)),
+        "I_MPI_PERHOST": str(guest.vcpus),
         "I_MPI_JOB_RESPECT_PROCESS_PLACEMENT": "off",
     }
     subnets = _subnets(guest)
@@ -90,8 +81,6 @@ def _variables(guest: GuestPlan, guests: Sequence[PeerGuest]) -> dict[str, str]:
 
 def _subnets(guest: GuestPlan) -> list[str]:
     """Return the subnets of the NICs whose addresses are known, the first NIC's first."""
-    import ipaddress  # noqa: PLC0415 (6 ms, which the job's wrapper need not pay)
-
     known = [f"{a.ip}/{a.prefix}" for a in guest.addresses if a.ip is not None]
     if not known or guest.addresses[0].ip is None:
         return []

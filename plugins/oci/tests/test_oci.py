@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 import oci_images as made
-from vtorque_core.api_node import Refused
-from vtorque_linux_guest.ext4_xattr import can_store
-from vtorque_linux_guest.filetree import FileTree
-from vtorque_linux_guest.root_disk import write_disk
+from vtorque_core.base.errors import Refused
+from vtorque_linux_guest.image.ext4_xattr import can_store
+from vtorque_linux_guest.image.filetree import FileTree
+from vtorque_linux_guest.image.root_disk import write_disk
 from vtorque_oci import layers, oci
 from vtorque_oci.blobs import opened
 from vtorque_oci.build import Options, parse_options, prepare
@@ -88,10 +88,13 @@ def test_all_forms_give_the_same_files(make: Callable[[Path], Path], tmp_path: P
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_what_skopeo_writes_is_read(tmp_path: Path) -> None:
     source = made.as_directory(made.layout_files([BASE, UPPER]), tmp_path / "layout")
+    # Else root's skopeo keeps a cache in /var/lib/containers (containers/image, blobinfocache).
+    environ = {**os.environ, "_CONTAINERS_ROOTLESS_UID": "1", "XDG_DATA_HOME": str(tmp_path)}
     for form in ("oci-archive", "docker-archive", "oci"):
         target = tmp_path / form
         argv = ["skopeo", "--insecure-policy", "copy", "-q", f"oci:{source}:latest"]
-        subprocess.run([*argv, f"{form}:{target}:app:1"], check=True, capture_output=True)
+        argv.append(f"{form}:{target}:app:1")
+        subprocess.run(argv, check=True, capture_output=True, env=environ)
         check_tree(tree_of(read(target, tmp_path / f"work-{form}")))
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import oci_images as made
-from vtorque_core.api_node import Refused
-from vtorque_linux_guest.ext4_xattr import can_store
-from vtorque_linux_guest.filetree import read_tar
+from vtorque_core.base.errors import Refused
+from vtorque_linux_guest.image.ext4_xattr import can_store
+from vtorque_linux_guest.image.filetree import read_tar
 from vtorque_oci import sif
 from vtorque_oci.blobs import opened
 

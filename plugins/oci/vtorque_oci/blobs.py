@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from vtorque_core.api_node import HostFault, Refused, alone, guarded
+from vtorque_core.api import HostFault, Refused, alone, guarded
 
 CHUNK = 1 << 20
 _PACKED = 1 << 16  # bytes read at once: the rest is copied at each end of a gzip member

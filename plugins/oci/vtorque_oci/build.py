@@ -16,14 +16,20 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
-from vtorque_core.api import size_mib
-from vtorque_core.api_image import BuiltImage
-from vtorque_core.api_node import Refused, run_tool
-from vtorque_linux_guest import micro
-from vtorque_linux_guest.ext4_xattr import can_store
-from vtorque_linux_guest.filetree import FileTree, directory
-from vtorque_linux_guest.initramfs import MODULES, Tree, add_modules
-from vtorque_linux_guest.kernel import (
+from vtorque_core.api import Refused, run_tool, size_mib
+from vtorque_core.api.image_builder import BuiltImage
+from vtorque_linux_guest.agent.build import built_agent
+from vtorque_linux_guest.guest.agent_start import AGENT
+from vtorque_linux_guest.image.disk_initramfs import (
+    CMDLINE,
+    INITRD_MODULES,
+    busybox,
+    disk_initramfs,
+)
+from vtorque_linux_guest.image.ext4_xattr import can_store
+from vtorque_linux_guest.image.filetree import FileTree, directory
+from vtorque_linux_guest.image.initramfs import MODULES, Tree, add_modules
+from vtorque_linux_guest.image.kernel import (
     Kernel,
     architecture,
     debs_directory,
@@ -31,8 +37,8 @@ from vtorque_linux_guest.kernel import (
     need_tools,
     vmlinux,
 )
-from vtorque_linux_guest.linux import CMDLINE, INITRD_MODULES, busybox, disk_initramfs
-from vtorque_linux_guest.root_disk import write_disk
+from vtorque_linux_guest.image.micro_builder import BOOT_MODULES, MORE_MODULES
+from vtorque_linux_guest.image.root_disk import write_disk
 from vtorque_oci import layers, oci, sif
 from vtorque_oci.blobs import opened
 from vtorque_oci.container import Container, settings
@@ -63,7 +69,7 @@ class Options:
 
 
 class OciBuilder:
-    """Builds an image from a container; see :class:`vtorque_core.api_image.Builder`."""
+    """Builds an image from a container; see :class:`vtorque_core.api.image_builder.Builder`."""
 
     def build(
         self, arguments: Mapping[str, str], staging: Path, progress: Callable[[str], None]
@@ -208,7 +214,7 @@ def prepare(
 def _boot_files(kernel: Kernel, work: Path, staging: Path, options: Options) -> None:
     """Write the kernel and an initramfs with all modules that the container's init needs."""
     (staging / "vmlinux").write_bytes(vmlinux(kernel))
-    modules = tuple(dict.fromkeys([*INITRD_MODULES, *micro.BOOT_MODULES]))
+    modules = tuple(dict.fromkeys([*INITRD_MODULES, *BOOT_MODULES]))
     (staging / "initrd").write_bytes(disk_initramfs(kernel, work, INIT, modules, options.debs))
 
 
@@ -216,14 +222,14 @@ def _equip(tree: FileTree, kernel: Kernel, work: Path, options: Options) -> None
     """Add init, agent, busybox and the kernel's modules that a job may want."""
     init = files("vtorque_oci").joinpath("container_init").read_text("utf-8")
     tree.file(INIT, init.encode(), 0o755)
-    tree.file(micro.AGENT, micro.agent(work), 0o755)
+    tree.file(AGENT, built_agent(work), 0o755)
     program = busybox(work, options.debs)
     tree.file(f"{HOME}/bin/busybox", program, 0o755)
     applets = run_tool(str(work / "programs/bin/busybox"), "--list").split()
     for applet in (each for each in applets if each != "busybox"):
         tree.link(f"{HOME}/bin/{applet}", "busybox")
     carried = Tree()
-    wanted = (*INITRD_MODULES, *micro.BOOT_MODULES, *micro.MORE_MODULES, *options.modules)
+    wanted = (*INITRD_MODULES, *BOOT_MODULES, *MORE_MODULES, *options.modules)
     add_modules(carried, kernel, wanted)
     for path, (mode, content) in sorted(carried.entries.items()):
         if stat.S_ISREG(mode):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vtorque_core.api_node import Refused
+from vtorque_core.api import Refused
 from vtorque_oci.blobs import digest_of
 
 MAX_JSON = 4 << 20  # bytes: what registries accept as a manifest (OCI distribution-spec 1.1)

@@ -1,6 +1,6 @@
 """Lay the layers of a container over each other, as OCI image-spec 1.1, layer.md, says.
 
-In memory: see :mod:`vtorque_linux_guest.filetree`. No name in a layer is ever a path of this
+In memory: see :mod:`vtorque_linux_guest.image.filetree`. No name in a layer is ever a path of this
 machine, so neither ``..`` nor a link can lead out of the image.
 """
 
@@ -12,9 +12,9 @@ from collections.abc import Callable
 from io import BufferedReader
 from typing import IO
 
-from vtorque_core.api_node import Refused
-from vtorque_linux_guest.filetree import FileTree, Node, add_member, is_device
-from vtorque_linux_guest.tar import members
+from vtorque_core.api import Refused
+from vtorque_linux_guest.image.filetree import FileTree, Node, add_member, is_device
+from vtorque_linux_guest.image.tar_reader import members
 
 _WHITEOUT = ".wh."
 _OPAQUE = ".wh..wh..opq"

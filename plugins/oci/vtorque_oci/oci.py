@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from vtorque_core.api_node import Refused
-from vtorque_linux_guest.tar import Member, members
+from vtorque_core.api import Refused
+from vtorque_linux_guest.image.tar_reader import Member, members
 from vtorque_oci.blobs import copy, digest_of, opened, unpacked
 from vtorque_oci.container import (
     ARCHITECTURES,

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from vtorque_core.api import ImageBuilder, hookimpl
+from vtorque_core.api import ImageBuilder, always
 
 if TYPE_CHECKING:
-    from vtorque_core.api_image import Builder
+    from vtorque_core.api.image_builder import Builder
 
 
 def _builder() -> Builder:
@@ -17,7 +16,6 @@ def _builder() -> Builder:
     return OciBuilder()
 
 
-@hookimpl
-def vtorque_image_builders() -> Iterator[ImageBuilder]:
-    """Yield the builder."""
-    yield ImageBuilder("oci", "a container (OCI image, podman save, SIF) as a guest", _builder)
+vtorque_image_builders = always(
+    ImageBuilder("oci", "a container (OCI image, podman save, SIF) as a guest", _builder)
+)

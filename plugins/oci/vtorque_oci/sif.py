@@ -10,8 +10,8 @@ import os
 import struct
 from pathlib import Path
 
-from vtorque_core.api_node import Refused
-from vtorque_linux_guest.filetree import FileTree
+from vtorque_core.api import Refused
+from vtorque_linux_guest.image.filetree import FileTree
 from vtorque_oci.blobs import as_nobody, copy
 from vtorque_oci.container import Container
 

@@ -19,14 +19,16 @@ from vtorque_osv.driver import OsvDriver
 from vtorque_osv.order import Order, Word
 from vtorque_osv.settings import Settings, mode
 
-from vtorque_core.api import Image, JobRequest, Refused
-from vtorque_core.api_context import EnvVar, GuestFile
-from vtorque_core.api_domain import Clock, Console, Disk, Filesystem, KernelBoot
-from vtorque_core.api_guest import LateDriver
-from vtorque_core.api_node import Address, GuestPlan, JobUser, Share
-from vtorque_core.domain.merge import Contributed, merge
-from vtorque_core.domain.render import DomainSpec, render
-from vtorque_core.resources import Overlay
+from vtorque_core.api.guest_context import EnvVar, GuestFile
+from vtorque_core.api.guest_driver import LateDriver
+from vtorque_core.api.guest_plan import Address, GuestPlan, JobUser, Share
+from vtorque_core.api.libvirt_domain import Clock, Console, Disk, Filesystem, KernelBoot
+from vtorque_core.api.values import Image, JobRequest
+from vtorque_core.base.errors import Refused
+from vtorque_core.base.names import JobAttempt
+from vtorque_core.plan.domain.merge import Contributed, merge
+from vtorque_core.plan.domain.render import DomainSpec, render
+from vtorque_core.resources.disk import Overlay
 
 IMAGE = Image(
     "sim", "osv", "OSV", "x86_64", "0" * 64, disk=Path("/p/disk.raw"), disk_format="raw",
@@ -37,7 +39,7 @@ USER = JobUser("ada", 1000, 1001, (("ada", 1001),), "/home/ada", "/bin/sh")
 VALUES = {"osv_mode": "cmdline", "fs_type": "sharedfs", "vm_prologue": None, "vm_epilogue": None,
           "disk": ""}  # fmt: skip
 PLAN = GuestPlan(
-    job_id="42.srv", attempt=0, node="n1", index=0, rank=0, guests_per_node=1,
+    job=JobAttempt("42.srv", 0, "ada", 1000, "n1"), index=0, rank=0, guests_per_node=1,
     name="vt-42.srv.0-n1-0", uuid="6f8b4d0e-4b5a-5a0e-9a0c-1b6d3f0c7a11", hostname="vn1", vcpus=1,
     ram_mib=64, image=IMAGE, user=USER, request=JobRequest(VALUES),
     addresses=(Address("52:54:00:01:02:03", "10.86.0.16", 16, "10.86.0.1", ("10.0.0.53",)),),

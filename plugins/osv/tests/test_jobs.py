@@ -12,9 +12,17 @@ from vtorque_osv import jobs
 from vtorque_osv.console import BEGIN
 from vtorque_osv.order import WORD, Order, Word
 
-from vtorque_core.api import Refused
-from vtorque_core.api_guest import ORDER_SOCKET, BootedGuest, GuestDied, ReadyGuest, Script, Streams
-from vtorque_core.late import Waiting
+from as_root import without_chown
+from vtorque_core.api.guest_driver import (
+    ORDER_SOCKET,
+    BootedGuest,
+    GuestDied,
+    ReadyGuest,
+    Script,
+    Streams,
+)
+from vtorque_core.base.errors import Refused
+from vtorque_core.resources.starter import Starter
 
 DATA = Path(__file__).parent / "data"
 
@@ -25,9 +33,10 @@ class Root:
     def __init__(self, run_dir, consoles, hold=()):
         self.orders, self.ends = [], []
         self._consoles, self._hold = consoles, hold
-        waiting = Waiting(run_dir / ORDER_SOCKET, os.getuid(), self.boot)
+        path = str(run_dir / ORDER_SOCKET)
+        starter = Starter(socket=path, uid=os.getuid(), boot=self.boot)
         ready = threading.Event()
-        self.thread = threading.Thread(target=waiting.work, args=(ready.set,), daemon=True)
+        self.thread = threading.Thread(target=starter.serve, args=(ready.set,), daemon=True)
         self.thread.start()
         assert ready.wait(30)
 
@@ -55,7 +64,8 @@ def outputs(tmp_path):
 
 
 @pytest.fixture
-def run_dir(tmp_path):
+def run_dir(tmp_path, monkeypatch):
+    without_chown(monkeypatch)
     path = tmp_path / "job" / "g0"
     path.mkdir(parents=True)
     word = Word(mode="cmdline", address="", begin=BEGIN, named={"greet": "/hello hi"})

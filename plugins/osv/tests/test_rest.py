@@ -79,10 +79,8 @@ def test_nobody_answers():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    begin = time.monotonic()
     with pytest.raises(RestError, match=f"no answer at 127.0.0.1:{port}"):
-        Rest("127.0.0.1", port).wait(begin + 0.3)
-    assert time.monotonic() - begin < 15
+        Rest("127.0.0.1", port).wait(time.monotonic() + 0.3)
 
 
 def run(osv, commands, environ=(), files=(), seconds=30.0):

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from vtorque_core.api_node import Resource, run_tool, unjournalled
+from vtorque_core.api import run_tool
+from vtorque_core.api.acquired import Resource, unjournalled
 from vtorque_osv.disk import BOOT_LINE, MAX_BOOT_LINE
 
 

@@ -9,9 +9,8 @@ import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from vtorque_core.api import Refusal, Refused
-from vtorque_core.api_image import BuiltImage
-from vtorque_core.api_node import HostFault
+from vtorque_core.api import HostFault, Refusal, Refused
+from vtorque_core.api.image_builder import BuiltImage
 from vtorque_osv import check, cmdline, disk, elf, recipe, rofs, rootdir, script
 from vtorque_osv.recipe import Recipe
 
@@ -30,7 +29,7 @@ _DIRECTORIES = ("/dev", "/proc", "/sys", "/tmp")  # noqa: S108 - in the image
 
 
 class OsvBuilder:
-    """See :class:`vtorque_core.api_image.Builder`."""
+    """See :class:`vtorque_core.api.image_builder.Builder`."""
 
     def build(
         self, arguments: Mapping[str, str], staging: Path, progress: Callable[[str], None]

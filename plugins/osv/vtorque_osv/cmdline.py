@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from vtorque_core.api import Refusal, Refused
-from vtorque_core.api_node import Address
+from vtorque_core.api.guest_plan import Address
 from vtorque_osv.script import Command, command_line, quoted
 
 MAX_CMDLINE = 3584

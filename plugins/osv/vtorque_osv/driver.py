@@ -1,4 +1,7 @@
-"""The driver of OSv guests. All but :meth:`OsvDriver.run` acts as root on the node."""
+"""The driver of OSv guests: their devices, their command line, and how that reaches them.
+
+All but :meth:`OsvDriver.run` acts as root on the node.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from io import BytesIO
 from pathlib import PurePosixPath
 
-import pycdlib
-
 from vtorque_core.api import Refusal, Refused
-from vtorque_core.api_context import ContextItem, EnvVar, GuestFile
-from vtorque_core.api_domain import (
+from vtorque_core.api.acquired import Resource
+from vtorque_core.api.guest_context import ContextItem, EnvVar, GuestFile
+from vtorque_core.api.guest_driver import LateDriver, ReadyGuest, Script, Streams
+from vtorque_core.api.guest_plan import GuestPlan, Share, root_disk
+from vtorque_core.api.job_files import File
+from vtorque_core.api.libvirt_domain import (
     Clock,
     Console,
     Disk,
@@ -20,9 +25,7 @@ from vtorque_core.api_domain import (
     KernelBoot,
     Single,
 )
-from vtorque_core.api_guest import LateDriver, ReadyGuest, Script, Streams
-from vtorque_core.api_node import GuestPlan, Resource, Share, Site
-from vtorque_core.api_resources import File, root_disk
+from vtorque_core.api.node_job import Site
 from vtorque_osv import check, cmdline, script
 from vtorque_osv.bootline import BootLine
 from vtorque_osv.console import BEGIN, BEGIN_REST, BEGIN_SEED
@@ -38,7 +41,7 @@ _TMP = "/tmp"  # noqa: S108 - OSv's own, in the memory of one job's guest
 
 
 class OsvDriver(LateDriver):
-    """See :class:`vtorque_core.api_guest.LateDriver`."""
+    """See :class:`vtorque_core.api.guest_driver.LateDriver`."""
 
     def elements(self, guest: GuestPlan, site: Site) -> Iterator[Element]:
         """Yield console, HPET, shares, seed and direct boot; only virtio devices."""
@@ -75,7 +78,7 @@ class OsvDriver(LateDriver):
     def resources(
         self, guest: GuestPlan, items: Sequence[ContextItem], site: Site
     ) -> Iterator[Resource]:
-        """Yield the wrapper's word, and the seed of an image that reads one."""
+        """Yield the job shell's word, and the seed of an image that reads one."""
         rest = guest[OSV_MODE] == "rest"
         files = placed(guest, items)
         word = Word(
@@ -229,6 +232,8 @@ def seed(files: Mapping[str, bytes]) -> bytes:
     """
     texts = {path: content.decode("utf-8", "replace") for path, content in files.items()}
     content = json.dumps({"files": texts}).encode() + b"\n"
+    import pycdlib  # noqa: PLC0415 - 25 ms that no job's shell needs
+
     image = pycdlib.PyCdlib()
     image.new(interchange_level=3, rock_ridge="1.09", vol_ident="cidata")
     image.add_fp(BytesIO(content), len(content), "/USERDATA.;1", rr_name="user-data")

@@ -17,8 +17,7 @@ from elftools.common.exceptions import ELFError
 from elftools.elf.dynamic import DynamicSection, DynamicTag
 from elftools.elf.elffile import ELFFile
 
-from vtorque_core.api import Refusal, Refused
-from vtorque_core.api_node import run_tool
+from vtorque_core.api import Refusal, Refused, run_tool
 
 ARCHES = {"EM_X86_64": "x86_64", "EM_AARCH64": "aarch64"}
 # What OSv's kernel is itself (core/elf.cc, create_main_program).

@@ -1,4 +1,4 @@
-"""Run a job in the OSv guests of this node: order, consoles, exit code. In the job wrapper.
+"""Run a job in the OSv guests of this node: order, consoles, exit code. In the job shell.
 
 Each guest runs the whole script; rank and names are in its environment. Signals: OSv has nothing
 that could take one, so TERM, INT and HUP end the job at once, and the batch system's epilogue the
@@ -16,7 +16,14 @@ from dataclasses import dataclass, field
 from types import FrameType
 
 from vtorque_core.api import Refusal, Refused
-from vtorque_core.api_guest import BootedGuest, GuestDied, ReadyGuest, Script, Streams, boot_guests
+from vtorque_core.api.guest_driver import (
+    BootedGuest,
+    GuestDied,
+    ReadyGuest,
+    Script,
+    Streams,
+    boot_guests,
+)
 from vtorque_osv import cmdline
 from vtorque_osv.console import Console, Outcome
 from vtorque_osv.order import WORD, Order, Word

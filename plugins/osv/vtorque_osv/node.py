@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vtorque_core.api import Refusal, hookimpl
-from vtorque_core.api_node import GuestPlan, Resource, Site
-from vtorque_core.api_options import DISK, VM_EPILOGUE, VM_PROLOGUE
+from vtorque_core.api import Refusal, always, hookimpl
+from vtorque_core.api.guest_plan import GuestPlan
+from vtorque_core.api.node_job import Site
+from vtorque_core.api.vm_options import DISK, VM_EPILOGUE, VM_PROLOGUE
 from vtorque_osv import check
 from vtorque_osv.bootline import BootLine
 from vtorque_osv.settings import OSV_MODE, Settings
@@ -48,7 +49,4 @@ def vtorque_plan(guest: GuestPlan, site: Site) -> Iterator[Refusal]:
         )  # fmt: skip
 
 
-@hookimpl
-def vtorque_resources() -> Iterator[type[Resource]]:
-    """Yield what an OSv guest needs on the node beside the core's own kinds."""
-    yield BootLine
+vtorque_resources = always(BootLine)

@@ -1,4 +1,4 @@
-"""What the job wrapper sends to root (the order), and what root has told the wrapper (the word).
+"""What the job shell sends to root (the order), and what root has told the job shell (the word).
 
 Both are JSON objects (RFC 8259). The order is the user's: root takes it for text and nothing else.
 """
@@ -45,7 +45,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Word:
-    """What the wrapper must know of a guest.
+    """What the job shell must know of a guest.
 
     ``begin``: how the line of its console begins behind which the job's output is. ``named`` are
     the image's command lines, ``files`` what goes into the guest by REST, ``environ`` this

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from vtorque_core.api import GuestType, Image, ImageBuilder, Option, Refusal, hookimpl
+from vtorque_core.api import GuestType, Image, ImageBuilder, Refusal, always
 from vtorque_osv.settings import OSV_MODE, Settings
 
 if TYPE_CHECKING:
-    from vtorque_core.api_guest import GuestDriver
-    from vtorque_core.api_image import Builder
+    from vtorque_core.api.guest_driver import GuestDriver
+    from vtorque_core.api.image_builder import Builder
 
 SUPPORTS = frozenset({"EnvVar"})
 
@@ -33,27 +33,13 @@ def _check_script(script: bytes, image: Image) -> Iterable[Refusal]:
     return check_script(script, image)
 
 
-@hookimpl
-def vtorque_settings() -> Iterator[type[Settings]]:
-    """Yield ``[plugin.osv]``."""
-    yield Settings
-
-
-@hookimpl
-def vtorque_options() -> Iterator[Option[Any]]:
-    """Yield the plugin's ``-vm`` key."""
-    yield OSV_MODE
-
-
-@hookimpl
-def vtorque_guest_types() -> Iterator[GuestType]:
-    """Yield the guest type ``osv``."""
-    yield GuestType("osv", supports=SUPPORTS, driver=_driver, check_script=_check_script)
-
-
-@hookimpl
-def vtorque_image_builders() -> Iterator[ImageBuilder]:
-    """Yield the builder of OSv images."""
-    yield ImageBuilder(
+vtorque_settings = always(Settings)
+vtorque_options = always(OSV_MODE)
+vtorque_guest_types = always(
+    GuestType("osv", supports=SUPPORTS, driver=_driver, check_script=_check_script)
+)
+vtorque_image_builders = always(
+    ImageBuilder(
         "osv", "OSv from a loader and your programs, each a command by name", builder=_builder
     )
+)

@@ -1,6 +1,6 @@
 """A job in one guest by its REST server, beside the console: variables, files, programs, the end.
 
-A thread of the job wrapper. What it cannot say by the console (the server fails) it keeps.
+A thread of the job shell. What it cannot say by the console (the server fails) it keeps.
 """
 
 from __future__ import annotations

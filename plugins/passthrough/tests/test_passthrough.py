@@ -3,33 +3,33 @@
 import dataclasses
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import planned
 from sysfs_tree import tree
-from vtorque_core import api_options
-from vtorque_core.api import Refusal
-from vtorque_core.api_context import GuestDevice
-from vtorque_core.api_domain import PciDevice
-from vtorque_core.api_node import GuestPlan, HostFault, Image, JobUser, Notice, PoolClaim
-from vtorque_core.config import build, parse_toml
-from vtorque_core.domain.merge import Contributed, merge
-from vtorque_core.domain.render import DomainSpec, render
-from vtorque_core.errors import ConfigError, Refused
-from vtorque_core.ledger import NodeShare, NoFit, Taken, plan
-from vtorque_core.plugins import Plugins
-from vtorque_core.policy import decide
-from vtorque_core.request import Request, parse_vm
-from vtorque_core.topology import parse
+from vtorque_core.api.claims import Notice, PoolClaim
+from vtorque_core.api.guest_context import GuestDevice
+from vtorque_core.base.errors import ConfigError, HostFault, Refusal, Refused
+from vtorque_core.plan.domain.merge import Contributed, merge
+from vtorque_core.plan.domain.render import DomainSpec, render
+from vtorque_core.plan.placement.divide_cores import plan
+from vtorque_core.plan.placement.job_cores import NodeShare, NoFit, Taken
+from vtorque_core.plan.placement.topology import parse
+from vtorque_core.site.config import build, parse_toml
+from vtorque_core.site.policy import decide
+from vtorque_core.site.request import Request, parse_vm
 from vtorque_passthrough import node, plugin
 from vtorque_passthrough.plugin import card_list, cards
+from vtorque_passthrough.vfio import PciDevice, Vfio
 
 DATA = Path(__file__).parents[3] / "tests" / "data"
 HOST = parse((DATA / "capabilities" / "xeon-2x32-smt.xml").read_text())
-SHARE = NodeShare(HOST.cpus, HOST.mem_mib, topology=HOST, exclusive=False)
+SHARE = NodeShare(HOST, exclusive=False)
 CLASSES = """
 [[plugin.passthrough.classes]]
 name = "gpu"
@@ -53,10 +53,7 @@ allow_no_reset = true
 name = "disk"
 ids = ["144d:a808"]
 """
-PLUGINS = Plugins()
-PLUGINS.register("core", api_options, "vtorque-core")
-for module in (plugin, node):
-    PLUGINS.register("passthrough", module, "vtorque-passthrough 1.0.0")
+PLUGINS = planned.with_core("passthrough", plugin, node)
 
 
 def site_of(machine, top, classes=CLASSES, more=""):
@@ -73,15 +70,10 @@ def site(tmp_path):
 def guest(site, pci, index=0, **changes):
     request = decide(Request((("pci", pci),) if pci else ()), site, PLUGINS)
     values = {
-        "job_id": "42.srv", "attempt": 0, "node": "n1", "index": index, "rank": index,
-        "guests_per_node": 1, "name": f"vt-42.srv.0-n1-{index}",
-        "uuid": "0b1ad9ba-95f3-54cf-8d96-1d6ed3e4ac1f", "hostname": "vn1",
-        "vcpus": 1, "ram_mib": 512, "image": Image("m", "linux", "micro", "x86_64", "0" * 64),
-        "user": JobUser("ada", 1000, 1000, (("ada", 1000),), "/home/ada", "/bin/bash"),
-        "request": request, "addresses": (), "peers": (), "state_dir": Path("/s"),
-        "run_dir": Path("/r"), "secret": b"x" * 32, "host": HOST,
+        "index": index, "rank": index, "name": f"vt-42.srv.0-n1-{index}",
+        "request": request, "host": HOST,
     }  # fmt: skip
-    return GuestPlan(**values | changes)
+    return planned.guest_plan(**values | changes)
 
 
 def asked(site, pci, **changes):
@@ -163,19 +155,17 @@ def test_the_site_limits_what_is_asked_for(tmp_path):
 # -- what the site writes ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("table", "problem"),
-    [
-        ('name = "GPU"\nids = []', "name is 'GPU'"),
-        ('name = "gpu"\nids = ["10DE:20b0"]', "'10DE:20b0' is not vendor:device"),
-        ('name = "gpu"\nids = ["0000:3b:00.0"]', "is not vendor:device"),
-        ('name = "gpu"', "ids: must be set"),
-        ('name = "gpu"\nids = []\ncount = 1', "count: there is no such key"),
-    ],
-)
-def test_a_bad_class_is_an_error_of_the_config(tmp_path, table, problem):
-    with pytest.raises(ConfigError, match=problem):
-        site_of("gpu-node", tmp_path, f"[[plugin.passthrough.classes]]\n{table}")
+def test_a_bad_class_is_an_error_of_the_config(tmp_path):
+    bad = {
+        'name = "GPU"\nids = []': "name is 'GPU'",
+        'name = "gpu"\nids = ["10DE:20b0"]': "'10DE:20b0' is not vendor:device",
+        'name = "gpu"\nids = ["0000:3b:00.0"]': "is not vendor:device",
+        'name = "gpu"': "ids: must be set",
+        'name = "gpu"\nids = []\ncount = 1': "count: there is no such key",
+    }
+    for number, (table, problem) in enumerate(bad.items()):
+        with pytest.raises(ConfigError, match=problem):
+            site_of("gpu-node", tmp_path / str(number), f"[[plugin.passthrough.classes]]\n{table}")
 
 
 # -- on the node -------------------------------------------------------------------------------
@@ -247,6 +237,7 @@ def test_a_card_that_cannot_be_reset_needs_the_sites_word(tmp_path, site):
     (got,) = placed(site, "fpga")
     (card,) = node.vtorque_render_domain(got, site)
     assert card == PciDevice("0000-d8-00-0", "0000:d8:00.0", must_reset=False)
+    assert acquired(site, got) == [(Vfio.of(card, got.qemu_uid, site[node.Settings].sysfs), got)]
     strict = CLASSES.replace("allow_no_reset = true", "")
     assert "cannot be reset" in str(asked(site_of("gpu-node", tmp_path / "b", strict), "fpga")[0])
 
@@ -287,6 +278,21 @@ def test_limits_are_refused_with_their_key(site):
     assert "there is no class tpu (limit: gpu, render, graphics, nic, fpga, disk" in str(answer)
     assert isinstance(asked(site, "tpu", host=dataclasses.replace(HOST, nodes=()))[0], Refusal)
     assert asked(site, "gpu", host=dataclasses.replace(HOST, nodes=())) == []  # a front end
+
+
+def acquired(site, *guests):
+    found = []
+    job = SimpleNamespace(site=site, guests=guests, acquire=lambda *what: found.append(what))
+    node.vtorque_pre_boot(job)
+    return found
+
+
+def test_every_function_of_each_guests_cards_is_bound_for_that_guest(site):
+    one, two = placed(site, "gpu:1", "render:1")
+    assert [(vfio.address, vfio.driver, guest) for vfio, guest in acquired(site, one, two)] == [
+        ("0000:3b:00.0", "nvidia", one), ("0000:86:00.0", "nvidia", two),
+        ("0000:86:00.1", "snd_hda_intel", two),
+    ]  # fmt: skip
 
 
 def test_no_card_is_leased_twice(site):

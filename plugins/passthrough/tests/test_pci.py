@@ -7,11 +7,18 @@ from pathlib import Path
 
 import pytest
 
+from as_root import without_chown
 from sysfs_tree import PCI, add_function, tree
-from vtorque_core.api_domain import Disk, PciDevice, forbidden
-from vtorque_core.api_pci import function, functions, together, virtual_functions, why_no_vfio
-from vtorque_core.errors import HostFault
-from vtorque_core.resources import Vfio
+from vtorque_core.api.libvirt_domain import Disk, forbidden
+from vtorque_core.base.errors import HostFault
+from vtorque_passthrough.pci_functions import (
+    function,
+    functions,
+    together,
+    virtual_functions,
+    why_no_vfio,
+)
+from vtorque_passthrough.vfio import PciDevice, Vfio
 
 GPU = "0000:3b:00.0"
 
@@ -219,7 +226,8 @@ def test_a_function_without_a_driver_gets_none(kernel):
     assert kernel.driver(GPU) == ""
 
 
-def test_a_function_that_the_site_has_bound_stays_bound(kernel):
+def test_a_function_that_the_site_has_bound_stays_bound(kernel, monkeypatch):
+    without_chown(monkeypatch)
     at = kernel.sysfs / PCI / GPU
     (at / "driver").unlink()
     (at / "driver_override").write_text("vfio-pci")
@@ -279,4 +287,4 @@ def test_release_when_the_card_has_gone(kernel):
     (kernel.sysfs / PCI / GPU).unlink()
     vfio(kernel).release()
     with pytest.raises(HostFault, match=r"0000:99:00\.0 is not on this node"):
-        Vfio.of("0000:99:00.0", 0, must_reset=True)
+        Vfio.of(PciDevice("gpu", "0000:99:00.0"), 0)

@@ -1,7 +1,7 @@
 """PCIe passthrough on the node: find the site's cards, lease them, hand them to the guest.
 
 A card is an IOMMU group: hardware cannot keep its functions apart, so one guest gets all of them.
-The core binds them to VFIO before the domain starts and resets them after it has ended.
+They are bound to VFIO before the domain starts, and reset after it has ended.
 """
 
 from __future__ import annotations
@@ -11,23 +11,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from vtorque_core.api import hookimpl, setting
-from vtorque_core.api_context import GuestDevice
-from vtorque_core.api_domain import PciDevice
-from vtorque_core.api_node import (
-    Claim,
-    GuestPlan,
-    HealthCheck,
-    HealthResult,
-    HostFault,
-    Notice,
-    PoolClaim,
-    Refusal,
-    Site,
-    lacks,
-)
-from vtorque_core.api_pci import SYSFS, PciFunction, functions, together, why_no_vfio
+from vtorque_core.api import HostFault, Refusal, always, hookimpl, setting
+from vtorque_core.api.claims import Claim, Notice, PoolClaim
+from vtorque_core.api.guest_context import GuestDevice
+from vtorque_core.api.guest_plan import GuestPlan, lacks
+from vtorque_core.api.health import HealthCheck, HealthResult
+from vtorque_core.api.node_job import NodeJob, Site
+from vtorque_passthrough.pci_functions import SYSFS, PciFunction, functions, together, why_no_vfio
 from vtorque_passthrough.plugin import CLASS, PCI, cards
+from vtorque_passthrough.vfio import PciDevice, Vfio
 
 POOL = "pci"  # one for all classes: a card that two of them describe is leased once
 CLASSES = "[plugin.passthrough] classes"
@@ -133,10 +125,8 @@ def find_cards(settings: Settings) -> dict[str, Card]:
     return found
 
 
-@hookimpl
-def vtorque_settings() -> Iterator[type[Settings]]:
-    """Yield ``[plugin.passthrough]``."""
-    yield Settings
+vtorque_settings = always(Settings)
+vtorque_resources = always(Vfio)
 
 
 @hookimpl
@@ -193,18 +183,20 @@ def vtorque_render_domain(guest: GuestPlan, site: Site) -> Iterator[PciDevice]:
 
 
 @hookimpl
+def vtorque_pre_boot(job: NodeJob) -> None:
+    """Bind all functions of the leased cards to VFIO, for QEMU's user to open."""
+    for guest in job.guests:
+        for device in list(vtorque_render_domain(guest, job.site)):
+            job.acquire(Vfio.of(device, guest.qemu_uid, job.site[Settings].sysfs), guest)
+
+
+@hookimpl
 def vtorque_guest_context(guest: GuestPlan, site: Site) -> Iterator[GuestDevice]:
     """Yield the device nodes of the cards, for the job's user."""
     wanted = cards(guest[PCI]) if guest.leased(POOL) else {}
     for of in (c for c in site[Settings].classes if c.device):
         for nth in range(wanted.get(of.name, 0)):
             yield GuestDevice(of.device, f"/dev/vtorque/{of.name}{nth}", nth)
-
-
-@hookimpl
-def vtorque_health_checks() -> Iterator[HealthCheck]:
-    """Yield what ``vtorque doctor`` asks."""
-    yield HealthCheck("PCI cards", check)
 
 
 def check(site: Site) -> Iterator[HealthResult]:
@@ -222,3 +214,6 @@ def check(site: Site) -> Iterator[HealthResult]:
             yield HealthResult("warning", f"{about}: {card.problem}", fix=f"see {CLASSES}")
         else:
             yield HealthResult("ok", f"{about}: guests can have it")
+
+
+vtorque_health_checks = always(HealthCheck("PCI cards", check))

@@ -1,31 +1,17 @@
 """What PCI functions this node has, and which can be given to a guest: read from sysfs.
 
-For plugins that lease cards. Nothing here changes anything; the core binds a function to VFIO when
-a domain has a :class:`vtorque_core.api_domain.PciDevice` for it. Files: Documentation/ABI/testing/
-sysfs-bus-pci and sysfs-kernel-iommu_groups of the kernel.
+For plugins that lease cards. Nothing here changes anything: :mod:`vtorque_passthrough.vfio` gives
+a function to a guest. Files: Documentation/ABI/testing/ sysfs-bus-pci and
+sysfs-kernel-iommu_groups of the kernel.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
-from vtorque_core.api_node import run_tool
-from vtorque_core.errors import HostFault
-
-__all__ = [
-    "ADDRESS",
-    "SYSFS",
-    "PciFunction",
-    "VirtualFunction",
-    "function",
-    "functions",
-    "together",
-    "virtual_functions",
-    "why_no_vfio",
-]
+from vtorque_core.api import HostFault, dataclass, run_tool
 
 SYSFS = "/sys"
 ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.ASCII)

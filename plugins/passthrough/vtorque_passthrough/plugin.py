@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from typing import Any
 
-from vtorque_core.api import Option, hookimpl
+from vtorque_core.api import Option, always
 
 CLASS = r"[a-z][a-z0-9_-]{0,31}"
 _CARD = re.compile(rf"({CLASS})(?::([1-9][0-9]?))?", re.ASCII)
@@ -44,9 +42,4 @@ def card_list(text: str) -> str:
 PCI = Option(
     "pci", card_list, "", "PCI cards of each guest, by class", "CLASS:N[+CLASS:N]", separator="+"
 )
-
-
-@hookimpl
-def vtorque_options() -> Iterator[Option[Any]]:
-    """Yield the key."""
-    yield PCI
+vtorque_options = always(PCI)

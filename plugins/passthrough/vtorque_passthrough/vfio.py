@@ -1,7 +1,8 @@
-"""A PCI function of the host, bound to vfio-pci for a guest: the core's kind behind PciDevice.
+"""A PCI function of the host for a guest: the domain's element, and its way to vfio-pci and back.
 
-Not left to libvirt: it changes the owner of no device of ours (``relabel='no'``), so QEMU could not
-open the IOMMU group; and it binds the host's driver again before anybody could reset the card.
+Who yields a :class:`PciDevice` acquires its :class:`Vfio` in ``vtorque_pre_boot``. That is not left
+to libvirt: it changes the owner of no device of ours (``relabel='no'``), so QEMU could not open the
+IOMMU group; and it binds the host's driver again before anybody could reset the card.
 ``managed='yes'`` then finds all done. Files: sysfs-bus-pci of the kernel's ABI documentation.
 """
 
@@ -10,20 +11,47 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
-from vtorque_core.api_node import run_tool
-from vtorque_core.api_pci import PciFunction, function
-from vtorque_core.errors import HostFault
-from vtorque_core.resources.files import CoreResource
+from vtorque_core.api import HostFault, dataclass, run_tool
+from vtorque_core.api.acquired import Resource
+from vtorque_core.api.libvirt_domain import Act, ListElement
+from vtorque_passthrough.pci_functions import ADDRESS, SYSFS, PciFunction, function
 
 DRIVER = "vfio-pci"
 _APPEAR = 5.0  # seconds: devtmpfs makes /dev/vfio/<group> at once
 
 
 @dataclass(frozen=True)
-class Vfio(CoreResource):
+class PciDevice(ListElement):
+    """A PCI function of the host, given to the guest by VFIO.
+
+    libvirt lets QEMU lock the guest's RAM and 1 GiB more by itself. Claim ``address``
+    (``0000:3b:00.0``) first, with all functions of its IOMMU group;
+    :mod:`vtorque_passthrough.pci_functions` knows them.
+
+    Args:
+        mac: it is a virtual function of an Ethernet card: libvirt gives it this MAC through the
+            physical one, and takes it back.
+        must_reset: refuse a function that cannot be reset between two guests.
+    """
+
+    template: ClassVar[str] = "vtorque_passthrough:pcidevice.xml.j2"
+    forbids: ClassVar[frozenset[Act]] = frozenset({"save", "migrate"})  # a pause it survives
+    unique: ClassVar[tuple[str, ...]] = ("address", "mac")
+    name: str
+    address: str
+    mac: str | None = None
+    must_reset: bool = True
+
+    def __post_init__(self) -> None:
+        if not ADDRESS.fullmatch(self.address):
+            raise ValueError(f"{self.address!r} is not a PCI address like 0000:3b:00.0")
+
+
+@dataclass(frozen=True)
+class Vfio(Resource):
     """A function that is bound to vfio-pci, its group open to QEMU's user ``uid``.
 
     Released: reset, so that nobody finds what a guest has left in it, then bound to ``driver``
@@ -31,21 +59,21 @@ class Vfio(CoreResource):
     """
 
     kind = "vfio"
-    blocking = True
     address: str
     driver: str
     uid: int
     must_reset: bool = True
-    sysfs: str = "/sys"
+    sysfs: str = SYSFS
     dev: str = "/dev/vfio"
 
     @classmethod
-    def of(cls, address: str, uid: int, *, must_reset: bool) -> Vfio:
+    def of(cls, device: PciDevice, uid: int, sysfs: str = SYSFS) -> Vfio:
         """Return the resource for a function as it is now. Raises HostFault if it has gone."""
         try:
-            return cls(address, function(address).driver, uid, must_reset)
+            driver = function(device.address, sysfs).driver
         except FileNotFoundError:
-            raise HostFault(f"PCI function {address} is not on this node") from None
+            raise HostFault(f"PCI function {device.address} is not on this node") from None
+        return cls(device.address, driver, uid, device.must_reset, sysfs)
 
     def create(self) -> None:
         """Bind it. Raises HostFault: no IOMMU, no vfio-pci, no way to reset it, or it is in use."""

@@ -3,17 +3,17 @@
 import pytest
 
 from patience import LONG, eventually
-from vtorque_core.api import HostFault
-from vtorque_pbs import run
+from vtorque_core.base.errors import HostFault
+from vtorque_pbs import batch_commands
 from vtorque_pbs.settings import Settings
 
 
 @pytest.mark.parametrize(("script", "fails"), [("exit 0", False), ("exit 3", True)])
 def test_what_the_server_says_at_once(tmp_path, monkeypatch, script, fails):
-    monkeypatch.setattr(run, "RERUN_TIME", LONG)
+    monkeypatch.setattr(batch_commands, "RERUN_TIME", LONG)
     (tmp_path / "qrerun").write_text(f"#!/bin/sh\n[ $1 = 5.vm ] && {script}\n")
     (tmp_path / "qrerun").chmod(0o755)
-    commands = run.Commands(Settings(bin=str(tmp_path)), ())
+    commands = batch_commands.Commands(Settings(bin=str(tmp_path)), ())
     if fails:
         with pytest.raises(HostFault, match="ended with 3"):
             commands.rerun("5.vm")
@@ -22,12 +22,12 @@ def test_what_the_server_says_at_once(tmp_path, monkeypatch, script, fails):
 
 
 def test_a_qrerun_that_waits_is_not_waited_for(tmp_path, monkeypatch):
-    monkeypatch.setattr(run, "RERUN_TIME", 0.2)
+    monkeypatch.setattr(batch_commands, "RERUN_TIME", 0.2)
     done, go = tmp_path / "done", tmp_path / "go"
     wait = f"while ! [ -e {go} ]; do sleep 0.02; done"
     (tmp_path / "qrerun").write_text(f"#!/bin/sh\n{wait}\ntouch {done}\n")
     (tmp_path / "qrerun").chmod(0o755)
-    run.Commands(Settings(bin=str(tmp_path)), ()).rerun("5.vm")
+    batch_commands.Commands(Settings(bin=str(tmp_path)), ()).rerun("5.vm")
     assert not done.exists()
     go.touch()
     eventually(done.exists)  # it was let go on

@@ -4,7 +4,9 @@ import subprocess
 
 import pytest
 
-from vtorque_pbs.shell import OpenPbsShell, TorqueShell
+from vtorque_pbs.pbsdsh import OpenPbsShell, TorqueShell
+
+PLACES = "/usr/bin:/usr/local/bin:/opt/torque/bin:/opt/pbs/bin"
 
 
 @pytest.fixture
@@ -32,7 +34,10 @@ def commands(tmp_path):
 def test_pbsdsh_is_found_where_qsub_was(tmp_path, commands, shell, called, says, code):
     """Torque gives a job's shell PATH=/bin:/usr/bin, wherever it is installed itself."""
     (tmp_path / "says").write_text(says)
-    environ = {"PATH": "/bin:/usr/bin", "PBS_O_PATH": f"/usr/bin:{commands}"}
+    elsewhere = f"{tmp_path}/bin"  # for this host may have a pbsdsh of its own
+    environ = {"PATH": elsewhere, "PBS_O_PATH": f"{elsewhere}:{commands}"}
     words = shell.on_every_node(["look", "ID"], environ)
+    assert f"PATH=$PATH:{PLACES}:$PBS_O_PATH" in words[2]
+    words[2] = words[2].replace(PLACES, elsewhere)
     done = subprocess.run(words, env=environ, check=False, capture_output=True)
     assert (done.returncode, (tmp_path / "called").read_text()) == (code, f"{called}\n")

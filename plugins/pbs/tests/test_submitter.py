@@ -7,10 +7,10 @@ import subprocess
 import pytest
 
 from pbs_harness import OpenPbsHarness, TorqueHarness
-from vtorque_core.api_batch import Needs
-from vtorque_core.testing.submit import run_vsub
-from vtorque_pbs import channel
-from vtorque_pbs.guests import PBSDSH
+from vtorque_core.api.batch_system import Needs
+from vtorque_pbs import request_channel
+from vtorque_pbs.inside_guests import PBSDSH
+from vtorque_testing.submit import run_vsub
 
 BLOB = b'{"v":1}'
 TOKEN = "vt1:AHsidiI6MX0"  # the blob, uncompressed, in base64url
@@ -128,8 +128,13 @@ def test_a_long_request_goes_into_a_variable_and_its_hash_into_other(torque):
     value = words[len(words) - 1]
     token = value.removeprefix("VTORQUE_REQUEST=").split(",")[0]
     assert value.endswith(",A=1,B='x,y'"), "Torque garbles what follows a quoted value"
-    assert f"other=m+{channel.hash_word(token)}" in words
-    assert channel.torque_blob(channel.hash_word(token), f"Z=1,VTORQUE_REQUEST=x,{value}") == blob
+    assert f"other=m+{request_channel.hash_word(token)}" in words
+    assert (
+        request_channel.torque_blob(
+            request_channel.hash_word(token), f"Z=1,VTORQUE_REQUEST=x,{value}"
+        )
+        == blob
+    )
 
 
 def test_resources_that_torque_would_drop_are_refused(torque):
@@ -205,7 +210,7 @@ def test_pbsdsh_in_a_guest(tmp_path):
 
 
 def test_the_golden_token_is_what_it_says():
-    assert channel.torque_blob(TOKEN, "") == BLOB
+    assert request_channel.torque_blob(TOKEN, "") == BLOB
 
 
 @pytest.mark.parametrize(("blob", "seen"), [(BLOB, True), (None, False)])

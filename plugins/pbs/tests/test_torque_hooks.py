@@ -1,21 +1,16 @@
 """The installed hooks under a double of Torque that does what the real one was seen to do."""
 
-import os
-import resource
 import subprocess
-import sys
-import time
 
 import pytest
 
 from fake_torque_mom import FakeTorqueMom
 from torque_node import adapter_at
-from vtorque_core.api_batch import Life, Outcome
-from vtorque_core.api_setup import Installation
-from vtorque_core.names import safe_name
-from vtorque_core.testing.submit import run_vsub
-from vtorque_pbs import hooks
+from vtorque_core.api.batch_system import Life, Outcome
+from vtorque_core.api.setup_steps import Installation
+from vtorque_core.base.names import safe_name
 from vtorque_pbs import node as pbs_node
+from vtorque_testing.submit import run_vsub
 
 SITES = '#!/bin/sh\necho "site $# $1 $4 [$5]"; exit {code}\n'
 
@@ -130,12 +125,13 @@ def test_sisters_begin_first_and_never_fail(mom):
 
 
 def test_a_server_that_hangs_is_not_waited_for_once_per_job(mom, monkeypatch):
-    (mom.pbs.bin / "qstat").write_text("#!/bin/sh\nexec sleep 60\n")
+    asked = mom.root / "asked"
+    asked.touch()
+    (mom.pbs.bin / "qstat").write_text(f"#!/bin/sh\necho >>{asked}\nexec sleep 1000\n")
     monkeypatch.setattr(pbs_node, "ALIVE_TIME", 0.3)
     ids = [f"{number}.server" for number in range(500)]
-    begun = time.monotonic()
     assert adapter_at(mom.root, "n1").alive(ids) == dict.fromkeys(ids, Life.UNKNOWN)
-    assert time.monotonic() - begun < 50
+    assert len(asked.read_text().splitlines()) < 10
 
 
 @pytest.mark.parametrize(("start", "problem"), [(360.0, ""), (900.0, "may take 970 s: set it to")])
@@ -190,118 +186,17 @@ def test_a_request_that_vanished_from_argv_5_is_no_vm_job_for_the_hook(mom):
 
 
 def test_what_hooks_cost_a_bare_metal_job(mom, tmp_path):
-    """At most 5 ms CPU each above an empty hook of the same run."""
-    empty = tmp_path / "empty"
-    empty.write_text("#!/bin/sh\nexit 0\n")
-    empty.chmod(0o755)
+    """A shell, and nothing in it that is not built in."""
     mom.paths.journal.mkdir(parents=True)
     for i in range(20):
         (mom.paths.journal / f"{i}.other.0.jsonl").touch()
     args = ["5.vm", "u", "g", "n", "nodes=1:ppn=2,walltime=1", "batch", "", "/x.SC"]
-    files = {"empty": empty, **{n: mom.priv("n1") / n for n in ("prologue", "epilogue")}}
-    spent = {name: [] for name in files}
-    for _ in range(25):
-        for name, file in files.items():
-            before = resource.getrusage(resource.RUSAGE_CHILDREN)
-            subprocess.run([file, *args], check=True, env={}, stdin=subprocess.DEVNULL)
-            after = resource.getrusage(resource.RUSAGE_CHILDREN)
-            cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-            spent[name].append(cpu * 1000)
-    cost = {name: min(values) for name, values in spent.items()}
     for name in ("prologue", "epilogue"):
-        assert cost[name] - cost["empty"] <= 5, cost
-
-
-FAKE_PBS = """
-import json, sys
-class Thing:
-    def __init__(self, **values): self.__dict__.update(values)
-def event():
-    given = json.load(open({job!r}))
-    job = Thing(**given)
-    return Thing(job=job, accept=lambda: print("accepted"))
-def logjobmsg(job, text): raise SystemError("PY_SSIZE_T_CLEAN macro must be defined")
-"""
-
-
-def test_the_hooks_of_openpbs(tmp_path):
-    """In the interpreter of pbs_mom they only look, and call; the data are words, not code."""
-    import json
-    from pathlib import Path
-
-    log = tmp_path / "log"
-    program = tmp_path / "vtorque"
-    program.write_text(f'#!/bin/sh\nfor a; do printf "%s\\0" "$a"; done >> {log}\nexit 0\n')
-    program.chmod(0o755)
-    place = Installation(program, tmp_path / "c'.toml", tmp_path / "shell")
-    job_file = tmp_path / "job.json"
-    (tmp_path / "syslog.py").write_text("def syslog(text): print(text)")
-    (tmp_path / "pbs.py").write_text(FAKE_PBS.format(job=str(job_file)))
-    journal, proof = tmp_path / "journal", tmp_path / "proof"
-    journal.mkdir()
-
-    def run(content, job):
-        job_file.write_text(json.dumps(job))
-        (tmp_path / "hook.py").write_bytes(content)
-        done = subprocess.run(
-            [sys.executable, "hook.py"], cwd=tmp_path, capture_output=True, check=True, text=True
-        )
-        words = log.read_text().split("\0")[:-1] if log.exists() else None
-        log.unlink(missing_ok=True)
-        return done.stdout, words
-
-    job = {
-        "id": "5[1].vm", "Job_Owner": "u@h", "euser": None, "Job_Name": "a'b", "interactive": None,
-        "Variable_List": {"A": "1"}, "exec_host2": "vm:15002/0*2",
-        "run_count": 2, "Rerunable": True,
-        "Resource_List": {"select": "1:ncpus=2", "place": None},
-        "exec_vnode": "(vm:ncpus=2)",
-    }  # fmt: skip
-    begin = hooks.openpbs_begin(place)
-    assert run(begin, job) == ("accepted\n", None)
-    assert run(begin, job | {"Variable_List": None}) == ("accepted\n", None)
-    said, words = run(begin, job | {"Variable_List": {"VTORQUE_REQUEST": "vt1:'\n$(x)"}})
-    assert said == "accepted\n"
-    assert words[:4] == ["hook", "--config", str(place.config), "prologue"]
-    assert {"id=5[1].vm", "owner=u", "request=vt1:'\n$(x)", "run_count=2"} <= set(words[4:])
-    end = hooks.openpbs_end(place, journal, proof, 60)
-    assert run(end, job) == ("accepted\n", None)
-    Path(journal, f"{safe_name('5[1].vm')}.0.jsonl").touch()
-    assert run(end, job)[1][3:] == ["epilogue", "5[1].vm"]
-    said, _ = run(begin, {"id": "5.vm", "Variable_List": {"VTORQUE_REQUEST": "vt1:x"}})
-    assert said.startswith("vtorque 5.vm: the guests were not started: AttributeError")
-    assert said.endswith("accepted\n"), "OpenPBS starts a job that its hook fails for 21 times"
-    program.write_text("#!/bin/sh\nexit 3\n")
-    assert run(end, job)[0] == "vtorque 5[1].vm: not all is released: 3\naccepted\n"
-    assert os.path.lexists(journal)
-
-
-BARE = """
-import sys, types
-pbs = sys.modules["pbs"] = types.ModuleType("pbs")
-job = types.SimpleNamespace(id="5.vm", Variable_List={"A": "1"})
-pbs.event = lambda: types.SimpleNamespace(job=job, accept=lambda: print("accepted"))
-import os  # the interpreter's own site module loads it
-before = set(sys.modules)
-exec(sys.stdin.read())
-print(*set(sys.modules) - before)
-"""
-
-
-@pytest.mark.parametrize("hook", ["begin", "end"])
-def test_openpbs_hooks_load_nothing_for_a_bare_metal_job(tmp_path, hook):
-    """At most 5 ms above an empty hook: re, glob and syslog alone took the real pbs_mom 9 ms."""
-    place = Installation(tmp_path / "vtorque", tmp_path / "c.toml", tmp_path / "shell")
-    journal, proof = tmp_path / "journal", tmp_path / "proof"  # not there since the last boot
-    text = hooks.openpbs_begin(place)
-    if hook == "end":
-        journal.mkdir()
-        (journal / "55.vm.0.jsonl").touch()
-        text = hooks.openpbs_end(place, journal, proof, 60)
-    done = subprocess.run(
-        [sys.executable, "-I", "-c", BARE], input=text, capture_output=True, check=True
-    )
-    assert done.stdout == b"accepted\n\n"
+        argv = ["/bin/sh", "-x", mom.priv("n1") / name, *args]
+        done = subprocess.run(argv, check=True, env={}, capture_output=True, text=True)
+        commands = {line.removeprefix("+ ").split()[0] for line in done.stderr.splitlines()}
+        assert {word for word in commands if "=" not in word} <= {"[", "continue", "exit"}
+        assert len(done.stderr.splitlines()) < 15, done.stderr
 
 
 def test_a_start_that_a_user_can_spoil_costs_the_node_nothing(mom):

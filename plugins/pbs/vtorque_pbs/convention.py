@@ -1,6 +1,6 @@
 """Torque's conventions: hook arguments, resource list, exit codes, qsub's getopt.
 
-Public: the embedded batch system and the PBS plugin both speak them. Standard library only, since
+Torque, OpenPBS and ``vtorque-local`` speak them. Standard library only, since
 ``vsub`` imports it. Observed on Torque 6.1.3 and OpenPBS 23.06 unless a man page is named.
 """
 
@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, fields
 from typing import TypeVar
 
-from vtorque_core.api_batch import Outcome
-from vtorque_core.errors import UsageError, printable
+from vtorque_core.api import UsageError, dataclass, printable
+from vtorque_core.api.batch_system import Outcome
 
 TORQUE_GETOPT = "a:A:b:c:C:d:D:e:EfF:hi:Ij:J:k:K:l:L:m:M:nN:o:p:P:q:r:S:t:T:u:v:Vw:W:Xxz"
 OPENPBS_GETOPT = "a:A:c:C:e:fhIj:J:k:l:m:M:N:o:p:q:r:R:S:u:v:VW:XzP:"

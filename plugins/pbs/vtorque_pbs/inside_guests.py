@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from vtorque_core.api_batch import PeerGuest
-from vtorque_core.api_context import ContextItem, GuestFile
-from vtorque_core.batch import nodefile
+from vtorque_core.api.batch_system import PeerGuest
+from vtorque_core.api.guest_context import ContextItem, GuestFile
+from vtorque_pbs import nodefile
 
 # pbsdsh(1B): -o and -v change nothing here, output is as it comes. As on the host the exit code is
 # 0 when all could be started; what they ended with is said.

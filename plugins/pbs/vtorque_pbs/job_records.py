@@ -1,4 +1,7 @@
-"""What qstat says of jobs. The values are the users' own: nothing in one is taken for another."""
+"""What qstat says of jobs, and pbsnodes of nodes.
+
+The values are the users' own: nothing in one is taken for another.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,18 @@ import subprocess
 from collections.abc import Iterator, Mapping
 
 from vtorque_core.api import UsageError
-from vtorque_core.api_batch import JobInfo
-from vtorque_pbs.dialect import TORQUE, Dialect
+from vtorque_core.api.batch_system import JobInfo
+from vtorque_pbs.qsub_dialect import TORQUE, Dialect
 from vtorque_pbs.resources import hosts, walltime_seconds
 
 Attributes = Mapping[str, str]
 
 _ELEMENT = re.compile(r"<(/?)([A-Za-z_][A-Za-z0-9_.]*)>([^<]*)")
+
+
+def jobs_of(dialect: Dialect, text: str) -> list[Attributes]:
+    """Return the attributes of each job in what qstat has answered."""
+    return torque_jobs(text) if dialect is TORQUE else openpbs_jobs(text)
 
 
 def torque_jobs(document: str) -> list[Attributes]:
@@ -58,16 +66,25 @@ def openpbs_jobs(text: str) -> list[Attributes]:
     return found
 
 
+def parse_nodes(text: str) -> Mapping[str, Attributes]:
+    """Return the nodes in ``pbsnodes -a`` with their attributes."""
+    found: dict[str, dict[str, str]] = {}
+    node: dict[str, str] = {}
+    for line in text.splitlines():
+        if line and not line[0].isspace():
+            node = found[line.strip()] = {}
+        elif " = " in line:
+            name, _, value = line.strip().partition(" = ")
+            node.setdefault(name, value)
+    return found
+
+
 def job_infos(dialect: Dialect, qstat: str) -> list[JobInfo]:
     """Ask qstat, as the user, for all jobs they may see. Raises UsageError with its words."""
-    torque = dialect is TORQUE
-    done = subprocess.run(
-        [qstat, "-x" if torque else "-ft"], capture_output=True, check=False, timeout=60
-    )
+    done = subprocess.run([qstat, dialect.all_jobs], capture_output=True, check=False, timeout=60)
     if done.returncode:
         raise UsageError(f"qstat: {done.stderr.decode('utf-8', 'replace').strip()[:500]}")
-    text = done.stdout.decode("utf-8", "replace")
-    return list(_infos(torque_jobs(text) if torque else openpbs_jobs(text)))
+    return list(_infos(jobs_of(dialect, done.stdout.decode("utf-8", "replace"))))
 
 
 def _infos(jobs: list[Attributes]) -> Iterator[JobInfo]:

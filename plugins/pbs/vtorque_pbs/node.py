@@ -9,16 +9,15 @@ import syslog
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import ClassVar
 
-from vtorque_core.api import HostFault
-from vtorque_core.api_batch import BatchJob, Life, Outcome, PeerGuest, Usage
-from vtorque_core.api_context import ContextItem
-from vtorque_core.api_node import Site
-from vtorque_core.api_submit import printable
-from vtorque_pbs import guests as inside
-from vtorque_pbs import run
-from vtorque_pbs.dialect import Dialect
-from vtorque_pbs.query import Attributes
+from vtorque_core.api import HostFault, printable
+from vtorque_core.api.batch_system import BatchJob, Life, Outcome, PeerGuest, Usage
+from vtorque_core.api.guest_context import ContextItem
+from vtorque_core.api.node_job import Site
+from vtorque_pbs import batch_commands, inside_guests
+from vtorque_pbs.job_records import Attributes, jobs_of, parse_nodes
+from vtorque_pbs.qsub_dialect import Dialect
 from vtorque_pbs.resources import hosts
 from vtorque_pbs.settings import Settings
 
@@ -29,31 +28,49 @@ _JOB_ID = re.compile(r"[0-9]{1,12}(?:\[[0-9]{0,9}\])?(?:\.[A-Za-z0-9][A-Za-z0-9.
 
 
 class PbsNode(abc.ABC):
-    """Common part of both :class:`vtorque_core.api_batch.NodeAdapter`."""
+    """Common part of both :class:`vtorque_core.api.batch_system.NodeAdapter`."""
+
+    note: ClassVar[tuple[str, str]]
+    """What ``pbsnodes`` calls a node's note, and its option that sets it."""
 
     def __init__(self, site: Site, settings: Settings, dialect: Dialect) -> None:
         self._site, self._settings = site, settings
         self.home = Path(settings.home or dialect.home)
-        self.commands = run.Commands(settings, dialect.programs)
+        self._dialect = dialect
+        self.commands = batch_commands.Commands(settings, dialect.programs)
 
-    @abc.abstractmethod
     def ask(self, job_id: str, timeout: float = 30.0) -> Attributes | None:
         """Return what the server says of a job, None if it knows none. Raises HostFault.
 
         ``timeout`` is in seconds.
         """
+        answer = self.commands.ask("qstat", self._dialect.one_job, job_id, timeout=timeout)
+        if answer.code == 0:
+            jobs = jobs_of(self._dialect, answer.out)
+            return next((job for job in jobs if job.get("Job_Id") == job_id), None)
+        if re.search(self._dialect.no_job, answer.err):
+            return None
+        raise HostFault(f"qstat ended with {answer.code}: {answer.words}")
 
-    @abc.abstractmethod
     def nodes(self) -> Mapping[str, Attributes]:
         """Return the batch system's nodes. Raises HostFault."""
+        return parse_nodes(self.commands.tell("pbsnodes", self._dialect.all_nodes))
 
     @abc.abstractmethod
     def is_marked(self, node: Attributes) -> bool:
         """Return whether VM jobs may come to a node."""
 
+    @abc.abstractmethod
+    def set_mark(self, name: str, node: Attributes, healthy: bool) -> None:
+        """Have VM jobs come to a node, or not. Raises HostFault."""
+
+    @abc.abstractmethod
+    def clear_mark(self, name: str, node: Attributes) -> None:
+        """Take the mark away. Raises HostFault."""
+
     def context(self, job: BatchJob, guests: Sequence[PeerGuest]) -> Iterable[ContextItem]:
         """Return the guests' node file, ``pbsdsh``, and what refuses ``qsub`` and the like."""
-        return inside.items(job.id, guests, str(self.home / "aux"))
+        return inside_guests.items(job.id, guests, str(self.home / "aux"))
 
     def alive(self, ids: Sequence[str]) -> Mapping[str, Life]:
         """Ask the server; a job that runs on other nodes than this one is gone from here.
@@ -116,13 +133,27 @@ class PbsNode(abc.ABC):
         ]
         return len(usable) >= len(job.nodes)
 
-    @abc.abstractmethod
     def mark(self, healthy: bool, reason: str) -> None:
-        """See :meth:`vtorque_core.api_batch.NodeAdapter.mark`."""
+        """Have VM jobs come to this node or not, and note why not. Raises HostFault."""
+        if not self._settings.property:
+            raise HostFault("[plugin.pbs] property is empty: nodes have no mark")
+        name, node = self.this_node()
+        if self.is_marked(node) != healthy:
+            self.set_mark(name, node, healthy)
+        self._set_note(name, node, "" if healthy else note_of(reason))
 
-    @abc.abstractmethod
     def unmark(self) -> None:
         """Take the mark away, and a note of ours. Raises HostFault."""
+        name, node = self.this_node()
+        self.clear_mark(name, node)
+        self._set_note(name, node, "")
+
+    def _set_note(self, name: str, node: Attributes, text: str) -> None:
+        """Set what a node's note says, or clear it; the site's own stays. Raises HostFault."""
+        attribute, option = self.note
+        there = node.get(attribute, "")
+        if there.startswith(NOTE) or (text and not there):
+            self.commands.tell("pbsnodes", option, text, name)
 
     def try_elsewhere(self, job: BatchJob, outcome: Outcome, reason: str) -> bool:
         """Return whether the job can be tried again; keep VM jobs off a node that is at fault.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from vtorque_core.api_batch import PeerGuest
-from vtorque_core.api_context import ContextItem, EnvVar, GuestFile
+from vtorque_core.api.batch_system import PeerGuest
+from vtorque_core.api.guest_context import ContextItem, EnvVar, GuestFile
 
 DIRECTORY = "/var/spool/torque/aux"  # where Torque's nodes have it
 

@@ -1,11 +1,11 @@
-"""Where Torque and OpenPBS differ in what a user submits. Pure; imported by ``vsub``."""
+"""Where Torque and OpenPBS differ in what commands are asked. Pure; imported by ``vsub``."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from vtorque_core.batch import pbs_convention as pbs
+from vtorque_pbs import convention as pbs
 
 VARIABLE = "VTORQUE_REQUEST"
 """The job's variable that carries a request: always on OpenPBS, on Torque what ``other`` cannot."""
@@ -16,7 +16,7 @@ MAX_VARIABLE = 120_000
 
 @dataclass(frozen=True)
 class Dialect:
-    """One batch system's qsub.
+    """One batch system's qsub, and what its other commands are asked with.
 
     Args:
         name: as ``[batch] system`` has it.
@@ -27,6 +27,9 @@ class Dialect:
         prefix_variable: the environment variable that names the directive prefix, or "".
         home: PBS_HOME of a node.
         programs: where a node has the commands if the site does not say.
+        all_nodes: pbsnodes' option that lists the nodes.
+        one_job: qstat's option that says all of a job; all_jobs: of all jobs.
+        no_job: what qstat says of a job that is no more; a regular expression.
     """
 
     name: str
@@ -37,6 +40,10 @@ class Dialect:
     prefix_variable: str
     home: str
     programs: tuple[str, ...]
+    all_nodes: str
+    one_job: str
+    all_jobs: str
+    no_job: str
 
 
 TORQUE = Dialect(
@@ -48,6 +55,10 @@ TORQUE = Dialect(
     prefix_variable="",  # qsub(1B) names PBS_DPREFIX, but 6.1.3 does not read it
     home="/var/spool/torque",
     programs=("/usr/bin", "/usr/sbin", "/usr/local/bin", "/usr/local/sbin"),
+    all_nodes="-a",
+    one_job="-x",
+    all_jobs="-x",
+    no_job="Unknown Job Id",
 )
 OPENPBS = Dialect(
     name="openpbs",
@@ -58,6 +69,10 @@ OPENPBS = Dialect(
     prefix_variable="PBS_DPREFIX",
     home="/var/spool/pbs",
     programs=("/opt/pbs/bin", "/usr/bin", "/usr/sbin", "/usr/local/bin", "/usr/local/sbin"),
+    all_nodes="-av",
+    one_job="-f",
+    all_jobs="-ft",
+    no_job="Unknown Job Id|Job has finished",
 )
 
 Options = Sequence[tuple[str, str]]

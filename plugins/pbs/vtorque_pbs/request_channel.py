@@ -4,6 +4,10 @@ Torque's root hooks get ``-l other=`` as part of their fifth argument (argv 6 of
 buffer of 2048 bytes for all resources where an item that does not fit vanishes silently. So
 ``other`` has the whole request if it is short (``vt1:...``), else the hash of one that is in the
 job's variables (``vt1v:...``): the owner can change a variable, but not so that root believes it.
+On OpenPBS the variable always has the request itself.
+
+Whose job it is pbs_mom says to the hooks (Torque's second argument, OpenPBS' ``job.euser``), never
+the request.
 """
 
 from __future__ import annotations
@@ -14,8 +18,8 @@ from base64 import urlsafe_b64encode
 from collections.abc import Mapping
 
 from vtorque_core.api import Refusal, Refused
-from vtorque_core.api_submit import from_token
-from vtorque_pbs.dialect import MAX_VARIABLE, VARIABLE
+from vtorque_core.api.submission import from_token
+from vtorque_pbs.qsub_dialect import MAX_VARIABLE, VARIABLE
 
 BUFFER = 2048  # bytes of all resources together (src: pbs_mom's prolog.c)
 SPARE = 512  # left for what the server and the scheduler add: neednodes, walltime, nodect ...

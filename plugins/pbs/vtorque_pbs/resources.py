@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from vtorque_core.api import walltime
-from vtorque_core.api_batch import Needs
-from vtorque_core.batch import pbs_convention as pbs
+from vtorque_core.api.batch_system import Needs
+from vtorque_pbs import convention as pbs
 
 _PPN = re.compile(r"ppn=([0-9]{1,6})", re.ASCII)
 _COUNT = re.compile(r"[0-9]{1,6}", re.ASCII)

@@ -1,59 +1,63 @@
-"""The job part: how Torque's and OpenPBS's job shells start, and reach the job's other nodes."""
+"""The job part of Torque, OpenPBS and ``vtorque-local``: ``qsub -S PROGRAM``.
+
+PROGRAM gets no arguments, ``PBS_*`` in its environment, and on stdin a pipe with one line: the
+script's path and the ``-F`` arguments. Of an interactive job stdin is the terminal; with Torque's
+``-x COMMAND`` the arguments are ``-c COMMAND``. Observed on Torque 6.1.3 and OpenPBS 23.06.
+"""
 
 from __future__ import annotations
 
+import os
+import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
-from vtorque_core.api_batch import Started
-from vtorque_core.batch.jobshell import PbsJobShell
-from vtorque_pbs.dialect import VARIABLE
+from vtorque_core.api import UsageError
+from vtorque_core.api.batch_system import Started
 
-# Both pbsdsh end with 0 whatever their tasks end with; they only say so: Torque on stderr
-# "pbsdsh: task 1 exit status 120" or "error N on spawn", OpenPBS on stdout
-# "pbsdsh: task 0x00000001 exit status 120" (src of both). The tasks' own output does not come this
-# way: pbs_mom gives it to the job.
-# pbs_mom's PATH need not lead to pbsdsh (Torque gives jobs /bin:/usr/bin); that of the submitting
-# qsub does.
-_EVERYWHERE = """
-PATH=$PATH:/usr/bin:/usr/local/bin:/opt/torque/bin:/opt/pbs/bin:$PBS_O_PATH
-said=$(pbsdsh "$@" 2>&1)
-code=$?
-[ -z "$said" ] || printf '%s\\n' "$said" >&2
-[ $code -eq 0 ] || exit $code
-case $said in
-  *"exit status"* | *"on spawn"* | *"spawn failed"* | *"on obit"*) exit 1 ;;
-esac
-"""
+MAX_LINE = 1 << 20  # bytes of the line on stdin
 
 
-class TorqueShell(PbsJobShell):
-    """See :class:`vtorque_core.api_batch.JobShell`."""
+class PbsJobShell:
+    """See :class:`vtorque_core.api.batch_system.JobShell`."""
 
-    host_only = PbsJobShell.host_only | {VARIABLE}
-
-    def on_every_node(self, command: Sequence[str], environ: Mapping[str, str]) -> list[str]:
-        """Return the command by Torque's task manager, once per host: pbsdsh(1B)."""
-        return ["/bin/sh", "-c", _EVERYWHERE, "pbsdsh", "-u", *command]
-
-
-class OpenPbsShell(PbsJobShell):
-    """See :class:`vtorque_core.api_batch.JobShell`."""
-
-    host_only = PbsJobShell.host_only | {VARIABLE}
+    host_only = frozenset({"PBS_NODEFILE"})  # names host nodes; the proof brings the guests'
 
     def started(
         self, argv: Sequence[str], environ: Mapping[str, str], stdin: int | None
     ) -> Started:
-        """Return the job, its nodes counted in the node file. Raises UsageError."""
-        job = super().started(argv, environ, stdin)
-        try:
-            lines = Path(environ.get("PBS_NODEFILE", "")).read_text().split()
-        except OSError:
-            lines = []
-        return replace(job, nodes=max(1, len(set(lines))))
+        """Return the job's id and script. Raises UsageError."""
+        job_id = environ.get("PBS_JOBID", "")
+        if not job_id:
+            raise UsageError("PBS_JOBID is not set: this program is started by the batch system")
+        if stdin is None:
+            raise UsageError("no standard input, so no script")
+        here, nodes = environ.get("PBS_O_INITDIR", ""), int(environ.get("PBS_NUM_NODES") or 1)
+        if os.isatty(stdin):
+            command = argv[1] if len(argv) == 2 and argv[0] == "-c" else ""
+            return Started(job_id, None, cwd=here, nodes=nodes, command=command)
+        words = _words(stdin)
+        return Started(job_id, Path(words[0]), tuple(words[1:]), here, nodes)
+
+    def content(self, script: bytes) -> bytes:
+        """Return the script, which both systems keep as it was submitted."""
+        return script
 
     def on_every_node(self, command: Sequence[str], environ: Mapping[str, str]) -> list[str]:
-        """Return the command by OpenPBS's task manager, once per chunk: pbsdsh(1B)."""
-        return ["/bin/sh", "-c", _EVERYWHERE, "pbsdsh", "--", *command]
+        """Return the command by Torque's task manager, once per host: pbsdsh(1B)."""
+        return ["pbsdsh", "-u", *command]
+
+
+def _words(stdin: int) -> list[str]:
+    line = b""
+    while chunk := os.read(stdin, 1 << 16):
+        line += chunk
+        if len(line) > MAX_LINE:
+            raise UsageError(f"script path and arguments are longer than {MAX_LINE} bytes")
+    try:
+        words = shlex.split(os.fsdecode(line))
+    except ValueError as error:
+        raise UsageError(f"the script's arguments (-F) cannot be split: {error}") from None
+    if not words:
+        raise UsageError("the batch system gave no script on standard input")
+    return words

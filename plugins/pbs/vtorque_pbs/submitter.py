@@ -15,20 +15,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vtorque_core.api import UsageError
-from vtorque_core.api_batch import JobInfo, Needs, SubmitArgs
-from vtorque_core.api_submit import (
-    printable,
-    script_directives,
-    strip_pbs_vm,
-    to_token,
-    vm_directives,
-)
-from vtorque_core.batch import pbs_convention as pbs
-from vtorque_core.batch.become import become
-from vtorque_pbs import channel, resources, run
-from vtorque_pbs.dialect import TORQUE, VARIABLE, Dialect, Effective, Options, effective
-from vtorque_pbs.query import job_infos
+from vtorque_core.api import UsageError, printable
+from vtorque_core.api.batch_system import JobInfo, Needs, SubmitArgs
+from vtorque_core.api.directives import script_directives, strip_pbs_vm, vm_directives
+from vtorque_core.api.submission import to_token
+from vtorque_core.api.submit_command import become
+from vtorque_pbs import batch_commands, request_channel, resources
+from vtorque_pbs import convention as pbs
+from vtorque_pbs.job_records import job_infos
+from vtorque_pbs.qsub_dialect import TORQUE, VARIABLE, Dialect, Effective, Options, effective
 from vtorque_pbs.settings import Settings
 
 MAX_SCRIPT = 64 << 20  # bytes, as the job shell has it
@@ -55,7 +50,7 @@ class PbsArgs(SubmitArgs):
 
 
 class PbsSubmitter:
-    """See :class:`vtorque_core.api_batch.Submitter`."""
+    """See :class:`vtorque_core.api.batch_system.Submitter`."""
 
     def __init__(self, dialect: Dialect, settings: Settings, jobshell: Path) -> None:
         self._dialect, self._settings, self._jobshell = dialect, settings, jobshell
@@ -137,7 +132,7 @@ class PbsSubmitter:
             words += ["-S", str(self._jobshell)]
         elif args.command:
             content = None
-        qsub = run.for_user(self._settings, "qsub")
+        qsub = batch_commands.for_user(self._settings, "qsub")
         os.environ.pop(VARIABLE, None)  # -V would take it along, from a job that submits another
         if blob is not None:
             self._make_known()
@@ -147,15 +142,15 @@ class PbsSubmitter:
 
     def jobs(self) -> Iterable[JobInfo]:
         """Return the user's jobs; root's view has all. Raises UsageError if there is no qstat."""
-        found = job_infos(self._dialect, run.for_user(self._settings, "qstat"))
+        found = job_infos(self._dialect, batch_commands.for_user(self._settings, "qstat"))
         if os.geteuid() == 0:
             return found
-        me = run.login_name()
+        me = batch_commands.login_name()
         return [job for job in found if job.owner == me]
 
     def cancel(self, job_id: str) -> int:
         """Let qdel cancel the job; what it says is the user's to see."""
-        return run.pass_on([run.for_user(self._settings, "qdel"), job_id])
+        return batch_commands.pass_on([batch_commands.for_user(self._settings, "qdel"), job_id])
 
     def _make_known(self) -> None:
         """Have PBS_O_PATH, in which the job shell looks for pbsdsh, lead to the site's commands."""
@@ -170,13 +165,13 @@ class PbsSubmitter:
         token, feature = to_token(blob), self._settings.property
         if self._dialect is TORQUE:
             more = resources.torque_additions(counts.resources, needs, feature)
-            other, in_variable = channel.other_with({**counts.resources, **more}, token)
+            other, in_variable = request_channel.other_with({**counts.resources, **more}, token)
             more["other"] = other
         else:
             more, in_variable = resources.openpbs_additions(counts.resources, needs, feature), True
         words = [word for key, value in more.items() for word in ("-l", f"{key}={value}")]
         if in_variable:
-            words += ["-v", channel.variables_with(counts.variables, token)]
+            words += ["-v", request_channel.variables_with(counts.variables, token)]
         return ["-S", str(self._jobshell), *words]
 
     def _given(self, asked: Mapping[str, str]) -> resources.Given:
@@ -212,7 +207,7 @@ class PbsSubmitter:
             copy = Path(directory, Path(script).name)
             copy.write_bytes(content)
             words[self._place_of(words, script)] = str(copy)
-            return run.pass_on([qsub, *words])
+            return batch_commands.pass_on([qsub, *words])
 
     def _place_of(self, words: list[str], script: str) -> int:
         """Return where the script is: not everything that looks like it is it (``-N x x``)."""

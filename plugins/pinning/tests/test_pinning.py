@@ -5,28 +5,19 @@ from pathlib import Path
 
 import pytest
 
-from vtorque_core import api_options, plan, topology
-from vtorque_core.api import FileData
-from vtorque_core.api_node import (
-    CoreClaim,
-    GuestPlan,
-    HostFault,
-    Image,
-    JobUser,
-    MemoryClaim,
-    Notice,
-    RamClaim,
-    Refusal,
-    Topology,
-)
-from vtorque_core.api_options import RAM, VCPUS, VMS_PER_NODE
-from vtorque_core.config import build, parse_toml, problems
-from vtorque_core.errors import Refused
-from vtorque_core.ledger import NodeShare, NoFit, Taken
-from vtorque_core.ledger import plan as place
-from vtorque_core.plugins import Plugins
-from vtorque_core.policy import decide, needs
-from vtorque_core.request import Request, make_request
+import planned
+from vtorque_core.api.claims import CoreClaim, MemoryClaim, Notice, RamClaim
+from vtorque_core.api.host_topology import Topology
+from vtorque_core.api.values import FileData
+from vtorque_core.api.vm_options import VMS_PER_NODE
+from vtorque_core.base.errors import HostFault, Refusal, Refused
+from vtorque_core.plan import guests as plan
+from vtorque_core.plan.placement import topology
+from vtorque_core.plan.placement.divide_cores import plan as place
+from vtorque_core.plan.placement.job_cores import NodeShare, NoFit, Taken
+from vtorque_core.site.config import build, parse_toml, problems
+from vtorque_core.site.policy import decide, needs
+from vtorque_core.site.request import Request, make_request
 from vtorque_pinning import node, plugin
 
 DATA = Path(__file__).parents[3] / "tests" / "data" / "capabilities"
@@ -36,10 +27,7 @@ FLAT = topology.parse("<c><host><topology><cells><cell id='0'><memory>8388608</m
                       "<cpu id='0' siblings='0'/><cpu id='1' siblings='1'/></cpus></cell></cells>"
                       "</topology></host></c>")  # fmt: skip
 
-PLUGINS = Plugins()
-PLUGINS.register("core", api_options, "vtorque-core")
-for half in (plugin, node):
-    PLUGINS.register("pinning", half, "vtorque-pinning")
+PLUGINS = planned.with_core("pinning", plugin, node)
 
 
 def site(text=""):
@@ -50,13 +38,7 @@ def guests(machine, *pairs, mapping=None, config=""):
     """Return the guests of a job on this machine, as the node plans them."""
     files = {} if mapping is None else {"vcpu_pinning": FileData("map", mapping)}
     wanted = decide(Request(tuple(p.split("=") for p in pairs), files), site(config), PLUGINS)
-    first = GuestPlan(
-        job_id="1", attempt=0, node="n1", index=0, rank=0, guests_per_node=wanted[VMS_PER_NODE],
-        name="vt-1.0-n1-0", uuid="", hostname="v", vcpus=wanted[VCPUS], ram_mib=wanted[RAM],
-        image=Image("m", "linux", "micro", "x86_64", "0" * 64),
-        user=JobUser("u", 1000, 1000, (("u", 1000),), "/home/u", "/bin/sh"), request=wanted,
-        addresses=(), peers=(), state_dir=Path("/s"), run_dir=Path("/r"), secret=b"", host=machine,
-    )  # fmt: skip
+    first = planned.of_request(wanted, host=machine)
     return [
         dataclasses.replace(first, index=index, rank=index) for index in range(wanted[VMS_PER_NODE])
     ]
@@ -76,7 +58,7 @@ def placed(machine, *pairs, mapping=None, config="", taken=None, **share):
         ]
         for g in guests(machine, *pairs, mapping=mapping, config=config)
     ]
-    whole = NodeShare(machine.cpus, machine.mem_mib, topology=machine, **share)
+    whole = NodeShare(machine, **share)
     return place(claims, whole, taken or Taken())
 
 

@@ -11,21 +11,11 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from vtorque_core.api import FileData, hookimpl, show_mib
-from vtorque_core.api_node import (
-    Claim,
-    CoreClaim,
-    GuestPlan,
-    HealthCheck,
-    HealthResult,
-    HostFault,
-    Notice,
-    RamClaim,
-    Refusal,
-    Site,
-    lacks,
-    run_tool,
-)
+from vtorque_core.api import FileData, HostFault, Refusal, always, hookimpl, run_tool, show_mib
+from vtorque_core.api.claims import Claim, CoreClaim, Notice, RamClaim
+from vtorque_core.api.guest_plan import GuestPlan, lacks
+from vtorque_core.api.health import HealthCheck, HealthResult
+from vtorque_core.api.node_job import Site
 from vtorque_pinning.mapping import numbers, read
 from vtorque_pinning.plugin import HUGEPAGES, NUMA, VCPU_PINNING, Settings
 
@@ -107,12 +97,6 @@ def _free(kib: int) -> int:
     return kib * int(file.read_text("ascii")) // 1024 if file.exists() else 0
 
 
-@hookimpl
-def vtorque_health_checks() -> Iterator[HealthCheck]:
-    """Yield whether the advisor is there."""
-    yield HealthCheck("pinning", _check)
-
-
 def _check(site: Site) -> Iterator[HealthResult]:
     advisor = site[Settings].advisor
     if advisor == "numad" and not shutil.which("numad", path="/usr/sbin:/usr/bin:/sbin:/bin"):
@@ -120,3 +104,6 @@ def _check(site: Site) -> Iterator[HealthResult]:
         yield HealthResult("failed", "numad, the advisor of NUMA nodes, is not installed", fix)
     else:
         yield HealthResult("ok", f"NUMA nodes: advisor is {advisor}")
+
+
+vtorque_health_checks = always(HealthCheck("pinning", _check))

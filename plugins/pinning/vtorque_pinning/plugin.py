@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from vtorque_core.api import (
     BOOLEAN_WORDS,
@@ -13,16 +12,18 @@ from vtorque_core.api import (
     JobRequest,
     Option,
     Refusal,
+    always,
     boolean,
+    dataclass,
     hookimpl,
     setting,
     show_mib,
     size_mib,
 )
-from vtorque_core.api_options import RAM, VCPUS, VMS_PER_NODE
+from vtorque_core.api.vm_options import RAM, VCPUS, VMS_PER_NODE
 
 if TYPE_CHECKING:
-    from vtorque_core.api_node import Site
+    from vtorque_core.api.node_job import Site
 
 Numa = Literal["", "preferred", "strict"]  # "": as the site's [node] numa
 
@@ -95,16 +96,8 @@ class Settings:
     )
 
 
-@hookimpl
-def vtorque_settings() -> Iterator[type[Settings]]:
-    """Yield ``[plugin.pinning]``."""
-    yield Settings
-
-
-@hookimpl
-def vtorque_options() -> Iterator[Option[Any]]:
-    """Yield the three keys."""
-    yield from (VCPU_PINNING, HUGEPAGES, NUMA)
+vtorque_settings = always(Settings)
+vtorque_options = always(VCPU_PINNING, HUGEPAGES, NUMA)
 
 
 @hookimpl

@@ -5,6 +5,7 @@ import hashlib
 import itertools
 import json
 import re
+import sys
 from html.parser import HTMLParser
 
 import pytest
@@ -165,7 +166,10 @@ def test_values_of_any_size_are_drawn(tmp_path):
     assert "NaN" not in "".join(str(value) for _, name, value in seen.attributes if name == "d")
 
 
-def test_a_page_without_the_drawing_library_says_what_to_install(tmp_path, monkeypatch):
-    monkeypatch.setattr(page.util, "find_spec", lambda name: None)
-    with pytest.raises(page.Refused, match=r"vtorque-report\[html\]"):
-        rendered(kept_data.make(tmp_path, seconds=5.0))
+def test_without_the_drawing_library_the_page_has_tables_and_says_so(tmp_path, whole, monkeypatch):
+    monkeypatch.setitem(sys.modules, "vl_convert", None)  # as if it were not installed
+    text, seen = rendered(kept_data.make(tmp_path, seconds=600.0, guests=2))
+    assert "svg" not in seen.elements and 'class="plot"' not in text
+    assert seen.elements.count("table") == whole[1].elements.count("table")
+    assert "without plots, since vl-convert-python is not installed" in text
+    assert "without plots" not in whole[0]

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kept_data
-from vtorque_core.api import Refused
+from vtorque_core.base.errors import Refused
 from vtorque_report import load, read
 
 JSON = st.recursive(
@@ -88,7 +88,7 @@ def test_a_broken_file_is_no_trace_back(tmp_path, text):
     span=st.dictionaries(st.sampled_from(("name", "guest", "start", "seconds", "peak_mib")), JSON),
     line=st.dictionaries(st.sampled_from(("t", "g", "v")), JSON),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=settings().max_examples * 3 // 2, deadline=None)
 def test_whatever_stands_there_gives_a_report(tmp_path_factory, facts, guest, span, line):
     directory = tmp_path_factory.mktemp("kept")
     known = {"job": "1", "guests": [guest, guest], "phases": [span, {**span, "name": "used"}]}

@@ -30,15 +30,18 @@ def report(
 
     CPU, memory, disk, network, phases, and what to ask for next time.
     """
-    from vtorque_core.api_kept import attempts  # noqa: PLC0415
+    from vtorque_core.api.kept_records import attempts  # noqa: PLC0415
+    from vtorque_core.live import service  # noqa: PLC0415
     from vtorque_report import load  # noqa: PLC0415
 
-    places = attempts(config, job_id)
+    places = attempts(service.paths(config), job_id)
     found = load.report([places[-1].directory, *more], time.time())
     if html is not None:
-        from vtorque_report.page import render  # noqa: PLC0415 - jinja2, Vega's runtime
+        from vtorque_report import page, plots  # noqa: PLC0415 - jinja2, Vega's runtime
 
-        load.write(html, render(found).encode())
+        load.write(html, page.render(found).encode())
+        if not plots.can_draw():
+            click.echo(f"vmgr report: {html} is {plots.CANNOT_DRAW}", err=True)
         return
     if as_json:
         click.echo(json.dumps(found.data(), indent=2))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from vtorque_core.api_kept import EXIT_GUEST_DIED, EXIT_HOST_FAULT, EXIT_REFUSED
+from vtorque_core.api import EXIT_GUEST_DIED, EXIT_HOST_FAULT, EXIT_REFUSED
 from vtorque_report.figures import START, Figures, spent
 from vtorque_report.read import Attempt
 from vtorque_report.units import duration, percent, size

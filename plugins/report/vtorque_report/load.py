@@ -10,8 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
 
-from vtorque_core.api import Refused
-from vtorque_core.api_kept import printable
+from vtorque_core.api import Refused, printable
 from vtorque_report.read import MAX_LINES, Attempt, attempt
 from vtorque_report.report import Report
 

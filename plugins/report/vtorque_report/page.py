@@ -6,12 +6,11 @@ import base64
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import resources, util
+from importlib import resources
 
 import jinja2
 from markupsafe import Markup
 
-from vtorque_core.api import Refused
 from vtorque_report import plots, text
 from vtorque_report.figures import Figures
 from vtorque_report.read import Guest
@@ -28,9 +27,7 @@ class Section:
 
 
 def render(report: Report) -> str:
-    """Return the page. Raises Refused if what draws the plots is not installed."""
-    if util.find_spec("vl_convert") is None:
-        raise Refused("plots need vl-convert: pip install 'vtorque-report[html]'")
+    """Return the page; it says so if it has no plots, and has their tables all the same."""
     environment = jinja2.Environment(
         autoescape=True,
         undefined=jinja2.StrictUndefined,
@@ -53,6 +50,7 @@ def render(report: Report) -> str:
         rows=[(guest, text.cells(figures)) for guest, figures in report.guests],
         timelines=[(a.node, plots.timeline(a, axis)) for a in report.attempts if a.phases],
         sections=[Section(g, [*plots.of_guest(g, axis)]) for g, f in _drawn(report)],
+        no_plots="" if plots.can_draw() else plots.CANNOT_DRAW,
         left_out=max(0, len(report.guests) - plots.MAX_GUESTS),
     )
 

@@ -10,6 +10,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import util
 from typing import Any
 
 from vtorque_report import figures as f
@@ -265,11 +266,20 @@ def _spec(height: int, values: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }  # fmt: skip
 
 
+CANNOT_DRAW = "without plots, since vl-convert-python is not installed here; their tables are there"
+
 _renderer: list[Callable[..., str]] = []
 
 
+def can_draw() -> bool:
+    """Whether what draws is installed: it is large, and the tables have all values, too."""
+    return util.find_spec("vl_convert") is not None
+
+
 def _draw(spec: Mapping[str, Any]) -> str:
-    """Return SVG. Vega runs inside this process and may fetch nothing."""
+    """Return SVG, or nothing. Vega runs inside this process and may fetch nothing."""
+    if not can_draw():
+        return ""
     if not _renderer:
         import vl_convert  # noqa: PLC0415 - its runtime takes half a second
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from vtorque_core.api import Command, hookimpl, setting
+from vtorque_core.api import Command, always, dataclass, hookimpl, setting
 
 if TYPE_CHECKING:
     import click
 
-    from vtorque_core.api_kept import Place
-    from vtorque_core.api_node import Site
+    from vtorque_core.api.kept_records import Place
+    from vtorque_core.api.node_job import Site
 
 
 @dataclass(frozen=True)
@@ -26,16 +25,7 @@ class Settings:
     )
 
 
-@hookimpl
-def vtorque_settings() -> Iterator[type[Settings]]:
-    """Yield ``[plugin.report]``."""
-    yield Settings
-
-
-@hookimpl
-def vtorque_commands() -> Iterator[Command]:
-    """Yield ``vmgr report``."""
-    yield Command("vmgr", _report)
+vtorque_settings = always(Settings)
 
 
 @hookimpl
@@ -50,3 +40,6 @@ def _report() -> click.Command:
     from vtorque_report.command import report  # noqa: PLC0415 - click
 
     return report
+
+
+vtorque_commands = always(Command("vmgr", _report))

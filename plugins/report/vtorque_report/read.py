@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vtorque_core.api_kept import JOB, MAX_JOB, printable
+from vtorque_core.api import printable
+from vtorque_core.api.kept_records import JOB, MAX_JOB
 
 SERIES = "series.jsonl"
 MAX_SERIES = 64 << 20  # bytes of it that are read; telemetry writes no more

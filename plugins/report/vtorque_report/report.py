@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from vtorque_core.api_kept import EXIT_GUEST_DIED, EXIT_HOST_FAULT, EXIT_REFUSED
+from vtorque_core.api import EXIT_GUEST_DIED, EXIT_HOST_FAULT, EXIT_REFUSED
 from vtorque_report.figures import RUN, Figures, of_guest, together
 from vtorque_report.hints import hints
 from vtorque_report.read import Attempt, Guest

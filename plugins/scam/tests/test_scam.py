@@ -13,23 +13,17 @@ from xml.etree import ElementTree
 
 import pytest
 
-from vtorque_core.api import Extra, JobRequest
-from vtorque_core.api_domain import MemoryBacking
-from vtorque_core.api_node import (
-    CacheClaim,
-    CoreClaim,
-    GuestPlan,
-    Image,
-    JobUser,
-    MemoryClaim,
-    Notice,
-    Refusal,
-)
-from vtorque_core.api_topology import Topology
-from vtorque_core.domain.merge import Contributed, merge
-from vtorque_core.domain.render import DomainSpec, render
-from vtorque_core.ledger import NodeShare, NoFit, Taken, plan
-from vtorque_core.topology import parse, with_default_group
+from planned import guest_plan
+from vtorque_core.api.claims import CacheClaim, CoreClaim, MemoryClaim, Notice
+from vtorque_core.api.host_topology import Topology
+from vtorque_core.api.libvirt_domain import MemoryBacking
+from vtorque_core.api.values import Extra, JobRequest
+from vtorque_core.base.errors import Refusal
+from vtorque_core.plan.domain.merge import Contributed, merge
+from vtorque_core.plan.domain.render import DomainSpec, render
+from vtorque_core.plan.placement.divide_cores import plan
+from vtorque_core.plan.placement.job_cores import NodeShare, NoFit, Taken
+from vtorque_core.plan.placement.topology import parse, with_default_group
 from vtorque_scam import health, node, plugin
 
 SCHEMA = "/usr/share/libvirt/schemas/domain.rng"
@@ -48,17 +42,8 @@ class Site(dict):
 
 
 def guest(host=XEON, scam=True, **changes):
-    values = {
-        "job_id": "42.srv", "attempt": 0, "node": "n1", "index": 0, "rank": 0,
-        "guests_per_node": 1, "name": "vt-42.srv.0-n1-0",
-        "uuid": "0b1ad9ba-95f3-54cf-8d96-1d6ed3e4ac1f", "hostname": "vn1",
-        "vcpus": 3, "ram_mib": 512, "image": Image("m", "linux", "micro", "x86_64", "0" * 64),
-        "user": JobUser("ada", 1000, 1000, (("ada", 1000),), "/home/ada", "/bin/bash"),
-        "request": JobRequest({"scam": scam, "vcpus": 3, "vms_per_node": 2}), "addresses": (),
-        "peers": (), "state_dir": Path("/s"), "run_dir": Path("/r"), "secret": b"x" * 32,
-        "host": host,
-    }  # fmt: skip
-    return GuestPlan(**values | changes)
+    request = JobRequest({"scam": scam, "vcpus": 3, "vms_per_node": 2})
+    return guest_plan(**{"vcpus": 3, "request": request, "host": host} | changes)
 
 
 def asked(host=XEON, **settings):
@@ -67,7 +52,7 @@ def asked(host=XEON, **settings):
 
 def placed(host, count=1, **settings):
     """Return as many guests of one job, placed on the empty machine."""
-    share = NodeShare(host.cpus, host.mem_mib, topology=host, exclusive=False)
+    share = NodeShare(host, exclusive=False)
     core = [CoreClaim("vcpu", 3), MemoryClaim(512, use="guest"), MemoryClaim(128)]
     answers = plan([[*core, *asked(host, **settings)]] * count, share, Taken())
     return [guest(host, placement=answer) for answer in answers]
@@ -189,7 +174,7 @@ def test_the_partitions():
 
 def test_a_guest_below_several_caches_has_a_part_of_each():
     wide = dataclasses.replace(guest(EPYC), vcpus=20)
-    share = NodeShare(EPYC.cpus, EPYC.mem_mib, topology=EPYC, exclusive=False)
+    share = NodeShare(EPYC, exclusive=False)
     claims = [CoreClaim("vcpu", 20), *node.vtorque_plan(wide, Site())]
     (answer,) = plan([claims], share, Taken())
     (_, tune) = elements(dataclasses.replace(wide, placement=answer))

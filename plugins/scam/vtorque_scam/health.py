@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from vtorque_core.api_node import HealthResult, Site
+from vtorque_core.api.health import HealthResult
+from vtorque_core.api.node_job import Site
 
 RESCTRL = Path("/sys/fs/resctrl")
 QEMU_CONF = Path("/etc/libvirt/qemu.conf")

@@ -10,19 +10,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from vtorque_core.api import hookimpl, setting
-from vtorque_core.api_domain import Element, MemoryBacking, Single
-from vtorque_core.api_node import (
-    CacheBank,
-    CacheClaim,
-    CoreClaim,
-    GuestPlan,
-    HealthCheck,
-    Notice,
-    Refusal,
-    Site,
-    lacks,
-)
+from vtorque_core.api import Refusal, always, hookimpl, setting
+from vtorque_core.api.claims import CacheClaim, CoreClaim, Notice
+from vtorque_core.api.guest_plan import GuestPlan, lacks
+from vtorque_core.api.health import HealthCheck
+from vtorque_core.api.host_topology import CacheBank
+from vtorque_core.api.libvirt_domain import Element, MemoryBacking, Single
+from vtorque_core.api.node_job import Site
 from vtorque_scam import health
 from vtorque_scam.plugin import SCAM
 
@@ -57,10 +51,7 @@ class CacheTune(Single):
     bandwidth: tuple[tuple[int, int], ...] | None = None
 
 
-@hookimpl
-def vtorque_settings() -> Iterator[type[Settings]]:
-    """Declare ``[plugin.scam]``."""
-    yield Settings
+vtorque_settings = always(Settings)
 
 
 @hookimpl
@@ -126,8 +117,7 @@ def steps_of(bank: CacheBank, percent: int) -> int:
     return min(100, max(whole, bank.bandwidth_least))
 
 
-@hookimpl
-def vtorque_health_checks() -> Iterator[HealthCheck]:
-    """Say what this node can do of it."""
-    yield HealthCheck("scam: caches", health.caches)
-    yield HealthCheck("scam: core scheduling", health.core_scheduling)
+vtorque_health_checks = always(
+    HealthCheck("scam: caches", health.caches),
+    HealthCheck("scam: core scheduling", health.core_scheduling),
+)

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vtorque_core.api import Extra, JobRequest, Option, boolean, hookimpl
-from vtorque_core.api_options import VCPUS, VMS_PER_NODE, show_boolean
+from vtorque_core.api import Extra, JobRequest, Option, always, boolean, hookimpl
+from vtorque_core.api.vm_options import VCPUS, VMS_PER_NODE, show_boolean
 
 SCAM = Option(
     "scam", boolean, False, "protect the guests from cache side channels", "BOOL", show_boolean
 )
-
-
-@hookimpl
-def vtorque_options() -> Iterator[Option[bool]]:
-    """Yield the key."""
-    yield SCAM
+vtorque_options = always(SCAM)
 
 
 @hookimpl

@@ -1,13 +1,12 @@
-"""sbatch's command line, #SBATCH lines, and what they ask for."""
+"""sbatch's command line."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vtorque_core.api import UsageError
-from vtorque_slurm import options, resources, script
+from vtorque_core.base.errors import UsageError
+from vtorque_slurm import options
 from vtorque_slurm.options import SBATCH, CommandLine
-from vtorque_slurm.resources import Given
 
 
 def test_glued_short_long_and_abbreviated():
@@ -77,84 +76,6 @@ def test_every_word_stays(words):
     vm = [part for value in line.vm for part in ("-vm", value)]
     ours = [*line.words, *line.operands, *vm, *(["-I"] if line.interactive else [])]
     assert sorted(set(ours)) == sorted(set(words))
-
-
-def test_lines_of_a_script():
-    content = (
-        b"#!/bin/bash\n# note\n\n#SBATCH --comment='a b' -N 2 # not --mem=1\n #SBATCH -n9\n"
-        b'#SBATCH\t-J "x\\"y"\n##SBATCH -t1\n#SBATCHX -t2\n#SBATCH --what\necho\n#SBATCH -t3\n'
-    )
-    assert script.options(content).options == (
-        ("comment", "a b"), ("nodes", "2"), ("job-name", 'x"y'),
-    )  # fmt: skip
-
-
-def test_lines_of_other_systems():
-    content = b"#!/bin/sh\n#PBS -N x -l nodes=1,walltime=1:00\n#BSUB -M 5\n:\n#PBS -l mem=1gb\n"
-    assert script.others_give(content) == {"job-name", "time", "mem"}
-    assert script.others_give(b"#!/bin/sh\n#PBS -l nodes=1:ppn=2\n") == frozenset()
-
-
-def asks(*argv, environ=(), lines=()):
-    return Given(options.split(argv), dict(environ), options.split(lines))
-
-
-@pytest.mark.parametrize(
-    ("argv", "cpus"),
-    [
-        ([], None),
-        (["-c4"], 4),
-        (["-n1"], 1),
-        (["-n4"], None),
-        (["-n4", "-N2"], 2),
-        (["-n5", "-N1-2", "-c2"], 4),
-        (["-n4", "-N0"], None),
-        (["--ntasks-per-node=3", "-c2"], 6),
-        (["--tasks-per-node=3"], 3),
-        (["--mincpus=4"], 4),
-        (["-c2", "--mincpus=4"], 4),
-        (["-n4", "--mincpus=8"], 8),
-        (["-cx"], 1),
-        (["--exclusive"], None),
-    ],
-)
-def test_cpus_of_a_node(argv, cpus):
-    assert resources.cpus_per_node(asks(*argv)) == cpus
-
-
-@pytest.mark.parametrize(
-    ("argv", "environ", "lines", "mib"),
-    [
-        ([], {}, [], None),
-        (["--mem=1G"], {}, ["--mem=2G"], 1024),
-        (["--mem=0"], {}, [], None),
-        ([], {"SBATCH_MEM_PER_NODE": "3000"}, ["--mem=2G"], 3000),
-        ([], {}, ["--mem=2t"], 2 * 1024 * 1024),
-        (["--mem=1"], {}, ["--mem-per-cpu=2G"], 1),
-        (["--mem-per-cpu=100", "-c3"], {}, [], 300),
-        (["--mem-per-cpu=100"], {}, [], None),
-        (["--mem=1025K"], {}, [], 2),
-        (["--mem=lots"], {}, [], None),
-    ],
-)
-def test_memory_of_a_node(argv, environ, lines, mib):
-    assert resources.mib_per_node(asks(*argv, environ=environ, lines=lines)) == mib
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [
-        ("5", 300), ("5:30", 330), ("1:00:00", 3600), ("2-3", 183600), ("1-0:30", 88200),
-        ("1-1:1:1", 90061), ("UNLIMITED", None), ("", None), ("-1", None), ("1:2:3:4", None),
-    ],
-)  # fmt: skip
-def test_times(text, seconds):
-    assert resources.seconds(text) == seconds
-
-
-@given(st.integers(1, 10**8))
-def test_a_time_is_shown_as_it_is_read(total):
-    assert resources.seconds(resources.show_time(total)) == total
 
 
 def test_no_option_of_sbatch_is_missing():

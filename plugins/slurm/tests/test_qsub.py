@@ -4,13 +4,14 @@ import sys
 
 import pytest
 
-from vtorque_core.api import UsageError
-from vtorque_core.api_batch import Needs
-from vtorque_core.testing.harness import Paths, PluginSite
+from vtorque_core.api.batch_system import Needs
+from vtorque_core.base.errors import UsageError
+from vtorque_core.base.names import Paths
 from vtorque_slurm import plugin
 from vtorque_slurm.qsub import INNER, QsubSubmitter
 from vtorque_slurm.settings import Settings
 from vtorque_slurm.submitter import SlurmSubmitter
+from vtorque_testing.harness import PluginSite
 
 QSUB = """#!/bin/sh
 case $1 in -I) shift; exec "$(dirname "$0")/salloc" -N1 "$@" ;; esac

@@ -1,49 +1,12 @@
-"""slurm.conf and the hooks: set, kept, taken back; what the hooks themselves do."""
-
-import re
-import subprocess
-from pathlib import Path
+"""slurm.conf and the hooks: set, kept, taken back."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from vtorque_core.api_setup import Check, Installation
-from vtorque_slurm import conf
-from vtorque_slurm.conf import value, with_line, without_line
+from vtorque_core.api.setup_steps import Check, Installation
 from vtorque_slurm.settings import Settings
-from vtorque_slurm.steps import epilog, prolog, steps
+from vtorque_slurm.setup import steps
 
 GOOD = "PrologFlags=Contain\nBatchStartTimeout=500\n"
-LINES = st.lists(
-    st.sampled_from(
-        ["Prolog=/a", "prolog = \"/b\" # c", "#Prolog=/c", " Prolog=/d", "PrologFlags=Alloc",
-         "Epilog=/e", "", "é=\udcff", "NodeName=n[1-2] \\", "  CPUs=2"]
-    ),
-    max_size=8,
-)  # fmt: skip
-
-
-@given(LINES, st.booleans())
-def test_a_line_is_taken_back_byte_for_byte(lines, ends):
-    text = "\n".join(lines) + ("\n" if ends and lines else "")
-    edited = with_line(text, "Prolog", "/x/*")
-    assert without_line(edited, "Prolog") == text
-    active = [line for line in edited.splitlines() if re.match(r"\s*prolog\s*=", line, re.I)]
-    assert [line.partition(" ")[0] for line in active] == ["Prolog=/x/*"]
-    both = with_line(edited, "Epilog", "/y/*")
-    assert without_line(without_line(both, "Prolog"), "Epilog") == text
-    added = both + "NodeName=new\n"
-    kept = without_line(without_line(added, "Prolog"), "Epilog")
-    assert kept.endswith("NodeName=new\n"), "an admin's later edit stays"
-
-
-def test_the_last_value_counts_also_of_included_files(tmp_path):
-    path = tmp_path / "slurm.conf"
-    path.write_text("prolog=/a # x\nInclude more.conf\n")
-    (tmp_path / "more.conf").write_text("PROLOG = /b\n")
-    assert value(path, "Prolog") == "/b"
-    assert value(path, "Epilog") == ""
 
 
 def install(tmp_path, text, **settings):
@@ -130,51 +93,3 @@ def test_a_pattern_without_room_for_us(tmp_path):
     assert "matches no file name of ours" in next(
         s.problem for s in plan() if isinstance(s, Check) and "Prolog of" in s.text
     )
-
-
-@pytest.fixture
-def hooks(tmp_path):
-    """Return a function that runs one of the hooks; vtorque notes its arguments and fails."""
-    program = tmp_path / "vtorque"
-    program.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/said\nexit 3\n')
-    program.chmod(0o755)
-    place = Installation(program, Path("/etc/v.toml"), Path("/shell"))
-    journal, proofs = tmp_path / "jour nal", tmp_path / "proof"
-    journal.mkdir()
-    proofs.mkdir()
-    scripts = {"prolog": prolog(place), "epilog": epilog(place, journal, proofs)}
-
-    def call(kind, **environ):
-        said = tmp_path / "said"
-        said.unlink(missing_ok=True)
-        done = subprocess.run(
-            ["sh", "-c", scripts[kind]], env=environ, capture_output=True, check=False
-        )
-        assert done.returncode == 0, "a failing hook drains the node"
-        return said.read_text().strip() if said.exists() else ""
-
-    return call
-
-
-def test_the_prolog_calls_vtorque_for_vm_jobs_only(hooks):
-    called = "hook --config /etc/v.toml prologue\nhook --config /etc/v.toml epilogue 7"
-    assert hooks("prolog", SLURM_JOB_ID="7", SLURM_JOB_COMMENT="mine vt1:AAAA") == called
-    for comment in ({}, {"SLURM_JOB_COMMENT": "vt2:x $(id) `id` *"}):
-        assert hooks("prolog", SLURM_JOB_ID="7", **comment) == ""
-
-
-def test_the_epilog_looks_for_what_is_left_not_at_the_comment(hooks, tmp_path):
-    called = "hook --config /etc/v.toml epilogue 7"
-    assert hooks("epilog", SLURM_JOB_ID="7", SLURM_JOB_COMMENT="vt1:AAAA") == ""
-    (tmp_path / "jour nal/77.0.jsonl").touch()
-    assert hooks("epilog", SLURM_JOB_ID="7") == ""
-    (tmp_path / "jour nal/7.1.jsonl").touch()
-    assert hooks("epilog", SLURM_JOB_ID="7", SLURM_JOB_COMMENT="changed") == called
-    (tmp_path / "jour nal/7.1.jsonl").unlink()
-    (tmp_path / "proof/7.json").touch()
-    assert hooks("epilog", SLURM_JOB_ID="7") == called
-
-
-def test_a_missing_slurm_conf_is_said(tmp_path):
-    with pytest.raises(conf.HostFault, match=r"\[plugin.slurm\] conf"):
-        value(tmp_path / "none", "Prolog")

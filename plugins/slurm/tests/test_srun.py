@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from vtorque_slurm import inside
+from vtorque_slurm import inside_guests
 
 HERE = socket.gethostname()
 SHELLS = [["dash"], ["busybox", "sh"], ["bash", "--posix"]]
@@ -20,7 +20,7 @@ def srun(request, tmp_path):
     if shutil.which(request.param[0]) is None:
         pytest.fail(f"{request.param[0]}: not installed")
     program = tmp_path / "srun"
-    program.write_bytes(inside.program("srun"))
+    program.write_bytes(inside_guests.program("srun"))
     guests = tmp_path / "guests"
     guests.write_text(f"{HERE} 2\nvn2 2\n")
     ssh = tmp_path / "ssh"
@@ -121,7 +121,7 @@ def test_a_signal_ends_the_tasks(srun, tmp_path):
 
 def test_other_commands_say_that_they_do_not_work(tmp_path):
     path = tmp_path / "sbatch"
-    path.write_bytes(inside.program("refuse"))
+    path.write_bytes(inside_guests.program("refuse"))
     done = subprocess.run(["sh", path, "x"], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr.startswith("sbatch: error: does not work inside")

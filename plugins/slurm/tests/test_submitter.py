@@ -1,14 +1,15 @@
 """Golden: what sbatch and salloc get of each form of submission, and the request's way."""
 
 import os
+from pathlib import Path
 
 import pytest
 
-from vtorque_core.api import UsageError
-from vtorque_core.api_batch import Needs, SubmitArgs
-from vtorque_core.api_submit import to_token
-from vtorque_slurm import comment, options
-from vtorque_slurm.additions import constraint
+from slurm_doubles import Slurm
+from vtorque_core.api.batch_system import Needs, SubmitArgs
+from vtorque_core.api.submission import to_token
+from vtorque_core.base.errors import UsageError
+from vtorque_slurm import options, request_channel
 from vtorque_slurm.settings import Settings
 from vtorque_slurm.submitter import SlurmSubmitter
 
@@ -60,7 +61,7 @@ def test_what_sbatch_gets(submitter, argv, content, expected):
     found, body = submitter.batch(options.split(argv), content, BLOB, NEEDS)
     assert found == ["sbatch", *expected]
     assert body == f"#!{SHELL}\n".encode() + content
-    assert comment.strip(body) == content
+    assert request_channel.strip(body) == content
 
 
 def test_variables_of_the_user_count(submitter, monkeypatch):
@@ -105,8 +106,8 @@ def test_a_long_request_goes_into_the_script(submitter):
     blob = b'{"files":{}}' + os.urandom(2000)
     found, body = submitter.batch(options.split(["-Jx", "--comment=c", "j"]), SCRIPT, blob, NEEDS)
     assert found[3] == "--comment=c vt1:in-script"
-    assert comment.find_in_script(body) == to_token(blob)
-    assert comment.strip(body) == SCRIPT
+    assert request_channel.find_in_script(body) == to_token(blob)
+    assert request_channel.strip(body) == SCRIPT
     with pytest.raises(UsageError, match="limit is 1024"):
         submitter.interactive(options.split(["-I"]), blob, NEEDS)
     with pytest.raises(UsageError, match="limit is 1024"):
@@ -133,22 +134,22 @@ def test_split_reads_the_script(submitter, tmp_path, monkeypatch):
     assert submitter.split(["--version"]).content is None
 
 
-@pytest.mark.parametrize(
-    ("own", "merged"),
-    [
-        (None, "vt"), ("", "vt"), ("a", "a&vt"), ("a&b", "a&b&vt"), ("a|b", "(a|b)&vt"),
-        ("[a|b]", "[a|b]&vt"), ("(a|b)&c", "(a|b)&c&vt"), ("a*2&b", "a*2&b&vt"),
-        ("(a&b)|c", "((a&b)|c)&vt"),
-    ],
-)  # fmt: skip
-def test_the_users_own_constraint_stays(own, merged):
-    assert constraint(own, "vt") == merged
-
-
 def test_a_users_files_are_in_no_comment_that_all_can_read(submitter):
     blob = b'{"files":{"vm_prologue":["p","eA=="]}}'
     found, body = submitter.batch(options.split(["-Jx", "j"]), SCRIPT, blob, NEEDS)
     assert "--comment=vt1:in-script" in found
-    assert comment.find_in_script(body) == to_token(blob)
+    assert request_channel.find_in_script(body) == to_token(blob)
     with pytest.raises(UsageError, match="all users can read"):
         submitter.interactive(options.split(["-I"]), blob, NEEDS)
+
+
+@pytest.mark.parametrize("name", ["x\n5|5|root|R|1:00|n9|forged", "a|b", "", "\n"])
+def test_a_jobs_name_is_no_row_of_another(tmp_path, name):
+    slurm = Slurm(tmp_path)
+    (slurm.top / "7.job").touch()
+    (slurm.top / "name").write_text(name)
+    rows = list(SlurmSubmitter(Settings(bindir=str(slurm.bin)), Path("/shell")).jobs())
+    assert [(r.id, r.owner, r.state, r.node) for r in rows] == [
+        ("7", "ada", "R", "n1"), ("100007", "ada", "R", "n1"),
+    ]  # fmt: skip
+    assert all(row.name.isprintable() for row in rows)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from vtorque_core.api_batch import Needs
-from vtorque_slurm import comment, resources
+from vtorque_core.api.batch_system import Needs
+from vtorque_slurm import request_channel, resources
 from vtorque_slurm.resources import Given
 
 _OPEN, _CLOSE = "([", ")]"
@@ -20,7 +20,7 @@ def additions(given: Given, needs: Needs, word: str, feature: str) -> list[str]:
 
     Raises UsageError.
     """
-    found = [f"--comment={comment.merge(given.last('comment'), word)}"]
+    found = [f"--comment={request_channel.merge(given.last('comment'), word)}"]
     if feature:
         found.append(f"--constraint={constraint(given.last('constraint'), feature)}")
     if resources.cpus_per_node(given) is None:

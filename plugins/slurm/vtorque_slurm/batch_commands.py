@@ -8,8 +8,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from vtorque_core.api import HostFault
-from vtorque_core.api_submit import printable
+from vtorque_core.api import HostFault, printable
 from vtorque_slurm.settings import Settings
 
 _PATH = "/usr/sbin:/usr/bin:/sbin:/bin"

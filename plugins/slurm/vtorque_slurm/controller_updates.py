@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 
-from vtorque_core.api_batch import BatchJob
-from vtorque_core.api_submit import printable
-from vtorque_slurm import records
-from vtorque_slurm.client import Client
-from vtorque_slurm.records import JobRecord
+from vtorque_core.api import printable
+from vtorque_core.api.batch_system import BatchJob
+from vtorque_slurm import job_records
+from vtorque_slurm.batch_commands import Client
+from vtorque_slurm.job_records import JobRecord
 from vtorque_slurm.settings import Settings
 
 OURS = "vTorque"  # how our notes begin
@@ -18,11 +18,11 @@ _STARTED = ("RUNNING", "CONFIGURING")
 
 
 def record(client: Client, job_id: str) -> JobRecord:
-    """Ask for a job. Raises HostFault, Refused (see records.py)."""
+    """Ask for a job. Raises HostFault, Refused (see job_records.py)."""
     text = client.ask("scontrol", "show", "job", "-d", job_id)
-    if element := records.element(text, job_id):
+    if element := job_records.element(text, job_id):
         text = client.ask("scontrol", "show", "job", "-d", element)
-    return records.parse_job(text, job_id)
+    return job_records.parse_job(text, job_id)
 
 
 def host_fault(client: Client, settings: Settings, job: BatchJob, reason: str) -> None:
@@ -79,7 +79,7 @@ def mark(client: Client, feature: str, healthy: bool, reason: str) -> None:
         return
     node = this_node(client)
     text = client.ask("scontrol", "show", "node", node)
-    available, active = records.features(text)
+    available, active = job_records.features(text)
     wanted = [_with(names, feature, healthy) for names in (available, active)]
     if wanted != [available, active]:
         update(
@@ -94,9 +94,9 @@ def mark(client: Client, feature: str, healthy: bool, reason: str) -> None:
 def is_marked(client: Client, feature: str) -> bool:
     """Return whether this node has the feature, or a note of ours why not. Raises HostFault."""
     text = client.ask("scontrol", "show", "node", this_node(client))
-    there = records.node_comment(text)
+    there = job_records.node_comment(text)
     doctors = there.startswith(OURS) and not there.startswith(f"{OURS}: job ")
-    return feature in records.features(text)[1] or doctors
+    return feature in job_records.features(text)[1] or doctors
 
 
 def this_node(client: Client) -> str:
@@ -124,7 +124,7 @@ def _with(names: tuple[str, ...], feature: str, there: bool) -> tuple[str, ...]:
 def _note_node(client: Client, node: str, note: str, shown: str | None = None) -> None:
     """Set the node's comment, or clear it; the site's own stays. Raises HostFault."""
     text = client.ask("scontrol", "show", "node", node) if shown is None else shown
-    there = records.node_comment(text)
+    there = job_records.node_comment(text)
     wanted = printable(note, _MAX_NOTE)
     if (not there or there.startswith(OURS)) and there != wanted:
         update(client, f"NodeName={node}", f"Comment={wanted}")

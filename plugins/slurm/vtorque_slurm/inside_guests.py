@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib.resources
 from collections.abc import Iterator, Sequence
 
-from vtorque_core.api_batch import BatchJob, PeerGuest
-from vtorque_core.api_context import ContextItem, EnvVar, GuestFile
+from vtorque_core.api.batch_system import BatchJob, PeerGuest
+from vtorque_core.api.guest_context import ContextItem, EnvVar, GuestFile
 from vtorque_slurm import hostlist
 
 BIN = "/usr/bin"

@@ -6,20 +6,26 @@ Slurm keeps a node's Epilog until its Prolog has ended, also when the job is can
 
 from __future__ import annotations
 
-import pwd
 import random
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from vtorque_core.api import HostFault, Refused
-from vtorque_core.api_batch import BatchJob, Life, Outcome, PeerGuest, Usage
-from vtorque_core.api_context import ContextItem
-from vtorque_core.api_setup import Installation, SetupStep
-from vtorque_core.api_submit import from_token, printable
-from vtorque_slurm import comment, conf, cpus, hostlist, inside, outcome
-from vtorque_slurm.client import Client
+from vtorque_core.api import HostFault, Refused, printable
+from vtorque_core.api.batch_system import BatchJob, Life, Outcome, PeerGuest, Usage
+from vtorque_core.api.guest_context import ContextItem
+from vtorque_core.api.setup_steps import Installation, SetupStep
+from vtorque_core.api.submission import from_token
+from vtorque_slurm import (
+    controller_updates,
+    cpus,
+    hostlist,
+    inside_guests,
+    request_channel,
+    slurm_conf,
+)
+from vtorque_slurm.batch_commands import Client
 from vtorque_slurm.settings import Settings
 
 # Compact states (squeue(1), JOB STATE CODES) of jobs that may still have something on a node.
@@ -28,7 +34,7 @@ _TRIES = 3  # to write a note that another node may write at the same time
 
 
 class SlurmNode:
-    """See :class:`vtorque_core.api_batch.NodeAdapter`."""
+    """See :class:`vtorque_core.api.batch_system.NodeAdapter`."""
 
     def __init__(self, settings: Settings, journal: Path, proofs: Path) -> None:
         self._settings = settings
@@ -47,15 +53,15 @@ class SlurmNode:
         except (KeyError, ValueError) as error:
             raise HostFault(f"this is not the environment of Slurm's Prolog: {error}") from None
         self._client = Client(self._settings, environ)
-        word = comment.find(environ.get("SLURM_JOB_COMMENT", ""))
+        word = request_channel.find(environ.get("SLURM_JOB_COMMENT", ""))
         if word is None:
             return BatchJob(job_id, owner, node, nodes, None)
         blob, bad, record, unknown = b"", "", None, ""
         slots = _slots(environ, len(nodes))
         try:
-            owner = _owner(owner, uid)
+            owner = request_channel.trusted_owner(owner, uid)
             blob = self._request(job_id, word)
-            record = outcome.record(self._client, job_id)
+            record = controller_updates.record(self._client, job_id)
         except Refused as error:
             bad = str(error)
         except HostFault as error:
@@ -78,13 +84,13 @@ class SlurmNode:
 
     def context(self, job: BatchJob, guests: Sequence[PeerGuest]) -> Iterable[ContextItem]:
         """Return Slurm's variables and commands inside."""
-        return inside.items(job, guests)
+        return inside_guests.items(job, guests)
 
     def finish(self, job: BatchJob, outcome_: Outcome, reason: str) -> int:
         """Tell Slurm; return 0 always, since a Prolog that fails drains the node."""
         if outcome_ in (Outcome.HOST_FAULT, Outcome.NOT_HERE):
             try:
-                outcome.host_fault(self._client, self._settings, job, reason)
+                controller_updates.host_fault(self._client, self._settings, job, reason)
             # The wrapper tells the user the reason, and ends the job.
             except (HostFault, Refused) as error:
                 sys.stderr.write(f"vtorque: {printable(str(error), 500)}\n")
@@ -101,13 +107,13 @@ class SlurmNode:
 
     def setup_steps(self, place: Installation) -> Sequence[SetupStep]:
         """Return the steps: hooks, slurm.conf, and what an admin has to set there."""
-        from vtorque_slurm.steps import steps  # noqa: PLC0415
+        from vtorque_slurm.setup import steps  # noqa: PLC0415
 
         return steps(self._settings, place, *self._places)
 
     def mark(self, healthy: bool, reason: str) -> None:
         """Set or clear the site's feature on this node, and say why in its comment."""
-        outcome.mark(self._client, self._settings.feature, healthy, reason)
+        controller_updates.mark(self._client, self._settings.feature, healthy, reason)
 
     def account(self, job_id: str, usage: Usage) -> None:
         """Add this node's line to what slurmdbd has as the job's AdminComment. Raises HostFault.
@@ -115,33 +121,22 @@ class SlurmNode:
         The controller itself takes no note of a job that has ended (measured on 22.05). Without
         slurmdbd there is no place.
         """
-        if "slurmdbd" not in conf.value(Path(self._settings.conf), "AccountingStorageType"):
+        if "slurmdbd" not in slurm_conf.value(Path(self._settings.conf), "AccountingStorageType"):
             return
-        line = f"vTorque {outcome.this_node(self._client)}: "
+        line = f"vTorque {controller_updates.this_node(self._client)}: "
         line += f"cpu={usage.cpu_seconds:.0f}s mem={usage.peak_mib}M"
         for left in reversed(range(_TRIES)):
-            if outcome.add_to_accounting(self._client, job_id, line):
+            if controller_updates.add_to_accounting(self._client, job_id, line):
                 return
             if left:  # another node may have written in between
                 time.sleep(random.uniform(0.1, 0.5))  # noqa: S311
 
     def _request(self, job_id: str, word: str) -> bytes:
         """Return the request. Raises Refused, and HostFault if it is not to be had."""
-        if word == comment.IN_SCRIPT:
+        if word == request_channel.IN_SCRIPT:
             text = self._client.ask("scontrol", "write", "batch_script", job_id, "-")
-            word = comment.find_in_script(text.encode("utf-8", "surrogateescape")) or ""
+            word = request_channel.find_in_script(text.encode("utf-8", "surrogateescape")) or ""
         return from_token(word)
-
-
-def _owner(name: str, uid: int) -> str:
-    """Return the name of the job's user, who is a number to Slurm. Raises HostFault."""
-    try:
-        found = pwd.getpwuid(uid).pw_name
-    except KeyError:
-        found = "nobody"
-    if found != name:
-        raise HostFault(f"the job's user is {name} with uid {uid} to Slurm, but {found} here")
-    return found
 
 
 def _slots(environ: Mapping[str, str], nodes: int) -> tuple[int, ...]:

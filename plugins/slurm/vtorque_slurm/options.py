@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from vtorque_core.api import UsageError
-from vtorque_core.api_submit import printable
+from vtorque_core.api import UsageError, printable
 
 NONE, REQUIRED, OPTIONAL = 0, 1, 2
 
@@ -35,6 +34,9 @@ _SALLOC = (("", "immediate kill-command:K x11"), ("bell no-bell no-shell", ""))
 # Later than 22.05: an older sbatch refuses them itself. Never matched by an abbreviation.
 _LATER_REQUIRED = "container-id extra prefer resv-ports segment tres-bind tres-per-task"
 _LATER_NONE = "external stepmgr"
+
+# PBS's, of no meaning to sbatch. Those that mean something else: see pbs_options.
+_PBS = {"l": ": on Slurm a job asks with -N, -n, -c, --mem and --time"}
 
 _ALIASES = {"tasks-per-node": "ntasks-per-node"}
 
@@ -187,7 +189,10 @@ def _options(word: str, table: Table) -> Iterable[tuple[str, int, str | None]]:
     while letters:
         letter, letters = letters[0], letters[1:]
         if letter not in table.short:
-            raise UsageError(f"option -{printable(letter)} is unknown (in {printable(word, 60)})")
+            hint = _PBS.get(letter, "")
+            raise UsageError(
+                f"option -{printable(letter)} is unknown (in {printable(word, 60)}){hint}"
+            )
         name = table.short[letter]
         kind = table.kinds[name]
         if kind == NONE:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from vtorque_core.api import BatchSystem, hookimpl
+from vtorque_core.api import BatchSystem, always
 from vtorque_slurm.settings import Settings
 
 if TYPE_CHECKING:
-    from vtorque_core.api_batch import JobShell, NodeAdapter, Submitter
-    from vtorque_core.api_node import Site
+    from vtorque_core.api.batch_system import JobShell, NodeAdapter, Submitter
+    from vtorque_core.api.node_job import Site
 
 
 def submitter(site: Site) -> Submitter:
@@ -39,13 +38,5 @@ def shell() -> JobShell:
     return SlurmJobShell()
 
 
-@hookimpl
-def vtorque_settings() -> Iterator[type[Settings]]:
-    """Declare ``[plugin.slurm]``."""
-    yield Settings
-
-
-@hookimpl
-def vtorque_batch_systems() -> Iterator[BatchSystem]:
-    """Bring ``slurm``."""
-    yield BatchSystem("slurm", submitter=submitter, node=node, shell=shell)
+vtorque_settings = always(Settings)
+vtorque_batch_systems = always(BatchSystem("slurm", submitter=submitter, node=node, shell=shell))

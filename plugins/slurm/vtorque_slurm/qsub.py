@@ -16,9 +16,9 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from vtorque_core.api import UsageError
-from vtorque_core.api_batch import JobInfo, Needs, SubmitArgs
-from vtorque_core.api_submit import printable, vm_directives
+from vtorque_core.api import UsageError, printable
+from vtorque_core.api.batch_system import JobInfo, Needs, SubmitArgs
+from vtorque_core.api.directives import vm_directives
 from vtorque_slurm.submitter import SlurmSubmitter, read_script
 
 INNER = "VTORQUE_SLURM_SBATCH"
@@ -30,7 +30,7 @@ _FLAGS = ("cwd", "h", "I", "V", "help", "?", "man", "sbatchline")
 
 
 class QsubSubmitter:
-    """See :class:`vtorque_core.api_batch.Submitter`."""
+    """See :class:`vtorque_core.api.batch_system.Submitter`."""
 
     def __init__(self, sbatch: SlurmSubmitter) -> None:
         self._sbatch = sbatch

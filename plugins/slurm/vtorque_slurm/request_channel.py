@@ -1,16 +1,18 @@
-"""The request's way to the root side: one word at the end of the job's comment.
+"""The request's way to the root side, one word at the end of the job's comment, and its owner.
 
 Prolog gets the comment in its environment, on every node and without asking anybody. A comment has
 at most 1024 characters (slurmctld's limit on each such text, measured on 22.05). A longer request
 is a comment line below the script's first one, and the word in the job's comment says so: root
-then asks slurmctld for the script. Nobody can change that one.
+then asks slurmctld for the script. Nobody can change that one. Whose job it is Slurm says, never
+the request.
 """
 
 from __future__ import annotations
 
+import pwd
 import re
 
-from vtorque_core.api import UsageError
+from vtorque_core.api import HostFault, UsageError
 
 MARK = "vt1:"
 IN_SCRIPT = "vt1:in-script"
@@ -57,3 +59,14 @@ def strip(script: bytes) -> bytes:
     """Return the user's script from what vsub has submitted: without what it put in front."""
     rest = script.partition(b"\n")[2]
     return rest.partition(b"\n")[2] if rest.startswith(LINE + MARK.encode()) else rest
+
+
+def trusted_owner(name: str, uid: int) -> str:
+    """Return the name of the job's user, who is a number to Slurm. Raises HostFault."""
+    try:
+        found = pwd.getpwuid(uid).pw_name
+    except KeyError:
+        found = "nobody"
+    if found != name:
+        raise HostFault(f"the job's user is {name} with uid {uid} to Slurm, but {found} here")
+    return found

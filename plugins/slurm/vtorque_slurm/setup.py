@@ -11,14 +11,13 @@ import contextlib
 import fnmatch
 import os
 import re
-import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from vtorque_core.api import HostFault
-from vtorque_core.api_setup import (
+from vtorque_core.api.setup_steps import (
     MARK,
+    Change,
     Check,
     Installation,
     ReplacedFile,
@@ -26,10 +25,10 @@ from vtorque_core.api_setup import (
     long_enough,
     make_directories,
 )
-from vtorque_slurm import conf, outcome
-from vtorque_slurm.client import Client
-from vtorque_slurm.conf import ConfLine
+from vtorque_slurm import controller_updates, hooks, slurm_conf
+from vtorque_slurm.batch_commands import Client
 from vtorque_slurm.settings import Settings
+from vtorque_slurm.slurm_conf import conf_line
 
 OURS = "50-vtorque"
 _SITES = {"Prolog": "90-site", "Epilog": "10-site"}  # the site's comes first, and ends last
@@ -39,57 +38,22 @@ _UNLIMITED = 65534  # PrologEpilogTimeout's default: none, slurm.conf(5)
 def steps(settings: Settings, place: Installation, journal: Path, proofs: Path) -> list[SetupStep]:
     """Return the steps on this node, in order. Raises HostFault without a slurm.conf."""
     path = Path(settings.conf)
-    hooks = {"Prolog": prolog(place), "Epilog": epilog(place, journal, proofs)}
+    texts = {"Prolog": hooks.prolog(place), "Epilog": hooks.epilog(place, journal, proofs)}
     found: list[SetupStep] = []
-    for key, content in hooks.items():
+    for key, content in texts.items():
         found += _hook(path, key, content)
     limit = settings.prolog_time
     found.append(long_enough("[plugin.slurm] prolog_time", limit, place.start_time, "a start"))
     found += _checks(settings, path)
     if settings.feature:
-        found.append(Feature(settings.feature, Client(settings)))
+        found.append(feature_step(settings.feature, Client(settings)))
     return found
-
-
-def prolog(place: Installation) -> bytes:
-    """Return the Prolog. It never fails: Slurm would drain the node.
-
-    What a killed prologue has left is released at once; the job shell then finds no proof.
-    """
-    guard = "case $SLURM_JOB_COMMENT in *vt1:*) ;; *) exit 0 ;; esac"
-    release = f'{_call(place, "epilogue")} "$SLURM_JOB_ID"'
-    return _script(guard, f"{_call(place, 'prologue')} || {release}", "exit 0")
-
-
-def epilog(place: Installation, journal: Path, proofs: Path) -> bytes:
-    """Return the Epilog: it looks for what a job has left here, whatever its comment says now.
-
-    It never fails either; what could not be released the reaper tries again.
-    """
-    journals = f'{shlex.quote(str(journal))}/"$SLURM_JOB_ID".*.jsonl'
-    proof = f'{shlex.quote(str(proofs))}/"$SLURM_JOB_ID".json'
-    return _script(
-        f"for file in {journals} {proof}; do",
-        '  [ -e "$file" ] || continue',
-        f'  {_call(place, "epilogue")} "$SLURM_JOB_ID"',
-        "  exit 0",
-        "done",
-        "exit 0",
-    )
-
-
-def _script(*lines: str) -> bytes:
-    return "\n".join(("#!/bin/sh", f"# Written by {MARK.decode()}.", *lines, "")).encode()
-
-
-def _call(place: Installation, hook: str) -> str:
-    return shlex.join([*place.command, "hook", "--config", str(place.config), hook])
 
 
 def _hook(path: Path, key: str, content: bytes) -> Iterator[SetupStep]:
     """Yield the steps that put one hook in place."""
     own = path.parent / "vtorque" / f"{key.lower()}.d"
-    now = conf.value(path, key)
+    now = slurm_conf.value(path, key)
     if re.search(r"[*?\[]", now) and not now.startswith(f"{own}/"):
         directory, pattern = Path(now).parent, Path(now).name
         name = _name_in(directory, pattern)
@@ -99,14 +63,14 @@ def _hook(path: Path, key: str, content: bytes) -> Iterator[SetupStep]:
         else:
             yield ReplacedFile(directory / name, content)
         return
-    yield Folder(own.parent)
-    yield Folder(own)
+    yield _folder(own.parent)
+    yield _folder(own)
     yield ReplacedFile(own / OURS, content)
     if now and not now.startswith(f"{own}/"):
-        yield Link(own / _SITES[key], Path(now))
+        yield _link(own / _SITES[key], Path(now))
     elif now and os.path.lexists(own / _SITES[key]):
-        yield Link(own / _SITES[key], (own / _SITES[key]).readlink())
-    yield ConfLine(path, key, f"{own}/*")
+        yield _link(own / _SITES[key], (own / _SITES[key]).readlink())
+    yield conf_line(path, key, f"{own}/*")
 
 
 def _name_in(directory: Path, pattern: str) -> str | None:
@@ -125,99 +89,62 @@ def _name_in(directory: Path, pattern: str) -> str | None:
     return fitting[0] if fitting else None
 
 
-@dataclass(frozen=True)
-class Folder:
-    """A setup step: a directory of ours."""
+def _folder(path: Path) -> Change:
+    """Return the step that makes a directory of ours; others' files in it keep it there."""
 
-    path: Path
-
-    @property
-    def text(self) -> str:
-        """Say which directory."""
-        return f"make {self.path}"
-
-    def done(self) -> bool:
-        """Return whether it is there."""
-        return self.path.is_dir()
-
-    def apply(self) -> None:
-        """Make it. Raises HostFault."""
+    def make() -> None:
         try:
-            self.path.mkdir(mode=0o755, exist_ok=True)
-            self.path.chmod(0o755)
+            path.mkdir(mode=0o755, exist_ok=True)
+            path.chmod(0o755)
         except OSError as error:
-            raise HostFault(f"{self.path}: {error.strerror}") from None
+            raise HostFault(f"{path}: {error.strerror}") from None
 
-    def undo(self) -> None:
-        """Remove it if nothing else is in it."""
+    def remove() -> None:
         with contextlib.suppress(OSError):
-            self.path.rmdir()
+            path.rmdir()
+
+    return Change(f"make {path}", path.is_dir, make, remove)
 
 
-@dataclass(frozen=True)
-class Link:
-    """A setup step: a symbolic link of ours to the site's own hook."""
+def _link(path: Path, target: Path) -> Change:
+    """Return the step that links to the site's own hook."""
 
-    path: Path
-    target: Path
+    def done() -> bool:
+        return path.is_symlink() and path.readlink() == target
 
-    @property
-    def text(self) -> str:
-        """Say what is linked."""
-        return f"link {self.path} to the site's {self.target}"
-
-    def done(self) -> bool:
-        """Return whether it is there."""
-        return self.path.is_symlink() and self.path.readlink() == self.target
-
-    def apply(self) -> None:
-        """Make it. Raises HostFault."""
+    def make() -> None:
         try:
-            make_directories(self.path.parent)
-            new = self.path.with_name(f".{self.path.name}.vtorque-new")
+            make_directories(path.parent)
+            new = path.with_name(f".{path.name}.new")
             new.unlink(missing_ok=True)
-            new.symlink_to(self.target)
-            new.replace(self.path)
+            new.symlink_to(target)
+            new.replace(path)
         except OSError as error:
-            raise HostFault(f"{self.path}: {error.strerror}") from None
+            raise HostFault(f"{path}: {error.strerror}") from None
 
-    def undo(self) -> None:
-        """Remove it."""
-        if self.path.is_symlink():
-            self.path.unlink()
+    def remove() -> None:
+        if path.is_symlink():
+            path.unlink()
+
+    return Change(f"link {path} to the site's {target}", done, make, remove)
 
 
-@dataclass(frozen=True)
-class Feature:
-    """A setup step: this node has the site's feature.
+def feature_step(name: str, client: Client) -> Change:
+    """Return the step by which this node has the site's feature.
 
     Slurm forgets it when slurm.conf is read again; the lasting place is ``Feature=`` of the node
-    there.
+    there. It counts as done where doctor has taken it away.
     """
-
-    name: str
-    client: Client
-
-    @property
-    def text(self) -> str:
-        """Say which feature."""
-        return f"give this node the feature {self.name} (to last: NodeName=... Feature={self.name})"
-
-    def done(self) -> bool:
-        """Return whether the controller says so, or doctor has taken it away. Raises HostFault."""
-        return outcome.is_marked(self.client, self.name)
-
-    def apply(self) -> None:
-        """Set it. Raises HostFault."""
-        outcome.mark(self.client, self.name, healthy=True, reason="")
-
-    def undo(self) -> None:
-        """Take it away. Raises HostFault."""
-        outcome.mark(self.client, self.name, healthy=False, reason="")
+    return Change(
+        f"give this node the feature {name} (to last: NodeName=... Feature={name})",
+        lambda: controller_updates.is_marked(client, name),
+        lambda: controller_updates.mark(client, name, healthy=True, reason=""),
+        lambda: controller_updates.mark(client, name, healthy=False, reason=""),
+    )
 
 
 def _checks(settings: Settings, path: Path) -> Sequence[Check]:
-    flags = {flag.strip().lower() for flag in conf.value(path, "PrologFlags").split(",")}
+    flags = {flag.strip().lower() for flag in slurm_conf.value(path, "PrologFlags").split(",")}
     least = round(settings.prolog_time)
     alloc = {"alloc", "contain", "x11"} & flags  # the others imply Alloc, slurm.conf(5)
     return (
@@ -234,7 +161,7 @@ def _checks(settings: Settings, path: Path) -> Sequence[Check]:
 
 
 def _least(path: Path, key: str, least: int, default: int) -> Check:
-    text = conf.value(path, key)
+    text = slurm_conf.value(path, key)
     now = int(text) if re.fullmatch(r"\d{1,6}", text, re.ASCII) else default
     problem = f"{path}: {key} is {now} s, guests may need {least} s: set {key}={least}"
     return Check(f"{key} of at least {least} s", "" if now >= least else problem)

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from vtorque_core.api import UsageError
-from vtorque_core.api_batch import Started
-from vtorque_slurm import comment
+from vtorque_core.api.batch_system import Started
+from vtorque_slurm import request_channel
 
 # Names and sockets of host nodes and host processes; CPU masks of the host.
 _HOST_ONLY = """
@@ -26,7 +26,7 @@ SLURM_MEM_BIND SLURM_MEM_BIND_LIST SLURM_MEM_BIND_TYPE SLURM_JOB_GPUS SLURM_STEP
 
 
 class SlurmJobShell:
-    """See :class:`vtorque_core.api_batch.JobShell`."""
+    """See :class:`vtorque_core.api.batch_system.JobShell`."""
 
     host_only = frozenset(_HOST_ONLY.split())
 
@@ -53,7 +53,7 @@ class SlurmJobShell:
 
     def content(self, script: bytes) -> bytes:
         """Return the user's script: without what vsub put in front."""
-        return comment.strip(script)
+        return request_channel.strip(script)
 
     def on_every_node(self, command: Sequence[str], environ: Mapping[str, str]) -> list[str]:
         """Return the command as a step beside all others, one task per node: srun(1).

@@ -6,14 +6,12 @@ meanwhile survive.
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from vtorque_core.api import HostFault
-from vtorque_core.api_setup import MARK
+from vtorque_core.api.setup_steps import MARK, Change, edit_file
 
 _KEPT = f"#kept by {MARK.decode()}#"
 _OURS = f"  # {MARK.decode()}"
@@ -50,37 +48,27 @@ def without_line(text: str, key: str) -> str:
     return re.sub(kept, "", text, flags=re.MULTILINE | re.IGNORECASE)
 
 
-@dataclass(frozen=True)
-class ConfLine:
-    """A setup step: one line of slurm.conf. ``value``: what ours is."""
+def conf_line(conf: Path, key: str, ours: str) -> Change:
+    """Return the setup step by which ``key=ours`` is the one line of that key."""
 
-    conf: Path
-    key: str
-    value: str
+    def edit(change: Callable[[str], str]) -> None:
+        edit_file(conf, lambda text: _encoded(change(_decoded(text))))
 
-    @property
-    def text(self) -> str:
-        """Say what is set, and what has to follow."""
-        return (
-            f"set {self.key}={self.value} in {self.conf}, keeping the site's line as a comment "
-            "(when all nodes have it: scontrol reconfigure)"
-        )
+    return Change(
+        f"set {key}={ours} in {conf}, keeping the site's line as a comment "
+        "(when all nodes have it: scontrol reconfigure)",
+        lambda: value(conf, key) == ours,
+        lambda: edit(lambda text: with_line(without_line(text, key), key, ours)),
+        lambda: edit(lambda text: without_line(text, key)),
+    )
 
-    def done(self) -> bool:
-        """Return whether Slurm reads our value. Raises HostFault."""
-        return value(self.conf, self.key) == self.value
 
-    def apply(self) -> None:
-        """Write it. Raises HostFault."""
-        text = without_line(_read(self.conf), self.key)
-        _write(self.conf, with_line(text, self.key, self.value))
+def _decoded(text: bytes) -> str:
+    return text.decode("utf-8", "surrogateescape")
 
-    def undo(self) -> None:
-        """Take it back. Raises HostFault."""
-        text = _read(self.conf)
-        before = without_line(text, self.key)
-        if before != text:
-            _write(self.conf, before)
+
+def _encoded(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
 
 
 def _setting(line: str, key: str) -> str | None:
@@ -102,22 +90,3 @@ def _read(conf: Path) -> str:
         return conf.read_text("utf-8", "surrogateescape")
     except OSError as error:
         raise HostFault(f"{conf}: {error.strerror}: see [plugin.slurm] conf") from None
-
-
-def _write(conf: Path, text: str) -> None:
-    """Replace the file in one step; owner and mode stay. Raises HostFault."""
-    try:
-        target = conf.resolve(strict=True)
-        status = target.stat()
-        new = target.with_name(f".{target.name}.vtorque-new")
-        new.unlink(missing_ok=True)
-        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(text.encode("utf-8", "surrogateescape"))
-            file.flush()
-            os.fchown(descriptor, status.st_uid, status.st_gid)
-            os.fchmod(descriptor, status.st_mode & 0o7777)
-            os.fsync(descriptor)
-        new.replace(target)
-    except OSError as error:
-        raise HostFault(f"{conf}: {error.strerror}") from None

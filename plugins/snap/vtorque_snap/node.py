@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
-from vtorque_core.api import hookimpl, setting
-from vtorque_core.api_node import HealthCheck, HealthResult, HostFault, NodeJob, Resource, Site
+from vtorque_core.api import HostFault, always, hookimpl, setting
+from vtorque_core.api.health import HealthCheck, HealthResult
+from vtorque_core.api.node_job import NodeJob, Site
+from vtorque_snap.access import Access, is_local
 from vtorque_snap.plugin import SNAP
-from vtorque_snap.task import Access, SnapTask, fill, is_local, manifest, noted
+from vtorque_snap.task import SnapTask, fill, manifest, noted
 
 
 @dataclass(frozen=True)
@@ -64,36 +66,28 @@ class Settings:
         return Access(url, self.version, self.user, self.password, self.ca)
 
 
-@hookimpl
-def vtorque_settings() -> Iterator[type[Settings]]:
-    """Declare ``[plugin.snap]``."""
-    yield Settings
-
-
-@hookimpl
-def vtorque_resources() -> Iterator[type[Resource]]:
-    """Yield the task."""
-    yield SnapTask
+vtorque_settings = always(Settings)
+vtorque_resources = always(SnapTask)
 
 
 @hookimpl
 def vtorque_post_boot(job: NodeJob) -> None:
     """Start the task. Without one the job runs too, unless the site says otherwise."""
     settings, first = job.site[Settings], job.guests[0]
-    if not first[SNAP] or not re.fullmatch(settings.nodes, first.node):
+    if not first[SNAP] or not re.fullmatch(settings.nodes, first.job.node):
         return
     try:
         job.acquire(_task(job, settings))
     except HostFault as error:
         if settings.required:
             raise
-        job.warn(f"runs without snap=true on node {first.node}: {error}")
+        job.warn(f"runs without snap=true on node {first.job.node}: {error}")
 
 
 def _task(job: NodeJob, settings: Settings) -> SnapTask:
     from vtorque_snap.client import read_trusted  # noqa: PLC0415 (8 ms, only if needed)
 
-    values = {"jobid": job.id, "username": job.user.name, "node": job.guests[0].node}
+    values = {"jobid": job.id, "username": job.user.name, "node": job.guests[0].job.node}
     name = fill(settings.name, values)
     body = manifest(
         read_trusted(settings.template), name, values, [guest.name for guest in job.guests]
@@ -103,12 +97,6 @@ def _task(job: NodeJob, settings: Settings) -> SnapTask:
 
 def _notes(site: Site) -> str:
     return str(site.paths.state / "snap")
-
-
-@hookimpl
-def vtorque_health_checks() -> Iterator[HealthCheck]:
-    """Yield what ``vtorque doctor`` asks."""
-    yield HealthCheck("snap: snapteld", check)
 
 
 def check(site: Site) -> Iterator[HealthResult]:
@@ -135,3 +123,6 @@ def check(site: Site) -> Iterator[HealthResult]:
             f"snapteld has still to delete {', '.join(left)[:300]}",
             fix="the next end of a job with snap=true does it; or snaptel task stop and remove",
         )
+
+
+vtorque_health_checks = always(HealthCheck("snap: snapteld", check))

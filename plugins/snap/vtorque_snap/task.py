@@ -12,38 +12,13 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
-from urllib.parse import urlsplit
+from typing import Any, ClassVar, Literal
 
-from vtorque_core.api_node import HostFault, Resource, unjournalled
+from vtorque_core.api import HostFault
+from vtorque_core.api.acquired import Resource, unjournalled
+from vtorque_snap.access import Access, at, is_local
 
 _SETTLE = 0.2  # seconds: a killed start may have sent a request that snapteld is still at
-_OWN = ("localhost", "127.0.0.1", "::1")
-
-
-class Access(NamedTuple):
-    """Where snapteld is and how to get in.
-
-    ``version``: v1 or v2; ``password``, ``ca``: files, empty: none.
-    """
-
-    url: str
-    version: str
-    user: str = ""
-    password: str = ""
-    ca: str = ""
-
-
-def is_local(url: str) -> bool:
-    """Return whether a URL is of this machine."""
-    return urlsplit(url).hostname in _OWN
-
-
-def at(value: Any, path: str) -> Any:
-    """Return what is at ``a.b`` in nested objects; None if it is not there."""
-    for key in path.split("."):
-        value = value.get(key) if isinstance(value, dict) else None
-    return value
 
 
 def fill(text: str, values: Mapping[str, str]) -> str:

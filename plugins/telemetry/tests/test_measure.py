@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 import measured
-from vtorque_core.api_running import Running
-from vtorque_telemetry import measure
+from vtorque_core.base.names import JobAttempt
+from vtorque_core.live.jobs import Running
+from vtorque_telemetry import measure, sampler
 from vtorque_telemetry.measure import GuestMeter, Labels
 from vtorque_telemetry.metrics import METRICS
 from vtorque_telemetry.threads import Process
@@ -41,18 +42,14 @@ def running(job):
 
 def test_what_runs_and_whose_it_is(job, running):
     (guest,) = running.guests
-    assert (running.id, running.key, running.owner, running.node) == (
-        "42.srv",
-        "42.srv.0",
-        "ada",
-        "n1",
-    )
+    assert running.job == JobAttempt("42.srv", 0, "ada", os.geteuid(), "n1")
     assert (guest.index, guest.rank, guest.vcpus, guest.ram_mib) == (0, 3, 1, 256)
     assert (guest.name, guest.uuid) == (job.names[0], job.uuids[0])
     assert guest.ready > guest.started - 0.001  # kept in whole milliseconds
     now = running.phases[-1][1] + 5
-    assert list(running.spans(now)) == ["plan", "boot", "run"]
-    assert running.spans(now)["run"] == pytest.approx(5)
+    spans = sampler._spans(running.phases, now)
+    assert list(spans) == ["plan", "boot", "run"]
+    assert spans["run"] == pytest.approx(5)
     assert running.kept.directory == job.kept.directory
 
 
@@ -71,13 +68,13 @@ def test_only_changed_journals_are_read_again(job, monkeypatch):
 @pytest.mark.parametrize("content", [b"", b"{", b'{"op":"job"}\n', b"\xff\xff\n"])
 def test_a_journal_that_cannot_be_read_hides_no_other(job, content):
     (job.paths.journal / "13.srv.0.jsonl").write_bytes(content)
-    assert [found.id for found in Running(job.paths).jobs()] == ["42.srv"]
+    assert [found.job.id for found in Running(job.paths).jobs()] == ["42.srv"]
 
 
 def test_broken_facts_hide_no_other(job):
     job.kept.add_facts(guests=[{"domain": job.names[0], "rank": "first"}])
     good = measured.Job(job.paths, "43.srv")
-    assert [found.id for found in Running(job.paths).jobs()] == ["43.srv"]
+    assert [found.job.id for found in Running(job.paths).jobs()] == ["43.srv"]
     job.kept.add_facts(guests="none", node=None)
     (broken, _) = Running(job.paths).jobs()
     assert (broken.guests[0].rank, broken.guests[0].vcpus) == (0, 0)

@@ -9,24 +9,24 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 
 import measured
-from patience import at_best
-from vtorque_core import api_running
-from vtorque_core.api import hookimpl
-from vtorque_core.api_node import HostFault
-from vtorque_core.api_telemetry import Exporter
-from vtorque_core.errors import ConfigError
-from vtorque_core.plugins import Plugins
-from vtorque_core.testing.batch import PluginSite
+from counting import calls
+from vtorque_core.base.errors import ConfigError, HostFault
+from vtorque_core.live import extensions
+from vtorque_core.site import plugins
 from vtorque_telemetry import influx, node, sampler, series
-from vtorque_telemetry.sampler import Loop, Sampler, last_sample
+from vtorque_telemetry.api import GROUP
+from vtorque_telemetry.process import CHANNEL, Sampler, last_sample
+from vtorque_telemetry.sampler import Loop
 from vtorque_telemetry.settings import Settings
 from vtorque_telemetry.threads import Process
+from vtorque_testing.harness import PluginSite
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ def test_one_jobs_full_disk_or_defect_does_not_touch_the_others(paths, caplog, m
 def guest_says(job, text):
     """Be QEMU's end of a guest's port: say it to whoever connects."""
     listener = socket.socket(socket.AF_UNIX)
-    listener.bind(str(job.run_dir() / sampler.CHANNEL))
+    listener.bind(str(job.run_dir() / CHANNEL))
     listener.listen(1)
 
     def speak():
@@ -197,7 +197,8 @@ def test_a_disk_that_stays_full_is_said_once(paths, caplog, monkeypatch):
     assert [r.message for r in caplog.records] == ["42.srv: [Errno 28] No space left on device"]
 
 
-def test_fifty_guests_cost_less_than_one_percent_of_a_core(paths):
+def test_what_a_sample_of_fifty_guests_costs(paths):
+    """Seconds of it: bench/run.py."""
     jobs = [measured.Job(paths, f"{n}.srv") for n in range(50)]
     loop = Loop(paths, Settings(), [Taken()], Stats([u for job in jobs for u in job.uuids]))
     loop.tick()
@@ -210,18 +211,16 @@ def test_fifty_guests_cost_less_than_one_percent_of_a_core(paths):
     loop._stats = lambda _uri: recorded
 
     def sample():
-        begun = time.process_time()
         loop.tick()  # with an exporter that writes each sample: Prometheus scrapes less often
         influx.lines(loop.outlets[0].samples[-1])
-        return time.process_time() - begun
 
-    best = at_best(sample, 0.02, least=10)
-    assert best < 0.02, f"{best * 1000:.1f} ms of 20 for a sample of 50 guests"
+    for _ in range(10):
+        assert calls(sample) < 50 * 6000
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before.ru_maxrss < 50_000
 
 
 MANY = """
-import sys
+import ctypes, gc, sys
 from pathlib import Path
 import measured
 from vtorque_telemetry.sampler import Loop, Settings
@@ -230,18 +229,23 @@ job = measured.Job(paths)
 loop = Loop(paths, Settings(), [], lambda _: {job.uuids[0]: measured.domstats()})
 loop.tick()
 meter = loop.jobs[job.key]
-for n in range(10_001):
+many = int(sys.argv[2])
+for n in range(many + 1):
     stats = {job.uuids[0]: measured.domstats(n)}
     samples = meter.measure(lambda _: stats, 2e9 + 2 * n)
-    if n % 5000 == 0:
+    if n % (many // 2) == 0:
+        gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)  # what is free is no leak, whenever a file was thinned
         print(Path("/proc/self/statm").read_text().split()[1], flush=True)
 """
 
 
-def test_memory_is_flat_over_ten_thousand_samples(tmp_path):
-    """Pages of the process after 0, 5,000 and 10,000 samples; the file was thinned meanwhile."""
+@pytest.mark.parametrize("many", [5000, pytest.param(10_000, marks=pytest.mark.full)])
+def test_memory_is_flat_over_many_samples(tmp_path, many):
+    """Pages of the process after none, half and all; the file was thinned before the half."""
+    assert many // 2 > series.MAX_LINES
     environ = {**os.environ, "PYTHONPATH": str(Path(measured.__file__).parent)}
-    argv = [sys.executable, "-c", MANY, str(tmp_path / "n")]
+    argv = [sys.executable, "-c", MANY, str(tmp_path / "n"), str(many)]
     done = subprocess.run(argv, capture_output=True, check=True, timeout=120, env=environ)
     _, half, whole = (int(line) * 4096 for line in done.stdout.split())
     assert whole - half < 1 << 20, done.stdout
@@ -264,7 +268,7 @@ def process(paths, tmp_path):
 
 
 def pid_of(lock):
-    from vtorque_core.resources.process import lock_holder
+    from vtorque_core.base.locks import lock_holder
 
     descriptor = os.open(lock, os.O_RDWR)
     try:
@@ -315,25 +319,17 @@ def test_a_job_that_ends_gets_a_last_sample_and_waits_for_nobody(paths, process)
     assert (paths.run / "telemetry.sock").stat().st_mode & 0o077 == 0
     last_sample(paths, "no such job")
     os.kill(pid_of(process.lock), signal.SIGSTOP)
-    begun = time.monotonic()
-    last_sample(paths, job.key)
-    waited = time.monotonic() - begun
+    last_sample(paths, job.key)  # although it does not answer
     os.kill(pid_of(process.lock), signal.SIGCONT)
-    assert waited < 5
 
 
-def test_its_start_holds_nobody_up(process):
-    """What a job waits for, at best: 4 ms here, of the 10 that it may take."""
-
-    def start():
-        begun = time.monotonic()
-        process.create()
-        waited = time.monotonic() - begun
-        process.release()
-        return waited
-
-    best = at_best(start, 0.01)
-    assert best < 0.01, f"{best * 1000:.1f} ms"
+def test_its_start_holds_nobody_up(process, tmp_path):
+    """It is made, although its Python does not come to its first line."""
+    slow = tmp_path / "slow"
+    slow.write_text("#!/bin/sh\nexec sleep 1000\n")
+    slow.chmod(0o755)
+    replace(process, argv=(str(slow), *process.argv[1:])).create()
+    assert Path(f"/proc/{pid_of(process.lock)}").exists()
 
 
 def test_it_is_started_at_post_boot_and_not_waited_for(paths, tmp_path):
@@ -380,46 +376,48 @@ def test_doctor_says_where_a_user_can_take_anothers_place(paths, settings, statu
 # -- exporters of others -----------------------------------------------------------------------
 
 
-def plugin(name, exporters):
-    module = ModuleType(name)
-    module.vtorque_exporters = hookimpl(exporters)
-    return module
-
-
-def test_another_plugins_exporter_is_found_and_a_broken_one_is_said(monkeypatch, tmp_path, caplog):
-    plugins = Plugins()
-
-    def broken():
-        raise RuntimeError("no such card")
-
-    sink = SimpleNamespace(write=lambda *_: None, end=lambda *_: None, close=lambda: None)
-    plugins.register("acme", plugin("a", lambda: [Exporter("acme", lambda _site: sink)]), "a 1")
-    plugins.register("broken", plugin("b", broken), "b 1")
-    plugins.register("odd", plugin("c", lambda: ["no exporter"]), "c 1")
-    plugins.register("twice", plugin("d", lambda: [Exporter("acme", None)]), "d 1")
-    plugins.register("telemetry", node, "vtorque-telemetry 1")
-    monkeypatch.setattr(Plugins, "load", classmethod(lambda *_, **__: plugins))
+def test_exporters_are_found_by_name_and_a_bad_one_is_said(monkeypatch, tmp_path, caplog):
+    sinks = tmp_path / "acme_sinks.py"
+    sinks.write_text("def good(site):\n    raise OSError('no card')\n\nodd = 3\n")
+    info = tmp_path / "acme-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Name: acme\nVersion: 1\n")
+    names = {"acme": "acme_sinks:good", "odd": "acme_sinks:odd", "gone": "acme_sinks:gone"}
+    lines = "".join(f"{name} = {where}\n" for name, where in names.items())
+    (info / "entry_points.txt").write_text(f"[vtorque1.telemetry]\n{lines}")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(plugins, "require_trusted", lambda point: None)  # pytest's directory
     config = tmp_path / "v.toml"
-    config.write_text('[plugin.telemetry]\nexporters = ["acme", "prometheus", "nowhere", "acme"]\n')
-    found = api_running.exporters(config)
-    assert sorted(found.found) == ["acme", "influxdb", "prometheus", "textfile"]
-    assert found.wrong == (
-        "plugin broken (b 1): RuntimeError: no such card",
-        "plugin odd (c 1): gives no Exporter",
-        "plugin twice (d 1): exporter acme is there twice",
-    )
+    wanted = ["acme", "prometheus", "nowhere", "odd", "gone", "acme"]
+    config.write_text(f"[plugin.telemetry]\nexporters = {json.dumps(wanted)}\n")
     settings, outlets = sampler._open(config)
-    assert [o.name for o in outlets] == ["acme", "prometheus"]
-    outlets[1].give([], ())
-    eventually(lambda: "exporter prometheus" in caplog.text)
-    assert "no plugin brings the exporter 'nowhere'" in caplog.text
-    assert "exporter prometheus: HostFault: everybody who reaches" in caplog.text
+    assert [o.name for o in outlets] == ["acme", "prometheus"] and settings.interval == 2.0
+    for outlet in outlets:
+        outlet.give([], ())
+    for said in (
+        "exporter prometheus: HostFault: everybody who reaches",
+        "exporter acme: OSError: no card",
+        "exporter nowhere: nothing brings 'nowhere' to vtorque1.telemetry; there is: acme, gone, "
+        "influxdb, odd, prometheus, textfile",
+        "exporter odd: 'odd' of acme 1 is no function",
+        "exporter gone: module 'acme_sinks' has no attribute 'gone'",
+    ):
+        eventually(lambda said=said: said in caplog.text)
     for outlet in outlets:
         outlet.close(time.monotonic() + 20)
     config.write_text("[plugin.telemetry]\ninterval = 0\n")
     with pytest.raises(ConfigError, match="interval"):
-        api_running.exporters(config)
-    assert settings.interval == 2.0
+        sampler._open(config)
+
+
+def test_telemetry_is_found_beside_the_core_alone_and_can_be_disabled(tmp_path):
+    config = tmp_path / "v.toml"
+    config.write_text('[plugins]\nenable = ["telemetry"]\n')
+    site, found = extensions.load(config, GROUP)
+    assert site[Settings].interval == 2.0
+    assert sorted(p.name for p in found.found) == ["influxdb", "prometheus", "textfile"]
+    config.write_text('[plugins]\ndisable = ["telemetry"]\n')
+    assert extensions.load(config, GROUP)[1].found == ()
 
 
 def test_the_sampler_needs_nothing_but_the_standard_library_and_the_core():

@@ -7,15 +7,18 @@ from itertools import pairwise
 
 import pytest
 
-from vtorque_core import kept
-from vtorque_core.names import Paths
+from reachable import reachable
+from vtorque_core.api import kept_records
+from vtorque_core.base.names import JobAttempt, Paths
 from vtorque_telemetry import series
 from vtorque_telemetry.series import MAX_LINES, NAME, SeriesFile
 
 
 @pytest.fixture
 def place(tmp_path):
-    return kept.place(Paths(tmp_path / "state", tmp_path), 4321, "42.srv", 0)
+    return kept_records.place(
+        Paths(tmp_path / "state", tmp_path), JobAttempt("42.srv", 0, "u", 4321)
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -117,7 +120,7 @@ def test_a_disk_that_is_full_when_it_is_thinned_is_full_no_longer_than_that(plac
     for n in range(MAX_LINES - 1):
         file.add(0, 1000.0 + 2 * n, {"n": n})
     full = OSError(28, "full")
-    monkeypatch.setattr(kept.Place, "write", lambda *_: (_ for _ in ()).throw(full))
+    monkeypatch.setattr(kept_records.Place, "write", lambda *_: (_ for _ in ()).throw(full))
     with pytest.raises(OSError, match="full"):
         file.add(0, 9000.0, {})
     monkeypatch.undo()
@@ -156,9 +159,7 @@ def test_a_full_disk_is_an_error_and_no_more(place, monkeypatch):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to be two users")
 def test_its_owner_may_read_it_and_nobody_else(place, tmp_path):
-    for directory in (*tmp_path.parents[:3], tmp_path, tmp_path / "state"):
-        if not directory.stat().st_mode & 0o001:  # never /tmp itself
-            directory.chmod(0o711)
+    reachable(tmp_path / "state/kept")
     file = SeriesFile(place, "42.srv", "n1", 2.0)
     for n in range(MAX_LINES + 1):  # also after it was replaced
         file.add(0, 1000.0 + 2 * n, {"n": n})

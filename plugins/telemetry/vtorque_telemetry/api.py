@@ -1,25 +1,26 @@
-"""Public, for plugins: what telemetry measures, and how another plugin takes it somewhere else.
+"""Public: what telemetry measures, and how another distribution takes it somewhere else.
 
-A sampler on the node (plugin ``telemetry``) makes :class:`Sample` objects, the same for all
-exporters. ``vtorque_exporters`` brings an :class:`Exporter`; the sampler opens it, as root, if
-``[plugin.telemetry] exporters`` names it. Names and units follow Prometheus
-(https://prometheus.io/docs/practices/naming/): base units, ``_total`` for counters.
+The node's sampler makes :class:`Sample` objects, the same for all exporters. An exporter is an
+entry point of the group :data:`GROUP`, ``acme = "acme.push:open_sink"``: a function that gets the
+site config and returns a :class:`Sink`. The sampler imports it, as root, if ``exporters`` in
+``[plugin.telemetry]`` names it, and calls it in the sink's own thread with its first samples: it
+may take its time. If it raises, that is logged once and tried again with the next samples.
+
+Names and units follow Prometheus (https://prometheus.io/docs/practices/naming/): base units,
+``_total`` for counters.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import Literal, Protocol
 
-from vtorque_core.errors import ConfigError
-from vtorque_core.trust import require_secret
+from vtorque_core.api import ConfigError, require_secret
 
-if TYPE_CHECKING:
-    from vtorque_core.api_node import Site
-
+GROUP = "vtorque1.telemetry"
 _MAX_SECRET = 4096  # bytes
 
 
@@ -66,18 +67,6 @@ class Sink(Protocol):
     def close(self) -> None:
         """Stop: no job is left. The process ends half a second later, finished or not."""
         ...
-
-
-@dataclass(frozen=True)
-class Exporter:
-    """A place where samples go. ``open`` is called as root in the sampler, with the site config.
-
-    In the sink's thread, with its first samples: it may take its time. It raises ``HostFault`` or
-    ``ConfigError`` if that place cannot be used: logged once, tried again with the next samples.
-    """
-
-    name: str
-    open: Callable[[Site], Sink]
 
 
 def read_secret(path: str | Path) -> str:

@@ -14,8 +14,8 @@ import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from urllib.parse import urlsplit
 
-from vtorque_core.api_node import HostFault
-from vtorque_core.api_telemetry import Sample, read_secret
+from vtorque_core.api import HostFault
+from vtorque_telemetry.api import Sample, read_secret
 from vtorque_telemetry.exposition import LabelTexts
 from vtorque_telemetry.settings import Settings
 
@@ -45,7 +45,7 @@ def _escape(text: str) -> str:
 
 
 class Influx:
-    """See :class:`vtorque_core.api_telemetry.Sink`."""
+    """See :class:`vtorque_telemetry.api.Sink`."""
 
     def __init__(self, settings: Settings) -> None:
         """Raise ConfigError, HostFault for bad files. Connects with the first samples."""

@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from vtorque_core.api_running import RunningGuest, RunningJob, process_of
-from vtorque_core.api_telemetry import Sample
+from vtorque_core.api.vcpu_threads import process_of
+from vtorque_core.live.jobs import RunningGuest, RunningJob
+from vtorque_telemetry.api import Sample
 from vtorque_telemetry.metrics import BLOCK, NET, help_of, kind_of
 from vtorque_telemetry.threads import Process
 
@@ -37,7 +38,8 @@ class Labels:
     """The series of one guest, or of a whole job: the same labels before each one's own."""
 
     def __init__(self, job: RunningJob, guest: RunningGuest | None) -> None:
-        self.base = {"job": job.id, "user": job.owner, "node": job.node}
+        whose = job.job
+        self.base = {"job": whose.id, "user": whose.owner, "node": whose.node}
         if guest is not None:
             self.base["guest"] = str(guest.rank)
         self.base = {name: safe(value) for name, value in self.base.items()}

@@ -4,39 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vtorque_core.api import hookimpl
-from vtorque_core.api_context import ContextItem, EnvVar, LinePort
-from vtorque_core.api_domain import Channel, Element
-from vtorque_core.api_node import (
-    EndedJob,
-    GuestPlan,
-    HealthCheck,
-    HealthResult,
-    HostFault,
-    NodeJob,
-    Resource,
-    Site,
-)
-from vtorque_core.api_running import job_key
-from vtorque_core.api_telemetry import Exporter, Sink
-from vtorque_telemetry.sampler import CHANNEL, Sampler, last_sample
+from vtorque_core.api import always, hookimpl
+from vtorque_core.api.guest_context import ContextItem, EnvVar, LinePort
+from vtorque_core.api.guest_plan import GuestPlan
+from vtorque_core.api.health import HealthCheck, HealthResult
+from vtorque_core.api.libvirt_domain import Channel, Element
+from vtorque_core.api.node_job import EndedJob, NodeJob, Site
+from vtorque_telemetry.process import CHANNEL, Sampler, last_sample
 from vtorque_telemetry.settings import Settings
 
 FILE = "/run/vtorque-metrics"
 PORT = "org.vtorque.metrics"
 _USERS = 1024  # the first port that is not root's alone (ip(7), ip_unprivileged_port_start)
 
-
-@hookimpl
-def vtorque_settings() -> Iterator[type[Settings]]:
-    """Yield ``[plugin.telemetry]``."""
-    yield Settings
-
-
-@hookimpl
-def vtorque_resources() -> Iterator[type[Resource]]:
-    """Yield what is node-wide."""
-    yield Sampler
+vtorque_settings = always(Settings)
+vtorque_resources = always(Sampler)
 
 
 @hookimpl
@@ -58,12 +40,6 @@ def _has_lines(guest: GuestPlan, site: Site) -> bool:
     settings = site[Settings]
     wanted = settings.enabled and settings.app_series > 0
     return wanted and {"LinePort", "EnvVar"} <= guest.supports
-
-
-@hookimpl
-def vtorque_health_checks() -> Iterator[HealthCheck]:
-    """Yield what ``vtorque doctor`` asks."""
-    yield HealthCheck("telemetry: exporters", check)
 
 
 def check(site: Site) -> Iterator[HealthResult]:
@@ -90,42 +66,16 @@ def check(site: Site) -> Iterator[HealthResult]:
 
 
 @hookimpl
-def vtorque_exporters() -> Iterator[Exporter]:
-    """Yield the exporters that come with the sampler."""
-    yield Exporter("prometheus", _prometheus)
-    yield Exporter("textfile", _textfile)
-    yield Exporter("influxdb", _influxdb)
-
-
-@hookimpl
 def vtorque_post_boot(job: NodeJob) -> None:
     """Start the sampler, unless another job has. Does not wait for it."""
     if job.site[Settings].enabled:
-        try:
-            job.acquire(Sampler.of(job.site.paths, job.site.path))
-        except HostFault as error:  # a full /run: no reason for a job to fail
-            job.warn(f"is not measured: {error}")
+        Sampler.start(job, "is not measured")
 
 
 @hookimpl
 def vtorque_teardown(job: EndedJob) -> None:
     """Take the last sample."""
-    last_sample(job.paths, job_key(job.id, job.attempt))
+    last_sample(job.paths, job.job.key)
 
 
-def _prometheus(site: Site) -> Sink:
-    from vtorque_telemetry.prometheus import Endpoint  # noqa: PLC0415 - http.server, ssl
-
-    return Endpoint(site[Settings])
-
-
-def _textfile(site: Site) -> Sink:
-    from vtorque_telemetry.textfile import Textfile  # noqa: PLC0415
-
-    return Textfile(site[Settings])
-
-
-def _influxdb(site: Site) -> Sink:
-    from vtorque_telemetry.influx import Influx  # noqa: PLC0415
-
-    return Influx(site[Settings])
+vtorque_health_checks = always(HealthCheck("telemetry: exporters", check))

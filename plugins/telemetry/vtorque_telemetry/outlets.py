@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 
-from vtorque_core.api_telemetry import Sample, Sink
+from vtorque_telemetry.api import Sample, Sink
 
 log = logging.getLogger("telemetry")
 _FLUSH = 0.5  # seconds that all sinks together have at the end

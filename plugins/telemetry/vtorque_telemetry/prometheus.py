@@ -18,8 +18,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socket import AF_INET, AF_INET6, SHUT_RDWR, socket
 from typing import Any
 
-from vtorque_core.api_node import HostFault
-from vtorque_core.api_telemetry import Sample, read_secret
+from vtorque_core.api import HostFault
+from vtorque_telemetry.api import Sample, read_secret
 from vtorque_telemetry.exposition import CONTENT_TYPE, text
 from vtorque_telemetry.settings import Settings
 
@@ -29,7 +29,7 @@ _WHOLE = 10.0  # seconds for a request and its answer, however busy a client kee
 
 
 class Endpoint:
-    """See :class:`vtorque_core.api_telemetry.Sink`."""
+    """See :class:`vtorque_telemetry.api.Sink`."""
 
     def __init__(self, settings: Settings) -> None:
         """Listen. Raises HostFault, ConfigError: nobody may read, bad files, address in use."""

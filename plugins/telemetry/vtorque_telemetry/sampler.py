@@ -1,11 +1,11 @@
 """The node's one sampler: every interval it measures all guests of all jobs. Root.
 
-The node-wide resource :class:`Sampler` starts this process after the first job's boot, and ends it
-with the last. It keeps nothing that matters, so it may be killed at any time: the next job starts
+The resource ``process.Sampler`` starts this process after the first job's boot, and ends it with
+the last. It keeps nothing that matters, so it may be killed at any time: the next job starts
 it again, and it goes on with the files that it finds.
 
 It waits for three things: the time of the next sample, a change of a journal while no guest runs,
-and a job that ends and wants a last sample (:func:`last_sample`).
+and a job that ends and wants a last sample (``process.last_sample``).
 """
 
 from __future__ import annotations
@@ -16,68 +16,27 @@ import os
 import select
 import signal
 import socket
-import sys
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from logging.handlers import RotatingFileHandler
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-from vtorque_core import api_running
-from vtorque_core.api_node import HostFault, unjournalled
-from vtorque_core.api_resources import Process
-from vtorque_core.api_running import Paths, Running, RunningJob
-from vtorque_core.api_telemetry import Sample
+from vtorque_core.api import HostFault, Paths, printable
+from vtorque_core.live import cores, extensions, jobs
+from vtorque_core.live.jobs import Running, RunningJob
+from vtorque_core.live.node_process import begin
+from vtorque_telemetry.api import GROUP, Sample
 from vtorque_telemetry.app import AppMeter
 from vtorque_telemetry.measure import GuestMeter, Labels, Values
 from vtorque_telemetry.outlets import Opened, Outlet, close_all
+from vtorque_telemetry.process import CHANNEL, LAST, listen
 from vtorque_telemetry.series import SeriesFile
 from vtorque_telemetry.settings import Settings
 
-LOG_BYTES = 256 * 1024  # of each of two files
-CHANNEL = "metrics.sock"
-"""In a guest's run directory: the host's end of the port that the job's own lines come by."""
-
-_LAST = 0.5  # seconds that the end of a job waits for its last sample
 _IDLE = 60.0  # seconds between two looks whether it is needed, while no guest runs
 log = logging.getLogger("telemetry")
 StatsOf = Callable[[str], Mapping[str, Mapping[str, Any]]]
-
-
-@dataclass(frozen=True)
-class Sampler(Process):
-    """One for all jobs of the node, known by its lock alone: settings change with the next one."""
-
-    kind = "telemetry-sampler"
-    scope: ClassVar = "node"
-    quick = True
-    argv: tuple[str, ...] = unjournalled(("telemetry-sampler",))
-    lock: str = ""
-
-    @classmethod
-    def of(cls, paths: Paths, config: Path) -> Sampler:
-        """Return the sampler of a node."""
-        argv = (sys.executable, "-I", "-m", __name__, str(paths.state), str(paths.run), str(config))
-        return cls(argv, lock=str(paths.run / "telemetry.lock"))
-
-    def create(self) -> None:
-        """Start it. Its socket is there at once, so that what is there does not change later.
-
-        Raises HostFault.
-        """
-        try:
-            _listen(Path(self.lock).with_suffix(".sock")).close()
-        except OSError as error:
-            raise HostFault(f"{self.lock}: {error.strerror}") from None
-        super().create()
-
-    def release(self) -> None:
-        """End it, and remove what one that was killed has left."""
-        super().release()
-        for suffix in (".sock", ".sock.new"):
-            Path(self.lock).with_suffix(suffix).unlink(missing_ok=True)
 
 
 class JobMeter:
@@ -128,7 +87,7 @@ class JobMeter:
             untold.update(fresh)  # with the next line: a job that talks does not shorten its series
             if self._write(index, at, labels.texts({**values, **untold}), must=last):
                 untold.clear()
-        spans = self.job.spans(at)
+        spans = _spans(self.job.phases, at)
         whole: Values = {
             ("vtorque_job_phase_seconds", (("phase", n),)): v for n, v in spans.items()
         }
@@ -145,18 +104,27 @@ class JobMeter:
         """Write a line if it is time for one, or it must be; return whether it was."""
         try:
             if self._series is None:
-                job, interval = self.job, self._settings.interval
-                self._series = SeriesFile(job.kept, job.id, job.node, interval)
+                whose, interval = self.job.job, self._settings.interval
+                self._series = SeriesFile(self.job.kept, whose.id, whose.node, interval)
             if not must and guest is not None and not self._series.due(guest, at):
                 return False
             self._series.add(guest, at, values)
         except (OSError, HostFault) as error:  # a full disk: other jobs, and sinks, go on
             if str(error) != self._said:  # once, until it can be written again
-                log.warning("%s: %s", self.job.id, error)
+                log.warning("%s: %s", self.job.job.id, error)
             self._said = str(error)
             return False
         self._said = ""
         return True
+
+
+def _spans(phases: Sequence[tuple[str, float]], now: float) -> dict[str, float]:
+    """Return the seconds of each phase, the last one until ``now`` (Unix time)."""
+    ends = [*(at for _, at in phases[1:]), now]
+    found: dict[str, float] = {}
+    for (name, at), end in zip(phases, ends, strict=True):
+        found[name] = found.get(name, 0.0) + max(0.0, end - at)
+    return found
 
 
 class Loop:
@@ -167,7 +135,7 @@ class Loop:
         paths: Paths,
         settings: Settings,
         outlets: list[Outlet],
-        stats: Callable[[str], Mapping[str, Mapping[str, Any]]] = api_running.domain_stats,
+        stats: Callable[[str], Mapping[str, Mapping[str, Any]]] = jobs.domain_stats,
     ) -> None:
         self.settings = settings
         self.outlets = outlets
@@ -211,7 +179,7 @@ class Loop:
 
     def _look(self) -> set[str]:
         """Read from the journals what runs; return the ids of jobs that have ended."""
-        found = {job.key: job for job in self._running.jobs() if job.guests}
+        found = {each.job.key: each for each in self._running.jobs() if each.guests}
         ended = {key: self.jobs.pop(key) for key in self.jobs.keys() - found.keys()}
         for meter in ended.values():
             meter.close()
@@ -219,8 +187,8 @@ class Loop:
             if key not in self.jobs:
                 self.jobs[key] = JobMeter(job, self.settings)
             self.jobs[key].look(job)
-        left = {job.id for job in found.values()}
-        return {meter.job.id for meter in ended.values()} - left
+        left = {each.job.id for each in found.values()}
+        return {meter.job.job.id for meter in ended.values()} - left
 
 
 def serve(loop: Loop, events: int, control: socket.socket, needed: Callable[[], bool]) -> None:
@@ -251,78 +219,46 @@ def _answer(loop: Loop, control: socket.socket) -> None:
     with contextlib.suppress(OSError):
         connection, _ = control.accept()
         with connection:
-            connection.settimeout(_LAST)
+            connection.settimeout(LAST)
             key = connection.recv(256).decode("utf-8", "replace")
             if key in loop.jobs:
                 loop.tick(last=key)
             connection.sendall(b"1")
 
 
-def last_sample(paths: Paths, key: str) -> None:
-    """Have the sampler take a job's last sample, while its guests are still there. As root.
-
-    Waits at most half a second; nothing is lost but that sample if there is no answer.
-    """
-    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(_LAST)
-        connection.connect(os.fspath(paths.run / "telemetry.sock"))
-        connection.sendall(key.encode())
-        connection.recv(1)
-
-
-def _listen(path: Path) -> socket.socket:
-    fresh = path.with_suffix(".sock.new")
-    fresh.unlink(missing_ok=True)
-    with contextlib.ExitStack() as undo:
-        listener = undo.enter_context(socket.socket(socket.AF_UNIX))
-        listener.bind(os.fspath(fresh))
-        fresh.chmod(0o600)
-        listener.listen(16)
-        fresh.rename(path)
-        undo.pop_all()
-    return listener
-
-
 def _open(config: Path) -> tuple[Settings, list[Outlet]]:
     """Return an outlet for each wanted exporter; it opens it in its own thread."""
-    known = api_running.exporters(config)
-    settings = known.site[Settings]
-    for wrong in known.wrong:
-        log.warning("%s", wrong)
+    site, found = extensions.load(config, GROUP)
+    settings = site[Settings]
     outlets = []
     for name in dict.fromkeys(settings.exporters):
-        if name not in known.found:
-            log.warning(
-                "no plugin brings the exporter %r (there are: %s)", name, ", ".join(known.found)
-            )
+        try:
+            opening = found.function(name)
+        except Exception as error:  # anybody's module
+            log.warning("exporter %s: %s", name, printable(str(error)))
             continue
-        opening = partial(known.found[name].open, known.site)
-        outlets.append(Outlet(name, Opened(opening), settings.deadline))
+        outlets.append(Outlet(name, Opened(partial(opening, site)), settings.deadline))
     return settings, outlets
 
 
 def main() -> None:
-    """Run with the arguments of :meth:`Sampler.of`."""
-    state, run, config = (Path(word) for word in sys.argv[1:])
-    os.umask(0o077)
-    handler = RotatingFileHandler(state / "telemetry.log", maxBytes=LOG_BYTES, backupCount=1)
-    logging.basicConfig(level="INFO", format="%(asctime)s %(message)s", handlers=[handler])
-    paths = Paths(state, run)
-    control = _listen(run / "telemetry.sock")
+    """Run with the arguments of ``Sampler.of``: a site config."""
+    paths, (config,) = begin("telemetry")
+    control = listen(paths.run / "telemetry.sock")
     try:
-        settings, outlets = _open(config)
+        settings, outlets = _open(Path(config))
     except Exception:
         log.exception("%s", config)
         settings, outlets = Settings(), []
 
     def end(_number: int, _frame: object) -> None:
         close_all(outlets)
-        (run / "telemetry.sock").unlink(missing_ok=True)
+        (paths.run / "telemetry.sock").unlink(missing_ok=True)
         os._exit(0)  # a sink may hang
 
     signal.signal(signal.SIGTERM, end)
-    events = api_running.journal_events(paths)
-    serve(Loop(paths, settings, outlets), events, control, (run / "telemetry.lock").exists)
+    events = cores.journal_events(paths)
+    serve(Loop(paths, settings, outlets), events, control, (paths.run / "telemetry.lock").exists)
 
 
 if __name__ == "__main__":

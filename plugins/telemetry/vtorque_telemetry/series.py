@@ -15,7 +15,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from vtorque_core.api_running import Place
+from vtorque_core.api.kept_records import Place
 
 NAME = "series.jsonl"
 MAX_LINES = 2000  # of each guest

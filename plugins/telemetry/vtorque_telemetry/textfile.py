@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import grp
-import os
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from vtorque_core.api_node import HostFault, require_root_owned
-from vtorque_core.api_telemetry import Sample
+from vtorque_core.api import HostFault, replace_file, require_root_owned
+from vtorque_telemetry.api import Sample
 from vtorque_telemetry.exposition import text
 from vtorque_telemetry.settings import Settings
 
 
 class Textfile:
-    """See :class:`vtorque_core.api_telemetry.Sink`."""
+    """See :class:`vtorque_telemetry.api.Sink`."""
 
     def __init__(self, settings: Settings) -> None:
         """Raise ConfigError if others can write its directory, HostFault for an unknown group."""
@@ -31,15 +29,7 @@ class Textfile:
 
     def write(self, samples: Sequence[Sample], _deadline: float) -> None:
         """Replace the file."""
-        fresh = self._path.with_name(f".{self._path.name}.new")
-        with contextlib.suppress(FileNotFoundError):
-            fresh.unlink()
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        with os.fdopen(os.open(fresh, flags, 0o600), "wb") as file:
-            file.write(text(samples))
-            os.fchown(file.fileno(), -1, self._gid)
-            os.fchmod(file.fileno(), self._mode)
-        fresh.rename(self._path)
+        replace_file(str(self._path), text(samples), mode=self._mode, gid=self._gid)
 
     def end(self, jobs: Collection[str]) -> None:
         """Do nothing: the next file does not have them."""

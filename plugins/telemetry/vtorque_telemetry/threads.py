@@ -11,7 +11,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from vtorque_core.api_qemu import (
+from vtorque_core.api.vcpu_threads import (
     kernel_vhost_threads,
     own_vhost_threads,
     thread_name,

@@ -9,21 +9,20 @@ from xml.etree import ElementTree
 
 import pytest
 
-from vtorque_core import api_options
-from vtorque_core.api import Extra, JobRequest
-from vtorque_core.api_context import EnvVar, PciMemory
-from vtorque_core.api_domain import forbidden
-from vtorque_core.api_node import GuestPlan, HostFault, Image, JobUser, MemoryClaim, Notice
-from vtorque_core.api_resources import Shm
-from vtorque_core.config import build, parse_toml
-from vtorque_core.domain.merge import Contributed, merge
-from vtorque_core.domain.render import DomainSpec, render
-from vtorque_core.errors import Refused
-from vtorque_core.journal import arguments
-from vtorque_core.plugins import Plugins
-from vtorque_core.policy import decide, needs
-from vtorque_core.request import Request
+from planned import guest_plan, with_core
+from vtorque_core.api.claims import MemoryClaim, Notice
+from vtorque_core.api.guest_context import EnvVar, PciMemory
+from vtorque_core.api.libvirt_domain import forbidden
+from vtorque_core.api.values import Extra, JobRequest
+from vtorque_core.base.errors import HostFault, Refused
+from vtorque_core.plan.domain.merge import Contributed, merge
+from vtorque_core.plan.domain.render import DomainSpec, render
+from vtorque_core.records.reading import arguments
+from vtorque_core.site.config import build, parse_toml
+from vtorque_core.site.policy import decide, needs
+from vtorque_core.site.request import Request
 from vtorque_unclot import node, plugin
+from vtorque_unclot.shm import Shm
 
 SCHEMA = "/usr/share/libvirt/schemas/domain.rng"
 LINUX = frozenset({"EnvVar", "PciMemory"})
@@ -31,11 +30,7 @@ LINUX = frozenset({"EnvVar", "PciMemory"})
 
 @pytest.fixture
 def plugins():
-    found = Plugins()
-    found.register("core", api_options, "vtorque-core")
-    for module in (plugin, node):
-        found.register("unclot", module, "vtorque-unclot 1.0.0")
-    return found
+    return with_core("unclot", plugin, node)
 
 
 def asked(plugins, *pairs, site=""):
@@ -46,16 +41,10 @@ def asked(plugins, *pairs, site=""):
 
 def guest(unclot=True, mib=64, **changes):
     values = {
-        "job_id": "42.srv", "attempt": 0, "node": "n1", "index": 0, "rank": 0,
-        "guests_per_node": 2, "name": "vt-42.srv.0-n1-0",
-        "uuid": "0b1ad9ba-95f3-54cf-8d96-1d6ed3e4ac1f", "hostname": "vn1-0",
-        "vcpus": 1, "ram_mib": 512, "image": Image("m", "linux", "micro", "x86_64", "0" * 64),
-        "user": JobUser("ada", 1000, 1000, (("ada", 1000),), "/home/ada", "/bin/bash"),
-        "request": JobRequest({"unclot": unclot, "unclot_shmem": mib}), "addresses": (),
-        "peers": (), "state_dir": Path("/s"), "run_dir": Path("/r"), "secret": b"x" * 32,
-        "qemu_uid": os.getuid(), "supports": LINUX,
+        "guests_per_node": 2, "hostname": "vn1-0", "qemu_uid": os.getuid(), "supports": LINUX,
+        "request": JobRequest({"unclot": unclot, "unclot_shmem": mib}),
     }  # fmt: skip
-    return GuestPlan(**values | changes)
+    return guest_plan(**values | changes)
 
 
 def pre_boot(*guests, reserve=64):
@@ -76,20 +65,14 @@ def test_a_power_of_two(plugins, text, mib):
     assert asked(plugins, "unclot=true", f"unclot_shmem={text}")[plugin.SHMEM] == mib
 
 
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
-        ("3M", "unclot_shmem=3M: is not a power of two, .* ask for 2M or 4M"),
-        ("1025M", "ask for 1G or 2G"),
-        ("512K", "not a whole number of MiB"),
-        ("0", "between 1M"),
-        ("-4M", "is not a size"),
-        ("../x", "is not a size"),
-    ],
-)
-def test_another_size_is_refused_with_the_rule(plugins, text, why):
-    with pytest.raises(Refused, match=why):
-        asked(plugins, "unclot=true", f"unclot_shmem={text}")
+def test_another_size_is_refused_with_the_rule(plugins):
+    power = "unclot_shmem=3M: is not a power of two, .* ask for 2M or 4M"
+    for text, why in (
+        ("3M", power), ("1025M", "ask for 1G or 2G"), ("512K", "not a whole number of MiB"),
+        ("0", "between 1M"), ("-4M", "is not a size"), ("../x", "is not a size"),
+    ):  # fmt: skip
+        with pytest.raises(Refused, match=why):
+            asked(plugins, "unclot=true", f"unclot_shmem={text}")
 
 
 def test_the_site_sets_the_limit(plugins):
@@ -135,7 +118,8 @@ def test_a_lonely_guest_is_told():
 def test_a_name_is_the_jobs_and_the_nodes_own_and_tells_nothing():
     one = node.region(guest())
     assert one == node.region(guest(index=1, rank=1, hostname="vn1-1"))
-    others = {node.region(guest(node="n2")), node.region(guest(secret=b"y" * 32)), one}
+    elsewhere = guest(job=dataclasses.replace(guest().job, node="n2"))
+    others = {node.region(elsewhere), node.region(guest(secret=b"y" * 32)), one}
     assert len(others) == 3
     assert len(one) == len("vtorque-") + 64
     assert "42" not in {one[8:], one[8:10]}
@@ -163,6 +147,20 @@ def test_one_region_of_zeros_that_only_qemu_may_open(tmp_path):
         again.release()
         again.release()
     assert not path.exists()
+    with pytest.raises(HostFault, match="not a name"):
+        Shm("../etc/passwd").release()
+
+
+def test_it_has_its_place_and_is_of_nobody_else():
+    shm = Shm(f"vtorque-test-{os.getpid()}", size=8192)
+    shm.create()
+    try:
+        status = Path(shm.path).stat()
+        assert (status.st_size, status.st_blocks * 512) == (8192, 8192)  # no hole: none to run out
+        with pytest.raises(HostFault, match=r"cannot create .*: File exists"):
+            shm.create()
+    finally:
+        shm.release()
 
 
 def test_a_job_leaves_room_in_dev_shm_to_others():
@@ -176,7 +174,7 @@ def test_a_job_leaves_room_in_dev_shm_to_others():
 
 def test_doctor_says_how_much_jobs_can_share(monkeypatch):
     (known,) = node.vtorque_health_checks()
-    monkeypatch.setattr(node.Shm, "room", lambda spare: (1 << 30) - spare)
+    monkeypatch.setattr(Shm, "room", lambda spare: (1 << 30) - spare)
     for reserve, status, said in ((512, "ok", "512M"), (1000, "warning", "24M")):
         (result,) = known.check({node.Settings: node.Settings(reserve)})
         assert (result.status, bool(result.fix)) == (status, status == "warning")
@@ -222,7 +220,7 @@ def test_what_it_forbids():
 
 def test_what_a_linux_guest_is_told():
     assert list(node.vtorque_guest_context(guest())) == [
-        PciMemory("1af4:1110", 2, "/dev/vtorque/shmem", owner="job"),
+        PciMemory("1af4:1110", 2, "/dev/vtorque/shmem"),
         EnvVar("VTORQUE_SHMEM", "/dev/vtorque/shmem"),
         EnvVar("VTORQUE_SHMEM_SIZE", str(64 << 20)),
     ]

@@ -9,21 +9,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from vtorque_core.api import hookimpl, setting, show_mib
-from vtorque_core.api_context import ContextItem, EnvVar, PciMemory
-from vtorque_core.api_domain import Act, Element, ListElement
-from vtorque_core.api_node import (
-    GuestPlan,
-    HealthCheck,
-    HealthResult,
-    MemoryClaim,
-    NodeJob,
-    Notice,
-    Site,
-    derive,
-)
-from vtorque_core.api_resources import Shm
+from vtorque_core.api import always, derive, hookimpl, setting, show_mib
+from vtorque_core.api.claims import MemoryClaim, Notice
+from vtorque_core.api.guest_context import ContextItem, EnvVar, PciMemory
+from vtorque_core.api.guest_plan import GuestPlan
+from vtorque_core.api.health import HealthCheck, HealthResult
+from vtorque_core.api.libvirt_domain import Act, Element, ListElement
+from vtorque_core.api.node_job import NodeJob, Site
 from vtorque_unclot.plugin import SHMEM, UNCLOT
+from vtorque_unclot.shm import Shm
 
 DEVICE, BAR = "1af4:1110", 2  # ivshmem-spec.txt, "PCI device" and "BAR 2"
 LINK = "/dev/vtorque/shmem"
@@ -56,13 +50,11 @@ def region(guest: GuestPlan) -> str:
 
     Nodes that are one machine (tests) have one /dev/shm, so the node is in it.
     """
-    return "vtorque-" + derive(guest.secret, "unclot", guest.node).hex()
+    return "vtorque-" + derive(guest.secret, "unclot", guest.job.node).hex()
 
 
-@hookimpl
-def vtorque_settings() -> Iterator[type[Settings]]:
-    """Yield ``[plugin.unclot]``."""
-    yield Settings
+vtorque_settings = always(Settings)
+vtorque_resources = always(Shm)
 
 
 @hookimpl
@@ -105,12 +97,6 @@ def vtorque_guest_context(guest: GuestPlan) -> Iterator[ContextItem]:
         yield EnvVar("VTORQUE_SHMEM_SIZE", str(guest[SHMEM] << 20))
 
 
-@hookimpl
-def vtorque_health_checks() -> Iterator[HealthCheck]:
-    """Yield what ``vtorque doctor`` asks."""
-    yield HealthCheck("unclot: /dev/shm", check)
-
-
 def check(site: Site) -> Iterator[HealthResult]:
     """Say how much jobs can share now: less than the default is little."""
     left = Shm.room(site[Settings].shm_reserve << 20) >> 20
@@ -118,3 +104,6 @@ def check(site: Site) -> Iterator[HealthResult]:
     little = left < SHMEM.default
     fix = "mount -o remount,size=... /dev/shm" if little else ""
     yield HealthResult("warning" if little else "ok", said, fix)
+
+
+vtorque_health_checks = always(HealthCheck("unclot: /dev/shm", check))

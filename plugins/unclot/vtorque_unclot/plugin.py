@@ -6,19 +6,19 @@ How much a user may ask for: ``[options.unclot_shmem]``.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from vtorque_core.api import (
     Extra,
     JobRequest,
     Option,
     Refusal,
+    always,
     boolean,
     hookimpl,
     show_mib,
     size_mib,
 )
-from vtorque_core.api_options import show_boolean
+from vtorque_core.api.vm_options import show_boolean
 
 
 def power_of_two_mib(value: str) -> int:
@@ -39,11 +39,7 @@ UNCLOT = Option(
 )
 SHMEM = Option("unclot_shmem", power_of_two_mib, 64, "how much (a power of two)", "SIZE", show_mib)
 
-
-@hookimpl
-def vtorque_options() -> Iterator[Option[Any]]:
-    """Yield the two keys."""
-    yield from (UNCLOT, SHMEM)
+vtorque_options = always(UNCLOT, SHMEM)
 
 
 @hookimpl

@@ -10,38 +10,38 @@ from xml.etree import ElementTree
 
 import pytest
 
+import planned
 from sysfs_tree import tree, write
-from vtorque_core import api_options
-from vtorque_core.api import Refusal
-from vtorque_core.api_context import GuestDevice, Package, RootCommand
-from vtorque_core.api_domain import Disk, PciDevice, QemuArgs, forbidden
-from vtorque_core.api_node import Address, GuestPlan, Image, JobUser, Notice, PoolClaim
-from vtorque_core.api_pci import virtual_functions
-from vtorque_core.api_resources import File
-from vtorque_core.config import build, parse_toml
-from vtorque_core.domain.merge import Contributed, merge
-from vtorque_core.domain.render import DomainSpec, render
-from vtorque_core.errors import ConfigError, HostFault, Refused
-from vtorque_core.ledger import NodeShare, NoFit, Taken, plan
-from vtorque_core.plugins import Plugins
-from vtorque_core.policy import decide
-from vtorque_core.request import Request
-from vtorque_core.topology import parse
+from vtorque_core.api.claims import Notice, PoolClaim
+from vtorque_core.api.guest_context import GuestDevice, Package, RootCommand
+from vtorque_core.api.guest_plan import Address
+from vtorque_core.api.job_files import File
+from vtorque_core.api.libvirt_domain import Disk, QemuArgs, forbidden
+from vtorque_core.api.values import Image
+from vtorque_core.base.errors import ConfigError, HostFault, Refusal, Refused
+from vtorque_core.base.names import JobAttempt
+from vtorque_core.plan.domain.merge import Contributed, merge
+from vtorque_core.plan.domain.render import DomainSpec, render
+from vtorque_core.plan.placement.divide_cores import plan
+from vtorque_core.plan.placement.job_cores import NodeShare, NoFit, Taken
+from vtorque_core.plan.placement.topology import parse
+from vtorque_core.site.config import build, parse_toml
+from vtorque_core.site.policy import decide
+from vtorque_core.site.request import Request
+from vtorque_passthrough.pci_functions import virtual_functions
+from vtorque_passthrough.vfio import PciDevice, Vfio
 from vtorque_vrdma import fence, guid, node, plugin
 from vtorque_vrdma.fence import Fence
 from vtorque_vrdma.guid import NOBODY, VfGuid
 
 DATA = Path(__file__).parents[3] / "tests" / "data"
 HOST = parse((DATA / "capabilities" / "xeon-2x32-smt.xml").read_text())
-SHARE = NodeShare(HOST.cpus, HOST.mem_mib, topology=HOST, exclusive=False)
+SHARE = NodeShare(HOST, exclusive=False)
 TOOL = "/usr/lib/vtorque/vtorque-rdma"
 NIC = Address("52:54:00:aa:bb:cc", "10.86.0.5")
 HPC = Address("52:54:00:aa:bb:dd", "10.186.0.5", network="hpc")
 SRIOV = 'cards = ["ibp94s0", "ens1f0"]\nallow_unfiltered = true\n'
-PLUGINS = Plugins()
-PLUGINS.register("core", api_options, "vtorque-core")
-for module in (plugin, node):
-    PLUGINS.register("vrdma", module, "vtorque-vrdma 1.0.0")
+PLUGINS = planned.with_core("vrdma", plugin, node)
 
 
 def site_of(top, kind="rxe", more=""):
@@ -54,18 +54,15 @@ def site_of(top, kind="rxe", more=""):
 def guest(site, vrdma="true", index=0, **changes):
     request = decide(Request((("vrdma", vrdma),)), site, PLUGINS)
     values = {
-        "job_id": "42.srv", "attempt": 0, "node": "n1", "index": index, "rank": index,
-        "guests_per_node": 2, "name": f"vt-42.srv.0-n1-{index}",
-        "uuid": "0b1ad9ba-95f3-54cf-8d96-1d6ed3e4ac1f", "hostname": f"vn1-{index}",
-        "vcpus": 1, "ram_mib": 512, "image": Image("m", "linux", "debian", "x86_64", "0" * 64),
-        "user": JobUser("ada", 1000, 1000, (("ada", 1000),), "/home/ada", "/bin/bash"),
-        "request": request, "addresses": (NIC, HPC), "state_dir": Path("/s"), "secret": b"x" * 32,
-        "peers": (("vn1-0", "10.86.0.5"), ("vn1-1", "10.86.0.6")), "run_dir": Path("/r"),
+        "index": index, "rank": index, "guests_per_node": 2, "name": f"vt-42.srv.0-n1-{index}",
+        "hostname": f"vn1-{index}", "image": Image("m", "linux", "debian", "x86_64", "0" * 64),
+        "request": request, "addresses": (NIC, HPC),
+        "peers": (("vn1-0", "10.86.0.5"), ("vn1-1", "10.86.0.6")),
         "aliases": (("vn1-0-hpc", "vn1-0", "10.186.0.5"), ("vn1-1-hpc", "vn1-1", "10.186.0.6"),
                     ("vn1-1-other-hpc", "vn1-1", "10.199.0.6")),
         "host": HOST, "qemu_uid": os.geteuid(),
     }  # fmt: skip
-    return GuestPlan(**values | changes)
+    return planned.guest_plan(**values | changes)
 
 
 def fenced(card, *peers):
@@ -122,7 +119,7 @@ def test_the_nodes_name_chooses(tmp_path):
     chosen = site[node.Settings].backend
     assert [chosen(n) for n in ("ib7", "ib7x", "n1", "xn1")] == ["sriov", "", "rxe", ""]
     assert build(parse_toml(b""), PLUGINS, node=True)[node.Settings].backend("n1") == "rxe"
-    (answer,) = asked(site, node="x")
+    (answer,) = asked(site, job=JobAttempt("42.srv", 0, "ada", 1000, "x"))
     assert isinstance(answer, Refusal)
     assert "vrdma=true: node x has no RDMA" in str(answer)
 
@@ -248,13 +245,15 @@ def test_an_infiniband_function_gets_the_guests_guid(tmp_path, monkeypatch):
         return shown
 
     monkeypatch.setattr(guid, "run_tool", ip)
-    first, second = acquired(site, one, two)
+    card, first, other_card, second = acquired(site, one, two)
+    assert (card.address, other_card.address) == ("0000:5e:00.1", "0000:5e:00.2")
+    assert (card.uid, card.must_reset) == (one.qemu_uid, True)
     assert (first.card, first.number, first.old) == ("ibp94s0", 0, ("00:11", "00:12", "disable"))
     assert (second.number, second.old) == (1, (NOBODY, NOBODY, "auto"))
     assert first.guid.startswith("02:")
     assert len({first.guid, second.guid}) == 2
     assert len(first.guid.split(":")) == 8
-    assert first == acquired(site, one)[0]  # every attempt of the same job has the same
+    assert first == acquired(site, one)[1]  # every attempt of the same job has the same
     calls.clear()
     first.create()
     first.release()  # this machine has no such card
@@ -297,7 +296,8 @@ def test_an_ethernet_function_gets_the_guests_mac_and_comes_up(tmp_path):
     assert (fabric.value, card.address) == ("sriov", "0000:81:00.2")
     assert card.mac.startswith("52:54:00:")
     assert RootCommand((TOOL, "up", card.mac), stage="boot") in context(site, got)
-    assert acquired(site, got) == []
+    sysfs = site[node.Settings].sysfs
+    assert acquired(site, got) == [Vfio.of(card, got.qemu_uid, sysfs)]
     assert card.mac != elements(site, dataclasses.replace(got, name="other"))[1].mac
 
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address
 from typing import ClassVar
 
-from vtorque_core.api_node import Resource, run_tool, unjournalled
+from vtorque_core.api import run_tool
+from vtorque_core.api.acquired import Resource, unjournalled
 
 ROCE = 4791  # UDP port of RoCE version 2 (IANA; InfiniBand Architecture, annex A17)
 GROUP = "01:00:00:00:00:00"  # this bit of a MAC: broadcast or multicast (IEEE 802)

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from vtorque_core.api_node import HostFault, Resource, run_tool
-from vtorque_core.api_pci import VirtualFunction
+from vtorque_core.api import HostFault, run_tool
+from vtorque_core.api.acquired import Resource
+from vtorque_passthrough.pci_functions import VirtualFunction
 
 NOBODY = ":".join(["00"] * 8)
 

@@ -9,28 +9,21 @@ from importlib.resources import files
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from vtorque_core.api import hookimpl, setting
-from vtorque_core.api_context import ContextItem, GuestDevice, GuestFile, Package, RootCommand
-from vtorque_core.api_domain import Act, Element, MetadataEntry, PciDevice, QemuArgs
-from vtorque_core.api_node import (
-    Address,
-    Claim,
-    GuestPlan,
-    HealthCheck,
-    HealthResult,
-    HostFault,
-    NodeJob,
-    Notice,
-    PoolClaim,
-    Refusal,
-    Refused,
-    Resource,
-    Site,
-    derive,
-    lacks,
+from vtorque_core.api import HostFault, Refusal, Refused, always, derive, hookimpl, setting
+from vtorque_core.api.claims import Claim, Notice, PoolClaim
+from vtorque_core.api.guest_context import ContextItem, GuestDevice, GuestFile, Package, RootCommand
+from vtorque_core.api.guest_plan import Address, GuestPlan, lacks
+from vtorque_core.api.health import HealthCheck, HealthResult
+from vtorque_core.api.job_files import File
+from vtorque_core.api.libvirt_domain import Act, Element, MetadataEntry, QemuArgs
+from vtorque_core.api.node_job import NodeJob, Site
+from vtorque_passthrough.pci_functions import (
+    SYSFS,
+    VirtualFunction,
+    virtual_functions,
+    why_no_vfio,
 )
-from vtorque_core.api_pci import SYSFS, VirtualFunction, virtual_functions, why_no_vfio
-from vtorque_core.api_resources import File
+from vtorque_passthrough.vfio import PciDevice, Vfio
 from vtorque_vrdma.fence import Fence
 from vtorque_vrdma.guid import VfGuid
 from vtorque_vrdma.plugin import VRDMA
@@ -110,22 +103,14 @@ def _backend(guest: GuestPlan) -> str:
     return next((kind for kind, pool in POOLS.items() if guest.leased(pool)), "")
 
 
-@hookimpl
-def vtorque_settings() -> Iterator[type[Settings]]:
-    """Yield ``[plugin.vrdma]``."""
-    yield Settings
-
-
-@hookimpl
-def vtorque_resources() -> Iterator[type[Resource]]:
-    """Yield what is given back."""
-    yield from (Fence, VfGuid)
+vtorque_settings = always(Settings)
+vtorque_resources = always(Fence, VfGuid, Vfio)  # Vfio also without passthrough's own hooks
 
 
 @hookimpl
 def vtorque_plan(guest: GuestPlan, site: Site) -> Iterator[Claim | Refusal | Notice]:
     """Claim what the node's backend is of, or say what the node lacks."""
-    settings, kind = site[Settings], site[Settings].backend(guest.node)
+    settings, kind = site[Settings], site[Settings].backend(guest.job.node)
     if not guest[VRDMA] or (kind != "rxe" and not guest.host.nodes):  # without nodes: a front end
         return
     what, fix = missing(settings, kind)
@@ -144,7 +129,7 @@ def vtorque_plan(guest: GuestPlan, site: Site) -> Iterator[Claim | Refusal | Not
 
 def _unfiltered(what: str, guest: GuestPlan) -> Refusal:
     return Refusal(
-        f"node {guest.node} cannot filter what a guest sends through {what}",
+        f"node {guest.job.node} cannot filter what a guest sends through {what}",
         VRDMA.key,
         "true",
         where="[plugin.vrdma] allow_unfiltered = false",
@@ -200,6 +185,10 @@ def _guid(guest: GuestPlan) -> str:
     return "02:" + derive(guest.secret, "vrdma-guid", guest.name, length=7).hex(":")
 
 
+def _device(vf: VirtualFunction, guest: GuestPlan) -> PciDevice:
+    return PciDevice("vf0", vf.function.address, None if vf.infiniband else _mac(guest))
+
+
 @hookimpl
 def vtorque_render_domain(guest: GuestPlan, site: Site) -> Iterator[Element]:
     """Yield the hardware: a virtual function, or the device of a QEMU with HyV."""
@@ -207,7 +196,7 @@ def vtorque_render_domain(guest: GuestPlan, site: Site) -> Iterator[Element]:
     if kind:
         yield Fabric("rdma", kind)
     for vf in _leased(guest, site):
-        yield PciDevice("vf0", vf.function.address, None if vf.infiniband else _mac(guest))
+        yield _device(vf, guest)
     if kind == "hyv":
         config = str(guest.run_dir / "hyv.conf").replace(",", ",,")  # in a value: qemu(1)
         device = f"virtio-hyv-pci,config_path={config}"
@@ -220,12 +209,13 @@ def vtorque_pre_boot(job: NodeJob) -> None:
     for guest in job.guests:
         kind, settings = _backend(guest), job.site[Settings]
         if kind and (what := missing(settings, kind)[0]):
-            raise HostFault(f"node {guest.node} has no {what} any more")
+            raise HostFault(f"node {guest.job.node} has no {what} any more")
         if kind == "rxe":
             card = _card(guest, settings)
             peers = _peers(guest, settings.network) or (str(card.ip),)
             job.acquire(Fence(card.mac, str(card.ip), peers), guest)
         for vf in _leased(guest, job.site):
+            job.acquire(Vfio.of(_device(vf, guest), guest.qemu_uid, settings.sysfs), guest)
             if vf.infiniband:
                 job.acquire(VfGuid.of(vf, _guid(guest)), guest)
         if kind == "hyv":
@@ -239,15 +229,12 @@ def _peers(guest: GuestPlan, network: str) -> tuple[str, ...]:
     return tuple(sorted(ips if network else {ip for _, ip in guest.peers if ip}))
 
 
-@hookimpl
-def vtorque_health_checks() -> Iterator[HealthCheck]:
-    """Yield what ``vtorque doctor`` asks."""
-    yield HealthCheck("RDMA", check)
-
-
 def check(site: Site) -> Iterator[HealthResult]:
     """Say which of the backends this node can be of: its name is the batch system's to say."""
     for kind in dict.fromkeys(backend.kind for backend in site[Settings].backends):
         what, fix = missing(site[Settings], kind)
         said = f"this node has no {what}" if what else "this node has all of it"
         yield HealthResult("warning" if what else "ok", f"backend {kind}: {said}", fix)
+
+
+vtorque_health_checks = always(HealthCheck("RDMA", check))

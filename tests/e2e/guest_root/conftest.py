@@ -2,12 +2,12 @@
 
 import pytest
 
-import attacks
+import guest_attacks
 
 
 @pytest.fixture(scope="module")
 def armed(node):
-    with attacks.armed(node):
+    with guest_attacks.armed(node):
         yield
 
 

@@ -1,4 +1,4 @@
-"""Root inside a guest attacks the host and others by the network; see ``support/attacks.py``."""
+"""Root inside a guest attacks the host and others by the network; see ``guest_attacks``."""
 
 import contextlib
 import ipaddress
@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-from attacks import Meeting, attack
+from guest_attacks import Meeting, attack
 
 pytestmark = pytest.mark.e2e
 

@@ -4,9 +4,11 @@ import re
 
 import pytest
 
-from terminal import PROMPT, Terminal
+from terminal import Terminal
 
 pytestmark = pytest.mark.e2e
+
+STARTED = rb"Granted job allocation (\d+)"
 
 
 def vsub(cluster, *argv):
@@ -18,22 +20,17 @@ def vsub(cluster, *argv):
 def test_a_shell_in_a_guest(clean, nodes):
     """Prompt, a terminal of the right size, Ctrl-C, exit code; also with guests on two nodes."""
     terminal = vsub(clean, "-I", f"-N{nodes}", "-vm", "ram=256M")
-    terminal.read(rb"Granted job allocation (\d+)")
-    terminal.read(PROMPT)
+    terminal.shell_of(STARTED)
     terminal.write(b"stty size; echo $SLURM_NNODES-$(hostname)-$TERM\r")
     assert terminal.read(rb"(\d+ \d+)\r")[1] == b"33 101"
     assert re.fullmatch(rb"%d-vn\d-xterm" % nodes, terminal.read(rb"\n(\S+-vn\S+)\r")[1])
-    terminal.read(PROMPT)
-    terminal.interrupt()
-    terminal.write(b"exit 7\r")
-    assert terminal.code() == 7
+    assert terminal.leave(7) == 7
 
 
 def test_a_lost_terminal_ends_the_job(clean):
     """Whoever closes the window does not keep the nodes."""
     terminal = vsub(clean, "-I", "-vm", "ram=256M")
-    job_id = terminal.read(rb"Granted job allocation (\d+)")[1].decode()
-    terminal.read(PROMPT)
+    job_id = terminal.shell_of(STARTED)
     assert clean.state(job_id) == "RUNNING"
     terminal.close()
     clean.wait(lambda: clean.state(job_id) != "RUNNING", 60, "end of the job")
@@ -41,8 +38,7 @@ def test_a_lost_terminal_ends_the_job(clean):
 
 def test_bare_metal(clean):
     terminal = vsub(clean, "-I", "-vm", "none")
-    terminal.read(rb"Granted job allocation (\d+)")
-    terminal.read(PROMPT)
+    terminal.shell_of(STARTED)
     terminal.write(b"hostname; exit 3\r")
     terminal.read(rb"[\r\n]n\d\r")
     assert terminal.code() == 3

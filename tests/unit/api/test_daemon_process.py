@@ -8,11 +8,9 @@ import pytest
 
 from journalled import through_the_journal
 from patience import eventually
-from vtorque_core.errors import HostFault
-from vtorque_core.resources import (
-    Process,
-)
-from vtorque_core.resources.process import lock_holder
+from vtorque_core.api.daemon_process import Process
+from vtorque_core.base.errors import HostFault
+from vtorque_core.base.locks import lock_holder
 
 
 def holder(lock: Path) -> int | None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from vtorque_core import kept
-from vtorque_core.names import Paths
+from vtorque_core.api import kept_records
+from vtorque_core.base.names import JobAttempt, Paths
 
 ACL = "system.posix_acl_access"
 
@@ -21,7 +21,7 @@ def paths(tmp_path):
 
 
 def test_facts_are_added_to_those_of_before(paths):
-    place = kept.place(paths, 1234, "42.srv", 1)
+    place = kept_records.place(paths, JobAttempt("42.srv", 1, "u", 1234))
     assert place.facts() == {}
     place.add_facts(job="42.srv", started=1.0)
     place.add_facts(ended=2.0)
@@ -30,7 +30,7 @@ def test_facts_are_added_to_those_of_before(paths):
 
 
 def test_a_log_is_appended_to(paths):
-    place = kept.place(paths, 1234, "42.srv", 1)
+    place = kept_records.place(paths, JobAttempt("42.srv", 1, "u", 1234))
     for line in (b"a\n", b"b\n"):
         descriptor = place.append("log.jsonl")
         os.write(descriptor, line)
@@ -46,25 +46,27 @@ def test_attempts_of_a_job_are_found(paths):
         (1, "42", 1),
         (2, "43[1].srv", 1),
     ):
-        kept.place(paths, uid, job, attempt).add_facts(job=job, attempt=attempt)
+        kept_records.place(paths, JobAttempt(job, attempt, "u", uid)).add_facts(
+            job=job, attempt=attempt
+        )
         time.sleep(0.01)
-    assert [p.key for p in kept.find(paths, "42.srv")] == ["42.srv.1", "42.srv.2"]
-    assert [p.facts()["job"] for p in kept.find(paths, "43[1].srv")] == ["43[1].srv"]
-    assert len(kept.find(paths, None)) == 4
-    assert kept.find(paths, "42.srv", uid=2) == []
-    assert kept.find(Paths(state=Path("/nonexistent")), None) == []
+    assert [p.key for p in kept_records.find(paths, "42.srv")] == ["42.srv.1", "42.srv.2"]
+    assert [p.facts()["job"] for p in kept_records.find(paths, "43[1].srv")] == ["43[1].srv"]
+    assert len(kept_records.find(paths, None)) == 4
+    assert kept_records.find(paths, "42.srv", uid=2) == []
+    assert kept_records.find(Paths(state=Path("/nonexistent")), None) == []
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff", b"[" * 100000])
 def test_broken_facts_are_none(paths, content):
-    place = kept.place(paths, 1, "42.srv", 1)
-    place.write(kept.JOB, content)
+    place = kept_records.place(paths, JobAttempt("42.srv", 1, "u", 1))
+    place.write(kept_records.JOB, content)
     assert place.facts() == {}
 
 
 def test_only_the_owner_is_let_in(paths):
     """As the access lists say it: tests have no root, and no other user."""
-    place = kept.place(paths, 1234, "42.srv", 1)
+    place = kept_records.place(paths, JobAttempt("42.srv", 1, "u", 1234))
     place.add_facts(job="42.srv")
     os.close(place.append("log.jsonl"))
     told = subprocess.run(
@@ -90,7 +92,7 @@ def test_who_is_killed_before_the_access_list_is_there_locks_no_owner_out(paths,
     def killed(*_):
         raise KeyboardInterrupt
 
-    place = kept.place(paths, 1234, "42.srv", 1)
+    place = kept_records.place(paths, JobAttempt("42.srv", 1, "u", 1234))
     for _ in range(2):  # the user's directory, then the job's
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
             patch.setattr(os, "setxattr", killed)
@@ -105,7 +107,7 @@ def test_a_file_system_without_access_lists_is_roots_alone(paths, monkeypatch):
         raise OSError(95, "Operation not supported")
 
     monkeypatch.setattr(os, "setxattr", refuse)
-    place = kept.place(paths, 1234, "42.srv", 1)
+    place = kept_records.place(paths, JobAttempt("42.srv", 1, "u", 1234))
     place.add_facts(job="42.srv")
     assert (place.directory / "job.json").stat().st_mode & 0o777 == 0o600
     assert place.directory.stat().st_mode & 0o777 == 0o700
@@ -113,12 +115,12 @@ def test_a_file_system_without_access_lists_is_roots_alone(paths, monkeypatch):
 
 def test_no_disk_no_facts_and_no_error(paths):
     paths.kept.write_text("in the way")
-    kept.place(paths, 1, "42.srv", 1).add_facts(job="42.srv")
+    kept_records.place(paths, JobAttempt("42.srv", 1, "u", 1)).add_facts(job="42.srv")
     assert paths.kept.read_text() == "in the way"
 
 
 def test_links_are_not_followed(paths, tmp_path):
-    place = kept.place(paths, 1, "42.srv", 1)
+    place = kept_records.place(paths, JobAttempt("42.srv", 1, "u", 1))
     place.add_facts(job="42.srv")
     target = tmp_path / "target"
     target.write_text("safe")
@@ -131,31 +133,31 @@ def test_links_are_not_followed(paths, tmp_path):
 def test_old_and_too_many_go(paths):
     now = time.time()
     for number, age in enumerate((0, 1, 5, 40)):
-        place = kept.place(paths, 1, f"{number}.srv", 1)
+        place = kept_records.place(paths, JobAttempt(f"{number}.srv", 1, "u", 1))
         place.write("series.jsonl", bytes(1 << 20))
         os.utime(place.directory, (now - age * 86400,) * 2)
     (paths.journal / "3.srv.1.jsonl").write_text("")
-    kept.sweep(paths, days=3, mib=100, now=now)
-    left = [p.key for p in kept.find(paths, None)]
+    kept_records.sweep(paths, days=3, mib=100, now=now)
+    left = [p.key for p in kept_records.find(paths, None)]
     assert left == ["3.srv.1", "1.srv.1", "0.srv.1"], "too old, but for the one that runs"
-    kept.sweep(paths, days=3, mib=1.5, now=now + 60)
-    assert [p.key for p in kept.find(paths, None)] == left, "once an hour"
-    kept.sweep(paths, days=3, mib=1.5, now=now + 3700)
-    assert [p.key for p in kept.find(paths, None)] == ["3.srv.1", "0.srv.1"]
+    kept_records.sweep(paths, days=3, mib=1.5, now=now + 60)
+    assert [p.key for p in kept_records.find(paths, None)] == left, "once an hour"
+    kept_records.sweep(paths, days=3, mib=1.5, now=now + 3700)
+    assert [p.key for p in kept_records.find(paths, None)] == ["3.srv.1", "0.srv.1"]
 
 
 def test_no_user_pushes_out_what_is_kept_of_others(paths):
     now = time.time()
-    kept.place(paths, 1, "old.srv", 0).write("log.jsonl", bytes(1 << 19))
+    kept_records.place(paths, JobAttempt("old.srv", 0, "u", 1)).write("log.jsonl", bytes(1 << 19))
     for number in range(5):
-        place = kept.place(paths, 2, f"{number}.srv", 0)
+        place = kept_records.place(paths, JobAttempt(f"{number}.srv", 0, "u", 2))
         place.write("series.jsonl", bytes(1 << 20))
         os.utime(place.directory, (now + number,) * 2)
-    kept.sweep(paths, days=30, mib=3, now=now + 9)
-    assert [p.key for p in kept.find(paths, None)] == ["old.srv.0", "3.srv.0", "4.srv.0"]
+    kept_records.sweep(paths, days=30, mib=3, now=now + 9)
+    assert [p.key for p in kept_records.find(paths, None)] == ["old.srv.0", "3.srv.0", "4.srv.0"]
 
 
 def test_facts_are_json_that_a_stranger_may_read(paths):
-    place = kept.place(paths, 1, "42.srv", 1)
+    place = kept_records.place(paths, JobAttempt("42.srv", 1, "u", 1))
     place.add_facts(job="42.srv", owner="ü\x1b[31m")
-    assert json.loads(place.read(kept.JOB))["owner"] == "ü\x1b[31m"
+    assert json.loads(place.read(kept_records.JOB))["owner"] == "ü\x1b[31m"

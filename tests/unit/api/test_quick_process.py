@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from vtorque_core.errors import HostFault
-from vtorque_core.resources import Process
+from vtorque_core.api.daemon_process import Process
+from vtorque_core.base.errors import HostFault
 
 TELL = """
 import glob, json, os, time

@@ -5,25 +5,14 @@ import time
 
 import pytest
 
-from acme_card import Card, in_other_process, loaded, starter
+from acme_card import Card, in_other_process, loaded
 from patience import LONG
-from vtorque_core import locks
-from vtorque_core.children import Child
-from vtorque_core.journal import job_lock, journals
-from vtorque_core.locks import Busy, node_lock
-from vtorque_core.names import Paths
-from vtorque_core.reap import release_job
-from vtorque_core.teardown import teardown
-
-
-@pytest.fixture
-def paths(tmp_path):
-    return Paths(tmp_path / "state", tmp_path / "run")
-
-
-@pytest.fixture
-def start(paths):
-    return starter(paths)
+from vtorque_core.base import locks
+from vtorque_core.base.children import Child
+from vtorque_core.base.locks import Busy, job_lock, node_lock
+from vtorque_core.node.end.reap import release_job
+from vtorque_core.node.end.teardown import teardown
+from vtorque_core.records.reading import journals
 
 
 def test_two_epilogues_at_once_release_once(paths, start, tmp_path):

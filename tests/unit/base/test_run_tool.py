@@ -6,14 +6,14 @@ import subprocess
 
 import pytest
 
-from vtorque_core.api_node import guarded
-from vtorque_core.batch import mom
+from vtorque_core.base.run_tool import guarded
+from vtorque_local import mom
 
 # Starts a command as Popen does, but is killed before its child gets to the first program.
 KILLED = """
 import os, sys, time
-from vtorque_core.api_node import guarded
-from vtorque_core.batch import mom
+from vtorque_core.api import guarded
+from vtorque_local import mom
 me = os.getpid()
 command = eval(sys.argv[1])
 if os.fork() == 0:
@@ -63,7 +63,7 @@ def test_words_directory_and_descriptors_arrive_as_they_are(tmp_path):
 
 
 def test_it_is_killed_with_its_starter(tmp_path):
-    code = "import os; from vtorque_core.api_node import guarded as g; import subprocess as s; "
+    code = "import os; from vtorque_core.api import guarded as g; import subprocess as s; "
     code += "s.Popen(g('sh', '-c', 'echo up; exec sleep 1000')); import time; time.sleep(1000)"
     with subprocess.Popen([mom.sys.executable, "-c", code], stdout=subprocess.PIPE) as starter:
         assert starter.stdout.readline() == b"up\n"

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from vtorque_core.errors import ConfigError
-from vtorque_core.trust import require_root_owned, require_secret
+from vtorque_core.base.errors import ConfigError
+from vtorque_core.base.trust import require_root_owned, require_secret
 
 
 @pytest.fixture

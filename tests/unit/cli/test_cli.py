@@ -10,7 +10,7 @@ BIN = Path(sys.executable).parent
 # As the command, which takes no PYTHONPATH from root's caller (test_entry.py).
 VTORQUE = """
 from vtorque_core.cli.lazy import run
-from vtorque_core.cli.vtorque import vtorque
+from vtorque_core.cli.admin import vtorque
 run(vtorque, "vtorque")
 """
 ACME = """
@@ -40,10 +40,11 @@ def call(tmp_path):
 
     def run(*argv, **env):
         environ = {
-            "PATH": "/usr/bin:/bin", "PYTHONPATH": str(tmp_path), "VTORQUE_CONFIG": str(config),
-            "HOME": str(tmp_path), **env,
+            "PATH": "/usr/bin:/bin", "PYTHONPATH": str(tmp_path), "HOME": str(tmp_path), **env,
         }  # fmt: skip
-        program = [BIN / argv[0]] if argv[0] == "vmgr" else [sys.executable, "-c", VTORQUE]
+        program = [sys.executable, "-c", VTORQUE]
+        if argv[0] == "vmgr":
+            program = [BIN / "vmgr", "--config", config]
         return subprocess.run(
             [*program, *argv[1:]], capture_output=True, text=True, env=environ, check=False
         )
@@ -67,6 +68,19 @@ def test_wrong_usage_is_exit_2(call, argv):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(("command", "said"), [("vmgr ps", "vmgr: "), ("vsub -h", "")])
+def test_no_variable_names_another_config(tmp_path, command, said):
+    """It sent a command that was meant for one node to another."""
+    wrong = tmp_path / "wrong.toml"
+    wrong.write_text("[[[")
+    program, *argv = command.split()
+    done = subprocess.run(
+        [BIN / program, "--config", tmp_path / "none.toml", *argv], capture_output=True, text=True,
+        env={"PATH": "/usr/bin:/bin", "VTORQUE_CONFIG": str(wrong)}, check=False,
+    )  # fmt: skip
+    assert done.stderr.startswith(said) and "wrong.toml" not in done.stderr
+
+
 def test_a_plugins_command_is_listed_and_runs(call, tmp_path):
     (tmp_path / "acme_cards.py").write_text(ACME)
     info = tmp_path / "acme-1.0.dist-info"
@@ -78,17 +92,33 @@ def test_a_plugins_command_is_listed_and_runs(call, tmp_path):
     assert "cards" not in call("vtorque", "-h").stdout
 
 
+def test_a_command_of_vtorque_is_one_of_the_config_that_it_is_given(call, tmp_path):
+    """Another node of this machine may have other plugins."""
+    config = tmp_path / "vtorque.toml"
+    config.write_text("[plugins]\ndisable = ['local']\n[batch]\nsystem = 'slurm'\n")
+    for words in (["--config", config], [f"--config={config}"]):
+        assert "No such command 'local'" in call("vtorque", "local", "stop", *words).stderr
+    config.write_text(f"[paths]\nrun = '{tmp_path}'\n")
+    for words in (["--config", config], [f"--config={config}"]):
+        done = call("vtorque", "local", "stop", *words)
+        assert f"does not answer at {tmp_path}/local.sock" in done.stderr
+    config.write_text("[[[")
+    done = call("vtorque", "local", "stop", "--config", config)
+    assert done.stderr.startswith(f"vtorque: {config}") and done.returncode == 2
+
+
 def test_a_broken_plugin_is_named_and_fails_the_listing(call, tmp_path):
     (tmp_path / "acme_bad.py").write_text("import no_such_module\n")
     info = tmp_path / "acme-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[vtorque1]\nacme = acme_bad\n")
-    done = call("vtorque", "plugins")
+    listing = ("vtorque", "plugins", "--config", str(tmp_path / "vtorque.toml"))
+    done = call(*listing)
     assert done.returncode == 1
     assert "no_such_module" in done.stdout
     (tmp_path / "vtorque.toml").write_text('[plugins]\ndisable = ["acme"]\n')
-    assert call("vtorque", "plugins", "--config", str(tmp_path / "vtorque.toml")).returncode == 0
+    assert call(*listing).returncode == 0
 
 
 def test_completion_is_offered(call):

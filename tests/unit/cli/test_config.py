@@ -50,7 +50,7 @@ def test_show(file):
     assert re.search(rf'^node.grace = "5s" +# {file}:2$', text, re.MULTILINE)
     file.write_text("[node]\ngrace = []\n")
     done = run("show", "--file", file)
-    assert done.exit_code == 2 and "[node] grace" in done.stderr
+    assert done.exception.exit_code == 2 and "[node] grace" in str(done.exception)
 
 
 def test_print_example():

@@ -13,12 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from vtorque_core import batch_setup, trust
-from vtorque_core.api_setup import Installation, hook_script, make_directories
-from vtorque_core.batch import mom
-from vtorque_core.errors import ConfigError
+from vtorque_core.api.setup_steps import Installation, make_directories
+from vtorque_core.base import trust
+from vtorque_core.base.errors import ConfigError
+from vtorque_core.node.admin import setup_batch
+from vtorque_local import mom
 
-REPO = Path(__file__).resolve().parents[2]
+REPO = Path(__file__).resolve().parents[3]
 PLACE = Installation(
     Path("/opt/v/bin/vtorque"), Path("/etc/v.toml"), Path("/shell"),
     python=Path("/opt/v/bin/python3"),
@@ -37,7 +38,7 @@ def say(*what):
     sys.exit()
 os.geteuid, os.execve = (lambda: 0), (lambda path, argv, environ: say(argv, environ))
 os.umask(0o002)
-from vtorque_core import trust
+from vtorque_core.base import trust
 if os.getuid():
     trust.require_own_code = lambda: None
 if sys.argv[1] != "control":
@@ -110,7 +111,7 @@ def test_the_installed_command_imports_nothing_of_its_callers(tmp_path):
         argv, env=environ, cwd=tmp_path, stdout=subprocess.DEVNULL, check=False, timeout=60
     )
     assert not (tmp_path / "ran").exists()
-    argv[:1] = ["-c", "from vtorque_core.cli.vtorque import vtorque; vtorque()"]
+    argv[:1] = ["-c", "from vtorque_core.cli.admin import vtorque; vtorque()"]
     subprocess.run(
         [sys.executable, *argv], env=environ, cwd=tmp_path, capture_output=True, check=False,
         timeout=60,
@@ -122,31 +123,35 @@ def test_the_installed_command_imports_nothing_of_its_callers(tmp_path):
 
 
 def slurm_hook(_: Path) -> list[str]:
-    from vtorque_slurm import steps
+    from vtorque_slurm import hooks
 
-    return shlex.split(steps._call(PLACE, "prologue"))
+    return shlex.split(hooks.prolog(PLACE).decode().splitlines()[3])
 
 
-def pbs_hook(_: Path) -> list[str]:
-    from vtorque_pbs import hooks
+def torque_hook(top: Path) -> list[str]:
+    from vtorque_pbs.torque import hooks
 
-    return hooks._vtorque(PLACE)
+    lines = hooks.prologue(PLACE, top / "prologue", "first").decode().splitlines()
+    (line,) = (line for line in lines if " prologue first " in line)
+    return shlex.split(line)
+
+
+def openpbs_hook(_: Path) -> list[str]:
+    from vtorque_pbs.openpbs import hooks
+
+    (line,) = (line for line in hooks.begin(PLACE).decode().splitlines() if "'prologue'" in line)
+    return [str(word) for word in ast.literal_eval(line.partition(" + ")[0].strip())]
 
 
 def iocm_manager(top: Path) -> list[str]:
-    from vtorque_core.names import Paths
-    from vtorque_iocm.manager import Manager
+    from vtorque_core.base.names import Paths
+    from vtorque_iocm.node import Manager
 
     return list(Manager.of(Paths(top, top), 1.0, 0.5).argv)
 
 
-def posix_hook(_: Path) -> list[str]:
-    last = hook_script(PLACE, ("hook", "prologue"), ":").decode().splitlines()[-1]
-    return shlex.split(last)[1:]
-
-
 def libexec_job_shell(_: Path) -> list[str]:
-    last = batch_setup.jobshell_script(PLACE.config).decode().splitlines()[-1]
+    last = setup_batch.jobshell_script(PLACE).decode().splitlines()[-1]
     return shlex.split(last)[1:]
 
 
@@ -156,7 +161,7 @@ def job_start(_: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "called", [slurm_hook, pbs_hook, iocm_manager, posix_hook, libexec_job_shell, job_start]
+    "called", [slurm_hook, torque_hook, openpbs_hook, iocm_manager, libexec_job_shell, job_start]
 )
 def test_every_entry_point_is_called_in_isolated_mode(called, tmp_path):
     argv = called(tmp_path)
@@ -175,7 +180,8 @@ SOURCES = sorted(
     path
     for top in ("vtorque_core", "plugins")
     for path in (REPO / top).rglob("*.py")
-    if not {"tests", "testing", "trust.py"} & set(path.parts)  # trust.py: a list of places
+    # trust.py: a list of places
+    if not {"tests", "testing", "trust.py"} & set(path.relative_to(REPO).parts)
 )
 
 
@@ -199,12 +205,18 @@ def test_every_python_that_is_started_is_isolated():
 def code(tmp_path, monkeypatch):
     """A copy of how vtorque_core lies on disk, which the process takes for its own."""
     tmp_path.chmod(0o755)
-    for name in ("prefix", "prefix/vtorque_core", "prefix/vtorque_core/cli", "prefix/bin"):
+    for name in (
+        "prefix",
+        "prefix/vtorque_core",
+        "prefix/vtorque_core/base",
+        "prefix/vtorque_core/cli",
+        "prefix/bin",
+    ):
         (tmp_path / name).mkdir(mode=0o755)
-    for name in ("vtorque_core/trust.py", "vtorque_core/cli/hook.py", "bin/python3"):
+    for name in ("vtorque_core/base/trust.py", "vtorque_core/cli/hook.py", "bin/python3"):
         (tmp_path / "prefix" / name).touch(mode=0o644)
     prefix = tmp_path / "prefix"
-    monkeypatch.setattr(trust, "__file__", str(prefix / "vtorque_core/trust.py"))
+    monkeypatch.setattr(trust, "__file__", str(prefix / "vtorque_core/base/trust.py"))
     monkeypatch.setattr(sys, "path", [str(prefix), str(prefix / "not-there.zip"), ""])
     monkeypatch.setattr(sys, "executable", str(prefix / "bin/python3"))
     trust.require_own_code(os.getuid())
@@ -248,3 +260,46 @@ def test_setup_makes_directories_that_users_can_enter(tmp_path):
     finally:
         os.umask(old)
     assert [p.stat().st_mode & 0o777 for p in (tmp_path / "a", tmp_path / "a/b")] == [0o755] * 2
+
+
+# -- the entry points without click ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words", [["--config", "/x/c.toml"], ["--config=/x/c.toml"]])
+def test_a_hook_takes_a_config_in_front_and_the_rest_as_it_is(words, monkeypatch):
+    from vtorque_core.cli import hook
+
+    called = []
+    monkeypatch.setattr(hook, "become_clean", lambda: None)
+    monkeypatch.setattr(hook, "epilogue", lambda *given: called.append(given) or 0)
+    assert hook.run(["hook", *words, "epilogue", "--", "1.x", "--config"]) == 0
+    assert called == [(Path("/x/c.toml"), ["--", "1.x", "--config"])]
+
+
+def test_a_hook_that_is_none_is_refused(monkeypatch):
+    from vtorque_core.base.errors import UsageError
+    from vtorque_core.cli import hook
+
+    monkeypatch.setattr(hook, "become_clean", lambda: None)
+    with pytest.raises(UsageError, match="there are hook prologue and hook epilogue"):
+        hook.run(["hook", "prolog"])
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [(KeyboardInterrupt, 130, "vtorque: interrupted\n"), (BrokenPipeError, 141, "")],
+)
+def test_a_job_shell_that_is_cut_short_says_so_in_a_line(error, code, said, monkeypatch, capfd):
+    from vtorque_core.cli import hook, vtorque
+
+    def interrupted(_argv):
+        raise error
+
+    monkeypatch.setattr(hook, "run", interrupted)
+    monkeypatch.setattr(vtorque, "begin", lambda _module: None)
+    monkeypatch.setattr(vtorque.sys, "argv", ["vtorque", "jobshell"])
+    monkeypatch.setattr(os, "dup2", lambda *_: None)  # this process needs its output
+    with pytest.raises(SystemExit) as ended:
+        vtorque.main()
+    assert ended.value.code == code
+    assert capfd.readouterr().err == said

@@ -1,36 +1,35 @@
 """``vmgr ps --placement``: what the ledger holds, as text and as JSON."""
 
+import os
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from vtorque_core.api_claims import CoreClaim, MemoryClaim, PoolClaim, RamClaim
-from vtorque_core.api_topology import NumaNode, Topology
+from vtorque_core.api.claims import CoreClaim, MemoryClaim, PoolClaim, RamClaim
+from vtorque_core.api.host_topology import NumaNode, Topology
+from vtorque_core.base.errors import UsageError
+from vtorque_core.base.names import JobAttempt, Paths
 from vtorque_core.cli import placement
 from vtorque_core.cli.vmgr import vmgr
-from vtorque_core.errors import UsageError
-from vtorque_core.journal import JobHeader, Journal
-from vtorque_core.ledger import NodeShare, place, states
-from vtorque_core.names import Paths
+from vtorque_core.plan.placement.job_cores import NodeShare
+from vtorque_core.plan.placement.ledger import place
+from vtorque_core.records.journal import Journal
+from vtorque_core.records.reading import JobHeader, walk
 
 MACHINE = Topology(
     (NumaNode(0, (0, 1, 4, 5), 8192, {2048: 1024}), NumaNode(1, (2, 3, 6, 7), 8192)),
     tuple((n, n + 4) for n in range(4)),
 )
-NODE = NodeShare(MACHINE.cpus, MACHINE.mem_mib, topology=MACHINE, reserve_cores=2, exclusive=False)
+NODE = NodeShare(MACHINE, reserve_cores=2, exclusive=False)
 EXPECTED = """\
-NUMA node 0: 2 cores, 8G, 8G not taken
-  huge pages of 2048 KiB: 2G, 1G free
-  cores [hh][AA]
-NUMA node 1: 2 cores, 8G, 7424M not taken
-  cores [BB][bb]
-A 41.srv ada: CPUs 1,5
-    guest 0:  vcpu 1,5  1G on node 0
-B 42.srv eve: CPUs 2-3,6-7
-    guest 0:  idle 6  io 2  768M on node 1  card 0000:3b:00.0
-upper case: a guest's own; lower case: the job's, shared by its guests; * several jobs'; \
-h the host's; . free; [SMT siblings]"""
+NODE  CPUS     THE HOST'S  FREE CPUS  MEMORY  FREE MEMORY  HUGE PAGES
+0     0-1,4-5  0,4         -          8G      8G           2G of 2048 KiB, 1G free
+1     2-3,6-7  -           -          8G      7424M        -
+JOB     OWNER  CPUS     GUEST  ITS OWN CPUS  MEMORY          ITEMS
+41.srv  ada    1,5      0      vcpu 1,5      1G on node 0    -
+42.srv  eve    2-3,6-7  0      idle 6, io 2  768M on node 1  card 0000:3b:00.0
+"""
 
 
 @pytest.fixture
@@ -45,29 +44,19 @@ def found(tmp_path):
         CoreClaim("io", 1, whole_cores=True, at_most=2),
     ]  # fmt: skip
     for job, owner, claims, count in (("41.srv", "ada", pinned, 2), ("42.srv", "eve", io, 4)):
-        with Journal.start(paths, JobHeader(job, 0, owner, 1000, "local")) as journal:
+        with Journal.start(paths, JobHeader(JobAttempt(job, 0, owner, 1000), "local")) as journal:
             share = NodeShare(**{**vars_of(NODE), "cpu_count": count})
             place(journal, [claims], share, paths)
-    return placement.describe(states(paths), NODE)
+    return placement.describe(list(walk(paths)), NODE)
 
 
 def vars_of(share):
     return {name: getattr(share, name) for name in share.__dataclass_fields__}
 
 
-def test_the_picture(found):
-    assert "\n".join(placement.picture(found)) == EXPECTED
-
-
-def test_in_a_terminal_it_has_the_same_text_in_color(found, monkeypatch):
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("TERM", "xterm")
-    colored = placement._colored(placement.picture(found))
-    assert "\x1b[1;36mAA\x1b[0m" in colored
-    assert "\x1b[32mb\x1b[0m" in placement._colored(["  cores AbBh."])
-    import re
-
-    assert re.sub(r"\x1b\[[0-9;]*m", "", colored) == EXPECTED
+def test_the_tables(found, capsys):
+    placement.show_tables(found)
+    assert capsys.readouterr().out == EXPECTED
 
 
 def test_json_has_it_all(found):
@@ -81,14 +70,15 @@ def test_json_has_it_all(found):
     assert found["nodes"][0]["huge_pages"] == [{"kib": 2048, "mib": 2048, "taken_mib": 1024}]
 
 
-def test_an_empty_node():
-    lines = placement.picture(placement.describe([], NODE))
-    assert lines[2] == "  cores [hh][..]"
-    assert lines[-1] == "no guests on this node"
+def test_an_empty_node(capsys):
+    placement.show_tables(placement.describe([], NODE))
+    nodes = capsys.readouterr().out.splitlines()
+    assert nodes[1].split()[1:4] == ["0-1,4-5", "0,4", "1,5"]
+    assert nodes[-1] == "no guests on this node"
 
 
 def test_users_are_told_to_ask(monkeypatch):
-    monkeypatch.setattr(placement.os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(UsageError, match="ask your administrator"):
         placement.show(Path("/nonexistent"), False)
     result = CliRunner().invoke(vmgr, ["ps", "--placement"])

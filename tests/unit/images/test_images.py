@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,33 +16,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vtorque_core import images
-from vtorque_core.api_image import BuiltImage
-from vtorque_core.errors import HostFault, Refused, VtorqueError
-from vtorque_core.image_files import check_disk
-from vtorque_core.image_sidecar import MAX_CMDLINE, check_facts, parse_sidecar
+from image_keys import BUILT
+from reachable import reachable
+from vtorque_core.api.image_builder import BuiltImage
+from vtorque_core.base.errors import HostFault, Refused, VtorqueError
+from vtorque_core.images import change as images
+from vtorque_core.images import store
+from vtorque_core.images.check import check_disk
+from vtorque_core.images.pool import Broken, describe, list_images, listing, lookup, select
+from vtorque_core.images.sidecar import MAX_CMDLINE, check_facts, parse_sidecar
 
-MICRO = BuiltImage(
-    guest_type="linux",
-    distro="micro",
-    arch="x86_64",
-    min_ram_mib=64,
-    kernel="vmlinux",
-    initrd="initrd",
-    cmdline="console=ttyS0",
-    labels={"init": "micro"},
-)
-
-
-@pytest.fixture
-def pool(tmp_path: Path) -> Path:
-    path = tmp_path / "pool"
-    path.mkdir(mode=0o755)
-    return path
+MICRO = replace(BUILT, kernel="vmlinux", initrd="initrd", labels={"init": "micro"})
 
 
 def put(pool: Path, name: str, kernel: bytes = b"kernel", built: BuiltImage = MICRO) -> Any:
-    with images.staging(pool) as staging:
+    with store.staging(pool) as staging:
         (staging / "vmlinux").write_bytes(kernel)
         (staging / "initrd").write_bytes(b"initrd")
         return images.commit(pool, name, staging, built, "test")
@@ -55,14 +44,14 @@ def qcow2(path: Path, *options: str) -> Path:
 
 def disk_image(pool: Path, disk_format: str, make: Callable[[Path], object]) -> Any:
     built = BuiltImage("linux", "debian", "x86_64", 256, disk="disk", disk_format=disk_format)
-    with images.staging(pool) as staging:
+    with store.staging(pool) as staging:
         make(staging / "disk")
         return images.commit(pool, "d", staging, built, "test")
 
 
 def test_commit_then_lookup_gives_the_same_image(pool: Path) -> None:
     committed = put(pool, "m")
-    found = images.lookup(pool, "m")
+    found = lookup(pool, "m")
     assert found == committed
     assert found.kernel is not None
     assert found.initrd is not None
@@ -93,7 +82,7 @@ def test_modes_do_not_depend_on_roots_umask(pool: Path) -> None:
 
 def test_hash_follows_from_content_alone(pool: Path) -> None:
     assert put(pool, "a").sha256 == put(pool, "b").sha256
-    assert put(pool, "c", b"another").sha256 != images.lookup(pool, "a").sha256
+    assert put(pool, "c", b"another").sha256 != lookup(pool, "a").sha256
 
 
 def expire(pool: Path) -> None:
@@ -106,14 +95,14 @@ def test_a_replaced_version_is_kept_for_jobs_that_are_being_started(pool: Path) 
     first = put(pool, "m", b"1")
     second = put(pool, "m", b"2")
     assert first.kernel.read_bytes() == b"1", "a job has looked it up and starts now"
-    assert images.lookup(pool, "m") == second
+    assert lookup(pool, "m") == second
     expire(pool)
-    assert images.sweep(pool) == [f"m/{first.kernel.parent.name}"]
+    assert store.sweep(pool) == [f"m/{first.kernel.parent.name}"]
     assert sorted(p.name for p in (pool / "m").iterdir()) == [
         "image.json",
         second.kernel.parent.name,
     ]
-    assert images.lookup(pool, "m") == second
+    assert lookup(pool, "m") == second
 
 
 def test_the_same_content_again_is_the_same_version(pool: Path) -> None:
@@ -125,8 +114,8 @@ def test_the_same_content_again_is_the_same_version(pool: Path) -> None:
     put(pool, "m", b"2")
     back = put(pool, "m", b"1")
     expire(pool)
-    images.sweep(pool)
-    assert images.lookup(pool, "m") == back == first
+    store.sweep(pool)
+    assert lookup(pool, "m") == back == first
     assert len(list((pool / "m").glob("v*"))) == 1
 
 
@@ -149,13 +138,13 @@ def test_a_failed_commit_leaves_the_old_image_whole(
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    with images.staging(pool) as staging, monkeypatch.context() as patch:
+    with store.staging(pool) as staging, monkeypatch.context() as patch:
         (staging / "vmlinux").write_bytes(b"new")
         (staging / "initrd").write_bytes(b"initrd")
         patch.setattr(where, step, full)
         with pytest.raises(HostFault, match="No space left"):
             images.commit(pool, "m", staging, MICRO, "test")
-    assert images.lookup(pool, "m") == old
+    assert lookup(pool, "m") == old
     images.verify(pool, "m")
 
 
@@ -170,8 +159,8 @@ def test_a_new_image_is_absent_until_its_sidecar_is_there(
         with pytest.raises(KeyboardInterrupt):
             put(pool, "m")
     with pytest.raises(Refused, match="no such image"):
-        images.lookup(pool, "m")
-    assert images.list_images(pool) == []
+        lookup(pool, "m")
+    assert list_images(pool) == []
     image = put(pool, "m")
     assert [p.name for p in (pool / "m").glob("v*")] == [image.kernel.parent.name]
 
@@ -186,9 +175,9 @@ def test_a_new_image_is_absent_until_its_sidecar_is_there(
 def test_bad_names_are_refused_everywhere(pool: Path, name: str) -> None:
     put(pool, "m")
     calls: list[Callable[[], object]] = [
-        lambda: images.lookup(pool, name),
+        lambda: lookup(pool, name),
         lambda: images.verify(pool, name),
-        lambda: images.describe(pool, name),
+        lambda: describe(pool, name),
         lambda: images.remove(pool, name),
         lambda: images.commit(pool, name, pool, MICRO, "test"),
     ]
@@ -201,25 +190,25 @@ def test_bad_names_are_refused_everywhere(pool: Path, name: str) -> None:
 @given(st.text())
 def test_any_other_name_is_an_error_of_ours(name: str) -> None:
     with pytest.raises(VtorqueError):
-        images.lookup(Path("/nonexistent-pool"), name)
+        lookup(Path("/nonexistent-pool"), name)
 
 
 def test_unknown_image_names_close_ones(pool: Path) -> None:
     put(pool, "micro")
     with pytest.raises(Refused, match=r"img=micor: no such image in .*did you mean micro\?"):
-        images.lookup(pool, "micor")
+        lookup(pool, "micor")
 
 
 def test_missing_pool_is_the_nodes_fault(tmp_path: Path) -> None:
     with pytest.raises(HostFault, match="does not exist"):
-        images.lookup(tmp_path / "none", "m")
+        lookup(tmp_path / "none", "m")
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o775, 0o757])
 def test_pool_that_others_can_write_is_refused(pool: Path, mode: int) -> None:
     put(pool, "m")
     pool.chmod(mode)
-    for call in (lambda: images.lookup(pool, "m"), lambda: images.list_images(pool)):
+    for call in (lambda: lookup(pool, "m"), lambda: list_images(pool)):
         with pytest.raises(Refused, match=re.escape(str(pool))) as caught:
             call()
         assert f"{mode:04o}" in str(caught.value)
@@ -230,7 +219,7 @@ def test_parent_that_others_can_write_is_refused(tmp_path: Path) -> None:
     (parent / "pool").mkdir(parents=True)
     parent.chmod(0o777)
     with pytest.raises(Refused, match=f"{re.escape(str(parent))}: can be written by others"):
-        images.lookup(parent / "pool", "m")
+        lookup(parent / "pool", "m")
 
 
 @pytest.mark.parametrize("which", ["sidecar", "file", "version", "image"])
@@ -244,7 +233,7 @@ def test_image_that_others_can_write_is_refused(pool: Path, which: str) -> None:
     }
     paths[which].chmod(0o777)
     with pytest.raises(Refused, match="can be written by others"):
-        images.lookup(pool, "m")
+        lookup(pool, "m")
 
 
 def test_image_outside_the_pool_is_refused(pool: Path, tmp_path: Path) -> None:
@@ -253,7 +242,7 @@ def test_image_outside_the_pool_is_refused(pool: Path, tmp_path: Path) -> None:
     put(outside, "m")
     (pool / "m").symlink_to(outside / "m")
     with pytest.raises(Refused, match="symbolic link"):
-        images.lookup(pool, "m")
+        lookup(pool, "m")
 
 
 def test_sidecar_that_is_a_link_is_refused(pool: Path, tmp_path: Path) -> None:
@@ -261,7 +250,7 @@ def test_sidecar_that_is_a_link_is_refused(pool: Path, tmp_path: Path) -> None:
     (pool / "m/image.json").rename(tmp_path / "image.json")
     (pool / "m/image.json").symlink_to(tmp_path / "image.json")
     with pytest.raises(Refused, match="the image is broken"):
-        images.lookup(pool, "m")
+        lookup(pool, "m")
 
 
 def test_file_that_is_a_link_is_refused(pool: Path, tmp_path: Path) -> None:
@@ -269,18 +258,18 @@ def test_file_that_is_a_link_is_refused(pool: Path, tmp_path: Path) -> None:
     image.kernel.rename(tmp_path / "vmlinux")
     image.kernel.symlink_to(tmp_path / "vmlinux")
     with pytest.raises(Refused, match="not a regular file"):
-        images.lookup(pool, "m")
+        lookup(pool, "m")
 
 
 def test_changed_file_is_refused_at_once_and_by_hash(pool: Path) -> None:
     image = put(pool, "m")
     image.kernel.write_bytes(b"KERNEL")
     with pytest.raises(Refused, match="vmlinux is not the file that was hashed"):
-        images.lookup(pool, "m")
+        lookup(pool, "m")
     with pytest.raises(Refused, match="vmlinux has sha256"):
         images.verify(pool, "m")
-    assert [type(item) for item in images.scan(pool)] == [images.Broken]
-    assert images.list_images(pool) == []
+    assert [type(item) for item in listing(pool)] == [Broken]
+    assert list_images(pool) == []
 
 
 def test_change_that_hides_its_time_is_found_by_verify(pool: Path) -> None:
@@ -295,7 +284,7 @@ def test_change_that_hides_its_time_is_found_by_verify(pool: Path) -> None:
 def test_missing_file_is_refused(pool: Path) -> None:
     put(pool, "m").initrd.unlink()
     with pytest.raises(Refused, match=r"the image is broken: .*initrd: No such file"):
-        images.lookup(pool, "m")
+        lookup(pool, "m")
 
 
 def test_copied_pool_is_usable_after_root_verified_it(
@@ -305,13 +294,13 @@ def test_copied_pool_is_usable_after_root_verified_it(
     copy = tmp_path / "copy"
     shutil.copytree(pool, copy)
     with pytest.raises(Refused, match="run vmgr images verify m as root"):
-        images.lookup(copy, "m")
+        lookup(copy, "m")
     monkeypatch.setattr(images, "effective_root", lambda: False)
     with pytest.raises(Refused, match="as root"):
         images.verify(copy, "m")
     monkeypatch.setattr(images, "effective_root", lambda: True)
     verified = images.verify(copy, "m")
-    assert images.lookup(copy, "m") == verified
+    assert lookup(copy, "m") == verified
 
 
 def _edit(pool: Path, change: Callable[[dict[str, Any]], None]) -> None:
@@ -350,7 +339,7 @@ def test_wrong_sidecar_is_refused(pool: Path, change: dict[str, Any]) -> None:
     put(pool, "m")
     _edit(pool, lambda data: data.update(change))
     with pytest.raises(Refused, match=r"img=m: the image is broken: image\.json"):
-        images.lookup(pool, "m")
+        lookup(pool, "m")
 
 
 def test_sidecar_that_is_not_json_or_too_long_is_refused(pool: Path) -> None:
@@ -358,7 +347,7 @@ def test_sidecar_that_is_not_json_or_too_long_is_refused(pool: Path) -> None:
     for text in (b"", b"{", b"\xff", b"[]", b"[" * 60000, b" " * 70000):
         (pool / "m/image.json").write_bytes(text)
         with pytest.raises(Refused, match="the image is broken"):
-            images.lookup(pool, "m")
+            lookup(pool, "m")
 
 
 def test_sidecar_that_is_a_fifo_does_not_block(pool: Path) -> None:
@@ -366,7 +355,7 @@ def test_sidecar_that_is_a_fifo_does_not_block(pool: Path) -> None:
     (pool / "m/image.json").unlink()
     os.mkfifo(pool / "m/image.json")
     with pytest.raises(Refused, match="the image is broken"):
-        images.lookup(pool, "m")
+        lookup(pool, "m")
 
 
 JSON = st.recursive(
@@ -403,32 +392,32 @@ def test_any_sidecar_is_parsed_or_a_value_error(change: dict[str, Any]) -> None:
 
 def test_select_by_name_must_fit_distro_and_arch(pool: Path) -> None:
     image = put(pool, "m")
-    assert images.select(pool, "m", "micro", "x86_64") == image
-    assert images.select(pool, "m", "", None) == image
+    assert select(pool, "m", "micro", "x86_64") == image
+    assert select(pool, "m", "", None) == image
     with pytest.raises(Refused, match="distro=debian: does not fit img=m, whose distro is micro"):
-        images.select(pool, "m", "debian", None)
+        select(pool, "m", "debian", None)
     with pytest.raises(Refused, match="arch=aarch64: does not fit img=m, whose arch is x86_64"):
-        images.select(pool, "m", None, "aarch64")
+        select(pool, "m", None, "aarch64")
 
 
 def test_select_without_a_name(pool: Path) -> None:
     with pytest.raises(Refused, match="no image of the pool has been built"):
-        images.select(pool, "", "", "")
+        select(pool, "", "", "")
     image = put(pool, "m")
-    assert images.select(pool, None, "micro", None) == image
-    assert images.select(pool, "", "", "") == image
+    assert select(pool, None, "micro", None) == image
+    assert select(pool, "", "", "") == image
     with pytest.raises(Refused, match=r"distro=debian \(there is: m\)"):
-        images.select(pool, None, "debian", None)
+        select(pool, None, "debian", None)
     put(pool, "n")
     with pytest.raises(Refused, match=r"several images fit distro=micro.*\(m, n\)"):
-        images.select(pool, None, "micro", None)
+        select(pool, None, "micro", None)
 
 
 @pytest.mark.parametrize("kind", ["missing", "empty", "symlink", "hard link", "directory"])
 def test_commit_takes_plain_files_only(pool: Path, tmp_path: Path, kind: str) -> None:
     secret = tmp_path / "secret"
     secret.write_bytes(b"secret")
-    with images.staging(pool) as staging:
+    with store.staging(pool) as staging:
         (staging / "initrd").write_bytes(b"initrd")
         target = staging / "vmlinux"
         match kind:
@@ -448,7 +437,7 @@ def test_commit_takes_plain_files_only(pool: Path, tmp_path: Path, kind: str) ->
 @pytest.mark.parametrize("file", ["../x", "/etc/passwd", ".hidden", "a/b", ""])
 def test_commit_takes_files_of_the_staging_directory_only(pool: Path, file: str) -> None:
     built = BuiltImage("linux", "micro", "x86_64", 64, kernel=file)
-    with pytest.raises(Refused, match="bad file name"), images.staging(pool) as staging:
+    with pytest.raises(Refused, match="bad file name"), store.staging(pool) as staging:
         images.commit(pool, "m", staging, built, "test")
 
 
@@ -493,7 +482,7 @@ def test_remove(pool: Path) -> None:
     put(pool, "m")
     put(pool, "n")
     images.remove(pool, "m")
-    assert [image.name for image in images.list_images(pool)] == ["n"]
+    assert [image.name for image in list_images(pool)] == ["n"]
     assert not (pool / "m").exists()
     with pytest.raises(Refused, match="no such image"):
         images.remove(pool, "m")
@@ -503,18 +492,18 @@ def test_broken_image_can_be_removed_and_replaced(pool: Path) -> None:
     put(pool, "m")
     (pool / "m/image.json").write_text("{")
     put(pool, "m")
-    images.lookup(pool, "m")
+    lookup(pool, "m")
     (pool / "m/image.json").write_text("{")
     images.remove(pool, "m")
-    assert images.scan(pool) == []
+    assert listing(pool) == []
 
 
 def test_staging_of_a_killed_builder_is_removed_and_of_a_living_one_not(pool: Path) -> None:
     left = pool / ".staging-left"
     left.mkdir()
     (left / "half").write_bytes(b"half")
-    with images.staging(pool) as living:
-        with images.staging(pool) as second:
+    with store.staging(pool) as living:
+        with store.staging(pool) as second:
             assert living.is_dir()
             assert second != living
         assert not left.exists()
@@ -524,16 +513,13 @@ def test_staging_of_a_killed_builder_is_removed_and_of_a_living_one_not(pool: Pa
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become nobody")
 def test_a_disk_is_parsed_by_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from vtorque_core import image_tool
+    from vtorque_core.api import confined_tool
 
     tools = tmp_path / "tools"
     tools.mkdir()
     (tools / "qemu-img").write_text('#!/bin/sh\necho "{\\"format\\": \\"of $(id -u)\\"}"\n')
-    for part in (tools, *tools.parents):
-        if part.stat().st_uid == 0 and not part.stat().st_mode & 0o001:
-            part.chmod(0o711)
-    (tools / "qemu-img").chmod(0o755)
-    monkeypatch.setattr(image_tool, "_PATH", f"{tools}:{image_tool._PATH}")
+    reachable(tools / "qemu-img").chmod(0o755)
+    monkeypatch.setattr(confined_tool, "_PATH", f"{tools}:{confined_tool._PATH}")
     (tmp_path / "disk").write_bytes(bytes(512))
     with pytest.raises(Refused, match="disk is of 65534, not raw"):
         check_disk(tmp_path / "disk", "raw")

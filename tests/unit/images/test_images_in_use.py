@@ -9,36 +9,29 @@ from pathlib import Path
 
 import pytest
 
-from vtorque_core import image_store, images
-from vtorque_core.api import Image
-from vtorque_core.api_image import BuiltImage
+from vtorque_core.api.image_builder import BuiltImage
+from vtorque_core.api.values import Image
+from vtorque_core.base.errors import HostFault, Refused
+from vtorque_core.base.locks import job_lock
+from vtorque_core.base.names import JobAttempt, Paths
 from vtorque_core.cli import reap
-from vtorque_core.config import Site
-from vtorque_core.config_schema import Images
-from vtorque_core.errors import HostFault, Refused
-from vtorque_core.journal import JobHeader, Journal, job_lock
-from vtorque_core.names import Paths
-from vtorque_core.plugins import Plugins
-from vtorque_core.reap import release_job
-from vtorque_core.resources import ImageUse
+from vtorque_core.images import change as images
+from vtorque_core.images import store
+from vtorque_core.images.pool import listing, lookup, select
+from vtorque_core.node.end.reap import release_job
+from vtorque_core.records.journal import Journal
+from vtorque_core.records.reading import JobHeader
+from vtorque_core.resources import netfilter
+from vtorque_core.resources.image_use import ImageUse
+from vtorque_core.site.config import Site
+from vtorque_core.site.plugins import Plugins
+from vtorque_core.site.schema import Images
 
 BUILT = BuiltImage("linux", "micro", "x86_64", 64, kernel="k")
 
 
-@pytest.fixture
-def pool(tmp_path: Path) -> Path:
-    path = tmp_path / "pool"
-    path.mkdir(mode=0o755)
-    return path
-
-
-@pytest.fixture
-def paths(tmp_path: Path) -> Paths:
-    return Paths(tmp_path / "state", tmp_path / "run")
-
-
 def put(pool: Path, name: str, kernel: bytes, paths: Paths, keep: float = 0) -> Image:
-    with images.staging(pool, paths) as staging:
+    with store.staging(pool, paths) as staging:
         (staging / "k").write_bytes(kernel)
         return images.commit(pool, name, staging, BUILT, "test", paths=paths, keep=keep)
 
@@ -46,7 +39,10 @@ def put(pool: Path, name: str, kernel: bytes, paths: Paths, keep: float = 0) -> 
 def start(paths: Paths, job: str, image: Image) -> Path:
     """Begin a job that uses the image; return the version's directory."""
     assert image.kernel is not None
-    with job_lock(paths, job), Journal.start(paths, JobHeader(job, 0, "u", 1, "local")) as journal:
+    with (
+        job_lock(paths, job),
+        Journal.start(paths, JobHeader(JobAttempt(job, 0, "u", 1), "local")) as journal,
+    ):
         journal.acquire(ImageUse(str(image.kernel.parent)), plugin="core", phase="pre-boot")
     return image.kernel.parent
 
@@ -64,19 +60,19 @@ def expire(pool: Path) -> None:
 def test_running_jobs_keep_the_old_base_and_new_ones_get_the_new(pool: Path, paths: Paths) -> None:
     one, two = "1.srv", "2.srv"
     old = start(paths, one, put(pool, "m", b"old", paths))
-    start(paths, two, images.lookup(pool, "m"))
+    start(paths, two, lookup(pool, "m"))
     new = put(pool, "m", b"new", paths)
     expire(pool)
-    assert images.sweep(pool, paths) == []
-    assert image_store.in_use(paths) == {str(old): (one, two)}
-    assert start(paths, "3.srv", images.lookup(pool, "m")) != old
+    assert store.sweep(pool, paths) == []
+    assert store.in_use(paths) == {str(old): (one, two)}
+    assert start(paths, "3.srv", lookup(pool, "m")) != old
     end(paths, one)
     assert old.is_dir(), "the second job still uses it"
     end(paths, two)
     assert not old.exists(), "the last job's end collects it"
-    assert images.lookup(pool, "m") == new
+    assert lookup(pool, "m") == new
     end(paths, "3.srv")
-    assert images.lookup(pool, "m") == new, "what has a name stays"
+    assert lookup(pool, "m") == new, "what has a name stays"
     assert [p.name for p in pool.iterdir()] == ["m"]
 
 
@@ -84,10 +80,10 @@ def test_an_old_base_stays_its_time_for_jobs_of_other_nodes(pool: Path, paths: P
     old = start(paths, "1", put(pool, "m", b"old", paths))
     put(pool, "m", b"new", paths, keep=3600)
     end(paths, "1")
-    images.sweep(pool, paths)
+    store.sweep(pool, paths)
     assert old.is_dir()
     expire(pool)
-    assert images.sweep(pool, paths) == [f"m/{old.name}"]
+    assert store.sweep(pool, paths) == [f"m/{old.name}"]
 
 
 def test_an_image_in_use_is_not_removed(pool: Path, paths: Paths) -> None:
@@ -95,7 +91,7 @@ def test_an_image_in_use_is_not_removed(pool: Path, paths: Paths) -> None:
     start(paths, "7.srv", image)
     with pytest.raises(Refused, match=r"img=m: is in use by 7\.srv; .*--when-free"):
         images.remove(pool, "m", paths=paths)
-    assert images.lookup(pool, "m") == image
+    assert lookup(pool, "m") == image
 
 
 def test_removal_when_free(pool: Path, paths: Paths) -> None:
@@ -103,7 +99,7 @@ def test_removal_when_free(pool: Path, paths: Paths) -> None:
     left = images.remove(pool, "m", paths=paths, when_free=True)
     assert (left.used_by, left.kept) == (("7.srv",), (version.name,))
     with pytest.raises(Refused, match="no such image"):
-        images.lookup(pool, "m")
+        lookup(pool, "m")
     assert (version / "k").read_bytes() == b"1"
     end(paths, "7.srv")
     assert list(pool.iterdir()) == []
@@ -118,16 +114,16 @@ def test_a_removed_name_can_be_given_again_while_its_old_files_are_in_use(
     assert version.is_dir()
     end(paths, "7")
     assert not version.exists()
-    assert images.lookup(pool, "m") == other
+    assert lookup(pool, "m") == other
 
 
 def test_a_removed_image_stays_its_time_for_other_nodes(pool: Path, paths: Paths) -> None:
     put(pool, "m", b"1", paths)
     assert images.remove(pool, "m", paths=paths, keep=3600).kept
-    images.sweep(pool, paths)
+    store.sweep(pool, paths)
     assert list((pool / "m").glob("v*"))
     expire(pool)
-    images.sweep(pool, paths)
+    store.sweep(pool, paths)
     assert list(pool.iterdir()) == []
 
 
@@ -143,10 +139,10 @@ def test_who_removes_waits_for_a_job_that_looks(pool: Path, paths: Paths) -> Non
     """Under a shared lock a job looks whether its version is there: no removal meanwhile."""
     put(pool, "m", b"1", paths)
     with (
-        image_store.locked(pool, shared=True),
-        image_store.locked(pool, shared=True),
+        store.locked(pool, shared=True),
+        store.locked(pool, shared=True),
         pytest.raises(HostFault, match="is being changed"),
-        image_store.locked(pool, wait=0.05),
+        store.locked(pool, wait=0.05),
     ):
         pass
 
@@ -157,7 +153,7 @@ def test_an_unreadable_journal_keeps_everything(pool: Path, paths: Paths) -> Non
     expire(pool)
     journal = next(paths.journal.iterdir())
     journal.write_text('{"op":"job","schema":99}\n')
-    assert images.sweep(pool, paths) == []
+    assert store.sweep(pool, paths) == []
     assert old.is_dir()
 
 
@@ -174,7 +170,7 @@ def test_release_where_the_pool_cannot_be_changed_is_no_failure(
         patch.setattr(Path, "rename", readonly)
         end(paths, "1")
     assert version.is_dir()
-    images.sweep(pool, paths)
+    store.sweep(pool, paths)
     assert list(pool.iterdir()) == []
 
 
@@ -185,27 +181,38 @@ def test_release_twice_without_create_and_when_gone(pool: Path, paths: Paths, ag
     use = ImageUse(str(image.kernel.parent))
     for _ in range(again):
         use.release()
-    assert images.lookup(pool, "m") == image
+    assert lookup(pool, "m") == image
     images.remove(pool, "m", paths=paths)
     for _ in range(again):
         use.release()
     assert list(pool.iterdir()) == []
 
 
-def test_the_reaper_collects_what_is_over(pool: Path, paths: Paths, tmp_path: Path) -> None:
+def test_the_reaper_collects_what_is_over(
+    pool: Path,
+    paths: Paths,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(netfilter, "sweep", lambda _uri: ["vt-br9"])
     old = put(pool, "m", b"old", paths)
     new = put(pool, "m", b"new", paths)
     site = replace(Site(), paths=paths, images=Images(pool, cache=str(tmp_path / "none")))
     assert old.kernel is not None
     for making in (pool / ".staging-x", pool / "m" / "v0"):
         making.mkdir()  # another host is just making it
-    assert reap._collect_images(site) == []
+    reap._sweep(site)
+    tables = "nftables inet vt-br9: its network is not up: removed\n"
+    assert capsys.readouterr().err == tables
     expire(pool)
-    assert reap._collect_images(site) == [f"m/{old.kernel.parent.name}"]
+    reap._sweep(site)
+    gone = f"image m/{old.kernel.parent.name}: no name has it any more: removed\n"
+    assert capsys.readouterr().err == gone + tables
     assert not old.kernel.exists()
     assert (pool / ".staging-x").is_dir()
     assert (pool / "m" / "v0").is_dir()
-    assert images.lookup(pool, "m") == new
+    assert lookup(pool, "m") == new
 
 
 # -- the node's cache -----------------------------------------------------------------------------
@@ -226,23 +233,23 @@ def test_the_nodes_copy_is_preferred_while_it_is_the_same(
     pool: Path, cache: Path, paths: Paths
 ) -> None:
     image = put(pool, "m", b"1", paths)
-    assert images.lookup(pool, "m", cache) == image, "nothing in the cache yet"
+    assert lookup(pool, "m", cache) == image, "nothing in the cache yet"
     put(cache, "m", b"1", paths)
-    cached = images.lookup(pool, "m", cache)
+    cached = lookup(pool, "m", cache)
     assert cached.kernel is not None
     assert cached.kernel.is_relative_to(cache)
     assert (cached.sha256, cached.labels) == (image.sha256, image.labels)
-    assert images.select(pool, "m", "", "", cache) == cached
-    assert images.select(pool, "", "micro", "", cache) == cached
+    assert select(pool, "m", "", "", cache) == cached
+    assert select(pool, "", "micro", "", cache) == cached
     newer = put(pool, "m", b"2", paths)
-    assert images.lookup(pool, "m", cache) == newer, "the copy is of an older version"
+    assert lookup(pool, "m", cache) == newer, "the copy is of an older version"
 
 
 def test_labels_come_from_the_pool(pool: Path, cache: Path, paths: Paths) -> None:
     put(pool, "m", b"1", paths)
     put(cache, "m", b"1", paths)
     images.label(pool, "m", {"site": "x"}, paths)
-    assert images.lookup(pool, "m", cache).labels == {"site": "x"}
+    assert lookup(pool, "m", cache).labels == {"site": "x"}
 
 
 @pytest.mark.parametrize(
@@ -256,19 +263,19 @@ def test_a_damaged_copy_is_not_used(
     image = put(pool, "m", b"1", paths)
     put(cache, "m", b"1", paths)
     damage(cache, change)
-    assert images.lookup(pool, "m", cache) == image
+    assert lookup(pool, "m", cache) == image
 
 
 def test_without_a_pool_the_copies_are_all_there_is(pool: Path, cache: Path, paths: Paths) -> None:
     put(cache, "m", b"1", paths)
     pool.rmdir()
-    assert images.lookup(pool, "m", cache) == images.lookup(cache, "m")
-    assert images.select(pool, "", "micro", "", cache).name == "m"
+    assert lookup(pool, "m", cache) == lookup(cache, "m")
+    assert select(pool, "", "micro", "", cache).name == "m"
     with pytest.raises(HostFault, match="does not exist"):
-        images.lookup(pool, "m")
+        lookup(pool, "m")
 
 
 def test_an_empty_pool_takes_no_process(pool: Path, paths: Paths) -> None:
-    assert images.listing(pool) == []
-    assert images.sweep(pool, paths) == []
+    assert listing(pool) == []
+    assert store.sweep(pool, paths) == []
     assert os.listdir(pool) == []  # noqa: PTH208

@@ -19,15 +19,23 @@ from pathlib import Path
 
 import pytest
 
-from vtorque_core import image_sync, image_tool, images
-from vtorque_core.api_image import BuiltImage
-from vtorque_core.errors import Refused
-from vtorque_core.image_add import Wishes, add
-from vtorque_core.journal import JobHeader, Journal, job_lock
-from vtorque_core.names import Paths
-from vtorque_core.plugins import Plugins
-from vtorque_core.reap import release_job
-from vtorque_core.resources import ImageUse
+from added_disks import KNOWN, Quiet, add
+from programs import fake_program
+from reachable import reachable
+from vtorque_cluster import sync
+from vtorque_core.api import confined_tool
+from vtorque_core.api.image_builder import BuiltImage
+from vtorque_core.base.errors import Refused
+from vtorque_core.base.locks import job_lock
+from vtorque_core.base.names import JobAttempt, Paths
+from vtorque_core.images import change, store
+from vtorque_core.images.pool import Broken, describe, list_images, listing, lookup
+from vtorque_core.live.images import Places
+from vtorque_core.node.end.reap import release_job
+from vtorque_core.records.journal import Journal
+from vtorque_core.records.reading import JobHeader
+from vtorque_core.resources.image_use import ImageUse
+from vtorque_core.site.plugins import Plugins
 
 CHANGES = {
     *("os.rename", "os.mkdir", "os.rmdir", "os.remove", "os.chmod", "os.chown", "os.truncate"),
@@ -36,16 +44,6 @@ CHANGES = {
 BUILT = BuiltImage("linux", "micro", "x86_64", 64, kernel="k", initrd="i")
 _WRITING = os.O_WRONLY | os.O_RDWR
 MOST = 400  # points of one command
-
-
-class Quiet:
-    """Is told, says nothing."""
-
-    def step(self, text: str) -> None:
-        pass
-
-    def told(self, done: int, total: int) -> None:
-        pass
 
 
 @dataclass
@@ -62,15 +60,15 @@ class Site:
 
     def put(self, name: str, kernel: bytes, pool: Path | None = None) -> str:
         pool = pool or self.pool
-        with images.staging(pool, self.paths) as staging:
+        with store.staging(pool, self.paths) as staging:
             (staging / "k").write_bytes(kernel)
             (staging / "i").write_bytes(b"initrd")
-            return images.commit(pool, name, staging, BUILT, "t", paths=self.paths).sha256
+            return change.commit(pool, name, staging, BUILT, "t", paths=self.paths).sha256
 
     def use(self, name: str) -> None:
-        kernel = images.lookup(self.pool, name).kernel
+        kernel = lookup(self.pool, name).kernel
         assert kernel is not None
-        header = JobHeader("1", 0, "u", 1, "local")
+        header = JobHeader(JobAttempt("1", 0, "u", 1), "local")
         with job_lock(self.paths, "1"), Journal.start(self.paths, header) as journal:
             journal.acquire(ImageUse(str(kernel.parent)), plugin="core", phase="pre-boot")
 
@@ -80,21 +78,21 @@ class Site:
 
     def there(self) -> dict[str, str]:
         """Return what every image of the pool is, having hashed it."""
-        found = images.scan(self.pool)
-        assert not [item for item in found if isinstance(item, images.Broken)]
-        return {item.name: images.verify(self.pool, item.name).sha256 for item in found}
+        found = listing(self.pool)
+        assert not [item for item in found if isinstance(item, Broken)]
+        return {item.name: change.verify(self.pool, item.name).sha256 for item in found}
 
     def next_command(self) -> None:
         """Do something else with the pool, as an admin would some day."""
         for note in self.top.glob("*/*/*.old"):
             note.write_text("0")
         self.put("next", b"next")
-        images.remove(self.pool, "next", paths=self.paths)
+        change.remove(self.pool, "next", paths=self.paths)
 
     def leftovers(self, pool: Path) -> list[str]:
         """Return what is in a pool beside whole images of one version."""
         wanted = set()
-        for image in images.list_images(pool):
+        for image in list_images(pool):
             assert image.disk is not None or image.kernel is not None
             files = [f for f in (image.disk, image.kernel, image.initrd) if f is not None]
             home = pool / image.name
@@ -135,9 +133,9 @@ def killed_before(number: int, work: Callable[[], object], *, forks: bool = Fals
     return code == 1
 
 
-@pytest.fixture(params=[3, pytest.param(1, marks=pytest.mark.full)], ids=["third", "each"])
+@pytest.fixture(params=[11, pytest.param(1, marks=pytest.mark.full)], ids=["some", "each"])
 def points(request: pytest.FixtureRequest) -> range:
-    """Return which changes to be killed before: with --full each, else each third."""
+    """Return which changes to be killed before: with --full each, else each eleventh."""
     return range(0, MOST, request.param)
 
 
@@ -168,7 +166,7 @@ def one_of(*states: dict[str, bytes]) -> Callable[[Site], None]:
     def check(site: Site) -> None:
         kernels = {}
         site.there()
-        for image in images.list_images(site.pool):
+        for image in list_images(site.pool):
             assert image.kernel is not None
             kernels[image.name] = image.kernel.read_bytes()
         assert kernels in states
@@ -176,24 +174,14 @@ def one_of(*states: dict[str, bytes]) -> Callable[[Site], None]:
     return check
 
 
-def test_a_new_image(tmp_path: Path, points: range) -> None:
+@pytest.mark.parametrize("there", ["other", "m"], ids=["new-image", "new-version"])
+def test_an_image_is_put(tmp_path: Path, points: range, there: str) -> None:
     last = at_points(
         points,
         tmp_path,
-        lambda site: site.put("other", b"o"),
-        lambda site: site.put("m", b"1"),
-        one_of({"other": b"o"}, {"other": b"o", "m": b"1"}),
-    )
-    assert last > 12
-
-
-def test_a_new_version(tmp_path: Path, points: range) -> None:
-    last = at_points(
-        points,
-        tmp_path,
-        lambda site: site.put("m", b"1"),
+        lambda site: site.put(there, b"1"),
         lambda site: site.put("m", b"2"),
-        one_of({"m": b"1"}, {"m": b"2"}),
+        one_of({there: b"1"}, {there: b"1", "m": b"2"}),
     )
     assert last > 12
 
@@ -217,17 +205,15 @@ def test_a_damaged_image_is_mended_or_stays_damaged(tmp_path: Path, points: rang
 
     def prepare(site: Site) -> None:
         site.put("m", b"1")
-        kernel = images.lookup(site.pool, "m").kernel
+        kernel = lookup(site.pool, "m").kernel
         assert kernel is not None
         kernel.write_bytes(b"damaged")
 
     def good(site: Site) -> None:
-        for item in images.scan(site.pool):
-            if isinstance(item, images.Broken):
-                continue
+        for item in list_images(site.pool):
             assert item.kernel is not None
             assert item.kernel.read_bytes() == b"1"
-            images.verify(site.pool, item.name)
+            change.verify(site.pool, item.name)
 
     for number in points:
         site = Site(tmp_path / str(number))
@@ -247,7 +233,7 @@ def test_a_removal(tmp_path: Path, points: range) -> None:
         points,
         tmp_path,
         lambda site: site.put("m", b"1"),
-        lambda site: images.remove(site.pool, "m", paths=site.paths),
+        lambda site: change.remove(site.pool, "m", paths=site.paths),
         one_of({"m": b"1"}, {}),
     )
 
@@ -258,7 +244,7 @@ def test_a_removal_when_free(tmp_path: Path, points: range) -> None:
         site.use("m")
 
     def work(site: Site) -> None:
-        images.remove(site.pool, "m", paths=site.paths, when_free=True, keep=1)
+        change.remove(site.pool, "m", paths=site.paths, when_free=True, keep=1)
 
     for number in points:
         site = Site(tmp_path / str(number))
@@ -302,8 +288,8 @@ def test_the_end_of_the_last_job(tmp_path: Path, points: range) -> None:
 
 def test_labels_and_verification(tmp_path: Path, points: range) -> None:
     def work(site: Site) -> None:
-        images.label(site.pool, "m", {"a": "b"}, site.paths)
-        images.verify(site.pool, "m")
+        change.label(site.pool, "m", {"a": "b"}, site.paths)
+        change.verify(site.pool, "m")
 
     at_points(points, tmp_path, lambda site: site.put("m", b"1"), work, one_of({"m": b"1"}))
 
@@ -316,24 +302,37 @@ def test_a_synchronisation(tmp_path: Path, points: range) -> None:
         site.put("gone", b"g", site.cache)
         site.put("m", b"2" * 100_000)
         site.put("n", b"n")
+        send(site)
 
-    def pull(site: Site) -> image_sync.Synced:
-        return image_sync.pull(site.pool, site.cache, (), Quiet(), site.paths)
+    def places(site: Site) -> Places:
+        return Places(site.pool, site.cache, site.paths)
+
+    def send(site: Site) -> None:
+        text = '#!/bin/sh\nshift 3\nexec sh -c "$*"\n'  # -o BatchMode=yes NODE
+        ssh = fake_program(site.top / "ssh", text)
+        sync.push(places(site), (), "n1", str(ssh))
+
+    def take(site: Site) -> sync.Synced:
+        return sync.receive(places(site), ("m", "n"), only=True)
+
+    def again(site: Site) -> None:
+        send(site)
+        take(site)
 
     for number in points:
         site = Site(tmp_path / str(number))
         prepare(site)
-        got_there = killed_before(number, lambda at=site: pull(at))  # type: ignore[misc]
-        for image in images.list_images(site.cache):
-            images.verify(site.cache, image.name)
-        assert images.lookup(site.pool, "m", site.cache).sha256 == site.there()["m"]
-        pull(site)
+        got_there = killed_before(number, lambda at=site: take(at))  # type: ignore[misc]
+        for image in list_images(site.cache):
+            change.verify(site.cache, image.name)
+        assert lookup(site.pool, "m", site.cache).sha256 == site.there()["m"]
+        again(site)
         for note in site.cache.glob("*/*.old"):
             note.write_text("0")
-        pull(site)
-        assert [i.name for i in images.list_images(site.cache)] == ["m", "n"]
-        assert images.lookup(site.pool, "m", site.cache).kernel == (
-            site.cache / "m" / images.describe(site.pool, "m").version / "k"
+        again(site)
+        assert [i.name for i in list_images(site.cache)] == ["m", "n"]
+        assert lookup(site.pool, "m", site.cache).kernel == (
+            site.cache / "m" / describe(site.pool, "m").version / "k"
         )
         assert site.leftovers(site.cache) == [".partial"]
         if not got_there:
@@ -350,10 +349,9 @@ def disk(path: Path) -> Path:
 def test_add_and_update_of_a_disk(tmp_path: Path, points: range) -> None:
     """With the real tools."""
     file = disk(tmp_path / "disk")
-    wishes = Wishes("linux", "tiny", "x86_64")
 
     def work(site: Site) -> None:
-        add(site.pool, "m", file, wishes, Quiet(), paths=site.paths, update=True)
+        add(site.pool, "m", file, KNOWN, Quiet(), paths=site.paths, update=True)
 
     def good(site: Site) -> None:
         assert set(site.there()) == {"m"}
@@ -372,15 +370,13 @@ def test_a_tool_dies_with_who_has_started_it(
     tool = tools / "qemu-img"
     tool.write_text("#!/bin/sh\nexec sleep 1000.25\n")
     tool.chmod(tool.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
-    monkeypatch.setattr(image_tool, "_PATH", f"{tools}:{image_tool._PATH}")
-    for parent in (tmp_path, *tmp_path.parents):
-        if parent.stat().st_uid == os.geteuid() and not parent.stat().st_mode & 0o001:
-            parent.chmod(0o711)  # nobody must reach the fake tool
+    monkeypatch.setattr(confined_tool, "_PATH", f"{tools}:{confined_tool._PATH}")
+    reachable(tool)  # by nobody
     file = disk(tmp_path / "disk")
     child = os.fork()
     if child == 0:
         try:
-            add(site.pool, "m", file, Wishes("linux", "tiny", "x86_64"), Quiet())
+            add(site.pool, "m", file, KNOWN, Quiet())
         finally:
             os._exit(1)
     _until(lambda: _sleeping() == 1)
@@ -390,7 +386,7 @@ def test_a_tool_dies_with_who_has_started_it(
     site.next_command()
     assert list(site.pool.iterdir()) == []
     with pytest.raises(Refused):
-        images.lookup(site.pool, "m")
+        lookup(site.pool, "m")
 
 
 def _sleeping() -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,50 +15,38 @@ import pytest
 from click.testing import CliRunner, Result
 
 from image_keys import BUILT, allow, keygen, keys, signers
-from vtorque_core import doctor_images, image_sync, images, plan
-from vtorque_core.api import JobRequest
-from vtorque_core.api_batch import BatchJob
-from vtorque_core.api_image import BuiltImage
-from vtorque_core.api_node import JobUser
+from vtorque_core.api.batch_system import BatchJob
+from vtorque_core.api.guest_plan import JobUser
+from vtorque_core.api.image_builder import BuiltImage
+from vtorque_core.api.values import JobRequest
+from vtorque_core.base import trust
+from vtorque_core.base.errors import Refused, UsageError
+from vtorque_core.base.names import Paths
 from vtorque_core.cli import images as command
-from vtorque_core.cli import images_common
-from vtorque_core.cli import site as cli_site
-from vtorque_core.config import Site
-from vtorque_core.config_schema import Images
-from vtorque_core.errors import Refused, UsageError
-from vtorque_core.image_files import file_sha256
-from vtorque_core.image_sidecar import FileRecord, Sidecar, version_of
-from vtorque_core.image_signature import acceptor, sign, signer_of
-from vtorque_core.names import Paths
-from vtorque_core.plugins import Plugins
+from vtorque_core.cli.images import common
+from vtorque_core.images import change as images
+from vtorque_core.images import store
+from vtorque_core.images.check import file_sha256
+from vtorque_core.images.pool import describe, lookup, select
+from vtorque_core.images.sidecar import FileRecord, Sidecar, names, version_of
+from vtorque_core.images.signature import acceptor, sign, signer_of
+from vtorque_core.live.images import Places, take
+from vtorque_core.node.admin import doctor_images
+from vtorque_core.plan import guests
+from vtorque_core.site.config import Site
+from vtorque_core.site.plugins import Plugins
+from vtorque_core.site.schema import Images
 
 __all__ = ["allow", "keys", "signers"]  # fixtures
 
 
-class Silent:
-    """Is told of progress."""
-
-    def step(self, text: str) -> None:
-        pass
-
-    def told(self, done: int, total: int) -> None:
-        pass
-
-
-@pytest.fixture
-def pool(tmp_path: Path) -> Path:
-    path = tmp_path / "pool"
-    path.mkdir(mode=0o755)
-    return path
-
-
 def put(pool: Path, name: str, key: Path | None = None, kernel: bytes = b"kernel") -> Sidecar:
-    with images.staging(pool) as staging:
+    with store.staging(pool) as staging:
         (staging / "k").write_bytes(kernel)
         (staging / "i").write_bytes(b"initrd")
-        by = images.unsigned if key is None else (lambda new: sign(new, key))
+        by = None if key is None else (lambda new: sign(new, key))
         images.commit(pool, name, staging, BUILT, "test", sign=by)
-    return images.describe(pool, name)
+    return describe(pool, name)
 
 
 def rewrite(pool: Path, name: str, change: Callable[[dict[str, Any]], None]) -> None:
@@ -72,7 +61,7 @@ def rewrite(pool: Path, name: str, change: Callable[[dict[str, Any]], None]) -> 
 
 
 def looked_up(pool: Path, name: str, signers: Path, cache: Path | None = None) -> Any:
-    return images.lookup(pool, name, cache, acceptor(str(signers)))
+    return lookup(pool, name, cache, acceptor(str(signers)))
 
 
 def tamper_cmdline(data: dict[str, Any]) -> None:
@@ -113,15 +102,15 @@ def test_a_changed_sidecar_is_refused(
     put(pool, "m", keys / "site")
     assert looked_up(pool, "m", signers).name == "m"
     rewrite(pool, "m", change)
-    assert images.lookup(pool, "m").name == "m", "nothing but the signature tells"
+    assert lookup(pool, "m").name == "m", "nothing but the signature tells"
     with pytest.raises(Refused, match=r"img=m: its signature is not valid .*incorrect"):
         looked_up(pool, "m", signers)
 
 
-def swap(pool: Path, *, hashes: bool) -> None:
-    """Exchange the kernel, and mend what the sidecar says of it."""
+def put_swapped(pool: Path, key: Path | None, *, hashes: bool) -> None:
+    """Make an image, exchange its kernel, and mend what the sidecar says of it."""
     home = pool / "m"
-    old = images.describe(pool, "m")
+    old = put(pool, "m", key)
     (home / old.version / "k").write_bytes(b"evil!!")
     status = (home / old.version / "k").stat()
     digest = file_sha256(home / old.version / "k") if hashes else old.files["k"].sha256
@@ -142,8 +131,7 @@ def test_a_swapped_file_is_refused(pool: Path, keys: Path, signers: Path) -> Non
 def test_a_swapped_file_with_its_own_hashes_is_refused(
     pool: Path, keys: Path, signers: Path
 ) -> None:
-    put(pool, "m", keys / "site")
-    swap(pool, hashes=True)
+    put_swapped(pool, keys / "site", hashes=True)
     assert images.verify(pool, "m").name == "m", "nothing but the signature tells"
     with pytest.raises(Refused, match="incorrect signature"):
         looked_up(pool, "m", signers)
@@ -153,14 +141,16 @@ def test_a_swapped_file_with_a_forged_status_is_found_when_it_is_hashed(
     pool: Path, keys: Path, signers: Path
 ) -> None:
     """Only who is root where the pool is can do that: ``verify``, and every copy, hash."""
-    put(pool, "m", keys / "site")
-    swap(pool, hashes=False)
+    put_swapped(pool, keys / "site", hashes=False)
     assert looked_up(pool, "m", signers).name == "m"
     with pytest.raises(Refused, match="k has sha256"):
         images.verify(pool, "m")
 
 
-def test_an_image_under_another_name_is_refused(pool: Path, keys: Path, signers: Path) -> None:
+def test_an_image_under_another_name_is_refused(
+    pool: Path, keys: Path, signers: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(images, "effective_root", lambda: True)
     put(pool, "m", keys / "site")
     shutil.copytree(pool / "m", pool / "n")
     rewrite(pool, "n", lambda data: data.update(name="n"))
@@ -173,17 +163,21 @@ def test_an_image_that_nobody_named_is_looked_at_too(pool: Path, keys: Path, sig
     put(pool, "m")
     accept = acceptor(str(signers))
     with pytest.raises(Refused, match="not signed"):
-        images.select(pool, None, "micro", None, None, accept)
+        select(pool, None, "micro", None, None, accept)
     put(pool, "m", keys / "site")
-    assert images.select(pool, None, "micro", None, None, accept).name == "m"
+    assert select(pool, None, "micro", None, None, accept).name == "m"
 
 
 # -- copies ------------------------------------------------------------------------------------
 
 
-def pulled(pool: Path, cache: Path, top: Path) -> image_sync.Synced:
-    paths = Paths(top / "state", top / "run")
-    return image_sync.pull(pool, cache, (), Silent(), paths)
+def sent(pool: Path, cache: Path, top: Path) -> list[str]:
+    """Have copies of all images taken into a cache; return those that are new there."""
+    copies = cache / ".partial"
+    shutil.copytree(pool, copies)
+    new = take(Places(pool, cache, Paths(top / "state", top / "run")), copies, names(pool))
+    copies.rmdir()
+    return new
 
 
 def test_a_copy_is_used_if_the_pools_sidecar_is_signed(
@@ -191,7 +185,7 @@ def test_a_copy_is_used_if_the_pools_sidecar_is_signed(
 ) -> None:
     cache = tmp_path / "cache"
     put(pool, "m", keys / "site")
-    pulled(pool, cache, tmp_path)
+    sent(pool, cache, tmp_path)
     assert looked_up(pool, "m", signers, cache).kernel.is_relative_to(cache)
     rewrite(pool, "m", tamper_cmdline)
     with pytest.raises(Refused, match="incorrect signature"):
@@ -205,13 +199,13 @@ def test_a_copy_gets_the_labels_and_the_signature_that_come_later(
 ) -> None:
     cache = tmp_path / "cache"
     put(pool, "m")
-    assert pulled(pool, cache, tmp_path).copied == ("m",)
-    before = images.describe(cache, "m")
+    assert sent(pool, cache, tmp_path) == ["m"]
+    before = describe(cache, "m")
     images.label(pool, "m", {"site": "hpc"})
-    found = images.describe(pool, "m")
+    found = describe(pool, "m")
     images.attach(pool, found, sign(found, keys / "site"))
-    assert pulled(pool, cache, tmp_path).same == ("m",)
-    after = images.describe(cache, "m")
+    assert sent(pool, cache, tmp_path) == []
+    after = describe(cache, "m")
     assert signer_of(after, signers) == "admin@site"
     assert (after.built.labels["site"], after.files) == ("hpc", before.files)
 
@@ -223,9 +217,9 @@ def test_a_signature_is_of_one_content_and_its_labels(pool: Path, keys: Path) ->
     first = put(pool, "m", keys / "site")
     assert put(pool, "m").signature == first.signature, "the same again"
     images.verify(pool, "m")
-    assert images.describe(pool, "m").signature == first.signature
+    assert describe(pool, "m").signature == first.signature
     images.label(pool, "m", {"init": "micro"})
-    assert images.describe(pool, "m").signature == first.signature
+    assert describe(pool, "m").signature == first.signature
     assert images.label(pool, "m", {"x": "y"}).signature == ""
     put(pool, "m", keys / "site")
     assert put(pool, "m", kernel=b"other").signature == ""
@@ -236,7 +230,7 @@ def test_what_has_changed_meanwhile_is_not_signed(pool: Path, keys: Path) -> Non
     put(pool, "m", kernel=b"other")
     with pytest.raises(Refused, match="has been changed meanwhile"):
         images.attach(pool, seen, sign(seen, keys / "site"))
-    assert images.describe(pool, "m").signature == ""
+    assert describe(pool, "m").signature == ""
 
 
 # -- jobs, doctor, commands --------------------------------------------------------------------
@@ -252,13 +246,13 @@ def planned(site: Site) -> Any:
     request = JobRequest(values | {"img": "m"})
     user = JobUser("u", 1000, 1000, (("u", 1000),), "/home/u", "/bin/sh")
     job = BatchJob("7", "u", "n1", ("n1",), b"", attempt=1)
-    return plan.plan_guests(job, request, site, plugins, user, b"s" * 32)
+    return guests.plan_guests(job, request, site, plugins, user, b"s" * 32)
 
 
 def test_a_job_gets_no_guest_from_an_unsigned_image(
     pool: Path, keys: Path, signers: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plan.hypervisor, "qemu_uid", lambda _: 64055)
+    monkeypatch.setattr(guests.hypervisor, "qemu_uid", lambda _: 64055)
     put(pool, "m", keys / "stranger")
     assert planned(site_with(pool, "")), "a site that does not ask"
     with pytest.raises(Refused, match=f"No principal matched.*one of {signers} only"):
@@ -286,15 +280,10 @@ def run(
     config = tmp_path / "site.toml"
     paths = f'[paths]\nstate = "{tmp_path}/state"\nrun = "{tmp_path}/run"\n'
     config.write_text(f'[images]\npool = "{pool}"\nkeep = 0\nsigners = "{signers}"\n{paths}')
-    real = cli_site.load
-
-    def load(path: Path, *, node: bool = True, only: Any = None) -> Any:
-        return real(path, node=node, only=("linux-guest",))
-
-    monkeypatch.setattr(cli_site, "load", load)
-    monkeypatch.setattr(cli_site, "load_for_root", load)
-    for module in (command, images_common):
+    for module in (command, common):
         monkeypatch.setattr(module, "effective_root", lambda: True)
+    check = trust.require_root_owned
+    monkeypatch.setattr(trust, "require_root_owned", lambda path: check(path, os.geteuid()))
 
     def call(*argv: object) -> Result:
         return CliRunner().invoke(command.images, [str(word) for word in argv], obj=config)
@@ -344,15 +333,14 @@ def test_what_is_not_signed_keeps_what_it_has(
         assert words in str(failed.exception)
     for wrong in ((), ("--payload", "--key", keys / "site")):
         assert isinstance(run("sign", "m", *wrong).exception, UsageError)
-    assert images.describe(pool, "m").signature == before
+    assert describe(pool, "m").signature == before
 
 
 def test_a_damaged_image_is_not_signed(pool: Path, keys: Path, run: Callable[..., Result]) -> None:
-    put(pool, "m")
-    swap(pool, hashes=False)
+    put_swapped(pool, None, hashes=False)
     failed = run("sign", "m", "--key", keys / "site")
     assert "k has sha256" in str(failed.exception)
-    assert images.describe(pool, "m").signature == ""
+    assert describe(pool, "m").signature == ""
 
 
 def test_an_added_image_is_signed_at_once_or_nobody_gets_it(

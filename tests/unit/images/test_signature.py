@@ -12,22 +12,11 @@ from typing import Any
 import pytest
 
 from image_keys import BUILT, allow, keygen, keys, signers
-from vtorque_core import image_signature
-from vtorque_core.api_image import BuiltImage
-from vtorque_core.errors import HostFault, Refused
-from vtorque_core.image_sidecar import (
-    MAX_SIGNATURE,
-    FileRecord,
-    Sidecar,
-    parse_sidecar,
-)
-from vtorque_core.image_signature import (
-    NAMESPACE,
-    check_well_made,
-    sign,
-    signed_bytes,
-    signer_of,
-)
+from vtorque_core.api.image_builder import BuiltImage
+from vtorque_core.base.errors import HostFault, Refused
+from vtorque_core.images import signature
+from vtorque_core.images.sidecar import MAX_SIGNATURE, FileRecord, Sidecar, parse_sidecar
+from vtorque_core.images.signature import NAMESPACE, check_well_made, sign, signed_bytes, signer_of
 
 __all__ = ["allow", "keys", "signers"]  # fixtures
 
@@ -181,14 +170,14 @@ def test_what_the_node_lacks_is_the_nodes_fault(
     with pytest.raises(HostFault, match=r"can be written by others than root .*: chmod go-w"):
         signer_of(signed(keys), signers)
     signers.chmod(0o644)
-    monkeypatch.setattr(image_signature, "_PATH", str(tmp_path))
+    monkeypatch.setattr(signature, "_PATH", str(tmp_path))
     with pytest.raises(HostFault, match=r"ssh-keygen: not found in .*: install openssh-client"):
         signer_of(signed_before(keys, monkeypatch), signers)
 
 
 def signed_before(keys: Path, monkeypatch: pytest.MonkeyPatch) -> Sidecar:
     with monkeypatch.context() as patch:
-        patch.setattr(image_signature, "_PATH", "/usr/bin")
+        patch.setattr(signature, "_PATH", "/usr/bin")
         return signed(keys)
 
 

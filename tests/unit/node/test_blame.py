@@ -4,12 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from vtorque_core import ledger, prologue
-from vtorque_core.api_batch import BatchJob, Outcome
-from vtorque_core.config import Site
-from vtorque_core.errors import HostFault, Refused
-from vtorque_core.locks import Busy
-from vtorque_core.start import Start, blame, start_job
+from vtorque_core.api.batch_system import BatchJob, Outcome
+from vtorque_core.base.errors import HostFault, Refused
+from vtorque_core.base.locks import Busy
+from vtorque_core.base.names import JobAttempt
+from vtorque_core.node.start import prologue
+from vtorque_core.node.start.attempt import Start
+from vtorque_core.node.start.start_order import blame, start_job
+from vtorque_core.plan.placement import ledger
+from vtorque_core.site.config import Site
 
 JOB = BatchJob("7.srv", "nobody-of-this-name", "n1", ("n1",), b"")
 
@@ -79,7 +82,7 @@ def test_a_lock_that_is_held_is_not_the_nodes_fault(outcome):
     ],
 )
 def test_the_node_is_blamed_only_before_the_user_takes_part(phase, blamed):
-    start = Start("7.srv", None, None, 0.0, None, None, phase=phase)
+    start = Start(JobAttempt("7.srv", 0, "u", 1), None, None, 0.0, None, None, phase=phase)
     with pytest.raises(HostFault) as caught, blame(start):
         raise HostFault("it did not work")
     assert caught.value.blames_node is blamed

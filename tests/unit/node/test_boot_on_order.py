@@ -8,16 +8,29 @@ from pathlib import Path
 
 import pytest
 
+from as_root import without_chown
 from patience import eventually
-from vtorque_core.api_guest import MAX_ORDER, ORDER_SOCKET, BootedGuest, ReadyGuest, boot_guests
-from vtorque_core.errors import HostFault, Refused
-from vtorque_core.late import Waiting, connect_console
-from vtorque_core.resources import CORE_KINDS, Starter
+from vtorque_core.api.guest_driver import (
+    MAX_ORDER,
+    ORDER_SOCKET,
+    BootedGuest,
+    ReadyGuest,
+    boot_guests,
+)
+from vtorque_core.base.errors import HostFault, Refused
+from vtorque_core.node.start.boot import connect_console
+from vtorque_core.resources import CORE_KINDS
+from vtorque_core.resources.starter import Starter
 
 
 @pytest.fixture
 def run_dir(tmp_path):
     return tmp_path
+
+
+@pytest.fixture(autouse=True)
+def _without_chown(monkeypatch):
+    without_chown(monkeypatch)
 
 
 @pytest.fixture
@@ -26,10 +39,9 @@ def starter(run_dir):
     made = []
 
     def leave(boot, uid=None):
-        waiting = Waiting(run_dir / ORDER_SOCKET, os.getuid() if uid is None else uid, boot)
-        one = Starter(
-            lock=str(run_dir / "starter.lock"), socket=str(waiting.path), work=waiting.work
-        )
+        lock, socket = str(run_dir / "starter.lock"), str(run_dir / ORDER_SOCKET)
+        whose = os.getuid() if uid is None else uid
+        one = Starter(lock=lock, socket=socket, uid=whose, boot=boot)
         one.create()
         made.append(one)
         return one
@@ -158,8 +170,8 @@ def test_release_ends_it_and_may_come_twice(run_dir, starter):
 
 def test_a_process_that_cannot_listen_is_a_fault(run_dir):
     (run_dir / ORDER_SOCKET).mkdir()
-    waiting = Waiting(run_dir / "no" / ORDER_SOCKET, os.getuid(), consoles)
-    one = Starter(lock=str(run_dir / "l"), socket=str(waiting.path), work=waiting.work)
+    nowhere = str(run_dir / "no" / ORDER_SOCKET)
+    one = Starter(lock=str(run_dir / "l"), socket=nowhere, uid=os.getuid(), boot=consoles)
     with pytest.raises(HostFault, match="does not listen"):
         one.create()
     one.release()

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import pwd
 import sys
 
 import pytest
 from click.testing import CliRunner
 
-from vtorque_core import doctor, host, trust
-from vtorque_core.cli.vtorque import vtorque
-from vtorque_core.config import Raw, build
-from vtorque_core.errors import ConfigError, HostFault
-from vtorque_core.plugins import Plugins
+from vtorque_core.base import trust
+from vtorque_core.base.errors import ConfigError, HostFault
+from vtorque_core.base.names import Paths
+from vtorque_core.cli.admin import vtorque
+from vtorque_core.node.admin import doctor
+from vtorque_core.plan.placement import node_hardware
+from vtorque_core.site.config import Raw, build
+from vtorque_core.site.plugins import Plugins
 
 FULL = {"apparmor": "", "dac": "+64055:+64055"}
 CAPABILITIES = """<capabilities><host>
@@ -34,7 +39,7 @@ def said(site, tmp_path, monkeypatch):
 
     def run(models, text=""):
         conf.write_text(text)
-        monkeypatch.setattr(host, "security_models", lambda uri: models)
+        monkeypatch.setattr(node_hardware, "security_models", lambda uri: models)
         found = doctor.check_confinement(site)
         return [(f.status, f.message, f.fix) for f in found if f.status != "ok"]
 
@@ -72,13 +77,13 @@ def test_a_libvirt_that_does_not_answer_is_no_clean_bill(site, monkeypatch):
     def fails(uri):
         raise HostFault("no answer")
 
-    monkeypatch.setattr(host, "security_models", fails)
+    monkeypatch.setattr(node_hardware, "security_models", fails)
     assert [f.status for f in doctor.check_confinement(site)] == ["failed"]
 
 
 def test_models_are_read_from_libvirts_capabilities(monkeypatch):
-    monkeypatch.setattr(host.hypervisor, "call", lambda uri, what, work: CAPABILITIES)
-    assert host.security_models("x") == {"selinux": "x:y", "dac": "+64055:+109"}
+    monkeypatch.setattr(node_hardware.hypervisor, "call", lambda uri, what, work: CAPABILITIES)
+    assert node_hardware.security_models("x") == {"selinux": "x:y", "dac": "+64055:+109"}
 
 
 def test_code_that_others_can_write_is_said(site, tmp_path, monkeypatch):
@@ -110,3 +115,35 @@ def test_no_command_of_roots_believes_a_config_that_others_can_write(tmp_path, a
     assert isinstance(done.exception, ConfigError), done.output
     assert "can be written by others than root" in str(done.exception)
     assert victim.is_dir()
+
+
+@pytest.mark.parametrize("enters", [True, False])
+def test_a_users_home_is_entered_as_the_user(site, tmp_path, monkeypatch, enters):
+    """As root with root's rights dropped, so that a directory of root's alone stops it."""
+    home = tmp_path / "home"
+    home.mkdir()
+    uid = 4242 if os.geteuid() == 0 else os.getuid()
+    if enters:
+        os.chown(home, uid, -1)
+        monkeypatch.setattr(doctor.os, "geteuid", lambda: uid)
+    elif os.geteuid() != 0:
+        home.chmod(0)
+    user = pwd.struct_passwd(("ada", "x", uid, uid, "", str(home), "/bin/sh"))
+    monkeypatch.setattr(doctor.pwd, "getpwnam", lambda _: user)
+    (found,) = doctor.check_user(site, "ada")
+    assert found.status == ("ok" if enters else "failed"), found
+    assert enters or "Permission denied" in found.message
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o1777, None])
+def test_directories_of_vtorques_that_others_can_write_are_told(site, tmp_path, mode):
+    """A sticky bit mends nothing here, and a file (None) is none."""
+    state, run = tmp_path / "state", tmp_path / "run"
+    if mode is None:
+        state.touch()
+    else:
+        state.mkdir()
+        state.chmod(mode)
+    here = dataclasses.replace(site, paths=Paths(state, run))
+    told = [f.message for f in doctor.check_directories(here) if f.status == "failed"]
+    assert len(told) == 2 and all(str(tmp_path) in message for message in told)

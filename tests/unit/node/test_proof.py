@@ -2,22 +2,22 @@ import json
 import os
 import stat
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vtorque_core import proof as proofs
-from vtorque_core.errors import HostFault
-from vtorque_core.names import Paths
-from vtorque_core.proof import Proof, ProofGuest
+from vtorque_core.api.guest_driver import ReadyGuest
+from vtorque_core.base.errors import HostFault
+from vtorque_core.base.names import JobAttempt, Paths
+from vtorque_core.node.shell import proof as proofs
+from vtorque_core.node.shell.proof import Proof
 
 ME = os.getuid()
 JOB = "42.srv"
 READY = Proof(  # noqa: S604
-    JOB,
-    0,
-    ME,
+    JobAttempt(JOB, 0, "ada", ME, "n1"),
     "ready",
     deadline=1.5,
     guest_type="linux",
@@ -25,7 +25,8 @@ READY = Proof(  # noqa: S604
     shell="/bin/bash",
     files={"vm_prologue": proofs.digest(b"\x00\xffbytes")},
     environ={"A": "b\nc"},
-    guests=(ProofGuest("vt-1", "vnode", 0, "/run/x"),),
+    unless={"A": ("A", "B")},
+    guests=(ReadyGuest("vt-1", "vnode", 0, Path("/run/x")),),
 )
 
 
@@ -39,7 +40,7 @@ def test_what_is_written_is_read(paths):
     proofs.write(paths, READY)
     assert proofs.read(paths, JOB, ME, owner_uid=ME) == READY
     file = paths.proof(JOB)
-    assert stat.S_IMODE(file.stat().st_mode) == 0o644
+    assert stat.S_IMODE(file.stat().st_mode) == 0o640
     assert stat.S_IMODE(file.parent.stat().st_mode) == 0o755
     assert json.loads(file.read_bytes())["schema"] == 1
     proofs.write(paths, replace(READY, state="refused", reason="no"), gid=os.getgid())
@@ -96,7 +97,7 @@ def test_other_job_or_user(paths):
     paths.proof(JOB).rename(paths.proof("43.srv"))
     with pytest.raises(HostFault, match=r"is of job '42\.srv'"):
         proofs.read(paths, "43.srv", ME, owner_uid=ME)
-    proofs.write(paths, replace(READY, uid=ME + 7))
+    proofs.write(paths, replace(READY, job=replace(READY.job, uid=ME + 7)))
     with pytest.raises(HostFault, match=f"of uid {ME + 7}"):
         proofs.read(paths, JOB, ME, owner_uid=ME)
 
@@ -135,10 +136,15 @@ def test_a_damaged_proof_is_no_proof(change):
         Proof.decode(json.dumps(GOOD | change).encode())
 
 
-@pytest.mark.parametrize("key", list(GOOD))
+@pytest.mark.parametrize("key", sorted(set(GOOD) - {"owner", "node"}))
 def test_a_proof_without_a_field_is_no_proof(key):
     with pytest.raises(ValueError, match="not a proof"):
         Proof.decode(json.dumps({k: v for k, v in GOOD.items() if k != key}).encode())
+
+
+def test_a_proof_of_before_names_neither_owner_nor_node():
+    before = {key: value for key, value in GOOD.items() if key not in ("owner", "node")}
+    assert Proof.decode(json.dumps(before).encode()).job == JobAttempt(JOB, 0, "", ME)
 
 
 @given(st.binary(max_size=80) | st.just(b"[" * 100_000))
@@ -153,13 +159,8 @@ def test_too_long(paths):
         proofs.read(paths, JOB, ME, owner_uid=ME)
 
 
-def test_failed():
-    assert Proof.failed(JOB, 1, 5, "refused", "r").state == "refused"
-    assert Proof.failed(JOB, 1, 5, "host_fault", "r") == Proof(JOB, 1, 5, "host_fault", "r")
-
-
 def test_a_file_of_the_users_is_read_if_it_is_the_one(paths):
-    path = proofs.user_file_path(paths, JOB, 0, "vm_prologue")
+    path = proofs.user_file_path(paths, READY.job, "vm_prologue")
     path.parent.mkdir(parents=True)
     path.write_bytes(b"\x00\xffbytes")
     assert proofs.user_file(paths, READY, "vm_prologue") == b"\x00\xffbytes"

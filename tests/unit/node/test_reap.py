@@ -7,25 +7,19 @@ import os
 import time
 
 import pytest
+from click.testing import CliRunner
 
-from acme_card import Card, in_other_process, loaded, starter
-from vtorque_core import teardown
-from vtorque_core.api_batch import Life
-from vtorque_core.errors import UsageError
-from vtorque_core.journal import job_lock, journals
-from vtorque_core.names import Paths
-from vtorque_core.reap import reap, release_job
-from vtorque_core.resources import File
-
-
-@pytest.fixture
-def paths(tmp_path):
-    return Paths(tmp_path / "state", tmp_path / "run")
-
-
-@pytest.fixture
-def start(paths):
-    return starter(paths)
+from acme_card import Card, in_other_process, loaded
+from vtorque_core.api.batch_system import Life
+from vtorque_core.api.job_files import File
+from vtorque_core.base import trust
+from vtorque_core.base.errors import UsageError
+from vtorque_core.base.locks import job_lock
+from vtorque_core.cli.reap import reap as command
+from vtorque_core.node.end import teardown
+from vtorque_core.node.end.reap import reap, release_job
+from vtorque_core.records.reading import journals
+from vtorque_core.site import config as site_config
 
 
 def reaped(paths, lives, **more):
@@ -66,6 +60,27 @@ def test_the_reaper_takes_only_what_is_gone(paths, start, tmp_path):
     os.waitpid(pid, 0)
     assert reaped(paths, lives, only="starting")["starting", 0].action == "released"
     assert len(journals(paths)) == 3
+
+
+def test_the_command_says_where_it_looked_also_for_nothing(paths, start, tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    for module in (trust, site_config):
+        monkeypatch.setattr(module, "require_root_owned", lambda path: None)
+    config = tmp_path / "vtorque.toml"
+    config.write_text(f'[paths]\nstate = "{paths.state}"\nrun = "{paths.run}"\n')
+
+    def said(*argv):
+        argv = ["--dry-run", "--config", str(config), *argv]
+        return CliRunner().invoke(command, argv, catch_exceptions=False).output
+
+    where = f"{paths.state} ({config}): "
+    assert said() == where + "nothing is left\n"
+    assert said("42.srv") == where + "nothing is left of 42.srv\n"
+    assert json.loads(said("--json")) == {"state": str(paths.state), "jobs": []}
+    assert said("--quiet") == ""
+    start("42.srv").take(Card(str(tmp_path / "card")))
+    assert said("--quiet").startswith(where + "1 open journal\n42.srv: unknown: ")
+    assert [job["job"] for job in json.loads(said("--json"))["jobs"]] == ["42.srv"]
 
 
 def test_jobs_of_another_batch_system_wait(paths, start, tmp_path):

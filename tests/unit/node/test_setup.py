@@ -7,8 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vtorque_core import batch_setup
-from vtorque_core.errors import HostFault
+from vtorque_core.base.errors import HostFault
+from vtorque_core.node.admin import setup_batch
+from vtorque_core.site import edit
+from vtorque_core.site.config import Site
+from vtorque_core.site.installation import installation
 
 
 def test_the_users_environment_does_not_change_what_the_jobshell_runs(tmp_path):
@@ -21,7 +24,7 @@ def test_the_users_environment_does_not_change_what_the_jobshell_runs(tmp_path):
     (tmp_path / "python3").chmod(0o755)
     shell = tmp_path / "jobshell"
     config = tmp_path / "a config's.toml"
-    shell.write_bytes(batch_setup.jobshell_script(config))
+    shell.write_bytes(setup_batch.jobshell_script(installation(Site(), config)))
     shell.chmod(0o755)
     hostile = {
         "PYTHONPATH": str(tmp_path), "PYTHONHOME": "/nowhere",
@@ -49,7 +52,7 @@ SYSTEMS = ['system = "local"', "system='local' # why", '  system  =  "a\\"b"', '
 )
 def test_only_the_one_line_of_the_config_changes(before, header, system, after):
     text = before + f"{header}\n{system}" + after
-    new = batch_setup.with_system(text, "slurm")
+    new = edit.with_text(text, "batch", "system", "slurm")
     old, now = tomllib.loads(text), tomllib.loads(new)
     assert now["batch"].pop("system") == "slurm"
     old["batch"].pop("system", None)
@@ -61,12 +64,14 @@ def test_only_the_one_line_of_the_config_changes(before, header, system, after):
 
 @pytest.mark.parametrize("text", ["", "# only a comment", "[node]\ngrace = 3"])
 def test_a_config_without_the_table_gets_it(text):
-    new = batch_setup.with_system(text, "pbs")
+    new = edit.with_text(text, "batch", "system", "pbs")
     assert new.startswith(text)
     assert tomllib.loads(new)["batch"] == {"system": "pbs"}
 
 
 def test_a_table_that_cannot_be_edited_is_said():
     with pytest.raises(HostFault, match='write system = "pbs"'):
-        batch_setup.with_system("batch = { vm_by_default = true }\n", "pbs")
-    assert 'batch.system = "pbs"' in batch_setup.with_system('batch.system = "local"\n', "pbs")
+        edit.with_text("batch = { vm_by_default = true }\n", "batch", "system", "pbs")
+    assert 'batch.system = "pbs"' in edit.with_text(
+        'batch.system = "local"\n', "batch", "system", "pbs"
+    )

@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from vtorque_core import batch_setup
-from vtorque_core.api import BatchSystem, hookimpl
-from vtorque_core.api_setup import MARK, Check, ReplacedFile
-from vtorque_core.config import build, read_toml
-from vtorque_core.errors import HostFault
-from vtorque_core.local.node import LocalNode
-from vtorque_core.plugins import Plugins
+from vtorque_core.api.setup_steps import MARK, Check, ReplacedFile, edit_file
+from vtorque_core.api.strategies import BatchSystem
+from vtorque_core.api.values import hookimpl
+from vtorque_core.base.errors import HostFault
+from vtorque_core.node.admin import setup_batch
+from vtorque_core.site.config import build, read_toml
+from vtorque_core.site.plugins import Plugins
+from vtorque_local.node import LocalNode
 
 OURS = b"#!/bin/sh\n# " + MARK + b".\nexit 0\n"
 
@@ -68,16 +69,16 @@ class Node:
     def install(self, batch="acme", **more):
         site, plugins = self._site()
         site = dataclasses.replace(site, paths=self.paths)
-        batch_setup.install(site, plugins, self.config, batch, self.said.append, **more)
+        setup_batch.install(site, plugins, self.config, batch, self.said.append, **more)
 
     def uninstall(self):
         site, plugins = self._site()
         site = dataclasses.replace(site, paths=self.paths)
-        batch_setup.uninstall(site, plugins, self.config, self.said.append)
+        setup_batch.uninstall(site, plugins, self.config, self.said.append)
 
     @property
     def paths(self):
-        from vtorque_core.names import Paths
+        from vtorque_core.base.names import Paths
 
         return Paths(self.top / "state", self.top / "run", self.top / "libexec" / "jobshell")
 
@@ -313,7 +314,7 @@ def test_two_batch_systems_one_after_the_other(node):
 
 
 def test_doctor_tells_what_no_longer_holds(node):
-    from vtorque_core.doctor import check_batch
+    from vtorque_core.node.admin.doctor import check_batch
 
     def found():
         site, plugins = node._site()
@@ -365,7 +366,7 @@ def test_doctor_clears_the_mark_of_a_node_that_is_not_fit(tmp_path):
         '[node]\naccel = "tcg"\nlibvirt_uri = "test:///default"\n[network]\nkind = "none"\n'
     )
     # Not the command, which takes no PYTHONPATH from root's caller (test_entry.py).
-    text = "from vtorque_core.cli.vtorque import vtorque; vtorque()"
+    text = "from vtorque_core.cli.admin import vtorque; vtorque()"
     argv = [sys.executable, "-c", text, "doctor", "--mark", "--json", "--config", config]
     env = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(tmp_path), "HOME": str(tmp_path)}
     done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60, check=False)
@@ -373,3 +374,27 @@ def test_doctor_clears_the_mark_of_a_node_that_is_not_fit(tmp_path):
     failed = [f for f in json.loads(done.stdout) if f["status"] == "failed"]
     said = (tmp_path / "mark").read_text()
     assert said == f"False {failed[0]['check']}: {failed[0]['message']}"
+
+
+def test_a_file_of_the_sites_is_edited_in_one_step(tmp_path):
+    real, link = tmp_path / "real", tmp_path / "link"
+    real.write_bytes(b"one\r\n")
+    real.chmod(0o640)
+    link.symlink_to(real)
+    assert edit_file(link, lambda text: text + b"two\n")
+    assert real.read_bytes() == b"one\r\ntwo\n" and real.stat().st_mode & 0o777 == 0o640
+    assert link.is_symlink() and sorted(tmp_path.iterdir()) == [link, real]
+    inode = real.stat().st_ino
+    assert not edit_file(link, lambda text: text), "what does not change is not written"
+    assert real.stat().st_ino == inode
+
+
+def test_a_file_that_need_not_be_there_comes_and_goes(tmp_path):
+    path = tmp_path / "config"
+    with pytest.raises(HostFault, match=r"config: No such file"):
+        edit_file(path, lambda text: b"ours")
+    assert edit_file(path, lambda text: text + b"ours", may_be_missing=True)
+    assert path.read_bytes() == b"ours" and path.stat().st_mode & 0o777 == 0o644
+    assert edit_file(path, lambda text: b"", may_be_missing=True)
+    assert not path.exists()
+    assert not edit_file(path, lambda text: b"", may_be_missing=True)

@@ -12,26 +12,18 @@ import pytest
 
 from acme_card import Acme, Card, Manager, loaded, starter
 from patience import LONG, eventually, with_more_time
-from vtorque_core import hypervisor
-from vtorque_core import teardown as module_under_test
-from vtorque_core.api import hookimpl
-from vtorque_core.children import Child
-from vtorque_core.errors import HostFault
-from vtorque_core.journal import journals, read
-from vtorque_core.names import Paths
-from vtorque_core.plugins import Plugins
-from vtorque_core.resources import Domain, File, Lease, Tree
-from vtorque_core.teardown import teardown
-
-
-@pytest.fixture
-def paths(tmp_path):
-    return Paths(tmp_path / "state", tmp_path / "run")
-
-
-@pytest.fixture
-def start(paths):
-    return starter(paths)
+from vtorque_core.api.job_files import File, Tree
+from vtorque_core.api.values import hookimpl
+from vtorque_core.base import children, hypervisor
+from vtorque_core.base.children import Child
+from vtorque_core.base.errors import HostFault
+from vtorque_core.base.names import Paths
+from vtorque_core.node.end import teardown as module_under_test
+from vtorque_core.node.end.teardown import teardown
+from vtorque_core.records.reading import journals, read
+from vtorque_core.resources.domain import Domain
+from vtorque_core.resources.lease import Lease
+from vtorque_core.site.plugins import Plugins
 
 
 def numbers(outcomes):
@@ -51,7 +43,7 @@ def test_everything_goes_backwards_and_then_the_journal(paths, start, tmp_path, 
     assert journals(paths) == []
     assert list((paths.run / "locks").iterdir()) == []
     again = teardown(journal.path, paths, loaded())
-    assert again.clean and again.released == ()
+    assert again.clean and again.released == []
 
 
 @pytest.mark.parametrize(
@@ -104,12 +96,9 @@ def hang(tmp_path, limit):
     def work():
         if os.fork() == 0:
             (tmp_path / f"pid{limit}").write_text(str(os.getpid()))
-        time.sleep(3 * LONG)
+        time.sleep(1000)
 
-    begun = time.monotonic()
-    child = Child(work, limit)
-    assert child.wait() == f"no end after {limit:g} s"
-    assert time.monotonic() - begun < limit + LONG
+    assert Child(work, limit).wait() == f"no end after {limit:g} s"
     stat = Path("/proc", (tmp_path / f"pid{limit}").read_text(), "stat")
 
     def ended():
@@ -138,7 +127,7 @@ def test_an_uninstalled_plugin_leaves_an_orphan_and_the_way_out(paths, start, tm
     report = teardown(journal.path, paths, Plugins())
     assert numbers(report.orphaned) == [card]
     assert report.orphaned[0].message.endswith(
-        "pip install vtorque-acme==1.0.0, then vtorque reap 42.srv; "
+        "install vtorque-acme 1.0.0 from where its author offers it, then vtorque reap 42.srv; "
         "or vtorque reap --abandon 42.srv:3"
     )
     assert numbers(report.held) == [2, 1]
@@ -196,7 +185,7 @@ def last_look(tmp_path, limit):
     assert numbers(report.failed) == [1]
     (tmp_path / "card.mood").unlink()
     report = teardown(journal.path, paths, plugins, release_timeout=limit)
-    assert report.clean and report.notes == ()
+    assert report.clean and report.notes == []
     assert len(log.read_text().splitlines()) == 1
 
 
@@ -209,7 +198,7 @@ def test_a_plugin_whose_kinds_cannot_be_had_is_named(paths, start, tmp_path):
     journal = start()
     journal.take(Card(str(tmp_path / "card")))
     report = teardown(journal.path, paths, loaded(Bad()))
-    assert report.notes == ("plugin acme: no driver",)
+    assert report.notes == ["plugin acme: no driver"]
     assert numbers(report.orphaned) == [1]
 
 
@@ -218,17 +207,22 @@ def test_a_plugin_whose_kinds_cannot_be_had_is_named(paths, start, tmp_path):
 
 @pytest.fixture
 def domains(tmp_path, monkeypatch):
-    """A hypervisor whose domains are files; destroying one takes what the file ``takes`` says."""
+    """A hypervisor whose domains are files.
+
+    Destroying one waits until as many are being destroyed as the file ``at_once`` says.
+    """
     top = tmp_path / "domains"
     top.mkdir()
-    (tmp_path / "takes").write_text("0.05")
+    (tmp_path / "at_once").write_text("1")
 
     def create(uri, xml, paused=False):
         (top / xml).touch()
 
     def destroy(uri, uuid, deadline_s):
         if (top / uuid).exists():
-            time.sleep(float((tmp_path / "takes").read_text()))
+            (tmp_path / f"{uuid}.ends").touch()
+            least = int((tmp_path / "at_once").read_text())
+            eventually(lambda: len([*tmp_path.glob("*.ends")]) >= least)
         if (top / f"{uuid}.stuck").exists():
             raise HostFault("QEMU is in state D")
         (top / uuid).unlink(missing_ok=True)
@@ -239,20 +233,16 @@ def domains(tmp_path, monkeypatch):
 
 
 def test_guests_go_at_the_same_time(paths, start, domains, tmp_path):
-    def attempt(takes):
-        (tmp_path / "takes").write_text(f"{takes}")
-        journal = start()
-        for guest in range(4):
-            journal.take(Tree(str(tmp_path / f"g{guest}")), guest=guest)
-        for guest in range(4):
-            journal.take(Domain(f"vt-{guest}", f"u{guest}", "x", xml=f"u{guest}"), guest=guest)
-        begun = time.monotonic()
-        assert teardown(journal.path, paths, loaded()).clean
-        assert list(domains.iterdir()) == []
-        assert not list(tmp_path.glob("g*"))
-        assert time.monotonic() - begun < 2 * takes
-
-    with_more_time(attempt, 0.3, 3, 15)
+    """None is gone before the destruction of each has begun."""
+    (tmp_path / "at_once").write_text("4")
+    journal = start()
+    for guest in range(4):
+        journal.take(Tree(str(tmp_path / f"g{guest}")), guest=guest)
+    for guest in range(4):
+        journal.take(Domain(f"vt-{guest}", f"u{guest}", "x", xml=f"u{guest}"), guest=guest)
+    assert teardown(journal.path, paths, loaded()).clean
+    assert list(domains.iterdir()) == []
+    assert not list(tmp_path.glob("g*"))
 
 
 def test_a_domain_that_does_not_end_keeps_all_of_its_guest(paths, start, domains, tmp_path):
@@ -329,7 +319,7 @@ def test_connections_are_closed_before_anything_forks(paths, start, tmp_path, mo
     journal.take(Card(str(tmp_path / "card")))
     order = []
     monkeypatch.setattr(hypervisor, "close", lambda: order.append("close"))
-    real = module_under_test.Child
+    real = children.Child
     monkeypatch.setattr(module_under_test, "Child", lambda *a: (order.append("fork"), real(*a))[1])
     assert teardown(journal.path, paths, loaded()).clean
     assert order[0] == "close" and "fork" in order

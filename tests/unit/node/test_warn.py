@@ -4,7 +4,7 @@ import json
 
 import device_cases
 from device_cases import Case, load
-from vtorque_core.api import hookimpl
+from vtorque_core.api.values import hookimpl
 
 
 class Warns:

@@ -6,17 +6,20 @@ from types import SimpleNamespace
 
 import pytest
 
-from vtorque_core.api_node import CoreClaim, MemoryClaim
-from vtorque_core.api_topology import Topology
-from vtorque_core.journal import JobHeader, Journal
-from vtorque_core.ledger import NodeShare, Taken, place, plan, resize
-from vtorque_core.names import Paths
-from vtorque_core.topology import parse
+from vtorque_core.api.claims import CoreClaim, MemoryClaim
+from vtorque_core.api.host_topology import Topology
+from vtorque_core.base.names import JobAttempt, Paths
+from vtorque_core.plan.placement.divide_cores import plan
+from vtorque_core.plan.placement.job_cores import NodeShare, Taken
+from vtorque_core.plan.placement.ledger import place, resize
+from vtorque_core.plan.placement.topology import parse
+from vtorque_core.records.journal import Journal
+from vtorque_core.records.reading import JobHeader
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 CAPABILITIES = ROOT / "tests" / "data" / "capabilities" / "xeon-2x32-smt.xml"
 HOST = parse(CAPABILITIES.read_text())
-NODE = NodeShare(HOST.cpus, HOST.mem_mib, topology=HOST, exclusive=False)
+NODE = NodeShare(HOST, exclusive=False)
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +53,7 @@ def test_pinning(shown):
 
 def test_iocm_and_resize(shown, tmp_path):
     paths = Paths(tmp_path / "state", tmp_path / "run")
-    with Journal.start(paths, JobHeader("1", 0, "u", 1000, "local")) as journal:
+    with Journal.start(paths, JobHeader(JobAttempt("1", 0, "u", 1000), "local")) as journal:
         claims = [*core_claims(), *shown.iocm(guest(), 1, 3)]
         (got,) = place(journal, [claims], NODE, paths)
     assert got.cores["io"] == got.cores["emulator"] == (0,)

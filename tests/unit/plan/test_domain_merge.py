@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vtorque_core.api_domain import (
+from vtorque_core.api.libvirt_domain import (
     Channel,
     Clock,
     Disk,
@@ -21,8 +21,8 @@ from vtorque_core.api_domain import (
     Single,
     forbidden,
 )
-from vtorque_core.domain.merge import Contributed, MergedDomain, merge
-from vtorque_core.errors import Conflict, Refused
+from vtorque_core.base.errors import Conflict, Refused
+from vtorque_core.plan.domain.merge import Contributed, MergedDomain, merge
 
 MAC = "52:54:00:00:00:01"
 

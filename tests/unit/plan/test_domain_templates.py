@@ -9,34 +9,13 @@ from xml.etree import ElementTree
 
 import pytest
 
-from vtorque_core.api import JobRequest
-from vtorque_core.api_domain import Channel, Element, ListElement
-from vtorque_core.api_node import GuestPlan, Image, JobUser
-from vtorque_core.domain.merge import Contributed, merge
-from vtorque_core.domain.render import DomainSpec, render
-from vtorque_core.errors import ConfigError, HostFault, Refused
+from planned import guest_plan
+from vtorque_core.api.libvirt_domain import Channel, Element, ListElement
+from vtorque_core.base.errors import ConfigError, HostFault, Refused
+from vtorque_core.plan.domain.merge import Contributed, merge
+from vtorque_core.plan.domain.render import DomainSpec, render
 
-GUEST = GuestPlan(
-    job_id="42.srv",
-    attempt=0,
-    node="n1",
-    index=0,
-    rank=0,
-    guests_per_node=1,
-    name="vt-42.srv.0-n1-0",
-    uuid="0b1ad9ba-95f3-54cf-8d96-1d6ed3e4ac1f",
-    hostname="vn1",
-    vcpus=2,
-    ram_mib=512,
-    image=Image("micro", "linux", "micro", "x86_64", "0" * 64),
-    user=JobUser("ada", 1000, 1000, (("ada", 1000),), "/home/ada", "/bin/bash"),
-    request=JobRequest({}),
-    addresses=(),
-    peers=(),
-    state_dir=Path("/var/lib/vtorque/jobs/42.srv.0/g0"),
-    run_dir=Path("/run/vtorque/jobs/42.srv.0/g0"),
-    secret=b"x" * 32,
-)
+GUEST = guest_plan(vcpus=2)
 CONTROL = Channel("control", "org.vtorque.control", "/run/control.sock")
 
 
@@ -116,7 +95,7 @@ def test_an_unknown_section_is_refused() -> None:
     @dataclass(frozen=True)
     class Lost(ListElement):
         section: ClassVar[str] = "nowhere"
-        template: ClassVar[str] = "vtorque_core:templates/metadata.xml.j2"
+        template: ClassVar[str] = "vtorque_core.plan.domain:templates/metadata.xml.j2"
         name: str
 
     with pytest.raises(Refused, match=r"plugin linux-guest.*'nowhere'"):

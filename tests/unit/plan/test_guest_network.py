@@ -5,13 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from vtorque_core import names, network
-from vtorque_core.api import Image, JobRequest
-from vtorque_core.api_batch import BatchJob
-from vtorque_core.api_node import GuestPlan, JobUser, Placement
-from vtorque_core.config import Site
-from vtorque_core.config_schema import ExtraNetwork, Network
-from vtorque_core.errors import HostFault, Refused
+from vtorque_core.api.batch_system import BatchJob
+from vtorque_core.api.claims import Placement
+from vtorque_core.api.guest_plan import GuestPlan, JobUser
+from vtorque_core.api.values import Image, JobRequest
+from vtorque_core.base import names
+from vtorque_core.base.errors import HostFault, Refused
+from vtorque_core.plan import guest_network
+from vtorque_core.site.config import Site
+from vtorque_core.site.schema import ExtraNetwork, Network
 
 PLAN = Network(subnet="10.0.0.0/24", first=10, per_node=4)
 
@@ -24,24 +26,24 @@ def on(*nodes: str, node: str = "", job_id: str = "42.srv") -> BatchJob:
     ("node", "number"), [("node7", 7), ("n012.cluster.org", 12), ("login", 0), ("a1b", 0)]
 )
 def test_a_nodes_number_is_in_its_name(node, number):
-    assert network.node_number(node, PLAN.node_number) == number
+    assert guest_network.node_number(node, PLAN.node_number) == number
 
 
 def test_candidates_of_two_nodes_do_not_overlap():
-    one = network.claim(PLAN, on("node1"), 1, 0).items
-    two = network.claim(PLAN, on("node2"), 1, 0).items
+    one = guest_network.claim(PLAN, on("node1"), 1, 0).items
+    two = guest_network.claim(PLAN, on("node2"), 1, 0).items
     assert one == ("10.0.0.14", "10.0.0.15", "10.0.0.16", "10.0.0.17")
     assert not set(one) & set(two)
 
 
 def test_a_node_outside_the_subnet_is_a_host_fault_naming_the_plan():
     with pytest.raises(HostFault, match=r"node99.*10\.0\.0\.0/24.*subnet"):
-        network.claim(PLAN, on("node99"), 1, 0)
+        guest_network.claim(PLAN, on("node99"), 1, 0)
 
 
 @pytest.mark.parametrize("change", [{"kind": "none"}, {"addressing": "dhcp"}])
 def test_without_assignment_nothing_is_claimed(change):
-    assert network.claim(replace(PLAN, **change), on("node1"), 1, 0) is None
+    assert guest_network.claim(replace(PLAN, **change), on("node1"), 1, 0) is None
 
 
 def test_the_sites_program_assigns(tmp_path):
@@ -49,7 +51,7 @@ def test_the_sites_program_assigns(tmp_path):
     program.write_text('#!/bin/sh\necho "192.168.$2.1$3"\n')
     program.chmod(0o755)
     plan = replace(PLAN, addressing="command", command=str(program))
-    assert network.claim(plan, on("node1"), 2, 1).items == ("192.168.2.11",)
+    assert guest_network.claim(plan, on("node1"), 2, 1).items == ("192.168.2.11",)
 
 
 @pytest.mark.parametrize("answer", ["", "localhost", "10.0.0.1 10.0.0.2", "::1"])
@@ -58,17 +60,19 @@ def test_a_wrong_answer_of_the_sites_program_is_named(tmp_path, answer):
     program.write_text(f"#!/bin/sh\necho '{answer}'\n")
     program.chmod(0o755)
     with pytest.raises(HostFault, match="is not an IPv4 address"):
-        network.claim(replace(PLAN, addressing="command", command=str(program)), on("n1"), 1, 0)
+        guest_network.claim(
+            replace(PLAN, addressing="command", command=str(program)), on("n1"), 1, 0
+        )
 
 
 def test_an_assigned_nic_has_gateway_prefix_and_dns():
     plan = replace(PLAN, dns=("9.9.9.9",))
-    nic = network.address(plan, "52:54:00:00:00:01", "10.0.0.14")
+    nic = guest_network.address(plan, "52:54:00:00:00:01", "10.0.0.14")
     assert (nic.prefix, nic.gateway, nic.dns) == (24, "10.0.0.1", ("9.9.9.9",))
 
 
 def test_a_dhcp_nic_has_only_its_mac():
-    assert network.address(PLAN, "52:54:00:00:00:01", None).ip is None
+    assert guest_network.address(PLAN, "52:54:00:00:00:01", None).ip is None
 
 
 WIDE = replace(PLAN, subnet="10.0.0.0/16", per_node=16)
@@ -77,27 +81,31 @@ WIDE = replace(PLAN, subnet="10.0.0.0/16", per_node=16)
 def test_all_nodes_of_a_job_compute_the_same_addresses():
     nodes = ("node1", "node2", "node3")
     seen = {
-        at: [network.address_of(WIDE, on(*nodes, node=at), n, 2, i) for n in nodes for i in (0, 1)]
+        at: [
+            guest_network.address_of(WIDE, on(*nodes, node=at), n, 2, i)
+            for n in nodes
+            for i in (0, 1)
+        ]
         for at in nodes
     }
     assert seen["node1"] == seen["node2"] == seen["node3"]
     assert len(set(seen["node1"])) == 6
     for at, index in ((at, index) for at in nodes for index in (0, 1)):
-        claim = network.claim(WIDE, on(*nodes, node=at), 2, index)
+        claim = guest_network.claim(WIDE, on(*nodes, node=at), 2, index)
         assert claim.items == (seen["node1"][2 * nodes.index(at) + index],)
 
 
 def test_jobs_that_follow_each_other_get_other_addresses():
     ids = [*(f"{n}.srv" for n in range(40, 44)), *(f"44[{n}].srv" for n in range(4))]
-    found = [network.address_of(WIDE, on("n1", "n2", job_id=i), "n1", 1, 0) for i in ids]
+    found = [guest_network.address_of(WIDE, on("n1", "n2", job_id=i), "n1", 1, 0) for i in ids]
     assert len(set(found)) == 8
-    alone = network.claim(WIDE, on("n1"), 1, 0).items
+    alone = guest_network.claim(WIDE, on("n1"), 1, 0).items
     assert set(found) == set(alone[8:])  # jobs on one node take the lower half first
 
 
 def test_more_guests_than_half_of_a_nodes_addresses_do_not_span_nodes():
     with pytest.raises(HostFault, match="per_node is 16"):
-        network.address_of(WIDE, on("n1", "n2"), "n1", 9, 0)
+        guest_network.address_of(WIDE, on("n1", "n2"), "n1", 9, 0)
 
 
 # -- several networks ---------------------------------------------------------------------------
@@ -115,7 +123,7 @@ def guests_of(job, site, count=1):
     """Return this node's guests as the ledger places them on an empty node."""
     found = []
     for index in range(count):
-        claims = list(network.claims(site, job, count, index))
+        claims = list(guest_network.claims(site, job, count, index))
         leased = {c.pool: (c.items[index if len(job.nodes) == 1 else 0],) for c in claims}
         found.append(planned(job, index, count, leased))
     return found
@@ -123,7 +131,8 @@ def guests_of(job, site, count=1):
 
 def planned(job, index, count, leased):
     return GuestPlan(
-        job_id=job.id, attempt=0, node=job.node, index=index, rank=index, guests_per_node=count,
+        job=names.JobAttempt(job.id, 0, "u", 1, job.node), index=index, rank=index,
+        guests_per_node=count,
         name=f"vt-{job.node}-{index}", uuid="", vcpus=1, ram_mib=1,
         hostname=names.guest_hostname(job.node, index, count),
         image=Image("i", "t", "d", "x86_64", ""), user=JobUser("u", 1, 1, (), "/", "/bin/sh"),
@@ -135,7 +144,7 @@ def planned(job, index, count, leased):
 def test_each_network_gives_each_guest_a_nic_by_its_own_plan():
     site = site_with(hpc=replace(HPC, mtu=9000), raw=replace(HPC, addressing="none", source="b"))
     (guest,) = guests_of(on("node3"), site)
-    one, two, three = network.addresses(site, b"s" * 32, guest)
+    one, two, three = guest_network.addresses(site, b"s" * 32, guest)
     assert len({one.mac, two.mac, three.mac}) == 3
     assert (one.ip, two.ip, three.ip) == ("10.0.0.58", "10.9.0.25", None)
     assert (one.network, two.network, three.network) == ("", "hpc", "raw")
@@ -146,13 +155,13 @@ def test_each_network_gives_each_guest_a_nic_by_its_own_plan():
 
 def test_a_second_gateway_stands_behind_the_first():
     site = site_with(hpc=replace(HPC, gateway="10.9.0.254"))
-    one, two = network.addresses(site, b"s" * 32, guests_of(on("node3"), site)[0])
+    one, two = guest_network.addresses(site, b"s" * 32, guests_of(on("node3"), site)[0])
     assert one.metric is None
     assert (two.gateway, two.metric) == ("10.9.0.254", 2000)
 
 
 def test_leases_of_two_networks_are_of_two_pools():
-    pools = [c.pool for c in network.claims(site_with(hpc=HPC), on("node1"), 1, 0)]
+    pools = [c.pool for c in guest_network.claims(site_with(hpc=HPC), on("node1"), 1, 0)]
     assert pools == ["address", "address-hpc"]
 
 
@@ -162,9 +171,9 @@ def test_guests_have_a_name_in_each_network_that_all_nodes_know():
     for at in nodes:
         job = on(*nodes, node=at)
         guests = guests_of(job, site, 2)
-        seen[at] = network.aliases(site, job, guests)
+        seen[at] = guest_network.aliases(site, job, guests)
         for guest in guests:
-            nic = list(network.addresses(site, b"s" * 32, guest))[1]
+            nic = list(guest_network.addresses(site, b"s" * 32, guest))[1]
             assert (f"{guest.hostname}-hpc", guest.hostname, nic.ip) in seen[at]
     assert seen["node1"] == seen["node2"]
     assert [name for name, _, _ in seen["node1"]] == [
@@ -178,21 +187,21 @@ def test_two_nodes_whose_names_give_one_number_share_no_job(names_of_nodes):
     job = on(*names_of_nodes)
     guests = guests_of(job, site_with(), 2)
     with pytest.raises(Refused) as refused:
-        network.peers(site_with(), job, guests)
+        guest_network.peers(site_with(), job, guests)
     first, second = names_of_nodes
     assert f"the guests v{first}-0 and v{second}-0 would both have 10." in str(refused.value)
     assert "set [network] node_number" in str(refused.value)
     hpc = replace(HPC, node_number="^rack([0-9]+)")
     dhcp = replace(site_with(), network=replace(WIDE, addressing="dhcp"))
-    assert network.peers(dhcp, job, guests)[0] == (f"v{first}-0", "")
+    assert guest_network.peers(dhcp, job, guests)[0] == (f"v{first}-0", "")
     if first.startswith("rack"):
-        assert len(dict(network.peers(site_with(hpc=hpc), job, guests, "hpc"))) == 4
+        assert len(dict(guest_network.peers(site_with(hpc=hpc), job, guests, "hpc"))) == 4
 
 
 def test_an_extra_network_without_room_is_named():
     with pytest.raises(HostFault, match=r"enlarge \[networks\.hpc\] subnet"):
         small = replace(HPC, subnet="10.9.0.0/24")
-        list(network.claims(site_with(hpc=small), on("node99"), 1, 0))
+        list(guest_network.claims(site_with(hpc=small), on("node99"), 1, 0))
 
 
 def test_every_nic_is_filtered_but_a_macvtap():
@@ -203,8 +212,8 @@ def test_every_nic_is_filtered_but_a_macvtap():
     }
     site = site_with(**networks)
     (guest,) = guests_of(on("node3"), site)
-    guest = replace(guest, addresses=tuple(network.addresses(site, b"s" * 32, guest)))
-    found = list(network.interfaces(site, guest))
+    guest = replace(guest, addresses=tuple(guest_network.addresses(site, b"s" * 32, guest)))
+    found = list(guest_network.interfaces(site, guest))
     assert [i.name for i in found] == ["nic0", "nic1", "nic2", "nic3"]
     assert [i.kind for i in found] == ["network", "bridge", "direct", "bridge"]
     assert [i.source for i in found] == ["vtorque", "br-hpc", "eth9", "br-hpc"]

@@ -8,30 +8,24 @@ from pathlib import Path
 
 import pytest
 
-from vtorque_core import images, plan
-from vtorque_core.api import GuestType, JobRequest, hookimpl
-from vtorque_core.api_batch import BatchJob
-from vtorque_core.api_context import EnvVar, RootCommand
-from vtorque_core.api_domain import Disk, MemoryBacking
-from vtorque_core.api_node import (
-    Image,
-    JobUser,
-    MemoryClaim,
-    Notice,
-    Placement,
-    PoolClaim,
-    RamClaim,
-    lacks,
-)
-from vtorque_core.api_options import VCPUS
-from vtorque_core.api_resources import root_disk
-from vtorque_core.config import Site
-from vtorque_core.config_schema import Images, Network
-from vtorque_core.demand import demand
-from vtorque_core.errors import HostFault, Refusal, Refused
-from vtorque_core.node_share import NodeShare, NoFit, Taken
-from vtorque_core.placement_checks import check_memory
-from vtorque_core.plugins import Plugins
+from vtorque_core.api.batch_system import BatchJob
+from vtorque_core.api.claims import MemoryClaim, Notice, Placement, PoolClaim, RamClaim
+from vtorque_core.api.guest_context import EnvVar, RootCommand
+from vtorque_core.api.guest_plan import JobUser, lacks, root_disk
+from vtorque_core.api.host_topology import flat
+from vtorque_core.api.libvirt_domain import Disk, MemoryBacking
+from vtorque_core.api.strategies import GuestType
+from vtorque_core.api.values import Image, JobRequest, hookimpl
+from vtorque_core.api.vm_options import VCPUS
+from vtorque_core.base.errors import HostFault, Refusal, Refused
+from vtorque_core.images import pool
+from vtorque_core.plan import guests as plan
+from vtorque_core.plan.placement.demand import demand
+from vtorque_core.plan.placement.job_cores import NodeShare, NoFit, Taken
+from vtorque_core.plan.placement.refusals import check_memory
+from vtorque_core.site.config import Site
+from vtorque_core.site.plugins import Plugins
+from vtorque_core.site.schema import Images, Network
 
 USER = JobUser("u", 1000, 1000, (("u", 1000),), "/nfs/home/u", "/bin/bash")
 IMAGE = Image("tiny", "double", "tiny", "x86_64", "0" * 64, min_ram_mib=128)
@@ -79,7 +73,7 @@ def plugin():
 @pytest.fixture
 def planned(monkeypatch, plugin):
     """Return a function that plans two guests of 256 MiB on the second node of a job."""
-    monkeypatch.setattr(images, "select", lambda *_: IMAGE)
+    monkeypatch.setattr(pool, "select", lambda *_: IMAGE)
     monkeypatch.setattr(plan.hypervisor, "qemu_uid", lambda _: 64055)
     plugins = Plugins.load(node=False, only=())
     plugins.register("double", plugin, "vtorque-double 1.0")
@@ -121,7 +115,7 @@ def test_a_root_disk_in_memory_is_claimed_as_large_as_the_guest_sees_it(
     disk = tmp_path / "disk"
     subprocess.run(["qemu-img", "create", "-q", "-f", kind, disk, "77M"], check=True)
     image = dataclasses.replace(IMAGE, disk=disk, disk_format=kind)
-    monkeypatch.setattr(images, "select", lambda *_: image)
+    monkeypatch.setattr(pool, "select", lambda *_: image)
     for fs_type, more in (("ramdisk", 77 + 2), ("sharedfs", 0)):
         claims = planned(fs_type=fs_type)[0][0].claims
         assert sum(c.mib for c in claims if isinstance(c, MemoryClaim)) == 512 + more
@@ -207,7 +201,7 @@ def test_a_users_groups_come_from_the_node():
 
 def test_a_root_disk_in_memory_is_a_layer_or_a_copy_as_the_site_says(planned, monkeypatch):
     image = dataclasses.replace(IMAGE, disk=Path("/pool/tiny/v1/disk.raw"), disk_format="raw")
-    monkeypatch.setattr(images, "select", lambda *_: image)
+    monkeypatch.setattr(pool, "select", lambda *_: image)
     monkeypatch.setattr(plan, "ramdisk_mib", lambda _: 80)
     for way, fs_type, base in (
         ("overlay", "ramdisk", str(image.disk)),
@@ -228,9 +222,9 @@ def test_a_root_disk_in_memory_is_a_layer_or_a_copy_as_the_site_says(planned, mo
 
 def test_a_root_disk_that_does_not_fit_the_job_is_refused_with_limit_and_key(planned, monkeypatch):
     image = dataclasses.replace(IMAGE, disk=Path("/pool/tiny/v1/disk.raw"), disk_format="raw")
-    monkeypatch.setattr(images, "select", lambda *_: image)
+    monkeypatch.setattr(pool, "select", lambda *_: image)
     monkeypatch.setattr(plan, "ramdisk_mib", lambda _: 900)
-    share = NodeShare(cpus=(0, 1), mem_mib=1024, node_cpus=(0, 1), node_mem_mib=8192)
+    share = NodeShare(flat((0, 1), 8192), cpus=(0, 1), mem_mib=1024)
     (guest, _), _, _ = planned(fs_type="ramdisk")
     with pytest.raises(NoFit) as caught:
         check_memory([demand(guest.claims)], share, Taken())

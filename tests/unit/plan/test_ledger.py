@@ -5,24 +5,23 @@ import threading
 
 import pytest
 
-from vtorque_core.api_node import CoreClaim, MemoryClaim, PoolClaim
-from vtorque_core.errors import HostFault, Refused
-from vtorque_core.journal import JobHeader, Journal, JournalError, read
-from vtorque_core.ledger import NodeShare, NoFit, Resized, Taken, place, plan, resize
-from vtorque_core.names import Paths
-from vtorque_core.units import show_mib
+from vtorque_core.api.claims import CoreClaim, MemoryClaim, PoolClaim
+from vtorque_core.api.host_topology import flat
+from vtorque_core.base.errors import HostFault, Refused
+from vtorque_core.base.names import JobAttempt
+from vtorque_core.base.sizes import show_mib
+from vtorque_core.plan.placement.divide_cores import plan
+from vtorque_core.plan.placement.job_cores import NodeShare, NoFit, Taken
+from vtorque_core.plan.placement.ledger import Resized, place, resize
+from vtorque_core.records.journal import Journal
+from vtorque_core.records.reading import JobHeader, JournalError, read
 
-NODE = NodeShare(node_cpus=(0, 1, 2, 3), node_mem_mib=8192)
+NODE = NodeShare(flat((0, 1, 2, 3), 8192))
 SHARED = dataclasses.replace(NODE, exclusive=False)
 
 
-@pytest.fixture
-def paths(tmp_path):
-    return Paths(tmp_path / "state", tmp_path / "run")
-
-
 def start(paths, job, uid=1000):
-    return Journal.start(paths, JobHeader(job, 0, f"u{uid}", uid, "local"))
+    return Journal.start(paths, JobHeader(JobAttempt(job, 0, f"u{uid}", uid), "local"))
 
 
 def vm(vcpus=1, ram=512, **more):

@@ -9,14 +9,17 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from vtorque_core.api_node import CoreClaim, MemoryClaim, PoolClaim
-from vtorque_core.errors import HostFault, Refused
-from vtorque_core.journal import JobHeader, Journal
-from vtorque_core.ledger import NodeShare, place
-from vtorque_core.names import Paths
+from vtorque_core.api.claims import CoreClaim, MemoryClaim, PoolClaim
+from vtorque_core.api.host_topology import flat
+from vtorque_core.base.errors import HostFault, Refused
+from vtorque_core.base.names import JobAttempt, Paths
+from vtorque_core.plan.placement.job_cores import NodeShare
+from vtorque_core.plan.placement.ledger import place
+from vtorque_core.records.journal import Journal
+from vtorque_core.records.reading import JobHeader
 
 CARDS = ("a", "b", "c", "d")
-NODE = NodeShare(node_cpus=tuple(range(6)), node_mem_mib=4096, reserve_mib=96, exclusive=False)
+NODE = NodeShare(flat(tuple(range(6)), 4096), reserve_mib=96, exclusive=False)
 
 guests = st.lists(
     st.tuples(
@@ -77,10 +80,10 @@ class Ledger(RuleBasedStateMachine):
             )
             for vcpus, own, mib, cards, order in wanted
         ]
-        header = JobHeader(str(self.number), 0, "u", uid, "local")
+        header = JobHeader(JobAttempt(str(self.number), 0, "u", uid), "local")
         journal = Journal.start(self.paths, header)
         size = journal.path.stat().st_size
-        usable = cpus or NODE.node_cpus
+        usable = cpus or NODE.machine.cpus
         alone = exclusive and not cpus
         others = self.jobs.values()
         cores = sum(v for v, own, *_ in wanted if own)

@@ -8,19 +8,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vtorque_core.api_claims import CacheClaim, CoreClaim, MemoryClaim, PoolClaim, RamClaim
-from vtorque_core.api_topology import NumaNode, Topology
-from vtorque_core.errors import HostFault, Refused
-from vtorque_core.ledger import NodeShare, NoFit, Taken, plan
-from vtorque_core.topology import cpu_list, parse, show_cpus, with_default_group
+from vtorque_core.api.claims import CacheClaim, CoreClaim, MemoryClaim, PoolClaim, RamClaim
+from vtorque_core.api.host_topology import NumaNode, Topology, flat
+from vtorque_core.base.errors import HostFault, Refused
+from vtorque_core.plan.placement.divide_cores import plan
+from vtorque_core.plan.placement.job_cores import NodeShare, NoFit, Taken
+from vtorque_core.plan.placement.topology import cpu_list, parse, show_cpus, with_default_group
 
-DATA = Path(__file__).parents[1] / "data" / "capabilities"
+DATA = Path(__file__).parents[2] / "data" / "capabilities"
 MACHINES = {path.stem: parse(path.read_text()) for path in sorted(DATA.glob("*.xml"))}
 XEON, EPYC, ARM = (MACHINES[name] for name in ("xeon-2x32-smt", "epyc-4-numa", "arm-4x32"))
 
 
 def node(machine, **share):
-    return NodeShare(machine.cpus, machine.mem_mib, topology=machine, **share)
+    return NodeShare(machine, **share)
 
 
 def guest(vcpus=4, ram=4096, *, own=True, more=(), **core):
@@ -201,7 +202,7 @@ def test_claims_that_make_no_sense_are_refused(more, why):
 
 
 def test_no_numatune_where_there_is_one_node():
-    got = plan([guest(1, 64)], NodeShare((0, 1), 1000), Taken())[0]
+    got = plan([guest(1, 64)], NodeShare(flat((0, 1), 1000)), Taken())[0]
     assert (got.numa, got.nodes) == (None, ())
     assert placed(XEON, guest(), numa=None)[0].numa is None
 
@@ -337,7 +338,7 @@ guests_strategy = st.lists(
 )  # fmt: skip
 
 
-@settings(max_examples=300, deadline=None, database=None)
+@settings(max_examples=3 * settings().max_examples, deadline=None, database=None)
 @given(sizes=sizes_strategy, guests=guests_strategy)
 def test_as_few_guests_cross_as_exhaustive_search_finds(sizes, guests):
     machine = machine_of(sizes)
@@ -372,7 +373,7 @@ mixed_strategy = st.lists(
 )  # fmt: skip
 
 
-@settings(max_examples=200, deadline=None, database=None)
+@settings(max_examples=2 * settings().max_examples, deadline=None, database=None)
 @given(sizes=sizes_strategy, guests=mixed_strategy)
 def test_guests_that_share_cross_no_more_often_either(sizes, guests):
     """Some have CPUs of their own, some share; some have their memory in huge pages."""
@@ -395,7 +396,7 @@ def test_guests_that_share_cross_no_more_often_either(sizes, guests):
     assert len(crossing) <= fewest_crossing(rooms, needs)
 
 
-@settings(max_examples=200, deadline=None, database=None)
+@settings(max_examples=2 * settings().max_examples, deadline=None, database=None)
 @given(
     counts=st.lists(st.integers(1, 4), min_size=1, max_size=4),
     broken=st.sets(st.integers(0, 15), max_size=6),

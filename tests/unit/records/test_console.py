@@ -5,7 +5,7 @@ import os
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vtorque_core.domain.console import LINES, WIDTH, lines_of, tail
+from vtorque_core.records.console import LINES, WIDTH, lines_of, tail
 
 
 def test_the_last_lines_that_say_something():

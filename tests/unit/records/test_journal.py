@@ -8,25 +8,27 @@ from pathlib import Path
 
 import pytest
 
-from vtorque_core import journal as journal_module
-from vtorque_core import records
-from vtorque_core.api_node import Resource, unjournalled
-from vtorque_core.errors import HostFault
-from vtorque_core.journal import (
+from vtorque_core.api.acquired import Resource, unjournalled
+from vtorque_core.api.job_files import File, Tree
+from vtorque_core.base.errors import HostFault
+from vtorque_core.base.names import JobAttempt
+from vtorque_core.records import journal as journal_module
+from vtorque_core.records import reading
+from vtorque_core.records.journal import Journal
+from vtorque_core.records.reading import (
     EmptyJournal,
     JobHeader,
-    Journal,
     JournalError,
     OrphanError,
     find,
     read,
     reconstruct,
-    timeline,
 )
-from vtorque_core.names import Paths
-from vtorque_core.resources import CORE_KINDS, File, Lease, Tree
+from vtorque_core.records.timeline import timeline
+from vtorque_core.resources import CORE_KINDS
+from vtorque_core.resources.lease import Lease
 
-HEADER = JobHeader("42.srv", 0, "u", 1000, "local", {"acme": "vtorque-acme 1.0.0"})
+HEADER = JobHeader(JobAttempt("42.srv", 0, "u", 1000), "local", {"acme": "vtorque-acme 1.0.0"})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,11 +56,6 @@ class Domain(Resource):
 
 
 @pytest.fixture
-def paths(tmp_path):
-    return Paths(tmp_path / "state", tmp_path / "run")
-
-
-@pytest.fixture
 def journal(paths):
     with Journal.start(paths, HEADER) as journal:
         yield journal
@@ -78,8 +75,9 @@ def test_start_makes_a_private_file_with_the_header(paths, journal):
 def test_an_attempt_is_started_once(paths, journal):
     with pytest.raises(HostFault, match=r"vtorque reap 42\.srv"):
         Journal.start(paths, HEADER)
-    Journal.start(paths, dataclasses.replace(HEADER, attempt=1)).close()
-    assert [s.header.attempt for s in find(paths, "42.srv")] == [0, 1]
+    second = dataclasses.replace(HEADER, job=JobAttempt("42.srv", 1, "u", 1000))
+    Journal.start(paths, second).close()
+    assert [s.header.job.attempt for s in find(paths, "42.srv")] == [0, 1]
     assert find(paths, "43.srv") == []
 
 
@@ -136,7 +134,8 @@ def test_needs_are_the_leases_and_directories_of_the_guest_and_all_for_a_domain(
     assert needs[file] == (tree,)
     assert needs[other] == (shared, second, card)
     assert needs[domain] == (shared, first, tree, card, file)
-    assert read(journal.path).holders(tree) == (card, file, domain)
+    holders = [record.seq for record in read(journal.path).open if tree in record.needs]
+    assert holders == [card, file, domain]
     assert read(journal.path).guests == ("vt-0",)
     with pytest.raises(ValueError, match="no record 99"):
         acquire(journal, Card("c"), needs=[99])
@@ -202,7 +201,7 @@ def test_a_journal_without_a_first_line_is_empty(journal):
 
 def test_one_schema_back_is_read_and_appended_to(paths, journal, monkeypatch):
     acquire(journal, Card("a"))
-    monkeypatch.setattr(records, "SCHEMA", 2)
+    monkeypatch.setattr(reading, "SCHEMA", 2)
     with pytest.raises(JournalError, match="schema 1 of vtorque-core"):
         read(journal.path)
     renamed = {"op": "acquire", "kind": "acme-card"}
@@ -210,7 +209,7 @@ def test_one_schema_back_is_read_and_appended_to(paths, journal, monkeypatch):
     def lift(line):
         return {**line, "kind": "acme-card-2"} if renamed.items() <= line.items() else line
 
-    monkeypatch.setattr(records, "UPGRADES", {1: lift})
+    monkeypatch.setattr(reading, "UPGRADES", {1: lift})
     assert [r.kind for r in read(journal.path).open] == ["acme-card-2"]
     with Journal.open(paths, journal.path) as again:
         again.released(1)
@@ -308,3 +307,17 @@ def test_the_timeline_of_a_running_and_of_an_ended_job(paths, journal):
     assert ended[-1]["seconds"] >= spans[-1]["seconds"] > 0
     assert timeline(paths) == ended
     assert timeline(paths, "43.srv") == []
+
+
+def test_a_walk_leaves_out_what_is_empty_and_raises_for_what_it_cannot_read(paths, journal):
+    empty, broken = (paths.journal / f"{name}.0.jsonl" for name in ("41.srv", "43.srv"))
+    empty.touch()
+    assert [state.key for state in reading.walk(paths)] == ["42.srv.0"]
+    broken.write_text("no journal\nat all\n")
+    with pytest.raises(JournalError, match=r"43\.srv"):
+        list(reading.walk(paths))
+    assert [state.key for state in reading.walk(paths, "42.srv")] == ["42.srv.0"]
+    told = []
+    walked = reading.walk(paths, troubled=lambda path, error: told.append((path, type(error))))
+    assert [state.key for state in walked] == ["42.srv.0"]
+    assert told == [(empty, EmptyJournal), (broken, JournalError)]

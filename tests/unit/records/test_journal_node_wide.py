@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from vtorque_core.api import hookimpl
-from vtorque_core.api_ledger import journal_events
-from vtorque_core.api_resources import Process
-from vtorque_core.journal import JobHeader, Journal
-from vtorque_core.names import Paths
-from vtorque_core.plugins import Plugins
-from vtorque_core.resources.process import lock_holder
-from vtorque_core.teardown import teardown
+from vtorque_core.api.daemon_process import Process
+from vtorque_core.api.values import hookimpl
+from vtorque_core.base.locks import lock_holder
+from vtorque_core.base.names import JobAttempt
+from vtorque_core.live.cores import journal_events
+from vtorque_core.node.end.teardown import teardown
+from vtorque_core.records.journal import Journal
+from vtorque_core.records.reading import JobHeader
+from vtorque_core.site.plugins import Plugins
 
 
 @dataclass(frozen=True)
@@ -30,17 +31,14 @@ class Acme:
 
 
 @pytest.fixture
-def paths(tmp_path):
-    return Paths(tmp_path / "state", tmp_path / "run")
-
-
-@pytest.fixture
 def manager(tmp_path):
     return Manager(("sleep", "1000"), str(tmp_path / "lock"))
 
 
 def start(paths, manager, job):
-    with Journal.start(paths, JobHeader(job, 0, "u", 1000, "local", {"acme": "a 1"})) as journal:
+    with Journal.start(
+        paths, JobHeader(JobAttempt(job, 0, "u", 1000), "local", {"acme": "a 1"})
+    ) as journal:
         journal.acquire(manager, plugin="acme", phase="post-boot")
     return journal.path
 

@@ -1,38 +1,37 @@
-"""A job's log: what is in it, for whom; neither disk nor sink nor hostile text can hurt."""
+"""A job's log: what is in it, for whom; neither disk nor hostile text can hurt."""
 
 import json
 import logging
 import os
-import resource
 import subprocess
 import sys
 import threading
 import time
 import types
-from pathlib import Path
+from functools import partial
 
 import pytest
 from click.testing import CliRunner
 
 from acme_card import Card, in_other_process, loaded, starter
-from patience import eventually, with_more_time
-from vtorque_core import job_log, kept, log, log_read, log_sinks
-from vtorque_core.api import hookimpl
-from vtorque_core.api_log import LogJob, entry_of, one_line
-from vtorque_core.api_options import LOG
+from vtorque_core.api import kept_records
+from vtorque_core.api.guest_driver import Streams
+from vtorque_core.api.log_levels import DEBUG, ERROR, NOTHING, QUIET, TRACE, WARN, parse, plugin_of
+from vtorque_core.api.vm_options import LOG
+from vtorque_core.base.errors import ConfigError, Refused
+from vtorque_core.base.names import JobAttempt, Paths
 from vtorque_core.cli.vmgr import vmgr
-from vtorque_core.config import Site, build, parse_toml
-from vtorque_core.errors import ConfigError, Refused
-from vtorque_core.log_levels import DEBUG, NOTHING, TRACE, WARN, parse
-from vtorque_core.log_shown import ShownLog
-from vtorque_core.names import Paths
-from vtorque_core.plugins import Plugins
-from vtorque_core.policy import decide
-from vtorque_core.proof import Proof
-from vtorque_core.request import Request
-from vtorque_core.teardown import teardown
+from vtorque_core.node.end.teardown import teardown
+from vtorque_core.node.shell.jobshell import _say
+from vtorque_core.node.shell.log_shown import ShownLog
+from vtorque_core.node.shell.proof import Proof
+from vtorque_core.records import console, log
+from vtorque_core.site.config import build, parse_toml
+from vtorque_core.site.plugins import Plugins
+from vtorque_core.site.policy import decide
+from vtorque_core.site.request import Request
 
-boot = logging.getLogger("vtorque_core.boot")
+boot = logging.getLogger("vtorque_core.node.start.boot")
 acme = logging.getLogger("vtorque_acme_fpga.cards")
 
 
@@ -44,10 +43,9 @@ def paths(tmp_path):
 
 @pytest.fixture(autouse=True)
 def syslog(monkeypatch):
-    """Have what would go to the host's syslog in a list; no sink counts as broken from before."""
+    """Have what would go to the host's syslog in a list."""
     lines = []
     monkeypatch.setattr(log, "to_syslog", lines.append)
-    log_sinks._missed.clear()
     return lines
 
 
@@ -55,11 +53,11 @@ def a_log(paths, level="INFO", job="42.srv", **more):
     paths.state.mkdir(exist_ok=True)
     handlers = logging.getLogger().handlers  # without pytest's, which stumble over what is bad
     handlers[:] = [each for each in handlers if isinstance(each, log._Handler)]
-    return log.Log(paths, job, 0, os.getuid(), "n1", parse(level), **more)
+    return log.Log(paths, JobAttempt(job, 0, "ada", os.getuid(), "n1"), parse(level), **more)
 
 
 def place(paths, job="42.srv"):
-    return kept.place(paths, os.getuid(), job, 0)
+    return kept_records.place(paths, JobAttempt(job, 0, "u", os.getuid()))
 
 
 def lines(paths, job="42.srv"):
@@ -73,19 +71,26 @@ def forked(work):
 # -- levels ------------------------------------------------------------------------------------
 
 
-def test_levels_of_components():
-    levels = parse("ALL:WARN, vtorque_iocm:TRACE+vtorque_core.boot:debug")
-    assert levels.level("vtorque_iocm.manager") == TRACE
-    assert levels.level("vtorque_core.boot") == DEBUG
-    assert levels.level("vtorque_core.start") == levels.level("vtorque_iocm2") == WARN
+def test_levels_of_phases_and_plugins():
+    levels = parse("ALL:WARN, iocm:TRACE+boot:debug,render-domain:ERROR,scam:QUIET")
+    assert levels.least("iocm", "boot") == levels.least("iocm", "plan") == TRACE
+    assert levels.least("core", "boot") == levels.least("scam", "boot") == DEBUG
+    assert levels.least("core", "plan") == levels.least("iocm2", "") == WARN
+    assert levels.least("core", "render domain") == ERROR
+    assert levels.least("scam", "plan") == QUIET
     assert parse(str(levels)).of == levels.of
-    assert parse("debug").level("anything") == DEBUG
-    assert NOTHING.level("anything") > logging.CRITICAL
+    assert parse("debug").least("anything", "boot") == DEBUG
+    assert NOTHING.least("anything", "boot") > logging.CRITICAL
+
+
+def test_a_plugin_is_known_by_its_package():
+    assert plugin_of("vtorque_linux_guest.job.guest_logs") == "linux-guest"
+    assert plugin_of("vtorque_core.timings") == "core"
 
 
 def test_more_verbose_is_more():
     """So a site's max is the most that a user may ask for, of any component."""
-    quiet, warn, one, trace = (parse(t) for t in ("quiet", "warn", "vtorque_x:TRACE", "trace"))
+    quiet, warn, one, trace = (parse(t) for t in ("quiet", "warn", "boot:TRACE", "trace"))
     assert NOTHING == quiet < warn < one == trace
 
 
@@ -96,11 +101,11 @@ def test_more_verbose_is_more():
         (",", "is no log level"),
         ("loud", "the level 'loud': there are trace, debug"),
         ("ALL:", "the level ''"),
-        ("urllib3:debug", "the component 'urllib3'"),
-        ("vtorque_x:debug,vtorque_x:info", "vtorque_x twice"),
-        ("vtorque_" + "x" * 2000 + ":debug", "is no log level"),
-        (",".join(f"vtorque_{n}:debug" for n in range(21)), "up to 20"),
-        ("vtorque_é:debug", "the component"),
+        ("vtorque_core.node:debug", "the component 'vtorque_core.node': write ALL, a phase"),
+        ("boot:debug,boot:info", "boot twice"),
+        ("x" * 2000 + ":debug", "is no log level"),
+        (",".join(f"plugin{n}:debug" for n in range(21)), "up to 20"),
+        ("é:debug", "the component"),
     ],
 )
 def test_what_is_no_level(text, words):
@@ -124,20 +129,23 @@ def test_a_record_says_whose_it_is(paths):
     first, second, third = lines(paths)
     assert first.pop("t") == pytest.approx(time.time(), abs=60)
     assert first == {
-        "level": "INFO", "logger": "vtorque_core.boot", "plugin": "linux-guest", "phase": "boot",
-        "guest": 1, "node": "n1", "job": "42.srv", "message": "4 vCPUs",
+        "level": "INFO", "logger": "vtorque_core.node.start.boot", "plugin": "linux-guest", "phase":
+        "boot", "guest": 1, "node": "n1", "job": "42.srv", "message": "4 vCPUs",
     }  # fmt: skip
     assert (second["plugin"], second["guest"], second["level"]) == ("acme-fpga", 0, "WARN")
     assert (third["plugin"], third["guest"]) == ("core", None)
 
 
 def test_site_and_user_each_have_what_they_want(paths):
-    with log.opened(a_log(paths, "ALL:WARN,vtorque_acme_fpga:INFO")):
+    with log.opened(a_log(paths, "ALL:WARN,acme-fpga:INFO")):
         boot.info("no")
         acme.info("site's")
         acme.debug("no")
-        log.ask(parse("vtorque_core.boot:TRACE"))
+        log.ask(parse("post-boot:TRACE"))
+        boot.log(TRACE, "of another phase")
+        log.enter("post-boot")
         boot.log(TRACE, "user's")
+        log.enter("run")
         acme.debug("no")
         acme.info("site's again")
     assert [e["message"] for e in lines(paths)] == ["site's", "user's", "site's again"]
@@ -176,14 +184,13 @@ def test_threads_and_forked_processes_write_to_it(paths):
 
 
 def test_a_process_that_goes_its_own_way_opens_its_own(paths):
-    with log.opened(a_log(paths)) as one:
-        again = one.again()
+    with log.opened(a_log(paths)):
 
         def own_way():
-            log.forget()
-            boot.info("lost")
-            with log.opened(again):
+            os.close(log._open[-1]._file)
+            with log.reopened():
                 boot.info("own")
+            boot.info("lost")
 
         forked(own_way)
         boot.info("parent")
@@ -219,8 +226,8 @@ def test_hostile_text_is_harmless_and_bounded(paths):
     assert "(1048576 characters)" in found[1]["message"]
     assert len(found[3]["detail"]) == log.MAX_DETAIL
     assert "cannot be shown (TypeError): %d" in found[4]["message"]
-    for entry in log_read.entries(place(paths)):
-        assert all(c.isprintable() or c == "\n" for c in log_read.text(entry))
+    for entry in log.entries(place(paths)):
+        assert all(c.isprintable() or c == "\n" for c in log.text(entry))
 
 
 def test_a_defect_has_its_traceback_and_goes_to_syslog(paths, syslog):
@@ -256,7 +263,7 @@ def test_a_full_disk_is_told_once_and_a_torn_line_costs_no_other(paths, syslog, 
                 boot.info("while it fills")
         boot.info("there is room again")
     assert len(syslog) == 1 and "No space left" in syslog[0]
-    found = [e["message"] for e in log_read.entries(place(paths))]
+    found = [e["message"] for e in log.entries(place(paths))]
     assert found == ["while it fills", "there is room again"]
 
 
@@ -283,197 +290,6 @@ def test_a_log_is_bounded(paths):
     assert "an error" in found and "phases: all" in found
 
 
-# -- sinks -------------------------------------------------------------------------------------
-
-
-class ToFile(logging.Handler):
-    def __init__(self, path):
-        super().__init__()
-        self.path = path
-
-    def emit(self, record):
-        with self.path.open("a") as file:
-            line = {
-                "asked": record.asked,
-                "guest": record.guest,
-                "line": one_line(entry_of(record)),
-            }
-            file.write(json.dumps(line | {"message": record.getMessage()}) + "\n")
-
-    def close(self):
-        with self.path.open("a") as file:
-            file.write('"closed"\n')
-        super().close()
-
-
-class Hangs(logging.Handler):
-    def emit(self, record):
-        time.sleep(3600)
-
-
-class HangsAtItsEnd(logging.Handler):
-    def emit(self, record):
-        pass
-
-    def close(self):
-        time.sleep(3600)
-
-
-class Fails(logging.Handler):
-    def emit(self, record):
-        raise ConnectionRefusedError("refused\x1b[31m")
-
-
-class FailsQuietly(logging.Handler):
-    """As the standard library's handlers do it."""
-
-    def emit(self, record):
-        try:
-            raise OSError("disk full")
-        except OSError:
-            self.handleError(record)
-
-
-class Dies(logging.Handler):
-    def emit(self, record):
-        os._exit(3)
-
-
-def plugins_with(*hooks):
-    plugins = Plugins()
-    for number, hook in enumerate(hooks):
-        module = types.ModuleType(f"sink{number}")
-        module.vtorque_log_handlers = hookimpl(hook)
-        plugins.register(f"sink{number}", module, "vtorque-sink 1.0")
-    return plugins
-
-
-def with_sinks(paths, plugins, level="INFO"):
-    job = LogJob("42.srv", 0, "42.srv.0", "n1", "ada", os.getuid(), Site(), paths.kept)
-    one = a_log(paths, level)
-    one.sinks = lambda: log_sinks.start(lambda: (plugins, job))
-    return one
-
-
-def test_sinks_get_what_is_logged(paths, tmp_path):
-    there = tmp_path / "sink"
-    plugins = plugins_with(lambda job: [ToFile(there)])
-    assert log_sinks.wanted(plugins) and not log_sinks.wanted(Plugins())
-    with log.opened(with_sinks(paths, plugins)):
-        boot.info("one", extra={"guest": 1})
-        log.ask(parse("debug"))
-        boot.debug(HOSTILE)
-        forked(lambda: boot.warning("child"))
-    *found, last = [json.loads(line) for line in there.read_text().splitlines()]
-    assert last == "closed"
-    assert [(e["asked"], e["guest"]) for e in found] == [(False, 1), (True, None), (False, None)]
-    assert found[0]["line"] == "INFO [- g1] vtorque_core.boot: one"
-    assert found[1]["message"].isprintable() and found[2]["message"] == "child"
-
-
-def raising(job):
-    raise RuntimeError("no sink today")
-
-
-def children():
-    """Return the processes that this one has to wait for."""
-    found = Path("/proc/self/task").glob("*/children")
-    return {pid for text in found for pid in text.read_text().split()}
-
-
-@pytest.mark.parametrize(
-    ("hook", "words"),
-    [
-        (lambda job: [Hangs()], "Hangs of sink0: no end after {own:g} s; 3 records lost"),
-        (lambda job: [HangsAtItsEnd()], "HangsAtItsEnd of sink0: no end after {own:g} s; 0 rec"),
-        (lambda job: [Fails()], "Fails of sink0: ConnectionRefusedError: refused\\x1b[31m; 3 rec"),
-        (lambda job: [FailsQuietly()], "FailsQuietly of sink0: OSError: disk full; 3 records lost"),
-        (lambda job: [Dies()], "no answer"),
-        (raising, "plugin sink0, vtorque_log_handlers: RuntimeError: no sink today"),
-        (lambda job: time.sleep(3600), "vtorque_log_handlers has not returned"),
-    ],
-    ids=[
-        "hangs",
-        "hangs at its end",
-        "fails",
-        "fails quietly",
-        "dies",
-        "hook raises",
-        "hook hangs",
-    ],
-)
-def test_a_bad_sink_costs_a_second_at_most_and_is_told_once(
-    paths, tmp_path, syslog, hook, words, monkeypatch
-):
-    """On a machine that is too busy for a good sink's second, of a longer one."""
-    assert log_sinks._OWN_END < log_sinks.END <= 1
-    there = tmp_path / "sink"
-    plugins = plugins_with(hook, lambda job: [ToFile(there)])
-    before = children()
-
-    def attempt(more):
-        for name, seconds in (("END", 1.0), ("_OWN_END", 0.8)):
-            monkeypatch.setattr(log_sinks, name, more * seconds)
-        for text in (there, place(paths).directory / "log.jsonl"):
-            text.unlink(missing_ok=True)
-        log_sinks._missed.clear()
-        syslog.clear()
-        try:
-            bad_sink(more)
-        finally:
-            eventually(lambda: log_sinks._reap() or not log_sinks._ended)
-        assert children() <= before
-
-    def bad_sink(more):
-        said = words.format(own=more * 0.8)
-        with log.opened(with_sinks(paths, plugins)):
-            begun = time.monotonic()
-            for number in range(3):
-                boot.info("%d", number)
-            assert time.monotonic() - begun < more / 2
-            begun = time.monotonic()
-        assert time.monotonic() - begun < more * 1.2
-        assert [e["message"] for e in lines(paths)][:3] == ["0", "1", "2"]
-        (told,) = [e["message"] for e in lines(paths)[3:]]
-        assert said in told, told
-        assert len(syslog) == 1 and said in syslog[0]
-        if "no answer" not in words:
-            kept_by_the_other = [json.loads(line) for line in there.read_text().splitlines()]
-            assert [e["message"] for e in kept_by_the_other[:3]] == ["0", "1", "2"]
-
-    with_more_time(attempt, 1, 1, 5, 20)
-
-
-def test_after_a_late_sink_a_process_starts_no_other(paths, syslog):
-    with log.opened(with_sinks(paths, plugins_with(lambda job: [Hangs()]))):
-        boot.info("x")
-    assert log_sinks.start(lambda: None) is None
-
-
-def test_a_flood_never_waits_for_a_sink(paths, syslog):
-    """The socket and the queues are bounded: what does not fit is counted."""
-    with log.opened(with_sinks(paths, plugins_with(lambda job: [Hangs()]))):
-        used = resource.getrusage(resource.RUSAGE_SELF)
-        for _ in range(5000):
-            boot.info("f" * 1000)
-        now = resource.getrusage(resource.RUSAGE_SELF)
-        assert now.ru_utime + now.ru_stime - used.ru_utime - used.ru_stime < 5
-    assert any("records lost" in line for line in syslog)
-
-
-def test_sinks_end_with_a_writer_that_is_killed(paths, tmp_path):
-    there = tmp_path / "sink"
-
-    def writer():
-        with log.opened(with_sinks(paths, plugins_with(lambda job: [ToFile(there)]))):
-            boot.info("last words")
-            os.kill(os.getpid(), 9)
-
-    forked(writer)
-    eventually(lambda: there.exists() and '"closed"' in there.read_text())
-    assert "last words" in there.read_text()
-
-
 # -- start and end of a job --------------------------------------------------------------------
 
 
@@ -484,17 +300,17 @@ def test_a_teardown_logs_and_ends_with_all_phases(paths, tmp_path):
             journal.phase(name)
         journal.phase("ready", guest=0)
         journal.take(Card(str(tmp_path / "card")))
-        facts = {"node": "n7", "log": ["ALL:DEBUG", ""], "config": "/nonexistent/vtorque.toml"}
-        kept.place(paths, 1000, "42.srv", 0).add_facts(**facts)
+        facts = {"node": "n7", "log": ["ALL:DEBUG", ""]}
+        kept_records.place(paths, JobAttempt("42.srv", 0, "u", 1000)).add_facts(**facts)
     assert teardown(journal.path, paths, loaded()).clean
-    found = list(log_read.entries(kept.place(paths, 1000, "42.srv", 0)))
+    found = list(log.entries(kept_records.place(paths, JobAttempt("42.srv", 0, "u", 1000))))
     assert {e["node"] for e in found} == {"n7"}
     assert "1 resources released" in [e["message"] for e in found]
     last = found[-1]
     assert last["logger"] == "vtorque_core.timings"
     for phase in ("plan", "boot", "run", "(guest 0 ready", "teardown", "release"):
         assert f"{phase} " in last["message"]
-    assert log_read.ended(kept.place(paths, 1000, "42.srv", 0))
+    assert log.ended(kept_records.place(paths, JobAttempt("42.srv", 0, "u", 1000)))
 
 
 def test_a_teardown_says_what_it_could_not_release(paths, tmp_path):
@@ -502,7 +318,7 @@ def test_a_teardown_says_what_it_could_not_release(paths, tmp_path):
         journal.take(Card(str(tmp_path / "card")))
     (tmp_path / "card.mood").write_text("fail")
     teardown(journal.path, paths, loaded())
-    found = list(log_read.entries(kept.place(paths, 1000, "42.srv", 0)))
+    found = list(log.entries(kept_records.place(paths, JobAttempt("42.srv", 0, "u", 1000))))
     assert [e["message"] for e in found if e["level"] == "WARN"] == [
         "42.srv:1 acme-card failed: card is busy (try 1)"
     ]
@@ -512,9 +328,9 @@ def test_a_teardown_says_what_it_could_not_release(paths, tmp_path):
 def test_an_end_without_what_the_start_has_kept(paths, known):
     with starter(paths)() as journal:
         pass
-    kept.place(paths, 1000, "42.srv", 0).add_facts(**known)
+    kept_records.place(paths, JobAttempt("42.srv", 0, "u", 1000)).add_facts(**known)
     teardown(journal.path, paths, Plugins())
-    assert list(log_read.entries(kept.place(paths, 1000, "42.srv", 0)))
+    assert list(log.entries(kept_records.place(paths, JobAttempt("42.srv", 0, "u", 1000))))
 
 
 def console_case(paths, *phases):
@@ -541,14 +357,14 @@ def console_case(paths, *phases):
 def test_the_end_of_a_failed_guests_console_is_kept(paths, phases, dead, kept_):
     state = console_case(paths, *phases)
     with log.opened(a_log(paths)) as one:
-        job_log.collect_consoles(one, state, dead)
+        console.collect(one.place, state, dead)
     if not kept_:
         with pytest.raises(FileNotFoundError):
             place(paths).read("console-g0.log")
         return
     text = place(paths).read("console-g0.log").decode()
     assert text.endswith("panic \ufffd\n") and "\x1b" not in text
-    assert len(text) <= job_log.MAX_CONSOLE
+    assert len(text) <= console.MAX_KEPT
     assert place(paths).read("cloud-init-g0.log") == b"stage failed\n"
 
 
@@ -560,7 +376,7 @@ def test_a_console_that_is_no_file_is_left_alone(paths):
     path.with_name("cloud-init.log").unlink()
     path.with_name("cloud-init.log").symlink_to("/etc/passwd")
     with log.opened(a_log(paths)) as one:
-        job_log.collect_consoles(one, state, {0})
+        console.collect(one.place, state, {0})
     assert [p.name for p in place(paths).directory.iterdir()] == ["log.jsonl"]
 
 
@@ -579,9 +395,9 @@ def test_a_reader_believes_nothing(paths):
     ]
     os.write(descriptor, b"\n".join([*bad, b'{"t": 2, "message": "good"}', b'{"torn": ']))
     os.close(descriptor)
-    found = [log_read.text(e) for e in log_read.entries(place(paths))]
+    found = [log.text(e) for e in log.entries(place(paths))]
     assert "good" in found[-1]
-    json.dumps(list(log_read.entries(place(paths))), allow_nan=False)
+    json.dumps(list(log.entries(place(paths))), allow_nan=False)
     assert all(c.isprintable() or c == "\n" for text in found for c in text)
 
 
@@ -630,10 +446,10 @@ def test_vmgr_logs_follows_to_the_end(paths, tmp_path):
 
 def test_the_job_shell_shows_the_log(paths):
     reader, writer = os.pipe()
-    shown = ShownLog(paths, writer)
-    shown.start(Proof("42.srv", 0, os.getuid(), "starting"))
+    shown = ShownLog(paths, partial(_say, Streams(None, writer, writer)))
+    shown.start(Proof(JobAttempt("42.srv", 0, "u", os.getuid()), "starting"))
     assert shown._thread is None
-    proof = Proof("42.srv", 0, os.getuid(), "starting", show_log=True)
+    proof = Proof(JobAttempt("42.srv", 0, "u", os.getuid()), "starting", show_log=True)
     shown.start(proof)
     shown.start(proof)
     with log.opened(a_log(paths)):
@@ -647,76 +463,24 @@ def test_the_job_shell_shows_the_log(paths):
 
 def test_a_job_shell_whose_error_output_nobody_reads_ends(paths, monkeypatch):
     reader, writer = os.pipe()
-    monkeypatch.setattr("vtorque_core.log_shown._LAST", 0.2)
+    monkeypatch.setattr("vtorque_core.node.shell.log_shown._LAST", 0.2)
     with log.opened(a_log(paths)):
         for _ in range(100):
             boot.info("x" * 4000)
-    shown = ShownLog(paths, writer)
-    shown.start(Proof("42.srv", 0, os.getuid(), "starting", show_log=True))
+    shown = ShownLog(paths, partial(_say, Streams(None, writer, writer)))
+    shown.start(Proof(JobAttempt("42.srv", 0, "u", os.getuid()), "starting", show_log=True))
     shown.stop()
     os.close(reader)  # the thread ends with EPIPE
 
 
-# -- vsub --------------------------------------------------------------------------------------
-
-
-VSUB = """
-import os, sys
-from vtorque_core.cli import follow
-from vtorque_core.api_batch import JobInfo
-from vtorque_core.config import Site, build, parse_toml
-from vtorque_core.names import Paths
-from dataclasses import replace
-from pathlib import Path
-
-class Submitter:
-    def submit(self, args, blob, needs):
-        os.write(1, {text!r}); return {code}
-    def jobs(self):
-        return {jobs}
-
-follow._ASK = 0.05
-site = replace(Site(), paths=Paths(Path({state!r}), Path({run!r})))
-sys.exit(follow.submit_and_follow(Submitter(), None, b"", None, site))
-"""
-
-
-def vsub(paths, text=b"Submitted batch job 42\n", code=0, jobs="[]"):
-    program = VSUB.format(
-        text=text, code=code, jobs=jobs, state=str(paths.state), run=str(paths.run)
-    )
-    return subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
-    )
+# -- what users and sites may ask for -------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "text", [b"42\n", b"Submitted batch job 42\n", b"42;cluster\n", b"42\nmore\n"]
+    ("value", "shown"), [("debug", True), ("core:info", False), ("boot:debug", False)]
 )
-def test_vsub_follows_the_log_of_what_it_has_submitted(paths, text):
-    with log.opened(a_log(paths, job="42")):
-        boot.info("of the job")
-    place(paths, "42").add_facts(ended=1.0)
-    done = vsub(paths, text, code=7)
-    assert (done.stdout, done.returncode) == (text.decode(), 7)
-    assert done.stderr.endswith("boot: of the job\n")
-
-
-def test_vsub_says_where_the_log_is_elsewhere(paths):
-    done = vsub(paths, jobs='[JobInfo("42", "t", "ada", "RUNNING", "n77")]')
-    assert "job 42 runs on n77: its log is in the job's error output" in done.stderr
-    assert done.returncode == 0
-
-
-def test_vsub_ends_with_a_job_that_is_gone_and_with_a_refusal(paths):
-    assert vsub(paths).returncode == 0
-    assert vsub(paths, jobs='[JobInfo("42", "t", "ada", "C", "")]').returncode == 0
-    assert vsub(paths, text=b"", code=3).returncode == 3
-
-
-@pytest.mark.parametrize(("value", "shown"), [("debug", True), ("vtorque_core.vsub:info", False)])
 def test_the_variable_has_a_users_command_say_more(value, shown):
-    program = "from vtorque_core.log_stderr import debug; debug('vsub', 'a %s', '\\x1b')"
+    program = "from vtorque_core.site.log_stderr import debug; debug('vsub', 'a %s', '\\x1b')"
     done = subprocess.run(
         [sys.executable, "-c", program], env={**os.environ, "VTORQUE_LOG": value},
         capture_output=True, text=True, check=True,
@@ -735,8 +499,8 @@ def test_a_site_says_how_much_its_users_may_have_logged():
     assert granted("") == NOTHING
     assert granted("", '[options.log]\ndefault = "debug"').of == {"ALL": DEBUG}
     limits = '[options.log]\nmax = "info"'
-    assert granted("warn", limits).level("vtorque_x") == WARN
-    for text in ("debug", "ALL:WARN+vtorque_iocm:TRACE"):
+    assert granted("warn", limits).least("core", "boot") == WARN
+    for text in ("debug", "ALL:WARN+iocm:TRACE"):
         with pytest.raises(Refused, match="is more than allowed") as raised:
             granted(text, limits)
         assert "limit: ALL:INFO, set by [options.log] max" in str(raised.value)

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from vtorque_core import kept
-from vtorque_core.errors import Refused
-from vtorque_core.names import Paths
-from vtorque_core.timeline import kept_phases
+from vtorque_core.api import kept_records
+from vtorque_core.base.errors import Refused
+from vtorque_core.base.names import JobAttempt, Paths
+from vtorque_core.records.timeline import timeline
 
 BIN = Path(sys.executable).parent
 PHASES = [
@@ -28,15 +28,15 @@ def paths(tmp_path):
     (tmp_path / "vtorque.toml").write_text(
         f'[paths]\nstate = "{paths.state}"\nrun = "{paths.run}"\n'
     )
-    kept.place(paths, os.getuid(), "42.srv", 0).add_facts(job="42.srv", phases=PHASES)
+    kept_records.place(paths, JobAttempt("42.srv", 0, "u", os.getuid())).add_facts(
+        job="42.srv", phases=PHASES
+    )
     return paths
 
 
 def call(paths, *argv):
-    environ = os.environ | {"VTORQUE_CONFIG": str(paths.state.parent / "vtorque.toml")}
-    return subprocess.run(
-        [BIN / "vmgr", "phases", *argv], capture_output=True, text=True, env=environ, check=False
-    )
+    command = [BIN / "vmgr", "--config", paths.state.parent / "vtorque.toml", "phases"]
+    return subprocess.run([*command, *argv], capture_output=True, text=True, check=False)
 
 
 def test_the_phases_of_an_ended_job(paths):
@@ -56,17 +56,16 @@ def test_an_unknown_job_is_said(paths):
 
 
 def test_others_jobs_are_not_looked_at(paths):
-    kept.place(paths, os.getuid() + 1, "44.srv", 0).add_facts(job="44.srv", phases=PHASES)
-    assert kept_phases(paths, "44.srv") == PHASES
-    assert kept_phases(paths, "44.srv", os.getuid()) == []
+    kept_records.place(paths, JobAttempt("44.srv", 0, "u", os.getuid() + 1)).add_facts(
+        job="44.srv", phases=PHASES
+    )
+    assert timeline(paths, "44.srv") == PHASES
+    assert timeline(paths, "44.srv", os.getuid()) == []
 
 
 def test_what_a_plugin_finds_of_a_job(paths, monkeypatch):
-    from vtorque_core.api_kept import attempts
-
-    config = paths.state.parent / "vtorque.toml"
-    assert [p.key for p in attempts(config, "42.srv")] == ["42.srv.0"]
+    assert [p.key for p in kept_records.attempts(paths, "42.srv")] == ["42.srv.0"]
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
     monkeypatch.setattr(os, "getuid", lambda: 12345)
     with pytest.raises(Refused, match=r"nothing is kept here of a job .* of yours"):
-        attempts(config, "42.srv")
+        kept_records.attempts(paths, "42.srv")

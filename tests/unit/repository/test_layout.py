@@ -1,11 +1,14 @@
 """What import-linter cannot say: plugins see the public API only, hooks are called one way only."""
 
 import ast
+import re
+import tomllib
 from pathlib import Path
 
 import pytest
 
-REPO = Path(__file__).resolve().parents[2]
+REPO = Path(__file__).resolve().parents[3]
+PROJECTS = sorted(REPO.glob("plugins/*/pyproject.toml"))
 PLUGINS = sorted(REPO.glob("plugins/*/vtorque_*/**/*.py"))
 CORE = sorted(REPO.glob("vtorque_core/**/*.py"))
 DEVICES = ("iocm", "passthrough", "pinning", "scam", "unclot", "vrdma")
@@ -21,11 +24,27 @@ def imported(path):
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-@pytest.mark.parametrize("path", PLUGINS, ids=lambda p: p.name)
-def test_a_plugin_imports_only_the_public_api(path):
-    core = {m for m in imported(path) if m.startswith("vtorque_core")}
-    public = ("vtorque_core.api", "vtorque_core.batch", "vtorque_core.testing")
-    assert {m for m in core if not m.startswith(public)} <= {"vtorque_core"}
+def test_a_plugin_imports_only_the_public_api():
+    public = ("vtorque_core.api", "vtorque_core.live")
+    others = [
+        f"{path.relative_to(REPO)}: {name}"
+        for path in PLUGINS
+        for name in imported(path)
+        if name.startswith("vtorque_core.") and not name.startswith(public)
+    ]
+    assert PLUGINS and others == []
+
+
+@pytest.mark.parametrize("project", PROJECTS, ids=lambda p: p.parent.name)
+def test_a_plugin_imports_only_plugins_that_it_depends_on(project):
+    table = tomllib.loads(project.read_text())["project"]
+    needed = {re.split("[<>=~!;[ ]", each)[0] for each in table["dependencies"]}
+    mine = {table["name"], *needed}
+    files = project.parent.glob("vtorque_*/**/*.py")
+    found = {m.partition(".")[0] for path in files for m in imported(path)}
+    theirs = {name.replace("_", "-") for name in found if name.startswith("vtorque_")}
+    assert theirs <= mine | {"vtorque-core"}
+    assert {name for name in needed if name.startswith("vtorque-")} <= theirs | {"vtorque-core"}
 
 
 def test_the_declaring_half_of_a_plugin_imports_nothing_that_acts():
@@ -33,26 +52,27 @@ def test_the_declaring_half_of_a_plugin_imports_nothing_that_acts():
         tree = ast.parse(path.read_text())
         top = [n for n in tree.body if isinstance(n, ast.ImportFrom | ast.Import)]
         names = {n.module for n in top if isinstance(n, ast.ImportFrom)}
-        assert not {n for n in names if n and n.startswith("vtorque_core.api_node")}
+        assert not {n for n in names if n and n.startswith("vtorque_core.api.guest_plan")}
 
 
-@pytest.mark.parametrize("path", CORE, ids=lambda p: p.name)
-def test_hooks_are_called_through_each_or_collect_only(path):
+def test_hooks_are_called_through_each_or_collect_only():
     """A plain ``pm.hook.x()`` loses whose result it is and lets one plugin stop the others."""
     calls = [
-        n
-        for n in ast.walk(ast.parse(path.read_text()))
+        f"{path.relative_to(REPO)}:{n.lineno}"
+        for path in CORE
+        if ".hook." in (text := path.read_text())
+        for n in ast.walk(ast.parse(text))
         if isinstance(n, ast.Call)
         and isinstance(n.func, ast.Attribute)
         and isinstance(n.func.value, ast.Attribute)
         and n.func.value.attr == "hook"
     ]
-    assert not calls
+    assert CORE and calls == []
 
 
-@pytest.mark.parametrize("path", CORE + PLUGINS, ids=lambda p: p.name)
-def test_a_module_is_of_readable_size(path):
-    assert len(path.read_text().splitlines()) <= 400
+def test_a_module_is_of_readable_size():
+    sizes = {str(p.relative_to(REPO)): code_lines(p) for p in CORE + PLUGINS}
+    assert {name: size for name, size in sizes.items() if size > 400} == {}
 
 
 def code_lines(path):
@@ -80,5 +100,5 @@ def test_the_device_plugins_are_small():
         for name in DEVICES
     }
     assert all(sizes.values()), sizes
-    assert sum(sizes.values()) < 1500, sizes
+    assert sum(sizes.values()) < 1800, sizes  # 270 of them: PCI functions for two, shared memory
     assert max(sizes.values()) <= 500, sizes

@@ -10,15 +10,16 @@ from types import ModuleType
 import pytest
 
 import hostile_requests
-from vtorque_core.config import parse_toml, problems
-from vtorque_core.plugins import Plugins
+from vtorque_core.site.config import parse_toml, problems
+from vtorque_core.site.plugins import Plugins
 
-REPO = Path(__file__).resolve().parents[2]
+REPO = Path(__file__).resolve().parents[3]
 PAGE = (REPO / "doc/security.md").read_text(encoding="utf-8")
 
 
 def load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"page_{name}", Path(__file__).with_name(name))
+    where = Path(__file__).parents[1] / name
+    spec = importlib.util.spec_from_file_location(f"page_{where.stem}", where)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -51,16 +52,17 @@ def test_each_row_names_a_test_that_is_there(title):
     found = rows(title)
     assert found
     assert [row for row in found if not exists(row[-1])] == []
-    assert not exists("`tests/unit/test_security_page.py::test_that_is_not_there`")
+    assert not exists("`tests/unit/repository/test_security_page.py::test_that_is_not_there`")
 
 
 def test_as_many_attacks_as_the_page_counts():
     requests = sum(int(row[0]) for row in rows("### Hostile requests"))
     paths = sum(int(row[0]) for row in rows("### Links, races and odd files"))
-    channels = load("test_hostile_channels.py")
+    channels = load("site/test_hostile_channels.py")
     tables = (hostile_requests.BLOBS, hostile_requests.TOKENS, hostile_requests.PAIRS)
     assert requests == 1 + sum(map(len, (*tables, channels.TORQUE, channels.SCRIPTS))) >= 150
-    by_root, by_user = load("test_path_attacks.py"), load("test_path_attacks_users.py")
+    by_root = load("base/test_path_attacks.py")
+    by_user = load("resources/test_path_attacks_users.py")
     assert paths == 4 + sum(map(len, (by_root.ATTACKS, by_root.BY_OTHERS, by_user.ALL))) >= 65
     listed = section("### Hostile requests") + section("### Links, races and odd files")
     names = [*hostile_requests.BLOBS, *hostile_requests.TOKENS, *channels.TORQUE, *channels.SCRIPTS]

@@ -20,7 +20,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-REPO = Path(__file__).resolve().parents[2]
+REPO = Path(__file__).resolve().parents[3]
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 WITH_PYTHON = {"pip"}
 ASKED_BY_BACKEND = {"editables", "setuptools"}  # of hatchling; to compile libvirt-python
@@ -129,6 +129,7 @@ def sbom(python: Path, *argv: str, seed: str = "0") -> subprocess.CompletedProce
     )
 
 
+@pytest.mark.full
 def test_the_list_of_an_installation(installation, tmp_path):
     """The script itself validates what it writes against CycloneDX's schema, or fails."""
     done = sbom(installation, "-o", str(tmp_path / "bom.json"))

@@ -5,9 +5,10 @@ import subprocess
 
 import pytest
 
-from vtorque_core import image_tool
-from vtorque_core.errors import HostFault
-from vtorque_core.resources import DiskCopy, Overlay
+from reachable import reachable
+from vtorque_core.api import confined_tool
+from vtorque_core.base.errors import HostFault
+from vtorque_core.resources.disk import DiskCopy, Overlay
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become nobody")
@@ -17,10 +18,8 @@ def test_a_disk_is_copied_by_nobody_who_gets_two_open_files(tmp_path, monkeypatc
     tool.parent.mkdir()
     tool.write_text('#!/bin/sh\nfor last; do :; done\necho "$(id -u) $*" >"$last"\n')
     tool.chmod(0o755)
-    for part in (tool.parent, *tool.parents):
-        if part.stat().st_uid == 0 and not part.stat().st_mode & 0o001:
-            part.chmod(0o711)  # nobody must reach the tool
-    monkeypatch.setattr(image_tool, "_PATH", f"{tool.parent}:{image_tool._PATH}")
+    reachable(tool)  # by nobody
+    monkeypatch.setattr(confined_tool, "_PATH", f"{tool.parent}:{confined_tool._PATH}")
     (tmp_path / "base").write_bytes(bytes(512))
     path = tmp_path / "copy"
     DiskCopy(str(path), str(tmp_path / "base"), "raw", uid=1234).create()

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from vtorque_core.batch import mom, start
-from vtorque_core.batch.qsub import QsubJob
+from vtorque_local import become_job, mom
+from vtorque_local.qsub import QsubJob
 
 ME = os.getuid()
 NOBODY = 65534
@@ -31,7 +31,7 @@ def test_a_job_writes_its_output_as_the_user(tmp_path, target):
     try:
         top.chmod(0o755)
         program, victim, theirs = top / "start.py", top / "victim", top / "theirs"
-        program.write_bytes(Path(start.__file__).read_bytes())
+        program.write_bytes(Path(become_job.__file__).read_bytes())
         victim.mkdir(mode=0o755)
         (victim / "file").write_bytes(b"root's own")
         theirs.mkdir()

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from vtorque_core import _userns_exec, user_daemon, userdisk
-from vtorque_core.errors import HostFault
-from vtorque_core.resources import CORE_KINDS, UserDisk
+from vtorque_core.base.errors import HostFault
+from vtorque_core.resources import CORE_KINDS, _user_daemon_exec, user_daemon, user_disk
+from vtorque_core.resources.user_disk import UserDisk
 
 SIZE = 1 << 20
 
 
-def a_disk(tmp_path: Path, **changes: object) -> userdisk.DiskFile:
+def a_disk(tmp_path: Path, **changes: object) -> user_disk.DiskFile:
     fields: dict[str, object] = {
         "source": str(tmp_path / "disk.raw"),
         "socket": str(tmp_path / "sock"),
@@ -29,15 +29,15 @@ def a_disk(tmp_path: Path, **changes: object) -> userdisk.DiskFile:
         "groups": (1000, 2000),
         "socket_owner": 64055,
     }
-    return userdisk.DiskFile(**(fields | changes))  # type: ignore[arg-type]
+    return user_disk.DiskFile(**(fields | changes))  # type: ignore[arg-type]
 
 
-def a_plan(path: Path, **changes: object) -> _userns_exec.Plan:
+def a_plan(path: Path, **changes: object) -> _user_daemon_exec.Plan:
     fields: dict[str, object] = dict.fromkeys(
-        (f.name for f in dataclasses.fields(_userns_exec.Plan)), 0
+        (f.name for f in dataclasses.fields(_user_daemon_exec.Plan)), 0
     )
     fields |= {"uid": os.geteuid(), "source": str(path), "disk": True, "readonly": False}
-    return _userns_exec.Plan(**(fields | changes))  # type: ignore[arg-type]
+    return _user_daemon_exec.Plan(**(fields | changes))  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -57,33 +57,33 @@ def opened() -> Iterator[list[int]]:
 
 
 def test_a_good_file_is_opened_for_writing(disk: Path, opened: list[int]) -> None:
-    opened.append(_userns_exec._open_disk(a_plan(disk)))
+    opened.append(_user_daemon_exec._open_disk(a_plan(disk)))
     assert os.pwrite(opened[0], b"x", 5) == 1
     assert not os.get_inheritable(opened[0])
 
 
 def test_a_read_only_disk_cannot_be_written_and_is_shared(disk: Path, opened: list[int]) -> None:
     for _ in range(2):
-        opened.append(_userns_exec._open_disk(a_plan(disk, readonly=True)))
+        opened.append(_user_daemon_exec._open_disk(a_plan(disk, readonly=True)))
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.write(opened[0], b"x")
-    with pytest.raises(_userns_exec._Denied, match="in use by another job"):
-        _userns_exec._open_disk(a_plan(disk))
+    with pytest.raises(_user_daemon_exec._Denied, match="in use by another job"):
+        _user_daemon_exec._open_disk(a_plan(disk))
 
 
 def test_a_disk_is_for_one_job_as_long_as_its_daemon_lives(disk: Path) -> None:
-    first = _userns_exec._open_disk(a_plan(disk))
+    first = _user_daemon_exec._open_disk(a_plan(disk))
     os.close(os.open(disk, os.O_RDONLY))  # would end a lock of the process, not one of the file
     child = os.fork()
     if child == 0:
         time.sleep(30)
         os._exit(0)
     os.close(first)
-    with pytest.raises(_userns_exec._Denied, match="in use by another job"):
-        _userns_exec._open_disk(a_plan(disk))
+    with pytest.raises(_user_daemon_exec._Denied, match="in use by another job"):
+        _user_daemon_exec._open_disk(a_plan(disk))
     os.kill(child, 9)
     os.waitpid(child, 0)
-    os.close(_userns_exec._open_disk(a_plan(disk)))
+    os.close(_user_daemon_exec._open_disk(a_plan(disk)))
 
 
 def test_a_program_that_uses_the_file_is_respected(disk: Path) -> None:
@@ -91,8 +91,8 @@ def test_a_program_that_uses_the_file_is_respected(disk: Path) -> None:
     with disk.open("rb") as other:
         request = struct.pack("hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, 101, 1, 0)
         fcntl.fcntl(other, fcntl.F_OFD_SETLK, request)
-        with pytest.raises(_userns_exec._Denied, match="in use by another job or program"):
-            _userns_exec._open_disk(a_plan(disk))
+        with pytest.raises(_user_daemon_exec._Denied, match="in use by another job or program"):
+            _user_daemon_exec._open_disk(a_plan(disk))
 
 
 @pytest.mark.parametrize(
@@ -118,21 +118,23 @@ def test_what_is_no_disk_is_the_users_fault(tmp_path: Path, name: str, why: str)
     (tmp_path / "odd").write_bytes(bytes(1000))
     with socket.socket(socket.AF_UNIX) as place:
         place.bind(str(tmp_path / "socket"))
-    with pytest.raises(_userns_exec._Denied, match=why):
-        _userns_exec._open_disk(a_plan(tmp_path / name))
+    with pytest.raises(_user_daemon_exec._Denied, match=why):
+        _user_daemon_exec._open_disk(a_plan(tmp_path / name))
 
 
 def test_a_file_of_somebody_else_is_refused(disk: Path) -> None:
-    with pytest.raises(_userns_exec._Denied, match=f"belongs to uid {os.geteuid()}, not to you"):
-        _userns_exec._open_disk(a_plan(disk, uid=os.geteuid() + 1))
+    with pytest.raises(
+        _user_daemon_exec._Denied, match=f"belongs to uid {os.geteuid()}, not to you"
+    ):
+        _user_daemon_exec._open_disk(a_plan(disk, uid=os.geteuid() + 1))
 
 
 def test_only_the_users_fault_is_marked() -> None:
-    for error, mark in ((_userns_exec._Denied("x"), "!"), (_userns_exec._Step("x"), "")):
+    for error, mark in ((_user_daemon_exec._Denied("x"), "!"), (_user_daemon_exec._Step("x"), "")):
         read_end, write_end = os.pipe()
         child = os.fork()
         if child == 0:
-            _userns_exec._report(a_plan(Path("/"), report_fd=write_end), error)
+            _user_daemon_exec._report(a_plan(Path("/"), report_fd=write_end), error)
         os.waitpid(child, 0)
         os.close(write_end)
         assert os.read(read_end, 10).decode() == f"{mark}x"
@@ -140,7 +142,7 @@ def test_only_the_users_fault_is_marked() -> None:
 
 
 def test_arguments_hold_no_path_of_the_user(tmp_path: Path) -> None:
-    argv = userdisk.daemon_argv(a_disk(tmp_path, source="/home/u/a,b=c{source}"), 7)
+    argv = a_disk(tmp_path, source="/home/u/a,b=c{source}").argv(7)
     assert argv == (
         "/usr/bin/qemu-storage-daemon",
         "--blockdev",
@@ -156,7 +158,7 @@ def test_arguments_hold_no_path_of_the_user(tmp_path: Path) -> None:
 
 
 def test_a_read_only_export(tmp_path: Path) -> None:
-    argv = " ".join(userdisk.daemon_argv(a_disk(tmp_path, readonly=True), 7))
+    argv = " ".join(a_disk(tmp_path, readonly=True).argv(7))
     assert argv.count("read-only=on") == 2
     assert argv.endswith("writable=off")
     assert "discard" not in argv
@@ -168,7 +170,7 @@ def test_there_is_no_root_in_the_namespace() -> None:
 
 def test_job_of_root_creates_nothing(tmp_path: Path) -> None:
     with pytest.raises(HostFault, match="id 0"):
-        userdisk.start(a_disk(tmp_path, uid=0))
+        a_disk(tmp_path, uid=0).start()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -186,11 +188,11 @@ def test_ready_is_a_greeting(tmp_path: Path, said: bytes, ready: bool) -> None:
         listener.bind(path)
         listener.listen(1)
         probe.setblocking(False)
-        assert userdisk._greeted(probe, path) is False  # nothing said yet
+        assert user_disk._greeted(probe, path) is False  # nothing said yet
         server = listener.accept()[0]
         with server:
             server.sendall(said)
-            assert userdisk._greeted(probe, path) is ready
+            assert user_disk._greeted(probe, path) is ready
             server.settimeout(20)
             if ready:
                 # Client flags, then NBD_OPT_ABORT without data.
@@ -199,12 +201,12 @@ def test_ready_is_a_greeting(tmp_path: Path, said: bytes, ready: bool) -> None:
 
 def test_the_record_keeps_only_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[object, ...]] = []
-    monkeypatch.setattr(userdisk, "start", lambda d: calls.append(("start", d)))
-    monkeypatch.setattr(userdisk, "stop", lambda lock, end: calls.append(("stop", lock)))
+    monkeypatch.setattr(user_disk.DiskFile, "start", lambda d: calls.append(("start", d)))
+    monkeypatch.setattr(user_daemon, "stop", lambda lock, end: calls.append(("stop", lock)))
     disk = a_disk(tmp_path)
     UserDisk(disk).create()
     again = CORE_KINDS["userdisk"](lock=disk.lock)  # type: ignore[call-arg]
     again.release()
     assert calls == [("start", disk), ("stop", disk.lock)]
-    with pytest.raises(ValueError, match="from its file"):
+    with pytest.raises(ValueError, match="from what it serves"):
         again.create()

@@ -12,14 +12,23 @@ from typing import Literal
 
 import pytest
 
-from vtorque_core import api_options
-from vtorque_core.api import Option, count, hookimpl, setting
-from vtorque_core.config import Raw, build, load, parse_toml, plugins_config, problems, read_toml
-from vtorque_core.config_example import effective, example
-from vtorque_core.errors import ConfigError
-from vtorque_core.plugins import Plugins
+from vtorque_core.api import vm_options
+from vtorque_core.api.values import Option, hookimpl
+from vtorque_core.base.errors import ConfigError
+from vtorque_core.base.record import setting
+from vtorque_core.base.sizes import count
+from vtorque_core.site.config import (
+    Raw,
+    build,
+    parse_toml,
+    plugins_config,
+    problems,
+    read_toml,
+)
+from vtorque_core.site.example import effective, example
+from vtorque_core.site.plugins import Plugins
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 FILE = Path("/etc/vtorque/vtorque.toml")
 
 
@@ -68,7 +77,7 @@ def _impl(name, items):
 @pytest.fixture
 def plugins():
     loaded = Plugins()
-    loaded.register("core", api_options, "vtorque-core")
+    loaded.register("core", vm_options, "vtorque-core")
     loaded.register(
         "acme", plugin(Settings, Option("fpga", count, 0, "cards")), "vtorque-acme 1.0.0"
     )
@@ -83,7 +92,7 @@ def site_of(text: str, plugins: Plugins, node: bool = True):
 
 
 def test_a_missing_file_is_all_defaults(tmp_path, plugins):
-    site = load(tmp_path / "none.toml", plugins)
+    site = build(read_toml(tmp_path / "none.toml"), plugins)
     assert site.batch.system == "local" and site.batch.vm_by_default
     assert site.node.start_timeout == 300 and site.node.accel == "auto"
     assert site.shares["home"].source == "{home}" and site.shares["home"].user_owned
@@ -141,6 +150,7 @@ def test_settings_of_nobody(plugins):
 
 # -- errors -----------------------------------------------------------------------------------
 
+WHEEL = "pip install --no-index --find-links WHEELS 'vtorque-iocm' (WHEELS: where its wheels are)"
 ERRORS = [
     ("[nodes]", 1, "[nodes]: there is no such table; did you mean node?"),
     ("x = 1", 1, "[x]: there is no such table"),
@@ -160,6 +170,8 @@ ERRORS = [
     ("[node]\nqemu_overhead = 1.5", 2, "must be a whole number of MiB"),
     ("[paths]\nstate = 'var'", 2, "write an absolute path"),
     ("[paths]\nrun = '/run/../x'", 2, "write an absolute path"),
+    ("[paths]\ncommands = 'bin'", 2, "write an absolute path"),
+    ("[network]\nsubnet = ''", 2, "is not a subnet"),
     ("[network]\nsubnet = 'fd00::/64'", 2, "is not a subnet"),
     ("[networks]\nhpc = 1", 2, "must be a table [networks.hpc]"),
     ("[networks.hpc]\nkind = 'bridge'", 1, "must be set: name of the libvirt network"),
@@ -234,13 +246,48 @@ ERRORS = [
     ("[plugin.acme]\nenv = {a = 1}", 2, "must be text"),
     ("[plugin.acme]\nmode = 'quick'", 2, "one of fast, safe"),
     ("[plugin.core]\nx = 1", 1, "the plugin has no settings (vtorque-core)"),
-    ("[plugin.iocm]", 1, "plugin iocm is not installed: pip install vtorque-iocm, or remove this"),
+    ("[plugin.iocm]", 1, f"plugin iocm is not installed: {WHEEL}, or remove this"),
+    (
+        "[plugin.strange]",
+        1,
+        "strange is not installed: ask its author for the distribution that brings it, or remove",
+    ),
     (
         "[plugins]\nenable = ['acme', 'iocm']",
         2,
-        "plugin iocm is not installed: pip install vtorque-iocm",
+        f"plugin iocm is not installed: {WHEEL}",
     ),
     ("[plugins]\nenable = 'acme'", 2, "must be a list in brackets"),
+    (
+        "[plugins]\nenable = ['acme', 'iocn']",
+        2,
+        "[plugins] enable: has 'iocn', but there is no such plugin: did you mean iocm?",
+    ),
+    (
+        "[plugins]\nenable = ['strange']",
+        2,
+        "there is no such plugin: ask its author for the distribution that brings it, or remove",
+    ),
+    (
+        "[plugins]\n\ndisable = ['iocn']",
+        3,
+        "[plugins] disable: has 'iocn', but there is no such plugin: did you mean iocm?",
+    ),
+    (
+        "[plugins]\ndisable = ['amce']",
+        2,
+        "has 'amce', but there is no such plugin: did you mean acme?",
+    ),
+    (
+        "[plugins]\ndisable = ['\u202estrange']",
+        2,
+        "but there is no such plugin: nothing is disabled; remove it",
+    ),
+    (
+        "[plugins]\ndisable = ['core']",
+        2,
+        "[plugins] disable: has 'core', which is vTorque itself and always on: remove it",
+    ),
 ]
 
 
@@ -292,6 +339,40 @@ def test_switching_a_plugin_off_does_not_break_the_config(plugins):
     site = site_of(text, plugins)
     assert len(site.warnings) == 2
     assert f"{FILE}:5: [options.iocm_min]: no loaded plugin has that -vm key" in site.warnings[0]
+
+
+def test_who_names_plugins_and_no_batch_system_may_have_none():
+    """A host that only makes images, say."""
+    raw = parse_toml(b"[plugins]\nenable = ['linux-guest']\n", FILE)
+    assert build(raw, Plugins.load(node=False, enable=["linux-guest"]))
+    raw = parse_toml(b"[plugins]\ndisable = ['local']\n", FILE)
+    with pytest.raises(ConfigError, match=r"\[batch\] system = 'local' \(default\)"):
+        build(raw, Plugins.load(node=False, disable=["local"]))
+
+
+@pytest.mark.parametrize("node", [False, True])
+@pytest.mark.parametrize(
+    ("table", "key"), [("disable = ['local']", "disable"), ("enable = ['report']", "enable")]
+)
+def test_the_batch_system_cannot_be_switched_off(table, key, node):
+    """Whatever plugin brings it."""
+    raw = parse_toml(f"[plugins]\n{table}\n[batch]\nsystem = 'local'\n".encode(), FILE)
+    wanted = plugins_config(raw)
+    loaded = Plugins.load(node=False, enable=wanted.enable, disable=wanted.disable)
+    with pytest.raises(ConfigError) as caught:
+        build(raw, loaded, node=node)
+    said = str(caught.value)
+    assert said.startswith(
+        f"{FILE}:2: [plugins] {key}: leaves no plugin that brings [batch] system"
+    )
+    assert f"= 'local' ({FILE}:4)" in said and "choose another system" in said
+
+
+def test_a_batch_system_of_another_plugin_may_have_local_switched_off():
+    raw = parse_toml(b"[plugins]\ndisable = ['local']\n[batch]\nsystem = 'slurm'\n", FILE)
+    loaded = Plugins.load(node=False, disable=["local"])
+    assert "local" in loaded.off
+    assert build(raw, loaded).batch.system == "slurm"
 
 
 def test_a_broken_plugin_does_not_break_the_config(plugins):
@@ -367,6 +448,11 @@ def test_the_example_loads_with_all_defaults_and_names_every_key(plugins):
         assert table in text
 
 
+def test_what_may_be_empty_may_be(plugins):
+    site = site_of("[paths]\ncommands = ''\n[images]\ncache = ''\n", plugins)
+    assert (site.paths.commands, site.images.cache) == ("", "")
+
+
 def test_macvtap_needs_no_more_than_the_opt_in(plugins):
     text = "[networks.hpc]\nsource = 'e'\nsubnet = '10.9.0.0/16'\nkind = 'direct'\n"
     (hpc,) = site_of(text + "opt_in_unfiltered = true\n", plugins).networks.values()
@@ -387,5 +473,5 @@ def test_the_example_sets_what_must_be_set(plugins):
 
 def test_the_manual_has_the_example():
     core = Plugins()
-    core.register("core", api_options, "vtorque-core")
+    core.register("core", vm_options, "vtorque-core")
     assert f"```toml\n{example(core)}```" in (ROOT / "doc" / "config.md").read_text()

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from vtorque_core import config_edit
-from vtorque_core.errors import HostFault
+from vtorque_core.base.errors import HostFault
+from vtorque_core.site import edit
 
 
 @pytest.mark.parametrize(
@@ -34,15 +34,15 @@ from vtorque_core.errors import HostFault
 def test_a_key_is_set_or_nothing_is(before: str, after: str | None) -> None:
     if after is None:
         with pytest.raises(HostFault, match=r'\[options.img\] is written .*write default = "m"'):
-            config_edit.with_text(before, "options.img", "default", "m")
+            edit.with_text(before, "options.img", "default", "m")
         return
-    assert config_edit.with_text(before, "options.img", "default", "m") == after
+    assert edit.with_text(before, "options.img", "default", "m") == after
     assert tomllib.loads(after)["options"]["img"]["default"] == "m"
 
 
 def test_hostile_text_stays_text() -> None:
     value = '"]\n[node]\naccel = "kvm\\1'
-    new = config_edit.with_text("[options.img]\n", "options.img", "default", value)
+    new = edit.with_text("[options.img]\n", "options.img", "default", value)
     assert tomllib.loads(new) == {"options": {"img": {"default": value}}}
 
 
@@ -51,10 +51,10 @@ def test_mode_and_links_stay(tmp_path: Path) -> None:
     real.write_text("a")
     real.chmod(0o640)
     (tmp_path / "link.toml").symlink_to(real)
-    config_edit.write(tmp_path / "link.toml", "b")
+    edit.write(tmp_path / "link.toml", "b")
     assert (real.read_text(), real.stat().st_mode & 0o777) == ("b", 0o640)
     assert (tmp_path / "link.toml").is_symlink()
-    config_edit.write(tmp_path / "new.toml", "c")
+    edit.write(tmp_path / "new.toml", "c")
     assert (tmp_path / "new.toml").stat().st_mode & 0o777 == 0o644
-    assert config_edit.read(tmp_path / "none.toml").startswith("# vTorque site config")
+    assert edit.read(tmp_path / "none.toml").startswith("# vTorque site config")
     assert sorted(os.listdir(tmp_path)) == ["link.toml", "new.toml", "real.toml"]  # noqa: PTH208

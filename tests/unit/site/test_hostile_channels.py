@@ -10,13 +10,14 @@ import pytest
 
 from guards import guards, without
 from hostile_requests import DAMAGED, TOKENS
-from vtorque_core.batch import pbs_convention as pbs
-from vtorque_core.errors import Refused, VtorqueError
-from vtorque_core.request import Request, to_token
-from vtorque_pbs import channel
-from vtorque_pbs.dialect import VARIABLE
-from vtorque_slurm import comment, node
-from vtorque_slurm.node import SlurmNode, _owner
+from vtorque_core.api.submission import to_token
+from vtorque_core.base.errors import Refused, VtorqueError
+from vtorque_core.site.request import Request
+from vtorque_pbs import convention as pbs
+from vtorque_pbs import request_channel as pbs_channel
+from vtorque_pbs.qsub_dialect import VARIABLE
+from vtorque_slurm import request_channel as slurm_channel
+from vtorque_slurm.node import SlurmNode
 from vtorque_slurm.settings import Settings
 
 MINE = to_token(Request((("ram", "1G"),)).encode())
@@ -26,12 +27,12 @@ NO_TOKEN = DAMAGED + "it is not a vt1 token"
 
 
 def torque(resources: str, variables: str = "") -> bytes:
-    word = channel.torque_word(pbs.parse_resources(resources))
+    word = pbs_channel.torque_word(pbs.parse_resources(resources))
     assert word is not None
-    return channel.torque_blob(word, variables)
+    return pbs_channel.torque_blob(word, variables)
 
 
-HASH = channel.hash_word(MINE)
+HASH = pbs_channel.hash_word(MINE)
 TORQUE = {
     "a hash without its variable": (f"other={HASH}", "", GONE),
     "another request under the hash": (f"other={HASH}", f"{VARIABLE}={THEIRS}", GONE),
@@ -40,7 +41,7 @@ TORQUE = {
     "in another's value": (f"other={HASH}", f"A='{VARIABLE}={MINE}'", GONE),
     "the hash's own text": (f"other={HASH}", f"{VARIABLE}={HASH}", GONE),
     "a hash that is none": ("other=vt1v:", f"{VARIABLE}=", GONE),
-    "a hash of nothing": (f"other={channel.hash_word('')}", f"{VARIABLE}=", NO_TOKEN),
+    "a hash of nothing": (f"other={pbs_channel.hash_word('')}", f"{VARIABLE}=", NO_TOKEN),
     "a word of both kinds": (f"other=vt1:{HASH}", f"{VARIABLE}={MINE}", NO_TOKEN),
     "cut at Torque's buffer": (f"other={MINE[:-9]}", "", DAMAGED),
     "two words, the first bad": (f"other=vt1:!+{MINE}", "", NO_TOKEN),
@@ -66,9 +67,9 @@ def test_the_true_one_is_found_among_forged_ones():
 
 
 def test_without_the_hash_any_variable_would_do(monkeypatch):
-    monkeypatch.setattr(channel, "hash_word", lambda token: HASH)
+    monkeypatch.setattr(pbs_channel, "hash_word", lambda token: HASH)
     assert Request.decode(torque(f"other={HASH}", f"{VARIABLE}={THEIRS}")).pairs[0][1] == "64G"
-    (guard,) = [g for g in guards(channel, ("torque_blob",)) if "missing or changed" in g.text]
+    (guard,) = [g for g in guards(pbs_channel, ("torque_blob",)) if "missing or changed" in g.text]
     monkeypatch.undo()
     with without(guard), pytest.raises(TypeError):
         torque(f"other={HASH}", f"{VARIABLE}={THEIRS}")
@@ -96,7 +97,7 @@ def test_slurms_script(slurm, name, monkeypatch):
     text = SCRIPTS[name].decode("utf-8", "surrogateescape")
     monkeypatch.setattr(type(slurm._client), "ask", lambda *_: text)
     with pytest.raises(Refused) as caught:
-        slurm._request("7", comment.IN_SCRIPT)
+        slurm._request("7", slurm_channel.IN_SCRIPT)
     assert str(caught.value) == NO_TOKEN
 
 
@@ -104,7 +105,7 @@ def test_slurms_script(slurm, name, monkeypatch):
 @pytest.mark.parametrize("name", sorted(TOKENS.keys() - {"in front of it"}))
 def test_slurms_comment(slurm, name):
     """Where it is found at all; otherwise there is no VM job, whose shell then finds no proof."""
-    word = comment.find(f"a comment of mine {TOKENS[name][0]}")
+    word = slurm_channel.find(f"a comment of mine {TOKENS[name][0]}")
     if word is not None:
         with pytest.raises(Refused, match="the job's request is damaged"):
             slurm._request("7", word)
@@ -120,13 +121,13 @@ def test_slurms_comment(slurm, name):
     ],
 )
 def test_one_word_of_a_comment_counts(text, word):
-    assert comment.find(text) == word
+    assert slurm_channel.find(text) == word
 
 
 def test_a_user_whom_slurm_calls_otherwise_gets_no_guest():
     """A number that is another's here would make another's guest."""
     with pytest.raises(VtorqueError, match="is mallory with uid 0 to Slurm, but root here"):
-        _owner("mallory", 0)
-    (guard,) = guards(node, ("_owner",))
+        slurm_channel.trusted_owner("mallory", 0)
+    (guard,) = guards(slurm_channel, ("trusted_owner",))
     with without(guard):
-        assert _owner("mallory", 0) == "root"
+        assert slurm_channel.trusted_owner("mallory", 0) == "root"

@@ -11,14 +11,16 @@ from pathlib import Path
 import pytest
 
 from hostile_requests import BLOBS, DAMAGED, PAIRS, SITE, TOKENS, document
-from vtorque_core import api_options, names
-from vtorque_core.api import FileData
-from vtorque_core.batch import pbs_convention as pbs
-from vtorque_core.config import build, parse_toml
-from vtorque_core.errors import Refused, UsageError
-from vtorque_core.plugins import Plugins
-from vtorque_core.policy import decide
-from vtorque_core.request import Request, from_token
+from vtorque_core.api import vm_options
+from vtorque_core.api.submission import from_token
+from vtorque_core.api.values import FileData
+from vtorque_core.base import names
+from vtorque_core.base.errors import Refused, UsageError
+from vtorque_core.site.config import build, parse_toml
+from vtorque_core.site.plugins import Plugins
+from vtorque_core.site.policy import decide
+from vtorque_core.site.request import Request
+from vtorque_pbs import convention as pbs
 
 
 @pytest.mark.parametrize("name", BLOBS)
@@ -46,7 +48,7 @@ def test_hostile_tokens_are_refused_in_these_words(name):
 @pytest.fixture(scope="module")
 def loaded():
     made = Plugins()
-    made.register("core", api_options, "vtorque-core")
+    made.register("core", vm_options, "vtorque-core")
     return made
 
 

@@ -1,13 +1,22 @@
 """Discovery, isolation and order, with real distributions laid out in a directory."""
 
+import inspect
+import re
 import subprocess
 import sys
 import textwrap
+import types
+from typing import get_args
 
 import pytest
 
-from vtorque_core.errors import Conflict, HostFault, Refused
-from vtorque_core.plugins import PluginError, Plugins
+from vtorque_core.api import hooks
+from vtorque_core.api.acquired import Resource
+from vtorque_core.api.claims import Claim
+from vtorque_core.api.values import hookimpl
+from vtorque_core.base.errors import Conflict, HostFault, Refused
+from vtorque_core.site.hook_items import problem, wanted
+from vtorque_core.site.plugins import PluginError, Plugins
 
 GOOD = """
     from vtorque_core.api import Option, count, hookimpl
@@ -82,6 +91,109 @@ def test_an_import_error_is_isolated_and_kept(dists, source):
 def test_a_misspelt_hook_breaks_only_its_plugin(dists):
     dists("bad", "bad", GOOD.format(key="bad").replace("vtorque_options", "vtorque_optionz"))
     assert "no such hook: vtorque_optionz" in Plugins.load(node=False).broken["bad"]
+
+
+def test_a_hook_without_its_mark_breaks_its_plugin_and_is_named(dists):
+    """It was silently no hook."""
+    forgotten = GOOD.format(key="bad").replace("@hookimpl\n", "\n")
+    module = dists("acme-bad", "bad", forgotten)
+    dists("good", "good", GOOD.format(key="good"))
+    plugins = Plugins.load(node=False)
+    said = plugins.broken["bad"]
+    assert f"plugin bad (acme-bad 1.0): {module}.vtorque_options (line 5) has no @hookimpl" in said
+    assert "mark it, or give it a name that does not begin with vtorque_" in said
+    assert "good" in plugins.names and "bad" not in plugins.names
+
+
+def test_a_misspelt_hook_without_its_mark_is_told_too(dists):
+    source = GOOD.format(key="bad").replace("@hookimpl\n", "\n").replace("options", "optionz")
+    dists("bad", "bad", source)
+    assert "vtorque_optionz (line 5) has no @hookimpl" in Plugins.load(node=False).broken["bad"]
+
+
+def test_what_is_imported_under_a_hooks_name_needs_no_mark(dists):
+    dists("good", "good", "import vtorque_core\nfrom vtorque_core.api.hooks import vtorque_plan\n")
+    assert "good" in Plugins.load(node=False).names
+
+
+HOOKS = [name for name in vars(hooks) if name.startswith("vtorque_")]
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+@pytest.mark.parametrize("answer", ["['no']", "'no'", "[object()]"])
+def test_an_answer_of_a_wrong_type_is_told_with_all_that_an_author_needs(hook, answer):
+    plugins = Plugins()
+    module = types.ModuleType("bad")
+    exec(f"def {hook}():\n    return {answer}\n", module.__dict__)  # noqa: S102 - our own text
+    setattr(module, hook, hookimpl(getattr(module, hook)))
+    plugins.register("bad", module, "acme-bad 1.0")
+    kwargs = dict.fromkeys(inspect.signature(getattr(hooks, hook)).parameters)
+    (found,) = plugins.each(hook, **kwargs)
+    assert isinstance(found.error, TypeError) and found.item is None
+    with pytest.raises(PluginError) as caught:
+        plugins.collect(hook, **kwargs)
+    said, kind = str(caught.value), "object" if "object" in answer else "str"
+    start = f"plugin bad (acme-bad 1.0) failed in {hook}: TypeError: answered {kind} where "
+    assert said.startswith(start) and said.endswith(" belongs")
+    for each in wanted(hook):
+        assert each is object or each.__name__ in said.removeprefix(start)
+
+
+def test_what_came_before_a_wrong_answer_counts(dists):
+    dists("bad", "bad", GOOD.format(key="bad") + "        yield 'fpga'\n")
+    plugins = Plugins.load(node=False)
+    found = [c for c in plugins.each("vtorque_options") if c.plugin == "bad"]
+    assert found[0].item.key == "bad"
+    assert str(found[1].error) == "answered str where an Option belongs"
+    plugins.options()
+    assert "where an Option belongs" in plugins.broken["bad"]
+
+
+def test_nothing_at_all_is_an_answer_of_actions_only(dists):
+    dists(
+        "bad",
+        "bad",
+        """
+        from vtorque_core.api import hookimpl
+
+        @hookimpl
+        def vtorque_options():
+            pass
+
+        @hookimpl
+        def vtorque_pre_boot(job):
+            pass
+        """,
+    )
+    plugins = Plugins.load(node=False)
+    errors = [c.error for c in plugins.each("vtorque_options", only="bad")]
+    assert "answered NoneType where an Option belongs" in str(errors)
+    assert [c.item for c in plugins.each("vtorque_pre_boot", only="bad", job=None)] == [None]
+
+
+@pytest.mark.parametrize("hook", ["vtorque_resources", "vtorque_settings"])
+def test_an_object_is_no_answer_where_its_class_belongs(hook):
+    assert problem(hook, Resource()).startswith("answered Resource where a class")
+    assert problem(hook, Resource) == ""
+
+
+def test_a_class_of_no_resource_cannot_be_one():
+    said = problem("vtorque_resources", int)
+    assert said == "answered the class int where a class derived from Resource belongs"
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_the_types_are_those_of_the_specification(hook):
+    """What a reader and mypy see, with the names of a union resolved."""
+    said = inspect.get_annotations(getattr(hooks, hook))["return"]
+    names = set(re.findall(r"(?:\w+\.)?(\w+)", said)) - {"Iterable", "type", "None", "str"}
+    if "Claim" in names:
+        names = names - {"Claim"} | {each.__name__ for each in get_args(Claim)}
+    spelt = {"object": "Any", "list": "Sequence", "tuple": "Sequence"}
+    found = {spelt.get(each.__name__, each.__name__) for each in wanted(hook)}
+    if hook == "vtorque_options":
+        names.discard("Any")
+    assert found == names
 
 
 def test_the_acting_half_is_loaded_on_the_node_only(dists):
@@ -161,9 +273,11 @@ def test_an_unknown_strategy_says_what_there_is():
 
 def test_loading_plugins_imports_nothing_heavy():
     code = (
-        "import sys; from vtorque_core.plugins import Plugins; Plugins.load(node=False).options();"
-        "print(','.join(m for m in ('libvirt','jinja2','rich','vtorque_core.api_domain',"
-        "'cryptography','pycdlib') if m in sys.modules))"
+        "import sys; from vtorque_core.site.plugins import Plugins;"
+        "Plugins.load(node=False).options();"
+        "heavy = ('libvirt', 'jinja2', 'rich', 'vtorque_core.api.libvirt_domain',"
+        "'cryptography', 'pycdlib');"
+        "print(','.join(m for m in heavy if m in sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""

@@ -7,18 +7,18 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vtorque_core import api_options
-from vtorque_core.api import FileData
-from vtorque_core.config import Raw, build, problems
-from vtorque_core.config_read import convert
-from vtorque_core.errors import ConfigError, Refused
-from vtorque_core.limits import effective_default, refusal
-from vtorque_core.plugins import Plugins
-from vtorque_core.policy import decide
-from vtorque_core.request import Request, make_request, requested
+from vtorque_core.api import vm_options
+from vtorque_core.api.values import FileData
+from vtorque_core.base.errors import ConfigError, Refused
+from vtorque_core.site.config import Raw, build, problems
+from vtorque_core.site.option_limits import effective_default, refusal
+from vtorque_core.site.plugins import Plugins
+from vtorque_core.site.policy import decide
+from vtorque_core.site.request import Request, make_request, requested
+from vtorque_core.site.values import convert
 
 PLUGINS = Plugins()
-PLUGINS.register("core", api_options, "vtorque-core")
+PLUGINS.register("core", vm_options, "vtorque-core")
 OPTIONS = PLUGINS.options()
 EMPTY = build(Raw(Path("/x")), PLUGINS)
 

@@ -11,22 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vtorque_core import api_options, request
-from vtorque_core.api import FileData, Option
-from vtorque_core.errors import Refused
-from vtorque_core.request import (
-    Request,
-    from_token,
-    make_request,
-    parse_vm,
-    requested,
-    script_directives,
-    strip_pbs_vm,
-    to_token,
-    vm_directives,
-)
+from vtorque_core.api import submission, vm_options
+from vtorque_core.api.directives import script_directives, strip_pbs_vm, vm_directives
+from vtorque_core.api.submission import from_token, to_token
+from vtorque_core.api.values import FileData, Option
+from vtorque_core.base.errors import Refused
+from vtorque_core.site.request import Request, make_request, parse_vm, requested
 
-OPTIONS = {option.key: option for option in api_options.vtorque_options()}
+OPTIONS = {option.key: option for option in vm_options.vtorque_options()}
 
 # -- the command line -------------------------------------------------------------------------
 
@@ -365,6 +357,6 @@ def test_bad_tokens(token):
 @given(st.text() | st.binary().map(token_of) | st.binary().map(lambda b: token_of(b"\1" + b)))
 def test_any_token_gives_bytes_or_refused(token):
     try:
-        assert len(from_token(token)) <= request.MAX_REQUEST
+        assert len(from_token(token)) <= submission.MAX_REQUEST
     except Refused as error:
         assert str(error).isprintable()

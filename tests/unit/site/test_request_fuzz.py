@@ -16,15 +16,19 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from vtorque_core import request
-from vtorque_core.batch import pbs_convention as pbs
-from vtorque_core.config import build, parse_toml
-from vtorque_core.errors import Refused
-from vtorque_core.plugins import Plugins
-from vtorque_core.policy import decide
-from vtorque_core.request import Request, from_token, to_token
-from vtorque_pbs import channel, query
-from vtorque_slurm import comment, hostlist
+from vtorque_core.api import submission
+from vtorque_core.api.submission import from_token, to_token
+from vtorque_core.base.errors import Refused
+from vtorque_core.site import request
+from vtorque_core.site.config import build, parse_toml
+from vtorque_core.site.plugins import Plugins
+from vtorque_core.site.policy import decide
+from vtorque_core.site.request import Request
+from vtorque_pbs import convention as pbs
+from vtorque_pbs import job_records
+from vtorque_pbs import request_channel as pbs_channel
+from vtorque_slurm import hostlist
+from vtorque_slurm import request_channel as slurm_channel
 
 PLUGINS = Plugins.load(node=False)
 SITE = build(parse_toml(b'[options.ram]\nmax = "4G"\n', Path("/etc/x.toml")), PLUGINS)
@@ -96,19 +100,19 @@ def followed(blob):
 WHOLE = st.just(json.dumps(DOCUMENT).encode())
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=settings().max_examples)
 @given(documents() | damaged(WHOLE) | damaged(documents()))
 def test_a_bent_request_is_read_or_refused(blob):
     followed(blob)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=settings().max_examples)
 @given(damaged(WHOLE.map(zlib.compress)))
 def test_a_bent_token_is_read_or_refused(data):
     word = "vt1:" + base64.urlsafe_b64encode(b"\1" + data).decode().rstrip("=")
     blob = read_or_refused(from_token, word)
     if blob is not None:
-        assert len(blob) <= request.MAX_REQUEST
+        assert len(blob) <= submission.MAX_REQUEST
         followed(blob)
 
 
@@ -119,35 +123,35 @@ around = st.text(st.sampled_from("abc ,+;=:\n\tvt1other#VTORQUE-REQUEST"), max_s
 places = st.tuples(around, tokens, around).map("".join) | st.text(max_size=60)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=settings().max_examples)
 @given(places)
 @example("x vt1: vt1:AHt9 ")
 def test_a_bent_slurm_comment_or_script_is_read_or_refused(text):
     raw = text.encode("utf-8", "surrogateescape" if not text.isprintable() else "replace")
-    for word in (comment.find(text), comment.find_in_script(b"#!/bin/sh\n" + raw)):
+    for word in (slurm_channel.find(text), slurm_channel.find_in_script(b"#!/bin/sh\n" + raw)):
         if word is not None:
             blob = read_or_refused(from_token, word)
             if blob is not None:
                 followed(blob)
-    assert raw.endswith(comment.strip(raw))
+    assert raw.endswith(slurm_channel.strip(raw))
 
 
 @settings(deadline=None, max_examples=50)
 @given(places, places)
 def test_a_bent_torque_resource_list_is_read_or_refused(resources, variables):
     asked = pbs.parse_resources(f"nodes=1,other={resources}")
-    word = channel.torque_word(asked)
-    for each in (word, *map(channel.hash_word, filter(str.isascii, variables.split(",")))):
+    word = pbs_channel.torque_word(asked)
+    for each in (word, *map(pbs_channel.hash_word, filter(str.isascii, variables.split(",")))):
         if each is not None:
-            blob = read_or_refused(channel.torque_blob, each, variables)
+            blob = read_or_refused(pbs_channel.torque_blob, each, variables)
             if blob is not None:
                 followed(blob)
     pbs.ppn(resources)
-    for jobs in (query.torque_jobs(resources), query.openpbs_jobs(resources)):
+    for jobs in (job_records.torque_jobs(resources), job_records.openpbs_jobs(resources)):
         assert isinstance(jobs, list)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=settings().max_examples)
 @given(st.text(st.sampled_from("n0123456789[]-,x"), max_size=24))
 @example("n[1-999999999]")
 @example("n[" * 12)

@@ -15,14 +15,16 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from vtorque_core import policy
-from vtorque_core.api import BatchSystem, hookimpl
-from vtorque_core.api_batch import SubmitArgs
+from vtorque_core.api.batch_system import SubmitArgs
+from vtorque_core.api.strategies import BatchSystem
+from vtorque_core.api.submission import from_token, to_token
+from vtorque_core.api.values import hookimpl
+from vtorque_core.base.errors import Refused
 from vtorque_core.cli import vsub
-from vtorque_core.config import build, parse_toml
-from vtorque_core.errors import Refused
-from vtorque_core.plugins import Plugins
-from vtorque_core.request import Request, from_token, to_token
+from vtorque_core.site import policy
+from vtorque_core.site.config import build, parse_toml
+from vtorque_core.site.plugins import Plugins
+from vtorque_core.site.request import Request
 
 CONFIG = """
 [batch]
@@ -57,8 +59,7 @@ class Played:
         self.blobs: list[bytes] = []
 
     def split(self, argv):
-        # Interactive: show_log then follows no job, in another process.
-        return SubmitArgs(tuple(argv[1::2]), ("job.sh",), content=SCRIPT, interactive=True)
+        return SubmitArgs(tuple(argv[1::2]), ("job.sh",), content=SCRIPT)
 
     def submit(self, args, blob, needs):
         self.blobs.append(blob)
@@ -115,7 +116,7 @@ def on_the_front_end(wanted, where):
         is_file = key in OPTIONS and OPTIONS[key].names_file(value)
         argv += ["-vm", f"{key}={where / 'file' if is_file else value}"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(vsub, "load_for_user", lambda: (site, plugins))
+        patch.setattr(vsub, "load", lambda path, node: (site, plugins))
         try:
             assert vsub.submit(argv) == 0
         except Refused as error:
@@ -142,7 +143,7 @@ def on_the_node(blob, node=NODE):
         return error.refusals, None
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=settings().max_examples * 3 // 2)
 @given(pairs())
 @example({})
 @example({"ram": "8G", "img": "arch", "shares": "/"})

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vtorque_core.toml_lines import line_of
+from vtorque_core.site.toml_lines import line_of
 
 
 def test_lines_are_not_fooled_by_strings_and_lists():
@@ -29,6 +29,12 @@ k = 1
     assert line_of(text, "q.r.s") == 10
     assert line_of(text, "many.k") == 14
     assert line_of(text, "nothing") is None
+
+
+def test_a_long_list_takes_no_long_time():
+    text = "deny = [\n" + '  "an-image",\n' * 20_000 + "]\nlast = 1\n"
+    assert line_of(text, "deny") == 1
+    assert line_of(text, "last") == 20_003
 
 
 @given(st.text(max_size=300) | st.lists(st.sampled_from(list("[]{}=\"'#.\n\\ ab")), max_size=60))

@@ -4,10 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from vtorque_core.api_batch import Life, Outcome
-from vtorque_core.testing.batch import BatchContract, Ended, RecordingCommand
-from vtorque_core.testing.example import ACME, AcmeHarness, AcmeNode, AcmeShell, AcmeSubmitter
-from vtorque_core.testing.submit import in_child
+from vtorque_core.api.batch_system import Life, Outcome
+from vtorque_testing.batch import BatchContract
+from vtorque_testing.commands import RecordingCommand
+from vtorque_testing.example import ACME, AcmeHarness, AcmeNode, AcmeShell, AcmeSubmitter
+from vtorque_testing.harness import Ended
+from vtorque_testing.submit import in_child
 
 
 class TestExample(BatchContract):
@@ -82,8 +84,8 @@ DEFECTS = [
     (LosesTheNote, "test_the_users_own_values_get_through", ()),
     (DropsLongRequests, "test_a_request_arrives_whole_or_is_refused", (4096,)),
     (MarksBareMetalJobs, "test_a_bare_metal_job_goes_as_its_user_wrote_it", ((),)),
-    (RaisesOnForged, "test_a_forged_request_is_a_bad_request", ("vt1:%%%",)),
-    (TakesForgedForBare, "test_a_forged_request_is_a_bad_request", ("vt1:%%%",)),
+    (RaisesOnForged, "test_a_forged_request_is_a_bad_request", ()),
+    (TakesForgedForBare, "test_a_forged_request_is_a_bad_request", ()),
     (SaysGone, "test_which_jobs_are_alive", ()),
     (
         FailsTheHookOfBadRequests,
@@ -105,9 +107,7 @@ def test_the_contract_finds_defects(tmp_path, monkeypatch, part, test, args):
     base = part.__mro__[1]
     name = {AcmeSubmitter: "submitter", AcmeNode: "node", AcmeShell: "shell"}[base]
     harness.system = replace(ACME, **{name: part})
-    monkeypatch.setattr(
-        "vtorque_core.testing.example.AcmeNode", part if name == "node" else AcmeNode
-    )
+    monkeypatch.setattr("vtorque_testing.example.AcmeNode", part if name == "node" else AcmeNode)
     with pytest.raises((AssertionError, ValueError)):
         getattr(BatchContract(), test)(harness, *args)
 

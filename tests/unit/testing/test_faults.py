@@ -17,19 +17,26 @@ from pathlib import Path
 import pytest
 
 from patience import eventually
-from vtorque_core import journal as journal_module
-from vtorque_core.api import hookimpl
-from vtorque_core.api_batch import Life
-from vtorque_core.api_node import CoreClaim, MemoryClaim, PoolClaim, Resource
-from vtorque_core.journal import JobHeader, Journal, job_lock, journals, step
-from vtorque_core.ledger import NodeShare, place
-from vtorque_core.names import Paths
-from vtorque_core.plugins import Plugins
-from vtorque_core.reap import reap, release_job
-from vtorque_core.resources import DiskCopy, File, Overlay, Process, Setting, Tree
-from vtorque_core.testing.faults import in_child
+from vtorque_core.api.acquired import Resource
+from vtorque_core.api.batch_system import Life
+from vtorque_core.api.claims import CoreClaim, MemoryClaim, PoolClaim
+from vtorque_core.api.daemon_process import Process
+from vtorque_core.api.host_topology import flat
+from vtorque_core.api.job_files import File, Tree
+from vtorque_core.api.values import hookimpl
+from vtorque_core.base import errors, locks
+from vtorque_core.base.locks import job_lock
+from vtorque_core.base.names import JobAttempt, Paths
+from vtorque_core.node.end.reap import reap, release_job
+from vtorque_core.plan.placement.job_cores import NodeShare
+from vtorque_core.plan.placement.ledger import place
+from vtorque_core.records.journal import Journal, step
+from vtorque_core.records.reading import JobHeader, journals
+from vtorque_core.resources.disk import DiskCopy, Overlay
+from vtorque_core.site.plugins import Plugins
+from vtorque_testing.faults import in_child
 
-SHARE = NodeShare(node_cpus=(0, 1), node_mem_mib=4096)
+SHARE = NodeShare(flat((0, 1), 4096))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +91,9 @@ class Node:
     def job(self, job_id="1"):
         """Start a job that acquires everything, as a prologue does."""
         with job_lock(self.paths, job_id):
-            header = JobHeader(job_id, 0, "u", 1000, "local", {"acme": "vtorque-acme 1.0.0"})
+            header = JobHeader(
+                JobAttempt(job_id, 0, "u", 1000), "local", {"acme": "vtorque-acme 1.0.0"}
+            )
             journal = Journal.start(self.paths, header)
             claims = [
                 (CoreClaim("vcpu", 1, exclusive=True), MemoryClaim(64), PoolClaim("card", ("a",))),
@@ -107,7 +116,6 @@ class Node:
             yield DiskCopy(str(here / "copy"), str(self.top / "image"), "raw"), guest
             yield Process(("sleep", "1000"), str(here / "lock")), guest
             yield Shell(str(self.top / f"shell{job_id}-{guest}")), guest
-            yield Setting(str(self.top / f"setting{job_id}-{guest}"), "0", "1"), guest
 
     def release(self, job_id="1"):
         for report in release_job(self.paths, job_id, plugins_for=loaded, deadline=20):
@@ -147,12 +155,10 @@ def node(tmp_path):
     subprocess.run(
         ["qemu-img", "create", "-q", "-f", "raw", str(top / "image"), "1M"], check=True, timeout=20
     )
-    for name in ("1-0", "1-1", "2-0"):
-        (top / f"setting{name}").write_text("0")
     # What the first job of a node makes and leaves: directories and the node's lock.
     for directory in (node.paths.journal, node.paths.run / "locks"):
         directory.mkdir(mode=0o700, parents=True)
-    with journal_module.node_lock(node.paths):
+    with locks.node_lock(node.paths):
         pass
     return node
 
@@ -179,25 +185,30 @@ def same(node, before, where):
     eventually(lambda: not node.daemons())  # the kernel kills some with their killed parent
 
 
-def test_a_start_killed_at_any_step(node):
+# A record has four steps: every eleventh step is each of them in turn.
+STRIDES = [11, pytest.param(1, marks=pytest.mark.full)]
+
+
+@pytest.mark.parametrize("stride", STRIDES)
+def test_a_start_killed_at_any_step(node, stride):
     before = node.look()
-    steps = []
-    while (name := killed_at(node.job, len(steps) + 1)) is not None:
-        steps.append(name)
-        in_another_process(node.release)
-        same(node, before, f"killed at step {len(steps)}: {name}")
+    steps = in_child(node.job).steps
     in_another_process(node.release)
     same(node, before, "not killed")
-    kinds = {"file", "tree", "overlay", "disk-copy", "process", "setting", "lease", "acme-shell"}
+    for number in range(1, len(steps) + 1, stride):
+        name = killed_at(node.job, number)
+        assert name == steps[number - 1]
+        in_another_process(node.release)
+        same(node, before, f"killed at step {number}: {name}")
+    kinds = {"file", "tree", "overlay", "disk-copy", "process", "lease", "acme-shell"}
     kinds |= {"acme-manager"}
     assert {name.removeprefix("before record ") for name in steps} >= kinds
     assert "within create acme-shell" in steps
     assert len(steps) > 35
 
 
-@pytest.mark.parametrize("stride", [3, pytest.param(1, marks=pytest.mark.full)])
+@pytest.mark.parametrize("stride", STRIDES)
 def test_a_teardown_killed_at_any_step(node, stride):
-    """A record has four steps: every third step is each of them in turn."""
     before = node.look()
     steps = 1 - stride
     while True:
@@ -213,14 +224,15 @@ def test_a_teardown_killed_at_any_step(node, stride):
     assert steps > 30
 
 
-def test_another_job_is_untouched_wherever_the_first_is_killed(node):
+@pytest.mark.parametrize("stride", [9, pytest.param(1, marks=pytest.mark.full)])
+def test_another_job_is_untouched_wherever_the_first_is_killed(node, stride):
     """Both use the node-wide manager."""
     before = node.look()
     in_another_process(lambda: node.job("2"))
     with_other = node.look()
     number = 0
     while True:
-        number += 4
+        number += stride
         name = killed_at(node.job, number)
         in_another_process(node.release)
         after = node.look()
@@ -273,30 +285,31 @@ def test_a_teardown_on_a_full_disk(node, monkeypatch):
     in_another_process(node.job)
 
     def full(self, lines, *, sync):
-        raise journal_module.HostFault("No space left on device")
+        raise errors.HostFault("No space left on device")
 
     monkeypatch.setattr(Journal, "_write", full)
     in_another_process(node.release)
     same(node, before, "full disk")
 
 
-def test_killed_by_surprise(node):
-    """The same without the seam: at ten moments, wherever the process then is."""
+@pytest.mark.parametrize("moments", [4, pytest.param(10, marks=pytest.mark.full)])
+def test_killed_by_surprise(node, moments):
+    """The same without the seam: at some moments, wherever the process then is."""
     node.guests = 2
     before = node.look()
     begun = time.monotonic()
     in_another_process(node.job)
     length = time.monotonic() - begun
     in_another_process(node.release)
-    for moment in range(10):
+    for moment in range(moments):
         pid = os.fork()
         if pid == 0:
             try:
                 node.job()
             finally:
                 os._exit(0)
-        time.sleep(length * (moment + 0.5) / 10)
+        time.sleep(length * (moment + 0.5) / moments)
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         in_another_process(node.release)
-        same(node, before, f"killed after {moment}/10 of the start")
+        same(node, before, f"killed after {moment}/{moments} of the start")

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import click
 
-from vtorque_core.cli.images_common import (
+from vtorque_core.api.vm_options import IMG
+from vtorque_core.base.errors import EXIT_FAILED, Refused, UsageError, printable
+from vtorque_core.base.trust import effective_root
+from vtorque_core.cli.images.common import (
     as_json,
     bars,
     check_allowed,
@@ -15,22 +18,19 @@ from vtorque_core.cli.images_common import (
     write_json,
 )
 from vtorque_core.cli.lazy import HELP, LazyGroup
-from vtorque_core.errors import EXIT_FAILED, Refused, UsageError, printable
-from vtorque_core.trust import effective_root
+from vtorque_core.images.pool import Broken, describe, listing, lookup
+from vtorque_core.site.option_limits import Limits
 
-_MAKE, _SYNC = "vtorque_core.cli.images_make", "vtorque_core.cli.images_sync"
-_SIGN = "vtorque_core.cli.images_sign"
+_MAKE = "vtorque_core.cli.images.make"
+_SIGN = "vtorque_core.cli.images.sign"
 
 
 @click.group(
     cls=LazyGroup,
-    lazy={
-        "add": (f"{_MAKE}:add", "Put a disk image into the pool."),
-        "build": (f"{_MAKE}:build", "Build an image and put it into the pool."),
-        "update": (f"{_MAKE}:update", "Give an image a new base; running jobs keep theirs."),
-        "default": (f"{_SYNC}:default", "Show or set the image of jobs that name none."),
-        "sign": (f"{_SIGN}:sign", "Sign an image by a key of the site."),
-        "sync": (f"{_SYNC}:sync", "Copy images to the nodes' own caches."),
+    lazy=(f"{_MAKE}:build", f"{_SIGN}:sign"),
+    elsewhere={
+        **dict.fromkeys(("add", "update"), "vtorque-disk-image"),
+        "sync": "vtorque-cluster",
     },
     context_settings=HELP,
 )
@@ -43,19 +43,18 @@ def images() -> None:
 @click.pass_context
 def list_command(ctx: click.Context, as_json: bool) -> None:
     """List the images that you may use. Exit code 1 if one of them is broken."""
-    from vtorque_core.cli import images_list  # noqa: PLC0415
-    from vtorque_core.image_pool import Broken, listing  # noqa: PLC0415
+    from vtorque_core.cli.images import table  # noqa: PLC0415
 
     site = site_of(ctx)
     found = listing(site.images.pool)
     if not effective_root():
         found = [item for item in found if refused_by(site, item.name) is None]
-    uses = images_list.uses(site.paths)
-    rows = [images_list.row(item, site, uses) for item in found]
+    uses = table.uses(site.paths)
+    rows = [table.row(item, site, uses) for item in found]
     if as_json:
         write_json(rows)
     else:
-        images_list.show(rows)
+        table.show(rows)
     if any(isinstance(item, Broken) for item in found):
         ctx.exit(EXIT_FAILED)
 
@@ -66,14 +65,13 @@ def list_command(ctx: click.Context, as_json: bool) -> None:
 @click.pass_context
 def show(ctx: click.Context, name: str, as_json: bool) -> None:
     """Show the sidecar of an image and the jobs that use it; always as JSON."""
-    from vtorque_core.cli import images_list  # noqa: PLC0415
-    from vtorque_core.image_pool import describe  # noqa: PLC0415
+    from vtorque_core.cli.images import table  # noqa: PLC0415
 
     del as_json
     site = site_of(ctx)
     check_allowed(site, name)
     sidecar = describe(site.images.pool, name)
-    users = images_list.users(images_list.uses(site.paths), f"{site.images.pool}/{name}/")
+    users = table.users(table.uses(site.paths), site.images.pool / name)
     write_json({**sidecar.as_json(), "used_by": None if users is None else list(users)})
 
 
@@ -87,20 +85,20 @@ def verify(ctx: click.Context, names: tuple[str, ...], as_json: bool) -> None:
     As root, note when that was, and accept the inodes of a copied pool. Exit code 1 if a file is
     not what was built, or if jobs do not get the image for want of a signature.
     """
-    from vtorque_core import images as pool_of  # noqa: PLC0415
+    from vtorque_core.images import change as pool_of  # noqa: PLC0415
 
     site = site_of(ctx)
     pool = site.images.pool
     for name in names:
         check_allowed(site, name)
-    all_names = [i.name for i in pool_of.listing(pool) if refused_by(site, i.name) is None]
+    all_names = [i.name for i in listing(pool) if refused_by(site, i.name) is None]
     rows = []
     with bars() as told:
         for name in names or all_names:
             told.step(f"hashing {printable(name)}")
             try:
                 image = pool_of.verify(pool, name, told.told)
-                by = signed_by(site, pool_of.describe(pool, name))
+                by = signed_by(site, describe(pool, name))
                 rows.append({"name": name, "ok": True, "sha256": image.sha256, "signed_by": by})
             except Refused as error:
                 rows.append({"name": name, "ok": False, "reason": str(error)})
@@ -128,7 +126,7 @@ def remove(ctx: click.Context, name: str, when_free: bool, now: bool, as_json: b
     Jobs of other nodes that share the pool cannot be seen: the files stay for [images] keep,
     unless --now is given. No new job gets the image.
     """
-    from vtorque_core import images as pool_of  # noqa: PLC0415
+    from vtorque_core.images import change as pool_of  # noqa: PLC0415
 
     site, _ = root_site(ctx)
     keep = 0.0 if now else site.images.keep
@@ -151,7 +149,7 @@ def remove(ctx: click.Context, name: str, when_free: bool, now: bool, as_json: b
 @click.pass_context
 def label(ctx: click.Context, name: str, labels: tuple[str, ...], as_json: bool) -> None:
     """Show, set (KEY=VALUE) or remove (KEY-) labels of an image. Its content stays the same."""
-    from vtorque_core import images as pool_of  # noqa: PLC0415
+    from vtorque_core.images import change as pool_of  # noqa: PLC0415
 
     changes: dict[str, str | None] = {}
     for word in labels:
@@ -165,14 +163,45 @@ def label(ctx: click.Context, name: str, labels: tuple[str, ...], as_json: bool)
     site = root_site(ctx)[0] if changes else site_of(ctx)
     check_allowed(site, name)
     if changes:
-        before = pool_of.describe(site.images.pool, name).signature
+        before = describe(site.images.pool, name).signature
         sidecar = pool_of.label(site.images.pool, name, changes, site.paths)
         if before and not sidecar.signature:
             click.echo(f"note: the signature of {name} was for the labels before", err=True)
     else:
-        sidecar = pool_of.describe(site.images.pool, name)
+        sidecar = describe(site.images.pool, name)
     found = dict(sorted(sidecar.built.labels.items()))
     if as_json:
         write_json(found)
     for key, text in () if as_json else found.items():
         click.echo(f"{key}={text}")
+
+
+@images.command()
+@click.argument("name", required=False)
+@as_json
+@click.pass_context
+def default(ctx: click.Context, name: str | None, as_json: bool) -> None:
+    """Show the image of jobs that name none, or set it: [options.img] default in the config.
+
+    Only this host's config is changed: where nodes have their own, copy it there.
+    """
+    site = site_of(ctx)
+    if name is not None:
+        _set_default(ctx, name)
+    else:
+        name = str(site.options.get(IMG.key, Limits()).default or "")
+    if as_json:
+        write_json({"default": name or None})
+    else:
+        click.echo(name or "none: the image is found by -vm distro= and arch=, or must be named")
+
+
+def _set_default(ctx: click.Context, name: str) -> None:
+    from vtorque_core.site import edit  # noqa: PLC0415
+    from vtorque_core.site.config import build, parse_toml  # noqa: PLC0415
+
+    site, plugins = root_site(ctx)
+    lookup(site.images.pool, name)
+    new = edit.with_text(edit.read(site.path), f"options.{IMG.key}", "default", name)
+    build(parse_toml(new.encode(), site.path), plugins, node=True)  # refuses what policy forbids
+    edit.write(site.path, new)

@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vtorque_core.api_options import IMG
-from vtorque_core.errors import Refused, UsageError
-from vtorque_core.limits import Limits, refusal
-from vtorque_core.trust import effective_root
+from vtorque_core.api.vm_options import IMG
+from vtorque_core.base.errors import Refused, UsageError
+from vtorque_core.base.trust import effective_root
+from vtorque_core.site.option_limits import Limits, refusal
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from vtorque_core.config import Site
-    from vtorque_core.image_sidecar import Sidecar
-    from vtorque_core.plugins import Plugins
+    from vtorque_core.images.sidecar import Sidecar
+    from vtorque_core.site.config import Site
+    from vtorque_core.site.plugins import Plugins
 
 _EVERY = 10.0  # seconds between two words on progress where there is no terminal
 
@@ -32,23 +32,18 @@ as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 def site_of(ctx: click.Context) -> Site:
     """Return the site config, as any user reads it."""
-    from vtorque_core.cli.site import load  # noqa: PLC0415
+    from vtorque_core.site.load import load  # noqa: PLC0415
 
     return load(ctx.obj, node=False)[0]
 
 
 def root_site(ctx: click.Context) -> tuple[Site, Plugins]:
     """Return config and plugins for a command that changes the pool. Raises UsageError."""
-    need_root()
-    from vtorque_core.cli.site import load_for_root  # noqa: PLC0415
-
-    return load_for_root(ctx.obj)
-
-
-def need_root() -> None:
-    """Raise UsageError for others than root."""
     if not effective_root():
         raise UsageError("only root can change the image pool")
+    from vtorque_core.site.load import load  # noqa: PLC0415
+
+    return load(ctx.obj, node=True)
 
 
 def check_allowed(site: Site, name: str) -> None:
@@ -70,14 +65,9 @@ def signed_by(site: Site, sidecar: Sidecar) -> str | None:
     """Return who has signed an image; None: this site does not ask. Raises Refused, HostFault."""
     if not site.images.signers:
         return None
-    from vtorque_core.image_signature import signer_of  # noqa: PLC0415
+    from vtorque_core.images.signature import signer_of  # noqa: PLC0415
 
     return signer_of(sidecar, Path(site.images.signers))
-
-
-def cache_of(site: Site) -> Path | None:
-    """Return the node's own cache of images, if the site has one."""
-    return Path(site.images.cache) if site.images.cache else None
 
 
 def write_json(value: Any) -> None:

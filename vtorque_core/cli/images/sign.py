@@ -8,7 +8,8 @@ from pathlib import Path
 
 import click
 
-from vtorque_core.cli.images_common import (
+from vtorque_core.base.errors import Refused, UsageError, printable
+from vtorque_core.cli.images.common import (
     as_json,
     bars,
     check_allowed,
@@ -17,12 +18,12 @@ from vtorque_core.cli.images_common import (
     site_of,
     write_json,
 )
-from vtorque_core.errors import Refused, UsageError, printable
+from vtorque_core.images.pool import describe
 
 _PATH = click.Path(path_type=Path)
 
 
-@click.command()
+@click.command(short_help="Sign an image by a key of the site.")
 @click.argument("name")
 @click.option("--key", type=_PATH, help="A private key, as ssh-keygen makes it.")
 @click.option("--signature", type=_PATH, help="Made elsewhere, of what --payload prints.")
@@ -42,22 +43,23 @@ def sign(
     Its files are hashed first. With [images] signers in the config, the key must be one of those.
     New content, or a new label, needs a new signature.
     """
-    from vtorque_core import image_signature, images  # noqa: PLC0415
+    from vtorque_core.images import change  # noqa: PLC0415
+    from vtorque_core.images import signature as image_signature  # noqa: PLC0415
 
     if (key is not None) + (signature is not None) + payload != 1:
         raise UsageError("say one of --key FILE, --signature FILE and --payload")
     if payload:
         site = site_of(ctx)
         check_allowed(site, name)
-        found = images.describe(site.images.pool, name)
+        found = describe(site.images.pool, name)
         sys.stdout.write(image_signature.signed_bytes(found).decode("ascii"))
         return
     site, _ = root_site(ctx)
     pool = site.images.pool
-    found = images.describe(pool, name)
+    found = describe(pool, name)
     with bars() as told:
         told.step(f"hashing {printable(name)}")
-        images.verify(pool, name, told.told)
+        change.verify(pool, name, told.told)
     if key is not None:
         text = image_signature.sign(found, key)
     else:
@@ -65,7 +67,7 @@ def sign(
         text = _read(signature)
         image_signature.check_well_made(found, text)
     by = signed_by(site, replace(found, signature=text))
-    images.attach(pool, found, text)
+    change.attach(pool, found, text)
     if as_json:
         write_json({"name": name, "sha256": found.sha256, "signed_by": by})
     elif by is None:
@@ -75,7 +77,7 @@ def sign(
 
 
 def _read(path: Path) -> str:
-    from vtorque_core.image_sidecar import MAX_SIGNATURE  # noqa: PLC0415
+    from vtorque_core.images.sidecar import MAX_SIGNATURE  # noqa: PLC0415
 
     try:
         with path.open("rb") as file:

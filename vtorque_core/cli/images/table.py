@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vtorque_core.api_options import IMG
-from vtorque_core.cli.images_common import age, size
-from vtorque_core.image_pool import Broken, Listed
-from vtorque_core.limits import Limits
-from vtorque_core.names import Paths
+from vtorque_core.api.vm_options import IMG
+from vtorque_core.base.names import Paths
+from vtorque_core.cli import table
+from vtorque_core.cli.images.common import age, size
+from vtorque_core.images.pool import Broken, Listed
+from vtorque_core.site.option_limits import Limits
 
 if TYPE_CHECKING:
-    from vtorque_core.config import Site
-    from vtorque_core.image_store import Uses
+    from vtorque_core.images.store import Uses
+    from vtorque_core.site.config import Site
 
 _COLUMNS = ("NAME", "TYPE", "DISTRO", "ARCH", "SIZE", "AGE", "USED BY", "VERIFIED")
-_MOST_RICH = 200  # rows; rich needs 0.5 ms of CPU time for each
 _MOST_JOBS = 3
 
 
@@ -32,8 +32,8 @@ def uses(paths: Paths) -> Uses | None:
         return {} if os.access(paths.state, os.X_OK) or not paths.state.exists() else None
     if not os.access(paths.journal, os.R_OK | os.X_OK):
         return None
-    from vtorque_core.image_store import in_use  # noqa: PLC0415
-    from vtorque_core.records import JournalError  # noqa: PLC0415
+    from vtorque_core.images.store import in_use  # noqa: PLC0415
+    from vtorque_core.records.reading import JournalError  # noqa: PLC0415
 
     try:
         return in_use(paths)
@@ -41,12 +41,13 @@ def uses(paths: Paths) -> Uses | None:
         return None
 
 
-def users(known: Uses | None, home: str) -> tuple[str, ...] | None:
-    """Return the jobs that use any version below ``home/``."""
-    if known is None:
-        return None
-    jobs = {job: None for path, ids in known.items() if path.startswith(home) for job in ids}
-    return tuple(jobs)
+def users(known: Uses | None, home: Path) -> tuple[str, ...] | None:
+    """Return the jobs that use any version below ``home``; None: it is not known."""
+    if not known:
+        return None if known is None else ()
+    from vtorque_core.images.store import users_of  # noqa: PLC0415
+
+    return users_of(home, known)
 
 
 def row(item: Listed | Broken, site: Site, known: Uses | None) -> dict[str, Any]:
@@ -54,7 +55,7 @@ def row(item: Listed | Broken, site: Site, known: Uses | None) -> dict[str, Any]
     if isinstance(item, Broken):
         return {"name": item.name, "broken": item.reason}
     sidecar, built = item.sidecar, item.sidecar.built
-    used_by = users(known, f"{site.images.pool}/{item.name}/") if known else known
+    used_by = users(known, site.images.pool / item.name)
     return {
         "name": item.name,
         "guest_type": built.guest_type,
@@ -75,19 +76,11 @@ def row(item: Listed | Broken, site: Site, known: Uses | None) -> dict[str, Any]
 
 
 def show(rows: Sequence[dict[str, Any]]) -> None:
-    """Print a table: with colours on a terminal, plain elsewhere and if it is very long."""
+    """Print a table, and what is broken with the reason."""
     now = datetime.now(UTC)
     good = [_cells(each, now) for each in rows if "broken" not in each]
-    broken = [(each["name"], each["broken"]) for each in rows if "broken" in each]
-    if os.isatty(1) and len(rows) <= _MOST_RICH:
-        _show_rich(good, broken)
-        return
-    table = [_COLUMNS, *good] if good else []
-    widths = [max(len(cells[n]) for cells in table) for n in range(len(_COLUMNS))] if table else []
-    line = "  ".join(f"{{:{width}}}" for width in widths).format
-    lines = [line(*cells).rstrip() for cells in table]
-    lines += [f"{name}  broken: {reason}" for name, reason in broken]
-    sys.stdout.write("".join(f"{text}\n" for text in lines))
+    broken = [f"{each['name']}  broken: {each['broken']}" for each in rows if "broken" in each]
+    table.show(_COLUMNS, good, broken, right=("SIZE", "AGE"))
 
 
 def _cells(each: dict[str, Any], now: datetime) -> tuple[str, ...]:
@@ -105,21 +98,3 @@ def _cells(each: dict[str, Any], now: datetime) -> tuple[str, ...]:
         jobs,
         f"{age(each['verified'], now)} ago",
     )
-
-
-def _show_rich(good: Sequence[tuple[str, ...]], broken: Sequence[tuple[str, str]]) -> None:
-    from rich import box  # noqa: PLC0415 - 60 ms, for a terminal only
-    from rich.console import Console  # noqa: PLC0415
-    from rich.table import Table  # noqa: PLC0415
-    from rich.text import Text  # noqa: PLC0415
-
-    console = Console()
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in _COLUMNS:
-        table.add_column(name, justify="right" if name in ("SIZE", "AGE") else "left")
-    for cells in good:
-        table.add_row(Text(cells[0], style="bold"), *(Text(cell) for cell in cells[1:]))
-    if good:
-        console.print(table)
-    for name, reason in broken:
-        console.print(Text(f"{name}  broken: {reason}", style="red"), soft_wrap=True)

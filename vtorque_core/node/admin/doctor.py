@@ -10,17 +10,22 @@ import pwd
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
-from vtorque_core import accel, batch_setup, doctor_images, host, hypervisor, trust
-from vtorque_core.api_node import HealthResult
-from vtorque_core.config import Site
-from vtorque_core.config_schema import ExtraNetwork, Network
-from vtorque_core.errors import VtorqueError
-from vtorque_core.plugins import Plugins
+from vtorque_core.api.health import HealthResult
+from vtorque_core.api.setup_steps import Check
+from vtorque_core.base import children, hypervisor, kvm, trust
+from vtorque_core.base.errors import HostFault, VtorqueError
+from vtorque_core.base.record import dataclass
+from vtorque_core.node.admin import doctor_images, setup_batch
+from vtorque_core.node.admin.doctor_images import failed, ok, warning
+from vtorque_core.plan.placement import node_hardware
 from vtorque_core.resources import netfilter
+from vtorque_core.site.config import Site
+from vtorque_core.site.plugins import Plugins
+from vtorque_core.site.schema import ExtraNetwork, Network
 
+_HOME_TIMEOUT = 10.0  # seconds; a home on NFS may hang
 QEMU_CONF = Path("/etc/libvirt/qemu.conf")
 _CONFINES = {  # by default all are on
     "seccomp_sandbox": "QEMU may use system calls that it does not need",
@@ -28,7 +33,7 @@ _CONFINES = {  # by default all are on
     "clear_emulator_capabilities": "QEMU keeps the capabilities of its parent",
 }
 
-Check = Callable[[Site], Iterable[HealthResult]]
+Look = Callable[[Site], Iterable[HealthResult]]
 
 
 @dataclass(frozen=True)
@@ -42,24 +47,9 @@ class Finding:
     fix: str = ""
 
 
-def ok(message: str) -> HealthResult:
-    """Return a passed check."""
-    return HealthResult("ok", message)
-
-
-def failed(message: str, fix: str) -> HealthResult:
-    """Return a failed check with what to do."""
-    return HealthResult("failed", message, fix)
-
-
-def warning(message: str, fix: str) -> HealthResult:
-    """Return a check that passed with a reservation."""
-    return HealthResult("warning", message, fix)
-
-
 def examine(site: Site, plugins: Plugins, user: str | None = None) -> Iterator[Finding]:
     """Run all checks in turn. ``user``: also look at what a job of that user would need."""
-    checks: list[tuple[str, Check]] = [
+    checks: list[tuple[str, Look]] = [
         ("code", check_code),
         ("libvirt", check_libvirt),
         ("confinement", check_confinement),
@@ -87,7 +77,7 @@ def examine(site: Site, plugins: Plugins, user: str | None = None) -> Iterator[F
         yield Finding("import", name, "failed", error, fix)
 
 
-def _run(plugin: str, name: str, check: Check, site: Site) -> Iterator[Finding]:
+def _run(plugin: str, name: str, check: Look, site: Site) -> Iterator[Finding]:
     try:
         for result in check(site):
             yield Finding(name, plugin, result.status, result.message, result.fix)
@@ -99,7 +89,7 @@ def check_libvirt(site: Site) -> Iterator[HealthResult]:
     """Check that libvirt answers and which QEMU it has."""
     uri = site.node.libvirt_uri
     try:
-        cpus, memory = host.host_cpus(uri), host.host_memory_mib(uri)
+        cpus, memory = node_hardware.host_cpus(uri), node_hardware.host_memory_mib(uri)
     except VtorqueError as error:
         yield failed(str(error), "start libvirtd (and virtlogd) on this node")
         return
@@ -121,7 +111,7 @@ def check_code(site: Site) -> Iterator[HealthResult]:
 def check_confinement(site: Site) -> Iterator[HealthResult]:
     """Check what keeps a QEMU that a guest has broken out of from the rest of the node."""
     try:
-        models = host.security_models(site.node.libvirt_uri)
+        models = node_hardware.security_models(site.node.libvirt_uri)
         settings = qemu_settings(QEMU_CONF)
     except (OSError, VtorqueError) as error:
         yield failed(f"libvirt's confinement is unknown: {error}", "mend libvirt first")
@@ -158,7 +148,7 @@ def qemu_settings(conf: Path) -> dict[str, str]:
 
 def check_accel(site: Site) -> Iterator[HealthResult]:
     """Check whether KVM executes a guest instruction."""
-    chosen = accel.choose(site.node.accel, site.paths.run, site.node.qemu_user)
+    chosen = kvm.choose(site.node.accel, site.paths.run, site.node.qemu_user)
     if chosen.warning:
         yield warning(
             chosen.warning,
@@ -277,15 +267,18 @@ def check_tools(site: Site) -> Iterator[HealthResult]:
 def check_batch(site: Site, plugins: Plugins) -> Iterator[HealthResult]:
     """Check that each step of the batch system's installation still holds on this node."""
     batch = site.batch.system
-    there = False
-    for text, done, by_hand in batch_setup.state(site, plugins, batch):
-        there = True
-        if done:
-            yield ok(f"{batch}: done: {text}")
-        else:
-            again = f"run vtorque setup install --batch {batch}"
-            yield failed(f"{batch}: not done: {text}", by_hand or again)
-    if not there:
+    again = f"run vtorque setup install --batch {batch}"
+    steps = setup_batch.steps_of(site, plugins, batch, site.path)
+    for step in steps:
+        try:
+            if step.done():
+                yield ok(f"{batch}: done: {step.text}")
+            else:
+                by_hand = step.problem if isinstance(step, Check) else again
+                yield failed(f"{batch}: not done: {step.text}", by_hand)
+        except (VtorqueError, OSError) as error:
+            yield failed(f"{batch}: not done: {type(step).__name__}", str(error))
+    if not steps:
         yield ok(f"{batch} calls vTorque by itself")
 
 
@@ -299,27 +292,21 @@ def check_user(site: Site, name: str) -> Iterator[HealthResult]:
     if user.pw_uid == 0:
         yield failed("root's jobs do not run in guests", "submit as an ordinary user")
         return
-    pid = os.fork()
-    if pid == 0:
-        os._exit(_home_as_user(user))
-    _, status = os.waitpid(pid, 0)
-    if os.waitstatus_to_exitcode(status) == 0:
-        yield ok(f"{user.pw_dir} is {name}'s own and can be entered")
-    else:
+    if problem := children.in_child(lambda: _enter_home(user), _HOME_TIMEOUT):
         yield failed(
-            f"{name} cannot enter {user.pw_dir}, or it is somebody else's",
+            f"{name} cannot enter {user.pw_dir}: {problem}",
             "check the mount, owner and mode of the home directory",
         )
+    else:
+        yield ok(f"{user.pw_dir} is {name}'s own and can be entered")
 
 
-def _home_as_user(user: pwd.struct_passwd) -> int:
-    """Return 0 if the user, and nobody with more rights, can enter their own home."""
-    try:
-        if os.geteuid() == 0:
-            os.initgroups(user.pw_name, user.pw_gid)
-            os.setgid(user.pw_gid)
-            os.setuid(user.pw_uid)
-        os.chdir(user.pw_dir)
-        return 0 if os.stat(".").st_uid == user.pw_uid else 1  # noqa: PTH116 - after chdir
-    except OSError:
-        return 1
+def _enter_home(user: pwd.struct_passwd) -> None:
+    """Enter a home as its user, with no more rights. Raises OSError, HostFault."""
+    if os.geteuid() == 0:
+        os.initgroups(user.pw_name, user.pw_gid)
+        os.setgid(user.pw_gid)
+        os.setuid(user.pw_uid)
+    os.chdir(user.pw_dir)
+    if os.stat(".").st_uid != user.pw_uid:  # noqa: PTH116 - after chdir
+        raise HostFault("it is somebody else's")

@@ -9,20 +9,20 @@ import functools
 import ipaddress
 import os
 import re
-import secrets
 import shutil
 import stat
 from collections.abc import Callable
 from pathlib import Path
 
-from vtorque_core import accel, hypervisor, safefs
-from vtorque_core.api_setup import make_directories
-from vtorque_core.config import Site
-from vtorque_core.config_schema import ExtraNetwork, Network
-from vtorque_core.errors import HostFault
-from vtorque_core.network import of_site
+from vtorque_core.api.setup_steps import make_directories
+from vtorque_core.base import hypervisor, kvm, safefs
+from vtorque_core.base.errors import HostFault
+from vtorque_core.node.admin import setup_commands
+from vtorque_core.plan.guest_network import of_site
+from vtorque_core.records import reading
 from vtorque_core.resources import netfilter
-from vtorque_core.trust import require_secret
+from vtorque_core.site.config import Site
+from vtorque_core.site.schema import ExtraNetwork, Network
 
 Say = Callable[[str], None]
 _MADE = "https://vtorque.org/xmlns/network/1"  # marks a network of libvirt's as ours
@@ -48,7 +48,7 @@ def install(site: Site, say: Say, *, secret: bytes | None = None, dry_run: bool 
     if secret is not None and not (place.exists() and place.read_bytes() == secret):
         steps.append((f"write {place}, as on the other nodes", lambda: _take_secret(site, secret)))
     elif not place.exists():
-        steps.append((f"create {place}", lambda: _write_secret(place, secrets.token_bytes(64))))
+        steps.append((f"create {place}", lambda: _write_secret(place, os.urandom(64))))
     networks = libvirt_networks(site)
     for network in networks:
         if not hypervisor.network_active(site.node.libvirt_uri, network.source):
@@ -63,11 +63,12 @@ def install(site: Site, say: Say, *, secret: bytes | None = None, dry_run: bool 
         say(f"would {text}" if dry_run else text)
         if not dry_run:
             action()
+    setup_commands.install(site.paths.commands, say, dry_run=dry_run)
 
 
 def _probe(site: Site) -> None:
     """Let the first job not wait for the probe: 3 s where KVM opens but does not execute."""
-    accel.choose("auto", site.paths.run, site.node.qemu_user)
+    kvm.choose("auto", site.paths.run, site.node.qemu_user)
 
 
 def _guard(site: Site) -> None:
@@ -78,10 +79,10 @@ def _guard(site: Site) -> None:
 
 def require_idle(site: Site) -> None:
     """Raise HostFault while a job still holds something here."""
-    journals = sorted(site.paths.journal.glob("*.jsonl"))
-    if journals:
+    held = reading.journals(site.paths)
+    if held:
         raise HostFault(
-            f"{len(journals)} jobs still hold something on this node (see vmgr ps): "
+            f"{len(held)} jobs still hold something on this node (see vmgr ps): "
             "let them end, or run vtorque reap"
         )
 
@@ -95,6 +96,7 @@ def uninstall(site: Site, config: Path, say: Say, *, purge: bool = False) -> Non
             hypervisor.remove_network(uri, network.source)
             say(f"removed network {network.source}")
         netfilter.unguard(network.source)
+    setup_commands.uninstall(site.paths.commands, say)
     shutil.rmtree(site.paths.run, ignore_errors=True)
     say(f"removed {site.paths.run}")
     if purge:
@@ -144,17 +146,6 @@ def _mkdir(directory: Path, mode: int) -> None:
         raise HostFault(f"{directory} is not a directory of vTorque's: move it away")
     os.chown(directory, 0, 0)
     directory.chmod(mode)
-
-
-def site_secret(site: Site, say: Say) -> bytes:
-    """Return the secret that all nodes of the site get; this host makes it if it has none."""
-    place = site.paths.secret
-    if not place.exists():
-        say(f"create {place}")
-        _mkdir(site.paths.state, 0o755)
-        _write_secret(place, secrets.token_bytes(64))
-    require_secret(place)
-    return place.read_bytes()
 
 
 def _take_secret(site: Site, secret: bytes) -> None:

@@ -6,26 +6,29 @@ writes to stdout is for the user: batch systems put that into the job's output.
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
-from vtorque_core import kept, leftovers, usage
-from vtorque_core.api_batch import Usage
-from vtorque_core.children import Child
-from vtorque_core.errors import (
+from vtorque_core.api import kept_records
+from vtorque_core.api.batch_system import Usage
+from vtorque_core.base.children import in_child
+from vtorque_core.base.errors import (
     EXIT_FAILED,
     EXIT_GUEST_DIED,
     EXIT_OK,
     ConfigError,
     VtorqueError,
 )
-from vtorque_core.names import Paths
-from vtorque_core.reap import release_job
-from vtorque_core.records import DOMAIN, JobHeader, JournalError, find
+from vtorque_core.base.names import Paths
+from vtorque_core.node.end import leftovers
+from vtorque_core.node.end.reap import release_job
+from vtorque_core.records import usage
+from vtorque_core.records.reading import DOMAIN, JobHeader, JournalError, JournalState, find
 
 _AFTER = 30.0  # seconds for each thing that is done after the release
 _DYING = 1.5  # seconds that libvirt may take to see that a QEMU has ended
@@ -34,7 +37,7 @@ _DYING = 1.5  # seconds that libvirt may take to see that a QEMU has ended
 def run(config: Path, job_id: str, status: str = "") -> int:
     """Release all that the job still holds on this node; return the hook's exit code.
 
-    ``status``: how the job has ended, if the batch system says so. If the wrapper has said that
+    ``status``: how the job has ended, if the batch system says so. If the job shell has said that
     a guest died, the end of that guest's console is shown first: only root can read it.
 
     A site config that is broken, or that others than root can write, does not stop it: then the
@@ -44,57 +47,52 @@ def run(config: Path, job_id: str, status: str = "") -> int:
     Afterwards, if a guest was here and the config can be read: accounting and leftovers.
     """
     paths = _paths(config)
-    jobs = _headers(paths, job_id)
+    states = _states(paths, job_id)
     if status == str(EXIT_GUEST_DIED):
-        for line in _last_words(paths, job_id):
-            sys.stdout.write(f"{line}\n")
-        sys.stdout.flush()
-    for job in jobs[-1:]:
-        kept.place(paths, job.uid, job.id, job.attempt).add_facts(status=status)
+        said = "".join(f"{line}\n" for line in _last_words(paths, states))
+        # A full disk of the user's keeps nothing from release; in a buffer it would, at each fork.
+        with contextlib.suppress(OSError):
+            os.write(1, os.fsencode(said))
+    if states:
+        kept_records.keep_facts(paths, states[-1].header.job, status=status)
     reports = release_job(paths, job_id)
     for report in reports:
         for line in report.lines():
             sys.stderr.write(f"vtorque: {line}\n")
-    if jobs:
-        _after(config, jobs[-1], usage.total(report.usage for report in reports))
+    if states:
+        _after(config, states[-1].header, usage.total(report.usage for report in reports))
     return EXIT_OK if all(report.clean for report in reports) else EXIT_FAILED
 
 
-def _headers(paths: Paths, job_id: str) -> list[JobHeader]:
+def _states(paths: Paths, job_id: str) -> list[JournalState]:
     try:
-        return [state.header for state in find(paths, job_id)]
+        return find(paths, job_id)
     except JournalError:
         return []  # the release says it
 
 
 def _after(config: Path, job: JobHeader, used: Usage | None) -> None:
-    """Tell the accounting, kill leftovers. What fails is only told: all is released."""
-    from vtorque_core.config import build, plugins_config, read_toml  # noqa: PLC0415
-    from vtorque_core.plugins import Plugins  # noqa: PLC0415
+    """Tell the accounting, kill leftovers. What fails is only told: all is released.
+
+    In children with a time limit: a batch system's server may not answer.
+    """
+    from vtorque_core.site.load import load  # noqa: PLC0415
 
     if used is None and not job.whole_node:
         return
     errors = []
     try:
-        raw = read_toml(config)
-        wanted = plugins_config(raw)
-        plugins = Plugins.load(node=True, enable=wanted.enable, disable=wanted.disable)
-        site = build(raw, plugins, node=True)
-        kept.sweep(site.paths, site.kept.days, site.kept.mib, time.time())
+        site, plugins = load(config, node=True)
+        kept_records.sweep(site.paths, site.kept.days, site.kept.mib, time.time())
         if used is not None and job.batch == site.batch.system:
             adapter = plugins.batch_system(job.batch).node(site)
-            errors.append(_try(functools.partial(adapter.account, job.id, used)))
+            errors.append(in_child(partial(adapter.account, job.job.id, used), _AFTER))
         if site.batch.kill_leftovers:
-            errors.append(_try(functools.partial(_kill_leftovers, site.paths, job)))
+            errors.append(in_child(partial(_kill_leftovers, site.paths, job), _AFTER))
     except Exception as error:  # a plugin may raise anything
         errors.append(str(error))
     for message in filter(None, errors):
-        sys.stderr.write(f"vtorque: {job.id}: after the release: {message}\n")
-
-
-def _try(work: functools.partial[None]) -> str:
-    """Run it in a child with a time limit: a batch system's server may not answer."""
-    return Child(work, _AFTER).wait()
+        sys.stderr.write(f"vtorque: {job.job.id}: after the release: {message}\n")
 
 
 def _kill_leftovers(paths: Paths, job: JobHeader) -> None:
@@ -103,12 +101,12 @@ def _kill_leftovers(paths: Paths, job: JobHeader) -> None:
         sys.stderr.write(f"vtorque: {told}\n")
 
 
-def _last_words(paths: Paths, job_id: str) -> Iterator[str]:
+def _last_words(paths: Paths, states: Sequence[JournalState]) -> Iterator[str]:
     """Yield what the dead guests of a job said last, printable."""
-    from vtorque_core.domain import console  # noqa: PLC0415
+    from vtorque_core.records import console  # noqa: PLC0415
 
     try:
-        for state in find(paths, job_id):
+        for state in states:
             for record in (each for each in state.open if each.kind == DOMAIN):
                 if _died(record.args["uri"], record.args["uuid"]):
                     log = paths.job_state(state.key) / f"g{record.guest}" / "console.log"
@@ -121,10 +119,10 @@ def _last_words(paths: Paths, job_id: str) -> Iterator[str]:
 
 def _died(uri: str, uuid: str) -> bool:
     """Return whether a guest is dead; its stream may have ended a moment before its QEMU."""
-    from vtorque_core import hypervisor  # noqa: PLC0415
+    from vtorque_core.base import hypervisor  # noqa: PLC0415
 
     end = time.monotonic() + _DYING
-    while hypervisor.domain_state(uri, uuid) in ("running", "paused"):
+    while hypervisor.domain_runs(uri, uuid):
         if time.monotonic() > end:
             return False
         time.sleep(0.1)
@@ -132,13 +130,10 @@ def _died(uri: str, uuid: str) -> bool:
 
 
 def _paths(config: Path) -> Paths:
-    from vtorque_core.config import paths_of, read_toml  # noqa: PLC0415
-    from vtorque_core.trust import require_root_owned  # noqa: PLC0415
+    from vtorque_core.site.load import load_paths  # noqa: PLC0415
 
     try:
-        if config.exists():
-            require_root_owned(config, uid=os.geteuid())
-        return paths_of(read_toml(config))
+        return load_paths(config)
     except ConfigError as error:
         sys.stderr.write(f"vtorque: warning: {error}\n")
         return Paths()

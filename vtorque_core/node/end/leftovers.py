@@ -13,8 +13,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from vtorque_core.names import Paths
-from vtorque_core.records import JobHeader, JournalError, boot_id, find
+from vtorque_core.base.names import Paths
+from vtorque_core.records.reading import JobHeader, JournalError, boot_id, walk
 
 LEAST_UID = 1000
 """Below are the system's own users (Debian Policy, 9.2.2)."""
@@ -29,43 +29,43 @@ def kill(paths: Paths, job: JobHeader) -> str:
     the job had the whole node, another job of this user holds something here, the user is logged
     in, or the node was booted since.
     """
-    if not job.whole_node or job.uid < LEAST_UID or job.boot != boot_id():
+    if not job.whole_node or job.job.uid < LEAST_UID or job.boot != boot_id():
         return ""
-    if not any(_processes(job.uid)):
+    if not any(_processes(job.job.uid)):
         return ""
     why = _spared(paths, job)
     if why:
-        return f"{job.id}: processes of {job.owner} are left alone: {why}"
+        return f"{job.job.id}: processes of {job.job.owner} are left alone: {why}"
     killed: set[int] = set()
     end = time.monotonic() + _SECONDS
     while time.monotonic() < end:
-        found = list(_processes(job.uid))
+        found = list(_processes(job.job.uid))
         if not found:
             break
         for pid in found:
-            if _kill(pid, job.uid):
+            if _kill(pid, job.job.uid):
                 killed.add(pid)
         time.sleep(0.02)
-    left = sum(1 for _ in _processes(job.uid))
+    left = sum(1 for _ in _processes(job.job.uid))
     rest = f"; {left} do not end" if left else ""
-    return f"{job.id}: {len(killed)} leftover processes of {job.owner} killed{rest}"
+    return f"{job.job.id}: {len(killed)} leftover processes of {job.job.owner} killed{rest}"
 
 
 def _spared(paths: Paths, job: JobHeader) -> str:
     try:
-        others = [state.header for state in find(paths, None) if state.header.id != job.id]
+        others = [state.header for state in walk(paths) if state.header.job.id != job.job.id]
     except JournalError as error:
         return str(error)
-    mine = next((other.id for other in others if other.uid == job.uid), None)
+    mine = next((other.job.id for other in others if other.job.uid == job.job.uid), None)
     if mine is not None:
         return f"job {mine} is theirs too"
-    if (SESSIONS / str(job.uid)).exists():
+    if (SESSIONS / str(job.job.uid)).exists():
         return "they have a login session or a user manager (loginctl)"
     try:
         who = subprocess.run(["who"], capture_output=True, text=True, timeout=5, check=True)
     except (OSError, subprocess.SubprocessError) as error:
         return f"who is logged in cannot be said: {error}"
-    if any(line.split(" ", 1)[0] == job.owner for line in who.stdout.splitlines()):
+    if any(line.split(" ", 1)[0] == job.job.owner for line in who.stdout.splitlines()):
         return "they are logged in (who)"
     return ""
 

@@ -7,19 +7,26 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from vtorque_core import proof
-from vtorque_core.api_batch import Life
-from vtorque_core.errors import UsageError
-from vtorque_core.journal import EmptyJournal, JournalError, JournalState, journals, read
-from vtorque_core.locks import Busy, job_lock
-from vtorque_core.names import Paths
-from vtorque_core.plugins import Plugins
-from vtorque_core.records import lock_name
-from vtorque_core.teardown import DEADLINE, RELEASE_TIMEOUT, TeardownReport, teardown
+from vtorque_core.api.batch_system import Life
+from vtorque_core.base.errors import UsageError
+from vtorque_core.base.locks import Busy, job_lock
+from vtorque_core.base.names import Paths
+from vtorque_core.base.record import dataclass
+from vtorque_core.node.end.teardown import DEADLINE, RELEASE_TIMEOUT, TeardownReport, teardown
+from vtorque_core.node.shell import proof
+from vtorque_core.records.reading import (
+    EmptyJournal,
+    JournalError,
+    JournalState,
+    journals,
+    lock_name,
+    read,
+    walk,
+)
+from vtorque_core.site.plugins import Plugins
 
 Action = Literal["released", "partial", "would release", "alive", "unknown", "busy", "unreadable"]
 
@@ -67,17 +74,14 @@ def release_job(
     """
     reports = []
     with job_lock(paths, job_id, deadline):
-        for path in _of_job(paths, paths.job_lock(job_id).name):
+        name = paths.job_lock(job_id).name
+        for path in [each for each in journals(paths) if lock_name(each) == name]:
             plugins = _plugins_at(path, plugins_for)
             reports.append(
                 teardown(path, paths, plugins, release_timeout=release_timeout, deadline=deadline)
             )
         proof.remove(paths, job_id)
     return reports
-
-
-def _of_job(paths: Paths, name: str) -> list[Path]:
-    return [path for path in journals(paths) if lock_name(path) == name]
 
 
 def _plugins_at(path: Path, plugins_for: Callable[[JournalState], Plugins]) -> Plugins:
@@ -117,62 +121,53 @@ def reap(
     """
     results: list[ReapResult] = []
     states: list[JournalState] = []
-    for path in journals(paths):  # first the journals, then the question: a job that starts
-        try:  # in between is not in the list
-            states.append(read(path))
-        except FileNotFoundError:
-            continue
-        except EmptyJournal:
-            states += _drop_empty(paths, path, dry_run)
-        except JournalError as error:
-            results.append(ReapResult(lock_name(path), 0, str(path), "unreadable", str(error)))
-    if only is not None:
-        states = [state for state in states if state.header.id == only]
-    given_up = _abandoned(states, abandon)
-    lives = alive(sorted({state.header.id for state in states})) if states else {}
-    for state in states:
-        header = state.header
-        life = lives.get(header.id, Life.UNKNOWN)
-        if batch not in (None, header.batch):
-            life = Life.UNKNOWN
-        action: Action
-        report = None
-        message = ""
-        if life is Life.ALIVE:
-            action = "alive"
-        elif life is Life.UNKNOWN:
-            action = "unknown"
-            message = f"batch system {header.batch} does not say whether the job exists"
+
+    def troubled(path: Path, error: JournalError) -> None:
+        if isinstance(error, EmptyJournal):
+            states.extend(_drop_empty(paths, path, dry_run))
         else:
-            tear = functools.partial(
-                teardown,
-                release_timeout=release_timeout,
-                deadline=deadline,
-                abandon=given_up.get(state.path, set()),
-            )
-            action, message, report = _release(state, paths, plugins_for, None if dry_run else tear)
+            results.append(ReapResult(lock_name(path), 0, str(path), "unreadable", str(error)))
+
+    # First the journals, then the question: a job that starts in between is not in the list.
+    for state in walk(paths, troubled=troubled):
+        states.append(state)
+    if only is not None:
+        states = [state for state in states if state.header.job.id == only]
+    given_up = _abandoned(states, abandon)
+    lives = alive(sorted({state.header.job.id for state in states})) if states else {}
+    for state in states:
+        job = state.header.job
+        life = lives.get(job.id, Life.UNKNOWN)
+        if batch not in (None, state.header.batch):
+            life = Life.UNKNOWN
+        tear = functools.partial(
+            teardown,
+            release_timeout=release_timeout,
+            deadline=deadline,
+            abandon=given_up.get(state.path, set()),
+        )
+        action, message, report = _release(
+            state, life, paths, plugins_for, None if dry_run else tear
+        )
+        seqs = tuple(record.seq for record in state.open)
         results.append(
-            ReapResult(
-                job=header.id,
-                attempt=header.attempt,
-                journal=str(state.path),
-                action=action,
-                message=message,
-                open=tuple(record.seq for record in state.open),
-                report=report,
-            )
+            ReapResult(job.id, job.attempt, str(state.path), action, message, seqs, report)
         )
     return results
 
 
 def _release(
     state: JournalState,
+    life: Life,
     paths: Paths,
     plugins_for: Callable[[JournalState], Plugins],
     tear: Callable[[Path, Paths, Plugins], TeardownReport] | None,
 ) -> tuple[Action, str, TeardownReport | None]:
+    if life is not Life.GONE:
+        why = f"batch system {state.header.batch} does not say whether the job exists"
+        return ("alive", "", None) if life is Life.ALIVE else ("unknown", why, None)
     try:
-        with job_lock(paths, state.header.id, 0):
+        with job_lock(paths, state.header.job.id, 0):
             if tear is None:
                 return "would release", "", None
             report = tear(state.path, paths, plugins_for(state))
@@ -210,7 +205,7 @@ def _abandoned(states: Sequence[JournalState], wanted: Collection[str]) -> dict[
         matches = [
             state
             for state in states
-            if name in (state.header.id, state.key) and seq in {r.seq for r in state.open}
+            if name in (state.header.job.id, state.key) and seq in {r.seq for r in state.open}
         ]
         if not matches:
             raise UsageError(f"--abandon {text}: no job {name} has an open record {seq} here")

@@ -15,35 +15,38 @@ from __future__ import annotations
 import functools
 import logging
 import os
-import sys
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from vtorque_core import job_log, log, usage
-from vtorque_core import journal as journal_module
-from vtorque_core.api_batch import Usage
-from vtorque_core.api_node import EndedJob, Resource
-from vtorque_core.children import Child, in_child, wait_any
-from vtorque_core.errors import HostFault, VtorqueError
-from vtorque_core.journal import (
+from vtorque_core.api.acquired import CoreResource, Resource
+from vtorque_core.api.batch_system import Usage
+from vtorque_core.api.node_job import EndedJob
+from vtorque_core.base import hypervisor
+from vtorque_core.base.children import Child, in_child, wait_any
+from vtorque_core.base.distributions import how_to_get, how_to_install
+from vtorque_core.base.errors import HostFault, VtorqueError
+from vtorque_core.base.locks import job_lock, node_lock
+from vtorque_core.base.names import Paths
+from vtorque_core.records import console, log, timeline, usage
+from vtorque_core.records import journal as journal_module
+from vtorque_core.records.journal import Journal, shared_records
+from vtorque_core.records.reading import (
+    CORE,
+    DOMAIN,
+    LEASE,
     EmptyJournal,
-    Journal,
     JournalState,
     OrphanError,
     Record,
     boot_id,
-    job_lock,
+    lock_name,
     read,
     reconstruct,
-    shared_records,
 )
-from vtorque_core.locks import node_lock
-from vtorque_core.names import Paths
-from vtorque_core.plugins import Plugins
-from vtorque_core.records import CORE, DOMAIN, LEASE, lock_name
-from vtorque_core.resources import CORE_KINDS, CoreResource
+from vtorque_core.resources import CORE_KINDS
+from vtorque_core.site.plugins import Plugins
 
 RELEASE_TIMEOUT = 30.0  # seconds for one record; the default of [node] release_timeout
 DEADLINE = 60.0  # seconds for all; the default of [node] teardown_timeout
@@ -64,7 +67,7 @@ class Outcome:
     message: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass
 class TeardownReport:
     """What one teardown did. ``notes`` are troubles that leave nothing behind.
 
@@ -73,11 +76,11 @@ class TeardownReport:
 
     job: str
     journal: str
-    released: tuple[Outcome, ...] = ()
-    held: tuple[Outcome, ...] = ()
-    failed: tuple[Outcome, ...] = ()
-    orphaned: tuple[Outcome, ...] = ()
-    notes: tuple[str, ...] = ()
+    released: list[Outcome] = field(default_factory=list)
+    held: list[Outcome] = field(default_factory=list)
+    failed: list[Outcome] = field(default_factory=list)
+    orphaned: list[Outcome] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     usage: Usage | None = None
 
     @property
@@ -124,41 +127,26 @@ def teardown(
     with job_lock(paths, lock_name(journal_path), deadline):
         try:
             state = read(journal_path)
-        except FileNotFoundError:
-            return TeardownReport(lock_name(journal_path), str(journal_path))
-        except EmptyJournal:
+        except (FileNotFoundError, EmptyJournal):
             journal_path.unlink(missing_ok=True)
             return TeardownReport(lock_name(journal_path), str(journal_path))
         _drop_connections()
         with (
-            log.opened(job_log.at_end(state, paths, plugins)) as told,
+            log.opened(log.of_ended(paths, state.header.job)) as told,
             Journal.open(paths, journal_path) as journal,
         ):
             run = _Teardown(state, journal, paths, plugins, release_timeout, end)
             run.abandon(abandon)
             run.last_look(told)
             run.release_all()
-            report = run.report()
+            report = run.report
             for line in report.lines():
                 _log.warning("%s", line)
             _log.info("%d resources released", len(report.released))
             if report.clean:
-                job_log.say_timings(read(journal_path), time.time())
+                timeline.say(read(journal_path), time.time())
                 journal.delete()
         return report
-
-
-def kinds_of(plugins: Plugins) -> tuple[dict[str, type[Resource]], list[str]]:
-    """Return all known kinds by name, the core's own first choice, and what went wrong."""
-    kinds: dict[str, type[Resource]] = {}
-    troubles = []
-    for contribution in plugins.each("vtorque_resources"):
-        if contribution.error is not None:
-            troubles.append(f"plugin {contribution.plugin}: {contribution.error}")
-        else:
-            kinds[contribution.item.kind] = contribution.item
-    kinds.update(CORE_KINDS)
-    return kinds, troubles
 
 
 @dataclass
@@ -169,20 +157,20 @@ class _Teardown:
     plugins: Plugins
     release_timeout: float
     end: float
-    notes: list[str] = field(default_factory=list)
-    released: list[Outcome] = field(default_factory=list)
-    failed: list[Outcome] = field(default_factory=list)
-    orphaned: list[Outcome] = field(default_factory=list)
-    held: list[Outcome] = field(default_factory=list)
     running: dict[int, Child] = field(default_factory=dict)
-    usage: Usage | None = None
 
     def __post_init__(self) -> None:
         self.open: dict[int, Record] = {r.seq: r for r in self.state.open}
         self.pending: dict[int, Record] = dict(self.open)
         self.same_boot = self.state.header.boot == boot_id()
-        self.kinds, troubles = kinds_of(self.plugins)
-        self.notes += troubles
+        self.report = TeardownReport(self.state.header.job.id, str(self.journal.path))
+        self.kinds: dict[str, type[Resource]] = {}
+        for each in self.plugins.each("vtorque_resources"):
+            if each.error is not None:
+                self.report.notes.append(f"plugin {each.plugin}: {each.error}")
+            else:
+                self.kinds[each.item.kind] = each.item
+        self.kinds.update(CORE_KINDS)  # the core's own are never replaced
 
     def left(self) -> float:
         return min(self.release_timeout, max(0.0, self.end - time.monotonic()))
@@ -191,7 +179,7 @@ class _Teardown:
         for seq in seqs:
             if seq in self.open:
                 self.journal.released(seq, abandoned=True)
-                self.notes.append(f"{seq} {self.open[seq].kind} abandoned: not released")
+                self.report.notes.append(f"{seq} {self.open[seq].kind} abandoned: not released")
                 del self.open[seq], self.pending[seq]
 
     # -- 1. the last look ---------------------------------------------------------------------
@@ -204,18 +192,18 @@ class _Teardown:
         self.enter("teardown")
         guests = [record for record in self.open.values() if record.kind == DOMAIN]
         used = [self._used(record) for record in guests]
-        self.usage = usage.total(used)
+        self.report.usage = usage.total(used)
         gone = {g.guest for g, its in zip(guests, used, strict=True) if its is None}
-        job_log.collect_consoles(told, self.state, gone)
+        console.collect(told.place, self.state, gone)
         header = self.state.header
-        ended = EndedJob(header.id, header.attempt, header.owner, self.state.guests, self.paths)
+        ended = EndedJob(header.job, self.state.guests, self.paths)
         for name in self.plugins.names:
             if "vtorque_teardown" not in self.plugins.hooks_of(name):
                 continue
             look = functools.partial(self._look, name, ended)
             error = in_child(look, self.left())
             if error:
-                self.notes.append(f"plugin {name}, vtorque_teardown: {error}")
+                self.report.notes.append(f"plugin {name}, vtorque_teardown: {error}")
         self.enter("release")
 
     def enter(self, phase: str) -> None:
@@ -265,12 +253,12 @@ class _Teardown:
         holders = sorted(r.seq for r in self.open.values() if _needs(r, record))
         if holders:
             message = f"needed by {', '.join(str(seq) for seq in holders)}"
-            self.held.append(_outcome(record, message))
+            self.report.held.append(_outcome(record, message))
             return
         try:
             resource = reconstruct(record, self.kinds)
         except OrphanError as error:
-            self.orphaned.append(_outcome(record, f"{error}: {self._way_out(record)}"))
+            self.report.orphaned.append(_outcome(record, f"{error}: {self._way_out(record)}"))
             return
         if resource.volatile and not self.same_boot:
             self._done(record)
@@ -320,36 +308,22 @@ class _Teardown:
         self.journal.released(record.seq)
         journal_module.step(f"after released {record.kind}")
         self.open.pop(record.seq)
-        self.released.append(_outcome(record))
+        self.report.released.append(_outcome(record))
 
     def _failed(self, record: Record, error: str) -> None:
         tries = record.tries + 1
         self.journal.failed(record.seq, error, tries)
-        self.failed.append(_outcome(record, f"{error} (try {tries})"))
+        self.report.failed.append(_outcome(record, f"{error} (try {tries})"))
 
     def _way_out(self, record: Record) -> str:
         header = self.state.header
-        name = f"vtorque-core {header.core}"
-        if record.plugin != CORE:
-            name = header.plugins.get(record.plugin, f"the plugin {record.plugin}")
+        known = {**header.plugins, CORE: f"vtorque-core {header.core}"}
+        name, _, version = known.get(record.plugin, "").partition(" ")
+        how = how_to_install(name, version) if name else how_to_get(record.plugin)
         broken = self.plugins.broken.get(record.plugin)
-        return (
-            (f"plugin {record.plugin} cannot be loaded ({broken}); " if broken else "")
-            + f"pip install {name.replace(' ', '==')}, then vtorque reap {header.id}; "
-            f"or vtorque reap --abandon {header.id}:{record.seq}"
-        )
-
-    def report(self) -> TeardownReport:
-        return TeardownReport(
-            job=self.state.header.id,
-            journal=str(self.journal.path),
-            released=tuple(self.released),
-            held=tuple(self.held),
-            failed=tuple(self.failed),
-            orphaned=tuple(self.orphaned),
-            notes=tuple(self.notes),
-            usage=self.usage,
-        )
+        why = f"plugin {record.plugin} cannot be loaded ({broken}); " if broken else ""
+        retry, give_up = f"vtorque reap {header.job.id}", f"vtorque reap --abandon {header.job.id}"
+        return f"{why}{how}, then {retry}; or {give_up}:{record.seq}"
 
 
 def _needs(record: Record, other: Record) -> bool:
@@ -368,12 +342,10 @@ def _drop_connections() -> None:
     Then wait for the threads that talked over them. Python's join returns before the thread has
     left the C libraries, and a lock that it holds at the fork stays locked in the child for ever.
     """
-    module = sys.modules.get("vtorque_core.hypervisor")
-    if module is not None:
-        module.close()
-        end = time.monotonic() + _THREADS_END
-        while len(os.listdir("/proc/self/task")) > 1 and time.monotonic() < end:  # noqa: PTH208
-            time.sleep(0.001)
+    hypervisor.close()
+    end = time.monotonic() + _THREADS_END
+    while len(os.listdir("/proc/self/task")) > 1 and time.monotonic() < end:  # noqa: PTH208
+        time.sleep(0.001)
 
 
 def _age(record: Record) -> float:

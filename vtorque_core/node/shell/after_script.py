@@ -13,10 +13,10 @@ import subprocess
 import time
 from collections.abc import Sequence
 
-from vtorque_core import kept
-from vtorque_core.config import Site
-from vtorque_core.plugins import Plugins
-from vtorque_core.proof import Proof
+from vtorque_core.api import kept_records
+from vtorque_core.node.shell.proof import Proof
+from vtorque_core.site.config import Site
+from vtorque_core.site.plugins import Plugins
 
 SECONDS = 1.0
 """For the commands of all plugins together."""
@@ -30,7 +30,7 @@ def run(proof: Proof, code: int, site: Site, plugins: Plugins) -> None:
 
     A walltime that is over meanwhile must not take the exit code away.
     """
-    place = kept.place(site.paths, proof.uid, proof.job, proof.attempt)
+    place = kept_records.place(site.paths, proof.job)
     found = plugins.each("vtorque_after_script", place=place, code=code, site=site)
     commands = [each.item for each in found if each.error is None]
     if commands:
@@ -46,16 +46,12 @@ def run_all(commands: Sequence[Sequence[str]], output: int, seconds: float = SEC
         if left <= 0:
             return
         with contextlib.suppress(Exception):  # whatever a plugin gave as argv
-            _run(argv, output, left)
-
-
-def _run(argv: Sequence[str], output: int, seconds: float) -> None:
-    child = subprocess.Popen(
-        list(argv), stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.DEVNULL,
-        env=_ENVIRON, cwd="/", start_new_session=True,
-    )  # fmt: skip
-    try:
-        child.wait(seconds)
-    except subprocess.TimeoutExpired:
-        child.kill()
-        child.wait(_GONE)
+            child = subprocess.Popen(
+                list(argv), stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.DEVNULL,
+                env=_ENVIRON, cwd="/", start_new_session=True,
+            )  # fmt: skip
+            try:
+                child.wait(left)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait(_GONE)

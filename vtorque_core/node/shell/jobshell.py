@@ -1,12 +1,14 @@
-"""The job wrapper: what the batch system starts, as the user, instead of the job's shell.
+"""The job shell, in place of the user's: waits for root's proof, or says that it did not come.
 
-It waits for root's proof that the guests are ready, hands the script to the guest type's driver
-and ends with the script's exit code. Whatever else happens it says so in one line and runs
-nothing: there is no way from here to the script running on the host.
+The batch system starts it, as the user. When the guests are ready it hands the script to the guest
+type's driver and ends with the script's exit code. Whatever else happens it says so in one line and
+runs nothing: there is no way from here to the script running on the host.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import pwd
 import resource
@@ -18,33 +20,21 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from vtorque_core import launchers
-from vtorque_core import proof as proofs
-from vtorque_core.api import GuestType
-from vtorque_core.api_batch import JobShell, Started
-from vtorque_core.api_guest import GuestDied, ReadyGuest, Script, Streams
-from vtorque_core.errors import (
-    EXIT_FAILED,
-    EXIT_GUEST_DIED,
-    EXIT_HOST_FAULT,
-    EXIT_NO_PROOF,
-    EXIT_OK,
-    EXIT_REFUSED,
-    EXIT_SIGNAL,
-    EXIT_USAGE,
-    HostFault,
-    Refused,
-    UsageError,
-    VtorqueError,
-    printable,
-)
-from vtorque_core.log_levels import VARIABLE
-from vtorque_core.log_shown import ShownLog
-from vtorque_core.log_stderr import debug, set_up
-from vtorque_core.names import Paths
-from vtorque_core.proof import Proof
+from vtorque_core.api.batch_system import JobShell, Started
+from vtorque_core.api.guest_driver import GuestDied, Script, Streams
+from vtorque_core.api.log_levels import VARIABLE
+from vtorque_core.base import errors
+from vtorque_core.base.errors import HostFault, Refused, UsageError, VtorqueError, printable
+from vtorque_core.base.names import Paths
+from vtorque_core.node.shell import proof as proofs
+from vtorque_core.node.shell.log_shown import ShownLog
+from vtorque_core.node.shell.proof import Proof
+from vtorque_core.site.log_stderr import debug, set_up
+
+if TYPE_CHECKING:
+    from vtorque_core.site.plugins import Plugins
 
 AWAIT = "--await-job"  # the job shell's own option
 
@@ -83,19 +73,14 @@ _PATHS = ("PBS_O_WORKDIR", "PBS_O_INITDIR", "PBS_O_HOME", "PWD")
 _LIMITS = ("CORE", "CPU", "DATA", "FSIZE", "MEMLOCK", "NOFILE", "NPROC", "STACK", "AS")
 
 
-class GuestTypes(Protocol):
-    """What the wrapper needs of ``plugins.Plugins``."""
+def import_drivers(plugins: Plugins) -> None:
+    """Import what the guest types' drivers need, while the guests start. Never raises.
 
-    def guest_type(self, name: str) -> GuestType:
-        """Return the guest type. Raises VtorqueError if nobody brings it."""
-        ...
-
-
-def load_plugin(name: str) -> GuestTypes:
-    """Load one plugin's declaring module, whatever the site config says today."""
-    from vtorque_core.plugins import Plugins  # noqa: PLC0415 (not before there is a proof)
-
-    return Plugins.load(node=False, only={name})
+    Which one the job has is in the proof when its guests are ready, and so is a driver's fault.
+    """
+    with contextlib.suppress(Exception):
+        for guest_type in plugins.guest_types().values():
+            guest_type.driver()
 
 
 def run_job(
@@ -104,9 +89,10 @@ def run_job(
     argv: Sequence[str] = (),
     *,
     environ: Mapping[str, str] | None = None,
-    plugins: Callable[[str], GuestTypes] = load_plugin,
+    plugins: Callable[[str], Plugins],
     streams: Streams = Streams(0, 1, 2),  # noqa: B008 (frozen)
     owner_uid: int = 0,
+    meanwhile: Callable[[], None] | None = None,
     after: Callable[[Proof, int], None] | None = None,
 ) -> int:
     """Run the job in its guest; return its exit code, or one of ``errors.EXIT_*``. As the user.
@@ -118,19 +104,20 @@ def run_job(
         plugins: loads the plugin that the proof names.
         streams: the job's own standard streams.
         owner_uid: who must have written the proof: root, except in tests.
+        meanwhile: called once if the guests still start: the time for imports.
         after: called with the exit code when a script that was begun has ended.
 
     Never raises for what the user, root or the guest did wrong.
     """
     environ = dict(os.environ if environ is None else environ)
-    shown = ShownLog(paths, streams.stderr)
+    shown = ShownLog(paths, functools.partial(_say, streams))
     begun: list[Proof] = []
     try:
         _set_up_log(streams)
         job = shell.started(argv, environ, streams.stdin)
         debug("jobshell", "job %s waits for its guests", job.job_id)
         show = shown.start if job.script is not None else _ignore
-        ready = _await_proof(paths, job.job_id, owner_uid, show)
+        ready = _await_proof(paths, job.job_id, owner_uid, show, meanwhile)
         debug("jobshell", "%d guests of type %s are ready", len(ready.guests), ready.guest_type)
         for line in ready.detail:
             _say(streams, f"warning: {printable(line, 2000)}")
@@ -148,9 +135,9 @@ def run_job(
         code = error.code
     except UsageError as error:
         _say(streams, str(error))
-        code = EXIT_USAGE
+        code = errors.EXIT_USAGE
     except KeyboardInterrupt:  # before the driver has its own handlers
-        code = EXIT_SIGNAL + signal.SIGINT
+        code = errors.EXIT_SIGNAL + signal.SIGINT
     finally:
         shown.stop()
     if after is not None and begun:
@@ -181,17 +168,21 @@ class _Stop(Exception):
 
 
 def _await_proof(
-    paths: Paths, job_id: str, owner_uid: int, seen: Callable[[Proof], None] = _ignore
+    paths: Paths,
+    job_id: str,
+    owner_uid: int,
+    seen: Callable[[Proof], None] = _ignore,
+    meanwhile: Callable[[], None] | None = None,
 ) -> Proof:
     """Return the proof that is ``ready``; _Stop on any other end. ``seen`` gets each on the way."""
     while True:
         try:
             found = proofs.read(paths, job_id, os.getuid(), owner_uid)
         except HostFault as error:
-            raise _Stop(EXIT_NO_PROOF, f"{error}; nothing was run") from None
+            raise _Stop(errors.EXIT_NO_PROOF, f"{error}; nothing was run") from None
         if found is None:
             raise _Stop(
-                EXIT_NO_PROOF,
+                errors.EXIT_NO_PROOF,
                 f"root has not proven on this node that the guest of job {printable(job_id)} is "
                 "ready (the batch system's root prologue was skipped or killed); nothing was run",
             )
@@ -199,14 +190,16 @@ def _await_proof(
         if found.state == "ready":
             return found
         if found.state == "refused":
-            raise _Stop(EXIT_REFUSED, printable(found.reason, 2000))
+            raise _Stop(errors.EXIT_REFUSED, printable(found.reason, 2000))
         if found.state == "host_fault":
             detail = [printable(line) for line in found.detail]
-            raise _Stop(EXIT_HOST_FAULT, printable(found.reason, 2000), detail)
+            raise _Stop(errors.EXIT_HOST_FAULT, printable(found.reason, 2000), detail)
         if time.monotonic() > found.deadline + SLACK:
-            raise _Stop(
-                EXIT_NO_PROOF, "the guests were not ready by the start's deadline; nothing was run"
-            )
+            why = "the guests were not ready by the start's deadline; nothing was run"
+            raise _Stop(errors.EXIT_NO_PROOF, why)
+        if meanwhile is not None:
+            meanwhile()
+            meanwhile = None
         time.sleep(POLL)
 
 
@@ -230,22 +223,20 @@ def _await_sisters(
             command, stdin=subprocess.DEVNULL, stdout=streams.stderr, stderr=streams.stderr,
             timeout=left, check=False,
         )  # fmt: skip
-    except FileNotFoundError:
-        raise _Stop(
-            EXIT_HOST_FAULT, f"{command[0]}: not found on this node; nothing was run"
-        ) from None
-    except subprocess.TimeoutExpired:
-        raise _Stop(
-            EXIT_HOST_FAULT,
-            f"the guests of the job's {job.nodes} nodes were not all ready {left:.0f} s after "
-            "those here; nothing was run",
-        ) from None
-    if done.returncode != 0:
-        raise _Stop(
-            EXIT_HOST_FAULT,
+        if done.returncode == 0:
+            return
+        why = (
             f"not all of the job's {job.nodes} nodes have their guests ready "
-            f"({Path(command[0]).name} ended with {done.returncode}); nothing was run",
+            f"({Path(command[0]).name} ended with {done.returncode})"
         )
+    except FileNotFoundError:
+        why = f"{command[0]}: not found on this node"
+    except subprocess.TimeoutExpired:
+        why = (
+            f"the guests of the job's {job.nodes} nodes were not all ready {left:.0f} s after "
+            "those here"
+        )
+    raise _Stop(errors.EXIT_HOST_FAULT, f"{why}; nothing was run")
 
 
 def await_here(paths: Paths, job_id: str, *, stderr: int = 2, owner_uid: int = 0) -> int:
@@ -255,7 +246,7 @@ def await_here(paths: Paths, job_id: str, *, stderr: int = 2, owner_uid: int = 0
     """
     try:
         ready = _await_proof(paths, job_id, owner_uid)
-        code, lines = EXIT_OK, [f"warning: {printable(line, 2000)}" for line in ready.detail]
+        code, lines = errors.EXIT_OK, [f"warning: {printable(line, 2000)}" for line in ready.detail]
     except _Stop as error:
         code, lines = error.code, [error.message, *error.detail]
     for line in lines:
@@ -270,7 +261,7 @@ def make_script(
 
     The environment is the batch system's without :data:`HOST_ONLY` and its own ``host_only``, with
     the login shell as SHELL (the batch system sets this program) and with what the proof adds, but
-    for what the user has set of the variables of parallel launchers.
+    for what gives way to variables that the user has set.
     Where the proof's HOME is not the host's, the working directory and ``PBS_O_WORKDIR`` and the
     like follow it.
     """
@@ -279,7 +270,7 @@ def make_script(
         here = job.cwd or os.getcwd()  # noqa: PTH109
     except (KeyError, OSError) as error:
         message = f"no login or working directory on this node: {error}"
-        raise _Stop(EXIT_HOST_FAULT, message) from None
+        raise _Stop(errors.EXIT_HOST_FAULT, message) from None
     home = ready.environ.get("HOME", account.pw_dir)
     found = {k: v for k, v in environ.items() if k not in HOST_ONLY | shell.host_only}
     found["SHELL"] = account.pw_shell or "/bin/sh"
@@ -295,7 +286,7 @@ def make_script(
             if job.script is None
             else shell.content(_read_script(job.script))
         ),
-        environ=found | launchers.unless_given(ready.environ, found),
+        environ=found | ready.environ_beside(found),
         cwd=_moved(here, account.pw_dir, home),
         interpreter=ready.shell,
         args=job.args,
@@ -311,22 +302,21 @@ def _with_user_files(script: Script, paths: Paths, ready: Proof) -> Script:
     try:
         prologue, epilogue = (proofs.user_file(paths, ready, name) for name in proofs.USER_FILES)
     except HostFault as error:
-        raise _Stop(EXIT_HOST_FAULT, f"{error}; nothing was run") from None
+        raise _Stop(errors.EXIT_HOST_FAULT, f"{error}; nothing was run") from None
     return replace(script, prologue=prologue, epilogue=epilogue)
 
 
 def _run(
     ready: Proof,
     script: Script,
-    plugins: Callable[[str], GuestTypes],
+    plugins: Callable[[str], Plugins],
     s: Streams,
     *,
     terminal: bool,
 ) -> int:
-    first = next((guest for guest in ready.guests if guest.rank == 0), None)
-    if first is None:
-        raise _Stop(EXIT_NO_PROOF, "the proof names no guest of rank 0; nothing was run")
-    guest = ReadyGuest(first.name, first.hostname, first.rank, Path(first.run_dir))
+    guest = next((guest for guest in ready.guests if guest.rank == 0), None)
+    if guest is None:
+        raise _Stop(errors.EXIT_NO_PROOF, "the proof names no guest of rank 0; nothing was run")
     job = Streams(s.stdin if terminal else None, s.stdout, s.stderr, terminal=terminal)
     try:
         driver = plugins(ready.plugin).guest_type(ready.guest_type).driver()
@@ -334,13 +324,13 @@ def _run(
     except GuestDied as error:
         why = printable(str(error), 500) or "its stream broke"
         message = f"the guest {guest.hostname} ({guest.name}) died while the job ran: {why}"
-        raise _Stop(EXIT_GUEST_DIED, message) from None
+        raise _Stop(errors.EXIT_GUEST_DIED, message) from None
     except Refused as error:
-        raise _Stop(EXIT_REFUSED, printable(str(error), 2000)) from None
+        raise _Stop(errors.EXIT_REFUSED, printable(str(error), 2000)) from None
     except Exception as error:  # a plugin's defect must not end in a traceback in the job's output
         what = str(error) if isinstance(error, VtorqueError) else f"{type(error).__name__}: {error}"
         message = f"the guest {guest.hostname} cannot be used: {printable(what, 2000)}"
-        raise _Stop(EXIT_HOST_FAULT, message) from None
+        raise _Stop(errors.EXIT_HOST_FAULT, message) from None
 
 
 def _keep(ready: Proof, code: int, streams: Streams) -> None:
@@ -356,18 +346,18 @@ def _keep(ready: Proof, code: int, streams: Streams) -> None:
 
 
 def _read_script(path: Path) -> bytes:
+    what = f"the script {printable(str(path))}"
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(descriptor, "rb") as file:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise _Stop(EXIT_FAILED, f"the script {printable(str(path))} is no regular file")
+                raise _Stop(errors.EXIT_FAILED, f"{what} is no regular file")
             content = file.read(MAX_SCRIPT + 1)
     except OSError as error:
-        raise _Stop(
-            EXIT_FAILED, f"the script {printable(str(path))} cannot be read: {error.strerror}"
-        ) from None
+        why = f"{what} cannot be read: {error.strerror}"
+        raise _Stop(errors.EXIT_FAILED, why) from None
     if len(content) > MAX_SCRIPT:
-        raise _Stop(EXIT_FAILED, f"the script is longer than {MAX_SCRIPT >> 20} MiB")
+        raise _Stop(errors.EXIT_FAILED, f"the script is longer than {MAX_SCRIPT >> 20} MiB")
     return content
 
 

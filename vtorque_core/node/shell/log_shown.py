@@ -6,23 +6,23 @@ the user looks at it.
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
+from collections.abc import Callable
 
-from vtorque_core import kept, log_read
-from vtorque_core.names import Paths
-from vtorque_core.proof import Proof
+from vtorque_core.api import kept_records
+from vtorque_core.base.names import Paths
+from vtorque_core.node.shell.proof import Proof
 
 _LAST = 2.0  # seconds for the last lines; an error output that nobody reads takes no more
 
 
 class ShownLog:
-    """Copies the log of one job attempt to a descriptor, from a thread."""
+    """Says the log of one job attempt, from a thread; ``say`` writes one message, or loses it."""
 
-    def __init__(self, paths: Paths, stderr: int) -> None:
+    def __init__(self, paths: Paths, say: Callable[[str], None]) -> None:
         self._paths = paths
-        self._stderr = stderr
+        self._say = say
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -30,7 +30,7 @@ class ShownLog:
         """Begin, at the first call, if the job asks for it."""
         if not proof.show_log or self._thread is not None:
             return
-        place = kept.place(self._paths, proof.uid, proof.job, proof.attempt)
+        place = kept_records.place(self._paths, proof.job)
         self._thread = threading.Thread(target=self._copy, args=(place,), daemon=True)
         # The thread inherits the mask: signals are for the main thread, which may block and await
         # them (pthread_sigmask(3)).
@@ -46,11 +46,8 @@ class ShownLog:
             self._over.set()
             self._thread.join(_LAST)
 
-    def _copy(self, place: kept.Place) -> None:
-        for entry in log_read.entries(place, self._over.is_set):
-            data = f"vtorque: {log_read.text(entry)}\n".encode()
-            try:
-                while data:
-                    data = data[os.write(self._stderr, data) :]
-            except OSError:
-                return
+    def _copy(self, place: kept_records.Place) -> None:
+        from vtorque_core.records import log  # noqa: PLC0415 - logging, which few jobs need here
+
+        for entry in log.entries(place, self._over.is_set):
+            self._say(log.text(entry))

@@ -1,6 +1,6 @@
-"""The proof file: root's word to the job wrapper that the guests are ready, or why they are not.
+"""The proof file: root's word to the job shell that the guests are ready, or why they are not.
 
-Root writes it on the node, below ``<run>/proof``; the wrapper reads it as the job's user. Without
+Root writes it on the node, below ``<run>/proof``; the job shell reads it as the job's user. Without
 a proof that root alone can have written no script runs. Format: JSON (RFC 8259), one object with
 the fields of :class:`Proof`. The user's own scripts lie beside the guests' sockets, for the user
 alone to read; the proof has their sums.
@@ -14,37 +14,29 @@ import math
 import os
 import stat
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-from vtorque_core.errors import HostFault
-from vtorque_core.names import Paths, job_key
+from vtorque_core.api.guest_driver import ReadyGuest
+from vtorque_core.base import safefs
+from vtorque_core.base.errors import HostFault
+from vtorque_core.base.names import JobAttempt, Paths
+from vtorque_core.base.record import dataclass
 
 SCHEMA = 1
 MAX_BYTES = 4 << 20  # of one proof file; guests and environment fit well
 MAX_FILE = 4 << 20  # of one of the user's files; a request is smaller
 USER_FILES = ("vm_prologue", "vm_epilogue")
-STATES = ("starting", "ready", "refused", "host_fault")
 State = Literal["starting", "ready", "refused", "host_fault"]
 
 
 @dataclass(frozen=True)
-class ProofGuest:
-    """One guest of the job; ``run_dir`` has its sockets."""
-
-    name: str
-    hostname: str
-    rank: int
-    run_dir: str
-
-
-@dataclass(frozen=True)
 class Proof:
-    """What root tells the wrapper.
+    """What root tells the job shell.
 
     Args:
-        state: the wrapper waits on ``starting`` and runs the script on ``ready`` only.
+        state: the job shell waits on ``starting`` and runs the script on ``ready`` only.
         reason: one line for the user, unless ready; ``detail``: lines after it, or, if ready, what
             the job has to do without.
         deadline: when ``starting`` must have ended, by CLOCK_MONOTONIC (clock_gettime(2)), which
@@ -55,14 +47,13 @@ class Proof:
         files: those of :data:`USER_FILES` that the job has, with their SHA-256 in hex; see
             :func:`user_file`.
         keep: the guests stay after the script, for inspection, until the job is ended.
-        show_log: the wrapper shows the job's log in its error output.
+        show_log: the job shell shows the job's log in its error output.
         environ: what the script's environment has besides the batch system's.
-        guests: in rank order.
+        unless: names of these to the variables that the user may have set instead.
+        guests: of this node; their ``run_dir`` has their sockets.
     """
 
-    job: str
-    attempt: int
-    uid: int
+    job: JobAttempt
     state: State
     reason: str = ""
     deadline: float = 0.0
@@ -74,20 +65,24 @@ class Proof:
     keep: bool = False
     show_log: bool = False
     environ: Mapping[str, str] = field(default_factory=dict)
-    guests: tuple[ProofGuest, ...] = ()
+    unless: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    guests: tuple[ReadyGuest, ...] = ()
     detail: tuple[str, ...] = ()
 
-    @classmethod
-    def failed(
-        cls, job: str, attempt: int, uid: int, state: str, reason: str, detail: tuple[str, ...] = ()
-    ) -> Proof:
-        """Return the proof of a start that has failed: ``refused`` or ``host_fault``."""
-        word: State = "refused" if state == "refused" else "host_fault"
-        return cls(job, attempt, uid, word, reason, detail=detail)
+    def environ_beside(self, given: Mapping[str, str]) -> dict[str, str]:
+        """Return the variables for a script whose user and batch system have given these."""
+        return {
+            name: value
+            for name, value in self.environ.items()
+            if given.keys().isdisjoint(self.unless.get(name, ()))
+        }
 
     def encode(self) -> bytes:
         """Return the file's content."""
-        return json.dumps(asdict(self) | {"schema": SCHEMA}).encode()
+        fields = asdict(self)
+        whose = fields.pop("job")
+        whose["job"] = whose.pop("id")
+        return json.dumps({"schema": SCHEMA, **whose, **fields}, default=str).encode()  # a Path
 
     @classmethod
     def decode(cls, data: bytes) -> Proof:
@@ -98,48 +93,27 @@ class Proof:
             raise ValueError(f"not a proof: {type(error).__name__} {error}") from None
 
 
-def write(paths: Paths, proof: Proof, gid: int | None = None) -> None:
+def write(paths: Paths, proof: Proof, gid: int = -1) -> None:
     """Put the proof in place of an older one, atomically. As root, on the node.
 
     Args:
         paths: vTorque's directories; the proof's is created (0755) if it is missing.
         proof: what to say.
-        gid: the job user's primary group: the file is then readable by that group only (0640),
-            since it has variables of plugins and, after a failure, the end of a console; without
-            it by everyone (0644).
+        gid: the job user's primary group (-1: the caller's), which alone may read the file (0640):
+            it has variables of plugins and, after a failure, the end of a console.
 
-    The directory is root's alone, so that the names in it are. Raises OSError.
+    The directory is root's alone, so that the names in it are. Raises OSError, HostFault.
     """
-    target = paths.proof(proof.job)
+    target = paths.proof(proof.job.id)
     target.parent.mkdir(mode=0o755, exist_ok=True)
-    new = _beside(target)
-    new.unlink(missing_ok=True)
-    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(proof.encode())
-            file.flush()
-            if gid is not None:
-                os.fchown(descriptor, -1, gid)
-            os.fchmod(descriptor, 0o644 if gid is None else 0o640)
-        new.replace(target)
-    except BaseException:
-        new.unlink(missing_ok=True)
-        raise
+    safefs.replace(str(target), proof.encode(), mode=0o640, gid=gid)
 
 
 def remove(paths: Paths, job_id: str) -> None:
     """Take the job's proof away; nothing happens if there is none. As root."""
-    for path in (paths.proof(job_id), _beside(paths.proof(job_id))):
-        path.unlink(missing_ok=True)
-
-
-def _beside(target: Path) -> Path:
-    """Return where :func:`write` writes first: always the same, so that a kill leaves no stray.
-
-    It is the name that releasing the proof's journal record clears too (``safefs.beside``).
-    """
-    return target.with_name(f"{target.name}.new")
+    path = str(paths.proof(job_id))
+    for each in (path, safefs.beside(path)):
+        safefs.remove_file(each)
 
 
 def read(paths: Paths, job_id: str, uid: int, owner_uid: int = 0) -> Proof | None:
@@ -174,18 +148,19 @@ def read(paths: Paths, job_id: str, uid: int, owner_uid: int = 0) -> Proof | Non
         proof = Proof.decode(data)
     except ValueError as error:
         raise HostFault(f"{target}: {error}", stage="proof") from None
-    if proof.job != job_id or proof.uid != uid:
+    whose = proof.job
+    if whose.id != job_id or whose.uid != uid:
         raise HostFault(
-            f"{target} is of job {proof.job!r} of uid {proof.uid}, "
+            f"{target} is of job {whose.id!r} of uid {whose.uid}, "
             f"not of job {job_id!r} of uid {uid}",
             stage="proof",
         )
     return proof
 
 
-def user_file_path(paths: Paths, job_id: str, attempt: int, name: str) -> Path:
+def user_file_path(paths: Paths, job: JobAttempt, name: str) -> Path:
     """Return where root puts one of :data:`USER_FILES`, owned by the user, 0400."""
-    return paths.job_run(job_key(job_id, attempt)) / name
+    return paths.job_run(job.key) / name
 
 
 def user_file(paths: Paths, proof: Proof, name: str) -> bytes | None:
@@ -195,7 +170,7 @@ def user_file(paths: Paths, proof: Proof, name: str) -> bytes | None:
     """
     if name not in proof.files:
         return None
-    path = user_file_path(paths, proof.job, proof.attempt, name)
+    path = user_file_path(paths, proof.job, name)
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(descriptor, "rb") as file:
@@ -210,7 +185,7 @@ def user_file(paths: Paths, proof: Proof, name: str) -> bytes | None:
 
 
 def digest(content: bytes) -> str:
-    """Return the sum by which the wrapper knows a file again."""
+    """Return the sum by which the job shell knows a file again."""
     return hashlib.sha256(content).hexdigest()
 
 
@@ -226,21 +201,25 @@ def _check_owner(path: Path, status: os.stat_result, owner_uid: int, is_kind: An
 def _from_document(document: Any) -> Proof:
     if not isinstance(document, dict) or document["schema"] != SCHEMA:
         raise ValueError(f"not a proof of schema {SCHEMA}")
-    if document["state"] not in STATES:
+    if document["state"] not in get_args(State):
         raise ValueError(f"unknown state {document['state']!r}")
     guests = document["guests"]
-    environ, files = document["environ"], document["files"]
+    environ, unless, files = document["environ"], document["unless"], document["files"]
     detail = document["detail"]
     if not all(isinstance(each, list) for each in (guests, detail)):
         raise ValueError("guests or detail is no list")
-    if not isinstance(environ, dict) or not isinstance(files, dict):
-        raise ValueError("environ or files is no object")
+    if not all(isinstance(each, dict) for each in (environ, unless, files)):
+        raise ValueError("environ, unless or files is no object")
     if set(files) - set(USER_FILES):
         raise ValueError("files has an unknown name")
     return Proof(
-        job=_text(document["job"]),
-        attempt=_number(document["attempt"]),
-        uid=_number(document["uid"]),
+        job=JobAttempt(
+            _text(document["job"]),
+            _number(document["attempt"]),
+            _text(document.get("owner", "")),  # not there in proofs of before, nor the node
+            _number(document["uid"]),
+            _text(document.get("node", "")),
+        ),
         state=document["state"],
         reason=_text(document["reason"]),
         deadline=_seconds(document["deadline"]),
@@ -252,16 +231,17 @@ def _from_document(document: Any) -> Proof:
         keep=document["keep"] is True,
         show_log=document["show_log"] is True,
         environ={_text(name): _text(value) for name, value in environ.items()},
+        unless={_text(name): tuple(map(_text, others)) for name, others in unless.items()},
         guests=tuple(_guest(guest) for guest in guests),
         detail=tuple(_text(line) for line in detail),
     )
 
 
-def _guest(guest: Any) -> ProofGuest:
+def _guest(guest: Any) -> ReadyGuest:
     if not isinstance(guest, dict):
         raise ValueError("a guest is no object")
     rank, run_dir = _number(guest["rank"]), _text(guest["run_dir"])
-    return ProofGuest(_text(guest["name"]), _text(guest["hostname"]), rank, run_dir)
+    return ReadyGuest(_text(guest["name"]), _text(guest["hostname"]), rank, Path(run_dir))
 
 
 def _text(value: Any) -> str:

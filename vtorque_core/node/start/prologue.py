@@ -14,22 +14,28 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from vtorque_core import job_log, kept, log, names, plan, proof
-from vtorque_core.api_batch import BatchJob, Life, NodeAdapter, Outcome
-from vtorque_core.api_node import JobUser
-from vtorque_core.config import Site
-from vtorque_core.detach import detached
-from vtorque_core.errors import HostFault, Refused, VtorqueError, printable
-from vtorque_core.journal import Journal
-from vtorque_core.locks import Busy, job_lock
-from vtorque_core.plugins import Plugins
-from vtorque_core.proof import Proof
-from vtorque_core.reap import reap, release_job
-from vtorque_core.start import header, proof_file, start_job
-from vtorque_core.teardown import teardown
+from vtorque_core.api.batch_system import BatchJob, Life, NodeAdapter, Outcome
+from vtorque_core.api.guest_plan import JobUser
+from vtorque_core.api.kept_records import keep_facts
+from vtorque_core.api.log_levels import parse
+from vtorque_core.base.detach import detached
+from vtorque_core.base.errors import HostFault, Refused, VtorqueError, printable
+from vtorque_core.base.locks import Busy, job_lock
+from vtorque_core.base.names import JobAttempt
+from vtorque_core.node.end.reap import reap, release_job
+from vtorque_core.node.end.teardown import teardown
+from vtorque_core.node.shell import proof
+from vtorque_core.node.shell.proof import Proof, State
+from vtorque_core.node.start.start_order import header, proof_file, start_job
+from vtorque_core.plan import guests
+from vtorque_core.records import log
+from vtorque_core.records.journal import Journal
+from vtorque_core.records.log import Log
+from vtorque_core.site.config import Site
+from vtorque_core.site.plugins import Plugins
 
 # What the proof calls a failed start: for the job shell one on the wrong node is a host fault.
-_WORDS = {
+_WORDS: Mapping[Outcome, State] = {
     Outcome.REFUSED: "refused",
     Outcome.HOST_FAULT: "host_fault",
     Outcome.NOT_HERE: "host_fault",
@@ -66,7 +72,7 @@ def _run(
 ) -> int:
     told = False
     try:
-        with job_lock(site.paths, job.id), _logged(job, site, plugins):
+        with job_lock(site.paths, job.id), _logged(job, site):
             outcome, reason = _attempt(job, site, plugins, adapter, begun)
             told = job.detach and outcome is not Outcome.READY
     except Busy as error:  # its other prologue or its epilogue is at work: leave all to that
@@ -76,14 +82,13 @@ def _run(
     return 0 if told else adapter.finish(job, outcome, reason)
 
 
-def _logged(
-    job: BatchJob, site: Site, plugins: Plugins
-) -> contextlib.AbstractContextManager[object]:
+def _logged(job: BatchJob, site: Site) -> contextlib.AbstractContextManager[object]:
     try:
         uid = pwd.getpwnam(job.owner).pw_uid
     except (KeyError, ValueError):  # the start will say it
         return contextlib.nullcontext()
-    return log.opened(job_log.at_start(job, uid, site, plugins))
+    mine = JobAttempt(job.id, job.attempt, job.owner, uid, job.node)
+    return log.opened(Log(site.paths, mine, parse(site.log.level)))
 
 
 def _attempt(
@@ -128,18 +133,11 @@ def _attempt(
     if job.detach:  # its job shell is waiting: what it sees of the reason ends the job at once
         adapter.finish(job, outcome, reason)
     try:
-        user = plan.job_user(job.owner, site)
-        kept.place(site.paths, user.uid, job.id, job.attempt).add_facts(
-            job=job.id,
-            attempt=job.attempt,
-            owner=job.owner,
-            uid=user.uid,
-            node=job.node,
-            outcome=_WORDS[outcome],
-            reason=reason,
-            **job_log.facts(log.current(), site),
-        )
-        told = Proof.failed(job.id, job.attempt, user.uid, _WORDS[outcome], reason, detail)
+        user = guests.job_user(job.owner, site)
+        mine = guests.attempt_of(job, user)
+        logged = log.facts()
+        keep_facts(site.paths, mine, outcome=_WORDS[outcome], reason=reason, **logged)
+        told = Proof(mine, _WORDS[outcome], reason, detail=detail)
         _give_up(job, site, plugins, user, told)
     except Exception:  # the wrapper then finds no proof, and runs nothing
         log.defect(job.id)
@@ -148,7 +146,7 @@ def _attempt(
 
 def _give_up(job: BatchJob, site: Site, plugins: Plugins, user: JobUser, told: Proof) -> None:
     """Release what the failed start acquired; leave only the reason for the wrapper to print."""
-    path = site.paths.journal / f"{names.job_key(job.id, job.attempt)}.jsonl"
+    path = site.paths.journal / f"{told.job.key}.jsonl"
     try:
         for _ in range(2):  # what a libvirtd busy with a dying guest refused may be gone by now
             teardown(path, site.paths, plugins, release_timeout=site.node.release_timeout)

@@ -7,6 +7,7 @@ and tells it.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import time
@@ -14,39 +15,42 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from vtorque_core import job_log, kept, ledger, log, names, plan, policy, proof, timeline
-from vtorque_core.api import JobRequest
-from vtorque_core.api_batch import BatchJob, NodeAdapter, PeerGuest
-from vtorque_core.api_context import ContextItem
-from vtorque_core.api_domain import Disk, Filesystem, Interface, PciDevice
-from vtorque_core.api_guest import GuestDriver, LateDriver
-from vtorque_core.api_node import GuestPlan, JobUser, Resource
-from vtorque_core.api_options import KEEP, LOG, SHOW_LOG, VM_EPILOGUE, VM_PROLOGUE
-from vtorque_core.api_resources import ramdisk_dir, root_disk
-from vtorque_core.boot import Prepared, Start, boot_all, boot_on_order
-from vtorque_core.config import Site
-from vtorque_core.domain.daemons import disk_daemon, share_daemon
-from vtorque_core.domain.merge import merge
-from vtorque_core.domain.render import tap_name
-from vtorque_core.errors import HostFault, Refused
-from vtorque_core.image_pool import ramdisk_mib
-from vtorque_core.journal import Journal
-from vtorque_core.network import of_site
-from vtorque_core.plugins import Plugins
-from vtorque_core.proof import Proof, ProofGuest
-from vtorque_core.records import JobHeader, JournalError, read
-from vtorque_core.request import Request
-from vtorque_core.resources import (
-    DiskCopy,
-    File,
-    ImageUse,
-    Mount,
-    Netfilter,
-    Overlay,
-    Tree,
-    Vfio,
-    netfilter,
-)
+from vtorque_core.api.acquired import Resource
+from vtorque_core.api.batch_system import BatchJob, NodeAdapter
+from vtorque_core.api.claims import Notice, Placement
+from vtorque_core.api.guest_driver import LateDriver, ReadyGuest
+from vtorque_core.api.guest_plan import GuestPlan, JobUser, ramdisk_dir, root_disk
+from vtorque_core.api.job_files import File, Tree
+from vtorque_core.api.kept_records import keep_facts
+from vtorque_core.api.libvirt_domain import Disk, Filesystem, Interface
+from vtorque_core.api.mount import Mount
+from vtorque_core.api.values import JobRequest
+from vtorque_core.api.vm_options import KEEP, LOG, SHOW_LOG, VM_EPILOGUE, VM_PROLOGUE
+from vtorque_core.base.errors import HostFault, Refused
+from vtorque_core.images.pool import ramdisk_mib
+from vtorque_core.node.shell import proof
+from vtorque_core.node.shell.proof import Proof
+from vtorque_core.node.start.attempt import Start
+from vtorque_core.node.start.boot import boot_all, boot_on_order
+from vtorque_core.plan import guests as plan
+from vtorque_core.plan.domain.render import tap_name
+from vtorque_core.plan.guest_network import of_site
+from vtorque_core.plan.guests import PlannedGuest, Prepared
+from vtorque_core.plan.placement import ledger
+from vtorque_core.plan.placement.job_cores import NodeShare
+from vtorque_core.records import log, timeline
+from vtorque_core.records.journal import Journal
+from vtorque_core.records.reading import JobHeader, JournalError, read
+from vtorque_core.resources import netfilter
+from vtorque_core.resources.disk import DiskCopy, Overlay
+from vtorque_core.resources.image_use import ImageUse
+from vtorque_core.resources.netfilter import Netfilter
+from vtorque_core.resources.user_disk import DiskFile, UserDisk
+from vtorque_core.resources.virtiofs_daemon import Share, Virtiofsd
+from vtorque_core.site import policy
+from vtorque_core.site.config import Site
+from vtorque_core.site.plugins import Plugins
+from vtorque_core.site.request import Request
 
 # Phases in which nothing of the user's takes part. Later on their disk may be broken, and they can
 # kill their own daemons or have their guest hang.
@@ -56,17 +60,14 @@ _log = logging.getLogger(__name__)
 
 def proof_file(told: Proof, user: JobUser, site: Site) -> File:
     """Return the proof as a resource: root's, for the user's primary group to read."""
-    path = str(site.paths.proof(told.job))
+    path = str(site.paths.proof(told.job.id))
     return File(path, mode=0o640, gid=user.gid, replace=True, content=told.encode())
 
 
 def header(job: BatchJob, user: JobUser, site: Site, plugins: Plugins) -> JobHeader:
     """Return the journal's first line: whose job it is, and which plugins act for it."""
     return JobHeader(
-        id=job.id,
-        attempt=job.attempt,
-        owner=user.name,
-        uid=user.uid,
+        job=plan.attempt_of(job, user),
         batch=site.batch.system,
         plugins={name: plugins.distributions[name] for name in plugins.names},
         whole_node=job.whole_node,
@@ -99,8 +100,8 @@ def start_job(
     _log.debug("asked for: %s", " ".join(sorted(wanted.given)) or "nothing")
     with Journal.start(site.paths, header(job, user, site, plugins)) as journal:
         deadline = time.monotonic() + site.node.start_timeout
-        start = Start(job.id, user, site, deadline, journal, plugins)
-        told = _proof(start, job, wanted)
+        start = Start(plan.attempt_of(job, user), user, site, deadline, journal, plugins)
+        told = _proof(start, wanted)
         start.acquire(proof_file(told, user, site))
         begun()
         with blame(start):
@@ -126,79 +127,83 @@ def _start(
     adapter: NodeAdapter,
     reap_gone: Callable[[], None],
 ) -> None:
-    site, plugins, journal, user = start.site, start.plugins, start.journal, start.user
-    secret = plan.load_secret(site.paths.secret)
+    """Go through the phases of a start, up to guests that are ready or await the script."""
+    site, plugins = start.site, start.plugins
     start.enter("plan")
+    secret = plan.load_secret(site.paths.secret)
     share = plan.node_share(job, site)
-    planned = plan.plan_guests(job, wanted, site, plugins, user, secret, share.machine)
-    claims = [p.claims for p in planned]
-    try:
-        placements = ledger.place(journal, claims, share, site.paths)
-    except ledger.InUse:
-        reap_gone()
-        placements = ledger.place(journal, claims, share, site.paths)
-    notices = [notice for p in planned for notice in p.notices]
-    for each, at in zip(planned, placements, strict=True):
-        notices += plan.not_near(each, at)
-    helpers = {cpu for at in placements for cpu in at.cores["emulator"]}
-    if helpers:  # every helper process that we start stays off the guests' own cores
-        os.sched_setaffinity(0, helpers)
-    placed = [replace(p.plan, placement=at) for p, at in zip(planned, placements, strict=True)]
-    start.guests = plan.addressed(placed, job, site, secret)
+    planned = plan.plan_guests(job, wanted, site, plugins, start.user, secret, share.machine)
+    placements = _lease(start, planned, share, reap_gone)
+    _leave_cores(placements)
+    start.guests = plan.placed(planned, placements, job, site, secret)
+    notices = _notices(planned, placements)
     _keep_facts(start, job, wanted)
-    for notice in notices:
-        _log.warning("%s", notice.text)
-    for guest in start.guests:
-        _log_guest(guest)
+    _log_plan(start.guests, notices)
+
     start.enter("render domain")
-    drivers = [p.driver for p in planned]
-    peers = plan.peer_guests(start.guests, job)
-    batch = tuple(adapter.context(job, peers))
+    context = functools.partial(adapter.context, job)
     prepared = [
-        _prepare(g, d, start, batch, peers) for g, d in zip(start.guests, drivers, strict=True)
+        replace(each, resources=tuple(each.driver.resources(each.plan, each.items, site)))
+        for each in plan.prepare(start.guests, planned, job, site, plugins, context)
     ]
+
     start.enter("pre-boot")
     _acquire_all(start, prepared)
-    for name, content in _user_files(wanted).items():
-        path = proof.user_file_path(site.paths, job.id, job.attempt, name)
-        mine = File(str(path), mode=0o400, uid=user.uid, gid=user.gid, content=content)
-        start.acquire(mine)
+    _acquire_user_files(start, wanted)
     start.act("vtorque_pre_boot")
+
     on_order = isinstance(prepared[0].driver, LateDriver)
     if on_order:
         boot_on_order(start, prepared)
     else:
-        boot_all(start, prepared)
-    first = start.guests[0]
-    proof.write(
-        site.paths,
-        replace(
-            told,
-            state="ready",
-            guest_type=first.image.guest_type,
-            plugin=plugins.plugin_of("vtorque_guest_types", first.image.guest_type),
-            environ={**told.environ, **prepared[0].environ},
-            detail=tuple(dict.fromkeys((*(each.text for each in notices), *start.warnings))),
-            guests=tuple(
-                ProofGuest(g.name, g.hostname, g.rank, str(g.run_dir)) for g in start.guests
-            ),
-        ),
-        gid=user.gid,
-    )
+        boot_all(start, prepared)  # phases boot, ready, post-boot
+    _prove_ready(start, told, prepared[0], notices)
     start.enter("await the script" if on_order else "run")
     with contextlib.suppress(JournalError, OSError):
-        timeline.keep_start(site.paths, read(journal.path))
+        timeline.keep_start(site.paths, read(start.journal.path))
 
 
-def _log_guest(guest: GuestPlan) -> None:
-    address = next((each.ip for each in guest.addresses if each.ip), None)
-    _log.info(
-        "%s: image %s, %d vCPUs on cores %s, %d MiB, address %s",
-        *(guest.hostname, guest.image.name, guest.vcpus),
-        " ".join(str(core) for core in guest.placement.cores.get("vcpu", ())) or "any",
-        *(guest.ram_mib, address or "none"),
-        extra={"guest": guest.index},
-    )
+def _lease(
+    start: Start,
+    planned: Sequence[PlannedGuest],
+    share: NodeShare,
+    reap_gone: Callable[[], None],
+) -> list[Placement]:
+    """Have the ledger place the guests; once more after a look for jobs that are gone."""
+    claims = [one.claims for one in planned]
+    try:
+        return ledger.place(start.journal, claims, share, start.site.paths)
+    except ledger.InUse:
+        reap_gone()
+        return ledger.place(start.journal, claims, share, start.site.paths)
+
+
+def _leave_cores(placements: Sequence[Placement]) -> None:
+    """Keep every helper process that is started from now on off the guests' own cores."""
+    helpers = {cpu for at in placements for cpu in at.cores["emulator"]}
+    if helpers:
+        os.sched_setaffinity(0, helpers)
+
+
+def _notices(planned: Sequence[PlannedGuest], placements: Sequence[Placement]) -> list[Notice]:
+    notices = [notice for one in planned for notice in one.notices]
+    for one, at in zip(planned, placements, strict=True):
+        notices += plan.not_near(one, at)
+    return notices
+
+
+def _log_plan(guests: Sequence[GuestPlan], notices: Sequence[Notice]) -> None:
+    for notice in notices:
+        _log.warning("%s", notice.text)
+    for guest in guests:
+        address = next((each.ip for each in guest.addresses if each.ip), "none")
+        _log.info(
+            "%s: image %s, %d vCPUs on cores %s, %d MiB, address %s",
+            *(guest.hostname, guest.image.name, guest.vcpus),
+            " ".join(str(core) for core in guest.placement.cores.get("vcpu", ())) or "any",
+            *(guest.ram_mib, address),
+            extra={"guest": guest.index},
+        )
 
 
 def _keep_facts(start: Start, job: BatchJob, wanted: JobRequest) -> None:
@@ -208,13 +213,10 @@ def _keep_facts(start: Start, job: BatchJob, wanted: JobRequest) -> None:
         | {"vcpus": g.vcpus, "ram_mib": g.ram_mib}
         for g in start.guests
     ]
-    user, image = start.user, start.guests[0].image
-    kept.place(start.site.paths, user.uid, job.id, job.attempt).add_facts(
-        job=job.id,
-        attempt=job.attempt,
-        owner=user.name,
-        uid=user.uid,
-        node=job.node,
+    image = start.guests[0].image
+    keep_facts(
+        start.site.paths,
+        start.job,
         nodes=list(job.nodes),
         name=job.name,
         batch=start.site.batch.system,
@@ -223,17 +225,15 @@ def _keep_facts(start: Start, job: BatchJob, wanted: JobRequest) -> None:
         started=time.time(),
         guests=guests,
         given=sorted(wanted.given),
-        **job_log.facts(log.current(), start.site),
+        **log.facts(),
     )
 
 
-def _proof(start: Start, job: BatchJob, wanted: JobRequest) -> Proof:
+def _proof(start: Start, wanted: JobRequest) -> Proof:
     """Return what the wrapper is told while the guests start."""
     environ = {"HOME": f"/home/{start.user.name}"} if "home" in start.site.shares else {}
     return Proof(
-        job=job.id,
-        attempt=job.attempt,
-        uid=start.user.uid,
+        job=start.job,
         state="starting",
         deadline=start.deadline,
         grace=start.site.node.grace,
@@ -250,23 +250,33 @@ def _user_files(wanted: JobRequest) -> dict[str, bytes]:
     return {name: file.content for name, file in found if file is not None}
 
 
-def _prepare(
-    guest: GuestPlan,
-    driver: GuestDriver,
-    start: Start,
-    batch: Sequence[ContextItem],
-    peers: Sequence[PeerGuest],
-) -> Prepared:
-    items = plan.context_of(guest, driver, start.site, start.plugins, batch, peers)
-    contributed = plan.domain_contributions(guest, driver, start.site, start.plugins)
-    resources = tuple(driver.resources(guest, items, start.site))
-    owner = start.plugins.plugin_of("vtorque_guest_types", guest.image.guest_type)
-    return Prepared(guest, driver, owner, contributed, merge(contributed), items, resources)
+def _acquire_user_files(start: Start, wanted: JobRequest) -> None:
+    for name, content in _user_files(wanted).items():
+        path = proof.user_file_path(start.site.paths, start.job, name)
+        user = start.user
+        start.acquire(File(str(path), mode=0o400, uid=user.uid, gid=user.gid, content=content))
+
+
+def _prove_ready(start: Start, told: Proof, first: Prepared, notices: Sequence[Notice]) -> None:
+    """Tell the job shell that it may run the script; ``first`` is the guest that gets it."""
+    detail = dict.fromkeys((*(each.text for each in notices), *start.warnings))
+    guests = (ReadyGuest(g.name, g.hostname, g.rank, g.run_dir) for g in start.guests)
+    ready = replace(
+        told,
+        state="ready",
+        guest_type=first.plan.image.guest_type,
+        plugin=first.owner,
+        environ={**told.environ, **first.environ},
+        unless=first.unless,
+        detail=tuple(detail),
+        guests=tuple(guests),
+    )
+    proof.write(start.site.paths, ready, gid=start.user.gid)
 
 
 def _acquire_all(start: Start, prepared: Sequence[Prepared]) -> None:
-    key = names.job_key(start.id, start.guests[0].attempt)
-    for top in (start.site.paths.job_state(key), start.site.paths.job_run(key)):
+    paths, key = start.site.paths, start.job.key
+    for top in (paths.job_state(key), paths.job_run(key)):
         start.acquire(Tree(str(top), mode=0o711))
     for version in dict.fromkeys(file.parent for p in prepared if (file := _image_file(p))):
         start.acquire(ImageUse(str(version)))
@@ -306,14 +316,17 @@ def _guest_resources(each: Prepared, site: Site, guards: Mapping[str, str]) -> I
             yield DiskCopy(*made, uid=each.plan.qemu_uid, seconds=site.node.start_timeout)
         else:
             yield Overlay(*made, uid=each.plan.qemu_uid)
-    for element in each.merged.lists(Filesystem):
-        yield share_daemon(each.plan, element)
+    user, qemu, run_dir = each.plan.user, each.plan.qemu_uid, each.plan.run_dir
+    for share in each.merged.lists(Filesystem):
+        stem, owned, readonly = run_dir / f"fs-{share.name}", share.user_owned, share.readonly
+        root = user.subordinate_id
+        of_share = {"subordinate_id": root, "readonly": readonly, "owner_check": owned}
+        yield Virtiofsd(Share.beside(stem, share.source, user, qemu, **of_share))
     for disk in each.merged.lists(Disk):
         if disk.user_owned:
-            yield disk_daemon(each.plan, disk)
+            stem, readonly = run_dir / f"disk-{disk.name}", disk.readonly
+            yield UserDisk(DiskFile.beside(stem, disk.path, user, qemu, readonly=readonly))
     for nic in each.merged.lists(Interface):
         if nic.filtered:
             guard = guards.get(nic.source, "") if nic.kind == "network" else ""
             yield Netfilter(tap_name(nic.mac), nic.mac, nic.ip, guard)
-    for card in each.merged.lists(PciDevice):
-        yield Vfio.of(card.address, each.plan.qemu_uid, must_reset=card.must_reset)

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal, TypeVar
 
-from vtorque_core.api_claims import (
-    CacheClaim,
-    Claim,
-    CoreClaim,
-    MemoryClaim,
-    PoolClaim,
-    RamClaim,
-)
-from vtorque_core.errors import Refusal, Refused
-from vtorque_core.units import show_mib
+from vtorque_core.api.claims import CacheClaim, Claim, CoreClaim, MemoryClaim, PoolClaim, RamClaim
+from vtorque_core.base.errors import Refusal, Refused
+from vtorque_core.base.record import dataclass
+from vtorque_core.base.sizes import show_mib
 
 T = TypeVar("T")
 
@@ -27,7 +21,7 @@ OWN_POOLS = frozenset({"core", "memory", "node", "share", "cache"})
 
 @dataclass(frozen=True)
 class Cores:
-    """What a guest asks for one use; see :class:`vtorque_core.api_claims.CoreClaim`."""
+    """What a guest asks for one use; see :class:`vtorque_core.api.claims.CoreClaim`."""
 
     count: int
     own: bool = False
@@ -45,7 +39,7 @@ class Demand:
         whole: its own cores come with their SMT siblings.
         mib: memory, but for what lies in huge pages of ``page_kib``: ``paged_mib``.
         ram_mib: the guest's own RAM, which is in one of the two.
-        numa: as :class:`vtorque_core.api_claims.RamClaim`; None: the node's rule.
+        numa: as :class:`vtorque_core.api.claims.RamClaim`; None: the node's rule.
         ram_key: of the ``-vm`` key that asks for huge pages; ``numa_key``: for one node.
         largest: MiB of the largest of its claims of memory but QEMU's own, and that one's key.
         near: NUMA nodes that it should go to; empty: any.

@@ -9,21 +9,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from vtorque_core.api_claims import Claim, Placement
-from vtorque_core.demand import Demand, demand
-from vtorque_core.errors import Refusal
-from vtorque_core.node_share import NodeShare, NoFit, Taken
-from vtorque_core.packing import Cut, Room, Search, take
-from vtorque_core.placement_checks import (
+from vtorque_core.api.claims import Claim, Placement
+from vtorque_core.base.errors import Refusal
+from vtorque_core.plan.placement.demand import Demand, demand
+from vtorque_core.plan.placement.job_cores import NodeShare, NoFit, Taken
+from vtorque_core.plan.placement.packing import Cut, Room, Search, take
+from vtorque_core.plan.placement.pool_items import caches, misfits, pools
+from vtorque_core.plan.placement.refusals import (
     check_cores,
     check_fixed,
     check_memory,
     check_numa,
     idle_beside,
 )
-from vtorque_core.placement_pools import caches, misfits, pools
-
-__all__ = ["NoFit", "NodeShare", "Taken", "plan"]
 
 
 def plan(claims: Sequence[Sequence[Claim]], share: NodeShare, taken: Taken) -> list[Placement]:
@@ -289,7 +287,7 @@ class _Finish:
         alone = cores["vcpu"] if "vcpu" in own else ()
         got, items = caches(d, alone, self.machine, self.taken, used)
         ownable = _ownable(share, self.taken)
-        everything = set(share.node_cpus)
+        everything = set(share.machine.cpus)
         if not share.cpus:  # the whole node is no restriction
             shared = {u for u, c in cores.items() if u not in own and set(c) == everything}
             cores = {use: () if use in shared else c for use, c in cores.items()}

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from typing import Literal
 
-from vtorque_core.api_topology import Topology, flat
-from vtorque_core.errors import Refusal
+from vtorque_core.api.host_topology import Topology
+from vtorque_core.base.errors import Refusal
+from vtorque_core.base.record import dataclass
 
 
 class NoFit(Exception):
@@ -24,20 +25,18 @@ class NodeShare:
     """What the batch system gave this job on this node, and what the node has.
 
     Args:
+        machine: the node, as libvirt tells it.
         cpus: host CPU ids of the job; empty: not known.
         cpu_count: how many CPUs the job has, if known.
         mem_mib: memory of the job, if limited.
-        node_cpus: all host CPU ids; ``node_mem_mib``: all host memory.
         reserve_cores, reserve_mib: kept for the host. Where the job's ids are known its guests may
             float over a reserved CPU, but none gets it for itself.
         exclusive: without known ids the node is one user's alone.
         whole_node: the batch system says that no other job is here.
-        topology: as libvirt tells it; None: one NUMA node, no SMT.
         numa: how RAM is bound to a guest's node if no claim says it; None: not at all.
     """
 
-    node_cpus: tuple[int, ...]
-    node_mem_mib: int
+    machine: Topology
     cpus: tuple[int, ...] = ()
     cpu_count: int | None = None
     mem_mib: int | None = None
@@ -45,26 +44,20 @@ class NodeShare:
     reserve_mib: int = 0
     exclusive: bool = True
     whole_node: bool = False
-    topology: Topology | None = None
     numa: Literal["preferred", "strict"] | None = "preferred"
-
-    @cached_property
-    def machine(self) -> Topology:
-        """The node's topology."""
-        return self.topology or flat(self.node_cpus, self.node_mem_mib)
 
     @cached_property
     def reserved(self) -> tuple[int, ...]:
         """The CPUs kept for the host: the lowest, each with its SMT siblings."""
         ordered: dict[int, None] = {}
-        for cpu in sorted(self.node_cpus):
+        for cpu in self.machine.cpus:
             ordered.update(dict.fromkeys(self.machine.siblings(cpu)))
         return tuple(ordered)[: self.reserve_cores]
 
     @cached_property
     def usable(self) -> tuple[int, ...]:
         """The CPU ids that the job's guests may run on, if nobody else were here."""
-        return self.cpus or tuple(c for c in sorted(self.node_cpus) if c not in self.reserved)
+        return self.cpus or tuple(c for c in self.machine.cpus if c not in self.reserved)
 
     @property
     def counted(self) -> bool:

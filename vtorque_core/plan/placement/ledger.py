@@ -16,21 +16,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
-from vtorque_core.api_claims import Claim, Placement
-from vtorque_core.demand import demand
-from vtorque_core.errors import HostFault, Refused
-from vtorque_core.journal import EmptyJournal, Journal, JournalState, journals, read
-from vtorque_core.locks import job_lock, node_lock
-from vtorque_core.names import Paths
-from vtorque_core.node_share import NodeShare, NoFit, Taken
-from vtorque_core.placement import plan
-from vtorque_core.records import Record, lock_name
-from vtorque_core.resources import Lease
-from vtorque_core.topology import cpu_list, show_cpus
-
-__all__ = ["InUse", "NoFit", "NodeShare", "Resized", "Taken", "place", "plan", "resize", "taken_by"]
+from vtorque_core.api.claims import Claim, Placement
+from vtorque_core.base.errors import HostFault, Refused
+from vtorque_core.base.locks import job_lock, node_lock
+from vtorque_core.base.names import Paths
+from vtorque_core.base.record import dataclass
+from vtorque_core.plan.placement.demand import demand
+from vtorque_core.plan.placement.divide_cores import plan
+from vtorque_core.plan.placement.job_cores import NodeShare, NoFit, Taken
+from vtorque_core.plan.placement.topology import cpu_list, show_cpus
+from vtorque_core.records.journal import Journal
+from vtorque_core.records.reading import JournalState, Record, lock_name, read, walk
+from vtorque_core.resources.lease import Lease
 
 CORE, MEMORY, SHARE, NODE = "core", "memory", "share", "node"
 
@@ -57,7 +55,7 @@ def place(
     except NoFit as misfit:
         raise Refused(misfit.refusal) from None
     with node_lock(paths):
-        held = states(paths)
+        held = list(walk(paths))
         _check_alone(journal, share, held)
         try:
             placements = plan(claims, share, taken_by(held))
@@ -70,26 +68,15 @@ def place(
     return placements
 
 
-def states(paths: Paths) -> list[JournalState]:
-    """Return what all journals of the node say. Raises JournalError for one that is unreadable."""
-    found = []
-    for path in journals(paths):
-        try:
-            found.append(read(path))
-        except (FileNotFoundError, EmptyJournal):
-            continue
-    return found
-
-
 def _check_alone(journal: Journal, share: NodeShare, held: Sequence[JournalState]) -> None:
     for state in held:
-        if state.header.uid == journal.header.uid or not state.leases:
+        if state.header.job.uid == journal.header.job.uid or not state.leases:
             continue
         theirs = any(lease.args["pool"] == NODE for lease in state.leases)
         if theirs or share.alone:
             whose = "that job" if theirs else "this job"
             raise InUse(
-                f"job {state.header.id} of another user has guests here, and the node would be "
+                f"job {state.header.job.id} of another user has guests here, and the node would be "
                 f"the user's of {whose} alone, since its CPU ids are not known ([node] exclusive)",
                 stage="plan",
             )
@@ -128,7 +115,7 @@ def _job_leases(
     leases: list[tuple[Lease, int | None]] = []
     if not placements:
         return leases
-    cpus = placements[0].share or tuple(share.node_cpus)
+    cpus = placements[0].share or share.machine.cpus
     keep = max(demand(guest).shared for guest in claims)
     if share.alone:
         leases.append((Lease(NODE, "alone"), None))
@@ -194,7 +181,7 @@ def resize(
     """
     path = paths.journal / f"{key}.jsonl"
     with job_lock(paths, lock_name(path), wait), node_lock(paths), Journal.open(paths, path) as j:
-        held = states(paths)
+        held = list(walk(paths))
         (state,) = (s for s in held if s.path == path)
         mine = _growing(state, guest, use)
         cores = [int(record.args["item"]) for record in mine]
@@ -231,7 +218,9 @@ def _growing(state: JournalState, guest: int, use: str) -> list[Record]:
         if r.guest == guest and r.args["pool"] == CORE and r.args.get("use") == use
     ]
     if not mine or not mine[0].args["most"]:
-        raise Refused(f"guest {guest} of job {state.header.id} has no {use} cores that may grow")
+        raise Refused(
+            f"guest {guest} of job {state.header.job.id} has no {use} cores that may grow"
+        )
     return mine
 
 

@@ -4,33 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 from xml.etree import ElementTree
 
-from vtorque_core import hypervisor
-from vtorque_core.api_topology import Topology, flat
-from vtorque_core.errors import HostFault
-from vtorque_core.topology import parse, with_default_group
+from vtorque_core.api.host_topology import Topology, flat
+from vtorque_core.base import hypervisor
+from vtorque_core.base.errors import HostFault
+from vtorque_core.plan.placement.topology import parse, with_default_group
 
 T = TypeVar("T")
 
 _SCHEMATA = Path("/sys/fs/resctrl/schemata")
 _ANSWER = 5.0  # seconds for what needs an answer of QEMU: a resize asks under the node's lock
 _STUCK = 1000  # milliseconds after which a QEMU that still owes an answer is not asked again
-
-
-@dataclass(frozen=True)
-class Pins:
-    """CPUs for the threads of one guest; what is missing or empty is left as it is.
-
-    ``vcpus``: by number; ``iothreads``: the same for all of them.
-    """
-
-    vcpus: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
-    emulator: tuple[int, ...] = ()
-    iothreads: tuple[int, ...] = ()
 
 
 def host_cpus(uri: str) -> tuple[int, ...]:
@@ -76,53 +63,45 @@ def security_models(uri: str) -> Mapping[str, str]:
     }
 
 
-def vcpus(uri: str, uuid: str) -> int:
+def vcpu_count(uri: str, uuid: str) -> int:
     """Return how many vCPUs a running guest has, 0 if it is gone."""
     return int(hypervisor.on_domain(uri, uuid, "vCPUs", lambda d: d.info()[3]) or 0)
 
 
-def moved_bytes(uri: str, uuid: str) -> int | None:
-    """Return how many bytes a guest's disks and NICs have moved, None if it is gone.
-
-    As ``virsh domstats --block --interface`` has them. Raises HostFault.
-    """
-    ends = (".rd.bytes", ".wr.bytes", ".rx.bytes", ".tx.bytes")
-
-    def work(domain: Any) -> int:
-        # Block and interface, and do not wait for a job on the domain (virDomainStatsTypes).
-        found = domain.connect().domainListGetStats([domain], 1 << 5 | 1 << 4, 1 << 29)
-        return sum(value for name, value in found[0][1].items() if name.endswith(ends))
-
-    return _ask_qemu(uri, uuid, "I/O of a guest", work)
-
-
-def pin(uri: str, uuid: str, pins: Pins) -> bool:
+def pin(
+    uri: str,
+    uuid: str,
+    vcpus: Mapping[int, tuple[int, ...]],
+    emulator: tuple[int, ...],
+    iothreads: tuple[int, ...],
+) -> bool:
     """Pin threads of a running guest (``virsh vcpupin``, ...); False if it is gone.
 
-    Raises HostFault.
+    To no CPU: they are left as they are. ``vcpus``: by number; ``iothreads``: the same for all of
+    them. Raises HostFault.
     """
 
     def work(domain: Any) -> bool:
         # First what may take for ever: nothing old is pinned by a call that nobody waits for.
-        iothreads = domain.ioThreadInfo(0) if pins.iothreads else ()
+        threads = domain.ioThreadInfo(0) if iothreads else ()
         if time.monotonic() > end:
             return False
-        named = {*pins.emulator, *pins.iothreads, *(c for s in pins.vcpus.values() for c in s)}
+        named = {*emulator, *iothreads, *(c for s in vcpus.values() for c in s)}
         size = 1 + max(named, default=0)
-        for number, cpus in pins.vcpus.items():
+        for number, cpus in vcpus.items():
             if cpus:
                 domain.pinVcpu(number, _map(cpus, size))
-        if pins.emulator:
-            domain.pinEmulator(_map(pins.emulator, size), 0)
-        for thread in iothreads:
-            domain.pinIOThread(thread[0], _map(pins.iothreads, size), 0)
+        if emulator:
+            domain.pinEmulator(_map(emulator, size), 0)
+        for thread in threads:
+            domain.pinIOThread(thread[0], _map(iothreads, size), 0)
         return True
 
     end = time.monotonic() + _ANSWER
-    return _ask_qemu(uri, uuid, "pin", work) or False
+    return ask_qemu(uri, uuid, "pin", work) or False
 
 
-def _ask_qemu(uri: str, uuid: str, what: str, work: Callable[[Any], T]) -> T | None:
+def ask_qemu(uri: str, uuid: str, what: str, work: Callable[[Any], T]) -> T | None:
     """Return ``work(domain)``, None if it is gone. Raises HostFault soon if QEMU does not answer.
 
     Root in a guest can have it wait for the job's own daemons, which the user can stop. libvirt

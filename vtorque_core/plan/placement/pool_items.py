@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence, Set
 
-from vtorque_core.api_claims import CacheClaim
-from vtorque_core.api_topology import Topology
-from vtorque_core.demand import Demand
-from vtorque_core.errors import Refusal
-from vtorque_core.node_share import NoFit, Taken
+from vtorque_core.api.claims import CacheClaim
+from vtorque_core.api.host_topology import Topology
+from vtorque_core.base.errors import Refusal
+from vtorque_core.plan.placement.demand import Demand
+from vtorque_core.plan.placement.job_cores import NoFit, Taken
 
 
 def family(pool: str) -> str:

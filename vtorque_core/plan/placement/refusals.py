@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from vtorque_core.api_topology import Topology
-from vtorque_core.demand import Cores, Demand
-from vtorque_core.errors import Refusal
-from vtorque_core.node_share import NodeShare, NoFit, Taken
-from vtorque_core.packing import Room
-from vtorque_core.units import show_mib
+from vtorque_core.api.host_topology import Topology
+from vtorque_core.base.errors import Refusal
+from vtorque_core.base.sizes import show_mib
+from vtorque_core.plan.placement.demand import Cores, Demand
+from vtorque_core.plan.placement.job_cores import NodeShare, NoFit, Taken
+from vtorque_core.plan.placement.packing import Room
 
 
 def check_memory(

@@ -7,8 +7,8 @@ import re
 from dataclasses import replace
 from xml.etree import ElementTree
 
-from vtorque_core.api_topology import CacheBank, NumaNode, Topology
-from vtorque_core.errors import HostFault
+from vtorque_core.api.host_topology import CacheBank, NumaNode, Topology
+from vtorque_core.base.errors import HostFault
 
 _KIB = {"B": 1 / 1024, "KiB": 1, "MiB": 1024, "GiB": 1024 * 1024}
 

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from local_agent import LocalAgent, run, sh
-from vtorque_linux_guest.stream import FileArg, GuestFileData, Mode, NotStarted, Session, Start
+from vtorque_linux_guest.job.frames import NotStarted
+from vtorque_linux_guest.job.start_request import FileArg, GuestFileData, Mode, Start
+from vtorque_linux_guest.job.stream import Session
 
 ENTRIES = ("!PATH=/bin:/usr/bin", "GREETING=image", "EMPTY=")
 PLAIN = b'echo "$GREETING|$EMPTY|$PATH|$*"\n'

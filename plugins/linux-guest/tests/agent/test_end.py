@@ -13,14 +13,12 @@ from pathlib import Path
 import pytest
 
 from local_agent import LocalAgent, run, sh
-from patience import with_more_time
-from vtorque_linux_guest.frames import Kind, frame
-from vtorque_linux_guest.stream import (
-    AgentError,
-    Events,
-    Pty,
-    Session,
-)
+from patience import LONG, with_more_time
+from vtorque_linux_guest.agent.build import build_agent
+from vtorque_linux_guest.job.events import Events
+from vtorque_linux_guest.job.frames import AgentError, Kind, frame
+from vtorque_linux_guest.job.start_request import Pty
+from vtorque_linux_guest.job.stream import Session
 
 PYTHON = "/usr/bin/python3" if os.getuid() == 0 else sys.executable
 DEVNULL = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
@@ -42,10 +40,8 @@ def alive(pid: int) -> bool:
 
 
 def test_signal_reaches_the_script_and_its_children(session: Session) -> None:
-    script = "trap 'echo got; exit 7' TERM; echo up; sleep 60 & wait"
-    begin = time.monotonic()
+    script = "trap 'echo got; exit 7' TERM; echo up; sleep 1000 & wait"
     assert when_up(session, script, lambda events: events.signal(signal.SIGTERM)) == (7, b"got\n")
-    assert time.monotonic() - begin < 50
 
 
 def when_up(session: Session, script: str, act: Callable[[Events], None]) -> tuple[int, bytes]:
@@ -88,43 +84,45 @@ def test_pty_job_control_and_hangup_of_the_rest(session: Session) -> None:
 
 
 def test_background_child_holding_the_pipe_is_killed_after_a_grace(session: Session) -> None:
-    script = "(sleep 0.4; echo late; exec sleep 60) & echo $!; exit 5"
+    script = "(sleep 0.4; echo late; exec sleep 1000) & echo $!; exit 5"
     for _ in range(10):  # on a busy machine it may say it after the grace, which is a second
-        begin = time.monotonic()
         status, out, _ = run(session, sh(script))
-        seconds = time.monotonic() - begin
         pid, *late = out.split()
         assert status.code == 5
-        assert 0.9 < seconds < 50
         assert not alive(int(pid))
         if late:
             break
     assert late == [b"late"]
 
 
-def test_leftover_without_streams_is_killed_at_once(session: Session) -> None:
-    """Without the grace, which is a second; the best try shows it, whatever the load."""
-    times = []
-    for _ in range(10):
-        begin = time.monotonic()
-        _, out, _ = run(session, sh("sleep 60 > /dev/null 2>&1 < /dev/null & echo $!"))
-        times.append(time.monotonic() - begin)
-        assert not alive(int(out))
-        if times[-1] < 0.9:
-            break
-    assert min(times) < 0.9
+def test_leftover_without_streams_is_killed_at_once(tmp_path: Path) -> None:
+    """Without the grace, which is an hour in this agent."""
+    said: list[bytes] = []
+
+    def job() -> None:
+        with LocalAgent(binary) as agent:
+            agent.ready()
+            session = agent.session()
+            said.append(run(session, sh("sleep 60 > /dev/null 2>&1 < /dev/null & echo $!"))[1])
+
+    binary = tmp_path / "vtorque-agent"
+    build_agent(binary, "gcc", ("-DVT_DRAIN_MS=3600000",))
+    thread = threading.Thread(target=job, daemon=True)
+    thread.start()
+    thread.join(LONG)
+    assert said, "it waited for the grace"
+    assert not alive(int(said[0]))
 
 
 def test_daemon_in_its_own_session_neither_blocks_nor_dies(session: Session) -> None:
-    begin = time.monotonic()
     script = """
     f=$PWD/there.$$; export f; trap 'rm -f $f' EXIT
-    setsid sh -c 'echo $$; : >$f; exec sleep 90' &
+    setsid sh -c 'echo $$; : >$f; exec sleep 1000' &
     timeout 30 sh -c 'until [ -e $f ]; do sleep 0.02; done' || exit 3
     exit 2
     """
     status, out, _ = run(session, sh(script))
-    assert (status.code, time.monotonic() - begin < 50) == (2, True)
+    assert status.code == 2
     assert alive(int(out))
     os.kill(int(out), signal.SIGKILL)
 

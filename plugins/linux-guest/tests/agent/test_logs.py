@@ -9,8 +9,8 @@ import pytest
 
 from local_agent import LocalAgent, run, sh
 from patience import LONG, eventually
-from vtorque_linux_guest.status import LOG_MAX, StatusReader
-from vtorque_linux_guest.stream import GuestFailed, GuestSilent
+from vtorque_linux_guest.job.frames import GuestFailed, GuestSilent
+from vtorque_linux_guest.job.status_port import LOG_MAX, StatusReader
 
 EVERY_BYTE = random.Random(6).randbytes(200_000)  # noqa: S311 - what a log may hold
 

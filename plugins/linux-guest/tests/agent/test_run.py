@@ -4,27 +4,25 @@ import hashlib
 import os
 import resource
 import signal
-import socket
 import sys
 import tempfile
 import threading
-import time
 from pathlib import Path
 
 import pytest
 
 from local_agent import ENV, LocalAgent, run, sh
 from patience import LONG, eventually
-from vtorque_linux_guest.stream import (
-    Events,
+from vtorque_linux_guest.job.events import Events
+from vtorque_linux_guest.job.frames import NotStarted
+from vtorque_linux_guest.job.start_request import (
     FileArg,
     GuestFileData,
     Mode,
-    NotStarted,
     Pty,
-    Session,
     Start,
 )
+from vtorque_linux_guest.job.stream import Session
 
 PYTHON = "/usr/bin/python3" if os.getuid() == 0 else sys.executable
 DEVNULL = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
@@ -72,16 +70,13 @@ def test_fifty_megabytes(session: Session) -> None:
 
     reader = threading.Thread(target=collect)
     reader.start()
-    begin = time.monotonic()
     start = Start(argv=(PYTHON, "-c", program), env=ENV)
     status = session.run(start, None, write, write)
-    seconds = time.monotonic() - begin
     os.close(write)
-    reader.join(20)
+    reader.join(LONG)
     os.close(read)
     assert (status.code, got) == (0, size)
     assert digest.digest() == hashlib.sha256(block * 50).digest()
-    assert seconds < 60  # a sanitized agent on a busy machine; without: about 0.2 s
 
 
 def test_script_file_arguments_and_identity(agent: LocalAgent, session: Session) -> None:
@@ -173,8 +168,10 @@ def test_no_descriptors_leak_into_the_job(session: Session) -> None:
 def test_pty_with_size_resize_and_eof(session: Session) -> None:
     program = (
         "import os,signal,sys\n"
-        "show=lambda *_: print(os.get_terminal_size(0).lines, os.get_terminal_size(0).columns,"
-        " os.environ['TERM'], os.isatty(2), flush=True)\n"
+        "def show(*_):\n"  # write(2): print() in a handler that interrupts print() is an error
+        "    size = os.get_terminal_size(0)\n"
+        "    said = size.lines, size.columns, os.environ['TERM'], os.isatty(2)\n"
+        "    os.write(1, (' '.join(map(str, said)) + '\\n').encode())\n"
         "signal.signal(signal.SIGWINCH, show)\n"
         "show()\n"
         "print(repr(sys.stdin.read()))\n"
@@ -210,25 +207,19 @@ def test_many_runs_over_one_connection(session: Session) -> None:
         assert (status.code, out) == (number, f"{number}\n".encode())
 
 
-def test_first_byte_comes_soon(session: Session) -> None:
-    """Some runs of an echo; the best shows the agent's own part, not the machine's load."""
-    best = 1.0
-    for _ in range(200):
-        read, write = socket.socketpair()
-        first: list[float] = []
+def test_output_is_not_held_back(session: Session) -> None:
+    """The first byte is here while the program still waits for us."""
+    out, out_end = os.pipe()
+    in_end, into = os.pipe()
 
-        def wait(end: socket.socket = read, times: list[float] = first) -> None:
-            end.recv(10)
-            times.append(time.monotonic())
+    def answer() -> None:
+        os.write(into, os.read(out, 10) + b"\n")
+        os.close(into)
 
-        thread = threading.Thread(target=wait)
-        thread.start()
-        begin = time.monotonic()
-        session.run(sh("echo x"), None, write.fileno(), DEVNULL)
-        thread.join(LONG)
-        read.close()
-        write.close()
-        best = min(best, first[0] - begin)
-        if best < 0.02:
-            break
-    assert best < 0.02
+    thread = threading.Thread(target=answer)
+    thread.start()
+    status = session.run(sh("printf first; read said; [ $said = first ]"), in_end, out_end, DEVNULL)
+    thread.join(LONG)
+    for end in (out, out_end, in_end):
+        os.close(end)
+    assert status.code == 0

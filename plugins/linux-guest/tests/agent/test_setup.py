@@ -11,12 +11,10 @@ from pathlib import Path
 import pytest
 
 from local_agent import LocalAgent, run, sh
-from vtorque_linux_guest.agent_build import AgentBuildError, build_agent
-from vtorque_linux_guest.status import StatusReader
-from vtorque_linux_guest.stream import (
-    AgentError,
-    GuestFailed,
-)
+from vtorque_core.base.errors import HostFault
+from vtorque_linux_guest.agent.build import build_agent
+from vtorque_linux_guest.job.frames import AgentError, GuestFailed
+from vtorque_linux_guest.job.status_port import StatusReader
 
 PYTHON = "/usr/bin/python3" if os.getuid() == 0 else sys.executable
 DEVNULL = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
@@ -117,6 +115,7 @@ def test_configuration_that_others_can_write_is_refused(binary: Path, tmp_path: 
     assert (result.returncode, "only root can write" in result.stderr) == (2, True)
 
 
+@pytest.mark.full
 def test_static_build_is_small_and_reproducible(tmp_path: Path) -> None:
     one, two = tmp_path / "one", tmp_path / "deeper" / "two"
     two.parent.mkdir()
@@ -129,6 +128,6 @@ def test_static_build_is_small_and_reproducible(tmp_path: Path) -> None:
 
 
 def test_a_missing_compiler_is_an_error_to_act_on(tmp_path: Path) -> None:
-    with pytest.raises(AgentBuildError, match="apt-get install musl-tools"):
+    with pytest.raises(HostFault, match="apt-get install musl-tools"):
         build_agent(tmp_path / "x", cc="no-such-cc")
     assert shutil.which("gcc")

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_ssh_private_key,
 )
 
-from vtorque_linux_guest import keys
+from vtorque_linux_guest.boot import keys
 
 SECRET = bytes(range(32))
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import shlex
 import subprocess
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
 import yaml
 
 from sample_guests import DEBIAN, PLAN, FakeRoot
-from vtorque_core.api_node import Address
-from vtorque_linux_guest import cloudinit, contents, keys, setup_script
+from vtorque_core.api.guest_plan import Address
+from vtorque_linux_guest.boot import cloud_init, etc_files, keys, setup_script
 from vtorque_linux_guest.settings import Settings
 
 FIRST = PLAN.addresses[0]
@@ -77,7 +78,7 @@ def test_what_a_lease_sets(tmp_path: Path, only: str, routes: int) -> None:
     stub = tmp_path / "run/ip"
     stub.write_text(f'#!/bin/sh\necho "$@" >>{log}\n')
     stub.chmod(0o755)
-    text = Path(setup_script.__file__).with_name("guest").joinpath("udhcpc.sh").read_text()
+    text = files("vtorque_linux_guest.guest").joinpath("udhcpc.sh").read_text()
     script = tmp_path / "udhcpc.sh"
     script.write_text(text.replace("/etc/resolv.conf", str(tmp_path / "resolv.conf")))
     environ = {
@@ -92,7 +93,7 @@ def test_what_a_lease_sets(tmp_path: Path, only: str, routes: int) -> None:
 
 
 def network_config(guest):
-    return yaml.safe_load(cloudinit.network_config(guest))
+    return yaml.safe_load(cloud_init.network_config(guest))
 
 
 def test_cloud_init_gets_each_card(plan) -> None:
@@ -135,11 +136,11 @@ def test_cloud_init_keeps_the_routes_of_a_second_networks_dhcp_out(plan) -> None
 
 def test_names_in_all_networks_are_known_to_hosts_and_ssh(plan) -> None:
     guest = plan(image=DEBIAN, addresses=(FIRST, HPC), aliases=ALIASES)
-    hosts = contents.hosts_text(guest).splitlines()
+    hosts = etc_files.hosts_text(guest).splitlines()
     assert hosts[2:] == [
         "10.86.0.16 vn1", "10.86.0.80 vn2", "10.9.0.16 vn1-hpc", "10.9.0.80 vn2-hpc",
     ]  # fmt: skip
-    (first_line,) = (line for line in contents.ssh_text(guest).splitlines() if "Host " in line)
+    (first_line,) = (line for line in etc_files.ssh_text(guest).splitlines() if "Host " in line)
     assert {"vn2", "vn2-hpc", "10.9.0.80"} <= set(first_line.split())
     known = dict(line.split(" ", 1) for line in _known_hosts(guest))
     assert known["vn2-hpc,10.9.0.80"] == known["vn2,10.86.0.80"]
@@ -147,7 +148,7 @@ def test_names_in_all_networks_are_known_to_hosts_and_ssh(plan) -> None:
 
 
 def _known_hosts(guest):
-    files = {path: text for path, text, *_ in contents.ssh_files(guest)}
+    files = {path: text for path, text, *_ in etc_files.ssh_files(guest)}
     return files["/etc/ssh/ssh_known_hosts"].splitlines()
 
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pycdlib
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sample_guests import ROCKY
-from vtorque_core.api_node import HostFault
-from vtorque_linux_guest import bundle
-from vtorque_linux_guest.seed import Seed, iso
+from vtorque_core.base.errors import HostFault
+from vtorque_linux_guest.boot import seed_contents
+from vtorque_linux_guest.boot.seed import Seed, iso
 from vtorque_linux_guest.settings import Settings
 
 NAMES = st.text("abcdefghijklmnopqrstuvwxyz0123456789.-_", min_size=1, max_size=40).filter(
@@ -33,7 +33,6 @@ def read(image: bytes, path: str, kind: str) -> bytes:
     return out.getvalue()
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.dictionaries(NAMES, CONTENT, max_size=8), st.dictionaries(NAMES, CONTENT, max_size=8))
 def test_every_file_reads_back_under_both_name_systems(top: dict, inner: dict) -> None:
     files = dict(top) | {f"vtorque-dir/files/{name}": data for name, data in inner.items()}
@@ -66,7 +65,9 @@ def test_a_name_too_long_for_joliet_is_an_error() -> None:
 def test_seed_of_a_cloud_guest_has_both_parts(plan, tmp_path: Path) -> None:
     agent = tmp_path / "agent.x86_64"
     agent.write_bytes(b"\x7fELF the agent")
-    files = bundle.seed_files(plan(image=ROCKY), [], Settings(agent=str(tmp_path / "agent.{arch}")))
+    files = seed_contents.seed_files(
+        plan(image=ROCKY), [], Settings(agent=str(tmp_path / "agent.{arch}"))
+    )
     image = iso(files)
     assert read(image, "user-data", "joliet_path").startswith(b"#cloud-config\n")
     assert read(image, "vtorque/vtorque-agent", "rr_path") == b"\x7fELF the agent"
@@ -75,11 +76,11 @@ def test_seed_of_a_cloud_guest_has_both_parts(plan, tmp_path: Path) -> None:
 
 def test_missing_agent_names_image_path_and_key(plan) -> None:
     with pytest.raises(HostFault, match=r"rocky9.*/nonexistent/agent.*\[plugin.linux-guest\]"):
-        bundle.seed_files(plan(image=ROCKY), [], Settings(agent="/nonexistent/agent"))
+        seed_contents.seed_files(plan(image=ROCKY), [], Settings(agent="/nonexistent/agent"))
 
 
 def test_seed_of_a_micro_guest_has_nothing_for_cloud_init(plan) -> None:
-    files = bundle.seed_files(plan(), [], Settings(prologue="/nonexistent"))
+    files = seed_contents.seed_files(plan(), [], Settings(prologue="/nonexistent"))
     assert all(path.startswith("vtorque/") for path in files)
 
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from vtorque_core.api_node import HostFault, Refused
-from vtorque_linux_guest import micro
-from vtorque_linux_guest.debian import parse_options
-from vtorque_linux_guest.initramfs import Tree, add_modules
-from vtorque_linux_guest.kernel import (
+from vtorque_core.base.errors import HostFault, Refused
+from vtorque_linux_guest.image import micro_builder
+from vtorque_linux_guest.image.debian_builder import parse_options
+from vtorque_linux_guest.image.initramfs import Tree, add_modules
+from vtorque_linux_guest.image.kernel import (
     Kernel,
     debs_directory,
     extract_vmlinux,
@@ -23,7 +23,7 @@ from vtorque_linux_guest.kernel import (
     kernel_package,
     need_tools,
 )
-from vtorque_linux_guest.recipe import Recipe
+from vtorque_linux_guest.image.recipe import Recipe
 
 ELF = b"\x7fELF" + bytes(range(256)) * 64
 
@@ -65,7 +65,7 @@ def test_kernel_is_extracted(payload, sectors: int) -> None:
 @pytest.mark.parametrize("pack", [gzip.compress, lzma.compress, lz4, zstd])
 def test_a_kernel_that_unpacks_to_too_much_is_refused(pack, monkeypatch) -> None:
     """Of a recipe's packages anybody may have made the kernel."""
-    monkeypatch.setattr("vtorque_linux_guest.kernel.MAX_KERNEL", 1 << 20)
+    monkeypatch.setattr("vtorque_linux_guest.image.kernel.MAX_KERNEL", 1 << 20)
     with pytest.raises(HostFault, match="unpacks to more than 1 MiB"):
         extract_vmlinux(bzimage(with_size(pack(ELF + bytes(2 << 20)))))
 
@@ -192,7 +192,7 @@ def test_bad_debian_options_are_refused(arguments: dict[str, str]) -> None:
 def test_bad_micro_options_are_refused(tmp_path: Path) -> None:
     for arguments in ({"nonsense": "1"}, {"debs": "relative"}, {"debs": str(tmp_path / "none")}):
         with pytest.raises(Refused, match=next(iter(arguments))):
-            micro.MicroBuilder().build(arguments, tmp_path, lambda text: None)
+            micro_builder.MicroBuilder().build(arguments, tmp_path, lambda text: None)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from vtorque_core.api_node import Refused
-from vtorque_linux_guest.ext4 import write_ext4
-from vtorque_linux_guest.filetree import FileTree, Node, Slice, directory
+from vtorque_core.base.errors import Refused
+from vtorque_linux_guest.image.ext4 import write_ext4
+from vtorque_linux_guest.image.filetree import FileTree, Node, Slice, directory
 
 CAPABILITY = b"\1\0\0\2\0\4\0\0" + bytes(12)
 
@@ -130,6 +130,7 @@ def test_extended_attributes_in_the_inode_and_beside_it(tmp_path: Path) -> None:
         write_ext4(huge, tmp_path / "huge", 64, "")
 
 
+@pytest.mark.full
 def test_a_file_larger_than_a_group_and_the_last_block(tmp_path: Path) -> None:
     source = tmp_path / "source"
     with source.open("wb") as file:

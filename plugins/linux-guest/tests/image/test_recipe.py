@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from vtorque_core.api_node import Refused
-from vtorque_linux_guest import recipe_files
-from vtorque_linux_guest.linux import LinuxBuilder
-from vtorque_linux_guest.recipe import AddedFile, read
+from vtorque_core.base.errors import Refused
+from vtorque_linux_guest.image import recipe_files
+from vtorque_linux_guest.image.recipe import AddedFile, read
+from vtorque_linux_guest.image.recipe_builder import LinuxBuilder
 
 GOOD = """
 family = "debian"

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from vtorque_core.api_node import HostFault
-from vtorque_linux_guest import sandbox
+from vtorque_core.base.errors import HostFault
+from vtorque_linux_guest.image import sandbox
 
 pytestmark = pytest.mark.e2e  # only root makes maps of 65536 ids
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from vtorque_core.api_node import Refused
-from vtorque_linux_guest import systemd_root
-from vtorque_linux_guest.filetree import FileTree
+from vtorque_core.base.errors import Refused
+from vtorque_linux_guest.image import systemd_root
+from vtorque_linux_guest.image.filetree import FileTree
 
 SYSTEM = {
     "usr/lib/systemd/systemd": b"",

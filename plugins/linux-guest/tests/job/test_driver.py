@@ -15,14 +15,16 @@ import pytest
 
 from patience import with_more_time
 from sample_guests import DEBIAN, MICRO
-from vtorque_core.api import JobRequest
-from vtorque_core.api_context import EnvVar, Mount, RootCommand
-from vtorque_core.api_domain import Channel, Disk, Filesystem, KernelBoot
-from vtorque_core.api_node import HostFault, Share
-from vtorque_core.names import Paths
-from vtorque_linux_guest import bundle
-from vtorque_linux_guest.driver import LinuxDriver, cmdline
-from vtorque_linux_guest.seed import Seed
+from vtorque_core.api.guest_context import EnvVar, Mount, RootCommand
+from vtorque_core.api.guest_plan import Share
+from vtorque_core.api.libvirt_domain import Channel, Disk, Filesystem, KernelBoot
+from vtorque_core.api.values import JobRequest
+from vtorque_core.base.errors import HostFault
+from vtorque_core.base.names import Paths
+from vtorque_linux_guest.boot import seed_contents
+from vtorque_linux_guest.boot.hardware import cmdline
+from vtorque_linux_guest.boot.seed import Seed
+from vtorque_linux_guest.job.driver import LinuxDriver
 from vtorque_linux_guest.settings import Settings
 
 DRIVER = LinuxDriver()
@@ -137,19 +139,19 @@ def test_a_script_that_is_a_link_is_not_followed(plan, tmp_path: Path) -> None:
 
 
 def test_agent_conf(plan) -> None:
-    text = bundle.agent_conf(plan(), []).decode()
+    text = seed_contents.agent_conf(plan(), []).decode()
     assert text == (
         "user=alice\nuid=1000\ngid=1000\ngroups=1000,2000\nhome=/home/alice\nshell=/bin/sh\n"
         "status=port:org.vtorque.status\nrun=port:org.vtorque.run\nspool=/var/spool/vtorque\n"
         "setup=/run/vtorque/setup.sh\nsync=0\n"
     )
-    assert b"sync=1\n" in bundle.agent_conf(plan(), [Mount("disk", "vtdata", "/data")])
+    assert b"sync=1\n" in seed_contents.agent_conf(plan(), [Mount("disk", "vtdata", "/data")])
 
 
 def test_agent_conf_cannot_be_extended_by_a_name(plan) -> None:
     user = replace(plan().user, home="/home/x", shell="/bin/sh\nuid=0")  # noqa: S604 - a field
     with pytest.raises(HostFault, match="shell"):
-        bundle.agent_conf(plan(user=user), [])
+        seed_contents.agent_conf(plan(user=user), [])
 
 
 @contextmanager

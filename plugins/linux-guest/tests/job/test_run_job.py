@@ -17,18 +17,11 @@ from pathlib import Path
 import pytest
 
 from local_agent import LocalAgent
-from vtorque_core.api_guest import GuestDied, ReadyGuest, Script, Streams
-from vtorque_linux_guest import jobs
-from vtorque_linux_guest.agent_build import build_agent
+from vtorque_core.api.guest_driver import GuestDied, ReadyGuest, Script, Streams
+from vtorque_linux_guest.guest.contract import EPILOGUE_MARKER
+from vtorque_linux_guest.job import run_job
 
 PATH = {"PATH": os.environ["PATH"], "TERM": "dumb"}
-
-
-@pytest.fixture(scope="session")
-def binary(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("agent") / "vtorque-agent"
-    build_agent(out, "gcc", ("-O1",))
-    return out
 
 
 @dataclass
@@ -43,7 +36,7 @@ class Guest:
         script = Script("42.srv.SC", content, **more)
         ready = ReadyGuest("vt", "vn1", 0, self.run_dir)
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-            code = jobs.run(ready, script, Streams(stdin, out.fileno(), err.fileno()))
+            code = run_job.run(ready, script, Streams(stdin, out.fileno(), err.fileno()))
             out.seek(0)
             err.seek(0)
             return code, out.read(), err.read()
@@ -176,9 +169,9 @@ def test_a_failed_epilogue_counts_if_the_script_succeeded(
 def test_site_epilogue_is_asked_for_where_the_guest_has_one(
     guest: Guest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jobs, "EPILOGUE_CLIENT", "/bin/false")
+    monkeypatch.setattr(run_job, "EPILOGUE_CLIENT", "/bin/false")
     assert guest.run(b"exit 0")[0] == 0
-    (guest.run_dir / jobs.EPILOGUE_MARKER).touch()
+    (guest.run_dir / EPILOGUE_MARKER).touch()
     code, _, err = guest.run(b"exit 0")
     assert (code, err) == (1, b"vtorque: the site's epilogue failed with exit code 1\n")
 
@@ -201,13 +194,11 @@ def test_term_reaches_the_script(guest: Guest) -> None:
 
 def test_kill_after_the_grace_and_no_epilogue_then(guest: Guest) -> None:
     flag = guest.agent.home / "started"
-    text = f"#!/bin/sh\ntrap '' TERM\ntouch {flag}\nsleep 60; sleep 60\n"
+    text = f"#!/bin/sh\ntrap '' TERM\ntouch {flag}\nsleep 1000; sleep 1000\n"
     before = signal.getsignal(signal.SIGTERM)
-    started = time.monotonic()
     with signalled(signal.SIGTERM, flag):
         code, out, _ = guest.run(text.encode(), grace=0.3, epilogue=b"echo epilogue")
     assert (code, out) == (137, b"")
-    assert time.monotonic() - started < 50
     assert signal.getsignal(signal.SIGTERM) is before
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
@@ -262,4 +253,4 @@ def test_a_guest_that_dies_is_named(guest: Guest) -> None:
 def test_no_guest_at_all(tmp_path: Path) -> None:
     ready = ReadyGuest("vt", "vn1", 0, tmp_path)
     with pytest.raises(GuestDied, match=r"run\.sock: No such file"):
-        jobs.run(ready, Script("s", b"", {}, "/"), Streams(None, 1, 2))
+        run_job.run(ready, Script("s", b"", {}, "/"), Streams(None, 1, 2))

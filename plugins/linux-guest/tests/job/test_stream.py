@@ -6,36 +6,33 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
 from patience import LONG, with_more_time
-from vtorque_linux_guest.frames import (
+from vtorque_linux_guest.job.events import Events
+from vtorque_linux_guest.job.frames import (
     HEADER,
     HELLO,
     MAGIC,
     PAYLOAD_MAX,
+    AgentError,
+    BadStart,
+    GuestDied,
+    GuestFailed,
+    GuestSilent,
     Kind,
+    NotStarted,
+    RunAbandoned,
+    StreamError,
     frame,
     hello_frame,
     shown,
 )
-from vtorque_linux_guest.status import StatusReader
-from vtorque_linux_guest.stream import (
-    AgentError,
-    BadStart,
-    Events,
-    FileArg,
-    GuestDied,
-    GuestFailed,
-    GuestFileData,
-    GuestSilent,
-    NotStarted,
-    RunAbandoned,
-    Session,
-    Start,
-    StreamError,
-)
+from vtorque_linux_guest.job.start_request import FileArg, GuestFileData, Start
+from vtorque_linux_guest.job.status_port import StatusReader
+from vtorque_linux_guest.job.stream import Session
 
 START = Start(argv=("/bin/true",), env={})
 NULL = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
@@ -184,11 +181,9 @@ def test_a_flood_beyond_the_credit_ends_the_run(pair: tuple[Session, Guest]) -> 
 
 def test_death_mid_run_is_named_and_the_last_words_are_written(pair: tuple[Session, Guest]) -> None:
     out: list[bytes] = []
-    begin = time.monotonic()
     with pytest.raises(GuestDied):
         answer(pair, out, frame(Kind.DATA, 1, b"last words"), close=True)
     assert b"".join(out) == b"last words"
-    assert time.monotonic() - begin < LONG
 
 
 def test_error_and_not_started_are_printable(pair: tuple[Session, Guest]) -> None:
@@ -283,10 +278,12 @@ def test_hello_is_repeated_after_padding_and_answered_twice(pair: tuple[Session,
 
 
 def test_hello_has_a_deadline(pair: tuple[Session, Guest]) -> None:
-    begin = time.monotonic()
+    session, guest = pair
+    deadline = time.monotonic() + 0.3
     with pytest.raises(GuestSilent):
-        pair[0].hello(begin + 0.3)
-    assert 0.25 < time.monotonic() - begin < LONG
+        session.hello(deadline)
+    assert time.monotonic() >= deadline - 0.01  # it waits in whole milliseconds
+    guest.read_hello()
 
 
 def test_hello_to_a_flood_ends(pair: tuple[Session, Guest]) -> None:
@@ -324,25 +321,27 @@ def test_another_protocol_version_is_refused(pair: tuple[Session, Guest]) -> Non
 
 
 @pytest.mark.parametrize(
-    "start",
+    "wrong",
     [
-        Start(argv=(), env={}),
-        Start(argv=("a\0b",), env={}),
-        Start(argv=("x",), env={"A=B": "c"}),
-        Start(argv=("x",), env={"": "c"}),
-        Start(argv=("x",), env={"A": "y" * (3 << 20)}),
-        Start(argv=(FileArg("nope"),), env={}),
-        Start(argv=("x",), env={}, files=(GuestFileData("../etc", b""),)),
-        Start(argv=("x",), env={}, files=(GuestFileData("a\nb", b""),)),
-        Start(argv=("x",), env={}, files=(GuestFileData("a", bytes(17 << 20)),)),
-        Start(argv=("x",), env={}, files=(GuestFileData("a", b""),) * 17),
-        Start(argv=("x",), env={}, limits={99: (1, 1)}),
+        lambda: {"argv": ()},
+        lambda: {"argv": ("a\0b",)},
+        lambda: {"env": {"A=B": "c"}},
+        lambda: {"env": {"": "c"}},
+        lambda: {"env": {"A": "y" * (3 << 20)}},
+        lambda: {"argv": (FileArg("nope"),)},
+        lambda: {"files": (GuestFileData("../etc", b""),)},
+        lambda: {"files": (GuestFileData("a\nb", b""),)},
+        lambda: {"files": (GuestFileData("a", bytes(17 << 20)),)},
+        lambda: {"files": (GuestFileData("a", b""),) * 17},
+        lambda: {"limits": {99: (1, 1)}},
     ],
 )
-def test_a_start_that_does_not_fit_is_refused(pair: tuple[Session, Guest], start: Start) -> None:
+def test_a_start_that_does_not_fit_is_refused(
+    pair: tuple[Session, Guest], wrong: Callable[[], dict[str, Any]]
+) -> None:
     session, _ = opened(pair)
     with pytest.raises(BadStart):
-        session.run(start, None, NULL, NULL)
+        session.run(Start(**{"argv": ("x",), "env": {}, **wrong()}), None, NULL, NULL)
 
 
 def status_pair(data: bytes, close: bool = False) -> tuple[StatusReader, list[socket.socket]]:

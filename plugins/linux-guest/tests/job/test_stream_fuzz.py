@@ -12,12 +12,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from local_agent import SANITIZED, LocalAgent, run, sh
+from local_agent import LocalAgent, run, sh
 from patience import LONG
-from vtorque_linux_guest.agent_build import build_agent
-from vtorque_linux_guest.frames import HEADER, Decoder, Kind, frame, hello_frame
-from vtorque_linux_guest.status import StatusReader
-from vtorque_linux_guest.stream import ExitStatus, Session, Start, StreamError
+from vtorque_linux_guest.job.frames import HEADER, Decoder, Kind, StreamError, frame, hello_frame
+from vtorque_linux_guest.job.start_request import Start
+from vtorque_linux_guest.job.status_port import StatusReader
+from vtorque_linux_guest.job.stream import ExitStatus, Session
 
 NULL = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
 EXIT = frame(Kind.EXIT, 0, struct.pack("<BBH", 0, 0, 3))
@@ -37,7 +37,10 @@ pieces = st.lists(
     max_size=12,
 ).map(b"".join)
 quick = settings(
-    deadline=None, max_examples=150, suppress_health_check=list(HealthCheck), database=None
+    deadline=None,
+    max_examples=settings().max_examples * 3 // 2,
+    suppress_health_check=list(HealthCheck),
+    database=None,
 )
 
 
@@ -68,13 +71,11 @@ def test_session_returns_or_raises_stream_error(data: bytes) -> None:
         guest = HostileGuest(end, data)
         session = Session(host)
         session.hello(time.monotonic() + LONG)
-        begin = time.monotonic()
         try:
             status = session.run(Start(argv=("x",), env={}), None, NULL, NULL)
             assert isinstance(status, ExitStatus) and 0 <= status.code <= 255
         except StreamError as error:
             assert str(error).isprintable()
-        assert time.monotonic() - begin < LONG
         host.shutdown(socket.SHUT_RDWR)
         guest.thread.join(LONG)
 
@@ -139,9 +140,7 @@ def test_status_returns_or_raises_stream_error(data: bytes) -> None:
 
 
 @pytest.fixture(scope="module")
-def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalAgent]:
-    binary: Path = tmp_path_factory.mktemp("agent") / "vtorque-agent"
-    build_agent(binary, "gcc", (*SANITIZED, "-DVT_RETRY_MS=1"))
+def agent(binary: Path) -> Iterator[LocalAgent]:
     with LocalAgent(binary) as running:
         running.ready()
         yield running
@@ -185,7 +184,7 @@ def send_and_leave(agent: LocalAgent, data: bytes) -> None:
             return
 
 
-@settings(quick, max_examples=200)
+@settings(quick, max_examples=2 * settings().max_examples)
 @given(to_agent)
 def test_agent_survives_anything(agent: LocalAgent, data: bytes) -> None:
     send_and_leave(agent, data)

@@ -10,15 +10,17 @@ import threading
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from patience import LONG
-from vtorque_linux_guest.status import StatusReader
-from vtorque_linux_guest.stream import Events, ExitStatus, Session, Start
+from vtorque_linux_guest.job.events import Events
+from vtorque_linux_guest.job.start_request import Start
+from vtorque_linux_guest.job.status_port import StatusReader
+from vtorque_linux_guest.job.stream import ExitStatus, Session
 
 SANITIZED = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 """Flags for build_agent (with cc="gcc"): memory errors and undefined behaviour end the agent."""
+OFTEN = "-DVT_RETRY_MS=1"  # tests connect often
 NOBODY = 65534
 ENV = {"PATH": "/usr/local/bin:/usr/bin:/bin"}
 
@@ -117,12 +119,7 @@ class LocalAgent:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         alive = self.process.poll() is None
         self.process.terminate()
         try:

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vtorque_core.api import JobRequest
-from vtorque_core.api_node import Address, GuestPlan, Image, JobUser, Share
-from vtorque_linux_guest import setup_script
+from vtorque_core.api.guest_plan import Address, GuestPlan, JobUser, Share
+from vtorque_core.api.values import Image, JobRequest
+from vtorque_core.base.names import JobAttempt
+from vtorque_linux_guest.boot import setup_script
 from vtorque_linux_guest.settings import Settings
 
 MICRO = Image("micro", "linux", "micro", "x86_64", "0" * 64, labels={"init": "micro"})
@@ -24,9 +25,7 @@ DEBIAN = Image(
 ROCKY = Image("rocky9", "linux", "rocky", "x86_64", "0" * 64, disk=Path("/p/r"))
 USER = JobUser("alice", 1000, 1000, (("alice", 1000), ("proj", 2000)), "/home/alice", "/bin/sh")
 PLAN = GuestPlan(
-    job_id="42.srv",
-    attempt=0,
-    node="n1",
+    job=JobAttempt("42.srv", 0, "alice", 1000, "n1"),
     index=0,
     rank=0,
     guests_per_node=1,

@@ -11,6 +11,9 @@
 #include <stdint.h>
 #include <sys/types.h>
 
+#ifndef VT_DRAIN_MS
+#define VT_DRAIN_MS 1000 /* without end in the test that must not wait for it */
+#endif
 #ifndef VT_RETRY_MS
 #define VT_RETRY_MS 20 /* less in tests that connect often */
 #endif
@@ -25,6 +28,7 @@ enum {
     RUN_QUEUE = 262144,
     STATUS_QUEUE = 16384,
     LINES_QUEUE = 32768,
+    STEP_MAX = 200,            /* of the name of a step of the set-up */
     LOG_MAX = 65536,           /* of the end of a log that the host asks for */
     STDIN_WINDOW = 262144,
     START_MAX = 2 * 1024 * 1024,
@@ -33,7 +37,7 @@ enum {
     LIMITS_MAX = 16,
     GROUPS_MAX = 1024,
     TERM_GRACE_MS = 5000,      /* between SIGTERM and SIGKILL when the host has gone */
-    DRAIN_GRACE_MS = 1000,     /* for a background child that holds the output */
+    DRAIN_GRACE_MS = VT_DRAIN_MS, /* for a background child that holds the output */
     SYNC_MAX_MS = 30000,       /* EXIT is sent after this even if sync(2) still runs */
     RETRY_MS = VT_RETRY_MS,    /* opening a port that is not there yet */
     RECHECK_MS = 500,          /* a disconnected virtio port, should SIGIO be missed */
@@ -67,18 +71,26 @@ struct port {
     size_t cap, head, tail;    /* what is still to be written: out[head..tail) */
 };
 
-/* agent.c */
-extern struct conf conf;
-extern struct port run_port, status_port;
-bool status_line(const char *word, const char *text);
-uint64_t now_ms(void);
-void sync_for_job(void);
-const char *setup_failure(void);
+/* A file calls those above it only; agent.c, the loop, all of them. */
 
 /* conf.c: false with a message in err */
+extern struct conf conf;
 bool conf_read(const char *path, struct conf *c, char *err, size_t err_size);
 
+/* proc.c */
+int pipe_for_child(int *parent_end, int *child_end, bool child_writes, uid_t owner);
+int pty_open(int *master, int *slave, const uint16_t *winsize, uid_t owner);
+void pty_winsize(int fd, const uint16_t *w);
+void oom_score(const char *value);
+void service_ready(void);
+void child_reset(void);
+int session_kill(pid_t session, int sig);
+void session_kill_all(pid_t session);
+
 /* port.c */
+extern struct port run_port, status_port;
+uint64_t now_ms(void);
+bool status_line(const char *word, const char *text);
 bool port_connect(struct port *p, uint64_t now);
 int port_timeout(const struct port *p, uint64_t now);
 void port_lost(struct port *p);
@@ -94,11 +106,46 @@ uint16_t get_u16(const uint8_t *at);
 uint32_t get_u32(const uint8_t *at);
 uint64_t get_u64(const uint8_t *at);
 
-/* session.c */
-void session_read(void);
-void session_parse(void);
-void session_lost(void);
-bool session_wants_input(void);
+/* logs.c */
+void log_ask(const char *path);
+void log_drop(void);
+void log_turn(void);
+
+/* sync.c: true when what the job wanted is done, or has taken too long */
+void sync_for_job(void);
+void sync_for_status(void);
+bool sync_tick(uint64_t now);
+bool sync_exited(pid_t pid);
+int sync_timeout(uint64_t now);
+
+/* status.c */
+void status_set_step(const char *name);
+void status_set_ready(void);
+void status_set_failed(const char *text);
+const char *status_step(void);
+const char *status_failure(void); /* NULL unless it failed */
+bool status_known(void);
+bool status_ready_sent(void);
+void status_again(void);          /* a host has come: it is told all */
+void status_send(void);
+void status_read(void);
+
+/* setup.c */
+void setup_start(void);
+void setup_turn(void);
+void setup_fds(struct pollfd *fds);
+void setup_io(const struct pollfd *fds);
+bool setup_exited(pid_t pid, int status);
+
+/* lines.c */
+void lines_start(void);
+void lines_turn(uint64_t now);
+void lines_fds(struct pollfd *fds);
+void lines_io(const struct pollfd *fds);
+int lines_timeout(uint64_t now);
+
+/* container.c */
+bool container_enter(char ***env, char ***argv, bool wrap);
 
 /* start.c: what a START asks for, and the child that becomes it */
 struct limit { int resource; uint64_t soft, hard; };
@@ -124,9 +171,6 @@ bool start_waits(void);
 void start_drop(void);
 _Noreturn void start_exec(const struct start *s, const int fds[3], int error_fd);
 
-/* container.c */
-bool container_enter(char ***env, char ***argv, bool wrap);
-
 /* job.c: functions that return a string return NULL or what is wrong with the frame */
 void job_window(uint32_t bytes);
 const char *job_start(const uint8_t *p, size_t n, bool last);
@@ -145,26 +189,10 @@ int job_timeout(uint64_t now);
 bool job_exited(const siginfo_t *si);
 void job_synced(void);
 
-/* lines.c */
-void lines_start(void);
-void lines_turn(uint64_t now);
-void lines_fds(struct pollfd *fds);
-void lines_io(const struct pollfd *fds);
-int lines_timeout(uint64_t now);
-
-/* logs.c */
-void log_ask(const char *path);
-void log_drop(void);
-void log_turn(void);
-
-/* proc.c */
-int pipe_for_child(int *parent_end, int *child_end, bool child_writes, uid_t owner);
-int pty_open(int *master, int *slave, const uint16_t *winsize, uid_t owner);
-void pty_winsize(int fd, const uint16_t *w);
-void oom_score(const char *value);
-void service_ready(void);
-void child_reset(void);
-int session_kill(pid_t session, int sig);
-void session_kill_all(pid_t session);
+/* session.c */
+void session_read(void);
+void session_parse(void);
+void session_lost(void);
+bool session_wants_input(void);
 
 #endif

@@ -5,45 +5,43 @@ import subprocess
 import sys
 from pathlib import Path
 
+from vtorque_core.api import HostFault
+
 FLAGS = ("-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror")
 STATIC = ("-Os", "-static", "-s", "-Wl,--build-id=none")
 """No build id, no debug paths, no timestamps: the same source and compiler give the same bytes."""
-
-
-class AgentBuildError(Exception):
-    """The agent could not be compiled; the text says what to install or what the compiler said."""
-
-
-def agent_source() -> Path:
-    """The directory of the C source."""
-    return Path(__file__).parent / "agent"
-
-
-def agent_files() -> list[Path]:
-    """The C files, in the fixed order in which they are compiled."""
-    return sorted(agent_source().glob("*.c"))
 
 
 def build_agent(out: Path, cc: str = "musl-gcc", flags: tuple[str, ...] = STATIC) -> None:
     """Compile the agent to `out` (mode 0755), by default static, stripped and reproducible.
 
     `cc` is a compiler's name or path; plain `gcc` works too where it has a static C library.
-    Raises AgentBuildError when there is no such compiler or it reports an error.
+    Raises HostFault that says what to install or what the compiler said.
     """
     found = shutil.which(cc)
     if found is None:
-        raise AgentBuildError(
+        raise HostFault(
             f"no compiler {cc!r} to build the guest agent with; install it "
-            "(Debian: apt-get install musl-tools gcc)"
+            "(Debian: apt-get install musl-tools gcc)",
+            stage="agent",
         )
-    names = [path.name for path in agent_files()]
+    source = Path(__file__).parent
+    names = sorted(path.name for path in source.glob("*.c"))
     command = [found, *FLAGS, *flags, "-o", str(out.absolute()), *names]
     result = subprocess.run(
-        command, cwd=agent_source(), capture_output=True, text=True, timeout=300, check=False
+        command, cwd=source, capture_output=True, text=True, timeout=300, check=False
     )
     if result.returncode != 0:
-        raise AgentBuildError(f"{cc} could not compile the guest agent:\n{result.stderr[-4000:]}")
+        said = result.stderr[-4000:]
+        raise HostFault(f"{cc} could not compile the guest agent:\n{said}", stage="agent")
     out.chmod(0o755)
+
+
+def built_agent(scratch: Path) -> bytes:
+    """Return the agent as images have it, compiled in ``scratch``. Raises HostFault."""
+    binary = scratch / "vtorque-agent"
+    build_agent(binary)
+    return binary.read_bytes()
 
 
 if __name__ == "__main__":

@@ -11,6 +11,8 @@
 
 enum { CONF_MAX = 65536 };
 
+struct conf conf;
+
 static bool number(const char *text, unsigned long max, unsigned long *out) {
     if (*text == '\0' || strlen(text) > 10 || strspn(text, "0123456789") != strlen(text))
         return false;

@@ -8,7 +8,18 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/un.h>
+#include <time.h>
 #include <unistd.h>
+
+static uint8_t status_queue[STATUS_QUEUE], run_queue[RUN_QUEUE];
+struct port run_port = {.path = conf.run, .fd = -1, .out = run_queue, .cap = sizeof run_queue};
+struct port status_port = {.path = conf.status, .fd = -1, .out = status_queue, .cap = sizeof status_queue};
+
+uint64_t now_ms(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000 + (uint64_t)t.tv_nsec / 1000000;
+}
 
 static bool is_unix(const struct port *p) { return strncmp(p->path, "unix:", 5) == 0; }
 
@@ -175,4 +186,14 @@ void put_frame(enum frame type, int stream, const void *payload, size_t n) {
     if (n > 0)
         memcpy(at + HEADER, payload, n);
     run_port.tail += HEADER + n;
+}
+
+bool status_line(const char *word, const char *text) {
+    size_t n = strlen(word) + strlen(text) + 1;
+    uint8_t *at = port_room(&status_port, n + 1);
+    if (!status_port.up || at == NULL)
+        return false;
+    snprintf((char *)at, n + 1, "%s%s\n", word, text);
+    status_port.tail += n;
+    return true;
 }

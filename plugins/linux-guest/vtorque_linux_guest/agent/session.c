@@ -60,8 +60,8 @@ static const char *hello(const uint8_t *p) {
     put_u16(reply + 18, 0);
     put_u32(reply + 20, STDIN_WINDOW);
     put_frame(F_HELLO, 0, reply, sizeof reply);
-    if (setup_failure() != NULL)
-        return setup_failure();
+    if (status_failure() != NULL)
+        return status_failure();
     if (get_u16(p + 16) != PROTOCOL)
         return "the agent speaks protocol 1 only: rebuild the image";
     if (window == 0 || window > 1u << 30)

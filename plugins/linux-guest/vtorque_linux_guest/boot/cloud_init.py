@@ -9,28 +9,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from importlib.resources import files
 from typing import Any
 
-from vtorque_core.api_node import Address, GuestPlan
-from vtorque_linux_guest import contents, keys
-from vtorque_linux_guest.families import DEBIAN, family, has_agent
+from vtorque_core.api.guest_plan import Address, GuestPlan
+from vtorque_linux_guest.boot import etc_files, keys
+from vtorque_linux_guest.guest.agent_start import START, UNIT, agent_unit, start_script
+from vtorque_linux_guest.guest.linux_family import DEBIAN, family, has_agent
 
-START = "/usr/lib/vtorque/vtorque-start"
 SSHD = "/etc/ssh/sshd_config.d/00-vtorque.conf"
-UNIT = "/etc/systemd/system/vtorque-agent.service"
-
-
-def start_script() -> str:
-    """Return the script that takes the job's data off the seed and becomes the agent."""
-    return files("vtorque_linux_guest").joinpath("guest", "vtorque-start").read_text("utf-8")
-
-
-def agent_unit() -> str:
-    """Return the systemd unit that runs :func:`start_script` (systemd.service(5))."""
-    return (
-        files("vtorque_linux_guest").joinpath("guest", "vtorque-agent.service").read_text("utf-8")
-    )
 
 
 def user_data(guest: GuestPlan) -> bytes:
@@ -52,7 +38,7 @@ def user_data(guest: GuestPlan) -> bytes:
         "ssh_keys": {"ed25519_private": key.private, "ed25519_public": key.public},
         "ssh_publish_hostkeys": {"enabled": False},
         "no_ssh_fingerprints": True,
-        "write_files": [{"path": SSHD, "content": contents.sshd_text(), "permissions": "0644"}],
+        "write_files": [{"path": SSHD, "content": etc_files.sshd_text(), "permissions": "0644"}],
         "package_update": False,
         "package_upgrade": False,
     }
@@ -80,7 +66,7 @@ def meta_data(guest: GuestPlan) -> bytes:
     Our own images run no stage but cloud-init's first before READY, so all is done in that:
     ``dsmode: local`` (cloud-init's documentation, "NoCloud").
     """
-    data = {"instance-id": f"{guest.name}-{guest.attempt}", "local-hostname": guest.hostname}
+    data = {"instance-id": f"{guest.name}-{guest.job.attempt}", "local-hostname": guest.hostname}
     if has_agent(guest.image):
         data["dsmode"] = "local"
     return _json(data)

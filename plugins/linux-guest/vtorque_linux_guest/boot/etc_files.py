@@ -1,38 +1,21 @@
-"""Texts of the files that every guest gets: users, hosts, ssh, the environment of login shells.
+"""Texts of the files that every guest gets: users, hosts, ssh, what login shells read.
 
 Pure. Nothing here is interpreted by a shell in the guest except what ``environment_text`` quotes.
 """
 
 from __future__ import annotations
 
-import re
-import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import PurePosixPath
 
-from vtorque_core.api_node import GuestPlan, HostFault, JobUser
-from vtorque_linux_guest import keys
-
-SPOOL = "/var/spool/vtorque"
-"""Where the agent puts the job's script; root's, so that only the files are the user's."""
-
-ENVIRONMENT = ".vtorque-environment"
-"""The file in the spool with the running job's environment, for login shells."""
+from vtorque_core.api import HostFault
+from vtorque_core.api.guest_plan import GuestPlan, JobUser
+from vtorque_linux_guest.boot import keys
+from vtorque_linux_guest.guest.contract import ENVIRONMENT, SPOOL
+from vtorque_linux_guest.guest.environment import environment_text
 
 HOME_SHARE = "home"
 """The name of the share (``[shares.home]``) that is the user's home."""
-
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
-
-# Names that belong to a login session or to the shell itself, not to the job.
-_SESSION = frozenset(
-    {
-        *("HOME", "USER", "LOGNAME", "SHELL", "MAIL", "PATH", "PWD", "OLDPWD", "TERM", "TMOUT"),
-        *("DISPLAY", "XAUTHORITY", "IFS", "PS1", "PS2", "PS4", "OPTIND", "ENV", "BASH_ENV", "_"),
-        *("SHLVL", "UID", "EUID", "PPID", "GROUPS", "SHELLOPTS", "BASHOPTS", "BASH_VERSINFO"),
-        "POSIXLY_CORRECT",
-    }
-)
 
 
 def guest_home(guest: GuestPlan) -> str:
@@ -83,33 +66,6 @@ def resolv_text(guest: GuestPlan) -> str:
     """Return resolv.conf(5), empty if the site names no server."""
     servers = dict.fromkeys(s for address in guest.addresses for s in address.dns)
     return "".join(f"nameserver {s}\n" for s in servers)
-
-
-def job_environment_text(variables: Mapping[str, str]) -> str:
-    """Return shell lines that export the job's variables, for its user's login shells.
-
-    Names that are no identifiers (``BASH_FUNC_x%%``) or belong to a login session are left out.
-    """
-    return environment_text(
-        {
-            name: value
-            for name, value in variables.items()
-            if _NAME.fullmatch(name) and name not in _SESSION and "\0" not in value
-        }
-    )
-
-
-def environment_text(variables: Mapping[str, str]) -> str:
-    """Return shell lines that export these variables with exactly these values.
-
-    Raises HostFault for a name that is no identifier (POSIX, 3.216 Name).
-    """
-    for name, value in variables.items():
-        if not _NAME.fullmatch(name) or "\0" in value:
-            raise HostFault(f"{name!r} cannot be an environment variable of a guest")
-    return "".join(
-        f"export {name}={shlex.quote(value)}\n" for name, value in sorted(variables.items())
-    )
 
 
 def profile_text(uid: int, variables: Mapping[str, str]) -> str:

@@ -10,15 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    PublicFormat,
-)
-
-from vtorque_core.api_node import derive
+from vtorque_core.api import derive
 
 
 @dataclass(frozen=True)
@@ -61,6 +53,15 @@ def known_hosts(
 
 
 def _pair(seed: bytes) -> KeyPair:
+    # 40 ms that a guest without sshd does not need.
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey  # noqa: PLC0415
+    from cryptography.hazmat.primitives.serialization import (  # noqa: PLC0415
+        Encoding,
+        NoEncryption,
+        PrivateFormat,
+        PublicFormat,
+    )
+
     key = Ed25519PrivateKey.from_private_bytes(seed)
     public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
     private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())

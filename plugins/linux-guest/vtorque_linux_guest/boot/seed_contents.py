@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from vtorque_core.api_context import ContextItem, LinePort, Mount
-from vtorque_core.api_node import GuestPlan, HostFault
-from vtorque_linux_guest import cloudinit, contents, setup_script
-from vtorque_linux_guest.families import boots_micro, has_agent
+from vtorque_core.api import HostFault
+from vtorque_core.api.guest_context import ContextItem, LinePort, Mount
+from vtorque_core.api.guest_plan import GuestPlan
+from vtorque_linux_guest.boot import cloud_init, etc_files, setup_script
+from vtorque_linux_guest.guest.contract import RUN_PORT, SPOOL, STATUS_PORT
+from vtorque_linux_guest.guest.linux_family import boots_micro, has_agent
 from vtorque_linux_guest.settings import Settings, site_scripts
-
-STATUS_PORT = "org.vtorque.status"
-RUN_PORT = "org.vtorque.run"
 
 
 def seed_files(
@@ -30,9 +29,9 @@ def seed_files(
     found["vtorque/agent.conf"] = agent_conf(guest, items)
     if boots_micro(guest.image):
         return found
-    found["user-data"] = cloudinit.user_data(guest)
-    found["meta-data"] = cloudinit.meta_data(guest)
-    found["network-config"] = cloudinit.network_config(guest)
+    found["user-data"] = cloud_init.user_data(guest)
+    found["meta-data"] = cloud_init.meta_data(guest)
+    found["network-config"] = cloud_init.network_config(guest)
     if not has_agent(guest.image):
         found["vtorque/vtorque-agent"] = _agent_binary(guest, settings)
     return found
@@ -51,11 +50,11 @@ def agent_conf(guest: GuestPlan, items: Sequence[ContextItem]) -> bytes:
         "uid": str(user.uid),
         "gid": str(user.gid),
         "groups": ",".join(str(gid) for gid in dict.fromkeys(gid for _, gid in user.groups)),
-        "home": contents.guest_home(guest),
+        "home": etc_files.guest_home(guest),
         "shell": user.shell,
         "status": f"port:{STATUS_PORT}",
         "run": f"port:{RUN_PORT}",
-        "spool": contents.SPOOL,
+        "spool": SPOOL,
         "setup": "/run/vtorque/setup.sh",
         "sync": str(int(own)),
     }

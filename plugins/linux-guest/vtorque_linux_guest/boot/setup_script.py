@@ -15,7 +15,8 @@ from importlib.resources import files
 from pathlib import PurePosixPath
 from typing import TypeVar
 
-from vtorque_core.api_context import (
+from vtorque_core.api import HostFault, Refused
+from vtorque_core.api.guest_context import (
     ContextItem,
     EnvVar,
     GuestDevice,
@@ -26,17 +27,14 @@ from vtorque_core.api_context import (
     PciMemory,
     RootCommand,
 )
-from vtorque_core.api_node import Address, GuestPlan, HostFault, Refused
-from vtorque_linux_guest import contents
-from vtorque_linux_guest.families import DEBIAN, MICRO, REDHAT, boots_micro, family
+from vtorque_core.api.guest_plan import Address, GuestPlan
+from vtorque_linux_guest.boot import etc_files
+from vtorque_linux_guest.guest.contract import EPILOGUE_CLIENT, SITE, SPOOL
+from vtorque_linux_guest.guest.linux_family import DEBIAN, MICRO, REDHAT, boots_micro, family
 from vtorque_linux_guest.settings import Settings, SiteScript
 
 Item = TypeVar("Item", bound=ContextItem)
 
-SITE = "/usr/lib/vtorque"
-"""Where the admin's scripts are run from: /run may be noexec."""
-
-EPILOGUE_CLIENT = f"{SITE}/site-epilogue"
 _SMALL = 4096  # bytes of a file that may stand in the script itself
 _PACKAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+_:-]*", re.ASCII)
 _PCI = re.compile(r"[0-9a-f]{4}:[0-9a-f]{4}", re.ASCII)
@@ -136,7 +134,7 @@ def _of(items: Iterable[ContextItem], kind: type[Item]) -> list[Item]:
 
 
 def _data(name: str) -> str:
-    return files("vtorque_linux_guest").joinpath("guest", name).read_text("utf-8")
+    return files("vtorque_linux_guest.guest").joinpath(name).read_text("utf-8")
 
 
 def _owner(guest: GuestPlan, owner: str) -> str:
@@ -152,7 +150,7 @@ def _base(script: _Script, guest: GuestPlan) -> None:
         script.step(f"network {address.network} {_how(address)}".replace("  ", " "))
         _network(script, address)
     if any(address.ip and not address.network for address in guest.addresses):
-        script.write("/etc/resolv.conf", contents.resolv_text(guest))
+        script.write("/etc/resolv.conf", etc_files.resolv_text(guest))
     if guest.ntp:
         script.step("time servers")
         # Debian's busybox has no ntpd; the guest then keeps the host's clock, which it booted with.
@@ -199,13 +197,13 @@ def _dhcp(script: _Script, address: Address) -> None:
 
 def _identity(script: _Script, guest: GuestPlan) -> None:
     """The job's user and nobody else's: same ids in every family, whatever the image has."""
-    user, home = guest.user, contents.guest_home(guest)
+    user, home = guest.user, etc_files.guest_home(guest)
     script.step(f"user {user.name}")
     texts = {
-        "passwd": contents.passwd_line(user, home, user.shell),
-        "passwd.sh": contents.passwd_line(user, home, "/bin/sh"),
-        "shadow": contents.shadow_line(user),
-        "group": contents.group_lines(user),
+        "passwd": etc_files.passwd_line(user, home, user.shell),
+        "passwd.sh": etc_files.passwd_line(user, home, "/bin/sh"),
+        "shadow": etc_files.shadow_line(user),
+        "group": etc_files.group_lines(user),
     }
     for name, text in texts.items():
         script.seed[f"ids/{name}"] = text.encode("utf-8", "surrogateescape")
@@ -214,14 +212,14 @@ def _identity(script: _Script, guest: GuestPlan) -> None:
     script.call(f"if [ ! -x {at(user.shell)} ]; then passwd=passwd.sh; fi")
     script.call('ids "$D/ids/$passwd"', at("/etc/passwd"), "022")
     script.call('ids "$D/ids/shadow"', at("/etc/shadow"), "077")
-    sudoers = script.file(contents.sudoers_text(user.uid).encode())
+    sudoers = script.file(etc_files.sudoers_text(user.uid).encode())
     script.call(
         f"if [ -d {at('/etc/sudoers.d')} ];",
         f"then put {sudoers} {at('/etc/sudoers.d/zz-vtorque')} 0440 0:0; fi",
     )
-    script.call("folder", at(contents.SPOOL))
+    script.call("folder", at(SPOOL))
     script.step("hosts")
-    script.write("/etc/hosts", contents.hosts_text(guest))
+    script.write("/etc/hosts", etc_files.hosts_text(guest))
 
 
 def _files(script: _Script, guest: GuestPlan, items: Iterable[GuestFile]) -> None:
@@ -240,15 +238,15 @@ def _is_small_text(content: bytes) -> bool:
 def _environment(script: _Script, guest: GuestPlan, items: Iterable[EnvVar]) -> None:
     script.step("environment")
     script.call("folder", at("/etc/profile.d"))
-    text = contents.profile_text(guest.user.uid, {item.name: item.value for item in items})
+    text = etc_files.profile_text(guest.user.uid, {item.name: item.value for item in items})
     script.write("/etc/profile.d/vtorque.sh", text)
 
 
 def _ssh(script: _Script, guest: GuestPlan) -> None:
     script.step("ssh")
-    for path, text, mode, users in contents.ssh_files(guest):
+    for path, text, mode, users in etc_files.ssh_files(guest):
         script.put(path, text.encode(), mode, _owner(guest, "job" if users else "root"))
-    script.call("ssh_settings", script.file(contents.sshd_text().encode()))
+    script.call("ssh_settings", script.file(etc_files.sshd_text().encode()))
 
 
 def _packages(
@@ -307,7 +305,7 @@ def _mounts(script: _Script, guest: GuestPlan, items: Sequence[Mount]) -> None:
             source = '"$DISK"'
         kind = "" if item.kind == "disk" else f"-t {item.kind}"
         script.call("run mount", kind, "-o", quote(",".join(options)), source, at(item.target))
-    home = PurePosixPath(contents.guest_home(guest))
+    home = PurePosixPath(etc_files.guest_home(guest))
     if not any(home.is_relative_to(PurePosixPath(m.target)) for m in items):
         script.step(f"home {home}")
         _folder(script, guest, str(home))
@@ -337,7 +335,7 @@ def _pci_memory(script: _Script, guest: GuestPlan, items: Iterable[PciMemory]) -
             raise HostFault(f"{item.device!r} is not a PCI device: write it as in 1af4:1110")
         vendor, _, device = item.device.partition(":")
         which = (f"0x{vendor}", f"0x{device}", str(int(item.bar)), str(int(item.nth)))
-        script.call("pci_memory", *which, at(item.link), _owner(guest, item.owner))
+        script.call("pci_memory", *which, at(item.link), _owner(guest, "job"))
 
 
 def _site_scripts(
@@ -347,7 +345,7 @@ def _site_scripts(
     epilogue: Sequence[SiteScript],
 ) -> None:
     for name, value in (
-        ("VTORQUE_JOBID", guest.job_id),
+        ("VTORQUE_JOBID", guest.job.id),
         ("VTORQUE_USER", guest.user.name),
         ("VTORQUE_RANK", str(guest.rank)),
     ):

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vtorque_core.api_node import GuestPlan, Resource
-from vtorque_core.api_resources import File
-from vtorque_linux_guest import keys
+from vtorque_core.api.acquired import Resource
+from vtorque_core.api.guest_plan import GuestPlan
+from vtorque_core.api.job_files import File
+from vtorque_linux_guest.boot import keys
 
 CONFIG, KEY, KNOWN_HOSTS = "ssh_config", "ssh_key", "ssh_known_hosts"
 

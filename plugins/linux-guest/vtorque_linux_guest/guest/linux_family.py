@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vtorque_core.api_node import Image
+from vtorque_core.api import Image
 
 DEBIAN = "debian"
 REDHAT = "redhat"

@@ -1,8 +1,9 @@
 """Run a program as root of a user namespace of its own: nobody to the machine, root to the image.
 
-Run by :mod:`vtorque_linux_guest.sandbox` as root, dying with it: ``python -I -S _sandbox_exec.py
-BASE WORK PROGRAM ARGUMENT...``. Standard library only. The program sees the machine's files as any
-user does; WORK, which is its own, is at :data:`PLACE`. user_namespaces(7), mount_namespaces(7).
+Run by :mod:`vtorque_linux_guest.image.sandbox` as root, dying with it: ``python -I -S
+_sandbox_exec.py BASE WORK PROGRAM ARGUMENT...``. Standard library only. The program sees the
+machine's files as any user does; WORK, which is its own, is at :data:`PLACE`. user_namespaces(7),
+mount_namespaces(7).
 """
 
 from __future__ import annotations

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from vtorque_core.api_image import BuiltImage
-from vtorque_core.api_node import Refused
-from vtorque_linux_guest.linux import build_image
-from vtorque_linux_guest.recipe import (
+from vtorque_core.api import Refused
+from vtorque_core.api.image_builder import BuiltImage
+from vtorque_linux_guest.image.recipe import (
     DEBIAN,
     SIZE_MIB,
     Recipe,
@@ -16,13 +15,14 @@ from vtorque_linux_guest.recipe import (
     check_size,
     check_suite,
 )
+from vtorque_linux_guest.image.recipe_builder import build_image
 
 SUITE = "bookworm"
 KERNELS = ("cloud", "generic")
 
 
 class DebianBuilder:
-    """Builds the Debian image; see :class:`vtorque_core.api_image.Builder`."""
+    """Builds the Debian image; see :class:`vtorque_core.api.image_builder.Builder`."""
 
     def build(
         self, arguments: Mapping[str, str], staging: Path, progress: Callable[[str], None]

@@ -1,7 +1,7 @@
 """Install a distribution into a tar file: mmdebstrap for the Debian family, dnf for RedHat's.
 
-Both run in :mod:`vtorque_linux_guest.sandbox`, with what the recipe says as arguments and files,
-never as shell text; only the recipe's commands are for a shell, that of the image.
+Both run in :mod:`vtorque_linux_guest.image.sandbox`, with what the recipe says as arguments and
+files, never as shell text; only the recipe's commands are for a shell, that of the image.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
 
-from vtorque_core.api_node import HostFault, run_tool
-from vtorque_linux_guest import recipe_files, sandbox
-from vtorque_linux_guest.kernel import Kernel, need_tools
-from vtorque_linux_guest.recipe import DEBIAN, Recipe
+from vtorque_core.api import HostFault, run_tool
+from vtorque_linux_guest.image import recipe_files, sandbox
+from vtorque_linux_guest.image.kernel import Kernel, need_tools
+from vtorque_linux_guest.image.recipe import DEBIAN, Recipe
 
 BOOTSTRAP_TIMEOUT = 1800.0  # seconds
 COMMANDS_TIMEOUT = 3600.0  # seconds: a recipe may compile
@@ -54,7 +54,7 @@ def install(
     if kernel is not None:
         _pack_modules(kernel, work / "modules.tar")
     (work / "customise.sh").write_bytes(
-        files("vtorque_linux_guest").joinpath("guest", "customise.sh").read_bytes()
+        files("vtorque_linux_guest.guest").joinpath("customise.sh").read_bytes()
     )
     progress(f"installing {recipe.family} {recipe.suite}: a minute or more")
     (_debian if recipe.family == DEBIAN else _redhat)(recipe, work)

@@ -18,9 +18,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from vtorque_core.api_node import HostFault, Refused
-from vtorque_linux_guest.ext4_xattr import NoRoom, attribute_block, in_inode
-from vtorque_linux_guest.filetree import FileTree, Node, Slice, directory
+from vtorque_core.api import HostFault, Refused
+from vtorque_linux_guest.image.ext4_xattr import NoRoom, attribute_block, in_inode
+from vtorque_linux_guest.image.filetree import FileTree, Node, Slice, directory
 
 BLOCK = 4096  # bytes
 GROUP = 8 * BLOCK  # blocks: as many as one block of bitmap has bits

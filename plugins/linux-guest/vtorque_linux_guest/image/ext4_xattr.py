@@ -8,7 +8,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping
 
-from vtorque_core.api_node import Refused
+from vtorque_core.api import Refused
 
 _MAGIC = 0xEA020000
 _PREFIXES = {"user.": 1, "trusted.": 4, "security.": 6}

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import IO
 
-from vtorque_core.api_node import Refused
-from vtorque_linux_guest.tar import MAX_ENTRIES, MAX_PATH, Member, members
+from vtorque_core.api import Refused
+from vtorque_linux_guest.image.tar_reader import MAX_ENTRIES, MAX_PATH, Member, members
 
 MAX_LINKS = 40  # as the kernel's own (path_resolution(7))
 

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from vtorque_core.api_node import HostFault, Refused
-from vtorque_linux_guest.kernel import Kernel
+from vtorque_core.api import HostFault, Refused
+from vtorque_linux_guest.image.kernel import Kernel
 
 MODULES = "lib/modules"
 _MODULE_SUFFIXES = (".ko", ".ko.xz")

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vtorque_core.api_node import HostFault, Refused, alone, guarded, run_tool
+from vtorque_core.api import HostFault, Refused, alone, guarded, run_tool
 
 DOWNLOAD_TIMEOUT = 600.0  # seconds; a kernel package is 27 MB
 UNPACK_TIMEOUT = 120.0  # seconds

@@ -11,11 +11,12 @@ from collections.abc import Callable, Mapping
 from importlib.resources import files
 from pathlib import Path
 
-from vtorque_core.api_image import BuiltImage
-from vtorque_core.api_node import HostFault, Refused, run_tool
-from vtorque_linux_guest.agent_build import AgentBuildError, build_agent
-from vtorque_linux_guest.initramfs import Tree, add_modules
-from vtorque_linux_guest.kernel import (
+from vtorque_core.api import Refused, run_tool
+from vtorque_core.api.image_builder import BuiltImage
+from vtorque_linux_guest.agent.build import built_agent
+from vtorque_linux_guest.guest.agent_start import AGENT
+from vtorque_linux_guest.image.initramfs import Tree, add_modules
+from vtorque_linux_guest.image.kernel import (
     Kernel,
     architecture,
     debs_directory,
@@ -24,8 +25,6 @@ from vtorque_linux_guest.kernel import (
     unpack,
     vmlinux,
 )
-
-AGENT = "usr/lib/vtorque/vtorque-agent"
 
 # Loaded at boot, in this order: first what the agent and the seed need.
 BOOT_MODULES = (
@@ -70,7 +69,7 @@ _ETC = {
 
 
 class MicroBuilder:
-    """Builds the micro image; see :class:`vtorque_core.api_image.Builder`."""
+    """Builds the micro image; see :class:`vtorque_core.api.image_builder.Builder`."""
 
     def build(
         self, arguments: Mapping[str, str], staging: Path, progress: Callable[[str], None]
@@ -120,10 +119,10 @@ def _tree(kernel: Kernel, scratch: Path, debs: Path | None, modules: list[str]) 
     for link, number in _DEV_LINKS.items():
         tree.link(f"lib/vtorque/dev/{link}", f"/proc/self/fd{number}")
     _add_programs(tree, scratch, debs)
-    tree.file(AGENT, agent(scratch), 0o755)
+    tree.file(AGENT.lstrip("/"), built_agent(scratch), 0o755)
     carried = [*BOOT_MODULES, *MORE_MODULES, *modules]
     add_modules(tree, kernel, carried)
-    init = files("vtorque_linux_guest").joinpath("micro_init").read_text("utf-8")
+    init = files("vtorque_linux_guest.guest").joinpath("micro_init").read_text("utf-8")
     tree.file("init", init.replace("@MODULES@", " ".join(BOOT_MODULES)).encode(), 0o755)
     for name, content in _ETC.items():
         tree.file(f"etc/{name}", content.encode(), 0o600 if name == "shadow" else 0o644)
@@ -142,16 +141,6 @@ def _add_programs(tree: Tree, scratch: Path, debs: Path | None) -> None:
         tree.link(applet, "/bin/busybox")
     tree.file("bin/busybox", busybox.read_bytes(), 0o755)
     tree.file("bin/bash", (unpacked / "bin/bash-static").read_bytes(), 0o755)
-
-
-def agent(scratch: Path) -> bytes:
-    """Return the guest agent, compiled in ``scratch``. Raises HostFault naming what is missing."""
-    binary = scratch / "vtorque-agent"
-    try:
-        build_agent(binary)
-    except AgentBuildError as error:
-        raise HostFault(str(error), stage="agent") from None
-    return binary.read_bytes()
 
 
 def _os_release(kernel: Kernel) -> str:

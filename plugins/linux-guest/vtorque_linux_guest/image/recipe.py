@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from vtorque_core.api import size_mib
-from vtorque_core.api_node import Refused
+from vtorque_core.api import Refused, size_mib
 
 DEBIAN, REDHAT = "debian", "redhat"
 SIZE_MIB = 8192

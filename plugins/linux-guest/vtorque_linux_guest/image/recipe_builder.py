@@ -11,47 +11,38 @@ import re
 import shutil
 import stat
 import time
-from collections.abc import Callable, Mapping, Sequence
-from importlib.resources import files
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
-from vtorque_core.api_image import BuiltImage
-from vtorque_core.api_node import HostFault, Refused
-from vtorque_linux_guest import bootstrap, micro, recipe_files, systemd_root
-from vtorque_linux_guest.ext4_xattr import can_store
-from vtorque_linux_guest.filetree import FileTree, read_tar
-from vtorque_linux_guest.initramfs import Tree, add_modules
-from vtorque_linux_guest.kernel import (
-    Kernel,
+from vtorque_core.api import HostFault, Refused
+from vtorque_core.api.image_builder import BuiltImage
+from vtorque_linux_guest.agent.build import built_agent
+from vtorque_linux_guest.image import distribution, recipe_files, systemd_root
+from vtorque_linux_guest.image.disk_initramfs import CMDLINE, INITRD_MODULES, disk_initramfs
+from vtorque_linux_guest.image.ext4_xattr import can_store
+from vtorque_linux_guest.image.filetree import FileTree, read_tar
+from vtorque_linux_guest.image.kernel import (
     architecture,
     extract_vmlinux,
-    fetch,
     fetch_kernel,
     need_tools,
-    unpack,
     vmlinux,
 )
-from vtorque_linux_guest.recipe import Recipe, read
-from vtorque_linux_guest.root_disk import write_disk
+from vtorque_linux_guest.image.recipe import Recipe, read
+from vtorque_linux_guest.image.root_disk import write_disk
 
 MIN_RAM_MIB = {"debian": 256, "redhat": 512}
 
-# net.ifnames=0: the seed's network-config calls the NICs eth0, ... (systemd.link(5)).
-CMDLINE = f"{micro.CMDLINE} net.ifnames=0 rw"
 # An initramfs of the distribution's own; selinux: files of an image have no labels.
 OWN_CMDLINE = f"{CMDLINE} root=/dev/disk/by-id/virtio-vtroot rootfstype=ext4 selinux=0"
-
-# ext4 is built into Debian's cloud kernel and then left out; the generic one has it as a module,
-# and what it asks the kernel for by name: crc32c.
-INITRD_MODULES = ("virtio_pci", "virtio_blk", "crc32c_generic", "ext4")
 
 _MAX_KERNEL = 512 << 20  # bytes of a kernel or an initramfs
 _DISTRO = re.compile(r"^ID=[\"']?([a-z0-9][a-z0-9._-]{0,60})[\"']?$", re.MULTILINE)
 
 
 class LinuxBuilder:
-    """Builds an image from a recipe; see :class:`vtorque_core.api_image.Builder`."""
+    """Builds an image from a recipe; see :class:`vtorque_core.api.image_builder.Builder`."""
 
     def build(
         self, arguments: Mapping[str, str], staging: Path, progress: Callable[[str], None]
@@ -85,9 +76,9 @@ def build_image(recipe: Recipe, staging: Path, progress: Callable[[str], None]) 
         (staging / "vmlinux").write_bytes(vmlinux(kernel))
         initrd = disk_initramfs(kernel, work, "/sbin/init", INITRD_MODULES)
         (staging / "initrd").write_bytes(initrd)
-    packed = bootstrap.install(recipe, installed, kernel, progress)
+    packed = distribution.install(recipe, installed, kernel, progress)
     progress("configuring")
-    agent = micro.agent(work)
+    agent = built_agent(work)
     labels = {"init": "cloud-init", "family": recipe.family, "agent": "builtin"}
     labels["suite"] = recipe.suite
     with _opened(packed) as file:
@@ -169,32 +160,3 @@ def _by_version(release: str) -> list[tuple[int, str]]:
     """Return what orders releases: 6.10 after 6.9."""
     words = re.findall(r"\d+|[^\d]+", release)
     return [(int(word), "") if word.isdecimal() else (-1, word) for word in words]
-
-
-def disk_initramfs(
-    kernel: Kernel, work: Path, init: str, modules: Sequence[str], debs: Path | None = None
-) -> bytes:
-    """Return an initramfs that mounts the root disk and hands over to ``init``, a path on it.
-
-    It has busybox and the modules, nothing else. ``debs``: see :func:`fetch`. Raises HostFault.
-    """
-    tree = Tree()
-    for path in ("dev", "proc", "sys", "root"):
-        tree.directory(path)
-    tree.file("bin/busybox", busybox(work, debs), 0o755)
-    for applet in ("modprobe", "mount", "poweroff", "sleep", "switch_root"):
-        tree.link(f"sbin/{applet}", "/bin/busybox")
-    loaded = add_modules(tree, kernel, modules)
-    text = files("vtorque_linux_guest").joinpath("debian_init").read_text("utf-8")
-    text = text.replace("@MODULES@", " ".join(loaded)).replace("@INIT@", init)
-    tree.file("init", text.encode(), 0o755)
-    return tree.compressed()
-
-
-def busybox(work: Path, debs: Path | None = None) -> bytes:
-    """Return Debian's static busybox, unpacked below ``work``/programs. Raises HostFault."""
-    programs = work / "programs"
-    programs.mkdir(exist_ok=True)
-    if not (programs / "bin/busybox").exists():
-        unpack(fetch(["busybox-static"], work, debs)[0], programs)
-    return (programs / "bin/busybox").read_bytes()

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
-from vtorque_core.api_node import Refused
-from vtorque_linux_guest.recipe import AddedFile
+from vtorque_core.api import Refused
+from vtorque_linux_guest.image.recipe import AddedFile
 
 _BELOW = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 

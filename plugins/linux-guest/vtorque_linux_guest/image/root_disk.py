@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from vtorque_core.api_node import HostFault, run_tool
-from vtorque_linux_guest.ext4 import write_ext4
-from vtorque_linux_guest.filetree import FileTree
+from vtorque_core.api import HostFault, run_tool
+from vtorque_linux_guest.image.ext4 import write_ext4
+from vtorque_linux_guest.image.filetree import FileTree
 
 LABEL = "vtroot"
 DISK_TIMEOUT = 600.0  # seconds

@@ -11,8 +11,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from vtorque_core.api_node import HostFault, guarded
-from vtorque_linux_guest._sandbox_exec import IDS, PLACE
+from vtorque_core.api import HostFault, guarded
+from vtorque_linux_guest.image._sandbox_exec import IDS, PLACE
 
 __all__ = ["IDS", "PLACE", "run"]
 

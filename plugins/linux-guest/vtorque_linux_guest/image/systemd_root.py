@@ -1,6 +1,6 @@
 """Make an installed system one that boots for a job: short, and the same for the same packages.
 
-Works on a :class:`~vtorque_linux_guest.filetree.FileTree`; nothing of the image is run.
+Works on a :class:`~vtorque_linux_guest.image.filetree.FileTree`; nothing of the image is run.
 """
 
 from __future__ import annotations
@@ -8,11 +8,10 @@ from __future__ import annotations
 import re
 import stat
 
-from vtorque_core.api_node import Refused
-from vtorque_linux_guest.cloudinit import UNIT, agent_unit, start_script
-from vtorque_linux_guest.filetree import FileTree, Node
-from vtorque_linux_guest.micro import AGENT
-from vtorque_linux_guest.recipe import DEBIAN
+from vtorque_core.api import Refused
+from vtorque_linux_guest.guest.agent_start import AGENT, START, UNIT, agent_unit, start_script
+from vtorque_linux_guest.image.filetree import FileTree, Node
+from vtorque_linux_guest.image.recipe import DEBIAN
 
 _GENERATORS = "etc/systemd/system-generators"  # a link to /dev/null masks: systemd.generator(7)
 _UNITS = ("etc/systemd/system", "usr/lib/systemd/system", "lib/systemd/system")
@@ -114,8 +113,8 @@ def finish(tree: FileTree, family: str, agent: bytes, started: int) -> None:
     _clean(tree)
     for path, content in _FILES.items():
         tree.file(path, content.encode())
-    tree.file(UNIT.lstrip("/"), agent_unit().encode())
-    tree.file("usr/lib/vtorque/vtorque-start", start_script().encode(), 0o755)
+    tree.file(UNIT, agent_unit().encode())
+    tree.file(START, start_script().encode(), 0o755)
     tree.file(AGENT, agent, 0o755)
     for unit in ENABLED[family]:
         enable(tree, unit)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import IO
 
-from vtorque_core.api_node import Refused
+from vtorque_core.api import Refused
 
 MAX_ENTRIES = 500_000
 MAX_HEADER = 1 << 20  # bytes of one extended header

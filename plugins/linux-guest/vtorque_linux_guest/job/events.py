@@ -7,7 +7,7 @@ from collections import deque
 from types import TracebackType
 from typing import Self
 
-from .frames import Kind, frame, winsize
+from vtorque_linux_guest.job.frames import Kind, frame, winsize
 
 
 class Events:

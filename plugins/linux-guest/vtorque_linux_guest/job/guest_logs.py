@@ -12,10 +12,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from vtorque_core.api_node import GuestPlan
-from vtorque_linux_guest.families import boots_micro
-from vtorque_linux_guest.status import StatusReader
-from vtorque_linux_guest.stream import StreamError
+from vtorque_core.api.guest_plan import GuestPlan
+from vtorque_linux_guest.guest.linux_family import boots_micro
+from vtorque_linux_guest.job.frames import StreamError
+from vtorque_linux_guest.job.status_port import StatusReader
 
 NAME = "cloud-init.log"
 """In the guest's state directory; the core keeps it with the job's log (doc/logging.md)."""

@@ -1,7 +1,7 @@
 """Run a job in a ready guest: the user's prologue, the script, the epilogues, and their signals.
 
-Runs in the job wrapper as the job's user, in the main thread (it sets signal handlers). The guest
-is hostile: everything that comes from it has been through :mod:`vtorque_linux_guest.stream`.
+Runs in the job shell as the job's user, in the main thread (it sets signal handlers). The guest
+is hostile: everything that comes from it has been through :mod:`vtorque_linux_guest.job.stream`.
 """
 
 from __future__ import annotations
@@ -16,25 +16,26 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from types import FrameType
 
-from vtorque_core.api_guest import GuestDied, ReadyGuest, Script, Streams
-from vtorque_linux_guest.contents import ENVIRONMENT, job_environment_text
-from vtorque_linux_guest.setup_script import EPILOGUE_CLIENT
-from vtorque_linux_guest.stream import (
-    BadStart,
-    Events,
+from vtorque_core.api.guest_driver import GuestDied, ReadyGuest, Script, Streams
+from vtorque_linux_guest.guest.contract import (
+    ENVIRONMENT,
+    EPILOGUE_CLIENT,
+    EPILOGUE_MARKER,
+    RUN_SOCKET,
+)
+from vtorque_linux_guest.guest.environment import job_environment_text
+from vtorque_linux_guest.job.events import Events
+from vtorque_linux_guest.job.frames import BadStart, NotStarted, StreamError
+from vtorque_linux_guest.job.start_request import (
     FileArg,
     GuestFileData,
     Mode,
-    NotStarted,
     Pty,
-    Session,
     Start,
-    StreamError,
 )
-from vtorque_linux_guest.terminal import raw_terminal, terminal_size
+from vtorque_linux_guest.job.stream import Session
+from vtorque_linux_guest.job.terminal import raw_terminal, terminal_size
 
-RUN_SOCKET = "run.sock"
-EPILOGUE_MARKER = "site-epilogue"
 EXIT_CANNOT_RUN = 126  # found, but cannot be run (POSIX sh, 2.8.2)
 EXIT_NOT_FOUND = 127
 HELLO_SECONDS = 60.0

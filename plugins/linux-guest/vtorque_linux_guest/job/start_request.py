@@ -5,8 +5,9 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import NamedTuple
 
-from .frames import BadStart, Kind, Tag, element, frame, frames_of, winsize
+from vtorque_linux_guest.job.frames import BadStart, Kind, Tag, element, frame, frames_of, winsize
 
 START_MAX = 2 << 20
 FILES_MAX = 16
@@ -21,23 +22,20 @@ class Mode(IntEnum):
     LOGIN = 2
 
 
-@dataclass(frozen=True)
-class FileArg:
+class FileArg(NamedTuple):
     """An argument that stands for the path, in the guest, of the file sent under this name."""
 
     name: str
 
 
-@dataclass(frozen=True)
-class GuestFileData:
+class GuestFileData(NamedTuple):
     """A file stored in the guest for this run, owned by the user, mode 0700."""
 
     name: str
     data: bytes
 
 
-@dataclass(frozen=True)
-class Pty:
+class Pty(NamedTuple):
     """A terminal for the program; `term` is put into its environment as TERM."""
 
     term: str

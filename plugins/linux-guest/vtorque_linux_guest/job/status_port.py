@@ -1,4 +1,4 @@
-"""The host side of the status port: is the guest ready, and if not, why.
+"""The host side of the status port: waits for a guest's READY, and says why it does not come.
 
 Runs on the node as root; what it reads was written by a guest. Lines of UTF-8, at most 4096 bytes.
 """
@@ -9,7 +9,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 
-from .frames import GuestDied, GuestFailed, GuestSilent, StreamError, shown
+from vtorque_linux_guest.job.frames import GuestDied, GuestFailed, GuestSilent, StreamError, shown
 
 LINE_MAX = 4096
 TOTAL_MAX = 1 << 20

@@ -1,6 +1,6 @@
 """The host side of the run port: a job's program in the guest with its streams, signals and exit.
 
-Runs in the job wrapper, as the unprivileged user. The guest is hostile: whatever it sends, these
+Runs in the job shell, as the unprivileged user. The guest is hostile: whatever it sends, these
 functions return, raise a `StreamError`, or wait as a silent job would make them wait.
 """
 
@@ -11,9 +11,9 @@ import struct
 import time
 from dataclasses import dataclass
 
-from .events import Events
-from .fdio import CHUNK, Sink, Source
-from .frames import (
+from vtorque_linux_guest.job.descriptors import CHUNK, Sink, Source
+from vtorque_linux_guest.job.events import Events
+from vtorque_linux_guest.job.frames import (
     HEADER,
     HELLO,
     PAYLOAD_MAX,
@@ -24,7 +24,6 @@ from .frames import (
     Decoder,
     Frame,
     GuestDied,
-    GuestFailed,
     GuestSilent,
     Kind,
     NotStarted,
@@ -35,28 +34,7 @@ from .frames import (
     hello_prefix,
     shown,
 )
-from .start import FileArg, GuestFileData, Mode, Pty, Start
-from .status import StatusReader
-
-__all__ = [
-    "AgentError",
-    "BadStart",
-    "Events",
-    "ExitStatus",
-    "FileArg",
-    "GuestDied",
-    "GuestFailed",
-    "GuestFileData",
-    "GuestSilent",
-    "Mode",
-    "NotStarted",
-    "Pty",
-    "RunAbandoned",
-    "Session",
-    "Start",
-    "StatusReader",
-    "StreamError",
-]
+from vtorque_linux_guest.job.start_request import Start
 
 WINDOW = 1 << 20
 """Bytes of stdout and of stderr that may wait here for a slow reader."""

@@ -1,4 +1,4 @@
-"""The user's terminal while their job has one: raw, its size followed. In the job wrapper."""
+"""The user's terminal while their job has one: raw, its size followed. In the job shell."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import termios
 import tty
 from collections.abc import Iterator
 
-from vtorque_linux_guest.stream import Events
+from vtorque_linux_guest.job.events import Events
 
 
 def terminal_size(fd: int) -> tuple[int, int]:

@@ -16,18 +16,21 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
+from as_root import with_a_shell
 from patience import LONG
-from vtorque_core.batch import pbs_convention as pbs
-from vtorque_core.batch.mom import Programs
-from vtorque_core.local.service import Service, Setup
-from vtorque_core.local.submitter import LocalSubmitter
-from vtorque_core.names import Paths
+from vtorque_core.base.names import Paths
+from vtorque_local.mom import Programs
+from vtorque_local.service import Service, Setup
+from vtorque_local.submitter import LocalSubmitter
+from vtorque_pbs import convention as pbs
 
 HOST = socket.gethostname()
 SUBMIT = """
-import sys; from pathlib import Path; from vtorque_core.locks import Busy
-from vtorque_core.names import Paths
-from vtorque_core.local.submitter import LocalSubmitter
+import sys; from pathlib import Path; from vtorque_core.base.locks import Busy
+from vtorque_core.api import Paths
+from vtorque_local.submitter import LocalSubmitter
 s = LocalSubmitter(Paths(run=Path(sys.argv[1])))
 sys.exit(s.submit(s.split(sys.argv[2:]), None, None))
 """
@@ -51,6 +54,7 @@ exec sh "$@"
 
 def serve(config: dict, tell: int, log: int) -> None:
     """Be the service, in a process of its own."""
+    with_a_shell(pytest.MonkeyPatch())
     os.dup2(log, 1)
     os.dup2(log, 2)
     sys.stdout = sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115

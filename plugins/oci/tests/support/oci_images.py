@@ -4,38 +4,20 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import io
 import json
 import struct
 import subprocess
-import tarfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-KINDS = {
-    "f": tarfile.REGTYPE, "l": tarfile.SYMTYPE, "h": tarfile.LNKTYPE, "d": tarfile.DIRTYPE,
-    "c": tarfile.CHRTYPE, "p": tarfile.FIFOTYPE,
-}  # fmt: skip
-Entry = tuple[str, bytes | str, str] | tuple[str, bytes | str, str, dict[str, Any]]
+from tar_files import Entry, tar
 
 
 def layer(*entries: Entry) -> bytes:
     """Return a tar file of (name, content or target, kind[, fields of TarInfo])."""
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as archive:
-        for name, content, kind, *more in entries:
-            info = tarfile.TarInfo(name)
-            info.type, info.mode = KINDS[kind], 0o755
-            for key, value in (more[0] if more else {}).items():
-                setattr(info, key, value)
-            if isinstance(content, str):
-                info.linkname = content
-                archive.addfile(info)
-            else:
-                info.size = len(content)
-                archive.addfile(info, io.BytesIO(content))
-    return out.getvalue()
+    fields = [(*entry[:3], {"mode": 0o755, **dict(*entry[3:])}) for entry in entries]
+    return tar(*fields).getvalue()
 
 
 def digest(data: bytes) -> str:

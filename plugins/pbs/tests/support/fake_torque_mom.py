@@ -10,8 +10,8 @@ from pathlib import Path
 from pbs_harness import ME, NODES, TorqueHarness, resource_list
 from quick_python import shebang
 from torque_node import adapter_at
-from vtorque_core.api_batch import Outcome
-from vtorque_core.api_setup import Installation, ReplacedFile
+from vtorque_core.api.batch_system import Outcome
+from vtorque_core.api.setup_steps import Installation, ReplacedFile
 
 STAND_IN = """
 import sys
@@ -24,7 +24,7 @@ if sys.argv[4:5] == ["prologue"]:
     if outcome.isdigit():
         sys.exit(f"vtorque: no config" if outcome == "2" else int(outcome))
     from torque_node import adapter_at
-    from vtorque_core.api_batch import Outcome
+    from vtorque_core.api.batch_system import Outcome
     adapter = adapter_at(root, node)
     job = adapter.job(sys.argv[5:], {{}})
     sys.exit(adapter.finish(job, Outcome[outcome], "libvirtd does not answer"))
@@ -70,7 +70,7 @@ class FakeTorqueMom(TorqueHarness):
         self.priv(node).mkdir(parents=True)
         program = self.root / f"vtorque-{node}"
         path = (str(Path(__file__).parent), *filter(None, sys.path))
-        first_line = shebang("torque_node", "vtorque_core.api_batch", path=path)
+        first_line = shebang("torque_node", "vtorque_core.api.batch_system", path=path)
         program.write_text(first_line + STAND_IN.format(root=str(self.root), node=node))
         program.chmod(0o755)
         place = Installation(program, self.root / "v t.toml", self.paths.jobshell)

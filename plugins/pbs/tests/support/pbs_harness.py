@@ -5,23 +5,16 @@ import os
 import pwd
 import re
 import shlex
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from quick_python import shebang
-from vtorque_core.api_batch import Outcome
-from vtorque_core.names import Paths
-from vtorque_core.testing.batch import (
-    Dialect,
-    HookCall,
-    OwnValue,
-    PluginSite,
-    ShellCall,
-    StartedJob,
-    Submission,
-)
+from vtorque_core.api.batch_system import Outcome
+from vtorque_core.base.names import Paths
 from vtorque_pbs import plugin
-from vtorque_pbs.dialect import VARIABLE
+from vtorque_pbs.qsub_dialect import VARIABLE
+from vtorque_testing import harness as contract
 
 FIRST_LINE = partial(shebang, "fake_pbs_commands", path=(str(Path(__file__).parent),))
 PROGRAMS = ("qsub", "qstat", "qdel", "qhold", "qrerun", "pbsnodes", "qmgr")
@@ -29,6 +22,9 @@ SYSTEMS = {system.name: system for system in plugin.vtorque_batch_systems()}
 NODES = ("n1", "n2", "n3", "n4")
 ME = pwd.getpwuid(os.getuid()).pw_name
 BUFFER = 2048  # of Torque's fifth argument: an item that does not fit vanishes silently (src)
+OWN_VARIABLE = contract.OwnValue(
+    ("-v", "MINE=a"), lambda job: any("MINE=a" in word for word in job.argv)
+)
 
 
 class FakePbs:
@@ -71,7 +67,7 @@ class FakePbs:
 
 
 class PbsHarness:
-    """See vtorque_core.testing.harness.BatchHarness."""
+    """See vtorque_testing.harness.BatchHarness."""
 
     def __init__(self, root, system):
         self.root, self.pbs, self.system = root, FakePbs(root, system), SYSTEMS[system]
@@ -87,7 +83,7 @@ class PbsHarness:
 
     def site_of(self, node):
         home = self.root / "node/spool"
-        return PluginSite(
+        return contract.PluginSite(
             self.paths, (plugin.Settings(bin=str(self.pbs.bin), node=node, home=str(home)),)
         )
 
@@ -106,10 +102,10 @@ class PbsHarness:
         call = json.loads(path.read_text())
         path.unlink()
         if call["id"] is None:
-            return Submission("", tuple(call["argv"]), call["environ"], None)
+            return contract.Submission("", tuple(call["argv"]), call["environ"], None)
         script = self.pbs.state()["jobs"][call["id"]]["script"]
         content = Path(script).read_bytes() if script else None
-        return Submission(call["id"], tuple(call["argv"]), call["environ"], content)
+        return contract.Submission(call["id"], tuple(call["argv"]), call["environ"], content)
 
     def end(self, job):
         state = self.pbs.state()
@@ -145,13 +141,13 @@ class PbsHarness:
             "SHELL": found["shell"],
         }  # fmt: skip
         line = f"{script} {found['args']}".rstrip() + "\n"
-        return environ, ShellCall((), environ, os.fsencode(line))
+        return environ, contract.ShellCall((), environ, os.fsencode(line))
 
 
 class TorqueHarness(PbsHarness):
     """Torque."""
 
-    dialect = Dialect(
+    dialect = contract.Dialect(
         options=("-N", "t", "-j", "oe", "-l", "walltime=00:10:00", "-e", "err or"),
         directive="#PBS -N named -l nodes=1:ppn=2",
         unknown="--no-such-option",
@@ -163,9 +159,11 @@ class TorqueHarness(PbsHarness):
         two_nodes=("-l", "nodes=2:ppn=2"),
         interactive=("-I",),
         own=(
-            OwnValue(("-v", "MINE=a"), lambda job: any("MINE=a" in word for word in job.argv)),
-            OwnValue(("-l", "other=mine"), lambda job: any("other=mine" in w for w in job.argv)),
-            OwnValue(("-W", "x=mine"), lambda job: "x=mine" in job.argv),
+            OWN_VARIABLE,
+            contract.OwnValue(
+                ("-l", "other=mine"), lambda job: any("other=mine" in w for w in job.argv)
+            ),
+            contract.OwnValue(("-W", "x=mine"), lambda job: "x=mine" in job.argv),
         ),
     )
 
@@ -182,12 +180,12 @@ class TorqueHarness(PbsHarness):
         script = found["script"] or ""
         args = [job_id, ME, ME, found["name"], resource_list(resources), "batch", "", script]
         hooks = [
-            HookCall(self.system.node(self.site_of(name)), (kind, *args), {})
+            contract.HookCall(self.system.node(self.site_of(name)), (kind, *args), {})
             for kind, name in zip(["first", *["sister"] * nodes], names, strict=False)
         ]
         environ, shell = self._shell(job_id, found, names, script)
         environ["PBS_NUM_NODES"] = str(nodes)
-        return StartedJob(tuple(hooks), shell)
+        return contract.StartedJob(tuple(hooks), shell)
 
 
 def resource_list(resources):
@@ -204,21 +202,18 @@ def resource_list(resources):
 class OpenPbsHarness(PbsHarness):
     """OpenPBS."""
 
-    dialect = Dialect(
-        options=("-N", "t", "-j", "oe", "-l", "walltime=00:10:00", "-e", "err or"),
+    dialect = replace(
+        TorqueHarness.dialect,
         directive="#PBS -N named -l select=1:ncpus=2",
-        unknown="--no-such-option",
         arguments=lambda script, words: ["--", "/bin/echo", *words],
         share=lambda cpus, mib: ["-l", f"select=1:ncpus={cpus}:mem={mib}mb"],
         exits={**dict.fromkeys(Outcome, 0), Outcome.HOST_FAULT: 1, Outcome.NOT_HERE: 1},
-        carries=60_000,
         permutes=False,
         array=("-J", "0-1"),
         two_nodes=("-l", "select=2:ncpus=2"),
-        interactive=("-I",),
         own=(
-            OwnValue(("-v", "MINE=a"), lambda job: any("MINE=a" in word for word in job.argv)),
-            OwnValue(("-W", "group_list=g"), lambda job: "group_list=g" in job.argv),
+            OWN_VARIABLE,
+            contract.OwnValue(("-W", "group_list=g"), lambda job: "group_list=g" in job.argv),
         ),
     )
 
@@ -235,9 +230,8 @@ class OpenPbsHarness(PbsHarness):
             "exec_host": where.replace("/", ":15002/"), "run_count": 1,
         }  # fmt: skip
         argv = tuple(f"{key}={value}" for key, value in words.items() if value)
-        hooks = [HookCall(self.system.node(self.site_of(name)), argv, {}) for name in names]
+        hooks = [
+            contract.HookCall(self.system.node(self.site_of(name)), argv, {}) for name in names
+        ]
         script = found["script"] or ""
-        return StartedJob(tuple(hooks), self._shell(job_id, found, names, script)[1])
-
-
-HARNESSES = {"torque": TorqueHarness, "openpbs": OpenPbsHarness}
+        return contract.StartedJob(tuple(hooks), self._shell(job_id, found, names, script)[1])

@@ -1,8 +1,8 @@
 """Torque's real node part on a node of the doubles, in little time: also for their hooks."""
 
-from vtorque_core.names import Paths
+from vtorque_core.base.names import Paths
 from vtorque_pbs.settings import Settings
-from vtorque_pbs.torque import TorqueNode
+from vtorque_pbs.torque.node import TorqueNode
 
 
 class Site:

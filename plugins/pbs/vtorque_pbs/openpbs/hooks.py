@@ -1,63 +1,18 @@
-"""The files that the batch systems run as root on the nodes. Pure: text only.
+"""The two hooks that pbs_mom of OpenPBS runs as root on the nodes. Pure: text only.
 
-A bare-metal job pays for a shell and a few built-in tests, or on OpenPBS for no module that its
-interpreter has not loaded by itself (re and glob take 9 ms); the tests count that.
+A bare-metal job pays for no module that pbs_mom's interpreter has not loaded by itself (re and glob
+take 9 ms); the tests count that.
 """
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 
-from vtorque_core.api_setup import KEPT, MARK, Installation
-from vtorque_pbs.dialect import VARIABLE
+from vtorque_core.api.setup_steps import MARK, Installation
+from vtorque_pbs.qsub_dialect import VARIABLE
 
 ALARM = 60
-"""Seconds for an OpenPBS hook: it ends when the job's start has begun, some 0.5 s after."""
-FIRST, SISTER = "first", "sister"  # what the hooks put before Torque's arguments
-RETRY = 75  # EX_TEMPFAIL (sysexits.h): the hook makes Torque's 2 of it; all other codes end in 0
-
-_PROLOGUE = """\
-#!/bin/sh
-# {mark}: starts the guests of VM jobs; the site's own {name} runs first.
-site={site}
-case $5 in
-  *other=*vt1:* | *other=*vt1v:*) ;;
-  *) [ -x "$site" ] && exec "$site" "$@"; exit 0 ;;
-esac
-if [ -x "$site" ]; then "$site" "$@" || exit $?; fi
-log={log}$$
-{vtorque} prologue {kind} "$@" 2>"$log"
-code=$?
-# Whatever it ends with, the job starts, and its job shell says why there are no guests: Torque
-# would start a job that fails here again and again, or take the node down.
-case $code in
-  0 | {retry}) [ -s "$log" ] && logger -t vtorque -f "$log" ;;
-  *) cat "$log" >&2 ;;
-esac
-rm -f "$log"
-[ $code -eq {retry} ] && exit {requeue}
-exit 0
-"""
-
-_EPILOGUE = """\
-#!/bin/sh
-# {mark}: releases what VM jobs have; the site's own {name} runs afterwards.
-site={site}
-journal={journal}
-proof={proof}
-# By vTorque's own files, not by the resources: their owner can change those while the job runs.
-name=$1
-case $1 in *[!A-Za-z0-9._-]* | .* | -* | '') name='j*' ;; esac
-[ "${{#1}}" -le 50 ] || name='j*'
-for found in "$journal"/$name.* "$proof"/$name.json; do
-  [ -e "$found" ] || continue
-  {vtorque} epilogue "$@"
-  break
-done
-[ -x "$site" ] && exec "$site" "$@"
-exit 0
-"""
+"""Seconds for a hook: it ends when the job's start has begun, some 0.5 s after."""
 
 _BEGIN = """\
 # {mark}: starts the guests of VM jobs. Runs as root on each of a job's nodes.
@@ -151,56 +106,26 @@ _PLAIN = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-"
 _ENVIRON = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
 
 
-def torque_prologue(place: Installation, path: Path, kind: str) -> bytes:
-    """Return ``prologue`` or ``prologue.parallel``; ``kind`` as :class:`TorqueNode` reads it."""
-    return _PROLOGUE.format(
-        mark=f"Written by {MARK.decode()}",
-        name=path.name,
-        site=shlex.quote(str(path) + KEPT),
-        vtorque=shlex.join(_vtorque(place)),
-        kind=kind,
-        log=shlex.quote(str(path.with_name(f".vtorque-{kind}."))),  # root's alone can write there
-        retry=RETRY,
-        requeue=2,
-    ).encode()
-
-
-def torque_epilogue(place: Installation, path: Path, journal: Path, proof: Path) -> bytes:
-    """Return ``epilogue`` or ``epilogue.parallel``."""
-    return _EPILOGUE.format(
-        mark=f"Written by {MARK.decode()}",
-        name=path.name,
-        site=shlex.quote(str(path) + KEPT),
-        journal=shlex.quote(str(journal)),
-        proof=shlex.quote(str(proof)),
-        vtorque=shlex.join(_vtorque(place)),
-    ).encode()
-
-
-def openpbs_begin(place: Installation) -> bytes:
+def begin(place: Installation) -> bytes:
     """Return the ``execjob_begin`` hook, in Python, for the interpreter of pbs_mom."""
     return _BEGIN.format(
         mark=f"Written by {MARK.decode()}",
         variable=VARIABLE,
-        vtorque=[*_vtorque(place), "prologue"],
+        vtorque=[*place.hook("prologue")],
         attributes=_ATTRIBUTES,
         environ=_ENVIRON,
         wait=ALARM - 10,
     ).encode()
 
 
-def openpbs_end(place: Installation, journal: Path, proof: Path, seconds: int) -> bytes:
+def end(place: Installation, journal: Path, proof: Path, seconds: int) -> bytes:
     """Return the ``execjob_end`` hook; ``seconds``: for the whole teardown."""
     return _END.format(
         mark=f"Written by {MARK.decode()}",
         plain=_PLAIN,
         journal=str(journal),
         proof=str(proof),
-        vtorque=[*_vtorque(place), "epilogue"],
+        vtorque=[*place.hook("epilogue")],
         environ=_ENVIRON,
         wait=seconds,
     ).encode()
-
-
-def _vtorque(place: Installation) -> list[str]:
-    return [*place.command, "hook", "--config", str(place.config)]

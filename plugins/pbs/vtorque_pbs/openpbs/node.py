@@ -1,4 +1,4 @@
-"""The node half of OpenPBS. As root, in the hooks that :mod:`vtorque_pbs.hooks` writes."""
+"""The node half of OpenPBS. As root, in the hooks that :mod:`vtorque_pbs.openpbs.hooks` writes."""
 
 from __future__ import annotations
 
@@ -6,24 +6,26 @@ import re
 from collections.abc import Mapping, Sequence
 
 from vtorque_core.api import HostFault, Refused
-from vtorque_core.api_batch import BatchJob, Outcome
-from vtorque_core.api_node import Site
-from vtorque_core.api_setup import Installation, SetupStep
-from vtorque_core.api_submit import from_token
-from vtorque_core.batch import pbs_convention as pbs
-from vtorque_pbs.dialect import OPENPBS
-from vtorque_pbs.node import NOTE, PbsNode, note_of
-from vtorque_pbs.query import Attributes, openpbs_jobs
+from vtorque_core.api.batch_system import BatchJob, Outcome
+from vtorque_core.api.node_job import Site
+from vtorque_core.api.setup_steps import Installation, SetupStep
+from vtorque_core.api.submission import from_token
+from vtorque_pbs import convention as pbs
+from vtorque_pbs.job_records import Attributes
+from vtorque_pbs.node import PbsNode
+from vtorque_pbs.qsub_dialect import OPENPBS
 from vtorque_pbs.resources import hosts
 from vtorque_pbs.settings import Settings
-from vtorque_pbs.torque import parse_nodes
 
 
 class OpenPbsNode(PbsNode):
-    """See :class:`vtorque_core.api_batch.NodeAdapter`."""
+    """See :class:`vtorque_core.api.batch_system.NodeAdapter`."""
+
+    note = ("comment", "-C")
 
     def __init__(self, site: Site, settings: Settings) -> None:
         super().__init__(site, settings, OPENPBS)
+        self._resource = f"resources_available.{settings.property}"
 
     def job(self, argv: Sequence[str], environ: Mapping[str, str]) -> BatchJob:
         """Read what the ``execjob_begin`` hook gives: ``name=value`` words. Raises HostFault."""
@@ -83,55 +85,24 @@ class OpenPbsNode(PbsNode):
             return 0
         return 1
 
-    def mark(self, healthy: bool, reason: str) -> None:
-        """Set or clear this node's resource, and its comment. Raises HostFault."""
-        if not self._settings.property:
-            raise HostFault("[plugin.pbs] property is empty: nodes have no mark")
-        name, node = self.this_node()
-        if self.is_marked(node) != healthy:
-            self._set(name, "True" if healthy else "False")
-        ours = node.get("comment", "").startswith(NOTE)
-        if not healthy and (ours or not node.get("comment")):
-            self.commands.tell("pbsnodes", "-C", note_of(reason), name)
-        elif healthy and ours:
-            self.commands.tell("pbsnodes", "-C", "", name)
+    def set_mark(self, name: str, node: Attributes, healthy: bool) -> None:
+        """Set the node's resource."""
+        self.commands.tell("qmgr", "-c", f"set node {name} {self._resource} = {healthy}")
 
-    def unmark(self) -> None:
-        """Take the mark away, and a comment of ours. Raises HostFault."""
-        name, node = self.this_node()
-        resource = f"resources_available.{self._settings.property}"
-        if resource in node:
-            self.commands.tell("qmgr", "-c", f"unset node {name} {resource}")
-        if node.get("comment", "").startswith(NOTE):
-            self.commands.tell("pbsnodes", "-C", "", name)
+    def clear_mark(self, name: str, node: Attributes) -> None:
+        """Unset the node's resource."""
+        if self._resource in node:
+            self.commands.tell("qmgr", "-c", f"unset node {name} {self._resource}")
 
     def is_marked(self, node: Attributes) -> bool:
         """Return whether the node's resource is true."""
-        return node.get(f"resources_available.{self._settings.property}") == "True"
-
-    def nodes(self) -> Mapping[str, Attributes]:
-        """Ask the server for its vnodes. Raises HostFault."""
-        return parse_nodes(self.commands.tell("pbsnodes", "-av"))
-
-    def ask(self, job_id: str, timeout: float = 30.0) -> Attributes | None:
-        """Ask qstat. Raises HostFault."""
-        answer = self.commands.ask("qstat", "-f", job_id, timeout=timeout)
-        if answer.code == 0:
-            jobs = openpbs_jobs(answer.out)
-            return next((job for job in jobs if job["Job_Id"] == job_id), None)
-        if re.search("Unknown Job Id|Job has finished", answer.err):
-            return None
-        raise HostFault(f"qstat ended with {answer.code}: {answer.words}")
+        return node.get(self._resource) == "True"
 
     def setup_steps(self, place: Installation) -> Sequence[SetupStep]:
         """Return the two hooks, the resource and this node's, root's rights."""
-        from vtorque_pbs.openpbs_setup import steps  # noqa: PLC0415 (not for every job)
+        from vtorque_pbs.openpbs.setup import steps  # noqa: PLC0415 (not for every job)
 
         return steps(self, self._site, self._settings, place)
-
-    def _set(self, name: str, value: str) -> None:
-        what = f"resources_available.{self._settings.property}"
-        self.commands.tell("qmgr", "-c", f"set node {name} {what} = {value}")
 
 
 def share(vnodes: str, exec_host: str, node: str) -> tuple[int | None, int | None]:

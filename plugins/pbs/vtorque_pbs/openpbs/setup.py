@@ -16,12 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vtorque_core.api import HostFault
-from vtorque_core.api_node import Site
-from vtorque_core.api_setup import Check, Installation, SetupStep, long_enough
-from vtorque_pbs import hooks
+from vtorque_core.api.node_job import Site
+from vtorque_core.api.setup_steps import Change, Check, Installation, SetupStep, long_enough
+from vtorque_pbs.batch_commands import Commands
 from vtorque_pbs.node import PbsNode
+from vtorque_pbs.openpbs import hooks
 from vtorque_pbs.settings import Settings
-from vtorque_pbs.torque_setup import Marked, rights
+from vtorque_pbs.setup import marked, rights
 
 BEGIN, END = "vtorque_begin", "vtorque_end"
 
@@ -31,9 +32,9 @@ def steps(
 ) -> Sequence[SetupStep]:
     """Return the steps in order: what makes jobs come here is the last."""
     seconds = math.ceil(settings.epilogue_alarm)
-    end = hooks.openpbs_end(place, site.paths.journal, site.paths.run / "proof", seconds - 10)
+    end = hooks.end(place, site.paths.journal, site.paths.run / "proof", seconds - 10)
     own = (
-        Hook(node, BEGIN, "execjob_begin", hooks.openpbs_begin(place), hooks.ALARM),
+        Hook(node, BEGIN, "execjob_begin", hooks.begin(place), hooks.ALARM),
         Hook(node, END, "execjob_end", end, seconds),
     )
     at_server, is_node = _place(node)
@@ -48,9 +49,9 @@ def steps(
         *(own if at_server else (_sent(each, where / "hooks") for each in own)),
     ]
     if settings.property:
-        found.append(Resource(node, settings.property))
+        found.append(_resource(node.commands, settings.property))
         if is_node:
-            found.append(Marked(node, settings.property))
+            found.append(marked(node, settings.property))
     return found
 
 
@@ -147,28 +148,20 @@ class Hook:
         return self.node.commands.tell("qmgr", "-c", f"{command} {self.name} {what}")
 
 
-@dataclass(frozen=True)
-class Resource:
-    """The boolean resource of the nodes that run VM jobs."""
+def _resource(commands: Commands, name: str) -> Change:
+    """Return the step that makes the boolean resource of the nodes that run VM jobs.
 
-    node: PbsNode
-    name: str
+    The server keeps it while other nodes or jobs have it.
+    """
 
-    @property
-    def text(self) -> str:
-        """Say which."""
-        return f"create the resource {self.name}, true on nodes that run VM jobs"
+    def done() -> bool:
+        return commands.ask("qmgr", "-c", f"list resource {name}").code == 0
 
-    def done(self) -> bool:
-        """Return whether it is there. Raises HostFault."""
-        answer = self.node.commands.ask("qmgr", "-c", f"list resource {self.name}")
-        return answer.code == 0
+    def apply() -> None:
+        commands.tell("qmgr", "-c", f"create resource {name} type=boolean, flag=h")
 
-    def apply(self) -> None:
-        """Create it. Raises HostFault."""
-        self.node.commands.tell("qmgr", "-c", f"create resource {self.name} type=boolean, flag=h")
+    def undo() -> None:
+        if done():
+            commands.ask("qmgr", "-c", f"delete resource {name}")
 
-    def undo(self) -> None:
-        """Delete it, unless other nodes or jobs still have it: then the server does not."""
-        if self.done():
-            self.node.commands.ask("qmgr", "-c", f"delete resource {self.name}")
+    return Change(f"create the resource {name}, true on nodes that run VM jobs", done, apply, undo)

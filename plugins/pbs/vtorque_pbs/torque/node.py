@@ -1,4 +1,4 @@
-"""The node half of Torque. As root, in the hooks that :mod:`vtorque_pbs.hooks` writes."""
+"""The node half of Torque. As root, in the hooks that :mod:`vtorque_pbs.torque.hooks` writes."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from vtorque_core.api import HostFault, Refused
-from vtorque_core.api_batch import BatchJob, Outcome
-from vtorque_core.api_node import Site
-from vtorque_core.api_setup import Installation, SetupStep
-from vtorque_core.batch import pbs_convention as pbs
-from vtorque_pbs import channel
-from vtorque_pbs.dialect import TORQUE
-from vtorque_pbs.hooks import FIRST, RETRY, SISTER
-from vtorque_pbs.node import NOTE, PbsNode, note_of
-from vtorque_pbs.query import Attributes, torque_jobs
+from vtorque_core.api.batch_system import BatchJob, Outcome
+from vtorque_core.api.node_job import Site
+from vtorque_core.api.setup_steps import Installation, SetupStep
+from vtorque_pbs import convention as pbs
+from vtorque_pbs import request_channel
+from vtorque_pbs.job_records import Attributes
+from vtorque_pbs.node import PbsNode
+from vtorque_pbs.qsub_dialect import TORQUE
 from vtorque_pbs.resources import hosts
 from vtorque_pbs.settings import Settings
+from vtorque_pbs.torque.hooks import FIRST, RETRY, SISTER
 
 TRIES, PAUSE = 3, 2.0  # of questions to a busy server; seconds
 
@@ -27,7 +27,9 @@ _CPUSETS = ("/sys/fs/cgroup/cpuset/torque/{}/cpuset.cpus", "/dev/cpuset/torque/{
 
 
 class TorqueNode(PbsNode):
-    """See :class:`vtorque_core.api_batch.NodeAdapter`."""
+    """See :class:`vtorque_core.api.batch_system.NodeAdapter`."""
+
+    note = ("note", "-N")
 
     def __init__(self, site: Site, settings: Settings) -> None:
         super().__init__(site, settings, TORQUE)
@@ -45,7 +47,7 @@ class TorqueNode(PbsNode):
         except ValueError as error:
             raise HostFault(f"these are not Torque's arguments: {error}") from None
         asked = pbs.parse_resources(args.resources)
-        word = channel.torque_word(asked)
+        word = request_channel.torque_word(asked)
         if word is None:
             host = self._settings.node or socket.gethostname()
             return BatchJob(args.job_id, args.user, host, (host,), None, name=args.job_name)
@@ -56,7 +58,7 @@ class TorqueNode(PbsNode):
             raise HostFault(f"job {args.job_id} has no node of this name: {known.get('exec_host')}")
         blob, bad = b"", ""
         try:
-            blob = channel.torque_blob(word, known.get("Variable_List", ""))
+            blob = request_channel.torque_blob(word, known.get("Variable_List", ""))
         except Refused as error:
             bad = str(error)
         return BatchJob(
@@ -90,52 +92,25 @@ class TorqueNode(PbsNode):
             return self._rerun(job)
         return RETRY
 
-    def mark(self, healthy: bool, reason: str) -> None:
-        """Set or clear the property of this node, and its note. Raises HostFault."""
-        feature = self._settings.property
-        if not feature:
-            raise HostFault("[plugin.pbs] property is empty: nodes have no mark")
-        name, node = self.this_node()
-        if self.is_marked(node) != healthy:
-            new, old = (feature, f"no{feature}") if healthy else (f"no{feature}", feature)
-            self._swap(name, node, new, old)
-        ours = node.get("note", "").startswith(NOTE)
-        if not healthy and (ours or not node.get("note")):
-            self.commands.tell("pbsnodes", "-N", note_of(reason), name)
-        elif healthy and ours:
-            self.commands.tell("pbsnodes", "-N", "", name)
+    def set_mark(self, name: str, node: Attributes, healthy: bool) -> None:
+        """Give the node the property, or its opposite."""
+        words = self._settings.property, f"no{self._settings.property}"
+        self._swap(name, node, *(words if healthy else reversed(words)))
 
-    def unmark(self) -> None:
-        """Take the mark away, and a note of ours. Raises HostFault."""
-        name, node = self.this_node()
+    def clear_mark(self, name: str, node: Attributes) -> None:
+        """Take the property away."""
         feature = self._settings.property
         if self.is_marked(node):
             others = set(_properties(node)) - {feature, f"no{feature}"}
             self._swap(name, node, "" if others else f"no{feature}", feature)
-        if node.get("note", "").startswith(NOTE):
-            self.commands.tell("pbsnodes", "-N", "", name)
 
     def is_marked(self, node: Attributes) -> bool:
         """Return whether the node has the property."""
         return self._settings.property in _properties(node)
 
-    def nodes(self) -> Mapping[str, Attributes]:
-        """Ask the server for its nodes. Raises HostFault."""
-        return parse_nodes(self.commands.tell("pbsnodes", "-a"))
-
-    def ask(self, job_id: str, timeout: float = 30.0) -> Attributes | None:
-        """Ask qstat. Raises HostFault."""
-        answer = self.commands.ask("qstat", "-x", job_id, timeout=timeout)
-        if answer.code == 0:
-            jobs = torque_jobs(answer.out)
-            return next((job for job in jobs if job.get("Job_Id") == job_id), None)
-        if "Unknown Job Id" in answer.err:
-            return None
-        raise HostFault(f"qstat ended with {answer.code}: {answer.words}")
-
     def setup_steps(self, place: Installation) -> Sequence[SetupStep]:
         """Return the four hooks, pbs_mom's time limit, the node's property, root's rights."""
-        from vtorque_pbs.torque_setup import steps  # noqa: PLC0415 (not for every job)
+        from vtorque_pbs.torque.setup import steps  # noqa: PLC0415 (not for every job)
 
         return steps(self, self._site, self._settings, place)
 
@@ -180,19 +155,6 @@ class TorqueNode(PbsNode):
             self.log(job, f"it cannot be run elsewhere: {error}")
             return 0
         return RETRY
-
-
-def parse_nodes(text: str) -> Mapping[str, Attributes]:
-    """Return the nodes in ``pbsnodes -a`` with their attributes."""
-    found: dict[str, dict[str, str]] = {}
-    node: dict[str, str] = {}
-    for line in text.splitlines():
-        if line and not line[0].isspace():
-            node = found[line.strip()] = {}
-        elif " = " in line:
-            name, _, value = line.strip().partition(" = ")
-            node.setdefault(name, value)
-    return found
 
 
 def _properties(node: Attributes) -> list[str]:

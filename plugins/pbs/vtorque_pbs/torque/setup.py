@@ -7,28 +7,28 @@ import math
 import os
 import re
 import signal
-import socket
 import stat
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from vtorque_core.api import HostFault
-from vtorque_core.api_node import Site
-from vtorque_core.api_setup import (
+from vtorque_core.api.node_job import Site
+from vtorque_core.api.setup_steps import (
     KEPT,
     MARK,
+    Change,
     Check,
     Installation,
     ReplacedFile,
     SetupStep,
+    edit_file,
     long_enough,
 )
-from vtorque_pbs import hooks
-from vtorque_pbs.hooks import FIRST, SISTER
 from vtorque_pbs.node import PbsNode
-from vtorque_pbs.run import Commands
 from vtorque_pbs.settings import Settings
+from vtorque_pbs.setup import marked, rights
+from vtorque_pbs.torque import hooks
+from vtorque_pbs.torque.hooks import FIRST, SISTER
 
 _ALARM = re.compile(rb"^[ \t]*\$prologalarm[ \t]+([0-9]+)[ \t]*\r?$", re.MULTILINE)
 _BESIDE_A_START = 70.0  # seconds; pbs_mom kills a prologue 10 s before $prologalarm
@@ -46,15 +46,15 @@ def steps(
     found: list[SetupStep] = [_is_node(priv), *(_trusted(priv / name) for name in names)]
     for name, kind in (("prologue", FIRST), ("prologue.parallel", SISTER)):
         path = priv / name
-        found.append(ReplacedFile(path, hooks.torque_prologue(place, path, kind)))
+        found.append(ReplacedFile(path, hooks.prologue(place, path, kind)))
     for name in ("epilogue", "epilogue.parallel"):
         path = priv / name
-        found.append(ReplacedFile(path, hooks.torque_epilogue(place, path, journal, proof)))
+        found.append(ReplacedFile(path, hooks.epilogue(place, path, journal, proof)))
     why = "a start, the site's own prologue and the 10 s that pbs_mom takes off"
     limit, least = settings.prologue_alarm, place.start_time + _BESIDE_A_START
     found.append(long_enough("[plugin.pbs] prologue_alarm", limit, least, why))
-    found += [PrologAlarm(priv, math.ceil(limit)), rights(node.commands)]
-    return [*found, Marked(node, settings.property)] if settings.property else found
+    found += [_prolog_alarm(priv, math.ceil(limit)), rights(node.commands)]
+    return [*found, marked(node, settings.property)] if settings.property else found
 
 
 def _is_node(priv: Path) -> Check:
@@ -76,64 +76,38 @@ def _trusted(path: Path) -> Check:
     return Check(f"look at {path}", problem)
 
 
-@dataclass(frozen=True)
-class PrologAlarm:
-    """``$prologalarm`` of ``mom_priv/config`` leaves a start the time that it has."""
+def _prolog_alarm(priv: Path, seconds: int) -> Change:
+    """Return the step by which ``$prologalarm`` leaves a start the time that it has."""
+    config = priv / "config"
 
-    priv: Path
-    seconds: int
-
-    @property
-    def text(self) -> str:
-        """Say what is set."""
-        return f"set $prologalarm to {self.seconds} (s) in {self.priv / 'config'}"
-
-    def done(self) -> bool:
-        """Return True if the last line of that name allows as much."""
-        found = _ALARM.findall(self._read())
-        return bool(found) and int(found[-1]) >= self.seconds
-
-    def apply(self) -> None:
-        """Comment other lines of that name out, add ours, let pbs_mom read it."""
-        text = _without_ours(self._read())
-        text = _ALARM.sub(lambda match: _OFF + match[0], text)
-        end = b"" if text.endswith(b"\n") or not text else b" and its newline before\n"
-        if end:
-            text += b"\n"
-        text += _OURS + (end or b"\n") + b"$prologalarm %d\n" % self.seconds
-        self._write(text)
-
-    def undo(self) -> None:
-        """Take our line out, and the others back in."""
-        text = self._read()
-        if (plain := _without_ours(text)) != text:
-            self._write(plain)
-
-    def _read(self) -> bytes:
+    def done() -> bool:
         try:
-            return (self.priv / "config").read_bytes()
+            found = _ALARM.findall(config.read_bytes())
         except FileNotFoundError:
-            return b""
-        except OSError as error:
-            raise HostFault(f"{self.priv / 'config'}: {error.strerror}") from None
-
-    def _write(self, text: bytes) -> None:
-        config = self.priv / "config"
-        new = self.priv / ".config.vtorque-new"
-        try:
-            if not text and config.exists():
-                config.unlink()  # there was none before
-            else:
-                mode = stat.S_IMODE(config.stat().st_mode) if config.exists() else 0o644
-                new.unlink(missing_ok=True)
-                descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-                with os.fdopen(descriptor, "wb") as file:
-                    file.write(text)
-                    os.fchmod(descriptor, mode)
-                new.replace(config)
+            return False
         except OSError as error:
             raise HostFault(f"{config}: {error.strerror}") from None
-        reread(self.priv)
+        return bool(found) and int(found[-1]) >= seconds
+
+    def change(edit: Callable[[bytes], bytes]) -> None:
+        if edit_file(config, edit, may_be_missing=True):
+            _reread(priv)
+
+    return Change(
+        f"set $prologalarm to {seconds} (s) in {config}",
+        done,
+        lambda: change(lambda text: _with_ours(_without_ours(text), seconds)),
+        lambda: change(_without_ours),
+    )
+
+
+def _with_ours(text: bytes, seconds: int) -> bytes:
+    """Return the config with other lines of that name as comments, and ours at the end."""
+    text = _ALARM.sub(lambda match: _OFF + match[0], text)
+    end = b"\n"
+    if text and not text.endswith(b"\n"):
+        text, end = text + b"\n", b" and its newline before\n"
+    return text + _OURS + end + b"$prologalarm %d\n" % seconds
 
 
 def _without_ours(text: bytes) -> bytes:
@@ -151,57 +125,9 @@ def _without_ours(text: bytes) -> bytes:
     return re.sub(rb"^" + _OFF, b"", before + text[found.end() :], flags=re.MULTILINE)
 
 
-def reread(priv: Path) -> None:
+def _reread(priv: Path) -> None:
     """Let a running pbs_mom read its config again: SIGHUP (pbs_mom(8B))."""
     with contextlib.suppress(OSError, ValueError):
         pid = int((priv / "mom.lock").read_text())
         if Path("/proc", str(pid), "comm").read_text().strip() == "pbs_mom":
             os.kill(pid, signal.SIGHUP)
-
-
-def rights(commands: Commands) -> Check:
-    """Look whether root on this node is a manager, who may hold jobs and change nodes."""
-    host = socket.gethostname()
-    try:
-        problem = "" if _is_manager(commands, host) else (
-            f"root@{host} is no manager of the batch system; on its server, run: "
-            f"qmgr -c 'set server managers += root@{host}'"
-        )  # fmt: skip
-    except HostFault as error:
-        problem = f"the batch system's server does not answer: {error}"
-    return Check(f"find root@{host} among the server's managers", problem)
-
-
-def _is_manager(commands: Commands, host: str) -> bool:
-    said = commands.tell("qmgr", "-c", "list server")
-    names = re.search(r"^\s*managers = (.*)$", said, re.MULTILINE)
-    managers = {each.strip() for each in (names[1] if names else "").split(",")}
-    server = re.search(r"^Server:? (\S+)", said, re.MULTILINE)
-    short = host.partition(".")[0]
-    mine = {f"root@{name}" for name in (host, short, socket.getfqdn(), "*")}
-    return bool(mine & managers) or (server is not None and server[1] in (host, short))
-
-
-@dataclass(frozen=True)
-class Marked:
-    """This node has the property that VM jobs ask for."""
-
-    node: PbsNode
-    feature: str
-
-    @property
-    def text(self) -> str:
-        """Say which."""
-        return f"give this node {self.feature}, which VM jobs ask for"
-
-    def done(self) -> bool:
-        """Return whether it has. Raises HostFault if the server does not answer."""
-        return self.node.is_marked(self.node.this_node()[1])
-
-    def apply(self) -> None:
-        """Have the server set it. Raises HostFault."""
-        self.node.mark(True, "")
-
-    def undo(self) -> None:
-        """Have the server clear it, with no note. Raises HostFault."""
-        self.node.unmark()

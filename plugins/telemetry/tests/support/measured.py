@@ -3,50 +3,14 @@
 import os
 from pathlib import Path
 
-from vtorque_core import kept
-from vtorque_core.journal import JobHeader, Journal
-from vtorque_core.names import Paths, guest_name, guest_uuid
-from vtorque_core.resources import Domain
+from vtorque_core.api import kept_records
+from vtorque_core.base.names import JobAttempt, Paths, guest_name, guest_uuid
+from vtorque_core.records.journal import Journal
+from vtorque_core.records.reading import JobHeader
+from vtorque_core.resources.domain import Domain
 
 # virsh domstats of a guest of one vCPU and one iothread (libvirt 9.0, QEMU 7.2), and its NIC's.
-DOMSTATS = """
-balloon.current=32768
-balloon.maximum=32768
-balloon.rss=44728
-vcpu.current=1
-vcpu.maximum=1
-vcpu.0.state=1
-vcpu.0.time=1020000000
-vcpu.0.wait=0
-vcpu.0.delay=6056497553
-net.count=1
-net.0.name=vnet0
-net.0.rx.bytes=90
-net.0.rx.pkts=1
-net.0.rx.errs=0
-net.0.rx.drop=0
-net.0.tx.bytes=586
-net.0.tx.pkts=7
-net.0.tx.errs=0
-net.0.tx.drop=2
-block.count=1
-block.0.name=vda
-block.0.path=/var/lib/x/disk
-block.0.backingIndex=1
-block.0.rd.reqs=3493
-block.0.rd.bytes=114426368
-block.0.rd.times=4011505675
-block.0.wr.reqs=0
-block.0.wr.bytes=0
-block.0.wr.times=0
-block.0.fl.reqs=0
-block.0.fl.times=0
-block.0.allocation=0
-block.0.capacity=1048576
-block.0.physical=1052672
-"""
-
-
+DOMSTATS = Path(__file__).with_name("domstats.txt").read_text()
 PAIRS = (line.split("=") for line in DOMSTATS.split())
 COUNTERS = {key: int(value) if value.isdigit() else value for key, value in PAIRS}
 GROWS = [
@@ -75,8 +39,10 @@ class Job:
         self.id = job_id
         self.paths = paths
         self.uid = os.geteuid() if uid is None else uid
-        self.journal = Journal.start(paths, JobHeader(job_id, 0, owner, self.uid, "local"))
-        self.kept = kept.place(paths, self.uid, job_id, 0)
+        self.journal = Journal.start(
+            paths, JobHeader(JobAttempt(job_id, 0, owner, self.uid), "local")
+        )
+        self.kept = kept_records.place(paths, JobAttempt(job_id, 0, owner, self.uid))
         self.names = [guest_name(job_id, 0, "n1", i) for i in range(guests)]
         self.uuids = [guest_uuid(name) for name in self.names]
         facts = [

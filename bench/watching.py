@@ -1,0 +1,120 @@
+"""What watching costs: telemetry's samples, the log, and what plugins add to a start.
+
+On recorded nodes (tests/support), so that nothing of a guest is in it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from figures import Figure, compare
+from measures import Bench
+
+from vtorque_core.api.log_levels import parse
+from vtorque_core.base.names import JobAttempt, Paths
+from vtorque_core.records import log
+
+REPO = Path(__file__).resolve().parents[1]
+GUESTS = 50
+RECORDS = 300
+ROUNDS = 9
+TESTS = REPO / ".venv/bin/python3"  # of scripts/test: a node's prefix has no testing kit
+
+
+def watching(bench: Bench) -> list[Figure]:
+    """CPU of samples and records; time that a start waits for a sampler, and for all watchers."""
+    return [*_sampler(bench.scratch / "sampler"), _records(bench.scratch / "log"), _starts(bench)]
+
+
+def _sampler(top: Path) -> list[Figure]:
+    sys.path.insert(0, str(REPO / "plugins/telemetry/tests/support"))
+    import measured  # noqa: PLC0415 - of the plugin's tests
+    from vtorque_telemetry.process import Sampler  # noqa: PLC0415
+    from vtorque_telemetry.sampler import Loop  # noqa: PLC0415 - needs the prefix
+    from vtorque_telemetry.settings import Settings  # noqa: PLC0415
+    from vtorque_telemetry.threads import Process  # noqa: PLC0415
+
+    paths = measured.paths_below(top)
+    jobs = [measured.Job(paths, f"{n}.srv") for n in range(GUESTS)]
+    recorded = {uuid: measured.domstats() for job in jobs for uuid in job.uuids}
+    loop = Loop(paths, Settings(), [], lambda _uri: recorded)
+    loop.tick()
+    for meter in loop.jobs.values():
+        for guest, _, _ in meter._guests.values():  # a real process stands for each QEMU
+            guest._process = Process(Path(f"/proc/{os.getpid()}"))
+    cpu = [_cpu(loop.tick) * 1000 for _ in range(ROUNDS)]
+    config = top / "vtorque.toml"
+    config.write_text("[plugin.telemetry]\ninterval = 60\n")
+    sampler = Sampler.of(paths, config)
+    waits = []
+    for _ in range(ROUNDS):
+        begun = time.monotonic()
+        sampler.create()
+        waits.append((time.monotonic() - begun) * 1000)
+        sampler.release()
+    return [
+        compare(f"telemetry: a sample of {GUESTS} guests, CPU", "ms", cpu, limit=20),
+        compare("telemetry: what a start waits for its process", "ms", waits, limit=10),
+    ]
+
+
+def _records(top: Path) -> Figure:
+    paths = Paths(top / "state", top / "run")
+    for path in (paths.state, paths.run):
+        path.mkdir(parents=True)
+    spent = []
+    with log.opened(log.Log(paths, JobAttempt("9.srv", 0, "u", os.getuid(), "n1"), parse("info"))):
+        for _ in range(ROUNDS):
+            spent.append(_cpu(_write))
+    return compare(f"{RECORDS} records of a job's log, CPU", "s", spent, limit=0.5)
+
+
+def _write() -> None:
+    for number in range(RECORDS):
+        logging.getLogger("vtorque_core.node.start.boot").info("%d", number)
+
+
+def _cpu(work: Callable[[], object]) -> float:
+    begun = time.process_time()
+    work()
+    return time.process_time() - begun
+
+
+def _starts(bench: Bench) -> Figure:
+    """Return what joblog, snap and telemetry together add to the start of a job: the user waits."""
+    double = REPO / "plugins/snap/tests/support/snapteld_double.py"
+    bare, watched = [], []
+    argv = [sys.executable, str(double), "{}"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as snapteld:
+        try:
+            assert snapteld.stdout is not None
+            url = f"http://localhost:{int(snapteld.stdout.readline())}"
+            for n in range(ROUNDS):
+                bare.append(_start(bench.scratch / f"bare{n}", "", "linux-guest"))
+                plugins = ("linux-guest", "snap", "telemetry", "joblog")
+                watched.append(_start(bench.scratch / f"watched{n}", url, *plugins))
+        finally:
+            snapteld.kill()
+    added = [with_all - without for with_all, without in zip(watched, bare, strict=True)]
+    return compare("joblog, snap and telemetry: added to a start", "ms", added, limit=20)
+
+
+def _start(directory: Path, url: str, *plugins: str) -> float:
+    """Return the milliseconds of one start, in a process as fresh and small as a hook's."""
+    directory.mkdir()
+    directory.chmod(0o755)
+    task = directory / "task.json"
+    shutil.copy(REPO / "plugins/snap/vtorque_snap/example-task.json", task)
+    task.chmod(0o600)
+    support = REPO / "tests/support"
+    argv = [TESTS, support / "watched_start.py", directory, "1.srv", url, *plugins]
+    environ = {"PYTHONPATH": str(support), "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(argv, env=environ, capture_output=True, text=True, check=True)
+    return float(done.stdout)

@@ -1,0 +1,19 @@
+"""What the plugin declares: ``vtorque cluster``, and ``vmgr images sync``."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from vtorque_core.api import Command, always
+
+
+def _commands() -> ModuleType:
+    from vtorque_cluster import command  # noqa: PLC0415 - click
+
+    return command
+
+
+vtorque_commands = always(
+    Command("vtorque", lambda: _commands().cluster),
+    Command("vmgr images", lambda: _commands().sync),
+)

@@ -1,0 +1,1 @@
+"""vtorque-disk-image: images from disks that somebody else has made."""

@@ -1,0 +1,89 @@
+"""``vmgr images add`` and ``update``: ``vmgr images build NAME disk`` in people's words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from vtorque_core.api import UsageError
+from vtorque_disk_image.builder import BOOT, NAME
+from vtorque_disk_image.formats import FORMATS
+
+_PATH = click.Path(path_type=Path)
+
+
+def _described(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options by which an image is described: each is the builder's of the same name."""
+    options: list[Callable[..., Any]] = [
+        click.option("--guest-type", help="Which plugin's guest it is, e.g. linux."),
+        click.option("--distro", metavar="NAME", help="What -vm distro= chooses by."),
+        click.option("--arch", help="As uname -m says it."),
+        click.option("--min-ram", type=click.IntRange(min=1), metavar="MIB"),
+        click.option("--format", type=click.Choice(FORMATS), help="Do not guess."),
+        click.option(
+            "--boot",
+            type=click.Choice(BOOT),
+            default="auto",
+            show_default=True,
+            help="By the kernel in the disk, taken out of it, or by the disk's boot loader.",
+        ),
+        click.option("--kernel", type=_PATH, help="Start this kernel."),
+        click.option("--initrd", type=_PATH, help="With this initramfs."),
+        click.option("--cmdline", help="The kernel's command line."),
+        click.option("--label", "labels", multiple=True, metavar="KEY=VALUE"),
+        click.option("--sign-key", type=_PATH, help="Sign it, as vmgr images sign does."),
+        click.option("--json", "as_json", is_flag=True, help="Print JSON."),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+@click.command()
+@click.argument("file", type=_PATH)
+@click.argument("name", required=False)
+@_described
+@click.pass_context
+def add(ctx: click.Context, /, file: Path, name: str | None, **said: Any) -> None:
+    """Put FILE into the pool as image NAME (default: the file's name without its last suffix).
+
+    A disk in qcow2, vmdk, vhdx or raw format, or an ELF kernel that needs no disk. It becomes a
+    qcow2 that stands alone. Distribution, architecture and kernel are looked for in an ext4 file
+    system; where they cannot be found, say them.
+    """
+    _build(ctx, file.stem if name is None else name, file, said, new=True)
+
+
+@click.command()
+@click.argument("name")
+@click.argument("file", type=_PATH)
+@_described
+@click.pass_context
+def update(ctx: click.Context, /, name: str, file: Path, **said: Any) -> None:
+    """Make FILE what image NAME is from now on; what is not said of it stays as it was.
+
+    Running jobs keep the base that they have, new ones get the new one. The old base goes when no
+    job of this node uses it and [images] keep is over. To build one anew: vmgr images build.
+    """
+    _build(ctx, name, file, said, update=True)
+
+
+def _build(ctx: click.Context, name: str, file: Path, said: dict[str, Any], **how: bool) -> None:
+    """Call the command ``build`` beside this one: what changes the pool is the core's."""
+    sign_key, as_json = said.pop("sign_key"), said.pop("as_json")
+    labels = said.pop("labels")
+    for label in labels:
+        if not label.partition("=")[1]:
+            raise UsageError(f"--label {label}: must be KEY=VALUE")
+    facts = {"file": file, **{key: value for key, value in said.items() if value is not None}}
+    options = [f"{key}={value}" for key, value in facts.items()]
+    options += [f"label.{label}" for label in labels]
+    group = ctx.parent.command if ctx.parent is not None else None
+    build = group.get_command(ctx, "build") if isinstance(group, click.Group) else None
+    if build is None:
+        raise UsageError("is a command of vmgr images")
+    more = {"sign_key": sign_key, "as_json": as_json, **how}
+    ctx.invoke(build, name=name, builder=NAME, options=tuple(options), **more)

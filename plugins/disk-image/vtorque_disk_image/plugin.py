@@ -1,0 +1,32 @@
+"""What the plugin declares: the image builder ``disk``, ``vmgr images add`` and ``update``."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from vtorque_core.api import Command, ImageBuilder, always
+
+if TYPE_CHECKING:
+    from vtorque_core.api.image_builder import Builder
+
+
+def _builder() -> Builder:
+    from vtorque_disk_image.builder import DiskBuilder  # noqa: PLC0415
+
+    return DiskBuilder()
+
+
+def _commands() -> ModuleType:
+    from vtorque_disk_image import command  # noqa: PLC0415 - click
+
+    return command
+
+
+vtorque_image_builders = always(
+    ImageBuilder("disk", "a disk from elsewhere: qcow2, vmdk, vhdx or raw", _builder)
+)
+vtorque_commands = always(
+    Command("vmgr images", lambda: _commands().add),
+    Command("vmgr images", lambda: _commands().update),
+)

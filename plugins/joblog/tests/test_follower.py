@@ -1,0 +1,427 @@
+"""The follower: each line once, over restarts, kills, full disks and sinks that hang."""
+
+import json
+import logging
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from patience import eventually
+from vtorque_core.api import kept_records
+from vtorque_core.base.locks import lock_holder
+from vtorque_core.base.names import JobAttempt, Paths
+from vtorque_core.live import extensions
+from vtorque_core.site import plugins as site_plugins
+from vtorque_joblog import follower, outlets
+from vtorque_joblog.api import GROUP
+from vtorque_joblog.follower import Loop, Own, serve
+from vtorque_joblog.node import Follower
+from vtorque_joblog.outlets import JobLog, Outlet
+from vtorque_joblog.told import GIVEN_UP, Told
+
+
+class Job:
+    """A log as the core writes it, and the journal of its job."""
+
+    def __init__(self, paths, name="42.srv"):
+        self.place = kept_records.place(paths, JobAttempt(name, 0, "u", os.getuid()))
+        self.name = name
+        self.journal = paths.journal / f"{self.place.key}.jsonl"
+        self.journal.touch()
+        self.file = self.place.append("log.jsonl")
+
+    def say(self, message, level="INFO"):
+        entry = {"t": 1790000000.5, "level": level, "logger": "vtorque_core.node.start.boot",
+                 "plugin": "core", "phase": "boot", "guest": None, "node": "n1", "job": self.name,
+                 "message": str(message)}  # fmt: skip
+        os.write(self.file, json.dumps(entry).encode() + b"\n")
+
+    def end(self, message="the end"):
+        self.say(message)
+        os.close(self.file)
+        self.journal.unlink()
+
+    @property
+    def log(self):
+        return JobLog(os.getuid(), self.place.key, self.place.directory / "log.jsonl")
+
+
+@pytest.fixture
+def paths(tmp_path):
+    tmp_path.chmod(0o755)
+    found = Paths(tmp_path / "state", tmp_path / "run")
+    for directory in (found.state, found.run, found.journal, found.kept):
+        directory.mkdir(mode=0o711)
+    return found
+
+
+@pytest.fixture
+def config(tmp_path):
+    path = tmp_path / "v.toml"
+    path.write_text(
+        f'[plugin.joblog]\nfile = "{tmp_path}/all.jsonl"\n'
+        f'user_file = "{tmp_path}/users/{{job}}.log"\n'
+    )
+    return path
+
+
+@pytest.fixture
+def process(paths, config):
+    found = Follower.of(paths, config)
+    yield found
+    pids = {holder(found.lock)}
+    for journal in paths.journal.iterdir():  # else it waits for what a job may still say
+        journal.unlink()
+    found.release()
+    eventually(lambda: not any(pid and Path(f"/proc/{pid}/exe").exists() for pid in pids))
+
+
+def holder(lock):
+    try:
+        descriptor = os.open(lock, os.O_RDWR)
+    except FileNotFoundError:
+        return None
+    try:
+        return lock_holder(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def messages(path):
+    return [json.loads(line)["message"] for line in path.read_text().splitlines()]
+
+
+def has(path, *texts):
+    return lambda: path.exists() and messages(path) == [*texts]
+
+
+# -- the process -------------------------------------------------------------------------------
+
+
+def test_lines_arrive_while_jobs_run_and_after_the_last_has_ended(paths, process, tmp_path):
+    job, sink, users = Job(paths), tmp_path / "all.jsonl", tmp_path / "users"
+    job.say("before it")
+    process.create()
+    eventually(has(sink, "before it"))
+    job.say("boots")
+    eventually(has(sink, "before it", "boots"))
+    job.say("only its user has asked for this", "DEBUG")
+    process.release()  # it is in the middle of the teardown of the last job
+    job.end()
+    eventually(has(sink, "before it", "boots", "the end"))
+    eventually(lambda: len((users / "42.srv.0.log").read_text().splitlines()) == 4)
+    assert (paths.state / "joblog").stat().st_mode & 0o077 == 0
+    assert (paths.state / "joblog" / "file").stat().st_mode & 0o077 == 0
+    assert (paths.state / "joblog.log").read_text() == ""
+
+
+def test_a_release_waits_for_nothing(paths, process):
+    """Not even for a follower that is stopped; nor does the start of another one."""
+    job = Job(paths)
+    process.create()
+    pid = holder(process.lock)
+    os.kill(pid, signal.SIGSTOP)
+    process.release()
+    assert Path(f"/proc/{pid}/exe").exists(), "it was waited for, or killed"
+    process.create()
+    assert not process.lost() and holder(process.lock) != pid
+    os.kill(pid, signal.SIGCONT)
+    job.end()
+
+
+def test_a_job_that_is_over_before_the_follower_has_begun_is_told(paths, process, tmp_path):
+    job = Job(paths)
+    process.create()
+    process.release()
+    job.end()
+    eventually(has(tmp_path / "all.jsonl", "the end"))
+
+
+def test_restarts_lose_and_double_nothing(paths, process, tmp_path):
+    """Of two at once, too: the next follower starts while the one before tells the rest."""
+    job, sink = Job(paths), tmp_path / "all.jsonl"
+    process.create()
+    for number in range(40):
+        job.say(number)
+        if number % 8 == 7:
+            process.release()
+            job.say(f"{number} between")
+            process.create()
+    job.end()
+    wanted = [m for n in range(40) for m in ([n, f"{n} between"] if n % 8 == 7 else [n])]
+    eventually(lambda: sink.exists() and "the end" in sink.read_text())
+    assert messages(sink) == [*map(str, wanted), "the end"]
+
+
+def test_kills_lose_and_double_nothing(paths, process, tmp_path):
+    jobs, sink = [Job(paths), Job(paths, "43.srv")], tmp_path / "all.jsonl"
+    said = []
+    for number in range(600):
+        if number % 100 == 0:
+            if holder(process.lock):
+                os.kill(holder(process.lock), signal.SIGKILL)
+                eventually(process.lost)
+            process.create()
+            eventually(lambda: sink.exists() and len(messages(sink)) > 0 if said else True)
+        for job in jobs:
+            said.append(f"{job.name} {number}")
+            job.say(said[-1])
+        if number % 100 > 60:
+            time.sleep(0.0005)  # so that the kill comes at its work
+    eventually(lambda: len(messages(sink)) >= len(said))
+    found = messages(sink)
+    assert len(found) == len(set(found)), "some were told twice"
+    for job in jobs:
+        assert [m for m in found if m.startswith(job.name)] == [
+            m for m in said if m.startswith(job.name)
+        ]
+
+
+def test_what_a_refused_job_said_is_told_with_the_next(paths, process, tmp_path):
+    sink = tmp_path / "all.jsonl"
+    first = Job(paths)
+    process.create()
+    first.end("one")
+    eventually(has(sink, "one"))
+    process.release()
+    Job(paths, "43.srv").end("refused")  # nobody follows
+    job = Job(paths, "44.srv")
+    job.say("two")
+    process.create()
+    eventually(lambda: sorted(messages(sink)) == ["one", "refused", "two"])
+
+
+def test_a_sink_that_is_new_is_not_told_of_old_jobs(paths, process, tmp_path):
+    old = Job(paths, "41.srv")
+    old.end("long ago")
+    os.utime(old.log.path, (1e9, 1e9))
+    job = Job(paths)
+    job.say("now")
+    process.create()
+    eventually(has(tmp_path / "all.jsonl", "now"))
+
+
+def test_a_broken_config_is_said_and_ends_it(paths, process, config):
+    config.write_text("[plugin.joblog]\nsyslog = 'loud'\n")
+    process.create()
+    eventually(process.lost)
+    assert "there are kern, user" in (paths.state / "joblog.log").read_text()
+
+
+# -- sinks that are slow, broken, full ---------------------------------------------------------
+
+
+class Keeps(logging.Handler):
+    """Keeps what it gets; raises what it has been given to raise."""
+
+    def __init__(self, *raises):
+        super().__init__()
+        self.raises = list(raises)
+        self.got = []
+
+    def emit(self, record):
+        if self.raises:
+            try:
+                raise self.raises.pop(0)
+            except Exception:
+                self.handleError(record)
+                return
+        self.got.append(record.entry["message"])
+
+
+class Hangs(logging.Handler):
+    def __init__(self):
+        super().__init__()
+        self.go = threading.Event()
+
+    def emit(self, record):
+        self.go.wait()
+
+
+@pytest.fixture
+def followed(paths, monkeypatch):
+    """Return a function that follows with some handlers, in a thread, until the test is over."""
+    (paths.state / "joblog").mkdir()
+    monkeypatch.setattr(follower, "END", 0.5)
+    wake = os.eventfd(0, os.EFD_NONBLOCK)
+    ends, threads, loops = [], [], []
+
+    def start(*handlers, own=None):
+        opened = [
+            Outlet(f"s{n}", lambda h=h: h, Told(paths.state / "joblog" / f"s{n}"),
+                   lambda: os.eventfd_write(wake, 1)) for n, h in enumerate(handlers)
+        ]  # fmt: skip
+        loop = Loop(paths, opened, own)
+        run = threading.Thread(target=serve, args=(loop, wake, lambda: bool(ends)))
+        run.start()
+        threads.append(run)
+        loops.append(loop)
+        return loop
+
+    def stop():
+        ends.append(True)
+        os.eventfd_write(wake, 1)
+        for each in threads:
+            each.join(30)
+            assert not each.is_alive()
+
+    start.stop = stop
+    yield start
+    if not ends:
+        stop()
+    for outlet in [each for loop in loops for each in loop.outlets()]:
+        outlet.close(time.monotonic() + 30)
+    for loop in loops:
+        os.close(loop.events)
+    os.close(wake)
+
+
+def test_a_sink_that_hangs_holds_up_itself_alone(paths, followed):
+    job, hangs, keeps = Job(paths), Hangs(), Keeps()
+    followed(hangs, keeps)
+    for number in range(50):
+        job.say(number)
+    eventually(lambda: keeps.got == [str(n) for n in range(50)])
+    job.end()
+    followed.stop()
+    assert keeps.got[-1] == "the end"
+    told = Told(paths.state / "joblog" / "s0").at(job.log.name)
+    hangs.go.set()
+    assert told == 0, "what it has not taken counts as told"
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), OSError("refused")])
+def test_a_full_disk_loses_nothing(paths, followed, monkeypatch, caplog, error):
+    caplog.set_level("INFO", "joblog")
+    monkeypatch.setattr(outlets, "_FIRST_PAUSE", 0.01)
+    job, keeps = Job(paths), Keeps(error, error, error)
+    job.say("one")
+    followed(keeps)
+    job.say("two")
+    eventually(lambda: keeps.got == ["one", "two"])
+    job.end()
+    eventually(lambda: keeps.got == ["one", "two", "the end"])
+    said = [f"sink s0: OSError: {error}", "sink s0 works again"]
+    eventually(lambda: [r.message for r in caplog.records if r.name == "joblog"] == said)
+
+
+def test_a_line_that_a_sink_cannot_take_is_left_out(paths, followed, caplog):
+    job, keeps = Job(paths), Keeps(RuntimeError("a defect"))
+    job.say("one")
+    os.write(job.file, b"torn\n\n[]\n{}\n")
+    job.say("two")
+    followed(keeps)
+    eventually(lambda: keeps.got == ["two"])
+    assert "sink s0: RuntimeError: a defect; a line is left out" in caplog.text
+
+
+def test_a_line_is_told_when_it_is_whole(paths, followed):
+    job, keeps = Job(paths), Keeps()
+    job.say("one")
+    whole = job.log.path.read_bytes()
+    followed(keeps)
+    eventually(lambda: keeps.got == ["one"])
+    os.write(job.file, whole[:20])
+    os.write(job.file, whole[20:])
+    eventually(lambda: keeps.got == ["one", "one"])
+
+
+def test_a_line_that_stays_torn_is_looked_at_once(paths, followed, monkeypatch):
+    job, keeps, looked = Job(paths), Keeps(), []
+    os.write(job.file, b'{"torn by a full disk')
+    tell = Outlet._tell
+    monkeypatch.setattr(Outlet, "_tell", lambda self, log: (looked.append(log), tell(self, log)))
+    followed(keeps)
+    eventually(lambda: looked)
+    other = Job(paths, "43.srv")
+    for number in range(20):
+        other.say(number)
+    eventually(lambda: len(keeps.got) == 20)
+    assert [log.key for log in looked].count(job.log.key) == 1
+
+
+def test_the_file_of_a_user_that_fails_is_given_up_and_others_go_on(paths, followed, caplog):
+    (paths.state / "joblog").mkdir(exist_ok=True)
+    told, good = Told(paths.state / "joblog" / "user_file"), Keeps()
+
+    def open_own(job):
+        handler = Keeps(OSError(13, "Permission denied")) if job.key.startswith("42") else good
+        return Outlet(f"of {job.key}", lambda: handler, told, one_job=True)
+
+    bad, job = Job(paths), Job(paths, "43.srv")
+    followed(own=Own(told, open_own))
+    for each in (bad, job, bad, job):
+        each.say("hello")
+    eventually(lambda: good.got == ["hello", "hello"])
+    eventually(lambda: told.at(bad.log.name) == GIVEN_UP)
+    assert caplog.text.count("Permission denied") == 1
+
+
+# -- positions ---------------------------------------------------------------------------------
+
+
+def test_positions_outlive_a_torn_line_and_a_full_disk(tmp_path, monkeypatch, caplog):
+    told = Told(tmp_path / "x")
+    assert told.is_new
+    told.keep(())
+    told.mark("1/a", 100)
+    told.mark("1/b", 7)
+    write = os.write
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", lambda fd, data: write(fd, data[:5]))
+        told.mark("1/a", 2000)
+        told.mark("1/a", 3000)
+    again = Told(tmp_path / "x")
+    assert (again.is_new, again.at("1/a"), again.at("1/b")) == (False, 100, 7)
+    assert caplog.text.count("No space left") == 1
+    told.mark("1/b", 8)
+    assert (Told(tmp_path / "x").at("1/a"), Told(tmp_path / "x").at("1/b")) == (3000, 8)
+    again = Told(tmp_path / "x")
+    again.keep({"1/a"})
+    assert Told(tmp_path / "x").at("1/b") == 0
+
+
+def test_positions_stay_small(tmp_path):
+    told = Told(tmp_path / "x")
+    for number in range(100_000):
+        told.mark("1000/42.srv.0", number)
+    assert (tmp_path / "x").stat().st_size < 1.1 * (1 << 20)
+    assert Told(tmp_path / "x").at("1000/42.srv.0") == 99_999
+
+
+# -- others' sinks -----------------------------------------------------------------------------
+
+
+def test_a_sink_of_another_distribution_is_found_and_a_bad_one_is_said(
+    paths, tmp_path, monkeypatch, caplog
+):
+    (tmp_path / "acme_logs.py").write_text(
+        "import logging\ndef good(site):\n    return logging.NullHandler()\n"
+    )
+    info = tmp_path / "acme-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Name: acme\nVersion: 1\n")
+    (info / "entry_points.txt").write_text(f"[{GROUP}]\nacme = acme_logs:good\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(site_plugins, "require_trusted", lambda point: None)  # pytest's directory
+    (paths.state / "joblog").mkdir()
+    config = tmp_path / "v.toml"
+    config.write_text('[plugin.joblog]\nsinks = ["acme", "nowhere"]\n')
+    site, found = extensions.load(config, GROUP)
+    opened, own = follower._open(site, follower.parse("info"), found, paths, lambda: None)
+    assert [each.name for each in opened] == ["acme"] and own is None
+    assert (
+        "sink nowhere: nothing brings 'nowhere' to vtorque1.joblog; there is: acme" in caplog.text
+    )
+    opened[0].close(time.monotonic() + 20)
+
+
+@pytest.mark.parametrize("disable", [(), ("joblog",)])
+def test_joblog_is_found_beside_the_core_alone_and_can_be_disabled(disable):
+    found = site_plugins.Plugins.load(node=True, enable=("joblog",), disable=disable)
+    assert found.broken == {}
+    assert found.names == (("core",) if disable else ("core", "joblog"))

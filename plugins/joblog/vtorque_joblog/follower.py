@@ -1,0 +1,247 @@
+"""The node's one follower: what the core writes into the logs of jobs it gives to the sinks. Root.
+
+The resource ``joblog-follower`` starts this process before the first job's boot and ends it
+with the last. No job waits for it: it has a few seconds more for what a sink still lacks, and
+meanwhile the next follower waits for its lock. Each sink has a file below ``<state>/joblog`` that
+says how far it has come, so that whoever follows goes on there, after a kill too.
+
+It waits for a change of the kept logs, of the directory of the journals, for a sink that has told
+all, and for its end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import select
+import time
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from vtorque_core.api import HostFault, Paths
+from vtorque_core.api.kept_records import find
+from vtorque_core.api.log_levels import LEVELS, Levels, parse
+from vtorque_core.api.node_job import Site
+from vtorque_core.live import changes, extensions
+from vtorque_core.live.extensions import Extensions
+from vtorque_core.live.node_process import begin
+from vtorque_joblog.api import GROUP
+from vtorque_joblog.outlets import Entry, JobLog, Outlet, level_of
+from vtorque_joblog.plugin import Settings
+from vtorque_joblog.sinks import of_the_site, user_file
+from vtorque_joblog.told import Told
+
+FILE = "log.jsonl"
+DIRECTORY = "joblog"
+END = 3.0  # seconds that the sinks have together after the last job
+_AT_ONCE = 32  # jobs of before whose own files are written at the same time
+_FLUSH = 0.5  # of closing
+_QUIET = 60.0  # seconds after which a log without a journal gets no more lines
+log = logging.getLogger("joblog")
+
+
+@dataclass(frozen=True)
+class Own:
+    """What opens the outlet of one job alone; ``told`` is that of all such."""
+
+    told: Told
+    open: Callable[[JobLog], Outlet]
+
+
+class Loop:
+    """All logs of the node that still grow. Nothing that is wrong with one of them ends it."""
+
+    def __init__(self, paths: Paths, outlets: Collection[Outlet], own: Own | None = None) -> None:
+        """Begin to watch. Raises OSError."""
+        self._paths = paths
+        self._outlets = outlets
+        self._own = own
+        self._of_jobs: dict[str, Outlet] = {}
+        self._ending: list[Outlet] = []
+        self._growing: dict[str, tuple[JobLog, int]] = {}
+        self._owners: dict[Path, int] = {}
+        self.events = changes.events()
+        changes.watch(self.events, paths.kept, content=False)
+        changes.watch(self.events, paths.journal, content=False)
+
+    def look(self) -> None:
+        """Find logs that are new, pass on what has grown, forget what is over."""
+        for job in self._new():
+            with contextlib.suppress(OSError):  # swept
+                self._growing[job.name] = job, changes.watch(self.events, job.path.parent)
+        self._ending = [outlet for outlet in self._ending if outlet.busy]
+        for job, number in list(self._growing.values()):
+            over = not self._has_journal(job) and _is_quiet(job.path)
+            for outlet in self._outlets:
+                outlet.give(job)
+            if over and len(self._ending) >= _AT_ONCE:
+                continue  # one that ends wakes us
+            self._give_own(job)
+            if over:
+                changes.unwatch(self.events, number)
+                del self._growing[job.name]
+                if own := self._of_jobs.pop(job.name, None):
+                    own.close(0)
+                    self._ending.append(own)
+
+    def _give_own(self, job: JobLog) -> None:
+        if self._own is not None and job.size > self._own.told.at(job.name):
+            if job.name not in self._of_jobs:
+                self._of_jobs[job.name] = self._own.open(job)
+            self._of_jobs[job.name].give(job)
+
+    def is_done(self) -> bool:
+        """Return whether no job is left, and all was told."""
+        if any(self._has_journal(job) for job, _ in self._growing.values()):
+            return False
+        self.look()  # what a job says last it says before its journal goes
+        return not any(outlet.busy for outlet in self.outlets())
+
+    def outlets(self) -> list[Outlet]:
+        """Return all that are open."""
+        return [*self._outlets, *self._of_jobs.values(), *self._ending]
+
+    def _has_journal(self, job: JobLog) -> bool:
+        return (self._paths.journal / f"{job.key}.jsonl").exists()
+
+    def _new(self) -> Iterator[JobLog]:
+        """Yield logs to follow that were not known; looks only where the directory has changed."""
+        for owner in _directories(self._paths.kept):
+            with contextlib.suppress(OSError):
+                if owner not in self._owners:
+                    changes.watch(self.events, owner, content=False)
+                changed = owner.stat().st_mtime_ns
+                if self._owners.get(owner) == changed:
+                    continue
+                self._owners[owner] = changed
+                for place in _directories(owner):
+                    job = JobLog(int(owner.name), place.name, place / FILE)
+                    if job.name in self._growing:
+                        continue
+                    if self._has_journal(job) or not _is_quiet(place) or self._lacks(job):
+                        yield job
+
+    def _lacks(self, job: JobLog) -> bool:
+        """Return whether a job said something while nobody followed: one that was refused."""
+        known = self._own is not None and job.size > self._own.told.at(job.name)
+        return known or any(outlet.lacks(job) for outlet in self._outlets)
+
+
+def _directories(above: Path) -> list[Path]:
+    try:
+        return [Path(e.path) for e in os.scandir(above) if e.is_dir(follow_symlinks=False)]
+    except OSError:
+        return []
+
+
+def _is_quiet(path: Path) -> bool:
+    try:
+        return path.stat().st_mtime < time.time() - _QUIET
+    except OSError:
+        return True
+
+
+def serve(loop: Loop, wake: int, released: Callable[[], bool]) -> None:
+    """Follow until it is released, and all is told or END seconds have passed.
+
+    ``wake``: an eventfd(2), written when a sink has told all.
+    """
+    end: float | None = None
+    waiting = select.poll()
+    waiting.register(loop.events, select.POLLIN)
+    waiting.register(wake, select.POLLIN)
+    while True:
+        loop.look()
+        if end is None and released():
+            end = time.monotonic() + END
+        if end is not None and (time.monotonic() >= end or loop.is_done()):
+            return
+        waiting.poll(None if end is None else max(0.0, end - time.monotonic()) * 1000)
+        for descriptor in (loop.events, wake):
+            with contextlib.suppress(BlockingIOError):
+                os.read(descriptor, 1 << 16)
+
+
+def _open(
+    site: Site, levels: Levels, found: Extensions, paths: Paths, idle: Callable[[], None]
+) -> tuple[list[Outlet], Own | None]:
+    """Return an outlet for each sink that the site wants, and what opens those of jobs."""
+    settings = site[Settings]
+    least = LEVELS[settings.level.upper()]
+
+    def wants(entry: Entry) -> bool:
+        """Leave out what only the job's user has asked for."""
+        return level_of(entry) >= max(least, levels.least(entry["plugin"], entry["phase"]))
+
+    opened = dict(of_the_site(settings))
+    for name in dict.fromkeys(settings.sinks):
+        try:
+            opened[name] = partial(found.function(name), site)
+        except Exception as error:  # anybody's module
+            log.warning("sink %s: %s", name, error)
+    outlets = [Outlet(n, o, _told(paths, n), idle, wants) for n, o in opened.items()]
+    if not settings.user_file:
+        return outlets, None
+    told = _told(paths, "user_file")
+
+    def own(job: JobLog) -> Outlet:
+        opening = partial(user_file, settings.user_file, job)
+        return Outlet(f"user_file of {job.name}", opening, told, idle, one_job=True)
+
+    return outlets, Own(told, own)
+
+
+def _told(paths: Paths, name: str) -> Told:
+    """Return how far a sink has come; one that is new is told of no job long over."""
+    told = Told(paths.state / DIRECTORY / name)
+    logs = [JobLog(each.uid, each.key, each.directory / FILE) for each in find(paths, None)]
+    if told.is_new:
+        for job in logs:
+            if not (paths.journal / f"{job.key}.jsonl").exists() and _is_quiet(job.path):
+                told.preset(job.name, job.size)
+    told.keep({job.name for job in logs})
+    return told
+
+
+def _alone(state: Path) -> None:
+    """Wait until no other follower is at work, and be the one. Raises OSError."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    fcntl.flock(os.open(state / DIRECTORY / "lock", flags, 0o600), fcntl.LOCK_EX)
+
+
+def _own_lock(path: Path) -> int:
+    """Return the descriptor of our lock, which we have had since before we were executed."""
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            if str(entry.readlink()) in (str(path), f"{path} (deleted)"):
+                return int(entry.name)
+    raise HostFault(f"{path} is not held: this is started by the first job of the node")
+
+
+def main() -> None:
+    """Run with the arguments of ``node.Follower.of``: a site config."""
+    paths, (config,) = begin("joblog")
+    (paths.state / DIRECTORY).mkdir(mode=0o700, exist_ok=True)
+    wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+    idle = partial(os.eventfd_write, wake, 1)
+    try:
+        lock = _own_lock(paths.run / "joblog.lock")
+        _alone(paths.state)
+        site, found = extensions.load(Path(config), GROUP)
+        loop = Loop(paths, *_open(site, parse(site.log.level), found, paths, idle))
+        changes.watch(loop.events, paths.run, content=False)
+        serve(loop, wake, lambda: os.fstat(lock).st_nlink == 0)
+        until = time.monotonic() + _FLUSH
+        for outlet in loop.outlets():
+            outlet.close(until)
+    except Exception:
+        log.exception("%s", config)
+    os._exit(0)  # a sink may hang
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,218 @@
+"""Where lines go: a thread for each sink, which reads the logs itself, from where it has come to.
+
+So no line waits in memory, and a sink that hangs or fails holds up itself alone.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vtorque_core.api import ConfigError, HostFault, printable
+from vtorque_core.api.log_levels import LEVELS, TRACE
+from vtorque_joblog.told import GIVEN_UP, Told
+
+Entry = Mapping[str, Any]
+_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0  # seconds until a sink that fails is tried again
+_LINGER = 2.0  # seconds that a job's own sink stays open for its next line
+_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+log = logging.getLogger("joblog")
+
+
+@dataclass(frozen=True)
+class JobLog:
+    """The log of one job attempt on this node: ``<uid>/<job key>`` and its file."""
+
+    uid: int
+    key: str
+    path: Path
+
+    @property
+    def name(self) -> str:
+        """How :class:`vtorque_joblog.told.Told` calls it."""
+        return f"{self.uid}/{self.key}"
+
+    @property
+    def size(self) -> int:
+        """Bytes; 0 if it is not there."""
+        try:
+            return self.path.lstat().st_size
+        except OSError:
+            return 0
+
+
+class Outlet:
+    """One sink and its thread.
+
+    ``wants``: which entries the sink gets. ``one_job``: its own sink of one job, whose failure is
+    the end of it, and which is closed while the job says nothing. ``idle`` is called, in the
+    thread, when there is nothing left to tell.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        opening: Callable[[], logging.Handler],
+        told: Told,
+        idle: Callable[[], None] = lambda: None,
+        wants: Callable[[Entry], bool] = lambda entry: True,
+        *,
+        one_job: bool = False,
+    ) -> None:
+        self.name = name
+        self._opening = opening
+        self._told = told
+        self._idle = idle
+        self._wants = wants
+        self._one_job = one_job
+        self._handler: logging.Handler | None = None
+        self._changed = threading.Condition()
+        self._logs: dict[str, JobLog] = {}
+        self._torn: dict[str, int] = {}  # size of logs whose last line is not whole
+        self._working = False
+        self._closing = False
+        self._pause = _FIRST_PAUSE
+        self._trouble = ""
+        self._thread = threading.Thread(target=self._run, name=f"sink {name}", daemon=True)
+        self._thread.start()
+
+    def give(self, job: JobLog) -> None:
+        """Say that a log may have more lines. Never waits."""
+        if not self.lacks(job) or self._torn.get(job.name) == job.size:
+            return
+        with self._changed:
+            self._logs[job.name] = job
+            self._changed.notify()
+
+    def lacks(self, job: JobLog) -> bool:
+        """Return whether a log has more than was told of it."""
+        return job.size > self._told.at(job.name)
+
+    @property
+    def busy(self) -> bool:
+        """Whether it has something to tell."""
+        with self._changed:
+            return bool(self._logs) or self._working
+
+    def close(self, until: float) -> None:
+        """Have the sink tell what it can and close itself, until then (monotonic seconds)."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self._thread.join(max(0.0, until - time.monotonic()))
+
+    def _run(self) -> None:
+        closing = False
+        while not closing:
+            with self._changed:
+                linger = _LINGER if self._one_job and self._handler is not None else None
+                self._changed.wait_for(lambda: self._logs or self._closing, linger)
+                logs, self._logs = self._logs, {}
+                self._working = bool(logs)
+                closing = self._closing
+            if self._tell_all(logs):
+                self._wait_to_try_again(logs)
+            if closing or (self._one_job and not logs):
+                self._shut()
+            with self._changed:
+                self._working = False
+            if not self.busy:
+                self._idle()
+
+    def _tell_all(self, logs: Mapping[str, JobLog]) -> bool:
+        """Return whether the sink has failed, and is to be tried again."""
+        for job in logs.values():
+            try:
+                self._tell(job)
+            except Exception as error:  # it may be anybody's code
+                self._say(f"{type(error).__name__}: {error}")
+                if not self._one_job:
+                    return True
+                self._told.mark(job.name, GIVEN_UP)
+                self._shut()
+        if logs and self._trouble and not self._one_job:
+            log.info("sink %s works again", self.name)
+            self._trouble, self._pause = "", _FIRST_PAUSE
+        return False
+
+    def _wait_to_try_again(self, logs: Mapping[str, JobLog]) -> None:
+        with self._changed:
+            self._logs = {**logs, **self._logs}
+            self._changed.wait_for(lambda: self._closing, self._pause)
+        self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+
+    def _tell(self, job: JobLog) -> None:
+        offset = self._told.at(job.name)
+        if offset == GIVEN_UP:
+            return
+        try:
+            descriptor = os.open(job.path, _FLAGS)
+        except FileNotFoundError:  # swept
+            return
+        with os.fdopen(descriptor, "rb") as file:
+            file.seek(offset)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    self._torn[job.name] = offset + len(line)
+                    return  # the rest of it is still to come, or never comes
+                self._give_line(line, job)
+                offset += len(line)
+                self._told.mark(job.name, offset)
+        self._torn.pop(job.name, None)
+
+    def _give_line(self, line: bytes, job: JobLog) -> None:
+        """Raise only what another try may mend."""
+        try:
+            entry = json.loads(line)
+            record = record_of(entry, job)
+        except (ValueError, TypeError, KeyError, AttributeError):  # torn by a full disk
+            return
+        if not self._wants(entry):
+            return
+        if self._handler is None:
+            self._handler = self._opening()
+            self._handler.handleError = _raise  # type: ignore[method-assign]
+        try:
+            self._handler.handle(record)
+        except (OSError, HostFault, ConfigError):
+            raise
+        except Exception as error:
+            self._say(f"{type(error).__name__}: {error}; a line is left out")
+
+    def _shut(self) -> None:
+        handler, self._handler = self._handler, None
+        try:
+            if handler is not None:
+                handler.close()
+        except Exception as error:
+            self._say(f"{type(error).__name__}: {error}")
+
+    def _say(self, trouble: str) -> None:
+        """Report once, until it works again."""
+        if not self._trouble:
+            log.warning("sink %s: %s", self.name, printable(trouble, 500))
+        self._trouble = trouble
+
+
+def _raise(record: logging.LogRecord) -> None:
+    raise  # noqa: PLE0704 - called by handlers where they have caught it
+
+
+def record_of(entry: Entry, job: JobLog) -> logging.LogRecord:
+    """Return a line of a log as sinks get it. Raises what a torn line may: KeyError, TypeError."""
+    own = {k: entry[k] for k in ("job", "node", "guest", "phase", "plugin")}
+    own |= {"name": entry["logger"], "levelno": level_of(entry), "levelname": entry["level"]}
+    own |= {"msg": entry["message"], "args": None, "created": entry["t"]}
+    return logging.makeLogRecord(own | {"entry": entry, "uid": job.uid, "key": job.key})
+
+
+def level_of(entry: Entry) -> int:
+    """Return the number of an entry's level."""
+    return LEVELS.get(entry["level"], TRACE)

@@ -1,0 +1,96 @@
+"""How far a sink has come in each job's log, for whoever follows after a restart or a kill."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+from collections.abc import Collection
+from pathlib import Path
+
+GIVEN_UP = 1 << 62
+"""The offset in a log that a sink gets no more of."""
+
+_MAX_BYTES = 1 << 20  # of the file, before what is said twice in it is left out
+_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+log = logging.getLogger("joblog")
+
+
+class Told:
+    """Offsets by the name of a log. In the file: a line ``<offset> <name>`` each, the last counts.
+
+    A disk that is full costs memory of a restart only: it is tried again with the next line.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Read the file. Raises OSError if it is there and cannot be read."""
+        self._path = path
+        self._file = -1
+        self._size = 0
+        self._at: dict[str, int] = {}
+        self._lock = threading.Lock()
+        self._said = ""
+        self.is_new = not path.exists()
+        if not self.is_new:
+            for line in path.read_text("utf-8", "replace").splitlines():
+                offset, _, name = line.partition(" ")
+                if name and offset.isdecimal():
+                    self._at[name] = int(offset)
+
+    def at(self, name: str) -> int:
+        """Return the offset of the first byte that was not told; 0 of a log never seen."""
+        return self._at.get(name, 0)
+
+    def mark(self, name: str, offset: int) -> None:
+        """Note that all before the offset was told."""
+        with self._lock:
+            self._at[name] = offset
+            line = f"{offset} {name}\n".encode()
+            try:
+                if self._file < 0 or self._size > _MAX_BYTES:
+                    self._write_anew()
+                    return
+                if os.write(self._file, line) < len(line):
+                    raise OSError(28, os.strerror(28))
+                self._size += len(line)
+            except OSError as error:
+                self._close()
+                self._say(error)
+
+    def preset(self, name: str, offset: int) -> None:
+        """As :meth:`mark`, of a log that was there before this sink; :meth:`keep` writes it."""
+        self._at[name] = offset
+
+    def keep(self, names: Collection[str]) -> None:
+        """Forget all logs but these, and write the file anew."""
+        with self._lock:
+            self._at = {name: at for name, at in self._at.items() if name in names}
+            try:
+                self._write_anew()
+            except OSError as error:
+                self._say(error)
+
+    def _write_anew(self) -> None:
+        self._close()
+        new = self._path.with_name(f"{self._path.name}.new")
+        new.unlink(missing_ok=True)
+        content = "".join(f"{at} {name}\n" for name, at in self._at.items()).encode()
+        descriptor = os.open(new, _FLAGS, 0o600)
+        with contextlib.ExitStack() as undo:
+            undo.callback(os.close, descriptor)
+            if os.write(descriptor, content) < len(content):
+                raise OSError(28, os.strerror(28))
+            new.replace(self._path)
+            undo.pop_all()
+        self._file, self._size, self._said = descriptor, 0, ""
+
+    def _close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def _say(self, error: OSError) -> None:
+        if not self._said:
+            log.warning("%s: %s; after a restart lines are told twice", self._path, error.strerror)
+        self._said = str(error)

@@ -1,0 +1,1 @@
+"""The guest agent: its C sources and their build."""

@@ -1,0 +1,107 @@
+"""What a Linux guest has: virtual hardware, shares and disks, and the files it needs on the node.
+
+As root on the node. Pure, but for the scripts and the agent's binary that :func:`resources` reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from vtorque_core.api import HostFault, Image
+from vtorque_core.api.acquired import Resource
+from vtorque_core.api.guest_context import ContextItem, EnvVar, Mount, RootCommand
+from vtorque_core.api.guest_plan import GuestPlan, Share
+from vtorque_core.api.libvirt_domain import Channel, Disk, Element, Filesystem, KernelBoot
+from vtorque_core.api.vm_options import DISK
+from vtorque_linux_guest.boot.seed import SEED_NAME, SERIAL, Seed, iso
+from vtorque_linux_guest.boot.seed_contents import seed_files
+from vtorque_linux_guest.boot.ssh_client import client_files
+from vtorque_linux_guest.guest.contract import (
+    EPILOGUE_MARKER,
+    RUN_PORT,
+    RUN_SOCKET,
+    STATUS_PORT,
+    STATUS_SOCKET,
+)
+from vtorque_linux_guest.settings import Settings, site_scripts
+
+DATA_SERIAL = "vtdata"
+"""Serial of the user's own disk; the core opens the file as them."""
+
+DATA = "/data"
+_CONSOLES = {"aarch64": "ttyAMA0", "ppc64le": "hvc0", "s390x": "ttysclp0"}
+_TAG_BYTES = 35  # virtio-fs: 36 bytes with its end (virtio specification 1.2, 5.11.4)
+
+
+def elements(guest: GuestPlan) -> Iterator[Element]:
+    """Yield ports, seed, shares and, for an image with a kernel, its direct boot."""
+    run = guest.run_dir
+    yield Channel("status", STATUS_PORT, str(run / STATUS_SOCKET), owner="root")
+    yield Channel("run", RUN_PORT, str(run / RUN_SOCKET), owner="job")
+    seed = str(guest.state_dir / SEED_NAME)
+    yield Disk("seed", path=seed, format="raw", readonly=True, serial=SERIAL)
+    image = guest.image
+    if image.kernel is not None:
+        initrd = str(image.initrd) if image.initrd is not None else None
+        yield KernelBoot(kernel=str(image.kernel), initrd=initrd, cmdline=cmdline(image))
+    if has_data(guest):
+        yield Disk("data", guest[DISK], format="raw", serial=DATA_SERIAL, user_owned=True)
+    for share in (s for s in guest.shares if s.kind == "virtiofs"):
+        yield Filesystem(
+            share.name,
+            source=share.source,
+            tag=tag(share),
+            readonly=share.readonly,
+            user_owned=share.user_owned,
+        )
+
+
+def context(guest: GuestPlan) -> Iterator[ContextItem]:
+    """Yield the environment, the mounts of the shares and of the user's disk."""
+    yield EnvVar("DISTRO", "SLG")
+    for share in guest.shares:
+        source = tag(share) if share.kind == "virtiofs" else share.source
+        yield Mount(share.kind, source, share.target, readonly=share.readonly)
+    if has_data(guest):
+        yield Mount("disk", DATA_SERIAL, DATA)
+        owner = f"{guest.user.uid}:{guest.user.gid}"
+        yield RootCommand(("chown", owner, DATA))
+
+
+def resources(
+    guest: GuestPlan, items: Sequence[ContextItem], settings: Settings
+) -> Iterable[Resource]:
+    """Return the seed and what vmgr ssh needs.
+
+    Raises Refused, HostFault for items that this guest cannot have.
+    """
+    content = iso(seed_files(guest, items, settings))
+    has_epilogue = bool(site_scripts(settings.epilogue))
+    marker = str(guest.run_dir / EPILOGUE_MARKER) if has_epilogue else ""
+    path = str(guest.state_dir / SEED_NAME)
+    return (Seed(path, guest.qemu_uid, marker, content), *client_files(guest))
+
+
+def has_data(guest: GuestPlan) -> bool:
+    """Return whether this guest gets the user's own disk: only the job's first one does."""
+    return bool(guest[DISK]) and guest.rank == 0
+
+
+def cmdline(image: Image) -> str:
+    """Return the kernel's command line: ours, then the image's own.
+
+    ``quiet`` and no self tests of ciphers save 0.3 s of an emulated boot, ``panic=-1`` ends a
+    guest whose kernel panics (kernel-parameters.txt). No ``ds=nocloud``: cloud-init would take
+    that for a seed without a disk.
+    """
+    console = _CONSOLES.get(image.arch, "ttyS0")
+    words = [f"console={console}", "quiet", "panic=-1", "cryptomgr.notests=1"]
+    own = image.cmdline.split()
+    return " ".join([*(w for w in words if w not in own), *own])
+
+
+def tag(share: Share) -> str:
+    """Return the virtiofs tag of a share: its name. Raises HostFault if that is too long."""
+    if len(share.name.encode()) > _TAG_BYTES:
+        raise HostFault(f"[shares.{share.name}]: the name has more than {_TAG_BYTES} bytes")
+    return share.name

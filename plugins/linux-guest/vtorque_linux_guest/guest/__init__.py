@@ -1,0 +1,1 @@
+"""What runs inside guests, and which kind of Linux that is."""

@@ -1,0 +1,19 @@
+"""How the agent starts in a guest that systemd boots: its program, unit and start script."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+
+AGENT = "/usr/lib/vtorque/vtorque-agent"
+START = "/usr/lib/vtorque/vtorque-start"
+UNIT = "/etc/systemd/system/vtorque-agent.service"
+
+
+def start_script() -> str:
+    """Return the script that takes the job's data off the seed and becomes the agent."""
+    return files("vtorque_linux_guest.guest").joinpath("vtorque-start").read_text("utf-8")
+
+
+def agent_unit() -> str:
+    """Return the systemd unit that runs :func:`start_script` (systemd.service(5))."""
+    return files("vtorque_linux_guest.guest").joinpath("vtorque-agent.service").read_text("utf-8")

@@ -1,0 +1,23 @@
+"""Names that the host, the seed and the guest have agreed on: ports and paths (doc/guests.md)."""
+
+from __future__ import annotations
+
+STATUS_PORT = "org.vtorque.status"
+RUN_PORT = "org.vtorque.run"
+
+STATUS_SOCKET = "status.sock"
+RUN_SOCKET = "run.sock"
+"""The ports' other ends: unix sockets in the guest's run_dir on the node."""
+
+SPOOL = "/var/spool/vtorque"
+"""Where the agent puts the job's script; root's, so that only the files are the user's."""
+
+ENVIRONMENT = ".vtorque-environment"
+"""The file in the spool with the running job's environment, for login shells."""
+
+SITE = "/usr/lib/vtorque"
+"""Where the admin's scripts are run from: /run may be noexec."""
+
+EPILOGUE_CLIENT = f"{SITE}/site-epilogue"
+EPILOGUE_MARKER = "site-epilogue"
+"""In the run_dir, empty: the guest has a site epilogue."""

@@ -1,0 +1,47 @@
+"""The initramfs of images with a root disk: it mounts that and hands over to what is on it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+
+from vtorque_linux_guest.image import micro_builder
+from vtorque_linux_guest.image.initramfs import Tree, add_modules
+from vtorque_linux_guest.image.kernel import Kernel, fetch, unpack
+
+# net.ifnames=0: the seed's network-config calls the NICs eth0, ... (systemd.link(5)).
+CMDLINE = f"{micro_builder.CMDLINE} net.ifnames=0 rw"
+
+# ext4 is built into Debian's cloud kernel and then left out; the generic one has it as a module,
+# and what it asks the kernel for by name: crc32c.
+INITRD_MODULES = ("virtio_pci", "virtio_blk", "crc32c_generic", "ext4")
+
+
+def disk_initramfs(
+    kernel: Kernel, work: Path, init: str, modules: Sequence[str], debs: Path | None = None
+) -> bytes:
+    """Return an initramfs that mounts the root disk and hands over to ``init``, a path on it.
+
+    It has busybox and the modules, nothing else. ``debs``: see :func:`fetch`. Raises HostFault.
+    """
+    tree = Tree()
+    for path in ("dev", "proc", "sys", "root"):
+        tree.directory(path)
+    tree.file("bin/busybox", busybox(work, debs), 0o755)
+    for applet in ("modprobe", "mount", "poweroff", "sleep", "switch_root"):
+        tree.link(f"sbin/{applet}", "/bin/busybox")
+    loaded = add_modules(tree, kernel, modules)
+    text = files("vtorque_linux_guest.guest").joinpath("disk_init").read_text("utf-8")
+    text = text.replace("@MODULES@", " ".join(loaded)).replace("@INIT@", init)
+    tree.file("init", text.encode(), 0o755)
+    return tree.compressed()
+
+
+def busybox(work: Path, debs: Path | None = None) -> bytes:
+    """Return Debian's static busybox, unpacked below ``work``/programs. Raises HostFault."""
+    programs = work / "programs"
+    programs.mkdir(exist_ok=True)
+    if not (programs / "bin/busybox").exists():
+        unpack(fetch(["busybox-static"], work, debs)[0], programs)
+    return (programs / "bin/busybox").read_bytes()

@@ -1,0 +1,1 @@
+"""The batch system ``local``: one machine, one queue, Torque's conventions."""

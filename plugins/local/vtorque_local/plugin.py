@@ -1,0 +1,47 @@
+"""Declares ``local``, a batch system for one machine, and ``vtorque local``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vtorque_core.api import BatchSystem, Command, always
+from vtorque_local.settings import Settings
+
+if TYPE_CHECKING:
+    import click
+
+    from vtorque_core.api.batch_system import JobShell, NodeAdapter, Submitter
+    from vtorque_core.api.node_job import Site
+
+
+def submitter(site: Site) -> Submitter:
+    """Return the submitting half; ``site`` gives the socket's directory."""
+    from vtorque_local.submitter import LocalSubmitter  # noqa: PLC0415
+
+    return LocalSubmitter(site.paths)
+
+
+def node(site: Site) -> NodeAdapter:
+    """Return the node half; ``site`` gives the queue's directory."""
+    from vtorque_local.node import LocalNode  # noqa: PLC0415
+
+    return LocalNode(site.paths.state / "local")
+
+
+def shell() -> JobShell:
+    """Return the job part, which is Torque's."""
+    from vtorque_pbs.shell import PbsJobShell  # noqa: PLC0415
+
+    return PbsJobShell()
+
+
+def command() -> click.Command:
+    """Return ``vtorque local``."""
+    from vtorque_local.command import local  # noqa: PLC0415 - click
+
+    return local
+
+
+vtorque_settings = always(Settings)
+vtorque_batch_systems = always(BatchSystem("local", submitter=submitter, node=node, shell=shell))
+vtorque_commands = always(Command("vtorque", command))

@@ -1,0 +1,1 @@
+"""``mpirun`` of Open MPI, MPICH and Intel MPI finds a job's guests without a flag."""

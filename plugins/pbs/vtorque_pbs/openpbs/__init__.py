@@ -1,0 +1,1 @@
+"""What is OpenPBS's only."""

@@ -1,0 +1,44 @@
+"""What ``vtorque setup`` does on Torque and OpenPBS alike. As root."""
+
+from __future__ import annotations
+
+import re
+import socket
+
+from vtorque_core.api import HostFault
+from vtorque_core.api.setup_steps import Change, Check
+from vtorque_pbs.batch_commands import Commands
+from vtorque_pbs.node import PbsNode
+
+
+def rights(commands: Commands) -> Check:
+    """Look whether root on this node is a manager, who may hold jobs and change nodes."""
+    host = socket.gethostname()
+    try:
+        problem = "" if _is_manager(commands, host) else (
+            f"root@{host} is no manager of the batch system; on its server, run: "
+            f"qmgr -c 'set server managers += root@{host}'"
+        )  # fmt: skip
+    except HostFault as error:
+        problem = f"the batch system's server does not answer: {error}"
+    return Check(f"find root@{host} among the server's managers", problem)
+
+
+def _is_manager(commands: Commands, host: str) -> bool:
+    said = commands.tell("qmgr", "-c", "list server")
+    names = re.search(r"^\s*managers = (.*)$", said, re.MULTILINE)
+    managers = {each.strip() for each in (names[1] if names else "").split(",")}
+    server = re.search(r"^Server:? (\S+)", said, re.MULTILINE)
+    short = host.partition(".")[0]
+    mine = {f"root@{name}" for name in (host, short, socket.getfqdn(), "*")}
+    return bool(mine & managers) or (server is not None and server[1] in (host, short))
+
+
+def marked(node: PbsNode, feature: str) -> Change:
+    """Return the step by which this node has the property that VM jobs ask for."""
+    return Change(
+        f"give this node {feature}, which VM jobs ask for",
+        lambda: node.is_marked(node.this_node()[1]),
+        lambda: node.mark(True, ""),
+        node.unmark,
+    )

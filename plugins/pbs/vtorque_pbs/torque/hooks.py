@@ -1,0 +1,82 @@
+"""The four scripts that pbs_mom of Torque runs as root on the nodes. Pure: text only.
+
+A bare-metal job pays for a shell and a few built-in tests; the tests count that.
+"""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+from vtorque_core.api.setup_steps import KEPT, MARK, Installation
+
+FIRST, SISTER = "first", "sister"  # what the hooks put before Torque's arguments
+RETRY = 75  # EX_TEMPFAIL (sysexits.h): the hook makes Torque's 2 of it; all other codes end in 0
+
+_PROLOGUE = """\
+#!/bin/sh
+# {mark}: starts the guests of VM jobs; the site's own {name} runs first.
+site={site}
+case $5 in
+  *other=*vt1:* | *other=*vt1v:*) ;;
+  *) [ -x "$site" ] && exec "$site" "$@"; exit 0 ;;
+esac
+if [ -x "$site" ]; then "$site" "$@" || exit $?; fi
+log={log}$$
+{vtorque} prologue {kind} "$@" 2>"$log"
+code=$?
+# Whatever it ends with, the job starts, and its job shell says why there are no guests: Torque
+# would start a job that fails here again and again, or take the node down.
+case $code in
+  0 | {retry}) [ -s "$log" ] && logger -t vtorque -f "$log" ;;
+  *) cat "$log" >&2 ;;
+esac
+rm -f "$log"
+[ $code -eq {retry} ] && exit {requeue}
+exit 0
+"""
+
+_EPILOGUE = """\
+#!/bin/sh
+# {mark}: releases what VM jobs have; the site's own {name} runs afterwards.
+site={site}
+journal={journal}
+proof={proof}
+# By vTorque's own files, not by the resources: their owner can change those while the job runs.
+name=$1
+case $1 in *[!A-Za-z0-9._-]* | .* | -* | '') name='j*' ;; esac
+[ "${{#1}}" -le 50 ] || name='j*'
+for found in "$journal"/$name.* "$proof"/$name.json; do
+  [ -e "$found" ] || continue
+  {vtorque} epilogue "$@"
+  break
+done
+[ -x "$site" ] && exec "$site" "$@"
+exit 0
+"""
+
+
+def prologue(place: Installation, path: Path, kind: str) -> bytes:
+    """Return ``prologue`` or ``prologue.parallel``; ``kind`` as :class:`TorqueNode` reads it."""
+    return _PROLOGUE.format(
+        mark=f"Written by {MARK.decode()}",
+        name=path.name,
+        site=shlex.quote(str(path) + KEPT),
+        vtorque=shlex.join(place.hook()),
+        kind=kind,
+        log=shlex.quote(str(path.with_name(f".vtorque-{kind}."))),  # root's alone can write there
+        retry=RETRY,
+        requeue=2,
+    ).encode()
+
+
+def epilogue(place: Installation, path: Path, journal: Path, proof: Path) -> bytes:
+    """Return ``epilogue`` or ``epilogue.parallel``."""
+    return _EPILOGUE.format(
+        mark=f"Written by {MARK.decode()}",
+        name=path.name,
+        site=shlex.quote(str(path) + KEPT),
+        journal=shlex.quote(str(journal)),
+        proof=shlex.quote(str(proof)),
+        vtorque=shlex.join(place.hook()),
+    ).encode()

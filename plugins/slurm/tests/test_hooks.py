@@ -1,0 +1,52 @@
+"""What Prolog and Epilog do."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from vtorque_core.api.setup_steps import Installation
+from vtorque_slurm.hooks import epilog, prolog
+
+
+@pytest.fixture
+def hooks(tmp_path):
+    """Return a function that runs one of the hooks; vtorque notes its arguments and fails."""
+    program = tmp_path / "vtorque"
+    program.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/said\nexit 3\n')
+    program.chmod(0o755)
+    place = Installation(program, Path("/etc/v.toml"), Path("/shell"))
+    journal, proofs = tmp_path / "jour nal", tmp_path / "proof"
+    journal.mkdir()
+    proofs.mkdir()
+    scripts = {"prolog": prolog(place), "epilog": epilog(place, journal, proofs)}
+
+    def call(kind, **environ):
+        said = tmp_path / "said"
+        said.unlink(missing_ok=True)
+        done = subprocess.run(
+            ["sh", "-c", scripts[kind]], env=environ, capture_output=True, check=False
+        )
+        assert done.returncode == 0, "a failing hook drains the node"
+        return said.read_text().strip() if said.exists() else ""
+
+    return call
+
+
+def test_the_prolog_calls_vtorque_for_vm_jobs_only(hooks):
+    called = "hook --config /etc/v.toml prologue\nhook --config /etc/v.toml epilogue 7"
+    assert hooks("prolog", SLURM_JOB_ID="7", SLURM_JOB_COMMENT="mine vt1:AAAA") == called
+    for comment in ({}, {"SLURM_JOB_COMMENT": "vt2:x $(id) `id` *"}):
+        assert hooks("prolog", SLURM_JOB_ID="7", **comment) == ""
+
+
+def test_the_epilog_looks_for_what_is_left_not_at_the_comment(hooks, tmp_path):
+    called = "hook --config /etc/v.toml epilogue 7"
+    assert hooks("epilog", SLURM_JOB_ID="7", SLURM_JOB_COMMENT="vt1:AAAA") == ""
+    (tmp_path / "jour nal/77.0.jsonl").touch()
+    assert hooks("epilog", SLURM_JOB_ID="7") == ""
+    (tmp_path / "jour nal/7.1.jsonl").touch()
+    assert hooks("epilog", SLURM_JOB_ID="7", SLURM_JOB_COMMENT="changed") == called
+    (tmp_path / "jour nal/7.1.jsonl").unlink()
+    (tmp_path / "proof/7.json").touch()
+    assert hooks("epilog", SLURM_JOB_ID="7") == called

@@ -1,0 +1,63 @@
+"""What is believed of Slurm's answers: they hold users' texts."""
+
+import contextlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_doubles import RECORD
+from vtorque_core.base.errors import HostFault, Refused
+from vtorque_slurm.job_records import element, features, parse_job
+
+FACTS = {
+    "id": "7", "name": "t", "state": "RUNNING", "restarts": 0, "excluded": "(null)", "cpus": "0-1",
+    "mem": 512, "share": "OK", "note": "", "comment": "",
+}  # fmt: skip
+
+
+def test_an_element_of_an_array_is_named_apart_from_its_array():
+    text = RECORD.format(**FACTS).replace("JobId=7 ", "JobId=7 ArrayJobId=7 ArrayTaskId=3 ")
+    other = RECORD.format(**FACTS | {"id": "8"})
+    assert element(other + text, "7") == "7_3"
+    assert element(text, "7") == ""
+    assert parse_job(text, "7").name == "7_3"
+
+
+FORGED = [
+    "x\n   JobState=PENDING Reason=None Dependency=(null)",
+    "x\n   Requeue=1 Restarts=9 BatchFlag=1",
+    "x\n     Nodes=n[1-2] CPU_IDs=0-63 Mem=0 GRES=",
+    "x\n   OverSubscribe=NO Contiguous=0 Licenses=(null)",
+    "x\n   ReqNodeList=(null) ExcNodeList=n1",
+    "x\n\nJobId=7 JobName=y",
+    # All of Slurm's own fields would be in the record of another job, which nobody looks at.
+    "x\n   JobState=RUNNING Reason=x\n   Requeue=1 Restarts=0 BatchFlag=1\n"
+    "   ReqNodeList=x ExcNodeList=(null)\n     Nodes=n1 CPU_IDs=0-63 Mem=999999\n"
+    "   OverSubscribe=NO Contiguous=0\n\nJobId=1 JobName=y",
+]
+
+
+@pytest.mark.parametrize("name", FORGED)
+@pytest.mark.parametrize("place", ["name", "comment"])
+def test_a_users_text_forges_no_field(name, place):
+    shown = RECORD.format(**FACTS | {place: name})
+    with pytest.raises(Refused):
+        parse_job(shown.replace(name, name + "\nx"), "7")
+    with contextlib.suppress(Refused):  # a line that its end makes unlike Slurm's own
+        assert parse_job(shown, "7") == parse_job(RECORD.format(**FACTS), "7")
+
+
+@given(st.text(max_size=200))
+def test_any_text_is_a_record_or_a_fault(text):
+    for shown in (text, RECORD.format(**FACTS | {"name": text})):
+        try:
+            found = parse_job(shown, "7")
+        except (HostFault, Refused):
+            continue
+        assert (found.restarts, found.cpus["n1"]) == (0, (0, 1))
+
+
+def test_features_of_a_node():
+    text = "   AvailableFeatures=a,b\n   ActiveFeatures=(null)\n"
+    assert features(text) == (("a", "b"), ())

@@ -1,0 +1,51 @@
+"""What is PBS's way to say something is told with Slurm's, before anything is submitted."""
+
+import pytest
+
+from slurm_doubles import Slurm
+from vtorque_core.base.errors import UsageError
+from vtorque_slurm.settings import Settings
+from vtorque_slurm.submitter import SlurmSubmitter
+
+JOB = b"#!/bin/sh\n"
+
+
+@pytest.fixture
+def split(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "job.sh").write_bytes(JOB)
+    return SlurmSubmitter(Settings(bindir=str(Slurm(tmp_path / "slurm").bin)), tmp_path).split
+
+
+@pytest.mark.parametrize("vm", [[], ["-vm", "none"]])
+@pytest.mark.parametrize(
+    ("argv", "given", "fix"),
+    [
+        (["-W", "block=true", "job.sh"], "-W block=true: on Slurm -W is --wait", "write --wait"),
+        (["-Jx", "-Wblock=true", "job.sh"], "-W block=true: on Slurm -W", "write --wait"),
+        (["-W", "depend=afterok:1", "job.sh"], "-W depend=afterok:1: ", "--dependency="),
+        (["-v", "A=1,B", "job.sh"], "-v A=1,B: on Slurm -v is --verbose", "--export=ALL,A=1,B"),
+        (["-V", "job.sh"], "-V job.sh: on Slurm -V prints sbatch's version", "leave it out"),
+        (["-N", "hello", "job.sh"], "-N hello: on Slurm -N is --nodes", "--job-name=hello"),
+        (["-S", "/bin/bash", "job.sh"], "-S /bin/bash: on Slurm -S is --core", "first line"),
+        (["-l", "nodes=1", "job.sh"], "option -l is unknown", "-N, -n, -c, --mem and --time"),
+    ],
+)
+def test_what_a_user_of_pbs_writes(split, argv, given, fix, vm):
+    with pytest.raises(UsageError) as raised:
+        split([*vm, *argv])
+    assert str(raised.value).startswith(given) and fix in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [["-W", "job.sh", "block=true"], ["-WJx", "job.sh"], ["-v", "job.sh"], ["-N2-4", "job.sh"],
+     ["-S", "1", "job.sh"], ["-W", "a=b"], ["-q", "long", "-t", "0-9", "job.sh"]],
+)  # fmt: skip
+def test_what_slurms_users_write_goes_through(split, tmp_path, argv):
+    (tmp_path / "a=b").write_bytes(JOB)
+    assert split(argv).content == JOB
+
+
+def test_the_version_alone_is_sbatchs(split):
+    assert split(["-V"]).rest == ("-V",)

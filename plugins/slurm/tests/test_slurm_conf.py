@@ -1,0 +1,45 @@
+"""A line of slurm.conf: set, and taken back byte for byte."""
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vtorque_core.base.errors import HostFault
+from vtorque_slurm.slurm_conf import value, with_line, without_line
+
+LINES = st.lists(
+    st.sampled_from(
+        ["Prolog=/a", "prolog = \"/b\" # c", "#Prolog=/c", " Prolog=/d", "PrologFlags=Alloc",
+         "Epilog=/e", "", "é=\udcff", "NodeName=n[1-2] \\", "  CPUs=2"]
+    ),
+    max_size=8,
+)  # fmt: skip
+
+
+@given(LINES, st.booleans())
+def test_a_line_is_taken_back_byte_for_byte(lines, ends):
+    text = "\n".join(lines) + ("\n" if ends and lines else "")
+    edited = with_line(text, "Prolog", "/x/*")
+    assert without_line(edited, "Prolog") == text
+    active = [line for line in edited.splitlines() if re.match(r"\s*prolog\s*=", line, re.I)]
+    assert [line.partition(" ")[0] for line in active] == ["Prolog=/x/*"]
+    both = with_line(edited, "Epilog", "/y/*")
+    assert without_line(without_line(both, "Prolog"), "Epilog") == text
+    added = both + "NodeName=new\n"
+    kept = without_line(without_line(added, "Prolog"), "Epilog")
+    assert kept.endswith("NodeName=new\n"), "an admin's later edit stays"
+
+
+def test_the_last_value_counts_also_of_included_files(tmp_path):
+    path = tmp_path / "slurm.conf"
+    path.write_text("prolog=/a # x\nInclude more.conf\n")
+    (tmp_path / "more.conf").write_text("PROLOG = /b\n")
+    assert value(path, "Prolog") == "/b"
+    assert value(path, "Epilog") == ""
+
+
+def test_a_missing_slurm_conf_is_said(tmp_path):
+    with pytest.raises(HostFault, match=r"\[plugin.slurm\] conf"):
+        value(tmp_path / "none", "Prolog")

@@ -1,0 +1,19 @@
+"""The contract that every batch adapter passes, the embedded one included.
+
+    class TestMine(BatchContract):
+        @pytest.fixture
+        def harness(self, tmp_path):
+            return MyHarness(tmp_path)
+
+``MyHarness`` is a :class:`vtorque_testing.harness.BatchHarness`.
+"""
+
+from __future__ import annotations
+
+from vtorque_testing.batch_node import NodeContract, ShellContract
+from vtorque_testing.batch_request import RequestContract
+from vtorque_testing.batch_submission import SubmissionContract
+
+
+class BatchContract(SubmissionContract, RequestContract, NodeContract, ShellContract):
+    """Subclass it, name it ``Test...``, and override the fixture ``harness``."""

@@ -1,0 +1,24 @@
+"""What root's code needs, for tests that run it as whoever they are."""
+
+import os
+import pwd
+from pathlib import Path
+
+import pytest
+
+
+def without_chown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have files stay their maker's, where the tests are not root's."""
+    if os.geteuid() != 0:
+        monkeypatch.setattr(os, "chown", lambda *_, **__: None)
+
+
+def with_a_shell(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have every account a shell and a home: nobody has a shell that runs nothing, and no home."""
+    real = pwd.getpwuid
+
+    def found(uid: int) -> pwd.struct_passwd:
+        *account, home, _ = real(uid)
+        return pwd.struct_passwd((*account, home if Path(home).is_dir() else "/", "/bin/sh"))
+
+    monkeypatch.setattr(pwd, "getpwuid", found)

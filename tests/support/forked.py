@@ -1,0 +1,34 @@
+"""A command of ours in a fork of the tests: as it is called, without the cost of a new Python."""
+
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from vtorque_testing.submit import in_child
+
+
+def call(
+    main: Callable[[], object],
+    argv: list[str],
+    environ: Mapping[str, str],
+    directory: Path,
+    stdin: bytes = b"",
+) -> subprocess.CompletedProcess[str]:
+    """Run a command's ``main`` with these arguments, its own name first, and surroundings."""
+
+    def work() -> int:
+        sys.argv = argv
+        try:
+            main()
+        except SystemExit as end:
+            if isinstance(end.code, str):
+                sys.stderr.write(f"{end.code}\n")
+                return 1
+            return end.code or 0
+        return 0
+
+    ended = in_child(work, stdin, environ, directory)
+    return subprocess.CompletedProcess(
+        argv, ended.code, ended.stdout.decode(), ended.stderr.decode()
+    )

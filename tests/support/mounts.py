@@ -1,0 +1,29 @@
+"""Mounts of a test's own, on the machine that others use, too."""
+
+import contextlib
+import subprocess
+import time
+from pathlib import Path
+
+
+def unmount(place, seconds=10):
+    """Unmount; of what has just ended the kernel may hold a file there for a moment longer.
+
+    Fails, with who holds it, if it is busy for so many seconds.
+    """
+    deadline = time.monotonic() + seconds
+    while (done := subprocess.run(["umount", place], capture_output=True, check=False)).returncode:
+        assert b"busy" in done.stderr, done.stderr
+        assert time.monotonic() < deadline, f"{place} is busy: {_holders(place)}"
+        time.sleep(0.05)
+
+
+def _holders(place):
+    """Return the commands that have something below ``place`` open, or work there."""
+    found = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            for link in (process / "cwd", *(process / "fd").iterdir()):
+                if link.readlink().is_relative_to(place):
+                    found.add((process / "cmdline").read_bytes().replace(b"\0", b" "))
+    return found

@@ -1,0 +1,104 @@
+"""Jobs that run until a test ends them, and where their guests' threads and memory are."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from vtorque_core.plan.placement import node_hardware
+from vtorque_core.plan.placement.job_cores import NodeShare
+
+WAIT = "#!/bin/sh\ntouch started\nwhile [ ! -e go ]; do sleep 0.1; done\n"
+
+
+def virsh(*argv):
+    done = subprocess.run(
+        ["virsh", "-q", "-c", "qemu:///system", *argv],
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    return done.stdout
+
+
+def domains(job):
+    """Return the names of a job's running guests, by rank."""
+    return sorted(name for name in virsh("list", "--name").split() if name.startswith(f"vt-{job}."))
+
+
+def table(*argv):
+    """Return the rows of a table that virsh prints, in words."""
+    return [line.split() for line in virsh(*argv).splitlines() if line.strip()]
+
+
+def pid(name):
+    """Return the process id of a guest's QEMU."""
+    return Path(f"/run/libvirt/qemu/{name}.pid").read_text().strip()
+
+
+def threads(name):
+    """Return thread name to its CPUs (proc(5), Cpus_allowed_list) of a guest's QEMU."""
+    first = pid(name)
+    found = {}
+    for task in Path("/proc", first, "task").iterdir():
+        fields = dict(
+            line.split(":\t", 1)
+            for line in (task / "status").read_text().splitlines()
+            if ":\t" in line
+        )
+        found["emulator" if task.name == first else fields["Name"]] = fields["Cpus_allowed_list"]
+    return found
+
+
+def started(node, *args):
+    """Submit a job that runs until :func:`end`; return its id when it runs."""
+    job = node.submit(WAIT, *args)
+    node.wait_for((node.home / "started").exists, 60, "the script's start")
+    return job
+
+
+def end(node, job):
+    """End a job that :func:`started` has started."""
+    (node.home / "go").touch()
+    node.wait_for(lambda: node.state_of(job) in (None, "C"), 60, "the job's end")
+
+
+def beside_another(node, other, text, *args, timeout):
+    """Run a job while another of the same user's does; return its code, output and errors.
+
+    ``other`` is what the other one does before it waits for the end of this one; ``text`` gives the
+    script of this one for the address of the other's guest.
+    """
+    address, stop = node.home / "address", node.home / "stop"
+    job = node.submit(
+        f"#!/bin/bash\nhostname -I | cut -d' ' -f1 >address\n{other}"
+        "while [ ! -e stop ]; do sleep 0.2; done\n",
+        *args,
+    )
+    node.wait_for(lambda: address.exists() and address.read_text(), 300, "the other job's start")
+    try:
+        done = node.as_user(
+            "vsub", "-W", "block=true", "-N", "u", "-o", "out2", "-e", "err2", *args,
+            node.script(text(address.read_text().strip()), "other.sh"),
+            check=False, timeout=timeout,
+        )  # fmt: skip
+    finally:
+        stop.touch()
+        node.wait_for(lambda: node.state_of(job) in (None, "C"), 60, "the other job's end")
+    for path in (address, stop):
+        path.unlink()
+    return done.returncode, *((node.home / name).read_text() for name in ("out2", "err2"))
+
+
+def runs_without(guest, config, plugin, pair):
+    """Look whether a job runs without what the node lacks, where the site says so."""
+    config(f"plugin.{plugin}", "required = false")
+    result = guest.job("#!/bin/sh\necho ran\n", "-vm", f"{pair},ram=128M")
+    assert (result.code, result.out) == (0, b"ran\n")
+    assert f"runs without {pair}: node ".encode() in result.err
+
+
+def two_cpus(uri="qemu:///system"):
+    """Return the first two CPUs of this machine as what a job may have of it."""
+    machine = node_hardware.topology(uri)
+    if len(machine.cpus) < 2:
+        pytest.fail("this test needs two CPUs")
+    return NodeShare(machine, cpus=machine.cpus[:2])

@@ -1,0 +1,69 @@
+"""What messages tell an admin to install is ours, and comes from no index."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from vtorque_core.base.distributions import BATCH_SYSTEMS, CORE, PLUGINS, how_to_get, how_to_install
+from vtorque_core.base.errors import Refused
+from vtorque_core.site.plugins import Plugins
+
+ROOT = Path(__file__).parents[3]
+
+
+def brought() -> dict[str, str]:
+    """Return plugin name to distribution, as the projects of this repository say it."""
+    found = {}
+    for file in (ROOT / "pyproject.toml", *ROOT.glob("plugins/*/pyproject.toml")):
+        project = tomllib.loads(file.read_text())["project"]
+        for group in ("vtorque1", "vtorque1.node"):
+            names = project.get("entry-points", {}).get(group, {})
+            found |= dict.fromkeys(names, project["name"])
+    return found
+
+
+def test_the_list_is_that_of_the_repository():
+    assert brought() == PLUGINS
+    assert CORE not in PLUGINS.values()
+    assert len({*PLUGINS.values()}) == len(list(ROOT.glob("plugins/*/pyproject.toml")))
+
+
+def test_the_batch_systems_are_those_of_the_repository():
+    plugins = Plugins.load(node=False)
+    systems = plugins.batch_systems()
+    assert {s: plugins.plugin_of("vtorque_batch_systems", s) for s in systems} == BATCH_SYSTEMS
+
+
+def test_a_site_without_its_batch_system_is_told_what_to_install():
+    with pytest.raises(Refused, match=r"batch system 'local'.*WHEELS 'vtorque-local'"):
+        Plugins.load(node=False, disable=["local"]).batch_system("local")
+    with pytest.raises(Refused, match="no plugin brings") as raised:
+        Plugins.load(node=False).batch_system("acme")
+    assert "pip" not in str(raised.value)
+
+
+def test_ours_come_from_a_directory_of_wheels():
+    assert how_to_get("iocm").startswith(
+        "pip install --no-index --find-links WHEELS 'vtorque-iocm'"
+    )
+    assert "'vtorque-iocm==1.0'" in how_to_install("vtorque-iocm", "1.0")
+
+
+def test_a_name_that_is_not_ours_is_never_advised():
+    for said in (how_to_get("acme"), how_to_install("vtorque-acme", "1.0")):
+        assert "pip" not in said and "author" in said
+    assert "vtorque-acme" not in how_to_get("acme")
+
+
+def test_no_other_message_tells_anyone_to_install():
+    """A plugin may offer an extra of its own, by the same two options."""
+    files = [*ROOT.glob("vtorque_core/**/*.py"), *ROOT.glob("plugins/*/vtorque_*/**/*.py")]
+    said = {
+        (file.name, line.strip())
+        for file in files
+        for line in file.read_text().splitlines()
+        if re.search(r"pip3? install (?!--no-index --find-links)", line) and '"' in line
+    }
+    assert said == set()

@@ -1,0 +1,111 @@
+"""Journals that an older core has left are released by this one: jobs outlive an upgrade."""
+
+from pathlib import Path
+
+import pytest
+
+from acme_card import Acme, loaded
+from vtorque_core.base.names import JobAttempt, Paths
+from vtorque_core.node.end.reap import release_job
+from vtorque_core.plan.placement.ledger import taken_by
+from vtorque_core.records.journal import Journal
+from vtorque_core.records.reading import boot_id, find, journals, read, reconstruct
+from vtorque_core.records.timeline import timeline
+from vtorque_core.resources import CORE_KINDS
+from vtorque_testing.recorded import load
+
+DATA = Path(__file__).parents[2] / "data" / "journals"
+FILES = ("root.qcow2", "copy.qcow2", "seed.iso", "acme.log", "console.log")
+
+
+@pytest.fixture
+def paths(tmp_path):
+    return Paths(tmp_path / "state", tmp_path / "run")
+
+
+def plant(paths, name, key, boot=None):
+    """Put a recorded journal where its job is, with the files and directories that it names."""
+    text = (DATA / f"{name}.jsonl").read_text()
+    text = text.replace("@TOP@", str(paths.state.parent)).replace("@BOOT@", boot or boot_id())
+    paths.journal.mkdir(parents=True, mode=0o700)
+    path = paths.journal / f"{key}.jsonl"
+    path.write_text(text)
+    for directory in (paths.job_state(key) / "g0", paths.job_run(key) / "g0"):
+        directory.mkdir(parents=True)
+        for file in FILES:
+            (directory / file).write_text("of the job")
+    proof = paths.run / "proof" / f"{key}.json"
+    proof.parent.mkdir()
+    proof.write_text("{}")
+    (paths.state.parent / "manager").write_text("running")
+    return path
+
+
+CASES = (("running", "25.vm.0"), ("half_released", "26.vm.1"), ("torn", "27.vm.0"))
+
+
+@pytest.mark.parametrize(("name", "key"), CASES)
+@pytest.mark.parametrize("boot", [None, "the boot before"])
+def test_all_that_it_names_is_released(paths, name, key, boot):
+    plant(paths, name, key, boot)
+    job = key.rpartition(".")[0]
+    (report,) = release_job(paths, job, plugins_for=lambda _: loaded())
+    assert report.clean and report.lines() == []
+    assert len(report.released) == (19 if name == "half_released" else 20)
+    assert journals(paths) == []
+    for gone in (paths.job_state(key), paths.job_run(key), paths.run / "proof" / f"{key}.json"):
+        assert not gone.exists()
+    assert "run" in [phase["name"] for phase in timeline(paths, job)]
+
+
+def test_whose_it_is_and_what_it_holds(paths, tmp_path):
+    plant(paths, "half_released", "26.vm.1")
+    (state,) = find(paths, "26.vm")
+    header = state.header
+    assert header.job == JobAttempt("26.vm", 1, "ada", 1000)
+    assert (state.key, header.batch, header.whole_node) == (header.job.key, "local", True)
+    assert header.plugins == {"acme": "vtorque-acme 1.0.0"}
+    assert state.guests == ("vt-26.vm.1-n1-0",)
+    assert [(r.kind, r.tries) for r in state.open if r.tries] == [("process", 1)]
+    taken = taken_by([state])
+    assert taken.items["address"] == {"10.0.0.2"} and set(taken.shares) == {0, 1, 2, 3}
+    log = tmp_path / "acme.log"
+    release_job(paths, "26.vm", plugins_for=lambda _: loaded(Acme(log=log)))
+    assert not log.exists()  # its last look was before
+
+
+def test_plugins_learn_whose_job_it_was(paths, tmp_path):
+    plant(paths, "running", "25.vm.0")
+    log = tmp_path / "acme.log"
+    release_job(paths, "25.vm", plugins_for=lambda _: loaded(Acme(log=log)))
+    assert log.read_text() == '["25.vm", 0, "ada", ["vt-25.vm.0-n1-0"]]\n'
+
+
+def test_a_journal_of_before_is_written_on(paths):
+    path = plant(paths, "torn", "27.vm.0")
+    with Journal.open(paths, path) as journal:
+        journal.phase("teardown")
+    assert read(path).phases[-1].name == "teardown"
+
+
+def test_what_a_plugin_has_been_given_since_is_released_by_it(paths):
+    plant(paths, "other_kinds", "28.vm.0")
+    knob = paths.state.parent / "knob"
+    knob.write_text("1")
+    mine = load({"iocm", "passthrough", "unclot"})
+    (report,) = release_job(paths, "28.vm", plugins_for=lambda _: mine)
+    assert {"setting", "shm", "vfio"} <= {outcome.kind for outcome in report.released}
+    assert knob.read_text() == "0"
+
+
+def test_every_kind_of_before_is_known_with_its_fields():
+    """By the core, or by the plugin that has been given it since."""
+    kinds = {each.item.kind: each.item for each in load().each("vtorque_resources")} | CORE_KINDS
+    seen = set()
+    for file in DATA.glob("*.jsonl"):
+        for record in read(file).records.values():
+            if record.plugin == "core":
+                reconstruct(record, kinds)
+                seen.add(record.kind)
+    plugins = {"setting", "shm", "vfio"}
+    assert seen == set(CORE_KINDS) - {"process"} | plugins  # that one is a plugin's here

@@ -1,0 +1,69 @@
+"""What scripts/node, scripts/cluster and scripts/test share and say: without root."""
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = Path(__file__).resolve().parents[3] / "scripts"
+
+
+def bash(text, *argv):
+    """Run bash with what the scripts share."""
+    words = ["bash", "-euo", "pipefail", "-c", f'. "{SCRIPTS}/common"; {text}', "scripts/x", *argv]
+    return subprocess.run(words, capture_output=True, text=True, timeout=30, check=False)
+
+
+def test_only_the_process_that_was_started_is_known_again(tmp_path):
+    """Its pid may be another's by now; then it must not be killed."""
+    file = tmp_path / "x.pid"
+    assert bash('record "$1" "$2"', str(file), str(os.getpid())).returncode == 0
+    pid, began = file.read_text().split()
+    assert bash('recorded "$1"', str(file)).stdout == f"{pid}\n" == f"{os.getpid()}\n"
+    for said in (f"{pid} {int(began) - 1}", f"{pid}", "", f"999999999 {began}"):
+        file.write_text(f"{said}\n")
+        assert bash('recorded "$1" || echo none', str(file)).stdout == "none\n", said
+    assert bash('recorded "$1/nothing" || echo none', str(tmp_path)).stdout == "none\n"
+
+
+def test_a_process_that_nobody_has_waited_for_has_ended(tmp_path):
+    child = subprocess.Popen(["sleep", "0"])
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert bash('began "$1" || echo none', str(child.pid)).stdout == "none\n"
+    child.wait()
+
+
+def test_a_failure_is_named_with_the_end_of_its_log(tmp_path):
+    log = tmp_path / "x.log"
+    log.write_text("".join(f"line {number}\n" for number in range(50)))
+    done = bash('stage "the daemon"; fail "it did not start" "$1"', str(log))
+    assert done.returncode == 1 and "line 29\n" not in done.stderr
+    assert done.stderr.startswith(f"scripts/x: it did not start\nThe end of {log}:\nline 30\n")
+    assert done.stderr.endswith("line 49\nscripts/x: failed: the daemon\n")
+    done = bash('fail "it did not start" "$1"', str(log.with_name("none")))
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (1, "(it has none)")
+    done = bash('stage "the daemon"; false; done_')
+    assert (done.returncode, done.stderr) == (1, "scripts/x: failed: the daemon\n")
+    done = bash('stage "the daemon"; quiet sh -c "echo why; exit 3"')
+    assert (done.returncode, done.stderr) == (3, "why\nscripts/x: failed: the daemon\n")
+    done = bash('stage "the daemon"; quiet echo well; done_; exit 4')
+    assert (done.returncode, done.stderr) == (4, "")
+
+
+@pytest.mark.parametrize("name", ["common", "cluster", "demo", "node", "test"])
+def test_bash_understands_the_script(name):
+    done = subprocess.run(["bash", "-n", SCRIPTS / name], capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_the_parts_of_the_long_run_name_files_that_are_there():
+    table = re.search(r'^parts="\n(.*?)^"', (SCRIPTS / "test").read_text(), re.M | re.S)[1]
+    found = {
+        path.stem
+        for top in ("tests", "plugins")
+        for path in SCRIPTS.parent.glob(f"{top}/**/test_*.py")
+    }
+    named = [name for line in table.splitlines() for name in line.split()[2:] if name != "rest"]
+    assert named and [name for name in named if f"test_{name}" not in found] == []

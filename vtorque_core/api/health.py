@@ -1,0 +1,26 @@
+"""What ``vtorque doctor`` asks of a plugin: a named check, and its lines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Literal
+
+from vtorque_core.api.node_job import Site
+from vtorque_core.base.record import dataclass
+
+
+@dataclass(frozen=True)
+class HealthResult:
+    """One line of ``vtorque doctor``. ``fix`` says what to do when not ok."""
+
+    status: Literal["ok", "warning", "failed"]
+    message: str
+    fix: str = ""
+
+
+@dataclass(frozen=True)
+class HealthCheck:
+    """A named check for ``vtorque doctor``; ``check`` runs as the calling user, maybe root."""
+
+    name: str
+    check: Callable[[Site], Iterable[HealthResult]]

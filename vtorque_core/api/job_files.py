@@ -1,0 +1,60 @@
+"""Kinds of what is acquired: a file and a directory of a job."""
+
+from __future__ import annotations
+
+from vtorque_core.api.acquired import CoreResource, unjournalled
+from vtorque_core.base import safefs
+from vtorque_core.base.record import dataclass
+
+
+@dataclass(frozen=True)
+class File(CoreResource):
+    """A file below a trusted directory (:mod:`vtorque_core.base.safefs`); it must not exist yet.
+
+    With ``replace`` it may exist and is exchanged in one step, so that readers see old or new.
+    ``uid``/``gid`` -1: as created.
+    """
+
+    kind = "file"
+    volatile = False
+    path: str
+    mode: int = 0o600
+    uid: int = -1
+    gid: int = -1
+    replace: bool = False
+    content: bytes = unjournalled(b"")
+
+    def create(self) -> None:
+        """Write it. Raises HostFault: it exists, the disk is full, the directory is not safe."""
+        write = safefs.replace if self.replace else safefs.write_new
+        with safefs.naming(self.path, "create"):
+            write(self.path, self.content, mode=self.mode, uid=self.uid, gid=self.gid)
+
+    def release(self) -> None:
+        """Remove it; missing is fine."""
+        with safefs.naming(self.path, "remove"):
+            if self.replace:
+                safefs.remove_file(safefs.beside(self.path))
+            safefs.remove_file(self.path)
+
+
+@dataclass(frozen=True)
+class Tree(CoreResource):
+    """A directory and, when released, all in it: no link followed, no mount entered."""
+
+    kind = "tree"
+    volatile = False
+    path: str
+    mode: int = 0o711
+    uid: int = -1
+    gid: int = -1
+
+    def create(self) -> None:
+        """Make the directory. Raises HostFault: it exists, its parent is missing or not safe."""
+        with safefs.naming(self.path, "create"):
+            safefs.make_directory(self.path, mode=self.mode, uid=self.uid, gid=self.gid)
+
+    def release(self) -> None:
+        """Remove it with its content; missing is fine."""
+        with safefs.naming(self.path, "remove"):
+            safefs.remove_tree(self.path)

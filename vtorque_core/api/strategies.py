@@ -1,0 +1,71 @@
+"""What a plugin brings, as its declaring module says it: guest types, batch systems, builders."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from vtorque_core.api.values import Image
+from vtorque_core.base.errors import Refusal
+from vtorque_core.base.record import dataclass
+
+if TYPE_CHECKING:
+    import click
+
+    from vtorque_core.api.batch_system import JobShell, NodeAdapter, Submitter
+    from vtorque_core.api.guest_driver import GuestDriver
+    from vtorque_core.api.image_builder import Builder
+    from vtorque_core.api.node_job import Site
+
+
+@dataclass(frozen=True)
+class GuestType:
+    """What kind of OS a guest is and how a job runs in it.
+
+    Args:
+        name: as image sidecars say it, e.g. ``"linux"``.
+        supports: names of the context items that its guests can apply (``"EnvVar"``, ...: class
+            names of :mod:`vtorque_core.api.guest_context`, which this module must not import).
+        driver: called on the node and in the job shell, never by ``vsub``.
+        check_script: what ``vsub`` asks of a job's script before it is submitted; returns why it
+            cannot run in a guest of that image. None: anything can. A courtesy: the driver looks
+            again.
+    """
+
+    name: str
+    supports: frozenset[str]
+    driver: Callable[[], GuestDriver]
+    check_script: Callable[[bytes, Image], Iterable[Refusal]] | None = None
+
+
+@dataclass(frozen=True)
+class BatchSystem:
+    """One batch system: ``submitter`` for ``vsub`` and ``vmgr``, ``node`` for root's hooks.
+
+    Both get the site config. ``shell`` is for the job shell, which reads none.
+    """
+
+    name: str
+    submitter: Callable[[Site], Submitter]
+    node: Callable[[Site], NodeAdapter]
+    shell: Callable[[], JobShell]
+
+
+@dataclass(frozen=True)
+class ImageBuilder:
+    """One way to make an image: ``vmgr images build <name>``. ``builder`` is called as root."""
+
+    name: str
+    summary: str
+    builder: Callable[[], Builder]
+
+
+@dataclass(frozen=True)
+class Command:
+    """A click command added to ``vmgr`` or ``vtorque``, never to ``vsub``.
+
+    ``program`` is one of them, or a group of its commands: ``"vmgr images"``.
+    """
+
+    program: str
+    load: Callable[[], click.Command]

@@ -1,0 +1,60 @@
+"""A job's request in one shell-safe word: how it travels through a batch system."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from base64 import b64decode, urlsafe_b64encode
+from typing import TYPE_CHECKING
+
+from vtorque_core.base.errors import Refusal, Refused
+
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+MAX_REQUEST = 128 * 1024  # bytes of one encoded request
+_WORD = r"vt1:([A-Za-z0-9_-]+)"  # compiled where it is needed: not by vsub
+_PLAIN, _ZLIB = b"\x00", b"\x01"  # first byte inside a token
+_MAX_TOKEN = 4 + (MAX_REQUEST + 1) * 4 // 3 + 4
+
+
+def malformed(problem: str) -> NoReturn:
+    """Refuse a request that no ``vsub`` has made."""
+    raise Refused(Refusal(f"the job's request is damaged: {problem}"))
+
+
+def to_token(blob: bytes) -> str:
+    """Return a request as ``vt1:`` and base64url without padding (RFC 4648, 5).
+
+    One shell-safe word, compressed where that makes it shorter. How long it may be is the batch
+    system's limit (Torque's argv 5 has 2048 bytes for all resources) and the caller's to check.
+    """
+    packed = zlib.compress(blob, 9)
+    data = _ZLIB + packed if len(packed) < len(blob) else _PLAIN + blob
+    return "vt1:" + urlsafe_b64encode(data).decode().rstrip("=")
+
+
+def from_token(token: str) -> bytes:
+    """Return the bytes of a token that anyone may have written. Raises Refused only.
+
+    At most MAX_REQUEST bytes are decompressed, whatever the token claims.
+    """
+    match = re.fullmatch(_WORD, token, re.ASCII) if len(token) <= _MAX_TOKEN else None
+    if match is None:
+        malformed("it is not a vt1 token")
+    try:
+        data = b64decode(match[1] + "=" * (-len(match[1]) % 4), altchars=b"-_", validate=True)
+    except ValueError:
+        malformed("its token is not base64")
+    if data[:1] == _PLAIN:
+        return data[1:]
+    if data[:1] != _ZLIB:
+        malformed("its token is of an unknown kind")
+    unpacker = zlib.decompressobj()
+    try:
+        blob = unpacker.decompress(data[1:], MAX_REQUEST + 1)
+    except zlib.error:
+        malformed("its token does not decompress")
+    if len(blob) > MAX_REQUEST or not unpacker.eof or unpacker.unused_data:
+        malformed(f"its token does not decompress to at most {MAX_REQUEST} bytes")
+    return blob

@@ -1,0 +1,36 @@
+"""The distributions of this repository: the only names that a message tells anyone to install.
+
+Who registers a name that a message of ours advises gets it run as root. So a message names these
+alone, and from a directory of wheels, never from an index.
+"""
+
+from __future__ import annotations
+
+CORE = "vtorque-core"
+PLUGINS = {
+    name: f"vtorque-{name}"
+    for name in (
+        "cluster", "disk-image", "iocm", "joblog",
+        "linux-guest", "local", "mpi", "oci", "osv", "passthrough", "pbs", "pinning", "report",
+        "scam", "slurm", "snap", "telemetry", "unclot", "vrdma",
+    )
+}  # fmt: skip
+"""Plugin name to the distribution that brings it."""
+BATCH_SYSTEMS = {"local": "local", "openpbs": "pbs", "slurm": "slurm", "torque": "pbs"}
+"""Batch system to the plugin that brings it."""
+
+
+def how_to_install(distribution: str, version: str = "") -> str:
+    """Return what to do to have a distribution, which need not be one of ours."""
+    wanted = distribution + (f"=={version}" if version else "")
+    if distribution != CORE and distribution not in PLUGINS.values():
+        exactly = f" {version}" if version else ""
+        return f"install {distribution}{exactly} from where its author offers it"
+    return f"pip install --no-index --find-links WHEELS '{wanted}' (WHEELS: where its wheels are)"
+
+
+def how_to_get(plugin: str) -> str:
+    """Return what to do to have the plugin of that name."""
+    if plugin in PLUGINS:
+        return how_to_install(PLUGINS[plugin])
+    return "ask its author for the distribution that brings it"

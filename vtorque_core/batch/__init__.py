@@ -1,1 +1,0 @@
-"""Conventions that more than one batch system's plugin speaks; public."""

@@ -1,0 +1,123 @@
+"""``vmgr images build``: new content for the pool, as root."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from vtorque_core.api.image_builder import Building, BuiltImage
+from vtorque_core.base.errors import HostFault, Refused, UsageError, VtorqueError, printable
+from vtorque_core.cli.images.common import as_json, bars, pairs, root_site, signed_by, write_json
+from vtorque_core.images import change as pool_of
+from vtorque_core.images.pool import describe
+from vtorque_core.images.sidecar import Sidecar
+from vtorque_core.site.config import Site
+
+
+@click.command(short_help="Build an image and put it into the pool.")
+@click.argument("name", required=False)
+@click.argument("builder", required=False)
+@click.option("--oci", metavar="DIR|FILE", help="The same as: oci -o source=DIR|FILE")
+@click.option(
+    "-o",
+    "options",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Option of the builder; repeatable.",
+)
+@click.option("--new", is_flag=True, help="Refuse if there is such an image.")
+@click.option("--update", is_flag=True, help="Refuse if there is none.")
+@click.option(
+    "--sign-key", type=click.Path(path_type=Path), help="Sign it, as vmgr images sign does."
+)
+@as_json
+@click.pass_context
+def build(
+    ctx: click.Context,
+    name: str | None,
+    builder: str | None,
+    oci: str | None,
+    options: tuple[str, ...],
+    new: bool,
+    update: bool,
+    sign_key: Path | None,
+    as_json: bool,
+) -> None:
+    """Build an image and put it into the pool as NAME, replacing an older one.
+
+    Running jobs keep the base that they have, new ones get the new one. With --oci, BUILDER is
+    left out, and NAME is by default that of the container's file or directory without its last
+    suffix.
+    """
+    arguments = dict(pairs(options, "-o"))
+    if oci is not None:
+        if builder is not None or "source" in arguments:
+            raise UsageError("--oci says builder and source: leave out BUILDER and -o source=")
+        name, builder, arguments["source"] = name or Path(oci).stem, "oci", oci
+    if name is None or builder is None:
+        raise UsageError("say which image to build, and how: NAME BUILDER, or --oci DIR|FILE")
+    if new and update:
+        raise UsageError("say one of --new and --update")
+    site, plugins = root_site(ctx)
+    builders = plugins.image_builders()
+    if builder not in builders:
+        known = ", ".join(sorted(builders)) or "none"
+        raise Refused(f"no plugin brings the image builder {builder!r} (there is: {known})")
+
+    def make(staging: Path, building: Building) -> BuiltImage:
+        try:
+            built: BuiltImage = builders[builder].builder().build(arguments, staging, building)
+        except VtorqueError:
+            raise
+        except Exception as error:
+            message = f"image builder {builder} failed: {type(error).__name__}: {error}"
+            raise HostFault(message) from error
+        plugins.guest_type(built.guest_type)  # refuses one that no plugin brings
+        return built
+
+    with bars() as told:
+        progress = Building(told.step, told.told, site.images.max_disk << 20)
+        pool_of.build(
+            site.images.pool,
+            name,
+            builder,
+            make,
+            progress,
+            there=update if new or update else None,
+            paths=site.paths,
+            keep=site.images.keep,
+            sign=_signing(sign_key),
+        )
+    sidecar = describe(site.images.pool, name)
+    _say(sidecar, (*progress.notes, *_unsigned(site, sidecar)), as_json)
+
+
+def _signing(key: Path | None) -> pool_of.Sign | None:
+    """Return what signs a new image by this key."""
+    if key is None:
+        return None
+    from vtorque_core.images.signature import sign  # noqa: PLC0415
+
+    return lambda sidecar: sign(sidecar, key)
+
+
+def _unsigned(site: Site, sidecar: Sidecar) -> tuple[str, ...]:
+    """Return a note if no job gets the new image, since nobody has signed it."""
+    try:
+        signed_by(site, sidecar)
+    except (HostFault, Refused) as error:
+        return (f"no job gets it yet: {error}",)
+    return ()
+
+
+def _say(sidecar: Sidecar, notes: tuple[str, ...], as_json: bool) -> None:
+    if as_json:
+        write_json({**sidecar.as_json(), "notes": list(notes)})
+        return
+    for note in notes:
+        click.echo(f"note: {printable(note, 400)}", err=True)
+    built = sidecar.built
+    how = "its kernel" if built.kernel else "its disk"
+    click.echo(f"{sidecar.name} is in the pool: {built.distro} {built.arch}, boots from {how}")
+    click.echo(f"sha256 {sidecar.sha256}")

@@ -1,0 +1,34 @@
+"""Public, for plugins' own commands and services: what they have to know of the node.
+
+:func:`node_of` is for a batch system that a plugin brings itself. Others are there already, and get
+the same from ``vtorque setup install``.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from vtorque_core.api.node_job import Site
+from vtorque_core.api.setup_steps import Installation
+from vtorque_core.base.names import CONFIG_PATH, Paths
+from vtorque_core.site.installation import installation
+from vtorque_core.site.load import load, load_paths
+
+
+def node_of(config: Path | None) -> tuple[Site, Installation]:
+    """Return the site config and how hooks, job shell and reaper are called with it.
+
+    ``config``: None is the site's own. Raises ConfigError.
+    """
+    path = (config or CONFIG_PATH).resolve()
+    site, _ = load(path, node=os.geteuid() == 0)
+    return site, installation(site, path)
+
+
+def paths(config: Path | None) -> Paths:
+    """Return where vTorque's files are, also if the rest of the config is wrong.
+
+    Raises ConfigError.
+    """
+    return load_paths(config or CONFIG_PATH)

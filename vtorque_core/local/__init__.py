@@ -1,1 +1,0 @@
-"""The embedded batch system: a plugin in the core's distribution."""

@@ -1,0 +1,1 @@
+"""The processes of root and of the job shell on a node."""

@@ -1,0 +1,123 @@
+"""Make ``vsub``, ``vmgr`` and ``vtorque`` every user's commands, and complete their words.
+
+Links in the directory ``[paths] commands``, and beside it, below ``../share``, what bash, zsh and
+fish read when they complete a word. ``vsub`` has no completion: its words are the batch system's.
+What is there and not ours is never touched, and no reason to fail: all works by full path, too.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from vtorque_core.api.setup_steps import make_directories
+from vtorque_core.base import safefs
+from vtorque_core.base.errors import HostFault
+
+Say = Callable[[str], None]
+Content = Path | bytes  # a link's target, or what is in a file
+
+COMMANDS = ("vsub", "vmgr", "vtorque")
+_COMPLETED = ("vmgr", "vtorque")
+# Where each shell looks beside its own files: bash-completion's README, zshcompsys(1) with Debian's
+# fpath, fish-completions(1).
+_PLACES = {
+    "bash": "bash-completion/completions/{}",
+    "zsh": "zsh/site-functions/_{}",
+    "fish": "fish/vendor_completions.d/{}.fish",
+}
+_MAX_FILE = 64 << 10  # bytes; ours have 2000
+
+
+def install(commands: str, say: Say, *, dry_run: bool = False) -> None:
+    """Link the commands and write their completion; what cannot be is told and left.
+
+    ``commands`` is ``[paths] commands``; nothing is done if it is empty.
+    """
+    for path, content in _wanted(commands):
+        try:
+            there = _present(path)
+            if there == content:
+                continue
+            if there is not None and not _is_ours(there, content):
+                say(f"warning: {path} is there and not this installation's: left as it is")
+                continue
+            kind = f"link {path} to {content}" if isinstance(content, Path) else f"write {path}"
+            say(f"would {kind}" if dry_run else kind)
+            if not dry_run:
+                _put(path, content)
+        except (OSError, HostFault) as error:
+            say(f"warning: cannot make {path}: {error}")
+
+
+def uninstall(commands: str, say: Say) -> None:
+    """Take back what :func:`install` has made, and nothing else."""
+    for path, content in _wanted(commands):
+        try:
+            there = _present(path)
+            if there is not None and _is_ours(there, content):
+                safefs.remove_file(str(path))
+                say(f"removed {path}")
+        except (OSError, HostFault) as error:
+            say(f"warning: cannot remove {path}: {error}")
+
+
+def _wanted(commands: str) -> Iterator[tuple[Path, Content]]:
+    if not commands:
+        return
+    directory, own = Path(commands), Path(sys.prefix, "bin")
+    for name in COMMANDS if directory != own else ():
+        yield directory / name, own / name
+    for name in _COMPLETED:
+        for shell, place in _PLACES.items():
+            yield directory.parent / "share" / place.format(name), _completion(shell, name)
+
+
+def _completion(shell: str, program: str) -> bytes:
+    """Return click's script for a shell: it asks the program itself for the words."""
+    import click  # noqa: PLC0415 - here only
+    from click.shell_completion import ShellComplete, get_completion_class  # noqa: PLC0415
+
+    found = get_completion_class(shell)
+    if found is None:
+        raise HostFault(f"this click has no completion for {shell}")
+    complete = found(click.Command(program), {}, program, f"_{program.upper()}_COMPLETE")
+    # Not bash's own source(): it runs the bash that root has.
+    return ShellComplete.source(complete).encode() + _mark()
+
+
+def _mark() -> bytes:
+    """Return the last line of our files: which installation has written them."""
+    return f"# Written by vTorque setup install of {sys.prefix}\n".encode()
+
+
+def _present(path: Path) -> Content | None:
+    """Return what is at a path, empty for what is neither link nor file; None: nothing."""
+    if path.is_symlink():
+        return path.readlink()
+    if not path.exists():
+        return None
+    with open(path if path.is_file() else os.devnull, "rb", opener=_open_at_once) as file:
+        return file.read(_MAX_FILE)
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    # It may have become a link, or a FIFO whose writer never comes (open(2)).
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+
+
+def _is_ours(there: Content, wanted: Content) -> bool:
+    """Return whether we made it: a file of ours may be of another version."""
+    older = isinstance(wanted, bytes) and isinstance(there, bytes) and there.endswith(_mark())
+    return older or there == wanted
+
+
+def _put(path: Path, content: Content) -> None:
+    make_directories(path.parent)
+    if isinstance(content, bytes):
+        safefs.replace(str(path), content, mode=0o644)
+        return
+    with safefs.parent_of(str(path)) as (directory, name):
+        os.symlink(content, name, dir_fd=directory)

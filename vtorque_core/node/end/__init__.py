@@ -1,0 +1,1 @@
+"""The epilogue, release and the reaper."""

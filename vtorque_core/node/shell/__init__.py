@@ -1,0 +1,1 @@
+"""The job shell: the script's way into the guest."""

@@ -1,0 +1,1 @@
+"""The prologue and the start of guests."""

@@ -1,0 +1,83 @@
+"""One start of a job on this node: whose, until when, in which phase, and where it is recorded."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import syslog
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from vtorque_core.api.acquired import Resource
+from vtorque_core.api.guest_plan import GuestPlan, JobUser
+from vtorque_core.base.errors import HostFault, printable
+from vtorque_core.base.names import JobAttempt
+from vtorque_core.records import log
+from vtorque_core.records.journal import Journal
+from vtorque_core.site.config import Site
+from vtorque_core.site.plugins import Plugins
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class Start:
+    """One start of a job on this node; what action hooks get as ``job`` (api.node_job.NodeJob)."""
+
+    job: JobAttempt
+    user: JobUser
+    site: Site
+    deadline: float
+    journal: Journal
+    plugins: Plugins
+    guests: Sequence[GuestPlan] = ()
+    acting: str = "core"
+    phase: str = "plan"
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def id(self) -> str:
+        """The batch system's job id (api.node_job.NodeJob)."""
+        return self.job.id
+
+    def warn(self, text: str) -> None:
+        """Tell user and admin, once, what the job has to do without (api.node_job.NodeJob)."""
+        if text not in self.warnings:
+            self.warnings.append(text)
+            _log.warning("%s", text)
+            sys.stderr.write(f"vtorque: warning: {printable(text, 2000)}\n")
+            syslog.syslog(syslog.LOG_WARNING, f"vtorque {self.id}: {printable(text, 2000)}")
+
+    def acquire(
+        self, resource: Resource, guest: GuestPlan | None = None, needs: Iterable[int] = ()
+    ) -> int:
+        """Journal ``resource``, fsync, create it; return the record's number."""
+        if time.monotonic() > self.deadline:
+            raise HostFault(f"no time left before {resource.kind}", stage=self.phase)
+        index = guest.index if guest is not None else None
+        begun = time.monotonic()
+        seq = self.journal.acquire(
+            resource, plugin=self.acting, guest=index, needs=tuple(needs), phase=self.phase
+        )
+        millis = (time.monotonic() - begun) * 1000
+        _log.debug("%s (%d): %.1f ms", resource.kind, seq, millis, extra={"guest": index})
+        return seq
+
+    def enter(self, phase: str) -> None:
+        """Begin a phase: it is in the timeline, and in the message if it fails."""
+        self.phase = phase
+        self.journal.phase(phase)
+        log.enter(phase)
+        _log.debug("begins")
+
+    def act(self, hook: str) -> None:
+        """Run an action hook, plugin by plugin; what it acquires is recorded as that plugin's."""
+        for name in self.plugins.names:
+            self.acting = name
+            begun = time.monotonic()
+            with log.about(plugin=name):
+                self.plugins.collect(hook, only=name, job=self)
+                if hook in self.plugins.hooks_of(name):
+                    _log.debug("%s: %.1f ms", hook, (time.monotonic() - begun) * 1000)
+        self.acting = "core"

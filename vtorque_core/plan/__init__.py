@@ -1,0 +1,1 @@
+"""From a decided request to placed guests."""

@@ -1,0 +1,1 @@
+"""Which cores, memory and pool items a guest gets."""

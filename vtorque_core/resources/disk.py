@@ -1,0 +1,129 @@
+"""Kinds of what is acquired: a guest's root disk, an overlay on an image or a copy of one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+from vtorque_core.api import confined_tool
+from vtorque_core.api.acquired import CoreResource, unjournalled
+from vtorque_core.api.qcow2 import HEADER, MAGIC, check_qcow2
+from vtorque_core.base import safefs
+from vtorque_core.base.errors import HostFault, Refused
+from vtorque_core.base.record import dataclass
+from vtorque_core.base.run_tool import NOBODY, run_tool
+from vtorque_core.base.trust import effective_root
+
+_TABLES = 2 << 20  # bytes: a qcow2's header and first tables; the others take 10 bytes for 64 KiB
+
+
+@contextlib.contextmanager
+def _image(path: str) -> Iterator[int]:
+    """Open an image's disk to read it. Raises HostFault."""
+    if not Path(path).is_absolute():
+        raise HostFault(f"{path!r} is not an absolute path")
+    with safefs.naming(path, "open"):
+        image = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(image).st_mode):
+            raise HostFault(f"{path} is not a regular file")
+        yield image
+    except Refused as error:
+        raise HostFault(f"{path} {error}") from None
+    finally:
+        os.close(image)
+
+
+def _size(image: int, declared: str) -> int:
+    """Return the bytes that a guest sees of a disk, whole sectors. Raises Refused."""
+    length = os.fstat(image).st_size
+    if declared == "qcow2":
+        header = os.pread(image, HEADER, 0)
+        if not header.startswith(MAGIC):
+            raise Refused("is not in qcow2 format")
+        length = check_qcow2(header, length)
+    return -(-length // 512) * 512
+
+
+@dataclass(frozen=True)
+class Overlay(CoreResource):
+    """A qcow2 layer over a read-only image; takes the same time whatever the image's size.
+
+    ``backing`` is a root-owned file of ``backing_format``, never probed. ``size_mib`` 0: as the
+    image. ``path`` is made 0600 and belongs to ``uid``: QEMU's user (libvirt changes no owner).
+    """
+
+    kind = "overlay"
+    volatile = False
+    path: str
+    backing: str
+    backing_format: Literal["raw", "qcow2"]
+    size_mib: int = 0
+    uid: int = -1
+
+    def create(self) -> None:
+        """Run qemu-img(1), which does not open the image: root parses nobody's disk but its size.
+
+        Raises HostFault with its words, for an image that it cannot be, or if the file exists.
+        """
+        with _image(self.backing) as image:
+            seen = _size(image, self.backing_format)
+        with safefs.naming(self.path, "create"):
+            safefs.write_new(self.path, b"", mode=0o600, uid=self.uid)
+        layer = ("-u", "-f", "qcow2", "-F", self.backing_format, "-b", self.backing)
+        size = str(self.size_mib << 20 or seen)
+        run_tool("qemu-img", "create", "-q", *layer, self.path, size)
+
+    def release(self) -> None:
+        """Remove the layer; the image is not touched."""
+        with safefs.naming(self.path, "remove"):
+            safefs.remove_file(self.path)
+
+
+@dataclass(frozen=True)
+class DiskCopy(CoreResource):
+    """A qcow2 file with all of an image's disk, which then is not read any more.
+
+    ``source``, of ``source_format``, is root-owned and stands alone. ``path``, ``uid``: as an
+    overlay's. It takes the disk's data now and grows to what the guest sees of it, like a layer.
+    ``seconds`` that it may take.
+    """
+
+    kind = "disk-copy"
+    volatile = False
+    path: str
+    source: str
+    source_format: Literal["raw", "qcow2"]
+    uid: int = -1
+    seconds: float = unjournalled(300.0)
+
+    def create(self) -> None:
+        """Run qemu-img(1), not as root. Raises HostFault with its words, or if the file exists."""
+        with _image(self.source) as image:
+            most = _size(image, self.source_format)
+            most += most // 1024 + _TABLES
+            with safefs.naming(self.path, "create"):
+                safefs.write_new(self.path, b"", mode=0o600)
+                copy = os.open(self.path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                if effective_root():
+                    os.fchown(copy, NOBODY, -1)
+                formats = ("-f", self.source_format, "-O", "qcow2")
+                files = (confined_tool.path_of(image), confined_tool.path_of(copy))
+                confined_tool.run(
+                    *("qemu-img", "convert", "-q", *formats, *files),
+                    files=(image, copy), most=most, seconds=self.seconds,
+                )  # fmt: skip
+                if effective_root():
+                    os.fchown(copy, max(self.uid, 0), -1)
+            finally:
+                os.close(copy)
+
+    def release(self) -> None:
+        """Remove the copy; the image is not touched."""
+        with safefs.naming(self.path, "remove"):
+            safefs.remove_file(self.path)

@@ -1,0 +1,111 @@
+"""A kind of what is acquired: the process that boots guests on the job shell's word.
+
+The prologue leaves it. It listens on the order's socket in the first guest's run directory; the
+job's user alone may connect, once. The guests are then booted as the prologue would have done it,
+and the answer carries their consoles. It ends after its answer, or with the job: the teardown ends
+it as any daemon.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import socket
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from vtorque_core.api.acquired import unjournalled
+from vtorque_core.api.daemon_process import Process
+from vtorque_core.api.guest_driver import MAX_ORDER, BootedGuest
+from vtorque_core.base import locks
+from vtorque_core.base.detach import detached
+from vtorque_core.base.errors import HostFault, Refused, printable
+
+_READ = 10.0  # seconds that an order may take to arrive
+_PEER = struct.Struct("3i")  # struct ucred (unix(7), SO_PEERCRED): pid, uid, gid
+
+
+@dataclass(frozen=True)
+class Starter(Process):
+    """The process that boots a job's guests on the job shell's word: a fork of its prologue.
+
+    ``uid``: the user whose word counts; ``boot`` gets it. Both are for :meth:`create` alone.
+    """
+
+    kind = "starter"
+    argv: tuple[str, ...] = ("the starter of late guests",)
+    lock: str = ""
+    socket: str = ""
+    uid: int = unjournalled(-1)
+    boot: Callable[[bytes], Sequence[BootedGuest]] = unjournalled()  # noqa: RUF009
+
+    def create(self) -> None:
+        """Fork it. Raises HostFault if it does not listen."""
+
+        def locked(begun: Callable[[], None]) -> int:
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+            fcntl.lockf(os.open(self.lock, flags, 0o600), fcntl.LOCK_EX | fcntl.LOCK_NB)
+            locks.forget()  # the prologue's, which must end with it
+            return self.serve(begun)
+
+        detached(locked)
+        if not Path(self.socket).exists():
+            raise HostFault(f"{self.argv[0]} does not listen on {self.socket}")
+
+    def serve(self, begun: Callable[[], None]) -> int:
+        """Listen, say that it has ``begun``, wait for the order, boot, answer; return 0."""
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(self.socket)
+            os.chown(self.socket, self.uid, 0, follow_symlinks=False)
+            os.chmod(self.socket, 0o600)  # noqa: PTH101 - below a directory that only root writes
+            listener.listen(1)
+            begun()
+            while True:
+                connection, _ = listener.accept()
+                with connection:
+                    order = _read(connection, self.uid)
+                    if order is not None:
+                        _answer(connection, order, self.boot)
+                        return 0
+
+
+def _read(connection: socket.socket, uid: int) -> bytes | None:
+    """Return a whole order; None from anybody else, too long, too slow, or broken off."""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+    if _PEER.unpack(credentials)[1] != uid:
+        return None
+    connection.settimeout(_READ)
+    order = b""
+    with contextlib.suppress(OSError):
+        while part := connection.recv(1 << 16):
+            order += part
+            if len(order) > MAX_ORDER:
+                return None
+        return order
+    return None
+
+
+def _answer(
+    connection: socket.socket, order: bytes, boot: Callable[[bytes], Sequence[BootedGuest]]
+) -> None:
+    consoles: list[int] = []
+    try:
+        guests = boot(order)
+        consoles = [each.console for each in guests]
+        said = {"guests": [{"hostname": g.hostname, "rank": g.rank} for g in guests]}
+        message = json.dumps(said)
+    except Refused as error:
+        message = json.dumps({"refused": printable(str(error), 2000)})
+    except HostFault as error:
+        detail = [printable(line) for line in error.detail]
+        message = json.dumps({"fault": printable(str(error), 2000), "detail": detail})
+    except Exception as error:  # a defect: the user shall not wait for an answer
+        what = f"{type(error).__name__}: {error}"
+        message = json.dumps({"fault": printable(what, 2000)})
+    with contextlib.suppress(OSError):  # the job has been ended meanwhile
+        sent = socket.send_fds(connection, [message.encode()], consoles)
+        connection.sendall(message.encode()[sent:])

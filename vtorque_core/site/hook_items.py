@@ -1,0 +1,75 @@
+"""What plugins may answer each hook with: the one place that says so at run time.
+
+The annotations of :mod:`vtorque_core.api.hooks` say the same to a reader and to mypy; a test
+compares them. They are not read here: that would import all they name, for every ``vsub``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, get_args
+
+from vtorque_core.api import values
+from vtorque_core.api.strategies import BatchSystem, Command, GuestType, ImageBuilder
+from vtorque_core.base.errors import Refusal
+
+_DECLARED: dict[str, tuple[type[Any], ...]] = {
+    "vtorque_settings": (object,),
+    "vtorque_guest_types": (GuestType,),
+    "vtorque_batch_systems": (BatchSystem,),
+    "vtorque_image_builders": (ImageBuilder,),
+    "vtorque_commands": (Command,),
+    "vtorque_options": (values.Option,),
+    "vtorque_parse_args": (Refusal,),
+    "vtorque_needs": (values.Extra,),
+    "vtorque_after_script": (list, tuple),  # a str is a Sequence, but no command
+}
+_CLASSES = frozenset({"vtorque_settings", "vtorque_resources"})  # answered with a class
+
+
+def wanted(hook: str) -> tuple[type[Any], ...]:
+    """Return the types that a hook's items may have; none for a hook that only acts."""
+    return _DECLARED[hook] if hook in _DECLARED else _acting(hook)
+
+
+def _acting(hook: str) -> tuple[type[Any], ...]:
+    """Import no more than this hook needs: the teardown asks for ``vtorque_resources`` only."""
+    if hook == "vtorque_guest_context":
+        from vtorque_core.api.guest_context import ContextItem  # noqa: PLC0415
+
+        return (ContextItem,)
+    if hook == "vtorque_render_domain":
+        from vtorque_core.api.libvirt_domain import Element  # noqa: PLC0415
+
+        return (Element,)
+    from vtorque_core.api import acquired, claims, health  # noqa: PLC0415
+
+    return {
+        "vtorque_plan": (*get_args(claims.Claim), Refusal, claims.Notice),
+        "vtorque_resources": (acquired.Resource,),
+        "vtorque_health_checks": (health.HealthCheck,),
+    }.get(hook, ())
+
+
+def problem(hook: str, item: object) -> str:
+    """Return what is wrong with one item of a plugin's answer, as the end of a sentence; or "".
+
+    ``answered str where a Refusal belongs``.
+    """
+    types = wanted(hook)
+    belongs = _names(types)
+    if hook in _CLASSES:
+        right = isinstance(item, type) and issubclass(item, types)
+        belongs = "a class" if types == (object,) else f"a class derived from {types[0].__name__}"
+    else:
+        right = isinstance(item, types)
+    if right:
+        return ""
+    given = f"the class {item.__name__}" if isinstance(item, type) else type(item).__name__
+    return f"answered {given} where {belongs} belongs"
+
+
+def _names(types: Iterable[type[Any]]) -> str:
+    names = [each.__name__ for each in types]
+    article = "an" if names and names[0][0] in "AEIOU" else "a"
+    return f"{article} {' or '.join(names)}" if names else "nothing"

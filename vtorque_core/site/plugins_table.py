@@ -1,0 +1,57 @@
+"""What is wrong with ``[plugins]``: names that are none, and a batch system that nobody brings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+
+from vtorque_core.base.distributions import PLUGINS, how_to_get
+from vtorque_core.base.errors import printable
+from vtorque_core.base.suggest import hint
+from vtorque_core.site.plugins import BUILTIN, Plugins
+from vtorque_core.site.schema import PluginsTable
+
+
+def plugin_problems(
+    wanted: PluginsTable, plugins: Plugins, system: str, origin: Callable[[str], str]
+) -> Iterator[tuple[str, str]]:
+    """Yield key of ``[plugins]`` and what is wrong with it.
+
+    Args:
+        wanted: the table.
+        plugins: loaded as it says.
+        system: ``[batch] system``.
+        origin: says where a dotted key is set.
+
+    A plugin of this repository may be disabled where it is not installed: all hosts of a site can
+    have the same config.
+    """
+    installed = {*plugins.distributions, *plugins.off}
+    for name in wanted.disable:
+        if name == BUILTIN:
+            yield "disable", f"has {name!r}, which is vTorque itself and always on: remove it"
+        elif name not in installed and name not in PLUGINS:
+            yield "disable", _no_such(name, installed, "nothing is disabled; remove it")
+    for name in wanted.enable or ():
+        if name in installed or name in wanted.disable:
+            continue
+        if name in PLUGINS:
+            yield "enable", f"plugin {name} is not installed: {how_to_get(name)}"
+        else:
+            yield "enable", _no_such(name, installed, f"{how_to_get(name)}, or remove it")
+    # A broken plugin may be the one that brings it: who uses the batch system is told so.
+    if not plugins.off or plugins.broken or system in (found := plugins.batch_systems()):
+        return
+    where = origin("batch.system")
+    if where != "default" or not set(plugins.off).isdisjoint(wanted.disable):
+        yield (
+            "disable" if wanted.disable else "enable",
+            f"leaves no plugin that brings [batch] system = {printable(system, 40)!r} ({where}); "
+            f"off: {', '.join(plugins.off)}; batch systems of those that are on: "
+            f"{', '.join(sorted(found)) or 'none'}: leave its plugin on or choose another system",
+        )
+
+
+def _no_such(name: str, installed: Collection[str], otherwise: str) -> str:
+    shown = repr(printable(name, 40))
+    meant = hint(name, {*installed, *PLUGINS}, otherwise)
+    return f"has {shown}, but there is no such plugin: {meant}"

@@ -1,0 +1,51 @@
+"""Find the line of a key in a TOML text, which tomllib does not tell. For messages only."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+_ENDS = ("]", '"""', "'''")  # of the values that take several lines
+
+
+def line_of(text: str, key: str) -> int | None:
+    """Return the line, from 1, of a dotted key (``options.ram.max``) in a valid TOML text.
+
+    Within an inline table it is the table's line; otherwise the nearest table header above the
+    key. None if there is nothing of it.
+    """
+    lines = _lines(text)
+    parts = key.split(".")
+    above = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
+    return next((lines[each] for each in above if each in lines), None)
+
+
+def _lines(text: str) -> dict[str, int]:
+    """Return dotted key to the line where its table's header, or its value, begins."""
+    found: dict[str, int] = {}
+    table, statement, first = "", "", 1
+    for number, line in enumerate(text.split("\n"), start=1):
+        goes_on, statement = bool(statement), f"{statement}{line}\n"
+        if goes_on and not any(end in line for end in _ENDS):
+            continue
+        try:
+            keys = list(_keys(tomllib.loads(statement)))
+        except tomllib.TOMLDecodeError:
+            continue  # what begins here goes on in the next line
+        if statement.lstrip().startswith("["):
+            table = f"{keys[-1]}."
+        else:
+            keys = [table + key for key in keys]
+        for key in keys:
+            found.setdefault(key, first)
+        statement, first = "", number + 1
+    return found
+
+
+def _keys(data: Mapping[str, Any], above: str = "") -> Iterator[str]:
+    """Yield the dotted keys of a table and of those in it, each before what is in it."""
+    for key, value in data.items():
+        yield above + key
+        if isinstance(value, Mapping):
+            yield from _keys(value, f"{above}{key}.")
