@@ -237,7 +237,8 @@ def _open_source_as_user(plan: Plan) -> int:
     os.close(child_hold)
     number = os.read(answer, 20)
     if not number:
-        os._exit(1)  # the child has reported
+        os.waitpid(child, 0)  # it has reported, and ends: it holds the lock, too
+        os._exit(1)
     arguments = (os.pidfd_open(child), int(number), 0)
     source = _checked(_libc.syscall(ctypes.c_long(SYS_PIDFD_GETFD), *arguments), "pidfd_getfd")
     for descriptor in (hold, answer, arguments[0]):

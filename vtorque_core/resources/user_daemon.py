@@ -316,6 +316,7 @@ def _launch(plan: _user_daemon_exec.Plan, label: str, report: int, deadline: flo
         os.close(plan.report_fd)
     try:
         if not readable([report], deadline - time.monotonic()):
+            helper.kill()
             raise HostFault(f"{label}: no answer from it")
         problem = os.read(report, 4096)
         if problem:
@@ -323,12 +324,11 @@ def _launch(plan: _user_daemon_exec.Plan, label: str, report: int, deadline: flo
             if reason.startswith(_user_daemon_exec.DENIED):
                 raise Refused(f"{label}: {reason.removeprefix(_user_daemon_exec.DENIED)}")
             raise HostFault(f"{label}: {reason}")
-    except (HostFault, Refused):
-        helper.kill()
-        raise
-    finally:
-        with contextlib.suppress(subprocess.TimeoutExpired):  # in a system call on a dead server
+    finally:  # whoever reports waits for its child and ends
+        try:
             helper.wait(1)
+        except subprocess.TimeoutExpired:  # in a system call on a dead server
+            helper.kill()
 
 
 def _await_ready(
