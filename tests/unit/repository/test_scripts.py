@@ -1,4 +1,4 @@
-"""What scripts/node, scripts/cluster and scripts/test share and say: without root."""
+"""What the scripts share and say: without root."""
 
 import os
 import re
@@ -52,7 +52,7 @@ def test_a_failure_is_named_with_the_end_of_its_log(tmp_path):
     assert (done.returncode, done.stderr) == (4, "")
 
 
-@pytest.mark.parametrize("name", ["common", "cluster", "demo", "node", "test"])
+@pytest.mark.parametrize("name", ["common", "cluster", "demo", "machine", "node", "test"])
 def test_bash_understands_the_script(name):
     done = subprocess.run(["bash", "-n", SCRIPTS / name], capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
