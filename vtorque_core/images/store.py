@@ -1,4 +1,4 @@
-"""How image files lie on disk, and how what no name has any more goes. Pools and node caches.
+"""How image files lie on disk, how long old versions stay, how they go. Pools and node caches.
 
     <pool>/<name>/image.json      the sidecar: which version the name has
     <pool>/<name>/<version>/      the files of one version, named after their content

@@ -1,4 +1,4 @@
-"""The end of a guest's serial console, for who hears that it did not start or died, and to keep.
+"""A guest's serial console: its last lines, for who hears that it died; what of it is kept.
 
 As root, in the prologue and the epilogue. The guest wrote every byte of it: it is bounded, and what
 a terminal would obey is escaped or dropped.

@@ -1,4 +1,4 @@
-"""What ``vtorque doctor`` says of the image pool and of this node's copies of images."""
+"""What ``vtorque doctor`` says of the image pool, this node's copies and too little space."""
 
 from __future__ import annotations
 

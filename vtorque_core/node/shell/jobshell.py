@@ -1,4 +1,4 @@
-"""The job shell, in place of the user's: waits for root's proof, or says that it did not come.
+"""The job shell, in place of the user's: waits for root's proof; which variables the script gets.
 
 The batch system starts it, as the user. When the guests are ready it hands the script to the guest
 type's driver and ends with the script's exit code. Whatever else happens it says so in one line and
