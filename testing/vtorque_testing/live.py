@@ -94,7 +94,7 @@ class LiveBatchContract:
         raise NotImplementedError("override the fixture live() in the subclass")
 
     @pytest.mark.parametrize(
-        ("end", "code"), [("exit 0", 0), ("exit 42", 42), ("kill -9 $$", 137), ("no-such", 127)]
+        ("end", "code"), [("exit 42", 42), ("kill -9 $$", 137), ("no-such", 127)]
     )
     def test_the_exit_code_is_the_scripts(self, live: LiveHarness, end: str, code: int) -> None:
         """As the batch system's user sees it."""

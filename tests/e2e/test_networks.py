@@ -112,6 +112,7 @@ def test_guest_root_cannot_send_as_another_on_the_second_nic(clean, guest_prolog
         assert not [f for f in heard.frames if claim in f]
 
 
+@pytest.mark.full
 def test_without_a_filter_the_same_is_heard(clean, guest_prologue, bridge):
     """So the test above would see a forged frame if there were one."""
     guest_prologue(
