@@ -15,7 +15,7 @@ from vtorque_testing.batch_base import VM, ContractBase, attempt, request_of, sc
 from vtorque_testing.harness import BatchHarness, Submission
 
 EXAMPLES = settings(
-    max_examples=settings().max_examples // 8,  # each starts several processes
+    max_examples=max(2, settings().max_examples // 8),  # each starts several processes
     deadline=None,
     suppress_health_check=[
         HealthCheck.function_scoped_fixture,
