@@ -52,7 +52,7 @@ def told(node):
     return json.loads(node.site.paths.proof("1").read_text())["detail"]
 
 
-@pytest.mark.parametrize("version", ["v1", "v2"])
+@pytest.mark.parametrize("version", ["v1", pytest.param("v2", marks=pytest.mark.full)])
 def test_a_job_has_a_running_task_from_boot_to_end(tmp_path, version):
     with double() as url:
         node = recorded(tmp_path / "node", url, version=version)
