@@ -45,7 +45,7 @@ def _load() -> list[WildScript]:
 SCRIPTS: tuple[WildScript, ...] = tuple(_load())
 
 
-def each_sixth(scripts: Iterable[WildScript]) -> tuple[list[WildScript], list[WildScript]]:
-    """Return each sixth, to be quick, and the others."""
+def each_twelfth(scripts: Iterable[WildScript]) -> tuple[list[WildScript], list[WildScript]]:
+    """Return each twelfth, to be quick, and the others."""
     found = list(scripts)
-    return found[::6], [script for number, script in enumerate(found) if number % 6]
+    return found[::12], [script for number, script in enumerate(found) if number % 12]

@@ -206,7 +206,18 @@ def plain(tmp_path_factory):
     return alone("", device_cases.Case({}), tmp_path_factory.mktemp("plain") / "node")
 
 
-@pytest.mark.parametrize(("name", "case"), [(n, CASES[n]) for n in DEVICES] + list(MORE.items()))
+# Of the first and in another way here, of all with --full.
+ALONE = [(name, CASES[name]) for name in DEVICES] + list(MORE.items())
+
+
+@pytest.mark.parametrize(
+    ("name", "case"),
+    [
+        *(pytest.param(*each, marks=pytest.mark.full) for each in ALONE[1:-1]),
+        ALONE[0],
+        ALONE[-1],
+    ],
+)
 def test_a_plugin_works_with_all_others_absent(name, case, plain, tmp_path):
     """And it changes what libvirt is told, or what the guest or the node has."""
     assert alone(name, case, tmp_path / "node") != plain

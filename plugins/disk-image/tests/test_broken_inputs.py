@@ -446,14 +446,14 @@ def test_what_there_is_no_room_for_is_the_nodes_fault(
 def test_a_bomb_of_packed_clusters_is_measured_before_it_is_unpacked(
     pool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """64 MiB of one letter in a file of 100 KiB; there is room for the file, not for them."""
+    """16 MiB of one letter in a small file; there is room for the file, not for them."""
     raw = tmp_path / "raw"
-    raw.write_bytes(b"x" * (64 * MIB))
+    raw.write_bytes(b"x" * (16 * MIB))
     qemu_img("convert", "-c", "-O", "qcow2", raw, tmp_path / "f")
     assert (tmp_path / "f").stat().st_size < MIB
     before = snapshot(pool)
-    monkeypatch.setattr(builder, "free_bytes", lambda _: 32 * MIB)
-    with pytest.raises(HostFault, match="has 32 MiB left; 128 MiB are needed"):
+    monkeypatch.setattr(builder, "free_bytes", lambda _: 8 * MIB)
+    with pytest.raises(HostFault, match="has 8 MiB left; 32 MiB are needed"):
         add(pool, "new", tmp_path / "f", KNOWN, Quiet())
     assert snapshot(pool) == before
 

@@ -25,7 +25,7 @@ from vtorque_local.submitter import LocalSubmitter
 from vtorque_pbs import convention as pbs
 from vtorque_testing import harness as contract
 from vtorque_testing.batch import BatchContract
-from vtorque_testing.wild_scripts import SCRIPTS, each_sixth
+from vtorque_testing.wild_scripts import SCRIPTS, each_twelfth
 
 SERVE = """
 import json, sys
@@ -141,7 +141,7 @@ class TestLocal(BatchContract):
     def harness(self, local):
         return local
 
-    wild, rarely = each_sixth(SCRIPTS)
+    wild, rarely = each_twelfth(SCRIPTS)
     refused = {  # noqa: RUF012
         "account-and-priority.sh": "-A",
         "array-openpbs.sh": "-J",

@@ -12,13 +12,21 @@ from rofs_reader import read_back
 from vtorque_core.base.errors import Refused
 
 
+@pytest.fixture(scope="session")
+def prog(tmp_path_factory):
+    """Return a program as gcc makes it."""
+    top = tmp_path_factory.mktemp("prog")
+    (top / "p.c").write_text("int main(void) { return 0; }")
+    subprocess.run(["gcc", "-o", top / "prog", top / "p.c"], check=True)
+    return (top / "prog").read_bytes()
+
+
 @pytest.fixture
-def here(tmp_path):
+def here(tmp_path, prog):
     """A directory with a stand-in for the loader, a program and some data."""
-    source = tmp_path / "p.c"
-    source.write_text("int main(void) { return 0; }")
-    subprocess.run(["gcc", "-o", tmp_path / "prog", source], check=True)
-    (tmp_path / "loader.elf").write_bytes((tmp_path / "prog").read_bytes())
+    for name in ("prog", "loader.elf"):
+        (tmp_path / name).write_bytes(prog)
+    (tmp_path / "prog").chmod(0o755)
     (tmp_path / "data/deep").mkdir(parents=True)
     (tmp_path / "data/deep/file").write_text("text")
     (tmp_path / "data/link").symlink_to("deep/file")

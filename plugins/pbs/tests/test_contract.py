@@ -4,7 +4,7 @@ import pytest
 
 from pbs_harness import OpenPbsHarness, TorqueHarness
 from vtorque_testing.batch import BatchContract
-from vtorque_testing.wild_scripts import SCRIPTS, each_sixth
+from vtorque_testing.wild_scripts import SCRIPTS, each_twelfth
 
 
 class TestTorque(BatchContract):
@@ -12,7 +12,7 @@ class TestTorque(BatchContract):
     def harness(self, tmp_path):
         return TorqueHarness(tmp_path)
 
-    wild, rarely = each_sixth(SCRIPTS)
+    wild, rarely = each_twelfth(SCRIPTS)
     refused = {"line-continuation-directive.sh": "No escaped character"}  # noqa: RUF012
 
 

@@ -14,7 +14,7 @@ from vtorque_slurm import batch_commands, plugin
 from vtorque_slurm.settings import Settings
 from vtorque_testing import harness as contract
 from vtorque_testing.batch import BatchContract
-from vtorque_testing.wild_scripts import SCRIPTS, each_sixth
+from vtorque_testing.wild_scripts import SCRIPTS, each_twelfth
 
 
 def comment_of(job: contract.Submission) -> str:
@@ -126,5 +126,5 @@ class TestSlurm(BatchContract):
         monkeypatch.setattr(batch_commands, "_PAUSE", 0.0)
         return SlurmHarness(tmp_path)
 
-    wild, rarely = each_sixth(w for w in SCRIPTS if b"hetjob" not in w.content)
+    wild, rarely = each_twelfth(w for w in SCRIPTS if b"hetjob" not in w.content)
     refused = {w.name: refusal(w.content) for w in SCRIPTS if refusal(w.content)}  # noqa: RUF012

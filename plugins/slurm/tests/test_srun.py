@@ -8,13 +8,14 @@ import subprocess
 
 import pytest
 
+import sparing
 from vtorque_slurm import inside_guests
 
 HERE = socket.gethostname()
 SHELLS = [["dash"], ["busybox", "sh"], ["bash", "--posix"]]
 
 
-@pytest.fixture(params=SHELLS, ids=lambda shell: shell[0])
+@pytest.fixture(params=sparing.each(3, SHELLS), ids=lambda shell: shell[0])
 def srun(request, tmp_path):
     """Return a function that runs srun in a guest of two; the other is reached by ssh."""
     if shutil.which(request.param[0]) is None:

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+import sparing
+
 BIN = Path(sys.executable).parent
 # As the command, which takes no PYTHONPATH from root's caller (test_entry.py).
 VTORQUE = """
@@ -61,9 +63,9 @@ def test_help_works_with_a_broken_config(call, tmp_path, program):
     assert "jobshell" not in done.stdout
 
 
-@pytest.mark.parametrize("argv", [("vmgr", "nope"), ("vtorque", "plugins", "--nope"), ("vmgr",)])
-def test_wrong_usage_is_exit_2(call, argv):
-    done = call(*argv)
+@pytest.mark.parametrize("words", sparing.each(3, ["vtorque plugins --nope", "vmgr nope", "vmgr"]))
+def test_wrong_usage_is_exit_2(call, words):
+    done = call(*words.split())
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
 
@@ -92,18 +94,18 @@ def test_a_plugins_command_is_listed_and_runs(call, tmp_path):
     assert "cards" not in call("vtorque", "-h").stdout
 
 
-def test_a_command_of_vtorque_is_one_of_the_config_that_it_is_given(call, tmp_path):
+@pytest.mark.parametrize("form", sparing.each(2, ["--config={}", "--config {}"]))
+def test_a_command_of_vtorque_is_one_of_the_config_that_it_is_given(call, tmp_path, form):
     """Another node of this machine may have other plugins."""
     config = tmp_path / "vtorque.toml"
+    option = form.format(config).split()
     config.write_text("[plugins]\ndisable = ['local']\n[batch]\nsystem = 'slurm'\n")
-    for words in (["--config", config], [f"--config={config}"]):
-        assert "No such command 'local'" in call("vtorque", "local", "stop", *words).stderr
+    assert "No such command 'local'" in call("vtorque", "local", "stop", *option).stderr
     config.write_text(f"[paths]\nrun = '{tmp_path}'\n")
-    for words in (["--config", config], [f"--config={config}"]):
-        done = call("vtorque", "local", "stop", *words)
-        assert f"does not answer at {tmp_path}/local.sock" in done.stderr
+    done = call("vtorque", "local", "stop", *option)
+    assert f"does not answer at {tmp_path}/local.sock" in done.stderr
     config.write_text("[[[")
-    done = call("vtorque", "local", "stop", "--config", config)
+    done = call("vtorque", "local", "stop", *option)
     assert done.stderr.startswith(f"vtorque: {config}") and done.returncode == 2
 
 

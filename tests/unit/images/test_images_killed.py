@@ -133,9 +133,9 @@ def killed_before(number: int, work: Callable[[], object], *, forks: bool = Fals
     return code == 1
 
 
-@pytest.fixture(params=[11, pytest.param(1, marks=pytest.mark.full)], ids=["some", "each"])
+@pytest.fixture(params=[17, pytest.param(1, marks=pytest.mark.full)], ids=["some", "each"])
 def points(request: pytest.FixtureRequest) -> range:
-    """Return which changes to be killed before: with --full each, else each eleventh."""
+    """Return which changes to be killed before: with --full each, else each 17th."""
     return range(0, MOST, request.param)
 
 

@@ -1,6 +1,7 @@
 """``vtorque setup`` puts hooks in place and takes them back byte for byte, wherever stopped."""
 
 import dataclasses
+import itertools
 import json
 import os
 import stat
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import sparing
 from vtorque_core.api.setup_steps import MARK, Check, ReplacedFile, edit_file
 from vtorque_core.api.strategies import BatchSystem
 from vtorque_core.api.values import hookimpl
@@ -153,8 +155,9 @@ def test_uninstall_restores_byte_for_byte_and_both_are_idempotent(node, kind):
     assert node.listing() == before
 
 
-@pytest.mark.parametrize("go_on", [True, False])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "go_on"), sparing.each(3, itertools.product(KINDS, (True, False)))
+)
 def test_interrupted_anywhere_the_next_run_goes_on_or_back(node, kind, go_on, monkeypatch):
     site_has(node, kind)
     before = node.listing()

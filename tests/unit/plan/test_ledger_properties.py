@@ -161,6 +161,4 @@ class Ledger(RuleBasedStateMachine):
 
 
 TestLedger = Ledger.TestCase
-TestLedger.settings = settings(
-    max_examples=30, stateful_step_count=20, deadline=None, database=None
-)
+TestLedger.settings = settings(stateful_step_count=20, deadline=None, database=None)

@@ -136,7 +136,7 @@ def test_a_bent_slurm_comment_or_script_is_read_or_refused(text):
     assert raw.endswith(slurm_channel.strip(raw))
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=settings().max_examples)
 @given(places, places)
 def test_a_bent_torque_resource_list_is_read_or_refused(resources, variables):
     asked = pbs.parse_resources(f"nodes=1,other={resources}")

@@ -90,7 +90,7 @@ DEFECTS = [
     (
         FailsTheHookOfBadRequests,
         "test_each_outcome_is_told_in_the_batch_systems_way",
-        (Outcome.REFUSED,),
+        (Outcome.REFUSED, ("short",)),
     ),
     (DiffersByNode, "test_all_nodes_of_a_job_see_the_same_job", ()),
     (ArraysShareAnId, "test_the_jobs_of_an_array_are_apart", ()),

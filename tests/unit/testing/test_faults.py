@@ -185,8 +185,8 @@ def same(node, before, where):
     eventually(lambda: not node.daemons())  # the kernel kills some with their killed parent
 
 
-# A record has four steps: every eleventh step is each of them in turn.
-STRIDES = [11, pytest.param(1, marks=pytest.mark.full)]
+# A record has four steps: every 17th step is each of them in turn.
+STRIDES = [17, pytest.param(1, marks=pytest.mark.full)]
 
 
 @pytest.mark.parametrize("stride", STRIDES)
@@ -224,7 +224,7 @@ def test_a_teardown_killed_at_any_step(node, stride):
     assert steps > 30
 
 
-@pytest.mark.parametrize("stride", [9, pytest.param(1, marks=pytest.mark.full)])
+@pytest.mark.parametrize("stride", [17, pytest.param(1, marks=pytest.mark.full)])
 def test_another_job_is_untouched_wherever_the_first_is_killed(node, stride):
     """Both use the node-wide manager."""
     before = node.look()
@@ -292,7 +292,7 @@ def test_a_teardown_on_a_full_disk(node, monkeypatch):
     same(node, before, "full disk")
 
 
-@pytest.mark.parametrize("moments", [4, pytest.param(10, marks=pytest.mark.full)])
+@pytest.mark.parametrize("moments", [2, pytest.param(10, marks=pytest.mark.full)])
 def test_killed_by_surprise(node, moments):
     """The same without the seam: at some moments, wherever the process then is."""
     node.guests = 2

@@ -135,7 +135,7 @@ def test_a_card_that_is_not_there_is_named(fake_root: FakeRoot, plan) -> None:
         pytest.param(SHELLS[1], id="busybox", marks=pytest.mark.full),
     ],
 )
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=max(8, settings().max_examples // 5), deadline=None)
 @given(
     words=st.lists(TEXT, min_size=1, max_size=4),
     value=TEXT,

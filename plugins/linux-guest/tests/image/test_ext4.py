@@ -84,7 +84,7 @@ TREES = st.recursive(
 )
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(deadline=None, suppress_health_check=list(HealthCheck))
 @given(root=TREES)
 def test_any_tree_reads_back(root: Node, tmp_path_factory: pytest.TempPathFactory) -> None:
     tree = FileTree()

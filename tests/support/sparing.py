@@ -1,0 +1,21 @@
+"""What the quick run leaves to ``scripts/test --full``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+
+def each(step: int, rows: Iterable[Any]) -> list[Any]:
+    """Return rows for ``parametrize``: of ``step`` the first is in each run, the rest are full.
+
+    A row that is a tuple has a value for each name.
+    """
+    return [
+        pytest.param(
+            *(row if isinstance(row, tuple) else (row,)), marks=[pytest.mark.full] * bool(n % step)
+        )
+        for n, row in enumerate(rows)
+    ]
