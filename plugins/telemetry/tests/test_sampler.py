@@ -443,3 +443,11 @@ def test_a_guest_that_can_has_a_file_for_its_own_metrics(paths, supports, settin
         (f"{paths.run}/g0/metrics.sock", "root")
     ]
     assert not there or (items[0].port, items[1].value) == (channels[0].port, items[0].path)
+
+
+def test_it_imports_nothing_that_places_guests():
+    """It starts beside a job's own start: its imports take CPU time from that."""
+    code = "import vtorque_telemetry.sampler, sys; print(*sys.modules)"
+    argv = [sys.executable, "-I", "-c", code]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60)
+    assert not [name for name in done.stdout.split() if name.startswith("vtorque_core.plan")]
