@@ -49,9 +49,12 @@ class Process(CoreResource):
         except OSError:
             return True
         try:
-            return self._holder(descriptor) is None
+            return not self._held(descriptor)
         finally:
             os.close(descriptor)
+
+    def _held(self, descriptor: int) -> bool:
+        return lock_holder(descriptor) is not None
 
     def _holder(self, descriptor: int) -> int | None:
         return lock_holder(descriptor)

@@ -70,10 +70,13 @@ class NodeProcess(Process):
             except OSError as error:
                 raise HostFault(f"{self.argv[0]}: lock {self.lock}: {error.strerror}") from error
 
+    def _held(self, descriptor: int) -> bool:
+        return not flocked(descriptor, fcntl.LOCK_SH, 0.0)
+
     def _holder(self, descriptor: int) -> int | None:
         """Return whose standard input the locked file is: itself, even before its first line."""
         mine = os.fstat(descriptor)
-        while not flocked(descriptor, fcntl.LOCK_SH, 0.0):
+        while self._held(descriptor):
             for process in Path("/proc").glob("[0-9]*"):
                 with contextlib.suppress(OSError):
                     if os.path.samestat((process / "fd/0").stat(), mine):
