@@ -24,7 +24,7 @@ from vtorque_pbs import convention as pbs
 # "count" prints the names of all steps; "N" dies at step N, "NAME" at the first step of that name,
 # "NAME+S" is killed S seconds after that step, by another process.
 _DRIVER = """
-import atexit, os, signal, subprocess, sys
+import os, signal, subprocess, sys
 from vtorque_core.records import journal
 spec, seen = sys.argv.pop(1), []
 wanted, _, delay = spec.partition("+")
@@ -38,7 +38,12 @@ def step(name):
     subprocess.Popen(["sh", "-c", f"sleep {delay}; kill -9 {os.getpid()}"], stdout=2)
 journal.on_step = step
 if spec == "count":
-    atexit.register(lambda: print("\\n".join(seen)))
+    ends, hook = os._exit, os.getpid()
+    def told(code):
+        if os.getpid() == hook:
+            print("\\n".join(seen), flush=True)
+        ends(code)
+    os._exit = told
 from vtorque_core.cli.vtorque import main
 main()
 """

@@ -1,8 +1,7 @@
 """Start a daemon that holds a lock: ``_launch.py PARENT LOCK LOG ARGV...``, stdlib only.
 
 A program of its own because its caller has threads, and fork with threads is unsafe. Ends with 0
-when the daemon was executed, else with 1 and the reason on stderr. :func:`fork` does the same
-without the program, which takes 3 ms instead of 40.
+when the daemon was executed, else with 1 and the reason on stderr.
 
 The daemon takes the POSIX lock itself, since such locks are not inherited, and keeps it over
 execve(2). Until it has it, it dies with its parents (prctl(2), PR_SET_PDEATHSIG): a daemon that
@@ -27,7 +26,7 @@ def _die_with(parent: int) -> None:
         os._exit(1)
 
 
-def _become(lock: str, log: str, argv: list[str], launcher: int, env: dict[str, str]) -> None:
+def _become(lock: str, log: str, argv: list[str], launcher: int) -> None:
     _die_with(launcher)
     os.setsid()
     os.chdir("/")
@@ -46,20 +45,18 @@ def _become(lock: str, log: str, argv: list[str], launcher: int, env: dict[str, 
     for source, target in ((null, 0), (output, 1), (output, 2)):
         os.dup2(source, target)
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    os.execvpe(argv[0], argv, env)  # noqa: S606
+    os.execvp(argv[0], argv)  # noqa: S606
 
 
-def fork(lock: str, log: str, argv: list[str], env: dict[str, str]) -> bytes:
-    """Start the daemon from a fork of this process; return what went wrong, empty if nothing.
-
-    Returns when it is executed, so it has its lock. A process with threads may call it if none of
-    them holds a lock of the C library for long: the child only makes system calls until execve(2).
-    """
+def main() -> int:
+    """Return the exit code, when the daemon is executed, so has its lock."""
+    parent, lock, log, *argv = sys.argv[1:]
+    _die_with(int(parent))
     launcher = os.getpid()
     report, told = os.pipe()  # closes with execve(2)
     if os.fork() == 0:
         try:
-            _become(lock, log, argv, launcher, env)
+            _become(lock, log, argv, launcher)
         except BaseException as error:  # the launcher must hear of any
             os.write(told, f"{argv[0]}: {error!r}".encode())
         finally:
@@ -68,15 +65,6 @@ def fork(lock: str, log: str, argv: list[str], env: dict[str, str]) -> bytes:
     problem = b""
     while part := os.read(report, 4096):
         problem += part
-    os.close(report)
-    return problem
-
-
-def main() -> int:
-    """Return the exit code."""
-    parent, lock, log, *argv = sys.argv[1:]
-    _die_with(int(parent))
-    problem = fork(lock, log, argv, dict(os.environ))
     os.write(2, problem)
     return 1 if problem else 0
 

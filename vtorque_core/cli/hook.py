@@ -10,10 +10,14 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vtorque_core.base.errors import EXIT_NO_PROOF, HostFault, UsageError, VtorqueError
 from vtorque_core.base.names import CONFIG_PATH
 from vtorque_core.cli.entry import become_clean
+
+if TYPE_CHECKING:
+    from vtorque_core.node.shell.proof import Proof
 
 
 def run(argv: Sequence[str]) -> int:
@@ -67,7 +71,6 @@ def jobshell(config: Path, argv: Sequence[str]) -> int:
 
     ARGV may also be "--await-job JOB", to wait for this node's guests only.
     """
-    from vtorque_core.node.shell import after_script  # noqa: PLC0415
     from vtorque_core.node.shell.jobshell import (  # noqa: PLC0415
         AWAIT,
         await_here,
@@ -76,6 +79,11 @@ def jobshell(config: Path, argv: Sequence[str]) -> int:
     )
     from vtorque_core.site.load import load  # noqa: PLC0415
     from vtorque_core.site.plugins import Plugins  # noqa: PLC0415
+
+    def after(proof: Proof, code: int) -> None:
+        from vtorque_core.node.shell import after_script  # noqa: PLC0415 - not before the script
+
+        after_script.run(proof, code, site, plugins)
 
     def plugins_with(name: str) -> Plugins:
         """Return what has a plugin, whatever the site config says of it today."""
@@ -91,7 +99,7 @@ def jobshell(config: Path, argv: Sequence[str]) -> int:
             tuple(argv),
             plugins=plugins_with,
             meanwhile=lambda: import_drivers(plugins),
-            after=lambda proof, code: after_script.run(proof, code, site, plugins),
+            after=after,
         )
     except VtorqueError as error:
         sys.stderr.write(f"vtorque: {error}\n")

@@ -6,6 +6,7 @@ their start would be its import.
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import NoReturn
 
@@ -19,7 +20,10 @@ def main() -> NoReturn:
         if sys.argv[1:2] and sys.argv[1] in OWN:
             from vtorque_core.cli.hook import run  # noqa: PLC0415
 
-            sys.exit(run(sys.argv[1:]))
+            code = run(sys.argv[1:])
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)  # the job waits: Python would tidy up for 20 ms what the kernel does
     from vtorque_core.cli import admin  # noqa: PLC0415
     from vtorque_core.cli.lazy import run as run_command  # noqa: PLC0415
 

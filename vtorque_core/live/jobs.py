@@ -15,8 +15,8 @@ from vtorque_core.api.kept_records import Place, place
 from vtorque_core.base import hypervisor
 from vtorque_core.base.names import JobAttempt, Paths
 from vtorque_core.base.record import dataclass
-from vtorque_core.plan.placement.ledger import CORE
 from vtorque_core.records.reading import (
+    CORES,
     DOMAIN,
     JournalError,
     JournalState,
@@ -123,7 +123,7 @@ class Running:
             uri=str(domain.args["uri"]),
             vcpus=int(given.get("vcpus", 0)),
             ram_mib=int(given.get("ram_mib", 0)),
-            io_cores=sum(a["pool"] == CORE and a.get("use") == "io" for a in leases),
+            io_cores=sum(a["pool"] == CORES and a.get("use") == "io" for a in leases),
             started=domain.time,
             ready=ready[-1] if ready else None,
             run_dir=self._paths.job_run(state.key) / f"g{index}",

@@ -32,6 +32,7 @@ older journal.
 
 CORE = "core"
 DOMAIN, LEASE, TREE = "domain", "lease", "tree"
+CORES = "core"  # the pool of leases of host CPUs
 PASSIVE = frozenset({TREE, "file", "overlay", "disk-copy"})
 # use no leased item: one that cannot be removed must not keep cores and addresses from the next job
 

@@ -11,7 +11,7 @@ import pytest
 from iocm_processes import ended
 from patience import eventually
 from vtorque_core.base.errors import HostFault, Refused
-from vtorque_core.base.locks import Busy, lock_holder
+from vtorque_core.base.locks import Busy
 from vtorque_core.base.names import JobAttempt, Paths
 from vtorque_core.live import node_process
 from vtorque_core.live.cores import GuestCores
@@ -218,7 +218,7 @@ def holder(paths):
     """Return the manager's pid."""
     try:
         with (paths.run / "iocm-manager.lock").open("rb+") as lock:
-            return lock_holder(lock.fileno())
+            return Manager.of(paths)._holder(lock.fileno())
     except FileNotFoundError:
         return None
 

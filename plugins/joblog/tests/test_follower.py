@@ -12,7 +12,6 @@ import pytest
 
 from patience import eventually
 from vtorque_core.api import kept_records
-from vtorque_core.base.locks import lock_holder
 from vtorque_core.base.names import JobAttempt, Paths
 from vtorque_core.live import extensions
 from vtorque_core.site import plugins as site_plugins
@@ -73,22 +72,19 @@ def config(tmp_path):
 def process(paths, config):
     found = Follower.of(paths, config)
     yield found
-    pids = {holder(found.lock)}
+    pids = {holder(found)}
     for journal in paths.journal.iterdir():  # else it waits for what a job may still say
         journal.unlink()
     found.release()
     eventually(lambda: not any(pid and Path(f"/proc/{pid}/exe").exists() for pid in pids))
 
 
-def holder(lock):
+def holder(process):
     try:
-        descriptor = os.open(lock, os.O_RDWR)
+        with Path(process.lock).open("rb+") as lock:
+            return process._holder(lock.fileno())
     except FileNotFoundError:
         return None
-    try:
-        return lock_holder(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def messages(path):
@@ -123,12 +119,12 @@ def test_a_release_waits_for_nothing(paths, process):
     """Not even for a follower that is stopped; nor does the start of another one."""
     job = Job(paths)
     process.create()
-    pid = holder(process.lock)
+    pid = holder(process)
     os.kill(pid, signal.SIGSTOP)
     process.release()
     assert Path(f"/proc/{pid}/exe").exists(), "it was waited for, or killed"
     process.create()
-    assert not process.lost() and holder(process.lock) != pid
+    assert not process.lost() and holder(process) != pid
     os.kill(pid, signal.SIGCONT)
     job.end()
 
@@ -162,8 +158,8 @@ def test_kills_lose_and_double_nothing(paths, process, tmp_path):
     said = []
     for number in range(600):
         if number % 100 == 0:
-            if holder(process.lock):
-                os.kill(holder(process.lock), signal.SIGKILL)
+            if holder(process):
+                os.kill(holder(process), signal.SIGKILL)
                 eventually(process.lost)
             process.create()
             eventually(lambda: sink.exists() and len(messages(sink)) > 0 if said else True)

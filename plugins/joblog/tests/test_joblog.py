@@ -75,7 +75,7 @@ def test_each_named_sink_is_there_and_has_a_follower(plugins, tmp_path):
     acquired = []
     node.vtorque_pre_boot(types.SimpleNamespace(site=site, acquire=acquired.append))
     (one,) = acquired
-    assert (one.kind, one.scope, one.quick) == ("joblog-follower", "node", True)
+    assert (one.kind, one.scope) == ("joblog-follower", "node")
 
 
 def test_a_follower_that_cannot_be_started_fails_no_job(plugins):

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from vtorque_core.api import HostFault, Paths
+from vtorque_core.api import Paths
 from vtorque_core.api.kept_records import find
 from vtorque_core.api.log_levels import LEVELS, Levels, parse
 from vtorque_core.api.node_job import Site
@@ -213,15 +213,6 @@ def _alone(state: Path) -> None:
     fcntl.flock(os.open(state / DIRECTORY / "lock", flags, 0o600), fcntl.LOCK_EX)
 
 
-def _own_lock(path: Path) -> int:
-    """Return the descriptor of our lock, which we have had since before we were executed."""
-    for entry in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):
-            if str(entry.readlink()) in (str(path), f"{path} (deleted)"):
-                return int(entry.name)
-    raise HostFault(f"{path} is not held: this is started by the first job of the node")
-
-
 def main() -> None:
     """Run with the arguments of ``node.Follower.of``: a site config."""
     paths, (config,) = begin("joblog")
@@ -229,12 +220,11 @@ def main() -> None:
     wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
     idle = partial(os.eventfd_write, wake, 1)
     try:
-        lock = _own_lock(paths.run / "joblog.lock")
         _alone(paths.state)
         site, found = extensions.load(Path(config), GROUP)
         loop = Loop(paths, *_open(site, parse(site.log.level), found, paths, idle))
         changes.watch(loop.events, paths.run, content=False)
-        serve(loop, wake, lambda: os.fstat(lock).st_nlink == 0)
+        serve(loop, wake, lambda: os.fstat(0).st_nlink == 0)  # our lock
         until = time.monotonic() + _FLUSH
         for outlet in loop.outlets():
             outlet.close(until)

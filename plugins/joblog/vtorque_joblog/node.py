@@ -20,7 +20,6 @@ class Follower(NodeProcess):
     kind = "joblog-follower"
     name = "joblog"
     module = "vtorque_joblog.follower"
-    quick = True
 
     def release(self) -> None:
         """Take its lock's name away: that tells it to end, in its own time, even while it starts.

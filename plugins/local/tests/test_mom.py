@@ -1,5 +1,6 @@
 """One job, as pbs_mom would run it, by the user who runs the tests."""
 
+import ast
 import os
 import re
 from dataclasses import replace
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from as_root import with_a_shell
-from vtorque_local import mom
+from vtorque_local import become_job, mom
 from vtorque_local.submitter import describe
 from vtorque_pbs import convention as pbs
 
@@ -123,3 +124,10 @@ def test_a_killed_prologue_does_not_end_a_job_on_bare_metal(task, tmp_path):
     one = task(prologue=program(tmp_path / "prologue", "kill -KILL $$"))
     one.run()
     assert (one.job.status, Path(tmp_path, "out").read_text()) == (0, "ran\n")
+
+
+def test_what_every_job_waits_for_imports_little():
+    tree = ast.parse(Path(become_job.__file__).read_bytes())
+    found = {n.names[0].name for n in ast.walk(tree) if isinstance(n, ast.Import)}
+    found |= {str(n.module) for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
+    assert found == {"__future__", "collections.abc", "json", "os", "signal", "sys"}

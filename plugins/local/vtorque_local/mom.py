@@ -381,7 +381,7 @@ def _start(what: dict[str, Any]) -> list[str]:
     """Return the command of :mod:`vtorque_local.become_job`, with the job's own environment as it
     is: no shell."""
     given = json.dumps(what | {"starter": os.getpid()})
-    return [*_GUARD, sys.executable, "-I", "-m", become_job.__name__, given]
+    return [*_GUARD, sys.executable, "-I", "-S", become_job.__file__, given]
 
 
 def _as_user(job: Job) -> dict[str, Any]:

@@ -267,14 +267,9 @@ def process(paths, tmp_path):
     assert found.lost()
 
 
-def pid_of(lock):
-    from vtorque_core.base.locks import lock_holder
-
-    descriptor = os.open(lock, os.O_RDWR)
-    try:
-        return lock_holder(descriptor)
-    finally:
-        os.close(descriptor)
+def pid_of(process):
+    with Path(process.lock).open("rb+") as lock:
+        return process._holder(lock.fileno())
 
 
 def eventually(condition, seconds=30):
@@ -290,7 +285,7 @@ def test_it_starts_samples_is_killed_and_goes_on(paths, process):
     process.create()
     eventually((job.kept.directory / series.NAME).exists)
     eventually(lambda: len(lines(job)) > 3)
-    os.kill(pid_of(process.lock), signal.SIGKILL)
+    os.kill(pid_of(process), signal.SIGKILL)
     eventually(process.lost)
     process.release()
     assert list(paths.run.glob("telemetry*")) == []
@@ -318,9 +313,9 @@ def test_a_job_that_ends_gets_a_last_sample_and_waits_for_nobody(paths, process)
     assert 'vtorque_job_phase_seconds{phase="run"}' in phases[-1]["v"]
     assert (paths.run / "telemetry.sock").stat().st_mode & 0o077 == 0
     last_sample(paths, "no such job")
-    os.kill(pid_of(process.lock), signal.SIGSTOP)
+    os.kill(pid_of(process), signal.SIGSTOP)
     last_sample(paths, job.key)  # although it does not answer
-    os.kill(pid_of(process.lock), signal.SIGCONT)
+    os.kill(pid_of(process), signal.SIGCONT)
 
 
 def test_its_start_holds_nobody_up(process, tmp_path):
@@ -329,7 +324,7 @@ def test_its_start_holds_nobody_up(process, tmp_path):
     slow.write_text("#!/bin/sh\nexec sleep 1000\n")
     slow.chmod(0o755)
     replace(process, argv=(str(slow), *process.argv[1:])).create()
-    assert Path(f"/proc/{pid_of(process.lock)}").exists()
+    assert Path(f"/proc/{pid_of(process)}").exists()
 
 
 def test_it_is_started_at_post_boot_and_not_waited_for(paths, tmp_path):
@@ -338,7 +333,7 @@ def test_it_is_started_at_post_boot_and_not_waited_for(paths, tmp_path):
     job = SimpleNamespace(site=site, acquire=acquired.append)
     node.vtorque_post_boot(job)
     assert [r.kind for r in acquired] == ["telemetry-sampler"]
-    assert (acquired[0].scope, acquired[0].quick) == ("node", True)
+    assert acquired[0].scope == "node"
     node.vtorque_post_boot(
         SimpleNamespace(site=PluginSite(paths, (Settings(enabled=False),)), acquire=None)
     )
@@ -443,3 +438,11 @@ def test_a_guest_that_can_has_a_file_for_its_own_metrics(paths, supports, settin
         (f"{paths.run}/g0/metrics.sock", "root")
     ]
     assert not there or (items[0].port, items[1].value) == (channels[0].port, items[0].path)
+
+
+def test_it_imports_nothing_that_places_guests():
+    """It starts beside a job's own start: its imports take CPU time from that."""
+    code = "import vtorque_telemetry.sampler, sys; print(*sys.modules)"
+    argv = [sys.executable, "-I", "-c", code]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60)
+    assert not [name for name in done.stdout.split() if name.startswith("vtorque_core.plan")]

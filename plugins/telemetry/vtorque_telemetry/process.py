@@ -25,7 +25,6 @@ class Sampler(NodeProcess):
     kind = "telemetry-sampler"
     name = "telemetry"
     module = "vtorque_telemetry.sampler"
-    quick = True
 
     def create(self) -> None:
         """Start it. Its socket is there at once, so that what is there does not change later.

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from vtorque_core.api import HostFault, Paths, printable
-from vtorque_core.live import cores, extensions, jobs
+from vtorque_core.live import changes, extensions, jobs
 from vtorque_core.live.jobs import Running, RunningJob
 from vtorque_core.live.node_process import begin
 from vtorque_telemetry.api import GROUP, Sample
@@ -257,7 +257,8 @@ def main() -> None:
         os._exit(0)  # a sink may hang
 
     signal.signal(signal.SIGTERM, end)
-    events = cores.journal_events(paths)
+    events = changes.events()
+    changes.watch(events, paths.journal)
     serve(Loop(paths, settings, outlets), events, control, (paths.run / "telemetry.lock").exists)
 
 

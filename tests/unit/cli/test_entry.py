@@ -166,7 +166,7 @@ def job_start(_: Path) -> list[str]:
 def test_every_entry_point_is_called_in_isolated_mode(called, tmp_path):
     argv = called(tmp_path)
     assert Path(argv[0]).is_absolute() and Path(argv[0]).name.startswith("python")
-    assert argv[1:3] == ["-I", "-m"]
+    assert argv[1] == "-I" and argv[2] == ("-S" if called is job_start else "-m")
 
 
 def test_setup_gives_hooks_the_interpreter_beside_the_command(tmp_path):

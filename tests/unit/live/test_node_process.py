@@ -1,5 +1,8 @@
 """A plugin's one process of a node: how it is called, started and begins."""
 
+import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -7,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from patience import eventually
 from vtorque_core.base.errors import HostFault
 from vtorque_core.live.node_process import NodeProcess
 from vtorque_core.records.reading import arguments
@@ -49,6 +53,74 @@ def test_a_job_whose_node_cannot_start_it_runs_and_is_told(paths, fault):
         assert (acquired, told) == ([], [f"is not watched: {fault}"])
     else:
         assert (acquired, told) == ([Watcher.of(paths, site.path)], [])
+
+
+TELL = """
+import glob, json, os, pathlib, sys, time
+found = [n for n in glob.glob("/proc/self/fd/*") if os.path.exists(n)]
+own = {n[14:]: os.path.realpath(n) for n in found}
+told = [os.getsid(0) == os.getpid(), sorted(os.environ), own]
+pathlib.Path(sys.argv[1] + ".new").write_text(json.dumps(told))
+os.rename(sys.argv[1] + ".new", sys.argv[1])
+time.sleep(99)
+"""
+
+
+@pytest.fixture
+def daemon(tmp_path):
+    argv = (sys.executable, "-I", "-c", TELL, str(tmp_path / "told"))
+    found = Watcher(argv, str(tmp_path / "lock"))
+    yield found
+    found.release()
+    assert found.lost()
+    found.release()
+    assert not (tmp_path / "lock").exists()
+
+
+def test_its_lock_session_environment_and_descriptors(daemon, tmp_path):
+    inherited = os.open(tmp_path / "mine", os.O_CREAT | os.O_RDWR)
+    os.set_inheritable(inherited, True)
+    try:
+        daemon.create()
+        assert not daemon.lost(), "it has its lock when it is made"
+        with pytest.raises(HostFault, match="temporarily unavailable"):
+            daemon.create()
+        eventually((tmp_path / "told").exists)
+        own, environ, files = json.loads((tmp_path / "told").read_text())
+        assert own
+        assert {"HOME", "LC_ALL", "PATH"} <= set(environ) <= {"HOME", "LC_ALL", "LC_CTYPE", "PATH"}
+        assert files == {"0": daemon.lock, "1": os.devnull, "2": os.devnull}
+        assert os.get_inheritable(inherited)
+    finally:
+        os.close(inherited)
+
+
+def test_its_creator_is_not_forked_to_start_it(daemon, monkeypatch):
+    """A fork copies memory as this process and the child write to it: 10 ms of every start."""
+    monkeypatch.delattr(os, "fork")
+    daemon.create()
+
+
+def test_one_whose_creator_was_killed_is_still_found(daemon):
+    if (pid := os.fork()) == 0:
+        daemon.create()
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(pid, 0)
+    assert not daemon.lost()
+
+
+def test_one_that_does_not_come_to_its_first_line_is_ended(tmp_path):
+    slow = Watcher(("/bin/sleep", "1000"), str(tmp_path / "lock"))
+    slow.create()
+    slow.release()
+    assert slow.lost()
+
+
+def test_one_that_cannot_be_executed_says_so(tmp_path):
+    none = Watcher(("/nonexistent/daemon",), str(tmp_path / "lock"))
+    with pytest.raises(HostFault, match=r"/nonexistent/daemon: .*No such file"):
+        none.create()
+    assert none.lost()
 
 
 def test_its_log_is_roots_alone(tmp_path):

@@ -350,6 +350,24 @@ print(*sorted(set(sys.modules) - set(before)) if before else ["no meanwhile"])
     assert done.stdout.split() == []
 
 
+def test_no_job_waits_for_imports_that_few_jobs_need():
+    """The guests may be ready before the job shell starts: then all of these are waited for."""
+    code = """
+import sys
+from pathlib import Path
+import vtorque_core.cli.vtorque, vtorque_core.cli.hook, vtorque_core.node.shell.jobshell
+from vtorque_core.site.load import load
+_, plugins = load(Path("/nonexistent"), node=False)
+plugins.batch_system("local").shell()
+plugins.guest_type("linux").driver()
+print(*sys.modules)
+"""
+    argv = [sys.executable, "-I", "-c", code]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60)
+    few = {"hashlib", "logging", "subprocess", "termios", "vtorque_core.node.shell.after_script"}
+    assert not few & set(done.stdout.split())
+
+
 def test_a_driver_that_cannot_be_imported_ends_no_wait():
     def broken():
         raise ImportError("not here")

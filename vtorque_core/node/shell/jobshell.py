@@ -15,7 +15,6 @@ import resource
 import signal
 import socket
 import stat
-import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -216,6 +215,8 @@ def _await_sisters(
     The batch system's own way to start something on a job's nodes is the only exchange between
     them: each looks at its own root's proof and says what is wrong with it.
     """
+    import subprocess  # noqa: PLC0415 - most jobs have one node
+
     command = shell.on_every_node([str(paths.jobshell), AWAIT, job.job_id], environ)
     left = max(ready.deadline + 2 * SLACK - time.monotonic(), SLACK)
     try:

@@ -27,10 +27,10 @@ from vtorque_core.plan.placement.divide_cores import plan
 from vtorque_core.plan.placement.job_cores import NodeShare, NoFit, Taken
 from vtorque_core.plan.placement.topology import cpu_list, show_cpus
 from vtorque_core.records.journal import Journal
-from vtorque_core.records.reading import JournalState, Record, lock_name, read, walk
+from vtorque_core.records.reading import CORES, JournalState, Record, lock_name, read, walk
 from vtorque_core.resources.lease import Lease
 
-CORE, MEMORY, SHARE, NODE = "core", "memory", "share", "node"
+CORE, MEMORY, SHARE, NODE = CORES, "memory", "share", "node"
 
 
 class InUse(HostFault):

@@ -21,9 +21,8 @@ from vtorque_core.api.guest_plan import GuestPlan
 from vtorque_core.api.libvirt_domain import Element
 from vtorque_core.api.node_job import Site
 from vtorque_linux_guest.guest.contract import STATUS_SOCKET
-from vtorque_linux_guest.job import guest_logs, run_job
+from vtorque_linux_guest.job import run_job
 from vtorque_linux_guest.job.frames import GuestFailed, GuestSilent, StreamError
-from vtorque_linux_guest.job.status_port import StatusReader
 from vtorque_linux_guest.settings import Settings
 
 
@@ -58,6 +57,9 @@ class LinuxDriver:
 
         Raises HostFault: what the guest's setup said, that it died, or that it was silent.
         """
+        from vtorque_linux_guest.job import guest_logs
+        from vtorque_linux_guest.job.status_port import StatusReader
+
         with _connect(guest.run_dir / STATUS_SOCKET, deadline) as connection:
             reader = StatusReader(connection)
             try:

@@ -34,7 +34,6 @@ from vtorque_linux_guest.job.start_request import (
     Start,
 )
 from vtorque_linux_guest.job.stream import Session
-from vtorque_linux_guest.job.terminal import raw_terminal, terminal_size
 
 EXIT_CANNOT_RUN = 126  # found, but cannot be run (POSIX sh, 2.8.2)
 EXIT_NOT_FOUND = 127
@@ -145,6 +144,8 @@ class _Job:
         script, streams = self.script, self.streams
         pty = None
         if streams.terminal and streams.stdin is not None:
+            from vtorque_linux_guest.job.terminal import terminal_size  # noqa: PLC0415
+
             rows, columns = terminal_size(streams.stdin)
             pty = Pty(script.environ.get("TERM", "dumb"), rows, columns)
         if script.interactive:
@@ -226,6 +227,8 @@ class _Job:
         if pty is None or self.streams.stdin is None:
             yield
             return
+        from vtorque_linux_guest.job.terminal import raw_terminal  # noqa: PLC0415
+
         with raw_terminal(self.streams.stdin, self.ending.events):
             yield
 
