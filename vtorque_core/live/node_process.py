@@ -7,11 +7,12 @@ import fcntl
 import logging
 import os
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Self
 
-from vtorque_core.api.acquired import unjournalled
+from vtorque_core.api.acquired import RELEASE_TIME, unjournalled
 from vtorque_core.api.daemon_process import Process
 from vtorque_core.base.errors import HostFault
 from vtorque_core.base.locks import flocked
@@ -74,12 +75,20 @@ class NodeProcess(Process):
         return not flocked(descriptor, fcntl.LOCK_SH, 0.0)
 
     def _holder(self, descriptor: int) -> int | None:
-        """Return whose standard input the locked file is: itself, even before its first line."""
-        mine = os.fstat(descriptor)
+        """Return whose standard input has the lock: its own, even before its first line.
+
+        Told by the kernel (fdinfo, proc(5)): a look at the file itself would wait for the file
+        systems of whoever runs here.
+        """
+        file = os.fstat(descriptor)
+        device = f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}"
+        end = time.monotonic() + RELEASE_TIME
         while self._held(descriptor):
+            if time.monotonic() > end:
+                raise HostFault(f"lock {self.lock}: held by a process that cannot be found")
             for process in Path("/proc").glob("[0-9]*"):
                 with contextlib.suppress(OSError):
-                    if os.path.samestat((process / "fd/0").stat(), mine):
+                    if f" {device}:{file.st_ino} " in (process / "fdinfo/0").read_text():
                         return int(process.name)
         return None
 

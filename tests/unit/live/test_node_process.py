@@ -1,5 +1,6 @@
 """A plugin's one process of a node: how it is called, started and begins."""
 
+import fcntl
 import json
 import os
 import signal
@@ -12,6 +13,7 @@ import pytest
 
 from patience import eventually
 from vtorque_core.base.errors import HostFault
+from vtorque_core.live import node_process
 from vtorque_core.live.node_process import NodeProcess
 from vtorque_core.records.reading import arguments
 
@@ -114,6 +116,18 @@ def test_one_that_does_not_come_to_its_first_line_is_ended(tmp_path):
     slow.create()
     slow.release()
     assert slow.lost()
+
+
+def test_one_that_cannot_be_found_is_told(tmp_path, monkeypatch):
+    """As when somebody holds the lock in another way: nobody is ended in its place."""
+    monkeypatch.setattr(node_process, "RELEASE_TIME", 0.0)
+    one = Watcher(("/bin/sleep", "1000"), str(tmp_path / "lock"))
+    other = os.open(one.lock, os.O_CREAT | os.O_RDWR)
+    fcntl.flock(other, fcntl.LOCK_EX)
+    with pytest.raises(HostFault, match="held by a process that cannot be found"):
+        one.release()
+    os.close(other)
+    one.release()
 
 
 def test_one_that_cannot_be_executed_says_so(tmp_path):
