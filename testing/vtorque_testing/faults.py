@@ -228,6 +228,8 @@ def orphans() -> Iterator[Callable[[], Sequence[str]]]:
                 os.waitpid(pid, 0)
             else:
                 words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")
+                if not words:
+                    return left()  # it is in the middle of an execve(2), or has ended meanwhile
                 found.append(words.decode("utf-8", "replace").strip())
         return sorted(found)
 

@@ -288,11 +288,9 @@ class RecordedNode:
                 path = f"{directory}/{name}"
                 if path == lock or (directory == state and ".log" in name):
                     continue  # who had the lock, and what a manager has told its admin
-                mode = os.lstat(path).st_mode
                 told = name in _COMMANDS and path.startswith(sysfs)
-                content = Path(path).read_bytes() if stat.S_ISREG(mode) and not told else b""
-                link = str(Path(path).readlink()) if stat.S_ISLNK(mode) else ""
-                found[path[len(top) + 1 :]] = (oct(mode), link, content[:200], hash(content))
+                with contextlib.suppress(FileNotFoundError):  # a process of the node renamed it
+                    found[path[len(top) + 1 :]] = _file(path, told)
         return found
 
     def start_here(self, job: BatchJob, *, again: bool = False) -> None:
@@ -372,6 +370,14 @@ class RecordedJob:
     def look(self) -> dict[str, object]:
         """Return what is there."""
         return {**self.node.look(), "processes": self.processes()}
+
+
+def _file(path: str, told: bool) -> tuple[str, str, bytes, int]:
+    """Return what tells a file from another: mode, link, content unless it ``told`` the kernel."""
+    mode = os.lstat(path).st_mode
+    content = Path(path).read_bytes() if stat.S_ISREG(mode) and not told else b""
+    link = str(Path(path).readlink()) if stat.S_ISLNK(mode) else ""
+    return oct(mode), link, content[:200], hash(content)
 
 
 def _tables(top: Path) -> dict[str, dict[str, Any]]:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+import sparing
 from added_disks import KNOWN, Quiet, add, said
 from vtorque_core.api.image_builder import BuiltImage
 from vtorque_core.base.errors import HostFault, Refused
@@ -348,7 +349,7 @@ BROKEN: dict[str, tuple[Callable[[Path], Path], str]] = {
 }
 
 
-@pytest.mark.parametrize("case", BROKEN)
+@pytest.mark.parametrize("case", sparing.each(2, BROKEN))
 def test_a_broken_disk_is_refused_and_leaves_nothing(pool: Path, tmp_path: Path, case: str) -> None:
     make_it, words = BROKEN[case]
     place = tmp_path / "in"

@@ -15,6 +15,7 @@ from click.testing import CliRunner
 
 import oci_images as made
 import processes
+import sparing
 from vtorque_core.api.image_builder import BuiltImage
 from vtorque_core.base import trust
 from vtorque_core.base.errors import HostFault, Refused, UsageError
@@ -152,7 +153,7 @@ def state(pool: Path) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("case", BROKEN)
+@pytest.mark.parametrize("case", sparing.each(3, BROKEN))
 def test_broken_inputs_leave_the_pool_as_it_was(case: str, pool: Path, tmp_path: Path) -> None:
     builder, make, message = BROKEN[case]
     source = make(tmp_path / "source")

@@ -144,6 +144,7 @@ def test_hostile_names_do_nothing_in_a_browser(browser, tmp_path):
     assert browser.value("document.querySelectorAll('.plot svg').length") == PLOTS + 2
 
 
+@pytest.mark.full
 def test_the_policy_holds_even_if_markup_got_in(browser, tmp_path, pages):
     """Had something slipped through: it could neither run nor call anybody."""
     text = pages("three seconds").read_text()

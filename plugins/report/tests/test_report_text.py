@@ -130,6 +130,7 @@ def test_a_page_without_plots_is_no_error(site, tmp_path):
     assert vmgr(site, "42.srv", "--html", "-").stdout == page.read_text()
 
 
+@pytest.mark.full  # the browser's tests make one, too
 def test_a_page_is_written(site, tmp_path):
     page = tmp_path / "page.html"
     argv = [BIN / "vmgr", "--config", site.config, "report", "42.srv", "--html", page]
