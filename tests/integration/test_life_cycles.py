@@ -93,7 +93,8 @@ def run(node, pairs, libvirtd, count, answer):
     hypervisor.close()
 
 
-@pytest.mark.parametrize("count", [2, pytest.param(1000, marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("count", [1000])
 def test_life_cycles_add_nothing_up(libvirtd, tmp_path, count):
     pid, uri = libvirtd
     case = device_cases.together()

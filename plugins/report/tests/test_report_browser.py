@@ -125,6 +125,7 @@ def test_a_screen_reader_is_told_all(browser, pages, name):
     assert sum(role == "columnheader" for role, _ in told) > len(tables)
 
 
+@pytest.mark.full
 def test_hostile_names_do_nothing_in_a_browser(browser, tmp_path):
     bad = (
         """</title></style></svg>"'><script>window.hacked=1</script><img src=x onerror=hacked=1>"""

@@ -196,6 +196,7 @@ def test_a_killed_start_leaves_no_task(tmp_path, documented):
     assert {"before create snap-task", "after create snap-task"} <= set(steps)
 
 
+@pytest.mark.full
 def test_a_start_that_is_killed_before_the_answer_leaves_no_task(tmp_path):
     """snapteld has created the task; nobody has its id."""
     with double(slow=1000) as url, orphans() as left:

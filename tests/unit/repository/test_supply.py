@@ -191,6 +191,7 @@ def lock(directory: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, timeout=60, text=True, check=False)
 
 
+@pytest.mark.full
 def test_a_changed_wheel_is_not_installed(tmp_path):
     wheel(tmp_path, "vt_supply_test", "GOOD = 1\n")
     locked = lock(tmp_path).stdout

@@ -257,11 +257,24 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before, said)
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (lambda: pax(attributes(), b"g") + FILE * 3000, "nothing"),
-        (lambda: (pax(attributes()) + FILE) * 80, "of long names and attributes"),
-        (lambda: pax(b"1" * 1_000_000) + FILE, "extended header is damaged"),
+        pytest.param(
+            lambda: pax(attributes(), b"g") + FILE * 3000,
+            "nothing",
+            id="for all files",
+            marks=pytest.mark.full,
+        ),
+        pytest.param(
+            lambda: (pax(attributes()) + FILE) * 80,
+            "of long names and attributes",
+            id="for each of many",
+        ),
+        pytest.param(
+            lambda: pax(b"1" * 1_000_000) + FILE,
+            "extended header is damaged",
+            id="one long",
+            marks=pytest.mark.full,
+        ),
     ],
-    ids=["for all files", "for each of many", "one long"],
 )
 def test_no_header_takes_much_memory(data: Callable[[], bytes], message: str) -> None:
     said, peak = memory_of(data())
