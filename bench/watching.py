@@ -91,15 +91,17 @@ def _starts(bench: Bench) -> Figure:
     """Return what joblog, snap and telemetry together add to the start of a job: the user waits."""
     double = REPO / "plugins/snap/tests/support/snapteld_double.py"
     bare, watched = [], []
+    top = bench.scratch / "starts"
+    top.mkdir(mode=0o755)
     argv = [sys.executable, str(double), "{}"]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as snapteld:
         try:
             assert snapteld.stdout is not None
             url = f"http://localhost:{int(snapteld.stdout.readline())}"
             for n in range(ROUNDS):
-                bare.append(_start(bench.scratch / f"bare{n}", "", "linux-guest"))
+                bare.append(_start(top / f"bare{n}", "", "linux-guest"))
                 plugins = ("linux-guest", "snap", "telemetry", "joblog")
-                watched.append(_start(bench.scratch / f"watched{n}", url, *plugins))
+                watched.append(_start(top / f"watched{n}", url, *plugins))
         finally:
             snapteld.kill()
     added = [with_all - without for with_all, without in zip(watched, bare, strict=True)]
