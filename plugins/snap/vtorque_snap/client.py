@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import http.client
 import json
 import os
 import re
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Collection
@@ -31,8 +33,6 @@ from vtorque_snap.access import Access, at
 T = TypeVar("T")
 MAX_BYTES = 4 << 20  # of an answer: a list of about 10,000 tasks
 _AGAIN = 0.05  # seconds until a task that is being stopped is looked at again
-_STATUS = re.compile(rb"HTTP/1\.\d (\d{3})\b")
-_LENGTH = re.compile(rb"(?im)^content-length: *(\d{1,9})\r?$")
 _ID = re.compile(r"[0-9A-Za-z-]{1,64}", re.ASCII)  # a UUID; it becomes a part of a path
 
 
@@ -54,7 +54,7 @@ def within(access: Access, seconds: float, work: Callable[[Client], T]) -> T:
 
     In a thread, since a look-up of a name has no time limit of its own. Raises HostFault.
     """
-    client = Client(access, seconds)
+    client = Client(access, time.monotonic() + seconds)
     done: Future[T] = Future()
 
     def run() -> None:
@@ -62,6 +62,8 @@ def within(access: Access, seconds: float, work: Callable[[Client], T]) -> T:
             done.set_result(work(client))
         except BaseException as error:
             done.set_exception(error)
+        finally:
+            client.close()
 
     thread = threading.Thread(target=run, name="snapteld", daemon=True)
     thread.start()
@@ -69,7 +71,7 @@ def within(access: Access, seconds: float, work: Callable[[Client], T]) -> T:
         return done.result(timeout=seconds)
     except TimeoutError:
         client.abort()
-        raise client.late() from None
+        raise client.late(seconds) from None
     finally:
         thread.join(timeout=0.1)
 
@@ -87,16 +89,13 @@ def read_trusted(path: str | Path, *, secret: bool = False) -> bytes:
 
 
 class Client:
-    """What is asked within so many seconds: no request is sent after them.
+    """One connection. ``until``: of ``time.monotonic()``; no request is sent after it."""
 
-    Requests are HTTP/1.0 (RFC 1945), each with a connection of its own: an answer is then in one
-    piece. That takes so little code that no job's start waits for the import of ``http.client``.
-    """
-
-    def __init__(self, access: Access, seconds: float) -> None:
+    def __init__(self, access: Access, until: float) -> None:
         self.access = access
-        self._seconds = seconds
-        self._until = time.monotonic() + seconds
+        self._until = until
+        self._headers = {"Content-Type": "application/json"}
+        self._connection: http.client.HTTPConnection | None = None
         self._socket: socket.socket | None = None
         self._refusal = ""
 
@@ -138,12 +137,10 @@ class Client:
     def _named(self, names: Collection[str]) -> list[Task]:
         return [task for task in self.tasks() if task.name in names]
 
-    def late(self) -> HostFault:
+    def late(self, seconds: float) -> HostFault:
         """Return the error that the time is up."""
-        said = f"; it has said: {self._refusal}" if self._refusal else ""
-        return HostFault(
-            f"snapteld at {self.access.url}: not done within {self._seconds:g} s{said}"
-        )
+        refusal = f"; it has said: {self._refusal}" if self._refusal else ""
+        return HostFault(f"snapteld at {self.access.url}: not done within {seconds:g} s{refusal}")
 
     def abort(self) -> None:
         """Have whoever waits for an answer fail. From another thread."""
@@ -151,6 +148,11 @@ class Client:
         if self._socket is not None:
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._connection is not None:
+            self._connection.close()
 
     def _action(self, task: str, word: str) -> str:
         return f"/tasks/{task}" + (f"/{word}" if self.access.version == "v1" else f"?action={word}")
@@ -183,60 +185,49 @@ class Client:
         return status, value
 
     def _exchange(self, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
-        """Return status and body of an answer. Raises HostFault."""
-        body = body or b""
-        lines = [f"{method} {path} HTTP/1.0", f"Host: {urlsplit(self.access.url).netloc}"]
-        lines += ["Connection: close", "Content-Type: application/json", *self._authorization()]
-        lines += [f"Content-Length: {len(body)}", "", ""]
-        head = "\r\n".join(lines).encode("ascii", "replace")
-        answer = bytearray()
         try:
-            with self._connected() as self._socket:
-                self._socket.settimeout(self._left())  # less than before: a name was looked up
-                self._socket.sendall(head + body)
-                while len(answer) <= MAX_BYTES and (part := self._socket.recv(1 << 16)):
-                    answer += part
+            connection = self._connected(self._left())
+            connection.sock.settimeout(self._left())  # less than before: a name was looked up
+            connection.request(method, path, body, self._headers)
+            with connection.getresponse() as response:
+                data = response.read(MAX_BYTES + 1)
         except ConnectionRefusedError:
             raise NotRunning(f"snapteld at {self.access.url}: nobody listens there") from None
-        except TimeoutError:
-            raise self.late() from None
-        except OSError as error:
+        except (OSError, http.client.HTTPException) as error:
             what = str(error) or type(error).__name__
             raise HostFault(f"snapteld at {self.access.url}: {ascii(what)[:200]}") from None
-        if len(answer) > MAX_BYTES:
+        if len(data) > MAX_BYTES:
             raise self._nonsense(f"more than {MAX_BYTES >> 20} MiB")
-        status = _STATUS.match(answer)
-        fields, _, data = bytes(answer).partition(b"\r\n\r\n")
-        promised = _LENGTH.search(fields)
-        if not status or (promised and int(promised[1]) != len(data)):
-            raise self._nonsense(f"no whole HTTP but {bytes(answer[:60])!r}")
-        return int(status[1]), data
+        return response.status, data
 
     def _left(self) -> float:
         """Return seconds, more than 0. Raises HostFault."""
         left = self._until - time.monotonic()
         if left <= 0:
-            raise self.late()
+            raise HostFault(f"snapteld at {self.access.url}: no time left")
         return left
 
-    def _authorization(self) -> list[str]:
-        if not self.access.password:
-            return []
-        password = read_trusted(self.access.password, secret=True).rstrip(b"\r\n")
-        word = base64.b64encode(self.access.user.encode() + b":" + password).decode("ascii")
-        return [f"Authorization: Basic {word}"]
+    def _connected(self, seconds: float) -> http.client.HTTPConnection:
+        if self._connection is None:
+            self._connection = self._new(seconds)
+        if self._connection.sock is None:  # at first, and when the other end has closed it
+            self._connection.timeout = seconds
+            self._connection.connect()
+        self._socket = self._connection.sock
+        return self._connection
 
-    def _connected(self) -> socket.socket:
-        url = urlsplit(self.access.url)
-        host = url.hostname or ""
+    def _new(self, seconds: float) -> http.client.HTTPConnection:
+        access, url = self.access, urlsplit(self.access.url)
+        if access.password:
+            password = read_trusted(access.password, secret=True).rstrip(b"\r\n")
+            word = base64.b64encode(access.user.encode() + b":" + password).decode("ascii")
+            self._headers["Authorization"] = f"Basic {word}"
+        host, port = url.hostname or "", url.port
         if url.scheme != "https":
-            return socket.create_connection((host, url.port or 80), self._left())
-        import ssl  # noqa: PLC0415 - 10 ms, for a snapteld on another machine
-
-        certificates = read_trusted(self.access.ca).decode("ascii", "replace")
+            return http.client.HTTPConnection(host, port, timeout=seconds)
+        certificates = read_trusted(access.ca).decode("ascii", "replace")
         context = ssl.create_default_context(cadata=certificates)
-        connection = socket.create_connection((host, url.port or 443), self._left())
-        return context.wrap_socket(connection, server_hostname=host)
+        return http.client.HTTPSConnection(host, port, timeout=seconds, context=context)
 
     def _task(self, entry: Any) -> Task:
         fields = [at(entry, key) for key in ("id", "name", "task_state")]

@@ -85,7 +85,7 @@ def vtorque_post_boot(job: NodeJob) -> None:
 
 
 def _task(job: NodeJob, settings: Settings) -> SnapTask:
-    from vtorque_snap.client import read_trusted  # noqa: PLC0415 (only if needed)
+    from vtorque_snap.client import read_trusted  # noqa: PLC0415 (8 ms, only if needed)
 
     values = {"jobid": job.id, "username": job.user.name, "node": job.guests[0].job.node}
     name = fill(settings.name, values)
