@@ -80,7 +80,7 @@ def test_a_task_that_does_not_end_is_given_up_with_what_snapteld_says():
     with snapteld_double.serving(stopping=1000) as server:
         access = Access(url_of(server), "v1")
         within(access, PATIENCE, lambda client: client.start(client.create(BODY)))
-        with pytest.raises(HostFault, match=r"not done within 0.5 s.*Task must be stopped|no time"):
+        with pytest.raises(HostFault, match=r"not done within 0\.5 s.*Task must be stopped"):
             within(access, SHORT, lambda client: client.remove({"a-task"}))
 
 
@@ -284,7 +284,7 @@ def full(connection):
 def test_the_deadline_holds_whatever_the_other_end_does(talk):
     with answering(talk) as url:
         body = b"x" * (64 << 20) if talk is full else b"{}"
-        with pytest.raises(HostFault, match=r"not done within 0.5 s|timed out"):
+        with pytest.raises(HostFault, match=r"not done within 0\.5 s"):
             within(Access(url, "v2"), SHORT, lambda client: client.create(body))
         end = time.monotonic() + PATIENCE
         while any(each.name == "snapteld" for each in threading.enumerate()):
@@ -302,7 +302,7 @@ def test_a_connection_that_nobody_takes():
                 waiting = stack.enter_context(socket.socket())
                 waiting.setblocking(False)
                 waiting.connect_ex(listener.getsockname())
-            with pytest.raises(HostFault, match=r"not done within 0.5 s|timed out"):
+            with pytest.raises(HostFault, match=r"not done within 0\.5 s"):
                 within(Access(url, "v2"), SHORT, Client.tasks)
 
 

@@ -142,7 +142,7 @@ def test_a_hanging_snapteld_costs_a_job_its_deadline_and_keeps_nothing(tmp_path,
         url = f"http://localhost:{listener.getsockname()[1]}"
         node = recorded(tmp_path / "node", url, deadline=0.5)
         assert not node.start(node.job(ASKED)).error
-        assert "not done within 0.5 s" in told(node)[0] or "timed out" in told(node)[0]
+        assert "not done within 0.5 s" in told(node)[0]
         node.release()
     assert capfd.readouterr().err.count("stays in snapteld until the next job's end") == 1
     assert list(node.site.paths.journal.iterdir()) == []

@@ -54,7 +54,7 @@ def within(access: Access, seconds: float, work: Callable[[Client], T]) -> T:
 
     In a thread, since a look-up of a name has no time limit of its own. Raises HostFault.
     """
-    client = Client(access, time.monotonic() + seconds)
+    client = Client(access, seconds)
     done: Future[T] = Future()
 
     def run() -> None:
@@ -71,7 +71,7 @@ def within(access: Access, seconds: float, work: Callable[[Client], T]) -> T:
         return done.result(timeout=seconds)
     except TimeoutError:
         client.abort()
-        raise client.late(seconds) from None
+        raise client.late() from None
     finally:
         thread.join(timeout=0.1)
 
@@ -89,11 +89,12 @@ def read_trusted(path: str | Path, *, secret: bool = False) -> bytes:
 
 
 class Client:
-    """One connection. ``until``: of ``time.monotonic()``; no request is sent after it."""
+    """One connection, used for so many seconds: no request is sent after them."""
 
-    def __init__(self, access: Access, until: float) -> None:
+    def __init__(self, access: Access, seconds: float) -> None:
         self.access = access
-        self._until = until
+        self._seconds = seconds
+        self._until = time.monotonic() + seconds
         self._headers = {"Content-Type": "application/json"}
         self._connection: http.client.HTTPConnection | None = None
         self._socket: socket.socket | None = None
@@ -137,10 +138,12 @@ class Client:
     def _named(self, names: Collection[str]) -> list[Task]:
         return [task for task in self.tasks() if task.name in names]
 
-    def late(self, seconds: float) -> HostFault:
+    def late(self) -> HostFault:
         """Return the error that the time is up."""
-        refusal = f"; it has said: {self._refusal}" if self._refusal else ""
-        return HostFault(f"snapteld at {self.access.url}: not done within {seconds:g} s{refusal}")
+        said = f"; it has said: {self._refusal}" if self._refusal else ""
+        return HostFault(
+            f"snapteld at {self.access.url}: not done within {self._seconds:g} s{said}"
+        )
 
     def abort(self) -> None:
         """Have whoever waits for an answer fail. From another thread."""
@@ -193,6 +196,8 @@ class Client:
                 data = response.read(MAX_BYTES + 1)
         except ConnectionRefusedError:
             raise NotRunning(f"snapteld at {self.access.url}: nobody listens there") from None
+        except TimeoutError:
+            raise self.late() from None
         except (OSError, http.client.HTTPException) as error:
             what = str(error) or type(error).__name__
             raise HostFault(f"snapteld at {self.access.url}: {ascii(what)[:200]}") from None
@@ -204,7 +209,7 @@ class Client:
         """Return seconds, more than 0. Raises HostFault."""
         left = self._until - time.monotonic()
         if left <= 0:
-            raise HostFault(f"snapteld at {self.access.url}: no time left")
+            raise self.late()
         return left
 
     def _connected(self, seconds: float) -> http.client.HTTPConnection:
