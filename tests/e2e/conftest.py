@@ -132,7 +132,7 @@ class Node:
             "links": set(re.findall(rf"\b{TAP}\b", Path("/proc/net/dev").read_text())),
         }  # fmt: skip
 
-    def wait_for(self, condition, seconds=60, what="condition"):
+    def wait_for(self, condition, seconds=TIMEOUT, what="condition"):
         """Wait until ``condition()`` is true; return its value."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:

@@ -88,7 +88,7 @@ def test_one_of_two_guests_that_dies_ends_the_start_at_once(clean, image):
         """Look whether libvirt has answered for both: before, the end of one is its error."""
         return [r.created for r in read(journal).open if r.kind == "domain"] == [True, True]
 
-    clean.wait_for(started, 60, "two guests that have started")
+    clean.wait_for(started, what="two guests that have started")
     job.killed_qemu(first, process)
     code, _, err = job.wrapper()
     assert code == EXIT_HOST_FAULT

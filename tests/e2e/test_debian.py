@@ -40,7 +40,7 @@ def test_a_job_in_a_debian_guest(debian, clean):
     ssh = clean.command("vmgr", "ssh", job, "0", "--", "id -un; hostname")
     done = _on_a_terminal(clean, ssh)
     stop.touch()
-    clean.wait_for(lambda: clean.state_of(job) in (None, "C"), 60, "the job's end")
+    clean.wait_for(lambda: clean.state_of(job) in (None, "C"), what="the job's end")
     started.unlink()
     stop.unlink()
     assert done.split() == [clean.user.encode(), f"v{platform.node()}".encode()]

@@ -108,7 +108,7 @@ def running(node, text="#!/bin/sh\necho up\nsleep 100\n"):
     (node.home / "err").unlink(missing_ok=True)
     job = Hooks(node, node.submit(text))
     out = node.home / "out"
-    node.wait_for(lambda: out.exists() and b"up\n" in out.read_bytes(), 60, "the script's output")
+    node.wait_for(lambda: out.exists() and b"up\n" in out.read_bytes(), what="the script's output")
     return job
 
 
@@ -146,7 +146,7 @@ def test_qemu_killed_while_the_guest_boots(node_again):
     process = job.start("prologue")
     qemu = job.qemu()
     journal = node.state / "journal/qb.faults.0.jsonl"
-    node.wait_for(lambda: '"name": "ready"' in journal.read_text(), 60, "a guest that boots")
+    node.wait_for(lambda: '"name": "ready"' in journal.read_text(), what="a guest that boots")
     job.killed_qemu(qemu, process)
     code, out, err = job.wrapper()
     assert (code, out) == (122, "")

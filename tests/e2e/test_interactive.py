@@ -40,4 +40,4 @@ def test_a_lost_terminal_ends_the_job(clean):
     job_id = terminal.shell_of(STARTED)
     assert clean.state_of(job_id) == "R"
     terminal.close()
-    clean.wait_for(lambda: clean.state_of(job_id) is None, 60, "end of the job")
+    clean.wait_for(lambda: clean.state_of(job_id) is None, what="end of the job")

@@ -67,9 +67,9 @@ def test_io_threads_are_on_the_io_core_while_the_job_runs(manager, guest):
     assert running_jobs.table("vcpupin", domain) == [["0", "1"]]
     assert at["CPU 0/TCG"] == "1"
     pid = manager()
-    guest.wait_for(lambda: os.sched_getaffinity(pid) == {0}, 10, "the manager's own core")
+    guest.wait_for(lambda: os.sched_getaffinity(pid) == {0}, what="the manager's own core")
     log = guest.state / "iocm.log"
-    guest.wait_for(lambda: f"{job}.0 guest 0: cores (0,)" in log.read_text(), 10, "its log")
+    guest.wait_for(lambda: f"{job}.0 guest 0: cores (0,)" in log.read_text(), what="its log")
     assert log.stat().st_mode & 0o077 == 0
     end(guest, job)
     assert not manager()
@@ -184,12 +184,12 @@ def pinned(name):
 
 def test_pins_move_with_the_load(clean, reading):
     paths, name = reading
-    clean.wait_for(lambda: pinned(name) == "0-1", 20, "two I/O cores under load")
+    clean.wait_for(lambda: pinned(name) == "0-1", what="two I/O cores under load")
     assert len(cores.guests_with(paths, "io")[0].cores) == 2
     running_jobs.virsh("suspend", name)
-    clean.wait_for(lambda: pinned(name) == "0", 20, "one I/O core without load")
+    clean.wait_for(lambda: pinned(name) == "0", what="one I/O core without load")
     running_jobs.virsh("resume", name)
-    clean.wait_for(lambda: pinned(name) == "0-1", 20, "two I/O cores again")
+    clean.wait_for(lambda: pinned(name) == "0-1", what="two I/O cores again")
     changes = [line for line in (paths.state / "iocm.log").read_text().splitlines() if "->" in line]
     assert len(changes) == 3, changes
 
@@ -197,7 +197,7 @@ def test_pins_move_with_the_load(clean, reading):
 def test_a_guest_that_stalls_its_qemu_does_not_keep_the_nodes_lock(clean, reading):
     """Root in a guest can: its reset of a device waits for the share's daemon, a user's process."""
     paths, name = reading
-    clean.wait_for(lambda: pinned(name) == "0-1", 20, "two I/O cores under load")
+    clean.wait_for(lambda: pinned(name) == "0-1", what="two I/O cores under load")
     qemu = int(vcpu_threads.process_of(name, names.guest_uuid(name)).name)
     os.kill(qemu, signal.SIGSTOP)
     try:
@@ -209,4 +209,4 @@ def test_a_guest_that_stalls_its_qemu_does_not_keep_the_nodes_lock(clean, readin
         assert len(cores.guests_with(paths, "io")[0].cores) == 2  # still leased
     finally:
         os.kill(qemu, signal.SIGCONT)
-    clean.wait_for(lambda: pinned(name) == "0-1", 20, "two I/O cores again")
+    clean.wait_for(lambda: pinned(name) == "0-1", what="two I/O cores again")

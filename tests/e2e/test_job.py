@@ -96,15 +96,15 @@ def test_walltime_reaches_the_script_as_term(clean):
 def test_keep_leaves_the_guest_until_the_job_is_ended(clean):
     job = clean.submit("#!/bin/sh\necho done > ended\nexit 4\n", "-vm", "keep=true")
     ended = clean.home / "ended"
-    clean.wait_for(ended.exists, 60, "the script's end")
+    clean.wait_for(ended.exists, what="the script's end")
     ended.unlink()
     err = clean.home / "err"
-    clean.wait_for(lambda: b"keep=true" in err.read_bytes(), 10, "the notice")
+    clean.wait_for(lambda: b"keep=true" in err.read_bytes(), what="the notice")
     assert clean.state_of(job) == "R"
     assert b"READY" not in clean.root("vmgr", "logs", "--console", job).stdout
     assert clean.as_user("vmgr", "logs", "--console", job, check=False).returncode == 2
     clean.as_user("vmgr", "cancel", job)
-    clean.wait_for(lambda: clean.state_of(job) in (None, "C"), 60, "the job's end")
+    clean.wait_for(lambda: clean.state_of(job) in (None, "C"), what="the job's end")
 
 
 def test_vm_prologue_and_epilogue_run_as_the_user(clean):

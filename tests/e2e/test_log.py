@@ -68,7 +68,7 @@ def test_the_log_of_a_job(clean, sinks):
         job = key.rpartition(".")[0]
         secrets_of(clean, job, secrets)
         shown = functools.partial(clean.as_user, "vmgr", "logs", job)
-        clean.wait_for(lambda: b"the guests are ready after" in shown().stdout, 60, "the log")
+        clean.wait_for(lambda: b"the guests are ready after" in shown().stdout, what="the log")
         assert b"core: phases" not in shown().stdout
     finally:
         go.touch()
@@ -100,7 +100,7 @@ def test_the_log_of_a_job(clean, sinks):
 
     of_the_user = clean.home / "joblog" / f"{key}.log"
     for path in (of_the_user, sinks):
-        clean.wait_for(lambda p=path: b"phases: plan" in p.read_bytes(), 20, f"the end in {path}")
+        clean.wait_for(lambda p=path: b"phases: plan" in p.read_bytes(), what=f"the end in {path}")
     users, site = of_the_user.read_bytes(), sinks.read_bytes()
     assert b"timings: phases: plan" in users and b"begins" in users
     assert b"phases: plan" in site and b"begins" not in site, "only the user has asked for DEBUG"

@@ -223,7 +223,7 @@ def test_output_is_streamed(osv):
     """What a program says is in the job's output while it runs."""
     job = osv.submit("/prog sleep 20\n", *VM)
     osv.wait_for(lambda: osv.state_of(job) == "R", what="the job runs")
-    osv.wait_for(lambda: b"sleeping" in _spooled(osv, job), 10, "output")
+    osv.wait_for(lambda: b"sleeping" in _spooled(osv, job), what="output")
     osv.as_user("vmgr", "cancel", job)
     osv.wait_for(lambda: osv.state_of(job) is None, what="the job's end")
 

@@ -44,7 +44,7 @@ def test_the_report_of_a_job(clean, shown):
         data = json.loads(clean.as_user("vmgr", "report", job, "--json").stdout)
         return data if data["state"] == "ended, exit code 3" else None
 
-    data = clean.wait_for(told, 60, "the end of the job in its report")
+    data = clean.wait_for(told, what="the end of the job in its report")
     total = data["total"]
     assert total["measured"] and data["missing"] == []
     # One of two vCPUs was busy, or had to wait for a busy machine.

@@ -41,7 +41,7 @@ def test_a_job_runs_with_what_can_be_had_and_is_told(guest, required):
         "-vm", "scam=true,vms_per_node=2",
     )  # fmt: skip
     try:
-        guest.wait_for((guest.home / "up").exists, 60, "the job's start")
+        guest.wait_for((guest.home / "up").exists, what="the job's start")
         names = running_jobs.domains(job)
         cores = []
         for name in names:
@@ -54,7 +54,7 @@ def test_a_job_runs_with_what_can_be_had_and_is_told(guest, required):
         assert all(core.isdecimal() for core in cores), cores
     finally:
         (guest.home / "stop").touch()
-        guest.wait_for(lambda: guest.state_of(job) in (None, "C"), 60, "the job's end")
+        guest.wait_for(lambda: guest.state_of(job) in (None, "C"), what="the job's end")
     first, *others = (guest.home / "err").read_text().splitlines()
     assert f"warning: runs without scam=true: {LACKS}" in first
     assert "its cores and memory pages are its own all the same" in first

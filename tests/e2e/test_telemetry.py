@@ -118,7 +118,7 @@ def close(a, b, rel=0.05):
 def test_a_job_in_prometheus_and_influxdb(monitored, guest, submit, disk, log):
     top, prometheus, influx, url = monitored
     job = submit(SCRIPT.format(host=HOST), "-vm", f"ram=128M,disk={disk}")
-    guest.wait_for((guest.home / "worked").exists, 90, "the job's work")
+    guest.wait_for((guest.home / "worked").exists, what="the job's work")
     (domain,) = running_jobs.domains(job)
 
     # Values: what virsh and the kernel say now, within 5 %.
@@ -126,7 +126,7 @@ def test_a_job_in_prometheus_and_influxdb(monitored, guest, submit, disk, log):
         said = domstats(domain)
         return all(close(prometheus.value(name), value) for name, value in said.items())
 
-    guest.wait_for(agree, 20, f"agreement of {domstats(domain)} with Prometheus")
+    guest.wait_for(agree, what=f"agreement of {domstats(domain)} with Prometheus")
     said = domstats(domain)
     assert said["vtorque_guest_cpu_seconds_total"] > 2.5
     assert said["sum(vtorque_guest_disk_written_bytes_total)"] > 8 << 20
@@ -170,8 +170,8 @@ def test_a_job_in_prometheus_and_influxdb(monitored, guest, submit, disk, log):
 
     # After the job its series go stale, and nothing of the sampler is left.
     (guest.home / "go").touch()
-    guest.wait_for(lambda: guest.state_of(job) in (None, "C"), 60, "the job's end")
-    guest.wait_for(lambda: prometheus.query(f'{{job="{job}"}}') == [], 20, "stale series")
+    guest.wait_for(lambda: guest.state_of(job) in (None, "C"), what="the job's end")
+    guest.wait_for(lambda: prometheus.query(f'{{job="{job}"}}') == [], what="stale series")
     assert not file.exists()
     assert not list(guest.run_dir.glob("telemetry*"))
     assert "exporter" not in log(), log()
@@ -231,7 +231,7 @@ def test_four_guests_are_measured(four, clean):
         found = [s.value for s in taken[-1] if s.name == "vtorque_guest_disk_read_bytes_total"]
         return len(found) == 4 and all(value > 1 << 20 for value in found)
 
-    clean.wait_for(moved, 60, "reads of four guests")
+    clean.wait_for(moved, what="reads of four guests")
     names = {s.name for s in taken[-1]}
     assert {f"vtorque_guest_{n}_cpu_seconds_total" for n in ("emulator", "iothread")} < names
     busy = [s.value for s in taken[-1] if s.name == "vtorque_guest_iothread_cpu_seconds_total"]

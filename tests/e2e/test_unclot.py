@@ -83,11 +83,11 @@ def running(node, *submitted):
     """Run a job until its second guest has answered; end it after what is to be done then."""
     job = node.submit(*submitted)
     try:
-        node.wait_for((node.home / "answered").exists, 90, "the second guest's answer")
+        node.wait_for((node.home / "answered").exists, what="the second guest's answer")
         yield
     finally:
         (node.home / "stop").touch()
-        node.wait_for(lambda: node.state_of(job) in (None, "C"), 60, "the job's end")
+        node.wait_for(lambda: node.state_of(job) in (None, "C"), what="the job's end")
 
 
 def beside(node, text, *args):

@@ -40,7 +40,7 @@ class Waiting:
             assert not self.job.done(), self.job.result().err
             return (self.node.home / "at").exists()
 
-        self.node.wait_for(there, 60, "a running job")
+        self.node.wait_for(there, what="a running job")
 
     def end(self):
         (self.node.home / "go").touch()
@@ -271,7 +271,7 @@ print(sorted(set(got)), len(seen))
 def test_no_socket_is_open_to_others_while_a_job_starts(guest):
     """libvirt binds the ports' sockets before root gives them to their owner."""
     first = guest.submit("#!/bin/sh\nexit 0\n")
-    guest.wait_for(lambda: guest.state_of(first) is None, 60, "first job's end")
+    guest.wait_for(lambda: guest.state_of(first) is None, what="first job's end")
     number, _, host = first.partition(".")
     key = f"{int(number) + 1}.{host}.0"
     names = ("run.sock", "status.sock", "fs-home.sock")
@@ -285,5 +285,5 @@ def test_no_socket_is_open_to_others_while_a_job_starts(guest):
     second = guest.submit("#!/bin/sh\nsleep 3\n")
     assert second == f"{int(number) + 1}.{host}"
     out, _ = racer.communicate(timeout=30)
-    guest.wait_for(lambda: guest.state_of(second) is None, 60, "second job's end")
+    guest.wait_for(lambda: guest.state_of(second) is None, what="second job's end")
     assert out == f"[] {len(paths)}\n".encode()

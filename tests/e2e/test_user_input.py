@@ -87,11 +87,11 @@ def test_an_output_that_nobody_reads_holds_up_no_other_job(guest, flag):
     job = guest.as_user(
         "vsub", "-vm", "none", flag, "fifo", guest.script("#!/bin/sh\ntrue\n")
     ).stdout.decode().strip()  # fmt: skip
-    guest.wait_for(lambda: guest.state_of(job) in (None, "R"), 60, "the job's start")
+    guest.wait_for(lambda: guest.state_of(job) in (None, "R"), what="the job's start")
     time.sleep(1)
     with contextlib.suppress(pytest.fail.Exception):  # it may have been refused and gone by now
         guest.as_user("vmgr", "cancel", job)
-    guest.wait_for(lambda: guest.state_of(job) is None, 60, "the job's end")
+    guest.wait_for(lambda: guest.state_of(job) is None, what="the job's end")
     next_one = guest.as_user(
         "vsub", "-W", "block=true", "-vm", "none", "-o", "next", "-e", "err",
         guest.script("#!/bin/sh\necho next\n"), user=guest.user, timeout=60,
@@ -223,4 +223,4 @@ def test_descriptors_of_clients_that_leave_are_not_kept(guest):
             timeout=60, user=entry.pw_uid, group=entry.pw_gid, extra_groups=[], cwd="/",
         )  # fmt: skip
     guest.as_user("vmgr", "ps")
-    guest.wait_for(lambda: len(list(service.iterdir())) <= before + 5, 30, "closed descriptors")
+    guest.wait_for(lambda: len(list(service.iterdir())) <= before + 5, what="closed descriptors")

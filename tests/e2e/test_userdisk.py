@@ -87,7 +87,7 @@ def test_a_second_job_on_the_same_disk_is_refused(two_slots, clean, disk):
     done = clean.as_user("vsub", *outputs, *option, clean.script(text, "first.sh"))
     first = done.stdout.decode().strip()
     try:
-        clean.wait_for(marks[0].exists, 60, "the first job's start")
+        clean.wait_for(marks[0].exists, what="the first job's start")
         second = clean.job("#!/bin/sh\necho ran\n", *option)
         assert second.code == 121
         assert second.out == b""
@@ -95,7 +95,7 @@ def test_a_second_job_on_the_same_disk_is_refused(two_slots, clean, disk):
         assert clean.state_of(first) == "R"
     finally:
         clean.as_user("/usr/bin/touch", str(marks[1]))
-        clean.wait_for(lambda: clean.state_of(first) in (None, "C"), 60, "the first job's end")
+        clean.wait_for(lambda: clean.state_of(first) in (None, "C"), what="the first job's end")
         for mark in marks:
             mark.unlink(missing_ok=True)
     assert (content(disk, "one"), content(disk, "two")) == (b"one\n", b"two\n")

@@ -90,7 +90,7 @@ class Meeting:
             assert not self.job.done(), self.job.result().err
             return (self.node.home / f"at-{point}").exists()
 
-        self.node.wait_for(there, 60, f"attack at {point}")
+        self.node.wait_for(there, what=f"attack at {point}")
 
     def go(self, point):
         (self.node.home / f"go-{point}").touch()

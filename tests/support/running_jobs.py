@@ -51,14 +51,14 @@ def threads(name):
 def started(node, *args):
     """Submit a job that runs until :func:`end`; return its id when it runs."""
     job = node.submit(WAIT, *args)
-    node.wait_for((node.home / "started").exists, 60, "the script's start")
+    node.wait_for((node.home / "started").exists, what="the script's start")
     return job
 
 
 def end(node, job):
     """End a job that :func:`started` has started."""
     (node.home / "go").touch()
-    node.wait_for(lambda: node.state_of(job) in (None, "C"), 60, "the job's end")
+    node.wait_for(lambda: node.state_of(job) in (None, "C"), what="the job's end")
 
 
 def beside_another(node, other, text, *args, timeout):
@@ -82,7 +82,7 @@ def beside_another(node, other, text, *args, timeout):
         )  # fmt: skip
     finally:
         stop.touch()
-        node.wait_for(lambda: node.state_of(job) in (None, "C"), 60, "the other job's end")
+        node.wait_for(lambda: node.state_of(job) in (None, "C"), what="the other job's end")
     for path in (address, stop):
         path.unlink()
     return done.returncode, *((node.home / name).read_text() for name in ("out2", "err2"))
