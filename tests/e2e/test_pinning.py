@@ -108,7 +108,18 @@ def test_a_guests_memory_is_in_huge_pages(pages, guest):
     end(guest, job)
 
 
-def test_huge_pages_that_the_node_lacks(guest, config):
+@pytest.fixture
+def no_pages():
+    """Set no huge page aside, whatever this machine has."""
+    before = PAGES.read_text()
+    if int(before):
+        PAGES.write_text("0")
+    yield
+    if int(before):
+        PAGES.write_text(before)
+
+
+def test_huge_pages_that_the_node_lacks(no_pages, guest, config):
     lack = guest.job("true\n", "-vm", "hugepages=1G,ram=1G")
     assert (lack.code, lack.out) == (EXIT_REFUSED, b"")
     assert b"hugepages=1G: node " in lack.err

@@ -4,8 +4,9 @@ import ast
 import functools
 import re
 import runpy
-import subprocess
 from pathlib import Path
+
+from tracked_files import tracked
 
 REPO = Path(__file__).resolve().parents[3]
 NOT_LISTED = {"README.md", "__init__.py", "py.typed"}
@@ -153,16 +154,8 @@ LOGGERS = {"timings", "vsub", "jobshell"}  # below vtorque_core, and no modules
 
 def texts():
     """Yield path and text of what people read and write here."""
-    listed = subprocess.run(
-        ["git", "-c", "safe.directory=*", "ls-files", "-z"],
-        cwd=REPO,
-        capture_output=True,
-        check=True,
-        timeout=20,
-    )
-    for name in listed.stdout.decode().split("\0")[:-1]:
-        path = REPO / name
-        if path.suffix in {"", ".py", ".md", ".toml"} and path.is_file():
+    for path in tracked():
+        if path.suffix in {"", ".py", ".md", ".toml"}:
             yield path, path.read_text(encoding="utf-8", errors="replace")
 
 

@@ -4,7 +4,6 @@ import dataclasses
 import importlib
 import inspect
 import re
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from planned import guest_plan
+from tracked_files import tracked
 from vtorque_core.api import hooks, vm_options
 from vtorque_core.api.claims import PoolClaim
 from vtorque_core.api.guest_context import EnvVar, GuestDevice
@@ -298,18 +298,10 @@ FORBIDDEN = [
 
 
 def test_nothing_of_the_workplace_is_in_the_repository():
-    listed = subprocess.run(
-        ["git", "-c", "safe.directory=*", "ls-files", "-z"],
-        cwd=REPO,
-        capture_output=True,
-        check=True,
-        timeout=20,
-    )
     found = []
-    for name in listed.stdout.decode().split("\0")[:-1]:
-        path = REPO / name
-        content = path.read_bytes() if path.is_file() else b""
-        found += [f"{name}: {word}" for word in FORBIDDEN if word.encode() in content]
+    for path in tracked():
+        content = path.read_bytes()
+        found += [f"{path}: {word}" for word in FORBIDDEN if word.encode() in content]
     assert not found
 
 
