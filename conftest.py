@@ -1,6 +1,6 @@
-"""Tests without guests run on all cores; those with guests one after the other.
+"""Tests of functions run on all cores; those of whole jobs one after the other.
 
-Each e2e test looks whether the whole machine is as before, so it has to be alone.
+With guests they look whether the whole machine is as before, so each has to be alone.
 """
 
 import ctypes
@@ -79,6 +79,12 @@ def _files_in_memory(config: pytest.Config) -> None:
     config.option.basetemp = top / "p"
     (top / "tmp").mkdir(mode=0o1777)
     os.environ["TMPDIR"] = tempfile.tempdir = str(top / "tmp")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out tests/e2e where its tests are not wanted: reading it takes a second."""
+    unwanted = "not e2e" in config.option.markexpr
+    return True if unwanted and collection_path == config.rootpath / "tests/e2e" else None
 
 
 def pytest_collection_finish() -> None:

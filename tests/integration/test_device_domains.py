@@ -22,7 +22,7 @@ from vtorque_core.site.policy import decide, needs
 from vtorque_core.site.request import Request
 from vtorque_testing.faults import orphans
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.e2e]
 
 SCHEMA = Path("/usr/share/libvirt/schemas/domain.rng")
 URI = "test:///default"

@@ -20,6 +20,8 @@ from vtorque_core.images import change
 from vtorque_disk_image import copying, probe
 from vtorque_disk_image.formats import check_kernel
 
+pytestmark = pytest.mark.e2e
+
 MIB = 1 << 20
 OS_RELEASE = 'PRETTY_NAME="Tiny \'1\'"\nID=tiny\nID_LIKE="ubuntu debian"\nbroken="\n'
 

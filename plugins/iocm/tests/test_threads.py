@@ -11,6 +11,8 @@ import pytest
 from patience import eventually
 from vtorque_iocm import threads
 
+pytestmark = pytest.mark.e2e
+
 USER = "7 (x) S 1 7 7 0 -1 4194560 0 0"
 KERNEL = "8 (vhost-100) S 2 0 0 0 -1 2129984 0 0"  # with PF_KTHREAD
 

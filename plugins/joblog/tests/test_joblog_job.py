@@ -24,6 +24,8 @@ from vtorque_core.records import log
 from vtorque_testing.faults import in_child
 from vtorque_testing.recorded import NoBatch, RecordedNode, load
 
+pytestmark = pytest.mark.e2e
+
 SECRET = os.urandom(64)
 
 

@@ -17,6 +17,8 @@ from vtorque_core.site.request import Request
 from vtorque_local.node import LocalNode
 from vtorque_pbs import convention as pbs
 
+pytestmark = pytest.mark.e2e
+
 
 @pytest.fixture
 def site():

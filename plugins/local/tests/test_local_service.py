@@ -25,6 +25,8 @@ from vtorque_local.mom import Programs
 from vtorque_local.node import LocalNode
 from vtorque_local.service import Service, Setup
 
+pytestmark = pytest.mark.e2e
+
 
 @pytest.fixture
 def site():

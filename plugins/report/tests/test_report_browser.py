@@ -9,7 +9,7 @@ import kept_data
 from browser import PROGRAM, Browser
 from vtorque_report import load, page
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.e2e]
 JOBS = {
     "one guest": {"seconds": 3600.0, "guests": 1},
     "eight guests": {"seconds": 3600.0, "guests": 8},

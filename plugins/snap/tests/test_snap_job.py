@@ -19,6 +19,8 @@ from device_cases import MACHINE
 from vtorque_testing.faults import around_all, around_create, orphans, survive
 from vtorque_testing.recorded import RecordedJob, RecordedNode, load
 
+pytestmark = pytest.mark.e2e
+
 EXAMPLE = Path(__file__).parents[1] / "vtorque_snap" / "example-task.json"
 ASKED = {"snap": "true", "vms_per_node": "2"}
 

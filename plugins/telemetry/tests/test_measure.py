@@ -16,6 +16,8 @@ from vtorque_telemetry.measure import GuestMeter, Labels
 from vtorque_telemetry.metrics import METRICS
 from vtorque_telemetry.threads import Process
 
+pytestmark = pytest.mark.e2e
+
 BUSY = """
 import ctypes, threading, time
 def spin():

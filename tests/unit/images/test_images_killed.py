@@ -37,6 +37,8 @@ from vtorque_core.records.reading import JobHeader
 from vtorque_core.resources.image_use import ImageUse
 from vtorque_core.site.plugins import Plugins
 
+pytestmark = pytest.mark.e2e
+
 CHANGES = {
     *("os.rename", "os.mkdir", "os.rmdir", "os.remove", "os.chmod", "os.chown", "os.truncate"),
     *("subprocess.Popen", "os.posix_spawn"),

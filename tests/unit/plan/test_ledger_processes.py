@@ -25,6 +25,8 @@ from vtorque_core.plan.placement.topology import cpu_list, parse
 from vtorque_core.records.journal import Journal
 from vtorque_core.records.reading import JobHeader, read, walk
 
+pytestmark = pytest.mark.e2e
+
 DATA = Path(__file__).parents[2] / "data" / "capabilities"
 PROCESSES, JOBS = 8, 50
 FULL = pytest.mark.full

@@ -10,6 +10,8 @@ from fault_benches import BENCHES
 from fault_matrix import Fault, read_steps, survey, table, try_all, try_one
 from matrix_faults import FAULTS, every
 
+pytestmark = pytest.mark.e2e
+
 PAGE = (Path(__file__).parents[3] / "doc" / "reliability.md").read_text()
 
 # Where each fault is tried, every fourth one in the quick run: where most is lost by it.

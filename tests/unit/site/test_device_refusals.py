@@ -15,6 +15,8 @@ from vtorque_core.base.errors import Refused
 from vtorque_core.site.policy import check_share, decide, needs
 from vtorque_core.site.request import make_request
 
+pytestmark = pytest.mark.e2e
+
 ARM = (CAPABILITIES / "arm-4x32.xml").read_text()
 TWO_FROM_HOST = b"0,2\n"
 AT_VSUB, ON_NODE = "vsub", "the node"

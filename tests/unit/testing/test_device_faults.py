@@ -28,6 +28,8 @@ from vtorque_testing.faults import (
 )
 from vtorque_testing.recorded import RecordedJob
 
+pytestmark = pytest.mark.e2e
+
 
 @pytest.fixture
 def processes():

@@ -36,6 +36,8 @@ from vtorque_core.resources.disk import DiskCopy, Overlay
 from vtorque_core.site.plugins import Plugins
 from vtorque_testing.faults import in_child
 
+pytestmark = pytest.mark.e2e
+
 SHARE = NodeShare(flat((0, 1), 4096))
 
 

@@ -20,6 +20,8 @@ from vtorque_linux_guest.job.frames import AgentError, Kind, frame
 from vtorque_linux_guest.job.start_request import Pty
 from vtorque_linux_guest.job.stream import Session
 
+pytestmark = pytest.mark.e2e
+
 PYTHON = "/usr/bin/python3" if os.getuid() == 0 else sys.executable
 DEVNULL = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
 
