@@ -102,7 +102,7 @@ def _on_a_terminal(node, argv):
         env={"PATH": "/usr/bin:/bin", "HOME": entry.pw_dir},
     )  # fmt: skip
     os.close(theirs)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=180)
     os.close(ours)
     assert process.returncode == 0, err
     return out

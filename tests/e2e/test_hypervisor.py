@@ -54,11 +54,11 @@ def libvirt() -> Iterator[None]:
     """Start libvirt, under a subreaper, unless it answers; end only what was started here."""
     started: list[subprocess.Popen[bytes]] = []
     probe = ("virsh", "-c", URI, "version")
-    if subprocess.run(probe, capture_output=True, timeout=30, check=False).returncode != 0:
+    if subprocess.run(probe, capture_output=True, timeout=180, check=False).returncode != 0:
         for command in (("virtlogd",), ("tini", "-s", "--", "libvirtd")):
             started.append(subprocess.Popen(command, stdin=subprocess.DEVNULL))
         deadline = time.monotonic() + 30
-        while subprocess.run(probe, capture_output=True, timeout=30, check=False).returncode != 0:
+        while subprocess.run(probe, capture_output=True, timeout=180, check=False).returncode != 0:
             assert time.monotonic() < deadline, "libvirtd does not start"
             time.sleep(0.2)
     kvm = Path("/dev/kvm")
@@ -69,7 +69,7 @@ def libvirt() -> Iterator[None]:
     hypervisor.close()
     for process in reversed(started):
         process.terminate()
-        process.wait(30)
+        process.wait(180)
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def overlay(guest: GuestPlan, again: bool = False) -> Disk:
     subprocess.run(
         ("qemu-img", "create", "-q", "-f", "qcow2", "-b", base, "-F", "raw", top),
         check=True,
-        timeout=30,
+        timeout=180,
     )
     os.chown(top, hypervisor.qemu_uid("libvirt-qemu"), 0)
     top.chmod(0o600)
@@ -201,7 +201,7 @@ def test_a_users_disk_is_opened_as_the_user_not_by_qemu(guest: GuestPlan) -> Non
     finally:
         hypervisor.destroy_domain(URI, guest.uuid, 30)
         server.terminate()
-        server.wait(30)
+        server.wait(180)
         image.unlink()
         private.rmdir()
 
@@ -235,7 +235,7 @@ def test_a_filtered_nic_starts_and_stops(guest: GuestPlan, network: str) -> None
     finally:
         guard.release()
         guard.release()
-    tables = subprocess.run(("nft", "list", "tables"), capture_output=True, timeout=30, check=True)
+    tables = subprocess.run(("nft", "list", "tables"), capture_output=True, timeout=180, check=True)
     assert tap not in tables.stdout.decode()
 
 
@@ -281,7 +281,7 @@ def tap(network: str) -> Iterator[int]:
     descriptor = os.open("/dev/net/tun", os.O_RDWR)
     ioctl(descriptor, 0x400454CA, struct.pack("16sH22x", name.encode(), 0x1002))  # TAP, no header
     for words in (("master", f"{network}0"), ("up",)):
-        subprocess.run(("ip", "link", "set", name, *words), check=True, timeout=30)
+        subprocess.run(("ip", "link", "set", name, *words), check=True, timeout=180)
     yield descriptor
     os.close(descriptor)
 

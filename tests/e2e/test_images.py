@@ -42,7 +42,7 @@ def disk(path, kind):
     create = ["qemu-img", "create", "-q", "-f", kind, str(path), "40M"]
     write = ["qemu-io", "-f", kind, "-c", "write -q -P 85 0 1M", str(path)]
     for argv in (create, write):
-        subprocess.run(argv, check=True, timeout=60, capture_output=True)
+        subprocess.run(argv, check=True, timeout=180, capture_output=True)
     return path
 
 
@@ -60,7 +60,7 @@ def overlay_of(node):
         p for top in (node.state, node.run_dir) for p in (top / "jobs" / key).rglob("root.qcow2")
     ]
     argv = ["qemu-img", "info", "-U", "--output=json", str(path)]
-    info = json.loads(subprocess.run(argv, check=True, capture_output=True, timeout=60).stdout)
+    info = json.loads(subprocess.run(argv, check=True, capture_output=True, timeout=180).stdout)
     return path, Path(info["backing-filename"])
 
 
@@ -132,7 +132,7 @@ def test_a_root_disk_in_memory_has_a_tmpfs_of_its_size(guest, image):
         ["findmnt", "-nbo", "FSTYPE,SIZE", "--target", str(path.parent)],
         check=True,
         capture_output=True,
-        timeout=60,
+        timeout=180,
         text=True,
     ).stdout.split()
     assert size == ["tmpfs", str(42 << 20)]
@@ -147,14 +147,14 @@ def test_a_root_disk_in_memory_can_be_a_copy(guest, image, config):
     key, domain = node.running()
     path = node.run_dir / "jobs" / key / "g0/ram/root.qcow2"
     argv = ["qemu-img", "info", "-U", "--output=json", str(path)]
-    info = json.loads(subprocess.run(argv, check=True, capture_output=True, timeout=60).stdout)
+    info = json.loads(subprocess.run(argv, check=True, capture_output=True, timeout=180).stdout)
     assert "backing-filename" not in info
     assert info["virtual-size"] == 40 << 20
     base = node.state / "images/added" / image["version"] / "disk.qcow2"
     same = ["qemu-img", "compare", "-q", "-U", str(base), str(path)]
-    assert subprocess.run(same, check=False, timeout=60).returncode == 0
+    assert subprocess.run(same, check=False, timeout=180).returncode == 0
     shown = subprocess.run(
-        ["virsh", "-q", "dumpxml", domain], check=True, capture_output=True, timeout=60
+        ["virsh", "-q", "dumpxml", domain], check=True, capture_output=True, timeout=180
     )
     assert str(base).encode() not in shown.stdout
     (record,) = (node.state / "journal").glob("*.jsonl")
@@ -187,7 +187,7 @@ def test_only_a_signed_image_boots(guest, image, config, scratch):
     node = guest
     key, signers = scratch / "key", scratch / "signers"
     keygen = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)]
-    subprocess.run(keygen, check=True, timeout=60)
+    subprocess.run(keygen, check=True, timeout=180)
     signers.write_text(f"e2e@site {key.with_suffix('.pub').read_text()}")
     signers.chmod(0o644)
     config("images", f'signers = "{signers}"')

@@ -93,7 +93,7 @@ class LocalLive:
         for job, (process, number) in self.waiting.items():
             if process.poll() is None:
                 self.node.as_user("vmgr", "cancel", job, check=False)
-                process.communicate(timeout=60)
+                process.communicate(timeout=180)
             for name in (f"out{number}", f"err{number}", f"live{number}.sh"):
                 (self.node.home / name).unlink(missing_ok=True)
 

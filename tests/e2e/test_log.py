@@ -209,7 +209,7 @@ def test_a_full_file_system_of_the_users(theirs, user):
 
 
 def system(program, *argv):
-    subprocess.run([program, *argv], check=True, timeout=60)
+    subprocess.run([program, *argv], check=True, timeout=180)
 
 
 def test_a_file_system_that_never_answers(theirs, user, monkeypatch):

@@ -98,7 +98,7 @@ def boot(
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(status))
     listener.listen(1)
-    listener.settimeout(20)
+    listener.settimeout(180)
     started = time.monotonic()
     with listener, subprocess.Popen(command) as process:
         try:
@@ -177,13 +177,13 @@ def test_micro_is_complete(micro: Image, tmp_path: Path) -> None:
 
 def test_micro_ends_when_its_agent_ends(micro: Image, tmp_path: Path) -> None:
     with boot(micro, tmp_path, seed_of("kill -9 $PPID"), ram=128) as guest:
-        assert guest.process.wait(20) == 0
+        assert guest.process.wait(180) == 0
         assert "vtorque: the agent ended with status 137" in guest.console.read_text()
 
 
 def test_micro_without_a_seed_says_so_and_ends(micro: Image, tmp_path: Path) -> None:
     with boot(micro, tmp_path, None, ram=128) as guest:
-        assert guest.process.wait(20) == 0
+        assert guest.process.wait(180) == 0
         assert "vtorque: no disk with the serial vtseed" in guest.console.read_text()
 
 

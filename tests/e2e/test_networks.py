@@ -16,7 +16,7 @@ ALL = 3  # ETH_P_ALL, packet(7)
 
 
 def ip(*words):
-    subprocess.run(["ip", *words], check=True, timeout=20)
+    subprocess.run(["ip", *words], check=True, timeout=180)
 
 
 @pytest.fixture
@@ -170,9 +170,9 @@ def lan(tmp_path):
     """Run a libvirt network whose DHCP server also offers a router and a name server."""
     xml = tmp_path / "network.xml"
     xml.write_text(LAN)
-    subprocess.run(["virsh", "-q", "net-create", xml], check=True, timeout=60)
+    subprocess.run(["virsh", "-q", "net-create", xml], check=True, timeout=180)
     yield "vtorque-e2e-lan"
-    subprocess.run(["virsh", "-q", "net-destroy", "vtorque-e2e-lan"], check=True, timeout=60)
+    subprocess.run(["virsh", "-q", "net-destroy", "vtorque-e2e-lan"], check=True, timeout=180)
 
 
 LAN_TABLE = """

@@ -42,13 +42,13 @@ def domain(node, tmp_path):
     path = tmp_path / "domain.xml"
     path.write_text(render(DomainSpec(guest, "tcg"), merged))
     yield path
-    subprocess.run(["virsh", "-q", "undefine", NAME], capture_output=True, check=False, timeout=30)
+    subprocess.run(["virsh", "-q", "undefine", NAME], capture_output=True, check=False, timeout=180)
 
 
 def virsh(*argv):
     return subprocess.run(
         ["virsh", "-q", "-c", "qemu:///system", *argv],
-        capture_output=True, text=True, check=False, timeout=60,
+        capture_output=True, text=True, check=False, timeout=180,
     )  # fmt: skip
 
 
@@ -138,7 +138,7 @@ def test_a_function_goes_to_vfio_and_back(node, tmp_path):
     (tmp_path / "initrd").write_bytes((image / "initrd").read_bytes() + tree.compressed())
     overlay = tmp_path / "root.qcow2"
     base = ("-f", "qcow2", "-F", "qcow2", "-b", str(image / "root.qcow2"))
-    subprocess.run(["qemu-img", "create", "-q", *base, overlay], check=True, timeout=30)
+    subprocess.run(["qemu-img", "create", "-q", *base, overlay], check=True, timeout=180)
     done = subprocess.run(
         [
             "qemu-system-x86_64", "-machine", "q35", "-cpu", "max", "-m", "1024", "-no-reboot",

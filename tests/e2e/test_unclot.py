@@ -65,7 +65,7 @@ def peer(guest):
     guest.config.write_text(f'{own}\n[plugin.linux-guest]\nprologue = "{place}"\n')
     source = Path(__file__).parents[1] / "support" / "shmem.c"
     build = ["musl-gcc", "-static", "-O2", "-Wall", "-Wextra", "-Werror"]
-    subprocess.run([*build, "-o", guest.home / "shmem", source], check=True, timeout=60)
+    subprocess.run([*build, "-o", guest.home / "shmem", source], check=True, timeout=180)
     yield guest
     guest.config.write_text(own)
     shutil.rmtree(place)

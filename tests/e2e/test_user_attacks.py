@@ -145,7 +145,7 @@ def test_another_user_reaches_nothing_of_a_running_job(running):
         (("virsh", "-r", "-c", "qemu:///system", "list"), b""),
     ):
         program = "/usr/bin/virsh" if argv[0] == "virsh" else argv[0]
-        done = node.as_user(program, *argv[1:], user=OTHER, check=False, timeout=30)
+        done = node.as_user(program, *argv[1:], user=OTHER, check=False, timeout=180)
         if said:
             assert done.returncode != 0, argv
             assert said in done.stderr, (argv, done.stderr)
@@ -180,7 +180,7 @@ def test_nobody_else_reads_the_users_own_scripts(guest):
     read = {
         path: subprocess.run(
             ["cat", path], user=other, group=group, extra_groups=[], capture_output=True,
-            check=False, timeout=20,
+            check=False, timeout=180,
         )
         for path in (proof, mine)
     }  # fmt: skip
@@ -284,6 +284,6 @@ def test_no_socket_is_open_to_others_while_a_job_starts(guest):
     assert racer.stdout.readline() == b"up\n"
     second = guest.submit("#!/bin/sh\nsleep 3\n")
     assert second == f"{int(number) + 1}.{host}"
-    out, _ = racer.communicate(timeout=30)
+    out, _ = racer.communicate(timeout=180)
     guest.wait_for(lambda: guest.state_of(second) is None, what="second job's end")
     assert out == f"[] {len(paths)}\n".encode()

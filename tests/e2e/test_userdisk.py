@@ -38,7 +38,7 @@ def disk(node) -> Iterator[Path]:
 def content(disk: Path, name: str) -> bytes:
     """Return a file of the file system as the host sees it."""
     argv = ["debugfs", "-R", f"cat {name}", str(disk)]
-    return subprocess.run(argv, check=True, capture_output=True, timeout=30).stdout
+    return subprocess.run(argv, check=True, capture_output=True, timeout=180).stdout
 
 
 # -- in jobs ----------------------------------------------------------------------------------
@@ -167,7 +167,7 @@ def one(place: Path) -> user_disk.DiskFile:
 def as_uid(uid: int, *argv: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         argv, user=uid, group=uid, extra_groups=[], cwd="/",
-        capture_output=True, text=True, timeout=60, check=False,
+        capture_output=True, text=True, timeout=180, check=False,
     )  # fmt: skip
 
 
@@ -235,7 +235,7 @@ def test_stop_frees_the_disk_and_can_be_repeated(one):
     script = "import sys, time; from vtorque_core.resources import user_daemon; "
     script += "user_daemon.stop(sys.argv[1], time.monotonic() + 30)"
     for _ in range(2):
-        subprocess.run([sys.executable, "-c", script, one.lock], check=True, timeout=60)
+        subprocess.run([sys.executable, "-c", script, one.lock], check=True, timeout=180)
     assert holders(one.source) == set()
     second.start()
     user_daemon.stop(second.lock, time.monotonic() + 30)

@@ -66,7 +66,7 @@ def test_daemon_is_detached_and_out_of_the_users_reach(place: Path, home: Path) 
     # The maps are behind the check of ptrace(2), which also guards the memory.
     done = subprocess.run(
         ["cat", f"/proc/{pid}/maps"], user=USER, group=USER, extra_groups=[],
-        capture_output=True, text=True, timeout=60, cwd="/", check=False,
+        capture_output=True, text=True, timeout=180, cwd="/", check=False,
     )  # fmt: skip
     assert "Permission denied" in done.stderr
     sock = Path(one.socket).stat()
@@ -98,7 +98,7 @@ with socket.socket(socket.AF_UNIX) as qemu:
 """
     steps = "mount --make-rshared / && mount -t proc -o hidepid=invisible proc /proc"
     argv = ["unshare", "-m", "sh", "-ec", f'{steps}; exec "$@"', "sh", sys.executable, "-c", script]
-    done = subprocess.run(argv, check=False, capture_output=True, text=True, timeout=30)
+    done = subprocess.run(argv, check=False, capture_output=True, text=True, timeout=180)
     assert done.returncode == 0, done.stderr
     assert "Received vhost-user socket connection" in Path(one.log).read_text()
 

@@ -83,7 +83,7 @@ from pathlib import Path
 from vtorque_vrdma.fence import ROCE, Fence
 
 def run(*argv, check=True):
-    return subprocess.run(argv, check=check, capture_output=True, text=True, timeout=20)
+    return subprocess.run(argv, check=check, capture_output=True, text=True, timeout=180)
 
 def inside(host, *argv, **more):
     return run("nsenter", "-t", str(host.pid), "-n", *argv, **more)
@@ -129,7 +129,7 @@ def received():
     for host in hosts[1:]:
         inside(host, sys.executable, "-c", SEND)
     run(sys.executable, "-c", SEND)
-    return listener.communicate(timeout=20)[0].strip()
+    return listener.communicate(timeout=180)[0].strip()
 
 fence = Fence("52:54:00:00:00:01", "10.9.0.1", ("10.9.0.1", "10.9.0.2"))
 print("before", received())
@@ -152,7 +152,7 @@ def test_roce_reaches_a_guest_from_its_job_only(tmp_path):
         [*argv, sys.executable, "-c", HOSTS],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
         check=False,
     )
     assert done.returncode == 0, done.stderr

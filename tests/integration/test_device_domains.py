@@ -106,7 +106,7 @@ def accepted(domains, top):
         files[-1].write_text(xml)
     done = subprocess.run(
         ["xmllint", "--noout", "--relaxng", SCHEMA, *files],
-        capture_output=True, text=True, timeout=60, check=False,
+        capture_output=True, text=True, timeout=180, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     for xml in domains:

@@ -65,7 +65,7 @@ def libvirtd():
 
 def domains(uri):
     argv = ["virsh", "-q", "-c", uri, "list", "--all", "--name"]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=180, check=False)
     return done.stdout.split()
 
 

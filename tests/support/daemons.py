@@ -52,4 +52,4 @@ def kill_a_start(module: str, call: str, delay: float) -> None:
         assert out.readline() == b"\n", "it did not come so far"
         time.sleep(delay)
         starter.kill()
-        starter.wait(30)
+        starter.wait(180)

@@ -63,7 +63,7 @@ def repository(path):
         argv = [word for define in defines for word in ("--define", define)]
         done = subprocess.run(
             ["rpmbuild", "-bb", "--quiet", *argv, str(spec)],
-            capture_output=True, check=False, timeout=60,
+            capture_output=True, check=False, timeout=180,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr.decode()
     subprocess.run(["createrepo_c", "-q", str(path / "repo")], check=True, capture_output=True)

@@ -49,7 +49,7 @@ def armed(node):
     binary = PLACE / "rootsh"
     source = Path(__file__).with_name("attacker.c")
     build = ["musl-gcc", "-static", "-O2", "-Wall", "-Wextra", "-Werror", "-o", binary, source]
-    subprocess.run(build, check=True, timeout=60)
+    subprocess.run(build, check=True, timeout=180)
     coded = base64.encodebytes(binary.read_bytes()).decode()
     script = PLACE / "prologue/10-rootsh"
     script.write_text(

@@ -188,7 +188,7 @@ def start_libvirtd(node):
     """Start libvirtd, unless it answers."""
     done = subprocess.run(
         [REPO / "scripts/node", "libvirt", "--name", node.run_dir.name],
-        capture_output=True, check=False, timeout=90, text=True,
+        capture_output=True, check=False, timeout=180, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
 

@@ -25,7 +25,7 @@ BUILT = BuiltImage(
 
 def keygen(*argv: object) -> None:
     words = [str(word) for word in argv]
-    subprocess.run(["ssh-keygen", "-q", *words], check=True, timeout=60, capture_output=True)
+    subprocess.run(["ssh-keygen", "-q", *words], check=True, timeout=180, capture_output=True)
 
 
 @pytest.fixture(scope="module")

@@ -61,7 +61,7 @@ def daemon(argv, log, ready):
         yield
     finally:
         process.kill()
-        process.wait(20)
+        process.wait(180)
 
 
 class Prometheus:

@@ -7,7 +7,7 @@ from typing import TypeVar
 import pytest
 
 T = TypeVar("T")
-LONG = 30.0  # seconds in which even a busy machine gets round to it
+LONG = 120.0  # seconds in which even a busy machine gets round to it
 
 
 def eventually(happens: Callable[[], object], seconds: float = LONG) -> None:

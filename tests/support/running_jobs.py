@@ -14,7 +14,7 @@ WAIT = "#!/bin/sh\ntouch started\nwhile [ ! -e go ]; do sleep 0.1; done\n"
 def virsh(*argv):
     done = subprocess.run(
         ["virsh", "-q", "-c", "qemu:///system", *argv],
-        capture_output=True, text=True, timeout=60, check=True,
+        capture_output=True, text=True, timeout=180, check=True,
     )  # fmt: skip
     return done.stdout
 

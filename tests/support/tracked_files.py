@@ -13,7 +13,7 @@ def tracked():
         cwd=REPO,
         capture_output=True,
         check=True,
-        timeout=20,
+        timeout=180,
     )
     for name in listed.stdout.decode().split("\0")[:-1]:
         if (REPO / name).is_file():

@@ -47,14 +47,14 @@ def snapshot(pool: Path) -> dict[str, tuple[object, ...]]:
 
 
 def qemu_img(*argv: object) -> None:
-    subprocess.run(["qemu-img", *map(str, argv)], check=True, timeout=60, capture_output=True)
+    subprocess.run(["qemu-img", *map(str, argv)], check=True, timeout=180, capture_output=True)
 
 
 def make(path: Path, kind: str = "qcow2", size: str = "8M", *options: str) -> Path:
     """Make a disk with a little data in it."""
     qemu_img("create", "-q", "-f", kind, *options, path, size)
     command = ["qemu-io", "-f", kind, "-c", "write -q -P 170 0 1M", str(path)]
-    subprocess.run(command, check=True, timeout=60, capture_output=True)
+    subprocess.run(command, check=True, timeout=180, capture_output=True)
     return path
 
 

@@ -69,7 +69,7 @@ def ext4(disk: Path, root: Path, size: int, offset: int = 0) -> Path:
     with disk.open("ab") as file:
         file.truncate(offset + size)
     argv = ["mke2fs", "-q", "-t", "ext4", "-d", str(root), "-E", f"offset={offset}", str(disk)]
-    subprocess.run([*argv, f"{size // 1024}k"], check=True, timeout=60)
+    subprocess.run([*argv, f"{size // 1024}k"], check=True, timeout=180)
     return disk
 
 
@@ -100,7 +100,7 @@ def content(image: Path) -> bytes:
     """Return what a guest reads from a disk of the pool."""
     raw = image.parent.parent.parent.parent / "read.raw"
     argv = ["qemu-img", "convert", "-f", "qcow2", "-O", "raw", str(image), str(raw)]
-    subprocess.run(argv, check=True, timeout=60)
+    subprocess.run(argv, check=True, timeout=180)
     return raw.read_bytes()
 
 
@@ -139,7 +139,7 @@ def test_every_format_becomes_the_same_qcow2(pool: Path, tmp_path: Path, kind: s
     into, *options = FORMATS[kind]
     file = tmp_path / "disk.in"
     argv = ["qemu-img", "convert", "-f", "raw", "-O", into, *options, str(raw), str(file)]
-    subprocess.run(argv, check=True, timeout=60)
+    subprocess.run(argv, check=True, timeout=180)
     before = file.read_bytes(), file.stat().st_mtime_ns
     image = put(pool, file)[0]
     assert (file.read_bytes(), file.stat().st_mtime_ns) == before
@@ -158,10 +158,10 @@ def test_an_internal_snapshot_is_left_behind(pool: Path, tmp_path: Path) -> None
         ("qemu-img", "create", "-q", "-f", "qcow2", file, "8M"),
         ("qemu-img", "snapshot", "-c", "old", file),
     ):
-        subprocess.run([str(a) for a in argv], check=True, timeout=60)
+        subprocess.run([str(a) for a in argv], check=True, timeout=180)
     image = put(pool, file)[0]
     listed = ["qemu-img", "snapshot", "-l", str(image.disk)]
-    assert not subprocess.run(listed, check=True, capture_output=True, timeout=60).stdout
+    assert not subprocess.run(listed, check=True, capture_output=True, timeout=180).stdout
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_system_and_kernel_are_found_in_a_disk(
         table(disk, start, 16 * MIB)
     if kind == "qcow2":
         argv = ["qemu-img", "convert", "-O", "qcow2", str(disk), str(tmp_path / "disk.qcow2")]
-        subprocess.run(argv, check=True, timeout=60)
+        subprocess.run(argv, check=True, timeout=180)
         disk = tmp_path / "disk.qcow2"
     image, notes = put(pool, disk, said())
     assert (image.guest_type, image.distro, image.arch) == ("linux", "tiny", "x86_64")
@@ -276,7 +276,7 @@ def test_a_disk_that_shows_nothing_says_so(pool: Path, tmp_path: Path) -> None:
     (tmp_path / "d").write_bytes(bytes(MIB))
     with pytest.raises(Refused, match="its system is unknown: no file system is seen: say"):
         put(pool, tmp_path / "d", said(format="raw"))
-    subprocess.run(["mkswap", "-q", "-L", "away", tmp_path / "d"], check=True, timeout=60)
+    subprocess.run(["mkswap", "-q", "-L", "away", tmp_path / "d"], check=True, timeout=180)
     with pytest.raises(Refused, match="its system is unknown: swap 'away': say"):
         put(pool, tmp_path / "d", said(format="raw"))
 

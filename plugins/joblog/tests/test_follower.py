@@ -262,7 +262,7 @@ def followed(paths, monkeypatch):
         ends.append(True)
         os.eventfd_write(wake, 1)
         for each in threads:
-            each.join(30)
+            each.join(180)
             assert not each.is_alive()
 
     start.stop = stop

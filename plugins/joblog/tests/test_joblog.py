@@ -140,7 +140,7 @@ def test_doctor_looks_at_what_the_sinks_need(plugins, tmp_path, monkeypatch):
 def listener(tmp_path):
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as there:
         there.bind(str(tmp_path / "s"))
-        there.settimeout(20)
+        there.settimeout(180)
         yield types.SimpleNamespace(path=str(tmp_path / "s"), get=lambda: there.recv(1 << 17))
 
 
@@ -174,7 +174,7 @@ def test_a_listener_that_was_restarted_is_found_again(tmp_path):
     sink = Syslog(3, "vtorque", str(path))
     for message in ("one", "two"):
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as there:
-            there.settimeout(20)
+            there.settimeout(180)
             there.bind(str(path))
             sink.handle(record(message))
             assert there.recv(9999).decode().endswith(message)

@@ -83,7 +83,7 @@ class LocalHarness:
             assert self.process.stdout.readline() == b"up\n"
         elif not up and self.process:
             self.process.kill()
-            self.process.wait(10)
+            self.process.wait(180)
             self.process.stdout.close()
             self.process = None
 

@@ -185,7 +185,7 @@ def test_the_line_is_written_with_the_rights_of_qemus_user(tmp_path, monkeypatch
         line.create()
         raw = tmp_path / "raw"
         convert = ["qemu-img", "convert", "-f", "qcow2", "-O", "raw", overlay, raw]
-        subprocess.run(convert, check=True, timeout=60)
+        subprocess.run(convert, check=True, timeout=180)
         assert raw.read_bytes()[512:528] == b"--verbose /prog\0"
 
 

@@ -339,7 +339,7 @@ def test_the_domain_has_the_functions_and_libvirts_schema_takes_it(site, tmp_pat
     assert {f.get("managed") for f in found} == {"yes"}
     subprocess.run(
         ["xmllint", "--noout", "--relaxng", "/usr/share/libvirt/schemas/domain.rng", path],
-        check=True, timeout=60, capture_output=True,
+        check=True, timeout=180, capture_output=True,
     )  # fmt: skip
 
 

@@ -44,4 +44,4 @@ def elsewhere() -> Iterator[None]:
         patch.setattr(plots, "_renderer", [draw])
         yield
     for process in started:
-        process.communicate(timeout=60)
+        process.communicate(timeout=180)

@@ -202,7 +202,7 @@ def test_the_summary_ends_by_itself(tmp_path):
         while True:
             os.write(write, b"x" * 4096)
     os.set_blocking(write, True)
-    done = subprocess.run(argv, stdout=write, stderr=subprocess.DEVNULL, check=False, timeout=60)
+    done = subprocess.run(argv, stdout=write, stderr=subprocess.DEVNULL, check=False, timeout=180)
     os.close(read)
     os.close(write)
     assert done.returncode == -14  # SIGALRM

@@ -110,7 +110,7 @@ def test_a_signal_ends_the_tasks(srun, tmp_path):
     done = subprocess.run(
         ["sh", "-c", script.replace("{ srun", "exec srun").replace("; }", "")],
         env={"PATH": f"{tmp_path}:/usr/bin:/bin", "VTORQUE_SLURM_GUESTS": str(tmp_path / "guests")},
-        capture_output=True, text=True, check=False, timeout=30,
+        capture_output=True, text=True, check=False, timeout=180,
     )  # fmt: skip
     assert done.stdout.strip() == "143"
     pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]

@@ -18,7 +18,7 @@ NAME = re.compile(r"\bvtorque_[a-z_]+")
 
 def promtool(*argv, cwd=PLUGIN):
     done = subprocess.run(
-        ["promtool", *argv], cwd=cwd, capture_output=True, check=False, text=True, timeout=60
+        ["promtool", *argv], cwd=cwd, capture_output=True, check=False, text=True, timeout=180
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

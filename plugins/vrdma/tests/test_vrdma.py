@@ -313,7 +313,7 @@ def test_libvirts_schema_takes_both(tmp_path):
         assert device.get("managed") == "yes"
         subprocess.run(
             ["xmllint", "--noout", "--relaxng", "/usr/share/libvirt/schemas/domain.rng", path],
-            check=True, timeout=60, capture_output=True,
+            check=True, timeout=180, capture_output=True,
         )  # fmt: skip
 
 
@@ -418,7 +418,7 @@ def inside(tmp_path):
 
     def run(*argv):
         done = subprocess.run(
-            ["/bin/sh", str(program), *argv], capture_output=True, timeout=30, check=False
+            ["/bin/sh", str(program), *argv], capture_output=True, timeout=180, check=False
         )
         return done.returncode, done.stdout.decode()
 

@@ -116,7 +116,7 @@ def test_guests_reach_no_service_of_the_node_but_what_the_site_opens(guest):
         closed_port, open_port = (each.getsockname()[1] for each in (closed, opened))
         ports = f'[network]\nnode_ports = ["tcp/{open_port}"]\n'
         guest.config.write_text(own.replace("[network]\n", ports))
-        subprocess.run(["nft", "delete", "table", *table], check=True, timeout=20)  # it comes back
+        subprocess.run(["nft", "delete", "table", *table], check=True, timeout=180)  # it comes back
         try:
             result, said = attack(
                 guest,

@@ -51,7 +51,7 @@ say()
 def began(*words: str, isolated: bool = True) -> list:
     mode = ["-I"] if isolated else []
     argv = [sys.executable, *mode, "-c", PROBE, *words]
-    done = subprocess.run(argv, env=HOSTILE, capture_output=True, check=True, timeout=60)
+    done = subprocess.run(argv, env=HOSTILE, capture_output=True, check=True, timeout=180)
     return json.loads(done.stdout)
 
 
@@ -108,13 +108,13 @@ def test_the_installed_command_imports_nothing_of_its_callers(tmp_path):
     argv = [Path(sys.prefix, "bin", "vtorque"), "plugins", "--config", tmp_path / "vtorque.toml"]
     environ = {"PYTHONPATH": str(tmp_path)}
     subprocess.run(
-        argv, env=environ, cwd=tmp_path, stdout=subprocess.DEVNULL, check=False, timeout=60
+        argv, env=environ, cwd=tmp_path, stdout=subprocess.DEVNULL, check=False, timeout=180
     )
     assert not (tmp_path / "ran").exists()
     argv[:1] = ["-c", "from vtorque_core.cli.admin import vtorque; vtorque()"]
     subprocess.run(
         [sys.executable, *argv], env=environ, cwd=tmp_path, capture_output=True, check=False,
-        timeout=60,
+        timeout=180,
     )  # fmt: skip
     assert (tmp_path / "ran").exists(), "the attack works on a program that does not begin"
 

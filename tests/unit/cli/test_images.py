@@ -323,7 +323,7 @@ def test_listing_hashes_nothing_and_starts_nothing(pool: Path, tmp_path: Path) -
         "opened = [a for e, a in seen if e == 'open']\n"
         "assert len(opened) == 3 and all('image.json' in a for a in opened), opened\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=180)
 
 
 def many_images(pool: Path, count: int) -> None:

@@ -38,7 +38,7 @@ def put(pool: Path, name: str, kernel: bytes = b"kernel", built: BuiltImage = MI
 
 def qcow2(path: Path, *options: str) -> Path:
     command = ["qemu-img", "create", "-q", "-f", "qcow2", *options, str(path), "1M"]
-    subprocess.run(command, check=True, timeout=60)
+    subprocess.run(command, check=True, timeout=180)
     return path
 
 

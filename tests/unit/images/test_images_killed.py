@@ -344,7 +344,7 @@ def test_a_synchronisation(tmp_path: Path, points: range) -> None:
 
 def disk(path: Path) -> Path:
     argv = ["qemu-img", "create", "-q", "-f", "qcow2", str(path), "1M"]
-    subprocess.run(argv, check=True, timeout=60)
+    subprocess.run(argv, check=True, timeout=180)
     return path
 
 

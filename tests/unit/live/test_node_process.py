@@ -143,7 +143,7 @@ def test_its_log_is_roots_alone(tmp_path):
         "print(*begin('acme')); logging.getLogger('acme').info('watching')"
     )
     argv = [sys.executable, "-I", "-c", program, tmp_path, tmp_path / "run", "a", "b"]
-    done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=180)
     assert f"'{tmp_path}/run'" in done.stdout and done.stdout.endswith("['a', 'b']\n")
     log = tmp_path / "acme.log"
     assert log.read_text().endswith(" watching\n")

@@ -149,7 +149,7 @@ def test_a_full_disk_under_the_jobs_output_keeps_nothing_from_release(node, qemu
     )
     with Path("/dev/full").open("wb") as full:
         argv = [sys.executable, "-c", program, node["config"], str(EXIT_GUEST_DIED)]
-        subprocess.run(argv, stdout=full, check=False, timeout=60)
+        subprocess.run(argv, stdout=full, check=False, timeout=180)
     assert not list(node["paths"].journal.iterdir())
 
 
@@ -199,7 +199,7 @@ print(json.dumps([told, sum(p.poll() is None for p in left)]))
 def kill_in_namespace(tmp_path, **case):
     argv = ["unshare", "--user", "--map-user=1234", "--pid", "--fork", "--mount-proc"]
     argv += ["--kill-child", sys.executable, "-c", KILL, json.dumps({"top": str(tmp_path), **case})]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=180, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

@@ -344,7 +344,7 @@ print(*sorted(set(sys.modules) - set(before)) if before else ["no meanwhile"])
 """
     done = subprocess.run(
         [sys.executable, "-c", program], input=f"{job.script}\n", capture_output=True, text=True,
-        check=True, timeout=60,
+        check=True, timeout=180,
     )  # fmt: skip
     assert "run.sock: No such file" in done.stderr, "the driver was not asked"
     assert done.stdout.split() == []
@@ -363,7 +363,7 @@ plugins.guest_type("linux").driver()
 print(*sys.modules)
 """
     argv = [sys.executable, "-I", "-c", code]
-    done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=180)
     few = {"hashlib", "logging", "subprocess", "termios", "vtorque_core.node.shell.after_script"}
     assert not few & set(done.stdout.split())
 

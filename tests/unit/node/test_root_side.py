@@ -76,7 +76,7 @@ def test_a_jobshell_with_a_config_of_the_users_runs_nothing(tmp_path):
         os.chown(path, owner, -1)
     done = subprocess.run(
         [sys.executable, "-I", "-m", "vtorque_core.cli.vtorque", "jobshell", "--config", config],
-        input=f"{script}\n", capture_output=True, text=True, timeout=30, check=False,
+        input=f"{script}\n", capture_output=True, text=True, timeout=180, check=False,
         env={"PBS_JOBID": READY.job.id}, cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == EXIT_NO_PROOF
@@ -177,14 +177,14 @@ def test_the_batch_system_keeps_nothing_of_who_started_it(tmp_path):
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     subprocess.run(
         [*command, "serve", "--config", config],
-        check=True, timeout=30, pass_fds=[descriptor], cwd=tmp_path,
+        check=True, timeout=180, pass_fds=[descriptor], cwd=tmp_path,
     )  # fmt: skip
     try:
         os.close(descriptor)
         with lock.open() as again:
             fcntl.flock(again, fcntl.LOCK_EX | fcntl.LOCK_NB)
     finally:
-        subprocess.run([*command, "stop", "--config", config], check=True, timeout=30)
+        subprocess.run([*command, "stop", "--config", config], check=True, timeout=180)
 
 
 def test_a_hook_keeps_nothing_of_its_callers_environment():
@@ -206,7 +206,7 @@ def test_a_hook_keeps_nothing_of_its_callers_environment():
         env=hostile,
         capture_output=True,
         check=True,
-        timeout=30,
+        timeout=180,
     )
     own, given, umask = json.loads(done.stdout)
     assert own == {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8", "HOME": "/root"}
@@ -234,7 +234,7 @@ def submit(run, argv, script=b"", fds=()):
     message = {"op": "submit", "argv": ["-S", "/bin/sh", *argv], "token": "", "cwd": "/tmp"}
     message |= {"environ": {}, "script": base64.b64encode(script).decode()}
     sock = socket.socket(socket.AF_UNIX)
-    sock.settimeout(20)
+    sock.settimeout(180)
     sock.connect(str(run / "local.sock"))
     socket.send_fds(sock, [json.dumps(message).encode() + b"\n"], fds)
     return sock
@@ -268,7 +268,7 @@ def test_a_job_whose_client_has_left_gets_nobody_elses_terminal(tmp_path):
                 assert os.read(screen, 4096).decode().strip() == mine
     finally:
         service.terminate()
-        service.wait(30)
+        service.wait(180)
         service.stdout.close()
         for descriptor in (keyboard, screen, spare, stdin, stdout, stderr):
             os.close(descriptor)

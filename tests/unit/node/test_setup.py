@@ -34,7 +34,7 @@ def test_the_users_environment_does_not_change_what_the_jobshell_runs(tmp_path):
     }  # fmt: skip
     done = subprocess.run(
         [shell, "--await-job", "1.x y"],
-        env=hostile, cwd=tmp_path, capture_output=True, timeout=60, check=False,
+        env=hostile, cwd=tmp_path, capture_output=True, timeout=180, check=False,
     )  # fmt: skip
     assert done.returncode == 120, done.stderr
     assert b"1.x y" in done.stderr

@@ -372,7 +372,7 @@ def test_doctor_clears_the_mark_of_a_node_that_is_not_fit(tmp_path):
     text = "from vtorque_core.cli.admin import vtorque; vtorque()"
     argv = [sys.executable, "-c", text, "doctor", "--mark", "--json", "--config", config]
     env = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(tmp_path), "HOME": str(tmp_path)}
-    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=180, check=False)
     assert done.returncode == 1, done.stderr
     failed = [f for f in json.loads(done.stdout) if f["status"] == "failed"]
     said = (tmp_path / "mark").read_text()

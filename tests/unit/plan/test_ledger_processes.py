@@ -154,7 +154,7 @@ def test_fifty_jobs_from_eight_processes(name, tmp_path):
         process.start()
     outcomes = [results.get(timeout=300) for _ in workers]
     for process in workers:
-        process.join(60)
+        process.join(180)
     assert [o for o in outcomes if isinstance(o, str)] == [], json.dumps(outcomes)
     total = sum((Counter(o) for o in outcomes), Counter())
     assert total["placed"] + total["refused"] == JOBS, total

@@ -13,7 +13,7 @@ SCRIPTS = Path(__file__).resolve().parents[3] / "scripts"
 def bash(text, *argv):
     """Run bash with what the scripts share."""
     words = ["bash", "-euo", "pipefail", "-c", f'. "{SCRIPTS}/common"; {text}', "scripts/x", *argv]
-    return subprocess.run(words, capture_output=True, text=True, timeout=30, check=False)
+    return subprocess.run(words, capture_output=True, text=True, timeout=180, check=False)
 
 
 def test_only_the_process_that_was_started_is_known_again(tmp_path):

@@ -188,7 +188,7 @@ def wheel(directory: Path, name: str, content: str) -> Path:
 
 def lock(directory: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, REPO / "scripts/lock", directory]
-    return subprocess.run(command, capture_output=True, timeout=60, text=True, check=False)
+    return subprocess.run(command, capture_output=True, timeout=180, text=True, check=False)
 
 
 @pytest.mark.full
@@ -202,7 +202,7 @@ def test_a_changed_wheel_is_not_installed(tmp_path):
     command += ["--find-links", tmp_path, "--require-hashes", "-r", tmp_path / "lock"]
     done = subprocess.run(
         [*command, "--target", tmp_path / "to", "--no-deps"],
-        capture_output=True, timeout=60, text=True, check=False,
+        capture_output=True, timeout=180, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 1
     assert "THESE PACKAGES DO NOT MATCH THE HASHES" in done.stderr

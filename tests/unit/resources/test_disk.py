@@ -34,7 +34,7 @@ def test_a_disk_that_names_another_file_is_not_taken(tmp_path, made):
     image, other = tmp_path / "base", tmp_path / "other"
     other.write_bytes(bytes(1 << 20))
     create = ["qemu-img", "create", "-q", "-f", "qcow2", "-F", "raw", "-b", str(other), str(image)]
-    subprocess.run(create, check=True, timeout=30)
+    subprocess.run(create, check=True, timeout=180)
     with pytest.raises(HostFault, match="has a backing file"):
         made(str(tmp_path / "o"), str(image), "qcow2").create()
     assert not (tmp_path / "o").exists()
@@ -42,7 +42,9 @@ def test_a_disk_that_names_another_file_is_not_taken(tmp_path, made):
 
 def test_an_overlay_has_its_images_size_and_no_tool_opens_that(tmp_path):
     image = tmp_path / "base"
-    subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", image, "3G"], check=True, timeout=30)
+    subprocess.run(
+        ["qemu-img", "create", "-q", "-f", "qcow2", image, "3G"], check=True, timeout=180
+    )
     with image.open("r+b") as file:
         file.seek(96)  # refcount_order (QEMU, docs/interop/qcow2.txt): no tool takes this one
         file.write(b"\xff" * 4)

@@ -46,7 +46,7 @@ def test_a_job_writes_its_output_as_the_user(tmp_path, target):
                 "starter": os.getpid(),
             }
             argv = ["/usr/bin/python3", "-I", program, json.dumps(given)]
-            subprocess.run(argv, check=False, timeout=60, capture_output=True, **how)
+            subprocess.run(argv, check=False, timeout=180, capture_output=True, **how)
             found = victim / target if name == "out" else theirs / name
             return found.exists() and b"evil" in found.read_bytes()
 
@@ -61,7 +61,7 @@ def test_a_job_writes_its_output_as_the_user(tmp_path, target):
 def test_a_job_has_no_id_of_roots():
     done = subprocess.run(
         ["/bin/sh", "-c", "id -u; id -g; id -G; umask"],
-        capture_output=True, text=True, check=True, timeout=60, **mom._as_user(a_job()),
+        capture_output=True, text=True, check=True, timeout=180, **mom._as_user(a_job()),
     )  # fmt: skip
     uid, gid, groups, umask = done.stdout.splitlines()
     assert (uid, gid) == (str(NOBODY), str(pwd.getpwuid(NOBODY).pw_gid))

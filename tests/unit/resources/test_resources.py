@@ -208,7 +208,7 @@ def test_mount_and_a_tree_with_a_mount_inside(tmp_path):
         ],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=180,
         check=False,
     )
     assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr
@@ -230,7 +230,7 @@ def test_overlay_names_its_image_and_leaves_it_alone(tmp_path):
         ["qemu-img", "info", "--output=json", str(path)],
         capture_output=True,
         check=True,
-        timeout=30,
+        timeout=180,
     )
     info = json.loads(shown.stdout)
     assert info["format"] == "qcow2"
@@ -257,7 +257,7 @@ def test_disk_copy_stands_alone_and_has_the_content(tmp_path, kind):
     subprocess.run(
         ["qemu-img", "convert", "-q", "-f", "raw", "-O", kind, *map(str, (raw, image))],
         check=True,
-        timeout=60,
+        timeout=180,
     )
     copy = DiskCopy(str(path), str(image), kind)
     copy.create()
@@ -267,11 +267,11 @@ def test_disk_copy_stands_alone_and_has_the_content(tmp_path, kind):
         copy.create()
     image.unlink()
     show = ["qemu-img", "info", "--output=json", str(path)]
-    info = json.loads(subprocess.run(show, capture_output=True, check=True, timeout=30).stdout)
+    info = json.loads(subprocess.run(show, capture_output=True, check=True, timeout=180).stdout)
     assert (info["format"], info["virtual-size"]) == ("qcow2", 1 << 30)
     assert "backing-filename" not in info
     same = ["qemu-img", "compare", "-q", "-f", "raw", "-F", "qcow2", *map(str, (raw, path))]
-    assert subprocess.run(same, check=False, timeout=60).returncode == 0
+    assert subprocess.run(same, check=False, timeout=180).returncode == 0
     again = through_the_journal(copy, tmp_path)
     again.release()
     again.release()

@@ -193,7 +193,7 @@ def test_ready_is_a_greeting(tmp_path: Path, said: bytes, ready: bool) -> None:
         with server:
             server.sendall(said)
             assert user_disk._greeted(probe, path) is ready
-            server.settimeout(20)
+            server.settimeout(180)
             if ready:
                 # Client flags, then NBD_OPT_ABORT without data.
                 assert server.recv(100) == b"\0\0\0\1IHAVEOPT\0\0\0\2\0\0\0\0"

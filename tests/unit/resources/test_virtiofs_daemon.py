@@ -176,7 +176,7 @@ def said_by(script: str) -> str:
     core = Path(virtiofs_daemon.__file__).parents[2]
     program = f"import os, sys\nsys.path.insert(0, {str(core)!r})\n{textwrap.dedent(script)}"
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=180, check=False
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -155,7 +155,7 @@ def node(tmp_path):
     top.mkdir()
     node = Node(top, Paths(top / "state", top / "run"))
     subprocess.run(
-        ["qemu-img", "create", "-q", "-f", "raw", str(top / "image"), "1M"], check=True, timeout=20
+        ["qemu-img", "create", "-q", "-f", "raw", str(top / "image"), "1M"], check=True, timeout=180
     )
     # What the first job of a node makes and leaves: directories and the node's lock.
     for directory in (node.paths.journal, node.paths.run / "locks"):

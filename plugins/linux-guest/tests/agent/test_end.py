@@ -59,7 +59,7 @@ def when_up(session: Session, script: str, act: Callable[[Events], None]) -> tup
         thread.start()
         status = session.run(sh(script), None, write, DEVNULL, events)
         os.close(write)
-        thread.join(30)
+        thread.join(180)
         return status.code, said.read()
 
 
@@ -184,7 +184,7 @@ def test_blocked_stdout_does_not_block_stderr_signals_or_kill(session: Session) 
         script = "cat /dev/zero & sleep 0.7; echo err >&2; wait"
         status = session.run(sh(script), None, write, err_write, events)
         os.close(write)
-        thread.join(20)
+        thread.join(180)
     for fd in (read, err_read, err_write):
         os.close(fd)
     assert status.code == 137
@@ -237,7 +237,7 @@ def test_host_disconnect_kills_the_job_and_the_next_one_runs(agent: LocalAgent) 
 
 def test_disconnect_kills_a_job_that_ignores_term(agent: LocalAgent) -> None:
     first = agent.connect()
-    first.settimeout(20)
+    first.settimeout(180)
     session = Session(first)
     session.hello(time.monotonic() + 20)
     pid_file = agent.home / "pid"

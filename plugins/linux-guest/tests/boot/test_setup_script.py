@@ -169,7 +169,7 @@ def test_hostile_values_arrive_as_they_are(
             [*shell, "-c", f". '{profile}'; printf '%s' \"$VALUE\""],
             capture_output=True,
             check=True,
-            timeout=20,
+            timeout=180,
             **AS_NOBODY,
         )
         assert shown.stdout.decode() == value
@@ -341,7 +341,7 @@ def test_epilogue_waits_for_the_user_and_tells_its_code(fake_root: FakeRoot, cod
     asked = subprocess.run(
         [*fake_root.shell, "-c", client.replace("/run/vtorque-epilogue", f"'{pipes}'")],
         capture_output=True,
-        timeout=20,
+        timeout=180,
         check=False,
         **AS_NOBODY,
     )

@@ -173,7 +173,7 @@ def test_it_reads_every_format_of_tar(form: str, tmp_path: Path) -> None:
         names.add("far")
     out = tmp_path / "out.tar"
     argv = ["tar", f"--format={form}", "--numeric-owner", "-C", str(base), "-cf", str(out), "."]
-    subprocess.run(argv, check=True, timeout=60)
+    subprocess.run(argv, check=True, timeout=180)
     with out.open("rb") as file, tarfile.open(out) as theirs:
         tree = read_tar(file, 1 << 20, everything)
         assert {path for path, _ in tree.walk()} == names
@@ -233,7 +233,7 @@ def attributes() -> bytes:
 def memory_of(data: bytes) -> tuple[str, int]:
     """Read a tar file in a process of its own; return what was refused, and its peak in KiB."""
     done = subprocess.run(
-        [sys.executable, "-c", READ], input=data, capture_output=True, timeout=100, check=True
+        [sys.executable, "-c", READ], input=data, capture_output=True, timeout=180, check=True
     )
     peak, said = done.stdout.decode().split(maxsplit=1)
     return said, int(peak)

@@ -175,7 +175,7 @@ def guest_that_says(path: Path, *lines: bytes) -> Iterator[None]:
     try:
         yield
     finally:
-        thread.join(20)
+        thread.join(180)
         listener.close()
 
 

@@ -66,7 +66,7 @@ def _switchboard(agent: LocalAgent, path: Path) -> Iterator[None]:
             back = threading.Thread(target=_copy, args=(theirs, ours))
             back.start()
             _copy(ours, theirs)
-            back.join(20)
+            back.join(180)
             ours.close()
 
     thread = threading.Thread(target=serve)
@@ -74,7 +74,7 @@ def _switchboard(agent: LocalAgent, path: Path) -> Iterator[None]:
     yield
     listener.shutdown(socket.SHUT_RDWR)
     listener.close()
-    thread.join(20)
+    thread.join(180)
 
 
 def _copy(source: socket.socket, target: socket.socket) -> None:
@@ -99,7 +99,7 @@ def signalled(number: int, when: Path) -> Iterator[None]:
     thread = threading.Thread(target=send)
     thread.start()
     yield
-    thread.join(60)
+    thread.join(180)
 
 
 def test_output_and_exit_code_are_the_scripts(guest: Guest) -> None:
@@ -247,7 +247,7 @@ def test_a_guest_that_dies_is_named(guest: Guest) -> None:
     thread.start()
     with pytest.raises(GuestDied, match="vn1: "):
         guest.run(f"#!/bin/sh\ntouch {flag}\nsleep 20\n".encode())
-    thread.join(20)
+    thread.join(180)
 
 
 def test_no_guest_at_all(tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ class FakeRoot:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            timeout=60,
+            timeout=180,
             check=False,
             **AS_NOBODY,
         )
