@@ -12,7 +12,8 @@ class File(CoreResource):
     """A file below a trusted directory (:mod:`vtorque_core.base.safefs`); it must not exist yet.
 
     With ``replace`` it may exist and is exchanged in one step, so that readers see old or new.
-    ``uid``/``gid`` -1: as created.
+    ``uid``/``gid`` -1: as created. ``reader`` may read it, and run it where ``mode`` lets its
+    owner; it stays root's, so that nobody can make it larger and fill what holds it.
     """
 
     kind = "file"
@@ -21,6 +22,7 @@ class File(CoreResource):
     mode: int = 0o600
     uid: int = -1
     gid: int = -1
+    reader: int = unjournalled(-1)
     replace: bool = False
     content: bytes = unjournalled(b"")
 
@@ -28,7 +30,14 @@ class File(CoreResource):
         """Write it. Raises HostFault: it exists, the disk is full, the directory is not safe."""
         write = safefs.replace if self.replace else safefs.write_new
         with safefs.naming(self.path, "create"):
-            write(self.path, self.content, mode=self.mode, uid=self.uid, gid=self.gid)
+            write(
+                self.path, self.content, mode=self.mode, uid=self.uid, gid=self.gid, ready=self._let
+            )
+
+    def _let(self, descriptor: int) -> None:
+        if self.reader >= 0:
+            own = self.mode >> 6
+            safefs.let(descriptor, self.reader, own, own & 5)
 
     def release(self) -> None:
         """Remove it; missing is fine."""

@@ -14,7 +14,6 @@ import dataclasses
 import errno
 import json
 import os
-import struct
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,6 @@ JOB = "job.json"
 MAX_JOB = 1 << 20  # bytes of a job.json
 _PAUSE = 3600.0  # seconds from one sweep to the next
 _FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-_ACL = "system.posix_acl_access"
 
 
 @dataclass(frozen=True)
@@ -206,24 +204,12 @@ def _names(directory: Path) -> list[str]:
 def _has_list(directory: Path) -> bool:
     """Return whether its access list is there: who made it may have been killed before that."""
     try:
-        os.getxattr(directory, _ACL, follow_symlinks=False)
+        os.getxattr(directory, safefs.ACL, follow_symlinks=False)
     except OSError as error:
         return error.errno != errno.ENODATA
     return True
 
 
 def _let_read(descriptor: int, uid: int, *, enter: bool = False) -> None:
-    """Let one user read a file, or a directory and enter it: acl(5), linux/posix_acl_xattr.h."""
-    own, theirs = (7, 5) if enter else (6, 4)
-    nobody = 0xFFFFFFFF
-    entries = (
-        (0x01, own, nobody),  # ACL_USER_OBJ
-        (0x02, theirs, uid),  # ACL_USER
-        (0x04, 0, nobody),  # ACL_GROUP_OBJ
-        (0x10, theirs, nobody),  # ACL_MASK
-        (0x20, 0, nobody),  # ACL_OTHER
-    )
-    packed = struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
-    if uid != os.geteuid():
-        with contextlib.suppress(OSError):  # EOPNOTSUPP: then only root reads it
-            os.setxattr(descriptor, _ACL, packed)
+    with contextlib.suppress(OSError):  # EOPNOTSUPP: then only root reads it
+        safefs.let(descriptor, uid, *((7, 5) if enter else (6, 4)))

@@ -158,7 +158,7 @@ def read(paths: Paths, job_id: str, uid: int, owner_uid: int = 0) -> Proof | Non
 
 
 def user_file_path(paths: Paths, job: JobAttempt, name: str) -> Path:
-    """Return where root puts one of :data:`USER_FILES`, owned by the user, 0400."""
+    """Return where root puts one of :data:`USER_FILES`, which the user alone may read."""
     return paths.job_run(job.key) / name
 
 

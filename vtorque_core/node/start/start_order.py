@@ -253,8 +253,7 @@ def _user_files(wanted: JobRequest) -> dict[str, bytes]:
 def _acquire_user_files(start: Start, wanted: JobRequest) -> None:
     for name, content in _user_files(wanted).items():
         path = proof.user_file_path(start.site.paths, start.job, name)
-        user = start.user
-        start.acquire(File(str(path), mode=0o400, uid=user.uid, gid=user.gid, content=content))
+        start.acquire(File(str(path), mode=0o400, reader=start.user.uid, content=content))
 
 
 def _prove_ready(start: Start, told: Proof, first: Prepared, notices: Sequence[Notice]) -> None:

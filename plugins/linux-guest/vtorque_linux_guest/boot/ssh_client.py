@@ -38,6 +38,6 @@ def client_files(guest: GuestPlan) -> Iterator[Resource]:
         "  GlobalKnownHostsFile /dev/null",
         "  StrictHostKeyChecking yes",
     )
-    yield File(str(run / KEY), mode=0o400, uid=guest.user.uid, content=key)
+    yield File(str(run / KEY), mode=0o400, reader=guest.user.uid, content=key)
     yield File(str(run / KNOWN_HOSTS), mode=0o444, content=hosts)
     yield File(str(run / CONFIG), mode=0o444, content=("\n".join(lines) + "\n").encode())
