@@ -20,7 +20,8 @@ from pbs_harness import TorqueHarness
 from vtorque_core.api.batch_system import Outcome
 from vtorque_core.api.strategies import BatchSystem
 from vtorque_core.base.names import Paths
-from vtorque_local import mom, plugin
+from vtorque_local import plugin
+from vtorque_local.job import Job
 from vtorque_local.submitter import LocalSubmitter
 from vtorque_pbs import convention as pbs
 from vtorque_testing import harness as contract
@@ -28,24 +29,32 @@ from vtorque_testing.batch import BatchContract
 from vtorque_testing.wild_scripts import SCRIPTS, each_twelfth
 
 SERVE = """
-import json, sys
+import sys
 from pathlib import Path
 from vtorque_local.mom import Programs
 from vtorque_local.service import Service, Setup
 
-class Noting(Service):
-    def submit(self, message, uid, terminal):
-        entry = super().submit(message, uid, terminal)
-        note = {"id": entry.job.id, "argv": message["argv"], "environ": message["environ"]}
-        (run / "last").write_text(json.dumps(note))
-        return entry
-
-run, spool = Path(sys.argv[1]), Path(sys.argv[2])
+run, spool, noting = Path(sys.argv[1]), Path(sys.argv[2]), [sys.executable, "-c", *sys.argv[3:]]
 programs = Programs(["true"], ["true"], ["true"])
-service = Noting(Setup(run, spool, programs, ["true"], slots=0, root_jobs=True))
+setup = Setup(run, spool, programs, ["true"], slots=0, root_jobs=True, acceptor=noting)
+service = Service(setup)
 service.open()
 print("up", flush=True)
 service.serve()
+"""
+NOTING = """
+import json, sys
+from pathlib import Path
+from vtorque_local import acceptor, client
+
+plain, last = client.submission, sys.argv.pop(1)
+
+def noting(message, *args):
+    Path(last).write_text(json.dumps({name: message[name] for name in ("argv", "environ")}))
+    return plain(message, *args)
+
+client.submission = noting
+acceptor.main()
 """
 OPEN_JOBS = 10  # at once: the service has limits per user
 
@@ -74,11 +83,13 @@ class LocalHarness:
         self.environ = {"PATH": os.environ["PATH"], "HOME": str(self.directory)}
         self.submitter = LocalSubmitter(self.paths)
         self.open: deque[str] = deque()
+        self.last, self.number = root / "last", ""
         self.serve(True)
 
     def serve(self, up: bool) -> None:
         if up and getattr(self, "process", None) is None:
-            argv = [sys.executable, "-c", SERVE, self.paths.run, self.paths.state / "local"]
+            spool = self.paths.state / "local"
+            argv = [sys.executable, "-c", SERVE, self.paths.run, spool, NOTING, self.last]
             self.process = subprocess.Popen(argv, stdout=subprocess.PIPE)
             assert self.process.stdout.readline() == b"up\n"
         elif not up and self.process:
@@ -88,20 +99,21 @@ class LocalHarness:
             self.process = None
 
     def received(self) -> contract.Submission | None:
-        last = self.paths.run / "last"
-        if not last.exists():
+        counter = self.paths.state / "local/counter"
+        number = counter.read_text() if counter.exists() else ""
+        if number == self.number:
             return None
-        note = json.loads(last.read_text())
-        last.unlink()
-        self.open.append(note["id"])
+        self.number, note = number, json.loads(self.last.read_text())
+        (name,) = (counter.parent / "jobs" / number).glob("*.SC")
+        self.open.append(name.stem)
         if len(self.open) > OPEN_JOBS:
             self.submitter.cancel(self.open.popleft())
-        content = Path(self.job(note["id"]).hook[7]).read_bytes()
-        return contract.Submission(note["id"], tuple(note["argv"]), note["environ"], content)
+        content = name.read_bytes()
+        return contract.Submission(name.stem, tuple(note["argv"]), note["environ"], content)
 
-    def job(self, job_id: str) -> mom.Job:
+    def job(self, job_id: str) -> Job:
         path = self.paths.state / "local/jobs" / job_id.split(".", maxsplit=1)[0] / "job"
-        return mom.Job.decode(path.read_bytes())
+        return Job.decode(path.read_bytes())
 
     def answer(self, ended) -> bool:
         return False
@@ -114,10 +126,10 @@ class LocalHarness:
             resources = pbs.parse_resources(args.resources) | {"other": forged}
             args = replace(args, resources=pbs.build_resources(resources))
         hook = contract.HookCall(plugin.node(self.site), tuple(args.argv()), {})
-        line = f"{shlex.quote(found.hook[7])} {found.want.args}".rstrip() + "\n"
-        return contract.StartedJob(
-            (hook,), contract.ShellCall((), found.environ, os.fsencode(line))
-        )
+        rest = json.loads(Path(found.hook[7]).with_name("rest").read_bytes())
+        line = f"{shlex.quote(found.hook[7])} {rest['args']}".rstrip() + "\n"
+        environ = rest["environ"] | found.environ
+        return contract.StartedJob((hook,), contract.ShellCall((), environ, os.fsencode(line)))
 
     def end(self, job: contract.Submission) -> None:
         self.open.remove(job.job_id)

@@ -1,6 +1,7 @@
 """One job, as pbs_mom would run it, by the user who runs the tests."""
 
 import ast
+import json
 import os
 import re
 from dataclasses import replace
@@ -10,7 +11,8 @@ import pytest
 
 from as_root import with_a_shell
 from vtorque_local import become_job, mom
-from vtorque_local.submitter import describe
+from vtorque_local.job import make_job
+from vtorque_local.order import Submission
 from vtorque_pbs import convention as pbs
 
 # Takes the place of the first program in a job's process, and of the one that notes the reason.
@@ -31,16 +33,19 @@ class Task(mom.Task):
 def task(tmp_path, monkeypatch):
     """Return a function that makes a task; hooks are programs of the test's."""
     with_a_shell(monkeypatch)
-    script = tmp_path / "job.sh"
+    directory = tmp_path / "1"
+    directory.mkdir()
+    script = directory / "1.h.SC"
     script.write_text("#!/bin/sh\necho ran\n")
     script.chmod(0o755)
 
-    def make(*argv, prologue="true", epilogue="true", token="", wrapper="false"):
-        full = ["-o", "out", "-e", "err", "-d", str(tmp_path), *argv, str(script)]
-        want = describe(pbs.split_qsub(full), script.read_bytes())
-        place = mom.Place("q", "h", str(tmp_path), script, tmp_path / "nodes")
-        job = mom.make_job("1.h", want, os.environ, token, os.getuid(), place)
-        return Task(job, mom.Programs([prologue], [epilogue], [wrapper]))
+    def make(out="out", *, prologue="true", epilogue="true", token="", wrapper="false"):
+        outputs = [(str(tmp_path / name), n) for n, name in enumerate((out, "err"))]
+        rest = {"environ": dict(os.environ), "shell": "", "args": "", "directory": str(tmp_path)}
+        (directory / "rest").write_text(json.dumps(rest | {"outputs": outputs}))
+        want = Submission("job.sh", 0, 0, "", False, token)
+        job = make_job("1.h", want, os.getuid(), "h", directory, 0)
+        return Task(job, mom.Programs([prologue], [epilogue], [wrapper]), directory, {})
 
     return make
 
@@ -51,7 +56,7 @@ def test_no_process_of_the_users_holds_a_file_of_the_services(task, tmp_path, mo
     look = tmp_path / "look"
     look.write_text(LOOK.format(said=said))
     look.chmod(0o755)
-    monkeypatch.setattr(mom.sys, "executable", str(look))
+    monkeypatch.setattr(become_job.sys, "executable", str(look))
     one = task()
     monkeypatch.setattr(one, "_run_prologue", lambda: None)
     one.run()
@@ -62,7 +67,7 @@ def test_no_process_of_the_users_holds_a_file_of_the_services(task, tmp_path, mo
 
 
 def test_what_is_wrong_with_the_start_is_the_reason(task):
-    one = task("-o", "/nonexistent/out")
+    one = task("/nonexistent/out")
     one.run()
     assert (one.job.status, one.job.reason) == (1, "/nonexistent/out: No such file or directory")
 

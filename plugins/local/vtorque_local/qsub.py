@@ -100,20 +100,21 @@ def describe(args: pbs.QsubArgs, directives: Iterable[str], known: Collection[st
     return QsubJob(**found)
 
 
-def output_paths(job: QsubJob, job_id: str, host: str, workdir: str) -> list[tuple[str, str]]:
-    """Return path and default name of stdout's and stderr's file; with ``-j`` one file twice.
+def output_paths(job: QsubJob, host: str, workdir: str) -> list[tuple[str, int]]:
+    """Return path and number of stdout's and stderr's file; with ``-j`` one file twice.
 
     A path is relative to the directory of submission; one that is a directory gets the default
-    name. Raises UsageError for a path on another host than this one.
+    name of that number (:func:`vtorque_pbs.convention.output_names`). Raises UsageError for a path
+    on another host than this one.
     """
     hosts = (host, host.split(".", maxsplit=1)[0], "localhost")
     found = []
-    for given, name in zip((job.out, job.err), pbs.output_names(job.name, job_id), strict=True):
+    for number, given in enumerate((job.out, job.err)):
         match = _HOST_PATH.fullmatch(given)
         if match and match[1] not in hosts:
             raise UsageError(f"{printable(given)}: output can only go to this host, {host}")
         path = match[2] if match else given
-        found.append((os.path.join(workdir, path or name), name))  # noqa: PTH118 (the user's text)
+        found.append((os.path.join(workdir, path), number))  # noqa: PTH118 (the user's text)
     return {"oe": found[:1] * 2, "eo": found[1:] * 2}.get(job.join, found)
 
 

@@ -1,44 +1,43 @@
-"""The service of ``local``: a queue with slots, and its socket. A thread for each job and client.
+"""The service of ``local``: a queue with slots. What a client sends is read by its own process.
 
-The kernel kills hooks and jobs when the service dies; the next service finds them in the spool,
-tears them down and goes on with the queue. The protocol is in doc/local.md.
+One thread waits for all clients' processes, one more works on each running job. The kernel kills
+hooks and jobs when the service dies; the next service finds them in the spool, tears them down and
+goes on with the queue. The protocol is in doc/local.md.
 """
 
 from __future__ import annotations
 
-import base64
 import contextlib
+import fcntl
 import json
 import os
 import queue
-import re
+import selectors
 import signal
 import socket
-import socketserver
-import struct
+import subprocess
+import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from vtorque_core.api import UsageError, VtorqueError, printable, take_lock
 from vtorque_core.api.job_files import File, Tree
 from vtorque_core.api.setup_steps import make_directories
-from vtorque_local import descriptors, mom
-from vtorque_local.submitter import describe
+from vtorque_local import acceptor, job_processes, mom, order
+from vtorque_local.job import MAX_REST, MAX_SCRIPT, Job, make_job, put_files, sealed_size
 from vtorque_pbs import convention as pbs
 
-MAX_MESSAGE = 8 << 20  # bytes of a request: the script is the big part
-MAX_TIME = 10.0  # seconds that a client may be silent
-MAX_CLIENTS = 100  # connections of one user, with up to four descriptors each
 MAX_JOBS = 1000  # of one user
-MAX_ARGS = 10_000  # characters of -F: the wrapper's line must fit into a pipe, pipe(7)
-MAX_TOKEN = 100_000  # characters of a request: MAX_ARG_STRLEN is 128 KiB, execve(2)
-_TOKEN = re.compile(r"(vt1:[!-+.-~-]+)?", re.ASCII)
+MAX_SPOOL = 64 << 20  # bytes of all scripts and environments of one user's jobs
+BACKLOG = 256  # clients that wait to be accepted
+LEAVE_TIME = 5.0  # seconds for clients to be told of the end
+_PIPE = 65536  # bytes that a pipe takes without a reader, pipe(7)
+ACCEPTOR = (sys.executable, "-I", "-m", "vtorque_local.acceptor")
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ class Setup:
     """Directories of socket and queue, what is run (``reap``: first of all), jobs at once.
 
     ``root_jobs``: accept jobs of root, as Torque does not. ``lock_wait``: seconds for another
-    service to stop; ``poll``: seconds between looks whether this one has to.
+    service to stop. ``acceptor``: the command that gets a listening socket and a channel.
     """
 
     run: Path
@@ -56,19 +55,109 @@ class Setup:
     slots: int = 1
     root_jobs: bool = False
     lock_wait: float = 5.0
-    poll: float = 0.1
+    acceptor: Sequence[str] = ACCEPTOR
+
+
+class Client:
+    """A client's process. It is told ``id`` or ``error``; of its job ``start``, ``terminate``,
+    and at last ``code`` and ``reason``. It asks by records (:mod:`vtorque_local.order`):
+    ``submit``, ``list``, ``cancel``, ``stop``, and ``ended`` when its interactive job has.
+    """
+
+    def __init__(self, uid: int, pid: int, asked: int, tell: int, files: Sequence[int]) -> None:
+        self.uid, self.pid, self.asked = uid, pid, asked
+        self.data = b""
+        self.entry: Entry | None = None
+        self._tell, self._files = tell, files
+        self._lock, self._open = threading.Lock(), True
+        for descriptor in (asked, tell):
+            os.set_blocking(descriptor, False)
+
+    def tell(self, answer: dict[str, Any]) -> None:
+        """Send it a line, if it is still there. Never waits; any thread may."""
+        line = json.dumps(answer).encode() + b"\n"
+        with self._lock, contextlib.suppress(OSError):
+            if self._open and len(line) > _PIPE:
+                fcntl.fcntl(self._tell, fcntl.F_SETPIPE_SZ, len(line))
+            if self._open:
+                os.write(self._tell, line)
+
+    def files(self) -> tuple[int, int, int]:
+        """Return descriptors of script and rest, and their bytes. Raises UsageError."""
+        script, rest = self._files
+        size = sealed_size(script, MAX_SCRIPT) + sealed_size(rest, MAX_REST)
+        return script, rest, size
+
+    def close(self) -> None:
+        """Let it go: it ends when it has told its client what it knows."""
+        with self._lock:
+            self._open = False
+            for descriptor in (self.asked, self._tell, *self._files):
+                os.close(descriptor)
+
+
+class Terminal(mom.Leader):
+    """The leader of an interactive job: a child of its client's process."""
+
+    def __init__(self, client: Client) -> None:
+        self._client, self.session = client, client.pid
+        self._ended, self._code = os.eventfd(0, os.EFD_CLOEXEC), -int(signal.SIGKILL)
+
+    def fileno(self) -> int:
+        """Return an eventfd(2)."""
+        return self._ended
+
+    def tell_end(self, code: int | None) -> None:
+        """Have it ended; None: its client has gone."""
+        self._code = self._code if code is None else code
+        os.eventfd_write(self._ended, 1)
+
+    def close(self) -> None:
+        """Close the eventfd."""
+        os.close(self._ended)
+
+    def result(self) -> tuple[int, str]:
+        """Return what the client's process has said."""
+        return self._code, ""
+
+    def terminate(self) -> None:
+        """Have the client's process send SIGTERM."""
+        self._client.tell({"terminate": True})
+
+    def kill(self) -> None:
+        """Leave it to who finds its processes: the client's process is the user's."""
 
 
 class Entry(mom.Task):
-    """A job, queued or at work; ``directory`` is its own in the spool."""
+    """A job, queued or at work; ``number`` is its place in the queue and its directory's name."""
 
-    def __init__(self, directory: Path, job: mom.Job, *args: Any) -> None:
-        super().__init__(job, *args)
-        self.directory, self.done = directory, threading.Event()
+    def __init__(self, number: int, client: Client | None, *args: Any) -> None:
+        super().__init__(*args)
+        self.number, self.client = number, client
+        self.terminal = Terminal(client) if client and self.job.interactive else None
+
+    def close(self) -> None:
+        """Close what it has open."""
+        super().close()
+        if self.terminal:
+            self.terminal.close()
 
     def save(self) -> None:
         """Put the job on disk. Raises HostFault."""
         _replace(self.directory / "job", self.job.encode())
+
+    def spared(self) -> int:
+        """Return the client's process: it has to tell the client how the job has ended."""
+        return self.client.pid if self.client and self.terminal else 0
+
+    def start(self) -> mom.Leader:
+        """Start the user's part, of an interactive job in its client's process."""
+        if not self.client or not self.terminal:
+            return super().start()
+        if self.job.cgroup:
+            job_processes.join(self.job.cgroup, self.client.pid)
+        self.client.tell({"start": self.job.order(self._programs.wrapper)})
+        return self.terminal
 
 
 class Service:
@@ -76,11 +165,14 @@ class Service:
 
     def __init__(self, setup: Setup) -> None:
         self.setup, self.spool, self.host = setup, setup.spool / "jobs", socket.gethostname()
-        self.lock = threading.RLock()  # of the entries, and of what a queued job becomes
         self.entries: dict[str, Entry] = {}
-        self.clients: list[int] = []  # uid of each connection
-        self.stopping = False
-        self._queue: queue.SimpleQueue[Entry] = queue.SimpleQueue()
+        self.stuck: dict[int, list[mom.Process]] = {}
+        self._clients: dict[int, Client] = {}
+        self._working: set[Entry] = set()
+        self._ended: queue.SimpleQueue[Entry] = queue.SimpleQueue()
+        self._served: dict[int, int] = {}  # uid: when one of its jobs was last begun
+        self._reaped = self._stopping = False
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
     def open(self) -> None:
         """Take spool and socket. Raises HostFault if another service has them."""
@@ -91,199 +183,243 @@ class Service:
         self.spool.mkdir(exist_ok=True)
         self.spool.chmod(0o711)
         # One that is stopping still has it.
-        take_lock(self.setup.spool / "lock", self.setup.lock_wait)
-        path = self.setup.run / "local.sock"
-        path.unlink(missing_ok=True)
-        self._server = _Server(str(path), partial(_Client, self))
-        path.chmod(0o666)
+        self._lock = take_lock(self.setup.spool / "lock", self.setup.lock_wait)
+        self._listen()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self.stop())
 
     def serve(self) -> None:
         """Run until told to stop: queued jobs stay queued, running ones are ended."""
-        numbers = [int(path.name) for path in self.spool.iterdir() if path.name.isdecimal()]
-        for directory in (self.spool / str(number) for number in sorted(numbers)):
-            with contextlib.suppress(OSError, ValueError, TypeError):  # not quite a job
-                job = mom.Job.decode((directory / "job").read_bytes())
-                entry = self.entries[job.id] = Entry(directory, job, self.setup.programs)
-                if job.state != "Q":
-                    _thread(self._work, entry, entry.tear_down)
-                elif job.want.interactive:  # its terminal has gone
-                    self._finish(entry)
-                else:
-                    self._queue.put(entry)
-        _thread(self._begin)
-        self._server.serve_forever(poll_interval=self.setup.poll)
-        running = [entry for entry in self.entries.values() if entry.job.state != "Q"]
-        for entry in running:
-            self.end(entry, "job killed: the batch system was stopped")
-        for entry in running:
-            entry.done.wait()
-        self._server.server_close()  # waits until all clients have been told
+        os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)  # a daemon's is a new one
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._wake, selectors.EVENT_READ, self._woken)
+        self._start_acceptor()
+        self._find_jobs()
+        _thread(self._reap)
+        while not (self._stopping and not self._working):
+            self._look(None)
+            self._begin_jobs()
+        self._channel.shutdown(socket.SHUT_WR)  # it accepts no more, and ends
+        for client in list(self._clients.values()):
+            self._let_go(client)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._acceptor.wait(LEAVE_TIME)
 
     def stop(self) -> None:
         """Have :meth:`serve` return; no job starts any more."""
-        self.stopping = True
-        _thread(self._server.shutdown)
+        self._stopping = True
+        os.eventfd_write(self._wake, 1)
 
-    def submit(self, message: dict[str, Any], uid: int, terminal: Sequence[int]) -> Entry:
-        """Queue a job. Only what reaches a hook is checked: all else is used as the user."""
-        script = base64.b64decode(message["script"], validate=True)
-        want = describe(pbs.split_qsub([str(word) for word in message["argv"]]), script)
-        environ = {str(name): str(value) for name, value in message["environ"].items()}
-        if not _TOKEN.fullmatch(message["token"]):
-            raise UsageError("the -vm request is damaged")
-        for what, text, limit in (
-            ("the -vm request, with the files it names,", message["token"], MAX_TOKEN),
-            ("-F", want.args, MAX_ARGS),
-        ):
-            if len(text) > limit:
-                raise UsageError(f"{what} has {len(text)} characters (limit: {limit})")
-        if want.interactive != (len(terminal) == 3):
-            raise UsageError("an interactive job, and no other, needs a terminal")
+    def submit(self, client: Client, want: order.Submission) -> Entry:
+        """Queue a job. Raises UsageError, HostFault, KeyError (no such user)."""
+        uid = client.uid
         if uid == 0 and not self.setup.root_jobs:
             raise UsageError("jobs of root are not accepted: submit as an ordinary user")
-        if os.geteuid() not in (0, uid):
-            raise UsageError(f"this batch system runs as uid {os.geteuid()} and for it only")
-        with self.lock:
-            if sum(entry.job.uid == uid for entry in self.entries.values()) >= MAX_JOBS:
-                raise UsageError(f"you have {MAX_JOBS} jobs: wait for some to end")
-            counter = self.setup.spool / "counter"
-            taken = [int(path.name) for path in self.spool.iterdir() if path.name.isdecimal()]
-            number = max(*taken, int(counter.read_text()) if counter.exists() else 0, 0) + 1
-            job_id, directory = f"{number}.{self.host}", self.spool / str(number)
-            files = (directory / f"{job_id}.SC", directory / "nodes")
-            place = mom.Place("local", self.host, str(message["cwd"]), *files)
-            job = mom.make_job(job_id, want, environ, message["token"], uid, place)
-            _replace(counter, str(number).encode())  # never given out again
-            nodes = f"{self.host}\n".encode() * (want.ppn or 1)
-            Tree(str(directory)).create()
-            File(str(files[0]), mode=0o500, uid=uid, content=script).create()
-            File(str(files[1]), mode=0o444, content=nodes).create()
-            entry = Entry(directory, job, self.setup.programs, terminal)
-            entry.save()
-            self.entries[job_id] = entry
-            self._queue.put(entry)
+        script, rest, size = client.files()
+        self._check_budget(uid, size)
+        counter = self.setup.spool / "counter"
+        number = max(*self._numbers(), int(counter.read_text()) if counter.exists() else 0, 0) + 1
+        job_id, directory = f"{number}.{self.host}", self.spool / str(number)
+        job = make_job(job_id, want, uid, self.host, directory, size)
+        _replace(counter, str(number).encode())  # never given out again
+        put_files(directory, job, script, rest, self.host, want.ppn or 1)
+        entry = self._entry(number, client, job, directory)
+        entry.save()
+        self.entries[job_id] = entry
         return entry
 
     def end(self, entry: Entry, reason: str) -> None:
         """End a job in whatever state."""
-        with self.lock:
-            entry.end(pbs.STATUS_DELETED, reason)
-            if entry.job.state == "Q":
-                self._finish(entry)
+        entry.end(pbs.STATUS_DELETED, reason)
+        if entry not in self._working:
+            self._finish(entry)
 
-    def _begin(self) -> None:
-        """Release what jobs have left that nobody knows any more, then let jobs run."""
+    def _check_budget(self, uid: int, size: int) -> None:
+        mine = [entry.job.size for entry in self.entries.values() if entry.job.uid == uid]
+        if len(mine) >= MAX_JOBS:
+            raise UsageError(f"you have {MAX_JOBS} jobs: wait for some to end")
+        if sum(mine) + size > MAX_SPOOL:
+            raise UsageError(
+                f"scripts and environments of your jobs have {sum(mine) + size} bytes "
+                f"(limit: {MAX_SPOOL}): wait for some to end, or submit without -V"
+            )
+        left = [process for process in self.stuck.get(uid, []) if not process.ended(0)]
+        if len(left) > acceptor.MAX_STUCK:
+            pids = ", ".join(str(process.session) for process in left)
+            raise UsageError(f"your jobs' processes {pids} cannot be ended: end what they wait for")
+
+    def _numbers(self) -> list[int]:
+        return [0, *(int(path.name) for path in self.spool.iterdir() if path.name.isdecimal())]
+
+    def _entry(self, number: int, client: Client | None, job: Job, directory: Path) -> Entry:
+        return Entry(number, client, job, self.setup.programs, directory, self.stuck)
+
+    def _listen(self) -> None:
+        path = self.setup.run / "local.sock"
+        path.unlink(missing_ok=True)
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(path))
+        self._listener.listen(BACKLOG)
+        path.chmod(0o666)
+
+    def _start_acceptor(self) -> None:
+        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        mine = (self._listener.fileno(), theirs.fileno())
+        self._acceptor = subprocess.Popen(
+            [*self.setup.acceptor, *map(str, mine)],
+            env=mom.HOOK_ENVIRON,
+            pass_fds=mine,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        self._listener.close()
+        theirs.close()
+        self._selector.register(self._channel, selectors.EVENT_READ, self._accepted)
+
+    def _find_jobs(self) -> None:
+        for number in sorted(self._numbers()[1:]):
+            directory = self.spool / str(number)
+            with contextlib.suppress(OSError, ValueError, TypeError):  # not quite a job
+                job = Job.decode((directory / "job").read_bytes())
+                entry = self.entries[job.id] = self._entry(number, None, job, directory)
+                if job.state != "Q":
+                    self._work(entry, entry.tear_down)
+                elif job.interactive:  # its terminal has gone
+                    self._finish(entry)
+
+    def _reap(self) -> None:
+        """Release what jobs have left that nobody knows any more; then jobs may run."""
         mom.run_root(self.setup.reap)
-        for _ in range(self.setup.slots):
-            _thread(self._slot)
+        self._reaped = True
+        os.eventfd_write(self._wake, 1)
 
-    def _slot(self) -> None:
-        while True:
-            entry = self._queue.get()
-            with self.lock:
-                start = not self.stopping and entry.job.status is None
-                entry.job.state = "P" if start else "Q"
-            if start:
-                self._work(entry, entry.run)
+    def _look(self, seconds: float | None) -> None:
+        for key, _ in self._selector.select(seconds):
+            key.data()
+
+    def _woken(self) -> None:
+        os.eventfd_read(self._wake)
+        with contextlib.suppress(queue.Empty):
+            while True:
+                entry = self._ended.get_nowait()
+                self._working.discard(entry)
+                self._finish(entry)
+        if self._stopping:
+            for entry in list(self._working):
+                entry.end(pbs.STATUS_DELETED, "job killed: the batch system was stopped")
+
+    def _accepted(self) -> None:
+        message, found, *_ = socket.recv_fds(self._channel, acceptor.HEAD.size, 4)
+        if not message:
+            sys.stderr.write("vtorque: what accepts clients has ended; another one starts\n")
+            self._selector.unregister(self._channel)
+            self._channel.close()
+            self._listen()
+            self._start_acceptor()
+            return
+        asked, tell, *files = found
+        uid, pid = acceptor.HEAD.unpack(message)
+        client = Client(uid, pid, asked, tell, files)
+        self._clients[asked] = client
+        self._selector.register(asked, selectors.EVENT_READ, lambda: self._heard(client))
+
+    def _heard(self, client: Client) -> None:
+        """Do what a client's process asks; it is the user's."""
+        try:
+            data = os.read(client.asked, order.MAX_RECORD)
+        except OSError:
+            data = b""
+        client.data += data
+        try:
+            while words := self._words(client):
+                if words[0] == "ended" and client.entry and client.entry.terminal:
+                    client.entry.terminal.tell_end(int(words[1]))
+                else:
+                    client.tell(self._answer(client, words))
+        except VtorqueError as error:
+            client.tell({"error": str(error)})
+            data = b""
+        except (KeyError, ValueError, OSError) as error:
+            client.tell({"error": f"bad request: {printable(str(error))}"})
+            data = b""
+        if not data:
+            self._gone(client)
+
+    def _words(self, client: Client) -> list[str] | None:
+        words, client.data = order.unpack(client.data)
+        return words
+
+    def _gone(self, client: Client) -> None:
+        entry = client.entry
+        if entry and entry.terminal and entry.job.id in self.entries:
+            entry.terminal.tell_end(None)
+            self.end(entry, "job killed: its terminal went away")
+        self._let_go(client)
+
+    def _let_go(self, client: Client) -> None:
+        if self._clients.pop(client.asked, None):
+            self._selector.unregister(client.asked)
+            client.close()
+
+    def _answer(self, client: Client, words: list[str]) -> dict[str, Any]:
+        uid, what = client.uid, words[0]
+        mine = [e for e in self.entries.values() if uid in (0, e.job.uid)]
+        if what == "submit" and not client.entry:
+            client.entry = self.submit(client, order.Submission.parse(words))
+            return {"id": client.entry.job.id}
+        if what == "list":
+            return {"jobs": [_line(entry.job) for entry in mine]}
+        if what == "stop" and uid in (0, os.geteuid()):
+            self.stop()
+            return {}
+        if what == "cancel" and len(words) == 2:
+            found = [e for e in mine if words[1] in (e.job.id, str(e.number))]
+            if not found:
+                raise UsageError(f"{printable(words[1], 80)}: you have no job of that id")
+            self.end(found[0], "job killed: cancelled")
+            return {}
+        if what == "stop":
+            raise UsageError("only root may stop the batch system")
+        raise UsageError(f"bad request: {printable(what, 80)}")
+
+    def _begin_jobs(self) -> None:
+        """Fill the slots, by turns: next is who was served longest ago, of theirs the oldest."""
+        while self._reaped and not self._stopping and len(self._working) < self.setup.slots:
+            queued = [entry for entry in self.entries.values() if entry not in self._working]
+            if not queued:
+                return
+            entry = min(queued, key=lambda e: (self._served.get(e.job.uid, 0), e.number))
+            self._served[entry.job.uid] = max(self._served.values(), default=0) + 1
+            self._work(entry, entry.run)
 
     def _work(self, entry: Entry, work: Callable[[], None]) -> None:
-        try:
-            work()
-        except Exception:  # a defect, which must not take the slot with it
-            traceback.print_exc()
-        self._finish(entry)
+        self._working.add(entry)
+
+        def run() -> None:
+            try:
+                work()
+            except Exception:  # a defect, which must not take the slot with it
+                traceback.print_exc()
+            self._ended.put(entry)
+            os.eventfd_write(self._wake, 1)
+
+        _thread(run)
 
     def _finish(self, entry: Entry) -> None:
-        with self.lock, contextlib.suppress(VtorqueError):
-            if self.entries.pop(entry.job.id, None):
-                Tree(str(entry.directory)).release()
-        entry.done.set()
+        if self.entries.pop(entry.job.id, None) is None:
+            return
+        with contextlib.suppress(VtorqueError):
+            Tree(str(entry.directory)).release()
+        entry.close()
+        job = entry.job
+        if entry.client:
+            entry.client.tell({"code": pbs.shell_code(job.status or 0), "reason": job.reason})
 
 
-class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
-    request_queue_size = 64
-
-
-class _Client(socketserver.StreamRequestHandler):
-    """One request, one line as the answer; who submits a job gets another at its end."""
-
-    timeout = MAX_TIME
-
-    def __init__(self, service: Service, *args: Any) -> None:
-        self._service = service
-        super().__init__(*args)
-
-    def handle(self) -> None:
-        """Serve the client; one that is slow or hostile holds up nobody else."""
-        peer = self.connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-        uid = struct.unpack("3i", peer)[1]  # unix(7)
-        self._service.clients.append(uid)
-        terminal: list[int] = []
-        with contextlib.ExitStack() as stack:
-            stack.callback(_thread, self._let_go, uid, terminal)
-            stack.enter_context(contextlib.suppress(OSError))  # it has gone
-            entry = None
-            try:
-                if self._service.clients.count(uid) > MAX_CLIENTS:
-                    raise UsageError(f"you have {MAX_CLIENTS} connections: wait for some to end")
-                first, terminal[:] = descriptors.receive(self.connection, 3, mom.forking)
-                message = json.loads(first + self.rfile.readline(MAX_MESSAGE))
-                if message["op"] == "submit":
-                    entry = self._service.submit(message, uid, terminal)
-                    if terminal:  # before they are closed: the next client gets their numbers
-                        stack.callback(entry.done.wait)
-                        gone = "job killed: its terminal went away"
-                        stack.callback(self._service.end, entry, gone)
-                answer = {"id": entry.job.id} if entry else self._ask(uid, message)
-            except VtorqueError as error:
-                answer = {"error": str(error)}
-            except Exception as error:  # whatever a hostile client sends
-                answer = {"error": f"bad request: {type(error).__name__}: {printable(str(error))}"}
-            self.connection.sendall(json.dumps(answer).encode() + b"\n")
-            if entry:
-                self._follow(entry)
-
-    def _let_go(self, uid: int, descriptors: list[int]) -> None:
-        for descriptor in descriptors:
-            with contextlib.suppress(OSError):
-                os.close(descriptor)  # blocks for as long as the client likes, with SO_LINGER, say
-        self._service.clients.remove(uid)
-
-    def _ask(self, uid: int, message: dict[str, Any]) -> dict[str, Any]:
-        with self._service.lock:
-            mine = [e for e in self._service.entries.values() if uid in (0, e.job.uid)]
-        if message["op"] == "list":
-            return {"jobs": [_line(entry.job) for entry in mine]}
-        if message["op"] == "stop" and uid in (0, os.geteuid()):
-            self._service.stop()
-            return {}
-        if message["op"] != "cancel":
-            raise UsageError("only root may stop the batch system")
-        found = [e for e in mine if message["id"] in (e.job.id, e.directory.name)]
-        if not found:
-            raise UsageError(f"{printable(str(message['id']), 80)}: you have no job of that id")
-        self._service.end(found[0], "job killed: cancelled")
-        return {}
-
-    def _follow(self, entry: Entry) -> None:
-        """Tell the client how the job ends, if it waits for that."""
-        while not entry.done.wait(0.5) and not (self._service.stopping and entry.job.state == "Q"):
-            self.connection.settimeout(0)
-            with contextlib.suppress(BlockingIOError):
-                if not self.connection.recv(1):
-                    return
-        if entry.done.is_set():
-            self.connection.settimeout(MAX_TIME)
-            result = {"code": pbs.shell_code(entry.job.status or 0), "reason": entry.job.reason}
-            self.connection.sendall(json.dumps(result).encode() + b"\n")
-
-
-def _line(job: mom.Job) -> dict[str, Any]:
+def _line(job: Job) -> dict[str, Any]:
     seconds = time.time() - job.started if job.started else 0.0
     state = "R" if job.state == "P" else job.state  # as Torque shows it
-    shown = {"id": job.id, "name": job.want.name, "owner": job.hook[1], "state": state}
+    shown = {"id": job.id, "name": job.name, "owner": job.hook[1], "state": state}
     return shown | {"seconds": seconds}
 
 
@@ -291,5 +427,5 @@ def _replace(path: Path, content: bytes) -> None:
     File(str(path), replace=True, content=content).create()
 
 
-def _thread(work: Callable[..., None], *args: Any) -> None:
-    threading.Thread(target=work, args=args, daemon=True).start()
+def _thread(work: Callable[[], None]) -> None:
+    threading.Thread(target=work, daemon=True).start()

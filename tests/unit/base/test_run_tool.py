@@ -3,19 +3,24 @@
 import os
 import signal
 import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
+import noting as support
 from vtorque_core.base.run_tool import guarded
-from vtorque_local import mom
 
 # Starts a command as Popen does, but is killed before its child gets to the first program.
 KILLED = """
 import os, sys, time
+sys.path.insert(0, sys.argv[2])
+from noting import noting
 from vtorque_core.api import guarded
-from vtorque_local import mom
 me = os.getpid()
-command = eval(sys.argv[1])
+command, *files = eval(sys.argv[1])
+for file in (file for some in files for file in some):
+    os.set_inheritable(file, True)
 if os.fork() == 0:
     while os.getppid() == me:
         time.sleep(0.01)
@@ -24,15 +29,14 @@ os.kill(me, 9)
 """
 
 
-@pytest.mark.parametrize("by", ["guarded({what})", "mom._start({text})"])
+@pytest.mark.parametrize("by", ["[guarded({what})]", "noting({ran!r}, 'ran')"])
 def test_what_was_started_by_one_that_is_no_more_does_nothing(tmp_path, by):
     """Its parent has ended before it asked the kernel to be killed with it."""
     ran = tmp_path / "ran"
     what = f"'touch', {str(ran)!r}"
-    text = {"path": str(ran), "name": "", "text": "ran"}
-    source = by.format(what=what, text=text)
+    source, there = by.format(what=what, ran=str(ran)), Path(support.__file__).parent
     done = subprocess.run(
-        [mom.sys.executable, "-c", KILLED, source], check=False, capture_output=True
+        [sys.executable, "-c", KILLED, source, there], check=False, capture_output=True
     )
     assert done.returncode == -signal.SIGKILL  # capture_output has waited for the child too
     assert done.stderr in (b"", b"its starter has ended\n")
@@ -42,8 +46,8 @@ def test_what_was_started_by_one_that_is_no_more_does_nothing(tmp_path, by):
 def test_the_same_commands_run_for_one_that_lives(tmp_path):
     ran = tmp_path / "ran"
     subprocess.run(guarded("touch", str(ran)), check=True)
-    note = mom._start({"path": str(tmp_path / "note"), "name": "", "text": "noted"})
-    subprocess.run(note, check=True)
+    note, files = support.noting(tmp_path / "note", "noted")
+    subprocess.run(note, check=True, pass_fds=files)
     assert (ran.exists(), (tmp_path / "note").read_text()) == (True, "noted")
 
 
@@ -65,7 +69,7 @@ def test_words_directory_and_descriptors_arrive_as_they_are(tmp_path):
 def test_it_is_killed_with_its_starter(tmp_path):
     code = "import os; from vtorque_core.api import guarded as g; import subprocess as s; "
     code += "s.Popen(g('sh', '-c', 'echo up; exec sleep 1000')); import time; time.sleep(1000)"
-    with subprocess.Popen([mom.sys.executable, "-c", code], stdout=subprocess.PIPE) as starter:
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as starter:
         assert starter.stdout.readline() == b"up\n"
         starter.kill()
         assert starter.stdout.read() == b"", "ends when the last one that has it open has"

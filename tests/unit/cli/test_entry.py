@@ -17,7 +17,7 @@ from vtorque_core.api.setup_steps import Installation, make_directories
 from vtorque_core.base import trust
 from vtorque_core.base.errors import ConfigError
 from vtorque_core.node.admin import setup_batch
-from vtorque_local import mom
+from vtorque_local import become_job
 
 REPO = Path(__file__).resolve().parents[3]
 PLACE = Installation(
@@ -156,8 +156,7 @@ def libexec_job_shell(_: Path) -> list[str]:
 
 
 def job_start(_: Path) -> list[str]:
-    argv = mom._start({})
-    return argv[argv.index(sys.executable) :]
+    return become_job.command(3, 4)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pwd
 import shutil
@@ -12,15 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from noting import noting
 from vtorque_local import become_job, mom
-from vtorque_local.qsub import QsubJob
 
 ME = os.getuid()
 NOBODY = 65534
-
-
-def a_job() -> mom.Job:
-    return mom.Job(NOBODY, [], [], True, QsubJob("t"), {"PATH": "/usr/bin:/bin"})
 
 
 @pytest.mark.skipif(ME != 0, reason="only root can become another user")
@@ -38,21 +33,17 @@ def test_a_job_writes_its_output_as_the_user(tmp_path, target):
         os.chown(theirs, NOBODY, NOBODY)
         (theirs / "out").symlink_to(victim / target)
 
-        def note(name: str, how: dict) -> bool:
-            given = {
-                "path": str(theirs / name),
-                "name": "x",
-                "text": "evil",
-                "starter": os.getpid(),
-            }
-            argv = ["/usr/bin/python3", "-I", program, json.dumps(given)]
-            subprocess.run(argv, check=False, timeout=180, capture_output=True, **how)
+        def note(name: str, rights: list[str]) -> bool:
+            argv, files = noting(theirs / name, "evil")
+            argv = ["/usr/bin/python3", "-I", str(program), *map(str, files)]
+            run = subprocess.run([*rights, *argv], check=False, timeout=180, pass_fds=files)
+            assert run.returncode in (0, 1)
             found = victim / target if name == "out" else theirs / name
             return found.exists() and b"evil" in found.read_bytes()
 
-        assert note("own", mom._as_user(a_job())), "it can write where it may"
-        assert not note("out", mom._as_user(a_job()))
-        assert note("out", {}), "root would have written"
+        assert note("own", mom._as(NOBODY)), "it can write where it may"
+        assert not note("out", mom._as(NOBODY))
+        assert note("out", []), "root would have written"
     finally:
         shutil.rmtree(top)
 
@@ -60,9 +51,10 @@ def test_a_job_writes_its_output_as_the_user(tmp_path, target):
 @pytest.mark.skipif(ME != 0, reason="only root can become another user")
 def test_a_job_has_no_id_of_roots():
     done = subprocess.run(
-        ["/bin/sh", "-c", "id -u; id -g; id -G; umask"],
-        capture_output=True, text=True, check=True, timeout=180, **mom._as_user(a_job()),
+        [*mom._as(NOBODY), "/bin/sh", "-c", "id -u; id -g; id -G; grep Cap /proc/self/status"],
+        capture_output=True, text=True, check=True, timeout=180,
     )  # fmt: skip
-    uid, gid, groups, umask = done.stdout.splitlines()
+    uid, gid, groups, *rights = done.stdout.splitlines()
     assert (uid, gid) == (str(NOBODY), str(pwd.getpwuid(NOBODY).pw_gid))
-    assert "0" not in groups.split() and umask == "0077"
+    assert "0" not in groups.split()
+    assert [line for line in rights[:3] if int(line.split()[1], 16)] == [], "no capability"

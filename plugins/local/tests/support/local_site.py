@@ -66,7 +66,6 @@ def serve(config: dict, tell: int, log: int) -> None:
             ["true"],
             slots=config["slots"],
             root_jobs=True,
-            poll=0.01,
         )
     )
     service.open()

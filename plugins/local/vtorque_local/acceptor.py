@@ -1,0 +1,285 @@
+"""Accepts the service's clients and gives each to a process that has become its user.
+
+``python -I -m vtorque_local.acceptor LISTENER CHANNEL``, started by the service as root:
+single-threaded, with nothing in its memory that is secret. It reads nothing that a client sends and
+closes no connection that nobody else has: a client may have sent descriptors along, and to close
+one of a FUSE file system or a socket with SO_LINGER takes as long as its owner likes. The client's
+process (:mod:`vtorque_local.client`) does both. It ends with the service, and they with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import json
+import os
+import pwd
+import resource
+import select
+import signal
+import socket
+import struct
+import sys
+import time
+from dataclasses import dataclass
+from typing import NoReturn
+
+from vtorque_local import client
+
+HEAD = struct.Struct("=II")  # what the service gets with a client's descriptors: uid, pid
+MAX_CLIENTS = 100  # connections of one user
+MAX_STUCK = 4  # processes of one user that even SIGKILL does not end
+READ_TIME = 30.0  # seconds that a client's process may take to read its request
+KILL_TIME = 2.0  # seconds until a killed process counts as stuck
+LEAVE_TIME = 2.0  # seconds to tell its client of the end of the service
+MAX_TRAY = 256  # refused connections that one process closes
+TRAY_TIME = 1.0  # seconds that a refused connection stays open at most
+LIMITS = {  # of a process that parses
+    resource.RLIMIT_AS: 256 << 20,  # bytes of address space
+    resource.RLIMIT_CPU: 10,  # seconds
+    resource.RLIMIT_FSIZE: 9 << 20,  # bytes of one file: script, environment
+    resource.RLIMIT_CORE: 0,
+}
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass
+class Child:
+    """A client's process. ``reading``: a pipe that it closes when it has read its request, or -1.
+
+    ``until``: when it is killed, or if it has been, when it counts as stuck (monotonic seconds).
+    """
+
+    pid: int
+    uid: int
+    reading: int
+    until: float
+    killed: bool = False
+
+
+class Acceptor:
+    """The processes of all clients, by pidfd; refused connections by user."""
+
+    def __init__(self, listener: socket.socket, channel: socket.socket) -> None:
+        self._listener, self._channel = listener, channel
+        self._children: dict[int, Child] = {}
+        self._trays: dict[int, list[socket.socket]] = {}
+        self._tray_end = 0.0
+        self._listening = True
+        self._poll = select.poll()
+        for each in (listener, channel):
+            self._poll.register(each, select.POLLIN)
+
+    def run(self) -> None:
+        """Serve until the service has gone and no client's process is left that can be ended."""
+        while self._listening or any(child.until for child in self._children.values()):
+            ready = [descriptor for descriptor, _ in self._poll.poll(self._wait())]
+            # First what closes descriptors: what opens some would get numbers that are still here.
+            for descriptor in sorted(ready, key=self._opens):
+                if self._listening and descriptor == self._channel.fileno():
+                    self._leave()
+                elif self._opens(descriptor):
+                    self._accept()
+                elif descriptor in self._children:
+                    self._reap(descriptor)
+                elif descriptor in (child.reading for child in self._children.values()):
+                    self._settled(descriptor)
+            self._look_at_the_clock()
+
+    def _opens(self, descriptor: int) -> bool:
+        return self._listening and descriptor == self._listener.fileno()
+
+    def _leave(self) -> None:
+        """Accept no more; each client's process ends by itself, since the service is gone."""
+        self._listening = False
+        for each in (self._channel, self._listener):
+            self._poll.unregister(each)
+            each.close()
+        for child in self._children.values():
+            child.until = child.until or time.monotonic() + LEAVE_TIME
+
+    def _wait(self) -> int | None:
+        ends = [child.until for child in self._children.values() if child.until]
+        if self._trays:
+            ends.append(self._tray_end)
+        return max(0, int((min(ends) - time.monotonic()) * 1000) + 1) if ends else None
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:  # it has gone
+            return
+        peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        uid = struct.unpack("3i", peer)[1]  # unix(7)
+        reason = self._refusal(uid)
+        if not reason:
+            try:
+                self._start(connection, uid)
+            except OSError as error:
+                reason = f"the batch system cannot start a process: {error.strerror}"
+        if reason:
+            self._refuse(connection, uid, reason)
+
+    def _refusal(self, uid: int) -> str:
+        mine = [child for child in self._children.values() if child.uid == uid]
+        if os.geteuid() not in (0, uid):
+            return f"this batch system runs as uid {os.geteuid()} and for it only"
+        stuck = [str(child.pid) for child in mine if child.killed and not child.until]
+        if len(stuck) > MAX_STUCK:
+            return (
+                f"your processes {', '.join(stuck)} cannot be ended: they wait for a file system "
+                "or a socket of yours; end that first"
+            )
+        if len(mine) >= MAX_CLIENTS:
+            return f"you have {MAX_CLIENTS} connections: wait for some to end"
+        return ""
+
+    def _refuse(self, connection: socket.socket, uid: int, reason: str) -> None:
+        with contextlib.suppress(OSError):
+            connection.send(json.dumps({"error": reason}).encode() + b"\n", socket.MSG_DONTWAIT)
+            connection.shutdown(socket.SHUT_RDWR)
+        if not self._trays:
+            self._tray_end = time.monotonic() + TRAY_TIME
+        tray = self._trays.setdefault(uid, [])
+        tray.append(connection)
+        if len(tray) >= MAX_TRAY:
+            self._empty(uid)
+
+    def _empty(self, uid: int) -> None:
+        """Have a process of the user's close the connections that were refused."""
+        tray = self._trays.pop(uid)
+        try:
+            self._fork(uid, tray, ())
+        except OSError:  # no process to be had: they stay until there is one
+            self._trays[uid] = tray
+            self._tray_end = time.monotonic() + TRAY_TIME
+
+    def _start(self, connection: socket.socket, uid: int) -> None:
+        kind = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+        opened = [*os.pipe(), *os.pipe()]
+        asked, ask, heard, tell = opened
+        try:
+            opened += [os.memfd_create(name, kind) for name in ("script", "rest")]
+            pid = self._fork(uid, [connection], (ask, heard, *opened[4:]))
+            with contextlib.suppress(OSError):  # the service ends; then so do we
+                socket.send_fds(self._channel, [HEAD.pack(uid, pid)], [asked, tell, *opened[4:]])
+        finally:
+            for descriptor in opened:
+                os.close(descriptor)
+
+    def _fork(self, uid: int, connections: list[socket.socket], its: tuple[int, ...]) -> int:
+        """Start a process of the user's that has the connections, which are closed here; its pid.
+
+        ``its``: what else it has. Nothing is closed here before it has closed all that is not its
+        own, and nothing there before: who closes last may wait, and each does so for itself.
+        """
+        (reading, read), (ready, say_ready), (go, say_go) = os.pipe(), os.pipe(), os.pipe()
+        try:
+            pid = os.fork()
+            if pid == 0:
+                _be_the_users(uid, connections, its, (read, say_ready, go))
+            os.close(say_ready)
+            os.read(ready, 1)
+            for connection in connections:
+                connection.close()
+            os.write(say_go, b"g")
+            handle = os.pidfd_open(pid)
+        except OSError:
+            os.close(reading)
+            raise
+        finally:
+            for descriptor in (read, ready, go, say_go):
+                os.close(descriptor)
+        self._children[handle] = Child(pid, uid, reading, time.monotonic() + READ_TIME)
+        for descriptor in (handle, reading):
+            self._poll.register(descriptor, select.POLLIN)
+        return pid
+
+    def _settled(self, reading: int) -> None:
+        """It has read its request, and may wait for its job from now on."""
+        for child in self._children.values():
+            if child.reading == reading:
+                child.until, child.reading = 0.0, -1
+        self._forget(reading)
+
+    def _reap(self, handle: int) -> None:
+        child = self._children.pop(handle)
+        os.waitid(os.P_PIDFD, handle, os.WEXITED)
+        self._forget(handle)
+        if child.reading >= 0:
+            self._forget(child.reading)
+
+    def _forget(self, descriptor: int) -> None:
+        self._poll.unregister(descriptor)
+        os.close(descriptor)
+
+    def _look_at_the_clock(self) -> None:
+        now = time.monotonic()
+        for handle, child in self._children.items():
+            if child.until and now >= child.until:
+                child.until = 0.0 if child.killed else now + KILL_TIME
+                child.killed = True
+                signal.pidfd_send_signal(handle, signal.SIGKILL)
+        if self._trays and now >= self._tray_end:
+            for uid in list(self._trays):
+                self._empty(uid)
+
+
+def _be_the_users(
+    uid: int, connections: list[socket.socket], its: tuple[int, ...], pipes: tuple[int, int, int]
+) -> NoReturn:
+    """Be the process of a client: become its user, serve it, leave."""
+    try:
+        read, say_ready, go = pipes
+        _close_all_but({read, say_ready, go, *its, *(each.fileno() for each in connections)})
+        os.write(say_ready, b"r")
+        os.read(go, 1)
+        before = _become(uid)
+        if its:
+            client.serve(connections[0], client.Service(*its), read, before)
+    finally:
+        os._exit(0)
+
+
+def _close_all_but(kept: set[int]) -> None:
+    null = os.open(os.devnull, os.O_RDWR)  # also for what Python says of errors: users' words
+    for target in range(3):
+        os.dup2(null, target)
+    first = 3
+    for descriptor in sorted(kept):
+        os.closerange(first, descriptor)
+        first = descriptor + 1
+    os.closerange(first, os.sysconf("SC_OPEN_MAX"))
+
+
+def _become(uid: int) -> client.Limits:
+    """Become the user, with soft limits; return those before, which a job gets back."""
+    if os.geteuid() == 0:
+        account = pwd.getpwuid(uid)
+        os.setgroups(os.getgrouplist(account.pw_name, account.pw_gid))
+        os.setresgid(account.pw_gid, account.pw_gid, account.pw_gid)
+        os.setresuid(uid, uid, uid)
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    os.chdir("/")
+    os.umask(0o077)
+    before = {kind: resource.getrlimit(kind) for kind in LIMITS}
+    for kind, (_, hard) in before.items():
+        resource.setrlimit(kind, (LIMITS[kind] if hard < 0 else min(LIMITS[kind], hard), hard))
+    return before
+
+
+_prctl = ctypes.CDLL(None).prctl
+
+
+def main() -> None:
+    """Be the acceptor of the service that has started this."""
+    listener, channel = (socket.socket(fileno=int(number)) for number in sys.argv[1:3])
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    gc.freeze()  # what is here by now: a fork would copy it
+    Acceptor(listener, channel).run()
+
+
+if __name__ == "__main__":
+    main()

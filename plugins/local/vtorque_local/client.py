@@ -1,0 +1,190 @@
+"""One client of the service, in a process that has become its user.
+
+All that the client sends is read, parsed and held here; the service gets what
+:class:`vtorque_local.order.Submission` has, and two files that it does not look into: the script
+and what :mod:`vtorque_local.become_job` needs. A terminal stays here: an interactive job is this
+process's child. How the three talk is in doc/local.md.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import resource
+import select
+import signal
+import socket
+import subprocess
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from vtorque_core.api import UsageError, VtorqueError, printable
+from vtorque_local import become_job, qsub
+from vtorque_local.order import Submission, pack
+from vtorque_local.submitter import describe
+from vtorque_pbs import convention as pbs
+
+MAX_MESSAGE = 8 << 20  # bytes of a request: the script is the big part
+MAX_TIME = 10.0  # seconds that a client may be silent
+MAX_ARGS = 10_000  # characters of -F: the wrapper's line must fit into a pipe, pipe(7)
+GUARD = ("/usr/bin/setpriv", "--pdeathsig", "KILL", "--")  # ``become_job`` looks who its parent is
+Limits = Mapping[int, tuple[int, int]]
+
+
+class Service(NamedTuple):
+    """The way to the service: pipes to and from it, files for the script and for the rest."""
+
+    ask: int
+    hear: int
+    script: int
+    rest: int
+
+
+def serve(connection: socket.socket, service: Service, reading: int, limits: Limits) -> None:
+    """Answer the client and, if it has submitted a job, wait for that as long as it does.
+
+    Args:
+        connection: the client's.
+        service: the way to it.
+        reading: a pipe that is closed when the client has its answer.
+        limits: setrlimit(2) for a job.
+    """
+    terminal: list[int] = []
+    with os.fdopen(service.ask, "wb", buffering=0) as say, os.fdopen(service.hear, "rb") as told:
+        connection.settimeout(MAX_TIME)
+        try:
+            words = _request(connection, terminal, service)
+            say.write(pack(*words))
+            answer = told.readline()
+        except VtorqueError as error:
+            answer = _line({"error": str(error)})
+        except Exception as error:  # whatever a hostile client sends
+            answer = _line(
+                {"error": f"bad request: {type(error).__name__}: {printable(str(error))}"}
+            )
+        connection.sendall(answer)
+        os.close(reading)
+        if b'"id"' in answer and b'"error"' not in answer:
+            for kind, limit in limits.items():
+                resource.setrlimit(kind, limit)
+            _Follow(connection, say, told, terminal, service.rest).run()
+
+
+def _request(connection: socket.socket, terminal: list[int], service: Service) -> tuple[str, ...]:
+    """Read a client's request; return what the service has to be asked."""
+    first, terminal[:], *_ = socket.recv_fds(connection, 1, 3, socket.MSG_CMSG_CLOEXEC)
+    with connection.makefile("rb") as lines:
+        message = json.loads(first + lines.readline(MAX_MESSAGE))
+    if message["op"] == "submit":
+        return submission(message, terminal, service).words()
+    if message["op"] == "cancel":
+        return "cancel", str(message["id"])
+    return (str(message["op"]),)
+
+
+def submission(message: dict[str, Any], terminal: Sequence[int], service: Service) -> Submission:
+    """Return what root has to know of a job; leave the rest of it in the service's two files.
+
+    Raises UsageError, and others for what no vsub sends.
+    """
+    content = base64.b64decode(message["script"], validate=True)
+    want = describe(pbs.split_qsub([str(word) for word in message["argv"]]), content)
+    environ = {str(name): str(value) for name, value in message["environ"].items()}
+    if len(want.args) > MAX_ARGS:
+        raise UsageError(f"-F has {len(want.args)} characters (limit: {MAX_ARGS})")
+    if want.interactive != (len(terminal) == 3 and all(map(os.isatty, terminal))):
+        raise UsageError("an interactive job, and no other, needs a terminal")
+    host, here = socket.gethostname(), str(message["cwd"])
+    initdir = want.initdir and os.path.join(here, want.initdir)  # noqa: PTH118 (user's text)
+    own = {"PATH": "/usr/local/bin:/usr/bin:/bin"} | qsub.variables(want, environ, host, here)
+    needed = {
+        "environ": own | ({"PBS_O_INITDIR": initdir} if initdir else {}),
+        "shell": want.shell,
+        "args": want.args,
+        "directory": initdir,
+        "outputs": qsub.output_paths(want, host, here),
+    }
+    files = (service.script, content), (service.rest, json.dumps(needed).encode())
+    for descriptor, data in files:
+        with os.fdopen(descriptor, "wb", closefd=False) as file:
+            file.write(data)
+    mem = want.resources.get("mem", "")
+    return Submission(want.name, want.ppn, want.walltime, mem, want.interactive, message["token"])
+
+
+class _Follow:
+    """Wait for the job; run it if it is interactive. What comes: see ``service.Client``."""
+
+    def __init__(
+        self, connection: socket.socket, say: Any, told: Any, terminal: list[int], rest: int
+    ) -> None:
+        self._connection, self._say, self._told = connection, say, told
+        self._terminal, self._rest = terminal, rest
+        self._process: subprocess.Popen[bytes] | None = None
+        self._poll = select.poll()
+        for each in (connection, told):
+            self._poll.register(each, select.POLLIN)
+
+    def run(self) -> None:
+        """Return when the client has gone, or has been told how the job has ended."""
+        while True:
+            ready = {descriptor for descriptor, _ in self._poll.poll()}
+            if self._told.fileno() in ready and not self._obey(self._told.readline()):
+                return
+            if self._ended(ready):
+                continue
+            if self._connection.fileno() in ready:
+                return
+
+    def _obey(self, line: bytes) -> bool:
+        """Do what the service says; return whether there is more to come."""
+        if not line:
+            return False
+        order = json.loads(line)
+        if "start" in order:
+            self._start(order["start"])
+        elif "terminate" in order:
+            if self._process:
+                os.killpg(self._process.pid, signal.SIGTERM)
+        else:
+            self._connection.settimeout(MAX_TIME)
+            self._connection.sendall(line)
+            return False
+        return True
+
+    def _start(self, order: dict[str, Any]) -> None:
+        given = os.memfd_create("order")
+        os.write(given, json.dumps(order | {"starter": os.getpid()}).encode())
+        argv = [*GUARD, *become_job.command(given, self._rest)]
+        stdin, stdout, stderr = self._terminal
+        self._process = subprocess.Popen(
+            argv,
+            env={},
+            cwd="/",
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            pass_fds=(given, self._rest),
+            start_new_session=True,
+        )
+        os.close(given)
+        self._handle = os.pidfd_open(self._process.pid)
+        self._poll.register(self._handle, select.POLLIN)
+
+    def _ended(self, ready: set[int]) -> bool:
+        if self._process is None or self._handle not in ready:
+            return False
+        os.killpg(self._process.pid, signal.SIGKILL)  # what it has left; it is not reaped yet
+        code = self._process.wait()
+        self._poll.unregister(self._handle)
+        os.close(self._handle)
+        self._process = None
+        with contextlib.suppress(OSError):
+            self._say.write(pack("ended", str(code)))
+        return True
+
+
+def _line(answer: dict[str, Any]) -> bytes:
+    return json.dumps(answer).encode() + b"\n"

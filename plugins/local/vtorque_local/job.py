@@ -1,0 +1,170 @@
+"""A job of the service: what root knows of it, and its files in the spool."""
+
+from __future__ import annotations
+
+import fcntl
+import grp
+import json
+import os
+import pwd
+import shlex
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from vtorque_core.api import UsageError
+from vtorque_core.api.job_files import File, Tree
+from vtorque_local.job_processes import COOKIE
+from vtorque_local.order import Submission
+from vtorque_pbs import convention as pbs
+
+MAX_SCRIPT = 4 << 20  # bytes
+MAX_REST = 8 << 20
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
+
+
+@dataclass
+class Job:
+    """One job, fit for JSON. ``state``: Q queued, P prologue, R running, E epilogue.
+
+    Args:
+        uid: whose job it is.
+        hook: the prologue's arguments.
+        environ: what its processes have in their environment whatever the user wants.
+        interactive: it has a terminal, and no output files.
+        in_guest: the wrapper runs it; else, on bare metal, the user's shell does.
+        walltime: seconds, 0 without a limit.
+        size: bytes of its script and environment.
+        status: Torque's exit_status, None until it is known; ``reason`` for the user.
+        session, started: leader and time of the start, in seconds of the epoch.
+        cgroup: the directory of its processes' cgroup, empty: it has none.
+    """
+
+    uid: int
+    hook: list[str]
+    environ: dict[str, str]
+    interactive: bool
+    in_guest: bool
+    walltime: int
+    size: int
+    state: str = "Q"
+    status: int | None = None
+    reason: str = ""
+    session: int = 0
+    started: float = 0.0
+    cgroup: str = ""
+
+    @property
+    def id(self) -> str:
+        """The job id."""
+        return self.hook[0]
+
+    @property
+    def name(self) -> str:
+        """The job's name."""
+        return self.hook[3]
+
+    def encode(self) -> bytes:
+        """Return the job as JSON."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> Job:
+        """Return what :meth:`encode` wrote."""
+        return cls(**json.loads(data))
+
+    def order(self, wrapper: Sequence[str], text: str = "") -> dict[str, Any]:
+        """Return what root tells :mod:`vtorque_local.become_job`; with ``text`` a note to write."""
+        return {
+            "starter": os.getpid(),
+            "environ": self.environ,
+            "wrapper": list(wrapper) if self.in_guest else [],
+            "names": pbs.output_names(self.name, self.id),
+            "line": "" if self.interactive else shlex.quote(self.hook[7]),
+            "text": text,
+        }
+
+
+def make_job(job_id: str, want: Submission, uid: int, host: str, directory: Path, size: int) -> Job:
+    """Return the job that qsub and pbs_mom would make of a submission.
+
+    Args:
+        job_id: ``number.host``.
+        uid: who submits it.
+        directory: its own in the spool.
+        size: bytes of its script and environment.
+
+    Raises KeyError if there is no such user.
+    """
+    account = pwd.getpwuid(uid)
+    group = grp.getgrgid(account.pw_gid).gr_name
+    resources = pbs.build_resources(want.resources())
+    script = str(directory / f"{job_id}.SC")
+    hook = pbs.PrologueArgs(
+        job_id, account.pw_name, group, want.name, resources, "local", script=script
+    )
+    environ = _environ(hook, want, account, host, directory)
+    walltime, in_guest = want.walltime, bool(want.token)
+    return Job(uid, hook.argv(), environ, want.interactive, in_guest, walltime, size)
+
+
+def _environ(
+    hook: pbs.PrologueArgs, want: Submission, account: pwd.struct_passwd, host: str, at: Path
+) -> dict[str, str]:
+    """Return what pbs_mom tells the first task of a job on one node."""
+    kind = "INTERACTIVE" if want.interactive else "BATCH"
+    return {
+        "HOME": account.pw_dir,
+        "LOGNAME": account.pw_name,
+        "USER": account.pw_name,
+        "SHELL": account.pw_shell or "/bin/sh",
+        "ENVIRONMENT": kind,
+        "PBS_ENVIRONMENT": f"PBS_{kind}",
+        COOKIE: os.urandom(16).hex().upper(),
+        "PBS_JOBID": hook.job_id,
+        "PBS_JOBNAME": hook.job_name,
+        "PBS_NODEFILE": str(at / "nodes"),
+        "PBS_NODENUM": "0",
+        "PBS_NP": str(want.ppn or 1),
+        "PBS_NUM_NODES": "1",
+        "PBS_NUM_PPN": str(want.ppn or 1),
+        "PBS_O_QUEUE": "local",
+        "PBS_QUEUE": "local",
+        "PBS_SERVER": host,
+        "PBS_TASKNUM": "1",
+        "PBS_VNODENUM": "0",
+        "PBS_WALLTIME": str(want.walltime),
+    }
+
+
+def sealed_size(descriptor: int, most: int) -> int:
+    """Have nobody change a file of memfd_create(2) any more; return its bytes.
+
+    Raises UsageError: it has more than ``most``, or somebody holds on to it.
+    """
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+    except OSError as error:
+        raise UsageError(f"bad request: {error.strerror}") from None
+    size = os.fstat(descriptor).st_size
+    if size > most:
+        raise UsageError(f"script or environment has {size} bytes (limit: {most})")
+    return size
+
+
+def put_files(directory: Path, job: Job, script: int, rest: int, host: str, ppn: int) -> None:
+    """Make the job's directory: its script, what its first program needs, its node file.
+
+    All are root's, so their owner cannot make them larger; the job's owner may read its own.
+    Raises HostFault.
+    """
+    Tree(str(directory)).create()
+    content = _content(script)
+    File(str(directory / f"{job.id}.SC"), mode=0o500, reader=job.uid, content=content).create()
+    File(str(directory / "rest"), content=_content(rest)).create()
+    File(str(directory / "nodes"), mode=0o444, content=f"{host}\n".encode() * ppn).create()
+
+
+def _content(descriptor: int) -> bytes:
+    return os.pread(descriptor, os.fstat(descriptor).st_size, 0)

@@ -1,0 +1,131 @@
+"""Ends what a job has left on the machine: the processes of its cgroup.
+
+Where no cgroup can be made: those of its user that have its ``PBS_JOBCOOKIE``, found and ended by a
+process that is the user too. Root reads nothing of them: what is in ``/proc/PID`` of a process
+whose memory waits for a FUSE file system is never answered.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+COOKIE = "PBS_JOBCOOKIE"  # in the environment of every process of a job, and different for each
+KILL_TIME = 10.0  # seconds to find and kill what a job has left
+_JOIN = 'echo 0 >"$1" || exit 1; shift; exec "$@"'
+_MOUNT = re.compile(r"\S+ \S+ \S+ \S+ (\S+) .* - (cgroup2?) \S+ (\S+)")
+_POLL = 0.02  # seconds; cgroup v1 tells nobody that one is empty
+
+
+def make_cgroup(name: str) -> str:
+    """Make a cgroup below this process's own; return its directory, empty where none can be made.
+
+    Of version 2 if there is one (cgroups(7)), else below the controllers ``pids`` or ``systemd``.
+    """
+    for top in _own_cgroups():
+        path = top / f"vtorque-{name}"
+        try:
+            path.mkdir(exist_ok=True)
+        except OSError:
+            continue
+        if os.access(path / "cgroup.procs", os.W_OK):
+            return str(path)
+    return ""
+
+
+def _own_cgroups() -> Iterable[Path]:
+    own = {
+        line.split(":")[1]: line.split(":", 2)[2]
+        for line in Path("/proc/self/cgroup").read_text().splitlines()
+    }
+    for kind in ("", "pids", "name=systemd"):
+        for line in Path("/proc/self/mountinfo").read_text().splitlines():
+            found = _MOUNT.fullmatch(line)
+            if found and kind in own and _is(kind, found[2], found[3].split(",")):
+                yield Path(found[1] + own[kind])
+
+
+def _is(kind: str, system: str, options: Sequence[str]) -> bool:
+    return system == "cgroup2" if not kind else system == "cgroup" and kind in options
+
+
+def joining(cgroup: str) -> list[str]:
+    """Return the command that runs another one in the cgroup. As root."""
+    return ["/bin/sh", "-c", _JOIN, "sh", f"{cgroup}/cgroup.procs"] if cgroup else []
+
+
+def join(cgroup: str, pid: int) -> None:
+    """Have a process in the cgroup, and what it starts from now on. Raises OSError."""
+    Path(cgroup, "cgroup.procs").write_text(str(pid))
+
+
+def members(cgroup: str) -> set[int]:
+    """Return the processes in the cgroup; none if it has gone."""
+    with contextlib.suppress(OSError):
+        return {int(pid) for pid in Path(cgroup, "cgroup.procs").read_text().split()}
+    return set()
+
+
+def end_members(cgroup: str, grace: float, spared: int = 0) -> bool:
+    """Wait ``grace`` seconds for the processes in the cgroup, then SIGKILL them; remove it.
+
+    Returns whether all have ended within KILL_TIME. ``spared``: one that is left alone.
+    """
+    kill_at = time.monotonic() + grace
+    while left := members(cgroup) - {spared}:
+        now = time.monotonic()
+        if now >= kill_at + KILL_TIME:
+            return False
+        if now >= kill_at:
+            _kill(left, cgroup)
+        time.sleep(_POLL)
+    with contextlib.suppress(OSError):  # the spared one is there
+        Path(cgroup).rmdir()
+    return True
+
+
+def _kill(pids: Iterable[int], cgroup: str) -> None:
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            handle = os.pidfd_open(pid)
+            try:
+                if pid in members(cgroup):  # its number may be another's by now
+                    signal.pidfd_send_signal(handle, signal.SIGKILL)
+            finally:
+                os.close(handle)
+
+
+def ending_marked(cookie: str, grace: float) -> list[str]:
+    """Return the command that does as :func:`end_members` for marked processes. As their user."""
+    return [sys.executable, "-I", "-S", __file__, cookie, str(grace)]
+
+
+def _marked(cookie: str) -> set[int]:
+    mark, found = f"{COOKIE}={cookie}".encode(), set()
+    for name in os.listdir("/proc"):  # noqa: PTH208 - numbers
+        if name.isdecimal():
+            with contextlib.suppress(OSError):  # ended, or not ours
+                if mark in Path(f"/proc/{name}/environ").read_bytes().split(b"\0"):
+                    found.add(int(name))
+    return found
+
+
+def _end_marked(cookie: str, grace: float) -> None:
+    kill_at = time.monotonic() + grace
+    end = kill_at + KILL_TIME  # a job may make processes faster than they are found
+    while (left := _marked(cookie)) and time.monotonic() < end:
+        if time.monotonic() >= kill_at:
+            for pid in left:
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+        time.sleep(_POLL)
+
+
+if __name__ == "__main__":
+    _end_marked(sys.argv[1], float(sys.argv[2]))

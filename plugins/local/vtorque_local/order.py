@@ -1,0 +1,103 @@
+"""What a client's process asks of the service: one bounded record of a fixed form.
+
+That process is the user's, so all of it is the user's word; the service checks it again.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+
+from vtorque_core.api import UsageError, dataclass
+from vtorque_pbs import convention as pbs
+
+MAX_RECORD = 128 << 10  # bytes: a request, MAX_TOKEN, is the big part
+MAX_TOKEN = 100_000  # characters of a request: MAX_ARG_STRLEN is 128 KiB, execve(2)
+MAX_SECONDS = 10**9
+_LENGTH = struct.Struct("!I")
+_TOKEN = re.compile(r"(vt1:[!-+.-~-]+)?", re.ASCII)
+_MEM = re.compile(r"([0-9]{1,15}[kmgt]?[bw]?)?", re.IGNORECASE | re.ASCII)
+_COUNT = re.compile(r"[0-9]{1,10}", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Submission:
+    """What root has to know of a new job; all else is used by its owner's processes only.
+
+    Args:
+        name: ``-N``.
+        ppn: of ``-l nodes=1:ppn=N``, 0 if not given.
+        walltime: seconds, 0 without a limit.
+        mem: ``-l mem`` as given, empty if not.
+        interactive: whether it has a terminal.
+        token: the request, as it goes into the resource list; empty on bare metal.
+    """
+
+    name: str
+    ppn: int
+    walltime: int
+    mem: str
+    interactive: bool
+    token: str
+
+    def __post_init__(self) -> None:
+        """Check all of it. Raises UsageError."""
+        pbs.check_job_name(self.name)
+        if len(self.token) > MAX_TOKEN:
+            raise UsageError(
+                f"the -vm request, with the files it names, has {len(self.token)} characters "
+                f"(limit: {MAX_TOKEN})"
+            )
+        if not _TOKEN.fullmatch(self.token):
+            raise UsageError("the -vm request is damaged")
+        if not (self.ppn < 10_000 and self.walltime < MAX_SECONDS and _MEM.fullmatch(self.mem)):
+            raise UsageError("-l: ppn, walltime or mem is too large")
+
+    def words(self) -> tuple[str, ...]:
+        """Return it as a record's words."""
+        numbers = (str(self.ppn), str(self.walltime), str(int(self.interactive)))
+        return ("submit", self.name, *numbers, self.mem, self.token)
+
+    @classmethod
+    def parse(cls, words: list[str]) -> Submission:
+        """Return what :meth:`words` gave, all of it checked. Raises UsageError."""
+        if len(words) != 7 or not all(_COUNT.fullmatch(word) for word in words[2:5]):
+            raise UsageError("bad request: not a submission")
+        ppn, walltime, interactive = map(int, words[2:5])
+        return cls(words[1], ppn, walltime, words[5], bool(interactive), words[6])
+
+    def resources(self) -> dict[str, str]:
+        """Return the resource list as Torque shows it."""
+        found = {"nodes": f"1:ppn={self.ppn}" if self.ppn else "1"}
+        if self.walltime:
+            found["walltime"] = pbs.show_walltime(self.walltime)
+        if self.mem:
+            found["mem"] = self.mem
+        return found | ({"other": self.token} if self.token else {})
+
+
+def pack(*words: str) -> bytes:
+    """Return the record of these words. Raises UsageError: one has a NUL, they are too long."""
+    data = "\0".join(words).encode()
+    if data.count(b"\0") != len(words) - 1 or len(data) > MAX_RECORD:
+        raise UsageError("bad request: it is too long or has a NUL")
+    return _LENGTH.pack(len(data)) + data
+
+
+def unpack(data: bytes) -> tuple[list[str] | None, bytes]:
+    """Return the words of the first record, None if it is not whole yet, and what follows.
+
+    Raises UsageError: it is no record.
+    """
+    if len(data) < _LENGTH.size:
+        return None, data
+    (length,) = _LENGTH.unpack_from(data)
+    if length > MAX_RECORD:
+        raise UsageError("bad request: too long")
+    end = _LENGTH.size + length
+    if len(data) < end:
+        return None, data
+    try:
+        return data[_LENGTH.size : end].decode().split("\0"), data[end:]
+    except UnicodeDecodeError:
+        raise UsageError("bad request: not UTF-8") from None
