@@ -9,6 +9,7 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -18,11 +19,13 @@ from local_site import HOOK, HOST, SUBMIT, Site, fresh_site
 from patience import LONG, eventually
 from vtorque_core.api.batch_system import Life
 from vtorque_core.base.errors import UsageError, VtorqueError
-from vtorque_core.base.locks import Busy
+from vtorque_core.base.locks import Busy, take_lock
+from vtorque_core.base.names import Paths
 from vtorque_core.site.request import Request
 from vtorque_local.mom import Programs
 from vtorque_local.node import LocalNode
 from vtorque_local.service import Service, Setup
+from vtorque_local.submitter import LocalSubmitter
 
 pytestmark = pytest.mark.e2e
 
@@ -201,6 +204,50 @@ def test_silent_clients_hold_up_nobody(site):
     eventually(refused)
     for sock in idle:
         sock.close()
+
+
+DAEMON = """
+import sys
+from pathlib import Path
+from vtorque_local.command import _detach
+from vtorque_local.mom import Programs
+from vtorque_local.service import Service, Setup
+top = Path(sys.argv[1])
+service = Service(Setup(top / "run", top / "spool", Programs((), (), ()), ["true"]))
+service.open()
+_detach(top / "log")
+service.serve()
+"""
+
+
+def test_a_daemons_lock_names_it_and_is_free_when_it_has_ended(tmp_path):
+    subprocess.run([sys.executable, "-c", DAEMON, tmp_path], check=True, timeout=180)
+    submitter = LocalSubmitter(Paths(run=tmp_path / "run"))
+    assert list(submitter.jobs()) == []
+    lock = tmp_path / "spool/lock"
+    daemon = os.pidfd_open(int(lock.read_text()))
+    submitter.shut_down()
+    os.close(take_lock(lock, LONG))
+    os.close(daemon)
+    assert (tmp_path / "log").read_text() == ""
+
+
+def test_a_service_that_ends_with_a_request_unread(tmp_path):
+    paths = Paths(run=tmp_path)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "local.sock"))
+        listener.listen()
+
+        def end() -> None:
+            connection, _ = listener.accept()
+            connection.recv(1)
+            connection.close()  # which resets it
+
+        thread = threading.Thread(target=end)
+        thread.start()
+        with pytest.raises(VtorqueError, match="has ended meanwhile"):
+            list(LocalSubmitter(paths).jobs())
+        thread.join()
 
 
 def test_a_full_spool_ends_the_job_and_not_the_service(site):

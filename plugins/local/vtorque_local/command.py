@@ -9,8 +9,9 @@ from pathlib import Path
 
 import click
 
-from vtorque_core.api import HostFault, UsageError
+from vtorque_core.api import Busy, HostFault, UsageError, take_lock
 
+STOP_TIME = 1800.0  # seconds for running jobs to be torn down
 CONFIG = click.option(
     "--config", type=click.Path(path_type=Path), default=None, help="Site config file."
 )
@@ -57,11 +58,18 @@ def serve(foreground: bool, slots: int | None, config: Path | None) -> None:
 @local.command()
 @CONFIG
 def stop(config: Path | None) -> None:
-    """Stop the service: running jobs are ended and torn down, queued ones stay queued."""
+    """Stop the service and wait for its end: running jobs are ended, queued ones stay queued."""
     from vtorque_core.live.service import paths  # noqa: PLC0415
     from vtorque_local.submitter import LocalSubmitter  # noqa: PLC0415
 
-    LocalSubmitter(paths(config)).shut_down()
+    where = paths(config)
+    LocalSubmitter(where).shut_down()
+    lock = where.state / "local" / "lock"
+    try:
+        os.close(take_lock(lock, 1.0))
+    except Busy:
+        click.echo("vtorque: waiting until the running jobs are torn down", err=True)
+        os.close(take_lock(lock, STOP_TIME))
 
 
 def _detach(log: Path) -> None:

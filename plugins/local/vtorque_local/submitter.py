@@ -90,7 +90,13 @@ class LocalSubmitter:
             with contextlib.suppress(OSError):  # the answer, or its absence, tells
                 sent = socket.send_fds(sock, [data], fds) if fds else 0
                 sock.sendall(data[sent:])
-            answer = json.loads(lines.readline() or b'{"error": "it closed the connection"}')
+            try:
+                line = lines.readline()
+            except OSError:  # it was killed with our request unread
+                line = b""
+            if not line:
+                raise VtorqueError("the local batch system has ended meanwhile: try again later")
+            answer = json.loads(line)
             if "error" in answer:
                 raise UsageError(answer["error"])
             yield answer, lines

@@ -115,7 +115,7 @@ def _directories(site: Site) -> list[tuple[Path, int]]:
         (paths.run, 0o755),
         (paths.run / "jobs", 0o711),
         (paths.run / "locks", 0o700),
-        (paths.run / "proof", 0o755),
+        (paths.run / "proof", 0o711),
     ]
 
 

@@ -96,15 +96,16 @@ def write(paths: Paths, proof: Proof, gid: int = -1) -> None:
     """Put the proof in place of an older one, atomically. As root, on the node.
 
     Args:
-        paths: vTorque's directories; the proof's is created (0755) if it is missing.
+        paths: vTorque's directories; the proof's is created if it is missing.
         proof: what to say.
         gid: the job user's primary group (-1: the caller's), which alone may read the file (0640):
             it has variables of plugins and, after a failure, the end of a console.
 
-    The directory is root's alone, so that the names in it are. Raises OSError, HostFault.
+    The directory is root's alone, so that the names in it are; it lists these job ids to nobody
+    else (0711). Raises OSError, HostFault.
     """
     target = paths.proof(proof.job.id)
-    target.parent.mkdir(mode=0o755, exist_ok=True)
+    target.parent.mkdir(mode=0o711, exist_ok=True)
     safefs.replace(str(target), proof.encode(), mode=0o640, gid=gid)
 
 
