@@ -26,9 +26,16 @@ class Outcome(enum.Enum):
     REFUSED = "refused"
     HOST_FAULT = "host_fault"
     NOT_HERE = "not_here"
-    """It failed on this node, which need not be at fault: a user can bring this about, or another
-    job has what it needs. As HOST_FAULT, but nothing may be taken from the node for it."""
+    """It failed on this node, which need not be at fault: a user can bring this about.
+    As HOST_FAULT, but nothing may be taken from the node for it."""
+    IN_USE = "in_use"
+    """As NOT_HERE: another job has what it needs. Where it can wait for that here, it does."""
     NOT_OURS = "not_ours"
+
+    @property
+    def may_run_elsewhere(self) -> bool:
+        """Whether another node, or this one later, may do what failed."""
+        return self in (Outcome.HOST_FAULT, Outcome.NOT_HERE, Outcome.IN_USE)
 
 
 class Life(enum.Enum):
@@ -82,7 +89,7 @@ class Needs:
 
 @dataclass(frozen=True)
 class JobInfo:
-    """One line of ``vmgr ps``, from the batch system."""
+    """One line of ``vmgr ps``, from the batch system. ``reason``: why a queued job waits."""
 
     id: str
     name: str
@@ -90,6 +97,7 @@ class JobInfo:
     state: str
     node: str = ""
     seconds: float = 0.0
+    reason: str = ""
 
 
 @dataclass(frozen=True)

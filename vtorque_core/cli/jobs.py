@@ -34,7 +34,8 @@ def ps(config: Path, as_json: bool, placement: bool) -> None:
     if as_json:
         click.echo(json.dumps([asdict(job) for job in jobs], indent=2))
         return
-    for line in plain([_COLUMNS, *(_row(job) for job in jobs)]):
+    columns = (*_COLUMNS, "REASON") if any(job.reason for job in jobs) else _COLUMNS
+    for line in plain([columns, *(_row(job)[: len(columns)] for job in jobs)]):
         click.echo(line)
 
 
@@ -58,4 +59,4 @@ def _row(job: JobInfo) -> tuple[str, ...]:
     hours, minutes = divmod(minutes, 60)
     elapsed = f"{hours:02}:{minutes:02}:{seconds:02}"
     cells = (job.id, job.name, job.owner, job.state, job.node, elapsed)
-    return tuple(printable(cell, 60) for cell in cells)
+    return *(printable(cell, 60) for cell in cells), printable(job.reason, 200)

@@ -212,6 +212,33 @@ def test_failing_and_killed_prologue(site, capfd):
     assert site.submit("-W", "block=true", "-d", str(site.root), job) == 0, "as Torque does"
 
 
+def test_a_job_waits_for_what_others_have(site):
+    """Back in the queue, with the reason; tried again when another job has ended."""
+    (site.root / "prologue.says").write_text("n1: in use by other jobs: memory\n")
+    (site.root / "prologue.exit").write_text("75")
+    site.submit("-o", "out", site.script("echo ran\n"), blob=Request().encode())
+    eventually(lambda: [job.reason for job in site.submitter.jobs()] != [""])
+    (job,) = site.submitter.jobs()
+    assert (job.state, job.reason) == ("Q", "n1: in use by other jobs: memory")
+    assert not (site.root / f"epilogue.1.{HOST}").exists()
+    (site.root / "prologue.exit").unlink()
+    (site.root / "prologue.says").unlink()
+    assert site.submit("-W", "block=true", site.script("#!/bin/sh\nexit 3\n", "other")) == 3
+    assert site.done("1") == 0
+    assert (site.root / "out").read_text() == "ran\n"
+
+
+def test_a_job_that_waits_for_others_can_be_cancelled(site):
+    (site.root / "prologue.exit").write_text("75")
+    for number in ("1", "2"):
+        site.submit(site.script("true\n"), blob=Request().encode())
+        site.hook("prologue", f"{number}.{HOST}")
+    for number in ("1", "2"):
+        site.submitter.cancel(number)
+        site.done(number)
+    assert list(site.submitter.jobs()) == []
+
+
 def test_first_in_first_out_with_slots(site):
     job = site.script(
         "#!/bin/sh\necho $PBS_JOBID >> order\nwhile [ ! -e go ]; do sleep 0.02; done\n"

@@ -22,6 +22,7 @@ from vtorque_core.api.strategies import BatchSystem
 from vtorque_core.base.names import Paths
 from vtorque_local import plugin
 from vtorque_local.job import Job
+from vtorque_local.node import WAITS
 from vtorque_local.submitter import LocalSubmitter
 from vtorque_pbs import convention as pbs
 from vtorque_testing import harness as contract
@@ -65,7 +66,7 @@ class LocalHarness:
     system = BatchSystem("local", plugin.submitter, plugin.node, plugin.shell)
     dialect = replace(
         TorqueHarness.dialect,
-        exits=dict.fromkeys(Outcome, 0),
+        exits=dict.fromkeys(Outcome, 0) | {Outcome.IN_USE: WAITS},
         carries=70_000,
         array=(),
         two_nodes=(),

@@ -30,13 +30,14 @@ from vtorque_core.api import EXIT_HOST_FAULT, VtorqueError, guarded, printable
 from vtorque_local import become_job, job_processes
 from vtorque_local.client import GUARD
 from vtorque_local.job import Job
+from vtorque_local.node import WAITS
 from vtorque_pbs import convention as pbs
 
 HOOK_ENVIRON = {"PATH": "/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin", "LC_ALL": "C"}
 LOST = "lost: the batch system was restarted while this job was running"
 NOTE_TIME = 5.0  # seconds to write the reason into the user's file
 STUCK_TIME = 2.0  # seconds until a killed process counts as one that cannot be ended
-MAX_SAID = 8192  # bytes of what an epilogue says that go into the user's file
+MAX_SAID = 8192  # bytes of what a hook says; an epilogue's go into the user's file
 MAX_WORD = 300  # characters of one line there
 
 
@@ -109,19 +110,20 @@ class Task(abc.ABC):
         """Give back what the task has open."""
         os.close(self._wake)
 
-    def run(self) -> None:
-        """Run the job to its end. Blocks."""
+    def run(self) -> bool:
+        """Run the job to its end; return False if it has to wait for others. Blocks."""
         try:
             if self._enter("P"):
                 self.job.started = time.time()
-                self._run_prologue()
+                if self._run_prologue() and self._wait():
+                    return False
                 if self._enter("R"):
                     self._run_job()
         except (OSError, ValueError, LookupError, VtorqueError) as error:
             self.end(pbs.STATUS_NO_START, f"the job cannot be started: {error}")
-        self.tear_down()
+        return self.tear_down()
 
-    def tear_down(self) -> None:
+    def tear_down(self) -> bool:
         """Run the epilogue and say why the job ended; all there is to do for a lost job. Blocks."""
         job = self.job
         if job.status is None:
@@ -134,11 +136,9 @@ class Task(abc.ABC):
             pbs.PrologueArgs.parse(job.hook), job.session, time.time() - job.started, job.status
         )
         with contextlib.suppress(OSError, subprocess.SubprocessError):
-            with os.fdopen(os.memfd_create("epilogue"), "rb") as said:
-                self._hook([*self._programs.epilogue, *args.argv()], said.fileno())
-                said.seek(0)
-                lines = said.read(MAX_SAID).decode("utf-8", "replace").splitlines()
+            _, lines = self._hook([*self._programs.epilogue, *args.argv()])
             self._note([word for word in (job.reason, *lines) if word])
+        return True
 
     def end(self, status: int, reason: str) -> None:
         """End the job, with TERM and then KILL; of a prologue only the job after it, as Torque."""
@@ -156,13 +156,27 @@ class Task(abc.ABC):
                 self.save()
             return self.job.status is None
 
-    def _run_prologue(self) -> None:
-        code = self._hook([*self._programs.prologue, *self.job.hook])
+    def _wait(self) -> bool:
+        """Go back into the queue, unless somebody has ended the job meanwhile."""
+        with self._lock:
+            if self.job.status is None:
+                self.job.state, self.job.started = "Q", 0.0
+                self.save()
+            return self.job.status is None
+
+    def _run_prologue(self) -> bool:
+        """Return whether the job has to wait for what others have; ``reason`` says for what."""
+        code, lines = self._hook([*self._programs.prologue, *self.job.hook])
+        if code == WAITS and self.job.in_guest:
+            self.job.reason = printable(" ".join(lines[-1:]), MAX_WORD)
+            return True
+        self.job.reason = ""
         failed = "the node's prologue {}; nothing was run".format
         if code > 0:
             self.end(pbs.STATUS_NO_START, failed(f"failed (exit {code})"))
         elif code < 0 and self.job.in_guest:  # nobody is left to start its guests or say why not
             self.end(EXIT_HOST_FAULT, failed(f"was killed (signal {-code})"))
+        return False
 
     def start(self) -> Leader:
         """Start the user's part. Raises OSError, LookupError (no such user)."""
@@ -240,15 +254,19 @@ class Task(abc.ABC):
                 self._stuck.setdefault(self.job.uid, []).append(process)
         return False
 
-    def _hook(self, argv: Sequence[str], stdout: int = 2) -> int:
+    def _hook(self, argv: Sequence[str]) -> tuple[int, list[str]]:
+        """Run a hook to its end; return its exit code, or minus its signal, and what it said."""
         environ = HOOK_ENVIRON | {"PBS_JOBID": self.job.id, "PBS_QUEUE": self.job.hook[5]}
-        process = Process(guarded(*argv), environ, stdout=stdout, stderr=2, umask=0o022)
-        if not process.ended(self._programs.hook_timeout):
-            process.kill()
-        code, _ = process.result()
+        with os.fdopen(os.memfd_create("said"), "rb") as said:
+            process = Process(guarded(*argv), environ, stdout=said.fileno(), stderr=2, umask=0o022)
+            if not process.ended(self._programs.hook_timeout):
+                process.kill()
+            code, _ = process.result()
+            said.seek(0)
+            lines = said.read(MAX_SAID).decode("utf-8", "replace").splitlines()
         if code:
             sys.stderr.write(f"vtorque: job {self.job.id}: {argv[:4]} ended with {code}\n")
-        return code
+        return code, lines
 
 
 class Process(Leader):

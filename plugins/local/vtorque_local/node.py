@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from vtorque_core.api import HostFault, Refused
+from vtorque_core.api import HostFault, Refused, printable
 from vtorque_core.api.batch_system import BatchJob, Life, NodeAdapter, Outcome, PeerGuest
 from vtorque_core.api.guest_context import ContextItem
 from vtorque_core.api.submission import from_token
 from vtorque_pbs import convention as pbs
 from vtorque_pbs import nodefile
+
+WAITS = 75  # a prologue's exit code, EX_TEMPFAIL of sysexits.h: the job goes back into the queue
 
 
 class LocalNode(NodeAdapter):
@@ -52,7 +55,14 @@ class LocalNode(NodeAdapter):
         return nodefile.items(job.id, guests)
 
     def finish(self, job: BatchJob, outcome: Outcome, reason: str) -> int:
-        """Return 0: there is no other node to try, and the wrapper tells the user the reason."""
+        """Return 0: there is no other node to try, and the wrapper tells the user the reason.
+
+        What it needs may be another job's: then the service gets the reason and :data:`WAITS`.
+        """
+        if outcome is Outcome.IN_USE:
+            sys.stdout.write(f"{printable(reason, 500)}\n")
+            sys.stdout.flush()
+            return WAITS
         return pbs.prologue_exit(outcome, elsewhere=False)
 
     def alive(self, ids: Sequence[str]) -> Mapping[str, Life]:

@@ -35,6 +35,7 @@ from vtorque_pbs import convention as pbs
 MAX_JOBS = 1000  # of one user
 MAX_SPOOL = 64 << 20  # bytes of all scripts and environments of one user's jobs
 BACKLOG = 256  # clients that wait to be accepted
+WAIT_TIME = 10.0  # seconds until a job that waits for others is tried again; sooner if one ends
 LEAVE_TIME = 5.0  # seconds for clients to be told of the end
 _PIPE = 65536  # bytes that a pipe takes without a reader, pipe(7)
 ACCEPTOR = (sys.executable, "-I", "-m", "vtorque_local.acceptor")
@@ -134,6 +135,7 @@ class Entry(mom.Task):
     def __init__(self, number: int, client: Client | None, *args: Any) -> None:
         super().__init__(*args)
         self.number, self.client = number, client
+        self.again = 0.0  # when it is tried again; until then it waits for others
         self.terminal = Terminal(client) if client and self.job.interactive else None
 
     def close(self) -> None:
@@ -169,7 +171,7 @@ class Service:
         self.stuck: dict[int, list[mom.Process]] = {}
         self._clients: dict[int, Client] = {}
         self._working: set[Entry] = set()
-        self._ended: queue.SimpleQueue[Entry] = queue.SimpleQueue()
+        self._ended: queue.SimpleQueue[tuple[Entry, bool]] = queue.SimpleQueue()
         self._served: dict[int, int] = {}  # uid: when one of its jobs was last begun
         self._reaped = self._stopping = False
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -190,15 +192,16 @@ class Service:
 
     def serve(self) -> None:
         """Run until told to stop: queued jobs stay queued, running ones are ended."""
-        os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)  # a daemon's is a new one
+        os.ftruncate(self._lock, 0)
+        os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)  # a daemon's is not who took it
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._wake, selectors.EVENT_READ, self._woken)
         self._start_acceptor()
         self._find_jobs()
         _thread(self._reap)
         while not (self._stopping and not self._working):
-            self._look(None)
             self._begin_jobs()
+            self._look()
         self._channel.shutdown(socket.SHUT_WR)  # it accepts no more, and ends
         for client in list(self._clients.values()):
             self._let_go(client)
@@ -293,17 +296,23 @@ class Service:
         self._reaped = True
         os.eventfd_write(self._wake, 1)
 
-    def _look(self, seconds: float | None) -> None:
-        for key, _ in self._selector.select(seconds):
+    def _look(self) -> None:
+        """Wait for what comes, or until a job that waits for others has to be tried again."""
+        times = [entry.again for entry in self.entries.values() if entry.again]
+        full = self._stopping or len(self._working) >= self.setup.slots
+        left = max(0.0, min(times) - time.monotonic()) if times and not full else None
+        for key, _ in self._selector.select(left):
             key.data()
 
     def _woken(self) -> None:
         os.eventfd_read(self._wake)
         with contextlib.suppress(queue.Empty):
             while True:
-                entry = self._ended.get_nowait()
+                entry, done = self._ended.get_nowait()
                 self._working.discard(entry)
-                self._finish(entry)
+                entry.again = 0.0 if done else time.monotonic() + WAIT_TIME
+                if done:
+                    self._finish(entry)
         if self._stopping:
             for entry in list(self._working):
                 entry.end(pbs.STATUS_DELETED, "job killed: the batch system was stopped")
@@ -385,22 +394,29 @@ class Service:
     def _begin_jobs(self) -> None:
         """Fill the slots, by turns: next is who was served longest ago, of theirs the oldest."""
         while self._reaped and not self._stopping and len(self._working) < self.setup.slots:
-            queued = [entry for entry in self.entries.values() if entry not in self._working]
+            now = time.monotonic()
+            queued = [
+                entry
+                for entry in self.entries.values()
+                if entry not in self._working and entry.again <= now
+            ]
             if not queued:
                 return
             entry = min(queued, key=lambda e: (self._served.get(e.job.uid, 0), e.number))
             self._served[entry.job.uid] = max(self._served.values(), default=0) + 1
             self._work(entry, entry.run)
 
-    def _work(self, entry: Entry, work: Callable[[], None]) -> None:
+    def _work(self, entry: Entry, work: Callable[[], bool]) -> None:
+        entry.again = 0.0
         self._working.add(entry)
 
         def run() -> None:
+            done = True
             try:
-                work()
+                done = work()
             except Exception:  # a defect, which must not take the slot with it
                 traceback.print_exc()
-            self._ended.put(entry)
+            self._ended.put((entry, done))
             os.eventfd_write(self._wake, 1)
 
         _thread(run)
@@ -414,13 +430,16 @@ class Service:
         job = entry.job
         if entry.client:
             entry.client.tell({"code": pbs.shell_code(job.status or 0), "reason": job.reason})
+        for each in self.entries.values():  # what they wait for may be free now
+            each.again = 0.0
 
 
 def _line(job: Job) -> dict[str, Any]:
     seconds = time.time() - job.started if job.started else 0.0
     state = "R" if job.state == "P" else job.state  # as Torque shows it
     shown = {"id": job.id, "name": job.name, "owner": job.hook[1], "state": state}
-    return shown | {"seconds": seconds}
+    reason = job.reason if state == "Q" else ""
+    return shown | {"seconds": seconds, "reason": reason}
 
 
 def _replace(path: Path, content: bytes) -> None:

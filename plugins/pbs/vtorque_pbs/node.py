@@ -160,7 +160,7 @@ class PbsNode(abc.ABC):
 
         A node that need not be at fault stays as it is, and the job may come back to it.
         """
-        if outcome not in (Outcome.HOST_FAULT, Outcome.NOT_HERE) or not self._settings.property:
+        if not (outcome.may_run_elsewhere and self._settings.property):
             return False  # without a property nothing would keep the job from coming back here
         try:
             if outcome is Outcome.HOST_FAULT:

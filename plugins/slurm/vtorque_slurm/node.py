@@ -88,7 +88,7 @@ class SlurmNode:
 
     def finish(self, job: BatchJob, outcome_: Outcome, reason: str) -> int:
         """Tell Slurm; return 0 always, since a Prolog that fails drains the node."""
-        if outcome_ in (Outcome.HOST_FAULT, Outcome.NOT_HERE):
+        if outcome_.may_run_elsewhere:
             try:
                 controller_updates.host_fault(self._client, self._settings, job, reason)
             # The wrapper tells the user the reason, and ends the job.

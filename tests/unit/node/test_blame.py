@@ -64,7 +64,7 @@ def test_a_silent_batch_system_is_no_bad_request():
 
 
 def test_a_neighbours_claims_are_not_the_nodes_fault(outcome):
-    assert outcome(ledger.InUse("in use by other jobs")) is Outcome.NOT_HERE
+    assert outcome(ledger.InUse("in use by other jobs")) is Outcome.IN_USE
 
 
 def test_a_lock_that_is_held_is_not_the_nodes_fault(outcome):

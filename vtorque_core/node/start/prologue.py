@@ -28,6 +28,7 @@ from vtorque_core.node.shell import proof
 from vtorque_core.node.shell.proof import Proof, State
 from vtorque_core.node.start.start_order import header, proof_file, start_job
 from vtorque_core.plan import guests
+from vtorque_core.plan.placement.ledger import InUse
 from vtorque_core.records import log
 from vtorque_core.records.journal import Journal
 from vtorque_core.records.log import Log
@@ -39,6 +40,7 @@ _WORDS: Mapping[Outcome, State] = {
     Outcome.REFUSED: "refused",
     Outcome.HOST_FAULT: "host_fault",
     Outcome.NOT_HERE: "host_fault",
+    Outcome.IN_USE: "host_fault",
 }
 _log = logging.getLogger(__name__)
 
@@ -124,6 +126,8 @@ def _attempt(
         what = str(error) if known else f"{type(error).__name__}: {error}"
         blamed = getattr(error, "blames_node", True)
         outcome = Outcome.HOST_FAULT if blamed else Outcome.NOT_HERE
+        if isinstance(error, InUse):
+            outcome = Outcome.IN_USE
         reason = f"{job.node}: {what}"
         detail = error.detail if isinstance(error, HostFault) else ()
         _log.error("%s", reason, extra={"detail": detail})

@@ -41,6 +41,7 @@ env > "{dir}/{name}.env"
 mv "{dir}/{name}.$1.new" "{dir}/{name}.$1"
 [ ! -e "{dir}/{name}.sleep" ] || sleep "$(cat "{dir}/{name}.sleep")"
 while [ -e "{dir}/{name}.hold" ]; do sleep 0.02; done
+[ ! -e "{dir}/{name}.says" ] || cat "{dir}/{name}.says"
 [ ! -e "{dir}/{name}.exit" ] || exit "$(cat "{dir}/{name}.exit")"
 """
 WRAPPER = """#!/bin/sh

@@ -27,6 +27,9 @@ OWN_VARIABLE = contract.OwnValue(
 )
 
 
+AGAIN = [outcome for outcome in Outcome if outcome.may_run_elsewhere]
+
+
 class FakePbs:
     """A double of the server of Torque or OpenPBS and its commands, in a directory."""
 
@@ -153,7 +156,7 @@ class TorqueHarness(PbsHarness):
         unknown="--no-such-option",
         arguments=lambda script, words: ["-F", shlex.join(words), script],
         share=lambda cpus, mib: ["-l", f"nodes=1:ppn={cpus},mem={mib}mb"],
-        exits={**dict.fromkeys(Outcome, 0), Outcome.HOST_FAULT: 75, Outcome.NOT_HERE: 75},
+        exits={**dict.fromkeys(Outcome, 0), **dict.fromkeys(AGAIN, 75)},
         carries=60_000,
         array=("-t", "0-1"),
         two_nodes=("-l", "nodes=2:ppn=2"),
@@ -207,7 +210,7 @@ class OpenPbsHarness(PbsHarness):
         directive="#PBS -N named -l select=1:ncpus=2",
         arguments=lambda script, words: ["--", "/bin/echo", *words],
         share=lambda cpus, mib: ["-l", f"select=1:ncpus={cpus}:mem={mib}mb"],
-        exits={**dict.fromkeys(Outcome, 0), Outcome.HOST_FAULT: 1, Outcome.NOT_HERE: 1},
+        exits={**dict.fromkeys(Outcome, 0), **dict.fromkeys(AGAIN, 1)},
         permutes=False,
         array=("-J", "0-1"),
         two_nodes=("-l", "select=2:ncpus=2"),
