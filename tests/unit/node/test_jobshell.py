@@ -221,6 +221,39 @@ def test_it_does_not_wait_for_a_dead_root(job):
     assert job.ran_nothing() and "deadline" in job.said
 
 
+def test_it_does_not_wait_for_a_prologue_that_was_killed(job):
+    """By the kernel for want of memory, say; its deadline may be far away."""
+    root = subprocess.Popen(["sleep", "1000"])
+    here = {"namespace": proofs.pid_namespace(), "deadline": time.monotonic() + 1000}
+    proofs.write(job.paths, replace(READY, state="starting", starter=root.pid, **here))
+    timer = threading.Timer(0.2, root.kill)
+    timer.start()
+    assert job.run() == 122
+    timer.join()
+    root.wait()
+    assert job.ran_nothing() and "has ended while it was starting the guests" in job.said
+
+
+def test_a_prologue_that_has_ended_well_is_no_killed_one(job, monkeypatch):
+    """Its last word is read after its end was seen."""
+    starting = replace(READY, state="starting", deadline=time.monotonic() + 1000)
+    proofs.write(job.paths, starting)
+
+    def ends_now(self):
+        proofs.write(job.paths, READY)
+        return True
+
+    monkeypatch.setattr(Proof, "starter_has_ended", ends_now)
+    assert job.run(7) == 7
+
+
+def test_of_another_pid_namespace_nothing_is_known(job):
+    starting = replace(READY, state="starting", starter=2**22 - 1, namespace=1)
+    assert not starting.starter_has_ended()
+    assert replace(starting, namespace=proofs.pid_namespace()).starter_has_ended()
+    assert not replace(starting, starter=0, namespace=proofs.pid_namespace()).starter_has_ended()
+
+
 @pytest.mark.parametrize(
     ("error", "code", "words"),
     [

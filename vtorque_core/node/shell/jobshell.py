@@ -174,6 +174,7 @@ def _await_proof(
     meanwhile: Callable[[], None] | None = None,
 ) -> Proof:
     """Return the proof that is ``ready``; _Stop on any other end. ``seen`` gets each on the way."""
+    ended = False
     while True:
         try:
             found = proofs.read(paths, job_id, os.getuid(), owner_uid)
@@ -193,13 +194,18 @@ def _await_proof(
         if found.state == "host_fault":
             detail = [printable(line) for line in found.detail]
             raise _Stop(errors.EXIT_HOST_FAULT, printable(found.reason, 2000), detail)
+        if ended:  # and this proof was read after that
+            why = "root's prologue has ended while it was starting the guests (was it killed?)"
+            raise _Stop(errors.EXIT_HOST_FAULT, f"{why}; nothing was run")
+        ended = found.starter_has_ended()
         if time.monotonic() > found.deadline + SLACK:
             why = "the guests were not ready by the start's deadline; nothing was run"
             raise _Stop(errors.EXIT_NO_PROOF, why)
         if meanwhile is not None:
             meanwhile()
             meanwhile = None
-        time.sleep(POLL)
+        if not ended:
+            time.sleep(POLL)
 
 
 def _await_sisters(

@@ -8,9 +8,11 @@ alone to read; the proof has their sums.
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
+import select
 import stat
 from collections.abc import Mapping
 from dataclasses import asdict, field
@@ -40,6 +42,8 @@ class Proof:
             the job has to do without.
         deadline: when ``starting`` must have ended, by CLOCK_MONOTONIC (clock_gettime(2)), which
             all processes of this boot share and nobody sets.
+        starter, namespace: who is starting the guests: its pid, and which pid namespace that is of
+            (the inode of ``/proc/self/ns/pid``, namespaces(7)); 0: not known.
         guest_type, plugin: whose driver runs the script.
         grace: seconds between TERM and KILL.
         shell: the user's own ``-S``.
@@ -56,6 +60,8 @@ class Proof:
     state: State
     reason: str = ""
     deadline: float = 0.0
+    starter: int = 0
+    namespace: int = 0
     guest_type: str = ""
     plugin: str = ""
     grace: float = 10.0
@@ -76,6 +82,21 @@ class Proof:
             if given.keys().isdisjoint(self.unless.get(name, ()))
         }
 
+    def starter_has_ended(self) -> bool:
+        """Return whether who was starting the guests is known to have ended. As anybody."""
+        if self.starter == 0 or self.namespace != pid_namespace():
+            return False
+        try:
+            handle = os.pidfd_open(self.starter)
+        except OSError as error:
+            return error.errno == errno.ESRCH
+        try:
+            ended = select.poll()
+            ended.register(handle, select.POLLIN)
+            return bool(ended.poll(0))
+        finally:
+            os.close(handle)
+
     def encode(self) -> bytes:
         """Return the file's content."""
         fields = asdict(self)
@@ -90,6 +111,11 @@ class Proof:
             return _from_document(json.loads(data))
         except (KeyError, TypeError, RecursionError) as error:
             raise ValueError(f"not a proof: {type(error).__name__} {error}") from None
+
+
+def pid_namespace() -> int:
+    """Return the inode of this process's pid namespace."""
+    return Path("/proc/self/ns/pid").stat().st_ino
 
 
 def write(paths: Paths, proof: Proof, gid: int = -1) -> None:
@@ -225,6 +251,8 @@ def _from_document(document: Any) -> Proof:
         state=document["state"],
         reason=_text(document["reason"]),
         deadline=_seconds(document["deadline"]),
+        starter=_number(document["starter"]),
+        namespace=_number(document["namespace"]),
         guest_type=_text(document["guest_type"]),
         plugin=_text(document["plugin"]),
         grace=_seconds(document["grace"]),

@@ -236,6 +236,8 @@ def _proof(start: Start, wanted: JobRequest) -> Proof:
         job=start.job,
         state="starting",
         deadline=start.deadline,
+        starter=os.getpid(),
+        namespace=proof.pid_namespace(),
         grace=start.site.node.grace,
         shell=wanted.shell,
         files={name: proof.digest(content) for name, content in _user_files(wanted).items()},
