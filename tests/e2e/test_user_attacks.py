@@ -21,7 +21,7 @@ from vtorque_core.site.schema import Node
 
 pytestmark = pytest.mark.e2e
 
-SUBORDINATE = Node().subordinate_id
+SUBORDINATE = Node().subordinate_ids
 OTHER = "vte2e2"
 PYTHON = "/usr/bin/python3"  # users cannot reach the one of a checkout in a closed home
 
@@ -234,7 +234,9 @@ def test_qemu_and_daemons_are_confined(running):
         status = dict(re.findall(r"^(\w+):\s*(.*)$", (proc / "status").read_text(), re.MULTILINE))
         uids = {int(uid) for uid in status["Uid"].split()}
         assert 0 not in uids, (kind, uids)
-        assert uids <= ({qemu.pw_uid} if kind == "qemu" else {user.pw_uid, SUBORDINATE})
+        assert uids <= (
+            {qemu.pw_uid} if kind == "qemu" else {user.pw_uid, SUBORDINATE + user.pw_uid}
+        )
         assert 0 not in {int(gid) for gid in status["Gid"].split() + status["Groups"].split()}
         if kind == "qemu":
             assert int(status["CapEff"], 16) == 0

@@ -34,7 +34,7 @@ class JobUser:
     groups: tuple[tuple[str, int], ...]
     home: str
     shell: str
-    subordinate_id: int = 2147000000
+    subordinate_id: int = 0
 
 
 @dataclass(frozen=True)

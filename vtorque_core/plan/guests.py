@@ -28,7 +28,7 @@ from vtorque_core.base.record import dataclass
 from vtorque_core.base.trust import require_secret
 from vtorque_core.images import pool, signature
 from vtorque_core.images.pool import ramdisk_mib
-from vtorque_core.plan import guest_network
+from vtorque_core.plan import guest_network, subordinate_ids
 from vtorque_core.plan.domain.merge import Contributed, MergedDomain, merge
 from vtorque_core.plan.placement import job_cores, node_hardware
 from vtorque_core.plan.placement.demand import RAM_USE
@@ -107,7 +107,7 @@ def job_user(name: str, site: Site) -> JobUser:
         groups=tuple((_group_name(gid), gid) for gid in gids),
         home=entry.pw_dir,
         shell=entry.pw_shell or "/bin/sh",
-        subordinate_id=site.node.subordinate_id,
+        subordinate_id=subordinate_ids.of_user(name, entry.pw_uid, site.node.subordinate_ids),
     )
 
 

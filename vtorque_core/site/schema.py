@@ -123,8 +123,11 @@ class Node:
         "preferred", "memory on the NUMA node of a guest's CPUs; strict: or no guest"
     )
     exclusive: bool = setting(True, "without known CPU ids of a job the node is its user's alone")
-    subordinate_id: int = setting(
-        2147000000, "host uid and gid that root in a guest is to the shares", None, _at_least(1)
+    subordinate_ids: int = setting(
+        2147000000,
+        "root in a user's guests is this plus their uid to the shares; 0: as /etc/subuid says",
+        None,
+        _at_least(0),
     )
     allow_qemu_args: bool = setting(False, "let plugins add raw QEMU arguments")
 

@@ -20,7 +20,7 @@ from vtorque_core.site.schema import Node
 
 pytestmark = pytest.mark.e2e
 
-SUBORDINATE = Node().subordinate_id
+SUBORDINATE = Node().subordinate_ids
 OTHER = "vte2e2"
 SECRET = "the-other-users-secret"
 
@@ -30,6 +30,7 @@ SECRET = "the-other-users-secret"
 
 def test_guest_root_makes_no_file_of_roots_or_of_others(guest):
     user, other = pwd.getpwnam(guest.user), pwd.getpwnam(OTHER)
+    root = SUBORDINATE + user.pw_uid
     for name in ("victim", "to-other", "capable", "to-group"):
         by_the_user(guest, name)
     _, said = attack(
@@ -55,20 +56,20 @@ def test_guest_root_makes_no_file_of_roots_or_of_others(guest):
     assert guest.home / "dir/suid" in found
     for path in found:
         status = path.lstat()
-        assert status.st_uid in (user.pw_uid, SUBORDINATE), path
-        assert status.st_gid in (user.pw_gid, SUBORDINATE), path
+        assert status.st_uid in (user.pw_uid, root), path
+        assert status.st_gid in (user.pw_gid, root), path
         assert not stat.S_ISBLK(status.st_mode) and not stat.S_ISCHR(status.st_mode), path
         assert "security.capability" not in os.listxattr(path, follow_symlinks=False), path
-    assert (guest.home / "suid").stat().st_uid == SUBORDINATE
+    assert (guest.home / "suid").stat().st_uid == root
     assert (guest.home / "to-other").stat().st_uid == user.pw_uid
     assert b"\nx\n" not in Path("/etc/shadow").read_bytes()
     # run by another user of the node, the setuid file gives nobody's rights
     copy = PLACE / "busybox"
     shutil.copy2(guest.home / "suid", copy)
-    os.chown(copy, SUBORDINATE, SUBORDINATE)
+    os.chown(copy, root, root)
     copy.chmod(0o6755)
     shown = guest.as_user(str(copy), "id", "-u", user=OTHER).stdout.split()
-    assert int(shown[0]) in (other.pw_uid, SUBORDINATE)
+    assert int(shown[0]) in (other.pw_uid, root)
 
 
 def test_guest_root_reaches_no_other_home(guest):

@@ -19,6 +19,7 @@ from vtorque_core.base.errors import HostFault, VtorqueError
 from vtorque_core.base.record import dataclass
 from vtorque_core.node.admin import doctor_images, setup_batch
 from vtorque_core.node.admin.doctor_images import failed, ok, warning
+from vtorque_core.plan import subordinate_ids
 from vtorque_core.plan.placement import node_hardware
 from vtorque_core.resources import netfilter
 from vtorque_core.site.config import Site
@@ -211,24 +212,14 @@ def check_shares(site: Site) -> Iterator[HealthResult]:
             )
         else:
             yield ok(f"[shares.{name}] {share.source} is served as the job's user alone")
-    subordinate = site.node.subordinate_id
-    for table in ("/etc/subuid", "/etc/subgid"):
-        for owner, first, count in _subordinate_ranges(Path(table)):
-            if first <= subordinate < first + count:
+    base = site.node.subordinate_ids
+    for table in subordinate_ids.TABLES if base else ():
+        for owner, first, count in subordinate_ids.ranges(table):
+            if first + count > base:
                 yield failed(
-                    f"[node] subordinate_id {subordinate} is in {owner}'s range of {table}",
-                    "choose an id that no range contains",
+                    f"{owner}'s range of {table} reaches beyond [node] subordinate_ids {base}",
+                    "choose a number that is larger than all ids there",
                 )
-
-
-def _subordinate_ranges(path: Path) -> Iterator[tuple[str, int, int]]:
-    if not path.exists():
-        return
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        owner, _, numbers = line.partition(":")
-        first, _, count = numbers.partition(":")
-        if first.isdecimal() and count.isdecimal():
-            yield owner, int(first), int(count)
 
 
 def check_directories(site: Site) -> Iterator[HealthResult]:

@@ -17,7 +17,7 @@ from vtorque_linux_guest.image._sandbox_exec import IDS, PLACE
 __all__ = ["IDS", "PLACE", "run"]
 
 BASE = 2146000000
-"""The namespace's ids on this machine, 65536 from here: below [node] subordinate_id's default, and
+"""The namespace's ids on this machine, 65536 from here: below [node] subordinate_ids' default, and
 beyond what adduser(8) and useradd(8) give to anybody."""
 
 _LAST_WORDS = 1500  # characters of what a failed program said

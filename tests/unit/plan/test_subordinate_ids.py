@@ -1,0 +1,51 @@
+"""Root in each user's guests is somebody else on the host, and nobody who is there already."""
+
+import os
+
+import pytest
+
+from vtorque_core.base.errors import HostFault
+from vtorque_core.plan.subordinate_ids import MAX_ID, of_user
+
+
+@pytest.fixture
+def tables(tmp_path):
+    """Return both tables; what is in one is what the test writes."""
+    found = tmp_path / "subuid", tmp_path / "subgid"
+    for table in found:
+        table.write_text("# a comment\nada:100000:65536\n1007:200000:65536\nbad:x:y\n")
+    return found
+
+
+def test_two_users_never_share_one(tables):
+    first, second = (of_user("u", uid, 2147000000, tables) for uid in (1000, 1001))
+    assert (first, second) == (2147001000, 2147001001)
+    assert of_user("u", 1000, 2147000000, ()) == first, "nor does it depend on the node's tables"
+
+
+def test_a_sites_own_tables(tables):
+    assert of_user("ada", 1000, 0, tables) == 100000
+    assert of_user("bob", 1007, 0, tables) == 200000, "named by uid"
+    with pytest.raises(HostFault, match="no range for eve"):
+        of_user("eve", 1008, 0, tables)
+    tables[1].write_text("ada:300000:65536\n")
+    with pytest.raises(HostFault, match="no range for ada"):
+        of_user("ada", 1000, 0, tables)
+
+
+@pytest.mark.parametrize(
+    ("base", "uid", "why"),
+    [
+        (99000, 1500, "an id of ada's"),
+        (199000, 1500, "an id of 1007's"),
+        (MAX_ID, 1, "the largest id"),
+    ],
+)
+def test_ids_of_others_are_refused(tables, base, uid, why):
+    with pytest.raises(HostFault, match=why):
+        of_user("u", uid, base, tables)
+
+
+def test_a_real_users_uid_is_refused(tables):
+    with pytest.raises(HostFault, match="the uid of "):
+        of_user("u", os.getuid() + 65533 if os.getuid() == 0 else 1, 1, tables)

@@ -1,0 +1,60 @@
+"""Which host id root in a user's guests is to the shares: one for each user, the same on all nodes.
+
+With one for all, root in one user's guest could leave a setuid file that gives the files of root in
+all others' guests away, and quotas would count what it writes for nobody.
+"""
+
+from __future__ import annotations
+
+import pwd
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from vtorque_core.base.errors import HostFault
+
+TABLES = (Path("/etc/subuid"), Path("/etc/subgid"))
+MAX_ID = 2**32 - 2  # -1 means "leave it" to chown(2)
+_KEY = "[node] subordinate_ids"
+
+
+def ranges(table: Path) -> Iterator[tuple[str, int, int]]:
+    """Yield the lines of a table: owner (a name or uid), first id, count; none if it is missing."""
+    if not table.exists():
+        return
+    for line in table.read_text(encoding="utf-8", errors="replace").splitlines():
+        owner, _, numbers = line.partition(":")
+        first, _, count = numbers.partition(":")
+        if first.isdecimal() and count.isdecimal():
+            yield owner, int(first), int(count)
+
+
+def of_user(name: str, uid: int, base: int, tables: Sequence[Path] = TABLES) -> int:
+    """Return the uid and gid of root in this user's guests.
+
+    Args:
+        name, uid: the user.
+        base: ``[node] subordinate_ids``. The id is this plus the uid; 0: the first that both tables
+            give the user, which then have to be the same on all nodes.
+        tables: subuid(5) and subgid(5).
+
+    Raises HostFault: there is none, or it is somebody else's.
+    """
+    given = [list(ranges(table)) for table in tables]
+    if base == 0:
+        names = (name, str(uid))
+        own = [{first for owner, first, _ in table if owner in names} for table in given]
+        if both := set.intersection(*own):
+            return min(both)
+        where = " and ".join(map(str, tables))
+        raise HostFault(f"{where} have no range for {name} that begins alike ({_KEY} = 0)")
+    found = base + uid
+    if found > MAX_ID:
+        raise HostFault(f"{_KEY} + uid {uid} is {found}: more than {MAX_ID}, the largest id")
+    for owner, first, count in (line for table in given for line in table):
+        if first <= found < first + count:
+            raise HostFault(f"{_KEY} + uid {uid} is {found}: an id of {owner}'s ({TABLES[0]})")
+    try:
+        other = pwd.getpwuid(found).pw_name
+    except KeyError:
+        return found
+    raise HostFault(f"{_KEY} + uid {uid} is {found}: the uid of {other}")
