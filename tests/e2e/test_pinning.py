@@ -7,7 +7,7 @@ import pytest
 
 import running_jobs
 from running_jobs import end, started
-from vtorque_core.base.errors import EXIT_HOST_FAULT, EXIT_REFUSED, EXIT_USAGE
+from vtorque_core.base.errors import EXIT_REFUSED, EXIT_USAGE
 
 pytestmark = pytest.mark.e2e
 
@@ -70,15 +70,19 @@ def test_a_mapping_that_is_none_is_refused_at_submission(guest):
     assert b"vcpu_pinning=/etc/shadow: cannot be read: Permission denied" in done.stderr
 
 
-def test_a_mapping_of_another_jobs_cpu_is_a_host_fault(two_cpus, two_slots, guest):
+def test_a_job_waits_for_another_jobs_cpu(two_cpus, two_slots, guest):
+    """In the queue, with the reason; it runs when the other one has ended."""
     guest.script("1\n", "my.map")
     job = started(guest, "-vm", "vcpu_pinning=my.map,ram=128M")
-    second = guest.job("true\n", "-vm", "vcpu_pinning=my.map,ram=128M")
-    assert (second.code, second.out) == (EXIT_HOST_FAULT, b"")
-    assert b"in use by other jobs: vcpu_pinning=1: CPU 1 is another job's" in second.err
+    waiting = guest.submit("#!/bin/sh\necho ran\n", "-vm", "vcpu_pinning=my.map,ram=128M")
+    reason = b"in use by other jobs: vcpu_pinning=1: CPU 1 is another job's"
+    guest.wait_for(lambda: reason in guest.as_user("vmgr", "ps").stdout, what="the reason")
+    assert guest.state_of(waiting) == "Q"
     (domain,) = running_jobs.domains(job)
     assert running_jobs.threads(domain)["CPU 0/TCG"] == "1"
     end(guest, job)
+    guest.wait_for(lambda: guest.state_of(waiting) is None, what="the waiting job's end")
+    assert (guest.home / "out").read_bytes() == b"ran\n"
 
 
 @pytest.fixture
