@@ -208,7 +208,9 @@ def test_descriptors_of_clients_that_leave_are_not_kept(guest):
         "import os, socket, sys\nnull = os.open('/dev/null', os.O_RDONLY)\n"
         "for i in range(150):\n"
         "    s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1])\n"
-        "    socket.send_fds(s, [[b'{\"op\": \"list\"}\\n', b'{', b'[]\\n'][i % 3]], [null] * 3)\n"
+        "    data = [b'{\"op\": \"list\"}\\n', b'{', b'[]\\n'][i % 3]\n"
+        "    try: socket.send_fds(s, [data], [null] * 3)\n"
+        "    except BrokenPipeError: pass  # refused: it has too many\n"
         "    s.close()\n"
     )
     config = re.escape(str(guest.config))

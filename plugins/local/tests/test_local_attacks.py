@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -167,6 +168,60 @@ def test_messages_that_unfold(site):
     """8 MiB that take 250 MB of memory each: of who sent them."""
     with attacker(send_bombs, str(site.paths.run / "local.sock"), 6):
         is_well(site)
+
+
+FORGED = """
+import os, struct, sys, time
+from vtorque_local import acceptor, client
+
+RECORDS = eval(sys.argv.pop(1))
+
+def serve(connection, service, reading, limits):
+    connection.recv(1)
+    for record in RECORDS:
+        try:
+            length = b"" if record[:1] == b"!" else struct.pack("!I", len(record))
+            os.write(service.ask, length + record)
+        except OSError:
+            break
+        time.sleep(0.02)
+    connection.sendall(os.read(service.hear, 4096))
+    time.sleep(0.5)
+
+client.serve = serve
+acceptor.main()
+"""
+SUBMIT_I = b"submit\0x\x000\x000\x001\0\0"
+RECORDS = [
+    [b"ended"],
+    [b"ended\x001", b"ended\x001"],
+    [SUBMIT_I, b"ended"],
+    [SUBMIT_I, b"ended\0-" + b"9" * 4300],
+    [SUBMIT_I, b"ended\x001", b"ended\x001", b"ended\x001"],
+    [SUBMIT_I, SUBMIT_I],
+    [b"submit\0x\x000\x000\x000\0\0" + b"\0" * 70],
+    [b"submit\0../x\x0099999999999\x000\x000\0\0"],
+    [b"list"] * 50,
+    [b"list", b"stop", b"cancel\x001"],
+    [b"!" * 9000],
+    [b"\xff\xfe", b""],
+]
+
+
+@pytest.mark.parametrize("records", RECORDS, ids=range(len(RECORDS)))
+def test_forged_records(records):
+    """What a user's process may say to the service, were it not ours."""
+    forging = [sys.executable, "-I", "-c", FORGED, repr(records)]
+    with fresh_site(acceptor=forging) as site:
+        path = str(site.paths.run / "local.sock")
+        for _ in range(3):
+            with connect(path) as client:
+                client.settimeout(LONG)
+                client.sendall(b"x")
+                client.recv(4096)  # an answer, or nothing: it may have been ended with its job
+        assert site.process.is_alive()
+        assert site.stop() == 0, (site.root / "log").read_text()
+        assert "Traceback" not in (site.root / "log").read_text()
 
 
 def submission(**change) -> bytes:

@@ -59,7 +59,7 @@ def test_no_process_of_the_users_holds_a_file_of_the_services(task, tmp_path, mo
     monkeypatch.setattr(become_job.sys, "executable", str(look))
     one = task()
     monkeypatch.setattr(one, "_run_prologue", lambda: None)
-    one.run()
+    one.work()
     assert one.job.reason == "why"
     held = said.read_text().splitlines()
     assert len(held) == 6
@@ -68,13 +68,13 @@ def test_no_process_of_the_users_holds_a_file_of_the_services(task, tmp_path, mo
 
 def test_what_is_wrong_with_the_start_is_the_reason(task):
     one = task("/nonexistent/out")
-    one.run()
+    one.work()
     assert (one.job.status, one.job.reason) == (1, "/nonexistent/out: No such file or directory")
 
 
 def test_a_job_that_starts_has_no_reason(task, tmp_path):
     one = task()
-    one.run()
+    one.work()
     assert (one.job.status, one.job.reason) == (0, "")
     assert Path(tmp_path, "out").read_text() == "ran\n"
 
@@ -86,7 +86,7 @@ def test_what_the_epilogue_says_goes_to_the_error_file_bounded_and_harmless(task
     )
     epilogue.chmod(0o755)
     one = task(epilogue=str(epilogue))
-    one.run()
+    one.work()
     lines = Path(tmp_path, "err").read_text().splitlines()
     assert lines[:2] == ["=>> vtorque: 1.h: one\\x1b[2Jx", "=>> vtorque: 1.h: two"]
     assert len(lines) == 3 and len(lines[2]) < 400
@@ -108,7 +108,7 @@ def test_a_killed_prologue_ends_a_job_in_guests_at_once(task, tmp_path):
         wrapper=program(tmp_path / "wrapper", f"touch {tmp_path}/begun"),
         token="vt1:x",
     )
-    one.run()
+    one.work()
     reason = "the node's prologue was killed (signal 9); nothing was run"
     assert (one.job.status, one.job.reason) == (122, reason)
     assert pbs.shell_code(one.job.status) == 122
@@ -120,14 +120,14 @@ def test_a_killed_prologue_ends_a_job_in_guests_at_once(task, tmp_path):
 def test_a_prologue_that_takes_too_long_ends_it_too(task, tmp_path):
     one = task(prologue=program(tmp_path / "prologue", "exec sleep 300"), token="vt1:x")
     one._programs = replace(one._programs, hook_timeout=0.05)
-    one.run()
+    one.work()
     assert one.job.status == 122
 
 
 def test_a_killed_prologue_does_not_end_a_job_on_bare_metal(task, tmp_path):
     """As in Torque."""
     one = task(prologue=program(tmp_path / "prologue", "kill -KILL $$"))
-    one.run()
+    one.work()
     assert (one.job.status, Path(tmp_path, "out").read_text()) == (0, "ran\n")
 
 

@@ -65,6 +65,8 @@ class Acceptor:
         self._listener, self._channel = listener, channel
         self._children: dict[int, Child] = {}
         self._trays: dict[int, list[socket.socket]] = {}
+        self._waiting: dict[int, list[socket.socket]] = {}
+        listener.setblocking(False)
         self._tray_end = 0.0
         self._listening = True
         self._poll = select.poll()
@@ -74,6 +76,7 @@ class Acceptor:
     def run(self) -> None:
         """Serve until the service has gone and no client's process is left that can be ended."""
         while self._listening or any(child.until for child in self._children.values()):
+            self._start_next()
             ready = [descriptor for descriptor, _ in self._poll.poll(self._wait())]
             # First what closes descriptors: what opens some would get numbers that are still here.
             for descriptor in sorted(ready, key=self._opens):
@@ -100,25 +103,38 @@ class Acceptor:
             child.until = child.until or time.monotonic() + LEAVE_TIME
 
     def _wait(self) -> int | None:
+        if self._waiting:
+            return 0
         ends = [child.until for child in self._children.values() if child.until]
         if self._trays:
             ends.append(self._tray_end)
         return max(0, int((min(ends) - time.monotonic()) * 1000) + 1) if ends else None
 
     def _accept(self) -> None:
-        try:
-            connection, _ = self._listener.accept()
-        except OSError:  # it has gone
+        """Take all that wait: whoever comes next must not stand behind one user's many."""
+        with contextlib.suppress(OSError):  # no more, or it has gone
+            for _ in range(MAX_TRAY):
+                connection, _ = self._listener.accept()
+                peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+                uid = struct.unpack("3i", peer)[1]  # unix(7)
+                if reason := self._refusal(uid):
+                    self._refuse(connection, uid, reason)
+                else:
+                    self._waiting.setdefault(uid, []).append(connection)
+
+    def _start_next(self) -> None:
+        """Start the process of one connection; users take turns."""
+        if not self._waiting:
             return
-        peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-        uid = struct.unpack("3i", peer)[1]  # unix(7)
-        reason = self._refusal(uid)
-        if not reason:
-            try:
-                self._start(connection, uid)
-            except OSError as error:
-                reason = f"the batch system cannot start a process: {error.strerror}"
-        if reason:
+        uid = next(iter(self._waiting))
+        mine = self._waiting.pop(uid)
+        connection = mine.pop(0)
+        if mine:
+            self._waiting[uid] = mine  # the last one now
+        try:
+            self._start(connection, uid)
+        except OSError as error:
+            reason = f"the batch system cannot start a process: {error.strerror}"
             self._refuse(connection, uid, reason)
 
     def _refusal(self, uid: int) -> str:
@@ -131,7 +147,7 @@ class Acceptor:
                 f"your processes {', '.join(stuck)} cannot be ended: they wait for a file system "
                 "or a socket of yours; end that first"
             )
-        if len(mine) >= MAX_CLIENTS:
+        if len(mine) + len(self._waiting.get(uid, ())) >= MAX_CLIENTS:
             return f"you have {MAX_CLIENTS} connections: wait for some to end"
         return ""
 
@@ -163,7 +179,9 @@ class Acceptor:
             opened += [os.memfd_create(name, kind) for name in ("script", "rest")]
             pid = self._fork(uid, [connection], (ask, heard, *opened[4:]))
             with contextlib.suppress(OSError):  # the service ends; then so do we
-                socket.send_fds(self._channel, [HEAD.pack(uid, pid)], [asked, tell, *opened[4:]])
+                handle = next(each for each, child in self._children.items() if child.pid == pid)
+                its = [asked, tell, handle, *opened[4:]]
+                socket.send_fds(self._channel, [HEAD.pack(uid, pid)], its)
         finally:
             for descriptor in opened:
                 os.close(descriptor)
@@ -239,6 +257,10 @@ def _be_the_users(
         if its:
             client.serve(connections[0], client.Service(*its), read, before)
     finally:
+        if os.geteuid() == 0:  # it has no account: what is closed at the end is closed as the user
+            os.setgroups([])
+            os.setresgid(uid, uid, uid)
+            os.setresuid(uid, uid, uid)
         os._exit(0)
 
 

@@ -52,7 +52,10 @@ def serve(connection: socket.socket, service: Service, reading: int, limits: Lim
         limits: setrlimit(2) for a job.
     """
     terminal: list[int] = []
-    with os.fdopen(service.ask, "wb", buffering=0) as say, os.fdopen(service.hear, "rb") as told:
+    with (
+        os.fdopen(service.ask, "wb", buffering=0) as say,
+        os.fdopen(service.hear, "rb", buffering=0) as told,
+    ):
         connection.settimeout(MAX_TIME)
         try:
             words = _request(connection, terminal, service)
@@ -126,22 +129,26 @@ class _Follow:
         self._poll = select.poll()
         for each in (connection, told):
             self._poll.register(each, select.POLLIN)
+        self._heard = b""
 
     def run(self) -> None:
         """Return when the client has gone, or has been told how the job has ended."""
         while True:
             ready = {descriptor for descriptor, _ in self._poll.poll()}
-            if self._told.fileno() in ready and not self._obey(self._told.readline()):
+            if self._told.fileno() in ready and not self._listen():
                 return
             if self._ended(ready):
                 continue
             if self._connection.fileno() in ready:
                 return
 
+    def _listen(self) -> bool:
+        """Do all that the service says; return whether there is more to come."""
+        data = self._told.read(4096)
+        *lines, self._heard = (self._heard + data).split(b"\n")
+        return bool(data) and all(self._obey(line + b"\n") for line in lines)
+
     def _obey(self, line: bytes) -> bool:
-        """Do what the service says; return whether there is more to come."""
-        if not line:
-            return False
         order = json.loads(line)
         if "start" in order:
             self._start(order["start"])

@@ -20,6 +20,7 @@ COOKIE = "PBS_JOBCOOKIE"  # in the environment of every process of a job, and di
 KILL_TIME = 10.0  # seconds to find and kill what a job has left
 _JOIN = 'echo 0 >"$1" || exit 1; shift; exec "$@"'
 _MOUNT = re.compile(r"\S+ \S+ \S+ \S+ (\S+) .* - (cgroup2?) \S+ (\S+)")
+_AT_ONCE = 256  # processes: each needs a descriptor
 _POLL = 0.02  # seconds; cgroup v1 tells nobody that one is empty
 
 
@@ -27,11 +28,12 @@ def make_cgroup(name: str) -> str:
     """Make a cgroup below this process's own; return its directory, empty where none can be made.
 
     Of version 2 if there is one (cgroups(7)), else below the controllers ``pids`` or ``systemd``.
+    ``name`` must not be another's.
     """
     for top in _own_cgroups():
         path = top / f"vtorque-{name}"
         try:
-            path.mkdir(exist_ok=True)
+            path.mkdir()
         except OSError:
             continue
         if os.access(path / "cgroup.procs", os.W_OK):
@@ -75,7 +77,8 @@ def members(cgroup: str) -> set[int]:
 def end_members(cgroup: str, grace: float, spared: int = 0) -> bool:
     """Wait ``grace`` seconds for the processes in the cgroup, then SIGKILL them; remove it.
 
-    Returns whether all have ended within KILL_TIME. ``spared``: one that is left alone.
+    Returns whether all have ended within KILL_TIME. ``spared``: one that is left alone, and goes
+    back to where it came from.
     """
     kill_at = time.monotonic() + grace
     while left := members(cgroup) - {spared}:
@@ -85,20 +88,24 @@ def end_members(cgroup: str, grace: float, spared: int = 0) -> bool:
         if now >= kill_at:
             _kill(left, cgroup)
         time.sleep(_POLL)
-    with contextlib.suppress(OSError):  # the spared one is there
+    with contextlib.suppress(OSError):  # it has ended, or somebody has joined
+        if spared in members(cgroup):
+            join(str(Path(cgroup).parent), spared)
         Path(cgroup).rmdir()
     return True
 
 
-def _kill(pids: Iterable[int], cgroup: str) -> None:
-    for pid in pids:
+def _kill(pids: set[int], cgroup: str) -> None:
+    handles = {}
+    for pid in list(pids)[:_AT_ONCE]:
         with contextlib.suppress(OSError):
-            handle = os.pidfd_open(pid)
-            try:
-                if pid in members(cgroup):  # its number may be another's by now
-                    signal.pidfd_send_signal(handle, signal.SIGKILL)
-            finally:
-                os.close(handle)
+            handles[pid] = os.pidfd_open(pid)
+    there = members(cgroup)  # a number may have been another's by the time it was opened
+    for pid, handle in handles.items():
+        with contextlib.suppress(OSError):
+            if pid in there:
+                signal.pidfd_send_signal(handle, signal.SIGKILL)
+        os.close(handle)
 
 
 def ending_marked(cookie: str, grace: float) -> list[str]:

@@ -93,7 +93,7 @@ class Task(abc.ABC):
         self.job, self.directory = job, directory
         self._programs, self._stuck = programs, stuck
         self._lock = threading.RLock()
-        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._wake = -1  # an eventfd(2) while the job is at work
 
     @abc.abstractmethod
     def save(self) -> None:
@@ -106,9 +106,15 @@ class Task(abc.ABC):
         """Return the process in the job's cgroup that is not the job's; 0: there is none."""
         return 0
 
-    def close(self) -> None:
-        """Give back what the task has open."""
-        os.close(self._wake)
+    def work(self) -> bool:
+        """Run the job to its end, or tear down one that was lost; False: it waits for others."""
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        try:
+            return self.run() if self.job.state == "Q" else self.tear_down()
+        finally:
+            with self._lock:
+                os.close(self._wake)
+                self._wake = -1
 
     def run(self) -> bool:
         """Run the job to its end; return False if it has to wait for others. Blocks."""
@@ -129,7 +135,7 @@ class Task(abc.ABC):
         if job.status is None:
             job.status, job.reason = pbs.STATUS_LOST, LOST
         self._end_processes(0.0)
-        with self._lock, contextlib.suppress(OSError, VtorqueError):  # whatever the disk says
+        with self._lock, contextlib.suppress(OSError, ValueError, VtorqueError):  # whatever it says
             job.state = "E"
             self.save()
         args = pbs.EpilogueArgs.after(
@@ -145,14 +151,17 @@ class Task(abc.ABC):
         with self._lock:
             if self.job.status is None:
                 self.job.status, self.job.reason = status, reason
-                os.eventfd_write(self._wake, 1)
+                if self._wake >= 0:
+                    os.eventfd_write(self._wake, 1)
 
     def _enter(self, state: str) -> bool:
         with self._lock:
             if self.job.status is None:
                 self.job.state = state
                 if state == "R" and os.geteuid() == 0:
-                    self.job.cgroup = job_processes.make_cgroup(f"job-{self.job.id}")
+                    self.job.cgroup = job_processes.make_cgroup(
+                        f"job-{self.job.id}-{self.job.environ[job_processes.COOKIE][:8]}"
+                    )
                 self.save()
             return self.job.status is None
 

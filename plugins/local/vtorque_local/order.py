@@ -17,6 +17,7 @@ MAX_SECONDS = 10**9
 _LENGTH = struct.Struct("!I")
 _TOKEN = re.compile(r"(vt1:[!-+.-~-]+)?", re.ASCII)
 _MEM = re.compile(r"([0-9]{1,15}[kmgt]?[bw]?)?", re.IGNORECASE | re.ASCII)
+_STATUS = re.compile(r"-?[0-9]{1,3}", re.ASCII)
 _COUNT = re.compile(r"[0-9]{1,10}", re.ASCII)
 
 
@@ -74,6 +75,13 @@ class Submission:
         if self.mem:
             found["mem"] = self.mem
         return found | ({"other": self.token} if self.token else {})
+
+
+def exit_status(words: list[str]) -> int:
+    """Return the code of ``ended``, or minus the signal. Raises UsageError."""
+    if len(words) != 2 or not _STATUS.fullmatch(words[1]):
+        raise UsageError("bad request: not an end")
+    return int(words[1])
 
 
 def pack(*words: str) -> bytes:

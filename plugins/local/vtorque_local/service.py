@@ -8,10 +8,9 @@ goes on with the queue. The protocol is in doc/local.md.
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import json
 import os
 import queue
+import resource
 import selectors
 import signal
 import socket
@@ -26,18 +25,18 @@ from pathlib import Path
 from typing import Any
 
 from vtorque_core.api import UsageError, VtorqueError, printable, take_lock
-from vtorque_core.api.job_files import File, Tree
+from vtorque_core.api.job_files import Tree
 from vtorque_core.api.setup_steps import make_directories
-from vtorque_local import acceptor, job_processes, mom, order
-from vtorque_local.job import MAX_REST, MAX_SCRIPT, Job, make_job, put_files, sealed_size
+from vtorque_local import acceptor, mom, order
+from vtorque_local.entry import GIVEN, Client, Entry, replace_file
+from vtorque_local.job import Job, make_job, put_files
 from vtorque_pbs import convention as pbs
 
 MAX_JOBS = 1000  # of one user
 MAX_SPOOL = 64 << 20  # bytes of all scripts and environments of one user's jobs
-BACKLOG = 256  # clients that wait to be accepted
+BACKLOG = 4096  # clients that wait to be accepted
 WAIT_TIME = 10.0  # seconds until a job that waits for others is tried again; sooner if one ends
 LEAVE_TIME = 5.0  # seconds for clients to be told of the end
-_PIPE = 65536  # bytes that a pipe takes without a reader, pipe(7)
 ACCEPTOR = (sys.executable, "-I", "-m", "vtorque_local.acceptor")
 
 
@@ -57,109 +56,6 @@ class Setup:
     root_jobs: bool = False
     lock_wait: float = 5.0
     acceptor: Sequence[str] = ACCEPTOR
-
-
-class Client:
-    """A client's process. It is told ``id`` or ``error``; of its job ``start``, ``terminate``,
-    and at last ``code`` and ``reason``. It asks by records (:mod:`vtorque_local.order`):
-    ``submit``, ``list``, ``cancel``, ``stop``, and ``ended`` when its interactive job has.
-    """
-
-    def __init__(self, uid: int, pid: int, asked: int, tell: int, files: Sequence[int]) -> None:
-        self.uid, self.pid, self.asked = uid, pid, asked
-        self.data = b""
-        self.entry: Entry | None = None
-        self._tell, self._files = tell, files
-        self._lock, self._open = threading.Lock(), True
-        for descriptor in (asked, tell):
-            os.set_blocking(descriptor, False)
-
-    def tell(self, answer: dict[str, Any]) -> None:
-        """Send it a line, if it is still there. Never waits; any thread may."""
-        line = json.dumps(answer).encode() + b"\n"
-        with self._lock, contextlib.suppress(OSError):
-            if self._open and len(line) > _PIPE:
-                fcntl.fcntl(self._tell, fcntl.F_SETPIPE_SZ, len(line))
-            if self._open:
-                os.write(self._tell, line)
-
-    def files(self) -> tuple[int, int, int]:
-        """Return descriptors of script and rest, and their bytes. Raises UsageError."""
-        script, rest = self._files
-        size = sealed_size(script, MAX_SCRIPT) + sealed_size(rest, MAX_REST)
-        return script, rest, size
-
-    def close(self) -> None:
-        """Let it go: it ends when it has told its client what it knows."""
-        with self._lock:
-            self._open = False
-            for descriptor in (self.asked, self._tell, *self._files):
-                os.close(descriptor)
-
-
-class Terminal(mom.Leader):
-    """The leader of an interactive job: a child of its client's process."""
-
-    def __init__(self, client: Client) -> None:
-        self._client, self.session = client, client.pid
-        self._ended, self._code = os.eventfd(0, os.EFD_CLOEXEC), -int(signal.SIGKILL)
-
-    def fileno(self) -> int:
-        """Return an eventfd(2)."""
-        return self._ended
-
-    def tell_end(self, code: int | None) -> None:
-        """Have it ended; None: its client has gone."""
-        self._code = self._code if code is None else code
-        os.eventfd_write(self._ended, 1)
-
-    def close(self) -> None:
-        """Close the eventfd."""
-        os.close(self._ended)
-
-    def result(self) -> tuple[int, str]:
-        """Return what the client's process has said."""
-        return self._code, ""
-
-    def terminate(self) -> None:
-        """Have the client's process send SIGTERM."""
-        self._client.tell({"terminate": True})
-
-    def kill(self) -> None:
-        """Leave it to who finds its processes: the client's process is the user's."""
-
-
-class Entry(mom.Task):
-    """A job, queued or at work; ``number`` is its place in the queue and its directory's name."""
-
-    def __init__(self, number: int, client: Client | None, *args: Any) -> None:
-        super().__init__(*args)
-        self.number, self.client = number, client
-        self.again = 0.0  # when it is tried again; until then it waits for others
-        self.terminal = Terminal(client) if client and self.job.interactive else None
-
-    def close(self) -> None:
-        """Close what it has open."""
-        super().close()
-        if self.terminal:
-            self.terminal.close()
-
-    def save(self) -> None:
-        """Put the job on disk. Raises HostFault."""
-        _replace(self.directory / "job", self.job.encode())
-
-    def spared(self) -> int:
-        """Return the client's process: it has to tell the client how the job has ended."""
-        return self.client.pid if self.client and self.terminal else 0
-
-    def start(self) -> mom.Leader:
-        """Start the user's part, of an interactive job in its client's process."""
-        if not self.client or not self.terminal:
-            return super().start()
-        if self.job.cgroup:
-            job_processes.join(self.job.cgroup, self.client.pid)
-        self.client.tell({"start": self.job.order(self._programs.wrapper)})
-        return self.terminal
 
 
 class Service:
@@ -192,6 +88,8 @@ class Service:
 
     def serve(self) -> None:
         """Run until told to stop: queued jobs stay queued, running ones are ended."""
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # several for each client
         os.ftruncate(self._lock, 0)
         os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)  # a daemon's is not who took it
         self._selector = selectors.DefaultSelector()
@@ -224,10 +122,15 @@ class Service:
         number = max(*self._numbers(), int(counter.read_text()) if counter.exists() else 0, 0) + 1
         job_id, directory = f"{number}.{self.host}", self.spool / str(number)
         job = make_job(job_id, want, uid, self.host, directory, size)
-        _replace(counter, str(number).encode())  # never given out again
-        put_files(directory, job, script, rest, self.host, want.ppn or 1)
+        replace_file(counter, str(number).encode())  # never given out again
         entry = self._entry(number, client, job, directory)
-        entry.save()
+        try:
+            put_files(directory, job, script, rest, self.host, want.ppn or 1)
+            entry.save()
+        except BaseException:
+            self._remove(directory)
+            raise
+        client.close_files()
         self.entries[job_id] = entry
         return entry
 
@@ -246,10 +149,21 @@ class Service:
                 f"scripts and environments of your jobs have {sum(mine) + size} bytes "
                 f"(limit: {MAX_SPOOL}): wait for some to end, or submit without -V"
             )
-        left = [process for process in self.stuck.get(uid, []) if not process.ended(0)]
-        if len(left) > acceptor.MAX_STUCK:
+        if left := self._stuck_of(uid):
             pids = ", ".join(str(process.session) for process in left)
             raise UsageError(f"your jobs' processes {pids} cannot be ended: end what they wait for")
+
+    def _stuck_of(self, uid: int) -> list[mom.Process]:
+        """Return what cannot be ended of a user's, if that is too much."""
+        left = []
+        for process in self.stuck.pop(uid, []):
+            if process.ended(0):
+                process.result()
+            else:
+                left.append(process)
+        if left:
+            self.stuck.setdefault(uid, []).extend(left)
+        return left if len(left) > acceptor.MAX_STUCK else []
 
     def _numbers(self) -> list[int]:
         return [0, *(int(path.name) for path in self.spool.iterdir() if path.name.isdecimal())]
@@ -285,9 +199,7 @@ class Service:
             with contextlib.suppress(OSError, ValueError, TypeError):  # not quite a job
                 job = Job.decode((directory / "job").read_bytes())
                 entry = self.entries[job.id] = self._entry(number, None, job, directory)
-                if job.state != "Q":
-                    self._work(entry, entry.tear_down)
-                elif job.interactive:  # its terminal has gone
+                if job.state == "Q" and job.interactive:  # its terminal has gone
                     self._finish(entry)
 
     def _reap(self) -> None:
@@ -318,7 +230,7 @@ class Service:
                 entry.end(pbs.STATUS_DELETED, "job killed: the batch system was stopped")
 
     def _accepted(self) -> None:
-        message, found, *_ = socket.recv_fds(self._channel, acceptor.HEAD.size, 4)
+        message, found, *_ = socket.recv_fds(self._channel, acceptor.HEAD.size, GIVEN)
         if not message:
             sys.stderr.write("vtorque: what accepts clients has ended; another one starts\n")
             self._selector.unregister(self._channel)
@@ -326,11 +238,14 @@ class Service:
             self._listen()
             self._start_acceptor()
             return
-        asked, tell, *files = found
+        if len(found) != GIVEN:  # there were no more numbers; its pipes end, and so does it
+            for descriptor in found:
+                os.close(descriptor)
+            return
         uid, pid = acceptor.HEAD.unpack(message)
-        client = Client(uid, pid, asked, tell, files)
-        self._clients[asked] = client
-        self._selector.register(asked, selectors.EVENT_READ, lambda: self._heard(client))
+        client = Client(uid, pid, found)
+        self._clients[client.asked] = client
+        self._selector.register(client.asked, selectors.EVENT_READ, lambda: self._heard(client))
 
     def _heard(self, client: Client) -> None:
         """Do what a client's process asks; it is the user's."""
@@ -340,28 +255,32 @@ class Service:
             data = b""
         client.data += data
         try:
-            while words := self._words(client):
-                if words[0] == "ended" and client.entry and client.entry.terminal:
-                    client.entry.terminal.tell_end(int(words[1]))
-                else:
-                    client.tell(self._answer(client, words))
+            words, client.data = order.unpack(client.data)
+            if words and client.answered:
+                self._ended_there(client, order.exit_status(words))
+            elif words:
+                client.answered = True
+                client.tell(self._answer(client, words))
         except VtorqueError as error:
             client.tell({"error": str(error)})
             data = b""
-        except (KeyError, ValueError, OSError) as error:
-            client.tell({"error": f"bad request: {printable(str(error))}"})
+        except Exception as error:  # whatever it is, it is the client's
+            client.tell({"error": f"bad request: {printable(str(error), 200)}"})
             data = b""
         if not data:
             self._gone(client)
 
-    def _words(self, client: Client) -> list[str] | None:
-        words, client.data = order.unpack(client.data)
-        return words
+    def _ended_there(self, client: Client, code: int) -> None:
+        terminal = client.entry.terminal if client.entry else None
+        if not terminal:
+            raise UsageError("bad request: there is no such job")
+        terminal.tell_end(code)
 
     def _gone(self, client: Client) -> None:
         entry = client.entry
-        if entry and entry.terminal and entry.job.id in self.entries:
-            entry.terminal.tell_end(None)
+        if entry and entry.job.interactive and entry.job.id in self.entries:
+            if terminal := entry.terminal:
+                terminal.tell_end(None)
             self.end(entry, "job killed: its terminal went away")
         self._let_go(client)
 
@@ -373,7 +292,7 @@ class Service:
     def _answer(self, client: Client, words: list[str]) -> dict[str, Any]:
         uid, what = client.uid, words[0]
         mine = [e for e in self.entries.values() if uid in (0, e.job.uid)]
-        if what == "submit" and not client.entry:
+        if what == "submit":
             client.entry = self.submit(client, order.Submission.parse(words))
             return {"id": client.entry.job.id}
         if what == "list":
@@ -393,45 +312,57 @@ class Service:
 
     def _begin_jobs(self) -> None:
         """Fill the slots, by turns: next is who was served longest ago, of theirs the oldest."""
-        while self._reaped and not self._stopping and len(self._working) < self.setup.slots:
-            now = time.monotonic()
-            queued = [
-                entry
-                for entry in self.entries.values()
-                if entry not in self._working and entry.again <= now
-            ]
-            if not queued:
+        now = time.monotonic()
+        ready = [e for e in self.entries.values() if e not in self._working and e.again <= now]
+        for entry in ready:
+            if entry.job.state != "Q":  # lost with the service before this one
+                self._work(entry)
+        held = {uid for uid in {entry.job.uid for entry in ready} if self._stuck_of(uid)}
+        queued = [e for e in ready if e.job.state == "Q" and e.job.uid not in held]
+        while queued and self._reaped and not self._stopping:
+            if len(self._working) >= self.setup.slots:
                 return
             entry = min(queued, key=lambda e: (self._served.get(e.job.uid, 0), e.number))
             self._served[entry.job.uid] = max(self._served.values(), default=0) + 1
-            self._work(entry, entry.run)
+            queued.remove(entry)
+            self._work(entry)
 
-    def _work(self, entry: Entry, work: Callable[[], bool]) -> None:
-        entry.again = 0.0
-        self._working.add(entry)
-
+    def _work(self, entry: Entry) -> None:
         def run() -> None:
             done = True
             try:
-                done = work()
+                done = entry.work()
             except Exception:  # a defect, which must not take the slot with it
                 traceback.print_exc()
             self._ended.put((entry, done))
             os.eventfd_write(self._wake, 1)
 
-        _thread(run)
+        entry.again = 0.0
+        self._working.add(entry)
+        try:
+            _thread(run)
+        except RuntimeError:  # there are too many processes, a user's maybe: later
+            self._working.discard(entry)
+            entry.again = time.monotonic() + WAIT_TIME
 
     def _finish(self, entry: Entry) -> None:
         if self.entries.pop(entry.job.id, None) is None:
             return
-        with contextlib.suppress(VtorqueError):
-            Tree(str(entry.directory)).release()
-        entry.close()
+        self._remove(entry.directory)
         job = entry.job
         if entry.client:
+            entry.client.entry = None
             entry.client.tell({"code": pbs.shell_code(job.status or 0), "reason": job.reason})
         for each in self.entries.values():  # what they wait for may be free now
             each.again = 0.0
+
+    def _remove(self, directory: Path) -> None:
+        """Remove a job's files; who has one open keeps none of it."""
+        for path in directory.glob("*"):
+            with contextlib.suppress(OSError):
+                os.truncate(path, 0)
+        with contextlib.suppress(VtorqueError):
+            Tree(str(directory)).release()
 
 
 def _line(job: Job) -> dict[str, Any]:
@@ -440,10 +371,6 @@ def _line(job: Job) -> dict[str, Any]:
     shown = {"id": job.id, "name": job.name, "owner": job.hook[1], "state": state}
     reason = job.reason if state == "Q" else ""
     return shown | {"seconds": seconds, "reason": reason}
-
-
-def _replace(path: Path, content: bytes) -> None:
-    File(str(path), replace=True, content=content).create()
 
 
 def _thread(work: Callable[[], None]) -> None:

@@ -67,6 +67,7 @@ def serve(config: dict, tell: int, log: int) -> None:
             ["true"],
             slots=config["slots"],
             root_jobs=True,
+            **({"acceptor": config["acceptor"]} if "acceptor" in config else {}),
         )
     )
     service.open()
@@ -78,7 +79,7 @@ def serve(config: dict, tell: int, log: int) -> None:
 class Site:
     """A service in a directory of its own, and a submitter for it."""
 
-    def __init__(self, root: Path, slots: int = 2, kill_after: float = 0.4) -> None:
+    def __init__(self, root: Path, slots: int = 2, kill_after: float = 0.4, **more: object) -> None:
         self.root = root
         self.paths = Paths(state=root / "state", run=root / "run")
         self.spool = root / "state" / "local"
@@ -95,6 +96,7 @@ class Site:
             "spool": str(self.spool),
             "slots": slots,
             "programs": commands | {"kill_after": kill_after, "hook_timeout": 2 * LONG},
+            **more,
         }
         self.start()
 
@@ -151,10 +153,10 @@ class Site:
 
 
 @contextlib.contextmanager
-def fresh_site(kill_after: float = 0.4) -> Iterator[Site]:
+def fresh_site(kill_after: float = 0.4, **more: object) -> Iterator[Site]:
     """Give a site in a directory of its own, which is the working directory."""
     root = Path(tempfile.mkdtemp(prefix="vtl"))
-    site = Site(root, kill_after=kill_after)
+    site = Site(root, kill_after=kill_after, **more)
     with contextlib.chdir(root):
         yield site
     if site.process.exitcode is None:

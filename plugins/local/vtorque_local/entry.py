@@ -1,0 +1,158 @@
+"""A job in the queue, and its client's process as the service sees it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import select
+import signal
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from vtorque_core.api import VtorqueError
+from vtorque_core.api.job_files import File
+from vtorque_local import job_processes, mom
+from vtorque_local.job import MAX_REST, MAX_SCRIPT, sealed_size
+
+GIVEN = 5  # descriptors that come with a client: pipes, its pidfd, two files
+_PIPE = 65536  # bytes that a pipe takes without a reader, pipe(7)
+
+
+class Client:
+    """A client's process. It is told ``id`` or ``error``; of its job ``start``, ``terminate``,
+    and at last ``code`` and ``reason``. It asks by records (:mod:`vtorque_local.order`):
+    ``submit``, ``list``, ``cancel``, ``stop``, and ``ended`` when its interactive job has.
+    """
+
+    def __init__(self, uid: int, pid: int, fds: Sequence[int]) -> None:
+        self.uid, self.pid = uid, pid
+        self.data, self.answered = b"", False
+        self.entry: Entry | None = None
+        self.asked, self._tell, self._handle, *self._files = fds
+        self._lock, self._open = threading.Lock(), True
+        for descriptor in (self.asked, self._tell):
+            os.set_blocking(descriptor, False)
+
+    def tell(self, answer: dict[str, Any]) -> None:
+        """Send it a line, if it is still there. Never waits; any thread may."""
+        line = json.dumps(answer).encode() + b"\n"
+        with self._lock, contextlib.suppress(OSError):
+            if self._open and len(line) > _PIPE:
+                fcntl.fcntl(self._tell, fcntl.F_SETPIPE_SZ, len(line))
+            if self._open:
+                os.write(self._tell, line)
+
+    def files(self) -> tuple[int, int, int]:
+        """Return descriptors of script and rest, and their bytes. Raises UsageError."""
+        script, rest = self._files
+        size = sealed_size(script, MAX_SCRIPT) + sealed_size(rest, MAX_REST)
+        return script, rest, size
+
+    def close_files(self) -> None:
+        """Give back what has been read of them."""
+        with self._lock:
+            while self._files:
+                os.close(self._files.pop())
+
+    def lives(self) -> bool:
+        """Return whether ``pid`` is still its number. Any thread may."""
+        with self._lock:
+            ended = select.poll()
+            ended.register(self._handle, select.POLLIN)
+            return self._open and not ended.poll(0)
+
+    def close(self) -> None:
+        """Let it go: it ends when it has told its client what it knows."""
+        with self._lock:
+            self._open = False
+            for descriptor in (self.asked, self._tell, self._handle):
+                os.close(descriptor)
+        self.close_files()
+
+
+class Terminal(mom.Leader):
+    """The leader of an interactive job: a child of its client's process."""
+
+    def __init__(self, client: Client) -> None:
+        self._client, self.session = client, client.pid
+        self._ended, self._code = os.eventfd(0, os.EFD_CLOEXEC), -int(signal.SIGKILL)
+        self._lock, self._told = threading.Lock(), False
+
+    def fileno(self) -> int:
+        """Return an eventfd(2)."""
+        return self._ended
+
+    def tell_end(self, code: int | None) -> None:
+        """Have it ended; None: its client has gone. The first end counts."""
+        with self._lock:
+            if self._ended >= 0 and not self._told:
+                self._told = True
+                self._code = self._code if code is None else code
+                os.eventfd_write(self._ended, 1)
+
+    def close(self) -> None:
+        """Close the eventfd."""
+        with self._lock:
+            os.close(self._ended)
+            self._ended = -1
+
+    def result(self) -> tuple[int, str]:
+        """Return what the client's process has said."""
+        return self._code, ""
+
+    def terminate(self) -> None:
+        """Have the client's process send SIGTERM."""
+        self._client.tell({"terminate": True})
+
+    def kill(self) -> None:
+        """Leave it to who finds its processes: the client's process is the user's."""
+
+
+class Entry(mom.Task):
+    """A job, queued or at work; ``number`` is its place in the queue and its directory's name."""
+
+    def __init__(self, number: int, client: Client | None, *args: Any) -> None:
+        super().__init__(*args)
+        self.number, self.client = number, client
+        self.again = 0.0  # when it is tried again; until then it waits for others
+        self.terminal: Terminal | None = None
+
+    def work(self) -> bool:
+        """As of the task; what an interactive job's leader has open goes with it."""
+        try:
+            return super().work()
+        finally:
+            if self.terminal:
+                self.terminal.close()
+                self.terminal = None
+
+    def save(self) -> None:
+        """Put the job on disk. Raises HostFault."""
+        replace_file(self.directory / "job", self.job.encode())
+
+    def spared(self) -> int:
+        """Return the client's process: it has to tell the client how the job has ended."""
+        return self.client.pid if self.client and self.terminal and self.client.lives() else 0
+
+    def start(self) -> mom.Leader:
+        """Start the user's part, of an interactive job in its client's process."""
+        if not self.client or not self.job.interactive:
+            return super().start()
+        self.terminal = Terminal(self.client)
+        if self.job.cgroup:
+            job_processes.join(self.job.cgroup, self.client.pid)
+        if not self.client.lives():  # and that number may have been another's already
+            with contextlib.suppress(OSError):
+                job_processes.join(str(Path(self.job.cgroup).parent), self.client.pid)
+            raise VtorqueError("its terminal went away")
+        self.client.tell({"start": self.job.order(self._programs.wrapper)})
+        return self.terminal
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a file of the spool in one step. Raises HostFault."""
+    File(str(path), replace=True, content=content).create()
