@@ -4,6 +4,8 @@ import ast
 import json
 import os
 import re
+import signal
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -59,6 +61,7 @@ def test_no_process_of_the_users_holds_a_file_of_the_services(task, tmp_path, mo
     monkeypatch.setattr(become_job.sys, "executable", str(look))
     one = task()
     monkeypatch.setattr(one, "_run_prologue", lambda: None)
+    monkeypatch.setattr(one, "_end_processes", lambda grace: None)  # a program too, without cgroups
     one.work()
     assert one.job.reason == "why"
     held = said.read_text().splitlines()
@@ -129,6 +132,16 @@ def test_a_killed_prologue_does_not_end_a_job_on_bare_metal(task, tmp_path):
     one = task(prologue=program(tmp_path / "prologue", "kill -KILL $$"))
     one.work()
     assert (one.job.status, Path(tmp_path, "out").read_text()) == (0, "ran\n")
+
+
+def test_without_cgroups_what_has_the_jobs_cookie_is_ended(task, monkeypatch):
+    monkeypatch.setattr(mom.job_processes, "make_cgroup", lambda name: "")
+    one = task()
+    cookie = {name: one.job.environ[name] for name in (mom.job_processes.COOKIE,)}
+    left = subprocess.Popen(["sleep", "1000"], env=os.environ | cookie, start_new_session=True)
+    one.work()
+    assert left.wait(180) == -signal.SIGKILL
+    assert one.job.status == 0
 
 
 def test_what_every_job_waits_for_imports_little():

@@ -117,7 +117,9 @@ def _marked(cookie: str) -> set[int]:
     mark, found = f"{COOKIE}={cookie}".encode(), set()
     for name in os.listdir("/proc"):  # noqa: PTH208 - numbers
         if name.isdecimal():
-            with contextlib.suppress(OSError):  # ended, or not ours
+            with contextlib.suppress(OSError):  # ended
+                if Path("/proc", name).stat().st_uid != os.geteuid():
+                    continue  # not ours: root's own jobs would wait for what a user locks
                 if mark in Path(f"/proc/{name}/environ").read_bytes().split(b"\0"):
                     found.add(int(name))
     return found

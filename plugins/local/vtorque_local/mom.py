@@ -252,9 +252,8 @@ class Task(abc.ABC):
         It is killed when its time is up, and left behind if it does not end then.
         """
         with contextlib.suppress(OSError, LookupError):
-            process = Process(
-                [*_as(self.job.uid), *argv], self.job.environ, fds, stdin=subprocess.DEVNULL
-            )
+            # Not the job's environment: who looks for its cookie would find itself.
+            process = Process([*_as(self.job.uid), *argv], HOOK_ENVIRON, fds)
             if process.ended(seconds):
                 process.result()
                 return True
