@@ -57,6 +57,7 @@ def noting(message, *args):
 client.submission = noting
 acceptor.main()
 """
+pytestmark = pytest.mark.e2e
 OPEN_JOBS = 10  # at once: the service has limits per user
 
 
