@@ -270,6 +270,7 @@ def test_a_queue_of_an_older_layout_gets_numbers_after_its_own(site):
 
 def test_nothing_that_a_client_sends_reaches_roots_processes(site, tmp_path):
     """To close it takes as long as its owner likes."""
+    eventually(lambda: children(site.process.pid))
     roots = [site.process.pid, *children(site.process.pid)]
     assert len(roots) == 2, "the service and what accepts its clients"
     (tmp_path / "file").touch()

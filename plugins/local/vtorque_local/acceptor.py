@@ -173,7 +173,7 @@ class Acceptor:
 
     def _start(self, connection: socket.socket, uid: int) -> None:
         kind = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
-        opened = [*os.pipe(), *os.pipe()]
+        opened = _pipes(2)
         asked, ask, heard, tell = opened
         try:
             opened += [os.memfd_create(name, kind) for name in ("script", "rest")]
@@ -192,23 +192,25 @@ class Acceptor:
         ``its``: what else it has. Nothing is closed here before it has closed all that is not its
         own, and nothing there before: who closes last may wait, and each does so for itself.
         """
-        (reading, read), (ready, say_ready), (go, say_go) = os.pipe(), os.pipe(), os.pipe()
+        reading, read, ready, say_ready, go, say_go = pipes = _pipes(3)
         try:
             pid = os.fork()
-            if pid == 0:
-                _be_the_users(uid, connections, its, (read, say_ready, go))
-            os.close(say_ready)
-            os.read(ready, 1)
-            for connection in connections:
-                connection.close()
-            os.write(say_go, b"g")
-            handle = os.pidfd_open(pid)
         except OSError:
-            os.close(reading)
-            raise
-        finally:
-            for descriptor in (read, ready, go, say_go):
+            for descriptor in pipes:
                 os.close(descriptor)
+            raise
+        if pid == 0:
+            _be_the_users(uid, connections, its, (read, say_ready, go))
+        for descriptor in (read, say_ready, go):
+            os.close(descriptor)
+        os.read(ready, 1)
+        for connection in connections:
+            connection.close()
+        with contextlib.suppress(BrokenPipeError):  # it has been killed
+            os.write(say_go, b"g")
+        for descriptor in (ready, say_go):
+            os.close(descriptor)
+        handle = os.pidfd_open(pid)
         self._children[handle] = Child(pid, uid, reading, time.monotonic() + READ_TIME)
         for descriptor in (handle, reading):
             self._poll.register(descriptor, select.POLLIN)
@@ -242,6 +244,19 @@ class Acceptor:
         if self._trays and now >= self._tray_end:
             for uid in list(self._trays):
                 self._empty(uid)
+
+
+def _pipes(count: int) -> list[int]:
+    """Return the ends of so many pipes, reading before writing; all or none. Raises OSError."""
+    ends: list[int] = []
+    try:
+        for _ in range(count):
+            ends += os.pipe()
+    except OSError:
+        for end in ends:
+            os.close(end)
+        raise
+    return ends
 
 
 def _be_the_users(

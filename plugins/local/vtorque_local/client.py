@@ -118,7 +118,7 @@ def submission(message: dict[str, Any], terminal: Sequence[int], service: Servic
 
 
 class _Follow:
-    """Wait for the job; run it if it is interactive. What comes: see ``service.Client``."""
+    """Wait for the job; run it if it is interactive. What comes: see ``entry.Client``."""
 
     def __init__(
         self, connection: socket.socket, say: Any, told: Any, terminal: list[int], rest: int

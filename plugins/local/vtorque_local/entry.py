@@ -143,11 +143,13 @@ class Entry(mom.Task):
         if not self.client or not self.job.interactive:
             return super().start()
         self.terminal = Terminal(self.client)
-        if self.job.cgroup:
-            job_processes.join(self.job.cgroup, self.client.pid)
-        if not self.client.lives():  # and that number may have been another's already
-            with contextlib.suppress(OSError):
-                job_processes.join(str(Path(self.job.cgroup).parent), self.client.pid)
+        cgroup = self.job.cgroup
+        if cgroup:
+            job_processes.join(cgroup, self.client.pid)
+        if not self.client.lives():
+            with contextlib.suppress(OSError):  # that number may have been another's already
+                if cgroup:
+                    job_processes.join(str(Path(cgroup).parent), self.client.pid)
             raise VtorqueError("its terminal went away")
         self.client.tell({"start": self.job.order(self._programs.wrapper)})
         return self.terminal
