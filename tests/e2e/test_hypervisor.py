@@ -6,6 +6,7 @@ The guest is one boot sector that writes to its serial port: no kernel, running 
 import grp
 import os
 import pwd
+import shutil
 import socket
 import stat
 import struct
@@ -13,6 +14,7 @@ import subprocess
 import time
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from fcntl import ioctl
 from pathlib import Path
@@ -22,11 +24,13 @@ import pytest
 from vtorque_core.api.guest_plan import GuestPlan, JobUser
 from vtorque_core.api.libvirt_domain import Channel, Disk, Element, Interface
 from vtorque_core.api.values import Image, JobRequest
-from vtorque_core.base import errors, hypervisor
+from vtorque_core.base import errors, hypervisor, locks
 from vtorque_core.base.names import JobAttempt
 from vtorque_core.plan.domain.merge import Contributed, merge
 from vtorque_core.plan.domain.render import DomainSpec, render, tap_name
+from vtorque_core.resources.domain import Domain
 from vtorque_core.resources.netfilter import Netfilter
+from vtorque_core.resources.user_disk import DiskFile, UserDisk
 
 pytestmark = pytest.mark.e2e
 
@@ -88,9 +92,7 @@ def guest() -> Iterator[GuestPlan]:
     )  # fmt: skip
     yield plan
     hypervisor.destroy_domain(URI, plan.uuid, 30)
-    for path in state.iterdir():
-        path.unlink()
-    state.rmdir()
+    shutil.rmtree(state)
 
 
 def overlay(guest: GuestPlan, again: bool = False) -> Disk:
@@ -204,6 +206,53 @@ def test_a_users_disk_is_opened_as_the_user_not_by_qemu(guest: GuestPlan) -> Non
         server.wait(180)
         image.unlink()
         private.rmdir()
+
+
+WORKERS = 20  # of libvirtd (libvirtd.conf, max_workers)
+
+
+def stopped_disk(guest: GuestPlan, number: int) -> tuple[UserDisk, Domain]:
+    """Start a daemon of nobody's, stop it as nobody; return it with a domain that wants it."""
+    place = guest.state_dir / str(number)
+    place.mkdir(mode=0o711)
+    image = place / "disk.img"
+    image.write_bytes(boot_sector())
+    os.chown(image, 65534, 65534)
+    stem = place / "disk"
+    qemu = hypervisor.qemu_uid("libvirt-qemu")
+    daemon = UserDisk(DiskFile.beside(stem, str(image), guest.user, qemu))
+    daemon.create()
+    descriptor = os.open(daemon.lock, os.O_RDWR)
+    pid = locks.lock_holder(descriptor)
+    os.close(descriptor)
+    kill = ("/bin/kill", "-STOP", str(pid))
+    subprocess.run(kill, user=65534, group=65534, extra_groups=(), check=True, timeout=180)
+    name = f"{guest.name}-{number}"
+    plan = replace(guest, name=name, uuid=str(uuid.uuid4()), state_dir=place, run_dir=place)
+    disk = Disk("data", str(image), "raw", boot=1, user_owned=True)
+    merged = merge([Contributed("core", "vtorque-core", disk)])
+    xml = render(DomainSpec(plan, "tcg"), merged, sockets={"ua-core-data": f"{stem}.sock"})
+    return daemon, Domain(plan.name, plan.uuid, URI, xml=xml, daemons=(daemon.lock,))
+
+
+def test_stopped_daemons_hold_none_of_libvirtds_workers(guest: GuestPlan) -> None:
+    held = [stopped_disk(guest, number) for number in range(WORKERS)]
+
+    def attempt(domain: Domain) -> str:
+        with pytest.raises(errors.HostFault) as caught:
+            domain.create()
+        return str(caught.value)
+
+    try:
+        with ThreadPoolExecutor(WORKERS) as pool:
+            said = pool.map(attempt, [domain for _, domain in held])
+            start(guest, overlay(guest))  # somebody else's
+            await_console(guest)
+            assert all("a process of yours stopped (SIGSTOP)" in text for text in said)
+    finally:
+        for daemon, domain in held:
+            domain.release()
+            daemon.release()
 
 
 # -- the packet filter ------------------------------------------------------------------------

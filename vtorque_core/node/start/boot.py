@@ -24,6 +24,7 @@ from vtorque_core.base import hypervisor, kvm
 from vtorque_core.base.errors import HostFault
 from vtorque_core.base.locks import job_lock
 from vtorque_core.node.start.attempt import Start
+from vtorque_core.node.start.libvirt_workers import worker
 from vtorque_core.plan.domain.merge import Contributed, merge
 from vtorque_core.plan.domain.render import DomainSpec, render, tap_name
 from vtorque_core.plan.guests import Prepared
@@ -121,7 +122,10 @@ def _boot(start: Start, each: Prepared, accel_type: Literal["kvm", "tcg"]) -> in
     xml = render(spec, each.merged, sockets=sockets, taps=taps, overrides=overrides)
     uri, output = site.node.libvirt_uri, each.merged.single(Console)
     paused = output is not None and output.path is not None
-    start.acquire(Domain(guest.name, guest.uuid, uri, xml=xml, paused=paused), guest=guest)
+    daemons = tuple(path.removesuffix(".sock") + ".lock" for path in sockets.values())
+    domain = Domain(guest.name, guest.uuid, uri, xml=xml, paused=paused, daemons=daemons)
+    with worker(site.paths, guest.user.uid, start.deadline):
+        start.acquire(domain, guest=guest)
     try:
         for channel in each.merged.lists(Channel):
             owner = guest.user.uid if channel.owner == "job" else 0

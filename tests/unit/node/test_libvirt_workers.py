@@ -1,0 +1,53 @@
+"""No user keeps all of libvirtd's workers: one job may have eight at once, then one each."""
+
+import contextlib
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from patience import LONG
+from vtorque_core.base.errors import HostFault
+from vtorque_core.base.names import Paths
+from vtorque_core.node.start.libvirt_workers import ANYBODYS, ONE_EACH, worker
+
+MANY, OTHER = 1001, 1002
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> Paths:
+    return Paths(run=tmp_path)
+
+
+@pytest.fixture
+def held(paths: Paths) -> contextlib.ExitStack:
+    with contextlib.ExitStack() as stack:
+        for _ in range(len(ANYBODYS) + 1):
+            stack.enter_context(worker(paths, MANY, 0))
+        yield stack
+
+
+def test_one_user_gets_eight_and_one(paths: Paths, held: contextlib.ExitStack) -> None:
+    with pytest.raises(HostFault, match="too many guests start now"), worker(paths, MANY, 0):
+        pass
+
+
+def test_ten_others_get_one_each_meanwhile(paths: Paths, held: contextlib.ExitStack) -> None:
+    others = range(OTHER, OTHER + len(ONE_EACH) - 1)
+    for uid in others:
+        held.enter_context(worker(paths, uid, 0))
+    with pytest.raises(HostFault), worker(paths, others.stop, 0):
+        pass
+
+
+def test_who_waits_goes_on_when_one_is_given_back(paths: Paths, held: contextlib.ExitStack) -> None:
+    def wait() -> None:
+        with worker(paths, MANY, time.monotonic() + LONG):
+            pass
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    held.close()
+    waiting.join(LONG)
+    assert not waiting.is_alive()

@@ -1,0 +1,74 @@
+"""A daemon that is stopped while a guest starts is killed, and the message says why."""
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from patience import LONG
+from vtorque_core.base.errors import HostFault
+from vtorque_core.resources import stopped_daemons
+
+HOLD = """
+import fcntl, signal, sys
+lock = open(sys.argv[1], "r+")
+fcntl.flock(lock, fcntl.LOCK_EX)
+fcntl.lockf(lock, fcntl.LOCK_EX)
+print(flush=True)
+signal.pause()
+"""
+
+
+@pytest.fixture
+def lock(tmp_path: Path) -> Path:
+    path = tmp_path / "fs-home.lock"
+    path.touch()
+    return path
+
+
+@pytest.fixture
+def daemon(lock: Path) -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(
+        (sys.executable, "-c", HOLD, str(lock)), stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"\n"
+        yield process
+        process.kill()
+
+
+def test_a_stopped_one_is_killed_and_named(lock: Path, daemon: subprocess.Popen[bytes]) -> None:
+    daemon.send_signal(signal.SIGSTOP)
+    with (
+        pytest.raises(HostFault, match=r"stopped \(SIGSTOP\).*fs-home") as caught,
+        stopped_daemons.ended([str(lock)]),
+    ):
+        assert daemon.wait(LONG) == -signal.SIGKILL
+        raise HostFault("QEMU could not connect")
+    assert str(caught.value.__cause__) == "QEMU could not connect"
+
+
+def test_the_start_fails_also_if_qemu_was_quicker(
+    lock: Path, daemon: subprocess.Popen[bytes]
+) -> None:
+    with pytest.raises(HostFault, match="SIGSTOP"), stopped_daemons.ended([str(lock)]):
+        daemon.send_signal(signal.SIGSTOP)
+        daemon.wait(LONG)
+
+
+def test_one_that_runs_or_has_ended_is_left_alone(
+    lock: Path, daemon: subprocess.Popen[bytes]
+) -> None:
+    with stopped_daemons.ended([str(lock), str(lock.parent / "none.lock")]):
+        pass
+    assert daemon.poll() is None
+    daemon.kill()
+    daemon.wait(LONG)
+    with (
+        pytest.raises(HostFault, match="something else"),
+        stopped_daemons.ended([str(lock)]),
+    ):
+        raise HostFault("something else")

@@ -1,0 +1,72 @@
+"""Have no user hold up libvirtd by stopping a daemon of theirs (SIGSTOP) while its guest starts.
+
+QEMU shakes hands with each daemon before its guest runs, and one of libvirtd's few workers waits
+for QEMU. The daemons of shares and disks are the user's, and kill(2) lets their user stop them.
+No batch system does: the daemons are of no job's session, and their job has not begun.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from vtorque_core.base.errors import HostFault
+from vtorque_core.base.locks import lock_holder
+from vtorque_core.resources import user_daemon
+
+_POLL = 0.02  # seconds: that a process which is not one's child stops is no event
+
+
+@contextlib.contextmanager
+def ended(locks: Sequence[str]) -> Iterator[None]:
+    """While in here, end a daemon that holds one of these lock files as soon as it stands still.
+
+    As root. Raises HostFault that says so in place of what its guest's start then fails with.
+    """
+    over = threading.Event()
+    found: list[str] = []
+
+    def watch() -> None:
+        while not found and not over.wait(_POLL):
+            found.extend(lock for lock in locks if _stopped(lock))
+        for lock in found:
+            with contextlib.suppress(HostFault):  # its release will say it
+                user_daemon.stop(lock, time.monotonic() + 1)
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    fault: HostFault | None = None
+    try:
+        yield
+    except HostFault as error:
+        fault = error
+    finally:
+        over.set()
+        watcher.join()
+    if found:
+        names = ", ".join(Path(lock).stem for lock in found)
+        raise HostFault(
+            f"a process of yours stopped (SIGSTOP) what serves your files to the guest ({names}) "
+            "while the guest started, so it was ended: submit the job again, and leave processes "
+            "that you did not start alone"
+        ) from fault
+    if fault is not None:
+        raise fault
+
+
+def _stopped(lock: str) -> bool:
+    """Return whether the daemon stands still, state T of proc_pid_stat(5)."""
+    with contextlib.suppress(OSError):  # it has ended
+        descriptor = os.open(lock, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            pid = lock_holder(descriptor)
+        finally:
+            os.close(descriptor)
+        if pid and pid > 0:
+            stat = Path(f"/proc/{pid}/stat").read_bytes()
+            return stat.rpartition(b")")[2].split()[0] == b"T"
+    return False
