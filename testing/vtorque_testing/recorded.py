@@ -383,7 +383,7 @@ def _file(path: str, told: bool) -> tuple[str, str, bytes, int]:
 def _tables(top: Path) -> dict[str, dict[str, Any]]:
     return {
         "paths": {"state": str(top / "state"), "run": str(top / "run")},
-        "node": {"name": "n1", "libvirt_uri": URI, "accel": "tcg"},
+        "node": {"name": "n1", "libvirt_uri": URI, "accel": "tcg", "guest_uids": 0},
         "images": {"pool": str(top / "images")},
         "network": {"kind": "bridge", "source": "br0"},
         "shares": {},

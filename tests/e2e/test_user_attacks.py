@@ -17,11 +17,12 @@ from pathlib import Path
 
 import pytest
 
+from vtorque_core.plan import guest_uids
 from vtorque_core.site.schema import Node
 
 pytestmark = pytest.mark.e2e
 
-SUBORDINATE = Node().subordinate_ids
+SUBORDINATE, GUEST_UIDS = Node().subordinate_ids, Node().guest_uids
 OTHER = "vte2e2"
 PYTHON = "/usr/bin/python3"  # users cannot reach the one of a checkout in a closed home
 
@@ -195,6 +196,63 @@ def test_nobody_else_reads_the_users_own_scripts(guest):
     assert (status.st_uid, stat.S_IMODE(status.st_mode)) == (0, 0o440)
 
 
+# Runs with the ids of one guest's QEMU; prints which files and processes it could get at.
+BROKEN_OUT = """
+import json, os, socket, sys
+pid, got = int(sys.argv[1]), []
+def attempt(name, work):
+    try:
+        work()
+    except OSError:
+        return
+    got.append(name)
+def opened(path):
+    os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK))
+def connected(path):
+    with socket.socket(socket.AF_UNIX) as s:
+        s.settimeout(2); s.connect(path)
+for path in sys.argv[2:]:
+    attempt(path, lambda: opened(path))
+    attempt(path, lambda: connected(path))
+attempt("kill", lambda: os.kill(pid, 0))
+attempt("memory", lambda: opened(f"/proc/{pid}/mem"))
+print(json.dumps(got))
+"""
+
+
+def test_a_broken_out_qemu_opens_nothing_of_another_guests(guest):
+    waiting = Waiting(guest, "-vm", "vms_per_node=2")
+    waiting.wait()
+    (key,) = (path.name for path in (guest.run_dir / "jobs").iterdir())
+    listed = subprocess.run(
+        ("virsh", "list", "--name"), capture_output=True, text=True, check=True, timeout=180
+    )
+    names = sorted(name for name in listed.stdout.split() if key in name)
+    pids = [int(Path(f"/run/libvirt/qemu/{name}.pid").read_text()) for name in names]
+    status = [Path(f"/proc/{pid}").stat() for pid in pids]
+    assert status[0].st_uid != status[1].st_uid
+    theirs = []
+    for number, name in enumerate(names):
+        tops = [top / "jobs" / key / f"g{number}" for top in (guest.state, guest.run_dir)]
+        tops += Path("/var/lib/libvirt/qemu").glob(f"domain-*-{name[:20]}*")
+        found = [str(path) for top in tops for path in top.rglob("*") if not path.is_dir()]
+        assert any(path.endswith("monitor.sock") for path in found), found
+        theirs.append(found)
+
+    def reached(victim):
+        argv = (PYTHON, "-I", "-c", BROKEN_OUT, str(pids[victim]), *theirs[victim])
+        done = subprocess.run(
+            argv, user=status[0].st_uid, group=status[0].st_gid,
+            extra_groups=[status[0].st_gid], capture_output=True, check=True, timeout=180,
+        )  # fmt: skip
+        return json.loads(done.stdout)
+
+    own = reached(0)
+    assert {"kill", "root.qcow2"} & {path.rpartition("/")[2] for path in own}, own
+    assert reached(1) == []
+    assert waiting.end().code == 0
+
+
 @pytest.mark.full
 def test_a_user_who_kills_their_share_daemon_hurts_their_own_job_only(guest):
     waiting = Waiting(guest)
@@ -227,7 +285,6 @@ def test_a_jobshell_for_another_users_job_runs_nothing(running):
 
 def test_qemu_and_daemons_are_confined(running):
     node, _, _, _, pids = running
-    qemu = pwd.getpwnam("libvirt-qemu")
     user = pwd.getpwnam(node.user)
     for pid, kind in pids.items():
         proc = Path("/proc", str(pid))
@@ -235,7 +292,9 @@ def test_qemu_and_daemons_are_confined(running):
         uids = {int(uid) for uid in status["Uid"].split()}
         assert 0 not in uids, (kind, uids)
         assert uids <= (
-            {qemu.pw_uid} if kind == "qemu" else {user.pw_uid, SUBORDINATE + user.pw_uid}
+            set(range(GUEST_UIDS, GUEST_UIDS + guest_uids.COUNT))
+            if kind == "qemu"
+            else {user.pw_uid, SUBORDINATE + user.pw_uid}
         )
         assert 0 not in {int(gid) for gid in status["Gid"].split() + status["Groups"].split()}
         if kind == "qemu":

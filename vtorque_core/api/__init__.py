@@ -49,4 +49,5 @@ from vtorque_core.base.sizes import walltime as walltime
 from vtorque_core.base.trust import require_root_owned as require_root_owned
 from vtorque_core.base.trust import require_secret as require_secret
 
+let_users = safefs.let
 replace_file = safefs.replace

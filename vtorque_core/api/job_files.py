@@ -37,7 +37,7 @@ class File(CoreResource):
     def _let(self, descriptor: int) -> None:
         if self.reader >= 0:
             own = self.mode >> 6
-            safefs.let(descriptor, self.reader, own, own & 5)
+            safefs.let(descriptor, [self.reader], own, own & 5)
 
     def release(self) -> None:
         """Remove it; missing is fine."""

@@ -212,4 +212,4 @@ def _has_list(directory: Path) -> bool:
 
 def _let_read(descriptor: int, uid: int, *, enter: bool = False) -> None:
     with contextlib.suppress(OSError):  # EOPNOTSUPP: then only root reads it
-        safefs.let(descriptor, uid, *((7, 5) if enter else (6, 4)))
+        safefs.let(descriptor, [uid], *((7, 5) if enter else (6, 4)))

@@ -16,6 +16,7 @@ import json
 import mmap
 import os
 import pwd
+import stat
 import struct
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from typing import Any, Literal
 from vtorque_core.base import safefs
 from vtorque_core.base.errors import HostFault
 from vtorque_core.base.record import dataclass
+from vtorque_core.base.run_tool import run_tool
 
 STAGE = "accel"
 PROBE_TIMEOUT = 3.0
@@ -174,13 +176,14 @@ def _read(path: Path, key: dict[str, Any]) -> Probe | None:
 
 def main(user: str) -> None:
     """Probe in this process, as ``user`` if given (it must be root's child), and print JSON."""
-    if user:
-        entry = pwd.getpwnam(user)
-        os.initgroups(user, entry.pw_gid)
-        os.setgid(entry.pw_gid)
-        os.setuid(entry.pw_uid)
     note = ""
     try:
+        if user:
+            entry = pwd.getpwnam(user)
+            _let_group(entry.pw_gid)
+            os.setgroups(())  # a guest's own uid has none beside this one
+            os.setgid(entry.pw_gid)
+            os.setuid(entry.pw_uid)
         device = os.open(_DEVICE, os.O_RDWR | os.O_CLOEXEC)
         machine = os.uname().machine
         if machine == "x86_64":
@@ -190,9 +193,17 @@ def main(user: str) -> None:
             # machine can be made, and say so.
             os.close(fcntl.ioctl(device, _CREATE_VM, 0))
             failure, note = "", f"KVM is believed to work: cannot probe it on {machine}"
-    except OSError as error:
-        failure = f"{_DEVICE}: {error.strerror}{f' for user {user}' if user else ''}"
+    except (OSError, HostFault) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        failure = f"{_DEVICE}: {why}{f' for user {user}' if user else ''}"
     print(json.dumps({"failure": failure, "note": note}))  # noqa: T201 - the parent reads it
+
+
+def _let_group(gid: int) -> None:
+    """Let QEMU's group use KVM, until the next boot; libvirt takes the access list along."""
+    device = Path(_DEVICE).stat()
+    if device.st_gid != gid and not device.st_mode & stat.S_IWOTH:
+        run_tool("setfacl", "-m", f"g:{gid}:rw", _DEVICE)
 
 
 def _execute(device: int) -> str:

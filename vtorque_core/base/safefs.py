@@ -14,7 +14,7 @@ import os
 import stat
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from vtorque_core.base.errors import HostFault
@@ -144,28 +144,29 @@ def replace(
         os.rename(Path(fresh).name, name, src_dir_fd=directory, dst_dir_fd=directory)
 
 
-def let(descriptor: int, uid: int, own: int, theirs: int) -> None:
-    """Give one user rights to a file or directory of ours, and nobody else: acl(5).
+def let(descriptor: int, uids: Iterable[int], own: int, theirs: int) -> None:
+    """Give some users rights to a file or directory of ours, and nobody else: acl(5).
 
     The format is that of linux/posix_acl_xattr.h.
 
     Args:
         descriptor: the open file.
-        uid: who gets them; nothing happens if that is us.
+        uids: who gets them; nothing happens if that is us alone.
         own, theirs: rights of ours and of theirs, as in a mode: 4 read, 2 write, 1 enter or run.
 
     Raises OSError: the file system has no access lists.
     """
     nobody = 0xFFFFFFFF
+    others = sorted(set(uids) - {os.geteuid()})
     entries = (
         (0x01, own, nobody),  # ACL_USER_OBJ
-        (0x02, theirs, uid),  # ACL_USER
+        *((0x02, theirs, uid) for uid in others),  # ACL_USER
         (0x04, 0, nobody),  # ACL_GROUP_OBJ
         (0x10, theirs, nobody),  # ACL_MASK
         (0x20, 0, nobody),  # ACL_OTHER
     )
     packed = struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
-    if uid != os.geteuid():
+    if others:
         os.setxattr(descriptor, ACL, packed)
 
 

@@ -22,13 +22,13 @@ from vtorque_core.api.host_topology import Topology
 from vtorque_core.api.libvirt_domain import Disk, Element, MemoryBacking
 from vtorque_core.api.values import Image, JobRequest
 from vtorque_core.api.vm_options import ARCH, DISTRO, FS_TYPE, IMG, RAM, VCPUS, VMS_PER_NODE
-from vtorque_core.base import hypervisor, names
+from vtorque_core.base import names
 from vtorque_core.base.errors import ConfigError, HostFault, Refusal, Refused
 from vtorque_core.base.record import dataclass
 from vtorque_core.base.trust import require_secret
 from vtorque_core.images import pool, signature
 from vtorque_core.images.pool import ramdisk_mib
-from vtorque_core.plan import guest_network, subordinate_ids
+from vtorque_core.plan import guest_network, guest_uids, subordinate_ids
 from vtorque_core.plan.domain.merge import Contributed, MergedDomain, merge
 from vtorque_core.plan.placement import job_cores, node_hardware
 from vtorque_core.plan.placement.demand import RAM_USE
@@ -216,7 +216,6 @@ def _guest(
         secret=secret,
         shares=_shares(job, site, user),
         ntp=tuple(site.network.ntp),
-        qemu_uid=hypervisor.qemu_uid(site.node.qemu_user),
     )
 
 
@@ -252,6 +251,7 @@ def _claims(
     if guest.image.disk is not None and guest[FS_TYPE] == "ramdisk":
         claims.append(MemoryClaim(ramdisk_mib(guest.image.disk), use="ramdisk", key=FS_TYPE.key))
     claims += guest_network.claims(site, job, guest.guests_per_node, guest.index)
+    claims += guest_uids.claims(guest, site)
     refusals, notices = [], []
     for contribution in plugins.collect("vtorque_plan", guest=guest, site=site):
         if isinstance(contribution.item, Refusal):
@@ -298,6 +298,7 @@ def placed(
         dataclasses.replace(
             guest,
             addresses=tuple(guest_network.addresses(site, site_secret, guest)),
+            qemu_uid=guest_uids.of_guest(guest, site),
             peers=peers,
             aliases=aliases,
             hostnames=hostnames,

@@ -6,6 +6,7 @@ all others' guests away, and quotas would count what it writes for nobody.
 
 from __future__ import annotations
 
+import contextlib
 import pwd
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -50,11 +51,14 @@ def of_user(name: str, uid: int, base: int, tables: Sequence[Path] = TABLES) -> 
     found = base + uid
     if found > MAX_ID:
         raise HostFault(f"{_KEY} + uid {uid} is {found}: more than {MAX_ID}, the largest id")
-    for owner, first, count in (line for table in given for line in table):
+    require_nobodys(found, f"{_KEY} + uid {uid} is {found}", tables)
+    return found
+
+
+def require_nobodys(found: int, said: str, tables: Sequence[Path] = TABLES) -> None:
+    """Raise HostFault, which begins with ``said``, if the id is a user's or in a table."""
+    for owner, first, count in (line for table in tables for line in ranges(table)):
         if first <= found < first + count:
-            raise HostFault(f"{_KEY} + uid {uid} is {found}: an id of {owner}'s ({TABLES[0]})")
-    try:
-        other = pwd.getpwuid(found).pw_name
-    except KeyError:
-        return found
-    raise HostFault(f"{_KEY} + uid {uid} is {found}: the uid of {other}")
+            raise HostFault(f"{said}: an id of {owner}'s ({TABLES[0]})")
+    with contextlib.suppress(KeyError):
+        raise HostFault(f"{said}: the uid of {pwd.getpwuid(found).pw_name}")

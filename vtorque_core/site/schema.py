@@ -113,7 +113,15 @@ class Node:
     teardown_timeout: float = setting(60.0, "all of a job's teardown", "s")
     release_timeout: float = setting(30.0, "the release of one resource", "s")
     grace: float = setting(10.0, "from TERM to KILL for the job's script", "s")
-    qemu_user: str = setting("libvirt-qemu", "the user that QEMU runs as")
+    qemu_user: str = setting(
+        "libvirt-qemu", "QEMU's group, and its user where guests have no uid of their own"
+    )
+    guest_uids: int = setting(
+        2146900000,
+        "each guest's QEMU has a uid of its own, one of 1000 from this one on; 0: qemu_user's",
+        None,
+        _at_least(0),
+    )
     qemu_overhead: int = setting(
         256, "memory of QEMU itself, per guest, beside the guest's RAM", "MiB"
     )

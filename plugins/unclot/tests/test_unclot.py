@@ -163,6 +163,21 @@ def test_it_has_its_place_and_is_of_nobody_else():
         shm.release()
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes other users")
+def test_the_qemus_of_the_jobs_guests_share_it_and_nobody_else():
+    ((shm, _),) = pre_boot(guest(mib=1, qemu_uid=4001), guest(mib=1, qemu_uid=4002), reserve=0)
+    shm.create()
+    try:
+        opens = ("sh", "-c", f": <> /dev/shm/{shm.name}")
+        ended = [
+            subprocess.run(opens, user=uid, group=4003, extra_groups=(), check=False).returncode
+            for uid in (4001, 4002, 4003)
+        ]
+        assert ended[:2] == [0, 0] and ended[2]
+    finally:
+        shm.release()
+
+
 def test_a_job_leaves_room_in_dev_shm_to_others():
     shm = os.statvfs("/dev/shm")
     ((region, _),) = pre_boot(guest(mib=1), reserve=(shm.f_blocks * shm.f_frsize >> 20) + 1)

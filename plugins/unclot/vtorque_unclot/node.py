@@ -72,12 +72,14 @@ def vtorque_plan(guest: GuestPlan) -> Iterator[MemoryClaim | Notice]:
 
 @hookimpl
 def vtorque_pre_boot(job: NodeJob) -> None:
-    """Make the file, QEMU's alone, before a guest starts. QEMU would make one of its own."""
+    """Make the file, for the guests' QEMUs alone, before one of them would make one of its own."""
     guest = job.guests[0]
     if guest[UNCLOT]:
         size, spare = guest[SHMEM] << 20, job.site[Settings].shm_reserve << 20
         where = "[plugin.unclot] shm_reserve"
-        shm = Shm(region(guest), size, mode=0o600, uid=guest.qemu_uid, spare=spare, where=where)
+        uid, *more = (each.qemu_uid for each in job.guests)
+        others = tuple(more)
+        shm = Shm(region(guest), size, uid=uid, others=others, spare=spare, where=where)
         job.acquire(shm)
 
 

@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from vtorque_core.api import HostFault, dataclass, show_mib
+from vtorque_core.api import HostFault, dataclass, let_users, show_mib
 from vtorque_core.api.acquired import Resource, unjournalled
 
 
@@ -15,7 +15,8 @@ class Shm(Resource):
     """Shared memory ``/dev/shm/<name>`` of ``size`` bytes (shm_overview(7)).
 
     All of it is taken at once: who maps it must not be killed because /dev/shm is full (SIGBUS).
-    ``spare``: bytes of /dev/shm that stay free for other programs; ``where`` that is set.
+    ``others``: users who may map it beside ``uid``. ``spare``: bytes of /dev/shm that stay free for
+    other programs; ``where`` that is set.
     """
 
     kind = "shm"
@@ -24,6 +25,7 @@ class Shm(Resource):
     mode: int = 0o600
     uid: int = -1
     gid: int = -1
+    others: tuple[int, ...] = unjournalled(())
     spare: int = unjournalled(0)
     where: str = unjournalled("")
 
@@ -57,6 +59,7 @@ class Shm(Resource):
                 os.posix_fallocate(descriptor, 0, self.size)
                 os.fchown(descriptor, self.uid, self.gid)
                 os.fchmod(descriptor, self.mode)
+                let_users(descriptor, self.others, 6, 6)
             finally:
                 os.close(descriptor)
         except OSError as error:

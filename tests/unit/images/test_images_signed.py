@@ -249,10 +249,7 @@ def planned(site: Site) -> Any:
     return guests.plan_guests(job, request, site, plugins, user, b"s" * 32)
 
 
-def test_a_job_gets_no_guest_from_an_unsigned_image(
-    pool: Path, keys: Path, signers: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(guests.hypervisor, "qemu_uid", lambda _: 64055)
+def test_a_job_gets_no_guest_from_an_unsigned_image(pool: Path, keys: Path, signers: Path) -> None:
     put(pool, "m", keys / "stranger")
     assert planned(site_with(pool, "")), "a site that does not ask"
     with pytest.raises(Refused, match=f"No principal matched.*one of {signers} only"):

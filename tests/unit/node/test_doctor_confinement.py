@@ -37,10 +37,11 @@ def said(site, tmp_path, monkeypatch):
     conf = tmp_path / "qemu.conf"
     monkeypatch.setattr(doctor, "QEMU_CONF", conf)
 
-    def run(models, text=""):
+    def run(models, text="", **node):
         conf.write_text(text)
         monkeypatch.setattr(node_hardware, "security_models", lambda uri: models)
-        found = doctor.check_confinement(site)
+        here = dataclasses.replace(site, node=dataclasses.replace(site.node, **node))
+        found = doctor.check_confinement(here)
         return [(f.status, f.message, f.fix) for f in found if f.status != "ok"]
 
     return run
@@ -54,8 +55,14 @@ def test_a_confined_node_is_fine(said):
 
 def test_no_security_module_is_said(said):
     ((status, message, fix),) = said({"none": "", "dac": "+64055:+64055"})
-    assert status == "warning" and "no security module" in message
+    assert status == "warning" and "no security module but by a uid for each guest" in message
     assert "security_driver" in fix and "AppArmor" in fix
+
+
+def test_guests_that_nothing_keeps_apart_fail(said):
+    ((status, message, fix),) = said({"none": "", "dac": "+64055:+64055"}, guest_uids=0)
+    assert status == "failed" and "guest_uids = 0" in message
+    assert "AppArmor" in fix
 
 
 @pytest.mark.parametrize("label", ["+0:+0", "+0:+64055", ""])

@@ -17,8 +17,10 @@ from vtorque_core.api.libvirt_domain import Disk, MemoryBacking
 from vtorque_core.api.strategies import GuestType
 from vtorque_core.api.values import Image, JobRequest, hookimpl
 from vtorque_core.api.vm_options import VCPUS
+from vtorque_core.base import hypervisor
 from vtorque_core.base.errors import HostFault, Refusal, Refused
 from vtorque_core.images import pool
+from vtorque_core.plan import guest_uids
 from vtorque_core.plan import guests as plan
 from vtorque_core.plan.placement.demand import demand
 from vtorque_core.plan.placement.job_cores import NodeShare, NoFit, Taken
@@ -74,7 +76,7 @@ def plugin():
 def planned(monkeypatch, plugin):
     """Return a function that plans two guests of 256 MiB on the second node of a job."""
     monkeypatch.setattr(pool, "select", lambda *_: IMAGE)
-    monkeypatch.setattr(plan.hypervisor, "qemu_uid", lambda _: 64055)
+    monkeypatch.setattr(hypervisor, "qemu_uid", lambda _: 64055)
     plugins = Plugins.load(node=False, only=())
     plugins.register("double", plugin, "vtorque-double 1.0")
     site = dataclasses.replace(Site(), network=Network(first=10, per_node=4))
@@ -104,8 +106,35 @@ def test_names_ranks_and_directories_follow_from_the_job(planned):
 def test_the_core_claims_cpus_memory_and_an_address(planned):
     claims = planned()[0][0].claims
     assert sum(c.mib for c in claims if isinstance(c, MemoryClaim)) == 256 + 256
-    (address,) = (c for c in claims if isinstance(c, PoolClaim))
-    assert address.items == ("10.86.0.20",)  # of a job on two nodes: fixed
+    pools = {c.pool: c.items for c in claims if isinstance(c, PoolClaim)}
+    assert pools.pop("address") == ("10.86.0.20",)  # of a job on two nodes: fixed
+    assert list(pools) == ["qemu-uid"]
+
+
+def test_each_guests_qemu_is_a_user_of_its_own(planned):
+    guests, site, _ = planned()
+    placements = [Placement(leased={"qemu-uid": (str(2146900000 + n),)}) for n in range(2)]
+    one, two = plan.placed(guests, placements, JOB, site, b"s" * 32)
+    assert (one.qemu_uid, two.qemu_uid) == (2146900000, 2146900001)
+    shared = dataclasses.replace(site, node=dataclasses.replace(site.node, guest_uids=0))
+    assert not list(guest_uids.claims(guests[0].plan, shared))
+    assert guest_uids.of_guest(guests[0].plan, shared) == 64055
+
+
+def test_a_uid_that_somebody_has_is_not_taken(planned):
+    guests, site, _ = planned()
+    placements = [Placement(leased={"qemu-uid": (str(uid),)}) for uid in (0, 2146900000)]
+    with pytest.raises(HostFault, match=r"\[node\] guest_uids is 0: the uid of root"):
+        plan.placed(guests, placements, JOB, site, b"s" * 32)
+
+
+def test_a_guest_with_uefi_variables_is_libvirts_user(planned):
+    guests, site, _ = planned()
+    image = dataclasses.replace(IMAGE, arch="aarch64")
+    for kernel, claimed in ((None, 0), (Path("/k"), 1)):
+        made = dataclasses.replace(image, kernel=kernel)
+        guest = dataclasses.replace(guests[0].plan, image=made)
+        assert len(list(guest_uids.claims(guest, site))) == claimed
 
 
 @pytest.mark.parametrize("kind", ["raw", "qcow2"])

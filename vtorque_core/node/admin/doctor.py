@@ -19,7 +19,7 @@ from vtorque_core.base.errors import HostFault, VtorqueError
 from vtorque_core.base.record import dataclass
 from vtorque_core.node.admin import doctor_images, setup_batch
 from vtorque_core.node.admin.doctor_images import failed, ok, warning
-from vtorque_core.plan import subordinate_ids
+from vtorque_core.plan import guest_uids, subordinate_ids
 from vtorque_core.plan.placement import node_hardware
 from vtorque_core.resources import netfilter
 from vtorque_core.site.config import Site
@@ -119,12 +119,16 @@ def check_confinement(site: Site) -> Iterator[HealthResult]:
         return
     again = "and restart libvirtd"
     found = sorted({"apparmor", "selinux"} & set(models))
+    module = f"enable AppArmor or SELinux, set security_driver in {QEMU_CONF} {again}"
     if found:
         yield ok(f"QEMU is confined by {found[0]}")
+    elif site.node.guest_uids:
+        yield warning("QEMU is confined by no security module but by a uid for each guest", module)
     else:
-        yield warning(
-            "QEMU is confined by no security module: one guest's QEMU may open another's files",
-            f"enable AppArmor or SELinux, set security_driver in {QEMU_CONF} {again}",
+        yield failed(
+            "one guest's QEMU may open another's files: there is no security module, nor a uid for "
+            "each guest ([node] guest_uids = 0)",
+            module,
         )
     user = models.get("dac", "").partition(":")[0].removeprefix("+")
     if user in ("", "0"):
@@ -212,7 +216,13 @@ def check_shares(site: Site) -> Iterator[HealthResult]:
             )
         else:
             yield ok(f"[shares.{name}] {share.source} is served as the job's user alone")
-    base = site.node.subordinate_ids
+    base, first = site.node.subordinate_ids, site.node.guest_uids
+    if first and base and first + guest_uids.COUNT > base:
+        yield failed(
+            f"[node] guest_uids {first} to {first + guest_uids.COUNT - 1} are ids of roots in "
+            f"guests, [node] subordinate_ids {base} and above",
+            f"set guest_uids to {base - guest_uids.COUNT} or less",
+        )
     for table in subordinate_ids.TABLES if base else ():
         for owner, first, count in subordinate_ids.ranges(table):
             if first + count > base:
@@ -244,6 +254,7 @@ def check_tools(site: Site) -> Iterator[HealthResult]:
         "qemu-img": "qemu-utils",
         "nft": "nftables",
         "virtlogd": "libvirt-daemon",
+        "setfacl": "acl",
         "setpriv": "util-linux",
         "qemu-storage-daemon": "qemu-system-common",
         "/usr/lib/qemu/virtiofsd": "qemu-system-common",

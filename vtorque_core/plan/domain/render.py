@@ -63,8 +63,8 @@ _ESCAPED = re.compile("[&<>\"'\t\n\r]")
 class DomainSpec:
     """What the core decides about one guest's domain, beside the guest's plan.
 
-    ``qemu_user``: what QEMU runs as, and its group; libvirt then changes
-    the owner of no file, so that shared images stay root's. An empty user leaves both to libvirt.
+    ``qemu_user``: QEMU's group, and its user if the plan says no uid; libvirt then changes the
+    owner of no file, so that shared images stay root's. An empty user leaves both to libvirt.
     """
 
     guest: GuestPlan

@@ -1,0 +1,40 @@
+"""Which uid a guest's QEMU runs as: its own while it is there, one of a range of the site's.
+
+A QEMU that its guest has broken out of then opens nothing of another guest's, also on nodes without
+a security module (AppArmor, SELinux). The uid is leased before anything is made for it, and is
+free for others when all of the job has been released.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from vtorque_core.api.claims import PoolClaim
+from vtorque_core.api.guest_plan import GuestPlan
+from vtorque_core.base import hypervisor
+from vtorque_core.plan import subordinate_ids
+from vtorque_core.site.config import Site
+
+COUNT = 1000  # guests of a node at the same time
+_POOL = "qemu-uid"
+
+
+def claims(guest: GuestPlan, site: Site) -> Iterator[PoolClaim]:
+    """Yield the claim for the guest's uid, unless the site wants none.
+
+    A guest that boots through UEFI has none: libvirt makes the file of its variables for the user
+    that qemu.conf names.
+    """
+    first, image = site.node.guest_uids, guest.image
+    if first and (image.arch == "x86_64" or image.kernel is not None):
+        yield PoolClaim(_POOL, tuple(str(uid) for uid in range(first, first + COUNT)))
+
+
+def of_guest(guest: GuestPlan, site: Site) -> int:
+    """Return what QEMU runs as for a placed guest. Raises HostFault: it is somebody's."""
+    leased = guest.leased(_POOL)
+    if not leased:
+        return hypervisor.qemu_uid(site.node.qemu_user)
+    uid = int(leased[0])
+    subordinate_ids.require_nobodys(uid, f"a uid of [node] guest_uids is {uid}")
+    return uid
