@@ -29,7 +29,8 @@ class Outcome(enum.Enum):
     """It failed on this node, which need not be at fault: a user can bring this about.
     As HOST_FAULT, but nothing may be taken from the node for it."""
     IN_USE = "in_use"
-    """As NOT_HERE: another job has what it needs. Where it can wait for that here, it does."""
+    """Another job has what it needs, still after the prologue has waited: it is to wait in the
+    batch system, never to be held, and the node is not at fault."""
     NOT_OURS = "not_ours"
 
     @property
@@ -160,6 +161,8 @@ class BatchJob:
             in a process of their own, and the job shell waits for them.
         whole_node: the batch system has told that no other job, of anybody, is on this node as
             long as this one (Slurm's --exclusive, OpenPBS's place=excl), and keeps to it.
+        queues_again: after Outcome.IN_USE the job waits in its place of the queue: the prologue
+            then does not, which waits for half of ``[node] start_timeout`` otherwise.
     """
 
     id: str
@@ -177,6 +180,7 @@ class BatchJob:
     unknown: str = ""
     detach: bool = False
     whole_node: bool = False
+    queues_again: bool = False
 
     @property
     def node_index(self) -> int:

@@ -48,6 +48,7 @@ class LocalNode(NodeAdapter):
             name=args.job_name,
             resource_list=resources,
             bad_request=bad,
+            queues_again=True,
         )
 
     def context(self, job: BatchJob, guests: Sequence[PeerGuest]) -> Iterable[ContextItem]:

@@ -199,6 +199,14 @@ def test_what_hooks_cost_a_bare_metal_job(mom, tmp_path):
         assert len(done.stderr.splitlines()) < 15, done.stderr
 
 
+def test_a_job_that_others_are_in_the_way_of_is_never_held(mom):
+    mom.outcome(Outcome.IN_USE)
+    job = submitted(mom, *VM)
+    mom.run(job, starts=7)
+    assert mom.pbs.job(job)["state"] == "Q"
+    assert mom.pbs.state()["nodes"]["n1"]["properties"] == "fast,vtorque"
+
+
 def test_a_start_that_a_user_can_spoil_costs_the_node_nothing(mom):
     mom.outcome(Outcome.NOT_HERE)
     job = submitted(mom, *VM)

@@ -170,9 +170,9 @@ class PbsNode(abc.ABC):
             self.log(job, f"this node stays open for VM jobs: {error}")
             return False
 
-    def is_last_attempt(self, job: BatchJob) -> bool:
-        """Return whether the job has been started as often as the site allows."""
-        return job.attempt + 1 >= self._settings.attempts
+    def is_last_attempt(self, job: BatchJob, outcome: Outcome) -> bool:
+        """Return whether the job has failed as often as the site allows; waiting is no failure."""
+        return outcome is not Outcome.IN_USE and job.attempt + 1 >= self._settings.attempts
 
     def log(self, job: BatchJob, text: str) -> None:
         """Say something to the admin."""

@@ -96,6 +96,16 @@ def test_a_host_fault_requeues_without_this_node(node, slurm):
     assert slurm.node()["comment"].startswith("vTorque: job 7 did not start on n2: n2: libvirt")
 
 
+def test_a_job_that_others_are_in_the_way_of_waits_and_is_never_held(node, slurm):
+    slurm.facts(restarts=9, excluded="n9")
+    job = BatchJob("7", "ada", "n2", ("n2",), b"", attempt=9)
+    assert node.finish(job, Outcome.IN_USE, "n2: in use by other jobs") == 0
+    assert ["requeue", "7"] in slurm.calls()
+    assert slurm.facts()["excluded"] == "n9"
+    assert slurm.facts()["note"] == "vTorque: it waits for room on n2: n2: in use by other jobs"
+    assert not slurm.node()["comment"]
+
+
 def test_a_users_text_is_no_comment_of_the_admins(node, slurm):
     slurm.facts(name="x\n   AdminComment=forged")
     node.finish(JOB, Outcome.HOST_FAULT, "dead")

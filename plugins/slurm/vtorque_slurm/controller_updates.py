@@ -45,6 +45,14 @@ def host_fault(client: Client, settings: Settings, job: BatchJob, reason: str) -
     note_job(client, record(client, job.id), note)
 
 
+def in_use(client: Client, job: BatchJob, reason: str) -> None:
+    """Have the job start again, here too, when Slurm next can; never hold it. Raises HostFault."""
+    found = record(client, job.id)
+    if found.restarts == job.attempt and found.state in _STARTED:
+        client.run("scontrol", "requeue", found.name)
+    note_job(client, record(client, job.id), f"{OURS}: it waits for room on {job.node}: {reason}")
+
+
 def note_job(client: Client, found: JobRecord, line: str) -> None:
     """Add a line to what the job's AdminComment says. Raises HostFault."""
     text = "; ".join(filter(None, (_note_of(client, found.name), printable(line, _MAX_NOTE))))

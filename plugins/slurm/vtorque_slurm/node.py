@@ -90,7 +90,10 @@ class SlurmNode:
         """Tell Slurm; return 0 always, since a Prolog that fails drains the node."""
         if outcome_.may_run_elsewhere:
             try:
-                controller_updates.host_fault(self._client, self._settings, job, reason)
+                if outcome_ is Outcome.IN_USE:
+                    controller_updates.in_use(self._client, job, reason)
+                else:
+                    controller_updates.host_fault(self._client, self._settings, job, reason)
             # The wrapper tells the user the reason, and ends the job.
             except (HostFault, Refused) as error:
                 sys.stderr.write(f"vtorque: {printable(str(error), 500)}\n")

@@ -1,6 +1,7 @@
 """Whose fault a failed start is: what a user can bring about must cost the node nothing."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -8,7 +9,7 @@ from vtorque_core.api.batch_system import BatchJob, Outcome
 from vtorque_core.base.errors import HostFault, Refused
 from vtorque_core.base.locks import Busy
 from vtorque_core.base.names import JobAttempt
-from vtorque_core.node.start import prologue
+from vtorque_core.node.start import prologue, start_order
 from vtorque_core.node.start.attempt import Start
 from vtorque_core.node.start.start_order import blame, start_job
 from vtorque_core.plan.placement import ledger
@@ -86,3 +87,22 @@ def test_the_node_is_blamed_only_before_the_user_takes_part(phase, blamed):
     with pytest.raises(HostFault) as caught, blame(start):
         raise HostFault("it did not work")
     assert caught.value.blames_node is blamed
+
+
+@pytest.mark.parametrize("queues_again", [False, True])
+def test_a_job_waits_for_its_neighbours_where_its_batch_system_cannot(monkeypatch, queues_again):
+    """As long as the clock says; a batch system that can gets the job back at once."""
+    clock, tries, reaped = [0.0], [], []
+
+    def place(*_):
+        tries.append(clock[0])
+        raise ledger.InUse("in use by other jobs")
+
+    monkeypatch.setattr(ledger, "place", place)
+    monkeypatch.setattr(start_order.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(start_order.time, "sleep", lambda s: clock.__setitem__(0, clock[0] + s))
+    start = SimpleNamespace(journal=None, site=SimpleNamespace(paths=None))
+    with pytest.raises(ledger.InUse):
+        start_order._lease(start, (), None, lambda: reaped.append(1), 0.0 if queues_again else 3.0)
+    assert tries == ([0.0, 0.0] if queues_again else [0.0, 0.0, 1.0, 2.0, 3.0])
+    assert reaped == [1]

@@ -55,6 +55,7 @@ from vtorque_core.site.request import Request
 # Phases in which nothing of the user's takes part. Later on their disk may be broken, and they can
 # kill their own daemons or have their guest hang.
 _NODES_OWN = ("plan", "render domain")
+_AGAIN = 1.0  # seconds between two looks for what other jobs have: all journals are read for one
 _log = logging.getLogger(__name__)
 
 
@@ -133,7 +134,8 @@ def _start(
     secret = plan.load_secret(site.paths.secret)
     share = plan.node_share(job, site)
     planned = plan.plan_guests(job, wanted, site, plugins, start.user, secret, share.machine)
-    placements = _lease(start, planned, share, reap_gone)
+    patience = 0.0 if job.queues_again else site.node.start_timeout / 2
+    placements = _lease(start, planned, share, reap_gone, patience)
     _leave_cores(placements)
     start.guests = plan.placed(planned, placements, job, site, secret)
     notices = _notices(planned, placements)
@@ -168,14 +170,23 @@ def _lease(
     planned: Sequence[PlannedGuest],
     share: NodeShare,
     reap_gone: Callable[[], None],
+    seconds: float,
 ) -> list[Placement]:
-    """Have the ledger place the guests; once more after a look for jobs that are gone."""
+    """Have the ledger place the guests; again after a look for jobs that are gone, for so long."""
     claims = [one.claims for one in planned]
+    until = time.monotonic() + seconds
     try:
         return ledger.place(start.journal, claims, share, start.site.paths)
-    except ledger.InUse:
+    except ledger.InUse as error:
         reap_gone()
-        return ledger.place(start.journal, claims, share, start.site.paths)
+        _log.info("%s", error)
+    while True:
+        try:
+            return ledger.place(start.journal, claims, share, start.site.paths)
+        except ledger.InUse:
+            if time.monotonic() >= until:
+                raise
+            time.sleep(_AGAIN)
 
 
 def _leave_cores(placements: Sequence[Placement]) -> None:

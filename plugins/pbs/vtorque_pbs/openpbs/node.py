@@ -76,7 +76,7 @@ class OpenPbsNode(PbsNode):
         if job.resource_list.get("interactive", "0") not in ("0", "False", "None"):
             return 0
         try:
-            if self.is_last_attempt(job):
+            if self.is_last_attempt(job, outcome):
                 self.commands.tell("qhold", "-h", "s", job.id)
                 self.log(job, f"held after {self._settings.attempts} starts: {reason}")
             self.commands.rerun(job.id)

@@ -86,7 +86,7 @@ class TorqueNode(PbsNode):
             return 0
         if job.resource_list.get("interactive") == "True":
             return 0  # Torque would end it without a word; so its terminal gets the reason
-        if self.is_last_attempt(job) and not self._hold(job, reason):
+        if self.is_last_attempt(job, outcome) and not self._hold(job, reason):
             return 0
         if job.detach:
             return self._rerun(job)
