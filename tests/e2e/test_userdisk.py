@@ -185,6 +185,7 @@ def test_the_daemon_is_the_user_and_can_do_no_more(one):
     for name in ("CapEff", "CapPrm", "CapInh", "CapAmb"):
         assert int(now[name][0], 16) == 0
     assert now["NoNewPrivs"] == ["1"]
+    assert now["Seccomp"] == ["2"]
     assert now["NSpid"] == [str(pid), "1"]
     assert now["PPid"] != [str(os.getpid())]
     assert os.getsid(pid) == pid

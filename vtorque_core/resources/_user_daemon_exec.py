@@ -24,14 +24,14 @@ import resource
 import stat
 import struct
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
 # linux/sched.h
 CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWUSER = 0x00020000, 0x08000000, 0x10000000
-CLONE_NEWPID, CLONE_NEWNET = 0x20000000, 0x40000000
+CLONE_NEWPID, CLONE_NEWNET, CLONE_THREAD = 0x20000000, 0x40000000, 0x00010000
 # linux/prctl.h, linux/securebits.h
 PR_SET_SECCOMP, PR_SET_SECUREBITS, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT = 22, 28, 38, 47
 PR_CAP_AMBIENT_RAISE, SECCOMP_MODE_FILTER = 2, 2
@@ -43,8 +43,22 @@ CAPABILITIES = {
     "SETPCAP": 8, "SYS_CHROOT": 18,
 }  # fmt: skip
 _CAP_VERSION_3 = 0x20080522
-# linux/audit.h AUDIT_ARCH_* and the number of setgroups(2)
-SETGROUPS = {"x86_64": (0xC000003E, 116), "aarch64": (0xC00000B7, 159)}
+# linux/audit.h AUDIT_ARCH_*
+AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+# Numbers of system calls (asm/unistd_64.h; asm-generic/unistd.h), -1: there is no such call
+SETGROUPS = {"x86_64": 116, "aarch64": 159}
+CLONE = {"x86_64": 56, "aarch64": 220}
+_NOT_FOR_A_DISK = {  # no new process, socket, namespace or mount, nothing of others or the kernel's
+    "x86_64": (
+        41, 57, 58, 101, 135, 155, 161, 165, 166, 167, 169, 175, 176, 179, 246, 248, 249, 250, 272,
+        298, 303, 304, 308, 310, 311, 313, 320, 321, 322, 323,
+    ),
+    "aarch64": (
+        198, -1, -1, 117, 92, 41, 51, 40, 39, 224, 142, 105, 106, 60, 104, 217, 218, 219, 97,
+        241, 264, 265, 268, 270, 271, 273, 294, 280, 281, 282,
+    ),
+}  # fmt: skip
+_IO_URING_SETUP, _CLONE3 = 425, 435  # and 428 to 433, 442 are of mount(2)'s successors
 # Same numbers on every architecture (asm-generic/unistd.h)
 SYS_OPEN_TREE, SYS_PIDFD_GETFD, SYS_MOUNT_SETATTR = 428, 438, 442
 AT_EMPTY_PATH, AT_RECURSIVE, OPEN_TREE_CLONE = 0x1000, 0x8000, 1
@@ -131,20 +145,29 @@ def _mount(source: str, target: str, kind: bytes | None, flags: int) -> None:
     _checked(result, f"mount on {target}")
 
 
-def ignore_setgroups() -> None:
-    """Make setgroups(2) succeed without effect in this process and all that it executes.
+def answer_calls(answers: Mapping[int, int], more: Iterable[_Filter] = ()) -> None:
+    """Have system calls do nothing but return an errno (0: success), here and in what is executed.
 
-    virtiofsd drops its supplementary groups at its start; the user's files in directories of
-    such a group would become unreachable. Raises OSError; KeyError for an unknown machine.
+    ``answers``: number of the call to errno. ``more``: what is asked of all other calls, their
+    number in A. Raises OSError; KeyError for an unknown machine.
     """
-    arch, number = SETGROUPS[os.uname().machine]
+    table = [
+        filter_
+        for number, answer in answers.items()
+        for filter_ in (
+            _Filter(0x15, 0, 1, number),
+            _Filter(0x06, 0, 0, 0x00050000 | answer),  # SECCOMP_RET_ERRNO
+        )
+    ]
     code = (
         _Filter(0x20, 0, 0, 4),  # A = seccomp_data.arch
-        _Filter(0x15, 1, 0, arch),  # this machine's: go on
+        _Filter(0x15, 1, 0, AUDIT_ARCH[os.uname().machine]),  # this machine's: go on
         _Filter(0x06, 0, 0, 0x80000000),  # any other: SECCOMP_RET_KILL_PROCESS
         _Filter(0x20, 0, 0, 0),  # A = seccomp_data.nr
-        _Filter(0x15, 0, 1, number),
-        _Filter(0x06, 0, 0, 0x00050000),  # SECCOMP_RET_ERRNO with errno 0: returns 0
+        _Filter(0x35, 0, 1, 0x40000000),  # the same calls by the numbers of x32
+        _Filter(0x06, 0, 0, 0x80000000),
+        *table,
+        *more,
         _Filter(0x06, 0, 0, 0x7FFF0000),  # SECCOMP_RET_ALLOW
     )
     filters = (_Filter * len(code))(*code)
@@ -154,6 +177,31 @@ def ignore_setgroups() -> None:
         ctypes.c_int(PR_SET_SECCOMP), ctypes.c_ulong(SECCOMP_MODE_FILTER), ctypes.byref(program)
     )
     _checked(result, "seccomp filter")
+
+
+def ignore_setgroups() -> None:
+    """Make setgroups(2) succeed without effect in this process and all that it executes.
+
+    virtiofsd drops its supplementary groups at its start; the user's files in directories of
+    such a group would become unreachable. Raises OSError; KeyError for an unknown machine.
+    """
+    answer_calls({SETGROUPS[os.uname().machine]: 0})
+
+
+def refuse_what_serves_no_disk() -> None:
+    """Leave the storage daemon, which parses what its guest sends, files, memory and threads.
+
+    Raises OSError; KeyError for an unknown machine.
+    """
+    calls = (*_NOT_FOR_A_DISK[os.uname().machine], _IO_URING_SETUP, *range(428, 434), 442)
+    refused = {number: errno.EPERM for number in calls if number >= 0}
+    threads_alone = (
+        _Filter(0x15, 0, 3, CLONE[os.uname().machine]),
+        _Filter(0x20, 0, 0, 16),  # A = seccomp_data.args[0], the flags
+        _Filter(0x45, 1, 0, CLONE_THREAD),
+        _Filter(0x06, 0, 0, 0x00050000 | errno.EPERM),
+    )
+    answer_calls({**refused, _CLONE3: errno.ENOSYS}, threads_alone)  # glibc then takes clone(2)
 
 
 def _capset(numbers: Iterable[int]) -> None:
@@ -323,8 +371,8 @@ def _daemon(plan: Plan, host_source: int, maps_wanted: int, maps_done: int) -> N
     for descriptor in (plan.socket_fd, plan.lock_fd, source):
         os.set_inheritable(descriptor, True)
     if plan.disk:
-        prctl(PR_SET_NO_NEW_PRIVS, 1)
         _capset(())
+        refuse_what_serves_no_disk()
     else:
         ignore_setgroups()
         _keep_capabilities()

@@ -5,12 +5,15 @@ import fcntl
 import os
 import socket
 import struct
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from patience import LONG
 from vtorque_core.base.errors import HostFault
 from vtorque_core.resources import CORE_KINDS, _user_daemon_exec, user_daemon, user_disk
 from vtorque_core.resources.user_disk import UserDisk
@@ -210,3 +213,48 @@ def test_the_record_keeps_only_the_lock(tmp_path: Path, monkeypatch: pytest.Monk
     assert calls == [("start", disk), ("stop", disk.lock)]
     with pytest.raises(ValueError, match="from what it serves"):
         again.create()
+
+
+CALLS = """
+import ctypes, errno, os, socket, threading
+from pathlib import Path
+from vtorque_core.resources import _user_daemon_exec as launcher
+libc = ctypes.CDLL(None, use_errno=True)
+launcher.refuse_what_serves_no_disk()
+
+def refused(name, call):
+    try:
+        call()
+    except PermissionError:
+        return
+    print(name, "was possible")
+
+def raw(number, *arguments):
+    if libc.syscall(ctypes.c_long(number), *arguments) < 0:
+        raise OSError(ctypes.get_errno(), "refused")
+
+refused("fork", os.fork)
+refused("socket", lambda: socket.socket(socket.AF_INET))
+refused("unshare", lambda: launcher.unshare(launcher.CLONE_NEWUSER))
+refused("mount", lambda: launcher._mount("none", "/none", None, 0))
+refused("open_tree", lambda: raw(launcher.SYS_OPEN_TREE, -1, b"", 0))
+refused("io_uring_setup", lambda: raw(launcher._IO_URING_SETUP, 1, None))
+thread = threading.Thread(target=print, args=("threads are",), kwargs={"flush": True})
+thread.start()
+thread.join()
+with open(os.devnull, "rb") as file:
+    print("files are", file.read() == b"")
+"""
+
+
+def test_the_storage_daemon_has_files_and_threads_and_no_more() -> None:
+    done = subprocess.run(
+        (sys.executable, "-c", CALLS), capture_output=True, text=True, check=True, timeout=LONG
+    )
+    assert done.stdout == "threads are\nfiles are True\n"
+
+
+def test_both_machines_refuse_the_same_calls() -> None:
+    tables = _user_daemon_exec._NOT_FOR_A_DISK.values()
+    assert len({len(numbers) for numbers in tables}) == 1
+    assert set(_user_daemon_exec.AUDIT_ARCH) == set(_user_daemon_exec._NOT_FOR_A_DISK)
