@@ -16,7 +16,7 @@ import os
 import signal
 import sys
 
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
 _FDS = 1024  # what a process may have open (RLIMIT_NOFILE's usual soft limit)
 
 
@@ -45,6 +45,7 @@ def _become(lock: str, log: str, argv: list[str], launcher: int) -> None:
     for source, target in ((null, 0), (output, 1), (output, 2)):
         os.dup2(source, target)
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    ctypes.CDLL(None).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     os.execvp(argv[0], argv)  # noqa: S606
 
 

@@ -23,12 +23,13 @@ def guarded(*argv: str, rights: Iterable[str] = ()) -> list[str]:
     The starter is the thread that calls this and then starts the command (PR_SET_PDEATHSIG of
     prctl(2)). One that has ended before prctl(2) is noticed too: the command then does nothing
     and exits with 126. It does not hold for what ``argv`` itself starts, nor after execve(2) of a
-    set-user-ID program. ``rights`` are options of setpriv(1) and take effect first. A shell stands
+    set-user-ID program, which gets no rights by that (PR_SET_NO_NEW_PRIVS). ``rights`` are options
+    of setpriv(1) and take effect first. A shell stands
     between (it becomes ``argv``): the environment must be a plain one; names that are no
     identifiers are lost, PWD is added.
     """
     check = ("/bin/sh", "-c", _UNLESS_ORPHAN, str(os.getpid()))
-    return [_SETPRIV, *rights, "--pdeathsig", "KILL", "--", *check, *argv]
+    return [_SETPRIV, *rights, "--no-new-privs", "--pdeathsig", "KILL", "--", *check, *argv]
 
 
 def alone() -> tuple[str, ...]:
@@ -41,13 +42,14 @@ def alone() -> tuple[str, ...]:
     if not effective_root():
         return ()
     namespace = ("unshare", "--pid", "--fork", "--kill-child", "--")
-    return (*namespace, "setpriv", *_rights_of(NOBODY), "--pdeathsig", "KILL", "--")
+    rights = (*_rights_of(NOBODY), "--no-new-privs", "--pdeathsig", "KILL")
+    return (*namespace, "setpriv", *rights, "--")
 
 
 def _rights_of(uid: int) -> tuple[str, ...]:
     """Return setpriv(1)'s options for a user with no group and none of root's rights."""
     who = ("--reuid", str(uid), "--regid", str(NOBODY))
-    return (*who, "--clear-groups", "--no-new-privs")
+    return (*who, "--clear-groups")
 
 
 def run_tool(

@@ -23,7 +23,7 @@ from vtorque_core.images.sidecar import MAX_SIGNATURE, Sidecar
 NAMESPACE = "vtorque-image"  # a signature for anything else is none of an image
 _PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 _ENV = {"PATH": _PATH, "LC_ALL": "C", "HOME": "/nonexistent"}
-_NOBODY = ("--reuid", "65534", "--regid", "65534", "--clear-groups", "--no-new-privs")
+_NOBODY = ("--reuid", "65534", "--regid", "65534", "--clear-groups")
 _SECONDS = 20.0  # for one call, which takes milliseconds
 _MAX_SIGNERS = 1 << 20  # bytes of the allowed signers file
 _NOT_SIGNED = ("builder", "created", "verified", "signature")  # decide nothing, or differ by copy

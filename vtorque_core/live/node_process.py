@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import logging
 import os
@@ -21,6 +22,7 @@ from vtorque_core.base.names import Paths
 if TYPE_CHECKING:
     from vtorque_core.api.node_job import NodeJob
 
+_PR_SET_NO_NEW_PRIVS = 38  # prctl(2)
 LOG_BYTES = 256 * 1024  # of each of two files
 _ENVIRON = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C", "HOME": "/root"}
 
@@ -114,6 +116,7 @@ def begin(name: str) -> tuple[Paths, list[str]]:
     state, run, *words = sys.argv[1:]
     os.umask(0o077)
     os.chdir("/")
+    ctypes.CDLL(None).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     handler = RotatingFileHandler(Path(state, f"{name}.log"), maxBytes=LOG_BYTES, backupCount=1)
     logging.basicConfig(level="INFO", format="%(asctime)s %(message)s", handlers=[handler])
     return Paths(Path(state), Path(run)), words

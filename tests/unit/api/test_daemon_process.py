@@ -36,6 +36,7 @@ def test_process_is_found_by_its_lock_and_ends(tmp_path):
     pid = holder(tmp_path / "lock")
     assert pid is not None and running(pid)
     assert os.getsid(pid) == pid
+    assert "NoNewPrivs:\t1\n" in Path(f"/proc/{pid}/status").read_text()
     with pytest.raises(HostFault, match="sh: "):
         process.create()  # the lock is taken
     eventually(lambda: log.read_text().count("\n") == 2)
