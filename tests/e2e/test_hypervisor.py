@@ -21,6 +21,7 @@ from pathlib import Path
 
 import pytest
 
+from patience import LONG
 from vtorque_core.api.guest_plan import GuestPlan, JobUser
 from vtorque_core.api.libvirt_domain import Channel, Disk, Element, Interface
 from vtorque_core.api.values import Image, JobRequest
@@ -28,6 +29,7 @@ from vtorque_core.base import errors, hypervisor, locks
 from vtorque_core.base.names import JobAttempt
 from vtorque_core.plan.domain.merge import Contributed, merge
 from vtorque_core.plan.domain.render import DomainSpec, render, tap_name
+from vtorque_core.resources import netfilter
 from vtorque_core.resources.domain import Domain
 from vtorque_core.resources.netfilter import Netfilter
 from vtorque_core.resources.user_disk import DiskFile, UserDisk
@@ -353,6 +355,46 @@ def test_only_own_frames_pass(tap: int, network: str, ip: str | None) -> None:
                 assert passed(bridge, frame) is (static if ip else dhcp), name
     finally:
         guard.release()
+
+
+# A configuration BPDU by a bridge of the best priority (IEEE 802.1D-2004, 9.3.1) in an LLC frame.
+ROOT = b"\0\0" + mac_bytes(MAC)
+BPDU = bytes(5) + ROOT + bytes(4) + ROOT + struct.pack("!5H", 0x8001, 0, 20 << 8, 2 << 8, 15 << 8)
+HELLO = b"\x01\x80\xc2\0\0\0" + mac_bytes(MAC) + b"\0\x26\x42\x42\x03" + BPDU + bytes(8)
+
+
+@pytest.mark.parametrize("guarded", [False, True])
+def test_a_guest_is_no_bridge_of_a_spanning_tree(guarded: bool) -> None:
+    """Without the guard it becomes the root, so that all hosts of the site send to it."""
+    name, bridge = tap_name(MAC), Path("/sys/class/net/vt-tree/bridge")
+    descriptor = os.open("/dev/net/tun", os.O_RDWR)
+    ioctl(descriptor, 0x400454CA, struct.pack("16sH22x", name.encode(), 0x1002))
+    link = ("ip", "link")
+    for words in (
+        ("add", "vt-tree", "type", "bridge", "stp_state", "1"),
+        ("set", "vt-tree", "up"),
+        ("set", name, "master", "vt-tree"),
+        ("set", name, "up"),
+    ):
+        subprocess.run((*link, *words), check=True, timeout=180)
+    try:
+        Netfilter(name, MAC, IP).create()
+        if guarded:
+            netfilter.refuse_bpdus(name)
+        own = (bridge / "root_id").read_text()
+        port = bridge.parent / "brif" / name / "state"
+        deadline = time.monotonic() + LONG
+        closed = False
+        while not closed and (bridge / "root_id").read_text() == own:
+            assert time.monotonic() < deadline, "the bridge does not see it"
+            os.write(descriptor, HELLO)
+            time.sleep(0.05)
+            closed = port.read_text() == "0\n"
+        assert closed is guarded
+    finally:
+        Netfilter(name, MAC, IP).release()
+        os.close(descriptor)
+        subprocess.run((*link, "del", "vt-tree"), check=True, timeout=180)
 
 
 def passed(bridge: socket.socket, frame: bytes) -> bool:

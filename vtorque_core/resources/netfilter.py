@@ -11,9 +11,11 @@ to the node: each start loads it in the same transaction as the guest's table, s
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from xml.etree import ElementTree
 
 from vtorque_core.api.acquired import CoreResource, unjournalled
@@ -57,6 +59,16 @@ def rules(tap: str, mac: str, ip: str | None) -> str:
         _removal("bridge", tap) + f"table bridge {tap} {{\n  chain guest {{\n"
         f"    type filter hook prerouting priority -300; policy accept;\n{chain}  }}\n}}\n"
     )
+
+
+def refuse_bpdus(tap: str) -> None:
+    """Have the bridge close the port of a guest that takes part in its spanning tree. As root.
+
+    A bridge that has one takes such frames (IEEE 802.1D) before any hook of nft's sees them; the
+    guest could make itself the root of the site's network. bridge(8), ``guard``.
+    """
+    with contextlib.suppress(FileNotFoundError):  # no port of a bridge of the kernel's
+        Path(f"/sys/class/net/{tap}/brport/bpdu_guard").write_text("1", encoding="ascii")
 
 
 def node_guard(network: Network | ExtraNetwork, uri: str) -> str:

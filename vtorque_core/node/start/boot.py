@@ -30,6 +30,7 @@ from vtorque_core.plan.domain.render import DomainSpec, render, tap_name
 from vtorque_core.plan.guests import Prepared
 from vtorque_core.records import console, log
 from vtorque_core.records.journal import Journal
+from vtorque_core.resources import netfilter
 from vtorque_core.resources.domain import Domain
 from vtorque_core.resources.starter import Starter
 from vtorque_core.site.config import Site
@@ -126,6 +127,8 @@ def _boot(start: Start, each: Prepared, accel_type: Literal["kvm", "tcg"]) -> in
     domain = Domain(guest.name, guest.uuid, uri, xml=xml, paused=paused, daemons=daemons)
     with worker(site.paths, guest.user.uid, start.deadline):
         start.acquire(domain, guest=guest)
+    for tap in taps.values():
+        netfilter.refuse_bpdus(tap)
     try:
         for channel in each.merged.lists(Channel):
             owner = guest.user.uid if channel.owner == "job" else 0
