@@ -1,0 +1,39 @@
+"""The service as a unit of systemd: written where systemd runs, and right to systemd itself."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from patience import LONG
+from vtorque_core.api.setup_steps import Installation
+from vtorque_local import unit
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Installation:
+    config, shell = tmp_path / "50% $HOME.toml", tmp_path / "jobshell"
+    return Installation(Path(sys.executable), config, shell, python=Path(sys.executable))
+
+
+def test_systemd_finds_nothing_wrong_with_it(place: Installation, tmp_path: Path) -> None:
+    path = tmp_path / "vtorque-local.service"
+    (step,) = unit.steps(place, path, booted=tmp_path)
+    step.apply()
+    assert step.done()
+    said = subprocess.run(
+        ("systemd-analyze", "verify", "--man=no", "--recursive-errors=no", str(path)),
+        capture_output=True, text=True, timeout=LONG, check=False,
+    )  # fmt: skip
+    assert (said.returncode, said.stdout, said.stderr) == (0, "", "")
+    text = path.read_text()
+    assert f"local serve --foreground --config '{tmp_path}/50%% $$HOME.toml'\n" in text
+    for limit in ("MemoryMax=95%", "TasksMax=90%", "Restart=on-failure"):
+        assert f"{limit}\n" in text
+    step.undo()
+    assert not path.exists()
+
+
+def test_where_systemd_does_not_run_there_is_no_step(place: Installation, tmp_path: Path) -> None:
+    assert unit.steps(place, booted=tmp_path / "none") == []
