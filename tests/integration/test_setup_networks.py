@@ -8,6 +8,7 @@ import pytest
 
 from vtorque_core.base import hypervisor
 from vtorque_core.node.admin import setup
+from vtorque_core.node.start import directories
 from vtorque_core.site.config import build, parse_toml
 from vtorque_core.site.plugins import Plugins
 
@@ -59,7 +60,7 @@ def site(tmp_path, monkeypatch):
     monkeypatch.setattr(setup.netfilter, "load", loaded := [].append)
     monkeypatch.setattr(setup.netfilter, "unguard", lambda _: None)
     monkeypatch.setattr(setup.kvm, "choose", lambda *_: None)
-    monkeypatch.setattr(setup, "_is_right", lambda *_: True)
+    monkeypatch.setattr(directories, "is_right", lambda *_: True)
     raw = parse_toml(SITE.format(top=tmp_path).encode(), tmp_path / "vtorque.toml")
     for name in ("state", "run"):
         (tmp_path / name).mkdir()

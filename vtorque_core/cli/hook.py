@@ -44,13 +44,13 @@ def run(argv: Sequence[str]) -> int:
 
 def prologue(config: Path, argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Start the job's guests. As root; ``environ`` is what the batch system has set."""
-    from vtorque_core.node.admin.setup import runtime_directories  # noqa: PLC0415
+    from vtorque_core.node.start import directories  # noqa: PLC0415
     from vtorque_core.node.start import prologue as module  # noqa: PLC0415
     from vtorque_core.site.load import load  # noqa: PLC0415
 
     site, plugins = load(config, node=True)
     adapter = plugins.batch_system(site.batch.system).node(site)
-    runtime_directories(site)
+    directories.after_a_reboot(site)
     return module.run(adapter, site, plugins, argv, environ)
 
 

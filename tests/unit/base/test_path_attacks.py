@@ -16,8 +16,8 @@ from path_attacks import Attack, all_of, between, flags, plain, statement
 from vtorque_core.api import kept_records
 from vtorque_core.base import errors, locks, safefs, trust
 from vtorque_core.base.names import JobAttempt, Paths
-from vtorque_core.node.admin import setup
 from vtorque_core.node.shell import proof
+from vtorque_core.node.start import directories
 from vtorque_core.plan import guests
 from vtorque_core.records import reading
 from vtorque_iocm import irqs
@@ -320,8 +320,8 @@ FOREIGN = statement(safefs, "_check", "belongs to uid")
 BY_OTHERS = {
     "a link where root's own directory is": Attack(
         link("run", "victim"),
-        lambda top: setup._mkdir(top / "run", 0o755),
-        statement(setup, "_mkdir", "is not a directory of vTorque"),
+        lambda top: directories.make(top / "run", 0o755),
+        statement(directories, "make", "is not a directory of vTorque"),
     ),
     "a link of theirs on the way": Attack(their_link, write("dir/f"), FOREIGN),
     "a directory exchanged for a link of theirs": Attack(lambda top: None, their_swap, FOREIGN),

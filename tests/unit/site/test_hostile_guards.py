@@ -26,9 +26,8 @@ from vtorque_core.api.submission import from_token
 from vtorque_core.api.values import FileData
 from vtorque_core.base import sizes
 from vtorque_core.base.errors import Refused
-from vtorque_core.node.admin import setup
 from vtorque_core.node.shell.proof import Proof
-from vtorque_core.node.start import prologue
+from vtorque_core.node.start import directories, prologue
 from vtorque_core.site import option_limits, policy, request
 from vtorque_core.site.config import build, parse_toml
 from vtorque_core.site.plugins import Plugins
@@ -193,7 +192,7 @@ def node(tmp_path, monkeypatch):
     places = f'[paths]\nstate = "{tmp_path}/state"\nrun = "{tmp_path}/run"\n'
     text = SITE + f'{places}[images]\npool = "{tmp_path}/images"\n'.encode()
     site = build(parse_toml(text, CONFIG), PLUGINS)
-    for directory, mode in setup._directories(site):
+    for directory, mode in directories.wanted(site):
         directory.mkdir(mode=0o755, parents=True, exist_ok=True)
         directory.chmod(mode)
     return site

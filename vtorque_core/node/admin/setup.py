@@ -10,14 +10,13 @@ import ipaddress
 import os
 import re
 import shutil
-import stat
 from collections.abc import Callable
 from pathlib import Path
 
-from vtorque_core.api.setup_steps import make_directories
 from vtorque_core.base import hypervisor, kvm, safefs
 from vtorque_core.base.errors import HostFault
 from vtorque_core.node.admin import setup_commands
+from vtorque_core.node.start import directories
 from vtorque_core.plan.guest_network import of_site
 from vtorque_core.records import reading
 from vtorque_core.resources import netfilter
@@ -40,9 +39,9 @@ def install(site: Site, say: Say, *, secret: bytes | None = None, dry_run: bool 
     secret.
     """
     steps: list[tuple[str, Callable[[], None]]] = []
-    for directory, mode in _directories(site):
-        if not _is_right(directory, mode):
-            make = functools.partial(_mkdir, directory, mode)
+    for directory, mode in directories.wanted(site):
+        if not directories.is_right(directory, mode):
+            make = functools.partial(directories.make, directory, mode)
             steps.append((f"make {directory} root's, mode {mode:o}", make))
     place = site.paths.secret
     if secret is not None and not (place.exists() and place.read_bytes() == secret):
@@ -55,7 +54,7 @@ def install(site: Site, say: Say, *, secret: bytes | None = None, dry_run: bool 
             start = functools.partial(_start_network, site, network)
             steps.append((f"start network {network.source}", start))
     if networks and not _MACS.is_dir():
-        steps.append((f"make {_MACS}", lambda: _mkdir(_MACS, 0o755)))
+        steps.append((f"make {_MACS}", lambda: directories.make(_MACS, 0o755)))
     if networks:
         steps.append(("keep guests from the node's own services", lambda: _guard(site)))
     steps.append(("look for KVM (once per boot)", lambda: _probe(site)))
@@ -103,49 +102,6 @@ def uninstall(site: Site, config: Path, say: Say, *, purge: bool = False) -> Non
         shutil.rmtree(site.paths.state, ignore_errors=True)
         config.unlink(missing_ok=True)
         say(f"removed {site.paths.state} and {config}")
-
-
-def _directories(site: Site) -> list[tuple[Path, int]]:
-    paths = site.paths
-    return [
-        (paths.state, 0o755),
-        (paths.state / "jobs", 0o711),
-        (paths.journal, 0o700),
-        (site.images.pool, 0o755),
-        (paths.run, 0o755),
-        (paths.run / "jobs", 0o711),
-        (paths.run / "locks", 0o700),
-        (paths.run / "proof", 0o711),
-    ]
-
-
-def runtime_directories(site: Site) -> None:
-    """Create what a reboot has taken away (``/run`` is in memory). Called by every root hook.
-
-    What others can write on disk (the image pool, say) is not mended here but refused later: it
-    may have been changed by then, and an admin should look.
-    """
-    for directory, mode in _directories(site):
-        in_memory = directory.is_relative_to(site.paths.run)
-        if not os.path.lexists(directory) or (in_memory and not _is_right(directory, mode)):
-            _mkdir(directory, mode)
-
-
-def _is_right(directory: Path, mode: int) -> bool:
-    try:
-        status = directory.lstat()
-    except FileNotFoundError:
-        return False
-    return status.st_mode == stat.S_IFDIR | mode and status.st_uid == 0
-
-
-def _mkdir(directory: Path, mode: int) -> None:
-    """Make the directory, or mend it. Raises HostFault if something else is in its place."""
-    make_directories(directory)
-    if directory.is_symlink() or not directory.is_dir():
-        raise HostFault(f"{directory} is not a directory of vTorque's: move it away")
-    os.chown(directory, 0, 0)
-    directory.chmod(mode)
 
 
 def _take_secret(site: Site, secret: bytes) -> None:

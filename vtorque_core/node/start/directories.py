@@ -1,0 +1,56 @@
+"""vTorque's own directories on a node: made by setup, and again by each start after a reboot."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from vtorque_core.api.setup_steps import make_directories
+from vtorque_core.base.errors import HostFault
+from vtorque_core.site.config import Site
+
+
+def wanted(site: Site) -> list[tuple[Path, int]]:
+    """Return vTorque's own directories and their modes; all are root's."""
+    paths = site.paths
+    return [
+        (paths.state, 0o755),
+        (paths.state / "jobs", 0o711),
+        (paths.journal, 0o700),
+        (site.images.pool, 0o755),
+        (paths.run, 0o755),
+        (paths.run / "jobs", 0o711),
+        (paths.run / "locks", 0o700),
+        (paths.run / "proof", 0o711),
+    ]
+
+
+def after_a_reboot(site: Site) -> None:
+    """Create what a reboot has taken away (``/run`` is in memory). Called by every root hook.
+
+    What others can write on disk (the image pool, say) is not mended here but refused later: it
+    may have been changed by then, and an admin should look.
+    """
+    for directory, mode in wanted(site):
+        in_memory = directory.is_relative_to(site.paths.run)
+        if not os.path.lexists(directory) or (in_memory and not is_right(directory, mode)):
+            make(directory, mode)
+
+
+def is_right(directory: Path, mode: int) -> bool:
+    """Return whether it is there, root's, with this mode."""
+    try:
+        status = directory.lstat()
+    except FileNotFoundError:
+        return False
+    return status.st_mode == stat.S_IFDIR | mode and status.st_uid == 0
+
+
+def make(directory: Path, mode: int) -> None:
+    """Make the directory, or mend it. Raises HostFault if something else is in its place."""
+    make_directories(directory)
+    if directory.is_symlink() or not directory.is_dir():
+        raise HostFault(f"{directory} is not a directory of vTorque's: move it away")
+    os.chown(directory, 0, 0)
+    directory.chmod(mode)
