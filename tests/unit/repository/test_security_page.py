@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from types import ModuleType
 
+import grimp
 import pytest
 
 import hostile_requests
@@ -53,6 +54,28 @@ def test_each_row_names_a_test_that_is_there(title):
     assert found
     assert [row for row in found if not exists(row[-1])] == []
     assert not exists("`tests/unit/repository/test_security_page.py::test_that_is_not_there`")
+
+
+def test_roots_part_is_as_large_as_the_page_says():
+    graph = grimp.build_graph("vtorque_core", cache_dir=None)
+    tops = ("vtorque_core.node.start", "vtorque_core.node.end")
+    roots = {module for module in graph.modules if module.startswith(tops)}
+    for top in tuple(roots):
+        roots |= graph.find_upstream_modules(top)
+
+    def lines(modules: set[str]) -> str:
+        paths = (REPO / module.replace(".", "/") for module in modules)
+        files = (p / "__init__.py" if p.is_dir() else p.with_suffix(".py") for p in paths)
+        return f"{sum(len(file.read_text().splitlines()) for file in files) / 1000:.1f}"
+
+    said = re.search(
+        r"([0-9]+) of the\s+core's ([0-9]+) modules, ([0-9,]+)00 of its ([0-9,]+)00 lines",
+        section("## Root's part of the core"),
+    )
+    assert said is not None
+    assert [word.replace(",", ".") for word in said.groups()] == [
+        str(len(roots)), str(len(graph.modules)), lines(roots), lines(graph.modules),
+    ]  # fmt: skip
 
 
 def test_as_many_attacks_as_the_page_counts():
