@@ -6,6 +6,7 @@ The guest is one boot sector that writes to its serial port: no kernel, running 
 import grp
 import os
 import pwd
+import re
 import shutil
 import socket
 import stat
@@ -25,7 +26,7 @@ from patience import LONG
 from vtorque_core.api.guest_plan import GuestPlan, JobUser
 from vtorque_core.api.libvirt_domain import Channel, Disk, Element, Interface
 from vtorque_core.api.values import Image, JobRequest
-from vtorque_core.base import errors, hypervisor, locks
+from vtorque_core.base import errors, hypervisor, kvm, locks
 from vtorque_core.base.names import JobAttempt
 from vtorque_core.plan.domain.merge import Contributed, merge
 from vtorque_core.plan.domain.render import DomainSpec, render, tap_name
@@ -33,6 +34,7 @@ from vtorque_core.resources import netfilter
 from vtorque_core.resources.domain import Domain
 from vtorque_core.resources.netfilter import Netfilter
 from vtorque_core.resources.user_disk import DiskFile, UserDisk
+from vtorque_core.site.schema import Node
 
 pytestmark = pytest.mark.e2e
 
@@ -157,6 +159,21 @@ def test_qemu_runs_as_its_user(guest: GuestPlan) -> None:
     # A zombie, where process 1 reaps slowly, holds nothing any more.
     status = Path(f"/proc/{pid}/stat")
     assert not status.exists() or status.read_text().rsplit(")", 1)[1].split()[0] == "Z"
+
+
+def test_a_guests_own_uid_may_use_kvm(guest: GuestPlan, tmp_path: Path) -> None:
+    """What QEMU is in its own mount namespace, where libvirt has made the device anew."""
+    kvm.choose("auto", tmp_path, "libvirt-qemu")
+    own = replace(guest, qemu_uid=Node().guest_uids + 7)
+    disk = overlay(own)
+    os.chown(disk.path, own.qemu_uid, 0)
+    start(own, disk)
+    pid = int(Path(f"/run/libvirt/qemu/{guest.name}.pid").read_text())
+    status = dict(re.findall(r"^(\w+):\s*(.*)$", Path(f"/proc/{pid}/status").read_text(), re.M))
+    assert set(status["Uid"].split()) == {str(own.qemu_uid)}
+    argv = ("nsenter", "-m", "-t", str(pid), "setpriv", "--reuid", str(own.qemu_uid))
+    argv += ("--regid", status["Gid"].split()[0], "--groups", ",".join(status["Groups"].split()))
+    subprocess.run((*argv, "sh", "-c", ": <>/dev/kvm"), check=True, timeout=180)
 
 
 def test_a_second_domain_of_the_same_name_is_refused(guest: GuestPlan) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import grp
 import json
 import mmap
 import os
@@ -94,6 +95,8 @@ def choose(accel: str, run_dir: Path, user: str | None = None) -> Accel:
     """
     if accel == "tcg":
         return Accel("tcg")
+    if user and os.geteuid() == 0:
+        _let_group(_group_of(user))
     found = probed(run_dir, user)
     if not found.failure:
         return Accel("kvm", found.note or None)
@@ -109,7 +112,7 @@ def choose(accel: str, run_dir: Path, user: str | None = None) -> Accel:
 def probed(run_dir: Path, user: str | None = None) -> Probe:
     """Return this boot's answer: the one that root has noted, else that of a probe now."""
     path = run_dir / _CACHE
-    key = {"boot": _boot_id(), "user": user}
+    key = {"boot": _boot_id(), "user": user, "group": _group_of(user) if user else None}
     known = _read(path, key)
     if known is not None:
         return known
@@ -143,6 +146,32 @@ def probe(user: str | None = None, timeout: float = PROBE_TIMEOUT) -> Probe:
     except (ValueError, KeyError, TypeError):
         last = err.decode("utf-8", "replace").strip().splitlines()[-1:] or [""]
         return Probe(f"the probe ended with {child.returncode}: {last[0][:200]}")
+
+
+def _group_of(user: str) -> int:
+    """Return QEMU's group: the one of its user's name, as domains say (not always its primary).
+
+    Raises HostFault.
+    """
+    try:
+        return grp.getgrnam(user).gr_gid
+    except KeyError:
+        raise HostFault(
+            f"there is no group {user!r}, which QEMU shall have: mend [node] qemu_user"
+        ) from None
+
+
+def _let_group(gid: int) -> None:
+    """Let QEMU's group use KVM as long as the device is; libvirt takes the access list along."""
+    with contextlib.suppress(FileNotFoundError):
+        device = Path(_DEVICE).stat()
+        if device.st_gid == gid or device.st_mode & stat.S_IWOTH:
+            return
+        with contextlib.suppress(OSError):  # no list, or no file system that has them
+            entry = struct.pack("<HHI", 0x08, 6, gid)  # ACL_GROUP, rw (linux/posix_acl_xattr.h)
+            if entry in os.getxattr(_DEVICE, safefs.ACL):
+                return
+        run_tool("setfacl", "-m", f"g:{gid}:rw", _DEVICE)
 
 
 # -- the noted answer -------------------------------------------------------------------------
@@ -179,11 +208,10 @@ def main(user: str) -> None:
     note = ""
     try:
         if user:
-            entry = pwd.getpwnam(user)
-            _let_group(entry.pw_gid)
-            os.setgroups(())  # a guest's own uid has none beside this one
-            os.setgid(entry.pw_gid)
-            os.setuid(entry.pw_uid)
+            uid = pwd.getpwnam(user).pw_uid
+            os.setgroups(())  # a guest's QEMU has none beside this one
+            os.setgid(_group_of(user))
+            os.setuid(uid)
         device = os.open(_DEVICE, os.O_RDWR | os.O_CLOEXEC)
         machine = os.uname().machine
         if machine == "x86_64":
@@ -193,17 +221,9 @@ def main(user: str) -> None:
             # machine can be made, and say so.
             os.close(fcntl.ioctl(device, _CREATE_VM, 0))
             failure, note = "", f"KVM is believed to work: cannot probe it on {machine}"
-    except (OSError, HostFault) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        failure = f"{_DEVICE}: {why}{f' for user {user}' if user else ''}"
+    except OSError as error:
+        failure = f"{_DEVICE}: {error.strerror}{f' for user {user}' if user else ''}"
     print(json.dumps({"failure": failure, "note": note}))  # noqa: T201 - the parent reads it
-
-
-def _let_group(gid: int) -> None:
-    """Let QEMU's group use KVM, until the next boot; libvirt takes the access list along."""
-    device = Path(_DEVICE).stat()
-    if device.st_gid != gid and not device.st_mode & stat.S_IWOTH:
-        run_tool("setfacl", "-m", f"g:{gid}:rw", _DEVICE)
 
 
 def _execute(device: int) -> str:

@@ -7,7 +7,10 @@ free for others when all of the job has been released.
 
 from __future__ import annotations
 
+import contextlib
+import secrets
 from collections.abc import Iterator
+from pathlib import Path
 
 from vtorque_core.api.claims import PoolClaim
 from vtorque_core.api.guest_plan import GuestPlan
@@ -27,7 +30,18 @@ def claims(guest: GuestPlan, site: Site) -> Iterator[PoolClaim]:
     """
     first, image = site.node.guest_uids, guest.image
     if first and (image.arch == "x86_64" or image.kernel is not None):
-        yield PoolClaim(_POOL, tuple(str(uid) for uid in range(first, first + COUNT)))
+        after = secrets.randbelow(COUNT)  # or the next guest would mostly get the last one's
+        order = (first + (after + number) % COUNT for number in range(COUNT))
+        busy = _uids_of_processes()
+        yield PoolClaim(_POOL, tuple(str(uid) for uid in order if uid not in busy))
+
+
+def _uids_of_processes() -> set[int]:
+    found = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended
+            found.add(process.stat().st_uid)
+    return found
 
 
 def of_guest(guest: GuestPlan, site: Site) -> int:

@@ -58,7 +58,8 @@ _NOT_FOR_A_DISK = {  # no new process, socket, namespace or mount, nothing of ot
         241, 264, 265, 268, 270, 271, 273, 294, 280, 281, 282,
     ),
 }  # fmt: skip
-_IO_URING_SETUP, _CLONE3 = 425, 435  # and 428 to 433, 442 are of mount(2)'s successors
+_IO_URING_SETUP, _CLONE3 = 425, 435
+_MOUNTS = (*range(428, 434), 442, 443, 467)  # open_tree to fspick, mount_setattr, quotactl_fd, ...
 # Same numbers on every architecture (asm-generic/unistd.h)
 SYS_OPEN_TREE, SYS_PIDFD_GETFD, SYS_MOUNT_SETATTR = 428, 438, 442
 AT_EMPTY_PATH, AT_RECURSIVE, OPEN_TREE_CLONE = 0x1000, 0x8000, 1
@@ -193,7 +194,7 @@ def refuse_what_serves_no_disk() -> None:
 
     Raises OSError; KeyError for an unknown machine.
     """
-    calls = (*_NOT_FOR_A_DISK[os.uname().machine], _IO_URING_SETUP, *range(428, 434), 442)
+    calls = (*_NOT_FOR_A_DISK[os.uname().machine], _IO_URING_SETUP, *_MOUNTS)
     refused = {number: errno.EPERM for number in calls if number >= 0}
     threads_alone = (
         _Filter(0x15, 0, 3, CLONE[os.uname().machine]),

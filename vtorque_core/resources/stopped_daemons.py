@@ -31,11 +31,11 @@ def ended(locks: Sequence[str]) -> Iterator[None]:
     found: list[str] = []
 
     def watch() -> None:
-        while not found and not over.wait(_POLL):
-            found.extend(lock for lock in locks if _stopped(lock))
-        for lock in found:
-            with contextlib.suppress(HostFault):  # its release will say it
-                user_daemon.stop(lock, time.monotonic() + 1)
+        while not over.wait(_POLL):
+            for lock in [lock for lock in locks if _stopped(lock)]:
+                found.append(lock)
+                with contextlib.suppress(HostFault):  # its release will say it
+                    user_daemon.stop(lock, time.monotonic() + 1)
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
@@ -48,7 +48,7 @@ def ended(locks: Sequence[str]) -> Iterator[None]:
         over.set()
         watcher.join()
     if found:
-        names = ", ".join(Path(lock).stem for lock in found)
+        names = ", ".join(Path(lock).stem for lock in dict.fromkeys(found))
         raise HostFault(
             f"a process of yours stopped (SIGSTOP) what serves your files to the guest ({names}) "
             "while the guest started, so it was ended: submit the job again, and leave processes "

@@ -158,8 +158,11 @@ class PbsNode(abc.ABC):
     def try_elsewhere(self, job: BatchJob, outcome: Outcome, reason: str) -> bool:
         """Return whether the job can be tried again; keep VM jobs off a node that is at fault.
 
-        A node that need not be at fault stays as it is, and the job may come back to it.
+        A node that need not be at fault stays as it is, and the job may come back to it. One that
+        waits for what others have needs no other node.
         """
+        if outcome is Outcome.IN_USE:
+            return True
         if not (outcome.may_run_elsewhere and self._settings.property):
             return False  # without a property nothing would keep the job from coming back here
         try:
@@ -171,7 +174,10 @@ class PbsNode(abc.ABC):
             return False
 
     def is_last_attempt(self, job: BatchJob, outcome: Outcome) -> bool:
-        """Return whether the job has failed as often as the site allows; waiting is no failure."""
+        """Return whether the job has been started as often as the site allows.
+
+        One that waits for others' jobs goes on waiting; but its starts count.
+        """
         return outcome is not Outcome.IN_USE and job.attempt + 1 >= self._settings.attempts
 
     def log(self, job: BatchJob, text: str) -> None:

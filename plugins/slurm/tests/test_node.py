@@ -2,6 +2,7 @@
 
 import os
 import pwd
+from dataclasses import replace
 
 import pytest
 
@@ -102,8 +103,13 @@ def test_a_job_that_others_are_in_the_way_of_waits_and_is_never_held(node, slurm
     assert node.finish(job, Outcome.IN_USE, "n2: in use by other jobs") == 0
     assert ["requeue", "7"] in slurm.calls()
     assert slurm.facts()["excluded"] == "n9"
-    assert slurm.facts()["note"] == "vTorque: it waits for room on n2: n2: in use by other jobs"
+    waited = "vTorque: waited in vain for room on n2: n2: in use by other jobs"
+    assert slurm.facts()["note"] == waited
     assert not slurm.node()["comment"]
+    slurm.facts(restarts=10, state="RUNNING", note="; ".join([waited] * 10))
+    slurm.calls()
+    node.finish(replace(job, attempt=10), Outcome.HOST_FAULT, "dead")
+    assert ["requeue", "7"] in slurm.calls(), "its starts that waited were no failures"
 
 
 def test_a_users_text_is_no_comment_of_the_admins(node, slurm):

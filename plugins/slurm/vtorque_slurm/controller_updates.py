@@ -12,6 +12,7 @@ from vtorque_slurm.job_records import JobRecord
 from vtorque_slurm.settings import Settings
 
 OURS = "vTorque"  # how our notes begin
+_FAILED, _WAITED = " did not start on ", " waited in vain for room on "
 _MAX_NOTE = 300  # characters
 _MAX_SHOWN = 2000  # characters that squeue shows of a comment, which has at most 1024 bytes
 _STARTED = ("RUNNING", "CONFIGURING")
@@ -31,10 +32,11 @@ def host_fault(client: Client, settings: Settings, job: BatchJob, reason: str) -
     Of several nodes that fail at once one requeues the job, each is excluded. A job that must not
     be requeued (``--no-requeue``, salloc) ends with the job shell's message.
     """
-    note = f"{OURS}: job {job.id} did not start on {job.node}: {reason}"
+    note = f"{OURS}: job {job.id}{_FAILED}{job.node}: {reason}"
     found = record(client, job.id)
     _note_node(client, job.node, note)
-    held = job.attempt >= settings.requeue_limit
+    waited = _note_of(client, found.name).count(_WAITED)  # such starts were no failures
+    held = job.attempt - waited >= settings.requeue_limit
     if found.restarts == job.attempt and found.state in _STARTED:
         client.run("scontrol", "requeuehold" if held else "requeue", found.name)
     excluded = ",".join(filter(None, (found.excluded, job.node)))
@@ -50,7 +52,7 @@ def in_use(client: Client, job: BatchJob, reason: str) -> None:
     found = record(client, job.id)
     if found.restarts == job.attempt and found.state in _STARTED:
         client.run("scontrol", "requeue", found.name)
-    note_job(client, record(client, job.id), f"{OURS}: it waits for room on {job.node}: {reason}")
+    note_job(client, record(client, job.id), f"{OURS}:{_WAITED}{job.node}: {reason[:100]}")
 
 
 def note_job(client: Client, found: JobRecord, line: str) -> None:

@@ -64,8 +64,10 @@ def test_the_answer_is_noted_for_this_boot(tmp_path: Path, answers: list[Probe])
 
 def test_another_user_is_another_question(tmp_path: Path, answers: list[Probe]) -> None:
     answers += [Probe("for one"), Probe("for other")]
-    kvm.probed(tmp_path, "one")
-    assert kvm.probed(tmp_path, "other") == Probe("for other")
+    kvm.probed(tmp_path, "daemon")
+    assert kvm.probed(tmp_path, "bin") == Probe("for other")
+    with pytest.raises(HostFault, match="there is no group 'nobody-of-this-name'"):
+        kvm.probed(tmp_path, "nobody-of-this-name")
 
 
 def test_a_note_of_another_boot_is_ignored(
@@ -89,7 +91,7 @@ def test_a_damaged_note_is_ignored(tmp_path: Path, answers: list[Probe], content
 
 def test_a_note_that_others_can_write_is_not_believed(tmp_path: Path, answers: list[Probe]) -> None:
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    forged = {"boot": boot, "user": None, "failure": "", "note": ""}
+    forged = {"boot": boot, "user": None, "group": None, "failure": "", "note": ""}
     note = tmp_path / "accel.json"
     note.write_text(json.dumps(forged))
     note.chmod(0o666)

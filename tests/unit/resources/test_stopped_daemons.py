@@ -72,3 +72,18 @@ def test_one_that_runs_or_has_ended_is_left_alone(
         stopped_daemons.ended([str(lock)]),
     ):
         raise HostFault("something else")
+
+
+def test_all_that_are_stopped_are_ended(lock: Path, daemon: subprocess.Popen[bytes]) -> None:
+    other = lock.with_name("disk-data.lock")
+    other.touch()
+    with (
+        subprocess.Popen((sys.executable, "-c", HOLD, str(other)), stdout=-1) as second,
+        pytest.raises(HostFault, match="fs-home, disk-data"),
+        stopped_daemons.ended([str(lock), str(other)]),
+    ):
+        assert second.stdout is not None
+        assert second.stdout.readline() == b"\n"
+        for process in (daemon, second):
+            process.send_signal(signal.SIGSTOP)
+            assert process.wait(LONG) == -signal.SIGKILL

@@ -11,6 +11,7 @@ import logging
 import os
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
@@ -92,7 +93,8 @@ def boot_all(start: Start, prepared: Sequence[Prepared]) -> list[int | None]:
     if chosen.warning:
         _log.warning("%s", chosen.warning)
         sys.stderr.write(f"vtorque: warning: {chosen.warning}\n")
-    consoles = _in_parallel(prepared, lambda p: _boot(start, p, chosen.type))
+    failed = threading.Event()
+    consoles = _in_parallel(prepared, lambda p: _boot(start, p, chosen.type, failed))
     start.enter("ready")
     _in_parallel(prepared, lambda p: await_ready(start, p), lambda p: _end(start, p))
     start.enter("post-boot")
@@ -100,7 +102,9 @@ def boot_all(start: Start, prepared: Sequence[Prepared]) -> list[int | None]:
     return consoles
 
 
-def _boot(start: Start, each: Prepared, accel_type: Literal["kvm", "tcg"]) -> int | None:
+def _boot(
+    start: Start, each: Prepared, accel_type: Literal["kvm", "tcg"], failed: threading.Event
+) -> int | None:
     guest, site = each.plan, start.site
     spec = DomainSpec(
         guest, accel_type, site.node.qemu_user, allow_qemu_args=site.node.allow_qemu_args
@@ -125,8 +129,14 @@ def _boot(start: Start, each: Prepared, accel_type: Literal["kvm", "tcg"]) -> in
     paused = output is not None and output.path is not None
     daemons = tuple(path.removesuffix(".sock") + ".lock" for path in sockets.values())
     domain = Domain(guest.name, guest.uuid, uri, xml=xml, paused=paused, daemons=daemons)
-    with worker(site.paths, guest.user.uid, start.deadline):
-        start.acquire(domain, guest=guest)
+    with worker(site.paths, guest.user.uid, start.deadline, failed):
+        try:
+            start.acquire(domain, guest=guest)
+        except BaseException:
+            failed.set()
+            with contextlib.suppress(HostFault):  # or libvirtd's worker would wait on; the teardown
+                domain.release()  # says what is wrong
+            raise
     for tap in taps.values():
         netfilter.refuse_bpdus(tap)
     try:

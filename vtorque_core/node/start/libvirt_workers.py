@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import os
 import struct
+import threading
 import time
 from collections.abc import Iterator
 
@@ -22,14 +23,19 @@ _POLL = 0.01  # seconds; no lock tells that it is free before a time limit
 
 
 @contextlib.contextmanager
-def worker(paths: Paths, uid: int, deadline: float) -> Iterator[None]:
+def worker(paths: Paths, uid: int, deadline: float, failed: threading.Event) -> Iterator[None]:
     """Hold the right to have one of libvirtd's workers wait for a start of this user's.
 
-    As root, in any thread: a lock on one byte of a file, which ends with its holder (fcntl(2), open
-    file description locks). ``deadline``: of the start, time.monotonic(). Raises HostFault then.
+    As root, in any thread: a lock on one byte of the node's lock file, which ends with its holder
+    (fcntl(2), open file description locks: flock(2) has nothing to do with them). ``deadline``: of
+    the start, time.monotonic(); ``failed``: another guest of the job has failed. Raises HostFault
+    then.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    file = os.open(paths.run / "starts.lock", flags, 0o600)
+    try:
+        file = os.open(paths.node_lock, flags, 0o600)
+    except OSError as error:
+        raise HostFault(f"{paths.node_lock}: {error.strerror}", stage="boot") from None
     try:
         own = len(ANYBODYS) + len(ONE_EACH) + uid
         alone = False
@@ -37,6 +43,8 @@ def worker(paths: Paths, uid: int, deadline: float) -> Iterator[None]:
             alone = alone or _locked(file, own)
             if alone and any(_locked(file, byte) for byte in ONE_EACH):
                 break
+            if failed.is_set():
+                raise HostFault("another guest of the job has not started", stage="boot")
             if time.monotonic() >= deadline:
                 raise HostFault("no time left: too many guests start now", stage="boot")
             time.sleep(_POLL)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import logging
 import os
 import time
@@ -55,6 +56,7 @@ from vtorque_core.site.request import Request
 # Phases in which nothing of the user's takes part. Later on their disk may be broken, and they can
 # kill their own daemons or have their guest hang.
 _NODES_OWN = ("plan", "render domain")
+_REAPED = 30  # one of so many looks is for jobs that are gone
 _AGAIN = 1.0  # seconds between two looks for what other jobs have: all journals are read for one
 _log = logging.getLogger(__name__)
 
@@ -175,18 +177,18 @@ def _lease(
     """Have the ledger place the guests; again after a look for jobs that are gone, for so long."""
     claims = [one.claims for one in planned]
     until = time.monotonic() + seconds
-    try:
-        return ledger.place(start.journal, claims, share, start.site.paths)
-    except ledger.InUse as error:
-        reap_gone()
-        _log.info("%s", error)
-    while True:
+    for tried in itertools.count():
         try:
             return ledger.place(start.journal, claims, share, start.site.paths)
-        except ledger.InUse:
-            if time.monotonic() >= until:
+        except ledger.InUse as error:
+            if tried and time.monotonic() >= until:
                 raise
-            time.sleep(_AGAIN)
+            if tried % _REAPED == 0:
+                _log.info("%s", error)
+                reap_gone()
+            else:
+                time.sleep(_AGAIN)
+    raise AssertionError
 
 
 def _leave_cores(placements: Sequence[Placement]) -> None:
