@@ -21,6 +21,9 @@ def textfile(site: Site) -> Sink:
     return Textfile(site[Settings])
 
 
+textfile.__dict__["as_root"] = True  # the file's directory is root's
+
+
 def influxdb(site: Site) -> Sink:
     """Return a client of InfluxDB. Raises ConfigError."""
     from vtorque_telemetry.influx import Influx  # noqa: PLC0415

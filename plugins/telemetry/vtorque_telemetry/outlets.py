@@ -90,11 +90,20 @@ class Opened:
     def __init__(self, opening: Callable[[], Sink]) -> None:
         self._opening = opening
         self._sink: Sink | None = None
+        self.tried = threading.Event()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it could be opened."""
+        return self._sink is not None
 
     def write(self, samples: Sequence[Sample], deadline: float) -> None:
         """Open it if it is not, and write."""
         if self._sink is None:
-            self._sink = self._opening()
+            try:
+                self._sink = self._opening()
+            finally:
+                self.tried.set()
         self._sink.write(samples, deadline)
 
     def end(self, jobs: Collection[str]) -> None:

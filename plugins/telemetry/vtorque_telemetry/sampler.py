@@ -227,17 +227,24 @@ def _answer(loop: Loop, control: socket.socket) -> None:
 
 
 def _open(config: Path) -> tuple[Settings, list[Outlet]]:
-    """Return an outlet for each wanted exporter; it opens it in its own thread."""
+    """Return an outlet for each exporter that is root's, and one for all others."""
     site, found = extensions.load(config, GROUP)
     settings = site[Settings]
-    outlets = []
+    outlets, others = [], []
     for name in dict.fromkeys(settings.exporters):
         try:
             opening = found.function(name)
         except Exception as error:  # anybody's module
             log.warning("exporter %s: %s", name, printable(str(error)))
             continue
-        outlets.append(Outlet(name, Opened(partial(opening, site)), settings.deadline))
+        if getattr(opening, "as_root", False):
+            outlets.append(Outlet(name, Opened(partial(opening, site)), settings.deadline))
+        else:
+            others.append(name)
+    if others:
+        from vtorque_telemetry.outside import Outside  # noqa: PLC0415 - subprocess, pickle
+
+        outlets.append(Outlet("process", Outside(config, others), settings.deadline))
     return settings, outlets
 
 

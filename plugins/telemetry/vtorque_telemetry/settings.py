@@ -20,6 +20,9 @@ class Settings:
     exporters: tuple[str, ...] = setting(
         (), doc="where samples go beside the job's report: prometheus, textfile, influxdb, ..."
     )
+    uid: int = setting(
+        2146890000, doc="who the exporters' process is: nobody else's uid, without an account"
+    )
     listen: str = setting(
         "127.0.0.1:327",
         doc="prometheus: address and port of the endpoint; users can take one from 1024 on",
@@ -58,6 +61,8 @@ class Settings:
             raise ValueError(f"deadline is {self.deadline:g} s, must be over 0 and at most 60 s")
         if not 0 <= self.app_series <= 10_000:
             raise ValueError(f"app_series is {self.app_series}, must be 0 to 10000")
+        if not 0 < self.uid < 2**32 - 1:
+            raise ValueError(f"uid is {self.uid}, must be 1 to {2**32 - 2}")
         host, _, port = self.listen.rpartition(":")
         if not host or not port.isdecimal() or int(port) > 65535:
             raise ValueError(
