@@ -142,6 +142,28 @@ def test_a_process_whose_memory_waits_for_a_file_system(site):
     stranger.wait(LONG)
 
 
+def test_a_job_whose_output_hangs_does_not_keep_its_slot():
+    """Not even SIGKILL ends the process that opens it."""
+    with fresh_site(slots=1) as site:
+        site.root.chmod(0o755)
+        with fuse_server.mounted(site.root / "fuse", [fuse_server.OPEN]) as file:
+            assert site.submit("-o", str(file), site.script("#!/bin/sh\n")) == 0
+            eventually(lambda: any(map(opening_hangs, of_all_threads(site.process.pid))))
+            site.submitter.cancel(f"1.{HOST}")
+            is_well(site)
+
+
+def of_all_threads(pid: int) -> list[int]:
+    lists = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(each) for path in lists for each in path.read_text().split()]
+
+
+def opening_hangs(pid: int) -> bool:
+    with contextlib.suppress(OSError):  # it has ended
+        return "become_job" in command(pid) and "fuse" in Path(f"/proc/{pid}/stack").read_text()
+    return False
+
+
 def reading_hangs(pid: int) -> bool:
     reader = subprocess.Popen(["cat", f"/proc/{pid}/environ"], stdout=subprocess.DEVNULL)
     try:
