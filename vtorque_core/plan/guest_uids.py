@@ -8,7 +8,7 @@ free for others when all of the job has been released.
 from __future__ import annotations
 
 import contextlib
-import secrets
+import random
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,26 +22,30 @@ COUNT = 1000  # guests of a node at the same time
 _POOL = "qemu-uid"
 
 
-def claims(guest: GuestPlan, site: Site) -> Iterator[PoolClaim]:
-    """Yield the claim for the guest's uid, unless the site wants none.
+def free(site: Site) -> tuple[str, ...]:
+    """Return the uids of the site's range that no process has, in any order; none: it has none.
+
+    Else the next guest would mostly get what the last one had.
+    """
+    first = site.node.guest_uids
+    if not first:
+        return ()
+    busy, uids = set(), list(range(first, first + COUNT))
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended
+            busy.add(process.stat().st_uid)
+    random.shuffle(uids)
+    return tuple(str(uid) for uid in uids if uid not in busy)
+
+
+def claims(guest: GuestPlan, uids: tuple[str, ...]) -> Iterator[PoolClaim]:
+    """Yield the claim for the guest's uid, if the site has any.
 
     A guest that boots through UEFI has none: libvirt makes the file of its variables for the user
     that qemu.conf names.
     """
-    first, image = site.node.guest_uids, guest.image
-    if first and (image.arch == "x86_64" or image.kernel is not None):
-        after = secrets.randbelow(COUNT)  # or the next guest would mostly get the last one's
-        order = (first + (after + number) % COUNT for number in range(COUNT))
-        busy = _uids_of_processes()
-        yield PoolClaim(_POOL, tuple(str(uid) for uid in order if uid not in busy))
-
-
-def _uids_of_processes() -> set[int]:
-    found = set()
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it has ended
-            found.add(process.stat().st_uid)
-    return found
+    if uids and (guest.image.arch == "x86_64" or guest.image.kernel is not None):
+        yield PoolClaim(_POOL, uids)
 
 
 def of_guest(guest: GuestPlan, site: Site) -> int:

@@ -160,12 +160,12 @@ def plan_guests(
     guest_type = plugins.guest_type(image.guest_type)
     driver = guest_type.driver()
     secret = names.derive(site_secret, "job", job.id, job.attempt)
-    count = request[VMS_PER_NODE]
+    count, uids = request[VMS_PER_NODE], guest_uids.free(site)
     guests = []
     for index in range(count):
         plan = _guest(job, request, site, user, image, secret, index)
         plan = dataclasses.replace(plan, host=machine or Topology(), supports=guest_type.supports)
-        claims, notices = _claims(plan, job, site, plugins)
+        claims, notices = _claims(plan, job, site, plugins, uids)
         guests.append(PlannedGuest(plan, driver, claims, notices))
     return guests
 
@@ -241,7 +241,7 @@ def _expand(text: str, known: dict[str, str]) -> str:
 
 
 def _claims(
-    guest: GuestPlan, job: BatchJob, site: Site, plugins: Plugins
+    guest: GuestPlan, job: BatchJob, site: Site, plugins: Plugins, uids: tuple[str, ...]
 ) -> tuple[tuple[Claim, ...], tuple[Notice, ...]]:
     claims: list[Claim] = [
         CoreClaim("vcpu", guest.vcpus),
@@ -251,7 +251,7 @@ def _claims(
     if guest.image.disk is not None and guest[FS_TYPE] == "ramdisk":
         claims.append(MemoryClaim(ramdisk_mib(guest.image.disk), use="ramdisk", key=FS_TYPE.key))
     claims += guest_network.claims(site, job, guest.guests_per_node, guest.index)
-    claims += guest_uids.claims(guest, site)
+    claims += guest_uids.claims(guest, uids)
     refusals, notices = [], []
     for contribution in plugins.collect("vtorque_plan", guest=guest, site=site):
         if isinstance(contribution.item, Refusal):

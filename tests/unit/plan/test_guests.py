@@ -117,7 +117,8 @@ def test_each_guests_qemu_is_a_user_of_its_own(planned):
     one, two = plan.placed(guests, placements, JOB, site, b"s" * 32)
     assert (one.qemu_uid, two.qemu_uid) == (2146900000, 2146900001)
     shared = dataclasses.replace(site, node=dataclasses.replace(site.node, guest_uids=0))
-    assert not list(guest_uids.claims(guests[0].plan, shared))
+    assert guest_uids.free(shared) == ()
+    assert not list(guest_uids.claims(guests[0].plan, ()))
     assert guest_uids.of_guest(guests[0].plan, shared) == 64055
 
 
@@ -128,13 +129,24 @@ def test_a_uid_that_somebody_has_is_not_taken(planned):
         plan.placed(guests, placements, JOB, site, b"s" * 32)
 
 
+def test_a_uid_that_a_process_has_is_not_free(planned):
+    _, site, _ = planned()
+    uid, as_user = (64999, {"user": 64999}) if os.getuid() == 0 else (os.getuid(), {})
+    mine = dataclasses.replace(site, node=dataclasses.replace(site.node, guest_uids=uid - 9))
+    with subprocess.Popen(("sleep", "999"), **as_user) as process:
+        free = guest_uids.free(mine)
+        process.kill()
+    assert str(uid) not in free and len(free) > guest_uids.COUNT // 2
+    assert free != guest_uids.free(mine), "in no order"
+
+
 def test_a_guest_with_uefi_variables_is_libvirts_user(planned):
-    guests, site, _ = planned()
+    guests, _, _ = planned()
     image = dataclasses.replace(IMAGE, arch="aarch64")
     for kernel, claimed in ((None, 0), (Path("/k"), 1)):
         made = dataclasses.replace(image, kernel=kernel)
         guest = dataclasses.replace(guests[0].plan, image=made)
-        assert len(list(guest_uids.claims(guest, site))) == claimed
+        assert len(list(guest_uids.claims(guest, ("1",)))) == claimed
 
 
 @pytest.mark.parametrize("kind", ["raw", "qcow2"])
