@@ -1,4 +1,4 @@
-"""What images there are: the reading side of the pool and of the node's cache. Any user.
+"""What images there are, and what is said of one that is not: reads the pool and the node's cache.
 
 A full hash of every file at each job's start would take longer than the boot, so :func:`lookup`
 compares size, modification time and inode with those that the sidecar has. Nothing here is

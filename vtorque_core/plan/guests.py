@@ -1,4 +1,4 @@
-"""From a validated request to placed guests: image, names, claims, and what goes into each guest.
+"""From a validated request to placed guests: image, names, shares, claims, what goes into each.
 
 Runs as root on the node. Nothing here acquires anything but the leases that the ledger journals.
 """

@@ -1,4 +1,4 @@
-"""A job's log on this node: records of core and plugins, kept as JSON lines, written and read here.
+"""A job's log on this node: records of core and plugins, written, read and made text of here.
 
 As root, in prologue, starter, epilogue and reaper: while a log is :func:`opened`, all that is
 logged under ``vtorque_*`` goes to ``log.jsonl`` in the job's kept place, from this process and from
