@@ -223,3 +223,10 @@ def test_output_is_not_held_back(session: Session) -> None:
     for end in (out, out_end, in_end):
         os.close(end)
     assert status.code == 0
+
+
+def test_an_end_of_input_that_comes_with_the_start_is_passed_on(session: Session) -> None:
+    """The agent reads both at once, and nothing else may happen until the script has read it."""
+    for _ in range(50):
+        status, out, _ = run(session, sh("cat; echo over"))
+        assert (status.exit_code, out) == (0, b"over\n")

@@ -339,6 +339,7 @@ void job_tick(uint64_t now) {
         return;
     }
     if (!job.exited) {
+        write_input(); /* an end of input that came with START is seen between two polls */
         job.seen = 0;
         if (job.kill_at > 0 && now >= job.kill_at) {
             job.kill_at = 0;
