@@ -84,14 +84,15 @@ class Probe:
 
 
 def choose(accel: str, run_dir: Path, user: str | None = None) -> Accel:
-    """Return what guests of this node run with.
+    """Return what guests of this node run with. As root: QEMU's group may use KVM from then on.
 
     Args:
         accel: ``[node] accel``: auto, kvm or tcg.
         run_dir: where root keeps the answer until the next boot, ``accel.json``.
         user: who must be able to use KVM (``[node] qemu_user``); None: the caller.
 
-    Raises HostFault if the site insists on kvm and this node has none.
+    Raises HostFault if the site insists on kvm and this node has none, if there is no group of the
+    user's name, or no setfacl(1).
     """
     if accel == "tcg":
         return Accel("tcg")

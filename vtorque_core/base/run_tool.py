@@ -24,9 +24,8 @@ def guarded(*argv: str, rights: Iterable[str] = ()) -> list[str]:
     prctl(2)). One that has ended before prctl(2) is noticed too: the command then does nothing
     and exits with 126. It does not hold for what ``argv`` itself starts, nor after execve(2) of a
     set-user-ID program, which gets no rights by that (PR_SET_NO_NEW_PRIVS). ``rights`` are options
-    of setpriv(1) and take effect first. A shell stands
-    between (it becomes ``argv``): the environment must be a plain one; names that are no
-    identifiers are lost, PWD is added.
+    of setpriv(1) and take effect first. A shell stands between (it becomes ``argv``): the
+    environment must be a plain one; names that are no identifiers are lost, PWD is added.
     """
     check = ("/bin/sh", "-c", _UNLESS_ORPHAN, str(os.getpid()))
     return [_SETPRIV, *rights, "--no-new-privs", "--pdeathsig", "KILL", "--", *check, *argv]

@@ -1,8 +1,8 @@
 """What images there are, and what is said of one that is not: reads the pool and the node's cache.
 
 A full hash of every file at each job's start would take longer than the boot, so :func:`lookup`
-compares size, modification time and inode with those that the sidecar has. Nothing here is
-writable by anybody but root; a pool or an image that is gets refused.
+compares size, modification time and inode with those that the sidecar has. Any user. Nothing here
+is writable by anybody but root; a pool or an image that is gets refused.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from vtorque_slurm.job_records import JobRecord
 from vtorque_slurm.settings import Settings
 
 OURS = "vTorque"  # how our notes begin
-_FAILED, _WAITED = " did not start on ", " waited in vain for room on "
+_WAITED = " waited in vain for room on "
 _MAX_NOTE = 300  # characters
 _MAX_SHOWN = 2000  # characters that squeue shows of a comment, which has at most 1024 bytes
 _STARTED = ("RUNNING", "CONFIGURING")
@@ -32,7 +32,7 @@ def host_fault(client: Client, settings: Settings, job: BatchJob, reason: str) -
     Of several nodes that fail at once one requeues the job, each is excluded. A job that must not
     be requeued (``--no-requeue``, salloc) ends with the job shell's message.
     """
-    note = f"{OURS}: job {job.id}{_FAILED}{job.node}: {reason}"
+    note = f"{OURS}: job {job.id} did not start on {job.node}: {reason}"
     found = record(client, job.id)
     _note_node(client, job.node, note)
     waited = _note_of(client, found.name).count(_WAITED)  # such starts were no failures

@@ -21,7 +21,8 @@ def textfile(site: Site) -> Sink:
     return Textfile(site[Settings])
 
 
-textfile.__dict__["as_root"] = True  # the file's directory is root's
+# The file's directory is root's.
+textfile.as_root = True  # type: ignore[attr-defined]
 
 
 def influxdb(site: Site) -> Sink:

@@ -9,7 +9,6 @@ NAME...``.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import logging
 import math
 import os
@@ -24,7 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-from vtorque_core.api import printable
+from vtorque_core.api import guarded, printable
 from vtorque_core.live import extensions
 from vtorque_telemetry.api import GROUP, Sample
 from vtorque_telemetry.outlets import Opened, Outlet, close_all
@@ -34,7 +33,6 @@ _OPENING = 10.0  # seconds that all sinks together have to open as root
 _AGAIN = 60.0  # seconds until what could not be opened is tried again, in another process
 _END = 0.4  # seconds for the end, less than the sampler has
 _MAX_LINE = 2000  # characters of a line for the log
-_PR_SET_NO_NEW_PRIVS = 38  # prctl(2)
 _ENVIRON = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"}
 log = logging.getLogger("telemetry")
 
@@ -81,8 +79,9 @@ class Outside:
 
     def _started(self) -> subprocess.Popen[bytes]:
         pipe = subprocess.PIPE
+        argv, null = guarded(*self._argv), subprocess.DEVNULL
         process = subprocess.Popen(
-            self._argv, stdin=pipe, stdout=subprocess.DEVNULL, stderr=pipe, env=_ENVIRON, cwd="/"
+            argv, stdin=pipe, stdout=null, stderr=pipe, env=_ENVIRON, cwd="/"
         )
         assert process.stderr is not None  # noqa: S101 - a pipe
         threading.Thread(target=_log, args=(process.stderr,), daemon=True).start()
@@ -126,8 +125,10 @@ def main() -> None:
 
 
 def become(uid: int) -> None:
-    """Have no rights any more, in all threads (setresuid(2), "C library/kernel differences")."""
-    ctypes.CDLL(None).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    """Have no rights any more, in all threads (setresuid(2), "C library/kernel differences").
+
+    New ones this process cannot get since its start (``guarded``).
+    """
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if os.geteuid() == 0:

@@ -134,8 +134,9 @@ def _boot(
             start.acquire(domain, guest=guest)
         except BaseException:
             failed.set()
-            with contextlib.suppress(HostFault):  # or libvirtd's worker would wait on; the teardown
-                domain.release()  # says what is wrong
+            # Else its worker would wait on when others count on it; the teardown says what fails.
+            with contextlib.suppress(HostFault):
+                domain.release()
             raise
     for tap in taps.values():
         netfilter.refuse_bpdus(tap)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import logging
 import os
 import time
@@ -177,18 +176,19 @@ def _lease(
     """Have the ledger place the guests; again after a look for jobs that are gone, for so long."""
     claims = [one.claims for one in planned]
     until = time.monotonic() + seconds
-    for tried in itertools.count():
+    looks = 0
+    while True:
         try:
             return ledger.place(start.journal, claims, share, start.site.paths)
         except ledger.InUse as error:
-            if tried and time.monotonic() >= until:
+            if looks and time.monotonic() >= until:
                 raise
-            if tried % _REAPED == 0:
+            if looks % _REAPED == 0:
                 _log.info("%s", error)
                 reap_gone()
             else:
                 time.sleep(_AGAIN)
-    raise AssertionError
+            looks += 1
 
 
 def _leave_cores(placements: Sequence[Placement]) -> None:
