@@ -87,12 +87,17 @@ def holder(process):
         return None
 
 
+def lines(path):
+    """Return the whole lines of a file that is being written; none of one that is not there."""
+    return path.read_text().split("\n")[:-1] if path.exists() else []
+
+
 def messages(path):
-    return [json.loads(line)["message"] for line in path.read_text().splitlines()]
+    return [json.loads(line)["message"] for line in lines(path)]
 
 
 def has(path, *texts):
-    return lambda: path.exists() and messages(path) == [*texts]
+    return lambda: messages(path) == [*texts]
 
 
 # -- the process -------------------------------------------------------------------------------
@@ -109,7 +114,7 @@ def test_lines_arrive_while_jobs_run_and_after_the_last_has_ended(paths, process
     process.release()  # it is in the middle of the teardown of the last job
     job.end()
     eventually(has(sink, "before it", "boots", "the end"))
-    eventually(lambda: len((users / "42.srv.0.log").read_text().splitlines()) == 4)
+    eventually(lambda: len(lines(users / "42.srv.0.log")) == 4)
     assert (paths.state / "joblog").stat().st_mode & 0o077 == 0
     assert (paths.state / "joblog" / "file").stat().st_mode & 0o077 == 0
     assert (paths.state / "joblog.log").read_text() == ""
