@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vtorque_core.api import kept_records
 from vtorque_core.base.names import Paths
-from vtorque_core.records.timeline import timeline
 
 USER = "vtbench"
 DEADLINE = 300.0  # seconds for any one thing
@@ -144,7 +144,7 @@ class Node:
         out, err = self.home / "out", self.home / "err"
         if err.read_bytes() != b"first\n":
             raise RuntimeError(f"{job}: {err.read_bytes()!r}")
-        marks = timeline(self.paths, job)
+        marks = kept_records.attempts(self.paths, job)[-1].facts()["phases"]
         phases = {m["name"]: m["start"] for m in marks if m["guest"] is None}
         first, last = err.stat().st_mtime, out.stat().st_mtime
         return JobTimes(prologue, first, last, epilogue, released, phases)

@@ -60,5 +60,3 @@ def test_the_report_of_a_job(clean, shown):
     assert b"<svg" in page.stdout and page.stderr == b"", "scripts/node brings what draws"
     done = clean.as_user("vmgr", "report", job, user=OTHER, check=False)
     assert done.returncode == 2 and b"of yours" in done.stderr
-    done = clean.as_user("vmgr", "phases", job)
-    assert b"\nrun " in done.stdout

@@ -16,7 +16,6 @@ _COMMANDS = (
     "vtorque_core.cli.logs:logs",
     "vtorque_core.cli.guests:console",
     "vtorque_core.cli.guests:ssh",
-    "vtorque_core.cli.phases:phases",
 )
 
 

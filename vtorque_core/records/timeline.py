@@ -1,4 +1,4 @@
-"""The time of each phase of a job, running or ended: what ``vmgr phases`` and the benchmarks show.
+"""The time of each phase of a job: what ``vmgr report`` and the last line of its log say.
 
 A journal goes when its job has nothing left; its timeline is then kept
 (:mod:`vtorque_core.api.kept_records`).
@@ -13,7 +13,7 @@ from typing import Any
 from vtorque_core.api import kept_records
 from vtorque_core.base.names import Paths
 from vtorque_core.records.log import LAST
-from vtorque_core.records.reading import JournalState, find
+from vtorque_core.records.reading import JournalState
 
 _ENDING = ("teardown", "release")
 _log = logging.getLogger(LAST)
@@ -32,24 +32,6 @@ def keep(paths: Paths, state: JournalState) -> None:
 def keep_start(paths: Paths, state: JournalState) -> None:
     """Keep the phases of a job whose guests are ready: its owner cannot read the journal."""
     kept_records.keep_facts(paths, state.header.job, phases=spans(state, time.time()))
-
-
-def timeline(
-    paths: Paths, job_id: str | None = None, uid: int | None = None
-) -> list[dict[str, Any]]:
-    """Return the phases of a job's last attempt, or of the last job: name, guest, start, seconds.
-
-    ``start`` is Unix time; ``seconds`` until the next phase of the whole job (for a guest's own
-    marks: since the job's phase before them). The mark ``used`` also has ``cpu_seconds`` and
-    ``peak_mib``. Empty if nothing is known. Root only, but for ``uid``: as this user, of their jobs
-    alone. While a job runs they see what it was when its guests were ready.
-    """
-    running = [state for state in find(paths, job_id) if state.phases] if uid is None else []
-    if running:
-        return spans(max(running, key=lambda state: state.phases[0].time), time.time())
-    places = [each.facts().get("phases") for each in kept_records.find(paths, job_id, uid)]
-    known = [phases for phases in places if isinstance(phases, list)]
-    return known[-1] if known else []
 
 
 def spans(state: JournalState, until: float) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from vtorque_core.api import vcpu_threads
+from vtorque_core.api import kept_records, vcpu_threads
 from vtorque_core.api.batch_system import Usage
 from vtorque_core.api.strategies import BatchSystem
 from vtorque_core.api.values import hookimpl
@@ -18,7 +18,6 @@ from vtorque_core.base.names import JobAttempt, Paths
 from vtorque_core.node.end import epilogue, leftovers
 from vtorque_core.records import usage
 from vtorque_core.records.reading import JobHeader
-from vtorque_core.records.timeline import timeline
 from vtorque_core.site.plugins import Plugins
 
 UUID = "5e1f6a3e-0000-4000-8000-00000000abcd"
@@ -124,7 +123,8 @@ def test_the_epilogue_tells_the_accounting_and_the_report(node, qemu):
     assert job == "42.srv"
     assert cpu == cpu_of(qemu) and cpu >= 0.05
     assert 64 <= mib < 200
-    span = next(s for s in timeline(node["paths"], "42.srv") if s["name"] == "used")
+    (place,) = kept_records.find(node["paths"], "42.srv")
+    span = next(s for s in place.facts()["phases"] if s["name"] == "used")
     assert (span["guest"], span["cpu_seconds"], span["peak_mib"]) == (0, cpu, mib)
     assert node["killed"].read_text() == "1234"
     node["acme"].told.unlink()

@@ -4,10 +4,12 @@ import dataclasses
 import json
 import os
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
+from vtorque_core.api import kept_records
 from vtorque_core.api.acquired import Resource, unjournalled
 from vtorque_core.api.job_files import File, Tree
 from vtorque_core.base.errors import HostFault
@@ -24,7 +26,7 @@ from vtorque_core.records.reading import (
     read,
     reconstruct,
 )
-from vtorque_core.records.timeline import timeline
+from vtorque_core.records.timeline import spans
 from vtorque_core.resources import CORE_KINDS
 from vtorque_core.resources.lease import Lease
 
@@ -292,21 +294,20 @@ def test_threads_get_their_own_numbers(journal):
 
 
 def test_the_timeline_of_a_running_and_of_an_ended_job(paths, journal):
-    assert timeline(paths, "42.srv") == []
+    assert spans(read(journal.path), time.time()) == []
     journal.phase("plan")
     journal.phase("boot")
     journal.phase("ready", guest=0)
     journal.phase("run")
-    spans = timeline(paths, "42.srv")
-    assert [s["name"] for s in spans] == ["plan", "boot", "ready", "run"]
-    assert spans[0]["seconds"] == pytest.approx(spans[1]["start"] - spans[0]["start"])
-    assert spans[1]["seconds"] == pytest.approx(spans[3]["start"] - spans[1]["start"])
+    now = spans(read(journal.path), time.time())
+    assert [s["name"] for s in now] == ["plan", "boot", "ready", "run"]
+    assert now[0]["seconds"] == pytest.approx(now[1]["start"] - now[0]["start"])
+    assert now[1]["seconds"] == pytest.approx(now[3]["start"] - now[1]["start"])
     journal.delete()
-    ended = timeline(paths, "42.srv")
-    assert ended[:-1] == spans[:-1]
-    assert ended[-1]["seconds"] >= spans[-1]["seconds"] > 0
-    assert timeline(paths) == ended
-    assert timeline(paths, "43.srv") == []
+    (place,) = kept_records.find(paths, "42.srv")
+    ended = place.facts()["phases"]
+    assert ended[:-1] == now[:-1]
+    assert ended[-1]["seconds"] >= now[-1]["seconds"] > 0
 
 
 def test_a_walk_leaves_out_what_is_empty_and_raises_for_what_it_cannot_read(paths, journal):

@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 
 from acme_card import Acme, loaded
+from vtorque_core.api import kept_records
 from vtorque_core.base.names import JobAttempt, Paths
 from vtorque_core.node.end.reap import release_job
 from vtorque_core.plan.placement.ledger import taken_by
 from vtorque_core.records.journal import Journal
 from vtorque_core.records.reading import boot_id, find, journals, read, reconstruct
-from vtorque_core.records.timeline import timeline
 from vtorque_core.resources import CORE_KINDS
 from vtorque_testing.recorded import load
 
@@ -55,7 +55,7 @@ def test_all_that_it_names_is_released(paths, name, key, boot):
     assert journals(paths) == []
     for gone in (paths.job_state(key), paths.job_run(key), paths.run / "proof" / f"{key}.json"):
         assert not gone.exists()
-    assert "run" in [phase["name"] for phase in timeline(paths, job)]
+    assert "run" in [phase["name"] for phase in kept_records.find(paths, job)[-1].facts()["phases"]]
 
 
 def test_whose_it_is_and_what_it_holds(paths, tmp_path):
