@@ -23,6 +23,7 @@ from vtorque_core.base.names import JobAttempt, Paths, safe_name
 from vtorque_core.base.record import dataclass
 
 JOB = "job.json"
+LOG = "log.jsonl"  # an entry a line: api.job_log
 MAX_JOB = 1 << 20  # bytes of a job.json
 _PAUSE = 3600.0  # seconds from one sweep to the next
 _FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK

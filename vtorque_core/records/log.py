@@ -1,4 +1,4 @@
-"""A job's log on this node: records of core and plugins, written, read and made text of here.
+"""A job's log on this node: records of core and plugins, written here.
 
 As root, in prologue, starter, epilogue and reaper: while a log is :func:`opened`, all that is
 logged under ``vtorque_*`` goes to ``log.jsonl`` in the job's kept place, from this process and from
@@ -7,8 +7,7 @@ those that it forks. An inner log (the reaper's, in a prologue) has all until it
 No writing raises, and nothing waits but for the disk. What a guest or a user may have said is
 bounded and escaped in :func:`entry`.
 
-As root or as the job's owner a kept log is read, followed and shown: :func:`entries`, :func:`text`.
-There everything is bounded and made printable again: the file may be of another version.
+How it is read, followed and shown: :mod:`vtorque_core.api.job_log`.
 """
 
 from __future__ import annotations
@@ -17,13 +16,11 @@ import contextlib
 import errno
 import json
 import logging
-import math
 import os
 import socket
 import sys
-import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -31,7 +28,6 @@ from typing import Any
 from vtorque_core.api import kept_records
 from vtorque_core.api.log_levels import (
     ERROR,
-    LEVELS,
     NOTHING,
     QUIET,
     TRACE,
@@ -43,19 +39,11 @@ from vtorque_core.api.log_levels import (
 from vtorque_core.base.errors import HostFault, printable
 from vtorque_core.base.names import JobAttempt, Paths
 
-FILE = "log.jsonl"
 MAX_MESSAGE = 4096  # characters of one message
 MAX_DETAIL = 60  # lines after it (a traceback, a console's end), of 200 characters
 MAX_LOG = 4 << 20  # bytes of a job's log on one node
 _END = 256 << 10  # bytes beyond that for errors and the last line
 LAST = "vtorque_core.timings"  # the logger of the last line
-POLL = 0.2  # seconds from one look at a log that grows to the next
-_PART = 1 << 18  # bytes of one read
-_MAX_LINE = 1 << 20
-_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_KEYS = ("level", "logger", "plugin", "phase", "node", "job", "message")
-
-Entry = Mapping[str, Any]
 
 _guest: ContextVar[int | None] = ContextVar("guest", default=None)
 _plugin: ContextVar[str] = ContextVar("plugin", default="")
@@ -88,9 +76,9 @@ class Log:
     def begin(self) -> None:
         """Open the file, if that can be done."""
         try:
-            self._file = self.place.append(FILE)
+            self._file = self.place.append(kept_records.LOG)
         except (OSError, HostFault) as error:
-            self.complain(f"{self.place.directory / FILE}: {error}")
+            self.complain(f"{self.place.directory / kept_records.LOG}: {error}")
 
     def end(self) -> None:
         """Close the file."""
@@ -131,7 +119,7 @@ class Log:
             if self._torn:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
-            self.complain(f"{self.place.directory / FILE}: {error.strerror}")
+            self.complain(f"{self.place.directory / kept_records.LOG}: {error.strerror}")
 
     def _full(self) -> bytes:
         text = f"the log has {MAX_LOG >> 20} MiB: only errors and its end are added"
@@ -318,80 +306,3 @@ def to_syslog(text: str) -> None:
         connection.setblocking(False)
         connection.connect("/dev/log")
         connection.send(line.encode())
-
-
-@dataclass(frozen=True)
-class Filter:
-    """What is shown: of one phase, one guest (index on the node), from a level on."""
-
-    phase: str = ""
-    guest: int | None = None
-    level: int = TRACE
-
-    def matches(self, entry: Entry) -> bool:
-        """Return whether an entry is shown. What is of no guest is not of that guest."""
-        return (
-            (not self.phase or entry["phase"] == self.phase)
-            and (self.guest is None or entry["guest"] == self.guest)
-            and LEVELS.get(entry["level"], TRACE) >= self.level
-        )
-
-
-def entries(place: kept_records.Place, over: Callable[[], bool] = lambda: True) -> Iterator[Entry]:
-    """Yield a log's entries, and those that are added until ``over()``; lines of others are lost.
-
-    ``over`` is asked before a last look, so that nothing is missed. Waits for a log that is not
-    there yet.
-    """
-    offset, rest, descriptor = 0, b"", -1
-    try:
-        while True:
-            last = over()
-            with contextlib.suppress(OSError):
-                if descriptor < 0:
-                    descriptor = os.open(place.directory / FILE, _FLAGS)
-                while part := os.pread(descriptor, _PART, offset):
-                    offset += len(part)
-                    *lines, rest = (rest + part).split(b"\n")
-                    rest = rest[:_MAX_LINE]
-                    yield from (e for line in lines if (e := _parsed(line)) is not None)
-            if last:
-                return
-            time.sleep(POLL)
-    finally:
-        if descriptor >= 0:
-            os.close(descriptor)
-
-
-def _parsed(line: bytes) -> Entry | None:
-    with contextlib.suppress(ArithmeticError, ValueError, RecursionError, TypeError):
-        found = json.loads(line)
-        if isinstance(found, dict):
-            entry: dict[str, Any] = {k: printable(str(found.get(k, "")), 8192) for k in _KEYS}
-            guest, detail = found.get("guest"), found.get("detail")
-            at = float(found.get("t", 0))
-            entry["t"] = at if math.isfinite(at) else 0.0
-            entry["guest"] = guest if type(guest) is int else None
-            if isinstance(detail, list):
-                entry["detail"] = [printable(str(text), 400) for text in detail[:100]]
-            return entry
-    return None
-
-
-def ended(place: kept_records.Place) -> bool:
-    """Return whether the attempt has ended on this node, by what is kept of it."""
-    return isinstance(place.facts().get("ended"), int | float)
-
-
-def text(entry: Entry) -> str:
-    """Return an entry as people read it: a line, and one for each of its details."""
-    try:
-        clock = time.strftime("%H:%M:%S", time.localtime(entry["t"]))
-    except (OverflowError, ValueError, OSError):
-        clock = "--:--:--"
-    millis = int(entry["t"] * 1000) % 1000 if entry["t"] < 1e12 else 0
-    guest = "" if entry["guest"] is None else f" g{entry['guest']}"
-    where = f"{entry['phase'] or '-'}{guest}"
-    said = f"{entry['plugin']}: {entry['message']}"
-    first = f"{clock}.{millis:03} {entry['level']:5} {where:13} {said}"
-    return "\n".join([first, *(f"    | {line}" for line in entry.get("detail", ()))])

@@ -15,7 +15,7 @@ import pytest
 from counting import calls
 from device_cases import MACHINE
 from patience import eventually
-from vtorque_core.api import kept_records
+from vtorque_core.api import job_log, kept_records
 from vtorque_core.api.log_levels import parse
 from vtorque_core.base import names
 from vtorque_core.base.names import JobAttempt
@@ -86,11 +86,11 @@ def test_a_whole_job(node, place, tmp_path):
     secrets = forbidden(node, place, job)
     assert len(secrets) > 12, "the job has no keys to look for"
     (kept_at,) = kept_records.find(node.site.paths, "7.srv")
-    before = list(log.entries(kept_at))
-    assert not log.ended(kept_at)
+    before = list(job_log.entries(kept_at))
+    assert "ended" not in kept_at.facts()
     node.release("7.srv")
-    entries = list(log.entries(kept_at))
-    assert log.ended(kept_at)
+    entries = list(job_log.entries(kept_at))
+    assert "ended" in kept_at.facts()
 
     phases = ["plan", "render domain", "pre-boot", "boot", "ready", "post-boot", "run"]
     both = [*phases, "teardown", "release"]
@@ -148,13 +148,13 @@ def test_a_refused_job_has_a_log_that_says_why(node, place):
     job = node.job({"ram": "9999G"}, "8.srv")
     start(node, job)
     (kept_at,) = kept_records.find(node.site.paths, "8.srv")
-    entries = list(log.entries(kept_at))
+    entries = list(job_log.entries(kept_at))
     assert entries[0]["message"].startswith("job 8.srv of ")
     (told,) = [e["message"] for e in entries if e["level"] == "WARN"]
     assert told.startswith("refused: ram=9999G")
     assert kept_at.facts()["outcome"] == "refused"
     node.release("8.srv")
-    assert log.ended(kept_at)
+    assert "ended" in kept_at.facts()
 
 
 def test_a_record_costs_little(node):
@@ -168,4 +168,4 @@ def test_a_record_costs_little(node):
 
     with log.opened(one):
         assert calls(write) < 300 * 600
-    assert len(list(log.entries(one.place))) == 300
+    assert len(list(job_log.entries(one.place))) == 300

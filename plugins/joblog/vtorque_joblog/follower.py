@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 
 from vtorque_core.api import Paths
-from vtorque_core.api.kept_records import find
+from vtorque_core.api.kept_records import LOG, find
 from vtorque_core.api.log_levels import LEVELS, Levels, parse
 from vtorque_core.api.node_job import Site
 from vtorque_core.live import changes, extensions
@@ -35,7 +35,6 @@ from vtorque_joblog.plugin import Settings
 from vtorque_joblog.sinks import of_the_site, user_file
 from vtorque_joblog.told import Told
 
-FILE = "log.jsonl"
 DIRECTORY = "joblog"
 END = 3.0  # seconds that the sinks have together after the last job
 _AT_ONCE = 32  # jobs of before whose own files are written at the same time
@@ -119,7 +118,7 @@ class Loop:
                     continue
                 self._owners[owner] = changed
                 for place in _directories(owner):
-                    job = JobLog(int(owner.name), place.name, place / FILE)
+                    job = JobLog(int(owner.name), place.name, place / LOG)
                     if job.name in self._growing:
                         continue
                     if self._has_journal(job) or not _is_quiet(place) or self._lacks(job):
@@ -198,7 +197,7 @@ def _open(
 def _told(paths: Paths, name: str) -> Told:
     """Return how far a sink has come; one that is new is told of no job long over."""
     told = Told(paths.state / DIRECTORY / name)
-    logs = [JobLog(each.uid, each.key, each.directory / FILE) for each in find(paths, None)]
+    logs = [JobLog(each.uid, each.key, each.directory / LOG) for each in find(paths, None)]
     if told.is_new:
         for job in logs:
             if not (paths.journal / f"{job.key}.jsonl").exists() and _is_quiet(job.path):

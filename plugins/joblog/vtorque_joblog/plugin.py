@@ -1,11 +1,15 @@
-"""The site's settings: which sinks there are. Declaring module."""
+"""``vmgr logs``, and the site's settings: which sinks there are. Declaring module."""
 
 from __future__ import annotations
 
 import re
 from pathlib import PurePath
+from typing import TYPE_CHECKING
 
-from vtorque_core.api import always, dataclass, setting
+from vtorque_core.api import Command, always, dataclass, setting
+
+if TYPE_CHECKING:
+    import click
 
 FACILITIES = {
     "kern": 0, "user": 1, "mail": 2, "daemon": 3, "auth": 4, "syslog": 5, "lpr": 6, "news": 7,
@@ -70,3 +74,12 @@ def _check_template(template: str) -> None:
 
 
 vtorque_settings = always(Settings)
+
+
+def _logs() -> click.Command:
+    from vtorque_joblog.command import logs  # noqa: PLC0415 - click
+
+    return logs
+
+
+vtorque_commands = always(Command("vmgr", _logs))

@@ -11,16 +11,14 @@ import types
 from functools import partial
 
 import pytest
-from click.testing import CliRunner
 
 from acme_card import Card, in_other_process, loaded, starter
-from vtorque_core.api import kept_records
+from vtorque_core.api import job_log, kept_records
 from vtorque_core.api.guest_driver import Streams
 from vtorque_core.api.log_levels import DEBUG, ERROR, NOTHING, QUIET, TRACE, WARN, parse, plugin_of
 from vtorque_core.api.vm_options import LOG
 from vtorque_core.base.errors import ConfigError, Refused
 from vtorque_core.base.names import JobAttempt, Paths
-from vtorque_core.cli.vmgr import vmgr
 from vtorque_core.node.end.teardown import teardown
 from vtorque_core.node.shell.jobshell import _say
 from vtorque_core.node.shell.log_shown import ShownLog
@@ -226,8 +224,8 @@ def test_hostile_text_is_harmless_and_bounded(paths):
     assert "(1048576 characters)" in found[1]["message"]
     assert len(found[3]["detail"]) == log.MAX_DETAIL
     assert "cannot be shown (TypeError): %d" in found[4]["message"]
-    for entry in log.entries(place(paths)):
-        assert all(c.isprintable() or c == "\n" for c in log.text(entry))
+    for entry in job_log.entries(place(paths)):
+        assert all(c.isprintable() or c == "\n" for c in job_log.text(entry))
 
 
 def test_a_defect_has_its_traceback_and_goes_to_syslog(paths, syslog):
@@ -263,7 +261,7 @@ def test_a_full_disk_is_told_once_and_a_torn_line_costs_no_other(paths, syslog, 
                 boot.info("while it fills")
         boot.info("there is room again")
     assert len(syslog) == 1 and "No space left" in syslog[0]
-    found = [e["message"] for e in log.entries(place(paths))]
+    found = [e["message"] for e in job_log.entries(place(paths))]
     assert found == ["while it fills", "there is room again"]
 
 
@@ -303,14 +301,14 @@ def test_a_teardown_logs_and_ends_with_all_phases(paths, tmp_path):
         facts = {"node": "n7", "log": ["ALL:DEBUG", ""]}
         kept_records.place(paths, JobAttempt("42.srv", 0, "u", 1000)).add_facts(**facts)
     assert teardown(journal.path, paths, loaded()).clean
-    found = list(log.entries(kept_records.place(paths, JobAttempt("42.srv", 0, "u", 1000))))
+    found = list(job_log.entries(kept_records.place(paths, JobAttempt("42.srv", 0, "u", 1000))))
     assert {e["node"] for e in found} == {"n7"}
     assert "1 resources released" in [e["message"] for e in found]
     last = found[-1]
     assert last["logger"] == "vtorque_core.timings"
     for phase in ("plan", "boot", "run", "(guest 0 ready", "teardown", "release"):
         assert f"{phase} " in last["message"]
-    assert log.ended(kept_records.place(paths, JobAttempt("42.srv", 0, "u", 1000)))
+    assert "ended" in kept_records.place(paths, JobAttempt("42.srv", 0, "u", 1000)).facts()
 
 
 def test_a_teardown_says_what_it_could_not_release(paths, tmp_path):
@@ -318,7 +316,7 @@ def test_a_teardown_says_what_it_could_not_release(paths, tmp_path):
         journal.take(Card(str(tmp_path / "card")))
     (tmp_path / "card.mood").write_text("fail")
     teardown(journal.path, paths, loaded())
-    found = list(log.entries(kept_records.place(paths, JobAttempt("42.srv", 0, "u", 1000))))
+    found = list(job_log.entries(kept_records.place(paths, JobAttempt("42.srv", 0, "u", 1000))))
     assert [e["message"] for e in found if e["level"] == "WARN"] == [
         "42.srv:1 acme-card failed: card is busy (try 1)"
     ]
@@ -330,7 +328,7 @@ def test_an_end_without_what_the_start_has_kept(paths, known):
         pass
     kept_records.place(paths, JobAttempt("42.srv", 0, "u", 1000)).add_facts(**known)
     teardown(journal.path, paths, Plugins())
-    assert list(log.entries(kept_records.place(paths, JobAttempt("42.srv", 0, "u", 1000))))
+    assert list(job_log.entries(kept_records.place(paths, JobAttempt("42.srv", 0, "u", 1000))))
 
 
 def console_case(paths, *phases):
@@ -381,67 +379,6 @@ def test_a_console_that_is_no_file_is_left_alone(paths):
 
 
 # -- readers -----------------------------------------------------------------------------------
-
-
-def test_a_reader_believes_nothing(paths):
-    paths.state.mkdir()
-    descriptor = place(paths).append("log.jsonl")
-    bad = [
-        *(b"{", b"[]", b"\xff", b'{"t": "x"}', b'{"t": 1e400, "guest": "g"}', b"[" * 9999),
-        *(b'{"t": %s}' % word for word in (b"NaN", b"-Infinity", b"-1e400", b"1" * 400)),
-        json.dumps({"t": 1, "level": "\x1b[31m", "message": "\x1b" * 9999, "detail": 7}).encode(),
-        json.dumps({"t": -1e18, "detail": ["\x1b[2J"] * 999, "phase": None}).encode(),
-        b"q" * (1 << 21),
-    ]
-    os.write(descriptor, b"\n".join([*bad, b'{"t": 2, "message": "good"}', b'{"torn": ']))
-    os.close(descriptor)
-    found = [log.text(e) for e in log.entries(place(paths))]
-    assert "good" in found[-1]
-    json.dumps(list(log.entries(place(paths))), allow_nan=False)
-    assert all(c.isprintable() or c == "\n" for text in found for c in text)
-
-
-def cli(paths, tmp_path, *argv):
-    config = tmp_path / "vtorque.toml"
-    config.write_text(f'[paths]\nstate = "{paths.state}"\nrun = "{paths.run}"\n')
-    return CliRunner().invoke(vmgr, ["--config", str(config), "logs", *argv])
-
-
-def test_vmgr_logs_shows_and_chooses(paths, tmp_path):
-    with log.opened(a_log(paths, "debug")):
-        log.enter("boot")
-        boot.info("of guest 1", extra={"guest": 1})
-        log.enter("run")
-        boot.debug("little")
-        boot.error("broken \x1b[31m", extra={"detail": ["said \x1b"]})
-    shown = cli(paths, tmp_path, "42.srv")
-    assert shown.exit_code == 0 and len(shown.output.splitlines()) == 4
-    assert shown.output.splitlines()[-1] == "    | said \\x1b"
-    assert cli(paths, tmp_path, "--phase", "boot", "42.srv").output.count("\n") == 1
-    assert "of guest 1" in cli(paths, tmp_path, "--guest", "1", "42.srv").output
-    assert cli(paths, tmp_path, "--level", "info", "42.srv").output.count("\n") == 3
-    (one,) = cli(paths, tmp_path, "--level", "error", "--json", "42.srv").output.splitlines()
-    assert json.loads(one)["message"] == "broken \\x1b[31m"
-    place(paths).write("console-g0.log", b"panic\x1b[2J\n")
-    assert cli(paths, tmp_path, "--console", "42.srv").output == "panic\\x1b[2J\n"
-    assert "nothing is kept here of a job 43.srv" in str(cli(paths, tmp_path, "43.srv").exception)
-    assert "there are trace" in str(cli(paths, tmp_path, "--level", "loud", "42.srv").exception)
-
-
-def test_vmgr_logs_follows_to_the_end(paths, tmp_path):
-    def job():
-        with log.opened(a_log(paths)):
-            for number in range(3):
-                boot.info("%d", number)
-                time.sleep(0.1)
-        place(paths).add_facts(ended=time.time())
-
-    with log.opened(a_log(paths)):
-        boot.info("first")
-    pid = in_other_process(job)
-    shown = cli(paths, tmp_path, "-f", "42.srv")
-    os.waitpid(pid, 0)
-    assert [line[-1] for line in shown.output.splitlines()] == ["t", "0", "1", "2"]
 
 
 def test_the_job_shell_shows_the_log(paths):

@@ -47,7 +47,7 @@ class ShownLog:
             self._thread.join(_LAST)
 
     def _copy(self, place: kept_records.Place) -> None:
-        from vtorque_core.records import log  # noqa: PLC0415 - logging, which few jobs need here
+        from vtorque_core.api import job_log  # noqa: PLC0415 - few jobs need it
 
-        for entry in log.entries(place, self._over.is_set):
-            self._say(log.text(entry))
+        for entry in job_log.entries(place, self._over.is_set):
+            self._say(job_log.text(entry))

@@ -9,12 +9,10 @@ from pathlib import Path
 
 import click
 
-from vtorque_core.api import kept_records
+from vtorque_core.api import Paths, Refused, UsageError, job_log, kept_records, printable
+from vtorque_core.api.kept_records import Place
 from vtorque_core.api.log_levels import LEVELS, TRACE
-from vtorque_core.base.errors import Refused, UsageError, printable
-from vtorque_core.cli.guests import guest_name, need_root
-from vtorque_core.records import log
-from vtorque_core.site.load import load
+from vtorque_core.live import service
 
 _MAX_KEPT = 1 << 20  # bytes of a console that is kept; the core keeps less
 
@@ -55,46 +53,58 @@ def logs(
     if level.upper() not in LEVELS:
         known = ", ".join(name.lower() for name in LEVELS)
         raise UsageError(f"--level {printable(level)}: there are {known}")
-    paths = load(config, node=False)[0].paths
-    if console or cloud_init:
-        uid = None if os.geteuid() == 0 else os.getuid()
-        places = kept_records.find(paths, job_id, uid)
-        _guests_own(config, job_id, places, guest or 0, follow, console)
+    paths = service.paths(config)
+    if console:
+        if not _show_kept(_places(paths, job_id), f"console-g{guest or 0}.log"):
+            _show_console(paths, job_id, guest or 0, follow)
         return
-    wanted = log.Filter(phase, guest, LEVELS.get(level.upper(), TRACE))
+    if cloud_init:
+        if not _show_kept(_places(paths, job_id), f"cloud-init-g{guest or 0}.log"):
+            raise Refused(f"no cloud-init log of guest {guest or 0} is kept: of failed guests only")
+        return
     place = kept_records.attempts(paths, job_id)[-1]
-    over = (lambda: log.ended(place)) if follow else (lambda: True)
-    for entry in log.entries(place, over):
-        if wanted.matches(entry):
-            click.echo(json.dumps(entry) if as_json else log.text(entry))
+    over = (lambda: _ended(place)) if follow else (lambda: True)
+    least = LEVELS[level.upper()]
+    for entry in job_log.entries(place, over):
+        wanted = not phase or entry["phase"] == phase
+        wanted = wanted and (guest is None or entry["guest"] == guest)
+        if wanted and LEVELS.get(entry["level"], TRACE) >= least:
+            click.echo(json.dumps(entry) if as_json else job_log.text(entry))
 
 
-def _guests_own(
-    config: Path,
-    job_id: str,
-    places: list[kept_records.Place],
-    guest: int,
-    follow: bool,
-    console: bool,
-) -> None:
-    name = f"{'console' if console else 'cloud-init'}-g{guest}.log"
+def _ended(place: Place) -> bool:
+    """Return whether the attempt has ended on this node, by what is kept of it."""
+    return isinstance(place.facts().get("ended"), int | float)
+
+
+def _places(paths: Paths, job_id: str) -> list[Place]:
+    return kept_records.find(paths, job_id, None if os.geteuid() == 0 else os.getuid())
+
+
+def _show_kept(places: list[Place], name: str) -> bool:
+    """Show a file of the job's last attempt; return whether there was anything in it."""
     try:
         content = places[-1].read(name, _MAX_KEPT) if places else b""
     except OSError:
         content = b""
     for line in content.decode("utf-8", "replace").splitlines():
         click.echo(printable(line, 4096))
-    if content:
-        return
-    if not console:
-        raise Refused(f"no cloud-init log of guest {guest} is kept: of failed guests only")
-    need_root("the console of a running guest")
-    _, _, directory = guest_name(config, job_id, guest)
-    _show(directory / "console.log", follow)
+    return bool(content)
 
 
-def _show(path: Path, follow: bool) -> None:
-    argv = ["tail", "-n", "+1", *(["-F"] if follow else []), str(path)]
+def _show_console(paths: Paths, job_id: str, guest: int, follow: bool) -> None:
+    if os.geteuid() != 0:
+        raise UsageError("the console of a running guest is root's: ask your administrator")
+    from vtorque_core.live import jobs  # noqa: PLC0415 - imports libvirt
+
+    found = [
+        paths.job_state(job.kept.key) / f"g{guest}" / "console.log"
+        for job in jobs.Running(paths).jobs()
+        if job.job.id == job_id and any(each.index == guest for each in job.guests)
+    ]
+    if not found:
+        raise Refused(f"job {printable(job_id)} has no running guest {guest} on this node")
+    argv = ["tail", "-n", "+1", *(["-F"] if follow else []), str(found[-1])]
     read, write = os.pipe()
     pid = os.posix_spawnp("tail", argv, os.environ, file_actions=[(os.POSIX_SPAWN_DUP2, write, 1)])
     os.close(write)

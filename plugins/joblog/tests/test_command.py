@@ -1,0 +1,76 @@
+"""``vmgr logs``: what it shows of a job's log and of its guests' consoles."""
+
+import json
+import logging
+import os
+import time
+
+import pytest
+from click.testing import CliRunner
+
+from acme_card import in_other_process
+from vtorque_core.api import kept_records
+from vtorque_core.api.log_levels import parse
+from vtorque_core.base.names import JobAttempt, Paths
+from vtorque_core.cli.vmgr import vmgr
+from vtorque_core.records import log
+
+boot = logging.getLogger("vtorque_core.node.start.boot")
+
+
+@pytest.fixture
+def paths(tmp_path):
+    tmp_path.chmod(0o755)
+    (tmp_path / "state").mkdir()
+    return Paths(tmp_path / "state", tmp_path / "run")
+
+
+def a_log(paths, level="INFO"):
+    return log.Log(paths, JobAttempt("42.srv", 0, "ada", os.getuid(), "n1"), parse(level))
+
+
+def place(paths):
+    return kept_records.place(paths, JobAttempt("42.srv", 0, "u", os.getuid()))
+
+
+def cli(paths, tmp_path, *argv):
+    config = tmp_path / "vtorque.toml"
+    config.write_text(f'[paths]\nstate = "{paths.state}"\nrun = "{paths.run}"\n')
+    return CliRunner().invoke(vmgr, ["--config", str(config), "logs", *argv])
+
+
+def test_it_shows_and_chooses(paths, tmp_path):
+    with log.opened(a_log(paths, "debug")):
+        log.enter("boot")
+        boot.info("of guest 1", extra={"guest": 1})
+        log.enter("run")
+        boot.debug("little")
+        boot.error("broken \x1b[31m", extra={"detail": ["said \x1b"]})
+    shown = cli(paths, tmp_path, "42.srv")
+    assert shown.exit_code == 0 and len(shown.output.splitlines()) == 4
+    assert shown.output.splitlines()[-1] == "    | said \\x1b"
+    assert cli(paths, tmp_path, "--phase", "boot", "42.srv").output.count("\n") == 1
+    assert "of guest 1" in cli(paths, tmp_path, "--guest", "1", "42.srv").output
+    assert cli(paths, tmp_path, "--level", "info", "42.srv").output.count("\n") == 3
+    (one,) = cli(paths, tmp_path, "--level", "error", "--json", "42.srv").output.splitlines()
+    assert json.loads(one)["message"] == "broken \\x1b[31m"
+    place(paths).write("console-g0.log", b"panic\x1b[2J\n")
+    assert cli(paths, tmp_path, "--console", "42.srv").output == "panic\\x1b[2J\n"
+    assert "nothing is kept here of a job 43.srv" in str(cli(paths, tmp_path, "43.srv").exception)
+    assert "there are trace" in str(cli(paths, tmp_path, "--level", "loud", "42.srv").exception)
+
+
+def test_it_follows_to_the_end(paths, tmp_path):
+    def job():
+        with log.opened(a_log(paths)):
+            for number in range(3):
+                boot.info("%d", number)
+                time.sleep(0.1)
+        place(paths).add_facts(ended=time.time())
+
+    with log.opened(a_log(paths)):
+        boot.info("first")
+    pid = in_other_process(job)
+    shown = cli(paths, tmp_path, "-f", "42.srv")
+    os.waitpid(pid, 0)
+    assert [line[-1] for line in shown.output.splitlines()] == ["t", "0", "1", "2"]
