@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,9 @@ from typing import Any
 import click
 
 from vtorque_core.api.host_topology import NumaNode
-from vtorque_core.base.errors import printable
+from vtorque_core.base.errors import UsageError, printable
 from vtorque_core.base.sizes import show_mib
 from vtorque_core.cli import table
-from vtorque_core.cli.guests import need_root
 from vtorque_core.plan.placement import ledger, node_hardware
 from vtorque_core.plan.placement.job_cores import NodeShare, Taken
 from vtorque_core.plan.placement.topology import cpu_list, show_cpus
@@ -26,7 +26,8 @@ _GUESTS = ("JOB", "OWNER", "CPUS", "GUEST", "ITS OWN CPUS", "MEMORY", "ITEMS")
 
 def show(config: Path, as_json: bool) -> None:
     """Print the placement of all guests on this node. Raises UsageError for others than root."""
-    need_root("the placement of all jobs")
+    if os.geteuid() != 0:
+        raise UsageError("the placement of all jobs is root's: ask your administrator")
     site, _ = load(config, node=False)
     share = NodeShare(
         node_hardware.topology(site.node.libvirt_uri),

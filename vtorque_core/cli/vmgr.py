@@ -13,8 +13,6 @@ _COMMANDS = (
     "vtorque_core.cli.images:images",
     "vtorque_core.cli.jobs:ps",
     "vtorque_core.cli.jobs:cancel",
-    "vtorque_core.cli.guests:console",
-    "vtorque_core.cli.guests:ssh",
 )
 
 

@@ -1,13 +1,14 @@
-"""What the Linux guest plugin declares: its guest type and image builders. ``vsub`` imports this.
+"""What the Linux guest plugin declares: guest type, image builders, ``vmgr ssh|console``.
 
-Nothing of the acting side is imported before it is called for.
+``vsub`` imports this; nothing of the acting side is imported before it is called for.
 """
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import TYPE_CHECKING
 
-from vtorque_core.api import GuestType, ImageBuilder, always
+from vtorque_core.api import Command, GuestType, ImageBuilder, always
 
 if TYPE_CHECKING:
     from vtorque_core.api.guest_driver import GuestDriver
@@ -52,6 +53,12 @@ def _linux() -> Builder:
     return LinuxBuilder()
 
 
+def _commands() -> ModuleType:
+    from vtorque_linux_guest import command  # noqa: PLC0415 - click
+
+    return command
+
+
 vtorque_guest_types = always(GuestType("linux", supports=SUPPORTS, driver=_driver))
 vtorque_image_builders = always(
     ImageBuilder(
@@ -59,4 +66,7 @@ vtorque_image_builders = always(
     ),
     ImageBuilder("debian", "Debian with systemd, cloud-init and sshd", builder=_debian),
     ImageBuilder("linux", "Debian or RedHat family with systemd, from a recipe", builder=_linux),
+)
+vtorque_commands = always(
+    Command("vmgr", lambda: _commands().ssh), Command("vmgr", lambda: _commands().console)
 )

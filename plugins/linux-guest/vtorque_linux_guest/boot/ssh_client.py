@@ -1,6 +1,6 @@
 """What ``vmgr ssh`` on the node needs: the job's own key and host keys, in the guest's run_dir.
 
-The client configuration ``ssh_config`` (ssh_config(5)) is the seam: the core's command runs
+The client configuration ``ssh_config`` (ssh_config(5)) is the seam: the command runs
 ``ssh -F`` on it and knows nothing else of the guest type.
 """
 

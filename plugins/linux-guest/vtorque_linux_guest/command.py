@@ -1,0 +1,51 @@
+"""``vmgr console|ssh``: look into the guests of a job on this node."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from vtorque_core.api import Refused, UsageError, kept_records, printable
+from vtorque_core.live import service
+from vtorque_linux_guest.boot import ssh_client
+
+
+@click.command(short_help="Attach to the serial console of a job's guest.")
+@click.argument("job_id", metavar="JOB")
+@click.option("--guest", default=0, show_default=True, help="Index of the guest on this node.")
+@click.pass_obj
+def console(config: Path, job_id: str, guest: int) -> None:
+    """Attach to the serial console with virsh; leave with Ctrl-]. Root only."""
+    if os.geteuid() != 0:
+        raise UsageError("the guests' console is root's: ask your administrator")
+    from vtorque_core.live import jobs  # noqa: PLC0415 - imports libvirt
+
+    running = [job for job in jobs.Running(service.paths(config)).jobs() if job.job.id == job_id]
+    found = [each for job in running for each in job.guests if each.index == guest]
+    if not found:
+        raise Refused(f"job {printable(job_id)} has no running guest {guest} on this node")
+    os.execvp("virsh", ["virsh", "-c", found[-1].uri, "console", found[-1].name])  # noqa: S606
+
+
+@click.command(short_help="Log in to a running job's guest, as the job's user.")
+@click.argument("job_id", metavar="JOB")
+@click.argument("rank", type=int, default=0, metavar="[RANK]")
+@click.argument("command", nargs=-1)
+@click.pass_obj
+def ssh(config: Path, job_id: str, rank: int, command: tuple[str, ...]) -> None:
+    """Log in to a running guest of your job with the job's own key; host keys are checked."""
+    paths = service.paths(config)
+    places = kept_records.find(paths, job_id, os.getuid())
+    guests = places[-1].facts().get("guests", ()) if places else ()
+    found = [each for each in guests if each["rank"] == rank]
+    if not found:
+        raise Refused(f"job {printable(job_id)} of yours has no guest of rank {rank} on this node")
+    directory = paths.job_run(places[-1].key) / f"g{found[0]['index']}"
+    client = directory / ssh_client.CONFIG
+    if not client.exists():
+        raise Refused(
+            f"the guest of rank {rank} is not running, or offers no ssh: look for {client}"
+        )
+    os.execvp("ssh", ["ssh", "-F", str(client), found[0]["hostname"], *command])  # noqa: S606
