@@ -1,4 +1,4 @@
-"""From TOML values to typed dataclasses, by the dataclass's own annotations and ``setting()``."""
+"""From TOML or JSON values to typed dataclasses, by their own annotations and ``setting()``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def convert(kind: Any, value: Any, unit: str | None = None) -> Any:  # noqa: PLR
     Args:
         kind: bool, int, float, str, Path, Literal, X | None, tuple[X, ...], Mapping[str, X], or a
             dataclass of such fields.
-        value: as tomllib returns it.
+        value: as tomllib or json returns it.
         unit: ``"MiB"`` or ``"s"``: text is then a size or a duration.
     """
     origin = get_origin(kind)
@@ -35,7 +35,8 @@ def convert(kind: Any, value: Any, unit: str | None = None) -> Any:  # noqa: PLR
         return value
     if origin in (Union, types.UnionType):
         inner = [arg for arg in get_args(kind) if arg is not type(None)]
-        return convert(inner[0], value, unit) if len(inner) == 1 else value
+        one = len(inner) == 1 and value is not None
+        return convert(inner[0], value, unit) if one else value
     if origin is tuple:
         if not isinstance(value, list):
             raise _not(value, "a list in brackets")
@@ -120,7 +121,7 @@ def _plain(kind: Any, value: Any) -> Any:
         if not value or "\0" in value:
             raise _not(value, "a path")
         return Path(value)
-    if type(value) is not kind:
+    if type(value) is not kind or (kind is str and "\0" in value):
         raise _not(value, _WORDS.get(kind, getattr(kind, "__name__", str(kind))))
     return value
 

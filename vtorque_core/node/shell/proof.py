@@ -10,22 +10,22 @@ from __future__ import annotations
 
 import errno
 import json
-import math
 import os
 import select
 import stat
 from collections.abc import Mapping
-from dataclasses import asdict, field
+from dataclasses import asdict, field, fields
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from vtorque_core.api.guest_driver import ReadyGuest
 from vtorque_core.base import safefs
 from vtorque_core.base.errors import HostFault
 from vtorque_core.base.names import JobAttempt, Paths
 from vtorque_core.base.record import dataclass
+from vtorque_core.site.values import convert
 
-SCHEMA = 1
+SCHEMA = 2
 MAX_BYTES = 4 << 20  # of one proof file; guests and environment fit well
 MAX_FILE = 4 << 20  # of one of the user's files; a request is smaller
 USER_FILES = ("vm_prologue", "vm_epilogue")
@@ -99,18 +99,24 @@ class Proof:
 
     def encode(self) -> bytes:
         """Return the file's content."""
-        fields = asdict(self)
-        whose = fields.pop("job")
-        whose["job"] = whose.pop("id")
-        return json.dumps({"schema": SCHEMA, **whose, **fields}, default=str).encode()  # a Path
+        return json.dumps({"schema": SCHEMA, **asdict(self)}, default=str).encode()  # a Path
 
     @classmethod
     def decode(cls, data: bytes) -> Proof:
         """Read a file's content. Raises ValueError for anything that is not a whole proof."""
         try:
-            return _from_document(json.loads(data))
-        except (KeyError, TypeError, RecursionError) as error:
-            raise ValueError(f"not a proof: {type(error).__name__} {error}") from None
+            document = json.loads(data)
+            if document.pop("schema") != SCHEMA:
+                raise ValueError(f"it is not of schema {SCHEMA}")
+            missing = {f.name for f in fields(cls)} - set(document)
+            if missing:
+                raise ValueError(f"it has no {', '.join(sorted(missing))}")
+            proof: Proof = convert(cls, document)
+            if set(proof.files) - set(USER_FILES):
+                raise ValueError("files has an unknown name")
+        except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+            raise ValueError(f"not a proof: {error}") from None
+        return proof
 
 
 def pid_namespace() -> int:
