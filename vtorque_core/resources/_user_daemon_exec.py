@@ -24,7 +24,7 @@ import resource
 import stat
 import struct
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -33,8 +33,7 @@ from typing import NoReturn
 CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWUSER = 0x00020000, 0x08000000, 0x10000000
 CLONE_NEWPID, CLONE_NEWNET, CLONE_THREAD = 0x20000000, 0x40000000, 0x00010000
 # linux/prctl.h, linux/securebits.h
-PR_SET_SECCOMP, PR_SET_SECUREBITS, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT = 22, 28, 38, 47
-PR_CAP_AMBIENT_RAISE, SECCOMP_MODE_FILTER = 2, 2
+PR_SET_SECUREBITS, PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE = 28, 47, 2
 SECUREBITS = 0b1111  # NOROOT and NO_SETUID_FIXUP, each with its lock bit
 # linux/capability.h: what virtiofsd keeps for serving files, plus chroot and bounding-set drop.
 # Not MKNOD and SETFCAP: the guest needs neither, and virtiofsd is told to go without (modcaps).
@@ -43,23 +42,20 @@ CAPABILITIES = {
     "SETPCAP": 8, "SYS_CHROOT": 18,
 }  # fmt: skip
 _CAP_VERSION_3 = 0x20080522
-# linux/audit.h AUDIT_ARCH_*
-AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-# Numbers of system calls (asm/unistd_64.h; asm-generic/unistd.h), -1: there is no such call
-SETGROUPS = {"x86_64": 116, "aarch64": 159}
-CLONE = {"x86_64": 56, "aarch64": 220}
-_NOT_FOR_A_DISK = {  # no new process, socket, namespace or mount, nothing of others or the kernel's
-    "x86_64": (
-        41, 57, 58, 101, 135, 155, 161, 165, 166, 167, 169, 175, 176, 179, 246, 248, 249, 250, 272,
-        298, 303, 304, 308, 310, 311, 313, 320, 321, 322, 323,
-    ),
-    "aarch64": (
-        198, -1, -1, 117, 92, 41, 51, 40, 39, 224, 142, 105, 106, 60, 104, 217, 218, 219, 97,
-        241, 264, 265, 268, 270, 271, 273, 294, 280, 281, 282,
-    ),
-}  # fmt: skip
-_IO_URING_SETUP, _CLONE3 = 425, 435
-_MOUNTS = (*range(428, 434), 442, 443, 467)  # open_tree to fspick, mount_setattr, quotactl_fd, ...
+# No new process, socket, namespace or mount, nothing of others or the kernel's. By numbers, the
+# same on every architecture, what a libseccomp of 2022 may not know: open_tree to fspick,
+# mount_setattr, quotactl_fd, open_tree_attr (asm-generic/unistd.h).
+_NOT_FOR_A_DISK = (
+    "socket", "fork", "vfork", "ptrace", "personality", "pivot_root", "chroot", "mount", "umount2",
+    "swapon", "reboot", "init_module", "delete_module", "quotactl", "kexec_load", "add_key",
+    "request_key", "keyctl", "unshare", "perf_event_open", "name_to_handle_at",
+    "open_by_handle_at", "setns", "process_vm_readv", "process_vm_writev", "finit_module",
+    "kexec_file_load", "bpf", "execveat", "userfaultfd", "io_uring_setup",
+    *range(428, 434), 442, 443, 467,
+)  # fmt: skip
+# seccomp.h of libseccomp: actions, the answer to other architectures' calls, a masked comparison
+_SCMP_ALLOW, _SCMP_ERRNO, _SCMP_KILL_PROCESS = 0x7FFF0000, 0x00050000, 0x80000000
+_SCMP_FLTATR_ACT_BADARCH, _SCMP_CMP_MASKED_EQ = 2, 7
 # Same numbers on every architecture (asm-generic/unistd.h)
 SYS_OPEN_TREE, SYS_PIDFD_GETFD, SYS_MOUNT_SETATTR = 428, 438, 442
 AT_EMPTY_PATH, AT_RECURSIVE, OPEN_TREE_CLONE = 0x1000, 0x8000, 1
@@ -112,15 +108,12 @@ class _Denied(_Step):
     """The user's own fault."""
 
 
-class _Filter(ctypes.Structure):
+class _Comparison(ctypes.Structure):
+    """Of an argument of a system call: ``struct scmp_arg_cmp`` of libseccomp."""
+
     _fields_ = (
-        ("code", ctypes.c_ushort), ("jt", ctypes.c_ubyte), ("jf", ctypes.c_ubyte),
-        ("k", ctypes.c_uint32),
+        ("arg", ctypes.c_uint), ("op", ctypes.c_int), ("a", ctypes.c_uint64), ("b", ctypes.c_uint64)
     )  # fmt: skip
-
-
-class _Program(ctypes.Structure):
-    _fields_ = (("len", ctypes.c_ushort), ("filter", ctypes.POINTER(_Filter)))
 
 
 def _checked(result: int, what: str) -> int:
@@ -146,63 +139,54 @@ def _mount(source: str, target: str, kind: bytes | None, flags: int) -> None:
     _checked(result, f"mount on {target}")
 
 
-def answer_calls(answers: Mapping[int, int], more: Iterable[_Filter] = ()) -> None:
+def answer_calls(answers: Iterable[tuple[str | int, int, tuple[_Comparison, ...]]]) -> None:
     """Have system calls do nothing but return an errno (0: success), here and in what is executed.
 
-    ``answers``: number of the call to errno. ``more``: what is asked of all other calls, their
-    number in A. Raises OSError; KeyError for an unknown machine.
+    ``answers``: the call, its errno, and what must be so of its arguments. By libseccomp, which
+    also sets no_new_privs, and without which there is no QEMU. Another architecture's calls, and
+    x32's, kill. Raises OSError.
     """
-    table = [
-        filter_
-        for number, answer in answers.items()
-        for filter_ in (
-            _Filter(0x15, 0, 1, number),
-            _Filter(0x06, 0, 0, 0x00050000 | answer),  # SECCOMP_RET_ERRNO
-        )
-    ]
-    code = (
-        _Filter(0x20, 0, 0, 4),  # A = seccomp_data.arch
-        _Filter(0x15, 1, 0, AUDIT_ARCH[os.uname().machine]),  # this machine's: go on
-        _Filter(0x06, 0, 0, 0x80000000),  # any other: SECCOMP_RET_KILL_PROCESS
-        _Filter(0x20, 0, 0, 0),  # A = seccomp_data.nr
-        _Filter(0x35, 0, 1, 0x40000000),  # the same calls by the numbers of x32
-        _Filter(0x06, 0, 0, 0x80000000),
-        *table,
-        *more,
-        _Filter(0x06, 0, 0, 0x7FFF0000),  # SECCOMP_RET_ALLOW
-    )
-    filters = (_Filter * len(code))(*code)
-    program = _Program(len(code), filters)
-    prctl(PR_SET_NO_NEW_PRIVS, 1)
-    result = _libc.prctl(
-        ctypes.c_int(PR_SET_SECCOMP), ctypes.c_ulong(SECCOMP_MODE_FILTER), ctypes.byref(program)
-    )
-    _checked(result, "seccomp filter")
+    library = ctypes.CDLL("libseccomp.so.2")
+    library.seccomp_init.restype = ctypes.c_void_p
+    made = ctypes.c_void_p(library.seccomp_init(ctypes.c_uint32(_SCMP_ALLOW)))
+    kill = ctypes.c_uint32(_SCMP_KILL_PROCESS)
+    failed = library.seccomp_attr_set(made, _SCMP_FLTATR_ACT_BADARCH, kill)
+    for call, answer, wanted in answers:
+        number = call if isinstance(call, int) else _number(library, call)
+        action, array = ctypes.c_uint32(_SCMP_ERRNO | answer), (_Comparison * len(wanted))(*wanted)
+        arguments = (made, action, number, len(wanted), array)
+        failed = failed or library.seccomp_rule_add_array(*arguments)
+    failed = failed or library.seccomp_load(made)
+    if failed:
+        raise OSError(-failed, f"seccomp filter: {os.strerror(-failed)}")
+
+
+def _number(library: ctypes.CDLL, call: str) -> int:
+    """Return a system call's number: below -1 if this architecture has none (fork of aarch64)."""
+    number = int(library.seccomp_syscall_resolve_name(call.encode()))
+    if number == -1:
+        raise OSError(errno.ENOSYS, f"seccomp filter: libseccomp knows no {call}")
+    return number
 
 
 def ignore_setgroups() -> None:
     """Make setgroups(2) succeed without effect in this process and all that it executes.
 
     virtiofsd drops its supplementary groups at its start; the user's files in directories of
-    such a group would become unreachable. Raises OSError; KeyError for an unknown machine.
+    such a group would become unreachable. Raises OSError.
     """
-    answer_calls({SETGROUPS[os.uname().machine]: 0})
+    answer_calls([("setgroups", 0, ())])
 
 
 def refuse_what_serves_no_disk() -> None:
     """Leave the storage daemon, which parses what its guest sends, files, memory and threads.
 
-    Raises OSError; KeyError for an unknown machine.
+    Raises OSError.
     """
-    calls = (*_NOT_FOR_A_DISK[os.uname().machine], _IO_URING_SETUP, *_MOUNTS)
-    refused = {number: errno.EPERM for number in calls if number >= 0}
-    threads_alone = (
-        _Filter(0x15, 0, 3, CLONE[os.uname().machine]),
-        _Filter(0x20, 0, 0, 16),  # A = seccomp_data.args[0], the flags
-        _Filter(0x45, 1, 0, CLONE_THREAD),
-        _Filter(0x06, 0, 0, 0x00050000 | errno.EPERM),
-    )
-    answer_calls({**refused, _CLONE3: errno.ENOSYS}, threads_alone)  # glibc then takes clone(2)
+    no_thread = _Comparison(0, _SCMP_CMP_MASKED_EQ, CLONE_THREAD, 0)  # flags & CLONE_THREAD == 0
+    refused = [(call, errno.EPERM, ()) for call in _NOT_FOR_A_DISK]
+    clone = (("clone", errno.EPERM, (no_thread,)), ("clone3", errno.ENOSYS, ()))
+    answer_calls([*refused, *clone])  # without clone3 glibc takes clone(2)
 
 
 def _capset(numbers: Iterable[int]) -> None:
