@@ -19,7 +19,6 @@ LEVELS = {
     "QUIET": QUIET,
 }
 ALL = "ALL"
-VARIABLE = "VTORQUE_LOG"  # for unprivileged commands only; root's hooks clear their environment
 _COMPONENT = re.compile(r"[a-z][a-z0-9-]{0,60}", re.ASCII)
 _MOST = 20  # components of one text
 _MAX_TEXT = 1024

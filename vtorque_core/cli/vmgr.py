@@ -16,7 +16,15 @@ _COMMANDS = (
 )
 
 
-@click.group(cls=LazyGroup, lazy=_COMMANDS, context_settings=HELP)
+_ELSEWHERE = {
+    "logs": "vtorque-joblog",
+    "report": "vtorque-report",
+    "ssh": "vtorque-linux-guest",
+    "console": "vtorque-linux-guest",
+}
+
+
+@click.group(cls=LazyGroup, lazy=_COMMANDS, elsewhere=_ELSEWHERE, context_settings=HELP)
 @config_option
 @click.version_option(package_name="vtorque-core", prog_name="vmgr")
 @click.pass_context

@@ -19,7 +19,6 @@ from vtorque_core.base.names import CONFIG_PATH
 from vtorque_core.images.pool import ramdisk_mib, select
 from vtorque_core.site.config import Site
 from vtorque_core.site.load import load
-from vtorque_core.site.log_stderr import debug
 from vtorque_core.site.option_limits import Limits, effective_default, shown
 from vtorque_core.site.plugins import Plugins
 from vtorque_core.site.policy import check_share, decide, needs
@@ -76,12 +75,10 @@ def submit(argv: Sequence[str]) -> int:
         return submitter.submit(args, None, None)
     request = make_request(pairs, plugins.options(), args.shell)
     wanted = decide(request, site, plugins)
-    debug("vsub", "%s: batch system %s, asked for: %s", site.path, site.batch.system, pairs)
     image = visible_image(wanted, site)
     if image is not None:
         check_script(plugins.guest_type(image.guest_type), args.content, image)
     needed = needs(wanted, site, plugins, disk_in_memory(wanted, image))
-    debug("vsub", "on each node: %d CPUs, %d MiB", needed.cpus, needed.mib)
     check_share(needed, args.vcpus_given, args.mib_given)
     if DRY_RUN in argv:
         from vtorque_core.cli.dry_run import show  # noqa: PLC0415

@@ -12,7 +12,6 @@ from typing import Any
 from vtorque_core.api.host_topology import Topology
 from vtorque_core.base.names import Paths
 from vtorque_core.base.record import dataclass
-from vtorque_core.live import changes
 from vtorque_core.plan.placement import ledger, node_hardware
 from vtorque_core.plan.placement.ledger import Resized
 from vtorque_core.plan.placement.node_hardware import ask_qemu
@@ -66,16 +65,6 @@ def guests_with(paths: Paths, use: str) -> list[GuestCores]:
                     )
                 )
     return found
-
-
-def journal_events(paths: Paths) -> int:
-    """Return a non-blocking descriptor that is readable when a journal has changed (inotify(7)).
-
-    What is read from it says nothing but that; look again with :func:`guests_with`.
-    """
-    descriptor = changes.events()
-    changes.watch(descriptor, paths.journal)
-    return descriptor
 
 
 def resize(

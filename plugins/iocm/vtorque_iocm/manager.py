@@ -20,7 +20,7 @@ from pathlib import Path
 
 from vtorque_core.api import HostFault, Paths
 from vtorque_core.api.vcpu_threads import process_of
-from vtorque_core.live import cores
+from vtorque_core.live import changes, cores
 from vtorque_core.live.cores import GuestCores
 from vtorque_core.live.node_process import begin
 from vtorque_iocm import irqs, threads
@@ -140,7 +140,8 @@ class Loop:
 
     def serve(self) -> None:
         """Manage until killed."""
-        events = cores.journal_events(self.paths)
+        events = changes.events()
+        changes.watch(events, self.paths.journal)
         self.look()
         while True:
             with contextlib.suppress(BlockingIOError):

@@ -11,7 +11,7 @@ from vtorque_core.api.daemon_process import Process
 from vtorque_core.api.values import hookimpl
 from vtorque_core.base.locks import lock_holder
 from vtorque_core.base.names import JobAttempt
-from vtorque_core.live.cores import journal_events
+from vtorque_core.live import changes
 from vtorque_core.node.end.teardown import teardown
 from vtorque_core.records.journal import Journal
 from vtorque_core.records.reading import JobHeader
@@ -78,7 +78,8 @@ def test_a_killed_one_is_started_again_by_the_next_job(paths, manager):
 
 def test_a_manager_is_woken_by_a_change_of_a_journal(paths, manager):
     paths.journal.mkdir(parents=True)
-    events = journal_events(paths)
+    events = changes.events()
+    changes.watch(events, paths.journal)
     try:
         with pytest.raises(BlockingIOError):
             os.read(events, 4096)
@@ -86,8 +87,8 @@ def test_a_manager_is_woken_by_a_change_of_a_journal(paths, manager):
         assert os.read(events, 4096)
         end(paths, journal)
         assert os.read(events, 4096)
+        paths.journal.rmdir()
+        with pytest.raises(OSError, match="cannot watch"):
+            changes.watch(events, paths.journal)
     finally:
         os.close(events)
-    paths.journal.rmdir()
-    with pytest.raises(OSError, match="cannot watch"):
-        journal_events(paths)

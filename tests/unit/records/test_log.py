@@ -3,8 +3,6 @@
 import json
 import logging
 import os
-import subprocess
-import sys
 import threading
 import time
 import types
@@ -411,18 +409,6 @@ def test_a_job_shell_whose_error_output_nobody_reads_ends(paths, monkeypatch):
 
 
 # -- what users and sites may ask for -------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("value", "shown"), [("debug", True), ("core:info", False), ("boot:debug", False)]
-)
-def test_the_variable_has_a_users_command_say_more(value, shown):
-    program = "from vtorque_core.site.log_stderr import debug; debug('vsub', 'a %s', '\\x1b')"
-    done = subprocess.run(
-        [sys.executable, "-c", program], env={**os.environ, "VTORQUE_LOG": value},
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert done.stderr == ("DEBUG vtorque_core.vsub: a \\x1b\n" if shown else "")
 
 
 def granted(text, config=""):

@@ -23,14 +23,12 @@ from typing import TYPE_CHECKING
 
 from vtorque_core.api.batch_system import JobShell, Started
 from vtorque_core.api.guest_driver import GuestDied, Script, Streams
-from vtorque_core.api.log_levels import VARIABLE
 from vtorque_core.base import errors
 from vtorque_core.base.errors import HostFault, Refused, UsageError, VtorqueError, printable
 from vtorque_core.base.names import Paths
 from vtorque_core.node.shell import proof as proofs
 from vtorque_core.node.shell.log_shown import ShownLog
 from vtorque_core.node.shell.proof import Proof
-from vtorque_core.site.log_stderr import debug, set_up
 
 if TYPE_CHECKING:
     from vtorque_core.site.plugins import Plugins
@@ -112,12 +110,9 @@ def run_job(
     shown = ShownLog(paths, functools.partial(_say, streams))
     begun: list[Proof] = []
     try:
-        _set_up_log(streams)
         job = shell.started(argv, environ, streams.stdin)
-        debug("jobshell", "job %s waits for its guests", job.job_id)
         show = shown.start if job.script is not None else _ignore
         ready = _await_proof(paths, job.job_id, owner_uid, show, meanwhile)
-        debug("jobshell", "%d guests of type %s are ready", len(ready.guests), ready.guest_type)
         for line in ready.detail:
             _say(streams, f"warning: {printable(line, 2000)}")
         if job.nodes > 1:
@@ -142,14 +137,6 @@ def run_job(
     if after is not None and begun:
         after(begun[0], code)
     return code
-
-
-def _set_up_log(streams: Streams) -> None:
-    try:
-        set_up()
-    except UsageError as error:  # no reason not to run the job
-        os.environ.pop(VARIABLE)
-        _say(streams, f"warning: {error}")
 
 
 def _ignore(_: Proof) -> None:
