@@ -4,6 +4,7 @@ The fake ssh runs each node's command on this host, with that node's config and 
 """
 
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -80,6 +81,11 @@ def test_all_nodes_get_the_same_secret_and_a_running_job_keeps_its(cluster, tmp_
     assert 'system = "local"' not in (tmp_path / "n1" / "vtorque.toml").read_text()
     log = (tmp_path / "log").read_bytes()
     assert secrets[0].read_bytes() not in log
+    secrets[2].write_bytes(b"a third" * 10)
+    done = cluster("doctor")
+    assert done.returncode == 1
+    told = re.findall(r"^(\S+):\n  site secret is not as on the other", done.stdout, re.MULTILINE)
+    assert sorted(told) == ["n2", "n[1,3]"], done.stdout + done.stderr
     done = cluster("uninstall", "--purge")
     assert done.returncode == 0, done.stdout
     assert not any(path.exists() for path in secrets[1:])

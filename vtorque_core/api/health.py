@@ -8,6 +8,8 @@ from typing import Literal
 from vtorque_core.api.node_job import Site
 from vtorque_core.base.record import dataclass
 
+ALIKE = "alike on all nodes"  # the check whose lines say what must be the same: ``what: value``
+
 
 @dataclass(frozen=True)
 class HealthResult:

@@ -7,6 +7,7 @@ all others' guests away, and quotas would count what it writes for nobody.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import pwd
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -53,6 +54,15 @@ def of_user(name: str, uid: int, base: int, tables: Sequence[Path] = TABLES) -> 
         raise HostFault(f"{_KEY} + uid {uid} is {found}: more than {MAX_ID}, the largest id")
     require_nobodys(found, f"{_KEY} + uid {uid} is {found}", tables)
     return found
+
+
+def rule(base: int, tables: Sequence[Path] = TABLES) -> str:
+    """Return how users get theirs: the same text on all nodes where they are the same."""
+    if base:
+        return f"{base} + uid"
+    lines = sorted(f"{number} {line}" for number, t in enumerate(tables) for line in ranges(t))
+    digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()
+    return f"{' and '.join(map(str, tables))} ({digest[:16]})"
 
 
 def require_nobodys(found: int, said: str, tables: Sequence[Path] = TABLES) -> None:

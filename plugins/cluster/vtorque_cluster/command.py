@@ -1,4 +1,4 @@
-"""``vtorque cluster``, which sets up many nodes by ssh, and ``vmgr images sync``. As root."""
+"""``vtorque cluster``: many nodes set up and examined by ssh; ``vmgr images sync``. As root."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def _fanout(default: int) -> Callable[..., Any]:
     return click.option("--fanout", type=kind, default=default, show_default=True, help=said)
 
 
-@click.group(short_help="Prepare many nodes, or take them back, by ssh.")
+@click.group(short_help="Prepare many nodes, examine them, or take them back, by ssh.")
 def cluster() -> None:
-    """Run vtorque setup on many nodes at once, by ssh.
+    """Run vtorque setup, or doctor, on many nodes at once, by ssh.
 
     Exit code 0 when all nodes are done: call it again for the rest.
     """
@@ -73,6 +73,33 @@ def uninstall(nodes: str, config: Path | None, fanout: int, purge: bool) -> None
     """Run vtorque setup uninstall on the nodes. Those on which jobs run refuse it."""
     words = ["uninstall", *(["--purge"] if purge else [])]
     _setup(nodes, words, config, b"", fanout, show_all=False)
+
+
+@cluster.command()
+@_NODES
+@_CONFIG
+@_fanout(64)
+def doctor(nodes: str, config: Path | None, fanout: int) -> None:
+    """Run vtorque doctor on the nodes, and compare what must be the same on all of them.
+
+    That is the site secret and users' subordinate ids. What failed is told once for all nodes with
+    the same message; exit code 1 if anything has.
+    """
+    from vtorque_cluster import on_nodes  # noqa: PLC0415 - ClusterShell
+    from vtorque_cluster.examined import wrong  # noqa: PLC0415
+
+    place = ["--config", str(config.absolute())] if config else []
+    argv, names = [_program("vtorque"), "doctor", "--json", *place], on_nodes.nodes_of(nodes)
+    found = wrong(_run(names, argv, b"", fanout, on_nodes.COMMAND_TIMEOUT, on_nodes.WHOLE))
+    for what, where in found.items():
+        click.echo(f"{on_nodes.fold(where)}:")
+        for line in what.split("\n"):
+            click.echo(f"  {printable(line, 1000)}")
+    bad = {name for where in found.values() for name in where}
+    failed = f"; failed: {on_nodes.fold(sorted(bad))}" if bad else ""
+    click.echo(f"{len(names) - len(bad)} of {len(names)} nodes well{failed}")
+    if bad:
+        sys.exit(EXIT_FAILED)
 
 
 def _site_secret(paths: Paths) -> bytes:
@@ -164,7 +191,12 @@ def _program(name: str) -> str:
 
 
 def _run(
-    names: Sequence[str], argv: list[str], stdin: bytes, fanout: int, seconds: float
+    names: Sequence[str],
+    argv: list[str],
+    stdin: bytes,
+    fanout: int,
+    seconds: float,
+    most: int | None = None,
 ) -> list[Answer]:
     """Run a command on the nodes, each told as it ends."""
     from vtorque_cluster import on_nodes  # noqa: PLC0415 - ClusterShell
@@ -179,7 +211,7 @@ def _run(
             said = {0: "done", None: "no answer in time"}.get(code, f"failed, exit code {code}")
             tell(f"{count}/{len(names)} {node}: {said}")
 
-        return on_nodes.run(names, argv, stdin, fanout, ended, seconds)
+        return on_nodes.run(names, argv, stdin, fanout, ended, seconds, most or on_nodes.LINES)
 
 
 def _conclude(answers: Sequence[Answer], *, show_all: bool = False) -> None:

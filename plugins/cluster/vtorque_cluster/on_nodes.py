@@ -17,7 +17,8 @@ from vtorque_core.api import UsageError, dataclass
 
 CONNECT_TIMEOUT = 10.0  # seconds for ssh to get through to a node
 COMMAND_TIMEOUT = 600.0  # seconds for the command on one node
-_LINES = 20  # of one node's output are shown
+LINES = 20  # of one node's output are shown
+WHOLE = 100_000  # lines: where it is read, not shown
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,7 @@ def run(
     fanout: int,
     ended: Callable[[str, int | None], None],
     seconds: float = COMMAND_TIMEOUT,
+    most: int = LINES,
 ) -> list[Answer]:
     """Run ``argv`` on each node; return what they said, equal answers together, failures first.
 
@@ -77,6 +79,7 @@ def run(
         fanout: how many nodes at a time.
         ended: called with each node and its exit code (None: time-out) as it ends.
         seconds: for the command on one node.
+        most: how many lines of what a node says are kept, the last ones.
     """
     codes: dict[str, int | None] = dict.fromkeys(nodes)
     lines: dict[str, list[str]] = {node: [] for node in nodes}
@@ -110,19 +113,21 @@ def run(
     task.resume()
     # Steps that were done before differ; what failed is often the same.
     told = {n: lines[n] if codes[n] == 0 or not errors[n] else errors[n] for n in codes}
-    return together(codes, told)
+    return together(codes, told, most)
 
 
-def together(codes: Mapping[str, int | None], lines: Mapping[str, Sequence[str]]) -> list[Answer]:
+def together(
+    codes: Mapping[str, int | None], lines: Mapping[str, Sequence[str]], most: int = LINES
+) -> list[Answer]:
     """Return what nodes have said, equal answers together, failures first.
 
     Args:
         codes: each node's exit code; None: its time was up.
-        lines: what each has said.
+        lines: what each has said; ``most`` of them are kept.
     """
     alike: dict[tuple[int | None, str], list[str]] = {}
     for node, code in codes.items():
-        text = "\n".join(lines[node][-_LINES:])
+        text = "\n".join(lines[node][-most:])
         alike.setdefault((code, text), []).append(node)
     answers = [Answer(fold(nodes), len(nodes), code, text) for (code, text), nodes in alike.items()]
     return sorted(answers, key=lambda answer: (answer.ok, answer.nodes))

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from vtorque_core.base.errors import HostFault
-from vtorque_core.plan.subordinate_ids import MAX_ID, of_user
+from vtorque_core.plan.subordinate_ids import MAX_ID, of_user, rule
 
 
 @pytest.fixture
@@ -49,3 +49,14 @@ def test_ids_of_others_are_refused(tables, base, uid, why):
 def test_a_real_users_uid_is_refused(tables):
     with pytest.raises(HostFault, match="the uid of "):
         of_user("u", os.getuid() + 65533 if os.getuid() == 0 else 1, 1, tables)
+
+
+def test_nodes_can_tell_whether_they_agree(tables):
+    assert rule(7, tables) == "7 + uid"
+    one = rule(0, tables)
+    tables[0].write_text("1007:200000:65536\nada:100000:65536\n")
+    assert rule(0, tables) == one, "in whatever order"
+    tables[1].write_text("1007:200000:65536\n")
+    assert rule(0, tables) != one
+    tables[0].rename(tables[1])
+    assert rule(0, tables) != one

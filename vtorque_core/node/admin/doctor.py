@@ -12,10 +12,12 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+from vtorque_core.api import health
 from vtorque_core.api.health import HealthResult
 from vtorque_core.api.setup_steps import Check
 from vtorque_core.base import children, hypervisor, kvm, trust
 from vtorque_core.base.errors import HostFault, VtorqueError
+from vtorque_core.base.names import derive
 from vtorque_core.base.record import dataclass
 from vtorque_core.node.admin import doctor_images, setup_batch
 from vtorque_core.node.admin.doctor_images import failed, ok, warning
@@ -59,6 +61,7 @@ def examine(site: Site, plugins: Plugins, user: str | None = None) -> Iterator[F
         ("image pool", doctor_images.check_pool),
         ("image cache", doctor_images.check_cache),
         ("shares", check_shares),
+        (health.ALIKE, check_alike),
         ("directories", check_directories),
         ("tools", check_tools),
         ("batch system", lambda s: check_batch(s, plugins)),
@@ -230,6 +233,16 @@ def check_shares(site: Site) -> Iterator[HealthResult]:
                     f"{owner}'s range of {table} reaches beyond [node] subordinate_ids {base}",
                     "choose a number that is larger than all ids there",
                 )
+
+
+def check_alike(site: Site) -> Iterator[HealthResult]:
+    """Say what must be the same on all nodes; ``vtorque cluster doctor`` compares. Root's."""
+    if os.geteuid() != 0:
+        return
+    yield ok(f"subordinate ids: {subordinate_ids.rule(site.node.subordinate_ids)}")
+    if site.paths.secret.exists():
+        digest = derive(site.paths.secret.read_bytes(), "doctor", length=8).hex()  # tells nothing
+        yield ok(f"site secret: {digest}")
 
 
 def check_directories(site: Site) -> Iterator[HealthResult]:

@@ -1,0 +1,55 @@
+"""``vtorque cluster doctor``: what is told of many nodes' answers."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from vtorque_cluster.examined import wrong
+from vtorque_cluster.on_nodes import Answer
+from vtorque_core.api.health import ALIKE
+
+
+def said(*lines: tuple[str, ...]) -> str:
+    keys = ("check", "status", "message", "fix")
+    return json.dumps([dict(zip(keys, (*line, ""), strict=False)) for line in lines])
+
+
+def test_what_failed_is_told_once_for_all_nodes_it_failed_on() -> None:
+    full = ("image pool", "failed", "no room", "remove images")
+    fine = ("KVM", "ok", "works")
+    answers = [
+        Answer("n[1,3]", 2, 1, said(full, fine)),
+        Answer("n2", 1, 1, said(("KVM", "failed", "none"), full)),
+        Answer("n4", 1, 0, said(fine, ("libvirt", "warning", "old"))),
+        Answer("m7", 1, 255, "ssh: no route to host"),
+        Answer("m8", 1, None, ""),
+    ]
+    assert wrong(answers) == {
+        "image pool: no room\n-> remove images": ["n1", "n3", "n2"],
+        "KVM: none": ["n2"],
+        "ssh: no route to host": ["m7"],
+        "no answer in time": ["m8"],
+    }
+
+
+def test_what_must_be_alike_is_compared() -> None:
+    alike = ("subordinate ids: 2147000000 + uid", "site secret: 00ff")
+    others = ("subordinate ids: 2147000000 + uid", "site secret: 1234")
+    answers = [
+        Answer(nodes, 2, 0, said(*((ALIKE, "ok", line) for line in lines)))
+        for nodes, lines in (("n[1-2]", alike), ("n[3-4]", others))
+    ]
+    assert wrong(answers[:1]) == {}
+    assert wrong(answers) == {
+        "site secret is not as on the other nodes: 00ff": ["n1", "n2"],
+        "site secret is not as on the other nodes: 1234": ["n3", "n4"],
+    }
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", '[{"check": 1}]', "{}", "null"])
+def test_an_answer_that_is_none_is_shown(text: str) -> None:
+    found = wrong([Answer("n1", 1, 0, text)])
+    assert found in ({text or "no output": ["n1"]}, {})
+    assert (found == {}) == (text == "{}")

@@ -1,0 +1,49 @@
+"""What ``vtorque doctor --json`` has said on many nodes: what failed, and what is not alike."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from vtorque_cluster.on_nodes import Answer, nodes_of
+from vtorque_core.api.health import ALIKE
+
+Found = dict[str, list[str]]
+"""What is wrong to the nodes of which it is."""
+
+
+def wrong(answers: Iterable[Answer]) -> Found:
+    """Return what is wrong on which nodes, in the order of the answers. Pure."""
+    found: Found = {}
+    alike: dict[str, Found] = {}
+    for answer in answers:
+        names = nodes_of(answer.nodes)
+        findings = _findings(answer.text)
+        if findings is None:
+            said = answer.text or "no output"
+            found.setdefault("no answer in time" if answer.code is None else said, []).extend(names)
+            continue
+        for check, status, message, fix in findings:
+            if check == ALIKE and status == "ok":
+                what, _, value = message.partition(": ")
+                alike.setdefault(what, {}).setdefault(value, []).extend(names)
+            elif status == "failed":
+                said = f"{check}: {message}" + (f"\n-> {fix}" if fix else "")
+                found.setdefault(said, []).extend(names)
+    for what, values in alike.items():
+        if len(values) > 1:
+            for value, names in values.items():
+                found[f"{what} is not as on the other nodes: {value}"] = names
+    return found
+
+
+def _findings(text: str) -> list[tuple[str, str, str, str]] | None:
+    """Return check, status, message and fix of each line; None if it is no doctor's answer."""
+    keys = ("check", "status", "message", "fix")
+    try:
+        answer: list[dict[str, Any]] = json.loads(text)
+        found = [tuple(str(line[key]) for key in keys) for line in answer]
+    except (ValueError, KeyError, TypeError):
+        return None
+    return [(a, b, c, d) for a, b, c, d in found]
