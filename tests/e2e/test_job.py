@@ -100,6 +100,7 @@ def test_keep_leaves_the_guest_until_the_job_is_ended(clean):
     ended.unlink()
     err = clean.home / "err"
     clean.wait_for(lambda: b"keep=true" in err.read_bytes(), what="the notice")
+    assert f"(vmgr ssh {job}, vmgr cancel {job})".encode() in err.read_bytes()
     assert clean.state_of(job) == "R"
     assert b"READY" not in clean.root("vmgr", "logs", "--console", job).stdout
     assert clean.as_user("vmgr", "logs", "--console", job, check=False).returncode == 2

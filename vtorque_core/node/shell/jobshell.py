@@ -334,7 +334,7 @@ def _keep(ready: Proof, code: int, streams: Streams) -> None:
     _say(
         streams,
         f"the script has ended with {code}; keep=true: its guests stay until the job is ended "
-        f"(vmgr ssh {ready.job}, vmgr cancel {ready.job})",
+        f"(vmgr ssh {ready.job.id}, vmgr cancel {ready.job.id})",
     )
     signal.sigwait(ending)
 
