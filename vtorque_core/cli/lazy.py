@@ -72,9 +72,15 @@ class LazyGroup(click.Group):
             except VtorqueError as error:
                 ctx.meta[_BAD] = error
                 return {}
-            found = [c.item for c in plugins.each("vtorque_commands") if c.error is None]
-            commands = [each.load() for each in found if each.program.split()[-1] == self.name]
-            ctx.meta[known] = {command.name or "": command for command in commands}
+            ctx.meta[known] = {}
+            for each in plugins.each("vtorque_commands"):
+                if each.error is not None or each.item.program.split()[-1] != self.name:
+                    continue
+                try:
+                    command = each.item.load()
+                    ctx.meta[known][command.name or ""] = command
+                except Exception as error:  # anybody's module
+                    click.echo(f"a command of plugin {each.plugin} is left out: {error}", err=True)
         there: dict[str, click.Command] = ctx.meta[known]
         return there
 

@@ -92,6 +92,10 @@ def test_a_plugins_command_is_listed_and_runs(call, tmp_path):
     assert "List the Acme cards." in call("vmgr", "-h").stdout
     assert call("vmgr", "cards").stdout == "two cards\n"
     assert "cards" not in call("vtorque", "-h").stdout
+    (tmp_path / "acme_cards.py").write_text(ACME.replace("import click", "import acme_lost"))
+    done = call("vmgr", "logs", "-h")
+    assert done.returncode == 0 and "Show the log" in done.stdout, "others' commands are there"
+    assert "a command of plugin acme is left out: No module named 'acme_lost'" in done.stderr
 
 
 @pytest.mark.parametrize("form", sparing.each(2, ["--config={}", "--config {}"]))
