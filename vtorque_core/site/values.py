@@ -14,6 +14,7 @@ from vtorque_core.base.errors import printable
 from vtorque_core.base.sizes import duration, show_mib, size_mib
 from vtorque_core.base.suggest import hint
 
+_MOST = 1e300  # an int can be more than a float has
 _WORDS = {bool: "true or false", int: "a whole number", str: "text in quotes", Path: "a path"}
 
 
@@ -44,7 +45,8 @@ def convert(kind: Any, value: Any, unit: str | None = None) -> Any:  # noqa: PLR
     if origin is not None and issubclass(origin, Mapping):
         if not isinstance(value, dict):
             raise _not(value, "a table")
-        return {key: convert(get_args(kind)[1], item, unit) for key, item in value.items()}
+        of_key, of_item = get_args(kind)
+        return {convert(of_key, k): convert(of_item, item, unit) for k, item in value.items()}
     if dataclasses.is_dataclass(kind):
         return _nested(typing.cast("type[Any]", kind), value)
     return _plain(kind, value)
@@ -114,7 +116,7 @@ def _plain(kind: Any, value: Any) -> Any:
     if kind is Any:
         return value
     if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
-        if not math.isfinite(value):
+        if not abs(value) <= _MOST:
             raise _not(value, "a finite number")
         return float(value)
     if kind is Path and isinstance(value, str):

@@ -112,6 +112,9 @@ class Proof:
             if missing:
                 raise ValueError(f"it has no {', '.join(sorted(missing))}")
             proof: Proof = convert(cls, document)
+            whose = (proof.job.uid, proof.job.attempt, proof.starter, proof.namespace)
+            if min(*whose, proof.grace, proof.deadline, *(g.rank for g in proof.guests)) < 0:
+                raise ValueError("has a number below 0")
             if set(proof.files) - set(USER_FILES):
                 raise ValueError("files has an unknown name")
         except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
