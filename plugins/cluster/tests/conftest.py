@@ -1,5 +1,7 @@
 """What the tests of many nodes begin with: one machine is the pool's host and every node."""
 
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,8 +11,13 @@ from vtorque_core.live.images import Places
 
 
 @pytest.fixture
-def places(tmp_path: Path) -> Places:
-    """Return an empty pool, a cache that is to be made, and a node that has no directories yet."""
-    pool = tmp_path / "pool"
-    pool.mkdir(mode=0o755)
-    return Places(pool, tmp_path / "node/cache", Paths(tmp_path / "state", tmp_path / "run"))
+def places() -> Iterator[Places]:
+    """Give an empty pool, a cache that is to be made, and a node that has no directories yet.
+
+    All can search the directory, unlike pytest's own.
+    """
+    with tempfile.TemporaryDirectory(prefix="vtorque-") as name:
+        top = Path(name)
+        top.chmod(0o755)
+        (top / "pool").mkdir(mode=0o755)
+        yield Places(top / "pool", top / "node/cache", Paths(top / "state", top / "run"))

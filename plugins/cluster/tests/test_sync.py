@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pwd
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,7 +22,7 @@ from vtorque_core.images.pool import describe, list_images, lookup
 from vtorque_core.live.images import Places
 from vtorque_core.node.admin import doctor_images
 from vtorque_core.site.config import Site
-from vtorque_core.site.schema import Images, Node
+from vtorque_core.site.schema import Images
 
 MIB = 1 << 20
 Send = Callable[..., Synced]
@@ -230,8 +229,7 @@ def test_a_node_that_cannot_be_reached_is_told(places: Places, tmp_path: Path) -
 @pytest.fixture
 def examined(pool: Path, cache: Path) -> Examine:
     """Return what doctor says of the cache: status, message, fix."""
-    me = pwd.getpwuid(os.geteuid()).pw_name
-    site = Site(images=Images(pool=pool, cache=str(cache)), node=Node(qemu_user=me))
+    site = Site(images=Images(pool=pool, cache=str(cache)))
     return lambda: [(r.status, r.message, r.fix) for r in doctor_images.check_cache(site)]
 
 
@@ -294,12 +292,14 @@ def test_doctor_tells_of_a_full_disk_and_files_that_qemu_cannot_read(
     sent()
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=5 * MIB))
     assert examined()[-1][:2] == ("warning", f"{cache}: 5 MiB free")
-    other = Site(images=Images(pool=pool, cache=str(cache)), node=Node(qemu_user="daemon"))
     blocked = cache / "one"
     blocked.chmod(0o700)
-    results = [r for r in doctor_images.check_cache(other) if r.status == "failed"]
-    assert results, "a directory of the cache is closed"
-    assert all("daemon cannot reach" in r.message for r in results)
+    results = [found for found in examined() if found[0] == "failed"]
+    assert len(results) == 2, "the image's files; a directory of the cache is closed"
+    for status, message, fix in results:
+        assert message.startswith("QEMU cannot reach ")
+        assert message.endswith(f": {blocked} has mode drwx------")
+        assert (status, fix) == ("failed", f"chmod o+rX {blocked}")
 
 
 def test_doctor_takes_a_node_that_has_only_the_cache(pool: Path, cache: Path, sent: Send) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pwd
 import shutil
 import stat
 from collections.abc import Iterable, Iterator
@@ -51,7 +50,7 @@ def check_pool(site: Site) -> Iterator[HealthResult]:
         yield warning(f"no image in {pool}", "vmgr images build micro micro")
         return
     yield ok(f"{len(found)} images in {pool}")
-    yield from _check_readable(found, pool, site)
+    yield from _check_readable(found, pool)
     if site.images.signers:
         yield from _check_signed(found, site)
 
@@ -105,7 +104,7 @@ def check_cache(site: Site) -> Iterator[HealthResult]:
             said = f"copy of {copy.name} is not what the pool has: jobs read the pool"
             yield warning(said, _SYNC)
     yield ok(f"{len(found)} whole copies in {cache}")
-    yield from _check_readable(found, cache, site)
+    yield from _check_readable(found, cache)
     if (free := shutil.disk_usage(cache).free >> 20) < LEAST_FREE:
         yield warning(f"{cache}: {free} MiB free", "make room for the next vmgr images sync")
 
@@ -117,27 +116,13 @@ def _same_in(pool: Path, copy: Sidecar) -> bool:
         return False
 
 
-def _check_readable(found: Iterable[Sidecar], pool: Path, site: Site) -> Iterator[HealthResult]:
-    try:
-        qemu = pwd.getpwnam(site.node.qemu_user)
-    except KeyError:
-        yield failed(f"QEMU's user {site.node.qemu_user} is unknown", "mend [node] qemu_user")
-        return
+def _check_readable(found: Iterable[Sidecar], pool: Path) -> Iterator[HealthResult]:
+    """Check that all can read images: each guest's QEMU is a user of its own."""
     for sidecar in found:
         for path in (pool / sidecar.name / sidecar.version / file for file in sidecar.files):
-            if blocked := _unreadable_for(path, qemu):
-                yield failed(
-                    f"{site.node.qemu_user} cannot reach {path}: {blocked} has mode "
-                    f"{stat.filemode(Path(blocked).stat().st_mode)}",
-                    f"chmod o+rX {blocked}",
-                )
-
-
-def _unreadable_for(path: Path, user: pwd.struct_passwd) -> Path | None:
-    for part in (*reversed(path.parents), path):
-        status = part.stat()
-        need = stat.S_IXOTH if stat.S_ISDIR(status.st_mode) else stat.S_IROTH
-        mine = status.st_uid == user.pw_uid
-        if not mine and not status.st_mode & need:
-            return part
-    return None
+            for part in (*reversed(path.parents), path):
+                mode = part.stat().st_mode
+                if not mode & (stat.S_IXOTH if stat.S_ISDIR(mode) else stat.S_IROTH):
+                    said = f"QEMU cannot reach {path}: {part} has mode {stat.filemode(mode)}"
+                    yield failed(said, f"chmod o+rX {part}")
+                    break
