@@ -141,7 +141,7 @@ def test_another_user_reaches_nothing_of_a_running_job(running):
         (("vmgr", "cancel", job), b"you have no job of that id"),
         (("vmgr", "logs", "--console", job), b"root's"),
         (("vmgr", "console", job), b"root's"),
-        (("vmgr", "ssh", job), b"of yours has no guest"),
+        (("vmgr", "ssh", job), b"nothing is kept here, or can be read"),
         (("virsh", "-c", "qemu:///system", "destroy", domain), b"error:"),
         (("virsh", "-r", "-c", "qemu:///system", "list"), b""),
     ):

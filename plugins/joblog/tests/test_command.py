@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import time
+import types
 
 import pytest
 from click.testing import CliRunner
@@ -13,6 +14,7 @@ from vtorque_core.api import kept_records
 from vtorque_core.api.log_levels import parse
 from vtorque_core.base.names import JobAttempt, Paths
 from vtorque_core.cli.vmgr import vmgr
+from vtorque_core.live import jobs, service
 from vtorque_core.records import log
 
 boot = logging.getLogger("vtorque_core.node.start.boot")
@@ -74,3 +76,20 @@ def test_it_follows_to_the_end(paths, tmp_path):
     shown = cli(paths, tmp_path, "-f", "42.srv")
     os.waitpid(pid, 0)
     assert [line[-1] for line in shown.output.splitlines()] == ["t", "0", "1", "2"]
+
+
+def test_the_console_of_a_running_guest_is_roots(paths, tmp_path, monkeypatch):
+    job = JobAttempt("42.srv", 0, "ada", os.getuid() + 1)
+    guests = [types.SimpleNamespace(index=0)]
+    running = types.SimpleNamespace(job=job, guests=guests, kept=kept_records.place(paths, job))
+    monkeypatch.setattr(jobs.Running, "jobs", lambda _: [running])
+    monkeypatch.setattr(service, "paths", lambda _: paths)  # root would believe only root's
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    place = paths.job_state(job.key) / "g0"
+    place.mkdir(parents=True)
+    (place / "console.log").write_bytes(b"login:\x1b[2J\r\n")
+    assert cli(paths, tmp_path, "--console", "42.srv").output == "login:\\x1b[2J\n"
+    other = cli(paths, tmp_path, "--console", "--guest", "1", "42.srv").exception
+    assert "has no running guest 1 on this node" in str(other)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert "is root's" in str(cli(paths, tmp_path, "--console", "42.srv").exception)

@@ -1,6 +1,7 @@
-"""``vmgr ssh``: whose guests it finds, and what it then runs."""
+"""``vmgr ssh`` and ``console``: whose guests they find, and what they then run."""
 
 import os
+import types
 
 import pytest
 from click.testing import CliRunner
@@ -8,16 +9,18 @@ from click.testing import CliRunner
 from vtorque_core.api import kept_records
 from vtorque_core.base.names import JobAttempt, Paths
 from vtorque_core.cli.vmgr import vmgr
+from vtorque_core.live import jobs, service
 
 
 @pytest.fixture
 def called(tmp_path, monkeypatch):
-    """Return what calls ``vmgr ssh``, and gives what it would have become, or its refusal."""
+    """Return what calls ``vmgr``, and gives what it would have become, or its refusal."""
     paths = Paths(tmp_path / "state", tmp_path / "run")
     paths.state.mkdir()
     job = JobAttempt("42.srv", 0, "u", os.getuid())
     guests = [{"rank": 3, "index": 1, "hostname": "vm-1"}]
-    kept_records.place(paths, job).add_facts(job="42.srv", guests=guests)
+    place = kept_records.place(paths, job)
+    place.add_facts(job="42.srv", guests=guests, phases=[])
     run_dir = paths.job_run(job.key) / "g1"
     run_dir.mkdir(parents=True)
     config = tmp_path / "vtorque.toml"
@@ -25,11 +28,11 @@ def called(tmp_path, monkeypatch):
     ran = []
     monkeypatch.setattr(os, "execvp", lambda _program, argv: ran.append(argv))
 
-    def call(*argv):
-        done = CliRunner().invoke(vmgr, ["--config", str(config), "ssh", *argv])
+    def call(*argv, command="ssh"):
+        done = CliRunner().invoke(vmgr, ["--config", str(config), command, *argv])
         return ran.pop() if ran else str(done.exception)
 
-    call.run_dir = run_dir
+    call.run_dir, call.place = run_dir, place
     return call
 
 
@@ -40,6 +43,21 @@ def test_ssh_has_the_jobs_own_client_configuration(called):
 
 
 def test_what_is_not_there_is_said(called):
-    assert "no ssh: look for" in called("42.srv", "3")
-    assert "job 42.srv of yours has no guest of rank 0" in called("42.srv")
-    assert "job 43.srv of yours has no guest" in called("43.srv", "3")
+    assert "of rank 3 offers no ssh" in called("42.srv", "3")
+    assert "of a guest of rank 0 of job 42.srv of yours" in called("42.srv")
+    assert "of a guest of rank 3 of job 43.srv of yours" in called("43.srv", "3")
+    called.place.add_facts(ended=1.0)
+    assert "job 42.srv has no guest that is ready" in called("42.srv", "3")
+
+
+def test_console_of_a_running_guest_is_roots(called, monkeypatch):
+    guest = types.SimpleNamespace(index=1, name="vt-42-vm-1", uri="qemu:///system")
+    job = types.SimpleNamespace(job=JobAttempt("42.srv", 0, "u", 1000), guests=[guest])
+    monkeypatch.setattr(jobs.Running, "jobs", lambda _: [job])
+    monkeypatch.setattr(service, "paths", lambda _: Paths())  # root would believe only root's
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    argv = called("42.srv", "--guest", "1", command="console")
+    assert argv == ["virsh", "-c", "qemu:///system", "console", "vt-42-vm-1"]
+    assert "has no running guest 0 on this node" in called("42.srv", command="console")
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert "ask your administrator" in called("42.srv", "--guest", "1", command="console")

@@ -38,14 +38,16 @@ def ssh(config: Path, job_id: str, rank: int, command: tuple[str, ...]) -> None:
     """Log in to a running guest of your job with the job's own key; host keys are checked."""
     paths = service.paths(config)
     places = kept_records.find(paths, job_id, os.getuid())
-    guests = places[-1].facts().get("guests", ()) if places else ()
-    found = [each for each in guests if each["rank"] == rank]
-    if not found:
-        raise Refused(f"job {printable(job_id)} of yours has no guest of rank {rank} on this node")
-    directory = paths.job_run(places[-1].key) / f"g{found[0]['index']}"
-    client = directory / ssh_client.CONFIG
-    if not client.exists():
+    facts = places[-1].facts() if places else {}
+    guests = [each for each in facts.get("guests", ()) if each.get("rank") == rank]
+    if not guests:
         raise Refused(
-            f"the guest of rank {rank} is not running, or offers no ssh: look for {client}"
+            f"nothing is kept here, or can be read, of a guest of rank {rank} of job "
+            f"{printable(job_id)} of yours: look on the node where it runs"
         )
-    os.execvp("ssh", ["ssh", "-F", str(client), found[0]["hostname"], *command])  # noqa: S606
+    if "phases" not in facts or "ended" in facts:  # they are kept when the guests are ready
+        raise Refused(f"job {printable(job_id)} has no guest that is ready")
+    client = paths.job_run(places[-1].key) / f"g{guests[0].get('index')}" / ssh_client.CONFIG
+    if not client.exists():
+        raise Refused(f"the guest of rank {rank} offers no ssh: there is no {client}")
+    os.execvp("ssh", ["ssh", "-F", str(client), str(guests[0].get("hostname")), *command])  # noqa: S606

@@ -204,7 +204,7 @@ def test_every_command_is_in_the_manuals():
 
 def test_the_commands_are_found():
     assert isinstance(vtorque, LazyGroup)
-    assert {"vmgr images build", "vmgr ps"} < set(commands(vmgr, "vmgr"))
+    assert {"vmgr images build", "vmgr ps", "vmgr ssh"} < set(commands(vmgr, "vmgr"))
     assert "vtorque hook" not in " ".join(commands(vtorque, "vtorque"))
 
 
