@@ -3,8 +3,11 @@
 import hashlib
 import os
 import platform
+import pwd
 
 import pytest
+
+from vtorque_core.site.schema import Node
 
 pytestmark = pytest.mark.e2e
 
@@ -124,6 +127,24 @@ def test_a_failing_vm_prologue_fails_the_job_and_shows_its_output(clean):
     assert result.code != 0
     assert b"no licence" in result.out + result.err
     assert b"script" not in result.out
+
+
+def test_what_guest_root_has_left_is_removed(clean):
+    user = pwd.getpwnam(clean.user)
+    left = clean.home / "left"
+    for path in (left / "sub" / "file", left / "kept" / "file"):
+        path.parent.mkdir(parents=True)
+        path.write_text("")
+    for path in (left, *left.rglob("*")):
+        os.chown(path, Node().subordinate_ids + user.pw_uid, Node().subordinate_ids + user.pw_uid)
+    mine = left / "kept" / "mine"
+    mine.write_text("")
+    os.chown(mine, user.pw_uid, user.pw_gid)
+    assert clean.as_user("/usr/bin/rm", "-r", left, check=False).returncode != 0
+    clean.as_user("vmgr", "clean", "left", "--", "-W", "block=true", "-j", "oe", "-o", "out")
+    assert (clean.home / "out").read_text() == f"{left}: all that is left is yours\n"
+    assert sorted(left.rglob("*")) == [left / "kept", mine]
+    clean.as_user("/usr/bin/rm", "-r", left)
 
 
 def test_bare_metal_with_the_same_command(clean):

@@ -19,8 +19,7 @@ _COMMANDS = (
 _ELSEWHERE = {
     "logs": "vtorque-joblog",
     "report": "vtorque-report",
-    "ssh": "vtorque-linux-guest",
-    "console": "vtorque-linux-guest",
+    **dict.fromkeys(("ssh", "console", "clean"), "vtorque-linux-guest"),
 }
 
 

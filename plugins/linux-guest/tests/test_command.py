@@ -1,7 +1,9 @@
-"""``vmgr ssh`` and ``console``: whose guests they find, and what they then run."""
+"""``vmgr ssh``, ``console`` and ``clean``: whose guests they find, and what they then run."""
 
 import os
+import subprocess
 import types
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -10,6 +12,7 @@ from vtorque_core.api import kept_records
 from vtorque_core.base.names import JobAttempt, Paths
 from vtorque_core.cli.vmgr import vmgr
 from vtorque_core.live import jobs, service
+from vtorque_linux_guest import command
 
 
 @pytest.fixture
@@ -61,3 +64,21 @@ def test_console_of_a_running_guest_is_roots(called, monkeypatch):
     assert "has no running guest 0 on this node" in called("42.srv", command="console")
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert "ask your administrator" in called("42.srv", "--guest", "1", command="console")
+
+
+def test_clean_submits_a_job_that_says_what_is_left(called, tmp_path, monkeypatch):
+    place = tmp_path / "a `b` $(c)"
+    (place / "mine").mkdir(parents=True)
+    ran = []
+
+    def run(argv, check):
+        assert not check
+        done = real([argv[-1]], capture_output=True, text=True, check=False)
+        ran.append((argv[1:-1], Path(argv[-1]).name, done.returncode, done.stdout))
+        return types.SimpleNamespace(returncode=7)
+
+    real = subprocess.run
+    monkeypatch.setattr(command.subprocess, "run", run)
+    assert called(str(place), "--", "-vm", "img=m", command="clean") == "7"
+    options = ["--config", str(tmp_path / "vtorque.toml"), "-vm", f"clean={place}", "-vm", "img=m"]
+    assert ran == [(options, "vmgr-clean", 0, f"{place}: all that is left is yours\n")]

@@ -6,14 +6,24 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from vtorque_core.api import guest_context
+from vtorque_core.api import Refused, guest_context
 from vtorque_core.base.names import Paths
 from vtorque_linux_guest import node, plugin
 from vtorque_linux_guest.job.driver import LinuxDriver
 from vtorque_linux_guest.settings import Settings
+
+
+def wanting(place: str, rank: int = 0, **share: object) -> Any:
+    home = {"target": "/home/ada", "kind": "virtiofs", "readonly": False} | share
+    return SimpleNamespace(
+        request={plugin.CLEAN: place}, rank=rank, shares=[SimpleNamespace(**home)],
+        user=SimpleNamespace(uid=1000, gid=100),
+    )  # fmt: skip
 
 
 class Site:
@@ -113,3 +123,30 @@ def test_health_of_agent_and_scripts(tmp_path: Path) -> None:
     results = list(node.scripts_check(missing))
     assert [r.status for r in results] == ["failed", "ok"]
     assert results[0].fix
+
+
+def test_the_first_guests_root_cleans_a_directory_of_a_share() -> None:
+    assert list(node.vtorque_guest_context(wanting(""))) == []
+    assert list(node.vtorque_guest_context(wanting("/home/ada/x", rank=1))) == []
+    (item,) = node.vtorque_guest_context(wanting("/home/ada/x"))
+    assert isinstance(item, guest_context.RootCommand)
+    assert (item.argv[-2:], item.stage) == (("/home/ada/x", "1000:100"), "ready")
+
+
+@pytest.mark.parametrize(
+    ("place", "share"),
+    [
+        ("/", {}), ("/home", {}), ("/home/adam", {}),
+        ("/home/ada/x", {"readonly": True}), ("/home/ada/x", {"kind": "nfs"}),
+    ],
+)  # fmt: skip
+def test_elsewhere_nothing_is_cleaned(place: str, share: dict[str, object]) -> None:
+    with pytest.raises(Refused, match="in no such share"):
+        list(node.vtorque_guest_context(wanting(place, **share)))
+
+
+@pytest.mark.parametrize("text", ["x", "", "/home/ada/../eve", "../x"])
+def test_what_is_cleaned_is_an_absolute_path(text: str) -> None:
+    with pytest.raises(ValueError, match="absolute path"):
+        plugin.directory(text)
+    assert plugin.directory("/home//ada/./x/") == "/home/ada/x"

@@ -1,8 +1,12 @@
-"""``vmgr console|ssh``: look into the guests of a job on this node."""
+"""``vmgr console|ssh``, which look into guests on this node; ``vmgr clean``: what they left."""
 
 from __future__ import annotations
 
 import os
+import shlex
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 import click
@@ -51,3 +55,33 @@ def ssh(config: Path, job_id: str, rank: int, command: tuple[str, ...]) -> None:
     if not client.exists():
         raise Refused(f"the guest of rank {rank} offers no ssh: there is no {client}")
     os.execvp("ssh", ["ssh", "-F", str(client), str(guests[0].get("hostname")), *command])  # noqa: S606
+
+
+_LEFT = """#!/bin/sh
+dir={}
+left=$(find "$dir" -xdev ! -user "$(id -u)" -print 2>/dev/null)
+[ -z "$left" ] && echo "$dir: all that is left is yours" && exit 0
+echo "$dir: not yours, and left:"
+echo "$left" | head -n 50
+exit 1
+"""
+
+
+@click.command(short_help="Remove what root in your guests has left in a shared directory.")
+@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
+@click.argument("vsub", nargs=-1, metavar="[-- VSUB_OPTION...]")
+@click.pass_obj
+def clean(config: Path, directory: Path, vsub: tuple[str, ...]) -> None:
+    """Remove what root in your guests has left below DIR: files that you cannot remove yourself.
+
+    It submits a small job, whose guest's root does it; the job's output says what is not yours
+    after that. Options of vsub may follow: vmgr clean DIR -- -vm img=debian-12. Exit code: vsub's.
+    """
+    place = str(directory.absolute())
+    with tempfile.TemporaryDirectory() as scratch:
+        script = Path(scratch, "vmgr-clean")
+        script.write_text(_LEFT.format(shlex.quote(place)), encoding="utf-8")
+        script.chmod(0o700)
+        program = [str(Path(sys.prefix, "bin", "vsub")), "--config", str(config)]
+        argv = [*program, "-vm", f"clean={place}", *vsub, str(script)]
+        sys.exit(subprocess.run(argv, check=False).returncode)

@@ -1,14 +1,15 @@
-"""What the Linux guest plugin declares: guest type, image builders, ``vmgr ssh|console``.
+"""What the Linux guest plugin declares: guest type, image builders, commands of ``vmgr``.
 
 ``vsub`` imports this; nothing of the acting side is imported before it is called for.
 """
 
 from __future__ import annotations
 
+from pathlib import PurePosixPath
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from vtorque_core.api import Command, GuestType, ImageBuilder, always
+from vtorque_core.api import Command, GuestType, ImageBuilder, Option, always
 
 if TYPE_CHECKING:
     from vtorque_core.api.guest_driver import GuestDriver
@@ -26,6 +27,19 @@ SUPPORTS = frozenset(
         "PciMemory",
         "LinePort",
     }
+)
+
+
+def directory(text: str) -> str:
+    """Return an absolute path in one form. Raises ValueError."""
+    path = PurePosixPath(text)
+    if not path.is_absolute() or ".." in path.parts:
+        raise ValueError("is not an absolute path without '..'")
+    return str(path)
+
+
+CLEAN = Option(
+    "clean", directory, "", "remove what root in your guests has left below a directory", "DIR"
 )
 
 
@@ -67,6 +81,9 @@ vtorque_image_builders = always(
     ImageBuilder("debian", "Debian with systemd, cloud-init and sshd", builder=_debian),
     ImageBuilder("linux", "Debian or RedHat family with systemd, from a recipe", builder=_linux),
 )
+vtorque_options = always(CLEAN)
 vtorque_commands = always(
-    Command("vmgr", lambda: _commands().ssh), Command("vmgr", lambda: _commands().console)
+    Command("vmgr", lambda: _commands().ssh),
+    Command("vmgr", lambda: _commands().console),
+    Command("vmgr", lambda: _commands().clean),
 )
