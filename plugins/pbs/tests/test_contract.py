@@ -6,6 +6,8 @@ from pbs_harness import OpenPbsHarness, TorqueHarness
 from vtorque_testing.batch import BatchContract
 from vtorque_testing.wild_scripts import SCRIPTS, each_twelfth
 
+pytestmark = pytest.mark.e2e  # whole hooks and job shells: with the whole jobs
+
 
 class TestTorque(BatchContract):
     @pytest.fixture

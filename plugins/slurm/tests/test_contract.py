@@ -16,6 +16,8 @@ from vtorque_testing import harness as contract
 from vtorque_testing.batch import BatchContract
 from vtorque_testing.wild_scripts import SCRIPTS, each_twelfth
 
+pytestmark = pytest.mark.e2e  # whole hooks and job shells: with the whole jobs
+
 
 def comment_of(job: contract.Submission) -> str:
     return next((w.partition("=")[2] for w in job.argv if w.startswith("--comment=")), "")

@@ -14,6 +14,8 @@ from vtorque_linux_guest.job.frames import NotStarted
 from vtorque_linux_guest.job.start_request import FileArg, GuestFileData, Mode, Start
 from vtorque_linux_guest.job.stream import Session
 
+pytestmark = pytest.mark.e2e  # with the agent's own: each runs the whole program
+
 ENTRIES = ("!PATH=/bin:/usr/bin", "GREETING=image", "EMPTY=")
 PLAIN = b'echo "$GREETING|$EMPTY|$PATH|$*"\n'
 SCRIPT = b"#!/bin/sh\n" + PLAIN
