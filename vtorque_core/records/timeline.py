@@ -35,7 +35,11 @@ def keep_start(paths: Paths, state: JournalState) -> None:
 
 
 def spans(state: JournalState, until: float) -> list[dict[str, Any]]:
-    """Return each phase with its length; the last one lasts ``until`` then (Unix time)."""
+    """Return each phase: name, guest (None: the job's), ``start`` (Unix time), ``seconds``.
+
+    They last until the next phase of the whole job, the last one ``until`` then; a guest's own
+    marks since the job's phase before them. The mark ``used`` has ``cpu_seconds`` and ``peak_mib``.
+    """
     marks = state.phases
     found = []
     for number, mark in enumerate(marks):
