@@ -79,6 +79,7 @@ def test_clean_submits_a_job_that_says_what_is_left(called, tmp_path, monkeypatc
 
     real = subprocess.run
     monkeypatch.setattr(command.subprocess, "run", run)
-    assert called(str(place), "--", "-vm", "img=m", command="clean") == "7"
+    named = f"{place}/mine/.."  # as after cd
+    assert called(named, "--", "-vm", "img=m", command="clean") == "7"
     options = ["--config", str(tmp_path / "vtorque.toml"), "-vm", f"clean={place}", "-vm", "img=m"]
     assert ran == [(options, "vmgr-clean", 0, f"{place}: all that is left is yours\n")]

@@ -77,7 +77,7 @@ def clean(config: Path, directory: Path, vsub: tuple[str, ...]) -> None:
     It submits a small job, whose guest's root does it; the job's output says what is not yours
     after that. Options of vsub may follow: vmgr clean DIR -- -vm img=debian-12. Exit code: vsub's.
     """
-    place = str(directory.absolute())
+    place = os.path.normpath(directory.absolute())
     with tempfile.TemporaryDirectory() as scratch:
         script = Path(scratch, "vmgr-clean")
         script.write_text(_LEFT.format(shlex.quote(place)), encoding="utf-8")
