@@ -47,6 +47,16 @@ def test_equal_answers_are_told_once_failures_first(log):
     assert sorted(ended) == [("m7", 255), ("n1", 0), ("n2", 1), ("n3", 0), ("n4", 1)]
 
 
+def test_an_output_that_is_wanted_whole_is_there_whatever_else_is_said(log):
+    answers = on_nodes.run(["n1", "n2"], ["seq", "30"], b"", 2, lambda *_: None, whole=True)
+    assert [(a.nodes, a.code, a.text.split("\n")) for a in answers] == [
+        ("n2", 1, ["a step of its own"]),
+        ("n1", 0, [str(n) for n in range(1, 31)]),
+    ]
+    (shown,) = on_nodes.run(["n1"], ["seq", "30"], b"", 2, lambda *_: None)
+    assert shown.text.split("\n") == [str(n) for n in range(11, 31)]
+
+
 def test_a_secret_goes_by_stdin_to_each_and_is_in_no_argument(log):
     secret = b"s3cr3t" + bytes(range(256)) * 20
     answers = on_nodes.run(["n1", "n2", "n3"], ["sha256sum"], secret, 8, lambda *_: None)

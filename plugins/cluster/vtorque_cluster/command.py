@@ -90,7 +90,7 @@ def doctor(nodes: str, config: Path | None, fanout: int) -> None:
 
     place = ["--config", str(config.absolute())] if config else []
     argv, names = [_program("vtorque"), "doctor", "--json", *place], on_nodes.nodes_of(nodes)
-    found = wrong(_run(names, argv, b"", fanout, on_nodes.COMMAND_TIMEOUT, on_nodes.WHOLE))
+    found = wrong(_run(names, argv, b"", fanout, on_nodes.COMMAND_TIMEOUT, whole=True))
     for what, where in found.items():
         click.echo(f"{on_nodes.fold(where)}:")
         for line in what.split("\n"):
@@ -196,7 +196,8 @@ def _run(
     stdin: bytes,
     fanout: int,
     seconds: float,
-    most: int | None = None,
+    *,
+    whole: bool = False,
 ) -> list[Answer]:
     """Run a command on the nodes, each told as it ends."""
     from vtorque_cluster import on_nodes  # noqa: PLC0415 - ClusterShell
@@ -211,7 +212,7 @@ def _run(
             said = {0: "done", None: "no answer in time"}.get(code, f"failed, exit code {code}")
             tell(f"{count}/{len(names)} {node}: {said}")
 
-        return on_nodes.run(names, argv, stdin, fanout, ended, seconds, most or on_nodes.LINES)
+        return on_nodes.run(names, argv, stdin, fanout, ended, seconds, whole=whole)
 
 
 def _conclude(answers: Sequence[Answer], *, show_all: bool = False) -> None:

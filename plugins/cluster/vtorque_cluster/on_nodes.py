@@ -17,8 +17,7 @@ from vtorque_core.api import UsageError, dataclass
 
 CONNECT_TIMEOUT = 10.0  # seconds for ssh to get through to a node
 COMMAND_TIMEOUT = 600.0  # seconds for the command on one node
-LINES = 20  # of one node's output are shown
-WHOLE = 100_000  # lines: where it is read, not shown
+_LINES = 20  # of one node's output are shown
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,8 @@ def run(
     fanout: int,
     ended: Callable[[str, int | None], None],
     seconds: float = COMMAND_TIMEOUT,
-    most: int = LINES,
+    *,
+    whole: bool = False,
 ) -> list[Answer]:
     """Run ``argv`` on each node; return what they said, equal answers together, failures first.
 
@@ -79,7 +79,7 @@ def run(
         fanout: how many nodes at a time.
         ended: called with each node and its exit code (None: time-out) as it ends.
         seconds: for the command on one node.
-        most: how many lines of what a node says are kept, the last ones.
+        whole: the output is what is wanted, all of it, however the command ends.
     """
     codes: dict[str, int | None] = dict.fromkeys(nodes)
     lines: dict[str, list[str]] = {node: [] for node in nodes}
@@ -112,22 +112,21 @@ def run(
     worker.set_write_eof()
     task.resume()
     # Steps that were done before differ; what failed is often the same.
-    told = {n: lines[n] if codes[n] == 0 or not errors[n] else errors[n] for n in codes}
-    return together(codes, told, most)
+    output = {n for n in codes if codes[n] == 0 or not errors[n] or (whole and lines[n])}
+    told = {n: lines[n] if n in output else errors[n] for n in codes}
+    return together(codes, told if whole else {n: said[-_LINES:] for n, said in told.items()})
 
 
-def together(
-    codes: Mapping[str, int | None], lines: Mapping[str, Sequence[str]], most: int = LINES
-) -> list[Answer]:
+def together(codes: Mapping[str, int | None], lines: Mapping[str, Sequence[str]]) -> list[Answer]:
     """Return what nodes have said, equal answers together, failures first.
 
     Args:
         codes: each node's exit code; None: its time was up.
-        lines: what each has said; ``most`` of them are kept.
+        lines: what each has said.
     """
     alike: dict[tuple[int | None, str], list[str]] = {}
     for node, code in codes.items():
-        text = "\n".join(lines[node][-most:])
+        text = "\n".join(lines[node])
         alike.setdefault((code, text), []).append(node)
     answers = [Answer(fold(nodes), len(nodes), code, text) for (code, text), nodes in alike.items()]
     return sorted(answers, key=lambda answer: (answer.ok, answer.nodes))
