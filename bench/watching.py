@@ -35,19 +35,18 @@ def watching(bench: Bench) -> list[Figure]:
 
 def _sampler(top: Path) -> list[Figure]:
     sys.path.insert(0, str(REPO / "plugins/telemetry/tests/support"))
-    import measured  # noqa: PLC0415 - of the plugin's tests
-    from vtorque_telemetry.process import Sampler  # noqa: PLC0415
-    from vtorque_telemetry.sampler import Loop  # noqa: PLC0415 - needs the prefix
-    from vtorque_telemetry.settings import Settings  # noqa: PLC0415
+    import halves  # noqa: PLC0415 - of the plugin's tests
+    import measured  # noqa: PLC0415
+    from vtorque_telemetry.process import Sampler  # noqa: PLC0415 - needs the prefix
     from vtorque_telemetry.threads import Process  # noqa: PLC0415
 
     paths = measured.paths_below(top)
     jobs = [measured.Job(paths, f"{n}.srv") for n in range(GUESTS)]
     recorded = {uuid: measured.domstats() for job in jobs for uuid in job.uuids}
-    loop = Loop(paths, Settings(), [], lambda _uri: recorded)
+    loop = halves.loop(paths, [], lambda _uri: recorded)
     loop.tick()
     for meter in loop.jobs.values():
-        for guest, _, _ in meter._guests.values():  # a real process stands for each QEMU
+        for guest, _ in meter._guests.values():  # a real process stands for each QEMU
             guest._process = Process(Path(f"/proc/{os.getpid()}"))
     cpu = [_cpu(loop.tick) * 1000 for _ in range(ROUNDS)]
     config = top / "vtorque.toml"

@@ -11,11 +11,11 @@ from types import SimpleNamespace
 
 import pytest
 
+import halves
 import measured
 import running_jobs
 from monitoring import InfluxDB, Prometheus, free_port
 from vtorque_core.base import hypervisor
-from vtorque_telemetry.sampler import Loop
 from vtorque_telemetry.settings import Settings
 
 pytestmark = pytest.mark.e2e
@@ -92,7 +92,7 @@ def monitored(guest, config):
     prometheus = Prometheus(top / "prometheus", listen, token)
     for line in (
         'interval = "1s"', 'deadline = "20s"', 'exporters = ["prometheus", "influxdb", "textfile"]',
-        f'listen = "{listen}"', f'token = "{token}"', f'textfile = "{top}/vtorque.prom"',
+        f'listen = "{listen}"', f'token = "{token}"', f'textfile = "{top}/textfile/vtorque.prom"',
         f'influx_url = "{influx.url}/write?db=vtorque"',
     ):  # fmt: skip
         config("plugin.telemetry", line)
@@ -155,7 +155,7 @@ def test_a_job_in_prometheus_and_influxdb(monitored, guest, submit, disk, log):
         assert labels.items() <= tags.items()
     assert influx.last("vtorque_app_progress", job=job)[0] == 0.25
 
-    # Who may read: nobody without the token, nobody but root the textfile.
+    # Who may read: nobody without the token, nobody but its writer and group the textfile.
     done = guest.as_user(
         "/usr/bin/python3",
         "-c",
@@ -164,8 +164,8 @@ def test_a_job_in_prometheus_and_influxdb(monitored, guest, submit, disk, log):
         check=False,
     )
     assert b"401" in done.stderr
-    file = top / "vtorque.prom"
-    assert (file.stat().st_mode & 0o777, file.stat().st_uid) == (0o640, 0)
+    file = top / "textfile/vtorque.prom"
+    assert (file.stat().st_mode & 0o777, file.stat().st_uid) == (0o640, Settings().uid)
     assert f'vtorque_app_progress{{fold="1",phase="warm",job="{job}"' in file.read_text()
 
     # After the job its series go stale, and nothing of the sampler is left.
@@ -224,7 +224,7 @@ def four(clean, scratch):
 def test_four_guests_are_measured(four, clean):
     taken = []
     outlet = SimpleNamespace(give=lambda samples, _ended: taken.append(samples))
-    loop = Loop(four, Settings(), [outlet])
+    loop = halves.loop(four, [outlet])
 
     def moved():
         loop.tick()
@@ -253,4 +253,4 @@ def test_bad_sinks_delay_no_job(guest, config, log):
     mine = [line for line in log().splitlines() if "exporter influxdb" in line]
     assert len(mine) == 1 and ("no answer" in mine[0] or "timed out" in mine[0]), log()
     assert "exporter prometheus: HostFault: everybody" in log()
-    assert "exporter textfile: ConfigError" in log()
+    assert "exporter textfile: FileNotFoundError" in log()

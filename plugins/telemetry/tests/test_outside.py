@@ -1,9 +1,8 @@
-"""The exporters' process: opens what needs root, then has no rights; what it says is logged."""
+"""The sampler's process that is not root's: what it opens as root, that it has no rights then."""
 
-import contextlib
 import json
 import os
-import time
+import socket
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -13,12 +12,14 @@ import pytest
 
 from monitoring import free_port
 from patience import LONG, eventually
-from vtorque_telemetry import exporters
-from vtorque_telemetry.api import Sample
+from vtorque_telemetry import outside as module
 from vtorque_telemetry.outside import Outside
 from vtorque_telemetry.settings import Settings
+from vtorque_telemetry.tick import GuestFigures, JobFigures, Tick
 
-SAMPLES = [Sample("vtorque_x", 3.0, {"job": "1.s", "user": "ada"})]
+LABELS = {"job": "1.s", "user": "ada", "node": "n1"}
+GUEST = GuestFigures(0, {("vtorque_x", ()): 3.0})
+TICK = Tick(1000.0, {"1.s.0": JobFigures(LABELS, (("run", 999.0),), {0: GUEST})})
 
 
 def config(tmp_path: Path, **settings: object) -> Path:
@@ -38,8 +39,9 @@ def outside(tmp_path: Path, port: int) -> Iterator[Outside]:
     token = tmp_path / "token"
     token.write_text("secret\n")
     token.chmod(0o600)
-    made = config(tmp_path, listen=f"127.0.0.1:{port}", token=str(token))
-    found = Outside(made, ["prometheus"])
+    found = Outside(
+        config(tmp_path, listen=f"127.0.0.1:{port}", token=str(token), exporters=["prometheus"])
+    )
     yield found
     found.close()
 
@@ -55,54 +57,85 @@ def scraped(port: int) -> str:
         return ""
 
 
-def test_what_is_sent_is_served(outside: Outside, port: int) -> None:
-    outside.write(SAMPLES, 0)
+def test_what_is_sent_is_served_until_the_job_is_gone(outside: Outside, port: int) -> None:
+    outside.send(TICK, {})
     eventually(lambda: 'job="1.s"' in scraped(port))
-    outside.end({"1.s"})
-    outside.write([], 0)
+    outside.send(Tick(1002.0, {}), {})
     eventually(lambda: "vtorque_x{" not in scraped(port))
 
 
 def test_it_has_no_rights_and_is_ended(outside: Outside, port: int) -> None:
-    outside.write(SAMPLES, 0)
+    outside.send(TICK, {})
     eventually(lambda: "vtorque_x{" in scraped(port))
     process = outside._process
     assert process is not None
-    status = Path(f"/proc/{process.pid}/status")
-
-    def has() -> dict[str, list[str]]:
-        lines = (line.partition(":") for line in status.read_text().splitlines())
-        return {name: value.split() for name, _, value in lines}
-
-    eventually(lambda: has()["NoNewPrivs"] == ["1"])
     uid = str(Settings().uid if os.geteuid() == 0 else os.geteuid())
-    eventually(lambda: has()["Uid"] == [uid] * 4)
-    if os.geteuid() == 0:
-        assert has()["Gid"] == [uid] * 4 and has()["Groups"] == []
-    for task in Path(f"/proc/{process.pid}/task").iterdir():
-        with contextlib.suppress(OSError):  # one that has answered a request, and ended
-            told = (task / "status").read_text()
-            assert f"Uid:\t{uid}\t" in told and "CapEff:\t0000000000000000\n" in told
+    tasks = list(Path(f"/proc/{process.pid}/task").iterdir())
+    assert tasks
+    for task in tasks:
+        lines = (line.partition(":") for line in (task / "status").read_text().splitlines())
+        has = {name: value.split() for name, _, value in lines}
+        assert (has["Uid"], has["NoNewPrivs"]) == ([uid] * 4, ["1"])
+        assert {has[f"Cap{kind}"][0] for kind in ("Inh", "Prm", "Eff", "Amb")} == {"0" * 16}
+        if os.geteuid() == 0:
+            assert has["Gid"] == [uid] * 4 and has["Groups"] == []
     outside.close()
     assert process.wait(LONG) is not None
 
 
-def test_one_that_was_killed_is_started_again(outside: Outside, port: int) -> None:
-    outside.write(SAMPLES, 0)
+def test_one_that_was_killed_is_started_again_and_gets_all_files(
+    outside: Outside, port: int
+) -> None:
+    ours, guests = socket.socketpair()
+    ours.setblocking(False)
+    files = {("1.s.0", 0): ours.fileno()}
+    outside.send(TICK, files)
+    guests.sendall(b"loss 1\n")
+    eventually(lambda: outside.send(TICK, files) or "vtorque_app_loss" in scraped(port))
     assert outside._process is not None
     outside._process.kill()
     outside._process.wait(LONG)
-    outside.write(SAMPLES, 0)
-    eventually(lambda: "vtorque_x{" in scraped(port))
+    guests.sendall(b"loss 2\n")
+
+    def told() -> bool:
+        outside.send(TICK, files)
+        return any(
+            line.startswith("vtorque_app_loss") and line.endswith(" 2.0")
+            for line in scraped(port).splitlines()
+        )
+
+    eventually(told)
+    ours.close()
+    guests.close()
+
+
+def test_who_waits_for_the_last_sample_is_told(outside: Outside) -> None:
+    waits, answer = socket.socketpair()
+    with waits, answer:
+        outside.send(Tick(1000.0, TICK.jobs, last="1.s.0"), {}, answer.fileno())
+        waits.settimeout(LONG)
+        assert waits.recv(2) == b"1"
+
+
+def test_root_does_not_wait_for_one_that_is_stopped(
+    outside: Outside, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    outside._argv = ("/bin/sleep", "1000")
+    for _ in range(200):
+        outside.send(TICK, {})
+    first = outside._process
+    assert first is not None and first.poll() is None and caplog.text == ""
+    monkeypatch.setattr(module, "_STUCK", 0.0)
+    outside.send(TICK, {})
+    assert first.poll() is not None
+    assert "is started again" in caplog.text
+    outside.send(TICK, {})
+    assert outside._process is not first
 
 
 def test_what_it_says_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    outside = Outside(config(tmp_path, listen="127.0.0.1:1"), ["prometheus"])
-    outside.write(SAMPLES, time.monotonic() + LONG)
+    outside = Outside(config(tmp_path, listen="127.0.0.1:1", exporters=["prometheus", "no"]))
+    outside.send(TICK, {})
     eventually(lambda: "exporter prometheus: HostFault: everybody who reaches" in caplog.text)
+    assert "exporter no: nothing brings 'no'" in caplog.text
     outside.close()
-
-
-def test_the_text_file_is_written_by_root_alone() -> None:
-    assert {name for name in ("prometheus", "textfile", "influxdb")
-            if getattr(getattr(exporters, name), "as_root", False)} == {"textfile"}  # fmt: skip

@@ -26,12 +26,18 @@ def state(tmp_path):
     (tmp_path / "state").mkdir()
 
 
+def opened(place):
+    """Return the file of a job, as root opens it."""
+    os.close(place.append(NAME))
+    return SeriesFile(os.open(place.directory / NAME, os.O_RDWR), "42.srv", "n1", 2.0)
+
+
 def lines(place):
     return [json.loads(line) for line in place.read(NAME).splitlines()]
 
 
 def test_the_format(place):
-    file = SeriesFile(place, "42.srv", "n1", 2.0)
+    file = opened(place)
     file.add(0, 1000.12345, {"a": 1.5, 'b{device="vda"}': 2})
     file.add(None, 1001.0, {"p": 3})
     file.close()
@@ -42,11 +48,11 @@ def test_the_format(place):
 
 
 def test_it_goes_on_after_a_killed_sampler(place):
-    file = SeriesFile(place, "42.srv", "n1", 2.0)
+    file = opened(place)
     for n in range(MAX_LINES):
         file.add(0, 1000.0 + 2 * n, {"n": n})
     file.close()  # thinned once
-    again = SeriesFile(place, "42.srv", "n1", 2.0)
+    again = opened(place)
     assert again.interval == 4.0
     again.add(0, 9000.0, {"n": -1})
     again.close()
@@ -55,7 +61,7 @@ def test_it_goes_on_after_a_killed_sampler(place):
 
 
 def test_it_is_bounded_and_exact_however_long_the_job_runs(place):
-    file = SeriesFile(place, "42.srv", "n1", 2.0)
+    file = opened(place)
     file.add(None, 999.0, {"phase": 1})
     samplings = 10_000
     for n in range(samplings):
@@ -79,7 +85,7 @@ def test_it_is_bounded_and_exact_however_long_the_job_runs(place):
 
 
 def test_what_a_job_said_once_survives_thinning(place):
-    file = SeriesFile(place, "42.srv", "n1", 2.0)
+    file = opened(place)
     for n in range(MAX_LINES):
         app = {f'vtorque_app_once{{n="{n}"}}': n} if n in (7, 8) else {}
         file.add(0, 1000.0 + 2 * n, {"n": n, **app})
@@ -92,11 +98,11 @@ def test_what_a_job_said_once_survives_thinning(place):
 
 def test_what_was_cut_off_costs_no_other_line(place):
     """Of a killed sampler, or of a full disk: it would end all with the first thinning."""
-    SeriesFile(place, "42.srv", "n1", 2.0).close()
+    opened(place).close()
     descriptor = place.append(NAME)
     os.write(descriptor, b'{"t":1,"g":0,"v":{"n":1}}\n{"t":2,"g":0,"v":{"n"')
     os.close(descriptor)
-    file = SeriesFile(place, "42.srv", "n1", 2.0)
+    file = opened(place)
     for n in range(2 * MAX_LINES):
         file.add(0, 1000.0 + 2 * n, {"n": n})
     file.close()
@@ -105,8 +111,8 @@ def test_what_was_cut_off_costs_no_other_line(place):
 
 
 def test_a_line_that_was_written_in_part_is_an_error_and_spoils_no_other(place, monkeypatch):
-    file, write = SeriesFile(place, "42.srv", "n1", 2.0), os.write
-    monkeypatch.setattr(series.os, "write", lambda fd, data: write(fd, data[:9]))
+    file, write = opened(place), os.pwrite
+    monkeypatch.setattr(series.os, "pwrite", lambda fd, data, at: write(fd, data[:9], at))
     with pytest.raises(OSError, match="No space left"):
         file.add(0, 1.0, {"a": 1})
     monkeypatch.undo()
@@ -116,11 +122,17 @@ def test_a_line_that_was_written_in_part_is_an_error_and_spoils_no_other(place, 
 
 
 def test_a_disk_that_is_full_when_it_is_thinned_is_full_no_longer_than_that(place, monkeypatch):
-    file = SeriesFile(place, "42.srv", "n1", 2.0)
+    file = opened(place)
     for n in range(MAX_LINES - 1):
         file.add(0, 1000.0 + 2 * n, {"n": n})
-    full = OSError(28, "full")
-    monkeypatch.setattr(kept_records.Place, "write", lambda *_: (_ for _ in ()).throw(full))
+    write = os.pwrite
+
+    def full(descriptor, data, at):
+        if at == 0:
+            raise OSError(28, "full")
+        return write(descriptor, data, at)
+
+    monkeypatch.setattr(series.os, "pwrite", full)
     with pytest.raises(OSError, match="full"):
         file.add(0, 9000.0, {})
     monkeypatch.undo()
@@ -134,7 +146,7 @@ def test_a_disk_that_is_full_when_it_is_thinned_is_full_no_longer_than_that(plac
 def test_long_names_of_a_job_do_not_fill_the_disk(place, monkeypatch):
     monkeypatch.setattr(series, "MAX_BYTES", 1 << 20)
     own = {f"vtorque_app_{n}{{{'x' * 400}}}": float(n) for n in range(200)}  # the most it can have
-    file = SeriesFile(place, "42.srv", "n1", 2.0)
+    file = opened(place)
     for n in range(100):
         file.add(0, 1000.0 + 2 * n, {"n": n, **own})
         assert (place.directory / NAME).stat().st_size <= 1 << 20
@@ -143,12 +155,12 @@ def test_long_names_of_a_job_do_not_fill_the_disk(place, monkeypatch):
     assert head["interval"] > 2.0
     assert rest[-1]["v"]["n"] == 99
     with pytest.raises(OSError, match="MiB"):
-        SeriesFile(place, "42.srv", "n1", 2.0).add(0, 1.0, {"x" * (1 << 20): 1})
+        opened(place).add(0, 1.0, {"x" * (1 << 20): 1})
 
 
 def test_a_full_disk_is_an_error_and_no_more(place, monkeypatch):
-    file = SeriesFile(place, "42.srv", "n1", 2.0)
-    monkeypatch.setattr(series.os, "write", lambda *_: (_ for _ in ()).throw(OSError(28, "full")))
+    file = opened(place)
+    monkeypatch.setattr(series.os, "pwrite", lambda *_: (_ for _ in ()).throw(OSError(28, "full")))
     with pytest.raises(OSError, match="full"):
         file.add(0, 1.0, {})
     monkeypatch.undo()
@@ -160,7 +172,7 @@ def test_a_full_disk_is_an_error_and_no_more(place, monkeypatch):
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to be two users")
 def test_its_owner_may_read_it_and_nobody_else(place, tmp_path):
     reachable(tmp_path / "state/kept")
-    file = SeriesFile(place, "42.srv", "n1", 2.0)
+    file = opened(place)
     for n in range(MAX_LINES + 1):  # also after it was replaced
         file.add(0, 1000.0 + 2 * n, {"n": n})
     file.close()

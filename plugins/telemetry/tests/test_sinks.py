@@ -2,6 +2,7 @@
 
 import base64
 import contextlib
+import grp
 import http.client
 import http.server
 import logging
@@ -207,29 +208,53 @@ def test_an_address_in_use_is_said(endpoint):
 # -- textfile ----------------------------------------------------------------------------------
 
 
-def test_the_textfile_is_replaced_in_one_step_and_removed(tmp_path, monkeypatch):
+@pytest.fixture
+def reached(monkeypatch):
+    """Have pytest's directories count as root's alone."""
     monkeypatch.setattr(textfile, "require_root_owned", lambda _path: None)
-    path = tmp_path / "vtorque.prom"
+
+
+def test_the_textfile_is_replaced_in_one_step_and_removed(tmp_path, reached):
+    path = tmp_path / "of its own/vtorque.prom"
+    if os.geteuid() != 0:
+        path.parent.mkdir()
     sink = Textfile(Settings(textfile=str(path)))
     sink.write(SAMPLES, soon())
     first = path.stat()
     assert (path.read_bytes(), stat.S_IMODE(first.st_mode)) == (TEXT, 0o640)
     sink.write(SAMPLES[:1], soon())
     assert path.stat().st_ino != first.st_ino
-    (tmp_path / ".vtorque.prom.new").write_text("left by a kill")
+    (path.parent / ".vtorque.prom.new").write_text("left by a kill")
     sink.write(SAMPLES, soon())
-    assert [*tmp_path.iterdir()] == [path]
+    assert [*path.parent.iterdir()] == [path]
     sink.close()
-    assert [*tmp_path.iterdir()] == []
+    assert [*path.parent.iterdir()] == []
     sink.close()
 
 
-def test_a_directory_that_others_can_write_is_refused(tmp_path):
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives directories away")
+def test_its_directory_is_made_for_its_writer_with_its_group(tmp_path, reached):
+    path = tmp_path / "own/x.prom"
+    for _ in range(2):
+        Textfile(Settings(textfile=str(path), textfile_group="daemon"))
+        made = path.parent.stat()
+        group = grp.getgrnam("daemon").gr_gid
+        assert (made.st_uid, made.st_gid) == (Settings().uid, group)
+        assert stat.S_IMODE(made.st_mode) == 0o2755
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives directories away")
+def test_a_directory_that_is_anothers_or_can_be_replaced_is_refused(tmp_path, monkeypatch):
     tmp_path.chmod(0o777)
-    # In a directory of root's; elsewhere it is refused for its owner.
-    said = "can be written by others" if os.geteuid() == 0 else "could change what root"
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match="can be written by others"):
+        Textfile(Settings(textfile=str(tmp_path / "new/x.prom")))
+    assert not (tmp_path / "new").exists()
+    monkeypatch.setattr(textfile, "require_root_owned", lambda _path: None)
+    with pytest.raises(ConfigError, match=r"belongs to uid 0, must to \d+ \('uid' in"):
         Textfile(Settings(textfile=str(tmp_path / "x.prom")))
+    (tmp_path / "link").symlink_to("/etc")
+    with pytest.raises(OSError, match="Not a directory"):
+        Textfile(Settings(textfile=str(tmp_path / "link/x.prom")))
 
 
 # -- InfluxDB ----------------------------------------------------------------------------------

@@ -6,15 +6,11 @@ dropped. A name that ends in ``_total`` is a counter, all else a gauge; the last
 
 from __future__ import annotations
 
-import contextlib
 import math
-import os
 import re
 import socket
-from pathlib import Path
 
-from vtorque_telemetry.measure import Own, Values
-from vtorque_telemetry.metrics import APP
+from vtorque_telemetry.metrics import APP, Own, Values
 
 MAX_LINE = 512  # bytes
 MAX_READ = 64 << 10  # bytes that are read of a guest for one sample
@@ -51,12 +47,16 @@ def parse(line: bytes) -> tuple[str, Own, float] | None:
 class AppMeter:
     """Reads one guest's lines. ``values``: the last of each series; ``rejected`` counts lines."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self) -> None:
         self._socket: socket.socket | None = None
         self._rest = b""
         self.values: Values = {}
         self.rejected = 0
+
+    def connect(self, port: socket.socket) -> None:
+        """Read from this connection, which does not block, from now on."""
+        self.close()
+        self._socket = port
 
     def close(self) -> None:
         """Close the connection."""
@@ -92,26 +92,13 @@ class AppMeter:
     def _receive(self) -> bytes:
         data = bytearray()
         try:
-            if self._socket is None:
-                self._socket = _connected(self._path)
-            while len(data) < MAX_READ:
+            while self._socket is not None and len(data) < MAX_READ:
                 part = self._socket.recv(min(16 << 10, MAX_READ - len(data)))
                 if not part:
                     self.close()
-                    break
                 data += part
         except BlockingIOError:
             pass
         except OSError:
             self.close()
         return bytes(data)
-
-
-def _connected(path: Path) -> socket.socket:
-    """Connect to a root-only socket of QEMU's. Raises OSError: no such channel, guest gone."""
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-    with contextlib.ExitStack() as undo:
-        undo.callback(connection.close)
-        connection.connect(os.fspath(path))
-        undo.pop_all()
-    return connection

@@ -21,10 +21,6 @@ def textfile(site: Site) -> Sink:
     return Textfile(site[Settings])
 
 
-# The file's directory is root's.
-textfile.as_root = True  # type: ignore[attr-defined]
-
-
 def influxdb(site: Site) -> Sink:
     """Return a client of InfluxDB. Raises ConfigError."""
     from vtorque_telemetry.influx import Influx  # noqa: PLC0415

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from vtorque_telemetry.api import Sample
-from vtorque_telemetry.measure import escape
+from vtorque_telemetry.labels import escape
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import Literal
 
 Kind = Literal["counter", "gauge"]
+Own = tuple[tuple[str, str], ...]
+Values = dict[tuple[str, Own], float]
+"""(name, its own labels) to value."""
 
 _GUEST = "vtorque_guest_"
 METRICS: dict[str, str] = {

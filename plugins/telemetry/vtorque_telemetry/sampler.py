@@ -1,8 +1,10 @@
-"""The node's one sampler: every interval it measures all guests of all jobs. Root.
+"""The node's one sampler, root's half: every interval it measures all guests of all jobs. Root.
 
 The resource ``process.Sampler`` starts this process after the first job's boot, and ends it with
-the last. It keeps nothing that matters, so it may be killed at any time: the next job starts
-it again, and it goes on with the files that it finds.
+the last. It reads journals, libvirt's and the kernel's counters, connects to guests' ports and
+opens files; nothing that a guest or a user said comes here. All that goes to a process of its
+own, :mod:`vtorque_telemetry.outside`. Neither keeps anything that matters: they may be killed at
+any time, the next job starts them again, and they go on with the files that they find.
 
 It waits for three things: the time of the next sample, a change of a journal while no guest runs,
 and a job that ends and wants a last sample (``process.last_sample``).
@@ -17,49 +19,92 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from vtorque_core.api import HostFault, Paths, printable
+from vtorque_core.api import HostFault, Paths
 from vtorque_core.live import changes, extensions, jobs
 from vtorque_core.live.jobs import Running, RunningJob
 from vtorque_core.live.node_process import begin
-from vtorque_telemetry.api import GROUP, Sample
-from vtorque_telemetry.app import AppMeter
-from vtorque_telemetry.measure import GuestMeter, Labels, Values
-from vtorque_telemetry.outlets import Opened, Outlet, close_all
+from vtorque_telemetry.api import GROUP
+from vtorque_telemetry.figures import GuestMeter
+from vtorque_telemetry.outside import Outside
 from vtorque_telemetry.process import CHANNEL, LAST, listen
-from vtorque_telemetry.series import SeriesFile
+from vtorque_telemetry.series import NAME
 from vtorque_telemetry.settings import Settings
+from vtorque_telemetry.tick import GuestFigures, JobFigures, Name, Tick
 
 _IDLE = 60.0  # seconds between two looks whether it is needed, while no guest runs
 log = logging.getLogger("telemetry")
 StatsOf = Callable[[str], Mapping[str, Mapping[str, Any]]]
 
 
-class JobMeter:
-    """All that is measured of one job on this node."""
+class Takes(Protocol):
+    """Who takes what was measured; the files stay open here."""
 
-    def __init__(self, job: RunningJob, settings: Settings) -> None:
+    def send(self, tick: Tick, files: Mapping[Name, int], answer: int = -1) -> None:
+        """Take it, and write to ``answer`` when that is done. Never waits."""
+        ...
+
+
+class Port:
+    """The connection to the port that a guest's own lines come by: nobody here reads it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._socket: socket.socket | None = None
+
+    def close(self) -> None:
+        """Close our end."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def descriptor(self) -> int | None:
+        """Return the connection, a new one if QEMU has closed it; None if there is none."""
+        before, self._socket = self._socket, self._socket or _connected(self._path)
+        if before is not None and _is_closed(before):
+            self._socket = _connected(self._path)  # before the other's number is free
+            before.close()
+        return None if self._socket is None else self._socket.fileno()
+
+
+def _is_closed(connection: socket.socket) -> bool:
+    waiting = select.poll()
+    waiting.register(connection, 0)  # POLLHUP and POLLERR are always told
+    return bool(waiting.poll(0))
+
+
+def _connected(path: Path) -> socket.socket | None:
+    """Connect to a root-only socket of QEMU's; None: no such channel, guest gone, not yet there."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    try:
+        connection.connect(os.fspath(path))
+    except OSError:
+        connection.close()
+        return None
+    return connection
+
+
+class JobMeter:
+    """What root measures and opens of one job on this node."""
+
+    def __init__(self, job: RunningJob) -> None:
         self.job = job
         self.broken = False  # that was said
-        self._settings = settings
-        self._labels = Labels(job, None)
-        self._guests: dict[int, tuple[GuestMeter, AppMeter, Labels]] = {}
-        self._series: SeriesFile | None = None
-        self._phases: dict[str, float] = {}
-        self._untold: dict[int, Values] = {}  # the job's own, not yet in its file
+        self._guests: dict[int, tuple[GuestMeter, Port]] = {}
+        self._series = -1
         self._said = ""
 
     def close(self) -> None:
         """Close all files; they stay."""
-        for meter, app, _ in self._guests.values():
+        for meter, port in self._guests.values():
             meter.close()
-            app.close()
-        if self._series is not None:
-            self._series.close()
+            port.close()
+        if self._series >= 0:
+            os.close(self._series)
+            self._series = -1
 
     def look(self, job: RunningJob) -> None:
         """Take over what the journal says now."""
@@ -68,63 +113,41 @@ class JobMeter:
             if guest.index in self._guests:
                 self._guests[guest.index][0].guest = guest
             else:
-                app = AppMeter(guest.run_dir / CHANNEL)
-                self._guests[guest.index] = GuestMeter(guest), app, Labels(job, guest)
+                self._guests[guest.index] = GuestMeter(guest), Port(guest.run_dir / CHANNEL)
 
-    def measure(self, stats_of: StatsOf, at: float, *, last: bool = False) -> list[Sample]:
-        """Return all samples of now, and write them into the job's file."""
-        samples: list[Sample] = []
-        rejected = 0
-        for index, (meter, app, labels) in self._guests.items():
+    def measure(self, stats_of: StatsOf) -> JobFigures:
+        """Return its figures of now."""
+        guests = {}
+        for index, (meter, _) in self._guests.items():
             values = meter.measure(stats_of(meter.guest.uri).get(meter.guest.uuid))
-            fresh: Values = {}
-            if self._settings.app_series:
-                known = sum(len(a.values) for _, a, _ in self._guests.values())
-                fresh = app.read(self._settings.app_series - known)
-                rejected += app.rejected
-            samples += labels.samples({**values, **app.values}, at)
-            untold = self._untold.setdefault(index, {})
-            untold.update(fresh)  # with the next line: a job that talks does not shorten its series
-            if self._write(index, at, labels.texts({**values, **untold}), must=last):
-                untold.clear()
-        spans = _spans(self.job.phases, at)
-        whole: Values = {
-            ("vtorque_job_phase_seconds", (("phase", n),)): v for n, v in spans.items()
-        }
-        if rejected:
-            whole["vtorque_job_app_lines_rejected_total", ()] = rejected
-        samples += self._labels.samples(whole, at)
-        done = dict(list(spans.items())[: None if last else -1])
-        if done.keys() - self._phases.keys() or (last and done):
-            self._phases = done
-            self._write(None, at, self._labels.texts(whole), must=True)
-        return samples
+            guests[index] = GuestFigures(meter.guest.rank, values)
+        whose = self.job.job
+        labels = {"job": whose.id, "user": whose.owner, "node": whose.node}
+        return JobFigures(labels, self.job.phases, guests)
 
-    def _write(self, guest: int | None, at: float, values: dict[str, float], *, must: bool) -> bool:
-        """Write a line if it is time for one, or it must be; return whether it was."""
+    def files(self, key: str) -> Iterator[tuple[Name, int]]:
+        """Yield what is open for it."""
+        if self._series < 0:
+            self._open()
+        if self._series >= 0:
+            yield (key, None), self._series
+        for index, (_, port) in self._guests.items():
+            descriptor = port.descriptor()
+            if descriptor is not None:
+                yield (key, index), descriptor
+
+    def _open(self) -> None:
+        """Open the job's file, to be read, too."""
+        kept = self.job.kept
         try:
-            if self._series is None:
-                whose, interval = self.job.job, self._settings.interval
-                self._series = SeriesFile(self.job.kept, whose.id, whose.node, interval)
-            if not must and guest is not None and not self._series.due(guest, at):
-                return False
-            self._series.add(guest, at, values)
+            os.close(kept.append(NAME))  # which makes it, with the owner's right to read
+            flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
+            self._series = os.open(kept.directory / NAME, flags)
+            self._said = ""
         except (OSError, HostFault) as error:  # a full disk: other jobs, and sinks, go on
-            if str(error) != self._said:  # once, until it can be written again
+            if str(error) != self._said:
                 log.warning("%s: %s", self.job.job.id, error)
             self._said = str(error)
-            return False
-        self._said = ""
-        return True
-
-
-def _spans(phases: Sequence[tuple[str, float]], now: float) -> dict[str, float]:
-    """Return the seconds of each phase, the last one until ``now`` (Unix time)."""
-    ends = [*(at for _, at in phases[1:]), now]
-    found: dict[str, float] = {}
-    for (name, at), end in zip(phases, ends, strict=True):
-        found[name] = found.get(name, 0.0) + max(0.0, end - at)
-    return found
 
 
 class Loop:
@@ -133,20 +156,20 @@ class Loop:
     def __init__(
         self,
         paths: Paths,
-        settings: Settings,
-        outlets: list[Outlet],
+        interval: float,
+        to: Takes,
         stats: Callable[[str], Mapping[str, Mapping[str, Any]]] = jobs.domain_stats,
     ) -> None:
-        self.settings = settings
-        self.outlets = outlets
+        self.interval = interval
         self.jobs: dict[str, JobMeter] = {}
+        self._to = to
         self._running = Running(paths)
         self._stats = stats
         self._said = ""
 
-    def tick(self, last: str = "") -> None:
-        """Measure all jobs once; ``last`` is the key of one that ends."""
-        ended = self._look()
+    def tick(self, last: str = "", answer: int = -1) -> None:
+        """Measure all jobs once; ``last`` is the key of one that ends, ``answer`` waits for it."""
+        self._look()
         at = time.time()
         answers: dict[str, Mapping[str, Mapping[str, Any]]] = {}
 
@@ -155,16 +178,17 @@ class Loop:
                 answers[uri] = self._ask(uri)
             return answers[uri]
 
-        samples: list[Sample] = []
+        figures: dict[str, JobFigures] = {}
+        files: dict[Name, int] = {}
         for key, meter in self.jobs.items():
             try:
-                samples += meter.measure(stats_of, at, last=key == last)
+                figures[key] = meter.measure(stats_of)
+                files |= dict(meter.files(key))
             except Exception:  # a defect in what one job has brought about
                 if not meter.broken:
                     log.exception("%s", key)
                 meter.broken = True
-        for outlet in self.outlets:
-            outlet.give(samples, ended)
+        self._to.send(Tick(at, figures, last=last), files, answer)
 
     def _ask(self, uri: str) -> Mapping[str, Mapping[str, Any]]:
         try:
@@ -177,23 +201,20 @@ class Loop:
             return {}
         return found
 
-    def _look(self) -> set[str]:
-        """Read from the journals what runs; return the ids of jobs that have ended."""
+    def _look(self) -> None:
+        """Read from the journals what runs."""
         found = {each.job.key: each for each in self._running.jobs() if each.guests}
-        ended = {key: self.jobs.pop(key) for key in self.jobs.keys() - found.keys()}
-        for meter in ended.values():
-            meter.close()
+        for key in self.jobs.keys() - found.keys():
+            self.jobs.pop(key).close()
         for key, job in found.items():
             if key not in self.jobs:
-                self.jobs[key] = JobMeter(job, self.settings)
+                self.jobs[key] = JobMeter(job)
             self.jobs[key].look(job)
-        left = {each.job.id for each in found.values()}
-        return {meter.job.job.id for meter in ended.values()} - left
 
 
 def serve(loop: Loop, events: int, control: socket.socket, needed: Callable[[], bool]) -> None:
     """Sample until killed, or not needed: the node's directories are gone."""
-    interval, due = loop.settings.interval, 0.0
+    interval, due = loop.interval, 0.0
     while loop.jobs or needed():
         now = time.monotonic()
         if now >= due:
@@ -215,37 +236,14 @@ def serve(loop: Loop, events: int, control: socket.socket, needed: Callable[[], 
 
 
 def _answer(loop: Loop, control: socket.socket) -> None:
-    """Take the last sample of a job that ends, and say so."""
+    """Take the last sample of a job that ends; who writes it says so."""
     with contextlib.suppress(OSError):
         connection, _ = control.accept()
         with connection:
             connection.settimeout(LAST)
             key = connection.recv(256).decode("utf-8", "replace")
             if key in loop.jobs:
-                loop.tick(last=key)
-            connection.sendall(b"1")
-
-
-def _open(config: Path) -> tuple[Settings, list[Outlet]]:
-    """Return an outlet for each exporter that is root's, and one for all others."""
-    site, found = extensions.load(config, GROUP)
-    settings = site[Settings]
-    outlets, others = [], []
-    for name in dict.fromkeys(settings.exporters):
-        try:
-            opening = found.function(name)
-        except Exception as error:  # anybody's module
-            log.warning("exporter %s: %s", name, printable(str(error)))
-            continue
-        if getattr(opening, "as_root", False):
-            outlets.append(Outlet(name, Opened(partial(opening, site)), settings.deadline))
-        else:
-            others.append(name)
-    if others:
-        from vtorque_telemetry.outside import Outside  # noqa: PLC0415 - subprocess, pickle
-
-        outlets.append(Outlet("process", Outside(config, others), settings.deadline))
-    return settings, outlets
+                loop.tick(key, connection.fileno())
 
 
 def main() -> None:
@@ -253,20 +251,23 @@ def main() -> None:
     paths, (config,) = begin("telemetry")
     control = listen(paths.run / "telemetry.sock")
     try:
-        settings, outlets = _open(Path(config))
+        site, _ = extensions.load(Path(config), GROUP)
+        settings = site[Settings]
     except Exception:
         log.exception("%s", config)
-        settings, outlets = Settings(), []
+        settings = Settings()
+    outside = Outside(Path(config))
 
     def end(_number: int, _frame: object) -> None:
-        close_all(outlets)
+        outside.close()
         (paths.run / "telemetry.sock").unlink(missing_ok=True)
-        os._exit(0)  # a sink may hang
+        os._exit(0)  # a call of libvirt's may hang
 
     signal.signal(signal.SIGTERM, end)
     events = changes.events()
     changes.watch(events, paths.journal)
-    serve(Loop(paths, settings, outlets), events, control, (paths.run / "telemetry.lock").exists)
+    loop = Loop(paths, settings.interval, outside)
+    serve(loop, events, control, (paths.run / "telemetry.lock").exists)
 
 
 if __name__ == "__main__":

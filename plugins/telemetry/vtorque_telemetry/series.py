@@ -3,7 +3,7 @@
 First line ``{"schema": 1, "job": .., "node": .., "interval": 2.0}``, then one per sampling and
 guest: ``{"t": unix, "g": index or null, "v": {series: value}}``. When it is full every second line
 of each guest goes and the interval doubles; counters stay exact. Lines of the whole job (``g`` is
-null) stay. What a killed sampler or a full disk has cut off is no line, and goes with its turn.
+null) stay. What a killed sampler has cut off goes with the next.
 """
 
 from __future__ import annotations
@@ -15,30 +15,26 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from vtorque_core.api.kept_records import Place
-
 NAME = "series.jsonl"
 MAX_LINES = 2000  # of each guest
 MAX_BYTES = 16 << 20  # of the file, however long a job's own names are: then it is thinned, too
 
 
 class SeriesFile:
-    """The file of one job on this node. Raises OSError or HostFault as the disk does."""
+    """The file of one job on this node. Raises OSError as the disk does."""
 
-    def __init__(self, place: Place, job: str, node: str, interval: float) -> None:
-        """Begin it, or go on with what a killed sampler has left."""
-        self._place = place
+    def __init__(self, descriptor: int, job: str, node: str, interval: float) -> None:
+        """Begin it, or go on with what a killed sampler has left; open to be read and written."""
+        self._descriptor = descriptor
         self._head = {"schema": 1, "job": job, "node": node, "interval": interval}
         self._lines: dict[int, int] = {}
         self._next: dict[int, float] = {}
-        self._torn = False
-        try:
-            before = place.read(NAME, MAX_BYTES)
-            self._count(before)
-            self._torn = not before.endswith(b"\n")
-        except FileNotFoundError:
-            place.write(NAME, json.dumps(self._head).encode() + b"\n")
-        self._descriptor = place.append(NAME)
+        before = self._read()
+        whole = before[: before.rfind(b"\n") + 1]
+        self._count(whole)
+        os.ftruncate(descriptor, len(whole))
+        if not whole:
+            self._append(json.dumps(self._head).encode() + b"\n")
 
     @property
     def interval(self) -> float:
@@ -63,16 +59,23 @@ class SeriesFile:
             self._thin()
             if self._size() + len(line) > MAX_BYTES:
                 raise OSError(errno.EFBIG, f"{NAME} has {MAX_BYTES >> 20} MiB")
-        data = b"\n" + line if self._torn else line
-        self._torn = os.write(self._descriptor, data) < len(data)
-        if self._torn:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self._append(line)
         if guest is None:
             return
         self._lines[guest] = self._lines.get(guest, 0) + 1
         self._next[guest] = at + self.interval
         if self._lines[guest] >= MAX_LINES:
             self._thin()
+
+    def _append(self, data: bytes) -> None:
+        """Add it, or nothing of it."""
+        before = self._size()
+        if os.pwrite(self._descriptor, data, before) < len(data):
+            os.ftruncate(self._descriptor, before)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def _read(self) -> bytes:
+        return os.pread(self._descriptor, MAX_BYTES, 0)
 
     def _size(self) -> int:
         return os.fstat(self._descriptor).st_size
@@ -94,7 +97,7 @@ class SeriesFile:
         kept = [json.dumps(head).encode()]
         seen: dict[int, int] = {}
         dropped: dict[int, dict[str, float]] = {}
-        for line in self._place.read(NAME, MAX_BYTES).splitlines()[1:]:
+        for line in self._read().splitlines()[1:]:
             guest = _guest_of(line)
             if guest is None:
                 kept.append(line)
@@ -108,11 +111,20 @@ class SeriesFile:
                 entry["v"] = {**dropped[guest], **entry.get("v", {})}
                 line = json.dumps(entry, separators=(",", ":")).encode()  # noqa: PLW2901
             kept.append(line)
-        self._place.write(NAME, b"\n".join(kept) + b"\n")
-        descriptor = self._place.append(NAME)
-        self.close()
-        self._descriptor, self._head, self._torn = descriptor, head, False
+        self._replace(b"\n".join(kept) + b"\n")
+        self._head = head
         self._lines = {guest: (count + 1) // 2 for guest, count in seen.items()}
+
+    def _replace(self, data: bytes) -> None:
+        """Write all of it anew, which is shorter.
+
+        In its place, since the directory is root's. Who reads meanwhile, or a kill, may find the
+        rest of the lines of before as empty ones.
+        """
+        padded = data.ljust(self._size(), b"\n")
+        if os.pwrite(self._descriptor, padded, 0) < len(padded):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        os.ftruncate(self._descriptor, len(data))
 
 
 def _guest_of(line: bytes) -> int | None:

@@ -21,7 +21,7 @@ class Settings:
         (), doc="where samples go beside the job's report: prometheus, textfile, influxdb, ..."
     )
     uid: int = setting(
-        2146890000, doc="who the exporters' process is: nobody else's uid, without an account"
+        2146890000, doc="who measures and exports: nobody else's uid, without an account"
     )
     listen: str = setting(
         "127.0.0.1:327",
@@ -36,11 +36,11 @@ class Settings:
     key: str = setting("", doc="prometheus: its key", secret_file=True)
     client_ca: str = setting("", doc="prometheus: who signs the certificates of clients (PEM)")
     textfile: str = setting(
-        "/var/lib/prometheus/node-exporter/vtorque.prom",
-        doc="textfile: the file for node_exporter's textfile collector",
+        "/var/lib/prometheus/node-exporter-vtorque/vtorque.prom",
+        doc="textfile: the file for node_exporter's textfile collector, in a directory of its own",
     )
     textfile_mode: str = setting("0640", doc="textfile: its mode; it has all users' samples")
-    textfile_group: str = setting("", doc="textfile: its group; empty: root's")
+    textfile_group: str = setting("", doc="textfile: its group; empty: as its directory's")
     influx_url: str = setting(
         "http://127.0.0.1:8086/write?db=vtorque",
         doc="influxdb: where lines are written, /write?db= (v1) or /api/v2/write?org=&bucket=",

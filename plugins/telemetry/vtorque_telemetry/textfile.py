@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import grp
+import os
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from vtorque_core.api import HostFault, replace_file, require_root_owned
+from vtorque_core.api import ConfigError, HostFault, require_root_owned
 from vtorque_telemetry.api import Sample
 from vtorque_telemetry.exposition import text
 from vtorque_telemetry.settings import Settings
@@ -16,20 +17,29 @@ class Textfile:
     """See :class:`vtorque_telemetry.api.Sink`."""
 
     def __init__(self, settings: Settings) -> None:
-        """Raise ConfigError if others can write its directory, HostFault for an unknown group."""
+        """Have a directory that belongs to the uid of the process. As root.
+
+        Raises ConfigError: it is another's, or others could replace it; HostFault for an unknown
+        group; OSError.
+        """
         self._path = Path(settings.textfile)
-        require_root_owned(self._path.parent)
         self._mode = int(settings.textfile_mode, 8)
         try:
-            self._gid = (
-                grp.getgrnam(settings.textfile_group).gr_gid if settings.textfile_group else -1
-            )
+            group = settings.textfile_group
+            gid = grp.getgrnam(group).gr_gid if group else -1
         except KeyError:
             raise HostFault(f"there is no group {settings.textfile_group!r}") from None
+        if os.geteuid() == 0:
+            _own(self._path.parent, settings.uid, gid)
 
     def write(self, samples: Sequence[Sample], _deadline: float) -> None:
-        """Replace the file."""
-        replace_file(str(self._path), text(samples), mode=self._mode, gid=self._gid)
+        """Replace the file. Raises OSError."""
+        fresh = self._path.with_name(f".{self._path.name}.new")
+        fresh.unlink(missing_ok=True)
+        fresh.touch(0o600, exist_ok=False)
+        fresh.write_bytes(text(samples))
+        fresh.chmod(self._mode)
+        fresh.replace(self._path)
 
     def end(self, jobs: Collection[str]) -> None:
         """Do nothing: the next file does not have them."""
@@ -37,3 +47,23 @@ class Textfile:
     def close(self) -> None:
         """Remove the file: node_exporter would tell its last values for ever."""
         self._path.unlink(missing_ok=True)
+
+
+def _own(directory: Path, uid: int, gid: int) -> None:
+    """Make the directory unless it is there; a new file in it gets its group."""
+    require_root_owned(directory.parent)
+    if not directory.exists():
+        directory.mkdir(0o700)
+        os.chown(directory, uid, -1)
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        owner = os.fstat(descriptor).st_uid
+        if owner != uid:
+            raise ConfigError(
+                f"{directory} belongs to uid {owner}, must to {uid} ('uid' in [plugin.telemetry]), "
+                "who replaces the file in it: name one that is not there, and it is made"
+            )
+        os.fchown(descriptor, -1, gid)
+        os.fchmod(descriptor, 0o2755)
+    finally:
+        os.close(descriptor)

@@ -1,80 +1,18 @@
-"""One guest's numbers, from libvirt's counters, the kernel's and the journal's, as samples."""
+"""One guest's numbers, from libvirt's counters, the kernel's and the journal's. As root."""
 
 from __future__ import annotations
 
 import contextlib
-import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any
 
 from vtorque_core.api.vcpu_threads import process_of
-from vtorque_core.live.jobs import RunningGuest, RunningJob
-from vtorque_telemetry.api import Sample
-from vtorque_telemetry.metrics import BLOCK, NET, help_of, kind_of
+from vtorque_core.live.jobs import RunningGuest
+from vtorque_telemetry.metrics import BLOCK, NET, Values
 from vtorque_telemetry.threads import Process
 
-Own = tuple[tuple[str, str], ...]
-Values = dict[tuple[str, Own], float]
-"""(name, its own labels) to value."""
-
 MAX_DEVICES = 32  # disks and NICs of a guest, each
-_LABEL = 200  # characters
 _G = "vtorque_guest_"
-
-
-@dataclass(frozen=True, slots=True)
-class Series:
-    """What stays the same of a series; ``text`` is how series.jsonl calls it."""
-
-    name: str
-    labels: Mapping[str, str]
-    kind: Literal["counter", "gauge"]
-    help: str
-    text: str
-
-
-class Labels:
-    """The series of one guest, or of a whole job: the same labels before each one's own."""
-
-    def __init__(self, job: RunningJob, guest: RunningGuest | None) -> None:
-        whose = job.job
-        self.base = {"job": whose.id, "user": whose.owner, "node": whose.node}
-        if guest is not None:
-            self.base["guest"] = str(guest.rank)
-        self.base = {name: safe(value) for name, value in self.base.items()}
-        self._known: dict[tuple[str, Own], Series] = {}
-
-    def series(self, name: str, own: Own) -> Series:
-        """Return a series; ``own`` labels never replace ours."""
-        known = self._known.get((name, own))
-        if known is None:
-            labels = {**{k: safe(v) for k, v in own}, **self.base}
-            inner = ",".join(f'{k}="{escape(safe(v))}"' for k, v in own)
-            text = f"{name}{{{inner}}}" if inner else name
-            known = Series(name, labels, kind_of(name), help_of(name), text)
-            self._known[name, own] = known
-        return known
-
-    def samples(self, values: Values, at: float) -> Iterator[Sample]:
-        """Yield the values as samples."""
-        for (name, own), value in values.items():
-            s = self.series(name, own)
-            yield Sample(s.name, value, s.labels, s.kind, at, s.help)
-
-    def texts(self, values: Values) -> dict[str, float]:
-        """Return the values as series.jsonl has them."""
-        return {self.series(name, own).text: round(v, 6) for (name, own), v in values.items()}
-
-
-def safe(text: str) -> str:
-    """Return a label's value without what is not printable, bounded."""
-    return "".join(c if c.isprintable() else "?" for c in text[:_LABEL])
-
-
-def escape(text: str) -> str:
-    """Return a label's value as Prometheus' text format has it between quotes."""
-    return re.sub(r'(["\\])', r"\\\1", text).replace("\n", "\\n")
 
 
 class GuestMeter:

@@ -11,8 +11,9 @@ import pytest
 import measured
 from vtorque_core.base.names import JobAttempt
 from vtorque_core.live.jobs import Running
-from vtorque_telemetry import measure, sampler
-from vtorque_telemetry.measure import GuestMeter, Labels
+from vtorque_telemetry import figures, jobs
+from vtorque_telemetry.figures import GuestMeter
+from vtorque_telemetry.labels import Labels
 from vtorque_telemetry.metrics import METRICS
 from vtorque_telemetry.threads import Process
 
@@ -49,7 +50,7 @@ def test_what_runs_and_whose_it_is(job, running):
     assert (guest.name, guest.uuid) == (job.names[0], job.uuids[0])
     assert guest.ready > guest.started - 0.001  # kept in whole milliseconds
     now = running.phases[-1][1] + 5
-    spans = sampler._spans(running.phases, now)
+    spans = jobs._spans(running.phases, now)
     assert list(spans) == ["plan", "boot", "run"]
     assert spans["run"] == pytest.approx(5)
     assert running.kept.directory == job.kept.directory
@@ -118,7 +119,7 @@ def test_a_counter_never_falls_and_silence_is_no_zero(running):
 def test_a_guest_cannot_have_endless_devices(running):
     stats = {"block.count": 10**6, **{f"block.{n}.rd.bytes": n for n in range(100)}}
     found = GuestMeter(running.guests[0]).measure(stats)
-    assert sum(name.endswith("read_bytes_total") for name, _ in found) == measure.MAX_DEVICES
+    assert sum(name.endswith("read_bytes_total") for name, _ in found) == figures.MAX_DEVICES
 
 
 def test_threads_memory_and_faults_are_the_processes(tmp_path):
@@ -163,8 +164,8 @@ def test_a_dead_threads_time_stays(tmp_path):
         process.close()
 
 
-def test_labels_are_ours_first_and_harmless(running):
-    labels = Labels(running, running.guests[0])
+def test_labels_are_ours_first_and_harmless():
+    labels = Labels({"job": "42.srv", "user": "ada", "node": "n1", "guest": "3"})
     series = labels.series("vtorque_app_x", (("job", "forged"), ("step", 'a"b\\\n\x1b[31m')))
     assert series.labels == {
         "job": "42.srv", "user": "ada", "node": "n1", "guest": "3", "step": 'a"b\\??[31m',

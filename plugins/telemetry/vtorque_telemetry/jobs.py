@@ -1,0 +1,169 @@
+"""The sampler's half that is not root's: a guest's own lines, samples, series.jsonl.
+
+What root has measured, and the ports and files that it has opened, come as :mod:`tick
+<vtorque_telemetry.tick>`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Mapping, Sequence
+
+from vtorque_telemetry.api import Sample
+from vtorque_telemetry.app import AppMeter
+from vtorque_telemetry.labels import Labels
+from vtorque_telemetry.metrics import Values
+from vtorque_telemetry.outlets import Outlet
+from vtorque_telemetry.series import SeriesFile
+from vtorque_telemetry.settings import Settings
+from vtorque_telemetry.tick import GuestFigures, JobFigures, Name, Tick
+
+log = logging.getLogger("telemetry")
+
+
+class GuestMeter:
+    """What is known of one guest: its port, the labels of its series."""
+
+    def __init__(self, labels: Mapping[str, str], guest: GuestFigures) -> None:
+        self.app = AppMeter()
+        self.labels = Labels({**labels, "guest": str(guest.rank)})
+        self.untold: Values = {}  # the job's own, not yet in its file
+
+
+class JobMeter:
+    """All that is measured of one job on this node."""
+
+    def __init__(self, labels: Mapping[str, str], settings: Settings) -> None:
+        self.broken = False  # that was said
+        self.series: SeriesFile | None = None
+        self._settings = settings
+        self._labels = Labels(labels)
+        self._guests: dict[int, GuestMeter] = {}
+        self._phases: dict[str, float] = {}
+        self._said = ""
+
+    def close(self) -> None:
+        """Close all files; they stay."""
+        for guest in self._guests.values():
+            guest.app.close()
+        if self.series is not None:
+            self.series.close()
+
+    def take(self, guest: int | None, file: int, job: JobFigures) -> None:
+        """Take a file of the job's or of a guest's over."""
+        if guest is not None:
+            self._guest(guest, job).app.connect(socket.socket(fileno=file))
+            return
+        if self.series is not None:
+            self.series.close()
+        labels = job.labels
+        self.series = SeriesFile(file, labels["job"], labels["node"], self._settings.interval)
+
+    def measure(self, job: JobFigures, at: float, *, last: bool = False) -> list[Sample]:
+        """Return all samples of now, and write them into the job's file."""
+        samples: list[Sample] = []
+        rejected = 0
+        for index, figures in job.guests.items():
+            guest = self._guest(index, job)
+            fresh: Values = {}
+            if self._settings.app_series:
+                known = sum(len(g.app.values) for g in self._guests.values())
+                fresh = guest.app.read(self._settings.app_series - known)
+                rejected += guest.app.rejected
+            samples += guest.labels.samples({**figures.values, **guest.app.values}, at)
+            guest.untold.update(fresh)  # with the next line: who talks does not shorten the series
+            told = guest.labels.texts({**figures.values, **guest.untold})
+            if self._write(index, at, told, must=last):
+                guest.untold.clear()
+        spans = _spans(job.phases, at)
+        whole: Values = {
+            ("vtorque_job_phase_seconds", (("phase", n),)): v for n, v in spans.items()
+        }
+        if rejected:
+            whole["vtorque_job_app_lines_rejected_total", ()] = rejected
+        samples += self._labels.samples(whole, at)
+        done = dict(list(spans.items())[: None if last else -1])
+        if done.keys() - self._phases.keys() or (last and done):
+            self._phases = done
+            self._write(None, at, self._labels.texts(whole), must=True)
+        return samples
+
+    def _guest(self, index: int, job: JobFigures) -> GuestMeter:
+        if index not in self._guests:
+            self._guests[index] = GuestMeter(job.labels, job.guests[index])
+        return self._guests[index]
+
+    def _write(self, guest: int | None, at: float, values: dict[str, float], *, must: bool) -> bool:
+        """Write a line if it is time for one, or it must be; return whether it was."""
+        if self.series is None:  # root could not open it, and has said so
+            return False
+        try:
+            if not must and guest is not None and not self.series.due(guest, at):
+                return False
+            self.series.add(guest, at, values)
+        except OSError as error:  # a full disk: other jobs, and sinks, go on
+            if str(error) != self._said:  # once, until it can be written again
+                log.warning("%s: %s", self._labels.base["job"], error)
+            self._said = str(error)
+            return False
+        self._said = ""
+        return True
+
+
+def _spans(phases: Sequence[tuple[str, float]], now: float) -> dict[str, float]:
+    """Return the seconds of each phase, the last one until ``now`` (Unix time)."""
+    ends = [*(at for _, at in phases[1:]), now]
+    found: dict[str, float] = {}
+    for (name, at), end in zip(phases, ends, strict=True):
+        found[name] = found.get(name, 0.0) + max(0.0, end - at)
+    return found
+
+
+class Jobs:
+    """All jobs of the node. Nothing that is wrong with one of them ends it."""
+
+    def __init__(self, settings: Settings, outlets: Sequence[Outlet]) -> None:
+        self.settings = settings
+        self.outlets = outlets
+        self.meters: dict[str, JobMeter] = {}
+
+    def take(self, tick: Tick, files: Sequence[int]) -> None:
+        """Measure all jobs once, and give the samples to the outlets; tell who waits for that."""
+        ended = self._keep(tick)
+        for name, file in zip(tick.files, files, strict=False):
+            self._take(tick, name, file)
+        samples: list[Sample] = []
+        for key, job in tick.jobs.items():
+            meter = self.meters[key]
+            try:
+                samples += meter.measure(job, tick.at, last=key == tick.last)
+            except Exception:  # a defect in what one job has brought about
+                if not meter.broken:
+                    log.exception("%s", key)
+                meter.broken = True
+        for outlet in self.outlets:
+            outlet.give(samples, ended)
+        if len(files) > len(tick.files):
+            with socket.socket(fileno=files[-1]) as waits:
+                waits.send(b"1")
+
+    def _keep(self, tick: Tick) -> set[str]:
+        """Begin with new jobs, forget those that are gone; return the ids of these."""
+        gone = {key: self.meters.pop(key) for key in self.meters.keys() - tick.jobs.keys()}
+        for meter in gone.values():
+            meter.close()
+        for key, job in tick.jobs.items():
+            if key not in self.meters:
+                self.meters[key] = JobMeter(job.labels, self.settings)
+        left = {job.labels["job"] for job in tick.jobs.values()}
+        return {meter._labels.base["job"] for meter in gone.values()} - left
+
+    def _take(self, tick: Tick, name: Name, file: int) -> None:
+        key, guest = name
+        try:
+            self.meters[key].take(guest, file, tick.jobs[key])
+        except OSError as error:
+            os.close(file)
+            log.warning("%s: %s", key, error)
