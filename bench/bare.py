@@ -57,7 +57,7 @@ class Booted:
         """Wait until the guest is ready; return a session on its run port."""
         status, run = (self.place / port for port in PORTS)
         with _connect(status) as connection:
-            StatusReader(connection).wait_ready(time.monotonic() + 300, lambda _: None)
+            list(StatusReader(connection).steps(time.monotonic() + 300))
         session = Session(_connect(run))
         session.hello(time.monotonic() + 60)
         return session

@@ -63,7 +63,7 @@ class Guest:
     started: float
 
     def wait_ready(self, seconds: float) -> float:
-        StatusReader(self.status).wait_ready(time.monotonic() + seconds, lambda step: None)
+        list(StatusReader(self.status).steps(time.monotonic() + seconds))
         return time.monotonic() - self.started
 
     def wait_console(self, text: str, seconds: float) -> str:

@@ -77,6 +77,7 @@ BLOBS = {
     "file's long name": (
         file_document(name="x" * 256), "a file's name has more than 255 characters"
     ),
+    "NUL in a file's name": (file_document(name="x\0y"), "a file's name has a NUL character"),
     "file with a mode": (
         file_document(mode=0o4755), "a file is not an object with exactly name, data"
     ),

@@ -12,9 +12,12 @@ import os
 import re
 import stat
 import time
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 from vtorque_core.api.kept_records import Place
+from vtorque_core.api.read_apart import read_apart
 from vtorque_core.base.errors import HostFault, printable
 from vtorque_core.records.reading import DOMAIN, JournalState
 
@@ -27,6 +30,7 @@ COLLECTED = {"console.log": "console", "cloud-init.log": "cloud-init"}
 PANIC = 50  # lines: what is wrong comes first, then registers and a trace
 WIDTH = 200  # characters of one line
 _BYTES = 16384  # looked at from the end
+_READING = 20.0  # seconds
 _SETTLE = 0.5  # seconds that virtlogd may take to write what the ending QEMU said
 _POLL = 0.1
 _log = logging.getLogger(__name__)
@@ -43,12 +47,22 @@ def tail(
     grows. Never raises.
     """
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    with contextlib.suppress(OSError), os.fdopen(os.open(path, flags), "rb") as file:
+    with contextlib.suppress(OSError, HostFault), os.fdopen(os.open(path, flags), "rb") as file:
         status = os.fstat(file.fileno())
         if stat.S_ISREG(status.st_mode):
             size = _settled(file.fileno(), status.st_size, settle)
-            return lines_of(os.pread(file.fileno(), most, max(0, size - most)), lines)
+            until = time.monotonic() + _READING
+            said = read_apart(_last, lines, most, size, until=until, files=[file.fileno()])
+            return tuple(
+                printable(line.decode("utf-8", "replace"), WIDTH) for line in islice(said, lines)
+            )
     return ()
+
+
+def _last(lines: int, most: int, size: int, console: int) -> Iterator[bytes]:
+    """Yield the last lines, apart from root."""
+    data = os.pread(console, most, max(0, size - most))
+    yield from (line.encode() for line in lines_of(data, lines))
 
 
 def heading(hostname: str) -> str:

@@ -1,8 +1,8 @@
 """What a user asks for with ``-vm``: from text to a :class:`Request`, and as bytes to the node.
 
-On the submit side this runs as the user. On the node :meth:`Request.decode` and
-:func:`from_token` read, as root, bytes that the user may have forged: whatever is wrong with
-them ends in Refused. What the values mean is the policy's business.
+On the submit side this runs as the user. On the node :func:`read` has bytes that the user may
+have forged parsed by a process without rights: whatever is wrong with them ends in Refused. What
+the values mean is the policy's business.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ import json
 import os
 import re
 import stat
+import time
 from base64 import b64decode, b64encode
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vtorque_core.api.read_apart import Unreadable, read_apart
 from vtorque_core.api.submission import MAX_REQUEST, malformed
 from vtorque_core.api.values import FileData, Option
 from vtorque_core.base.errors import Refusal, Refused, printable
@@ -35,7 +37,9 @@ MAX_FILES = 16
 MAX_VALUE = 4096  # characters of one value: PATH_MAX (limits.h) is the longest that makes sense
 MAX_FILE_NAME = 255  # NAME_MAX (limits.h)
 
-_KEY = re.compile(r"[a-z][a-z0-9_]{0,63}", re.ASCII)
+_KEY = re.compile(rb"[a-z][a-z0-9_]{0,63}")
+_VALUE, _FILE, _SHELL = b"v", b"f", b"s"  # what a part of a request is
+_READING = 20.0  # seconds: more than its CPU time
 
 Pairs = list[tuple[str, str]]
 
@@ -75,22 +79,33 @@ class Request:
     @staticmethod
     def decode(blob: bytes) -> Request:
         """Return the request in ``blob``, which anyone may have written. Raises Refused only."""
-        if len(blob) > MAX_REQUEST:
-            malformed(f"has {len(blob)} bytes (limit: {MAX_REQUEST})")
-        document = _object(_json(blob), "the document", ("v", "vm", "files", "shell"))
-        version = document["v"]
-        if type(version) is not int or version != VERSION:
-            malformed(f"it is not of version {VERSION}: submit the job anew")
-        pairs = tuple(_pair(item) for item in _list(document["vm"], "vm", MAX_PAIRS))
-        files = _files(document["files"])
-        keys = [key for key, _ in pairs] + list(files)
-        twice = next((key for i, key in enumerate(keys) if key in keys[:i]), None)
-        if twice is not None:
-            malformed(f"key {twice} is given twice")
-        shell = document["shell"]
-        if shell is not None and not _string(shell, "shell", MAX_VALUE).isprintable():
-            malformed("shell has control characters")
-        return Request(pairs, files, shell)
+        return Request.of(unpack(blob))
+
+    @staticmethod
+    def of(parts: Iterable[bytes]) -> Request:
+        """Return the request of what :func:`unpack` yields, whoever did so. Raises Refused only."""
+        pairs: Pairs = []
+        files: dict[str, FileData] = {}
+        seen: set[str] = set()
+        shell = None
+        for part in parts:
+            kind, key, content = part[:1], *_two(part[1:], b"=")
+            if kind == _SHELL:
+                shell = _text(content, "shell", MAX_VALUE)
+                if not shell.isprintable():
+                    malformed("shell has control characters")
+                continue
+            name = _key(key).decode("ascii")
+            if name in seen:
+                malformed(f"key {name} is given twice")
+            seen.add(name)
+            if kind == _FILE:
+                files[name] = _file(*_two(content, b"\0"))
+            else:
+                pairs.append((name, _text(content, "a -vm value", MAX_VALUE)))
+            if len(pairs) > MAX_PAIRS or len(files) > MAX_FILES:
+                malformed(f"it has over {MAX_PAIRS} values or {MAX_FILES} files")
+        return Request(tuple(pairs), files, shell)
 
 
 # -- the user's side --------------------------------------------------------------------------
@@ -229,6 +244,53 @@ def _split(word: str) -> tuple[str, str]:
 # -- the node's side: hostile input -----------------------------------------------------------
 
 
+def read(blob: bytes) -> Request:
+    """Return the request in ``blob``; its format is parsed by a process without rights.
+
+    As root, of bytes that anyone may have written. Raises Refused only.
+    """
+    _limited(blob)
+    try:
+        return Request.of(read_apart(unpack, blob, until=time.monotonic() + _READING))
+    except Unreadable as error:
+        raise Refused(str(error)) from None
+
+
+def unpack(blob: bytes) -> Iterator[bytes]:
+    """Yield what is in a request: ``vKEY=VALUE``, ``fKEY=NAME\\0CONTENT``, ``s=SHELL``.
+
+    Raises Refused for what has not the format; what the parts are is looked at by who gets them.
+    """
+    _limited(blob)
+    document = _object(_json(blob), "the document", ("v", "vm", "files", "shell"))
+    version = document["v"]
+    if type(version) is not int or version != VERSION:
+        malformed(f"it is not of version {VERSION}: submit the job anew")
+    for item in _list(document["vm"], "vm", MAX_PAIRS):
+        if not isinstance(item, list) or len(item) != 2:
+            malformed("a -vm pair is not a list of two")
+        yield _VALUE + _key(item[0]) + b"=" + _bytes(item[1], "a -vm value")
+    if not isinstance(document["files"], dict) or len(document["files"]) > MAX_FILES:
+        malformed(f"files is not an object of at most {MAX_FILES}")
+    for key, item in document["files"].items():
+        entry = _object(item, "a file", ("name", "data"))
+        try:
+            content = b64decode(_bytes(entry["data"], "a file"), validate=True)
+        except ValueError:
+            malformed("a file is not base64")
+        name = _bytes(entry["name"], "a file's name")
+        if b"\0" in name:
+            malformed("a file's name has a NUL character")
+        yield _FILE + _key(key) + b"=" + name + b"\0" + content
+    if document["shell"] is not None:
+        yield _SHELL + b"=" + _bytes(document["shell"], "shell")
+
+
+def _limited(blob: bytes) -> None:
+    if len(blob) > MAX_REQUEST:
+        malformed(f"has {len(blob)} bytes (limit: {MAX_REQUEST})")
+
+
 def _json(blob: bytes) -> Any:
     try:
         return json.loads(
@@ -265,6 +327,17 @@ def _list(value: Any, what: str, most: int) -> list[Any]:
     return value
 
 
+def _bytes(value: Any, what: str) -> bytes:
+    if not isinstance(value, str):
+        malformed(f"{what} is not text")
+    return value.encode("utf-8", "surrogatepass")  # which is no UTF-8: _text says so
+
+
+def _two(value: bytes, between: bytes) -> tuple[bytes, bytes]:
+    first, _, second = value.partition(between)
+    return first, second
+
+
 def _text_problem(value: str, most: int) -> str | None:
     if len(value) > most:
         return f"has more than {most} characters"
@@ -277,41 +350,25 @@ def _text_problem(value: str, most: int) -> str | None:
     return None
 
 
-def _string(value: Any, what: str, most: int) -> str:
-    if not isinstance(value, str):
-        malformed(f"{what} is not text")
-    problem = _text_problem(value, most)
+def _text(value: bytes, what: str, most: int) -> str:
+    text = value.decode("utf-8", "surrogateescape")
+    problem = _text_problem(text, most)
     if problem:
         malformed(f"{what} {problem}")
-    return value
+    return text
 
 
-def _key(value: Any) -> str:
-    if not isinstance(value, str) or not _KEY.fullmatch(value):
+def _key(value: Any) -> bytes:
+    key = value.encode("utf-8", "replace") if isinstance(value, str) else value
+    if not isinstance(key, bytes) or not _KEY.fullmatch(key):
         malformed("a -vm key is not a short lower-case word")
-    return value
+    return key
 
 
-def _pair(item: Any) -> tuple[str, str]:
-    if not isinstance(item, list) or len(item) != 2:
-        malformed("a -vm pair is not a list of two")
-    return _key(item[0]), _string(item[1], "a -vm value", MAX_VALUE)
-
-
-def _files(value: Any) -> dict[str, FileData]:
-    if not isinstance(value, dict) or len(value) > MAX_FILES:
-        malformed(f"files is not an object of at most {MAX_FILES}")
-    files = {}
-    for key, item in value.items():
-        entry = _object(item, "a file", ("name", "data"))
-        name = _string(entry["name"], "a file's name", MAX_FILE_NAME)
-        if not name.isprintable() or "/" in name:
-            malformed("a file's name has a slash or control characters")
-        try:
-            content = b64decode(_string(entry["data"], "a file", MAX_REQUEST), validate=True)
-        except ValueError:
-            malformed("a file is not base64")
-        if len(content) > MAX_FILE:
-            malformed(f"a file has {len(content)} bytes (limit: {MAX_FILE})")
-        files[_key(key)] = FileData(name, content)
-    return files
+def _file(name: bytes, content: bytes) -> FileData:
+    text = _text(name, "a file's name", MAX_FILE_NAME)
+    if not text.isprintable() or "/" in text:
+        malformed("a file's name has a slash or control characters")
+    if len(content) > MAX_FILE:
+        malformed(f"a file has {len(content)} bytes (limit: {MAX_FILE})")
+    return FileData(text, content)

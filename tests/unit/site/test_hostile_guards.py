@@ -22,7 +22,7 @@ from guards import Guard, guards, without
 from hostile_requests import BLOBS, DAMAGED, PAIRS, SITE, TOKENS, document, token
 from vtorque_core.api import submission, vm_options
 from vtorque_core.api.batch_system import BatchJob, Life, Outcome
-from vtorque_core.api.submission import from_token
+from vtorque_core.api.submission import unpacked
 from vtorque_core.api.values import FileData
 from vtorque_core.base import sizes
 from vtorque_core.base.errors import Refused
@@ -38,6 +38,23 @@ PLUGINS.register("core", vm_options, "vtorque-core")
 CONFIG = Path("/etc/vtorque/vtorque.toml")
 STRICT = build(parse_toml(SITE, CONFIG), PLUGINS)
 
+# What a reader that was taken over can tell root: parts that no document has.
+PARTS = {
+    "nothing": [b""],
+    "no key": [b"v=x"],
+    "a key's file": [b"f../x=n\0"],
+    "long value": [b"vimg=" + b"x" * 4097],
+    "value that is no text": [b"vimg=\xff"],
+    "key twice": [b"vimg=a", b"vimg=b"],
+    "201 values": [b"vk%d=x" % n for n in range(201)],
+    "17 files": [b"fk%d=n\0" % n for n in range(17)],
+    "file's path": [b"fimg=/etc/shadow\0"],
+    "file's long name": [b"fimg=" + b"x" * 256],
+    "large file": [b"fimg=x\0" + b"x" * 65_537],
+    "shell that clears screens": [b"s=/bin/sh\x1b[2J"],
+    "long shell": [b"s=/" + b"x" * 4096],
+}
+
 Attack = Callable[[], object]
 
 
@@ -47,7 +64,8 @@ def decided(wanted: Request) -> object:
 
 ATTACKS: dict[str, Attack] = {
     **{f"bytes: {name}": lambda b=blob: Request.decode(b) for name, (blob, _) in BLOBS.items()},
-    **{f"token: {name}": lambda t=text: from_token(t) for name, (text, _) in TOKENS.items()},
+    **{f"token: {name}": lambda t=text: [*unpacked(t)] for name, (text, _) in TOKENS.items()},
+    **{f"parts: {name}": lambda p=parts: Request.of(p) for name, parts in PARTS.items()},
     **{
         f"{key}={value!a}": lambda k=key, v=value: decided(Request(((k, v),)))
         for key, value in PAIRS
@@ -59,9 +77,10 @@ ATTACKS: dict[str, Attack] = {
 }
 # The rest is of the submit side, which runs as the user, and of other options' parsers.
 GUARDS = [
-    *guards(request, ("Request.decode", "_json", "_unique", "_no_constant", "_object", "_list")),
-    *guards(request, ("_string", "_key", "_pair", "_files")),
-    *guards(submission, ("from_token",)),
+    *guards(request, ("Request.of", "_text", "_key", "_file")),
+    *guards(request, ("unpack", "_limited", "_json", "_unique", "_no_constant", "_object")),
+    *guards(request, ("_list", "_bytes")),
+    *guards(submission, ("unpacked",)),
     *(g for g in guards(vm_options) if g.function != "no_parse"),
     *guards(sizes, ("size_mib", "count", "boolean")),
     *guards(option_limits, ("refusal",)),
@@ -149,7 +168,7 @@ def test_no_attack_costs_root_much(kind):
 def test_a_bomb_would_cost_much_without_its_limit(monkeypatch):
     monkeypatch.setattr(submission, "MAX_REQUEST", 1 << 30)
     bomb = token(b"\1" + zlib.compress(b"[" * 20_000_000, 9))
-    assert cost(lambda: from_token(bomb))[1] > 16
+    assert cost(lambda: [*unpacked(bomb)])[1] > 16
 
 
 def test_the_dearest_valid_request_costs_little():
@@ -161,7 +180,7 @@ def test_the_dearest_valid_request_costs_little():
     )
     assert 120_000 < len(blob) <= submission.MAX_REQUEST
     packed = submission.to_token(blob)
-    called, mib = cost(lambda: decided(Request.decode(from_token(packed))))
+    called, mib = cost(lambda: decided(Request.decode(b"".join(unpacked(packed)))))
     assert (called < 150_000, mib < 8) == (True, True), (called, mib)
 
 

@@ -18,6 +18,7 @@ from vtorque_core.api.batch_system import BatchJob, Life, NodeAdapter, Outcome
 from vtorque_core.api.guest_plan import JobUser
 from vtorque_core.api.kept_records import keep_facts
 from vtorque_core.api.log_levels import parse
+from vtorque_core.api.read_apart import reader
 from vtorque_core.base.detach import detached
 from vtorque_core.base.errors import HostFault, Refused, VtorqueError, printable
 from vtorque_core.base.locks import Busy, job_lock
@@ -57,12 +58,24 @@ def run(
     Never raises: a defect is reported as a host fault, its traceback goes to the job's log and to
     syslog.
     """
-    job = adapter.job(argv, environ)
-    if job.blob is None:
-        return adapter.finish(job, Outcome.NOT_OURS, "")
-    if job.detach:
-        return detached(lambda begun: _run(job, site, plugins, adapter, begun))
-    return _run(job, site, plugins, adapter)
+    with reader():
+        job = adapter.job(argv, environ)
+        if job.blob is None:
+            return adapter.finish(job, Outcome.NOT_OURS, "")
+        if not job.detach:
+            return _run(job, site, plugins, adapter)
+    return detached(lambda begun: _detached(job, site, plugins, adapter, begun))
+
+
+def _detached(
+    job: BatchJob,
+    site: Site,
+    plugins: Plugins,
+    adapter: NodeAdapter,
+    begun: Callable[[], None],
+) -> int:
+    with reader():
+        return _run(job, site, plugins, adapter, begun)
 
 
 def _run(

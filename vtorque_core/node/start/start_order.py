@@ -50,7 +50,7 @@ from vtorque_core.resources.virtiofs_daemon import Share, Virtiofsd
 from vtorque_core.site import policy
 from vtorque_core.site.config import Site
 from vtorque_core.site.plugins import Plugins
-from vtorque_core.site.request import Request
+from vtorque_core.site.request import read as read_request
 
 # Phases in which nothing of the user's takes part. Later on their disk may be broken, and they can
 # kill their own daemons or have their guest hang.
@@ -95,7 +95,7 @@ def start_job(
         raise Refused(job.bad_request)
     if job.unknown:
         raise HostFault(f"the batch system does not tell all of the job: {job.unknown}")
-    request = Request.decode(job.blob)
+    request = read_request(job.blob)
     user = plan.job_user(job.owner, site)
     wanted = policy.decide(request, site, plugins)
     log.ask(wanted[LOG])

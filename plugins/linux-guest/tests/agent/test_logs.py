@@ -24,7 +24,7 @@ def test_the_end_of_a_file_arrives_as_it_is(binary: Path, tmp_path: Path, size: 
     (tmp_path / "log").write_bytes(EVERY_BYTE[:size])
     with LocalAgent(binary) as agent, agent.status() as status:
         reader = StatusReader(status)
-        reader.wait_ready(time.monotonic() + LONG, lambda _: None)
+        list(reader.steps(time.monotonic() + LONG))
         for _ in range(2):
             assert told(reader, tmp_path / "log") == EVERY_BYTE[:size][-LOG_MAX:]
 
@@ -34,7 +34,7 @@ def test_after_a_failed_setup(binary: Path, tmp_path: Path) -> None:
     with LocalAgent(binary, f"echo said >{log}; exit 1") as agent, agent.status() as status:
         reader = StatusReader(status)
         with pytest.raises(GuestFailed):
-            reader.wait_ready(time.monotonic() + LONG, lambda _: None)
+            list(reader.steps(time.monotonic() + LONG))
         assert told(reader, log) == b"said\n"
 
 
@@ -45,7 +45,7 @@ def test_while_the_setup_hangs(binary: Path, tmp_path: Path) -> None:
         reader = StatusReader(status)
         eventually(lambda: log.exists() and log.stat().st_size)
         with pytest.raises(GuestSilent):
-            reader.wait_ready(time.monotonic() + 0.5, lambda _: None)
+            list(reader.steps(time.monotonic() + 0.5))
         assert told(reader, log) == b"waits\n"
 
 
@@ -70,7 +70,7 @@ def test_a_host_that_asks_and_does_not_read_delays_nobody(binary: Path, tmp_path
     (tmp_path / "log").write_bytes(EVERY_BYTE)
     with LocalAgent(binary) as agent:
         status = agent.status()
-        StatusReader(status).wait_ready(time.monotonic() + LONG, lambda _: None)
+        list(StatusReader(status).steps(time.monotonic() + LONG))
         for _ in range(200):
             status.send(f"LOG {tmp_path}/log\n".encode())
         assert run(agent.session(), sh("echo ran"))[1] == b"ran\n"
@@ -86,5 +86,5 @@ def test_a_new_host_gets_nothing_of_what_the_one_before_has_asked(
             assert status.recv(100)
         with agent.status() as status:
             reader = StatusReader(status)
-            reader.wait_ready(time.monotonic() + LONG, lambda _: None)
+            list(reader.steps(time.monotonic() + LONG))
             assert told(reader, tmp_path / "missing") == b""

@@ -23,7 +23,7 @@ DEVNULL = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
 def test_sync_before_exit_and_on_request(binary: Path) -> None:
     with LocalAgent(binary, sync=True) as agent, agent.status() as status:
         reader = StatusReader(status)
-        reader.wait_ready(time.monotonic() + 20, lambda _: None)
+        list(reader.steps(time.monotonic() + 20))
         reader.sync(time.monotonic() + 60)
         assert run(agent.session(), sh("exit 6"))[0].code == 6
 
@@ -32,7 +32,7 @@ def test_setup_steps_and_ready(binary: Path) -> None:
     setup = "echo 'STEP mount /home' >&3; echo noise; echo 'STEP network' >&3; sleep 0.2"
     steps: list[str] = []
     with LocalAgent(binary, setup) as agent, agent.status() as status:
-        StatusReader(status).wait_ready(time.monotonic() + 20, steps.append)
+        steps += StatusReader(status).steps(time.monotonic() + 20)
         assert steps[-1] == "network"
         assert run(agent.session(), sh("echo x"))[1] == b"x\n"
 
@@ -72,7 +72,7 @@ def test_systemd_is_told_when_the_guest_is_ready(
 def test_failed_setup_is_named_and_serves_no_jobs(binary: Path, script: str, reason: str) -> None:
     with LocalAgent(binary, script) as agent, agent.status() as status:
         with pytest.raises(GuestFailed) as caught:
-            StatusReader(status).wait_ready(time.monotonic() + 20, lambda _: None)
+            list(StatusReader(status).steps(time.monotonic() + 20))
         assert reason in caught.value.reason and len(caught.value.reason) < 4096
         with pytest.raises(AgentError, match="agent: "):
             run(agent.session(), sh("echo must not run"))
@@ -83,7 +83,7 @@ def test_status_is_told_again_to_whoever_connects(binary: Path) -> None:
         for _ in range(3):
             steps: list[str] = []
             with agent.status() as status:
-                StatusReader(status).wait_ready(time.monotonic() + 20, steps.append)
+                steps += StatusReader(status).steps(time.monotonic() + 20)
             assert steps[-1] == "one"
 
 
@@ -95,7 +95,7 @@ def test_bad_configuration_is_reported_as_failed(binary: Path, line: str) -> Non
     with LocalAgent(binary, extra=line + "\n") as agent:
         reader = StatusReader(agent.status())
         with pytest.raises(GuestFailed, match=r"agent\.conf line \d+: bad, unknown or repeated"):
-            reader.wait_ready(time.monotonic() + 20, lambda _: None)
+            list(reader.steps(time.monotonic() + 20))
 
 
 @pytest.mark.parametrize("key", ["uid", "gid"])

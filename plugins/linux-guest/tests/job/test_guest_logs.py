@@ -21,12 +21,12 @@ from vtorque_core.base.errors import HostFault
 from vtorque_linux_guest.guest.contract import STATUS_SOCKET
 from vtorque_linux_guest.job import guest_logs
 from vtorque_linux_guest.job.driver import LinuxDriver
-from vtorque_linux_guest.job.status_port import LOG_MAX, StatusReader
+from vtorque_linux_guest.job.status_port import StatusReader
 
 Guest = Callable[..., GuestPlan]
 Answer = Callable[[socket.socket, str], None]
 
-FULL = len(guest_logs.FILES) * (LOG_MAX + 100)
+FULL = guest_logs.MAX
 
 
 def line(data: bytes) -> bytes:
@@ -240,5 +240,5 @@ def test_a_directory_that_is_gone_changes_nothing(plan: Guest, tmp_path: Path) -
 def test_without_time_nothing_is_waited_for(debian: GuestPlan) -> None:
     host, guest_end = socket.socketpair()
     with host, guest_end:
-        guest_logs.collect(debian, StatusReader(host), time.monotonic() - 1)
+        assert list(guest_logs.told(StatusReader(host), time.monotonic() - 1)) == []
     assert not (debian.state_dir / guest_logs.NAME).exists()

@@ -358,7 +358,7 @@ def wait_ready(data: bytes, close: bool = False, seconds: float = LONG) -> list[
     steps: list[str] = []
     reader, ends = status_pair(data, close)
     try:
-        reader.wait_ready(time.monotonic() + seconds, steps.append)
+        steps += reader.steps(time.monotonic() + seconds)
         assert ends[1].recv(100) == b"STATUS\n"
     finally:
         for end in ends:

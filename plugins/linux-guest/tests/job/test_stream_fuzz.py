@@ -132,8 +132,8 @@ def test_status_returns_or_raises_stream_error(data: bytes) -> None:
         end.sendall(data)
         end.shutdown(socket.SHUT_WR)
         try:
-            StatusReader(host).wait_ready(
-                time.monotonic() + LONG, lambda step: None if step.isprintable() else pytest.fail()
+            assert all(
+                step.isprintable() for step in StatusReader(host).steps(time.monotonic() + LONG)
             )
         except StreamError as error:
             assert str(error).isprintable()

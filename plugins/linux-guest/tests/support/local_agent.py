@@ -98,7 +98,7 @@ class LocalAgent:
 
     def ready(self) -> None:
         """Wait until the agent has reported READY; its status connection is kept."""
-        StatusReader(self.status()).wait_ready(time.monotonic() + LONG, lambda _: None)
+        list(StatusReader(self.status()).steps(time.monotonic() + LONG))
 
     def connect(self) -> socket.socket:
         """The agent's next connection to the run port, as a host would have it."""

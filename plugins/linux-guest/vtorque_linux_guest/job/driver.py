@@ -22,7 +22,6 @@ from vtorque_core.api.libvirt_domain import Element
 from vtorque_core.api.node_job import Site
 from vtorque_linux_guest.guest.contract import STATUS_SOCKET
 from vtorque_linux_guest.job import run_job
-from vtorque_linux_guest.job.frames import GuestFailed, GuestSilent, StreamError
 from vtorque_linux_guest.settings import Settings
 
 
@@ -57,25 +56,10 @@ class LinuxDriver:
 
         Raises HostFault: what the guest's setup said, that it died, or that it was silent.
         """
-        from vtorque_linux_guest.job import guest_logs
-        from vtorque_linux_guest.job.status_port import StatusReader
+        from vtorque_linux_guest.job import ready
 
         with _connect(guest.run_dir / STATUS_SOCKET, deadline) as connection:
-            reader = StatusReader(connection)
-            try:
-                reader.wait_ready(guest_logs.ready_by(guest, deadline), step)
-            except GuestFailed as error:
-                guest_logs.collect(guest, reader, deadline)
-                raise HostFault(error.reason, stage=f"guest {guest.hostname}") from None
-            except GuestSilent as error:
-                if reader.step:
-                    guest_logs.collect(guest, reader, deadline)
-                raise HostFault(
-                    f"{error}; [node] start_timeout is the limit, its console's log may say more",
-                    stage=f"guest {guest.hostname}",
-                ) from None
-            except StreamError as error:
-                raise HostFault(str(error), stage=f"guest {guest.hostname}") from None
+            ready.await_ready(guest, connection, deadline, step)
 
     def run(self, guest: ReadyGuest, script: Script, streams: Streams) -> int:
         """Run the job in the guest; see :func:`vtorque_linux_guest.job.run_job.run`."""

@@ -1,7 +1,7 @@
 """What a guest that did not get ready has logged: asked of its agent, left for the core to keep.
 
-As root on the node. The guest may send anything, nothing, or without end: bytes and time are
-bounded, and the bytes stay as they are, for readers that trust none of them.
+The guest may send anything, nothing, or without end: bytes and time are bounded, and the bytes stay
+as they are, for readers that trust none of them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from vtorque_core.api.guest_plan import GuestPlan
 from vtorque_linux_guest.guest.linux_family import boots_micro
 from vtorque_linux_guest.job.frames import StreamError
-from vtorque_linux_guest.job.status_port import StatusReader
+from vtorque_linux_guest.job.status_port import LOG_MAX, StatusReader
 
 NAME = "cloud-init.log"
 """In the guest's state directory; the core keeps it with the job's log (doc/logging.md)."""
@@ -23,6 +23,7 @@ NAME = "cloud-init.log"
 FILES = ("/run/vtorque/setup.log", "/var/log/cloud-init-output.log", "/var/log/cloud-init.log")
 """Of setup.sh's last step, then cloud-init's own: what may come first if the time is short."""
 
+MAX = len(FILES) * (LOG_MAX + 100)  # bytes of all
 SECONDS = 2.0
 _SHARE = 10  # of a short time only so much is taken
 _log = logging.getLogger(__name__)
@@ -38,24 +39,20 @@ def ready_by(guest: GuestPlan, deadline: float) -> float:
     return deadline - max(0.0, min(SECONDS, (deadline - time.monotonic()) / _SHARE))
 
 
-def collect(guest: GuestPlan, reader: StatusReader, deadline: float) -> None:
-    """Write what the agent tells of the guest's logs to its state directory, mode 0600.
+def keep(guest: GuestPlan, content: bytes) -> None:
+    """Write what the agent told of the guest's logs to its state directory, mode 0600. As root.
 
-    Takes at most SECONDS and ends at ``deadline`` in any case. Never raises: the guest has failed,
-    and this only helps to see why. Nothing is written if nothing was told.
+    Never raises: the guest has failed, and this only helps to see why.
     """
-    if boots_micro(guest.image):
-        return
-    content = b"".join(_told(reader, min(deadline, time.monotonic() + SECONDS)))
-    if not content:
-        return
     try:
         _write(guest.state_dir / NAME, content)
     except OSError as error:
         _log.warning("the guest's logs cannot be written: %s", error)
 
 
-def _told(reader: StatusReader, end: float) -> Iterator[bytes]:
+def told(reader: StatusReader, deadline: float) -> Iterator[bytes]:
+    """Yield what the agent tells of the guest's logs. Takes at most SECONDS, until ``deadline``."""
+    end = min(deadline, time.monotonic() + SECONDS)
     for path in FILES:
         head = f"==> {path} <==\n".encode()
         try:

@@ -1,13 +1,14 @@
 """The host side of the status port: waits for a guest's READY, and says why it does not come.
 
-Runs on the node as root; what it reads was written by a guest. Lines of UTF-8, at most 4096 bytes.
+Runs on the node, apart from root (:mod:`vtorque_linux_guest.job.ready`); what it reads was written
+by a guest. Lines of UTF-8, at most 4096 bytes.
 """
 
 import base64
 import select
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from vtorque_linux_guest.job.frames import GuestDied, GuestFailed, GuestSilent, StreamError, shown
 
@@ -27,8 +28,8 @@ class StatusReader:
         self._total = self._lines = 0
         self.step = ""
 
-    def wait_ready(self, deadline: float, on_step: Callable[[str], None]) -> None:
-        """Return once the guest says READY; `on_step` gets each new step's name, printable.
+    def steps(self, deadline: float) -> Iterator[str]:
+        """Yield each new step's name, printable, until the guest says READY.
 
         `deadline` is in time.monotonic() seconds. Raises GuestFailed (with the guest's reason),
         GuestDied, GuestSilent (naming the last step seen), or StreamError for a flood or garbage.
@@ -42,7 +43,7 @@ class StatusReader:
                 raise GuestFailed(rest or "no reason given")
             if word == "STEP" and rest and rest != self.step:
                 self.step = rest
-                on_step(rest)
+                yield rest
 
     def sync(self, deadline: float) -> None:
         """Have the guest flush its file systems; returns when it says so. Errors as above."""

@@ -1,0 +1,75 @@
+"""A guest on its way to READY: what it says is read by a process without rights.
+
+Root gets bytes with a first letter that says what they are: steps, the end of the guest's logs if
+it fails, and a verdict.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+
+from vtorque_core.api import HostFault
+from vtorque_core.api.guest_plan import GuestPlan
+from vtorque_core.api.read_apart import Unreadable, read_apart
+from vtorque_linux_guest.guest.linux_family import boots_micro
+from vtorque_linux_guest.job import guest_logs
+from vtorque_linux_guest.job.frames import GuestFailed, GuestSilent, StreamError, shown
+from vtorque_linux_guest.job.status_port import LINES_MAX, StatusReader
+
+_STEP, _LOG, _READY, _SILENT, _FAULT = b"s", b"l", b"r", b"t", b"f"
+_MORE = 2.0  # seconds that the reader has beyond the guest's deadline, to say that it has passed
+
+
+def await_ready(
+    guest: GuestPlan, port: socket.socket, deadline: float, step: Callable[[str], None]
+) -> None:
+    """Return when the guest is ready; what one that fails has logged is kept. As root.
+
+    ``port``: connected to its status port. ``deadline`` in time.monotonic() seconds. Raises
+    HostFault: what the guest's setup said, that it died, or that it was silent.
+    """
+    log, steps, verdict = b"", 0, _FAULT + b"its status port cannot be read"
+    times = guest_logs.ready_by(guest, deadline), deadline, not boots_micro(guest.image)
+    said = read_apart(_watch, *times, until=deadline + _MORE, files=[port.fileno()])
+    try:
+        for word in said:
+            if word[:1] == _STEP and steps < LINES_MAX:
+                steps += 1
+                step(shown(word[1:]))
+            elif word[:1] == _LOG and len(log) < guest_logs.MAX:
+                log += word[1:]
+            else:
+                verdict = word
+    except Unreadable as error:
+        verdict = _FAULT + str(error).encode()
+    if verdict[:1] == _READY:
+        return
+    if log:
+        guest_logs.keep(guest, log)
+    reason = shown(verdict[1:])
+    if verdict[:1] == _SILENT:
+        reason += "; [node] start_timeout is the limit, its console's log may say more"
+    raise HostFault(reason, stage=f"guest {guest.hostname}")
+
+
+def _watch(ready_by: float, deadline: float, logs: bool, port: int) -> Iterator[bytes]:
+    """Read the guest's lines until it is ready, or cannot be; then its logs if it has any."""
+    with socket.socket(fileno=port) as connection:
+        reader = StatusReader(connection)
+        try:
+            for step in reader.steps(ready_by):
+                yield _STEP + step.encode()
+        except GuestFailed as error:
+            yield _FAULT + error.reason.encode()
+        except GuestSilent as error:
+            yield _SILENT + str(error).encode()
+            logs = logs and bool(reader.step)
+        except StreamError as error:
+            yield _FAULT + str(error).encode()
+            return
+        else:
+            yield _READY
+            return
+        if logs:
+            yield from (_LOG + piece for piece in guest_logs.told(reader, deadline) if piece)

@@ -1,0 +1,196 @@
+"""What a stranger wrote is read without rights, in bounded time and memory, and apart from root."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from patience import LONG, eventually
+from vtorque_core.api import read_apart as module
+from vtorque_core.api.read_apart import MAX_VALUE, Unreadable, read_apart, reader
+from vtorque_core.base.errors import Refused
+from vtorque_core.base.run_tool import NOBODY
+
+SECRET = b""
+
+
+def later(seconds=LONG):
+    return time.monotonic() + seconds
+
+
+def told(*words):
+    for word in words:
+        yield word.encode()
+
+
+def status():
+    yield Path("/proc/self/status").read_bytes()
+    yield " ".join(os.listdir("/proc/self/fd")).encode()  # noqa: PTH208 - without a descriptor
+    yield os.readlink("/proc/self/fd/1").encode()  # noqa: PTH115
+
+
+def first_line(descriptor):
+    yield os.read(descriptor, 100).partition(b"\n")[0]
+
+
+def secret():
+    yield SECRET
+
+
+def refuses():
+    yield b"half"
+    raise Refused("it is \x1b[2J damaged")
+
+
+def sleeps():
+    yield str(os.getpid()).encode()
+    time.sleep(1000)
+
+
+def spins():
+    while True:
+        yield from ()
+
+
+def eats():
+    yield bytes(2 << 30)
+
+
+def dies():
+    yield b"half"
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def writes(descriptor):
+    os.write(descriptor, b"x")
+    yield b""
+
+
+def opens(path):
+    os.close(os.open(path, os.O_RDONLY))
+    yield b""
+
+
+def too_long():
+    yield bytes(4 * MAX_VALUE)
+
+
+def test_values_come_one_by_one_and_a_file_goes_with_the_question(tmp_path):
+    (tmp_path / "f").write_text("one\ntwo")
+    with reader(), (tmp_path / "f").open() as file:
+        assert list(read_apart(told, "a", "", "ä", until=later())) == [b"a", b"", "ä".encode()]
+        assert [*read_apart(first_line, until=later(), files=[file.fileno()])] == [b"one"]
+    assert list(read_apart(told, "alone", until=later())) == [b"alone"]
+
+
+def test_it_has_no_rights_no_files_and_no_output():
+    kept, _ = os.pipe()
+    with reader():
+        said, files, output = read_apart(status, until=later())
+    has = {k: v.split() for k, _, v in (x.partition(":") for x in said.decode().splitlines())}
+    uid = NOBODY if os.geteuid() == 0 else os.geteuid()
+    assert (has["Uid"], has["NoNewPrivs"]) == ([str(uid)] * 4, ["1"])
+    assert {has[f"Cap{kind}"][0] for kind in ("Inh", "Prm", "Eff", "Amb")} == {"0" * 16}
+    if os.geteuid() == 0:
+        assert has["Gid"] == [str(NOBODY)] * 4 and has["Groups"] == []
+    assert len(files.split()) <= 6 and str(kept).encode() not in files.split()
+    assert output == b"/dev/null"
+
+
+def test_it_can_write_no_file(tmp_path):
+    with (tmp_path / "f").open("wb") as file, pytest.raises(Unreadable, match="File too large"):
+        list(read_apart(writes, until=later(), files=[file.fileno()]))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to be two users")
+def test_it_opens_nothing_of_roots(tmp_path):
+    with pytest.raises(Unreadable, match="Permission denied"):
+        list(read_apart(opens, str(tmp_path), until=later()))
+
+
+def test_what_root_learns_later_it_does_not_know(monkeypatch):
+    with reader():
+        monkeypatch.setattr(sys.modules[__name__], "SECRET", b"of the site")
+        assert list(read_apart(secret, until=later())) == [b""]
+
+
+@pytest.mark.parametrize(
+    ("work", "said"),
+    [(refuses, r"^it is \\x1b\[2J damaged$"), (eats, "MemoryError"), (dies, "it broke"),
+     (too_long, "Message too long")],
+)  # fmt: skip
+def test_what_goes_wrong_is_said(work, said):
+    with reader():
+        with pytest.raises(Unreadable) as caught:
+            list(read_apart(work, until=later()))
+        assert caught.match(said)
+        assert list(read_apart(told, "next", until=later())) == [b"next"]
+
+
+def test_its_time_is_limited(monkeypatch):
+    monkeypatch.setattr(module, "CPU", 1)
+    with reader():
+        with pytest.raises(Unreadable, match="it broke"):
+            list(read_apart(spins, until=later()))
+        with pytest.raises(Unreadable, match="sleeps has not ended in time"):
+            list(read_apart(sleeps, until=later(0.1)))
+
+
+def test_nothing_of_it_is_left(tmp_path):
+    with reader():
+        pid = int(next(read_apart(sleeps, until=later())))
+    eventually(lambda: not Path(f"/proc/{pid}").exists())
+
+
+KILLED = """
+import sys, time
+sys.path[:0] = [{here!r}]
+import test_read_apart as t
+with t.reader():
+    print(int(next(iter(t.read_apart(t.sleeps, until=t.later())))), flush=True)
+    time.sleep(1000)
+"""
+
+
+def test_it_ends_with_who_asks():
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    code = KILLED.format(here=str(Path(__file__).parent))
+    argv = [sys.executable, "-c", code]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, env=environ) as asks:
+        pid = int(asks.stdout.readline())
+        assert Path(f"/proc/{pid}").exists()
+        asks.kill()
+    eventually(lambda: not Path(f"/proc/{pid}").exists())
+
+
+def test_many_threads_ask_at_once():
+    found = []
+
+    def ask(number):
+        found.append((number, list(read_apart(told, str(number), until=later()))))
+
+    with reader():
+        threads = [threading.Thread(target=ask, args=(n,)) for n in range(20)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(LONG)
+    assert sorted(found) == [(n, [str(n).encode()]) for n in range(20)]
+
+
+def test_a_child_of_the_asking_process_has_one_of_its_own():
+    with reader():
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                os.closerange(3, 1 << 10)
+                code = int(list(read_apart(told, "x", until=later())) != [b"x"])
+            finally:
+                os._exit(code)
+        assert os.waitpid(pid, 0)[1] == 0
