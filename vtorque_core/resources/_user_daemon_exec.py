@@ -27,7 +27,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 # linux/sched.h
 CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWUSER = 0x00020000, 0x08000000, 0x10000000
@@ -132,6 +132,17 @@ def prctl(*arguments: int) -> None:
     """Call prctl(2) with integers. Raises OSError."""
     padded = (*arguments, 0, 0, 0, 0)[:5]
     _checked(_libc.prctl(*(ctypes.c_ulong(a) for a in padded)), f"prctl {arguments[0]}")
+
+
+def _system_call(what: str, number: int, *arguments: int | bytes | ctypes.Array[Any]) -> int:
+    """Make a call that libc has no function for. Raises OSError."""
+    typed = (ctypes.c_long(each) if isinstance(each, int) else each for each in arguments)
+    return _checked(_libc.syscall(ctypes.c_long(number), *typed), what)
+
+
+def descriptor_of(pidfd: int, number: int) -> int:
+    """Return another process's descriptor (pidfd_getfd(2), Linux 5.6). Raises OSError."""
+    return _system_call("pidfd_getfd", SYS_PIDFD_GETFD, pidfd, number, 0)
 
 
 def _mount(source: str, target: str, kind: bytes | None, flags: int) -> None:
@@ -272,10 +283,8 @@ def _open_source_as_user(plan: Plan) -> int:
     if not number:
         os.waitpid(child, 0)  # it has reported, and ends: it holds the lock, too
         os._exit(1)
-    arguments = (os.pidfd_open(child), int(number), 0)
-    source = _checked(_libc.syscall(ctypes.c_long(SYS_PIDFD_GETFD), *arguments), "pidfd_getfd")
-    for descriptor in (hold, answer, arguments[0]):
-        os.close(descriptor)
+    source = descriptor_of(os.pidfd_open(child), int(number))
+    os.close(hold)
     os.waitpid(child, 0)
     return source
 
@@ -286,35 +295,16 @@ def _read_only(plan: Plan, host_source: int) -> int:
     It is private, too: a file system mounted below the source later would be writable.
     """
     source = _open_source(plan)
-    mine, known = os.fstat(source), os.fstat(host_source)
-    if (mine.st_dev, mine.st_ino) != (known.st_dev, known.st_ino):
+    if not os.path.samestat(os.fstat(source), os.fstat(host_source)):
         raise _Step("was replaced while it was being opened")
-    tree = _checked(
-        _libc.syscall(
-            ctypes.c_long(SYS_OPEN_TREE),
-            ctypes.c_int(source),
-            ctypes.c_char_p(b""),
-            ctypes.c_uint(OPEN_TREE_CLONE | os.O_CLOEXEC | AT_EMPTY_PATH | AT_RECURSIVE),
-        ),
-        "open_tree (needs Linux 5.2)",
-    )
-    flags = MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV
-    attributes = (ctypes.c_uint64 * 4)(flags, 0, MS_PRIVATE, 0)  # struct mount_attr
-    _checked(
-        _libc.syscall(
-            ctypes.c_long(SYS_MOUNT_SETATTR),
-            ctypes.c_int(tree),
-            ctypes.c_char_p(b""),
-            ctypes.c_uint(AT_EMPTY_PATH | AT_RECURSIVE),
-            ctypes.byref(attributes),
-            ctypes.c_size_t(ctypes.sizeof(attributes)),
-        ),
-        "mount_setattr (needs Linux 5.12)",
-    )
+    flags = OPEN_TREE_CLONE | os.O_CLOEXEC | AT_EMPTY_PATH | AT_RECURSIVE
+    tree = _system_call("open_tree (needs Linux 5.2)", SYS_OPEN_TREE, source, b"", flags)
+    wanted = MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_RDONLY
+    attributes = (ctypes.c_uint64 * 4)(wanted, 0, MS_PRIVATE)  # struct mount_attr
+    arguments = (tree, b"", AT_EMPTY_PATH | AT_RECURSIVE, attributes, ctypes.sizeof(attributes))
+    _system_call("mount_setattr (needs Linux 5.12)", SYS_MOUNT_SETATTR, *arguments)
     if not os.fstatvfs(tree).f_flag & os.ST_RDONLY:
         raise _Step("did not become read-only")
-    os.close(source)
-    os.close(host_source)
     return tree
 
 
@@ -353,8 +343,7 @@ def _daemon(plan: Plan, host_source: int, maps_wanted: int, maps_done: int) -> N
     _become_user(plan)
     copy = plan.readonly and not plan.disk
     source = _read_only(plan, host_source) if copy else host_source
-    for descriptor in (plan.socket_fd, plan.lock_fd, source):
-        os.set_inheritable(descriptor, True)
+    os.set_inheritable(source, True)  # of the caller's all are; what else is open ends with execve
     if plan.disk:
         _capset(())
         refuse_what_serves_no_disk()
@@ -380,7 +369,6 @@ def _launch(plan: Plan) -> None:
     null = os.open(os.devnull, os.O_RDWR)
     for source, target in ((null, 0), (plan.log_fd, 1), (plan.log_fd, 2)):
         os.dup2(source, target)
-    os.close(null)
     os.close(plan.log_fd)
     os.chdir("/")
     os.umask(0o077)
@@ -409,8 +397,7 @@ def _launch(plan: Plan) -> None:
 
 def main() -> None:
     """Launch the plan given as the only argument."""
-    fields = json.loads(sys.argv[1])
-    plan = Plan(**{**fields, "groups": tuple(fields["groups"]), "argv": tuple(fields["argv"])})
+    plan = Plan(**json.loads(sys.argv[1]))
     try:
         _launch(plan)
     except BaseException as error:  # the caller must see any

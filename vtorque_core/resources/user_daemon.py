@@ -11,7 +11,6 @@ its lock file, whose lock it holds as long as it lives.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import fcntl
 import json
 import os
@@ -22,6 +21,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
+from itertools import groupby
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -29,7 +29,7 @@ from vtorque_core.api.acquired import RELEASE_TIME, CoreResource, unjournalled
 from vtorque_core.api.guest_plan import JobUser
 from vtorque_core.base.children import readable
 from vtorque_core.base.errors import HostFault, Refused, printable
-from vtorque_core.base.locks import lock_holder
+from vtorque_core.base.locks import flocked, lock_holder
 from vtorque_core.base.record import dataclass
 from vtorque_core.resources import _user_daemon_exec
 
@@ -136,14 +136,9 @@ def id_map(subordinate_id: int | None, ids: Iterable[int]) -> str:
         raise HostFault(
             f"the subordinate id {subordinate_id} belongs to the job's user: use another"
         )
-    runs: list[tuple[int, int]] = []
-    for number in wanted:
-        if runs and sum(runs[-1]) == number:
-            runs[-1] = (runs[-1][0], runs[-1][1] + 1)
-        else:
-            runs.append((number, 1))
+    runs = [list(run) for _, run in groupby(enumerate(wanted), lambda each: each[1] - each[0])]
     lines = [f"0 {number} 1" for number in root]
-    lines += [f"{start} {start} {count}" for start, count in runs]
+    lines += [f"{run[0][1]} {run[0][1]} {len(run)}" for run in runs]
     if len(lines) > MAX_MAP_LINES:
         raise HostFault(f"{len(wanted)} group ids need {len(lines)} map lines: {MAX_MAP_LINES} fit")
     return "\n".join(lines) + "\n"
@@ -170,17 +165,13 @@ def start(service: Service, ready: Callable[[bytes], bool], timeout: float) -> N
         stack.callback(os.close, log_fd)
         report, report_fd = os.pipe()
         stack.callback(os.close, report)
+        same = ("uid", "gid", "source", "owner_check", "readonly", "nofile")
         planned = _user_daemon_exec.Plan(
-            uid=service.uid,
-            gid=service.gid,
+            **{name: getattr(service, name) for name in same},
             groups=groups,
             uid_map=uid_map,
             gid_map=gid_map,
-            source=service.source,
             disk=service.is_disk,
-            owner_check=service.owner_check,
-            readonly=service.readonly,
-            nofile=service.nofile,
             argv=service.argv(listener.fileno()),
             socket_fd=listener.fileno(),
             lock_fd=lock_fd,
@@ -215,7 +206,7 @@ def stop(lock_path: str, deadline: float) -> None:
         raise HostFault(f"cannot open a daemon's lock: {error}") from error
     try:
         record = _read_record(lock_fd)
-        while not _unheld(lock_fd):
+        while not flocked(lock_fd, fcntl.LOCK_EX, 0):
             killed = _killlock_holder(lock_fd, deadline, record.get("log"))
             if not killed and time.monotonic() >= deadline:
                 raise HostFault(f"{lock_path}: held by a process that cannot be found")
@@ -239,18 +230,14 @@ def _take_lock(service: Service) -> int:
         writer = os.open(service.lock, flags, 0o600)
     except OSError as error:
         raise HostFault(f"cannot create a daemon's lock: {error}") from error
-    try:
+    with os.fdopen(writer, "wb") as record:
         reader = os.open(service.lock, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            fcntl.flock(reader, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not flocked(reader, fcntl.LOCK_EX, 0):
             os.close(reader)
-            raise HostFault(f"{service.lock}: its daemon already runs; stop it first") from None
-        os.ftruncate(writer, 0)
-        os.write(writer, json.dumps({"socket": service.socket, "log": service.log}).encode())
+            raise HostFault(f"{service.lock}: its daemon already runs; stop it first")
+        record.truncate(0)
+        record.write(json.dumps({"socket": service.socket, "log": service.log}).encode())
         return reader
-    finally:
-        os.close(writer)
 
 
 def _read_record(lock_fd: int) -> dict[str, str]:
@@ -295,12 +282,8 @@ def _log_text(log_fd: int) -> bytes:
 def _save_log(log_fd: int, path: str) -> None:
     """Write the log to its file, best effort: a full disk must not stop a teardown."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-    with contextlib.suppress(OSError):
-        target = os.open(path, flags, 0o600)
-        try:
-            os.write(target, _log_text(log_fd))
-        finally:
-            os.close(target)
+    with contextlib.suppress(OSError), os.fdopen(os.open(path, flags, 0o600), "wb") as target:
+        target.write(_log_text(log_fd))
 
 
 def _launch(plan: _user_daemon_exec.Plan, label: str, report: int, deadline: float) -> None:
@@ -318,8 +301,7 @@ def _launch(plan: _user_daemon_exec.Plan, label: str, report: int, deadline: flo
         if not readable([report], deadline - time.monotonic()):
             helper.kill()
             raise HostFault(f"{label}: no answer from it")
-        problem = os.read(report, 4096)
-        if problem:
+        if problem := os.read(report, 4096):
             reason = printable(problem.decode("utf-8", "replace"))
             if reason.startswith(_user_daemon_exec.DENIED):
                 raise Refused(f"{label}: {reason.removeprefix(_user_daemon_exec.DENIED)}")
@@ -335,28 +317,12 @@ def _await_ready(
     plan: _user_daemon_exec.Plan, ready: Callable[[bytes], bool], deadline: float
 ) -> None:
     """Wait until the daemon accepts; the socket listens since before its start."""
-    pid = lock_holder(plan.lock_fd)
-    with contextlib.suppress(ProcessLookupError):
-        pidfd = os.pidfd_open(pid) if pid else -1
-        try:
-            while pidfd >= 0 and time.monotonic() < deadline:
-                if ready(_log_text(plan.log_fd)):
-                    return
-                if readable([pidfd], 0.002):
-                    break
-        finally:
-            if pidfd >= 0:
-                os.close(pidfd)
+    while lock_holder(plan.lock_fd) and time.monotonic() < deadline:
+        if ready(_log_text(plan.log_fd)):
+            return
+        time.sleep(0.002)
     last = _log_text(plan.log_fd).decode("utf-8", "replace").strip().rpartition("\n")[2]
     raise HostFault(f"{plan.argv[0]} for {plan.source} did not start: {printable(last)}")
-
-
-def _unheld(lock_fd: int) -> bool:
-    try:
-        fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _killlock_holder(lock_fd: int, deadline: float, log: str | None = None) -> bool:
@@ -364,34 +330,24 @@ def _killlock_holder(lock_fd: int, deadline: float, log: str | None = None) -> b
     pid = lock_holder(lock_fd)
     if not pid or pid < 0:  # negative: not a process of this machine
         return False
-    try:
+    with contextlib.suppress(ProcessLookupError), contextlib.ExitStack() as stack:  # it ended
         pidfd = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return True  # ended meanwhile
-    try:
+        stack.callback(os.close, pidfd)
         if lock_holder(lock_fd) != pid:
             return True  # ended meanwhile, and the pidfd may be of another process
         if log:
             _save_log_of(pidfd, log)
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
         if not readable([pidfd], deadline - time.monotonic()):
             raise HostFault(f"the daemon with pid {pid} was killed but does not end")
-    finally:
-        os.close(pidfd)
     return True
 
 
 def _save_log_of(pidfd: int, path: str) -> None:
-    """Save a daemon's log, found as its standard error (pidfd_getfd(2), Linux 5.6)."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    log_fd = libc.syscall(ctypes.c_long(_user_daemon_exec.SYS_PIDFD_GETFD), pidfd, 2, 0)
-    if log_fd < 0:
-        return
-    try:
+    """Save a daemon's log, found as its standard error."""
+    with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+        log_fd = _user_daemon_exec.descriptor_of(pidfd, 2)
+        stack.callback(os.close, log_fd)
         # Only a memfd has these seals: reading another file could hang or read the user's home.
-        with contextlib.suppress(OSError):
-            if fcntl.fcntl(log_fd, fcntl.F_GET_SEALS) == _SEALS:
-                _save_log(log_fd, path)
-    finally:
-        os.close(log_fd)
+        if fcntl.fcntl(log_fd, fcntl.F_GET_SEALS) == _SEALS:
+            _save_log(log_fd, path)
