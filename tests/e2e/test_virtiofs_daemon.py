@@ -60,9 +60,10 @@ def test_daemon_is_detached_and_out_of_the_users_reach(place: Path, home: Path) 
     assert now["PPid"] != str(os.getpid())
     assert now["NSpid"].split() == [str(pid), "1"]
     assert os.getsid(pid) == pid
-    assert Path(f"/proc/{pid}/uid_map").read_text().split() == (
-        f"0 {SUBORDINATE} 1 {USER} {USER} 1".split()
-    )
+    root, other = (USER, SUBORDINATE) if one.user_is_root else (SUBORDINATE, USER)
+    for ids in ("uid_map", "gid_map"):
+        mapped = Path(f"/proc/{pid}/{ids}").read_text().split()
+        assert mapped == f"0 {root} 1 {other} {other} 1".split()
     # The maps are behind the check of ptrace(2), which also guards the memory.
     done = subprocess.run(
         ["cat", f"/proc/{pid}/maps"], user=USER, group=USER, extra_groups=[],
@@ -100,7 +101,25 @@ with socket.socket(socket.AF_UNIX) as qemu:
     argv = ["unshare", "-m", "sh", "-ec", f'{steps}; exec "$@"', "sh", sys.executable, "-c", script]
     done = subprocess.run(argv, check=False, capture_output=True, text=True, timeout=180)
     assert done.returncode == 0, done.stderr
-    assert "Received vhost-user socket connection" in Path(one.log).read_text()
+    assert daemons.CONNECTED.search(Path(one.log).read_text())
+
+
+@pytest.mark.parametrize("readonly", [False, True])
+def test_no_way_leads_out_of_the_directory(place: Path, home: Path, readonly: bool) -> None:
+    """Not even for a guest whose user moves a directory out of the share on the host."""
+    one = replace(share(place, "home"), readonly=readonly)
+    if not one.user_is_root:
+        pytest.skip("QEMU's own enters its directory when QEMU has come, and then by chroot alone")
+    make(home / "moved", None, 0o700, USER, USER)
+    make(place / "outside", None, 0o700, USER, USER)
+    one.start()
+    (pid,) = holders(one.lock)
+    assert sorted(p.name for p in Path(f"/proc/{pid}/root").iterdir()) == ["mine", "moved", "other"]
+    inside = os.open(f"/proc/{pid}/root/moved", os.O_PATH)
+    (home / "moved").rename(place / "outside/moved")
+    with pytest.raises(FileNotFoundError):
+        os.stat("..", dir_fd=inside)
+    os.close(inside)
 
 
 def test_source_is_opened_as_the_user(place: Path, home: Path) -> None:

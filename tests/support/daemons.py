@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -9,6 +10,9 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+
+# What virtiofsd says: QEMU's (in C), and the one in Rust.
+CONNECTED = re.compile("Received vhost-user socket connection|Client connected")
 
 
 @contextlib.contextmanager

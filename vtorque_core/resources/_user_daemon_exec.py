@@ -25,7 +25,7 @@ import stat
 import struct
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -57,12 +57,13 @@ _NOT_FOR_A_DISK = (
 _SCMP_ALLOW, _SCMP_ERRNO, _SCMP_KILL_PROCESS = 0x7FFF0000, 0x00050000, 0x80000000
 _SCMP_FLTATR_ACT_BADARCH, _SCMP_CMP_MASKED_EQ = 2, 7
 # Same numbers on every architecture (asm-generic/unistd.h)
-SYS_OPEN_TREE, SYS_PIDFD_GETFD, SYS_MOUNT_SETATTR = 428, 438, 442
-AT_EMPTY_PATH, AT_RECURSIVE, OPEN_TREE_CLONE = 0x1000, 0x8000, 1
+SYS_OPEN_TREE, SYS_MOVE_MOUNT, SYS_PIDFD_GETFD, SYS_MOUNT_SETATTR = 428, 429, 438, 442
+AT_EMPTY_PATH, AT_RECURSIVE, OPEN_TREE_CLONE, MOVE_MOUNT_F_EMPTY_PATH = 0x1000, 0x8000, 1, 4
 MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV, MS_PRIVATE = 1, 2, 4, 1 << 18
 # linux/mount.h
 MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REC, MS_SLAVE = 2, 4, 8, 1 << 14, 1 << 19
 DENIED = "!"
+MOUNTED = "/mnt"  # every system has one, and the daemon alone sees what is on it
 _SECTOR = 512  # bytes; the unit of virtio-blk (virtio specification 1.2, 5.2.4)
 _USERS_FAULT = {
     errno.ENOENT: "does not exist on the node", errno.EISDIR: "is a directory, not a raw disk file",
@@ -79,8 +80,9 @@ class Plan:
     """What to become and to run. The maps are the text for /proc/PID/{uid,gid}_map.
 
     ``disk``: the source is a raw disk file of the user, whose daemon has no capabilities; else it
-    is a directory, whose daemon has those of guest root inside the namespace. ``nofile``: how
-    many descriptors the daemon may have.
+    is a directory, whose daemon has those of guest root inside the namespace. ``user_is_root``:
+    the maps make 0 of the user's uid and gid, and the source is a mount on :data:`MOUNTED`.
+    ``nofile``: how many descriptors the daemon may have.
     """
 
     uid: int
@@ -90,6 +92,7 @@ class Plan:
     gid_map: str
     source: str
     disk: bool
+    user_is_root: bool
     owner_check: bool
     readonly: bool
     nofile: int
@@ -289,22 +292,26 @@ def _open_source_as_user(plan: Plan) -> int:
     return source
 
 
-def _read_only(plan: Plan, host_source: int) -> int:
-    """Return a descriptor of a detached read-only copy of the source's mounts.
+def _copied(plan: Plan, host_source: int) -> int:
+    """Return a descriptor of a copy of the source's mounts, on :data:`MOUNTED` if wanted there.
 
-    It is private, too: a file system mounted below the source later would be writable.
+    A read-only one is private, too: a file system mounted below the source later would be writable.
+    Out of a copy no ``..`` leads, even when a directory is moved elsewhere on the host.
     """
-    source = _open_source(plan)
+    source = _open_source(replace(plan, owner_check=False))  # ids are others here, and it is known
     if not os.path.samestat(os.fstat(source), os.fstat(host_source)):
         raise _Step("was replaced while it was being opened")
     flags = OPEN_TREE_CLONE | os.O_CLOEXEC | AT_EMPTY_PATH | AT_RECURSIVE
     tree = _system_call("open_tree (needs Linux 5.2)", SYS_OPEN_TREE, source, b"", flags)
-    wanted = MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_RDONLY
-    attributes = (ctypes.c_uint64 * 4)(wanted, 0, MS_PRIVATE)  # struct mount_attr
+    wanted = MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_RDONLY * plan.readonly
+    attributes = (ctypes.c_uint64 * 4)(wanted, 0, MS_PRIVATE * plan.readonly)  # struct mount_attr
     arguments = (tree, b"", AT_EMPTY_PATH | AT_RECURSIVE, attributes, ctypes.sizeof(attributes))
     _system_call("mount_setattr (needs Linux 5.12)", SYS_MOUNT_SETATTR, *arguments)
-    if not os.fstatvfs(tree).f_flag & os.ST_RDONLY:
+    if plan.readonly and not os.fstatvfs(tree).f_flag & os.ST_RDONLY:
         raise _Step("did not become read-only")
+    if plan.user_is_root:
+        target = (-1, MOUNTED.encode(), MOVE_MOUNT_F_EMPTY_PATH)  # -1: the path is absolute
+        _system_call(f"mount on {MOUNTED}", SYS_MOVE_MOUNT, tree, b"", *target)
     return tree
 
 
@@ -325,10 +332,11 @@ def _hold_lock(plan: Plan) -> None:
 
 
 def _become_user(plan: Plan) -> None:
-    os.setgroups(plan.groups)
-    os.setresgid(plan.gid, plan.gid, plan.gid)
+    uid, gid = (0, 0) if plan.user_is_root else (plan.uid, plan.gid)
+    os.setgroups([gid if group == plan.gid else group for group in plan.groups])
+    os.setresgid(gid, gid, gid)
     prctl(PR_SET_SECUREBITS, SECUREBITS)
-    os.setresuid(plan.uid, plan.uid, plan.uid)
+    os.setresuid(uid, uid, uid)
 
 
 def _daemon(plan: Plan, host_source: int, maps_wanted: int, maps_done: int) -> NoReturn:
@@ -341,8 +349,8 @@ def _daemon(plan: Plan, host_source: int, maps_wanted: int, maps_done: int) -> N
     if os.read(maps_done, 1) != b"!":
         os._exit(1)  # the launcher has died or failed; it said why
     _become_user(plan)
-    copy = plan.readonly and not plan.disk
-    source = _read_only(plan, host_source) if copy else host_source
+    copy = (plan.readonly or plan.user_is_root) and not plan.disk
+    source = _copied(plan, host_source) if copy else host_source
     os.set_inheritable(source, True)  # of the caller's all are; what else is open ends with execve
     if plan.disk:
         _capset(())

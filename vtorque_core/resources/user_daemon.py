@@ -46,8 +46,8 @@ class Service:
 
     ``socket``, ``lock`` and ``log`` lie in directories that only root can write; ``source`` may
     lie anywhere. ``uid``, ``gid``, ``groups`` are the job's user, ``socket_owner`` is the uid that
-    QEMU runs as. ``subordinate_id`` is what root is mapped to in the daemon's user namespace; None:
-    there is no root in it. ``owner_check`` demands that the source belongs to ``uid`` (a home does,
+    QEMU runs as. ``subordinate_id`` is the guest's root in the daemon's user namespace; None:
+    there is none in it. ``owner_check`` demands that the source belongs to ``uid`` (a home does,
     a site's software tree does not). ``program`` is the daemon.
     """
 
@@ -87,6 +87,11 @@ class Service:
         """What begins the messages about the source."""
         raise NotImplementedError
 
+    @property
+    def user_is_root(self) -> bool:
+        """Whether the daemon wants what :class:`_user_daemon_exec.Plan` calls so."""
+        return False
+
     def argv(self, socket_fd: int) -> tuple[str, ...]:
         """Return the daemon's arguments; ``{source}`` stands for the source's descriptor."""
         raise NotImplementedError
@@ -120,24 +125,26 @@ class UserDaemon(CoreResource):
         stop(self.lock, time.monotonic() + RELEASE_TIME)
 
 
-def id_map(subordinate_id: int | None, ids: Iterable[int]) -> str:
-    """Return the text for uid_map or gid_map: 0 is ``subordinate_id``, each of ``ids`` itself.
+def id_map(subordinate_id: int | None, ids: Iterable[int], root: int | None = None) -> str:
+    """Return the text for uid_map or gid_map: 0 is ``root``, else ``subordinate_id``.
 
-    With None there is no root in the namespace. Neighbours share a line, since the kernel takes
-    340 lines (user_namespaces(7)). Raises HostFault if there are more, or if an id is 0 or the
-    subordinate one.
+    The other one and each of ``ids`` is itself; with None and None there is no root in the
+    namespace. Neighbours share a line, since the kernel takes 340 lines (user_namespaces(7)).
+    Raises HostFault if there are more, or if an id is 0 or the subordinate one.
     """
-    wanted = sorted(set(ids))
-    root = () if subordinate_id is None else (subordinate_id,)
-    for number in (*wanted, *root):
+    wanted = set(ids)
+    subordinate = set() if subordinate_id is None else {subordinate_id}
+    for number in sorted(wanted) + sorted(subordinate):
         if not 0 < number <= _MAX_ID:
             raise HostFault(f"a daemon cannot have the id {number}: it must be 1 to {_MAX_ID}")
     if subordinate_id in wanted:
         raise HostFault(
             f"the subordinate id {subordinate_id} belongs to the job's user: use another"
         )
-    runs = [list(run) for _, run in groupby(enumerate(wanted), lambda each: each[1] - each[0])]
-    lines = [f"0 {number} 1" for number in root]
+    root = subordinate_id if root is None else root
+    numbered = enumerate(sorted((wanted | subordinate) - {root}))
+    runs = [list(run) for _, run in groupby(numbered, lambda each: each[1] - each[0])]
+    lines = [] if root is None else [f"0 {root} 1"]
     lines += [f"{run[0][1]} {run[0][1]} {len(run)}" for run in runs]
     if len(lines) > MAX_MAP_LINES:
         raise HostFault(f"{len(wanted)} group ids need {len(lines)} map lines: {MAX_MAP_LINES} fit")
@@ -152,9 +159,10 @@ def start(service: Service, ready: Callable[[bytes], bool], timeout: float) -> N
     source cannot be opened, the daemon ended; Refused if the source is the user's fault. Then
     nothing of it is left but the lock, which ``stop`` removes, and ``service.log``.
     """
-    groups = tuple(sorted(set(service.groups) - {0}))  # 0 is guest root's group in there
-    uid_map = id_map(service.subordinate_id, [service.uid])
-    gid_map = id_map(service.subordinate_id, [service.gid, *groups])
+    groups = tuple(sorted(set(service.groups) - {0}))  # 0 is another's in there
+    root = (service.uid, service.gid) if service.user_is_root else (None, None)
+    uid_map = id_map(service.subordinate_id, [service.uid], root[0])
+    gid_map = id_map(service.subordinate_id, [service.gid, *groups], root[1])
     deadline = time.monotonic() + timeout
     with contextlib.ExitStack() as stack:
         lock_fd = _take_lock(service)
@@ -165,7 +173,7 @@ def start(service: Service, ready: Callable[[bytes], bool], timeout: float) -> N
         stack.callback(os.close, log_fd)
         report, report_fd = os.pipe()
         stack.callback(os.close, report)
-        same = ("uid", "gid", "source", "owner_check", "readonly", "nofile")
+        same = ("uid", "gid", "source", "user_is_root", "owner_check", "readonly", "nofile")
         planned = _user_daemon_exec.Plan(
             **{name: getattr(service, name) for name in same},
             groups=groups,

@@ -1,11 +1,14 @@
 """Serve host directories to a guest with virtiofsd, never as host root.
 
-The daemon is Debian 12's (QEMU 7.2, C). It runs as the job's user in a user namespace that maps
-guest root to a subordinate id and the user's own ids to themselves, nothing else: a file that
-guest root creates belongs to the subordinate id on the host, device nodes and other owners are
-refused by the kernel, and the files of others are as closed as they are to the user. How the
-process gets there: :mod:`vtorque_core.resources._user_daemon_exec`; how it is found again and
-ended: :mod:`vtorque_core.resources.user_daemon`.
+It runs as the job's user in a user namespace that has a subordinate id for guest root and the
+user's own ids, nothing else: a file that guest root creates belongs to the subordinate id on the
+host, device nodes and other owners are refused by the kernel, and the files of others are as closed
+as to the user. How the process gets there: :mod:`vtorque_core.resources._user_daemon_exec`; how it
+is found again and ended: :mod:`vtorque_core.resources.user_daemon`.
+
+There are two daemons. To QEMU's, in C (up to QEMU 7.2), guest root is 0 and the user's ids are
+themselves. The one in Rust (from 1.13 on) shuts itself into the directory only as 0: it has the
+user's ids as 0, and translates between these and the guest's.
 
 libvirt is given the socket: ``<filesystem><driver type='virtiofs'/><source socket=PATH/>...``
 with shared memfd memory (https://libvirt.org/kbase/virtiofs.html, "Externally-launched").
@@ -13,10 +16,15 @@ with shared memfd memory (https://libvirt.org/kbase/virtiofs.html, "Externally-l
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from dataclasses import dataclass
 from typing import ClassVar
 
+from vtorque_core.base.errors import HostFault
+from vtorque_core.base.run_tool import run_tool
 from vtorque_core.resources import user_daemon
+from vtorque_core.resources._user_daemon_exec import MOUNTED
 
 VIRTIOFSD = "/usr/lib/qemu/virtiofsd"
 _READY = b"Waiting for vhost-user socket connection"
@@ -31,20 +39,21 @@ class Share(user_daemon.Service):
     program: str = VIRTIOFSD
 
     @property
+    def user_is_root(self) -> bool:
+        """Whether the daemon is the one of :func:`_rusts`."""
+        return _translates_ids(self.program)
+
+    @property
     def label(self) -> str:
         """What begins the messages about the directory."""
         return f"cannot share {self.source}"
 
     def argv(self, socket_fd: int) -> tuple[str, ...]:
-        """Return virtiofsd's arguments; ``{source}`` stands for the directory's descriptor.
+        """Return virtiofsd's arguments. No path of the user's is in here, so none needs quoting.
 
-        The final ``/.`` makes a directory of the link below /proc: virtiofsd does not follow a
-        link. No path is in here, so none needs quoting. sandbox=chroot is one process, namespace
-        two.
+        Of the sandboxes chroot is one process, namespace two.
         """
-        options = ("source=/proc/self/fd/{source}/.", "sandbox=chroot", "modcaps=-mknod:-setfcap")
-        arguments = [argument for option in options for argument in ("-o", option)]
-        return (self.program, "-f", f"--fd={socket_fd}", "--rlimit-nofile=0", *arguments)
+        return (_rusts if self.user_is_root else _qemus)(self, socket_fd)
 
     def start(self, *, timeout: float = 10.0) -> None:
         """Start the daemon, detached; return when it waits for QEMU on ``socket``.
@@ -53,6 +62,38 @@ class Share(user_daemon.Service):
         goes. Raises HostFault.
         """
         user_daemon.start(self, lambda log: _READY in log, timeout)
+
+
+def _qemus(share: Share, socket_fd: int) -> tuple[str, ...]:
+    """Return the arguments of QEMU's own, in C: ``{source}`` is the directory's descriptor.
+
+    The final ``/.`` makes a directory of the link below /proc: virtiofsd does not follow a link.
+    """
+    options = ("source=/proc/self/fd/{source}/.", "sandbox=chroot", "modcaps=-mknod:-setfcap")
+    arguments = [argument for option in options for argument in ("-o", option)]
+    return (share.program, "-f", f"--fd={socket_fd}", "--rlimit-nofile=0", *arguments)
+
+
+def _rusts(share: Share, socket_fd: int) -> tuple[str, ...]:
+    """Return the arguments of the one in Rust, which is given no link below /proc.
+
+    It would go by the path where that leads. The user can change that path meanwhile, and a copy's
+    mounts have none.
+    """
+    root = share.subordinate_id
+    return (
+        share.program, f"--fd={socket_fd}", "--rlimit-nofile=0",
+        f"--shared-dir={MOUNTED}", "--sandbox=chroot", "--modcaps=-mknod:-setfcap",
+        f"--translate-uid=map:0:{root}:1", f"--translate-uid=map:{share.uid}:0:1",
+        f"--translate-gid=map:0:{root}:1", f"--translate-gid=map:{share.gid}:0:1",
+    )  # fmt: skip
+
+
+@functools.cache  # one answer for all of a start
+def _translates_ids(program: str) -> bool:
+    with contextlib.suppress(HostFault):  # its start will say what is wrong with it
+        return "--translate-uid" in run_tool(program, "--help", timeout=10)
+    return False
 
 
 @dataclass(frozen=True)

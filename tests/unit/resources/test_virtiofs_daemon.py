@@ -116,9 +116,50 @@ def test_lock_that_is_a_symlink_is_not_followed(tmp_path: Path) -> None:
     assert not (tmp_path / "target").exists()
 
 
+def test_map_can_have_the_user_for_root() -> None:
+    assert user_daemon.id_map(100000, [1000], 1000) == "0 1000 1\n100000 100000 1\n"
+    assert user_daemon.id_map(9, [8, 10, 5], 5) == "0 5 1\n8 8 3\n"
+    with pytest.raises(HostFault, match="subordinate id 9"):
+        user_daemon.id_map(9, [5, 9], 5)
+
+
+def a_daemon(tmp_path: Path, line_of_its_help: str) -> str:
+    """Make a program that says this when it is asked for its help."""
+    program = tmp_path / "virtiofsd"
+    program.write_text(f'#!/bin/sh\n[ "$*" = --help ] && echo "{line_of_its_help}"\n')
+    program.chmod(0o755)
+    return str(program)
+
+
+def test_the_one_in_rust_has_the_user_for_its_root(tmp_path: Path) -> None:
+    program = a_daemon(tmp_path, "      --translate-uid <TRANSLATE_UID>")
+    share = a_share(tmp_path, source="/home/u/a,b=c{source}", program=program, gid=1007)
+    assert share.user_is_root
+    assert share.argv(7) == (
+        program,
+        "--fd=7",
+        "--rlimit-nofile=0",
+        "--shared-dir=/mnt",
+        "--sandbox=chroot",
+        "--modcaps=-mknod:-setfcap",
+        "--translate-uid=map:0:100000:1",
+        "--translate-uid=map:1000:0:1",
+        "--translate-gid=map:0:100000:1",
+        "--translate-gid=map:1007:0:1",
+    )
+
+
+def test_a_daemon_that_cannot_be_asked_says_so_at_its_start(tmp_path: Path) -> None:
+    assert not a_share(tmp_path, program="/bin/false").user_is_root
+    assert not a_share(tmp_path, program="/nonexistent").user_is_root
+
+
 def test_arguments_hold_no_path_of_the_user(tmp_path: Path) -> None:
-    assert a_share(tmp_path, source="/home/u/a,b=c{source}").argv(7) == (
-        "/usr/lib/qemu/virtiofsd",
+    program = a_daemon(tmp_path, "    -o sandbox=namespace|chroot")
+    share = a_share(tmp_path, source="/home/u/a,b=c{source}", program=program)
+    assert not share.user_is_root
+    assert share.argv(7) == (
+        program,
         "-f",
         "--fd=7",
         "--rlimit-nofile=0",
