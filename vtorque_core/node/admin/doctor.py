@@ -270,7 +270,7 @@ def check_tools(site: Site) -> Iterator[HealthResult]:
         "setfacl": "acl",
         "setpriv": "util-linux",
         "qemu-storage-daemon": "qemu-system-common",
-        "/usr/lib/qemu/virtiofsd": "qemu-system-common",
+        "/usr/lib/qemu/virtiofsd": "virtiofsd, on Debian 12 qemu-system-common",
     }
     for tool, package in packages.items():
         if shutil.which(tool, path="/usr/sbin:/usr/bin:/sbin:/bin"):
