@@ -5,23 +5,25 @@ So no line waits in memory, and a sink that hangs or fails holds up itself alone
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from vtorque_core.api import ConfigError, HostFault, printable
 from vtorque_core.api.log_levels import LEVELS, TRACE
-from vtorque_joblog.told import GIVEN_UP, Told
+from vtorque_joblog.told import GIVEN_UP
 
 Entry = Mapping[str, Any]
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0  # seconds until a sink that fails is tried again
 _LINGER = 2.0  # seconds that a job's own sink stays open for its next line
+_BLOCK = 1 << 16  # bytes that are read at once
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 log = logging.getLogger("joblog")
 
@@ -47,6 +49,22 @@ class JobLog:
         except OSError:
             return 0
 
+    def open(self) -> int:
+        """Return a descriptor to read it with :func:`read_lines`. Raises OSError."""
+        return os.open(self.path, _FLAGS)
+
+
+class Offsets(Protocol):
+    """How far a sink has come in each log: :class:`vtorque_joblog.told.Told`, or its deputy."""
+
+    def at(self, name: str) -> int:
+        """Return the offset of the first byte that was not told."""
+        ...
+
+    def mark(self, name: str, offset: int) -> None:
+        """Note that all before the offset was told."""
+        ...
+
 
 class Outlet:
     """One sink and its thread.
@@ -60,7 +78,7 @@ class Outlet:
         self,
         name: str,
         opening: Callable[[], logging.Handler],
-        told: Told,
+        told: Offsets,
         idle: Callable[[], None] = lambda: None,
         wants: Callable[[Entry], bool] = lambda entry: True,
         *,
@@ -153,12 +171,12 @@ class Outlet:
         if offset == GIVEN_UP:
             return
         try:
-            descriptor = os.open(job.path, _FLAGS)
+            descriptor = job.open()
         except FileNotFoundError:  # swept
             return
-        with os.fdopen(descriptor, "rb") as file:
-            file.seek(offset)
-            for line in file:
+        with contextlib.ExitStack() as stack:
+            stack.callback(os.close, descriptor)
+            for line in read_lines(descriptor, offset, job.size):
                 if not line.endswith(b"\n"):
                     self._torn[job.name] = offset + len(line)
                     return  # the rest of it is still to come, or never comes
@@ -199,6 +217,20 @@ class Outlet:
         if not self._trouble:
             log.warning("sink %s: %s", self.name, printable(trouble, 500))
         self._trouble = trouble
+
+
+def read_lines(descriptor: int, offset: int, end: int) -> Iterator[bytes]:
+    """Yield the lines of a file between two offsets; the last may lack its line end.
+
+    The descriptor's own position is left alone: others may share it. Raises OSError.
+    """
+    rest = b""
+    while block := os.pread(descriptor, min(_BLOCK, max(0, end - offset)), offset):
+        offset += len(block)
+        *whole, rest = (rest + block).split(b"\n")
+        yield from (line + b"\n" for line in whole)
+    if rest:
+        yield rest
 
 
 def _raise(record: logging.LogRecord) -> None:
