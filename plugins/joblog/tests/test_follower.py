@@ -1,5 +1,6 @@
 """The follower: each line once, over restarts, kills, full disks and sinks that hang."""
 
+import contextlib
 import json
 import logging
 import os
@@ -13,13 +14,13 @@ import pytest
 from patience import eventually
 from vtorque_core.api import kept_records
 from vtorque_core.base.names import JobAttempt, Paths
-from vtorque_core.live import extensions
 from vtorque_core.site import plugins as site_plugins
 from vtorque_joblog import follower, outlets
 from vtorque_joblog.api import GROUP
 from vtorque_joblog.follower import Loop, Own, serve
 from vtorque_joblog.node import Follower
 from vtorque_joblog.outlets import JobLog, Outlet
+from vtorque_joblog.plugin import Settings
 from vtorque_joblog.told import GIVEN_UP, Told
 
 
@@ -398,28 +399,57 @@ def test_positions_stay_small(tmp_path):
 # -- others' sinks -----------------------------------------------------------------------------
 
 
-def test_a_sink_of_another_distribution_is_found_and_a_bad_one_is_said(
-    paths, tmp_path, monkeypatch, caplog
+def test_roots_own_sinks_go_on_whatever_becomes_of_the_others_process(
+    paths, process, config, tmp_path
 ):
-    (tmp_path / "acme_logs.py").write_text(
-        "import logging\ndef good(site):\n    return logging.NullHandler()\n"
-    )
-    info = tmp_path / "acme-1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Name: acme\nVersion: 1\n")
-    (info / "entry_points.txt").write_text(f"[{GROUP}]\nacme = acme_logs:good\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(site_plugins, "require_trusted", lambda point: None)  # pytest's directory
-    (paths.state / "joblog").mkdir()
-    config = tmp_path / "v.toml"
-    config.write_text('[plugin.joblog]\nsinks = ["acme", "nowhere"]\n')
-    site, found = extensions.load(config, GROUP)
-    opened, own = follower._open(site, follower.parse("info"), found, paths, lambda: None)
-    assert [each.name for each in opened] == ["acme"] and own is None
-    assert (
-        "sink nowhere: nothing brings 'nowhere' to vtorque1.joblog; there is: acme" in caplog.text
-    )
-    opened[0].close(time.monotonic() + 20)
+    config.write_text(config.read_text() + 'sinks = ["nowhere"]\n')
+    job, sink = Job(paths), tmp_path / "all.jsonl"
+    process.create()
+    said = [str(number) for number in range(20)]
+    for number in said:
+        job.say(number)
+        eventually(lambda n=number: messages(sink)[-1:] == [n])
+        for pid in children(holder(process), "vtorque_joblog.sinks_process"):
+            os.kill(pid, signal.SIGKILL)
+    job.end()
+    process.release()
+    eventually(has(sink, *said, "the end"))
+    eventually(lambda: len(lines(tmp_path / "users" / "42.srv.0.log")) == 21)
+    assert Told(paths.state / "joblog" / "nowhere").at(job.log.name) == 0
+
+
+def test_what_nobody_brings_is_said(paths, process, config):
+    config.write_text('[plugin.joblog]\nsinks = ["nowhere"]\n')
+    Job(paths).say("one")
+    process.create()
+    words = f"sink nowhere: ConfigError: nothing brings 'nowhere' to {GROUP}; there is: none"
+    said = paths.state / "joblog.log"
+    eventually(lambda: said.exists() and words in said.read_text())
+
+
+def test_the_sinks_process_ends_with_a_follower_that_is_killed(paths, process, config):
+    config.write_text("[plugin.joblog]\njournald = true\n")
+    Job(paths).say("one")
+    process.create()
+    found = []
+    eventually(lambda: found or found.extend(children(holder(process), "sinks_process")))
+    uid = Settings().uid if os.geteuid() == 0 else os.geteuid()
+    (of_it,) = (Path(f"/proc/{pid}") for pid in found)
+    eventually(lambda: f"Uid:\t{uid}\t" in (of_it / "status").read_text())
+    os.kill(found[0], signal.SIGSTOP)  # it sees no end of what it is sent
+    os.kill(holder(process), signal.SIGKILL)
+    eventually(lambda: not (of_it / "exe").exists())
+
+
+def children(pid, word):
+    """Return the processes of one that have a word in their command."""
+    found = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            for child in path.read_text().split():
+                if word in Path(f"/proc/{child}/cmdline").read_text():
+                    found.append(int(child))
+    return found
 
 
 @pytest.mark.parametrize("disable", [(), ("joblog",)])

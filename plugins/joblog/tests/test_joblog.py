@@ -13,9 +13,11 @@ import types
 import pytest
 
 from vtorque_core.base.errors import ConfigError, HostFault
+from vtorque_core.live.extensions import Extensions
 from vtorque_core.site.config import build, parse_toml
 from vtorque_core.site.plugins import Plugins
 from vtorque_joblog import node, plugin, sinks, user_file
+from vtorque_joblog.api import GROUP
 from vtorque_joblog.file import JsonFile
 from vtorque_joblog.local import Journal, Syslog
 from vtorque_joblog.outlets import JobLog, record_of
@@ -58,7 +60,7 @@ def site_of(plugins, text):
 
 def test_without_settings_there_is_no_sink_and_no_follower(plugins):
     site = site_of(plugins, "")
-    assert list(sinks.of_the_site(site[Settings])) == [] and site[Settings].on == []
+    assert site[Settings].outside == [] and site[Settings].on == []
     node.vtorque_pre_boot(types.SimpleNamespace(site=site))  # acquires nothing
 
 
@@ -66,11 +68,10 @@ def test_each_named_sink_is_there_and_has_a_follower(plugins, tmp_path):
     tmp_path.chmod(0o755)
     text = f'syslog = "local3"\njournald = true\nfile = "{tmp_path}/a.jsonl"\nsinks = ["acme"]\n'
     site = site_of(plugins, text)
-    found = {name: opening() for name, opening in sinks.of_the_site(site[Settings])}
-    kinds = {"syslog": Syslog, "journald": Journal, "file": JsonFile}
-    assert {name: type(each) for name, each in found.items()} == kinds
-    for each in found.values():
-        each.close()
+    others = Extensions(GROUP, ())
+    kinds = {"syslog": Syslog, "journald": Journal}
+    assert {name: type(sinks.opened(name, site, others)) for name in kinds} == kinds
+    assert site[Settings].outside == ["syslog", "journald", "acme"]
     assert site[Settings].on == ["syslog", "journald", "file", "acme"]
     acquired = []
     node.vtorque_pre_boot(types.SimpleNamespace(site=site, acquire=acquired.append))
@@ -111,6 +112,8 @@ def test_the_users_file_is_named_by_job_node_and_user(tmp_path):
         ('user_file = "/tmp/{shell}"', "place holder: there are {home}"),
         ('user_file = "log"', "absolute path"),
         ('user_file = "{home}/../x"', "'..'"),
+        ('sinks = ["acme", "file"]', "file is joblog's own"),
+        ("uid = 0", "must be 1 to 4294967294"),
     ],
 )
 def test_bad_settings_are_refused_with_what_is_right(plugins, text, words):
@@ -131,6 +134,9 @@ def test_doctor_looks_at_what_the_sinks_need(plugins, tmp_path, monkeypatch):
     assert states('syslog = "daemon"') == ["warning", "ok"]
     assert states(f'file = "{tmp_path}/x"') == ["ok", "ok"]
     assert states(f'file = "{tmp_path}/nowhere/x"') == ["failed", "ok"]
+    assert states('sinks = ["acme"]') == ["ok"]
+    assert states(f'sinks = ["acme"]\nuid = {ME.pw_uid or 1}') == ["warning", "ok"]
+    assert states(f"uid = {ME.pw_uid or 1}") == ["ok"]  # nobody runs as that
 
 
 # -- syslog and journal ------------------------------------------------------------------------

@@ -1,12 +1,17 @@
 """Public: how another distribution brings a sink for the logs of jobs.
 
 A sink is an entry point of the group :data:`GROUP`, ``acme = "acme.log:open_sink"``: a function
-that gets the site config and returns a ``logging.Handler``. The node's follower imports and calls
-it, as root, if ``sinks`` in ``[plugin.joblog]`` names it, in a thread of the sink's own. The
-handler gets one record at a time and may block: nobody waits for it. If it raises OSError or
-HostFault it gets the same record again later; after anything else the record is left out. Records
-have the attributes ``job``, ``node``, ``guest``, ``phase``, ``plugin``, ``uid`` (of the job's
-owner) and ``entry``.
+that gets the site config and returns a ``logging.Handler``. If ``sinks`` in ``[plugin.joblog]``
+names it the sinks' process imports and calls it, as root, in a thread of its own: within ten
+seconds it opens what needs root (a secret, a socket). If it raises, that is logged once and tried
+again, as root a minute later. Then the process becomes ``[plugin.joblog] uid``, without rights and
+unable to write a file; all of the handler's methods run there, in another thread of the sink's own.
+
+The handler gets one record at a time and may block: nobody waits for it. If it raises OSError or
+HostFault it gets the same record again later; after anything else the record is left out. Where the
+process was killed it may get its last records again. At the end ``close`` has less than half a
+second. Records have the attributes ``job``, ``node``, ``guest``, ``phase``, ``plugin``, ``uid`` (of
+the job's owner) and ``entry``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,10 @@
 """One file of JSON lines for all jobs of the node. logrotate(8) turns it over.
 
-The directory is root's alone. A line is one write(2). A file that was renamed or removed is begun
+The directory is root's alone, and so is who writes there: a descriptor of the file in another
+process could truncate it, and write over what it has (O_APPEND is taken back by fcntl(2)). It reads
+nothing but what root has logged, and hears nobody.
+
+A line is one write(2). A file that was renamed or removed is begun
 again with the next line (``logging.handlers.WatchedFileHandler``).
 """
 

@@ -5,6 +5,9 @@ with the last. No job waits for it: it has a few seconds more for what a sink st
 meanwhile the next follower waits for its lock. Each sink has a file below ``<state>/joblog`` that
 says how far it has come, so that whoever follows goes on there, after a kill too.
 
+Here are only the sinks that write what root has written to a file: ``file``, which is root's, and
+``user_file``, in a child that is the user. All others are in a process that is not root's.
+
 It waits for a change of the kept logs, of the directory of the journals, for a sink that has told
 all, and for its end.
 """
@@ -17,22 +20,22 @@ import logging
 import os
 import select
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from vtorque_core.api import Paths
 from vtorque_core.api.kept_records import LOG, find
-from vtorque_core.api.log_levels import LEVELS, Levels, parse
 from vtorque_core.api.node_job import Site
 from vtorque_core.live import changes, extensions
-from vtorque_core.live.extensions import Extensions
 from vtorque_core.live.node_process import begin
 from vtorque_joblog.api import GROUP
-from vtorque_joblog.outlets import Entry, JobLog, Outlet, level_of
+from vtorque_joblog.file import JsonFile
+from vtorque_joblog.outlets import JobLog, Outlet
+from vtorque_joblog.outside import Outside
 from vtorque_joblog.plugin import Settings
-from vtorque_joblog.sinks import of_the_site, user_file
+from vtorque_joblog.sinks import user_file, wanted
 from vtorque_joblog.told import Told
 
 DIRECTORY = "joblog"
@@ -54,7 +57,9 @@ class Own:
 class Loop:
     """All logs of the node that still grow. Nothing that is wrong with one of them ends it."""
 
-    def __init__(self, paths: Paths, outlets: Collection[Outlet], own: Own | None = None) -> None:
+    def __init__(
+        self, paths: Paths, outlets: Sequence[Outlet | Outside], own: Own | None = None
+    ) -> None:
         """Begin to watch. Raises OSError."""
         self._paths = paths
         self._outlets = outlets
@@ -100,7 +105,7 @@ class Loop:
         self.look()  # what a job says last it says before its journal goes
         return not any(outlet.busy for outlet in self.outlets())
 
-    def outlets(self) -> list[Outlet]:
+    def outlets(self) -> list[Outlet | Outside]:
         """Return all that are open."""
         return [*self._outlets, *self._of_jobs.values(), *self._ending]
 
@@ -166,23 +171,19 @@ def serve(loop: Loop, wake: int, released: Callable[[], bool]) -> None:
 
 
 def _open(
-    site: Site, levels: Levels, found: Extensions, paths: Paths, idle: Callable[[], None]
-) -> tuple[list[Outlet], Own | None]:
-    """Return an outlet for each sink that the site wants, and what opens those of jobs."""
+    site: Site, logged: str, paths: Paths, idle: Callable[[], None]
+) -> tuple[list[Outlet | Outside], Own | None]:
+    """Return outlets for what sinks the site wants, and what opens those of jobs.
+
+    ``logged``: ``[log] level``.
+    """
     settings = site[Settings]
-    least = LEVELS[settings.level.upper()]
-
-    def wants(entry: Entry) -> bool:
-        """Leave out what only the job's user has asked for."""
-        return level_of(entry) >= max(least, levels.least(entry["plugin"], entry["phase"]))
-
-    opened = dict(of_the_site(settings))
-    for name in dict.fromkeys(settings.sinks):
-        try:
-            opened[name] = partial(found.function(name), site)
-        except Exception as error:  # anybody's module
-            log.warning("sink %s: %s", name, error)
-    outlets = [Outlet(n, o, _told(paths, n), idle, wants) for n, o in opened.items()]
+    outlets: list[Outlet | Outside] = []
+    if names := settings.outside:
+        outlets.append(Outside(site.path, {name: _told(paths, name) for name in names}, idle))
+    if settings.file:
+        opening, wants = partial(JsonFile, settings.file), wanted(settings, logged)
+        outlets.append(Outlet("file", opening, _told(paths, "file"), idle, wants))
     if not settings.user_file:
         return outlets, None
     told = _told(paths, "user_file")
@@ -220,8 +221,8 @@ def main() -> None:
     idle = partial(os.eventfd_write, wake, 1)
     try:
         _alone(paths.state)
-        site, found = extensions.load(Path(config), GROUP)
-        loop = Loop(paths, *_open(site, parse(site.log.level), found, paths, idle))
+        site, _ = extensions.load(Path(config), GROUP)
+        loop = Loop(paths, *_open(site, site.log.level, paths, idle))
         changes.watch(loop.events, paths.run, content=False)
         serve(loop, wake, lambda: os.fstat(0).st_nlink == 0)  # our lock
         until = time.monotonic() + _FLUSH

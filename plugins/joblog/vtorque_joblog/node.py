@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -48,6 +49,8 @@ def _check(site: Site) -> Iterator[HealthResult]:
             yield HealthResult("warning", f"{name}: no socket {path}", fix)
     if settings.file:
         yield _check_file(Path(settings.file))
+    if settings.outside:
+        yield from _check_uid(settings.uid)
     yield HealthResult("ok", f"sinks: {', '.join(settings.on) or 'none'}")
 
 
@@ -61,6 +64,15 @@ def _check_file(path: Path) -> HealthResult:
     if not path.parent.is_dir():
         return HealthResult("failed", f"file: {path.parent} is no directory", fix)
     return HealthResult("ok", f"file: {path}")
+
+
+def _check_uid(uid: int) -> Iterator[HealthResult]:
+    try:
+        name = pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return
+    fix = "set uid in [plugin.joblog] to one that nobody has"
+    yield HealthResult("warning", f"the sinks' process is {name}, who can end it", fix)
 
 
 vtorque_health_checks = always(HealthCheck("log sinks", _check))

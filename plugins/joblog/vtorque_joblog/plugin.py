@@ -19,6 +19,7 @@ FACILITIES = {
 """syslog(3); RFC 5424, table 1."""
 
 LEVELS = ("trace", "debug", "info", "warn", "error")
+_OWN = ("syslog", "journald", "file", "user_file")
 PLACEHOLDERS = ("home", "user", "uid", "job", "node")
 
 
@@ -42,12 +43,21 @@ class Settings:
     sinks: tuple[str, ...] = setting(
         (), doc="further sinks, by the names that other distributions give them"
     )
+    uid: int = setting(
+        2146890001,
+        doc="who the process of syslog, journald and further sinks is: nobody else's uid, without "
+        "an account",
+    )
 
     @property
     def on(self) -> list[str]:
         """Names of all sinks that are on."""
-        own = ("syslog", "journald", "file", "user_file")
-        return [*(name for name in own if getattr(self, name)), *self.sinks]
+        return [*(name for name in _OWN if getattr(self, name)), *self.sinks]
+
+    @property
+    def outside(self) -> list[str]:
+        """Names of those that are on and in a process of their own, which is not root's."""
+        return [name for name in dict.fromkeys(self.on) if name not in ("file", "user_file")]
 
     def __post_init__(self) -> None:
         """Check what types do not say. Raises ValueError."""
@@ -59,6 +69,10 @@ class Settings:
             raise ValueError("tag: write 1 to 32 letters, digits, dots or dashes")
         if self.file and (not self.file.startswith("/") or ".." in PurePath(self.file).parts):
             raise ValueError("file: write an absolute path without '..'")
+        if twice := set(_OWN) & set(self.sinks):
+            raise ValueError(f"sinks: {', '.join(sorted(twice))} is joblog's own, with a key")
+        if not 0 < self.uid < 2**32 - 1:
+            raise ValueError(f"uid is {self.uid}, must be 1 to {2**32 - 2}")
         _check_template(self.user_file)
 
 

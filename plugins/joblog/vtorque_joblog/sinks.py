@@ -1,29 +1,44 @@
-"""The sinks that come with joblog, as functions that open them."""
+"""The sinks that come with joblog, and those of others: which there are, how they are opened."""
 
 from __future__ import annotations
 
 import json
 import logging
 import pwd
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable
 
 from vtorque_core.api import HostFault
-from vtorque_joblog.file import JsonFile
+from vtorque_core.api.log_levels import LEVELS, parse
+from vtorque_core.api.node_job import Site
+from vtorque_core.live.extensions import Extensions
 from vtorque_joblog.local import Journal, Syslog
-from vtorque_joblog.outlets import JobLog
+from vtorque_joblog.outlets import Entry, JobLog, level_of
 from vtorque_joblog.plugin import FACILITIES, Settings
 from vtorque_joblog.user_file import UserFile
 
 
-def of_the_site(settings: Settings) -> Iterator[tuple[str, Callable[[], logging.Handler]]]:
-    """Yield name and opening function of each that is on, but for ``user_file``."""
-    if settings.syslog:
-        yield "syslog", partial(Syslog, FACILITIES[settings.syslog], settings.tag)
-    if settings.journald:
-        yield "journald", partial(Journal, settings.tag)
-    if settings.file:
-        yield "file", partial(JsonFile, settings.file)
+def opened(name: str, site: Site, found: Extensions) -> logging.Handler:
+    """Return one of these. As root; raises whatever another distribution's function raises."""
+    settings = site[Settings]
+    if name == "syslog":
+        return Syslog(FACILITIES[settings.syslog], settings.tag)
+    if name == "journald":
+        return Journal(settings.tag)
+    handler: logging.Handler = found.function(name)(site)
+    return handler
+
+
+def wanted(settings: Settings, logged: str) -> Callable[[Entry], bool]:
+    """Return which entries the site's sinks get: not what only the job's user has asked for.
+
+    ``logged``: ``[log] level``.
+    """
+    least, levels = LEVELS[settings.level.upper()], parse(logged)
+
+    def wants(entry: Entry) -> bool:
+        return level_of(entry) >= max(least, levels.least(entry["plugin"], entry["phase"]))
+
+    return wants
 
 
 def user_file(template: str, job: JobLog) -> logging.Handler:

@@ -1,0 +1,455 @@
+"""The sinks' process: it has no rights, and root believes nothing that it says."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import stat
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from patience import LONG, eventually
+from vtorque_joblog import outside
+from vtorque_joblog.api import GROUP
+from vtorque_joblog.outlets import JobLog
+from vtorque_joblog.outside import RECORD, Outside
+from vtorque_joblog.plugin import Settings
+from vtorque_joblog.sinks_process import Deputy
+from vtorque_joblog.told import Told
+
+SINKS = '''
+import fcntl, logging, os, signal, socket, stat, sys, threading
+TOP = os.path.dirname(__file__)
+
+
+def roots(kind):
+    """Return what leads to root, as whoever runs here finds it."""
+    for number in range(3, 1000):
+        try:
+            mode = os.fstat(number).st_mode
+            if stat.S_ISFIFO(mode) and fcntl.fcntl(number, fcntl.F_GETFL) & os.O_DIRECT:
+                found = number
+            elif stat.S_ISSOCK(mode):
+                found = socket.socket(fileno=os.dup(number))
+                if found.type != socket.SOCK_SEQPACKET:
+                    continue
+            else:
+                continue
+        except OSError:
+            continue
+        if isinstance(found, kind):
+            return found
+
+
+class Sends(logging.Handler):
+    """Sends what it gets to a socket below a directory that is root's: connected when opened."""
+
+    def __init__(self, name):
+        super().__init__()
+        self.opener = os.geteuid()
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.socket.connect(f"{TOP}/{name}")
+
+    def emit(self, record):
+        self.socket.send(record.entry["message"].encode())
+
+
+class Does(logging.Handler):
+    def __init__(self, what):
+        super().__init__()
+        self.what = what
+
+    def emit(self, record):
+        self.what(record)
+
+
+class Who(Sends):
+    def emit(self, record):
+        self.socket.send(f"{self.opener} {os.getuid()} {record.uid} {record.key}".encode())
+
+
+def said(name):
+    return open(f"{TOP}/{name}", "rb").read()
+
+
+def nonsense(site):
+    data = said("nonsense")
+    return Does(lambda record: os.write(roots(int), data))
+
+
+def late(site):
+    if not os.path.exists(f"{TOP}/now"):
+        raise OSError("not yet")
+    return Sends("late")
+
+
+def writes(record):
+    with open(f"/tmp/sink-{os.getpid()}", "wb", 0) as file:
+        os.unlink(file.name)
+        file.write(b"x")
+
+
+def descriptors(record):
+    socket.send_fds(roots(socket.socket), [b"y" * 14], [0, 1, 2])
+
+
+good = lambda site: Sends("good")
+who = lambda site: Who("good")
+hangs = lambda site: Does(lambda record: threading.Event().wait())
+opens = lambda site: threading.Event().wait()
+kills = lambda site: Does(lambda record: os.kill(os.getpid(), signal.SIGKILL))
+stops = lambda site: Does(lambda record: os.kill(os.getpid(), signal.SIGSTOP))
+shouts = lambda site: Does(lambda record: sys.stderr.write("\\x1b[31m" + "loud " * 5000 + "\\n"))
+passes = lambda site: Does(descriptors)
+full = lambda site: Does(writes)
+'''
+PROGRAM = """
+import os, sys
+sys.path.insert(0, {top!r})
+if os.geteuid() == 0:
+    os.setgroups([4, 27])  # as a service may have some
+from vtorque_core.site import plugins
+from vtorque_joblog import sinks_process
+plugins.require_trusted = lambda point: None  # pytest's directory
+sinks_process._AGAIN = 1.0
+sinks_process._OPENING = 2.0
+sinks_process.main()
+"""
+
+
+class Log:
+    """The log of a job."""
+
+    def __init__(self, top, name="42.srv"):
+        self.path = top / f"{name}.log"
+        self.job = JobLog(1000, name, self.path)
+
+    def say(self, *messages):
+        """Write lines, and return the log for a sink."""
+        for message in messages:
+            entry = {"t": 1.0, "level": "INFO", "logger": "vtorque_core", "plugin": "core",
+                     "phase": "boot", "guest": None, "node": "n1", "job": "42",
+                     "message": message}  # fmt: skip
+            with self.path.open("ab") as file:
+                file.write(json.dumps(entry).encode() + b"\n")
+        return self.job
+
+
+class Heard:
+    """What a sink has sent to its socket."""
+
+    def __init__(self, path):
+        self.got = []
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(str(path))
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self):
+        while data := self._socket.recv(1 << 16):
+            self.got.append(data.decode())
+
+    def close(self):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as us:
+            us.sendto(b"", self._socket.getsockname())
+        self._thread.join()
+        self._socket.close()
+
+
+@pytest.fixture
+def top(tmp_path):
+    """Return a directory that is root's alone, with a distribution that brings sinks."""
+    tmp_path.chmod(0o700)
+    (tmp_path / "acme_sinks.py").write_text(SINKS)
+    info = tmp_path / "acme-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Name: acme\nVersion: 1\n")
+    names = (line.partition(" =")[0] for line in SINKS.splitlines() if " = lambda" in line)
+    points = "".join(f"{name} = acme_sinks:{name}\n" for name in [*names, "nonsense", "late"])
+    (info / "entry_points.txt").write_text(f"[{GROUP}]\n{points}")
+    return tmp_path
+
+
+@pytest.fixture
+def good(top):
+    heard = Heard(top / "good")
+    yield heard
+    heard.close()
+
+
+@pytest.fixture
+def opened(top, monkeypatch):
+    """Return a function that starts what root has of sinks; ``tolds`` are theirs."""
+    monkeypatch.setattr(outside, "_AGAIN", 0.1)
+    config, all_of_them = top / "v.toml", []
+
+    def start(*names):
+        config.write_text(f"[plugin.joblog]\nsinks = {json.dumps(names)}\n")
+        start.tolds = {name: Told(top / f"told-{name}") for name in names}
+        found = Outside(config, start.tolds)
+        found._argv = (
+            sys.executable,
+            "-I",
+            "-c",
+            PROGRAM.format(top=str(top)),
+            str(config),
+            *names,
+        )
+        all_of_them.append(found)
+        return found
+
+    yield start
+    for each in all_of_them:
+        each.close(time.monotonic() + 0.5)
+
+
+def life(found):
+    eventually(lambda: found._life is not None)
+    return found._life
+
+
+def status(path):
+    lines = (line.partition(":") for line in path.read_text().splitlines())
+    return {name: value.split() for name, _, value in lines}
+
+
+# -- what it is --------------------------------------------------------------------------------
+
+
+def test_no_thread_of_it_has_a_right_and_it_has_no_file_to_write(top, opened, good):
+    found = opened("good", "hangs")
+    found.give(Log(top).say("one"))
+    eventually(lambda: good.got == ["one"])
+    pid = life(found).process.pid
+    uid = str(Settings().uid if os.geteuid() == 0 else os.geteuid())
+    tasks = list(Path(f"/proc/{pid}/task").iterdir())
+    assert len(tasks) >= 4, "no thread of the sinks is there"
+    for task in tasks:
+        has = status(task / "status")
+        assert has["Uid"] == [uid] * 4 and has["NoNewPrivs"] == ["1"]
+        if os.geteuid() == 0:
+            assert has["Gid"] == [uid] * 4 and has["Groups"] == []
+            sets = [int(value[0], 16) for name, value in has.items() if name.startswith("Cap")]
+            assert sets == [0] * 5
+    for each in Path(f"/proc/{pid}/fdinfo").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            kind = (Path(f"/proc/{pid}/fd") / each.name).stat().st_mode
+            if stat.S_ISREG(kind):
+                assert int(status(each)["flags"][0], 8) & os.O_ACCMODE == os.O_RDONLY
+
+
+def test_sinks_are_opened_as_root_and_run_as_the_user(top, opened, good):
+    found = opened("who")
+    found.give(Log(top).say("one"))
+    runs = Settings().uid if os.geteuid() == 0 else os.geteuid()
+    eventually(lambda: good.got == [f"{os.geteuid()} {runs} 1000 42.srv"])
+
+
+def test_it_writes_no_file(top, opened, caplog):
+    found = opened("full")
+    found.give(Log(top).say("one"))
+    eventually(lambda: "sink full: OSError: [Errno 27] File too large" in caplog.text)
+
+
+def test_it_ends_with_root_even_if_it_is_stopped(top, opened):
+    found = opened("hangs")
+    found.give(Log(top).say("one"))
+    pid = life(found).process.pid
+    uid = [str(Settings().uid if os.geteuid() == 0 else os.geteuid())]
+    eventually(lambda: life(found).taken == 1)
+    assert status(Path(f"/proc/{pid}/status"))["Uid"][:1] == uid
+    os.kill(pid, signal.SIGSTOP)
+    found.close(time.monotonic())  # which does not wait
+    eventually(lambda: not Path(f"/proc/{pid}/exe").exists())
+
+
+# -- what it does ------------------------------------------------------------------------------
+
+
+def test_each_line_is_told_once_while_logs_grow_and_over_restarts(top, opened, good):
+    logs, said = [Log(top, f"{n}.srv") for n in range(5)], []
+    for number in range(10):
+        found = opened("good")
+        for log in logs:
+            for part in range(10):
+                said.append(f"{log.job.key} {number} {part}")
+                found.give(log.say(said[-1]))
+        eventually(lambda f=found: not f.busy)
+        found.close(time.monotonic() + LONG)
+    assert sorted(good.got) == sorted(said)
+    for log in logs:
+        of_it = [each for each in said if each.startswith(log.job.key)]
+        assert [each for each in good.got if each.startswith(log.job.key)] == of_it
+        assert opened.tolds["good"].at(log.job.name) == log.path.stat().st_size
+
+
+def test_roots_word_that_is_old_takes_no_sink_back():
+    answers, theirs = os.pipe()
+    deputy = Deputy(theirs, 3)
+    deputy.begin("1000/42.srv", 7, 10)
+    deputy.mark("1000/42.srv", 50)
+    deputy.begin("1000/42.srv", 7, 10)  # sent before root has heard that
+    assert deputy.at("1000/42.srv") == 50
+    assert os.read(answers, 99) == RECORD.pack(3, 7, 50)
+    os.close(answers)
+    os.close(theirs)
+
+
+def test_what_it_lacks_at_the_end_it_tells_until_then(top, opened, good):
+    found = opened("good", "hangs")
+    found.give(Log(top).say("one", "two"))
+    eventually(lambda: life(found).taken == 1)
+    begun, process = time.monotonic(), life(found).process
+    found.close(begun + LONG)  # it ends by itself, long before
+    assert good.got == ["one", "two"] and process.returncode == 0
+    assert opened.tolds["hangs"].at("1000/42.srv") == 0, "what it has not taken counts as told"
+
+
+def test_half_a_line_waits_for_the_rest(top, opened, good):
+    found, log = opened("good"), Log(top)
+    whole = log.say("one").path.read_bytes()
+    with log.path.open("ab", 0) as file:
+        file.write(whole[:20])
+        found.give(log.job)
+        eventually(lambda: good.got == ["one"])
+        eventually(lambda: not found.busy)
+        file.write(whole[20:])
+    found.give(log.job)
+    eventually(lambda: good.got == ["one", "one"])
+
+
+def test_more_logs_than_a_socket_holds(top, opened, good):
+    found = opened("good")
+    logs = [Log(top, f"{n}.srv") for n in range(600)]
+    for log in logs:
+        found.give(log.say(log.job.key))
+    eventually(lambda: not found.busy)
+    assert sorted(good.got) == sorted(log.job.key for log in logs)
+
+
+def test_a_log_that_is_gone_holds_up_nothing(top, opened, good):
+    found, log = opened("good"), Log(top, "1.srv")
+    log.say("swept")
+    job = JobLog(1000, "0.srv", top / "0.srv.log")
+    job.path.write_text("x\n")
+    found.give(job)
+    job.path.unlink()
+    found.give(log.job)
+    eventually(lambda: good.got == ["swept"] and not found.busy)
+
+
+# -- sinks that fail, hang, attack -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bad", ["hangs", "opens", "kills", "shouts", "passes", "nowhere"])
+def test_another_gets_its_lines_whatever_a_sink_does(top, opened, good, bad):
+    found, log, said = opened("good", bad), Log(top), [str(n) for n in range(5)]
+    for each in said:
+        found.give(log.say(each))
+    eventually(lambda: list(dict.fromkeys(good.got)) == said)
+    eventually(lambda: opened.tolds["good"].at(log.job.name) == log.path.stat().st_size)
+    assert bad in ("shouts", "nowhere") or opened.tolds[bad].at(log.job.name) == 0
+
+
+def test_one_that_is_stopped_is_ended_and_another_started(top, opened, good, monkeypatch, caplog):
+    monkeypatch.setattr(outside, "_PATIENCE", 3.0)  # more than it takes to start
+    found, log = opened("good", "stops"), Log(top)
+    for number in range(2):
+        found.give(log.say(str(number)))
+        eventually(lambda n=number: str(n) in good.got)
+    eventually(lambda: "process has taken nothing for 3 s" in caplog.text)
+
+
+SIZE = RECORD.size
+WRONG = {
+    "too short": (b"x", f"has sent 1 bytes instead of {SIZE}"),
+    "too long": (b"x" * 4000, f"has sent {SIZE + 1} bytes instead of {SIZE}"),
+    "a huge offset": (RECORD.pack(1, 0, 1 << 63), "says sink 1 has told log 0 up to"),
+    "one past the end": (RECORD.pack(1, 0, 1_000), "says sink 1 has told log 0 up to 1000"),
+    "an offset that was before": (RECORD.pack(1, 0, 0), "says sink 1 has told log 0 up to 0"),
+    "a sink that is none": (RECORD.pack(7, 0, 1), "says sink 7 has told log 0 up to 1"),
+    "a log that it has not": (RECORD.pack(1, 5, 1), "says sink 1 has told log 5 up to 1"),
+    "more logs than it was sent": (RECORD.pack(2, 0, 99), "has taken 99 logs of 1"),
+    "the process as a sink": (RECORD.pack(2, 1, 1), "says sink 2 has told log 1 up to 1"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_nonsense_is_the_end_of_the_process_and_of_nothing_else(top, opened, good, caplog, what):
+    data, words = WRONG[what]
+    (top / "nonsense").write_bytes(data)
+    found, log = opened("good", "nonsense"), Log(top)
+    found.give(log.say("one", "two"))
+    eventually(lambda: f"the sinks' process {words}" in caplog.text)
+    eventually(lambda: list(dict.fromkeys(good.got)) == ["one", "two"])
+    size = log.path.stat().st_size
+    assert size < 1000, "the test is for nothing"
+    assert all(told.at(log.job.name) <= size for told in opened.tolds.values())
+    assert set(found._given) == {log.job.name}
+
+
+def test_one_that_is_killed_is_started_again(top, opened, good):
+    found, log = opened("good"), Log(top)
+    for number in range(3):
+        found.give(log.say(str(number)))
+        eventually(lambda n=number: good.got[-1:] == [str(n)] and not found.busy)
+        life(found).process.kill()
+    assert good.got == ["0", "1", "2"]
+
+
+def test_no_more_often_than_now_and_then(top, opened, monkeypatch):
+    started = []
+
+    class Counted(outside._Life):
+        def __init__(self, argv):
+            started.append(argv)
+            super().__init__(argv)
+
+    monkeypatch.setattr(outside, "_Life", Counted)
+    monkeypatch.setattr(outside, "_AGAIN", 10_000)
+    found, log = opened("kills"), Log(top)
+    found.give(log.say("one"))
+    eventually(lambda: started and found._life is None)
+    for number in range(20):
+        found.give(log.say(str(number)))
+    assert len(started) == 1 and found.busy
+
+
+def test_what_could_not_be_opened_is_tried_again_and_said_once(top, opened, good, caplog):
+    late = Heard(top / "late")
+    found, log = opened("good", "late"), Log(top)
+    found.give(log.say("one"))
+    first = life(found)
+    eventually(lambda: found._life not in (first, None) and found._life.taken == 1)
+    eventually(lambda: "sink late: OSError: not yet" in found._life.said)
+    (top / "now").touch()
+    eventually(lambda: late.got == ["one"])
+    eventually(lambda: not found.busy)
+    assert good.got == ["one"]
+    assert caplog.text.count("not yet") == 1
+    late.close()
+
+
+def test_what_a_sink_shouts_is_bounded_and_harmless(top, opened, caplog):
+    found = opened("shouts")
+    found.give(Log(top).say("one"))
+    eventually(lambda: "loud loud" in caplog.text)
+    said = [r.message for r in caplog.records if "loud" in r.message]
+    assert all(len(each) <= 2100 and each.isprintable() for each in said)
+
+
+def test_a_program_of_a_sink_does_not_have_what_leads_to_root(top, opened, good):
+    found = opened("good")
+    found.give(Log(top).say("one"))
+    eventually(lambda: good.got == ["one"])
+    pid = life(found).process.pid
+    for each in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            if "socket:" in str(each.readlink()) or "pipe:" in str(each.readlink()):
+                flags = status(Path(f"/proc/{pid}/fdinfo/{each.name}"))["flags"]
+                assert each.name == "2" or int(flags[0], 8) & os.O_CLOEXEC

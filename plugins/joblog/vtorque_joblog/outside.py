@@ -1,0 +1,329 @@
+"""Root's half of the sinks that are not root's: their process, and what it may answer.
+
+Root sends a log as a descriptor to read it with, up to which line, and where each sink is to go on.
+It hears records of one form through a pipe, each checked, and lines for its own log; it parses
+neither, nor what is in a log. The other half: :mod:`vtorque_joblog.sinks_process`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import logging
+import math
+import os
+import resource
+import select
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from vtorque_core.api import guarded, printable
+from vtorque_joblog.outlets import JobLog
+from vtorque_joblog.told import Told
+
+RECORD = struct.Struct("=HIQ")
+"""What a sink has told: its number, the log's number, the offset up to which.
+
+The number after the last sink's is the process itself: log 0, how many logs it has taken.
+"""
+
+MAX_WORD = 1 << 16  # bytes of what is sent at once
+_AGAIN = 5.0  # seconds from one start of the process to the next, at least
+_PATIENCE = 30.0  # seconds until it has taken what it was sent; it may be opening its sinks
+_KILL = 0.1  # seconds of its end that are kept for killing it
+_DEATH = 1.0  # seconds until one that was killed is left to itself
+_AT_ONCE = 256  # records, then it is looked whether there is something to send
+_LONGEST = 1 << 18  # bytes of a log in which there is a line end; the core's lines are shorter
+_MAX_SAID = 2000  # characters of a line for the follower's log
+_MAX_LINES = 100  # of these that are known, for its next life not to say them again
+_ENVIRON = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"}
+log = logging.getLogger("joblog")
+
+
+class _Over(Exception):
+    """The process has ended, or is to be."""
+
+
+class _Life:
+    """The process from one start to its end, and what it was sent."""
+
+    def __init__(self, argv: tuple[str, ...]) -> None:
+        """Start it; the kernel kills it when the calling thread ends. Raises OSError."""
+        with contextlib.ExitStack() as undo, contextlib.ExitStack() as theirs:
+            self.socket, socket_of_it = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            undo.enter_context(self.socket).setblocking(False)
+            theirs.enter_context(socket_of_it)
+            self.socket.shutdown(socket.SHUT_RD)  # descriptors could come that are slow to close
+            self.answers, pipe_of_it = os.pipe2(os.O_DIRECT | os.O_CLOEXEC)
+            undo.callback(os.close, self.answers)
+            theirs.callback(os.close, pipe_of_it)
+            # one record waits for root (pipe(7), O_DIRECT): if it is killed, few lines come twice
+            fcntl.fcntl(self.answers, fcntl.F_SETPIPE_SZ, 1)
+            os.set_blocking(self.answers, False)
+            self.process = subprocess.Popen(
+                guarded(*argv),
+                stdin=socket_of_it.fileno(),
+                stdout=pipe_of_it,
+                stderr=subprocess.PIPE,
+                env=_ENVIRON,
+                cwd="/",
+            )
+            self._ours = undo.pop_all()
+        self.numbers: dict[str, int] = {}  # of logs
+        self.logs: dict[int, tuple[str, int]] = {}  # by these: name, up to where it was sent
+        self.sent = self.taken = 0
+        self.since = math.inf  # monotonic seconds; when it was asked or has answered last
+        self.is_full = False
+        self.is_ending = False
+        self.said: set[str] = set()
+
+    def send(self, job: JobLog, descriptor: int, end: int, told: list[int]) -> None:
+        """Send a log up to an end. Raises BlockingIOError (not now), OSError."""
+        number = self.numbers.get(job.name, len(self.numbers))
+        word = {"number": number, "uid": job.uid, "key": job.key, "end": end, "told": told}
+        socket.send_fds(self.socket, [json.dumps(word).encode()], [descriptor])
+        self.numbers[job.name] = number
+        self.logs[number] = job.name, end
+        if self.sent == self.taken:
+            self.since = time.monotonic()
+        self.sent += 1
+
+    def record(self) -> tuple[int, int, int]:
+        """Return what it answers. Raises BlockingIOError (nothing yet), OSError, _Over."""
+        record = os.read(self.answers, RECORD.size + 1)
+        if not record:
+            raise _Over("")
+        if len(record) != RECORD.size:
+            raise _Over(f"has sent {len(record)} bytes instead of {RECORD.size}")
+        sink, number, offset = RECORD.unpack(record)
+        return sink, number, offset
+
+    def has_taken(self, count: int) -> None:
+        """Note how many logs it has taken. Raises _Over: it cannot."""
+        if not self.taken < count <= self.sent:
+            raise _Over(f"has taken {count} logs of {self.sent}")
+        self.taken = count
+        self.since = time.monotonic()
+
+    def end(self) -> None:
+        """Say that nothing more comes."""
+        if not self.is_ending:
+            self.socket.shutdown(socket.SHUT_WR)
+            self.is_ending = True
+
+    def close(self) -> None:
+        """Send and hear nothing more."""
+        self._ours.close()
+
+
+class Outside:
+    """All sinks of the process, to the follower one outlet (:class:`outlets.Outlet`) of its own.
+
+    A thread of its own starts and kills the process, and waits for it; the follower and jobs never
+    do. ``tolds``: by the sinks' names; nobody else writes them. ``idle`` is called, in the thread,
+    when all is told.
+    """
+
+    def __init__(
+        self, config: Path, tolds: Mapping[str, Told], idle: Callable[[], None] = lambda: None
+    ) -> None:
+        self.name = "outside"
+        module = "vtorque_joblog.sinks_process"
+        self._argv = (sys.executable, "-I", "-m", module, str(config), *tolds)
+        self._tolds = list(tolds.values())
+        self._idle = idle
+        self._lock = threading.Lock()
+        self._given: dict[str, int] = {}  # sizes of logs that need no second look
+        self._due: dict[str, JobLog] = {}
+        self._out: dict[str, tuple[JobLog, int]] = {}  # in the process, up to this offset
+        # it keeps a descriptor of each log, and one for each sink that is at work or hangs
+        self._most = resource.getrlimit(resource.RLIMIT_NOFILE)[1] // 4
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._next = 0.0  # monotonic seconds: no start before
+        self._until = math.inf
+        self._said: set[str] = set()  # by the process before
+        self._life: _Life | None = None
+        self._thread = threading.Thread(target=self._run, name="sinks' process", daemon=True)
+        self._thread.start()
+
+    def give(self, job: JobLog) -> None:
+        """Say that a log may have more lines. Never waits for a sink."""
+        size = job.size
+        with self._lock:
+            if self._given.get(job.name) == size or not self.lacks(job):
+                return
+            self._given[job.name] = size
+            self._due[job.name] = job
+        os.eventfd_write(self._wake, 1)
+
+    def lacks(self, job: JobLog) -> bool:
+        """Return whether a log has more than was told of it."""
+        return any(job.size > told.at(job.name) for told in self._tolds)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a sink has something to tell."""
+        with self._lock:
+            return bool(self._due or self._out)
+
+    def close(self, until: float) -> None:
+        """Have the process tell what it can and end, until then (monotonic seconds)."""
+        self._until = until
+        os.eventfd_write(self._wake, 1)
+        self._thread.join(max(0.0, until - time.monotonic()))
+
+    def _run(self) -> None:
+        while self._life is not None or self._until == math.inf:
+            try:
+                self._start()
+                self._send_due()
+                self._wait()
+                self._hear()
+            except Exception as error:  # whatever it is, the follower goes on
+                self._bury(error)
+            if not self.busy:
+                self._idle()
+
+    def _start(self) -> None:
+        now = time.monotonic()
+        if self._life is None and self.busy and self._until == math.inf and now >= self._next:
+            self._next = now + _AGAIN
+            self._life = life = _Life(self._argv)
+            threading.Thread(target=self._log, args=(life,), daemon=True).start()
+
+    def _send_due(self) -> None:
+        if self._life is None or self._life.is_ending:
+            return
+        with self._lock:
+            self._life.is_full = False
+            for job in list(self._due.values()):
+                if len(self._out) >= self._most:
+                    break
+                try:
+                    self._send(self._life, job)
+                except BlockingIOError:
+                    self._life.is_full = True
+                    break
+                except ConnectionError:
+                    raise _Over("") from None
+                del self._due[job.name]
+        if self._until < math.inf and not self._life.is_full:
+            self._life.end()
+
+    def _send(self, life: _Life, job: JobLog) -> None:
+        """Send a log unless it is gone. Raises BlockingIOError (not now), OSError."""
+        try:
+            descriptor = job.open()
+        except OSError:
+            self._given.pop(job.name, None)
+            return
+        try:
+            end = _end_of_lines(descriptor)
+            told = [each.at(job.name) for each in self._tolds]
+            if end > min(told):
+                life.send(job, descriptor, end, told)
+                self._out[job.name] = job, end
+        finally:
+            os.close(descriptor)
+
+    def _wait(self) -> None:
+        waiting = select.poll()
+        waiting.register(self._wake, select.POLLIN)
+        until = self._until - _KILL
+        if self._life is not None:
+            until = min(until, self._life.since + _PATIENCE if self.busy else math.inf)
+            waiting.register(self._life.answers, select.POLLIN)
+            if self._life.is_full:
+                waiting.register(self._life.socket, select.POLLOUT)
+        elif self.busy:
+            until = min(until, self._next)
+        lasts = max(0.0, until - time.monotonic())
+        waiting.poll(None if lasts == math.inf else lasts * 1000)
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._wake)
+
+    def _hear(self) -> None:
+        """Note what the process answers. Raises _Over, OSError: it is to be buried."""
+        if (life := self._life) is None:
+            return
+        with contextlib.suppress(BlockingIOError):
+            for _ in range(_AT_ONCE):
+                self._note(life)
+        if time.monotonic() >= self._until - _KILL:
+            raise _Over("")
+        if self.busy and time.monotonic() >= life.since + _PATIENCE:
+            self._ask(life)
+
+    def _ask(self, life: _Life) -> None:
+        """Send a log once more where nothing was heard for long: a sink may hang, or all of it.
+
+        Raises _Over: it was asked before.
+        """
+        if life.sent > life.taken:
+            raise _Over(f"has taken nothing for {_PATIENCE:g} s")
+        life.since = time.monotonic()
+        with self._lock:
+            for name, (job, _) in list(self._out.items())[:1]:
+                self._due.setdefault(name, job)
+
+    def _note(self, life: _Life) -> None:
+        sink, number, offset = life.record()
+        if (sink, number) == (len(self._tolds), 0):
+            life.has_taken(offset)
+            return
+        name, end = life.logs.get(number, ("", 0))
+        if sink >= len(self._tolds) or not self._tolds[sink].at(name) < offset <= end:
+            raise _Over(f"says sink {sink} has told log {number} up to {offset}")
+        self._tolds[sink].mark(name, offset)
+        if all(told.at(name) >= end for told in self._tolds):
+            with self._lock:
+                self._out.pop(name, None)
+
+    def _bury(self, error: Exception) -> None:
+        """End the process and note its last words; what it has not told another one gets."""
+        life, self._life = self._life, None
+        if life is None:
+            self._say(f"the sinks' process: {error}", self._said)
+            return
+        life.process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # it hangs in the kernel
+            life.process.wait(_DEATH)
+        with contextlib.suppress(BlockingIOError, _Over):
+            while True:
+                self._note(life)
+        life.close()
+        with self._lock:
+            self._due = {name: job for name, (job, _) in self._out.items()} | self._due
+            self._out = {}
+        code = life.process.returncode
+        why = str(error) or (f"has ended ({code})" if code else "")
+        if why and self._until == math.inf:
+            self._say(f"the sinks' process {why}", life.said)
+        self._said = life.said
+
+    def _log(self, life: _Life) -> None:
+        assert life.process.stderr is not None  # noqa: S101 - a pipe
+        with life.process.stderr as lines:
+            while line := lines.readline(_MAX_SAID):
+                self._say(line.decode("utf-8", "replace").rstrip(), life.said)
+
+    def _say(self, line: str, said: set[str]) -> None:
+        """Log a line, unless the process before has said the same."""
+        if line not in self._said:
+            log.warning("%s", printable(line, _MAX_SAID))
+        if len(said) < _MAX_LINES:
+            said.add(line)
+
+
+def _end_of_lines(descriptor: int) -> int:
+    """Return the size of a log without a last line that is not whole."""
+    size = os.fstat(descriptor).st_size
+    begin = max(0, size - _LONGEST)
+    return begin + os.pread(descriptor, size - begin, begin).rfind(b"\n") + 1

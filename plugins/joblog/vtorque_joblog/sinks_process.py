@@ -1,0 +1,190 @@
+"""The sinks' process: what talks to others, or is another distribution's, is no process of root's.
+
+Root's follower starts it with the first line and sends it logs; their descriptors are all that it
+has of root's (:mod:`vtorque_joblog.outside`). It opens the sinks as root and then becomes a user
+without an account, rights or files, who reads the logs and tells the sinks.
+``python -I -m vtorque_joblog.sinks_process CONFIG NAME...``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import logging
+import math
+import os
+import resource
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from vtorque_core.api import HostFault
+from vtorque_core.live import extensions
+from vtorque_joblog.api import GROUP
+from vtorque_joblog.outlets import JobLog, Outlet
+from vtorque_joblog.outside import MAX_WORD, RECORD
+from vtorque_joblog.plugin import Settings
+from vtorque_joblog.sinks import opened, wanted
+
+_OPENING = 10.0  # seconds that all sinks together have to open as root
+_AGAIN = 60.0  # seconds until what could not be opened is tried again, in another process
+_END = 0.4  # seconds for the end, less than the follower has
+_PR_SET_PDEATHSIG, _PR_CAPBSET_DROP = 1, 24  # prctl(2)
+
+
+class _File:
+    """A descriptor that is closed when nobody reads with it any more."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __del__(self) -> None:
+        os.close(self.number)
+
+
+@dataclass(frozen=True)
+class Handed(JobLog):
+    """A log as root has sent it: it ends with a whole line, at ``end``."""
+
+    file: _File
+    end: int
+
+    @property
+    def size(self) -> int:
+        """Bytes that are to be told."""
+        return self.end
+
+    def open(self) -> int:
+        """Return a descriptor to read it with. Raises OSError."""
+        return os.dup(self.file.number)
+
+
+class Deputy:
+    """How far one sink has come, for its outlet in place of :class:`vtorque_joblog.told.Told`."""
+
+    def __init__(self, answers: int, sink: int) -> None:
+        self._answers = answers
+        self._sink = sink
+        self._at: dict[str, tuple[int, int]] = {}  # the log's number, offset
+
+    def begin(self, name: str, number: int, offset: int) -> None:
+        """Take root's word for a log that is new here; of others we know more than root."""
+        self._at.setdefault(name, (number, offset))
+
+    def at(self, name: str) -> int:
+        """Return the offset of the first byte that was not told."""
+        return self._at[name][1]
+
+    def mark(self, name: str, offset: int) -> None:
+        """Tell root that all before the offset was told."""
+        number, _ = self._at[name]
+        self._at[name] = number, offset
+        answer(self._answers, self._sink, number, offset)
+
+
+def answer(answers: int, sink: int, number: int, offset: int) -> None:
+    """Send a record. Without root nothing more may be told: it would be told twice."""
+    try:
+        os.write(answers, RECORD.pack(sink, number, offset))
+    except OSError:
+        os._exit(0)
+
+
+def handed(root: socket.socket, until: float) -> Iterator[tuple[Handed, int, Sequence[int]]]:
+    """Yield logs with number and offsets as they come, until then (monotonic) or there is no more.
+
+    Raises HostFault if the process may open no more files.
+    """
+    waiting = select.poll()
+    waiting.register(root, select.POLLIN)
+    while (lasts := until - time.monotonic()) > 0:
+        if not waiting.poll(None if lasts == math.inf else lasts * 1000):
+            return
+        data, files, _, _ = socket.recv_fds(root, MAX_WORD, 1, socket.MSG_CMSG_CLOEXEC)
+        if not data:
+            return
+        if not files:
+            raise HostFault("too many logs: the limit of open files (RLIMIT_NOFILE) is reached")
+        word = json.loads(data)
+        log = Handed(word["uid"], word["key"], Path(), _File(files[0]), word["end"])
+        yield log, word["number"], word["told"]
+
+
+def main() -> None:
+    """Open the sinks, become the user, tell them what comes until there is no more."""
+    logging.basicConfig(level="INFO", format="%(message)s")
+    config, *names = sys.argv[1:]
+    root, answers = socket.socket(fileno=_own(0, os.O_RDONLY)), _own(1, os.O_WRONLY)
+    _forbid_rights()
+    site, found = extensions.load(Path(config), GROUP)
+    pool = ThreadPoolExecutor(len(names))  # a thread for each, which may hang
+    handlers = [pool.submit(opened, name, site, found) for name in names]
+    wait(handlers, _OPENING)
+    become(site[Settings].uid)
+    all_open = all(each.done() and each.exception() is None for each in handlers)
+    until = math.inf if all_open else time.monotonic() + _AGAIN
+    wants = wanted(site[Settings], site.log.level)
+    deputies = [Deputy(answers, sink) for sink in range(len(names))]
+    outlets = [
+        Outlet(name, partial(_result, handler), deputy, wants=wants)
+        for name, handler, deputy in zip(names, handlers, deputies, strict=True)
+    ]
+    for count, (log, number, told) in enumerate(handed(root, until), 1):
+        for outlet, deputy, offset in zip(outlets, deputies, told, strict=True):
+            deputy.begin(log.name, number, offset)
+            outlet.give(log)
+        answer(answers, len(names), 0, count)
+    end = time.monotonic() + _END
+    for outlet in outlets:
+        outlet.close(end)
+    os._exit(0)  # a sink may hang
+
+
+def _own(number: int, flags: int) -> int:
+    """Return a descriptor of root's in a place where no program of a sink's inherits it."""
+    found = os.dup(number)
+    null = os.open(os.devnull, flags | os.O_CLOEXEC)
+    os.dup2(null, number)
+    os.close(null)
+    return found
+
+
+def _result(handler: Future[logging.Handler]) -> logging.Handler:
+    """Return what was opened as root. Raises what that has raised, HostFault: it hangs."""
+    if not handler.done():
+        raise HostFault(f"has not opened within {_OPENING:g} s")
+    return handler.result()
+
+
+def _forbid_rights() -> None:
+    """Have no program get a capability again (capabilities(7)): for this and all later threads."""
+    for capability in range(64):
+        ctypes.CDLL(None).prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)
+
+
+def become(uid: int) -> None:
+    """Have no rights any more, in all threads (setresuid(2), "C library/kernel differences").
+
+    New ones this process cannot get since its start (``guarded``). A change of the uid has the
+    kernel forget that it is to end with its parent (prctl(2)).
+    """
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if os.geteuid() == 0:
+        os.setgroups([])
+        os.setresgid(uid, uid, uid)
+        os.setresuid(uid, uid, uid)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+if __name__ == "__main__":
+    main()
