@@ -1,4 +1,4 @@
-"""Public: a plugin's one process for all jobs of a node, and how it begins."""
+"""Public: a plugin's one process for all jobs of a node: it begins, one of its has no rights."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import ctypes
 import fcntl
 import logging
 import os
+import resource
+import signal
 import sys
 import time
 from dataclasses import dataclass
@@ -22,7 +24,7 @@ from vtorque_core.base.names import Paths
 if TYPE_CHECKING:
     from vtorque_core.api.node_job import NodeJob
 
-_PR_SET_NO_NEW_PRIVS = 38  # prctl(2)
+_PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38  # prctl(2)
 LOG_BYTES = 256 * 1024  # of each of two files
 _ENVIRON = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C", "HOME": "/root"}
 
@@ -120,3 +122,20 @@ def begin(name: str) -> tuple[Paths, list[str]]:
     handler = RotatingFileHandler(Path(state, f"{name}.log"), maxBytes=LOG_BYTES, backupCount=1)
     logging.basicConfig(level="INFO", format="%(asctime)s %(message)s", handlers=[handler])
     return Paths(Path(state), Path(run)), words
+
+
+def become(uid: int, largest: int = 0) -> None:
+    """Have no rights any more, in all threads (setresuid(2), "C library/kernel differences").
+
+    For what such a process starts by :func:`vtorque_core.api.guarded` to talk to strangers, once it
+    has opened what needs root: it cannot get new rights, and ends with its parent. ``largest``:
+    bytes that a file of its may have.
+    """
+    resource.setrlimit(resource.RLIMIT_FSIZE, (largest, largest))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if os.geteuid() == 0:
+        os.setgroups([])
+        os.setresgid(uid, uid, uid)
+        os.setresuid(uid, uid, uid)
+    # the kernel has forgotten this with the uid
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

@@ -15,7 +15,6 @@ import math
 import os
 import resource
 import select
-import signal
 import socket
 import sys
 import time
@@ -27,6 +26,7 @@ from pathlib import Path
 
 from vtorque_core.api import HostFault
 from vtorque_core.live import extensions
+from vtorque_core.live.node_process import become
 from vtorque_joblog.api import GROUP
 from vtorque_joblog.outlets import JobLog, Outlet
 from vtorque_joblog.outside import MAX_WORD, RECORD
@@ -36,7 +36,7 @@ from vtorque_joblog.sinks import opened, wanted
 _OPENING = 10.0  # seconds that all sinks together have to open as root
 _AGAIN = 60.0  # seconds until what could not be opened is tried again, in another process
 _END = 0.4  # seconds for the end, less than the follower has
-_PR_SET_PDEATHSIG, _PR_CAPBSET_DROP = 1, 24  # prctl(2)
+_PR_CAPBSET_DROP = 24  # prctl(2)
 
 
 class _File:
@@ -127,6 +127,8 @@ def main() -> None:
     pool = ThreadPoolExecutor(len(names))  # a thread for each, which may hang
     handlers = [pool.submit(opened, name, site, found) for name in names]
     wait(handlers, _OPENING)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     become(site[Settings].uid)
     all_open = all(each.done() and each.exception() is None for each in handlers)
     until = math.inf if all_open else time.monotonic() + _AGAIN
@@ -167,23 +169,6 @@ def _forbid_rights() -> None:
     """Have no program get a capability again (capabilities(7)): for this and all later threads."""
     for capability in range(64):
         ctypes.CDLL(None).prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)
-
-
-def become(uid: int) -> None:
-    """Have no rights any more, in all threads (setresuid(2), "C library/kernel differences").
-
-    New ones this process cannot get since its start (``guarded``). A change of the uid has the
-    kernel forget that it is to end with its parent (prctl(2)).
-    """
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if os.geteuid() == 0:
-        os.setgroups([])
-        os.setresgid(uid, uid, uid)
-        os.setresuid(uid, uid, uid)
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,10 @@
 
 import json
 import os
+import signal
 import socket
+import subprocess
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -131,6 +134,30 @@ def test_root_does_not_wait_for_one_that_is_stopped(
     assert "is started again" in caplog.text
     outside.send(TICK, {})
     assert outside._process is not first
+
+
+STARTS = """
+import socket, sys, time
+from pathlib import Path
+from vtorque_telemetry.outside import Outside
+from vtorque_telemetry.tick import Tick
+outside, (waits, answer) = Outside(Path(sys.argv[1])), socket.socketpair()
+outside.send(Tick(1000.0, {}), {}, answer.fileno())
+waits.recv(1)
+print(outside._process.pid, flush=True)
+time.sleep(1000)
+"""
+
+
+def test_a_stopped_one_ends_with_root(tmp_path: Path) -> None:
+    """The kernel forgets that it is to end with its parent when it changes its uid."""
+    argv = [sys.executable, "-c", STARTS, str(config(tmp_path))]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE) as root:
+        assert root.stdout is not None
+        pid = int(root.stdout.readline())
+        os.kill(pid, signal.SIGSTOP)
+        root.kill()
+    eventually(lambda: not Path(f"/proc/{pid}").exists())
 
 
 def test_what_it_says_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

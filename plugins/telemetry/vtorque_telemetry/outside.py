@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import resource
 import socket
 import subprocess
 import sys
@@ -24,6 +23,7 @@ from typing import IO
 
 from vtorque_core.api import guarded, printable
 from vtorque_core.live import extensions
+from vtorque_core.live.node_process import become
 from vtorque_telemetry.api import GROUP
 from vtorque_telemetry.jobs import Jobs
 from vtorque_telemetry.outlets import Opened, Outlet, close_all
@@ -128,7 +128,7 @@ def main() -> None:
     until = time.monotonic() + _OPENING
     for sink in sinks.values():
         sink.tried.wait(max(0.0, until - time.monotonic()))
-    become(settings.uid)
+    become(settings.uid, MAX_BYTES)
     lasts = math.inf if all(sink.is_open for sink in sinks.values()) else _AGAIN
     end = time.monotonic() + lasts
     jobs = Jobs(settings, outlets)
@@ -149,19 +149,6 @@ def _sinks(config: Path) -> tuple[Settings, dict[str, Opened]]:
         except Exception as error:  # anybody's module
             log.warning("exporter %s: %s", name, printable(str(error)))
     return settings, sinks
-
-
-def become(uid: int) -> None:
-    """Have no rights any more, in all threads (setresuid(2), "C library/kernel differences").
-
-    New ones this process cannot get since its start (``guarded``).
-    """
-    resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_BYTES, MAX_BYTES))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if os.geteuid() == 0:
-        os.setgroups([])
-        os.setresgid(uid, uid, uid)
-        os.setresuid(uid, uid, uid)
 
 
 if __name__ == "__main__":
