@@ -18,6 +18,7 @@ from vtorque_core.base.errors import HostFault
 from vtorque_core.base.locks import lock_holder
 from vtorque_core.resources import user_daemon
 
+HANDSHAKE = 30.0  # seconds for all daemons of a guest together; half of what its start may take
 _POLL = 0.02  # seconds: that a process which is not one's child stops is no event
 
 
@@ -25,15 +26,18 @@ _POLL = 0.02  # seconds: that a process which is not one's child stops is no eve
 def ended(locks: Sequence[str]) -> Iterator[None]:
     """While in here, end a daemon that holds one of these lock files as soon as it stands still.
 
-    As root. Raises HostFault that says so in place of what its guest's start then fails with.
+    And all of them after HANDSHAKE: one may wait for a file system of the user's. As root. Raises
+    HostFault that says so in place of what its guest's start then fails with.
     """
     over = threading.Event()
-    found: list[str] = []
+    found: dict[str, bool] = {}  # whether it stood still
+    until = time.monotonic() + HANDSHAKE
 
     def watch() -> None:
         while not over.wait(_POLL):
-            for lock in [lock for lock in locks if _stopped(lock)]:
-                found.append(lock)
+            late = time.monotonic() > until
+            for lock in [lock for lock in locks if _stopped(lock) or (late and lock not in found)]:
+                found.setdefault(lock, not late)
                 with contextlib.suppress(HostFault):  # its release will say it
                     user_daemon.stop(lock, time.monotonic() + 1)
 
@@ -48,11 +52,15 @@ def ended(locks: Sequence[str]) -> Iterator[None]:
         over.set()
         watcher.join()
     if found:
-        names = ", ".join(Path(lock).stem for lock in dict.fromkeys(found))
+        names = ", ".join(Path(lock).stem for lock in found)
         raise HostFault(
             f"a process of yours stopped (SIGSTOP) what serves your files to the guest ({names}) "
             "while the guest started, so it was ended: submit the job again, and leave processes "
             "that you did not start alone"
+            if any(found.values())
+            else f"what serves your files to the guest ({names}) has not answered within "
+            f"{HANDSHAKE:g} s while the guest started, so it was ended: look whether the file "
+            "systems of your directories and disks answer on this node"
         ) from fault
     if fault is not None:
         raise fault

@@ -59,6 +59,18 @@ def test_the_start_fails_also_if_qemu_was_quicker(
         daemon.wait(LONG)
 
 
+def test_one_that_does_not_answer_in_time_is_ended_too(
+    lock: Path, daemon: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stopped_daemons, "HANDSHAKE", 0.1)
+    with (
+        pytest.raises(HostFault, match=r"\(fs-home\) has not answered within 0.1 s"),
+        stopped_daemons.ended([str(lock)]),
+    ):
+        assert daemon.wait(LONG) == -signal.SIGKILL
+        raise HostFault("QEMU could not connect")
+
+
 def test_one_that_runs_or_has_ended_is_left_alone(
     lock: Path, daemon: subprocess.Popen[bytes]
 ) -> None:
