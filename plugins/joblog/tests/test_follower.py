@@ -410,7 +410,8 @@ def test_roots_own_sinks_go_on_whatever_becomes_of_the_others_process(
         job.say(number)
         eventually(lambda n=number: messages(sink)[-1:] == [n])
         for pid in children(holder(process), "vtorque_joblog.sinks_process"):
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
     job.end()
     process.release()
     eventually(has(sink, *said, "the end"))

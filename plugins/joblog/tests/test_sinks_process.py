@@ -22,6 +22,8 @@ from vtorque_joblog.plugin import Settings
 from vtorque_joblog.sinks_process import Deputy
 from vtorque_joblog.told import Told
 
+pytestmark = pytest.mark.e2e  # it takes its time: processes are started, stopped and given up
+
 SINKS = '''
 import fcntl, logging, os, signal, socket, stat, sys, threading
 TOP = os.path.dirname(__file__)

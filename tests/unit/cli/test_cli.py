@@ -75,9 +75,11 @@ def test_no_variable_names_another_config(tmp_path, command, said):
     """It sent a command that was meant for one node to another."""
     wrong = tmp_path / "wrong.toml"
     wrong.write_text("[[[")
+    right = tmp_path / "right.toml"
+    right.write_text(f'[paths]\nstate = "{tmp_path}/state"\nrun = "{tmp_path}/run"\n')
     program, *argv = command.split()
     done = subprocess.run(
-        [BIN / program, "--config", tmp_path / "none.toml", *argv], capture_output=True, text=True,
+        [BIN / program, "--config", right, *argv], capture_output=True, text=True,
         env={"PATH": "/usr/bin:/bin", "VTORQUE_CONFIG": str(wrong)}, check=False,
     )  # fmt: skip
     assert done.stderr.startswith(said) and "wrong.toml" not in done.stderr

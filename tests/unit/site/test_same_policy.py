@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from vtorque_core.api.batch_system import SubmitArgs
 from vtorque_core.api.strategies import BatchSystem
-from vtorque_core.api.submission import from_token, to_token
+from vtorque_core.api.submission import to_token, unpacked
 from vtorque_core.api.values import hookimpl
 from vtorque_core.base.errors import Refused
 from vtorque_core.cli import vsub
@@ -138,7 +138,7 @@ def on_the_node(blob, node=NODE):
     """Return root's refusals, and the job that it would start."""
     _, site, plugins = node
     try:
-        return (), policy.decide(Request.decode(from_token(to_token(blob))), site, plugins)
+        return (), policy.decide(Request.decode(b"".join(unpacked(to_token(blob)))), site, plugins)
     except Refused as error:
         return error.refusals, None
 
