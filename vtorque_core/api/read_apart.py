@@ -1,7 +1,8 @@
 """Public: read what a user or a guest wrote in a process without rights. On the node, as root.
 
 Root parses nothing of theirs: it has :func:`read_apart` run a function that does, and takes bytes
-from it, each of which it checks as the value that it is to be.
+from it, each of which it checks as the value that it is to be. Answers come through pipes, since a
+socket could bring root a descriptor that is slow to close (SCM_RIGHTS, SO_LINGER).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import resource
 import select
 import signal
 import socket
+import struct
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -25,9 +27,15 @@ from vtorque_core.base.trust import effective_root
 
 MAX_VALUE = 128 << 10  # bytes of one value
 CPU = 10  # seconds of CPU time for one reading
+_MOST = 1 << 20  # bytes of all values of a reading
 _MEMORY = 256 << 20  # bytes of address space beside what its starter has
 _MAX_CALL = 192 << 10  # bytes: below what one message may have (net.core.wmem_max, 212992)
-_PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38  # prctl(2)
+_HEAD = struct.Struct("=cI")  # what follows, and how many bytes of it
+_VALUE, _END, _FAULT = b"+", b".", b"-"
+# linux/prctl.h, linux/sched.h
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 1, 4, 38
+_CLONE_NEWIPC, _CLONE_NEWPID, _CLONE_NEWNET = 0x08000000, 0x20000000, 0x40000000
+_libc = ctypes.CDLL(None)
 _asking: tuple[int, socket.socket] | None = None  # whose process's, and where it asks
 
 
@@ -42,28 +50,21 @@ def reader() -> Iterator[None]:
     Raises HostFault if the host cannot fork.
     """
     global _asking  # noqa: PLW0603 - one for all who read in this process
-    before, parent = _asking, os.getpid()
-    ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with ours:
-        with its:
-            try:
-                pid = os.fork()
-            except OSError as error:
-                raise HostFault(f"cannot fork: {error.strerror}") from None
-            if pid == 0:
-                _serve(its, parent)
-        _asking = parent, ours
+    before = _asking
+    with _reading() as asking:
+        _asking = os.getpid(), asking
         try:
             yield
         finally:
             _asking = before
-            with contextlib.suppress(ProcessLookupError, ChildProcessError):
-                os.kill(pid, signal.SIGKILL)  # and with it what it has started
-                os.waitpid(pid, 0)
 
 
 def read_apart(
-    work: Callable[..., Iterable[bytes]], *args: object, until: float, files: Sequence[int] = ()
+    work: Callable[..., Iterable[bytes]],
+    *args: object,
+    until: float,
+    files: Sequence[int] = (),
+    most: int = _MOST,
 ) -> Iterator[bytes]:
     """Yield what ``work(*args, *files)`` yields in a process of its own, one after the other.
 
@@ -72,88 +73,161 @@ def read_apart(
         args: what can be pickled, at most 192 KiB.
         until: when it must have ended, in time.monotonic() seconds.
         files: descriptors that it gets copies of.
+        most: bytes of all that it yields; each has five more.
 
     At most 128 KiB each. Raises Unreadable: with the reader's reason, or it is late or broken.
     """
-    if _asking is None or _asking[0] != os.getpid():
-        with reader():
-            yield from read_apart(work, *args, until=until, files=files)
-        return
-    ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with ours:
-        with its:
-            socket.send_fds(_asking[1], [pickle.dumps((work, args))], [its.fileno(), *files])
-        waiting = select.poll()
-        waiting.register(ours, select.POLLIN)
-        while waiting.poll(max(0.0, until - time.monotonic()) * 1000):
-            said = ours.recv(MAX_VALUE + 1)
-            if said == b".":
-                return
-            if said[:1] != b"+":
-                raise Unreadable(printable(said[1:].decode("utf-8", "replace"), 2000) or "it broke")
-            yield said[1:]
-    raise Unreadable(f"{getattr(work, '__name__', 'reading')} has not ended in time")
-
-
-def _serve(source: socket.socket, parent: int) -> NoReturn:
-    """Be the process: fork one that works for each message, until killed."""
-    try:
-        _have_no_rights(source.fileno())
-        _die_with(parent)
-        mine = os.getpid()
+    with contextlib.ExitStack() as stack:
+        if _asking is not None and _asking[0] == os.getpid():
+            asking = _asking[1]
+        else:
+            asking = stack.enter_context(_reading())
+        answers, told = os.pipe()
+        stack.callback(os.close, answers)
+        os.set_blocking(answers, False)
+        try:
+            socket.send_fds(asking, [pickle.dumps((work, args))], [told, *files])
+        except OSError as error:
+            raise Unreadable(f"the process that reads: {error.strerror}") from None
+        finally:
+            os.close(told)
         while True:
-            call, files, _, _ = socket.recv_fds(source, _MAX_CALL, 16)
-            if not call:
-                break
-            if os.fork() == 0:
-                _die_with(mine)
-                _work(call, *files)
-            for file in files:
-                os.close(file)
+            kind, length = _HEAD.unpack(_exactly(answers, _HEAD.size, until))
+            most -= _HEAD.size + length
+            if length > MAX_VALUE or most < 0:
+                raise Unreadable("it says too much")
+            said = _exactly(answers, length, until)
+            if kind == _END:
+                return
+            if kind != _VALUE:
+                raise Unreadable(printable(said.decode("utf-8", "replace"), 2000))
+            yield said
+
+
+def _exactly(answers: int, count: int, until: float) -> bytes:
+    """Return so many bytes of a pipe. Raises Unreadable: not in time, or never."""
+    data = b""
+    waiting = select.poll()
+    waiting.register(answers, select.POLLIN)
+    while len(data) < count:
+        left = until - time.monotonic()
+        if left <= 0 or not waiting.poll(left * 1000):
+            raise Unreadable("it has not ended in time")
+        part = os.read(answers, count - len(data))
+        if not part:
+            raise Unreadable("it broke")
+        data += part
+    return data
+
+
+@contextlib.contextmanager
+def _reading() -> Iterator[socket.socket]:
+    ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    parent = os.getpid()
+    with ours:
+        ours.shutdown(socket.SHUT_RD)
+        with its:
+            try:
+                pid = os.fork()
+            except OSError as error:
+                raise HostFault(f"cannot fork: {error.strerror}") from None
+            if pid == 0:
+                _live(its, parent)
+        try:
+            yield ours
+        finally:
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                os.kill(pid, signal.SIGKILL)  # and with it all that it has started
+                os.waitpid(pid, 0)
+
+
+def _live(source: socket.socket, parent: int) -> NoReturn:
+    """Be the process: as root only long enough to have a world of processes of its own."""
+    try:
+        _have_no_files(source.fileno())
+        _die_with(parent)
+        if effective_root():
+            _libc.unshare(_CLONE_NEWPID | _CLONE_NEWIPC | _CLONE_NEWNET)
+            first = os.fork()
+            if first:  # its death is the death of all in there (pid_namespaces(7))
+                source.close()
+                os.waitpid(first, 0)
+                os._exit(0)
+        _have_no_rights()
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        _serve(source)
     finally:
         os._exit(1)
 
 
-def _work(call: bytes, answer: int, *files: int) -> NoReturn:
+def _serve(source: socket.socket) -> None:
+    """Fork one that works for each message, until there are no more."""
+    while True:
+        call, files, _, _ = socket.recv_fds(source, _MAX_CALL, 16)
+        if not call:
+            return
+        with contextlib.suppress(OSError):  # no more processes: the asking one sees its pipe's end
+            if os.fork() == 0:
+                source.close()
+                _work(call, *files)
+        for file in files:
+            os.close(file)
+
+
+def _work(call: bytes, answers: int, *files: int) -> NoReturn:
     try:
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         resource.setrlimit(resource.RLIMIT_CPU, (CPU, CPU))
-        with socket.socket(fileno=answer) as told:
-            try:
-                work, args = pickle.loads(call)  # noqa: S301 - root's word
-                for value in work(*args, *files):
-                    told.send(b"+" + value)
-                told.send(b".")
-            except Exception as error:
-                said = str(error) or type(error).__name__
-                told.send(b"-" + said.encode("utf-8", "replace")[:8000])
+        resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
+        try:
+            work, args = pickle.loads(call)  # noqa: S301 - root's word
+            for value in work(*args, *files):
+                _tell(answers, _VALUE, value)
+            _tell(answers, _END, b"")
+        except Exception as error:
+            said = str(error) or type(error).__name__
+            _tell(answers, _FAULT, said.encode("utf-8", "replace")[:8000])
     finally:
         os._exit(0)
 
 
-def _have_no_rights(source: int) -> None:
-    """Be nobody, with no file but the socket; what the caller has got stays the caller's."""
+def _tell(answers: int, kind: bytes, value: bytes) -> None:
+    data = _HEAD.pack(kind, len(value)) + value
+    while data:
+        data = data[os.write(answers, data) :]
+
+
+def _have_no_files(source: int) -> None:
+    """Keep no file, terminal or directory of the caller's but the socket."""
+    os.setsid()
+    os.chdir("/")
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(null, descriptor)
     os.closerange(3, source)
-    os.closerange(source + 1, 1 << 16)
+    os.closerange(source + 1, (1 << 31) - 1)
+
+
+def _have_no_rights() -> None:
+    """Be nobody, within limits."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     pages = int(Path("/proc/self/statm").read_text("ascii").split()[0])  # proc(5)
     memory = pages * os.sysconf("SC_PAGE_SIZE") + _MEMORY
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-    ctypes.CDLL(None).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     if effective_root():
         os.setgroups([])
         os.setresgid(NOBODY, NOBODY, NOBODY)
         os.setresuid(NOBODY, NOBODY, NOBODY)
+    _libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 def _die_with(parent: int) -> None:
-    """Be killed with who has forked this one; a change of ids takes that back, so after it."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    """Be killed with who has forked this one; a change of ids takes that back."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from vtorque_core.api.node_job import NodeJob
 
 _PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38  # prctl(2)
+_THREADS, _MEMORY = 128, 1 << 30  # of one that has given up its rights
 LOG_BYTES = 256 * 1024  # of each of two files
 _ENVIRON = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C", "HOME": "/root"}
 
@@ -129,8 +130,11 @@ def become(uid: int, largest: int = 0) -> None:
 
     For what such a process starts by :func:`vtorque_core.api.guarded` to talk to strangers, once it
     has opened what needs root: it cannot get new rights, and ends with its parent. ``largest``:
-    bytes that a file of its may have.
+    bytes that a file of its may have. All processes of this uid have 128 threads, each 1 GiB.
     """
+    parent = os.getppid()
+    resource.setrlimit(resource.RLIMIT_NPROC, (_THREADS, _THREADS))
+    resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY, _MEMORY))
     resource.setrlimit(resource.RLIMIT_FSIZE, (largest, largest))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if os.geteuid() == 0:
@@ -139,3 +143,5 @@ def become(uid: int, largest: int = 0) -> None:
         os.setresuid(uid, uid, uid)
     # the kernel has forgotten this with the uid
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)

@@ -91,6 +91,8 @@ class Request:
         for part in parts:
             kind, key, content = part[:1], *_two(part[1:], b"=")
             if kind == _SHELL:
+                if shell is not None:
+                    malformed("shell is given twice")
                 shell = _text(content, "shell", MAX_VALUE)
                 if not shell.isprintable():
                     malformed("shell has control characters")

@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from vtorque_core.api import guarded, printable
+from vtorque_core.api import HostFault, guarded, printable
 from vtorque_joblog.outlets import JobLog
 from vtorque_joblog.told import Told
 
@@ -150,6 +150,7 @@ class Outside:
         self._until = math.inf
         self._said: set[str] = set()  # by the process before
         self._life: _Life | None = None
+        self._logs: threading.Thread | None = None
         self._thread = threading.Thread(target=self._run, name="sinks' process", daemon=True)
         self._thread.start()
 
@@ -195,8 +196,11 @@ class Outside:
         now = time.monotonic()
         if self._life is None and self.busy and self._until == math.inf and now >= self._next:
             self._next = now + _AGAIN
+            if self._logs is not None and self._logs.is_alive():
+                raise HostFault("has left a process that holds its standard error")
             self._life = life = _Life(self._argv)
-            threading.Thread(target=self._log, args=(life,), daemon=True).start()
+            self._logs = threading.Thread(target=self._log, args=(life,), daemon=True)
+            self._logs.start()
 
     def _send_due(self) -> None:
         if self._life is None or self._life.is_ending:

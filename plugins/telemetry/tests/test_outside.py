@@ -2,6 +2,7 @@
 
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -113,11 +115,12 @@ def test_one_that_was_killed_is_started_again_and_gets_all_files(
 
 
 def test_who_waits_for_the_last_sample_is_told(outside: Outside) -> None:
-    waits, answer = socket.socketpair()
-    with waits, answer:
-        outside.send(Tick(1000.0, TICK.jobs, last="1.s.0"), {}, answer.fileno())
-        waits.settimeout(LONG)
-        assert waits.recv(2) == b"1"
+    source, told = os.pipe()
+    outside.send(Tick(1000.0, TICK.jobs, last="1.s.0"), {}, told)
+    os.close(told)
+    with open(source, "rb") as waits:  # noqa: PTH123 - a descriptor
+        assert select.select([waits], [], [], LONG)[0]
+        assert waits.read() == b""
 
 
 def test_root_does_not_wait_for_one_that_is_stopped(
@@ -137,13 +140,14 @@ def test_root_does_not_wait_for_one_that_is_stopped(
 
 
 STARTS = """
-import socket, sys, time
+import os, sys, time
 from pathlib import Path
 from vtorque_telemetry.outside import Outside
 from vtorque_telemetry.tick import Tick
-outside, (waits, answer) = Outside(Path(sys.argv[1])), socket.socketpair()
-outside.send(Tick(1000.0, {}), {}, answer.fileno())
-waits.recv(1)
+outside, (waits, told) = Outside(Path(sys.argv[1])), os.pipe()
+outside.send(Tick(1000.0, {}), {}, told)
+os.close(told)
+os.read(waits, 1)
 print(outside._process.pid, flush=True)
 time.sleep(1000)
 """
@@ -162,7 +166,44 @@ def test_a_stopped_one_ends_with_root(tmp_path: Path) -> None:
 
 def test_what_it_says_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     outside = Outside(config(tmp_path, listen="127.0.0.1:1", exporters=["prometheus", "no"]))
-    outside.send(TICK, {})
-    eventually(lambda: "exporter prometheus: HostFault: everybody who reaches" in caplog.text)
+
+    def said() -> bool:
+        outside.send(TICK, {})
+        return "exporter prometheus: HostFault: everybody who reaches" in caplog.text
+
+    eventually(said)
     assert "exporter no: nothing brings 'no'" in caplog.text
     outside.close()
+
+
+def test_one_that_does_not_open_in_time_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    assert module._sink("slow", Future()) is None
+    assert caplog.messages == ["exporter slow: has not opened within 10 s"]
+
+
+SENDS = """
+import os, socket, sys, time
+with socket.socket(fileno=0) as root:
+    try:
+        socket.send_fds(root, [b"x"], [1])
+    except OSError as error:
+        sys.stderr.write(f"{error}\\n")
+while sys.stderr.write("noise\\n"):
+    pass
+"""
+
+
+def test_root_takes_nothing_of_one_that_was_taken_over(
+    outside: Outside, caplog: pytest.LogCaptureFixture
+) -> None:
+    outside._argv = (sys.executable, "-c", SENDS)
+
+    def said() -> bool:
+        outside.send(TICK, {})
+        return "noise" in caplog.text
+
+    eventually(said)
+    assert "Broken pipe" in caplog.text
+    outside.close()
+    before = len(caplog.records)
+    assert 0 < before < 20_000

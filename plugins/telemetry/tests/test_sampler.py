@@ -395,7 +395,7 @@ def test_exporters_are_found_by_name_and_a_bad_one_is_said(monkeypatch, tmp_path
     config = tmp_path / "v.toml"
     wanted = ["acme", "prometheus", "nowhere", "odd", "gone", "acme"]
     config.write_text(f"[plugin.telemetry]\nexporters = {json.dumps(wanted)}\n")
-    settings, sinks = outside._sinks(config)
+    settings, sinks = outside._openings(config)
     assert [*sinks] == ["acme", "prometheus"] and settings.interval == 2.0
     for said in (
         "exporter nowhere: nothing brings 'nowhere' to vtorque1.telemetry; there is: acme, gone, "

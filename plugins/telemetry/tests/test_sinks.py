@@ -22,7 +22,7 @@ from vtorque_telemetry import prometheus, textfile
 from vtorque_telemetry.api import Sample
 from vtorque_telemetry.exposition import text
 from vtorque_telemetry.influx import Influx, lines
-from vtorque_telemetry.outlets import Opened, Outlet, close_all
+from vtorque_telemetry.outlets import Outlet, close_all
 from vtorque_telemetry.prometheus import Endpoint
 from vtorque_telemetry.settings import Settings
 from vtorque_telemetry.textfile import Textfile
@@ -203,6 +203,21 @@ def test_an_address_in_use_is_said(endpoint):
     taken = endpoint(open=True).port
     with pytest.raises(HostFault, match=f"127.0.0.1:{taken}: Address already in use"):
         Endpoint(Settings(listen=f"127.0.0.1:{taken}", open=True))
+
+
+def test_nobody_is_answered_before_the_first_samples():
+    """Until then the process is root's."""
+    sink = Endpoint(Settings(listen="127.0.0.1:0", open=True))
+    with socket.create_connection(("127.0.0.1", sink.port)) as client:
+        client.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+        client.settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            client.recv(1)
+        sink.write(SAMPLES, soon())
+        client.settimeout(180)
+        assert client.recv(12) == b"HTTP/1.0 200"
+    sink.close()
+    Endpoint(Settings(listen="127.0.0.1:0", open=True)).close()
 
 
 # -- textfile ----------------------------------------------------------------------------------
@@ -398,45 +413,6 @@ def test_a_hanging_sink_delays_nobody_and_is_reported_once(caplog):
     assert slow._thread.is_alive(), "it was waited for"
     go.set()
     slow._thread.join(180)
-
-
-def test_a_sink_that_hangs_while_it_opens_delays_nobody_and_is_reported_once(caplog):
-    go, got = threading.Event(), []
-
-    def opening():
-        go.wait(60)
-        return Bad(got.append)
-
-    outlet = Outlet("slow", Opened(opening), 0.05)
-    for _ in range(3):
-        outlet.give(SAMPLES, {"1"})
-        time.sleep(0.1)
-    go.set()
-    eventually(lambda: got)
-    outlet.close(soon())
-    assert [r.message for r in caplog.records] == [
-        "exporter slow: no answer for 0.05 s; samples are lost meanwhile"
-    ]
-
-
-def test_a_sink_that_cannot_be_opened_is_tried_again(caplog):
-    tries, got = [], []
-
-    def opening():
-        tries.append(1)
-        if len(tries) < 3:
-            raise HostFault("address in use")
-        return Bad(got.append)
-
-    outlet = Outlet("late", Opened(opening), 5)
-    for count in (1, 2, 3):
-        outlet.give(SAMPLES, ())
-        eventually(lambda count=count: len(tries) == count and not outlet._since)
-    outlet.close(soon())
-    assert got == [SAMPLES]
-    assert [r.message for r in caplog.records if r.levelno >= logging.WARNING] == [
-        "exporter late: HostFault: address in use"
-    ]
 
 
 def test_a_failing_sink_is_reported_once_until_it_works(caplog):

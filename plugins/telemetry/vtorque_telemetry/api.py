@@ -3,10 +3,10 @@
 The node's sampler makes :class:`Sample` objects, the same for all exporters. An exporter is an
 entry point of the group :data:`GROUP`, ``acme = "acme.push:open_sink"``: a function that gets the
 site config and returns a :class:`Sink`. If ``exporters`` in ``[plugin.telemetry]`` names it the
-sampler's process imports and calls it, as root, in the sink's own thread: within ten seconds it
-opens what needs root (a port, a secret, a directory). Then the process becomes ``uid``, without
-rights; all of the sink's methods run there. If it raises, that is logged once and tried again, as
-root, in another process a minute later.
+sampler's process imports and calls it, as root, in a thread of its own: within ten seconds it opens
+what needs root (a port, a secret, a directory), and neither hears nor tells anybody yet. Then the
+process becomes ``uid``, without rights; all of the sink's methods run there, in the sink's thread.
+If it raises, that is logged once and tried again, as root, in another process a minute later.
 
 Names and units follow Prometheus (https://prometheus.io/docs/practices/naming/): base units,
 ``_total`` for counters.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 
 from vtorque_telemetry.api import Sample, Sink
 
@@ -79,42 +79,6 @@ class Outlet:
         if not self._trouble:
             log.warning("exporter %s: %s", self.name, trouble[:500])
         self._trouble = trouble
-
-
-class Opened:
-    """A sink that is opened with its first samples, in its outlet's thread: that may hang too.
-
-    If it cannot be opened that is tried again with the next samples.
-    """
-
-    def __init__(self, opening: Callable[[], Sink]) -> None:
-        self._opening = opening
-        self._sink: Sink | None = None
-        self.tried = threading.Event()
-
-    @property
-    def is_open(self) -> bool:
-        """Whether it could be opened."""
-        return self._sink is not None
-
-    def write(self, samples: Sequence[Sample], deadline: float) -> None:
-        """Open it if it is not, and write."""
-        if self._sink is None:
-            try:
-                self._sink = self._opening()
-            finally:
-                self.tried.set()
-        self._sink.write(samples, deadline)
-
-    def end(self, jobs: Collection[str]) -> None:
-        """Pass it on."""
-        if self._sink is not None:
-            self._sink.end(jobs)
-
-    def close(self) -> None:
-        """Pass it on."""
-        if self._sink is not None:
-            self._sink.close()
 
 
 def close_all(outlets: Collection[Outlet]) -> None:

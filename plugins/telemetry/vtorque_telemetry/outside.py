@@ -7,26 +7,26 @@ user without an account or rights. ``python -I -m vtorque_telemetry.outside CONF
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
 import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import IO
 
 from vtorque_core.api import guarded, printable
 from vtorque_core.live import extensions
 from vtorque_core.live.node_process import become
-from vtorque_telemetry.api import GROUP
+from vtorque_telemetry.api import GROUP, Sink
 from vtorque_telemetry.jobs import Jobs
-from vtorque_telemetry.outlets import Opened, Outlet, close_all
+from vtorque_telemetry.outlets import Outlet, close_all
 from vtorque_telemetry.series import MAX_BYTES
 from vtorque_telemetry.settings import Settings
 from vtorque_telemetry.tick import MAX_FILES, Name, Tick, receive, send
@@ -36,8 +36,8 @@ _AGAIN = 60.0  # seconds until what could not be opened is tried again, in anoth
 _STUCK = 30.0  # seconds without taking anything, after which it is killed
 _WAITING = 16 << 10  # bytes of its socket's buffer; a tick takes about 800, doubled by the kernel
 _END = 0.7  # seconds for the end: what the sinks have, and a little
-_MAX_LINE = 2000  # characters of a line for the log
-_PAUSE = 0.05  # seconds between two of them
+_DEATH = 1.0  # seconds until one that was killed is left to itself
+_SAID = 8000  # bytes for the log at once
 _ENVIRON = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"}
 log = logging.getLogger("telemetry")
 
@@ -61,6 +61,8 @@ class Outside:
         if self._process is None or self._process.poll() is not None:
             self.close()
             self._start()
+        assert self._process is not None  # noqa: S101 - it was started
+        self._log(self._process)
         assert self._socket is not None  # noqa: S101 - it was started
         fresh = tuple(name for name, file in files.items() if self._has.get(name) != file)
         fresh = fresh[:MAX_FILES]
@@ -90,10 +92,15 @@ class Outside:
             process.wait(seconds)
         except subprocess.TimeoutExpired:
             process.kill()
-            process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # it hangs, or somebody traces it
+                process.wait(_DEATH)
+        self._log(process)
+        assert process.stderr is not None  # noqa: S101 - a pipe
+        process.stderr.close()
 
     def _start(self) -> None:
         ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.shutdown(socket.SHUT_RD)  # descriptors could come that are slow to close
         ours.setblocking(False)
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _WAITING)
         with its:
@@ -107,30 +114,29 @@ class Outside:
             )
         self._socket, self._has, self._taken = ours, {}, time.monotonic()
         assert self._process.stderr is not None  # noqa: S101 - a pipe
-        threading.Thread(target=_log, args=(self._process.stderr,), daemon=True).start()
+        os.set_blocking(self._process.stderr.fileno(), False)
 
-
-def _log(lines: IO[bytes]) -> None:
-    """Log what it says, so slowly that a flood costs root nothing: it waits in its pipe."""
-    with lines:
-        while line := lines.readline(_MAX_LINE):
-            log.warning("%s", printable(line.decode("utf-8", "replace").rstrip(), _MAX_LINE))
-            time.sleep(_PAUSE)
+    def _log(self, process: subprocess.Popen[bytes]) -> None:
+        """Log what it has said, a little each time: a flood waits in its pipe."""
+        assert process.stderr is not None  # noqa: S101 - a pipe
+        with contextlib.suppress(BlockingIOError):
+            said = os.read(process.stderr.fileno(), _SAID).decode("utf-8", "replace")
+            for line in said.splitlines():
+                log.warning("%s", printable(line, _SAID))
 
 
 def main() -> None:
     """Open the sinks, become the user, take what comes until there is no more."""
     logging.basicConfig(level="INFO", format="%(message)s")
-    settings, sinks = _sinks(Path(sys.argv[1]))
-    outlets = [Outlet(name, sink, settings.deadline) for name, sink in sinks.items()]
-    for outlet in outlets:
-        outlet.give((), ())  # which opens it
-    until = time.monotonic() + _OPENING
-    for sink in sinks.values():
-        sink.tried.wait(max(0.0, until - time.monotonic()))
+    settings, openings = _openings(Path(sys.argv[1]))
+    pool = ThreadPoolExecutor(max(1, len(openings)))  # a thread for each, which may hang
+    tried = {name: pool.submit(opening) for name, opening in openings.items()}
+    wait(tried.values(), _OPENING)
     become(settings.uid, MAX_BYTES)
-    lasts = math.inf if all(sink.is_open for sink in sinks.values()) else _AGAIN
+    opened = {name: sink for name, each in tried.items() if (sink := _sink(name, each))}
+    lasts = math.inf if len(opened) == len(tried) else _AGAIN
     end = time.monotonic() + lasts
+    outlets = [Outlet(name, sink, settings.deadline) for name, sink in opened.items()]
     jobs = Jobs(settings, outlets)
     with socket.socket(fileno=0) as source:
         while time.monotonic() < end and (received := receive(source)):
@@ -139,16 +145,28 @@ def main() -> None:
     os._exit(0)  # a sink may hang
 
 
-def _sinks(config: Path) -> tuple[Settings, dict[str, Opened]]:
-    """Return the exporters that the site names; one that cannot be imported is said. As root."""
+def _sink(name: str, opened: Future[Sink]) -> Sink | None:
+    """Return what was opened, or say why it was not."""
+    try:
+        return opened.result(0)
+    except TimeoutError:
+        log.warning("exporter %s: has not opened within %g s", name, _OPENING)
+    except Exception as error:  # anybody's code
+        log.warning("exporter %s: %s: %s", name, type(error).__name__, printable(str(error)))
+    return None
+
+
+def _openings(config: Path) -> tuple[Settings, dict[str, Callable[[], Sink]]]:
+    """Return what opens the exporters that the site names, as root; bad names are said."""
     site, found = extensions.load(config, GROUP)
-    settings, sinks = site[Settings], {}
+    settings = site[Settings]
+    openings: dict[str, Callable[[], Sink]] = {}
     for name in dict.fromkeys(settings.exporters):
         try:
-            sinks[name] = Opened(partial(found.function(name), site))
+            openings[name] = partial(found.function(name), site)
         except Exception as error:  # anybody's module
             log.warning("exporter %s: %s", name, printable(str(error)))
-    return settings, sinks
+    return settings, openings
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import socket
 from pathlib import Path
 
@@ -53,7 +54,11 @@ def last_sample(paths: Paths, key: str) -> None:
         connection.settimeout(LAST)
         connection.connect(os.fspath(paths.run / "telemetry.sock"))
         connection.sendall(key.encode())
-        connection.recv(1)
+        # a pipe: what others have the end of could bring a descriptor that is slow to close
+        _, ends, _, _ = socket.recv_fds(connection, 1, 1)
+        for end in ends:
+            select.select([end], [], [], LAST)
+            os.close(end)
 
 
 def listen(path: Path) -> socket.socket:

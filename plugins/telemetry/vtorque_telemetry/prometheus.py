@@ -32,7 +32,10 @@ class Endpoint:
     """See :class:`vtorque_telemetry.api.Sink`."""
 
     def __init__(self, settings: Settings) -> None:
-        """Listen. Raises HostFault, ConfigError: nobody may read, bad files, address in use."""
+        """Listen. Raises HostFault, ConfigError: nobody may read, bad files, address in use.
+
+        As root; who has connected is answered from the first :meth:`write` on, which root's is not.
+        """
         if not (settings.token or settings.basic or settings.client_ca or settings.open):
             raise HostFault(
                 "everybody who reaches the endpoint could read all users' samples: set token, "
@@ -40,7 +43,8 @@ class Endpoint:
             )
         host = settings.listen.rpartition(":")[0]
         self._server = _Server((host.strip("[]"), settings.port), _words(settings), _tls(settings))
-        threading.Thread(target=self._server.serve_forever, name="endpoint", daemon=True).start()
+        serve = self._server.serve_forever
+        self._thread = threading.Thread(target=serve, name="endpoint", daemon=True)
 
     @property
     def port(self) -> int:
@@ -50,6 +54,8 @@ class Endpoint:
     def write(self, samples: Sequence[Sample], _deadline: float) -> None:
         """Keep them for the next scrape."""
         self._server.samples = samples
+        if self._thread.ident is None:
+            self._thread.start()
 
     def end(self, jobs: Collection[str]) -> None:
         """Forget the series of jobs."""
@@ -58,7 +64,8 @@ class Endpoint:
 
     def close(self) -> None:
         """Stop listening."""
-        self._server.shutdown()
+        if self._thread.ident is not None:
+            self._server.shutdown()
         self._server.server_close()
 
 

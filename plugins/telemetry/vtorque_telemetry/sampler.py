@@ -44,7 +44,7 @@ class Takes(Protocol):
     """Who takes what was measured; the files stay open here."""
 
     def send(self, tick: Tick, files: Mapping[Name, int], answer: int = -1) -> None:
-        """Take it, and write to ``answer`` when that is done. Never waits."""
+        """Take it, and close ``answer``, a pipe's, when that is done. Never waits."""
         ...
 
 
@@ -242,8 +242,12 @@ def _answer(loop: Loop, control: socket.socket) -> None:
         with connection:
             connection.settimeout(LAST)
             key = connection.recv(256).decode("utf-8", "replace")
+            done, told = os.pipe()
+            socket.send_fds(connection, [b"p"], [done])
+            os.close(done)
             if key in loop.jobs:
-                loop.tick(key, connection.fileno())
+                loop.tick(key, told)
+            os.close(told)
 
 
 def main() -> None:

@@ -44,7 +44,7 @@ class JobFigures:
 class Tick:
     """All of one moment (Unix seconds): the jobs that there are by their keys, and new files.
 
-    ``last``: the key of a job that ends; a connection may follow its files, which waits for that.
+    ``last``: the key of a job that ends; a pipe may follow its files, whose end somebody awaits.
     """
 
     at: float

@@ -1,7 +1,10 @@
 """What a stranger wrote is read without rights, in bounded time and memory, and apart from root."""
 
+import contextlib
 import os
+import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -10,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from patience import LONG, eventually
+from patience import LONG
 from vtorque_core.api import read_apart as module
 from vtorque_core.api.read_apart import MAX_VALUE, Unreadable, read_apart, reader
 from vtorque_core.base.errors import Refused
@@ -47,9 +50,42 @@ def refuses():
     raise Refused("it is \x1b[2J damaged")
 
 
-def sleeps():
-    yield str(os.getpid()).encode()
+def sleeps(*held):
+    yield b""
     time.sleep(1000)
+
+
+def forks():
+    yield str(os.fork()).encode()
+
+
+def kills_all():
+    os.kill(-1, signal.SIGKILL)
+    yield b"alive"
+
+
+def terminal():
+    yield str(os.getsid(0) == os.getpgid(0) != int(os.environ.get("ASKING", "0"))).encode()
+    with open("/dev/tty", "rb"):  # noqa: PTH123
+        yield b"there is one"
+
+
+def floods():
+    while True:
+        yield bytes(1000)
+
+
+def empties():
+    while True:
+        yield b""
+
+
+def sends_a_descriptor():
+    for number in range(3, 100):
+        with contextlib.suppress(OSError):
+            with socket.socket(fileno=os.dup(number)) as found:
+                socket.send_fds(found, [b"x"], [0])
+            yield b"sent"
 
 
 def spins():
@@ -122,7 +158,7 @@ def test_what_root_learns_later_it_does_not_know(monkeypatch):
 @pytest.mark.parametrize(
     ("work", "said"),
     [(refuses, r"^it is \\x1b\[2J damaged$"), (eats, "MemoryError"), (dies, "it broke"),
-     (too_long, "Message too long")],
+     (too_long, "says too much")],
 )  # fmt: skip
 def test_what_goes_wrong_is_said(work, said):
     with reader():
@@ -137,14 +173,26 @@ def test_its_time_is_limited(monkeypatch):
     with reader():
         with pytest.raises(Unreadable, match="it broke"):
             list(read_apart(spins, until=later()))
-        with pytest.raises(Unreadable, match="sleeps has not ended in time"):
+        with pytest.raises(Unreadable, match="it has not ended in time"):
             list(read_apart(sleeps, until=later(0.1)))
 
 
-def test_nothing_of_it_is_left(tmp_path):
-    with reader():
-        pid = int(next(read_apart(sleeps, until=later())))
-    eventually(lambda: not Path(f"/proc/{pid}").exists())
+@contextlib.contextmanager
+def ends():
+    """Give a pipe's end to have somebody hold; when this is over nobody does."""
+    source, held = os.pipe()
+    with open(source, "rb") as file:  # noqa: PTH123
+        try:
+            yield held
+        finally:
+            os.close(held)
+        assert select.select([file], [], [], LONG)[0], "somebody still holds it"
+        assert file.read() == b""
+
+
+def test_nothing_of_it_is_left():
+    with ends() as held, reader():
+        assert next(read_apart(sleeps, until=later(), files=[held])) == b""
 
 
 KILLED = """
@@ -152,20 +200,40 @@ import sys, time
 sys.path[:0] = [{here!r}]
 import test_read_apart as t
 with t.reader():
-    print(int(next(iter(t.read_apart(t.sleeps, until=t.later())))), flush=True)
+    answers = t.read_apart(t.sleeps, until=t.later(), files=[{held}])
+    print(next(answers), flush=True)
     time.sleep(1000)
 """
 
 
 def test_it_ends_with_who_asks():
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    code = KILLED.format(here=str(Path(__file__).parent))
-    argv = [sys.executable, "-c", code]
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, env=environ) as asks:
-        pid = int(asks.stdout.readline())
-        assert Path(f"/proc/{pid}").exists()
-        asks.kill()
-    eventually(lambda: not Path(f"/proc/{pid}").exists())
+    with ends() as held:
+        argv = [sys.executable, "-c", KILLED.format(here=str(Path(__file__).parent), held=held)]
+        with subprocess.Popen(argv, stdout=subprocess.PIPE, env=environ, pass_fds=[held]) as asks:
+            assert asks.stdout.readline() == b"b''\n"
+            asks.kill()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to be somebody else")
+def test_one_that_was_taken_over_multiplies_and_reaches_nobody():
+    with subprocess.Popen(["sleep", "1000"], user=NOBODY, group=NOBODY) as other:
+        with reader():
+            with pytest.raises(Unreadable, match="Resource temporarily unavailable"):
+                list(read_apart(forks, until=later()))
+            with contextlib.suppress(Unreadable):
+                list(read_apart(kills_all, until=later()))
+            with pytest.raises(Unreadable, match="/dev/tty"):
+                list(read_apart(terminal, until=later()))
+            assert list(read_apart(sends_a_descriptor, until=later())) == []
+        assert other.poll() is None
+        other.kill()
+
+
+@pytest.mark.parametrize("work", [floods, empties])
+def test_it_says_no_more_than_is_wanted(work):
+    with reader(), pytest.raises(Unreadable, match="says too much"):
+        list(read_apart(work, until=later(), most=100_000))
 
 
 def test_many_threads_ask_at_once():

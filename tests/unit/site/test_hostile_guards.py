@@ -52,6 +52,7 @@ PARTS = {
     "file's long name": [b"fimg=" + b"x" * 256],
     "large file": [b"fimg=x\0" + b"x" * 65_537],
     "shell that clears screens": [b"s=/bin/sh\x1b[2J"],
+    "two shells": [b"s=/bin/sh", b"s=/bin/sh"],
     "long shell": [b"s=/" + b"x" * 4096],
 }
 

@@ -15,9 +15,10 @@ from vtorque_core.api.read_apart import Unreadable, read_apart
 from vtorque_linux_guest.guest.linux_family import boots_micro
 from vtorque_linux_guest.job import guest_logs
 from vtorque_linux_guest.job.frames import GuestFailed, GuestSilent, StreamError, shown
-from vtorque_linux_guest.job.status_port import LINES_MAX, StatusReader
+from vtorque_linux_guest.job.status_port import LINES_MAX, TOTAL_MAX, StatusReader
 
 _STEP, _LOG, _READY, _SILENT, _FAULT = b"s", b"l", b"r", b"t", b"f"
+_STEP_SHOWN = 200  # bytes of a step's name
 _MORE = 2.0  # seconds that the reader has beyond the guest's deadline, to say that it has passed
 
 
@@ -29,18 +30,18 @@ def await_ready(
     ``port``: connected to its status port. ``deadline`` in time.monotonic() seconds. Raises
     HostFault: what the guest's setup said, that it died, or that it was silent.
     """
-    log, steps, verdict = b"", 0, _FAULT + b"its status port cannot be read"
+    log, steps, verdict = b"", 0, b""
     times = guest_logs.ready_by(guest, deadline), deadline, not boots_micro(guest.image)
-    said = read_apart(_watch, *times, until=deadline + _MORE, files=[port.fileno()])
+    said = read_apart(_watch, *times, until=deadline + _MORE, files=[port.fileno()], most=TOTAL_MAX)
     try:
         for word in said:
             if word[:1] == _STEP and steps < LINES_MAX:
                 steps += 1
-                step(shown(word[1:]))
-            elif word[:1] == _LOG and len(log) < guest_logs.MAX:
+                step(shown(word[1:_STEP_SHOWN]))
+            elif word[:1] == _LOG:
                 log += word[1:]
             else:
-                verdict = word
+                verdict = verdict or word
     except Unreadable as error:
         verdict = _FAULT + str(error).encode()
     if verdict[:1] == _READY:
