@@ -22,6 +22,8 @@ from vtorque_telemetry.outside import Outside
 from vtorque_telemetry.settings import Settings
 from vtorque_telemetry.tick import GuestFigures, JobFigures, Tick
 
+pytestmark = pytest.mark.e2e  # processes are started and killed
+
 LABELS = {"job": "1.s", "user": "ada", "node": "n1"}
 GUEST = GuestFigures(0, {("vtorque_x", ()): 3.0})
 TICK = Tick(1000.0, {"1.s.0": JobFigures(LABELS, (("run", 999.0),), {0: GUEST})})
