@@ -157,8 +157,13 @@ def fresh_site(kill_after: float = 0.4, **more: object) -> Iterator[Site]:
     """Give a site in a directory of its own, which is the working directory."""
     root = Path(tempfile.mkdtemp(prefix="vtl"))
     site = Site(root, kill_after=kill_after, **more)
-    with contextlib.chdir(root):
-        yield site
+    try:
+        with contextlib.chdir(root):
+            yield site
+    except BaseException:
+        if site.process.exitcode is None:
+            site.stop(signal.SIGKILL)  # else whoever has failed waits for it at their end
+        raise
     if site.process.exitcode is None:
         assert site.stop() == 0, (root / "log").read_text()
     shutil.rmtree(root)

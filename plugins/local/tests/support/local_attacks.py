@@ -1,0 +1,260 @@
+"""What one user can do to the embedded batch system to hold up others: attacks that stand.
+
+Real FUSE, real floods. Each attack is a context in which it stands; what it gives says whether it
+still does. As root: the attackers' processes become nobody's.
+"""
+
+import base64
+import contextlib
+import json
+import multiprocessing
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fuse_server
+from local_site import HOST, Site
+from patience import LONG, eventually
+
+NOBODY = 65534
+TRUE = base64.b64encode(b"#!/bin/sh\n").decode()
+ENVIRON = 7 << 20  # bytes of a large environment
+Stands = Callable[[], bool]
+
+
+def children(pid: int) -> list[int]:
+    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def command(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_bytes().decode()
+
+
+def roots(site: Site) -> list[int]:
+    """Return the service and what accepts its clients."""
+    first = site.process.pid
+    return [first, *(pid for pid in children(first) if "acceptor" in command(pid))]
+
+
+def socket_of(site: Site) -> str:
+    return str(site.paths.run / "local.sock")
+
+
+@contextlib.contextmanager
+def attacker(attack: Callable[..., None], *args: object) -> Iterator[int]:
+    """Have another user attack, in a process of its own, which says when it has begun."""
+    told, tell = os.pipe()
+
+    def run() -> None:
+        os.setgroups([])
+        os.setgid(NOBODY)
+        os.setuid(NOBODY)
+        attack(lambda: os.write(tell, b"!"), *args)
+
+    process = multiprocessing.get_context("fork").Process(target=run, daemon=True)
+    process.start()
+    try:
+        os.close(tell)
+        assert os.read(told, 1) == b"!"
+        os.close(told)
+        yield process.pid
+    finally:
+        process.kill()  # it ends when what it has open lets it
+
+
+def connect(path: str) -> socket.socket:
+    client = socket.socket(socket.AF_UNIX)
+    client.connect(path)
+    return client
+
+
+def send_descriptors(begun, path, file, times):
+    held = os.open(file, os.O_RDONLY)
+    clients = []
+    for _ in range(times):
+        clients.append(connect(path))
+        with contextlib.suppress(OSError):  # refused
+            socket.send_fds(clients[-1], [b"{"], [held] * 3)
+            clients[-1].shutdown(socket.SHUT_WR)
+    begun()
+    signal.pause()
+
+
+@contextlib.contextmanager
+def unclosable_descriptors(site: Site) -> Iterator[Stands]:
+    """close(2) of a FUSE file whose FLUSH is never answered, in a thousand connections."""
+
+    def stands() -> bool:
+        return any(waits_for_fuse(pid) for pid in children(roots(site)[1]))
+
+    with (
+        fuse_server.mounted(site.root / "fuse", [fuse_server.FLUSH]) as file,
+        attacker(send_descriptors, socket_of(site), file, 1000),
+    ):
+        yield stands
+
+
+def waits_for_fuse(pid: int) -> bool:
+    with contextlib.suppress(OSError):  # it has ended
+        return "fuse" in Path(f"/proc/{pid}/stack").read_text()
+    return False
+
+
+HELD = """
+import ctypes, mmap, os, sys, threading, time
+file = os.open(sys.argv[1], os.O_RDONLY)
+libc, pipe = ctypes.CDLL(None), os.pipe()
+libc.mmap.restype = ctypes.c_void_p
+at = libc.mmap(None, ctypes.c_size_t(4096), 1, 2, file, ctypes.c_long(0))
+print("begun", flush=True)
+# A fault inside the kernel. The first answer is an error: it is tried again, with the lock held.
+threading.Thread(target=libc.write, args=(pipe[1], ctypes.c_void_p(at), 1)).start()
+while True:
+    mmap.mmap(-1, 1 << 20)  # waits for the lock; who comes later waits for this
+"""
+
+
+@contextlib.contextmanager
+def unreadable_process(site: Site) -> Iterator[Stands]:
+    """Nobody can read its /proc/PID/environ: its memory map is locked by a fault."""
+    argv = ["/usr/bin/python3", "-I", "-S", "-c", HELD]  # theirs to run
+    with contextlib.ExitStack() as last:
+        silent = [fuse_server.READ], [fuse_server.READ]
+        with fuse_server.mounted(site.root / "fuse", *silent) as file:
+            how = {"stdout": subprocess.PIPE, "user": NOBODY, "group": NOBODY}
+            stranger = subprocess.Popen([*argv, str(file)], **how)
+            last.callback(stranger.wait, LONG)
+            try:
+                assert stranger.stdout.readline() == b"begun\n"
+                eventually(lambda: reading_hangs(stranger.pid))
+                yield lambda: reading_hangs(stranger.pid)
+            finally:
+                stranger.kill()
+                stranger.stdout.close()
+
+
+def reading_hangs(pid: int) -> bool:
+    reader = subprocess.Popen(["cat", f"/proc/{pid}/environ"], stdout=subprocess.DEVNULL)
+    try:
+        reader.wait(1)
+    except subprocess.TimeoutExpired:
+        return True
+    finally:
+        reader.kill()
+        reader.wait(LONG)
+    return False
+
+
+@contextlib.contextmanager
+def unopenable_output(site: Site) -> Iterator[Stands]:
+    """A cancelled job whose first program opens its output for ever: SIGKILL does not end it.
+
+    A job of root's: nobody cannot run a Python in a closed home.
+    """
+
+    def stands() -> bool:
+        return any(map(opening_hangs, of_all_threads(site.process.pid)))
+
+    with fuse_server.mounted(site.root / "fuse", [fuse_server.OPEN]) as file:
+        assert site.submit("-o", str(file), site.script("#!/bin/sh\n")) == 0
+        eventually(stands)
+        site.submitter.cancel(f"{newest(site)}.{HOST}")
+        yield stands
+
+
+def newest(site: Site) -> int:
+    return max(int(path.name) for path in (site.spool / "jobs").iterdir())
+
+
+def of_all_threads(pid: int) -> list[int]:
+    lists = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(each) for path in lists for each in path.read_text().split()]
+
+
+def opening_hangs(pid: int) -> bool:
+    with contextlib.suppress(OSError):  # it has ended
+        return "become_job" in command(pid) and waits_for_fuse(pid)
+    return False
+
+
+def send_bombs(begun, path, times):
+    bomb = b'{"op": "list", "x": [' + b'{"":0},' * 1_100_000 + b"0]}\n"
+    clients = [connect(path) for _ in range(times)]
+    for client in clients:
+        with contextlib.suppress(OSError):
+            client.sendall(bomb)
+    begun()
+    signal.pause()
+
+
+@contextlib.contextmanager
+def unfolding_messages(site: Site) -> Iterator[Stands]:
+    """Six of 8 MiB that take 250 MB of memory each: of who sent them."""
+    with attacker(send_bombs, socket_of(site), 6):
+        yield lambda: bool(children(roots(site)[1]))
+
+
+def submission(**change: object) -> bytes:
+    argv = ["-S", "/bin/sh", "-o", "/dev/null", "-e", "/dev/null"]
+    message = {"op": "submit", "argv": argv, "token": "", "cwd": "/", "environ": {}, "script": TRUE}
+    return json.dumps(message | change).encode() + b"\n"
+
+
+def ask(path: str, data: bytes) -> dict[str, Any]:
+    with connect(path) as client:
+        client.sendall(data)
+        with client.makefile("rb") as answer:
+            return json.loads(answer.readline())
+
+
+def fill(begun, path, environ, times, answers):
+    large = submission(argv=["-V", "-S", "/bin/sh"], environ={"A": "x" * environ})
+    Path(answers).write_text(json.dumps([ask(path, large) for _ in range(times)]))
+    begun()
+    while True:
+        ask(path, large)
+
+
+def flood(begun, path, jobs):
+    for _ in range(jobs):
+        assert "id" in ask(path, submission())
+    begun()
+
+
+@contextlib.contextmanager
+def full_of_environments(site: Site, more: bool = False) -> Iterator[Stands]:
+    """As many jobs queued as their environments of 7 MiB let; ``more``: and sent on and on."""
+    with contextlib.ExitStack() as sent:
+        with held_prologues(site):
+            sent.enter_context(attacker(fill, socket_of(site), ENVIRON, 12, os.devnull))
+            if not more:
+                sent.close()
+        yield lambda: others_wait(site)
+
+
+@contextlib.contextmanager
+def flood_of_jobs(site: Site) -> Iterator[Stands]:
+    """Forty jobs queued."""
+    with held_prologues(site), attacker(flood, socket_of(site), 40):
+        pass
+    yield lambda: others_wait(site)
+
+
+@contextlib.contextmanager
+def held_prologues(site: Site) -> Iterator[None]:
+    """Until then no job gets further than to its prologue."""
+    hold = site.root / "prologue.hold"
+    hold.touch()
+    try:
+        yield
+    finally:
+        hold.unlink()
+
+
+def others_wait(site: Site) -> bool:
+    """Return whether more jobs are there than may run at the same time."""
+    return len(list((site.spool / "jobs").iterdir())) > site.slots
