@@ -44,9 +44,10 @@ class JobTimes:
 
 @dataclass(frozen=True)
 class Node:
-    """A node by the name given to ``scripts/node``."""
+    """A node by the name given to ``scripts/node``, and whose jobs run on it."""
 
     name: str
+    user: str = USER
 
     @property
     def prefix(self) -> Path:
@@ -66,18 +67,18 @@ class Node:
     @property
     def home(self) -> Path:
         """The user's home."""
-        return Path("/home", USER)
+        return Path("/home", self.user)
 
     def popen(self, argv: Sequence[str]) -> subprocess.Popen[bytes]:
         """Start a command as the user, in their home; relative to the prefix's ``bin``."""
-        entry = pwd.getpwnam(USER)
+        entry = pwd.getpwnam(self.user)
         config = ["--config", str(self.config)] if argv[0] in ("vsub", "vmgr") else []
         environ = {
             "PATH": "/usr/local/bin:/usr/bin:/bin",
             "HOME": entry.pw_dir,
             "LANG": "C.UTF-8",
-            "USER": USER,
-            "LOGNAME": USER,
+            "USER": self.user,
+            "LOGNAME": self.user,
             "SHELL": "/bin/bash",
         }
         return subprocess.Popen(
@@ -88,7 +89,7 @@ class Node:
             cwd=entry.pw_dir,
             user=entry.pw_uid,
             group=entry.pw_gid,
-            extra_groups=os.getgrouplist(USER, entry.pw_gid),
+            extra_groups=os.getgrouplist(self.user, entry.pw_gid),
             umask=0o022,
         )
 
@@ -216,11 +217,11 @@ def wait(condition: Any, what: str) -> None:
 
 
 @contextmanager
-def measured(name: str) -> Iterator[Node]:
+def measured(name: str, user: str = USER) -> Iterator[Node]:
     """Yield the node with a user of its own for the jobs, who is gone afterwards."""
-    node = Node(name)
-    subprocess.run(["userdel", "-f", "-r", USER], check=False, capture_output=True)
-    subprocess.run(["useradd", "-m", "-s", "/bin/bash", USER], check=True)
+    node = Node(name, user)
+    subprocess.run(["userdel", "-f", "-r", user], check=False, capture_output=True)
+    subprocess.run(["useradd", "-m", "-s", "/bin/bash", user], check=True)
     try:
         node.home.chmod(0o700)
         if not node.idle():
@@ -228,6 +229,6 @@ def measured(name: str) -> Iterator[Node]:
         yield node
     finally:
         for job in node.jobs():
-            if job["owner"] == USER:
+            if job["owner"] == user:
                 node.cancel(job["id"])
-        subprocess.run(["userdel", "-r", USER], check=False, capture_output=True)
+        subprocess.run(["userdel", "-r", user], check=False, capture_output=True)

@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import platform
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -40,17 +41,19 @@ def main() -> int:
     if os.geteuid() != 0:
         sys.exit("bench: must be root, to start guests without vTorque and to see its directories")
     _in_prefix(arguments.node)
-    from figures import table  # noqa: PLC0415 - needs the prefix
+    from attacks import attacks  # noqa: PLC0415 - needs the prefix
+    from figures import table  # noqa: PLC0415
     from images import images  # noqa: PLC0415
     from measures import ALL, Bench  # noqa: PLC0415
     from node import measured  # noqa: PLC0415
     from watching import watching  # noqa: PLC0415
 
-    known = {**ALL, "images": images, "watching": watching}
+    known = {**ALL, "images": images, "watching": watching, "attacks": attacks}
     unknown = sorted(set(arguments.names) - set(known))
     if unknown:
         sys.exit(f"bench: no measurement {unknown[0]}; there are {', '.join(known)}")
     figures = []
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # no attack stands any longer than we
     with measured(arguments.node) as node, tempfile.TemporaryDirectory() as scratch:
         bench = Bench(node, Path(scratch), arguments.rounds)
         for name in arguments.names or known:

@@ -1,0 +1,165 @@
+"""How long another user's job takes while an attack stands, and while none does.
+
+Attacks on the batch system ``local`` are on sites of its tests (plugins/local/tests/support); one
+on libvirtd is by real jobs. What attacks is ended with the bench, even if that is killed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import statistics
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+from figures import Figure, compare
+from measures import Bench
+from node import Node, measured, wait
+from watching import REPO, TESTS
+
+from vtorque_core.base.locks import lock_holder
+
+LIMIT = 2.0  # times the quiet time
+USER = "vtbench2"  # attacks
+GUEST = ("-vm", "img=micro,ram=256M,vcpus=1")  # two have room on two cores
+POLL = 0.05  # seconds; a start takes more from the daemon of a share to QEMU, which waits for it
+_DIES = ("/usr/bin/setpriv", "--pdeathsig", "KILL", "--")
+
+
+def attacks(bench: Bench) -> list[Figure]:
+    """Seconds from a job's submission until its end is told: under attack, and quiet."""
+    rounds = max(3, bench.rounds // 3)
+    return [*_on_local(bench.node, rounds), *_on_libvirtd(bench.node, rounds)]
+
+
+def _on_local(node: Node, rounds: int) -> list[Figure]:
+    """Empty jobs on bare metal, with the node's own code in a machine of namespaces."""
+    library = next(TESTS.parents[1].glob("lib/*/site-packages"))  # pytest is not in a node's prefix
+    support = [REPO / "plugins/local/tests/support", REPO / "tests/support"]
+    python = node.prefix / "bin/python3"
+    done = subprocess.run(
+        [*_DIES, REPO / "scripts/machine", python, support[0] / "attacked_jobs.py", str(rounds)],
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": ":".join(map(str, [*support, library]))},
+        stdout=subprocess.PIPE,
+        timeout=300 + 60 * rounds,
+        check=True,
+    )
+    figures = []
+    for name, took in json.loads(done.stdout).items():
+        if not took["attacked"]:
+            raise RuntimeError(f"{name.strip()}: never stood until a job's end")
+        ours, quiet, waited = (
+            [seconds * 1000 for seconds in took[key]] for key in ("attacked", "quiet", "waited")
+        )
+        figures.append(compare(f"job beside {name} (quiet)", "ms", ours, quiet, LIMIT))
+        if statistics.median(waited) > statistics.median(ours) / 4:
+            figures.append(compare("  of that until one of two slots is free", "ms", waited))
+    return figures
+
+
+def _on_libvirtd(node: Node, rounds: int) -> list[Figure]:
+    """Jobs in a guest, beside those of a user who stops what serves their home (SIGSTOP)."""
+    ours, base = [], []
+    with _at_the_same_time(node), measured(node.name, USER) as other:
+        for _ in range(rounds):
+            base.append(_whole_job(node))
+            with _stopping(other):
+                ours.append(_whole_job(node))
+    return [compare("job in a guest beside stopped virtiofsds (quiet)", "s", ours, base, LIMIT)]
+
+
+def _whole_job(node: Node) -> float:
+    argv = ["vsub", "-W", "block=true", "-N", "b", "-o", "out", "-e", "err"]
+    script = node.script("#!/bin/sh\nexit 3\n")
+    begun = time.monotonic()
+    done = node.run([*argv, *GUEST, script])
+    if done.code != 3:
+        raise RuntimeError(f"exit code {done.code}: {(node.home / 'err').read_text()}")
+    return time.monotonic() - begun
+
+
+@contextmanager
+def _at_the_same_time(node: Node) -> Iterator[None]:
+    """Have the node run jobs of two users at once; else each waits for the other's end."""
+    own = node.config.read_text()
+    local = [str(node.prefix / "bin/vtorque"), "local"]
+    config = ["--config", str(node.config)]
+
+    def restart(text: str, *options: str) -> None:
+        subprocess.run([*local, "stop", *config], check=True, timeout=120)
+        node.config.write_text(text)
+        subprocess.run([*local, "serve", *config, *options], check=True, timeout=120)
+
+    with ExitStack() as after:
+        after.callback(restart, own)
+        restart(f"{own}\n[node]\nexclusive = false\n", "--slots", "2")
+        yield
+
+
+@contextmanager
+def _stopping(other: Node) -> Iterator[None]:
+    """Have a user run job after job and stop the virtiofsd of each, from the first on that stands.
+
+    One at a time: the other slot is free.
+    """
+    over = threading.Event()
+    stopped: set[int] = set()
+    script = other.script("#!/bin/sh\n")
+    argv = ["vsub", "-W", "block=true", "-N", "held", "-o", "/dev/null", "-e", "/dev/null", *GUEST]
+
+    def run() -> None:
+        while not over.is_set():
+            other.run([*argv, script])
+
+    def stop() -> None:
+        while not over.wait(POLL):
+            stopped.update(pid for pid in _daemons(other) if _stop(other, pid))
+
+    threads = [threading.Thread(target=each, daemon=True) for each in (run, stop)]
+    for thread in threads:
+        thread.start()
+    try:
+        wait(lambda: any(map(_stands_still, tuple(stopped))), "a stopped virtiofsd")
+        yield
+    finally:
+        over.set()
+        if jobs := [job["id"] for job in other.jobs()]:
+            other.run(["vmgr", "cancel", *jobs])
+        for thread in threads:
+            thread.join()
+        wait(other.idle, f"the end of the jobs of {USER}")
+
+
+def _daemons(node: Node) -> Iterator[int]:
+    """Yield the daemons of the shares of all jobs, by the locks that they hold."""
+    for path in (node.paths.run / "jobs").glob("*/g*/fs-*.lock"):
+        with suppress(OSError):  # it has ended
+            descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
+            try:
+                if pid := lock_holder(descriptor):
+                    yield pid
+            finally:
+                os.close(descriptor)
+
+
+def _stop(other: Node, pid: int) -> bool:
+    """Stop a process as the user: only theirs are stopped. Return whether it was."""
+    user = pwd.getpwnam(other.user)
+    done = subprocess.run(
+        ["/bin/kill", "-STOP", str(pid)], user=user.pw_uid, group=user.pw_gid, extra_groups=[],
+        check=False, capture_output=True, timeout=60,
+    )  # fmt: skip
+    return done.returncode == 0
+
+
+def _stands_still(pid: int) -> bool:
+    """Return whether it is stopped, state T of proc_pid_stat(5)."""
+    with suppress(OSError):  # it has been ended
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+        return stat.rpartition(b")")[2].split()[0] == b"T"
+    return False
