@@ -18,7 +18,6 @@ from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vtorque_core.api.read_apart import Unreadable, read_apart
 from vtorque_core.api.submission import MAX_REQUEST, malformed
 from vtorque_core.api.values import FileData, Option
 from vtorque_core.base.errors import Refusal, Refused, printable
@@ -251,6 +250,8 @@ def read(blob: bytes) -> Request:
 
     As root, of bytes that anyone may have written. Raises Refused only.
     """
+    from vtorque_core.api.read_apart import Unreadable, read_apart  # noqa: PLC0415 - not by vsub
+
     _limited(blob)
     try:
         return Request.of(read_apart(unpack, blob, until=time.monotonic() + _READING))

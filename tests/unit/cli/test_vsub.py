@@ -16,7 +16,7 @@ from vtorque_core.cli.vsub import main, split_config
 from vtorque_core.images import change, store
 
 HEAVY = (
-    "libvirt", "jinja2", "rich", "cryptography", "pycdlib", "click",
+    "libvirt", "jinja2", "rich", "cryptography", "pycdlib", "click", "ctypes", "pickle",
     "vtorque_core.api.libvirt_domain", "vtorque_core.api.guest_context",
     "vtorque_core.api.guest_plan", "vtorque_core.base.hypervisor", "vtorque_core.plan.domain",
     "vtorque_core.plan.guests", "vtorque_core.records.journal", "vtorque_linux_guest.node",
