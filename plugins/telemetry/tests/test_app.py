@@ -107,6 +107,18 @@ def test_a_flood_is_read_a_piece_at_a_time_and_no_line_grows(guest):
     assert meter.rejected == 1
 
 
+def test_what_was_said_to_a_connection_that_is_replaced_arrives(guest):
+    meter, port = guest
+    port.sendall(b"a 1\nb ")
+    port.close()
+    other, ours = socket.socketpair()
+    ours.setblocking(False)
+    other.sendall(b"2\n")
+    meter.connect(ours)
+    assert meter.read(200) == {("vtorque_app_a", ()): 1.0, ("vtorque_app_b", ()): 2.0}
+    other.close()
+
+
 def test_a_guest_that_ends_or_has_no_port_is_silent(guest):
     meter, port = guest
     port.sendall(b"a 1\n")

@@ -55,6 +55,7 @@ class AppMeter:
 
     def connect(self, port: socket.socket) -> None:
         """Read from this connection, which does not block, from now on."""
+        self._rest += self._receive()  # what was said to the one before
         self.close()
         self._socket = port
 
