@@ -62,7 +62,7 @@ def reader() -> Iterator[None]:
 def read_apart(
     work: Callable[..., Iterable[bytes]],
     *args: object,
-    until: float,
+    until: float | None = None,
     files: Sequence[int] = (),
     most: int = _MOST,
 ) -> Iterator[bytes]:
@@ -71,12 +71,14 @@ def read_apart(
     Args:
         work: a function of a module's, which parses; it is nobody, and has 10 s of CPU time.
         args: what can be pickled, at most 192 KiB.
-        until: when it must have ended, in time.monotonic() seconds.
+        until: when it must have ended, in time.monotonic() seconds; None: 20 s from now.
         files: descriptors that it gets copies of.
         most: bytes of all that it yields; each has five more.
 
-    At most 128 KiB each. Raises Unreadable: with the reader's reason, or it is late or broken.
+    At most 128 KiB each. Raises Unreadable: with the reader's reason, or it is late or broken;
+    HostFault if the host cannot fork.
     """
+    until = time.monotonic() + 2 * CPU if until is None else until
     with contextlib.ExitStack() as stack:
         if _asking is not None and _asking[0] == os.getpid():
             asking = _asking[1]
@@ -84,7 +86,6 @@ def read_apart(
             asking = stack.enter_context(_reading())
         answers, told = os.pipe()
         stack.callback(os.close, answers)
-        os.set_blocking(answers, False)
         try:
             socket.send_fds(asking, [pickle.dumps((work, args))], [told, *files])
         except OSError as error:
@@ -141,13 +142,17 @@ def _reading() -> Iterator[socket.socket]:
                 os.waitpid(pid, 0)
 
 
-def _live(source: socket.socket, parent: int) -> NoReturn:
-    """Be the process: as root only long enough to have a world of processes of its own."""
+def _live(source: socket.socket, parent: int) -> None:
+    """Be the process: as root only long enough to have a world of processes of its own.
+
+    Without one it ends: whoever asks is told that it broke. Never returns to its caller.
+    """
     try:
         _have_no_files(source.fileno())
         _die_with(parent)
         if effective_root():
-            _libc.unshare(_CLONE_NEWPID | _CLONE_NEWIPC | _CLONE_NEWNET)
+            if _libc.unshare(_CLONE_NEWPID | _CLONE_NEWIPC | _CLONE_NEWNET):
+                return
             first = os.fork()
             if first:  # its death is the death of all in there (pid_namespaces(7))
                 source.close()

@@ -1,4 +1,4 @@
-"""Public: a plugin's one process for all jobs of a node: it begins, one of its has no rights."""
+"""Public: a plugin's one process for all jobs of a node, and one of its without rights."""
 
 from __future__ import annotations
 
@@ -128,9 +128,15 @@ def begin(name: str) -> tuple[Paths, list[str]]:
 def become(uid: int, largest: int = 0) -> None:
     """Have no rights any more, in all threads (setresuid(2), "C library/kernel differences").
 
-    For what such a process starts by :func:`vtorque_core.api.guarded` to talk to strangers, once it
-    has opened what needs root: it cannot get new rights, and ends with its parent. ``largest``:
-    bytes that a file of its may have. All processes of this uid have 128 threads, each 1 GiB.
+    Called as root by what such a process starts (:func:`vtorque_core.api.guarded`) to talk to
+    strangers, once that has opened what needs root: it cannot get new rights, has at most 1 GiB of
+    memory, with all of its uid 128 threads, and ends with its parent.
+
+    Args:
+        uid: whom it becomes; it needs no account.
+        largest: bytes that a file which it writes may have.
+
+    Raises OSError.
     """
     parent = os.getppid()
     resource.setrlimit(resource.RLIMIT_NPROC, (_THREADS, _THREADS))

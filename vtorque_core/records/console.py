@@ -30,7 +30,6 @@ COLLECTED = {"console.log": "console", "cloud-init.log": "cloud-init"}
 PANIC = 50  # lines: what is wrong comes first, then registers and a trace
 WIDTH = 200  # characters of one line
 _BYTES = 16384  # looked at from the end
-_READING = 20.0  # seconds
 _MOST = 2 << 20  # bytes: LINES_KEPT lines of WIDTH characters in UTF-8
 _SETTLE = 0.5  # seconds that virtlogd may take to write what the ending QEMU said
 _POLL = 0.1
@@ -52,9 +51,7 @@ def tail(
         status = os.fstat(file.fileno())
         if stat.S_ISREG(status.st_mode):
             size = _settled(file.fileno(), status.st_size, settle)
-            until = time.monotonic() + _READING
-            told = (_last, lines, most, size)
-            said = read_apart(*told, until=until, files=[file.fileno()], most=_MOST)
+            said = read_apart(_last, lines, most, size, files=[file.fileno()], most=_MOST)
             return tuple(
                 printable(line.decode("utf-8", "replace"), WIDTH) for line in islice(said, lines)
             )

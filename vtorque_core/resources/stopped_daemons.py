@@ -1,4 +1,4 @@
-"""Have no user hold up libvirtd by stopping a daemon of theirs (SIGSTOP) while its guest starts.
+"""Have no user hold up libvirtd by a daemon of theirs that does not answer while its guest starts.
 
 QEMU shakes hands with each daemon before its guest runs, and one of libvirtd's few workers waits
 for QEMU. The daemons of shares and disks are the user's, and kill(2) lets their user stop them.

@@ -11,7 +11,6 @@ import json
 import os
 import re
 import stat
-import time
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
@@ -38,7 +37,6 @@ MAX_FILE_NAME = 255  # NAME_MAX (limits.h)
 
 _KEY = re.compile(rb"[a-z][a-z0-9_]{0,63}")
 _VALUE, _FILE, _SHELL = b"v", b"f", b"s"  # what a part of a request is
-_READING = 20.0  # seconds: more than its CPU time
 
 Pairs = list[tuple[str, str]]
 
@@ -248,13 +246,14 @@ def _split(word: str) -> tuple[str, str]:
 def read(blob: bytes) -> Request:
     """Return the request in ``blob``; its format is parsed by a process without rights.
 
-    As root, of bytes that anyone may have written. Raises Refused only.
+    As root, of bytes that anyone may have written. Raises Refused; HostFault if the host cannot
+    fork.
     """
     from vtorque_core.api.read_apart import Unreadable, read_apart  # noqa: PLC0415 - not by vsub
 
     _limited(blob)
     try:
-        return Request.of(read_apart(unpack, blob, until=time.monotonic() + _READING))
+        return Request.of(read_apart(unpack, blob))
     except Unreadable as error:
         raise Refused(str(error)) from None
 

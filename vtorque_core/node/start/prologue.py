@@ -64,18 +64,12 @@ def run(
             return adapter.finish(job, Outcome.NOT_OURS, "")
         if not job.detach:
             return _run(job, site, plugins, adapter)
-    return detached(lambda begun: _detached(job, site, plugins, adapter, begun))
 
+    def go_on(begun: Callable[[], None]) -> int:
+        with reader():  # the one before ended with the hook
+            return _run(job, site, plugins, adapter, begun)
 
-def _detached(
-    job: BatchJob,
-    site: Site,
-    plugins: Plugins,
-    adapter: NodeAdapter,
-    begun: Callable[[], None],
-) -> int:
-    with reader():
-        return _run(job, site, plugins, adapter, begun)
+    return detached(go_on)
 
 
 def _run(
