@@ -11,7 +11,7 @@ import pytest
 import measured
 from vtorque_core.base.names import JobAttempt
 from vtorque_core.live.jobs import Running
-from vtorque_telemetry import figures, jobs
+from vtorque_telemetry import figures, samples
 from vtorque_telemetry.figures import GuestMeter
 from vtorque_telemetry.labels import Labels
 from vtorque_telemetry.metrics import METRICS
@@ -50,7 +50,7 @@ def test_what_runs_and_whose_it_is(job, running):
     assert (guest.name, guest.uuid) == (job.names[0], job.uuids[0])
     assert guest.ready > guest.started - 0.001  # kept in whole milliseconds
     now = running.phases[-1][1] + 5
-    spans = jobs._spans(running.phases, now)
+    spans = samples._spans(running.phases, now)
     assert list(spans) == ["plan", "boot", "run"]
     assert spans["run"] == pytest.approx(5)
     assert running.kept.directory == job.kept.directory

@@ -74,8 +74,8 @@ def test_what_is_sent_is_served_until_the_job_is_gone(outside: Outside, port: in
 def test_it_has_no_rights_and_is_ended(outside: Outside, port: int) -> None:
     outside.send(TICK, {})
     eventually(lambda: "vtorque_x{" in scraped(port))
-    process = outside._process
-    assert process is not None
+    assert outside._life is not None
+    process = outside._life.process
     uid = str(Settings().uid if os.geteuid() == 0 else os.geteuid())
     tasks = list(Path(f"/proc/{process.pid}/task").iterdir())
     assert tasks
@@ -99,9 +99,9 @@ def test_one_that_was_killed_is_started_again_and_gets_all_files(
     outside.send(TICK, files)
     guests.sendall(b"loss 1\n")
     eventually(lambda: outside.send(TICK, files) or "vtorque_app_loss" in scraped(port))
-    assert outside._process is not None
-    outside._process.kill()
-    outside._process.wait(LONG)
+    assert outside._life is not None
+    outside._life.process.kill()
+    outside._life.process.wait(LONG)
     guests.sendall(b"loss 2\n")
 
     def told() -> bool:
@@ -131,14 +131,15 @@ def test_root_does_not_wait_for_one_that_is_stopped(
     outside._argv = ("/bin/sleep", "1000")
     for _ in range(200):
         outside.send(TICK, {})
-    first = outside._process
-    assert first is not None and first.poll() is None and caplog.text == ""
+    assert outside._life is not None and caplog.text == ""
+    first = outside._life.process
+    assert first.poll() is None
     monkeypatch.setattr(module, "_STUCK", 0.0)
     outside.send(TICK, {})
     assert first.poll() is not None
     assert "is started again" in caplog.text
     outside.send(TICK, {})
-    assert outside._process is not first
+    assert outside._life is not None and outside._life.process is not first
 
 
 STARTS = """
@@ -150,7 +151,7 @@ outside, (waits, told) = Outside(Path(sys.argv[1])), os.pipe()
 outside.send(Tick(1000.0, {}), {}, told)
 os.close(told)
 os.read(waits, 1)
-print(outside._process.pid, flush=True)
+print(outside._life.process.pid, flush=True)
 time.sleep(1000)
 """
 

@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -25,8 +25,8 @@ from vtorque_core.api import guarded, printable
 from vtorque_core.live import extensions
 from vtorque_core.live.node_process import become
 from vtorque_telemetry.api import GROUP, Sink
-from vtorque_telemetry.jobs import Jobs
 from vtorque_telemetry.outlets import Outlet, close_all
+from vtorque_telemetry.samples import Samples
 from vtorque_telemetry.series import MAX_BYTES
 from vtorque_telemetry.settings import Settings
 from vtorque_telemetry.tick import MAX_FILES, Name, Tick, receive, send
@@ -42,6 +42,17 @@ _ENVIRON = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"}
 log = logging.getLogger("telemetry")
 
 
+@dataclass
+class _Life:
+    """The process from one start to its end."""
+
+    process: subprocess.Popen[bytes]
+    socket: socket.socket
+    said: int  # its standard error
+    has: dict[Name, int]  # files that it was sent
+    taken: float  # monotonic time when it last had room
+
+
 class Outside:
     """That process, as root sees it: started with the first tick, again if it has ended.
 
@@ -51,78 +62,70 @@ class Outside:
 
     def __init__(self, config: Path) -> None:
         self._argv = (sys.executable, "-I", "-m", __name__, str(config))
-        self._process: subprocess.Popen[bytes] | None = None
-        self._socket: socket.socket | None = None
-        self._has: dict[Name, int] = {}
-        self._taken = 0.0  # monotonic time when it last had room
+        self._life: _Life | None = None
 
     def send(self, tick: Tick, files: Mapping[Name, int], answer: int = -1) -> None:
         """Send a tick, those of the files that it does not have, and who waits for it."""
-        if self._process is None or self._process.poll() is not None:
+        if self._life is None or self._life.process.poll() is not None:
             self.close()
-            self._start()
-        assert self._process is not None  # noqa: S101 - it was started
-        self._log(self._process)
-        assert self._socket is not None  # noqa: S101 - it was started
-        fresh = tuple(name for name, file in files.items() if self._has.get(name) != file)
-        fresh = fresh[:MAX_FILES]
+            self._life = _start(self._argv)
+        life = self._life
+        _log(life.said)
+        fresh = [name for name, file in files.items() if life.has.get(name) != file][:MAX_FILES]
         descriptors = [files[name] for name in fresh]
         if answer >= 0:
             descriptors.append(answer)
         try:
-            send(self._socket, replace(tick, files=fresh), descriptors)
+            send(life.socket, replace(tick, files=tuple(fresh)), descriptors)
         except OSError as error:
-            if time.monotonic() - self._taken > _STUCK or not isinstance(error, BlockingIOError):
+            if time.monotonic() - life.taken > _STUCK or not isinstance(error, BlockingIOError):
                 log.warning("its process: %s; it is started again", error)
                 self.close(0)
             return
-        self._taken = time.monotonic()
-        had = {name: file for name, file in self._has.items() if name in files}
-        self._has = {**had, **{name: files[name] for name in fresh}}
+        life.taken = time.monotonic()
+        had = {name: file for name, file in life.has.items() if name in files}
+        life.has = {**had, **{name: files[name] for name in fresh}}
 
     def close(self, seconds: float = _END) -> None:
         """End the process, killed after this time."""
-        process, self._process = self._process, None
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
-        if process is None:
+        life, self._life = self._life, None
+        if life is None:
             return
+        life.socket.close()
         try:
-            process.wait(seconds)
+            life.process.wait(seconds)
         except subprocess.TimeoutExpired:
-            process.kill()
+            life.process.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):  # it hangs, or somebody traces it
-                process.wait(_DEATH)
-        self._log(process)
-        assert process.stderr is not None  # noqa: S101 - a pipe
-        process.stderr.close()
+                life.process.wait(_DEATH)
+        _log(life.said)
+        os.close(life.said)
 
-    def _start(self) -> None:
-        ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        ours.shutdown(socket.SHUT_RD)  # descriptors could come that are slow to close
-        ours.setblocking(False)
-        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _WAITING)
-        with its:
-            self._process = subprocess.Popen(
-                guarded(*self._argv),
-                stdin=its.fileno(),
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                env=_ENVIRON,
-                cwd="/",
-            )
-        self._socket, self._has, self._taken = ours, {}, time.monotonic()
-        assert self._process.stderr is not None  # noqa: S101 - a pipe
-        os.set_blocking(self._process.stderr.fileno(), False)
 
-    def _log(self, process: subprocess.Popen[bytes]) -> None:
-        """Log what it has said, a little each time: a flood waits in its pipe."""
-        assert process.stderr is not None  # noqa: S101 - a pipe
-        with contextlib.suppress(BlockingIOError):
-            said = os.read(process.stderr.fileno(), _SAID).decode("utf-8", "replace")
-            for line in said.splitlines():
-                log.warning("%s", printable(line, _SAID))
+def _start(argv: tuple[str, ...]) -> _Life:
+    ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.shutdown(socket.SHUT_RD)  # descriptors could come that are slow to close
+    ours.setblocking(False)
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _WAITING)
+    said, says = os.pipe()
+    os.set_blocking(said, False)
+    with its, open(says, "wb") as errors:  # noqa: PTH123 - a descriptor
+        process = subprocess.Popen(
+            guarded(*argv),
+            stdin=its.fileno(),
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+            env=_ENVIRON,
+            cwd="/",
+        )
+    return _Life(process, ours, said, {}, time.monotonic())
+
+
+def _log(said: int) -> None:
+    """Log what it has said, a little each time: a flood waits in its pipe."""
+    with contextlib.suppress(BlockingIOError):
+        for line in os.read(said, _SAID).decode("utf-8", "replace").splitlines():
+            log.warning("%s", printable(line, _SAID))
 
 
 def main() -> None:
@@ -137,10 +140,10 @@ def main() -> None:
     lasts = math.inf if len(opened) == len(tried) else _AGAIN
     end = time.monotonic() + lasts
     outlets = [Outlet(name, sink, settings.deadline) for name, sink in opened.items()]
-    jobs = Jobs(settings, outlets)
+    samples = Samples(settings, outlets)
     with socket.socket(fileno=0) as source:
         while time.monotonic() < end and (received := receive(source)):
-            jobs.take(*received)
+            samples.take(*received)
     close_all(outlets)
     os._exit(0)  # a sink may hang
 

@@ -3,8 +3,8 @@
 import os
 from dataclasses import replace
 
-from vtorque_telemetry.jobs import Jobs
 from vtorque_telemetry.sampler import Loop
+from vtorque_telemetry.samples import Samples
 from vtorque_telemetry.settings import Settings
 
 
@@ -12,7 +12,7 @@ class Here:
     """Stands for the process of its own: takes ticks at once, and copies of files."""
 
     def __init__(self, settings, outlets):
-        self.jobs = Jobs(settings, outlets)
+        self.samples = Samples(settings, outlets)
         self._has = {}
 
     def send(self, tick, files, answer=-1):
@@ -20,11 +20,11 @@ class Here:
         self._has = dict(files)
         waits = [answer] if answer >= 0 else []
         copies = [os.dup(file) for file in (*fresh.values(), *waits)]
-        self.jobs.take(replace(tick, files=tuple(fresh)), copies)
+        self.samples.take(replace(tick, files=tuple(fresh)), copies)
 
 
 def loop(paths, outlets, *stats, settings=None):
-    """Return root's half; the other is in its ``here.jobs``."""
+    """Return root's half; the other is in its ``here.samples``."""
     here = Here(settings or Settings(), outlets)
     made = Loop(paths, 2.0, here, *stats)
     made.here = here

@@ -23,7 +23,7 @@ from vtorque_telemetry.tick import GuestFigures, JobFigures, Name, Tick
 log = logging.getLogger("telemetry")
 
 
-class GuestMeter:
+class GuestSamples:
     """What is known of one guest: its port, the labels of its series."""
 
     def __init__(self, labels: Mapping[str, str], guest: GuestFigures) -> None:
@@ -32,15 +32,16 @@ class GuestMeter:
         self.untold: Values = {}  # the job's own, not yet in its file
 
 
-class JobMeter:
+class JobSamples:
     """All that is measured of one job on this node."""
 
     def __init__(self, labels: Mapping[str, str], settings: Settings) -> None:
+        self.id = labels["job"]
         self.broken = False  # that was said
         self.series: SeriesFile | None = None
         self._settings = settings
         self._labels = Labels(labels)
-        self._guests: dict[int, GuestMeter] = {}
+        self._guests: dict[int, GuestSamples] = {}
         self._phases: dict[str, float] = {}
         self._said = ""
 
@@ -58,8 +59,7 @@ class JobMeter:
             return
         if self.series is not None:
             self.series.close()
-        labels = job.labels
-        self.series = SeriesFile(file, labels["job"], labels["node"], self._settings.interval)
+        self.series = SeriesFile(file, self.id, job.labels["node"], self._settings.interval)
 
     def measure(self, job: JobFigures, at: float, *, last: bool = False) -> list[Sample]:
         """Return all samples of now, and write them into the job's file."""
@@ -90,9 +90,9 @@ class JobMeter:
             self._write(None, at, self._labels.texts(whole), must=True)
         return samples
 
-    def _guest(self, index: int, job: JobFigures) -> GuestMeter:
+    def _guest(self, index: int, job: JobFigures) -> GuestSamples:
         if index not in self._guests:
-            self._guests[index] = GuestMeter(job.labels, job.guests[index])
+            self._guests[index] = GuestSamples(job.labels, job.guests[index])
         return self._guests[index]
 
     def _write(self, guest: int | None, at: float, values: dict[str, float], *, must: bool) -> bool:
@@ -105,7 +105,7 @@ class JobMeter:
             self.series.add(guest, at, values)
         except OSError as error:  # a full disk: other jobs, and sinks, go on
             if str(error) != self._said:  # once, until it can be written again
-                log.warning("%s: %s", self._labels.base["job"], error)
+                log.warning("%s: %s", self.id, error)
             self._said = str(error)
             return False
         self._said = ""
@@ -121,13 +121,13 @@ def _spans(phases: Sequence[tuple[str, float]], now: float) -> dict[str, float]:
     return found
 
 
-class Jobs:
+class Samples:
     """All jobs of the node. Nothing that is wrong with one of them ends it."""
 
     def __init__(self, settings: Settings, outlets: Sequence[Outlet]) -> None:
         self.settings = settings
         self.outlets = outlets
-        self.meters: dict[str, JobMeter] = {}
+        self.jobs: dict[str, JobSamples] = {}
 
     def take(self, tick: Tick, files: Sequence[int]) -> None:
         """Measure all jobs once, and give the samples to the outlets; tell who waits for that."""
@@ -136,13 +136,13 @@ class Jobs:
             self._take(tick, name, file)
         samples: list[Sample] = []
         for key, job in tick.jobs.items():
-            meter = self.meters[key]
+            found = self.jobs[key]
             try:
-                samples += meter.measure(job, tick.at, last=key == tick.last)
+                samples += found.measure(job, tick.at, last=key == tick.last)
             except Exception:  # a defect in what one job has brought about
-                if not meter.broken:
+                if not found.broken:
                     log.exception("%s", key)
-                meter.broken = True
+                found.broken = True
         for outlet in self.outlets:
             outlet.give(samples, ended)
         if len(files) > len(tick.files):
@@ -150,19 +150,19 @@ class Jobs:
 
     def _keep(self, tick: Tick) -> set[str]:
         """Begin with new jobs, forget those that are gone; return the ids of these."""
-        gone = {key: self.meters.pop(key) for key in self.meters.keys() - tick.jobs.keys()}
-        for meter in gone.values():
-            meter.close()
+        gone = {key: self.jobs.pop(key) for key in self.jobs.keys() - tick.jobs.keys()}
+        for each in gone.values():
+            each.close()
         for key, job in tick.jobs.items():
-            if key not in self.meters:
-                self.meters[key] = JobMeter(job.labels, self.settings)
+            if key not in self.jobs:
+                self.jobs[key] = JobSamples(job.labels, self.settings)
         left = {job.labels["job"] for job in tick.jobs.values()}
-        return {meter._labels.base["job"] for meter in gone.values()} - left
+        return {each.id for each in gone.values()} - left
 
     def _take(self, tick: Tick, name: Name, file: int) -> None:
         key, guest = name
         try:
-            self.meters[key].take(guest, file, tick.jobs[key])
+            self.jobs[key].take(guest, file, tick.jobs[key])
         except OSError as error:
             os.close(file)
             log.warning("%s: %s", key, error)
