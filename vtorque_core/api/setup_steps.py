@@ -117,6 +117,14 @@ class Change:
     undo: Callable[[], None]
 
 
+class Mark(Change):
+    """The step by which VM jobs come to this node, the last of all.
+
+    ``vtorque doctor`` warns where it does not hold, and fails by the other steps: ``--mark`` gives
+    it back when those hold.
+    """
+
+
 def long_enough(key: str, now: float, least: float, why: str) -> Check:
     """Return the check that a time limit in seconds, as the config has it, is not too short.
 

@@ -6,7 +6,7 @@ import re
 import socket
 
 from vtorque_core.api import HostFault
-from vtorque_core.api.setup_steps import Change, Check
+from vtorque_core.api.setup_steps import Check, Mark
 from vtorque_pbs.batch_commands import Commands
 from vtorque_pbs.node import PbsNode
 
@@ -34,9 +34,9 @@ def _is_manager(commands: Commands, host: str) -> bool:
     return bool(mine & managers) or (server is not None and server[1] in (host, short))
 
 
-def marked(node: PbsNode, feature: str) -> Change:
+def marked(node: PbsNode, feature: str) -> Mark:
     """Return the step by which this node has the property that VM jobs ask for."""
-    return Change(
+    return Mark(
         f"give this node {feature}, which VM jobs ask for",
         lambda: node.is_marked(node.this_node()[1]),
         lambda: node.mark(True, ""),

@@ -20,6 +20,7 @@ from vtorque_core.api.setup_steps import (
     Change,
     Check,
     Installation,
+    Mark,
     ReplacedFile,
     SetupStep,
     long_enough,
@@ -129,13 +130,13 @@ def _link(path: Path, target: Path) -> Change:
     return Change(f"link {path} to the site's {target}", done, make, remove)
 
 
-def feature_step(name: str, client: Client) -> Change:
+def feature_step(name: str, client: Client) -> Mark:
     """Return the step by which this node has the site's feature.
 
     Slurm forgets it when slurm.conf is read again; the lasting place is ``Feature=`` of the node
     there. It counts as done where doctor has taken it away.
     """
-    return Change(
+    return Mark(
         f"give this node the feature {name} (to last: NodeName=... Feature={name})",
         lambda: controller_updates.is_marked(client, name),
         lambda: controller_updates.mark(client, name, healthy=True, reason=""),

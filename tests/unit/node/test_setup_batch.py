@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 import sparing
-from vtorque_core.api.setup_steps import MARK, Check, ReplacedFile, edit_file
+from vtorque_core.api.setup_steps import MARK, Check, Mark, ReplacedFile, edit_file
 from vtorque_core.api.strategies import BatchSystem
 from vtorque_core.api.values import hookimpl
 from vtorque_core.base.errors import HostFault
 from vtorque_core.node.admin import setup_batch
-from vtorque_core.site.config import build, read_toml
+from vtorque_core.site.config import Site, build, read_toml
 from vtorque_core.site.plugins import Plugins
 from vtorque_local.node import LocalNode
 
@@ -338,6 +338,16 @@ def test_doctor_tells_what_no_longer_holds(node):
             "run vtorque setup install --batch acme",
         ),
     ]
+
+
+def test_a_lost_mark_alone_is_a_warning_so_that_doctor_gives_it_back(monkeypatch):
+    from vtorque_core.node.admin.doctor import check_batch
+
+    never = [Mark("give it", lambda: False, lambda: None, lambda: None)]
+    monkeypatch.setattr(setup_batch, "steps_of", lambda *_: never)
+    (found,) = check_batch(Site(), None)
+    assert (found.status, found.message) == ("warning", "local: not done: give it")
+    assert "vtorque doctor --mark" in found.fix
 
 
 ACME = """

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from vtorque_core.api import health
 from vtorque_core.api.health import HealthResult
-from vtorque_core.api.setup_steps import Check
+from vtorque_core.api.setup_steps import Check, Mark, SetupStep
 from vtorque_core.base import children, hypervisor, kvm, trust
 from vtorque_core.base.errors import HostFault, VtorqueError
 from vtorque_core.base.names import derive
@@ -282,19 +282,25 @@ def check_tools(site: Site) -> Iterator[HealthResult]:
 def check_batch(site: Site, plugins: Plugins) -> Iterator[HealthResult]:
     """Check that each step of the batch system's installation still holds on this node."""
     batch = site.batch.system
-    again = f"run vtorque setup install --batch {batch}"
     steps = setup_batch.steps_of(site, plugins, batch, site.path)
     for step in steps:
         try:
             if step.done():
                 yield ok(f"{batch}: done: {step.text}")
             else:
-                by_hand = step.problem if isinstance(step, Check) else again
-                yield failed(f"{batch}: not done: {step.text}", by_hand)
+                yield _not_done(step, batch)
         except (VtorqueError, OSError) as error:
             yield failed(f"{batch}: not done: {type(step).__name__}", str(error))
     if not steps:
         yield ok(f"{batch} calls vTorque by itself")
+
+
+def _not_done(step: SetupStep, batch: str) -> HealthResult:
+    said = f"{batch}: not done: {step.text}"
+    if isinstance(step, Mark):
+        return warning(said, "when nothing has failed: vtorque doctor --mark")
+    again = f"run vtorque setup install --batch {batch}"
+    return failed(said, step.problem if isinstance(step, Check) else again)
 
 
 def check_user(site: Site, name: str) -> Iterator[HealthResult]:
