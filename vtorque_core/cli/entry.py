@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import NoReturn
 
 from vtorque_core.base.errors import EXIT_SIGNAL, VtorqueError
@@ -77,6 +78,16 @@ def open_streams() -> None:
         if getattr(sys, name) is None:
             stream = os.fdopen(number, "w" if number else "r", errors="replace", closefd=False)
             setattr(sys, name, stream)
+
+
+def forget_coerced_locale() -> None:
+    """Take out of the environment the LC_CTYPE that Python itself sets in the C locale (PEP 538).
+
+    For programs whose environment becomes a job's: proc_pid_environ(5) has what they were given.
+    """
+    given = Path("/proc/self/environ").read_bytes().split(b"\0")
+    if not any(each.startswith(b"LC_CTYPE=") for each in given):
+        os.environ.pop("LC_CTYPE", None)
 
 
 def clean(kept: Iterable[str] = _KEPT) -> dict[str, str]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from vtorque_core.base.errors import EXIT_NO_PROOF, HostFault, UsageError, VtorqueError
 from vtorque_core.base.names import CONFIG_PATH
-from vtorque_core.cli.entry import become_clean
+from vtorque_core.cli.entry import become_clean, forget_coerced_locale
 
 if TYPE_CHECKING:
     from vtorque_core.node.shell.proof import Proof
@@ -89,6 +89,7 @@ def jobshell(config: Path, argv: Sequence[str]) -> int:
         """Return what has a plugin, whatever the site config says of it today."""
         return plugins if name in plugins.names else Plugins.load(node=False, only={name})
 
+    forget_coerced_locale()
     try:
         site, plugins = load(config, node=False)
         if argv[:1] == [AWAIT] and len(argv) == 2:

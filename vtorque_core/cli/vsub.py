@@ -16,6 +16,7 @@ from vtorque_core.api.values import Image, JobRequest, Option
 from vtorque_core.api.vm_options import ARCH, DISTRO, FS_TYPE, IMG
 from vtorque_core.base.errors import Refused, UsageError, VtorqueError
 from vtorque_core.base.names import CONFIG_PATH
+from vtorque_core.cli.entry import forget_coerced_locale
 from vtorque_core.images.pool import ramdisk_mib, select
 from vtorque_core.site.config import Site
 from vtorque_core.site.load import load
@@ -45,6 +46,7 @@ A script may carry the same in lines "#VSUB -vm KEY=VALUE"; the command line win
 
 def main() -> NoReturn:
     """Entry point of the command."""
+    forget_coerced_locale()
     try:
         code = submit(sys.argv[1:])
     except VtorqueError as error:

@@ -75,6 +75,30 @@ def test_closed_streams_are_opened_to_nothing(closed):
     assert done.returncode == 0, done.stderr
 
 
+LOCALE = """
+import os
+from vtorque_core.cli.entry import forget_coerced_locale
+before = os.environ.get("LC_CTYPE", "")
+forget_coerced_locale()
+print(before, os.environ.get("LC_CTYPE", "none"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("environ", "said"),
+    [
+        ({}, "C.UTF-8 none"),
+        ({"LC_CTYPE": "C.UTF-8"}, "C.UTF-8 C.UTF-8"),
+        ({"LANG": "C.UTF-8", "LC_CTYPE": ""}, " "),
+    ],
+)
+def test_the_locale_that_python_sets_is_no_jobs(environ, said):
+    """Its shells would warn of a locale that the guest does not have."""
+    argv = [sys.executable, "-I", "-c", LOCALE]
+    done = subprocess.run(argv, env=environ, capture_output=True, text=True, check=True)
+    assert done.stdout == said + "\n"
+
+
 @pytest.mark.parametrize("command", ["reap", "setup", "doctor", "local", "plugins"])
 def test_an_admins_command_keeps_nothing_of_its_callers_environment(command):
     assert began(command) == [FIXED, 0o077]
