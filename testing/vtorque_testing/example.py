@@ -175,6 +175,7 @@ class AcmeShell:
     """See :class:`vtorque_core.api.batch_system.JobShell`."""
 
     host_only = frozenset({"ACME_SOCKET"})
+    login = False
 
     def started(
         self, argv: Sequence[str], environ: Mapping[str, str], stdin: int | None

@@ -278,6 +278,8 @@ class JobShell(Protocol):
 
     host_only: frozenset[str]
     """Variables of the batch system that make no sense in a guest."""
+    login: bool
+    """Whether scripts are commands of a login shell, which reads the user's profile before."""
 
     def started(
         self, argv: Sequence[str], environ: Mapping[str, str], stdin: int | None

@@ -43,6 +43,8 @@ class Script:
         name: its base name as the batch system has it.
         content: its bytes.
         interpreter: the ``-S`` shell, or None: the script's own ``#!`` line, else the login shell.
+        login: the batch system starts that shell, or without one the user's, as a login shell, and
+            the script is a command of its.
         args: the script's arguments.
         environ: the exact environment of the script.
         cwd: working directory inside the guest.
@@ -58,6 +60,7 @@ class Script:
     environ: Mapping[str, str]
     cwd: str
     interpreter: str | None = None
+    login: bool = False
     args: Sequence[str] = ()
     umask: int = 0o077
     limits: Mapping[str, tuple[int, int]] = field(default_factory=dict)

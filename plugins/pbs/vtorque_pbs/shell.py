@@ -22,6 +22,7 @@ class PbsJobShell:
     """See :class:`vtorque_core.api.batch_system.JobShell`."""
 
     host_only = frozenset({"PBS_NODEFILE"})  # names host nodes; the proof brings the guests'
+    login = True  # pbs_mom starts "-bash" with the script's path on its standard input
 
     def started(
         self, argv: Sequence[str], environ: Mapping[str, str], stdin: int | None

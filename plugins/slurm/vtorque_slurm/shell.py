@@ -29,6 +29,7 @@ class SlurmJobShell:
     """See :class:`vtorque_core.api.batch_system.JobShell`."""
 
     host_only = frozenset(_HOST_ONLY.split())
+    login = False  # slurmstepd executes the script; it has the environment of the submission
 
     def started(
         self, argv: Sequence[str], environ: Mapping[str, str], stdin: int | None

@@ -283,6 +283,7 @@ def make_script(
         environ=found | ready.environ_beside(found),
         cwd=_moved(here, account.pw_dir, home),
         interpreter=ready.shell,
+        login=shell.login,
         args=job.args,
         umask=mask,
         limits={n: resource.getrlimit(getattr(resource, f"RLIMIT_{n}")) for n in _LIMITS},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -56,6 +57,10 @@ def test_environment_is_a_default_but_for_path(binary: Path, home: Path) -> None
         assert said(session, job(GREETING="user", EMPTY="x")) == "user|x|/bin:/usr/bin|a b"
         assert said(session, job(PLAIN, Mode.SHELL)) == "image||/bin:/usr/bin|a b"
         assert said(session, job(PLAIN)) == "image||/bin:/usr/bin|a b"
+        for shell in ("", "/bin/sh"):
+            words = (shell, FileArg("job"), "a b")
+            start = dataclasses.replace(job(PLAIN, Mode.LOGIN), argv=words)
+            assert said(session, start) == "image||/bin:/usr/bin|a b"
         odd = {"BASH_FUNC_f%%": "() { :; }"}
         shown = said(session, Start(argv=("env",), env={"PATH": "/x", **odd}))
         assert "BASH_FUNC_f%%=() { :; }" in shown

@@ -109,9 +109,31 @@ def test_script_without_interpreter_line_runs_in_the_shell(session: Session) -> 
 
 def test_shell_modes(session: Session) -> None:
     shell = Start(argv=("-c", "echo $0 $-"), env=ENV, mode=Mode.SHELL)
-    login = Start(argv=("-c", "echo $0"), env=ENV, mode=Mode.LOGIN)
     assert run(session, shell)[1].split()[0] == b"/bin/sh"
-    assert run(session, login)[1] == b"-sh\n"
+    login = Start(argv=(), env=ENV, mode=Mode.LOGIN)
+    assert run(session, login, b"echo $0\n")[1] == b"-sh\n"
+
+
+@pytest.mark.parametrize("shell", ["", "/bin/bash", "/bin/dash"])
+@pytest.mark.parametrize("line", [b"", b"#!/bin/sh\n"])
+def test_a_login_shell_runs_a_script_as_its_command(session: Session, shell, line) -> None:
+    """After the user's profile, by the script's own line, with its words as they are."""
+    text = line + b'echo "$FROM|$1|$2|${0##*/}"; exit 3\n'
+    words = (shell, FileArg("s"), "a  b", "*")
+    with tempfile.TemporaryDirectory() as home:
+        Path(home).chmod(0o755)
+        for name in (".profile", ".bash_profile"):
+            Path(home, name).write_text("export FROM=profile\n")
+        files, env = (GuestFileData("s", text),), ENV | {"HOME": home}
+        start = Start(argv=words, env=env, files=files, mode=Mode.LOGIN)
+        status, out, err = run(session, start)
+    assert (status.code, out, err) == (3, b"profile|a  b|*|s\n", b"")
+
+
+def test_what_is_no_shell_gets_the_script_as_its_argument(session: Session) -> None:
+    files = (GuestFileData("s", b"hello\n"),)
+    start = Start(argv=("/bin/cat", FileArg("s")), env=ENV, files=files, mode=Mode.LOGIN)
+    assert run(session, start)[1] == b"hello\n"
 
 
 def test_environment_is_exact_and_binary_safe(session: Session) -> None:

@@ -117,6 +117,17 @@ def test_without_interpreter_line_the_login_shell_runs_it(guest: Guest) -> None:
     assert guest.run(b"echo hello\nexit 4\n")[:2] == (4, b"hello\n")
 
 
+def test_a_login_shell_reads_the_users_profile_before(guest: Guest) -> None:
+    text = b'echo "$PROFILE $1"; exit 4\n'
+    with tempfile.TemporaryDirectory() as place:
+        Path(place).chmod(0o755)
+        Path(place, ".profile").write_text("PROFILE=read; export PROFILE\n")
+        home = {"environ": {"HOME": place, "PATH": "/bin:/usr/bin"}, "login": True}
+        for line in (b"", b"#!/bin/sh\n"):
+            assert guest.run(line + text, args=("a",), **home)[:2] == (4, b"read a\n")
+        assert guest.run(text, interpreter="/no/shell", **home)[0] == 127
+
+
 def test_the_dash_s_shell_wins_over_the_scripts_line(guest: Guest) -> None:
     text = b"#!/bin/false\nprint('python')\n"
     python = "/usr/bin/python3" if os.geteuid() == 0 else sys.executable

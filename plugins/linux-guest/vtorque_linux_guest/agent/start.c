@@ -230,11 +230,47 @@ static _Noreturn void run(char **argv, int error_fd) {
     give_up(error_fd, "cannot run ", argv[0], strerror(errno));
 }
 
-/* With the environment of the container, and its entry point before what the user sent. */
+static const char *base_name(const char *path) {
+    const char *slash = strrchr(path, '/');
+    return slash != NULL ? slash + 1 : path;
+}
+
+static bool is_one_of(const char *words, const char *name) {
+    char word[64];
+    int n = snprintf(word, sizeof word, " %s ", name);
+    return n < (int)sizeof word && strstr(words, word) != NULL;
+}
+
+/* The shell as a login shell whose command is the rest, as batch systems start scripts; alone if
+ * there is no rest. What is no shell that we know runs the rest as its own arguments. */
+static _Noreturn void login_exec(const struct start *s, int error_fd) {
+    char *shell = s->argc > 1 && s->argv[1][0] != '\0' ? s->argv[1] : conf.shell, name[256];
+    char **argv = calloc(s->argc + 4, sizeof *argv), *command = NULL;
+    size_t n = 0;
+    if (argv == NULL)
+        give_up(error_fd, "cannot run the shell ", shell, "no memory");
+    if (is_one_of(" sh bash rbash dash ash ksh ksh93 mksh zsh ", base_name(shell)))
+        command = "exec \"$0\" \"$@\"";
+    else if (is_one_of(" csh tcsh ", base_name(shell)))
+        command = "exec $argv:q";
+    snprintf(name, sizeof name, "-%.200s", base_name(shell));
+    argv[n++] = command != NULL || s->argc < 3 ? name : shell;
+    if (command != NULL && s->argc > 2) {
+        argv[n++] = "-c";
+        argv[n++] = command;
+    }
+    for (size_t i = 2; i < s->argc; i++)
+        argv[n++] = s->argv[i];
+    execve(shell, argv, environ);
+    give_up(error_fd, "cannot run the shell ", shell, strerror(errno));
+}
+
+/* With the environment of the container, and its entry point before what the user sent. A login
+ * shell would read what is there for others than the container, and lose its PATH. */
 static _Noreturn void container_exec(const struct start *s, int error_fd) {
     char **argv = s->argv + 1, *login[] = {conf.shell, "-l", NULL};
     if (s->mode == M_LOGIN)
-        argv = login;
+        argv = s->argc < 3 ? login : s->argv + (s->argv[1][0] != '\0' ? 1 : 2);
     else if (s->mode == M_SHELL) {
         s->argv[0] = conf.shell;
         argv = s->argv;
@@ -246,7 +282,6 @@ static _Noreturn void container_exec(const struct start *s, int error_fd) {
 
 /* In the child, never returns: becomes the job, or writes why not to error_fd. */
 _Noreturn void start_exec(const struct start *s, const int fds[3], int error_fd) {
-    char **argv = s->argv + 1, login[256];
     setsid();
     for (int i = 0; i < 3; i++)
         if (dup2(fds[i], i) < 0)
@@ -263,12 +298,12 @@ _Noreturn void start_exec(const struct start *s, const int fds[3], int error_fd)
     environ = s->env;
     if (conf.container[0] != '\0')
         container_exec(s, error_fd);
-    if (s->mode != M_DIRECT) {
-        const char *base = strrchr(conf.shell, '/') + 1;
-        snprintf(login, sizeof login, "-%.200s", base);
-        s->argv[0] = s->mode == M_LOGIN ? login : conf.shell;
+    if (s->mode == M_LOGIN)
+        login_exec(s, error_fd);
+    if (s->mode == M_SHELL) {
+        s->argv[0] = conf.shell;
         execve(conf.shell, s->argv, s->env);
         give_up(error_fd, "cannot run the shell ", conf.shell, strerror(errno));
     }
-    run(argv, error_fd);
+    run(s->argv + 1, error_fd);
 }

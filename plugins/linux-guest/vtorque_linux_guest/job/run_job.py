@@ -156,10 +156,13 @@ class _Job:
             return self._start(start, streams.stdin)
 
     def _script_start(self, pty: Pty | None) -> Start:
-        """The ``-S`` shell, else the script's own interpreter line, else the login shell."""
+        """The script as a login shell's command; else by the ``-S`` shell, its line, the shell."""
         script = self.script
         file = GuestFileData(script.name, script.content)
         words: tuple[str | FileArg, ...] = (FileArg(script.name), *script.args)
+        if script.login:
+            words = (script.interpreter or "", *words)
+            return self._part(words, files=(file,), mode=Mode.LOGIN, pty=pty)
         if script.interpreter is not None:
             return self._part((script.interpreter, *words), files=(file,), pty=pty)
         mode = Mode.DIRECT if script.content.startswith(b"#!") else Mode.SHELL

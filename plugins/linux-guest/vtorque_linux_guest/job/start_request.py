@@ -15,7 +15,10 @@ FILE_BYTES_MAX = 16 << 20
 
 
 class Mode(IntEnum):
-    """How the command is run: itself, or by the user's shell (from the guest's own config)."""
+    """How the command is run: itself, or by the user's shell (from the guest's own config).
+
+    By LOGIN it is a login shell's: of the shell that its first word names, if that is not empty.
+    """
 
     DIRECT = 0
     SHELL = 1
