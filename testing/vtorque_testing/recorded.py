@@ -303,7 +303,7 @@ class RecordedNode:
         with job_lock(self.site.paths, job.id):
             if again:
                 release_job(self.site.paths, job.id, plugins_for=lambda _: self.plugins)
-            at_once = replace(job, queues_again=True)  # no test waits for what another job has
+            at_once = replace(job, patience=0.0)  # no test waits for what another job has
             start.start_job(at_once, self.site, self.plugins, NoBatch())
 
     def release_here(self, job_id: str, release_timeout: float = 30) -> None:

@@ -161,8 +161,8 @@ class BatchJob:
             in a process of their own, and the job shell waits for them.
         whole_node: the batch system has told that no other job, of anybody, is on this node as
             long as this one (Slurm's --exclusive, OpenPBS's place=excl), and keeps to it.
-        queues_again: after Outcome.IN_USE the job waits in its place of the queue: the prologue
-            then does not, which waits for half of ``[node] start_timeout`` otherwise.
+        patience: seconds that the prologue waits for what other jobs have, before Outcome.IN_USE
+            sends the job back to the queue; None: half of ``[node] start_timeout``.
     """
 
     id: str
@@ -180,7 +180,7 @@ class BatchJob:
     unknown: str = ""
     detach: bool = False
     whole_node: bool = False
-    queues_again: bool = False
+    patience: float | None = None
 
     @property
     def node_index(self) -> int:

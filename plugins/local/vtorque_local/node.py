@@ -49,7 +49,7 @@ class LocalNode(NodeAdapter):
             name=args.job_name,
             resource_list=resources,
             bad_request=bad,
-            queues_again=True,
+            patience=0.0,
         )
 
     def context(self, job: BatchJob, guests: Sequence[PeerGuest]) -> Iterable[ContextItem]:

@@ -1,15 +1,18 @@
 """The installed hooks under a double of Torque that does what the real one was seen to do."""
 
+import dataclasses
 import subprocess
+import time
 
 import pytest
 
 from fake_torque_mom import FakeTorqueMom
 from torque_node import adapter_at
-from vtorque_core.api.batch_system import Life, Outcome
+from vtorque_core.api.batch_system import BatchJob, Life, Outcome
 from vtorque_core.api.setup_steps import Installation
 from vtorque_core.base.names import safe_name
 from vtorque_pbs import node as pbs_node
+from vtorque_pbs.torque.hooks import RETRY
 from vtorque_testing.submit import run_vsub
 
 SITES = '#!/bin/sh\necho "site $# $1 $4 [$5]"; exit {code}\n'
@@ -75,6 +78,37 @@ def test_a_host_fault_goes_elsewhere_and_the_node_carries_a_note(mom):
     node = mom.pbs.state()["nodes"]["n1"]
     assert node["properties"] == "fast,novtorque" and node["state"] == "free"
     assert node["note"] == "vtorque: libvirtd does not answer"
+    assert mom.pbs.job(job)["comment"].endswith("; libvirtd does not answer")
+    assert mom.pbs.job(job)["comment"].startswith("vtorque: starts again at ")
+
+
+def test_pauses_grow_and_end(mom, monkeypatch):
+    monkeypatch.setattr(pbs_node.time, "time", lambda: 0)
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    job, adapter = submitted(mom, *VM), adapter_at(mom.root, "n1")
+    told = BatchJob(job, "u", "n1", ("n1",), b"")
+    pauses = []
+    for attempt in (0, 1, 2, 9, 5000):
+        again = dataclasses.replace(told, attempt=attempt)
+        assert adapter.finish(again, Outcome.IN_USE, "x") == RETRY
+        pauses.append(mom.pbs.job(job)["not_before"][8:])
+    assert pauses == ["0000.30", "0001.00", "0002.00", "0015.00", "0015.00"]
+
+
+def test_the_last_node_with_the_mark_keeps_it(mom):
+    """pbs_sched deletes what no node at all could run; such a job waits."""
+    mom.outcome(Outcome.HOST_FAULT)
+    state = mom.pbs.state()
+    for name in ("n2", "n3", "n4"):
+        state["nodes"][name]["properties"] = "novtorque"
+    mom.pbs.write(state)
+    job = submitted(mom, *VM)
+    mom.run(job, starts=1)
+    node = mom.pbs.state()["nodes"]["n1"]
+    assert "vtorque" in node["properties"].split(",")
+    assert node["note"] == "vtorque: libvirtd does not answer"
+    assert mom.pbs.job(job)["state"] == "Q"
 
 
 def test_a_host_fault_is_tried_three_times_and_then_held(mom):
@@ -82,16 +116,15 @@ def test_a_host_fault_is_tried_three_times_and_then_held(mom):
     job = submitted(mom, *VM)
     assert mom.run(job) == 3, "an endless loop of requeues"
     assert mom.pbs.job(job)["state"] == "H"
+    said = f"vtorque: held after 3 starts; when mended: qrls -h s {job}; libvirtd does not answer"
+    assert mom.pbs.job(job)["comment"] == said
 
 
-@pytest.mark.parametrize("why", ["no other node", "no right", "interactive", "no server"])
+@pytest.mark.parametrize("why", ["no right", "interactive", "no server"])
 def test_a_host_fault_that_cannot_go_elsewhere_is_told_by_the_job_shell(mom, why):
     mom.outcome(Outcome.HOST_FAULT)
     job = submitted(mom, *VM, *(["-I"] if why == "interactive" else []))
     state = mom.pbs.state()
-    if why == "no other node":
-        for name in ("n2", "n3", "n4"):
-            state["nodes"][name]["state"] = "down"
     mom.pbs.write(state | {"manager": why != "no right"})
     if why == "no server":
         mom.outcome(2)

@@ -22,7 +22,9 @@ from vtorque_pbs.resources import hosts
 from vtorque_pbs.settings import Settings
 
 ALIVE_TIME = 30.0  # seconds
-NOTE = "vtorque: "  # what a note of ours on a node begins with
+NOTE = "vtorque: "  # what a note of ours on a node, or a comment of a job, begins with
+PATIENCE = 15.0  # seconds that a start waits for a job that is just going
+PAUSE, LONGEST = 30, 900  # seconds until a job starts again; twice as long each time
 
 _JOB_ID = re.compile(r"[0-9]{1,12}(?:\[[0-9]{0,9}\])?(?:\.[A-Za-z0-9][A-Za-z0-9._-]*)?", re.ASCII)
 
@@ -122,16 +124,19 @@ class PbsNode(abc.ABC):
             )
         return name, nodes[name]
 
-    def elsewhere(self, job: BatchJob) -> bool:
-        """Return whether enough other nodes take VM jobs for this one. Raises HostFault."""
-        usable = [
-            name
-            for name, node in self.nodes().items()
-            if name != job.node
-            and self.is_marked(node)
-            and not {"down", "offline"} & set(node.get("state", "").split(","))
-        ]
-        return len(usable) >= len(job.nodes)
+    def others_marked(self) -> list[str]:
+        """Return the other nodes that VM jobs may come to. Raises HostFault."""
+        nodes = self.nodes()
+        here = self.own_name(nodes)
+        return [name for name, node in nodes.items() if name != here and self.is_marked(node)]
+
+    def be_last(self) -> None:
+        """Refuse to take from all nodes what others still need. Raises HostFault naming them."""
+        if names := self.others_marked():
+            raise HostFault(
+                f"still needed by {', '.join(names[:5])}{', ...' if len(names) > 5 else ''}: run "
+                "vtorque setup uninstall there first, on the server's host last"
+            )
 
     def mark(self, healthy: bool, reason: str) -> None:
         """Have VM jobs come to this node or not, and note why not. Raises HostFault."""
@@ -155,30 +160,63 @@ class PbsNode(abc.ABC):
         if there.startswith(NOTE) or (text and not there):
             self.commands.tell("pbsnodes", option, text, name)
 
-    def try_elsewhere(self, job: BatchJob, outcome: Outcome, reason: str) -> bool:
-        """Return whether the job can be tried again; keep VM jobs off a node that is at fault.
+    def finish(self, job: BatchJob, outcome: Outcome, reason: str) -> int:
+        """Have a job that failed here start again after a pause, or hold it; keep others away.
 
-        A node that need not be at fault stays as it is, and the job may come back to it. One that
-        waits for what others have needs no other node.
+        Returns 0 where the job goes on: its job shell prints the reason of any other outcome.
         """
-        if outcome is Outcome.IN_USE:
-            return True
-        if not (outcome.may_run_elsewhere and self._settings.property):
-            return False  # without a property nothing would keep the job from coming back here
+        if not outcome.may_run_elsewhere:
+            return 0
+        if outcome is not Outcome.IN_USE and not self._keeps_off(job, outcome, reason):
+            return 0
+        if job.resource_list.get("interactive", "0") not in ("0", "False", "None"):
+            return 0  # it would end without a word; so its terminal gets the reason
+        try:
+            self._requeue_later(job, outcome, reason)
+            return self.run_again(job)
+        except HostFault as error:
+            self.log(job, f"it cannot start again: {error}")
+            return 0
+
+    @abc.abstractmethod
+    def run_again(self, job: BatchJob) -> int:
+        """Have the server requeue the job now; return the hook's exit code. Raises HostFault."""
+
+    def _keeps_off(self, job: BatchJob, outcome: Outcome, reason: str) -> bool:
+        """Keep VM jobs off a node that is at fault; return whether VM jobs can be kept off one.
+
+        A node that need not be at fault stays as it is, and the job may come back to it.
+        """
+        if not self._settings.property:
+            return False
         try:
             if outcome is Outcome.HOST_FAULT:
                 self.mark(False, reason)
-            return self.elsewhere(job)
         except HostFault as error:
             self.log(job, f"this node stays open for VM jobs: {error}")
             return False
+        return True
 
-    def is_last_attempt(self, job: BatchJob, outcome: Outcome) -> bool:
-        """Return whether the job has been started as often as the site allows.
+    def _requeue_later(self, job: BatchJob, outcome: Outcome, reason: str) -> None:
+        """Hold the job after its last attempt, else have it wait; say why. Raises HostFault.
 
-        One that waits for others' jobs goes on waiting; but its starts count.
+        One that waits for others' jobs is never held; but its starts count. Both servers take -a
+        and a comment of a running job from a manager, and keep them when it is requeued (tried).
         """
-        return outcome is not Outcome.IN_USE and job.attempt + 1 >= self._settings.attempts
+        if outcome is not Outcome.IN_USE and job.attempt + 1 >= self._settings.attempts:
+            self.commands.tell("qhold", "-h", "s", job.id)
+            why = f"held after {job.attempt + 1} starts; when mended: qrls -h s {job.id}; {reason}"
+            self.log(job, why)
+            self.commands.tell("qalter", "-W", f"comment={note_of(why)}", job.id)
+            return
+        until = time.localtime(time.time() + min(PAUSE << min(job.attempt, 10), LONGEST))
+        why = note_of(f"starts again at {time.strftime('%H:%M:%S', until)}; {reason}")
+        words = ("-a", time.strftime("%Y%m%d%H%M.%S", until), "-W", f"comment={why}")
+        self.commands.tell("qalter", *words, *self.uncounted(job, outcome), job.id)
+
+    def uncounted(self, job: BatchJob, outcome: Outcome) -> Sequence[str]:
+        """Return qalter's words by which the server does not count this start of the job."""
+        return ()
 
     def log(self, job: BatchJob, text: str) -> None:
         """Say something to the admin."""
@@ -186,6 +224,6 @@ class PbsNode(abc.ABC):
 
 
 def note_of(reason: str) -> str:
-    """Return a reason as a node's note: short, plain, and known as ours."""
-    plain = re.sub(r"[^ -~]|[\"'\\]", " ", reason)
+    """Return a reason as a node's note or a job's comment: short, plain, and known as ours."""
+    plain = re.sub(r"[^ -~]|[\"'\\]", " ", reason).replace(",", ";")  # qalter splits -W there
     return (NOTE + " ".join(plain.split()))[:200]

@@ -135,7 +135,7 @@ def _start(
     secret = plan.load_secret(site.paths.secret)
     share = plan.node_share(job, site)
     planned = plan.plan_guests(job, wanted, site, plugins, start.user, secret, share.machine)
-    patience = 0.0 if job.queues_again else site.node.start_timeout / 2
+    patience = site.node.start_timeout / 2 if job.patience is None else job.patience
     placements = _lease(start, planned, share, reap_gone, patience)
     _leave_cores(placements)
     start.guests = plan.placed(planned, placements, job, site, secret)

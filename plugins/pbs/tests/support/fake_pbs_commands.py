@@ -1,4 +1,4 @@
-"""Double of Torque's and OpenPBS's commands: qsub, qstat, qdel, qhold, qrerun, pbsnodes, qmgr.
+"""Double of Torque's and OpenPBS's commands: qsub, qstat, qalter, pbsnodes, qmgr and the like.
 
 ``run(DIRECTORY, SYSTEM, PROGRAM)`` is each of them; all share ``DIRECTORY/state.json``.
 What they do was observed on the real ones (Torque 6.1.3, OpenPBS 23.06) unless "(src)" is said.
@@ -248,6 +248,27 @@ def torque_xml(job_id, job):
 def qhold(state, system, argv):
     assert argv[:2] == ["-h", "s"], argv
     find(state, argv[2], "qhold")["hold"] = "s"
+    return 0
+
+
+def qalter(state, system, argv):
+    """Both take -a and, from a manager, a comment of a running job, and keep them."""
+    job = find(state, argv[-1], "qalter")
+    if not state["manager"]:
+        raise Bad(159, f"qalter: Unauthorized Request  {argv[-1]}")
+    for option, value in getopt.getopt(argv[:-1], "a:W:")[0]:
+        if option == "-a":
+            assert re.fullmatch(r"[0-9]{12}\.[0-9]{2}", value), value
+            job["not_before"] = value
+            continue
+        for pair in value.split(","):
+            name, equals, text = pair.partition("=")
+            known = ("comment", *(["run_count"] if system == "openpbs" else []))
+            if not equals or name not in known:
+                raise Bad(154, f"qalter: Undefined attribute  {argv[-1]}")
+            job["start_count" if name == "run_count" else name] = (
+                int(text) if name == "run_count" else text
+            )
     return 0
 
 

@@ -17,7 +17,7 @@ from vtorque_pbs.qsub_dialect import VARIABLE
 from vtorque_testing import harness as contract
 
 FIRST_LINE = partial(shebang, "fake_pbs_commands", path=(str(Path(__file__).parent),))
-PROGRAMS = ("qsub", "qstat", "qdel", "qhold", "qrerun", "pbsnodes", "qmgr")
+PROGRAMS = ("qsub", "qstat", "qdel", "qhold", "qalter", "qrerun", "pbsnodes", "qmgr")
 SYSTEMS = {system.name: system for system in plugin.vtorque_batch_systems()}
 NODES = ("n1", "n2", "n3", "n4")
 ME = pwd.getpwuid(os.getuid()).pw_name

@@ -12,10 +12,12 @@ from vtorque_core.api.setup_steps import Installation, SetupStep
 from vtorque_core.api.submission import from_token
 from vtorque_pbs import convention as pbs
 from vtorque_pbs.job_records import Attributes
-from vtorque_pbs.node import PbsNode
+from vtorque_pbs.node import PATIENCE, PbsNode
 from vtorque_pbs.qsub_dialect import OPENPBS
 from vtorque_pbs.resources import hosts
 from vtorque_pbs.settings import Settings
+
+_MANY = 10  # starts from which on the server counts no more
 
 
 class OpenPbsNode(PbsNode):
@@ -63,27 +65,19 @@ class OpenPbsNode(PbsNode):
             },
             bad_request=bad,
             detach=True,
+            patience=PATIENCE,
             whole_node="excl" in given.get("place", "").split(":"),
         )
 
-    def finish(self, job: BatchJob, outcome: Outcome, reason: str) -> int:
-        """Have the server run the job elsewhere, or hold it, after a host fault.
-
-        The code says only whether the job will be requeued: 1, else 0.
-        """
-        if not self.try_elsewhere(job, outcome, reason):
-            return 0
-        if job.resource_list.get("interactive", "0") not in ("0", "False", "None"):
-            return 0
-        try:
-            if self.is_last_attempt(job, outcome):
-                self.commands.tell("qhold", "-h", "s", job.id)
-                self.log(job, f"held after {self._settings.attempts} starts: {reason}")
-            self.commands.rerun(job.id)
-        except HostFault as error:
-            self.log(job, f"it cannot be run elsewhere: {error}")
-            return 0
+    def run_again(self, job: BatchJob) -> int:
+        """Ask the server; return 1, which says only that the job is requeued. Raises HostFault."""
+        self.commands.rerun(job.id)
         return 1
+
+    def uncounted(self, job: BatchJob, outcome: Outcome) -> Sequence[str]:
+        """Keep a job that waits for others' below the 21 starts after which the server holds it."""
+        many = outcome is Outcome.IN_USE and job.attempt >= _MANY
+        return ("-W", f"run_count={_MANY}") if many else ()
 
     def set_mark(self, name: str, node: Attributes, healthy: bool) -> None:
         """Set the node's resource."""

@@ -18,7 +18,6 @@ from pathlib import Path
 from vtorque_core.api import HostFault
 from vtorque_core.api.node_job import Site
 from vtorque_core.api.setup_steps import Change, Check, Installation, SetupStep, long_enough
-from vtorque_pbs.batch_commands import Commands
 from vtorque_pbs.node import PbsNode
 from vtorque_pbs.openpbs import hooks
 from vtorque_pbs.settings import Settings
@@ -49,7 +48,8 @@ def steps(
         *(own if at_server else (_sent(each, where / "hooks") for each in own)),
     ]
     if settings.property:
-        found.append(_resource(node.commands, settings.property))
+        if at_server:
+            found.append(_resource(node, settings.property))
         if is_node:
             found.append(marked(node, settings.property))
     return found
@@ -126,11 +126,9 @@ class Hook:
         self._tell(f"set hook {self.name} enabled = true")
 
     def undo(self) -> None:
-        """Delete it, unless other nodes still run VM jobs. Raises HostFault."""
-        nodes = self.node.nodes()
-        name = self.node.own_name(nodes)
-        marked = any(self.node.is_marked(each) for n, each in nodes.items() if n != name)
-        if self._found() and not marked:
+        """Delete it. Raises HostFault, also while other nodes run VM jobs."""
+        if self._found():
+            self.node.be_last()
             self._tell(f"delete hook {self.name}")
 
     def _found(self) -> Mapping[str, str]:
@@ -148,11 +146,13 @@ class Hook:
         return self.node.commands.tell("qmgr", "-c", f"{command} {self.name} {what}")
 
 
-def _resource(commands: Commands, name: str) -> Change:
+def _resource(node: PbsNode, name: str) -> Change:
     """Return the step that makes the boolean resource of the nodes that run VM jobs.
 
-    The server keeps it while other nodes or jobs have it.
+    Taken back it would be gone from all nodes at once (mgr_resource_delete), so it stays while
+    another one has it; the server itself keeps it while jobs ask for it.
     """
+    commands = node.commands
 
     def done() -> bool:
         return commands.ask("qmgr", "-c", f"list resource {name}").code == 0
@@ -162,6 +162,7 @@ def _resource(commands: Commands, name: str) -> Change:
 
     def undo() -> None:
         if done():
-            commands.ask("qmgr", "-c", f"delete resource {name}")
+            node.be_last()
+            commands.tell("qmgr", "-c", f"delete resource {name}")
 
     return Change(f"create the resource {name}, true on nodes that run VM jobs", done, apply, undo)

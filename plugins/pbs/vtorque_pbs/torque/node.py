@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from vtorque_core.api import HostFault, Refused
-from vtorque_core.api.batch_system import BatchJob, Outcome
+from vtorque_core.api.batch_system import BatchJob
 from vtorque_core.api.node_job import Site
 from vtorque_core.api.setup_steps import Installation, SetupStep
 from vtorque_pbs import convention as pbs
 from vtorque_pbs import request_channel
 from vtorque_pbs.job_records import Attributes
-from vtorque_pbs.node import PbsNode
+from vtorque_pbs.node import PATIENCE, PbsNode
 from vtorque_pbs.qsub_dialect import TORQUE
 from vtorque_pbs.resources import hosts
 from vtorque_pbs.settings import Settings
@@ -75,27 +75,31 @@ class TorqueNode(PbsNode):
             resource_list={**asked, "interactive": known.get("interactive", "False")},
             bad_request=bad,
             detach=kind == SISTER,
+            patience=PATIENCE,
         )
 
-    def finish(self, job: BatchJob, outcome: Outcome, reason: str) -> int:
-        """Return 0, or :data:`RETRY` for a job that goes to other nodes or is held.
+    def run_again(self, job: BatchJob) -> int:
+        """Return what the hook makes Torque's code for a requeue of; of a sister, ask the server.
 
-        A refused job runs: its job shell prints the reason and nothing else.
+        Raises HostFault.
         """
-        if not self.try_elsewhere(job, outcome, reason):
-            return 0
-        if job.resource_list.get("interactive") == "True":
-            return 0  # Torque would end it without a word; so its terminal gets the reason
-        if self.is_last_attempt(job, outcome) and not self._hold(job, reason):
-            return 0
         if job.detach:
-            return self._rerun(job)
+            self.commands.rerun(job.id)
         return RETRY
 
     def set_mark(self, name: str, node: Attributes, healthy: bool) -> None:
-        """Give the node the property, or its opposite."""
+        """Give the node the property, or its opposite.
+
+        The last node that has it keeps it: pbs_sched deletes the queued jobs that no node at all
+        could run ("would never run"). What comes there waits, by the same fault.
+        """
         words = self._settings.property, f"no{self._settings.property}"
-        self._swap(name, node, *(words if healthy else reversed(words)))
+        if healthy:
+            self._swap(name, node, *words)
+        elif self.others_marked():
+            self._swap(name, node, *reversed(words))
+            if not self.others_marked():  # two nodes at once
+                self._swap(name, self.nodes()[name], *words)
 
     def clear_mark(self, name: str, node: Attributes) -> None:
         """Take the property away."""
@@ -137,24 +141,6 @@ class TorqueNode(PbsNode):
                     raise HostFault(f"the server does not know job {job_id}")
                 return found
         raise AssertionError
-
-    def _hold(self, job: BatchJob, reason: str) -> bool:
-        """Hold the job, so that its requeue is not for ever; return whether that worked."""
-        try:
-            self.commands.tell("qhold", "-h", "s", job.id)
-        except HostFault as error:
-            self.log(job, f"it cannot be held: {error}")
-            return False
-        self.log(job, f"held after {self._settings.attempts} starts: {reason}")
-        return True
-
-    def _rerun(self, job: BatchJob) -> int:
-        try:
-            self.commands.rerun(job.id)
-        except HostFault as error:
-            self.log(job, f"it cannot be run elsewhere: {error}")
-            return 0
-        return RETRY
 
 
 def _properties(node: Attributes) -> list[str]:
