@@ -353,7 +353,7 @@ def own_resource(state, verb, name):
     if verb != "create" and name not in state["resources"]:
         raise Bad(1, f"qmgr obj={name} svr=default: Unknown resource")
     if verb == "create":
-        state["resources"].append(name)
+        state["resources"] = sorted({*state["resources"], name})
     elif verb == "delete":
         state["resources"].remove(name)
     else:
