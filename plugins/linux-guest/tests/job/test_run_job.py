@@ -231,6 +231,22 @@ def test_other_signals_are_forwarded(guest: Guest, number: signal.Signals) -> No
         assert guest.run(text.encode())[:2] == (0, f"{name}\n".encode())
 
 
+def test_a_burst_of_one_signal_comes_through_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torque's pbs_mom sends one of qsig's four times."""
+    clock = [100.0]
+    monkeypatch.setattr(run_job.time, "monotonic", lambda: clock[0])
+    with run_job._Ending(1.0) as ending:
+        for _ in range(4):
+            for number in (signal.SIGUSR1, signal.SIGUSR2):
+                os.kill(os.getpid(), number)
+            clock[0] += 0.1
+        once = ending.events.take()
+        clock[0] += 1.0
+        os.kill(os.getpid(), signal.SIGUSR1)
+        again = ending.events.take()
+    assert len(once) == 2 * len(again) > 0 and once.startswith(again)
+
+
 def test_a_script_killed_by_a_signal(guest: Guest) -> None:
     assert guest.run(b"#!/bin/sh\nkill -SEGV $$\n")[0] == 139
 

@@ -41,6 +41,10 @@ HELLO_SECONDS = 60.0
 KILL_SECONDS = 10.0
 """How long a killed job may take to be gone before its guest is given up."""
 
+BURST = 1.0
+"""Seconds in which a signal comes through once: Torque's pbs_mom sends one of qsig's to each process
+four times in a row (kill_task of 6.1.3), which a process on its node sees as one or two."""
+
 FORWARDED = (
     signal.SIGINT,
     signal.SIGHUP,
@@ -77,6 +81,7 @@ class _Ending:
         self._grace = grace
         self.killed = False
         self._before: dict[int, object] = {}
+        self._last: dict[int, float] = {}
 
     def __enter__(self) -> _Ending:
         for number in FORWARDED:
@@ -92,7 +97,10 @@ class _Ending:
         self.events.close()
 
     def _forward(self, number: int, _frame: FrameType | None) -> None:
-        self.events.signal(number)
+        now = time.monotonic()
+        if now >= self._last.get(number, -BURST) + BURST:
+            self._last[number] = now
+            self.events.signal(number)
 
     def _terminate(self, number: int, _frame: FrameType | None) -> None:
         self.events.signal(number)
