@@ -5,19 +5,22 @@ import errno
 import json
 import os
 import time
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from acme_card import Card, in_other_process, loaded
+from patience import eventually
 from vtorque_core.api.batch_system import Life
 from vtorque_core.api.job_files import File
 from vtorque_core.base import trust
 from vtorque_core.base.errors import UsageError
 from vtorque_core.base.locks import job_lock
 from vtorque_core.cli.reap import reap as command
+from vtorque_core.node.end import reap as reap_module
 from vtorque_core.node.end import teardown
-from vtorque_core.node.end.reap import reap, release_job
+from vtorque_core.node.end.reap import reap, reap_until_clean, release_job
 from vtorque_core.records.reading import journals
 from vtorque_core.site import config as site_config
 
@@ -180,3 +183,31 @@ def test_release_job_takes_all_attempts_and_no_other_job(paths, start, tmp_path)
     assert [report.clean for report in reports] == [True, True]
     assert sorted(path.name for path in journals(paths)) == ["4.0.0.jsonl", "42.0.jsonl"]
     assert release_job(paths, "nothing", plugins_for=lambda _: loaded()) == []
+
+
+def test_what_an_epilogue_could_not_release_is_tried_again(paths, start, tmp_path, monkeypatch):
+    """By one process of the node, which ends when nothing is left."""
+    for name in ("_FIRST_PAUSE", "_LONGEST_PAUSE"):
+        monkeypatch.setattr(reap_module, name, 0.01)
+    kept, over, asked = tmp_path / "kept", tmp_path / "over", tmp_path / "asked"
+    start("42.srv").take(File(str(kept), content=b"x"))
+
+    def alive(ids):
+        with asked.open("a") as file:
+            file.write(f"{os.getpid()}\n")
+        return dict.fromkeys(ids, Life.GONE if over.exists() else Life.UNKNOWN)
+
+    site = dataclasses.replace(site_config.Site(), paths=paths)
+    site = dataclasses.replace(site, batch=dataclasses.replace(site.batch, system="local"))
+    for _ in range(2):
+        reap_until_clean(site, "42.srv", alive)
+    eventually(lambda: asked.exists() and len(asked.read_text().split()) > 2)
+    assert len(set(asked.read_text().split())) == 1 and kept.exists()
+    over.touch()
+    eventually(lambda: not kept.exists() and not journals(paths))
+    (pid,) = set(asked.read_text().split())
+    eventually(lambda: not Path("/proc", pid).exists() or zombie(pid))
+
+
+def zombie(pid):
+    return Path("/proc", pid, "stat").read_text().split()[2] == "Z"

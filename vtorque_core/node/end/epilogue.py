@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import syslog
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -26,7 +27,7 @@ from vtorque_core.base.errors import (
 )
 from vtorque_core.base.names import Paths
 from vtorque_core.node.end import leftovers
-from vtorque_core.node.end.reap import release_job
+from vtorque_core.node.end.reap import reap_until_clean, release_job
 from vtorque_core.records import usage
 from vtorque_core.records.reading import DOMAIN, JobHeader, JournalError, JournalState, find
 
@@ -56,12 +57,17 @@ def run(config: Path, job_id: str, status: str = "") -> int:
     if states:
         kept_records.keep_facts(paths, states[-1].header.job, status=status)
     reports = release_job(paths, job_id)
-    for report in reports:
-        for line in report.lines():
-            sys.stderr.write(f"vtorque: {line}\n")
+    for line in (line for report in reports for line in report.lines()):
+        syslog.syslog(syslog.LOG_WARNING, f"vtorque {line}")
+    clean = all(report.clean for report in reports)
+    if not clean:
+        sys.stderr.write(
+            "vtorque: the job has ended, but its virtual machine could not be removed from this "
+            "node yet; that is tried again, and the node's admin can see why in syslog\n"
+        )
     if states:
-        _after(config, states[-1].header, usage.total(report.usage for report in reports))
-    return EXIT_OK if all(report.clean for report in reports) else EXIT_FAILED
+        _after(config, states[-1].header, usage.total(report.usage for report in reports), clean)
+    return EXIT_OK if clean else EXIT_FAILED
 
 
 def _states(paths: Paths, job_id: str) -> list[JournalState]:
@@ -71,18 +77,21 @@ def _states(paths: Paths, job_id: str) -> list[JournalState]:
         return []  # the release says it
 
 
-def _after(config: Path, job: JobHeader, used: Usage | None) -> None:
-    """Tell the accounting, kill leftovers. What fails is only told: all is released.
+def _after(config: Path, job: JobHeader, used: Usage | None, clean: bool) -> None:
+    """Tell the accounting, kill leftovers, see to what could not be released. Failures are told.
 
     In children with a time limit: a batch system's server may not answer.
     """
     from vtorque_core.site.load import load  # noqa: PLC0415
 
-    if used is None and not job.whole_node:
+    if clean and used is None and not job.whole_node:
         return
     errors = []
     try:
         site, plugins = load(config, node=True)
+        if not clean and job.batch == site.batch.system:
+            alive = plugins.batch_system(job.batch).node(site).alive
+            reap_until_clean(site, job.job.id, alive)
         kept_records.sweep(site.paths, site.kept.days, site.kept.mib, time.time())
         if used is not None and job.batch == site.batch.system:
             adapter = plugins.batch_system(job.batch).node(site)

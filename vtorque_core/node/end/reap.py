@@ -6,14 +6,16 @@ Goes by the journals, and asks the batch system one thing only: does the job sti
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
 from vtorque_core.api.batch_system import Life
+from vtorque_core.base.detach import detached
 from vtorque_core.base.errors import UsageError
-from vtorque_core.base.locks import Busy, job_lock
-from vtorque_core.base.names import Paths
+from vtorque_core.base.locks import Busy, job_lock, take_lock
+from vtorque_core.base.names import Paths, safe_name
 from vtorque_core.base.record import dataclass
 from vtorque_core.node.end.teardown import DEADLINE, RELEASE_TIMEOUT, TeardownReport, teardown
 from vtorque_core.node.shell import proof
@@ -26,7 +28,10 @@ from vtorque_core.records.reading import (
     read,
     walk,
 )
+from vtorque_core.site.config import Site
 from vtorque_core.site.plugins import Plugins
+
+_FIRST_PAUSE, _LONGEST_PAUSE, _A_DAY = 10.0, 600.0, 86400.0  # seconds
 
 Action = Literal["released", "partial", "would release", "alive", "unknown", "busy", "unreadable"]
 
@@ -154,6 +159,38 @@ def reap(
             ReapResult(job.id, job.attempt, str(state.path), action, message, seqs, report)
         )
     return results
+
+
+def reap_until_clean(
+    site: Site, job_id: str, alive: Callable[[Sequence[str]], Mapping[str, Life]]
+) -> None:
+    """Reap in a process of its own until nothing of this job is left here, a day at most. As root.
+
+    For an epilogue that could not release all: libvirtd was dead. One such process of a node
+    works, and sees to what others could not release meanwhile.
+    """
+
+    def go_on(begun: Callable[[], None]) -> int:
+        try:
+            take_lock(site.paths.run / "reaping.lock", 0)
+        except Busy:
+            return 0
+        begun()
+        mine = [path for path in journals(site.paths) if path.name.startswith(f"{name}.")]
+        until, pause, partial = time.monotonic() + _A_DAY, _FIRST_PAUSE, False
+        while time.monotonic() < until:
+            time.sleep(pause)
+            if not partial and not any(path.exists() for path in mine):
+                break  # a hook of the job's has released it
+            pause = min(2 * pause, _LONGEST_PAUSE)
+            found = reap(
+                site.paths, alive, batch=site.batch.system, deadline=site.node.teardown_timeout
+            )
+            partial = any(result.action in ("partial", "unknown", "busy") for result in found)
+        return 0
+
+    name = safe_name(job_id)
+    detached(go_on)
 
 
 def _release(

@@ -42,8 +42,8 @@ KILL_SECONDS = 10.0
 """How long a killed job may take to be gone before its guest is given up."""
 
 BURST = 1.0
-"""Seconds in which a signal comes through once: Torque's pbs_mom sends one of qsig's to each process
-four times in a row (kill_task of 6.1.3), which a process on its node sees as one or two."""
+"""Seconds in which a signal comes through once: Torque's pbs_mom sends one of qsig's four times to
+each process (kill_task of 6.1.3), which a process on its node sees as one or two."""
 
 FORWARDED = (
     signal.SIGINT,
