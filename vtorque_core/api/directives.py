@@ -9,7 +9,7 @@ blanks, with the prefix.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from vtorque_core.base.errors import Refusal, Refused, printable
 
@@ -65,6 +65,25 @@ def strip_pbs_vm(content: bytes, prefix: str = PBS_PREFIX) -> bytes:
             _vm_values(_text(rest), number, _text(line))
         else:
             kept += content[start:done]
+    return bytes(kept) + content[done:]
+
+
+def change_directives(
+    content: bytes, change: Callable[[str], str], prefix: str = PBS_PREFIX
+) -> bytes:
+    """Return the script with ``change`` of what :func:`script_directives` finds of each line.
+
+    Every other byte stays; so does a line of which nothing is changed.
+    """
+    mark = prefix.encode("utf-8", "surrogateescape")
+    done, kept = 0, bytearray()
+    for _, line in _header(content):
+        done += len(line)
+        rest = _after(line, mark)
+        old = "" if rest is None else _text(rest)
+        new = change(old) if old else old
+        changed = mark + b" " + new.encode("utf-8", "surrogateescape") + b"\n"
+        kept += line if new == old else changed
     return bytes(kept) + content[done:]
 
 

@@ -53,11 +53,11 @@ def golden(harness, argv, content=b"#!/bin/sh\n:\n"):
         ("-l procs=8,vmem=1gb -S /bin/tcsh@h j.sh",
          "-l procs=8,vmem=1gb -S /bin/tcsh@h j.sh -S S -l other=T"),
         ("-l ncpus=6 -z -t 0-3%2 -W depend=afterok:1 -- j.sh",
-         "-l ncpus=6 -z -t 0-3%2 -W depend=afterok:1 -S S -l nodes=1:ppn=6:vtorque -l mem=2304mb "
-         "-l other=T -- j.sh"),
-        # int("²") fails, "²".isdigit() is true: what it means is for qsub to say
-        ("-l ncpus=² j.sh",
-         "-l ncpus=² j.sh -S S -l nodes=1:ppn=4:vtorque -l mem=2304mb -l other=T"),
+         "-l nodes=1:ppn=6 -z -t 0-3%2 -W depend=afterok:1 -S S -l nodes=1:ppn=6:vtorque "
+         "-l mem=2304mb -l other=T -- j.sh"),
+        ("-lmem=9gb,ncpus=6 -N ncpus=6 -v ncpus=6 j.sh",
+         "-lmem=9gb,nodes=1:ppn=6 -N ncpus=6 -v ncpus=6 j.sh -S S -l nodes=1:ppn=6:vtorque "
+         "-l other=T"),
         ("-I -X", "-I -X -S S -l nodes=1:ppn=4:vtorque -l mem=2304mb -l other=T"),
         ("-I -x j.sh arg", "-I -x j.sh arg -S S -l nodes=1:ppn=4:vtorque -l mem=2304mb -l other=T"),
     ],
@@ -221,3 +221,32 @@ def test_the_sites_commands_are_in_the_path_that_jobs_are_given(torque, blob, se
     assert run_vsub(torque, ["-N", "x"], stdin=b":\n", blob=blob, needs=needs).code == 0
     path = torque.received().environ["PATH"]
     assert path == "/usr/bin:/bin" + seen * f":{torque.pbs.bin}"
+
+
+NCPUS = b"#!/bin/sh\n#PBS -N 'a  b' -l ncpus=8,mem=9gb\n#PBS -v ncpus=8\n#PBS -l walltime=1:00\n:\n"
+
+
+@pytest.mark.parametrize("argv", [["j.sh"], []])
+def test_a_torque_script_that_asks_for_ncpus_gets_nodes_instead(torque, argv):
+    """With nodes beside ncpus qsub takes no job; without nodes no property can be asked for."""
+    (torque.directory / "j.sh").write_bytes(NCPUS)
+    done = run_vsub(torque, argv, stdin=b"" if argv else NCPUS, blob=BLOB, needs=NEEDS)
+    assert done.code == 0, done
+    got = torque.received()
+    more = ["nodes=1:ppn=8:vtorque", "walltime=00:02:00", f"other={TOKEN}"]
+    assert [word for word in got.argv if "=" in word] == more
+    lines = got.script.splitlines()
+    assert lines[1] == b"#PBS -N 'a  b' -l nodes=1:ppn=8,mem=9gb"
+    assert lines[0] + lines[2] + lines[3] == b"#!/bin/sh#PBS -v ncpus=8#PBS -l walltime=1:00"
+
+
+def test_on_bare_metal_ncpus_stays(torque):
+    done = run_vsub(torque, ["-vm", "none", "-l", "ncpus=2"], stdin=NCPUS)
+    got = torque.received()
+    assert (done.code, got.script, got.argv) == (0, NCPUS, ("-l", "ncpus=2"))
+
+
+def test_what_is_no_number_of_cpus_is_for_qsub_to_say(torque):
+    """int("\u00b2") fails, "\u00b2".isdigit() is true."""
+    done = run_vsub(torque, ["-l", "ncpus=\u00b2"], stdin=b":\n", blob=BLOB, needs=NEEDS)
+    assert done.code == 1 and b"may not mix" in done.stderr

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from vtorque_core.api import walltime
@@ -17,6 +17,7 @@ from vtorque_pbs import convention as pbs
 
 _PPN = re.compile(r"ppn=([0-9]{1,6})", re.ASCII)
 _COUNT = re.compile(r"[0-9]{1,6}", re.ASCII)
+_NCPUS = re.compile(r"(^|,|^-[A-Za-z]*l)ncpus=([0-9]{1,6})(?=,|$)", re.ASCII)
 # Torque: how many processors where is then said otherwise; nodes= cannot be added.
 _OTHER_SHAPE = frozenset({"procs", "size"})
 _MEMORY = ("mem", "pmem", "vmem", "pvmem")
@@ -65,6 +66,27 @@ def torque_additions(resources: Mapping[str, str], needs: Needs, feature: str) -
     if not any(name in resources for name in _MEMORY):
         found["mem"] = f"{needs.mib * _node_count(chunks)}mb"
     return found | _longer(resources, needs)
+
+
+def is_by_ncpus(resources: Mapping[str, str]) -> bool:
+    """Return whether ``ncpus=`` alone says how many processors a Torque job has."""
+    return "ncpus" in resources and not {"nodes", *_OTHER_SHAPE} & set(resources)
+
+
+def nodes_for_ncpus(words: Sequence[str]) -> list[str]:
+    """Return qsub's words with ``-l nodes=1:ppn=N`` where they have ``-l ncpus=N``.
+
+    qsub takes no ``nodes`` beside ``ncpus``, and without ``nodes`` no property of a node. What is
+    another option's stays. Raises UsageError.
+    """
+    found = list(words)
+    for at, word in enumerate(words):
+        tried = [*found[:at], _NCPUS.sub(r"\1nodes=1:ppn=\2", word), *found[at + 1 :]]
+        before, after = (pbs.split_qsub(each) for each in (found, tried))
+        changed = set(before.options) ^ set(after.options)
+        if before.operands == after.operands and {letter for letter, _ in changed} <= {"l"}:
+            found = tried
+    return found
 
 
 def _chunks(nodes: str) -> tuple[list[str], str]:

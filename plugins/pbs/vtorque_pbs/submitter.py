@@ -17,7 +17,12 @@ from pathlib import Path
 
 from vtorque_core.api import UsageError, printable
 from vtorque_core.api.batch_system import JobInfo, Needs, SubmitArgs
-from vtorque_core.api.directives import script_directives, strip_pbs_vm, vm_directives
+from vtorque_core.api.directives import (
+    change_directives,
+    script_directives,
+    strip_pbs_vm,
+    vm_directives,
+)
 from vtorque_core.api.submission import to_token
 from vtorque_core.api.submit_command import become
 from vtorque_pbs import batch_commands, request_channel, resources
@@ -40,6 +45,9 @@ class PbsArgs(SubmitArgs):
         refused: qsub has to say what is wrong with it; it must not run on the host if it does not.
         stripped: the script without its ``#PBS -vm`` lines, if it has some.
         command: OpenPBS's ``-- command``; ``content`` is then the script that a VM job has instead.
+        ncpus: Torque's ``-l ncpus=`` gives the shape, in whose place a VM job has ``nodes=``.
+        text: the script as it is submitted, for a VM job that has to change more of it; its lines
+            of options begin with ``prefix``.
     """
 
     counts: Effective | None = None
@@ -47,6 +55,9 @@ class PbsArgs(SubmitArgs):
     refused: bool = False
     stripped: bytes | None = None
     command: bool = False
+    ncpus: bool = False
+    text: bytes = b""
+    prefix: str = ""
 
 
 class PbsSubmitter:
@@ -116,6 +127,9 @@ class PbsSubmitter:
             at=at,
             stripped=kept,
             command=command is not None,
+            ncpus=self._dialect is TORQUE and resources.is_by_ncpus(counts.resources),
+            text=stripped,
+            prefix=prefix,
         )
 
     def submit(self, args: SubmitArgs, blob: bytes | None, needs: Needs | None) -> int:
@@ -124,8 +138,13 @@ class PbsSubmitter:
         Raises UsageError (no qsub here), Refused (the request does not fit).
         """
         assert isinstance(args, PbsArgs)  # noqa: S101 - from split
-        words, content = list(args.rest), args.content
+        words, content, changed = list(args.rest), args.content, args.stripped
         if blob is not None and needs is not None and args.counts is not None:
+            if args.ncpus:
+                words = resources.nodes_for_ncpus(words)
+                text = self._nodes_for_ncpus(args.text, args.prefix)
+                content = None if content is None else text
+                changed = text if text != args.text else changed
             del words[args.at if args.command else len(words) :]
             words[args.at : args.at] = self._additions(args.counts, blob, needs)
         elif args.refused:
@@ -136,8 +155,8 @@ class PbsSubmitter:
         os.environ.pop(VARIABLE, None)  # -V would take it along, from a job that submits another
         if blob is not None:
             self._make_known()
-        if args.stripped is not None and args.script is not None:
-            return self._submit_copy(qsub, words, args.script, args.stripped)
+        if changed is not None and args.script is not None:
+            return self._submit_copy(qsub, words, args.script, changed)
         return become([qsub, *words], content)
 
     def jobs(self) -> Iterable[JobInfo]:
@@ -173,6 +192,21 @@ class PbsSubmitter:
         if in_variable:
             words += ["-v", request_channel.variables_with(counts.variables, token)]
         return ["-S", str(self._jobshell), *words]
+
+    def _nodes_for_ncpus(self, script: bytes, prefix: str) -> bytes:
+        """Return a script with ``nodes=`` for ``ncpus=`` in its directive lines."""
+
+        import shlex  # noqa: PLC0415 (few scripts pay for it)
+
+        def changed(words: str) -> str:
+            try:
+                given = pbs.directive_words(words)
+                wanted = resources.nodes_for_ncpus(given)
+            except UsageError:  # qsub's to refuse, or to put up with
+                return words
+            return words if wanted == given else shlex.join(wanted)
+
+        return change_directives(script, changed, prefix)
 
     def _given(self, asked: Mapping[str, str]) -> resources.Given:
         if self._dialect is TORQUE:

@@ -144,6 +144,8 @@ def describe(system, argv):  # noqa: PLR0912 (as long as qsub has options)
         mixed = {"ncpus", "mem", "nodes"} & set(resources)
         if mixed:
             raise Bad(1, f'qsub: "-lresource=" cannot be used with "select" or "place": {mixed}')
+    if system == "torque" and "nodes" in resources and {"ncpus", "size"} & set(resources):
+        raise Bad(1, "qsub: Jobs may not mix -l nodes with -l size or -l ncpus\n")
     account = pwd.getpwuid(os.getuid())
     variables = {"PBS_O_HOME": account.pw_dir, "PBS_O_WORKDIR": str(Path.cwd())}
     if "-V" in last:
