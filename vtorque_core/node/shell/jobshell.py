@@ -67,7 +67,8 @@ HOST_ONLY = frozenset(
 )
 # Variables that hold a path of the user's and follow the home where the guest has it elsewhere.
 _PATHS = ("PBS_O_WORKDIR", "PBS_O_INITDIR", "PBS_O_HOME", "PWD")
-_LIMITS = ("CORE", "CPU", "DATA", "FSIZE", "MEMLOCK", "NOFILE", "NPROC", "STACK", "AS")
+# Not DATA, which pbs_mom makes of -l mem, also of vsub's own: a guest has its RAM for that.
+_LIMITS = ("CORE", "CPU", "FSIZE", "MEMLOCK", "NOFILE", "NPROC", "STACK", "AS")
 
 
 def import_drivers(plugins: Plugins) -> None:
