@@ -13,7 +13,7 @@ from vtorque_core.api.health import HealthCheck, HealthResult
 from vtorque_core.api.node_job import Site
 from vtorque_linux_guest.boot.seed import Seed
 from vtorque_linux_guest.plugin import CLEAN
-from vtorque_linux_guest.settings import Settings, site_scripts
+from vtorque_linux_guest.settings import Settings, agent_path, site_scripts
 
 vtorque_settings = always(Settings)
 vtorque_resources = always(Seed)
@@ -48,7 +48,7 @@ def vtorque_guest_context(guest: GuestPlan) -> Iterator[ContextItem]:
 
 def agent_check(site: Site) -> Iterator[HealthResult]:
     """Say whether images without a built-in agent can be used on this node."""
-    path = Path(site[Settings].agent.replace("{arch}", platform.machine()))
+    path = agent_path(site[Settings], platform.machine())
     try:
         with path.open("rb") as file:
             start = file.read(4)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,8 +27,9 @@ class Settings:
         doc="directory of root-owned scripts, run as root in the job's guest after the job",
     )
     agent: str = setting(
-        "/opt/vtorque/lib/vtorque-agent.{arch}",
-        doc="the agent's binary, brought into images without it; {arch} as uname -m says it",
+        "{prefix}/lib/vtorque-agent.{arch}",
+        doc="the agent's binary, brought into images without it; {prefix} is where vTorque is "
+        "installed (/opt/vtorque), {arch} as uname -m says it",
     )
     packages_debian: tuple[str, ...] = setting(
         (), doc="packages that guests of the Debian family install at boot if they lack them"
@@ -38,6 +40,11 @@ class Settings:
     security_updates: bool = setting(
         False, doc="install security updates at each boot (slow: every guest downloads them)"
     )
+
+
+def agent_path(settings: Settings, arch: str) -> Path:
+    """Return where this site's agent for guests of an architecture is."""
+    return Path(settings.agent.replace("{prefix}", sys.prefix).replace("{arch}", arch))
 
 
 @dataclass(frozen=True)

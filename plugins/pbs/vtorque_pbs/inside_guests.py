@@ -59,6 +59,9 @@ if [ -n "$only" ] && [ "$only" -ge "$count" ]; then
   exit 1
 fi
 here=$(hostname)
+if ! command -v ssh >/dev/null && grep -qvx "$here" "$PBS_NODEFILE"; then
+  echo "pbsdsh: this image has no ssh: of the job's guests only $here is reached" >&2
+fi
 line=''
 for word; do line="$line $(quoted "$word")"; done
 start() {  # number, node, program and arguments

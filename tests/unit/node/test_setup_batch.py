@@ -280,18 +280,26 @@ def test_dry_run_changes_nothing_and_names_every_step(node):
     assert 'would set [batch] system = "acme"' in text
 
 
-def test_a_failing_step_says_what_to_do_and_the_next_run_goes_on(node):
+def test_what_only_an_admin_can_mend_is_told_before_any_change(node):
+    site_has(node, "all")
+    before = node.listing()
     node.cluster.problem = "the alarm is 300 s, it must be 600 s: set it"
-    with pytest.raises(HostFault, match=r"set it\. What was done before stays: .* --batch acme"):
+    with pytest.raises(HostFault, match=r"set it\. Nothing was changed: .* --batch acme again"):
         node.install()
-    assert (node.cluster.top / "prologue").exists()
+    assert node.listing() == before
+
+
+def test_a_failing_step_says_what_to_do_and_the_next_run_goes_on(node):
+    node.install()
+    node.config.unlink()
+    prologue, epilogue = node.cluster.top / "prologue", node.cluster.top / "epilogue"
+    epilogue.write_bytes(epilogue.read_bytes() + b"# mine")
+    prologue.unlink()
+    with pytest.raises(HostFault, match=r"edited.*run this again\. What was done before stays"):
+        node.install()
+    assert prologue.exists()
     assert not node.config.exists(), "not the site's batch system before all is in place"
-    edited = (node.cluster.top / "prologue").read_bytes() + b"# mine"
-    (node.cluster.top / "prologue").write_bytes(edited)
-    with pytest.raises(HostFault, match=r"run this again\. Also: the alarm is 300 s"):
-        node.install()
-    (node.cluster.top / "prologue").unlink()
-    node.cluster.problem = ""
+    epilogue.unlink()
     node.install()
     assert (node.cluster.top / "epilogue").exists()
     assert node.config.exists()

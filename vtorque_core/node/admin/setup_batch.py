@@ -63,15 +63,20 @@ def install(
 ) -> None:
     """Apply each step that does not hold yet, then make ``batch`` the site's in the config.
 
-    Raises HostFault saying what to do; what was done before stays, and the next run goes on.
+    Raises HostFault saying what to do: before any change for what only an admin can mend, else what
+    was done stays, and the next run goes on.
     """
     steps = steps_of(site, plugins, batch, config)
+    again = f"when this is mended, run vtorque setup install --batch {batch} again"
+    by_hand = [step.problem for step in steps if isinstance(step, Check) and not step.done()]
+    if by_hand and not dry_run:
+        raise HostFault(f"{'. Also: '.join(by_hand)}. Nothing was changed: {again}")
     memory = site.paths.state / "setup.json"
     if steps and not dry_run:
         record = _load(memory)
         record["batch"] = [*(b for b in record["batch"] if b != batch), batch]
         _save(memory, record)
-    for number, step in enumerate(steps):
+    for step in steps:
         try:
             if step.done():
                 continue
@@ -81,12 +86,7 @@ def install(
             elif isinstance(step, Check):
                 say(f"  by hand: {step.problem}")
         except (VtorqueError, OSError) as error:
-            later = [each for each in steps[number + 1 :] if isinstance(each, Check)]
-            also = "".join(f". Also: {each.problem}" for each in later if not each.done())
-            raise HostFault(
-                f"{error}{also}. What was done before stays: when this is mended, run "
-                f"vtorque setup install --batch {batch} again"
-            ) from None
+            raise HostFault(f"{error}. What was done before stays: {again}") from None
     if not _is_system(config, batch):
         text = f'set [batch] system = "{batch}" in {config}'
         say(f"would {text}" if dry_run else text)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from vtorque_core.api import HostFault
 from vtorque_core.api.guest_context import ContextItem, LinePort, Mount
@@ -11,7 +10,7 @@ from vtorque_core.api.guest_plan import GuestPlan
 from vtorque_linux_guest.boot import cloud_init, etc_files, setup_script
 from vtorque_linux_guest.guest.contract import RUN_PORT, SPOOL, STATUS_PORT
 from vtorque_linux_guest.guest.linux_family import boots_micro, has_agent
-from vtorque_linux_guest.settings import Settings, site_scripts
+from vtorque_linux_guest.settings import Settings, agent_path, site_scripts
 
 
 def seed_files(
@@ -73,7 +72,7 @@ def agent_conf(guest: GuestPlan, items: Sequence[ContextItem]) -> bytes:
 
 
 def _agent_binary(guest: GuestPlan, settings: Settings) -> bytes:
-    path = Path(settings.agent.replace("{arch}", guest.image.arch))
+    path = agent_path(settings, guest.image.arch)
     try:
         return path.read_bytes()
     except OSError as error:
