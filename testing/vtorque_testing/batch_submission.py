@@ -175,6 +175,7 @@ class SubmissionContract(ContractBase):
         got = submit(harness, *words, *VM, name)
         found = harness.start(got).hooks[0].job()
         assert found.cpu_count in (cpus, None)
+        assert found.cpu_counts in ((cpus,), ())
         assert found.mem_mib in (mib, None)
 
     def test_an_interactive_job_is_seen(self, harness: BatchHarness) -> None:

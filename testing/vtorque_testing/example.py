@@ -20,6 +20,7 @@ from pathlib import Path
 from vtorque_core.api.batch_system import (
     BatchJob,
     JobInfo,
+    JobShell,
     Life,
     Needs,
     Outcome,
@@ -171,7 +172,7 @@ class AcmeNode:
         return [ReplacedFile(Path(self._settings.hooks, "vtorque"), content)]
 
 
-class AcmeShell:
+class AcmeShell(JobShell):
     """See :class:`vtorque_core.api.batch_system.JobShell`."""
 
     host_only = frozenset({"ACME_SOCKET"})

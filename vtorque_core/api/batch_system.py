@@ -151,7 +151,8 @@ class BatchJob:
         owner: login name as the batch system has authenticated it.
         node: this node's name in the batch system; ``nodes``: all, rank order.
         cpus: host CPU ids of the job on this node, if the batch system fixed them.
-        cpu_count: how many CPUs of this node the job has, if known.
+        cpu_count: how many CPUs of this node the job has, if known; ``cpu_counts``: of each of
+            ``nodes``, if known.
         mem_mib: memory of the job on this node in MiB, if limited.
         resource_list: the resources as the batch system states them, for messages.
         bad_request: why the user's request cannot be read at all; the job is then refused.
@@ -173,6 +174,7 @@ class BatchJob:
     attempt: int = 0
     cpus: tuple[int, ...] = ()
     cpu_count: int | None = None
+    cpu_counts: tuple[int, ...] = ()
     mem_mib: int | None = None
     name: str = ""
     resource_list: Mapping[str, str] = field(default_factory=dict)
@@ -190,10 +192,11 @@ class BatchJob:
 
 @dataclass(frozen=True)
 class PeerGuest:
-    """One guest of the job, on whichever node: its name and how many processes fit it."""
+    """One guest of the job, on whichever node: its name, its vCPUs, MiB of RAM (as this node's)."""
 
     hostname: str
     slots: int
+    mib: int = 0
 
 
 class NodeAdapter(Protocol):
@@ -280,6 +283,14 @@ class JobShell(Protocol):
     """Variables of the batch system that make no sense in a guest."""
     login: bool
     """Whether scripts are commands of a login shell, which reads the user's profile before."""
+
+    def inside(self, environ: Mapping[str, str], guests: Mapping[str, str]) -> Mapping[str, str]:
+        """Return variables of the script's that are to be otherwise, to agree with its guests.
+
+        ``environ``: what it would have, from whoever; ``guests``: what root has put there. A class
+        that names this as its base need not have it.
+        """
+        return {}
 
     def started(
         self, argv: Sequence[str], environ: Mapping[str, str], stdin: int | None

@@ -311,7 +311,9 @@ def peer_guests(guests: Sequence[GuestPlan], job: BatchJob) -> list[PeerGuest]:
     """Return all guests of the job in rank order, as a batch system lists nodes."""
     first = guests[0]
     return [
-        PeerGuest(names.guest_hostname(node, index, first.guests_per_node), first.vcpus)
+        PeerGuest(
+            names.guest_hostname(node, index, first.guests_per_node), first.vcpus, first.ram_mib
+        )
         for node in job.nodes
         for index in range(first.guests_per_node)
     ]

@@ -35,16 +35,27 @@ class Given:
 
 
 def torque_given(resources: Mapping[str, str]) -> Given:
-    """Return what ``nodes=``, ``ncpus=``, ``mem=`` and ``pmem=`` ask for on the smallest node."""
+    """Return what ``nodes=``, ``ncpus=`` and the kinds of memory ask for on the smallest node."""
     chunks = _chunks(resources.get("nodes", ""))[0]
     ppns = [int(match[1]) for chunk in chunks if (match := _PPN.search(chunk))]
     cpus = min(ppns) if ppns and len(ppns) == len(chunks) else None
     if not chunks and resources.get("ncpus", "").isdecimal():
         cpus = int(resources["ncpus"])
-    mem, pmem = _mib(resources.get("mem")), _mib(resources.get("pmem"))
-    if mem is not None:
-        return Given(cpus, mem // _node_count(chunks))
-    return Given(cpus, None if pmem is None else pmem * (cpus or 1))
+    return Given(cpus, torque_memory(resources, cpus or 1, _node_count(chunks)))
+
+
+def torque_memory(resources: Mapping[str, str], cpus: int, nodes: int) -> int | None:
+    """Return the MiB that a job has on one of its nodes; None where nothing limits it.
+
+    ``mem`` is the whole job's, ``pmem`` a process's; a limit of address space counts where there
+    is none of memory: a guest's is all of its.
+    """
+    for whole, each in (("mem", "pmem"), ("vmem", "pvmem")):
+        if (mib := _mib(resources.get(whole))) is not None:
+            return mib // nodes
+        if (mib := _mib(resources.get(each))) is not None:
+            return mib * cpus
+    return None
 
 
 def torque_additions(resources: Mapping[str, str], needs: Needs, feature: str) -> dict[str, str]:

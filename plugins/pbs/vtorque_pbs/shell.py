@@ -13,12 +13,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from vtorque_core.api import UsageError
-from vtorque_core.api.batch_system import Started
+from vtorque_core.api.batch_system import JobShell, Started
 
 MAX_LINE = 1 << 20  # bytes of the line on stdin
 
 
-class PbsJobShell:
+class PbsJobShell(JobShell):
     """See :class:`vtorque_core.api.batch_system.JobShell`."""
 
     host_only = frozenset({"PBS_NODEFILE"})  # names host nodes; the proof brings the guests'

@@ -10,10 +10,11 @@ from slurm_doubles import Slurm
 from vtorque_core.api.batch_system import BatchJob, Outcome, PeerGuest, Usage
 from vtorque_core.api.guest_context import EnvVar, GuestFile
 from vtorque_core.base.errors import HostFault
-from vtorque_slurm import batch_commands
+from vtorque_slurm import batch_commands, hostlist
 from vtorque_slurm.node import SlurmNode
 from vtorque_slurm.settings import Settings
 from vtorque_slurm.setup import feature_step
+from vtorque_slurm.shell import SlurmJobShell
 
 ME = pwd.getpwuid(os.getuid()).pw_name
 PROLOG = {
@@ -46,6 +47,7 @@ def test_a_prologs_environment(node, slurm):
     assert (job.id, job.owner, job.attempt) == ("7", ME, 1)
     assert (job.nodes, job.node_index) == (("n1", "n2"), 1)
     assert (job.cpu_count, job.mem_mib, job.whole_node) == (1, 512, True)
+    assert job.cpu_counts == (1, 1)
     assert job.blob == b"\0\0"
 
 
@@ -191,3 +193,51 @@ def test_what_guests_see(node):
     files = {item.path: item for item in items if isinstance(item, GuestFile)}
     assert files["/etc/vtorque/slurm/guests"].content == b"vn1-0 2\nvn1-1 2\n"
     assert files["/usr/bin/srun"].mode == files["/usr/bin/sbatch"].mode == 0o755
+
+
+HOST = {"SLURM_JOB_NUM_NODES": "1", "SLURM_TASKS_PER_NODE": "9", "SLURM_MEM_PER_NODE": "4096"}
+
+
+@pytest.mark.parametrize(
+    ("cpus", "host", "told"),
+    [
+        ((8,), {"NTASKS": "8"}, {"NTASKS": "8", "TASKS_PER_NODE": "8"}),
+        ((8,), {"CPUS_PER_TASK": "8"}, {"CPUS_PER_TASK": "8", "TASKS_PER_NODE": "1"}),
+        ((8,), {"NTASKS": "1"}, {"NTASKS": "1", "TASKS_PER_NODE": "1"}),
+        ((8,), {}, {"TASKS_PER_NODE": "8"}),
+        # -vm vcpus=2 of eight
+        ((2,), {"NTASKS": "8"}, {"NTASKS": "2", "TASKS_PER_NODE": "2"}),
+        ((2,), {"CPUS_PER_TASK": "8"}, {"CPUS_PER_TASK": "2", "TASKS_PER_NODE": "1"}),
+        # vms_per_node=2
+        ((4, 4), {"NTASKS": "1", "CPUS_PER_TASK": "8"},
+         {"NTASKS": "2", "CPUS_PER_TASK": "4", "TASKS_PER_NODE": "1(x2)"}),
+        ((4, 4), {"NTASKS": "8", "NTASKS_PER_NODE": "8"},
+         {"NTASKS": "8", "NTASKS_PER_NODE": "4", "TASKS_PER_NODE": "4(x2)"}),
+        ((4, 4), {"NTASKS": "5"}, {"NTASKS": "5", "TASKS_PER_NODE": "4,1"}),
+        # nodes with other numbers of CPUs
+        ((4, 2), {"NTASKS": "6"}, {"NTASKS": "6", "TASKS_PER_NODE": "4,2"}),
+        ((4, 2), {"CPUS_PER_TASK": "2"}, {"CPUS_PER_TASK": "2", "TASKS_PER_NODE": "2,1"}),
+        ((4,), {"NTASKS": "x"}, {"NTASKS": "4", "TASKS_PER_NODE": "4"}),
+    ],
+)  # fmt: skip
+def test_tasks_fit_the_guests(node, cpus, host, told):
+    """Nothing that is inside says more than its guests have."""
+    guests = [PeerGuest(f"vn1-{n}", count, 1000) for n, count in enumerate(cpus)]
+    items = {i.name: i for i in node.context(JOB, guests) if isinstance(i, EnvVar)}
+    environ = HOST | {f"SLURM_{name}": value for name, value in host.items()}
+    found = SlurmJobShell().inside(environ, {name: each.value for name, each in items.items()})
+    assert found == {f"SLURM_{name}": value for name, value in told.items()}
+    tasks = hostlist.counts(found["SLURM_TASKS_PER_NODE"])
+    each = int(found.get("SLURM_CPUS_PER_TASK", 1))
+    assert all(n * each <= count for n, count in zip(tasks, cpus, strict=True))
+    assert items["SLURM_CPUS_ON_NODE"].value == str(cpus[0])
+    assert items["SLURM_MEM_PER_NODE"].value == "1000"
+
+
+def test_memory_per_cpu_is_the_guests(node):
+    items = {i.name: i for i in node.context(JOB, [PeerGuest("vn1", 4, 1000)])
+             if isinstance(i, EnvVar)}  # fmt: skip
+    values = {name: each.value for name, each in items.items()}
+    found = SlurmJobShell().inside({"SLURM_MEM_PER_CPU": "300"}, values)
+    assert found["SLURM_MEM_PER_CPU"] == "250"
+    assert items["SLURM_MEM_PER_NODE"].unless == ("SLURM_MEM_PER_CPU",)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib.resources
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 
 from vtorque_core.api.batch_system import BatchJob, PeerGuest
 from vtorque_core.api.guest_context import ContextItem, EnvVar, GuestFile
@@ -38,11 +39,50 @@ def items(job: BatchJob, guests: Sequence[PeerGuest]) -> Iterator[ContextItem]:
     }
     for name, value in variables.items():
         yield EnvVar(name, value)
+    yield EnvVar("SLURM_MEM_PER_NODE", str(guests[0].mib), unless=("SLURM_MEM_PER_CPU",))
     lines = "".join(f"{guest.hostname} {guest.slots}\n" for guest in guests)
     yield GuestFile(GUESTS, lines.encode())
     yield GuestFile(f"{BIN}/srun", program("srun"), mode=0o755)
     for name in REFUSED:
         yield GuestFile(f"{BIN}/{name}", program("refuse"), mode=0o755)
+
+
+def tasks(environ: Mapping[str, str], guests: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of tasks and of memory per CPU that fit the guests.
+
+    Args:
+        environ: the job's, with what Slurm and its user have set on the host.
+        guests: the variables of :func:`items`.
+
+    Each guest has a task, the first ones are filled first, as by ``srun`` inside. What is not there
+    on the host is not there inside, but for SLURM_TASKS_PER_NODE, which mpirun reads; without -n
+    there is room for as many tasks as there are CPUs for.
+    """
+    cpus = hostlist.counts(guests["SLURM_JOB_CPUS_PER_NODE"])
+    each = min(_number(environ, "SLURM_CPUS_PER_TASK") or 1, *cpus)
+    most = _number(environ, "SLURM_NTASKS_PER_NODE") or max(cpus)
+    rooms = [min(most, count // each) for count in cpus]
+    wanted = _number(environ, "SLURM_NTASKS")
+    total = min(max(wanted or sum(rooms), len(cpus)), sum(rooms))
+    on, left = [], total
+    for behind, room in zip(reversed(range(len(rooms))), rooms, strict=True):
+        on.append(min(room, left - behind))
+        left -= on[-1]
+    mib = int(guests["SLURM_MEM_PER_NODE"])
+    found = {
+        "SLURM_NTASKS": str(total),
+        "SLURM_NPROCS": str(total),
+        "SLURM_NTASKS_PER_NODE": str(max(on)),
+        "SLURM_CPUS_PER_TASK": str(each),
+        "SLURM_MEM_PER_CPU": str(max(1, mib // cpus[0])),
+    }
+    found = {name: value for name, value in found.items() if name in environ}
+    return {**found, "SLURM_TASKS_PER_NODE": hostlist.show_counts(on)}
+
+
+def _number(environ: Mapping[str, str], name: str) -> int | None:
+    text = environ.get(name, "")
+    return int(text) if re.fullmatch(r"[1-9]\d{0,8}", text, re.ASCII) else None
 
 
 def program(name: str) -> bytes:

@@ -67,6 +67,8 @@ class SlurmNode:
         except HostFault as error:
             unknown = str(error)
         ids = record.cpus.get(node, ()) if record else ()
+        if record and record.cpus.keys() >= set(nodes):
+            slots = tuple(len(record.cpus[each]) for each in nodes)
         return BatchJob(
             id=job_id,
             owner=owner,
@@ -76,6 +78,7 @@ class SlurmNode:
             attempt=attempt,
             cpus=cpus.kernel_ids(ids) if self._settings.cpu_ids else (),
             cpu_count=len(ids) or (slots[nodes.index(node)] if slots else None),
+            cpu_counts=slots,
             mem_mib=(record.mib.get(node) or None) if record else None,
             bad_request=bad,
             unknown=unknown,

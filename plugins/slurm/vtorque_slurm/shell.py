@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from vtorque_core.api import UsageError
-from vtorque_core.api.batch_system import Started
-from vtorque_slurm import request_channel
+from vtorque_core.api.batch_system import JobShell, Started
+from vtorque_slurm import inside_guests, request_channel
 
 # Names and sockets of host nodes and host processes; CPU masks of the host.
 _HOST_ONLY = """
@@ -25,7 +25,7 @@ SLURM_MEM_BIND SLURM_MEM_BIND_LIST SLURM_MEM_BIND_TYPE SLURM_JOB_GPUS SLURM_STEP
 """
 
 
-class SlurmJobShell:
+class SlurmJobShell(JobShell):
     """See :class:`vtorque_core.api.batch_system.JobShell`."""
 
     host_only = frozenset(_HOST_ONLY.split())
@@ -55,6 +55,10 @@ class SlurmJobShell:
     def content(self, script: bytes) -> bytes:
         """Return the user's script: without what vsub put in front."""
         return request_channel.strip(script)
+
+    def inside(self, environ: Mapping[str, str], guests: Mapping[str, str]) -> Mapping[str, str]:
+        """Return the job's tasks, and memory per CPU, as they fit the guests."""
+        return inside_guests.tasks(environ, guests)
 
     def on_every_node(self, command: Sequence[str], environ: Mapping[str, str]) -> list[str]:
         """Return the command as a step beside all others, one task per node: srun(1).

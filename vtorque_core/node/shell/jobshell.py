@@ -272,6 +272,7 @@ def make_script(
     for name in _PATHS:
         if name in found:
             found[name] = _moved(found[name], account.pw_dir, home)
+    found |= ready.environ_beside(found)
     mask = os.umask(0o077)
     os.umask(mask)
     return Script(
@@ -281,7 +282,7 @@ def make_script(
             if job.script is None
             else shell.content(_read_script(job.script))
         ),
-        environ=found | ready.environ_beside(found),
+        environ={**found, **shell.inside(found, ready.environ)},
         cwd=_moved(here, account.pw_dir, home),
         interpreter=ready.shell,
         login=shell.login,

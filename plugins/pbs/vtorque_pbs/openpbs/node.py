@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from vtorque_core.api import HostFault, Refused
-from vtorque_core.api.batch_system import BatchJob, Outcome
+from vtorque_core.api.batch_system import BatchJob, Outcome, PeerGuest
+from vtorque_core.api.guest_context import ContextItem, EnvVar
 from vtorque_core.api.node_job import Site
 from vtorque_core.api.setup_steps import Installation, SetupStep
 from vtorque_core.api.submission import from_token
@@ -18,6 +19,7 @@ from vtorque_pbs.resources import hosts
 from vtorque_pbs.settings import Settings
 
 _MANY = 10  # starts from which on the server counts no more
+_OMPTHREADS = re.compile(r"[^+]*:ompthreads=([1-9][0-9]{0,5})(?=[:+]|$)", re.ASCII)
 
 
 class OpenPbsNode(PbsNode):
@@ -47,7 +49,8 @@ class OpenPbsNode(PbsNode):
             blob = from_token(given["request"])
         except Refused as error:
             bad = str(error)
-        cpus, mib = share(given.get("vnodes", ""), where, node)
+        shares = [share(given.get("vnodes", ""), where, each) for each in nodes]
+        cpus, mib = shares[nodes.index(node)]
         return BatchJob(
             id=given["id"],
             owner=given["owner"],
@@ -56,6 +59,7 @@ class OpenPbsNode(PbsNode):
             blob=blob,
             attempt=max(int(given.get("run_count") or 1) - 1, 0),
             cpu_count=cpus,
+            cpu_counts=tuple(count for count, _ in shares if count),
             mem_mib=mib,
             name=given.get("name", ""),
             resource_list={
@@ -68,6 +72,17 @@ class OpenPbsNode(PbsNode):
             patience=PATIENCE,
             whole_node="excl" in given.get("place", "").split(":"),
         )
+
+    def context(self, job: BatchJob, guests: Sequence[PeerGuest]) -> Iterable[ContextItem]:
+        """Return also what pbs_mom sets for OpenMP: the first chunk's ompthreads, else all CPUs.
+
+        Both are the same, whatever the user has set: OpenPBS, src/resmom/start_exec.c.
+        """
+        yield from super().context(job, guests)
+        threads, most = _OMPTHREADS.match(job.resource_list.get("select", "")), guests[0].slots
+        count = str(min(int(threads[1]), most) if threads else most)
+        yield EnvVar("OMP_NUM_THREADS", count)
+        yield EnvVar("NCPUS", count)
 
     def run_again(self, job: BatchJob) -> int:
         """Ask the server; return 1, which says only that the job is requeued. Raises HostFault."""

@@ -17,7 +17,7 @@ from vtorque_pbs import request_channel
 from vtorque_pbs.job_records import Attributes
 from vtorque_pbs.node import PATIENCE, PbsNode
 from vtorque_pbs.qsub_dialect import TORQUE
-from vtorque_pbs.resources import hosts
+from vtorque_pbs.resources import hosts, torque_memory
 from vtorque_pbs.settings import Settings
 from vtorque_pbs.torque.hooks import FIRST, RETRY, SISTER
 
@@ -70,7 +70,8 @@ class TorqueNode(PbsNode):
             attempt=max(_number(known.get("start_count")) - 1, 0),
             cpus=_cpuset(args.job_id),
             cpu_count=slots[nodes.index(node)],
-            mem_mib=_mem(known.get("Resource_List.mem"), len(nodes)),
+            cpu_counts=slots,
+            mem_mib=torque_memory(_resources(known), slots[nodes.index(node)], len(nodes)),
             name=args.job_name,
             resource_list={**asked, "interactive": known.get("interactive", "False")},
             bad_request=bad,
@@ -165,8 +166,6 @@ def _number(text: str | None) -> int:
     return int(text) if text and text.isdecimal() else 0
 
 
-def _mem(text: str | None, nodes: int) -> int | None:
-    try:
-        return None if text is None else pbs.mem_mib(text) // nodes
-    except ValueError:
-        return None
+def _resources(job: Attributes) -> dict[str, str]:
+    start = "Resource_List."
+    return {name.removeprefix(start): job[name] for name in job if name.startswith(start)}
