@@ -77,6 +77,35 @@ def test_two_guests_on_the_node(clean):
     assert any(line.split()[1:2] == [first[:-1] + "1"] for line in hosts)
 
 
+SIZE = (
+    "#!/bin/sh\n"
+    "echo $(nproc) $(grep -c processor /proc/cpuinfo) $(grep -c . $PBS_NODEFILE)"
+    " $(sort -u $PBS_NODEFILE | grep -c .)\n"
+    "echo $PBS_NUM_PPN $PBS_NP $PBS_NUM_NODES\n"
+    "awk '/MemTotal/ { print int($2 / 1024) }' /proc/meminfo\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("more", "cpus", "guests", "mib"),
+    [
+        ((), 2, 1, 900 - 256),
+        (("-vm", "vms_per_node=2"), 1, 2, 450 - 256),
+        (("-vm", "vcpus=1,ram=200M"), 1, 1, 200),
+    ],
+    ids=["all of it", "two guests", "less"],
+)
+def test_a_guest_has_what_the_batch_system_gave_and_all_say_so(clean, more, cpus, guests, mib):
+    """The script is as for bare metal; this site has a number for RAM, so the key is needed."""
+    ram = () if "ram" in str(more) else ("-vm", "ram=job")
+    result = clean.job(SIZE, "-l", "nodes=1:ppn=2,mem=900mb", *ram, *more)
+    assert result.code == 0, result.err
+    numbers = [[int(word) for word in line.split()] for line in result.out.decode().splitlines()]
+    assert numbers[0] == [cpus, cpus, cpus * guests, guests]
+    assert numbers[1] == [cpus, cpus * guests, guests]
+    assert mib * 3 // 4 < numbers[2][0] < mib, "RAM, less what the kernel has for itself"
+
+
 def test_a_script_from_standard_input(clean):
     done = clean.as_user(
         "vsub", "-W", "block=true", "-o", "out", "-j", "oe", stdin=b"echo from stdin; exit 3\n",

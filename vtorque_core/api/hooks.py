@@ -225,9 +225,10 @@ def vtorque_parse_args(request: JobRequest, site: Site) -> Iterable[Refusal]:
 def vtorque_needs(request: JobRequest, site: Site) -> Iterable[Extra]:
     """Return what the guests of a node need together beside vCPUs and RAM, for ``vsub`` to ask for.
 
-    On any node: which one it will be is not known yet. What the job really takes, ``vtorque_plan``
-    claims. Arguments as of ``vtorque_parse_args``. Declaring module; as the user at submission.
-    Pure. Raising refuses the job and names the plugin.
+    On any node: which one it will be is not known yet. Guests whose size is the job's leave it
+    free. What the job really takes, ``vtorque_plan`` claims. Arguments as of
+    ``vtorque_parse_args``; called with several numbers of vCPUs. Declaring module; as the user at
+    submission, again as root on the node. Pure. Raising refuses the job and names the plugin.
 
     Example::
 

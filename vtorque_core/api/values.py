@@ -89,12 +89,14 @@ class JobRequest:
     """The user's request after parsing and site policy: one typed value for every option.
 
     ``request[OPTION]`` is typed by the option. ``given`` are the keys the user wrote;
-    ``shell`` is the user's own ``-S``, if any.
+    ``shell`` is the user's own ``-S``, if any; ``of_job``: the keys whose numbers are what the
+    batch system gives the job (``vcpus``, ``ram``).
     """
 
     values: Mapping[str, Any]
     given: frozenset[str] = frozenset()
     shell: str | None = None
+    of_job: frozenset[str] = frozenset()
 
     def __getitem__(self, option: Option[T]) -> T:
         """Return the value of ``option``. Raises KeyError for an option nobody registered."""
@@ -106,11 +108,14 @@ class JobRequest:
 class Extra:
     """What a job needs on each node beside its guests' vCPUs, their RAM and QEMU's own memory.
 
-    ``vsub`` asks the batch system for it (``vtorque_needs``). ``cpus``: host CPUs; ``mib``: MiB.
+    ``vsub`` asks the batch system for it (``vtorque_needs``), and guests whose size is the job's
+    leave it free. ``cpus``: host CPUs; ``mib``: MiB; ``own``: the guests' vCPUs claim CPUs of their
+    own, which those that the site keeps for the host cannot be.
     """
 
     cpus: int = 0
     mib: int = 0
+    own: bool = False
 
 
 @dataclass(frozen=True)

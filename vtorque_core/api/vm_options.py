@@ -17,6 +17,14 @@ ARCHES = ("aarch64", "ppc64le", "riscv64", "s390x", "x86_64")
 MAX_VCPUS = 1024  # more than any machine type of QEMU 7.2 takes with KVM on x86 (q35: 288 to 1024)
 MAX_VMS_PER_NODE = 64  # the default of [network] per_node
 
+JOB = 0
+"""The value of RAM and VCPUS for the word ``job``: what the batch system gives the job.
+
+The core puts a number in its place before any hook sees the request.
+"""
+UNLIMITED = {"vcpus": 1, "ram": 1024}
+"""That number where neither batch system nor site say one; RAM in MiB."""
+
 _ARCH_ALIASES = {"amd64": "x86_64", "arm64": "aarch64"}  # Debian's names of the same
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}", re.ASCII)
 _MAX_PATH = 1024
@@ -47,8 +55,13 @@ def arch_name(value: str) -> str:
 
 
 def vcpu_count(value: str) -> int:
-    """Return a number of vCPUs from 1 to MAX_VCPUS. Raises ValueError."""
-    return _between(value, MAX_VCPUS)
+    """Return a number of vCPUs from 1 to MAX_VCPUS, or JOB. Raises ValueError."""
+    return JOB if _is_job(value) else _between(value, MAX_VCPUS)
+
+
+def ram_mib(value: str) -> int:
+    """Return MiB, or JOB. Raises ValueError."""
+    return JOB if _is_job(value) else size_mib(value)
 
 
 def guest_count(value: str) -> int:
@@ -81,6 +94,16 @@ def disk_path(value: str) -> str:
     return value
 
 
+def show_count(value: int) -> str:
+    """Return a number of vCPUs, or ``job``."""
+    return "job" if value == JOB else str(value)
+
+
+def show_ram(value: int) -> str:
+    """Return MiB as people write it, or ``job``."""
+    return "job" if value == JOB else show_mib(value)
+
+
 def show_boolean(value: bool) -> str:
     """Return ``true`` or ``false``."""
     return "true" if value else "false"
@@ -96,6 +119,10 @@ def show_file(value: FileData | None) -> str:
     return value.name if value else ""
 
 
+def _is_job(value: str) -> bool:
+    return value.strip().lower() == "job"
+
+
 def _between(value: str, most: int) -> int:
     number = count(value)
     if not 1 <= number <= most:
@@ -104,10 +131,19 @@ def _between(value: str, most: int) -> int:
 
 
 IMG = Option("img", image_name, "", "image of the guest (vmgr images list)", "NAME")
-RAM = Option("ram", size_mib, 1024, "memory of each guest", "SIZE", show_mib)
+RAM = Option(
+    "ram", ram_mib, JOB, "memory of each guest; job: its part of the job's", "SIZE", show_ram
+)
 DISTRO = Option("distro", plain_name, "", "distribution that the image must have", "NAME")
 ARCH = Option("arch", arch_name, "", "architecture that the image must have", "NAME")
-VCPUS = Option("vcpus", vcpu_count, 1, "virtual CPUs of each guest", "N")
+VCPUS = Option(
+    "vcpus",
+    vcpu_count,
+    JOB,
+    "virtual CPUs of each guest; job: its part of the job's",
+    "N",
+    show_count,
+)
 VMS_PER_NODE = Option("vms_per_node", guest_count, 1, "guests on each node of the job", "N")
 FS_TYPE = Option(
     "fs_type", fs_type, "sharedfs", "guest's disk: sharedfs (on the node's disk) or ramdisk", "TYPE"

@@ -18,23 +18,26 @@ from vtorque_core.base import names
 from vtorque_core.plan import guests as plan
 from vtorque_core.plan.domain.merge import MergedDomain
 from vtorque_core.plan.domain.render import DomainSpec, render
+from vtorque_core.site.job_size import Granted
 from vtorque_core.site.load import load
-from vtorque_core.site.policy import decide
+from vtorque_core.site.policy import asked
 from vtorque_core.site.request import Request
 
 
-def show(request: Request, config: Path) -> int:
+def show(request: Request, config: Path, granted: Granted) -> int:
     """Print what the node would make of the request; return the exit code. As the user.
 
-    Raises Refused, HostFault as the node would.
+    ``granted``: what the batch system is asked for on each node. Raises Refused, HostFault as the
+    node would.
     """
     site, plugins = load(config, node=True)
-    wanted = decide(request, site, plugins)
+    wanted = asked(request, site, plugins)
     user = plan.job_user(pwd.getpwuid(os.getuid()).pw_name, site)
     host = os.uname().nodename
     job = BatchJob(id="0.example", owner=user.name, node=host, nodes=(host,), blob=b"")
     secret = bytes(32)
-    planned = plan.plan_guests(job, wanted, site, plugins, user, secret)
+    planned = plan.plan_guests(job, wanted, site, plugins, user, secret, granted=granted)
+    wanted = planned[0].plan.request
     placements = []
     for notice in dict.fromkeys(notice for one in planned for notice in one.notices):
         sys.stderr.write(f"vsub: warning: {notice.text}\n")

@@ -19,10 +19,11 @@ from vtorque_core.base.names import CONFIG_PATH
 from vtorque_core.cli.entry import forget_coerced_locale
 from vtorque_core.images.pool import ramdisk_mib, select
 from vtorque_core.site.config import Site
+from vtorque_core.site.job_size import Granted
 from vtorque_core.site.load import load
 from vtorque_core.site.option_limits import Limits, effective_default, shown
 from vtorque_core.site.plugins import Plugins
-from vtorque_core.site.policy import check_share, decide, needs
+from vtorque_core.site.policy import asked, check_share, needs, settle
 from vtorque_core.site.request import make_request, requested
 
 DRY_RUN = "--dry-run"
@@ -76,16 +77,19 @@ def submit(argv: Sequence[str]) -> int:
             return 0
         return submitter.submit(args, None, None)
     request = make_request(pairs, plugins.options(), args.shell)
-    wanted = decide(request, site, plugins)
+    wanted = asked(request, site, plugins)
     image = visible_image(wanted, site)
     if image is not None:
         check_script(plugins.guest_type(image.guest_type), args.content, image)
-    needed = needs(wanted, site, plugins, disk_in_memory(wanted, image))
+    granted = Granted(args.vcpus_given, args.mib_given)
+    disk = disk_in_memory(wanted, image)
+    wanted, _ = settle(wanted, site, plugins, granted, image, disk)
+    needed = needs(wanted, site, plugins, disk)
     check_share(needed, args.vcpus_given, args.mib_given)
     if DRY_RUN in argv:
         from vtorque_core.cli.dry_run import show  # noqa: PLC0415
 
-        return show(request, site.path)
+        return show(request, site.path, granted)
     return submitter.submit(args, request.encode(), needed)
 
 

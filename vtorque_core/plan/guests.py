@@ -33,7 +33,9 @@ from vtorque_core.plan.domain.merge import Contributed, MergedDomain, merge
 from vtorque_core.plan.placement import job_cores, node_hardware
 from vtorque_core.plan.placement.demand import RAM_USE
 from vtorque_core.plan.placement.topology import show_cpus
+from vtorque_core.site import policy
 from vtorque_core.site.config import Site
+from vtorque_core.site.job_size import Granted
 from vtorque_core.site.plugins import Plugins
 
 
@@ -146,17 +148,21 @@ def plan_guests(
     user: JobUser,
     site_secret: bytes,
     machine: Topology | None = None,
+    granted: Granted = Granted(),  # noqa: B008 (frozen)
 ) -> list[PlannedGuest]:
     """Return this node's guests with all claims, not yet placed.
 
-    ``machine`` is the node's topology; None on a front end.
+    ``request`` need not be settled; ``machine`` is the node's topology, None on a front end;
+    ``granted`` what the batch system gives the job there.
     Raises Refused for what this node can never give, HostFault for what it cannot give now.
     """
     cache = Path(site.images.cache) if site.images.cache else None
     accept = signature.acceptor(site.images.signers)
     wanted = (request[IMG], request[DISTRO], request[ARCH])
     image = pool.select(site.images.pool, *wanted, cache, accept)
-    _check_ram(request, image)
+    ram = image.disk is not None and request[FS_TYPE] == "ramdisk"
+    disk = ramdisk_mib(image.disk) if ram and image.disk else 0
+    request, notes = policy.settle(request, site, plugins, granted, image, disk)
     guest_type = plugins.guest_type(image.guest_type)
     driver = guest_type.driver()
     secret = names.derive(site_secret, "job", job.id, job.attempt)
@@ -165,23 +171,10 @@ def plan_guests(
     for index in range(count):
         plan = _guest(job, request, site, user, image, secret, index)
         plan = dataclasses.replace(plan, host=machine or Topology(), supports=guest_type.supports)
-        claims, notices = _claims(plan, job, site, plugins, uids)
-        guests.append(PlannedGuest(plan, driver, claims, notices))
+        claims, notices = _claims(plan, job, site, plugins, uids, disk)
+        said = map(Notice, () if index else notes)
+        guests.append(PlannedGuest(plan, driver, claims, (*said, *notices)))
     return guests
-
-
-def _check_ram(request: JobRequest, image: Image) -> None:
-    if request[RAM] < image.min_ram_mib:
-        raise Refused(
-            Refusal(
-                f"image {image.name} needs more RAM",
-                key="ram",
-                value=RAM.show(request[RAM]),
-                limit=f"at least {image.min_ram_mib}M",
-                where=f"image {image.name}",
-                fix=f"ask for -vm ram={image.min_ram_mib}M or more",
-            )
-        )
 
 
 def _guest(
@@ -241,15 +234,20 @@ def _expand(text: str, known: dict[str, str]) -> str:
 
 
 def _claims(
-    guest: GuestPlan, job: BatchJob, site: Site, plugins: Plugins, uids: tuple[str, ...]
+    guest: GuestPlan,
+    job: BatchJob,
+    site: Site,
+    plugins: Plugins,
+    uids: tuple[str, ...],
+    disk: int,
 ) -> tuple[tuple[Claim, ...], tuple[Notice, ...]]:
     claims: list[Claim] = [
         CoreClaim("vcpu", guest.vcpus),
         MemoryClaim(guest.ram_mib, use=RAM_USE),
         MemoryClaim(site.node.qemu_overhead, use="emulator"),
     ]
-    if guest.image.disk is not None and guest[FS_TYPE] == "ramdisk":
-        claims.append(MemoryClaim(ramdisk_mib(guest.image.disk), use="ramdisk", key=FS_TYPE.key))
+    if disk:
+        claims.append(MemoryClaim(disk, use="ramdisk", key=FS_TYPE.key))
     claims += guest_network.claims(site, job, guest.guests_per_node, guest.index)
     claims += guest_uids.claims(guest, uids)
     refusals, notices = [], []
@@ -291,7 +289,7 @@ def placed(
         dataclasses.replace(one.plan, placement=at)
         for one, at in zip(planned, placements, strict=True)
     ]
-    hostnames = tuple(peer.hostname for peer in peer_guests(guests, job))
+    hostnames = tuple(_hostnames(guests, job))
     peers = guest_network.peers(site, job, guests)
     aliases = guest_network.aliases(site, job, guests)
     return [
@@ -307,16 +305,31 @@ def placed(
     ]
 
 
-def peer_guests(guests: Sequence[GuestPlan], job: BatchJob) -> list[PeerGuest]:
-    """Return all guests of the job in rank order, as a batch system lists nodes."""
+def _hostnames(guests: Sequence[GuestPlan], job: BatchJob) -> Iterator[str]:
+    count = guests[0].guests_per_node
+    for node in job.nodes:
+        yield from (names.guest_hostname(node, index, count) for index in range(count))
+
+
+def peer_guests(
+    guests: Sequence[GuestPlan], job: BatchJob, site: Site, plugins: Plugins
+) -> list[PeerGuest]:
+    """Return all guests of the job in rank order, as a batch system lists nodes.
+
+    Where the job has other numbers of CPUs, its guests are of the size that they have on a node
+    like this one.
+    """
     first = guests[0]
-    return [
-        PeerGuest(
-            names.guest_hostname(node, index, first.guests_per_node), first.vcpus, first.ram_mib
-        )
-        for node in job.nodes
-        for index in range(first.guests_per_node)
-    ]
+    request, count = first.request, first.guests_per_node
+    sizes = [first.vcpus] * len(job.nodes)
+    if VCPUS.key in request.of_job and len(job.cpu_counts) == len(job.nodes):
+        sizes = [
+            first.vcpus if cpus == job.cpu_count else policy.vcpus_on(request, site, plugins, cpus)
+            for cpus in job.cpu_counts
+        ]
+    slots = [size for size in sizes for _ in range(count)]
+    named = zip(_hostnames(guests, job), slots, strict=True)
+    return [PeerGuest(hostname, size, first.ram_mib) for hostname, size in named]
 
 
 def prepare(
@@ -331,7 +344,7 @@ def prepare(
 
     ``of_batch``: what the batch system adds, given all guests of the job. Raises Refused, Conflict.
     """
-    batch = tuple(of_batch(peer_guests(guests, job)))
+    batch = tuple(of_batch(peer_guests(guests, job, site, plugins)))
     prepared = []
     for guest, driver in zip(guests, (one.driver for one in planned), strict=True):
         items = context_of(guest, driver, site, plugins, batch)

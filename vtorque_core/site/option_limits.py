@@ -7,6 +7,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from vtorque_core.api.values import Option
+from vtorque_core.api.vm_options import JOB, RAM, UNLIMITED, VCPUS
 from vtorque_core.base.errors import Refusal, printable
 from vtorque_core.base.record import dataclass
 from vtorque_core.site.schema import LIMIT_KEYS
@@ -37,6 +38,11 @@ class Limits:
     max: Any = None
     allow: tuple[Rule, ...] | None = None
     deny: tuple[Rule, ...] = ()
+
+
+def is_job(option: Option[Any], value: Any) -> bool:
+    """Return whether a value stands for what the batch system gives the job: it is no number."""
+    return option in (VCPUS, RAM) and value == JOB
 
 
 def effective_default(option: Option[Any], limits: Limits) -> Any:
@@ -74,6 +80,8 @@ def refusal(
         where = f"[options.{option.key}] {name} in {file}"
         return Refusal(message, option.key, text, printable(limit), where)
 
+    if is_job(option, value):  # the number that it becomes is looked at
+        limits = Limits(deny=limits.deny)
     if limits.min is not None and value < limits.min:
         return refused("is less than allowed", "min", option.show(limits.min))
     if limits.max is not None and value > limits.max:
@@ -91,6 +99,22 @@ def refusal(
     if any(rule.matches(*one) for rule in limits.deny for one in (*each, (value, shown))):
         return refused("is not allowed", "deny", "not " + _listed(limits.deny))
     return None
+
+
+def nearest(option: Option[Any], limits: Limits, number: int) -> int:
+    """Return the largest number up to this one that the site grants, else the least that it does.
+
+    The number itself if the site grants none that it names: :func:`refusal` then has the reason.
+    """
+    rules = (rule.value for rule in limits.allow or () if not rule.is_glob)
+    named = [*rules, *(each for each in (limits.min, limits.max) if each is not None)]
+    granted = [
+        each
+        for each in (number, *named)
+        if not is_job(option, each) and refusal(option, limits, each, "", "") is None
+    ]
+    fitting = [each for each in granted if each <= number]
+    return max(fitting) if fitting else min(granted, default=number)
 
 
 def read_limits(option: Option[Any], table: Mapping[str, Any]) -> tuple[Limits, dict[str, str]]:
@@ -123,6 +147,8 @@ def _bound(option: Option[Any], key: str, value: Any) -> Any:
     typed = _parse(option, value)
     if key != "default" and (isinstance(typed, bool) or not isinstance(typed, int | float)):
         raise ValueError("makes no sense for a key that is not a number: use allow or deny")
+    if key != "default" and is_job(option, typed):
+        raise ValueError("must be a number; job, what the batch system gives, can be the default")
     return typed
 
 
@@ -169,6 +195,9 @@ def _contradictions(
     if value is None or value == "":
         return {}
     against = refusal(option, limits, value, option.show(value), "")
+    if against is None and is_job(option, value):  # what it is where nothing else is known
+        value = nearest(option, limits, UNLIMITED[option.key])
+        against = refusal(option, limits, value, option.show(value), "")
     if against is None:
         return {}
     if "default" in table:

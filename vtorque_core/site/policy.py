@@ -12,9 +12,11 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from vtorque_core.api.batch_system import Needs
-from vtorque_core.api.values import Extra, FileData, JobRequest, Option
+from vtorque_core.api.values import Extra, FileData, Image, JobRequest, Option
 from vtorque_core.api.vm_options import RAM, VCPUS, VMS_PER_NODE
 from vtorque_core.base.errors import Refusal, Refused, VtorqueError, printable
+from vtorque_core.site import job_size
+from vtorque_core.site.job_size import Granted
 from vtorque_core.site.option_limits import Limits, effective_default, refusal
 from vtorque_core.site.request import Request, unknown_key
 
@@ -26,9 +28,53 @@ _MAX_MESSAGE = 500  # characters of what a plugin says
 
 
 def decide(request: Request, site: Site, plugins: Plugins) -> JobRequest:
-    """Return the request with every option's typed value. Raises Refused with all refusals.
+    """Return the settled request of a job that the batch system limits nothing of.
 
-    A plugin's ``vtorque_parse_args`` is asked when every single key is within the site's limits.
+    Raises Refused with all refusals.
+    """
+    return settle(asked(request, site, plugins), site, plugins)[0]
+
+
+def settle(
+    wanted: JobRequest,
+    site: Site,
+    plugins: Plugins,
+    granted: Granted = Granted(),  # noqa: B008 (frozen)
+    image: Image | None = None,
+    disk: int = 0,
+) -> tuple[JobRequest, list[str]]:
+    """Return the request with numbers for what the batch system gives, and what to say of them.
+
+    Args:
+        wanted: as :func:`asked` returns it.
+        granted: by the batch system, on one node.
+        image: the job's, if it can be seen.
+        disk: MiB of a guest's root disk, if that is in memory.
+
+    Raises Refused. A plugin's ``vtorque_parse_args`` is asked when nothing else is wrong.
+    """
+
+    def more(job: JobRequest) -> list[Extra]:
+        return extras(job, site, plugins)
+
+    job, notes, refusals = job_size.sized(wanted, site, more, granted, disk)
+    if image is not None and not refusals:
+        refusals = job_size.check_ram(job, site, more, granted, image, disk)
+    refusals = refusals or _parse_args(job, site, plugins)
+    if refusals:
+        raise Refused(*refusals)
+    return job, notes
+
+
+def vcpus_on(settled: JobRequest, site: Site, plugins: Plugins, cpus: int) -> int:
+    """Return the vCPUs of a job's guests on a node like this one where it has so many CPUs."""
+    return job_size.vcpus_on(settled, site, lambda job: extras(job, site, plugins), cpus)
+
+
+def asked(request: Request, site: Site, plugins: Plugins) -> JobRequest:
+    """Return the request with every option's typed value, each within the site's limits.
+
+    ``ram`` and ``vcpus`` may be JOB. Raises Refused with all refusals.
     """
     try:
         options = plugins.options()
@@ -41,8 +87,8 @@ def decide(request: Request, site: Site, plugins: Plugins) -> JobRequest:
     refusals: list[Refusal] = []
     given: set[str] = set()
     everything: list[tuple[str, str | FileData]] = [*request.pairs, *request.files.items()]
-    for key, asked in everything:
-        shown = asked.name if isinstance(asked, FileData) else asked
+    for key, value in everything:
+        shown = value.name if isinstance(value, FileData) else value
         problem: Refusal | None
         if key not in options:
             problem = unknown_key(key, shown, options, _broken(plugins))
@@ -50,11 +96,10 @@ def decide(request: Request, site: Site, plugins: Plugins) -> JobRequest:
             problem = Refusal("is given twice", key=key, value=shown)
         else:
             given.add(key)
-            values[key], problem = _value(options[key], asked, shown, site, plugins)
+            values[key], problem = _value(options[key], value, shown, site, plugins)
         if problem is not None:
             refusals.append(problem)
     job = JobRequest(MappingProxyType(values), frozenset(given), request.shell)
-    refusals = refusals or _parse_args(job, site, plugins)
     if refusals:
         raise Refused(*refusals)
     return job
@@ -131,22 +176,22 @@ def _broken(plugins: Plugins) -> str:
 
 
 def needs(wanted: JobRequest, site: Site, plugins: Plugins, disk: int = 0) -> Needs:
-    """Return what the job's guests ask of the batch system on each node. Raises Refused.
+    """Return what a settled job's guests ask of the batch system on each node. Raises Refused.
 
     ``disk``: MiB of a guest's root disk, if that is in memory.
     """
-    count, node = wanted[VMS_PER_NODE], site.node
-    extras = _extras(wanted, site, plugins)
-    return Needs(
-        cpus=count * wanted[VCPUS] + node.host_reserve_cores + sum(e.cpus for e in extras),
-        mib=count * (wanted[RAM] + node.qemu_overhead + disk)
-        + node.host_reserve_ram
-        + sum(e.mib for e in extras),
-        seconds=round(site.batch.boot_walltime),
-    )
+    more, of_job = extras(wanted, site, plugins), wanted.of_job
+    cpus = wanted[VMS_PER_NODE] * wanted[VCPUS] + sum(e.cpus for e in more)
+    mib = job_size.memory(wanted, site, lambda _: more, disk)
+    # Guests of the job's size would get the host's reserve, too: what is asked for, they have.
+    if VCPUS.key not in of_job or any(e.own for e in more):
+        cpus += site.node.host_reserve_cores
+    if RAM.key not in of_job:
+        mib += site.node.host_reserve_ram
+    return Needs(cpus, mib, round(site.batch.boot_walltime))
 
 
-def _extras(wanted: JobRequest, site: Site, plugins: Plugins) -> list[Extra]:
+def extras(wanted: JobRequest, site: Site, plugins: Plugins) -> list[Extra]:
     """Return what plugins need on each node. Raises Refused naming the plugin that fails."""
     found = []
     for contribution in plugins.each("vtorque_needs", request=wanted, site=site):

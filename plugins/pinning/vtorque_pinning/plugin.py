@@ -133,5 +133,5 @@ def vtorque_parse_args(request: JobRequest, site: Site) -> Iterator[Refusal]:
 @hookimpl
 def vtorque_needs(request: JobRequest, site: Site) -> Iterator[Extra]:
     """Ask for the CPU that QEMU's own threads run on."""
-    if request[VCPU_PINNING] and site[Settings].emulator_cpu:
-        yield Extra(cpus=1)
+    if request[VCPU_PINNING]:
+        yield Extra(cpus=int(site[Settings].emulator_cpu), own=True)

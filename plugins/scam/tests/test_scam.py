@@ -86,9 +86,9 @@ def test_no_other_guest_is_on_a_sibling_and_no_step_is_given_twice():
 
 
 def test_the_batch_system_is_asked_for_the_idle_sibling_too():
-    assert list(plugin.vtorque_needs(guest().request)) == [Extra(cpus=2)]
+    assert list(plugin.vtorque_needs(guest().request)) == [Extra(cpus=2, own=True)]
     even = JobRequest({"scam": True, "vcpus": 4, "vms_per_node": 2})
-    assert list(plugin.vtorque_needs(even)) == [Extra(cpus=0)]
+    assert list(plugin.vtorque_needs(even)) == [Extra(cpus=0, own=True)]
 
 
 def test_more_cache_than_there_is():

@@ -17,4 +17,4 @@ vtorque_options = always(SCAM)
 def vtorque_needs(request: JobRequest) -> Iterator[Extra]:
     """Ask for whole cores: the sibling of an odd vCPU stays idle where cores have two threads."""
     if request[SCAM]:
-        yield Extra(cpus=request[VMS_PER_NODE] * (request[VCPUS] % 2))
+        yield Extra(cpus=request[VMS_PER_NODE] * (request[VCPUS] % 2), own=True)

@@ -50,6 +50,33 @@ def test_a_job(clean):
     assert re.search(r"^   Comment=my own vt1:\S+ *$", record, re.MULTILINE)
 
 
+@pytest.mark.parametrize(
+    ("args", "cpus", "guests", "told"),
+    [
+        (("-c2",), 2, 1, "2 1 2 none"),
+        (("-n2",), 2, 1, "2 2 none 2"),
+        (("-n2", "-vm", "vms_per_node=2"), 1, 2, "1(x2) 1(x2) none 2"),
+        (("-n2", "-vm", "vcpus=1"), 1, 1, "1 1 none 1"),
+        (("-c2", "-vm", "vcpus=1"), 1, 1, "1 1 1 none"),
+    ],
+)
+def test_a_guest_has_what_slurm_gave_and_all_say_so(clean, args, cpus, guests, told):
+    """This site has a number for RAM, so that key is needed; CPUs come by themselves."""
+    code, out, err = clean.job(
+        "#!/bin/sh\necho $(nproc) $SLURM_CPUS_ON_NODE $SLURM_NNODES $SLURM_MEM_PER_NODE\n"
+        "echo $SLURM_JOB_CPUS_PER_NODE $SLURM_TASKS_PER_NODE ${SLURM_CPUS_PER_TASK-none}"
+        " ${SLURM_NTASKS-none}\n"
+        "awk '/MemTotal/ { print int($2 / 1024) }' /proc/meminfo\n",
+        "-N1", "--mem=900M", "-vm", "ram=job", *args,
+    )  # fmt: skip
+    assert code == 0, err
+    mib = 900 // guests - 256
+    first, second, third = out.decode().splitlines()
+    assert first == f"{cpus} {cpus} {guests} {mib // 2 * 2}"
+    assert second == told
+    assert mib * 3 // 4 < int(third) < mib
+
+
 def test_script_arguments_stdin_and_wrap(clean):
     """Each way sbatch gets a script, each native name; jobs of several users' places at once."""
     script = clean.script('#!/bin/sh\nprintf "<%s>" "$@"\n', "args.sh")

@@ -16,7 +16,7 @@ from vtorque_core.api.host_topology import flat
 from vtorque_core.api.libvirt_domain import Disk, MemoryBacking
 from vtorque_core.api.strategies import GuestType
 from vtorque_core.api.values import Image, JobRequest, hookimpl
-from vtorque_core.api.vm_options import VCPUS
+from vtorque_core.api.vm_options import RAM, VCPUS
 from vtorque_core.base import hypervisor
 from vtorque_core.base.errors import HostFault, Refusal, Refused
 from vtorque_core.images import pool
@@ -26,6 +26,8 @@ from vtorque_core.plan.placement.demand import demand
 from vtorque_core.plan.placement.job_cores import NodeShare, NoFit, Taken
 from vtorque_core.plan.placement.refusals import check_memory
 from vtorque_core.site.config import Site
+from vtorque_core.site.job_size import Granted
+from vtorque_core.site.option_limits import Limits
 from vtorque_core.site.plugins import Plugins
 from vtorque_core.site.schema import Images, Network
 
@@ -81,11 +83,14 @@ def planned(monkeypatch, plugin):
     plugins.register("double", plugin, "vtorque-double 1.0")
     site = dataclasses.replace(Site(), network=Network(first=10, per_node=4))
 
-    def make(**wanted):
+    def make(granted=None, limits=None, **wanted):
         values = {o.key: o.default for o in plugins.options().values()}
         values |= {"ram": 256, "vms_per_node": 2, **wanted}
-        guests = plan.plan_guests(JOB, JobRequest(values), site, plugins, USER, b"s" * 32)
-        return guests, site, plugins
+        here = dataclasses.replace(site, options=limits or {})
+        guests = plan.plan_guests(
+            JOB, JobRequest(values), here, plugins, USER, b"s" * 32, granted=granted or Granted()
+        )
+        return guests, here, plugins
 
     return make
 
@@ -199,6 +204,41 @@ def test_huge_pages_need_no_file_system_of_the_host(planned):
     one = dataclasses.replace(guests[0].plan, placement=Placement(page_kib=2048))
     found = [e for e in plan._core_elements(one, site) if isinstance(e, MemoryBacking)]
     assert MemoryBacking(hugepages_kib=2048, source="memfd") in found
+
+
+def test_guests_have_their_part_of_the_job_and_plugins_see_numbers(planned):
+    guests, _, _ = planned(Granted(5, 2048), ram=0)
+    for one in guests:
+        assert (one.plan.vcpus, one.plan.ram_mib) == (2, 768)
+        assert (one.plan[VCPUS], one.plan[RAM]) == (2, 768)
+        assert one.notices == ()
+
+
+def test_a_user_whose_guests_are_smaller_than_the_job_is_told(planned):
+    guests, _, _ = planned(Granted(16), {"vcpus": Limits(max=4)})
+    assert [one.plan.vcpus for one in guests] == [4, 4]
+    (notice,) = {notice for one in guests for notice in one.notices}
+    assert notice.text.startswith("vcpus=4, by [options.vcpus] in ")
+    assert notice.text.endswith("a guest's part of the job's is 8")
+
+
+def test_guests_of_other_nodes_are_as_large_as_they_are_there(planned):
+    """Whatever is said of all guests of a job, each node says the same."""
+    told = []
+    for index, counts in enumerate(((9, 4), (9, 4))):
+        guests, site, plugins = planned(Granted(counts[index], 4096))
+        job = dataclasses.replace(
+            JOB, node=JOB.nodes[index], cpu_counts=counts, cpu_count=counts[index]
+        )
+        told.append(plan.peer_guests([one.plan for one in guests], job, site, plugins))
+    assert told[0] == told[1]
+    assert [(peer.hostname, peer.slots, peer.mib) for peer in told[0]] == [
+        ("vn1-0", 4, 256), ("vn1-1", 4, 256), ("vn2-0", 2, 256), ("vn2-1", 2, 256),
+    ]  # fmt: skip
+    guests, site, plugins = planned(Granted(4, 4096), vcpus=1)
+    job = dataclasses.replace(JOB, cpu_counts=(9, 4), cpu_count=4)
+    peers = plan.peer_guests([one.plan for one in guests], job, site, plugins)
+    assert {peer.slots for peer in peers} == {1}, "a number is the same on all nodes"
 
 
 def test_ram_below_the_images_minimum_is_refused_with_the_limit(planned):

@@ -217,9 +217,9 @@ ERRORS = [
     ("[options.ram]\nmax = 1.5", 2, "is 1.5, but must be text"),
     ("[options.ram]\nmax = '2G'\nmin = '3G'", 3, "min: is 3G, more than max = 2G"),
     (
-        "[options.ram]\nmax = '512M'",
+        "[options.vms_per_node]\nmin = 2",
         2,
-        "max: excludes 1G, the default of ram: set default here too",
+        "min: excludes 1, the default of vms_per_node: set default here too",
     ),
     (
         "[options.ram]\nmax = '2G'\ndefault = '3G'",

@@ -86,7 +86,7 @@ GUARDS = [
     *guards(sizes, ("size_mib", "count", "boolean")),
     *guards(option_limits, ("refusal",)),
     # Two plugins of one key: no attack's doing.
-    *(g for g in guards(policy, ("decide", "_value")) if "str(error)" not in g.text),
+    *(g for g in guards(policy, ("asked", "_value")) if "str(error)" not in g.text),
 ]
 
 

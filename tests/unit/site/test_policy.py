@@ -374,7 +374,7 @@ def test_what_plugins_need_is_asked_for_too(plugins):
             lambda: [3],
             r"\(vtorque-a 1\) failed in vtorque_needs: TypeError: answered int where an Ex",
         ),
-        (lambda: [Extra(cpus=-1)], r"answered Extra\(cpus=-1, mib=0\) where"),
+        (lambda: [Extra(cpus=-1)], r"answered Extra\(cpus=-1, mib=0, own=False\) where"),
     ],
 )
 def test_needs_that_cannot_be_had_refuse_the_job(plugins, answer, message):

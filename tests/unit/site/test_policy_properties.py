@@ -95,7 +95,9 @@ def test_any_request_is_decided_or_refused(request, policy):
     assert sorted(job.given) == sorted(asked)
     for key, value in job.values.items():
         option, limits = OPTIONS[key], site.options[key]
-        if key in job.given:
+        if key in job.of_job:  # a number by now, and one that the site grants
+            assert value > 0 and refusal(option, limits, value, option.show(value), "") is None
+        elif key in job.given:
             assert refusal(option, limits, value, "", "") is None
         else:
             assert value == effective_default(option, limits)

@@ -185,8 +185,8 @@ def test_a_side_that_does_not_decide_would_be_noticed(side, monkeypatch, tmp_pat
         pairs = [pair for pair in request.pairs if pair[0] != "ram"]
         return real(Request(tuple(pairs), request.files), site, plugins)
 
-    real = policy.decide
-    monkeypatch.setattr(*((vsub, "decide") if side == "vsub" else (policy, "decide")), lenient)
+    real = policy.asked
+    monkeypatch.setattr(*((vsub, "asked") if side == "vsub" else (policy, "asked")), lenient)
     wanted = {"ram": "8G"}
     accepted = on_the_front_end(wanted, tmp_path)[1], on_the_node(forged(wanted))[1]
     assert [each is not None for each in accepted] == [side == "vsub", side == "node"]

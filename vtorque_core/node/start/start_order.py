@@ -97,7 +97,7 @@ def start_job(
         raise HostFault(f"the batch system does not tell all of the job: {job.unknown}")
     request = read_request(job.blob)
     user = plan.job_user(job.owner, site)
-    wanted = policy.decide(request, site, plugins)
+    wanted = policy.asked(request, site, plugins)
     log.ask(wanted[LOG])
     _log.debug("asked for: %s", " ".join(sorted(wanted.given)) or "nothing")
     with Journal.start(site.paths, header(job, user, site, plugins)) as journal:
@@ -134,7 +134,8 @@ def _start(
     start.enter("plan")
     secret = plan.load_secret(site.paths.secret)
     share = plan.node_share(job, site)
-    planned = plan.plan_guests(job, wanted, site, plugins, start.user, secret, share.machine)
+    of_node = (share.machine, share.granted)
+    planned = plan.plan_guests(job, wanted, site, plugins, start.user, secret, *of_node)
     patience = site.node.start_timeout / 2 if job.patience is None else job.patience
     placements = _lease(start, planned, share, reap_gone, patience)
     _leave_cores(placements)

@@ -67,18 +67,12 @@ def _rooms(
             Room(
                 id=node.id,
                 groups=tuple(group for group in groups if group),
-                mib=max(0, _capacity(share, node.mem_mib) - taken.mib_on.get(node.id, 0)),
+                mib=max(0, share.capacity(node.mem_mib) - taken.mib_on.get(node.id, 0)),
                 pages=huge,
                 floating=len((floating - named) & set(node.cpus)),
             )
         )
     return _less_unplaced(rooms, taken.mib - sum(taken.mib_on.values()))
-
-
-def _capacity(share: NodeShare, mib: int) -> int:
-    """Return a NUMA node's memory for guests: each gives its part of the host's reserve."""
-    whole = share.machine.mem_mib
-    return mib - -(-share.reserve_mib * mib // whole) if whole else 0
 
 
 def _less_unplaced(rooms: list[Room], mib: int) -> list[Room]:

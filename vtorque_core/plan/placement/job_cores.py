@@ -10,6 +10,7 @@ from typing import Literal
 from vtorque_core.api.host_topology import Topology
 from vtorque_core.base.errors import Refusal
 from vtorque_core.base.record import dataclass
+from vtorque_core.site.job_size import Granted
 
 
 class NoFit(Exception):
@@ -69,6 +70,28 @@ class NodeShare:
         """How many CPUs the job can have."""
         usable = len(self.usable)
         return usable if self.cpu_count is None else min(self.cpu_count, usable)
+
+    @property
+    def granted(self) -> Granted:
+        """What guests may have that take all of the job's share."""
+        limited = bool(self.cpus) or self.cpu_count is not None or self.whole_node
+        cpus = self.limit if limited else None
+        reserved = len(set(self.cpus) & set(self.reserved))
+        return Granted(cpus, self._granted_mib(cpus), reserved)
+
+    def _granted_mib(self, cpus: int | None) -> int | None:
+        room = sum(self.capacity(node.mem_mib) for node in self.machine.nodes)
+        if self.mem_mib is not None:
+            return min(self.mem_mib, room)
+        if cpus is None or self.whole_node:
+            return None if cpus is None else room
+        there = len(self.machine.cpus)
+        return room * min(self.cpu_count or cpus, there) // there
+
+    def capacity(self, mib: int) -> int:
+        """Return what of a NUMA node's memory is for guests: each gives its part of the reserve."""
+        whole = self.machine.mem_mib
+        return mib - -(-self.reserve_mib * mib // whole) if whole else 0
 
     @property
     def alone(self) -> bool:

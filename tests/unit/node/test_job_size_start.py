@@ -1,0 +1,38 @@
+"""From the batch system's share of a job to the hardware of its guests, by a whole start."""
+
+from xml.etree import ElementTree
+
+import pytest
+
+from tests.support import device_cases
+
+
+@pytest.mark.parametrize(
+    ("share", "pairs", "vcpus", "mib"),
+    [
+        ({"cpu_count": 6, "mem_mib": 4096}, {}, 6, 3840),
+        ({"cpus": (2, 3, 4), "mem_mib": 4096}, {}, 3, 3840),
+        ({"cpu_count": 7, "mem_mib": 4096}, {"vms_per_node": "2"}, 3, 1792),
+        ({"cpu_count": 6, "mem_mib": 4096}, {"vcpus": "2", "ram": "512M"}, 2, 512),
+        ({}, {}, 1, 1024),
+    ],
+)
+def test_domains_have_the_jobs_part(share, pairs, vcpus, mib, tmp_path):
+    node = device_cases.node(tmp_path, device_cases.load([]), device_cases.Case({}), share=share)
+    run = node.start(node.job(pairs))
+    assert not run.error, run
+    domains = [ElementTree.fromstring(xml) for xml in node.domains()]  # noqa: S314 - our own
+    assert len(domains) == int(pairs.get("vms_per_node", "1"))
+    for domain in domains:
+        memory = domain.find("memory")
+        assert memory.get("unit") == "MiB"
+        assert (domain.findtext("vcpu"), memory.text) == (str(vcpus), str(mib))
+    node.release()
+
+
+def test_a_share_that_the_image_cannot_live_on_is_refused_with_what_to_ask_for(tmp_path):
+    share = {"cpu_count": 2, "mem_mib": 270}
+    node = device_cases.node(tmp_path, device_cases.load([]), device_cases.Case({}), share=share)
+    run = node.start(node.job({}))
+    assert "needs more RAM" in str(run.error)
+    assert "ask the batch system for 320M of memory on each node" in str(run.error)

@@ -1,0 +1,137 @@
+"""Guests that have what the batch system gives their job: the ledger places them, on any node."""
+
+import dataclasses
+from pathlib import Path
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.planned import with_core
+from vtorque_core.api.claims import CoreClaim, MemoryClaim
+from vtorque_core.api.host_topology import flat
+from vtorque_core.api.vm_options import RAM, VCPUS
+from vtorque_core.plan.placement.divide_cores import plan
+from vtorque_core.plan.placement.job_cores import NodeShare, Taken
+from vtorque_core.plan.placement.topology import parse
+from vtorque_core.site.config import build, parse_toml
+from vtorque_core.site.job_size import Granted
+from vtorque_core.site.policy import asked, needs, settle
+from vtorque_core.site.request import Request
+from vtorque_iocm import plugin as iocm
+from vtorque_iocm.node import Settings as IocmSettings
+from vtorque_pinning import plugin as pinning
+from vtorque_scam import plugin as scam
+from vtorque_unclot import plugin as unclot
+
+DATA = Path(__file__).parents[2] / "data" / "capabilities"
+MACHINES = [
+    flat((0,), 2000),
+    flat(range(8), 16001),
+    *(parse(path.read_text()) for path in sorted(DATA.glob("*.xml"))),
+]
+LEAST = 64  # MiB of RAM
+OPTIONS = {
+    "vcpu_pinning": "true",
+    "iocm": "true",
+    "scam": "true",
+    "unclot": "true",
+    "fs_type": "ramdisk",
+}
+DISK = 300
+PLUGINS = with_core("devices", pinning, iocm, scam, unclot)
+
+
+def claims(job, site, index):
+    """Return what the core and the four plugins claim for a guest of a node that has all."""
+    yield CoreClaim("vcpu", job[VCPUS])
+    yield MemoryClaim(job[RAM], use="guest")
+    yield MemoryClaim(site.node.qemu_overhead, use="emulator")
+    if job.values["fs_type"] == "ramdisk":
+        yield MemoryClaim(DISK, use="ramdisk")
+    if job.values["vcpu_pinning"]:
+        yield CoreClaim("vcpu", job[VCPUS], exclusive=True)
+        yield CoreClaim("emulator", 1)
+    if job.values["scam"]:
+        yield CoreClaim("vcpu", job[VCPUS], whole_cores=True)
+    if job.values["iocm"]:
+        yield CoreClaim("io", 1, True, IocmSettings().max_cores)
+    if job.values["unclot"] and index == 0:
+        yield MemoryClaim(job[unclot.SHMEM], use="unclot")
+
+
+@st.composite
+def shares(draw):
+    """Return a batch system's share of a node: whole cores if it tells ids, or a number."""
+    machine = draw(st.sampled_from(MACHINES))
+    found = NodeShare(
+        machine,
+        reserve_cores=draw(st.integers(0, 3)),
+        reserve_mib=draw(st.integers(0, 900)),
+        whole_node=draw(st.booleans()),
+    )
+    if draw(st.booleans()):
+        cores = draw(st.lists(st.sampled_from(machine.cores), min_size=1, unique=True))
+        cpus = tuple(sorted(cpu for core in cores for cpu in core))
+        found = dataclasses.replace(found, cpus=cpus, cpu_count=len(cpus))
+    elif draw(st.booleans()):
+        count = draw(st.integers(1, 2 * len(machine.cpus)))
+        found = dataclasses.replace(found, cpu_count=count)
+    mem = draw(st.none() | st.integers(1, 2 * machine.mem_mib))
+    return dataclasses.replace(found, mem_mib=mem)
+
+
+def least(job, site, share):
+    """Return whether the share is enough for guests of one vCPU and little RAM."""
+    small = dataclasses.replace(job, values={**job.values, "vcpus": 1, "ram": LEAST})
+    small = dataclasses.replace(small, of_job=frozenset({"vcpus", "ram"}))
+    need, granted = needs(small, site, PLUGINS, DISK), share.granted
+    own = any(small.values[key] for key in ("vcpu_pinning", "scam"))
+    spare = site.node.host_reserve_cores if own else 0
+    cpus = need.cpus - spare + granted.reserved * bool(own or small.values["iocm"])
+    return cpus <= granted.cpus and need.mib <= granted.mib
+
+
+@settings(deadline=None)
+@given(share=shares(), count=st.integers(1, 4), on=st.sets(st.sampled_from(sorted(OPTIONS))))
+def test_any_share_that_is_enough_for_the_least_is_one_that_fits(share, count, on):
+    text = f"[node]\nhost_reserve_cores = {share.reserve_cores}\n"
+    site = build(parse_toml(text.encode(), Path("/etc/x.toml")), PLUGINS)
+    pairs = [("vms_per_node", str(count)), *((key, OPTIONS[key]) for key in sorted(on))]
+    wanted = asked(Request(tuple(pairs)), site, PLUGINS)
+    granted = share.granted
+    job, _ = settle(wanted, site, PLUGINS, granted, disk=DISK)
+    if granted.cpus is None or granted.mib is None or not least(job, site, share):
+        return
+    if {"scam", "iocm"} <= on:
+        return  # scam cannot tell the batch system of the idle siblings of I/O cores
+    placements = plan([list(claims(job, site, n)) for n in range(count)], share, Taken())
+    assert len(placements) == count
+    if not on:
+        assert granted.cpus - count * job[VCPUS] < count, "CPUs are lost"
+
+
+def test_what_a_node_gives_where_memory_is_not_limited():
+    machine = flat(range(8), 16000)
+
+    def of(**share):
+        return NodeShare(machine, reserve_cores=2, reserve_mib=1000, **share).granted
+
+    assert of() == Granted(None, None), "nothing is limited: not even told"
+    assert of(cpu_count=4) == Granted(4, 7500)
+    assert of(cpu_count=8) == Granted(6, 15000), "the host's two are nobody's"
+    assert of(cpu_count=16) == Granted(6, 15000)
+    assert of(cpus=(0, 1, 2, 3)) == Granted(4, 7500, reserved=2)
+    assert of(whole_node=True) == Granted(6, 15000)
+    assert of(whole_node=True, cpu_count=1) == Granted(1, 15000)
+    assert of(mem_mib=4096) == Granted(None, 4096)
+    assert of(cpu_count=4, mem_mib=16000) == Granted(4, 15000), "no more than there is for guests"
+
+
+@given(st.lists(st.integers(1, 8), min_size=1, max_size=8))
+def test_jobs_that_share_a_node_share_its_memory(counts):
+    """As many as it has CPUs for: the parts of all are no more than there is."""
+    machine = flat(range(8), 16001)
+    while sum(counts) > 8:
+        counts.pop()
+    shares = [NodeShare(machine, reserve_mib=77, cpu_count=count) for count in counts]
+    assert sum(share.granted.mib for share in shares) <= 16001 - 77

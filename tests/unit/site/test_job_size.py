@@ -1,0 +1,189 @@
+"""How large guests are that have what the batch system gives their job, and the site's limits."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.planned import with_core
+from vtorque_core.api.values import Extra, Image, hookimpl
+from vtorque_core.api.vm_options import RAM, VCPUS, VMS_PER_NODE
+from vtorque_core.base.errors import ConfigError, Refused
+from vtorque_core.site.config import build, parse_toml
+from vtorque_core.site.job_size import Granted
+from vtorque_core.site.policy import asked, check_share, needs, settle, vcpus_on
+from vtorque_core.site.request import Request
+
+FILE = Path("/etc/vtorque/vtorque.toml")
+IMAGE = Image("tiny", "linux", "tiny", "x86_64", "0" * 64, min_ram_mib=512)
+
+
+class Needy:
+    """Stands for a plugin whose guests need CPUs and memory beside their own."""
+
+    def __init__(self, cpus=0, mib=0, own=False):
+        self.extra = Extra(cpus, mib, own)
+
+    @hookimpl
+    def vtorque_needs(self):
+        return [self.extra]
+
+
+def settled(granted, *pairs, site="", plugin=None, **more):
+    """Return the request, what is said of it, and what is asked of the batch system for it."""
+    plugins = with_core("needy", *([plugin] if plugin else []))
+    made = build(parse_toml(site.encode(), FILE), plugins)
+    wanted = asked(Request(tuple(tuple(p.split("=")) for p in pairs)), made, plugins)
+    job, notes = settle(wanted, made, plugins, granted, **more)
+    return job, notes, needs(job, made, plugins, more.get("disk", 0))
+
+
+def size(granted, *pairs, **more):
+    job, _, _ = settled(granted, *pairs, **more)
+    return job[VCPUS], job[RAM]
+
+
+def test_guests_have_all_that_the_job_has():
+    assert size(Granted(8, 16384)) == (8, 16384 - 256)
+    assert size(Granted(8, 16384), "vcpus=job", "ram=JOB") == (8, 16384 - 256)
+    assert size(Granted(9, 16384), "vms_per_node=2") == (4, 8192 - 256)
+    assert size(Granted(8, 16384), "vcpus=2", "ram=1G") == (2, 1024)
+    assert size(Granted(8, 16384), "ram=1G") == (8, 1024)
+    assert size(Granted(8, 16384), disk=1000) == (8, 16384 - 1256)
+    assert size(Granted(1000000, 4096))[0] == 1024, "the most that QEMU takes"
+
+
+def test_where_nothing_is_limited_the_sites_number_holds_else_vtorques():
+    assert size(Granted()) == (1, 1024)
+    assert size(Granted(4)) == (4, 1024)
+    assert size(Granted(None, 4096)) == (1, 4096 - 256)
+    site = "[options.ram]\ndefault = '2G'\n[options.vcpus]\ndefault = 3\n"
+    assert size(Granted(), site=site) == size(Granted(8, 16384), site=site) == (3, 2048)
+    assert size(Granted(), "vcpus=job", "ram=job", site=site) == (3, 2048)
+    assert size(Granted(8, 4096), "vcpus=job", "ram=job", site=site) == (8, 4096 - 256)
+
+
+def test_what_plugins_need_is_left_free():
+    plugin = Needy(cpus=1, mib=100)
+    assert size(Granted(8, 4096), plugin=plugin) == (7, 4096 - 256 - 100)
+    assert size(Granted(8, 4096), "vms_per_node=2", plugin=plugin) == (3, (4096 - 100) // 2 - 256)
+    assert size(Granted(8, 4096, reserved=2), plugin=plugin)[0] == 7
+    assert size(Granted(8, 4096, reserved=2), plugin=Needy(1, own=True))[0] == 5
+
+
+def test_hooks_see_numbers_only():
+    seen = []
+
+    class Looks:
+        @hookimpl
+        def vtorque_parse_args(self, request):
+            seen.append((request[VCPUS], request[RAM]))
+            return ()
+
+        @hookimpl
+        def vtorque_needs(self, request):
+            assert request[VCPUS] and request[RAM]
+            return [Extra(cpus=request[VCPUS] % 2)]
+
+    assert size(Granted(9, 2048), plugin=Looks()) == (8, 1792)
+    assert seen == [(8, 1792)]
+
+
+@pytest.mark.parametrize(
+    ("limits", "number", "note"),
+    [
+        ("max = 4", 4, "vcpus=4, by [options.vcpus] in /etc/vtorque/vtorque.toml: a guest's part "
+         "of the job's is 7"),
+        ("min = 8", 8, "vcpus=8, by"),
+        ("max = 16", 7, ""),
+        ("allow = [1, 2, 4, 8]", 4, "vcpus=4, by"),
+        ("allow = [8]", 8, "vcpus=8, by"),
+        ("deny = ['64']", 7, ""),
+    ],
+)  # fmt: skip
+def test_the_sites_limits_change_the_number_and_the_user_is_told(limits, number, note):
+    job, notes, _ = settled(Granted(7), site=f"[options.vcpus]\n{limits}\n")
+    assert job[VCPUS] == number
+    assert [said.startswith(note) for said in notes] == ([True] if note else [])
+
+
+def test_a_number_that_the_site_denies_is_refused_with_the_reason():
+    with pytest.raises(Refused, match=r"vcpus=7: is not allowed \(limit: not 7, set by \[options"):
+        settled(Granted(7), site="[options.vcpus]\ndeny = [7]\n")
+    with pytest.raises(Refused, match=r"vcpus=job: is not allowed"):
+        settled(Granted(7), "vcpus=job", site="[options.vcpus]\ndefault = 1\ndeny = ['job']\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("max = 'job'", "must be a number; job, what the batch system gives, can be the default"),
+        ("min = 'job'", "must be a number"),
+        ("deny = ['job']", "excludes job, the default of vcpus: set default here too"),
+        ("deny = [1]", "excludes 1, the default of vcpus: set default here too"),
+    ],
+)
+def test_a_site_that_contradicts_itself(text, why):
+    with pytest.raises(ConfigError) as caught:
+        settled(Granted(), site=f"[options.vcpus]\n{text}\n")
+    assert why in str(caught.value)
+
+
+def test_a_share_too_small_for_the_image_says_what_to_ask_for():
+    words = (
+        r"ram=142M: image tiny needs more RAM \(limit: at least 512M.* ask the batch system for "
+    )
+    with pytest.raises(Refused, match=words + r"1636M of memory on each node"):
+        settled(Granted(2, 896), "vms_per_node=2", plugin=Needy(mib=100), image=IMAGE)
+    with pytest.raises(Refused, match=r"ask for -vm ram=512M or more"):
+        settled(Granted(2, 896), "ram=64M", image=IMAGE)
+    assert size(Granted(2, 768), image=IMAGE) == (2, 512)
+    with pytest.raises(Refused, match="image tiny needs more RAM"):
+        size(Granted(2, 100), image=IMAGE)
+
+
+def test_what_vsub_asks_for_where_the_user_asks_for_nothing():
+    site = "[node]\nhost_reserve_cores = 2\nhost_reserve_ram = 500\n"
+    _, _, needed = settled(Granted(), site=site)
+    assert (needed.cpus, needed.mib) == (1, 1024 + 256), "what is asked for, guests have"
+    _, _, needed = settled(Granted(), "vcpus=1", "ram=1G", site=site)
+    assert (needed.cpus, needed.mib) == (1 + 2, 1024 + 256 + 500)
+    _, _, needed = settled(Granted(), site=site, plugin=Needy(own=True))
+    assert needed.cpus == 1 + 2, "no CPU of the host's can be a guest's own"
+
+
+SITES = st.sampled_from(["", "[node]\nhost_reserve_cores = 1\nhost_reserve_ram = 300\n"])
+
+
+@given(
+    cpus=st.integers(1, 200),
+    mib=st.integers(1, 1 << 20),
+    count=st.integers(1, 8),
+    extra=st.builds(Extra, st.integers(0, 6), st.integers(0, 500), st.booleans()),
+    disk=st.sampled_from([0, 700]),
+    site=SITES,
+)
+def test_what_the_user_gave_is_enough_and_nothing_is_lost(cpus, mib, count, extra, disk, site):
+    """What guests then need is never more than was given, if their least is not."""
+    plugin = Needy(extra.cpus, extra.mib)
+    job, _, needed = settled(
+        Granted(cpus, mib), f"vms_per_node={count}", site=site, plugin=plugin, disk=disk
+    )
+    if cpus >= count + extra.cpus:
+        check_share(needed, cpus, None)
+        assert cpus - extra.cpus - count * job[VCPUS] < count
+    if mib >= count * (2 + 256 + disk) + extra.mib:
+        check_share(needed, None, mib)
+        assert mib - needed.mib < 2 * count
+
+
+@given(st.integers(1, 300), st.integers(1, 8), st.integers(1, 300))
+def test_guests_on_other_nodes_are_as_they_see_themselves(here, count, there):
+    plugins = with_core("needy", Needy(cpus=1))
+    site = build(parse_toml(b"[options.vcpus]\nmax = 64\n", FILE), plugins)
+    wanted = asked(Request((("vms_per_node", str(count)),)), site, plugins)
+    job, _ = settle(wanted, site, plugins, Granted(here, 4096))
+    other, _ = settle(wanted, site, plugins, Granted(there, 4096))
+    assert vcpus_on(job, site, plugins, there) == other[VCPUS]
+    assert job[VMS_PER_NODE] == count

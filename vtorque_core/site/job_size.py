@@ -1,0 +1,144 @@
+"""How large the guests of a node are, where they have what the batch system gives their job. Pure.
+
+Guests see all CPUs of the job: QEMU's own threads run beside them. QEMU's own memory comes out of
+the job's, as a root disk in memory does, and what plugins need for the options that are on. What
+the host keeps for itself (``[node] host_reserve_*``) is the node's matter, not each job's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from vtorque_core.api.values import Extra, Image, JobRequest, Option
+from vtorque_core.api.vm_options import JOB, MAX_VCPUS, RAM, UNLIMITED, VCPUS, VMS_PER_NODE
+from vtorque_core.base.errors import Refusal
+from vtorque_core.base.record import dataclass
+from vtorque_core.base.sizes import show_mib
+from vtorque_core.site.option_limits import Limits, nearest, refusal
+
+if TYPE_CHECKING:
+    from vtorque_core.site.config import Site
+
+Extras = Callable[[JobRequest], list[Extra]]
+
+
+@dataclass(frozen=True)
+class Granted:
+    """What the batch system gives a job on a node; None: it limits nothing, or has not said.
+
+    Args:
+        cpus: how many the guests' vCPUs may run on.
+        mib: memory in MiB, QEMU's own with it.
+        reserved: how many of the CPUs the site keeps for the host: no guest has one for itself.
+    """
+
+    cpus: int | None = None
+    mib: int | None = None
+    reserved: int = 0
+
+
+def sized(
+    asked: JobRequest, site: Site, extras: Extras, granted: Granted, disk: int = 0
+) -> tuple[JobRequest, list[str], list[Refusal]]:
+    """Return the request with numbers for JOB, what the user should know of them, what is refused.
+
+    Args:
+        asked: typed, each key within the site's limits.
+        extras: what plugins need beside a request's guests.
+        disk: MiB of a guest's root disk, if that is in memory.
+    """
+    of_job = [option for option in (VCPUS, RAM) if asked.values.get(option.key) == JOB]
+    found = _with(asked, {option.key: _unlimited(option, site) for option in of_job})
+    found = replace(found, of_job=asked.of_job | {option.key for option in of_job})
+    notes, refusals = [], []
+    for option in of_job:
+        if option is VCPUS:
+            whole = _vcpus(found, extras, granted)
+        else:
+            whole = _ram(found, site, extras, granted, disk)
+        if whole is None:
+            continue
+        limits = site.options.get(option.key, Limits())
+        number = nearest(option, limits, whole)
+        problem = refusal(option, limits, number, option.show(number), str(site.path))
+        if problem is not None:
+            refusals.append(problem)
+        elif number != whole:
+            notes.append(
+                f"{option.key}={option.show(number)}, by [options.{option.key}] in {site.path}: "
+                f"a guest's part of the job's is {option.show(whole)}"
+            )
+        found = _with(found, {option.key: number})
+    return found, notes, refusals
+
+
+def vcpus_on(settled: JobRequest, site: Site, extras: Extras, cpus: int) -> int:
+    """Return the vCPUs of a guest of the job on a node like this one where it has so many CPUs."""
+    whole = _vcpus(settled, extras, Granted(cpus))
+    assert whole is not None  # noqa: S101 - a number is given
+    return nearest(VCPUS, site.options.get(VCPUS.key, Limits()), whole)
+
+
+def check_ram(
+    settled: JobRequest, site: Site, extras: Extras, granted: Granted, image: Image, disk: int
+) -> list[Refusal]:
+    """Return why guests of an image cannot run in their RAM, if so."""
+    least = image.min_ram_mib
+    if settled[RAM] >= least:
+        return []
+    fix = f"ask for -vm ram={least}M or more"
+    if RAM.key in settled.of_job and granted.mib is not None:
+        need = memory(_with(settled, {RAM.key: least}), site, extras, disk)
+        fix = f"ask the batch system for {show_mib(need)} of memory on each node, or for more"
+    return [
+        Refusal(
+            f"image {image.name} needs more RAM",
+            key=RAM.key,
+            value=RAM.show(settled[RAM]),
+            limit=f"at least {least}M",
+            where=f"image {image.name}",
+            fix=fix,
+        )
+    ]
+
+
+def memory(settled: JobRequest, site: Site, extras: Extras, disk: int) -> int:
+    """Return MiB that the guests of a node take, with QEMU's own and what plugins need."""
+    each = settled[RAM] + site.node.qemu_overhead + disk
+    return settled[VMS_PER_NODE] * each + sum(e.mib for e in extras(settled))
+
+
+def _unlimited(option: Option[Any], site: Site) -> int:
+    """Return the site's number, else vTorque's, within the site's limits."""
+    limits = site.options.get(option.key, Limits())
+    default = UNLIMITED[option.key] if limits.default in (None, JOB) else limits.default
+    return nearest(option, limits, default)
+
+
+def _vcpus(found: JobRequest, extras: Extras, granted: Granted) -> int | None:
+    """Return the most for which the job's CPUs are enough; at least one."""
+    if granted.cpus is None:
+        return None
+    count = found[VMS_PER_NODE]
+    for number in range(min(granted.cpus // count, MAX_VCPUS), 1, -1):
+        more = extras(_with(found, {VCPUS.key: number}))
+        spare = sum(e.cpus for e in more) + granted.reserved * any(e.own for e in more)
+        if count * number + spare <= granted.cpus:
+            return number
+    return 1
+
+
+def _ram(found: JobRequest, site: Site, extras: Extras, granted: Granted, disk: int) -> int | None:
+    """Return the most for which the job's memory is enough, in whole huge pages of 2 MiB."""
+    if granted.mib is None:
+        return None
+    count = found[VMS_PER_NODE]
+    rest = granted.mib - memory(found, site, extras, disk) + count * found[RAM]
+    return max(1, rest // count // 2 * 2)
+
+
+def _with(request: JobRequest, numbers: dict[str, int]) -> JobRequest:
+    return replace(request, values=MappingProxyType({**request.values, **numbers}))
