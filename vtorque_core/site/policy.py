@@ -217,7 +217,7 @@ def check_share(needed: Needs, cpus: int | None, mib: int | None) -> None:
     """
     fix = "ask the batch system for more, for fewer or smaller guests, or for nothing: vsub does"
     refusals = [
-        Refusal(f"the guests of a node need {need} {unit}", value=f"{given} asked for", fix=fix)
+        Refusal(f"the guests of a node need {need} {unit}, {given} are asked for", fix=fix)
         for need, given, unit in ((needed.cpus, cpus, "CPUs"), (needed.mib, mib, "MiB of memory"))
         if given is not None and given < need
     ]

@@ -23,6 +23,7 @@ from vtorque_core.base.errors import Refused
 from vtorque_core.cli import vsub
 from vtorque_core.site import policy
 from vtorque_core.site.config import build, parse_toml
+from vtorque_core.site.job_size import Granted
 from vtorque_core.site.plugins import Plugins
 from vtorque_core.site.request import Request
 
@@ -57,12 +58,16 @@ class Played:
 
     def __init__(self) -> None:
         self.blobs: list[bytes] = []
+        self.given: tuple[int | None, int | None] = (None, None)  # CPUs and MiB by its options
 
     def split(self, argv):
-        return SubmitArgs(tuple(argv[1::2]), ("job.sh",), content=SCRIPT)
+        cpus, mib = self.given
+        more = {"content": SCRIPT, "vcpus_given": cpus, "mib_given": mib}
+        return SubmitArgs(tuple(argv[1::2]), ("job.sh",), **more)
 
     def submit(self, args, blob, needs):
         self.blobs.append(blob)
+        self.needs = needs
         return 0
 
     @hookimpl
@@ -161,6 +166,36 @@ def test_both_sides_say_the_same(tmp_path_factory, wanted):
         _, submitted = on_the_node(blob)
         assert submitted is not None
         assert (submitted.values, submitted.given) == (job.values, job.given)
+
+
+@pytest.mark.parametrize(
+    ("given", "asked", "size"),
+    [
+        ((None, None), (1, 1280), (1, 1024)),
+        ((6, None), (6, 1280), (6, 1024)),
+        ((None, 2048), (1, 2048), (1, 1792)),
+        ((6, 2048), (6, 2048), (6, 1792)),
+        ((64, 65536), (8, 4352), (8, 4096)),  # no more than the site's most
+    ],
+)
+@pytest.mark.parametrize("count", [1, 2])
+def test_what_the_user_does_not_ask_for_vsub_does(tmp_path, monkeypatch, given, asked, size, count):
+    """And the node makes the same of what the batch system then gives."""
+    played, site, plugins = FRONT
+    monkeypatch.setattr(played, "given", tuple(n and n * count for n in given))
+    refusals, blob = on_the_front_end({"vms_per_node": str(count)}, tmp_path)
+    assert refusals == ()
+    assert (played.needs.cpus, played.needs.mib) == tuple(n * count for n in asked)
+    got = (g or n for g, n in zip(played.given, (played.needs.cpus, played.needs.mib), strict=True))
+    wanted = policy.asked(Request.decode(blob), site, plugins)
+    job, _ = policy.settle(wanted, site, plugins, Granted(*got))
+    assert (job.values["vcpus"], job.values["ram"]) == size
+
+
+def test_less_than_guests_need_is_refused_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(FRONT[0], "given", (None, 100))
+    (refusal,), _ = on_the_front_end({}, tmp_path)
+    assert refusal.message == "the guests of a node need 384 MiB of memory, 100 are asked for"
 
 
 def test_both_sides_have_the_same_keys_and_limits():
