@@ -60,6 +60,7 @@ class SubmitArgs:
         interactive: a terminal job.
         vcpus_given, mib_given: what the arguments ask of the batch system per node, if they do.
         directives: the option lines found in the script that concern vTorque (``#VSUB -vm``).
+        facts: what the user says of the job's queue, partition, account, qos, by these names.
     """
 
     vm: tuple[str, ...]
@@ -71,6 +72,7 @@ class SubmitArgs:
     vcpus_given: int | None = None
     mib_given: int | None = None
     directives: tuple[str, ...] = ()
+    facts: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -164,6 +166,9 @@ class BatchJob:
             long as this one (Slurm's --exclusive, OpenPBS's place=excl), and keeps to it.
         patience: seconds that the prologue waits for what other jobs have, before Outcome.IN_USE
             sends the job back to the queue; None: half of ``[node] start_timeout``.
+        queue, partition, account, qos: where it runs and for whom, as the batch system tells root;
+            the site's ``[[limits]]`` go by them. Those that ``BatchSystem.facts`` names are told;
+            empty: the job has none.
     """
 
     id: str
@@ -183,6 +188,10 @@ class BatchJob:
     detach: bool = False
     whole_node: bool = False
     patience: float | None = None
+    queue: str = ""
+    partition: str = ""
+    account: str = ""
+    qos: str = ""
 
     @property
     def node_index(self) -> int:

@@ -42,13 +42,15 @@ class GuestType:
 class BatchSystem:
     """One batch system: ``submitter`` for ``vsub`` and ``vmgr``, ``node`` for root's hooks.
 
-    Both get the site config. ``shell`` is for the job shell, which reads none.
+    Both get the site config. ``shell`` is for the job shell, which reads none. ``facts``: which of
+    queue, partition, account and qos a BatchJob of its has; ``[[limits]]`` can go by these alone.
     """
 
     name: str
     submitter: Callable[[Site], Submitter]
     node: Callable[[Site], NodeAdapter]
     shell: Callable[[], JobShell]
+    facts: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)

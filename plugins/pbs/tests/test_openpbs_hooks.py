@@ -53,7 +53,7 @@ def test_the_hooks_of_openpbs(tmp_path):
         "Variable_List": {"A": "1"}, "exec_host2": "vm:15002/0*2",
         "run_count": 2, "Rerunable": True,
         "Resource_List": {"select": "1:ncpus=2", "place": None},
-        "exec_vnode": "(vm:ncpus=2)",
+        "exec_vnode": "(vm:ncpus=2)", "queue": "gpu", "Account_Name": None,
     }  # fmt: skip
     begin = hooks.begin(place)
     assert run(begin, job) == ("accepted\n", None)
@@ -62,6 +62,8 @@ def test_the_hooks_of_openpbs(tmp_path):
     assert said == "accepted\n"
     assert words[:4] == ["hook", "--config", str(place.config), "prologue"]
     assert {"id=5[1].vm", "owner=u", "request=vt1:'\n$(x)", "run_count=2"} <= set(words[4:])
+    assert "queue=gpu" in words
+    assert not [word for word in words if word.startswith("account=")]
     end = hooks.end(place, journal, proof, 60)
     assert run(end, job) == ("accepted\n", None)
     Path(journal, f"{safe_name('5[1].vm')}.0.jsonl").touch()

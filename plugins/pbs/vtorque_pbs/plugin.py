@@ -57,7 +57,8 @@ def openpbs_shell() -> JobShell:
 
 
 vtorque_settings = always(Settings)
+_FACTS = frozenset({"queue", "account"})
 vtorque_batch_systems = always(
-    BatchSystem("torque", submitter=torque_submitter, node=torque_node, shell=torque_shell),
-    BatchSystem("openpbs", submitter=openpbs_submitter, node=openpbs_node, shell=openpbs_shell),
+    BatchSystem("torque", torque_submitter, torque_node, torque_shell, _FACTS),
+    BatchSystem("openpbs", openpbs_submitter, openpbs_node, openpbs_shell, _FACTS),
 )

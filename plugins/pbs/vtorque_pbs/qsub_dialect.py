@@ -87,6 +87,7 @@ class Effective:
         variables: the ``-v`` list that counts, as written; "" without one.
         shell: the path of ``-S``, or None.
         interactive: ``-I``; ``command``: Torque's ``-x``, the script is a command.
+        facts: the queue (``-q``) and the account (``-A``), where they are given.
     """
 
     resources: Mapping[str, str]
@@ -94,6 +95,7 @@ class Effective:
     shell: str | None
     interactive: bool
     command: bool
+    facts: Mapping[str, str]
 
 
 def effective(directives: Sequence[Options], line: Options) -> Effective:
@@ -111,4 +113,7 @@ def effective(directives: Sequence[Options], line: Options) -> Effective:
     last = dict(found)
     shell = last.get("S", "").split(",", maxsplit=1)[0].partition("@")[0].strip()
     letters = {letter for letter, _ in line}
-    return Effective(resources, last.get("v", ""), shell or None, "I" in letters, "x" in letters)
+    named = {"queue": last.get("q", "").partition("@")[0], "account": last.get("A", "")}
+    facts = {name: value for name, value in named.items() if value}
+    flags = "I" in letters, "x" in letters
+    return Effective(resources, last.get("v", ""), shell or None, *flags, facts)

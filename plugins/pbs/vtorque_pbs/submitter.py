@@ -123,6 +123,7 @@ class PbsSubmitter:
             vcpus_given=given.cpus,
             mib_given=given.mib,
             directives=vm_directives(text, prefix),
+            facts=counts.facts,
             counts=counts,
             at=at,
             stripped=kept,

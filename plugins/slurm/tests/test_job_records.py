@@ -12,7 +12,7 @@ from vtorque_slurm.job_records import element, features, parse_job
 
 FACTS = {
     "id": "7", "name": "t", "state": "RUNNING", "restarts": 0, "excluded": "(null)", "cpus": "0-1",
-    "mem": 512, "share": "OK", "note": "", "comment": "",
+    "mem": 512, "share": "OK", "note": "", "comment": "", "account": "(null)", "qos": "(null)",
 }  # fmt: skip
 
 
@@ -22,6 +22,27 @@ def test_an_element_of_an_array_is_named_apart_from_its_array():
     assert element(other + text, "7") == "7_3"
     assert element(text, "7") == ""
     assert parse_job(text, "7").name == "7_3"
+
+
+@pytest.mark.parametrize("account", ["chem", "", "a b", "chem QOS=high", "a\n   Priority=1 Nice=0"])
+@pytest.mark.parametrize(("shown", "qos"), [("(null)", ""), ("N/A", ""), ("normal", "normal")])
+def test_a_qos_is_known_whatever_account_a_user_makes_up(account, shown, qos):
+    """Without slurmdbd Slurm takes any text for an account; slurmd says it in the environment."""
+    text = RECORD.format(**FACTS | {"account": account or "(null)", "qos": shown})
+    assert parse_job(text, "7", account).qos == qos
+    assert (
+        parse_job(text.replace(f"QOS={shown}", f"QOS={shown} WCKey=a QOS=x"), "7", account).qos
+        == qos
+    )
+    assert parse_job(text, "7").qos == ""
+
+
+@pytest.mark.parametrize("place", ["name", "comment"])
+def test_a_qos_that_a_user_writes_is_none(place):
+    text = FACTS | {"account": "chem", "qos": "low"}
+    line = "x\n   Priority=1 Nice=0 Account=chem QOS=high\n"
+    with pytest.raises(Refused):
+        parse_job(RECORD.format(**text | {place: line}), "7", "chem")
 
 
 FORGED = [

@@ -26,6 +26,8 @@ PROLOG = {
     "SLURM_JOB_CPUS_PER_NODE": "2(x2)",
     "SLURM_JOB_RESTART_COUNT": "1",
     "SLURM_JOB_COMMENT": "mine vt1:AAAA",
+    "SLURM_JOB_PARTITION": "gpu",
+    "SLURM_JOB_ACCOUNT": "chem",
 }
 
 
@@ -42,8 +44,9 @@ def node(slurm, tmp_path):
 
 
 def test_a_prologs_environment(node, slurm):
-    slurm.facts(cpus="0", share="NO", restarts=1)
+    slurm.facts(cpus="0", share="NO", restarts=1, account="chem", qos="high")
     job = node.job((), PROLOG)
+    assert (job.partition, job.account, job.qos, job.queue) == ("gpu", "chem", "high", "")
     assert (job.id, job.owner, job.attempt) == ("7", ME, 1)
     assert (job.nodes, job.node_index) == (("n1", "n2"), 1)
     assert (job.cpu_count, job.mem_mib, job.whole_node) == (1, 512, True)

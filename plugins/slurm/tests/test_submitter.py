@@ -134,6 +134,21 @@ def test_split_reads_the_script(submitter, tmp_path, monkeypatch):
     assert submitter.split(["--version"]).content is None
 
 
+def test_what_the_user_says_of_partition_account_and_qos(submitter, tmp_path, monkeypatch):
+    """Command line, environment, script, in this order; of several partitions Slurm chooses."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "job.sh").write_bytes(b"#!/bin/sh\n#SBATCH -p slow -A Chem\n#SBATCH --qos=low\n")
+    assert submitter.split(["job.sh"]).facts == {
+        "partition": "slow", "account": "chem", "qos": "low"
+    }  # fmt: skip
+    monkeypatch.setenv("SBATCH_PARTITION", "gpu")
+    monkeypatch.setenv("SALLOC_QOS", "high")
+    found = submitter.split(["-Aown", "job.sh"]).facts
+    assert found == {"partition": "gpu", "account": "own", "qos": "low"}
+    assert "partition" not in submitter.split(["-pgpu,slow", "job.sh"]).facts
+    assert submitter.split(["-I"]).facts == {"qos": "high"}
+
+
 def test_a_users_files_are_in_no_comment_that_all_can_read(submitter):
     blob = b'{"files":{"vm_prologue":["p","eA=="]}}'
     found, body = submitter.batch(options.split(["-Jx", "j"]), SCRIPT, blob, NEEDS)

@@ -18,12 +18,15 @@ _MAX_SHOWN = 2000  # characters that squeue shows of a comment, which has at mos
 _STARTED = ("RUNNING", "CONFIGURING")
 
 
-def record(client: Client, job_id: str) -> JobRecord:
-    """Ask for a job. Raises HostFault, Refused (see job_records.py)."""
+def record(client: Client, job_id: str, account: str | None = None) -> JobRecord:
+    """Ask for a job, given its account for its qos too. Raises HostFault, Refused.
+
+    See :func:`vtorque_slurm.job_records.parse_job`.
+    """
     text = client.ask("scontrol", "show", "job", "-d", job_id)
     if element := job_records.element(text, job_id):
         text = client.ask("scontrol", "show", "job", "-d", element)
-    return job_records.parse_job(text, job_id)
+    return job_records.parse_job(text, job_id, account)
 
 
 def host_fault(client: Client, settings: Settings, job: BatchJob, reason: str) -> None:

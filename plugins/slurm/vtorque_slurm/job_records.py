@@ -27,6 +27,7 @@ class JobRecord:
         excluded: nodes where it shall not run, as Slurm writes them; empty: none.
         whole_node: nobody else is on its nodes.
         cpus, mib: CPU ids (Slurm's own) and memory by node; 0 MiB: not limited.
+        qos: empty: it has none, or nobody has asked.
     """
 
     name: str
@@ -36,11 +37,13 @@ class JobRecord:
     whole_node: bool
     cpus: dict[str, tuple[int, ...]]
     mib: dict[str, int]
+    qos: str = ""
 
 
-def parse_job(text: str, job_id: str) -> JobRecord:
+def parse_job(text: str, job_id: str, account: str | None = None) -> JobRecord:
     """Return the record of one job in what ``scontrol show job -d`` prints of it alone.
 
+    ``account``: the job's, as slurmd says it, "" without one; None: its qos is not wanted.
     Raises HostFault, and Refused where a text of the user's looks like Slurm's own.
     """
     found = _records(text)
@@ -60,7 +63,18 @@ def parse_job(text: str, job_id: str) -> JobRecord:
         whole_node=_one(r"   OverSubscribe=(\w+) Contiguous=.*", record) == "NO",
         cpus=cpus,
         mib=mib,
+        qos="" if account is None else _qos(record, account),
     )
+
+
+def _qos(record: str, account: str) -> str:
+    """Return a job's qos. What is before it in its line can be any text, but a known one.
+
+    Without slurmdbd Slurm takes any account.
+    """
+    of = re.escape(account or "(null)")
+    qos = _one(rf"   Priority=\d+ Nice=-?\d+ Account={of} QOS=(\S+)(?: WCKey=.*)?", record)
+    return "" if qos in ("(null)", "N/A") else qos
 
 
 def element(text: str, job_id: str) -> str:

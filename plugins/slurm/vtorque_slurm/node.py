@@ -58,10 +58,11 @@ class SlurmNode:
             return BatchJob(job_id, owner, node, nodes, None)
         blob, bad, record, unknown = b"", "", None, ""
         slots = _slots(environ, len(nodes))
+        account = environ.get("SLURM_JOB_ACCOUNT", "")
         try:
             owner = request_channel.trusted_owner(owner, uid)
             blob = self._request(job_id, word)
-            record = controller_updates.record(self._client, job_id)
+            record = controller_updates.record(self._client, job_id, account)
         except Refused as error:
             bad = str(error)
         except HostFault as error:
@@ -83,6 +84,9 @@ class SlurmNode:
             bad_request=bad,
             unknown=unknown,
             whole_node=record.whole_node if record else False,
+            partition=environ.get("SLURM_JOB_PARTITION", ""),
+            account=account,
+            qos=record.qos if record else "",
         )
 
     def context(self, job: BatchJob, guests: Sequence[PeerGuest]) -> Iterable[ContextItem]:

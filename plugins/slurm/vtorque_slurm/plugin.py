@@ -39,4 +39,6 @@ def shell() -> JobShell:
 
 
 vtorque_settings = always(Settings)
-vtorque_batch_systems = always(BatchSystem("slurm", submitter=submitter, node=node, shell=shell))
+vtorque_batch_systems = always(
+    BatchSystem("slurm", submitter, node, shell, frozenset({"partition", "account", "qos"}))
+)

@@ -13,6 +13,7 @@ from vtorque_slurm.options import CommandLine
 
 # Variables of the options that we look at; the prefix is SBATCH or SALLOC: sbatch(1), salloc(1).
 _VARIABLES = {
+    "account": "ACCOUNT",
     "constraint": "CONSTRAINT",
     "exclusive": "EXCLUSIVE",
     "ignore-pbs": "IGNORE_PBS",
@@ -20,6 +21,8 @@ _VARIABLES = {
     "mem": "MEM_PER_NODE",
     "mem-per-cpu": "MEM_PER_CPU",
     "mem-per-gpu": "MEM_PER_GPU",
+    "partition": "PARTITION",
+    "qos": "QOS",
     "time": "TIMELIMIT",
 }
 _NOTHING = CommandLine()
@@ -53,6 +56,16 @@ class Given:
         """Return an option's number; None where it has none."""
         match = re.fullmatch(r"\d{1,9}", self.last(name) or "", re.ASCII)
         return int(match[0]) if match else None
+
+
+def facts(given: Given) -> dict[str, str]:
+    """Return what the job's partition, account and qos are, as far as the user says one.
+
+    Slurm has accounts in lower case, and chooses among several partitions.
+    """
+    found = {name: given.last(name) or "" for name in ("partition", "account", "qos")}
+    found["account"] = found["account"].lower()
+    return {name: value for name, value in found.items() if value and "," not in value}
 
 
 def cpus_per_node(given: Given) -> int | None:

@@ -68,6 +68,7 @@ class SlurmSubmitter:
             vcpus_given=resources.cpus_per_node(given),
             mib_given=resources.mib_per_node(given),
             directives=found,
+            facts=resources.facts(given),
         )
 
     def submit(self, args: SubmitArgs, blob: bytes | None, needs: Needs | None) -> int:

@@ -101,6 +101,7 @@ event.accept()
 _ATTRIBUTES = {
     "name": "Job_Name", "exec_host": "exec_host2", "run_count": "run_count",
     "interactive": "interactive", "rerunable": "Rerunable",
+    "queue": "queue", "account": "Account_Name",
 }  # fmt: skip
 _PLAIN = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-"
 _ENVIRON = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}

@@ -71,6 +71,8 @@ class OpenPbsNode(PbsNode):
             detach=True,
             patience=PATIENCE,
             whole_node="excl" in given.get("place", "").split(":"),
+            queue=given.get("queue", ""),
+            account=given.get("account", ""),
         )
 
     def context(self, job: BatchJob, guests: Sequence[PeerGuest]) -> Iterable[ContextItem]:

@@ -77,6 +77,8 @@ class TorqueNode(PbsNode):
             bad_request=bad,
             detach=kind == SISTER,
             patience=PATIENCE,
+            queue=args.queue,
+            account=args.account,
         )
 
     def run_again(self, job: BatchJob) -> int:

@@ -80,6 +80,7 @@ for path in top.glob("*.job"):
 
 RECORD = """JobId={id} JobName={name}
    UserId=ada(1000) GroupId=ada(1000) MCS_label=N/A
+   Priority=4294901757 Nice=0 Account={account} QOS={qos}
    JobState={state} Reason=Prolog Dependency=(null)
    Requeue=1 Restarts={restarts} BatchFlag=1 Reboot=0 ExitCode=0:0
    Partition=main AllocNode:Sid=head:0
@@ -120,7 +121,8 @@ with (top / "calls").open("a") as calls:
     calls.write(json.dumps(argv) + "\n")
 facts_path, node_path = top / "facts", top / "node"
 facts = {"name": "t", "state": "RUNNING", "restarts": 0, "excluded": "(null)", "cpus": "0",
-         "mem": 512, "share": "OK", "note": "", "comment": ""}
+         "mem": 512, "share": "OK", "note": "", "comment": "", "account": "(null)",
+         "qos": "(null)"}
 if facts_path.exists(): facts |= json.loads(facts_path.read_text())
 node = {"available": "(null)", "active": "(null)", "comment": ""}
 if node_path.exists(): node |= json.loads(node_path.read_text())
