@@ -85,13 +85,14 @@ def loaded(*modules):
     return plugins
 
 
+ACTING = dict.fromkeys(("acme", "acme1", "acme2"), "vtorque-acme 1.0.0")
+
+
 def starter(paths):
     """Return a function that starts a job's journal; ``take`` acquires for the plugin."""
 
     def start(job="42.srv", attempt=0, **more):
-        header = JobHeader(
-            JobAttempt(job, attempt, "u", 1000), "local", {"acme": "vtorque-acme 1.0.0"}, **more
-        )
+        header = JobHeader(JobAttempt(job, attempt, "u", 1000), "local", ACTING, **more)
         journal = Journal.start(paths, header)
         journal.take = functools.partial(journal.acquire, plugin="acme", phase="pre_boot")
         return journal

@@ -18,19 +18,20 @@ from vtorque_core.base import names
 from vtorque_core.plan import guests as plan
 from vtorque_core.plan.domain.merge import MergedDomain
 from vtorque_core.plan.domain.render import DomainSpec, render
+from vtorque_core.site.job_limits import Facts
 from vtorque_core.site.job_size import Granted
 from vtorque_core.site.load import load
-from vtorque_core.site.policy import asked
+from vtorque_core.site.policy import asked, for_job
 from vtorque_core.site.request import Request
 
 
-def show(request: Request, config: Path, granted: Granted) -> int:
+def show(request: Request, config: Path, granted: Granted, facts: Facts) -> int:
     """Print what the node would make of the request; return the exit code. As the user.
 
-    ``granted``: what the batch system is asked for on each node. Raises Refused, HostFault as the
-    node would.
+    ``granted``: what the batch system is asked for on each node; ``facts``: what is known of the
+    job. Raises Refused, HostFault as the node would.
     """
-    site, plugins = load(config, node=True)
+    site, plugins = for_job(*load(config, node=True), facts)
     wanted = asked(request, site, plugins)
     user = plan.job_user(pwd.getpwuid(os.getuid()).pw_name, site)
     host = os.uname().nodename

@@ -19,11 +19,12 @@ from vtorque_core.base.names import CONFIG_PATH
 from vtorque_core.cli.entry import forget_coerced_locale
 from vtorque_core.images.pool import ramdisk_mib, select
 from vtorque_core.site.config import Site
+from vtorque_core.site.job_limits import facts_of_user
 from vtorque_core.site.job_size import Granted
 from vtorque_core.site.load import load
 from vtorque_core.site.option_limits import Limits, effective_default, shown
 from vtorque_core.site.plugins import Plugins
-from vtorque_core.site.policy import asked, check_share, needs, settle
+from vtorque_core.site.policy import asked, check_share, for_job, needs, settle
 from vtorque_core.site.request import make_request, requested
 
 DRY_RUN = "--dry-run"
@@ -77,6 +78,9 @@ def submit(argv: Sequence[str]) -> int:
             return 0
         return submitter.submit(args, None, None)
     request = make_request(pairs, plugins.options(), args.shell)
+    facts = facts_of_user() if site.limits else {}
+    facts |= {name: (value,) for name, value in args.facts.items()}
+    site, plugins = for_job(site, plugins, facts)
     wanted = asked(request, site, plugins)
     image = visible_image(wanted, site)
     if image is not None:
@@ -89,7 +93,7 @@ def submit(argv: Sequence[str]) -> int:
     if DRY_RUN in argv:
         from vtorque_core.cli.dry_run import show  # noqa: PLC0415
 
-        return show(request, site.path, granted)
+        return show(request, site.path, granted, facts)
     return submitter.submit(args, request.encode(), needed)
 
 

@@ -6,7 +6,6 @@ Runs as root on the node. Nothing here acquires anything but the leases that the
 from __future__ import annotations
 
 import dataclasses
-import grp
 import os
 import pwd
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -35,6 +34,7 @@ from vtorque_core.plan.placement.demand import RAM_USE
 from vtorque_core.plan.placement.topology import show_cpus
 from vtorque_core.site import policy
 from vtorque_core.site.config import Site
+from vtorque_core.site.job_limits import groups_of
 from vtorque_core.site.job_size import Granted
 from vtorque_core.site.plugins import Plugins
 
@@ -101,23 +101,15 @@ def job_user(name: str, site: Site) -> JobUser:
         raise HostFault(f"user {name!r} is unknown on this node") from None
     if entry.pw_uid == 0:
         raise Refused(Refusal("jobs of root do not run in guests; submit as an ordinary user"))
-    gids = [entry.pw_gid, *(g for g in os.getgrouplist(name, entry.pw_gid) if g != entry.pw_gid)]
     return JobUser(
         name=entry.pw_name,
         uid=entry.pw_uid,
         gid=entry.pw_gid,
-        groups=tuple((_group_name(gid), gid) for gid in gids),
+        groups=groups_of(name, entry.pw_gid),
         home=entry.pw_dir,
         shell=entry.pw_shell or "/bin/sh",
         subordinate_id=subordinate_ids.of_user(name, entry.pw_uid, site.node.subordinate_ids),
     )
-
-
-def _group_name(gid: int) -> str:
-    try:
-        return grp.getgrgid(gid).gr_name
-    except KeyError:
-        return f"g{gid}"
 
 
 def attempt_of(job: BatchJob, user: JobUser) -> names.JobAttempt:

@@ -22,9 +22,10 @@ from vtorque_core.base.names import CONFIG_PATH, Paths
 from vtorque_core.base.record import dataclass
 from vtorque_core.base.trust import require_root_owned, require_secret
 from vtorque_core.site import schema
+from vtorque_core.site.job_limits import OF_BATCH, Entry, read_jobs
 from vtorque_core.site.network_config import network_problems
 from vtorque_core.site.option_limits import Limits, read_limits
-from vtorque_core.site.plugins_table import plugin_problems
+from vtorque_core.site.plugins_table import plugin_problems, switch_problem
 from vtorque_core.site.values import read_fields, unknown
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ class Site:
 
     Args:
         options: the limits of every registered ``-vm`` key.
+        limits: what else holds for some jobs, see :mod:`job_limits`.
         warnings: what is odd but no error, for ``vtorque config check``.
         settings: by plugin name, its settings object.
     """
@@ -82,6 +84,7 @@ class Site:
     shares: Mapping[str, schema.Share] = field(default_factory=lambda: schema.DEFAULT_SHARES)
     plugins: schema.PluginsTable = field(default_factory=schema.PluginsTable)
     options: Mapping[str, Limits] = field(default_factory=dict)
+    limits: tuple[Entry, ...] = ()
     paths: Paths = field(default_factory=Paths)
     settings: Mapping[str, Any] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
@@ -101,6 +104,15 @@ class Site:
     def origin(self, key: str) -> str:
         """Return where a dotted key (``node.accel``) is set: ``"default"`` or ``"file:line"``."""
         return self.raw.origin(key)
+
+    def place(self, key: str) -> str:
+        """Return how messages name the place of a dotted key; ``limits.1`` is an entry."""
+        table, _, name = key.rpartition(".")
+        entry = ""
+        if table.startswith("limits."):
+            _, number, table = table.split(".", 2)
+            entry = f"{self.limits[int(number) - 1]} "
+        return f"{entry}[{table}] {name} in {self.path}"
 
 
 def read_toml(path: Path = CONFIG_PATH) -> Raw:
@@ -183,6 +195,10 @@ def paths_of(raw: Raw) -> Paths:
 class _Builder:
     """Turns Raw into Site and collects what is wrong on the way."""
 
+    plugins: Plugins
+    wanted: schema.PluginsTable
+    registered: Mapping[str, Option[Any]]
+
     def __init__(self, raw: Raw) -> None:
         self.raw = raw
         self.problems: list[str] = []
@@ -197,7 +213,10 @@ class _Builder:
     def line(self, table: str, key: str, message: str) -> str:
         line = self.raw.line(f"{table}.{key}" if key else table)
         place = f"{self.raw.path}:{line}" if line else str(self.raw.path)
-        return f"{place}: [{printable(table, 80)}] {printable(key, 80)}".rstrip() + f": {message}"
+        where = f"[{printable(table, 80)}]"
+        if entry := re.fullmatch(r"limits\.([0-9]+)(?:\.(.*))?", table):  # no name that TOML has
+            where = f"[[limits]] {entry[1]}" + (f" [{printable(entry[2], 80)}]" if entry[2] else "")
+        return f"{place}: {where} {printable(key, 80)}".rstrip() + f": {message}"
 
     def problem(self, table: str, key: str, message: str) -> None:
         self.problems.append(self.line(table, key, message))
@@ -208,22 +227,26 @@ class _Builder:
             name: (self.table(cls, name) if name in self.raw.data else None) or cls()
             for name, cls in schema.TABLES.items()
         }
-        wanted: schema.PluginsTable = tables["plugins"]
+        self.plugins, self.wanted = plugins, tables["plugins"]
+        self.registered = plugins.options()
         system = tables["batch"].system
-        for key, message in plugin_problems(wanted, plugins, system, self.raw.origin):
+        for key, message in plugin_problems(self.wanted, plugins, system, self.raw.origin):
             self.problem("plugins", key, message)
+        none = dict.fromkeys(self.registered, Limits())
+        options = none | self.limits("options", self.raw.data.get("options", {}), none)
         return Site(
             raw=self.raw,
             **tables,
             networks=self.networks(tables["network"]),
             shares=self.shares(),
-            options=self.options(plugins, wanted),
-            settings=self.settings(plugins, wanted, node),
+            options=options,
+            limits=self.job_limits(system, options),
+            settings=self.settings(node),
             warnings=tuple(self.warnings),
         )
 
     def unknown_tables(self) -> None:
-        known = [*schema.TABLES, *schema.NAMED_TABLES]
+        known = [*schema.TABLES, *schema.OTHER_TABLES]
         for name in self.raw.data:
             if name not in known:
                 self.problem(name, "", unknown(name, known, "table"))
@@ -246,9 +269,9 @@ class _Builder:
             self.problem(where, "", printable(str(error)))
             return None
 
-    def named(self, name: str) -> Iterator[str]:
-        """Yield the names of the tables below ``[name]``."""
-        tables = self.raw.data.get(name, {})
+    def named(self, name: str, tables: Any = None) -> Iterator[str]:
+        """Yield the names of the tables below ``[name]``, or of these."""
+        tables = self.raw.data.get(name, {}) if tables is None else tables
         if not isinstance(tables, Mapping):
             self.problem(name, "", f"must be tables [{name}.<name>]")
             return
@@ -281,55 +304,70 @@ class _Builder:
                 self.problem(f"shares.{name}", "", "must have a name of 1 to 30 letters and digits")
         return {name: share for name, share in found.items() if share is not None}
 
-    def options(self, plugins: Plugins, wanted: schema.PluginsTable) -> dict[str, Limits]:
-        registered = plugins.options()
-        tables = {key: self.raw.data["options"][key] for key in self.named("options")}
-        for key in tables:
-            if key not in registered:
-                self.unknown_option(key, registered, plugins, wanted)
-        return {
-            key: self.limits(option, tables[key]) if key in tables else Limits()
-            for key, option in registered.items()
-        }
+    def limits(self, table: str, tables: Any, below: Mapping[str, Limits]) -> dict[str, Limits]:
+        """Return the limits in tables ``[<table>.<key>]``, upon those ``below``."""
+        found = {}
+        for key in self.named(table, tables):
+            name = f"{table}.{key}"
+            if key not in self.registered:
+                self.unknown_option(name, key)
+                continue
+            option = self.registered[key]
+            wrong: dict[str, str] = {}
+            try:
+                found[key], wrong = read_limits(option, tables[key], name, below[key])
+            except Exception as error:  # a plugin's parse or show may raise anything
+                wrong[""] = f"its plugin failed: {type(error).__name__}: {error}"
+            for limit, message in wrong.items():
+                self.problem(name, limit, message)
+        return found
 
-    def limits(self, option: Option[Any], table: Mapping[str, Any]) -> Limits:
-        name = f"options.{option.key}"
-        try:
-            limits, wrong = read_limits(option, table)
-        except Exception as error:  # a plugin's parse or show may raise anything
-            self.problem(name, "", f"its plugin failed: {type(error).__name__}: {error}")
-            return Limits()
+    def job_limits(self, system: str, below: Mapping[str, Limits]) -> tuple[Entry, ...]:
+        tables = self.raw.data.get("limits", [])
+        if not isinstance(tables, list) or not all(isinstance(each, Mapping) for each in tables):
+            self.problem("limits", "", "must be tables [[limits]]")
+            return ()
+        return tuple(self.entry(n, table, system, below) for n, table in enumerate(tables, 1))
+
+    def entry(
+        self, number: int, table: Mapping[str, Any], system: str, below: Mapping[str, Limits]
+    ) -> Entry:
+        name, batch = f"limits.{number}", self.plugins.batch_systems().get(system)
+        # That no plugin brings the batch system is told by who needs it.
+        jobs, wrong = read_jobs(table, batch.facts if batch else OF_BATCH, system)
+        options, switches = table.get("options", {}), table.get("plugins", {})
+        if not isinstance(switches, Mapping):
+            wrong["plugins"], switches = "must be a table of plugins, each true or false", {}
         for key, message in wrong.items():
             self.problem(name, key, message)
-        return limits
+        for key, on in switches.items():
+            if message := switch_problem(key, on, self.plugins, system):
+                self.problem(f"{name}.plugins", key, message)
+        return Entry(number, jobs, self.limits(f"{name}.options", options, below), switches)
 
-    def unknown_option(
-        self,
-        key: str,
-        registered: Mapping[str, Option[Any]],
-        plugins: Plugins,
-        wanted: schema.PluginsTable,
-    ) -> None:
-        message = unknown(key, registered, "-vm key")
+    def unknown_option(self, name: str, key: str) -> None:
+        message = unknown(key, self.registered, "-vm key")
         # A plugin that is off or broken may have brought it, which cannot be known without
         # importing it; switching one off must not make the config an error on every node.
-        off = bool(plugins.broken or wanted.disable or wanted.enable is not None)
+        wanted = self.wanted
+        off = bool(self.plugins.broken or wanted.disable or wanted.enable is not None)
         if off and "did you mean" not in message:
             message = "no loaded plugin has that -vm key; ignored"
-            self.warnings.append(self.line(f"options.{key}", "", message))
+            self.warnings.append(self.line(name, "", message))
         else:
-            self.problem(f"options.{key}", "", message)
+            self.problem(name, "", message)
 
-    def settings(self, plugins: Plugins, wanted: schema.PluginsTable, node: bool) -> dict[str, Any]:
+    def settings(self, node: bool) -> dict[str, Any]:
         classes: dict[str, type[Any]] = {}
-        for found in plugins.each("vtorque_settings"):
+        broken = self.plugins.broken
+        for found in self.plugins.each("vtorque_settings"):
             if found.error is not None:
-                plugins.broken.setdefault(found.plugin, f"vtorque_settings: {found.error}")
+                broken.setdefault(found.plugin, f"vtorque_settings: {found.error}")
             elif classes.setdefault(found.plugin, found.item) is not found.item:
-                plugins.broken.setdefault(found.plugin, "vtorque_settings: more than one class")
+                broken.setdefault(found.plugin, "vtorque_settings: more than one class")
         for name in self.named("plugin"):
             if name not in classes:
-                self.unread_table(name, plugins, wanted, node)
+                self.unread_table(name, node)
         settings = {}
         for name, cls in classes.items():
             value = self.plugin_table(name, cls)
@@ -345,9 +383,8 @@ class _Builder:
             self.problem(f"plugin.{name}", "", f"its settings class failed: {error}")
             return None
 
-    def unread_table(
-        self, name: str, plugins: Plugins, wanted: schema.PluginsTable, node: bool
-    ) -> None:
+    def unread_table(self, name: str, node: bool) -> None:
+        plugins, wanted = self.plugins, self.wanted
         if name in plugins.broken:
             return
         if name in plugins.distributions:

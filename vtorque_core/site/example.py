@@ -31,6 +31,12 @@ _HEAD = """\
 # Durations are text like "500ms", "90s" or "5m", a plain number is seconds.
 """
 
+_JOB_LIMITS = """\
+# [[limits]] are for some jobs: what they set counts instead of [options], of several the last one.
+# Which jobs: queue, partition, account, qos, group or user, each a name, a glob or a list of them.
+# What: [limits.options.<key>], as [options.<key>]; [limits.plugins], each true or false.
+"""
+
 
 def example(plugins: Plugins) -> str:
     """Return a commented config with every table, key, default, unit and meaning.
@@ -54,6 +60,7 @@ def example(plugins: Plugins) -> str:
     parts.append(f"# [options.<key>] limits what users may ask for with -vm key=value:\n{limits}")
     for option in plugins.options().values():
         parts.append(_table(f"options.{option.key}", option.help, _option_keys(option)))
+    parts.append(_JOB_LIMITS)
     for name, cls in settings_classes(plugins).items():
         parts.append(_table(f"plugin.{name}", plugins.distributions[name], _keys(cls)))
     return "\n".join(parts)
@@ -91,6 +98,9 @@ def effective(site: Site, plugins: Plugins) -> dict[str, Effective]:
             key = f"{table}.{f.name}"
             value = _json(getattr(settings, f.name))
             found[key] = Effective(value, site.origin(key), f.metadata.get("unit"))
+    for number, table in enumerate(site.raw.data.get("limits", ()), 1):
+        key = f"limits.{number}"
+        found[key] = Effective(_json(table), f"{site.path}:{site.raw.line(key)}")
     for name, option in plugins.options().items():
         limits = site.options.get(name, Limits())
         default = effective_default(option, limits)

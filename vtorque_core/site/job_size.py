@@ -63,13 +63,14 @@ def sized(
             continue
         limits = site.options.get(option.key, Limits())
         number = nearest(option, limits, whole)
-        problem = refusal(option, limits, number, option.show(number), str(site.path))
+        problem = refusal(option, limits, number, option.show(number), site.place)
         if problem is not None:
             refusals.append(problem)
         elif number != whole:
+            by = [site.place(key) for name, key in limits.set_by.items() if name != "default"]
             notes.append(
-                f"{option.key}={option.show(number)}, by [options.{option.key}] in {site.path}: "
-                f"a guest's part of the job's is {option.show(whole)}"
+                f"{option.key}={option.show(number)}, by {' and '.join(by)}: a guest's part of the "
+                f"job's is {option.show(whole)}"
             )
         found = _with(found, {option.key: number})
     return found, notes, refusals

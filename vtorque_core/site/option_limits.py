@@ -1,8 +1,9 @@
-"""The site's limits of one ``-vm`` key, ``[options.<key>]``: read once, applied to every job."""
+"""The limits of one ``-vm`` key, ``[options.<key>]``, the site's and in ``[[limits]]``."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import field, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -31,13 +32,26 @@ class Rule:
 
 @dataclass(frozen=True)
 class Limits:
-    """``[options.<key>]``. ``allow`` None: anything; ``default`` None: the option's own."""
+    """``[options.<key>]``. ``allow`` None: anything; ``default`` None: the option's own.
+
+    ``set_by``: the dotted key of each that is set, as ``limits.1.options.ram.max``.
+    """
 
     default: Any = None
     min: Any = None
     max: Any = None
     allow: tuple[Rule, ...] | None = None
     deny: tuple[Rule, ...] = ()
+    set_by: Mapping[str, str] = field(default_factory=dict)
+
+    def under(self, over: Limits, *, surely: bool = True) -> Limits:
+        """Return these with what another table sets in their place.
+
+        Unless ``surely``, that table may not count: then of what it sets no limit is left.
+        """
+        found = over if surely else Limits(self.default)
+        changed = {name: getattr(found, name) for name in over.set_by}
+        return replace(self, **changed, set_by={**self.set_by, **found.set_by})
 
 
 def is_job(option: Option[Any], value: Any) -> bool:
@@ -64,7 +78,7 @@ def shown(option: Option[Any], limits: Limits) -> dict[str, str | list[str]]:
 
 
 def refusal(
-    option: Option[Any], limits: Limits, value: Any, text: str, file: str
+    option: Option[Any], limits: Limits, value: Any, text: str, place: Callable[[str], str]
 ) -> Refusal | None:
     """Return why the site does not grant ``value``, or None.
 
@@ -73,11 +87,11 @@ def refusal(
         limits: the site's.
         value: typed.
         text: as the user wrote it.
-        file: the site config, to say where the limit is set.
+        place: says where a dotted key is set.
     """
 
     def refused(message: str, name: str, limit: str) -> Refusal:
-        where = f"[options.{option.key}] {name} in {file}"
+        where = place(limits.set_by[name])
         return Refusal(message, option.key, text, printable(limit), where)
 
     if is_job(option, value):  # the number that it becomes is looked at
@@ -111,14 +125,22 @@ def nearest(option: Option[Any], limits: Limits, number: int) -> int:
     granted = [
         each
         for each in (number, *named)
-        if not is_job(option, each) and refusal(option, limits, each, "", "") is None
+        if not is_job(option, each) and refusal(option, limits, each, "", str) is None
     ]
     fitting = [each for each in granted if each <= number]
     return max(fitting) if fitting else min(granted, default=number)
 
 
-def read_limits(option: Option[Any], table: Mapping[str, Any]) -> tuple[Limits, dict[str, str]]:
-    """Return the limits in a ``[options.<key>]`` table, and the problem of each wrong key.
+def read_limits(
+    option: Option[Any], table: Mapping[str, Any], name: str, below: Limits
+) -> tuple[Limits, dict[str, str]]:
+    """Return the limits in a table ``[options.<key>]``, and the problem of each wrong key.
+
+    Args:
+        option: whose limits.
+        table: as tomllib has it.
+        name: the table's, dotted.
+        below: what holds where the table says nothing.
 
     Only meaningful without problems. A default, the site's or else the option's own, must be
     within the limits: a job that asks for nothing must not be refused.
@@ -135,9 +157,9 @@ def read_limits(option: Option[Any], table: Mapping[str, Any]) -> tuple[Limits, 
                 found[key] = _bound(option, key, value)
         except ValueError as error:
             problems[key] = str(error)
-    limits = Limits(**found)
+    limits = Limits(**found, set_by={key: f"{name}.{key}" for key in found})
     if not problems:
-        problems = _contradictions(option, limits, table)
+        problems = _contradictions(option, below.under(limits), table)
     return limits, problems
 
 
@@ -190,19 +212,22 @@ def _contradictions(
     option: Option[Any], limits: Limits, table: Mapping[str, Any]
 ) -> dict[str, str]:
     if limits.min is not None and limits.max is not None and limits.min > limits.max:
-        return {"min": f"is {option.show(limits.min)}, more than max = {option.show(limits.max)}"}
+        least, most = option.show(limits.min), option.show(limits.max)
+        if "min" in table:
+            return {"min": f"is {least}, more than max = {most}"}
+        return {"max": f"is {most}, less than min = {least}"}
     value = effective_default(option, limits)
     if value is None or value == "":
         return {}
-    against = refusal(option, limits, value, option.show(value), "")
+    against = refusal(option, limits, value, option.show(value), str)
     if against is None and is_job(option, value):  # what it is where nothing else is known
         value = nearest(option, limits, UNLIMITED[option.key])
-        against = refusal(option, limits, value, option.show(value), "")
+        against = refusal(option, limits, value, option.show(value), str)
     if against is None:
         return {}
     if "default" in table:
         return {"default": f"is {option.show(value)}, which {against.message}: {against.limit}"}
-    name = next(key for key in ("min", "max", "allow", "deny") if f" {key} " in str(against.where))
+    name = str(against.where).rpartition(".")[2]
     return {
         name: f"excludes {option.show(value)}, the default of {option.key}: set default here too"
     }

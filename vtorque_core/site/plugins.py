@@ -6,6 +6,7 @@ Two entry-point groups: ``vtorque1`` (declares; all that ``vsub`` imports) and `
 
 from __future__ import annotations
 
+import copy
 import importlib
 import os
 import sys
@@ -121,12 +122,14 @@ class Plugins:
     """The loaded plugins of one process.
 
     ``broken`` has the import errors by plugin name; ``distributions`` what brings each plugin;
-    ``off`` the installed plugins that were not wanted.
+    ``off`` the installed plugins that were not wanted; ``withheld`` those that are loaded but not
+    for this job, and where the site says so: see :meth:`without`.
     """
 
     def __init__(self) -> None:
         self.broken: dict[str, str] = {}
         self.off: list[str] = []
+        self.withheld: Mapping[str, str] = {}
         self.distributions: dict[str, str] = {}
         self._names: dict[int, str] = {}
         self._hooks: dict[int, list[str]] = {}
@@ -201,10 +204,21 @@ class Plugins:
             if self._names.get(id(module)) == name:
                 self._manager.unregister(module)
 
+    def without(self, withheld: Mapping[str, str]) -> Plugins:
+        """Return the same plugins as they are for a job that may not use some; none of those acts.
+
+        ``withheld``: their names, and where the site says so. What acquires for the job must go by
+        the same view as what writes its journal's header: teardown loads whom that names.
+        """
+        view = copy.copy(self)
+        view.withheld = dict(withheld)
+        return view
+
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the plugins that are loaded and work, the core's own first."""
-        return tuple(sorted({self._names[id(m)] for m in self._manager.get_plugins()}, key=_order))
+        found = {self._names[id(m)] for m in self._manager.get_plugins()} - self.withheld.keys()
+        return tuple(sorted(found, key=_order))
 
     def hooks_of(self, name: str) -> tuple[str, ...]:
         """Return the hooks that a loaded plugin implements."""
@@ -221,7 +235,7 @@ class Plugins:
         caller = getattr(self._manager.hook, hook)
         for impl in sorted(caller.get_hookimpls(), key=lambda i: _order(self._names[id(i.plugin)])):
             name = self._names[id(impl.plugin)]
-            if only not in ("", name):
+            if only not in ("", name) or name in self.withheld:
                 continue
             dist = self.distributions[name]
             items: list[Any] = []
@@ -269,7 +283,8 @@ class Plugins:
 
     def guest_type(self, name: str) -> GuestType:
         """Return one guest type. Raises Refused if no working plugin brings it."""
-        return _named(self.guest_types(), name, "guest type", self.broken)
+        why = self.why_withheld("vtorque_guest_types", name)
+        return _named(self.guest_types(), name, "guest type", self.broken, why and f"; {why}")
 
     def batch_system(self, name: str) -> BatchSystem:
         """Return one batch system. Raises Refused if no working plugin brings it."""
@@ -281,6 +296,15 @@ class Plugins:
             if contribution.error is None and contribution.item.name == name:
                 return contribution.plugin
         raise KeyError(name)
+
+    def why_withheld(self, hook: str, name: str) -> str:
+        """Return which plugin would bring this, but is off for the job, and by what; or ""."""
+        for each in self.without({}).each(hook) if self.withheld else ():
+            named = getattr(each.item, "key", None) or getattr(each.item, "name", None)
+            if named == name and each.plugin in self.withheld:
+                where = self.withheld[each.plugin]
+                return f"plugin {each.plugin} is off for this job (set by {where})"
+        return ""
 
     def _unique(self, hook: str, key: Callable[[Any], str]) -> dict[str, Any]:
         found: dict[str, Contribution] = {}

@@ -1,4 +1,4 @@
-"""What is wrong with ``[plugins]``: names that are none, and a batch system that nobody brings."""
+"""What is wrong with ``[plugins]``, in ``[[limits]]`` too: names, a batch system nobody brings."""
 
 from __future__ import annotations
 
@@ -49,6 +49,26 @@ def plugin_problems(
             f"off: {', '.join(plugins.off)}; batch systems of those that are on: "
             f"{', '.join(sorted(found)) or 'none'}: leave its plugin on or choose another system",
         )
+
+
+def switch_problem(name: str, on: object, plugins: Plugins, system: str) -> str:
+    """Return what is wrong with a plugin's switch in ``[[limits]]``, or "" if nothing is.
+
+    ``system``: ``[batch] system``, whose plugin no job does without.
+    """
+    if not isinstance(on, bool):
+        return f"is {printable(repr(on), 40)}, but must be true or false"
+    if name == BUILTIN:
+        return "is vTorque itself and always on: remove it"
+    installed = {*plugins.distributions, *plugins.off}
+    if name not in installed and name not in PLUGINS:
+        return f"there is no such plugin; {hint(name, {*installed, *PLUGINS}, 'remove it')}"
+    if on and name in plugins.off:
+        return "is off for all jobs in [plugins]: only what is on there can be off for some"
+    bring = (each for each in plugins.each("vtorque_batch_systems") if each.error is None)
+    if name in (each.plugin for each in bring if each.item.name == system):
+        return f"brings [batch] system = {printable(system, 40)!r}, which every job needs"
+    return ""
 
 
 def _no_such(name: str, installed: Collection[str], otherwise: str) -> str:

@@ -1,21 +1,23 @@
 """A request and the site's rules: what the job gets, or why not.
 
 The same code runs as the user in ``vsub`` (a courtesy) and as root on the node (what counts). It
-looks at nothing but its arguments and raises Refused only, whatever user, site or plugin do.
+looks at nothing but its arguments. :func:`decide` raises Refused only, whatever user, site or
+plugin do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import fields
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from vtorque_core.api.batch_system import Needs
 from vtorque_core.api.values import Extra, FileData, Image, JobRequest, Option
 from vtorque_core.api.vm_options import RAM, VCPUS, VMS_PER_NODE
-from vtorque_core.base.errors import Refusal, Refused, VtorqueError, printable
+from vtorque_core.base.errors import HostFault, Refusal, Refused, VtorqueError, printable
 from vtorque_core.site import job_size
+from vtorque_core.site.job_limits import ALWAYS_THERE, Entry, Facts
 from vtorque_core.site.job_size import Granted
 from vtorque_core.site.option_limits import Limits, effective_default, refusal
 from vtorque_core.site.request import Request, unknown_key
@@ -25,6 +27,50 @@ if TYPE_CHECKING:
     from vtorque_core.site.plugins import Plugins
 
 _MAX_MESSAGE = 500  # characters of what a plugin says
+
+
+def for_job(site: Site, plugins: Plugins, facts: Facts) -> tuple[Site, Plugins]:
+    """Return the site config and the plugins as they are for one job.
+
+    What may count but need not, since a fact is missing, refuses nothing: so ``vsub`` takes what
+    the node, which knows them all, may take.
+    """
+    off: dict[str, str] = {}
+    for entry, surely in _counting(site, facts):
+        for name, on in entry.plugins.items():
+            if on:
+                off.pop(name, None)
+            elif surely:
+                off[name] = site.place(f"limits.{entry.number}.plugins.{name}")
+    return replace(site, options=options_for(site, facts)), plugins.without(off)
+
+
+def options_for(site: Site, facts: Facts) -> dict[str, Limits]:
+    """Return the limits of every ``-vm`` key for one job; see :func:`for_job`."""
+    options = dict(site.options)
+    for entry, surely in _counting(site, facts):
+        for key, limits in entry.options.items():
+            options[key] = options[key].under(limits, surely=surely)
+    return options
+
+
+def _counting(site: Site, facts: Facts) -> Iterator[tuple[Entry, bool]]:
+    """Yield the entries that are for a job, or may be, and whether they surely are, in order."""
+    for entry in site.limits:
+        counts = entry.counts(facts)
+        if counts is not False:
+            yield entry, bool(counts)
+
+
+def require_told(site: Site, facts: Facts) -> None:
+    """Raise HostFault if an entry asks for what every job has and this one's hook did not tell."""
+    for entry in site.limits:
+        for name in ALWAYS_THERE:
+            if name in entry.jobs and facts[name] == ("",):
+                raise HostFault(
+                    f"the hook does not tell the job's {name}, which {entry} in {site.path} asks "
+                    "for: run vtorque setup install"
+                )
 
 
 def decide(request: Request, site: Site, plugins: Plugins) -> JobRequest:
@@ -92,6 +138,8 @@ def asked(request: Request, site: Site, plugins: Plugins) -> JobRequest:
         problem: Refusal | None
         if key not in options:
             problem = unknown_key(key, shown, options, _broken(plugins))
+            if why := plugins.why_withheld("vtorque_options", key):
+                problem = replace(problem, message=why, fix=None)
         elif key in given:
             problem = Refusal("is given twice", key=key, value=shown)
         else:
@@ -99,6 +147,9 @@ def asked(request: Request, site: Site, plugins: Plugins) -> JobRequest:
             values[key], problem = _value(options[key], value, shown, site, plugins)
         if problem is not None:
             refusals.append(problem)
+    for key in options:
+        problem = None if key in given else _bad_default(options[key], values[key], site, plugins)
+        refusals += [problem] if problem else []
     job = JobRequest(MappingProxyType(values), frozenset(given), request.shell)
     if refusals:
         raise Refused(*refusals)
@@ -120,12 +171,28 @@ def _value(
         return None, Refusal(printable(_words(error), _MAX_MESSAGE), key=key, value=shown)
     except (Exception, SystemExit) as error:
         return None, _plugin_failed(option, shown, error, plugins)
-    limits = site.options.get(key, Limits())
+    return value, _refusal(option, value, shown, site, plugins)
+
+
+def _refusal(
+    option: Option[Any], value: Any, shown: str, site: Site, plugins: Plugins
+) -> Refusal | None:
+    limits = site.options.get(option.key, Limits())
     try:
-        problem = refusal(option, limits, value, shown, str(site.path))
+        return refusal(option, limits, value, shown, site.place)
     except (Exception, SystemExit) as error:
-        problem = _plugin_failed(option, shown, error, plugins)
-    return value, problem
+        return _plugin_failed(option, shown, error, plugins)
+
+
+def _bad_default(option: Option[Any], value: Any, site: Site, plugins: Plugins) -> Refusal | None:
+    """Return why the site does not grant its own default: of several [[limits]] each is right."""
+    set_by = site.options.get(option.key, Limits()).set_by
+    if not site.limits or not set_by or value is None or value == "":
+        return None
+    problem = _refusal(option, value, option.show(value), site, plugins)
+    by = set_by.get("default")
+    said = f"that is the default, set by {site.place(by) if by else 'its plugin'}"
+    return problem and replace(problem, fix=f"{said}: name another value, and tell the admin")
 
 
 def _parse_args(job: JobRequest, site: Site, plugins: Plugins) -> list[Refusal]:

@@ -296,7 +296,7 @@ TABLES: dict[str, type[Any]] = {
     "network": Network,
     "plugins": PluginsTable,
 }
-NAMED_TABLES = ("networks", "shares", "options", "plugin")
+OTHER_TABLES = ("networks", "shares", "options", "limits", "plugin")
 LIMIT_KEYS = {
     "default": "value without -vm KEY=",
     "min": "least value",

@@ -12,6 +12,8 @@ _ENDS = ("]", '"""', "'''")  # of the values that take several lines
 def line_of(text: str, key: str) -> int | None:
     """Return the line, from 1, of a dotted key (``options.ram.max``) in a valid TOML text.
 
+    Of a list of tables the first is ``limits.1``.
+
     Within an inline table it is the table's line; otherwise the nearest table header above the
     key. None if there is nothing of it.
     """
@@ -24,6 +26,7 @@ def line_of(text: str, key: str) -> int | None:
 def _lines(text: str) -> dict[str, int]:
     """Return dotted key to the line where its table's header, or its value, begins."""
     found: dict[str, int] = {}
+    arrays: dict[str, int] = {}  # by name, how many tables of it there were
     table, statement, first = "", "", 1
     for number, line in enumerate(text.split("\n"), start=1):
         goes_on, statement = bool(statement), f"{statement}{line}\n"
@@ -34,6 +37,9 @@ def _lines(text: str) -> dict[str, int]:
         except tomllib.TOMLDecodeError:
             continue  # what begins here goes on in the next line
         if statement.lstrip().startswith("["):
+            if statement.lstrip().startswith("[["):
+                arrays[keys[-1]] = arrays.get(keys[-1], 0) + 1
+            keys += [_numbered(key, arrays) for key in keys]
             table = f"{keys[-1]}."
         else:
             keys = [table + key for key in keys]
@@ -41,6 +47,12 @@ def _lines(text: str) -> dict[str, int]:
             found.setdefault(key, first)
         statement, first = "", number + 1
     return found
+
+
+def _numbered(key: str, arrays: Mapping[str, int]) -> str:
+    """Return the name of what is in a list of tables, as it is in its last one."""
+    of = next((name for name in arrays if f"{key}.".startswith(f"{name}.")), None)
+    return key if of is None else f"{of}.{arrays[of]}{key.removeprefix(of)}"
 
 
 def _keys(data: Mapping[str, Any], above: str = "") -> Iterator[str]:

@@ -199,6 +199,97 @@ def test_a_refused_request(clean, comment, reason):
     assert b"ran" not in clean.read("out")
 
 
+LIMITS = """
+[[limits]]
+partition = "small"
+[limits.options.vcpus]
+max = 1
+[limits.plugins]
+pinning = false
+
+[[limits]]
+partition = "small"
+account = ["rich", "poor"]
+[limits.options.vcpus]
+max = 2
+[limits.plugins]
+pinning = true
+
+[[limits]]
+account = "poor"
+user = "vtslurm*"
+[limits.options.vcpus]
+max = 1
+"""
+
+
+@pytest.fixture
+def limited(clean):
+    """Return the cluster with a second partition, and limits on the nodes: the head has none."""
+    config = "/etc/vtorque/vtorque.toml"
+    for node in slurm.NODES:
+        clean.root(node, "cp", config, f"{config}.before")
+        clean.root(node, "sh", "-c", f"cat >> {config}", stdin=LIMITS.encode())
+    clean.root(
+        "head", "scontrol", "create", "PartitionName=small", f"Nodes={','.join(slurm.NODES)}"
+    )
+    yield clean
+    clean.wait(lambda: not clean.root("head", "squeue", "-h"), 60, "empty queue")
+    clean.root("head", "scontrol", "delete", "PartitionName=small")
+    for node in slurm.NODES:
+        clean.root(node, "mv", f"{config}.before", config)
+
+
+VCPUS, NUMA = "vcpus=2", "numa=preferred"
+FIRST = b'[[limits]] 1 (partition = "small")'
+THIRD = b'[[limits]] 3 (account = "poor", user = "vtslurm*")'
+
+
+@pytest.mark.parametrize(
+    ("args", "asked", "said"),
+    [
+        (("-pmain",), VCPUS, b""),
+        (("-psmall",), VCPUS, FIRST + b" [options.vcpus] max in /etc/vtorque/vtorque.toml"),
+        (("-psmall", "-Arich"), VCPUS, b""),
+        (("-psmall", "-Apoor"), VCPUS, THIRD),
+        (("-pmain", "-Apoor"), VCPUS, THIRD),
+        (("-psmall",), NUMA, b"plugin pinning is off for this job (set by " + FIRST),
+        (("-psmall", "-Arich"), NUMA, b""),
+    ],
+)
+def test_limits_by_partition_and_account(limited, args, asked, said):
+    """What slurmd tells the node counts; no variable of the user's, and no config of vsub's."""
+    script = limited.script("#!/bin/sh\ngrep -c ^processor /proc/cpuinfo\n")
+    lies = {"SLURM_JOB_PARTITION": "main", "SLURM_JOB_ACCOUNT": "rich", "SLURM_JOB_QOS": "rich"}
+    done = limited.user(
+        "vsub", "-W", "-o", "out", "-c2", *args, "-vm", asked, script, check=False, env=lies.items()
+    )
+    out = limited.read("out")
+    if not said:
+        cpus = b"2\n" if asked == VCPUS else b"1\n"
+        assert (done.returncode, out) == (0, cpus), done.stderr
+        return
+    assert done.returncode == 121
+    assert said in out
+    assert out.startswith(b"vtorque: "), "the script has not run"
+
+
+def test_vsub_refuses_by_what_it_is_told(limited):
+    """As the node would; where the user says no partition and no account, it refuses nothing."""
+    limited.script(limited.root("n1", "cat", "/etc/vtorque/vtorque.toml"), "site.toml")
+    script = limited.script("#!/bin/sh\n#SBATCH -p small\necho ran\n")
+
+    def vsub(*args, **env):
+        argv = ("vsub", "--config", "site.toml", "-c2", "-vm", VCPUS, "--dry-run", *args, script)
+        return limited.user(*argv, check=False, env=env.items())
+
+    assert vsub("-Aother").returncode == 2
+    assert FIRST in vsub("-Aother").stderr
+    assert vsub("-Arich").returncode == 0
+    assert vsub(SBATCH_ACCOUNT="Poor").returncode == 2
+    assert vsub().returncode == 0, "its account may be rich"
+
+
 def test_a_long_request_travels_in_the_script(clean):
     """More than a comment may have: the user's files. The script in the guest is as it was."""
     clean.script("#!/bin/sh\necho before\n# " + os.urandom(3000).hex() + "\n", "before.sh")

@@ -68,6 +68,8 @@ class Each:
     error = None
     item = ["/bin/sh", "-c", "kill -TERM $PPID; kill -INT $PPID; echo told"]
 class Plugins:
+    def without(self, names):
+        return self
     def each(self, hook, **kw):
         return [Each()]
 class Site:
@@ -108,3 +110,22 @@ def test_a_plugin_that_raises_or_has_nothing_to_say_changes_nothing(tmp_path):
     proof = Proof(JobAttempt("42.srv", 0, "u", os.getuid()), "ready")
     after_script.run(proof, 0, build(parse_toml(b""), plugins, node=False), plugins)
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
+
+
+def test_a_plugin_that_is_off_for_the_job_is_not_asked():
+    asked = []
+
+    @hookimpl
+    def vtorque_after_script(code):
+        asked.append(code)
+        return ()
+
+    module = ModuleType("report")
+    module.vtorque_after_script = vtorque_after_script
+    plugins = Plugins()
+    plugins.register("report", module, "report 1")
+    site = build(parse_toml(b""), plugins, node=False)
+    for code, off in ((1, ("report",)), (2, ())):
+        proof = Proof(JobAttempt("42.srv", 0, "u", os.getuid()), "ready", off=off)
+        after_script.run(proof, code, site, plugins)
+    assert asked == [2]

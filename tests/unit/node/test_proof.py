@@ -42,7 +42,7 @@ def test_what_is_written_is_read(paths):
     file = paths.proof(JOB)
     assert stat.S_IMODE(file.stat().st_mode) == 0o640
     assert stat.S_IMODE(file.parent.stat().st_mode) == 0o711, "no list of job ids"
-    assert json.loads(file.read_bytes())["schema"] == 2
+    assert json.loads(file.read_bytes())["schema"] == 3
     proofs.write(paths, replace(READY, state="refused", reason="no"), gid=os.getgid())
     found = proofs.read(paths, JOB, ME, owner_uid=ME)
     assert found is not None and (found.state, found.reason) == ("refused", "no")
@@ -108,7 +108,7 @@ GOOD = json.loads(READY.encode())
 @pytest.mark.parametrize(
     "change",
     [
-        {"schema": 3},
+        {"schema": 2},
         {"state": "go"},
         {"state": ["ready"]},
         {"job": GOOD["job"] | {"uid": "0"}},

@@ -96,9 +96,9 @@ def test_any_request_is_decided_or_refused(request, policy):
     for key, value in job.values.items():
         option, limits = OPTIONS[key], site.options[key]
         if key in job.of_job:  # a number by now, and one that the site grants
-            assert value > 0 and refusal(option, limits, value, option.show(value), "") is None
+            assert value > 0 and refusal(option, limits, value, option.show(value), str) is None
         elif key in job.given:
-            assert refusal(option, limits, value, "", "") is None
+            assert refusal(option, limits, value, "", str) is None
         else:
             assert value == effective_default(option, limits)
 

@@ -27,7 +27,7 @@ k = 1
     assert line_of(text, "node.other") == 11
     assert line_of(text, "c.d") == 9
     assert line_of(text, "q.r.s") == 10
-    assert line_of(text, "many.k") == 14
+    assert line_of(text, "many.1.k") == 14
     assert line_of(text, "nothing") is None
 
 

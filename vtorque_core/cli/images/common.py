@@ -16,7 +16,9 @@ import click
 from vtorque_core.api.vm_options import IMG
 from vtorque_core.base.errors import Refused, UsageError
 from vtorque_core.base.trust import effective_root
+from vtorque_core.site.job_limits import facts_of_user
 from vtorque_core.site.option_limits import Limits, refusal
+from vtorque_core.site.policy import options_for
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -55,10 +57,13 @@ def check_allowed(site: Site, name: str) -> None:
 
 def refused_by(site: Site, name: str) -> Any:
     """Return the site's refusal of an image's name ([options.img] allow and deny), or None."""
-    limits = site.options.get(IMG.key, Limits())
+    options = site.options
+    if site.limits:
+        options = options_for(site, facts_of_user())
+    limits = options.get(IMG.key, Limits())
     if limits.allow is None and not limits.deny:
         return None
-    return refusal(IMG, limits, name, name, str(site.path))
+    return refusal(IMG, limits, name, name, site.place)
 
 
 def signed_by(site: Site, sidecar: Sidecar) -> str | None:

@@ -198,7 +198,7 @@ class _Teardown:
         header = self.state.header
         ended = EndedJob(header.job, self.state.guests, self.paths)
         for name in self.plugins.names:
-            if "vtorque_teardown" not in self.plugins.hooks_of(name):
+            if name not in header.plugins or "vtorque_teardown" not in self.plugins.hooks_of(name):
                 continue
             look = functools.partial(self._look, name, ended)
             error = in_child(look, self.left())

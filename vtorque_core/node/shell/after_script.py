@@ -31,6 +31,7 @@ def run(proof: Proof, code: int, site: Site, plugins: Plugins) -> None:
     A walltime that is over meanwhile must not take the exit code away.
     """
     place = kept_records.place(site.paths, proof.job)
+    plugins = plugins.without(dict.fromkeys(proof.off, "[[limits]]"))
     found = plugins.each("vtorque_after_script", place=place, code=code, site=site)
     commands = [each.item for each in found if each.error is None]
     if commands:

@@ -25,7 +25,7 @@ from vtorque_core.base.names import JobAttempt, Paths
 from vtorque_core.base.record import dataclass
 from vtorque_core.site.values import convert
 
-SCHEMA = 2
+SCHEMA = 3
 MAX_BYTES = 4 << 20  # of one proof file; guests and environment fit well
 MAX_FILE = 4 << 20  # of one of the user's files; a request is smaller
 USER_FILES = ("vm_prologue", "vm_epilogue")
@@ -45,6 +45,7 @@ class Proof:
         starter, namespace: who is starting the guests: its pid, and which pid namespace that is of
             (the inode of ``/proc/self/ns/pid``, namespaces(7)); 0: not known.
         guest_type, plugin: whose driver runs the script.
+        off: plugins that are not for this job; none of them is called at its end.
         grace: seconds between TERM and KILL.
         shell: the user's own ``-S``.
         files: those of :data:`USER_FILES` that the job has, with their SHA-256 in hex; see
@@ -64,6 +65,7 @@ class Proof:
     namespace: int = 0
     guest_type: str = ""
     plugin: str = ""
+    off: tuple[str, ...] = ()
     grace: float = 10.0
     shell: str | None = None
     files: Mapping[str, str] = field(default_factory=dict)

@@ -34,7 +34,9 @@ from vtorque_core.records import log
 from vtorque_core.records.journal import Journal
 from vtorque_core.records.log import Log
 from vtorque_core.site.config import Site
+from vtorque_core.site.job_limits import facts_of_job
 from vtorque_core.site.plugins import Plugins
+from vtorque_core.site.policy import for_job
 
 # What the proof calls a failed start: for the job shell one on the wrong node is a host fault.
 _WORDS: Mapping[Outcome, State] = {
@@ -163,7 +165,8 @@ def _give_up(job: BatchJob, site: Site, plugins: Plugins, user: JobUser, told: P
             teardown(path, site.paths, plugins, release_timeout=site.node.release_timeout)
         if path.exists():
             raise HostFault(f"not all released, see {path}")
-        with Journal.start(site.paths, header(job, user, site, plugins)) as journal:
+        _, its = for_job(site, plugins, facts_of_job(job, user))
+        with Journal.start(site.paths, header(job, user, site, its)) as journal:
             journal.acquire(proof_file(told, user, site), plugin="core", phase=told.state)
     except VtorqueError:  # a full disk, mostly: tell the user all the same. The epilogue
         # takes the proof away, journalled or not.

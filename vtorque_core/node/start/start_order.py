@@ -49,6 +49,7 @@ from vtorque_core.resources.user_disk import DiskFile, UserDisk
 from vtorque_core.resources.virtiofs_daemon import Share, Virtiofsd
 from vtorque_core.site import policy
 from vtorque_core.site.config import Site
+from vtorque_core.site.job_limits import facts_of_job
 from vtorque_core.site.plugins import Plugins
 from vtorque_core.site.request import read as read_request
 
@@ -97,6 +98,9 @@ def start_job(
         raise HostFault(f"the batch system does not tell all of the job: {job.unknown}")
     request = read_request(job.blob)
     user = plan.job_user(job.owner, site)
+    facts = facts_of_job(job, user)
+    policy.require_told(site, facts)
+    site, plugins = policy.for_job(site, plugins, facts)
     wanted = policy.asked(request, site, plugins)
     log.ask(wanted[LOG])
     _log.debug("asked for: %s", " ".join(sorted(wanted.given)) or "nothing")
@@ -255,6 +259,7 @@ def _proof(start: Start, wanted: JobRequest) -> Proof:
         grace=start.site.node.grace,
         shell=wanted.shell,
         files={name: proof.digest(content) for name, content in _user_files(wanted).items()},
+        off=tuple(start.plugins.withheld),
         keep=wanted[KEEP],
         show_log=wanted[SHOW_LOG],
         environ=environ,

@@ -1,0 +1,124 @@
+"""Limits by who and where: ``[[limits]]``, each for the jobs of a queue, a group and so on.
+
+An entry has what ``[options.<key>]`` has, and switches of plugins. Those that a job is of count in
+the order of the file, each above those before it and above ``[options]``, value by value.
+"""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+from collections.abc import Collection, Iterable, Mapping
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
+
+from vtorque_core.base.errors import printable
+from vtorque_core.base.record import dataclass
+from vtorque_core.site.option_limits import Limits
+from vtorque_core.site.values import show, unknown
+
+if TYPE_CHECKING:
+    from vtorque_core.api.batch_system import BatchJob
+    from vtorque_core.api.guest_plan import JobUser
+
+OF_BATCH = ("queue", "partition", "account", "qos")
+"""What a batch system tells of a job (``BatchSystem.facts``)."""
+
+SELECTORS = (*OF_BATCH, "group", "user")
+_BELOW = ("options", "plugins")
+ALWAYS_THERE = ("queue", "partition")
+
+Facts = Mapping[str, tuple[str, ...]]
+"""What a job is, by selector; a fact that is not there is not known."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One ``[[limits]]``.
+
+    Args:
+        number: in the file, from 1.
+        jobs: by selector, the names or globs of which one must fit the job.
+        options: what it sets of each ``-vm`` key.
+        plugins: what it switches off (False), or on again.
+    """
+
+    number: int
+    jobs: Mapping[str, tuple[str, ...]]
+    options: Mapping[str, Limits]
+    plugins: Mapping[str, bool]
+
+    def __str__(self) -> str:
+        """Return how messages name it: ``[[limits]] 2 (partition = "gpu")``."""
+        jobs = (f"{n} = {show(of[0] if len(of) == 1 else of)}" for n, of in self.jobs.items())
+        return f"[[limits]] {self.number} ({printable(', '.join(jobs))})"
+
+    def counts(self, facts: Facts) -> bool | None:
+        """Return whether it is for a job; None: what is known of the job does not tell."""
+        found = [_fits(facts.get(name), wanted) for name, wanted in self.jobs.items()]
+        return False if False in found else None if None in found else True
+
+
+def _fits(has: tuple[str, ...] | None, wanted: Iterable[str]) -> bool | None:
+    if has is None:
+        return None
+    return any(fnmatchcase(name, each) for name in has for each in wanted)
+
+
+def read_jobs(
+    table: Mapping[str, Any], told: Collection[str], system: str
+) -> tuple[dict[str, tuple[str, ...]], dict[str, str]]:
+    """Return which jobs an entry is for, and the problem of each wrong key.
+
+    ``told``: what the batch system ``system`` tells of a job.
+    """
+    found: dict[str, tuple[str, ...]] = {}
+    problems: dict[str, str] = {}
+    for key, value in table.items():
+        names = value if isinstance(value, list) else [value]
+        if key in _BELOW:
+            continue
+        if key not in SELECTORS:
+            problems[key] = unknown(key, (*SELECTORS, *_BELOW))
+        elif key in OF_BATCH and key not in told:
+            knows = ", ".join(sorted(told)) or "neither account nor queue"
+            problems[key] = f"{system} tells none of a job, so this never counts; it tells {knows}"
+        elif not names or not all(isinstance(name, str) for name in names):
+            problems[key] = "must be a name, a glob, or a list of them"
+        else:
+            found[key] = tuple(names)
+    if not found and not problems:
+        problems[""] = (
+            f"says not for which jobs: set {', '.join(SELECTORS)}; "
+            "what is for all stands in [options] and [plugins]"
+        )
+    return found, problems
+
+
+def facts_of_job(job: BatchJob, user: JobUser) -> Facts:
+    """Return what root knows of a job."""
+    told = {name: (str(getattr(job, name)),) for name in OF_BATCH}
+    return {**told, "user": (user.name,), "group": tuple(name for name, _ in user.groups)}
+
+
+def facts_of_user(name: str = "") -> dict[str, tuple[str, ...]]:
+    """Return what is known before there is a job: user, "" for the caller, and groups, as this host
+    has them. Raises KeyError for a user that it has not.
+    """
+    account = pwd.getpwnam(name) if name else pwd.getpwuid(os.getuid())
+    groups = groups_of(account.pw_name, account.pw_gid)
+    return {"user": (account.pw_name,), "group": tuple(name for name, _ in groups)}
+
+
+def groups_of(user: str, gid: int) -> tuple[tuple[str, int], ...]:
+    """Return name and number of a user's groups, the primary one, ``gid``, first."""
+    gids = [gid, *(other for other in os.getgrouplist(user, gid) if other != gid)]
+    return tuple((_group_name(each), each) for each in gids)
+
+
+def _group_name(gid: int) -> str:
+    try:
+        return grp.getgrgid(gid).gr_name
+    except KeyError:
+        return f"g{gid}"
