@@ -1,4 +1,4 @@
-"""``vtorque config check|show|example``. Mounted lazily by ``vtorque``; any user may call it."""
+"""``vtorque config``: check, show, explain, example. Mounted lazily; any user may call it."""
 
 from __future__ import annotations
 
@@ -77,6 +77,21 @@ def show(path: Path, as_json: bool) -> None:
     width = min(60, max(len(line) for line, _ in lines))
     for line, origin in lines:
         click.echo(f"{line:{width}}  # {origin}")
+
+
+@config.command()
+@_FILE
+@click.option("--as", "user", required=True, metavar="USER", help="Whose job.")
+@click.option("--queue", help="In which queue.")
+@click.option("--partition", help="In which partition.")
+@click.option("--account", help="On which account.")
+@click.option("--qos", help="With which quality of service.")
+@json_option
+def explain(path: Path, user: str, as_json: bool, **told: str | None) -> None:
+    """Print what a job may ask for, and which line says so ([options], [[limits]])."""
+    from vtorque_core.cli import explain as module  # noqa: PLC0415
+
+    module.explain(path, user, told, as_json)
 
 
 @config.command("example")

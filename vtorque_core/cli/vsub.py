@@ -137,6 +137,8 @@ def help_text(site: Site, plugins: Plugins) -> str:
         default = option.show(effective_default(option, limits)) or "none"
         lines.append(f"  {key}={option.metavar}")
         lines.append(f"      {option.help} (default: {default}{bounds(option, limits)})")
+    if site.limits:
+        lines.append("Not all jobs have these limits: see vtorque config explain --as USER")
     return "\n".join(lines) + "\n"
 
 

@@ -95,7 +95,7 @@ def refusal(
         return Refusal(message, option.key, text, printable(limit), where)
 
     if is_job(option, value):  # the number that it becomes is looked at
-        limits = Limits(deny=limits.deny)
+        limits = Limits(deny=limits.deny, set_by=limits.set_by)
     if limits.min is not None and value < limits.min:
         return refused("is less than allowed", "min", option.show(limits.min))
     if limits.max is not None and value > limits.max:

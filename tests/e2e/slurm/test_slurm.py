@@ -288,6 +288,11 @@ def test_vsub_refuses_by_what_it_is_told(limited):
     assert vsub("-Arich").returncode == 0
     assert vsub(SBATCH_ACCOUNT="Poor").returncode == 2
     assert vsub().returncode == 0, "its account may be rich"
+    explain = ("vtorque", "config", "explain", "--file", "site.toml", "--as", slurm.USER)
+    said = limited.user(*explain, "--partition", "small", "--account", "rich").stdout.decode()
+    assert re.search(r"^vcpus +default 1; max 2 \(line \d+\)$", said, re.MULTILINE)
+    assert len(said.splitlines()) <= 24
+    assert "plugin pinning: off" in limited.user(*explain, "--partition", "small").stdout.decode()
 
 
 def test_a_long_request_travels_in_the_script(clean):

@@ -53,6 +53,56 @@ def test_show(file):
     assert done.exception.exit_code == 2 and "[node] grace" in str(done.exception)
 
 
+LIMITS = """\
+[batch]
+system = "slurm"
+[[limits]]
+partition = "gpu"
+[limits.options.vcpus]
+max = 16
+[limits.options.img]
+allow = ["cuda-*", "micro"]
+[[limits]]
+user = "root"
+qos = ["low", "idle"]
+[limits.plugins]
+scam = false
+"""
+
+
+def test_explain_is_one_screen(file):
+    file.write_text(LIMITS)
+    root = ("explain", "--file", file, "--as", "root")
+    lines = run(*root, "--qos", "idle", "--partition", "gpu").stdout.splitlines()
+    assert re.fullmatch(rf"{file}: a job of user root, group .*, partition gpu, qos idle", lines[0])
+    assert lines[1].split("  ")[0] == '[[limits]] 1 (partition = "gpu")'
+    assert [line.rsplit("  ", maxsplit=1)[1] for line in lines[1:3]] == ["counts", "counts"]
+    assert lines[3:6] == [
+        "img    default none; allow cuda-* micro (line 8)",
+        "vcpus  default 1; max 16 (line 6)",
+        "plugin scam: off (line 13)",
+    ]
+    assert lines[6].startswith("without limits, by default: arch=none ")
+    assert " ram=1G " in lines[6]
+    assert len(lines) == 7
+
+    text = run(*root).stdout
+    assert "line 3  may count: add --partition\n" in text
+    assert "line 9  may count: add --qos\n" in text
+    assert "max 16" not in text
+
+    found = json.loads(run(*root, "--qos", "low", "--json").stdout)
+    assert found["job"]["qos"] == ["low"]
+    assert found["off"] == {"scam": 13}
+    assert [entry["counts"] for entry in found["entries"]] == [None, True]
+    assert found["options"]["vcpus"] == {"default": {"value": "1", "line": None}}
+
+
+def test_explain_of_a_stranger(file):
+    done = run("explain", "--file", file, "--as", "nobody-of-this-name")
+    assert "nobody-of-this-name: there is no such user" in str(done.exception)
+
+
 def test_print_example():
     done = run("example")
     assert done.exit_code == 0 and "[options.ram]" in done.stdout

@@ -215,10 +215,12 @@ def test_guests_have_their_part_of_the_job_and_plugins_see_numbers(planned):
 
 
 def test_a_user_whose_guests_are_smaller_than_the_job_is_told(planned):
-    guests, _, _ = planned(Granted(16), {"vcpus": Limits(max=4)})
+    guests, _, _ = planned(
+        Granted(16), {"vcpus": Limits(max=4, set_by={"max": "options.vcpus.max"})}
+    )
     assert [one.plan.vcpus for one in guests] == [4, 4]
     (notice,) = {notice for one in guests for notice in one.notices}
-    assert notice.text.startswith("vcpus=4, by [options.vcpus] in ")
+    assert notice.text.startswith("vcpus=4, by [options.vcpus] max in ")
     assert notice.text.endswith("a guest's part of the job's is 8")
 
 

@@ -16,9 +16,10 @@ from vtorque_core.api.batch_system import BatchJob
 from vtorque_core.api.guest_plan import JobUser
 from vtorque_core.api.strategies import BatchSystem, GuestType
 from vtorque_core.api.values import Option, hookimpl
-from vtorque_core.api.vm_options import RAM, VCPUS
+from vtorque_core.api.vm_options import IMG, RAM, VCPUS
 from vtorque_core.base.errors import ConfigError, HostFault, Refused
 from vtorque_core.base.sizes import count
+from vtorque_core.cli.explain import report
 from vtorque_core.site.config import build, parse_toml, problems
 from vtorque_core.site.example import effective
 from vtorque_core.site.job_limits import facts_of_job, facts_of_user
@@ -315,3 +316,27 @@ def test_config_show_has_the_entries(plugins):
         '{"queue" = "gpu*", "options" = {"vcpus" = {"default" = 2, "max" = 16}}, '
         '"plugins" = {"acme" = false}}'
     )
+
+
+def test_explain_says_which_line_sets_what(plugins):
+    site = site_of(SITE, plugins)
+    found = report(site, plugins, {"user": ("bob",), "group": ("chem",), "queue": ("gpu-big",)})
+    assert found["options"]["vcpus"] == {
+        "default": {"value": "2", "line": 11},
+        "max": {"value": "32", "line": 20},
+    }
+    assert found["options"]["ram"]["default"] == {"value": "2G", "line": 6}
+    assert found["options"][IMG.key] == {"default": {"value": "", "line": None}}
+    assert found["off"] == {}
+    assert [(e["line"], e["counts"]) for e in found["entries"]] == [
+        (8, True),
+        (16, True),
+        (25, False),
+    ]
+    found = report(site, plugins, {"user": ("bob",), "group": ("users",), "queue": ("gpu",)})
+    assert found["off"] == {"acme": 14}
+    assert "fpga" not in found["options"]
+    found = report(site, plugins, {"user": ("bob",), "group": ("users",)})
+    assert found["options"]["vcpus"]["max"] == {"value": "4", "line": 3}
+    first = found["entries"][0]
+    assert (first["counts"], first["unknown"]) == (None, ["queue"])

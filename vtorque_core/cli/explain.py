@@ -1,0 +1,97 @@
+"""``vtorque config explain``: what one job may ask for, and which line of the config says so."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from vtorque_core.base.errors import UsageError, printable
+from vtorque_core.cli.table import plain
+from vtorque_core.site.config import Site
+from vtorque_core.site.job_limits import OF_BATCH, Facts, facts_of_user
+from vtorque_core.site.load import load
+from vtorque_core.site.option_limits import effective_default, shown
+from vtorque_core.site.plugins import Plugins
+from vtorque_core.site.policy import for_job
+
+
+def explain(path: Path, user: str, told: Mapping[str, str | None], as_json: bool) -> None:
+    """Print what holds for a job of ``user``; ``told``: what the batch system would tell of it.
+
+    Raises UsageError, ConfigError.
+    """
+    site, plugins = load(path, node=True)
+    try:
+        facts = facts_of_user(user)
+    except KeyError:
+        raise UsageError(f"--as {printable(user)}: there is no such user on this host") from None
+    facts |= {name: (value,) for name in OF_BATCH if (value := told[name]) is not None}
+    found = report(site, plugins, facts)
+    click.echo(json.dumps(found, indent=2) if as_json else "\n".join(_lines(found)))
+
+
+def report(site: Site, plugins: Plugins, facts: Facts) -> dict[str, Any]:
+    """Return what holds for a job of which just these facts are known, for JSON.
+
+    ``counts`` of an entry is null if that takes a fact that is not known: it then does not count.
+    ``line`` of a default is null if it is the option's own.
+    """
+    known: Facts = {**dict.fromkeys(OF_BATCH, ()), **facts}
+    of_job, its = for_job(site, plugins, known)
+    options: dict[str, dict[str, Any]] = {}
+    for key, option in its.options().items():
+        limits = of_job.options[key]
+        found = {"default": option.show(effective_default(option, limits)), **shown(option, limits)}
+        for name, value in found.items():
+            line = site.raw.line(limits.set_by[name]) if name in limits.set_by else None
+            options.setdefault(key, {})[name] = {"value": value, "line": line}
+    last = {name: e.number for e in site.limits if e.counts(known) for name in e.plugins}
+    off = {name: site.raw.line(f"limits.{last[name]}.plugins.{name}") for name in its.withheld}
+    entries = [
+        {
+            "entry": str(e),
+            "line": site.raw.line(f"limits.{e.number}"),
+            "counts": e.counts(facts),
+            "unknown": sorted(e.jobs.keys() - facts.keys()),
+        }
+        for e in site.limits
+    ]
+    job = {name: list(names) for name, names in facts.items()}
+    return {"file": str(site.path), "job": job, "entries": entries, "options": options, "off": off}
+
+
+def _lines(found: Mapping[str, Any]) -> Iterator[str]:
+    yield f"{found['file']}: a job of " + ", ".join(
+        f"{name} {' '.join(names)}" for name, names in found["job"].items()
+    )
+    entries = [(e["entry"], f"line {e['line']}", _counts(e)) for e in found["entries"]]
+    yield from plain(entries) if entries else ()
+    free, rows = [], []
+    for key, limits in sorted(found["options"].items()):
+        default = limits["default"]
+        if len(limits) == 1 and default["line"] is None:
+            free.append(f"{key}={_words(default)}")
+        else:
+            rows.append((key, "; ".join(f"{n} {_words(v)}{_at(v)}" for n, v in limits.items())))
+    yield from plain(rows) if rows else ()
+    yield from (f"plugin {name}: off (line {line})" for name, line in found["off"].items())
+    yield f"without limits, by default: {' '.join(free)}"
+
+
+def _counts(entry: Mapping[str, Any]) -> str:
+    if entry["counts"] is None:
+        return f"may count: add {' '.join(f'--{name}' for name in entry['unknown'])}"
+    return "counts" if entry["counts"] else "not for this job"
+
+
+def _words(limit: Mapping[str, Any]) -> str:
+    value = limit["value"]
+    return (value if isinstance(value, str) else " ".join(value)) or "none"
+
+
+def _at(limit: Mapping[str, Any]) -> str:
+    return f" (line {limit['line']})" if limit["line"] else ""
