@@ -79,11 +79,11 @@ def test_explain_is_one_screen(file):
     assert [line.rsplit("  ", maxsplit=1)[1] for line in lines[1:3]] == ["counts", "counts"]
     assert lines[3:6] == [
         "img    default none; allow cuda-* micro (line 8)",
-        "vcpus  default 1; max 16 (line 6)",
+        "vcpus  default job; max 16 (line 6)",
         "plugin scam: off (line 13)",
     ]
     assert lines[6].startswith("without limits, by default: arch=none ")
-    assert " ram=1G " in lines[6]
+    assert " ram=job " in lines[6]
     assert len(lines) == 7
 
     text = run(*root).stdout

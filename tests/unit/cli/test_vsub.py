@@ -73,7 +73,8 @@ def test_a_submission_imports_nothing_heavy(vsub):
 def test_a_submission_imports_base_api_site_and_the_reading_half_of_images(vsub):
     """One sentence; and of the standard library nothing that it would not use."""
     _, _, modules, _ = vsub("-vm", "vcpus=1", "job.sh")
-    floors = ("base", "api", "site", "images.pool", "images.sidecar", "cli.vsub", "local", "batch")
+    floors = ("base", "api", "site", "images.pool", "images.sidecar", "local", "batch")
+    floors += ("cli.vsub", "cli.entry")
     core = {m.removeprefix("vtorque_core.") for m in modules if m.startswith("vtorque_core.")}
     packages = {"cli", "images"}
     assert {

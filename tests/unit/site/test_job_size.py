@@ -93,8 +93,8 @@ def test_hooks_see_numbers_only():
 @pytest.mark.parametrize(
     ("limits", "number", "note"),
     [
-        ("max = 4", 4, "vcpus=4, by [options.vcpus] max in /etc/vtorque/vtorque.toml: a guest's part "
-         "of the job's is 7"),
+        ("max = 4", 4, "vcpus=4, by [options.vcpus] max in /etc/vtorque/vtorque.toml: a guest's "
+         "part of the job's is 7"),
         ("min = 8", 8, "vcpus=8, by"),
         ("max = 16", 7, ""),
         ("allow = [1, 2, 4, 8]", 4, "vcpus=4, by"),
