@@ -108,7 +108,7 @@ def _virsh(*words: str) -> str:
 
 def _argv(guest: Guest, at: Path) -> list[str]:
     memory = f"memory-backend-memfd,id=ram,size={guest.ram_mib}M,share=on"
-    argv = ["qemu-system-x86_64", "-accel", "tcg", "-cpu", "max", "-object", memory]
+    argv = ["qemu-system-x86_64", "-accel", "tcg", "-cpu", "max,-erms", "-object", memory]
     argv += ["-machine", "q35,usb=off,memory-backend=ram", "-m", str(guest.ram_mib)]
     argv += ["-smp", str(guest.vcpus), "-nodefaults", "-no-user-config", "-display", "none"]
     argv += ["-no-reboot", "-serial", f"file:{at}/console", "-device", "pvpanic"]

@@ -323,7 +323,16 @@ def test_kvm_shows_the_host_processor() -> None:
     root = read(render(DomainSpec(guest_plan(), "kvm"), merged()))
     assert root.get("type") == "kvm"
     assert root.find("cpu").get("mode") == "host-passthrough"  # type: ignore[union-attr]
+    assert root.find("cpu/feature") is None
     assert parsed().find("cpu").get("mode") == "maximum"  # type: ignore[union-attr]
+
+
+def test_an_emulated_guest_does_not_copy_byte_by_byte() -> None:
+    """With "rep movsb", which Linux takes where the processor says that it is fast."""
+    (feature,) = parsed().findall("cpu/feature")
+    assert feature.attrib == {"policy": "disable", "name": "erms"}
+    arm = draw(guest=guest_plan(image=replace(planned.MICRO, arch="aarch64")))
+    assert read(arm).find("cpu/feature") is None
 
 
 def test_disk_names_go_on_after_vdz() -> None:
