@@ -22,7 +22,7 @@ from vtorque_linux_guest.job.start_request import (
     Pty,
     Start,
 )
-from vtorque_linux_guest.job.stream import Session
+from vtorque_linux_guest.job.stream import ExitStatus, Session
 
 PYTHON = "/usr/bin/python3" if os.getuid() == 0 else sys.executable
 DEVNULL = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
@@ -229,8 +229,8 @@ def test_many_runs_over_one_connection(session: Session) -> None:
         assert (status.code, out) == (number, f"{number}\n".encode())
 
 
-def test_output_is_not_held_back(session: Session) -> None:
-    """The first byte is here while the program still waits for us."""
+def answered(session: Session, start: Start) -> tuple[ExitStatus, bytes]:
+    """Run a program that waits for its first output to come back; return what else it said."""
     out, out_end = os.pipe()
     in_end, into = os.pipe()
 
@@ -240,11 +240,32 @@ def test_output_is_not_held_back(session: Session) -> None:
 
     thread = threading.Thread(target=answer)
     thread.start()
-    status = session.run(sh("printf first; read said; [ $said = first ]"), in_end, out_end, DEVNULL)
+    status = session.run(start, in_end, out_end, DEVNULL)
     thread.join(LONG)
-    for end in (out, out_end, in_end):
+    os.close(out_end)
+    said = os.read(out, 100)
+    for end in (out, in_end):
         os.close(end)
-    assert status.code == 0
+    return status, said
+
+
+def test_output_is_not_held_back(session: Session) -> None:
+    """The first byte is here while the program still waits for us."""
+    script = "printf first; read said; [ $said = first ]"
+    assert answered(session, sh(script))[0].code == 0
+
+
+def test_the_agent_interrupts_a_program_for_its_first_output_only(session: Session) -> None:
+    """It would be woken for each line: SCHED_BATCH (3) waits for its turn, sched(7)."""
+    program = (
+        "import os\n"
+        "agent = os.getppid()\n"
+        "print(os.sched_getscheduler(agent), os.sched_getscheduler(0), end='', flush=True)\n"
+        "print(input(), os.sched_getscheduler(agent), os.sched_getscheduler(0))\n"
+    )
+    for _ in range(2):
+        status, said = answered(session, Start(argv=(PYTHON, "-c", program), env=ENV))
+        assert (status.code, said) == (0, b"0 0 3 0\n")
 
 
 def test_an_end_of_input_that_comes_with_the_start_is_passed_on(session: Session) -> None:

@@ -83,6 +83,7 @@ int pty_open(int *master, int *slave, const uint16_t *winsize, uid_t owner);
 void pty_winsize(int fd, const uint16_t *w);
 void oom_score(const char *value);
 void service_ready(void);
+void schedule(int policy);
 void child_reset(void);
 int session_kill(pid_t session, int sig);
 void session_kill_all(pid_t session);

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <sched.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/wait.h>
@@ -20,7 +21,7 @@ static uint8_t ring[STDIN_WINDOW]; /* stdin not yet taken by the job */
 static struct {
     bool active;     /* from START to EXIT (or, if abandoned, to the end of the process) */
     bool abandoned;  /* its session is over: output is dropped, no EXIT is sent */
-    bool exited, killed_rest, syncing;
+    bool exited, killed_rest, syncing, shown;
     pid_t pid;       /* 0: could not be started; a zombie is kept until the end, so the id stays ours */
     enum exit_kind kind;
     uint16_t value;
@@ -159,7 +160,8 @@ static void launch(void) {
     const char *file_error = start_files_error();
     sigset_t all, old;
     job.active = true;
-    job.abandoned = job.exited = job.killed_rest = job.syncing = job.in_eof = false;
+    job.abandoned = job.exited = job.killed_rest = job.syncing = job.in_eof = job.shown = false;
+    schedule(SCHED_OTHER); /* the child inherits it */
     job.pid = 0;
     job.why_size = job.in_head = job.in_size = 0;
     job.in_owed = 0;
@@ -248,7 +250,10 @@ static bool may_read(int i) {
     return job.abandoned || (job.out[i].credit > 0 && port_queued(&run_port) < QUEUE_BUSY);
 }
 
-/* Moves one chunk from the job straight into the port's queue. True if there was something. */
+/* Moves one chunk from the job straight into the port's queue. True if there was something.
+ * A write to a pipe wakes its reader, which interrupts the writer: for each line of a script a turn
+ * here, a frame and a turn on the host cost more than the line. So only the first output is taken at
+ * once; with SCHED_BATCH the agent then has its turn when the writer waits or has had its own. */
 static bool read_output(int i) {
     static uint8_t dropped[CHUNK];
     struct output *o = &job.out[i];
@@ -263,6 +268,9 @@ static bool read_output(int i) {
         end_output(i);
         return false;
     }
+    if (!job.shown)
+        schedule(SCHED_BATCH);
+    job.shown = true;
     if (at != NULL) {
         put_header(at, F_DATA, i + 1, (size_t)n);
         run_port.tail += HEADER + (size_t)n;

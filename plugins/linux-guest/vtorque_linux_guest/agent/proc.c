@@ -4,12 +4,14 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <sched.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -37,6 +39,12 @@ void oom_score(const char *value) {
     if (fd >= 0)
         close(fd);
     (void)n; /* without root or /proc: as it was */
+}
+
+/* Of this process, see sched(7). musl's function of a like name does nothing. */
+void schedule(int policy) {
+    const struct sched_param none = {0};
+    syscall(SYS_sched_setscheduler, 0, policy, &none);
 }
 
 /* A child must not inherit the agent's signals and its protection from the OOM killer. */
