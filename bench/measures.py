@@ -18,6 +18,10 @@ FIRST = "#!/bin/sh\necho first >&2\necho last\n"
 MEGABYTES = 50
 # Not head -c: busybox's reads and writes byte by byte, at 8 MB/s under emulation.
 FLOOD = f"exec dd if=/dev/zero bs=1000000 count={MEGABYTES} 2>/dev/null\n"
+MUCH = "dd if=/dev/zero bs=1000000 count=120 2>/dev/null"
+# The shortest way to a reader that a guest has in itself: what any output out of it costs, too.
+PIPED = f"{MUCH} | dd bs=32760 of=/dev/null 2>/dev/null"
+LINES = "i=0; while [ $i -lt 10000 ]; do echo line $i of many lines of output; i=$((i+1)); done"
 WRAPPER = 0.2  # seconds from READY until the job wrapper sends START; see "READY to first line"
 
 
@@ -123,6 +127,39 @@ def output(bench: Bench) -> list[Figure]:
     ]
 
 
+def much(bench: Bench) -> list[Figure]:
+    """120 MB of output against a plain job's; it and many lines against what making them costs."""
+    args = ("-vm", "img=micro,ram=512M,vcpus=1")
+    guests = bare.capture(bench.node, bench.scratch, *args)
+    spans: dict[str, list[float]] = {}
+
+    def note(name: str, seconds: float) -> None:
+        spans.setdefault(name, []).append(seconds)
+
+    for _ in range(max(3, bench.rounds // 2)):
+        text = f"#!/bin/sh\necho first >&2\nexec {MUCH}\n"
+        note("job", bench.node.writing(text, *args))
+        note("plain", bench.node.writing(text, "-vm", "none"))
+        with bare.booted(guests, bench.scratch) as running:
+            session = running[0].session()
+            for name, program in (
+                ("out", MUCH),
+                ("inside", PIPED),
+                ("lines", LINES),
+                ("unread", f"({LINES}) >/dev/null"),
+            ):
+                content = f"#!/bin/sh\n{program}\necho over\n".encode()
+                run = bare.timed_run(session, bare.script(content))
+                note(name, run.ended - run.began)
+    return [
+        compare(
+            "120 MB of output: a job's file (a plain job's)", "s", spans["job"], spans["plain"], 2
+        ),
+        compare("  out of a guest (through a pipe in it)", "s", spans["out"], spans["inside"], 2),
+        compare("  10,000 lines (into its /dev/null)", "s", spans["lines"], spans["unread"], 2),
+    ]
+
+
 def disk(bench: Bench) -> list[Figure]:
     """A job's layer over an image of 20 GB costs what one over 100 MB does."""
     times: dict[str, list[float]] = {"100M": [], "20G": []}
@@ -158,6 +195,7 @@ ALL: Mapping[str, Callable[[Bench], list[Figure]]] = {
     "disk": disk,
     "start": start,
     "output": output,
+    "much": much,
     "parallel": parallel,
     "debian": debian,
 }

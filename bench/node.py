@@ -150,6 +150,18 @@ class Node:
         first, last = err.stat().st_mtime, out.stat().st_mtime
         return JobTimes(prologue, first, last, epilogue, released, phases)
 
+    def writing(self, text: str, *args: str) -> float:
+        """Run a job script; return the seconds from its first line to its last byte, as in ``job``.
+
+        Of a job on bare metal, too.
+        """
+        job = self.submit(text, *args)
+        wait(self.idle, f"the end of {job}")
+        out, err = self.home / "out", self.home / "err"
+        if err.read_bytes() != b"first\n":
+            raise RuntimeError(f"{job}: {err.read_bytes()!r}")
+        return out.stat().st_mtime - err.stat().st_mtime
+
     def _watch_hook(self, name: bytes) -> tuple[float, float]:
         """Return when the next hook's process began (to a tick, 10 ms) and ended."""
         tasks = Path(f"/proc/{self._service()}/task")
