@@ -363,26 +363,22 @@ def vtorque_teardown(job: EndedJob) -> None:
     """
 
 
-# -- what is told of a job ----------------------------------------------------------------------
-
-
 @hookspec
-def vtorque_after_script(place: Place, code: int, site: Site) -> Iterable[Sequence[str]]:
-    """Return commands whose output goes to the end of the job's error output.
+def vtorque_ended(place: Place, site: Site) -> None:
+    """Act when all of a job attempt is released on this node, and ``place`` has the last of it.
 
-    Declaring module; called in the job shell, as the job's owner, on the job's first node, when its
-    script has ended with ``code``; not for interactive jobs. The guests are still there. ``place``
-    is what is kept of the job on this node, ``site`` has the settings of declaring
-    modules. A command has no input, a fixed environment, and what it writes to its own error output
-    is lost. All commands of all plugins have one second together and then are killed. Raising, a
-    missing program and exit codes change nothing for the job, and nobody is told.
+    As root in the epilogue, or in whatever releases it (the reaper, another job's start); after a
+    failed start, too, and again if something was left to release. No lock is held, but the batch
+    system waits. Raising is logged, and so is more than 30 s.
 
     Example::
 
         from vtorque_core.api import hookimpl
 
         @hookimpl
-        def vtorque_after_script(place, code):
-            yield ["/usr/bin/echo", f"Acme thanks you for this job, which ended with {code}."]
+        def vtorque_ended(place, site):
+            print(f"all is released of {place}")
     """
-    return ()
+
+
+# -- what is told of a job ----------------------------------------------------------------------

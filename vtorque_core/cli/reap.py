@@ -50,6 +50,7 @@ def reap(
     """
     if os.geteuid() != 0:
         raise UsageError("vtorque reap releases what root has acquired: run it as root")
+    from vtorque_core.node.end import ended  # noqa: PLC0415
     from vtorque_core.node.end.reap import reap as release  # noqa: PLC0415
     from vtorque_core.site.load import load  # noqa: PLC0415
 
@@ -64,6 +65,8 @@ def reap(
         release_timeout=site.node.release_timeout,
         deadline=site.node.teardown_timeout,
     )
+    for fault in ended.tell(site, plugins, (result.report for result in results)):
+        click.echo(f"vtorque: {fault}", err=True)
     if as_json:
         jobs = [dataclasses.asdict(result) for result in results]
         click.echo(json.dumps({"state": str(site.paths.state), "jobs": jobs}, indent=2))

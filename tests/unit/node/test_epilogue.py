@@ -132,6 +132,42 @@ def test_the_epilogue_tells_the_accounting_and_the_report(node, qemu):
     assert not node["acme"].told.exists(), "a second epilogue tells nothing again"
 
 
+def test_plugins_are_told_once_all_is_released(node, qemu, tmp_path):
+    told = tmp_path / "ended"
+
+    class Last:
+        """Writes down what it sees, and fails."""
+
+        @hookimpl
+        def vtorque_ended(self, place, site):
+            journals = [path.name for path in site.paths.journal.iterdir()]
+            with told.open("a") as file:
+                facts = place.facts()
+                file.write(f"{place.key} {journals} {'ended' in facts} {node['killed'].exists()}\n")
+            raise HostFault("no more")
+
+    Plugins.load().register("last", Last(), "vtorque-last 1.0.0")
+    assert epilogue.run(node["config"], "42.srv") == 0
+    assert told.read_text() == "42.srv.0 [] True True\n"
+    assert epilogue.run(node["config"], "42.srv") == 0
+    assert len(told.read_text().splitlines()) == 1, "a second epilogue tells nothing again"
+
+
+def test_plugins_are_not_told_while_something_is_left(node, qemu, tmp_path):
+    class Never:
+        @hookimpl
+        def vtorque_ended(self):
+            (tmp_path / "ended").touch()
+
+    Plugins.load().register("never", Never(), "vtorque-never 1.0.0")
+    journal = node["paths"].journal / "42.srv.0.jsonl"
+    orphan = {"op": "acquire", "seq": 2, "plugin": "gone", "kind": "gone", "scope": "job",
+              "guest": 0, "needs": [], "phase": "boot", "args": {}, "t": 1.0}  # fmt: skip
+    journal.write_text(journal.read_text() + json.dumps(orphan) + "\n")
+    assert epilogue.run(node["config"], "42.srv") == 1
+    assert journal.exists() and not (tmp_path / "ended").exists()
+
+
 def test_an_accounting_that_fails_is_told_and_costs_nothing(node, qemu, capfd):
     node["acme"].error = "the server does not answer"
     assert epilogue.run(node["config"], "42.srv") == 0

@@ -16,7 +16,6 @@ from functools import partial
 from pathlib import Path
 
 from vtorque_core.api import kept_records
-from vtorque_core.api.batch_system import Usage
 from vtorque_core.base.children import in_child
 from vtorque_core.base.errors import (
     EXIT_FAILED,
@@ -26,12 +25,13 @@ from vtorque_core.base.errors import (
     VtorqueError,
 )
 from vtorque_core.base.names import Paths
-from vtorque_core.node.end import leftovers
+from vtorque_core.node.end import ended, leftovers
+from vtorque_core.node.end.ended import AFTER
 from vtorque_core.node.end.reap import reap_until_clean, release_job
+from vtorque_core.node.end.teardown import TeardownReport
 from vtorque_core.records import usage
 from vtorque_core.records.reading import DOMAIN, JobHeader, JournalError, JournalState, find
 
-_AFTER = 30.0  # seconds for each thing that is done after the release
 _DYING = 1.5  # seconds that libvirt may take to see that a QEMU has ended
 
 
@@ -45,7 +45,8 @@ def run(config: Path, job_id: str, status: str = "") -> int:
     default directories hold. A user's directories would have a user's journals, which say what
     root is to remove.
 
-    Afterwards, if a guest was here and the config can be read: accounting and leftovers.
+    Afterwards, if the config can be read: accounting and leftovers if a guest was here, and what
+    plugins do once all is released.
     """
     paths = _paths(config)
     states = _states(paths, job_id)
@@ -66,7 +67,7 @@ def run(config: Path, job_id: str, status: str = "") -> int:
             "node yet; that is tried again, and the node's admin can see why in syslog\n"
         )
     if states:
-        _after(config, states[-1].header, usage.total(report.usage for report in reports), clean)
+        _after(config, states[-1].header, reports)
     return EXIT_OK if clean else EXIT_FAILED
 
 
@@ -77,27 +78,28 @@ def _states(paths: Paths, job_id: str) -> list[JournalState]:
         return []  # the release says it
 
 
-def _after(config: Path, job: JobHeader, used: Usage | None, clean: bool) -> None:
-    """Tell the accounting, kill leftovers, see to what could not be released. Failures are told.
+def _after(config: Path, job: JobHeader, reports: Sequence[TeardownReport]) -> None:
+    """Tell the accounting, kill leftovers, tell plugins, see to what is left. Failures are told.
 
     In children with a time limit: a batch system's server may not answer.
     """
     from vtorque_core.site.load import load  # noqa: PLC0415
 
-    if clean and used is None and not job.whole_node:
-        return
+    used = usage.total(report.usage for report in reports)
     errors = []
     try:
         site, plugins = load(config, node=True)
-        if not clean and job.batch == site.batch.system:
+        if not all(report.clean for report in reports) and job.batch == site.batch.system:
             alive = plugins.batch_system(job.batch).node(site).alive
             reap_until_clean(site, job.job.id, alive)
-        kept_records.sweep(site.paths, site.kept.days, site.kept.mib, time.time())
+        if used is not None or job.whole_node:
+            kept_records.sweep(site.paths, site.kept.days, site.kept.mib, time.time())
         if used is not None and job.batch == site.batch.system:
             adapter = plugins.batch_system(job.batch).node(site)
-            errors.append(in_child(partial(adapter.account, job.job.id, used), _AFTER))
-        if site.batch.kill_leftovers:
-            errors.append(in_child(partial(_kill_leftovers, site.paths, job), _AFTER))
+            errors.append(in_child(partial(adapter.account, job.job.id, used), AFTER))
+        if job.whole_node and site.batch.kill_leftovers:
+            errors.append(in_child(partial(_kill_leftovers, site.paths, job), AFTER))
+        errors += ended.tell(site, plugins, reports)
     except Exception as error:  # a plugin may raise anything
         errors.append(str(error))
     for message in filter(None, errors):

@@ -28,7 +28,7 @@ from vtorque_core.base.children import Child, in_child, wait_any
 from vtorque_core.base.distributions import how_to_get, how_to_install
 from vtorque_core.base.errors import HostFault, VtorqueError
 from vtorque_core.base.locks import job_lock, node_lock
-from vtorque_core.base.names import Paths
+from vtorque_core.base.names import JobAttempt, Paths
 from vtorque_core.records import console, log, timeline, usage
 from vtorque_core.records import journal as journal_module
 from vtorque_core.records.journal import Journal, shared_records
@@ -71,7 +71,8 @@ class Outcome:
 class TeardownReport:
     """What one teardown did. ``notes`` are troubles that leave nothing behind.
 
-    ``usage``: of the guests that it found running, on its first try.
+    ``usage``: of the guests that it found running, on its first try. ``ended``: whose all is
+    released; None while something is left, or if there was no journal.
     """
 
     job: str
@@ -82,6 +83,7 @@ class TeardownReport:
     orphaned: list[Outcome] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     usage: Usage | None = None
+    ended: JobAttempt | None = None
 
     @property
     def clean(self) -> bool:
@@ -146,6 +148,7 @@ def teardown(
             if report.clean:
                 timeline.say(read(journal_path), time.time())
                 journal.delete()
+                report.ended = state.header.job
         return report
 
 

@@ -23,8 +23,9 @@ from vtorque_core.base.detach import detached
 from vtorque_core.base.errors import HostFault, Refused, VtorqueError, printable
 from vtorque_core.base.locks import Busy, job_lock
 from vtorque_core.base.names import JobAttempt
+from vtorque_core.node.end import ended
 from vtorque_core.node.end.reap import reap, release_job
-from vtorque_core.node.end.teardown import teardown
+from vtorque_core.node.end.teardown import TeardownReport, teardown
 from vtorque_core.node.shell import proof
 from vtorque_core.node.shell.proof import Proof, State
 from vtorque_core.node.start.start_order import header, proof_file, start_job
@@ -111,19 +112,25 @@ def _attempt(
 ) -> tuple[Outcome, str]:
     def reap_gone() -> None:
         """Release what jobs hold here that have ended without an epilogue."""
-        reap(
+        results = reap(
             site.paths,
             lambda ids: {**adapter.alive(ids), job.id: Life.ALIVE},
             batch=site.batch.system,
             release_timeout=site.node.release_timeout,
             deadline=site.node.teardown_timeout,
         )
+        tell([result.report for result in results])
+
+    def tell(reports: Sequence[TeardownReport | None]) -> None:
+        """Tell the plugins what has ended here."""
+        for fault in ended.tell(site, plugins, reports):
+            _log.warning("%s", fault)
 
     detail: tuple[str, ...] = ()
     begun = time.monotonic()
     _log.info("job %s of %s, attempt %d", job.id, job.owner, job.attempt)
     try:
-        release_job(site.paths, job.id)  # what a killed prologue of this job has left
+        tell(release_job(site.paths, job.id))  # what a killed prologue of this job has left
         start_job(job, site, plugins, adapter, reap_gone, started)
     except Refused as error:
         outcome, reason = Outcome.REFUSED, str(error)

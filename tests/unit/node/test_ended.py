@@ -1,0 +1,59 @@
+"""Plugins hear of each attempt that has nothing left, and of no other; all of them do."""
+
+import os
+
+import pytest
+
+from vtorque_core.api.values import hookimpl
+from vtorque_core.base.names import JobAttempt, Paths
+from vtorque_core.node.end import ended
+from vtorque_core.node.end.teardown import TeardownReport
+from vtorque_core.site.config import Site
+from vtorque_core.site.plugins import Plugins
+
+
+class Hears:
+    def __init__(self, path, error=None):
+        self.path, self.error = path, error
+
+    @hookimpl
+    def vtorque_ended(self, place):
+        with self.path.open("a") as file:
+            file.write(f"{place.key} of {place.uid}\n")
+        if self.error:
+            raise self.error
+
+
+def report(job, whose=None):
+    return TeardownReport(job, f"{job}.jsonl", ended=whose)
+
+
+@pytest.fixture
+def site(tmp_path):
+    return type("OneSite", (Site,), {"paths": Paths(tmp_path)})()
+
+
+def test_who_hears_of_what(site, tmp_path):
+    plugins = Plugins()
+    plugins.register("a", Hears(tmp_path / "a", RuntimeError("broken")), "vtorque-a 1")
+    plugins.register("b", Hears(tmp_path / "b"), "vtorque-b 1")
+    plugins.register("c", object(), "vtorque-c 1")
+    gone = report("1.srv", JobAttempt("1.srv", 2, "ada", 7))
+    faults = ended.tell(site, plugins, [None, report("2.srv"), gone])
+    assert (tmp_path / "a").read_text() == (tmp_path / "b").read_text() == "1.srv.2 of 7\n"
+    assert len(faults) == 1 and "plugin a" in faults[0] and "broken" in faults[0]
+
+
+def test_it_is_a_process_of_its_own_with_a_time_limit(site, tmp_path, monkeypatch):
+    class Hangs:
+        @hookimpl
+        def vtorque_ended(self):
+            (tmp_path / "pid").write_text(str(os.getpid()))
+            os.read(os.pipe()[0], 1)
+
+    monkeypatch.setattr(ended, "AFTER", 0.5)
+    plugins = Plugins()
+    plugins.register("hangs", Hangs(), "vtorque-hangs 1")
+    (fault,) = ended.tell(site, plugins, [report("1", JobAttempt("1", 0, "ada", 7))])
+    assert "vtorque_ended: no end after 0.5 s" in fault
+    assert int((tmp_path / "pid").read_text()) != os.getpid()
