@@ -169,6 +169,7 @@ class BatchJob:
         queue, partition, account, qos: where it runs and for whom, as the batch system tells root;
             the site's ``[[limits]]`` go by them. Those that ``BatchSystem.facts`` names are told;
             empty: the job has none.
+        known_as: what its user calls it, if not by ``id``: an element of an array of Slurm's.
     """
 
     id: str
@@ -192,6 +193,7 @@ class BatchJob:
     partition: str = ""
     account: str = ""
     qos: str = ""
+    known_as: str = ""
 
     @property
     def node_index(self) -> int:

@@ -382,3 +382,48 @@ def vtorque_ended(place: Place, site: Site) -> None:
 
 
 # -- what is told of a job ----------------------------------------------------------------------
+
+
+@hookspec
+def vtorque_kept(site: Site) -> Iterable[Place]:
+    """Return what is kept of ended jobs of the caller's in other places than this node.
+
+    Declaring module; as the user who asks (``vmgr report``, ``logs``, ``ps --all``), never as
+    root. What a Place has is read when somebody asks for it. Raising is told the user, who gets
+    the rest.
+
+    Example::
+
+        import os
+        from pathlib import Path
+        from vtorque_core.api import Paths, hookimpl
+        from vtorque_core.api.kept_records import Place
+
+        @hookimpl
+        def vtorque_kept(site):
+            copies = Paths(state=Path("/copies/n7"))
+            yield Place(copies, os.getuid(), "42.srv.0")
+    """
+    return ()
+
+
+@hookspec
+def vtorque_after_script(place: Place, code: int, site: Site) -> Iterable[Sequence[str]]:
+    """Return commands whose output goes to the end of the job's error output.
+
+    Declaring module; called in the job shell, as the job's owner, on the job's first node, when its
+    script has ended with ``code``; not for interactive jobs. The guests are still there. ``place``
+    is what is kept of the job on this node, ``site`` has the settings of declaring
+    modules. A command has no input, a fixed environment, and what it writes to its own error output
+    is lost. All commands of all plugins have one second together and then are killed. Raising, a
+    missing program and exit codes change nothing for the job, and nobody is told.
+
+    Example::
+
+        from vtorque_core.api import hookimpl
+
+        @hookimpl
+        def vtorque_after_script(place, code):
+            yield ["/usr/bin/echo", f"Acme thanks you for this job, which ended with {code}."]
+    """
+    return ()

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from vtorque_core.base import safefs
-from vtorque_core.base.errors import HostFault, Refused, printable
+from vtorque_core.base.errors import HostFault
 from vtorque_core.base.names import JobAttempt, Paths, safe_name
 from vtorque_core.base.record import dataclass
 
@@ -41,6 +41,13 @@ class Place:
     def directory(self) -> Path:
         """The directory; it may not be there yet."""
         return self.paths.kept / str(self.uid) / self.key
+
+    @property
+    def changed(self) -> float:
+        """When a file was added or replaced there last, in Unix seconds; 0 if it is not there."""
+        with contextlib.suppress(OSError):
+            return self.directory.stat().st_mtime
+        return 0.0
 
     def append(self, name: str) -> int:
         """Return a descriptor to append to a file, which is created if missing. As root.
@@ -126,23 +133,7 @@ def find(paths: Paths, job_id: str | None, uid: int | None = None) -> list[Place
         for key in _names(paths.kept / owner):
             if owner.isdecimal() and wanted in (None, key.rpartition(".")[0]):
                 found.append(Place(paths, int(owner), key))
-    return sorted(found, key=_changed)
-
-
-def attempts(paths: Paths, job_id: str) -> list[Place]:
-    """Return the attempts of a job that are kept on this node, the one changed last at the end.
-
-    As root of anybody's job, else of one's own. Raises Refused if there are none.
-    """
-    uid = None if os.geteuid() == 0 else os.getuid()
-    found = find(paths, job_id, uid)
-    if not found:
-        whose = "" if uid is None else " of yours"
-        raise Refused(
-            f"nothing is kept here of a job {printable(job_id)}{whose}: look on the node where it "
-            "runs, or did"
-        )
-    return found
+    return sorted(found, key=lambda each: each.changed)
 
 
 def sweep(paths: Paths, days: float, mib: float, now: float) -> None:
@@ -161,7 +152,7 @@ def sweep(paths: Paths, days: float, mib: float, now: float) -> None:
     for each in find(paths, None):
         if (paths.journal / f"{each.key}.jsonl").exists():
             continue
-        if _changed(each) < now - days * 86400:
+        if each.changed < now - days * 86400:
             _remove(each)
             continue
         size = _size(each.directory)
@@ -179,13 +170,6 @@ def sweep(paths: Paths, days: float, mib: float, now: float) -> None:
 def _remove(each: Place) -> None:
     with contextlib.suppress(OSError, HostFault):
         safefs.remove_tree(str(each.directory))
-
-
-def _changed(each: Place) -> float:
-    """Return when a file was added or replaced there last, in Unix seconds."""
-    with contextlib.suppress(OSError):
-        return each.directory.stat().st_mtime
-    return 0.0
 
 
 def _size(directory: Path) -> int:

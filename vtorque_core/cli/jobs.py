@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import click
 
 from vtorque_core.api.batch_system import JobInfo, Submitter
-from vtorque_core.base.errors import printable
+from vtorque_core.base.errors import Refused, printable
 from vtorque_core.cli.table import plain
 from vtorque_core.site.load import load
 
@@ -20,17 +23,26 @@ _COLUMNS = ("ID", "NAME", "USER", "STATE", "NODE", "ELAPSED")
 @click.command(short_help="List jobs: id, name, owner, state, node, time.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option(
+    "-a", "--all", "ended", is_flag=True, help="Also ended jobs of which something is kept."
+)
+@click.option(
     "--placement", is_flag=True, help="Show whose this node's cores and memory are. Root only."
 )
 @click.pass_obj
-def ps(config: Path, as_json: bool, placement: bool) -> None:
-    """List the jobs that you may see: id, name, owner, state, node, time since the start."""
+def ps(config: Path, as_json: bool, ended: bool, placement: bool) -> None:
+    """List the jobs that you may see: id, name, owner, state, node, time since the start.
+
+    With --all those too that have ended: yours, as root all that this node keeps.
+    """
     if placement:
         from vtorque_core.cli.placement import show  # noqa: PLC0415 - root's, and slow to import
 
         show(config, as_json)
         return
     jobs = sorted(_submitter(config).jobs(), key=lambda job: job.id)
+    if ended:
+        there = {job.id for job in jobs}
+        jobs = [*(job for job in _ended(config) if job.id not in there), *jobs]
     if as_json:
         click.echo(json.dumps([asdict(job) for job in jobs], indent=2))
         return
@@ -52,6 +64,31 @@ def cancel(config: Path, job_ids: tuple[str, ...]) -> None:
 def _submitter(config: Path) -> Submitter:
     site, plugins = load(config, node=False)
     return plugins.batch_system(site.batch.system).submitter(site)
+
+
+def _ended(config: Path) -> Iterator[JobInfo]:
+    """Yield what is kept of ended jobs, the oldest first; a stranger's text."""
+    from vtorque_core.live import kept  # noqa: PLC0415 - not by every ps
+
+    with contextlib.suppress(Refused):  # there is nothing
+        for job in kept.jobs(config, None):
+            known = job.facts
+            begun, ends = (_values(known, key, (int, float)) for key in ("started", "ended"))
+            times = [*begun, *ends]
+            if not ends or not all(0 <= time < 1e12 for time in times):
+                continue
+            name, owner, status, why = (
+                "".join(_values(known, key, (str,))[:1])
+                for key in ("name", "owner", "status", "reason")
+            )
+            nodes = ",".join(_values(known, "node", (str,)))
+            said = ": ".join(filter(None, [status and f"exit code {status}", why]))
+            length = max(ends) - min(times)
+            yield JobInfo(job.id, name, owner, "ended", nodes, length, said)
+
+
+def _values(known: Iterable[Mapping[str, Any]], key: str, types: tuple[type, ...]) -> list[Any]:
+    return [facts[key] for facts in known if isinstance(facts.get(key), types) and facts[key]]
 
 
 def _row(job: JobInfo) -> tuple[str, ...]:

@@ -42,6 +42,10 @@ def _acting(hook: str) -> tuple[type[Any], ...]:
         from vtorque_core.api.libvirt_domain import Element  # noqa: PLC0415
 
         return (Element,)
+    if hook == "vtorque_kept":
+        from vtorque_core.api.kept_records import Place  # noqa: PLC0415
+
+        return (Place,)
     from vtorque_core.api import acquired, claims, health  # noqa: PLC0415
 
     return {

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import heapq
 import json
 import os
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
 
-from vtorque_core.api import Paths, Refused, UsageError, job_log, kept_records, printable
+from vtorque_core.api import Paths, Refused, UsageError, job_log, printable
 from vtorque_core.api.kept_records import Place
 from vtorque_core.api.log_levels import LEVELS, TRACE
-from vtorque_core.live import service
+from vtorque_core.live import kept, service
+from vtorque_core.live.kept import KeptJob
 
 _MAX_KEPT = 1 << 20  # bytes of a console that is kept; the core keeps less
 
@@ -48,28 +52,46 @@ def logs(
 ) -> None:
     """Show the log of a job on this node, running or ended: yours, or as root anybody's.
 
-    What would do something to a terminal is shown as text.
+    Of an ended job of yours also from another host, where the site has the plugin archive: then of
+    all its nodes. What would do something to a terminal is shown as text.
     """
     if level.upper() not in LEVELS:
         known = ", ".join(name.lower() for name in LEVELS)
         raise UsageError(f"--level {printable(level)}: there are {known}")
-    paths = service.paths(config)
     if console:
-        if not _show_kept(_places(paths, job_id), f"console-g{guest or 0}.log"):
-            _show_console(paths, job_id, guest or 0, follow)
+        if not _show_kept(_places(config, job_id), f"console-g{guest or 0}.log"):
+            _show_console(service.paths(config), job_id, guest or 0, follow)
         return
     if cloud_init:
-        if not _show_kept(_places(paths, job_id), f"cloud-init-g{guest or 0}.log"):
+        if not _show_kept(_places(config, job_id), f"cloud-init-g{guest or 0}.log"):
             raise Refused(f"no cloud-init log of guest {guest or 0} is kept: of failed guests only")
         return
-    place = kept_records.attempts(paths, job_id)[-1]
-    over = (lambda: _ended(place)) if follow else (lambda: True)
+    places = _one(config, job_id).places
     least = LEVELS[level.upper()]
-    for entry in job_log.entries(place, over):
+    for entry in _entries(places, follow):
         wanted = not phase or entry["phase"] == phase
         wanted = wanted and (guest is None or entry["guest"] == guest)
         if wanted and LEVELS.get(entry["level"], TRACE) >= least:
-            click.echo(json.dumps(entry) if as_json else job_log.text(entry))
+            where = f"{entry['node']} " if len(places) > 1 else ""
+            click.echo(json.dumps(entry) if as_json else f"{where}{job_log.text(entry)}")
+
+
+def _one(config: Path, job_id: str) -> KeptJob:
+    """Return the job; a log is of one. Raises Refused."""
+    found = kept.jobs(config, job_id)
+    if len(found) > 1:
+        some = ", ".join(printable(job.id) for job in found[:8]) + " ..." * (len(found) > 8)
+        raise Refused(f"{printable(job_id)} are {len(found)} jobs, whose logs are apart: {some}")
+    return found[0]
+
+
+def _entries(places: Sequence[Place], follow: bool) -> Iterator[job_log.Entry]:
+    """Yield the entries of all nodes in the order of their times."""
+    if follow:
+        yield from job_log.entries(places[0], lambda: _ended(places[0]))
+    else:
+        logs = (job_log.entries(place) for place in places)
+        yield from heapq.merge(*logs, key=lambda entry: entry["t"])
 
 
 def _ended(place: Place) -> bool:
@@ -77,19 +99,25 @@ def _ended(place: Place) -> bool:
     return isinstance(place.facts().get("ended"), int | float)
 
 
-def _places(paths: Paths, job_id: str) -> list[Place]:
-    return kept_records.find(paths, job_id, None if os.geteuid() == 0 else os.getuid())
-
-
-def _show_kept(places: list[Place], name: str) -> bool:
-    """Show a file of the job's last attempt; return whether there was anything in it."""
+def _places(config: Path, job_id: str) -> Sequence[Place]:
+    """Return what is kept of the job: nothing of one that has only begun."""
     try:
-        content = places[-1].read(name, _MAX_KEPT) if places else b""
-    except OSError:
-        content = b""
-    for line in content.decode("utf-8", "replace").splitlines():
-        click.echo(printable(line, 4096))
-    return bool(content)
+        found = kept.jobs(config, job_id)
+    except Refused:
+        return ()
+    return found[-1].places
+
+
+def _show_kept(places: Sequence[Place], name: str) -> bool:
+    """Show a file of the first node that has it; return whether there was anything in it."""
+    for place in places:
+        with contextlib.suppress(OSError):
+            content = place.read(name, _MAX_KEPT)
+            for line in content.decode("utf-8", "replace").splitlines():
+                click.echo(printable(line, 4096))
+            if content:
+                return True
+    return False
 
 
 def _show_console(paths: Paths, job_id: str, guest: int, follow: bool) -> None:

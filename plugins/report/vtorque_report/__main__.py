@@ -13,7 +13,6 @@ import sys
 import time
 from pathlib import Path
 
-MAX_LINES = 200  # of a guest's samples: enough for sums and for the most memory
 _SECONDS = 1
 
 
@@ -24,7 +23,7 @@ def main(argv: list[str]) -> int:
     from vtorque_report import load, text  # noqa: PLC0415 - within the second
 
     status = int(argv[1])
-    report = load.report([Path(argv[0])], time.time(), MAX_LINES, status)
+    report = load.report([Path(argv[0])], time.time(), load.FEW_LINES, status)
     page = io.StringIO()
     text.show(report, page)
     lines = [f"vtorque: {line}".rstrip() for line in page.getvalue().splitlines()]

@@ -5,13 +5,22 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
+from vtorque_core.api import UsageError, printable
+
+if TYPE_CHECKING:
+    from vtorque_core.live.kept import KeptJob
+    from vtorque_report.report import Array, Report
+
 
 @click.command()
-@click.argument("job_id", metavar="JOB")
+@click.argument("job_id", metavar="[JOB]", default="")
+@click.option("--last", is_flag=True, help="Of the job that something was kept of last.")
 @click.option("--json", "as_json", is_flag=True, help="Print all figures as JSON.")
 @click.option(
     "--html", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
@@ -24,18 +33,25 @@ import click
 )  # fmt: skip
 @click.pass_obj
 def report(
-    config: Path, job_id: str, as_json: bool, html: Path | None, more: tuple[Path, ...]
+    config: Path,
+    job_id: str,
+    last: bool,
+    as_json: bool,
+    html: Path | None,
+    more: tuple[Path, ...],
 ) -> None:
     """Say what a job did with what it asked for, running or ended: yours, as root anybody's.
 
-    CPU, memory, disk, network, phases, and what to ask for next time.
+    CPU, memory, disk, network, phases, and what to ask for next time. Of several nodes or a whole
+    array (22[], 22[].server, 22) it is one report with a row for each.
     """
-    from vtorque_core.api.kept_records import attempts  # noqa: PLC0415
-    from vtorque_core.live import service  # noqa: PLC0415
+    if bool(job_id) == last:
+        raise UsageError("vmgr report: name a job, or say --last")
+    from vtorque_core.live import kept  # noqa: PLC0415
     from vtorque_report import load  # noqa: PLC0415
 
-    places = attempts(service.paths(config), job_id)
-    found = load.report([places[-1].directory, *more], time.time())
+    jobs = kept.jobs(config, job_id or None)
+    found = _found(jobs[-1:] if last else jobs, more)
     if html is not None:
         from vtorque_report import page, plots  # noqa: PLC0415 - jinja2, Vega's runtime
 
@@ -50,3 +66,31 @@ def report(
 
     load.tolerate(sys.stdout)
     text.show(found, sys.stdout)
+
+
+def _found(jobs: Sequence[KeptJob], more: Sequence[Path]) -> Report | Array:
+    """Return the report of a job, or of the elements of an array. Raises Refused."""
+    from vtorque_core.api import Refused  # noqa: PLC0415
+    from vtorque_report import load  # noqa: PLC0415
+    from vtorque_report.report import Array  # noqa: PLC0415
+
+    now = time.time()
+    if len(jobs) == 1:
+        return load.report([*_directories(jobs[0]), *more], now)
+    if more:
+        raise UsageError("--from adds to the report of one job, these are several")
+    elements = []
+    for job in jobs:
+        try:
+            elements.append(load.report(_directories(job), now, load.FEW_LINES))
+        except Refused as error:
+            click.echo(f"vmgr report: {printable(job.id)} is left out: {error}", err=True)
+    if not elements:
+        raise Refused("of none of these jobs is there anything that can be read")
+    return Array(tuple(elements))
+
+
+def _directories(job: KeptJob) -> list[Path]:
+    """Return those of the nodes of which something can be read; if there is none, the first."""
+    readable = [place for place, facts in zip(job.places, job.facts, strict=True) if facts]
+    return [place.directory for place in readable or job.places[:1]]

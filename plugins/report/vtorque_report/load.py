@@ -14,6 +14,8 @@ from vtorque_core.api import Refused, printable
 from vtorque_report.read import MAX_LINES, Attempt, attempt
 from vtorque_report.report import Report
 
+FEW_LINES = 200  # of a guest's samples: enough for sums and for the most memory
+
 
 def report(
     directories: Sequence[Path], now: float, max_lines: int = MAX_LINES, status: int | None = None

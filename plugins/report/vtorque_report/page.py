@@ -14,7 +14,7 @@ from markupsafe import Markup
 from vtorque_report import plots, text
 from vtorque_report.figures import Figures
 from vtorque_report.read import Guest
-from vtorque_report.report import Report
+from vtorque_report.report import Array, Report
 from vtorque_report.units import percent
 
 
@@ -26,8 +26,11 @@ class Section:
     plots: Sequence[plots.Plot]
 
 
-def render(report: Report) -> str:
-    """Return the page; it says so if it has no plots, and has their tables all the same."""
+def render(report: Report | Array) -> str:
+    """Return the page; it says so if it has no plots, and has their tables all the same.
+
+    Of an array it is the table of its elements.
+    """
     environment = jinja2.Environment(
         autoescape=True,
         undefined=jinja2.StrictUndefined,
@@ -38,12 +41,19 @@ def render(report: Report) -> str:
     environment.filters["percent"] = percent
     environment.filters["svg"] = _svg
     css = resources.files("vtorque_report").joinpath("page.css").read_text(encoding="utf-8")
+    common = {
+        "report": report,
+        "css": Markup(css),  # noqa: S704 - our own file
+        "css_hash": base64.b64encode(hashlib.sha256(css.encode()).digest()).decode(),
+        "parts": [(name, *text.row(part)) for name, part in report.parts],
+        "row_heads": text.ROW_HEADS,
+    }
+    if isinstance(report, Array):
+        return environment.get_template("array.html.j2").render(**common)
     axis = plots.Axis(report.start, max(report.end - report.start, 1.0))
     return environment.get_template("page.html.j2").render(
-        report=report,
+        **common,
         first=report.first,
-        css=Markup(css),  # noqa: S704 - our own file
-        css_hash=base64.b64encode(hashlib.sha256(css.encode()).digest()).decode(),
         shares=list(text.shares(report.total)),
         amounts=list(text.amounts(report.total)),
         heads=text.HEADS,

@@ -64,7 +64,10 @@ class Guest:
 
 @dataclass(frozen=True)
 class Attempt:
-    """A job attempt on one node. ``status``: the script's exit code, if anybody has said."""
+    """A job attempt on one node. ``status``: the script's exit code, if anybody has said.
+
+    ``known_as``: what users call the job, if not by its id; ``reason``: why it did not start.
+    """
 
     job: str
     name: str
@@ -80,6 +83,8 @@ class Attempt:
     status: int | None
     guests: tuple[Guest, ...]
     phases: tuple[Phase, ...]
+    known_as: str = ""
+    reason: str = ""
 
 
 def attempt(directory: Path, now: float, max_lines: int = MAX_LINES) -> Attempt | None:
@@ -100,6 +105,7 @@ def attempt(directory: Path, now: float, max_lines: int = MAX_LINES) -> Attempt 
     first = min((p.start for p in phases), default=now)
     return Attempt(
         job=_text(facts.get("job")),
+        known_as=_text(facts.get("known_as")),
         name=_text(facts.get("name")),
         attempt=int(_number(facts.get("attempt")) or 0),
         owner=_text(facts.get("owner")),
@@ -113,6 +119,7 @@ def attempt(directory: Path, now: float, max_lines: int = MAX_LINES) -> Attempt 
         status=int(status) if status.lstrip("-").isdecimal() and len(status) < 6 else None,
         guests=guests,
         phases=phases,
+        reason=_text(facts.get("reason"), 1000),
     )
 
 
@@ -220,8 +227,8 @@ def _list(value: object) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _text(value: object) -> str:
-    return printable(str(value)) if isinstance(value, str | int) else ""
+def _text(value: object, limit: int = 200) -> str:
+    return printable(str(value), limit) if isinstance(value, str | int) else ""
 
 
 def _number(value: object) -> float | None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -70,6 +72,28 @@ class Report:
         return "ended" if ran else "ended, its script was not started"
 
     @property
+    def why(self) -> str:
+        """Why it did not start; empty: nobody has said that it did not."""
+        return next((a.reason for a in self.attempts if a.reason), "")
+
+    @property
+    def called(self) -> str:
+        """What its user calls the job."""
+        return self.first.known_as or self.first.job
+
+    @property
+    def parts(self) -> Sequence[tuple[str, Report]]:
+        """What has a row each: the nodes, if they are several."""
+        if len(self.attempts) < 2:
+            return ()
+        return [(a.node, Report((a,), self.now)) for a in self.attempts]
+
+    @property
+    def length(self) -> str:
+        """How long it took, in words."""
+        return duration(max(0.0, self.end - self.start))
+
+    @property
     def who(self) -> str:
         """Whose it is, and where."""
         nodes = ", ".join(a.node for a in self.attempts)
@@ -92,8 +116,7 @@ class Report:
         ran = [p for p in self.first.phases if p.guest is None and p.name == "run"]
         script = f", of it the script {duration(sum(p.end - p.start for p in ran))}" if ran else ""
         began = clock(self.start)
-        length = duration(max(0.0, self.end - self.start))
-        return f"{f'started {began}, ' if began else ''}{length}{script}"
+        return f"{f'started {began}, ' if began else ''}{self.length}{script}"
 
     @cached_property
     def hints(self) -> Sequence[str]:
@@ -129,6 +152,7 @@ class Report:
         return {
             "schema": 1,
             "job": first.job,
+            "known_as": self.called,
             "name": first.name,
             "attempt": first.attempt,
             "owner": first.owner,
@@ -136,6 +160,7 @@ class Report:
             "nodes": [a.node for a in self.attempts],
             "image": first.image,
             "state": self.state,
+            "reason": self.why,
             "status": first.status,
             "start": self.start,
             "end": self.end,
@@ -151,6 +176,38 @@ class Report:
             "hints": list(self.hints),
             "missing": list(self.missing),
         }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Array:
+    """The elements of a job array; at least one."""
+
+    elements: tuple[Report, ...]
+
+    @property
+    def called(self) -> str:
+        """What its user calls it: ``22[].srv``, ``22_*``."""
+        name = self.elements[0].called
+        return re.sub(r"\[\d+\]", "[]", re.sub(r"_\d+$", "_*", name), count=1)
+
+    @property
+    def state(self) -> str:
+        """How many elements are in which state."""
+        states = Counter(element.state for element in self.elements)
+        said = [f"{number} {state}" for state, number in states.most_common(4)]
+        rest = len(states) - len(said)
+        return "; ".join(said + ([f"{rest} more states"] if rest else []))
+
+    @property
+    def parts(self) -> Sequence[tuple[str, Report]]:
+        """The elements in the order of their numbers."""
+        found = [(element.called, element) for element in self.elements]
+        return sorted(found, key=lambda each: (len(each[0]), each[0]))
+
+    def data(self) -> dict[str, Any]:
+        """Return all of it for ``--json``: as of a job, for each element."""
+        elements = [element.data() for _, element in self.parts]
+        return {"schema": 1, "array": self.called, "elements": elements}
 
 
 def _figures(figures: Figures) -> dict[str, Any]:

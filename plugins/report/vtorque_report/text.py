@@ -12,7 +12,7 @@ from rich.text import Text
 
 from vtorque_report.figures import Figures
 from vtorque_report.read import Phase
-from vtorque_report.report import Report
+from vtorque_report.report import Array, Report
 from vtorque_report.units import duration, percent, size
 
 WIDTH = 100  # columns at most: bars gain nothing by more
@@ -22,17 +22,27 @@ _BAR_WIDTH = 16
 _GOOD, _FAIR, _BAR = "green", "yellow", "cyan"
 
 
-def show(report: Report, file: TextIO) -> None:
+def show(report: Report | Array, file: TextIO) -> None:
     """Print the summary."""
     console = Console(file=file, markup=False, emoji=False, highlight=False, soft_wrap=False)
     console.width = min(WIDTH, console.width) if console.is_terminal else PIPED
-    console.print(Group(*_parts(report)))
+    parts = _array(report) if isinstance(report, Array) else _parts(report)
+    console.print(Group(*parts))
+
+
+def _array(array: Array) -> Iterator[RenderableType]:
+    yield Text.assemble((f"Job array {array.called}", "bold"), f": {array.state}")
+    yield Text()
+    yield _rows("element", array.parts)
 
 
 def _parts(report: Report) -> Iterator[RenderableType]:
     yield from _head(report)
     yield Text()
     yield _use(report)
+    if report.parts:
+        yield Text()
+        yield _rows("node", report.parts)
     if len(report.guests) > 1:
         yield Text()
         yield _guests(report)
@@ -53,7 +63,9 @@ def _parts(report: Report) -> Iterator[RenderableType]:
 def _head(report: Report) -> Iterator[Text]:
     first = report.first
     name = f" ({first.name})" if first.name else ""
-    yield Text.assemble((f"Job {first.job}{name}", "bold"), f": {report.state}")
+    yield Text.assemble((f"Job {report.called}{name}", "bold"), f": {report.state}")
+    if report.why:
+        yield Text(report.why)
     yield Text(f"{report.who}, {report.what}")
     yield Text(report.when)
 
@@ -110,6 +122,26 @@ def _guests(report: Report) -> Table:
     more = len(report.guests) - MAX_GUESTS
     if more > 0:
         table.add_row(Text(f"... {more} more: --json"))
+    return table
+
+
+ROW_HEADS = ("time", "CPU", "memory", "state")
+
+
+def row(report: Report) -> Sequence[str]:
+    """Return an element's or a node's cells below :data:`ROW_HEADS`."""
+    busy, _, memory, *_ = cells(report.total)
+    return report.length, busy, memory, report.state
+
+
+def _rows(what: str, parts: Sequence[tuple[str, Report]]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="bold")
+    for name in (what, *ROW_HEADS):
+        last = name == ROW_HEADS[-1]
+        left = "left" if last or name == what else "right"
+        table.add_column(name, justify=left, no_wrap=not last)  # type: ignore[arg-type]
+    for name, report in parts:
+        table.add_row(*(Text(cell) for cell in (name, *row(report))))
     return table
 
 

@@ -87,6 +87,7 @@ class SlurmNode:
             partition=environ.get("SLURM_JOB_PARTITION", ""),
             account=account,
             qos=record.qos if record else "",
+            known_as=record.name if record else "",
         )
 
     def context(self, job: BatchJob, guests: Sequence[PeerGuest]) -> Iterable[ContextItem]:

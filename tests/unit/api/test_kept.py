@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from vtorque_core.api import kept_records
-from vtorque_core.base.errors import Refused
 from vtorque_core.base.names import JobAttempt, Paths
 
 ACL = "system.posix_acl_access"
@@ -162,13 +161,3 @@ def test_facts_are_json_that_a_stranger_may_read(paths):
     place = kept_records.place(paths, JobAttempt("42.srv", 1, "u", 1))
     place.add_facts(job="42.srv", owner="ü\x1b[31m")
     assert json.loads(place.read(kept_records.JOB))["owner"] == "ü\x1b[31m"
-
-
-def test_what_a_plugin_finds_of_a_job(paths, monkeypatch):
-    job = JobAttempt("42.srv", 0, "u", os.getuid())
-    kept_records.place(paths, job).add_facts(job="42.srv")
-    assert [p.key for p in kept_records.attempts(paths, "42.srv")] == ["42.srv.0"]
-    monkeypatch.setattr(os, "geteuid", lambda: 12345)
-    monkeypatch.setattr(os, "getuid", lambda: 12345)
-    with pytest.raises(Refused, match=r"nothing is kept here of a job .* of yours"):
-        kept_records.attempts(paths, "42.srv")

@@ -156,6 +156,7 @@ def _attempt(
         user = guests.job_user(job.owner, site)
         mine = guests.attempt_of(job, user)
         logged = log.facts()
+        logged |= {"name": job.name, "known_as": job.known_as}
         keep_facts(site.paths, mine, outcome=_WORDS[outcome], reason=reason, **logged)
         told = Proof(mine, _WORDS[outcome], reason, detail=detail)
         _give_up(job, site, plugins, user, told)

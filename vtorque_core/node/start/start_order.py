@@ -237,6 +237,7 @@ def _keep_facts(start: Start, job: BatchJob, wanted: JobRequest) -> None:
         start.job,
         nodes=list(job.nodes),
         name=job.name,
+        known_as=job.known_as,
         batch=start.site.batch.system,
         image=image.name,
         guest_type=image.guest_type,

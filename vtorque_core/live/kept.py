@@ -1,0 +1,114 @@
+"""Public, for plugins' commands: what is kept of jobs, here and where plugins have taken it.
+
+Root reads only what is kept on this node: the rest its owners have written, and can forge.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from vtorque_core.api.kept_records import Place, find
+from vtorque_core.base.errors import Refused, printable
+from vtorque_core.base.names import CONFIG_PATH, safe_name
+from vtorque_core.base.record import dataclass
+from vtorque_core.site.config import Site
+from vtorque_core.site.load import load
+from vtorque_core.site.plugins import Plugins
+
+
+@dataclass(frozen=True)
+class KeptJob:
+    """The last attempt of a job. ``places``: a node each, at least one; ``uid``: its owner's.
+
+    ``facts``: of each place; those of a copy are a stranger's word.
+    """
+
+    id: str
+    uid: int
+    places: tuple[Place, ...]
+    facts: tuple[Mapping[str, Any], ...]
+
+    @property
+    def changed(self) -> float:
+        """When something was kept of it last, in Unix seconds."""
+        return max(place.changed for place in self.places)
+
+
+def jobs(config: Path | None, wanted: str | None) -> list[KeptJob]:
+    """Return what is kept of a job, or of the elements of an array; None: of all. Oldest first.
+
+    As root of anybody's, else of one's own. A job may be named without its server, an array as
+    ``22[]``, ``22[].server`` or ``22``, an element as ``22[3]`` or ``22_3``. Raises Refused if
+    there are none, ConfigError.
+    """
+    site, plugins = load(config or CONFIG_PATH, node=False)
+    uid = None if os.geteuid() == 0 else os.getuid()
+    places = [*find(site.paths, None, uid), *(_elsewhere(site, plugins) if uid is not None else ())]
+    found = _grouped(places if wanted is None else _meant(places, wanted))
+    if not found:
+        what = "any job" if wanted is None else f"a job {printable(wanted)}"
+        how = "where it runs, or did"
+        if uid is None:
+            how += "; what is kept in its owner's files is theirs: sudo -u OWNER the same command"
+        whose = "" if uid is None else " of yours"
+        raise Refused(f"nothing is kept here of {what}{whose}: look on the node {how}")
+    return found
+
+
+def _elsewhere(site: Site, plugins: Plugins) -> Iterator[Place]:
+    for each in plugins.each("vtorque_kept", site=site):
+        if each.error is None:
+            yield each.item
+        else:
+            said = printable(f"plugin {each.plugin}, vtorque_kept: {each.error}", 500)
+            sys.stderr.write(f"vtorque: warning: {said}\n")
+
+
+def _meant(places: list[Place], wanted: str) -> list[Place]:
+    """Return the places of the job of exactly that id, or of those that are meant by it."""
+    exact = [place for place in places if place.key.rpartition(".")[0] == safe_name(wanted)]
+    if exact and not any(_called(place.facts()) != wanted for place in exact):
+        return exact
+    return [place for place in places if is_meant(wanted, place.facts())] or exact
+
+
+def is_meant(wanted: str, facts: Mapping[str, Any]) -> bool:
+    """Return whether a user who writes ``wanted`` means this job, or an array that it is of."""
+    number, dot, server = wanted.partition(".")
+    array = number.endswith("[]")
+    element = r"(\[\d+\]|_\d+)" + ("" if array else "?")
+    tail = re.escape(dot + server) if dot else r"(\..*)?"
+    pattern = re.escape(number.removesuffix("[]")) + element + tail
+    names = (facts.get("job"), facts.get("known_as"))
+    return any(isinstance(n, str) and re.fullmatch(pattern, n, re.ASCII) for n in names)
+
+
+def _called(facts: Mapping[str, Any]) -> str:
+    return _text(facts.get("known_as")) or _text(facts.get("job"))
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _grouped(places: list[Place]) -> list[KeptJob]:
+    """Return a job for each id and owner, its last attempt; a node's own place before a copy."""
+    attempts: dict[tuple[int, str], dict[str, tuple[Place, Mapping[str, Any]]]] = {}
+    for place in places:
+        facts = place.facts()
+        nodes = attempts.setdefault((place.uid, place.key), {})
+        nodes.setdefault(_text(facts.get("node")), (place, facts))
+    last: dict[tuple[int, str], KeptJob] = {}
+    for (uid, key), nodes in attempts.items():
+        of, known = zip(*nodes.values(), strict=True)
+        name = key.rpartition(".")[0]
+        one = KeptJob(_text(known[0].get("job")) or name, uid, of, known)
+        before = last.get((uid, name))
+        if before is None or before.changed <= one.changed:
+            last[uid, name] = one
+    return sorted(last.values(), key=lambda job: job.changed)
