@@ -1,0 +1,194 @@
+"""Users' directories that hang, are full or lead elsewhere: root neither writes nor waits there."""
+
+import ctypes
+import json
+import os
+import pwd
+import signal
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from patience import eventually
+from vtorque_archive import node, send, write
+from vtorque_archive.plugin import Settings
+from vtorque_core.api import kept_records
+from vtorque_core.base.names import JobAttempt, Paths
+
+pytestmark = pytest.mark.e2e
+
+libc = ctypes.CDLL(None, use_errno=True)
+NOBODY = pwd.getpwnam("nobody")
+
+
+@pytest.fixture
+def top():
+    """Return a directory that all can reach: not pytest's, which is its user's alone."""
+    with tempfile.TemporaryDirectory(prefix="archive-") as path:
+        Path(path).chmod(0o755)
+        yield Path(path)
+
+
+@pytest.fixture
+def place(top):
+    (top / "state").mkdir()
+    mine = JobAttempt("42.srv", 0, NOBODY.pw_name, NOBODY.pw_uid, "n1")
+    kept_records.keep_facts(Paths(top / "state", top / "run"), mine, started=1.0)
+    return kept_records.place(Paths(top / "state", top / "run"), mine)
+
+
+@pytest.fixture
+def home(top):
+    """Return a directory of the user's."""
+    path = top / "home"
+    path.mkdir(mode=0o700)
+    os.chown(path, NOBODY.pw_uid, NOBODY.pw_gid)
+    return path
+
+
+def sent(place, directory):
+    os.waitpid(send.send(place, Settings(directory=f"{directory}/{{uid}}")), 0)
+
+
+def mine(directory):
+    return directory / str(NOBODY.pw_uid)
+
+
+def test_the_file_is_the_users(place, home):
+    sent(place, home)
+    (path,) = mine(home).iterdir()
+    for each in (mine(home), path):
+        assert (each.stat().st_uid, each.stat().st_gid) == (NOBODY.pw_uid, NOBODY.pw_gid)
+
+
+def test_links_lead_no_further_than_the_users_own_rights(place, home, top):
+    roots = top / "roots"
+    roots.mkdir(mode=0o755)
+    (roots / "42.srv.0@n1.zip").write_text("root's")
+    mine(home).symlink_to(roots)
+    sent(place, home)
+    mine(home).unlink()
+    mine(home).mkdir(mode=0o777)  # root's: as of one who was there before the user
+    sent(place, home)
+    assert list(mine(home).iterdir()) == []
+    (home / "link").symlink_to(roots)
+    sent(place, home / "link")
+    assert [(p.name, p.read_text()) for p in roots.iterdir()] == [("42.srv.0@n1.zip", "root's")]
+
+
+def test_a_link_in_the_files_place_is_replaced_not_followed(place, home, top):
+    (top / "roots").write_text("root's")
+    mine(home).mkdir()
+    os.chown(mine(home), NOBODY.pw_uid, NOBODY.pw_gid)
+    (mine(home) / "42.srv.0@n1.zip").symlink_to(top / "roots")
+    sent(place, home)
+    assert (top / "roots").read_text() == "root's"
+    assert not (mine(home) / "42.srv.0@n1.zip").is_symlink()
+
+
+def test_a_full_file_system_keeps_no_half_of_a_file(place, home):
+    place.write("log.jsonl", os.urandom(1 << 20))
+    options = f"size=64k,uid={NOBODY.pw_uid}"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", home], check=True, timeout=60)
+    try:
+        sent(place, home)
+        assert list(mine(home).iterdir()) == []
+    finally:
+        subprocess.run(["umount", "-l", home], check=True, timeout=60)
+
+
+def begun(place, directory):
+    """Call the hook as the epilogue does, in a child that ends; return who is at work then."""
+    pids, own = os.pipe()
+    if os.fork() == 0:
+        real = os.fork
+
+        def told():
+            os.fork = real
+            pid = real()
+            if pid:
+                os.write(own, str(pid).encode())
+            return pid
+
+        os.fork = told
+        node.vtorque_ended(place, {Settings: Settings(directory=f"{directory}/{{uid}}")})
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.wait()[1]) == 0
+    os.close(own)
+    pid = int(os.read(pids, 100))
+    os.close(pids)
+    return pid
+
+
+def ended(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return True
+
+
+def test_a_file_system_that_never_answers(place, home, monkeypatch):
+    """A FUSE mount without a daemon: the hook has ended, and who waits does not for long."""
+    monkeypatch.setattr(send, "PATIENCE", 1)
+    device = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
+    options = f"fd={device},rootmode=40000,user_id={NOBODY.pw_uid},group_id={NOBODY.pw_gid}"
+    assert libc.mount(b"x", bytes(home), b"fuse", 0, options.encode()) == 0, ctypes.get_errno()
+    try:
+        before = time.process_time()
+        pid = begun(place, home)
+        assert time.process_time() - before < 1, "root was busy with it"
+        eventually(lambda: ended(pid))
+    finally:
+        libc.umount2(bytes(home), 2)  # MNT_DETACH
+        os.close(device)
+
+
+def test_a_user_who_stops_the_process_has_it_killed(place, home, monkeypatch):
+    monkeypatch.setattr(send, "PATIENCE", 1)
+    seen = home / "pid"
+
+    def stop(*_):
+        seen.write_text(str(os.getpid()))
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    monkeypatch.setattr(write, "write", stop)
+    pid = begun(place, home)
+    eventually(lambda: ended(pid))
+    assert seen.exists()
+    eventually(lambda: ended(seen.read_text()))
+
+
+def test_the_process_holds_nothing_of_roots(place, home, monkeypatch):
+    """Neither files, such as a job's lock or the epilogue's output, nor rights; nobody looks in."""
+    seen = home / "seen"
+
+    def is_open(number):
+        try:
+            os.fstat(number)
+        except OSError:
+            return False
+        return True
+
+    def look(*_):
+        files = [number for number in range(200) if is_open(number)]
+        status = Path("/proc/self/status").read_text().splitlines()
+        rights = [line.split()[1] for line in status if line.startswith(("CapEff", "CapPrm"))]
+        ids = [*os.getresuid(), *os.getresgid()]
+        said = {"files": files, "rights": rights, "ids": ids, "groups": os.getgroups(),
+                "dumpable": libc.prctl(3, 0, 0, 0, 0), "session": os.getsid(0),
+                "cwd": str(Path.cwd())}  # fmt: skip
+        seen.write_text(json.dumps(said))
+
+    monkeypatch.setattr(write, "write", look)
+    with tempfile.TemporaryFile() as lock:
+        assert lock.fileno() > 2
+        sent(place, home)
+    said = json.loads(seen.read_text())
+    assert said["files"] == [0, 1, 2, 4], "three of nothing, and where it tells how it went"
+    assert said["rights"] == ["0" * 16] * 2 and said["cwd"] == "/"
+    assert said["dumpable"] != 1, "its user could look into it (prctl(2), PR_GET_DUMPABLE)"
+    assert said["ids"] == [NOBODY.pw_uid] * 3 + [NOBODY.pw_gid] * 3
+    assert set(said["groups"]) <= {NOBODY.pw_gid} and said["session"] != os.getsid(0)

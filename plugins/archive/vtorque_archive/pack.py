@@ -1,0 +1,71 @@
+"""One file of what a node has kept of a job attempt: its name, and what is in it.
+
+A zip file (PKWARE's APPNOTE) with the files that the node has kept, below no directory.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import zipfile
+import zlib
+from collections.abc import Sequence
+
+from vtorque_core.api.kept_records import JOB, LOG
+
+MAX_FILES = 4096
+MAX_BYTES = 128 << 20  # of all files together, before they are packed
+LEFT_OUT = "left-out.txt"
+_NAME = re.compile(r"([A-Za-z0-9_][A-Za-z0-9._-]*\.\d+)@[A-Za-z0-9._-]+\.zip", re.ASCII)
+_FILE = re.compile(r"[a-z][a-z0-9-]{0,60}\.(json|jsonl|log)", re.ASCII)
+_SMALL = 1 << 10  # bytes of the archive's own for a file, and for the list of what is left out
+
+
+UNFINISHED = ".vtorque-unfinished-"
+"""How names of files begin that are there for a moment only."""
+
+
+def note_of(key: str, node: str) -> str:
+    """Return the name of the file that has the script's exit code until the archive has it."""
+    return f"{UNFINISHED}{name_of(key, node)}"
+
+
+def name_of(key: str, node: str) -> str:
+    """Return the file's name. ``key``: of the attempt; ``node``: the batch system's name."""
+    return f"{key}@{re.sub(r'[^A-Za-z0-9._-]', '_', node)[:100] or 'node'}.zip"
+
+
+def key_of(name: str) -> str:
+    """Return the attempt's key in the name of such a file; empty: it is another."""
+    match = _NAME.fullmatch(name)
+    return match[1] if match else ""
+
+
+def is_kept(name: str) -> bool:
+    """Return whether a file of that name belongs into it."""
+    return _FILE.fullmatch(name) is not None
+
+
+def order(name: str) -> tuple[int, str]:
+    """Sort by what a user wants most: what became of the job, its log, consoles, samples."""
+    first = [JOB, LOG]
+    large = name.endswith(".jsonl")
+    return (first.index(name) if name in first else 2 + large, name)
+
+
+def packed(files: Sequence[tuple[str, bytes]], limit: int) -> bytes:
+    """Return the archive, of at most ``limit`` bytes: what does not fit is named in it."""
+    buffer, left = io.BytesIO(), []
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        directory = _SMALL
+        for name, content in files:
+            directory += _SMALL
+            room = limit - buffer.tell() - directory
+            if len(content) > room and len(zlib.compress(content)) > room:
+                left.append(name)
+            else:
+                archive.writestr(name, content)
+        if left:
+            some = f"{left[:20]} of {len(left)} files"
+            archive.writestr(LEFT_OUT, f"Too large for the site's limit: {some}\n")
+    return buffer.getvalue()

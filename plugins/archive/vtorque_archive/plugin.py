@@ -1,0 +1,94 @@
+"""The site's settings, and what a user's directory has of their jobs. Declaring module."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING
+
+from vtorque_core.api import always, dataclass, hookimpl, setting
+
+if TYPE_CHECKING:
+    import pwd
+
+    from vtorque_core.api.kept_records import Place
+    from vtorque_core.api.node_job import Site
+
+PLACEHOLDERS = ("home", "user", "uid")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """``[plugin.archive]``"""
+
+    directory: str = setting(
+        "",
+        doc="where a user's files of ended jobs go, written as the user; {home} {user} {uid} are "
+        "replaced; empty: nothing is written",
+    )
+    file_mib: int = setting(16, unit="MiB", doc="the most that one node writes of a job attempt")
+    mib: int = setting(256, unit="MiB", doc="the most that a user has there; the oldest go")
+    days: float = setting(90.0, doc="days after which a file goes")
+
+    def __post_init__(self) -> None:
+        """Check what types do not say. Raises ValueError."""
+        words = set(re.findall(r"\{([^{}]*)\}", self.directory))
+        if self.directory and not self.directory.startswith(("/", "{home}/")):
+            raise ValueError("directory: write an absolute path, or one that begins with {home}/")
+        if ".." in PurePath(self.directory).parts:
+            raise ValueError("directory: write a path without '..'")
+        if self.directory and (not words or not words <= set(PLACEHOLDERS)):
+            known = " ".join(f"{{{name}}}" for name in PLACEHOLDERS)
+            raise ValueError(f"directory: each user needs their own: write one or more of {known}")
+        if not 1 <= self.file_mib <= min(self.mib, 256):
+            raise ValueError(f"file_mib is {self.file_mib}, must be 1 to 256, and not beyond mib")
+        if not self.days > 0:
+            raise ValueError(f"days is {self.days}, must be more than 0")
+
+
+def directory_of(template: str, user: pwd.struct_passwd) -> Path:
+    """Return a user's directory."""
+    values = {"home": user.pw_dir, "user": user.pw_name, "uid": str(user.pw_uid)}
+    for name, value in values.items():
+        template = template.replace(f"{{{name}}}", value)
+    return Path(template)
+
+
+_NOTE = 'umask 077; mkdir -p "$1" && echo "$3" >"$1/$2"'
+
+
+@hookimpl
+def vtorque_after_script(place: Place, code: int, site: Site) -> Iterator[Sequence[str]]:
+    """Yield what notes the script's exit code: Slurm and OpenPBS do not tell a node's root."""
+    user = _caller()
+    if site[Settings].directory and user is not None:
+        from vtorque_archive.pack import note_of  # noqa: PLC0415
+
+        name = note_of(place.key, str(place.facts().get("node", "")))
+        directory = str(directory_of(site[Settings].directory, user))
+        yield ["/bin/sh", "-c", _NOTE, "sh", directory, name, str(code)]
+
+
+@hookimpl
+def vtorque_kept(site: Site) -> Iterator[Place]:
+    """Yield what the caller's directory has."""
+    user = _caller()
+    if site[Settings].directory and user is not None:
+        from vtorque_archive.read import archives  # noqa: PLC0415 - not by vsub
+
+        directory = directory_of(site[Settings].directory, user)
+        yield from archives(site.paths, directory, user.pw_uid)
+
+
+def _caller() -> pwd.struct_passwd | None:
+    import pwd  # noqa: PLC0415 - not by vsub
+
+    try:
+        return pwd.getpwuid(os.getuid())
+    except KeyError:
+        return None
+
+
+vtorque_settings = always(Settings)

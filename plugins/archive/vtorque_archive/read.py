@@ -1,0 +1,112 @@
+"""Read such files back. As their user, who can have forged them: nothing here believes a size.
+
+Nothing is unpacked where the archive says, and nothing that no node keeps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import os
+import stat
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import BinaryIO
+
+from vtorque_archive.pack import MAX_BYTES, MAX_FILES, is_kept, key_of
+from vtorque_core.api import Paths
+from vtorque_core.api.kept_records import Place
+
+_MAX_ARCHIVE = 256 << 20  # bytes; the most that a site can set
+_MAX_ENTRIES = 100_000  # of the directory that are looked at
+_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # others may need GiB of memory
+_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+@dataclasses.dataclass(frozen=True)
+class Archived(Place):
+    """What one node has kept of an attempt, in a user's file."""
+
+    path: Path = Path()
+
+    @property
+    def directory(self) -> Path:
+        """A directory of this process's with the files; it goes when the process ends."""
+        return _unpacked(self.path)
+
+    @property
+    def changed(self) -> float:
+        """When it was written, in Unix seconds."""
+        with contextlib.suppress(OSError):
+            return self.path.lstat().st_mtime
+        return 0.0
+
+    def read(self, name: str, limit: int = 64 << 20) -> bytes:
+        """Return at most ``limit`` bytes of a file. Raises OSError: not there, no archive."""
+        with _opened(self.path) as archive:
+            return _member(archive, name, limit)
+
+
+def archives(paths: Paths, directory: Path, uid: int) -> Iterator[Archived]:
+    """Yield what a user's directory has; nothing if it is not there."""
+    with contextlib.suppress(OSError), os.scandir(directory) as entries:
+        for _, entry in zip(range(_MAX_ENTRIES), entries, strict=False):
+            if key := key_of(entry.name):
+                yield Archived(paths, uid, key, directory / entry.name)
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
+    """Open an archive. Raises OSError, whatever stands in it."""
+    with os.fdopen(os.open(path, _FLAGS), "rb") as file:
+        _check(file)
+        try:
+            with zipfile.ZipFile(file) as archive:
+                yield archive
+        except OSError:
+            raise
+        except Exception as error:  # zipfile says many things of what is no such file
+            raise OSError(errno.EIO, f"is no file of vTorque's: {type(error).__name__}") from None
+
+
+def _check(file: BinaryIO) -> None:
+    about = os.fstat(file.fileno())
+    if not stat.S_ISREG(about.st_mode):
+        raise OSError(errno.EINVAL, "is no regular file")
+    if about.st_size > _MAX_ARCHIVE:
+        raise OSError(errno.EFBIG, f"is larger than {_MAX_ARCHIVE >> 20} MiB")
+
+
+def _member(archive: zipfile.ZipFile, name: str, limit: int) -> bytes:
+    try:
+        info = archive.getinfo(name)
+    except KeyError:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)) from None
+    if info.compress_type not in _METHODS:
+        raise OSError(errno.EINVAL, "is packed in a way that vTorque does not use")
+    with archive.open(info) as file:
+        return file.read(max(0, min(limit, MAX_BYTES)))
+
+
+@cache
+def _scratch() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="vtorque-")
+
+
+@cache
+def _unpacked(path: Path) -> Path:
+    """Return where the files of an archive are now; those that cannot be read are not there."""
+    directory = Path(tempfile.mkdtemp(dir=_scratch().name))
+    left = MAX_BYTES
+    with contextlib.suppress(OSError), _opened(path) as archive:
+        names = dict.fromkeys(filter(is_kept, archive.namelist()))
+        for name in list(names)[:MAX_FILES]:
+            with contextlib.suppress(OSError):
+                content = _member(archive, name, left)
+                left -= len(content)
+                (directory / name).write_bytes(content)
+    return directory

@@ -1,0 +1,136 @@
+"""Hand what is kept of a job to a process that has become its user, and wait for neither.
+
+A directory of a user's may hang (FUSE, a server that is down), be full, or be made of links. So the
+hook forks one process of root's, which lets go of all files and locks, reads what root has kept,
+and forks another: that one becomes the user for good, and only then looks at their directory. The
+kernel lets no other process of the user look into it, since it has changed its ids (prctl(2),
+PR_SET_DUMPABLE). The first waits for it, for so long, and kills it: nobody waits for the first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import select
+import signal
+import syslog
+import time
+from collections.abc import Iterator, Sequence
+from typing import NoReturn
+
+from vtorque_archive import write
+from vtorque_archive.pack import MAX_BYTES, MAX_FILES, is_kept, name_of, order
+from vtorque_archive.plugin import Settings, directory_of
+from vtorque_core.api import printable
+from vtorque_core.api.kept_records import Place
+
+PATIENCE = 60  # seconds for all that is done as the user, packing included
+_OWN = 30  # seconds for the rest: who the user is may be asked of a server
+_ANSWER = 500  # bytes
+
+
+def send(place: Place, settings: Settings) -> int:
+    """Begin to write a user's file; return the process that sees to it. As root.
+
+    Raises OSError if the host cannot fork.
+    """
+    pid = os.fork()
+    if pid == 0:
+        try:
+            _see_to(place, settings)
+        finally:
+            os._exit(0)
+    return pid
+
+
+def _see_to(place: Place, settings: Settings) -> None:
+    _let_go()
+    signal.alarm(PATIENCE + _OWN)
+    said = "cannot be read"
+    with contextlib.suppress(OSError, KeyError):  # no such user any more
+        user = pwd.getpwuid(place.uid)
+        groups = os.getgrouplist(user.pw_name, user.pw_gid)
+        name = name_of(place.key, str(place.facts().get("node", "")))
+        files = list(_files(place))
+        if not files:
+            return
+        answers, told = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.close(answers)
+            _be_the_user(user, groups, told, name, files, settings)
+        os.close(told)
+        said = _end_of(pid, answers)
+    if said != "+":
+        what = f"{settings.directory}: {printable(said)}"
+        syslog.syslog(syslog.LOG_WARNING, f"vtorque archive: {place.key} is not there: {what}")
+
+
+def _let_go() -> None:
+    """Hold nothing of who has forked this one: its files, locks, terminal, its death."""
+    os.setsid()
+    os.chdir("/")
+    syslog.closelog()
+    os.closerange(0, (1 << 31) - 1)
+    for _ in range(3):
+        os.open(os.devnull, os.O_RDWR)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGALRM):
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    os.nice(19)
+
+
+def _files(place: Place) -> Iterator[tuple[str, bytes]]:
+    """Yield what root has kept: names and contents, what matters most first."""
+    left = MAX_BYTES
+    names = sorted(filter(is_kept, os.listdir(place.directory)), key=order)  # noqa: PTH208
+    for name in names[:MAX_FILES]:
+        with contextlib.suppress(OSError):
+            content = place.read(name, left + 1)
+            if len(content) <= left:
+                left -= len(content)
+                yield name, content
+
+
+def _end_of(pid: int, answers: int) -> str:
+    """Wait for the child, kill it if it is late; return its word, which is its user's."""
+    handle = os.pidfd_open(pid)
+    waiting = select.poll()
+    waiting.register(handle, select.POLLIN)
+    if not waiting.poll(PATIENCE * 1000):
+        signal.pidfd_send_signal(handle, signal.SIGKILL)  # in a hung kernel it is left behind
+        return f"nothing was written for {PATIENCE} s"
+    os.set_blocking(answers, False)
+    with contextlib.suppress(BlockingIOError):
+        return os.read(answers, _ANSWER).decode("utf-8", "replace") or "it broke"
+    return "it broke"
+
+
+def _be_the_user(
+    user: pwd.struct_passwd,
+    groups: Sequence[int],
+    told: int,
+    name: str,
+    files: Sequence[tuple[str, bytes]],
+    settings: Settings,
+) -> NoReturn:
+    """Be the child: nothing of root's is left before the first look at the user's directory."""
+    said = ""
+    try:
+        signal.alarm(PATIENCE + _OWN)  # if who waits for it has been killed
+        if os.geteuid() == 0:
+            os.setgroups(groups)
+            os.setresgid(user.pw_gid, user.pw_gid, user.pw_gid)
+            os.setresuid(user.pw_uid, user.pw_uid, user.pw_uid)
+        os.umask(0o077)
+        at = directory_of(settings.directory, user)
+        write.write(at, name, files, settings, time.time())
+        said = "+"
+    except OSError as error:
+        said = error.strerror or "OSError"
+    except Exception as error:
+        said = f"{type(error).__name__}: {error}"
+    finally:
+        os.write(told, said.encode("utf-8", "replace")[:_ANSWER])
+        os._exit(0)

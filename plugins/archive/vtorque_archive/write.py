@@ -1,0 +1,117 @@
+"""Write one file into a directory of the caller's, and remove what is too old or too much there.
+
+As the job's user: whatever they have put in their directory, they can do themselves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import secrets
+import stat
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from vtorque_archive.pack import UNFINISHED, key_of, packed
+from vtorque_archive.plugin import Settings
+from vtorque_core.api.kept_records import JOB
+
+_MAX_ENTRIES = 100_000  # of the directory that are looked at
+_OVER = 3600.0  # seconds until an unfinished file is one of a process that was killed
+_MAX_CODE = 5  # bytes
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def write(
+    directory: Path,
+    name: str,
+    files: Sequence[tuple[str, bytes]],
+    settings: Settings,
+    now: float,
+) -> None:
+    """Pack the files and write them under ``name``, mode 0600, in one step.
+
+    The directory is made, 0700, with those above; it must be the caller's, who in a place that all
+    can write is not the only one to make it. ``now``: Unix seconds. Raises OSError.
+    """
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    at = os.open(directory, _DIRECTORY)
+    try:
+        owner = os.fstat(at).st_uid
+        if owner != os.geteuid():
+            raise PermissionError(errno.EPERM, f"the directory belongs to another, uid {owner}")
+        content = packed(_with_exit_code(at, name, files), settings.file_mib << 20)
+        _make_room(at, name, len(content), settings, now)
+        _put(at, name, content)
+        _remove(at, UNFINISHED + name)
+    finally:
+        os.close(at)
+
+
+def _with_exit_code(
+    at: int, name: str, files: Sequence[tuple[str, bytes]]
+) -> list[tuple[str, bytes]]:
+    """Add the exit code that the job shell has noted, unless root knows one."""
+    said = b""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(UNFINISHED + name, _READ, dir_fd=at)
+        with os.fdopen(descriptor, "rb") as file:
+            said = file.read(_MAX_CODE).strip()
+    contents = dict(files)
+    with contextlib.suppress(ValueError):  # root's disk was full
+        facts = json.loads(contents.get(JOB, b"{}"))
+        if said.isdigit() and not facts.get("status"):
+            contents[JOB] = json.dumps(facts | {"status": said.decode()}).encode()
+    return list(contents.items())
+
+
+def _put(at: int, name: str, content: bytes) -> None:
+    fresh = UNFINISHED + secrets.token_hex(8)
+    descriptor = os.open(fresh, _NEW, 0o600, dir_fd=at)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())  # a file system over a network tells only now that it is full
+        os.replace(fresh, name, src_dir_fd=at, dst_dir_fd=at)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(fresh, dir_fd=at)
+        raise
+
+
+def _make_room(at: int, name: str, size: int, settings: Settings, now: float) -> None:
+    """Remove files of ours that are too old, then the oldest until this one has room."""
+    left = []
+    for entry, about in _ours(at):
+        age = now - about.st_mtime
+        if age > (_OVER if entry.startswith(UNFINISHED) else settings.days * 86400):
+            _remove(at, entry)
+        elif entry != name:
+            left.append((about.st_mtime, entry, about.st_size))
+    size += sum(each[2] for each in left)
+    for _, entry, its in sorted(left):
+        if size <= settings.mib << 20:
+            return
+        _remove(at, entry)
+        size -= its
+
+
+def _ours(at: int) -> Iterator[tuple[str, os.stat_result]]:
+    """Yield the files that have names of ours, and no other file of the user's."""
+    with os.scandir(at) as entries:
+        for _, entry in zip(range(_MAX_ENTRIES), entries, strict=False):
+            if key_of(entry.name) or entry.name.startswith(UNFINISHED):
+                with contextlib.suppress(OSError):
+                    about = entry.stat(follow_symlinks=False)
+                    if stat.S_ISREG(about.st_mode):
+                        yield entry.name, about
+
+
+def _remove(at: int, name: str) -> None:
+    with contextlib.suppress(OSError):
+        os.unlink(name, dir_fd=at)
