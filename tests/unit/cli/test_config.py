@@ -95,7 +95,7 @@ def test_explain_is_one_screen(file):
     assert found["job"]["qos"] == ["low"]
     assert found["off"] == {"scam": 13}
     assert [entry["counts"] for entry in found["entries"]] == [None, True]
-    assert found["options"]["vcpus"] == {"default": {"value": "1", "line": None}}
+    assert found["options"]["vcpus"] == {"default": {"value": "job", "line": None}}
 
 
 def test_explain_of_a_stranger(file):
