@@ -78,10 +78,13 @@ def test_it_follows_to_the_end(paths, tmp_path):
     assert [line[-1] for line in shown.output.splitlines()] == ["t", "0", "1", "2"]
 
 
-def test_the_console_of_a_running_guest_is_roots(paths, tmp_path, monkeypatch):
+def test_the_console_of_a_running_guest(paths, tmp_path, monkeypatch):
+    """Root's, and the owner's where they may read it."""
     job = JobAttempt("42.srv", 0, "ada", os.getuid() + 1)
     guests = [types.SimpleNamespace(index=0)]
-    running = types.SimpleNamespace(job=job, guests=guests, kept=kept_records.place(paths, job))
+    kept = kept_records.place(paths, job)
+    kept.add_facts(job="42.srv")
+    running = types.SimpleNamespace(job=job, guests=guests, kept=kept)
     monkeypatch.setattr(jobs.Running, "jobs", lambda _: [running])
     monkeypatch.setattr(service, "paths", lambda _: paths)  # root would believe only root's
     monkeypatch.setattr(os, "geteuid", lambda: 0)
@@ -92,4 +95,11 @@ def test_the_console_of_a_running_guest_is_roots(paths, tmp_path, monkeypatch):
     other = cli(paths, tmp_path, "--console", "--guest", "1", "42.srv").exception
     assert "has no running guest 1 on this node" in str(other)
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert "is root's" in str(cli(paths, tmp_path, "--console", "42.srv").exception)
+    assert "no running guest 0" in str(cli(paths, tmp_path, "--console", "42.srv").exception)
+    mine = kept_records.place(paths, JobAttempt("42.srv", 0, "u", os.getuid()))
+    mine.add_facts(job="42.srv")
+    assert cli(paths, tmp_path, "--console", "42.srv").output == "login:\\x1b[2J\n"
+    monkeypatch.setattr(os, "access", lambda path, *_: not str(path).endswith("console.log"))
+    assert "is root's to read" in str(cli(paths, tmp_path, "--console", "42.srv").exception)
+    mine.add_facts(ended=1.0)
+    assert "no running guest 0" in str(cli(paths, tmp_path, "--console", "42.srv").exception)

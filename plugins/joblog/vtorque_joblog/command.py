@@ -33,7 +33,7 @@ _MAX_KEPT = 1 << 20  # bytes of a console that is kept; the core keeps less
 @click.option(
     "--console",
     is_flag=True,
-    help="Instead, a guest's serial console: of a running guest as root, after a failure its end.",
+    help="Instead, a guest's serial console: while it runs, or its end after a failure.",
 )
 @click.option(
     "--cloud-init", is_flag=True, help="Instead, the end of a failed guest's cloud-init log."
@@ -120,18 +120,30 @@ def _show_kept(places: Sequence[Place], name: str) -> bool:
     return False
 
 
-def _show_console(paths: Paths, job_id: str, guest: int, follow: bool) -> None:
+def _consoles(paths: Paths, job_id: str, guest: int) -> list[Path]:
+    """Return the console log of a running guest: root's, and its owner's to read if it is so."""
     if os.geteuid() != 0:
-        raise UsageError("the console of a running guest is root's: ask your administrator")
-    from vtorque_core.live import jobs  # noqa: PLC0415 - imports libvirt
+        running = [place.key for place in _places(paths, job_id) if not _ended(place)]
+    else:
+        from vtorque_core.live import jobs  # noqa: PLC0415 - imports libvirt
 
-    found = [
-        paths.job_state(job.kept.key) / f"g{guest}" / "console.log"
-        for job in jobs.Running(paths).jobs()
-        if job.job.id == job_id and any(each.index == guest for each in job.guests)
-    ]
+        running = [
+            job.kept.key
+            for job in jobs.Running(paths).jobs()
+            if job.job.id == job_id and any(each.index == guest for each in job.guests)
+        ]
+    return [paths.job_state(key) / f"g{guest}" / "console.log" for key in running]
+
+
+def _show_console(paths: Paths, job_id: str, guest: int, follow: bool) -> None:
+    found = [path for path in _consoles(paths, job_id, guest) if path.exists()]
     if not found:
         raise Refused(f"job {printable(job_id)} has no running guest {guest} on this node")
+    if not os.access(found[-1], os.R_OK):
+        raise Refused(
+            f"the console of guest {guest} is root's to read: the guest was started before its "
+            "owner could, is of another type than linux, or has said more than 2 MiB"
+        )
     argv = ["tail", "-n", "+1", *(["-F"] if follow else []), str(found[-1])]
     read, write = os.pipe()
     pid = os.posix_spawnp("tail", argv, os.environ, file_actions=[(os.POSIX_SPAWN_DUP2, write, 1)])

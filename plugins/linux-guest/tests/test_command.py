@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 import types
 from pathlib import Path
 
@@ -42,7 +43,7 @@ def called(tmp_path, monkeypatch):
 def test_ssh_has_the_jobs_own_client_configuration(called):
     (called.run_dir / "ssh_config").write_text("")
     argv = called("42.srv", "3", "--", "id", "-un")
-    assert argv == ["ssh", "-F", f"{called.run_dir}/ssh_config", "vm-1", "id", "-un"]
+    assert argv == ["ssh", "-F", f"{called.run_dir}/ssh_config", "vm-1", "--", "id", "-un"]
 
 
 def test_what_is_not_there_is_said(called):
@@ -53,7 +54,7 @@ def test_what_is_not_there_is_said(called):
     assert "job 42.srv has no guest that is ready" in called("42.srv", "3")
 
 
-def test_console_of_a_running_guest_is_roots(called, monkeypatch):
+def test_console_of_a_running_guest(called, monkeypatch):
     guest = types.SimpleNamespace(index=1, name="vt-42-vm-1", uri="qemu:///system")
     job = types.SimpleNamespace(job=JobAttempt("42.srv", 0, "u", 1000), guests=[guest])
     monkeypatch.setattr(jobs.Running, "jobs", lambda _: [job])
@@ -63,7 +64,9 @@ def test_console_of_a_running_guest_is_roots(called, monkeypatch):
     assert argv == ["virsh", "-c", "qemu:///system", "console", "vt-42-vm-1"]
     assert "has no running guest 0 on this node" in called("42.srv", command="console")
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert "ask your administrator" in called("42.srv", "--guest", "1", command="console")
+    monkeypatch.setattr(os, "execv", lambda _program, argv: sys.exit(" ".join(argv)))
+    watched = called("42.srv", "--guest", "1", command="console")
+    assert watched.endswith("logs --console --follow --guest=1 -- 42.srv"), "its owner may watch"
 
 
 def test_clean_submits_a_job_that_says_what_is_left(called, tmp_path, monkeypatch):
@@ -83,3 +86,14 @@ def test_clean_submits_a_job_that_says_what_is_left(called, tmp_path, monkeypatc
     assert called(named, "--", "-vm", "img=m", command="clean") == "7"
     options = ["--config", str(tmp_path / "vtorque.toml"), "-vm", f"clean={place}", "-vm", "img=m"]
     assert ran == [(options, "vmgr-clean", 0, f"{place}: all that is left is yours\n")]
+
+
+@pytest.mark.parametrize(("before", "runs"), [(["--"], False), ([], True)])
+def test_words_for_the_guest_are_no_options_of_ssh(called, tmp_path, before, runs):
+    """The real ssh(1) takes options after the host, too; one of them runs a program here."""
+    (called.run_dir / "ssh_config").write_text("Host vm-1\n HostName 127.0.0.1\n Port 1\n")
+    ran = tmp_path / "ran"
+    argv = called("42.srv", "3", "--", f"-oProxyCommand=touch {ran}", "true")
+    at = argv.index("--")
+    subprocess.run([*argv[:at], *before, *argv[at + 1 :]], capture_output=True, check=False)
+    assert ran.exists() == runs

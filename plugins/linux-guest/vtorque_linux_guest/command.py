@@ -11,19 +11,24 @@ from pathlib import Path
 
 import click
 
-from vtorque_core.api import Refused, UsageError, kept_records, printable
+from vtorque_core.api import Refused, kept_records, printable
 from vtorque_core.live import service
 from vtorque_linux_guest.boot import ssh_client
 
 
-@click.command(short_help="Attach to the serial console of a job's guest.")
+@click.command(short_help="Attach to the serial console of a job's guest, or watch it.")
 @click.argument("job_id", metavar="JOB")
 @click.option("--guest", default=0, show_default=True, help="Index of the guest on this node.")
 @click.pass_obj
 def console(config: Path, job_id: str, guest: int) -> None:
-    """Attach to the serial console with virsh; leave with Ctrl-]. Root only."""
+    """As root on the job's node, attach with virsh; leave with Ctrl-].
+
+    As the job's owner watch what the guest says there, as vmgr logs --console -f does.
+    """
     if os.geteuid() != 0:
-        raise UsageError("the guests' console is root's: ask your administrator")
+        vmgr = [sys.executable, "-I", "-m", "vtorque_core.cli.vmgr", "--config", str(config)]
+        watch = ["logs", "--console", "--follow", f"--guest={guest}", "--", job_id]
+        os.execv(vmgr[0], [*vmgr, *watch])  # noqa: S606
     from vtorque_core.live import jobs  # noqa: PLC0415 - imports libvirt
 
     running = [job for job in jobs.Running(service.paths(config)).jobs() if job.job.id == job_id]
@@ -54,7 +59,7 @@ def ssh(config: Path, job_id: str, rank: int, command: tuple[str, ...]) -> None:
     client = paths.job_run(places[-1].key) / f"g{guests[0].get('index')}" / ssh_client.CONFIG
     if not client.exists():
         raise Refused(f"the guest of rank {rank} offers no ssh: there is no {client}")
-    os.execvp("ssh", ["ssh", "-F", str(client), str(guests[0].get("hostname")), *command])  # noqa: S606
+    os.execvp("ssh", ["ssh", "-F", str(client), str(guests[0].get("hostname")), "--", *command])  # noqa: S606
 
 
 _LEFT = """#!/bin/sh

@@ -37,6 +37,12 @@ def client_files(guest: GuestPlan) -> Iterator[Resource]:
         f"  UserKnownHostsFile {run / KNOWN_HOSTS}",
         "  GlobalKnownHostsFile /dev/null",
         "  StrictHostKeyChecking yes",
+        # Code in a guest can ask for a session (vtorque-login), and its terminal is then this one:
+        # no key leads to ssh's own command line, which would open ways into the host.
+        "  EscapeChar none",
+        "  ClearAllForwardings yes",
+        "  ServerAliveInterval 15",  # without ~. a guest that hangs ends it, after a minute
+        "  ServerAliveCountMax 4",
     )
     yield File(str(run / KEY), mode=0o400, reader=guest.user.uid, content=key)
     yield File(str(run / KNOWN_HOSTS), mode=0o444, content=hosts)

@@ -8,12 +8,14 @@ Stateless. All but :meth:`LinuxDriver.run` act as root on the node. The job shel
 
 from __future__ import annotations
 
+import contextlib
+import os
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from vtorque_core.api import HostFault
+from vtorque_core.api import HostFault, let_users
 from vtorque_core.api.acquired import Resource
 from vtorque_core.api.guest_context import ContextItem
 from vtorque_core.api.guest_driver import ReadyGuest, Script, Streams
@@ -54,16 +56,33 @@ class LinuxDriver:
     def await_ready(self, guest: GuestPlan, deadline: float, step: Callable[[str], None]) -> None:
         """Wait until the guest's agent says READY; what a guest that fails has logged is kept.
 
+        The job's owner may read its console from now on.
+
         Raises HostFault: what the guest's setup said, that it died, or that it was silent.
         """
         from vtorque_linux_guest.job import ready
 
+        _let_watch(guest.state_dir / "console.log", guest.user.uid)
         with _connect(guest.run_dir / STATUS_SOCKET, deadline) as connection:
             ready.await_ready(guest, connection, deadline, step)
 
     def run(self, guest: ReadyGuest, script: Script, streams: Streams) -> int:
         """Run the job in the guest; see :func:`vtorque_linux_guest.job.run_job.run`."""
         return run_job.run(guest, script, streams)
+
+
+def _let_watch(console: Path, uid: int) -> None:
+    """Let the job's owner read a guest's console: what code of theirs, or its kernel, says there.
+
+    It is virtlogd's file, made when the guest was started; when it has 2 MiB another one takes its
+    place, which is root's alone. In a directory of root's. Best effort: some have no console log.
+    """
+    with contextlib.suppress(OSError):
+        descriptor = os.open(console, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            let_users(descriptor, [uid], 6, 4)
+        finally:
+            os.close(descriptor)
 
 
 def _connect(path: Path, deadline: float) -> socket.socket:
