@@ -53,6 +53,9 @@ class Terminal:
     def write(self, data):
         os.write(self.fd, data)
 
+    def resize(self, rows, columns):
+        fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("4H", rows, columns, 0, 0))
+
     def interrupt(self):
         """Press Ctrl-C at a command that would take long; the prompt has to come back at once."""
         self.write(b"sleep 100\r")

@@ -9,6 +9,7 @@ from vtorque_core.api.strategies import BatchSystem as BatchSystem
 from vtorque_core.api.strategies import Command as Command
 from vtorque_core.api.strategies import GuestType as GuestType
 from vtorque_core.api.strategies import ImageBuilder as ImageBuilder
+from vtorque_core.api.strategies import OfJob as OfJob
 from vtorque_core.api.values import Extra as Extra
 from vtorque_core.api.values import FileData as FileData
 from vtorque_core.api.values import Image as Image
@@ -31,6 +32,7 @@ from vtorque_core.base.errors import VtorqueError as VtorqueError
 from vtorque_core.base.errors import printable as printable
 from vtorque_core.base.locks import Busy as Busy
 from vtorque_core.base.locks import take_lock as take_lock
+from vtorque_core.base.names import JobAttempt as JobAttempt
 from vtorque_core.base.names import Paths as Paths
 from vtorque_core.base.names import derive as derive
 from vtorque_core.base.record import dataclass as dataclass

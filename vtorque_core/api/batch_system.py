@@ -92,7 +92,11 @@ class Needs:
 
 @dataclass(frozen=True)
 class JobInfo:
-    """One line of ``vmgr ps``, from the batch system. ``reason``: why a queued job waits."""
+    """One line of ``vmgr ps``, from the batch system.
+
+    ``node``: where it runs, as the batch system shows it; ``nodes``: the same one by one, the
+    job's first one first. ``reason``: why it waits.
+    """
 
     id: str
     name: str
@@ -101,6 +105,7 @@ class JobInfo:
     node: str = ""
     seconds: float = 0.0
     reason: str = ""
+    nodes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

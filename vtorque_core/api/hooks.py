@@ -9,12 +9,14 @@ takes nothing and its answer never changes. Every example below is run by a test
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vtorque_core.api.values import hookspec
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from vtorque_core.api.acquired import Resource
     from vtorque_core.api.claims import Claim, Notice
     from vtorque_core.api.guest_context import ContextItem
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from vtorque_core.api.strategies import BatchSystem, Command, GuestType, ImageBuilder
     from vtorque_core.api.values import Extra, JobRequest, Option
     from vtorque_core.base.errors import Refusal
+    from vtorque_core.base.names import JobAttempt
 
 # -- set up -----------------------------------------------------------------------------------
 
@@ -126,6 +129,39 @@ def vtorque_commands() -> Iterable[Command]:
             return click.Command("cards", help="List the Acme cards.")
 
         vtorque_commands = always(Command("vmgr", load=cards))
+    """
+    return ()
+
+
+@hookspec
+def vtorque_elsewhere(
+    command: str, job_id: str, node: str, options: Mapping[str, Sequence[str]],
+    operands: Mapping[str, Sequence[str]], config: Path, terminal: bool, output: Path | None,
+) -> Iterable[int]:  # fmt: skip
+    """Run a command that is about a job where that job runs, unless it runs here.
+
+    Declaring module; in ``vmgr``, before a command whose ``Command.of_job`` is set, as the calling
+    user. An item is the exit code of the command, which then does not run here. Raising ends it.
+
+    Args:
+        command: its name, as in ``vmgr ssh``.
+        job_id: as the user wrote it.
+        node: which of the job's nodes is meant; empty: its first one.
+        options: what else was given, by the name of the parameter: ``["--level=info"]``.
+        operands: the same of what follows the job, in that order.
+        config: the site config in use.
+        terminal: whether it talks to the user's terminal, and they have one.
+        output: the file that what it prints is to become.
+
+    Example::
+
+        import subprocess
+        from vtorque_core.api import hookimpl
+
+        @hookimpl
+        def vtorque_elsewhere(command, job_id):
+            argv = ["/usr/bin/echo", f"acme-rsh: vmgr {command} --here {job_id}"]
+            yield subprocess.run(argv, check=False).returncode
     """
     return ()
 
@@ -379,6 +415,32 @@ def vtorque_ended(place: Place, site: Site) -> None:
         def vtorque_ended(place, site):
             print(f"all is released of {place}")
     """
+
+
+# -- in the job shell ---------------------------------------------------------------------------
+
+
+@hookspec
+def vtorque_beside_script(
+    job: JobAttempt, batch: BatchSystem, site: Site
+) -> Iterable[Sequence[str]]:
+    """Return commands that run beside the job's script, on the job's first node, as its owner.
+
+    Declaring module; called in the job shell when all guests are ready, also of interactive jobs.
+    Each command is started once, with the job shell's environment, without input or output, in a
+    session of its own. When the script has ended it gets SIGTERM, and SIGKILL 0.2 s later; when the
+    job shell was killed, nobody ends it. Whatever becomes of it changes nothing for the job.
+    ``batch`` is the site's batch system. Raising: nobody is told.
+
+    Example::
+
+        from vtorque_core.api import hookimpl
+
+        @hookimpl
+        def vtorque_beside_script(job, site):
+            yield ["/usr/bin/acme-meter", "--job", job.id]
+    """
+    return ()
 
 
 # -- what is told of a job ----------------------------------------------------------------------

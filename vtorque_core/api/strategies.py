@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from vtorque_core.api.values import Image
@@ -38,12 +38,20 @@ class GuestType:
     check_script: Callable[[bytes, Image], Iterable[Refusal]] | None = None
 
 
+StepOf = Callable[[str, str, Sequence[str], bool], list[str]]
+"""From job id, one of its nodes, a command and whether it is to have the terminal: see below."""
+
+
 @dataclass(frozen=True)
 class BatchSystem:
     """One batch system: ``submitter`` for ``vsub`` and ``vmgr``, ``node`` for root's hooks.
 
     Both get the site config. ``shell`` is for the job shell, which reads none. ``facts``: which of
     queue, partition, account and qos a BatchJob of its has; ``[[limits]]`` can go by these alone.
+
+    ``step``: returns how a command is run on a node of a running job, from any host, as the job's
+    owner: what makes of it the command that is called instead, with its streams and exit code.
+    None, or that answer: the batch system has no way of its own.
     """
 
     name: str
@@ -51,6 +59,7 @@ class BatchSystem:
     node: Callable[[Site], NodeAdapter]
     shell: Callable[[], JobShell]
     facts: frozenset[str] = frozenset()
+    step: Callable[[Site], StepOf | None] | None = None
 
 
 @dataclass(frozen=True)
@@ -63,6 +72,26 @@ class ImageBuilder:
 
 
 @dataclass(frozen=True)
+class OfJob:
+    """That a command is about a job, its argument ``job_id``, and looks at the job's own node.
+
+    A plugin may then run it there when it is called elsewhere (``vtorque_elsewhere``).
+
+    Args:
+        travels: names of the other parameters with which it may be. What is asked of it comes
+            from the job's owner, or from code in their guests: with these it must write no file,
+            read none that they name, and run nothing but on behalf of the guest.
+        terminal: it talks to the user's terminal, unless it is called with trailing words.
+        output: name of the parameter that names a file which it writes: ``-`` then travels, and
+            what the command prints becomes that file where it was called.
+    """
+
+    travels: tuple[str, ...] = ()
+    terminal: bool = False
+    output: str = ""
+
+
+@dataclass(frozen=True)
 class Command:
     """A click command added to ``vmgr`` or ``vtorque``, never to ``vsub``.
 
@@ -71,3 +100,4 @@ class Command:
 
     program: str
     load: Callable[[], click.Command]
+    of_job: OfJob | None = None

@@ -11,8 +11,8 @@ PLUGINS = {
     name: f"vtorque-{name}"
     for name in (
         "archive", "cluster", "disk-image", "iocm", "joblog",
-        "linux-guest", "local", "mpi", "oci", "osv", "passthrough", "pbs", "pinning", "report",
-        "scam", "slurm", "snap", "telemetry", "unclot", "vrdma",
+        "linux-guest", "local", "login", "mpi", "oci", "osv", "passthrough", "pbs", "pinning",
+        "report", "scam", "slurm", "snap", "telemetry", "unclot", "vrdma",
     )
 }  # fmt: skip
 """Plugin name to the distribution that brings it."""

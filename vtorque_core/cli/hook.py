@@ -6,9 +6,10 @@ ARGV``: ARGV is what the batch system gives its prologue, epilogue or job's shel
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -80,6 +81,18 @@ def jobshell(config: Path, argv: Sequence[str]) -> int:
     from vtorque_core.site.load import load  # noqa: PLC0415
     from vtorque_core.site.plugins import Plugins  # noqa: PLC0415
 
+    @contextlib.contextmanager
+    def beside(proof: Proof) -> Iterator[None]:
+        found = plugins.each("vtorque_beside_script", job=proof.job, batch=batch, site=site)
+        commands = [each.item for each in found if each.error is None]
+        if not commands:
+            yield
+            return
+        from vtorque_core.node.shell import beside_script  # noqa: PLC0415 - few sites have any
+
+        with beside_script.running(commands):
+            yield
+
     def after(proof: Proof, code: int) -> None:
         from vtorque_core.node.shell import after_script  # noqa: PLC0415 - not before the script
 
@@ -94,12 +107,14 @@ def jobshell(config: Path, argv: Sequence[str]) -> int:
         site, plugins = load(config, node=False)
         if argv[:1] == [AWAIT] and len(argv) == 2:
             return await_here(site.paths, argv[1])
+        batch = plugins.batch_system(site.batch.system)
         return run_job(
             site.paths,
-            plugins.batch_system(site.batch.system).shell(),
+            batch.shell(),
             tuple(argv),
             plugins=plugins_with,
             meanwhile=lambda: import_drivers(plugins),
+            beside=beside,
             after=after,
         )
     except VtorqueError as error:

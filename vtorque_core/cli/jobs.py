@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,21 +19,35 @@ from vtorque_core.cli.table import plain
 from vtorque_core.site.load import load
 
 _COLUMNS = ("ID", "NAME", "USER", "STATE", "NODE", "ELAPSED")
+_AT_ONCE = 8  # nodes that are asked at a time
 
 
 @click.command(short_help="List jobs: id, name, owner, state, node, time.")
+@click.argument("job_ids", nargs=-1, metavar="[JOB...]")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option(
     "-a", "--all", "ended", is_flag=True, help="Also ended jobs of which something is kept."
 )
 @click.option(
+    "--phase", "phases", is_flag=True, help="Ask each job's nodes for its phase and its guests."
+)
+@click.option(
     "--placement", is_flag=True, help="Show whose this node's cores and memory are. Root only."
 )
 @click.pass_obj
-def ps(config: Path, as_json: bool, ended: bool, placement: bool) -> None:
-    """List the jobs that you may see: id, name, owner, state, node, time since the start.
+def ps(
+    config: Path,
+    job_ids: tuple[str, ...],
+    as_json: bool,
+    ended: bool,
+    phases: bool,
+    placement: bool,
+) -> None:
+    """List the jobs that you may see: id, name, owner, state, node, time, why it waits.
 
-    With --all those too that have ended: yours, as root all that this node keeps.
+    With --all those too that have ended: yours, as root all that this node keeps. With --phase a
+    line for each node of a job: in which phase it is there, and its guests. That asks every node;
+    the plugin login (vtorque-login) does it.
     """
     if placement:
         from vtorque_core.cli.placement import show  # noqa: PLC0415 - root's, and slow to import
@@ -43,11 +58,20 @@ def ps(config: Path, as_json: bool, ended: bool, placement: bool) -> None:
     if ended:
         there = {job.id for job in jobs}
         jobs = [*(job for job in _ended(config) if job.id not in there), *jobs]
+    if job_ids:
+        jobs = [job for job in jobs if {job.id, job.id.partition(".")[0]} & set(job_ids)]
+    on_nodes = _on_nodes(config, jobs) if phases else {}
     if as_json:
-        click.echo(json.dumps([asdict(job) for job in jobs], indent=2))
+        more = {id_: {"on_nodes": found} for id_, found in on_nodes.items()}
+        click.echo(json.dumps([asdict(job) | more.get(job.id, {}) for job in jobs], indent=2))
         return
     columns = (*_COLUMNS, "REASON") if any(job.reason for job in jobs) else _COLUMNS
-    for line in plain([columns, *(_row(job)[: len(columns)] for job in jobs)]):
+    rows = [
+        (*row, *seen)
+        for job in jobs
+        for row, seen in _rows(_row(job)[: len(columns)], on_nodes.get(job.id))
+    ]
+    for line in plain([(*columns, "PHASE", "GUESTS") if phases else columns, *rows]):
         click.echo(line)
 
 
@@ -59,6 +83,45 @@ def cancel(config: Path, job_ids: tuple[str, ...]) -> None:
     submitter = _submitter(config)
     codes = [submitter.cancel(job_id) for job_id in job_ids]
     sys.exit(max(codes))
+
+
+def _on_nodes(config: Path, jobs: Sequence[JobInfo]) -> dict[str, list[dict[str, Any]]]:
+    """Ask the nodes of each job, several at a time; by job, for each node what it has said."""
+    from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - on demand
+
+    with ThreadPoolExecutor(_AT_ONCE) as threads:
+        asked = {
+            job.id: [threads.submit(_on_node, config, job.id, node) for node in job.nodes]
+            for job in jobs
+        }
+        return {job_id: [each.result() for each in found] for job_id, found in asked.items()}
+
+
+def _on_node(config: Path, job_id: str, node: str) -> dict[str, Any]:
+    """Return node, phase and guests as ``vmgr state`` says them, or the error that it says."""
+    argv = [sys.executable, "-I", "-m", "vtorque_core.cli.vmgr", "--config", str(config)]
+    argv += ["state", "--node", node, "--", job_id]
+    done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
+        said = json.loads(done.stdout)
+        guests = [str(guest["hostname"]) for guest in said["guests"]]
+        return {"node": node, "phase": str(said["phase"]), "guests": guests}
+    error = done.stderr.decode("utf-8", "replace").strip()
+    return {"node": node, "phase": "", "guests": [], "error": printable(error, 500)}
+
+
+def _rows(
+    row: tuple[str, ...], on_nodes: Sequence[Mapping[str, Any]] | None
+) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
+    """Yield a job's row, or one for each of its nodes, and what is known of it there."""
+    if not on_nodes:
+        yield row, () if on_nodes is None else ("", "")
+        return
+    at = _COLUMNS.index("NODE")
+    for seen in on_nodes:
+        guests = seen.get("error") or ",".join(seen["guests"])
+        here = (*row[:at], printable(seen["node"], 60), *row[at + 1 :])
+        yield here, (printable(seen["phase"], 30), printable(guests, 200))
 
 
 def _submitter(config: Path) -> Submitter:

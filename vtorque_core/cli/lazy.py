@@ -15,6 +15,7 @@ import click
 from vtorque_core.base.distributions import how_to_install
 from vtorque_core.base.errors import EXIT_USAGE, UsageError, VtorqueError
 from vtorque_core.base.names import CONFIG_PATH
+from vtorque_core.cli.elsewhere import asking
 from vtorque_core.cli.entry import telling
 
 _CONFIG, _BAD = "vtorque.config", "vtorque.config_error"  # in click's Context.meta
@@ -55,6 +56,8 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the command; which there are says the site config, also one that follows it."""
         for word, following in pairwise([*args, ""]):
+            if word == "--":  # what follows is another program's
+                break
             option, _, joined = word.partition("=")
             if option == "--config":
                 ctx.meta[_CONFIG] = Path(joined or following)
@@ -78,6 +81,8 @@ class LazyGroup(click.Group):
                     continue
                 try:
                     command = each.item.load()
+                    if each.item.of_job is not None:
+                        command = asking(command, each.item.of_job, plugins, given)
                     ctx.meta[known][command.name or ""] = command
                 except Exception as error:  # anybody's module
                     click.echo(f"a command of plugin {each.plugin} is left out: {error}", err=True)

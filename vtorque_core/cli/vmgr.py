@@ -19,6 +19,7 @@ _COMMANDS = (
 _ELSEWHERE = {
     "logs": "vtorque-joblog",
     "report": "vtorque-report",
+    "state": "vtorque-login",
     **dict.fromkeys(("ssh", "console", "clean"), "vtorque-linux-guest"),
 }
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from vtorque_core.api.node_job import Site
 from vtorque_core.api.setup_steps import Installation
+from vtorque_core.api.strategies import BatchSystem
 from vtorque_core.base.names import CONFIG_PATH, Paths
 from vtorque_core.site.installation import installation
 from vtorque_core.site.load import load, load_paths
@@ -24,6 +25,12 @@ def node_of(config: Path | None) -> tuple[Site, Installation]:
     path = (config or CONFIG_PATH).resolve()
     site, _ = load(path, node=os.geteuid() == 0)
     return site, installation(site, path)
+
+
+def batch_system(config: Path) -> tuple[Site, BatchSystem]:
+    """Return the site config and its batch system. Raises ConfigError, Refused (nobody has it)."""
+    site, plugins = load(config, node=False)
+    return site, plugins.batch_system(site.batch.system)
 
 
 def paths(config: Path | None) -> Paths:

@@ -22,7 +22,9 @@ _DECLARED: dict[str, tuple[type[Any], ...]] = {
     "vtorque_options": (values.Option,),
     "vtorque_parse_args": (Refusal,),
     "vtorque_needs": (values.Extra,),
-    "vtorque_after_script": (list, tuple),  # a str is a Sequence, but no command
+    "vtorque_elsewhere": (int,),
+    "vtorque_beside_script": (list, tuple),  # a str is a Sequence, but no command
+    "vtorque_after_script": (list, tuple),
 }
 _CLASSES = frozenset({"vtorque_settings", "vtorque_resources"})  # answered with a class
 

@@ -6,7 +6,7 @@ import re
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
-from vtorque_core.api import Command, always, dataclass, setting
+from vtorque_core.api import Command, OfJob, always, dataclass, setting
 
 if TYPE_CHECKING:
     import click
@@ -96,4 +96,5 @@ def _logs() -> click.Command:
     return logs
 
 
-vtorque_commands = always(Command("vmgr", _logs))
+_TRAVELS = ("follow", "phase", "guest", "level", "as_json", "console", "cloud_init")
+vtorque_commands = always(Command("vmgr", _logs, OfJob(_TRAVELS)))

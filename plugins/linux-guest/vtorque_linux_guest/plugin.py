@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from vtorque_core.api import Command, GuestType, ImageBuilder, Option, always
+from vtorque_core.api import Command, GuestType, ImageBuilder, OfJob, Option, always
 
 if TYPE_CHECKING:
     from vtorque_core.api.guest_driver import GuestDriver
@@ -83,7 +83,7 @@ vtorque_image_builders = always(
 )
 vtorque_options = always(CLEAN)
 vtorque_commands = always(
-    Command("vmgr", lambda: _commands().ssh),
-    Command("vmgr", lambda: _commands().console),
+    Command("vmgr", lambda: _commands().ssh, OfJob(("rank", "command"), terminal=True)),
+    Command("vmgr", lambda: _commands().console, OfJob(("guest",))),
     Command("vmgr", lambda: _commands().clean),
 )

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from vtorque_core.api.batch_system import JobShell, NodeAdapter, Submitter
     from vtorque_core.api.node_job import Site
+    from vtorque_core.api.strategies import StepOf
 
 
 def submitter(site: Site) -> Submitter:
@@ -35,6 +36,11 @@ def shell() -> JobShell:
     return PbsJobShell()
 
 
+def step(_: Site) -> StepOf:
+    """Return what runs a command on a job's node, which is this machine: the command itself."""
+    return lambda job_id, node, argv, terminal: list(argv)
+
+
 def command() -> click.Command:
     """Return ``vtorque local``."""
     from vtorque_local.command import local  # noqa: PLC0415 - click
@@ -43,5 +49,7 @@ def command() -> click.Command:
 
 
 vtorque_settings = always(Settings)
-vtorque_batch_systems = always(BatchSystem("local", submitter=submitter, node=node, shell=shell))
+vtorque_batch_systems = always(
+    BatchSystem("local", submitter=submitter, node=node, shell=shell, step=step)
+)
 vtorque_commands = always(Command("vtorque", command))

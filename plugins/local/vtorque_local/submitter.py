@@ -53,7 +53,11 @@ class LocalSubmitter:
     def jobs(self) -> Iterable[JobInfo]:
         """Return the user's own jobs; root's view has all."""
         with self._ask({"op": "list"}) as (answer, _):
-            return [JobInfo(**job, node=socket.gethostname()) for job in answer["jobs"]]
+            host = socket.gethostname()
+            return [
+                JobInfo(**job, node=host, nodes=(host,) if job["state"] == "R" else ())
+                for job in answer["jobs"]
+            ]
 
     def cancel(self, job_id: str) -> int:
         """End a job, queued or running. Raises UsageError if the user has none of that id."""

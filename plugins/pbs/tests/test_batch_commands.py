@@ -31,3 +31,11 @@ def test_a_qrerun_that_waits_is_not_waited_for(tmp_path, monkeypatch):
     assert not done.exists()
     go.touch()
     eventually(done.exists)  # it was let go on
+
+
+def test_ssh_gets_one_quoted_command():
+    by_ssh = batch_commands.by_ssh
+    assert by_ssh("7.srv", "n1", ["vmgr", "a b", "$(id)"], terminal=False) == [
+        "ssh", "-T", "--", "n1", "vmgr 'a b' '$(id)'",
+    ]  # fmt: skip
+    assert by_ssh("7.srv", "n1", ["vmgr"], terminal=True)[:3] == ["ssh", "-t", "--"]

@@ -175,6 +175,12 @@ def test_jobs_and_cancel(torque, monkeypatch):
     monkeypatch.setenv("PATH", torque.environ["PATH"])
     infos = torque.system.submitter(torque.site).jobs()
     assert [(info.id, info.name, info.state) for info in infos] == [(job.job_id, "one<b>", "Q")]
+    torque.pbs.job(job.job_id, comment="Not Running: no node")
+    (info,) = torque.system.submitter(torque.site).jobs()
+    assert (info.nodes, info.reason) == ((), "Not Running: no node")
+    torque.pbs.job(job.job_id, state="R", exec_host="n1/0-1+n3/0")
+    (info,) = torque.system.submitter(torque.site).jobs()
+    assert (info.node, info.nodes, info.reason) == ("n1", ("n1", "n3"), "")
     assert torque.system.submitter(torque.site).cancel(job.job_id) == 0
     assert torque.pbs.state()["jobs"][job.job_id]["deleted"]
     assert torque.system.submitter(torque.site).cancel("99.server") == 153

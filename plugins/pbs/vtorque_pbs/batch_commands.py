@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import shlex
 import shutil
 import signal
 import subprocess
@@ -36,6 +37,11 @@ def pass_on(argv: Sequence[str]) -> int:
     finally:
         signal.signal(signal.SIGINT, before)
     return done.returncode if done.returncode >= 0 else 128 - done.returncode
+
+
+def by_ssh(job_id: str, node: str, command: Sequence[str], terminal: bool) -> list[str]:
+    """Return the command as ssh runs it on a node; the login shell there gets it quoted."""
+    return ["ssh", "-t" if terminal else "-T", "--", node, shlex.join(command)]
 
 
 def _hear_ctrl_c() -> None:

@@ -97,6 +97,8 @@ def _infos(jobs: list[Attributes]) -> Iterator[JobInfo]:
             state=job.get("job_state", ""),
             node=nodes[0] if nodes else "",
             seconds=walltime_seconds(job.get("resources_used.walltime", "")) or 0.0,
+            reason="" if nodes else job.get("comment", ""),
+            nodes=nodes,
         )
 
 

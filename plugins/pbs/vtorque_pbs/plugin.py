@@ -10,6 +10,7 @@ from vtorque_pbs.settings import Settings
 if TYPE_CHECKING:
     from vtorque_core.api.batch_system import JobShell, NodeAdapter, Submitter
     from vtorque_core.api.node_job import Site
+    from vtorque_core.api.strategies import StepOf
 
 
 def torque_submitter(site: Site) -> Submitter:
@@ -56,9 +57,16 @@ def openpbs_shell() -> JobShell:
     return OpenPbsShell()
 
 
+def step(site: Site) -> StepOf | None:
+    """Return what runs a command on a job's node: ssh, if the site says that users have it."""
+    from vtorque_pbs import batch_commands  # noqa: PLC0415
+
+    return batch_commands.by_ssh if site[Settings].ssh else None
+
+
 vtorque_settings = always(Settings)
 _FACTS = frozenset({"queue", "account"})
 vtorque_batch_systems = always(
-    BatchSystem("torque", torque_submitter, torque_node, torque_shell, _FACTS),
-    BatchSystem("openpbs", openpbs_submitter, openpbs_node, openpbs_shell, _FACTS),
+    BatchSystem("torque", torque_submitter, torque_node, torque_shell, _FACTS, step),
+    BatchSystem("openpbs", openpbs_submitter, openpbs_node, openpbs_shell, _FACTS, step),
 )

@@ -32,6 +32,11 @@ class Settings:
         doc="OpenPBS: alarm of the execjob_end hook; at least teardown_timeout and 20 s",
         unit="s",
     )
+    ssh: bool = setting(
+        False,
+        doc="users reach their jobs' nodes by ssh without a password: on submit hosts vmgr logs, "
+        "ssh, ... then go that way (plugin login)",
+    )
     attempts: int = setting(
         3, doc="starts of a job that nodes could not provide its guests for, before it is held"
     )

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 @click.option("--last", is_flag=True, help="Of the job that something was kept of last.")
 @click.option("--json", "as_json", is_flag=True, help="Print all figures as JSON.")
 @click.option(
-    "--html", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
-    help="Write a page with plots, without anything from elsewhere in it.",
+    "--html", type=click.Path(dir_okay=False, allow_dash=True, path_type=Path), metavar="FILE",
+    help="Write a page with plots, without anything from elsewhere in it; -: to the output.",
 )  # fmt: skip
 @click.option(
     "--from", "more", multiple=True, metavar="DIR",
@@ -55,7 +55,11 @@ def report(
     if html is not None:
         from vtorque_report import page, plots  # noqa: PLC0415 - jinja2, Vega's runtime
 
-        load.write(html, page.render(found).encode())
+        content = page.render(found).encode()
+        if str(html) == "-":
+            sys.stdout.buffer.write(content)
+        else:
+            load.write(html, content)
         if not plots.can_draw():
             click.echo(f"vmgr report: {html} is {plots.CANNOT_DRAW}", err=True)
         return

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from vtorque_core.api import Command, always, dataclass, hookimpl, setting
+from vtorque_core.api import Command, OfJob, always, dataclass, hookimpl, setting
 
 if TYPE_CHECKING:
     import click
@@ -42,4 +42,4 @@ def _report() -> click.Command:
     return report
 
 
-vtorque_commands = always(Command("vmgr", _report))
+vtorque_commands = always(Command("vmgr", _report, OfJob(("as_json",), output="html")))

@@ -165,6 +165,19 @@ def test_a_jobs_name_is_no_row_of_another(tmp_path, name):
     (slurm.top / "name").write_text(name)
     rows = list(SlurmSubmitter(Settings(bindir=str(slurm.bin)), Path("/shell")).jobs())
     assert [(r.id, r.owner, r.state, r.node) for r in rows] == [
-        ("7", "ada", "R", "n1"), ("100007", "ada", "R", "n1"),
+        ("7", "ada", "R", "n[1-2]"), ("100007", "ada", "R", "n[1-2]"),
     ]  # fmt: skip
+    assert {(r.nodes, r.reason) for r in rows} == {(("n1", "n2"), "")}
     assert all(row.name.isprintable() for row in rows)
+
+
+def test_a_step_of_a_running_job(tmp_path):
+    """On that node, beside all others, whatever the caller's environment says of steps."""
+    slurm = Slurm(tmp_path)
+    step = SlurmSubmitter(Settings(bindir=str(slurm.bin)), Path("/shell")).step
+    argv = step("7", "n2", ["vmgr", "logs"], terminal=False)
+    assert argv[:6] == [
+        f"{slurm.bin}/srun", "--jobid=7", "--nodelist=n2", "--nodes=1", "--ntasks=1", "--overlap",
+    ]  # fmt: skip
+    assert "--pty" not in argv and argv[-2:] == ["vmgr", "logs"]
+    assert "--pty" in step("7", "n2", ["vmgr", "ssh"], terminal=True)

@@ -10,6 +10,7 @@ from vtorque_slurm.settings import Settings
 if TYPE_CHECKING:
     from vtorque_core.api.batch_system import JobShell, NodeAdapter, Submitter
     from vtorque_core.api.node_job import Site
+    from vtorque_core.api.strategies import StepOf
 
 
 def submitter(site: Site) -> Submitter:
@@ -38,7 +39,14 @@ def shell() -> JobShell:
     return SlurmJobShell()
 
 
+def step(site: Site) -> StepOf:
+    """Return what runs a command on a job's node: srun."""
+    from vtorque_slurm.submitter import SlurmSubmitter  # noqa: PLC0415
+
+    return SlurmSubmitter(site[Settings], site.paths.jobshell).step
+
+
 vtorque_settings = always(Settings)
 vtorque_batch_systems = always(
-    BatchSystem("slurm", submitter, node, shell, frozenset({"partition", "account", "qos"}))
+    BatchSystem("slurm", submitter, node, shell, frozenset({"partition", "account", "qos"}), step)
 )

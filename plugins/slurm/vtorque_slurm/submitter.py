@@ -16,7 +16,7 @@ from vtorque_core.api.batch_system import JobInfo, Needs, SubmitArgs
 from vtorque_core.api.directives import strip_pbs_vm, vm_directives
 from vtorque_core.api.submission import to_token
 from vtorque_core.api.submit_command import become
-from vtorque_slurm import options, pbs_options, request_channel, resources, script
+from vtorque_slurm import hostlist, options, pbs_options, request_channel, resources, script
 from vtorque_slurm.added_options import additions
 from vtorque_slurm.options import CommandLine
 from vtorque_slurm.resources import Given
@@ -27,7 +27,7 @@ STDIN = "/dev/stdin"
 
 _WRAP = "#!/bin/sh\n# This script was created by sbatch --wrap.\n\n{}\n\n"  # as sbatch makes it
 _ONE_TASK = ("--nodes=1", "--ntasks=1", "--relative=0", "--overlap")
-_FIELDS = "%A|%i|%u|%t|%M|%N|%j"  # squeue(1), --format; the name is the last, it may be any text
+_FIELDS = "%A|%i|%u|%t|%M|%N|%r|%j"  # squeue(1), --format; the name is the last, it may be any text
 _RUNNING = ("R", "CG", "CF", "S")
 
 
@@ -146,6 +146,16 @@ class SlurmSubmitter:
         """Call scancel; return its exit code."""
         return subprocess.run([self.program("scancel"), "--", job_id], check=False).returncode
 
+    def step(self, job_id: str, node: str, command: Sequence[str], terminal: bool) -> list[str]:
+        """Return the command as a step of a running job beside all others: srun(1), --overlap.
+
+        Every option that the environment would set otherwise is given. Raises UsageError.
+        """
+        which = (f"--jobid={job_id}", f"--nodelist={node}", "--nodes=1", "--ntasks=1", "--overlap")
+        plain = ("--mpi=none", "--quiet", "--unbuffered", "--chdir=/", "--export=TERM,NO_COLOR")
+        pty = ("--pty",) if terminal else ()
+        return [self.program("srun"), *which, *plain, *pty, *command]
+
     def _given(self, line: CommandLine, content: bytes) -> Given:
         prefix = "SALLOC" if line.interactive else "SBATCH"
         table = options.SBATCH.with_more(self._settings.options)
@@ -229,10 +239,19 @@ def _open_at_once(path: str, flags: int) -> int:
 
 def _infos(records: Iterable[str]) -> Iterable[JobInfo]:
     for record in records:
-        raw, shown, owner, state, elapsed, nodes, name = record.split("|", 6)
+        raw, shown, owner, state, elapsed, nodes, reason, name = record.split("|", 7)
         job_id = raw if state in _RUNNING else shown
         name = printable(name.removesuffix("\n"), 200)
-        yield JobInfo(job_id, name, owner, state, nodes, _elapsed(elapsed))
+        reason = "" if reason == "None" else reason
+        each = _hosts(nodes)
+        yield JobInfo(job_id, name, owner, state, nodes, _elapsed(elapsed), reason, each)
+
+
+def _hosts(nodes: str) -> tuple[str, ...]:
+    try:
+        return hostlist.expand(nodes) if nodes else ()
+    except ValueError:
+        return ()
 
 
 def _elapsed(text: str) -> float:

@@ -1,5 +1,6 @@
 """The job wrapper with a double for the guest type: ``FakeDriver`` records what it is to run."""
 
+import contextlib
 import os
 import pty
 import pwd
@@ -72,6 +73,13 @@ class Job:
         self.environ = {"PBS_JOBID": JOB, "PBS_ENVIRONMENT": "PBS_BATCH"}
         self.driver = FakeDriver(0)
         self.after = []
+        self.went_on = []
+
+    @contextlib.contextmanager
+    def beside(self, proof):
+        self.went_on.append((proof.job.id, "begins", len(self.driver.calls)))
+        yield
+        self.went_on.append((proof.job.id, "ends", len(self.driver.calls)))
 
     def run(self, result=0, line=None, stdin=None, argv=(), **environ):
         self.driver = FakeDriver(result)
@@ -89,6 +97,7 @@ class Job:
             plugins=self.plugins.load,
             streams=Streams(stdin, *files),
             owner_uid=ME,
+            beside=self.beside,
             after=lambda proof, code: self.after.append((proof.job.id, code)),
         )
         for fd in (stdin, *files):
@@ -340,9 +349,21 @@ def test_what_comes_after_the_script_learns_how_it_ended(job, result, code):
     assert job.after == [(JOB, code)]
 
 
+@pytest.mark.parametrize("terminal", [False, True])
+def test_what_goes_on_beside_the_script_begins_and_ends_with_it(job, terminal):
+    proofs.write(job.paths, READY)
+    leader, end = pty.openpty()
+    assert job.run(5, stdin=end if terminal else None) == 5
+    os.close(leader)
+    if not terminal:
+        os.close(end)
+    assert job.went_on == [(JOB, "begins", 0), (JOB, "ends", 1)]
+
+
 def test_nothing_comes_after_a_script_that_was_not_begun(job):
     proofs.write(job.paths, replace(READY, state="refused", reason="no"))
     assert job.run() == 121
+    assert job.went_on == []
     proofs.write(job.paths, READY)
     leader, terminal = pty.openpty()
     assert job.run(0, stdin=terminal) == 0

@@ -91,6 +91,7 @@ def run_job(
     streams: Streams = Streams(0, 1, 2),  # noqa: B008 (frozen)
     owner_uid: int = 0,
     meanwhile: Callable[[], None] | None = None,
+    beside: Callable[[Proof], contextlib.AbstractContextManager[None]] | None = None,
     after: Callable[[Proof, int], None] | None = None,
 ) -> int:
     """Run the job in its guest; return its exit code, or one of ``errors.EXIT_*``. As the user.
@@ -103,6 +104,7 @@ def run_job(
         streams: the job's own standard streams.
         owner_uid: who must have written the proof: root, except in tests.
         meanwhile: called once if the guests still start: the time for imports.
+        beside: what goes on while the job runs in its guest.
         after: called with the exit code when a script that was begun has ended.
 
     Never raises for what the user, root or the guest did wrong.
@@ -121,9 +123,10 @@ def run_job(
         script = make_script(shell, job, ready, environ, streams)
         script = _with_user_files(script, paths, ready)
         begun += [ready] if job.script is not None else []
-        code = _run(ready, script, plugins, streams, terminal=job.script is None)
-        if ready.keep:
-            _keep(ready, code, streams)
+        with beside(ready) if beside else contextlib.nullcontext():
+            code = _run(ready, script, plugins, streams, terminal=job.script is None)
+            if ready.keep:
+                _keep(ready, code, streams)
     except _Stop as error:
         for line in (error.message, *error.detail):
             _say(streams, line)

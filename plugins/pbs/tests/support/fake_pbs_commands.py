@@ -243,6 +243,7 @@ def torque_xml(job_id, job):
         + "</Resource_List>",
         element("Variable_List", listed(job, "torque")),
         element("start_count", job["start_count"] or ""),
+        element("comment", job.get("comment", "")),
     ]  # fmt: skip
     return "<Job>" + "".join(parts) + "</Job>"
 

@@ -70,7 +70,8 @@ if asked == ["admin_comment:2000"]:
 for path in top.glob("*.job"):
     for number in (path.stem, str(int(path.stem) + 100000)):
         name = top / "name"
-        fields = {"%A": number, "%i": number, "%u": "ada", "%t": "R", "%M": "1:00", "%N": "n1",
+        fields = {"%A": number, "%i": number, "%u": "ada", "%t": "R", "%M": "1:00", "%N": "n[1-2]",
+                  "%r": "None",
                   "%j": name.read_text() if name.exists() else "t"}
         line = asked[0]
         for key, text in fields.items():

@@ -1,0 +1,17 @@
+"""A home of one's own."""
+
+import os
+import pwd
+
+import pytest
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """Return an empty directory that the account has for its home, in this process."""
+    place = tmp_path / "home"
+    place.mkdir(mode=0o700)
+    *account, _, shell = pwd.getpwuid(os.getuid())
+    mine = pwd.struct_passwd((*account, str(place), shell))
+    monkeypatch.setattr(pwd, "getpwuid", lambda _: mine)
+    return place

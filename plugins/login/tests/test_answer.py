@@ -1,0 +1,186 @@
+"""A waiting command and its job: what passes between them, and how far it came otherwise."""
+
+import contextlib
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from login_homes import a_request, python
+from terminal import Terminal
+from vtorque_core.api import HostFault
+from vtorque_login import answer, elsewhere, requests, waiting
+from vtorque_login.plugin import Settings
+from vtorque_testing.harness import PluginSite
+
+JOB, CONFIG = "42.srv", Path("/none.toml")
+
+
+@pytest.fixture
+def site():
+    return PluginSite(settings=(Settings(look=0.1, wait=20.0),))
+
+
+@pytest.fixture
+def job(home, monkeypatch):
+    """Return what answers the next request as the job would; ``runs(code)`` says what vmgr is."""
+    monkeypatch.setattr(waiting, "_own_address", lambda _: "127.0.0.1")
+
+    class Job:
+        asked, code = None, None
+
+        def runs(self, code):
+            def vmgr(_config, *words):
+                self.asked = words
+                return python(code)
+
+            monkeypatch.setattr(elsewhere, "vmgr", vmgr)
+
+        def answers(self):
+            def look():
+                until = time.monotonic() + 20
+                while time.monotonic() < until:
+                    with requests.directory(JOB) as place:
+                        found = requests.names(place, 1)
+                    if found:
+                        self.code = answer.answer(CONFIG, JOB, found[0], lambda _: True)
+                        return
+
+            monkeypatch.setattr(answer.signal, "signal", lambda *_: None)  # a thread may not
+            thread = threading.Thread(target=look)
+            thread.start()
+            return thread
+
+    return Job()
+
+
+def test_streams_and_exit_code(job, site, home, capfdbinary):
+    job.runs(
+        "import sys; data = sys.stdin.buffer.read(); sys.stdout.buffer.write(data[::-1]);"
+        "sys.stderr.write('err'); sys.exit(7)"
+    )
+    read, write = os.pipe()
+    os.write(write, b"abc\0\xff")
+    os.close(write)
+    saved = os.dup(0)
+    os.dup2(read, 0)
+    os.close(read)
+    thread = job.answers()
+    try:
+        words = ["ssh", "--", JOB, "0", "cat"]
+        assert waiting.ask(words, JOB, "n1", site, on_first=True, terminal=False) == 7
+    finally:
+        os.dup2(saved, 0)
+        os.close(saved)
+        thread.join()
+    out, err = capfdbinary.readouterr()
+    assert (out, err) == (b"\xff\0cba", b"err")
+    assert job.asked == ("ssh", "--here", "--", JOB, "0", "cat")
+    assert list((home / ".vtorque/requests/42.srv.0").iterdir()) == [], "it was taken"
+
+
+def test_large_output_both_ways(job, site, capfd):
+    job.runs("import sys; sys.stdout.write('x' * 3_000_000)")
+    thread = job.answers()
+    assert waiting.ask(["logs", "--", JOB], JOB, "n1", site, on_first=True, terminal=False) == 0
+    thread.join()
+    assert len(capfd.readouterr().out) == 3_000_000
+
+
+@pytest.mark.parametrize("who", ["nobody", "takes it", "a stranger"])
+def test_how_far_it_came_is_said(job, home, who, capfd):
+    site = PluginSite(settings=(Settings(look=0.1, wait=1.0),))
+    stop = threading.Event()
+
+    def other():
+        while not stop.is_set():
+            with requests.directory(JOB) as place:
+                for name in requests.names(place, 1):
+                    request = json.loads(requests.read(place, name))
+                    if who == "takes it":
+                        requests.withdraw(place, name)
+                        return
+                    with (
+                        contextlib.suppress(ConnectionError),
+                        socket.create_connection(("127.0.0.1", request["port"])) as connection,
+                    ):
+                        connection.sendall(b"x" * 64)
+                        connection.recv(1 << 10)
+
+    thread = threading.Thread(target=other)
+    if who != "nobody":
+        thread.start()
+    try:
+        with pytest.raises(HostFault) as raised:
+            waiting.ask(["logs", "--", JOB], JOB, "n1", site, on_first=True, terminal=False)
+    finally:
+        stop.set()
+        if who != "nobody":
+            thread.join()
+    assert {
+        "nobody": "the job did not answer within 1 s",
+        "takes it": "but n1 did not connect to 127.0.0.1 port",
+        "a stranger": "somebody connected, but not the job: 127.0.0.1: who has connected",
+    }[who] in str(raised.value)
+    left = home / ".vtorque/requests/42.srv.0"
+    assert not left.exists() or not list(left.iterdir())
+
+
+def test_a_request_that_names_this_host_is_not_connected_to(home):
+    """Services of the node itself are out of a guest's reach."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(0.2)
+        content = a_request(host="127.0.0.1", port=listener.getsockname()[1])
+        with requests.directory(JOB) as place:
+            name = requests.leave(place, requests.parsed(json.dumps(content).encode(), JOB))
+        assert answer.answer(CONFIG, JOB, name) == 1
+        with pytest.raises(TimeoutError):
+            listener.accept()
+
+
+_WAIT = """
+import os, sys
+sys.path[:0] = {path!r}
+os.environ["TERM"] = "xterm"
+from vtorque_login import requests, waiting
+from vtorque_login.plugin import Settings
+from vtorque_testing.harness import PluginSite
+import pwd
+*account, _, shell = pwd.getpwuid(os.getuid())
+mine = pwd.struct_passwd((*account, {home!r}, shell))
+pwd.getpwuid = lambda _: mine
+waiting._own_address = lambda _: "127.0.0.1"
+site = PluginSite(settings=(Settings(look=0.1, wait=20.0),))
+sys.exit(waiting.ask(["ssh", "--", "42.srv"], "42.srv", "n1", site, on_first=True, terminal=True))
+"""
+
+
+def test_a_terminal(job, home):
+    """Keys as they are pressed, the window's size and its change, Ctrl-C, the exit code."""
+    job.runs(
+        "import os, signal, sys\n"
+        "def say(*words): os.write(1, (' '.join(map(str, words)) + '\\n').encode())\n"
+        "def size(*_): s = os.get_terminal_size(); say(s.lines, s.columns)\n"
+        "def stop(*_): say('stopped'); os._exit(9)\n"
+        "signal.signal(signal.SIGWINCH, size); signal.signal(signal.SIGINT, stop)\n"
+        "size(); say(os.environ['TERM'], sys.stdin.readline().strip())\n"
+        "while True: signal.pause()\n"
+    )
+    code = _WAIT.format(path=[p for p in sys.path if p], home=str(home))
+    terminal = Terminal([sys.executable, "-c", code], rows=31, columns=97)
+    thread = job.answers()
+    terminal.read(rb"31 97\r\n")
+    terminal.write(b"hello\r")
+    terminal.read(rb"xterm hello\r\n")
+    terminal.resize(20, 50)
+    terminal.read(rb"20 50\r\n")
+    terminal.write(b"\x03")
+    terminal.read(rb"stopped")
+    assert terminal.code() == 9
+    thread.join()
+    assert job.code == 9

@@ -1,0 +1,160 @@
+"""The connection: who the other is, before anything passes; nothing is changed on the way."""
+
+import os
+import socket
+import threading
+
+import pytest
+
+from vtorque_login import channel
+
+KEY, OTHER = b"k" * 32, b"o" * 32
+
+
+@pytest.fixture
+def pair():
+    """Return what makes two connected sockets."""
+    made = []
+
+    def pair():
+        made.extend(socket.socketpair())
+        for end in made:
+            end.settimeout(20)
+        return made[-2:]
+
+    yield pair
+    for end in made:
+        end.close()
+
+
+@pytest.fixture
+def meeting(pair):
+    """Return what runs both sides over a real connection; gives what each came to, or its error."""
+
+    def meeting(waiting, job):
+        found = {}
+
+        def run(name, work, connection):
+            try:
+                found[name] = work(connection)
+            except (OSError, channel.Broken) as error:
+                found[name] = error
+                connection.shutdown(socket.SHUT_RDWR)
+
+        both = pair()
+        sides = zip(("waiting", "job"), (waiting, job), both, strict=True)
+        threads = [threading.Thread(target=run, args=side) for side in sides]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return found["waiting"], found["job"]
+
+    return meeting
+
+
+@pytest.fixture
+def streams(meeting):
+    """Return both sides' streams."""
+    return meeting(lambda c: channel.greet(c, KEY), lambda c: channel.answer(c, KEY))
+
+
+class Tapped:
+    """A connection that keeps what is sent."""
+
+    def __init__(self):
+        self.raw = bytearray()
+
+    def sendall(self, data):
+        self.raw += data
+
+
+def test_frames_pass_both_ways(streams):
+    waiting, job = streams
+    for number in range(3):
+        job.send(channel.OUT, b"%d" % number * 70)
+        waiting.send(channel.IN, b"")
+        assert waiting.receive() == (channel.OUT, b"%d" % number * 70)
+        assert job.receive() == (channel.IN, b"")
+
+
+def test_the_job_says_nothing_to_who_has_not_the_key(meeting):
+    """Whatever host and port a forged request names: that service gets not one byte."""
+    heard = []
+
+    def service(connection):
+        connection.sendall(os.urandom(64))
+        heard.append(connection.recv(1))
+
+    _, job = meeting(service, lambda c: channel.answer(c, KEY))
+    assert isinstance(job, channel.Broken)
+    assert heard == [b""]
+
+
+@pytest.mark.parametrize("keys", [(KEY, OTHER), (OTHER, KEY)])
+def test_both_must_have_the_key(meeting, keys):
+    waiting, job = meeting(
+        lambda c: channel.greet(c, keys[0]), lambda c: channel.answer(c, keys[1])
+    )
+    assert isinstance(waiting, (channel.Broken, OSError))
+    assert isinstance(job, channel.Broken)
+
+
+def test_who_repeats_what_was_said_once_gets_no_further(meeting):
+    """A greeting that was overheard is no proof: the job's own random bytes are not in it."""
+    said = []
+
+    def overheard(connection):
+        said.append(channel.exactly(connection, 64))
+        connection.sendall(bytes(64))
+
+    meeting(lambda c: channel.greet(c, KEY), overheard)
+
+    def again(connection):
+        connection.sendall(said[0])
+        channel.exactly(connection, 64)
+        connection.sendall(bytes(32))
+
+    _, job = meeting(again, lambda c: channel.answer(c, KEY))
+    assert "another connection" in str(job)
+
+
+def test_an_answer_of_one_direction_is_none_of_the_other(meeting):
+    """Who sends the waiting side's own words back to it has proved nothing."""
+
+    def mirror(connection):
+        connection.sendall(connection.recv(64))
+        return connection.recv(1)
+
+    waiting, _ = meeting(lambda c: channel.greet(c, KEY), mirror)
+    assert "does not know the key" in str(waiting)
+
+
+@pytest.mark.parametrize("at", [0, 4, 5, 10, -1])
+def test_a_changed_frame_is_an_error(streams, pair, at):
+    tapped, (_, job) = Tapped(), streams
+    channel.Stream(tapped, job._receives, job._sends).send(channel.IN, b"rm -rf x")
+    tapped.raw[at] ^= 1
+    ours, theirs = pair()
+    ours.sendall(tapped.raw)
+    ours.close()
+    with pytest.raises(channel.Broken):
+        channel.Stream(theirs, job._sends, job._receives).receive()
+
+
+def test_a_frame_that_comes_twice_is_an_error(streams, pair):
+    tapped, (_, job) = Tapped(), streams
+    channel.Stream(tapped, job._receives, job._sends).send(channel.IN, b"x")
+    ours, theirs = pair()
+    ours.sendall(bytes(tapped.raw) * 2)
+    stream = channel.Stream(theirs, job._sends, job._receives)
+    assert stream.receive() == (channel.IN, b"x")
+    with pytest.raises(channel.Broken, match="changed"):
+        stream.receive()
+
+
+def test_a_frame_that_is_too_long_is_not_read(pair):
+    ours, theirs = pair()
+    ours.sendall(b"\2\xff\xff\xff\xff")
+    with pytest.raises(channel.Broken, match="the most is 65536"):
+        channel.Stream(theirs, KEY, KEY).receive()

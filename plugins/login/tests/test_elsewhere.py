@@ -1,0 +1,193 @@
+"""Where a command runs: here, on which of the job's nodes, by whom; for an admin as its owner."""
+
+import json
+import os
+import pwd
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+from login_homes import python
+from vtorque_core.api import (
+    BatchSystem,
+    JobAttempt,
+    Paths,
+    Refused,
+    UsageError,
+    VtorqueError,
+    kept_records,
+)
+from vtorque_core.api.batch_system import JobInfo
+from vtorque_core.live import service
+from vtorque_login import elsewhere, waiting
+from vtorque_login.elsewhere import Asked
+
+CONFIG = Path("/etc/acme.toml")
+ME = pwd.getpwuid(os.getuid()).pw_name
+HOST = os.uname().nodename
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    """Return a site of whose batch system a test says the jobs, and who runs what where."""
+    tmp_path.chmod(0o755)
+    (tmp_path / "state").mkdir()
+    paths = Paths(tmp_path / "state", tmp_path / "run")
+
+    def step(job_id, node, argv, terminal):
+        made.steps.append((job_id, node, argv[argv.index(str(CONFIG)) + 1 :], terminal))
+        return python(made.code)
+
+    made = types.SimpleNamespace(
+        jobs=[JobInfo("7.srv", "n", ME, "R", nodes=("n1", "n2"))], steps=[], code="", asked=[],
+        paths=paths, step=step, error=None,
+    )  # fmt: skip
+
+    def jobs():
+        if made.error:
+            raise made.error
+        return made.jobs
+
+    submitter = types.SimpleNamespace(jobs=jobs)
+    batch = BatchSystem(
+        "acme", lambda _: submitter, lambda _: None, lambda: None, lambda _: made.step
+    )
+    monkeypatch.setattr(service, "paths", lambda _: paths)
+    monkeypatch.setattr(service, "batch_system", lambda _: (None, batch))
+    return made
+
+
+def asked(job_id="7.srv", node="", command="logs", terminal=False, output=None, **given):
+    operands = {name: words for name, words in given.items() if name in ("rank", "command_")}
+    options = {name: words for name, words in given.items() if name not in operands}
+    return Asked(command, job_id, node, options, operands, terminal, output)
+
+
+def keep(site, **facts):
+    place = kept_records.place(site.paths, JobAttempt("7.srv", 0, ME, os.getuid(), HOST))
+    place.add_facts(node="n1", **facts)
+
+
+def test_the_batch_system_runs_it_on_the_first_node(site):
+    site.code = "raise SystemExit(5)"
+    words = {"level": ["--level=info"], "follow": ["--follow"]}
+    assert elsewhere.run(asked(**words), CONFIG) == 5
+    line = ["logs", "--here", "--level=info", "--follow", "--", "7.srv"]
+    assert site.steps == [("7.srv", "n1", line, False)]
+
+
+def test_a_number_is_enough_and_operands_follow_the_job(site):
+    elsewhere.run(
+        asked("7", command="ssh", terminal=True, rank=["0"], command_=["ls", "-l"]), CONFIG
+    )
+    line = ["ssh", "--here", "--", "7.srv", "0", "ls", "-l"]
+    assert site.steps == [("7.srv", "n1", line, True)]
+
+
+@pytest.mark.parametrize(
+    ("facts", "node", "here"),
+    [({}, "", True), ({}, "n1", True), ({}, "n2", False), ({"ended": 1.0}, "", False)],
+)
+def test_what_is_kept_here_of_a_running_job_is_looked_at_here(site, facts, node, here):
+    keep(site, **facts)
+    assert (elsewhere.run(asked(node=node), CONFIG) is None) == here
+    assert bool(site.steps) != here
+
+
+def test_a_job_that_is_nowhere_is_left_to_the_command(site, capsys):
+    site.jobs = []
+    assert elsewhere.run(asked(), CONFIG) is None
+    site.error = VtorqueError("no server")
+    assert elsewhere.run(asked(), CONFIG) is None
+    assert capsys.readouterr().err == "vmgr: no server\n"
+    keep(site, ended=1.0)
+    assert elsewhere.run(asked(), CONFIG) is None
+    assert capsys.readouterr().err == "", "what is kept will do"
+
+
+def test_this_host_is_no_other(site):
+    site.jobs = [JobInfo("7.srv", "n", ME, "R", nodes=(HOST.partition(".")[0],))]
+    assert elsewhere.run(asked(), CONFIG) is None
+
+
+def test_why_it_waits_is_said(site):
+    site.jobs = [JobInfo("7.srv", "n", ME, "Q", reason="no \x1b room")]
+    with pytest.raises(Refused, match=r"its state is Q, since: no \\x1b room"):
+        elsewhere.run(asked(), CONFIG)
+
+
+def test_another_node_is_refused_with_those_there_are(site):
+    with pytest.raises(UsageError, match=r"job 7\.srv runs on n1, n2"):
+        elsewhere.run(asked(node="n3"), CONFIG)
+
+
+def test_a_rank_is_looked_for_on_the_jobs_nodes(site, monkeypatch):
+    there = {"n1": [{"rank": 0}], "n2": [{"rank": 1}]}
+    monkeypatch.setattr(elsewhere, "guests_on", lambda _job, node, _config: there[node])
+    elsewhere.run(asked(command="ssh", rank=["1"]), CONFIG)
+    assert [step[1] for step in site.steps] == ["n2"]
+    with pytest.raises(Refused, match="no guest of rank 9"):
+        elsewhere.run(asked(command="ssh", rank=["9"]), CONFIG)
+
+
+@pytest.mark.parametrize(("said", "error"), [("{}", ""), ("no", ""), ("", "gone \x1b[2J")])
+def test_a_node_that_says_nonsense_is_named(monkeypatch, said, error):
+    code = f"import sys; print({said!r}); sys.stderr.write({error!r})"
+    monkeypatch.setattr(elsewhere, "vmgr", lambda *_: python(code))
+    with pytest.raises(VtorqueError, match=r"^n1: (gone \\x1b\[2J)?$"):
+        elsewhere.guests_on("7.srv", "n1", CONFIG)
+
+
+@pytest.mark.parametrize(("node", "first"), [("", True), ("n1", True), ("n2", False)])
+def test_without_a_way_of_the_batch_systems_the_job_is_asked(site, monkeypatch, node, first):
+    site.step = None
+    found = []
+
+    def ask(words, job_id, where, _site, *, on_first, terminal):
+        found.append((words, job_id, where, on_first, terminal))
+        return 4
+
+    monkeypatch.setattr(waiting, "ask", ask)
+    assert elsewhere.run(asked(node=node), CONFIG) == 4
+    assert found == [(["logs", "--", "7.srv"], "7.srv", node or "n1", first, False)]
+
+
+def test_what_is_printed_becomes_the_file(site, tmp_path, monkeypatch):
+    site.code = "print('<html>')"
+    saved = os.dup(1)
+    page = tmp_path / "page.html"
+    try:
+        elsewhere.run(asked(command="report", output=page, html=["--html=-"]), CONFIG)
+    finally:
+        os.dup2(saved, 1)
+        os.close(saved)
+    assert page.read_text() == "<html>\n"
+    with pytest.raises(UsageError, match="No such file"):
+        elsewhere.run(asked(command="report", output=tmp_path / "a/b"), CONFIG)
+
+
+def test_for_an_admin_it_runs_as_the_owner_who_gets_no_terminal(site, monkeypatch, tmp_path):
+    """Of what the owner's process says no terminal of root's obeys anything."""
+    site.jobs = [JobInfo("7.srv", "n", "nobody", "R", nodes=("n1",))]
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    runuser = tmp_path / "runuser"
+    runuser.write_text(
+        f'#!/bin/sh\necho "$@" > {tmp_path}/called\nenv > {tmp_path}/env\n'
+        "tty <&1 >&2; printf 'a\\033[2Jb\\n'; exit 6\n"
+    )
+    runuser.chmod(0o755)
+    monkeypatch.setattr(elsewhere, "RUNUSER", str(runuser))
+    monkeypatch.setenv("LD_PRELOAD_OF_ROOT", "x")
+    shown = []
+    out = types.SimpleNamespace(isatty=lambda: True, write=shown.append)
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "stderr", out)
+    assert elsewhere.run(asked(node="n1", level=["--level=info"]), CONFIG) == 6
+    assert sorted(shown) == ["a\\x1b[2Jb\n", "not a tty\n"]
+    called = (tmp_path / "called").read_text().split()
+    assert called[:3] == ["-u", "nobody", "--"]
+    assert called[-5:] == ["logs", "--node=n1", "--level=info", "--", "7.srv"]
+    assert "LD_PRELOAD_OF_ROOT" not in (tmp_path / "env").read_text()
+    assert json.dumps(site.steps) == "[]"

@@ -1,0 +1,149 @@
+"""Torque without ssh: real processes, a real home, real connections; of Torque the double.
+
+The submit host and the node are one machine of a network and a mount namespace of their own, which
+root makes; where each keeps its own files they differ.
+"""
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from acme_card import in_other_process
+from login_homes import a_request
+from pbs_harness import ME, FakePbs
+from vtorque_core.api import JobAttempt, Paths, Refused, kept_records
+from vtorque_login import requests
+
+pytestmark = pytest.mark.e2e
+
+JOB = "7.server"
+_LOGGED = {
+    "level": "INFO", "logger": "x", "plugin": "core", "phase": "run", "node": "n1", "job": JOB,
+    "message": "the guests are ready", "t": 1.0, "guest": None,
+}  # fmt: skip
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    """Return what runs command lines as on the submit host, while the job runs on n1."""
+    pbs = FakePbs(tmp_path, "torque")
+    state = pbs.state()
+    state["jobs"][JOB] = {
+        "name": "job.sh", "owner": ME, "state": "R", "exec_host": "n1/0", "hold": "n",
+        "interactive": False, "resources": {}, "variables": {}, "start_count": 1,
+    }  # fmt: skip
+    pbs.write(state)
+    configs = {}
+    for place in ("submit", "node"):
+        top = tmp_path / place
+        top.mkdir(mode=0o755)
+        configs[place] = top / "vtorque.toml"
+        configs[place].write_text(
+            f'[batch]\nsystem = "torque"\n[paths]\nstate = "{top}/state"\nrun = "{top}/run"\n'
+            f'[plugin.pbs]\nbin = "{pbs.bin}"\n[plugin.login]\nlook = 0.1\nwait = 10.0\n'
+        )
+    (tmp_path / "node/state").mkdir()
+    paths = Paths(tmp_path / "node/state", tmp_path / "node/run")
+    kept = kept_records.place(paths, JobAttempt(JOB, 0, ME, os.getuid(), "n1"))
+    guests = [{"rank": 0, "index": 0, "hostname": "vn1"}]
+    kept.add_facts(job=JOB, node="n1", nodes=["n1"], guests=guests, started=1.0, phases=[])
+    kept.write(kept_records.LOG, json.dumps(_LOGGED).encode() + b"\n")
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+
+    def run(*commands):
+        vmgr = [sys.executable, "-I", "-m", "vtorque_core.cli.vmgr"]
+        lines = [[*vmgr, "--config", str(configs["submit"]), *words] for words in commands]
+        plan = {"top": str(tmp_path), "home": str(home), "node": str(configs["node"]), "job": JOB}
+        (tmp_path / "plan").write_text(json.dumps(plan | {"run": lines}))
+        program = Path(__file__).parent / "support/login_machine.py"
+        path = os.pathsep.join(p for p in sys.path if p)
+        done = subprocess.run(
+            ["unshare", "--mount", "--net", "--propagation=private", sys.executable, program,
+             tmp_path / "plan"],
+            capture_output=True, text=True, check=False, env=os.environ | {"PYTHONPATH": path},
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        found = json.loads(done.stdout)
+        assert (found["commands"], found["left"]) == (1, 0), "what ran beside the script has ended"
+        assert list((home / ".vtorque/requests").iterdir()) == []
+        return found["said"]
+
+    return run
+
+
+def test_the_commands_of_a_running_job(cluster, tmp_path):
+    page = tmp_path / "page.html"
+    log, short, report, html, ssh, phases, wrong = cluster(
+        ["logs", JOB],
+        ["logs", "--json", "7"],
+        ["report", "--json", JOB],
+        ["report", "--html", str(page), JOB],
+        ["ssh", JOB, "0", "--", "-oProxyCommand=touch /tmp/x"],
+        ["ps", "--phase"],
+        ["logs", "--node", "n2", JOB],
+    )
+    assert log[0] == 0 and log[1].endswith("run           core: the guests are ready\n")
+    assert json.loads(short[1])["message"] == "the guests are ready"
+    assert json.loads(report[1])["job"] == JOB
+    assert html[0] == 0 and page.read_text().startswith("<!")
+    assert (ssh[0], "offers no ssh" in ssh[2]) == (2, True), "the node has answered"
+    assert phases[1].splitlines()[1].split()[-2:] == ["run", "vn1"]
+    assert "job 7.server runs on n1" in wrong[2]
+
+
+def as_another(directory, work):
+    """Call ``work`` with a descriptor of the directory as another user; return its errno, or 0."""
+    place = os.open(directory, os.O_RDONLY)
+
+    def other():
+        os.setgroups([])
+        os.setgid(2002)
+        os.setuid(2002)
+        try:
+            work(place)
+        except OSError as error:
+            os._exit(error.errno)
+
+    status = os.waitpid(in_other_process(other), 0)[1]
+    os.close(place)
+    return os.waitstatus_to_exitcode(status)
+
+
+def written(path):
+    def work(place):
+        flags = os.O_WRONLY | os.O_CREAT
+        os.write(os.open(path, flags, 0o666, dir_fd=place), json.dumps(a_request()).encode())
+
+    return work
+
+
+def test_another_user_neither_reads_nor_leaves_a_request(home):
+    """Whoever else is on the host, even where the home is open to all."""
+    home.chmod(0o777)
+    with requests.directory("42.srv") as place:
+        request = requests.parsed(json.dumps(a_request()).encode(), "42.srv")
+        name = requests.leave(place, request)
+    below = ".vtorque/requests/42.srv.0"
+    read = as_another(home, lambda at: os.open(f"{below}/{name}", os.O_RDONLY, dir_fd=at))
+    assert read == errno.EACCES
+    planted = "f" * 32 + ".json"
+    assert as_another(home, written(f"{below}/{planted}")) == errno.EACCES
+    mine = home / below
+    mine.chmod(0o777)
+    assert as_another(mine, written(planted)) == 0, "where the user has let everybody"
+    with requests.directory("42.srv") as place, pytest.raises(Refused, match="no file of yours"):
+        requests.read(place, planted)
+    assert mine.stat().st_mode & 0o777 == 0o700, "they let nobody any more"
+
+
+def test_another_users_directory_is_not_used(home):
+    home.chmod(0o777)
+    assert as_another(home, lambda at: os.mkdir(".vtorque", dir_fd=at)) == 0
+    with pytest.raises(Refused, match=r"\.vtorque is not yours"), requests.directory("42.srv"):
+        pass

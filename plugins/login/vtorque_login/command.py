@@ -1,0 +1,24 @@
+"""``vmgr state``: what a job's node knows of it at present; ``vmgr ps --phase`` asks for that."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from vtorque_core.api import job_log, kept_records
+from vtorque_core.live import service
+
+
+@click.command(hidden=True)
+@click.argument("job_id", metavar="JOB")
+@click.pass_obj
+def state(config: Path, job_id: str) -> None:
+    """Print node, phase and guests of a job as JSON: yours, or as root anybody's."""
+    place = kept_records.attempts(service.paths(config), job_id)[-1]
+    facts, phase = place.facts(), ""
+    for entry in job_log.entries(place):
+        phase = entry["phase"] or phase
+    guests = facts.get("guests", [])
+    click.echo(json.dumps({"node": facts.get("node", ""), "phase": phase, "guests": guests}))

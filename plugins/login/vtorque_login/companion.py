@@ -1,0 +1,121 @@
+"""Beside a job's script, as its owner: looks for requests in the owner's home, has them answered.
+
+``python -I -m vtorque_login.companion CONFIG JOB NODE SECONDS JOBSHELL``, started by the job shell,
+that process, where the batch system has no way of its own to the node. It listens nowhere and does
+nothing itself. All that it starts is in its process group, which ends with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from vtorque_core.api import VtorqueError
+from vtorque_login import requests
+
+MOST = 8  # commands at a time
+
+
+class Companion:
+    """What is going on for one job. ``environ``: the job shell's, for the batch system's pbsdsh."""
+
+    def __init__(self, config: Path, job_id: str, node: str, environ: Mapping[str, str]) -> None:
+        self._config, self._job_id, self._node = config, job_id, node
+        self._environ = environ
+        self._running: list[subprocess.Popen[bytes]] = []
+        self._passed_on: set[str] = set()
+
+    def look(self) -> None:
+        """Have what is asked for now be answered. Never raises for what a user or guest left."""
+        self._running = [child for child in self._running if child.poll() is None]
+        with contextlib.suppress(OSError, VtorqueError), requests.directory(self._job_id) as place:
+            for name in requests.names(place, MOST):
+                if len(self._running) < MOST and name not in self._passed_on:
+                    with contextlib.suppress(OSError, VtorqueError):
+                        self._take(place, name)
+
+    def _take(self, place: int, name: str) -> None:
+        try:
+            request = requests.parsed(requests.read(place, name), self._job_id)
+        except VtorqueError:
+            requests.withdraw(place, name)
+            raise
+        program = [sys.executable, "-I", "-m", "vtorque_login.answer"]
+        argv = [*program, str(self._config), self._job_id, name]
+        if request.node in ("", self._node):
+            self._start(argv, clean())
+            return
+        self._passed_on.add(name)
+        self._start(self._everywhere([*argv, request.node]), self._job_environ())
+
+    def _start(self, argv: Sequence[str], environ: Mapping[str, str]) -> None:
+        self._running.append(
+            subprocess.Popen(
+                argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL, env=environ, cwd="/",
+            )
+        )  # fmt: skip
+
+    def _everywhere(self, argv: Sequence[str]) -> list[str]:
+        """Return the command on each node of the job: that of the request takes it there."""
+        from vtorque_core.live import service  # noqa: PLC0415 - few requests need it
+
+        _, batch = service.batch_system(self._config)
+        return batch.shell().on_every_node(argv, self._job_environ())
+
+    def _job_environ(self) -> dict[str, str]:
+        """Return what the batch system's own commands need of the job's environment.
+
+        Of PATHs nothing that the user, hence code in their guest, could put a program into.
+        """
+        kept = {k: v for k, v in self._environ.items() if k.startswith(("PBS_", "SLURM_"))}
+        places = kept.get("PBS_O_PATH", "").split(":")
+        return kept | clean() | {"PBS_O_PATH": ":".join(filter(_is_roots, places))}
+
+
+def clean() -> dict[str, str]:
+    """Return the environment of a command that answers: nothing of the job's."""
+    account = pwd.getpwuid(os.getuid())
+    return {
+        "PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8", "HOME": account.pw_dir,
+        "USER": account.pw_name, "LOGNAME": account.pw_name,
+    }  # fmt: skip
+
+
+def _is_roots(place: str) -> bool:
+    with contextlib.suppress(OSError):
+        status = Path(place).stat()
+        return place.startswith("/") and status.st_uid == 0 and not status.st_mode & 0o022
+    return False
+
+
+def _end(*_: object) -> NoReturn:
+    """End with all that answers; leave no empty directory in the user's home."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    os.killpg(0, signal.SIGTERM)  # the job shell has made us a session
+    with contextlib.suppress(OSError, VtorqueError):
+        requests.remove(sys.argv[2])
+    os._exit(0)
+
+
+def main() -> NoReturn:
+    """Look until the job ends, or the job shell was killed."""
+    _, config, job_id, node, seconds, jobshell = sys.argv
+    signal.signal(signal.SIGTERM, _end)
+    companion = Companion(Path(config), job_id, node, dict(os.environ))
+    while os.getppid() == int(jobshell):
+        companion.look()
+        time.sleep(float(seconds))
+    _end()
+
+
+if __name__ == "__main__":
+    main()

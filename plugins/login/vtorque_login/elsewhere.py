@@ -1,0 +1,225 @@
+"""Where a job is, and who runs a command there: the batch system, or the job itself."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pwd
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import BinaryIO
+
+from vtorque_core.api import (
+    BatchSystem,
+    HostFault,
+    Refused,
+    UsageError,
+    VtorqueError,
+    kept_records,
+    printable,
+)
+from vtorque_core.api.batch_system import JobInfo
+from vtorque_core.api.node_job import Site
+from vtorque_core.live import service
+
+RUNUSER = "/usr/sbin/runuser"  # util-linux; runuser(1)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A command of vmgr's about a job, as :func:`vtorque_core.api.hooks.vtorque_elsewhere` has it.
+
+    ``node``: which of the job's nodes is meant, or ""; ``output``: the file that what is printed
+    becomes.
+    """
+
+    command: str
+    job_id: str
+    node: str
+    options: Mapping[str, Sequence[str]]
+    operands: Mapping[str, Sequence[str]]
+    terminal: bool
+    output: Path | None = None
+
+    def line(self, *more: str) -> list[str]:
+        """Return it as vmgr's words: command, ``more`` and its own options, ``--``, operands."""
+        options = [word for given in self.options.values() for word in given]
+        operands = [word for given in self.operands.values() for word in given]
+        return [self.command, *more, *options, "--", self.job_id, *operands]
+
+
+def run(asked: Asked, config: Path) -> int | None:
+    """Run the command on the job's node and return its exit code; None: the job is here, or ended.
+
+    As the calling user, in vmgr. Raises Refused (it has not begun), UsageError, HostFault.
+    """
+    whose = None if os.geteuid() == 0 else os.getuid()
+    kept = kept_records.find(service.paths(config), asked.job_id, whose)
+    if _runs_here(kept, asked.node):
+        return None
+    try:
+        site, batch = service.batch_system(config)
+        job = _job(batch.submitter(site).jobs(), asked.job_id)
+    except VtorqueError as error:
+        if not kept:
+            sys.stderr.write(f"vmgr: {error}\n")
+        return None
+    if job is None:
+        return None
+    if not job.nodes:
+        why = f", since: {printable(job.reason)}" if job.reason else ""
+        raise Refused(f"job {printable(job.id)} is on no node: its state is {job.state}{why}")
+    asked = replace(asked, job_id=job.id)
+    if whose is None and job.owner != "root":
+        _print_to(asked.output)
+        return _as_owner(asked, job.owner, config)
+    node = _node(asked, job, config)
+    if _is_this(node):
+        return None
+    _print_to(asked.output)
+    return _on_node(asked, job, node, site, batch, config)
+
+
+def _on_node(
+    asked: Asked, job: JobInfo, node: str, site: Site, batch: BatchSystem, config: Path
+) -> int:
+    step = batch.step(site) if batch.step is not None else None
+    if step is not None:
+        argv = vmgr(config, *asked.line("--here"))
+        return _call(step(job.id, node, argv, asked.terminal))
+    from vtorque_login import waiting  # noqa: PLC0415 - only where it has to
+
+    first = node == job.nodes[0]
+    return waiting.ask(asked.line(), job.id, node, site, on_first=first, terminal=asked.terminal)
+
+
+def _print_to(path: Path | None) -> None:
+    """Have what this process and its children print from now on go into a file."""
+    if path is None:
+        return
+    try:
+        with path.open("wb") as file:
+            os.dup2(file.fileno(), 1)
+    except OSError as error:
+        raise UsageError(f"{printable(str(path))}: {error.strerror}") from None
+
+
+def vmgr(config: Path, *words: str) -> list[str]:
+    """Return a command line of this installation's ``vmgr``, whatever Python's variables say."""
+    argv = [sys.executable, "-I", "-m", "vtorque_core.cli.vmgr"]
+    return [*argv, "--config", str(config.absolute()), *words]
+
+
+def _runs_here(places: Sequence[kept_records.Place], node: str) -> bool:
+    facts = places[-1].facts() if places else {"ended": 0}
+    return "ended" not in facts and node in ("", facts.get("node"))
+
+
+def _job(jobs: Iterable[JobInfo], wanted: str) -> JobInfo | None:
+    """Return the job of this id; of a PBS job also its number does."""
+    found = [job for job in jobs if wanted in (job.id, job.id.partition(".")[0])]
+    return found[0] if found else None
+
+
+def _is_this(node: str) -> bool:
+    return node.partition(".")[0] == os.uname().nodename.partition(".")[0]
+
+
+def _node(asked: Asked, job: JobInfo, config: Path) -> str:
+    """Return which of the job's nodes the command is for. Raises UsageError, Refused."""
+    if asked.node:
+        if asked.node not in job.nodes:
+            nodes = ", ".join(job.nodes)
+            raise UsageError(f"--node {printable(asked.node)}: job {job.id} runs on {nodes}")
+        return asked.node
+    rank = int(*asked.operands.get("rank", ("0",)))
+    if rank == 0 or len(job.nodes) == 1:
+        return job.nodes[0]
+    for node in job.nodes:
+        if any(guest.get("rank") == rank for guest in guests_on(job.id, node, config)):
+            return node
+    raise Refused(f"job {printable(job.id)} has no guest of rank {rank}")
+
+
+def guests_on(job_id: str, node: str, config: Path) -> list[Mapping[str, object]]:
+    """Return the guests of a job on one of its nodes, as the node has kept it.
+
+    Raises HostFault with what was said instead.
+    """
+    argv = vmgr(config, "state", "--node", node, "--", job_id)
+    done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
+        guests = json.loads(done.stdout)["guests"]
+        return [guest for guest in guests if isinstance(guest, dict)]
+    raise HostFault(f"{node}: {printable(done.stderr.decode('utf-8', 'replace').strip(), 500)}")
+
+
+def _call(argv: Sequence[str]) -> int:
+    """Run the batch system's command with our own streams; return its exit code."""
+    try:
+        code = subprocess.run(argv, check=False).returncode
+    except OSError as error:
+        raise HostFault(f"{argv[0]}: {error.strerror}") from None
+    return code if code >= 0 else 128 - code
+
+
+# -- admins ------------------------------------------------------------------------------------
+
+
+def _as_owner(asked: Asked, owner: str, config: Path) -> int:
+    """Run the command as the job's owner, who alone may reach into the job. As root.
+
+    What runs then is a process of the user's, which they can do anything to. So it gets none of
+    root's terminals: one of its own where it needs one (runuser's), else pipes, and of what comes
+    through these no terminal obeys anything.
+    """
+    try:
+        account = pwd.getpwnam(owner)
+    except KeyError:
+        raise Refused(f"the job's owner {printable(owner)} is no user of this host") from None
+    node = [f"--node={asked.node}"] if asked.node else []
+    argv = vmgr(config, *asked.line(*node))
+    pty = ["--pty"] if asked.terminal else []
+    kept = {name: os.environ[name] for name in ("TERM", "NO_COLOR") if name in os.environ}
+    environ = kept | {
+        "PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8", "HOME": account.pw_dir, "USER": owner,
+        "LOGNAME": owner,
+    }  # fmt: skip
+    command = [RUNUSER, *pty, "-u", owner, "--", *argv]
+    if asked.terminal:
+        return subprocess.run(command, env=environ, cwd="/", check=False).returncode
+    return _shown_safely(command, environ)
+
+
+def _shown_safely(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    streams = (sys.stdout, sys.stderr)
+    pipes = [subprocess.PIPE if each.isatty() else each.fileno() for each in streams]
+    with subprocess.Popen(
+        argv, stdin=subprocess.DEVNULL, stdout=pipes[0], stderr=pipes[1], env=environ, cwd="/",
+        start_new_session=True,
+    ) as child:  # fmt: skip
+        readers = [
+            threading.Thread(target=_show, args=(pipe, stream.write), daemon=True)
+            for pipe, stream in zip((child.stdout, child.stderr), streams, strict=True)
+            if pipe is not None
+        ]
+        for reader in readers:
+            reader.start()
+        try:
+            code = child.wait()
+        except KeyboardInterrupt:
+            child.terminate()
+            raise
+        for reader in readers:
+            reader.join()
+    return code if code >= 0 else 128 - code
+
+
+def _show(pipe: BinaryIO, write: Callable[[str], object]) -> None:
+    for line in pipe:
+        write(f"{printable(line.decode('utf-8', 'replace').rstrip(), 8192)}\n")

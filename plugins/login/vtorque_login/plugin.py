@@ -1,0 +1,70 @@
+"""What the plugin declares: who runs a command on a job's node, and ``vmgr state``."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vtorque_core.api import Command, OfJob, always, dataclass, hookimpl, setting
+
+if TYPE_CHECKING:
+    import click
+
+    from vtorque_core.api import BatchSystem, JobAttempt
+    from vtorque_core.api.node_job import Site
+
+
+@dataclass(frozen=True)
+class Settings:
+    """``[plugin.login]``."""
+
+    look: float = setting(
+        1.0,
+        doc="Torque, OpenPBS without [plugin.pbs] ssh: how often a job looks for requests in its "
+        "owner's home",
+        unit="s",
+    )
+    wait: float = setting(20.0, doc="how long a command waits for the job's answer there", unit="s")
+
+    def __post_init__(self) -> None:
+        """Refuse what could not work. Raises ValueError."""
+        if not 0.1 <= self.look <= 60:
+            raise ValueError(f"look is {self.look:g}: write 0.1 to 60 (s)")
+        if self.wait < 2 * self.look:
+            raise ValueError(f"wait is {self.wait:g}: the least is twice look, {2 * self.look:g} s")
+
+
+@hookimpl
+def vtorque_elsewhere(
+    command: str, job_id: str, node: str, options: Mapping[str, Sequence[str]],
+    operands: Mapping[str, Sequence[str]], config: Path, terminal: bool, output: Path | None,
+) -> Iterator[int]:  # fmt: skip
+    """Run the command on the job's node; nothing if that is here."""
+    from vtorque_login.elsewhere import Asked, run  # noqa: PLC0415
+
+    code = run(Asked(command, job_id, node, options, operands, terminal, output), config)
+    if code is not None:
+        yield code
+
+
+@hookimpl
+def vtorque_beside_script(
+    job: JobAttempt, batch: BatchSystem, site: Site
+) -> Iterator[Sequence[str]]:
+    """Yield what answers requests in the owner's home, where the batch system has no way."""
+    if batch.step is None or batch.step(site) is None:
+        words = [str(site.path), job.id, job.node, str(site[Settings].look), str(os.getpid())]
+        yield [sys.executable, "-I", "-m", "vtorque_login.companion", *words]
+
+
+def _state() -> click.Command:
+    from vtorque_login.command import state  # noqa: PLC0415 - click
+
+    return state
+
+
+vtorque_settings = always(Settings)
+vtorque_commands = always(Command("vmgr", _state, OfJob()))

@@ -1,0 +1,202 @@
+"""Requests in the owner's home: ``~/.vtorque/requests/<job>/<name>.json``, read by their job.
+
+The home is shared into the job's guests. So whoever is in a guest can write a request, and read
+one: a request may ask for no more than a user in a guest may have (:func:`parsed`), and
+doc/security.md says what both give them. Both sides here are processes of the user's; root reads
+none of this.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import json
+import os
+import pwd
+import re
+import secrets
+import stat
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from vtorque_core.api import JobAttempt, Refused, printable
+from vtorque_login.channel import KEY
+
+MAX_BYTES = 1 << 17  # of a request
+MAX_WORDS = 1000
+_PLACE = (".vtorque", "requests")
+_FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+_COMMAND = re.compile(r"[a-z]{1,20}")
+_OPTION = re.compile(r"--([a-z][a-z-]{0,30})(=[A-Za-z0-9_.:,+-]{0,64})?")
+_TERM = re.compile(r"[A-Za-z0-9+._-]{1,40}")
+_NAME = re.compile(r"[0-9a-f]{32}\.json")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a waiting command asks of its job.
+
+    Args:
+        words: of vmgr's command line: command, options, ``--``, the job, operands.
+        node: on which of the job's nodes; empty: its first.
+        term: TERM of the user's terminal; empty: there is none.
+        rows, columns: of it.
+        host, port: where the command waits: an IP address.
+        key: of the connection, in hexadecimal.
+        expires: Unix seconds by the clock of the waiting host.
+    """
+
+    words: tuple[str, ...]
+    node: str
+    term: str
+    rows: int
+    columns: int
+    host: str
+    port: int
+    key: str
+    expires: float
+
+
+def parsed(data: bytes, job_id: str) -> Request:
+    """Return a request of this job's. Raises Refused for anything that is not plainly one.
+
+    Words before ``--`` are a command and long options with plain values, none of them
+    ``--config``: what that names would choose what the command is. What follows the job is for the
+    guest. Which options a command takes from here, the command says itself (``OfJob``).
+    """
+    try:
+        found = json.loads(data)
+        request = Request(**found | {"words": tuple(found["words"])})
+        _check(request, job_id)
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise Refused(f"not a request: {printable(str(error))}") from None
+    return request
+
+
+def _check(request: Request, job_id: str) -> None:
+    """Raise ValueError for what a request must not be."""
+    for name, kind in Request.__annotations__.items():
+        wanted: Any = {"str": str, "int": int, "float": (int, float)}.get(kind, tuple)
+        value = getattr(request, name)
+        if not isinstance(value, wanted) or isinstance(value, bool):
+            raise ValueError(f"{name} is no {kind}")
+    words = request.words
+    if len(words) > MAX_WORDS or any(type(word) is not str or "\0" in word for word in words):
+        raise ValueError("words are not a command line")
+    middle = words.index("--")
+    if not _COMMAND.fullmatch(words[0]) or words[middle + 1 : middle + 2] != (job_id,):
+        raise ValueError("words are not a command about this job")
+    for word in words[1:middle]:
+        match = _OPTION.fullmatch(word)
+        if match is None or match[1] == "config":
+            raise ValueError(f"{word} is no option that may be asked for")
+    if request.term and not _TERM.fullmatch(request.term):
+        raise ValueError("term is no terminal's name")
+    if not (0 <= request.rows < 1 << 16 and 0 <= request.columns < 1 << 16):
+        raise ValueError("no size of a terminal")
+    if not 1024 <= request.port < 1 << 16:
+        raise ValueError(f"port {request.port}: no command waits there")
+    if len(bytes.fromhex(request.key)) != KEY:
+        raise ValueError("key has not 256 bits")
+    if request.expires < time.time():
+        raise ValueError("it has expired, or the clocks differ")
+
+
+def is_other_host(address: str) -> bool:
+    """Return whether it is an IP address that may be another host's: not one within this host."""
+    try:
+        found = ipaddress.ip_address(address)
+    except ValueError:
+        return False
+    found = getattr(found, "ipv4_mapped", None) or found
+    inside = found.is_loopback or found.is_unspecified or found.is_link_local
+    return not (inside or found.is_multicast or found.is_reserved)
+
+
+@contextlib.contextmanager
+def directory(job_id: str) -> Iterator[int]:
+    """Give a descriptor of a job's directory for requests; what is missing is made.
+
+    As the user. Raises OSError; Refused: it is not the user's own.
+
+    NFS tells nobody of a change on another host and remembers what is in a directory for up to a
+    minute. A change of ours, though one to what it was, has the kernel ask the server again.
+    """
+    job = _name(job_id)
+    here = os.open(pwd.getpwuid(os.getuid()).pw_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for name in (*_PLACE, job):
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(name, 0o700, dir_fd=here)
+            below = os.open(name, os.O_RDONLY | os.O_DIRECTORY | _FLAGS, dir_fd=here)
+            os.close(here)
+            here = below
+            if os.fstat(here).st_uid != os.getuid():
+                raise Refused(f"~/{'/'.join(_PLACE)}/{job}: {name} is not yours: remove it")
+        os.fchmod(here, 0o700)
+        yield here
+    finally:
+        os.close(here)
+
+
+def remove(job_id: str) -> None:
+    """Remove a job's directory with what is in it: the job has ended. Raises OSError, Refused."""
+    with directory(job_id) as place, os.scandir(place) as entries:
+        for entry in entries:
+            os.unlink(entry.name, dir_fd=place)
+    tidy(job_id)
+
+
+def tidy(job_id: str) -> None:
+    """Remove a job's directory if it is empty. Never raises OSError."""
+    with contextlib.suppress(OSError):
+        Path(pwd.getpwuid(os.getuid()).pw_dir, *_PLACE, _name(job_id)).rmdir()
+
+
+def _name(job_id: str) -> str:
+    """Return a name for a file that is safe, whatever the id."""
+    return JobAttempt(job_id, 0, "", os.getuid()).key
+
+
+def leave(place: int, request: Request) -> str:
+    """Put a request into its directory, in one step, for the user alone; return its name."""
+    name = f"{secrets.token_hex(16)}.json"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS
+    with os.fdopen(os.open(f".{name}", flags, 0o600, dir_fd=place), "wb") as file:
+        file.write(json.dumps(asdict(request)).encode())
+    os.rename(f".{name}", name, src_dir_fd=place, dst_dir_fd=place)
+    return name
+
+
+def names(place: int, most: int) -> list[str]:
+    """Return the names of at most so many requests in a directory."""
+    found: list[str] = []
+    with os.scandir(place) as entries:
+        for entry in entries:
+            if len(found) < most and _NAME.fullmatch(entry.name):
+                found.append(entry.name)
+    return found
+
+
+def read(place: int, name: str) -> bytes:
+    """Return a request's bytes. Raises OSError; Refused: no plain file of the user's, too long."""
+    with os.fdopen(os.open(name, os.O_RDONLY | _FLAGS, dir_fd=place), "rb") as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.getuid():
+            raise Refused(f"{name} is no file of yours")
+        data = file.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        raise Refused(f"{name} has more than {MAX_BYTES} bytes")
+    return data
+
+
+def withdraw(place: int, name: str) -> bool:
+    """Take a request away; return whether it was there. Raises OSError."""
+    try:
+        os.unlink(name, dir_fd=place)
+    except FileNotFoundError:
+        return False
+    return True

@@ -1,0 +1,178 @@
+"""A command that waits for its job to answer, as ``qsub -I`` does: the job connects back to it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+import termios
+import threading
+import time
+import tty
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from vtorque_core.api import HostFault, Refused, printable
+from vtorque_core.api.node_job import Site
+from vtorque_login import channel, requests
+from vtorque_login.plugin import Settings
+from vtorque_login.requests import Request
+
+_POLL = 0.1  # seconds between looks whether the job has taken the request
+_SPEAK = 10.0  # seconds for who has connected to say who they are
+_MOST = 20  # connections of others, until we give up
+_PORT = 9  # discard: nothing is sent there, it is asked for the way only
+
+
+def ask(
+    words: Sequence[str], job_id: str, node: str, site: Site, *, on_first: bool, terminal: bool
+) -> int:
+    """Have the job run a command of vmgr's on a node; return its exit code. As the job's owner.
+
+    Raises HostFault naming what did not come about.
+    """
+    wait = site[Settings].wait
+    key = os.urandom(channel.KEY)
+    with socket.create_server((_own_address(node), 0)) as listener:
+        host, port = listener.getsockname()[:2]
+        size = os.get_terminal_size(0) if terminal else os.terminal_size((0, 0))
+        request = Request(
+            words=tuple(words), node="" if on_first else node,
+            term=os.environ.get("TERM", "dumb") if terminal else "", rows=size.lines,
+            columns=size.columns, host=host, port=port, key=key.hex(), expires=time.time() + wait,
+        )  # fmt: skip
+        stream = _connected(listener, request, job_id, node, key, wait)
+    with stream:
+        return _talk(stream, terminal=terminal)
+
+
+def _own_address(node: str) -> str:
+    """Return the address of this host that a node sees. Raises HostFault."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((node, _PORT))  # of UDP: nothing is sent, ip(7)
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise HostFault(f"no way to {printable(node)}: {error.strerror}") from None
+
+
+def _connected(
+    listener: socket.socket, request: Request, job_id: str, node: str, key: bytes, wait: float
+) -> channel.Stream:
+    """Leave the request and return the connection on which the job has answered it."""
+    until = time.monotonic() + wait
+    taken, others, wrong = False, 0, ""
+    try:
+        with requests.directory(job_id) as place:
+            name = requests.leave(place, request)
+            try:
+                while time.monotonic() < until and others < _MOST:
+                    if select.select([listener], [], [], _POLL)[0]:
+                        stream, wrong = _authenticated(listener, key)
+                        if stream is not None:
+                            return stream
+                        others += 1
+                    taken = taken or name not in requests.names(place, 1 << 20)
+            finally:
+                requests.withdraw(place, name)
+    except OSError as error:
+        raise HostFault(f"~/.vtorque/requests: {error.strerror}") from None
+    if not taken:
+        requests.tidy(job_id)
+    raise HostFault(_stage(request, node, wait, taken=taken, wrong=wrong))
+
+
+def _authenticated(listener: socket.socket, key: bytes) -> tuple[channel.Stream | None, str]:
+    connection, (host, *_) = listener.accept()
+    connection.settimeout(_SPEAK)
+    try:
+        stream = channel.greet(connection, key)
+    except (OSError, channel.Broken) as error:
+        connection.close()
+        return None, f"{host}: {error}"
+    connection.settimeout(None)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    return stream, ""
+
+
+def _stage(request: Request, node: str, wait: float, *, taken: bool, wrong: str) -> str:
+    """Return how far it came."""
+    if wrong:
+        return f"somebody connected, but not the job: {printable(wrong)}"
+    where = f"{request.host} port {request.port}"
+    if taken:
+        return (
+            f"the job has taken the request, but {printable(node)} did not connect to {where} "
+            f"within {wait:g} s ([plugin.login] wait): does a firewall let it, and "
+            "do the clocks agree?"
+        )
+    return (
+        f"the job did not answer within {wait:g} s ([plugin.login] wait): has its script begun, "
+        f"is vtorque-login installed on {printable(node)}, and is your home the same there?"
+    )
+
+
+# -- when the job has answered ------------------------------------------------------------------
+
+
+def _talk(stream: channel.Stream, *, terminal: bool) -> int:
+    """Pass our streams to the command and its to us; return its exit code."""
+    threading.Thread(target=_send_input, args=(stream,), daemon=True).start()
+    with _raw(stream) if terminal else contextlib.nullcontext():
+        try:
+            while (frame := stream.receive()) is not None:
+                kind, data = frame
+                if kind == channel.END:
+                    return data[0]
+                if kind in (channel.OUT, channel.ERR):
+                    _write(1 if kind == channel.OUT else 2, data, terminal=terminal)
+        except (OSError, channel.Broken) as error:
+            raise HostFault(f"the connection to the job broke: {error}") from None
+    sys.stderr.write("vmgr: the job's node has closed the connection: has the script ended?\n")
+    return 1
+
+
+def _write(descriptor: int, data: bytes, *, terminal: bool) -> None:
+    """Write what the command says. Code in a guest can answer for it, so that a terminal that is
+    not the guest's own is given nothing that it would obey."""
+    if not terminal and os.isatty(descriptor):
+        lines = data.decode("utf-8", "replace").split("\n")
+        data = "\n".join(printable(line, 8192) for line in lines).encode()
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
+def _send_input(stream: channel.Stream) -> None:
+    with contextlib.suppress(OSError):
+        while data := os.read(0, channel.LARGEST):
+            stream.send(channel.IN, data)
+        stream.send(channel.IN, b"")
+
+
+@contextlib.contextmanager
+def _raw(stream: channel.Stream) -> Iterator[None]:
+    """Have the keys go to the command as they are pressed, and the window's size when it changes.
+
+    Raises Refused: this is no terminal.
+    """
+
+    def resized(*_: Any) -> None:
+        size = os.get_terminal_size()
+        with contextlib.suppress(OSError):
+            stream.send(channel.SIZE, struct.pack(">HH", size.lines, size.columns))
+
+    try:
+        before = termios.tcgetattr(0)
+    except termios.error:
+        raise Refused("standard input is no terminal") from None
+    handler = signal.signal(signal.SIGWINCH, resized)
+    tty.setraw(0)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(0, termios.TCSAFLUSH, before)
+        signal.signal(signal.SIGWINCH, handler)

@@ -1,0 +1,53 @@
+"""What runs beside a job's script: from its begin to its end, and no longer."""
+
+import os
+import sys
+from pathlib import Path
+
+from patience import eventually as until
+from vtorque_core.node.shell import beside_script
+
+
+def alive(pid):
+    """Return whether a process is there and no corpse."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def started(tmp_path, name):
+    path = tmp_path / name
+    until(lambda: path.exists() and path.read_text().strip())
+    return int(path.read_text())
+
+
+def test_it_ends_with_the_script(tmp_path):
+    """One that tidies up can; one that will not end, and its child, are killed."""
+    tidy = (
+        f"trap 'echo tidy > {tmp_path}/tidied; exit' TERM; echo $$ > {tmp_path}/a; sleep 60 & wait"
+    )
+    stubborn = f"trap '' TERM; sleep 60 & echo $! > {tmp_path}/child; echo $$ > {tmp_path}/b; wait"
+    commands = [["/bin/sh", "-c", tidy], ["/bin/sh", "-c", stubborn], ["/no/such"], [None]]
+    with beside_script.running(commands):
+        pids = [started(tmp_path, name) for name in ("a", "b", "child")]
+        assert all(map(alive, pids))
+        assert {os.getsid(pid) for pid in pids} == set(pids[:2]), "each is a session of its own"
+    assert (tmp_path / "tidied").read_text() == "tidy\n"
+    until(lambda: not any(map(alive, pids)))
+
+
+def test_it_has_none_of_the_jobs_streams(tmp_path):
+    found = "[os.readlink(f'/proc/self/fd/{n}') for n in range(3)]"
+    show = f"import os; open({str(tmp_path / 'new')!r}, 'w').write(' '.join({found}))"
+    show += f"; os.rename({str(tmp_path / 'new')!r}, {str(tmp_path / 'fds')!r})"
+    with beside_script.running([[sys.executable, "-I", "-c", show]]):
+        until((tmp_path / "fds").exists)
+    assert (tmp_path / "fds").read_text().split() == ["/dev/null"] * 3
+
+
+def test_one_that_has_ended_already_is_no_error(tmp_path):
+    done = tmp_path / "done"
+    with beside_script.running([["/bin/sh", "-c", f"echo $$ > {done}"]]):
+        pid = started(tmp_path, "done")
+        until(lambda: not alive(pid))

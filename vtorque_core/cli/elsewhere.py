@@ -1,0 +1,84 @@
+"""Commands about a job, called on another host than the job's: plugins may run them there."""
+
+from __future__ import annotations
+
+import copy
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from vtorque_core.api.strategies import OfJob
+from vtorque_core.base.errors import UsageError
+from vtorque_core.site.plugins import Plugins
+
+_OPTIONS = (
+    click.Option(["--node"], default="", metavar="NODE", help="Of this node, not the job's first."),
+    # Of who runs it for somebody on another host: with what may travel, and no further.
+    click.Option(["--here"], is_flag=True, hidden=True),
+)
+
+
+def asking(command: click.Command, of_job: OfJob, plugins: Plugins, config: Path) -> click.Command:
+    """Return the command, which asks ``vtorque_elsewhere`` first where anybody answers that."""
+    if not any("vtorque_elsewhere" in plugins.hooks_of(name) for name in plugins.names):
+        return command
+    there = command.callback
+    assert there is not None  # noqa: S101 - click's groups have none, and they are not about a job
+
+    def callback(job_id: str, node: str, here: bool, **values: Any) -> Any:
+        options, operands = _given(click.get_current_context(), values)
+        output = values[of_job.output] if of_job.output in options else None
+        if here:
+            _check_asked({*options, *operands}, of_job, output)
+        else:
+            if output is not None:
+                options[of_job.output] = [options[of_job.output][0].partition("=")[0] + "=-"]
+            trailing = any(p.nargs == -1 and p.name in operands for p in command.params)
+            terminal = of_job.terminal and not trailing and os.isatty(0) and os.isatty(1)
+            for found in plugins.collect(
+                "vtorque_elsewhere", command=command.name, job_id=job_id, node=node,
+                options=options, operands=operands, config=config, terminal=terminal,
+                output=output,
+            ):  # fmt: skip
+                sys.exit(found.item)
+        return there(job_id=job_id, **values)
+
+    wrapped = copy.copy(command)
+    wrapped.callback, wrapped.params = callback, [*command.params, *_OPTIONS]
+    return wrapped
+
+
+def _check_asked(given: set[str], of_job: OfJob, output: object) -> None:
+    """Refuse what may not be asked for from another host. Raises UsageError."""
+    allowed = {*of_job.travels, of_job.output} if str(output) == "-" else set(of_job.travels)
+    if other := given - allowed:
+        raise UsageError(f"{', '.join(sorted(other))}: only where the command is called")
+
+
+_Words = dict[str, Sequence[str]]
+
+
+def _given(context: click.Context, values: Mapping[str, Any]) -> tuple[_Words, _Words]:
+    """Return what was given on the command line, as words of one, by the name of the parameter.
+
+    Options, ``{"level": ["--level=info"]}``, and operands as they were.
+    """
+    options: _Words = {}
+    operands: _Words = {}
+    written = click.core.ParameterSource.COMMANDLINE
+    for param in context.command.params:
+        name = param.name or ""
+        if name not in values or context.get_parameter_source(name) is not written:
+            continue
+        value = values[name]
+        many = list(value) if isinstance(value, tuple) else [value]
+        if isinstance(param, click.Option):
+            option = max(param.opts, key=len)
+            options[name] = [option if param.is_flag else f"{option}={each}" for each in many]
+        else:
+            operands[name] = [str(each) for each in many]
+    return options, operands
