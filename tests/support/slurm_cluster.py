@@ -14,12 +14,14 @@ NAME = "vtorque-slurm"
 REPO = Path(__file__).resolve().parents[2]
 NODES = ("n1", "n2", "n3")
 USER, UID = "vtslurm1", 2001
+OTHER = "vtslurm2"
+UIDS = {USER: UID, OTHER: 2002}
 TIMEOUT = 120
 PREFIX = f"/opt/{NAME}/bin"
 
 
 class Cluster:
-    """A head and three nodes, each a set of namespaces on this machine."""
+    """A head, a host that only submits, and three nodes: sets of namespaces on this machine."""
 
     home = Path("/var/lib", NAME, "home", USER)
 
@@ -39,23 +41,23 @@ class Cluster:
             pytest.fail(f"{machine}: {argv}: exit {done.returncode}: {done.stdout} {done.stderr}")
         return done.stdout.decode()
 
-    def user_command(self, *argv, env=()):
+    def user_command(self, *argv, env=(), machine="head", user=USER):
         """Return the command line that runs another on the head as the user, in their home."""
         environ = {
-            "PATH": f"{PREFIX}:/usr/local/bin:/usr/bin:/bin", "HOME": f"/home/{USER}",
-            "USER": USER, "LOGNAME": USER, "SHELL": "/bin/bash", "LANG": "C.UTF-8", **dict(env),
+            "PATH": f"{PREFIX}:/usr/local/bin:/usr/bin:/bin", "HOME": f"/home/{user}",
+            "USER": user, "LOGNAME": user, "SHELL": "/bin/bash", "LANG": "C.UTF-8", **dict(env),
         }  # fmt: skip
         pairs = [f"{name}={value}" for name, value in environ.items()]
-        become = ["setpriv", f"--reuid={UID}", f"--regid={UID}", "--init-groups"]
+        become = ["setpriv", f"--reuid={UIDS[user]}", f"--regid={UIDS[user]}", "--init-groups"]
         return [
-            *self.enter("head"), *become, "env", "-i", "-C", f"/home/{USER}", *pairs, *argv,
+            *self.enter(machine), *become, "env", "-i", "-C", f"/home/{user}", *pairs, *argv,
         ]  # fmt: skip
 
-    def user(self, *argv, check=True, timeout=TIMEOUT, stdin=b"", env=()):
-        """Run a command on the head as the user."""
+    def user(self, *argv, check=True, timeout=TIMEOUT, stdin=b"", machine="head", **more):
+        """Run a command on the head, or elsewhere, as the user, or another."""
         done = subprocess.run(
-            self.user_command(*argv, env=env), capture_output=True, timeout=timeout, input=stdin,
-            check=False,
+            self.user_command(*argv, machine=machine, **more), capture_output=True,
+            timeout=timeout, input=stdin, check=False,
         )  # fmt: skip
         if check and done.returncode:
             pytest.fail(f"{argv}: exit {done.returncode}: {done.stdout!r} {done.stderr!r}")

@@ -1,0 +1,102 @@
+"""From a host that only submits: the commands about a running job, on a real Slurm of three nodes.
+
+The machine "login" has Slurm's commands and vTorque's; no node, no libvirt, no ssh to anywhere, and
+none of a node's files.
+"""
+
+import json
+import re
+
+import pytest
+
+import slurm_cluster as slurm
+from terminal import Terminal
+
+pytestmark = pytest.mark.e2e
+
+HELD = "#!/bin/sh\necho running\nwhile [ ! -e ~/go ]; do sleep 0.2; done\n"
+
+
+@pytest.fixture
+def running(clean):
+    """Return what starts a job whose script waits, and gives its id; it ends with the test."""
+
+    (clean.home / "go").unlink(missing_ok=True)
+
+    def start(*args):
+        job_id = clean.submit(HELD, *args)
+        clean.wait(lambda: b"running" in clean.read("out"), 90, "the script")
+        return job_id
+
+    yield start
+    (clean.home / "go").write_text("")
+    clean.wait(lambda: not clean.root("head", "squeue", "-h"), 60, "the end of the job")
+
+
+def vmgr(cluster, *argv, check=True, stdin=b""):
+    return cluster.user("vmgr", *argv, machine="login", check=check, stdin=stdin)
+
+
+def test_a_host_that_only_submits(clean):
+    """Nothing on it could answer for a node."""
+    assert "vtorque" not in clean.root("login", "ls", "/var/lib").split()
+    assert clean.processes("login", "libvirtd|slurmd|sshd|munged") == []
+    assert clean.user("ssh", "-oBatchMode=yes", "n1", machine="login", check=False).returncode
+
+
+def test_the_commands_of_a_job_on_two_nodes(running, clean):
+    job_id = running("-N2", "-wn1,n2")
+    (job,) = json.loads(vmgr(clean, "ps", "--json", "--phase").stdout)
+    assert (job["id"], job["state"], job["nodes"]) == (job_id, "R", ["n1", "n2"])
+    seen = [(each["node"], each["phase"], each["guests"]) for each in job["on_nodes"]]
+    assert seen == [("n1", "run", ["vn1"]), ("n2", "run", ["vn2"])]
+    shown = vmgr(clean, "ps", job_id, "--phase").stdout.decode()
+    assert re.search(r"ELAPSED +PHASE +GUESTS\n.* n1 .* run +vn1\n.* n2 .* run +vn2\n", shown)
+    assert b": vn1: image micro" in vmgr(clean, "logs", job_id).stdout
+    entries = vmgr(clean, "logs", "--json", "--node", "n2", job_id).stdout.splitlines()
+    assert {json.loads(line)["node"] for line in entries} == {"n2"}
+    report = json.loads(vmgr(clean, "report", "--json", job_id).stdout)
+    assert (report["job"], report["nodes"]) == (job_id, ["n1"])
+    vmgr(clean, "report", "--html", "page.html", job_id)
+    assert b"<html" in clean.read("page.html")
+    said = f"echo seen >> /var/lib/vtorque/jobs/{job_id}.0/g0/console.log"
+    clean.root("n1", "sh", "-c", said)
+    assert vmgr(clean, "logs", "--console", job_id).stdout.endswith(b"seen\n")
+    refused = vmgr(clean, "ssh", job_id, "1", check=False)
+    assert b"offers no ssh" in refused.stderr
+    other = vmgr(clean, "logs", "--node", "n3", job_id, check=False)
+    assert b"runs on n1, n2" in other.stderr
+    vmgr(clean, "cancel", job_id)
+    clean.wait_state(job_id, "CANCELLED")
+
+
+def test_the_log_is_followed_while_the_job_runs(running, clean):
+    job_id = running("-wn3")
+    terminal = Terminal(clean.user_command("vmgr", "logs", "-f", job_id, machine="login"))
+    terminal.read(rb"run +core: ")
+    terminal.write(b"\x03\x03")
+    assert terminal.code() != 0
+    assert clean.state(job_id) == "RUNNING", "who looks ends nothing"
+
+
+def test_an_admin_sees_every_job_and_nobody_else(running, clean):
+    job_id = running()
+    entries = clean.root("login", "vmgr", "logs", "--json", job_id).splitlines()
+    assert {json.loads(line)["job"] for line in entries} == {job_id}
+    other = clean.user("vmgr", "logs", job_id, machine="login", user="vtslurm2", check=False)
+    assert other.returncode
+    assert b'"job"' not in other.stdout
+
+
+def test_why_a_job_waits(running, clean):
+    first = running("-N3", "--exclusive")
+    job_id = clean.user("vsub", "--parsable", "-o", "out2", "-N3", "job.sh").stdout.decode().strip()
+    clean.wait(lambda: "Resources" in vmgr(clean, "ps").stdout.decode(), 30, "the reason")
+    said = vmgr(clean, "logs", job_id, check=False).stderr
+    assert b"is on no node: its state is PD, since: " in said
+    assert first != job_id
+    clean.user("scancel", job_id)
+
+
+def test_its_name_is_the_clusters(cluster):
+    assert slurm.NAME in cluster.root("login", "cat", "/etc/slurm/slurm.conf")
