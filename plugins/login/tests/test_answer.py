@@ -92,6 +92,25 @@ def test_large_output_both_ways(job, site, capfd):
     assert len(capfd.readouterr().out) == 3_000_000
 
 
+def test_the_end_of_the_script_ends_it(job, site, capfd, monkeypatch):
+    """The companion tells by SIGTERM; what was said before still comes."""
+    thread = job.answers()
+    ends = []
+    monkeypatch.setattr(answer.signal, "signal", lambda _number, handler: ends.append(handler))
+    monkeypatch.setattr(answer, "_JOB_ENDED", threading.Event())
+    job.runs("import sys, time; print('said', flush=True); time.sleep(100)")
+    write = waiting._write
+
+    def written(descriptor, data, *, terminal):
+        write(descriptor, data, terminal=terminal)
+        ends[0]()
+
+    monkeypatch.setattr(waiting, "_write", written)
+    assert waiting.ask(["logs", "--", JOB], JOB, "n1", site, on_first=True, terminal=False) == 143
+    thread.join()
+    assert capfd.readouterr() == ("said\n", "vmgr: the job's script has ended\n")
+
+
 @pytest.mark.parametrize("who", ["nobody", "takes it", "a stranger"])
 def test_how_far_it_came_is_said(job, home, who, capfd):
     site = PluginSite(settings=(Settings(look=0.1, wait=1.0),))

@@ -26,6 +26,7 @@ from vtorque_login import channel, companion, elsewhere, requests
 from vtorque_login.requests import Request
 
 CONNECT = 10.0  # seconds to reach the waiting command, and for it to say who it is
+_JOB_ENDED = threading.Event()
 
 
 def answer(
@@ -46,7 +47,8 @@ def answer(
         connection.settimeout(None)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         code = _run(stream, request, config)
-        stream.send(channel.END, bytes([code & 0xFF]))
+        ended = code and _JOB_ENDED.is_set()
+        stream.send(channel.END, b"" if ended else bytes([code & 0xFF]))
         connection.shutdown(socket.SHUT_WR)
     return code
 
@@ -63,7 +65,7 @@ def _run(stream: channel.Stream, request: Request, config: Path) -> int:
         argv, stdin=pipe, stdout=pipe, stderr=pipe, env=environ, cwd="/"
     ) as child:
         assert child.stdin and child.stdout and child.stderr  # noqa: S101 - pipes
-        signal.signal(signal.SIGTERM, lambda *_: child.terminate())  # the job ends
+        signal.signal(signal.SIGTERM, lambda *_: _end_with_job(child.terminate))
         threads = [
             _thread(_send, stream, channel.OUT, child.stdout.fileno()),
             _thread(_send, stream, channel.ERR, child.stderr.fileno()),
@@ -91,12 +93,17 @@ def _on_terminal(
         if not over.is_set():
             os.kill(pid, signal.SIGHUP)
 
-    signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGTERM, lambda *_: _end_with_job(end))
     _thread(_receive, stream, master, end, None)
     _send(stream, channel.OUT, master)
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     over.set()
     return _code(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+
+
+def _end_with_job(end: Callable[[], None]) -> None:
+    _JOB_ENDED.set()
+    end()
 
 
 def _thread(work: Callable[..., None], *args: object) -> threading.Thread:

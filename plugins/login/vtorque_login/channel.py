@@ -21,7 +21,7 @@ KEY = 32  # bytes
 LARGEST = 1 << 16  # bytes of a frame's content
 IN, OUT, ERR, SIZE, END = 1, 2, 3, 4, 5
 """What a frame has: input (empty: its end), output, error output, a terminal's rows and columns
-(two numbers of 16 bits), the exit code (one byte)."""
+(two numbers of 16 bits), the exit code (one byte; none: the job's script has ended before)."""
 
 _NONCE, _SUM, _TAG = 32, 32, 16  # bytes
 _HEAD = struct.Struct(">BI")

@@ -127,13 +127,17 @@ def _talk(stream: channel.Stream, *, terminal: bool) -> int:
             while (frame := stream.receive()) is not None:
                 kind, data = frame
                 if kind == channel.END:
-                    return data[0]
+                    return data[0] if data else _script_has_ended()
                 if kind in (channel.OUT, channel.ERR):
                     _write(1 if kind == channel.OUT else 2, data, terminal=terminal)
         except (OSError, channel.Broken) as error:
             raise HostFault(f"the connection to the job broke: {error}") from None
-    sys.stderr.write("vmgr: the job's node has closed the connection: has the script ended?\n")
-    return 1
+    raise HostFault("the job's node has closed the connection: was the job killed?")
+
+
+def _script_has_ended() -> int:
+    sys.stderr.write("vmgr: the job's script has ended\n")
+    return 128 + signal.SIGTERM
 
 
 def _write(descriptor: int, data: bytes, *, terminal: bool) -> None:
