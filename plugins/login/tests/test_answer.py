@@ -48,7 +48,8 @@ def job(home, monkeypatch):
                     with requests.directory(JOB) as place:
                         found = requests.names(place, 1)
                     if found:
-                        self.code = answer.answer(CONFIG, JOB, found[0], lambda _: True)
+                        with contextlib.suppress(OSError):  # as main() does
+                            self.code = answer.answer(CONFIG, JOB, found[0], lambda _: True)
                         return
 
             monkeypatch.setattr(answer.signal, "signal", lambda *_: None)  # a thread may not
@@ -109,6 +110,20 @@ def test_the_end_of_the_script_ends_it(job, site, capfd, monkeypatch):
     assert waiting.ask(["logs", "--", JOB], JOB, "n1", site, on_first=True, terminal=False) == 143
     thread.join()
     assert capfd.readouterr() == ("said\n", "vmgr: the job's script has ended\n")
+
+
+def test_who_reads_no_more_is_told_nothing(job, site, monkeypatch):
+    """As in ``vmgr logs JOB | head -1``: no word of a broken connection."""
+    job.runs("print('x' * 100_000)")
+    thread = job.answers()
+
+    def written(*_, **__):
+        raise BrokenPipeError
+
+    monkeypatch.setattr(waiting, "_write", written)
+    with pytest.raises(BrokenPipeError):
+        waiting.ask(["logs", "--", JOB], JOB, "n1", site, on_first=True, terminal=False)
+    thread.join()
 
 
 @pytest.mark.parametrize("who", ["nobody", "takes it", "a stranger"])

@@ -118,6 +118,12 @@ def test_why_it_waits_is_said(site):
         elsewhere.run(asked(), CONFIG)
 
 
+@pytest.mark.parametrize("state", ["C", "E", "CG"])
+def test_one_that_has_ended_is_left_to_the_command(site, state):
+    site.jobs = [JobInfo("7.srv", "n", ME, state, node="n1")]
+    assert elsewhere.run(asked(), CONFIG) is None
+
+
 def test_another_node_is_refused_with_those_there_are(site):
     with pytest.raises(UsageError, match=r"job 7\.srv runs on n1, n2"):
         elsewhere.run(asked(node="n3"), CONFIG)

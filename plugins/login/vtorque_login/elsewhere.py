@@ -27,6 +27,7 @@ from vtorque_core.api.batch_system import JobInfo
 from vtorque_core.api.node_job import Site
 from vtorque_core.live import service
 
+_ENDED = frozenset({"C", "CG", "E", "F", "X"})  # qstat(1B), squeue(1): its script has ended
 RUNUSER = "/usr/sbin/runuser"  # util-linux; runuser(1)
 
 
@@ -69,7 +70,7 @@ def run(asked: Asked, config: Path) -> int | None:
         if not kept:
             sys.stderr.write(f"vmgr: {error}\n")
         return None
-    if job is None:
+    if job is None or (not job.nodes and job.state in _ENDED):
         return None
     if not job.nodes:
         why = f", since: {printable(job.reason)}" if job.reason else ""

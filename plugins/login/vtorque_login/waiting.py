@@ -130,6 +130,8 @@ def _talk(stream: channel.Stream, *, terminal: bool) -> int:
                     return data[0] if data else _script_has_ended()
                 if kind in (channel.OUT, channel.ERR):
                     _write(1 if kind == channel.OUT else 2, data, terminal=terminal)
+        except BrokenPipeError:  # our own output has no reader any more
+            raise
         except (OSError, channel.Broken) as error:
             raise HostFault(f"the connection to the job broke: {error}") from None
     raise HostFault("the job's node has closed the connection: was the job killed?")

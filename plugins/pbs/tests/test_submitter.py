@@ -181,6 +181,10 @@ def test_jobs_and_cancel(torque, monkeypatch):
     torque.pbs.job(job.job_id, state="R", exec_host="n1/0-1+n3/0")
     (info,) = torque.system.submitter(torque.site).jobs()
     assert (info.node, info.nodes, info.reason) == ("n1", ("n1", "n3"), "")
+    torque.pbs.job(job.job_id, state="C")
+    (info,) = torque.system.submitter(torque.site).jobs()
+    assert (info.node, info.nodes) == ("n1", ()), "nobody is there to ask any more"
+    torque.pbs.job(job.job_id, state="R")
     assert torque.system.submitter(torque.site).cancel(job.job_id) == 0
     assert torque.pbs.state()["jobs"][job.job_id]["deleted"]
     assert torque.system.submitter(torque.site).cancel("99.server") == 153

@@ -243,7 +243,7 @@ def _infos(records: Iterable[str]) -> Iterable[JobInfo]:
         job_id = raw if state in _RUNNING else shown
         name = printable(name.removesuffix("\n"), 200)
         reason = "" if reason == "None" else reason
-        each = _hosts(nodes)
+        each = _hosts(nodes) if state in ("R", "CF") else ()
         yield JobInfo(job_id, name, owner, state, nodes, _elapsed(elapsed), reason, each)
 
 
