@@ -12,7 +12,7 @@ from pathlib import Path
 
 import click
 
-from vtorque_core.api import Paths, Refused, UsageError, job_log, printable
+from vtorque_core.api import Paths, Refused, UsageError, job_log, kept_records, printable
 from vtorque_core.api.kept_records import Place
 from vtorque_core.api.log_levels import LEVELS, TRACE
 from vtorque_core.live import kept, service
@@ -123,7 +123,8 @@ def _show_kept(places: Sequence[Place], name: str) -> bool:
 def _consoles(paths: Paths, job_id: str, guest: int) -> list[Path]:
     """Return the console log of a running guest: root's, and its owner's to read if it is so."""
     if os.geteuid() != 0:
-        running = [place.key for place in _places(paths, job_id) if not _ended(place)]
+        mine = kept_records.find(paths, job_id, os.getuid())
+        running = [place.key for place in mine if not _ended(place)]
     else:
         from vtorque_core.live import jobs  # noqa: PLC0415 - imports libvirt
 

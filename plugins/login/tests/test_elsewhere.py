@@ -52,7 +52,7 @@ def site(tmp_path, monkeypatch):
 
     submitter = types.SimpleNamespace(jobs=jobs)
     batch = BatchSystem(
-        "acme", lambda _: submitter, lambda _: None, lambda: None, lambda _: made.step
+        "acme", lambda _: submitter, lambda _: None, lambda: None, step=lambda _: made.step
     )
     monkeypatch.setattr(service, "paths", lambda _: paths)
     monkeypatch.setattr(service, "batch_system", lambda _: (None, batch))

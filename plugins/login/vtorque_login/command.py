@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import click
 
-from vtorque_core.api import job_log, kept_records
+from vtorque_core.api import Refused, job_log, kept_records, printable
 from vtorque_core.live import service
 
 
@@ -16,7 +17,11 @@ from vtorque_core.live import service
 @click.pass_obj
 def state(config: Path, job_id: str) -> None:
     """Print node, phase and guests of a job as JSON: yours, or as root anybody's."""
-    place = kept_records.attempts(service.paths(config), job_id)[-1]
+    uid = None if os.geteuid() == 0 else os.getuid()
+    places = kept_records.find(service.paths(config), job_id, uid)
+    if not places:
+        raise Refused(f"job {printable(job_id)} is not on this node, or not yours")
+    place = places[-1]
     facts, phase = place.facts(), ""
     for entry in job_log.entries(place):
         phase = entry["phase"] or phase

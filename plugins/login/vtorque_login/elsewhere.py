@@ -25,6 +25,7 @@ from vtorque_core.api import (
 )
 from vtorque_core.api.batch_system import JobInfo
 from vtorque_core.api.node_job import Site
+from vtorque_core.live import kept as kept_jobs
 from vtorque_core.live import service
 
 _ENDED = frozenset({"C", "CG", "E", "F", "X"})  # qstat(1B), squeue(1): its script has ended
@@ -61,13 +62,13 @@ def run(asked: Asked, config: Path) -> int | None:
     """
     whose = None if os.geteuid() == 0 else os.getuid()
     kept = kept_records.find(service.paths(config), asked.job_id, whose)
-    if _runs_here(kept, asked.node):
+    if not asked.job_id or _runs_here(kept, asked.node):
         return None
     try:
         site, batch = service.batch_system(config)
         job = _job(batch.submitter(site).jobs(), asked.job_id)
     except VtorqueError as error:
-        if not kept:
+        if not kept and not _is_kept(config, asked.job_id):
             sys.stderr.write(f"vmgr: {error}\n")
         return None
     if job is None or (not job.nodes and job.state in _ENDED):
@@ -97,6 +98,14 @@ def _on_node(
 
     first = node == job.nodes[0]
     return waiting.ask(asked.line(), job.id, node, site, on_first=first, terminal=asked.terminal)
+
+
+def _is_kept(config: Path, job_id: str) -> bool:
+    """Return whether an ended job can be read about from here."""
+    try:
+        return bool(kept_jobs.jobs(config, job_id))
+    except VtorqueError:
+        return False
 
 
 def _print_to(path: Path | None) -> None:

@@ -23,6 +23,7 @@ from vtorque_core.node.end import teardown
 from vtorque_core.node.end.reap import reap, reap_until_clean, release_job
 from vtorque_core.records.reading import journals
 from vtorque_core.site import config as site_config
+from vtorque_core.site.plugins import Plugins
 
 
 def reaped(paths, lives, **more):
@@ -200,7 +201,7 @@ def test_what_an_epilogue_could_not_release_is_tried_again(paths, start, tmp_pat
     site = dataclasses.replace(site_config.Site(), paths=paths)
     site = dataclasses.replace(site, batch=dataclasses.replace(site.batch, system="local"))
     for _ in range(2):
-        reap_until_clean(site, "42.srv", alive)
+        reap_until_clean(site, Plugins(), "42.srv", alive)
     eventually(lambda: asked.exists() and len(asked.read_text().split()) > 2)
     assert len(set(asked.read_text().split())) == 1 and kept.exists()
     over.touch()

@@ -91,7 +91,7 @@ def _after(config: Path, job: JobHeader, reports: Sequence[TeardownReport]) -> N
         site, plugins = load(config, node=True)
         if not all(report.clean for report in reports) and job.batch == site.batch.system:
             alive = plugins.batch_system(job.batch).node(site).alive
-            reap_until_clean(site, job.job.id, alive)
+            reap_until_clean(site, plugins, job.job.id, alive)
         if used is not None or job.whole_node:
             kept_records.sweep(site.paths, site.kept.days, site.kept.mib, time.time())
         if used is not None and job.batch == site.batch.system:

@@ -17,6 +17,7 @@ from vtorque_core.base.errors import UsageError
 from vtorque_core.base.locks import Busy, job_lock, take_lock
 from vtorque_core.base.names import Paths, safe_name
 from vtorque_core.base.record import dataclass
+from vtorque_core.node.end import ended
 from vtorque_core.node.end.teardown import DEADLINE, RELEASE_TIMEOUT, TeardownReport, teardown
 from vtorque_core.node.shell import proof
 from vtorque_core.records.reading import (
@@ -162,7 +163,10 @@ def reap(
 
 
 def reap_until_clean(
-    site: Site, job_id: str, alive: Callable[[Sequence[str]], Mapping[str, Life]]
+    site: Site,
+    plugins: Plugins,
+    job_id: str,
+    alive: Callable[[Sequence[str]], Mapping[str, Life]],
 ) -> None:
     """Reap in a process of its own until nothing of this job is left here, a day at most. As root.
 
@@ -186,6 +190,7 @@ def reap_until_clean(
             found = reap(
                 site.paths, alive, batch=site.batch.system, deadline=site.node.teardown_timeout
             )
+            ended.tell(site, plugins, (result.report for result in found))
             partial = any(result.action in ("partial", "unknown", "busy") for result in found)
         return 0
 
