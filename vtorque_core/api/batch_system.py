@@ -81,12 +81,13 @@ class Needs:
 
     Args:
         cpus: the guests' virtual CPUs, what plugins add and what the site reserves for the host.
-        mib: the guests' RAM, QEMU's overhead, what plugins add and the host's reserve, in MiB.
+        mib: the guests' RAM, QEMU's overhead, what plugins add and the host's reserve, in MiB;
+            None: whatever the batch system gives a job that asks for so many CPUs.
         seconds: added to the walltime for the guests' start; 0: nothing.
     """
 
     cpus: int
-    mib: int
+    mib: int | None
     seconds: int = 0
 
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 from vtorque_core.api.strategies import GuestType
 from vtorque_core.api.values import Image, JobRequest, Option
-from vtorque_core.api.vm_options import ARCH, DISTRO, FS_TYPE, IMG
+from vtorque_core.api.vm_options import ARCH, DISTRO, FS_TYPE, IMG, RAM
 from vtorque_core.base.errors import Refused, UsageError, VtorqueError
 from vtorque_core.base.names import CONFIG_PATH
 from vtorque_core.cli.entry import forget_coerced_locale
@@ -94,6 +95,8 @@ def submit(argv: Sequence[str]) -> int:
         from vtorque_core.cli.dry_run import show  # noqa: PLC0415
 
         return show(request, site.path, granted, facts)
+    if RAM.key in wanted.of_job and args.vcpus_given is not None and args.mib_given is None:
+        needed = replace(needed, mib=None)  # guests have what such a job has
     return submitter.submit(args, request.encode(), needed)
 
 

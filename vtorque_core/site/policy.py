@@ -286,7 +286,7 @@ def check_share(needed: Needs, cpus: int | None, mib: int | None) -> None:
     refusals = [
         Refusal(f"the guests of a node need {need} {unit}, {given} are asked for", fix=fix)
         for need, given, unit in ((needed.cpus, cpus, "CPUs"), (needed.mib, mib, "MiB of memory"))
-        if given is not None and given < need
+        if given is not None and need is not None and given < need
     ]
     if refusals:
         raise Refused(*refusals)

@@ -260,3 +260,20 @@ def test_what_is_no_number_of_cpus_is_for_qsub_to_say(torque):
     """int("\u00b2") fails, "\u00b2".isdigit() is true."""
     done = run_vsub(torque, ["-l", "ncpus=\u00b2"], stdin=b":\n", blob=BLOB, needs=NEEDS)
     assert done.code == 1 and b"may not mix" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("system", "argv", "added"),
+    [
+        ("torque", ["-l", "nodes=1:ppn=8"], "nodes=1:ppn=8:vtorque"),
+        ("openpbs", ["-l", "select=1:ncpus=8"], "select=1:ncpus=8:vtorque=True"),
+        ("openpbs", ["-l", "ncpus=8"], "vtorque=True"),
+        ("openpbs", ["-l", "nodes=1:ppn=8"], "nodes=1:ppn=8:vtorque"),
+    ],
+)
+def test_guests_that_have_what_their_job_has_ask_for_no_memory(request, system, argv, added):
+    harness = request.getfixturevalue(system)
+    needs = Needs(8, None, 60)
+    assert run_vsub(harness, argv, stdin=b":\n", blob=BLOB, needs=needs).code == 0
+    got = [word for word in harness.received().argv[2:] if "=" in word]
+    assert [word for word in got if not word.startswith(("other", "VTORQUE"))] == [added]

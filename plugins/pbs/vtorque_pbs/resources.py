@@ -74,7 +74,7 @@ def torque_additions(resources: Mapping[str, str], needs: Needs, feature: str) -
         nodes = "+".join(mended) + tail
         if nodes != resources.get("nodes"):
             found["nodes"] = nodes
-    if not any(name in resources for name in _MEMORY):
+    if needs.mib is not None and not any(name in resources for name in _MEMORY):
         found["mem"] = f"{needs.mib * _node_count(chunks)}mb"
     return found | _longer(resources, needs)
 
@@ -148,10 +148,11 @@ def openpbs_additions(resources: Mapping[str, str], needs: Needs, feature: str) 
         chunks, tail = _chunks(resources["nodes"])
         nodes = "+".join(_chunk(chunk, needs.cpus, feature) for chunk in chunks) + tail
         found = {"nodes": nodes} if nodes != resources["nodes"] else {}
-        if "mem" not in resources:
+        if needs.mib is not None and "mem" not in resources:
             found["mem"] = f"{needs.mib * _node_count(chunks)}mb"
     elif "select" not in resources and {"ncpus", "mem", "host", "vnode"} & set(resources):
-        wanted = {"ncpus": str(needs.cpus), "mem": f"{needs.mib}mb"}
+        wanted = {"ncpus": str(needs.cpus)}
+        wanted |= {"mem": f"{needs.mib}mb"} if needs.mib is not None else {}
         wanted |= {feature: "True"} if feature else {}
         found = {name: value for name, value in wanted.items() if name not in resources}
     else:
@@ -164,7 +165,7 @@ def openpbs_additions(resources: Mapping[str, str], needs: Needs, feature: str) 
 def _select(chunk: str, needs: Needs, feature: str) -> str:
     pairs = _pairs(chunk)
     more = [f"ncpus={needs.cpus}"] * ("ncpus" not in pairs)
-    more += [f"mem={needs.mib}mb"] * ("mem" not in pairs)
+    more += [f"mem={needs.mib}mb"] * (needs.mib is not None and "mem" not in pairs)
     more += [f"{feature}=True"] * bool(feature and feature not in pairs)
     return ":".join([chunk, *more])
 

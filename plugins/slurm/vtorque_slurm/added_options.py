@@ -25,7 +25,7 @@ def additions(given: Given, needs: Needs, word: str, feature: str) -> list[str]:
         found.append(f"--constraint={constraint(given.last('constraint'), feature)}")
     if resources.cpus_per_node(given) is None:
         found.append(f"--mincpus={needs.cpus}")
-    if not resources.asks_memory(given):
+    if needs.mib is not None and not resources.asks_memory(given):
         found.append(f"--mem={needs.mib}M")
     limit = resources.seconds(given.last("time") or "")
     if needs.seconds and limit:

@@ -172,7 +172,7 @@ def test_both_sides_say_the_same(tmp_path_factory, wanted):
     ("given", "asked", "size"),
     [
         ((None, None), (1, 1280), (1, 1024)),
-        ((6, None), (6, 1280), (6, 1024)),
+        ((6, None), (6, None), (6, 4096)),  # what such a job has; here nobody limits it
         ((None, 2048), (1, 2048), (1, 1792)),
         ((6, 2048), (6, 2048), (6, 1792)),
         ((64, 65536), (8, 4352), (8, 4096)),  # no more than the site's most
@@ -185,8 +185,9 @@ def test_what_the_user_does_not_ask_for_vsub_does(tmp_path, monkeypatch, given, 
     monkeypatch.setattr(played, "given", tuple(n and n * count for n in given))
     refusals, blob = on_the_front_end({"vms_per_node": str(count)}, tmp_path)
     assert refusals == ()
-    assert (played.needs.cpus, played.needs.mib) == tuple(n * count for n in asked)
-    got = (g or n for g, n in zip(played.given, (played.needs.cpus, played.needs.mib), strict=True))
+    needs = (played.needs.cpus, played.needs.mib)
+    assert needs == tuple(n and n * count for n in asked)
+    got = (g or n or 64 << 10 for g, n in zip(played.given, needs, strict=True))
     wanted = policy.asked(Request.decode(blob), site, plugins)
     job, _ = policy.settle(wanted, site, plugins, Granted(*got))
     assert (job.values["vcpus"], job.values["ram"]) == size
