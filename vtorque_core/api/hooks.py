@@ -427,9 +427,10 @@ def vtorque_beside_script(
     """Return commands that run beside the job's script, on the job's first node, as its owner.
 
     Declaring module; called in the job shell when all guests are ready, also of interactive jobs.
-    Each command is started once, with the job shell's environment, without input or output, in a
-    session of its own. When the script has ended it gets SIGTERM, and SIGKILL 0.2 s later; when the
-    job shell was killed, nobody ends it. Whatever becomes of it changes nothing for the job.
+    Each command is started once, without input or output, in a session of its own; of the job's
+    environment it has what the batch system has set (``PBS_*``, ``SLURM_*``). When the script has
+    ended it gets SIGTERM, and SIGKILL 0.2 s later; when the job shell was killed, nobody ends it.
+    Whatever becomes of it changes nothing for the job.
     ``batch`` is the site's batch system. Raising: nobody is told.
 
     Example::

@@ -83,7 +83,8 @@ def jobshell(config: Path, argv: Sequence[str]) -> int:
 
     @contextlib.contextmanager
     def beside(proof: Proof) -> Iterator[None]:
-        found = plugins.each("vtorque_beside_script", job=proof.job, batch=batch, site=site)
+        wanted = plugins.without(dict.fromkeys(proof.off, "[[limits]]"))
+        found = wanted.each("vtorque_beside_script", job=proof.job, batch=batch, site=site)
         commands = [each.item for each in found if each.error is None]
         if not commands:
             yield

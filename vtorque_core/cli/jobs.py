@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -20,6 +23,7 @@ from vtorque_core.site.load import load
 
 _COLUMNS = ("ID", "NAME", "USER", "STATE", "NODE", "ELAPSED")
 _AT_ONCE = 8  # nodes that are asked at a time
+_LONGEST, _MOST = 60.0, 1 << 20  # seconds and bytes of an answer
 
 
 @click.command(short_help="List jobs: id, name, owner, state, node, time.")
@@ -97,16 +101,37 @@ def _on_nodes(config: Path, jobs: Sequence[JobInfo]) -> dict[str, list[dict[str,
         return {job_id: [each.result() for each in found] for job_id, found in asked.items()}
 
 
+def _bounded(argv: Sequence[str]) -> tuple[bytes, bytes]:
+    """Return what a command prints, and its errors: what a job's user answers may have no end."""
+    with subprocess.Popen(
+        argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        start_new_session=True,
+    ) as child:  # fmt: skip
+        assert child.stdout is not None and child.stderr is not None  # noqa: S101 - pipes
+        late = threading.Timer(_LONGEST, _kill, (child.pid,))
+        late.start()
+        try:
+            return child.stdout.read(_MOST), child.stderr.read(_MOST)
+        finally:
+            late.cancel()
+            _kill(child.pid)
+
+
+def _kill(group: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
+
+
 def _on_node(config: Path, job_id: str, node: str) -> dict[str, Any]:
     """Return node, phase and guests as ``vmgr state`` says them, or the error that it says."""
     argv = [sys.executable, "-I", "-m", "vtorque_core.cli.vmgr", "--config", str(config)]
     argv += ["state", "--node", node, "--", job_id]
-    done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    answer, words = _bounded(argv)
     with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
-        said = json.loads(done.stdout)
+        said = json.loads(answer)
         guests = [str(guest["hostname"]) for guest in said["guests"]]
         return {"node": node, "phase": str(said["phase"]), "guests": guests}
-    error = done.stderr.decode("utf-8", "replace").strip()
+    error = words.decode("utf-8", "replace").strip() or f"no answer within {_LONGEST:g} s"
     return {"node": node, "phase": "", "guests": [], "error": printable(error, 500)}
 
 

@@ -58,7 +58,8 @@ def boot_id() -> str:
 class JobHeader:
     """Whose journal it is. ``plugins``: name to ``"distribution version"`` of all taking part.
 
-    ``whole_node``: as :class:`vtorque_core.api.batch_system.BatchJob` has it.
+    ``whole_node``: as :class:`vtorque_core.api.batch_system.BatchJob` has it. ``off``: plugins that
+    ``[[limits]]`` switch off for the job.
     """
 
     job: JobAttempt
@@ -67,6 +68,7 @@ class JobHeader:
     boot: str = field(default_factory=boot_id)
     core: str = __version__
     whole_node: bool = False
+    off: tuple[str, ...] = ()
 
     def line(self) -> dict[str, Any]:
         """Return the journal's first line. The job's node is not in it: a journal is of one."""
@@ -78,6 +80,7 @@ class JobHeader:
             "boot": self.boot,
             "core": self.core,
             "whole_node": self.whole_node,
+            "off": list(self.off),
         }
 
 
@@ -329,6 +332,7 @@ def _header(line: dict[str, Any]) -> JobHeader:
         boot=str(line["boot"]),
         core=str(line["core"]),
         whole_node=line.get("whole_node") is True,
+        off=tuple(line.get("off", ())),
     )
 
 

@@ -59,8 +59,8 @@ def sized(
             whole = _vcpus(found, extras, granted)
         else:
             whole = _ram(found, site, extras, granted, disk)
-        if whole is None:
-            continue
+        if whole is None:  # nobody limits it
+            whole = found[option]
         limits = site.options.get(option.key, Limits())
         number = nearest(option, limits, whole)
         problem = refusal(option, limits, number, option.show(number), site.place)

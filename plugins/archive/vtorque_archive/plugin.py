@@ -56,7 +56,8 @@ def directory_of(template: str, user: pwd.struct_passwd) -> Path:
     return Path(template)
 
 
-_NOTE = 'umask 077; mkdir -p "$1" && echo "$3" >"$1/$2"'
+# Never through a link: who is in a guest writes there, too.
+_NOTE = 'umask 077; mkdir -p "$1" && cd "$1" && rm -f "./$2" && set -C && echo "$3" >"./$2"'
 
 
 @hookimpl

@@ -46,6 +46,17 @@ def test_it_has_none_of_the_jobs_streams(tmp_path):
     assert (tmp_path / "fds").read_text().split() == ["/dev/null"] * 3
 
 
+def test_it_has_of_the_environment_what_the_batch_system_has_set(tmp_path, monkeypatch):
+    """Code in the guest writes where the user's LD_LIBRARY_PATH leads."""
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+    monkeypatch.setenv("PBS_JOBID", "7.srv")
+    show = f"env > {tmp_path}/new; mv {tmp_path}/new {tmp_path}/env"
+    with beside_script.running([["/bin/sh", "-c", show]]):
+        until((tmp_path / "env").exists)
+    names = {line.partition("=")[0] for line in (tmp_path / "env").read_text().splitlines()}
+    assert "PBS_JOBID" in names and "LD_LIBRARY_PATH" not in names
+
+
 def test_one_that_has_ended_already_is_no_error(tmp_path):
     done = tmp_path / "done"
     with beside_script.running([["/bin/sh", "-c", f"echo $$ > {done}"]]):

@@ -12,7 +12,7 @@ from vtorque_core.api.vm_options import RAM, VCPUS, VMS_PER_NODE
 from vtorque_core.base.errors import ConfigError, Refused
 from vtorque_core.site.config import build, parse_toml
 from vtorque_core.site.job_size import Granted
-from vtorque_core.site.policy import asked, check_share, needs, settle, vcpus_on
+from vtorque_core.site.policy import asked, check_share, for_job, needs, settle, vcpus_on
 from vtorque_core.site.request import Request
 
 FILE = Path("/etc/vtorque/vtorque.toml")
@@ -187,3 +187,14 @@ def test_guests_on_other_nodes_are_as_they_see_themselves(here, count, there):
     other, _ = settle(wanted, site, plugins, Granted(there, 4096))
     assert vcpus_on(job, site, plugins, there) == other[VCPUS]
     assert job[VMS_PER_NODE] == count
+
+
+def test_a_number_that_nobody_limits_is_looked_at_as_any_other():
+    entry = "[[limits]]\nuser = '*'\n[limits.options.ram]\n"
+    plugins = with_core("needy")
+    text = f"{entry}default = '8G'\n{entry}deny = ['8G']\n"
+    made = build(parse_toml(text.encode(), FILE), plugins)
+    made, plugins = for_job(made, plugins, {"user": ("ada",)})
+    wanted = asked(Request((("ram", "job"),)), made, plugins)
+    with pytest.raises(Refused, match="ram=8G: is not allowed"):
+        settle(wanted, made, plugins)

@@ -18,15 +18,16 @@ def tell(site: Site, plugins: Plugins, reports: Iterable[TeardownReport | None])
     """Call ``vtorque_ended`` of each plugin, of each attempt that has nothing left; return faults.
 
     As root, in a child for each. The plugins are the site's of now, not the journal's: a plugin
-    that was not there when the job began can keep what there is of it.
+    that was not there when the job began can keep what there is of it, but not one that was
+    switched off for it.
     """
     faults = []
     for report in reports:
         if report is None or report.ended is None:
             continue
-        ended = place(site.paths, report.ended)
+        ended = place(site.paths, report.ended.job)
         for name in plugins.names:
-            if "vtorque_ended" in plugins.hooks_of(name):
+            if name not in report.ended.off and "vtorque_ended" in plugins.hooks_of(name):
                 error = in_child(partial(_tell, plugins, name, ended, site), AFTER)
                 faults += [f"plugin {name}, vtorque_ended: {error}"] if error else []
     return faults

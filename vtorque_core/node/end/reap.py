@@ -184,8 +184,9 @@ def reap_until_clean(
         until, pause, partial = time.monotonic() + _A_DAY, _FIRST_PAUSE, False
         while time.monotonic() < until:
             time.sleep(pause)
-            if not partial and not any(path.exists() for path in mine):
-                break  # a hook of the job's has released it
+            others = any(record.error for state in walk(site.paths) for record in state.open)
+            if not (partial or others or any(path.exists() for path in mine)):
+                break  # hooks have released it all
             pause = min(2 * pause, _LONGEST_PAUSE)
             found = reap(
                 site.paths, alive, batch=site.batch.system, deadline=site.node.teardown_timeout

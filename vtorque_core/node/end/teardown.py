@@ -28,7 +28,7 @@ from vtorque_core.base.children import Child, in_child, wait_any
 from vtorque_core.base.distributions import how_to_get, how_to_install
 from vtorque_core.base.errors import HostFault, VtorqueError
 from vtorque_core.base.locks import job_lock, node_lock
-from vtorque_core.base.names import JobAttempt, Paths
+from vtorque_core.base.names import Paths
 from vtorque_core.records import console, log, timeline, usage
 from vtorque_core.records import journal as journal_module
 from vtorque_core.records.journal import Journal, shared_records
@@ -37,6 +37,7 @@ from vtorque_core.records.reading import (
     DOMAIN,
     LEASE,
     EmptyJournal,
+    JobHeader,
     JournalState,
     OrphanError,
     Record,
@@ -83,7 +84,7 @@ class TeardownReport:
     orphaned: list[Outcome] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     usage: Usage | None = None
-    ended: JobAttempt | None = None
+    ended: JobHeader | None = None
 
     @property
     def clean(self) -> bool:
@@ -148,7 +149,7 @@ def teardown(
             if report.clean:
                 timeline.say(read(journal_path), time.time())
                 journal.delete()
-                report.ended = state.header.job
+                report.ended = state.header
         return report
 
 

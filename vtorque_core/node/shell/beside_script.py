@@ -22,12 +22,15 @@ _GONE = 0.1  # seconds until a killed command is gone, unless its disk hangs
 @contextlib.contextmanager
 def running(commands: Sequence[Sequence[str]]) -> Iterator[None]:
     """Have the commands run meanwhile. Never raises by itself."""
+    # Guests run by now, and code in them writes where the user's LD_LIBRARY_PATH leads.
+    kept = {name: v for name, v in os.environ.items() if name.startswith(("PBS_", "SLURM_"))}
+    environ = kept | {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"}
     children = []
     for argv in commands:
         with contextlib.suppress(Exception):  # whatever a plugin gave as argv
             child = subprocess.Popen(
                 list(argv), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL, cwd="/", start_new_session=True,
+                stderr=subprocess.DEVNULL, env=environ, cwd="/", start_new_session=True,
             )  # fmt: skip
             children.append(child)
     try:

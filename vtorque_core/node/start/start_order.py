@@ -74,6 +74,7 @@ def header(job: BatchJob, user: JobUser, site: Site, plugins: Plugins) -> JobHea
         batch=site.batch.system,
         plugins={name: plugins.distributions[name] for name in plugins.names},
         whole_node=job.whole_node,
+        off=tuple(plugins.withheld),
     )
 
 
