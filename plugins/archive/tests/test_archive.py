@@ -409,3 +409,15 @@ def test_what_the_node_has_itself_comes_first(site, monkeypatch):
     (job,) = kept.jobs(site.config, "42.srv")
     assert [each.directory for each in job.places] == [place.directory]
     assert job.places[0].facts()["status"] == "2"
+
+
+def test_the_note_of_an_exit_code_goes_through_no_link(tmp_path):
+    """Who is in a guest writes into the user's directory, too."""
+    precious = tmp_path / "results"
+    precious.write_text("precious")
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "jobs/note").symlink_to(precious)
+    argv = ["/bin/sh", "-c", plugin._NOTE, "sh", tmp_path / "jobs", "note", "3"]
+    subprocess.run(argv, check=True)
+    assert precious.read_text() == "precious"
+    assert (tmp_path / "jobs/note").read_text() == "3\n"
