@@ -88,6 +88,7 @@ def test_an_admin_sees_every_job_and_nobody_else(running, clean):
     assert b'"job"' not in other.stdout
 
 
+@pytest.mark.full
 def test_why_a_job_waits(running, clean):
     first = running("-N3", "--exclusive")
     job_id = clean.user("vsub", "--parsable", "-o", "out2", "-N3", "job.sh").stdout.decode().strip()
