@@ -139,8 +139,8 @@ def test_another_user_reaches_nothing_of_a_running_job(running):
     assert probe(node, OTHER, job, key, domain, pids) == []
     for argv, said in (
         (("vmgr", "cancel", job), b"you have no job of that id"),
-        (("vmgr", "logs", "--console", job), b"root's"),
-        (("vmgr", "console", job), b"root's"),
+        (("vmgr", "logs", "--console", job), b"has no running guest"),
+        (("vmgr", "console", job), b"has no running guest"),
         (("vmgr", "ssh", job), b"nothing is kept here, or can be read"),
         (("virsh", "-c", "qemu:///system", "destroy", domain), b"error:"),
         (("virsh", "-r", "-c", "qemu:///system", "list"), b""),
@@ -162,6 +162,7 @@ def test_the_jobs_own_user_reaches_its_run_port_only(running):
     assert got == {
         "connect run: connected",
         f"read {node.run_dir}/proof/{job}.json: opened",
+        f"read {node.state}/jobs/{key}/g0/console.log: opened",  # vmgr console
         *(f"kill {pid}: None" for pid in own),  # their own uid: see the next test
     }
 
