@@ -7,6 +7,7 @@ import socket
 import sys
 import threading
 import time
+import types
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ import pytest
 from login_homes import a_request, python
 from terminal import Terminal
 from vtorque_core.api import HostFault
-from vtorque_login import answer, elsewhere, requests, waiting
+from vtorque_login import answer, channel, elsewhere, requests, waiting
 from vtorque_login.plugin import Settings
 from vtorque_testing.harness import PluginSite
 
@@ -163,6 +164,25 @@ def test_how_far_it_came_is_said(job, home, who, capfd):
     }[who] in str(raised.value)
     left = home / ".vtorque/requests/42.srv.0"
     assert not left.exists() or not list(left.iterdir())
+
+
+@pytest.mark.parametrize(("left", "given"), [(60.0, channel.HANDSHAKE), (0.5, 0.5)])
+def test_nobody_keeps_the_port_to_themselves(monkeypatch, left, given):
+    """Each has one time to say who they are, which does not go beyond that of the command."""
+    monkeypatch.setattr(waiting, "time", types.SimpleNamespace(monotonic=lambda: 100.0))
+    found = []
+
+    def greet(_connection, _key, until):
+        found.append(until)
+        raise TimeoutError("timed out")
+
+    monkeypatch.setattr(channel, "greet", greet)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        socket.create_connection(listener.getsockname()),
+    ):
+        stream, wrong = waiting._authenticated(listener, b"k" * 32, 100.0 + left)
+    assert (stream, wrong, found) == (None, "127.0.0.1: timed out", [100.0 + given])
 
 
 def test_a_request_that_names_this_host_is_not_connected_to(home):

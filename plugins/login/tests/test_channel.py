@@ -3,12 +3,18 @@
 import os
 import socket
 import threading
+import time
+import types
 
 import pytest
 
 from vtorque_login import channel
 
 KEY, OTHER = b"k" * 32, b"o" * 32
+
+
+def soon():
+    return time.monotonic() + 20
 
 
 @pytest.fixture
@@ -56,7 +62,9 @@ def meeting(pair):
 @pytest.fixture
 def streams(meeting):
     """Return both sides' streams."""
-    return meeting(lambda c: channel.greet(c, KEY), lambda c: channel.answer(c, KEY))
+    return meeting(
+        lambda c: channel.greet(c, KEY, soon()), lambda c: channel.answer(c, KEY, soon())
+    )
 
 
 class Tapped:
@@ -86,7 +94,7 @@ def test_the_job_says_nothing_to_who_has_not_the_key(meeting):
         connection.sendall(os.urandom(64))
         heard.append(connection.recv(1))
 
-    _, job = meeting(service, lambda c: channel.answer(c, KEY))
+    _, job = meeting(service, lambda c: channel.answer(c, KEY, soon()))
     assert isinstance(job, channel.Broken)
     assert heard == [b""]
 
@@ -94,7 +102,7 @@ def test_the_job_says_nothing_to_who_has_not_the_key(meeting):
 @pytest.mark.parametrize("keys", [(KEY, OTHER), (OTHER, KEY)])
 def test_both_must_have_the_key(meeting, keys):
     waiting, job = meeting(
-        lambda c: channel.greet(c, keys[0]), lambda c: channel.answer(c, keys[1])
+        lambda c: channel.greet(c, keys[0], soon()), lambda c: channel.answer(c, keys[1], soon())
     )
     assert isinstance(waiting, (channel.Broken, OSError))
     assert isinstance(job, channel.Broken)
@@ -108,14 +116,14 @@ def test_who_repeats_what_was_said_once_gets_no_further(meeting):
         said.append(channel.exactly(connection, 64))
         connection.sendall(bytes(64))
 
-    meeting(lambda c: channel.greet(c, KEY), overheard)
+    meeting(lambda c: channel.greet(c, KEY, soon()), overheard)
 
     def again(connection):
         connection.sendall(said[0])
         channel.exactly(connection, 64)
         connection.sendall(bytes(32))
 
-    _, job = meeting(again, lambda c: channel.answer(c, KEY))
+    _, job = meeting(again, lambda c: channel.answer(c, KEY, soon()))
     assert "another connection" in str(job)
 
 
@@ -126,7 +134,7 @@ def test_an_answer_of_one_direction_is_none_of_the_other(meeting):
         connection.sendall(connection.recv(64))
         return connection.recv(1)
 
-    waiting, _ = meeting(lambda c: channel.greet(c, KEY), mirror)
+    waiting, _ = meeting(lambda c: channel.greet(c, KEY, soon()), mirror)
     assert "does not know the key" in str(waiting)
 
 
@@ -158,3 +166,24 @@ def test_a_frame_that_is_too_long_is_not_read(pair):
     ours.sendall(b"\2\xff\xff\xff\xff")
     with pytest.raises(channel.Broken, match="the most is 65536"):
         channel.Stream(theirs, KEY, KEY).receive()
+
+
+@pytest.mark.parametrize("side", [channel.greet, channel.answer])
+def test_one_who_sends_a_byte_now_and_then_gets_one_time_for_all(monkeypatch, side):
+    """A socket's own timeout would start anew with each byte."""
+    clock, timeouts = [100.0], []
+    monkeypatch.setattr(channel, "time", types.SimpleNamespace(monotonic=lambda: clock[0]))
+
+    class Slow:
+        settimeout = timeouts.append
+
+        def sendall(self, data):
+            pass
+
+        def recv(self, count):
+            clock[0] += 0.75
+            return b"x"
+
+    with pytest.raises(TimeoutError):
+        side(Slow(), KEY, 102.0)
+    assert timeouts == [2.0, 1.25, 0.5]

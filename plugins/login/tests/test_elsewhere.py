@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from login_homes import python
+from patience import eventually
 from vtorque_core.api import (
     BatchSystem,
+    HostFault,
     JobAttempt,
     Paths,
     Refused,
@@ -23,6 +25,8 @@ from vtorque_core.api.batch_system import JobInfo
 from vtorque_core.live import service
 from vtorque_login import elsewhere, waiting
 from vtorque_login.elsewhere import Asked
+from vtorque_login.plugin import Settings
+from vtorque_testing.harness import PluginSite
 
 CONFIG = Path("/etc/acme.toml")
 ME = pwd.getpwuid(os.getuid()).pw_name
@@ -55,7 +59,9 @@ def site(tmp_path, monkeypatch):
         "acme", lambda _: submitter, lambda _: None, lambda: None, step=lambda _: made.step
     )
     monkeypatch.setattr(service, "paths", lambda _: paths)
-    monkeypatch.setattr(service, "batch_system", lambda _: (None, batch))
+    monkeypatch.setattr(
+        service, "batch_system", lambda _: (PluginSite(settings=(Settings(),)), batch)
+    )
     return made
 
 
@@ -63,6 +69,14 @@ def asked(job_id="7.srv", node="", command="logs", terminal=False, output=None, 
     operands = {name: words for name, words in given.items() if name in ("rank", "command_")}
     options = {name: words for name, words in given.items() if name not in operands}
     return Asked(command, job_id, node, options, operands, terminal, output)
+
+
+def runs(pid):
+    """Return whether the process runs; one that init has not collected yet does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def keep(site, **facts):
@@ -131,7 +145,7 @@ def test_another_node_is_refused_with_those_there_are(site):
 
 def test_a_rank_is_looked_for_on_the_jobs_nodes(site, monkeypatch):
     there = {"n1": [{"rank": 0}], "n2": [{"rank": 1}]}
-    monkeypatch.setattr(elsewhere, "guests_on", lambda _job, node, _config: there[node])
+    monkeypatch.setattr(elsewhere, "guests_on", lambda _job, node, *_: there[node])
     elsewhere.run(asked(command="ssh", rank=["1"]), CONFIG)
     assert [step[1] for step in site.steps] == ["n2"]
     with pytest.raises(Refused, match="no guest of rank 9"):
@@ -143,7 +157,27 @@ def test_a_node_that_says_nonsense_is_named(monkeypatch, said, error):
     code = f"import sys; print({said!r}); sys.stderr.write({error!r})"
     monkeypatch.setattr(elsewhere, "vmgr", lambda *_: python(code))
     with pytest.raises(VtorqueError, match=r"^n1: (gone \\x1b\[2J)?$"):
-        elsewhere.guests_on("7.srv", "n1", CONFIG)
+        elsewhere.guests_on("7.srv", "n1", CONFIG, 20.0)
+
+
+@pytest.mark.parametrize(
+    ("code", "spare", "words"),
+    [
+        ("import os\nwhile True: os.write(1, b' ' * 65536)", 30.0, "more than 1048576 bytes"),
+        ("import os\nwhile True: os.write(2, b' ' * 65536)", 30.0, "more than 1048576 bytes"),
+        ("import signal; signal.pause()", 0.1, r"did not say within 0\.1 s"),
+    ],
+)
+def test_a_node_that_says_no_end_or_nothing_is_ended(monkeypatch, tmp_path, code, spare, words):
+    """With all that it has started."""
+    pids = tmp_path / "pids"
+    both = f"import os; os.fork(); open({str(pids)!r}, 'a').write(f'{{os.getpid()}}\\n')\n{code}"
+    monkeypatch.setattr(elsewhere, "vmgr", lambda *_: python(both))
+    monkeypatch.setattr(elsewhere, "_SPARE", spare)
+    with pytest.raises(HostFault, match=f"^n1: {words}".replace("more", "said more")):
+        elsewhere.guests_on("7.srv", "n1", CONFIG, 0.0)
+    started = pids.read_text().split() if pids.exists() else []
+    eventually(lambda: not any(runs(int(pid)) for pid in started))
 
 
 @pytest.mark.parametrize(("node", "first"), [("", True), ("n1", True), ("n2", False)])
@@ -174,26 +208,68 @@ def test_what_is_printed_becomes_the_file(site, tmp_path, monkeypatch):
         elsewhere.run(asked(command="report", output=tmp_path / "a/b"), CONFIG)
 
 
-def test_for_an_admin_it_runs_as_the_owner_who_gets_no_terminal(site, monkeypatch, tmp_path):
-    """Of what the owner's process says no terminal of root's obeys anything."""
+@pytest.fixture
+def runuser(site, monkeypatch, tmp_path):
+    """Return what says what runs for an admin as the owner, which here is a script."""
     site.jobs = [JobInfo("7.srv", "n", "nobody", "R", nodes=("n1",))]
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    runuser = tmp_path / "runuser"
-    runuser.write_text(
-        f'#!/bin/sh\necho "$@" > {tmp_path}/called\nenv > {tmp_path}/env\n'
-        "tty <&1 >&2; printf 'a\\033[2Jb\\n'; exit 6\n"
+    path = tmp_path / "runuser"
+    monkeypatch.setattr(elsewhere, "RUNUSER", str(path))
+
+    def runs(script):
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+
+    return runs
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_for_an_admin_it_runs_as_the_owner_who_gets_no_terminal(
+    site, runuser, monkeypatch, tmp_path, terminal
+):
+    """It gets nothing that root has open; of what it says no terminal of root's obeys anything."""
+    runuser(
+        f'echo "$@" > {tmp_path}/called\nenv > {tmp_path}/env\n'
+        f"exec 3>&1 4>&2; readlink /proc/self/fd/3 /proc/self/fd/4 > {tmp_path}/open\n"
+        "tty <&1 >&2; printf 'a\\033[2Jb\\n'; exit 6"
     )
-    runuser.chmod(0o755)
-    monkeypatch.setattr(elsewhere, "RUNUSER", str(runuser))
     monkeypatch.setenv("LD_PRELOAD_OF_ROOT", "x")
     shown = []
-    out = types.SimpleNamespace(isatty=lambda: True, write=shown.append)
-    monkeypatch.setattr(sys, "stdout", out)
-    monkeypatch.setattr(sys, "stderr", out)
-    assert elsewhere.run(asked(node="n1", level=["--level=info"]), CONFIG) == 6
+    with (tmp_path / "roots").open("w") as roots:
+        out = types.SimpleNamespace(
+            isatty=lambda: terminal, write=shown.append, flush=lambda: None, fileno=roots.fileno
+        )
+        monkeypatch.setattr(sys, "stdout", out)
+        monkeypatch.setattr(sys, "stderr", out)
+        assert elsewhere.run(asked(node="n1", level=["--level=info"]), CONFIG) == 6
     assert sorted(shown) == ["a\\x1b[2Jb\n", "not a tty\n"]
+    assert (tmp_path / "open").read_text().count("pipe:") == 2
     called = (tmp_path / "called").read_text().split()
     assert called[:3] == ["-u", "nobody", "--"]
     assert called[-5:] == ["logs", "--node=n1", "--level=info", "--", "7.srv"]
     assert "LD_PRELOAD_OF_ROOT" not in (tmp_path / "env").read_text()
     assert json.dumps(site.steps) == "[]"
+
+
+def test_for_an_admin_a_file_gets_the_bytes_as_they_are(runuser, tmp_path):
+    page, opened = tmp_path / "page.html", tmp_path / "open"
+    runuser(f"exec 3>&1; readlink /proc/self/fd/3 > {opened}; printf 'a\\033\\377\\nb'")
+    saved = os.dup(1)
+    try:
+        elsewhere.run(asked(command="report", output=page), CONFIG)
+    finally:
+        os.dup2(saved, 1)
+        os.close(saved)
+    assert page.read_bytes() == b"a\x1b\xff\nb"
+    assert opened.read_text().startswith("pipe:")
+
+
+def test_for_an_admin_who_reads_no_more_it_ends(runuser, monkeypatch):
+    runuser("yes")
+
+    def gone(_):
+        raise BrokenPipeError
+
+    monkeypatch.setattr(sys, "stdout", types.SimpleNamespace(write=gone))
+    with pytest.raises(BrokenPipeError):
+        elsewhere.run(asked(), CONFIG)

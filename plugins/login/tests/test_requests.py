@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 
 import pytest
 from hypothesis import given
@@ -82,6 +83,12 @@ def test_a_request_for_anything_else_is_none(words):
         {"columns": 1 << 16},
         {"rows": "24"},
         {"node": 1},
+        {"node": "n1\0"},
+        {"node": "\ud800"},
+        {"node": "n" * 256},
+        {"expires": float("nan")},
+        {"expires": float("inf")},
+        {"expires": time.time() + 2 * 86400},
         {"more": 1},
         {"host": None},
     ],

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import termios
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
@@ -25,7 +26,7 @@ from vtorque_core.live import service
 from vtorque_login import channel, companion, elsewhere, requests
 from vtorque_login.requests import Request
 
-CONNECT = 10.0  # seconds to reach the waiting command, and for it to say who it is
+CONNECT = 10.0  # seconds to reach the waiting command
 _JOB_ENDED = threading.Event()
 
 
@@ -43,7 +44,8 @@ def answer(
     if not is_allowed(request.host):
         return 1
     with socket.create_connection((request.host, request.port), CONNECT) as connection:
-        stream = channel.answer(connection, bytes.fromhex(request.key))
+        until = time.monotonic() + channel.HANDSHAKE
+        stream = channel.answer(connection, bytes.fromhex(request.key), until)
         connection.settimeout(None)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         code = _run(stream, request, config)

@@ -14,10 +14,12 @@ import os
 import socket
 import struct
 import threading
+import time
 
 from vtorque_core.api import VtorqueError
 
 KEY = 32  # bytes
+HANDSHAKE = 2.0  # seconds for both sides to say who they are, however they say it
 LARGEST = 1 << 16  # bytes of a frame's content
 IN, OUT, ERR, SIZE, END = 1, 2, 3, 4, 5
 """What a frame has: input (empty: its end), output, error output, a terminal's rows and columns
@@ -71,11 +73,14 @@ class Stream:
         return kind, data
 
 
-def greet(connection: socket.socket, key: bytes) -> Stream:
-    """Prove that we wait, and see that the other side is the job. Raises Broken, OSError."""
+def greet(connection: socket.socket, key: bytes, until: float) -> Stream:
+    """Prove that we wait, and see that the other side is the job. Raises Broken, OSError.
+
+    ``until``: when the other side must have said all, by the monotonic clock.
+    """
     mine = os.urandom(_NONCE)
     connection.sendall(mine + _sum(key, b"waiting", mine))
-    answer = exactly(connection, _NONCE + _SUM)
+    answer = exactly(connection, _NONCE + _SUM, until)
     theirs, proof = answer[:_NONCE], answer[_NONCE:]
     if not hmac.compare_digest(proof, _sum(key, b"job", mine, theirs)):
         raise Broken("who has connected does not know the key of this request")
@@ -85,28 +90,38 @@ def greet(connection: socket.socket, key: bytes) -> Stream:
     )
 
 
-def answer(connection: socket.socket, key: bytes) -> Stream:
+def answer(connection: socket.socket, key: bytes, until: float) -> Stream:
     """See that the other side waits, without a word to it before; prove that we are the job.
 
-    Raises Broken, OSError.
+    ``until``: as of :func:`greet`. Raises Broken, OSError.
     """
-    first = exactly(connection, _NONCE + _SUM)
+    first = exactly(connection, _NONCE + _SUM, until)
     theirs, proof = first[:_NONCE], first[_NONCE:]
     if not hmac.compare_digest(proof, _sum(key, b"waiting", theirs)):
         raise Broken("who answers there does not know the key of this request")
     mine = os.urandom(_NONCE)
     connection.sendall(mine + _sum(key, b"job", theirs, mine))
-    if not hmac.compare_digest(exactly(connection, _SUM), _sum(key, b"waiting too", theirs, mine)):
+    proof = exactly(connection, _SUM, until)
+    if not hmac.compare_digest(proof, _sum(key, b"waiting too", theirs, mine)):
         raise Broken("who answers there has the proof of another connection")
     return Stream(
         connection, _sum(key, b"from job", theirs, mine), _sum(key, b"to job", theirs, mine)
     )
 
 
-def exactly(connection: socket.socket, count: int) -> bytes:
-    """Return so many bytes. Raises Broken: the connection was closed before; OSError."""
+def exactly(connection: socket.socket, count: int, until: float | None = None) -> bytes:
+    """Return so many bytes. Raises Broken: the connection was closed before; OSError.
+
+    ``until``: when all must have come, by the monotonic clock; a socket's own timeout starts anew
+    with each byte.
+    """
     data = b""
     while len(data) < count:
+        if until is not None:
+            left = until - time.monotonic()
+            if left <= 0:
+                raise TimeoutError("timed out")
+            connection.settimeout(left)
         part = connection.recv(count - len(data))
         if not part:
             raise Broken("the other side has closed the connection")

@@ -22,6 +22,7 @@ from vtorque_core.api import VtorqueError
 from vtorque_login import requests
 
 MOST = 8  # commands at a time
+_LAST_WORDS = 0.2  # seconds for these to say that the script has ended
 
 
 class Companion:
@@ -31,16 +32,24 @@ class Companion:
         self._config, self._job_id, self._node = config, job_id, node
         self._environ = environ
         self._running: list[subprocess.Popen[bytes]] = []
-        self._passed_on: set[str] = set()
+        self._passed_on: dict[str, float] = {}  # until when each is good, Unix seconds
 
     def look(self) -> None:
         """Have what is asked for now be answered. Never raises for what a user or guest left."""
         self._running = [child for child in self._running if child.poll() is None]
         with contextlib.suppress(OSError, VtorqueError), requests.directory(self._job_id) as place:
-            for name in requests.names(place, MOST):
-                if len(self._running) < MOST and name not in self._passed_on:
-                    with contextlib.suppress(OSError, VtorqueError):
+            self._forget_expired(place)
+            for name in requests.names(place, MOST, self._passed_on):
+                if len(self._running) < MOST:
+                    with contextlib.suppress(OSError, ValueError, VtorqueError):
                         self._take(place, name)
+
+    def _forget_expired(self, place: int) -> None:
+        now = time.time()
+        for name in [name for name, expires in self._passed_on.items() if expires < now]:
+            del self._passed_on[name]
+            with contextlib.suppress(OSError):
+                requests.withdraw(place, name)
 
     def _take(self, place: int, name: str) -> None:
         try:
@@ -53,7 +62,7 @@ class Companion:
         if request.node in ("", self._node):
             self._start(argv, clean())
             return
-        self._passed_on.add(name)
+        self._passed_on[name] = request.expires
         self._start(self._everywhere([*argv, request.node]), self._job_environ())
 
     def _start(self, argv: Sequence[str], environ: Mapping[str, str]) -> None:
@@ -91,9 +100,13 @@ def clean() -> dict[str, str]:
 
 
 def _is_roots(place: str) -> bool:
+    """Return whether nobody but root can say what is there: no link, and all its ancestors too."""
+    path = Path(place)
+    if not path.is_absolute() or os.path.realpath(place) != place:
+        return False
     with contextlib.suppress(OSError):
-        status = Path(place).stat()
-        return place.startswith("/") and status.st_uid == 0 and not status.st_mode & 0o022
+        found = [each.lstat() for each in (path, *path.parents)]
+        return all(each.st_uid == 0 and not each.st_mode & 0o022 for each in found)
     return False
 
 
@@ -101,8 +114,10 @@ def _end(*_: object) -> NoReturn:
     """End with all that answers; leave no empty directory in the user's home."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     os.killpg(0, signal.SIGTERM)  # the job shell has made us a session
+    time.sleep(_LAST_WORDS)
     with contextlib.suppress(OSError, VtorqueError):
         requests.remove(sys.argv[2])
+    os.killpg(0, signal.SIGKILL)  # what ignores SIGTERM, and us
     os._exit(0)
 
 

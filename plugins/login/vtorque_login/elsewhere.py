@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import pwd
+import selectors
+import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, TextIO
 
 from vtorque_core.api import (
     BatchSystem,
@@ -27,8 +31,11 @@ from vtorque_core.api.batch_system import JobInfo
 from vtorque_core.api.node_job import Site
 from vtorque_core.live import kept as kept_jobs
 from vtorque_core.live import service
+from vtorque_login.plugin import Settings
 
 _ENDED = frozenset({"C", "CG", "E", "F", "X"})  # qstat(1B), squeue(1): its script has ended
+_MOST = 1 << 20  # bytes of what a node says of a job's guests, of a line that is shown
+_SPARE = 30.0  # seconds for a node to say it, besides what two commands wait for the job
 RUNUSER = "/usr/sbin/runuser"  # util-linux; runuser(1)
 
 
@@ -78,9 +85,8 @@ def run(asked: Asked, config: Path) -> int | None:
         raise Refused(f"job {printable(job.id)} is on no node: its state is {job.state}{why}")
     asked = replace(asked, job_id=job.id)
     if whose is None and job.owner != "root":
-        _print_to(asked.output)
         return _as_owner(asked, job.owner, config)
-    node = _node(asked, job, config)
+    node = _node(asked, job, site, config)
     if _is_this(node):
         return None
     _print_to(asked.output)
@@ -140,7 +146,7 @@ def _is_this(node: str) -> bool:
     return node.partition(".")[0] == os.uname().nodename.partition(".")[0]
 
 
-def _node(asked: Asked, job: JobInfo, config: Path) -> str:
+def _node(asked: Asked, job: JobInfo, site: Site, config: Path) -> str:
     """Return which of the job's nodes the command is for. Raises UsageError, Refused."""
     if asked.node:
         if asked.node not in job.nodes:
@@ -151,22 +157,54 @@ def _node(asked: Asked, job: JobInfo, config: Path) -> str:
     if rank == 0 or len(job.nodes) == 1:
         return job.nodes[0]
     for node in job.nodes:
-        if any(guest.get("rank") == rank for guest in guests_on(job.id, node, config)):
+        guests = guests_on(job.id, node, config, site[Settings].wait)
+        if any(guest.get("rank") == rank for guest in guests):
             return node
     raise Refused(f"job {printable(job.id)} has no guest of rank {rank}")
 
 
-def guests_on(job_id: str, node: str, config: Path) -> list[Mapping[str, object]]:
+def guests_on(job_id: str, node: str, config: Path, wait: float) -> list[Mapping[str, object]]:
     """Return the guests of a job on one of its nodes, as the node has kept it.
 
-    Raises HostFault with what was said instead.
+    ``wait``: ``[plugin.login] wait`` (s). Raises HostFault with what was said instead, or that it
+    was too much or took longer than twice that and 30 s.
     """
     argv = vmgr(config, "state", "--node", node, "--", job_id)
-    done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    said, wrong = _said(argv, node, 2 * wait + _SPARE)
     with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
-        guests = json.loads(done.stdout)["guests"]
+        guests = json.loads(said)["guests"]
         return [guest for guest in guests if isinstance(guest, dict)]
-    raise HostFault(f"{node}: {printable(done.stderr.decode('utf-8', 'replace').strip(), 500)}")
+    raise HostFault(f"{node}: {printable(wrong.decode('utf-8', 'replace').strip(), 500)}")
+
+
+def _said(argv: Sequence[str], node: str, seconds: float) -> tuple[bytes, bytes]:
+    """Return what a command says on both streams; code in a guest may answer for the node."""
+    until = time.monotonic() + seconds
+    said = bytearray(), bytearray()
+    with subprocess.Popen(
+        argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        start_new_session=True,
+    ) as child, selectors.DefaultSelector() as pipes:  # fmt: skip
+        try:
+            for pipe, data in zip((child.stdout, child.stderr), said, strict=True):
+                assert pipe is not None  # noqa: S101 - PIPE
+                pipes.register(pipe, selectors.EVENT_READ, data)
+            while pipes.get_map():
+                for key, _ in pipes.select(max(0.0, until - time.monotonic())):
+                    part = os.read(key.fd, _MOST + 1 - len(key.data))
+                    key.data.extend(part)
+                    if not part:
+                        pipes.unregister(key.fileobj)
+                    if len(key.data) > _MOST:
+                        raise HostFault(f"{node}: said more than {_MOST} bytes of its guests")
+                if time.monotonic() >= until:
+                    raise HostFault(
+                        f"{node}: did not say within {seconds:g} s (twice [plugin.login] wait, "
+                        f"and {_SPARE:g}) which guests it has: is it overloaded, or its job gone?"
+                    )
+        finally:
+            os.killpg(child.pid, signal.SIGKILL)  # not yet waited for, so it is still its own
+    return bytes(said[0]), bytes(said[1])
 
 
 def _call(argv: Sequence[str]) -> int:
@@ -184,9 +222,9 @@ def _call(argv: Sequence[str]) -> int:
 def _as_owner(asked: Asked, owner: str, config: Path) -> int:
     """Run the command as the job's owner, who alone may reach into the job. As root.
 
-    What runs then is a process of the user's, which they can do anything to. So it gets none of
-    root's terminals: one of its own where it needs one (runuser's), else pipes, and of what comes
-    through these no terminal obeys anything.
+    What runs then is a process of the user's, which they can do anything to. So it gets nothing
+    that root has open: a terminal of its own where it needs one (runuser's), else pipes, and of
+    what comes through these no terminal obeys anything.
     """
     try:
         account = pwd.getpwnam(owner)
@@ -203,20 +241,23 @@ def _as_owner(asked: Asked, owner: str, config: Path) -> int:
     command = [RUNUSER, *pty, "-u", owner, "--", *argv]
     if asked.terminal:
         return subprocess.run(command, env=environ, cwd="/", check=False).returncode
-    return _shown_safely(command, environ)
+    _print_to(asked.output)
+    out = _write if asked.output else functools.partial(_show, sys.stdout)
+    return _shown_safely(command, environ, out)
 
 
-def _shown_safely(argv: Sequence[str], environ: Mapping[str, str]) -> int:
-    streams = (sys.stdout, sys.stderr)
-    pipes = [subprocess.PIPE if each.isatty() else each.fileno() for each in streams]
+def _shown_safely(
+    argv: Sequence[str], environ: Mapping[str, str], out: Callable[[bytes], object]
+) -> int:
+    """Run the command; ``out`` gets what it prints. Its streams are pipes, whatever ours are."""
+    failed: list[OSError] = []
     with subprocess.Popen(
-        argv, stdin=subprocess.DEVNULL, stdout=pipes[0], stderr=pipes[1], env=environ, cwd="/",
-        start_new_session=True,
+        argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env=environ, cwd="/", start_new_session=True,
     ) as child:  # fmt: skip
+        sides = (child.stdout, out), (child.stderr, functools.partial(_show, sys.stderr))
         readers = [
-            threading.Thread(target=_show, args=(pipe, stream.write), daemon=True)
-            for pipe, stream in zip((child.stdout, child.stderr), streams, strict=True)
-            if pipe is not None
+            threading.Thread(target=_pass_on, args=(*side, failed), daemon=True) for side in sides
         ]
         for reader in readers:
             reader.start()
@@ -227,9 +268,28 @@ def _shown_safely(argv: Sequence[str], environ: Mapping[str, str]) -> int:
             raise
         for reader in readers:
             reader.join()
+    for error in failed:
+        if isinstance(error, BrokenPipeError):  # our own output has no reader any more
+            raise error
+        raise HostFault(f"what the job printed cannot be written: {error.strerror}")
     return code if code >= 0 else 128 - code
 
 
-def _show(pipe: BinaryIO, write: Callable[[str], object]) -> None:
-    for line in pipe:
-        write(f"{printable(line.decode('utf-8', 'replace').rstrip(), 8192)}\n")
+def _pass_on(pipe: IO[bytes], write: Callable[[bytes], object], failed: list[OSError]) -> None:
+    try:
+        while data := pipe.readline(_MOST):
+            write(data)
+    except OSError as error:
+        failed.append(error)
+    finally:
+        pipe.close()  # so that the command is told, too
+
+
+def _show(stream: TextIO, line: bytes) -> None:
+    stream.write(f"{printable(line.decode('utf-8', 'replace').rstrip(), _MOST)}\n")
+    stream.flush()  # as it comes, also into a pipe
+
+
+def _write(data: bytes) -> None:
+    while data:
+        data = data[os.write(1, data) :]

@@ -17,7 +17,7 @@ import re
 import secrets
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -27,10 +27,12 @@ from vtorque_login.channel import KEY
 
 MAX_BYTES = 1 << 17  # of a request
 MAX_WORDS = 1000
+_LONGEST = 86400.0  # seconds that a request is good for
 _PLACE = (".vtorque", "requests")
 _FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _COMMAND = re.compile(r"[a-z]{1,20}")
 _OPTION = re.compile(r"--([a-z][a-z-]{0,30})(=[A-Za-z0-9_.:,+-]{0,64})?")
+_NODE = re.compile(r"[A-Za-z0-9._-]{0,255}")
 _TERM = re.compile(r"[A-Za-z0-9+._-]{1,40}")
 _NAME = re.compile(r"[0-9a-f]{32}\.json")
 
@@ -93,6 +95,8 @@ def _check(request: Request, job_id: str) -> None:
         match = _OPTION.fullmatch(word)
         if match is None or match[1] == "config":
             raise ValueError(f"{word} is no option that may be asked for")
+    if not _NODE.fullmatch(request.node):
+        raise ValueError("node is no node's name")
     if request.term and not _TERM.fullmatch(request.term):
         raise ValueError("term is no terminal's name")
     if not (0 <= request.rows < 1 << 16 and 0 <= request.columns < 1 << 16):
@@ -101,8 +105,9 @@ def _check(request: Request, job_id: str) -> None:
         raise ValueError(f"port {request.port}: no command waits there")
     if len(bytes.fromhex(request.key)) != KEY:
         raise ValueError("key has not 256 bits")
-    if request.expires < time.time():
-        raise ValueError("it has expired, or the clocks differ")
+    now = time.time()
+    if not now <= request.expires <= now + _LONGEST:  # nor is NaN
+        raise ValueError("it has expired, is good for more than a day, or the clocks differ")
 
 
 def is_other_host(address: str) -> bool:
@@ -171,12 +176,12 @@ def leave(place: int, request: Request) -> str:
     return name
 
 
-def names(place: int, most: int) -> list[str]:
-    """Return the names of at most so many requests in a directory."""
+def names(place: int, most: int, known: Container[str] = ()) -> list[str]:
+    """Return the names of at most so many requests in a directory, besides those known."""
     found: list[str] = []
     with os.scandir(place) as entries:
         for entry in entries:
-            if len(found) < most and _NAME.fullmatch(entry.name):
+            if len(found) < most and _NAME.fullmatch(entry.name) and entry.name not in known:
                 found.append(entry.name)
     return found
 

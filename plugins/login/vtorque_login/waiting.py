@@ -23,7 +23,6 @@ from vtorque_login.plugin import Settings
 from vtorque_login.requests import Request
 
 _POLL = 0.1  # seconds between looks whether the job has taken the request
-_SPEAK = 10.0  # seconds for who has connected to say who they are
 _MOST = 20  # connections of others, until we give up
 _PORT = 9  # discard: nothing is sent there, it is asked for the way only
 
@@ -72,7 +71,7 @@ def _connected(
             try:
                 while time.monotonic() < until and others < _MOST:
                     if select.select([listener], [], [], _POLL)[0]:
-                        stream, wrong = _authenticated(listener, key)
+                        stream, wrong = _authenticated(listener, key, until)
                         if stream is not None:
                             return stream
                         others += 1
@@ -86,11 +85,15 @@ def _connected(
     raise HostFault(_stage(request, node, wait, taken=taken, wrong=wrong))
 
 
-def _authenticated(listener: socket.socket, key: bytes) -> tuple[channel.Stream | None, str]:
+def _authenticated(
+    listener: socket.socket, key: bytes, until: float
+) -> tuple[channel.Stream | None, str]:
+    """Return the stream to who has connected, or why not: nobody keeps the port to themselves."""
     connection, (host, *_) = listener.accept()
-    connection.settimeout(_SPEAK)
+    connection.settimeout(channel.HANDSHAKE)
     try:
-        stream = channel.greet(connection, key)
+        until = min(until, time.monotonic() + channel.HANDSHAKE)
+        stream = channel.greet(connection, key, until)
     except (OSError, channel.Broken) as error:
         connection.close()
         return None, f"{host}: {error}"

@@ -33,9 +33,13 @@ def test_a_qrerun_that_waits_is_not_waited_for(tmp_path, monkeypatch):
     eventually(done.exists)  # it was let go on
 
 
-def test_ssh_gets_one_quoted_command():
+def test_ssh_gets_one_quoted_command_and_not_the_users_configuration(tmp_path, monkeypatch):
     by_ssh = batch_commands.by_ssh
+    sites = tmp_path / "ssh_config"
+    monkeypatch.setattr(batch_commands, "_SSH_CONFIG", sites)
     assert by_ssh("7.srv", "n1", ["vmgr", "a b", "$(id)"], terminal=False) == [
-        "ssh", "-T", "--", "n1", "vmgr 'a b' '$(id)'",
+        "ssh", "-F", "none", "-T", "--", "n1", "vmgr 'a b' '$(id)'",
     ]  # fmt: skip
-    assert by_ssh("7.srv", "n1", ["vmgr"], terminal=True)[:3] == ["ssh", "-t", "--"]
+    sites.touch()
+    line = by_ssh("7.srv", "n1", ["vmgr"], terminal=True)
+    assert line[:5] == ["ssh", "-F", str(sites), "-t", "--"]

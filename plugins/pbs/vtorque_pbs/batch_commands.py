@@ -10,11 +10,13 @@ import signal
 import subprocess
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from vtorque_core.api import HostFault, UsageError
 from vtorque_pbs.settings import Settings
 
 RERUN_TIME = 3.0  # seconds for the server to say no
+_SSH_CONFIG = Path("/etc/ssh/ssh_config")  # ssh_config(5): the site's
 _ENVIRON = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C", "HOME": "/root"}
 
 
@@ -40,8 +42,14 @@ def pass_on(argv: Sequence[str]) -> int:
 
 
 def by_ssh(job_id: str, node: str, command: Sequence[str], terminal: bool) -> list[str]:
-    """Return the command as ssh runs it on a node; the login shell there gets it quoted."""
-    return ["ssh", "-t" if terminal else "-T", "--", node, shlex.join(command)]
+    """Return the command as ssh runs it on a node; the login shell there gets it quoted.
+
+    For root it runs as the job's owner, on root's host: what ``~/.ssh/config`` says, as by
+    ``ProxyCommand``, is not followed. ``none``: no file (ssh(1), ``-F``).
+    """
+    config = str(_SSH_CONFIG) if _SSH_CONFIG.is_file() else "none"
+    tty = "-t" if terminal else "-T"
+    return ["ssh", "-F", config, tty, "--", node, shlex.join(command)]
 
 
 def _hear_ctrl_c() -> None:

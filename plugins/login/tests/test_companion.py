@@ -1,0 +1,96 @@
+"""Beside a script: what a guest has left there neither stops the companion nor chooses for it."""
+
+import json
+import os
+import signal
+import types
+
+import pytest
+
+from login_homes import a_request
+from vtorque_login import companion, requests
+
+JOB = "42.srv"
+
+
+@pytest.fixture
+def beside(home, tmp_path, monkeypatch):
+    """Return a companion that starts nothing: ``started`` has what it would."""
+    made = companion.Companion(tmp_path / "none.toml", JOB, "n1", {})
+    made.started = []
+    monkeypatch.setattr(made, "_start", lambda argv, _environ: made.started.append(argv))
+    monkeypatch.setattr(made, "_everywhere", list)
+    return made
+
+
+def leave(number, **changed):
+    name = f"{number:032x}.json"
+    with requests.directory(JOB) as place:
+        file = os.open(name, os.O_WRONLY | os.O_CREAT, 0o600, dir_fd=place)
+        os.write(file, json.dumps(a_request(**changed)).encode())
+        os.close(file)
+    return name
+
+
+def left():
+    with requests.directory(JOB) as place:
+        return requests.names(place, 100)
+
+
+@pytest.mark.parametrize("way", ["link", "above is a link", "above is open to all", "relative"])
+def test_a_path_that_another_could_exchange_is_none(tmp_path, monkeypatch, way):
+    place = tmp_path / "bin"
+    if way == "link":
+        place.symlink_to("/usr/bin")
+    elif way == "above is a link":
+        (tmp_path / "usr").symlink_to("/usr")
+        place = tmp_path / "usr/bin"
+    elif way == "relative":
+        monkeypatch.chdir("/usr")
+        place = "bin"
+    else:
+        tmp_path.chmod(0o777)
+        place.mkdir(mode=0o755)
+    found = companion.Companion(tmp_path, JOB, "n1", {"PBS_O_PATH": f"{place}:/usr/bin"})
+    assert found._job_environ()["PBS_O_PATH"] == "/usr/bin"
+
+
+def test_those_passed_on_leave_the_others_their_turn(beside):
+    """In whatever order the directory has them."""
+    asked = {leave(number, node="n2") for number in range(3 * companion.MOST)}
+    for _ in range(3):
+        beside.look()
+    assert {argv[-2] for argv in beside.started} == asked
+    assert len(beside.started) == len(asked)
+
+
+def test_one_passed_on_that_nobody_took_is_taken_away(beside, monkeypatch):
+    leave(1, node="n2")
+    beside.look()
+    assert left() and len(beside.started) == 1
+    later = types.SimpleNamespace(time=lambda: a_request()["expires"] + 60)
+    monkeypatch.setattr(companion, "time", later)
+    beside.look()
+    assert not left()
+    assert (len(beside.started), beside._passed_on) == (1, {})
+
+
+def test_what_cannot_be_started_is_no_end_of_it(beside, monkeypatch):
+    def start(*_):
+        raise ValueError("embedded null byte")
+
+    monkeypatch.setattr(beside, "_start", start)
+    leave(1)
+    beside.look()
+
+
+def test_at_the_end_what_heeds_no_word_is_killed(home, monkeypatch):
+    """After some time for it to say that the script has ended."""
+    done = []
+    monkeypatch.setattr(companion.os, "killpg", lambda group, number: done.append((group, number)))
+    monkeypatch.setattr(companion, "time", types.SimpleNamespace(sleep=done.append))
+    monkeypatch.setattr(companion.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(companion.sys, "argv", ["", "", JOB])
+    monkeypatch.setattr(companion.os, "_exit", lambda _: None)
+    companion._end()
+    assert done == [(0, signal.SIGTERM), 0.2, (0, signal.SIGKILL)]
