@@ -34,7 +34,7 @@ def bench(name: str, top: Path, only: tuple[str, ...] = tuple(DEVICES)) -> Itera
         case = dataclasses.replace(case, settings={**case.settings, "iocm": {"interval": "5s"}})
     count = {"one": 1, "two": 2}[name]
     names = tuple(f"n{number}" for number in range(1, count + 1))
-    pairs = {"vms_per_node": str(count), "vcpus": "2", **case.pairs}
+    pairs = {**case.pairs, "vms_per_node": str(count), "vcpus": "2"}
     nodes, jobs = [], []
     for node_name in names:
         node = device_cases.node(

@@ -103,7 +103,8 @@ def test_a_full_file_system_keeps_no_half_of_a_file(place, home):
 def begun(place, directory):
     """Call the hook as the epilogue does, in a child that ends; return who is at work then."""
     pids, own = os.pipe()
-    if os.fork() == 0:
+    hook = os.fork()
+    if hook == 0:
         real = os.fork
 
         def told():
@@ -116,7 +117,7 @@ def begun(place, directory):
         os.fork = told
         node.vtorque_ended(place, {Settings: Settings(directory=f"{directory}/{{uid}}")})
         os._exit(0)
-    assert os.waitstatus_to_exitcode(os.wait()[1]) == 0
+    assert os.waitstatus_to_exitcode(os.waitpid(hook, 0)[1]) == 0
     os.close(own)
     pid = int(os.read(pids, 100))
     os.close(pids)

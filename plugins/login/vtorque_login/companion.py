@@ -114,9 +114,9 @@ def _end(*_: object) -> NoReturn:
     """End with all that answers; leave no empty directory in the user's home."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     os.killpg(0, signal.SIGTERM)  # the job shell has made us a session
-    time.sleep(_LAST_WORDS)
     with contextlib.suppress(OSError, VtorqueError):
         requests.remove(sys.argv[2])
+    time.sleep(_LAST_WORDS)
     os.killpg(0, signal.SIGKILL)  # what ignores SIGTERM, and us
     os._exit(0)
 

@@ -63,7 +63,7 @@ BAD = [
     ("vcpus=2,vcpu_pinning=host", {"options": {"vcpu_pinning": {"allow": [True, False]}}}, AT_VSUB,
      r"vcpu_pinning=host: .*limit: true, false, set by \[options.vcpu_pinning\] allow in"),
     # pages that there are not, or that the guest's RAM is not made of
-    ("ram=3M,hugepages=2M", {}, AT_VSUB, r"hugepages=2M: .*not a whole number.*limit: ram=3M"),
+    ("ram=65M,hugepages=2M", {}, AT_VSUB, r"hugepages=2M: .*not a whole number.*limit: ram=65M"),
     ("ram=64M,hugepages=1G", {}, AT_VSUB, r"hugepages=1G: .*not a whole number.*limit: ram=64M"),
     ("hugepages=3M", {}, AT_VSUB, r"hugepages=3M: is not a size of huge pages"),
     ("numa=one", {}, AT_VSUB, r"numa=one: .*write preferred or strict"),

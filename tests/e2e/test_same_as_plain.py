@@ -1,0 +1,26 @@
+"""A script in a guest has what the plain job's has, but for what the manual names."""
+
+import pytest
+
+from surroundings import SCRIPT, differences
+
+pytestmark = pytest.mark.e2e
+
+# They name the job, or the host that its files are on; PATH is that of the guest's own profile.
+PER_JOB = {"PBS_JOBID", "PBS_NODEFILE", "PBS_JOBCOOKIE", "PATH", "PWD"}
+
+
+@pytest.mark.parametrize(("end", "code"), [("", 7), ("TERM", 143)])
+def test_a_script_in_a_guest_finds_what_the_plain_one_does(clean, end, code):
+    (clean.home / ".bash_profile").write_text("export FROM_PROFILE='a  b'\n")
+    (clean.home / ".bash_profile").chmod(0o644)
+    more = ("-F", "'one  word' two", "-v", f"END={end},MINE=x y")
+    try:
+        plain = clean.job(SCRIPT, "-vm", "none", *more)
+        guest = clean.job(SCRIPT, *more)
+    finally:
+        (clean.home / ".bash_profile").unlink()
+    assert b"env FROM_PROFILE=a  b\n" in plain.out and b"signal USR1\n" in plain.out
+    assert (plain.code, guest.code) == (code, code)
+    assert differences(plain.out, guest.out, per_job=PER_JOB) == ([], [])
+    assert plain.err == guest.err
