@@ -1,7 +1,6 @@
 """Commands about a job: who is asked first, what may be asked from elsewhere; vmgr ps --phase."""
 
 import json
-import subprocess
 import types
 from pathlib import Path
 
@@ -124,15 +123,15 @@ def test_ps_shows_what_each_node_says(monkeypatch, tmp_path):
     ]
     submitter = types.SimpleNamespace(jobs=lambda: found)
     monkeypatch.setattr(jobs, "_submitter", lambda _: submitter)
-    real = subprocess.run
+    real = jobs._bounded
 
-    def run(argv, **given):
+    def bounded(argv):
         node = argv[argv.index("--node") + 1]
         said = json.dumps({"phase": "boot", "guests": [{"hostname": f"v{node}"}], "node": node})
         script = f"echo '{said}'" if node == "n1" else "echo 'no \033way' >&2; exit 1"
-        return real(["/bin/sh", "-c", script], **given)
+        return real(["/bin/sh", "-c", script])
 
-    monkeypatch.setattr(jobs.subprocess, "run", run)
+    monkeypatch.setattr(jobs, "_bounded", bounded)
     config = tmp_path / "vtorque.toml"
     config.write_text("")
 
