@@ -110,6 +110,17 @@ class JobInfo:
 
 
 @dataclass(frozen=True)
+class JobOnNode:
+    """What one of a job's nodes says of it: its phase and its guests' names, or an error."""
+
+    job_id: str
+    node: str
+    phase: str = ""
+    guests: tuple[str, ...] = ()
+    error: str = ""
+
+
+@dataclass(frozen=True)
 class Usage:
     """What the guests of a job used on one node: their QEMU processes, from start to end.
 

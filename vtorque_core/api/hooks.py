@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from vtorque_core.api.acquired import Resource
+    from vtorque_core.api.batch_system import JobInfo, JobOnNode
     from vtorque_core.api.claims import Claim, Notice
     from vtorque_core.api.guest_context import ContextItem
     from vtorque_core.api.guest_plan import GuestPlan
@@ -445,6 +446,25 @@ def vtorque_beside_script(
 
 
 # -- what is told of a job ----------------------------------------------------------------------
+
+
+@hookspec
+def vtorque_on_nodes(jobs: Sequence[JobInfo], site: Site, config: Path) -> Iterable[JobOnNode]:
+    """Return what the nodes of running jobs say of them: ``vmgr ps --phase``.
+
+    Declaring module; as the user who asks. ``config`` is the site config's file. What is returned
+    may be a stranger's text. Raising is told the user, who gets the rest.
+
+    Example::
+
+        from vtorque_core.api import hookimpl
+        from vtorque_core.api.batch_system import JobOnNode
+
+        @hookimpl
+        def vtorque_on_nodes(jobs):
+            yield JobOnNode("42.srv", "n7", phase="run", guests=("acme-0",))
+    """
+    return ()
 
 
 @hookspec

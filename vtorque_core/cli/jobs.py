@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import signal
-import subprocess
 import sys
-import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -16,14 +12,12 @@ from typing import Any
 
 import click
 
-from vtorque_core.api.batch_system import JobInfo, Submitter
+from vtorque_core.api.batch_system import JobInfo, JobOnNode, Submitter
 from vtorque_core.base.errors import Refused, printable
 from vtorque_core.cli.table import plain
 from vtorque_core.site.load import load
 
 _COLUMNS = ("ID", "NAME", "USER", "STATE", "NODE", "ELAPSED")
-_AT_ONCE = 8  # nodes that are asked at a time
-_LONGEST, _MOST = 60.0, 1 << 20  # seconds and bytes of an answer
 
 
 @click.command(short_help="List jobs: id, name, owner, state, node, time.")
@@ -66,7 +60,7 @@ def ps(
         jobs = [job for job in jobs if {job.id, job.id.partition(".")[0]} & set(job_ids)]
     on_nodes = _on_nodes(config, jobs) if phases else {}
     if as_json:
-        more = {id_: {"on_nodes": found} for id_, found in on_nodes.items()}
+        more = {job: {"on_nodes": list(map(asdict, found))} for job, found in on_nodes.items()}
         click.echo(json.dumps([asdict(job) | more.get(job.id, {}) for job in jobs], indent=2))
         return
     columns = (*_COLUMNS, "REASON") if any(job.reason for job in jobs) else _COLUMNS
@@ -89,54 +83,20 @@ def cancel(config: Path, job_ids: tuple[str, ...]) -> None:
     sys.exit(max(codes))
 
 
-def _on_nodes(config: Path, jobs: Sequence[JobInfo]) -> dict[str, list[dict[str, Any]]]:
-    """Ask the nodes of each job, several at a time; by job, for each node what it has said."""
-    from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - on demand
-
-    with ThreadPoolExecutor(_AT_ONCE) as threads:
-        asked = {
-            job.id: [threads.submit(_on_node, config, job.id, node) for node in job.nodes]
-            for job in jobs
-        }
-        return {job_id: [each.result() for each in found] for job_id, found in asked.items()}
-
-
-def _bounded(argv: Sequence[str]) -> tuple[bytes, bytes]:
-    """Return what a command prints, and its errors: what a job's user answers may have no end."""
-    with subprocess.Popen(
-        argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        start_new_session=True,
-    ) as child:  # fmt: skip
-        assert child.stdout is not None and child.stderr is not None  # noqa: S101 - pipes
-        late = threading.Timer(_LONGEST, _kill, (child.pid,))
-        late.start()
-        try:
-            return child.stdout.read(_MOST), child.stderr.read(_MOST)
-        finally:
-            late.cancel()
-            _kill(child.pid)
-
-
-def _kill(group: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(group, signal.SIGKILL)
-
-
-def _on_node(config: Path, job_id: str, node: str) -> dict[str, Any]:
-    """Return node, phase and guests as ``vmgr state`` says them, or the error that it says."""
-    argv = [sys.executable, "-I", "-m", "vtorque_core.cli.vmgr", "--config", str(config)]
-    argv += ["state", "--node", node, "--", job_id]
-    answer, words = _bounded(argv)
-    with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
-        said = json.loads(answer)
-        guests = [str(guest["hostname"]) for guest in said["guests"]]
-        return {"node": node, "phase": str(said["phase"]), "guests": guests}
-    error = words.decode("utf-8", "replace").strip() or f"no answer within {_LONGEST:g} s"
-    return {"node": node, "phase": "", "guests": [], "error": printable(error, 500)}
+def _on_nodes(config: Path, jobs: Sequence[JobInfo]) -> dict[str, list[JobOnNode]]:
+    """Return by job what plugins say that its nodes know of it."""
+    site, plugins = load(config, node=False)
+    found: dict[str, list[JobOnNode]] = {job.id: [] for job in jobs}
+    for each in plugins.each("vtorque_on_nodes", jobs=jobs, site=site, config=config):
+        if each.error is not None:
+            sys.stderr.write(f"vmgr: plugin {each.plugin}: {printable(str(each.error), 500)}\n")
+        else:
+            found.setdefault(each.item.job_id, []).append(each.item)
+    return found
 
 
 def _rows(
-    row: tuple[str, ...], on_nodes: Sequence[Mapping[str, Any]] | None
+    row: tuple[str, ...], on_nodes: Sequence[JobOnNode] | None
 ) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
     """Yield a job's row, or one for each of its nodes, and what is known of it there."""
     if not on_nodes:
@@ -144,9 +104,8 @@ def _rows(
         return
     at = _COLUMNS.index("NODE")
     for seen in on_nodes:
-        guests = seen.get("error") or ",".join(seen["guests"])
-        here = (*row[:at], printable(seen["node"], 60), *row[at + 1 :])
-        yield here, (printable(seen["phase"], 30), printable(guests, 200))
+        here = (*row[:at], printable(seen.node, 60), *row[at + 1 :])
+        yield here, (printable(seen.phase, 30), printable(seen.error or ",".join(seen.guests), 200))
 
 
 def _submitter(config: Path) -> Submitter:

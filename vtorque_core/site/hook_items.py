@@ -44,6 +44,10 @@ def _acting(hook: str) -> tuple[type[Any], ...]:
         from vtorque_core.api.libvirt_domain import Element  # noqa: PLC0415
 
         return (Element,)
+    if hook == "vtorque_on_nodes":
+        from vtorque_core.api.batch_system import JobOnNode  # noqa: PLC0415
+
+        return (JobOnNode,)
     if hook == "vtorque_kept":
         from vtorque_core.api.kept_records import Place  # noqa: PLC0415
 

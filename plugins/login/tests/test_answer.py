@@ -15,7 +15,7 @@ import pytest
 from login_homes import a_request, python
 from terminal import Terminal
 from vtorque_core.api import HostFault
-from vtorque_login import answer, channel, elsewhere, requests, waiting
+from vtorque_login import answer, channel, requests, state, waiting
 from vtorque_login.plugin import Settings
 from vtorque_testing.harness import PluginSite
 
@@ -40,7 +40,7 @@ def job(home, monkeypatch):
                 self.asked = words
                 return python(code)
 
-            monkeypatch.setattr(elsewhere, "vmgr", vmgr)
+            monkeypatch.setattr(state, "vmgr", vmgr)
 
         def answers(self):
             def look():

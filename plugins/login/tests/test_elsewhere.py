@@ -10,10 +10,8 @@ from pathlib import Path
 import pytest
 
 from login_homes import python
-from patience import eventually
 from vtorque_core.api import (
     BatchSystem,
-    HostFault,
     JobAttempt,
     Paths,
     Refused,
@@ -23,9 +21,10 @@ from vtorque_core.api import (
 )
 from vtorque_core.api.batch_system import JobInfo
 from vtorque_core.live import service
-from vtorque_login import elsewhere, waiting
+from vtorque_login import elsewhere, state, waiting
 from vtorque_login.elsewhere import Asked
 from vtorque_login.plugin import Settings
+from vtorque_login.state import State
 from vtorque_testing.harness import PluginSite
 
 CONFIG = Path("/etc/acme.toml")
@@ -144,40 +143,12 @@ def test_another_node_is_refused_with_those_there_are(site):
 
 
 def test_a_rank_is_looked_for_on_the_jobs_nodes(site, monkeypatch):
-    there = {"n1": [{"rank": 0}], "n2": [{"rank": 1}]}
-    monkeypatch.setattr(elsewhere, "guests_on", lambda _job, node, *_: there[node])
+    there = {"n1": State("run", ((0, "v0"),)), "n2": State("run", ((1, "v1"),))}
+    monkeypatch.setattr(state, "on_node", lambda _job, node, *_: there[node])
     elsewhere.run(asked(command="ssh", rank=["1"]), CONFIG)
     assert [step[1] for step in site.steps] == ["n2"]
     with pytest.raises(Refused, match="no guest of rank 9"):
         elsewhere.run(asked(command="ssh", rank=["9"]), CONFIG)
-
-
-@pytest.mark.parametrize(("said", "error"), [("{}", ""), ("no", ""), ("", "gone \x1b[2J")])
-def test_a_node_that_says_nonsense_is_named(monkeypatch, said, error):
-    code = f"import sys; print({said!r}); sys.stderr.write({error!r})"
-    monkeypatch.setattr(elsewhere, "vmgr", lambda *_: python(code))
-    with pytest.raises(VtorqueError, match=r"^n1: (gone \\x1b\[2J)?$"):
-        elsewhere.guests_on("7.srv", "n1", CONFIG, 20.0)
-
-
-@pytest.mark.parametrize(
-    ("code", "spare", "words"),
-    [
-        ("import os\nwhile True: os.write(1, b' ' * 65536)", 30.0, "more than 1048576 bytes"),
-        ("import os\nwhile True: os.write(2, b' ' * 65536)", 30.0, "more than 1048576 bytes"),
-        ("import signal; signal.pause()", 0.1, r"did not say within 0\.1 s"),
-    ],
-)
-def test_a_node_that_says_no_end_or_nothing_is_ended(monkeypatch, tmp_path, code, spare, words):
-    """With all that it has started."""
-    pids = tmp_path / "pids"
-    both = f"import os; os.fork(); open({str(pids)!r}, 'a').write(f'{{os.getpid()}}\\n')\n{code}"
-    monkeypatch.setattr(elsewhere, "vmgr", lambda *_: python(both))
-    monkeypatch.setattr(elsewhere, "_SPARE", spare)
-    with pytest.raises(HostFault, match=f"^n1: {words}".replace("more", "said more")):
-        elsewhere.guests_on("7.srv", "n1", CONFIG, 0.0)
-    started = pids.read_text().split() if pids.exists() else []
-    eventually(lambda: not any(runs(int(pid)) for pid in started))
 
 
 @pytest.mark.parametrize(("node", "first"), [("", True), ("n1", True), ("n2", False)])

@@ -23,7 +23,7 @@ from typing import IO
 
 from vtorque_core.api import VtorqueError, kept_records
 from vtorque_core.live import service
-from vtorque_login import channel, companion, elsewhere, requests
+from vtorque_login import channel, companion, requests, state
 from vtorque_login.requests import Request
 
 CONNECT = 10.0  # seconds to reach the waiting command
@@ -57,7 +57,7 @@ def answer(
 
 def _run(stream: channel.Stream, request: Request, config: Path) -> int:
     command, *rest = request.words
-    argv = elsewhere.vmgr(config, command, "--here", *rest)
+    argv = state.vmgr(config, command, "--here", *rest)
     environ = companion.clean()
     if request.term:
         size = struct.pack("HHHH", request.rows, request.columns, 0, 0)

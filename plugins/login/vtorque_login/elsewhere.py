@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import json
 import os
 import pwd
-import selectors
-import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,11 +26,12 @@ from vtorque_core.api.batch_system import JobInfo
 from vtorque_core.api.node_job import Site
 from vtorque_core.live import kept as kept_jobs
 from vtorque_core.live import service
+from vtorque_login import state
 from vtorque_login.plugin import Settings
+from vtorque_login.state import vmgr
 
 _ENDED = frozenset({"C", "CG", "E", "F", "X"})  # qstat(1B), squeue(1): its script has ended
-_MOST = 1 << 20  # bytes of what a node says of a job's guests, of a line that is shown
-_SPARE = 30.0  # seconds for a node to say it, besides what two commands wait for the job
+_MOST = 1 << 20  # bytes of a line that is shown
 RUNUSER = "/usr/sbin/runuser"  # util-linux; runuser(1)
 
 
@@ -125,12 +121,6 @@ def _print_to(path: Path | None) -> None:
         raise UsageError(f"{printable(str(path))}: {error.strerror}") from None
 
 
-def vmgr(config: Path, *words: str) -> list[str]:
-    """Return a command line of this installation's ``vmgr``, whatever Python's variables say."""
-    argv = [sys.executable, "-I", "-m", "vtorque_core.cli.vmgr"]
-    return [*argv, "--config", str(config.absolute()), *words]
-
-
 def _runs_here(places: Sequence[kept_records.Place], node: str) -> bool:
     facts = places[-1].facts() if places else {"ended": 0}
     return "ended" not in facts and node in ("", facts.get("node"))
@@ -157,54 +147,10 @@ def _node(asked: Asked, job: JobInfo, site: Site, config: Path) -> str:
     if rank == 0 or len(job.nodes) == 1:
         return job.nodes[0]
     for node in job.nodes:
-        guests = guests_on(job.id, node, config, site[Settings].wait)
-        if any(guest.get("rank") == rank for guest in guests):
+        found = state.on_node(job.id, node, config, site[Settings].wait)
+        if rank in (of for of, _ in found.guests):
             return node
     raise Refused(f"job {printable(job.id)} has no guest of rank {rank}")
-
-
-def guests_on(job_id: str, node: str, config: Path, wait: float) -> list[Mapping[str, object]]:
-    """Return the guests of a job on one of its nodes, as the node has kept it.
-
-    ``wait``: ``[plugin.login] wait`` (s). Raises HostFault with what was said instead, or that it
-    was too much or took longer than twice that and 30 s.
-    """
-    argv = vmgr(config, "state", "--node", node, "--", job_id)
-    said, wrong = _said(argv, node, 2 * wait + _SPARE)
-    with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
-        guests = json.loads(said)["guests"]
-        return [guest for guest in guests if isinstance(guest, dict)]
-    raise HostFault(f"{node}: {printable(wrong.decode('utf-8', 'replace').strip(), 500)}")
-
-
-def _said(argv: Sequence[str], node: str, seconds: float) -> tuple[bytes, bytes]:
-    """Return what a command says on both streams; code in a guest may answer for the node."""
-    until = time.monotonic() + seconds
-    said = bytearray(), bytearray()
-    with subprocess.Popen(
-        argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        start_new_session=True,
-    ) as child, selectors.DefaultSelector() as pipes:  # fmt: skip
-        try:
-            for pipe, data in zip((child.stdout, child.stderr), said, strict=True):
-                assert pipe is not None  # noqa: S101 - PIPE
-                pipes.register(pipe, selectors.EVENT_READ, data)
-            while pipes.get_map():
-                for key, _ in pipes.select(max(0.0, until - time.monotonic())):
-                    part = os.read(key.fd, _MOST + 1 - len(key.data))
-                    key.data.extend(part)
-                    if not part:
-                        pipes.unregister(key.fileobj)
-                    if len(key.data) > _MOST:
-                        raise HostFault(f"{node}: said more than {_MOST} bytes of its guests")
-                if time.monotonic() >= until:
-                    raise HostFault(
-                        f"{node}: did not say within {seconds:g} s (twice [plugin.login] wait, "
-                        f"and {_SPARE:g}) which guests it has: is it overloaded, or its job gone?"
-                    )
-        finally:
-            os.killpg(child.pid, signal.SIGKILL)  # not yet waited for, so it is still its own
-    return bytes(said[0]), bytes(said[1])
 
 
 def _call(argv: Sequence[str]) -> int:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import click
 
     from vtorque_core.api import BatchSystem, JobAttempt
+    from vtorque_core.api.batch_system import JobInfo, JobOnNode
     from vtorque_core.api.node_job import Site
 
 
@@ -48,6 +49,14 @@ def vtorque_elsewhere(
     code = run(Asked(command, job_id, node, options, operands, terminal, output), config)
     if code is not None:
         yield code
+
+
+@hookimpl
+def vtorque_on_nodes(jobs: Sequence[JobInfo], site: Site, config: Path) -> Iterator[JobOnNode]:
+    """Ask each node of the jobs."""
+    from vtorque_login.state import of_jobs  # noqa: PLC0415
+
+    yield from of_jobs(jobs, config, site[Settings].wait)
 
 
 @hookimpl

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from vtorque_core.api import OfJob, always, hookimpl
-from vtorque_core.api.batch_system import JobInfo
+from vtorque_core.api.batch_system import JobInfo, JobOnNode
 from vtorque_core.cli import jobs
 from vtorque_core.cli.elsewhere import asking
 from vtorque_core.cli.vmgr import vmgr
@@ -123,29 +123,36 @@ def test_ps_shows_what_each_node_says(monkeypatch, tmp_path):
     ]
     submitter = types.SimpleNamespace(jobs=lambda: found)
     monkeypatch.setattr(jobs, "_submitter", lambda _: submitter)
-    real = jobs._bounded
 
-    def bounded(argv):
-        node = argv[argv.index("--node") + 1]
-        said = json.dumps({"phase": "boot", "guests": [{"hostname": f"v{node}"}], "node": node})
-        script = f"echo '{said}'" if node == "n1" else "echo 'no \033way' >&2; exit 1"
-        return real(["/bin/sh", "-c", script])
+    @hookimpl
+    def vtorque_on_nodes(jobs):
+        assert [job.id for job in jobs] == asked
+        yield JobOnNode("7.srv", "n1", "boot", ("vn1",))
+        yield JobOnNode("7.srv", "n2", error="no \033way")
+        raise RuntimeError("too\033bad")
 
-    monkeypatch.setattr(jobs, "_bounded", bounded)
+    plugins, module = Plugins(), types.ModuleType("acme")
+    module.vtorque_on_nodes = vtorque_on_nodes
+    plugins.register("acme", module, "acme 1")
+    monkeypatch.setattr(jobs, "load", lambda *_, **__: (None, plugins))
     config = tmp_path / "vtorque.toml"
     config.write_text("")
 
     def ps(*argv):
         done = CliRunner().invoke(vmgr, ["--config", str(config), "ps", *argv])
         assert done.exit_code == 0, done
-        return done.output
+        return done
 
-    rows = [line.split() for line in ps("--phase", "7", "8.srv").splitlines()]
+    asked = ["7.srv", "8.srv"]
+    done = ps("--phase", "7", "8.srv")
+    assert done.stderr == "vmgr: plugin acme: too\\x1bbad\n"
+    rows = [line.split() for line in done.stdout.splitlines()]
     assert rows[0][-3:] == ["REASON", "PHASE", "GUESTS"]
     assert [row[0] for row in rows[1:]] == ["7.srv", "7.srv", "8.srv"]
     assert rows[1][4:] == ["n1", "00:01:01", "boot", "vn1"]
     assert rows[2][4:] == ["n2", "00:01:01", "no", "\\x1bway"]
-    (job,) = json.loads(ps("--phase", "--json", "7"))
+    asked = ["7.srv"]
+    (job,) = json.loads(ps("--phase", "--json", "7").stdout)
     assert job["nodes"] == ["n1", "n2"]
-    assert job["on_nodes"][0] == {"node": "n1", "phase": "boot", "guests": ["vn1"]}
-    assert "GUESTS" not in ps()
+    assert job["on_nodes"][0]["phase"] == "boot" and job["on_nodes"][0]["guests"] == ["vn1"]
+    assert "GUESTS" not in ps().stdout

@@ -1,0 +1,71 @@
+"""What a job's nodes say of it: ``vmgr ps --phase``, and where a rank is."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from login_homes import python
+from patience import eventually
+from vtorque_core.api import HostFault, VtorqueError
+from vtorque_core.api.batch_system import JobInfo, JobOnNode
+from vtorque_login import state
+
+CONFIG = Path("/etc/acme.toml")
+
+
+def runs(pid):
+    """Return whether the process runs; one that init has not collected yet does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize(("said", "error"), [("{}", ""), ("no", ""), ("", "gone \x1b[2J")])
+def test_a_node_that_says_nonsense_is_named(monkeypatch, said, error):
+    code = f"import sys; print({said!r}); sys.stderr.write({error!r})"
+    monkeypatch.setattr(state, "vmgr", lambda *_: python(code))
+    with pytest.raises(VtorqueError, match=r"^n1: (gone \\x1b\[2J|said nothing of the job)$"):
+        state.on_node("7.srv", "n1", CONFIG, 20.0)
+
+
+@pytest.mark.parametrize(
+    ("code", "spare", "words"),
+    [
+        ("import os\nwhile True: os.write(1, b' ' * 65536)", 30.0, "more than 1048576 bytes"),
+        ("import os\nwhile True: os.write(2, b' ' * 65536)", 30.0, "more than 1048576 bytes"),
+        ("import signal; signal.pause()", 0.1, r"did not say within 0\.1 s"),
+    ],
+)
+def test_a_node_that_says_no_end_or_nothing_is_ended(monkeypatch, tmp_path, code, spare, words):
+    """With all that it has started."""
+    pids = tmp_path / "pids"
+    both = f"import os; os.fork(); open({str(pids)!r}, 'a').write(f'{{os.getpid()}}\\n')\n{code}"
+    monkeypatch.setattr(state, "vmgr", lambda *_: python(both))
+    monkeypatch.setattr(state, "_SPARE", spare)
+    with pytest.raises(HostFault, match=f"^n1: {words}".replace("more", "said more")):
+        state.on_node("7.srv", "n1", CONFIG, 0.0)
+    started = pids.read_text().split() if pids.exists() else []
+    eventually(lambda: not any(runs(int(pid)) for pid in started))
+
+
+def test_each_node_of_each_job_is_asked_in_order(monkeypatch):
+    """One that cannot answer says why, and the others' answers are there."""
+
+    def vmgr(_config, _command, _node, node, _, job_id):
+        said = {"phase": "boot", "guests": [{"rank": 0, "hostname": f"{job_id}-{node}"}]}
+        code = f"print({json.dumps(said)!r})" if node != "n2" else "raise SystemExit('no way')"
+        return python(code)
+
+    monkeypatch.setattr(state, "vmgr", vmgr)
+    jobs = [
+        JobInfo("7", "a", "ada", "R", nodes=("n1", "n2")),
+        JobInfo("8", "b", "ada", "Q"),
+        JobInfo("9", "c", "ada", "R", nodes=("n3",)),
+    ]
+    assert list(state.of_jobs(jobs, CONFIG, 20.0)) == [
+        JobOnNode("7", "n1", "boot", ("7-n1",)),
+        JobOnNode("7", "n2", error="n2: no way"),
+        JobOnNode("9", "n3", "boot", ("9-n3",)),
+    ]

@@ -1,0 +1,105 @@
+"""What the nodes of a job know of it at present, as their ``vmgr state`` says; asked from anywhere.
+
+Code in a guest may answer for its node: an answer is bounded in time and bytes, and nothing in it
+is believed to be what it should.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from vtorque_core.api import HostFault, printable
+from vtorque_core.api.batch_system import JobInfo, JobOnNode
+
+_MOST = 1 << 20  # bytes of an answer
+_SPARE = 30.0  # seconds for a node to say it, besides what two commands wait for the job
+_AT_ONCE = 8  # nodes that are asked at a time
+
+
+@dataclass(frozen=True)
+class State:
+    """A job on one of its nodes: its phase, and the rank and name of each guest there."""
+
+    phase: str
+    guests: tuple[tuple[int, str], ...]
+
+
+def vmgr(config: Path, *words: str) -> list[str]:
+    """Return a command line of this installation's ``vmgr``, whatever Python's variables say."""
+    argv = [sys.executable, "-I", "-m", "vtorque_core.cli.vmgr"]
+    return [*argv, "--config", str(config.absolute()), *words]
+
+
+def of_jobs(jobs: Sequence[JobInfo], config: Path, wait: float) -> Iterator[JobOnNode]:
+    """Yield what each node of each job says, several being asked at a time. As the calling user.
+
+    ``wait``: as of :func:`on_node`.
+    """
+
+    def ask(job_id: str, node: str) -> JobOnNode:
+        try:
+            found = on_node(job_id, node, config, wait)
+        except HostFault as error:
+            return JobOnNode(job_id, node, error=str(error))
+        return JobOnNode(job_id, node, found.phase, tuple(name for _, name in found.guests))
+
+    with ThreadPoolExecutor(_AT_ONCE) as threads:
+        asked = [threads.submit(ask, job.id, node) for job in jobs for node in job.nodes]
+        yield from (each.result() for each in asked)
+
+
+def on_node(job_id: str, node: str, config: Path, wait: float) -> State:
+    """Return what one of a job's nodes says of it. As the calling user.
+
+    ``wait``: ``[plugin.login] wait`` (s). Raises HostFault with what was said instead, or that it
+    was too much or took longer than twice that and 30 s.
+    """
+    argv = vmgr(config, "state", "--node", node, "--", job_id)
+    answer, wrong = _said(argv, node, 2 * wait + _SPARE)
+    try:
+        said = json.loads(answer)
+        guests = tuple((int(guest["rank"]), str(guest["hostname"])) for guest in said["guests"])
+        return State(str(said["phase"]), guests)
+    except (ValueError, KeyError, TypeError, RecursionError):
+        text = printable(wrong.decode("utf-8", "replace").strip(), 500)
+        raise HostFault(f"{node}: {text or 'said nothing of the job'}") from None
+
+
+def _said(argv: Sequence[str], node: str, seconds: float) -> tuple[bytes, bytes]:
+    """Return what a command says on both streams; code in a guest may answer for the node."""
+    until = time.monotonic() + seconds
+    said = bytearray(), bytearray()
+    with subprocess.Popen(
+        argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        start_new_session=True,
+    ) as child, selectors.DefaultSelector() as pipes:  # fmt: skip
+        try:
+            for pipe, data in zip((child.stdout, child.stderr), said, strict=True):
+                assert pipe is not None  # noqa: S101 - PIPE
+                pipes.register(pipe, selectors.EVENT_READ, data)
+            while pipes.get_map():
+                for key, _ in pipes.select(max(0.0, until - time.monotonic())):
+                    part = os.read(key.fd, _MOST + 1 - len(key.data))
+                    key.data.extend(part)
+                    if not part:
+                        pipes.unregister(key.fileobj)
+                    if len(key.data) > _MOST:
+                        raise HostFault(f"{node}: said more than {_MOST} bytes of its guests")
+                if time.monotonic() >= until:
+                    raise HostFault(
+                        f"{node}: did not say within {seconds:g} s (twice [plugin.login] wait, "
+                        f"and {_SPARE:g}) which guests it has: is it overloaded, or its job gone?"
+                    )
+        finally:
+            os.killpg(child.pid, signal.SIGKILL)  # not yet waited for, so it is still its own
+    return bytes(said[0]), bytes(said[1])
