@@ -1,5 +1,6 @@
 """What the core renders is what libvirt accepts: its schema, and its test driver's parser."""
 
+import contextlib
 import gc
 import multiprocessing
 import socket
@@ -11,8 +12,12 @@ from xml.etree.ElementTree import Element
 
 import pytest
 
+from planned import guest_plan
+from vtorque_core.api.libvirt_domain import Channel
 from vtorque_core.base import hypervisor
 from vtorque_core.base.errors import HostFault
+from vtorque_core.plan.domain.merge import Contributed, merge
+from vtorque_core.plan.domain.render import DomainSpec, render
 from vtorque_core.plan.placement import node_hardware
 
 pytestmark = pytest.mark.integration
@@ -56,6 +61,33 @@ def test_the_schema_accepts_it(path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+OF_A_SITE = """\
+<channel type="unix">
+  <source mode="bind" path="{{ e.path }}"/>
+  <log file="/var/log/{{ guest.name }}" append="on"/>
+  <target type="virtio" name="{{ e.port }}"/>
+  <alias name="{{ alias }}"/>
+</channel>
+"""
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_a_template_of_a_site_is_held_against_the_schema(tmp_path: Path, fits: bool) -> None:
+    own = tmp_path / "channel.xml.j2"
+    own.write_text(OF_A_SITE if fits else OF_A_SITE.replace("<log file", "<log flie"))
+    channel = Channel("c", "org.vtorque.c", "/run/c.sock")
+    merged = merge([Contributed("core", "core", channel)])
+    made = tmp_path / "domain.xml"
+    made.write_text(render(DomainSpec(guest_plan(), "tcg"), merged, overrides=tmp_path))
+    done = subprocess.run(
+        ["xmllint", "--noout", "--relaxng", SCHEMA, made], capture_output=True, check=False
+    )
+    assert (done.returncode == 0) == fits
+    with contextlib.nullcontext() if fits else pytest.raises(HostFault, match="start domain"):
+        hypervisor.create_domain(URI, driver_xml(made))
+    assert len(ours()) == fits
 
 
 @pytest.mark.parametrize("path", GOLDEN, ids=lambda p: p.stem)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import click
 
 from vtorque_core.base.errors import EXIT_FAILED, VtorqueError
 from vtorque_core.base.names import CONFIG_PATH
+from vtorque_core.base.trust import require_root_owned
 from vtorque_core.cli.lazy import json_option
+from vtorque_core.plan.domain.render import overridden
 from vtorque_core.site.config import build, problems
 from vtorque_core.site.example import effective, example
 from vtorque_core.site.load import load, opened
@@ -41,7 +44,8 @@ def check(path: Path, as_json: bool) -> None:
         raw, plugins = opened(path, node=True)
         found = problems(raw, plugins)
         if not found:
-            warnings = build(raw, plugins, node=True).warnings
+            site = build(raw, plugins, node=True)
+            found, warnings = _template_problems(site.templates), site.warnings
         warnings += tuple(f"plugin {n} is left out: {e}" for n, e in plugins.broken.items())
     except VtorqueError as error:
         found = [str(error)]
@@ -60,6 +64,18 @@ def check(path: Path, as_json: bool) -> None:
         raise SystemExit(EXIT_FAILED)
 
 
+def _template_problems(templates: Path) -> list[str]:
+    found = []
+    for path, replaced in overridden(templates).items():
+        if not replaced:
+            found.append(f"{path}: no template has that name: none is replaced")
+        try:
+            require_root_owned(path, uid=os.geteuid())
+        except VtorqueError as error:
+            found.append(str(error))
+    return found
+
+
 @config.command()
 @_FILE
 @json_option
@@ -67,13 +83,16 @@ def show(path: Path, as_json: bool) -> None:
     """Print every value in effect and where it is set."""
     site, plugins = load(path, node=True)
     values = effective(site, plugins)
+    templates = {str(path): what for path, what in overridden(site.templates).items()}
     if as_json:
         listed = {
             key: {"value": v.value, "unit": v.unit, "origin": v.origin} for key, v in values.items()
         }
-        click.echo(json.dumps({"file": str(path), "values": listed}, indent=2))
+        report = {"file": str(path), "values": listed, "templates": templates}
+        click.echo(json.dumps(report, indent=2))
         return
     lines = [(f"{key} = {v.text}", v.origin) for key, v in values.items()]
+    lines += [(file, f"in place of {what or 'nothing'}") for file, what in templates.items()]
     width = min(60, max(len(line) for line, _ in lines))
     for line, origin in lines:
         click.echo(f"{line:{width}}  # {origin}")

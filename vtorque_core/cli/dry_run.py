@@ -17,7 +17,7 @@ from vtorque_core.api.libvirt_domain import Disk, Filesystem, Interface
 from vtorque_core.base import names
 from vtorque_core.plan import guests as plan
 from vtorque_core.plan.domain.merge import MergedDomain
-from vtorque_core.plan.domain.render import DomainSpec, render
+from vtorque_core.plan.domain.render import DomainSpec, overridden, render
 from vtorque_core.site.job_limits import Facts
 from vtorque_core.site.job_size import Granted
 from vtorque_core.site.load import load
@@ -54,14 +54,17 @@ def show(request: Request, config: Path, granted: Granted, facts: Facts) -> int:
         if wanted[option] not in ("", None):
             sys.stdout.write(f"<!-- {key} = {names.safe_name(option.show(wanted[option]))} -->\n")
     guests = plan.placed(planned, placements, job, site, secret)
+    for path, place in overridden(site.templates).items():
+        sys.stdout.write(f"<!-- {place or 'nothing'} as {path} has it -->\n")
     for each in plan.prepare(guests, planned, job, site, plugins):
-        sys.stdout.write(_example(each.plan, each.merged))
+        sys.stdout.write(_example(each.plan, each.merged, site.templates))
     return 0
 
 
-def _example(guest: GuestPlan, merged: MergedDomain) -> str:
+def _example(guest: GuestPlan, merged: MergedDomain, templates: Path) -> str:
     """Return the domain with made-up names for what only a node starts: daemons and filters."""
     served = [*merged.aliases(Filesystem), *merged.aliases(Disk)]
     sockets = {alias: f"{alias}.sock" for alias in served}
     taps = {alias: f"tap-{alias[-8:]}" for alias in merged.aliases(Interface)}
-    return render(DomainSpec(guest, "kvm"), merged, sockets=sockets, taps=taps)
+    spec = DomainSpec(guest, "kvm")
+    return render(spec, merged, sockets=sockets, taps=taps, overrides=templates)

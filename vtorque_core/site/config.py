@@ -94,6 +94,11 @@ class Site:
         """The file, whether it exists or not."""
         return self.raw.path
 
+    @property
+    def templates(self) -> Path:
+        """The site's own templates of virtual hardware, beside the file, if there are any."""
+        return self.path.parent / "templates"
+
     def __getitem__(self, settings: type[S]) -> S:
         """Return a loaded plugin's settings. Raises KeyError if no plugin declared that class."""
         for value in self.settings.values():

@@ -53,6 +53,20 @@ def test_show(file):
     assert done.exception.exit_code == 2 and "[node] grace" in str(done.exception)
 
 
+def test_the_sites_templates_are_listed_and_checked(file):
+    own = file.parent / "templates" / "disk.xml.j2"
+    own.parent.mkdir(mode=0o755)
+    own.touch(mode=0o644)
+    assert run("check", "--file", file).exit_code == 0
+    replaced = "vtorque_core.plan.domain:templates/disk.xml.j2"
+    assert f"{own}  # in place of {replaced}\n" in run("show", "--file", file).stdout
+    shown = json.loads(run("show", "--json", "--file", file).stdout)
+    assert shown["templates"] == {str(own): replaced}
+    own.rename(own.with_name("dsik.xml.j2")).chmod(0o666)
+    problems = run("check", "--file", file).stderr.splitlines()
+    assert len(problems) == 2 and "no template has that name" in problems[0]
+
+
 LIMITS = """\
 [batch]
 system = "slurm"

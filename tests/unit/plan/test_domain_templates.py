@@ -13,7 +13,7 @@ from planned import guest_plan
 from vtorque_core.api.libvirt_domain import Channel, Element, ListElement
 from vtorque_core.base.errors import ConfigError, HostFault, Refused
 from vtorque_core.plan.domain.merge import Contributed, merge
-from vtorque_core.plan.domain.render import DomainSpec, render
+from vtorque_core.plan.domain.render import DomainSpec, overridden, render
 
 GUEST = guest_plan(vcpus=2)
 CONTROL = Channel("control", "org.vtorque.control", "/run/control.sock")
@@ -129,3 +129,21 @@ def test_a_template_that_others_can_write_is_not_used(overrides: Path) -> None:
 
 def test_no_override_directory_is_fine(tmp_path: Path) -> None:
     assert draw(CONTROL, overrides=tmp_path / "none") == draw(CONTROL)
+
+
+def test_what_a_site_replaces_is_listed(overrides: Path, acme: Path) -> None:
+    for name in (
+        "disk.xml.j2",
+        "dsik.xml.j2",
+        "vtorque_acme/beeper.xml.j2",
+        "vtorque_gone/x.xml.j2",
+    ):
+        (overrides / name).parent.mkdir(exist_ok=True)
+        (overrides / name).touch()
+    assert overridden(overrides) == {
+        overrides / "disk.xml.j2": "vtorque_core.plan.domain:templates/disk.xml.j2",
+        overrides / "dsik.xml.j2": "",
+        overrides / "vtorque_acme/beeper.xml.j2": "vtorque_acme:domain/beeper.xml.j2",
+        overrides / "vtorque_gone/x.xml.j2": "",
+    }
+    assert overridden(overrides / "none") == {}

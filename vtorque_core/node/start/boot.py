@@ -122,9 +122,7 @@ def _boot(
         for alias, nic in each.merged.aliases(Interface).items()
         if nic.filtered
     }
-    templates = site.path.parent / "templates"
-    overrides = templates if templates.is_dir() else None
-    xml = render(spec, each.merged, sockets=sockets, taps=taps, overrides=overrides)
+    xml = render(spec, each.merged, sockets=sockets, taps=taps, overrides=site.templates)
     uri, output = site.node.libvirt_uri, each.merged.single(Console)
     paused = output is not None and output.path is not None
     daemons = tuple(path.removesuffix(".sock") + ".lock" for path in sockets.values())

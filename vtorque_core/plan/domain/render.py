@@ -37,6 +37,7 @@ if TYPE_CHECKING:  # jinja2 is imported to render, not by each hook that may com
     from markupsafe import Markup
 
 STAGE = "render domain"
+_CORE = "vtorque_core.plan.domain"
 NAMESPACE = "https://vtorque.org/xmlns/domain/1"
 _QEMU_NAMESPACE = "http://libvirt.org/schemas/domain/qemu/1.0"
 _SECTIONS = {  # and how deep their content stands
@@ -120,12 +121,24 @@ def render(
         if fragment:
             sections[item.element.section].append(fragment)
     values = {**_core_values(spec, merged), "sections": _joined(sections)}
-    text = _rendered(
-        environment, "vtorque_core.plan.domain:templates/domain.xml.j2", "the core", values
-    )
+    text = _rendered(environment, f"{_CORE}:templates/domain.xml.j2", "the core", values)
     xml = "\n".join(line for line in text.splitlines() if line.strip()) + "\n"
     _parse(xml, "domain.xml.j2")
     return xml
+
+
+def overridden(templates: Path) -> dict[Path, str]:
+    """Return a site's templates and what each replaces: ``package:path``; empty: nothing."""
+    found = {}
+    for path in sorted(templates.glob("**/*.j2")):
+        package = _CORE if path.parent == templates else path.parent.name
+        try:
+            top = Path(str(importlib.resources.files(package)))
+        except (ImportError, TypeError):  # no such package
+            top = templates / "none"
+        replaced = [f"{package}:{each.relative_to(top)}" for each in top.rglob(path.name)]
+        found[path] = ", ".join(sorted(replaced))
+    return found
 
 
 def _environment(overrides: Path | None) -> jinja2.Environment:
@@ -146,11 +159,7 @@ def _loader(overrides: Path | None) -> Callable[[str], str | None]:
         package, _, path = name.partition(":")
         if overrides is not None:
             base = Path(path).name
-            own = (
-                overrides / base
-                if package == "vtorque_core.plan.domain"
-                else overrides / package / base
-            )
+            own = overrides / base if package == _CORE else overrides / package / base
             if own.exists():
                 require_root_owned(own, uid=os.geteuid())
                 return own.read_text(encoding="utf-8")
