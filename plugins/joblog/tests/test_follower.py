@@ -17,11 +17,11 @@ from vtorque_core.base.names import JobAttempt, Paths
 from vtorque_core.site import plugins as site_plugins
 from vtorque_joblog import follower, outlets
 from vtorque_joblog.api import GROUP
-from vtorque_joblog.follower import Loop, Own, serve
+from vtorque_joblog.follower import Loop, serve
 from vtorque_joblog.node import Follower
 from vtorque_joblog.outlets import JobLog, Outlet
 from vtorque_joblog.plugin import Settings
-from vtorque_joblog.told import GIVEN_UP, Told
+from vtorque_joblog.told import Told
 
 
 class Job:
@@ -62,10 +62,7 @@ def paths(tmp_path):
 @pytest.fixture
 def config(tmp_path):
     path = tmp_path / "v.toml"
-    path.write_text(
-        f'[plugin.joblog]\nfile = "{tmp_path}/all.jsonl"\n'
-        f'user_file = "{tmp_path}/users/{{job}}.log"\n'
-    )
+    path.write_text(f'[plugin.joblog]\nfile = "{tmp_path}/all.jsonl"\n')
     return path
 
 
@@ -105,7 +102,7 @@ def has(path, *texts):
 
 
 def test_lines_arrive_while_jobs_run_and_after_the_last_has_ended(paths, process, tmp_path):
-    job, sink, users = Job(paths), tmp_path / "all.jsonl", tmp_path / "users"
+    job, sink = Job(paths), tmp_path / "all.jsonl"
     job.say("before it")
     process.create()
     eventually(has(sink, "before it"))
@@ -115,7 +112,6 @@ def test_lines_arrive_while_jobs_run_and_after_the_last_has_ended(paths, process
     process.release()  # it is in the middle of the teardown of the last job
     job.end()
     eventually(has(sink, "before it", "boots", "the end"))
-    eventually(lambda: len(lines(users / "42.srv.0.log")) == 4)
     assert (paths.state / "joblog").stat().st_mode & 0o077 == 0
     assert (paths.state / "joblog" / "file").stat().st_mode & 0o077 == 0
     assert (paths.state / "joblog.log").read_text() == ""
@@ -252,12 +248,12 @@ def followed(paths, monkeypatch):
     wake = os.eventfd(0, os.EFD_NONBLOCK)
     ends, threads, loops = [], [], []
 
-    def start(*handlers, own=None):
+    def start(*handlers):
         opened = [
             Outlet(f"s{n}", lambda h=h: h, Told(paths.state / "joblog" / f"s{n}"),
                    lambda: os.eventfd_write(wake, 1)) for n, h in enumerate(handlers)
         ]  # fmt: skip
-        loop = Loop(paths, opened, own)
+        loop = Loop(paths, opened)
         run = threading.Thread(target=serve, args=(loop, wake, lambda: bool(ends)))
         run.start()
         threads.append(run)
@@ -275,7 +271,7 @@ def followed(paths, monkeypatch):
     yield start
     if not ends:
         stop()
-    for outlet in [each for loop in loops for each in loop.outlets()]:
+    for outlet in [each for loop in loops for each in loop.outlets]:
         outlet.close(time.monotonic() + 30)
     for loop in loops:
         os.close(loop.events)
@@ -347,23 +343,6 @@ def test_a_line_that_stays_torn_is_not_looked_at_again(paths, followed, monkeypa
     assert [log.key for log in looked].count(job.log.key) <= 2
 
 
-def test_the_file_of_a_user_that_fails_is_given_up_and_others_go_on(paths, followed, caplog):
-    (paths.state / "joblog").mkdir(exist_ok=True)
-    told, good = Told(paths.state / "joblog" / "user_file"), Keeps()
-
-    def open_own(job):
-        handler = Keeps(OSError(13, "Permission denied")) if job.key.startswith("42") else good
-        return Outlet(f"of {job.key}", lambda: handler, told, one_job=True)
-
-    bad, job = Job(paths), Job(paths, "43.srv")
-    followed(own=Own(told, open_own))
-    for each in (bad, job, bad, job):
-        each.say("hello")
-    eventually(lambda: good.got == ["hello", "hello"])
-    eventually(lambda: told.at(bad.log.name) == GIVEN_UP)
-    assert caplog.text.count("Permission denied") == 1
-
-
 # -- positions ---------------------------------------------------------------------------------
 
 
@@ -415,7 +394,6 @@ def test_roots_own_sinks_go_on_whatever_becomes_of_the_others_process(
     job.end()
     process.release()
     eventually(has(sink, *said, "the end"))
-    eventually(lambda: len(lines(tmp_path / "users" / "42.srv.0.log")) == 21)
     assert Told(paths.state / "joblog" / "nowhere").at(job.log.name) == 0
 
 

@@ -1,13 +1,10 @@
-"""The sinks of joblog: real sockets, files and directories, and what a user may have put there."""
+"""The sinks of joblog: real sockets, files and directories."""
 
-import contextlib
 import errno
 import json
 import os
 import pwd
-import signal
 import socket
-import time
 import types
 
 import pytest
@@ -16,21 +13,14 @@ from vtorque_core.base.errors import ConfigError, HostFault
 from vtorque_core.live.extensions import Extensions
 from vtorque_core.site.config import build, parse_toml
 from vtorque_core.site.plugins import Plugins
-from vtorque_joblog import node, plugin, sinks, user_file
+from vtorque_joblog import node, plugin, sinks
 from vtorque_joblog.api import GROUP
 from vtorque_joblog.file import JsonFile
 from vtorque_joblog.local import Journal, Syslog
 from vtorque_joblog.outlets import JobLog, record_of
 from vtorque_joblog.plugin import Settings
-from vtorque_joblog.user_file import UserFile
 
 ME = pwd.getpwuid(os.getuid())
-
-
-@pytest.fixture(autouse=True)
-def patience(monkeypatch):
-    """Give children on a busy machine more time than a job has for them."""
-    monkeypatch.setattr(user_file, "PATIENCE", 30)
 
 
 def record(message="hot", level="INFO", **more):
@@ -90,17 +80,6 @@ def test_a_follower_that_cannot_be_started_fails_no_job(plugins):
     assert told == ["has its log in no sink yet: no space"]
 
 
-def test_the_users_file_is_named_by_job_node_and_user(tmp_path):
-    path = tmp_path / "log.jsonl"
-    path.write_text(json.dumps({"node": "n/1"}) + "\n")
-    template = f"{tmp_path}/{{user}}/{{uid}}.{{job}}.{{node}}.log"
-    sink = sinks.user_file(template, JobLog(ME.pw_uid, "42.srv.0", path))
-    assert sink._path == f"{tmp_path}/{ME.pw_name}/{ME.pw_uid}.42.srv.0.n_1.log"
-    sink.close()
-    with pytest.raises(HostFault, match="no user has the number 4000000000"):
-        sinks.user_file(template, JobLog(4000000000, "42.srv.0", path))
-
-
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -109,9 +88,6 @@ def test_the_users_file_is_named_by_job_node_and_user(tmp_path):
         ('tag = "a b"', "letters, digits"),
         ('file = "log.jsonl"', "absolute path"),
         ('file = "/var/../etc/x"', "'..'"),
-        ('user_file = "/tmp/{shell}"', "place holder: there are {home}"),
-        ('user_file = "log"', "absolute path"),
-        ('user_file = "{home}/../x"', "'..'"),
         ('sinks = ["acme", "file"]', "file is joblog's own"),
         ("uid = 0", "must be 1 to 4294967294"),
     ],
@@ -276,100 +252,3 @@ def test_a_full_disk_is_an_error_and_leaves_no_half_line(directory, monkeypatch)
     sink.emit(record("two"))
     sink.close()
     assert messages(path) == ["one", "two"]
-
-
-# -- the user's file ---------------------------------------------------------------------------
-
-
-def in_user_file(path, *records):
-    """Handle records as the follower does; return what went wrong."""
-    errors = []
-    sink = UserFile(str(path), ME)
-    sink.handleError = errors.append
-    try:
-        for each in records:
-            sink.handle(each)
-        sink.close()
-    except Exception as error:
-        errors.append(str(error))
-    return errors
-
-
-def test_the_users_file_is_made_with_its_directories(tmp_path):
-    path = tmp_path / "a" / "b" / "42.log"
-    assert in_user_file(path, record("one"), record("two", guest=1)) == []
-    first, second = path.read_text().splitlines()
-    assert first.endswith("n1 INFO [boot] vtorque_core.node.start.boot: one")
-    assert second.endswith("n1 INFO [boot g1] vtorque_core.node.start.boot: two")
-    assert path.stat().st_mode & 0o777 == 0o600
-    assert path.parent.stat().st_mode & 0o777 == 0o700
-    assert in_user_file(path, record("three")) == [] and len(path.read_text().splitlines()) == 3
-
-
-def test_lines_come_while_the_job_runs(tmp_path):
-    path = tmp_path / "42.log"
-    sink = UserFile(str(path), ME)
-    sink.handle(record("one"))
-    end = time.monotonic() + 20
-    while not (path.exists() and path.read_text()) and time.monotonic() < end:
-        time.sleep(0.01)
-    assert path.read_text().endswith("one\n")
-    sink.close()
-
-
-def test_what_a_user_may_have_put_there_costs_the_file_only(tmp_path):
-    target = tmp_path / "target"
-    target.write_text("root's")
-    (tmp_path / "link").symlink_to(target)
-    os.mkfifo(tmp_path / "fifo")
-    (tmp_path / "dir").mkdir()
-    (tmp_path / "loop").symlink_to("loop")
-    with socket.socket(socket.AF_UNIX) as one:
-        one.bind(str(tmp_path / "socket"))
-    wrong = {
-        "link": "symbolic", "fifo": "No such device", "dir": "Is a directory",
-        "loop/x": "symbolic", "socket": "No such device", "target/x": "Not a directory",
-        "x" * 300: "too long",
-    }  # fmt: skip
-    for name, words in wrong.items():
-        (said,) = in_user_file(tmp_path / name, record())
-        assert words in said or "File exists" in said, (name, said)
-    assert target.read_text() == "root's"
-    assert "is no regular file" in in_user_file("/dev/full", record())[0]
-
-
-def test_a_reader_of_a_fifo_gets_nothing(tmp_path):
-    os.mkfifo(tmp_path / "fifo")
-    reader = os.open(tmp_path / "fifo", os.O_RDONLY | os.O_NONBLOCK)
-    (said,) = in_user_file(tmp_path / "fifo", record())
-    assert "is no regular file" in said
-    os.close(reader)
-
-
-def test_the_users_file_is_bounded(tmp_path, monkeypatch):
-    monkeypatch.setattr(user_file, "MAX_BYTES", 1000)
-    path = tmp_path / "42.log"
-    assert in_user_file(path, *(record("x" * 90) for _ in range(100))) == []
-    assert 800 < path.stat().st_size <= 1000
-
-
-def test_a_child_that_its_user_has_stopped_is_given_up(tmp_path, monkeypatch):
-    """It is the user's process: a signal of theirs must not keep root's thread in a write."""
-    monkeypatch.setattr(user_file, "PATIENCE", 1)
-    sink = UserFile(str(tmp_path / "x"), ME)
-    os.kill(sink._pid, signal.SIGSTOP)
-    with pytest.raises(HostFault, match="nothing was written"):
-        for _ in range(1000):  # a pipe has room for 64 KiB, pipe(7)
-            sink.emit(record("x" * 1000))
-    with pytest.raises(HostFault, match="no answer"):
-        sink.close()
-
-
-def test_a_child_that_does_not_answer_is_given_up(tmp_path, monkeypatch):
-    monkeypatch.setattr(user_file, "PATIENCE", 0)
-    monkeypatch.setattr(user_file, "_append", lambda path, source: os.read(os.pipe()[0], 1) or "")
-    sink = UserFile(str(tmp_path / "x"), ME)
-    with pytest.raises(HostFault, match="no answer from its file system"):
-        sink.close()
-    with contextlib.suppress(ChildProcessError):  # or close() has seen it end
-        assert os.WTERMSIG(os.waitpid(sink._pid, 0)[1]) == signal.SIGKILL

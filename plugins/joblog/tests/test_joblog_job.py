@@ -5,10 +5,7 @@ import json
 import logging
 import os
 import re
-import shutil
 import sys
-import tempfile
-from pathlib import Path
 
 import pytest
 
@@ -29,18 +26,9 @@ pytestmark = pytest.mark.e2e
 SECRET = os.urandom(64)
 
 
-@pytest.fixture
-def place():
-    """Return a directory that any user can write to: not pytest's, which is its user's alone."""
-    path = Path(tempfile.mkdtemp(prefix="joblog-"))
-    path.chmod(0o1777)
-    yield path
-    shutil.rmtree(path)
-
-
-def recorded(directory, place, *plugins):
-    """Return a node with these plugins; joblog's files are in ``directory`` and ``place``."""
-    settings = {"file": f"{directory}/jobs.jsonl", "user_file": f"{place}/{{user}}/{{job}}.log"}
+def recorded(directory, *plugins):
+    """Return a node with these plugins; joblog's file is in ``directory``."""
+    settings = {"file": f"{directory}/jobs.jsonl"}
     directory.chmod(0o755)
     mine = {"joblog": settings} if "joblog" in plugins else {}
     tables = {"log": {"level": "TRACE"}, "plugin": mine}
@@ -55,8 +43,8 @@ def recorded(directory, place, *plugins):
 
 
 @pytest.fixture
-def node(tmp_path, place):
-    return recorded(tmp_path, place, "joblog")
+def node(tmp_path):
+    return recorded(tmp_path, "joblog")
 
 
 def start(node, job):
@@ -69,7 +57,7 @@ def start(node, job):
     return in_child(work, None)
 
 
-def forbidden(node, place, job):
+def forbidden(node, job):
     """Return what no sink may have: site secret, job's secret, and all keys in the job's files."""
     secrets = [SECRET, names.derive(SECRET, "job", job.id, job.attempt)]
     found = {form for s in secrets for form in (s, s.hex().encode(), base64.b64encode(s)[:40])}
@@ -80,10 +68,10 @@ def forbidden(node, place, job):
     return found
 
 
-def test_a_whole_job(node, place, tmp_path):
+def test_a_whole_job(node, tmp_path):
     job = node.job({"vms_per_node": "2", "log": "trace"}, "7.srv")
     assert not start(node, job).error
-    secrets = forbidden(node, place, job)
+    secrets = forbidden(node, job)
     assert len(secrets) > 12, "the job has no keys to look for"
     (kept_at,) = kept_records.find(node.site.paths, "7.srv")
     before = list(job_log.entries(kept_at))
@@ -107,12 +95,8 @@ def test_a_whole_job(node, place, tmp_path):
     eventually(lambda: site.exists() and len(site.read_bytes().splitlines()) >= len(entries))
     told = [json.loads(line) for line in site.read_bytes().splitlines()]
     assert [e["message"] for e in told] == [e["message"] for e in entries]
-    eventually(lambda: list(place.glob("*/*.log")))
-    (users,) = place.glob("*/*.log")
-    assert users.name == "7.srv.0.log"
-    eventually(lambda: len(users.read_text().splitlines()) == len(entries))
     kept = (kept_at.directory / "log.jsonl").read_bytes()
-    for text in (kept, users.read_bytes(), site.read_bytes()):
+    for text in (kept, site.read_bytes()):
         assert not [secret for secret in secrets if secret in text]
 
 
@@ -132,11 +116,11 @@ def forks(node, job):
     return int(count.read_text())
 
 
-def test_a_start_forks_nothing_for_it_but_the_nodes_one_follower(tmp_path, place):
+def test_a_start_forks_nothing_for_it_but_the_nodes_one_follower(tmp_path):
     counts = {}
     for name in ("bare", "joblog"):
         (tmp_path / name).mkdir()
-        node = recorded(tmp_path / name, place, *{"joblog"} & {name})
+        node = recorded(tmp_path / name, *{"joblog"} & {name})
         counts[name] = [forks(node, node.job({}, f"{n}.srv")) for n in (1, 2)]
         for job in ("1.srv", "2.srv"):
             node.release(job)
@@ -144,7 +128,7 @@ def test_a_start_forks_nothing_for_it_but_the_nodes_one_follower(tmp_path, place
     assert (first, second) == (bare + 1, bare_again)
 
 
-def test_a_refused_job_has_a_log_that_says_why(node, place):
+def test_a_refused_job_has_a_log_that_says_why(node):
     job = node.job({"ram": "9999G"}, "8.srv")
     start(node, job)
     (kept_at,) = kept_records.find(node.site.paths, "8.srv")

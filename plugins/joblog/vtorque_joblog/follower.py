@@ -5,8 +5,7 @@ with the last. No job waits for it: it has a few seconds more for what a sink st
 meanwhile the next follower waits for its lock. Each sink has a file below ``<state>/joblog`` that
 says how far it has come, so that whoever follows goes on there, after a kill too.
 
-Here are only the sinks that write what root has written to a file: ``file``, which is root's, and
-``user_file``, in a child that is the user. All others are in a process that is not root's.
+Here is only the sink ``file``, which is root's. All others are in a process that is not root's.
 
 It waits for a change of the kept logs, of the directory of the journals, for a sink that has told
 all, and for its end.
@@ -21,7 +20,6 @@ import os
 import select
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -35,37 +33,23 @@ from vtorque_joblog.file import JsonFile
 from vtorque_joblog.outlets import JobLog, Outlet
 from vtorque_joblog.outside import Outside
 from vtorque_joblog.plugin import Settings
-from vtorque_joblog.sinks import user_file, wanted
+from vtorque_joblog.sinks import wanted
 from vtorque_joblog.told import Told
 
 DIRECTORY = "joblog"
 END = 3.0  # seconds that the sinks have together after the last job
-_AT_ONCE = 32  # jobs of before whose own files are written at the same time
 _FLUSH = 0.5  # of closing
 _QUIET = 60.0  # seconds after which a log without a journal gets no more lines
 log = logging.getLogger("joblog")
 
 
-@dataclass(frozen=True)
-class Own:
-    """What opens the outlet of one job alone; ``told`` is that of all such."""
-
-    told: Told
-    open: Callable[[JobLog], Outlet]
-
-
 class Loop:
     """All logs of the node that still grow. Nothing that is wrong with one of them ends it."""
 
-    def __init__(
-        self, paths: Paths, outlets: Sequence[Outlet | Outside], own: Own | None = None
-    ) -> None:
+    def __init__(self, paths: Paths, outlets: Sequence[Outlet | Outside]) -> None:
         """Begin to watch. Raises OSError."""
         self._paths = paths
-        self._outlets = outlets
-        self._own = own
-        self._of_jobs: dict[str, Outlet] = {}
-        self._ending: list[Outlet] = []
+        self.outlets = outlets
         self._growing: dict[str, tuple[JobLog, int]] = {}
         self._owners: dict[Path, int] = {}
         self.events = changes.events()
@@ -77,37 +61,20 @@ class Loop:
         for job in self._new():
             with contextlib.suppress(OSError):  # swept
                 self._growing[job.name] = job, changes.watch(self.events, job.path.parent)
-        self._ending = [outlet for outlet in self._ending if outlet.busy]
         for job, number in list(self._growing.values()):
             over = not self._has_journal(job) and _is_quiet(job.path)
-            for outlet in self._outlets:
+            for outlet in self.outlets:
                 outlet.give(job)
-            if over and len(self._ending) >= _AT_ONCE:
-                continue  # one that ends wakes us
-            self._give_own(job)
             if over:
                 changes.unwatch(self.events, number)
                 del self._growing[job.name]
-                if own := self._of_jobs.pop(job.name, None):
-                    own.close(0)
-                    self._ending.append(own)
-
-    def _give_own(self, job: JobLog) -> None:
-        if self._own is not None and job.size > self._own.told.at(job.name):
-            if job.name not in self._of_jobs:
-                self._of_jobs[job.name] = self._own.open(job)
-            self._of_jobs[job.name].give(job)
 
     def is_done(self) -> bool:
         """Return whether no job is left, and all was told."""
         if any(self._has_journal(job) for job, _ in self._growing.values()):
             return False
         self.look()  # what a job says last it says before its journal goes
-        return not any(outlet.busy for outlet in self.outlets())
-
-    def outlets(self) -> list[Outlet | Outside]:
-        """Return all that are open."""
-        return [*self._outlets, *self._of_jobs.values(), *self._ending]
+        return not any(outlet.busy for outlet in self.outlets)
 
     def _has_journal(self, job: JobLog) -> bool:
         return (self._paths.journal / f"{job.key}.jsonl").exists()
@@ -131,8 +98,7 @@ class Loop:
 
     def _lacks(self, job: JobLog) -> bool:
         """Return whether a job said something while nobody followed: one that was refused."""
-        known = self._own is not None and job.size > self._own.told.at(job.name)
-        return known or any(outlet.lacks(job) for outlet in self._outlets)
+        return any(outlet.lacks(job) for outlet in self.outlets)
 
 
 def _directories(above: Path) -> list[Path]:
@@ -172,8 +138,8 @@ def serve(loop: Loop, wake: int, released: Callable[[], bool]) -> None:
 
 def _open(
     site: Site, logged: str, paths: Paths, idle: Callable[[], None]
-) -> tuple[list[Outlet | Outside], Own | None]:
-    """Return outlets for what sinks the site wants, and what opens those of jobs.
+) -> list[Outlet | Outside]:
+    """Return outlets for what sinks the site wants.
 
     ``logged``: ``[log] level``.
     """
@@ -184,15 +150,7 @@ def _open(
     if settings.file:
         opening, wants = partial(JsonFile, settings.file), wanted(settings, logged)
         outlets.append(Outlet("file", opening, _told(paths, "file"), idle, wants))
-    if not settings.user_file:
-        return outlets, None
-    told = _told(paths, "user_file")
-
-    def own(job: JobLog) -> Outlet:
-        opening = partial(user_file, settings.user_file, job)
-        return Outlet(f"user_file of {job.name}", opening, told, idle, one_job=True)
-
-    return outlets, Own(told, own)
+    return outlets
 
 
 def _told(paths: Paths, name: str) -> Told:
@@ -222,11 +180,11 @@ def main() -> None:
     try:
         _alone(paths.state)
         site, _ = extensions.load(Path(config), GROUP)
-        loop = Loop(paths, *_open(site, site.log.level, paths, idle))
+        loop = Loop(paths, _open(site, site.log.level, paths, idle))
         changes.watch(loop.events, paths.run, content=False)
         serve(loop, wake, lambda: os.fstat(0).st_nlink == 0)  # our lock
         until = time.monotonic() + _FLUSH
-        for outlet in loop.outlets():
+        for outlet in loop.outlets:
             outlet.close(until)
     except Exception:
         log.exception("%s", config)

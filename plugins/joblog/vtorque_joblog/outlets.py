@@ -18,11 +18,9 @@ from typing import Any, Protocol
 
 from vtorque_core.api import ConfigError, HostFault, printable
 from vtorque_core.api.log_levels import LEVELS, TRACE
-from vtorque_joblog.told import GIVEN_UP
 
 Entry = Mapping[str, Any]
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0  # seconds until a sink that fails is tried again
-_LINGER = 2.0  # seconds that a job's own sink stays open for its next line
 _BLOCK = 1 << 16  # bytes that are read at once
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 log = logging.getLogger("joblog")
@@ -69,9 +67,8 @@ class Offsets(Protocol):
 class Outlet:
     """One sink and its thread.
 
-    ``wants``: which entries the sink gets. ``one_job``: its own sink of one job, whose failure is
-    the end of it, and which is closed while the job says nothing. ``idle`` is called, in the
-    thread, when there is nothing left to tell.
+    ``wants``: which entries the sink gets. ``idle`` is called, in the thread, when there is nothing
+    left to tell.
     """
 
     def __init__(
@@ -81,15 +78,12 @@ class Outlet:
         told: Offsets,
         idle: Callable[[], None] = lambda: None,
         wants: Callable[[Entry], bool] = lambda entry: True,
-        *,
-        one_job: bool = False,
     ) -> None:
         self.name = name
         self._opening = opening
         self._told = told
         self._idle = idle
         self._wants = wants
-        self._one_job = one_job
         self._handler: logging.Handler | None = None
         self._changed = threading.Condition()
         self._logs: dict[str, JobLog] = {}
@@ -130,14 +124,13 @@ class Outlet:
         closing = False
         while not closing:
             with self._changed:
-                linger = _LINGER if self._one_job and self._handler is not None else None
-                self._changed.wait_for(lambda: self._logs or self._closing, linger)
+                self._changed.wait_for(lambda: self._logs or self._closing)
                 logs, self._logs = self._logs, {}
                 self._working = bool(logs)
                 closing = self._closing
             if self._tell_all(logs):
                 self._wait_to_try_again(logs)
-            if closing or (self._one_job and not logs):
+            if closing:
                 self._shut()
             with self._changed:
                 self._working = False
@@ -151,11 +144,8 @@ class Outlet:
                 self._tell(job)
             except Exception as error:  # it may be anybody's code
                 self._say(f"{type(error).__name__}: {error}")
-                if not self._one_job:
-                    return True
-                self._told.mark(job.name, GIVEN_UP)
-                self._shut()
-        if logs and self._trouble and not self._one_job:
+                return True
+        if logs and self._trouble:
             log.info("sink %s works again", self.name)
             self._trouble, self._pause = "", _FIRST_PAUSE
         return False
@@ -168,8 +158,6 @@ class Outlet:
 
     def _tell(self, job: JobLog) -> None:
         offset = self._told.at(job.name)
-        if offset == GIVEN_UP:
-            return
         try:
             descriptor = job.open()
         except FileNotFoundError:  # swept

@@ -19,8 +19,7 @@ FACILITIES = {
 """syslog(3); RFC 5424, table 1."""
 
 LEVELS = ("trace", "debug", "info", "warn", "error")
-_OWN = ("syslog", "journald", "file", "user_file")
-PLACEHOLDERS = ("home", "user", "uid", "job", "node")
+_OWN = ("syslog", "journald", "file")
 
 
 @dataclass(frozen=True)
@@ -31,11 +30,6 @@ class Settings:
     tag: str = setting("vtorque", doc="what syslog and the journal call their sender")
     journald: bool = setting(False, doc="send records with all their fields to systemd's journal")
     file: str = setting("", doc="append records of all jobs to this file, a JSON object a line")
-    user_file: str = setting(
-        "",
-        doc="write each job's log as its user to this file; {home} {user} {uid} {job} {node} "
-        "are replaced",
-    )
     level: str = setting(
         "trace", doc="the least that these sinks get of what [log] level has logged"
     )
@@ -57,7 +51,7 @@ class Settings:
     @property
     def outside(self) -> list[str]:
         """Names of those that are on and in a process of their own, which is not root's."""
-        return [name for name in dict.fromkeys(self.on) if name not in ("file", "user_file")]
+        return [name for name in dict.fromkeys(self.on) if name != "file"]
 
     def __post_init__(self) -> None:
         """Check what types do not say. Raises ValueError."""
@@ -73,18 +67,6 @@ class Settings:
             raise ValueError(f"sinks: {', '.join(sorted(twice))} is joblog's own, with a key")
         if not 0 < self.uid < 2**32 - 1:
             raise ValueError(f"uid is {self.uid}, must be 1 to {2**32 - 2}")
-        _check_template(self.user_file)
-
-
-def _check_template(template: str) -> None:
-    unknown = set(re.findall(r"\{([^{}]*)\}", template)) - set(PLACEHOLDERS)
-    if unknown or re.sub(r"\{[a-z]+\}", "", template).count("{"):
-        known = " ".join(f"{{{name}}}" for name in PLACEHOLDERS)
-        raise ValueError(f"user_file has an unknown place holder: there are {known}")
-    if template and not template.startswith(("/", "{home}/")):
-        raise ValueError("user_file: write an absolute path, or one that begins with {home}/")
-    if ".." in PurePath(template).parts:
-        raise ValueError("user_file: write a path without '..'")
 
 
 vtorque_settings = always(Settings)

@@ -9,9 +9,6 @@ import threading
 from collections.abc import Collection
 from pathlib import Path
 
-GIVEN_UP = 1 << 62
-"""The offset in a log that a sink gets no more of."""
-
 _MAX_BYTES = 1 << 20  # of the file, before what is said twice in it is left out
 _FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 log = logging.getLogger("joblog")
