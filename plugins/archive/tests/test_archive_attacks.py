@@ -7,7 +7,6 @@ import pwd
 import signal
 import subprocess
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
@@ -138,9 +137,7 @@ def test_a_file_system_that_never_answers(place, home, monkeypatch):
     options = f"fd={device},rootmode=40000,user_id={NOBODY.pw_uid},group_id={NOBODY.pw_gid}"
     assert libc.mount(b"x", bytes(home), b"fuse", 0, options.encode()) == 0, ctypes.get_errno()
     try:
-        before = time.process_time()
         pid = begun(place, home)
-        assert time.process_time() - before < 1, "root was busy with it"
         eventually(lambda: ended(pid))
     finally:
         libc.umount2(bytes(home), 2)  # MNT_DETACH
