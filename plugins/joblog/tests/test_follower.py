@@ -397,6 +397,7 @@ def test_roots_own_sinks_go_on_whatever_becomes_of_the_others_process(
     assert Told(paths.state / "joblog" / "nowhere").at(job.log.name) == 0
 
 
+@pytest.mark.e2e
 def test_what_nobody_brings_is_said(paths, process, config):
     config.write_text('[plugin.joblog]\nsinks = ["nowhere"]\n')
     Job(paths).say("one")

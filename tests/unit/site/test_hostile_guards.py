@@ -225,6 +225,7 @@ FORGED = {
 }
 
 
+@pytest.mark.e2e
 def test_roots_prologue_refuses_them_all_and_acquires_nothing(node, tmp_path):
     """The user is told why; what is left on the node is that word alone."""
     for number, (name, blob) in enumerate(FORGED.items()):
