@@ -9,6 +9,7 @@ import threading
 import time
 import types
 from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
 
@@ -145,7 +146,8 @@ def test_how_far_it_came_is_said(job, home, who, capfd):
                         socket.create_connection(("127.0.0.1", request["port"])) as connection,
                     ):
                         connection.sendall(b"x" * 64)
-                        connection.recv(1 << 10)
+                        while connection.recv(1 << 10):
+                            pass
 
     thread = threading.Thread(target=other)
     if who != "nobody":
@@ -160,29 +162,63 @@ def test_how_far_it_came_is_said(job, home, who, capfd):
     assert {
         "nobody": "the job did not answer within 1 s",
         "takes it": "but n1 did not connect to 127.0.0.1 port",
-        "a stranger": "somebody connected, but not the job: 127.0.0.1: who has connected",
+        "a stranger": "somebody connected, but not the job: 127.0.0.1: ",
     }[who] in str(raised.value)
     left = home / ".vtorque/requests/42.srv.0"
     assert not left.exists() or not list(left.iterdir())
 
 
 @pytest.mark.parametrize(("left", "given"), [(60.0, channel.HANDSHAKE), (0.5, 0.5)])
-def test_nobody_keeps_the_port_to_themselves(monkeypatch, left, given):
-    """Each has one time to say who they are, which does not go beyond that of the command."""
+def test_who_connects_has_one_time_to_say_who_they_are(monkeypatch, left, given):
+    """It does not go beyond that of the command."""
     monkeypatch.setattr(waiting, "time", types.SimpleNamespace(monotonic=lambda: 100.0))
-    found = []
+    found, answers = [], SimpleQueue()
 
     def greet(_connection, _key, until):
         found.append(until)
         raise TimeoutError("timed out")
 
     monkeypatch.setattr(channel, "greet", greet)
-    with (
-        socket.create_server(("127.0.0.1", 0)) as listener,
-        socket.create_connection(listener.getsockname()),
-    ):
-        stream, wrong = waiting._authenticated(listener, b"k" * 32, 100.0 + left)
-    assert (stream, wrong, found) == (None, "127.0.0.1: timed out", [100.0 + given])
+    ours, theirs = socket.socketpair()
+    with theirs:
+        waiting._greet(ours, ("10.0.0.9", 1), b"k" * 32, 100.0 + left, answers)
+        assert theirs.recv(1) == b"", "it was left open"
+    assert (answers.get(), found) == ("10.0.0.9: timed out", [100.0 + given])
+
+
+def test_strangers_who_say_nothing_keep_nobody_out(job, site, monkeypatch, capfd):
+    """They are there before the job, and stay."""
+    strangers, greeted, tell = [], threading.Semaphore(0), channel.greet
+    create = socket.create_server
+
+    def greet(connection, key, until):
+        greeted.release()
+        return tell(connection, key, until)
+
+    def listening(*args):
+        server = create(*args)
+        strangers.extend(socket.create_connection(server.getsockname()) for _ in range(10))
+        return server
+
+    monkeypatch.setattr(channel, "HANDSHAKE", 60.0)
+    monkeypatch.setattr(channel, "greet", greet)
+    monkeypatch.setattr(waiting.socket, "create_server", listening)
+    job.runs("print('here')")
+
+    def last():
+        for _ in range(10):
+            greeted.acquire()
+        thread.append(job.answers())
+
+    thread = []
+    waits = threading.Thread(target=last)
+    waits.start()
+    assert waiting.ask(["logs", "--", JOB], JOB, "n1", site, on_first=True, terminal=False) == 0
+    waits.join()
+    thread[0].join()
+    for each in strangers:
+        each.close()
+    assert capfd.readouterr().out == "here\n"
 
 
 def test_a_request_that_names_this_host_is_not_connected_to(home):

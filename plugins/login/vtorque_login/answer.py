@@ -52,7 +52,17 @@ def answer(
         ended = code and _JOB_ENDED.is_set()
         stream.send(channel.END, b"" if ended else bytes([code & 0xFF]))
         connection.shutdown(socket.SHUT_WR)
+        _await_close(connection)
     return code
+
+
+def _await_close(connection: socket.socket) -> None:
+    """Let the other side take all that was sent: what it types meanwhile and nobody has read would
+    make the kernel reset the connection, and throw that away (RFC 1122, 4.2.2.13)."""
+    connection.settimeout(CONNECT)
+    with contextlib.suppress(OSError):
+        while connection.recv(channel.LARGEST):
+            pass
 
 
 def _run(stream: channel.Stream, request: Request, config: Path) -> int:

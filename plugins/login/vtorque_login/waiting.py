@@ -14,6 +14,7 @@ import threading
 import time
 import tty
 from collections.abc import Iterator, Sequence
+from queue import SimpleQueue
 from typing import Any
 
 from vtorque_core.api import HostFault, Refused, printable
@@ -23,7 +24,7 @@ from vtorque_login.plugin import Settings
 from vtorque_login.requests import Request
 
 _POLL = 0.1  # seconds between looks whether the job has taken the request
-_MOST = 20  # connections of others, until we give up
+_MOST = 20  # connections at a time that have not said who they are
 _PORT = 9  # discard: nothing is sent there, it is asked for the way only
 
 
@@ -64,17 +65,23 @@ def _connected(
 ) -> channel.Stream:
     """Leave the request and return the connection on which the job has answered it."""
     until = time.monotonic() + wait
-    taken, others, wrong = False, 0, ""
+    taken, busy, wrong = False, 0, ""
+    answers: SimpleQueue[channel.Stream | str] = SimpleQueue()
     try:
         with requests.directory(job_id) as place:
             name = requests.leave(place, request)
             try:
-                while time.monotonic() < until and others < _MOST:
-                    if select.select([listener], [], [], _POLL)[0]:
-                        stream, wrong = _authenticated(listener, key, until)
-                        if stream is not None:
-                            return stream
-                        others += 1
+                while time.monotonic() < until:
+                    ready = select.select([listener] if busy < _MOST else [], [], [], _POLL)[0]
+                    for each in ready:
+                        greeting = (*each.accept(), key, until, answers)
+                        threading.Thread(target=_greet, args=greeting, daemon=True).start()
+                        busy += 1
+                    while not answers.empty():
+                        answer = answers.get()
+                        if not isinstance(answer, str):
+                            return answer
+                        busy, wrong = busy - 1, answer
                     taken = taken or name not in requests.names(place, 1 << 20)
             finally:
                 requests.withdraw(place, name)
@@ -85,21 +92,25 @@ def _connected(
     raise HostFault(_stage(request, node, wait, taken=taken, wrong=wrong))
 
 
-def _authenticated(
-    listener: socket.socket, key: bytes, until: float
-) -> tuple[channel.Stream | None, str]:
-    """Return the stream to who has connected, or why not: nobody keeps the port to themselves."""
-    connection, (host, *_) = listener.accept()
+def _greet(
+    connection: socket.socket,
+    address: tuple[str, int],
+    key: bytes,
+    until: float,
+    answers: SimpleQueue[channel.Stream | str],
+) -> None:
+    """Answer with the stream to who has connected, or why it is none: a thread for each, so that
+    a stranger who says nothing keeps nobody out."""
     connection.settimeout(channel.HANDSHAKE)
     try:
         until = min(until, time.monotonic() + channel.HANDSHAKE)
         stream = channel.greet(connection, key, until)
+        connection.settimeout(None)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        answers.put(stream)
     except (OSError, channel.Broken) as error:
         connection.close()
-        return None, f"{host}: {error}"
-    connection.settimeout(None)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    return stream, ""
+        answers.put(f"{address[0]}: {error}")
 
 
 def _stage(request: Request, node: str, wait: float, *, taken: bool, wrong: str) -> str:
