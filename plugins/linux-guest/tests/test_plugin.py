@@ -60,7 +60,10 @@ def test_builders_are_what_they_say() -> None:
 
 def test_settings_and_resources_are_declared_on_the_node() -> None:
     assert list(node.vtorque_settings()) == [Settings]
-    assert [kind.kind for kind in node.vtorque_resources()] == ["linux-seed"]
+    assert [kind.kind for kind in node.vtorque_resources()] == [
+        "linux-seed",
+        "linux-epilogue",
+    ]
 
 
 def imported_by(code: str) -> set[str]:

@@ -10,13 +10,15 @@ from vtorque_core.api import HostFault, Refusal, Refused, always, hookimpl
 from vtorque_core.api.guest_context import ContextItem, RootCommand
 from vtorque_core.api.guest_plan import GuestPlan
 from vtorque_core.api.health import HealthCheck, HealthResult
-from vtorque_core.api.node_job import Site
+from vtorque_core.api.node_job import NodeJob, Site
 from vtorque_linux_guest.boot.seed import Seed
+from vtorque_linux_guest.guest.contract import EPILOGUE_MARKER
+from vtorque_linux_guest.job.site_epilogue import SiteEpilogue
 from vtorque_linux_guest.plugin import CLEAN
 from vtorque_linux_guest.settings import Settings, agent_path, site_scripts
 
 vtorque_settings = always(Settings)
-vtorque_resources = always(Seed)
+vtorque_resources = always(Seed, SiteEpilogue)
 
 # What root in a guest owns goes; its directories that have the user's files become the user's. A
 # start waits for it: what takes longer is left for the next time, and the job says so.
@@ -44,6 +46,16 @@ def vtorque_guest_context(guest: GuestPlan) -> Iterator[ContextItem]:
         raise Refused(Refusal("is in no such share", key=CLEAN.key, value=place, fix=fix))
     owner = f"{guest.user.uid}:{guest.user.gid}"
     yield RootCommand(("/bin/sh", "-c", _CLEAN, "sh", place, owner))
+
+
+@hookimpl
+def vtorque_post_boot(job: NodeJob) -> None:
+    """Note which guests have an epilogue of the site's to run before they end."""
+    seconds = job.site[Settings].epilogue_timeout
+    for guest in job.guests:
+        if (guest.run_dir / EPILOGUE_MARKER).exists():
+            run_dir = str(guest.run_dir)
+            job.acquire(SiteEpilogue(run_dir, guest.hostname, guest.rank, seconds), guest=guest)
 
 
 def agent_check(site: Site) -> Iterator[HealthResult]:

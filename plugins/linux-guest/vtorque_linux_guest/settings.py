@@ -24,7 +24,10 @@ class Settings:
     )
     epilogue: str = setting(
         "/etc/vtorque/guest/epilogue",
-        doc="directory of root-owned scripts, run as root in the job's guest after the job",
+        doc="directory of root-owned scripts, run as root in each guest after the job",
+    )
+    epilogue_timeout: float = setting(
+        20.0, "for these scripts in a guest that is about to end; below [node] release_timeout", "s"
     )
     agent: str = setting(
         "{prefix}/lib/vtorque-agent.{arch}",

@@ -17,9 +17,11 @@ from pathlib import Path
 import pytest
 
 from local_agent import LocalAgent
+from patience import LONG
 from vtorque_core.api.guest_driver import GuestDied, ReadyGuest, Script, Streams
 from vtorque_linux_guest.guest.contract import EPILOGUE_MARKER
-from vtorque_linux_guest.job import run_job
+from vtorque_linux_guest.job import run_job, site_epilogue
+from vtorque_linux_guest.job.site_epilogue import SiteEpilogue
 
 PATH = {"PATH": os.environ["PATH"], "TERM": "dumb"}
 
@@ -185,6 +187,32 @@ def test_site_epilogue_is_asked_for_where_the_guest_has_one(
     (guest.run_dir / EPILOGUE_MARKER).touch()
     code, _, err = guest.run(b"exit 0")
     assert (code, err) == (1, b"vtorque: the site's epilogue failed with exit code 1\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("echo bye; exit 0", "INFO site epilogue of vn1 (rank 3): done: bye"),
+        ("echo why >&2; exit 3", "WARNING site epilogue of vn1 (rank 3): exit code 3: why"),
+        ("sleep 1000", "WARNING site epilogue of vn1 (rank 3): not run to its end: it has not"),
+    ],
+)
+def test_root_has_the_site_epilogue_run_where_nobody_has(
+    guest: Guest, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, text, told
+) -> None:
+    client = guest.agent.home / "client"
+    client.write_text(f"#!/bin/sh\n{text}\n")
+    client.chmod(0o755)
+    monkeypatch.setattr(site_epilogue, "EPILOGUE_CLIENT", str(client))
+    caplog.set_level("INFO")
+    seconds = 1.0 if "sleep" in text else LONG
+    SiteEpilogue(str(guest.run_dir), "vn1", 3, seconds).release()
+    (record,) = caplog.records
+    assert f"{record.levelname} {record.getMessage()}".startswith(told)
+
+
+def test_no_epilogue_keeps_a_guest_that_is_gone(tmp_path: Path) -> None:
+    SiteEpilogue(str(tmp_path), "vn1", 0, LONG).release()
 
 
 def test_login_shells_can_read_the_jobs_environment(guest: Guest) -> None:

@@ -1,0 +1,95 @@
+"""The site's epilogue in a guest that is about to end: root on the node asks for it.
+
+Of each guest of the job, on each node. In the script's guest the job shell has had it run already,
+if the script ended by itself: it runs once. What a guest answers is read by a process without
+rights.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from vtorque_core.api import HostFault
+from vtorque_core.api.acquired import Resource
+from vtorque_core.api.read_apart import read_apart
+from vtorque_linux_guest.guest.contract import EPILOGUE_CLIENT, RUN_SOCKET
+from vtorque_linux_guest.job.frames import shown
+from vtorque_linux_guest.job.start_request import Start
+from vtorque_linux_guest.job.stream import Session
+
+HELLO_SECONDS = 5.0
+"""For the agent to answer: a guest that hangs keeps the node's epilogue so long."""
+
+_PIPE = 1 << 20  # bytes of output at most (pipe(7), /proc/sys/fs/pipe-max-size)
+_TOLD = 2000  # bytes of its end, as of a failed step of the setup
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class SiteEpilogue(Resource):
+    """A guest whose site epilogue has still to run; releasing it is running that.
+
+    Acquired when the guest is ready, so it comes before the guest ends, whatever ends the job.
+    ``run_dir``: of the guest; ``seconds``: how long its scripts may take.
+    """
+
+    kind = "linux-epilogue"
+
+    run_dir: str
+    hostname: str
+    rank: int
+    seconds: float
+
+    def create(self) -> None:
+        """Nothing: the guest has brought the scripts, and who runs them waits."""
+
+    def release(self) -> None:
+        """Have it run; a failure is a line in the job's log, and keeps nothing from its release."""
+        where = f"site epilogue of {self.hostname} (rank {self.rank})"
+        try:
+            code, said = self._run()
+        except (HostFault, OSError, ValueError) as error:
+            _log.warning("%s: not run to its end: %s", where, error)
+            return
+        words = f": {said}" if said else ""
+        if code:
+            _log.warning("%s: exit code %d%s", where, code, words)
+        else:
+            _log.info("%s: done%s", where, words)
+
+    def _run(self) -> tuple[int, str]:
+        until = time.monotonic() + self.seconds
+        with socket.socket(socket.AF_UNIX) as port:
+            port.connect(str(Path(self.run_dir, RUN_SOCKET)))
+            told = read_apart(
+                _ask, min(HELLO_SECONDS, self.seconds), until=until, files=[port.fileno()]
+            )
+            code, said = told
+        return int(code), shown(said)
+
+
+def _ask(hello: float, port: int) -> Iterator[bytes]:
+    """Yield the epilogue's exit code and the end of its output. It asks as the job's user."""
+    reading, writing = os.pipe()
+    with contextlib.suppress(OSError):
+        fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, _PIPE)
+    with socket.socket(fileno=port) as connection:
+        session = Session(connection)
+        session.hello(time.monotonic() + hello)
+        start = Start((EPILOGUE_CLIENT,), {"PATH": _PATH}, "/", merge=True)
+        status = session.run(start, None, writing, writing)
+    os.close(writing)
+    said = b""
+    while part := os.read(reading, 1 << 16):
+        said = (said + part)[-_TOLD:]
+    yield str(status.code).encode()
+    yield said.strip()
