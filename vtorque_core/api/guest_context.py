@@ -51,6 +51,17 @@ class RootCommand(ContextItem):
 
 
 @dataclass(frozen=True)
+class OnCancel(ContextItem):
+    """A command run as the job's user when the job is cancelled, before its script gets SIGTERM.
+
+    In the script's guest, with its environment, directory and outputs; of other guests it is
+    ignored. All of a job's together have half of ``[node] grace``. Its exit code counts nothing.
+    """
+
+    argv: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class KernelModule(ContextItem):
     """A module that must be loadable (``modprobe name parameters``)."""
 

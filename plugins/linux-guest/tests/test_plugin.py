@@ -11,18 +11,20 @@ from typing import Any
 
 import pytest
 
-from vtorque_core.api import Refused, guest_context
+from vtorque_core.api import FileData, Refused, guest_context
 from vtorque_core.base.names import Paths
 from vtorque_linux_guest import node, plugin
+from vtorque_linux_guest.guest.contract import SITE
 from vtorque_linux_guest.job.driver import LinuxDriver
 from vtorque_linux_guest.settings import Settings
 
 
-def wanting(place: str, rank: int = 0, **share: object) -> Any:
+def wanting(place: str = "", rank: int = 0, own: FileData | None = None, **share: object) -> Any:
     home = {"target": "/home/ada", "kind": "virtiofs", "readonly": False} | share
     return SimpleNamespace(
-        request={plugin.CLEAN: place}, rank=rank, shares=[SimpleNamespace(**home)],
-        user=SimpleNamespace(uid=1000, gid=100),
+        request={plugin.CLEAN: place, plugin.VM_PRECANCEL: own}, rank=rank,
+        shares=[SimpleNamespace(**home)], user=SimpleNamespace(uid=1000, gid=100),
+        image=SimpleNamespace(guest_type="linux"),
     )  # fmt: skip
 
 
@@ -88,8 +90,10 @@ def test_declaring_imports_nothing_that_acts() -> None:
     assert {name for name in found if name.split(".")[0] in ours} <= {
         "vtorque_core",
         "vtorque_core.api",
+        "vtorque_core.api.log_levels",
         "vtorque_core.api.strategies",
         "vtorque_core.api.values",
+        "vtorque_core.api.vm_options",
         "vtorque_core.base",
         "vtorque_core.base.errors",
         "vtorque_core.base.locks",
@@ -114,24 +118,44 @@ def test_hooks_and_the_wrapper_import_nothing_that_makes_seeds(module: str) -> N
 
 def test_health_of_agent_and_scripts(tmp_path: Path) -> None:
     agent = tmp_path / "agent"
-    missing = Site(Settings(agent=str(agent), prologue=str(tmp_path / "p"), epilogue="/none"))
+    missing = Site(
+        Settings(
+            agent=str(agent), prologue=str(tmp_path / "p"), epilogue="/none", precancel="/none"
+        )
+    )
     assert [r.status for r in node.agent_check(missing)] == ["warning"]
     agent.write_bytes(b"text")
     assert [r.status for r in node.agent_check(missing)] == ["failed"]
     agent.write_bytes(b"\x7fELF...")
     assert [r.status for r in node.agent_check(missing)] == ["ok"]
-    assert [r.status for r in node.scripts_check(missing)] == ["ok", "ok"]
+    assert [r.status for r in node.scripts_check(missing)] == ["ok", "ok", "ok"]
     (tmp_path / "p").mkdir()
     (tmp_path / "p").chmod(0o777)
     results = list(node.scripts_check(missing))
-    assert [r.status for r in results] == ["failed", "ok"]
+    assert [r.status for r in results] == ["failed", "ok", "ok"]
     assert results[0].fix
 
 
+NONE = Site(Settings(precancel="/none"))
+
+
+def test_what_runs_on_cancellation_is_the_first_guests(tmp_path: Path) -> None:
+    (tmp_path / "10-save").write_bytes(b"#!/bin/sh\nsave\n")
+    site = Site(Settings(precancel=str(tmp_path)))
+    items = list(node.vtorque_guest_context(wanting(own=FileData("pre.sh", b"echo")), site))
+    assert items == [
+        guest_context.GuestFile("/usr/lib/vtorque/precancel", b"echo", 0o500, "job"),
+        guest_context.OnCancel(("/usr/lib/vtorque/precancel",)),
+        guest_context.GuestFile(f"{SITE}/precancel.d/000", b"#!/bin/sh\nsave\n", 0o555),
+        guest_context.OnCancel((f"{SITE}/precancel.d/000",)),
+    ]
+    assert list(node.vtorque_guest_context(wanting(rank=1), site)) == []
+
+
 def test_the_first_guests_root_cleans_a_directory_of_a_share() -> None:
-    assert list(node.vtorque_guest_context(wanting(""))) == []
-    assert list(node.vtorque_guest_context(wanting("/home/ada/x", rank=1))) == []
-    (item,) = node.vtorque_guest_context(wanting("/home/ada/x"))
+    assert list(node.vtorque_guest_context(wanting(""), NONE)) == []
+    assert list(node.vtorque_guest_context(wanting("/home/ada/x", rank=1), NONE)) == []
+    (item,) = node.vtorque_guest_context(wanting("/home/ada/x"), NONE)
     assert isinstance(item, guest_context.RootCommand)
     assert (item.argv[-2:], item.stage) == (("/home/ada/x", "1000:100"), "ready")
 
@@ -145,7 +169,7 @@ def test_the_first_guests_root_cleans_a_directory_of_a_share() -> None:
 )  # fmt: skip
 def test_elsewhere_nothing_is_cleaned(place: str, share: dict[str, object]) -> None:
     with pytest.raises(Refused, match="in no such share"):
-        list(node.vtorque_guest_context(wanting(place, **share)))
+        list(node.vtorque_guest_context(wanting(place, **share), NONE))
 
 
 @pytest.mark.parametrize("text", ["x", "", "/home/ada/../eve", "../x"])

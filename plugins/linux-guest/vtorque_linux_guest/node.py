@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from vtorque_core.api import HostFault, Refusal, Refused, always, hookimpl
-from vtorque_core.api.guest_context import ContextItem, RootCommand
+from vtorque_core.api.guest_context import ContextItem, GuestFile, OnCancel, RootCommand
 from vtorque_core.api.guest_plan import GuestPlan
 from vtorque_core.api.health import HealthCheck, HealthResult
 from vtorque_core.api.node_job import NodeJob, Site
 from vtorque_linux_guest.boot.seed import Seed
-from vtorque_linux_guest.guest.contract import EPILOGUE_MARKER
+from vtorque_linux_guest.guest.contract import EPILOGUE_MARKER, SITE
 from vtorque_linux_guest.job.site_epilogue import SiteEpilogue
-from vtorque_linux_guest.plugin import CLEAN
+from vtorque_linux_guest.plugin import CLEAN, VM_PRECANCEL
 from vtorque_linux_guest.settings import Settings, agent_path, site_scripts
 
 vtorque_settings = always(Settings)
@@ -30,22 +30,37 @@ exit 0"""
 
 
 @hookimpl
-def vtorque_guest_context(guest: GuestPlan) -> Iterator[ContextItem]:
-    """Have root of the first guest clean a directory of a share; ``vmgr clean`` asks for it.
+def vtorque_guest_context(guest: GuestPlan, site: Site) -> Iterator[ContextItem]:
+    """Have the first guest clean a directory of a share, and know what to run on cancellation.
 
-    To the host that is the user's subordinate id, which can touch nobody else's files. Raises
-    Refused: the directory is in no share of the user's own files.
+    Raises Refused: the directory is in no share of the user's own files.
     """
-    place = guest.request[CLEAN]
-    if not place or guest.rank:
+    if guest.rank:
         return
+    if guest.request[CLEAN]:
+        yield _clean(guest, guest.request[CLEAN])
+    if (own := guest.request[VM_PRECANCEL]) is not None:
+        yield GuestFile(f"{SITE}/precancel", own.content, 0o500, "job")
+        yield OnCancel((f"{SITE}/precancel",))
+    if guest.image.guest_type == "linux":
+        for number, script in enumerate(site_scripts(site[Settings].precancel)):
+            path = f"{SITE}/precancel.d/{number:03d}"
+            yield GuestFile(path, script.content, 0o555)
+            yield OnCancel((path,))
+
+
+def _clean(guest: GuestPlan, place: str) -> RootCommand:
+    """Return the command of ``vmgr clean``.
+
+    To the host that is the user's subordinate id, which can touch nobody else's files.
+    """
     shares = [s.target for s in guest.shares if s.kind == "virtiofs" and not s.readonly]
     if not any(Path(place).is_relative_to(target) for target in shares):
         where = ", ".join(shares) or "there are none here"
         fix = f"name a directory in a share that can be written: {where}"
         raise Refused(Refusal("is in no such share", key=CLEAN.key, value=place, fix=fix))
     owner = f"{guest.user.uid}:{guest.user.gid}"
-    yield RootCommand(("/bin/sh", "-c", _CLEAN, "sh", place, owner))
+    return RootCommand(("/bin/sh", "-c", _CLEAN, "sh", place, owner))
 
 
 @hookimpl
@@ -83,7 +98,8 @@ def agent_check(site: Site) -> Iterator[HealthResult]:
 def scripts_check(site: Site) -> Iterator[HealthResult]:
     """Say which of the admin's scripts run in guests, and whether they are safe to run."""
     settings = site[Settings]
-    for what, directory in (("prologue", settings.prologue), ("epilogue", settings.epilogue)):
+    for what in ("prologue", "epilogue", "precancel"):
+        directory = getattr(settings, what)
         try:
             found = site_scripts(directory)
         except HostFault as error:

@@ -9,7 +9,8 @@ from pathlib import PurePosixPath
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from vtorque_core.api import Command, GuestType, ImageBuilder, OfJob, Option, always
+from vtorque_core.api import Command, FileData, GuestType, ImageBuilder, OfJob, Option, always
+from vtorque_core.api.vm_options import no_parse, show_file
 
 if TYPE_CHECKING:
     from vtorque_core.api.guest_driver import GuestDriver
@@ -20,6 +21,7 @@ SUPPORTS = frozenset(
         "EnvVar",
         "GuestFile",
         "RootCommand",
+        "OnCancel",
         "KernelModule",
         "Package",
         "Mount",
@@ -40,6 +42,16 @@ def directory(text: str) -> str:
 
 CLEAN = Option(
     "clean", directory, "", "remove what root in your guests has left below a directory", "DIR"
+)
+
+VM_PRECANCEL: Option[FileData | None] = Option(
+    "vm_precancel",
+    no_parse,
+    None,
+    "script run in the first guest as you, when the job is cancelled",
+    "FILE",
+    show_file,
+    is_file=True,
 )
 
 
@@ -81,7 +93,7 @@ vtorque_image_builders = always(
     ImageBuilder("debian", "Debian with systemd, cloud-init and sshd", builder=_debian),
     ImageBuilder("linux", "Debian or RedHat family with systemd, from a recipe", builder=_linux),
 )
-vtorque_options = always(CLEAN)
+vtorque_options = always(CLEAN, VM_PRECANCEL)
 vtorque_commands = always(
     Command("vmgr", lambda: _commands().ssh, OfJob(("rank", "command"), terminal=True)),
     Command("vmgr", lambda: _commands().console, OfJob(("guest",))),

@@ -29,6 +29,11 @@ class Settings:
     epilogue_timeout: float = setting(
         20.0, "for these scripts in a guest that is about to end; below [node] release_timeout", "s"
     )
+    precancel: str = setting(
+        "/etc/vtorque/guest/precancel",
+        doc="directory of root-owned scripts, run as the user in the job's first guest when the "
+        "job is cancelled",
+    )
     agent: str = setting(
         "{prefix}/lib/vtorque-agent.{arch}",
         doc="the agent's binary, brought into images without it; {prefix} is where vTorque is "

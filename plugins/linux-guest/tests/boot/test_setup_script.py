@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from patience import LONG
 from sample_guests import (
     AS_NOBODY,
     DEBIAN,
@@ -28,6 +30,7 @@ from vtorque_core.api.guest_context import (
     GuestFile,
     KernelModule,
     Mount,
+    OnCancel,
     Package,
     PciMemory,
     RootCommand,
@@ -349,6 +352,24 @@ def test_epilogue_waits_for_the_user_and_tells_its_code(fake_root: FakeRoot, cod
     more = "" if code else "not run after a failure\n"
     assert asked.stdout.decode() == f"one\ntwo\n{more}"
     assert done.exists()
+
+
+def test_what_runs_on_cancellation_has_an_agent_of_its_own(fake_root: FakeRoot, plan) -> None:
+    fake_root.write("/usr/lib/vtorque/vtorque-agent", '#!/bin/sh\necho "$1" >"${0%/*}/started"\n')
+    (fake_root.path / "usr/lib/vtorque/vtorque-agent").chmod(0o755)
+    said = fake_root.path.parent / "said"
+    items = [HOME, OnCancel(("sh", "-c", f"echo $0 >{said}", "a b;c")), OnCancel(("/no/such",))]
+    assert fake_root.setup(PLAN, items).code == 0
+    started = fake_root.path / "usr/lib/vtorque/started"
+    until = time.monotonic() + LONG
+    while not (started.exists() and started.read_text()) and time.monotonic() < until:
+        time.sleep(0.01)
+    assert started.read_text().endswith("/run/vtorque/cancel.conf\n")
+    script = fake_root.path / "usr/lib/vtorque/on-cancel"
+    subprocess.run([script], check=False, capture_output=True, timeout=180)
+    assert (script.stat().st_mode & 0o777, said.read_text()) == (0o755, "a b;c\n")
+    other = setup_script.build(plan(rank=1), items, Settings())["setup.sh"]
+    assert b"on-cancel" not in other
 
 
 def test_packages_only_what_is_missing(fake_root: FakeRoot, plan) -> None:

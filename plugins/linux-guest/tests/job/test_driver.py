@@ -57,7 +57,9 @@ def test_ports_seed_and_shares(plan) -> None:
     assert [(c.port, c.path, c.owner) for c in of(elements, Channel)] == [
         ("org.vtorque.status", "/nonexistent/run/status.sock", "root"),
         ("org.vtorque.run", "/nonexistent/run/run.sock", "job"),
+        ("org.vtorque.cancel", "/nonexistent/run/cancel.sock", "job"),
     ]
+    assert len(of(DRIVER.elements(plan(rank=1), Site()), Channel)) == 2
     assert of(elements, Disk) == [
         Disk("seed", "/nonexistent/state/seed.iso", format="raw", readonly=True, serial="vtseed")
     ]
@@ -142,9 +144,11 @@ def test_agent_conf(plan) -> None:
     text = seed_contents.agent_conf(plan(), []).decode()
     assert text == (
         "user=alice\nuid=1000\ngid=1000\ngroups=1000,2000\nhome=/home/alice\nshell=/bin/sh\n"
-        "status=port:org.vtorque.status\nrun=port:org.vtorque.run\nspool=/var/spool/vtorque\n"
+        "spool=/var/spool/vtorque\nstatus=port:org.vtorque.status\nrun=port:org.vtorque.run\n"
         "setup=/run/vtorque/setup.sh\nsync=0\n"
     )
+    who = text.partition("status=")[0]
+    assert seed_contents.cancel_conf(plan()).decode() == f"{who}run=port:org.vtorque.cancel\n"
     assert b"sync=1\n" in seed_contents.agent_conf(plan(), [Mount("disk", "vtdata", "/data")])
 
 

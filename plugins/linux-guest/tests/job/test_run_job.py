@@ -19,7 +19,7 @@ import pytest
 from local_agent import LocalAgent
 from patience import LONG
 from vtorque_core.api.guest_driver import GuestDied, ReadyGuest, Script, Streams
-from vtorque_linux_guest.guest.contract import EPILOGUE_MARKER
+from vtorque_linux_guest.guest.contract import CANCEL_MARKER, EPILOGUE_MARKER
 from vtorque_linux_guest.job import run_job, site_epilogue
 from vtorque_linux_guest.job.site_epilogue import SiteEpilogue
 
@@ -248,6 +248,59 @@ def test_term_during_the_prologue_means_no_script(guest: Guest) -> None:
     with signalled(signal.SIGTERM, flag):
         code, out, _ = guest.run(b"echo job", prologue=prologue)
     assert (code, out) == (143, b"")
+
+
+@pytest.fixture
+def cancelled(guest: Guest, binary: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """What the guest runs on cancellation, by an agent of its own, without a status port."""
+    script = guest.agent.home / "on-cancel"
+    script.touch(0o755)
+    monkeypatch.setattr(run_job, "ON_CANCEL", str(script))
+    (guest.run_dir / CANCEL_MARKER).touch()
+    socket_of = guest.run_dir / "cancel.sock"
+    with LocalAgent(binary, status=False) as agent, _switchboard(agent, socket_of):
+        yield script
+
+
+def test_what_runs_on_cancellation_comes_before_term(guest: Guest, cancelled: Path) -> None:
+    """With the script's surroundings, while it still runs."""
+    flag = guest.agent.home / "started"
+    cancelled.write_text(f"#!/bin/sh\nrm {flag}; echo saving $V in $(pwd); echo e >&2; exit 3\n")
+    trap = f"trap 'test -e {flag} || echo TERM; exit 7' TERM"
+    text = f"#!/bin/sh\n{trap}\ntouch {flag}\nsleep 60 & wait\n"
+    with signalled(signal.SIGTERM, flag):
+        code, out, err = guest.run(text.encode(), environ=PATH | {"V": "1"}, grace=LONG)
+    assert (code, out, err) == (7, b"saving 1 in /\nTERM\n", b"e\n")
+
+
+def test_what_runs_on_cancellation_has_half_of_the_grace(guest: Guest, cancelled: Path) -> None:
+    flag = guest.agent.home / "started"
+    cancelled.write_text("#!/bin/sh\nsleep 1000\n")
+    text = f"#!/bin/sh\ntrap 'echo TERM; exit 7' TERM\ntouch {flag}\nsleep 600 & wait\n"
+    with signalled(signal.SIGTERM, flag):
+        code, out, err = guest.run(text.encode(), grace=2.0)
+    assert out in (b"TERM\n", b"") and code in (7, 137)  # it may have had no turn in its half
+    assert b"job is cancelled: it took longer than 1 s\n" in err
+
+
+def test_a_script_may_end_while_it_is_cancelled(guest: Guest, cancelled: Path) -> None:
+    """Its epilogue then gets no TERM that was meant for it."""
+    flag, end = guest.agent.home / "started", guest.agent.home / "end"
+    cancelled.write_text(f"#!/bin/sh\ntouch {end}; sleep 0.2; echo saved\n")
+    text = f"#!/bin/sh\ntouch {flag}\nuntil [ -e {end} ]; do sleep 0.01; done\nexit 5\n"
+    with signalled(signal.SIGTERM, flag):
+        code, out, _ = guest.run(text.encode(), grace=LONG, epilogue=b"sleep 0.1; echo epilogue")
+    assert (code, out) == (5, b"saved\nepilogue\n")
+
+
+def test_nobody_runs_it_where_the_guest_has_no_such_agent(guest: Guest) -> None:
+    (guest.run_dir / CANCEL_MARKER).touch()
+    flag = guest.agent.home / "started"
+    text = f"#!/bin/sh\ntrap 'echo TERM; exit 7' TERM\ntouch {flag}\nsleep 60 & wait\n"
+    with signalled(signal.SIGTERM, flag):
+        code, out, err = guest.run(text.encode(), grace=LONG)
+    assert (code, out) == (7, b"TERM\n")
+    assert b"what runs when the job is cancelled: " in err
 
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGINT])

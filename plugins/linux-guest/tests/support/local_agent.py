@@ -41,6 +41,7 @@ class LocalAgent:
         extra: str = "",
         sync: bool = False,
         notify: str = "",
+        status: bool = True,
     ) -> None:
         # Not pytest's directory: it is closed to other users, and the job is one.
         self.path = Path(tempfile.mkdtemp(prefix="vtorque-agent-"))
@@ -61,7 +62,7 @@ class LocalAgent:
             f"groups={','.join(str(gid) for gid in groups)}",
             f"home={self.home}",
             "shell=/bin/sh",
-            f"status=unix:{self.path}/status",
+            *([f"status=unix:{self.path}/status"] if status else []),
             f"run=unix:{self.path}/run",
             f"spool={self.spool}",
             f"sync={int(sync)}",

@@ -109,7 +109,7 @@ static ssize_t slurp(const char *path, char *buf, size_t size, char *err, size_t
 
 bool conf_read(const char *path, struct conf *c, char *err, size_t err_size) {
     static char text[CONF_MAX + 1];
-    const unsigned required = 0x1f7; /* all but groups and what comes after spool */
+    const unsigned required = 0x1b7; /* all but groups, status and what comes after spool */
     unsigned seen = 0, line = 0;
     if (slurp(path, text, sizeof text, err, err_size) < 0)
         return false;
@@ -129,7 +129,7 @@ bool conf_read(const char *path, struct conf *c, char *err, size_t err_size) {
         }
     }
     if ((seen & required) != required) {
-        snprintf(err, err_size, "%s: needs user uid gid home shell status run spool", path);
+        snprintf(err, err_size, "%s: needs user uid gid home shell run spool", path);
         return false;
     }
     if (geteuid() != 0 && (c->uid != geteuid() || c->gid != getegid())) {

@@ -79,7 +79,7 @@ static int open_port(const struct port *p) {
 
 /* True when a host has just connected. */
 bool port_connect(struct port *p, uint64_t now) {
-    if (p->up)
+    if (p->up || p->path[0] == '\0')
         return false;
     if (p->fd < 0) {
         if (now < p->retry_at)
@@ -98,7 +98,7 @@ bool port_connect(struct port *p, uint64_t now) {
 }
 
 int port_timeout(const struct port *p, uint64_t now) {
-    if (p->up)
+    if (p->up || p->path[0] == '\0')
         return -1;
     if (p->fd >= 0)
         return RECHECK_MS;

@@ -11,12 +11,17 @@ from vtorque_core.api import HostFault, Image
 from vtorque_core.api.acquired import Resource
 from vtorque_core.api.guest_context import ContextItem, EnvVar, Mount, RootCommand
 from vtorque_core.api.guest_plan import GuestPlan, Share
+from vtorque_core.api.job_files import File
 from vtorque_core.api.libvirt_domain import Channel, Disk, Element, Filesystem, KernelBoot
 from vtorque_core.api.vm_options import DISK
 from vtorque_linux_guest.boot.seed import SEED_NAME, SERIAL, Seed, iso
 from vtorque_linux_guest.boot.seed_contents import seed_files
+from vtorque_linux_guest.boot.setup_script import on_cancel
 from vtorque_linux_guest.boot.ssh_client import client_files
 from vtorque_linux_guest.guest.contract import (
+    CANCEL_MARKER,
+    CANCEL_PORT,
+    CANCEL_SOCKET,
     EPILOGUE_MARKER,
     RUN_PORT,
     RUN_SOCKET,
@@ -38,6 +43,8 @@ def elements(guest: GuestPlan) -> Iterator[Element]:
     run = guest.run_dir
     yield Channel("status", STATUS_PORT, str(run / STATUS_SOCKET), owner="root")
     yield Channel("run", RUN_PORT, str(run / RUN_SOCKET), owner="job")
+    if guest.rank == 0:
+        yield Channel("cancel", CANCEL_PORT, str(run / CANCEL_SOCKET), owner="job")
     seed = str(guest.state_dir / SEED_NAME)
     yield Disk("seed", path=seed, format="raw", readonly=True, serial=SERIAL)
     image = guest.image
@@ -79,7 +86,10 @@ def resources(
     has_epilogue = bool(site_scripts(settings.epilogue))
     marker = str(guest.run_dir / EPILOGUE_MARKER) if has_epilogue else ""
     path = str(guest.state_dir / SEED_NAME)
-    return (Seed(path, guest.qemu_uid, marker, content), *client_files(guest))
+    found = [Seed(path, guest.qemu_uid, marker, content), *client_files(guest)]
+    if on_cancel(guest, items):
+        found.append(File(str(guest.run_dir / CANCEL_MARKER), mode=0o444))
+    return found
 
 
 def has_data(guest: GuestPlan) -> bool:

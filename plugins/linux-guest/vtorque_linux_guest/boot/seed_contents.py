@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from vtorque_core.api import HostFault
 from vtorque_core.api.guest_context import ContextItem, LinePort, Mount
 from vtorque_core.api.guest_plan import GuestPlan
 from vtorque_linux_guest.boot import cloud_init, etc_files, setup_script
-from vtorque_linux_guest.guest.contract import RUN_PORT, SPOOL, STATUS_PORT
+from vtorque_linux_guest.guest.contract import CANCEL_PORT, RUN_PORT, SPOOL, STATUS_PORT
 from vtorque_linux_guest.guest.linux_family import boots_micro, has_agent
 from vtorque_linux_guest.settings import Settings, agent_path, site_scripts
 
@@ -26,6 +26,8 @@ def seed_files(
     )
     found = {f"vtorque/{path}": content for path, content in setup.items()}
     found["vtorque/agent.conf"] = agent_conf(guest, items)
+    if setup_script.on_cancel(guest, items):
+        found["vtorque/cancel.conf"] = cancel_conf(guest)
     if boots_micro(guest.image):
         return found
     found["user-data"] = cloud_init.user_data(guest)
@@ -42,8 +44,28 @@ def agent_conf(guest: GuestPlan, items: Sequence[ContextItem]) -> bytes:
     The agent syncs before it reports a job's end where a file system is the guest's own business:
     virtiofs has nothing to flush once a file is closed, and the root disk is thrown away.
     """
-    user = guest.user
     own = any(isinstance(item, Mount) and item.kind != "virtiofs" for item in items)
+    values = _who_and_where(guest) | {
+        "status": f"port:{STATUS_PORT}",
+        "run": f"port:{RUN_PORT}",
+        "setup": "/run/vtorque/setup.sh",
+        "sync": str(int(own)),
+    }
+    lines = [item for item in items if isinstance(item, LinePort)]
+    if len(lines) > 1:
+        raise HostFault(f"two plugins want a line port: {lines[0].path} and {lines[1].path}")
+    for item in lines:
+        values |= {"lines": item.path, "lines_port": f"port:{item.port}"}
+    return _conf(values)
+
+
+def cancel_conf(guest: GuestPlan) -> bytes:
+    """Return the configuration of the agent that runs what is to run on cancellation."""
+    return _conf(_who_and_where(guest) | {"run": f"port:{CANCEL_PORT}"})
+
+
+def _who_and_where(guest: GuestPlan) -> dict[str, str]:
+    user = guest.user
     values = {
         "user": user.name,
         "uid": str(user.uid),
@@ -51,19 +73,14 @@ def agent_conf(guest: GuestPlan, items: Sequence[ContextItem]) -> bytes:
         "groups": ",".join(str(gid) for gid in dict.fromkeys(gid for _, gid in user.groups)),
         "home": etc_files.guest_home(guest),
         "shell": user.shell,
-        "status": f"port:{STATUS_PORT}",
-        "run": f"port:{RUN_PORT}",
         "spool": SPOOL,
-        "setup": "/run/vtorque/setup.sh",
-        "sync": str(int(own)),
     }
     if "container" in guest.image.labels:  # of an image made from a container
         values["container"] = guest.image.labels["container"]
-    lines = [item for item in items if isinstance(item, LinePort)]
-    if len(lines) > 1:
-        raise HostFault(f"two plugins want a line port: {lines[0].path} and {lines[1].path}")
-    for item in lines:
-        values |= {"lines": item.path, "lines_port": f"port:{item.port}"}
+    return values
+
+
+def _conf(values: Mapping[str, str]) -> bytes:
     for key, value in values.items():
         if any(c in value for c in "\n\0"):
             raise HostFault(f"{key} {value!r} of the job's user cannot be told to a guest")

@@ -23,13 +23,14 @@ from vtorque_core.api.guest_context import (
     GuestFile,
     KernelModule,
     Mount,
+    OnCancel,
     Package,
     PciMemory,
     RootCommand,
 )
 from vtorque_core.api.guest_plan import Address, GuestPlan
 from vtorque_linux_guest.boot import etc_files
-from vtorque_linux_guest.guest.contract import EPILOGUE_CLIENT, SITE, SPOOL
+from vtorque_linux_guest.guest.contract import EPILOGUE_CLIENT, ON_CANCEL, SITE, SPOOL
 from vtorque_linux_guest.guest.linux_family import DEBIAN, MICRO, REDHAT, boots_micro, family
 from vtorque_linux_guest.settings import Settings, SiteScript
 
@@ -123,6 +124,7 @@ def build(
     _devices(script, guest, _of(items, GuestDevice))
     _pci_memory(script, guest, _of(items, PciMemory))
     _site_scripts(script, guest, prologue, epilogue)
+    _on_cancel(script, on_cancel(guest, items))
     _commands(script, (c for c in _of(items, RootCommand) if c.stage == "ready"))
     head = f"#!/bin/sh\nR={quote(root)}\n"
     text = head + _data("setup_lib.sh") + "\n".join(script.lines) + "\n"
@@ -361,3 +363,17 @@ def _site_scripts(
             script.put(f"{SITE}/epilogue/{number:03d}", each.content, 0o700)
         script.put(EPILOGUE_CLIENT, _data("site-epilogue").encode(), 0o755)
         script.call("epilogue_waiter", str(guest.user.gid))
+
+
+def on_cancel(guest: GuestPlan, items: Sequence[ContextItem]) -> list[tuple[str, ...]]:
+    """Return what this guest runs when the job is cancelled: only the script's has any."""
+    return [item.argv for item in _of(items, OnCancel) if guest.rank == 0]
+
+
+def _on_cancel(script: _Script, commands: Sequence[tuple[str, ...]]) -> None:
+    """An agent of its own runs them: the first one is at work for the job's script then."""
+    if commands:
+        script.step("what runs on cancellation")
+        lines = ["#!/bin/sh", *(" ".join(quote(word) for word in argv) for argv in commands)]
+        script.put(ON_CANCEL, ("\n".join(lines) + "\n").encode("utf-8", "surrogateescape"), 0o755)
+        script.call("cancel_agent")

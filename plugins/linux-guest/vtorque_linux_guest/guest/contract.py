@@ -4,9 +4,11 @@ from __future__ import annotations
 
 STATUS_PORT = "org.vtorque.status"
 RUN_PORT = "org.vtorque.run"
+CANCEL_PORT = "org.vtorque.cancel"
 
 STATUS_SOCKET = "status.sock"
 RUN_SOCKET = "run.sock"
+CANCEL_SOCKET = "cancel.sock"
 """The ports' other ends: unix sockets in the guest's run_dir on the node."""
 
 SPOOL = "/var/spool/vtorque"
@@ -17,6 +19,12 @@ ENVIRONMENT = ".vtorque-environment"
 
 SITE = "/usr/lib/vtorque"
 """Where the admin's scripts are run from: /run may be noexec."""
+
+ON_CANCEL = f"{SITE}/on-cancel"
+"""Runs all that is to run when the job is cancelled, as its user."""
+
+CANCEL_MARKER = "on-cancel"
+"""In the run_dir, empty: the guest has such commands."""
 
 EPILOGUE_CLIENT = f"{SITE}/site-epilogue"
 EPILOGUE_MARKER = "site-epilogue"

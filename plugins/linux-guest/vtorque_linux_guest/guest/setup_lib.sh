@@ -255,3 +255,8 @@ epilogue_waiter() {
         printf '\n%s\n' "$code"
     ) </dev/null >/dev/null 2>&1 3>&- 4>&- &
 }
+
+# The agent of what the job's user has run when the job is cancelled.
+cancel_agent() {
+    "$R/usr/lib/vtorque/vtorque-agent" "$D/cancel.conf" </dev/null >/dev/null 2>&1 3>&- 4>&- &
+}

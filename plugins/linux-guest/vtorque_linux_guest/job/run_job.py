@@ -11,19 +11,24 @@ import os
 import resource
 import signal
 import socket
+import threading
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
 from types import FrameType
 
 from vtorque_core.api.guest_driver import GuestDied, ReadyGuest, Script, Streams
 from vtorque_linux_guest.guest.contract import (
+    CANCEL_MARKER,
     ENVIRONMENT,
     EPILOGUE_CLIENT,
     EPILOGUE_MARKER,
+    ON_CANCEL,
     RUN_SOCKET,
 )
 from vtorque_linux_guest.guest.environment import job_environment_text
+from vtorque_linux_guest.job import on_cancel
 from vtorque_linux_guest.job.events import Events
 from vtorque_linux_guest.job.frames import BadStart, NotStarted, StreamError
 from vtorque_linux_guest.job.start_request import (
@@ -78,6 +83,8 @@ class _Ending:
     def __init__(self, grace: float) -> None:
         self.events = Events()
         self.terminated = False
+        self.on_cancel: Callable[[float], None] | None = None
+        self._cancelling: threading.Thread | None = None
         self._grace = grace
         self.killed = False
         self._before: dict[int, object] = {}
@@ -103,10 +110,28 @@ class _Ending:
             self.events.signal(number)
 
     def _terminate(self, number: int, _frame: FrameType | None) -> None:
-        self.events.signal(number)
-        if not self.terminated:
-            self.terminated = True
+        first, self.terminated = not self.terminated, True
+        if first:
             signal.setitimer(signal.ITIMER_REAL, max(self._grace, 0.001))
+        if self.on_cancel is None:
+            self.events.signal(number)
+        elif first:
+            self._cancelling = threading.Thread(target=self._cancel, args=(number,))
+            self._cancelling.start()
+
+    def _cancel(self, number: int) -> None:
+        """Run what is to run first, then pass TERM on. In a thread: the script runs on."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        if self.on_cancel is not None:
+            self.on_cancel(self._grace / 2)
+        if self.on_cancel is not None:
+            self.events.signal(number)
+
+    def main_ended(self) -> None:
+        """Wait for what runs on cancellation; nobody is left to get TERM after it."""
+        self.on_cancel = None
+        if self._cancelling is not None:
+            self._cancelling.join()
 
     def _alarm(self, _number: int, _frame: FrameType | None) -> None:
         if self.killed:
@@ -160,8 +185,14 @@ class _Job:
             start = self._part((), mode=Mode.LOGIN, pty=pty)
         else:
             start = self._script_start(pty)
-        with self._terminal(pty):
-            return self._start(start, streams.stdin)
+        if (self.guest.run_dir / CANCEL_MARKER).exists():
+            cancel = replace(self._part((ON_CANCEL,)), files=())
+            self.ending.on_cancel = partial(on_cancel.run, self.guest, cancel, streams, self._say)
+        try:
+            with self._terminal(pty):
+                return self._start(start, streams.stdin)
+        finally:
+            self.ending.main_ended()
 
     def _script_start(self, pty: Pty | None) -> Start:
         """The script as a login shell's command; else by the ``-S`` shell, its line, the shell."""
