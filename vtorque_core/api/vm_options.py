@@ -46,6 +46,11 @@ def plain_name(value: str) -> str:
     return value
 
 
+def distro_name(value: str) -> str:
+    """Return a distribution's name or its family's, in small letters. Raises ValueError."""
+    return plain_name(value).lower()
+
+
 def arch_name(value: str) -> str:
     """Return the architecture as the kernel says it (``uname -m``). Raises ValueError."""
     name = _ARCH_ALIASES.get(value.strip().lower(), value.strip().lower())
@@ -134,7 +139,7 @@ IMG = Option("img", image_name, "", "image of the guest (vmgr images list)", "NA
 RAM = Option(
     "ram", ram_mib, JOB, "memory of each guest; job: its part of the job's", "SIZE", show_ram
 )
-DISTRO = Option("distro", plain_name, "", "distribution that the image must have", "NAME")
+DISTRO = Option("distro", distro_name, "", "distribution of the image, or its family", "NAME")
 ARCH = Option("arch", arch_name, "", "architecture that the image must have", "NAME")
 VCPUS = Option(
     "vcpus",

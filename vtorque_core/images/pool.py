@@ -145,19 +145,24 @@ def select(
     """Return the image a job asked for: by name, or the only one of a distro and architecture.
 
     None and empty text mean that nobody chose. A named image must be of the distro and the
-    architecture, if given. Raises Refused (none fits, or several do), HostFault.
+    architecture, if given. ``distro`` may be its family's (``redhat`` of Rocky Linux), in any
+    capitals. Raises Refused (none fits, or several do), HostFault.
     """
     if name:
         image = lookup(pool, name, cache, accept)
-        for key, wanted, has in (("distro", distro, image.distro), ("arch", arch, image.arch)):
-            if wanted and wanted != has:
-                message = f"does not fit img={name}, whose {key} is {has}"
+        for key, wanted, has in (("distro", distro, _distros(image)), ("arch", arch, [image.arch])):
+            if wanted and wanted.lower() not in has:
+                message = f"does not fit img={name}, whose {key} is {' or '.join(has)}"
                 raise Refused(Refusal(message, key=key, value=wanted))
         return image
     if cache is not None and not pool.is_dir() and cache.is_dir():
         pool, cache = cache, None
     usable = list_images(pool)
-    fit = [i for i in usable if distro in (None, "", i.distro) and arch in (None, "", i.arch)]
+    fit = [
+        image
+        for image in usable
+        if (not distro or distro.lower() in _distros(image)) and arch in (None, "", image.arch)
+    ]
     if len(fit) == 1:
         return lookup(pool, fit[0].name, cache, accept)
     asked = " ".join(f"{k}={printable(v)}" for k, v in (("distro", distro), ("arch", arch)) if v)
@@ -165,6 +170,12 @@ def select(
     if not fit:
         raise Refused(f"no image of the pool has {asked or 'been built'} (there is: {found})")
     raise Refused(f"several images fit {asked or 'the job'}: choose one with img= ({found})")
+
+
+def _distros(image: Image) -> list[str]:
+    """Return what an image's distribution is called: its own name, that of its family."""
+    names = (image.distro, image.labels.get("family", ""))
+    return list(dict.fromkeys(name.lower() for name in names if name))
 
 
 def describe(pool: Path, name: str) -> Sidecar:

@@ -400,6 +400,16 @@ def test_select_by_name_must_fit_distro_and_arch(pool: Path) -> None:
         select(pool, "m", None, "aarch64")
 
 
+def test_select_by_family_and_in_any_capitals(pool: Path) -> None:
+    rocky = replace(MICRO, distro="Rocky", labels={"family": "redhat"})
+    image = put(pool, "r", built=rocky)
+    put(pool, "m")
+    for distro in ("rocky", "ROCKY", "RedHat"):
+        assert select(pool, None, distro, None) == select(pool, "r", distro, None) == image
+    with pytest.raises(Refused, match=r"does not fit img=r, whose distro is rocky or redhat"):
+        select(pool, "r", "debian", None)
+
+
 def test_select_without_a_name(pool: Path) -> None:
     with pytest.raises(Refused, match="no image of the pool has been built"):
         select(pool, "", "", "")

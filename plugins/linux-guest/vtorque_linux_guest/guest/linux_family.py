@@ -21,7 +21,7 @@ def family(image: Image) -> str | None:
     The label ``family`` decides, else the distro: a derivative that nobody here has heard of needs
     the label.
     """
-    return _MEMBERS.get(image.labels.get("family", image.distro))
+    return _MEMBERS.get(image.labels.get("family", image.distro).lower())
 
 
 def boots_micro(image: Image) -> bool:
