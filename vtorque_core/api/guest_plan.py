@@ -42,7 +42,7 @@ class Address:
     """One guest NIC: assigned, never discovered.
 
     ``ip`` is None with DHCP, and where the NIC has no address (``dhcp`` is then False). ``prefix``
-    is the network's length; ``gateway`` and ``dns`` may be empty. ``network``: empty for
+    is the network's length; ``gateway``, ``dns``, ``search`` may be empty. ``network``: empty for
     ``[network]``, whose NIC is the first, else the name of ``[networks.<name>]``; only the first
     takes a default route and name servers from DHCP. ``mtu`` in bytes, None: the network's own.
     ``metric`` of the default route, None: the guest's own choice. ``filtered``: the node drops
@@ -54,6 +54,7 @@ class Address:
     prefix: int = 24
     gateway: str | None = None
     dns: tuple[str, ...] = ()
+    search: tuple[str, ...] = ()
     network: str = ""
     mtu: int | None = None
     metric: int | None = None

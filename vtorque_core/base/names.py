@@ -172,7 +172,6 @@ def derive(secret: bytes, purpose: str, *parts: str | int, length: int = 32) -> 
     return out[:length]
 
 
-def guest_mac(secret: bytes, guest: str, nic: int = 0) -> str:
-    """Return a locally administered unicast MAC in QEMU's range 52:54:00 (libvirt's default)."""
-    tail = derive(secret, "mac", guest, nic, length=3)
-    return "52:54:00:" + ":".join(f"{b:02x}" for b in tail)
+def guest_mac(secret: bytes, guest: str, nic: int, prefix: str) -> str:
+    """Return the MAC of a guest's NIC: ``prefix``, its first three bytes, and three of its own."""
+    return f"{prefix}:{derive(secret, 'mac', guest, nic, length=3).hex(':')}"

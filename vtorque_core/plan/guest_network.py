@@ -70,7 +70,7 @@ def addresses(site: Site, site_secret: bytes, guest: GuestPlan) -> Iterator[Addr
     """Yield the assignments of a placed guest's NICs, in their order."""
     for number, (name, network) in enumerate(of_site(site).items()):
         lease = guest.leased(pool(name))
-        mac = names.guest_mac(site_secret, guest.name, number)
+        mac = names.guest_mac(site_secret, guest.name, number, site.network.mac_prefix)
         yield address(network, mac, lease[0] if lease else None, name)
 
 
@@ -200,7 +200,7 @@ def _number(job_id: str) -> int:
 def address(network: AnyNetwork, mac: str, ip: str | None, name: str = "") -> Address:
     """Return a NIC's full assignment. A macvtap is never filtered.
 
-    Only ``[network]`` has name servers and a gateway unasked.
+    Only ``[network]`` has name servers, search domains, and a gateway unasked.
     """
     extra = isinstance(network, ExtraNetwork)
     mtu = (network.mtu or None) if isinstance(network, ExtraNetwork) else None
@@ -216,6 +216,7 @@ def address(network: AnyNetwork, mac: str, ip: str | None, name: str = "") -> Ad
         prefix=subnet.prefixlen,
         gateway=gateway,
         dns=tuple(network.dns) if isinstance(network, Network) else (),
+        search=tuple(network.search) if isinstance(network, Network) else (),
         network=name,
         mtu=mtu,
         metric=_METRIC if extra and gateway else None,

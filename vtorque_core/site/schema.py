@@ -49,6 +49,25 @@ def _addresses(values: tuple[str, ...]) -> None:
         _address(value)
 
 
+def _domains(values: tuple[str, ...]) -> None:
+    # RFC 1123, 2.1; resolv.conf(5): before glibc 2.26 six of them with 256 characters.
+    label = r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+    for value in values:
+        if not re.fullmatch(rf"{label}(\.{label})*", value, re.ASCII):
+            raise ValueError(f"has {value!r}, which is no domain: write one like hpc.example.org")
+    if len(values) > 6 or len(" ".join(values)) > 256:
+        raise ValueError(f"has {len(values)} domains: at most 6, of 256 characters together")
+
+
+def _mac_prefix(value: str) -> None:
+    # IEEE 802c: of the first byte bit 1 is set (locally administered), bit 0 is not (unicast).
+    if not re.fullmatch(r"[0-9a-f][26ae](:[0-9a-f]{2}){2}", value, re.ASCII):
+        raise ValueError(
+            f"is {value!r}: write three bytes in small letters, the second digit 2, 6, a or e "
+            "(locally administered, unicast), like 52:54:00"
+        )
+
+
 def _ports(values: tuple[str, ...]) -> None:
     for value in values:
         match = re.fullmatch(r"(?:tcp|udp)/([0-9]{1,5})", value, re.ASCII)
@@ -208,6 +227,12 @@ class Network:
     subnet: str = setting("10.86.0.0/16", "addresses of all guests of all nodes", None, _subnet)
     gateway: str = setting("", "default route; empty: the subnet's first host", None, _address)
     dns: tuple[str, ...] = setting((), "name servers' addresses", None, _addresses)
+    search: tuple[str, ...] = setting(
+        (),
+        "domains in which names are looked up, with addressing static or command",
+        None,
+        _domains,
+    )
     ntp: tuple[str, ...] = setting((), "time servers")
     first: int = setting(
         16, "number of the first guest's address in the subnet", None, _at_least(1)
@@ -224,6 +249,9 @@ class Network:
     )
     node_ports: tuple[str, ...] = setting(
         (), "ports of the node itself that guests reach, such as tcp/2049", None, _ports
+    )
+    mac_prefix: str = setting(
+        "52:54:00", "first half of the MACs of all guests' interfaces", None, _mac_prefix
     )
     filter: bool = setting(True, "drop what a guest sends with another's MAC or IP address")
     opt_in_unfiltered: bool = setting(False, "accept guests that can forge addresses")

@@ -1,5 +1,6 @@
 """Addresses follow from node, slot and guest alone; a plan without room is named."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -66,9 +67,15 @@ def test_a_wrong_answer_of_the_sites_program_is_named(tmp_path, answer):
 
 
 def test_an_assigned_nic_has_gateway_prefix_and_dns():
-    plan = replace(PLAN, dns=("9.9.9.9",))
+    plan = replace(PLAN, dns=("9.9.9.9",), search=("a.example",))
     nic = guest_network.address(plan, "52:54:00:00:00:01", "10.0.0.14")
-    assert (nic.prefix, nic.gateway, nic.dns) == (24, "10.0.0.1", ("9.9.9.9",))
+    assert (nic.prefix, nic.gateway) == (24, "10.0.0.1")
+    assert (nic.dns, nic.search) == (("9.9.9.9",), ("a.example",))
+
+
+def test_the_site_says_the_first_half_of_macs():
+    one, other = (names.guest_mac(b"secret", "vm-0", nic, "02:00:5e") for nic in (0, 1))
+    assert re.fullmatch("02:00:5e(:[0-9a-f]{2}){3}", one) and one != other
 
 
 def test_a_dhcp_nic_has_only_its_mac():

@@ -154,6 +154,7 @@ def test_static_address(plan) -> None:
                         "address": "10.86.0.16/16",
                         "gateway": "10.86.0.1",
                         "dns_nameservers": ["10.0.0.53"],
+                        "dns_search": ["a.example", "b"],
                     }
                 ],
             }

@@ -64,7 +64,7 @@ def test_dhcp_of_a_second_network_gives_an_address_and_no_route(
     ran = three_cards.setup(plan(addresses=(FIRST, BY_DHCP)))
     assert ran.code == 0, ran.output
     assert len(ran.called("udhcpc")) == 1
-    assert three_cards.read("/etc/resolv.conf") == "nameserver 10.0.0.53\n"
+    assert three_cards.read("/etc/resolv.conf") == "search a.example b\nnameserver 10.0.0.53\n"
     script = setup_script.build(plan(addresses=(FIRST, BY_DHCP)), (), Settings())["setup.sh"]
     assert b"export VTORQUE_ADDRESS_ONLY=1\n" in script
     first = setup_script.build(plan(addresses=(Address(FIRST.mac),)), (), Settings())["setup.sh"]
@@ -123,7 +123,8 @@ def test_cloud_init_keeps_the_routes_of_a_second_networks_dhcp_out(plan) -> None
         "ethernets": {
             "eth0": {
                 "match": {"macaddress": FIRST.mac}, "set-name": "eth0", "dhcp4": False,
-                "addresses": ["10.86.0.16/16"], "nameservers": {"addresses": ["10.0.0.53"]},
+                "addresses": ["10.86.0.16/16"],
+                "nameservers": {"addresses": ["10.0.0.53"], "search": ["a.example", "b"]},
                 "routes": [{"to": "0.0.0.0/0", "via": "10.86.0.1"}],
             },
             "eth1": {

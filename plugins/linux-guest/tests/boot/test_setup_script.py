@@ -73,7 +73,7 @@ def test_micro_guest_from_nothing(fake_root: FakeRoot, plan) -> None:
         ("route", "add", "default", "via", "10.86.0.1", "dev", "eth0"),
     ]
     assert ran.called("ntpd") == [("-p", "10.0.0.123")]
-    assert fake_root.read("/etc/resolv.conf") == "nameserver 10.0.0.53\n"
+    assert fake_root.read("/etc/resolv.conf") == "search a.example b\nnameserver 10.0.0.53\n"
     assert "10.86.0.80 vn2\n" in fake_root.read("/etc/hosts")
     home = str(fake_root.path / "home/alice")
     assert ran.called("mount") == [("-t", "virtiofs", "-o", "rw,nosuid,nodev", "home", home)]

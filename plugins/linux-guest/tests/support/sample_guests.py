@@ -37,7 +37,11 @@ PLAN = GuestPlan(
     image=MICRO,
     user=USER,
     request=JobRequest({"disk": ""}),
-    addresses=(Address("52:54:00:01:02:03", "10.86.0.16", 16, "10.86.0.1", ("10.0.0.53",)),),
+    addresses=(
+        Address(
+            "52:54:00:01:02:03", "10.86.0.16", 16, "10.86.0.1", ("10.0.0.53",), ("a.example", "b")
+        ),
+    ),
     peers=(("vn1", "10.86.0.16"), ("vn2", "10.86.0.80")),
     state_dir=Path("/nonexistent/state"),
     run_dir=Path("/nonexistent/run"),

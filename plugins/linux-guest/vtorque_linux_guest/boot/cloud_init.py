@@ -109,6 +109,8 @@ def _subnet(address: Address) -> dict[str, Any]:
         ]
     if address.dns:
         subnet["dns_nameservers"] = list(address.dns)
+    if address.search:
+        subnet["dns_search"] = list(address.search)
     return subnet
 
 
@@ -127,8 +129,9 @@ def _ethernets(guest: GuestPlan) -> Iterator[tuple[str, dict[str, Any]]]:
         if address.gateway:
             metric = {} if address.metric is None else {"metric": address.metric}
             found["routes"] = [{"to": "0.0.0.0/0", "via": address.gateway, **metric}]
-        if address.dns:
-            found["nameservers"] = {"addresses": list(address.dns)}
+        servers = {"addresses": list(address.dns), "search": list(address.search)}
+        if any(servers.values()):
+            found["nameservers"] = {name: each for name, each in servers.items() if each}
         if address.mtu:
             found["mtu"] = address.mtu
         yield name, found

@@ -63,9 +63,11 @@ def hosts_text(guest: GuestPlan) -> str:
 
 
 def resolv_text(guest: GuestPlan) -> str:
-    """Return resolv.conf(5), empty if the site names no server."""
+    """Return resolv.conf(5), empty if the site names no server and no domain."""
     servers = dict.fromkeys(s for address in guest.addresses for s in address.dns)
-    return "".join(f"nameserver {s}\n" for s in servers)
+    domains = dict.fromkeys(d for address in guest.addresses for d in address.search)
+    search = f"search {' '.join(domains)}\n" if domains else ""
+    return search + "".join(f"nameserver {s}\n" for s in servers)
 
 
 def profile_text(uid: int, variables: Mapping[str, str]) -> str:
