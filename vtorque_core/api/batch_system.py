@@ -61,6 +61,8 @@ class SubmitArgs:
         vcpus_given, mib_given: what the arguments ask of the batch system per node, if they do.
         directives: the option lines found in the script that concern vTorque (``#VSUB -vm``).
         facts: what the user says of the job's queue, partition, account, qos, by these names.
+        resources_given: what the arguments ask for of what else the batch system counts: per node,
+            and licences of the job; by the names that :class:`Needs` has.
     """
 
     vm: tuple[str, ...]
@@ -73,6 +75,7 @@ class SubmitArgs:
     mib_given: int | None = None
     directives: tuple[str, ...] = ()
     facts: Mapping[str, str] = field(default_factory=dict)
+    resources_given: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -84,11 +87,27 @@ class Needs:
         mib: the guests' RAM, QEMU's overhead, what plugins add and the host's reserve, in MiB;
             None: whatever the batch system gives a job that asks for so many CPUs.
         seconds: added to the walltime for the guests' start; 0: nothing.
+        resources, licenses: as plugins name them (:class:`vtorque_core.api.values.Extra`); a batch
+            system that has none of a name refuses the job, one that has none at all ignores them.
     """
 
     cpus: int
     mib: int | None
     seconds: int = 0
+    resources: Mapping[str, int] = field(default_factory=dict)
+    licenses: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Grant:
+    """How much of a resource a job has on a node.
+
+    ``devices``: which ones, as the batch system counts them from 0, if it says so; no other job
+    has them.
+    """
+
+    count: int
+    devices: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -187,6 +206,8 @@ class BatchJob:
             the site's ``[[limits]]`` go by them. Those that ``BatchSystem.facts`` names are told;
             empty: the job has none.
         known_as: what its user calls it, if not by ``id``: an element of an array of Slurm's.
+        granted: what else it has on this node, by the names of ``Needs.resources``; None: the batch
+            system counts nothing else.
     """
 
     id: str
@@ -211,6 +232,7 @@ class BatchJob:
     account: str = ""
     qos: str = ""
     known_as: str = ""
+    granted: Mapping[str, Grant] | None = None
 
     @property
     def node_index(self) -> int:

@@ -6,10 +6,12 @@ resources); the core decides, acquires and releases.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from vtorque_core.api.batch_system import Grant
 from vtorque_core.api.claims import Notice, Placement
 from vtorque_core.api.host_topology import Topology
 from vtorque_core.api.values import Image, JobRequest, Option
@@ -102,6 +104,8 @@ class GuestPlan:
         ntp: time servers, names or addresses; empty: the image's own choice.
         qemu_uid: the host user that QEMU runs as; files made for QEMU must be theirs to read.
         host: the node's NUMA nodes, cores and caches; without ``nodes`` on a front end.
+        granted: what the batch system gives the job on this node, as
+            :class:`vtorque_core.api.batch_system.BatchJob` has it.
         supports: names of the context items that the guest can apply, for a plugin that can do
             without; any other item refuses the job.
     """
@@ -131,6 +135,7 @@ class GuestPlan:
     host: Topology = field(default_factory=Topology, repr=False)
     supports: frozenset[str] = field(default=frozenset(), repr=False)
     hostnames: tuple[str, ...] = ()
+    granted: Mapping[str, Grant] | None = None
 
     def __getitem__(self, option: Option[T]) -> T:
         """Return the value of an option for this job."""

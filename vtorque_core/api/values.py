@@ -110,12 +110,16 @@ class Extra:
 
     ``vsub`` asks the batch system for it (``vtorque_needs``), and guests whose size is the job's
     leave it free. ``cpus``: host CPUs; ``mib``: MiB; ``own``: the guests' vCPUs claim CPUs of their
-    own, which those that the site keeps for the host cannot be.
+    own, which those that the site keeps for the host cannot be. ``resources``: how many of what
+    else the batch system counts, by its own names (Slurm's ``gres/gpu``, OpenPBS's ``ngpus``);
+    ``licenses``: the same, once for the whole job, not for each node.
     """
 
     cpus: int = 0
     mib: int = 0
     own: bool = False
+    resources: Mapping[str, int] = field(default_factory=dict)
+    licenses: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

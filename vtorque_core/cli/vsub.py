@@ -90,8 +90,10 @@ def submit(argv: Sequence[str]) -> int:
     disk = disk_in_memory(wanted, image)
     wanted, _ = settle(wanted, site, plugins, granted, image, disk)
     needed = needs(wanted, site, plugins, disk)
-    check_share(needed, args.vcpus_given, args.mib_given)
+    check_share(needed, args.vcpus_given, args.mib_given, args.resources_given)
     if DRY_RUN in argv:
+        for name, number in (*needed.resources.items(), *needed.licenses.items()):
+            sys.stdout.write(f"<!-- asks the batch system for {name} = {number} -->\n")
         from vtorque_core.cli.dry_run import show  # noqa: PLC0415
 
         return show(request, site.path, granted, facts)

@@ -201,6 +201,7 @@ def _guest(
         secret=secret,
         shares=_shares(job, site, user),
         ntp=tuple(site.network.ntp),
+        granted=job.granted,
     )
 
 

@@ -7,6 +7,7 @@ plugin do.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
 from types import MappingProxyType
@@ -255,7 +256,11 @@ def needs(wanted: JobRequest, site: Site, plugins: Plugins, disk: int = 0) -> Ne
         cpus += site.node.host_reserve_cores
     if RAM.key not in of_job:
         mib += site.node.host_reserve_ram
-    return Needs(cpus, mib, round(site.batch.boot_walltime))
+    resources, licenses = Counter[str](), Counter[str]()
+    for each in more:
+        resources.update(each.resources)
+        licenses.update(each.licenses)
+    return Needs(cpus, mib, round(site.batch.boot_walltime), resources, licenses)
 
 
 def extras(wanted: JobRequest, site: Site, plugins: Plugins) -> list[Extra]:
@@ -266,26 +271,35 @@ def extras(wanted: JobRequest, site: Site, plugins: Plugins) -> list[Extra]:
         item, error = contribution.item, contribution.error
         if error is not None:
             raise Refused(_failed(f"{who} failed in vtorque_needs", error))
-        if min(item.cpus, item.mib) < 0:
+        if min(item.cpus, item.mib, *item.resources.values(), *item.licenses.values()) < 0:
             said = printable(repr(item), 80)
             raise Refused(f"{who} answered {said} where an Extra of 0 or more belongs")
         found.append(item)
     return found
 
 
-def check_share(needed: Needs, cpus: int | None, mib: int | None) -> None:
+def check_share(
+    needed: Needs,
+    cpus: int | None,
+    mib: int | None,
+    resources: Mapping[str, int] = MappingProxyType({}),
+) -> None:
     """Refuse a job that asks the batch system for less than its guests need.
 
     Args:
         needed: per node.
         cpus, mib: what the user has asked for per node, None where they did not say.
+        resources: the same of the others; not there: they did not say.
 
     Raises Refused.
     """
     fix = "ask the batch system for more, for fewer or smaller guests, or for nothing: vsub does"
+    shares = [(needed.cpus, cpus, "CPUs"), (needed.mib, mib, "MiB of memory")]
+    for name, need in (*needed.resources.items(), *needed.licenses.items()):
+        shares.append((need, resources.get(name), name))
     refusals = [
         Refusal(f"the guests of a node need {need} {unit}, {given} are asked for", fix=fix)
-        for need, given, unit in ((needed.cpus, cpus, "CPUs"), (needed.mib, mib, "MiB of memory"))
+        for need, given, unit in shares
         if given is not None and need is not None and given < need
     ]
     if refusals:

@@ -17,7 +17,7 @@ from vtorque_core.base.sizes import BOOLEAN_WORDS, boolean, count
 from vtorque_core.site.config import build, parse_toml
 from vtorque_core.site.example import example
 from vtorque_core.site.plugins import Plugins
-from vtorque_core.site.policy import decide, needs
+from vtorque_core.site.policy import check_share, decide, needs
 from vtorque_core.site.request import Request
 
 FILE = Path("/etc/vtorque/vtorque.toml")
@@ -365,6 +365,21 @@ def test_what_plugins_need_is_asked_for_too(plugins):
     assert (after.cpus - before.cpus, after.mib - before.mib) == (3, 129)
 
 
+def test_what_several_plugins_need_of_one_resource_is_added_up(plugins):
+    def wanted(request):
+        yield Extra(resources={"gres/gpu": request[FPGA], "gres/nic": 1}, licenses={"matlab": 1})
+
+    plugins.register("a", module(vtorque_needs=wanted), "vtorque-a 1")
+    plugins.register("b", module(vtorque_needs=lambda: [Extra(resources={"gres/gpu": 1})]), "b 1")
+    found = needed(plugins, "fpga=2")
+    assert dict(found.resources) == {"gres/gpu": 3, "gres/nic": 1}
+    assert dict(found.licenses) == {"matlab": 1}
+    for name, need in (("gres/gpu", 3), ("matlab", 1)):
+        check_share(found, None, None, {name: need})
+        with pytest.raises(Refused, match=f"need {need} {name}, {need - 1} are asked for"):
+            check_share(found, None, None, {name: need - 1})
+
+
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
@@ -374,7 +389,8 @@ def test_what_plugins_need_is_asked_for_too(plugins):
             lambda: [3],
             r"\(vtorque-a 1\) failed in vtorque_needs: TypeError: answered int where an Ex",
         ),
-        (lambda: [Extra(cpus=-1)], r"answered Extra\(cpus=-1, mib=0, own=False\) where"),
+        (lambda: [Extra(cpus=-1)], r"answered Extra\(cpus=-1, mib=0, own=False, resources=\{"),
+        (lambda: [Extra(licenses={"matlab": -1})], "where an Extra of 0 or more belongs"),
     ],
 )
 def test_needs_that_cannot_be_had_refuse_the_job(plugins, answer, message):
