@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vtorque_core.api.batch_system import Needs
-from vtorque_slurm import request_channel, resources
+from vtorque_slurm import gres, request_channel, resources
 from vtorque_slurm.resources import Given
 
 _OPEN, _CLOSE = "([", ")]"
@@ -27,6 +27,7 @@ def additions(given: Given, needs: Needs, word: str, feature: str) -> list[str]:
         found.append(f"--mincpus={needs.cpus}")
     if needs.mib is not None and not resources.asks_memory(given):
         found.append(f"--mem={needs.mib}M")
+    found += gres.additions(given, needs)
     limit = resources.seconds(given.last("time") or "")
     if needs.seconds and limit:
         found.append(f"--time={resources.show_time(limit + needs.seconds)}")

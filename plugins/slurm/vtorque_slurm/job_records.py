@@ -8,10 +8,12 @@ printed. What is there more than once is the user's doing: the job is refused.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from vtorque_core.api import HostFault, Refused
-from vtorque_slurm import hostlist
+from vtorque_core.api.batch_system import Grant
+from vtorque_slurm import gres, hostlist
 
 FORGED = "the job's name or comment has line ends that look like Slurm's own: choose another"
 
@@ -27,6 +29,7 @@ class JobRecord:
         excluded: nodes where it shall not run, as Slurm writes them; empty: none.
         whole_node: nobody else is on its nodes.
         cpus, mib: CPU ids (Slurm's own) and memory by node; 0 MiB: not limited.
+        granted: generic resources by node: :func:`vtorque_slurm.gres.granted`.
         qos: empty: it has none, or nobody has asked.
     """
 
@@ -37,6 +40,7 @@ class JobRecord:
     whole_node: bool
     cpus: dict[str, tuple[int, ...]]
     mib: dict[str, int]
+    granted: dict[str, Mapping[str, Grant]]
     qos: str = ""
 
 
@@ -54,7 +58,7 @@ def parse_job(text: str, job_id: str, account: str | None = None) -> JobRecord:
     record = found[0]
     element = re.match(r"JobId=\d+ ArrayJobId=(\d+) ArrayTaskId=(\d+) ", record, re.ASCII)
     excluded = _one(r"   ReqNodeList=\S+ ExcNodeList=(\S+)", record)
-    cpus, mib = _shares(record)
+    cpus, mib, granted = _shares(record)
     return JobRecord(
         name=f"{element[1]}_{element[2]}" if element else job_id,
         state=_one(r"   JobState=(\w+) Reason=.*", record),
@@ -63,6 +67,7 @@ def parse_job(text: str, job_id: str, account: str | None = None) -> JobRecord:
         whole_node=_one(r"   OverSubscribe=(\w+) Contiguous=.*", record) == "NO",
         cpus=cpus,
         mib=mib,
+        granted=granted,
         qos="" if account is None else _qos(record, account),
     )
 
@@ -118,11 +123,14 @@ def _one(line: str, text: str) -> str:
     return str(found[0])
 
 
-def _shares(record: str) -> tuple[dict[str, tuple[int, ...]], dict[str, int]]:
+def _shares(
+    record: str,
+) -> tuple[dict[str, tuple[int, ...]], dict[str, int], dict[str, Mapping[str, Grant]]]:
     cpus: dict[str, tuple[int, ...]] = {}
     mib: dict[str, int] = {}
-    pattern = r"^     Nodes=(\S+) CPU_IDs=([0-9,-]+) Mem=(\d+)\b.*$"
-    for nodes, ids, memory in re.findall(pattern, record, re.MULTILINE | re.ASCII):
+    granted: dict[str, Mapping[str, Grant]] = {}
+    pattern = r"^     Nodes=(\S+) CPU_IDs=([0-9,-]+) Mem=(\d+)\b(?: GRES=(\S*))?.*$"
+    for nodes, ids, memory, others in re.findall(pattern, record, re.MULTILINE | re.ASCII):
         try:
             names = hostlist.expand(nodes)
             numbers = tuple(int(n) for n in hostlist.expand(f"[{ids}]"))
@@ -135,4 +143,5 @@ def _shares(record: str) -> tuple[dict[str, tuple[int, ...]], dict[str, int]]:
                 raise Refused(FORGED)
             cpus[name] = numbers
             mib[name] = int(memory)
-    return cpus, mib
+            granted[name] = gres.granted(others)
+    return cpus, mib, granted

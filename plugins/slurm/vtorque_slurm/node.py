@@ -88,6 +88,7 @@ class SlurmNode:
             account=account,
             qos=record.qos if record else "",
             known_as=record.name if record else "",
+            granted=record.granted.get(node, {}) if record else {},
         )
 
     def context(self, job: BatchJob, guests: Sequence[PeerGuest]) -> Iterable[ContextItem]:

@@ -16,7 +16,15 @@ from vtorque_core.api.batch_system import JobInfo, Needs, SubmitArgs
 from vtorque_core.api.directives import strip_pbs_vm, vm_directives
 from vtorque_core.api.submission import to_token
 from vtorque_core.api.submit_command import become
-from vtorque_slurm import hostlist, options, pbs_options, request_channel, resources, script
+from vtorque_slurm import (
+    gres,
+    hostlist,
+    options,
+    pbs_options,
+    request_channel,
+    resources,
+    script,
+)
 from vtorque_slurm.added_options import additions
 from vtorque_slurm.options import CommandLine
 from vtorque_slurm.resources import Given
@@ -69,6 +77,7 @@ class SlurmSubmitter:
             mib_given=resources.mib_per_node(given),
             directives=found,
             facts=resources.facts(given),
+            resources_given=gres.asked(given),
         )
 
     def submit(self, args: SubmitArgs, blob: bytes | None, needs: Needs | None) -> int:

@@ -1,0 +1,106 @@
+"""Generic resources and licences: what a job asks of Slurm, and what it has on a node. Pure.
+
+A resource's name is Slurm's own of a TRES: ``gres/gpu`` of any type, or ``gres/gpu:a100``. A
+licence's is what stands in ``--licenses``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from vtorque_core.api import HostFault, UsageError
+from vtorque_core.api.batch_system import Grant, Needs
+from vtorque_slurm import hostlist
+from vtorque_slurm.resources import Given
+
+_UNITS = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3, "t": 1024**4, "p": 1024**5}
+_COUNT = re.compile(r"([0-9]{1,15})([kmgtp]?)", re.ASCII | re.IGNORECASE)  # sbatch(1), --gres
+_OF_GPUS = ("gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket")
+_NAME = r"[^\s:,()]+"
+# As src/slurmctld/gres_ctld.c writes one: gpu:a100:2(IDX:0-1), gpu:1(IDX:0,3), bandwidth(CNT:10)
+_GRANT = rf"({_NAME})(?::({_NAME}))??(?::([0-9]{{1,18}})\(IDX:([0-9,-]*)\)|\(CNT:([0-9]{{1,18}})\))"
+_SHARED = ("mps", "shard")  # gres.conf(5): several jobs have the same device
+
+
+def asked(given: Given) -> dict[str, int]:
+    """Return what a job asks for on each node, by resource, and of licences; of GPUs the least.
+
+    ``--gpus`` is for all nodes, and Slurm may divide it as it likes. What the node has is looked at
+    again there.
+    """
+    found: dict[str, int] = {}
+
+    def add(name: str, kind: str, count: int) -> None:
+        for each in dict.fromkeys((f"gres/{name}", f"gres/{name}:{kind}" if kind else "")):
+            if each:
+                found[each] = found.get(each, 0) + count
+
+    for item in _items(given.last("gres")):
+        name, kind, count = _parts(re.sub(r"^gres[:/]", "", item))
+        if name != "none":
+            add(name, kind, count)
+    nodes = given.number("nodes") or 1
+    for option in _OF_GPUS:
+        for item in _items(given.last(option)):
+            _, kind, count = _parts(f"gpu:{item}")
+            add("gpu", kind, count // nodes if option == "gpus" else count)
+    for item in _items(given.last("licenses")):
+        name, _, count = _parts(item)
+        found[name] = found.get(name, 0) + count
+    return found
+
+
+def additions(given: Given, needs: Needs) -> list[str]:
+    """Return the options for what the user does not ask for, with their own. Raises UsageError.
+
+    A later ``--gres`` or ``--licenses`` replaces all that an earlier one names.
+    """
+    there = asked(given)
+    gres: list[str] = []
+    for name, count in needs.resources.items():
+        word = name.removeprefix("gres/")
+        if word == name:
+            raise UsageError(f"{name} is no resource of Slurm's nodes: these are called gres/NAME")
+        if name not in there and (base := f"gres/{word.partition(':')[0]}") in there:
+            raise UsageError(f"{base} is asked for without its type: ask for {word}:{count}")
+        gres += [f"{word}:{count}"] if name not in there else []
+    licenses = [f"{name}:{n}" for name, n in needs.licenses.items() if name not in there]
+    found = []
+    for option, more in (("gres", gres), ("licenses", licenses)):
+        own = [item for item in _items(given.last(option)) if item != "none"]
+        if more:
+            found.append(f"--{option}={','.join((*own, *more))}")
+    return found
+
+
+def granted(field: str) -> Mapping[str, Grant]:
+    """Return what ``GRES=`` of ``scontrol show job -d`` says of a node. Raises HostFault."""
+    if not field or field == "(null)":
+        return {}
+    if not re.fullmatch(rf"{_GRANT}(?:,{_GRANT})*", field, re.ASCII):
+        raise HostFault(f"scontrol show job: GRES={field[:80]} cannot be read")
+    found: dict[str, Grant] = {}
+    for name, kind, indexed, ids, counted in re.findall(_GRANT, field, re.ASCII):
+        try:
+            devices = tuple(int(n) for n in hostlist.expand(f"[{ids}]")) if ids else ()
+        except ValueError as error:
+            raise HostFault(f"scontrol show job: {error}") from None
+        for each in dict.fromkeys((f"gres/{name}", f"gres/{name}:{kind}" if kind else "")):
+            had = found.get(each, Grant(0))
+            more = () if name in _SHARED else devices
+            if each:
+                found[each] = Grant(had.count + int(indexed or counted), had.devices + more)
+    return found
+
+
+def _items(text: str | None) -> list[str]:
+    return [item.strip() for item in (text or "").split(",") if item.strip()]
+
+
+def _parts(item: str) -> tuple[str, str, int]:
+    """Split ``NAME[:TYPE][:COUNT]``; without a count it is one."""
+    name, *rest = item.split(":")
+    match = _COUNT.fullmatch(rest[-1]) if rest else None
+    count = int(match[1]) * _UNITS[match[2].lower()] if match else 1
+    return name, ":".join(rest[:-1] if match else rest), count
