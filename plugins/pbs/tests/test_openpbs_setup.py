@@ -32,6 +32,7 @@ def send_hooks(harness, **changes):
     for name, hook in harness.pbs.state()["hooks"].items():
         directory = harness.root / "node/spool/mom_priv/hooks"
         said = {"hook_name": name, "event": hook["event"], "alarm": hook["alarm"], **changes}
+        said |= {"order": hook["order"]} if hook["order"] != "1" else {}
         (directory / f"{name}.HK").write_text("".join(f"{k}={v}\n" for k, v in said.items()))
         (directory / f"{name}.PY").write_text(hook["content"])
 

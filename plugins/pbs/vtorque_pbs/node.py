@@ -29,6 +29,11 @@ PAUSE, LONGEST = 30, 900  # seconds until a job starts again; twice as long each
 _JOB_ID = re.compile(r"[0-9]{1,12}(?:\[[0-9]{0,9}\])?(?:\.[A-Za-z0-9][A-Za-z0-9._-]*)?", re.ASCII)
 
 
+def is_job_id(text: str) -> bool:
+    """Return whether this can be a job's id, and so the name of a file."""
+    return _JOB_ID.fullmatch(text) is not None
+
+
 class PbsNode(abc.ABC):
     """Common part of both :class:`vtorque_core.api.batch_system.NodeAdapter`."""
 
@@ -81,7 +86,7 @@ class PbsNode(abc.ABC):
         """
         found: dict[str, Life] = dict.fromkeys(ids, Life.UNKNOWN)
         deadline = time.monotonic() + ALIVE_TIME
-        for each in filter(_JOB_ID.fullmatch, ids):
+        for each in filter(is_job_id, ids):
             left = deadline - time.monotonic()
             if left <= 0:
                 break

@@ -11,9 +11,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from vtorque_core.api import walltime
+from vtorque_core.api import UsageError, walltime
 from vtorque_core.api.batch_system import Needs
 from vtorque_pbs import convention as pbs
+from vtorque_pbs import counted
 
 _PPN = re.compile(r"ppn=([0-9]{1,6})", re.ASCII)
 _COUNT = re.compile(r"[0-9]{1,6}", re.ASCII)
@@ -61,8 +62,9 @@ def torque_memory(resources: Mapping[str, str], cpus: int, nodes: int) -> int | 
 def torque_additions(resources: Mapping[str, str], needs: Needs, feature: str) -> dict[str, str]:
     """Return the ``-l`` values that a VM job's qsub gets besides its user's, by name.
 
-    ``nodes`` is repeated with ``ppn`` where a part has none and with the property; ``mem`` is
-    asked for all nodes together, where the user has limited no memory.
+    ``nodes`` is repeated with ``ppn`` and ``gpus`` where a part has none and with the property;
+    ``mem`` is asked for all nodes together, where the user has limited no memory. Raises
+    UsageError for what cannot be added to what the user asks for.
     """
     found: dict[str, str] = {}
     chunks, tail = _chunks(resources.get("nodes", ""))
@@ -70,10 +72,13 @@ def torque_additions(resources: Mapping[str, str], needs: Needs, feature: str) -
         chunks = ["1"]
     cpus = int(resources["ncpus"]) if resources.get("ncpus", "").isdecimal() else needs.cpus
     if chunks:
-        mended = [_chunk(chunk, cpus, feature) for chunk in chunks]
+        mended = [_chunk(chunk, cpus, feature, needs) for chunk in chunks]
         nodes = "+".join(mended) + tail
         if nodes != resources.get("nodes"):
             found["nodes"] = nodes
+    elif needs.resources and counted.GPUS not in resources:
+        raise UsageError(f"guests need {counted.GPUS} of each node: ask for -l nodes=N:ppn=M")
+    found |= counted.torque_licenses(resources, needs)
     if needs.mib is not None and not any(name in resources for name in _MEMORY):
         found["mem"] = f"{needs.mib * _node_count(chunks)}mb"
     return found | _longer(resources, needs)
@@ -106,10 +111,11 @@ def _chunks(nodes: str) -> tuple[list[str], str]:
     return [part for part in parts.split("+") if part], mark + tail
 
 
-def _chunk(chunk: str, cpus: int, feature: str) -> str:
+def _chunk(chunk: str, cpus: int, feature: str, needs: Needs) -> str:
     if not _PPN.search(chunk):
         first, *rest = chunk.split(":")
         chunk = ":".join([first, f"ppn={cpus}", *rest])
+    chunk = counted.torque_chunk(chunk, needs)
     return f"{chunk}:{feature}" if feature and feature not in chunk.split(":") else chunk
 
 
@@ -141,12 +147,13 @@ def openpbs_additions(resources: Mapping[str, str], needs: Needs, feature: str) 
     """Return the ``-l`` values that a VM job's qsub gets besides its user's, by name.
 
     ``select`` is repeated with what its chunks lack. A job in the old style (``nodes=``, or
-    ``ncpus=`` without select) stays in it: qsub takes no mixture.
+    ``ncpus=`` without select) stays in it: qsub takes no mixture. Raises UsageError.
     """
     found: dict[str, str] = {}
     if "nodes" in resources and "select" not in resources:
         chunks, tail = _chunks(resources["nodes"])
-        nodes = "+".join(_chunk(chunk, needs.cpus, feature) for chunk in chunks) + tail
+        counted.openpbs_job(resources, needs)
+        nodes = "+".join(_chunk(chunk, needs.cpus, feature, needs) for chunk in chunks) + tail
         found = {"nodes": nodes} if nodes != resources["nodes"] else {}
         if needs.mib is not None and "mem" not in resources:
             found["mem"] = f"{needs.mib * _node_count(chunks)}mb"
@@ -155,17 +162,19 @@ def openpbs_additions(resources: Mapping[str, str], needs: Needs, feature: str) 
         wanted |= {"mem": f"{needs.mib}mb"} if needs.mib is not None else {}
         wanted |= {feature: "True"} if feature else {}
         found = {name: value for name, value in wanted.items() if name not in resources}
+        found |= counted.openpbs_job(resources, needs)
     else:
         chunks = resources.get("select", "1").split("+")
         select = "+".join(_select(chunk, needs, feature) for chunk in chunks)
         found = {"select": select} if select != resources.get("select") else {}
-    return found | _longer(resources, needs)
+    return found | counted.openpbs_licenses(resources, needs) | _longer(resources, needs)
 
 
 def _select(chunk: str, needs: Needs, feature: str) -> str:
     pairs = _pairs(chunk)
     more = [f"ncpus={needs.cpus}"] * ("ncpus" not in pairs)
     more += [f"mem={needs.mib}mb"] * (needs.mib is not None and "mem" not in pairs)
+    more += counted.openpbs_chunk(chunk, needs)
     more += [f"{feature}=True"] * bool(feature and feature not in pairs)
     return ":".join([chunk, *more])
 

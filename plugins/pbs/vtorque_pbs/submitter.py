@@ -25,7 +25,7 @@ from vtorque_core.api.directives import (
 )
 from vtorque_core.api.submission import to_token
 from vtorque_core.api.submit_command import become
-from vtorque_pbs import batch_commands, request_channel, resources
+from vtorque_pbs import batch_commands, counted, request_channel, resources
 from vtorque_pbs import convention as pbs
 from vtorque_pbs.job_records import job_infos
 from vtorque_pbs.qsub_dialect import TORQUE, VARIABLE, Dialect, Effective, Options, effective
@@ -124,6 +124,7 @@ class PbsSubmitter:
             mib_given=given.mib,
             directives=vm_directives(text, prefix),
             facts=counts.facts,
+            resources_given=self._counted(counts.resources),
             counts=counts,
             at=at,
             stripped=kept,
@@ -213,6 +214,9 @@ class PbsSubmitter:
         if self._dialect is TORQUE:
             return resources.torque_given(asked)
         return resources.openpbs_given(asked)
+
+    def _counted(self, asked: Mapping[str, str]) -> dict[str, int]:
+        return (counted.torque_asked if self._dialect is TORQUE else counted.openpbs_asked)(asked)
 
     def _prefix(self) -> str:
         name = self._dialect.prefix_variable

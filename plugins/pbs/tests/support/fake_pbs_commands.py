@@ -238,6 +238,7 @@ def torque_xml(job_id, job):
         element("Job_Id", job_id), element("Job_Name", job["name"]),
         element("Job_Owner", f"{job['owner']}@{SERVER}"), element("job_state", job["state"]),
         element("exec_host", job["exec_host"]), element("Hold_Types", job["hold"]),
+        element("exec_gpus", job.get("exec_gpus", "")),
         element("interactive", "True") if job["interactive"] else "",
         "<Resource_List>" + "".join(element(*r) for r in job["resources"].items())
         + "</Resource_List>",
@@ -367,7 +368,7 @@ def own_resource(state, verb, name):
 def hook(state, verb, name, rest):
     hooks = state["hooks"]
     if verb == "create":
-        hooks[name] = {"type": "site", "enabled": "true", "alarm": "30"}
+        hooks[name] = {"type": "site", "enabled": "true", "alarm": "30", "order": "1"}
         return 0
     if name not in hooks:
         raise Bad(1, f"qmgr obj={name} svr=default: hook not found")

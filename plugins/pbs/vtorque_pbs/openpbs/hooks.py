@@ -14,6 +14,9 @@ from vtorque_pbs.qsub_dialect import VARIABLE
 ALARM = 60
 """Seconds for a hook: it ends when the job's start has begun, some 0.5 s after."""
 
+ORDER = 200
+"""After pbs_cgroups, whose order is 100 (pbs_cgroups.HK): it says which GPUs the job has."""
+
 _BEGIN = """\
 # {mark}: starts the guests of VM jobs. Runs as root on each of a job's nodes.
 import os

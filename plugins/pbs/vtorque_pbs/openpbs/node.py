@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from vtorque_core.api import HostFault, Refused
 from vtorque_core.api.batch_system import BatchJob, Outcome, PeerGuest
@@ -12,8 +12,9 @@ from vtorque_core.api.node_job import Site
 from vtorque_core.api.setup_steps import Installation, SetupStep
 from vtorque_core.api.submission import from_token
 from vtorque_pbs import convention as pbs
+from vtorque_pbs import counted
 from vtorque_pbs.job_records import Attributes
-from vtorque_pbs.node import PATIENCE, PbsNode
+from vtorque_pbs.node import PATIENCE, PbsNode, is_job_id
 from vtorque_pbs.qsub_dialect import OPENPBS
 from vtorque_pbs.resources import hosts
 from vtorque_pbs.settings import Settings
@@ -73,6 +74,9 @@ class OpenPbsNode(PbsNode):
             whole_node="excl" in given.get("place", "").split(":"),
             queue=given.get("queue", ""),
             account=given.get("account", ""),
+            granted=counted.openpbs_granted(
+                chunks_on(given.get("vnodes", ""), where, node), self._assigned(given["id"])
+            ),
         )
 
     def context(self, job: BatchJob, guests: Sequence[PeerGuest]) -> Iterable[ContextItem]:
@@ -85,6 +89,14 @@ class OpenPbsNode(PbsNode):
         count = str(min(int(threads[1]), most) if threads else most)
         yield EnvVar("OMP_NUM_THREADS", count)
         yield EnvVar("NCPUS", count)
+
+    def _assigned(self, job_id: str) -> bytes:
+        """Return what pbs_cgroups has noted of a job, in a directory of root's; empty: nothing."""
+        place = self.home / "mom_priv/hooks/hook_data"
+        try:
+            return (place / job_id).read_bytes() if is_job_id(job_id) else b""
+        except OSError:
+            return b""
 
     def run_again(self, job: BatchJob) -> int:
         """Ask the server; return 1, which says only that the job is requeued. Raises HostFault."""
@@ -121,15 +133,19 @@ def share(vnodes: str, exec_host: str, node: str) -> tuple[int | None, int | Non
 
     ``vnodes`` is ``(vm:ncpus=2:mem=1048576kb)+(vmb:ncpus=1)``, chunk by chunk as ``exec_host``.
     """
-    names = [part.partition("/")[0] for part in exec_host.split("+")]
-    chunks = re.findall(r"\(([^()]*)\)", vnodes)
     cpus = mib = 0
-    for name, chunk in zip(names, chunks, strict=False):
-        for part in chunk.split("+") if name == node else ():
-            pairs = dict(word.split("=", 1) for word in part.split(":") if "=" in word)
-            cpus += int(pairs["ncpus"]) if pairs.get("ncpus", "").isdecimal() else 0
-            try:
-                mib += pbs.mem_mib(pairs["mem"]) if "mem" in pairs else 0
-            except ValueError:
-                continue
+    for pairs in chunks_on(vnodes, exec_host, node):
+        cpus += int(pairs["ncpus"]) if pairs.get("ncpus", "").isdecimal() else 0
+        try:
+            mib += pbs.mem_mib(pairs["mem"]) if "mem" in pairs else 0
+        except ValueError:
+            continue
     return cpus or None, mib or None
+
+
+def chunks_on(vnodes: str, exec_host: str, node: str) -> Iterator[dict[str, str]]:
+    """Yield the resources of each vnode of one node that a job has; see :func:`share`."""
+    names = [part.partition("/")[0] for part in exec_host.split("+")]
+    for name, chunk in zip(names, re.findall(r"\(([^()]*)\)", vnodes), strict=False):
+        for part in chunk.split("+") if name == node else ():
+            yield dict(word.split("=", 1) for word in part.split(":") if "=" in word)

@@ -33,8 +33,8 @@ def steps(
     seconds = math.ceil(settings.epilogue_alarm)
     end = hooks.end(place, site.paths.journal, site.paths.run / "proof", seconds - 10)
     own = (
-        Hook(node, BEGIN, "execjob_begin", hooks.begin(place), hooks.ALARM),
-        Hook(node, END, "execjob_end", end, seconds),
+        Hook(node, BEGIN, "execjob_begin", hooks.begin(place), hooks.ALARM, hooks.ORDER),
+        Hook(node, END, "execjob_end", end, seconds, 1),
     )
     at_server, is_node = _place(node)
     where = node.home / "mom_priv"
@@ -74,7 +74,8 @@ def _sent(hook: Hook, directory: Path) -> Check:
     try:
         said = (directory / f"{hook.name}.HK").read_text()
         has = dict(line.split("=", 1) for line in said.splitlines() if "=" in line)
-        if has.get("event") != hook.event or has.get("alarm", "30") != str(hook.alarm):
+        numbers = has.get("alarm", "30"), has.get("order", "1")
+        if has.get("event") != hook.event or numbers != (str(hook.alarm), str(hook.order)):
             problem = "is set up otherwise"
         elif has.get("enabled", "true") != "true":
             problem = "is not enabled"
@@ -99,6 +100,7 @@ class Hook:
     event: str
     content: bytes
     alarm: int
+    order: int
 
     @property
     def text(self) -> str:
@@ -109,6 +111,7 @@ class Hook:
         """Return whether it is there as it should be. Raises HostFault."""
         found = self._found()
         wanted = {"event": self.event, "enabled": "true", "alarm": str(self.alarm)}
+        wanted |= {"order": str(self.order)}
         if any(found.get(key) != value for key, value in wanted.items()):
             return False
         return self._ask("export hook", "application/x-python default") == self.content.decode()
@@ -119,6 +122,7 @@ class Hook:
             self._tell(f"create hook {self.name}")
         self._tell(f"set hook {self.name} event = {self.event}")
         self._tell(f"set hook {self.name} alarm = {self.alarm}")
+        self._tell(f"set hook {self.name} order = {self.order}")
         with tempfile.TemporaryDirectory() as directory:  # root's alone, 0700
             file = Path(directory, "hook.py")
             file.write_bytes(self.content)

@@ -13,7 +13,7 @@ from vtorque_core.api.batch_system import BatchJob
 from vtorque_core.api.node_job import Site
 from vtorque_core.api.setup_steps import Installation, SetupStep
 from vtorque_pbs import convention as pbs
-from vtorque_pbs import request_channel
+from vtorque_pbs import counted, request_channel
 from vtorque_pbs.job_records import Attributes
 from vtorque_pbs.node import PATIENCE, PbsNode
 from vtorque_pbs.qsub_dialect import TORQUE
@@ -79,6 +79,9 @@ class TorqueNode(PbsNode):
             patience=PATIENCE,
             queue=args.queue,
             account=args.account,
+            granted=counted.torque_granted(
+                known.get("exec_gpus", ""), known.get("Resource_List.nodes", ""), node
+            ),
         )
 
     def run_again(self, job: BatchJob) -> int:
