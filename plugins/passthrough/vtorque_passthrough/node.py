@@ -7,70 +7,32 @@ They are bound to VFIO before the domain starts, and reset after it has ended.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from vtorque_core.api import HostFault, Refusal, always, hookimpl, setting
+from vtorque_core.api import HostFault, Refusal, Refused, always, hookimpl
+from vtorque_core.api.batch_system import Grant
 from vtorque_core.api.claims import Claim, Notice, PoolClaim
 from vtorque_core.api.guest_context import GuestDevice
 from vtorque_core.api.guest_plan import GuestPlan, lacks
 from vtorque_core.api.health import HealthCheck, HealthResult
 from vtorque_core.api.node_job import NodeJob, Site
-from vtorque_passthrough.pci_functions import SYSFS, PciFunction, functions, together, why_no_vfio
-from vtorque_passthrough.plugin import CLASS, PCI, cards
+from vtorque_passthrough import plugin
+from vtorque_passthrough.device_files import behind
+from vtorque_passthrough.pci_functions import PciFunction, functions, together, why_no_vfio
+from vtorque_passthrough.plugin import CLASSES, PCI, CardClass, Settings, cards
 from vtorque_passthrough.vfio import PciDevice, Vfio
 
 POOL = "pci"  # one for all classes: a card that two of them describe is leased once
-CLASSES = "[plugin.passthrough] classes"
+WHERE = "[plugin.passthrough] required"
 
 
-@dataclass(frozen=True)
-class CardClass:
-    """One ``[[plugin.passthrough.classes]]``.
-
-    Args:
-        name: what users write.
-        ids: ``vendor:device`` of its functions, as ``lspci -nn`` shows them.
-        addresses: globs of the PCI addresses that may be given away.
-        most: cards for one guest, 0: as many as the node has.
-        allow_no_reset: also cards that the kernel cannot reset between two jobs.
-        device: glob of the device nodes that the guest's driver makes below /dev, which the job's
-            user then owns: the n-th is /dev/vtorque/<name><n>.
-    """
-
-    name: str
-    ids: tuple[str, ...]
-    addresses: tuple[str, ...] = ("*",)
-    most: int = 0
-    allow_no_reset: bool = False
-    device: str = ""
-
-    def __post_init__(self) -> None:
-        if not re.fullmatch(CLASS, self.name, re.ASCII):
-            raise ValueError(f"name is {self.name!r}: write a small letter, then a-z 0-9 _ -")
-        for ident in self.ids:
-            if not re.fullmatch("[0-9a-f]{4}:[0-9a-f]{4}", ident, re.ASCII):
-                raise ValueError(f"{self.name}: {ident!r} is not vendor:device like 10de:20b0")
-
-    def has(self, function: PciFunction) -> bool:
-        """Return whether a function belongs to this class."""
-        places = (fnmatchcase(function.address, glob) for glob in self.addresses)
-        return function.ident in self.ids and any(places)
-
-
-@dataclass(frozen=True)
-class Settings:
-    """``[plugin.passthrough]``."""
-
-    classes: tuple[CardClass, ...] = setting(
-        (),
-        doc='what jobs may have: [[plugin.passthrough.classes]] name = "gpu", ids = ["10de:20b0"]',
-    )
-    required: bool = setting(
-        True, doc="refuse a job whose cards the node lacks; false: run without"
-    )
-    sysfs: str = setting(SYSFS, doc="where sysfs is (for tests)")
+def has(of: CardClass, function: PciFunction) -> bool:
+    """Return whether a function belongs to a class."""
+    places = (fnmatchcase(function.address, glob) for glob in of.addresses)
+    return function.ident in of.ids and any(places)
 
 
 @dataclass(frozen=True)
@@ -94,9 +56,14 @@ class Card:
         """What the ledger knows it by."""
         return self.functions[0].address
 
+    @property
+    def addresses(self) -> frozenset[str]:
+        """Where its functions are."""
+        return frozenset(f.address for f in self.functions)
+
     def must_reset(self, function: PciFunction) -> bool:
         """Return whether the site wants this function reset between two jobs."""
-        return not any(c.allow_no_reset for c in self.classes if c.has(function))
+        return not any(c.allow_no_reset for c in self.classes if has(c, function))
 
     @property
     def problem(self) -> str:
@@ -104,10 +71,16 @@ class Card:
         for f in self.functions:
             if not f.group:
                 return f"{f.address} is in no IOMMU group"
-            if not any(c.has(f) for c in self.classes):
+            mine = [c for c in self.classes if has(c, f)]
+            if not mine:
                 return f"IOMMU group {f.group} also has {f.address}, {f.ident}, of no class"
             if f.used:
                 return f"{f.address}: {f.used}"
+            if f.host_driver and any(c.resource and not c.files for c in mine):
+                return (
+                    f"{f.address} has the host's driver {f.driver}, so jobs on bare metal may use "
+                    "it: bind it to vfio-pci at boot, or name the files of its class"
+                )
             if self.must_reset(f) and not f.resets:
                 return f"{f.address} cannot be reset, and no class of it says allow_no_reset"
         return ""
@@ -118,14 +91,13 @@ def find_cards(settings: Settings) -> dict[str, Card]:
     everything = functions(settings.sysfs).values()
     found = {}
     for function in everything:
-        if not function.bridge and any(c.has(function) for c in settings.classes):
+        if not function.bridge and any(has(c, function) for c in settings.classes):
             group = together(everything, function.group) if function.group else (function,)
-            mine = tuple(c for c in settings.classes if any(c.has(f) for f in group))
+            mine = tuple(c for c in settings.classes if any(has(c, f) for f in group))
             found[group[0].address] = Card(group, mine)
     return found
 
 
-vtorque_settings = always(Settings)
 vtorque_resources = always(Vfio)
 
 
@@ -133,40 +105,68 @@ vtorque_resources = always(Vfio)
 def vtorque_plan(guest: GuestPlan, site: Site) -> Iterator[Claim | Refusal | Notice]:
     """Claim as many cards of each class as the user wants, or say why the node has them not."""
     wanted, settings = cards(guest[PCI]), site[Settings]
-    refusals = [r for name, n in wanted.items() for r in _refused(name, n, guest, settings)]
-    if refusals or not wanted or not guest.host.nodes:  # without nodes: a front end
+    if not wanted or not guest.host.nodes:  # without nodes: a front end
+        return
+    if refusals := list(_not_granted(guest, site)):
         yield from refusals
         return
     found = find_cards(settings).values()
     claims = []
-    for name, number in wanted.items():
-        of_class = [card for card in found if card.name == name]
+    for of in (c for c in settings.classes if c.name in wanted):
+        number = wanted[of.name]
+        of_class = [c for c in _granted(of, guest, found, settings.sysfs) if c.name == of.name]
         free = {card.item: card.functions[0].numa for card in of_class if not card.problem}
         if len(free) < number:
             why = "".join(f"; {card.problem}" for card in of_class if card.problem)
+            what = f"{number} PCI cards of class {of.name} for guests (usable: {len(free)}{why})"
+            if of.resource and guest.granted is not None:
+                raise HostFault(f"has no {what}, though the job has been granted {of.resource}")
             missing = why_no_vfio(settings.sysfs) if of_class else ""
-            yield lacks(
-                guest,
-                f"{number} PCI cards of class {name} for guests (usable: {len(free)}{why})",
-                option=PCI,
-                required=settings.required,
-                where="[plugin.passthrough] required",
-                fix=f"it needs {missing}" if missing else "ask for fewer, or for another node",
-            )
+            fix = f"it needs {missing}" if missing else "ask for fewer, or for another node"
+            yield lacks(guest, what, option=PCI, required=settings.required, where=WHERE, fix=fix)
             return
         near = {item: node for item, node in free.items() if node >= 0}
         claims.append(PoolClaim(POOL, tuple(free), number, near, PCI.key))
     yield from claims
 
 
-def _refused(name: str, number: int, guest: GuestPlan, settings: Settings) -> Iterator[Refusal]:
-    known = {c.name: c for c in settings.classes}
-    if name not in known:
-        names = ", ".join(known) or "none"
-        yield Refusal(f"there is no class {name}", PCI.key, guest[PCI], names, CLASSES)
-    elif known[name].most and number > known[name].most:
-        most = f"{known[name].most} for each guest"
-        yield Refusal(f"too many of {name}", PCI.key, guest[PCI], most, f"{CLASSES}, most")
+def _not_granted(guest: GuestPlan, site: Site) -> Iterator[Refusal]:
+    """Yield what the batch system counts and has not given to the job, on this node."""
+    needed = Counter[str]()
+    for extra in plugin.vtorque_needs(guest.request, site):
+        needed.update(extra.resources)
+    for resource, need in needed.items():
+        given = need if guest.granted is None else guest.granted.get(resource, Grant(0)).count
+        if given < need:
+            said = f"the guests of node {guest.job.node} need {need} {resource}, the batch system"
+            fix = "submit with vsub, which asks for them, and change nothing of them later"
+            yield Refusal(f"{said} has given the job {given}", PCI.key, guest[PCI], fix=fix)
+
+
+def _granted(
+    of: CardClass, guest: GuestPlan, found: Collection[Card], sysfs: str
+) -> Collection[Card]:
+    """Return the cards among which the job may have some. Raises Refused, HostFault."""
+    if guest.granted is None or not of.files:
+        return found
+    grant = guest.granted.get(of.resource, Grant(0))
+    if len(grant.devices) < grant.count:
+        raise Refused(
+            f"the batch system does not say which {of.resource} of node {guest.job.node} are the "
+            "job's alone: ask for some that are not shared, or tell the admin"
+        )
+    numbers = {behind(file, sysfs): n for n, file in reversed([*enumerate(of.files)])}
+    at = {number: address for address, number in numbers.items() if address}
+    where = f"{of.resource} of node {guest.job.node}: number"
+    mine = []
+    for number in grant.devices:
+        if (card := next((c for c in found if at.get(number) in c.addresses), None)) is None:
+            raise HostFault(f"{where} {number} in the files of class {of.name} is no card of any")
+        others = {numbers[a] for a in card.addresses & numbers.keys()} - set(grant.devices)
+        if others:
+            raise HostFault(f"{where} {number} is not alone in its group: {min(others)} is in it")
+        mine.append(card)
+    return mine
 
 
 @hookimpl
@@ -214,6 +214,10 @@ def check(site: Site) -> Iterator[HealthResult]:
             yield HealthResult("warning", f"{about}: {card.problem}", fix=f"see {CLASSES}")
         else:
             yield HealthResult("ok", f"{about}: guests can have it")
+    for of in settings.classes:
+        for number, file in enumerate(of.files):
+            if address := behind(file, settings.sysfs):
+                yield HealthResult("ok", f"{of.resource} number {number} is {address} ({file})")
 
 
 vtorque_health_checks = always(HealthCheck("PCI cards", check))

@@ -49,6 +49,11 @@ class PciFunction:
     path: Path = Path()
 
     @property
+    def host_driver(self) -> str:
+        """The driver by which the host can use it; empty: it has none."""
+        return "" if _NOBODYS.fullmatch(self.driver) else self.driver
+
+    @property
     def used(self) -> str:
         """Return what of the host uses it now, for messages; empty: nothing that can be seen.
 
@@ -67,8 +72,7 @@ class PciFunction:
                 if "ACTIVE" in _text(port / "state"):
                     return f"port {port.name} of its RDMA device {port.parts[-3]} is active"
             kind = _hex(at / "class") >> 8
-            ours = self.driver and not _NOBODYS.fullmatch(self.driver)
-            if ours and kind >> 8 == _NETWORK and kind != _INFINIBAND_CARD:
+            if self.host_driver and kind >> 8 == _NETWORK and kind != _INFINIBAND_CARD:
                 return f"its network interface is not here, so maybe a container's ({self.driver})"
         disks = sorted([*at.rglob("block/*"), *at.glob("nvme/nvme*/nvme*n*")])
         return f"the disk {disks[0].name} is on it" if disks else ""

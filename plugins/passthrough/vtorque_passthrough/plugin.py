@@ -1,14 +1,88 @@
-"""-vm pci=gpu:1+fpga:2: cards of the site's classes for each guest. Limits: [options.pci]."""
+"""-vm pci=gpu:1+fpga:2: cards of the site's classes for each guest. Limits: [options.pci].
+
+What a class is stands here, since ``vsub`` asks the batch system for its cards.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from vtorque_core.api import Option, always
+from vtorque_core.api import (
+    Extra,
+    JobRequest,
+    Option,
+    Refusal,
+    always,
+    dataclass,
+    hookimpl,
+    setting,
+)
+from vtorque_core.api.vm_options import VMS_PER_NODE
+
+if TYPE_CHECKING:
+    from vtorque_core.api.node_job import Site
 
 CLASS = r"[a-z][a-z0-9_-]{0,31}"
+CLASSES = "[plugin.passthrough] classes"
 _CARD = re.compile(rf"({CLASS})(?::([1-9][0-9]?))?", re.ASCII)
 _RAW = re.compile(r"(?:[0-9a-f]{4,8}:)?[0-9a-f]{2,4}:[0-9a-f]{2,4}(?:\.[0-7])?", re.ASCII)
+_WORD = "[A-Za-z0-9_.-]+"
+_RESOURCE = re.compile(rf"[A-Za-z]{_WORD}(?:/{_WORD}(?::{_WORD})?)?", re.ASCII)
+
+
+@dataclass(frozen=True)
+class CardClass:
+    """One ``[[plugin.passthrough.classes]]``.
+
+    Args:
+        name: what users write.
+        ids: ``vendor:device`` of its functions, as ``lspci -nn`` shows them.
+        addresses: globs of the PCI addresses that may be given away.
+        most: cards for one guest, 0: as many as the node has.
+        allow_no_reset: also cards that the kernel cannot reset between two jobs.
+        device: glob of the device nodes that the guest's driver makes below /dev, which the job's
+            user then owns: the n-th is /dev/vtorque/<name><n>.
+        resource: what the batch system calls and counts them by: Slurm ``gres/gpu`` or
+            ``gres/gpu:a100``, OpenPBS ``ngpus``, Torque ``gpus``; empty: it knows nothing of them.
+        files: with ``resource``: the host's device file of each, in the order of the batch system's
+            numbers; without it only cards that no driver of the host has are given away.
+    """
+
+    name: str
+    ids: tuple[str, ...]
+    addresses: tuple[str, ...] = ("*",)
+    most: int = 0
+    allow_no_reset: bool = False
+    device: str = ""
+    resource: str = ""
+    files: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(CLASS, self.name, re.ASCII):
+            raise ValueError(f"name is {self.name!r}: write a small letter, then a-z 0-9 _ -")
+        for ident in self.ids:
+            if not re.fullmatch("[0-9a-f]{4}:[0-9a-f]{4}", ident, re.ASCII):
+                raise ValueError(f"{self.name}: {ident!r} is not vendor:device like 10de:20b0")
+        if self.resource and not _RESOURCE.fullmatch(self.resource):
+            raise ValueError(f"{self.name}: {self.resource!r} is not like gres/gpu or ngpus")
+        if self.files and not self.resource:
+            raise ValueError(f"{self.name}: files are for a class with a resource")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """``[plugin.passthrough]``."""
+
+    classes: tuple[CardClass, ...] = setting(
+        (),
+        doc='what jobs may have: [[plugin.passthrough.classes]] name = "gpu", ids = ["10de:20b0"]',
+    )
+    required: bool = setting(
+        True, doc="refuse a job whose cards the node lacks; false: run without"
+    )
+    sysfs: str = setting("/sys", doc="where sysfs is (for tests)")
 
 
 def cards(text: str) -> dict[str, int]:
@@ -43,3 +117,26 @@ PCI = Option(
     "pci", card_list, "", "PCI cards of each guest, by class", "CLASS:N[+CLASS:N]", separator="+"
 )
 vtorque_options = always(PCI)
+vtorque_settings = always(Settings)
+
+
+@hookimpl
+def vtorque_parse_args(request: JobRequest, site: Site) -> Iterator[Refusal]:
+    """Refuse classes that the site has not, and more of one than a guest may have."""
+    known = {c.name: c for c in site[Settings].classes}
+    for name, number in cards(request[PCI]).items():
+        if name not in known:
+            names = ", ".join(known) or "none"
+            yield Refusal(f"there is no class {name}", PCI.key, request[PCI], names, CLASSES)
+        elif known[name].most and number > known[name].most:
+            most = f"{known[name].most} for each guest"
+            yield Refusal(f"too many of {name}", PCI.key, request[PCI], most, f"{CLASSES}, most")
+
+
+@hookimpl
+def vtorque_needs(request: JobRequest, site: Site) -> Iterator[Extra]:
+    """Have the batch system asked for the cards that it counts."""
+    wanted = cards(request[PCI])
+    for of in site[Settings].classes if wanted else ():
+        if of.resource and of.name in wanted:
+            yield Extra(resources={of.resource: request[VMS_PER_NODE] * wanted[of.name]})

@@ -1,0 +1,250 @@
+"""Cards that a batch system counts: asked for, and those that it has granted, no others.
+
+/dev/null and /dev/zero stand for the device files of two GPUs on a recorded machine.
+"""
+
+import os
+from pathlib import Path
+
+import pytest
+
+import planned
+from sysfs_tree import tree, write
+from vtorque_core.api.batch_system import Grant
+from vtorque_core.api.claims import PoolClaim
+from vtorque_core.base.errors import ConfigError, HostFault, Refusal, Refused
+from vtorque_core.plan.placement.topology import parse
+from vtorque_core.site.config import build, parse_toml
+from vtorque_core.site.policy import check_share, decide, needs
+from vtorque_core.site.request import Request
+from vtorque_passthrough import node, plugin
+from vtorque_passthrough.device_files import behind, of_number
+
+DATA = Path(__file__).parents[3] / "tests" / "data"
+HOST = parse((DATA / "capabilities" / "xeon-2x32-smt.xml").read_text())
+PLUGINS = planned.with_core("passthrough", plugin, node)
+FIRST, SECOND = "0000:3b:00.0", "0000:5e:00.0"
+FILES = {"/dev/null": FIRST, "/dev/zero": SECOND, "/dev/full": "0000:86:00.0"}
+GPU = """
+[[plugin.passthrough.classes]]
+name = "gpu"
+ids = ["10de:20b0"]
+resource = "gres/gpu"
+files = ["/dev/null", "/dev/zero"]
+"""
+BLIND = GPU.partition("files")[0]
+
+
+def site_of(top, classes=GPU):
+    sysfs = Path(tree("gpu-node", top / "sys"))
+    for file, address in FILES.items():
+        made = os.stat(file)  # noqa: PTH116
+        at = sysfs / "devices" / address / "drm" / Path(file).name
+        at.mkdir(parents=True)
+        link = sysfs / "dev/char" / f"{os.major(made.st_rdev)}:{os.minor(made.st_rdev)}"
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(at)
+    text = f'[plugin.passthrough]\nsysfs = "{sysfs}"\n{classes}'
+    return build(parse_toml(text.encode(), Path("/etc/vtorque/vtorque.toml")), PLUGINS, node=True)
+
+
+@pytest.fixture
+def site(tmp_path):
+    return site_of(tmp_path)
+
+
+def request(site, pci, count=1):
+    return decide(Request((("pci", pci), ("vms_per_node", str(count)))), site, PLUGINS)
+
+
+def asked(site, pci, granted, count=1):
+    guest = planned.guest_plan(
+        index=0, rank=0, name="vt-42.srv.0-n1-0", request=request(site, pci, count), host=HOST,
+        guests_per_node=count, granted=granted,
+    )  # fmt: skip
+    return list(node.vtorque_plan(guest, site))
+
+
+def items(site, pci, granted, count=1):
+    (claim,) = asked(site, pci, granted, count)
+    assert isinstance(claim, PoolClaim), claim
+    return claim.items
+
+
+def gpus(*devices, count=None):
+    return {"gres/gpu": Grant(len(devices) if count is None else count, devices)}
+
+
+# -- what is asked for -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("pci", "count", "wanted"), [("gpu:2", 1, 2), ("gpu", 3, 3), ("gpu:2", 2, 4), ("", 1, None)]
+)
+def test_the_batch_system_is_asked_for_the_cards_of_all_guests_of_a_node(site, pci, count, wanted):
+    asked_for = request(site, pci, count) if pci else decide(Request(()), site, PLUGINS)
+    found = needs(asked_for, site, PLUGINS)
+    assert dict(found.resources) == ({} if wanted is None else {"gres/gpu": wanted})
+    assert not found.licenses
+
+
+def test_a_class_without_a_resource_is_as_it_was(tmp_path):
+    site = site_of(tmp_path, BLIND.partition("resource")[0])
+    assert not needs(request(site, "gpu:2"), site, PLUGINS).resources
+    assert items(site, "gpu", {}) == (FIRST, SECOND)
+    assert items(site, "gpu", None) == (FIRST, SECOND)
+
+
+def test_a_user_who_asks_for_fewer_than_the_guests_need_is_told(site):
+    needed = needs(request(site, "gpu:2"), site, PLUGINS)
+    check_share(needed, None, None, {"gres/gpu": 2})
+    check_share(needed, None, None, {"gres/fpga": 1})
+    with pytest.raises(Refused, match=r"need 2 gres/gpu, 1 are asked for.*ask the batch"):
+        check_share(needed, None, None, {"gres/gpu": 1})
+
+
+# -- what is granted ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("devices", "expected"), [((0,), {FIRST}), ((1,), {SECOND}), ((0, 1), {FIRST, SECOND})]
+)
+def test_a_guest_gets_of_what_is_granted_only(site, devices, expected):
+    assert set(items(site, "gpu", gpus(*devices))) == expected
+
+
+def test_guests_of_a_node_share_what_is_granted(site):
+    assert items(site, "gpu", gpus(0, 1), count=2) == (FIRST, SECOND)
+
+
+@pytest.mark.parametrize("granted", [{}, gpus(), {"gres/fpga": Grant(2, (0, 1))}])
+def test_what_is_not_granted_is_refused_with_what_to_do(site, granted):
+    (answer,) = asked(site, "gpu", granted)
+    assert isinstance(answer, Refusal)
+    assert "need 1 gres/gpu, the batch system has given the job 0" in str(answer)
+    assert "submit with vsub" in str(answer)
+
+
+def test_all_guests_of_a_node_count(site):
+    (answer,) = asked(site, "gpu", gpus(1), count=2)
+    assert "need 2 gres/gpu, the batch system has given the job 1" in str(answer)
+
+
+def test_a_batch_system_that_counts_nothing_leaves_it_to_the_ledger(site):
+    assert items(site, "gpu", None) == (FIRST, SECOND)
+
+
+def test_cards_that_others_may_have_too_are_no_guests(site):
+    with pytest.raises(Refused, match="does not say which gres/gpu of node n1 are the job's alone"):
+        asked(site, "gpu", gpus(count=1))
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ('["/dev/null"]', "number 1 in the files of class gpu is no card of any"),
+        ('["/dev/null", "/dev/missing"]', "number 1 in the files of class gpu is no card of any"),
+        ('["/dev/null", "/dev/random"]', "number 1 in the files of class gpu is no card of any"),
+        ('["/dev/null", "/dev/full"]', "has no 1 PCI cards of class gpu.*been granted gres/gpu"),
+    ],
+)
+def test_files_that_do_not_fit_the_node_are_its_fault(tmp_path, files, message):
+    other = '[[plugin.passthrough.classes]]\nname = "other"\nids = ["10de:2204", "10de:1aef"]\n'
+    site = site_of(tmp_path, f"{BLIND}files = {files}\n{other}")
+    assert items(site, "gpu", gpus(0)) == (FIRST,)
+    with pytest.raises(HostFault, match=message):
+        asked(site, "gpu", gpus(1))
+
+
+def test_a_group_with_a_card_that_is_not_granted_is_no_guests(tmp_path):
+    site = site_of(tmp_path)
+    second = Path(site[plugin.Settings].sysfs, "devices", SECOND, "iommu_group")
+    second.unlink()
+    second.symlink_to(second.parents[2] / "kernel/iommu_groups/17")
+    with pytest.raises(HostFault, match="number 0 is not alone in its group: 1 is in it"):
+        asked(site, "gpu", gpus(0))
+    assert items(site, "gpu", gpus(0, 1)) == (FIRST,)
+    with pytest.raises(HostFault, match="has no 2 PCI cards"):
+        asked(site, "gpu:2", gpus(0, 1))
+
+
+def test_a_granted_card_that_is_broken_is_the_nodes_fault(site):
+    Path(site[plugin.Settings].sysfs, "devices", FIRST, "reset").unlink()
+    with pytest.raises(HostFault, match=r"0000:3b:00\.0 cannot be reset"):
+        asked(site, "gpu", gpus(0))
+
+
+def test_without_files_only_cards_that_no_driver_of_the_host_has_are_guests(tmp_path):
+    site = site_of(tmp_path, BLIND)
+    with pytest.raises(HostFault, match="has the host's driver nvidia, so jobs on bare metal may"):
+        asked(site, "gpu", gpus(count=1))
+    sysfs = Path(site[plugin.Settings].sysfs)
+    driver = sysfs / "devices" / SECOND / "driver"
+    driver.unlink()
+    driver.symlink_to(sysfs / "bus/pci/drivers/vfio-pci")
+    assert items(site, "gpu", gpus(count=1)) == (SECOND,)
+    (sysfs / "devices" / FIRST / "driver").unlink()
+    assert items(site, "gpu", gpus(count=1)) == (FIRST, SECOND)
+
+
+def test_of_several_types_each_guest_gets_its_own(tmp_path):
+    typed = GPU.replace("gres/gpu", "gres/gpu:a100").replace('zero"', 'zero", "/dev/full"')
+    other = typed.replace('"gpu"', '"render"').replace("a100", "rtx")
+    other = other.replace('"10de:20b0"', '"10de:2204", "10de:1aef"')
+    site = site_of(tmp_path, typed + other)
+    granted = {"gres/gpu:a100": Grant(1, (1,)), "gres/gpu:rtx": Grant(1, (2,))}
+    one, two = asked(site, "render:1+gpu:1", granted | {"gres/gpu": Grant(2, (1, 2))})
+    assert (one.items, two.items) == ((SECOND,), ("0000:86:00.0",))
+
+
+# -- device files ------------------------------------------------------------------------------
+
+
+def test_a_device_file_leads_to_its_function(site, tmp_path):
+    sysfs = site[plugin.Settings].sysfs
+    assert {file: behind(file, sysfs) for file in FILES} == FILES
+    link = tmp_path / "by-path"
+    link.symlink_to("/dev/zero")
+    assert behind(str(link), sysfs) == SECOND
+    (tmp_path / "plain").touch()
+    assert [behind(str(tmp_path / name), sysfs) for name in ("plain", "missing")] == ["", ""]
+
+
+def test_doctor_says_which_card_a_number_is(site):
+    said = [result.message for result in node.check(site)]
+    assert said[-2:] == [
+        f"gres/gpu number 0 is {FIRST} (/dev/null)",
+        f"gres/gpu number 1 is {SECOND} (/dev/zero)",
+    ]
+
+
+def test_a_vfio_groups_file_leads_to_its_first_function(site):
+    sysfs = Path(site[plugin.Settings].sysfs)
+    made = os.stat("/dev/random")  # noqa: PTH116
+    write(sysfs / "devices/virtual/vfio/40/uevent", "")
+    at = sysfs / "dev/char" / f"{os.major(made.st_rdev)}:{os.minor(made.st_rdev)}"
+    at.symlink_to(sysfs / "devices/virtual/vfio/40")
+    assert behind("/dev/random", str(sysfs)) == "0000:86:00.0"
+
+
+def test_nvidias_driver_says_which_number_a_card_has_now(tmp_path):
+    """Its devices are not in sysfs."""
+    for number, address in enumerate((SECOND, FIRST)):
+        text = f"Model: \t\t NVIDIA A100\nBus Location: \t {address}\nDevice Minor: \t {number}\n"
+        write(tmp_path / address / "information", text)
+    found = [of_number(195, n, "/nowhere", tmp_path) for n in range(3)]
+    assert found == [SECOND, FIRST, ""]
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ('resource = "gres/gpu 1"', "is not like gres/gpu or ngpus"),
+        ('resource = "--exclusive"', "is not like gres/gpu or ngpus"),
+        ('resource = "gres/gpu,x"', "is not like gres/gpu or ngpus"),
+        ('files = ["/dev/null"]', "files are for a class with a resource"),
+    ],
+)
+def test_a_class_that_cannot_be_is_told(tmp_path, more, message):
+    with pytest.raises(ConfigError, match=message):
+        site_of(tmp_path, BLIND.partition("resource")[0] + more)

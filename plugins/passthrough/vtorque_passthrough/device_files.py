@@ -1,0 +1,46 @@
+"""Which PCI function is behind a device file of the host, as a batch system names its devices.
+
+The files' numbers are the drivers' own, and other ones after a card has been with a guest: so it is
+looked up when it is wanted, not once.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from vtorque_passthrough.pci_functions import ADDRESS, SYSFS, functions, together
+
+NVIDIA = Path("/proc/driver/nvidia/gpus")
+"""A directory for each card of NVIDIA's driver, by address: its devices are not in sysfs."""
+
+_NVIDIA_MAJOR = 195  # Documentation/admin-guide/devices.txt of the kernel
+
+
+def behind(file: str, sysfs: str = SYSFS) -> str:
+    """Return the address of the PCI function behind a device file; empty: there is none."""
+    try:
+        number = Path(file).stat().st_rdev
+    except OSError:
+        return ""
+    return of_number(os.major(number), os.minor(number), sysfs)
+
+
+def of_number(major: int, minor: int, sysfs: str = SYSFS, nvidia: Path = NVIDIA) -> str:
+    """Return the address of the PCI function with a character device of this number, or "".
+
+    Of /dev/vfio/<group> it is the first one of the group.
+    """
+    if major == _NVIDIA_MAJOR:
+        this = re.compile(rf"^Device Minor:\s+{minor}\s*$", re.MULTILINE)
+        files = nvidia.glob("*/information")
+        return next((f.parent.name for f in files if this.search(f.read_text("latin-1"))), "")
+    at = Path(sysfs, "dev/char", f"{major}:{minor}")
+    if not at.exists():
+        return ""
+    parts = at.resolve().parts
+    if parts[-2] == "vfio":  # /sys/devices/virtual/vfio/17
+        group = together(functions(sysfs).values(), parts[-1])
+        return group[0].address if group else ""
+    return next((part for part in reversed(parts) if ADDRESS.fullmatch(part)), "")
