@@ -6,10 +6,9 @@ ARGV``: ARGV is what the batch system gives its prologue, epilogue or job's shel
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +17,7 @@ from vtorque_core.base.names import CONFIG_PATH
 from vtorque_core.cli.entry import become_clean, forget_coerced_locale
 
 if TYPE_CHECKING:
-    from vtorque_core.node.shell.proof import Proof
+    pass
 
 
 def run(argv: Sequence[str]) -> int:
@@ -72,6 +71,7 @@ def jobshell(config: Path, argv: Sequence[str]) -> int:
 
     ARGV may also be "--await-job JOB", to wait for this node's guests only.
     """
+    from vtorque_core.node.shell import around_script  # noqa: PLC0415
     from vtorque_core.node.shell.jobshell import (  # noqa: PLC0415
         AWAIT,
         await_here,
@@ -80,24 +80,6 @@ def jobshell(config: Path, argv: Sequence[str]) -> int:
     )
     from vtorque_core.site.load import load  # noqa: PLC0415
     from vtorque_core.site.plugins import Plugins  # noqa: PLC0415
-
-    @contextlib.contextmanager
-    def beside(proof: Proof) -> Iterator[None]:
-        wanted = plugins.without(dict.fromkeys(proof.off, "[[limits]]"))
-        found = wanted.each("vtorque_beside_script", job=proof.job, batch=batch, site=site)
-        commands = [each.item for each in found if each.error is None]
-        if not commands:
-            yield
-            return
-        from vtorque_core.node.shell import beside_script  # noqa: PLC0415 - few sites have any
-
-        with beside_script.running(commands):
-            yield
-
-    def after(proof: Proof, code: int) -> None:
-        from vtorque_core.node.shell import after_script  # noqa: PLC0415 - not before the script
-
-        after_script.run(proof, code, site, plugins)
 
     def plugins_with(name: str) -> Plugins:
         """Return what has a plugin, whatever the site config says of it today."""
@@ -115,8 +97,8 @@ def jobshell(config: Path, argv: Sequence[str]) -> int:
             tuple(argv),
             plugins=plugins_with,
             meanwhile=lambda: import_drivers(plugins),
-            beside=beside,
-            after=after,
+            beside=lambda proof: around_script.beside(proof, batch, site, plugins),
+            after=lambda proof, code: around_script.after(proof, code, site, plugins),
         )
     except VtorqueError as error:
         sys.stderr.write(f"vtorque: {error}\n")

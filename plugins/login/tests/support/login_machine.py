@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from vtorque_core.api import JobAttempt
-from vtorque_core.node.shell import beside_script
+from vtorque_core.node.shell import around_script
 from vtorque_core.site.load import load
 
 PLAN = json.loads(Path(sys.argv[1]).read_text())
@@ -38,7 +38,7 @@ def main():
         "vtorque_beside_script", job=job, batch=plugins.batch_system("torque"), site=site
     )
     said = []
-    with beside_script.running([each.item for each in found]):
+    with around_script.running([each.item for each in found]):
         for argv in PLAN["run"]:
             done = subprocess.run(argv, capture_output=True, text=True, check=False)
             said.append([done.returncode, done.stdout, done.stderr])

@@ -10,7 +10,7 @@ import pytest
 
 from vtorque_core.api.values import hookimpl
 from vtorque_core.base.names import JobAttempt
-from vtorque_core.node.shell import after_script
+from vtorque_core.node.shell import around_script
 from vtorque_core.node.shell.proof import Proof
 from vtorque_core.site.config import build, parse_toml
 from vtorque_core.site.plugins import Plugins
@@ -35,7 +35,7 @@ def test_output_is_the_jobs_errors_are_not(output):
         [7, None],
         ["/bin/sh", "-c", "read x; echo two $x; env"],
     ]
-    after_script.run_all(commands, output.fileno(), 20)
+    around_script.run_all(commands, output.fileno(), 20)
     lines = said(output).decode().splitlines()
     assert lines[:2] == ["one", "two"]
     assert not [line for line in lines if line.startswith("HOME=")]
@@ -43,7 +43,7 @@ def test_output_is_the_jobs_errors_are_not(output):
 
 def test_one_that_hangs_is_killed(output):
     commands = [["/bin/sh", "-c", "echo here; exec sleep 600"], ["/bin/echo", "late"]]
-    after_script.run_all(commands, output.fileno(), 0.5)
+    around_script.run_all(commands, output.fileno(), 0.5)
     assert said(output) == b"here\n"
 
 
@@ -55,7 +55,7 @@ def test_an_output_that_nobody_reads_does_not_hold_the_job(tmp_path):
             while True:
                 os.write(write, b"x" * 4096)
         os.set_blocking(write, True)
-        after_script.run_all([["/bin/echo", "never"]], write, 0.5)
+        around_script.run_all([["/bin/echo", "never"]], write, 0.5)
     finally:
         os.close(read)
         os.close(write)
@@ -63,7 +63,7 @@ def test_an_output_that_nobody_reads_does_not_hold_the_job(tmp_path):
 
 SHELL = """
 import os, signal, sys
-from vtorque_core.node.shell import after_script
+from vtorque_core.node.shell import around_script
 class Each:
     error = None
     item = ["/bin/sh", "-c", "kill -TERM $PPID; kill -INT $PPID; echo told"]
@@ -77,7 +77,7 @@ class Site:
     paths = Paths()
 from vtorque_core.base.names import JobAttempt
 from vtorque_core.node.shell.proof import Proof
-after_script.run(Proof(JobAttempt("42.srv", 0, "u", 1000), "ready"), 42, Site(), Plugins())
+around_script.after(Proof(JobAttempt("42.srv", 0, "u", 1000), "ready"), 42, Site(), Plugins())
 sys.exit(42)
 """
 
@@ -108,7 +108,7 @@ def test_a_plugin_that_raises_or_has_nothing_to_say_changes_nothing(tmp_path):
     plugins.register("bad", bad, "bad 1")
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     proof = Proof(JobAttempt("42.srv", 0, "u", os.getuid()), "ready")
-    after_script.run(proof, 0, build(parse_toml(b""), plugins, node=False), plugins)
+    around_script.after(proof, 0, build(parse_toml(b""), plugins, node=False), plugins)
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
 
 
@@ -127,5 +127,5 @@ def test_a_plugin_that_is_off_for_the_job_is_not_asked():
     site = build(parse_toml(b""), plugins, node=False)
     for code, off in ((1, ("report",)), (2, ())):
         proof = Proof(JobAttempt("42.srv", 0, "u", os.getuid()), "ready", off=off)
-        after_script.run(proof, code, site, plugins)
+        around_script.after(proof, code, site, plugins)
     assert asked == [2]

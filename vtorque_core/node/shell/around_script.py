@@ -1,0 +1,107 @@
+"""Commands of plugins beside a job's script and at its end: ``vtorque_{beside,after}_script``.
+
+In the job shell, as the job's owner: the one place whose error output is the job's with every batch
+system. The script's exit code is the job's, and nothing here changes it or holds it up for long.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from vtorque_core.api import kept_records
+from vtorque_core.node.shell.proof import Proof
+from vtorque_core.site.config import Site
+from vtorque_core.site.plugins import Plugins
+
+if TYPE_CHECKING:
+    from subprocess import Popen
+
+    from vtorque_core.api.strategies import BatchSystem
+
+BESIDE, AFTER = 0.2, 1.0
+"""Seconds, once the script has ended, for all commands beside it, and for all that then begin."""
+
+_GONE = 0.1  # seconds until a killed command is gone, unless its disk or terminal hangs
+_ENVIRON = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"}  # the user's may want colours, or less
+
+
+@contextlib.contextmanager
+def beside(proof: Proof, batch: BatchSystem, site: Site, plugins: Plugins) -> Iterator[None]:
+    """Have every plugin's commands run meanwhile."""
+    given = {"job": proof.job, "batch": batch, "site": site}
+    with running(_commands("vtorque_beside_script", proof, plugins, **given)):
+        yield
+
+
+def after(proof: Proof, code: int, site: Site, plugins: Plugins) -> None:
+    """Run every plugin's commands, at the very end of the process: it ignores signals from now on.
+
+    A walltime that is over meanwhile must not take the exit code away.
+    """
+    place = kept_records.place(site.paths, proof.job)
+    commands = _commands("vtorque_after_script", proof, plugins, place=place, code=code, site=site)
+    if commands:
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        run_all(commands, 2)
+
+
+@contextlib.contextmanager
+def running(commands: Sequence[Sequence[str]]) -> Iterator[None]:
+    """Have the commands run meanwhile. Never raises by itself."""
+    # Guests run by now, and code in them writes where the user's LD_LIBRARY_PATH leads.
+    kept = {name: v for name, v in os.environ.items() if name.startswith(("PBS_", "SLURM_"))}
+    children = []
+    for argv in commands:
+        with contextlib.suppress(Exception):  # whatever a plugin gave as argv
+            children.append(_started(argv, kept | _ENVIRON))
+    try:
+        yield
+    finally:
+        for child in children:
+            child.terminate()
+        until = time.monotonic() + BESIDE
+        for child in children:
+            _end(child, until)
+
+
+def run_all(commands: Sequence[Sequence[str]], output: int, seconds: float = AFTER) -> None:
+    """Run commands one after the other with a descriptor as their output. Never raises."""
+    until = time.monotonic() + seconds
+    for argv in commands:
+        if time.monotonic() < until:
+            with contextlib.suppress(Exception):  # whatever a plugin gave as argv
+                _end(_started(argv, _ENVIRON, output), until)
+
+
+def _commands(hook: str, proof: Proof, plugins: Plugins, **arguments: Any) -> list[Sequence[str]]:
+    plugins = plugins.without(dict.fromkeys(proof.off, "[[limits]]"))
+    return [each.item for each in plugins.each(hook, **arguments) if each.error is None]
+
+
+def _started(
+    argv: Sequence[str], environ: Mapping[str, str], output: int | None = None
+) -> Popen[bytes]:
+    import subprocess  # noqa: PLC0415 - few sites have any
+
+    nothing = subprocess.DEVNULL
+    return subprocess.Popen(
+        list(argv), stdin=nothing, stdout=nothing if output is None else output, stderr=nothing,
+        env=environ, cwd="/", start_new_session=True,
+    )  # fmt: skip
+
+
+def _end(child: Popen[bytes], until: float) -> None:
+    """Wait so long for a command; then kill it, and in any case what it has left behind."""
+    import subprocess  # noqa: PLC0415
+
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(max(0.0, until - time.monotonic()))
+    with contextlib.suppress(OSError):
+        os.killpg(child.pid, signal.SIGKILL)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(_GONE)
