@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from vtorque_core.base.errors import EXIT_HOST_FAULT
+from vtorque_core.base.errors import EXIT_HOST_FAULT, EXIT_REFUSED
 
 pytestmark = pytest.mark.e2e
 
@@ -88,6 +88,90 @@ def test_a_setup_that_fails_leaves_cloud_inits_logs(debian, clean, config):
     assert b"cloud-init" in log and b"init-local" in log
     assert b"PRIVATE KEY" not in shown
     assert clean.as_user("vmgr", "logs", "--console", job).stdout
+
+
+OF_SITE = """\
+#cloud-config
+merge_how: "list(append)+dict(no_replace,recurse_list)+str()"
+hostname: other
+timezone: Europe/Berlin
+groups: [monitors]
+write_files:
+- {path: /etc/motd, content: "of the site\\n"}
+runcmd:
+- ls /home >/etc/homes-seen
+"""
+OF_USER = """\
+#cloud-config
+packages: [coreutils]
+write_files:
+- path: HOME/.config/tool
+  content: "it's\\n"
+  permissions: '0600'
+- {path: HOME/links/new, content: mine}
+runcmd:
+- [sh, -c, 'id -un >by; grep Cap /proc/self/status >>by']
+"""
+LOOK = """\
+#!/bin/bash
+hostname; date +%Z; cat /etc/motd /etc/homes-seen; getent group monitors | cut -d: -f1
+dpkg-query -W -f '${Status}\\n' coreutils; test -e /run/image-was-here && echo image
+stat -c %U:%a .config/tool; cat .config/tool by; cat links/new
+"""
+
+
+@pytest.fixture
+def fragments(debian, clean, config):
+    """Cloud-config of the site, in a directory of root's, and one of the image's, in a label."""
+    place = clean.config.parent / "guest-cloud-config"
+    place.mkdir()
+    config("plugin.linux-guest", f'cloud_config = "{place}"')
+    own = 'cloud-config={"runcmd": ["touch /run/image-was-here"]}'
+    clean.root("vmgr", "images", "label", "debian", own)
+    yield place
+    clean.root("vmgr", "images", "label", "debian", "cloud-config-")
+    shutil.rmtree(place)
+
+
+@pytest.mark.full
+def test_a_guest_is_set_up_by_the_cloud_config_of_all(clean, guest, fragments):
+    """Image, site and user; merged, held against its schema and done by the guest's cloud-init."""
+    (fragments / "10-site.cfg").write_text(OF_SITE)
+    clean.script(OF_USER.replace("HOME", str(clean.home)), "mine.yaml")
+    (clean.home / "links").symlink_to("/etc")  # what is not theirs is not theirs that way
+    args = ("-vm", "img=debian,ram=512M,vcpus=2,cloud_config=mine.yaml")
+    refused = clean.job(LOOK, *args, timeout=300)
+    assert (refused.code, refused.out) == (EXIT_REFUSED, b""), refused.err
+    assert b"your cloud-config, in guest" in refused.err
+    assert b"Permission denied" in refused.err
+    (clean.home / "links").unlink()
+    result = clean.job(LOOK, *args, timeout=300)
+    assert (result.code, result.err) == (0, b"")
+    name, zone, motd, homes, group, status, image, mode, text, by, *caps, new = (
+        result.out.decode().splitlines()
+    )
+    assert (name, zone, motd, group) == (f"v{platform.node()}", "CET", "of the site", "monitors")
+    assert (homes, image) == (clean.user, "image")
+    assert status == "install ok installed"
+    assert (mode, text, new) == (f"{clean.user}:600", "it's", "mine")
+    assert by == clean.user
+    assert {cap.split()[1] for cap in caps if "CapEff" in cap or "CapPrm" in cap} == {"0" * 16}
+
+
+@pytest.mark.full
+def test_cloud_config_that_the_schema_does_not_take_starts_nothing(clean, fragments):
+    (fragments / "10-site.cfg").write_text("#cloud-config\nruncmd: 5\n")
+    result = clean.job("#!/bin/sh\necho ran\n", *ARGS, timeout=300)
+    assert (result.code, result.out) == (EXIT_HOST_FAULT, b"")
+    assert b"cloud-config: " in result.err and b"runcmd" in result.err
+
+
+@pytest.mark.full
+def test_a_site_command_that_fails_is_told(clean, fragments):
+    (fragments / "10-site.cfg").write_text("#cloud-config\nruncmd: [[sh, -c, 'exit 3']]\n")
+    result = clean.job("#!/bin/sh\necho ran\n", *ARGS, timeout=300)
+    assert (result.code, result.out) == (EXIT_HOST_FAULT, b"")
+    assert b"cloud-config: " in result.err
 
 
 def _on_a_terminal(node, argv):

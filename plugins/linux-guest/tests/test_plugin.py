@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml  # noqa: F401 - for the reader, whom this Python may be closed to
 
 from vtorque_core.api import FileData, Refused, guest_context
 from vtorque_core.base.names import Paths
@@ -22,7 +23,8 @@ from vtorque_linux_guest.settings import Settings
 def wanting(place: str = "", rank: int = 0, own: FileData | None = None, **share: object) -> Any:
     home = {"target": "/home/ada", "kind": "virtiofs", "readonly": False} | share
     return SimpleNamespace(
-        request={plugin.CLEAN: place, plugin.VM_PRECANCEL: own}, rank=rank,
+        request={plugin.CLEAN: place, plugin.VM_PRECANCEL: own, plugin.CLOUD_CONFIG: None},
+        rank=rank,
         shares=[SimpleNamespace(**home)], user=SimpleNamespace(uid=1000, gid=100),
         image=SimpleNamespace(guest_type="linux"),
     )  # fmt: skip
@@ -177,3 +179,15 @@ def test_what_is_cleaned_is_an_absolute_path(text: str) -> None:
     with pytest.raises(ValueError, match="absolute path"):
         plugin.directory(text)
     assert plugin.directory("/home//ada/./x/") == "/home/ada/x"
+
+
+def test_a_cloud_config_is_read_at_submission() -> None:
+    def refusals(text: bytes | None) -> list[str]:
+        file = None if text is None else FileData("mine.yaml", text)
+        request: Any = {plugin.CLOUD_CONFIG: file}
+        return [str(refusal) for refusal in plugin.vtorque_parse_args(request)]
+
+    assert refusals(None) == refusals(b"#cloud-config\npackages: [gdb]\n") == []
+    assert refusals(b"packages: [gdb]\n") == [
+        "your cloud-config: does not begin with #cloud-config"
+    ]

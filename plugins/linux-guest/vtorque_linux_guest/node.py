@@ -11,10 +11,12 @@ from vtorque_core.api.guest_context import ContextItem, GuestFile, OnCancel, Roo
 from vtorque_core.api.guest_plan import GuestPlan
 from vtorque_core.api.health import HealthCheck, HealthResult
 from vtorque_core.api.node_job import NodeJob, Site
+from vtorque_linux_guest.boot import cloud_config, etc_files, user_cloud_config
 from vtorque_linux_guest.boot.seed import Seed
 from vtorque_linux_guest.guest.contract import EPILOGUE_MARKER, SITE
+from vtorque_linux_guest.guest.linux_family import family
 from vtorque_linux_guest.job.site_epilogue import SiteEpilogue
-from vtorque_linux_guest.plugin import CLEAN, VM_PRECANCEL
+from vtorque_linux_guest.plugin import CLEAN, CLOUD_CONFIG, VM_PRECANCEL
 from vtorque_linux_guest.settings import Settings, agent_path, site_scripts
 
 vtorque_settings = always(Settings)
@@ -33,8 +35,14 @@ exit 0"""
 def vtorque_guest_context(guest: GuestPlan, site: Site) -> Iterator[ContextItem]:
     """Have the first guest clean a directory of a share, and know what to run on cancellation.
 
-    Raises Refused: the directory is in no share of the user's own files.
+    Every guest is set up as the user's cloud-config says. Raises Refused: that, or a directory in
+    no share of the user's own files.
     """
+    if (own := guest.request[CLOUD_CONFIG]) is not None:
+        kin = family(guest.image) if guest.image.guest_type == "linux" else None
+        wanted, allowed = user_cloud_config.read(own), site[Settings].user_modules
+        home = etc_files.guest_home(guest)
+        yield from user_cloud_config.items(wanted, allowed, kin, guest.user, home)
     if guest.rank:
         return
     if guest.request[CLEAN]:
@@ -109,6 +117,31 @@ def scripts_check(site: Site) -> Iterator[HealthResult]:
         yield HealthResult("ok", f"guest {what} scripts: {names}")
 
 
+def cloud_config_check(site: Site) -> Iterator[HealthResult]:
+    """Say which cloud-config guests get; their own cloud-init knows its schema."""
+    import yaml  # noqa: PLC0415 - no hook reads what is root's own
+
+    where = site[Settings].cloud_config
+    try:
+        for file in site_scripts(where):
+            text = file.content.decode("utf-8", "replace")
+            problem = cloud_config.header_problem(text)
+            try:
+                if not problem and not isinstance(yaml.safe_load(text), dict):
+                    problem = "is no mapping of modules"
+            except yaml.YAMLError as error:
+                problem = f"is no YAML: {error}"
+            if problem:
+                fix = f"cloud-init schema --config-file {where}/{file.name} says more"
+                yield HealthResult("failed", f"{where}/{file.name} {problem}", fix=fix)
+            else:
+                yield HealthResult("ok", f"guest cloud-config: {file.name}")
+    except HostFault as error:
+        yield HealthResult("failed", str(error), fix=f"chown root: and chmod go-w {where}")
+
+
 vtorque_health_checks = always(
-    HealthCheck("linux guest agent", agent_check), HealthCheck("linux guest scripts", scripts_check)
+    HealthCheck("linux guest cloud-config", cloud_config_check),
+    HealthCheck("linux guest agent", agent_check),
+    HealthCheck("linux guest scripts", scripts_check),
 )

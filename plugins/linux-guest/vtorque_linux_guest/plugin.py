@@ -5,11 +5,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import PurePosixPath
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from vtorque_core.api import Command, FileData, GuestType, ImageBuilder, OfJob, Option, always
+from vtorque_core.api import (
+    Command,
+    FileData,
+    GuestType,
+    ImageBuilder,
+    JobRequest,
+    OfJob,
+    Option,
+    Refusal,
+    Refused,
+    always,
+    hookimpl,
+)
 from vtorque_core.api.vm_options import no_parse, show_file
 
 if TYPE_CHECKING:
@@ -54,6 +67,28 @@ VM_PRECANCEL: Option[FileData | None] = Option(
     is_file=True,
 )
 
+CLOUD_CONFIG: Option[FileData | None] = Option(
+    "cloud_config",
+    no_parse,
+    None,
+    "your cloud-config for each guest: packages, write_files, runcmd",
+    "FILE",
+    show_file,
+    is_file=True,
+)
+
+
+@hookimpl
+def vtorque_parse_args(request: JobRequest) -> Iterator[Refusal]:
+    """Refuse a cloud-config that cannot be read, or asks for what is not for users."""
+    if (file := request[CLOUD_CONFIG]) is not None:
+        from vtorque_linux_guest.boot import user_cloud_config  # noqa: PLC0415 - few jobs have one
+
+        try:
+            user_cloud_config.read(file)
+        except Refused as error:
+            yield from error.refusals
+
 
 def _driver() -> GuestDriver:
     from vtorque_linux_guest.job.driver import LinuxDriver  # noqa: PLC0415
@@ -93,7 +128,7 @@ vtorque_image_builders = always(
     ImageBuilder("debian", "Debian with systemd, cloud-init and sshd", builder=_debian),
     ImageBuilder("linux", "Debian or RedHat family with systemd, from a recipe", builder=_linux),
 )
-vtorque_options = always(CLEAN, VM_PRECANCEL)
+vtorque_options = always(CLEAN, VM_PRECANCEL, CLOUD_CONFIG)
 vtorque_commands = always(
     Command("vmgr", lambda: _commands().ssh, OfJob(("rank", "command"), terminal=True)),
     Command("vmgr", lambda: _commands().console, OfJob(("guest",))),

@@ -34,6 +34,14 @@ class Settings:
         doc="directory of root-owned scripts, run as the user in the job's first guest when the "
         "job is cancelled",
     )
+    cloud_config: str = setting(
+        "/etc/vtorque/guest/cloud-config",
+        doc="directory of root-owned cloud-config files, which each guest with cloud-init gets",
+    )
+    user_modules: tuple[str, ...] = setting(
+        ("packages", "write_files", "runcmd"),
+        doc="what users may have in a cloud-config of theirs (-vm cloud_config); of these three",
+    )
     agent: str = setting(
         "{prefix}/lib/vtorque-agent.{arch}",
         doc="the agent's binary, brought into images without it; {prefix} is where vTorque is "

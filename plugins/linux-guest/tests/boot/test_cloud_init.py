@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from email import message_from_bytes
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
+import sample_guests
 import sparing
 from sample_guests import DEBIAN, PLAN, ROCKY
 from vtorque_core.api.guest_plan import Address
@@ -23,12 +25,13 @@ from vtorque_linux_guest.boot import cloud_init, keys
 from vtorque_linux_guest.guest import agent_start
 
 BUILT = replace(ROCKY, labels={"family": "redhat", "agent": "builtin"})
-SCHEMA = "usr/lib/python3/dist-packages/cloudinit/config/schemas/schema-cloud-config-v1.json"
+PYTHON = "usr/lib/python3/dist-packages"
+SCHEMA = "cloudinit/config/schemas/schema-cloud-config-v1.json"
 
 
 @pytest.fixture(scope="session")
-def schema(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
-    """cloud-init's schema out of its Debian package, which is unpacked and not installed."""
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """cloud-init's Debian package, which is unpacked and not installed."""
     work = tmp_path_factory.mktemp("cloud-init")
     for command in (
         ["apt-get", "-q", "-o", "APT::Sandbox::User=root", "download", "cloud-init"],
@@ -39,8 +42,22 @@ def schema(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]
         )
         if done.returncode != 0:
             pytest.fail(f"needs Debian's package cloud-init (apt-get update first?): {done.stderr}")
-    loaded: dict[str, Any] = json.loads((work / "unpacked" / SCHEMA).read_text())
-    yield loaded
+    return work / "unpacked"
+
+
+@pytest.fixture(scope="session")
+def schema(package: Path) -> Any:
+    """cloud-init's schema."""
+    return json.loads((package / PYTHON / SCHEMA).read_text())
+
+
+@pytest.fixture
+def mergers(package: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """cloud-init's own merging."""
+    monkeypatch.syspath_prepend(package / PYTHON)
+    yield importlib.import_module("cloudinit.mergers")
+    for name in [name for name in sys.modules if name.split(".")[0] == "cloudinit"]:
+        del sys.modules[name]
 
 
 @pytest.fixture(scope="session")
@@ -85,6 +102,69 @@ def test_the_schema_does_reject(plan, schema, jsonschema) -> None:
     data = parsed(cloud_init.user_data(plan(image=DEBIAN))) | {"ssh_keys": {"bad": 1}}
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.Draft4Validator(schema).validate(data)
+
+
+OF_IMAGE = "#cloud-config\npackages: [gdb]\ntimezone: UTC\nruncmd: [image]\n"
+OF_SITE = """\
+#cloud-config
+merge_how: "list(append)+dict(no_replace,recurse_list)+str()"
+hostname: other
+ssh_pwauth: true
+disable_root: false
+timezone: Europe/Berlin
+users: [monitor]
+packages: [strace]
+apt: {preserve_sources_list: false}
+write_files: [{path: /etc/motd, content: "Grüße"}]
+runcmd: [[site, "1"]]
+"""
+
+
+def merged(data: bytes, mergers: ModuleType) -> dict[str, Any]:
+    """As cloud-init's handlers/cloud_config.py does it, by its own mergers."""
+    found: dict[str, Any] = {}
+    for part in message_from_bytes(data).get_payload():
+        assert part.get_content_type() == "text/cloud-config"
+        payload = yaml.safe_load(part.get_payload(decode=True))
+        how = mergers.dict_extract_mergers(payload)
+        how += mergers.string_extract_mergers(part.get("Merge-Type", ""))
+        how = how or mergers.string_extract_mergers("dict(replace)+list()+str()")
+        found = mergers.construct(how).merge(found, payload)
+    return found
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("image", [DEBIAN, ROCKY])
+def test_fragments_are_merged_by_cloud_init(plan, mergers, schema, jsonschema, image) -> None:
+    """As they say themselves; ours comes last, adds to lists, and keeps what it must."""
+    own = parsed(cloud_init.user_data(plan(image=image)))
+    found = merged(cloud_init.user_data(plan(image=image), (OF_IMAGE, OF_SITE)), mergers)
+    jsonschema.Draft4Validator(schema).validate(found)
+    for key in ("hostname", "ssh_pwauth", "disable_root", "manage_etc_hosts"):
+        assert found[key] == own[key]
+    assert found["ssh_keys"]["ed25519_public"] == own["ssh_keys"]["ed25519_public"]
+    assert found["timezone"] == "UTC", "the image's, by the site's own merge_how"
+    assert found["packages"] == ["gdb", "strace"]
+    assert found["users"] == ["monitor", *own["users"]]
+    assert found["write_files"] == [{"path": "/etc/motd", "content": "Grüße"}, *own["write_files"]]
+    assert found["runcmd"] == ["image", ["site", "1"], *own.get("runcmd", ())]
+    if image is DEBIAN:
+        assert found["apt"] == {"preserve_sources_list": False}
+        assert "scripts-user" in found["cloud_final_modules"]
+    else:
+        assert "cloud_final_modules" not in found, "the image's own choice"
+
+
+@pytest.mark.integration
+def test_without_merge_how_a_later_fragment_replaces_keys(plan, mergers) -> None:
+    later = "#cloud-config\npackages: [strace]\n"
+    found = merged(cloud_init.user_data(plan(image=DEBIAN), (OF_IMAGE, later)), mergers)
+    assert (found["packages"], found["runcmd"]) == (["strace"], ["image"])
+
+
+@pytest.mark.integration
+def test_what_users_may_have_is_in_the_schema(schema, jsonschema) -> None:
+    jsonschema.Draft4Validator(schema).validate(yaml.safe_load(sample_guests.USER_CLOUD_CONFIG))
 
 
 @pytest.mark.parametrize("image", [DEBIAN, ROCKY])

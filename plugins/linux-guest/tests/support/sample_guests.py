@@ -49,6 +49,20 @@ PLAN = GuestPlan(
     shares=(Share("home", "/home/alice", "/home/alice", user_owned=True),),
 )
 
+USER_CLOUD_CONFIG = """\
+#cloud-config
+packages: [gdb, "g++"]
+write_files:
+- path: /home/alice/.config/x
+  content: |
+    it's
+  permissions: '0600'
+- {path: /home/alice/b, encoding: b64, content: AAEC, append: true, defer: true}
+runcmd:
+- cd /; x=1
+- [touch, "a b", "3"]
+"""
+
 STUB = """#!/bin/sh
 printf '%s\\0' "$#" "${0##*/}" "$@" >>"$STUB_LOG"
 """

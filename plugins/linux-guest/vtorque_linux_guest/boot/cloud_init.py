@@ -8,39 +8,63 @@ version 1, which all its renderers know, with one exception. Pure.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from vtorque_core.api.guest_plan import Address, GuestPlan
 from vtorque_linux_guest.boot import etc_files, keys
+from vtorque_linux_guest.boot.cloud_config import HEAD
 from vtorque_linux_guest.guest.agent_start import START, UNIT, agent_unit, start_script
 from vtorque_linux_guest.guest.linux_family import DEBIAN, family, has_agent
+
+APPEND = "list(append)+dict(no_replace,recurse_list)+str()"
+"""How our additions are merged (cloud-init's documentation, "Merging user data sections"): lists
+grow, and of other values those of an image and the site stay."""
+
+STAGES = {
+    "cloud_init_modules": [
+        *("seed_random", "bootcmd", "write-files", "ca-certs", "set_hostname", "update_hostname"),
+        *("users-groups", "ssh"),
+    ],
+    "cloud_config_modules": [
+        *("apt-configure", "yum-add-repo", "ntp", "timezone", "runcmd"),
+    ],
+    "cloud_final_modules": [
+        *("package-update-upgrade-install", "write-files-deferred", "scripts-user"),
+        "final-message",
+    ],
+}
+"""Modules of our own images, which else have only those that a seed of ours needs. None restarts
+sshd, which jobs of several guests use (set-passwords does), or fails where nobody asks for anything
+(locale does without Debian's package locales)."""
 
 SSHD = "/etc/ssh/sshd_config.d/00-vtorque.conf"
 
 
-def user_data(guest: GuestPlan) -> bytes:
+def user_data(guest: GuestPlan, fragments: Sequence[str] = ()) -> bytes:
     """Return the cloud-config: host name, host key, time servers, and how the agent starts.
 
-    The job's user is setup.sh's matter: cloud-init cannot give a group its gid, and refuses names
-    that the cluster may have.
+    With ``fragments`` a MIME archive (cloud-init's documentation, "User data formats") of them and
+    ours: what ours adds, and last what nothing may change. The job's user is setup.sh's matter:
+    cloud-init cannot give a group its gid, and refuses names that the cluster may have.
     """
-    key = keys.host_key(guest.secret, guest.hostname)
+    added, fixed = _added(guest), _fixed(guest)
+    if not fragments:
+        updates = {"package_update": False, "package_upgrade": False}
+        return _config(fixed | added | updates).encode()
+    if has_agent(guest.image):
+        fixed |= STAGES
+    return _archive(
+        [*((text, "") for text in fragments), (_config(added), APPEND), (_config(fixed), "")]
+    )
+
+
+def _added(guest: GuestPlan) -> dict[str, Any]:
+    """Return what joins what an image and the site have."""
     data: dict[str, Any] = {
-        "hostname": guest.hostname,
-        "preserve_hostname": False,
-        "manage_etc_hosts": False,
         # An explicit list without "default": the image's default user, who has sudo, is not made.
         "users": [{"name": "root", "lock_passwd": True}],
-        "disable_root": True,
-        "ssh_pwauth": False,
-        "ssh_deletekeys": True,
-        "ssh_keys": {"ed25519_private": key.private, "ed25519_public": key.public},
-        "ssh_publish_hostkeys": {"enabled": False},
-        "no_ssh_fingerprints": True,
         "write_files": [{"path": SSHD, "content": etc_files.sshd_text(), "permissions": "0644"}],
-        "package_update": False,
-        "package_upgrade": False,
     }
     if family(guest.image) == DEBIAN:
         data["apt"] = {"preserve_sources_list": True}
@@ -56,7 +80,41 @@ def user_data(guest: GuestPlan) -> bytes:
             ["systemctl", "daemon-reload"],
             ["systemctl", "start", "--no-block", "vtorque-agent.service"],
         ]
-    return b"#cloud-config\n" + _json(data)
+    return data
+
+
+def _fixed(guest: GuestPlan) -> dict[str, Any]:
+    """Return what is so in every guest."""
+    key = keys.host_key(guest.secret, guest.hostname)
+    return {
+        "hostname": guest.hostname,
+        "preserve_hostname": False,
+        "manage_etc_hosts": False,
+        "disable_root": True,
+        "ssh_pwauth": False,
+        "ssh_deletekeys": True,
+        "ssh_keys": {"ed25519_private": key.private, "ed25519_public": key.public},
+        "ssh_publish_hostkeys": {"enabled": False},
+        "no_ssh_fingerprints": True,
+    }
+
+
+def _config(data: Mapping[str, Any]) -> str:
+    return f"{HEAD}\n{_json(data).decode()}"
+
+
+def _archive(parts: Iterable[tuple[str, str]]) -> bytes:
+    """Return parts (text, how it is merged) as a MIME archive (RFC 2046, 5.1.3)."""
+    from email.mime.multipart import MIMEMultipart  # noqa: PLC0415 - few sites have fragments
+    from email.mime.text import MIMEText  # noqa: PLC0415
+
+    archive = MIMEMultipart(boundary="==vtorque==")  # in base64 no line begins with a dash
+    for text, merged in parts:
+        part = MIMEText(text, "cloud-config", "utf-8")
+        if merged:
+            part["Merge-Type"] = merged
+        archive.attach(part)
+    return archive.as_bytes()
 
 
 def meta_data(guest: GuestPlan) -> bytes:

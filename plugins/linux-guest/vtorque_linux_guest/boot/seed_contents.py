@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from vtorque_core.api import HostFault
 from vtorque_core.api.guest_context import ContextItem, LinePort, Mount
 from vtorque_core.api.guest_plan import GuestPlan
-from vtorque_linux_guest.boot import cloud_init, etc_files, setup_script
+from vtorque_linux_guest.boot import cloud_config, cloud_init, etc_files, setup_script
 from vtorque_linux_guest.guest.contract import CANCEL_PORT, RUN_PORT, SPOOL, STATUS_PORT
 from vtorque_linux_guest.guest.linux_family import boots_micro, has_agent
 from vtorque_linux_guest.settings import Settings, agent_path, site_scripts
@@ -17,12 +17,14 @@ def seed_files(
     guest: GuestPlan, items: Sequence[ContextItem], settings: Settings
 ) -> dict[str, bytes]:
     """Return path on the seed to content. Raises Refused and HostFault (see setup_script.build)."""
+    fragments = cloud_config.fragments(guest.image, settings)
     setup = setup_script.build(
         guest,
         items,
         settings,
         prologue=site_scripts(settings.prologue),
         epilogue=site_scripts(settings.epilogue),
+        cloud_config=bool(fragments),
     )
     found = {f"vtorque/{path}": content for path, content in setup.items()}
     found["vtorque/agent.conf"] = agent_conf(guest, items)
@@ -30,7 +32,7 @@ def seed_files(
         found["vtorque/cancel.conf"] = cancel_conf(guest)
     if boots_micro(guest.image):
         return found
-    found["user-data"] = cloud_init.user_data(guest)
+    found["user-data"] = cloud_init.user_data(guest, fragments)
     found["meta-data"] = cloud_init.meta_data(guest)
     found["network-config"] = cloud_init.network_config(guest)
     if not has_agent(guest.image):

@@ -31,7 +31,14 @@ from vtorque_core.api.guest_context import (
 from vtorque_core.api.guest_plan import Address, GuestPlan
 from vtorque_linux_guest.boot import etc_files
 from vtorque_linux_guest.guest.contract import EPILOGUE_CLIENT, ON_CANCEL, SITE, SPOOL
-from vtorque_linux_guest.guest.linux_family import DEBIAN, MICRO, REDHAT, boots_micro, family
+from vtorque_linux_guest.guest.linux_family import (
+    DEBIAN,
+    MICRO,
+    REDHAT,
+    boots_micro,
+    family,
+    has_agent,
+)
 from vtorque_linux_guest.settings import Settings, SiteScript
 
 Item = TypeVar("Item", bound=ContextItem)
@@ -99,12 +106,14 @@ def build(
     prologue: Sequence[SiteScript] = (),
     epilogue: Sequence[SiteScript] = (),
     *,
+    cloud_config: bool = False,
     root: str = "",
 ) -> dict[str, bytes]:
     """Return the seed's files for the setup: path below ``vtorque/`` to content.
 
-    ``root`` prefixes all paths that the script touches: for tests. Raises Refused for what the
-    image's family cannot do, HostFault for a value that no guest can have.
+    ``cloud_config``: cloud-init has more than ours. ``root`` prefixes all paths that the script
+    touches: for tests. Raises Refused for what the image's family cannot do, HostFault for a value
+    that no guest can have.
     """
     script = _Script()
     micro = boots_micro(guest.image)
@@ -123,6 +132,9 @@ def build(
     _mounts(script, guest, _of(items, Mount))
     _devices(script, guest, _of(items, GuestDevice))
     _pci_memory(script, guest, _of(items, PciMemory))
+    if cloud_config:
+        script.step("cloud-config")
+        script.call("cloud_config", "modules" if has_agent(guest.image) else "schema")
     _site_scripts(script, guest, prologue, epilogue)
     _on_cancel(script, on_cancel(guest, items))
     _commands(script, (c for c in _of(items, RootCommand) if c.stage == "ready"))

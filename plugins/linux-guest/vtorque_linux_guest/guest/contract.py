@@ -26,6 +26,9 @@ ON_CANCEL = f"{SITE}/on-cancel"
 CANCEL_MARKER = "on-cancel"
 """In the run_dir, empty: the guest has such commands."""
 
+AS_USER = f"{SITE}/cloud-config/as-user"
+"""Becomes the job's user, and does what their cloud-config says."""
+
 EPILOGUE_CLIENT = f"{SITE}/site-epilogue"
 EPILOGUE_MARKER = "site-epilogue"
 """In the run_dir, empty: the guest has a site epilogue."""

@@ -260,3 +260,11 @@ epilogue_waiter() {
 cancel_agent() {
     "$R/usr/lib/vtorque/vtorque-agent" "$D/cancel.conf" </dev/null >/dev/null 2>&1 3>&- 4>&- &
 }
+
+# Holds what cloud-init has merged against its own schema. In our images, whose modules of this
+# stage would come after READY, then has them run; elsewhere they have, or are at it.
+cloud_config() {
+    run cloud-init schema --config-file "$R/var/lib/cloud/instance/cloud-config.txt"
+    if [ "$1" != modules ]; then return 0; fi
+    for mode in config final; do run cloud-init modules --mode="$mode"; done
+}

@@ -9,9 +9,10 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Iterator
 
-from vtorque_core.api import HostFault
+from vtorque_core.api import HostFault, Refusal, Refused
 from vtorque_core.api.guest_plan import GuestPlan
 from vtorque_core.api.read_apart import Unreadable, read_apart
+from vtorque_linux_guest.guest.contract import AS_USER
 from vtorque_linux_guest.guest.linux_family import boots_micro
 from vtorque_linux_guest.job import guest_logs
 from vtorque_linux_guest.job.frames import GuestFailed, GuestSilent, StreamError, shown
@@ -19,6 +20,8 @@ from vtorque_linux_guest.job.status_port import LINES_MAX, TOTAL_MAX, StatusRead
 
 _STEP, _LOG, _READY, _SILENT, _FAULT = b"s", b"l", b"r", b"t", b"f"
 _STEP_SHOWN = 200  # bytes of a step's name
+_USERS = (f"command /bin/sh {AS_USER}: ", "packages: ")
+"""How what the user's cloud-config has failed with begins: the step of the set-up."""
 _MORE = 2.0  # seconds that the reader has beyond the guest's deadline, to say that it has passed
 
 
@@ -28,7 +31,8 @@ def await_ready(
     """Return when the guest is ready; what one that fails has logged is kept. As root.
 
     ``port``: connected to its status port. ``deadline`` in time.monotonic() seconds. Raises
-    HostFault: what the guest's setup said, that it died, or that it was silent.
+    HostFault: what the guest's setup said, that it died, or that it was silent; Refused for what
+    the user's own cloud-config has failed with.
     """
     log, steps, verdict = b"", 0, b""
     times = guest_logs.ready_by(guest, deadline), deadline, not boots_micro(guest.image)
@@ -49,6 +53,8 @@ def await_ready(
     if log:
         guest_logs.keep(guest, log)
     reason = shown(verdict[1:])
+    if guest.request.values.get("cloud_config") and reason.startswith(_USERS):
+        raise Refused(Refusal(f"your cloud-config, in guest {guest.hostname}: {reason}"))
     if verdict[:1] == _SILENT:
         reason += "; [node] start_timeout is the limit, its console's log may say more"
     raise HostFault(reason, stage=f"guest {guest.hostname}")

@@ -1,0 +1,77 @@
+"""Which fragments of cloud-config a guest gets, of its image and of the site."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sample_guests import DEBIAN, MICRO, FakeRoot
+from vtorque_core.api import HostFault, Image, Refused
+from vtorque_linux_guest import node
+from vtorque_linux_guest.boot.cloud_config import fragments
+from vtorque_linux_guest.settings import Settings
+
+OWN = '{"packages": ["gdb"]}'
+
+
+def labelled(image: Image, value: str) -> Image:
+    return replace(image, labels={**image.labels, "cloud-config": value})
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Settings:
+    (tmp_path / "20-b.cfg").write_text("#cloud-config\nb: 1\n")
+    (tmp_path / "10-a.cfg").write_text("#cloud-config\na: 1\n")
+    return Settings(cloud_config=str(tmp_path))
+
+
+def test_the_images_comes_before_the_sites(site: Settings) -> None:
+    assert fragments(DEBIAN, Settings(cloud_config="/none")) == ()
+    sites = ("#cloud-config\na: 1\n", "#cloud-config\nb: 1\n")
+    assert fragments(DEBIAN, site) == sites
+    assert fragments(labelled(DEBIAN, OWN), site) == (f"#cloud-config\n{OWN}\n", *sites)
+    assert fragments(labelled(DEBIAN, "none"), site) == ()
+
+
+def test_an_image_without_cloud_init_says_what_to_do(site: Settings) -> None:
+    none = Settings(cloud_config="/none")
+    with pytest.raises(Refused, match=r"vmgr images label micro cloud-config=none"):
+        fragments(MICRO, site)
+    with pytest.raises(Refused, match="image micro has no cloud-init for the label cloud-config"):
+        fragments(labelled(MICRO, OWN), none)
+    assert fragments(MICRO, none) == fragments(labelled(MICRO, "none"), site) == ()
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [(b"packages: []\n", "does not begin with"), (b"#cloud-config\n\xff\n", "is not UTF-8")],
+)
+def test_a_file_that_cloud_init_would_pass_over(tmp_path: Path, content: bytes, says: str) -> None:
+    (tmp_path / "x").write_bytes(content)
+    with pytest.raises(HostFault, match=f"x {says}"):
+        fragments(DEBIAN, Settings(cloud_config=str(tmp_path)))
+
+
+def test_doctor_reads_them(tmp_path: Path, site: Settings) -> None:
+    (tmp_path / "30-list").write_text("#cloud-config\n- a\n")
+    (tmp_path / "40-bad").write_text("#cloud-config\n{\n")
+    found = list(node.cloud_config_check({Settings: site}))  # type: ignore[arg-type]
+    assert [result.status for result in found] == ["ok", "ok", "failed", "failed"]
+    assert "is no mapping" in found[2].message and "is no YAML" in found[3].message
+
+
+@pytest.mark.parametrize("builtin", [True, False])
+def test_the_guest_holds_it_against_its_own_schema(fake_root: FakeRoot, plan, builtin) -> None:
+    """Its own images then run what else there is; elsewhere cloud-init itself is at that."""
+    fake_root.stub("cloud-init")
+    image = DEBIAN if builtin else replace(DEBIAN, labels={})
+    ran = fake_root.setup(plan(image=image), cloud_config=True)
+    assert ran.code == 0, ran.output
+    schema, *stages = ran.called("cloud-init")
+    assert schema[-3:-1] == ("schema", "--config-file")
+    assert [stage[-1] for stage in stages] == ["--mode=config", "--mode=final"] * builtin
+    fake_root.stub("cloud-init", "#!/bin/sh\necho no such key; exit 1\n")
+    ran = fake_root.setup(plan(image=image), cloud_config=True)
+    assert ran.code != 0 and "no such key" in ran.output and ran.steps[-1] == "cloud-config"
