@@ -200,6 +200,7 @@ class BatchJob:
             in a process of their own, and the job shell waits for them.
         whole_node: the batch system has told that no other job, of anybody, is on this node as
             long as this one (Slurm's --exclusive, OpenPBS's place=excl), and keeps to it.
+        whole_user: the same, but for other jobs of this user (Slurm's --exclusive=user).
         patience: seconds that the prologue waits for what other jobs have, before Outcome.IN_USE
             sends the job back to the queue; None: half of ``[node] start_timeout``.
         queue, partition, account, qos: where it runs and for whom, as the batch system tells root;
@@ -226,6 +227,7 @@ class BatchJob:
     unknown: str = ""
     detach: bool = False
     whole_node: bool = False
+    whole_user: bool = False
     patience: float | None = None
     queue: str = ""
     partition: str = ""

@@ -126,7 +126,7 @@ def node_share(job: BatchJob, site: Site) -> job_cores.NodeShare:
         mem_mib=job.mem_mib,
         reserve_cores=site.node.host_reserve_cores,
         reserve_mib=site.node.host_reserve_ram,
-        exclusive=site.node.exclusive,
+        exclusive=site.node.exclusive and not (job.whole_node or job.whole_user),
         whole_node=job.whole_node,
         numa=None if site.node.numa == "none" else site.node.numa,
     )

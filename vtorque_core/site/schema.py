@@ -149,7 +149,11 @@ class Node:
     numa: Literal["preferred", "strict", "none"] = setting(
         "preferred", "memory on the NUMA node of a guest's CPUs; strict: or no guest"
     )
-    exclusive: bool = setting(True, "without known CPU ids of a job the node is its user's alone")
+    exclusive: bool = setting(
+        True,
+        "a job whose CPU ids are not known waits for other users', unless the batch system keeps "
+        "these from its nodes",
+    )
     subordinate_ids: int = setting(
         2147000000,
         "root in a user's guests is this plus their uid to the shares; 0: as /etc/subuid says",

@@ -21,6 +21,7 @@ _COUNT = re.compile(r"[0-9]{1,6}", re.ASCII)
 _NCPUS = re.compile(r"(^|,|^-[A-Za-z]*l)ncpus=([0-9]{1,6})(?=,|$)", re.ASCII)
 # Torque: how many processors where is then said otherwise; nodes= cannot be added.
 _OTHER_SHAPE = frozenset({"procs", "size"})
+_SHARING = frozenset({"excl", "exclhost", "shared"})  # of place=, pbs_resources(7B)
 _MEMORY = ("mem", "pmem", "vmem", "pvmem")
 
 
@@ -185,6 +186,23 @@ def _pairs(chunk: str) -> dict[str, str]:
 
 
 # -- both -------------------------------------------------------------------------------------
+
+
+def alone(wanted: str, resources: Mapping[str, str]) -> dict[str, str]:
+    """Return the ``-l`` value by which a VM job has nodes alone, where its user says no such thing.
+
+    ``wanted``: the site's ``name=value``, or ""; ``resources``: the user's and the other additions.
+    ``place`` has parts, of which the user's stay; OpenPBS takes it beside ``select`` only.
+    """
+    name, _, value = wanted.partition("=")
+    own = resources.get(name, "")
+    if not name or (name == "place" and "select" not in resources):
+        return {}
+    if name != "place":
+        return {} if own else {name: value}
+    if _SHARING & set(own.split(":")):
+        return {}
+    return {name: f"{own}:{value}" if own else value}
 
 
 def walltime_seconds(text: str) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from vtorque_core.api import dataclass, setting
@@ -19,6 +20,11 @@ class Settings:
         "vtorque",
         doc="Torque: node property, OpenPBS: boolean resource, of the nodes that run VM jobs; "
         "empty: VM jobs ask for none",
+    )
+    exclusive: str = setting(
+        "",
+        doc="what VM jobs ask for, as -l takes it, to have nodes alone: OpenPBS: place=excl; "
+        "Torque with Moab or Maui: naccesspolicy=singleuser",
     )
     node: str = setting("", doc="this node's name in the batch system; empty: the host name")
     prologue_alarm: float = setting(
@@ -49,5 +55,10 @@ class Settings:
                 raise ValueError(f"{name} is {value!r}: write an absolute path, or nothing")
         if self.property and not (self.property.isascii() and self.property.isidentifier()):
             raise ValueError(f"property is {self.property!r}: write letters, digits and _")
+        if self.exclusive and not re.fullmatch(r"(place|naccesspolicy)=[a-z]+", self.exclusive):
+            raise ValueError(
+                f"exclusive is {self.exclusive!r}: write place=excl, naccesspolicy=singleuser, or "
+                "the like"
+            )
         if self.attempts < 1:
             raise ValueError(f"attempts is {self.attempts}: the least is 1")

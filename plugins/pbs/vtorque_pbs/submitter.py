@@ -190,6 +190,7 @@ class PbsSubmitter:
             more["other"] = other
         else:
             more, in_variable = resources.openpbs_additions(counts.resources, needs, feature), True
+        more |= resources.alone(self._settings.exclusive, {**counts.resources, **more})
         words = [word for key, value in more.items() for word in ("-l", f"{key}={value}")]
         if in_variable:
             words += ["-v", request_channel.variables_with(counts.variables, token)]

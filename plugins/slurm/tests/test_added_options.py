@@ -6,6 +6,7 @@ from vtorque_core.api.batch_system import Needs
 from vtorque_slurm import options
 from vtorque_slurm.added_options import additions, constraint
 from vtorque_slurm.resources import Given
+from vtorque_slurm.settings import Settings
 
 
 @pytest.mark.parametrize(
@@ -23,5 +24,22 @@ def test_the_users_own_constraint_stays(own, merged):
 @pytest.mark.parametrize(("mib", "added"), [(1280, ["--mem=1280M"]), (None, [])])
 def test_memory_is_asked_for_unless_guests_have_what_such_a_job_has(mib, added):
     given = Given(options.split(["-c", "8", "job.sh"], ()), {})
-    found = additions(given, Needs(8, mib), "word", "")
+    found = additions(given, Needs(8, mib), "word", Settings())
+    assert found == ["--comment=word", *added]
+
+
+@pytest.mark.parametrize(
+    ("site", "args", "added"),
+    [
+        ("", [], []),
+        ("user", [], ["--exclusive=user"]),
+        ("node", [], ["--exclusive"]),
+        ("user", ["--exclusive"], []),
+        ("node", ["--exclusive=user"], []),
+        ("user", ["-s"], []),
+    ],
+)
+def test_nodes_alone_are_asked_for_where_the_user_says_nothing_of_it(site, args, added):
+    given = Given(options.split(["-c", "8", *args, "job.sh"], ()), {})
+    found = additions(given, Needs(8, None), "word", Settings(exclusive=site))
     assert found == ["--comment=word", *added]

@@ -54,6 +54,13 @@ def test_a_prologs_environment(node, slurm):
     assert job.blob == b"\0\0"
 
 
+@pytest.mark.parametrize(("share", "alone"), [("USER", (False, True)), ("OK", (False, False))])
+def test_who_else_may_be_on_the_node(node, slurm, share, alone):
+    slurm.facts(cpus="0", share=share, account="chem")
+    job = node.job((), PROLOG)
+    assert (job.whole_node, job.whole_user) == alone
+
+
 def test_a_bare_metal_job_asks_nobody(node, slurm):
     assert node.job((), PROLOG | {"SLURM_JOB_COMMENT": "mine"}).blob is None
     assert slurm.calls() == []

@@ -5,24 +5,27 @@ from __future__ import annotations
 from vtorque_core.api.batch_system import Needs
 from vtorque_slurm import gres, request_channel, resources
 from vtorque_slurm.resources import Given
+from vtorque_slurm.settings import Settings
 
 _OPEN, _CLOSE = "([", ")]"
 
 
-def additions(given: Given, needs: Needs, word: str, feature: str) -> list[str]:
+def additions(given: Given, needs: Needs, word: str, settings: Settings) -> list[str]:
     """Return the options of a VM job that follow the user's own, in this order.
 
     Args:
         given: what the user has asked for.
         needs: of each node.
         word: the request, for the job's comment.
-        feature: the site's node feature; empty: none.
+        settings: the site's node feature, and whether nodes are asked for alone.
 
     Raises UsageError.
     """
     found = [f"--comment={request_channel.merge(given.last('comment'), word)}"]
-    if feature:
-        found.append(f"--constraint={constraint(given.last('constraint'), feature)}")
+    if settings.feature:
+        found.append(f"--constraint={constraint(given.last('constraint'), settings.feature)}")
+    if settings.exclusive and not given.has("exclusive", "oversubscribe"):
+        found.append("--exclusive" + ("=user" if settings.exclusive == "user" else ""))
     if resources.cpus_per_node(given) is None:
         found.append(f"--mincpus={needs.cpus}")
     if needs.mib is not None and not resources.asks_memory(given):

@@ -27,7 +27,7 @@ class JobRecord:
         state: RUNNING, PENDING, COMPLETING, ...
         restarts: how often it was requeued.
         excluded: nodes where it shall not run, as Slurm writes them; empty: none.
-        whole_node: nobody else is on its nodes.
+        sharing: who else may be on its nodes: NO (nobody), USER (jobs of its user), OK, YES, ...
         cpus, mib: CPU ids (Slurm's own) and memory by node; 0 MiB: not limited.
         granted: generic resources by node: :func:`vtorque_slurm.gres.granted`.
         qos: empty: it has none, or nobody has asked.
@@ -37,7 +37,7 @@ class JobRecord:
     state: str
     restarts: int
     excluded: str
-    whole_node: bool
+    sharing: str
     cpus: dict[str, tuple[int, ...]]
     mib: dict[str, int]
     granted: dict[str, Mapping[str, Grant]]
@@ -64,7 +64,7 @@ def parse_job(text: str, job_id: str, account: str | None = None) -> JobRecord:
         state=_one(r"   JobState=(\w+) Reason=.*", record),
         restarts=int(_one(r"   Requeue=\d Restarts=(\d+) BatchFlag=.*", record)),
         excluded="" if excluded == "(null)" else excluded,
-        whole_node=_one(r"   OverSubscribe=(\w+) Contiguous=.*", record) == "NO",
+        sharing=_one(r"   OverSubscribe=(\w+) Contiguous=.*", record),
         cpus=cpus,
         mib=mib,
         granted=granted,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from vtorque_core.api import dataclass, setting
 
 
@@ -15,6 +17,9 @@ class Settings:
     conf: str = setting("/etc/slurm/slurm.conf", doc="slurm.conf of this host")
     options: tuple[str, ...] = setting(
         (), doc="sbatch options of the site's SPANK plugins; with = at the end: takes a value"
+    )
+    exclusive: Literal["", "user", "node"] = setting(
+        "", doc="VM jobs ask for nodes without other users' jobs, or alone (--exclusive)"
     )
     requeue_limit: int = setting(
         2, doc="how often a job is requeued because a node failed it; then it is held"

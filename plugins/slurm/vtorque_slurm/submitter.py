@@ -112,7 +112,7 @@ class SlurmSubmitter:
             if _has_files(blob) or not request_channel.fits(given.last("comment"), word):
                 extra = request_channel.LINE + word.encode() + b"\n"
                 word = request_channel.IN_SCRIPT
-            added = additions(given, needs, word, self._settings.feature)
+            added = additions(given, needs, word, self._settings)
             if script.looks_like_script(body):  # else sbatch says what is wrong with it
                 body = b"#!" + os.fsencode(self._jobshell) + b"\n" + extra + body
         if not given.has("job-name") and "job-name" not in given.others:
@@ -136,7 +136,7 @@ class SlurmSubmitter:
                 "can read: submit a script, or do without"
             )
         word = to_token(blob)
-        added = additions(self._given(line, b""), needs, word, self._settings.feature)
+        added = additions(self._given(line, b""), needs, word, self._settings)
         return ["salloc", *line.plain, *added, "--", *srun, str(self._jobshell)]
 
     def jobs(self) -> Iterable[JobInfo]:

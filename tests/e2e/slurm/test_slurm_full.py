@@ -73,6 +73,38 @@ def test_a_job_that_no_node_can_start_is_held(clean):
             clean.root("head", "scontrol", "update", f"NodeName={node}", "Comment=")
 
 
+@pytest.fixture
+def nodes_alone(clean):
+    """Return the cluster where Slurm tells no CPU ids, and vsub asks for nodes for its user."""
+    config = "/etc/vtorque/vtorque.toml"  # whose last table is [plugin.slurm]
+    for machine in ("head", *slurm.NODES):
+        clean.root(machine, "cp", config, f"{config}.before")
+        more = 'echo "cpu_ids = false"; echo "exclusive = \\"user\\""'
+        clean.root(machine, "sh", "-c", f"({more}) >> {config}")
+    yield clean
+    for machine in ("head", *slurm.NODES):
+        clean.root(machine, "mv", f"{config}.before", config)
+
+
+@pytest.mark.full
+def test_another_users_job_waits_in_slurms_queue_not_in_ours(nodes_alone):
+    cluster = nodes_alone
+    args = ("vsub", "--parsable", "-wn1", "-n1", "--mem=900M", "-o", "/dev/null")
+    first = cluster.user(*args, "--wrap", "sleep 600").stdout.decode().strip()
+    cluster.wait(lambda: cluster.guests("n1"), 30, "guest")
+    done = cluster.user(*args, "--wrap", "exit 3", user=slurm.OTHER)
+    second = done.stdout.decode().strip()
+    own = cluster.user(*args, "--wrap", "exit 4").stdout.decode().strip()
+    cluster.wait_state(own, "FAILED")
+    shown = cluster.show(second)
+    assert (shown["JobState"], shown["OverSubscribe"]) == ("PENDING", "USER")
+    cluster.user("scancel", first)
+    cluster.wait_state(second, "FAILED")
+    shown = cluster.show(second)
+    assert (shown["ExitCode"], shown["Restarts"]) == ("3:0", "0")
+    assert "AdminComment" not in shown
+
+
 @pytest.fixture(scope="module")
 def mpi(cluster):
     """Return the cluster with Debian's Open MPI in an image; built once, 40 s."""

@@ -5,16 +5,19 @@ import threading
 
 import pytest
 
+from vtorque_core.api.batch_system import BatchJob
 from vtorque_core.api.claims import CoreClaim, MemoryClaim, PoolClaim
 from vtorque_core.api.host_topology import flat
 from vtorque_core.base.errors import HostFault, Refused
 from vtorque_core.base.names import JobAttempt
 from vtorque_core.base.sizes import show_mib
+from vtorque_core.plan import guests
 from vtorque_core.plan.placement.divide_cores import plan
 from vtorque_core.plan.placement.job_cores import NodeShare, NoFit, Taken
 from vtorque_core.plan.placement.ledger import Resized, place, resize
 from vtorque_core.records.journal import Journal
 from vtorque_core.records.reading import JobHeader, JournalError, read
+from vtorque_core.site.config import Site
 
 NODE = NodeShare(flat((0, 1, 2, 3), 8192))
 SHARED = dataclasses.replace(NODE, exclusive=False)
@@ -149,6 +152,19 @@ def test_of_a_number_of_cpus_without_ids_the_ledger_chooses_which(paths):
     assert more.cores["vcpu"] == (0,)  # the batch system has given more than there is
     whole = dataclasses.replace(share, whole_node=True)
     assert plan([vm(2)], whole, Taken())[0].share == ()
+
+
+@pytest.mark.parametrize("known", [{}, {"whole_node": True}, {"whole_user": True}])
+def test_we_keep_others_away_only_where_the_batch_system_does_not(paths, monkeypatch, known):
+    monkeypatch.setattr(guests.node_hardware, "topology", lambda _: NODE.machine)
+    share = guests.node_share(BatchJob("1", "u1", "n", ("n",), b"", **known), Site())
+    assert share.alone is not bool(known)
+    place(start(paths, "2", uid=1001), [vm()], SHARED, paths)
+    if known:
+        place(start(paths, "1"), [vm()], share, paths)
+        return
+    with pytest.raises(HostFault, match="another user"):
+        place(start(paths, "1"), [vm()], share, paths)
 
 
 def test_reserved_cores_are_kept_from_jobs_without_ids():

@@ -32,7 +32,7 @@ class NodeShare:
         mem_mib: memory of the job, if limited.
         reserve_cores, reserve_mib: kept for the host. Where the job's ids are known its guests may
             float over a reserved CPU, but none gets it for itself.
-        exclusive: without known ids the node is one user's alone.
+        exclusive: without known ids the node is one user's alone, by our own means.
         whole_node: the batch system says that no other job is here.
         numa: how RAM is bound to a guest's node if no claim says it; None: not at all.
     """

@@ -304,8 +304,11 @@ def pbsnodes(state, system, argv):
         if argv[1]:
             node[key] = argv[1]
         return 0
-    assert argv == (["-a"] if system == "torque" else ["-av"]), argv
+    option, *names = argv
+    assert option == ("-a" if system == "torque" else "-av"), argv
     for name, node in state["nodes"].items():
+        if names and name not in names:
+            continue
         say(name)
         for key, value in node.items():
             say(f"     {key} = {value}")

@@ -71,7 +71,7 @@ class OpenPbsNode(PbsNode):
             bad_request=bad,
             detach=True,
             patience=PATIENCE,
-            whole_node="excl" in given.get("place", "").split(":"),
+            whole_node=bool({"excl", "exclhost"} & set(given.get("place", "").split(":"))),
             queue=given.get("queue", ""),
             account=given.get("account", ""),
             granted=counted.openpbs_granted(

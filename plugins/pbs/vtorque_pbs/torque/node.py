@@ -14,7 +14,7 @@ from vtorque_core.api.node_job import Site
 from vtorque_core.api.setup_steps import Installation, SetupStep
 from vtorque_pbs import convention as pbs
 from vtorque_pbs import counted, request_channel
-from vtorque_pbs.job_records import Attributes
+from vtorque_pbs.job_records import Attributes, parse_nodes
 from vtorque_pbs.node import PATIENCE, PbsNode
 from vtorque_pbs.qsub_dialect import TORQUE
 from vtorque_pbs.resources import hosts, torque_memory
@@ -61,6 +61,8 @@ class TorqueNode(PbsNode):
             blob = request_channel.torque_blob(word, known.get("Variable_List", ""))
         except Refused as error:
             bad = str(error)
+        given, count = _resources(known), slots[nodes.index(node)]
+        policy = given.get("naccesspolicy", "").lower() if self._has_policies else ""
         return BatchJob(
             id=args.job_id,
             owner=args.user,
@@ -69,13 +71,15 @@ class TorqueNode(PbsNode):
             blob=blob,
             attempt=max(_number(known.get("start_count")) - 1, 0),
             cpus=_cpuset(args.job_id),
-            cpu_count=slots[nodes.index(node)],
+            cpu_count=count,
             cpu_counts=slots,
-            mem_mib=torque_memory(_resources(known), slots[nodes.index(node)], len(nodes)),
+            mem_mib=torque_memory(given, count, len(nodes)),
             name=args.job_name,
             resource_list={**asked, "interactive": known.get("interactive", "False")},
             bad_request=bad,
             detach=kind == SISTER,
+            whole_node=policy == "singlejob" or self._is_filled(node, given, count),
+            whole_user=policy == "singleuser",
             patience=PATIENCE,
             queue=args.queue,
             account=args.account,
@@ -123,6 +127,21 @@ class TorqueNode(PbsNode):
         from vtorque_pbs.torque.setup import steps  # noqa: PLC0415 (not for every job)
 
         return steps(self, self._site, self._settings, place)
+
+    @property
+    def _has_policies(self) -> bool:
+        """Whether the site says that its scheduler acts on them: pbs_sched does not."""
+        return self._settings.exclusive.startswith("naccesspolicy=")
+
+    def _is_filled(self, node: str, given: Mapping[str, str], count: int) -> bool:
+        """Return whether the job has all processors of a node, so that no other comes to it."""
+        if "shared" in given.get("nodes", "").partition("#")[2]:
+            return False
+        try:
+            shown = parse_nodes(self.commands.tell("pbsnodes", "-a", node))
+        except HostFault:
+            return False
+        return 0 < _number(shown.get(node, {}).get("np")) <= count
 
     def _swap(self, name: str, node: Attributes, new: str, old: str) -> None:
         """Give the node one property and take another, which is never its last.
