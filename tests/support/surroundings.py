@@ -13,7 +13,7 @@ umask | sed 's/^/umask /'
 pwd | sed 's/^/cwd /'
 for fd in /proc/$$/fd/*; do
   n=${fd##*/}
-  [ "$n" -lt 3 ] && echo "fd $n"
+  [ "$n" = 255 ] || echo "fd $n"
 done
 read -r line; echo "stdin $? [$line]"
 echo "words $# $1|$2 ${0##*/} $-"
@@ -50,6 +50,4 @@ def _may_differ(line, per_job, other):
     if kind == "env":
         name = rest.partition("=")[0]
         return bool(OURS.match(name) or HOSTS.match(name)) or name in per_job
-    if kind == "soft":
-        return bool(LIMITS.match(rest))
-    return line.startswith(tuple(other)) if other else False
+    return (kind == "soft" and bool(LIMITS.match(rest))) or line.startswith(tuple(other))
