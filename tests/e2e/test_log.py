@@ -1,25 +1,16 @@
 """The log of a real job: complete, its owner's alone, without secrets, harmless; and its sinks."""
 
 import base64
-import ctypes
 import functools
 import json
-import os
-import pwd
 import re
 import shutil
-import subprocess
 import threading
-import time
-from pathlib import Path
 
 import pytest
 
-from mounts import unmount
 from vtorque_core.base import names
 from vtorque_core.base.errors import EXIT_GUEST_DIED
-from vtorque_joblog.outlets import JobLog, record_of
-from vtorque_joblog.user_file import UserFile
 
 pytestmark = pytest.mark.e2e
 
@@ -34,10 +25,8 @@ def sinks(clean, config, scratch):
         if parent.stat().st_mode & 0o022 and not parent.stat().st_mode & 0o1000:
             pytest.fail(f"{parent} can be written by others")
     file = scratch / "jobs.jsonl"
-    lines = [f'file = "{file}"', 'user_file = "{home}/joblog/{job}.log"']
-    config("plugin.joblog", "\n".join(lines))
-    yield file
-    shutil.rmtree(clean.home / "joblog", ignore_errors=True)
+    config("plugin.joblog", f'file = "{file}"')
+    return file
 
 
 def secrets_of(node, job, found):
@@ -98,17 +87,12 @@ def test_the_log_of_a_job(clean, sinks):
     assert b"vtorque: " in result.err and b"the guests are ready after" in result.err
     assert b"core: phases" not in result.err and b"the guests are ready" not in result.done.stderr
 
-    of_the_user = clean.home / "joblog" / f"{key}.log"
-    for path in (of_the_user, sinks):
-        clean.wait_for(lambda p=path: b"phases: plan" in p.read_bytes(), what=f"the end in {path}")
-    users, site = of_the_user.read_bytes(), sinks.read_bytes()
-    assert b"timings: phases: plan" in users and b"begins" in users
-    assert b"phases: plan" in site and b"begins" not in site, "only the user has asked for DEBUG"
-    status = (clean.home / "joblog").stat()
-    assert (status.st_uid, status.st_mode & 0o777) == (clean.home.stat().st_uid, 0o700)
+    clean.wait_for(lambda: b"phases: plan" in sinks.read_bytes(), what="the end in the site's file")
+    site = sinks.read_bytes()
+    assert b"begins" not in site, "only the user has asked for DEBUG"
 
     assert len(secrets) >= 6  # the image has no keys of its own; for those: joblog's own tests
-    sunk = (place / "log.jsonl").read_bytes(), users, site, result.err, result.done.stderr
+    sunk = (place / "log.jsonl").read_bytes(), site, result.err, result.done.stderr
     for secret in secrets:
         assert not [text for text in sunk if secret in text]
 
@@ -145,84 +129,3 @@ def test_what_a_hostile_guest_says_is_harmless(clean, config, sinks):
         assert all(c.isprintable() or c == "\n" for c in text.decode())
         assert all(len(line) < 70000 for line in text.splitlines())
     assert clean.as_user("vmgr", "logs", "--console", job, user=OTHER, check=False).returncode == 2
-
-
-# -- a user's directory ------------------------------------------------------------------------
-
-
-def entry(message="x"):
-    values = {"t": 1.0, "level": "INFO", "logger": "vtorque_core.node.start.boot", "plugin": "core"}
-    values |= {"phase": "boot", "guest": None, "node": "n", "job": "1", "message": message}
-    return record_of(values, JobLog(0, "1.0", Path("/nowhere")))
-
-
-def said(path, user, *messages):
-    """Have root's handler write for a user; return what went wrong."""
-    sink = UserFile(str(path), user)
-    try:
-        for message in messages or ("x",):
-            sink.handle(entry(message))
-        sink.close()
-    except Exception as error:
-        return str(error)
-    return ""
-
-
-@pytest.fixture
-def user():
-    return pwd.getpwnam("nobody")
-
-
-@pytest.fixture
-def theirs(scratch, user):
-    """Return a directory of the user's."""
-    path = scratch / "home"
-    path.mkdir(mode=0o755)
-    os.chown(path, user.pw_uid, user.pw_gid)
-    return path
-
-
-def test_a_users_file_is_the_users(theirs, user):
-    assert said(theirs / "logs" / "1.log", user, "one", "two") == ""
-    for path in (theirs / "logs", theirs / "logs" / "1.log"):
-        assert (path.stat().st_uid, path.stat().st_gid) == (user.pw_uid, user.pw_gid)
-
-
-def test_links_lead_no_further_than_the_users_own_rights(theirs, user, scratch):
-    secret = scratch / "roots"
-    secret.write_text("root's")
-    secret.chmod(0o600)
-    (theirs / "file").symlink_to(secret)
-    (theirs / "dir").symlink_to("/etc")
-    assert "symbolic links" in said(theirs / "file", user)
-    assert "Permission denied" in said(theirs / "dir" / "cron.d-1", user)
-    assert "Permission denied" in said(secret, user)
-    assert secret.read_text() == "root's" and not Path("/etc/cron.d-1").exists()
-
-
-def test_a_full_file_system_of_the_users(theirs, user):
-    system("mount", "-t", "tmpfs", "-o", f"size=64k,uid={user.pw_uid}", "tmpfs", theirs)
-    try:
-        assert "No space left" in said(theirs / "1.log", user, *["y" * 4000] * 40)
-    finally:
-        unmount(theirs)
-
-
-def system(program, *argv):
-    subprocess.run([program, *argv], check=True, timeout=180)
-
-
-def test_a_file_system_that_never_answers(theirs, user, monkeypatch):
-    """A FUSE mount whose daemon sleeps (mount(2), Documentation/filesystems/fuse.rst)."""
-    monkeypatch.setattr("vtorque_joblog.user_file.PATIENCE", 1)
-    libc = ctypes.CDLL(None, use_errno=True)
-    device = os.open("/dev/fuse", os.O_RDWR)
-    options = f"fd={device},rootmode=40000,user_id={user.pw_uid},group_id={user.pw_gid}"
-    assert libc.mount(b"x", bytes(theirs), b"fuse", 0, options.encode()) == 0, ctypes.get_errno()
-    try:
-        before = time.process_time()
-        assert "no answer from its file system" in said(theirs / "1.log", user)
-        assert time.process_time() - before < 1
-    finally:
-        libc.umount2(bytes(theirs), 2)  # MNT_DETACH
-        os.close(device)

@@ -19,7 +19,7 @@ MEMORY = "soft max memory size"  # Slurm's limit is of the host's processes: the
     ("end", "codes"), [("", (7, 7)), pytest.param("TERM", (1, 143), marks=pytest.mark.full)]
 )
 def test_a_script_in_a_guest_finds_what_the_plain_one_does(clean, end, codes):
-    """With all CPUs of a node: this Slurm binds no process to CPUs. Of a signal sbatch -W says 1."""
+    """With all CPUs of a node: this Slurm binds none to processes. Of a signal sbatch -W says 1."""
     options = ("-W", "-c2", "--mem=900M", "-oout", "-eerr", f"--export=ALL,END={end},A=x y")
     script, told = clean.script(SCRIPT), []
     for command in ("sbatch", "vsub"):
