@@ -18,6 +18,7 @@ from vtorque_core.base import names
 from vtorque_core.plan import guests as plan
 from vtorque_core.plan.domain.merge import MergedDomain
 from vtorque_core.plan.domain.render import DomainSpec, overridden, render
+from vtorque_core.site.config import Site
 from vtorque_core.site.job_limits import Facts
 from vtorque_core.site.job_size import Granted
 from vtorque_core.site.load import load
@@ -57,14 +58,14 @@ def show(request: Request, config: Path, granted: Granted, facts: Facts) -> int:
     for path, place in overridden(site.templates).items():
         sys.stdout.write(f"<!-- {place or 'nothing'} as {path} has it -->\n")
     for each in plan.prepare(guests, planned, job, site, plugins):
-        sys.stdout.write(_example(each.plan, each.merged, site.templates))
+        sys.stdout.write(_example(each.plan, each.merged, site))
     return 0
 
 
-def _example(guest: GuestPlan, merged: MergedDomain, templates: Path) -> str:
+def _example(guest: GuestPlan, merged: MergedDomain, site: Site) -> str:
     """Return the domain with made-up names for what only a node starts: daemons and filters."""
     served = [*merged.aliases(Filesystem), *merged.aliases(Disk)]
     sockets = {alias: f"{alias}.sock" for alias in served}
     taps = {alias: f"tap-{alias[-8:]}" for alias in merged.aliases(Interface)}
-    spec = DomainSpec(guest, "kvm")
-    return render(spec, merged, sockets=sockets, taps=taps, overrides=templates)
+    spec = DomainSpec(guest, "kvm", uefi=str(site.node.uefi))
+    return render(spec, merged, sockets=sockets, taps=taps, overrides=site.templates)

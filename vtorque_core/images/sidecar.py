@@ -23,6 +23,7 @@ FILE_NAME = _WORD = NAME  # the same characters
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 MAX_CMDLINE = 2047  # COMMAND_LINE_SIZE of x86 less its NUL: arch/x86/include/asm/setup.h of Linux
 MAX_LABELS = 64
+FIRMWARE = "firmware"  # label: how a disk is booted, bios or efi
 MAX_SIGNATURE = 8192  # bytes; one by a 4096-bit RSA key has 1,700
 _ROLES = ("disk", "kernel", "initrd")  # of files
 _FACTS = tuple(field.name for field in dataclasses.fields(BuiltImage))
@@ -189,6 +190,14 @@ def _check_labels(labels: Mapping[Any, Any]) -> None:
         isinstance(t, str) and t.isprintable() and len(t) <= 255 for t in texts
     ):
         raise ValueError(f"has labels that are not {MAX_LABELS} short texts at most")
+    if labels.get(FIRMWARE, "bios") not in ("bios", "efi"):
+        raise ValueError(f"has the label {FIRMWARE}={labels[FIRMWARE]}: it is bios or efi")
+
+
+def boots_by_uefi(image: Image | BuiltImage) -> bool:
+    """Return whether guests of an x86 image boot its disk by the node's UEFI firmware."""
+    boots = image.arch == "x86_64" and image.kernel is None
+    return boots and image.labels.get(FIRMWARE) == "efi"
 
 
 def _record(value: Any) -> FileRecord:

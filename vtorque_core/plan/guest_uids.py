@@ -41,8 +41,8 @@ def free(site: Site) -> tuple[str, ...]:
 def claims(guest: GuestPlan, uids: tuple[str, ...]) -> Iterator[PoolClaim]:
     """Yield the claim for the guest's uid, if the site has any.
 
-    A guest that boots through UEFI has none: libvirt makes the file of its variables for the user
-    that qemu.conf names.
+    An aarch64 guest that boots a disk has none: libvirt makes the file of its UEFI variables for
+    the user that qemu.conf names. On x86 there is no such file.
     """
     if uids and (guest.image.arch == "x86_64" or guest.image.kernel is not None):
         yield PoolClaim(_POOL, uids)

@@ -160,6 +160,12 @@ class Node:
         None,
         _at_least(0),
     )
+    uefi: Path = setting(
+        Path("/usr/share/OVMF/OVMF_CODE_4M.fd"),
+        "UEFI firmware of x86 guests whose image has the label firmware=efi",
+        None,
+        absolute,
+    )
     allow_qemu_args: bool = setting(False, "let plugins add raw QEMU arguments")
 
 

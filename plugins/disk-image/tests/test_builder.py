@@ -6,6 +6,7 @@ import os
 import shutil
 import struct
 import subprocess
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -285,6 +286,66 @@ def test_boot_from_the_disk_when_asked(pool: Path, tmp_path: Path) -> None:
     disk = ext4(tmp_path / "d", system(tmp_path), 16 * MIB)
     image = put(pool, disk, said(boot="disk"))[0]
     assert (image.kernel, image.cmdline) == (None, "")
+
+
+ESP, BIOS_BOOT, LINUX = (  # as gdisk(8) and sfdisk(8) write them
+    uuid.UUID(text).bytes_le
+    for text in (
+        "c12a7328-f81f-11d2-ba4b-00a0c93ec93b",
+        "21686148-6449-6e6f-744e-656564454649",
+        "0fc63daf-8483-4772-8e79-3d69d8477de4",
+    )
+)
+
+
+def gpt_of(disk: Path, *kinds: bytes) -> Path:
+    """Make a disk whose GPT has partitions of these types, of 1 MiB each."""
+    with disk.open("wb") as file:
+        file.truncate((2 + len(kinds)) * MIB)
+    gpt(disk, MIB, MIB)
+    with disk.open("r+b") as file:
+        for number, kind in enumerate(kinds):
+            file.seek(1024 + 128 * number)
+            first = (1 + number) * 2048
+            file.write(struct.pack("<16s16sQQ", kind, b"u", first, first + 2047))
+    return disk
+
+
+@pytest.mark.parametrize(
+    ("kinds", "firmware"),
+    [
+        ((ESP, LINUX), "efi"),
+        ((BIOS_BOOT, ESP, LINUX), None),  # as Debian's cloud images: both ways
+        ((LINUX,), None),
+    ],
+)
+def test_how_a_disk_boots_is_seen_in_its_gpt(
+    pool: Path, tmp_path: Path, kinds: tuple[bytes, ...], firmware: str | None
+) -> None:
+    disk = gpt_of(tmp_path / "d.raw", *kinds)
+    wishes = said("linux", "tiny", "x86_64", format="raw")
+    assert put(pool, disk, wishes)[0].labels.get("firmware") == firmware
+    said_of_it = put(pool, disk, {**wishes, "firmware": "bios"}, "said")[0]
+    assert said_of_it.labels["firmware"] == "bios", "what is said counts"
+    (tmp_path / "k").write_bytes(bzimage("own"))
+    direct = put(pool, disk, {**wishes, "kernel": str(tmp_path / "k")}, "direct")[0]
+    assert "firmware" not in direct.labels, "no firmware starts a kernel"
+
+
+def test_an_update_boots_as_was_said(pool: Path, tmp_path: Path) -> None:
+    wishes = said("linux", "tiny", "x86_64", format="raw")
+    put(pool, gpt_of(tmp_path / "d.raw", LINUX), {**wishes, "firmware": "efi"})
+    (tmp_path / "new.raw").write_bytes(bytes(MIB))
+    image = put(pool, tmp_path / "new.raw", said(format="raw"), update=True)[0]
+    assert image.labels["firmware"] == "efi"
+
+
+def test_another_firmware_is_refused(pool: Path, tmp_path: Path) -> None:
+    disk = gpt_of(tmp_path / "d.raw", ESP)
+    with pytest.raises(Refused, match="firmware=uefi: must be one of bios, efi"):
+        put(pool, disk, said("linux", "tiny", "x86_64", firmware="uefi"))
+    with pytest.raises(Refused, match="the label firmware=uefi: it is bios or efi"):
+        put(pool, disk, said("linux", "tiny", "x86_64", {"firmware": "uefi"}))
 
 
 def test_a_kernel_of_ones_own(pool: Path, tmp_path: Path) -> None:

@@ -30,7 +30,8 @@ _MOST_KERNEL = 512 << 20  # bytes
 _SLACK = 64 << 20  # bytes that a qcow2 may be larger than qemu-img measures
 _LEAKED = 3  # exit code of qemu-img check: unused clusters, no harm
 _LABEL = "label."
-_CHOICES: Mapping[str, tuple[str, ...]] = {"format": FORMATS, "boot": BOOT}
+FIRMWARE = ("bios", "efi")
+_CHOICES = {"format": FORMATS, "boot": BOOT, "firmware": FIRMWARE}
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class Wishes:
         boot: ``kernel``: the disk's own kernel is taken out and started directly; ``disk``: by
             its boot loader; ``auto``: by its kernel if there is one.
         kernel, initrd: files to start it with instead.
+        labels: also ``firmware``, ``bios`` or ``efi``: what runs the boot loader.
     """
 
     file: Path
@@ -81,6 +83,8 @@ def wishes_of(arguments: Mapping[str, str]) -> Wishes:
             raise Refused(f"the image builder {NAME} has no option {printable(key)}")
     if "file" not in facts:
         raise Refused("say which disk: -o file=FILE")
+    if "firmware" in facts:
+        labels["firmware"] = facts.pop("firmware")
     return Wishes(**facts, labels=labels)
 
 
@@ -116,6 +120,8 @@ class _Work:
         if kernel is not None:
             head = _head(self.stage / kernel)
             self.found.arch = probe.kernel_arch(head) or self.found.arch
+        if kernel is None and self.found.firmware == "efi":
+            self.found.labels["firmware"] = "efi"
         built = BuiltImage(
             guest_type=wishes.guest_type or ("linux" if self.found.distro else ""),
             distro=wishes.distro or self.found.distro,

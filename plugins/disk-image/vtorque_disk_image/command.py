@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from vtorque_core.api import UsageError
-from vtorque_disk_image.builder import BOOT, NAME
+from vtorque_disk_image.builder import BOOT, FIRMWARE, NAME
 from vtorque_disk_image.formats import FORMATS
 
 _PATH = click.Path(path_type=Path)
@@ -29,6 +29,11 @@ def _described(command: Callable[..., None]) -> Callable[..., None]:
             default="auto",
             show_default=True,
             help="By the kernel in the disk, taken out of it, or by the disk's boot loader.",
+        ),
+        click.option(
+            "--firmware",
+            type=click.Choice(FIRMWARE),
+            help="What runs the boot loader; by default as the GPT says.",
         ),
         click.option("--kernel", type=_PATH, help="Start this kernel."),
         click.option("--initrd", type=_PATH, help="With this initramfs."),

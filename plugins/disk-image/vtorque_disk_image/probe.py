@@ -25,6 +25,8 @@ _SECTOR = 512
 _SECONDS = 60.0  # for debugfs to read one thing
 _MOST_KERNEL = 512 << 20  # bytes of a kernel or an initramfs
 _MOST_TEXT = 1 << 20
+_ESP = uuid.UUID("c12a7328-f81f-11d2-ba4b-00a0c93ec93b").bytes_le  # the same, 5.3.3
+_BIOS_BOOT = uuid.UUID("21686148-6449-6e6f-744e-656564454649").bytes_le  # GRUB's: gptfdisk, ef02
 _GPT = 0xEE  # type of the protective MBR's entry: UEFI 2.10, 5.2.3
 _KERNEL = re.compile(r"(?:vmlinuz|vmlinux|Image)-([A-Za-z0-9][A-Za-z0-9._+~-]{0,150})", re.ASCII)
 _INITRD = ("initrd.img-{}", "initramfs-{}.img", "initrd-{}", "initramfs-{}")
@@ -56,10 +58,11 @@ _MARKS = (
 
 @dataclass(frozen=True)
 class Partition:
-    """A stretch of a disk, in bytes."""
+    """A stretch of a disk, in bytes. ``kind``: its type in a GPT."""
 
     start: int
     size: int
+    kind: bytes = b""
 
 
 @dataclass
@@ -72,6 +75,7 @@ class Found:
     kernel: str = ""
     initrd: str = ""
     cmdline: str = ""
+    firmware: str = ""
     notes: list[str] = field(default_factory=list)
 
 
@@ -111,7 +115,13 @@ def _gpt(descriptor: int) -> Iterator[Partition]:
         kind = table[offset : offset + 16]
         first, last = struct.unpack_from("<QQ", table, offset + 32)
         if kind != bytes(16) and last >= first:
-            yield Partition(first * _SECTOR, (last - first + 1) * _SECTOR)
+            yield Partition(first * _SECTOR, (last - first + 1) * _SECTOR, kind)
+
+
+def _firmware(parts: list[Partition]) -> str:
+    """Return what boots a disk, ``efi`` or ``bios``: with GRUB's partition for a BIOS, that."""
+    kinds = {part.kind for part in parts}
+    return "efi" if _ESP in kinds and _BIOS_BOOT not in kinds else "bios"
 
 
 def look(descriptor: int, size: int) -> tuple[Found, int | None]:
@@ -121,6 +131,7 @@ def look(descriptor: int, size: int) -> tuple[Found, int | None]:
     """
     found = Found()
     parts = partitions(descriptor, size)
+    found.firmware = _firmware(parts)
     readable = [p.start for p in parts if _ext(descriptor, p.start) is not None]
     for start in readable:
         disk = _Ext(descriptor, start)

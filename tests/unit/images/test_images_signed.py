@@ -35,7 +35,7 @@ from vtorque_core.node.admin import doctor_images
 from vtorque_core.plan import guests
 from vtorque_core.site.config import Site
 from vtorque_core.site.plugins import Plugins
-from vtorque_core.site.schema import Images
+from vtorque_core.site.schema import Images, Node
 
 __all__ = ["allow", "keys", "signers"]  # fixtures
 
@@ -268,6 +268,24 @@ def test_doctor_names_images_that_nobody_has_signed(pool: Path, keys: Path, sign
     signers.unlink()
     found = {(r.status, r.message) for r in doctor_images.check_pool(site_with(pool, signers))}
     assert any(status == "failed" and str(signers) in text for status, text in found)
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_doctor_misses_the_firmware_of_images(pool: Path, there: bool) -> None:
+    by_uefi = BuiltImage(
+        "linux", "d", "x86_64", 64, disk="d", disk_format="raw", labels={"firmware": "efi"}
+    )
+    with store.staging(pool) as staging:
+        (staging / "d").write_bytes(bytes(512))
+        images.commit(pool, "a", staging, by_uefi, "test")
+    put(pool, "b")  # no firmware starts a kernel
+    images.label(pool, "b", {"firmware": "efi"})
+    firmware = pool.parent / "OVMF.fd"
+    if there:
+        firmware.touch()
+    site = replace(site_with(pool, ""), node=Node(uefi=firmware))
+    found = [r.message for r in doctor_images.check_pool(site) if "UEFI" in r.message]
+    assert found == ([] if there else [f"image a boots by UEFI; there is no {firmware}"])
 
 
 @pytest.fixture

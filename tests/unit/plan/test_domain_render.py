@@ -314,6 +314,19 @@ def test_aarch64_boots_a_disk_by_uefi_and_a_kernel_without() -> None:
     assert kernel.find("features/acpi") is None
 
 
+@pytest.mark.parametrize(("firmware", "kernel"), [("efi", None), ("bios", None), ("efi", "/k")])
+def test_x86_boots_by_uefi_where_the_image_says_so(firmware: str, kernel: str | None) -> None:
+    image = replace(planned.MICRO, kernel=None, labels={"firmware": firmware})
+    guest = guest_plan(image=image)
+    domain = merged(KernelBoot(kernel=kernel), Disk("root", "/d", "qcow2", boot=1))
+    spec = DomainSpec(guest, "kvm", uefi="/f/OVMF.fd")
+    loader = read(render(spec, domain)).find("os/loader")
+    assert (loader is not None) == ((firmware, kernel) == ("efi", None))
+    if loader is not None:
+        assert (loader.text, loader.get("readonly")) == ("/f/OVMF.fd", "yes")
+        assert loader.get("stateless") == "yes", "no file of variables, of any owner, is left"
+
+
 def test_an_unknown_architecture_is_refused() -> None:
     with pytest.raises(Refused, match="'mips'"):
         draw(guest=guest_plan(image=replace(planned.MICRO, arch="mips")))

@@ -11,7 +11,7 @@ from vtorque_core.api.health import HealthResult
 from vtorque_core.base.errors import HostFault, Refused, VtorqueError
 from vtorque_core.images import signature
 from vtorque_core.images.pool import Broken, Listed, describe, listing
-from vtorque_core.images.sidecar import Sidecar
+from vtorque_core.images.sidecar import Sidecar, boots_by_uefi
 from vtorque_core.site.config import Site
 
 LEAST_FREE = 1024  # MiB of a disk that vTorque writes to
@@ -51,6 +51,11 @@ def check_pool(site: Site) -> Iterator[HealthResult]:
         return
     yield ok(f"{len(found)} images in {pool}")
     yield from _check_readable(found, pool)
+    if not site.node.uefi.is_file():
+        for sidecar in found:
+            if boots_by_uefi(sidecar.built):
+                missing = f"image {sidecar.name} boots by UEFI; there is no {site.node.uefi}"
+                yield failed(missing, "install ovmf (edk2-ovmf), or set [node] uefi to its file")
     if site.images.signers:
         yield from _check_signed(found, site)
 

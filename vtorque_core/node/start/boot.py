@@ -107,8 +107,9 @@ def _boot(
 ) -> int | None:
     guest, site = each.plan, start.site
     spec = DomainSpec(
-        guest, accel_type, site.node.qemu_user, allow_qemu_args=site.node.allow_qemu_args
-    )
+        guest, accel_type, site.node.qemu_user, str(site.node.uefi),
+        allow_qemu_args=site.node.allow_qemu_args,
+    )  # fmt: skip
     sockets = {
         alias: f"{guest.run_dir}/fs-{element.name}.sock"
         for alias, element in each.merged.aliases(Filesystem).items()

@@ -30,6 +30,7 @@ from vtorque_core.api.libvirt_domain import (
 from vtorque_core.base.errors import ConfigError, HostFault, Refused, printable
 from vtorque_core.base.record import dataclass
 from vtorque_core.base.trust import require_root_owned
+from vtorque_core.images.sidecar import boots_by_uefi
 from vtorque_core.plan.domain.merge import Merged, MergedDomain
 
 if TYPE_CHECKING:  # jinja2 is imported to render, not by each hook that may come to it
@@ -66,11 +67,13 @@ class DomainSpec:
 
     ``qemu_user``: QEMU's group, and its user if the plan says no uid; libvirt then changes the
     owner of no file, so that shared images stay root's. An empty user leaves both to libvirt.
+    ``uefi``: the firmware of x86 guests whose image boots its disk by it.
     """
 
     guest: GuestPlan
     accel: Literal["kvm", "tcg"]
     qemu_user: str = "libvirt-qemu"
+    uefi: str = ""
     allow_qemu_args: bool = False
 
     @property
@@ -296,6 +299,7 @@ def _core_values(spec: DomainSpec, merged: MergedDomain) -> dict[str, Any]:
         "machine": _MACHINES[arch], "x86": x86,
         # The virt machine boots a disk through UEFI, and has ACPI only with it.
         "firmware": not x86 and not direct, "acpi": x86 or not direct,
+        "uefi": spec.uefi if not direct and boots_by_uefi(guest.image) else "",
         **_pin_values(guest, merged),
     }  # fmt: skip
 
