@@ -1,0 +1,77 @@
+"""Whole starts on a recorded machine: each guest has the card that its job has been granted.
+
+libvirt, nft and the kernel's binding of drivers are doubles; the rest is what a node runs.
+"""
+
+import dataclasses
+import os
+import re
+from pathlib import Path
+
+import device_cases
+import sysfs_tree
+from vtorque_core.api.batch_system import Grant
+
+CARDS = ("0000:3b:00.0", "0000:5e:00.0")
+FILES = ("/dev/null", "/dev/zero")  # stand for their device files
+GPU = {"name": "gpu", "ids": ["10de:20b0"], "resource": "ngpus", "files": list(FILES)}
+CASE = device_cases.Case(
+    {"pci": "gpu:1", "vcpus": "1", "ram": "128M"}, {"passthrough": {"classes": [GPU]}}
+)
+
+
+def machine(top):
+    sysfs_tree.tree("gpu-node", top)
+    for file, address in zip(FILES, CARDS, strict=True):
+        number = os.stat(file).st_rdev  # noqa: PTH116
+        link = top / "dev/char" / f"{os.major(number)}:{os.minor(number)}"
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(top / "devices" / address)
+
+
+def started(node, job_id, *devices, **keys):
+    job = node.job({**CASE.pairs, **keys}, job_id)
+    granted = {"ngpus": Grant(len(devices), devices)}
+    return node.start(dataclasses.replace(job, granted=granted))
+
+
+def cards_of(node):
+    found = r'<source>\s*<address .*?bus="0x(..)"'
+    return {tuple(re.findall(found, xml)) for xml in node.domains()}
+
+
+def test_each_job_has_its_own_cards_whoever_starts_first(tmp_path):
+    node = device_cases.node(tmp_path, device_cases.load(["passthrough"]), CASE, sysfs=machine)
+    assert not started(node, "1", 1).error
+    assert cards_of(node) == {("5e",)}
+    assert not started(node, "2", 0).error
+    assert cards_of(node) == {("5e",), ("3b",)}
+    for job_id in ("1", "2"):
+        node.release(job_id)
+    assert cards_of(node) == set()
+    for address in CARDS:
+        driver = Path(tmp_path, "sys/devices", address, "driver")
+        assert driver.readlink().name == "nvidia", "for bare metal again"
+
+
+def test_a_card_that_the_job_before_still_has_is_waited_for(tmp_path):
+    """It is granted anew while its guest is being taken down: no other card takes its place."""
+    node = device_cases.node(tmp_path, device_cases.load(["passthrough"]), CASE, sysfs=machine)
+    assert not started(node, "1", 0).error
+    late = started(node, "2", 0)
+    assert late.kind == "InUse", late
+    node.release("2")
+    node.release("1")
+    assert not started(node, "2", 0).error
+    assert cards_of(node) == {("3b",)}
+    node.release("2")
+
+
+def test_two_guests_of_a_job_have_two_of_its_cards(tmp_path):
+    node = device_cases.node(tmp_path, device_cases.load(["passthrough"]), CASE, sysfs=machine)
+    few = started(node, "1", 1, vms_per_node="2")
+    assert "need 2 ngpus, the batch system has given the job 1" in few.error
+    node.release()
+    assert not started(node, "2", 0, 1, vms_per_node="2").error
+    assert cards_of(node) == {("3b",), ("5e",)}
+    node.release("2")
