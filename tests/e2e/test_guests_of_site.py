@@ -108,3 +108,24 @@ def test_the_sites_templates_make_the_domain(clean):
         assert b"XML document failed to validate against schema" in result.err
     finally:
         shutil.rmtree(templates)
+
+
+def test_a_guest_without_cloud_init_refuses_cloud_config(clean, scripts):
+    """A user's is read where it is submitted; of a site's the refusal says what to do."""
+    clean.script("#cloud-config\nusers: []\n", "mine.yaml")
+    done = clean.as_user("vsub", "-vm", "cloud_config=mine.yaml", clean.script(""), check=False)
+    assert done.returncode == 2
+    assert b"your cloud-config: users: only packages, write_files, runcmd" in done.stderr
+    clean.script("#cloud-config\nruncmd: [id]\n", "mine.yaml")
+    result = clean.job("#!/bin/sh\necho ran\n", "-vm", "cloud_config=mine.yaml")
+    assert (result.code, result.out) == (121, b"")
+    assert b"choose an image of a Debian or RedHat family" in result.err
+    scripts("cloud_config", site="#cloud-config\npackages: [gdb]\n")
+    result = clean.job("#!/bin/sh\necho ran\n")
+    assert (result.code, result.out) == (121, b"")
+    assert b"vmgr images label micro cloud-config=none" in result.err
+    clean.root("vmgr", "images", "label", "micro", "cloud-config=none")
+    try:
+        assert clean.job("#!/bin/sh\necho ran\n").out == b"ran\n"
+    finally:
+        clean.root("vmgr", "images", "label", "micro", "cloud-config-")
