@@ -67,6 +67,24 @@ def test_a_disk_keeps_what_a_job_writes(clean, disk):
     assert after.st_size == 64 * MIB
 
 
+def test_a_qcow2_keeps_what_a_job_writes(clean, disk):
+    qcow2 = disk.with_suffix(".qcow2")
+    argv = ("qemu-img", "convert", "-f", "raw", "-O", "qcow2", disk, qcow2)
+    subprocess.run(argv, check=True, timeout=180)
+    os.chown(qcow2, disk.stat().st_uid, disk.stat().st_gid)
+    try:
+        option = ("-vm", f"disk={qcow2}")
+        wrote = clean.job(
+            "#!/bin/sh\nhead -c 9000000 /dev/urandom > /data/big && sha256sum < /data/big\n",
+            *option,
+        )
+        read = clean.job("#!/bin/sh\nsha256sum < /data/big\n", *option)
+        assert (wrote.code, read.code, read.out) == (0, 0, wrote.out), (wrote.err, read.err)
+        subprocess.run(["qemu-img", "check", "-q", "-f", "qcow2", qcow2], check=True, timeout=180)
+    finally:
+        qcow2.unlink()
+
+
 def test_only_the_first_of_two_guests_has_it(clean, disk):
     result = clean.job(
         "#!/bin/sh\necho first > /data/who\ngrep -c /data /proc/mounts\n",
@@ -212,6 +230,57 @@ def test_discarded_blocks_become_holes(one):
     assert done.returncode == 0, done.stderr
     facts = Path(one.source).stat()
     assert (facts.st_size, facts.st_blocks <= 1024 + 16) == (MIB, True)
+
+
+@pytest.fixture
+def packed(one) -> user_disk.DiskFile:
+    """The same disk's name in qcow2, and nothing there yet."""
+    return replace(one, source=str(Path(one.source).with_name("disk.qcow2")))
+
+
+def create(packed: user_disk.DiskFile, *options: str) -> None:
+    argv = ("qemu-img", "create", "-q", "-f", "qcow2", *options, packed.source)
+    subprocess.run([*argv, "1M"], check=True, timeout=180)
+    os.chown(packed.source, packed.uid, packed.gid)
+
+
+@pytest.mark.parametrize("compat", ["0.10", "1.1"])
+def test_a_qcow2_is_served_as_what_is_in_it(packed, compat):
+    create(packed, "-o", f"compat={compat}")
+    packed.start()
+    wrote = nbd(packed, "write -P 5 64k 64k", packed.socket_owner)
+    assert wrote.returncode == 0, wrote.stderr
+    user_daemon.stop(packed.lock, time.monotonic() + 10)
+    argv = ("qemu-io", "-f", "qcow2", "-r", "-c", "read -P 5 64k 64k", packed.source)
+    read = as_uid(packed.uid, *argv)
+    assert "65536/65536" in read.stdout and "failed" not in read.stdout, read
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (("-F", "raw", "-b", "{raw}"), "has a backing file"),
+        (("-o", "data_file={raw}"), "has an external data file"),
+    ],
+)
+def test_a_qcow2_that_names_another_file_is_refused(one, packed, options, why):
+    """Also one of the user's own: the guest would get what nobody has said."""
+    other = Path(one.source).with_name("other")
+    other.write_bytes(bytes(MIB))
+    create(packed, *(word.format(raw=other) for word in options))
+    with pytest.raises(Refused, match=why):
+        packed.start()
+
+
+def test_a_qcow2s_header_in_a_raw_disk_is_data(one):
+    """What a guest writes must not become a file that its next job opens."""
+    argv = ("qemu-img", "create", "-q", "-f", "qcow2", "-F", "raw", "-b", "/etc/hostname")
+    made = Path(one.source).with_name("made")
+    subprocess.run([*argv, made, "1M"], check=True, timeout=180)
+    Path(one.source).write_bytes(made.read_bytes().ljust(MIB, b"\0"))
+    one.start()
+    read = nbd(one, "read -v 0 512", one.socket_owner)
+    assert "51 46 49 fb" in read.stdout, read
 
 
 def test_a_read_only_disk(one):

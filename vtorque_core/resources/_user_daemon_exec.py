@@ -64,6 +64,7 @@ MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV, MS_PRIVATE = 1, 2, 4, 1 
 MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REC, MS_SLAVE = 2, 4, 8, 1 << 14, 1 << 19
 DENIED = "!"
 MOUNTED = "/mnt"  # every system has one, and the daemon alone sees what is on it
+_V2, _V3, _EXTERNAL_DATA = b"\0\0\0\2", b"\0\0\0\3", 1 << 2  # of a qcow2's header
 _SECTOR = 512  # bytes; the unit of virtio-blk (virtio specification 1.2, 5.2.4)
 _USERS_FAULT = {
     errno.ENOENT: "does not exist on the node", errno.EISDIR: "is a directory, not a raw disk file",
@@ -79,8 +80,9 @@ _libc = ctypes.CDLL(None, use_errno=True)
 class Plan:
     """What to become and to run. The maps are the text for /proc/PID/{uid,gid}_map.
 
-    ``disk``: the source is a raw disk file of the user, whose daemon has no capabilities; else it
-    is a directory, whose daemon has those of guest root inside the namespace. ``user_is_root``:
+    ``disk``: the source is a disk file of the user, ``raw`` or ``qcow2``, whose daemon has no
+    capabilities; empty: it is a directory, whose daemon has those of guest root inside the
+    namespace. ``user_is_root``:
     the maps make 0 of the user's uid and gid, and the source is a mount on :data:`MOUNTED`.
     ``nofile``: how many descriptors the daemon may have.
     """
@@ -91,7 +93,7 @@ class Plan:
     uid_map: str
     gid_map: str
     source: str
-    disk: bool
+    disk: str
     user_is_root: bool
     owner_check: bool
     readonly: bool
@@ -236,7 +238,9 @@ def _open_disk(plan: Plan) -> int:
         raise _Denied("is not a regular file")
     if facts.st_uid != plan.uid:
         raise _Denied(f"belongs to uid {facts.st_uid}, not to you (uid {plan.uid})")
-    if facts.st_size == 0 or facts.st_size % _SECTOR:
+    if plan.disk == "qcow2":
+        _check_qcow2(os.pread(source, 104, 0))
+    elif facts.st_size == 0 or facts.st_size % _SECTOR:
         raise _Denied(f"has {facts.st_size} bytes: a raw disk has a multiple of {_SECTOR}, not 0")
     try:
         kind = fcntl.F_RDLCK if plan.readonly else fcntl.F_WRLCK
@@ -246,6 +250,22 @@ def _open_disk(plan: Plan) -> int:
             raise _Denied("is in use by another job or program") from None
         raise _Step(f"its file system cannot lock it: {error.strerror}") from None
     return source
+
+
+def _check_qcow2(header: bytes) -> None:
+    """Refuse a disk that names other files (docs/interop/qcow2.txt of QEMU).
+
+    For the user's sake: they may change it after this, and the daemon then opens what they may.
+    """
+    if len(header) < 104 or header[:4] != b"QFI\xfb" or header[4:8] not in (_V2, _V3):
+        raise _Denied("is no qcow2 of version 2 or 3, as its name says; a raw disk has another")
+    (backing,) = struct.unpack_from(">Q", header, 8)
+    (incompatible,) = struct.unpack_from(">Q", header, 72)
+    if backing or (header[4:8] == _V3 and incompatible & _EXTERNAL_DATA):
+        what = "a backing file" if backing else "an external data file"
+        raise _Denied(f"has {what}; make it stand alone: qemu-img convert")
+    if struct.unpack_from(">I", header, 32) != (0,):
+        raise _Denied("is encrypted")
 
 
 def _open_source(plan: Plan) -> int:

@@ -51,7 +51,6 @@ class Service:
     a site's software tree does not). ``program`` is the daemon.
     """
 
-    is_disk: ClassVar[bool]
     nofile: ClassVar[int]
 
     source: str
@@ -86,6 +85,11 @@ class Service:
     def label(self) -> str:
         """What begins the messages about the source."""
         raise NotImplementedError
+
+    @property
+    def disk(self) -> str:
+        """What :class:`_user_daemon_exec.Plan` calls so."""
+        return ""
 
     @property
     def user_is_root(self) -> bool:
@@ -179,7 +183,7 @@ def start(service: Service, ready: Callable[[bytes], bool], timeout: float) -> N
             groups=groups,
             uid_map=uid_map,
             gid_map=gid_map,
-            disk=service.is_disk,
+            disk=service.disk,
             argv=service.argv(listener.fileno()),
             socket_fd=listener.fileno(),
             lock_fd=lock_fd,

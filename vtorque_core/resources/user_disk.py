@@ -1,4 +1,4 @@
-"""Serve a user's own raw disk file to a guest, as the user.
+"""Serve a user's own disk file, raw or qcow2, to a guest, as the user.
 
 The daemon is Debian's qemu-storage-daemon (QEMU 7.2). It runs as the job's user without any
 capability, in a user namespace without a root and without a network; how the process gets there
@@ -36,11 +36,19 @@ _FAREWELL = struct.pack("!I8sII", 1, b"IHAVEOPT", 2, 0)  # NBD_FLAG_C_FIXED_NEWS
 
 @dataclass(frozen=True)
 class DiskFile(user_daemon.Service):
-    """A raw disk file of the job's user and its daemon; ``source`` is the file."""
+    """A disk file of the job's user and its daemon; ``source`` is the file.
 
-    is_disk: ClassVar[bool] = True
+    It is a qcow2 if its name ends in ``.qcow2``, else raw: a guest that writes a qcow2's header
+    into a raw disk must not make QEMU take it for one.
+    """
+
     nofile: ClassVar[int] = 1024
     program: str = STORAGE_DAEMON
+
+    @property
+    def disk(self) -> str:
+        """The format."""
+        return "qcow2" if self.source.endswith(".qcow2") else "raw"
 
     @property
     def label(self) -> str:
@@ -56,11 +64,11 @@ class DiskFile(user_daemon.Service):
         access = ",read-only=on" if self.readonly else ",discard=unmap"
         writable = "off" if self.readonly else "on"
         file = "driver=file,node-name=file,filename=/proc/self/fd/{source},locking=off"
-        raw = "driver=raw,node-name=disk,file=file"
+        disk = f"driver={self.disk},node-name=disk,file=file"
         return (
             self.program,
             *("--blockdev", f"{file},auto-read-only=off{access}"),
-            *("--blockdev", f"{raw}{access}"),
+            *("--blockdev", f"{disk}{access}"),
             *("--nbd-server", f"addr.type=fd,addr.str={socket_fd}"),
             *("--export", f"type=nbd,id=disk,node-name=disk,name=,writable={writable}"),
         )

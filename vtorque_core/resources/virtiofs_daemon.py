@@ -34,7 +34,6 @@ _READY = b"Waiting for vhost-user socket connection"
 class Share(user_daemon.Service):
     """One shared directory and its daemon; ``subordinate_id`` is what guest root is mapped to."""
 
-    is_disk: ClassVar[bool] = False
     nofile: ClassVar[int] = 1_000_000  # virtiofsd's own: one descriptor per file of the guest's
     program: str = VIRTIOFSD
 

@@ -40,7 +40,7 @@ def a_plan(path: Path, **changes: object) -> _user_daemon_exec.Plan:
     fields: dict[str, object] = dict.fromkeys(
         (f.name for f in dataclasses.fields(_user_daemon_exec.Plan)), 0
     )
-    fields |= {"uid": os.geteuid(), "source": str(path), "disk": True, "readonly": False}
+    fields |= {"uid": os.geteuid(), "source": str(path), "disk": "raw", "readonly": False}
     return _user_daemon_exec.Plan(**(fields | changes))  # type: ignore[arg-type]
 
 
@@ -64,6 +64,41 @@ def test_a_good_file_is_opened_for_writing(disk: Path, opened: list[int]) -> Non
     opened.append(_user_daemon_exec._open_disk(a_plan(disk)))
     assert os.pwrite(opened[0], b"x", 5) == 1
     assert not os.get_inheritable(opened[0])
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({}, None),
+        ({4: b"\0\0\0\2", 72: b"\xff" * 8}, None),  # version 2 has no features
+        ({0: b"QFI\xfa"}, "is no qcow2 of version 2 or 3, as its name says"),
+        ({4: b"\0\0\0\4"}, "is no qcow2 of version 2 or 3"),
+        ({8: b"\0\0\0\0\0\0\2\0"}, "has a backing file"),
+        ({79: b"\4"}, "has an external data file"),
+        ({35: b"\1"}, "is encrypted"),
+    ],
+)
+def test_a_qcow2_that_leads_elsewhere_is_refused(
+    disk: Path, opened: list[int], changes: dict[int, bytes], why: str | None
+) -> None:
+    """By its header: docs/interop/qcow2.txt of QEMU."""
+    with disk.open("r+b") as file:
+        for at, content in {0: b"QFI\xfb\0\0\0\3", **changes}.items():
+            file.seek(at)
+            file.write(content)
+    if why is None:
+        opened.append(_user_daemon_exec._open_disk(a_plan(disk, disk="qcow2")))
+        return
+    with pytest.raises(_user_daemon_exec._Denied, match=why):
+        _user_daemon_exec._open_disk(a_plan(disk, disk="qcow2"))
+
+
+def test_the_name_alone_says_the_format(tmp_path: Path) -> None:
+    named = {name: a_disk(tmp_path, source=f"/d/{name}") for name in ("a", "a.qcow2", "qcow2")}
+    assert {name: disk.disk for name, disk in named.items()} == {
+        "a": "raw", "a.qcow2": "qcow2", "qcow2": "raw",
+    }  # fmt: skip
+    assert any("driver=qcow2,node-name=disk" in each for each in named["a.qcow2"].argv(3))
 
 
 def test_a_read_only_disk_cannot_be_written_and_is_shared(disk: Path, opened: list[int]) -> None:
