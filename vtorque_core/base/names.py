@@ -51,6 +51,12 @@ class Paths:
         "empty: nowhere",
         check=_absolute_or_none,
     )
+    modulefiles: str = setting(
+        "",
+        "a directory of MODULEPATH: setup install writes the module vtorque there, which puts "
+        "commands into PATH; empty: nowhere",
+        check=_absolute_or_none,
+    )
 
     @property
     def journal(self) -> Path:

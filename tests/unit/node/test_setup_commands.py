@@ -28,15 +28,15 @@ def top(tmp_path):
     return tmp_path
 
 
-def install(top, **how):
+def install(top, modulefiles="", **how):
     said = []
-    setup_commands.install(f"{top}/bin", said.append, **how)
+    setup_commands.install(f"{top}/bin", modulefiles, said.append, **how)
     return said
 
 
-def uninstall(top):
+def uninstall(top, modulefiles=""):
     said = []
-    setup_commands.uninstall(f"{top}/bin", said.append)
+    setup_commands.uninstall(f"{top}/bin", modulefiles, said.append)
     return said
 
 
@@ -66,8 +66,8 @@ def test_a_dry_run_changes_nothing(top):
 
 def test_an_empty_key_is_nowhere(top, monkeypatch):
     monkeypatch.chdir(top)
-    setup_commands.install("", pytest.fail)
-    setup_commands.uninstall("", pytest.fail)
+    setup_commands.install("", str(top), pytest.fail)
+    setup_commands.uninstall("", str(top), pytest.fail)
     assert there(top) == []
 
 
@@ -150,3 +150,36 @@ def test_zsh_and_fish_find_theirs(top):
 
 def test_the_default_is_where_every_users_path_leads():
     assert Paths().commands == "/usr/local/bin"
+
+
+def test_modulefiles_are_made_and_taken_back(top):
+    modules = top / "modules"
+    said = install(top, str(modules))
+    assert said[-2:] == [f"write {modules}/vtorque", f"write {modules}/vtorque.lua"]
+    tcl, lua = (modules / name for name in ("vtorque", "vtorque.lua"))
+    assert tcl.read_text().startswith("#%Module1.0\n")
+    assert f"prepend-path PATH {top}/bin\n" in tcl.read_text()
+    assert f'prepend_path("PATH", "{top}/bin")\n-- # Written by' in lua.read_text()
+    assert install(top, str(modules)) == []
+    tcl.write_text("#%Module1.0\n")
+    lua.write_text("older\n" + lua.read_text().splitlines()[-1] + "\n")
+    assert install(top, str(modules)) == [
+        f"warning: {tcl} is there and not this installation's: left as it is",
+        f"write {lua}",
+    ]
+    uninstall(top, str(modules))
+    assert there(top) == ["modules/vtorque"]
+
+
+@pytest.mark.parametrize("name", ["bin", 'with "all" [of] ${them} {'])
+def test_the_module_of_tcl_sets_the_path_itself(tmp_path, name):
+    """Its commands stand for those of Environment Modules, the language is Tcl's own."""
+    directory = tmp_path / name
+    directory.mkdir()
+    setup_commands.install(str(directory), str(tmp_path / "m"), lambda _line: None)
+    script = (
+        "proc module-whatis {text} {}\nproc prepend-path {name value} {puts $name=$value}\n"
+        f"source {tmp_path}/m/vtorque\n"
+    )
+    done = subprocess.run(["tclsh"], input=script, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == (f"PATH={directory}\n", "")

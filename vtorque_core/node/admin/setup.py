@@ -62,7 +62,8 @@ def install(site: Site, say: Say, *, secret: bytes | None = None, dry_run: bool 
         say(f"would {text}" if dry_run else text)
         if not dry_run:
             action()
-    setup_commands.install(site.paths.commands, say, dry_run=dry_run)
+    commands, modulefiles = site.paths.commands, site.paths.modulefiles
+    setup_commands.install(commands, modulefiles, say, dry_run=dry_run)
 
 
 def _probe(site: Site) -> None:
@@ -95,7 +96,7 @@ def uninstall(site: Site, config: Path, say: Say, *, purge: bool = False) -> Non
             hypervisor.remove_network(uri, network.source)
             say(f"removed network {network.source}")
         netfilter.unguard(network.source)
-    setup_commands.uninstall(site.paths.commands, say)
+    setup_commands.uninstall(site.paths.commands, site.paths.modulefiles, say)
     shutil.rmtree(site.paths.run, ignore_errors=True)
     say(f"removed {site.paths.run}")
     if purge:

@@ -2,12 +2,15 @@
 
 Links in the directory ``[paths] commands``, and beside it, below ``../share``, what bash, zsh and
 fish read when they complete a word. ``vsub`` has no completion: its words are the batch system's.
+In ``[paths] modulefiles`` the module vtorque, for Environment Modules and for Lmod.
 What is there and not ours is never touched, and no reason to fail: all works by full path, too.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,15 +31,16 @@ _PLACES = {
     "zsh": "zsh/site-functions/_{}",
     "fish": "fish/vendor_completions.d/{}.fish",
 }
+_WHATIS = "vTorque: batch jobs in virtual machines"
 _MAX_FILE = 64 << 10  # bytes; ours have 2000
 
 
-def install(commands: str, say: Say, *, dry_run: bool = False) -> None:
+def install(commands: str, modulefiles: str, say: Say, *, dry_run: bool = False) -> None:
     """Link the commands and write their completion; what cannot be is told and left.
 
-    ``commands`` is ``[paths] commands``; nothing is done if it is empty.
+    ``commands`` and ``modulefiles`` are keys of ``[paths]``; nothing is done if the first is empty.
     """
-    for path, content in _wanted(commands):
+    for path, content in _wanted(commands, modulefiles):
         try:
             there = _present(path)
             if there == content:
@@ -52,9 +56,9 @@ def install(commands: str, say: Say, *, dry_run: bool = False) -> None:
             say(f"warning: cannot make {path}: {error}")
 
 
-def uninstall(commands: str, say: Say) -> None:
+def uninstall(commands: str, modulefiles: str, say: Say) -> None:
     """Take back what :func:`install` has made, and nothing else."""
-    for path, content in _wanted(commands):
+    for path, content in _wanted(commands, modulefiles):
         try:
             there = _present(path)
             if there is not None and _is_ours(there, content):
@@ -64,7 +68,7 @@ def uninstall(commands: str, say: Say) -> None:
             say(f"warning: cannot remove {path}: {error}")
 
 
-def _wanted(commands: str) -> Iterator[tuple[Path, Content]]:
+def _wanted(commands: str, modulefiles: str) -> Iterator[tuple[Path, Content]]:
     if not commands:
         return
     directory, own = Path(commands), Path(sys.prefix, "bin")
@@ -73,6 +77,13 @@ def _wanted(commands: str) -> Iterator[tuple[Path, Content]]:
     for name in _COMPLETED:
         for shell, place in _PLACES.items():
             yield directory.parent / "share" / place.format(name), _completion(shell, name)
+    if modulefiles:  # modulefile(4); Lmod takes the second of the two
+        word = re.sub(r"([^A-Za-z0-9/._-])", r"\\\1", commands)
+        tcl = f"#%Module1.0\nmodule-whatis {{{_WHATIS}}}\nprepend-path PATH {word}\n"
+        yield Path(modulefiles, "vtorque"), tcl.encode() + _mark()
+        word = json.dumps(commands, ensure_ascii=False)
+        lua = f'whatis("{_WHATIS}")\nprepend_path("PATH", {word})\n-- '
+        yield Path(modulefiles, "vtorque.lua"), lua.encode() + _mark()
 
 
 def _completion(shell: str, program: str) -> bytes:
