@@ -184,14 +184,15 @@ class AcmeShell(JobShell):
         """Read the arguments: the script and its own."""
         if "ACME_JOB" not in environ or not argv:
             raise UsageError("ACME_JOB is not set: this program is started by acme")
-        nodes = environ["ACME_NODES"].count(",") + 1
-        return Started(environ["ACME_JOB"], Path(argv[0]), tuple(argv[1:]), nodes=nodes)
+        return Started(environ["ACME_JOB"], Path(argv[0]), tuple(argv[1:]))
 
     def content(self, script: bytes) -> bytes:
         """Acme keeps scripts as they are."""
         return script
 
-    def on_every_node(self, command: Sequence[str], environ: Mapping[str, str]) -> list[str]:
+    def on_every_node(
+        self, command: Sequence[str], environ: Mapping[str, str], nodes: Sequence[str] = ()
+    ) -> list[str]:
         """Return acme's own way to run a command on a job's nodes."""
         return ["acmerun", "--", *command]
 

@@ -181,13 +181,31 @@ class Submitter(Protocol):
 
 
 @dataclass(frozen=True)
+class BareNode:
+    """A node of the bare-metal part of a mixed request.
+
+    Args:
+        name: in the batch system.
+        slots: how many processes of the job go there.
+        part: of which part of the request, in its order; the guests are part 0.
+        address: IPv4, as the guests' node knows it; empty: it knows none, or it is not looked up.
+    """
+
+    name: str
+    slots: int
+    address: str = ""
+    part: int = 1
+
+
+@dataclass(frozen=True)
 class BatchJob:
     """What a root hook learns of the job. ``blob`` is None when it is not a VM job.
 
     Args:
         attempt: counts restarts of the same id, from 0.
         owner: login name as the batch system has authenticated it.
-        node: this node's name in the batch system; ``nodes``: all, rank order.
+        node: this node's name in the batch system; ``nodes``: all that have guests, rank order.
+        bare: the other nodes, of a mixed request; their ranks follow the guests'.
         cpus: host CPU ids of the job on this node, if the batch system fixed them.
         cpu_count: how many CPUs of this node the job has, if known; ``cpu_counts``: of each of
             ``nodes``, if known.
@@ -235,6 +253,7 @@ class BatchJob:
     qos: str = ""
     known_as: str = ""
     granted: Mapping[str, Grant] | None = None
+    bare: tuple[BareNode, ...] = ()
 
     @property
     def node_index(self) -> int:
@@ -316,7 +335,6 @@ class Started:
         script: path of the script on this node; None: an interactive job.
         args: the script's arguments.
         cwd: the job's working directory; empty: this process's.
-        nodes: how many nodes the job has.
         command: what an interactive job runs on its terminal instead of a shell; empty: a shell.
     """
 
@@ -324,7 +342,6 @@ class Started:
     script: Path | None
     args: tuple[str, ...] = ()
     cwd: str = ""
-    nodes: int = 1
     command: str = ""
 
 
@@ -354,9 +371,12 @@ class JobShell(Protocol):
         """Return the user's script from what the batch system has kept of it."""
         ...
 
-    def on_every_node(self, command: Sequence[str], environ: Mapping[str, str]) -> list[str]:
+    def on_every_node(
+        self, command: Sequence[str], environ: Mapping[str, str], nodes: Sequence[str] = ()
+    ) -> list[str]:
         """Return a command that runs ``command`` once on each of the job's nodes, as the user.
 
-        It ends with an exit code other than 0 if one of them does.
+        It ends with an exit code other than 0 if one of them does. ``nodes``: those with guests,
+        where only these are to run it; of a mixed request there may be others.
         """
         ...

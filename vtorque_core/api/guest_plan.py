@@ -11,7 +11,7 @@ from dataclasses import field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from vtorque_core.api.batch_system import Grant
+from vtorque_core.api.batch_system import BareNode, Grant
 from vtorque_core.api.claims import Notice, Placement
 from vtorque_core.api.host_topology import Topology
 from vtorque_core.api.values import Image, JobRequest, Option
@@ -98,6 +98,7 @@ class GuestPlan:
         peers: (hostname, ip) of all guests of the job in rank order, this one included, in the
             first network.
         aliases: (``<hostname>-<network>``, hostname, ip) of the same guests in the others.
+        bare: the job's nodes without guests, of a mixed request; their ranks follow the guests'.
         secret: derived for this job and attempt only; the same on all its nodes.
         placement: the ledger's answer; empty while claims are being made.
         shares: host directories this guest gets, in the site config's order.
@@ -136,6 +137,7 @@ class GuestPlan:
     supports: frozenset[str] = field(default=frozenset(), repr=False)
     hostnames: tuple[str, ...] = ()
     granted: Mapping[str, Grant] | None = None
+    bare: tuple[BareNode, ...] = ()
 
     def __getitem__(self, option: Option[T]) -> T:
         """Return the value of an option for this job."""

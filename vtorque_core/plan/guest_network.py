@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 import re
+import socket
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -143,6 +144,18 @@ def aliases(
         if name and assigns(network)
         for hostname, ip in peers(site, job, guests, name)
     )
+
+
+def node_address(node: str) -> str:
+    """Return the IPv4 address that this node's name service has for another; empty: none.
+
+    It may take the resolver's time, resolv.conf(5). An address of lo means nothing to guests.
+    """
+    try:
+        found = socket.gethostbyname(node)
+    except (OSError, UnicodeError):
+        return ""
+    return "" if found.startswith("127.") else found
 
 
 def node_number(node: str, pattern: str) -> int:

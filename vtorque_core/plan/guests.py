@@ -285,6 +285,10 @@ def placed(
     hostnames = tuple(_hostnames(guests, job))
     peers = guest_network.peers(site, job, guests)
     aliases = guest_network.aliases(site, job, guests)
+    bare = tuple(
+        dataclasses.replace(node, address=guest_network.node_address(node.name))
+        for node in job.bare
+    )
     return [
         dataclasses.replace(
             guest,
@@ -293,6 +297,7 @@ def placed(
             peers=peers,
             aliases=aliases,
             hostnames=hostnames,
+            bare=bare,
         )
         for guest in guests
     ]

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from vtorque_core.api.batch_system import BareNode
 from vtorque_core.api.guest_context import EnvVar, GuestFile
 from vtorque_core.api.guest_plan import Address, GuestPlan, JobUser
 from vtorque_core.api.values import Image, JobRequest
@@ -41,6 +42,15 @@ def told(guest=GUEST):
 def test_each_host_file_names_the_guests_by_rank_with_their_slots(variable, text):
     files, variables = told()
     assert files[variables[variable]] == text
+
+
+def test_nodes_without_guests_follow_with_their_own_slots():
+    files, variables = told(replace(GUEST, bare=(BareNode("n3", 16), BareNode("n4", 8))))
+    texts = {name: files[variables[name]].split("\n")[3:] for name in variables if "FILE" in name}
+    assert texts["HYDRA_HOST_FILE"] == ["n3:16", "n4:8", ""]
+    assert texts["I_MPI_HYDRA_HOST_FILE"] == ["n3", "n4", ""]
+    assert not [name for name in variables if name.endswith("if_include")]
+    assert files["/etc/vtorque/mpi/openmpi"].endswith("vn2-0 slots=4\nn3 slots=16\nn4 slots=8\n")
 
 
 def test_ssh_starts_the_daemons_whatever_the_host_is():

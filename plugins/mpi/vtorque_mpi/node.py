@@ -44,11 +44,12 @@ def vtorque_guest_context(guest: GuestPlan) -> Iterator[ContextItem]:
 
 
 def _files(guest: GuestPlan) -> dict[str, str]:
-    names, slots = guest.hostnames, guest.vcpus  # all guests of a job have as many
+    places = [(name, guest.vcpus) for name in guest.hostnames]  # all have as many
+    places += [(node.name, node.slots) for node in guest.bare]
     return {
-        "openmpi": "".join(f"{name} slots={slots}\n" for name in names),
-        "hydra": "".join(f"{name}:{slots}\n" for name in names),
-        "intel": "".join(f"{name}\n" for name in names),
+        "openmpi": "".join(f"{name} slots={slots}\n" for name, slots in places),
+        "hydra": "".join(f"{name}:{slots}\n" for name, slots in places),
+        "intel": "".join(f"{name}\n" for name, _ in places),
     }
 
 
@@ -72,7 +73,7 @@ def _variables(guest: GuestPlan) -> dict[str, str]:
         "I_MPI_JOB_RESPECT_PROCESS_PLACEMENT": "off",
     }
     subnets = _subnets(guest)
-    if subnets:
+    if subnets and not guest.bare:  # these have other networks, of which root knows nothing
         found["OMPI_MCA_oob_tcp_if_include"] = subnets[0]
         found["PRTE_MCA_prte_if_include"] = subnets[0]
         found["OMPI_MCA_btl_tcp_if_include"] = ",".join(subnets)

@@ -41,3 +41,22 @@ def test_pbsdsh_is_found_where_qsub_was(tmp_path, commands, shell, called, says,
     words[2] = words[2].replace(PLACES, elsewhere)
     done = subprocess.run(words, env=environ, check=False, capture_output=True)
     assert (done.returncode, (tmp_path / "called").read_text()) == (code, f"{called}\n")
+
+
+@pytest.mark.parametrize(
+    ("shell", "called"),
+    [(TorqueShell(), "-n {} look ID\n"), (OpenPbsShell(), "-n {} -- look ID\n")],
+)
+def test_only_the_nodes_with_guests_are_asked(tmp_path, commands, shell, called):
+    """By the number of their first line in the node file: src of both."""
+    (tmp_path / "nodes").write_text("n1.site\nn1.site\nn3.site\nn3.site\nn2.site\n")
+    (tmp_path / "says").write_text('case $* in "-n 0"*) exit 3 ;; esac')
+    commands.joinpath("pbsdsh").write_text(
+        f'#!/bin/sh\nprintf "%s\\n" "$*" >> {tmp_path}/called\n. {tmp_path}/says\n'
+    )
+    environ = {"PBS_NODEFILE": str(tmp_path / "nodes"), "PATH": f"{commands}:/usr/bin:/bin"}
+    words = shell.on_every_node(["look", "ID"], environ, ["n1", "n2"])
+    done = subprocess.run(words, env=environ, check=False, capture_output=True)
+    assert done.returncode == 3
+    assert (tmp_path / "called").read_text() == called.format(0) + called.format(4)
+    assert "-n" not in shell.on_every_node(["look"], environ, ["n1", "n2", "n3"])[4]

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
-from vtorque_core.api.batch_system import Started
 from vtorque_pbs.qsub_dialect import VARIABLE
 from vtorque_pbs.shell import PbsJobShell
 
@@ -16,15 +14,21 @@ from vtorque_pbs.shell import PbsJobShell
 # way: pbs_mom gives it to the job.
 # pbs_mom's PATH need not lead to pbsdsh (Torque gives jobs /bin:/usr/bin); that of the submitting
 # qsub does.
+# The first argument is pbsdsh's own options, once for each call.
 _EVERYWHERE = """
 PATH=$PATH:/usr/bin:/usr/local/bin:/opt/torque/bin:/opt/pbs/bin:$PBS_O_PATH
-said=$(pbsdsh "$@" 2>&1)
-code=$?
-[ -z "$said" ] || printf '%s\\n' "$said" >&2
-[ $code -eq 0 ] || exit $code
-case $said in
-  *"exit status"* | *"on spawn"* | *"spawn failed"* | *"on obit"*) exit 1 ;;
-esac
+calls=$1 code=0
+shift
+while read -r options; do
+  said=$(pbsdsh $options "$@" 2>&1 </dev/null) || code=$?
+  [ -z "$said" ] || printf '%s\\n' "$said" >&2
+  case $said in
+    *"exit status"* | *"on spawn"* | *"spawn failed"* | *"on obit"*) [ $code -ne 0 ] || code=1 ;;
+  esac
+done <<CALLS
+$calls
+CALLS
+exit $code
 """
 
 
@@ -33,9 +37,11 @@ class TorqueShell(PbsJobShell):
 
     host_only = PbsJobShell.host_only | {VARIABLE}
 
-    def on_every_node(self, command: Sequence[str], environ: Mapping[str, str]) -> list[str]:
+    def on_every_node(
+        self, command: Sequence[str], environ: Mapping[str, str], nodes: Sequence[str] = ()
+    ) -> list[str]:
         """Return the command by Torque's task manager, once per host: pbsdsh(1B)."""
-        return ["/bin/sh", "-c", _EVERYWHERE, "pbsdsh", "-u", *command]
+        return _everywhere(["-u"], "-n {}", command, environ, nodes)
 
 
 class OpenPbsShell(PbsJobShell):
@@ -43,17 +49,31 @@ class OpenPbsShell(PbsJobShell):
 
     host_only = PbsJobShell.host_only | {VARIABLE}
 
-    def started(
-        self, argv: Sequence[str], environ: Mapping[str, str], stdin: int | None
-    ) -> Started:
-        """Return the job, its nodes counted in the node file. Raises UsageError."""
-        job = super().started(argv, environ, stdin)
-        try:
-            lines = Path(environ.get("PBS_NODEFILE", "")).read_text().split()
-        except OSError:
-            lines = []
-        return replace(job, nodes=max(1, len(set(lines))))
-
-    def on_every_node(self, command: Sequence[str], environ: Mapping[str, str]) -> list[str]:
+    def on_every_node(
+        self, command: Sequence[str], environ: Mapping[str, str], nodes: Sequence[str] = ()
+    ) -> list[str]:
         """Return the command by OpenPBS's task manager, once per chunk: pbsdsh(1B)."""
-        return ["/bin/sh", "-c", _EVERYWHERE, "pbsdsh", "--", *command]
+        return _everywhere(["--"], "-n {} --", command, environ, nodes)
+
+
+def _everywhere(
+    everywhere: list[str],
+    one: str,
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    nodes: Sequence[str],
+) -> list[str]:
+    """Return the command by pbsdsh: everywhere, or on some of a job's nodes, one by one.
+
+    ``one`` is the option that takes the number of a line of the node file (src of both).
+    """
+    try:
+        lines = Path(environ.get("PBS_NODEFILE", "")).read_text().split()
+    except (OSError, ValueError):
+        lines = []
+    short = [line.partition(".")[0] for line in lines]
+    wanted = [node.partition(".")[0] for node in nodes]
+    calls = everywhere
+    if wanted and set(wanted) < set(short):
+        calls = [one.format(short.index(name)) for name in wanted]
+    return ["/bin/sh", "-c", _EVERYWHERE, "pbsdsh", "\n".join(calls), *command]

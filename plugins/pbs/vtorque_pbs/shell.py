@@ -33,18 +33,20 @@ class PbsJobShell(JobShell):
             raise UsageError("PBS_JOBID is not set: this program is started by the batch system")
         if stdin is None:
             raise UsageError("no standard input, so no script")
-        here, nodes = environ.get("PBS_O_INITDIR", ""), int(environ.get("PBS_NUM_NODES") or 1)
+        here = environ.get("PBS_O_INITDIR", "")
         if os.isatty(stdin):
             command = argv[1] if len(argv) == 2 and argv[0] == "-c" else ""
-            return Started(job_id, None, cwd=here, nodes=nodes, command=command)
+            return Started(job_id, None, cwd=here, command=command)
         words = _words(stdin)
-        return Started(job_id, Path(words[0]), tuple(words[1:]), here, nodes)
+        return Started(job_id, Path(words[0]), tuple(words[1:]), here)
 
     def content(self, script: bytes) -> bytes:
         """Return the script, which both systems keep as it was submitted."""
         return script
 
-    def on_every_node(self, command: Sequence[str], environ: Mapping[str, str]) -> list[str]:
+    def on_every_node(
+        self, command: Sequence[str], environ: Mapping[str, str], nodes: Sequence[str] = ()
+    ) -> list[str]:
         """Return the command by Torque's task manager, once per host: pbsdsh(1B)."""
         return ["pbsdsh", "-u", *command]
 

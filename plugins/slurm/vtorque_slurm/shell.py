@@ -44,13 +44,7 @@ class SlurmJobShell(JobShell):
             raise UsageError("SLURM_JOB_ID is not set: this program is started by Slurm")
         if not argv and (stdin is None or not os.isatty(stdin)):
             raise UsageError("neither a script nor a terminal")
-        count = environ.get("SLURM_JOB_NUM_NODES", "1")
-        return Started(
-            job_id,
-            Path(argv[0]) if argv else None,
-            tuple(argv[1:]),
-            nodes=int(count) if count.isdecimal() else 1,
-        )
+        return Started(job_id, Path(argv[0]) if argv else None, tuple(argv[1:]))
 
     def content(self, script: bytes) -> bytes:
         """Return the user's script: without what vsub put in front."""
@@ -60,10 +54,13 @@ class SlurmJobShell(JobShell):
         """Return the job's tasks, and memory per CPU, as they fit the guests."""
         return inside_guests.tasks(environ, guests)
 
-    def on_every_node(self, command: Sequence[str], environ: Mapping[str, str]) -> list[str]:
+    def on_every_node(
+        self, command: Sequence[str], environ: Mapping[str, str], nodes: Sequence[str] = ()
+    ) -> list[str]:
         """Return the command as a step beside all others, one task per node: srun(1).
 
-        Every option that the environment would set otherwise is given.
+        Of a heterogeneous job a step has the first component only, which has the guests. Every
+        option that the environment would set otherwise is given.
         """
         count = environ.get("SLURM_JOB_NUM_NODES", "1")
         each = ("--ntasks-per-node=1", "--overlap", "--kill-on-bad-exit=1", "--mpi=none")

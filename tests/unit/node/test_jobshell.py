@@ -224,6 +224,18 @@ def test_it_waits_while_the_guests_start(job):
     timer.join()
 
 
+@pytest.mark.parametrize(("nodes", "code"), [(("n1",), 0), (("n1", "n2"), 122)])
+def test_it_waits_for_the_nodes_that_root_has_named(job, monkeypatch, nodes, code):
+    """Of a mixed request others have no guests, whatever the batch system tells the job."""
+    (job.root / "pbsdsh").write_text(f'#!/bin/sh\necho "$@" > {job.root}/called; exit 3\n')
+    (job.root / "pbsdsh").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{job.root}:/usr/bin:/bin")
+    proofs.write(job.paths, replace(READY, nodes=nodes))
+    assert job.run(PBS_NUM_NODES="4") == code
+    assert (job.root / "called").exists() == (len(nodes) > 1)
+    assert ("not all of the job's 2 nodes" in job.said) == (len(nodes) > 1)
+
+
 def test_it_does_not_wait_for_a_dead_root(job):
     proofs.write(job.paths, replace(READY, state="starting", deadline=time.monotonic() - 6))
     assert job.run() == 120

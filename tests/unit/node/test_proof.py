@@ -42,7 +42,7 @@ def test_what_is_written_is_read(paths):
     file = paths.proof(JOB)
     assert stat.S_IMODE(file.stat().st_mode) == 0o640
     assert stat.S_IMODE(file.parent.stat().st_mode) == 0o711, "no list of job ids"
-    assert json.loads(file.read_bytes())["schema"] == 3
+    assert json.loads(file.read_bytes())["schema"] == 4
     proofs.write(paths, replace(READY, state="refused", reason="no"), gid=os.getgid())
     found = proofs.read(paths, JOB, ME, owner_uid=ME)
     assert found is not None and (found.state, found.reason) == ("refused", "no")

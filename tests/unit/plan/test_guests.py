@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from vtorque_core.api.batch_system import BatchJob
+from vtorque_core.api.batch_system import BareNode, BatchJob
 from vtorque_core.api.claims import MemoryClaim, Notice, Placement, PoolClaim, RamClaim
 from vtorque_core.api.guest_context import EnvVar, RootCommand
 from vtorque_core.api.guest_plan import JobUser, lacks, root_disk
@@ -125,6 +125,16 @@ def test_each_guests_qemu_is_a_user_of_its_own(planned):
     assert guest_uids.free(shared) == ()
     assert not list(guest_uids.claims(guests[0].plan, ()))
     assert guest_uids.of_guest(guests[0].plan, shared) == 64055
+
+
+def test_guests_know_the_jobs_nodes_without_guests_by_this_nodes_names(planned):
+    """This host's name service has localhost, whose address no other machine could use."""
+    guests, site, _ = planned()
+    placements = [Placement(leased={"qemu-uid": (str(2146900000 + n),)}) for n in range(2)]
+    bare = (BareNode("10.1.2.3", 8), BareNode("localhost", 2), BareNode("n" * 64, 1))
+    mixed = dataclasses.replace(JOB, bare=bare)
+    for guest in plan.placed(guests, placements, mixed, site, b"s" * 32):
+        assert guest.bare == (BareNode("10.1.2.3", 8, "10.1.2.3"), *bare[1:])
 
 
 def test_a_uid_that_somebody_has_is_not_taken(planned):

@@ -118,7 +118,7 @@ def run_job(
         ready = _await_proof(paths, job.job_id, owner_uid, show, meanwhile)
         for line in ready.detail:
             _say(streams, f"warning: {printable(line, 2000)}")
-        if job.nodes > 1:
+        if len(ready.nodes) > 1:
             _await_sisters(paths, shell, job, ready, environ, streams)
         script = make_script(shell, job, ready, environ, streams)
         script = _with_user_files(script, paths, ready)
@@ -214,7 +214,8 @@ def _await_sisters(
     """
     import subprocess  # noqa: PLC0415 - most jobs have one node
 
-    command = shell.on_every_node([str(paths.jobshell), AWAIT, job.job_id], environ)
+    words = [str(paths.jobshell), AWAIT, job.job_id]
+    command = shell.on_every_node(words, environ, ready.nodes)
     left = max(ready.deadline + 2 * SLACK - time.monotonic(), SLACK)
     try:
         done = subprocess.run(
@@ -224,15 +225,15 @@ def _await_sisters(
         if done.returncode == 0:
             return
         why = (
-            f"not all of the job's {job.nodes} nodes have their guests ready "
+            f"not all of the job's {len(ready.nodes)} nodes have their guests ready "
             f"({Path(command[0]).name} ended with {done.returncode})"
         )
     except FileNotFoundError:
         why = f"{command[0]}: not found on this node"
     except subprocess.TimeoutExpired:
         why = (
-            f"the guests of the job's {job.nodes} nodes were not all ready {left:.0f} s after "
-            "those here"
+            f"the guests of the job's {len(ready.nodes)} nodes were not all ready {left:.0f} s "
+            "after those here"
         )
     raise _Stop(errors.EXIT_HOST_FAULT, f"{why}; nothing was run")
 

@@ -25,7 +25,7 @@ from vtorque_core.base.names import JobAttempt, Paths
 from vtorque_core.base.record import dataclass
 from vtorque_core.site.values import convert
 
-SCHEMA = 3
+SCHEMA = 4
 MAX_BYTES = 4 << 20  # of one proof file; guests and environment fit well
 MAX_FILE = 4 << 20  # of one of the user's files; a request is smaller
 USER_FILES = ("vm_prologue", "vm_epilogue")
@@ -44,6 +44,7 @@ class Proof:
             all processes of this boot share and nobody sets.
         starter, namespace: who is starting the guests: its pid, and which pid namespace that is of
             (the inode of ``/proc/self/ns/pid``, namespaces(7)); 0: not known.
+        nodes: the batch system's names of the job's nodes with guests, by rank.
         guest_type, plugin: whose driver runs the script.
         off: plugins that are not for this job; none of them is called at its end.
         grace: seconds between TERM and KILL.
@@ -63,6 +64,7 @@ class Proof:
     deadline: float = 0.0
     starter: int = 0
     namespace: int = 0
+    nodes: tuple[str, ...] = ()
     guest_type: str = ""
     plugin: str = ""
     off: tuple[str, ...] = ()

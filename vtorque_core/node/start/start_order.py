@@ -108,7 +108,7 @@ def start_job(
     with Journal.start(site.paths, header(job, user, site, plugins)) as journal:
         deadline = time.monotonic() + site.node.start_timeout
         start = Start(plan.attempt_of(job, user), user, site, deadline, journal, plugins)
-        told = _proof(start, wanted)
+        told = _proof(start, job, wanted)
         start.acquire(proof_file(told, user, site))
         begun()
         with blame(start):
@@ -249,7 +249,7 @@ def _keep_facts(start: Start, job: BatchJob, wanted: JobRequest) -> None:
     )
 
 
-def _proof(start: Start, wanted: JobRequest) -> Proof:
+def _proof(start: Start, job: BatchJob, wanted: JobRequest) -> Proof:
     """Return what the wrapper is told while the guests start."""
     environ = {"HOME": f"/home/{start.user.name}"} if "home" in start.site.shares else {}
     return Proof(
@@ -258,6 +258,7 @@ def _proof(start: Start, wanted: JobRequest) -> Proof:
         deadline=start.deadline,
         starter=os.getpid(),
         namespace=proof.pid_namespace(),
+        nodes=job.nodes,
         grace=start.site.node.grace,
         shell=wanted.shell,
         files={name: proof.digest(content) for name, content in _user_files(wanted).items()},

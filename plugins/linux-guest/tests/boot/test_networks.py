@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from sample_guests import DEBIAN, PLAN, FakeRoot
+from vtorque_core.api.batch_system import BareNode
 from vtorque_core.api.guest_plan import Address
 from vtorque_linux_guest.boot import cloud_init, etc_files, keys, setup_script
 from vtorque_linux_guest.settings import Settings
@@ -136,10 +137,12 @@ def test_cloud_init_keeps_the_routes_of_a_second_networks_dhcp_out(plan) -> None
 
 
 def test_names_in_all_networks_are_known_to_hosts_and_ssh(plan) -> None:
-    guest = plan(image=DEBIAN, addresses=(FIRST, HPC), aliases=ALIASES)
+    bare = (BareNode("n3", 8, "10.0.0.3"), BareNode("n4", 8))  # of a mixed request
+    guest = plan(image=DEBIAN, addresses=(FIRST, HPC), aliases=ALIASES, bare=bare)
     hosts = etc_files.hosts_text(guest).splitlines()
     assert hosts[2:] == [
         "10.86.0.16 vn1", "10.86.0.80 vn2", "10.9.0.16 vn1-hpc", "10.9.0.80 vn2-hpc",
+        "10.0.0.3 n3",
     ]  # fmt: skip
     (first_line,) = (line for line in etc_files.ssh_text(guest).splitlines() if "Host " in line)
     assert {"vn2", "vn2-hpc", "10.9.0.80"} <= set(first_line.split())

@@ -53,10 +53,11 @@ def field_text(value: str) -> str:
 
 
 def hosts_text(guest: GuestPlan) -> str:
-    """Return hosts(5): this guest, all others of the job, and their names in other networks."""
+    """Return hosts(5): all guests of the job, in each network, and its nodes without guests."""
     lines = ["127.0.0.1 localhost", "::1 localhost ip6-localhost ip6-loopback"]
     lines += [f"{ip} {name}" for name, ip in guest.peers if ip]
     lines += [f"{ip} {name}" for name, _, ip in guest.aliases if ip]
+    lines += [f"{node.address} {node.name}" for node in guest.bare if node.address]
     if guest.hostname not in {name for name, ip in guest.peers if ip}:
         lines.append(f"127.0.1.1 {guest.hostname}")
     return "".join(f"{line}\n" for line in lines)
