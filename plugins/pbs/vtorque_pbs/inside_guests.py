@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from vtorque_core.api.batch_system import PeerGuest
+from vtorque_core.api.batch_system import BatchJob, PeerGuest
 from vtorque_core.api.guest_context import ContextItem, GuestFile
 from vtorque_pbs import nodefile
 
@@ -118,9 +118,9 @@ exit 1
 REFUSED = ("qsub", "qdel", "qstat", "qalter", "qhold", "qrls", "qrerun", "qsig", "qmove")
 
 
-def items(job_id: str, guests: Sequence[PeerGuest], directory: str) -> Iterator[ContextItem]:
+def items(job: BatchJob, guests: Sequence[PeerGuest], directory: str) -> Iterator[ContextItem]:
     """Yield the node file, where the host has it, ``pbsdsh``, and what refuses."""
-    yield from nodefile.items(job_id, guests, directory)
+    yield from nodefile.items(job.id, guests, directory, job.bare)
     yield GuestFile("/usr/bin/pbsdsh", PBSDSH, 0o755)
     for name in REFUSED:
         yield GuestFile(f"/usr/bin/{name}", REFUSING, 0o755)

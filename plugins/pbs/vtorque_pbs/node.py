@@ -77,7 +77,7 @@ class PbsNode(abc.ABC):
 
     def context(self, job: BatchJob, guests: Sequence[PeerGuest]) -> Iterable[ContextItem]:
         """Return the guests' node file, ``pbsdsh``, and what refuses ``qsub`` and the like."""
-        return inside_guests.items(job.id, guests, str(self.home / "aux"))
+        return inside_guests.items(job, guests, str(self.home / "aux"))
 
     def alive(self, ids: Sequence[str]) -> Mapping[str, Life]:
         """Ask the server; a job that runs on other nodes than this one is gone from here.

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from vtorque_core.api.batch_system import PeerGuest
+from vtorque_core.api.batch_system import BareNode, PeerGuest
 from vtorque_core.api.guest_context import ContextItem, EnvVar, GuestFile
 
 DIRECTORY = "/var/spool/torque/aux"  # where Torque's nodes have it
 
 
 def items(
-    job_id: str, guests: Sequence[PeerGuest], directory: str = DIRECTORY
+    job_id: str,
+    guests: Sequence[PeerGuest],
+    directory: str = DIRECTORY,
+    bare: Sequence[BareNode] = (),
 ) -> Iterator[ContextItem]:
-    """Yield the file, at the path it has on the host, and the variables that go with it."""
+    """Yield the file, at the path it has on the host, and the variables that go with it.
+
+    ``bare``: the nodes without guests of a mixed request.
+    """
     path = f"{directory}/{job_id}"
-    lines = "".join(f"{guest.hostname}\n" * guest.slots for guest in guests)
-    yield GuestFile(path, lines.encode())
+    places = [(guest.hostname, guest.slots) for guest in guests]
+    places += [(node.name, node.slots) for node in bare]
+    yield GuestFile(path, "".join(f"{name}\n" * slots for name, slots in places).encode())
     yield EnvVar("PBS_NODEFILE", path)
-    yield EnvVar("PBS_NUM_NODES", str(len(guests)))
+    yield EnvVar("PBS_NUM_NODES", str(len(places)))
     yield EnvVar("PBS_NUM_PPN", str(guests[0].slots))
-    yield EnvVar("PBS_NP", str(sum(guest.slots for guest in guests)))
+    yield EnvVar("PBS_NP", str(sum(slots for _, slots in places)))

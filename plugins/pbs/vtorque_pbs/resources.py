@@ -10,11 +10,12 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 
 from vtorque_core.api import UsageError, walltime
 from vtorque_core.api.batch_system import Needs
 from vtorque_pbs import convention as pbs
-from vtorque_pbs import counted
+from vtorque_pbs import counted, mixed
 
 _PPN = re.compile(r"ppn=([0-9]{1,6})", re.ASCII)
 _COUNT = re.compile(r"[0-9]{1,6}", re.ASCII)
@@ -36,14 +37,18 @@ class Given:
 # -- Torque -----------------------------------------------------------------------------------
 
 
-def torque_given(resources: Mapping[str, str]) -> Given:
-    """Return what ``nodes=``, ``ncpus=`` and the kinds of memory ask for on the smallest node."""
-    chunks = _chunks(resources.get("nodes", ""))[0]
+def torque_given(resources: Mapping[str, str], feature: str = "") -> Given:
+    """Return what ``nodes=``, ``ncpus=`` and the kinds of memory ask for on the smallest node.
+
+    Of a mixed request only the parts with the property count.
+    """
+    parts = _chunks(resources.get("nodes", ""))[0]
+    chunks = list(compress(parts, mixed.for_guests(parts, feature)))
     ppns = [int(match[1]) for chunk in chunks if (match := _PPN.search(chunk))]
     cpus = min(ppns) if ppns and len(ppns) == len(chunks) else None
     if not chunks and resources.get("ncpus", "").isdecimal():
         cpus = int(resources["ncpus"])
-    return Given(cpus, torque_memory(resources, cpus or 1, _node_count(chunks)))
+    return Given(cpus, torque_memory(resources, cpus or 1, _node_count(parts)))
 
 
 def torque_memory(resources: Mapping[str, str], cpus: int, nodes: int) -> int | None:
@@ -64,23 +69,24 @@ def torque_additions(resources: Mapping[str, str], needs: Needs, feature: str) -
     """Return the ``-l`` values that a VM job's qsub gets besides its user's, by name.
 
     ``nodes`` is repeated with ``ppn`` and ``gpus`` where a part has none and with the property;
-    ``mem`` is asked for all nodes together, where the user has limited no memory. Raises
-    UsageError for what cannot be added to what the user asks for.
+    ``mem`` is asked for all nodes together, where the user has limited no memory. Of a mixed request
+    the parts without guests stay as they are, and no ``mem`` is asked for, which would limit them,
+    too. Raises Refused, and UsageError for what cannot be added to what the user asks for.
     """
     found: dict[str, str] = {}
+    is_mixed = False
     chunks, tail = _chunks(resources.get("nodes", ""))
     if not (chunks or _OTHER_SHAPE & set(resources)):
         chunks = ["1"]
     cpus = int(resources["ncpus"]) if resources.get("ncpus", "").isdecimal() else needs.cpus
     if chunks:
-        mended = [_chunk(chunk, cpus, feature, needs) for chunk in chunks]
-        nodes = "+".join(mended) + tail
-        if nodes != resources.get("nodes"):
-            found["nodes"] = nodes
+        nodes, is_mixed = _mended(chunks, cpus, feature, needs)
+        if nodes + tail != resources.get("nodes"):
+            found["nodes"] = nodes + tail
     elif needs.resources and counted.GPUS not in resources:
         raise UsageError(f"guests need {counted.GPUS} of each node: ask for -l nodes=N:ppn=M")
     found |= counted.torque_licenses(resources, needs)
-    if needs.mib is not None and not any(name in resources for name in _MEMORY):
+    if needs.mib is not None and not is_mixed and not {*_MEMORY} & set(resources):
         found["mem"] = f"{needs.mib * _node_count(chunks)}mb"
     return found | _longer(resources, needs)
 
@@ -112,6 +118,17 @@ def _chunks(nodes: str) -> tuple[list[str], str]:
     return [part for part in parts.split("+") if part], mark + tail
 
 
+def _mended(chunks: Sequence[str], cpus: int, feature: str, needs: Needs) -> tuple[str, bool]:
+    """Return ``nodes=`` with what its parts with guests lack, and whether it is a mixed request."""
+    guests = mixed.for_guests(chunks, feature)
+    mixed.require_guests_first(guests)
+    mended = (
+        _chunk(chunk, cpus, feature, needs) if its else chunk
+        for chunk, its in zip(chunks, guests, strict=True)
+    )
+    return "+".join(mended), not all(guests)
+
+
 def _chunk(chunk: str, cpus: int, feature: str, needs: Needs) -> str:
     if not _PPN.search(chunk):
         first, *rest = chunk.split(":")
@@ -128,12 +145,17 @@ def _node_count(chunks: list[str]) -> int:
 # -- OpenPBS ----------------------------------------------------------------------------------
 
 
-def openpbs_given(resources: Mapping[str, str]) -> Given:
-    """Return what the smallest chunk of ``select=`` asks for, or ``nodes=``, ``ncpus``, ``mem``."""
+def openpbs_given(resources: Mapping[str, str], feature: str = "") -> Given:
+    """Return what the smallest chunk of ``select=`` asks for, or ``nodes=``, ``ncpus``, ``mem``.
+
+    Of a mixed request only the chunks with the property count.
+    """
     if "select" not in resources and "nodes" in resources:
-        return torque_given(resources)
+        return torque_given(resources, feature)
     if "select" in resources:
-        chunks = [_pairs(chunk) for chunk in resources["select"].split("+")]
+        parts = resources["select"].split("+")
+        its = compress(parts, mixed.for_guests(parts, feature))
+        chunks = [_pairs(chunk) for chunk in its]
         cpus = [int(c["ncpus"]) for c in chunks if c.get("ncpus", "").isdecimal()]
         mibs = [mib for c in chunks if (mib := _mib(c.get("mem"))) is not None]
         return Given(
@@ -147,16 +169,17 @@ def openpbs_given(resources: Mapping[str, str]) -> Given:
 def openpbs_additions(resources: Mapping[str, str], needs: Needs, feature: str) -> dict[str, str]:
     """Return the ``-l`` values that a VM job's qsub gets besides its user's, by name.
 
-    ``select`` is repeated with what its chunks lack. A job in the old style (``nodes=``, or
-    ``ncpus=`` without select) stays in it: qsub takes no mixture. Raises UsageError.
+    ``select`` is repeated with what its chunks lack; of a mixed request, those with guests. A job
+    in the old style (``nodes=``, or ``ncpus=`` without select) stays in it: qsub takes no mixture.
+    Raises UsageError, Refused.
     """
     found: dict[str, str] = {}
     if "nodes" in resources and "select" not in resources:
         chunks, tail = _chunks(resources["nodes"])
         counted.openpbs_job(resources, needs)
-        nodes = "+".join(_chunk(chunk, needs.cpus, feature, needs) for chunk in chunks) + tail
-        found = {"nodes": nodes} if nodes != resources["nodes"] else {}
-        if needs.mib is not None and "mem" not in resources:
+        nodes, is_mixed = _mended(chunks, needs.cpus, feature, needs)
+        found = {"nodes": nodes + tail} if nodes + tail != resources["nodes"] else {}
+        if needs.mib is not None and not is_mixed and "mem" not in resources:
             found["mem"] = f"{needs.mib * _node_count(chunks)}mb"
     elif "select" not in resources and {"ncpus", "mem", "host", "vnode"} & set(resources):
         wanted = {"ncpus": str(needs.cpus)}
@@ -166,7 +189,12 @@ def openpbs_additions(resources: Mapping[str, str], needs: Needs, feature: str) 
         found |= counted.openpbs_job(resources, needs)
     else:
         chunks = resources.get("select", "1").split("+")
-        select = "+".join(_select(chunk, needs, feature) for chunk in chunks)
+        guests = mixed.for_guests(chunks, feature)
+        mixed.require_guests_first(guests)
+        select = "+".join(
+            _select(chunk, needs, feature) if its else chunk
+            for chunk, its in zip(chunks, guests, strict=True)
+        )
         found = {"select": select} if select != resources.get("select") else {}
     return found | counted.openpbs_licenses(resources, needs) | _longer(resources, needs)
 
@@ -218,12 +246,13 @@ def hosts(exec_host: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
     ``exec_host`` is Torque's ``vm/0-3+vmb/0,2`` or ``vm/0+vm/1``, or OpenPBS's ``vm/0*2+vmb/0``.
     """
     slots: dict[str, int] = {}
-    for name, count in _parts(exec_host):
+    for name, count in parts_of(exec_host):
         slots[name] = slots.get(name, 0) + count
     return tuple(slots), tuple(slots.values())
 
 
-def _parts(exec_host: str) -> Iterator[tuple[str, int]]:
+def parts_of(exec_host: str) -> Iterator[tuple[str, int]]:
+    """Yield the name of the node of each item of ``exec_host``, and its processes."""
     for part in exec_host.split("+"):
         name, _, where = part.strip().partition("/")
         numbers, _, times = where.partition("*")

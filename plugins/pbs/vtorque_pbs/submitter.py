@@ -213,8 +213,8 @@ class PbsSubmitter:
 
     def _given(self, asked: Mapping[str, str]) -> resources.Given:
         if self._dialect is TORQUE:
-            return resources.torque_given(asked)
-        return resources.openpbs_given(asked)
+            return resources.torque_given(asked, self._settings.property)
+        return resources.openpbs_given(asked, self._settings.property)
 
     def _counted(self, asked: Mapping[str, str]) -> dict[str, int]:
         return (counted.torque_asked if self._dialect is TORQUE else counted.openpbs_asked)(asked)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import compress
 
 from vtorque_core.api import HostFault, Refused
 from vtorque_core.api.batch_system import BatchJob, Outcome, PeerGuest
@@ -14,9 +15,10 @@ from vtorque_core.api.submission import from_token
 from vtorque_pbs import convention as pbs
 from vtorque_pbs import counted
 from vtorque_pbs.job_records import Attributes
+from vtorque_pbs.mixed import Place, bare_nodes, openpbs_places, per_node
 from vtorque_pbs.node import PATIENCE, PbsNode, is_job_id
 from vtorque_pbs.qsub_dialect import OPENPBS
-from vtorque_pbs.resources import hosts
+from vtorque_pbs.resources import hosts, parts_of
 from vtorque_pbs.settings import Settings
 
 _MANY = 10  # starts from which on the server counts no more
@@ -50,7 +52,20 @@ class OpenPbsNode(PbsNode):
             blob = from_token(given["request"])
         except Refused as error:
             bad = str(error)
-        shares = [share(given.get("vnodes", ""), where, each) for each in nodes]
+        vnodes = given.get("vnodes", "")
+        places = [Place(*part, guests=True) for part in parts_of(where)]
+        try:
+            placed = [(place.node, place.slots) for place in places]
+            places = openpbs_places(given.get("select", ""), placed, self._settings.property)
+        except Refused as error:
+            bad = bad or str(error)
+        its = [place.guests for place in places]
+        nodes, _ = per_node(places)
+        if node not in nodes:
+            return BatchJob(given["id"], given["owner"], node, (node,), None)
+        where = "+".join(compress(where.split("+"), its))
+        vnodes = "+".join(compress(re.findall(r"\([^()]*\)", vnodes), its))
+        shares = [share(vnodes, where, each) for each in nodes]
         cpus, mib = shares[nodes.index(node)]
         return BatchJob(
             id=given["id"],
@@ -69,13 +84,14 @@ class OpenPbsNode(PbsNode):
                 if name in given
             },
             bad_request=bad,
+            bare=bare_nodes(places),
             detach=True,
             patience=PATIENCE,
             whole_node=bool({"excl", "exclhost"} & set(given.get("place", "").split(":"))),
             queue=given.get("queue", ""),
             account=given.get("account", ""),
             granted=counted.openpbs_granted(
-                chunks_on(given.get("vnodes", ""), where, node), self._assigned(given["id"])
+                chunks_on(vnodes, where, node), self._assigned(given["id"])
             ),
         )
 

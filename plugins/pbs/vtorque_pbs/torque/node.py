@@ -6,6 +6,7 @@ import os
 import socket
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from vtorque_core.api import HostFault, Refused
@@ -15,14 +16,20 @@ from vtorque_core.api.setup_steps import Installation, SetupStep
 from vtorque_pbs import convention as pbs
 from vtorque_pbs import counted, request_channel
 from vtorque_pbs.job_records import Attributes, parse_nodes
+from vtorque_pbs.mixed import Place, bare_nodes, for_guests, per_node, torque_places
 from vtorque_pbs.node import PATIENCE, PbsNode
 from vtorque_pbs.qsub_dialect import TORQUE
-from vtorque_pbs.resources import hosts, torque_memory
+from vtorque_pbs.resources import hosts, parts_of, torque_memory
 from vtorque_pbs.settings import Settings
 from vtorque_pbs.torque.hooks import FIRST, RETRY, SISTER
 
 TRIES, PAUSE = 3, 2.0  # of questions to a busy server; seconds
 
+_SCRIPT_ON_METAL = (
+    "Torque has put a part on bare metal on the job's first node, where the script would run: name "
+    "the first part's node (-l nodes=NODE:ppn=...), or ask the admin to have nodes for virtual "
+    "machines last in Torque's list of nodes"
+)
 _CPUSETS = ("/sys/fs/cgroup/cpuset/torque/{}/cpuset.cpus", "/dev/cpuset/torque/{}/cpus")
 
 
@@ -52,15 +59,27 @@ class TorqueNode(PbsNode):
             host = self._settings.node or socket.gethostname()
             return BatchJob(args.job_id, args.user, host, (host,), None, name=args.job_name)
         known = self._known(args.job_id)
-        nodes, slots = hosts(known.get("exec_host", ""))
-        node = self.own_name(nodes)
+        all_nodes, _ = hosts(known.get("exec_host", ""))
+        node = self.own_name(all_nodes)
         if not node:
             raise HostFault(f"job {args.job_id} has no node of this name: {known.get('exec_host')}")
-        blob, bad = b"", ""
+        blob, bad, unknown = b"", "", ""
+        places = [Place(*part, guests=True) for part in parts_of(known.get("exec_host", ""))]
+        try:
+            places = self._places(known, places)
+            if not places[0].guests:
+                raise Refused(_SCRIPT_ON_METAL)
+        except Refused as error:
+            bad, places = str(error), [replace(place, guests=True) for place in places]
+        except HostFault as error:
+            unknown = str(error)
+        (nodes, slots), bare = per_node(places), bare_nodes(places)
+        if node not in nodes:
+            return BatchJob(args.job_id, args.user, node, (node,), None, name=args.job_name)
         try:
             blob = request_channel.torque_blob(word, known.get("Variable_List", ""))
         except Refused as error:
-            bad = str(error)
+            bad = bad or str(error)
         given, count = _resources(known), slots[nodes.index(node)]
         policy = given.get("naccesspolicy", "").lower() if self._has_policies else ""
         return BatchJob(
@@ -73,10 +92,12 @@ class TorqueNode(PbsNode):
             cpus=_cpuset(args.job_id),
             cpu_count=count,
             cpu_counts=slots,
-            mem_mib=torque_memory(given, count, len(nodes)),
+            mem_mib=torque_memory(given, count, len(all_nodes)),
             name=args.job_name,
             resource_list={**asked, "interactive": known.get("interactive", "False")},
             bad_request=bad,
+            unknown=unknown,
+            bare=bare,
             detach=kind == SISTER,
             whole_node=policy == "singlejob" or self._is_filled(node, given, count),
             whole_user=policy == "singleuser",
@@ -84,9 +105,19 @@ class TorqueNode(PbsNode):
             queue=args.queue,
             account=args.account,
             granted=counted.torque_granted(
-                known.get("exec_gpus", ""), known.get("Resource_List.nodes", ""), node
+                "" if node in {each.name for each in bare} else known.get("exec_gpus", ""),
+                known.get("Resource_List.nodes", ""),
+                node,
             ),
         )
+
+    def _places(self, known: Attributes, placed: list[Place]) -> list[Place]:
+        """Return which of a job's places have guests. Raises HostFault, Refused."""
+        asked, feature = known.get("Resource_List.nodes", ""), self._settings.property
+        if all(for_guests(asked.partition("#")[0].split("+"), feature)):
+            return placed
+        has = {name: _properties(node) for name, node in self.nodes().items()}
+        return torque_places(asked, [(p.node, p.slots) for p in placed], feature, has)
 
     def run_again(self, job: BatchJob) -> int:
         """Return what the hook makes Torque's code for a requeue of; of a sister, ask the server.
