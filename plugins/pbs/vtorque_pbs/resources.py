@@ -69,9 +69,9 @@ def torque_additions(resources: Mapping[str, str], needs: Needs, feature: str) -
     """Return the ``-l`` values that a VM job's qsub gets besides its user's, by name.
 
     ``nodes`` is repeated with ``ppn`` and ``gpus`` where a part has none and with the property;
-    ``mem`` is asked for all nodes together, where the user has limited no memory. Of a mixed request
-    the parts without guests stay as they are, and no ``mem`` is asked for, which would limit them,
-    too. Raises Refused, and UsageError for what cannot be added to what the user asks for.
+    ``mem`` is asked for all nodes together, where the user has limited no memory. Of a mixed
+    request the parts without guests stay as they are, and no ``mem`` is asked for, which would
+    limit them, too. Raises Refused, and UsageError for what cannot be added to what the user asks.
     """
     found: dict[str, str] = {}
     is_mixed = False

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from slurm_doubles import RECORD
 from vtorque_core.base.errors import HostFault, Refused
-from vtorque_slurm.job_records import element, features, parse_job
+from vtorque_slurm.job_records import features, one_of, parse_job
 
 FACTS = {
     "id": "7", "name": "t", "state": "RUNNING", "restarts": 0, "excluded": "(null)", "cpus": "0-1",
@@ -19,8 +19,8 @@ FACTS = {
 def test_an_element_of_an_array_is_named_apart_from_its_array():
     text = RECORD.format(**FACTS).replace("JobId=7 ", "JobId=7 ArrayJobId=7 ArrayTaskId=3 ")
     other = RECORD.format(**FACTS | {"id": "8"})
-    assert element(other + text, "7") == "7_3"
-    assert element(text, "7") == ""
+    assert one_of(other + text, "7") == "7_3"
+    assert one_of(text, "7") == ""
     assert parse_job(text, "7").name == "7_3"
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from slurm_doubles import Slurm
-from vtorque_core.api.batch_system import BatchJob, Outcome, PeerGuest, Usage
+from vtorque_core.api.batch_system import BareNode, BatchJob, Outcome, PeerGuest, Usage
 from vtorque_core.api.guest_context import EnvVar, GuestFile
 from vtorque_core.base.errors import HostFault
 from vtorque_slurm import batch_commands, hostlist
@@ -64,6 +64,49 @@ def test_who_else_may_be_on_the_node(node, slurm, share, alone):
 def test_a_bare_metal_job_asks_nobody(node, slurm):
     assert node.job((), PROLOG | {"SLURM_JOB_COMMENT": "mine"}).blob is None
     assert slurm.calls() == []
+
+
+HET = PROLOG | {"SLURM_HET_JOB_ID": "7"}
+
+
+def test_a_heterogeneous_jobs_other_components_are_bare_metal(node, slurm):
+    """The controller says where they are; a node has room for CPUs by --cpus-per-task."""
+    slurm.facts(components=3, cpus="0-3", account="chem")
+    job = node.job((), HET)
+    assert (job.unknown, job.bad_request, job.nodes) == ("", "", ("n1", "n2"))
+    assert job.bare == tuple(
+        BareNode(f"n{number}", 2, part=part) for number, part in ((3, 1), (4, 1), (5, 2), (6, 2))
+    )
+    assert (job.id, job.known_as) == ("7", "7")
+    items = list(node.context(job, [PeerGuest("vn1", 2), PeerGuest("vn2", 1)]))
+    files = {item.path: item.content for item in items if isinstance(item, GuestFile)}
+    assert files["/etc/vtorque/slurm/guests"].startswith(b"vn1 2 0\nvn2 1 0\nn3 2 1\n")
+    hosts = b"vn1 vn1 vn2 n3 n3 n4 n4 n5 n5 n6 n6 ".replace(b" ", b"\n")
+    assert files["/etc/vtorque/slurm/hosts"] == hosts
+    environ = {item.name: item.value for item in items if isinstance(item, EnvVar)}
+    assert environ["VTORQUE_HOSTFILE"] == "/etc/vtorque/slurm/hosts"
+    given = {f"SLURM_JOB_NODELIST_{kind}_GROUP_{n}": f"n{n}" for kind in ("HET", "PACK")
+             for n in (0, 1)}  # fmt: skip
+    found = SlurmJobShell().inside(given | {"SLURM_NTASKS_HET_GROUP_0": "9"}, environ)
+    assert found["SLURM_JOB_NODELIST_HET_GROUP_0"] == "vn1,vn2"
+    assert found["SLURM_JOB_NODELIST_PACK_GROUP_0"] == "vn1,vn2"
+    assert "SLURM_JOB_NODELIST_HET_GROUP_1" not in found
+
+
+def test_a_request_in_another_component_is_refused(node, slurm):
+    """Vsub makes none: its comment was changed, or the job was put together by hand."""
+    slurm.facts(components=2)
+    job = node.job((), HET | {"SLURM_HET_JOB_ID": "6"})
+    assert "only the first component" in job.bad_request
+    assert job.bare == ()
+
+
+def test_a_heterogeneous_job_is_requeued_whole_and_its_first_component_excludes_nodes(node, slurm):
+    slurm.facts(components=2)
+    node.finish(JOB, Outcome.HOST_FAULT, "n2: libvirt is dead")
+    calls = slurm.calls()
+    assert ["requeue", "7"] in calls
+    assert ["update", "JobId=7+0", "ExcNodeList=n2"] in calls
 
 
 @pytest.mark.parametrize("name", ["SLURM_JOB_ID", "SLURM_JOB_UID", "SLURMD_NODENAME"])
@@ -201,7 +244,7 @@ def test_what_guests_see(node):
     assert environ["SLURM_JOB_NODELIST"] == environ["SLURM_NODELIST"] == "vn1-0,vn1-1"
     assert (environ["SLURM_NNODES"], environ["SLURM_TASKS_PER_NODE"]) == ("2", "2(x2)")
     files = {item.path: item for item in items if isinstance(item, GuestFile)}
-    assert files["/etc/vtorque/slurm/guests"].content == b"vn1-0 2\nvn1-1 2\n"
+    assert files["/etc/vtorque/slurm/guests"].content == b"vn1-0 2 0\nvn1-1 2 0\n"
     assert files["/usr/bin/srun"].mode == files["/usr/bin/sbatch"].mode == 0o755
 
 

@@ -8,7 +8,7 @@ def test_lines_of_a_script():
         b"#!/bin/bash\n# note\n\n#SBATCH --comment='a b' -N 2 # not --mem=1\n #SBATCH -n9\n"
         b'#SBATCH\t-J "x\\"y"\n##SBATCH -t1\n#SBATCHX -t2\n#SBATCH --what\necho\n#SBATCH -t3\n'
     )
-    assert script.options(content).options == (
+    assert script.components(content)[0].options == (
         ("comment", "a b"), ("nodes", "2"), ("job-name", 'x"y'),
     )  # fmt: skip
 

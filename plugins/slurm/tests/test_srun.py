@@ -23,12 +23,12 @@ def srun(request, tmp_path):
     program = tmp_path / "srun"
     program.write_bytes(inside_guests.program("srun"))
     guests = tmp_path / "guests"
-    guests.write_text(f"{HERE} 2\nvn2 2\n")
+    guests.write_text(f"{HERE} 2 0\nvn2 2 0\nn3 4 1\nn4 4 1\n")
     ssh = tmp_path / "ssh"
     there = " ".join(request.param)  # the other guest has the same image
     ssh.write_text(
-        '#!/bin/sh\n[ "$7 $8 $9" = "vn2 exec /bin/sh" ] || exit 99\n'
-        f'shift 9\nVIA=ssh {there} "$@"\n'
+        '#!/bin/sh\n[ "$8 $9" = "exec /bin/sh" ] || exit 99\n'
+        f'via=$7\nshift 9\nVIA=ssh ON=$via {there} "$@"\n'
     )
     ssh.chmod(0o755)
     environ = {"PATH": f"{tmp_path}:/usr/bin:/bin", "VTORQUE_SLURM_GUESTS": str(guests)}
@@ -57,6 +57,10 @@ SHOW = ("sh", "-c", "echo $SLURM_PROCID/$SLURM_NTASKS $SLURM_LOCALID $SLURM_NODE
          ["0/4 0 0 here", "1/4 1 0 here", "2/4 0 1 ssh", "3/4 1 1 ssh"]),
         (["-c2", "--nodes", "2"], {}, ["0/2 0 0 here", "1/2 0 1 ssh"]),
         ([], {"SLURM_NTASKS": "1"}, ["0/1 0 0 here"]),
+        (["--het-group=1"], {"SLURM_NTASKS_HET_GROUP_1": "3"},
+         ["0/3 0 0 ssh", "1/3 1 0 ssh", "2/3 0 1 ssh"]),
+        (["--het-group=0,1"], {"SLURM_NTASKS": "1", "SLURM_NTASKS_PER_NODE_HET_GROUP_1": "2"},
+         ["0/5 0 0 here", "1/5 0 1 ssh", "2/5 1 1 ssh", "3/5 0 2 ssh", "4/5 1 2 ssh"]),
         (["-N1"], {"SLURM_NTASKS_PER_NODE": "2"}, ["0/2 0 0 here", "1/2 1 0 here"]),
     ],
 )  # fmt: skip

@@ -1,6 +1,7 @@
 """Golden: what sbatch and salloc get of each form of submission, and the request's way."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -114,11 +115,60 @@ def test_a_long_request_goes_into_the_script(submitter):
         submitter.batch(options.split([f"--comment={'x' * 1020}", "j"]), SCRIPT, BLOB, NEEDS)
 
 
-def test_a_heterogeneous_job_is_refused(submitter):
-    for argv, content in ((["j"], b"#!/bin/sh\n#SBATCH hetjob\n"), ([":", "j"], SCRIPT)):
-        with pytest.raises(UsageError, match="heterogeneous"):
-            submitter.batch(options.split(argv), content, BLOB, NEEDS)
-        assert submitter.batch(options.split(argv), content, None, None)[1] is None
+HET_LINES = b"#!/bin/sh\n#SBATCH -N1 -C vt\n#SBATCH hetjob\n#SBATCH -N4 -t 10 --comment=b\n"
+HET = [
+    (["-N1", "-C", "vt", ":", "-n8", "-Jx", "j", "a"], SCRIPT,
+     ["-N1", "-C", "vt", "--job-name=j", PLAIN[0], PLAIN[2], ":", "-n8", "-Jx", "--comment=",
+      "--", "/dev/stdin", "a"]),
+    (["-N1", "-C", "a&vt", "--comment=c", ":", "-n8", ":", "-N2", "--wrap", "ls"], SCRIPT,
+     ["-N1", "-C", "a&vt", "--comment=c", "--job-name=wrap", f"--comment=c {TOKEN}", PLAIN[2],
+      ":", "-n8", "--comment=c", ":", "-N2", "--comment=c"]),
+    (["-Jx", "j"], HET_LINES,
+     ["-Jx", PLAIN[0], PLAIN[2], ":", "-Jx", "--comment=b", "--time=0-00:10:30"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("argv", "content", "expected"), HET)
+def test_of_a_heterogeneous_job_the_first_component_is_asked_to_have_guests(
+    submitter, argv, content, expected
+):
+    """What sbatch passes on from one component to the next is taken back, or not asked for."""
+    found, body = submitter.batch(options.split(argv), content, BLOB, NEEDS)
+    assert found == ["sbatch", *expected]
+    assert request_channel.strip(body) == content
+
+
+def test_a_heterogeneous_job_of_bare_metal_is_sbatchs(submitter):
+    argv = ["-N1", "-vm", "none", ":", "-n8", "-vm", "none", "j"]
+    line = options.split(argv)
+    assert line.vm == ("none", "none")
+    again = options.split([*line.words, *line.operands])
+    assert submitter.batch(again, SCRIPT, None, None) == (
+        ["sbatch", "-N1", ":", "-n8", "j"], None,
+    )  # fmt: skip
+
+
+def test_what_the_first_component_asks_for_is_the_guests(submitter, tmp_path):
+    (tmp_path / "j").write_bytes(SCRIPT)
+    args = submitter.split(["-c4", "--mem=1G", "-C", "vt", ":", "-c16", "-vm", "ram=job", "j"])
+    assert (args.vcpus_given, args.mib_given, args.vm) == (4, 1024, ("ram=job",))
+
+
+@pytest.mark.parametrize(
+    ("argv", "content", "feature"),
+    [
+        (["j"], b"#!/bin/sh\n#SBATCH hetjob\n", "vt"),
+        (["-N1", ":", "-C", "vt", "j"], SCRIPT, "vt"),
+        (["-C", "vt", ":", "-C", "vt&a", "j"], SCRIPT, "vt"),
+        (["-C", "avt", ":", "j"], SCRIPT, "vt"),
+        (["-C", "vt", ":", "j"], SCRIPT, ""),
+    ],
+)
+def test_which_heterogeneous_jobs_are_refused(submitter, argv, content, feature):
+    submitter = SlurmSubmitter(replace(submitter._settings, feature=feature), SHELL)
+    with pytest.raises(UsageError, match="heterogeneous"):
+        submitter.batch(options.split(argv), content, BLOB, NEEDS)
+    assert submitter.batch(options.split(argv), content, None, None)[1] is None
 
 
 def test_split_reads_the_script(submitter, tmp_path, monkeypatch):
@@ -181,3 +231,6 @@ def test_a_step_of_a_running_job(tmp_path):
     ]  # fmt: skip
     assert "--pty" not in argv and argv[-2:] == ["vmgr", "logs"]
     assert "--pty" in step("7", "n2", ["vmgr", "ssh"], terminal=True)
+    assert not [word for word in argv if "group" in word]  # srun refuses it of a plain job
+    (slurm.bin / "squeue").write_text("#!/bin/sh\necho 7+0; echo 7+1\n")
+    assert "--het-group=0" in step("7", "n2", ["vmgr", "logs"], terminal=False)

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+
+from vtorque_core.api import UsageError
 from vtorque_core.api.batch_system import Needs
 from vtorque_slurm import gres, request_channel, resources
+from vtorque_slurm.options import COLON
 from vtorque_slurm.resources import Given
 from vtorque_slurm.settings import Settings
 
@@ -22,19 +27,57 @@ def additions(given: Given, needs: Needs, word: str, settings: Settings) -> list
     Raises UsageError.
     """
     found = [f"--comment={request_channel.merge(given.last('comment'), word)}"]
-    if settings.feature:
-        found.append(f"--constraint={constraint(given.last('constraint'), settings.feature)}")
+    feature = settings.feature
+    if feature and not names(given.last("constraint"), feature):
+        found.append(f"--constraint={constraint(given.last('constraint'), feature)}")
     if settings.exclusive and not given.has("exclusive", "oversubscribe"):
         found.append("--exclusive" + ("=user" if settings.exclusive == "user" else ""))
     if resources.cpus_per_node(given) is None:
         found.append(f"--mincpus={needs.cpus}")
     if needs.mib is not None and not resources.asks_memory(given):
         found.append(f"--mem={needs.mib}M")
-    found += gres.additions(given, needs)
-    limit = resources.seconds(given.last("time") or "")
-    if needs.seconds and limit:
-        found.append(f"--time={resources.show_time(limit + needs.seconds)}")
+    return found + gres.additions(given, needs) + _longer(given, needs)
+
+
+def bare_components(first: Given, others: Sequence[Given], needs: Needs, feature: str) -> list[str]:
+    """Return the words of a heterogeneous job's components behind the first: bare metal.
+
+    They have no request in their comment, which each would have from the one before. Raises
+    UsageError unless the first one alone asks for the site's feature.
+    """
+    if not others:
+        return []
+    if not feature:
+        raise UsageError(
+            "a heterogeneous job can have virtual machines only where the site has a node feature "
+            "for them ([plugin.slurm] feature), which says which component does: use -vm none"
+        )
+    marked = [names(given.last("constraint"), feature) for given in (first, *others)]
+    if marked != [True, *(False for _ in others)]:
+        raise UsageError(
+            "of a heterogeneous job the first component has virtual machines, and the script runs "
+            f"there; the others are bare metal: give --constraint={feature} to the first one and "
+            "to no other, or use -vm none"
+        )
+    found: list[str] = []
+    comment = first.last("comment") or ""
+    for given in others:
+        comment = given.last("comment") or comment
+        words = (COLON, *given.line.plain, f"--comment={comment}", *_longer(given, needs))
+        found += words
     return found
+
+
+def _longer(given: Given, needs: Needs) -> list[str]:
+    limit = resources.seconds(given.last("time") or "")
+    if not needs.seconds or not limit:
+        return []
+    return [f"--time={resources.show_time(limit + needs.seconds)}"]
+
+
+def names(own: str | None, feature: str) -> bool:
+    """Return whether a constraint asks for the feature: sbatch(1), --constraint."""
+    return feature in re.split(r"[^\w.-]+", own or "", flags=re.ASCII)
 
 
 def constraint(own: str | None, feature: str) -> str:

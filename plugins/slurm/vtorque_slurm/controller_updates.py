@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from vtorque_core.api import printable
-from vtorque_core.api.batch_system import BatchJob
+from vtorque_core.api.batch_system import BareNode, BatchJob
 from vtorque_slurm import job_records
 from vtorque_slurm.batch_commands import Client
 from vtorque_slurm.job_records import JobRecord
@@ -24,9 +24,22 @@ def record(client: Client, job_id: str, account: str | None = None) -> JobRecord
     See :func:`vtorque_slurm.job_records.parse_job`.
     """
     text = client.ask("scontrol", "show", "job", "-d", job_id)
-    if element := job_records.element(text, job_id):
-        text = client.ask("scontrol", "show", "job", "-d", element)
+    if one := job_records.one_of(text, job_id):
+        text = client.ask("scontrol", "show", "job", "-d", one)
     return job_records.parse_job(text, job_id, account)
+
+
+def bare_nodes(client: Client, job_id: str) -> tuple[BareNode, ...]:
+    """Ask for the nodes of a heterogeneous job behind its first component's.
+
+    Raises HostFault, Refused.
+    """
+    text = client.ask("scontrol", "show", "job", "-d", f"{job_id}+0")
+    found: list[BareNode] = []
+    for number, each in enumerate(job_records.components(text, job_id)[1:], 1):
+        text = client.ask("scontrol", "show", "job", "-d", f"{job_id}+{number}")
+        found += job_records.bare_nodes(text, each, number)
+    return tuple(found)
 
 
 def host_fault(client: Client, settings: Settings, job: BatchJob, reason: str) -> None:
@@ -41,11 +54,11 @@ def host_fault(client: Client, settings: Settings, job: BatchJob, reason: str) -
     waited = _note_of(client, found.name).count(_WAITED)  # such starts were no failures
     held = job.attempt - waited >= settings.requeue_limit
     if found.restarts == job.attempt and found.state in _STARTED:
-        client.run("scontrol", "requeuehold" if held else "requeue", found.name)
+        client.run("scontrol", "requeuehold" if held else "requeue", _whole(found))
     excluded = ",".join(filter(None, (found.excluded, job.node)))
     update(client, f"JobId={found.name}", f"ExcNodeList={excluded}")
     if held:
-        mend = f"scontrol update JobId={found.name} ExcNodeList=, scontrol release {found.name}"
+        mend = f"scontrol update JobId={found.name} ExcNodeList=, scontrol release {_whole(found)}"
         note = f"{printable(note, _MAX_NOTE - 150)} (held; when it is mended: {mend})"
     note_job(client, record(client, job.id), note)
 
@@ -54,8 +67,13 @@ def in_use(client: Client, job: BatchJob, reason: str) -> None:
     """Have the job start again, here too, when Slurm next can; never hold it. Raises HostFault."""
     found = record(client, job.id)
     if found.restarts == job.attempt and found.state in _STARTED:
-        client.run("scontrol", "requeue", found.name)
+        client.run("scontrol", "requeue", _whole(found))
     note_job(client, record(client, job.id), f"{OURS}:{_WAITED}{job.node}: {reason[:100]}")
+
+
+def _whole(found: JobRecord) -> str:
+    """Return the name by which a job is requeued: one component of several cannot be."""
+    return found.name.partition("+")[0]
 
 
 def note_job(client: Client, found: JobRecord, line: str) -> None:
@@ -68,6 +86,7 @@ def _note_of(client: Client, name: str) -> str:
     """Return a job's AdminComment, asked for by itself: no text of the user's can stand for it."""
     field = f"--Format=admin_comment:{_MAX_SHOWN}"
     said = client.ask("squeue", "--noheader", "--states=all", f"--jobs={name}", field).strip()
+    said = said.partition("\n")[0].strip()  # of a heterogeneous job the others follow
     return "" if said == "(null)" else printable(said, _MAX_SHOWN)
 
 

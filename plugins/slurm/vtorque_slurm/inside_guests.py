@@ -14,7 +14,11 @@ BIN = "/usr/bin"
 """On every PATH. What an image has there of Slurm could do nothing from inside."""
 
 GUESTS = "/etc/vtorque/slurm/guests"
-"""One line per guest, by rank: host name and CPUs. What ``srun`` reads inside."""
+"""One line per guest, by rank: host name, CPUs, component of the job; then the nodes without
+guests. What ``srun`` reads inside."""
+
+HOSTS = "/etc/vtorque/slurm/hosts"
+"""The host file of a heterogeneous job: one line per process, in rank order."""
 
 REFUSED = (
     "sacct", "salloc", "sattach", "sbatch", "sbcast", "scancel", "scontrol", "sinfo", "squeue",
@@ -40,8 +44,14 @@ def items(job: BatchJob, guests: Sequence[PeerGuest]) -> Iterator[ContextItem]:
     for name, value in variables.items():
         yield EnvVar(name, value)
     yield EnvVar("SLURM_MEM_PER_NODE", str(guests[0].mib), unless=("SLURM_MEM_PER_CPU",))
-    lines = "".join(f"{guest.hostname} {guest.slots}\n" for guest in guests)
+    places = [(guest.hostname, guest.slots, 0) for guest in guests]
+    places += [(node.name, node.slots, node.part) for node in job.bare]
+    lines = "".join(f"{name} {slots} {component}\n" for name, slots, component in places)
     yield GuestFile(GUESTS, lines.encode())
+    if job.bare:
+        each = "".join(f"{name}\n" * slots for name, slots, _ in places)
+        yield GuestFile(HOSTS, each.encode())
+        yield EnvVar("VTORQUE_HOSTFILE", HOSTS)
     yield GuestFile(f"{BIN}/srun", program("srun"), mode=0o755)
     for name in REFUSED:
         yield GuestFile(f"{BIN}/{name}", program("refuse"), mode=0o755)
@@ -77,7 +87,14 @@ def tasks(environ: Mapping[str, str], guests: Mapping[str, str]) -> dict[str, st
         "SLURM_MEM_PER_CPU": str(max(1, mib // cpus[0])),
     }
     found = {name: value for name, value in found.items() if name in environ}
-    return {**found, "SLURM_TASKS_PER_NODE": hostlist.show_counts(on)}
+    found["SLURM_TASKS_PER_NODE"] = hostlist.show_counts(on)
+    # Of a heterogeneous job the first component's, which would have the names of nodes.
+    again = {
+        f"{name}_{kind}_GROUP_0": value
+        for name, value in {**guests, **found}.items()
+        for kind in ("HET", "PACK")
+    }
+    return found | {name: value for name, value in again.items() if name in environ}
 
 
 def _number(environ: Mapping[str, str], name: str) -> int | None:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from vtorque_core.api import HostFault, Refused
-from vtorque_core.api.batch_system import Grant
+from vtorque_core.api.batch_system import BareNode, Grant
 from vtorque_slurm import gres, hostlist
 
 FORGED = "the job's name or comment has line ends that look like Slurm's own: choose another"
@@ -23,7 +23,8 @@ class JobRecord:
     """What the controller knows of a job.
 
     Args:
-        name: what scontrol calls this one job, not the whole of its array: ``22`` or ``21_3``.
+        name: what scontrol calls this one job, not the whole of its array or heterogeneous job:
+            ``22``, ``21_3`` or ``22+0``.
         state: RUNNING, PENDING, COMPLETING, ...
         restarts: how often it was requeued.
         excluded: nodes where it shall not run, as Slurm writes them; empty: none.
@@ -57,10 +58,11 @@ def parse_job(text: str, job_id: str, account: str | None = None) -> JobRecord:
         raise Refused(FORGED)
     record = found[0]
     element = re.match(r"JobId=\d+ ArrayJobId=(\d+) ArrayTaskId=(\d+) ", record, re.ASCII)
+    name = f"{element[1]}_{element[2]}" if element else job_id
     excluded = _one(r"   ReqNodeList=\S+ ExcNodeList=(\S+)", record)
     cpus, mib, granted = _shares(record)
     return JobRecord(
-        name=f"{element[1]}_{element[2]}" if element else job_id,
+        name=f"{job_id}+0" if _leads(record, job_id) else name,
         state=_one(r"   JobState=(\w+) Reason=.*", record),
         restarts=int(_one(r"   Requeue=\d Restarts=(\d+) BatchFlag=.*", record)),
         excluded="" if excluded == "(null)" else excluded,
@@ -82,11 +84,47 @@ def _qos(record: str, account: str) -> str:
     return "" if qos in ("(null)", "N/A") else qos
 
 
-def element(text: str, job_id: str) -> str:
-    """Return what to ask for where an array's first number shows all elements; empty: nothing.
+def components(text: str, job_id: str) -> tuple[str, ...]:
+    """Return the ids of a heterogeneous job's components, from ``scontrol show job ID+0``.
 
-    A user can write such a line: the controller then shows no job, or this very one.
+    Raises HostFault, Refused.
     """
+    ids = _one(r"   HetJobIdSet=([0-9,-]+)", text)
+    found = hostlist.expand(f"[{ids}]")
+    if not _leads(text, job_id) or found[0] != job_id:
+        raise HostFault(f"scontrol shows no heterogeneous job {job_id}")
+    return found
+
+
+def bare_nodes(text: str, job_id: str, number: int) -> list[BareNode]:
+    """Return the nodes of the component of this number and how many tasks each has CPUs for.
+
+    ``text``: what ``scontrol show job -d ID+N`` prints. Raises HostFault, Refused.
+    """
+    if not text.startswith(f"JobId={job_id} HetJobId=") or len(_records(text)) > 1:
+        raise HostFault(f"scontrol shows no component {job_id}")
+    each = _one(r"   NumNodes=\S+ NumCPUs=\d+ NumTasks=\S+ CPUs/Task=(\S+) ReqB.*", text)
+    per_task = int(each) if each.isdecimal() else 1
+    cpus, *_ = _shares(text)
+    return [
+        BareNode(name, max(1, len(cpus.get(name, ())) // per_task), part=number)
+        for name in hostlist.expand(_one(r"   NodeList=(\S+)", text))
+    ]
+
+
+def _leads(text: str, job_id: str) -> bool:
+    """Return whether it is a heterogeneous job's first component: no text of a user's precedes."""
+    return text.startswith(f"JobId={job_id} HetJobId={job_id} HetJobOffset=0 ")
+
+
+def one_of(text: str, job_id: str) -> str:
+    """Return what to ask for where a number shows all of a job, not one part; empty: nothing.
+
+    That is an array's first element and a heterogeneous job's first component. A user can write
+    such a line of an array: the controller then shows no job, or this very one.
+    """
+    if _leads(text, job_id):
+        return f"{job_id}+0"
     number = re.escape(job_id)
     pattern = rf"^JobId={number} ArrayJobId={number} ArrayTaskId=(\d+) "
     found = re.search(pattern, text, re.MULTILINE | re.ASCII) if len(_records(text)) > 1 else None

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from vtorque_core.api import HostFault, Refused, printable
-from vtorque_core.api.batch_system import BatchJob, Life, Outcome, PeerGuest, Usage
+from vtorque_core.api.batch_system import BareNode, BatchJob, Life, Outcome, PeerGuest, Usage
 from vtorque_core.api.guest_context import ContextItem
 from vtorque_core.api.setup_steps import Installation, SetupStep
 from vtorque_core.api.submission import from_token
@@ -57,12 +57,18 @@ class SlurmNode:
         if word is None:
             return BatchJob(job_id, owner, node, nodes, None)
         blob, bad, record, unknown = b"", "", None, ""
+        bare: tuple[BareNode, ...] = ()
+        leader = environ.get("SLURM_HET_JOB_ID", job_id)
         slots = _slots(environ, len(nodes))
         account = environ.get("SLURM_JOB_ACCOUNT", "")
         try:
             owner = request_channel.trusted_owner(owner, uid)
             blob = self._request(job_id, word)
+            if leader != job_id:
+                raise Refused("of a heterogeneous job only the first component has guests")
             record = controller_updates.record(self._client, job_id, account)
+            if record.name == f"{job_id}+0":
+                bare = controller_updates.bare_nodes(self._client, job_id)
         except Refused as error:
             bad = str(error)
         except HostFault as error:
@@ -88,8 +94,9 @@ class SlurmNode:
             partition=environ.get("SLURM_JOB_PARTITION", ""),
             account=account,
             qos=record.qos if record else "",
-            known_as=record.name if record else "",
+            known_as=record.name.partition("+")[0] if record else "",
             granted=record.granted.get(node, {}) if record else {},
+            bare=bare,
         )
 
     def context(self, job: BatchJob, guests: Sequence[PeerGuest]) -> Iterable[ContextItem]:

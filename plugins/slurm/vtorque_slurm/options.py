@@ -6,12 +6,13 @@ it is the script's own.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from vtorque_core.api import UsageError, printable
 
 NONE, REQUIRED, OPTIONAL = 0, 1, 2
+COLON = ":"
 
 _REQUIRED = """
 account:A acctg-freq array:a batch bb bbf begin:b chdir:D cluster-constraint clusters:M comment
@@ -102,6 +103,7 @@ class CommandLine:
             and a closing ``--``.
         options: (long name, value) in order; an option without value has "".
         operands: script and its arguments.
+        more: the other components of a heterogeneous job, in order; the operands are the last's.
     """
 
     vm: tuple[str, ...] = ()
@@ -110,6 +112,7 @@ class CommandLine:
     plain: tuple[str, ...] = ()
     options: tuple[tuple[str, str], ...] = ()
     operands: tuple[str, ...] = ()
+    more: tuple[CommandLine, ...] = ()
 
     def last(self, name: str) -> str | None:
         """Return the value of the last option of that name."""
@@ -127,7 +130,29 @@ def split(argv: Sequence[str], extra: Collection[str] = ()) -> CommandLine:
     """
     interactive = "-I" in _until_script(argv, SALLOC.with_more(extra))
     table = (SALLOC if interactive else SBATCH).with_more(extra)
-    return read(argv, table)
+    first, *more = _components(read(argv, table), table)
+    if not more:
+        return first
+    words = list(first.words)
+    for each in more:
+        words += [COLON, *each.words]
+    return replace(
+        first,
+        vm=first.vm + tuple(value for each in more for value in each.vm),
+        words=tuple(words),
+        options=first.options + tuple(o for each in more for o in each.options if o[0] == "wrap"),
+        operands=more[-1].operands,
+        more=tuple(more),
+    )
+
+
+def _components(line: CommandLine, table: Table) -> Iterator[CommandLine]:
+    """Yield the components of a job, which a colon parts: sbatch(1), "Heterogeneous job"."""
+    if line.operands[:1] != (COLON,):
+        yield line
+        return
+    yield replace(line, operands=())
+    yield from _components(read(line.operands[1:], table), table)
 
 
 def _until_script(argv: Sequence[str], table: Table) -> Sequence[str]:

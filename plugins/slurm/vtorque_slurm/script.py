@@ -7,6 +7,7 @@ begins with ``#`` ends it. ``#PBS`` and ``#BSUB`` lines count too, below ``#SBAT
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator
 
@@ -22,18 +23,19 @@ def looks_like_script(content: bytes) -> bool:
     return content.startswith(SHEBANG)
 
 
-def options(content: bytes, table: Table = SBATCH) -> CommandLine:
-    """Return the options of the script's ``#SBATCH`` lines, in order.
+def components(content: bytes, table: Table = SBATCH) -> list[CommandLine]:
+    """Return the options of the script's ``#SBATCH`` lines, in order, by component of the job.
 
     A line that cannot be split is left out: sbatch itself will say what is wrong with it.
     """
-    found: list[tuple[str, str]] = []
+    found: list[list[tuple[str, str]]] = [[]]
     for line in _after(content, "#SBATCH"):
-        try:
-            found += read(words(line), table).options
-        except UsageError:
+        if line.strip() in ("hetjob", "packjob"):
+            found.append([])
             continue
-    return CommandLine(options=tuple(found))
+        with contextlib.suppress(UsageError):
+            found[-1] += read(words(line), table).options
+    return [CommandLine(options=tuple(each)) for each in found]
 
 
 def others_give(content: bytes) -> frozenset[str]:
@@ -45,11 +47,6 @@ def others_give(content: bytes) -> frozenset[str]:
         "time": r"walltime=|(?:^|\s)-W",
     }
     return frozenset(n for n, pattern in found.items() if re.search(pattern, text, re.MULTILINE))
-
-
-def is_het_job(content: bytes) -> bool:
-    """Return whether it describes a heterogeneous job."""
-    return any(line.strip() in ("hetjob", "packjob") for line in _after(content, "#SBATCH"))
 
 
 def words(line: str) -> list[str]:

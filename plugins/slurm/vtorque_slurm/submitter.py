@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -25,7 +26,7 @@ from vtorque_slurm import (
     resources,
     script,
 )
-from vtorque_slurm.added_options import additions
+from vtorque_slurm.added_options import additions, bare_components
 from vtorque_slurm.options import CommandLine
 from vtorque_slurm.resources import Given
 from vtorque_slurm.settings import Settings
@@ -60,6 +61,8 @@ class SlurmSubmitter:
         if line.interactive:
             if line.operands:
                 raise UsageError(f"{printable(line.operands[0])}: -I runs a shell, no command")
+            if line.more:
+                raise UsageError("-I: a heterogeneous job of virtual machines needs a script")
             given = self._given(line, b"")
             content, name = None, None
         else:
@@ -100,19 +103,22 @@ class SlurmSubmitter:
         ``#PBS -vm``, which sbatch refuses.
         """
         body = strip_pbs_vm(content)
-        given = self._given(line, content)
+        given, *others = self._components(line, content)
         added: list[str] = []
+        bare: list[str] = []
         if blob is None or needs is None:
             if body == content and (line.operands or line.has("wrap")):
                 return ["sbatch", *line.words, *line.operands], None
         else:
-            self._check_plain(line, content)
             word = to_token(blob)
             extra = b""
             if _has_files(blob) or not request_channel.fits(given.last("comment"), word):
                 extra = request_channel.LINE + word.encode() + b"\n"
                 word = request_channel.IN_SCRIPT
+            if others:  # sbatch would ask for as much memory for each
+                needs = replace(needs, mib=None)
             added = additions(given, needs, word, self._settings)
+            bare = bare_components(given, others, needs, self._settings.feature)
             if script.looks_like_script(body):  # else sbatch says what is wrong with it
                 body = b"#!" + os.fsencode(self._jobshell) + b"\n" + extra + body
         if not given.has("job-name") and "job-name" not in given.others:
@@ -122,7 +128,7 @@ class SlurmSubmitter:
                 added.insert(0, f"--job-name={Path(line.operands[0]).name}")
         # Only for a script with arguments: without, sbatch itself reads standard input.
         operands = ["--", STDIN, *line.operands[1:]] if line.operands[1:] else []
-        return ["sbatch", *line.plain, *added, *operands], body
+        return ["sbatch", *line.plain, *added, *(bare or _as_given(line)), *operands], body
 
     def interactive(self, line: CommandLine, blob: bytes | None, needs: Needs | None) -> list[str]:
         """Return the command of ``-I``: an allocation, and the job shell on its first node."""
@@ -160,25 +166,39 @@ class SlurmSubmitter:
 
         Every option that the environment would set otherwise is given. Raises UsageError.
         """
+        group = ("--het-group=0",) if self._is_heterogeneous(job_id) else ()
         which = (f"--jobid={job_id}", f"--nodelist={node}", "--nodes=1", "--ntasks=1", "--overlap")
         plain = ("--mpi=none", "--quiet", "--unbuffered", "--chdir=/", "--export=TERM,NO_COLOR")
         pty = ("--pty",) if terminal else ()
-        return [self.program("srun"), *which, *plain, *pty, *command]
+        return [self.program("srun"), *which, *group, *plain, *pty, *command]
+
+    def _is_heterogeneous(self, job_id: str) -> bool:
+        """Ask squeue, which calls the first component ID+0; srun starts nothing there by itself."""
+        argv = [self.program("squeue"), "--noheader", f"--jobs={job_id}", "--format=%i"]
+        done = subprocess.run(argv, capture_output=True, check=False)
+        return b"+" in done.stdout
 
     def _given(self, line: CommandLine, content: bytes) -> Given:
-        prefix = "SALLOC" if line.interactive else "SBATCH"
-        table = options.SBATCH.with_more(self._settings.options)
-        given = Given(line, os.environ, script.options(content, table), prefix)
-        if given.has("ignore-pbs"):
-            return given
-        return Given(line, os.environ, given.script, prefix, script.others_give(content))
+        """Return what is given for the job, of a heterogeneous one for its first component."""
+        return self._components(line, content)[0]
 
-    def _check_plain(self, line: CommandLine, content: bytes) -> None:
-        if script.is_het_job(content) or ":" in line.operands[:1]:
-            raise UsageError(
-                "a heterogeneous job cannot run in virtual machines: use -vm none, or one kind of "
-                "node"
-            )
+    def _components(self, line: CommandLine, content: bytes) -> list[Given]:
+        """Return what is given for each component of a heterogeneous job; else one.
+
+        As sbatch does it: the last one on the command line is for all others of the script, too.
+        """
+        prefix = "SALLOC" if line.interactive else "SBATCH"
+        lines = [line, *line.more]
+        scripts = script.components(content, options.SBATCH.with_more(self._settings.options))
+        lines += lines[-1:] * (len(scripts) - len(lines))
+        scripts += [CommandLine()] * (len(lines) - len(scripts))
+        found = [
+            Given(on_line, os.environ, in_script, prefix)
+            for on_line, in_script in zip(lines, scripts, strict=True)
+        ]
+        if found[0].has("ignore-pbs"):
+            return found
+        return [replace(each, others=script.others_give(content)) for each in found]
 
     def program(self, name: str) -> str:
         """Return the path of one of Slurm's commands. Raises UsageError."""
@@ -192,6 +212,11 @@ class SlurmSubmitter:
         """Replace this process by Slurm's command. Raises UsageError."""
         os.environ.pop("VTORQUE_SLURM_SBATCH", None)  # see qsub
         become([self.program(argv[0]), *argv[1:]], stdin)
+
+
+def _as_given(line: CommandLine) -> list[str]:
+    """Return the words of the components behind the first."""
+    return [word for each in line.more for word in (options.COLON, *each.plain)]
 
 
 def _has_files(blob: bytes) -> bool:

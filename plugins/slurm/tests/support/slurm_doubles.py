@@ -87,6 +87,7 @@ RECORD = """JobId={id} JobName={name}
    Partition=main AllocNode:Sid=head:0
    ReqNodeList=(null) ExcNodeList={excluded}
    NodeList=n[1-2]
+   NumNodes=2 NumCPUs=4 NumTasks=2 CPUs/Task=2 ReqB:S:C:T=0:0:*:*
    Socks/Node=* NtasksPerN:B:S:C=0:0:*:* CoreSpec=*
    JOB_GRES=(null)
      Nodes=n[1-2] CPU_IDs={cpus} Mem={mem} GRES=
@@ -128,7 +129,17 @@ if facts_path.exists(): facts |= json.loads(facts_path.read_text())
 node = {"available": "(null)", "active": "(null)", "comment": ""}
 if node_path.exists(): node |= json.loads(node_path.read_text())
 if argv[:2] == ["show", "job"]:
-    sys.stdout.write(RECORD.format(**facts, id=argv[-1]))
+    number, _, offset = argv[-1].partition("+")
+    parts = facts.get("components", 0)  # of a heterogeneous job; ID+N shows one of them
+    if not parts:
+        sys.stdout.write(RECORD.format(**facts, id=number))
+    for n in range(parts):
+        if offset in ("", str(n)):
+            which = f"{int(number) + n} HetJobId={number} HetJobOffset={n}"
+            text = RECORD.format(**facts, id=which)
+            ids = f"   HetJobIdSet={number}-{int(number) + parts - 1}\n   UserId="
+            text = text.replace("   UserId=", ids, 1)
+            sys.stdout.write(text.replace("n[1-2]", f"n[{2 * n + 1}-{2 * n + 2}]"))
 elif argv[:2] == ["show", "node"]:
     shown = "   Comment=" + node["comment"] if node["comment"] else ""
     sys.stdout.write(NODE.format(**node | {"comment": shown}))
