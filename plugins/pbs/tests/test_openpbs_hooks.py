@@ -52,7 +52,8 @@ def test_the_hooks_of_openpbs(tmp_path):
         "id": "5[1].vm", "Job_Owner": "u@h", "euser": None, "Job_Name": "a'b", "interactive": None,
         "Variable_List": {"A": "1"}, "exec_host2": "vm:15002/0*2",
         "run_count": 2, "Rerunable": True,
-        "Resource_List": {"select": "1:ncpus=2", "place": None},
+        "Resource_List": {"select": None, "place": None},  # as on a mom
+        "schedselect": "1:ncpus=2:vtorque=True",
         "exec_vnode": "(vm:ncpus=2)", "queue": "gpu", "Account_Name": None,
     }  # fmt: skip
     begin = hooks.begin(place)
@@ -62,7 +63,7 @@ def test_the_hooks_of_openpbs(tmp_path):
     assert said == "accepted\n"
     assert words[:4] == ["hook", "--config", str(place.config), "prologue"]
     assert {"id=5[1].vm", "owner=u", "request=vt1:'\n$(x)", "run_count=2"} <= set(words[4:])
-    assert "queue=gpu" in words
+    assert {"queue=gpu", "select=1:ncpus=2:vtorque=True"} <= set(words)
     assert not [word for word in words if word.startswith("account=")]
     end = hooks.end(place, journal, proof, 60)
     assert run(end, job) == ("accepted\n", None)

@@ -25,7 +25,8 @@ import pbs
 
 def words_of(job, request):
     found = {{"id": job.id, "owner": job.euser or str(job.Job_Owner).split("@")[0]}}
-    found.update(request=request, select=job.Resource_List["select"])
+    # pbs_mom has no Resource_List.select, but the same with the queue's and the server's defaults.
+    found.update(request=request, select=job.schedselect)
     found.update(place=job.Resource_List["place"], vnodes=job.exec_vnode)
     for name, attribute in {attributes!r}.items():
         found[name] = getattr(job, attribute, None)
