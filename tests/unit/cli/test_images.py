@@ -209,6 +209,26 @@ def test_add_update_label_show_remove(pool: Path, tmp_path: Path) -> None:
     assert json.loads(run("list", "--json").stdout) == []
 
 
+def test_the_list_has_descriptions_and_is_narrowed_by_labels(pool: Path) -> None:
+    for name in ("a", "b"):
+        run("build", name, "fake")
+    assert "DESCRIPTION" not in run("list").stdout
+    run("label", "a", "description=Debian with CUDA 12", "cuda=12")
+    run("label", "b", "cuda=11")
+    head, first, second = run("list").stdout.splitlines()
+    assert head.endswith("  DESCRIPTION")
+    assert first.endswith("  Debian with CUDA 12")
+    assert second.endswith("  -")
+    for labels, names in (
+        (("cuda=12",), ["a"]),
+        (("cuda=11",), ["b"]),
+        (("cuda=12", "site=x"), []),
+    ):
+        options = [word for label in labels for word in ("--label", label)]
+        assert [row["name"] for row in json.loads(run("list", "--json", *options).stdout)] == names
+    assert isinstance(raised("list", "--label", "cuda"), UsageError)
+
+
 def test_removed_files_stay_for_other_nodes(pool: Path, tmp_path: Path) -> None:
     config = tmp_path / "site.toml"
     config.write_text(config.read_text().replace("keep = 0", 'keep = "2d"'))

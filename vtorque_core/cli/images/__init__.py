@@ -11,6 +11,7 @@ from vtorque_core.cli.images.common import (
     as_json,
     bars,
     check_allowed,
+    pairs,
     refused_by,
     root_site,
     signed_by,
@@ -39,9 +40,10 @@ def images() -> None:
 
 
 @images.command("list")
+@click.option("--label", "labels", multiple=True, metavar="KEY=VALUE", help="With this label only.")
 @as_json
 @click.pass_context
-def list_command(ctx: click.Context, as_json: bool) -> None:
+def list_command(ctx: click.Context, labels: tuple[str, ...], as_json: bool) -> None:
     """List the images that you may use. Exit code 1 if one of them is broken."""
     from vtorque_core.cli.images import table  # noqa: PLC0415
 
@@ -50,7 +52,9 @@ def list_command(ctx: click.Context, as_json: bool) -> None:
     if not effective_root():
         found = [item for item in found if refused_by(site, item.name) is None]
     uses = table.uses(site.paths)
+    wanted = pairs(labels, "--label").items()
     rows = [table.row(item, site, uses) for item in found]
+    rows = [row for row in rows if wanted <= row.get("labels", {}).items()]
     if as_json:
         write_json(rows)
     else:

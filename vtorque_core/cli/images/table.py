@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from vtorque_core.site.config import Site
 
 _COLUMNS = ("NAME", "TYPE", "DISTRO", "ARCH", "SIZE", "AGE", "USED BY", "VERIFIED")
+DESCRIPTION = "description"  # label: what people should know of an image
 _MOST_JOBS = 3
 
 
@@ -78,9 +79,12 @@ def row(item: Listed | Broken, site: Site, known: Uses | None) -> dict[str, Any]
 def show(rows: Sequence[dict[str, Any]]) -> None:
     """Print a table, and what is broken with the reason."""
     now = datetime.now(UTC)
-    good = [_cells(each, now) for each in rows if "broken" not in each]
+    usable = [each for each in rows if "broken" not in each]
+    told = any(DESCRIPTION in each["labels"] for each in usable)
+    columns = (*_COLUMNS, "DESCRIPTION") if told else _COLUMNS
+    good = [_cells(each, now)[: len(columns)] for each in usable]
     broken = [f"{each['name']}  broken: {each['broken']}" for each in rows if "broken" in each]
-    table.show(_COLUMNS, good, broken, right=("SIZE", "AGE"))
+    table.show(columns, good, broken, right=("SIZE", "AGE"))
 
 
 def _cells(each: dict[str, Any], now: datetime) -> tuple[str, ...]:
@@ -97,4 +101,5 @@ def _cells(each: dict[str, Any], now: datetime) -> tuple[str, ...]:
         age(each["created"], now),
         jobs,
         f"{age(each['verified'], now)} ago",
+        each["labels"].get(DESCRIPTION, "-"),
     )
