@@ -4,7 +4,7 @@ import pytest
 
 from pbs_harness import OpenPbsHarness, TorqueHarness
 from vtorque_testing.batch import BatchContract
-from vtorque_testing.wild_scripts import SCRIPTS, each_twelfth
+from vtorque_testing.wild_scripts import SCRIPTS, a_few
 
 pytestmark = pytest.mark.e2e  # whole hooks and job shells: with the whole jobs
 
@@ -14,7 +14,7 @@ class TestTorque(BatchContract):
     def harness(self, tmp_path):
         return TorqueHarness(tmp_path)
 
-    wild, rarely = each_twelfth(SCRIPTS)
+    wild, rarely = a_few(SCRIPTS)
     refused = {"line-continuation-directive.sh": "No escaped character"}  # noqa: RUF012
 
 
@@ -23,7 +23,11 @@ class TestOpenPbs(BatchContract):
     def harness(self, tmp_path):
         return OpenPbsHarness(tmp_path)
 
-    refused = TestTorque.refused | {"array-torque.sh": "option -t"}
+    refused = TestTorque.refused | {
+        "array-torque.sh": "option -t",
+        "feature-nodes.sh": "option -d",
+        "procs-option.sh": "option -d",
+    }
 
     wild, rarely = SCRIPTS[:3], SCRIPTS[3:]  # Torque's are the same code; these are 20 s
 

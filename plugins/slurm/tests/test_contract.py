@@ -14,7 +14,7 @@ from vtorque_slurm import batch_commands, plugin
 from vtorque_slurm.settings import Settings
 from vtorque_testing import harness as contract
 from vtorque_testing.batch import BatchContract
-from vtorque_testing.wild_scripts import SCRIPTS, each_twelfth
+from vtorque_testing.wild_scripts import SCRIPTS, a_few
 
 pytestmark = pytest.mark.e2e  # whole hooks and job shells: with the whole jobs
 
@@ -128,5 +128,5 @@ class TestSlurm(BatchContract):
         monkeypatch.setattr(batch_commands, "_PAUSE", 0.0)
         return SlurmHarness(tmp_path)
 
-    wild, rarely = each_twelfth(w for w in SCRIPTS if b"hetjob" not in w.content)
+    wild, rarely = a_few(w for w in SCRIPTS if b"hetjob" not in w.content)
     refused = {w.name: refusal(w.content) for w in SCRIPTS if refusal(w.content)}  # noqa: RUF012

@@ -169,3 +169,10 @@ def test_nothing_is_followed_out_of_the_recipes_directory(tmp_path: Path) -> Non
             recipe_files.pack(home, [AddedFile("/x", source)], tmp_path / "t.tar", 1)
     with pytest.raises(Refused, match="symbolic link"):
         recipe_files.read_below(home, "file")
+
+
+def test_the_recipes_of_the_manual_are_read():
+    recipes = sorted((Path(__file__).parents[4] / "doc/recipes").glob("*.toml"))
+    assert recipes
+    for path in recipes:
+        assert read(path).packages
