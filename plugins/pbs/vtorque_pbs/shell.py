@@ -1,8 +1,9 @@
 """The job part of Torque, OpenPBS and ``vtorque-local``: ``qsub -S PROGRAM``.
 
 PROGRAM gets no arguments, ``PBS_*`` in its environment, and on stdin a pipe with one line: the
-script's path and the ``-F`` arguments. Of an interactive job stdin is the terminal; with Torque's
-``-x COMMAND`` the arguments are ``-c COMMAND``. Observed on Torque 6.1.3 and OpenPBS 23.06.
+script's path and the ``-F`` arguments, behind ``cd DIRECTORY;`` in a sandbox of OpenPBS's. Of an
+interactive job stdin is the terminal; with Torque's ``-x COMMAND`` the arguments are ``-c`` and
+that. Observed on Torque 6.1.3 and OpenPBS 23.06.
 """
 
 from __future__ import annotations
@@ -37,7 +38,12 @@ class PbsJobShell(JobShell):
         if os.isatty(stdin):
             command = argv[1] if len(argv) == 2 and argv[0] == "-c" else ""
             return Started(job_id, None, cwd=here, command=command)
-        words = _words(stdin)
+        line = _line(stdin)
+        # What OpenPBS writes for -W sandbox=PRIVATE, unquoted (src/resmom/start_exec.c).
+        sandbox = environ.get("PBS_JOBDIR", "")
+        if sandbox and line.startswith(f"cd {sandbox};"):
+            line, here = line.removeprefix(f"cd {sandbox};"), sandbox
+        words = _words(line)
         return Started(job_id, Path(words[0]), tuple(words[1:]), here)
 
     def content(self, script: bytes) -> bytes:
@@ -51,14 +57,18 @@ class PbsJobShell(JobShell):
         return ["pbsdsh", "-u", *command]
 
 
-def _words(stdin: int) -> list[str]:
+def _line(stdin: int) -> str:
     line = b""
     while chunk := os.read(stdin, 1 << 16):
         line += chunk
         if len(line) > MAX_LINE:
             raise UsageError(f"script path and arguments are longer than {MAX_LINE} bytes")
+    return os.fsdecode(line)
+
+
+def _words(line: str) -> list[str]:
     try:
-        words = shlex.split(os.fsdecode(line))
+        words = shlex.split(line)
     except ValueError as error:
         raise UsageError(f"the script's arguments (-F) cannot be split: {error}") from None
     if not words:

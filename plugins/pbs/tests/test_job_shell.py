@@ -1,0 +1,30 @@
+"""What the job shell reads of pbs_mom."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from vtorque_pbs.pbsdsh import OpenPbsShell
+
+SCRIPT = "/var/spool/pbs/mom_priv/jobs/5.s.SC"
+
+
+def read(line: str, jobdir: str) -> tuple[Path | None, tuple[str, ...], str]:
+    """Return script, arguments and working directory of a job with this line on its stdin."""
+    out, into = os.pipe()
+    os.write(into, line.encode())
+    os.close(into)
+    try:
+        job = OpenPbsShell().started([], {"PBS_JOBID": "5.s", "PBS_JOBDIR": jobdir}, out)
+    finally:
+        os.close(out)
+    return job.script, job.args, job.cwd
+
+
+@pytest.mark.parametrize("home", ["/home/ada", "/home/a da's"])
+def test_a_private_sandbox_is_where_the_script_starts(home):
+    """``-W sandbox=PRIVATE``, as OpenPBS 23.06.06 does it."""
+    sandbox = f"{home}/pbs.5.s.x8z"
+    assert read(f"cd {sandbox};{SCRIPT}\n", sandbox) == (Path(SCRIPT), (), sandbox)
+    assert read(f"{SCRIPT}\n", home) == (Path(SCRIPT), (), "")
