@@ -15,6 +15,7 @@ import pytest
 from local_agent import LocalAgent, run, sh
 from patience import LONG, with_more_time
 from vtorque_linux_guest.agent.build import build_agent
+from vtorque_linux_guest.job import stream
 from vtorque_linux_guest.job.events import Events
 from vtorque_linux_guest.job.frames import AgentError, Kind, frame
 from vtorque_linux_guest.job.start_request import Pty
@@ -44,6 +45,22 @@ def alive(pid: int) -> bool:
 def test_signal_reaches_the_script_and_its_children(session: Session) -> None:
     script = "trap 'echo got; exit 7' TERM; echo up; sleep 1000 & wait"
     assert when_up(session, script, lambda events: events.signal(signal.SIGTERM)) == (7, b"got\n")
+
+
+def test_an_agent_that_was_slow_to_answer_runs_the_job(
+    agent: LocalAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It finds HELLO, zeros and HELLO at once: it answers, says ERROR of the zeros, answers."""
+    monkeypatch.setattr(stream, "RESYNC_FIRST", 0.01)
+    session = Session(agent.connect())
+    agent.process.send_signal(signal.SIGSTOP)
+    hello = threading.Thread(target=session.hello, args=(time.monotonic() + LONG,))
+    hello.start()
+    wait_until(lambda: session._hellos > 1 and not session._out)
+    agent.process.send_signal(signal.SIGCONT)
+    hello.join(LONG)
+    status, out, _ = run(session, sh("echo ran; exit 4"))
+    assert (status.code, out) == (4, b"ran\n")
 
 
 def when_up(session: Session, script: str, act: Callable[[Events], None]) -> tuple[int, bytes]:

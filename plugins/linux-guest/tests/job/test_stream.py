@@ -32,7 +32,7 @@ from vtorque_linux_guest.job.frames import (
 )
 from vtorque_linux_guest.job.start_request import FileArg, GuestFileData, Start
 from vtorque_linux_guest.job.status_port import StatusReader
-from vtorque_linux_guest.job.stream import Session
+from vtorque_linux_guest.job.stream import RESYNCED, Session
 
 START = Start(argv=("/bin/true",), env={})
 NULL = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
@@ -149,6 +149,7 @@ def test_frames_cut_into_single_bytes(pair: tuple[Session, Guest]) -> None:
         (frame(Kind.EXIT, 0, struct.pack("<BBH", 0, 0, 256)), "bad exit status"),
         (EXIT_3 + frame(Kind.DATA, 1, b"x"), "more after EXIT"),
         (hello_frame(b"12345678", 1), "out of order"),
+        (frame(Kind.ERROR, 0, RESYNCED), "unknown frame type"),  # no HELLO was sent twice
     ],
 )
 def test_what_breaks_the_protocol(pair: tuple[Session, Guest], data: bytes, message: str) -> None:
@@ -259,7 +260,10 @@ def test_hello_finds_its_answer_among_old_bytes(pair: tuple[Session, Guest]) -> 
     thread.join(LONG)
 
 
-def test_hello_is_repeated_after_padding_and_answered_twice(pair: tuple[Session, Guest]) -> None:
+@pytest.mark.parametrize("between", [b"", frame(Kind.ERROR, 0, RESYNCED)])
+def test_hello_is_repeated_after_padding_and_answered_twice(
+    pair: tuple[Session, Guest], between: bytes
+) -> None:
     session, guest = pair
 
     def part() -> None:
@@ -267,7 +271,8 @@ def test_hello_is_repeated_after_padding_and_answered_twice(pair: tuple[Session,
         padding = recv_exact(guest.sock, PAYLOAD_MAX + 2 * HEADER.size)
         assert padding == bytes(len(padding))
         assert guest.read_hello() == nonce
-        guest.sock.sendall(2 * hello_frame(nonce, 4096))
+        answer = hello_frame(nonce, 4096)
+        guest.sock.sendall(answer + between + answer)
         guest.read_start()
         guest.sock.sendall(EXIT_3)
 

@@ -40,6 +40,8 @@ WINDOW = 1 << 20
 """Bytes of stdout and of stderr that may wait here for a slow reader."""
 RESYNC = b"\0" * (HEADER.size + PAYLOAD_MAX + HEADER.size)
 RESYNC_FIRST = 0.5
+RESYNCED = b"unknown frame type"
+"""What the agent says of RESYNC if it was only slow: its ERROR comes between its two HELLOs."""
 DISCARD_MAX = 64 << 20
 LAST_WORDS = 5.0
 """Seconds that output already received may take to be written once the guest has died."""
@@ -306,6 +308,8 @@ class _Run:
                 raise StreamError("the guest grants more stdin than its window")
         elif item.kind is Kind.EXIT:
             self._exit = _exit_status(item.payload)
+        elif item.kind is Kind.ERROR and self._s._hellos > 0 and item.payload == RESYNCED:
+            return
         elif item.kind is Kind.ERROR:
             raise AgentError(f"the guest's agent: {shown(item.payload)}")
         else:
