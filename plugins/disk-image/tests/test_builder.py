@@ -340,6 +340,20 @@ def test_an_update_boots_as_was_said(pool: Path, tmp_path: Path) -> None:
     assert image.labels["firmware"] == "efi"
 
 
+@pytest.mark.parametrize(
+    ("distro", "family"), [("Rocky", "redhat"), ("ubuntu", "debian"), ("tiny", None)]
+)
+def test_the_family_of_a_disk_that_is_not_looked_into(
+    pool: Path, tmp_path: Path, distro: str, family: str | None
+) -> None:
+    """XFS, as Rocky Linux has it: by the name that was said."""
+    (tmp_path / "d").write_bytes(bytes(MIB))
+    wishes = said("linux", distro, "x86_64", format="raw")
+    assert put(pool, tmp_path / "d", wishes)[0].labels.get("family") == family
+    labelled = {**wishes, "label.family": "mine"}
+    assert put(pool, tmp_path / "d", labelled, "n")[0].labels["family"] == "mine"
+
+
 def test_another_firmware_is_refused(pool: Path, tmp_path: Path) -> None:
     disk = gpt_of(tmp_path / "d.raw", ESP)
     with pytest.raises(Refused, match="firmware=uefi: must be one of bios, efi"):

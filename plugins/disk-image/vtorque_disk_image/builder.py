@@ -150,6 +150,9 @@ class _Work:
         if missing:
             notes = "; ".join(self.found.notes) or "nothing is known of its system"
             raise Refused(f"{notes}: say {', '.join(missing)}")
+        family = probe.FAMILIES.get(facts["distro"].lower())  # of a disk that is not looked into
+        if family and facts["guest_type"] == "linux":
+            built = replace(built, labels={"family": family, **built.labels})
         least = built.min_ram_mib or (before.min_ram_mib if before else _MIN_RAM_MIB)
         return replace(built, min_ram_mib=least, **facts)
 

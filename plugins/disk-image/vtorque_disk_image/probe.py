@@ -33,7 +33,11 @@ _INITRD = ("initrd.img-{}", "initramfs-{}.img", "initrd-{}", "initramfs-{}")
 _ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,60}", re.ASCII)
 # e_machine of elf(5) to what uname -m says
 _MACHINES = {62: "x86_64", 183: "aarch64", 21: "ppc64le", 243: "riscv64", 22: "s390x"}
-_FAMILIES = {"debian": "debian", "ubuntu": "debian", "rhel": "redhat", "fedora": "redhat"}
+FAMILIES = {  # by os-release's ID or ID_LIKE, and by the names that people give an image's distro
+    **dict.fromkeys(("debian", "ubuntu"), "debian"),
+    **dict.fromkeys(("rhel", "redhat", "rocky", "almalinux", "centos", "fedora"), "redhat"),
+    **dict.fromkeys(("ol", "oracle"), "redhat"),
+}
 _PROGRAMS = ("/usr/bin/env", "/bin/busybox", "/usr/lib/systemd/systemd", "/bin/bash")
 # of what is not looked into: name, where its mark is, the mark, where its label is, how long
 _MARKS = (
@@ -172,7 +176,7 @@ def _facts(found: Found, disk: _Ext, release: str) -> None:
     name = values.get("ID", "").lower()
     found.distro = name if _ID.fullmatch(name) else ""
     like = (name, *values.get("ID_LIKE", "").lower().split())
-    family = next((_FAMILIES[word] for word in like if word in _FAMILIES), "")
+    family = next((FAMILIES[word] for word in like if word in FAMILIES), "")
     if family:
         found.labels["family"] = family
     if disk.exists("/usr/bin/cloud-init"):
