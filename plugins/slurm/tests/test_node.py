@@ -228,14 +228,18 @@ def test_use_is_noted_in_slurmdbd_once_per_node(slurm, tmp_path):
     node.account("7", Usage(12.6, 300))
     assert not (tmp_path / "db").exists()
     path.write_text("AccountingStorageType=accounting_storage/slurmdbd\n")
-    programs = {"sacct": f"cat {tmp_path}/db", "sacctmgr": f'echo "${{7#*=}}" > {tmp_path}/db'}
+    change = 'echo "9|8_9|"; printf "7|%s|%s\\n" "${5#*=}" "${7#*=}" | tr A-Z a-z'
+    programs = {"sacct": f"cat {tmp_path}/db", "sacctmgr": f"{{ {change}; }} > {tmp_path}/db"}
     for name, text in programs.items():
         (slurm.bin / name).write_text(f"#!/bin/sh\n{text}\n")
         (slurm.bin / name).chmod(0o755)
-    (tmp_path / "db").write_text("the site's\n")
+    (tmp_path / "db").write_text("9|8_9|\n7|8_7|The site's\n")  # an element of the array 8
     for _ in range(2):
         node.account("7", Usage(12.6, 300))
-    assert (tmp_path / "db").read_text() == "the site's; vTorque n1: cpu=13s mem=300M\n"
+    told = "9|8_9|\n7|8_7|the site's; vtorque n1: cpu=13s mem=300m\n"
+    assert (tmp_path / "db").read_text() == told
+    with pytest.raises(HostFault, match="shows no job 8"):
+        node.account("8", Usage(12.6, 300))
 
 
 def test_what_guests_see(node):

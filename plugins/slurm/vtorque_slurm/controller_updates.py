@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from vtorque_core.api import printable
+from vtorque_core.api import HostFault, printable
 from vtorque_core.api.batch_system import BareNode, BatchJob
 from vtorque_slurm import job_records
 from vtorque_slurm.batch_commands import Client
@@ -93,14 +93,21 @@ def _note_of(client: Client, name: str) -> str:
 def add_to_accounting(client: Client, job_id: str, line: str) -> bool:
     """Add a line to a job's AdminComment in slurmdbd; return whether it was there already.
 
-    sacctmgr(1), "SPECIFICATIONS FOR JOB". Raises HostFault.
+    sacctmgr(1), "SPECIFICATIONS FOR JOB"; it makes all letters small. To both commands an array's
+    first number is all of its elements (measured on 22.05). Raises HostFault.
     """
-    fields = ("--noheader", "--parsable2", "--allocations", "--format=AdminComment")
-    there = client.run("sacct", f"--jobs={job_id}", *fields).strip()
-    if line in there:
+    fields = ("--noheader", "--parsable2", "--allocations", "--format=JobIDRaw,JobID,AdminComment")
+    rows = [
+        row.split("|", 2) for row in client.run("sacct", f"--jobs={job_id}", *fields).split("\n")
+    ]
+    found = next((row[1:] for row in rows if row[0] == job_id and len(row) == 3), None)
+    if found is None:
+        raise HostFault(f"sacct shows no job {job_id}")
+    name, there = found
+    if line.lower() in there.lower():
         return True
     text = "; ".join(filter(None, (there, line)))
-    which = ("where", f"JobID={job_id}")
+    which = ("where", f"JobID={name if '_' in name else job_id}")
     client.run("sacctmgr", "-i", "modify", "job", *which, "set", f"AdminComment={text[-1000:]}")
     return False
 

@@ -143,7 +143,7 @@ class SlurmNode:
         """
         if "slurmdbd" not in slurm_conf.value(Path(self._settings.conf), "AccountingStorageType"):
             return
-        line = f"vTorque {controller_updates.this_node(self._client)}: "
+        line = f"vtorque {controller_updates.this_node(self._client)}: "
         line += f"cpu={usage.cpu_seconds:.0f}s mem={usage.peak_mib}M"
         for left in reversed(range(_TRIES)):
             if controller_updates.add_to_accounting(self._client, job_id, line):
