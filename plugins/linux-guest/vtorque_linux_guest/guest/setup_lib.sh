@@ -266,5 +266,9 @@ cancel_agent() {
 cloud_config() {
     run cloud-init schema --config-file "$R/var/lib/cloud/instance/cloud-config.txt"
     if [ "$1" != modules ]; then return 0; fi
-    for mode in config final; do run cloud-init modules --mode="$mode"; done
+    for mode in config final; do
+        if cloud-init modules --mode="$mode" </dev/null 3>&- 4>&-; then continue; fi
+        grep '\[WARNING\]\|\[ERROR\]' "$R/var/log/cloud-init.log" | tail -n 5 || :
+        fail "a module of cloud-init's stage $mode has failed"
+    done
 }
