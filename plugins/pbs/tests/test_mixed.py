@@ -156,6 +156,9 @@ def test_root_on_torques_nodes(tmp_path):
         assert job(node, "n1/0-1+n3/0+n2/0", "sister")[1].blob is None
     for node in ("n1", "n3"):  # the job shell is to find the reason where it is
         assert "last in Torque's list" in job(node, "n3/0+n2/0+n1/0-1")[1].bad_request
+    _, shared = job("n1", "n1/1+n1/2-3+n2/0")  # two parts on one node, the bare one named first
+    assert (shared.nodes, shared.cpu_count, shared.bad_request) == (("n1",), 2, "")
+    assert shared.bare == (BareNode("n1", 1), BareNode("n2", 1))
     _, odd = job("n1", "n1/0-2+n3/0+n2/0")
     assert "ppn" in odd.bad_request
 

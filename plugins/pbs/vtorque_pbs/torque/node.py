@@ -67,7 +67,7 @@ class TorqueNode(PbsNode):
         places = [Place(*part, guests=True) for part in parts_of(known.get("exec_host", ""))]
         try:
             places = self._places(known, places)
-            if not places[0].guests:
+            if places[0].node not in per_node(places)[0]:
                 raise Refused(_SCRIPT_ON_METAL)
         except Refused as error:
             bad, places = str(error), [replace(place, guests=True) for place in places]
