@@ -93,3 +93,14 @@ def test_a_servers_host_that_is_no_node_gets_the_hooks_and_no_mark(harness):
     for step in shared:
         step.undo()
     assert harness.pbs.state()["hooks"] == {} and harness.pbs.state()["resources"] == []
+
+
+def test_a_resource_that_jobs_of_the_history_ask_for_stays_and_says_so(harness):
+    resource = next(step for step in steps(harness) if "create the resource" in step.text)
+    resource.apply()
+    harness.pbs.change(busy=True)
+    with pytest.raises(HostFault, match=r"history \(qselect -x\): delete them \(qdel -x\)"):
+        resource.undo()
+    harness.pbs.change(busy=False)
+    resource.undo()
+    assert not resource.done()

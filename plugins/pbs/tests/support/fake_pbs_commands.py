@@ -361,6 +361,9 @@ def own_resource(state, verb, name):
         raise Bad(1, f"qmgr obj={name} svr=default: Unknown resource")
     if verb == "create":
         state["resources"] = sorted({*state["resources"], name})
+    elif verb == "delete" and state.get("busy"):  # a job has it, of the history too
+        busy = f"qmgr obj={name} svr=default: Resource busy on job\nqmgr: Error (15174) returned"
+        raise Bad(70, busy)
     elif verb == "delete":
         state["resources"].remove(name)
     else:

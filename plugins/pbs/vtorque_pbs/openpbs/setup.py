@@ -154,7 +154,7 @@ def _resource(node: PbsNode, name: str) -> Change:
     """Return the step that makes the boolean resource of the nodes that run VM jobs.
 
     Taken back it would be gone from all nodes at once (mgr_resource_delete), so it stays while
-    another one has it; the server itself keeps it while jobs ask for it.
+    another one has it; the server itself keeps it while a job asks for it, also one of its history.
     """
     commands = node.commands
 
@@ -167,6 +167,13 @@ def _resource(node: PbsNode, name: str) -> Change:
     def undo() -> None:
         if done():
             node.be_last()
-            commands.tell("qmgr", "-c", f"delete resource {name}")
+            answer = commands.ask("qmgr", "-c", f"delete resource {name}")
+            if "Resource busy on job" in answer.err:
+                raise HostFault(
+                    f"jobs ask for {name}, perhaps ended ones of the server's history "
+                    "(qselect -x): delete them (qdel -x), or wait for job_history_duration"
+                )
+            if answer.code:
+                raise HostFault(f"qmgr ended with {answer.code}: {answer.words}")
 
     return Change(f"create the resource {name}, true on nodes that run VM jobs", done, apply, undo)
