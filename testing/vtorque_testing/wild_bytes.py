@@ -4,11 +4,7 @@ from __future__ import annotations
 
 RUNS = {
     "crlf-body.sh": "micro",
-    "crlf.sh": "micro",
-    "crlf-directives.sh": "micro",
-    "cr-only.sh": "micro",
     "bom.sh": "micro",
-    "utf16.sh": "micro",
     "latin1-directive.sh": "micro",
     "sjis.sh": "micro",
     "nul-in-comment.sh": "micro",
