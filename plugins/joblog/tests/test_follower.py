@@ -23,6 +23,8 @@ from vtorque_joblog.outlets import JobLog, Outlet
 from vtorque_joblog.plugin import Settings
 from vtorque_joblog.told import Told
 
+pytestmark = pytest.mark.e2e
+
 
 class Job:
     """A log as the core writes it, and the journal of its job."""
@@ -397,7 +399,6 @@ def test_roots_own_sinks_go_on_whatever_becomes_of_the_others_process(
     assert Told(paths.state / "joblog" / "nowhere").at(job.log.name) == 0
 
 
-@pytest.mark.e2e
 def test_what_nobody_brings_is_said(paths, process, config):
     config.write_text('[plugin.joblog]\nsinks = ["nowhere"]\n')
     Job(paths).say("one")

@@ -17,6 +17,8 @@ from vtorque_snap.access import Access
 from vtorque_snap.client import MAX_BYTES, Client, NotRunning, within
 from vtorque_snap.task import manifest
 
+pytestmark = pytest.mark.e2e
+
 EXAMPLE = Path(__file__).parents[1] / "vtorque_snap" / "example-task.json"
 BODY = manifest(EXAMPLE.read_bytes(), "a-task", {"jobid": "1"}, ["vt-1"])
 PATIENCE = 20.0  # seconds: for what does not hang

@@ -15,6 +15,8 @@ from vtorque_snap.node import Settings
 from vtorque_snap.task import SnapTask, fill, manifest, noted
 from vtorque_testing.harness import PluginSite
 
+pytestmark = pytest.mark.e2e
+
 EXAMPLE = Path(__file__).parents[1] / "vtorque_snap" / "example-task.json"
 VALUES = {"jobid": "12[3].srv", "username": "an$a", "node": "n1"}
 

@@ -29,6 +29,8 @@ from vtorque_telemetry.settings import Settings
 from vtorque_telemetry.threads import Process
 from vtorque_testing.harness import PluginSite
 
+pytestmark = pytest.mark.e2e
+
 
 @pytest.fixture
 def paths(tmp_path):

@@ -27,6 +27,8 @@ from vtorque_telemetry.prometheus import Endpoint
 from vtorque_telemetry.settings import Settings
 from vtorque_telemetry.textfile import Textfile
 
+pytestmark = pytest.mark.e2e
+
 SAMPLES = [
     Sample("a_total", 1.5, {"job": "1", "x": 'q"\\ ,='}, "counter", 1000.25, "all a"),
     Sample("b", 2, {"job": "1"}, "gauge", 1000.25, "b"),
