@@ -1,0 +1,124 @@
+"""What the site's accounting says of VM jobs, with a real slurmdbd and MariaDB."""
+
+import re
+
+import pytest
+
+import slurm_cluster as slurm
+
+pytestmark = [pytest.mark.e2e, pytest.mark.full]
+
+DATABASE = """
+mkdir -p /var/lib/mysql /run/mysqld
+chown mysql: /var/lib/mysql /run/mysqld
+mariadb-install-db --user=mysql --datadir=/var/lib/mysql --skip-test-db >/var/log/mariadb.log 2>&1
+setsid tini -s -- mariadbd --user=mysql --skip-networking --socket=/run/mysqld/mysqld.sock \
+  >>/var/log/mariadb.log 2>&1 </dev/null &
+until mariadb -e 'create database slurm_acct_db' 2>/dev/null; do sleep 0.1; done
+cat > /etc/slurm/slurmdbd.conf <<CONF
+AuthType=auth/munge
+DbdHost=head
+SlurmUser=root
+StorageType=accounting_storage/mysql
+StorageUser=root
+StorageLoc=slurm_acct_db
+LogFile=/var/log/slurmdbd.log
+PidFile=/run/slurmdbd.pid
+CONF
+chmod 600 /etc/slurm/slurmdbd.conf
+slurmdbd
+until grep -q 'slurmdbd version .* started' /var/log/slurmdbd.log; do sleep 0.1; done
+"""
+RESTART = """
+kill $(cat /run/slurmctld.pid)
+while pgrep -x slurmctld >/dev/null; do sleep 0.1; done
+slurmctld
+until sinfo >/dev/null 2>&1; do sleep 0.1; done
+"""
+ADDED = "AccountingStorageType=accounting_storage/slurmdbd\nAccountingStorageHost=head\n"
+CONF = "/etc/slurm/slurm.conf"
+LIMITS = """
+[[limits]]
+qos = "gold"
+[limits.options.vcpus]
+max = 1
+"""
+CONFIG = "/etc/vtorque/vtorque.toml"
+USED = re.compile(r"vtorque (n[123]): cpu=([1-9]\d*)s mem=([1-9]\d*)m")
+SCRIPT = (
+    "#!/bin/sh\n[ -z $SLURM_ARRAY_TASK_ID ] || exit 0\n"
+    "x=0; while [ $x -lt 100000 ]; do x=$((x + 1)); done\n"
+    "echo $SLURM_JOB_ACCOUNT $SLURM_JOB_QOS\n"
+)
+
+
+@pytest.fixture(scope="module")
+def accounted(cluster):
+    """Return the cluster with slurmdbd, an account and a qos; limits on the nodes by that."""
+    machines = ("head", *slurm.NODES)
+    cluster.root("head", "timeout", "100", "sh", "-ec", DATABASE)
+    for machine in machines:
+        cluster.root(machine, "cp", CONF, f"{CONF}.before")
+        cluster.root(machine, "cp", CONFIG, f"{CONFIG}.before")
+        cluster.root(machine, "sh", "-c", f"cat >> {CONF}", stdin=ADDED.encode())
+    for node in slurm.NODES:
+        cluster.root(node, "sh", "-c", f"cat >> {CONFIG}", stdin=LIMITS.encode())
+    cluster.root("head", "timeout", "100", "sh", "-ec", RESTART)
+    known = ("sacctmgr", "--parsable2", "--noheader", "show", "cluster", "format=ControlHost")
+    cluster.wait(lambda: cluster.root("head", *known).strip(), what="the cluster is registered")
+    user = f"user {slurm.USER} account=chem qos=normal,gold defaultaccount=chem"
+    for words in ("qos gold", "account chem", user):
+        cluster.root("head", "sacctmgr", "-i", "add", *words.split())
+    yield cluster
+    for machine in machines:
+        cluster.root(machine, "mv", f"{CONF}.before", CONF)
+        cluster.root(machine, "mv", f"{CONFIG}.before", CONFIG)
+    cluster.root("head", "timeout", "100", "sh", "-ec", RESTART)
+    cluster.root("head", "pkill", "-x", "slurmdbd")
+    cluster.root("head", "pkill", "-x", "mariadbd")
+
+
+def used(cluster, job_id, nodes):
+    """Return what sacct shows its user of a job's guests, once all nodes have told."""
+    fields = ("-X", "-n", "-P", "--format=JobID,Account,QOS,AdminComment")
+
+    def told():
+        rows = cluster.user("sacct", "-j", job_id, *fields).stdout.decode().splitlines()
+        found = {row.split("|", 1)[0]: row.split("|")[1:] for row in rows}
+        each = [sorted(node for node, _, _ in USED.findall(row[2])) for row in found.values()]
+        return found if all(there == nodes for there in each) else None
+
+    return cluster.wait(told, 60, "a note of each node")
+
+
+def test_sacct_shows_what_the_guests_used(accounted, clean):
+    """Of each node once, beside account and qos."""
+    args = ("vsub", "-W", "--parsable", "-N2", "-wn1,n2", "--qos=gold", "-Achem", "-oout")
+    done = clean.user(*args, clean.script(SCRIPT))
+    assert clean.read("out") == b"chem gold\n"
+    job_id = done.stdout.decode().strip()
+    account, qos, comment = used(clean, job_id, ["n1", "n2"])[job_id]
+    assert (account, qos) == ("chem", "gold")
+    assert comment.count("vtorque") == 2
+    assert all(int(mib) > 100 for _, _, mib in USED.findall(comment)), "QEMU, not the job shell"
+
+
+def test_each_element_of_an_array_has_its_own(accounted, clean):
+    done = clean.user(
+        "vsub", "-W", "--parsable", "-a1-2", "-wn1", "-c2", "-o/dev/null", clean.script(SCRIPT)
+    )
+    job_id = done.stdout.decode().strip()
+    found = used(clean, job_id, ["n1"])
+    assert found.keys() == {f"{job_id}_1", f"{job_id}_2"}
+    assert {tuple(row[:2]) for row in found.values()} == {("chem", "normal")}
+
+
+@pytest.mark.parametrize(("qos", "said"), [("gold", b"[[limits]] 1 (qos = "), ("normal", b"")])
+def test_limits_by_qos(accounted, clean, qos, said):
+    """As slurmdbd knows it, whatever the user's variables say."""
+    done = clean.user(
+        "vsub", "-W", "-c2", f"--qos={qos}", "-oout", "-vm", "vcpus=2", clean.script(SCRIPT),
+        check=False, env={"SLURM_JOB_QOS": "normal"}.items(),
+    )  # fmt: skip
+    assert done.returncode == (121 if said else 0)
+    assert said in clean.read("out")
