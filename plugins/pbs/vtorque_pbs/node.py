@@ -98,7 +98,7 @@ class PbsNode(abc.ABC):
         return found
 
     def account(self, job_id: str, usage: Usage) -> None:
-        """Log it: neither server takes numbers for a job from others than its pbs_mom."""
+        """Log it: none of our hooks can give it to the accounting; see doc/batch-pbs.md, Limits."""
         text = f"{job_id}: guests used {usage.cpu_seconds:.0f} s CPU, {usage.peak_mib} MiB"
         syslog.syslog(syslog.LOG_INFO, f"vtorque {text}")
 
