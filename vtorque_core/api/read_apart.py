@@ -80,16 +80,10 @@ def read_apart(
     """
     until = time.monotonic() + 2 * CPU if until is None else until
     with contextlib.ExitStack() as stack:
-        if _asking is not None and _asking[0] == os.getpid():
-            asking = _asking[1]
-        else:
-            asking = stack.enter_context(_reading())
         answers, told = os.pipe()
         stack.callback(os.close, answers)
         try:
-            socket.send_fds(asking, [pickle.dumps((work, args))], [told, *files])
-        except OSError as error:
-            raise Unreadable(f"the process that reads: {error.strerror}") from None
+            _ask(pickle.dumps((work, args)), [told, *files], stack)
         finally:
             os.close(told)
         while True:
@@ -103,6 +97,26 @@ def read_apart(
             if kind != _VALUE:
                 raise Unreadable(printable(said.decode("utf-8", "replace"), 2000))
             yield said
+
+
+def _ask(call: bytes, files: Sequence[int], stack: contextlib.ExitStack) -> None:
+    """Send a call to the process that reads; to a new one until ``stack`` ends, if there is none.
+
+    A child of who has it asks it, too: it knows nothing of what was learnt since. Raises
+    Unreadable, HostFault.
+    """
+    if _asking is not None:
+        try:
+            socket.send_fds(_asking[1], [call], files)
+        except OSError as error:
+            if _asking[0] == os.getpid():
+                raise Unreadable(f"the process that reads: {error.strerror}") from None
+        else:
+            return
+    try:
+        socket.send_fds(stack.enter_context(_reading()), [call], files)
+    except OSError as error:
+        raise Unreadable(f"the process that reads: {error.strerror}") from None
 
 
 def _exactly(answers: int, count: int, until: float) -> bytes:

@@ -251,7 +251,25 @@ def test_many_threads_ask_at_once():
     assert sorted(found) == [(n, [str(n).encode()]) for n in range(20)]
 
 
-def test_a_child_of_the_asking_process_has_one_of_its_own():
+def test_a_child_of_the_asking_process_asks_the_same(monkeypatch):
+    """So that who reads for a teardown in a prologue knows no more than for the prologue."""
+    with reader():
+        monkeypatch.setattr(sys.modules[__name__], "SECRET", b"of the site")
+        assert in_fork(lambda: list(read_apart(secret, until=later())) == [b""])
+
+
+def in_fork(true):
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            code = int(not true())
+        finally:
+            os._exit(code)
+    return os.waitpid(pid, 0)[1] == 0
+
+
+def test_a_child_that_has_closed_its_files_has_one_of_its_own():
     with reader():
         pid = os.fork()
         if pid == 0:
