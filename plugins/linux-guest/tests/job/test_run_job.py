@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -209,6 +210,22 @@ def test_root_has_the_site_epilogue_run_where_nobody_has(
     SiteEpilogue(str(guest.run_dir), "vn1", 3, seconds).release()
     (record,) = caplog.records
     assert f"{record.levelname} {record.getMessage()}".startswith(told)
+
+
+def test_a_port_without_room_keeps_no_guest(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The job's user has it, too, and may have connected until its queue was full."""
+    with socket.socket(socket.AF_UNIX) as port, contextlib.ExitStack() as others:
+        port.bind(str(tmp_path / "run.sock"))
+        port.listen(0)
+        with pytest.raises(BlockingIOError):
+            while True:
+                other = others.enter_context(socket.socket(socket.AF_UNIX))
+                other.setblocking(False)
+                other.connect(str(tmp_path / "run.sock"))
+        SiteEpilogue(str(tmp_path), "vn1", 0, LONG).release()
+    assert "not run to its end" in caplog.text
 
 
 def test_no_epilogue_keeps_a_guest_that_is_gone(tmp_path: Path) -> None:

@@ -69,7 +69,11 @@ class SiteEpilogue(Resource):
     def _run(self) -> tuple[int, str]:
         until = time.monotonic() + self.seconds
         with socket.socket(socket.AF_UNIX) as port:
+            port.setblocking(
+                False
+            )  # the user has the port, too, and can leave no room in its queue
             port.connect(str(Path(self.run_dir, RUN_SOCKET)))
+            port.setblocking(True)
             told = read_apart(
                 _ask, min(HELLO_SECONDS, self.seconds), until=until, files=[port.fileno()]
             )
