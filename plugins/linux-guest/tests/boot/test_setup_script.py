@@ -378,6 +378,7 @@ def test_packages_only_what_is_missing(fake_root: FakeRoot, plan) -> None:
         '#!/bin/sh\nfor name; do :; done\n[ "$name" = htop ] && echo "install ok installed"\n',
     )
     fake_root.stub("apt-get")
+    fake_root.stub("apt-cache", "#!/bin/sh\nprintf '%s\\n' g++ g++-12 numactl\n")
     items = [HOME, Package("numactl", "debian"), Package("numactl-rpm", "redhat")]
     ran = fake_root.setup(
         plan(image=DEBIAN), items, settings=Settings(packages_debian=("htop", "g++"))
@@ -388,6 +389,19 @@ def test_packages_only_what_is_missing(fake_root: FakeRoot, plan) -> None:
         ("DPkg::Lock::Timeout=120", "update"),
         ("g++", "numactl"),
     ]
+
+
+@pytest.mark.parametrize("name", ["numactl-", "numact.", "num"])
+def test_a_name_that_apt_get_would_take_for_something_else_is_no_package(
+    fake_root: FakeRoot, plan, name
+) -> None:
+    """For a package to remove (apt-get(8)), or for a pattern."""
+    fake_root.stub("dpkg-query", "#!/bin/sh\nexit 1\n")
+    fake_root.stub("apt-get")
+    fake_root.stub("apt-cache", "#!/bin/sh\nprintf '%s\\n' numactl\n")
+    ran = fake_root.setup(plan(image=DEBIAN), [HOME, Package(name, "debian")])
+    assert ran.code and f"there is no package {name}" in ran.output
+    assert len(ran.called("apt-get")) == 1, "it was installed"
 
 
 def test_packages_redhat(fake_root: FakeRoot, plan) -> None:

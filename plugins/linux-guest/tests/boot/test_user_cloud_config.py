@@ -57,6 +57,8 @@ BAD = {
     "#cloud-config\nruncmd: [[sleep, 5]]": "5 is no text",
     '#cloud-config\nruncmd: ["a\\0b"]': "is no text",
     "#cloud-config\npackages: ['-o=x']": "'-o=x' is not the name of a package",
+    "#cloud-config\npackages: ['auditd-']": "'auditd-' is not the name of a package",
+    "#cloud-config\npackages: [x.rpm]": "'x.rpm' is not the name of a package",
     "#cloud-config\npackages: [./x.deb]": "is not the name of a package",
     "#cloud-config\npackages: [[gdb, 1.0]]": "is no text",
     "#cloud-config\nwrite_files: [x]": "an item has path and content",

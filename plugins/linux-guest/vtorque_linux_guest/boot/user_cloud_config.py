@@ -28,7 +28,8 @@ MAX_EVENTS = 10_000  # of YAML: scalars, beginnings and ends
 MAX_DEPTH = 6
 MAX_ITEMS = 200  # of each list
 
-_PACKAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+_:-]{0,99}", re.ASCII)
+# To apt-get a name with "-" at its end is one to be removed; dnf takes files and groups, too.
+_PACKAGE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.+_:-]{0,98}[A-Za-z0-9+])?(?<!\.rpm)", re.ASCII)
 _MODE = re.compile(r"0?[0-7]{3}", re.ASCII)
 _FILE_KEYS = {"path", "content", "encoding", "permissions", "append", "defer"}
 _ENCODINGS = {"text/plain": False, "b64": True, "base64": True}

@@ -199,6 +199,12 @@ packages_debian() {
     if [ $# -gt 0 ]; then
         export DEBIAN_FRONTEND=noninteractive
         run apt-get -q -o DPkg::Lock::Timeout=120 update
+        # A name that there is not would be a pattern to apt-get, or with - or + at its end an order.
+        for name; do
+            if ! apt-cache pkgnames "${name%%:*}" | grep -Fqx -- "${name%%:*}"; then
+                fail "there is no package $name"
+            fi
+        done
         run apt-get -q -y -o DPkg::Lock::Timeout=120 --no-install-recommends install "$@"
     fi
 }
