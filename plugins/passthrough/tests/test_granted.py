@@ -164,14 +164,16 @@ def test_a_group_with_a_card_that_is_not_granted_is_no_guests(tmp_path):
     with pytest.raises(HostFault, match="number 0 is not alone in its group: 1 is in it"):
         asked(site, "gpu", gpus(0))
     assert items(site, "gpu", gpus(0, 1)) == (FIRST,)
-    with pytest.raises(HostFault, match="has no 2 PCI cards"):
+    with pytest.raises(HostFault, match="has no 2 PCI cards") as raised:
         asked(site, "gpu:2", gpus(0, 1))
+    assert not raised.value.blames_node, "users could take nodes out of service"
 
 
 def test_a_granted_card_that_is_broken_is_the_nodes_fault(site):
     Path(site[plugin.Settings].sysfs, "devices", FIRST, "reset").unlink()
-    with pytest.raises(HostFault, match=r"0000:3b:00\.0 cannot be reset"):
+    with pytest.raises(HostFault, match=r"0000:3b:00\.0 cannot be reset") as raised:
         asked(site, "gpu", gpus(0))
+    assert raised.value.blames_node
 
 
 def test_without_files_only_cards_that_no_driver_of_the_host_has_are_guests(tmp_path):

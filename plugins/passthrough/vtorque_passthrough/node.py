@@ -120,7 +120,7 @@ def vtorque_plan(guest: GuestPlan, site: Site) -> Iterator[Claim | Refusal | Not
             why = "".join(f"; {card.problem}" for card in of_class if card.problem)
             what = f"{number} PCI cards of class {of.name} for guests (usable: {len(free)}{why})"
             if of.resource and guest.granted is not None:
-                raise HostFault(f"has no {what}, though the job has been granted {of.resource}")
+                raise _fault(f"has no {what}, though the job has been granted {of.resource}", why)
             missing = why_no_vfio(settings.sysfs) if of_class else ""
             fix = f"it needs {missing}" if missing else "ask for fewer, or for another node"
             yield lacks(guest, what, option=PCI, required=settings.required, where=WHERE, fix=fix)
@@ -139,7 +139,7 @@ def _not_granted(guest: GuestPlan, site: Site) -> Iterator[Refusal]:
         given = need if guest.granted is None else guest.granted.get(resource, Grant(0)).count
         if given < need:
             said = f"the guests of node {guest.job.node} need {need} {resource}, the batch system"
-            fix = "submit with vsub, which asks for them, and change nothing of them later"
+            fix = "submit with vsub, which asks for them, none that are shared, and change nothing"
             yield Refusal(f"{said} has given the job {given}", PCI.key, guest[PCI], fix=fix)
 
 
@@ -161,12 +161,19 @@ def _granted(
     mine = []
     for number in grant.devices:
         if (card := next((c for c in found if at.get(number) in c.addresses), None)) is None:
-            raise HostFault(f"{where} {number} in the files of class {of.name} is no card of any")
-        others = {numbers[a] for a in card.addresses & numbers.keys()} - set(grant.devices)
-        if others:
-            raise HostFault(f"{where} {number} is not alone in its group: {min(others)} is in it")
+            raise _fault(f"{where} {number} in the files of class {of.name} is no card of any")
+        if others := {numbers[a] for a in card.addresses & numbers.keys()} - set(grant.devices):
+            raise _fault(f"{where} {number} is not alone in its group: {min(others)} is in it")
         mine.append(card)
     return mine
+
+
+def _fault(message: str, broken: str = "") -> HostFault:
+    """Return a fault that costs the node nothing unless cards are broken: a batch system that
+    counts several classes as one may have sent the job here, or its user asked for too little."""
+    fault = HostFault(message)
+    fault.blames_node = bool(broken)
+    return fault
 
 
 @hookimpl

@@ -72,18 +72,18 @@ def test_licences_of_torques_schedulers():
     ("exec_gpus", "nodes", "found"),
     [
         ("", "1:ppn=1", {}),
-        ("n1-gpu/0", "1:gpus=1", {"gpus": Grant(1)}),
+        ("n1-gpu/0", "1:gpus=1", {}),
         ("n1-gpu/0+n1-gpu/3", "1:ppn=4:gpus=2:exclusive_process:vt", {"gpus": Grant(2, (0, 3))}),
         ("n1-gpu/1+n2-gpu/0", "2:gpus=1:Exclusive_Thread", {"gpus": Grant(1, (1,))}),
         ("n2-gpu/1", "1:gpus=1:exclusive_process", {}),
-        ("n1-gpu/1", "1:gpus=1:shared", {"gpus": Grant(1)}),
-        ("n1-gpu/1", "1:gpus=1:exclusive_process:default", {"gpus": Grant(1)}),
-        ("n1-gpu/1", "1:gpus=1:exclusive_process+1:gpus=1", {"gpus": Grant(1)}),
+        ("n1-gpu/1", "1:gpus=1:shared", {}),
+        ("n1-gpu/1", "1:gpus=1:exclusive_process:default", {}),
+        ("n1-gpu/1", "1:gpus=1:exclusive_process+1:gpus=1", {}),
         ("n1-gpu/x+n1-mic/1+n1/1", "1:gpus=1:exclusive_process", {}),
     ],
 )
 def test_what_torque_has_granted(exec_gpus, nodes, found):
-    """As pbs_server 6.1.3 writes it; GPUs that other jobs may have too are counted, not named."""
+    """As pbs_server 6.1.3 writes it; GPUs that other jobs may have too are not the job's."""
     assert counted.torque_granted(exec_gpus, nodes, "n1") == found
 
 

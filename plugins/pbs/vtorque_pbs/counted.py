@@ -63,7 +63,7 @@ def torque_granted(exec_gpus: str, nodes: str, node: str) -> dict[str, Grant]:
 
     Args:
         exec_gpus: as the server says them: ``n1-gpu/0+n1-gpu/1`` (node_manager.c).
-        nodes: what was asked for: GPUs that others may have too are not named.
+        nodes: what was asked for: GPUs that others may have too are none of the job's.
         node: the node's name.
     """
     parts = [part.strip().rpartition("/") for part in exec_gpus.split("+")]
@@ -71,7 +71,7 @@ def torque_granted(exec_gpus: str, nodes: str, node: str) -> dict[str, Grant]:
     chunks = [chunk for chunk in nodes.split("+") if _GPUS.search(chunk)]
     modes = [mode.lower() for chunk in chunks for mode in _MODES.findall(chunk) or [""]]
     alone = all(mode.startswith("exclusive") for mode in modes) and len(modes) > 0
-    return {GPUS: Grant(len(found), found if alone else ())} if found else {}
+    return {GPUS: Grant(len(found), found)} if found and alone else {}
 
 
 def openpbs_asked(resources: Mapping[str, str]) -> dict[str, int]:
