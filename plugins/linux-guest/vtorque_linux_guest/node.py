@@ -27,7 +27,7 @@ vtorque_resources = always(Seed, SiteEpilogue)
 _CLEAN = """t="timeout 20 find"
 $t "$1" -xdev -depth -user 0 ! -type d -exec rm -f {} +
 $t "$1" -xdev -depth -user 0 -type d -exec rmdir {} + 2>/dev/null
-$t "$1" -xdev -depth -user 0 -type d -exec chown "$2" {} +
+$t "$1" -xdev -depth -user 0 -type d -exec chown -h "$2" {} +
 exit 0"""
 
 
@@ -38,6 +38,8 @@ def vtorque_guest_context(guest: GuestPlan, site: Site) -> Iterator[ContextItem]
     Every guest is set up as the user's cloud-config says. Raises Refused: that, or a directory in
     no share of the user's own files.
     """
+    if guest.request[CLEAN] and not guest.rank:  # before anything of the user's runs there
+        yield _clean(guest, guest.request[CLEAN])
     if (own := guest.request[CLOUD_CONFIG]) is not None:
         kin = family(guest.image) if guest.image.guest_type == "linux" else None
         wanted, allowed = user_cloud_config.read(own), site[Settings].user_modules
@@ -45,8 +47,6 @@ def vtorque_guest_context(guest: GuestPlan, site: Site) -> Iterator[ContextItem]
         yield from user_cloud_config.items(wanted, allowed, kin, guest.user, home)
     if guest.rank:
         return
-    if guest.request[CLEAN]:
-        yield _clean(guest, guest.request[CLEAN])
     if (own := guest.request[VM_PRECANCEL]) is not None:
         yield GuestFile(f"{SITE}/precancel", own.content, 0o500, "job")
         yield OnCancel((f"{SITE}/precancel",))

@@ -22,7 +22,15 @@ def runs(pid):
         return False
 
 
-@pytest.mark.parametrize(("said", "error"), [("{}", ""), ("no", ""), ("", "gone \x1b[2J")])
+@pytest.mark.parametrize(
+    ("said", "error"),
+    [
+        ("{}", ""),
+        ("no", ""),
+        ('{"phase": "", "guests": [{"rank": 1e999, "hostname": ""}]}', ""),
+        ("", "gone \x1b[2J"),
+    ],
+)
 def test_a_node_that_says_nonsense_is_named(monkeypatch, said, error):
     code = f"import sys; print({said!r}); sys.stderr.write({error!r})"
     monkeypatch.setattr(state, "vmgr", lambda *_: python(code))

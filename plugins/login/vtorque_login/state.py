@@ -70,7 +70,7 @@ def on_node(job_id: str, node: str, config: Path, wait: float) -> State:
         said = json.loads(answer)
         guests = tuple((int(guest["rank"]), str(guest["hostname"])) for guest in said["guests"])
         return State(str(said["phase"]), guests)
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError, ArithmeticError, RecursionError):
         text = printable(wrong.decode("utf-8", "replace").strip(), 500)
         raise HostFault(f"{node}: {text or 'said nothing of the job'}") from None
 

@@ -90,10 +90,19 @@ def test_torque_job_alone_by_its_processors_or_by_a_policy_somebody_acts_on(
 
 
 @pytest.mark.parametrize(
-    ("place", "alone"), [("excl", True), ("pack:exclhost", True), ("pack", False), ("", False)]
+    ("place", "vnode", "alone"),
+    [
+        ("excl", "n1", True),
+        ("excl", "n1[0]", False),
+        ("pack:exclhost", "n1[0]", True),
+        ("pack", "n1", False),
+        ("", "n1", False),
+    ],
 )
-def test_openpbs_tells_it_by_place(tmp_path, place, alone):
+def test_openpbs_tells_it_by_place(tmp_path, place, vnode, alone):
+    """``excl`` is said of vnodes, of which a host may have several."""
     settings = Settings(node="n1")
     node = OpenPbsNode(Site(Paths(tmp_path, tmp_path), settings), settings)
     words = ("id=7.srv", "owner=ada", "exec_host=n1/0", "request=vt1:AAAA", f"place={place}")
+    words += (f"vnodes=({vnode}:ncpus=1)",)
     assert node.job(words, {}).whole_node is alone

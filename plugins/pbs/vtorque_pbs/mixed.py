@@ -15,6 +15,7 @@ from vtorque_core.api.batch_system import BareNode
 
 _TRUE = frozenset({"true", "t", "yes", "y", "1"})  # OpenPBS, pbs_resources(7B), "boolean"
 _NUMBER = re.compile(r"[0-9]{1,6}", re.ASCII)
+_MOST_PARTS = 500  # of Torque's: finding their nodes may take a call within another for each
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,8 @@ def torque_places(
                 return True
         return False
 
+    if len(placed) > _MOST_PARTS:
+        raise Refused(f"a request with bare metal may have {_MOST_PARTS} parts, not {len(placed)}")
     if len(wanted) != len(placed) or not all(take(part, set()) for part in range(len(wanted))):
         raise Refused(
             "Torque does not tell where this request's parts with virtual machines are: give them "

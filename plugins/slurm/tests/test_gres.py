@@ -105,7 +105,17 @@ def test_what_slurm_has_granted(field, found):
 
 
 @pytest.mark.parametrize(
-    "field", ["gpu", "gpu:1", "gpu:1(IDX:0", "gpu:1(IDX:x)", "gpu:1(IDX:3-1)", ",", "gpu:1(IDX:0);"]
+    "field",
+    [
+        "gpu",
+        "gpu:1",
+        "gpu:1(IDX:0",
+        "gpu:1(IDX:x)",
+        "gpu:1(IDX:0-256)",
+        "gpu:1(IDX:3-1)",
+        ",",
+        "gpu:1(IDX:0);",
+    ],
 )
 def test_what_cannot_be_read_is_a_host_fault(field):
     with pytest.raises(HostFault, match="scontrol show job"):

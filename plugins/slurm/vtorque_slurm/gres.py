@@ -19,6 +19,7 @@ _COUNT = re.compile(r"([0-9]{1,15})([kmgtp]?)", re.ASCII | re.IGNORECASE)  # sba
 _OF_GPUS = ("gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket")
 _NAME = r"[^\s:,()]+"
 # As src/slurmctld/gres_ctld.c writes one: gpu:a100:2(IDX:0-1), gpu:1(IDX:0,3), bandwidth(CNT:10)
+_MOST_DEVICES = 256  # of a node; a user can write lines of scontrol's, too
 _GRANT = rf"({_NAME})(?::({_NAME}))??(?::([0-9]{{1,18}})\(IDX:([0-9,-]*)\)|\(CNT:([0-9]{{1,18}})\))"
 _SHARED = ("mps", "shard")  # gres.conf(5): several jobs have the same device
 
@@ -82,6 +83,9 @@ def granted(field: str) -> Mapping[str, Grant]:
         raise HostFault(f"scontrol show job: GRES={field[:80]} cannot be read")
     found: dict[str, Grant] = {}
     for name, kind, indexed, ids, counted in re.findall(_GRANT, field, re.ASCII):
+        spans = re.findall(r"([0-9]+)(?:-([0-9]+))?", ids)
+        if sum(int(last or first) - int(first) + 1 for first, last in spans) > _MOST_DEVICES:
+            raise HostFault(f"scontrol show job: {name} with more than {_MOST_DEVICES} devices")
         try:
             devices = tuple(int(n) for n in hostlist.expand(f"[{ids}]")) if ids else ()
         except ValueError as error:

@@ -87,7 +87,7 @@ class OpenPbsNode(PbsNode):
             bare=bare_nodes(places),
             detach=True,
             patience=PATIENCE,
-            whole_node=bool({"excl", "exclhost"} & set(given.get("place", "").split(":"))),
+            whole_node=_is_alone(given.get("place", ""), vnodes),
             queue=given.get("queue", ""),
             account=given.get("account", ""),
             granted=counted.openpbs_granted(
@@ -165,3 +165,10 @@ def chunks_on(vnodes: str, exec_host: str, node: str) -> Iterator[dict[str, str]
     for name, chunk in zip(names, re.findall(r"\(([^()]*)\)", vnodes), strict=False):
         for part in chunk.split("+") if name == node else ():
             yield dict(word.split("=", 1) for word in part.split(":") if "=" in word)
+
+
+def _is_alone(place: str, vnodes: str) -> bool:
+    """Return whether nobody else is on the job's hosts: ``excl`` is said of vnodes, of which a host
+    may have several (named ``host[0]``), ``exclhost`` of hosts. pbs_resources(7B)."""
+    words = place.split(":")
+    return "exclhost" in words or ("excl" in words and "[" not in vnodes)
