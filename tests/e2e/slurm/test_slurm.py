@@ -133,7 +133,7 @@ def test_two_nodes(clean):
     assert code == 6, err
     lines = out.decode().split("\n")
     assert int(lines[0]) >= int(clean.root("n2", "cat", "/tmp/slow"))
-    assert lines[1:5] == ["vn1", "vn1,vn2 2", "vn1 1", "vn2 1"]
+    assert lines[1:5] == ["vn1", "vn1,vn2 2", "vn1 1 0", "vn2 1 0"]
     assert [line.split()[-1] for line in lines[5:7]] == ["1", "1"]
     assert lines[7] == "vn1"
     assert b"3 nodes asked for, the job has 2 virtual machines" in err
