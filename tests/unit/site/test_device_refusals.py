@@ -74,7 +74,7 @@ BAD = [
     ("pci=10de:20b0", {}, AT_VSUB, r"pci=10de:20b0: has 10de:20b0, a PCI address or device num"),
     ("pci=gpu:0", {}, AT_VSUB, r"pci=gpu:0: is not a list of cards"),
     ("pci=gpu:../../x", {}, AT_VSUB, r"pci=gpu:../../x: is not a list of cards"),
-    ("pci=fpga:1", {}, ON_NODE,
+    ("pci=fpga:1", {}, AT_VSUB,
      r"pci=fpga:1: there is no class fpga \(limit: gpu, set by \[plugin.passthrough\] classes"),
     ("pci=gpu:5", {}, ON_NODE, r"pci=gpu:5: node n1 has no 5 PCI cards of class gpu"),
     ("pci=gpu:2", {"options": {"pci": {"allow": ["gpu:1"]}}}, AT_VSUB,
