@@ -85,6 +85,7 @@ def test_a_guest_that_hangs_is_ended(host):
     next_job_runs(node)
 
 
+@pytest.mark.full
 def test_a_console_that_is_flooded(host):
     """By root in the guest, all the while: the job runs, and the log has its limit."""
     node, before = host

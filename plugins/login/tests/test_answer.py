@@ -20,6 +20,8 @@ from vtorque_login import answer, channel, requests, state, waiting
 from vtorque_login.plugin import Settings
 from vtorque_testing.harness import PluginSite
 
+pytestmark = pytest.mark.e2e
+
 JOB, CONFIG = "42.srv", Path("/none.toml")
 
 

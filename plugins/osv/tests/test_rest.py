@@ -12,6 +12,8 @@ from vtorque_osv.script import Command
 
 from rest_double import Osv
 
+pytestmark = pytest.mark.e2e
+
 
 @pytest.fixture
 def osv():

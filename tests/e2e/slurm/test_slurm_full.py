@@ -15,7 +15,8 @@ IMAGE = "debian-mpi"
 MPI = ("-vm", f"img={IMAGE},ram=768M,vcpus=2")
 
 
-@pytest.mark.parametrize("count", [9, pytest.param(200, marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("count", [9, 200])
 def test_a_queue_of_jobs_runs_to_its_end(clean, count):
     """Unattended: singles and elements of arrays, good ones and failing ones, all once."""
     place = clean.home / f"soak{count}"

@@ -11,6 +11,8 @@ from vtorque_testing.example import ACME, AcmeHarness, AcmeNode, AcmeShell, Acme
 from vtorque_testing.harness import Ended
 from vtorque_testing.submit import in_child
 
+pytestmark = pytest.mark.e2e
+
 
 class TestExample(BatchContract):
     test_scripts_as_found_in_the_wild = None  # the embedded batch system's tests have them
