@@ -10,7 +10,8 @@ import tempfile
 from pathlib import Path
 
 from vtorque_core.api.image_builder import BuiltImage
-from vtorque_core.images import change, store
+from vtorque_core.images import store
+from vtorque_images import change
 
 
 def put_image(pool: Path) -> None:

@@ -23,7 +23,8 @@ import pytest
 
 from vtorque_core.api.image_builder import Builder
 from vtorque_core.api.values import Image
-from vtorque_core.images import change, store
+from vtorque_core.images import store
+from vtorque_images import change
 from vtorque_linux_guest.boot.seed import iso
 from vtorque_linux_guest.image.debian_builder import DebianBuilder
 from vtorque_linux_guest.image.micro_builder import MicroBuilder

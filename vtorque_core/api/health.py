@@ -9,6 +9,7 @@ from vtorque_core.api.node_job import Site
 from vtorque_core.base.record import dataclass
 
 ALIKE = "alike on all nodes"  # the check whose lines say what must be the same: ``what: value``
+LEAST_FREE = 1024  # MiB of a disk that vTorque writes to
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,21 @@ class HealthResult:
     status: Literal["ok", "warning", "failed"]
     message: str
     fix: str = ""
+
+
+def ok(message: str) -> HealthResult:
+    """Return a passed check."""
+    return HealthResult("ok", message)
+
+
+def failed(message: str, fix: str) -> HealthResult:
+    """Return a failed check with what to do."""
+    return HealthResult("failed", message, fix)
+
+
+def warning(message: str, fix: str) -> HealthResult:
+    """Return a check that passed with a reservation."""
+    return HealthResult("warning", message, fix)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What an image builder implements. The core alone checks, hashes and commits to the pool."""
+"""What an image builder implements. It leaves checking, hashing and the pool to ``vmgr images``."""
 
 from __future__ import annotations
 

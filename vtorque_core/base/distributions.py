@@ -10,7 +10,7 @@ CORE = "vtorque-core"
 PLUGINS = {
     name: f"vtorque-{name}"
     for name in (
-        "archive", "cluster", "disk-image", "iocm", "joblog",
+        "archive", "cluster", "disk-image", "images", "iocm", "joblog",
         "linux-guest", "local", "login", "mpi", "oci", "osv", "passthrough", "pbs", "pinning",
         "report", "scam", "slurm", "snap", "telemetry", "unclot", "vrdma",
     )

@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 
+from vtorque_core.api.tables import plain
 from vtorque_core.base.errors import UsageError, printable
-from vtorque_core.cli.table import plain
 from vtorque_core.site.config import Site
 from vtorque_core.site.job_limits import OF_BATCH, Facts, facts_of_user
 from vtorque_core.site.load import load

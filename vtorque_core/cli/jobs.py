@@ -13,8 +13,8 @@ from typing import Any
 import click
 
 from vtorque_core.api.batch_system import JobInfo, JobOnNode, Submitter
+from vtorque_core.api.tables import plain
 from vtorque_core.base.errors import Refused, printable
-from vtorque_core.cli.table import plain
 from vtorque_core.site.load import load
 
 _COLUMNS = ("ID", "NAME", "USER", "STATE", "NODE", "ELAPSED")

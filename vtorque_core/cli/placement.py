@@ -10,10 +10,10 @@ from typing import Any
 
 import click
 
+from vtorque_core.api import tables
 from vtorque_core.api.host_topology import NumaNode
 from vtorque_core.base.errors import UsageError, printable
 from vtorque_core.base.sizes import show_mib
-from vtorque_core.cli import table
 from vtorque_core.plan.placement import ledger, node_hardware
 from vtorque_core.plan.placement.job_cores import NodeShare, Taken
 from vtorque_core.plan.placement.topology import cpu_list, show_cpus
@@ -43,9 +43,9 @@ def show(config: Path, as_json: bool) -> None:
 
 def show_tables(found: dict[str, Any]) -> None:
     """Print what :func:`describe` returns: a row a NUMA node, then one a guest."""
-    table.show(_NODES, [_node(node, found) for node in found["nodes"]])
+    tables.show(_NODES, [_node(node, found) for node in found["nodes"]])
     guests = [_guest(job, guest) for job in found["jobs"] for guest in job["guests"]]
-    table.show(_GUESTS, guests, () if guests else ("no guests on this node",))
+    tables.show(_GUESTS, guests, () if guests else ("no guests on this node",))
 
 
 def describe(states: Sequence[JournalState], share: NodeShare) -> dict[str, Any]:

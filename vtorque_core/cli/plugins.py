@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vtorque_core import __version__
+from vtorque_core.api.tables import show
 from vtorque_core.base.entry_points import version_of
 from vtorque_core.base.errors import EXIT_FAILED, EXIT_OK, ConfigError
 from vtorque_core.cli.lazy import config_option, json_option
-from vtorque_core.cli.table import show
 from vtorque_core.site.plugins import BUILTIN, Plugins, installed
 
 if TYPE_CHECKING:

@@ -10,12 +10,18 @@ import click
 from vtorque_core.cli.lazy import HELP, LazyGroup, config_option, run
 
 _COMMANDS = (
-    "vtorque_core.cli.images:images",
     "vtorque_core.cli.jobs:ps",
     "vtorque_core.cli.jobs:cancel",
 )
 
 
+_IMAGES = {
+    **dict.fromkeys(
+        ("build", "default", "label", "list", "remove", "show", "sign", "verify"), "vtorque-images"
+    ),
+    **dict.fromkeys(("add", "update"), "vtorque-disk-image"),
+    "sync": "vtorque-cluster",
+}
 _ELSEWHERE = {
     "logs": "vtorque-joblog",
     "report": "vtorque-report",
@@ -34,6 +40,11 @@ def vmgr(ctx: click.Context, config: Path) -> None:
     Exit codes: 0 done, 1 failed, 2 wrong usage or refused.
     """
     ctx.obj = config
+
+
+@vmgr.group(cls=LazyGroup, lazy=(), elsewhere=_IMAGES, context_settings=HELP)
+def images() -> None:
+    """Look at the images that guests start from, and manage them."""
 
 
 def main() -> NoReturn:

@@ -15,14 +15,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from vtorque_core.api.confined_tool import path_of
 from vtorque_core.base.errors import ConfigError, HostFault, Refusal, Refused, printable
 from vtorque_core.base.run_tool import guarded
 from vtorque_core.base.trust import effective_root, require_root_owned
-from vtorque_core.images.sidecar import MAX_SIGNATURE, Sidecar
+from vtorque_core.images.sidecar import Sidecar
 
 NAMESPACE = "vtorque-image"  # a signature for anything else is none of an image
 _PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
-_ENV = {"PATH": _PATH, "LC_ALL": "C", "HOME": "/nonexistent"}
+ENV = {"PATH": _PATH, "LC_ALL": "C", "HOME": "/nonexistent"}
 _NOBODY = ("--reuid", "65534", "--regid", "65534", "--clear-groups")
 _SECONDS = 20.0  # for one call, which takes milliseconds
 _MAX_SIGNERS = 1 << 20  # bytes of the allowed signers file
@@ -64,52 +65,17 @@ def signer_of(sidecar: Sidecar, signers: Path) -> str:
     text = _read(signers)
     if not sidecar.signature:
         raise _refusal(sidecar, "the image is not signed", signers)
-    with _handed(text, sidecar.signature.encode()) as (allowed, signature):
+    with handed(text, sidecar.signature.encode()) as (allowed, signature):
         files = (allowed, signature)
-        found = ("-s", _path(signature), "-f", _path(allowed))
-        code, said, words = _keygen("find-principals", *found, files=files)
+        found = ("-s", path_of(signature), "-f", path_of(allowed))
+        code, said, words = keygen("find-principals", *found, files=files)
         names = [name for line in said.splitlines() for name in line.split(",") if name]
         for name in names if code == 0 else ():
             asked = ("-I", name, "-n", NAMESPACE, *found)
-            code, _, words = _keygen("verify", *asked, files=files, stdin=signed_bytes(sidecar))
+            code, _, words = keygen("verify", *asked, files=files, stdin=signed_bytes(sidecar))
             if code == 0:
                 return name
     raise _refusal(sidecar, f"its signature is not valid ({words})", signers)
-
-
-def check_well_made(sidecar: Sidecar, text: str) -> None:
-    """Check that ``text`` is a signature of this image by any key. Raises Refused, HostFault."""
-    if not 0 < len(text) <= MAX_SIGNATURE or not text.isascii():
-        raise Refused(f"is no signature: of 1 to {MAX_SIGNATURE} bytes, as ssh-keygen writes it")
-    with _handed(text.encode()) as (signature,):
-        asked = ("-n", NAMESPACE, "-s", _path(signature))
-        code, _, words = _keygen(
-            "check-novalidate", *asked, files=(signature,), stdin=signed_bytes(sidecar)
-        )
-    if code != 0:
-        raise Refused(f"is no signature of image {sidecar.name} as it is now ({words})")
-
-
-def sign(sidecar: Sidecar, key: Path) -> str:
-    """Return the signature of an image by a private key.
-
-    As who may read the key; a passphrase is asked for on the terminal. Raises Refused with
-    ssh-keygen's words, HostFault.
-    """
-    try:
-        done = subprocess.run(
-            [_program(), "-Y", "sign", "-q", "-n", NAMESPACE, "-f", str(key.absolute())],
-            input=signed_bytes(sidecar),
-            capture_output=True,
-            env=_ENV,
-            check=False,
-        )
-    except ValueError:
-        raise Refused(f"{printable(str(key))}: is no path of a key") from None
-    text = done.stdout.decode("ascii", "replace")
-    if done.returncode != 0 or not text:
-        raise Refused(f"{printable(str(key))}: ssh-keygen does not sign with it: {_last(done)}")
-    return text
 
 
 def _refusal(sidecar: Sidecar, reason: str, signers: Path) -> Refused:
@@ -136,7 +102,7 @@ def _read(signers: Path) -> bytes:
 
 
 @contextmanager
-def _handed(*texts: bytes) -> Iterator[tuple[int, ...]]:
+def handed(*texts: bytes) -> Iterator[tuple[int, ...]]:
     """Give files in memory: nobody can read them by path, or exchange them meanwhile."""
     files: list[int] = []
     try:
@@ -149,28 +115,25 @@ def _handed(*texts: bytes) -> Iterator[tuple[int, ...]]:
             os.close(file)
 
 
-def _path(descriptor: int) -> str:
-    return f"/proc/self/fd/{descriptor}"
-
-
-def _program() -> str:
+def program() -> str:
+    """Return the path of ssh-keygen. Raises HostFault."""
     program = shutil.which("ssh-keygen", path=_PATH)
     if program is None:
         raise HostFault(f"ssh-keygen: not found in {_PATH}: install openssh-client")
     return program
 
 
-def _keygen(
+def keygen(
     action: str, *argv: str, files: tuple[int, ...], stdin: bytes = b""
 ) -> tuple[int, str, str]:
     """Run ``ssh-keygen -Y`` on open files; return exit code, stdout and its last words."""
     rights = _NOBODY if effective_root() else ()
     try:
         done = subprocess.run(
-            guarded(_program(), "-Y", action, *argv, rights=rights),
+            guarded(program(), "-Y", action, *argv, rights=rights),
             input=stdin,
             capture_output=True,
-            env=_ENV,
+            env=ENV,
             pass_fds=files,
             cwd="/",
             timeout=_SECONDS,
@@ -178,10 +141,10 @@ def _keygen(
         )
     except subprocess.TimeoutExpired:
         raise HostFault(f"ssh-keygen -Y {action}: no end after {_SECONDS:g} s") from None
-    return done.returncode, done.stdout.decode("utf-8", "replace"), _last(done)
+    return done.returncode, done.stdout.decode("utf-8", "replace"), last_words(done)
 
 
-def _last(done: subprocess.CompletedProcess[bytes]) -> str:
+def last_words(done: subprocess.CompletedProcess[bytes]) -> str:
     """Return what ssh-keygen says is wrong; its last line is often no more than that it failed."""
     words = done.stderr.decode("utf-8", "replace").strip().splitlines()
     return printable(words[0] if words else f"exit code {done.returncode}", 200)

@@ -1,1 +1,1 @@
-"""Public: what a plugin's own root process may ask of a running node."""
+"""Public: what plugins' own processes and commands may ask of a node."""

@@ -1,144 +1,93 @@
-"""Public, for what fills nodes' own copies of images: what there is to send, and taking it. Root's.
+"""Public, for what looks at images and changes them: the pool, nodes' copies, what the site says.
 
-What was sent lies as in a pool, in any directory that is root's and on the cache's file system:
-``<name>/image.json`` and ``<name>/<version>/<file>``, less the files that the cache has.
+Most of it is the core's own reading of images, exported: a name imported ``as`` itself (PEP 484).
+Users read, only root changes.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
-import shutil
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
-from vtorque_core.api.setup_steps import make_directories
-from vtorque_core.base.errors import Refused, UsageError
-from vtorque_core.base.names import Paths
-from vtorque_core.base.record import dataclass
-from vtorque_core.base.trust import effective_root
-from vtorque_core.images import change, pool, sidecar, store
-from vtorque_core.images.sidecar import Sidecar
+from vtorque_core.api.vm_options import IMG
+from vtorque_core.base.errors import Refusal, Refused, UsageError
+from vtorque_core.base.safefs import fsync as fsync
+from vtorque_core.base.trust import effective_root as effective_root
+from vtorque_core.images import signature as signature
+from vtorque_core.images import store as store
+from vtorque_core.images.pool import Broken as Broken
+from vtorque_core.images.pool import Listed as Listed
+from vtorque_core.images.pool import bad as bad
+from vtorque_core.images.pool import check_name as check_name
+from vtorque_core.images.pool import check_pool as check_pool
+from vtorque_core.images.pool import describe as describe
+from vtorque_core.images.pool import file_status as file_status
+from vtorque_core.images.pool import has_copy as has_copy
+from vtorque_core.images.pool import listing as listing
+from vtorque_core.images.pool import lookup as lookup
+from vtorque_core.images.pool import read_sidecar as read_sidecar
+from vtorque_core.images.pool import unknown as unknown
+from vtorque_core.images.sidecar import MAX_SIGNATURE as MAX_SIGNATURE
+from vtorque_core.images.sidecar import SIDECAR as SIDECAR
+from vtorque_core.images.sidecar import FileRecord as FileRecord
+from vtorque_core.images.sidecar import Sidecar as Sidecar
+from vtorque_core.images.sidecar import boots_by_uefi as boots_by_uefi
+from vtorque_core.images.sidecar import check_facts as check_facts
+from vtorque_core.images.sidecar import file_names as file_names
+from vtorque_core.images.sidecar import names as names
+from vtorque_core.images.sidecar import version_of as version_of
+from vtorque_core.images.signature import acceptor as acceptor
+from vtorque_core.images.signature import signed_bytes as signed_bytes
+from vtorque_core.images.signature import signer_of as signer_of
+from vtorque_core.site import edit
+from vtorque_core.site.config import Site as Site
+from vtorque_core.site.config import build, parse_toml
+from vtorque_core.site.job_limits import facts_of_user
 from vtorque_core.site.load import load
+from vtorque_core.site.option_limits import Limits, refusal
+from vtorque_core.site.plugins import Plugins as Plugins
+from vtorque_core.site.policy import options_for
 
 
-@dataclass(frozen=True)
-class Places:
-    """Where images are: the pool, this node's copies; ``paths``: of its jobs, that use them."""
-
-    pool: Path
-    cache: Path
-    paths: Paths
+def site_of(config: Path) -> Site:
+    """Return the site config, as any user reads it. Raises ConfigError."""
+    return load(config, node=False)[0]
 
 
-def places(config: Path) -> Places:
-    """Return where the site has its images. Raises UsageError, also for a site without a cache."""
+def root_site(config: Path) -> tuple[Site, Plugins]:
+    """Return config and plugins for a command that changes images. Raises UsageError, as above."""
     if not effective_root():
-        raise UsageError("only root can copy images")
-    site, _ = load(config, node=True)
-    if not site.images.cache:
-        raise UsageError(f"[images] cache is not set in {site.path}: there is nowhere to copy to")
-    return Places(site.images.pool, Path(site.images.cache), site.paths)
+        raise UsageError("only root can change the image pool")
+    return load(config, node=True)
 
 
-def files(places: Places, names: Sequence[str] = ()) -> dict[str, list[str]]:
-    """Return the files of images (none named: of all) of the pool, by image, as paths in the pool.
+def refused_by(site: Site, name: str) -> Refusal | None:
+    """Return the site's refusal of an image's name ([options.img] allow and deny), or None."""
+    options = site.options
+    if site.limits:
+        options = options_for(site, facts_of_user())
+    limits = options.get(IMG.key, Limits())
+    if limits.allow is None and not limits.deny:
+        return None
+    return refusal(IMG, limits, name, name, site.place)
 
-    Raises Refused: no such image, or it cannot be read; HostFault: no pool.
-    """
-    found = {}
-    for name in names or sidecar.names(places.pool):
-        known = pool.describe(places.pool, name)
-        inside = [sidecar.SIDECAR, *(f"{known.version}/{file}" for file in known.files)]
-        found[name] = [f"{name}/{file}" for file in inside]
+
+def check_allowed(site: Site, name: str) -> None:
+    """Raise Refused if the site's policy does not let users have this image. Root sees all."""
+    against = refused_by(site, name)
+    if against is not None and not effective_root():
+        raise Refused(against)
+
+
+def default(site: Site) -> str | None:
+    """Return the image of jobs that name none ([options.img] default)."""
+    found: str | None = site.options.get(IMG.key, Limits()).default
     return found
 
 
-def receiving(places: Places, name: str) -> Path:
-    """Return the cache's own directory for what is sent; both are made if they are missing.
-
-    Raises Refused if others than root can write the cache, before anything is done in it; OSError.
-    """
-    make_directories(places.cache)
-    pool.check_pool(places.cache)
-    sent = places.cache / name
-    sent.mkdir(mode=0o755, exist_ok=True)
-    return sent
-
-
-def take(places: Places, sent: Path, names: Iterable[str]) -> list[str]:
-    """Make images of the cache of what was sent, and remove that; return those that are new.
-
-    An image that is there already gets the labels and the signature that were sent. After a kill,
-    or a HostFault, it goes on where it was. Raises Refused: others than root can write the cache or
-    what was sent, or a copy has not the hash that its sidecar says, and is thrown away; HostFault:
-    no room.
-    """
-    for directory in (places.cache, sent):
-        pool.check_pool(directory)
-    copies = [pool.describe(sent, name) for name in names]
-    new = [copy for copy in copies if not pool.has_copy(places.cache, copy)]
-    for copy in new:
-        _gather(places.cache, sent, copy)
-    store.sweep(places.cache, places.paths)  # also what is damaged and has no name: sent next time
-    for copy in copies:
-        if copy in new:
-            _commit(places, sent, copy)
-        else:
-            _adopt(places.cache, copy)
-        shutil.rmtree(sent / copy.name, ignore_errors=True)
-    return [copy.name for copy in new]
-
-
-def keep_only(places: Places, names: Iterable[str]) -> list[str]:
-    """Remove all other images from the cache, their files when no job uses them; return them.
-
-    Raises Refused if others than root can write the cache.
-    """
-    pool.check_pool(places.cache)
-    others = sorted({*sidecar.names(places.cache)} - {*names})
-    for name in others:
-        change.remove(places.cache, name, paths=places.paths, when_free=True)
-    return others
-
-
-def _gather(cache: Path, sent: Path, copy: Sidecar) -> None:
-    """Put all files of a copy beside each other.
-
-    A commit that was killed has moved them one directory down, or into the cache already; what the
-    cache has was not sent.
-    """
-    part, there = sent / copy.name / copy.version, cache / copy.name / copy.version
-    part.mkdir(mode=0o755, exist_ok=True)
-    for inside in (part / part.name).glob("*"):
-        inside.rename(part / inside.name)
-    with contextlib.suppress(FileNotFoundError):
-        (part / part.name).rmdir()
-    for file in copy.files:
-        if not os.path.lexists(part / file) and os.path.lexists(there / file):
-            (there / file).rename(part / file)
-
-
-def _commit(places: Places, sent: Path, copy: Sidecar) -> None:
-    def signed(new: Sidecar) -> str:
-        if new.version != copy.version:
-            raise Refused(f"image {copy.name}: its copy is {new.version}, not {copy.version}")
-        return copy.signature
-
-    made = copy.name, sent / copy.name / copy.version, copy.built, copy.builder
-    try:
-        change.commit(places.cache, *made, paths=places.paths, sign=signed)
-    except Refused:
-        shutil.rmtree(sent / copy.name, ignore_errors=True)
-        raise
-
-
-def _adopt(cache: Path, copy: Sidecar) -> None:
-    """Have an image of the cache say what the pool says of the same version."""
-
-    def adopted(now: Sidecar) -> Sidecar:
-        same = now.version == copy.version
-        return replace(now, built=copy.built, signature=copy.signature) if same else now
-
-    change.rewrite(cache, copy.name, "sync", adopted)
+def set_default(config: Path, name: str) -> None:
+    """Write that to the config, as root. Raises as :func:`root_site`, Refused, HostFault."""
+    site, plugins = root_site(config)
+    lookup(site.images.pool, name)
+    new = edit.with_text(edit.read(site.path), f"options.{IMG.key}", "default", name)
+    build(parse_toml(new.encode(), site.path), plugins, node=True)  # refuses what policy forbids
+    edit.write(site.path, new)

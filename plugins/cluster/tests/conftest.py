@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from vtorque_cluster.cache import Places
 from vtorque_core.api import Paths
-from vtorque_core.live.images import Places
 
 
 @pytest.fixture

@@ -8,14 +8,15 @@ import pytest
 from click.testing import CliRunner, Result
 
 from programs import fake_program
+from vtorque_cluster.cache import Places
 from vtorque_cluster.command import _site_secret
 from vtorque_core.api import ConfigError, UsageError
 from vtorque_core.api.image_builder import BuiltImage
 from vtorque_core.base import run_tool
 from vtorque_core.cli.vmgr import vmgr
-from vtorque_core.images import change, store
+from vtorque_core.images import store
 from vtorque_core.live import images
-from vtorque_core.live.images import Places
+from vtorque_images import change
 
 
 def test_the_secret_of_all_nodes_is_made_once(places: Places) -> None:

@@ -13,16 +13,17 @@ import pytest
 
 from programs import fake_program
 from vtorque_cluster import sync
+from vtorque_cluster.cache import Places
 from vtorque_cluster.sync import Synced, push, receive
 from vtorque_core.api.image_builder import BuiltImage
 from vtorque_core.base.errors import HostFault, Refused
 from vtorque_core.base.locks import take_lock
-from vtorque_core.images import change, sidecar, store
+from vtorque_core.images import sidecar, store
 from vtorque_core.images.pool import describe, list_images, lookup
-from vtorque_core.live.images import Places
-from vtorque_core.node.admin import doctor_images
 from vtorque_core.site.config import Site
 from vtorque_core.site.schema import Images
+from vtorque_images import change
+from vtorque_images import health as doctor_images
 
 MIB = 1 << 20
 Send = Callable[..., Synced]

@@ -24,8 +24,8 @@ from vtorque_core.api import (
 )
 
 if TYPE_CHECKING:
+    from vtorque_cluster.cache import Places
     from vtorque_cluster.on_nodes import Answer
-    from vtorque_core.live.images import Places
 
 _NODES = click.option("--nodes", metavar="NODESET", required=True, help="Which: n[1-3],m7.")
 _CONFIG = click.option("--config", type=click.Path(path_type=Path), help="Other config file.")
@@ -142,10 +142,10 @@ def sync(
     An interrupted copy goes on where it was. What has not the hash that the pool's sidecar says is
     thrown away. Without names, images that the pool has no more are removed when they are free.
     """
-    from vtorque_cluster.sync import receive  # noqa: PLC0415 - only what the command needs
-    from vtorque_core.live import images  # noqa: PLC0415
+    from vtorque_cluster import cache  # noqa: PLC0415 - only what the command needs
+    from vtorque_cluster.sync import receive  # noqa: PLC0415
 
-    places = images.places(config)
+    places = cache.places(config)
     if nodes is not None:
         _send(config, places, names, nodes, fanout)
     elif received:
@@ -160,15 +160,15 @@ def sync(
 
 def _send(config: Path, places: Places, names: tuple[str, ...], nodes: str, fanout: int) -> None:
     """Send images to the nodes and have them taken; end with exit code 1 unless all did well."""
+    from vtorque_cluster import cache  # noqa: PLC0415
     from vtorque_cluster.on_nodes import nodes_of, together  # noqa: PLC0415 - ClusterShell
     from vtorque_cluster.progress import progress  # noqa: PLC0415
     from vtorque_cluster.sync import NODE_TIME, push  # noqa: PLC0415
-    from vtorque_core.live import images  # noqa: PLC0415
 
     wanted = nodes_of(nodes)
     argv = [_program("vmgr"), "--config", str(config.absolute()), "images", "sync", "--received"]
     argv += [] if names else ["--only"]
-    names = names or tuple(images.files(places))
+    names = names or tuple(cache.files(places))
     failed: dict[str, list[str]] = {}
     with progress() as tell, ThreadPoolExecutor(fanout) as threads:
         tell(f"sending {len(names)} images to {len(wanted)} nodes")

@@ -11,9 +11,9 @@ import os
 import shutil
 from collections.abc import Sequence
 
+from vtorque_cluster import cache
+from vtorque_cluster.cache import Places
 from vtorque_core.api import HostFault, dataclass, run_tool, take_lock
-from vtorque_core.live import images
-from vtorque_core.live.images import Places
 
 PARTIAL = ".partial"
 NODE_TIME = 86400.0  # seconds for one node
@@ -33,7 +33,7 @@ def push(places: Places, wanted: Sequence[str], node: str, ssh: str = "ssh") -> 
 
     Resumable; ``receive`` must follow there. Raises Refused, HostFault with rsync's words.
     """
-    found = images.files(places, wanted).values()
+    found = cache.files(places, wanted).values()
     parts = [f"{places.pool}/./{file}" for files in found for file in files]
     target = f"{places.cache}/{PARTIAL}"
     quoted = "'" + target.replace("'", "'\\''") + "'"
@@ -58,11 +58,11 @@ def receive(places: Places, wanted: Sequence[str], *, only: bool = False) -> Syn
     synchronisation is at work.
     """
     try:
-        sent = images.receiving(places, PARTIAL)
+        sent = cache.receiving(places, PARTIAL)
         lock = take_lock(places.paths.run / "image-sync.lock", 0)
         try:
-            new = images.take(places, sent, wanted)
-            gone = images.keep_only(places, wanted) if only else []
+            new = cache.take(places, sent, wanted)
+            gone = cache.keep_only(places, wanted) if only else []
             for part in sent.iterdir() if only else ():
                 shutil.rmtree(part, ignore_errors=True)
         finally:

@@ -9,8 +9,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from vtorque_core.base.errors import Refused, UsageError
-from vtorque_core.cli.images import common
 from vtorque_core.cli.vmgr import vmgr
+from vtorque_core.live import images
 
 FACTS = ("--guest-type", "linux", "--distro", "tiny", "--arch", "x86_64")
 KERNEL = b"\x7fELF\x02\x01\x01" + bytes(9) + b"\2\0\x3e\0" + bytes(200)
@@ -18,7 +18,7 @@ KERNEL = b"\x7fELF\x02\x01\x01" + bytes(9) + b"\2\0\x3e\0" + bytes(200)
 
 @pytest.fixture
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(common, "effective_root", lambda: True)
+    monkeypatch.setattr(images, "effective_root", lambda: True)
     (tmp_path / "pool").mkdir(mode=0o755)
     text = f'[images]\npool = "{tmp_path}/pool"\n[paths]\nstate = "{tmp_path}/s"\n'
     path = tmp_path / "site.toml"

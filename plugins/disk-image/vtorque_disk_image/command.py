@@ -77,7 +77,7 @@ def update(ctx: click.Context, /, name: str, file: Path, **said: Any) -> None:
 
 
 def _build(ctx: click.Context, name: str, file: Path, said: dict[str, Any], **how: bool) -> None:
-    """Call the command ``build`` beside this one: what changes the pool is the core's."""
+    """Call the command ``build`` beside this one: what changes the pool is the plugin images'."""
     sign_key, as_json = said.pop("sign_key"), said.pop("as_json")
     labels = said.pop("labels")
     for label in labels:

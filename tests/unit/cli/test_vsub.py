@@ -13,7 +13,8 @@ from vtorque_core.api.image_builder import BuiltImage
 from vtorque_core.base.errors import UsageError
 from vtorque_core.base.names import CONFIG_PATH
 from vtorque_core.cli.vsub import main, split_config
-from vtorque_core.images import change, store
+from vtorque_core.images import store
+from vtorque_images import change
 
 HEAVY = (
     "libvirt", "jinja2", "rich", "cryptography", "pycdlib", "click", "ctypes", "pickle",

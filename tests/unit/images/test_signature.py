@@ -16,7 +16,8 @@ from vtorque_core.api.image_builder import BuiltImage
 from vtorque_core.base.errors import HostFault, Refused
 from vtorque_core.images import signature
 from vtorque_core.images.sidecar import MAX_SIGNATURE, FileRecord, Sidecar, parse_sidecar
-from vtorque_core.images.signature import NAMESPACE, check_well_made, sign, signed_bytes, signer_of
+from vtorque_core.images.signature import NAMESPACE, signed_bytes, signer_of
+from vtorque_images.signing import check_well_made, sign
 
 __all__ = ["allow", "keys", "signers"]  # fixtures
 

@@ -13,14 +13,13 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from vtorque_core.api import health
-from vtorque_core.api.health import HealthResult
+from vtorque_core.api.health import LEAST_FREE, HealthResult, failed, ok, warning
 from vtorque_core.api.setup_steps import Check, Mark, SetupStep
 from vtorque_core.base import children, hypervisor, kvm, trust
 from vtorque_core.base.errors import HostFault, VtorqueError
 from vtorque_core.base.names import derive
 from vtorque_core.base.record import dataclass
-from vtorque_core.node.admin import doctor_images, setup_batch
-from vtorque_core.node.admin.doctor_images import failed, ok, warning
+from vtorque_core.node.admin import setup_batch
 from vtorque_core.plan import guest_uids, subordinate_ids
 from vtorque_core.plan.placement import node_hardware
 from vtorque_core.resources import netfilter
@@ -58,8 +57,6 @@ def examine(site: Site, plugins: Plugins, user: str | None = None) -> Iterator[F
         ("confinement", check_confinement),
         ("acceleration", check_accel),
         ("network", check_network),
-        ("image pool", doctor_images.check_pool),
-        ("image cache", doctor_images.check_cache),
         ("shares", check_shares),
         (health.ALIKE, check_alike),
         ("directories", check_directories),
@@ -257,7 +254,7 @@ def check_directories(site: Site) -> Iterator[HealthResult]:
         else:
             yield ok(f"{path} is root's")
     free = shutil.disk_usage(site.paths.state if site.paths.state.is_dir() else "/").free >> 20
-    if free < doctor_images.LEAST_FREE:
+    if free < LEAST_FREE:
         yield warning(f"{site.paths.state}: {free} MiB free", "make room for job disks")
 
 

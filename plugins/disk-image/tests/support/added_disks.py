@@ -8,8 +8,8 @@ from pathlib import Path
 from vtorque_core.api.image_builder import Building, BuiltImage
 from vtorque_core.api.values import Image
 from vtorque_core.base.names import Paths
-from vtorque_core.images import change
 from vtorque_disk_image.builder import NAME, DiskBuilder
+from vtorque_images import change
 
 
 class Quiet:

@@ -23,19 +23,20 @@ from added_disks import KNOWN, Quiet, add
 from programs import fake_program
 from reachable import reachable
 from vtorque_cluster import sync
+from vtorque_cluster.cache import Places
 from vtorque_core.api import confined_tool
 from vtorque_core.api.image_builder import BuiltImage
 from vtorque_core.base.errors import Refused
 from vtorque_core.base.locks import job_lock
 from vtorque_core.base.names import JobAttempt, Paths
-from vtorque_core.images import change, store
+from vtorque_core.images import store
 from vtorque_core.images.pool import Broken, describe, list_images, listing, lookup
-from vtorque_core.live.images import Places
 from vtorque_core.node.end.reap import release_job
 from vtorque_core.records.journal import Journal
 from vtorque_core.records.reading import JobHeader
 from vtorque_core.resources.image_use import ImageUse
 from vtorque_core.site.plugins import Plugins
+from vtorque_images import change
 
 pytestmark = pytest.mark.e2e
 

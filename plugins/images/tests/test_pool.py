@@ -20,11 +20,11 @@ from image_keys import BUILT
 from reachable import reachable
 from vtorque_core.api.image_builder import BuiltImage
 from vtorque_core.base.errors import HostFault, Refused, VtorqueError
-from vtorque_core.images import change as images
 from vtorque_core.images import store
-from vtorque_core.images.check import check_disk
 from vtorque_core.images.pool import Broken, describe, list_images, listing, lookup, select
 from vtorque_core.images.sidecar import MAX_CMDLINE, check_facts, parse_sidecar
+from vtorque_images import change as images
+from vtorque_images.check import check_disk
 
 MICRO = replace(BUILT, kernel="vmlinux", initrd="initrd", labels={"init": "micro"})
 

@@ -20,15 +20,15 @@ from vtorque_core.api.values import hookimpl
 from vtorque_core.base.errors import ConfigError, HostFault, Refused, UsageError, VtorqueError
 from vtorque_core.base.locks import job_lock
 from vtorque_core.base.names import JobAttempt, Paths
-from vtorque_core.cli import images as command
-from vtorque_core.cli.images import common, table
 from vtorque_core.cli.vmgr import vmgr
 from vtorque_core.images.pool import describe, lookup
 from vtorque_core.images.sidecar import FileRecord, Sidecar
+from vtorque_core.live import images
 from vtorque_core.records.journal import Journal
 from vtorque_core.records.reading import JobHeader
 from vtorque_core.resources.image_use import ImageUse
-from vtorque_core.site import load as cli_site
+from vtorque_images import pool_commands as command
+from vtorque_images import table
 
 
 class Fake:
@@ -59,7 +59,7 @@ run = "{tmp_path}/run"
 [options.img]
 deny = ["secret-*"]
 """)
-    real = cli_site.load
+    real = images.load
 
     class Builders:
         @hookimpl
@@ -71,14 +71,14 @@ deny = ["secret-*"]
         plugins.register("fake", Builders(), "vtorque-fake 1.0")
         return site, plugins
 
-    monkeypatch.setattr(cli_site, "load", load)
-    for module in (command, common):
+    monkeypatch.setattr(images, "load", load)
+    for module in (command, images):
         monkeypatch.setattr(module, "effective_root", lambda: True)
     return path
 
 
 def run(*args: str, config: Path | None = None) -> Result:
-    return CliRunner().invoke(command.images, args, obj=config or Path(CONFIG["path"]))
+    return CliRunner().invoke(vmgr, ["--config", str(config or CONFIG["path"]), "images", *args])
 
 
 CONFIG: dict[str, str] = {}
@@ -133,7 +133,7 @@ def test_only_root_changes_the_pool(
 ) -> None:
     run("build", "m", "fake")
     before = describe(pool, "m")
-    monkeypatch.setattr(common, "effective_root", lambda: False)
+    monkeypatch.setattr(images, "effective_root", lambda: False)
     assert isinstance(raised(*args), UsageError)
     assert describe(pool, "m") == before
 
@@ -274,7 +274,7 @@ def test_users_see_what_they_may_use(pool: Path, monkeypatch: pytest.MonkeyPatch
     for name in ("open", "secret-1"):
         run("build", name, "fake")
     assert {row["name"] for row in json.loads(run("list", "--json").stdout)} == {"open", "secret-1"}
-    for module in (command, common):
+    for module in (command, images):
         monkeypatch.setattr(module, "effective_root", lambda: False)
     assert {row["name"] for row in json.loads(run("list", "--json").stdout)} == {"open"}
     assert "secret" not in run("list").stdout

@@ -4,50 +4,30 @@ from __future__ import annotations
 
 import click
 
-from vtorque_core.api.vm_options import IMG
-from vtorque_core.base.errors import EXIT_FAILED, Refused, UsageError, printable
-from vtorque_core.base.trust import effective_root
-from vtorque_core.cli.images.common import (
-    as_json,
-    bars,
+from vtorque_core.api import EXIT_FAILED, Refused, UsageError, printable
+from vtorque_core.live import images
+from vtorque_core.live.images import (
+    Broken,
     check_allowed,
-    pairs,
+    describe,
+    effective_root,
+    listing,
     refused_by,
     root_site,
-    signed_by,
     site_of,
-    write_json,
 )
-from vtorque_core.cli.lazy import HELP, LazyGroup
-from vtorque_core.images.pool import Broken, describe, listing, lookup
-from vtorque_core.site.option_limits import Limits
-
-_MAKE = "vtorque_core.cli.images.make"
-_SIGN = "vtorque_core.cli.images.sign"
+from vtorque_images import change as pool_of
+from vtorque_images import table
+from vtorque_images.common import as_json, bars, pairs, signed_by, write_json
 
 
-@click.group(
-    cls=LazyGroup,
-    lazy=(f"{_MAKE}:build", f"{_SIGN}:sign"),
-    elsewhere={
-        **dict.fromkeys(("add", "update"), "vtorque-disk-image"),
-        "sync": "vtorque-cluster",
-    },
-    context_settings=HELP,
-)
-def images() -> None:
-    """Look at the images that guests start from, and manage them."""
-
-
-@images.command("list")
+@click.command("list")
 @click.option("--label", "labels", multiple=True, metavar="KEY=VALUE", help="With this label only.")
 @as_json
 @click.pass_context
 def list_command(ctx: click.Context, labels: tuple[str, ...], as_json: bool) -> None:
     """List the images that you may use. Exit code 1 if one of them is broken."""
-    from vtorque_core.cli.images import table  # noqa: PLC0415
-
-    site = site_of(ctx)
+    site = site_of(ctx.obj)
     found = listing(site.images.pool)
     if not effective_root():
         found = [item for item in found if refused_by(site, item.name) is None]
@@ -63,23 +43,21 @@ def list_command(ctx: click.Context, labels: tuple[str, ...], as_json: bool) -> 
         ctx.exit(EXIT_FAILED)
 
 
-@images.command()
+@click.command()
 @click.argument("name")
 @as_json
 @click.pass_context
 def show(ctx: click.Context, name: str, as_json: bool) -> None:
     """Show the sidecar of an image and the jobs that use it; always as JSON."""
-    from vtorque_core.cli.images import table  # noqa: PLC0415
-
     del as_json
-    site = site_of(ctx)
+    site = site_of(ctx.obj)
     check_allowed(site, name)
     sidecar = describe(site.images.pool, name)
     users = table.users(table.uses(site.paths), site.images.pool / name)
     write_json({**sidecar.as_json(), "used_by": None if users is None else list(users)})
 
 
-@images.command()
+@click.command()
 @click.argument("names", nargs=-1)
 @as_json
 @click.pass_context
@@ -89,9 +67,7 @@ def verify(ctx: click.Context, names: tuple[str, ...], as_json: bool) -> None:
     As root, note when that was, and accept the inodes of a copied pool. Exit code 1 if a file is
     not what was built, or if jobs do not get the image for want of a signature.
     """
-    from vtorque_core.images import change as pool_of  # noqa: PLC0415
-
-    site = site_of(ctx)
+    site = site_of(ctx.obj)
     pool = site.images.pool
     for name in names:
         check_allowed(site, name)
@@ -118,7 +94,7 @@ def verify(ctx: click.Context, names: tuple[str, ...], as_json: bool) -> None:
         ctx.exit(EXIT_FAILED)
 
 
-@images.command()
+@click.command()
 @click.argument("name")
 @click.option("--when-free", is_flag=True, help="Also if jobs use it: files go with the last.")
 @click.option("--now", is_flag=True, help="Keep no files for jobs of other nodes.")
@@ -130,9 +106,7 @@ def remove(ctx: click.Context, name: str, when_free: bool, now: bool, as_json: b
     Jobs of other nodes that share the pool cannot be seen: the files stay for [images] keep,
     unless --now is given. No new job gets the image.
     """
-    from vtorque_core.images import change as pool_of  # noqa: PLC0415
-
-    site, _ = root_site(ctx)
+    site, _ = root_site(ctx.obj)
     keep = 0.0 if now else site.images.keep
     left = pool_of.remove(site.images.pool, name, paths=site.paths, keep=keep, when_free=when_free)
     if as_json:
@@ -146,15 +120,13 @@ def remove(ctx: click.Context, name: str, when_free: bool, now: bool, as_json: b
     click.echo(f"removed {name}" + (f"; its files stay {' and '.join(why)}" if why else ""))
 
 
-@images.command()
+@click.command()
 @click.argument("name")
 @click.argument("labels", nargs=-1, metavar="[KEY=VALUE | KEY-]...")
 @as_json
 @click.pass_context
 def label(ctx: click.Context, name: str, labels: tuple[str, ...], as_json: bool) -> None:
     """Show, set (KEY=VALUE) or remove (KEY-) labels of an image. Its content stays the same."""
-    from vtorque_core.images import change as pool_of  # noqa: PLC0415
-
     changes: dict[str, str | None] = {}
     for word in labels:
         key, equals, value = word.partition("=")
@@ -164,7 +136,7 @@ def label(ctx: click.Context, name: str, labels: tuple[str, ...], as_json: bool)
             changes[key] = value
         else:
             raise UsageError(f"{printable(word)}: write KEY=VALUE, or KEY- to remove a label")
-    site = root_site(ctx)[0] if changes else site_of(ctx)
+    site = root_site(ctx.obj)[0] if changes else site_of(ctx.obj)
     check_allowed(site, name)
     if changes:
         before = describe(site.images.pool, name).signature
@@ -180,7 +152,7 @@ def label(ctx: click.Context, name: str, labels: tuple[str, ...], as_json: bool)
         click.echo(f"{key}={text}")
 
 
-@images.command()
+@click.command()
 @click.argument("name", required=False)
 @as_json
 @click.pass_context
@@ -189,23 +161,11 @@ def default(ctx: click.Context, name: str | None, as_json: bool) -> None:
 
     Only this host's config is changed: where nodes have their own, copy it there.
     """
-    site = site_of(ctx)
     if name is not None:
-        _set_default(ctx, name)
+        images.set_default(ctx.obj, name)
     else:
-        name = str(site.options.get(IMG.key, Limits()).default or "")
+        name = images.default(site_of(ctx.obj))
     if as_json:
         write_json({"default": name or None})
     else:
         click.echo(name or "none: the image is found by -vm distro= and arch=, or must be named")
-
-
-def _set_default(ctx: click.Context, name: str) -> None:
-    from vtorque_core.site import edit  # noqa: PLC0415
-    from vtorque_core.site.config import build, parse_toml  # noqa: PLC0415
-
-    site, plugins = root_site(ctx)
-    lookup(site.images.pool, name)
-    new = edit.with_text(edit.read(site.path), f"options.{IMG.key}", "default", name)
-    build(parse_toml(new.encode(), site.path), plugins, node=True)  # refuses what policy forbids
-    edit.write(site.path, new)

@@ -6,25 +6,19 @@ import os
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from vtorque_core.api.vm_options import IMG
-from vtorque_core.base.names import Paths
-from vtorque_core.cli import table
-from vtorque_core.cli.images.common import age, size
-from vtorque_core.images.pool import Broken, Listed
-from vtorque_core.site.option_limits import Limits
-
-if TYPE_CHECKING:
-    from vtorque_core.images.store import Uses
-    from vtorque_core.site.config import Site
+from vtorque_core.api import Paths, VtorqueError, tables
+from vtorque_core.live import images
+from vtorque_core.live.images import Broken, Listed, Site, store
+from vtorque_images.common import age, size
 
 _COLUMNS = ("NAME", "TYPE", "DISTRO", "ARCH", "SIZE", "AGE", "USED BY", "VERIFIED")
 DESCRIPTION = "description"  # label: what people should know of an image
 _MOST_JOBS = 3
 
 
-def uses(paths: Paths) -> Uses | None:
+def uses(paths: Paths) -> store.Uses | None:
     """Return which jobs of this node use which version; None: the journals are root's.
 
     Also None if a journal cannot be read: ``vtorque doctor`` and ``reap`` name it.
@@ -33,25 +27,20 @@ def uses(paths: Paths) -> Uses | None:
         return {} if os.access(paths.state, os.X_OK) or not paths.state.exists() else None
     if not os.access(paths.journal, os.R_OK | os.X_OK):
         return None
-    from vtorque_core.images.store import in_use  # noqa: PLC0415
-    from vtorque_core.records.reading import JournalError  # noqa: PLC0415
-
     try:
-        return in_use(paths)
-    except JournalError:
+        return store.in_use(paths)
+    except VtorqueError:
         return None
 
 
-def users(known: Uses | None, home: Path) -> tuple[str, ...] | None:
+def users(known: store.Uses | None, home: Path) -> tuple[str, ...] | None:
     """Return the jobs that use any version below ``home``; None: it is not known."""
     if not known:
         return None if known is None else ()
-    from vtorque_core.images.store import users_of  # noqa: PLC0415
-
-    return users_of(home, known)
+    return store.users_of(home, known)
 
 
-def row(item: Listed | Broken, site: Site, known: Uses | None) -> dict[str, Any]:
+def row(item: Listed | Broken, site: Site, known: store.Uses | None) -> dict[str, Any]:
     """Return one image as ``--json`` prints it."""
     if isinstance(item, Broken):
         return {"name": item.name, "broken": item.reason}
@@ -72,7 +61,7 @@ def row(item: Listed | Broken, site: Site, known: Uses | None) -> dict[str, Any]
         "verified": sidecar.verified,
         "labels": dict(built.labels),
         "used_by": None if used_by is None else list(used_by),
-        "default": site.options.get(IMG.key, Limits()).default == item.name,
+        "default": images.default(site) == item.name,
     }
 
 
@@ -84,7 +73,7 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
     columns = (*_COLUMNS, "DESCRIPTION") if told else _COLUMNS
     good = [_cells(each, now)[: len(columns)] for each in usable]
     broken = [f"{each['name']}  broken: {each['broken']}" for each in rows if "broken" in each]
-    table.show(columns, good, broken, right=("SIZE", "AGE"))
+    tables.show(columns, good, broken, right=("SIZE", "AGE"))
 
 
 def _cells(each: dict[str, Any], now: datetime) -> tuple[str, ...]:

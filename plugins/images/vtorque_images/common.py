@@ -13,65 +13,21 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vtorque_core.api.vm_options import IMG
-from vtorque_core.base.errors import Refused, UsageError
-from vtorque_core.base.trust import effective_root
-from vtorque_core.site.job_limits import facts_of_user
-from vtorque_core.site.option_limits import Limits, refusal
-from vtorque_core.site.policy import options_for
+from vtorque_core.api import UsageError
+from vtorque_core.live.images import Sidecar, Site, signer_of
 
 if TYPE_CHECKING:
     from rich.progress import Progress
-
-    from vtorque_core.images.sidecar import Sidecar
-    from vtorque_core.site.config import Site
-    from vtorque_core.site.plugins import Plugins
 
 _EVERY = 10.0  # seconds between two words on progress where there is no terminal
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
-def site_of(ctx: click.Context) -> Site:
-    """Return the site config, as any user reads it."""
-    from vtorque_core.site.load import load  # noqa: PLC0415
-
-    return load(ctx.obj, node=False)[0]
-
-
-def root_site(ctx: click.Context) -> tuple[Site, Plugins]:
-    """Return config and plugins for a command that changes the pool. Raises UsageError."""
-    if not effective_root():
-        raise UsageError("only root can change the image pool")
-    from vtorque_core.site.load import load  # noqa: PLC0415
-
-    return load(ctx.obj, node=True)
-
-
-def check_allowed(site: Site, name: str) -> None:
-    """Raise Refused if the site's policy does not let users have this image. Root sees all."""
-    against = refused_by(site, name)
-    if against is not None and not effective_root():
-        raise Refused(against)
-
-
-def refused_by(site: Site, name: str) -> Any:
-    """Return the site's refusal of an image's name ([options.img] allow and deny), or None."""
-    options = site.options
-    if site.limits:
-        options = options_for(site, facts_of_user())
-    limits = options.get(IMG.key, Limits())
-    if limits.allow is None and not limits.deny:
-        return None
-    return refusal(IMG, limits, name, name, site.place)
-
-
 def signed_by(site: Site, sidecar: Sidecar) -> str | None:
     """Return who has signed an image; None: this site does not ask. Raises Refused, HostFault."""
     if not site.images.signers:
         return None
-    from vtorque_core.images.signature import signer_of  # noqa: PLC0415
-
     return signer_of(sidecar, Path(site.images.signers))
 
 

@@ -1,4 +1,4 @@
-"""What ``vtorque doctor`` says of the image pool, this node's copies and too little space."""
+"""What ``vtorque doctor`` says of the image pool and of this node's copies."""
 
 from __future__ import annotations
 
@@ -7,30 +7,20 @@ import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from vtorque_core.api.health import HealthResult
-from vtorque_core.base.errors import HostFault, Refused, VtorqueError
-from vtorque_core.images import signature
-from vtorque_core.images.pool import Broken, Listed, describe, listing
-from vtorque_core.images.sidecar import Sidecar, boots_by_uefi
-from vtorque_core.site.config import Site
+from vtorque_core.api import HostFault, Refused, VtorqueError
+from vtorque_core.api.health import LEAST_FREE, HealthResult, failed, ok, warning
+from vtorque_core.live.images import (
+    Broken,
+    Listed,
+    Sidecar,
+    Site,
+    acceptor,
+    boots_by_uefi,
+    describe,
+    listing,
+)
 
-LEAST_FREE = 1024  # MiB of a disk that vTorque writes to
 _SYNC = "vmgr images sync --nodes NODE, on the host that fills the pool"
-
-
-def ok(message: str) -> HealthResult:
-    """Return a passed check."""
-    return HealthResult("ok", message)
-
-
-def failed(message: str, fix: str) -> HealthResult:
-    """Return a failed check with what to do."""
-    return HealthResult("failed", message, fix)
-
-
-def warning(message: str, fix: str) -> HealthResult:
-    """Return a check that passed with a reservation."""
-    return HealthResult("warning", message, fix)
 
 
 def check_pool(site: Site) -> Iterator[HealthResult]:
@@ -68,7 +58,7 @@ def _listed(pool: Path) -> tuple[list[Sidecar], list[Broken]]:
 
 def _check_signed(found: Iterable[Sidecar], site: Site) -> Iterator[HealthResult]:
     """Check that who may sign images is said, and tell which are not signed by them."""
-    accept = signature.acceptor(site.images.signers)
+    accept = acceptor(site.images.signers)
     good = 0
     for sidecar in found:
         try:

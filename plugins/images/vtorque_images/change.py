@@ -1,7 +1,7 @@
 """Change the pool: add, label, sign and remove images. As root.
 
-Reading is :mod:`vtorque_core.images.pool`; how files lie on disk and how old ones go is
-:mod:`vtorque_core.images.store`. Each change is one rename: a kill at any point leaves the image as
+Reading is the core's (:mod:`vtorque_core.live.images`), and so is how files lie on disk and how
+old ones go (``store`` there). Each change is one rename: a kill at any point leaves the image as
 it was or as it is to be.
 """
 
@@ -14,35 +14,30 @@ from datetime import UTC, datetime
 from json import dumps
 from pathlib import Path
 
+from vtorque_core.api import HostFault, Image, Paths, Refusal, Refused
 from vtorque_core.api.image_builder import Building, BuiltImage
-from vtorque_core.api.values import Image
-from vtorque_core.base import safefs
-from vtorque_core.base.errors import HostFault, Refusal, Refused
-from vtorque_core.base.names import Paths
-from vtorque_core.base.trust import effective_root
-from vtorque_core.images import store
-from vtorque_core.images.check import Hashed, check_built, check_disk, file_hashes
-from vtorque_core.images.pool import (
-    bad,
-    check_name,
-    check_pool,
-    describe,
-    file_status,
-    has_copy,
-    read_sidecar,
-    unknown,
-)
-from vtorque_core.images.sidecar import (
+from vtorque_core.live.images import (
     SIDECAR,
     FileRecord,
     Sidecar,
+    bad,
     check_facts,
+    check_name,
+    check_pool,
+    describe,
+    effective_root,
     file_names,
+    file_status,
+    fsync,
+    has_copy,
     names,
+    read_sidecar,
+    signed_bytes,
+    store,
+    unknown,
     version_of,
 )
-from vtorque_core.images.signature import signed_bytes
-from vtorque_core.images.store import sweep
+from vtorque_images.check import Hashed, check_built, check_disk, file_hashes
 
 Sign = Callable[[Sidecar], str]
 """Returns the signature that a new image gets; empty: none."""
@@ -167,7 +162,7 @@ def commit(
             sidecar = replace(sidecar, signature=sign(sidecar))
         with store.locked(pool):
             sidecar = _switch(pool, source, sidecar, max(keep, store.GRACE))
-        sweep(pool, paths)
+        store.sweep(pool, paths)
     except OSError as error:
         raise HostFault(f"image {name}: {error}", stage="commit") from None
     return sidecar.image(pool)
@@ -216,7 +211,7 @@ def remove(
                 store.trash(pool, home)
             else:
                 _forget(home, uses, keep)
-            safefs.fsync(pool)
+            fsync(pool)
         store.empty_trash(pool)
         left = [] if not home.is_dir() else [v for v, _ in store.old_versions(home)]
     except OSError as error:
@@ -245,7 +240,7 @@ def label(
 
     describe(pool, name)
     new = rewrite(pool, name, "label", labelled)
-    sweep(pool, paths)
+    store.sweep(pool, paths)
     return new
 
 
@@ -288,7 +283,7 @@ def _prepare(name: str, source: Path, built: BuiltImage, builder: str, told: Has
     for path in (source / file for file in files):
         os.chown(path, os.geteuid(), os.getegid())
         path.chmod(0o644)
-        safefs.fsync(path)
+        fsync(path)
     digests = file_hashes(source, files, told)
     version = version_of(built, digests)
     target = source / version
@@ -296,7 +291,7 @@ def _prepare(name: str, source: Path, built: BuiltImage, builder: str, told: Has
     target.chmod(0o755)
     for file in files:
         (source / file).rename(target / file)
-    safefs.fsync(target)
+    fsync(target)
     records = {file: FileRecord.of(digests[file], (target / file).lstat()) for file in files}
     now = _now()
     return Sidecar(name, built, version, builder, now, records, now)
@@ -321,12 +316,12 @@ def _switch(pool: Path, source: Path, sidecar: Sidecar, keep: float) -> Sidecar:
     else:
         for file in sidecar.files:  # of the same content; who has the old one open keeps it
             (prepared / file).rename(target / file)
-        safefs.fsync(target)
-    safefs.fsync(home)
+        fsync(target)
+    fsync(home)
     if old is not None and old != sidecar.version:
         store.retire(home, old, keep)
     _write_sidecar(home, sidecar)
-    safefs.fsync(pool)
+    fsync(pool)
     store.reinstate(home, sidecar.version)
     return sidecar
 
@@ -351,7 +346,7 @@ def _forget(home: Path, uses: store.Uses, keep: float) -> None:
     if version is not None:
         store.retire(home, version, keep)
     (home / SIDECAR).unlink()
-    safefs.fsync(home)
+    fsync(home)
     store.collect(home, uses)
 
 

@@ -8,17 +8,11 @@ from pathlib import Path
 
 import click
 
-from vtorque_core.base.errors import Refused, UsageError, printable
-from vtorque_core.cli.images.common import (
-    as_json,
-    bars,
-    check_allowed,
-    root_site,
-    signed_by,
-    site_of,
-    write_json,
-)
-from vtorque_core.images.pool import describe
+from vtorque_core.api import Refused, UsageError, printable
+from vtorque_core.live import images
+from vtorque_core.live.images import check_allowed, describe, root_site, site_of
+from vtorque_images import change, signing
+from vtorque_images.common import as_json, bars, signed_by, write_json
 
 _PATH = click.Path(path_type=Path)
 
@@ -43,29 +37,26 @@ def sign(
     Its files are hashed first. With [images] signers in the config, the key must be one of those.
     New content, or a new label, needs a new signature.
     """
-    from vtorque_core.images import change  # noqa: PLC0415
-    from vtorque_core.images import signature as image_signature  # noqa: PLC0415
-
     if (key is not None) + (signature is not None) + payload != 1:
         raise UsageError("say one of --key FILE, --signature FILE and --payload")
     if payload:
-        site = site_of(ctx)
+        site = site_of(ctx.obj)
         check_allowed(site, name)
         found = describe(site.images.pool, name)
-        sys.stdout.write(image_signature.signed_bytes(found).decode("ascii"))
+        sys.stdout.write(images.signed_bytes(found).decode("ascii"))
         return
-    site, _ = root_site(ctx)
+    site, _ = root_site(ctx.obj)
     pool = site.images.pool
     found = describe(pool, name)
     with bars() as told:
         told.step(f"hashing {printable(name)}")
         change.verify(pool, name, told.told)
     if key is not None:
-        text = image_signature.sign(found, key)
+        text = signing.sign(found, key)
     else:
         assert signature is not None  # noqa: S101 - one of three
         text = _read(signature)
-        image_signature.check_well_made(found, text)
+        signing.check_well_made(found, text)
     by = signed_by(site, replace(found, signature=text))
     change.attach(pool, found, text)
     if as_json:
@@ -77,10 +68,8 @@ def sign(
 
 
 def _read(path: Path) -> str:
-    from vtorque_core.images.sidecar import MAX_SIGNATURE  # noqa: PLC0415
-
     try:
         with path.open("rb") as file:
-            return file.read(MAX_SIGNATURE + 1).decode("ascii", "replace")
+            return file.read(images.MAX_SIGNATURE + 1).decode("ascii", "replace")
     except OSError as error:
         raise Refused(f"{printable(str(path))}: {error.strerror}") from None

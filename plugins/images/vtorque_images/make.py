@@ -6,13 +6,12 @@ from pathlib import Path
 
 import click
 
+from vtorque_core.api import HostFault, Refused, UsageError, VtorqueError, printable
 from vtorque_core.api.image_builder import Building, BuiltImage
-from vtorque_core.base.errors import HostFault, Refused, UsageError, VtorqueError, printable
-from vtorque_core.cli.images.common import as_json, bars, pairs, root_site, signed_by, write_json
-from vtorque_core.images import change as pool_of
-from vtorque_core.images.pool import describe
-from vtorque_core.images.sidecar import Sidecar
-from vtorque_core.site.config import Site
+from vtorque_core.live.images import Sidecar, Site, describe, root_site
+from vtorque_images import change as pool_of
+from vtorque_images.common import as_json, bars, pairs, signed_by, write_json
+from vtorque_images.signing import sign
 
 
 @click.command(short_help="Build an image and put it into the pool.")
@@ -59,7 +58,7 @@ def build(
         raise UsageError("say which image to build, and how: NAME BUILDER, or --oci DIR|FILE")
     if new and update:
         raise UsageError("say one of --new and --update")
-    site, plugins = root_site(ctx)
+    site, plugins = root_site(ctx.obj)
     builders = plugins.image_builders()
     if builder not in builders:
         known = ", ".join(sorted(builders)) or "none"
@@ -97,8 +96,6 @@ def _signing(key: Path | None) -> pool_of.Sign | None:
     """Return what signs a new image by this key."""
     if key is None:
         return None
-    from vtorque_core.images.signature import sign  # noqa: PLC0415
-
     return lambda sidecar: sign(sidecar, key)
 
 

@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from image_keys import BUILT, allow, keygen, keys, signers
+from vtorque_cluster.cache import Places, take
 from vtorque_core.api.batch_system import BatchJob
 from vtorque_core.api.guest_plan import JobUser
 from vtorque_core.api.image_builder import BuiltImage
@@ -22,20 +23,21 @@ from vtorque_core.api.values import JobRequest
 from vtorque_core.base import trust
 from vtorque_core.base.errors import Refused, UsageError
 from vtorque_core.base.names import Paths
-from vtorque_core.cli import images as command
-from vtorque_core.cli.images import common
-from vtorque_core.images import change as images
+from vtorque_core.cli.vmgr import vmgr
 from vtorque_core.images import store
-from vtorque_core.images.check import file_sha256
 from vtorque_core.images.pool import describe, lookup, select
 from vtorque_core.images.sidecar import FileRecord, Sidecar, names, version_of
-from vtorque_core.images.signature import acceptor, sign, signer_of
-from vtorque_core.live.images import Places, take
-from vtorque_core.node.admin import doctor_images
+from vtorque_core.images.signature import acceptor, signer_of
+from vtorque_core.live import images as live_images
 from vtorque_core.plan import guests
 from vtorque_core.site.config import Site
 from vtorque_core.site.plugins import Plugins
 from vtorque_core.site.schema import Images, Node
+from vtorque_images import change as images
+from vtorque_images import health as doctor_images
+from vtorque_images import pool_commands as command
+from vtorque_images.check import file_sha256
+from vtorque_images.signing import sign
 
 __all__ = ["allow", "keys", "signers"]  # fixtures
 
@@ -295,13 +297,13 @@ def run(
     config = tmp_path / "site.toml"
     paths = f'[paths]\nstate = "{tmp_path}/state"\nrun = "{tmp_path}/run"\n'
     config.write_text(f'[images]\npool = "{pool}"\nkeep = 0\nsigners = "{signers}"\n{paths}')
-    for module in (command, common):
+    for module in (command, live_images):
         monkeypatch.setattr(module, "effective_root", lambda: True)
     check = trust.require_root_owned
     monkeypatch.setattr(trust, "require_root_owned", lambda path: check(path, os.geteuid()))
 
     def call(*argv: object) -> Result:
-        return CliRunner().invoke(command.images, [str(word) for word in argv], obj=config)
+        return CliRunner().invoke(vmgr, ["--config", str(config), "images", *map(str, argv)])
 
     return call
 

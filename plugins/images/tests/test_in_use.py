@@ -15,7 +15,6 @@ from vtorque_core.base.errors import HostFault, Refused
 from vtorque_core.base.locks import job_lock
 from vtorque_core.base.names import JobAttempt, Paths
 from vtorque_core.cli import reap
-from vtorque_core.images import change as images
 from vtorque_core.images import store
 from vtorque_core.images.pool import listing, lookup, select
 from vtorque_core.node.end.reap import release_job
@@ -26,6 +25,7 @@ from vtorque_core.resources.image_use import ImageUse
 from vtorque_core.site.config import Site
 from vtorque_core.site.plugins import Plugins
 from vtorque_core.site.schema import Images
+from vtorque_images import change as images
 
 BUILT = BuiltImage("linux", "micro", "x86_64", 64, kernel="k")
 

@@ -10,10 +10,11 @@ import stat
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from vtorque_core.api import HostFault, Refused
+from vtorque_core.api.confined_tool import path_of, run
 from vtorque_core.api.image_builder import BuiltImage
 from vtorque_core.api.qcow2 import HEADER, MAGIC, check_qcow2
-from vtorque_core.base.errors import HostFault, Refused
-from vtorque_core.images.sidecar import check_facts, file_names
+from vtorque_core.live.images import check_facts, file_names
 
 Hashed = Callable[[int, int], None]
 """Told of progress: bytes that are hashed, bytes in all."""
@@ -56,8 +57,6 @@ def check_disk(path: Path, declared: str) -> None:
     is read here first, since qemu-img itself opens a qcow2's data file (CVE-2024-4467).
     Raises Refused; HostFault if qemu-img is missing or gives up.
     """
-    from vtorque_core.api.confined_tool import path_of, run  # noqa: PLC0415 - vsub reads images only
-
     with path.open("rb") as file:
         header = file.read(HEADER)
         try:

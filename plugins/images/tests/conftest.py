@@ -1,0 +1,21 @@
+"""What the tests of the pool begin with."""
+
+from pathlib import Path
+
+import pytest
+
+from vtorque_core.api import Paths
+
+
+@pytest.fixture
+def pool(tmp_path: Path) -> Path:
+    """Return an empty image pool."""
+    path = tmp_path / "pool"
+    path.mkdir(mode=0o755)
+    return path
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> Paths:
+    """Return the directories of a node that does not have them yet."""
+    return Paths(tmp_path / "state", tmp_path / "run")

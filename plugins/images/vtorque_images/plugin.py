@@ -1,0 +1,37 @@
+"""What the plugin declares: the commands of ``vmgr images`` but those that bring a format."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from vtorque_core.api import Command, always
+
+
+def _pool() -> ModuleType:
+    from vtorque_images import pool_commands  # noqa: PLC0415 - click
+
+    return pool_commands
+
+
+def _make() -> ModuleType:
+    from vtorque_images import make  # noqa: PLC0415 - click
+
+    return make
+
+
+def _sign() -> ModuleType:
+    from vtorque_images import sign  # noqa: PLC0415 - click
+
+    return sign
+
+
+vtorque_commands = always(
+    Command("vmgr images", lambda: _pool().list_command),
+    Command("vmgr images", lambda: _pool().show),
+    Command("vmgr images", lambda: _pool().verify),
+    Command("vmgr images", lambda: _pool().remove),
+    Command("vmgr images", lambda: _pool().label),
+    Command("vmgr images", lambda: _pool().default),
+    Command("vmgr images", lambda: _make().build),
+    Command("vmgr images", lambda: _sign().sign),
+)

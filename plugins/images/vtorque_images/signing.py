@@ -1,0 +1,48 @@
+"""Sign images, or take signatures made elsewhere; who may is looked at where images are read."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+from vtorque_core.api import Refused, printable
+from vtorque_core.api.confined_tool import path_of
+from vtorque_core.live.images import MAX_SIGNATURE, Sidecar, signature, signed_bytes
+
+
+def check_well_made(sidecar: Sidecar, text: str) -> None:
+    """Check that ``text`` is a signature of this image by any key. Raises Refused, HostFault."""
+    if not 0 < len(text) <= MAX_SIGNATURE or not text.isascii():
+        raise Refused(f"is no signature: of 1 to {MAX_SIGNATURE} bytes, as ssh-keygen writes it")
+    with signature.handed(text.encode()) as (file,):
+        asked = ("-n", signature.NAMESPACE, "-s", path_of(file))
+        code, _, words = signature.keygen(
+            "check-novalidate", *asked, files=(file,), stdin=signed_bytes(sidecar)
+        )
+    if code != 0:
+        raise Refused(f"is no signature of image {sidecar.name} as it is now ({words})")
+
+
+def sign(sidecar: Sidecar, key: Path) -> str:
+    """Return the signature of an image by a private key.
+
+    As who may read the key; a passphrase is asked for on the terminal. Raises Refused with
+    ssh-keygen's words, HostFault.
+    """
+    named = ("-n", signature.NAMESPACE, "-f")
+    try:
+        done = subprocess.run(
+            [signature.program(), "-Y", "sign", "-q", *named, str(key.absolute())],
+            input=signed_bytes(sidecar),
+            capture_output=True,
+            env=signature.ENV,
+            check=False,
+        )
+    except ValueError:
+        raise Refused(f"{printable(str(key))}: is no path of a key") from None
+    text = done.stdout.decode("ascii", "replace")
+    if done.returncode != 0 or not text:
+        raise Refused(
+            f"{printable(str(key))}: ssh-keygen does not sign with it: {signature.last_words(done)}"
+        )
+    return text
