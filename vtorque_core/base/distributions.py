@@ -10,7 +10,7 @@ CORE = "vtorque-core"
 PLUGINS = {
     name: f"vtorque-{name}"
     for name in (
-        "archive", "cluster", "disk-image", "images", "iocm", "joblog",
+        "archive", "cluster", "disk-image", "images", "iocm", "joblog", "jobs",
         "linux-guest", "local", "login", "mpi", "oci", "osv", "passthrough", "pbs", "pinning",
         "report", "scam", "slurm", "snap", "telemetry", "unclot", "vrdma",
     )

@@ -1,4 +1,4 @@
-"""``vtorque config``: check, show, explain, example. Mounted lazily; any user may call it."""
+"""``vtorque config``: check, show, example. Mounted lazily; any user may call it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import click
 from vtorque_core.base.errors import EXIT_FAILED, VtorqueError
 from vtorque_core.base.names import CONFIG_PATH
 from vtorque_core.base.trust import require_root_owned
-from vtorque_core.cli.lazy import json_option
+from vtorque_core.cli.lazy import LazyGroup, json_option
 from vtorque_core.plan.domain.render import overridden
 from vtorque_core.site.config import build, problems
 from vtorque_core.site.example import effective, example
@@ -28,7 +28,7 @@ _FILE = click.option(
 )
 
 
-@click.group()
+@click.group(cls=LazyGroup, lazy=(), elsewhere={"explain": "vtorque-jobs"})
 def config() -> None:
     """Check, show or explain the site config."""
 
@@ -96,21 +96,6 @@ def show(path: Path, as_json: bool) -> None:
     width = min(60, max(len(line) for line, _ in lines))
     for line, origin in lines:
         click.echo(f"{line:{width}}  # {origin}")
-
-
-@config.command()
-@_FILE
-@click.option("--as", "user", required=True, metavar="USER", help="Whose job.")
-@click.option("--queue", help="In which queue.")
-@click.option("--partition", help="In which partition.")
-@click.option("--account", help="On which account.")
-@click.option("--qos", help="With which quality of service.")
-@json_option
-def explain(path: Path, user: str, as_json: bool, **told: str | None) -> None:
-    """Print what a job may ask for, and which line says so ([options], [[limits]])."""
-    from vtorque_core.cli import explain as module  # noqa: PLC0415
-
-    module.explain(path, user, told, as_json)
 
 
 @config.command("example")

@@ -9,12 +9,13 @@ import click
 
 from vtorque_core.cli.lazy import HELP, LazyGroup, config_option, run
 
-_COMMANDS = (
-    "vtorque_core.cli.jobs:ps",
-    "vtorque_core.cli.jobs:cancel",
-)
-
-
+_ELSEWHERE = {
+    **dict.fromkeys(("cancel", "ps"), "vtorque-jobs"),
+    "logs": "vtorque-joblog",
+    "report": "vtorque-report",
+    "state": "vtorque-login",
+    **dict.fromkeys(("ssh", "console", "clean"), "vtorque-linux-guest"),
+}
 _IMAGES = {
     **dict.fromkeys(
         ("build", "default", "label", "list", "remove", "show", "sign", "verify"), "vtorque-images"
@@ -22,15 +23,9 @@ _IMAGES = {
     **dict.fromkeys(("add", "update"), "vtorque-disk-image"),
     "sync": "vtorque-cluster",
 }
-_ELSEWHERE = {
-    "logs": "vtorque-joblog",
-    "report": "vtorque-report",
-    "state": "vtorque-login",
-    **dict.fromkeys(("ssh", "console", "clean"), "vtorque-linux-guest"),
-}
 
 
-@click.group(cls=LazyGroup, lazy=_COMMANDS, elsewhere=_ELSEWHERE, context_settings=HELP)
+@click.group(cls=LazyGroup, lazy=(), elsewhere=_ELSEWHERE, context_settings=HELP)
 @config_option
 @click.version_option(package_name="vtorque-core", prog_name="vmgr")
 @click.pass_context

@@ -7,8 +7,10 @@ the same from ``vtorque setup install``.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from vtorque_core.api.batch_system import JobInfo, JobOnNode
 from vtorque_core.api.node_job import Site
 from vtorque_core.api.setup_steps import Installation
 from vtorque_core.api.strategies import BatchSystem
@@ -31,6 +33,18 @@ def batch_system(config: Path) -> tuple[Site, BatchSystem]:
     """Return the site config and its batch system. Raises ConfigError, Refused (nobody has it)."""
     site, plugins = load(config, node=False)
     return site, plugins.batch_system(site.batch.system)
+
+
+def on_nodes(
+    config: Path, jobs: Sequence[JobInfo]
+) -> Iterator[tuple[JobOnNode | BaseException, str]]:
+    """Yield what plugins say that the jobs' nodes know of them, or why not, and which plugin.
+
+    Raises ConfigError.
+    """
+    site, plugins = load(config, node=False)
+    for each in plugins.each("vtorque_on_nodes", jobs=jobs, site=site, config=config):
+        yield each.error or each.item, each.plugin
 
 
 def paths(config: Path | None) -> Paths:

@@ -67,56 +67,6 @@ def test_the_sites_templates_are_listed_and_checked(file):
     assert len(problems) == 2 and "no template has that name" in problems[0]
 
 
-LIMITS = """\
-[batch]
-system = "slurm"
-[[limits]]
-partition = "gpu"
-[limits.options.vcpus]
-max = 16
-[limits.options.img]
-allow = ["cuda-*", "micro"]
-[[limits]]
-user = "root"
-qos = ["low", "idle"]
-[limits.plugins]
-scam = false
-"""
-
-
-def test_explain_is_one_screen(file):
-    file.write_text(LIMITS)
-    root = ("explain", "--file", file, "--as", "root")
-    lines = run(*root, "--qos", "idle", "--partition", "gpu").stdout.splitlines()
-    assert re.fullmatch(rf"{file}: a job of user root, group .*, partition gpu, qos idle", lines[0])
-    assert lines[1].split("  ")[0] == '[[limits]] 1 (partition = "gpu")'
-    assert [line.rsplit("  ", maxsplit=1)[1] for line in lines[1:3]] == ["counts", "counts"]
-    assert lines[3:6] == [
-        "img    default none; allow cuda-* micro (line 8)",
-        "vcpus  default job; max 16 (line 6)",
-        "plugin scam: off (line 13)",
-    ]
-    assert lines[6].startswith("without limits, by default: arch=none ")
-    assert " ram=job " in lines[6]
-    assert len(lines) == 7
-
-    text = run(*root).stdout
-    assert "line 3  may count: add --partition\n" in text
-    assert "line 9  may count: add --qos\n" in text
-    assert "max 16" not in text
-
-    found = json.loads(run(*root, "--qos", "low", "--json").stdout)
-    assert found["job"]["qos"] == ["low"]
-    assert found["off"] == {"scam": 13}
-    assert [entry["counts"] for entry in found["entries"]] == [None, True]
-    assert found["options"]["vcpus"] == {"default": {"value": "job", "line": None}}
-
-
-def test_explain_of_a_stranger(file):
-    done = run("explain", "--file", file, "--as", "nobody-of-this-name")
-    assert "nobody-of-this-name: there is no such user" in str(done.exception)
-
-
 def test_print_example():
     done = run("example")
     assert done.exit_code == 0 and "[options.ram]" in done.stdout

@@ -1,6 +1,5 @@
-"""Commands about a job: who is asked first, what may be asked from elsewhere; vmgr ps --phase."""
+"""Commands about a job: who is asked first, what may be asked from elsewhere."""
 
-import json
 import types
 from pathlib import Path
 
@@ -9,8 +8,6 @@ import pytest
 from click.testing import CliRunner
 
 from vtorque_core.api import OfJob, always, hookimpl
-from vtorque_core.api.batch_system import JobInfo, JobOnNode
-from vtorque_core.cli import jobs
 from vtorque_core.cli.elsewhere import asking
 from vtorque_core.cli.vmgr import vmgr
 from vtorque_core.site.plugins import Plugins
@@ -112,47 +109,3 @@ def test_another_programs_words_are_not_vmgrs(tmp_path):
     good.write_text("")
     words = ["--config", str(good), "clean", "--help", "--", "--config", str(bad)]
     assert CliRunner().invoke(vmgr, words).exit_code == 0
-
-
-def test_ps_shows_what_each_node_says(monkeypatch, tmp_path):
-    """A line a node; one that does not answer says why; jobs by id or number."""
-    found = [
-        JobInfo("7.srv", "a", "ada", "R", "n[1-2]", 61.0, nodes=("n1", "n2")),
-        JobInfo("8.srv", "b", "ada", "Q", reason="not enough cores"),
-        JobInfo("9.srv", "c", "ada", "R", "n3", nodes=("n3",)),
-    ]
-    submitter = types.SimpleNamespace(jobs=lambda: found)
-    monkeypatch.setattr(jobs, "_submitter", lambda _: submitter)
-
-    @hookimpl
-    def vtorque_on_nodes(jobs):
-        assert [job.id for job in jobs] == asked
-        yield JobOnNode("7.srv", "n1", "boot", ("vn1",))
-        yield JobOnNode("7.srv", "n2", error="no \033way")
-        raise RuntimeError("too\033bad")
-
-    plugins, module = Plugins(), types.ModuleType("acme")
-    module.vtorque_on_nodes = vtorque_on_nodes
-    plugins.register("acme", module, "acme 1")
-    monkeypatch.setattr(jobs, "load", lambda *_, **__: (None, plugins))
-    config = tmp_path / "vtorque.toml"
-    config.write_text("")
-
-    def ps(*argv):
-        done = CliRunner().invoke(vmgr, ["--config", str(config), "ps", *argv])
-        assert done.exit_code == 0, done
-        return done
-
-    asked = ["7.srv", "8.srv"]
-    done = ps("--phase", "7", "8.srv")
-    assert done.stderr == "vmgr: plugin acme: too\\x1bbad\n"
-    rows = [line.split() for line in done.stdout.splitlines()]
-    assert rows[0][-3:] == ["REASON", "PHASE", "GUESTS"]
-    assert [row[0] for row in rows[1:]] == ["7.srv", "7.srv", "8.srv"]
-    assert rows[1][4:] == ["n1", "00:01:01", "boot", "vn1"]
-    assert rows[2][4:] == ["n2", "00:01:01", "no", "\\x1bway"]
-    asked = ["7.srv"]
-    (job,) = json.loads(ps("--phase", "--json", "7").stdout)
-    assert job["nodes"] == ["n1", "n2"]
-    assert job["on_nodes"][0]["phase"] == "boot" and job["on_nodes"][0]["guests"] == ["vn1"]
-    assert "GUESTS" not in ps().stdout

@@ -11,10 +11,9 @@ from vtorque_core.api.batch_system import JobInfo
 from vtorque_core.api.values import hookimpl
 from vtorque_core.base.errors import Refused
 from vtorque_core.base.names import JobAttempt, Paths
-from vtorque_core.cli import jobs as commands
-from vtorque_core.cli.vmgr import vmgr
 from vtorque_core.live import kept
 from vtorque_core.site.plugins import Plugins
+from vtorque_jobs import command as commands
 
 
 class Elsewhere:
@@ -150,7 +149,7 @@ def test_ps_shows_those_that_have_ended_too(node, monkeypatch):
     monkeypatch.setattr(commands, "_submitter", lambda _: Queue())
 
     def ps(*argv):
-        return CliRunner().invoke(vmgr, ["--config", str(config), "ps", *argv])
+        return CliRunner().invoke(commands.ps, argv, obj=config)
 
     lines = [line.split() for line in ps("--all").output.splitlines()]
     assert [line[0] for line in lines] == ["ID", "5.srv", "6.srv", "8.srv", "9.srv"]

@@ -19,13 +19,13 @@ from vtorque_core.api.values import Option, hookimpl
 from vtorque_core.api.vm_options import IMG, RAM, VCPUS
 from vtorque_core.base.errors import ConfigError, HostFault, Refused
 from vtorque_core.base.sizes import count
-from vtorque_core.cli.explain import report
 from vtorque_core.site.config import build, parse_toml, problems
 from vtorque_core.site.example import effective
 from vtorque_core.site.job_limits import facts_of_job, facts_of_user
 from vtorque_core.site.plugins import Plugins
 from vtorque_core.site.policy import decide, for_job, require_told
 from vtorque_core.site.request import Request
+from vtorque_jobs.explain import report
 
 FILE = Path("/etc/vtorque/vtorque.toml")
 FPGA = Option("fpga", count, 0, "cards")

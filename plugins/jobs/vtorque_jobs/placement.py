@@ -10,15 +10,19 @@ from typing import Any
 
 import click
 
-from vtorque_core.api import tables
+from vtorque_core.api import UsageError, printable, show_mib, tables
 from vtorque_core.api.host_topology import NumaNode
-from vtorque_core.base.errors import UsageError, printable
-from vtorque_core.base.sizes import show_mib
-from vtorque_core.plan.placement import ledger, node_hardware
-from vtorque_core.plan.placement.job_cores import NodeShare, Taken
-from vtorque_core.plan.placement.topology import cpu_list, show_cpus
-from vtorque_core.records.reading import JournalState, walk
-from vtorque_core.site.load import load
+from vtorque_core.live.placement import (
+    JournalState,
+    NodeShare,
+    Taken,
+    cpu_list,
+    ledger,
+    load,
+    node_hardware,
+    show_cpus,
+    walk,
+)
 
 _NODES = ("NODE", "CPUS", "THE HOST'S", "FREE CPUS", "MEMORY", "FREE MEMORY", "HUGE PAGES")
 _GUESTS = ("JOB", "OWNER", "CPUS", "GUEST", "ITS OWN CPUS", "MEMORY", "ITEMS")

@@ -12,10 +12,10 @@ from typing import Any
 
 import click
 
+from vtorque_core.api import Refused, printable
 from vtorque_core.api.batch_system import JobInfo, JobOnNode, Submitter
 from vtorque_core.api.tables import plain
-from vtorque_core.base.errors import Refused, printable
-from vtorque_core.site.load import load
+from vtorque_core.live import service
 
 _COLUMNS = ("ID", "NAME", "USER", "STATE", "NODE", "ELAPSED")
 
@@ -48,7 +48,7 @@ def ps(
     the plugin login (vtorque-login) does it.
     """
     if placement:
-        from vtorque_core.cli.placement import show  # noqa: PLC0415 - root's, and slow to import
+        from vtorque_jobs.placement import show  # noqa: PLC0415 - root's, and slow to import
 
         show(config, as_json)
         return
@@ -85,13 +85,12 @@ def cancel(config: Path, job_ids: tuple[str, ...]) -> None:
 
 def _on_nodes(config: Path, jobs: Sequence[JobInfo]) -> dict[str, list[JobOnNode]]:
     """Return by job what plugins say that its nodes know of it."""
-    site, plugins = load(config, node=False)
     found: dict[str, list[JobOnNode]] = {job.id: [] for job in jobs}
-    for each in plugins.each("vtorque_on_nodes", jobs=jobs, site=site, config=config):
-        if each.error is not None:
-            sys.stderr.write(f"vmgr: plugin {each.plugin}: {printable(str(each.error), 500)}\n")
+    for seen, plugin in service.on_nodes(config, jobs):
+        if isinstance(seen, BaseException):
+            sys.stderr.write(f"vmgr: plugin {plugin}: {printable(str(seen), 500)}\n")
         else:
-            found.setdefault(each.item.job_id, []).append(each.item)
+            found.setdefault(seen.job_id, []).append(seen)
     return found
 
 
@@ -109,8 +108,8 @@ def _rows(
 
 
 def _submitter(config: Path) -> Submitter:
-    site, plugins = load(config, node=False)
-    return plugins.batch_system(site.batch.system).submitter(site)
+    site, batch = service.batch_system(config)
+    return batch.submitter(site)
 
 
 def _ended(config: Path) -> Iterator[JobInfo]:

@@ -10,12 +10,12 @@ from vtorque_core.api.claims import CoreClaim, MemoryClaim, PoolClaim, RamClaim
 from vtorque_core.api.host_topology import NumaNode, Topology
 from vtorque_core.base.errors import UsageError
 from vtorque_core.base.names import JobAttempt, Paths
-from vtorque_core.cli import placement
 from vtorque_core.cli.vmgr import vmgr
 from vtorque_core.plan.placement.job_cores import NodeShare
 from vtorque_core.plan.placement.ledger import place
 from vtorque_core.records.journal import Journal
 from vtorque_core.records.reading import JobHeader, walk
+from vtorque_jobs import placement
 
 MACHINE = Topology(
     (NumaNode(0, (0, 1, 4, 5), 8192, {2048: 1024}), NumaNode(1, (2, 3, 6, 7), 8192)),

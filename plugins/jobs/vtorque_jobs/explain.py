@@ -9,21 +9,39 @@ from typing import Any
 
 import click
 
+from vtorque_core.api import UsageError, printable
 from vtorque_core.api.tables import plain
-from vtorque_core.base.errors import UsageError, printable
-from vtorque_core.site.config import Site
-from vtorque_core.site.job_limits import OF_BATCH, Facts, facts_of_user
-from vtorque_core.site.load import load
-from vtorque_core.site.option_limits import effective_default, shown
-from vtorque_core.site.plugins import Plugins
-from vtorque_core.site.policy import for_job
+from vtorque_core.live.limits import (
+    CONFIG_PATH,
+    OF_BATCH,
+    Facts,
+    Plugins,
+    Site,
+    effective_default,
+    facts_of_user,
+    for_job,
+    load,
+    shown,
+)
 
 
-def explain(path: Path, user: str, told: Mapping[str, str | None], as_json: bool) -> None:
-    """Print what holds for a job of ``user``; ``told``: what the batch system would tell of it.
-
-    Raises UsageError, ConfigError.
-    """
+@click.command()
+@click.option(
+    "--file",
+    "path",
+    type=click.Path(path_type=Path),
+    default=CONFIG_PATH,
+    show_default=True,
+    help="The config to read.",
+)
+@click.option("--as", "user", required=True, metavar="USER", help="Whose job.")
+@click.option("--queue", help="In which queue.")
+@click.option("--partition", help="In which partition.")
+@click.option("--account", help="On which account.")
+@click.option("--qos", help="With which quality of service.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def explain(path: Path, user: str, as_json: bool, **told: str | None) -> None:
+    """Print what a job may ask for, and which line says so ([options], [[limits]])."""
     site, plugins = load(path, node=True)
     try:
         facts = facts_of_user(user)
