@@ -9,13 +9,15 @@ takes nothing and its answer never changes. Every example below is run by a test
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vtorque_core.api.values import hookspec
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import click
 
     from vtorque_core.api.acquired import Resource
     from vtorque_core.api.batch_system import JobInfo, JobOnNode
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     from vtorque_core.api.kept_records import Place
     from vtorque_core.api.libvirt_domain import Element
     from vtorque_core.api.node_job import EndedJob, NodeJob, Site
-    from vtorque_core.api.strategies import BatchSystem, Command, GuestType, ImageBuilder
+    from vtorque_core.api.strategies import BatchSystem, Command, GuestType, ImageBuilder, OfJob
     from vtorque_core.api.values import Extra, JobRequest, Option
     from vtorque_core.base.errors import Refusal
     from vtorque_core.base.names import JobAttempt
@@ -136,33 +138,24 @@ def vtorque_commands() -> Iterable[Command]:
 
 @hookspec
 def vtorque_elsewhere(
-    command: str, job_id: str, node: str, options: Mapping[str, Sequence[str]],
-    operands: Mapping[str, Sequence[str]], config: Path, terminal: bool, output: Path | None,
-) -> Iterable[int]:  # fmt: skip
-    """Run a command that is about a job where that job runs, unless it runs here.
+    command: click.Command, of_job: OfJob, config: Path
+) -> Iterable[click.Command]:
+    """Return what is called in place of a command about a job: it may run where the job does.
 
-    Declaring module; in ``vmgr``, before a command whose ``Command.of_job`` is set, as the calling
-    user. An item is the exit code of the command, which then does not run here. Raising ends it.
-
-    Args:
-        command: its name, as in ``vmgr ssh``.
-        job_id: as the user wrote it.
-        node: which of the job's nodes is meant; empty: its first one.
-        options: what else was given, by the name of the parameter: ``["--level=info"]``.
-        operands: the same of what follows the job, in that order.
-        config: the site config in use.
-        terminal: whether it talks to the user's terminal, and they have one.
-        output: the file that what it prints is to become.
+    Declaring module; in ``vmgr``, for a command whose ``Command.of_job`` is set, as the calling
+    user, with the site config in use. Raising leaves the command out.
 
     Example::
 
-        import subprocess
+        import click
         from vtorque_core.api import hookimpl
 
         @hookimpl
-        def vtorque_elsewhere(command, job_id):
-            argv = ["/usr/bin/echo", f"acme-rsh: vmgr {command} --here {job_id}"]
-            yield subprocess.run(argv, check=False).returncode
+        def vtorque_elsewhere(config):
+            def rsh(words):
+                click.echo(f"acme-rsh {config}: {' '.join(words)}")
+            words = click.Argument(["words"], nargs=-1)
+            yield click.Command("ssh", callback=rsh, params=[words])
     """
     return ()
 

@@ -15,7 +15,6 @@ import click
 from vtorque_core.base.distributions import how_to_install
 from vtorque_core.base.errors import EXIT_USAGE, UsageError, VtorqueError
 from vtorque_core.base.names import CONFIG_PATH
-from vtorque_core.cli.elsewhere import asking
 from vtorque_core.cli.entry import telling
 
 _CONFIG, _BAD = "vtorque.config", "vtorque.config_error"  # in click's Context.meta
@@ -82,7 +81,9 @@ class LazyGroup(click.Group):
                 try:
                     command = each.item.load()
                     if each.item.of_job is not None:
-                        command = asking(command, each.item.of_job, plugins, given)
+                        about = {"of_job": each.item.of_job, "config": given}
+                        for other in plugins.collect("vtorque_elsewhere", command=command, **about):
+                            command = other.item
                     ctx.meta[known][command.name or ""] = command
                 except Exception as error:  # anybody's module
                     click.echo(f"a command of plugin {each.plugin} is left out: {error}", err=True)

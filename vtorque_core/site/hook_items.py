@@ -22,7 +22,6 @@ _DECLARED: dict[str, tuple[type[Any], ...]] = {
     "vtorque_options": (values.Option,),
     "vtorque_parse_args": (Refusal,),
     "vtorque_needs": (values.Extra,),
-    "vtorque_elsewhere": (int,),
     "vtorque_beside_script": (list, tuple),  # a str is a Sequence, but no command
     "vtorque_after_script": (list, tuple),
 }
@@ -44,6 +43,10 @@ def _acting(hook: str) -> tuple[type[Any], ...]:
         from vtorque_core.api.libvirt_domain import Element  # noqa: PLC0415
 
         return (Element,)
+    if hook == "vtorque_elsewhere":
+        import click  # noqa: PLC0415
+
+        return (click.Command,)
     if hook == "vtorque_on_nodes":
         from vtorque_core.api.batch_system import JobOnNode  # noqa: PLC0415
 

@@ -37,10 +37,16 @@ RUNUSER = "/usr/sbin/runuser"  # util-linux; runuser(1)
 
 @dataclass(frozen=True)
 class Asked:
-    """A command of vmgr's about a job, as :func:`vtorque_core.api.hooks.vtorque_elsewhere` has it.
+    """A command of vmgr's about a job.
 
-    ``node``: which of the job's nodes is meant, or ""; ``output``: the file that what is printed
-    becomes.
+    Args:
+        command: its name, as in ``vmgr ssh``.
+        job_id: as the user wrote it.
+        node: which of the job's nodes is meant; empty: its first one.
+        options: what else was given, by the name of the parameter: ``["--level=info"]``.
+        operands: the same of what follows the job, in that order.
+        terminal: whether it talks to the user's terminal, and they have one.
+        output: the file that what it prints is to become.
     """
 
     command: str

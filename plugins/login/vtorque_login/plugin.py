@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,15 +40,12 @@ class Settings:
 
 @hookimpl
 def vtorque_elsewhere(
-    command: str, job_id: str, node: str, options: Mapping[str, Sequence[str]],
-    operands: Mapping[str, Sequence[str]], config: Path, terminal: bool, output: Path | None,
-) -> Iterator[int]:  # fmt: skip
-    """Run the command on the job's node; nothing if that is here."""
-    from vtorque_login.elsewhere import Asked, run  # noqa: PLC0415
+    command: click.Command, of_job: OfJob, config: Path
+) -> Iterator[click.Command]:
+    """Have the command run on the job's node, unless that is here."""
+    from vtorque_login.asking import asking  # noqa: PLC0415 - click
 
-    code = run(Asked(command, job_id, node, options, operands, terminal, output), config)
-    if code is not None:
-        yield code
+    yield asking(command, of_job, config)
 
 
 @hookimpl

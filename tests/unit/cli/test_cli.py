@@ -2,11 +2,18 @@
 
 import subprocess
 import sys
+import types
 from pathlib import Path
 
+import click
 import pytest
+from click.testing import CliRunner
 
 import sparing
+from vtorque_core.api import Command, OfJob, always, hookimpl
+from vtorque_core.cli.vmgr import vmgr
+from vtorque_core.site import load
+from vtorque_core.site.plugins import Plugins
 
 BIN = Path(sys.executable).parent
 # As the command, which takes no PYTHONPATH from root's caller (test_entry.py).
@@ -132,3 +139,41 @@ def test_a_broken_plugin_is_named_and_fails_the_listing(call, tmp_path):
 def test_completion_is_offered(call):
     done = call("vmgr", _VMGR_COMPLETE="bash_source")
     assert "_vmgr_completion" in done.stdout
+
+
+def test_another_programs_words_are_not_vmgrs(tmp_path):
+    """``vmgr ssh 42 0 -- prog --config x``: x is no site config."""
+    bad = tmp_path / "bad.toml"
+    bad.write_text("[nothing]\nx = 1\n")
+    good = tmp_path / "good.toml"
+    good.write_text("")
+    words = ["--config", str(good), "clean", "--help", "--", "--config", str(bad)]
+    assert CliRunner().invoke(vmgr, words).exit_code == 0
+
+
+def test_who_can_run_a_command_about_a_job_elsewhere_is_asked_for_it(monkeypatch, tmp_path):
+    """Only a command that is about a job may be another; one that raises loses it."""
+
+    @click.command()
+    @click.argument("job_id")
+    def look(job_id):
+        click.echo(f"here: {job_id}")
+
+    @hookimpl
+    def vtorque_elsewhere(command, of_job, config):
+        asked.append((command.name, of_job, config))
+        yield click.Command("look", callback=lambda: click.echo("there"))
+
+    asked = []
+    plugins, module = Plugins(), types.ModuleType("acme")
+    module.vtorque_commands = always(
+        Command("vmgr", lambda: look, OfJob(("job_id",))), Command("vmgr", lambda: own)
+    )
+    own = click.Command("own", callback=lambda: click.echo("own"))
+    module.vtorque_elsewhere = vtorque_elsewhere
+    plugins.register("acme", module, "acme 1")
+    monkeypatch.setattr(load, "load", lambda *_, **__: (None, plugins))
+    config = tmp_path / "vtorque.toml"
+    said = [CliRunner().invoke(vmgr, ["--config", str(config), name]) for name in ("look", "own")]
+    assert [done.output for done in said] == ["there\n", "own\n"]
+    assert set(asked) == {("look", OfJob(("job_id",)), config)}

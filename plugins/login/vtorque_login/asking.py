@@ -1,4 +1,4 @@
-"""Commands about a job, called on another host than the job's: plugins may run them there."""
+"""Commands about a job, called on another host than the job's: they are run there."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from typing import Any
 
 import click
 
-from vtorque_core.api.strategies import OfJob
-from vtorque_core.base.errors import UsageError
-from vtorque_core.site.plugins import Plugins
+from vtorque_core.api import OfJob, UsageError
 
 _OPTIONS = (
     click.Option(["--node"], default="", metavar="NODE", help="Of this node, not the job's first."),
@@ -22,14 +20,14 @@ _OPTIONS = (
 )
 
 
-def asking(command: click.Command, of_job: OfJob, plugins: Plugins, config: Path) -> click.Command:
-    """Return the command, which asks ``vtorque_elsewhere`` first where anybody answers that."""
-    if not any("vtorque_elsewhere" in plugins.hooks_of(name) for name in plugins.names):
-        return command
+def asking(command: click.Command, of_job: OfJob, config: Path) -> click.Command:
+    """Return the command, which is first tried on the job's node, if that is another one."""
     there = command.callback
     assert there is not None  # noqa: S101 - click's groups have none, and they are not about a job
 
     def callback(job_id: str, node: str, here: bool, **values: Any) -> Any:
+        from vtorque_login.elsewhere import Asked, run  # noqa: PLC0415 - other commands need none
+
         options, operands = _given(click.get_current_context(), values)
         output = values[of_job.output] if of_job.output in options else None
         if here:
@@ -39,12 +37,10 @@ def asking(command: click.Command, of_job: OfJob, plugins: Plugins, config: Path
                 options[of_job.output] = [options[of_job.output][0].partition("=")[0] + "=-"]
             trailing = any(p.nargs == -1 and p.name in operands for p in command.params)
             terminal = of_job.terminal and not trailing and os.isatty(0) and os.isatty(1)
-            for found in plugins.collect(
-                "vtorque_elsewhere", command=command.name, job_id=job_id, node=node,
-                options=options, operands=operands, config=config, terminal=terminal,
-                output=output,
-            ):  # fmt: skip
-                sys.exit(found.item)
+            name = command.name or ""
+            code = run(Asked(name, job_id, node, options, operands, terminal, output), config)
+            if code is not None:
+                sys.exit(code)
         return there(job_id=job_id, **values)
 
     wrapped = copy.copy(command)

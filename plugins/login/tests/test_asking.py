@@ -1,0 +1,87 @@
+"""Commands about a job: what is tried elsewhere first, what may be asked from elsewhere."""
+
+import dataclasses
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from vtorque_core.api import OfJob
+from vtorque_login import elsewhere
+from vtorque_login.asking import asking
+
+CONFIG = Path("/etc/acme.toml")
+
+
+@click.command()
+@click.argument("job_id")
+@click.argument("more", nargs=-1)
+@click.option("-l", "--level", default="info")
+@click.option("-f", "--follow", is_flag=True)
+@click.option("--page", type=click.Path(allow_dash=True, path_type=Path))
+@click.option("--own", is_flag=True)
+@click.pass_obj
+def look(config, job_id, more, level, follow, page, own):
+    click.echo(f"here: {config} {job_id} {more} {level} {follow} {page} {own}")
+
+
+OF_JOB = OfJob(("level", "follow", "more"), terminal=True, output="page")
+
+
+@pytest.fixture
+def call(monkeypatch):
+    """Return what the command says, its exit code, and what was asked for; ``code``: the answer."""
+
+    def called(*argv, code=3, of_job=OF_JOB):
+        asked = []
+
+        def run(what, config):
+            asked.append({**dataclasses.asdict(what), "config": config})
+            return code
+
+        monkeypatch.setattr(elsewhere, "run", run)
+        done = CliRunner().invoke(asking(look, of_job, CONFIG), argv, obj="cfg")
+        return done, asked
+
+    return called
+
+
+def test_who_can_run_it_elsewhere_is_asked_first(call):
+    done, (asked,) = call("-f", "--level=warn", "--node", "n2", "42", "a", "-", "b")
+    assert (done.exit_code, done.output) == (3, "")
+    assert asked == {
+        "command": "look", "job_id": "42", "node": "n2", "config": CONFIG, "terminal": False,
+        "output": None,
+        "options": {"level": ["--level=warn"], "follow": ["--follow"]},
+        "operands": {"more": ["a", "-", "b"]},
+    }  # fmt: skip
+
+
+def test_it_runs_here_where_nobody_takes_it(call):
+    done, (asked,) = call("42", code=None)
+    assert done.output == "here: cfg 42 () info False None False\n"
+    assert (asked["options"], asked["operands"]) == ({}, {}), "what is not given does not travel"
+
+
+def test_a_file_stays_here_and_its_content_travels(call):
+    _, (asked,) = call("--page", "/home/u/page.html", "42")
+    assert asked["output"] == Path("/home/u/page.html")
+    assert asked["options"] == {"page": ["--page=-"]}
+
+
+@pytest.mark.parametrize(
+    ("argv", "runs"),
+    [
+        (["--here", "--level=warn", "42", "a"], True),
+        (["--here", "--page", "-", "42"], True),
+        (["--here", "--page", "/home/u/.bashrc", "42"], False),
+        (["--here", "--own", "42"], False),
+    ],
+)
+def test_who_is_asked_from_elsewhere_does_what_may_travel(call, argv, runs):
+    done, asked = call(*argv)
+    assert asked == [], "and asks nobody further"
+    assert done.output.startswith("here: ") == runs
+    if not runs:
+        assert "only where the command is called" in str(done.exception)
