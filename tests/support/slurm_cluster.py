@@ -136,6 +136,16 @@ class Cluster:
         queue = self.root("head", "squeue", "-h")
         return found | ({"queue": queue} if queue else {})
 
+    def image(self, name, *options):
+        """Build an image with Debian's packages, 40 s or more, if it is not there; return its name.
+
+        On the host: no machine reaches Debian's mirror.
+        """
+        vmgr = [f"{PREFIX}/vmgr", "--config", Path("/var/lib", NAME, "build.toml"), "images"]
+        if subprocess.run([*vmgr, "show", name], capture_output=True, check=False).returncode:
+            subprocess.run([*vmgr, "build", name, "debian", *options], check=True, timeout=600)
+        return name
+
     def start_libvirt(self, node):
         start = "setsid tini -s -- libvirtd >/dev/null 2>&1 </dev/null &"
         self.root(node, "sh", "-c", start)

@@ -115,7 +115,7 @@ class JobInfo:
     """One line of ``vmgr ps``, from the batch system.
 
     ``node``: where it runs, as the batch system shows it; ``nodes``: the same one by one, the
-    job's first one first. ``reason``: why it waits.
+    job's first one first. ``reason``: why it waits. ``known_as``: what users say for ``id``.
     """
 
     id: str
@@ -126,6 +126,7 @@ class JobInfo:
     seconds: float = 0.0
     reason: str = ""
     nodes: tuple[str, ...] = ()
+    known_as: str = ""
 
 
 @dataclass(frozen=True)

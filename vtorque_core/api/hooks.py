@@ -462,7 +462,7 @@ def vtorque_on_nodes(jobs: Sequence[JobInfo], site: Site, config: Path) -> Itera
 
 @hookspec
 def vtorque_kept(site: Site) -> Iterable[Place]:
-    """Return what is kept of ended jobs of the caller's in other places than this node.
+    """Return what is kept of jobs of the caller's in other places than this node.
 
     Declaring module; as the user who asks (``vmgr report``, ``logs``, ``ps --all``), never as
     root. What a Place has is read when somebody asks for it. Raising is told the user, who gets

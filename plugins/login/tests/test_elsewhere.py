@@ -21,7 +21,7 @@ from vtorque_core.api import (
 )
 from vtorque_core.api.batch_system import JobInfo
 from vtorque_core.live import service
-from vtorque_login import elsewhere, state, waiting
+from vtorque_login import elsewhere, gathered, state, waiting
 from vtorque_login.elsewhere import Asked
 from vtorque_login.plugin import Settings
 from vtorque_login.state import State
@@ -64,29 +64,22 @@ def site(tmp_path, monkeypatch):
     return made
 
 
-def asked(job_id="7.srv", node="", command="logs", terminal=False, output=None, **given):
+def asked(job_id="7.srv", node="", command="console", terminal=False, output=None, **given):
     operands = {name: words for name, words in given.items() if name in ("rank", "command_")}
     options = {name: words for name, words in given.items() if name not in operands}
     return Asked(command, job_id, node, options, operands, terminal, output)
 
 
-def runs(pid):
-    """Return whether the process runs; one that init has not collected yet does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def keep(site, **facts):
-    place = kept_records.place(site.paths, JobAttempt("7.srv", 0, ME, os.getuid(), HOST))
+def keep(site, uid=None, **facts):
+    whose = os.getuid() if uid is None else uid
+    place = kept_records.place(site.paths, JobAttempt("7.srv", 0, ME, whose, HOST))
     place.add_facts(node="n1", **facts)
 
 
 def test_the_batch_system_runs_it_on_the_first_node(site):
     site.code = "raise SystemExit(5)"
     words = {"level": ["--level=info"], "follow": ["--follow"]}
-    assert elsewhere.run(asked(**words), CONFIG) == 5
+    assert elsewhere.run(asked(command="logs", **words), CONFIG) == 5
     line = ["logs", "--here", "--level=info", "--follow", "--", "7.srv"]
     assert site.steps == [("7.srv", "n1", line, False)]
 
@@ -162,11 +155,12 @@ def test_without_a_way_of_the_batch_systems_the_job_is_asked(site, monkeypatch, 
 
     monkeypatch.setattr(waiting, "ask", ask)
     assert elsewhere.run(asked(node=node), CONFIG) == 4
-    assert found == [(["logs", "--", "7.srv"], "7.srv", node or "n1", first, False)]
+    assert found == [(["console", "--", "7.srv"], "7.srv", node or "n1", first, False)]
 
 
 def test_what_is_printed_becomes_the_file(site, tmp_path, monkeypatch):
     site.code = "print('<html>')"
+    site.jobs = [JobInfo("7.srv", "n", ME, "R", nodes=("n1",))]
     saved = os.dup(1)
     page = tmp_path / "page.html"
     try:
@@ -175,8 +169,47 @@ def test_what_is_printed_becomes_the_file(site, tmp_path, monkeypatch):
         os.dup2(saved, 1)
         os.close(saved)
     assert page.read_text() == "<html>\n"
+    monkeypatch.chdir(tmp_path)
+    elsewhere.run(asked(command="report", output=Path("-"), html=["--html=-"]), CONFIG)
+    assert not Path("-").exists(), "that is the standard output"
     with pytest.raises(UsageError, match="No such file"):
         elsewhere.run(asked(command="report", output=tmp_path / "a/b"), CONFIG)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "nodes"),
+    [
+        ("7.srv", ["7.srv n1", "7.srv n2"]),
+        ("8", ["8 n1", "9 n1"]),
+        ("8[]", ["8 n1", "9 n1"]),
+        ("10[].srv", ["10[3].srv n2"]),
+    ],
+)
+def test_what_all_nodes_have_kept_is_brought_for_who_reads_it(site, monkeypatch, wanted, nodes):
+    """Of a job on several nodes, and of an array: its elements may have names of the users'."""
+    site.jobs += [
+        JobInfo("8", "n", ME, "R", nodes=("n1",), known_as="8_2"),
+        JobInfo("9", "n", ME, "R", nodes=("n1", HOST), known_as="8_1"),
+        JobInfo("8_3", "n", ME, "PD"),
+        JobInfo("10[].srv", "n", ME, "B"),
+        JobInfo("10[3].srv", "n", ME, "R", nodes=("n2",)),
+    ]
+    brought = []
+    monkeypatch.setattr(os, "geteuid", lambda: 1)  # root reads nothing that is brought
+    monkeypatch.setattr(gathered, "bring", lambda pairs, *_: brought.extend(pairs))
+    assert elsewhere.run(asked(wanted, command="report"), CONFIG) is None
+    assert [" ".join(pair) for pair in brought] == nodes
+    assert site.steps == [], "the command itself runs here"
+
+
+@pytest.mark.parametrize(("wanted", "job"), [("8_1", "9"), ("8", "8"), ("9", "9")])
+def test_an_element_has_its_id_and_its_users_name(site, wanted, job):
+    site.jobs = [
+        JobInfo("9", "n", ME, "R", nodes=("n1",), known_as="8_1"),
+        JobInfo("8", "n", ME, "R", nodes=("n1",), known_as="8_2"),
+    ]
+    elsewhere.run(asked(wanted), CONFIG)
+    assert [step[0] for step in site.steps] == [job]
 
 
 @pytest.fixture
@@ -217,7 +250,7 @@ def test_for_an_admin_it_runs_as_the_owner_who_gets_no_terminal(
     assert (tmp_path / "open").read_text().count("pipe:") == 2
     called = (tmp_path / "called").read_text().split()
     assert called[:3] == ["-u", "nobody", "--"]
-    assert called[-5:] == ["logs", "--node=n1", "--level=info", "--", "7.srv"]
+    assert called[-5:] == ["console", "--node=n1", "--level=info", "--", "7.srv"]
     assert "LD_PRELOAD_OF_ROOT" not in (tmp_path / "env").read_text()
     assert json.dumps(site.steps) == "[]"
 
@@ -233,6 +266,19 @@ def test_for_an_admin_a_file_gets_the_bytes_as_they_are(runuser, tmp_path):
         os.close(saved)
     assert page.read_bytes() == b"a\x1b\xff\nb"
     assert opened.read_text().startswith("pipe:")
+
+
+@pytest.mark.parametrize(
+    ("command", "uid", "owners"),
+    [("ssh", 65534, True), ("ssh", 0, False), ("console", 65534, False)],
+)
+def test_an_admin_on_the_node_needs_the_owner_for_their_key(
+    site, runuser, tmp_path, command, uid, owners
+):
+    runuser(f'echo "$@" > {tmp_path}/called')
+    keep(site, uid, owner="nobody")
+    assert elsewhere.run(asked(command=command), CONFIG) == (0 if owners else None)
+    assert (tmp_path / "called").exists() == owners
 
 
 def test_for_an_admin_who_reads_no_more_it_ends(runuser, monkeypatch):

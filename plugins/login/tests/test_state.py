@@ -5,21 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from login_homes import python
+from login_homes import python, runs
 from patience import eventually
 from vtorque_core.api import HostFault, VtorqueError
 from vtorque_core.api.batch_system import JobInfo, JobOnNode
 from vtorque_login import state
 
 CONFIG = Path("/etc/acme.toml")
-
-
-def runs(pid):
-    """Return whether the process runs; one that init has not collected yet does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 @pytest.mark.parametrize(

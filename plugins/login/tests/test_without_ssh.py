@@ -28,6 +28,16 @@ _LOGGED = {
 }  # fmt: skip
 
 
+# Runs it on both nodes, which are one machine here: n2 by its own config.
+PBSDSH = """#!/bin/sh -e
+[ "$1" = -u ] && shift
+"$@"
+python=$1 config=$5
+shift 5
+exec "$python" -I -m vtorque_login.answer "${config%/node/*}/node2/${config##*/}" "$@"
+"""
+
+
 @pytest.fixture
 def cluster(tmp_path):
     """Return what runs command lines as on the submit host, while the job runs on n1."""
@@ -39,7 +49,7 @@ def cluster(tmp_path):
     }  # fmt: skip
     pbs.write(state)
     configs = {}
-    for place in ("submit", "node"):
+    for place in ("submit", "node", "node2"):
         top = tmp_path / place
         top.mkdir(mode=0o755)
         configs[place] = top / "vtorque.toml"
@@ -47,17 +57,24 @@ def cluster(tmp_path):
             f'[batch]\nsystem = "torque"\n[paths]\nstate = "{top}/state"\nrun = "{top}/run"\n'
             f'[plugin.pbs]\nbin = "{pbs.bin}"\n[plugin.login]\nlook = 0.1\nwait = 10.0\n'
         )
-    (tmp_path / "node/state").mkdir()
-    paths = Paths(tmp_path / "node/state", tmp_path / "node/run")
-    kept = kept_records.place(paths, JobAttempt(JOB, 0, ME, os.getuid(), "n1"))
-    guests = [{"rank": 0, "index": 0, "hostname": "vn1"}]
-    kept.add_facts(job=JOB, node="n1", nodes=["n1"], guests=guests, started=1.0, phases=[])
-    kept.write(kept_records.LOG, json.dumps(_LOGGED).encode() + b"\n")
+    for rank, (node, place) in enumerate((("n1", "node"), ("n2", "node2"))):
+        (tmp_path / place / "state").mkdir()
+        paths = Paths(tmp_path / place / "state", tmp_path / place / "run")
+        kept = kept_records.place(paths, JobAttempt(JOB, 0, ME, os.getuid(), node))
+        guests = [{"rank": rank, "index": 0, "hostname": f"v{node}"}]
+        kept.add_facts(job=JOB, node=node, nodes=[node], guests=guests, started=1.0, phases=[])
+        kept.write(kept_records.LOG, json.dumps(_LOGGED | {"node": node}).encode() + b"\n")
+    pbsdsh = tmp_path / "tasks/pbsdsh"
+    pbsdsh.parent.mkdir()
+    pbsdsh.write_text(PBSDSH)
+    pbsdsh.chmod(0o755)
     home = tmp_path / "home"
     home.mkdir(mode=0o700)
 
-    def run(*commands):
-        vmgr = [sys.executable, "-I", "-m", "vtorque_core.cli.vmgr"]
+    def run(*commands, exec_host="n1/0", vmgr=("-m", "vtorque_core.cli.vmgr")):
+        state["jobs"][JOB]["exec_host"] = exec_host
+        pbs.write(state)
+        vmgr = [sys.executable, "-I", *vmgr]
         lines = [[*vmgr, "--config", str(configs["submit"]), *words] for words in commands]
         plan = {"top": str(tmp_path), "home": str(home), "node": str(configs["node"]), "job": JOB}
         (tmp_path / "plan").write_text(json.dumps(plan | {"run": lines}))
@@ -95,6 +112,23 @@ def test_the_commands_of_a_running_job(cluster, tmp_path):
     assert (ssh[0], "offers no ssh" in ssh[2]) == (2, True), "the node has answered"
     assert phases[1].splitlines()[1].split()[-2:] == ["run", "vn1"]
     assert "job 7.server runs on n1" in wrong[2]
+
+
+# This user is root, who reads nothing here that came from elsewhere.
+NO_ADMIN = "import os; os.geteuid = lambda: 1; from vtorque_core.cli import vmgr; vmgr.main()"
+
+
+def test_a_running_job_on_two_nodes_is_one_report(cluster):
+    report, log = cluster(
+        ["report", "--json", JOB],
+        ["logs", JOB],
+        exec_host="n1/0+n2/0",
+        vmgr=("-c", NO_ADMIN),
+    )
+    assert report[0] == 0, report[2]
+    guests = json.loads(report[1])["guests"]
+    assert [(guest["rank"], guest["node"]) for guest in guests] == [(0, "n1"), (1, "n2")]
+    assert sorted(line.split()[0] for line in log[1].splitlines()) == ["n1", "n2"]
 
 
 def as_another(directory, work):

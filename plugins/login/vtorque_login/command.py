@@ -10,12 +10,14 @@ import click
 
 from vtorque_core.api import Refused, job_log, kept_records, printable
 from vtorque_core.live import service
+from vtorque_login import gathered
 
 
 @click.command(hidden=True)
 @click.argument("job_id", metavar="JOB")
+@click.option("--files", is_flag=True, help="Also what is kept of it here.")
 @click.pass_obj
-def state(config: Path, job_id: str) -> None:
+def state(config: Path, job_id: str, files: bool) -> None:
     """Print node, phase and guests of a job as JSON: yours, or as root anybody's."""
     uid = None if os.geteuid() == 0 else os.getuid()
     places = kept_records.find(service.paths(config), job_id, uid)
@@ -26,4 +28,7 @@ def state(config: Path, job_id: str) -> None:
     for entry in job_log.entries(place):
         phase = entry["phase"] or phase
     guests = facts.get("guests", [])
-    click.echo(json.dumps({"node": facts.get("node", ""), "phase": phase, "guests": guests}))
+    said = {"node": facts.get("node", ""), "phase": phase, "guests": guests}
+    if files:
+        said |= {"key": place.key, "files": gathered.packed(place)}
+    click.echo(json.dumps(said))

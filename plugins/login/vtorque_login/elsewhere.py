@@ -26,7 +26,7 @@ from vtorque_core.api.batch_system import JobInfo
 from vtorque_core.api.node_job import Site
 from vtorque_core.live import kept as kept_jobs
 from vtorque_core.live import service
-from vtorque_login import state
+from vtorque_login import gathered, state
 from vtorque_login.plugin import Settings
 from vtorque_login.state import vmgr
 
@@ -71,28 +71,55 @@ def run(asked: Asked, config: Path) -> int | None:
     """
     whose = None if os.geteuid() == 0 else os.getuid()
     kept = kept_records.find(service.paths(config), asked.job_id, whose)
-    if not asked.job_id or _runs_here(kept, asked.node):
+    if not asked.job_id:
         return None
+    if _runs_here(kept, asked):
+        if whose is not None or kept[-1].uid == 0 or asked.command != "ssh":
+            return None
+        return _as_owner(asked, str(kept[-1].facts().get("owner")), config)  # who has the key
     try:
         site, batch = service.batch_system(config)
-        job = _job(batch.submitter(site).jobs(), asked.job_id)
+        meant = _meant(batch.submitter(site).jobs(), asked.job_id)
     except VtorqueError as error:
         if not kept and not _is_kept(config, asked.job_id):
             sys.stderr.write(f"vmgr: {error}\n")
         return None
-    if job is None or (not job.nodes and job.state in _ENDED):
-        return None
-    if not job.nodes:
-        why = f", since: {printable(job.reason)}" if job.reason else ""
-        raise Refused(f"job {printable(job.id)} is on no node: its state is {job.state}{why}")
-    asked = replace(asked, job_id=job.id)
-    if whose is None and job.owner != "root":
+    running = [job for job in meant if job.nodes]
+    if running:
+        return _of_running(asked, running, site, batch, config)
+    _check_ended(meant, asked.job_id, config)
+    return None
+
+
+def _of_running(
+    asked: Asked, jobs: Sequence[JobInfo], site: Site, batch: BatchSystem, config: Path
+) -> int | None:
+    """Run the command for a job, or see that it finds here what the nodes of all have kept."""
+    job = jobs[0]
+    several = len(jobs) > 1 or len(job.nodes) > 1 or not _is_called(job, asked.job_id)
+    of_all = several and not asked.node and gathered.is_of_all_nodes(asked.command, asked.options)
+    if not of_all or job.owner == "root":
+        asked = replace(asked, job_id=job.id)
+    if os.geteuid() == 0 and job.owner != "root":
         return _as_owner(asked, job.owner, config)
+    if of_all and os.geteuid() != 0:  # root reads nothing that comes from elsewhere, live.kept
+        nodes = [(each.id, node) for each in jobs for node in each.nodes if not _is_this(node)]
+        gathered.bring(nodes, config, site[Settings].wait)
+        return None
     node = _node(asked, job, site, config)
     if _is_this(node):
         return None
     _print_to(asked.output)
     return _on_node(asked, job, node, site, batch, config)
+
+
+def _check_ended(meant: Sequence[JobInfo], wanted: str, config: Path) -> None:
+    """Leave jobs that have ended to the command. Raises Refused: one waits, or all of an array."""
+    for job in meant:
+        one = _is_called(job, wanted) and "[]" not in wanted
+        if job.state not in _ENDED and (one or not _is_kept(config, wanted)):
+            why = f", since: {printable(job.reason)}" if job.reason else ""
+            raise Refused(f"job {printable(job.id)} is on no node: its state is {job.state}{why}")
 
 
 def _on_node(
@@ -118,7 +145,7 @@ def _is_kept(config: Path, job_id: str) -> bool:
 
 def _print_to(path: Path | None) -> None:
     """Have what this process and its children print from now on go into a file."""
-    if path is None:
+    if path is None or str(path) == "-":
         return
     try:
         with path.open("wb") as file:
@@ -127,15 +154,29 @@ def _print_to(path: Path | None) -> None:
         raise UsageError(f"{printable(str(path))}: {error.strerror}") from None
 
 
-def _runs_here(places: Sequence[kept_records.Place], node: str) -> bool:
-    facts = places[-1].facts() if places else {"ended": 0}
-    return "ended" not in facts and node in ("", facts.get("node"))
+def _runs_here(places: Sequence[kept_records.Place], asked: Asked) -> bool:
+    """Return whether this node has all that the command needs of a running job."""
+    facts = places[-1].facts() if places else {}
+    if not facts or "ended" in facts or asked.node not in ("", facts.get("node")):
+        return False
+    is_whole = bool(asked.node) or len(facts.get("nodes", ())) < 2
+    return is_whole or not gathered.is_of_all_nodes(asked.command, asked.options)
 
 
-def _job(jobs: Iterable[JobInfo], wanted: str) -> JobInfo | None:
-    """Return the job of this id; of a PBS job also its number does."""
-    found = [job for job in jobs if wanted in (job.id, job.id.partition(".")[0])]
-    return found[0] if found else None
+def _is_called(job: JobInfo, wanted: str) -> bool:
+    """Return whether users call one job so, and no array; of PBS's also a number does."""
+    name = job.known_as or job.id
+    return wanted in (name, name.partition(".")[0])
+
+
+def _meant(jobs: Iterable[JobInfo], wanted: str) -> list[JobInfo]:
+    """Return the job, or those of the array, the one of just this id first."""
+
+    def is_meant(job: JobInfo) -> bool:
+        names = {"job": job.id, "known_as": job.known_as}
+        return _is_called(job, wanted) or kept_jobs.is_meant(wanted, names)
+
+    return sorted(filter(is_meant, jobs), key=lambda job: job.id != wanted)
 
 
 def _is_this(node: str) -> bool:
@@ -194,7 +235,7 @@ def _as_owner(asked: Asked, owner: str, config: Path) -> int:
     if asked.terminal:
         return subprocess.run(command, env=environ, cwd="/", check=False).returncode
     _print_to(asked.output)
-    out = _write if asked.output else functools.partial(_show, sys.stdout)
+    out = _write if asked.output and not os.isatty(1) else functools.partial(_show, sys.stdout)
     return _shown_safely(command, environ, out)
 
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from vtorque_core.api import BatchSystem, JobAttempt
     from vtorque_core.api.batch_system import JobInfo, JobOnNode
+    from vtorque_core.api.kept_records import Place
     from vtorque_core.api.node_job import Site
 
 
@@ -57,6 +58,14 @@ def vtorque_on_nodes(jobs: Sequence[JobInfo], site: Site, config: Path) -> Itera
 
 
 @hookimpl
+def vtorque_kept() -> Iterator[Place]:
+    """Yield what the nodes of running jobs have sent to this command."""
+    from vtorque_login.gathered import places  # noqa: PLC0415 - not by vsub
+
+    yield from places()
+
+
+@hookimpl
 def vtorque_beside_script(
     job: JobAttempt, batch: BatchSystem, site: Site
 ) -> Iterator[Sequence[str]]:
@@ -73,4 +82,4 @@ def _state() -> click.Command:
 
 
 vtorque_settings = always(Settings)
-vtorque_commands = always(Command("vmgr", _state, OfJob()))
+vtorque_commands = always(Command("vmgr", _state, OfJob(("files",))))

@@ -13,17 +13,19 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 from vtorque_core.api import HostFault, printable
 from vtorque_core.api.batch_system import JobInfo, JobOnNode
 
+T = TypeVar("T")
 _MOST = 1 << 20  # bytes of an answer
 _SPARE = 30.0  # seconds for a node to say it, besides what two commands wait for the job
-_AT_ONCE = 8  # nodes that are asked at a time
+AT_ONCE = 8  # nodes that are asked at a time
 
 
 @dataclass(frozen=True)
@@ -53,29 +55,41 @@ def of_jobs(jobs: Sequence[JobInfo], config: Path, wait: float) -> Iterator[JobO
             return JobOnNode(job_id, node, error=str(error))
         return JobOnNode(job_id, node, found.phase, tuple(name for _, name in found.guests))
 
-    with ThreadPoolExecutor(_AT_ONCE) as threads:
+    with ThreadPoolExecutor(AT_ONCE) as threads:
         asked = [threads.submit(ask, job.id, node) for job in jobs for node in job.nodes]
         yield from (each.result() for each in asked)
 
 
 def on_node(job_id: str, node: str, config: Path, wait: float) -> State:
-    """Return what one of a job's nodes says of it. As the calling user.
+    """Return what one of a job's nodes says of it, as of :func:`answer`."""
+    return answer(_state, job_id, node, config, wait)
 
-    ``wait``: ``[plugin.login] wait`` (s). Raises HostFault with what was said instead, or that it
-    was too much or took longer than twice that and 30 s.
+
+def _state(said: Any) -> State:
+    guests = tuple((int(guest["rank"]), str(guest["hostname"])) for guest in said["guests"])
+    return State(str(said["phase"]), guests)
+
+
+def answer(
+    read: Callable[[Any], T], job_id: str, node: str, config: Path, wait: float, *options: str,
+    most: int = _MOST,
+) -> T:  # fmt: skip
+    """Return what ``read`` makes of the JSON that a job's node answers. As the calling user.
+
+    ``wait``: ``[plugin.login] wait`` (s); ``options``: of ``vmgr state``; ``most``: bytes. Raises
+    HostFault with what was said instead, or that it was too much or took longer than twice that
+    and 30 s.
     """
-    argv = vmgr(config, "state", "--node", node, "--", job_id)
-    answer, wrong = _said(argv, node, 2 * wait + _SPARE)
+    argv = vmgr(config, "state", "--node", node, *options, "--", job_id)
+    said, wrong = _said(argv, node, 2 * wait + _SPARE, most)
     try:
-        said = json.loads(answer)
-        guests = tuple((int(guest["rank"]), str(guest["hostname"])) for guest in said["guests"])
-        return State(str(said["phase"]), guests)
+        return read(json.loads(said))
     except (ValueError, KeyError, TypeError, ArithmeticError, RecursionError):
         text = printable(wrong.decode("utf-8", "replace").strip(), 500)
         raise HostFault(f"{node}: {text or 'said nothing of the job'}") from None
 
 
-def _said(argv: Sequence[str], node: str, seconds: float) -> tuple[bytes, bytes]:
+def _said(argv: Sequence[str], node: str, seconds: float, most: int) -> tuple[bytes, bytes]:
     """Return what a command says on both streams; code in a guest may answer for the node."""
     until = time.monotonic() + seconds
     said = bytearray(), bytearray()
@@ -89,16 +103,16 @@ def _said(argv: Sequence[str], node: str, seconds: float) -> tuple[bytes, bytes]
                 pipes.register(pipe, selectors.EVENT_READ, data)
             while pipes.get_map():
                 for key, _ in pipes.select(max(0.0, until - time.monotonic())):
-                    part = os.read(key.fd, _MOST + 1 - len(key.data))
+                    part = os.read(key.fd, min(_MOST, most + 1 - len(key.data)))
                     key.data.extend(part)
                     if not part:
                         pipes.unregister(key.fileobj)
-                    if len(key.data) > _MOST:
-                        raise HostFault(f"{node}: said more than {_MOST} bytes of its guests")
+                    if len(key.data) > most:
+                        raise HostFault(f"{node}: said more than {most} bytes of the job")
                 if time.monotonic() >= until:
                     raise HostFault(
                         f"{node}: did not say within {seconds:g} s (twice [plugin.login] wait, "
-                        f"and {_SPARE:g}) which guests it has: is it overloaded, or its job gone?"
+                        f"and {_SPARE:g}) what it knows: is it overloaded, or its job gone?"
                     )
         finally:
             os.killpg(child.pid, signal.SIGKILL)  # not yet waited for, so it is still its own

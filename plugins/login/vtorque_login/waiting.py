@@ -65,7 +65,7 @@ def _connected(
 ) -> channel.Stream:
     """Leave the request and return the connection on which the job has answered it."""
     until = time.monotonic() + wait
-    taken, busy, wrong = False, 0, ""
+    busy, wrong = 0, ""
     answers: SimpleQueue[channel.Stream | str] = SimpleQueue()
     try:
         with requests.directory(job_id) as place:
@@ -82,9 +82,8 @@ def _connected(
                         if not isinstance(answer, str):
                             return answer
                         busy, wrong = busy - 1, answer
-                    taken = taken or name not in requests.names(place, 1 << 20)
             finally:
-                requests.withdraw(place, name)
+                taken = not requests.withdraw(place, name)  # NFS would list it for a minute yet
     except OSError as error:
         raise HostFault(f"~/.vtorque/requests: {error.strerror}") from None
     if not taken:

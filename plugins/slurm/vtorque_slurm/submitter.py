@@ -278,7 +278,8 @@ def _infos(records: Iterable[str]) -> Iterable[JobInfo]:
         name = printable(name.removesuffix("\n"), 200)
         reason = "" if reason == "None" else reason
         each = _hosts(nodes) if state in ("R", "CF") else ()
-        yield JobInfo(job_id, name, owner, state, nodes, _elapsed(elapsed), reason, each)
+        called = "" if shown == job_id or "+" in shown else shown
+        yield JobInfo(job_id, name, owner, state, nodes, _elapsed(elapsed), reason, each, called)
 
 
 def _hosts(nodes: str) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ import re
 import pytest
 
 import slurm_cluster as slurm
-from terminal import Terminal
+from terminal import PROMPT, Terminal
 
 pytestmark = pytest.mark.e2e
 
@@ -23,9 +23,9 @@ def running(clean):
 
     (clean.home / "go").unlink(missing_ok=True)
 
-    def start(*args):
+    def start(*args, seconds=90):
         job_id = clean.submit(HELD, *args)
-        clean.wait(lambda: b"running" in clean.read("out"), 90, "the script")
+        clean.wait(lambda: b"running" in clean.read("out"), seconds, "the script")
         return job_id
 
     yield start
@@ -55,10 +55,19 @@ def test_the_commands_of_a_job_on_two_nodes(running, clean):
     assert b": vn1: image micro" in vmgr(clean, "logs", job_id).stdout
     entries = vmgr(clean, "logs", "--json", "--node", "n2", job_id).stdout.splitlines()
     assert {json.loads(line)["node"] for line in entries} == {"n2"}
+    log = vmgr(clean, "logs", job_id).stdout
+    assert log.count(b"the guests are ready after") == 2, "of both nodes"
+    said = vmgr(clean, "report", job_id).stdout.decode()
+    assert f"Job {job_id}: running\nof {slurm.USER} on n1, n2 (slurm)" in said
+    assert re.search(r"\nn1 .* running\nn2 .* running\n", said)
     report = json.loads(vmgr(clean, "report", "--json", job_id).stdout)
-    assert (report["job"], report["nodes"]) == (job_id, ["n1"])
+    assert [(g["rank"], g["node"]) for g in report["guests"]] == [(0, "n1"), (1, "n2")]
     vmgr(clean, "report", "--html", "page.html", job_id)
-    assert b"<html" in clean.read("page.html")
+    assert b"<html" in clean.read("page.html") and b"vn2" in clean.read("page.html")
+    page = clean.root("login", "vmgr", "report", "--html", "-", job_id)
+    assert "<html" in page and "vn2" in page, "an admin's is made as the owner"
+    said = clean.root("n2", "vmgr", "report", job_id)
+    assert re.search(r"\nn2 .* running\nn1 .* running\n", said), "on one of the nodes, too"
     said = f"echo seen >> /var/lib/vtorque/jobs/{job_id}.0/g0/console.log"
     clean.root("n1", "sh", "-c", said)
     assert vmgr(clean, "logs", "--console", job_id).stdout.endswith(b"seen\n")
@@ -86,6 +95,60 @@ def test_an_admin_sees_every_job_and_nobody_else(running, clean):
     other = clean.user("vmgr", "logs", job_id, machine="login", user="vtslurm2", check=False)
     assert other.returncode
     assert b'"job"' not in other.stdout
+
+
+def terminal_in(cluster, job_id, rank):
+    ssh = ("vmgr", "ssh", job_id, rank)
+    env = (("TERM", "xterm"),)
+    return Terminal(cluster.user_command(*ssh, machine="login", env=env), rows=31, columns=97)
+
+
+SSH = """#!/bin/sh
+[ "$#" = 4 ] || { shift 4; exec "$@"; }
+trap 'stty size' WINCH; stty size
+while :; do read -r line && [ "$line" = over ] && exit 7; done
+"""
+
+
+def test_a_terminal_by_a_step(running, clean):
+    """A double of ssh, since the micro image has no sshd: what it gets, and what comes of it."""
+    job_id = running("-wn1")
+    clean.root("n1", "touch", f"/run/vtorque/jobs/{job_id}.0/g0/ssh_config")
+    clean.root("n1", "cp", "/usr/bin/ssh", "/usr/bin/ssh.real")
+    try:
+        clean.root("n1", "sh", "-c", "cat > /usr/bin/ssh", stdin=SSH.encode())
+        terminal = terminal_in(clean, job_id, "0")
+        terminal.read(rb"31 97\r\n")
+        terminal.resize(20, 50)
+        terminal.read(rb"20 50\r\n")
+        terminal.write(b"over\r")
+        assert terminal.code() == 7
+        done = vmgr(
+            clean, "ssh", job_id, "0", "--", "sh", "-c", "cat; exit 5", check=False, stdin=b"\0in"
+        )
+        assert (done.returncode, done.stdout) == (5, b"\0in")
+    finally:
+        clean.root("n1", "mv", "/usr/bin/ssh.real", "/usr/bin/ssh")
+
+
+@pytest.mark.full
+def test_a_session_in_a_guest_with_sshd(running, clean):
+    """Of a job on two nodes, from a host that has no way to either but Slurm's."""
+    image = clean.image("debian")
+    job_id = running("-N2", "-wn1,n2", "-vm", f"img={image},ram=768M,vcpus=1", seconds=300)
+    for rank in ("0", "1"):
+        terminal = terminal_in(clean, job_id, rank)
+        terminal.read(PROMPT)
+        terminal.write(b"echo at $(hostname) $(id -un) $TERM $(stty size)\r")
+        terminal.read(rf"at vn{int(rank) + 1} {slurm.USER} xterm 31 97\r".encode())
+        terminal.resize(20, 80)
+        terminal.write(b"until stty size | grep '20 80'; do sleep 0.1; done\r")
+        terminal.read(rb"\n20 80\r|\r20 80\r")
+        assert terminal.leave(7) == 7
+    done = vmgr(
+        clean, "ssh", job_id, "1", "--", "cat; hostname; exit 5", check=False, stdin=b"\0in\n"
+    )
+    assert (done.returncode, done.stdout) == (5, b"\0in\nvn2\n")
 
 
 @pytest.mark.full

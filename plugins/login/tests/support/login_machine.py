@@ -28,7 +28,10 @@ def bind(path, content):
 def main():
     name = pwd.getpwuid(os.getuid()).pw_name
     bind("/etc/passwd", f"{name}:x:{os.getuid()}:{os.getgid()}::{PLAN['home']}:/bin/sh\n")
-    bind("/etc/hosts", "127.0.0.1 localhost\n10.77.0.1 n1\n")
+    bind("/etc/hosts", "127.0.0.1 localhost\n10.77.0.1 n1\n10.77.0.2 n2\n")
+    lower = f"{PLAN['top']}/tasks:/usr/local/bin"
+    overlay = ["-t", "overlay", "overlay", "-o", f"lowerdir={lower}", "/usr/local/bin"]
+    subprocess.run(["mount", *overlay], check=True)
     for words in ("link set lo up", "link add n1 type bridge", "address add 10.77.0.1/24 dev n1",
                   "link set n1 up"):  # fmt: skip
         subprocess.run(["ip", *words.split()], check=True)

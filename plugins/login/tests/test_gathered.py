@@ -1,0 +1,109 @@
+"""What the nodes of a running job keep of it, brought to where its user is."""
+
+import base64
+import json
+import os
+import types
+import zlib
+from pathlib import Path
+
+import pytest
+
+from login_homes import python
+from vtorque_core.api import HostFault, JobAttempt, Paths, kept_records
+from vtorque_login import gathered, plugin, state
+
+CONFIG = Path("/etc/acme.toml")
+
+
+def kept_on(node, top, **facts):
+    """Return what a node keeps of job 7.srv."""
+    place = kept_records.place(Paths(top / node), JobAttempt("7.srv", 0, "ada", os.getuid(), node))
+    (top / node).mkdir()
+    place.add_facts(job="7.srv", node=node, nodes=["n1", "n2"], **facts)
+    place.write(kept_records.LOG, b'{"t": 1.0}\n' * 3)
+    place.write("console-g0.log", b"not of a running job's log")
+    return place
+
+
+def packed(content):
+    return base64.b64encode(zlib.compress(content)).decode()
+
+
+@pytest.fixture
+def nodes(monkeypatch, tmp_path):
+    """Return a dictionary: the Python code that a node answers with. It is brought to a directory
+    of the test's."""
+    code, scratch = {}, types.SimpleNamespace(name=tmp_path / "scratch")
+    monkeypatch.setattr(gathered, "_scratch", lambda: scratch)
+    monkeypatch.setattr(
+        state, "vmgr", lambda _config, _command, _, node, *rest: python(code[node, *rest])
+    )
+    return code
+
+
+def says(said):
+    return f"print({json.dumps(said)!r})"
+
+
+def test_each_nodes_files_are_there_and_a_node_that_fails_is_named(nodes, tmp_path, capsys):
+    """A node of bare metal, of a mixed request, has nothing to say."""
+    asked = ("--files", "--", "7.srv")
+    for node in ("n1", "n3"):
+        place = kept_on(node, tmp_path, guests=[node])
+        said = {"key": place.key, "files": gathered.packed(place)}
+        nodes[node, *asked] = says(said)
+    nodes["n2", *asked] = nodes["metal", *asked] = "raise SystemExit('no \\x1b[2J way')"
+    gathered.bring([("7.srv", n) for n in ("n1", "n2", "n3", "metal")], CONFIG, 20.0)
+    found = [each for part in [plugin.vtorque_kept()] for each in part]
+    assert [each.facts()["guests"] for each in found] == [["n1"], ["n3"]]
+    assert [each.read(kept_records.LOG) for each in found] == [b'{"t": 1.0}\n' * 3] * 2
+    assert len(list(found[0].directory.iterdir())) == 2
+    assert capsys.readouterr().err == "vmgr: without n2: no \\x1b[2J way\n"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        [],
+        {"key": "../../7.srv.0", "files": {}},
+        {"key": "7.srv", "files": {}},
+        {"key": "7.srv.0", "files": [1]},
+        {"key": "7.srv.0", "files": {"../job.json": packed(b"{}")}},
+        {"key": "7.srv.0", "files": {"job.json": base64.b64encode(b"none").decode()}},
+        {"key": "7.srv.0", "files": {"job.json": packed(bytes(65 << 20))}},
+    ],
+)
+def test_what_no_node_says_is_not_taken(nodes, tmp_path, said):
+    nodes["n1", "--files", "--", "7.srv"] = says(said)
+    gathered.bring([("7.srv", "n1")], CONFIG, 20.0)
+    assert list(gathered.places()) == []
+    assert not list(tmp_path.rglob("*.json"))
+
+
+def test_what_is_too_much_is_left_out_samples_first(tmp_path, monkeypatch):
+    place = kept_on("n1", tmp_path)
+    place.write("series.jsonl", os.urandom(4000))
+    assert list(gathered.packed(place)) == ["job.json", "log.jsonl", "series.jsonl"]
+    monkeypatch.setattr(gathered, "_MOST_SENT", 3000)
+    assert list(gathered.packed(place)) == ["job.json", "log.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "all_nodes"),
+    [
+        ("report", ["html"], True),
+        ("logs", ["level", "as_json"], True),
+        ("logs", ["follow"], False),
+        ("logs", ["console"], False),
+        ("ssh", [], False),
+    ],
+)
+def test_who_reads_what_is_kept_reads_it_of_all_nodes(command, options, all_nodes):
+    assert gathered.is_of_all_nodes(command, options) == all_nodes
+
+
+def test_a_node_that_sends_no_end_is_ended(nodes):
+    nodes["n1", "--", "7.srv"] = "import os\nwhile True: os.write(1, b' ' * 65536)"
+    with pytest.raises(HostFault, match="said more than 2097152 bytes"):
+        state.answer(str, "7.srv", "n1", CONFIG, 20.0, most=2 << 20)
