@@ -421,3 +421,11 @@ def test_the_note_of_an_exit_code_goes_through_no_link(tmp_path):
     subprocess.run(argv, check=True)
     assert precious.read_text() == "precious"
     assert (tmp_path / "jobs/note").read_text() == "3\n"
+
+
+def test_the_nodes_of_a_job_come_in_order(tmp_path):
+    names = [f"9.0@n{number}.zip" for number in (2, 1, 3, 2, 5, 4)]
+    for name in names:
+        (tmp_path / name).touch()
+    found = [each.path.name for each in read.archives(Paths(), tmp_path, ME.pw_uid)]
+    assert found == sorted({*names})

@@ -52,11 +52,13 @@ class Archived(Place):
 
 
 def archives(paths: Paths, directory: Path, uid: int) -> Iterator[Archived]:
-    """Yield what a user's directory has; nothing if it is not there."""
+    """Yield what a user's directory has, in order of name; nothing if it is not there."""
+    names: list[str] = []
     with contextlib.suppress(OSError), os.scandir(directory) as entries:
-        for _, entry in zip(range(_MAX_ENTRIES), entries, strict=False):
-            if key := key_of(entry.name):
-                yield Archived(paths, uid, key, directory / entry.name)
+        names += (entry.name for _, entry in zip(range(_MAX_ENTRIES), entries, strict=False))
+    for name in sorted(names):
+        if key := key_of(name):
+            yield Archived(paths, uid, key, directory / name)
 
 
 @contextlib.contextmanager
