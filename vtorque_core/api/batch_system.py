@@ -353,6 +353,9 @@ class JobShell(Protocol):
     """Variables of the batch system that make no sense in a guest."""
     login: bool
     """Whether scripts are commands of a login shell, which reads the user's profile before."""
+    dies_of_term: bool = False
+    """Whether TERM ends the job shell in the end, once the script has ended and all is written, as
+    it ends a plain job's shell at once; else the job has the script's exit code."""
 
     def inside(self, environ: Mapping[str, str], guests: Mapping[str, str]) -> Mapping[str, str]:
         """Return variables of the script's that are to be otherwise, to agree with its guests.

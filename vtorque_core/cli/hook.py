@@ -7,17 +7,14 @@ ARGV``: ARGV is what the batch system gives its prologue, epilogue or job's shel
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from vtorque_core.base.errors import EXIT_NO_PROOF, HostFault, UsageError, VtorqueError
 from vtorque_core.base.names import CONFIG_PATH
 from vtorque_core.cli.entry import become_clean, forget_coerced_locale
-
-if TYPE_CHECKING:
-    pass
 
 
 def run(argv: Sequence[str]) -> int:
@@ -91,15 +88,26 @@ def jobshell(config: Path, argv: Sequence[str]) -> int:
         if argv[:1] == [AWAIT] and len(argv) == 2:
             return await_here(site.paths, argv[1])
         batch = plugins.batch_system(site.batch.system)
-        return run_job(
+        shell = batch.shell()
+        # Python writes here which signals the guest type's handlers get (signal.set_wakeup_fd).
+        came, coming = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(coming, warn_on_full_buffer=False)
+        code = run_job(
             site.paths,
-            batch.shell(),
+            shell,
             tuple(argv),
             plugins=plugins_with,
             meanwhile=lambda: import_drivers(plugins),
             beside=lambda proof: around_script.beside(proof, batch, site, plugins),
             after=lambda proof, code: around_script.after(proof, code, site, plugins),
         )
+        signal.set_wakeup_fd(-1)
+        os.close(coming)
+        if shell.dies_of_term and signal.SIGTERM in os.read(came, 1 << 16):
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+            signal.raise_signal(signal.SIGTERM)
+        return code
     except VtorqueError as error:
         sys.stderr.write(f"vtorque: {error}\n")
         return EXIT_NO_PROOF

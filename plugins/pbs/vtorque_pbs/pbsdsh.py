@@ -36,6 +36,7 @@ class TorqueShell(PbsJobShell):
     """See :class:`vtorque_core.api.batch_system.JobShell`."""
 
     host_only = PbsJobShell.host_only | {VARIABLE}
+    dies_of_term = True  # as pbs_mom's login shell: 271, which no dependent takes for success
 
     def on_every_node(
         self, command: Sequence[str], environ: Mapping[str, str], nodes: Sequence[str] = ()
@@ -48,6 +49,7 @@ class OpenPbsShell(PbsJobShell):
     """See :class:`vtorque_core.api.batch_system.JobShell`."""
 
     host_only = PbsJobShell.host_only | {VARIABLE}
+    dies_of_term = True  # as pbs_mom's login shell: 271, which no dependent takes for success
 
     def on_every_node(
         self, command: Sequence[str], environ: Mapping[str, str], nodes: Sequence[str] = ()

@@ -159,15 +159,19 @@ def test_an_array(clean):
 
 
 def test_cancel_in_the_run(clean):
-    """The script gets TERM, and its guest is gone."""
+    """What is to run then sees the script run; the script gets TERM, and its guest is gone."""
+    before = clean.script("#!/bin/sh\nkill -0 $(cat pid) && echo before\n", "before.sh")
     job_id = clean.submit(
-        "#!/bin/bash\ntrap 'echo got TERM; exit 9' TERM\necho running\n"
-        "while :; do sleep 0.2; done\n"
-    )
+        "#!/bin/bash\ntrap 'echo got TERM; exit 9' TERM\necho $$ >pid; echo running\n"
+        "while :; do sleep 0.2; done\n",
+        "-vm", f"vm_precancel={before}",
+    )  # fmt: skip
     clean.wait(lambda: b"running" in clean.read("out"), 60, "output")
     clean.user("scancel", job_id)
     clean.wait_state(job_id, "CANCELLED")
     clean.wait(lambda: b"got TERM" in clean.read("out"), 30, "the trap")
+    ours = [line for line in clean.read("out").splitlines() if line in (b"before", b"got TERM")]
+    assert ours == [b"before", b"got TERM"]
 
 
 def test_cancel_in_the_prolog(clean):

@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import threading
@@ -20,6 +21,8 @@ import pytest
 from local_agent import LocalAgent
 from patience import LONG
 from vtorque_core.api.guest_driver import GuestDied, ReadyGuest, Script, Streams
+from vtorque_core.base.names import JobAttempt, Paths
+from vtorque_core.node.shell import proof
 from vtorque_linux_guest.guest.contract import CANCEL_MARKER, EPILOGUE_MARKER
 from vtorque_linux_guest.job import run_job, site_epilogue
 from vtorque_linux_guest.job.site_epilogue import SiteEpilogue
@@ -379,3 +382,52 @@ def test_no_guest_at_all(tmp_path: Path) -> None:
     ready = ReadyGuest("vt", "vn1", 0, tmp_path)
     with pytest.raises(GuestDied, match=r"run\.sock: No such file"):
         run_job.run(ready, Script("s", b"", {}, "/"), Streams(None, 1, 2))
+
+
+# The job shell as the batch system starts it; its proof is this user's, who need not be root.
+JOB_SHELL = """
+import functools, os, sys
+from vtorque_core.cli import hook
+from vtorque_core.node.shell import jobshell
+jobshell.run_job = functools.partial(jobshell.run_job, owner_uid=os.getuid())
+sys.exit(hook.run(["jobshell", "--config", sys.argv[1]]))
+"""
+TRAPS = b"""#!/bin/sh
+trap 'echo got TERM; exit 0' TERM
+: >$STARTED
+while :; do sleep 0.1; done
+"""
+
+
+@pytest.mark.parametrize(
+    ("system", "code"), [("torque", -signal.SIGTERM), ("openpbs", -signal.SIGTERM), ("local", 0)]
+)
+def test_a_cancelled_job_shell_dies_of_term_where_a_plain_jobs_would(
+    guest: Guest, tmp_path: Path, system: str, code: int
+) -> None:
+    """After the script's trap: its 0 would start those that depend on the job's success."""
+    started = guest.agent.home / "started"
+    config, script = tmp_path / "vtorque.toml", tmp_path / "42.srv.SC"
+    config.write_text(
+        f'[batch]\nsystem = "{system}"\n[paths]\nstate = "{tmp_path}"\nrun = "{tmp_path}"\n'
+    )
+    script.write_bytes(TRAPS)
+    ready = ReadyGuest("vt", "vn1", 0, tmp_path)
+    job = JobAttempt("42.srv", 0, "u", os.getuid())
+    made = proof.Proof(job, "ready", guest_type="linux", plugin="linux-guest", guests=(ready,))
+    proof.write(Paths(tmp_path, tmp_path), made)
+    shell = subprocess.Popen(
+        [sys.executable, "-c", JOB_SHELL, config], cwd="/",
+        env=PATH | {"PBS_JOBID": "42.srv", "PBS_O_INITDIR": "/", "STARTED": str(started)},
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert shell.stdin is not None
+    shell.stdin.write(f"{script}\n".encode())
+    shell.stdin.close()
+    shell.stdin = None
+    deadline = time.monotonic() + LONG
+    while not started.exists() and shell.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    shell.terminate()
+    out, err = shell.communicate(timeout=LONG)
+    assert (shell.returncode, out) == (code, b"got TERM\n"), err
