@@ -3,11 +3,14 @@
 import os
 import platform
 import pty
+import secrets
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 
+from terminal import PROMPT, STARTED, on_a_node
 from vtorque_core.base.errors import EXIT_HOST_FAULT, EXIT_REFUSED
 
 pytestmark = pytest.mark.e2e
@@ -171,6 +174,87 @@ def test_a_site_command_that_fails_is_told(clean, fragments):
     result = clean.job("#!/bin/sh\necho ran\n", *ARGS, timeout=300)
     assert (result.code, result.out) == (EXIT_HOST_FAULT, b"")
     assert b"cloud-config: " in result.err
+
+
+CLIENT = b"LD_LIBRARY_PATH=$HOME/x $HOME/x/xdpyinfo 2>&1"
+
+
+@pytest.fixture(scope="module")
+def x_server():
+    """Install an X server and a client of X; no other test needs them."""
+    install = ["apt-get", "-qq", "-y", "--no-install-recommends", "install"]
+    if not all(map(shutil.which, ("Xvfb", "xauth", "xdpyinfo"))):
+        subprocess.run(["apt-get", "-qq", "update"], check=True, timeout=300)
+        subprocess.run([*install, "xvfb", "xauth", "x11-utils"], check=True, timeout=300)
+
+
+@pytest.fixture
+def display(clean, x_server):
+    """The number of a display whose cookie the user has as pbs_mom gives it, and a client of X."""
+    place, cookies, users = (clean.home / name for name in ("x", "x/cookies", ".Xauthority"))
+    add = ("MIT-MAGIC-COOKIE-1", secrets.token_hex(16))
+    place.mkdir()
+    subprocess.run(["xauth", "-q", "-f", cookies, "add", ":0", *add], check=True)
+    client = Path("/usr/bin/xdpyinfo")
+    needs = subprocess.run(["ldd", client], capture_output=True, check=True).stdout.decode()
+    found = [line.split()[2] for line in needs.splitlines() if "=>" in line]
+    for path in (client, *(path for path in found if "/libc.so" not in path)):  # the guest has one
+        shutil.copy(path, place)
+    ours, theirs = os.pipe()
+    server = subprocess.Popen(
+        ["Xvfb", "-displayfd", str(theirs), "-auth", cookies, "-listen", "tcp"],
+        pass_fds=[theirs], stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    os.close(theirs)
+    try:
+        with os.fdopen(ours, "rb") as told:
+            number = int(told.readline())
+        subprocess.run(["xauth", "-q", "-f", users, "add", f"unix:{number}.0", *add], check=True)
+        for path in (users, place):
+            shutil.chown(path, clean.user, clean.user)
+        yield number
+    finally:
+        server.terminate()
+        server.wait()
+        users.unlink(missing_ok=True)
+        shutil.rmtree(place)
+
+
+@pytest.mark.full
+def test_a_client_in_the_guest_reaches_the_display(debian, clean, display):
+    """With its cookie only; ssh is gone with the job."""
+    name = [f"DISPLAY=localhost:{display}.0"]
+    terminal = on_a_node(clean, "-I", "-X", *ARGS, environ=name)
+    terminal.read(STARTED)
+    terminal.read(PROMPT, 300)
+    terminal.write(b"hostname; echo $DISPLAY; " + CLIENT + b"; echo ended-$?\r")
+    terminal.read(rb"\rv%s\r\nlocalhost:%d\.0\r\n" % (platform.node().encode(), display))
+    terminal.read(rb"vendor string: +The X.Org Foundation")
+    terminal.read(rb"ended-0\r")
+    terminal.read(PROMPT)
+    wrong = b"head -c -16 $XAUTHORITY >x/no; head -c 16 /dev/urandom >>x/no; XAUTHORITY=x/no "
+    terminal.write(wrong + CLIENT + b"; echo ended-$?\r")
+    terminal.read(rb"Invalid MIT-MAGIC-COOKIE-1")
+    terminal.read(rb"ended-1\r")
+    terminal.read(PROMPT)
+    terminal.write(b"exit 4\r")
+    assert terminal.code() == 4
+    left = subprocess.run(
+        ["pgrep", "-u", clean.user, "-x", "ssh"], capture_output=True, check=False
+    )
+    assert left.stdout == b""
+
+
+@pytest.mark.full
+def test_without_the_option_there_is_none(debian, clean, display):
+    terminal = on_a_node(clean, "-I", "-V", *ARGS, environ=[f"DISPLAY=localhost:{display}.0"])
+    terminal.read(STARTED)
+    terminal.read(PROMPT, 300)
+    terminal.write(
+        b"echo none-$DISPLAY$XAUTHORITY-; grep -c :%04X /proc/net/tcp; exit\r" % (6000 + display)
+    )
+    terminal.read(rb"none--\r\n0\r")
+    assert terminal.code() == 1
 
 
 def _on_a_terminal(node, argv):

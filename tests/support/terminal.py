@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import os
 import pty
+import pwd
 import re
 import select
 import signal
@@ -12,6 +13,7 @@ import termios
 import time
 
 PROMPT = rb"[$#>] "
+STARTED = rb"waiting for job (\S+) to start"  # vsub's, on a single node
 
 
 class Terminal:
@@ -86,3 +88,11 @@ class Terminal:
         code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         os.close(self.fd)
         return code
+
+
+def on_a_node(node, *argv, environ=()):
+    """Return a terminal with ``vsub`` on it, as the node's user; ``environ``: NAME=VALUE."""
+    home = pwd.getpwnam(node.user).pw_dir
+    become = ["setpriv", f"--reuid={node.user}", f"--regid={node.user}", "--init-groups"]
+    environ = ["PATH=/usr/local/bin:/usr/bin:/bin", f"HOME={home}", "TERM=xterm", *environ]
+    return Terminal([*become, "env", "-i", "-C", home, *environ, *node.command("vsub", *argv)])

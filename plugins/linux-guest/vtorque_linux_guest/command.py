@@ -13,7 +13,7 @@ import click
 
 from vtorque_core.api import Refused, kept_records, printable
 from vtorque_core.live import service
-from vtorque_linux_guest.boot import ssh_client
+from vtorque_linux_guest.guest.contract import SSH_CONFIG
 
 
 @click.command(short_help="Attach to the serial console of a job's guest, or watch it.")
@@ -56,7 +56,7 @@ def ssh(config: Path, job_id: str, rank: int, command: tuple[str, ...]) -> None:
         )
     if "phases" not in facts or "ended" in facts:  # they are kept when the guests are ready
         raise Refused(f"job {printable(job_id)} has no guest that is ready")
-    client = paths.job_run(places[-1].key) / f"g{guests[0].get('index')}" / ssh_client.CONFIG
+    client = paths.job_run(places[-1].key) / f"g{guests[0].get('index')}" / SSH_CONFIG
     if not client.exists():
         raise Refused(f"the guest of rank {rank} offers no ssh: there is no {client}")
     os.execvp("ssh", ["ssh", "-F", str(client), str(guests[0].get("hostname")), "--", *command])  # noqa: S606

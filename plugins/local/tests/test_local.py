@@ -257,11 +257,12 @@ def test_first_in_first_out_with_slots(site):
 def test_interactive_job_has_the_terminal(site):
     pid, terminal = pty.fork()
     if pid == 0:
+        os.environ["DISPLAY"] = ":7"
         os.execv(  # noqa: S606
             sys.executable,
-            [sys.executable, "-c", SUBMIT, str(site.paths.run), "-I", "-S", "/bin/sh"],
+            [sys.executable, "-c", SUBMIT, str(site.paths.run), "-I", "-X", "-S", "/bin/sh"],
         )
-    os.write(terminal, b"echo mode-$PBS_ENVIRONMENT; test -t 0 && exit 7\n")
+    os.write(terminal, b"echo mode-$PBS_ENVIRONMENT$DISPLAY; test -t 0 && exit 7\n")
     seen = b""
     try:
         while chunk := os.read(terminal, 4096):
@@ -269,7 +270,7 @@ def test_interactive_job_has_the_terminal(site):
     except OSError:
         pass  # EIO: the last process has closed the terminal
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
-    assert b"mode-PBS_INTERACTIVE\r\n" in seen and b"completed" in seen
+    assert b"mode-PBS_INTERACTIVE:7\r\n" in seen and b"completed" in seen
     os.close(terminal)
 
 

@@ -37,7 +37,7 @@ class QsubJob:
         args: ``-F``.
         variables: ``-v``; ``environment``: ``-V``.
         resources, attributes: ``-l`` and ``-W`` by key.
-        interactive: ``-I``, which counts on the command line only.
+        interactive: ``-I``, which counts on the command line only; ``display``: ``-X``.
         walltime: seconds, 0 without a limit; mib, ppn: from ``-l``, 0 if not given.
     """
 
@@ -53,6 +53,7 @@ class QsubJob:
     resources: Mapping[str, str] = field(default_factory=dict)
     attributes: Mapping[str, str] = field(default_factory=dict)
     interactive: bool = False
+    display: bool = False
     walltime: int = 0
     mib: int = 0
     ppn: int = 0
@@ -121,8 +122,9 @@ def output_paths(job: QsubJob, host: str, workdir: str) -> list[tuple[str, int]]
 def variables(job: QsubJob, environ: Mapping[str, str], host: str, workdir: str) -> dict[str, str]:
     """Return what a job takes along of the submitting environment. Raises UsageError."""
     found = dict(environ) if job.environment else {}
-    if job.interactive and "TERM" in environ:
-        found["TERM"] = environ["TERM"]
+    if job.interactive:
+        names = ("TERM", "DISPLAY", "XAUTHORITY") if job.display else ("TERM",)
+        found |= {name: environ[name] for name in names if name in environ}
     found |= pbs.variable_list(job.variables, environ)
     return found | pbs.origin_environ(environ, host, workdir)
 
@@ -218,4 +220,5 @@ _OPTIONS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "v": ("variables", str),
     "V": ("environment", lambda _: True),
     "I": ("interactive", lambda _: True),
+    "X": ("display", lambda _: True),
 }

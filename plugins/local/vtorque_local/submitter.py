@@ -19,7 +19,7 @@ from vtorque_core.api.submission import to_token
 from vtorque_local import qsub
 from vtorque_pbs import convention as pbs
 
-LETTERS = ("-N", "-o", "-e", "-j", "-v", "-V", "-d", "-S", "-I", "-F")
+LETTERS = ("-N", "-o", "-e", "-j", "-v", "-V", "-d", "-S", "-I", "-X", "-F")
 SUPPORTED = (*LETTERS, "-l nodes", "-l walltime", "-l mem", "-W block")
 
 
@@ -42,7 +42,10 @@ class LocalSubmitter:
         script, here = base64.b64encode(content).decode(), qsub.working_directory()
         message: dict[str, Any] = {"op": "submit", "argv": args.rest, "script": script}
         token = "" if blob is None else to_token(blob)
-        message |= {"environ": dict(os.environ), "cwd": here, "token": token}
+        environ = dict(os.environ)
+        if token and args.interactive and not wanted.display:
+            environ["DISPLAY"] = ""  # the job shell is to find that of -X, not of -V
+        message |= {"environ": environ, "cwd": here, "token": token}
         if args.interactive:
             return self._interactive(message)
         with self._ask(message) as (answer, lines):

@@ -158,6 +158,25 @@ def test_what_qsub_refuses_is_in_its_words_and_could_not_run_on_the_host(torque,
     assert ended.stderr == bare.stderr
 
 
+@pytest.mark.parametrize(
+    ("argv", "blob", "found"),
+    [
+        (["-I", "-V", "-X"], BLOB, "localhost:10.0"),
+        (["-I", "-VX"], BLOB, "localhost:10.0"),
+        (["-I", "-V"], BLOB, ""),
+        (["-I", "-V"], None, "localhost:10.0"),
+        (["-V", "j.sh"], BLOB, "localhost:10.0"),
+    ],
+)
+def test_an_interactive_vm_job_has_a_display_of_its_own_or_none(torque, argv, blob, found):
+    """The job shell passes on what it finds; -V would bring it that of the login."""
+    (torque.directory / "j.sh").write_bytes(b"#!/bin/sh\n:\n")
+    torque.environ["DISPLAY"] = "localhost:10.0"
+    needs = NEEDS if blob else None
+    assert run_vsub(torque, argv, blob=blob, needs=needs).code == 0
+    assert torque.received().environ["DISPLAY"] == found
+
+
 def test_an_old_pbs_vm_line_is_taken_out_of_a_copy_of_the_same_name(torque):
     text = b"#!/bin/sh\n#PBS -vm ram=2G\n#PBS -N x\necho $0\n\xff"
     (torque.directory / "j.sh").write_bytes(text)

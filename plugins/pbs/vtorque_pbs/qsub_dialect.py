@@ -86,7 +86,8 @@ class Effective:
         resources: ``-l``, by name.
         variables: the ``-v`` list that counts, as written; "" without one.
         shell: the path of ``-S``, or None.
-        interactive: ``-I``; ``command``: Torque's ``-x``, the script is a command.
+        interactive: ``-I``; ``command``: Torque's ``-x``, the script is a command; ``display``:
+            ``-X``.
         facts: the queue (``-q``) and the account (``-A``), where they are given.
     """
 
@@ -95,6 +96,7 @@ class Effective:
     shell: str | None
     interactive: bool
     command: bool
+    display: bool
     facts: Mapping[str, str]
 
 
@@ -115,5 +117,5 @@ def effective(directives: Sequence[Options], line: Options) -> Effective:
     letters = {letter for letter, _ in line}
     named = {"queue": last.get("q", "").partition("@")[0], "account": last.get("A", "")}
     facts = {name: value for name, value in named.items() if value}
-    flags = "I" in letters, "x" in letters
+    flags = "I" in letters, "x" in letters, "X" in last
     return Effective(resources, last.get("v", ""), shell or None, *flags, facts)

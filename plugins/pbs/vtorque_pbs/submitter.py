@@ -157,6 +157,8 @@ class PbsSubmitter:
         os.environ.pop(VARIABLE, None)  # -V would take it along, from a job that submits another
         if blob is not None:
             self._make_known()
+            if args.interactive and not (args.counts and args.counts.display):
+                os.environ["DISPLAY"] = ""  # the job shell is to find that of -X, not of -V
         if changed is not None and args.script is not None:
             return self._submit_copy(qsub, words, args.script, changed)
         return become([qsub, *words], content)

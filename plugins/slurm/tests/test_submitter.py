@@ -97,6 +97,28 @@ def test_interactive_is_salloc(submitter, tmp_path):
         submitter.split(["-I", "job.sh"])
 
 
+@pytest.mark.parametrize(
+    ("words", "blob", "found"),
+    [
+        (["-I"], BLOB, ""),
+        (["-I", "--x11"], BLOB, "localhost:10.0"),
+        (["-I", "--x11=first"], BLOB, "localhost:10.0"),
+        (["-I"], None, "localhost:10.0"),
+    ],
+)
+def test_an_interactive_vm_job_has_a_display_of_its_own_or_none(
+    submitter, tmp_path, words, blob, found
+):
+    """The job shell passes on what it finds; salloc's step would have that of the login."""
+    (tmp_path / "salloc").write_text(f'#!/bin/sh\necho "display $DISPLAY" >{tmp_path}/seen\n')
+    pid = os.fork()
+    if pid == 0:
+        os.environ["DISPLAY"] = "localhost:10.0"
+        submitter.submit(submitter.split(words), blob, NEEDS if blob else None)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert (tmp_path / "seen").read_text() == f"display {found}\n"
+
+
 @pytest.mark.parametrize("content", [b"echo\n", b"", b"\n"])
 def test_what_is_no_script_goes_as_it_is(submitter, content):
     """sbatch refuses it, in its own words."""

@@ -37,7 +37,10 @@ _LATER_REQUIRED = "container-id extra prefer resv-ports segment tres-bind tres-p
 _LATER_NONE = "external stepmgr"
 
 # PBS's, of no meaning to sbatch. Those that mean something else: see pbs_options.
-_PBS = {"l": ": on Slurm a job asks with -N, -n, -c, --mem and --time"}
+_PBS = {
+    "l": ": on Slurm a job asks with -N, -n, -c, --mem and --time",
+    "X": ": on Slurm it is --x11, with -I",
+}
 
 _ALIASES = {"tasks-per-node": "ntasks-per-node"}
 

@@ -90,6 +90,8 @@ class SlurmSubmitter:
         if _is_sbatchs(line):
             self._become(["salloc" if args.interactive else "sbatch", *args.rest])
         if args.interactive:
+            if blob is not None and not line.has("x11"):
+                os.environ["DISPLAY"] = ""  # the job shell is to find that of --x11 only
             self._become(self.interactive(line, blob, needs))
         content = args.content or b""
         self._become(*self.batch(line, content, blob, needs))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pty
 import signal
 import socket
 import subprocess
@@ -23,8 +24,8 @@ from patience import LONG
 from vtorque_core.api.guest_driver import GuestDied, ReadyGuest, Script, Streams
 from vtorque_core.base.names import JobAttempt, Paths
 from vtorque_core.node.shell import proof
-from vtorque_linux_guest.guest.contract import CANCEL_MARKER, EPILOGUE_MARKER
-from vtorque_linux_guest.job import run_job, site_epilogue
+from vtorque_linux_guest.guest.contract import CANCEL_MARKER, EPILOGUE_MARKER, SSH_CONFIG
+from vtorque_linux_guest.job import display, run_job, site_epilogue
 from vtorque_linux_guest.job.site_epilogue import SiteEpilogue
 
 PATH = {"PATH": os.environ["PATH"], "TERM": "dumb"}
@@ -37,12 +38,15 @@ class Guest:
     agent: LocalAgent
     run_dir: Path
 
-    def run(self, content: bytes, stdin: int | None = None, **more) -> tuple[int, bytes, bytes]:
+    def run(
+        self, content: bytes, stdin: int | None = None, *, terminal: bool = False, **more
+    ) -> tuple[int, bytes, bytes]:
         more = {"environ": PATH, "cwd": "/"} | more
         script = Script("42.srv.SC", content, **more)
         ready = ReadyGuest("vt", "vn1", 0, self.run_dir)
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-            code = run_job.run(ready, script, Streams(stdin, out.fileno(), err.fileno()))
+            streams = Streams(stdin, out.fileno(), err.fileno(), terminal=terminal)
+            code = run_job.run(ready, script, streams)
             out.seek(0)
             err.seek(0)
             return code, out.read(), err.read()
@@ -431,3 +435,36 @@ def test_a_cancelled_job_shell_dies_of_term_where_a_plain_jobs_would(
     shell.terminate()
     out, err = shell.communicate(timeout=LONG)
     assert (shell.returncode, out) == (code, b"got TERM\n"), err
+
+
+def test_an_interactive_job_has_the_job_shells_display(guest, tmp_path, monkeypatch):
+    """With its cookie; without a terminal, a display or a way to it the job has none, and runs."""
+    entry = b"\xff\xff" + b"".join(
+        len(part).to_bytes(2, "big") + part for part in (b"", b"50", b"MIT-MAGIC-COOKIE-1", b"abc")
+    )
+    (tmp_path / "cookies").write_bytes(entry)
+    (tmp_path / "ssh").write_text('#!/bin/sh\nshift $(($# - 1)); exec sh -c "$1"\n')
+    (tmp_path / "ssh").chmod(0o755)
+    (tmp_path / SSH_CONFIG).touch()
+    monkeypatch.setitem(display.ENVIRON, "PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setenv("XAUTHORITY", str(tmp_path / "cookies"))
+    monkeypatch.setenv("DISPLAY", "localhost:50.0")
+    show = b'#!/bin/sh\necho $DISPLAY $XAUTHORITY; cat "${0%/*}/${XAUTHORITY##*/}"; exit 3\n'
+    ours, theirs = pty.openpty()
+    on_terminal = {"stdin": theirs, "terminal": True}
+    code, out, err = guest.run(show, **on_terminal)
+    assert (code, err) == (3, b"")
+    assert out == b"localhost:50.0 /var/spool/vtorque/.vtorque-xauthority\r\n" + entry
+    none = b"#!/bin/sh\necho none$DISPLAY$XAUTHORITY\n"
+    assert guest.run(none)[:2] == (0, b"none\n")
+    (tmp_path / SSH_CONFIG).unlink()
+    code, out, err = guest.run(none, **on_terminal)
+    assert (code, out) == (0, b"none\r\n")
+    assert (
+        err.startswith(b"vtorque: no X in the guest: its image has no sshd")
+        and err.count(b"\n") == 1
+    )
+    monkeypatch.setenv("DISPLAY", "")
+    assert guest.run(none, **on_terminal) == (0, b"none\r\n", b"")
+    os.close(ours)
+    os.close(theirs)

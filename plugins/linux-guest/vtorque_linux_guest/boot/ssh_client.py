@@ -12,8 +12,9 @@ from vtorque_core.api.acquired import Resource
 from vtorque_core.api.guest_plan import GuestPlan
 from vtorque_core.api.job_files import File
 from vtorque_linux_guest.boot import keys
+from vtorque_linux_guest.guest.contract import SSH_CONFIG
 
-CONFIG, KEY, KNOWN_HOSTS = "ssh_config", "ssh_key", "ssh_known_hosts"
+KEY, KNOWN_HOSTS = "ssh_key", "ssh_known_hosts"
 
 
 def client_files(guest: GuestPlan) -> Iterator[Resource]:
@@ -46,4 +47,4 @@ def client_files(guest: GuestPlan) -> Iterator[Resource]:
     )
     yield File(str(run / KEY), mode=0o400, reader=guest.user.uid, content=key)
     yield File(str(run / KNOWN_HOSTS), mode=0o444, content=hosts)
-    yield File(str(run / CONFIG), mode=0o444, content=("\n".join(lines) + "\n").encode())
+    yield File(str(run / SSH_CONFIG), mode=0o444, content=("\n".join(lines) + "\n").encode())

@@ -11,6 +11,9 @@ RUN_SOCKET = "run.sock"
 CANCEL_SOCKET = "cancel.sock"
 """The ports' other ends: unix sockets in the guest's run_dir on the node."""
 
+SSH_CONFIG = "ssh_config"
+"""In the run_dir: how its user's ssh reaches the guest (ssh_config(5)), if it has an sshd."""
+
 SPOOL = "/var/spool/vtorque"
 """Where the agent puts the job's script; root's, so that only the files are the user's."""
 

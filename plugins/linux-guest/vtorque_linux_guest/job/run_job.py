@@ -189,10 +189,24 @@ class _Job:
             cancel = replace(self._part((ON_CANCEL,)), files=())
             self.ending.on_cancel = partial(on_cancel.run, self.guest, cancel, streams, self._say)
         try:
-            with self._terminal(pty):
+            with contextlib.ExitStack() as around:
+                if pty is not None and os.environ.get("DISPLAY"):  # the script's has none
+                    start = self._with_display(start, around)
+                around.enter_context(self._terminal(pty))
                 return self._start(start, streams.stdin)
         finally:
             self.ending.main_ended()
+
+    def _with_display(self, start: Start, around: contextlib.ExitStack) -> Start:
+        """Let the program have the display that the batch system has given; say if it cannot."""
+        from vtorque_linux_guest.job import display  # noqa: PLC0415
+
+        try:
+            found = around.enter_context(display.forwarded(self.guest, os.environ))
+        except display.NoDisplay as error:
+            self._say(f"no X in the guest: {error}")
+            return start
+        return replace(start, env={**start.env, **found.environ}, files=(*start.files, found.file))
 
     def _script_start(self, pty: Pty | None) -> Start:
         """The script as a login shell's command; else by the ``-S`` shell, its line, the shell."""

@@ -1,0 +1,158 @@
+"""The X display that the batch system gives an interactive job (``-I -X``), also in its guest.
+
+In the job shell, as the job's user: ssh holds the forward (ssh(1), ``-R``), and the guest's sshd
+lets the user listen there on the display's own number. The guest is hostile: whatever it asks of
+ssh, its connections lead to this one display. Display names: X(7); a file of cookies: Xau(3).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import select
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from vtorque_core.api import printable
+from vtorque_core.api.guest_driver import ReadyGuest
+from vtorque_linux_guest.guest.contract import SPOOL, SSH_CONFIG
+from vtorque_linux_guest.job.start_request import GuestFileData
+
+SECONDS = 30.0  # a guest is ready before its sshd listens
+ENVIRON = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"}  # guests write where the user's may lead
+
+_NAME = re.compile(r"(localhost|127\.0\.0\.1|unix)?:([0-9]{1,4})(\.[0-9]{1,2})?", re.ASCII)
+_TCP = 6000  # the port of display 0
+_LOCAL, _WILD = 256, 65535  # families of addresses: this host's name, any
+_COOKIE = b"MIT-MAGIC-COOKIE-1"
+_MAX_FILE, _MAX_COOKIE = 1 << 20, 256  # bytes
+_FILE = ".vtorque-xauthority"
+_UP = b"vtorque: the display is there\n"
+_MAX_SAID = 1 << 16  # bytes that the user's profile in the guest may say before
+
+
+class NoDisplay(Exception):
+    """The guest gets no display, and why."""
+
+
+@dataclass(frozen=True)
+class Display:
+    """A display of this node, and how a program in the guest finds it.
+
+    ``number`` and ``screen`` are the same there; ``end``: where ssh takes connections to.
+    """
+
+    number: int
+    screen: str
+    end: str
+    cookie: bytes
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """The variables of programs in the guest: by TCP, since the display shares no memory."""
+        return {
+            "DISPLAY": f"localhost:{self.number}{self.screen}",
+            "XAUTHORITY": f"{SPOOL}/{_FILE}",
+        }
+
+    @property
+    def file(self) -> GuestFileData:
+        """The cookie in a file of the guest's, there for whatever name it has."""
+        parts = (b"", b"%d" % self.number, _COOKIE, self.cookie)
+        data = b"".join(len(part).to_bytes(2, "big") + part for part in parts)
+        return GuestFileData(_FILE, _WILD.to_bytes(2, "big") + data)
+
+
+def of(environ: Mapping[str, str]) -> Display:
+    """Return the display that DISPLAY names, with its cookie. Raises NoDisplay."""
+    name = environ["DISPLAY"]
+    match = _NAME.fullmatch(name)
+    if match is None:
+        raise NoDisplay(f"DISPLAY={printable(name, 100)} is no display of this node")
+    host, number, screen = match[1] or "unix", int(match[2]), match[3] or ""
+    end = f"/tmp/.X11-unix/X{number}" if host == "unix" else f"{host}:{_TCP + number}"  # noqa: S108
+    path = Path(environ.get("XAUTHORITY") or Path(environ.get("HOME", "/"), ".Xauthority"))
+    cookie = _cookie(path, number)
+    if cookie is None:
+        where = printable(str(path), 200)
+        raise NoDisplay(f"{where} has no cookie of this node for display {printable(name, 100)}")
+    return Display(number, screen, end, cookie)
+
+
+def _cookie(path: Path, number: int) -> bytes | None:
+    """Return the first cookie that an X client here would take."""
+    here = (_LOCAL, os.fsencode(socket.gethostname()))
+    try:
+        # Code in guests writes to the user's home, too: nobody waits for a FIFO.
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            data = file.read(_MAX_FILE) or b""
+    except (OSError, ValueError):
+        return None
+    for family, address, of_display, kind, cookie in _entries(io.BytesIO(data)):
+        ours = family == _WILD or (family, address) == here
+        if ours and of_display in (b"", b"%d" % number) and kind == _COOKIE:
+            return cookie if 0 < len(cookie) <= _MAX_COOKIE else None
+    return None
+
+
+def _entries(file: io.BytesIO) -> Iterator[tuple[int, bytes, bytes, bytes, bytes]]:
+    """Yield family, address, display, kind and cookie; each but the first after its length."""
+
+    def part() -> bytes:
+        return file.read(int.from_bytes(file.read(2), "big"))
+
+    while family := file.read(2):
+        yield int.from_bytes(family, "big"), part(), part(), part(), part()
+
+
+@contextlib.contextmanager
+def forwarded(guest: ReadyGuest, environ: Mapping[str, str]) -> Iterator[Display]:
+    """Have the guest's port of the job shell's display lead to it meanwhile. Raises NoDisplay.
+
+    ssh is in a session of its own: what the job gets of signals is not for it. Should the job
+    shell be killed, the command in the guest sees the end of its input.
+    """
+    config = guest.run_dir / SSH_CONFIG
+    if not config.exists():
+        raise NoDisplay("its image has no sshd, or it has no address that vTorque knows")
+    display = of(environ)
+    options = {"BatchMode": "yes", "ClearAllForwardings": "no", "ExitOnForwardFailure": "yes"}
+    options |= {"ConnectionAttempts": f"{SECONDS:.0f}", "LogLevel": "ERROR"}  # one in a second
+    words = [word for each in options.items() for word in ("-o", "=".join(each))]
+    words += ["-T", "-R", f"localhost:{_TCP + display.number}:{display.end}", guest.hostname]
+    say = f"echo {_UP.decode().strip()!r}; exec cat"
+    pipe = subprocess.PIPE
+    try:
+        ssh = subprocess.Popen(
+            ["ssh", "-F", str(config), *words, say], stdin=pipe, stdout=pipe,
+            stderr=subprocess.STDOUT, env=ENVIRON, cwd="/", start_new_session=True,
+        )  # fmt: skip
+    except OSError as error:
+        raise NoDisplay(f"ssh: {error.strerror}") from None
+    with ssh:
+        try:
+            assert ssh.stdout is not None  # noqa: S101 - it is a pipe
+            _await(ssh.stdout.fileno())
+            yield display
+        finally:
+            ssh.kill()
+
+
+def _await(output: int) -> None:
+    """Wait until the command in the guest runs, which it does when sshd listens."""
+    said, until = b"", time.monotonic() + SECONDS
+    while _UP not in said:
+        left = until - time.monotonic()
+        if left <= 0 or not select.select([output], [], [], left)[0]:
+            raise NoDisplay(f"the guest's sshd did not answer within {SECONDS:.0f} s")
+        part = os.read(output, 4096)
+        said += part
+        if not part or len(said) > _MAX_SAID:
+            last = said.decode("utf-8", "replace").strip().rpartition("\n")[2]
+            raise NoDisplay(f"ssh to the guest: {printable(last, 300) or 'it ended'}")
