@@ -20,7 +20,6 @@ from vtorque_core.base.errors import printable
 POLL = 0.2  # seconds from one look at a log that grows to the next
 _PART = 1 << 18  # bytes of one read
 _MAX_LINE = 1 << 20
-_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _KEYS = ("level", "logger", "plugin", "phase", "node", "job", "message")
 
 Entry = Mapping[str, Any]
@@ -38,7 +37,7 @@ def entries(place: Place, over: Callable[[], bool] = lambda: True) -> Iterator[E
             last = over()
             with contextlib.suppress(OSError):
                 if descriptor < 0:
-                    descriptor = os.open(place.directory / LOG, _FLAGS)
+                    descriptor = place.open(LOG)
                 while part := os.pread(descriptor, _PART, offset):
                     offset += len(part)
                     *lines, rest = (rest + part).split(b"\n")

@@ -68,10 +68,13 @@ class Place:
         path = str(self.directory / name)
         safefs.replace(path, content, mode=0o600, ready=lambda d: _let_read(d, self.uid))
 
+    def open(self, name: str) -> int:
+        """Return a descriptor of a file. Raises OSError: not there, not yours."""
+        return os.open(self.directory / name, os.O_RDONLY | _FLAGS)
+
     def read(self, name: str, limit: int = 64 << 20) -> bytes:
-        """Return at most ``limit`` bytes of a file. Raises OSError: not there, not yours."""
-        descriptor = os.open(self.directory / name, os.O_RDONLY | _FLAGS)
-        with os.fdopen(descriptor, "rb") as file:
+        """Return at most ``limit`` bytes of a file. Raises OSError as :meth:`open`."""
+        with os.fdopen(self.open(name), "rb") as file:
             return file.read(limit)
 
     def facts(self) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Read such files back. As their user, who can have forged them: nothing here believes a size.
 
-Nothing is unpacked where the archive says, and nothing that no node keeps.
+Nothing is unpacked into a directory: a command can be killed at any moment, also on a job's node.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ import stat
 import tempfile
 import zipfile
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import BinaryIO
 
-from vtorque_archive.pack import MAX_BYTES, MAX_FILES, is_kept, key_of
+from vtorque_archive.pack import MAX_BYTES, key_of
 from vtorque_core.api import Paths
 from vtorque_core.api.kept_records import Place
 
@@ -25,6 +24,7 @@ _MAX_ARCHIVE = 256 << 20  # bytes; the most that a site can set
 _MAX_ENTRIES = 100_000  # of the directory that are looked at
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # others may need GiB of memory
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_left = MAX_BYTES  # that may still be opened
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,8 +35,8 @@ class Archived(Place):
 
     @property
     def directory(self) -> Path:
-        """A directory of this process's with the files; it goes when the process ends."""
-        return _unpacked(self.path)
+        """The archive, for messages: there is no directory."""
+        return self.path
 
     @property
     def changed(self) -> float:
@@ -44,6 +44,19 @@ class Archived(Place):
         with contextlib.suppress(OSError):
             return self.path.lstat().st_mtime
         return 0.0
+
+    def open(self, name: str) -> int:
+        """Return a descriptor of a file without a name. Raises OSError as :meth:`read`.
+
+        All that a process has opened so are :data:`~vtorque_archive.pack.MAX_BYTES` at most.
+        """
+        global _left  # noqa: PLW0603 - a user can have forged as many archives as they like
+        content = self.read(name, _left)
+        _left -= len(content)
+        with tempfile.TemporaryFile(buffering=0) as file:
+            file.write(content)
+            file.seek(0)
+            return os.dup(file.fileno())
 
     def read(self, name: str, limit: int = 64 << 20) -> bytes:
         """Return at most ``limit`` bytes of a file. Raises OSError: not there, no archive."""
@@ -92,23 +105,3 @@ def _member(archive: zipfile.ZipFile, name: str, limit: int) -> bytes:
         raise OSError(errno.EINVAL, "is packed in a way that vTorque does not use")
     with archive.open(info) as file:
         return file.read(max(0, min(limit, MAX_BYTES)))
-
-
-@cache
-def _scratch() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="vtorque-")
-
-
-@cache
-def _unpacked(path: Path) -> Path:
-    """Return where the files of an archive are now; those that cannot be read are not there."""
-    directory = Path(tempfile.mkdtemp(dir=_scratch().name))
-    left = MAX_BYTES
-    with contextlib.suppress(OSError), _opened(path) as archive:
-        names = dict.fromkeys(filter(is_kept, archive.namelist()))
-        for name in list(names)[:MAX_FILES]:
-            with contextlib.suppress(OSError):
-                content = _member(archive, name, left)
-                left -= len(content)
-                (directory / name).write_bytes(content)
-    return directory

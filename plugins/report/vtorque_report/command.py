@@ -14,6 +14,7 @@ import click
 from vtorque_core.api import UsageError, printable
 
 if TYPE_CHECKING:
+    from vtorque_core.api.kept_records import Place
     from vtorque_core.live.kept import KeptJob
     from vtorque_report.report import Array, Report
 
@@ -80,13 +81,13 @@ def _found(jobs: Sequence[KeptJob], more: Sequence[Path]) -> Report | Array:
 
     now = time.time()
     if len(jobs) == 1:
-        return load.report([*_directories(jobs[0]), *more], now)
+        return load.report([*_places(jobs[0]), *more], now)
     if more:
         raise UsageError("--from adds to the report of one job, these are several")
     elements = []
     for job in jobs:
         try:
-            elements.append(load.report(_directories(job), now, load.FEW_LINES))
+            elements.append(load.report(_places(job), now, load.FEW_LINES))
         except Refused as error:
             click.echo(f"vmgr report: {printable(job.id)} is left out: {error}", err=True)
     if not elements:
@@ -94,7 +95,7 @@ def _found(jobs: Sequence[KeptJob], more: Sequence[Path]) -> Report | Array:
     return Array(tuple(elements))
 
 
-def _directories(job: KeptJob) -> list[Path]:
+def _places(job: KeptJob) -> Sequence[Place]:
     """Return those of the nodes of which something can be read; if there is none, the first."""
     readable = [place for place, facts in zip(job.places, job.facts, strict=True) if facts]
-    return [place.directory for place in readable or job.places[:1]]
+    return readable or job.places[:1]

@@ -1,4 +1,4 @@
-"""From directories to a report, and from a page to a file."""
+"""From what is kept to a report, and from a page to a file."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TextIO
 
 from vtorque_core.api import Refused, printable
+from vtorque_core.api.kept_records import Place
 from vtorque_report.read import MAX_LINES, Attempt, attempt
 from vtorque_report.report import Report
 
@@ -18,17 +19,21 @@ FEW_LINES = 200  # of a guest's samples: enough for sums and for the most memory
 
 
 def report(
-    directories: Sequence[Path], now: float, max_lines: int = MAX_LINES, status: int | None = None
+    kept: Sequence[Path | Place],
+    now: float,
+    max_lines: int = MAX_LINES,
+    status: int | None = None,
 ) -> Report:
     """Return the report of the same job on one or more nodes. ``status``: the script's exit code.
 
-    Raises Refused: a directory has nothing of a job, or of another job.
+    ``kept``: what each has kept, or directories with copies. Raises Refused: one has nothing of a
+    job, or of another job.
     """
     found: list[Attempt] = []
-    for directory in directories:
-        where = printable(str(directory))
+    for each in kept:
+        where = printable(str(each.directory if isinstance(each, Place) else each))
         try:
-            one = attempt(directory, now, max_lines)
+            one = attempt(each, now, max_lines)
         except OSError as error:
             raise Refused(f"{where}: {error.strerror}") from None
         if one is None:

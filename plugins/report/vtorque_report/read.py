@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from vtorque_core.api import printable
-from vtorque_core.api.kept_records import JOB, MAX_JOB
+from vtorque_core.api.kept_records import JOB, MAX_JOB, Place
 
 SERIES = "series.jsonl"
 MAX_SERIES = 64 << 20  # bytes of it that are read; telemetry writes no more
@@ -87,15 +87,17 @@ class Attempt:
     reason: str = ""
 
 
-def attempt(directory: Path, now: float, max_lines: int = MAX_LINES) -> Attempt | None:
-    """Return what a directory says; None if that is nothing. ``now``: where a running job ends.
+def attempt(kept: Path | Place, now: float, max_lines: int = MAX_LINES) -> Attempt | None:
+    """Return what a place, or a copy of its directory, says; None if that is nothing.
+
+    ``now``: where a running job ends.
 
     Never raises for what stands there; OSError if ``job.json`` is missing or somebody else's.
     """
-    facts = _object(_read(directory, JOB, MAX_JOB))
+    facts = _object(_read(kept, JOB, MAX_JOB))
     if not facts:
         return None
-    lines, whole = _series(directory, max_lines)
+    lines, whole = _series(kept, max_lines)
     ended = _number(facts.get("ended"))
     spans = [s for s in _list(facts.get("phases")) if isinstance(s, dict)]
     node = _text(facts.get("node"))
@@ -123,8 +125,10 @@ def attempt(directory: Path, now: float, max_lines: int = MAX_LINES) -> Attempt 
     )
 
 
-def _read(directory: Path, name: str, limit: int) -> bytes:
-    descriptor = os.open(directory / name, _FLAGS)
+def _read(kept: Path | Place, name: str, limit: int) -> bytes:
+    if isinstance(kept, Place):
+        return kept.read(name, limit)
+    descriptor = os.open(kept / name, _FLAGS)
     with os.fdopen(descriptor, "rb") as file:
         return file.read(limit)
 
@@ -183,11 +187,11 @@ def _measured(whole: Sequence[Line]) -> Iterator[Phase]:
         at += seconds
 
 
-def _series(directory: Path, max_lines: int) -> tuple[dict[int, list[Line]], list[Line]]:
+def _series(kept: Path | Place, max_lines: int) -> tuple[dict[int, list[Line]], list[Line]]:
     """Return the lines of each guest, evenly thinned and with the last, and those of the job."""
     raw: dict[int | None, list[bytes]] = {}
     with contextlib.suppress(OSError):
-        for line in _read(directory, SERIES, MAX_SERIES).splitlines()[1:]:
+        for line in _read(kept, SERIES, MAX_SERIES).splitlines()[1:]:
             raw.setdefault(_guest_of(line), []).append(line)
     found: dict[int, list[Line]] = {}
     for guest, lines in list(raw.items())[: MAX_GUESTS + 1]:
