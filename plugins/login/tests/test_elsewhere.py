@@ -3,13 +3,15 @@
 import json
 import os
 import pwd
+import subprocess
 import sys
 import types
 from pathlib import Path
 
 import pytest
 
-from login_homes import python
+from login_homes import python, runs
+from patience import eventually
 from vtorque_core.api import (
     BatchSystem,
     JobAttempt,
@@ -253,6 +255,18 @@ def test_for_an_admin_it_runs_as_the_owner_who_gets_no_terminal(
     assert called[-5:] == ["console", "--node=n1", "--level=info", "--", "7.srv"]
     assert "LD_PRELOAD_OF_ROOT" not in (tmp_path / "env").read_text()
     assert json.dumps(site.steps) == "[]"
+
+
+def test_for_an_admin_nothing_of_roots_stays_of_a_command_that_was_ended(tmp_path):
+    """The owner can stop their process, and runuser stops with it."""
+    told = tmp_path / "pid"
+    script = f"echo $$ >{told}.new; mv {told}.new {told}; kill -STOP $$"
+    words = ["/bin/sh", "-c", script], {"PATH": "/usr/bin:/bin"}
+    code = f"from vtorque_login import elsewhere\nelsewhere._shown_safely(*{words!r}, print)"
+    with subprocess.Popen(python(code)) as asking:
+        eventually(told.exists)
+        asking.kill()
+    eventually(lambda: not runs(int(told.read_text())))
 
 
 def test_for_an_admin_a_file_gets_the_bytes_as_they_are(runuser, tmp_path):

@@ -33,6 +33,8 @@ from vtorque_login.state import vmgr
 _ENDED = frozenset({"C", "CG", "E", "F", "X"})  # qstat(1B), squeue(1): its script has ended
 _MOST = 1 << 20  # bytes of a line that is shown
 RUNUSER = "/usr/sbin/runuser"  # util-linux; runuser(1)
+# runuser(1) stops when its user's process does. Not no_new_privs: PBS's clients need their pbs_iff.
+_DIES_WITH_US = ("/usr/bin/setpriv", "--pdeathsig", "KILL", "--")
 
 
 @dataclass(frozen=True)
@@ -242,8 +244,12 @@ def _as_owner(asked: Asked, owner: str, config: Path) -> int:
 def _shown_safely(
     argv: Sequence[str], environ: Mapping[str, str], out: Callable[[bytes], object]
 ) -> int:
-    """Run the command; ``out`` gets what it prints. Its streams are pipes, whatever ours are."""
+    """Run the command; ``out`` gets what it prints. Its streams are pipes, whatever ours are.
+
+    It is killed when this process ends, as one is that has not answered in time.
+    """
     failed: list[OSError] = []
+    argv = [*_DIES_WITH_US, *argv]
     with subprocess.Popen(
         argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         env=environ, cwd="/", start_new_session=True,

@@ -69,6 +69,15 @@ def test_a_users_text_forges_no_field(name, place):
         assert parse_job(shown, "7") == parse_job(RECORD.format(**FACTS), "7")
 
 
+def test_lines_that_a_user_writes_cost_no_more_than_slurms_own():
+    """Each has as many CPUs as a list may have, of nodes that the job has not."""
+    lines = "".join(f"     Nodes=x{n} CPU_IDs=0-99999 Mem=1 GRES=\n" for n in range(8))
+    with pytest.raises(HostFault, match="0-99999' is more than"):
+        parse_job(RECORD.format(**FACTS | {"name": f"x\n{lines}"}), "7")
+    many = "".join(f"     Nodes=x{n} CPU_IDs=0-127 Mem=1 GRES=\n" for n in range(2000))
+    assert len(parse_job(RECORD.format(**FACTS | {"name": f"x\n{many}"}), "7").cpus) > 2000
+
+
 @given(st.text(max_size=200))
 def test_any_text_is_a_record_or_a_fault(text):
     for shown in (text, RECORD.format(**FACTS | {"name": text})):

@@ -83,11 +83,8 @@ def granted(field: str) -> Mapping[str, Grant]:
         raise HostFault(f"scontrol show job: GRES={field[:80]} cannot be read")
     found: dict[str, Grant] = {}
     for name, kind, indexed, ids, counted in re.findall(_GRANT, field, re.ASCII):
-        spans = re.findall(r"([0-9]+)(?:-([0-9]+))?", ids)
-        if sum(int(last or first) - int(first) + 1 for first, last in spans) > _MOST_DEVICES:
-            raise HostFault(f"scontrol show job: {name} with more than {_MOST_DEVICES} devices")
         try:
-            devices = tuple(int(n) for n in hostlist.expand(f"[{ids}]")) if ids else ()
+            devices = hostlist.numbers(ids, _MOST_DEVICES) if ids else ()
         except ValueError as error:
             raise HostFault(f"scontrol show job: {error}") from None
         for each in dict.fromkeys((f"gres/{name}", f"gres/{name}:{kind}" if kind else "")):

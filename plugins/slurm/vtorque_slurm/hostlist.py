@@ -26,6 +26,17 @@ def expand(text: str) -> tuple[str, ...]:
     return tuple(hosts)
 
 
+def numbers(text: str, most: int) -> tuple[int, ...]:
+    """Return ``0-2,7`` as (0, 1, 2, 7). Raises ValueError for another text, or more than ``most``.
+
+    It is added up before anything is made of it: a user can write such lists, many and long.
+    """
+    spans = re.findall(r"(\d+)(?:-(\d+))?", text, re.ASCII)
+    if sum(int(last or first) - int(first) + 1 for first, last in spans) > most:
+        raise ValueError(f"{text[:80]!r} is more than {most} numbers")
+    return tuple(int(n) for n in expand(f"[{text}]"))
+
+
 def counts(text: str) -> tuple[int, ...]:
     """Return ``2(x3),1`` as (2, 2, 2, 1): SLURM_JOB_CPUS_PER_NODE. Raises ValueError."""
     found: list[int] = []

@@ -15,6 +15,7 @@ from vtorque_core.api import HostFault, Refused
 from vtorque_core.api.batch_system import BareNode, Grant
 from vtorque_slurm import gres, hostlist
 
+_MOST_CPUS = 1 << 19  # in all lines of a job; Slurm has one for nodes with the same CPUs
 FORGED = "the job's name or comment has line ends that look like Slurm's own: choose another"
 
 
@@ -167,15 +168,17 @@ def _shares(
     cpus: dict[str, tuple[int, ...]] = {}
     mib: dict[str, int] = {}
     granted: dict[str, Mapping[str, Grant]] = {}
+    left = _MOST_CPUS
     pattern = r"^     Nodes=(\S+) CPU_IDs=([0-9,-]+) Mem=(\d+)\b(?: GRES=(\S*))?.*$"
     for nodes, ids, memory, others in re.findall(pattern, record, re.MULTILINE | re.ASCII):
         try:
             names = hostlist.expand(nodes)
-            numbers = tuple(int(n) for n in hostlist.expand(f"[{ids}]"))
+            numbers = hostlist.numbers(ids, left)
             if len(cpus) + len(names) > hostlist.MAX_HOSTS:
                 raise ValueError(f"more than {hostlist.MAX_HOSTS} nodes")
         except ValueError as error:
             raise HostFault(f"scontrol show job: {error}") from None
+        left -= len(numbers)
         for name in names:
             if name in cpus:
                 raise Refused(FORGED)
