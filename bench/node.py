@@ -145,7 +145,7 @@ class Node:
         out, err = self.home / "out", self.home / "err"
         if err.read_bytes() != b"first\n":
             raise RuntimeError(f"{job}: {err.read_bytes()!r}")
-        marks = kept_records.attempts(self.paths, job)[-1].facts()["phases"]
+        marks = kept_records.find(self.paths, job)[-1].facts()["phases"]
         phases = {m["name"]: m["start"] for m in marks if m["guest"] is None}
         first, last = err.stat().st_mtime, out.stat().st_mtime
         return JobTimes(prologue, first, last, epilogue, released, phases)

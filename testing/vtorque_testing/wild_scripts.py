@@ -6,7 +6,8 @@ Most are in the text files of ``wild/``, by kind and one after the other, each b
 what is characteristic. The last word says where a script also runs, with the same output, exit
 code and files as on a Debian host with the same packages: in every guest (``micro`` has busybox
 and bash), or in one of the image of ``doc/recipes/hpc.toml``. Without it a script needs what
-neither has, or asks for what the batch system ``local`` has not.
+neither has, or asks for what the batch system ``local`` has not, or for less memory than a guest
+needs.
 """
 
 from __future__ import annotations

@@ -15,6 +15,8 @@ from vtorque_pbs import node as pbs_node
 from vtorque_pbs.torque.hooks import RETRY
 from vtorque_testing.submit import run_vsub
 
+pytestmark = pytest.mark.e2e
+
 SITES = '#!/bin/sh\necho "site $# $1 $4 [$5]"; exit {code}\n'
 
 
