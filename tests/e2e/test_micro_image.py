@@ -77,7 +77,7 @@ class Guest:
 
 @contextmanager
 def boot(
-    image: Image, directory: Path, seed: Mapping[str, bytes] | None, ram: int
+    image: Image, directory: Path, seed: Mapping[str, bytes] | None, ram: int, port: str = "status"
 ) -> Iterator[Guest]:
     status, console = directory / "status", directory / "console"
     command = ["qemu-system-x86_64", "-accel", "tcg", "-machine", "q35,usb=off", "-cpu", "max"]
@@ -86,7 +86,7 @@ def boot(
     command += ["-kernel", str(image.kernel), "-initrd", str(image.initrd)]
     command += ["-append", image.cmdline, "-device", "virtio-rng-pci"]
     command += ["-device", "virtio-serial-pci", "-chardev", f"socket,id=s,path={status}"]
-    command += ["-device", "virtserialport,chardev=s,name=org.vtorque.status"]
+    command += ["-device", f"virtserialport,chardev=s,name=org.vtorque.{port}"]
     command += ["-chardev", "null,id=r", "-device", "virtserialport,chardev=r,name=org.vtorque.run"]
     if seed is not None:
         (directory / "seed.iso").write_bytes(iso(seed))
@@ -182,8 +182,16 @@ def test_micro_ends_when_its_agent_ends(micro: Image, tmp_path: Path) -> None:
         assert "vtorque: the agent ended with status 137" in guest.console.read_text()
 
 
-def test_micro_without_a_seed_says_so_and_ends(micro: Image, tmp_path: Path) -> None:
+def test_micro_without_a_seed_waits_for_one(micro: Image, tmp_path: Path) -> None:
     with boot(micro, tmp_path, None, ram=128) as guest:
+        guest.status.settimeout(180)
+        with guest.status.makefile("rb") as said:
+            assert said.readline() == b"STEP seed\n"
+        assert guest.process.poll() is None
+
+
+def test_micro_that_nobody_can_give_one_says_so_and_ends(micro: Image, tmp_path: Path) -> None:
+    with boot(micro, tmp_path, None, ram=128, port="none") as guest:
         assert guest.process.wait(180) == 0
         assert "vtorque: no disk with the serial vtseed" in guest.console.read_text()
 

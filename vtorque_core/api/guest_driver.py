@@ -141,6 +141,18 @@ class LateDriver(GuestDriver, Protocol):
         ...
 
 
+@runtime_checkable
+class SpareDriver(GuestDriver, Protocol):
+    """A driver whose guests can be booted before there is a job, and wait for its devices."""
+
+    def await_spare(self, guest: GuestPlan, deadline: float) -> None:
+        """Wait, as root, until the guest waits for what the driver brings for a job (its seed).
+
+        Of the devices that are plugged in later that is the last. Raises HostFault.
+        """
+        ...
+
+
 @dataclass(frozen=True)
 class BootedGuest:
     """A guest that the order has booted; ``console`` is a descriptor, connected to its console."""

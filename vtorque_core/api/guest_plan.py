@@ -109,6 +109,8 @@ class GuestPlan:
             :class:`vtorque_core.api.batch_system.BatchJob` has it.
         supports: names of the context items that the guest can apply, for a plugin that can do
             without; any other item refuses the job.
+        spare: the key of the spare guest that becomes this one: it has run since before the job,
+            its clock stood still, and its devices are plugged in; empty: it is booted for the job.
     """
 
     job: JobAttempt
@@ -138,6 +140,7 @@ class GuestPlan:
     hostnames: tuple[str, ...] = ()
     granted: Mapping[str, Grant] | None = None
     bare: tuple[BareNode, ...] = ()
+    spare: str = ""
 
     def __getitem__(self, option: Option[T]) -> T:
         """Return the value of an option for this job."""

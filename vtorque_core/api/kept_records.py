@@ -156,7 +156,7 @@ def sweep(paths: Paths, days: float, mib: float, now: float) -> None:
         if (paths.journal / f"{each.key}.jsonl").exists():
             continue
         if each.changed < now - days * 86400:
-            _remove(each)
+            remove(each)
             continue
         size = _size(each.directory)
         left.setdefault(each.uid, []).insert(0, (each, size))
@@ -165,12 +165,13 @@ def sweep(paths: Paths, days: float, mib: float, now: float) -> None:
         most = max(held, key=lambda uid: held[uid])
         oldest, size = left[most].pop()
         held[most] -= size
-        _remove(oldest)
+        remove(oldest)
     with contextlib.suppress(OSError, HostFault):
         safefs.replace(str(mark), b"", mode=0o600)
 
 
-def _remove(each: Place) -> None:
+def remove(each: Place) -> None:
+    """Remove all that is kept there. As root; never raises OSError."""
     with contextlib.suppress(OSError, HostFault):
         safefs.remove_tree(str(each.directory))
 

@@ -12,7 +12,7 @@ PLUGINS = {
     for name in (
         "archive", "cluster", "disk-image", "images", "iocm", "joblog", "jobs",
         "linux-guest", "local", "login", "mpi", "oci", "osv", "passthrough", "pbs", "pinning",
-        "report", "scam", "slurm", "snap", "telemetry", "unclot", "vrdma",
+        "report", "scam", "slurm", "snap", "telemetry", "unclot", "vrdma", "warm",
     )
 }  # fmt: skip
 """Plugin name to the distribution that brings it."""

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from xml.etree import ElementTree
 
 from vtorque_core.base.errors import HostFault
+from vtorque_core.base.record import dataclass
 
 T = TypeVar("T")
 
@@ -169,6 +170,57 @@ def resume_domain(uri: str, uuid: str) -> None:
     """Let a paused domain run. Raises HostFault, also if it has ended."""
     if on_domain(uri, uuid, "resume domain", lambda domain: int(domain.resume())) is None:
         raise HostFault("ended as soon as it was started", stage=STAGE)
+
+
+def suspend_domain(uri: str, uuid: str) -> None:
+    """Have a domain use no CPU until it is resumed. Raises HostFault, also if it has ended."""
+    if on_domain(uri, uuid, "suspend domain", lambda domain: int(domain.suspend())) is None:
+        raise HostFault("ended before it could be suspended", stage=STAGE)
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What a paused domain becomes another's with.
+
+    Args:
+        devices: XML of what is plugged in, the last one while the domain runs already: by that
+            one its guest sees that the others are there.
+        metadata: XML, of the namespace ``uri`` with the prefix ``key``.
+        cpus: host CPU ids that all its threads may run on; empty: any. ``host``: how many there
+            are.
+    """
+
+    devices: tuple[str, ...]
+    metadata: str
+    key: str
+    uri: str
+    cpus: tuple[int, ...] = ()
+    host: int = 0
+
+
+def take_domain(uri: str, uuid: str, taken: Taken, timeout: float = CALL_TIMEOUT) -> None:
+    """Give a paused domain devices, metadata and CPUs, and have it run. Raises HostFault."""
+    live = _libvirt().VIR_DOMAIN_AFFECT_LIVE
+
+    def work(domain: Any) -> bool:
+        if domain.state()[0] != _libvirt().VIR_DOMAIN_PAUSED:
+            raise HostFault("it is not paused", stage=STAGE)
+        element = _libvirt().VIR_DOMAIN_METADATA_ELEMENT
+        domain.setMetadata(element, taken.metadata, taken.key, taken.uri, live)
+        if taken.cpus:
+            cpus = tuple(cpu in taken.cpus for cpu in range(taken.host))
+            for number in range(domain.maxVcpus()):
+                domain.pinVcpuFlags(number, cpus, live)
+            domain.pinEmulator(cpus, live)
+        for device in taken.devices[:-1]:
+            domain.attachDeviceFlags(device, live)
+        domain.resume()
+        for device in taken.devices[-1:]:
+            domain.attachDeviceFlags(device, live)
+        return True
+
+    if not on_domain(uri, uuid, "take domain", work, timeout):
+        raise HostFault("it has ended", stage=STAGE)
 
 
 def destroy_domain(uri: str, uuid: str, deadline_s: float = 60.0) -> None:

@@ -94,7 +94,8 @@ class Running:
 
     def _read(self, path: Path) -> RunningJob | None:
         try:
-            return self._job(read(path))
+            state = read(path)
+            return None if state.header.spare else self._job(state)
         except (JournalError, ArithmeticError, LookupError, TypeError, ValueError):
             return None
 

@@ -19,7 +19,8 @@ from vtorque_core.plan import subordinate_ids
 from vtorque_core.site.config import Site
 
 COUNT = 1000  # guests of a node at the same time
-_POOL = "qemu-uid"
+POOL = "qemu-uid"
+"""The pool that the uids are leased from."""
 
 
 def free(site: Site) -> tuple[str, ...]:
@@ -45,12 +46,12 @@ def claims(guest: GuestPlan, uids: tuple[str, ...]) -> Iterator[PoolClaim]:
     the user that qemu.conf names. On x86 there is no such file.
     """
     if uids and (guest.image.arch == "x86_64" or guest.image.kernel is not None):
-        yield PoolClaim(_POOL, uids)
+        yield PoolClaim(POOL, uids)
 
 
 def of_guest(guest: GuestPlan, site: Site) -> int:
     """Return what QEMU runs as for a placed guest. Raises HostFault: it is somebody's."""
-    leased = guest.leased(_POOL)
+    leased = guest.leased(POOL)
     if not leased:
         return hypervisor.qemu_uid(site.node.qemu_user)
     uid = int(leased[0])

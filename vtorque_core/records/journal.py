@@ -40,6 +40,7 @@ from vtorque_core.records.reading import (
     DOMAIN,
     LEASE,
     PASSIVE,
+    SPARE,
     TREE,
     JobHeader,
     JournalState,
@@ -165,8 +166,8 @@ class Journal:
             phase: the phase of the life cycle, for messages and the report.
             guest: index on this node; None: of the whole job.
             needs: records that must stay as long as this one, beside those it always needs: the
-                directories and (unless it is a file itself) the leases of its guest and of the job;
-                for a domain, every earlier record of these.
+                directories and (unless it is a file itself) the leases of its guest and of the job,
+                and the spare guest that it was; for a domain, every earlier record of these.
 
         Raises what ``create()`` raises; the record is then open, and teardown releases it.
         """
@@ -235,7 +236,7 @@ class Journal:
             for r in self._records.values()
             if r.seq not in self._released and (guest is None or r.guest in (guest, None))
         ]
-        held = (TREE,) if kind in PASSIVE else (TREE, LEASE)
+        held = (TREE,) if kind in PASSIVE else (TREE, LEASE, SPARE)  # that one has leases, too
         always = {r.seq for r in ours if kind == DOMAIN or r.kind in held}
         return tuple(sorted(always | set(wanted)))
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
 from typing import Any, Literal
@@ -31,7 +31,7 @@ older journal.
 """
 
 CORE = "core"
-DOMAIN, LEASE, TREE = "domain", "lease", "tree"
+DOMAIN, LEASE, SPARE, TREE = "domain", "lease", "spare", "tree"
 CORES = "core"  # the pool of leases of host CPUs
 PASSIVE = frozenset({TREE, "file", "overlay", "disk-copy"})
 # use no leased item: one that cannot be removed must not keep cores and addresses from the next job
@@ -59,7 +59,8 @@ class JobHeader:
     """Whose journal it is. ``plugins``: name to ``"distribution version"`` of all taking part.
 
     ``whole_node``: as :class:`vtorque_core.api.batch_system.BatchJob` has it. ``off``: plugins that
-    ``[[limits]]`` switch off for the job.
+    ``[[limits]]`` switch off for the job. ``spare``: it is no job's but of a guest that waits for
+    one; the name of who keeps it (:func:`spares`).
     """
 
     job: JobAttempt
@@ -69,6 +70,7 @@ class JobHeader:
     core: str = __version__
     whole_node: bool = False
     off: tuple[str, ...] = ()
+    spare: str = ""
 
     def line(self) -> dict[str, Any]:
         """Return the journal's first line. The job's node is not in it: a journal is of one."""
@@ -81,6 +83,7 @@ class JobHeader:
             "core": self.core,
             "whole_node": self.whole_node,
             "off": list(self.off),
+            **({"spare": self.spare} if self.spare else {}),
         }
 
 
@@ -190,6 +193,18 @@ def walk(
                 troubled(path, error)
             elif not isinstance(error, EmptyJournal):
                 raise
+
+
+def taken_spares(held: Iterable[JournalState]) -> set[str]:
+    """Return the keys of the spare guests that jobs have taken: records of theirs name them."""
+    return {str(r.args["key"]) for state in held for r in state.open if r.kind == SPARE}
+
+
+def spares(held: Sequence[JournalState]) -> list[JournalState]:
+    """Return the spare guests that no job has, of all journals of this node; the oldest first."""
+    taken = taken_spares(held)
+    found = [s for s in held if s.header.spare and s.key not in taken]
+    return sorted(found, key=lambda s: min((r.time for r in s.records.values()), default=0.0))
 
 
 def find(paths: Paths, job_id: str | None) -> list[JournalState]:
@@ -333,6 +348,7 @@ def _header(line: dict[str, Any]) -> JobHeader:
         core=str(line["core"]),
         whole_node=line.get("whole_node") is True,
         off=tuple(line.get("off", ())),
+        spare=str(line.get("spare", "")),
     )
 
 

@@ -11,6 +11,7 @@ from vtorque_core.resources.domain import Domain
 from vtorque_core.resources.image_use import ImageUse
 from vtorque_core.resources.lease import Lease
 from vtorque_core.resources.netfilter import Netfilter
+from vtorque_core.resources.spare_use import SpareUse
 from vtorque_core.resources.starter import Starter
 from vtorque_core.resources.user_disk import UserDisk
 from vtorque_core.resources.virtiofs_daemon import Virtiofsd
@@ -31,5 +32,6 @@ CORE_KINDS: dict[str, type[CoreResource]] = {
         Mount,
         Netfilter,
         Lease,
+        SpareUse,
     )
 }

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from vtorque_core.api.acquired import RELEASE_TIME, CoreResource, unjournalled
 from vtorque_core.base.record import dataclass
 from vtorque_core.resources import stopped_daemons
+
+if TYPE_CHECKING:
+    from vtorque_core.base import hypervisor
 
 
 @dataclass(frozen=True)
 class Domain(CoreResource):
     """A transient libvirt domain; it needs every earlier record of its guest.
 
-    ``daemons``: the lock files of the user's daemons that its QEMU connects to.
+    ``daemons``: the lock files of the user's daemons that its QEMU connects to. ``taken``: it is a
+    spare guest's that is there already, paused, and becomes the job's by this.
     """
 
     kind = "domain"
@@ -23,13 +29,17 @@ class Domain(CoreResource):
     xml: str = unjournalled("")
     paused: bool = unjournalled(default=False)
     daemons: tuple[str, ...] = unjournalled(())
+    taken: hypervisor.Taken | None = unjournalled()
 
     def create(self) -> None:
-        """Start it from the XML. Raises HostFault."""
+        """Start it from the XML, or have it become the job's. Raises HostFault."""
         from vtorque_core.base import hypervisor  # noqa: PLC0415 - libvirt costs 22 ms
 
         with stopped_daemons.ended(self.daemons):
-            hypervisor.create_domain(self.uri, self.xml, paused=self.paused)
+            if self.taken is None:
+                hypervisor.create_domain(self.uri, self.xml, paused=self.paused)
+            else:
+                hypervisor.take_domain(self.uri, self.uuid, self.taken)
 
     def release(self) -> None:
         """Destroy it and wait until it has gone; gone already is fine."""

@@ -102,6 +102,6 @@ def test_a_job_waits_for_its_neighbours_as_long_as_its_batch_system_wants(monkey
     monkeypatch.setattr(start_order.time, "sleep", lambda s: clock.__setitem__(0, clock[0] + s))
     start = SimpleNamespace(journal=None, site=SimpleNamespace(paths=None))
     with pytest.raises(ledger.InUse):
-        start_order._lease(start, (), None, lambda: reaped.append(1), patience)
+        start_order._lease(start, (), None, lambda: reaped.append(1), patience, [])
     assert tries == ([0.0, 0.0, 1.0, 2.0, 3.0] if patience else [0.0, 0.0])
     assert reaped == [1]

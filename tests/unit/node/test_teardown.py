@@ -17,12 +17,14 @@ from vtorque_core.api.values import hookimpl
 from vtorque_core.base import children, hypervisor
 from vtorque_core.base.children import Child
 from vtorque_core.base.errors import HostFault
-from vtorque_core.base.names import Paths
+from vtorque_core.base.names import JobAttempt, Paths
 from vtorque_core.node.end import teardown as module_under_test
 from vtorque_core.node.end.teardown import teardown
-from vtorque_core.records.reading import journals, read
+from vtorque_core.records.journal import Journal
+from vtorque_core.records.reading import JobHeader, journals, read
 from vtorque_core.resources.domain import Domain
 from vtorque_core.resources.lease import Lease
+from vtorque_core.resources.spare_use import SpareUse
 from vtorque_core.site.plugins import Plugins
 
 
@@ -44,6 +46,23 @@ def test_everything_goes_backwards_and_then_the_journal(paths, start, tmp_path, 
     assert list((paths.run / "locks").iterdir()) == []
     again = teardown(journal.path, paths, loaded())
     assert again.clean and again.released == []
+
+
+def test_a_spare_guest_keeps_its_uid_while_a_record_of_its_job_stays(paths, start, tmp_path):
+    header = JobHeader(JobAttempt("spare-1", 0, "root", 0), "warm", spare="warm")
+    with Journal.start(paths, header) as spare:
+        spare.acquire_leases([(Lease("qemu-uid", "7"), 0)], phase="plan")
+    journal = start()
+    journal.take(SpareUse(header.job.key), guest=0)
+    mood = tmp_path / "card.mood"
+    journal.take(Card(str(tmp_path / "card")), guest=0)
+    mood.write_text("fail")
+    report = teardown(journal.path, paths, loaded())
+    assert numbers(report.failed) == [2] and numbers(report.held) == [1]
+    assert read(spare.path).leases
+    mood.unlink()
+    assert teardown(journal.path, paths, loaded()).clean
+    assert journals(paths) == []
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ ROOT = os.geteuid() == 0
 
 def test_survivors_of_a_reboot():
     lasting = {name for name, kind in CORE_KINDS.items() if not kind.volatile}
-    assert lasting == {"file", "image", "tree", "overlay", "disk-copy"}
+    assert lasting == {"file", "image", "tree", "overlay", "disk-copy", "spare"}
     assert {name for name, k in CORE_KINDS.items() if k.blocking} == {
         "domain",
         "process",
@@ -32,6 +32,7 @@ def test_survivors_of_a_reboot():
         "virtiofsd",
         "userdisk",
         "mount",
+        "spare",
     }
 
 

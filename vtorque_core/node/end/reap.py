@@ -5,7 +5,9 @@ Goes by the journals, and asks the batch system one thing only: does the job sti
 
 from __future__ import annotations
 
+import fcntl
 import functools
+import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -14,11 +16,17 @@ from typing import Literal
 from vtorque_core.api.batch_system import Life
 from vtorque_core.base.detach import detached
 from vtorque_core.base.errors import UsageError
-from vtorque_core.base.locks import Busy, job_lock, take_lock
+from vtorque_core.base.locks import Busy, flocked, job_lock, take_lock
 from vtorque_core.base.names import Paths, safe_name
 from vtorque_core.base.record import dataclass
 from vtorque_core.node.end import ended
-from vtorque_core.node.end.teardown import DEADLINE, RELEASE_TIMEOUT, TeardownReport, teardown
+from vtorque_core.node.end.teardown import (
+    DEADLINE,
+    RELEASE_TIMEOUT,
+    TeardownReport,
+    retired,
+    teardown,
+)
 from vtorque_core.node.shell import proof
 from vtorque_core.records.reading import (
     EmptyJournal,
@@ -27,6 +35,7 @@ from vtorque_core.records.reading import (
     journals,
     lock_name,
     read,
+    taken_spares,
     walk,
 )
 from vtorque_core.site.config import Site
@@ -137,14 +146,17 @@ def reap(
     # First the journals, then the question: a job that starts in between is not in the list.
     for state in walk(paths, troubled=troubled):
         states.append(state)
+    taken = taken_spares(states)
     if only is not None:
         states = [state for state in states if state.header.job.id == only]
     given_up = _abandoned(states, abandon)
-    lives = alive(sorted({state.header.job.id for state in states})) if states else {}
+    lives = alive(sorted({s.header.job.id for s in states if not s.header.spare})) if states else {}
     for state in states:
         job = state.header.job
         life = lives.get(job.id, Life.UNKNOWN)
-        if batch not in (None, state.header.batch):
+        if keeper := state.header.spare:
+            life = Life.ALIVE if state.key in taken or _at_work(paths, keeper) else Life.GONE
+        elif batch not in (None, state.header.batch):
             life = Life.UNKNOWN
         tear = functools.partial(
             teardown,
@@ -213,15 +225,36 @@ def _release(
         with job_lock(paths, state.header.job.id, 0):
             if tear is None:
                 return "would release", "", None
+            if state.header.spare and (left_alone := _left_alone(state, paths)):
+                return left_alone
             report = tear(state.path, paths, plugins_for(state))
     except Busy as error:
         return "busy", str(error), None
     except JournalError as error:
         return "unreadable", str(error), None
-    if report.clean:
-        return "released", "", report
     left = len(report.failed) + len(report.orphaned) + len(report.held)
-    return "partial", f"{left} of {len(state.open)} records stay open", report
+    message = f"{left} of {len(state.open)} records stay open" if left else ""
+    return "partial" if left else "released", message, report
+
+
+def _left_alone(state: JournalState, paths: Paths) -> tuple[Action, str, None] | None:
+    """Return why a spare guest stays, if a job has it or may have it: one that took it just now."""
+    try:
+        return None if retired(paths, state.key) else ("alive", "", None)
+    except JournalError as error:
+        return "unknown", f"whether a job has it is unknown: {error}", None
+
+
+def _at_work(paths: Paths, name: str) -> bool:
+    """Return whether a node-wide process of this name holds its lock."""
+    try:
+        descriptor = os.open(paths.run / f"{name}.lock", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return not flocked(descriptor, fcntl.LOCK_SH, 0.0)
+    finally:
+        os.close(descriptor)
 
 
 def _drop_empty(paths: Paths, path: Path, dry_run: bool) -> list[JournalState]:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from vtorque_core.api import kept_records
 from vtorque_core.api.acquired import CoreResource, Resource
 from vtorque_core.api.batch_system import Usage
 from vtorque_core.api.node_job import EndedJob
@@ -36,6 +37,7 @@ from vtorque_core.records.reading import (
     CORE,
     DOMAIN,
     LEASE,
+    SPARE,
     EmptyJournal,
     JobHeader,
     JournalState,
@@ -45,12 +47,15 @@ from vtorque_core.records.reading import (
     lock_name,
     read,
     reconstruct,
+    spares,
+    walk,
 )
 from vtorque_core.resources import CORE_KINDS
 from vtorque_core.site.plugins import Plugins
 
 RELEASE_TIMEOUT = 30.0  # seconds for one record; the default of [node] release_timeout
 DEADLINE = 60.0  # seconds for all; the default of [node] teardown_timeout
+ENDS = "spare ends"  # a phase: no job may take the spare guest any more
 _MOST = 16  # children at the same time
 _LOOK_AGAIN = 0.1  # seconds
 _THREADS_END = 1.0  # seconds until a thread counts as one that hangs in a call to libvirtd
@@ -149,8 +154,33 @@ def teardown(
             if report.clean:
                 timeline.say(read(journal_path), time.time())
                 journal.delete()
-                report.ended = state.header
+                report.ended = None if state.header.spare else state.header
+        if report.clean and state.header.spare:  # nobody's, so nobody will look at it
+            kept_records.remove(kept_records.place(paths, state.header.job))
         return report
+
+
+def end_spare(paths: Paths, key: str, seconds: float = RELEASE_TIMEOUT) -> None:
+    """Tear down a spare guest, whoever has it now. Raises HostFault if something is left."""
+    path = paths.journal / f"{key}.jsonl"
+    report = teardown(path, paths, Plugins(), release_timeout=seconds, deadline=seconds)
+    if not report.clean:
+        raise HostFault("; ".join(report.lines()))
+
+
+def retired(paths: Paths, key: str) -> bool:
+    """Note that no job may take a spare guest any more; return False if one has it.
+
+    Needs the lock of the spare guest's journal. Raises Busy (node's lock), HostFault, JournalError:
+    also for another's journal, since that one's job may have it.
+    """
+    path = paths.journal / f"{key}.jsonl"
+    with node_lock(paths):
+        if all(state.key != key for state in spares(list(walk(paths)))):
+            return not path.exists()
+        with Journal.open(paths, path) as journal:
+            journal.phase(ENDS)
+    return True
 
 
 @dataclass
@@ -279,7 +309,10 @@ class _Teardown:
             self._ended(record, _error_of(resource.release))
             return
         release = resource.release
-        if isinstance(resource, CoreResource) and not record.created:
+        if record.kind == SPARE:
+            key = str(record.args["key"])
+            release = functools.partial(end_spare, self.paths, key, self.release_timeout)
+        elif isinstance(resource, CoreResource) and not record.created:
             release = functools.partial(_until_settled, release, resource.settle - _age(record))
         try:
             self.running[record.seq] = Child(release, self.left())

@@ -24,10 +24,11 @@ from vtorque_core.api.libvirt_domain import Channel, Console, Disk, Filesystem, 
 from vtorque_core.base import hypervisor, kvm
 from vtorque_core.base.errors import HostFault
 from vtorque_core.base.locks import job_lock
+from vtorque_core.node.start import spare
 from vtorque_core.node.start.attempt import Start
 from vtorque_core.node.start.libvirt_workers import worker
 from vtorque_core.plan.domain.merge import Contributed, merge
-from vtorque_core.plan.domain.render import DomainSpec, render, tap_name
+from vtorque_core.plan.domain.render import render, tap_name
 from vtorque_core.plan.guests import Prepared
 from vtorque_core.records import console, log
 from vtorque_core.records.journal import Journal
@@ -94,22 +95,52 @@ def boot_all(start: Start, prepared: Sequence[Prepared]) -> list[int | None]:
         _log.warning("%s", chosen.warning)
         sys.stderr.write(f"vtorque: warning: {chosen.warning}\n")
     failed = threading.Event()
-    consoles = _in_parallel(prepared, lambda p: _boot(start, p, chosen.type, failed))
+
+    def boot(each: Prepared) -> tuple[Prepared, int | None]:
+        if each.plan.spare:
+            try:
+                return each, boot_one(start, each, chosen.type, failed)
+            except HostFault as error:
+                each = _anew(start, each, error)
+        return each, boot_one(start, each, chosen.type, failed)
+
+    def ready(each: Prepared) -> None:
+        if each.plan.spare:
+            try:
+                return await_ready(start, each, (time.monotonic() + start.deadline) / 2)
+            except HostFault as error:
+                each = _anew(start, each, error)
+                boot_one(start, each, chosen.type, failed)
+        return await_ready(start, each, start.deadline)
+
+    booted = _in_parallel(prepared, boot)
+    prepared, consoles = [each for each, _ in booted], [console for _, console in booted]
     start.enter("ready")
-    _in_parallel(prepared, lambda p: await_ready(start, p), lambda p: _end(start, p))
+    _in_parallel(prepared, ready, lambda p: _end(start, p))
     start.enter("post-boot")
     start.act("vtorque_post_boot")
     return consoles
 
 
-def _boot(
-    start: Start, each: Prepared, accel_type: Literal["kvm", "tcg"], failed: threading.Event
+def _anew(start: Start, each: Prepared, error: HostFault) -> Prepared:
+    """Return a guest that a spare one could not become, to be booted as any."""
+    _log.warning("the guest that was booted before is of no use (%s): it is booted anew", error)
+    return spare.cold(start, each)
+
+
+def boot_one(
+    start: Start,
+    each: Prepared,
+    accel_type: Literal["kvm", "tcg"],
+    failed: threading.Event,
+    ports: int = 0,
 ) -> int | None:
+    """Start a guest's domain, or have its spare one become the job's; its channels' owners too.
+
+    Returns as :func:`boot_all`. ``ports``: for so many devices it is to have room. Raises
+    HostFault.
+    """
     guest, site = each.plan, start.site
-    spec = DomainSpec(
-        guest, accel_type, site.node.qemu_user, str(site.node.uefi),
-        allow_qemu_args=site.node.allow_qemu_args,
-    )  # fmt: skip
     sockets = {
         alias: f"{guest.run_dir}/fs-{element.name}.sock"
         for alias, element in each.merged.aliases(Filesystem).items()
@@ -123,16 +154,22 @@ def _boot(
         for alias, nic in each.merged.aliases(Interface).items()
         if nic.filtered
     }
-    xml = render(spec, each.merged, sockets=sockets, taps=taps, overrides=site.templates)
     uri, output = site.node.libvirt_uri, each.merged.single(Console)
     paused = output is not None and output.path is not None
     daemons = tuple(path.removesuffix(".sock") + ".lock" for path in sockets.values())
-    domain = Domain(guest.name, guest.uuid, uri, xml=xml, paused=paused, daemons=daemons)
+    domain = Domain(guest.name, guest.uuid, uri, paused=paused, daemons=daemons)
+    if guest.spare:
+        domain = replace(domain, taken=spare.become(each, site, accel_type, sockets, taps))
+    else:
+        spec = spare.spec(guest, site, accel_type, ports)
+        xml = render(spec, each.merged, sockets=sockets, taps=taps, overrides=site.templates)
+        domain = replace(domain, xml=xml)
     with worker(site.paths, guest.user.uid, start.deadline, failed):
         try:
             start.acquire(domain, guest=guest)
         except BaseException:
-            failed.set()
+            if not guest.spare:
+                failed.set()
             # Else its worker would wait on when others count on it; the teardown says what fails.
             with contextlib.suppress(HostFault):
                 domain.release()
@@ -154,8 +191,8 @@ def _boot(
     return descriptor
 
 
-def await_ready(start: Start, each: Prepared) -> None:
-    """Wait until the guest says that it is ready, at most until the deadline of the start.
+def await_ready(start: Start, each: Prepared, until: float) -> None:
+    """Wait until the guest says that it is ready, at most until a time.monotonic().
 
     Raises HostFault with the last words of its console.
     """
@@ -166,7 +203,7 @@ def await_ready(start: Start, each: Prepared) -> None:
         _log.info("%s after %.1f s", name, time.monotonic() - begun)
 
     try:
-        each.driver.await_ready(each.plan, start.deadline, step)
+        each.driver.await_ready(each.plan, until, step)
     except HostFault as error:
         raise with_last_words(each, error) from error
     step("ready")

@@ -19,17 +19,16 @@ from vtorque_core.api.acquired import Resource
 from vtorque_core.api.batch_system import BatchJob, NodeAdapter
 from vtorque_core.api.claims import Notice, Placement
 from vtorque_core.api.guest_driver import LateDriver, ReadyGuest
-from vtorque_core.api.guest_plan import GuestPlan, JobUser, ramdisk_dir, root_disk
+from vtorque_core.api.guest_plan import GuestPlan, JobUser
 from vtorque_core.api.job_files import File, Tree
 from vtorque_core.api.kept_records import keep_facts
-from vtorque_core.api.libvirt_domain import Disk, Filesystem, Interface
-from vtorque_core.api.mount import Mount
+from vtorque_core.api.libvirt_domain import Interface
 from vtorque_core.api.values import JobRequest
 from vtorque_core.api.vm_options import KEEP, LOG, SHOW_LOG, VM_EPILOGUE, VM_PROLOGUE
 from vtorque_core.base.errors import HostFault, Refused
-from vtorque_core.images.pool import ramdisk_mib
 from vtorque_core.node.shell import proof
 from vtorque_core.node.shell.proof import Proof
+from vtorque_core.node.start import spare
 from vtorque_core.node.start.attempt import Start
 from vtorque_core.node.start.boot import boot_all, boot_on_order
 from vtorque_core.plan import guests as plan
@@ -42,11 +41,8 @@ from vtorque_core.records import log, timeline
 from vtorque_core.records.journal import Journal
 from vtorque_core.records.reading import JobHeader, JournalError, read
 from vtorque_core.resources import netfilter
-from vtorque_core.resources.disk import DiskCopy, Overlay
 from vtorque_core.resources.image_use import ImageUse
 from vtorque_core.resources.netfilter import Netfilter
-from vtorque_core.resources.user_disk import DiskFile, UserDisk
-from vtorque_core.resources.virtiofs_daemon import Share, Virtiofsd
 from vtorque_core.site import policy
 from vtorque_core.site.config import Site
 from vtorque_core.site.job_limits import facts_of_job
@@ -142,19 +138,21 @@ def _start(
     of_node = (share.machine, share.granted)
     planned = plan.plan_guests(job, wanted, site, plugins, start.user, secret, *of_node)
     patience = site.node.start_timeout / 2 if job.patience is None else job.patience
-    placements = _lease(start, planned, share, reap_gone, patience)
+    gone: list[str] = []
+    placements = _lease(start, planned, share, reap_gone, patience, gone)
     _leave_cores(placements)
     start.guests = plan.placed(planned, placements, job, site, secret)
     notices = _notices(planned, placements)
-    _keep_facts(start, job, wanted)
     _log_plan(start.guests, notices)
 
     start.enter("render domain")
     context = functools.partial(adapter.context, job)
+    rendered = plan.prepare(start.guests, planned, job, site, plugins, context)
     prepared = [
         replace(each, resources=tuple(each.driver.resources(each.plan, each.items, site)))
-        for each in plan.prepare(start.guests, planned, job, site, plugins, context)
+        for each in spare.take(start, rendered, gone)
     ]
+    _keep_facts(start, job, wanted)
 
     start.enter("pre-boot")
     _acquire_all(start, prepared)
@@ -178,6 +176,7 @@ def _lease(
     share: NodeShare,
     reap_gone: Callable[[], None],
     seconds: float,
+    gone: list[str],
 ) -> list[Placement]:
     """Have the ledger place the guests; again after a look for jobs that are gone, for so long."""
     claims = [one.claims for one in planned]
@@ -185,7 +184,7 @@ def _lease(
     looks = 0
     while True:
         try:
-            return ledger.place(start.journal, claims, share, start.site.paths)
+            return ledger.place(start.journal, claims, share, start.site.paths, gone)
         except ledger.InUse as error:
             if looks and time.monotonic() >= until:
                 raise
@@ -326,29 +325,8 @@ def _image_file(each: Prepared) -> Path | None:
 
 
 def _guest_resources(each: Prepared, site: Site, guards: Mapping[str, str]) -> Iterable[Resource]:
-    image = each.plan.image
-    ram = ramdisk_dir(each.plan)
-    if image.disk is not None and ram is not None:
-        # A tmpfs of its own: the guest's writes end where its claim does, and never fill /run.
-        limits = (f"size={ramdisk_mib(image.disk)}M", "mode=0711", "nosuid", "nodev", "noexec")
-        yield Tree(str(ram), mode=0o711)
-        yield Mount("tmpfs", str(ram), "tmpfs", limits)
-    if image.disk is not None:
-        made = str(root_disk(each.plan)), str(image.disk), image.disk_format
-        if plan.copied(each.plan, site):
-            yield DiskCopy(*made, uid=each.plan.qemu_uid, seconds=site.node.start_timeout)
-        else:
-            yield Overlay(*made, uid=each.plan.qemu_uid)
-    user, qemu, run_dir = each.plan.user, each.plan.qemu_uid, each.plan.run_dir
-    for share in each.merged.lists(Filesystem):
-        stem, owned, readonly = run_dir / f"fs-{share.name}", share.user_owned, share.readonly
-        root = user.subordinate_id
-        of_share = {"subordinate_id": root, "readonly": readonly, "owner_check": owned}
-        yield Virtiofsd(Share.beside(stem, share.source, user, qemu, **of_share))
-    for disk in each.merged.lists(Disk):
-        if disk.user_owned:
-            stem, readonly = run_dir / f"disk-{disk.name}", disk.readonly
-            yield UserDisk(DiskFile.beside(stem, disk.path, user, qemu, readonly=readonly))
+    yield from spare.root_disks(each, site)
+    yield from spare.daemons(each)
     for nic in each.merged.lists(Interface):
         if nic.filtered:
             guard = guards.get(nic.source, "") if nic.kind == "network" else ""

@@ -11,6 +11,7 @@ import os
 import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from xml.etree import ElementTree
@@ -20,10 +21,12 @@ from vtorque_core.api.guest_plan import GuestPlan
 from vtorque_core.api.libvirt_domain import (
     Console,
     Disk,
+    Element,
     Filesystem,
     Interface,
     IoThreads,
     KernelBoot,
+    MemoryBacking,
     NetQueues,
     QemuArgs,
 )
@@ -67,7 +70,8 @@ class DomainSpec:
 
     ``qemu_user``: QEMU's group, and its user if the plan says no uid; libvirt then changes the
     owner of no file, so that shared images stay root's. An empty user leaves both to libvirt.
-    ``uefi``: the firmware of x86 guests whose image boots its disk by it.
+    ``uefi``: the firmware of x86 guests whose image boots its disk by it. ``ports``: for so many
+    devices a spare guest has room, and memory that virtiofs can share.
     """
 
     guest: GuestPlan
@@ -75,6 +79,7 @@ class DomainSpec:
     qemu_user: str = "libvirt-qemu"
     uefi: str = ""
     allow_qemu_args: bool = False
+    ports: int = 0
 
     @property
     def console_log(self) -> Path:
@@ -128,6 +133,64 @@ def render(
     xml = "\n".join(line for line in text.splitlines() if line.strip()) + "\n"
     _parse(xml, "domain.xml.j2")
     return xml
+
+
+def pluggable(element: Element) -> bool:
+    """Return whether a device can be plugged into a guest that runs: all but its root disk."""
+    disk = isinstance(element, Disk) and element.name != "root"
+    return disk or isinstance(element, Filesystem | Interface)
+
+
+def without_pluggable(merged: MergedDomain) -> MergedDomain:
+    """Return the domain less what can be plugged in later, with memory that virtiofs can share."""
+    kept = [item for item in merged.items if not pluggable(item.element)]
+    asked = merged.single(MemoryBacking) or MemoryBacking()
+    if asked.source in (None, "memfd") and asked.shared is not False:
+        kept = [item for item in kept if not isinstance(item.element, MemoryBacking)]
+        shared = replace(asked, source="memfd", shared=True)
+        kept.append(Merged(shared, "", 0, ("core",)))
+    return MergedDomain(tuple(kept))
+
+
+def base(spec: DomainSpec, merged: MergedDomain, overrides: Path | None = None) -> str:
+    """Return the domain less what can be plugged in, and less all that says whose it is.
+
+    Two guests with equal ones differ in nothing that a running guest cannot be given: what is left
+    of a job's own is its CPUs' list, as long as no CPU is its alone.
+    """
+    guest = spec.guest
+    own = guest.placement.own
+    at = guest.placement if own else replace(guest.placement, cores={}, share=())
+    plain = replace(guest, name="-", uuid="-", qemu_uid=1, placement=at)
+    xml = render(
+        replace(spec, guest=plain, ports=0), without_pluggable(merged), overrides=overrides
+    )
+    for place, name in ((guest.run_dir, "RUN"), (guest.state_dir, "STATE")):
+        xml = xml.replace(f"{place}/", f"{name}/")
+    return re.sub("<metadata>.*</metadata>", "", xml, flags=re.DOTALL)
+
+
+def plugged(
+    spec: DomainSpec,
+    merged: MergedDomain,
+    sockets: Mapping[str, str],
+    taps: Mapping[str, str],
+    overrides: Path | None,
+) -> tuple[str, ...]:
+    """Return the XML of each device to plug in, disks last, the guest type's own at the very end.
+
+    Where it goes libvirt decides. Raises as :func:`render` does.
+    """
+    environment = _environment(overrides)
+    items = [item for item in merged.items if pluggable(item.element)]
+    items.sort(key=lambda item: _turn(item.element))
+    return tuple(
+        _fragment(environment, item, spec, sockets, taps, iter(()), merged) for item in items
+    )
+
+
+def _turn(element: Element) -> int:
+    return (1 if element.user_owned else 2) if isinstance(element, Disk) else 0
 
 
 def overridden(templates: Path) -> dict[Path, str]:

@@ -27,7 +27,16 @@ from vtorque_core.plan.placement.divide_cores import plan
 from vtorque_core.plan.placement.job_cores import NodeShare, NoFit, Taken
 from vtorque_core.plan.placement.topology import cpu_list, show_cpus
 from vtorque_core.records.journal import Journal
-from vtorque_core.records.reading import CORES, JournalState, Record, lock_name, read, walk
+from vtorque_core.records.reading import (
+    CORES,
+    JournalState,
+    Record,
+    lock_name,
+    read,
+    spares,
+    taken_spares,
+    walk,
+)
 from vtorque_core.resources.lease import Lease
 
 CORE, MEMORY, SHARE, NODE = CORES, "memory", "share", "node"
@@ -40,12 +49,18 @@ class InUse(HostFault):
 
 
 def place(
-    journal: Journal, claims: Sequence[Sequence[Claim]], share: NodeShare, paths: Paths
+    journal: Journal,
+    claims: Sequence[Sequence[Claim]],
+    share: NodeShare,
+    paths: Paths,
+    gone: list[str] | None = None,
 ) -> list[Placement]:
     """Return a placement for each guest, leased in ``journal``; all or nothing.
 
     As root, before anything else of the job is acquired. ``claims`` are those of each guest, by
-    its index on this node.
+    its index on this node. Spare guests (:func:`vtorque_core.records.reading.spares`) hold what
+    they have only while no job needs it: ``gone`` gets the keys of those that must end before the
+    job's guests start. None: the guests to place are spare themselves, and none gives way.
 
     Raises Refused if they can never fit this job's share of this node, InUse if something is only
     taken now (or the node is another user's alone), HostFault.
@@ -57,20 +72,39 @@ def place(
     with node_lock(paths):
         held = list(walk(paths))
         _check_alone(journal, share, held)
-        try:
-            placements = plan(claims, share, taken_by(held))
-        except NoFit as misfit:
-            raise InUse(f"in use by other jobs: {misfit.refusal}", stage="plan") from None
-        leases = _job_leases(placements, claims, share)
+        placements = _placements(claims, share, held, gone)
+        leases = [] if journal.header.spare else _job_leases(placements, claims, share)
         for index, placement in enumerate(placements):
             leases += [(lease, index) for lease in _leases(placement, index, share)]
         journal.acquire_leases(leases, phase="plan")
     return placements
 
 
+def _placements(
+    claims: Sequence[Sequence[Claim]],
+    share: NodeShare,
+    held: Sequence[JournalState],
+    gone: list[str] | None,
+) -> list[Placement]:
+    """Plan with what others hold; where that does not fit, with fewer and fewer spare guests."""
+    spare = [] if gone is None else spares(held)
+    for count in range(len(spare) + 1):
+        try:
+            found = plan(claims, share, taken_by(held, without=spare[:count]))
+        except NoFit as misfit:
+            refusal = misfit.refusal
+            continue
+        if gone is not None:
+            gone[:] = [state.key for state in spare[:count]]
+        return found
+    raise InUse(f"in use by other jobs: {refusal}", stage="plan")
+
+
 def _check_alone(journal: Journal, share: NodeShare, held: Sequence[JournalState]) -> None:
     for state in held:
         if state.header.job.uid == journal.header.job.uid or not state.leases:
+            continue
+        if state.header.spare or journal.header.spare:
             continue
         theirs = any(lease.args["pool"] == NODE for lease in state.leases)
         if theirs or share.alone:
@@ -82,8 +116,13 @@ def _check_alone(journal: Journal, share: NodeShare, held: Sequence[JournalState
             )
 
 
-def taken_by(held: Sequence[JournalState]) -> Taken:
-    """Return what the open leases of these journals hold."""
+def taken_by(held: Sequence[JournalState], without: Sequence[JournalState] = ()) -> Taken:
+    """Return what the open leases of these journals hold.
+
+    The memory of a spare guest that a job has taken is the job's own lease, and so not counted
+    twice; nor is that of those in ``without``.
+    """
+    taken = taken_spares(held) | {state.key for state in without}
     items: dict[str, set[str]] = {}
     mib = 0
     mib_on: Counter[int] = Counter()
@@ -92,6 +131,8 @@ def taken_by(held: Sequence[JournalState]) -> Taken:
     for state in held:
         cpus: set[int] = set()
         for args in (lease.args for lease in state.leases):
+            if state.key in taken and args["pool"] == MEMORY:
+                continue
             pool, item, node = str(args["pool"]), str(args["item"]), int(args.get("node", -1))
             amount, page = int(args["mib"]), int(args.get("page_kib", 0))
             items.setdefault(pool, set()).add(item)

@@ -59,7 +59,7 @@ def test_ports_seed_and_shares(plan) -> None:
         ("org.vtorque.run", "/nonexistent/run/run.sock", "job"),
         ("org.vtorque.cancel", "/nonexistent/run/cancel.sock", "job"),
     ]
-    assert len(of(DRIVER.elements(plan(rank=1), Site()), Channel)) == 2
+    assert of(DRIVER.elements(plan(rank=1), Site()), Channel) == of(elements, Channel)
     assert of(elements, Disk) == [
         Disk("seed", "/nonexistent/state/seed.iso", format="raw", readonly=True, serial="vtseed")
     ]

@@ -3,6 +3,7 @@
 
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 static char step[STEP_MAX + 1] = "agent";
 static char result[4096];  /* READY or FAILED, once it is known */
@@ -51,6 +52,17 @@ void status_send(void) {
         result_sent = status_line(result, "");
 }
 
+/* "SECONDS.NANOSECONDS", nine digits: the clock of a guest that was paused lies behind. */
+static void set_clock(const char *text) {
+    long long seconds;
+    long nanoseconds;
+    if (sscanf(text, "%lld.%9ld", &seconds, &nanoseconds) == 2) {
+        struct timespec now = {.tv_sec = (time_t)seconds, .tv_nsec = nanoseconds};
+        if (clock_settime(CLOCK_REALTIME, &now) == 0)
+            status_line("CLOCK ", text);
+    }
+}
+
 void status_read(void) {
     static char line[256];
     static size_t size;
@@ -70,5 +82,7 @@ void status_read(void) {
             status_again();
         else if (strncmp(line, "LOG ", 4) == 0)
             log_ask(line + 4);
+        else if (strncmp(line, "TIME ", 5) == 0)
+            set_clock(line + 5);
     }
 }

@@ -43,8 +43,8 @@ def elements(guest: GuestPlan) -> Iterator[Element]:
     run = guest.run_dir
     yield Channel("status", STATUS_PORT, str(run / STATUS_SOCKET), owner="root")
     yield Channel("run", RUN_PORT, str(run / RUN_SOCKET), owner="job")
-    if guest.rank == 0:
-        yield Channel("cancel", CANCEL_PORT, str(run / CANCEL_SOCKET), owner="job")
+    # Used in the first guest only, and there in all: one booted before knows not which it will be.
+    yield Channel("cancel", CANCEL_PORT, str(run / CANCEL_SOCKET), owner="job")
     seed = str(guest.state_dir / SEED_NAME)
     yield Disk("seed", path=seed, format="raw", readonly=True, serial=SERIAL)
     image = guest.image

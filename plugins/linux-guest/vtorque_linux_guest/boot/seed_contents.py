@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 
 from vtorque_core.api import HostFault
@@ -28,6 +29,8 @@ def seed_files(
     )
     found = {f"vtorque/{path}": content for path, content in setup.items()}
     found["vtorque/agent.conf"] = agent_conf(guest, items)
+    if guest.spare:  # booted before: what it makes keys of is not to be what it had then alone
+        found["vtorque/random"] = os.urandom(64)
     if setup_script.on_cancel(guest, items):
         found["vtorque/cancel.conf"] = cancel_conf(guest)
     if boots_micro(guest.image):

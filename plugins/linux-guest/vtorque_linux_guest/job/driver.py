@@ -66,6 +66,13 @@ class LinuxDriver:
         with _connect(guest.run_dir / STATUS_SOCKET, deadline) as connection:
             ready.await_ready(guest, connection, deadline, step)
 
+    def await_spare(self, guest: GuestPlan, deadline: float) -> None:
+        """Wait until a guest without a seed says that it waits for one. Raises HostFault."""
+        from vtorque_linux_guest.job import ready
+
+        with _connect(guest.run_dir / STATUS_SOCKET, deadline) as connection:
+            ready.await_seed(guest, connection, deadline)
+
     def run(self, guest: ReadyGuest, script: Script, streams: Streams) -> int:
         """Run the job in the guest; see :func:`vtorque_linux_guest.job.run_job.run`."""
         return run_job.run(guest, script, streams)

@@ -18,6 +18,9 @@ from vtorque_linux_guest.job import guest_logs
 from vtorque_linux_guest.job.frames import GuestFailed, GuestSilent, StreamError, shown
 from vtorque_linux_guest.job.status_port import LINES_MAX, TOTAL_MAX, StatusReader
 
+SEED = "seed"
+"""The step of a guest that waits for its seed (micro_init)."""
+
 _STEP, _LOG, _READY, _SILENT, _FAULT = b"s", b"l", b"r", b"t", b"f"
 _STEP_SHOWN = 200  # bytes of a step's name
 _USERS = (f"command /bin/sh {AS_USER}: ", "packages: ")
@@ -35,7 +38,8 @@ def await_ready(
     the user's own cloud-config has failed with.
     """
     log, steps, verdict = b"", 0, b""
-    times = guest_logs.ready_by(guest, deadline), deadline, not boots_micro(guest.image)
+    logs, behind = not boots_micro(guest.image), bool(guest.spare)
+    times = guest_logs.ready_by(guest, deadline), deadline, logs, behind
     said = read_apart(_watch, *times, until=deadline + _MORE, files=[port.fileno()], most=TOTAL_MAX)
     try:
         for word in said:
@@ -60,12 +64,39 @@ def await_ready(
     raise HostFault(reason, stage=f"guest {guest.hostname}")
 
 
-def _watch(ready_by: float, deadline: float, logs: bool, port: int) -> Iterator[bytes]:
+def await_seed(guest: GuestPlan, port: socket.socket, deadline: float) -> None:
+    """Return when a spare guest waits for its seed. As root. Raises HostFault."""
+    until = deadline + _MORE
+    said = read_apart(_awaits, deadline, until=until, files=[port.fileno()], most=TOTAL_MAX)
+    try:
+        verdict = b"".join(said)
+    except Unreadable as error:
+        verdict = _FAULT + str(error).encode()
+    if verdict != _READY:
+        raise HostFault(shown(verdict[1:]) or "it has not waited", stage=f"guest {guest.hostname}")
+
+
+def _awaits(deadline: float, port: int) -> Iterator[bytes]:
+    """Read the guest's lines until it waits for its seed."""
+    with socket.socket(fileno=port) as connection:
+        try:
+            for step in StatusReader(connection).steps(deadline):
+                if step == SEED:
+                    yield _READY
+                    return
+            yield _FAULT + b"it says that it is ready, without a seed"
+        except (GuestFailed, GuestSilent, StreamError) as error:
+            yield _FAULT + str(error).encode()
+
+
+def _watch(
+    ready_by: float, deadline: float, logs: bool, behind: bool, port: int
+) -> Iterator[bytes]:
     """Read the guest's lines until it is ready, or cannot be; then its logs if it has any."""
     with socket.socket(fileno=port) as connection:
         reader = StatusReader(connection)
         try:
-            for step in reader.steps(ready_by):
+            for step in reader.steps(ready_by, behind=behind):
                 yield _STEP + step.encode()
         except GuestFailed as error:
             yield _FAULT + error.reason.encode()

@@ -28,9 +28,10 @@ class StatusReader:
         self._total = self._lines = 0
         self.step = ""
 
-    def steps(self, deadline: float) -> Iterator[str]:
+    def steps(self, deadline: float, *, behind: bool = False) -> Iterator[str]:
         """Yield each new step's name, printable, until the guest says READY.
 
+        ``behind``: its clock stood still; it is told the time when its agent is there.
         `deadline` is in time.monotonic() seconds. Raises GuestFailed (with the guest's reason),
         GuestDied, GuestSilent (naming the last step seen), or StreamError for a flood or garbage.
         """
@@ -42,6 +43,9 @@ class StatusReader:
             if word == "FAILED":
                 raise GuestFailed(rest or "no reason given")
             if word == "STEP" and rest and rest != self.step:
+                if behind and not self.step:
+                    now = time.clock_gettime_ns(time.CLOCK_REALTIME)
+                    self._ask(b"TIME %d.%09d\n" % divmod(now, 1_000_000_000), deadline)
                 self.step = rest
                 yield rest
 

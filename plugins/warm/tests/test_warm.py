@@ -1,0 +1,292 @@
+"""How many guests are kept ready, and what the service does about it; guests are made up here."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from vtorque_core.api import HostFault, Paths
+from vtorque_core.live.spares import Spare
+from vtorque_core.site.config import build, parse_toml
+from vtorque_core.site.plugins import Plugins
+from vtorque_warm import node, plugin, policy, process, service
+from vtorque_warm.service import NOTE, Keeper
+from vtorque_warm.settings import Settings, Shape, parsed
+
+SMALL = Shape("micro", 1, 256)
+NOW = 1_800_000_000.0
+SHAPE = "img=micro vcpus=1 ram=256M"
+
+
+# -- settings ----------------------------------------------------------------------------------
+
+
+def test_a_shape_says_what_is_kept():
+    assert parsed(SHAPE) == SMALL
+    assert parsed("ram=2G img=debian vcpus=4 least=0 most=3 age=12h") == Shape(
+        "debian", 4, 2048, 0, 3, 43200.0
+    )
+    assert parsed(f"{SHAPE} least=3").most == 3
+    assert str(parsed("ram=2048M vcpus=4 img=x")) == "img=x vcpus=4 ram=2G"
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("img=micro vcpus=1", "ram is missing"),
+        (f"{SHAPE} cores=2", "there is no cores"),
+        (f"{SHAPE} img=micro", "write each word once"),
+        (f"{SHAPE} least", "as key=value"),
+        (f"{SHAPE} least=3 most=2", "least at most most"),
+        (f"{SHAPE} most=65", "most 64"),
+        (f"{SHAPE} age=1s", "at least 60 s"),
+        ("img=micro vcpus=0 ram=256M", "at least 1"),
+        ("img=micro vcpus=1 ram=much", "is not a size"),
+    ],
+)
+def test_a_shape_that_cannot_be_is_said(text, wrong):
+    with pytest.raises(ValueError, match=wrong):
+        Settings(shapes=(text,))
+
+
+@pytest.mark.parametrize(
+    ("given", "wrong"),
+    [
+        ({"memory": "lots"}, "memory is 'lots'"),
+        ({"ports": 1}, "must be 2 to 24"),
+        ({"pause": 0.0}, "over 0"),
+    ],
+)
+def test_settings_that_cannot_be_are_said(given, wrong):
+    with pytest.raises(ValueError, match=wrong):
+        Settings(**given)
+
+
+# -- policy ------------------------------------------------------------------------------------
+
+
+def job(vcpus=1, ram=256, image="micro", ago=60.0, guests=1):
+    given = [{"vcpus": vcpus, "ram_mib": ram}] * guests
+    return {"image": image, "started": NOW - ago, "guests": given}
+
+
+def test_nothing_is_kept_by_default():
+    assert policy.wanted(Settings(), [job()] * 9, NOW) == []
+
+
+def test_of_a_shape_there_are_as_many_as_lately_began_in_an_hour():
+    settings = Settings(shapes=(f"{SHAPE} least=1 most=3",))
+    many = [job(ago=ago) for ago in (60, 61, 62, 63)]
+
+    def number(history):
+        ((_, found),) = policy.wanted(settings, history, NOW)
+        return found
+
+    assert number([]) == 1
+    assert number([job(guests=2)]) == 2
+    assert number(many) == 3
+    assert number([job(ago=40 * 86400, guests=9)]) == 1
+    assert number([job(ram=512, guests=9)]) == 1
+    assert number([{}, {"guests": 3}, {"image": "micro", "started": "x", "guests": []}]) == 1
+
+
+def test_memory_alone_gives_what_was_asked_for_most():
+    history = [job(ram=1024), job(ram=1024), job(ram=512), job(ram=8192), job(ram=8192, ago=60)]
+    found = policy.wanted(Settings(memory="2G"), history, NOW)
+    assert {str(shape): number for shape, number in found} == {
+        "img=micro vcpus=1 ram=1G": 1,
+        "img=micro vcpus=1 ram=512M": 1,
+    }
+
+
+# -- the service -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def made(tmp_path, monkeypatch):
+    """Return a keeper whose guests are entries of a list."""
+    there, ended, clock = [], [], [NOW]
+    state = SimpleNamespace(
+        there=there, ended=ended, clock=clock, version="1", fail="", settings=Settings(), jobs=[]
+    )
+
+    def boot(config, keeper, ports, wanted):
+        if state.fail:
+            raise HostFault(state.fail)
+        key = f"spare-{len(there) + len(ended)}.0"
+        directory = tmp_path / key
+        directory.mkdir()
+        there.append(
+            Spare(key, "vt-x", True, clock[0], int(wanted["ram"][:-1]), "", "u", "q", directory)
+        )
+        return key
+
+    def end(_paths, key):
+        (gone,) = (each for each in there if each.key == key)
+        there.remove(gone)
+        ended.append(key)
+        return True
+
+    def load(_config, _group):
+        return {Settings: state.settings}, SimpleNamespace(function=lambda name: state.policy)
+
+    monkeypatch.setattr(service.extensions, "load", load)
+    monkeypatch.setattr(service.spares, "spares", lambda _: list(there))
+    monkeypatch.setattr(service, "version", lambda _, image: f"{image} {state.version}")
+    monkeypatch.setattr(service, "Running", lambda _: SimpleNamespace(jobs=lambda: state.jobs))
+    paths = Paths(tmp_path / "state", tmp_path / "run")
+    paths.run.mkdir()
+    state.dead = set()
+    state.keeper = Keeper(
+        paths, Path("/c"), boot, end, lambda spare: spare.key in state.dead, lambda: clock[0]
+    )
+    state.settings = Settings(shapes=(f"{SHAPE} least=2 most=2 age=1h",))
+    return state
+
+
+def test_it_fills_up_one_after_the_other_and_then_rests(made):
+    for expected in (1, 2, 2):
+        assert made.keeper.look()
+        assert len(made.there) == expected
+    noted = json.loads((made.there[0].directory / NOTE).read_text())
+    assert noted["shape"] == SHAPE
+    assert process.said(made.keeper.paths)["wanted"] == {SHAPE: 2}
+
+
+def test_it_boots_none_while_a_jobs_start_is_under_way(made):
+    made.jobs = [SimpleNamespace(phases=(("plan", 1.0), ("boot", service.time.time())))]
+    made.keeper.look()
+    assert made.there == []
+    made.jobs = [
+        SimpleNamespace(phases=(("run", 1.0),)),
+        SimpleNamespace(phases=(("boot", 1.0),)),  # killed long ago
+    ]
+    made.keeper.look()
+    assert len(made.there) == 1
+
+
+def test_what_is_old_dead_of_another_version_or_unknown_is_made_anew(made):
+    for change in (
+        lambda: made.clock.__setitem__(0, made.clock[0] + 3601),
+        lambda: made.dead.update(each.key for each in made.there),
+        lambda: setattr(made, "version", "2"),
+        lambda: [(each.directory / NOTE).unlink() for each in made.there],
+    ):
+        made.keeper.look(), made.keeper.look()
+        before = {each.key for each in made.there}
+        assert len(before) == 2
+        change()
+        made.keeper.look()
+        assert not before & {each.key for each in made.there}
+        made.clock[0] += 1
+
+
+@pytest.mark.parametrize("name", ["qemu-system-x86_64", "qemu.conf"])
+def test_the_version_changes_with_qemu_and_what_libvirt_is_told_of_it(tmp_path, monkeypatch, name):
+    site = SimpleNamespace(images=SimpleNamespace(pool=tmp_path))
+    found = site, SimpleNamespace(distributions={"core": "vtorque-core 1"})
+    monkeypatch.setattr(service.images, "root_site", lambda _: found)
+    below = tuple(f"{tmp_path}/{end}".lstrip("/") for end in ("qemu-system-*", "qemu.conf"))
+    monkeypatch.setattr(service, "_HOST", below, raising=False)
+    config = tmp_path / "c"
+    config.touch()
+    (tmp_path / "micro").mkdir()
+    (tmp_path / "micro" / service.images.SIDECAR).touch()
+    said = []
+    for text in ("", "one", "another"):
+        if text:
+            (tmp_path / "new").write_text(text)
+            (tmp_path / "new").rename(tmp_path / name)
+        said += [service.version(config, "micro")] * 2
+    assert said[::2] == said[1::2]
+    assert len(set(said)) == 3
+
+
+def test_what_a_job_has_is_left_alone(made):
+    made.keeper.look()
+    mine = made.there[0]
+    made.there[0] = Spare(**{**vars_of(mine), "job": "7", "waits": False})
+    made.keeper.look(), made.keeper.look(), made.keeper.look()
+    assert made.ended == []
+    assert len(made.there) == 3
+
+
+def vars_of(spare):
+    names = ("key", "name", "waits", "since", "mib", "job", "uuid", "uri", "directory")
+    return {name: getattr(spare, name) for name in names}
+
+
+def test_memory_is_a_limit(made):
+    made.settings = Settings(shapes=(f"{SHAPE} least=5 most=5",), memory="600M")
+    for _ in range(4):
+        made.keeper.look()
+    assert len(made.there) == 2
+
+
+def test_one_that_is_not_to_be_had_is_tried_with_growing_pauses_and_doctor_says_it(made):
+    made.fail = "no image"
+    pauses = []
+    for _ in range(3):
+        made.keeper.look()
+        failure = made.keeper.failures[SHAPE]
+        pauses.append(failure.again - made.clock[0])
+        made.keeper.look()  # too early
+        assert made.keeper.failures[SHAPE].times == failure.times
+        made.clock[0] = failure.again
+    assert pauses == [10.0, 20.0, 40.0]
+    times, _, why = process.said(made.keeper.paths)["failures"][SHAPE]
+    assert (times, why) == (3, "no image")
+    made.fail = ""
+    made.keeper.look()
+    assert not made.keeper.failures and len(made.there) == 1
+
+
+def test_it_ends_when_nothing_is_wanted_and_nothing_there(made):
+    made.keeper.look()
+    made.settings = Settings()
+    assert made.keeper.look() is False
+    assert made.there == []
+
+
+def test_another_policy_says_the_shapes(made):
+    made.settings = Settings(memory="1G", policy="mine")
+    made.policy = lambda settings, history, now: [(Shape("micro", 3, 512), 1)]
+    made.keeper.look()
+    assert process.said(made.keeper.paths)["wanted"] == {"img=micro vcpus=3 ram=512M": 1}
+
+
+# -- on the node -------------------------------------------------------------------------------
+
+
+def site_of(text):
+    plugins = Plugins()
+    for module in (plugin, node):
+        plugins.register("warm", module, "vtorque-warm 1.0")
+    return build(parse_toml(text.encode()), plugins, node=True)
+
+
+def test_a_site_that_keeps_nothing_starts_nothing():
+    job = SimpleNamespace(site=site_of(""))
+    node.vtorque_post_boot(job)
+    (result,) = node.check(job.site)
+    assert (result.status, result.message) == ("ok", "no guests are kept ready")
+
+
+def test_a_jobs_start_starts_the_service_and_doctor_misses_it(tmp_path, monkeypatch):
+    places = f'[paths]\nstate = "{tmp_path}/s"\nrun = "{tmp_path}/r"\n'
+    site = site_of(f'{places}[plugin.warm]\nshapes = ["{SHAPE}"]\n')
+    (result,) = node.check(site)
+    assert (result.status, result.message) == ("warning", "no process keeps guests ready")
+    started, warned = [], []
+    monkeypatch.setattr(node, "ensure", lambda *words: started.append(words))
+    job = SimpleNamespace(site=site, warn=warned.append)
+    node.vtorque_post_boot(job)
+    assert started == [(site.paths, site.path)] and not warned
+
+    def fails(*_):
+        raise HostFault("/run is full")
+
+    monkeypatch.setattr(node, "ensure", fails)
+    node.vtorque_post_boot(job)
+    assert warned == ["no guests are kept ready: /run is full"]

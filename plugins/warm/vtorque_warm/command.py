@@ -1,0 +1,117 @@
+"""``vtorque warm``: the guests that are kept ready on this node."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from vtorque_core.api import HostFault, UsageError, show_mib
+from vtorque_core.live import service, spares
+from vtorque_core.live.spares import Spare
+from vtorque_warm.process import Service, ensure, said
+from vtorque_warm.service import note
+
+
+@click.group(invoke_without_command=True, short_help="Show the guests that are kept ready.")
+@click.option("--config", type=click.Path(path_type=Path), default=None, help="Site config.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_context
+def warm(context: click.Context, config: Path | None, as_json: bool) -> None:
+    """Show the guests of this node that are kept ready, with age, size and state. Root only."""
+    if os.geteuid() != 0:
+        raise UsageError("warm guests are root's: ask your administrator")
+    context.obj = config
+    if context.invoked_subcommand is None:
+        _show(config, as_json)
+
+
+def _show(config: Path | None, as_json: bool) -> None:
+    paths = service.paths(config)
+    runs = not Service.of(paths).lost()
+    found = [_row(each) for each in spares.spares(paths)]
+    state = said(paths) if runs else {}
+    if as_json:
+        click.echo(json.dumps({"service": runs, "guests": found, **state}, indent=2))
+        return
+    columns = ("GUEST", "SHAPE", "STATE", "AGE", "MEMORY")
+    rows = [
+        (r["key"], r["shape"], r["state"], _age(r["seconds"]), show_mib(r["mib"])) for r in found
+    ]
+    notes = [f"{shape}: {why}" for shape, (_, _, why) in state.get("failures", {}).items()]
+    if not runs:
+        notes.append("no process keeps guests ready (vtorque warm start)")
+    _print(columns, rows, notes)
+
+
+def _print(columns: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str]) -> None:
+    from rich import box  # noqa: PLC0415
+    from rich.console import Console  # noqa: PLC0415 - not by what a script reads
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    console = Console(width=None if os.isatty(1) else 160)
+    table = Table(box=box.SIMPLE_HEAD if os.isatty(1) else None, pad_edge=False)
+    for column in columns:
+        table.add_column(column, justify="right" if column in ("AGE", "MEMORY") else "left")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    if rows:
+        console.print(table)
+    for note_ in notes or ([] if rows else ["no guests are kept ready"]):
+        console.print(Text(note_), soft_wrap=True)
+
+
+def _row(each: Spare) -> dict[str, Any]:
+    state = f"job {each.job}" if each.job else "waits" if each.waits else "starts or ends"
+    return {
+        "key": each.key,
+        "shape": str(note(each).get("shape", "-")),
+        "state": state,
+        "seconds": round(max(0.0, time.time() - each.since), 1),
+        "mib": each.mib,
+    }
+
+
+def _age(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+
+
+@warm.command(short_help="End guests that wait.")
+@click.argument("keys", metavar="[GUEST]...", nargs=-1)
+@click.pass_obj
+def drop(config: Path | None, keys: tuple[str, ...]) -> None:
+    """End these guests, or all, unless a job has them. The service makes new ones."""
+    paths = service.paths(config)
+    known = [each.key for each in spares.spares(paths)]
+    for key in keys:
+        if key not in known:
+            raise UsageError(f"there is no guest {key}: see vtorque warm")
+    for key in keys or known:
+        click.echo(f"{key} {'ended' if spares.end(paths, key) else 'is a job'}")
+
+
+@warm.command(short_help="Start the service.")
+@click.pass_obj
+def start(config: Path | None) -> None:
+    """Start the service that keeps guests ready, unless it is there."""
+    site, _ = service.node_of(config)
+    click.echo("started" if ensure(site.paths, site.path) else "it is there already")
+
+
+@warm.command(short_help="End the service and all guests that wait.")
+@click.pass_obj
+def stop(config: Path | None) -> None:
+    """End the service, then all guests that no job has. The next job's start begins it again."""
+    paths = service.paths(config)
+    Service.of(paths).release()
+    for each in spares.spares(paths):
+        try:
+            spares.end(paths, each.key)
+        except HostFault as error:
+            raise UsageError(f"{each.key}: {error}; vtorque reap tries again") from None

@@ -1,0 +1,19 @@
+"""``[plugin.warm]`` and ``vtorque warm``. Declaring module."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vtorque_core.api import Command, always
+
+if TYPE_CHECKING:
+    import click
+
+
+def _warm() -> click.Command:
+    from vtorque_warm.command import warm  # noqa: PLC0415 - click
+
+    return warm
+
+
+vtorque_commands = always(Command("vtorque", _warm))

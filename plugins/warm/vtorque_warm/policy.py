@@ -1,0 +1,77 @@
+"""Which guests are to be there: the shapes of the site, and what jobs asked for lately. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from vtorque_warm.settings import Settings, Shape
+
+_DAY = 86400.0
+LATELY = 7 * _DAY  # seconds; what jobs asked for before that says little
+_MOST = 64  # guests of one shape that no site has named
+
+
+def wanted(
+    settings: Settings, history: Sequence[Mapping[str, Any]], now: float
+) -> list[tuple[Shape, int]]:
+    """Return each shape and how many of it are to be there; the most wanted first.
+
+    Those that the site names, ``least`` of each; then up to ``most`` if so many guests of the shape
+    were asked for within an hour lately. A site that names none but gives ``memory`` gets those
+    most asked for.
+
+    Args:
+        settings: of the site.
+        history: facts of kept jobs: image, guests with vcpus and ram_mib, started.
+        now: Unix time.
+    """
+    asked = _asked(history, now)
+    shapes = settings.kept()
+    if not shapes and settings.budget is not None:
+        return _by_count(asked, settings.budget)
+    busiest = {key: max(hours.values()) for key, hours in asked.items()}
+    found = []
+    for shape in shapes:
+        often = busiest.get((shape.img, shape.vcpus, shape.ram), 0)
+        found.append((shape, min(shape.most, max(shape.least, often))))
+    return found
+
+
+_Key = tuple[str, int, int]
+
+
+def _asked(history: Iterable[Mapping[str, Any]], now: float) -> dict[_Key, Counter[int]]:
+    """Return image, vCPUs and MiB to how many guests of it began in which hour of the last days."""
+    found: dict[_Key, Counter[int]] = {}
+    for facts in history:
+        try:
+            started = float(facts["started"])
+            guests = [(int(g["vcpus"]), int(g["ram_mib"])) for g in facts["guests"]]
+            image = str(facts["image"])
+        except (KeyError, TypeError, ValueError):
+            continue
+        if now - LATELY < started <= now:
+            for vcpus, ram in guests:
+                found.setdefault((image, vcpus, ram), Counter())[int(started // 3600)] += 1
+    return found
+
+
+def _by_count(asked: Mapping[_Key, Counter[int]], budget: int) -> list[tuple[Shape, int]]:
+    """Give each shape one guest by turns, the one most asked for first, as long as there is room.
+
+    None gets more than began of it in its busiest hour.
+    """
+    order = sorted(asked, key=lambda key: (-asked[key].total(), key))
+    most = {key: min(_MOST, max(asked[key].values())) for key in order}
+    got: Counter[_Key] = Counter()
+    again = True
+    while again:
+        again = False
+        for key in order:
+            if got[key] < most[key] and key[2] <= budget:
+                got[key] += 1
+                budget -= key[2]
+                again = True
+    return [(Shape(*key, least=got[key], most=got[key]), got[key]) for key in order if got[key]]

@@ -1,0 +1,230 @@
+"""The node's one service that keeps guests ready. Root; ``python -m`` of this module.
+
+It looks when a journal changes, and every few seconds: ends what is too old, of another config,
+image or version, too much, or half made; then boots one that is missing, if no job's start is under
+way. Nothing it knows is only in its memory: killed at any moment it is started again by the next
+job (or the site's init system) and finds its guests by their journals. It ends when the site wants
+no guests any more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import select
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from vtorque_core.api import HostFault, Paths, VtorqueError, kept_records, replace_file
+from vtorque_core.live import changes, extensions, images, spares
+from vtorque_core.live.jobs import Running
+from vtorque_core.live.node_process import begin
+from vtorque_core.live.spares import Spare
+from vtorque_warm import policy
+from vtorque_warm.process import NAME, state_file
+from vtorque_warm.settings import Settings, Shape
+
+GROUP = "vtorque1.warm"
+NOTE = "warm.json"
+_HOST = ("usr/bin/qemu-system-*", "usr/libexec/qemu-kvm", "etc/libvirt/qemu.conf")  # below /
+_STARTS = frozenset({"plan", "render domain", "pre-boot", "boot", "ready", "post-boot"})
+_LONGEST_START = 600.0  # seconds; what is older was killed, and starts nothing any more
+_LONGEST_PAUSE = 600.0
+_HISTORY = 500  # kept jobs that are looked at
+_LOOK = 5.0  # seconds between two looks when nothing happens
+_HISTORY_AGAIN = 60.0  # seconds between two looks at what is kept
+log = logging.getLogger(NAME)
+
+
+@dataclass
+class Failure:
+    """A shape that could not be had: how often in a row, and when it is tried again."""
+
+    times: int
+    again: float
+    why: str
+
+
+@dataclass
+class Keeper:
+    """What the service does. ``failures``: by shape."""
+
+    paths: Paths
+    config: Path
+    boot: Callable[[Path, str, int, Mapping[str, str]], str] = spares.boot
+    end: Callable[[Paths, str], bool] = spares.end
+    dead: Callable[[Spare], bool] = spares.dead
+    clock: Callable[[], float] = time.time
+    failures: dict[str, Failure] = field(default_factory=dict)
+    _history: tuple[float, list[dict[str, Any]]] = (0.0, [])
+
+    def look(self) -> bool:
+        """Do what is to be done now; return whether guests are wanted at all.
+
+        Raises VtorqueError.
+        """
+        wanted, settings, versions = self._wanted()
+        there = spares.spares(self.paths)
+        there = self._ended(there, wanted, versions)
+        self._say(wanted)
+        if not wanted:
+            return bool(there)
+        missing = self._missing(there, wanted, settings)
+        if missing is not None and not self._starting():
+            self._boot(missing, settings, versions[missing.img])
+            self._say(wanted)
+        return True
+
+    def _wanted(self) -> tuple[list[tuple[Shape, int]], Settings, dict[str, str]]:
+        try:
+            site, known = extensions.load(self.config, GROUP)
+            settings = site[Settings]
+        except (KeyError, LookupError):  # the plugin is off
+            return [], Settings(), {}
+        history = self._kept() if settings.shapes or settings.budget else []
+        say = known.function(settings.policy) if settings.policy else policy.wanted
+        wanted: list[tuple[Shape, int]] = say(settings, history, self.clock())
+        versions = {}
+        for shape, _ in wanted:
+            try:
+                versions[shape.img] = version(self.config, shape.img)
+            except OSError as error:
+                self._failed(shape, f"image {shape.img}: {error.strerror}", settings)
+        return [(s, n) for s, n in wanted if s.img in versions and n], settings, versions
+
+    def _kept(self) -> list[dict[str, Any]]:
+        at, known = self._history
+        if time.monotonic() - at > _HISTORY_AGAIN or not at:
+            places = kept_records.find(self.paths, None)[-_HISTORY:]
+            self._history = at, known = time.monotonic(), [place.facts() for place in places]
+        return known
+
+    def _ended(
+        self, there: Sequence[Spare], wanted: Sequence[tuple[Shape, int]], versions: dict[str, str]
+    ) -> list[Spare]:
+        """End what is not to be there; return the rest that no job has."""
+        room = Counter({str(shape): number for shape, number in wanted})
+        ages = {str(shape): shape.age for shape, _ in wanted}
+        left = []
+        for each in sorted(there, key=lambda spare: -spare.since):
+            if each.job:
+                continue
+            noted = note(each)
+            shape = str(noted.get("shape"))
+            same = noted.get("version") == versions.get(str(noted.get("img")))
+            right = each.waits and same and not self.dead(each)
+            if right and room[shape] > 0 and self.clock() - each.since < ages[shape]:
+                room[shape] -= 1
+                left.append(each)
+                continue
+            with contextlib.suppress(HostFault):  # the reaper tries again when we are gone
+                if self.end(self.paths, each.key):
+                    log.info("%s of %s ended: not wanted any more", each.key, shape)
+        return left
+
+    def _missing(
+        self, there: Sequence[Spare], wanted: Sequence[tuple[Shape, int]], settings: Settings
+    ) -> Shape | None:
+        """Return the shape of which one is to be booted next, if any."""
+        have = Counter(str(note(each).get("shape")) for each in there)
+        held = sum(each.mib for each in there)
+        budget = settings.budget
+        for shape, number in wanted:
+            failure = self.failures.get(str(shape))
+            if have[str(shape)] >= number or (failure and self.clock() < failure.again):
+                continue
+            if budget is None or held + shape.ram <= budget:
+                return shape
+        return None
+
+    def _starting(self) -> bool:
+        """Return whether a job's guests are being started: they have the node for themselves."""
+        now = time.time()
+        phases = [job.phases[-1] for job in Running(self.paths).jobs() if job.phases]
+        return any(name in _STARTS and now - since < _LONGEST_START for name, since in phases)
+
+    def _boot(self, shape: Shape, settings: Settings, version: str) -> None:
+        begun = time.monotonic()
+        try:
+            key = self.boot(self.config, NAME, settings.ports, shape.wanted)
+            (spare,) = (each for each in spares.spares(self.paths) if each.key == key)
+            noted = {"shape": str(shape), "img": shape.img, "version": version}
+            replace_file(str(spare.directory / NOTE), json.dumps(noted).encode(), mode=0o600)
+        except (HostFault, ValueError, OSError) as error:
+            self._failed(shape, str(error), settings)
+            return
+        self.failures.pop(str(shape), None)
+        log.info("%s of %s waits after %.1f s", key, shape, time.monotonic() - begun)
+
+    def _failed(self, shape: Shape, why: str, settings: Settings) -> None:
+        before = self.failures.get(str(shape))
+        times = before.times + 1 if before else 1
+        pause = min(_LONGEST_PAUSE, settings.pause * 2 ** min(times - 1, 10))
+        self.failures[str(shape)] = Failure(times, self.clock() + pause, why)
+        log.warning("%s: %s; again in %.0f s", shape, why, pause)
+
+    def _say(self, wanted: Sequence[tuple[Shape, int]]) -> None:
+        found = {
+            "wanted": {str(shape): number for shape, number in wanted},
+            "failures": {s: [f.times, f.again, f.why] for s, f in self.failures.items()},
+        }
+        with contextlib.suppress(OSError, HostFault):  # a full /run
+            replace_file(str(state_file(self.paths)), json.dumps(found).encode(), mode=0o600)
+
+
+def version(config: Path, image: str) -> str:
+    """Return what changes when the site config, a distribution, QEMU or this image does.
+
+    QEMU: its programs, and what libvirt is told of them; which are there, too.
+
+    Raises ConfigError, OSError.
+    """
+    site, plugins = images.root_site(config)
+    files = [config, site.images.pool / image / images.SIDECAR]
+    files += sorted(file for pattern in _HOST for file in Path("/").glob(pattern))
+    marks = [f"{file.stat().st_mtime_ns}.{file.stat().st_ino}" for file in files]
+    return " ".join([*marks, *sorted(plugins.distributions.values())])
+
+
+def note(spare: Spare) -> dict[str, Any]:
+    """Return what we have noted of a guest; empty: nothing yet."""
+    with contextlib.suppress(OSError, ValueError):
+        found = json.loads((spare.directory / NOTE).read_text(encoding="utf-8"))
+        if isinstance(found, dict):
+            return found
+    return {}
+
+
+def serve(keeper: Keeper, events: int, needed: Callable[[], bool]) -> None:
+    """Look, and wait for a change, until nothing is wanted or it is not needed any more."""
+    while needed():
+        try:
+            if not keeper.look():
+                return
+        except VtorqueError as error:  # a config that is being written, libvirtd that restarts
+            log.warning("%s", error)
+        select.select([events], [], [], _LOOK)
+        time.sleep(0.2)  # what changes comes in bursts
+        with contextlib.suppress(BlockingIOError):
+            os.read(events, 1 << 16)
+
+
+def main() -> None:
+    """Run with the arguments of ``Service.of``: a site config."""
+    paths, (config,) = begin(NAME)
+    os.nice(19)
+    with contextlib.suppress(OSError):
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    events = changes.events()
+    changes.watch(events, paths.journal, content=False)
+    serve(Keeper(paths, Path(config)), events, (paths.run / f"{NAME}.lock").exists)
+
+
+if __name__ == "__main__":
+    main()

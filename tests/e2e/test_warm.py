@@ -1,0 +1,186 @@
+"""Guests that are ready before their job: real ones, taken by real jobs, and never twice."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from vtorque_core.plan.placement.node_hardware import topology
+
+pytestmark = pytest.mark.e2e
+
+SHAPE = "img=micro vcpus=1 ram=256M"
+TELLS = """#!/bin/sh
+cat /proc/sys/kernel/random/boot_id /proc/sys/kernel/random/uuid
+head -c 16 /dev/urandom | od -An -tx1
+date +%s; stat -c %Y started; hostname; id -un
+"""
+TAKEN = "was booted before: "
+
+
+@dataclass
+class Warm:
+    """The node, with guests that are kept ready."""
+
+    node: object
+
+    def command(self, *words, check=True):
+        config = ("--config", str(self.node.config))
+        return self.node.root("vtorque", "warm", *config, *words, check=check).stdout.decode()
+
+    def waiting(self):
+        """Return the keys of the guests that wait."""
+        guests = json.loads(self.command("--json"))["guests"]
+        return {each["key"] for each in guests if each["state"] == "waits"}
+
+    def await_full(self, number=1):
+        """Wait until so many wait; return their keys."""
+        return self.node.wait_for(
+            lambda: found if len(found := self.waiting()) >= number else None,
+            what=f"{number} warm guests",
+        )
+
+    def job(self, *args, text=TELLS):
+        """Run a job; return its output's lines and its log's messages."""
+        (self.node.home / "started").touch()
+        result = self.node.job(text, *args)
+        assert result.code == 0, result.err
+        assert result.err == b""
+        kept = max((self.node.state / "kept").glob("*/*/"), key=lambda p: p.stat().st_mtime)
+        log = [json.loads(line) for line in (kept / "log.jsonl").read_text().splitlines()]
+        return result.out.decode().splitlines(), [str(each["message"]) for each in log]
+
+
+def took(log):
+    return [message.removeprefix(TAKEN) for message in log if message.startswith(TAKEN)]
+
+
+@pytest.fixture
+def warm(clean, config, request):
+    """Keep a guest ready, or as many as the test says, until its end."""
+    number = getattr(request, "param", 1)
+    config("plugin.warm", f'shapes = ["{SHAPE} least={number} most={number}"]')
+    found = Warm(clean)
+    found.command("start")
+    found.await_full(number)
+    yield found
+    found.command("stop")
+    for path in (clean.home / "started", clean.home / "job.sh"):
+        path.unlink(missing_ok=True)
+
+
+def differ(warm, number):
+    """Run so many jobs one after the other; no two may have anything in common."""
+    seen, keys = [], []
+    for _ in range(number):
+        warm.await_full(1)
+        lines, log = warm.job()
+        assert len(took(log)) == 1, log
+        keys += took(log)
+        seen.append(lines)
+    for column in list(zip(*seen, strict=True))[:3]:
+        assert len(set(column)) == number, column
+    assert len(set(keys)) == number
+    for lines in seen:
+        now, began = int(lines[3]), int(lines[4])
+        assert began - 1 <= now <= began + 60  # it has stood still for longer than that mostly
+        assert lines[5:] == seen[0][5:]
+    return keys
+
+
+def test_jobs_get_guests_that_were_there_each_its_own(warm):
+    time.sleep(2)  # its clock stands still
+    keys = differ(warm, 2)
+    assert not {path.name for path in (warm.node.state / "journal").iterdir()} & {
+        f"{key}.jsonl" for key in keys
+    }
+    other, log = warm.job("-vm", "ram=300M")  # of another size: booted for the job
+    assert took(log) == []
+    assert other[5:] == [other[5], warm.node.user]
+
+
+def test_the_service_killed_finds_its_guests_and_a_dead_one_costs_no_job(warm):
+    before = warm.await_full()
+    lock = warm.node.run_dir / "warm.lock"
+    inode = f":{lock.stat().st_ino} "
+    for process in Path("/proc").glob("[0-9]*"):
+        with_lock = process / "fdinfo/0"
+        if with_lock.exists() and inode in with_lock.read_text():
+            os.kill(int(process.name), signal.SIGKILL)
+    warm.node.wait_for(lambda: not json.loads(warm.command("--json"))["service"])
+    for key in before:  # none of them is alive any more, and nobody has looked
+        (name,) = (n for n in domains() if key in n)
+        os.kill(int(Path(f"/run/libvirt/qemu/{name}.pid").read_text()), signal.SIGKILL)
+    _, log = warm.job()  # and starts the service
+    assert len(took(log)) == 1
+    assert any("is booted anew" in message for message in log), log
+    after = warm.await_full()
+    assert not before & after
+    assert warm.command("start") == "it is there already\n"
+
+
+def output(*argv):
+    return subprocess.run(argv, capture_output=True, check=False, text=True).stdout
+
+
+def domains():
+    return output("virsh", "-q", "list", "--name").split()
+
+
+def test_a_job_gets_their_memory_at_once(warm, config):
+    """Of a size that they have not, so it takes none of them."""
+    before = warm.await_full()
+    whole = topology("qemu:///system").mem_mib
+    config("node", f'host_reserve_ram = "{whole - 1500}M"')  # it has 512 of them
+    warm.node.wait_for(lambda: not before & warm.waiting(), what="the new config")
+    before = warm.await_full()
+    _, log = warm.job("-vm", "ram=900M")
+    assert not any("in use by other jobs" in message for message in log), log
+    assert not before & warm.waiting()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("warm", [2], indirect=True)
+def test_a_job_of_two_guests_gets_two(warm):
+    warm.await_full(2)
+    lines, log = warm.job("-vm", "vms_per_node=2")
+    assert len(set(took(log))) == 2
+    assert lines[5].endswith("-0")
+
+
+@pytest.mark.full
+def test_fifty_jobs_have_nothing_in_common(warm):
+    differ(warm, 50)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("warm", [2], indirect=True)
+@pytest.mark.parametrize("seed", [1, 2])
+def test_kills_at_any_time_leak_nothing_and_use_no_guest_twice(warm, seed):
+    """The service and what boots guests for it die; each job runs.
+
+    A prologue's death at each step: tests/unit/node/test_spare_faults.py.
+    """
+    dice = random.Random(seed)  # noqa: S311
+    keys = []
+    for _ in range(100):
+        (warm.node.home / "started").touch()
+        job = warm.node.submit(TELLS)
+        time.sleep(dice.random() * 2)
+        victims = output("pgrep", "-f", "vtorque_warm.service|spare_boot").split()
+        if victims and dice.random() < 0.3:
+            os.kill(int(dice.choice(victims)), signal.SIGKILL)
+        warm.node.wait_for(lambda job=job: warm.node.state_of(job) in (None, "C"), what=job)
+        for log in (warm.node.state / "kept").glob(f"*/{job}.0/log.jsonl"):
+            keys += took([json.loads(line)["message"] for line in log.read_text().splitlines()])
+        out = warm.node.home / "out"
+        assert len(out.read_text().splitlines()) == 7
+        out.unlink()
+    assert len(keys) == len(set(keys))
+    assert keys

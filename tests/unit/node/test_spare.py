@@ -1,0 +1,305 @@
+"""Spare guests: who ends them, and who leaves them alone. Their domains are not libvirt's here."""
+
+import contextlib
+import fcntl
+import os
+import time
+from types import SimpleNamespace
+from unittest import mock
+
+import pytest
+
+import planned
+from vtorque_core.api.batch_system import Life
+from vtorque_core.api.claims import CoreClaim, MemoryClaim, Placement
+from vtorque_core.api.guest_driver import SpareDriver
+from vtorque_core.api.host_topology import flat
+from vtorque_core.api.job_files import Tree
+from vtorque_core.base import hypervisor
+from vtorque_core.base.errors import HostFault, Refused
+from vtorque_core.base.locks import Busy, job_lock
+from vtorque_core.base.names import JobAttempt
+from vtorque_core.node.end.reap import reap, release_job
+from vtorque_core.node.end.teardown import ENDS
+from vtorque_core.node.start import spare as module
+from vtorque_core.node.start import spare_boot
+from vtorque_core.node.start.attempt import Start
+from vtorque_core.node.start.spare import BASE, WAITS, end_unless_taken, main, take
+from vtorque_core.plan import guest_uids
+from vtorque_core.plan.domain.merge import MergedDomain
+from vtorque_core.plan.guests import Prepared
+from vtorque_core.plan.placement.ledger import InUse
+from vtorque_core.records.journal import Journal
+from vtorque_core.records.reading import JobHeader, read
+from vtorque_core.resources.domain import Domain
+from vtorque_core.resources.lease import Lease
+from vtorque_core.resources.spare_use import SpareUse
+from vtorque_core.site.plugins import Plugins
+
+
+@pytest.fixture
+def spare(paths, tmp_path):
+    """Return the key of a spare guest that has a directory."""
+    header = JobHeader(JobAttempt("spare-1", 0, "root", 0), "warm", spare="warm")
+    with Journal.start(paths, header) as journal:
+        journal.acquire(Tree(str(tmp_path / "has"), mode=0o700), plugin="core", phase="boot")
+        journal.phase(WAITS)
+    return header.job.key
+
+
+@pytest.fixture
+def job(paths, spare):
+    """Return the journal of a job that has taken it."""
+    with Journal.start(paths, JobHeader(JobAttempt("7", 0, "u", 1000), "local")) as journal:
+        journal.acquire(SpareUse(spare), plugin="core", phase="plan")
+    return journal.path
+
+
+@pytest.fixture
+def kept(paths):
+    """Have the process that keeps them be there."""
+    paths.run.mkdir(exist_ok=True)
+    descriptor = os.open(paths.run / "warm.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    yield
+    os.close(descriptor)
+
+
+def reaped(paths, lives=None):
+    asked = []
+
+    def alive(ids):
+        asked.extend(ids)
+        return lives or {}
+
+    found = {r.job: r.action for r in reap(paths, alive, batch="local")}
+    assert "spare-1" not in asked
+    return found
+
+
+def test_the_reaper_leaves_it_alone_while_somebody_keeps_it(paths, spare, kept, tmp_path):
+    assert reaped(paths) == {"spare-1": "alive"}
+    assert (tmp_path / "has").exists()
+
+
+def test_the_reaper_ends_one_that_nobody_keeps(paths, spare, tmp_path):
+    paths.run.mkdir()
+    (paths.run / "warm.lock").touch()  # of a process that was killed
+    assert reaped(paths) == {"spare-1": "released"}
+    assert not (tmp_path / "has").exists()
+    assert not any(paths.kept.rglob("spare*"))
+
+
+def test_one_that_a_job_has_ends_with_the_job(paths, job, tmp_path):
+    assert reaped(paths, {"7": Life.ALIVE}) == {"7": "alive", "spare-1": "alive"}
+    assert (tmp_path / "has").exists()
+    (report,) = release_job(paths, "7")
+    assert report.clean and not job.exists()
+    assert not (tmp_path / "has").exists()
+    assert not list(paths.journal.iterdir())
+
+
+def has_taken(paths, key):
+    with Journal.start(paths, JobHeader(JobAttempt("7", 0, "u", 1000), "local")) as journal:
+        journal.acquire(SpareUse(key), plugin="core", phase="plan")
+
+
+def test_the_reaper_leaves_one_alone_that_a_job_takes_while_it_asks(paths, spare, tmp_path):
+    def alive(_ids):
+        has_taken(paths, spare)
+        return {}
+
+    assert [(r.job, r.action) for r in reap(paths, alive)] == [("spare-1", "alive")]
+    assert (tmp_path / "has").exists()
+
+
+def test_the_reaper_leaves_one_alone_that_a_job_has_also_if_only_it_is_asked_for(
+    paths, job, tmp_path
+):
+    (result,) = reap(paths, lambda _: {}, only="spare-1")
+    assert result.action == "alive"
+    assert (tmp_path / "has").exists()
+
+
+def test_the_reaper_leaves_one_alone_that_the_job_of_an_unreadable_journal_may_have(
+    paths, job, tmp_path
+):
+    job.write_text("broken\n" * 2)
+    found = {r.job: r.action for r in reap(paths, lambda _: {})}
+    assert found == {"7": "unreadable", "spare-1": "unknown"}
+    assert (tmp_path / "has").exists()
+
+
+def test_one_that_a_job_has_is_not_ended_for_room(paths, spare, job, tmp_path):
+    assert not end_unless_taken(paths, spare)
+    assert (tmp_path / "has").exists()
+
+
+def test_it_is_ended_for_room_and_twice_is_once(paths, spare, tmp_path, capsys):
+    assert main(str(paths.state), str(paths.run), spare) == 0
+    assert not (tmp_path / "has").exists()
+    assert main(str(paths.state), str(paths.run), spare) == 0
+    assert capsys.readouterr().out == "ended\nended\n"
+
+
+def test_what_cannot_be_released_is_said_and_may_not_be_taken_any_more(
+    paths, spare, tmp_path, capsys, monkeypatch
+):
+    def fail(_self):
+        raise OSError("no")
+
+    monkeypatch.setattr(Tree, "release", fail)
+    assert main(str(paths.state), str(paths.run), spare) == 1
+    assert "no" in capsys.readouterr().err
+    marks = [mark.name for mark in read(paths.journal / f"{spare}.jsonl").phases]
+    assert ENDS in marks and marks[-1] != WAITS
+
+
+def test_the_end_waits_for_who_is_at_work_on_it(paths, spare, tmp_path):
+    taken = job_lock(paths, "spare-1")
+    taken.__enter__()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            from vtorque_core.base import locks
+
+            locks.forget()
+            os._exit(0 if end_unless_taken(paths, spare) else 1)
+        finally:
+            os._exit(2)
+    assert os.waitpid(pid, os.WNOHANG)[0] == 0
+    assert (tmp_path / "has").exists()
+    taken.__exit__(None, None, None)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert not (tmp_path / "has").exists()
+
+
+@pytest.fixture
+def destroyed(monkeypatch):
+    """Return the uuids of domains that were destroyed."""
+    found = []
+    monkeypatch.setattr(hypervisor, "destroy_domain", lambda _uri, uuid, _: found.append(uuid))
+    monkeypatch.setattr(module, "_PATIENCE", 0.3)
+    return found
+
+
+@contextlib.contextmanager
+def somebody_has(lock):
+    """Have another process hold a lock, as who boots a guest does."""
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def test_one_that_is_being_booted_is_stopped(paths, spare, waiting, destroyed):
+    with somebody_has(paths.job_lock("spare-1")), pytest.raises(Busy):
+        end_unless_taken(paths, spare)
+    assert set(destroyed) == {"u-u"}
+
+
+def test_one_that_a_job_has_goes_on_whoever_is_at_work_on_it(paths, spare, waiting, destroyed):
+    waiting("7")
+    with somebody_has(paths.job_lock("spare-1")), pytest.raises(Busy):
+        end_unless_taken(paths, spare)
+    assert destroyed == []
+
+
+def test_one_goes_on_while_only_the_nodes_lock_cannot_be_had(
+    paths, spare, waiting, destroyed, monkeypatch
+):
+    def fail(*_):
+        raise Busy("the node's lock")
+
+    monkeypatch.setattr(module, "retired", fail)
+    with pytest.raises(Busy, match="node's lock"):
+        end_unless_taken(paths, spare)
+    assert destroyed == []
+
+
+# -- a job takes one ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def waiting(paths, spare, monkeypatch):
+    """Return what has a job take guests; the spare one's domain fits any."""
+    monkeypatch.setattr(hypervisor, "create_domain", lambda *_, **__: None)
+    monkeypatch.setattr(hypervisor, "qemu_uid", lambda _: 64055)
+    monkeypatch.setattr(module.kvm, "choose", lambda *_: SimpleNamespace(type="tcg"))
+    monkeypatch.setattr(module, "base", lambda *_: "fits")
+    with Journal.open(paths, paths.journal / f"{spare}.jsonl") as journal:
+        domain = Domain("vt-spare", "u-u", "test:///default")
+        journal.acquire(domain, plugin="core", phase="boot", guest=0)
+    place = paths.job_state(spare) / "g0"
+    place.mkdir(parents=True)
+    (place / BASE).write_text("fits")
+    node = SimpleNamespace(accel="tcg", qemu_user="q", uefi="", allow_qemu_args=False, guest_uids=0)
+    site = SimpleNamespace(paths=paths, node=node, templates=None)
+
+    def taken(number="7", gone=(), **changes):
+        guest = planned.guest_plan(**changes)
+        driver = mock.create_autospec(SpareDriver, instance=True)
+        each = Prepared(guest, driver, "p", (), MergedDomain(()), ())
+        header = JobHeader(JobAttempt(number, 0, "u", 1000), "local")
+        with Journal.start(paths, header) as journal:
+            start = Start(header.job, guest.user, site, time.monotonic() + 60, journal, Plugins())
+            (found,) = take(start, [each], gone)
+        return found.plan.spare
+
+    taken.node = node
+    return taken
+
+
+def test_what_a_job_has_taken_never_waits_again(paths, spare, waiting):
+    assert waiting("7") == spare
+    (paths.journal / "7.0.jsonl").unlink()  # as one who gives up its records does
+    assert waiting("8") == ""
+
+
+@pytest.mark.parametrize("fault", [Busy("locked"), HostFault("libvirtd is dead")])
+def test_the_node_is_not_to_blame_for_one_that_does_not_end_for_room(
+    paths, spare, waiting, monkeypatch, fault
+):
+    monkeypatch.setattr(module, "end_unless_taken", mock.Mock(side_effect=fault))
+    with pytest.raises(InUse, match=f"spare-2.0 has not ended: {fault}") as raised:
+        waiting(gone=[spare, "spare-2.0"])
+    assert not raised.value.blames_node
+
+
+@pytest.mark.parametrize(
+    ("leased", "first", "fits"),
+    [("", 0, True), ("", 70000, False), ("70001", 70000, True), ("70001", 80000, False)],
+)
+def test_a_job_takes_none_of_a_uid_that_is_not_the_sites(
+    paths, spare, waiting, leased, first, fits
+):
+    waiting.node.guest_uids = first
+    if leased:
+        with Journal.open(paths, paths.journal / f"{spare}.jsonl") as journal:
+            journal.acquire_leases([(Lease(guest_uids.POOL, leased), 0)], phase="plan")
+    mine = {guest_uids.POOL: (str(first + 2),)} if first else {}
+    assert waiting(placement=Placement(leased=mine)) == (spare if fits else "")
+
+
+def test_a_guest_with_cores_of_its_own_was_never_booted_before(spare, waiting):
+    assert waiting(placement=Placement({"vcpu": (1,)}, own=frozenset({"vcpu"}))) == ""
+
+
+def test_none_with_cores_of_its_own_is_booted_before_its_job(paths, monkeypatch):
+    planned_one = SimpleNamespace(
+        plan=planned.guest_plan(),
+        driver=mock.create_autospec(SpareDriver, instance=True),
+        claims=(CoreClaim("vcpu", 1, exclusive=True), MemoryClaim(256)),
+    )
+    node = SimpleNamespace(
+        start_timeout=60, libvirt_uri="", host_reserve_cores=0, host_reserve_ram=0, guest_uids=0,
+        qemu_user="q",
+    )  # fmt: skip
+    monkeypatch.setattr(spare_boot.policy, "asked", lambda *_: None)
+    monkeypatch.setattr(spare_boot.node_hardware, "topology", lambda _: flat((0, 1, 2, 3), 4096))
+    monkeypatch.setattr(spare_boot, "replace", lambda each, **_: each)
+    monkeypatch.setattr(spare_boot.plan, "plan_guests", lambda *_: [planned_one])
+    site = SimpleNamespace(paths=paths, node=node)
+    with pytest.raises(Refused, match="cores of their own"):
+        spare_boot.boot(site, Plugins(), "warm", 8, {})
+    assert not list(paths.journal.iterdir())

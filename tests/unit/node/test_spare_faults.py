@@ -1,0 +1,102 @@
+"""SIGKILL at every step of a start that takes a spare guest, on a recorded node: nothing is left.
+
+The guest that was taken, or would have been, is gone with the job or still waits, and no other.
+"""
+
+import contextlib
+import dataclasses
+from unittest import mock
+
+import pytest
+
+import device_cases
+from vtorque_core.base import hypervisor
+from vtorque_core.node.end.reap import reap
+from vtorque_core.node.start import spare_boot
+from vtorque_core.records.reading import SPARE, walk
+from vtorque_testing.faults import in_child, orphans, survive
+from vtorque_testing.recorded import RecordedJob
+
+pytestmark = pytest.mark.e2e
+
+WANTED = {"img": "recorded", "vcpus": "1", "ram": "256M"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Rig(RecordedJob):
+    """A job for which a guest waits that nobody keeps any more."""
+
+    def boot(self):
+        def work():
+            with self.stood_in():
+                key = spare_boot.boot(self.node.site, self.node.plugins, "warm", 8, WANTED)
+            (self.node.site.paths.job_state(key) / "g0/console.log").touch()
+
+        run = in_child(work)
+        assert not run.error, run
+
+    @contextlib.contextmanager
+    def stood_in(self):
+        quiet = mock.patch.object(hypervisor, "suspend_domain", lambda *_: None)
+        with self.node.stood_in(), quiet:
+            yield
+
+    def start(self, last=None):
+        self.boot()
+        return super().start(last)
+
+    def release(self):
+        super().release()
+
+        def work():
+            with self.stood_in():
+                results = reap(self.node.site.paths, lambda _: {})
+                assert all(result.ok for result in results), results
+
+        run = in_child(work)
+        assert not run.error, run
+
+
+@pytest.fixture
+def rig(tmp_path):
+    plugins = device_cases.load(())
+    node = device_cases.node(tmp_path / "node", plugins, device_cases.Case({}, {}))
+    job = node.job({"vcpus": "1", "ram": "256M"})
+    with orphans() as processes:
+        yield Rig(node, job, processes)
+
+
+def taken(rig):
+    return [r.args["key"] for s in walk(rig.node.site.paths) for r in s.open if r.kind == SPARE]
+
+
+def test_a_start_takes_it_and_the_end_ends_it(rig):
+    before = rig.look()
+    run = rig.start()
+    assert not run.error, run
+    (key,) = taken(rig)
+    (domain,) = (rig.node.top / "domains").iterdir()
+    assert key in domain.name
+    rig.release()
+    assert rig.look() == before
+
+
+def test_one_that_has_ended_meanwhile_is_replaced_by_a_boot_in_the_same_start(rig):
+    before = rig.look()
+    rig.boot()
+    for domain in (rig.node.top / "domains").iterdir():
+        domain.unlink()
+    run = rig.node.start(rig.job)
+    assert not run.error, run
+    (domain,) = (rig.node.top / "domains").iterdir()
+    assert "pcie-root-port" not in domain.read_text()
+    rig.release()
+    assert rig.look() == before
+
+
+@pytest.mark.parametrize(
+    "part", [slice(3, None, 13), pytest.param(slice(None), marks=pytest.mark.full)]
+)
+def test_a_start_that_takes_one_is_killed(rig, part):
+    killed = survive(rig, lambda step: step.startswith(("before ", "after ")), part=part)
+    assert killed

@@ -1,0 +1,83 @@
+"""Spare guests and the ledger: no job waits for their memory, and none has it twice."""
+
+import dataclasses
+
+import pytest
+
+from vtorque_core.api.claims import CoreClaim, MemoryClaim, PoolClaim
+from vtorque_core.api.host_topology import flat
+from vtorque_core.base.errors import Refused
+from vtorque_core.base.names import JobAttempt
+from vtorque_core.plan.placement.job_cores import NodeShare
+from vtorque_core.plan.placement.ledger import InUse, place, taken_by
+from vtorque_core.records.journal import Journal
+from vtorque_core.records.reading import JobHeader, spares, walk
+from vtorque_core.resources.spare_use import SpareUse
+
+NODE = NodeShare(flat((0, 1, 2, 3), 4096))
+SHARED = dataclasses.replace(NODE, exclusive=False)
+
+
+def spare(paths, number, mib=1024):
+    header = JobHeader(JobAttempt(f"spare-{number}", 0, "root", 0), "warm", spare="warm")
+    journal = Journal.start(paths, header)
+    claims = [(CoreClaim("vcpu", 1), MemoryClaim(mib), PoolClaim("qemu-uid", (str(number),)))]
+    place(journal, claims, SHARED, paths)
+    return journal
+
+
+def job(paths, number, mib, uid=1000):
+    journal = Journal.start(paths, JobHeader(JobAttempt(number, 0, "u", uid), "local"))
+    gone = ["what an earlier look said"]
+    place(journal, [(CoreClaim("vcpu", 1), MemoryClaim(mib))], NODE, paths, gone)
+    return journal, gone
+
+
+def held(paths):
+    return taken_by(list(walk(paths))).mib
+
+
+def test_where_a_job_fits_beside_them_none_has_to_go(paths):
+    spare(paths, 1)
+    assert job(paths, "1", 3072)[1] == []
+
+
+def test_as_many_go_as_the_job_needs_the_oldest_first(paths):
+    for number in (3, 1, 2):
+        spare(paths, number)
+    assert job(paths, "1", 2048)[1] == ["spare-3.0"]
+    assert job(paths, "2", 1024)[1] == ["spare-3.0", "spare-1.0"]  # the first one has not gone yet
+
+
+def test_what_does_not_fit_without_them_waits_and_none_goes(paths):
+    spare(paths, 1)
+    job(paths, "1", 2048)
+    with pytest.raises(InUse, match="in use by other jobs"):
+        job(paths, "2", 3072)
+    with pytest.raises(Refused):
+        job(paths, "3", 5000)
+
+
+def test_a_spare_guest_has_nobody_go(paths):
+    job(paths, "1", 3072)
+    spare(paths, 1)
+    with pytest.raises(InUse):
+        spare(paths, 2)
+
+
+def test_the_memory_of_one_that_a_job_has_taken_counts_once_and_its_uid_is_still_its_own(paths):
+    spare(paths, 7)
+    journal, _ = job(paths, "1", 1024)
+    assert held(paths) == 2048
+    journal.acquire(SpareUse("spare-7.0"), plugin="core", phase="plan", guest=0)
+    assert held(paths) == 1024
+    assert spares(list(walk(paths))) == []
+    assert taken_by(list(walk(paths))).items["qemu-uid"] == {"7"}
+    assert job(paths, "2", 3072)[1] == []
+
+
+def test_it_makes_the_node_no_users_alone_and_has_no_cpu(paths):
+    spare(paths, 1)
+    job(paths, "1", 512)
+    spare(paths, 2)
+    assert set(taken_by(spares(list(walk(paths)))).shares) == set()

@@ -1,0 +1,147 @@
+"""The program that boots one spare guest (:mod:`vtorque_core.node.start.spare`), as root.
+
+    python -m vtorque_core.node.start.spare_boot CONFIG KEEPER PORTS KEY=VALUE ...
+
+``KEEPER`` is the name of the node-wide process (``<run>/<name>.lock``) that keeps it: when that is
+gone, the reaper ends the guest. ``KEY=VALUE`` as with ``-vm``. It prints the guest's key and is 0
+when the guest waits, paused; else it says why not, leaves nothing, and is 1.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import socket
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from vtorque_core.api.batch_system import BatchJob
+from vtorque_core.api.claims import CoreClaim, MemoryClaim, PoolClaim, RamClaim
+from vtorque_core.api.guest_driver import SpareDriver
+from vtorque_core.api.guest_plan import GuestPlan, JobUser
+from vtorque_core.api.job_files import File, Tree
+from vtorque_core.api.read_apart import reader
+from vtorque_core.api.vcpu_threads import process_of, threads
+from vtorque_core.base import hypervisor, kvm
+from vtorque_core.base.errors import Refusal, Refused, VtorqueError
+from vtorque_core.base.locks import job_lock
+from vtorque_core.node.end.teardown import end_spare
+from vtorque_core.node.start import spare
+from vtorque_core.node.start.attempt import Start
+from vtorque_core.node.start.boot import boot_one
+from vtorque_core.plan import guest_uids
+from vtorque_core.plan import guests as plan
+from vtorque_core.plan.domain.merge import merge
+from vtorque_core.plan.domain.render import base, without_pluggable
+from vtorque_core.plan.placement import ledger, node_hardware
+from vtorque_core.plan.placement.job_cores import NodeShare
+from vtorque_core.records.journal import Journal
+from vtorque_core.records.reading import JobHeader
+from vtorque_core.resources.image_use import ImageUse
+from vtorque_core.site import policy
+from vtorque_core.site.config import Site
+from vtorque_core.site.load import load
+from vtorque_core.site.plugins import Plugins
+from vtorque_core.site.request import Request
+
+_LOW = 19  # the nice value of a guest that nobody waits for (setpriority(2))
+_NOBODY = JobUser("root", 0, 0, (("root", 0),), "/root", "/bin/sh")
+
+
+def boot(site: Site, plugins: Plugins, keeper: str, ports: int, wanted: Mapping[str, str]) -> str:
+    """Return the key of a guest that waits. Raises Refused, HostFault; leaves nothing then."""
+    node = socket.gethostname()
+    job = BatchJob(spare.PREFIX + secrets.token_hex(4), "root", node, (node,), b"")
+    with job_lock(site.paths, job.id):
+        header = JobHeader(plan.attempt_of(job, _NOBODY), keeper, spare=keeper)
+        try:
+            with Journal.start(site.paths, header) as journal:
+                until = time.monotonic() + site.node.start_timeout
+                start = Start(header.job, _NOBODY, site, until, journal, plugins)
+                _boot(start, job, wanted, ports)
+        except BaseException:
+            end_spare(site.paths, header.job.key)
+            raise
+    return header.job.key
+
+
+def _boot(start: Start, job: BatchJob, wanted: Mapping[str, str], ports: int) -> None:
+    site, plugins = start.site, start.plugins
+    start.enter("plan")
+    request = policy.asked(Request(tuple(wanted.items())), site, plugins)
+    machine = node_hardware.topology(site.node.libvirt_uri)
+    (planned,) = plan.plan_guests(
+        job, request, replace(site, shares={}), plugins, start.user, b"-" * 32, machine
+    )
+    driver = planned.driver
+    if not isinstance(driver, SpareDriver):
+        kind = planned.plan.image.guest_type
+        raise Refused(Refusal(f"guests of type {kind} cannot be booted before their job"))
+    kinds = (CoreClaim, MemoryClaim, RamClaim)
+    claims = [c for c in planned.claims if isinstance(c, kinds) or _is_uid(c)]
+    reserve = site.node.host_reserve_cores, site.node.host_reserve_ram
+    share = NodeShare(machine, (), None, None, *reserve, exclusive=False)
+    (placement,) = ledger.place(start.journal, [claims], share, site.paths)
+    if placement.own:  # no job's guest would have the same
+        raise Refused(Refusal("guests with cores of their own cannot be booted before their job"))
+    guest = replace(planned.plan, placement=placement)
+    guest = replace(guest, qemu_uid=guest_uids.of_guest(guest, site))
+    start.guests = [guest]
+    merged = merge(plan.domain_contributions(guest, driver, site, plugins))
+    owner = plugins.plugin_of("vtorque_guest_types", guest.image.guest_type)
+    each = plan.Prepared(guest, driver, owner, (), without_pluggable(merged), ())
+    start.enter("pre-boot")
+    for top in (site.paths.job_state(start.job.key), site.paths.job_run(start.job.key)):
+        start.acquire(Tree(str(top), mode=0o711))
+    if file := guest.image.disk or guest.image.kernel:
+        start.acquire(ImageUse(str(file.parent)))
+    for directory in (guest.state_dir, guest.run_dir):
+        start.acquire(Tree(str(directory), mode=0o711), guest=guest)
+    for resource in spare.root_disks(each, site):
+        start.acquire(resource, guest=guest)
+    accel = kvm.choose(site.node.accel, site.paths.run, site.node.qemu_user).type
+    text = base(spare.spec(guest, site, accel), merged, site.templates).encode()
+    start.acquire(File(str(guest.state_dir / spare.BASE), mode=0o600, content=text), guest=guest)
+    start.enter("boot")
+    boot_one(start, each, accel, threading.Event(), ports)
+    start.enter("ready")
+    _schedule(guest, _LOW)
+    driver.await_spare(guest, start.deadline)
+    _schedule(guest, 0)
+    hypervisor.suspend_domain(site.node.libvirt_uri, guest.uuid)
+    start.enter(spare.WAITS)
+
+
+def _schedule(guest: GuestPlan, nice: int) -> None:
+    """Give all threads of the guest's QEMU a nice value: who runs a job now goes first."""
+    process = process_of(guest.name, guest.uuid)
+    for thread in threads(process) if process else ():
+        with contextlib.suppress(ProcessLookupError):
+            os.setpriority(os.PRIO_PROCESS, int(thread.name), nice)
+
+
+def _is_uid(claim: object) -> bool:
+    return isinstance(claim, PoolClaim) and claim.pool == guest_uids.POOL
+
+
+def main(config: str, keeper: str, ports: str, *words: str) -> int:
+    """Do what the module says."""
+    try:
+        site, plugins = load(Path(config), node=True)
+        wanted = dict(word.split("=", 1) for word in words)
+        with reader():
+            key = boot(site, plugins, keeper, int(ports), wanted)
+        sys.stdout.write(f"{key}\n")
+    except VtorqueError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(*sys.argv[1:]))
