@@ -12,6 +12,7 @@ PLUGINS = {
     for name in (
         "archive", "cluster", "disk-image", "images", "iocm", "joblog", "jobs",
         "linux-guest", "local", "login", "mpi", "oci", "osv", "passthrough", "pbs", "pinning",
+        "pool",
         "report", "scam", "slurm", "snap", "telemetry", "unclot", "vrdma", "warm",
     )
 }  # fmt: skip

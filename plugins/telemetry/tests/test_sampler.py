@@ -419,7 +419,9 @@ def test_telemetry_is_found_beside_the_core_alone_and_can_be_disabled(tmp_path):
 
 
 def test_the_sampler_needs_nothing_but_the_standard_library_and_the_core():
-    assert not {"psutil", "requests", "prometheus_client"} & sys.modules.keys()
+    names = "import sys, vtorque_telemetry.sampler; print(*sys.modules)"
+    run = subprocess.run([sys.executable, "-c", names], capture_output=True, text=True, check=True)
+    assert not {"psutil", "requests", "prometheus_client"} & {*run.stdout.split()}
 
 
 @pytest.mark.parametrize(

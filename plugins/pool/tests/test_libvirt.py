@@ -1,0 +1,128 @@
+"""The driver libvirt against this machine's real libvirtd; the guests have no system.
+
+To run: in ``scripts/machine``, after ``scripts/node libvirt``.
+"""
+
+import contextlib
+import io
+import subprocess
+import uuid
+
+import pycdlib
+import pytest
+
+from vtorque_pool.api import Order
+from vtorque_pool.drivers import libvirt
+from vtorque_testing.pool_driver import PoolDriverContract
+
+_NETWORK = "vtorque-pool-test"
+_BARE = (
+    "<domain type='qemu'><name>{name}</name><memory unit='MiB'>32</memory><vcpu>1</vcpu>"
+    "<os><type machine='q35'>hvm</type></os></domain>"
+)
+
+
+def virsh(*words, stdin=None, check=True):
+    done = subprocess.run(
+        ["virsh", "-q", "-c", "qemu:///system", *words],
+        input=stdin, capture_output=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert not check or done.returncode == 0, done.stderr.decode()
+    return done.stdout.decode()
+
+
+class Harness:
+    def __init__(self, images):
+        self.images = images
+        self.options = {"images": str(images), "network": _NETWORK, "accel": "qemu", "most": "7"}
+        self.strangers = []
+
+    def driver(self):
+        return libvirt.driver(self.options)
+
+    def order(self, node, cluster="contract"):
+        data = b"#cloud-config\nhostname: x\n"
+        return Order(cluster, node, "small", "empty.qcow2", memory=32, user_data=data)
+
+    def stranger(self):
+        name = f"stranger-{uuid.uuid4().hex[:6]}"
+        virsh("create", "/dev/stdin", stdin=_BARE.format(name=name).encode())
+        self.strangers.append(name)
+        return name
+
+    def existing(self):
+        disks = {path.name.partition(".")[0] for path in self.images.glob("vtorque-pool-*")}
+        return set(virsh("list", "--name").split()) | {d.removesuffix("-seed") for d in disks}
+
+    @contextlib.contextmanager
+    def silent(self):
+        self.options["uri"] = "qemu+unix:///system?socket=/nowhere"
+        yield
+        del self.options["uri"]
+
+    @contextlib.contextmanager
+    def full(self):
+        self.options["most"] = "0"
+        yield
+
+    def user_data(self, machine):
+        iso = pycdlib.PyCdlib()
+        iso.open(str(self.images / f"{machine}-seed.iso"))
+        out = io.BytesIO()
+        iso.get_file_from_iso_fp(out, rr_path="/user-data")
+        iso.close()
+        return out.getvalue()
+
+
+@pytest.mark.e2e
+@pytest.mark.full
+class TestLibvirt(PoolDriverContract):
+    @pytest.fixture
+    def cloud(self):
+        import shutil
+        import tempfile
+        from pathlib import Path
+
+        images = Path(tempfile.mkdtemp(prefix="pool-", dir="/var/tmp"))
+        images.chmod(0o755)
+        subprocess.run(
+            ["qemu-img", "create", "-q", "-f", "qcow2", images / "empty.qcow2", "1M"], check=True
+        )
+        network = f"<network><name>{_NETWORK}</name><bridge name='vtpool0'/></network>"
+        virsh("net-create", "/dev/stdin", stdin=network.encode())
+        found = Harness(images)
+        yield found
+        for name in found.strangers:
+            virsh("destroy", name)
+        assert not [n for n in virsh("list", "--name").split() if n.startswith("vtorque-pool-")]
+        assert [path.name for path in images.iterdir()] == ["empty.qcow2"]
+        virsh("pool-destroy", "vtorque-pool", check=False)
+        virsh("net-destroy", _NETWORK)
+        shutil.rmtree(images)
+
+    def test_a_full_cloud_says_so_and_leaves_nothing(self, cloud, driver):
+        super().test_a_full_cloud_says_so_and_leaves_nothing(
+            cloud, libvirt.driver({**cloud.options, "most": "0"})
+        )
+
+
+def test_a_seed_has_what_cloud_init_reads():
+    order = Order("c", "n1", "small", user_data=b"#cloud-config\n")
+    iso = pycdlib.PyCdlib()
+    iso.open_fp(io.BytesIO(libvirt.seed(order)))
+    assert iso.pvd.volume_identifier.strip() == b"cidata"
+    out = io.BytesIO()
+    iso.get_file_from_iso_fp(out, rr_path="/meta-data")
+    iso.close()
+    assert out.getvalue() == b"instance-id: c-n1\nlocal-hostname: n1\n"
+
+
+def test_tags_and_names_are_text_in_the_xml():
+    driver = libvirt.driver({"images": "/x"})
+    text = driver._xml("vtorque-pool-x", Order("a'<b>", 'n"&', "small"), 1.0)
+    from xml.etree import ElementTree
+
+    tags = ElementTree.fromstring(text).find(  # noqa: S314
+        "metadata/{https://vtorque.org/xmlns/pool/1}machine"
+    )
+    assert (tags.get("cluster"), tags.get("node")) == ("a'<b>", 'n"&')

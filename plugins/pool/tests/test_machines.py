@@ -1,0 +1,164 @@
+"""Making and ending machines: once, whatever is killed or fails on the way."""
+
+import os
+
+import pytest
+
+from directory_cloud import DirectoryDriver
+from vtorque_core.api import Busy, HostFault, take_lock
+from vtorque_pool.api import CloudFault, Machine, StockOut
+from vtorque_pool.machines import Machines
+from vtorque_pool.settings import Settings, Shape
+
+
+@pytest.fixture
+def pool(tmp_path):
+    return Pool(tmp_path)
+
+
+class Pool:
+    def __init__(self, top, **more):
+        self.cloud = top / "cloud"
+        self.cloud.mkdir()
+        self.said = []
+        shape = Shape("small", "n[1-9]", "here")
+        given = {"failures": 2, "timeout": 1, "state": str(top / "state"), **more}
+        self.settings = Settings("test", (shape,), {"here": {"driver": "double"}}, **given)
+        self.driver = DirectoryDriver(self.cloud)
+        self.machines = Machines(self.settings, {"here": self.driver}, self.said.append)
+
+    def nodes(self):
+        return sorted(m.node for m in DirectoryDriver(self.cloud).machines("test"))
+
+
+def test_a_second_call_makes_no_second_machine(pool):
+    first = pool.machines.make(["n1", "n2"], "test")
+    again = pool.machines.make(["n1", "n2", "n3"], "test")
+    assert {again[n].id for n in first} == {m.id for m in first.values()}
+    assert pool.nodes() == ["n1", "n2", "n3"]
+
+
+def test_an_answer_that_was_lost_counts_by_what_the_cloud_has(pool, monkeypatch):
+    make = pool.driver.create
+
+    def lost(order):
+        make(order)
+        raise CloudFault("no answer after 60 s")
+
+    monkeypatch.setattr(pool.driver, "create", lost)
+    answers = pool.machines.make(["n1"], "test")
+    assert isinstance(answers["n1"], Machine)
+    assert pool.nodes() == ["n1"]
+    assert any("although the answer was" in line for line in pool.said)
+
+
+def test_a_machine_made_twice_is_ended_once(pool, monkeypatch):
+    make = pool.driver.create
+
+    def twice(order):
+        make(order)
+        return make(order)
+
+    monkeypatch.setattr(pool.driver, "create", twice)
+    pool.machines.make(["n1"], "test")
+    assert pool.nodes() == ["n1"]
+
+
+@pytest.mark.parametrize("step", ["create", "after-create", "destroy", "after-destroy"])
+def test_a_kill_leaves_nothing_unknown(pool, monkeypatch, step):
+    """The same call again does the rest: no second machine, none left."""
+    pid = os.fork()
+    if pid == 0:
+        name = step.removeprefix("after-")
+        real = getattr(pool.driver, name)
+
+        def killed(thing):
+            if step.startswith("after-"):
+                real(thing)
+            os._exit(9)
+
+        setattr(pool.driver, name, killed)
+        try:
+            pool.machines.make(["n1"], "test")
+            pool.machines.end(["n1"], "test")
+        finally:
+            os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 9
+    pool.machines.make(["n1"], "test")
+    assert pool.nodes() == ["n1"]
+    assert pool.machines.end(["n1"], "test") == {}
+    assert pool.nodes() == []
+
+
+def test_a_silent_cloud_is_told_for_each_node_and_nothing_is_made(pool):
+    (pool.cloud / "down").touch()
+    answers = pool.machines.make(["n1"], "test")
+    assert isinstance(answers["n1"], CloudFault)
+    assert "no answer" in pool.machines.end(["n1"], "test")["n1"]
+    assert pool.machines.found().silent == {"here": "no answer"}
+
+
+def test_a_quota_is_not_tried_beyond(pool, monkeypatch):
+    monkeypatch.setattr(pool.driver, "quota", lambda: 1)
+    answers = pool.machines.make(["n1", "n2"], "test")
+    assert isinstance(answers["n2"], StockOut)
+    assert pool.driver.asked == ["n1"]
+
+
+def test_failures_pause_a_shape_and_a_release_ends_that(pool):
+    (pool.cloud / "full").touch()
+    for node in ("n1", "n2"):
+        answers = pool.machines.make([node], "test")
+        paused = pool.machines.failed({n: str(each) for n, each in answers.items()})
+    assert paused == {"small": "full"}
+    pool.driver.asked.clear()
+    assert isinstance(pool.machines.make(["n3"], "test")["n3"], StockOut)
+    assert pool.driver.asked == []
+    (pool.cloud / "full").unlink()
+    with pool.machines.memory.changed() as remembered:
+        remembered.release("small")
+    assert isinstance(pool.machines.make(["n3"], "test")["n3"], Machine)
+
+
+def test_a_held_node_stays(pool):
+    pool.machines.make(["n1"], "test")
+    with pool.machines.memory.changed() as remembered:
+        remembered.held["n1"] = "a look"
+    assert pool.machines.end(["n1"], "test") == {}
+    assert pool.nodes() == ["n1"]
+    assert pool.machines.end(["n1"], "test", even_held=True) == {}
+    assert pool.nodes() == []
+
+
+def test_what_another_process_makes_or_ends_is_left_to_it(pool):
+    lock = take_lock(pool.machines.memory.directory / "nodes" / "n1", 0)
+    try:
+        assert isinstance(pool.machines.make(["n1", "n2"], "test")["n1"], Busy)
+        assert pool.machines.is_busy("n1")
+    finally:
+        os.close(lock)
+    assert pool.nodes() == ["n2"]
+    assert not pool.machines.is_busy("n1")
+
+
+def test_a_node_of_no_shape_is_refused(pool):
+    assert isinstance(pool.machines.make(["other"], "test")["other"], HostFault)
+
+
+def test_a_machine_counts_once_how_long_it_took(pool):
+    memory = pool.machines.memory
+    with memory.changed() as remembered:
+        remembered.fail("small", "full", 100.0, 9, 1800.0)
+        remembered.registered("m-1", "small", 100.0, 130.0)
+    with memory.changed() as remembered:
+        remembered.registered("m-1", "small", 100.0, 190.0)
+    read = memory.read()
+    assert (read.of("small").registered, read.of("small").seconds) == (1, 30.0)
+    assert read.failed == {}
+
+
+def test_a_broken_memory_says_which_file(pool):
+    pool.machines.memory.directory.mkdir()
+    (pool.machines.memory.directory / "memory.json").write_text('{"held": ')
+    with pytest.raises(HostFault, match=r"memory\.json"):
+        pool.machines.memory.read()

@@ -1,0 +1,50 @@
+"""Lists of nodes, and what the settings refuse."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vtorque_pool.hostlist import expand, fold
+from vtorque_pool.settings import Settings, Shape
+
+
+def test_a_list_is_as_slurm_writes_it():
+    assert expand("a[1-3],b,c[08-10,2]") == ("a1", "a2", "a3", "b", "c08", "c09", "c10", "c2")
+
+
+@pytest.mark.parametrize("text", ["", "a[", "a[2-1]", "a[1-99999]", "a b", "a,$(id)", "a[1]]", "é"])
+def test_what_is_no_list_is_refused(text):
+    with pytest.raises(ValueError, match=r"no list|no range|empty|over"):
+        expand(text)
+
+
+@given(
+    st.lists(
+        st.sampled_from([f"{a}{n}" for a in ("a", "b", "m0x") for n in ("", 1, "01", 10)]),
+        min_size=1,
+        unique=True,
+    )
+)
+def test_what_is_folded_is_expanded_to_the_same(names):
+    assert sorted(expand(fold(names))) == sorted(names)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "problem"),
+    [
+        ([Shape("a", "n[1-2]", "x"), Shape("b", "n[2-3]", "x")], "node n2 is of shape a and of b"),
+        ([Shape("a", "n1", "y")], r"no \[plugin.pool.clouds.y\]"),
+        ([Shape("a", "n1", "x"), Shape("a", "n2", "x")], "same name"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(shapes, problem):
+    with pytest.raises(ValueError, match=problem):
+        Settings("test", tuple(shapes), {"x": {"driver": "static"}})
+
+
+def test_a_shape_says_what_is_wrong_with_it():
+    for more in ({"least": 3}, {"cpus": 0}, {"price": -1.0}):
+        with pytest.raises(ValueError, match="shape a"):
+            Shape("a", "n[1-2]", "x", **more)
+    with pytest.raises(ValueError, match="driver"):
+        Settings("test", (), {"x": {}})

@@ -1,0 +1,223 @@
+"""Torque and OpenPBS: their commands are doubles that say what was observed or is documented."""
+
+import dataclasses
+import json
+import os
+import signal
+
+import pytest
+
+from directory_cloud import DirectoryDriver
+from said import Command
+from vtorque_core.api import HostFault, Refused, take_lock
+from vtorque_pool import serve
+from vtorque_pool.machines import Machines
+from vtorque_pool.pbs import Pbs, Waiting
+from vtorque_pool.settings import Settings, Shape
+
+TORQUE_NODES = b"""<Data><Node><name>n1</name><state>job-exclusive</state><np>2</np>
+<jobs>0-1/12.server</jobs></Node><Node><name>n2</name><state>free,offline</state>
+<note>vtorque-pool: idle</note></Node><Node><name>other</name><state>free</state></Node>
+<Node><name>n3</name><state>down</state></Node></Data>"""
+TORQUE_JOBS = b"""<Data><Job><Job_Id>12.server</Job_Id><job_state>R</job_state></Job>
+<Job><Job_Id>13.server</Job_Id><job_state>Q</job_state><queue>batch</queue>
+<Resource_List><nodes>2:ppn=2:vtorque</nodes></Resource_List></Job>
+<Job><Job_Id>14.server</Job_Id><job_state>H</job_state></Job></Data>"""
+OPEN_NODES = json.dumps({"nodes": {
+    "n1": {"state": "job-busy", "jobs": ["7.server/0", "7.server/1"]},
+    "n2": {"state": "offline", "comment": "vtorque-pool: idle"},
+    "n3": {"state": "state-unknown,down"},
+}}).encode()  # fmt: skip
+OPEN_JOBS = b"""Job Id: 8.server
+    Job_Name = job
+    job_state = Q
+    queue = workq
+    Resource_List.ncpus = 5
+    Resource_List.select = 2:ncpus=2
+	+1:ncpus=1
+    Variable_List = X=0123,Y=\\q\x01,
+	queue = other
+
+Job Id: 9.server
+    job_state = R
+
+"""
+
+
+class Server:
+    def __init__(self, top, batch):
+        self.commands = {
+            name: Command(top / "bin" / name) for name in ("pbsnodes", "qstat", "qmgr", "qrerun")
+        }
+        shape = Shape("small", "n[1-4]", "here", cpus=2, features=("vtorque",))
+        self.settings = Settings(
+            "test", (shape,), {"here": {"driver": "double"}}, batch=batch,
+            bindir=str(top / "bin"), state=str(top / "state"),
+        )  # fmt: skip
+        self.pbs = Pbs(self.settings)
+        (top / "cloud").mkdir()
+        self.driver = DirectoryDriver(top / "cloud")
+        self.said = []
+        self.machines = Machines(self.settings, {"here": self.driver}, self.said.append)
+
+    def answer(self, name, out):
+        self.commands[name].say(out)
+
+    def called(self, name):
+        return self.commands[name].calls()
+
+
+def test_what_torque_says(tmp_path):
+    server = Server(tmp_path, "torque")
+    server.answer("pbsnodes", TORQUE_NODES)
+    server.answer("qstat", TORQUE_JOBS)
+    nodes = server.pbs.nodes()
+    assert {n.name: n.state for n in nodes.values()} == {
+        "n1": "busy",
+        "n2": "draining",
+        "n3": "unusable",
+    }
+    assert nodes["n1"].jobs == ("12.server",)
+    assert server.pbs.waiting() == [Waiting("13.server", "batch", 2, 2, frozenset({"vtorque"}))]
+
+
+def test_what_openpbs_says(tmp_path):
+    server = Server(tmp_path, "openpbs")
+    server.answer("pbsnodes", OPEN_NODES)
+    server.answer("qstat", OPEN_JOBS)
+    nodes = server.pbs.nodes()
+    assert {n.name: n.state for n in nodes.values()} == {
+        "n1": "busy",
+        "n2": "draining",
+        "n3": "unusable",
+    }
+    assert nodes["n1"].jobs == ("7.server",)
+    assert server.pbs.waiting() == [Waiting("8.server", "workq", 3, 2)]
+
+
+@pytest.mark.parametrize("batch", ["torque", "openpbs"])
+def test_half_an_answer_is_no_answer(tmp_path, batch):
+    server = Server(tmp_path, batch)
+    if batch == "torque":
+        server.answer("qstat", TORQUE_JOBS[:-20])
+        with pytest.raises(HostFault, match="half an answer"):
+            server.pbs.waiting()
+    server.answer("pbsnodes", b'{"nodes": {"n1"' if batch == "openpbs" else b"<Data><Node>")
+    with pytest.raises(HostFault, match="half an answer"):
+        server.pbs.nodes()
+
+
+def job_of(batch, number, asked, name="x"):
+    if batch == "openpbs":
+        return (
+            f"Job Id: {number}.server\n    Job_Name = {name}\n    job_state = Q\n"
+            f"    queue = batch\n    Resource_List.select = {asked}\n\n"
+        )
+    return (
+        f"<Job><Job_Id>{number}.server</Job_Id><Job_Name>{name}</Job_Name><job_state>Q</job_state>"
+        f"<queue>batch</queue><Resource_List><nodes>{asked}</nodes></Resource_List></Job>"
+    )
+
+
+@pytest.mark.parametrize("batch", ["torque", "openpbs"])
+@pytest.mark.parametrize("name", ["\x01", "\x1b[2J&", "&nbsp;", "nan", '"\\q', "0123", "]]>"])
+def test_no_name_of_a_job_hides_the_jobs_of_others(tmp_path, batch, name):
+    server = Server(tmp_path, batch)
+    jobs = job_of(batch, 1, "1", name) + job_of(batch, 2, "2")
+    server.answer("qstat", (jobs if batch == "openpbs" else f"<Data>{jobs}</Data>").encode())
+    assert [(job.id, job.nodes) for job in server.pbs.waiting()] == [
+        ("1.server", 1),
+        ("2.server", 2),
+    ]
+
+
+@pytest.mark.parametrize("batch", ["torque", "openpbs"])
+@pytest.mark.parametrize("asked", ["9" * 5000, "9999999", "1:{cpus}=9999999", "1:{cpus}=x"])
+def test_only_a_job_that_cannot_be_read_is_left_out(tmp_path, batch, asked):
+    server = Server(tmp_path, batch)
+    asked = asked.format(cpus="ncpus" if batch == "openpbs" else "ppn")
+    jobs = job_of(batch, 1, asked) + job_of(batch, 2, "2")
+    server.answer("qstat", (jobs if batch == "openpbs" else f"<Data>{jobs}</Data>").encode())
+    assert [job.id for job in server.pbs.waiting()] == ["2.server"]
+
+
+def test_a_round_with_a_defect_is_told_and_the_service_goes_on(tmp_path, monkeypatch):
+    server = Server(tmp_path, "torque")
+    rounds = iter([lambda: int("none"), lambda: os.kill(os.getpid(), signal.SIGTERM)])
+
+    def one():
+        next(rounds)()
+
+    monkeypatch.setattr(serve, "round_of", lambda *_: one)
+    settings = dataclasses.replace(server.settings, interval=0.01)
+    before = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        serve.serve(settings, server.machines, server.pbs)
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+    told = [line for line in server.said if "round failed" in line]
+    assert len(told) == 1 and 'ValueError("invalid literal' in told[0]
+    assert next(rounds, None) is None
+
+
+def test_a_round_makes_machines_and_then_their_nodes(tmp_path):
+    server = Server(tmp_path, "torque")
+    server.answer("pbsnodes", b"<Data/>")
+    server.answer("qstat", TORQUE_JOBS)
+    assert serve.round_of(server.settings, server.machines, server.pbs)() == 2
+    assert sorted(m.node for m in server.driver.machines("test")) == ["n1", "n2"]
+    assert server.called("qmgr") == [
+        "-c create node n1 np=2",
+        "-c set node n1 properties += vtorque",
+        "-c create node n2 np=2",
+        "-c set node n2 properties += vtorque",
+    ]
+
+
+def test_a_round_deletes_a_drained_node_before_its_machine_ends(tmp_path):
+    server = Server(tmp_path, "torque")
+    server.machines.make(["n2"], "test")
+    server.answer("pbsnodes", TORQUE_NODES)
+    server.answer("qstat", b"<Data/>")
+    serve.round_of(server.settings, server.machines, server.pbs)()
+    assert "-c delete node n2" in server.called("qmgr")
+    assert server.driver.machines("test") == []
+    assert server.called("qrerun") == ["-f 12.server"]  # n1 has no machine
+
+
+@pytest.mark.parametrize(("first", "failures"), [("free", 0), ("down", 1)])
+def test_a_node_that_goes_down_after_it_was_up_pauses_no_shape(tmp_path, first, failures):
+    server = Server(tmp_path, "torque")
+    settings = dataclasses.replace(server.settings, ready=1e-9)
+    (made,) = server.machines.make(["n1"], "test").values()
+    server.answer("qstat", b"<Data/>")
+    for state in (first, "down"):
+        said = f"<Data><Node><name>n1</name><state>{state}</state></Node></Data>"
+        server.answer("pbsnodes", said.encode())
+        if server.driver.machines("test"):
+            serve.round_of(settings, server.machines, server.pbs)()
+    assert server.driver.machines("test") == []
+    assert server.machines.memory.read().of(made.shape).failures == failures
+
+
+def test_a_refused_delete_keeps_the_machine(tmp_path):
+    """Torque refuses while a job has come: nothing ends below it."""
+    server = Server(tmp_path, "torque")
+    server.machines.make(["n2"], "test")
+    server.answer("pbsnodes", TORQUE_NODES)
+    server.answer("qstat", b"<Data/>")
+    server.commands["qmgr"].say(err="qmgr: Node is busy", code=1)
+    serve.round_of(server.settings, server.machines, server.pbs)()
+    assert [m.node for m in server.driver.machines("test")] == ["n2"]
+    assert any("leave failed" in line for line in server.said)
+
+
+def test_only_one_service_at_a_time(tmp_path):
+    server = Server(tmp_path, "torque")
+    lock = take_lock(server.machines.memory.directory / "serve.lock", 0)
+    try:
+        with pytest.raises(Refused, match="runs already"):
+            serve.serve(server.settings, server.machines, server.pbs)
+    finally:
+        os.close(lock)

@@ -1,0 +1,148 @@
+"""What a round on Torque and OpenPBS decides."""
+
+import dataclasses
+
+from vtorque_pool.api import Machine
+from vtorque_pool.machines import Found
+from vtorque_pool.pbs import Waiting
+from vtorque_pool.rounds import Since, View, steps
+from vtorque_pool.settings import Settings, Shape
+from vtorque_pool.slurm import Node
+
+NOW = 10_000.0
+SMALL = Shape("small", "n[1-4]", "here", cpus=2)
+SETTINGS = Settings("test", (SMALL,), {"here": {"driver": "static"}}, batch="torque", at_once=3)
+
+
+def machine(node, age=60.0, state="running", name=""):
+    return Machine(name or f"m-{node}", node, "small", NOW - age, state)
+
+
+def view(machines=(), nodes=(), waiting=(), settings=SETTINGS, idle=None, **more):
+    since = Since()
+    known = {node.name: node for node in nodes}
+    since.look(known, NOW)
+    since.idle.update(idle or {})
+    given = {"held": {}, "paused": frozenset(), "silent": {}, "seen": (), **more}
+    found = Found(tuple(machines), given.pop("silent"))
+    return View(settings, found, known, waiting, since, now=NOW, **given)
+
+
+def said(found):
+    return [(step.kind, step.node) for step in steps(found)]
+
+
+def jobs(count, cpus=1, nodes=1, queue="batch", **more):
+    return [Waiting(f"{n}", queue, nodes, cpus, **more) for n in range(count)]
+
+
+def test_waiting_jobs_bring_as_many_nodes_as_their_cpus_need():
+    assert said(view(waiting=jobs(3))) == [("start", "n1"), ("start", "n2")]
+
+
+def test_no_more_start_at_once_than_the_site_says():
+    assert said(view(waiting=jobs(20))) == [("start", "n1"), ("start", "n2"), ("start", "n3")]
+    building = [machine("n1"), machine("n2")]
+    nodes = [Node("n1", "unusable"), Node("n2", "unusable")]
+    assert said(view(building, nodes, jobs(20))) == [("start", "n3")]
+
+
+def test_what_is_free_or_building_is_not_made_again():
+    nodes = [Node("n1", "free"), Node("n2", "unusable")]
+    assert said(view([machine("n1"), machine("n2")], nodes, jobs(4))) == []
+
+
+def test_a_job_that_no_shape_fits_brings_nothing():
+    waiting = [*jobs(2, cpus=3), *jobs(2, nodes=5), *jobs(1, features=frozenset({"gpu"}))]
+    assert said(view(waiting=waiting)) == []
+
+
+def test_a_queue_brings_no_more_than_its_limit():
+    limited = dataclasses.replace(SETTINGS, queues={"batch": 2})
+    assert said(view(waiting=jobs(20, cpus=2), settings=limited)) == [
+        ("start", "n1"),
+        ("start", "n2"),
+    ]
+
+
+def test_the_least_is_made_without_jobs_and_does_not_leave():
+    least = dataclasses.replace(SETTINGS, shapes=(dataclasses.replace(SMALL, least=1),))
+    assert said(view(settings=least)) == [("start", "n1")]
+    nodes = [Node("n1", "free"), Node("n2", "free")]
+    machines = [machine("n1"), machine("n2")]
+    idle = {"n1": NOW - 700, "n2": NOW - 700}
+    assert said(view(machines, nodes, settings=least, idle=idle)) == [("drain", "n2")]
+
+
+def test_an_idle_node_is_drained_and_leaves_when_it_has_no_jobs():
+    idle = {"n1": NOW - 700}
+    assert said(view([machine("n1")], [Node("n1", "free")], idle=idle)) == [("drain", "n1")]
+    drained = Node("n1", "draining", "vtorque-pool: idle")
+    assert said(view([machine("n1")], [drained])) == [("leave", "n1")]
+    with_job = dataclasses.replace(drained, jobs=("1.server",))
+    assert said(view([machine("n1")], [with_job])) == []
+
+
+def test_what_an_admin_has_drained_stays():
+    assert said(view([machine("n1")], [Node("n1", "draining", "bad fan")])) == []
+
+
+def test_a_drained_node_with_a_job_comes_back_for_waiting_jobs():
+    drained = Node("n1", "draining", "vtorque-pool: idle", ("1.server",))
+    assert said(view([machine("n1")], [drained], jobs(1)))[0] == ("undrain", "n1")
+
+
+def test_a_node_that_was_told_to_leave_does_not_come_back():
+    drained = Node("n1", "draining", "vtorque-pool: told to leave", ("1.server",))
+    assert ("undrain", "n1") not in said(view([machine("n1")], [drained], jobs(1)))
+
+
+def test_a_machine_that_never_is_up_is_ended_after_its_time():
+    down = [Node("n1", "unusable")]
+    assert said(view([machine("n1", age=800)], down)) == []
+    assert said(view([machine("n1", age=1000)], down)) == [("fail", "n1")]
+
+
+def test_a_machine_that_was_up_once_is_no_failed_start():
+    """A user's job can take its worker down: the shape is there for the others."""
+    found = view([machine("n1", age=9000)], [Node("n1", "unusable")], seen={"m-n1"})
+    assert said(found) == [("leave", "n1")]
+
+
+def test_a_node_whose_machine_is_gone_is_deleted_and_its_job_runs_again():
+    nodes = [Node("n1", "unusable", "", ("7.server",))]
+    assert said(view([], nodes)) == [("requeue", "n1"), ("leave", "n1")]
+
+
+def test_a_silent_cloud_changes_nothing():
+    nodes = [Node("n1", "unusable", "", ("7.server",)), Node("n2", "free")]
+    found = view([], nodes, jobs(9), silent={"here": "no answer"}, idle={"n2": 0.0})
+    assert said(found) == []
+
+
+def test_after_a_restart_machines_without_node_join_and_strangers_of_our_tag_end():
+    machines = [
+        machine("n1"),
+        machine("other"),
+        machine("n2", name="b"),
+        machine("n2", 90, name="a"),
+    ]
+    found = steps(view(machines, [Node("n2", "busy", "", ("1",))]))
+    assert [(s.kind, s.node, s.machine.id if s.machine else "") for s in found] == [
+        ("end", "other", "m-other"),
+        ("end", "n2", "b"),
+        ("join", "n1", "m-n1"),
+    ]
+
+
+def test_a_held_node_is_left_alone():
+    nodes, machines = [Node("n1", "unusable")], [machine("n1", 9000)]
+    assert said(view(machines, nodes, held={"n1": "a look"})) == []
+
+
+def test_a_paused_shape_makes_none():
+    assert said(view(waiting=jobs(3), paused=frozenset({"small"}))) == []
+
+
+def test_one_that_is_being_deleted_is_not_made_again_yet():
+    assert said(view([machine("n1", state="deleting")], [], jobs(1))) == [("start", "n2")]

@@ -1,0 +1,200 @@
+"""What Slurm says, and what it is told; slurm.conf in and out. The commands are doubles here."""
+
+import time
+
+import pytest
+
+from directory_cloud import DirectoryDriver
+from said import Command
+from vtorque_core.api.setup_steps import Check, Installation
+from vtorque_pool import on_slurm, slurm_conf
+from vtorque_pool.machines import Machines
+from vtorque_pool.settings import Settings, Shape
+from vtorque_pool.slurm import Slurm, _state
+
+LINE = (
+    "NodeName={name} Arch=x86_64 CPUTot=1 State={state} ThreadsPerCore=1 "
+    "SlurmdStartTime=2026-11-23T16:00:00 LastBusyTime=2026-11-23T16:01:00 "
+    "Reason={reason} [root@2026-11-23T16:02:00]\n"
+)
+
+
+class Site:
+    def __init__(self, top):
+        self.bin = top / "bin"
+        self.scontrol = Command(self.bin / "scontrol")
+        self.squeue = Command(self.bin / "squeue")
+        self.cloud = top / "cloud"
+        self.cloud.mkdir()
+        self.conf = top / "slurm.conf"
+        self.conf.write_text("ClusterName=x\nNodeName=n[1-3] CPUs=2\n")
+        shape = Shape("small", "cloud[1-3]", "here", least=1, features=("vtorque",))
+        self.settings = Settings(
+            "test", (shape,), {"here": {"driver": "double"}}, state=str(top / "state"),
+            log=str(top / "log"), slurm_conf=str(self.conf), bindir=str(self.bin), failures=2,
+        )  # fmt: skip
+        self.driver = DirectoryDriver(self.cloud)
+        self.said = []
+        self.machines = Machines(self.settings, {"here": self.driver}, self.said.append)
+        self.slurm = Slurm(self.settings)
+
+    def say(self, **states):
+        text = "".join(
+            LINE.format(name=name, state=state, reason=reason)
+            for name, (state, reason) in states.items()
+        )
+        self.scontrol.say(text.encode())
+
+    def updates(self):
+        return [line for line in self.scontrol.calls() if " show " not in line]
+
+
+@pytest.fixture
+def site(tmp_path):
+    return Site(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("flags", "state"),
+    [
+        ("IDLE+CLOUD", "free"),
+        ("ALLOCATED+CLOUD", "busy"),
+        ("IDLE+CLOUD+POWERED_DOWN", "off"),
+        ("ALLOCATED+CLOUD+POWERING_UP", "building"),
+        ("IDLE+CLOUD+POWERING_DOWN", "deleting"),
+        ("DOWN+CLOUD+POWERED_DOWN", "unusable"),
+        ("IDLE+CLOUD+DRAIN", "draining"),
+    ],
+)
+def test_states_are_what_slurms_flags_say(flags, state):
+    assert _state(set(flags.split("+"))) == state
+
+
+def test_nodes_have_reason_times_and_jobs(site):
+    site.say(cloud1=("ALLOCATED+CLOUD", "a fan is bad"), n1=("IDLE", "x"))
+    site.squeue.say(b"7 cloud[1-2]\n8_1 cloud1\n9 \n")
+    nodes = site.slurm.nodes()
+    assert set(nodes) == {"cloud1"}
+    assert nodes["cloud1"].jobs == ("7", "8_1")
+    assert nodes["cloud1"].reason == "a fan is bad"
+    assert nodes["cloud1"].idle_since - nodes["cloud1"].since == 60
+
+
+def test_a_start_that_fails_goes_down_and_then_off_so_that_its_job_is_requeued(site):
+    (site.cloud / "full").touch()
+    assert on_slurm.resume(site.machines, site.slurm, ["cloud1"]) == 1
+    assert site.updates() == [
+        "update nodename=cloud1 state=DOWN reason=vtorque-pool: full",
+        "update nodename=cloud1 state=POWER_DOWN",
+    ]
+
+
+def test_the_second_failure_reserves_what_is_not_up(site):
+    (site.cloud / "full").touch()
+    on_slurm.resume(site.machines, site.slurm, ["cloud1"])
+    site.updates()
+    site.say(cloud3=("IDLE+CLOUD", ""))
+    on_slurm.resume(site.machines, site.slurm, ["cloud1"])
+    made = next(line for line in site.updates() if line.startswith("create reservation"))
+    assert "nodes=cloud[1,2]" in made
+    assert "duration=30" in made
+
+
+def test_an_address_is_told(site, monkeypatch):
+    import dataclasses
+
+    make = site.driver.create
+    told = lambda order: dataclasses.replace(make(order), address="10.1.1.1")  # noqa: E731
+    monkeypatch.setattr(site.driver, "create", told)
+    monkeypatch.setattr(
+        site.driver,
+        "machines",
+        lambda cluster: [
+            dataclasses.replace(m, address="10.1.1.1")
+            for m in DirectoryDriver.machines(site.driver, cluster)
+        ],
+    )
+    assert on_slurm.resume(site.machines, site.slurm, ["cloud1"]) == 0
+    assert site.updates() == ["update nodename=cloud1 nodeaddr=10.1.1.1"]
+
+
+def test_tidy_ends_what_no_node_has_and_makes_what_a_start_lacks(site):
+    for node in ("cloud1", "stranger"):
+        site.driver.create(site.machines._order(site.settings.shapes[0], node))
+    for path in site.cloud.glob("m-*.json"):
+        path.write_text(path.read_text().replace(f"{time.time():.0f}"[:6], "100000"))
+    site.say(cloud1=("IDLE+CLOUD+POWERED_DOWN", ""), cloud2=("ALLOCATED+CLOUD+POWERING_UP", ""))
+    assert on_slurm.tidy(site.machines, site.slurm) == 3
+    assert [m.node for m in site.driver.machines("test")] == ["cloud2"]
+
+
+def test_tidy_gives_up_a_node_that_timed_out_or_lost_its_machine(site):
+    site.say(
+        cloud1=("DOWN+CLOUD+POWERED_DOWN", "ResumeTimeout reached"),
+        cloud2=("DOWN+CLOUD+NOT_RESPONDING", "Not responding"),
+    )
+    assert on_slurm.tidy(site.machines, site.slurm) == 2
+    done = [line for line in site.updates() if "POWER_DOWN" in line]
+    assert done == [f"update nodename=cloud{n} state=POWER_DOWN" for n in (1, 2)]
+
+
+def test_tidy_leaves_down_what_an_admin_has_taken_down(site):
+    site.say(cloud1=("DOWN+CLOUD+POWERED_DOWN", "never again"))
+    assert on_slurm.tidy(site.machines, site.slurm) == 0
+    assert site.updates() == []
+
+
+def test_a_machine_ends_also_while_slurm_is_silent(site):
+    site.machines.make(["cloud1"], "test")
+    site.scontrol.say(err="Unable to contact slurm controller", code=1)
+    assert on_slurm.suspend(site.machines, site.slurm, ["cloud1"]) == 0
+    assert site.driver.machines("test") == []
+
+
+def test_tidy_does_nothing_about_a_silent_cloud(site):
+    (site.cloud / "down").touch()
+    site.say(cloud1=("DOWN+CLOUD", "Not responding"), cloud2=("ALLOCATED+CLOUD+POWERING_UP", ""))
+    assert on_slurm.tidy(site.machines, site.slurm) == 0
+    assert site.updates() == []
+
+
+# -- slurm.conf -----------------------------------------------------------------------------------
+
+
+def steps(site, tmp_path):
+    place = Installation(tmp_path / "vtorque", tmp_path / "vtorque.toml", tmp_path / "jobshell")
+    return slurm_conf.steps(site.settings, place)
+
+
+def test_the_sites_own_nodes_never_leave(site):
+    assert "SuspendExcNodes=cloud[1-3]:1,n[1-3]" in slurm_conf.lines(site.settings, site.conf)
+
+
+@pytest.mark.parametrize("end", ["", "\n", "# x", "\\"])
+def test_setup_in_and_out_twice_leaves_slurm_conf_as_it_was(site, tmp_path, end):
+    before = site.conf.read_bytes() + end.encode()
+    site.conf.write_bytes(before)
+    for _ in range(2):
+        for step in steps(site, tmp_path):
+            if not isinstance(step, Check):
+                step.apply()
+        assert slurm_conf.undone(steps(site, tmp_path)) == []
+        assert b"\ninclude vtorque-pool.conf" in site.conf.read_bytes()
+        text = (tmp_path / "vtorque-pool.conf").read_text()
+        assert "NodeName=cloud[1-3] State=CLOUD CPUs=1 RealMemory=2048 Feature=vtorque" in text
+        for step in reversed(steps(site, tmp_path)):
+            step.undo()
+        assert site.conf.read_bytes() == before
+        assert not (tmp_path / "vtorque-pool.conf").exists()
+
+
+def test_what_the_site_has_said_is_never_overruled(site, tmp_path):
+    with site.conf.open("a") as conf:
+        conf.write("SlurmctldParameters=idle_on_node_suspend,x\nPrivateData=jobs\n")
+        conf.write("resumeprogram=/site/resume\nReturnToService=1\n")
+    problems = [s.problem for s in steps(site, tmp_path) if isinstance(s, Check) and s.problem]
+    assert len(problems) == 2
+    assert "add cloud to PrivateData=jobs" in problems[0]
+    assert "/site/resume" in problems[1]
+    lines = slurm_conf.lines(site.settings, site.conf)
+    assert not any(line.startswith(("SlurmctldParameters", "ReturnToService")) for line in lines)

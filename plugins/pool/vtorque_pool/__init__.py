@@ -1,0 +1,1 @@
+"""Worker nodes of the batch system that come and go with the work."""

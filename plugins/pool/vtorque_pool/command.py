@@ -1,0 +1,271 @@
+"""``vtorque pool``: the click commands. What they need is imported when they run."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from vtorque_core.api import EXIT_FAILED, Refused, UsageError, printable
+
+if TYPE_CHECKING:
+    from vtorque_pool.machines import Machines
+    from vtorque_pool.pbs import Pbs
+    from vtorque_pool.settings import Settings, Shape
+    from vtorque_pool.slurm import Slurm
+
+_CONFIG = click.option("--config", type=click.Path(path_type=Path), help="Other config file.")
+
+
+def _opened(config: Path | None) -> tuple[Settings, Machines, Slurm | Pbs]:
+    """Return the settings, the machines and the batch system."""
+    from vtorque_pool.opening import become_owner, opened, require_state  # noqa: PLC0415
+    from vtorque_pool.pbs import Pbs  # noqa: PLC0415
+    from vtorque_pool.settings import Settings  # noqa: PLC0415
+    from vtorque_pool.slurm import Slurm  # noqa: PLC0415
+
+    become_owner(config)
+    site, machines = opened(config)
+    settings: Settings = site[Settings]
+    require_state(settings)
+    return settings, machines, Slurm(settings) if settings.batch == "slurm" else Pbs(settings)
+
+
+@click.group(invoke_without_command=True, short_help="Worker nodes that come and go.")
+@click.option("--json", "as_json", is_flag=True, help="Print all as JSON.")
+@click.option("--metrics", is_flag=True, help="Print it as metrics for Prometheus.")
+@_CONFIG
+@click.pass_context
+def pool(context: click.Context, as_json: bool, metrics: bool, config: Path | None) -> None:
+    """List nodes: state, age, idle time, cost per hour, jobs. As root or Slurm's user."""
+    if context.invoked_subcommand is not None:
+        context.obj = config
+        return
+    from vtorque_pool import show  # noqa: PLC0415
+
+    settings, machines, batch = _opened(config)
+    found, remembered, now = machines.found(), machines.memory.read(), time.time()
+    listed = show.rows(settings, found, batch.nodes(), remembered.held, now)
+    if metrics:
+        click.echo(show.metrics(listed, found, remembered, now), nl=False)
+    elif as_json:
+        click.echo(json.dumps(show.data(listed, found, remembered, now), indent=2))
+    else:
+        for line in show.table(listed, found, remembered, now):
+            click.echo(line)
+    if found.silent:
+        sys.exit(EXIT_FAILED)
+
+
+def _given(context: click.Context, config: Path | None) -> Path | None:
+    return config or context.obj
+
+
+@pool.command("config")
+@_CONFIG
+@click.pass_context
+def config_lines(context: click.Context, config: Path | None) -> None:
+    """Print the lines for slurm.conf; vtorque pool setup puts them there."""
+    from vtorque_core.live.service import node_of  # noqa: PLC0415
+    from vtorque_pool import slurm_conf  # noqa: PLC0415
+    from vtorque_pool.settings import Settings  # noqa: PLC0415
+
+    settings = node_of(_given(context, config))[0][Settings]
+    if settings.batch != "slurm":
+        raise UsageError(f"[plugin.pool] batch is {settings.batch}: only Slurm has such lines")
+    for line in slurm_conf.lines(settings, Path(settings.slurm_conf)):
+        click.echo(line)
+
+
+@pool.command()
+@_CONFIG
+@click.option("--undo", is_flag=True, help="Take it all back.")
+@click.option("--dry-run", is_flag=True, help="Say what would be done.")
+@click.pass_context
+def setup(context: click.Context, config: Path | None, undo: bool, dry_run: bool) -> None:
+    """Prepare the server's host: slurm.conf, programs, directory, unit. As root."""
+    from vtorque_core.api.setup_steps import Check  # noqa: PLC0415
+    from vtorque_core.live.service import node_of  # noqa: PLC0415
+    from vtorque_pool import slurm_conf, unit  # noqa: PLC0415
+    from vtorque_pool.settings import Settings  # noqa: PLC0415
+
+    site, place = node_of(_given(context, config))
+    settings = site[Settings]
+    slurm = settings.batch == "slurm"
+    steps = slurm_conf.steps(settings, place) if slurm else unit.steps(place, "root")
+    bad = [step.problem for step in steps if isinstance(step, Check) and not step.done()]
+    if bad and not undo and not dry_run:
+        raise Refused("; ".join(bad) + ". Nothing was changed")
+    for step in reversed(steps) if undo else steps:
+        if isinstance(step, Check) or step.done() != undo:
+            continue
+        click.echo(f"{'would ' if dry_run else ''}{'undo: ' if undo else ''}{step.text}")
+        if not dry_run:
+            step.undo() if undo else step.apply()
+    for problem in bad if dry_run else ():
+        click.echo(f"by hand: {problem}")
+
+
+@pool.command()
+@click.argument("nodes")
+@click.option("--why", default="an admin looks at it", help="Told by vtorque pool.")
+@click.option("--end", is_flag=True, help="Hold them no longer.")
+@_CONFIG
+@click.pass_context
+def hold(context: click.Context, nodes: str, why: str, end: bool, config: Path | None) -> None:
+    """Keep nodes' machines for a look: no jobs, and only vtorque pool destroy ends them."""
+    _, machines, batch = _opened(_given(context, config))
+    names = _names(machines, nodes)
+    with machines.memory.changed() as remembered:
+        for name in names:
+            if end:
+                remembered.held.pop(name, None)
+            else:
+                remembered.held[name] = printable(why)
+    for name in names:
+        machines.log(f"{name}: {'no longer held' if end else f'held: {why}'}")
+        batch.undrain(name) if end else batch.drain(name, f"held: {why}")
+
+
+@pool.command()
+@click.argument("nodes")
+@_CONFIG
+@click.pass_context
+def drain(context: click.Context, nodes: str, config: Path | None) -> None:
+    """Give nodes no more jobs, and end their machines when the running ones have ended."""
+    _, machines, batch = _opened(_given(context, config))
+    names = _names(machines, nodes)
+    for name in names:
+        machines.log(f"{name}: drained, as an admin wants")
+    batch.power_down(names, at_once=False)
+
+
+@pool.command()
+@click.argument("nodes")
+@_CONFIG
+@click.pass_context
+def destroy(context: click.Context, nodes: str, config: Path | None) -> None:
+    """End nodes' machines now, held ones too; their jobs are requeued."""
+    _, machines, batch = _opened(_given(context, config))
+    names = _names(machines, nodes)
+    with machines.memory.changed() as remembered:
+        for name in names:
+            remembered.held.pop(name, None)
+    there = batch.nodes()
+    batch.power_down([n for n in names if n in there and there[n].state != "off"], at_once=True)
+    if failed := machines.end(names, "an admin destroys it", even_held=True):
+        raise Refused(*(f"{name}: {problem}" for name, problem in failed.items()))
+
+
+@pool.command()
+@click.argument("shape")
+@_CONFIG
+@click.pass_context
+def release(context: click.Context, shape: str, config: Path | None) -> None:
+    """Try a paused shape again at once."""
+    settings, machines, batch = _opened(_given(context, config))
+    batch_release(machines, batch, _shape(settings, shape))
+
+
+def batch_release(machines: Machines, batch: Slurm | Pbs, shape: Shape) -> None:
+    """End a pause, also in the batch system where that is what keeps jobs away."""
+    from vtorque_pool import on_slurm  # noqa: PLC0415
+    from vtorque_pool.slurm import Slurm  # noqa: PLC0415
+
+    if isinstance(batch, Slurm):
+        on_slurm.release(machines, batch, shape.name)
+        return
+    with machines.memory.changed() as remembered:
+        remembered.release(shape.name)
+    machines.log(f"{shape.name}: tried again, as an admin wants")
+
+
+@pool.command()
+@_CONFIG
+@click.pass_context
+def tidy(context: click.Context, config: Path | None) -> None:
+    """Compare clouds and batch system once, and mend what differs, as vtorque pool serve does."""
+    from vtorque_pool import serve as service  # noqa: PLC0415
+
+    settings, machines, batch = _opened(_given(context, config))
+    click.echo(f"{service.round_of(settings, machines, batch)()} mended")
+
+
+@pool.command()
+@_CONFIG
+@click.pass_context
+def serve(context: click.Context, config: Path | None) -> None:
+    """Run rounds until SIGTERM. On Slurm they only mend; elsewhere they size the pool, too."""
+    from vtorque_pool import serve as service  # noqa: PLC0415
+    from vtorque_pool.programs import begin  # noqa: PLC0415
+
+    begin()
+    settings, machines, batch = _opened(_given(context, config))
+    service.serve(settings, machines, batch)
+
+
+@pool.command()
+@click.argument("trace", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--nodes", default="8", help="Most nodes; several with commas.")
+@click.option("--least", default="0", help="Nodes that stay; several with commas.")
+@click.option("--idle", default="600", help="Seconds until an idle node leaves; several.")
+@click.option("--cpus", default=1, type=click.IntRange(1), help="CPUs of a node.")
+@click.option("--ready", default=120.0, type=click.FloatRange(0), help="Seconds to become ready.")
+@click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
+@click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write a plot.")
+def simulate(
+    trace: Path, nodes: str, least: str, idle: str, cpus: int, ready: float, as_json: bool,
+    html: Path | None,
+) -> None:  # fmt: skip
+    """Say how long a trace's jobs (SWF) would wait, and how many machine hours they cost."""
+    from vtorque_pool import plot  # noqa: PLC0415
+    from vtorque_pool import simulate as model  # noqa: PLC0415
+
+    jobs = model.read(trace)
+    wanted = [
+        model.Sizes(most, few, seconds, cpus, ready)
+        for most in _counts(nodes)
+        for few in _counts(least)
+        for seconds in _counts(idle)
+        if few <= most
+    ]
+    results = [model.run(jobs, sizes) for sizes in wanted]
+    if as_json:
+        click.echo(json.dumps([each.data() for each in results], indent=2))
+    else:
+        for line in model.table(results):
+            click.echo(line)
+    if html is not None:
+        html.write_text(plot.page(trace.name, len(jobs), results), encoding="utf-8")
+
+
+def _counts(text: str) -> list[int]:
+    words = text.split(",")
+    if not all(word.isascii() and word.isdecimal() and len(word) < 9 for word in words):
+        raise UsageError(f"{printable(text)!r} is no list of numbers such as 0,4,8")
+    return [int(word) for word in words]
+
+
+def _names(machines: Machines, nodes: str) -> tuple[str, ...]:
+    """Return the nodes of the pool that are named. Raises Refused."""
+    from vtorque_pool.hostlist import expand  # noqa: PLC0415
+
+    try:
+        names = expand(nodes)
+    except ValueError as error:
+        raise Refused(str(error)) from None
+    if unknown := [name for name in names if machines.settings.shape_of(name) is None]:
+        raise Refused(f"{', '.join(unknown[:5])}: of no shape of [plugin.pool]")
+    return names
+
+
+def _shape(settings: Settings, name: str) -> Any:
+    for shape in settings.shapes:
+        if shape.name == name:
+            return shape
+    known = ", ".join(shape.name for shape in settings.shapes)
+    raise Refused(f"there is no shape {name!r}; there are: {known}")

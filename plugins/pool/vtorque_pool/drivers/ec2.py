@@ -1,0 +1,155 @@
+"""EC2, by boto3. Credentials: boto3's own way (a role of the host, or files that it knows).
+
+Options: ``region``; ``endpoint`` (of a cloud that speaks EC2), ``profile``, ``subnet``,
+``security_groups`` (a list with commas), ``key``, ``timeout`` (seconds, 60).
+
+ClientToken is not relied on: the pool lists by tag before and after, since not every cloud that
+speaks EC2 honours it (moto 5.2 does not).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from vtorque_core.api import HostFault, printable
+from vtorque_pool.api import CLUSTER, NODE, SHAPE, CloudFault, Driver, Machine, Order, StockOut
+
+_STATES = {
+    "pending": "building",
+    "running": "running",
+    "shutting-down": "deleting",
+    "terminated": "deleting",
+    "stopping": "ended",
+    "stopped": "ended",
+}
+# https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html
+_STOCK_OUT = {
+    "InsufficientInstanceCapacity",
+    "InsufficientHostCapacity",
+    "InstanceLimitExceeded",
+    "VcpuLimitExceeded",
+    "MaxSpotInstanceCountExceeded",
+    "InsufficientFreeAddressesInSubnet",
+}
+
+
+def driver(options: Mapping[str, str]) -> Driver:
+    """Return the driver. Raises HostFault without boto3, CloudFault."""
+    try:
+        import boto3  # noqa: PLC0415 - an extra, 0.3 s
+        from botocore.config import Config  # noqa: PLC0415
+    except ImportError:
+        raise HostFault("the driver ec2 needs boto3: install vtorque-pool[ec2]") from None
+    seconds = float(options.get("timeout", "60"))
+    config = Config(
+        connect_timeout=seconds, read_timeout=seconds, retries={"total_max_attempts": 3}
+    )
+    with _faults():
+        session = _session(boto3, options.get("profile") or None)
+        client = session.client(
+            "ec2",
+            region_name=options.get("region") or None,
+            endpoint_url=options.get("endpoint") or None,
+            config=config,
+        )
+    return Ec2(client, options)
+
+
+@functools.cache
+def _session(boto3: Any, profile: str | None) -> Any:
+    """Return the process's session of a profile: what it reads of EC2 takes a second."""
+    return boto3.Session(profile_name=profile)
+
+
+class Ec2:
+    """See :class:`vtorque_pool.api.Driver`."""
+
+    def __init__(self, client: Any, options: Mapping[str, str]) -> None:
+        self._client = client
+        self._options = options
+
+    def create(self, order: Order) -> Machine:
+        """Run one instance, tagged in the same call."""
+        tags = {CLUSTER: order.cluster, NODE: order.node, SHAPE: order.shape, "Name": order.node}
+        listed = [{"Key": key, "Value": value} for key, value in tags.items()]
+        wanted: dict[str, Any] = {
+            "ImageId": order.image,
+            "InstanceType": order.flavor,
+            "MinCount": 1,
+            "MaxCount": 1,
+            "InstanceInitiatedShutdownBehavior": "terminate",
+            # No credentials of the instance for who has it ask a URL, or for guests it routes for.
+            "MetadataOptions": {"HttpTokens": "required", "HttpPutResponseHopLimit": 1},
+            "TagSpecifications": [
+                {"ResourceType": kind, "Tags": listed} for kind in ("instance", "volume")
+            ],
+        }
+        if order.user_data:
+            wanted["UserData"] = order.user_data
+        if subnet := self._options.get("subnet"):
+            wanted["SubnetId"] = subnet
+        if groups := self._options.get("security_groups"):
+            wanted["SecurityGroupIds"] = groups.split(",")
+        if key := self._options.get("key"):
+            wanted["KeyName"] = key
+        with _faults():
+            return _machine(self._client.run_instances(**wanted)["Instances"][0])
+
+    def machines(self, cluster: str) -> list[Machine]:
+        """Return the cluster's instances but those that have ended."""
+        filters = [{"Name": f"tag:{CLUSTER}", "Values": [cluster]}]
+        with _faults():
+            pages = self._client.get_paginator("describe_instances").paginate(Filters=filters)
+            found = [
+                each
+                for page in pages
+                for reservation in page["Reservations"]
+                for each in reservation["Instances"]
+            ]
+            return [_machine(each) for each in found if each["State"]["Name"] != "terminated"]
+
+    def destroy(self, machine: str) -> None:
+        """Terminate an instance; its volumes go with it, where the image says so."""
+        from botocore.exceptions import ClientError  # noqa: PLC0415
+
+        with _faults():
+            try:
+                self._client.terminate_instances(InstanceIds=[machine])
+            except ClientError as error:
+                if not error.response["Error"]["Code"].startswith("InvalidInstanceID"):
+                    raise
+
+    def quota(self) -> int | None:
+        """Return None: EC2 tells of it in another service, and by vCPUs."""
+        return None
+
+
+def _machine(found: Mapping[str, Any]) -> Machine:
+    tags = {tag["Key"]: tag["Value"] for tag in found.get("Tags", ())}
+    return Machine(
+        found["InstanceId"],
+        tags.get(NODE, ""),
+        tags.get(SHAPE, ""),
+        found["LaunchTime"].timestamp(),
+        _STATES.get(found["State"]["Name"], "ended"),  # type: ignore[arg-type]
+        found.get("PrivateIpAddress") or "",
+    )
+
+
+@contextlib.contextmanager
+def _faults() -> Iterator[None]:
+    """Turn what boto3 raises into a CloudFault."""
+    from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError  # noqa: PLC0415
+
+    try:
+        yield
+    except ClientError as error:
+        code = error.response.get("Error", {}).get("Code", "")
+        kind = StockOut if code in _STOCK_OUT else CloudFault
+        raise kind(f"EC2: {printable(str(error), 500)}") from None
+    except (BotoCoreError, HTTPClientError, KeyError, IndexError, ValueError) as error:
+        said = f"{type(error).__name__}: {error}"
+        raise CloudFault(f"EC2: {printable(said, 500)}") from None

@@ -1,0 +1,72 @@
+"""Machines that always are: nothing is made or ended, the batch system only gets or loses them.
+
+Options: ``machines``, the nodes that are there (``big[1-4]``); none other can be had. A file for
+each that is in use, below ``state``, is all there is to it.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from vtorque_core.api import replace_file
+from vtorque_pool.api import CloudFault, Driver, Machine, Order, StockOut
+from vtorque_pool.hostlist import expand
+
+
+def driver(options: Mapping[str, str]) -> Driver:
+    """Return the driver. Raises ValueError."""
+    place = Path(options.get("state", "/var/lib/vtorque-pool/static"))
+    return Static(expand(options.get("machines", "")), place)
+
+
+class Static:
+    """See :class:`vtorque_pool.api.Driver`."""
+
+    def __init__(self, names: tuple[str, ...], place: Path) -> None:
+        self._names = names
+        self._place = place
+
+    def create(self, order: Order) -> Machine:
+        """Note that the machine of the node's own name is used."""
+        if order.node not in self._names:
+            raise StockOut(f"{order.node} is none of the machines that always are")
+        now = time.time()
+        note = [order.cluster, order.node, order.shape, now]
+        try:
+            self._place.mkdir(mode=0o755, parents=True, exist_ok=True)
+            replace_file(str(self._file(order.node)), json.dumps(note).encode(), mode=0o644)
+        except OSError as error:
+            raise CloudFault(f"{self._place}: {error.strerror}") from None
+        return Machine(order.node, order.node, order.shape, now)
+
+    def machines(self, cluster: str) -> list[Machine]:
+        """Return those in use."""
+        found = []
+        for name in self._names:
+            try:
+                whose, node, shape, created = json.loads(self._file(name).read_bytes())
+            except FileNotFoundError:
+                continue
+            except (OSError, ValueError) as error:
+                raise CloudFault(f"{self._file(name)}: {error}") from None
+            if whose == cluster:
+                found.append(Machine(name, node, shape, created))
+        return found
+
+    def destroy(self, machine: str) -> None:
+        """Note that it is no longer used; it goes on."""
+        if machine in self._names:
+            try:
+                self._file(machine).unlink(missing_ok=True)
+            except OSError as error:
+                raise CloudFault(f"{self._file(machine)}: {error.strerror}") from None
+
+    def quota(self) -> int | None:
+        """Return how many are not in use."""
+        return sum(not self._file(name).exists() for name in self._names)
+
+    def _file(self, name: str) -> Path:
+        return self._place / f"{name}.json"

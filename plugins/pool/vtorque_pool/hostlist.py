@@ -1,0 +1,54 @@
+"""Names of nodes as people and Slurm write them: ``cloud[1-3,7],m[01-02]``. Pure."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterable, Iterator
+
+_MOST = 10_000
+_PART = re.compile(r"([A-Za-z0-9][A-Za-z0-9_.-]*?)(?:\[([0-9,-]+)\])?(?:,|$)", re.ASCII)
+_RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
+
+
+@functools.cache
+def expand(text: str) -> tuple[str, ...]:
+    """Return the names, in order, each once. Raises ValueError with what is wrong."""
+    names: dict[str, None] = {}
+    at = 0
+    while at < len(text):
+        part = _PART.match(text, at)
+        if part is None:
+            raise ValueError(f"{text!r} is no list of nodes, such as cloud[1-8],big1")
+        at = part.end()
+        names.update(dict.fromkeys(_numbered(part[1], part[2], text)))
+        if len(names) > _MOST:
+            raise ValueError(f"{text!r} names over {_MOST} nodes")
+    if not names:
+        raise ValueError("a list of nodes is empty")
+    return tuple(names)
+
+
+def _numbered(prefix: str, ranges: str | None, text: str) -> Iterator[str]:
+    if ranges is None:
+        yield prefix
+        return
+    for each in ranges.split(","):
+        found = _RANGE.fullmatch(each)
+        first, last = (found[1], found[2] or found[1]) if found else ("1", "0")
+        if int(last) < int(first) or int(last) - int(first) >= _MOST:
+            raise ValueError(f"{text!r}: {each!r} is no range of at most {_MOST} numbers")
+        yield from (f"{prefix}{n:0{len(first)}}" for n in range(int(first), int(last) + 1))
+
+
+def fold(names: Iterable[str]) -> str:
+    """Return names as a list that Slurm reads: ``cloud[1,2,3],m1``."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        prefix = name.rstrip("0123456789")
+        groups.setdefault(prefix, []).append(name[len(prefix) :])
+    return ",".join(
+        f"{prefix}[{','.join(ends)}]" if len(ends) > 1 and all(ends) else
+        ",".join(prefix + end for end in ends)
+        for prefix, ends in groups.items()
+    )  # fmt: skip

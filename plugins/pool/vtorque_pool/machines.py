@@ -1,0 +1,238 @@
+"""Machines of the pool in all its clouds: make one for each node that wants it, and end them.
+
+Who makes or ends a node's machine holds the node's lock. What there is, is asked of the clouds each
+time, by tag: so that a second call makes no second machine, and a killed one leaves none unknown.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from vtorque_core.api import Busy, HostFault, take_lock
+from vtorque_pool.api import CloudFault, Driver, Machine, Order, StockOut
+from vtorque_pool.memory import Memory
+from vtorque_pool.settings import Settings, Shape
+
+Log = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the clouds say: machines, and why a cloud said nothing."""
+
+    machines: tuple[Machine, ...]
+    silent: Mapping[str, str]
+
+    def of(self, node: str) -> list[Machine]:
+        """Return a node's live machines, the oldest first: this one stays."""
+        mine = [m for m in self.machines if m.node == node and m.is_live]
+        return sorted(mine, key=lambda m: (m.created, m.id))
+
+
+class Machines:
+    """The machines of a site's pool. ``drivers``: each cloud's."""
+
+    def __init__(self, settings: Settings, drivers: Mapping[str, Driver], log: Log) -> None:
+        self.settings = settings
+        self.memory = Memory(Path(settings.state))
+        self._drivers = drivers
+        self.log = log
+
+    def found(self, clouds: Collection[str] | None = None) -> Found:
+        """Ask the clouds, all of them or these."""
+        machines: list[Machine] = []
+        silent = {}
+        for name in self._drivers if clouds is None else clouds:
+            try:
+                machines += self._drivers[name].machines(self.settings.cluster)
+            except HostFault as error:
+                silent[name] = str(error)
+        return Found(tuple(machines), silent)
+
+    def make(self, nodes: Iterable[str], why: str) -> dict[str, Machine | HostFault]:
+        """Have one machine for each node; return it, or what failed, for each."""
+        wanted = list(dict.fromkeys(nodes))
+        answers: dict[str, Machine | HostFault] = {}
+        with self._locked(wanted) as (mine, theirs):
+            for node in theirs:
+                answers[node] = Busy(f"another process makes or ends {node}")
+            for cloud, names in self._by_cloud(mine, answers).items():
+                answers.update(self._make_in(cloud, names, why))
+        return answers
+
+    def _by_cloud(
+        self, nodes: Iterable[str], answers: dict[str, Machine | HostFault]
+    ) -> dict[str, list[str]]:
+        now = time.time()
+        remembered = self.memory.read()
+        clouds: dict[str, list[str]] = {}
+        for node in nodes:
+            shape = self.settings.shape_of(node)
+            if shape is None:
+                answers[node] = HostFault(f"{node} is of no shape of [plugin.pool]")
+            elif remembered.is_paused(shape.name, now):
+                reason = remembered.why.get(shape.name, "")
+                answers[node] = StockOut(f"{shape.name} is paused: {reason}")
+            else:
+                clouds.setdefault(shape.cloud, []).append(node)
+        return clouds
+
+    def _make_in(self, cloud: str, nodes: list[str], why: str) -> dict[str, Machine | HostFault]:
+        """Make those that a cloud has not yet; it is asked before and after."""
+        driver = self._drivers[cloud]
+        before = self.found([cloud])
+        if before.silent:
+            return {node: CloudFault(before.silent[cloud]) for node in nodes}
+        answers: dict[str, Machine | HostFault] = {}
+        missing = []
+        for node in nodes:
+            if there := before.of(node):
+                answers[node] = there[0]
+                self.log(f"{node}: has {there[0].id} already ({why})")
+            else:
+                missing.append(node)
+        room = len(missing)
+        if missing:
+            with contextlib.suppress(CloudFault):
+                left = driver.quota()
+                room = room if left is None else min(room, left)
+        for node in missing[room:]:
+            answers[node] = StockOut(f"the quota of {cloud} is used up")
+        with ThreadPoolExecutor(self.settings.at_once) as threads:
+            work = {n: threads.submit(self._create, driver, n, why) for n in missing[:room]}
+            answers.update({node: each.result() for node, each in work.items()})
+        after = self.found([cloud]) if room else before
+        for node in nodes:
+            there = after.of(node)
+            if isinstance(answers[node], CloudFault) and there:
+                self.log(f"{node}: {there[0].id} was made although the answer was: {answers[node]}")
+            if there:
+                answers[node] = there[0]
+            for extra in there[1:]:
+                self._destroy(driver, extra, "there is another one for this node")
+        return answers
+
+    def _create(self, driver: Driver, node: str, why: str) -> Machine | HostFault:
+        shape = self.settings.shape_of(node)
+        if shape is None:
+            return HostFault(f"{node} is of no shape of [plugin.pool]")
+        try:
+            machine = driver.create(self._order(shape, node))
+        except HostFault as error:
+            self.log(f"{node}: no machine: {error}")
+            return error
+        with self.memory.changed() as remembered:
+            remembered.of(shape.name).starts += 1
+        self.log(f"{node}: made {machine.id} ({why})")
+        return machine
+
+    def _order(self, shape: Shape, node: str) -> Order:
+        content = b""
+        if shape.user_data:
+            try:
+                content = Path(shape.user_data).read_bytes()
+            except OSError as error:
+                raise HostFault(f"{shape.user_data}: {error.strerror}") from None
+            content = content.replace(b"@NODE@", node.encode())
+            content = content.replace(b"@CLUSTER@", self.settings.cluster.encode())
+        cluster = self.settings.cluster
+        return Order(
+            cluster, node, shape.name, shape.image, shape.flavor, shape.cpus, shape.memory, content
+        )
+
+    def end(self, nodes: Iterable[str], why: str, *, even_held: bool = False) -> dict[str, str]:
+        """End all machines of these nodes; return what failed. A held node's stay."""
+        wanted = list(dict.fromkeys(nodes))
+        failed: dict[str, str] = {}
+        held = {} if even_held else self.memory.read().held
+        with self._locked(wanted) as (mine, theirs):
+            failed.update(dict.fromkeys(theirs, "another process makes or ends it"))
+            for node in [node for node in mine if node in held]:
+                self.log(f"{node}: stays, it is held: {held[node]}")
+            shapes = [self.settings.shape_of(node) for node in mine if node not in held]
+            clouds = {shape.cloud for shape in shapes if shape is not None}
+            found = self.found(clouds)
+            for node in [node for node in mine if node not in held]:
+                shape = self.settings.shape_of(node)
+                if shape is None:
+                    failed[node] = "is of no shape of [plugin.pool]"
+                elif shape.cloud in found.silent:
+                    failed[node] = found.silent[shape.cloud]
+                else:
+                    failed.update(self._end_node(shape, node, found, why))
+        for node, problem in failed.items():
+            self.log(f"{node}: not ended: {problem}")
+        return failed
+
+    def _end_node(self, shape: Shape, node: str, found: Found, why: str) -> dict[str, str]:
+        driver = self._drivers[shape.cloud]
+        for machine in [m for m in found.machines if m.node == node and m.state != "deleting"]:
+            if problem := self._destroy(driver, machine, why):
+                return {node: problem}
+        return {}
+
+    def end_machine(self, machine: Machine, why: str) -> str:
+        """End a machine that no node has; return what failed."""
+        for name, driver in self._drivers.items():
+            with contextlib.suppress(CloudFault):
+                if any(m.id == machine.id for m in driver.machines(self.settings.cluster)):
+                    return self._destroy(driver, machine, why)
+            self.log(f"{machine.id} is not of {name}, or {name} does not answer")
+        return ""
+
+    def _destroy(self, driver: Driver, machine: Machine, why: str) -> str:
+        try:
+            driver.destroy(machine.id)
+        except HostFault as error:
+            return str(error)
+        self.log(f"{machine.node or 'no node'}: ended {machine.id} ({why})")
+        return ""
+
+    def failed(self, nodes: Mapping[str, str]) -> dict[str, str]:
+        """Count what failed by its shape; return the shapes that this has paused, and why."""
+        paused = {}
+        with self.memory.changed() as remembered:
+            for node, why in nodes.items():
+                shape = self.settings.shape_of(node)
+                if shape is None or remembered.is_paused(shape.name, time.time()):
+                    continue
+                most, pause = self.settings.failures, self.settings.pause
+                if remembered.fail(shape.name, why, time.time(), most, pause):
+                    paused[shape.name] = why
+        for name, why in paused.items():
+            text = f"{name}: paused for {self.settings.pause:g} s after failures"
+            self.log(f"{text}: {why}. To try again at once: vtorque pool release {name}")
+        return paused
+
+    @contextlib.contextmanager
+    def _locked(self, nodes: list[str]) -> Iterator[tuple[list[str], list[str]]]:
+        """Hold the nodes' locks; give those that are ours, and those that another process holds."""
+        held: list[int] = []
+        mine, theirs = [], []
+        end = time.monotonic() + self.settings.timeout
+        try:
+            for node in sorted(nodes):
+                path = self.memory.directory / "nodes" / node
+                try:
+                    held.append(take_lock(path, max(0.0, end - time.monotonic())))
+                    mine.append(node)
+                except Busy:
+                    theirs.append(node)
+            yield mine, theirs
+        finally:
+            for descriptor in held:
+                os.close(descriptor)
+
+    def is_busy(self, node: str) -> bool:
+        """Whether a process makes or ends a node's machine now."""
+        try:
+            os.close(take_lock(self.memory.directory / "nodes" / node, 0))
+        except Busy:
+            return True
+        return False

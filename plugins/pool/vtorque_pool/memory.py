@@ -1,0 +1,121 @@
+"""What no cloud and no batch system knows: who is held, which shape is paused, what was counted.
+
+One file in ``[plugin.pool] state``, changed under a lock and replaced in one step. Without it the
+pool goes on: nothing of what is true of machines and nodes is in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from vtorque_core.api import HostFault, replace_file, take_lock
+
+_LOCK_TIME = 30.0  # seconds; it is held for a file's reading and writing only
+
+
+@dataclass
+class Counted:
+    """Of one shape, since the file is there. ``seconds``: from machine made to node registered."""
+
+    starts: int = 0
+    failures: int = 0
+    registered: int = 0
+    seconds: float = 0.0
+
+
+@dataclass
+class Remembered:
+    """The file's content. Times in seconds since 1970."""
+
+    held: dict[str, str] = field(default_factory=dict)
+    """Node to why its machine is kept."""
+    failed: dict[str, list[float]] = field(default_factory=dict)
+    """Shape to when machines of it failed."""
+    paused: dict[str, float] = field(default_factory=dict)
+    """Shape to until when none is made."""
+    why: dict[str, str] = field(default_factory=dict)
+    """Shape to its last failure."""
+    counted: dict[str, Counted] = field(default_factory=dict)
+    """Shape to what was counted."""
+    seen: dict[str, float] = field(default_factory=dict)
+    """Machine to when its node had registered; counted once."""
+
+    def of(self, shape: str) -> Counted:
+        """Return a shape's counters."""
+        return self.counted.setdefault(shape, Counted())
+
+    def is_paused(self, shape: str, now: float) -> bool:
+        """Whether no machine of a shape is made now."""
+        return self.paused.get(shape, 0.0) > now
+
+    def fail(self, shape: str, why: str, now: float, most: int, pause: float) -> bool:
+        """Note a failure; return whether it has paused the shape.
+
+        ``most`` failures within ``pause`` seconds do.
+        """
+        self.of(shape).failures += 1
+        recent = [when for when in self.failed.get(shape, []) if now - when < pause]
+        self.failed[shape] = [*recent, now]
+        self.why[shape] = why
+        if len(self.failed[shape]) < most or self.is_paused(shape, now):
+            return False
+        self.paused[shape] = now + pause
+        return True
+
+    def release(self, shape: str) -> None:
+        """Forget a shape's failures: it is tried again."""
+        for table in (self.failed, self.paused, self.why):
+            table.pop(shape, None)
+
+    def registered(self, machine: str, shape: str, created: float, when: float) -> None:
+        """Note that a machine's node has registered, once. It ends the row of failures."""
+        if machine in self.seen:
+            return
+        self.seen[machine] = when
+        counted = self.of(shape)
+        counted.registered += 1
+        counted.seconds += max(0.0, when - created)
+        if not self.is_paused(shape, when):
+            self.release(shape)
+
+
+class Memory:
+    """The file."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._path = directory / "memory.json"
+
+    def read(self) -> Remembered:
+        """Return its content. Raises HostFault where it cannot be read."""
+        try:
+            data = json.loads(self._path.read_bytes())
+        except FileNotFoundError:
+            return Remembered()
+        except (OSError, ValueError) as error:
+            raise HostFault(f"{self._path}: {error}: mend it, or move it away") from None
+        known = {f.name for f in dataclasses.fields(Remembered)}
+        counted = {name: Counted(**each) for name, each in data.pop("counted", {}).items()}
+        others = {key: value for key, value in data.items() if key in known}
+        return Remembered(counted=counted, **others)
+
+    @contextlib.contextmanager
+    def changed(self) -> Iterator[Remembered]:
+        """Give the content to change; it is written at the end. Raises HostFault."""
+        lock = take_lock(self.directory / "memory.lock", _LOCK_TIME)
+        try:
+            found = self.read()
+            yield found
+            try:
+                text = json.dumps(dataclasses.asdict(found)).encode()
+                replace_file(str(self._path), text, mode=0o600)
+            except OSError as error:
+                raise HostFault(f"{self._path}: {error.strerror}") from None
+        finally:
+            os.close(lock)

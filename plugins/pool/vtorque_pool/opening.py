@@ -1,0 +1,92 @@
+"""What every command begins with: the site config, the drivers of its clouds, the log."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from vtorque_core.api import ConfigError, HostFault, printable
+from vtorque_core.api.node_job import Site
+from vtorque_core.live import extensions
+from vtorque_core.live.service import node_of
+from vtorque_pool.api import Driver
+from vtorque_pool.machines import Machines
+from vtorque_pool.settings import Settings
+
+CONFIG = Path("/etc/vtorque/vtorque.toml")
+GROUP = "vtorque1.pool"
+
+
+def opened(config: Path | None) -> tuple[Site, Machines]:
+    """Return the site config and the pool's machines.
+
+    Raises ConfigError, and HostFault where a driver has not what it needs.
+    """
+    site, brought = extensions.load((config or CONFIG).resolve(), GROUP)
+    settings: Settings = site[Settings]
+    if not settings.shapes:
+        raise ConfigError("[plugin.pool] has no shapes: see doc/pool.md")
+    log = logger(Path(settings.log))
+    drivers: dict[str, Driver] = {}
+    for name in {shape.cloud for shape in settings.shapes}:
+        options = dict(settings.clouds[name])
+        kind = options.pop("driver")
+        try:
+            drivers[name] = brought.function(kind)(options)
+        except ValueError as error:
+            raise ConfigError(f"[plugin.pool.clouds.{name}]: {error}") from None
+    return site, Machines(settings, drivers, log)
+
+
+def logger(path: Path) -> Callable[[str], None]:
+    """Return what writes a line, with its time, to the log. One that cannot be written: stderr."""
+
+    def log(text: str) -> None:
+        when = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+        line = f"{when} [{os.getpid()}] {printable(text, 2000)}\n".encode()
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            descriptor = os.open(path, flags, 0o640)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.write(2, line)
+            return
+        try:
+            os.write(descriptor, line)
+        finally:
+            os.close(descriptor)
+
+    return log
+
+
+def become_owner(config: Path | None) -> None:
+    """As root, go on as the user whose the state is: SlurmUser, who must be able to change it.
+
+    Raises ConfigError, HostFault.
+    """
+    place = Path(node_of(config)[0][Settings].state)
+    if os.geteuid() != 0 or not place.is_dir() or place.stat().st_uid == 0:
+        return
+    try:
+        user = pwd.getpwuid(place.stat().st_uid)
+    except KeyError:
+        raise HostFault(f"{place} is of uid {place.stat().st_uid}, which is no user here") from None
+    os.initgroups(user.pw_name, user.pw_gid)
+    os.setresgid(user.pw_gid, user.pw_gid, user.pw_gid)
+    os.setresuid(user.pw_uid, user.pw_uid, user.pw_uid)
+    os.environ["HOME"] = user.pw_dir
+
+
+def require_state(settings: Settings) -> None:
+    """Have the directory of the pool's state. Raises HostFault with what to do."""
+    place = Path(settings.state)
+    try:
+        place.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise HostFault(f"{place}: {error.strerror}: vtorque pool setup makes it") from None
+    if place.stat().st_uid != os.geteuid() and os.geteuid() != 0:
+        raise HostFault(f"{place} is not this user's: vtorque pool setup gives it to Slurm's")

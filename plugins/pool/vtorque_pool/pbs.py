@@ -1,0 +1,236 @@
+"""Torque's and OpenPBS's side: nodes and waiting jobs as their own commands say, and what they do.
+
+Torque: ``pbsnodes -x``, ``qstat -x``, pbsnodes(8), qmgr(1B). OpenPBS: ``pbsnodes -F json`` and
+``qstat -f``. What they say of jobs has users' own texts in it: no XML or JSON parser takes all of
+it, so that jobs are read one by one, and one that cannot be read is left out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from vtorque_core.api import HostFault, run_tool
+from vtorque_pool.settings import Settings
+from vtorque_pool.slurm import REASON, TOLD, Node, State
+
+_GONE = ("Unknown node", "cannot locate specified node", "Error in node list")
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A job that waits: the nodes and the CPUs on each that it asks for."""
+
+    id: str
+    queue: str
+    nodes: int
+    cpus: int
+    features: frozenset[str] = frozenset()
+
+
+class Pbs:
+    """The server's commands, as root on its host."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._open = settings.batch == "openpbs"
+
+    def nodes(self) -> dict[str, Node]:
+        """Return the pool's nodes that the server has, by name."""
+        wanted = {name for shape in self._settings.shapes for name in shape.names}
+        said = self._open_nodes() if self._open else self._torque_nodes()
+        return {name: _node(name, each) for name, each in said.items() if name in wanted}
+
+    def _torque_nodes(self) -> dict[str, dict[str, str]]:
+        text = self._run("pbsnodes", "-x", but=(*_GONE, "No nodes found"))
+        return {
+            _field(each, "name"): {name: _field(each, name) for name in ("state", "jobs", "note")}
+            for each in _parts(text, "Node")
+        }
+
+    def _open_nodes(self) -> dict[str, dict[str, str]]:
+        text = self._run("pbsnodes", "-a", "-F", "json", but=("Server has no node list",))
+        return {
+            name: {
+                "state": str(each.get("state", "")),
+                "jobs": ", ".join(each.get("jobs", ())),
+                "note": str(each.get("comment", "")),
+            }
+            for name, each in _json(text).get("nodes", {}).items()
+        }
+
+    def waiting(self) -> list[Waiting]:
+        """Return the jobs that wait for nodes, in the server's order; held ones do not."""
+        if self._open:
+            jobs = _open_jobs(self._run("qstat", "-f"))
+        else:
+            jobs = [_torque_job(part) for part in _parts(self._run("qstat", "-x"), "Job")]
+        found = []
+        for job in jobs:
+            if job.get("job_state") == "Q":
+                with contextlib.suppress(ValueError):
+                    found.append(_open_waiting(job) if self._open else _torque_waiting(job))
+        return found
+
+    def create(self, node: str, cpus: int, features: Iterable[str], address: str) -> None:
+        """Make a node; the server must resolve its name."""
+        if self._open:
+            at = f" mom={address}" if address else ""
+            self._qmgr(f"create node {node}{at}")
+            self._qmgr(f"set node {node} resources_available.ncpus={cpus}")
+            return
+        self._qmgr(f"create node {node} np={cpus}")
+        for feature in features:
+            self._qmgr(f"set node {node} properties += {feature}")
+
+    def delete(self, node: str) -> None:
+        """Delete a node; one that is not there is right."""
+        self._run_qmgr(f"delete node {node}", but=_GONE)
+
+    def drain(self, node: str, why: str) -> None:
+        """Give a node no more jobs: it is offline, with a note that it was us."""
+        note = ("-C", f"{REASON}: {why}") if self._open else ("-N", f"{REASON}: {why}")
+        self._run("pbsnodes", "-o", node, *note)
+
+    def undrain(self, node: str) -> None:
+        """Give a node jobs again."""
+        note = ("-C", "") if self._open else ("-N", "n")
+        self._run("pbsnodes", "-r" if self._open else "-c", node, *note)
+
+    def requeue(self, jobs: Iterable[str]) -> None:
+        """Have jobs run again whose machine has gone."""
+        for job in jobs:
+            self._run(
+                "qrerun", *(("-W", "force") if self._open else ("-f",)), job, but=("Unknown",)
+            )
+
+    def power_down(self, nodes: Iterable[str], *, at_once: bool) -> None:
+        """Have nodes leave: they are drained; at once, their jobs are requeued, too."""
+        there = self.nodes()
+        for node in nodes:
+            if node not in there:
+                continue
+            self.drain(node, TOLD)
+            if at_once:
+                self.requeue(there[node].jobs)
+                self.delete(node)
+
+    def _qmgr(self, command: str) -> None:
+        self._run_qmgr(command, but=("already exists", "exists"))
+
+    def _run_qmgr(self, command: str, *, but: tuple[str, ...]) -> None:
+        self._run("qmgr", "-c", command, but=but)
+
+    def _run(self, tool: str, *words: str, but: tuple[str, ...] = ()) -> str:
+        """Return what a command prints; nothing where it fails with one of these words."""
+        program = f"{self._settings.bindir}/{tool}" if self._settings.bindir else tool
+        try:
+            return run_tool(program, *words, timeout=self._settings.timeout)
+        except HostFault as error:
+            if any(word in str(error) for word in but):
+                return ""
+            raise
+
+
+def _node(name: str, said: Mapping[str, str]) -> Node:
+    words = {word.strip() for word in said["state"].split(",")}
+    jobs = tuple(dict.fromkeys(_job(word) for word in said["jobs"].split(",") if word.strip()))
+    note = said["note"]
+    state: State
+    if words & {"down", "state-unknown", "stale"}:
+        state = "unusable"
+    elif "offline" in words:
+        state = "draining"
+    else:
+        state = "busy" if jobs else "free"
+    return Node(name, state, note, jobs)
+
+
+def _job(word: str) -> str:
+    """Return the job of ``0/12.server``, ``0-1/12.server`` (Torque) or ``12.server/0``."""
+    first, _, last = word.strip().partition("/")
+    return first if not last or last.isdecimal() else last
+
+
+def _parts(text: str, name: str) -> list[str]:
+    """Return what is in each element of a name in Torque's answer. Raises HostFault: half of one.
+
+    No value has a ``<`` in it (u_MXML.c makes it another character): no user's text is an element.
+    """
+    if text.strip() and not text.rstrip().endswith(("</Data>", "<Data/>")):
+        raise HostFault("half an answer of the batch system: it does not end with </Data>")
+    return [part.partition(f"</{name}>")[0] for part in text.split(f"<{name}>")[1:]]
+
+
+def _field(part: str, name: str) -> str:
+    """Return the text of the first element of a name; nothing if there is none."""
+    found = re.search(f"<{name}>([^<]*)</{name}>", part)
+    return found[1] if found else ""
+
+
+def _torque_job(part: str) -> dict[str, str]:
+    """Return what is read of a job in ``qstat -x``."""
+    asked = part.partition("<Resource_List>")[2].partition("</Resource_List>")[0]
+    names = ("Job_Id", "job_state", "queue")
+    return {**{name: _field(part, name) for name in names}, "asked": _field(asked, "nodes")}
+
+
+def _open_jobs(text: str) -> list[dict[str, str]]:
+    """Return the attributes of each job in OpenPBS's ``qstat -f``: of each name the first.
+
+    Its owner's variables come after what is read here: what is in one and looks like a line of
+    qstat's brings nodes, as a job does, and deceives about no other job.
+    """
+    found: list[dict[str, str]] = []
+    for line in text.replace("\n\t", "").split("\n"):
+        if line.startswith("Job Id: "):
+            found.append({"Job_Id": line[8:].strip()})
+        elif found and line.startswith("    ") and " = " in line:
+            name, _, value = line.strip().partition(" = ")
+            found[-1].setdefault(name, value)
+    return found
+
+
+def _torque_waiting(job: Mapping[str, str]) -> Waiting:
+    """Return what a job asks for. Raises ValueError: it cannot be read."""
+    nodes, cpus, features = 0, 1, set()
+    for part in (job["asked"] or "1").partition("#")[0].split("+"):
+        first, *words = part.split(":")
+        nodes += _count(first) if first.isdecimal() else 1
+        for word in words:
+            if word.startswith("ppn="):
+                cpus = max(cpus, _count(word[4:]))
+            elif "=" not in word:
+                features.add(word)
+    return Waiting(job["Job_Id"], job["queue"], nodes, cpus, frozenset(features))
+
+
+def _open_waiting(job: Mapping[str, str]) -> Waiting:
+    """Return what a job asks for. Raises ValueError: it cannot be read."""
+    nodes, cpus = 0, 1
+    for part in job.get("Resource_List.select", "1:ncpus=1").split("+"):
+        words = part.split(":")
+        nodes += _count(words[0]) if words[0].isdecimal() else 1
+        for word in words:
+            if word.startswith("ncpus="):
+                cpus = max(cpus, _count(word[6:]))
+    return Waiting(job["Job_Id"], job.get("queue", ""), nodes, cpus)
+
+
+def _count(text: str) -> int:
+    """Return a number of nodes or CPUs. Raises ValueError."""
+    if not re.fullmatch(r"\d{1,6}", text, re.ASCII):
+        raise ValueError(text)
+    return int(text)
+
+
+def _json(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text or "{}", strict=False)
+    except ValueError as error:
+        raise HostFault(f"half an answer of the batch system: {error}") from None
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,21 @@
+"""What the plugin declares: ``[plugin.pool]`` and ``vtorque pool``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vtorque_core.api import Command, always
+from vtorque_pool.settings import Settings
+
+if TYPE_CHECKING:
+    import click
+
+
+def _pool() -> click.Command:
+    from vtorque_pool.command import pool  # noqa: PLC0415 - click
+
+    return pool
+
+
+vtorque_settings = always(Settings)
+vtorque_commands = always(Command("vtorque", _pool))

@@ -1,0 +1,60 @@
+"""``vtorque-pool resume|suspend|failed NODES``: Slurm's ResumeProgram and its like.
+
+Slurm calls them without a PATH and, before 22.05, without SLURM_CONF, with signals blocked that
+whatever they start would inherit: a slurmd started so never ended on SIGTERM.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from vtorque_core.api import VtorqueError
+from vtorque_pool import on_slurm
+from vtorque_pool.hostlist import expand
+from vtorque_pool.opening import logger, opened, require_state
+from vtorque_pool.settings import Settings
+from vtorque_pool.slurm import Slurm
+
+_WORDS = {"resume": on_slurm.resume, "suspend": on_slurm.suspend, "failed": on_slurm.failed}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one of them; return the exit code."""
+    parser = argparse.ArgumentParser(prog="vtorque-pool", description=__doc__.split("\n")[0])
+    parser.add_argument("what", choices=sorted(_WORDS))
+    parser.add_argument("nodes", help="cloud[1-3]")
+    parser.add_argument("--config", type=Path, default=None)
+    wanted = parser.parse_args(argv)
+    begin()
+    settings = Settings()
+    try:
+        site, machines = opened(wanted.config)
+        settings = site[Settings]
+        require_state(settings)
+        return _WORDS[wanted.what](machines, Slurm(settings), expand(wanted.nodes))
+    except (VtorqueError, ValueError) as error:
+        text = f"{wanted.what} {wanted.nodes}: {error}"
+        sys.stderr.write(f"vtorque-pool: {text}\n")
+        logger(Path(settings.log))(text)
+        return 1
+
+
+def begin() -> None:
+    """Be a process like any other: no signal blocked or ignored, many files, a known PATH."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    for each in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGPIPE, signal.SIGQUIT):
+        signal.signal(each, signal.SIG_DFL)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    os.environ["PATH"] = "/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+    os.environ.setdefault("HOME", os.path.expanduser("~"))  # noqa: PTH111 - of the user
+
+
+if __name__ == "__main__":
+    sys.exit(main())

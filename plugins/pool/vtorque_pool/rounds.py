@@ -1,0 +1,213 @@
+"""A round on Torque and OpenPBS: what is true, what is wanted, and what is done about it. Pure.
+
+What is true is asked anew each time. Kept between rounds is only since when a node is idle, or
+unusable: a service that is started again begins to count again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from vtorque_pool.api import Machine
+from vtorque_pool.machines import Found
+from vtorque_pool.pbs import Waiting
+from vtorque_pool.settings import Settings, Shape
+from vtorque_pool.slurm import REASON, TOLD, Node
+
+Kind = Literal["start", "join", "drain", "undrain", "requeue", "leave", "end", "fail"]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One thing to do about a node, and why. ``leave``: node and machine go; ``fail``: counted."""
+
+    kind: Kind
+    node: str
+    why: str
+    machine: Machine | None = None
+
+
+@dataclass
+class Since:
+    """Since when, in seconds since 1970, a node is so."""
+
+    idle: dict[str, float] = field(default_factory=dict)
+    unusable: dict[str, float] = field(default_factory=dict)
+
+    def look(self, nodes: Mapping[str, Node], now: float) -> None:
+        """Take what the batch system says now."""
+        for table, state in ((self.idle, "free"), (self.unusable, "unusable")):
+            there = {node.name for node in nodes.values() if node.state == state}
+            for name in set(table) - there:
+                del table[name]
+            for name in there:
+                table.setdefault(name, now)
+
+
+@dataclass(frozen=True)
+class View:
+    """What is true now."""
+
+    settings: Settings
+    found: Found
+    nodes: Mapping[str, Node]
+    waiting: Sequence[Waiting]
+    since: Since
+    held: Mapping[str, str]
+    paused: frozenset[str]
+    seen: Collection[str]
+    """Machines whose node has registered."""
+    now: float
+
+
+def steps(view: View) -> list[Step]:
+    """Return what to do, in order. Nothing about shapes whose cloud does not answer."""
+    shapes = [s for s in view.settings.shapes if s.cloud not in view.found.silent]
+    done = [*_aliens(view)]
+    for shape in shapes:
+        done += _mend(view, shape)
+    touched = {step.node for step in done}
+    wanted = _wanted(view, shapes)
+    starts = view.settings.at_once - sum(len(_building(view, shape)) for shape in shapes)
+    for shape in shapes:
+        grown = list(_grow(view, shape, wanted[shape.name], starts, touched))
+        starts -= sum(step.kind == "start" for step in grown)
+        done += grown
+        if not grown:
+            done += _shrink(view, shape, wanted[shape.name], touched)
+    return done
+
+
+def _aliens(view: View) -> Iterator[Step]:
+    for machine in view.found.machines:
+        if machine.state == "deleting":
+            continue
+        if view.settings.shape_of(machine.node) is None:
+            yield Step("end", machine.node, "no node of the pool has this name", machine)
+        elif machine.state == "ended" and machine.node not in view.held:
+            yield Step("end", machine.node, "it has ended", machine)
+    for node in {m.node for m in view.found.machines if m.is_live}:
+        if view.settings.shape_of(node) is not None:
+            for extra in view.found.of(node)[1:]:
+                yield Step("end", node, "there is another one for this node", extra)
+
+
+def _mend(view: View, shape: Shape) -> Iterator[Step]:
+    """Yield what to do about a shape's nodes that are not as they should be."""
+    for name in shape.names:
+        if name in view.held:
+            continue
+        node, machines = view.nodes.get(name), view.found.of(name)
+        if node is None and machines:
+            yield Step("join", name, "its machine has no node", machines[0])
+        elif node is not None and not machines:
+            if node.jobs:
+                yield Step("requeue", name, "its machine is gone")
+            yield Step("leave", name, "its machine is gone")
+        elif node is not None and node.state == "unusable":
+            age = view.now - machines[0].created
+            down = view.now - view.since.unusable.get(name, view.now)
+            if age > view.settings.ready and (down > view.settings.ending or not node.jobs):
+                if node.jobs:
+                    yield Step("requeue", name, "its machine does not answer")
+                if machines[0].id in view.seen:  # a user's job can have taken it down
+                    yield Step("leave", name, "its machine does not answer")
+                else:
+                    yield Step("fail", name, f"it is not up after {age:.0f} s")
+        elif node is not None and node.state == "draining" and not node.jobs and _ours(node):
+            yield Step("leave", name, "it is drained and has no jobs")
+
+
+def _ours(node: Node) -> bool:
+    """Whether we have drained a node: what an admin drains stays."""
+    return node.reason.startswith(REASON)
+
+
+def _wanted(view: View, shapes: Sequence[Shape]) -> dict[str, int]:
+    """Return shape to the nodes that waiting jobs need, each of the first shape that fits it."""
+    cpus = {shape.name: 0 for shape in shapes}
+    nodes = {shape.name: 0 for shape in shapes}
+    by_queue: dict[str, int] = {}
+    for job in view.waiting:
+        shape = next((s for s in shapes if _fits(job, s)), None)
+        if shape is None:
+            continue
+        most = view.settings.queues.get(job.queue)
+        used = by_queue.get(job.queue, 0)
+        if most is not None and used + job.nodes > most:
+            continue
+        by_queue[job.queue] = used + job.nodes
+        cpus[shape.name] += job.nodes * job.cpus
+        nodes[shape.name] = max(nodes[shape.name], job.nodes)
+    return {s.name: max(nodes[s.name], -(-cpus[s.name] // s.cpus)) for s in shapes}
+
+
+def _fits(job: Waiting, shape: Shape) -> bool:
+    return (
+        job.cpus <= shape.cpus
+        and job.nodes <= len(shape.names)
+        and job.features <= set(shape.features)
+    )
+
+
+def _building(view: View, shape: Shape) -> list[str]:
+    """Return the nodes whose machine is there, and that are not up yet."""
+    return [
+        name
+        for name in shape.names
+        if view.found.of(name) and (name not in view.nodes or view.nodes[name].state == "unusable")
+    ]
+
+
+def _grow(view: View, shape: Shape, wanted: int, starts: int, touched: set[str]) -> Iterator[Step]:
+    """Yield drained nodes that come back, then new ones: for jobs, or for the least of a shape."""
+    free = sum(_state(view, name) == "free" for name in shape.names)
+    building = len(_building(view, shape))
+    lacking = wanted - free - building
+    for name in shape.names:
+        node = view.nodes.get(name)
+        if lacking <= 0 or node is None or node.state != "draining" or not _ours(node):
+            continue
+        told = node.reason == f"{REASON}: {TOLD}"
+        if name not in view.held and view.found.of(name) and node.jobs and not told:
+            yield Step("undrain", name, "jobs wait")
+            lacking -= 1
+    there = sum(bool(view.found.of(name)) for name in shape.names)
+    new = max(lacking, shape.least - there)
+    why = f"{wanted} nodes are wanted by jobs" if lacking > 0 else f"{shape.least} stay"
+    if shape.name in view.paused:
+        return
+    able = [
+        name
+        for name in shape.names
+        if name not in view.nodes
+        and name not in touched
+        and name not in view.held
+        and not any(m.node == name for m in view.found.machines)
+    ]
+    for name in able[: max(0, min(new, starts))]:
+        yield Step("start", name, why)
+
+
+def _state(view: View, name: str) -> str:
+    node = view.nodes.get(name)
+    return node.state if node and view.found.of(name) else ""
+
+
+def _shrink(view: View, shape: Shape, wanted: int, touched: set[str]) -> Iterator[Step]:
+    """Yield the nodes that are idle for too long: they are drained first, and leave later."""
+    there = [n for n in shape.names if _state(view, n) in {"free", "busy", "unusable"}]
+    idle = [
+        name
+        for name in there
+        if _state(view, name) == "free"
+        and name not in view.held
+        and name not in touched
+        and view.now - view.since.idle.get(name, view.now) > view.settings.idle
+    ]
+    free = sum(_state(view, name) == "free" for name in there)
+    most = min(len(there) - shape.least, free - wanted)
+    for name in reversed(idle[-most:] if most > 0 else []):
+        yield Step("drain", name, f"idle for over {view.settings.idle:g} s")

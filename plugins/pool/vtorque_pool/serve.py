@@ -1,0 +1,138 @@
+"""``vtorque pool serve``: rounds, one process at a time."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from vtorque_core.api import Busy, HostFault, Refused, VtorqueError, replace_file, take_lock
+from vtorque_pool import on_slurm, rounds, show
+from vtorque_pool.api import Machine
+from vtorque_pool.machines import Machines
+from vtorque_pool.pbs import Pbs
+from vtorque_pool.settings import Settings
+from vtorque_pool.slurm import Slurm
+
+_SLOWEST = 16  # times the interval, after rounds that failed
+
+
+def round_of(settings: Settings, machines: Machines, batch: Slurm | Pbs) -> Callable[[], int]:
+    """Return what does a round and says how much it did. Raises HostFault."""
+    since = rounds.Since()
+
+    def one() -> int:
+        if isinstance(batch, Slurm):
+            return on_slurm.tidy(machines, batch)
+        return _round(settings, machines, batch, since)
+
+    return one
+
+
+def serve(settings: Settings, machines: Machines, batch: Slurm | Pbs) -> None:
+    """Run rounds until SIGTERM or SIGINT. Raises Refused where another process does."""
+    try:
+        lock = take_lock(machines.memory.directory / "serve.lock", 0)
+    except Busy as error:
+        raise Refused(f"vtorque pool serve runs already: {error}") from None
+    ended = []
+    for each in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(each, lambda *_: ended.append(True))
+    one, pause = round_of(settings, machines, batch), settings.interval
+    machines.log("the service begins")
+    while not ended:
+        try:
+            one()
+            _write_metrics(settings, machines, batch)
+            pause = settings.interval
+        except Exception as error:  # one round's defect does not end the service
+            said = error if isinstance(error, VtorqueError | OSError) else repr(error)
+            machines.log(f"round failed: {said}")
+            pause = min(pause * 2, settings.interval * _SLOWEST)
+        end = time.monotonic() + pause
+        while not ended and time.monotonic() < end:
+            time.sleep(min(0.2, pause))
+    machines.log("the service ends; nodes and machines stay as they are")
+    os.close(lock)
+
+
+def _write_metrics(settings: Settings, machines: Machines, batch: Slurm | Pbs) -> None:
+    if not settings.textfile:
+        return
+    found, remembered, now = machines.found(), machines.memory.read(), time.time()
+    listed = show.rows(settings, found, batch.nodes(), remembered.held, now)
+    text = show.metrics(listed, found, remembered, now)
+    replace_file(str(Path(settings.textfile)), text.encode(), mode=0o644)
+
+
+def _round(settings: Settings, machines: Machines, batch: Pbs, since: rounds.Since) -> int:
+    """Ask, decide, act. A step that fails is told, and seen again by the next round."""
+    found, nodes, now = machines.found(), batch.nodes(), time.time()
+    for cloud, problem in found.silent.items():
+        machines.log(f"{cloud} does not answer: {problem}")
+    since.look(nodes, now)
+    remembered = machines.memory.read()
+    paused = frozenset(name for name in remembered.paused if remembered.is_paused(name, now))
+    view = rounds.View(
+        settings,
+        found,
+        nodes,
+        batch.waiting(),
+        since,
+        remembered.held,
+        paused,
+        remembered.seen,
+        now,
+    )
+    on_slurm.note_up(machines, found, nodes, now)
+    wanted = rounds.steps(view)
+    starts = [step for step in wanted if step.kind == "start"]
+    for step in wanted:
+        if step.kind != "start":
+            try:
+                _do(machines, batch, step)
+            except HostFault as error:
+                machines.log(f"{step.node}: {step.kind} failed: {error}")
+    if starts:
+        _start(machines, batch, starts)
+    return len(wanted)
+
+
+def _start(machines: Machines, batch: Pbs, starts: list[rounds.Step]) -> None:
+    answers = machines.make([step.node for step in starts], starts[0].why)
+    failed = {n: str(each) for n, each in answers.items() if isinstance(each, HostFault)}
+    if failed:
+        machines.failed(failed)
+    for node, machine in answers.items():
+        if isinstance(machine, Machine):
+            _join(machines, batch, node, machine)
+
+
+def _join(machines: Machines, batch: Pbs, node: str, machine: Machine) -> None:
+    shape = machines.settings.shape_of(node)
+    if shape is not None:
+        batch.create(node, shape.cpus, shape.features, machine.address)
+
+
+def _do(machines: Machines, batch: Pbs, step: rounds.Step) -> None:
+    """Do one step but a start."""
+    if step.kind == "end" and step.machine is not None:
+        machines.end_machine(step.machine, step.why)
+        return
+    machines.log(f"{step.node}: {step.kind}: {step.why}")
+    if step.kind == "join" and step.machine is not None:
+        _join(machines, batch, step.node, step.machine)
+    elif step.kind == "drain":
+        batch.drain(step.node, step.why)
+    elif step.kind == "undrain":
+        batch.undrain(step.node)
+    elif step.kind == "requeue":
+        nodes = batch.nodes()
+        batch.requeue(nodes[step.node].jobs if step.node in nodes else ())
+    elif step.kind in {"leave", "fail"}:
+        batch.delete(step.node)  # first, so that no job comes to a machine that ends
+        machines.end([step.node], step.why)
+        if step.kind == "fail":
+            machines.failed({step.node: step.why})

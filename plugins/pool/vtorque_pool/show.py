@@ -1,0 +1,150 @@
+"""What ``vtorque pool`` shows: a table, JSON, metrics in Prometheus' text format. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from vtorque_core.api import printable
+from vtorque_pool.machines import Found
+from vtorque_pool.memory import Remembered
+from vtorque_pool.settings import Settings
+from vtorque_pool.slurm import Node
+
+STATES = ("building", "free", "busy", "draining", "unusable", "hold", "deleting", "alien", "off")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A node or a machine. Ages in seconds; ``price`` per hour."""
+
+    node: str
+    state: str
+    shape: str
+    cloud: str
+    machine: str
+    age: float | None
+    idle: float | None
+    jobs: tuple[str, ...]
+    price: float
+    note: str
+
+
+def rows(
+    settings: Settings, found: Found, nodes: Mapping[str, Node], held: Mapping[str, str], now: float
+) -> list[Row]:
+    """Return a row for each machine, and for each node of the pool that is not off."""
+    machines = {m.node: m for m in reversed(found.machines) if m.is_live and m.node}
+    listed = []
+    for shape in settings.shapes:
+        for name in shape.names:
+            node, machine = nodes.get(name), machines.pop(name, None)
+            state: str = node.state if node else "building" if machine else "off"
+            if state == "off" and machine is None:
+                continue
+            state = "hold" if name in held else "deleting" if state == "off" else state
+            idle = now - node.idle_since if node and state == "free" and node.idle_since else None
+            listed.append(
+                Row(
+                    name,
+                    state,
+                    shape.name,
+                    shape.cloud,
+                    machine.id if machine else "",
+                    now - machine.created if machine else None,
+                    idle,
+                    node.jobs if node else (),
+                    shape.price if machine else 0.0,
+                    held.get(name) or (node.reason if node else ""),
+                )
+            )
+    for machine in machines.values():
+        age = now - machine.created
+        listed.append(
+            Row(machine.node, "alien", machine.shape, "", machine.id, age, None, (), 0.0, "")
+        )
+    return listed
+
+
+def table(listed: list[Row], found: Found, remembered: Remembered, now: float) -> Iterator[str]:
+    """Yield the lines that people read."""
+    yield f"{'NODE':12} {'STATE':9} {'SHAPE':10} {'AGE':>7} {'IDLE':>7} {'COST/H':>7} JOBS"
+    for row in listed:
+        cost = f"{row.price:.3f}" if row.price else "-"
+        jobs = " ".join(row.jobs) or (f"({row.note})" if row.note else "-")
+        yield printable(
+            f"{row.node or '-':12} {row.state:9} {row.shape:10} {_age(row.age):>7} "
+            f"{_age(row.idle):>7} {cost:>7} {jobs}"
+        )
+    counted = Counter(row.state for row in listed)
+    words = ", ".join(f"{counted[state]} {state}" for state in STATES if counted[state])
+    total = sum(row.price for row in listed)
+    yield f"{words or 'no machines'}{f'; {total:.3f} per hour' if total else ''}"
+    for name, until in sorted(remembered.paused.items()):
+        if until > now:
+            why = remembered.why.get(name, "")
+            yield printable(
+                f"{name}: paused for {_age(until - now)}: {why}; vtorque pool release {name}", 500
+            )
+    for cloud, problem in found.silent.items():
+        yield printable(f"{cloud} does not answer: {problem}", 500)
+
+
+def data(listed: list[Row], found: Found, remembered: Remembered, now: float) -> dict[str, Any]:
+    """Return what ``--json`` prints."""
+    return {
+        "nodes": [asdict(row) for row in listed],
+        "paused": {n: until - now for n, until in remembered.paused.items() if until > now},
+        "why": remembered.why,
+        "counted": {name: asdict(each) for name, each in remembered.counted.items()},
+        "silent": dict(found.silent),
+    }
+
+
+def metrics(listed: list[Row], found: Found, remembered: Remembered, now: float) -> str:
+    """Return the samples (https://prometheus.io/docs/instrumenting/exposition_formats/)."""
+    counted = Counter((row.shape, row.state) for row in listed)
+    shapes = sorted({row.shape for row in listed} | set(remembered.counted))
+    lines = ["# HELP vtorque_pool_nodes nodes by state", "# TYPE vtorque_pool_nodes gauge"]
+    lines += [
+        f'vtorque_pool_nodes{{shape="{_label(shape)}",state="{state}"}} {counted[shape, state]}'
+        for shape in shapes
+        for state in STATES
+        if state != "off"
+    ]
+    for name, kind, meaning in _COUNTERS:
+        lines += [f"# HELP {name} {meaning}", f"# TYPE {name} counter"]
+        lines += [
+            f'{name}{{shape="{_label(s)}"}} {getattr(each, kind)!r}'
+            for s, each in sorted(remembered.counted.items())
+        ]
+    lines += ["# HELP vtorque_pool_paused a shape is paused", "# TYPE vtorque_pool_paused gauge"]
+    lines += [f'vtorque_pool_paused{{shape="{_label(s)}"}} {int(remembered.is_paused(s, now))}'
+              for s in shapes]  # fmt: skip
+    lines += ["# HELP vtorque_pool_silent_clouds clouds that do not answer",
+              "# TYPE vtorque_pool_silent_clouds gauge",
+              f"vtorque_pool_silent_clouds {len(found.silent)}"]  # fmt: skip
+    return "".join(f"{line}\n" for line in lines)
+
+
+_COUNTERS = (
+    ("vtorque_pool_starts_total", "starts", "machines made"),
+    ("vtorque_pool_failures_total", "failures", "machines not made, or never registered"),
+    ("vtorque_pool_registered_total", "registered", "machines whose node has registered"),
+    ("vtorque_pool_ready_seconds_total", "seconds", "from machine made to node registered"),
+)
+
+
+def _label(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def _age(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    whole = max(0, round(seconds))
+    if whole < 120:
+        return f"{whole}s"
+    return f"{whole // 60}m" if whole < 7200 else f"{whole // 3600}h{whole % 3600 // 60:02}m"

@@ -1,0 +1,183 @@
+"""Slurm's side: what it says of the pool's nodes, and what it is told. By its own commands.
+
+Nodes are ``State=CLOUD``: slurm.conf(5), scontrol(1), https://slurm.schedmd.com/power_save.html.
+Observed with 22.05.8: a node whose start failed comes back by DOWN, which requeues its job, and
+then POWER_DOWN, if SlurmctldParameters has ``idle_on_node_suspend``.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from vtorque_core.api import HostFault, run_tool
+from vtorque_pool.hostlist import expand, fold
+from vtorque_pool.settings import Settings
+
+State = Literal["off", "building", "free", "busy", "draining", "unusable", "deleting"]
+REASON = "vtorque-pool"
+TOLD = "told to leave"  # in the reason of a node that an admin has end: no job brings it back
+_SQUEUE = ("squeue", "-h", "-a", "-t", "R,CF,CG,S,SI,SO", "-o", "%i %N")
+_SILENT = "Not responding"
+_OF_TIMEOUT = "ResumeTimeout reached"
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node as the batch system has it. ``since``: when its daemon began, seconds since 1970."""
+
+    name: str
+    state: State
+    reason: str = ""
+    jobs: tuple[str, ...] = ()
+    idle_since: float = 0.0
+    since: float = 0.0
+
+    @property
+    def failed_to_start(self) -> bool:
+        """Whether Slurm, or we, took it down because its machine did not come."""
+        return self.state == "unusable" and self.reason.startswith((REASON, _OF_TIMEOUT))
+
+    @property
+    def is_down_by_hand(self) -> bool:
+        """Whether an admin has taken it down: Slurm itself gives no other reason than these."""
+        ours = (REASON, _OF_TIMEOUT, _SILENT)
+        return bool(self.reason) and not self.reason.startswith(ours)
+
+
+class Slurm:
+    """Slurm's commands, with a PATH and a SLURM_CONF of our own: its programs are given none."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+
+    def nodes(self) -> dict[str, Node]:
+        """Return the pool's nodes by name. Those that are off are seen by PrivateData=cloud."""
+        wanted = {name for shape in self._settings.shapes for name in shape.names}
+        text = self._run("scontrol", "-a", "-o", "show", "nodes")
+        jobs = self._jobs()
+        found = {}
+        for line in text.splitlines():
+            said = _words(line)
+            name = said.get("NodeName", "")
+            if name in wanted:
+                found[name] = _node(name, said, tuple(jobs.get(name, ())))
+        return found
+
+    def _jobs(self) -> dict[str, list[str]]:
+        """Return node to jobs on it, as squeue(1) has them."""
+        found: dict[str, list[str]] = {}
+        for line in self._run(*_SQUEUE).splitlines():
+            job, _, nodes = line.strip().partition(" ")
+            if nodes.strip():
+                for node in expand(nodes.strip()):
+                    found.setdefault(node, []).append(job)
+        return found
+
+    def fail(self, nodes: Mapping[str, str]) -> None:
+        """Give up the start of nodes: their jobs are requeued, and they can be started again."""
+        for node, why in nodes.items():
+            reason = f"{REASON}: {why}"[:200].replace("\n", " ")
+            self._update(f"nodename={node}", "state=DOWN", f"reason={reason}")
+            self._update(f"nodename={node}", "state=POWER_DOWN")
+
+    def power_down(self, nodes: Iterable[str], *, at_once: bool) -> None:
+        """Have nodes leave: when their jobs have ended, or at once, which requeues these."""
+        state = "POWER_DOWN_FORCE" if at_once else "POWER_DOWN_ASAP"
+        for node in nodes:
+            self._update(f"nodename={node}", f"state={state}")
+
+    def drain(self, node: str, why: str) -> None:
+        """Give a node no more jobs."""
+        self._update(f"nodename={node}", "state=DRAIN", f"reason={REASON}: {why}"[:200])
+
+    def undrain(self, node: str) -> None:
+        """Give a node jobs again."""
+        self._update(f"nodename={node}", "state=RESUME")
+
+    def address(self, node: str, address: str) -> None:
+        """Tell where a node's machine is: its name need not be known to any DNS."""
+        self._update(f"nodename={node}", f"nodeaddr={address}")
+
+    def pause(self, shape: str, nodes: Iterable[str], seconds: float) -> None:
+        """Start none of these nodes for so long; Slurm itself ends that.
+
+        A reservation keeps jobs off them, and its end needs no process of ours.
+        """
+        self.unpause(shape)
+        minutes = max(1, round(seconds / 60))
+        self._run(
+            "scontrol", "create", "reservation", f"reservationname={REASON}-{shape}",
+            "starttime=now", f"duration={minutes}", f"nodes={fold(nodes)}", "users=root",
+            "flags=maint,ignore_jobs",
+        )  # fmt: skip
+
+    def unpause(self, shape: str) -> None:
+        """End the pause of a shape, if there is one."""
+        try:
+            self._run("scontrol", "delete", f"reservationname={REASON}-{shape}")
+        except HostFault as error:
+            if "not found" not in str(error).lower() and "invalid" not in str(error).lower():
+                raise
+
+    def _update(self, *words: str) -> None:
+        self._run("scontrol", "update", *words)
+
+    def _run(self, tool: str, *words: str) -> str:
+        program = f"{self._settings.bindir}/{tool}" if self._settings.bindir else tool
+        conf = f"SLURM_CONF={self._settings.slurm_conf}"
+        return run_tool("env", conf, program, *words, timeout=self._settings.timeout)
+
+
+def _words(line: str) -> dict[str, str]:
+    """Return the words ``Key=Value`` of a line of scontrol; Reason has spaces, and is the last."""
+    head, _, reason = line.partition(" Reason=")
+    found = dict(re.findall(r"(?:^|\s)(\w+)=(\S*)", head))
+    if reason:
+        found["Reason"] = reason.partition(" [")[0].strip()
+    return found
+
+
+def _node(name: str, said: Mapping[str, str], jobs: tuple[str, ...]) -> Node:
+    flags = set(said.get("State", "").rstrip("*").replace("*", "").split("+"))
+    return Node(
+        name,
+        _state(flags),
+        said.get("Reason", ""),
+        jobs,
+        _time(said.get("LastBusyTime", "")),
+        _time(said.get("SlurmdStartTime", "")),
+    )
+
+
+def _state(flags: set[str]) -> State:
+    for wanted, state in _STATES:
+        if wanted & flags:
+            return state
+    return "free"
+
+
+_STATES: tuple[tuple[set[str], State], ...] = (
+    ({"DOWN", "FAIL", "ERROR", "FUTURE", "UNKNOWN"}, "unusable"),
+    ({"POWERING_DOWN", "POWER_DOWN"}, "deleting"),
+    ({"POWERING_UP", "POWER_UP"}, "building"),
+    ({"POWERED_DOWN"}, "off"),
+    ({"DRAIN", "DRAINING", "DRAINED"}, "draining"),
+    ({"ALLOCATED", "MIXED", "COMPLETING"}, "busy"),
+)
+
+
+def _time(text: str) -> float:
+    """Return seconds since 1970 of a local time as Slurm prints it; 0: it says none."""
+    try:
+        return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
+    except (ValueError, OverflowError):
+        return 0.0
+
+
+def names_of(nodes: Mapping[str, Node], *states: State) -> Iterator[str]:
+    """Yield the names of nodes in these states."""
+    yield from (node.name for node in nodes.values() if node.state in states)

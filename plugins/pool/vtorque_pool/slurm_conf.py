@@ -1,0 +1,203 @@
+"""slurm.conf for the pool: the lines, and the setup steps that put them there. slurm.conf(5).
+
+They are in a file of their own beside slurm.conf, which includes it. What the site has said itself
+is never overruled: where it is not what the pool needs, the step says what to do.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from vtorque_core.api import HostFault
+from vtorque_core.api.setup_steps import (
+    MARK,
+    Change,
+    Check,
+    Installation,
+    ReplacedFile,
+    SetupStep,
+    edit_file,
+    hook_script,
+)
+from vtorque_pool import unit
+from vtorque_pool.settings import Settings
+
+NAME = "vtorque-pool.conf"
+_PROGRAMS = {"ResumeProgram": "resume", "SuspendProgram": "suspend", "ResumeFailProgram": "failed"}
+_INCLUDE = f"include {NAME}  # {MARK.decode()}\n"
+_WORDS = {  # lists in which others' words may be, too
+    "SlurmctldParameters": "idle_on_node_suspend",
+    "PrivateData": "cloud",
+    "CommunicationParameters": "NoAddrCache",
+}
+_DEPTH = 8
+
+
+def lines(settings: Settings, conf: Path) -> list[str]:
+    """Return the pool's lines. What of lists the site has in slurm.conf is not among them."""
+    said = dict(_said(conf, _DEPTH, but=NAME))
+    programs = conf.parent / "vtorque-pool"
+    found = [f"{key}={programs / word}" for key, word in _PROGRAMS.items()]
+    found += [
+        f"ResumeTimeout={round(settings.ready)}",
+        f"SuspendTimeout={round(settings.ending)}",
+        f"SuspendTime={round(settings.idle)}",
+        "ResumeRate=0",
+        "SuspendRate=0",
+    ]
+    if exceptions := _exceptions(settings, conf):
+        found.append(f"SuspendExcNodes={exceptions}")
+    if "ReturnToService" not in said:
+        found.append("ReturnToService=2")
+    if "TreeWidth" not in said:
+        found.append("TreeWidth=65533")
+    found += [f"{key}={word}" for key, word in _WORDS.items() if key not in said]
+    for shape in settings.shapes:
+        features = f" Feature={','.join(shape.features)}" if shape.features else ""
+        found.append(
+            f"NodeName={shape.nodes} State=CLOUD CPUs={shape.cpus} "
+            f"RealMemory={shape.memory}{features}"
+        )
+    return found
+
+
+def _exceptions(settings: Settings, conf: Path) -> str:
+    """Return what never leaves: so many of a shape, and all nodes that are not the pool's."""
+    counted = [f"{shape.nodes}:{shape.least}" for shape in settings.shapes if shape.least]
+    ours = {shape.nodes for shape in settings.shapes}
+    others = [
+        value
+        for key, value in _said(conf, _DEPTH, but=NAME)
+        if key == "NodeName" and value not in ours and value.upper() != "DEFAULT"
+    ]
+    return ",".join((*counted, *dict.fromkeys(others)))
+
+
+def steps(settings: Settings, place: Installation) -> list[SetupStep]:
+    """Return the steps on the host of slurmctld, in order. Raises HostFault without slurm.conf."""
+    conf = Path(settings.slurm_conf)
+    said = dict(_said(conf, _DEPTH, but=NAME))
+    user = said.get("SlurmUser", "root").partition("(")[0]
+    found: list[SetupStep] = list(_checks(said, conf))
+    for word in _PROGRAMS.values():
+        program = hook_script(f'exec {shlex.join(_call(place, word))} "$@"')
+        found.append(ReplacedFile(conf.parent / "vtorque-pool" / word, program))
+    found.append(_directory(Path(settings.state), user))
+    found.append(_log(Path(settings.log), user))
+    text = "\n".join((f"# Written by {MARK.decode()}.", *lines(settings, conf), ""))
+    found.append(ReplacedFile(conf.parent / NAME, text.encode(), mode=0o644))
+    found.append(_include(conf))
+    found += unit.steps(place, user)
+    return found
+
+
+def _call(place: Installation, word: str) -> tuple[str, ...]:
+    words = (word, "--config", str(place.config))
+    if place.python is None:
+        return (str(place.program.with_name("vtorque-pool")), *words)
+    return (str(place.python), "-I", "-m", "vtorque_pool", *words)
+
+
+def _checks(said: dict[str, str], conf: Path) -> Iterator[Check]:
+    for key, ours in _WORDS.items():
+        words = {word.strip().lower() for word in said.get(key, ours).split(",")}
+        problem = f"{conf}: add {ours} to {key}={said.get(key, '')}"
+        yield Check(f"{key} with {ours}", "" if ours.lower() in words else problem)
+    for key in _PROGRAMS:
+        problem = f"{conf}: the site has {key}={said.get(key)}: only one can start nodes; remove it"
+        yield Check(f"{key} is the pool's", problem if key in said else "")
+
+
+def _directory(path: Path, user: str) -> Change:
+    def done() -> bool:
+        return path.is_dir() and path.stat().st_uid == _uid(user)
+
+    def make() -> None:
+        try:
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            os.chown(path, _uid(user), -1)
+        except OSError as error:
+            raise HostFault(f"{path}: {error.strerror}") from None
+
+    return Change(f"make {path}, of {user}", done, make, lambda: None)
+
+
+def _log(path: Path, user: str) -> Change:
+    def done() -> bool:
+        return path.is_file() and path.stat().st_uid == _uid(user)
+
+    def make() -> None:
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+            descriptor = os.open(path, flags, 0o640)
+            os.fchown(descriptor, _uid(user), -1)
+            os.close(descriptor)
+        except OSError as error:
+            raise HostFault(f"{path}: {error.strerror}") from None
+
+    return Change(f"make {path}, of {user}", done, make, lambda: None)
+
+
+def _uid(user: str) -> int:
+    try:
+        return int(user) if user.isdecimal() else pwd.getpwnam(user).pw_uid
+    except KeyError:
+        raise HostFault(f"SlurmUser={user} is no user here") from None
+
+
+def _include(conf: Path) -> Change:
+    ours = _INCLUDE.encode()
+    return Change(
+        f"include {NAME} in {conf} (then restart slurmctld: it has new nodes)",
+        lambda: ours in _bytes(conf),
+        lambda: _edit(conf, lambda text: text.replace(ours, b"") + _end(text) + ours),
+        lambda: _edit(conf, lambda text: _without(text, ours)),
+    )
+
+
+def _without(text: bytes, ours: bytes) -> bytes:
+    """Return slurm.conf without our line, and without the newline that we have put before it."""
+    return text.replace(b"\n# (no newline)\n" + ours, b"").replace(ours, b"")
+
+
+def _end(text: bytes) -> bytes:
+    """Return what ends a last line that has no newline; it says so, to be taken back."""
+    return b"" if not text or text.endswith(b"\n") else b"\n# (no newline)\n"
+
+
+def _edit(conf: Path, change: object) -> None:
+    edit_file(conf, change)  # type: ignore[arg-type]
+
+
+def _bytes(conf: Path) -> bytes:
+    try:
+        return conf.read_bytes()
+    except OSError as error:
+        raise HostFault(f"{conf}: {error.strerror}: see [plugin.pool] slurm_conf") from None
+
+
+def _said(conf: Path, depth: int, *, but: str) -> Iterator[tuple[str, str]]:
+    """Yield what a file and those that it includes say, key and value, but for one file."""
+    for line in _bytes(conf).decode("utf-8", "surrogateescape").splitlines():
+        include = re.match(r"\s*include\s+(\S+)", line, re.IGNORECASE)
+        if include and depth and include[1] != but:
+            yield from _said(conf.parent / include[1], depth - 1, but=but)
+        match = re.match(r"\s*(\w+)\s*=\s*([^#\s]*)", line)
+        if match:
+            yield _KEYS.get(match[1].lower(), match[1]), match[2].strip('"')
+
+
+_KEYS: dict[str, str] = {
+    key.lower(): key
+    for key in (*_WORDS, *_PROGRAMS, "SlurmUser", "NodeName", "ReturnToService", "TreeWidth")
+}
+
+
+def undone(found: Sequence[SetupStep]) -> list[str]:
+    """Return what of the steps does not hold."""
+    return [step.text for step in found if not step.done()]

@@ -1,0 +1,175 @@
+"""The contract of the pool's drivers (``vtorque1.pool``): what every cloud has to do for it.
+
+    class TestMyCloud(PoolDriverContract):
+        @pytest.fixture
+        def cloud(self, tmp_path):
+            return MyCloudHarness(tmp_path)
+
+Needs ``vtorque-pool``, as the driver itself does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
+
+import pytest
+
+from vtorque_pool.api import CloudFault, Driver, Machine, Order, StockOut
+
+_WAIT = 60.0  # seconds until a cloud has ended what it was told to
+
+
+class DriverHarness(Protocol):
+    """A cloud, or a double of one, around the real driver."""
+
+    def driver(self) -> Driver:
+        """Return a new driver of the same cloud, as another process would make it."""
+        ...
+
+    def order(self, node: str, cluster: str = "contract") -> Order:
+        """Return what this cloud can make."""
+        ...
+
+    def stranger(self) -> str:
+        """Make a machine without any tag of ours, by the cloud's own means; return its id."""
+        ...
+
+    def existing(self) -> set[str]:
+        """Return the ids of all machines that are there and not about to go, whose ever."""
+        ...
+
+    def silent(self) -> contextlib.AbstractContextManager[None]:
+        """Have the cloud not answer."""
+        ...
+
+    def full(self) -> contextlib.AbstractContextManager[None] | None:
+        """Have the cloud give no more machines; None: it never says so."""
+        ...
+
+    def user_data(self, machine: str) -> bytes | None:
+        """Return what a machine was given to read at its boot; None: this cloud gives nothing."""
+        ...
+
+
+class PoolDriverContract:
+    """What holds for each driver. A subclass brings the fixture ``cloud``."""
+
+    @pytest.fixture
+    def cloud(self) -> DriverHarness:
+        """Return the harness."""
+        raise NotImplementedError
+
+    @pytest.fixture
+    def driver(self, cloud: DriverHarness) -> Iterator[Driver]:
+        """Return a driver whose machines are ended afterwards."""
+        driver = cloud.driver()
+        yield driver
+        for cluster in ("contract", "another"):
+            for machine in driver.machines(cluster):
+                driver.destroy(machine.id)
+
+    def test_what_is_made_is_listed_with_its_tags(
+        self, cloud: DriverHarness, driver: Driver
+    ) -> None:
+        """Node, shape and time come back from the cloud."""
+        before = time.time()
+        made = driver.create(cloud.order("n1"))
+        [found] = driver.machines("contract")
+        assert (found.id, found.node, found.shape) == (made.id, "n1", cloud.order("n1").shape)
+        assert before - 120 < found.created < time.time() + 120
+        assert found.is_live and made.is_live
+
+    def test_a_new_driver_knows_all_machines(self, cloud: DriverHarness, driver: Driver) -> None:
+        """Another process made them: nothing may be kept in memory."""
+        made = {driver.create(cloud.order(name)).id for name in ("n1", "n2")}
+        other = cloud.driver()
+        assert {each.id for each in other.machines("contract")} == made
+        other.destroy(sorted(made)[0])
+        assert _live(driver) == {sorted(made)[1]}
+
+    def test_other_clusters_and_strangers_are_not_listed(
+        self, cloud: DriverHarness, driver: Driver
+    ) -> None:
+        """What is listed may be destroyed."""
+        stranger = cloud.stranger()
+        other = driver.create(cloud.order("n2", "another"))
+        mine = driver.create(cloud.order("n1"))
+        assert [each.id for each in driver.machines("contract")] == [mine.id]
+        assert [each.id for each in driver.machines("another")] == [other.id]
+        assert stranger not in {mine.id, other.id}
+
+    def test_only_what_is_named_is_destroyed(self, cloud: DriverHarness, driver: Driver) -> None:
+        """And it is gone, not only from the list."""
+        stranger = cloud.stranger()
+        first, second = (driver.create(cloud.order(name)) for name in ("n1", "n2"))
+        driver.destroy(first.id)
+        _until(lambda: first.id not in cloud.existing())
+        assert {second.id, stranger} - {""} <= cloud.existing()
+        assert _live(driver) == {second.id}
+
+    def test_destroying_twice_is_right(self, cloud: DriverHarness, driver: Driver) -> None:
+        """A call that was killed is made again."""
+        made = driver.create(cloud.order("n1"))
+        driver.destroy(made.id)
+        driver.destroy(made.id)
+        _until(lambda: _live(driver) == set())
+        driver.destroy(made.id)
+
+    def test_a_silent_cloud_is_no_empty_one(self, cloud: DriverHarness, driver: Driver) -> None:
+        """Else all nodes would be taken for lost."""
+        made = driver.create(cloud.order("n1"))
+        with cloud.silent():
+            with pytest.raises(CloudFault):
+                cloud.driver().machines("contract")
+            with pytest.raises(CloudFault):
+                cloud.driver().create(cloud.order("n2"))
+            with pytest.raises(CloudFault):
+                cloud.driver().destroy(made.id)
+        assert _live(driver) == {made.id}
+
+    def test_a_full_cloud_says_so_and_leaves_nothing(
+        self, cloud: DriverHarness, driver: Driver
+    ) -> None:
+        """That pauses a shape; any other failure would be tried elsewhere."""
+        before = cloud.existing()
+        full = cloud.full()
+        if full is None:
+            pytest.skip("this cloud never says that it is full")
+        with full, pytest.raises(StockOut):
+            driver.create(cloud.order("n1"))
+        assert cloud.existing() == before
+        assert driver.machines("contract") == []
+
+    def test_many_at_once_are_all_there(self, cloud: DriverHarness, driver: Driver) -> None:
+        """Threads share a driver; a list has all pages."""
+        names = [f"n{number}" for number in range(1, 7)]
+        with ThreadPoolExecutor(6) as threads:
+            list(threads.map(lambda name: driver.create(cloud.order(name)), names))
+        assert sorted(each.node for each in driver.machines("contract")) == names
+        left = driver.quota()
+        assert left is None or left >= 0
+
+    def test_user_data_arrives_as_it_is(self, cloud: DriverHarness, driver: Driver) -> None:
+        """Byte for byte."""
+        made = driver.create(cloud.order("n1"))
+        found = cloud.user_data(made.id)
+        assert found is None or found == cloud.order("n1").user_data
+
+
+def _live(driver: Driver) -> set[str]:
+    return {each.id for each in _machines(driver) if each.is_live}
+
+
+def _machines(driver: Driver) -> list[Machine]:
+    return driver.machines("contract")
+
+
+def _until(done: Callable[[], bool]) -> None:
+    end = time.monotonic() + _WAIT
+    while not done():
+        assert time.monotonic() < end, f"not after {_WAIT:g} s"
+        time.sleep(0.05)
