@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from thread_statuses import thread_statuses
 from vtorque_core.plan.placement import node_hardware
 from vtorque_core.plan.placement.job_cores import NodeShare
 
@@ -38,15 +39,10 @@ def pid(name):
 def threads(name):
     """Return thread name to its CPUs (proc(5), Cpus_allowed_list) of a guest's QEMU."""
     first = pid(name)
-    found = {}
-    for task in Path("/proc", first, "task").iterdir():
-        fields = dict(
-            line.split(":\t", 1)
-            for line in (task / "status").read_text().splitlines()
-            if ":\t" in line
-        )
-        found["emulator" if task.name == first else fields["Name"]] = fields["Cpus_allowed_list"]
-    return found
+    return {
+        "emulator" if tid == first else " ".join(has["Name"]): has["Cpus_allowed_list"][0]
+        for tid, has in thread_statuses(first).items()
+    }
 
 
 def started(node, *args):

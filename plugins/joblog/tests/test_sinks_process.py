@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from patience import LONG, eventually
+from thread_statuses import thread_statuses
 from vtorque_joblog import outside
 from vtorque_joblog.api import GROUP
 from vtorque_joblog.outlets import JobLog
@@ -229,10 +230,9 @@ def test_no_thread_of_it_has_a_right_and_it_has_no_file_to_write(top, opened, go
     eventually(lambda: good.got == ["one"])
     pid = life(found).process.pid
     uid = str(Settings().uid if os.geteuid() == 0 else os.geteuid())
-    tasks = list(Path(f"/proc/{pid}/task").iterdir())
-    assert len(tasks) >= 4, "no thread of the sinks is there"
-    for task in tasks:
-        has = status(task / "status")
+    threads = thread_statuses(pid).values()
+    assert len(threads) >= 4, "no thread of the sinks is there"
+    for has in threads:
         assert has["Uid"] == [uid] * 4 and has["NoNewPrivs"] == ["1"]
         if os.geteuid() == 0:
             assert has["Gid"] == [uid] * 4 and has["Groups"] == []

@@ -17,6 +17,7 @@ import pytest
 
 from monitoring import free_port
 from patience import LONG, eventually
+from thread_statuses import thread_statuses
 from vtorque_telemetry import outside as module
 from vtorque_telemetry.outside import Outside
 from vtorque_telemetry.settings import Settings
@@ -77,11 +78,7 @@ def test_it_has_no_rights_and_is_ended(outside: Outside, port: int) -> None:
     assert outside._life is not None
     process = outside._life.process
     uid = str(Settings().uid if os.geteuid() == 0 else os.geteuid())
-    tasks = list(Path(f"/proc/{process.pid}/task").iterdir())
-    assert tasks
-    for task in tasks:
-        lines = (line.partition(":") for line in (task / "status").read_text().splitlines())
-        has = {name: value.split() for name, _, value in lines}
+    for has in thread_statuses(process.pid).values():
         assert (has["Uid"], has["NoNewPrivs"]) == ([uid] * 4, ["1"])
         assert {has[f"Cap{kind}"][0] for kind in ("Inh", "Prm", "Eff", "Amb")} == {"0" * 16}
         if os.geteuid() == 0:

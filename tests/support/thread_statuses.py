@@ -1,0 +1,22 @@
+"""What the kernel says of each thread of a process that goes on meanwhile."""
+
+from contextlib import suppress
+from pathlib import Path
+
+
+def thread_statuses(pid: int | str) -> dict[str, dict[str, list[str]]]:
+    """Return each thread's ``status``, proc(5): field to its words, by thread ID.
+
+    A thread that ends between the listing and its reading, as a server's do after each request,
+    is none of them.
+
+    Raises:
+        AssertionError: the process has none: it has ended.
+    """
+    found = {}
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):
+            lines = (line.partition(":") for line in (task / "status").read_text().splitlines())
+            found[task.name] = {name: value.split() for name, _, value in lines}
+    assert found, f"process {pid} has no thread"
+    return found
