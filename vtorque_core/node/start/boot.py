@@ -26,6 +26,7 @@ from vtorque_core.base.errors import HostFault
 from vtorque_core.base.locks import job_lock
 from vtorque_core.node.start import spare
 from vtorque_core.node.start.attempt import Start
+from vtorque_core.node.start.guest_resources import domain_spec
 from vtorque_core.node.start.libvirt_workers import worker
 from vtorque_core.plan.domain.merge import Contributed, merge
 from vtorque_core.plan.domain.render import render, tap_name
@@ -161,7 +162,7 @@ def boot_one(
     if guest.spare:
         domain = replace(domain, taken=spare.become(each, site, accel_type, sockets, taps))
     else:
-        spec = spare.spec(guest, site, accel_type, ports)
+        spec = domain_spec(guest, site, accel_type, ports)
         xml = render(spec, each.merged, sockets=sockets, taps=taps, overrides=site.templates)
         domain = replace(domain, xml=xml)
     with worker(site.paths, guest.user.uid, start.deadline, failed):

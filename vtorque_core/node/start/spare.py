@@ -16,27 +16,23 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from vtorque_core.api.acquired import Resource
 from vtorque_core.api.guest_driver import SpareDriver
-from vtorque_core.api.guest_plan import GuestPlan, ramdisk_dir, root_disk
-from vtorque_core.api.job_files import Tree
-from vtorque_core.api.libvirt_domain import Channel, Disk, Filesystem
-from vtorque_core.api.mount import Mount
+from vtorque_core.api.guest_plan import GuestPlan
+from vtorque_core.api.libvirt_domain import Channel
 from vtorque_core.base import hypervisor, kvm
 from vtorque_core.base.errors import HostFault, VtorqueError
 from vtorque_core.base.locks import Busy, job_lock, node_lock
 from vtorque_core.base.names import Paths
-from vtorque_core.images.pool import ramdisk_mib
 from vtorque_core.node.end.teardown import end_spare, retired
 from vtorque_core.node.start.attempt import Start
+from vtorque_core.node.start.guest_resources import daemons, domain_spec, root_disks
 from vtorque_core.plan import guest_uids
-from vtorque_core.plan import guests as plan
-from vtorque_core.plan.domain.render import NAMESPACE, DomainSpec, base, plugged, render
+from vtorque_core.plan.domain.render import NAMESPACE, base, plugged, render
 from vtorque_core.plan.guests import Prepared
 from vtorque_core.plan.placement.ledger import InUse
 from vtorque_core.records.journal import Journal
@@ -49,10 +45,7 @@ from vtorque_core.records.reading import (
     spares,
     walk,
 )
-from vtorque_core.resources.disk import DiskCopy, Overlay
 from vtorque_core.resources.spare_use import SpareUse
-from vtorque_core.resources.user_disk import DiskFile, UserDisk
-from vtorque_core.resources.virtiofs_daemon import Share, Virtiofsd
 from vtorque_core.site.config import Site
 
 PREFIX = "spare-"
@@ -151,7 +144,7 @@ def _waits(state: JournalState) -> bool:
 def _base(each: Prepared, site: Site, accel: Literal["kvm", "tcg"]) -> str:
     if not isinstance(each.driver, SpareDriver) or each.plan.placement.own:
         return ""
-    return base(spec(each.plan, site, accel), each.merged, site.templates)
+    return base(domain_spec(each.plan, site, accel), each.merged, site.templates)
 
 
 def _base_of(state: JournalState, paths: Paths) -> str:
@@ -181,14 +174,6 @@ def _become(each: Prepared, spare: JournalState, site: Site) -> Prepared:
     return replace(each, plan=guest)
 
 
-def spec(guest: GuestPlan, site: Site, accel: Literal["kvm", "tcg"], ports: int = 0) -> DomainSpec:
-    """Return what the core decides about a guest's domain."""
-    return DomainSpec(
-        guest, accel, site.node.qemu_user, str(site.node.uefi),
-        allow_qemu_args=site.node.allow_qemu_args, ports=ports,
-    )  # fmt: skip
-
-
 def become(
     each: Prepared, site: Site, accel: Literal["kvm", "tcg"], sockets: dict[str, str],
     taps: dict[str, str],
@@ -208,7 +193,7 @@ def become(
         raise HostFault(f"spare guest {guest.spare}: {error}") from None
     at = guest.placement
     cpus = at.cores.get("vcpu", ()) or at.share
-    of_job = spec(guest, site, accel)
+    of_job = domain_spec(guest, site, accel)
     devices = plugged(of_job, each.merged, sockets, taps, site.templates)
     whole = render(of_job, each.merged, sockets=sockets, taps=taps, overrides=site.templates)
     metadata = whole[whole.index("<vtorque:job") : whole.index("</metadata>")].strip()
@@ -230,38 +215,6 @@ def cold(start: Start, each: Prepared) -> Prepared:
         resource.release()  # a daemon ends with its QEMU
         start.acquire(resource, guest=each.plan)
     return each
-
-
-def root_disks(each: Prepared, site: Site) -> Iterable[Resource]:
-    """Return what a guest's own disk is made with; a spare guest has it already."""
-    image = each.plan.image
-    ram = ramdisk_dir(each.plan)
-    if image.disk is None or each.plan.spare:
-        return
-    if ram is not None:
-        # A tmpfs of its own: the guest's writes end where its claim does, and never fill /run.
-        limits = (f"size={ramdisk_mib(image.disk)}M", "mode=0711", "nosuid", "nodev", "noexec")
-        yield Tree(str(ram), mode=0o711)
-        yield Mount("tmpfs", str(ram), "tmpfs", limits)
-    made = str(root_disk(each.plan)), str(image.disk), image.disk_format
-    if plan.copied(each.plan, site):
-        yield DiskCopy(*made, uid=each.plan.qemu_uid, seconds=site.node.start_timeout)
-    else:
-        yield Overlay(*made, uid=each.plan.qemu_uid)
-
-
-def daemons(each: Prepared) -> Iterable[Resource]:
-    """Return the daemons that serve a guest its shares and its user's disk."""
-    user, qemu, run_dir = each.plan.user, each.plan.qemu_uid, each.plan.run_dir
-    for share in each.merged.lists(Filesystem):
-        stem, owned, readonly = run_dir / f"fs-{share.name}", share.user_owned, share.readonly
-        root = user.subordinate_id
-        of_share = {"subordinate_id": root, "readonly": readonly, "owner_check": owned}
-        yield Virtiofsd(Share.beside(stem, share.source, user, qemu, **of_share))
-    for disk in each.merged.lists(Disk):
-        if disk.user_owned:
-            stem, readonly = run_dir / f"disk-{disk.name}", disk.readonly
-            yield UserDisk(DiskFile.beside(stem, disk.path, user, qemu, readonly=readonly))
 
 
 def main(state: str, run: str, key: str) -> int:

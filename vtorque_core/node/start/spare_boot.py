@@ -34,6 +34,7 @@ from vtorque_core.node.end.teardown import end_spare
 from vtorque_core.node.start import spare
 from vtorque_core.node.start.attempt import Start
 from vtorque_core.node.start.boot import boot_one
+from vtorque_core.node.start.guest_resources import domain_spec, root_disks
 from vtorque_core.plan import guest_uids
 from vtorque_core.plan import guests as plan
 from vtorque_core.plan.domain.merge import merge
@@ -102,10 +103,10 @@ def _boot(start: Start, job: BatchJob, wanted: Mapping[str, str], ports: int) ->
         start.acquire(ImageUse(str(file.parent)))
     for directory in (guest.state_dir, guest.run_dir):
         start.acquire(Tree(str(directory), mode=0o711), guest=guest)
-    for resource in spare.root_disks(each, site):
+    for resource in root_disks(each, site):
         start.acquire(resource, guest=guest)
     accel = kvm.choose(site.node.accel, site.paths.run, site.node.qemu_user).type
-    text = base(spare.spec(guest, site, accel), merged, site.templates).encode()
+    text = base(domain_spec(guest, site, accel), merged, site.templates).encode()
     start.acquire(File(str(guest.state_dir / spare.BASE), mode=0o600, content=text), guest=guest)
     start.enter("boot")
     boot_one(start, each, accel, threading.Event(), ports)

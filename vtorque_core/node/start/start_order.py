@@ -31,6 +31,7 @@ from vtorque_core.node.shell.proof import Proof
 from vtorque_core.node.start import spare
 from vtorque_core.node.start.attempt import Start
 from vtorque_core.node.start.boot import boot_all, boot_on_order
+from vtorque_core.node.start.guest_resources import daemons, root_disks
 from vtorque_core.plan import guests as plan
 from vtorque_core.plan.domain.render import tap_name
 from vtorque_core.plan.guest_network import of_site
@@ -325,8 +326,8 @@ def _image_file(each: Prepared) -> Path | None:
 
 
 def _guest_resources(each: Prepared, site: Site, guards: Mapping[str, str]) -> Iterable[Resource]:
-    yield from spare.root_disks(each, site)
-    yield from spare.daemons(each)
+    yield from root_disks(each, site)
+    yield from daemons(each)
     for nic in each.merged.lists(Interface):
         if nic.filtered:
             guard = guards.get(nic.source, "") if nic.kind == "network" else ""
