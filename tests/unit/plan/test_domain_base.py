@@ -74,7 +74,6 @@ def test_where_it_floats_is_no_difference():
     [
         {"vcpus": 2},
         {"ram_mib": 513},
-        {"placement": Placement({"vcpu": (1,)}, share=(1,), own=frozenset({"vcpu"}))},
         {"placement": Placement(nodes=(1,), numa="strict")},
         {"image": replace(planned.MICRO, arch="aarch64")},
     ],

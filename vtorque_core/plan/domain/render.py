@@ -155,12 +155,11 @@ def without_pluggable(merged: MergedDomain) -> MergedDomain:
 def base(spec: DomainSpec, merged: MergedDomain, overrides: Path | None = None) -> str:
     """Return the domain less what can be plugged in, and less all that says whose it is.
 
-    Two guests with equal ones differ in nothing that a running guest cannot be given: what is left
-    of a job's own is its CPUs' list, as long as no CPU is its alone.
+    Two guests with equal ones differ in nothing that a running guest cannot be given. For guests
+    that float: which cores a guest has (``placement.own``) is left out.
     """
     guest = spec.guest
-    own = guest.placement.own
-    at = guest.placement if own else replace(guest.placement, cores={}, share=())
+    at = replace(guest.placement, cores={}, share=())
     plain = replace(guest, name="-", uuid="-", qemu_uid=1, placement=at)
     xml = render(
         replace(spec, guest=plain, ports=0), without_pluggable(merged), overrides=overrides
