@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from vtorque_core.api import printable
+from vtorque_core.api.tables import plain
 from vtorque_pool.machines import Found
 from vtorque_pool.memory import Remembered
 from vtorque_pool.settings import Settings
@@ -70,14 +71,17 @@ def rows(
 
 def table(listed: list[Row], found: Found, remembered: Remembered, now: float) -> Iterator[str]:
     """Yield the lines that people read."""
-    yield f"{'NODE':12} {'STATE':9} {'SHAPE':10} {'AGE':>7} {'IDLE':>7} {'COST/H':>7} JOBS"
-    for row in listed:
-        cost = f"{row.price:.3f}" if row.price else "-"
-        jobs = " ".join(row.jobs) or (f"({row.note})" if row.note else "-")
-        yield printable(
-            f"{row.node or '-':12} {row.state:9} {row.shape:10} {_age(row.age):>7} "
-            f"{_age(row.idle):>7} {cost:>7} {jobs}"
+    cells = [
+        (
+            row.node or "-", row.state, row.shape, _age(row.age), _age(row.idle),
+            f"{row.price:.3f}" if row.price else "-",
+            " ".join(row.jobs) or (f"({row.note})" if row.note else "-"),
         )
+        for row in listed
+    ]  # fmt: skip
+    yield from map(
+        printable, plain([("NODE", "STATE", "SHAPE", "AGE", "IDLE", "COST/H", "JOBS"), *cells])
+    )
     counted = Counter(row.state for row in listed)
     words = ", ".join(f"{counted[state]} {state}" for state in STATES if counted[state])
     total = sum(row.price for row in listed)

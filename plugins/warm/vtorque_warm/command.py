@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from vtorque_core.api import HostFault, UsageError, show_mib
+from vtorque_core.api import HostFault, UsageError, show_mib, tables
 from vtorque_core.live import service, spares
 from vtorque_core.live.spares import Spare
 from vtorque_warm.process import Service, ensure, said
@@ -46,25 +45,9 @@ def _show(config: Path | None, as_json: bool) -> None:
     notes = [f"{shape}: {why}" for shape, (_, _, why) in state.get("failures", {}).items()]
     if not runs:
         notes.append("no process keeps guests ready (vtorque warm start)")
-    _print(columns, rows, notes)
-
-
-def _print(columns: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str]) -> None:
-    from rich import box  # noqa: PLC0415
-    from rich.console import Console  # noqa: PLC0415 - not by what a script reads
-    from rich.table import Table  # noqa: PLC0415
-    from rich.text import Text  # noqa: PLC0415
-
-    console = Console(width=None if os.isatty(1) else 160)
-    table = Table(box=box.SIMPLE_HEAD if os.isatty(1) else None, pad_edge=False)
-    for column in columns:
-        table.add_column(column, justify="right" if column in ("AGE", "MEMORY") else "left")
-    for row in rows:
-        table.add_row(*map(Text, row))
-    if rows:
-        console.print(table)
-    for note_ in notes or ([] if rows else ["no guests are kept ready"]):
-        console.print(Text(note_), soft_wrap=True)
+    if not rows and not notes:
+        click.echo("no guests are kept ready")
+    tables.show(columns, rows, notes, right=("AGE", "MEMORY"))
 
 
 def _row(each: Spare) -> dict[str, Any]:
