@@ -3,7 +3,6 @@
 import base64
 import json
 import os
-import types
 import zlib
 from pathlib import Path
 
@@ -31,11 +30,9 @@ def packed(content):
 
 
 @pytest.fixture
-def nodes(monkeypatch, tmp_path):
-    """Return a dictionary: the Python code that a node answers with. It is brought to a directory
-    of the test's."""
-    code, scratch = {}, types.SimpleNamespace(name=tmp_path / "scratch")
-    monkeypatch.setattr(gathered, "_scratch", lambda: scratch)
+def nodes(monkeypatch):
+    """Return a dictionary: the Python code that a node answers with."""
+    code = {}
     monkeypatch.setattr(
         state, "vmgr", lambda _config, _command, _, node, *rest: python(code[node, *rest])
     )
@@ -58,7 +55,10 @@ def test_each_nodes_files_are_there_and_a_node_that_fails_is_named(nodes, tmp_pa
     found = [each for part in [plugin.vtorque_kept()] for each in part]
     assert [each.facts()["guests"] for each in found] == [["n1"], ["n3"]]
     assert [each.read(kept_records.LOG) for each in found] == [b'{"t": 1.0}\n' * 3] * 2
-    assert len(list(found[0].directory.iterdir())) == 2
+    with pytest.raises(FileNotFoundError):
+        found[0].open("console-g0.log")
+    with os.fdopen(found[0].open(kept_records.LOG)) as log:
+        assert log.read() == '{"t": 1.0}\n' * 3
     assert capsys.readouterr().err == "vmgr: without n2: no \\x1b[2J way\n"
 
 
@@ -74,11 +74,31 @@ def test_each_nodes_files_are_there_and_a_node_that_fails_is_named(nodes, tmp_pa
         {"key": "7.srv.0", "files": {"job.json": packed(bytes(65 << 20))}},
     ],
 )
-def test_what_no_node_says_is_not_taken(nodes, tmp_path, said):
+def test_what_no_node_says_is_not_taken(nodes, said):
     nodes["n1", "--files", "--", "7.srv"] = says(said)
     gathered.bring([("7.srv", "n1")], CONFIG, 20.0)
     assert list(gathered.places()) == []
-    assert not list(tmp_path.rglob("*.json"))
+
+
+@pytest.mark.parametrize("forged", [5, None, {"n2": 1}, [5, None, ["n2"]]])
+def test_whatever_a_node_calls_the_nodes_the_command_goes_on(nodes, capsys, forged):
+    content = json.dumps({"nodes": forged}).encode()
+    nodes["n1", "--files", "--", "7.srv"] = says(
+        {"key": "7.srv.0", "files": {"job.json": packed(content)}}
+    )
+    nodes["n2", "--files", "--", "7.srv"] = "raise SystemExit('no way')"
+    gathered.bring([("7.srv", "n1"), ("7.srv", "n2")], CONFIG, 20.0)
+    assert [each.key for each in gathered.places()] == ["7.srv.0"]
+    assert capsys.readouterr().err == "vmgr: without n2: no way\n"
+
+
+def test_all_nodes_together_send_no_more_than_is_held_in_memory(nodes, monkeypatch):
+    monkeypatch.setattr(gathered, "_MOST", 1000)
+    said = {"key": "7.srv.0", "files": {"log.jsonl": packed(bytes(600))}}
+    for node in ("n1", "n2"):
+        nodes[node, "--files", "--", "7.srv"] = says(said)
+    gathered.bring([("7.srv", "n1"), ("7.srv", "n2")], CONFIG, 20.0)
+    assert [len(each.read("log.jsonl")) for each in gathered.places()] == [600]
 
 
 def test_what_is_too_much_is_left_out_samples_first(tmp_path, monkeypatch):

@@ -7,14 +7,16 @@ nothing of it, as of all that is kept.
 from __future__ import annotations
 
 import base64
+import dataclasses
+import errno
 import os
 import re
 import sys
-import tempfile
+import threading
+import time
 import zlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +28,37 @@ _OF_ONE = {"report": frozenset[str](), "logs": frozenset(("follow", "console", "
 """Commands that read what all nodes have kept, but not with these options."""
 
 _MOST_SENT = 16 << 20  # bytes of a node, packed: what is too much is left out, samples first
-_MOST = 64 << 20  # bytes of a node, unpacked
+_MOST = 64 << 20  # bytes of all nodes, unpacked
 _FILE = re.compile(r"[a-z]{1,20}\.jsonl?", re.ASCII)
 _KEY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,250}\.\d{1,9}", re.ASCII)
 _PLACES: list[Place] = []
+
+
+@dataclasses.dataclass(frozen=True)
+class Brought(Place):
+    """What one node has sent: files by name, in memory only, whenever the command is killed."""
+
+    files: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
+
+    @property
+    def changed(self) -> float:
+        """Now, in Unix seconds: the job is running."""
+        return time.time()
+
+    def open(self, name: str) -> int:
+        """Return a descriptor of a file without a name. Raises OSError: it was not sent."""
+        content = self.read(name)
+        with os.fdopen(os.memfd_create("kept"), "wb") as file:
+            file.write(content)
+            file.seek(0)
+            return os.dup(file.fileno())
+
+    def read(self, name: str, limit: int = _MOST) -> bytes:
+        """Return at most ``limit`` bytes of a file. Raises OSError: it was not sent."""
+        try:
+            return self.files[name][:limit]
+        except KeyError:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)) from None
 
 
 def is_of_all_nodes(command: str, options: Collection[str]) -> bool:
@@ -56,19 +85,21 @@ def bring(nodes: Sequence[tuple[str, str]], config: Path, wait: float) -> None:
     :func:`state.answer`.
     """
 
-    def ask(number: int, job_id: str, node: str) -> Place | HostFault:
-        top = Path(_scratch().name, str(number))
+    unpacking = _Unpacking()
+
+    def ask(job_id: str, node: str) -> Place | HostFault:
         try:
-            read = partial(_unpack, top)
-            return state.answer(read, job_id, node, config, wait, "--files", most=2 * _MOST_SENT)
+            return state.answer(
+                unpacking.place, job_id, node, config, wait, "--files", most=2 * _MOST_SENT
+            )
         except HostFault as error:
             return error
 
     with ThreadPoolExecutor(state.AT_ONCE) as threads:
-        asked = [threads.submit(ask, n, *each) for n, each in enumerate(nodes)]
+        asked = [threads.submit(ask, *each) for each in nodes]
         found = [each.result() for each in asked]
     _PLACES[:] = [each for each in found if isinstance(each, Place)]
-    with_guests = {str(node) for place in _PLACES for node in place.facts().get("nodes", ())}
+    with_guests = {node for place in _PLACES for node in _nodes(place)}
     for (_, node), each in zip(nodes, found, strict=True):
         if isinstance(each, HostFault) and (node in with_guests or not with_guests):
             sys.stderr.write(f"vmgr: without {each}\n")
@@ -79,27 +110,36 @@ def places() -> Iterator[Place]:
     yield from _PLACES
 
 
-@cache
-def _scratch() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="vtorque-")
+def _nodes(place: Place) -> list[str]:
+    """Return the nodes with guests that one of them names, whatever else stands there."""
+    found = place.facts().get("nodes")
+    return [node for node in found if isinstance(node, str)] if isinstance(found, list) else []
 
 
-def _unpack(top: Path, said: Any) -> Place:
-    """Write what a node has sent below a directory. Raises ValueError, TypeError, KeyError."""
-    key, left = str(said["key"]), _MOST
-    if not _KEY.fullmatch(key):
-        raise ValueError(key)
-    place = Place(Paths(state=top), os.getuid(), key)
-    place.directory.mkdir(parents=True)
-    for name, text in dict(said["files"]).items():
+class _Unpacking:
+    """What several nodes have sent, unpacked: all of them together have a bound."""
+
+    def __init__(self) -> None:
+        self._left = _MOST
+        self._lock = threading.Lock()
+
+    def place(self, said: Any) -> Place:
+        """Return what a node has sent. Raises ValueError, TypeError, KeyError."""
+        key = str(said["key"])
+        if not _KEY.fullmatch(key):
+            raise ValueError(key)
+        with self._lock:
+            files = {name: self._file(name, text) for name, text in dict(said["files"]).items()}
+        return Brought(Paths(), os.getuid(), key, files)
+
+    def _file(self, name: str, text: str) -> bytes:
         if not _FILE.fullmatch(name):
             raise ValueError(name)
         try:
-            content = zlib.decompressobj().decompress(base64.b64decode(text), left + 1)
+            content = zlib.decompressobj().decompress(base64.b64decode(text), self._left + 1)
         except zlib.error as error:
             raise ValueError(name) from error
-        left -= len(content)
-        if left < 0:
+        if len(content) > self._left:
             raise ValueError(f"more than {_MOST} bytes")
-        (place.directory / name).write_bytes(content)
-    return place
+        self._left -= len(content)
+        return content
