@@ -303,3 +303,23 @@ def test_none_with_cores_of_its_own_is_booted_before_its_job(paths, monkeypatch)
     with pytest.raises(Refused, match="cores of their own"):
         spare_boot.boot(site, Plugins(), "warm", 8, {})
     assert not list(paths.journal.iterdir())
+
+
+def test_one_that_a_job_has_goes_on_though_its_boot_fails_at_the_very_end(
+    paths, tmp_path, monkeypatch
+):
+    """As soon as it waits a job can take it: the boot's own end must ask as any other's."""
+
+    def waits_and_fails(start, job, wanted, ports):
+        start.acquire(Tree(str(tmp_path / "has"), mode=0o700))
+        start.enter(WAITS)
+        if ports:
+            has_taken(paths, start.job.key)
+        raise OSError("no space left")
+
+    monkeypatch.setattr(spare_boot, "_boot", waits_and_fails)
+    site = SimpleNamespace(paths=paths, node=SimpleNamespace(start_timeout=60))
+    for of_job in (0, 1):
+        with pytest.raises(OSError, match="no space"):
+            spare_boot.boot(site, Plugins(), "warm", of_job, {})
+        assert (tmp_path / "has").exists() == bool(of_job)

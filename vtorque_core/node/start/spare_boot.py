@@ -30,7 +30,7 @@ from vtorque_core.api.vcpu_threads import process_of, threads
 from vtorque_core.base import hypervisor, kvm
 from vtorque_core.base.errors import Refusal, Refused, VtorqueError
 from vtorque_core.base.locks import job_lock
-from vtorque_core.node.end.teardown import end_spare
+from vtorque_core.node.end.teardown import end_spare, retired
 from vtorque_core.node.start import spare
 from vtorque_core.node.start.attempt import Start
 from vtorque_core.node.start.boot import boot_one
@@ -66,7 +66,8 @@ def boot(site: Site, plugins: Plugins, keeper: str, ports: int, wanted: Mapping[
                 start = Start(header.job, _NOBODY, site, until, journal, plugins)
                 _boot(start, job, wanted, ports)
         except BaseException:
-            end_spare(site.paths, header.job.key)
+            if retired(site.paths, header.job.key):  # else it waited, and a job has it
+                end_spare(site.paths, header.job.key)
             raise
     return header.job.key
 
