@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from vtorque_core.api import Refused
 from vtorque_pool import plot
 from vtorque_pool.command import pool
-from vtorque_pool.simulate import Job, Sizes, read, run
+from vtorque_pool.simulate import Job, Sizes, read, run, table
 
 LINE = "{number} {submit} -1 {run} {used} -1 -1 {asked} -1 -1 1 1 1 1 1 1 -1 -1\n"
 
@@ -43,8 +43,11 @@ def test_an_idle_node_leaves_and_the_next_job_waits_again():
 
 
 def test_a_job_larger_than_the_pool_is_left_out_and_told():
-    found = run([Job(0, 10, 9), Job(1, 10, 1)], Sizes(2, 0, 600))
+    jobs = [Job(0, 10, 9), Job(1, 10, 1)]
+    found = run(jobs, Sizes(2, 0, 600))
     assert (found.jobs, found.too_large) == (1, 1)
+    results = [run(jobs, Sizes(most, 0, idle)) for most in (2, 9) for idle in (60, 600)]
+    assert list(table(results))[5:] == ["left out of 2 nodes, since they need more: 1 jobs"]
 
 
 def test_processors_are_packed_into_nodes():

@@ -190,6 +190,6 @@ def table(results: Sequence[Result]) -> Iterator[str]:
             f"{each.mean_wait:10.0f} {each.median_wait:8.0f} {each.p95_wait:9.0f} "
             f"{each.machine_hours:10.1f} {each.busy:5.0%} {each.starts:7}"
         )
-    if results and results[0].too_large:
-        left = ", ".join(f"{each.too_large} of {each.sizes.most}" for each in results)
-        yield f"left out, since they need more nodes than the most: {left}"
+    for most, jobs in sorted({each.sizes.most: each.too_large for each in results}.items()):
+        if jobs:
+            yield f"left out of {most} nodes, since they need more: {jobs} jobs"
