@@ -20,7 +20,7 @@ TORQUE_NODES = b"""<Data><Node><name>n1</name><state>job-exclusive</state><np>2<
 <note>vtorque-pool: idle</note></Node><Node><name>other</name><state>free</state></Node>
 <Node><name>n3</name><state>down</state></Node></Data>"""
 TORQUE_JOBS = b"""<Data><Job><Job_Id>12.server</Job_Id><job_state>R</job_state></Job>
-<Job><Job_Id>13.server</Job_Id><job_state>Q</job_state><queue>batch</queue>
+<Job><Job_Id>13.server</Job_Id><job_state>Q</job_state><queue>batch</queue><Account_Name>acme</Account_Name>
 <Resource_List><nodes>2:ppn=2:vtorque</nodes></Resource_List></Job>
 <Job><Job_Id>14.server</Job_Id><job_state>H</job_state></Job></Data>"""
 OPEN_NODES = json.dumps({"nodes": {
@@ -32,6 +32,7 @@ OPEN_JOBS = b"""Job Id: 8.server
     Job_Name = job
     job_state = Q
     queue = workq
+    Account_Name = acme
     Resource_List.ncpus = 5
     Resource_List.select = 2:ncpus=2
 	+1:ncpus=1
@@ -78,7 +79,8 @@ def test_what_torque_says(tmp_path):
         "n3": "unusable",
     }
     assert nodes["n1"].jobs == ("12.server",)
-    assert server.pbs.waiting() == [Waiting("13.server", "batch", 2, 2, frozenset({"vtorque"}))]
+    waiting = Waiting("13.server", "batch", 2, 2, frozenset({"vtorque"}), "acme")
+    assert server.pbs.waiting() == [waiting]
 
 
 def test_what_openpbs_says(tmp_path):
@@ -92,7 +94,7 @@ def test_what_openpbs_says(tmp_path):
         "n3": "unusable",
     }
     assert nodes["n1"].jobs == ("7.server",)
-    assert server.pbs.waiting() == [Waiting("8.server", "workq", 3, 2)]
+    assert server.pbs.waiting() == [Waiting("8.server", "workq", 3, 2, account="acme")]
 
 
 @pytest.mark.parametrize("batch", ["torque", "openpbs"])

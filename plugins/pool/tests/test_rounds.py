@@ -65,6 +65,17 @@ def test_a_queue_brings_no_more_than_its_limit():
     ]
 
 
+def test_an_account_brings_no_more_than_its_limit_and_others_what_they_need():
+    limited = dataclasses.replace(SETTINGS, accounts={"acme": 1, "": 0})
+    waiting = [*jobs(9, cpus=2, account="acme"), *jobs(9), *jobs(2, cpus=2, account="other")]
+    assert said(view(waiting=waiting, settings=limited)) == [
+        ("start", "n1"),
+        ("start", "n2"),
+        ("start", "n3"),
+    ]
+    assert said(view(waiting=waiting[:18], settings=limited)) == [("start", "n1")]
+
+
 def test_the_least_is_made_without_jobs_and_does_not_leave():
     least = dataclasses.replace(SETTINGS, shapes=(dataclasses.replace(SMALL, least=1),))
     assert said(view(settings=least)) == [("start", "n1")]

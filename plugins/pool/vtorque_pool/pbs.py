@@ -23,13 +23,14 @@ _GONE = ("Unknown node", "cannot locate specified node", "Error in node list")
 
 @dataclass(frozen=True)
 class Waiting:
-    """A job that waits: the nodes and the CPUs on each that it asks for."""
+    """A job that waits: the nodes and the CPUs on each that it asks for; what it is counted to."""
 
     id: str
     queue: str
     nodes: int
     cpus: int
     features: frozenset[str] = frozenset()
+    account: str = ""
 
 
 class Pbs:
@@ -175,7 +176,7 @@ def _field(part: str, name: str) -> str:
 def _torque_job(part: str) -> dict[str, str]:
     """Return what is read of a job in ``qstat -x``."""
     asked = part.partition("<Resource_List>")[2].partition("</Resource_List>")[0]
-    names = ("Job_Id", "job_state", "queue")
+    names = ("Job_Id", "job_state", "queue", "Account_Name")
     return {**{name: _field(part, name) for name in names}, "asked": _field(asked, "nodes")}
 
 
@@ -206,7 +207,8 @@ def _torque_waiting(job: Mapping[str, str]) -> Waiting:
                 cpus = max(cpus, _count(word[4:]))
             elif "=" not in word:
                 features.add(word)
-    return Waiting(job["Job_Id"], job["queue"], nodes, cpus, frozenset(features))
+    account = job["Account_Name"]
+    return Waiting(job["Job_Id"], job["queue"], nodes, cpus, frozenset(features), account)
 
 
 def _open_waiting(job: Mapping[str, str]) -> Waiting:
@@ -218,7 +220,8 @@ def _open_waiting(job: Mapping[str, str]) -> Waiting:
         for word in words:
             if word.startswith("ncpus="):
                 cpus = max(cpus, _count(word[6:]))
-    return Waiting(job["Job_Id"], job.get("queue", ""), nodes, cpus)
+    account = job.get("Account_Name", "")
+    return Waiting(job["Job_Id"], job.get("queue", ""), nodes, cpus, account=account)
 
 
 def _count(text: str) -> int:

@@ -6,6 +6,8 @@ unusable: a service that is started again begins to count again.
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -129,16 +131,17 @@ def _wanted(view: View, shapes: Sequence[Shape]) -> dict[str, int]:
     """Return shape to the nodes that waiting jobs need, each of the first shape that fits it."""
     cpus = {shape.name: 0 for shape in shapes}
     nodes = {shape.name: 0 for shape in shapes}
-    by_queue: dict[str, int] = {}
+    limits = {("queue", name): most for name, most in view.settings.queues.items()}
+    limits |= {("account", name): most for name, most in view.settings.accounts.items()}
+    used: Counter[tuple[str, str]] = Counter()
     for job in view.waiting:
         shape = next((s for s in shapes if _fits(job, s)), None)
         if shape is None:
             continue
-        most = view.settings.queues.get(job.queue)
-        used = by_queue.get(job.queue, 0)
-        if most is not None and used + job.nodes > most:
+        counted = ("queue", job.queue), ("account", job.account)
+        if any(used[each] + job.nodes > limits.get(each, math.inf) for each in counted):
             continue
-        by_queue[job.queue] = used + job.nodes
+        used.update(dict.fromkeys(counted, job.nodes))
         cpus[shape.name] += job.nodes * job.cpus
         nodes[shape.name] = max(nodes[shape.name], job.nodes)
     return {s.name: max(nodes[s.name], -(-cpus[s.name] // s.cpus)) for s in shapes}

@@ -76,6 +76,9 @@ class Settings:
     queues: Mapping[str, int] = setting(
         _Nothing(), doc="Torque, OpenPBS: queue to the nodes that its waiting jobs may bring"
     )
+    accounts: Mapping[str, int] = setting(
+        _Nothing(), doc="Torque, OpenPBS: the same by account (qsub -A); empty name: without one"
+    )
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}", self.cluster, re.ASCII):
