@@ -171,8 +171,8 @@ def guest_that_says(path: Path, *lines: bytes) -> Iterator[None]:
             connection.recv(100)
             for line in lines:
                 connection.sendall(line + b"\n")
-            if lines:
-                connection.recv(100)
+            while lines and connection.recv(100):
+                pass
 
     thread = threading.Thread(target=serve)
     thread.start()

@@ -49,7 +49,7 @@ def agent(directory: Path, first: bytes, answer: Answer) -> Iterator[list[str]]:
                     words = question.decode().split()
                     if words[0] == "STATUS":
                         connection.sendall(first)
-                    else:
+                    elif words[0] == "LOG":
                         asked.append(words[1])
                         answer(connection, words[1])
             except OSError:

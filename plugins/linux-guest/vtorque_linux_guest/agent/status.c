@@ -52,7 +52,7 @@ void status_send(void) {
         result_sent = status_line(result, "");
 }
 
-/* "SECONDS.NANOSECONDS", nine digits: the clock of a guest that was paused lies behind. */
+/* "SECONDS.NANOSECONDS", nine digits: the RTC knows no parts of a second, and a paused guest no time. */
 static void set_clock(const char *text) {
     long long seconds;
     long nanoseconds;

@@ -38,8 +38,7 @@ def await_ready(
     the user's own cloud-config has failed with.
     """
     log, steps, verdict = b"", 0, b""
-    logs, behind = not boots_micro(guest.image), bool(guest.spare)
-    times = guest_logs.ready_by(guest, deadline), deadline, logs, behind
+    times = guest_logs.ready_by(guest, deadline), deadline, not boots_micro(guest.image)
     said = read_apart(_watch, *times, until=deadline + _MORE, files=[port.fileno()], most=TOTAL_MAX)
     try:
         for word in said:
@@ -89,14 +88,12 @@ def _awaits(deadline: float, port: int) -> Iterator[bytes]:
             yield _FAULT + str(error).encode()
 
 
-def _watch(
-    ready_by: float, deadline: float, logs: bool, behind: bool, port: int
-) -> Iterator[bytes]:
+def _watch(ready_by: float, deadline: float, logs: bool, port: int) -> Iterator[bytes]:
     """Read the guest's lines until it is ready, or cannot be; then its logs if it has any."""
     with socket.socket(fileno=port) as connection:
         reader = StatusReader(connection)
         try:
-            for step in reader.steps(ready_by, behind=behind):
+            for step in reader.steps(ready_by):
                 yield _STEP + step.encode()
         except GuestFailed as error:
             yield _FAULT + error.reason.encode()

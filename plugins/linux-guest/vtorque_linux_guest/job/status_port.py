@@ -28,10 +28,12 @@ class StatusReader:
         self._total = self._lines = 0
         self.step = ""
 
-    def steps(self, deadline: float, *, behind: bool = False) -> Iterator[str]:
+    def steps(self, deadline: float) -> Iterator[str]:
         """Yield each new step's name, printable, until the guest says READY.
 
-        ``behind``: its clock stood still; it is told the time when its agent is there.
+        It is told the time when its agent is there: a clock read from the RTC (rtc(4)) is up to a
+        second late, that of a guest that was paused more, and make(1) and rsync(1) compare it with
+        the times of files that the node has written.
         `deadline` is in time.monotonic() seconds. Raises GuestFailed (with the guest's reason),
         GuestDied, GuestSilent (naming the last step seen), or StreamError for a flood or garbage.
         """
@@ -43,7 +45,7 @@ class StatusReader:
             if word == "FAILED":
                 raise GuestFailed(rest or "no reason given")
             if word == "STEP" and rest and rest != self.step:
-                if behind and not self.step:
+                if not self.step:
                     now = time.clock_gettime_ns(time.CLOCK_REALTIME)
                     self._ask(b"TIME %d.%09d\n" % divmod(now, 1_000_000_000), deadline)
                 self.step = rest
