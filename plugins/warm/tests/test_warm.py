@@ -242,6 +242,41 @@ def test_one_that_is_not_to_be_had_is_tried_with_growing_pauses_and_doctor_says_
     assert not made.keeper.failures and len(made.there) == 1
 
 
+def pause_of(made):
+    made.keeper.look()
+    return made.keeper.failures[SHAPE].again - made.clock[0]
+
+
+@pytest.mark.parametrize(("why", "left"), [("in use by other jobs: ram=256M", 10.0), ("no", 80.0)])
+def test_the_end_of_a_job_that_had_the_room_cuts_the_pause_short(made, why, left):
+    made.fail = why
+    made.jobs = [running("7.0"), running("8.0")]
+    for _ in range(4):
+        made.keeper.look()
+        made.clock[0] = made.keeper.failures[SHAPE].again
+    made.clock[0] = made.keeper.failures[SHAPE].at
+    made.jobs += [running("9.0")]
+    assert pause_of(made) == 80.0
+    made.jobs = [running("8.0")]
+    assert pause_of(made) == left
+
+
+def test_another_config_or_image_cuts_the_pause_short(made):
+    made.fail = "no"
+    for _ in range(4):
+        made.keeper.look()
+        made.clock[0] = made.keeper.failures[SHAPE].again
+    made.clock[0] = made.keeper.failures[SHAPE].at + 60.0
+    assert pause_of(made) == 20.0
+    made.fail, made.version = "", "2"
+    made.keeper.look()
+    assert len(made.there) == 1 and not made.keeper.failures
+
+
+def running(key):
+    return SimpleNamespace(job=SimpleNamespace(key=key), phases=())
+
+
 def test_it_ends_when_nothing_is_wanted_and_nothing_there(made):
     made.keeper.look()
     made.settings = Settings()

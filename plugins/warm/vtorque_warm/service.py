@@ -39,16 +39,23 @@ _LONGEST_PAUSE = 600.0
 _HISTORY = 500  # kept jobs that are looked at
 _LOOK = 5.0  # seconds between two looks when nothing happens
 _HISTORY_AGAIN = 60.0  # seconds between two looks at what is kept
+_IN_USE = "in use by other jobs"  # the ledger's word for a node that is full
 log = logging.getLogger(NAME)
 
 
 @dataclass
 class Failure:
-    """A shape that could not be had: how often in a row, and when it is tried again."""
+    """A shape that could not be had: how often in a row, and when it is tried again.
+
+    ``at``: when it was tried last; ``version``, ``jobs``: with what image and config, beside whom.
+    """
 
     times: int
     again: float
     why: str
+    at: float
+    version: str
+    jobs: frozenset[str]
 
 
 @dataclass
@@ -75,6 +82,7 @@ class Keeper:
         self._say(wanted)
         if not wanted:
             return bool(there)
+        self._hasten(wanted, settings, versions)
         missing = self._missing(there, wanted, settings)
         if missing is not None and not self._starting():
             self._boot(missing, settings, versions[missing.img])
@@ -143,6 +151,24 @@ class Keeper:
                 return shape
         return None
 
+    def _hasten(
+        self, wanted: Sequence[tuple[Shape, int]], settings: Settings, versions: dict[str, str]
+    ) -> None:
+        """Pause no longer than at first where the reason may have gone.
+
+        That is another config, image or version, or the end of a job where others had the room.
+        """
+        for shape, _ in wanted:
+            failure = self.failures.get(str(shape))
+            if failure is None:
+                continue
+            ended = failure.jobs - self._jobs() if _IN_USE in failure.why else ()
+            if ended or failure.version != versions[shape.img]:
+                failure.again = min(failure.again, failure.at + settings.pause)
+
+    def _jobs(self) -> frozenset[str]:
+        return frozenset(each.job.key for each in Running(self.paths).jobs())
+
     def _starting(self) -> bool:
         """Return whether a job's guests are being started: they have the node for themselves."""
         now = time.time()
@@ -157,16 +183,17 @@ class Keeper:
             noted = {"shape": str(shape), "img": shape.img, "version": version}
             replace_file(str(spare.directory / NOTE), json.dumps(noted).encode(), mode=0o600)
         except (HostFault, ValueError, OSError) as error:
-            self._failed(shape, str(error), settings)
+            self._failed(shape, str(error), settings, version)
             return
         self.failures.pop(str(shape), None)
         log.info("%s of %s waits after %.1f s", key, shape, time.monotonic() - begun)
 
-    def _failed(self, shape: Shape, why: str, settings: Settings) -> None:
+    def _failed(self, shape: Shape, why: str, settings: Settings, version: str = "") -> None:
         before = self.failures.get(str(shape))
         times = before.times + 1 if before else 1
         pause = min(_LONGEST_PAUSE, settings.pause * 2 ** min(times - 1, 10))
-        self.failures[str(shape)] = Failure(times, self.clock() + pause, why)
+        now = self.clock()
+        self.failures[str(shape)] = Failure(times, now + pause, why, now, version, self._jobs())
         log.warning("%s: %s; again in %.0f s", shape, why, pause)
 
     def _say(self, wanted: Sequence[tuple[Shape, int]]) -> None:
