@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from slurm_doubles import RECORD
 from vtorque_core.base.errors import HostFault, Refused
-from vtorque_slurm.job_records import features, one_of, parse_job
+from vtorque_slurm.job_records import features, offered_mib, one_of, parse_job
 
 FACTS = {
     "id": "7", "name": "t", "state": "RUNNING", "restarts": 0, "excluded": "(null)", "cpus": "0-1",
@@ -91,3 +91,17 @@ def test_any_text_is_a_record_or_a_fault(text):
 def test_features_of_a_node():
     text = "   AvailableFeatures=a,b\n   ActiveFeatures=(null)\n"
     assert features(text) == (("a", "b"), ())
+
+
+@pytest.mark.parametrize(
+    ("more", "offered"),
+    [
+        ("", 4000),
+        ("   MemSpecLimit=1024\n", 2976),
+        ("   CoreSpecCount=1 CPUSpecList=1 MemSpecLimit=500\n", 3500),
+        ("   Comment=MemSpecLimit=9\n", 4000),
+    ],
+)
+def test_what_a_node_offers(more, offered):
+    text = "   RealMemory=4000 AllocMem=0 FreeMem=900 Sockets=2 Boards=1\n"
+    assert offered_mib(text + more) == offered

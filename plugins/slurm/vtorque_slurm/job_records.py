@@ -145,6 +145,15 @@ def node_comment(text: str) -> str:
     return found[0].strip() if found else ""
 
 
+def offered_mib(text: str) -> int:
+    """Return what a node has for jobs: RealMemory less MemSpecLimit. Raises HostFault.
+
+    ``text``: what ``scontrol show node`` prints.
+    """
+    kept = re.search(r"^   (?:C\w+=\S* +)*MemSpecLimit=(\d+)", text, re.MULTILINE | re.ASCII)
+    return int(_one(r"   RealMemory=(\d+) .*", text)) - int(kept[1] if kept else 0)
+
+
 def _names(field: str) -> tuple[str, ...]:
     return tuple(name for name in field.strip().split(",") if name and name != "(null)")
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from vtorque_core.api import BatchSystem, always
+from vtorque_core.api import BatchSystem, always, hookimpl
 from vtorque_slurm.settings import Settings
 
 if TYPE_CHECKING:
     from vtorque_core.api.batch_system import JobShell, NodeAdapter, Submitter
+    from vtorque_core.api.health import HealthCheck
     from vtorque_core.api.node_job import Site
     from vtorque_core.api.strategies import StepOf
 
@@ -44,6 +46,15 @@ def step(site: Site) -> StepOf:
     from vtorque_slurm.submitter import SlurmSubmitter  # noqa: PLC0415
 
     return SlurmSubmitter(site[Settings], site.paths.jobshell).step
+
+
+@hookimpl
+def vtorque_health_checks() -> Iterable[HealthCheck]:
+    """Return what doctor asks; only a node imports it."""
+    from vtorque_core.api.health import HealthCheck  # noqa: PLC0415
+    from vtorque_slurm.health import memory_apart  # noqa: PLC0415
+
+    return [HealthCheck("slurm: memory of waiting guests", memory_apart)]
 
 
 vtorque_settings = always(Settings)

@@ -106,6 +106,8 @@ NODE = """NodeName=n1 Arch=x86_64 CoresPerSocket=1~
    AvailableFeatures={available}
    ActiveFeatures={active}
    Gres=(null)
+   RealMemory={memory} AllocMem=0 FreeMem=900 Sockets=2 Boards=1
+{reserve}   State=IDLE ThreadsPerCore=1 TmpDisk=0 Weight=1 Owner=N/A MCS_label=N/A
    ExtSensorsJoules=n/s ExtSensorsWatts=0 ExtSensorsTemp=n/s
 {comment}
 """.replace("~", " ")
@@ -126,7 +128,7 @@ facts = {"name": "t", "state": "RUNNING", "restarts": 0, "excluded": "(null)", "
          "mem": 512, "share": "OK", "note": "", "comment": "", "account": "(null)",
          "qos": "(null)"}
 if facts_path.exists(): facts |= json.loads(facts_path.read_text())
-node = {"available": "(null)", "active": "(null)", "comment": ""}
+node = {"available": "(null)", "active": "(null)", "comment": "", "memory": 4000, "reserve": ""}
 if node_path.exists(): node |= json.loads(node_path.read_text())
 if argv[:2] == ["show", "job"]:
     number, _, offset = argv[-1].partition("+")

@@ -1,0 +1,62 @@
+"""What doctor says of Slurm's memory and that of guests that wait, with doubles of its commands."""
+
+import os
+from types import SimpleNamespace
+
+import pytest
+
+from slurm_doubles import Slurm
+from vtorque_slurm import health, plugin
+from vtorque_slurm.settings import Settings
+
+HAS = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20  # MiB
+
+
+@pytest.fixture
+def looked(tmp_path, monkeypatch):
+    """Return what looks: with guests that hold so much, and a node that has so much for jobs."""
+    slurm = Slurm(tmp_path)
+
+    def look(*guests, system="slurm", uid=0, **node):
+        slurm.node(**node)
+        found = [SimpleNamespace(mib=mib, job=job) for mib, job in guests]
+        monkeypatch.setattr(health.spares, "spares", lambda _: found)
+        batch = SimpleNamespace(name=system)
+        monkeypatch.setattr(health.service, "batch_system", lambda _: (None, batch))
+        monkeypatch.setattr(health.os, "geteuid", lambda: uid)
+        site = Of(path=None, paths=None, settings=Settings(bindir=str(slurm.bin)))
+        (check,) = plugin.vtorque_health_checks()
+        return list(check.check(site))
+
+    return look
+
+
+class Of(SimpleNamespace):
+    """A site with the settings of one plugin."""
+
+    def __getitem__(self, _):
+        return self.settings
+
+
+def test_a_node_that_offers_all_it_has_is_warned_of(looked):
+    (found,) = looked((512, ""), (256, ""), (512, "7"), memory=HAS)
+    assert found.status == "warning"
+    assert f"offers {HAS} MiB of this node's {HAS}; guests that wait hold 768" in found.message
+    assert found.fix.startswith("MemSpecLimit=768 ")
+
+
+@pytest.mark.parametrize(
+    "node",
+    [{"memory": HAS - 512}, {"memory": HAS, "reserve": "   CoreSpecCount=1 MemSpecLimit=512\n"}],
+)
+def test_memory_that_slurm_leaves_is_theirs(looked, node):
+    (found,) = looked((512, ""), **node)
+    assert found.status == "ok"
+
+
+@pytest.mark.parametrize(
+    ("guests", "more"),
+    [([], {}), ([(512, "7")], {}), ([(512, "")], {"system": "local"}), ([(512, "")], {"uid": 7})],
+)
+def test_where_none_wait_it_says_nothing(looked, guests, more):
+    assert looked(*guests, **more, memory=HAS) == []

@@ -1,0 +1,37 @@
+"""What ``vtorque doctor`` says of Slurm on this node."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+from vtorque_core.api.health import HealthResult, ok, warning
+from vtorque_core.api.node_job import Site
+from vtorque_core.live import service, spares
+from vtorque_slurm import job_records
+from vtorque_slurm.batch_commands import Client
+from vtorque_slurm.controller_updates import this_node
+from vtorque_slurm.settings import Settings
+
+
+def memory_apart(site: Site) -> Iterator[HealthResult]:
+    """Say whether Slurm leaves the node the memory of guests that wait for a job.
+
+    Nothing where none wait, nor to others than root. Raises HostFault: Slurm does not answer.
+    """
+    if os.geteuid() != 0:
+        return
+    held = sum(each.mib for each in spares.spares(site.paths) if not each.job)
+    if not held or service.batch_system(site.path)[1].name != "slurm":
+        return
+    client = Client(site[Settings])
+    offered = job_records.offered_mib(client.ask("scontrol", "show", "node", this_node(client)))
+    has = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20
+    said = f"Slurm offers {offered} MiB of this node's {has}; guests that wait hold {held}"
+    if offered + held <= has:
+        yield ok(said)
+        return
+    yield warning(
+        f"{said}: bare jobs may be given what they hold",
+        f"MemSpecLimit={held} or more, or less RealMemory, for this node in slurm.conf",
+    )
