@@ -1,5 +1,6 @@
 """After the release: what the guests used is told, and a user's leftovers are killed, or not."""
 
+import functools
 import json
 import os
 import subprocess
@@ -9,13 +10,17 @@ from pathlib import Path
 
 import pytest
 
+from acme_card import in_other_process
+from patience import eventually
 from vtorque_core.api import kept_records, vcpu_threads
-from vtorque_core.api.batch_system import Usage
+from vtorque_core.api.batch_system import Life, Usage
 from vtorque_core.api.strategies import BatchSystem
 from vtorque_core.api.values import hookimpl
 from vtorque_core.base.errors import EXIT_GUEST_DIED, HostFault
+from vtorque_core.base.locks import job_lock
 from vtorque_core.base.names import JobAttempt, Paths
-from vtorque_core.node.end import epilogue, leftovers
+from vtorque_core.node.end import epilogue, leftovers, reap
+from vtorque_core.node.end.reap import release_job
 from vtorque_core.records import usage
 from vtorque_core.records.reading import JobHeader
 from vtorque_core.site.plugins import Plugins
@@ -80,6 +85,9 @@ class Acme:
     @hookimpl
     def vtorque_batch_systems(self):
         yield BatchSystem("acme", submitter=None, node=lambda _site: self, shell=None)
+
+    def alive(self, ids):
+        return dict.fromkeys(ids, Life.GONE)
 
     def account(self, job_id, used):
         if self.error:
@@ -168,6 +176,27 @@ def test_plugins_are_not_told_while_something_is_left(node, qemu, tmp_path):
     assert journal.exists() and not (tmp_path / "ended").exists()
 
 
+def test_a_job_that_ended_in_its_start_is_released_after_that(node, qemu, monkeypatch, capfd):
+    """Torque ends a job in its prologue and does not end the prologue, which may boot for long."""
+    ready, go_on = os.pipe(), os.pipe()
+
+    def prologue():
+        os.close(go_on[1])  # should the test fail, its end is the end of this
+        with job_lock(node["paths"], "42.srv"):
+            os.write(ready[1], b"x")
+            os.read(go_on[0], 1)
+
+    in_other_process(prologue)
+    os.read(ready[0], 1)
+    monkeypatch.setattr(epilogue, "release_job", functools.partial(release_job, deadline=0))
+    monkeypatch.setattr(reap, "_FIRST_PAUSE", 0.05)
+    assert epilogue.run(node["config"], "42.srv") == 1
+    assert "that is tried again" in capfd.readouterr().err
+    assert list(node["paths"].journal.iterdir())
+    os.write(go_on[1], b"x")
+    eventually(lambda: not list(node["paths"].journal.iterdir()))
+
+
 def test_an_accounting_that_fails_is_told_and_costs_nothing(node, qemu, capfd):
     node["acme"].error = "the server does not answer"
     assert epilogue.run(node["config"], "42.srv") == 0
@@ -180,7 +209,7 @@ def test_a_full_disk_under_the_jobs_output_keeps_nothing_from_release(node, qemu
     program = (
         "import sys; from pathlib import Path; from vtorque_core.node.end import epilogue;"
         "epilogue._last_words = lambda _paths, _states: ['panic'];"
-        "epilogue._after = lambda *_: None;"
+        "epilogue._after = lambda *_, **__: None;"
         "sys.exit(epilogue.run(Path(sys.argv[1]), '42.srv', sys.argv[2]))"
     )
     with Path("/dev/full").open("wb") as full:

@@ -24,6 +24,7 @@ from vtorque_core.base.errors import (
     ConfigError,
     VtorqueError,
 )
+from vtorque_core.base.locks import Busy
 from vtorque_core.base.names import Paths
 from vtorque_core.node.end import ended, leftovers
 from vtorque_core.node.end.ended import AFTER
@@ -57,17 +58,21 @@ def run(config: Path, job_id: str, status: str = "") -> int:
             os.write(1, os.fsencode(said))
     if states:
         kept_records.keep_facts(paths, states[-1].header.job, status=status)
-    reports = release_job(paths, job_id)
+    try:
+        reports = release_job(paths, job_id)
+        clean = all(report.clean for report in reports)
+    except Busy as error:  # its start goes on: nobody has told that one of the job's end
+        syslog.syslog(syslog.LOG_WARNING, f"vtorque {job_id}: {error}")
+        reports, clean = [], False
     for line in (line for report in reports for line in report.lines()):
         syslog.syslog(syslog.LOG_WARNING, f"vtorque {line}")
-    clean = all(report.clean for report in reports)
     if not clean:
         sys.stderr.write(
             "vtorque: the job has ended, but its virtual machine could not be removed from this "
             "node yet; that is tried again, and the node's admin can see why in syslog\n"
         )
     if states:
-        _after(config, states[-1].header, reports)
+        _after(config, states[-1].header, reports, clean=clean)
     return EXIT_OK if clean else EXIT_FAILED
 
 
@@ -78,7 +83,7 @@ def _states(paths: Paths, job_id: str) -> list[JournalState]:
         return []  # the release says it
 
 
-def _after(config: Path, job: JobHeader, reports: Sequence[TeardownReport]) -> None:
+def _after(config: Path, job: JobHeader, reports: Sequence[TeardownReport], *, clean: bool) -> None:
     """Tell the accounting, kill leftovers, tell plugins, see to what is left. Failures are told.
 
     In children with a time limit: a batch system's server may not answer.
@@ -89,7 +94,7 @@ def _after(config: Path, job: JobHeader, reports: Sequence[TeardownReport]) -> N
     errors = []
     try:
         site, plugins = load(config, node=True)
-        if not all(report.clean for report in reports) and job.batch == site.batch.system:
+        if not clean and job.batch == site.batch.system:
             alive = plugins.batch_system(job.batch).node(site).alive
             reap_until_clean(site, plugins, job.job.id, alive)
         if used is not None or job.whole_node:

@@ -182,7 +182,8 @@ def reap_until_clean(
 ) -> None:
     """Reap in a process of its own until nothing of this job is left here, a day at most. As root.
 
-    For an epilogue that could not release all: libvirtd was dead. One such process of a node
+    For an epilogue that could not release all: libvirtd was dead, or the job's start still at work
+    (a batch system may end a job in its prologue and let that go on). One such process of a node
     works, and sees to what others could not release meanwhile.
     """
 
