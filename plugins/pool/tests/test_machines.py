@@ -1,5 +1,6 @@
 """Making and ending machines: once, whatever is killed or fails on the way."""
 
+import dataclasses
 import os
 
 import pytest
@@ -62,6 +63,35 @@ def test_a_machine_made_twice_is_ended_once(pool, monkeypatch):
     monkeypatch.setattr(pool.driver, "create", twice)
     pool.machines.make(["n1"], "test")
     assert pool.nodes() == ["n1"]
+
+
+def test_a_machine_that_is_listed_twice_is_one(pool, monkeypatch):
+    """By one cloud, between two pages, or by two that are of one account."""
+    listed = pool.driver.machines
+    monkeypatch.setattr(pool.driver, "machines", lambda cluster: listed(cluster) * 2)
+    settings = dataclasses.replace(pool.settings, clouds={"here": {"driver": "double"}})
+    both = Machines(settings, {"here": pool.driver, "there": pool.driver}, pool.said.append)
+    both.make(["n1"], "test")
+    both.make(["n1"], "again")
+    assert pool.nodes() == ["n1"]
+    assert [each.node for each in both.found().machines] == ["n1"]
+
+
+def test_a_machine_of_a_shape_that_is_another_clouds_now_is_ended(pool, tmp_path):
+    pool.machines.make(["n1"], "test")
+    (tmp_path / "new").mkdir()
+    (shape,) = pool.settings.shapes
+    clouds = {name: {"driver": "double"} for name in ("here", "new")}
+    shapes = (dataclasses.replace(shape, cloud="new"),)
+    settings = dataclasses.replace(pool.settings, shapes=shapes, clouds=clouds)
+    drivers = {"here": pool.driver, "new": DirectoryDriver(tmp_path / "new")}
+    assert Machines(settings, drivers, pool.said.append).end(["n1"], "test") == {}
+    assert pool.nodes() == []
+
+
+def test_nodes_that_one_timeout_hits_are_one_failure(pool):
+    assert pool.machines.failed({f"n{number}": "timeout" for number in range(1, 9)}) == {}
+    assert pool.machines.failed({"n1": "timeout"}) == {"small": "timeout"}
 
 
 @pytest.mark.parametrize("step", ["create", "after-create", "destroy", "after-destroy"])

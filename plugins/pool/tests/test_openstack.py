@@ -76,3 +76,11 @@ def test_a_server_in_error_has_ended_and_its_quota_is_asked(nova, tmp_path):
     nova.servers[made.id]["status"] = "ERROR"
     [found] = driver.machines("contract")
     assert (found.state, found.is_live, found.address) == ("ended", False, "10.0.0.7")
+
+
+@pytest.mark.parametrize("status", ["MIGRATING", "REBOOT", "UNKNOWN", "PAUSED", "of tomorrow"])
+def test_a_server_that_may_come_back_is_not_taken_for_ended(nova, tmp_path, status):
+    cloud = Harness(nova, tmp_path)
+    driver = cloud.driver()
+    nova.servers[driver.create(cloud.order("n1")).id]["status"] = status
+    assert [each.is_live for each in driver.machines("contract")] == [True]

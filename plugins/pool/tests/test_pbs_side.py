@@ -22,7 +22,8 @@ TORQUE_NODES = b"""<Data><Node><name>n1</name><state>job-exclusive</state><np>2<
 TORQUE_JOBS = b"""<Data><Job><Job_Id>12.server</Job_Id><job_state>R</job_state></Job>
 <Job><Job_Id>13.server</Job_Id><job_state>Q</job_state><queue>batch</queue><Account_Name>acme</Account_Name>
 <Resource_List><nodes>2:ppn=2:vtorque</nodes></Resource_List></Job>
-<Job><Job_Id>14.server</Job_Id><job_state>H</job_state></Job></Data>"""
+<Job><Job_Id>14.server</Job_Id><job_state>H</job_state></Job>
+<Job><Job_Id>15[].server</Job_Id><job_state>Q</job_state></Job></Data>"""
 OPEN_NODES = json.dumps({"nodes": {
     "n1": {"state": "job-busy", "jobs": ["7.server/0", "7.server/1"]},
     "n2": {"state": "offline", "comment": "vtorque-pool: idle"},
@@ -41,6 +42,9 @@ OPEN_JOBS = b"""Job Id: 8.server
 
 Job Id: 9.server
     job_state = R
+
+Job Id: 10[].server
+    job_state = Q
 
 """
 
@@ -191,14 +195,15 @@ def test_a_round_deletes_a_drained_node_before_its_machine_ends(tmp_path):
 @pytest.mark.parametrize(("first", "failures"), [("free", 0), ("down", 1)])
 def test_a_node_that_goes_down_after_it_was_up_pauses_no_shape(tmp_path, first, failures):
     server = Server(tmp_path, "torque")
-    settings = dataclasses.replace(server.settings, ready=1e-9)
+    settings = dataclasses.replace(server.settings, ready=1e-9, ending=1e-9)
+    round_ = serve.round_of(settings, server.machines, server.pbs)
     (made,) = server.machines.make(["n1"], "test").values()
     server.answer("qstat", b"<Data/>")
-    for state in (first, "down"):
+    for state in (first, "down", "down"):
         said = f"<Data><Node><name>n1</name><state>{state}</state></Node></Data>"
         server.answer("pbsnodes", said.encode())
         if server.driver.machines("test"):
-            serve.round_of(settings, server.machines, server.pbs)()
+            round_()
     assert server.driver.machines("test") == []
     assert server.machines.memory.read().of(made.shape).failures == failures
 

@@ -18,11 +18,12 @@ def machine(node, age=60.0, state="running", name=""):
     return Machine(name or f"m-{node}", node, "small", NOW - age, state)
 
 
-def view(machines=(), nodes=(), waiting=(), settings=SETTINGS, idle=None, **more):
+def view(machines=(), nodes=(), waiting=(), settings=SETTINGS, idle=None, down=0.0, **more):
     since = Since()
     known = {node.name: node for node in nodes}
     since.look(known, NOW)
     since.idle.update(idle or {})
+    since.unusable.update({name: at - down for name, at in since.unusable.items()})
     given = {"held": {}, "paused": frozenset(), "silent": {}, "seen": (), **more}
     found = Found(tuple(machines), given.pop("silent"))
     return View(settings, found, known, waiting, since, now=NOW, **given)
@@ -111,12 +112,25 @@ def test_a_node_that_was_told_to_leave_does_not_come_back():
 def test_a_machine_that_never_is_up_is_ended_after_its_time():
     down = [Node("n1", "unusable")]
     assert said(view([machine("n1", age=800)], down)) == []
-    assert said(view([machine("n1", age=1000)], down)) == [("fail", "n1")]
+    assert said(view([machine("n1", age=1000)], down, down=200.0)) == [("fail", "n1")]
+
+
+def test_a_server_that_begins_again_and_has_all_nodes_down_ends_none():
+    nodes, machines = [Node("n1", "unusable")], [machine("n1", age=9000)]
+    assert said(view(machines, nodes, seen={"m-n1"})) == []
+
+
+def test_a_machine_that_has_ended_before_it_was_up_is_a_failed_start():
+    """Else one that powers off at its boot would be made again each round."""
+    ended = [machine("n1", state="ended")]
+    assert said(view(ended)) == [("end", "n1"), ("fail", "n1")]
+    assert said(view(ended, seen={"m-n1"})) == [("end", "n1")]
+    assert said(view([*ended, machine("n1", name="new")], [Node("n1", "free")])) == [("end", "n1")]
 
 
 def test_a_machine_that_was_up_once_is_no_failed_start():
     """A user's job can take its worker down: the shape is there for the others."""
-    found = view([machine("n1", age=9000)], [Node("n1", "unusable")], seen={"m-n1"})
+    found = view([machine("n1", age=9000)], [Node("n1", "unusable")], seen={"m-n1"}, down=200.0)
     assert said(found) == [("leave", "n1")]
 
 

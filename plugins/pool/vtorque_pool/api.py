@@ -16,6 +16,10 @@ CLUSTER, NODE, SHAPE = "vtorque-cluster", "vtorque-node", "vtorque-shape"
 """Names of the tags of a machine: whose it is, which node it is, of which shape."""
 
 
+State = Literal["building", "running", "ended", "deleting"]
+"""Of a machine. One that its cloud may have again, whatever it says of it now, is running."""
+
+
 class CloudFault(HostFault):
     """The cloud did not do it or did not answer: the API is down, slow, or refuses us."""
 
@@ -49,7 +53,7 @@ class Machine:
     node: str
     shape: str
     created: float
-    state: Literal["building", "running", "ended", "deleting"] = "running"
+    state: State = "running"
     address: str = ""
 
     @property

@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from vtorque_core.api import Busy, HostFault, take_lock
@@ -24,10 +24,11 @@ Log = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Found:
-    """What the clouds say: machines, and why a cloud said nothing."""
+    """What the clouds say: machines, why a cloud said nothing, and each machine's cloud by id."""
 
     machines: tuple[Machine, ...]
     silent: Mapping[str, str]
+    clouds: Mapping[str, str] = field(default_factory=dict)
 
     def of(self, node: str) -> list[Machine]:
         """Return a node's live machines, the oldest first: this one stays."""
@@ -45,15 +46,21 @@ class Machines:
         self.log = log
 
     def found(self, clouds: Collection[str] | None = None) -> Found:
-        """Ask the clouds, all of them or these."""
-        machines: list[Machine] = []
+        """Ask the clouds, all of them or these.
+
+        A machine that is listed twice is one: two of ``clouds`` can be of one account, and a cloud
+        can repeat itself between two pages.
+        """
+        machines: dict[str, tuple[Machine, str]] = {}
         silent = {}
         for name in self._drivers if clouds is None else clouds:
             try:
-                machines += self._drivers[name].machines(self.settings.cluster)
+                for each in self._drivers[name].machines(self.settings.cluster):
+                    machines.setdefault(each.id, (each, name))
             except HostFault as error:
                 silent[name] = str(error)
-        return Found(tuple(machines), silent)
+        of_cloud = {id_: name for id_, (_, name) in machines.items()}
+        return Found(tuple(each for each, _ in machines.values()), silent, of_cloud)
 
     def make(self, nodes: Iterable[str], why: str) -> dict[str, Machine | HostFault]:
         """Have one machine for each node; return it, or what failed, for each."""
@@ -155,9 +162,7 @@ class Machines:
             failed.update(dict.fromkeys(theirs, "another process makes or ends it"))
             for node in [node for node in mine if node in held]:
                 self.log(f"{node}: stays, it is held: {held[node]}")
-            shapes = [self.settings.shape_of(node) for node in mine if node not in held]
-            clouds = {shape.cloud for shape in shapes if shape is not None}
-            found = self.found(clouds)
+            found = self.found()  # in all clouds: a shape may have been another's
             for node in [node for node in mine if node not in held]:
                 shape = self.settings.shape_of(node)
                 if shape is None:
@@ -165,15 +170,14 @@ class Machines:
                 elif shape.cloud in found.silent:
                     failed[node] = found.silent[shape.cloud]
                 else:
-                    failed.update(self._end_node(shape, node, found, why))
+                    failed.update(self._end_node(node, found, why))
         for node, problem in failed.items():
             self.log(f"{node}: not ended: {problem}")
         return failed
 
-    def _end_node(self, shape: Shape, node: str, found: Found, why: str) -> dict[str, str]:
-        driver = self._drivers[shape.cloud]
+    def _end_node(self, node: str, found: Found, why: str) -> dict[str, str]:
         for machine in [m for m in found.machines if m.node == node and m.state != "deleting"]:
-            if problem := self._destroy(driver, machine, why):
+            if problem := self._destroy(self._drivers[found.clouds[machine.id]], machine, why):
                 return {node: problem}
         return {}
 
@@ -197,9 +201,9 @@ class Machines:
     def failed(self, nodes: Mapping[str, str]) -> dict[str, str]:
         """Count what failed by its shape; return the shapes that this has paused, and why."""
         paused = {}
+        shapes = {self.settings.shape_of(node): why for node, why in nodes.items()}
         with self.memory.changed() as remembered:
-            for node, why in nodes.items():
-                shape = self.settings.shape_of(node)
+            for shape, why in shapes.items():  # eight nodes that one timeout hits are one failure
                 if shape is None or remembered.is_paused(shape.name, time.time()):
                     continue
                 most, pause = self.settings.failures, self.settings.pause

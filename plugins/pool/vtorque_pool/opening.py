@@ -32,7 +32,7 @@ def opened(config: Path | None) -> tuple[Site, Machines]:
         raise ConfigError("[plugin.pool] has no shapes: see doc/pool.md")
     log = logger(Path(settings.log))
     drivers: dict[str, Driver] = {}
-    for name in {shape.cloud for shape in settings.shapes}:
+    for name in settings.clouds:  # also one that no shape names any more: its machines have to go
         options = dict(settings.clouds[name])
         kind = options.pop("driver")
         try:

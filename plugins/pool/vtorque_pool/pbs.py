@@ -67,12 +67,12 @@ class Pbs:
     def waiting(self) -> list[Waiting]:
         """Return the jobs that wait for nodes, in the server's order; held ones do not."""
         if self._open:
-            jobs = _open_jobs(self._run("qstat", "-f"))
+            jobs = _open_jobs(self._run("qstat", "-f", "-t"))
         else:
-            jobs = [_torque_job(part) for part in _parts(self._run("qstat", "-x"), "Job")]
+            jobs = [_torque_job(part) for part in _parts(self._run("qstat", "-t", "-x"), "Job")]
         found = []
-        for job in jobs:
-            if job.get("job_state") == "Q":
+        for job in jobs:  # of an array each element, which its own line stands beside
+            if job.get("job_state") == "Q" and "[]" not in job["Job_Id"]:
                 with contextlib.suppress(ValueError):
                     found.append(_open_waiting(job) if self._open else _torque_waiting(job))
         return found

@@ -90,6 +90,8 @@ def _aliens(view: View) -> Iterator[Step]:
             yield Step("end", machine.node, "no node of the pool has this name", machine)
         elif machine.state == "ended" and machine.node not in view.held:
             yield Step("end", machine.node, "it has ended", machine)
+            if machine.id not in view.seen and not view.found.of(machine.node):
+                yield Step("fail", machine.node, "its machine has ended before it was up")
     for node in {m.node for m in view.found.machines if m.is_live}:
         if view.settings.shape_of(node) is not None:
             for extra in view.found.of(node)[1:]:
@@ -111,7 +113,7 @@ def _mend(view: View, shape: Shape) -> Iterator[Step]:
         elif node is not None and node.state == "unusable":
             age = view.now - machines[0].created
             down = view.now - view.since.unusable.get(name, view.now)
-            if age > view.settings.ready and (down > view.settings.ending or not node.jobs):
+            if age > view.settings.ready and down > view.settings.ending:
                 if node.jobs:
                     yield Step("requeue", name, "its machine does not answer")
                 if machines[0].id in view.seen:  # a user's job can have taken it down

@@ -14,10 +14,24 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from vtorque_core.api import HostFault, printable
-from vtorque_pool.api import CLUSTER, NODE, SHAPE, CloudFault, Driver, Machine, Order, StockOut
+from vtorque_pool.api import (
+    CLUSTER,
+    NODE,
+    SHAPE,
+    CloudFault,
+    Driver,
+    Machine,
+    Order,
+    State,
+    StockOut,
+)
 
 # https://docs.openstack.org/api-guide/compute/server_concepts.html
-_STATES = {"ACTIVE": "running", "BUILD": "building", "REBUILD": "building", "DELETED": "deleting"}
+# Any other status is that of a server that is, or comes back: MIGRATING, REBOOT, UNKNOWN, ...
+_STATES: dict[str, State] = {
+    "BUILD": "building", "REBUILD": "building", "DELETED": "deleting", "SOFT_DELETED": "deleting",
+    "ERROR": "ended", "SHUTOFF": "ended", "SHELVED": "ended", "SHELVED_OFFLOADED": "ended",
+}  # fmt: skip
 
 
 def driver(options: Mapping[str, str]) -> Driver:
@@ -89,7 +103,7 @@ class OpenStack:
 def _machine(found: Any) -> Machine:
     addresses = [a["addr"] for each in (found.addresses or {}).values() for a in each]
     deleting = getattr(found, "task_state", None) == "deleting"
-    state = "deleting" if deleting else _STATES.get(found.status, "ended")
+    state: State = "deleting" if deleting else _STATES.get(found.status, "running")
     created = calendar.timegm(time.strptime(found.created_at[:19], "%Y-%m-%dT%H:%M:%S"))
     tags = found.metadata
     return Machine(
@@ -97,7 +111,7 @@ def _machine(found: Any) -> Machine:
         tags.get(NODE, ""),
         tags.get(SHAPE, ""),
         float(created),
-        state,  # type: ignore[arg-type]
+        state,
         addresses[0] if addresses else "",
     )
 
