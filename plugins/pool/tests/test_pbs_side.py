@@ -10,7 +10,7 @@ import pytest
 from directory_cloud import DirectoryDriver
 from said import Command
 from vtorque_core.api import HostFault, Refused, take_lock
-from vtorque_pool import serve
+from vtorque_pool import rounds, serve
 from vtorque_pool.machines import Machines
 from vtorque_pool.pbs import Pbs, Waiting
 from vtorque_pool.settings import Settings, Shape
@@ -228,3 +228,14 @@ def test_only_one_service_at_a_time(tmp_path):
             serve.serve(server.settings, server.machines, server.pbs)
     finally:
         os.close(lock)
+
+
+@pytest.mark.parametrize(
+    ("batch", "asked"), [("torque", "node07:ppn=2"), ("openpbs", "1:ncpus=2:host=node07")]
+)
+def test_a_job_that_waits_for_a_node_by_its_name_brings_none(tmp_path, batch, asked):
+    server = Server(tmp_path, batch)
+    said = job_of(batch, 7, asked)
+    server.answer("qstat", (said if batch == "openpbs" else f"<Data>{said}</Data>").encode())
+    shapes = server.settings.shapes
+    assert not [job for job in server.pbs.waiting() if rounds._fits(job, shapes[0])]

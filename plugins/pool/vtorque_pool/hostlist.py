@@ -11,7 +11,7 @@ _PART = re.compile(r"([A-Za-z0-9][A-Za-z0-9_.-]*?)(?:\[([0-9,-]+)\])?(?:,|$)", r
 _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 
 
-@functools.cache
+@functools.lru_cache(256)
 def expand(text: str) -> tuple[str, ...]:
     """Return the names, in order, each once. Raises ValueError with what is wrong."""
     names: dict[str, None] = {}

@@ -202,6 +202,7 @@ def _torque_waiting(job: Mapping[str, str]) -> Waiting:
     for part in (job["asked"] or "1").partition("#")[0].split("+"):
         first, *words = part.split(":")
         nodes += _count(first) if first.isdecimal() else 1
+        words += [] if first.isdecimal() else [first]  # a node's name, or a property
         for word in words:
             if word.startswith("ppn="):
                 cpus = max(cpus, _count(word[4:]))
@@ -218,6 +219,8 @@ def _open_waiting(job: Mapping[str, str]) -> Waiting:
         words = part.split(":")
         nodes += _count(words[0]) if words[0].isdecimal() else 1
         for word in words:
+            if word.startswith(("host=", "vnode=")):
+                raise ValueError("it waits for a node of this name")
             if word.startswith("ncpus="):
                 cpus = max(cpus, _count(word[6:]))
     account = job.get("Account_Name", "")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -176,8 +176,3 @@ def _time(text: str) -> float:
         return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
     except (ValueError, OverflowError):
         return 0.0
-
-
-def names_of(nodes: Mapping[str, Node], *states: State) -> Iterator[str]:
-    """Yield the names of nodes in these states."""
-    yield from (node.name for node in nodes.values() if node.state in states)
