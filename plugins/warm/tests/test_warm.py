@@ -242,6 +242,29 @@ def test_one_that_is_not_to_be_had_is_tried_with_growing_pauses_and_doctor_says_
     assert not made.keeper.failures and len(made.there) == 1
 
 
+def test_an_image_that_is_gone_is_looked_for_with_growing_pauses(made, monkeypatch):
+    def gone(_config, _image):
+        raise FileNotFoundError(2, "No such file or directory")
+
+    monkeypatch.setattr(service, "version", gone)
+    for times in (1, 2, 3):
+        for _ in range(3):
+            made.keeper.look()
+        failure = made.keeper.failures[SHAPE]
+        assert (failure.times, failure.why) == (times, "image micro: No such file or directory")
+        made.clock[0] = failure.again
+
+
+@pytest.mark.parametrize("left", [(), ("img=micro vcpus=2 ram=1G",), (f"{SHAPE} least=0",)])
+def test_the_failure_of_a_shape_that_is_not_wanted_any_more_is_forgotten(made, left):
+    made.fail = "no image"
+    made.keeper.look()
+    assert SHAPE in process.said(made.keeper.paths)["failures"]
+    made.settings, made.fail = Settings(shapes=left), ""
+    made.keeper.look()
+    assert process.said(made.keeper.paths)["failures"] == {}
+
+
 def pause_of(made):
     made.keeper.look()
     return made.keeper.failures[SHAPE].again - made.clock[0]

@@ -98,13 +98,17 @@ class Keeper:
         history = self._kept() if settings.shapes or settings.budget else []
         say = known.function(settings.policy) if settings.policy else policy.wanted
         wanted: list[tuple[Shape, int]] = say(settings, history, self.clock())
+        wanted = [(shape, number) for shape, number in wanted if number]
+        names = {str(shape) for shape, _ in wanted}
+        self.failures = {s: f for s, f in self.failures.items() if s in names}
         versions = {}
         for shape, _ in wanted:
             try:
                 versions[shape.img] = version(self.config, shape.img)
             except OSError as error:
-                self._failed(shape, f"image {shape.img}: {error.strerror}", settings)
-        return [(s, n) for s, n in wanted if s.img in versions and n], settings, versions
+                if not self._pauses(shape):
+                    self._failed(shape, f"image {shape.img}: {error.strerror}", settings)
+        return [(s, n) for s, n in wanted if s.img in versions], settings, versions
 
     def _kept(self) -> list[dict[str, Any]]:
         at, known = self._history
@@ -144,8 +148,7 @@ class Keeper:
         held = sum(each.mib for each in there)
         budget = settings.budget
         for shape, number in wanted:
-            failure = self.failures.get(str(shape))
-            if have[str(shape)] >= number or (failure and self.clock() < failure.again):
+            if have[str(shape)] >= number or self._pauses(shape):
                 continue
             if budget is None or held + shape.ram <= budget:
                 return shape
@@ -187,6 +190,11 @@ class Keeper:
             return
         self.failures.pop(str(shape), None)
         log.info("%s of %s waits after %.1f s", key, shape, time.monotonic() - begun)
+
+    def _pauses(self, shape: Shape) -> bool:
+        """Return whether it is too early to try a shape again that could not be had."""
+        failure = self.failures.get(str(shape))
+        return failure is not None and self.clock() < failure.again
 
     def _failed(self, shape: Shape, why: str, settings: Settings, version: str = "") -> None:
         before = self.failures.get(str(shape))
