@@ -16,6 +16,7 @@ from vtorque_warm.settings import Settings, Shape, parsed
 
 SMALL = Shape("micro", 1, 256)
 NOW = 1_800_000_000.0
+OVERHEAD = 100
 SHAPE = "img=micro vcpus=1 ram=256M"
 
 
@@ -103,6 +104,12 @@ def test_memory_alone_gives_what_was_asked_for_most():
 # -- the service -------------------------------------------------------------------------------
 
 
+class Site(dict):
+    """What the service reads of a site's config."""
+
+    node = SimpleNamespace(qemu_overhead=OVERHEAD)
+
+
 @pytest.fixture
 def made(tmp_path, monkeypatch):
     """Return a keeper whose guests are entries of a list."""
@@ -117,9 +124,8 @@ def made(tmp_path, monkeypatch):
         key = f"spare-{len(there) + len(ended)}.0"
         directory = tmp_path / key
         directory.mkdir()
-        there.append(
-            Spare(key, "vt-x", True, clock[0], int(wanted["ram"][:-1]), "", "u", "q", directory)
-        )
+        held = int(wanted["ram"][:-1]) + OVERHEAD
+        there.append(Spare(key, "vt-x", True, clock[0], held, "", "u", "q", directory))
         return key
 
     def end(_paths, key):
@@ -129,7 +135,7 @@ def made(tmp_path, monkeypatch):
         return True
 
     def load(_config, _group):
-        return {Settings: state.settings}, SimpleNamespace(function=lambda name: state.policy)
+        return Site({Settings: state.settings}), SimpleNamespace(function=lambda name: state.policy)
 
     monkeypatch.setattr(service.extensions, "load", load)
     monkeypatch.setattr(service.spares, "spares", lambda _: list(there))
@@ -217,11 +223,13 @@ def vars_of(spare):
     return {name: getattr(spare, name) for name in names}
 
 
-def test_memory_is_a_limit(made):
-    made.settings = Settings(shapes=(f"{SHAPE} least=5 most=5",), memory="600M")
+@pytest.mark.parametrize(("memory", "number"), [("300M", 0), ("711M", 1), ("712M", 2)])
+def test_memory_is_a_limit_for_what_they_hold_with_qemus_overhead(made, memory, number):
+    made.settings = Settings(shapes=(f"{SHAPE} least=5 most=5",), memory=memory)
     for _ in range(4):
         made.keeper.look()
-    assert len(made.there) == 2
+    assert len(made.there) == number
+    assert sum(each.mib for each in made.there) <= made.settings.budget
 
 
 def test_one_that_is_not_to_be_had_is_tried_with_growing_pauses_and_doctor_says_it(made):

@@ -70,6 +70,7 @@ class Keeper:
     clock: Callable[[], float] = time.time
     failures: dict[str, Failure] = field(default_factory=dict)
     _history: tuple[float, list[dict[str, Any]]] = (0.0, [])
+    _overhead: int = 0  # MiB of QEMU itself, which each guest holds beside its RAM
 
     def look(self) -> bool:
         """Do what is to be done now; return whether guests are wanted at all.
@@ -95,6 +96,7 @@ class Keeper:
             settings = site[Settings]
         except (KeyError, LookupError):  # the plugin is off
             return [], Settings(), {}
+        self._overhead = site.node.qemu_overhead
         history = self._kept() if settings.shapes or settings.budget else []
         say = known.function(settings.policy) if settings.policy else policy.wanted
         wanted: list[tuple[Shape, int]] = say(settings, history, self.clock())
@@ -150,7 +152,7 @@ class Keeper:
         for shape, number in wanted:
             if have[str(shape)] >= number or self._pauses(shape):
                 continue
-            if budget is None or held + shape.ram <= budget:
+            if budget is None or held + shape.ram + self._overhead <= budget:
                 return shape
         return None
 
