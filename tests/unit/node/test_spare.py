@@ -155,7 +155,9 @@ def test_what_cannot_be_released_is_said_and_may_not_be_taken_any_more(
     assert ENDS in marks and marks[-1] != WAITS
 
 
-def test_the_end_waits_for_who_is_at_work_on_it(paths, spare, tmp_path):
+def test_the_end_waits_for_who_is_at_work_on_it(paths, spare, tmp_path, monkeypatch):
+    said, says = os.pipe()
+    monkeypatch.setattr(module, "_stop", lambda *_: os.write(says, b"busy"))
     taken = job_lock(paths, "spare-1")
     taken.__enter__()
     pid = os.fork()
@@ -167,10 +169,13 @@ def test_the_end_waits_for_who_is_at_work_on_it(paths, spare, tmp_path):
             os._exit(0 if end_unless_taken(paths, spare) else 1)
         finally:
             os._exit(2)
+    os.close(says)
+    assert os.read(said, 4) == b"busy"  # nothing, if it ended without waiting
     assert os.waitpid(pid, os.WNOHANG)[0] == 0
     assert (tmp_path / "has").exists()
     taken.__exit__(None, None, None)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    os.close(said)
     assert not (tmp_path / "has").exists()
 
 
