@@ -83,6 +83,7 @@ def differ(warm, number):
     for _ in range(number):
         warm.await_full(1)
         lines, log = warm.job()
+        assert int(lines[3]) <= time.time() + 1, lines
         assert len(took(log)) == 1, log
         keys += took(log)
         seen.append(lines)
@@ -91,7 +92,7 @@ def differ(warm, number):
     assert len(set(keys)) == number
     for lines in seen:
         now, began = int(lines[3]), int(lines[4])
-        assert began - 1 <= now <= began + 60  # it has stood still for longer than that mostly
+        assert began - 1 <= now  # its clock stood still before
         assert lines[5:] == seen[0][5:]
     return keys
 
