@@ -1,8 +1,10 @@
 """Spare guests: who ends them, and who leaves them alone. Their domains are not libvirt's here."""
 
 import contextlib
+import dataclasses
 import fcntl
 import os
+import threading
 import time
 from types import SimpleNamespace
 from unittest import mock
@@ -21,8 +23,8 @@ from vtorque_core.base.locks import Busy, job_lock
 from vtorque_core.base.names import JobAttempt
 from vtorque_core.node.end.reap import reap, release_job
 from vtorque_core.node.end.teardown import ENDS
+from vtorque_core.node.start import boot, spare_boot
 from vtorque_core.node.start import spare as module
-from vtorque_core.node.start import spare_boot
 from vtorque_core.node.start.attempt import Start
 from vtorque_core.node.start.spare import BASE, WAITS, end_unless_taken, main, take
 from vtorque_core.plan import guest_uids
@@ -220,6 +222,34 @@ def test_one_goes_on_while_only_the_nodes_lock_cannot_be_had(
     with pytest.raises(Busy, match="node's lock"):
         end_unless_taken(paths, spare)
     assert destroyed == []
+
+
+def test_one_that_is_stopped_as_another_has_failed_is_not_booted_anew(paths, monkeypatch):
+    stopped, anew = threading.Event(), []
+    prepared = []
+    for index in (0, 1):
+        guest = planned.guest_plan(index=index, spare=f"spare-{index}.0")
+        prepared.append(Prepared(guest, mock.Mock(), "p", (), MergedDomain(()), ()))
+
+    def cold(_start, each):
+        anew.append(each.plan.index)
+        return dataclasses.replace(each, plan=dataclasses.replace(each.plan, spare=""))
+
+    def await_ready(_start, each, _until):
+        if each.plan.index == 1 and each.plan.spare:
+            assert stopped.wait(60)
+        raise HostFault(f"guest {each.plan.index} is not ready")
+
+    monkeypatch.setattr(hypervisor, "destroy_domain", lambda *_: stopped.set())
+    monkeypatch.setattr(boot.kvm, "choose", lambda *_: SimpleNamespace(type="tcg", warning=""))
+    monkeypatch.setattr(boot, "boot_one", lambda *_: None)
+    monkeypatch.setattr(boot, "await_ready", await_ready)
+    monkeypatch.setattr(boot.spare, "cold", cold)
+    node = SimpleNamespace(accel="tcg", qemu_user="q", libvirt_uri="test:///default")
+    start = mock.Mock(site=SimpleNamespace(paths=paths, node=node), deadline=time.monotonic() + 60)
+    with pytest.raises(HostFault, match="guest 0 is not ready"):
+        boot.boot_all(start, prepared)
+    assert anew == [0]
 
 
 # -- a job takes one ---------------------------------------------------------------------------

@@ -95,7 +95,7 @@ def boot_all(start: Start, prepared: Sequence[Prepared]) -> list[int | None]:
     if chosen.warning:
         _log.warning("%s", chosen.warning)
         sys.stderr.write(f"vtorque: warning: {chosen.warning}\n")
-    failed = threading.Event()
+    failed, stopped = threading.Event(), threading.Event()
 
     def boot(each: Prepared) -> tuple[Prepared, int | None]:
         if each.plan.spare:
@@ -110,14 +110,20 @@ def boot_all(start: Start, prepared: Sequence[Prepared]) -> list[int | None]:
             try:
                 return await_ready(start, each, (time.monotonic() + start.deadline) / 2)
             except HostFault as error:
+                if stopped.is_set():  # by us, so a cold one is of no use either
+                    raise
                 each = _anew(start, each, error)
                 boot_one(start, each, chosen.type, failed)
         return await_ready(start, each, start.deadline)
 
+    def stop(each: Prepared) -> None:
+        stopped.set()
+        _end(start, each)
+
     booted = _in_parallel(prepared, boot)
     prepared, consoles = [each for each, _ in booted], [console for _, console in booted]
     start.enter("ready")
-    _in_parallel(prepared, ready, lambda p: _end(start, p))
+    _in_parallel(prepared, ready, stop)
     start.enter("post-boot")
     start.act("vtorque_post_boot")
     return consoles
