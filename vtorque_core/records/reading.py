@@ -204,7 +204,11 @@ def spares(held: Sequence[JournalState]) -> list[JournalState]:
     """Return the spare guests that no job has, of all journals of this node; the oldest first."""
     taken = taken_spares(held)
     found = [s for s in held if s.header.spare and s.key not in taken]
-    return sorted(found, key=lambda s: min((r.time for r in s.records.values()), default=0.0))
+
+    def began(state: JournalState) -> float:
+        return min((record.clock or 0.0 for record in state.records.values()), default=0.0)
+
+    return sorted(found, key=began)
 
 
 def find(paths: Paths, job_id: str | None) -> list[JournalState]:
