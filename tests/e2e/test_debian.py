@@ -3,13 +3,12 @@
 import os
 import platform
 import pty
-import secrets
 import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 
+import x_display
 from terminal import PROMPT, STARTED, on_a_node
 from vtorque_core.base.errors import EXIT_HOST_FAULT, EXIT_REFUSED
 
@@ -176,33 +175,15 @@ def test_a_site_command_that_fails_is_told(clean, fragments):
     assert b"cloud-config: " in result.err
 
 
-CLIENT = b"LD_LIBRARY_PATH=$HOME/x $HOME/x/xdpyinfo 2>&1"
-
-
-@pytest.fixture(scope="module")
-def x_server():
-    """Install an X server and a client of X; no other test needs them."""
-    install = ["apt-get", "-qq", "-y", "--no-install-recommends", "install"]
-    if not all(map(shutil.which, ("Xvfb", "xauth", "xdpyinfo"))):
-        subprocess.run(["apt-get", "-qq", "update"], check=True, timeout=300)
-        subprocess.run([*install, "xvfb", "xauth", "x11-utils"], check=True, timeout=300)
-
-
 @pytest.fixture
-def display(clean, x_server):
+def display(clean):
     """The number of a display whose cookie the user has as pbs_mom gives it, and a client of X."""
-    place, cookies, users = (clean.home / name for name in ("x", "x/cookies", ".Xauthority"))
-    add = ("MIT-MAGIC-COOKIE-1", secrets.token_hex(16))
-    place.mkdir()
-    subprocess.run(["xauth", "-q", "-f", cookies, "add", ":0", *add], check=True)
-    client = Path("/usr/bin/xdpyinfo")
-    needs = subprocess.run(["ldd", client], capture_output=True, check=True).stdout.decode()
-    found = [line.split()[2] for line in needs.splitlines() if "=>" in line]
-    for path in (client, *(path for path in found if "/libc.so" not in path)):  # the guest has one
-        shutil.copy(path, place)
+    x_display.install()
+    place, users = clean.home / "x", clean.home / ".Xauthority"
+    add = ("MIT-MAGIC-COOKIE-1", x_display.put(place, clean.user))
     ours, theirs = os.pipe()
     server = subprocess.Popen(
-        ["Xvfb", "-displayfd", str(theirs), "-auth", cookies, "-listen", "tcp"],
+        ["Xvfb", "-displayfd", str(theirs), "-auth", place / "cookies", "-listen", "tcp"],
         pass_fds=[theirs], stderr=subprocess.DEVNULL,
     )  # fmt: skip
     os.close(theirs)
@@ -210,8 +191,7 @@ def display(clean, x_server):
         with os.fdopen(ours, "rb") as told:
             number = int(told.readline())
         subprocess.run(["xauth", "-q", "-f", users, "add", f"unix:{number}.0", *add], check=True)
-        for path in (users, place):
-            shutil.chown(path, clean.user, clean.user)
+        shutil.chown(users, clean.user, clean.user)
         yield number
     finally:
         server.terminate()
@@ -227,13 +207,13 @@ def test_a_client_in_the_guest_reaches_the_display(debian, clean, display):
     terminal = on_a_node(clean, "-I", "-X", *ARGS, environ=name)
     terminal.read(STARTED)
     terminal.read(PROMPT, 300)
-    terminal.write(b"hostname; echo $DISPLAY; " + CLIENT + b"; echo ended-$?\r")
+    terminal.write(b"hostname; echo $DISPLAY; " + x_display.CLIENT + b"; echo ended-$?\r")
     terminal.read(rb"\rv%s\r\nlocalhost:%d\.0\r\n" % (platform.node().encode(), display))
     terminal.read(rb"vendor string: +The X.Org Foundation")
     terminal.read(rb"ended-0\r")
     terminal.read(PROMPT)
     wrong = b"head -c -16 $XAUTHORITY >x/no; head -c 16 /dev/urandom >>x/no; XAUTHORITY=x/no "
-    terminal.write(wrong + CLIENT + b"; echo ended-$?\r")
+    terminal.write(wrong + x_display.CLIENT + b"; echo ended-$?\r")
     terminal.read(rb"Invalid MIT-MAGIC-COOKIE-1")
     terminal.read(rb"ended-1\r")
     terminal.read(PROMPT)
