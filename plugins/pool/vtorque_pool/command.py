@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +23,8 @@ if TYPE_CHECKING:
 _CONFIG = click.option("--config", type=click.Path(path_type=Path), help="Other config file.")
 
 
-def _opened(config: Path | None) -> tuple[Settings, Machines, Slurm | Pbs]:
-    """Return the settings, the machines and the batch system."""
+def _opened(config: Path | None) -> tuple[Machines, Slurm | Pbs]:
+    """Return the machines and the batch system."""
     from vtorque_pool.opening import become_owner, opened, require_state  # noqa: PLC0415
     from vtorque_pool.pbs import Pbs  # noqa: PLC0415
     from vtorque_pool.settings import Settings  # noqa: PLC0415
@@ -32,7 +34,17 @@ def _opened(config: Path | None) -> tuple[Settings, Machines, Slurm | Pbs]:
     site, machines = opened(config)
     settings: Settings = site[Settings]
     require_state(settings)
-    return settings, machines, Slurm(settings) if settings.batch == "slurm" else Pbs(settings)
+    return machines, Slurm(settings) if settings.batch == "slurm" else Pbs(settings)
+
+
+def _of_pool(command: Callable[..., None]) -> Callable[..., None]:
+    """Return a command that is first given what ``_opened`` returns."""
+
+    def run(context: click.Context, /, config: Path | None, **given: Any) -> None:
+        command(*_opened(config or context.obj), **given)
+
+    functools.update_wrapper(run, command)
+    return _CONFIG(click.pass_context(run))
 
 
 @click.group(invoke_without_command=True, short_help="Worker nodes that come and go.")
@@ -47,9 +59,9 @@ def pool(context: click.Context, as_json: bool, metrics: bool, config: Path | No
         return
     from vtorque_pool import show  # noqa: PLC0415
 
-    settings, machines, batch = _opened(config)
+    machines, batch = _opened(config)
     found, remembered, now = machines.found(), machines.memory.read(), time.time()
-    listed = show.rows(settings, found, batch.nodes(), remembered.held, now)
+    listed = show.rows(machines.settings, found, batch.nodes(), remembered.held, now)
     if metrics:
         click.echo(show.metrics(listed, found, remembered, now), nl=False)
     elif as_json:
@@ -61,10 +73,6 @@ def pool(context: click.Context, as_json: bool, metrics: bool, config: Path | No
         sys.exit(EXIT_FAILED)
 
 
-def _given(context: click.Context, config: Path | None) -> Path | None:
-    return config or context.obj
-
-
 @pool.command("config")
 @_CONFIG
 @click.pass_context
@@ -74,7 +82,7 @@ def config_lines(context: click.Context, config: Path | None) -> None:
     from vtorque_pool import slurm_conf  # noqa: PLC0415
     from vtorque_pool.settings import Settings  # noqa: PLC0415
 
-    settings = node_of(_given(context, config))[0][Settings]
+    settings = node_of(config or context.obj)[0][Settings]
     if settings.batch != "slurm":
         raise UsageError(f"[plugin.pool] batch is {settings.batch}: only Slurm has such lines")
     for line in slurm_conf.lines(settings, Path(settings.slurm_conf)):
@@ -93,7 +101,7 @@ def setup(context: click.Context, config: Path | None, undo: bool, dry_run: bool
     from vtorque_pool import slurm_conf, unit  # noqa: PLC0415
     from vtorque_pool.settings import Settings  # noqa: PLC0415
 
-    site, place = node_of(_given(context, config))
+    site, place = node_of(config or context.obj)
     settings = site[Settings]
     slurm = settings.batch == "slurm"
     steps = slurm_conf.steps(settings, place) if slurm else unit.steps(place, "root")
@@ -114,11 +122,9 @@ def setup(context: click.Context, config: Path | None, undo: bool, dry_run: bool
 @click.argument("nodes")
 @click.option("--why", default="an admin looks at it", help="Told by vtorque pool.")
 @click.option("--end", is_flag=True, help="Hold them no longer.")
-@_CONFIG
-@click.pass_context
-def hold(context: click.Context, nodes: str, why: str, end: bool, config: Path | None) -> None:
+@_of_pool
+def hold(machines: Machines, batch: Slurm | Pbs, nodes: str, why: str, end: bool) -> None:
     """Keep nodes' machines for a look: no jobs, and only vtorque pool destroy ends them."""
-    _, machines, batch = _opened(_given(context, config))
     names = _names(machines, nodes)
     with machines.memory.changed() as remembered:
         for name in names:
@@ -133,11 +139,9 @@ def hold(context: click.Context, nodes: str, why: str, end: bool, config: Path |
 
 @pool.command()
 @click.argument("nodes")
-@_CONFIG
-@click.pass_context
-def drain(context: click.Context, nodes: str, config: Path | None) -> None:
+@_of_pool
+def drain(machines: Machines, batch: Slurm | Pbs, nodes: str) -> None:
     """Give nodes no more jobs, and end their machines when the running ones have ended."""
-    _, machines, batch = _opened(_given(context, config))
     names = _names(machines, nodes)
     for name in names:
         machines.log(f"{name}: drained, as an admin wants")
@@ -146,11 +150,9 @@ def drain(context: click.Context, nodes: str, config: Path | None) -> None:
 
 @pool.command()
 @click.argument("nodes")
-@_CONFIG
-@click.pass_context
-def destroy(context: click.Context, nodes: str, config: Path | None) -> None:
+@_of_pool
+def destroy(machines: Machines, batch: Slurm | Pbs, nodes: str) -> None:
     """End nodes' machines now, held ones too; their jobs are requeued."""
-    _, machines, batch = _opened(_given(context, config))
     names = _names(machines, nodes)
     with machines.memory.changed() as remembered:
         for name in names:
@@ -163,12 +165,10 @@ def destroy(context: click.Context, nodes: str, config: Path | None) -> None:
 
 @pool.command()
 @click.argument("shape")
-@_CONFIG
-@click.pass_context
-def release(context: click.Context, shape: str, config: Path | None) -> None:
+@_of_pool
+def release(machines: Machines, batch: Slurm | Pbs, shape: str) -> None:
     """Try a paused shape again at once."""
-    settings, machines, batch = _opened(_given(context, config))
-    batch_release(machines, batch, _shape(settings, shape))
+    batch_release(machines, batch, _shape(machines.settings, shape))
 
 
 def batch_release(machines: Machines, batch: Slurm | Pbs, shape: Shape) -> None:
@@ -185,27 +185,23 @@ def batch_release(machines: Machines, batch: Slurm | Pbs, shape: Shape) -> None:
 
 
 @pool.command()
-@_CONFIG
-@click.pass_context
-def tidy(context: click.Context, config: Path | None) -> None:
+@_of_pool
+def tidy(machines: Machines, batch: Slurm | Pbs) -> None:
     """Compare clouds and batch system once, and mend what differs, as vtorque pool serve does."""
     from vtorque_pool import serve as service  # noqa: PLC0415
 
-    settings, machines, batch = _opened(_given(context, config))
-    click.echo(f"{service.round_of(settings, machines, batch)()} mended")
+    click.echo(f"{service.round_of(machines.settings, machines, batch)()} mended")
 
 
 @pool.command()
-@_CONFIG
-@click.pass_context
-def serve(context: click.Context, config: Path | None) -> None:
+@_of_pool
+def serve(machines: Machines, batch: Slurm | Pbs) -> None:
     """Run rounds until SIGTERM. On Slurm they only mend; elsewhere they size the pool, too."""
     from vtorque_pool import serve as service  # noqa: PLC0415
     from vtorque_pool.programs import begin  # noqa: PLC0415
 
     begin()
-    settings, machines, batch = _opened(_given(context, config))
-    service.serve(settings, machines, batch)
+    service.serve(machines.settings, machines, batch)
 
 
 @pool.command()
