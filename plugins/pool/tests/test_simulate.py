@@ -5,7 +5,7 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vtorque_core.api import Refused
+from vtorque_core.api import Refused, UsageError
 from vtorque_pool import plot
 from vtorque_pool.command import pool
 from vtorque_pool.simulate import Job, Sizes, read, run, table
@@ -87,6 +87,14 @@ def test_ten_thousand_jobs_and_a_thousand_nodes_in_all_sizes(tmp_path):
     assert "\n 1000     0     600  10000 " in done.output
     assert "http://www.w3.org/2000/svg" in page.read_text()
     assert "src=" not in page.read_text()
+
+
+def test_a_least_over_the_most_is_an_error_that_says_so(tmp_path):
+    words = ["simulate", str(trace(tmp_path / "x.swf", [Job(0, 1, 1)])), "--nodes", "4,8"]
+    with pytest.raises(UsageError, match=r"--least 9 is over --nodes 4,8"):
+        CliRunner().invoke(
+            pool, [*words, "--least", "9", "--html", str(tmp_path / "x")], catch_exceptions=False
+        )
 
 
 def test_names_of_a_trace_are_text_in_the_page():

@@ -229,6 +229,8 @@ def simulate(
         for seconds in _counts(idle)
         if few <= most
     ]
+    if not wanted:
+        raise UsageError(f"--least {least} is over --nodes {nodes}: no pool has these sizes")
     results = [model.run(jobs, sizes) for sizes in wanted]
     if as_json:
         click.echo(json.dumps([each.data() for each in results], indent=2))
