@@ -9,6 +9,7 @@ from directory_cloud import DirectoryDriver
 from vtorque_core.api import Busy, HostFault, take_lock
 from vtorque_pool.api import CloudFault, Machine, StockOut
 from vtorque_pool.machines import Machines
+from vtorque_pool.memory import Remembered
 from vtorque_pool.settings import Settings, Shape
 
 
@@ -187,8 +188,30 @@ def test_a_machine_counts_once_how_long_it_took(pool):
     assert read.failed == {}
 
 
-def test_a_broken_memory_says_which_file(pool):
-    pool.machines.memory.directory.mkdir()
-    (pool.machines.memory.directory / "memory.json").write_text('{"held": ')
-    with pytest.raises(HostFault, match=r"memory\.json"):
-        pool.machines.memory.read()
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"held": ', "[]", "null", "7", '{"held": ["n1"]}', '{"held": null}',
+        '{"paused": {"s": {}}}',
+        '{"failed": {"s": 7}}', '{"counted": {"s": {}}}', '{"counted": {"s": {"starts": "x"}}}',
+    ],
+)  # fmt: skip
+def test_a_broken_memory_is_a_lost_one_and_is_told_once(pool, text):
+    directory = pool.machines.memory.directory
+    directory.mkdir()
+    (directory / "memory.json").write_text(text)
+    for _ in range(2):
+        assert pool.machines.memory.read() == Remembered()
+    assert [line for line in pool.said if "memory.bad: holds, pauses and counts are lost" in line]
+    assert len(pool.said) == 1
+    assert (directory / "memory.bad").read_text() == text
+    pool.machines.make(["n1"], "test")
+    assert pool.machines.memory.read().of("small").starts == 1
+
+
+def test_what_is_remembered_is_read_as_it_was_written(pool):
+    with pool.machines.memory.changed() as written:
+        written.held["n1"] = "a look"
+        written.fail("small", "full", 100.0, 1, 1800.0)
+        written.registered("m-1", "other", 100.0, 130.0)
+    assert pool.machines.memory.read() == written

@@ -41,7 +41,7 @@ class Machines:
 
     def __init__(self, settings: Settings, drivers: Mapping[str, Driver], log: Log) -> None:
         self.settings = settings
-        self.memory = Memory(Path(settings.state))
+        self.memory = Memory(Path(settings.state), log)
         self._drivers = drivers
         self.log = log
 

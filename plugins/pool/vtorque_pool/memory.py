@@ -10,9 +10,10 @@ import contextlib
 import dataclasses
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from vtorque_core.api import HostFault, replace_file, take_lock
 
@@ -88,22 +89,28 @@ class Remembered:
 class Memory:
     """The file."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, log: Callable[[str], None]) -> None:
         self.directory = directory
         self._path = directory / "memory.json"
+        self._log = log
 
     def read(self) -> Remembered:
-        """Return its content. Raises HostFault where it cannot be read."""
+        """Return its content; nothing where it is not what we have written, which is put aside.
+
+        Raises HostFault where it cannot be read.
+        """
         try:
-            data = json.loads(self._path.read_bytes())
+            return _remembered(json.loads(self._path.read_bytes()))
         except FileNotFoundError:
             return Remembered()
-        except (OSError, ValueError) as error:
-            raise HostFault(f"{self._path}: {error}: mend it, or move it away") from None
-        known = {f.name for f in dataclasses.fields(Remembered)}
-        counted = {name: Counted(**each) for name, each in data.pop("counted", {}).items()}
-        others = {key: value for key, value in data.items() if key in known}
-        return Remembered(counted=counted, **others)
+        except OSError as error:
+            raise HostFault(f"{self._path}: {error.strerror}") from None
+        except (ValueError, TypeError, AttributeError, LookupError, ArithmeticError) as error:
+            bad = self._path.with_suffix(".bad")
+            with contextlib.suppress(OSError):
+                self._path.replace(bad)
+            self._log(f"{bad}: holds, pauses and counts are lost, it is no memory: {error!r}")
+            return Remembered()
 
     @contextlib.contextmanager
     def changed(self) -> Iterator[Remembered]:
@@ -119,3 +126,25 @@ class Memory:
                 raise HostFault(f"{self._path}: {error.strerror}") from None
         finally:
             os.close(lock)
+
+
+def _remembered(data: Any) -> Remembered:
+    """Return what a file has. Raises what its values raise that are of another type."""
+    return Remembered(
+        **{
+            name: {key: value(each) for key, each in data.get(name, {}).items()}
+            for name, value in _VALUES.items()
+        }
+    )
+
+
+_VALUES: dict[str, Callable[[Any], Any]] = {
+    "held": str,
+    "failed": lambda times: [float(each) for each in times],
+    "paused": float,
+    "why": str,
+    "counted": lambda each: Counted(
+        int(each["starts"]), int(each["failures"]), int(each["registered"]), float(each["seconds"])
+    ),
+    "seen": float,
+}
