@@ -181,6 +181,21 @@ def test_a_round_makes_machines_and_then_their_nodes(tmp_path):
     ]
 
 
+def test_a_node_that_another_process_makes_is_no_failure(tmp_path):
+    server = Server(tmp_path, "torque")
+    server.settings = dataclasses.replace(server.settings, timeout=0.1, at_once=1)
+    server.machines = Machines(server.settings, {"here": server.driver}, server.said.append)
+    server.answer("pbsnodes", b"<Data/>")
+    server.answer("qstat", TORQUE_JOBS)
+    lock = take_lock(server.machines.memory.directory / "nodes" / "n1", 0)
+    try:
+        serve.round_of(server.settings, server.machines, server.pbs)()
+    finally:
+        os.close(lock)
+    assert server.machines.memory.read().failed == {}
+    assert server.called("qmgr") == []
+
+
 def test_a_round_deletes_a_drained_node_before_its_machine_ends(tmp_path):
     server = Server(tmp_path, "torque")
     server.machines.make(["n2"], "test")

@@ -1,11 +1,14 @@
 """What Slurm says, and what it is told; slurm.conf in and out. The commands are doubles here."""
 
+import dataclasses
+import os
 import time
 
 import pytest
 
 from directory_cloud import DirectoryDriver
 from said import Command
+from vtorque_core.api import take_lock
 from vtorque_core.api.setup_steps import Check, Installation
 from vtorque_pool import on_slurm, slurm_conf
 from vtorque_pool.machines import Machines
@@ -100,9 +103,20 @@ def test_the_second_failure_reserves_what_is_not_up(site):
     assert "duration=30" in made
 
 
-def test_an_address_is_told(site, monkeypatch):
-    import dataclasses
+def test_a_node_that_another_process_makes_is_no_failure(site):
+    site.settings = dataclasses.replace(site.settings, timeout=0.1, failures=1)
+    site.machines = Machines(site.settings, {"here": site.driver}, site.said.append)
+    lock = take_lock(site.machines.memory.directory / "nodes" / "cloud1", 0)
+    try:
+        assert on_slurm.resume(site.machines, site.slurm, ["cloud1", "cloud2"]) == 0
+    finally:
+        os.close(lock)
+    assert site.updates() == []
+    assert site.machines.memory.read().failed == {}
+    assert [m.node for m in site.driver.machines("test")] == ["cloud2"]
 
+
+def test_an_address_is_told(site, monkeypatch):
     make = site.driver.create
     told = lambda order: dataclasses.replace(make(order), address="10.1.1.1")  # noqa: E731
     monkeypatch.setattr(site.driver, "create", told)

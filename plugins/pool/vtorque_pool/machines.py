@@ -36,6 +36,15 @@ class Found:
         return sorted(mine, key=lambda m: (m.created, m.id))
 
 
+def failures(answers: Mapping[str, Machine | HostFault]) -> dict[str, str]:
+    """Return what failed of :meth:`Machines.make`; what another process does is not our failure."""
+    return {
+        node: str(answer)
+        for node, answer in answers.items()
+        if isinstance(answer, HostFault) and not isinstance(answer, Busy)
+    }
+
+
 class Machines:
     """The machines of a site's pool. ``drivers``: each cloud's."""
 
@@ -69,6 +78,7 @@ class Machines:
         with self._locked(wanted) as (mine, theirs):
             for node in theirs:
                 answers[node] = Busy(f"another process makes or ends {node}")
+                self.log(f"{node}: not made ({why}): another process makes or ends it")
             for cloud, names in self._by_cloud(mine, answers).items():
                 answers.update(self._make_in(cloud, names, why))
         return answers

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from vtorque_core.api import HostFault
 from vtorque_pool.api import Machine
-from vtorque_pool.machines import Found, Machines
+from vtorque_pool.machines import Found, Machines, failures
 from vtorque_pool.slurm import Node, Slurm
 
 _YOUNG = 30.0  # seconds: what the cloud has just made may not be in its list yet
@@ -20,7 +20,7 @@ _YOUNG = 30.0  # seconds: what the cloud has just made may not be in its list ye
 def resume(machines: Machines, slurm: Slurm, nodes: Sequence[str]) -> int:
     """Make the nodes' machines; return the exit code. What has none is given up at once."""
     answers = machines.make(nodes, "Slurm resumes it")
-    failed = {n: str(answer) for n, answer in answers.items() if isinstance(answer, HostFault)}
+    failed = failures(answers)
     give_up(machines, slurm, failed)
     for node, machine in answers.items():
         if isinstance(machine, Machine) and machine.address:

@@ -11,7 +11,7 @@ from pathlib import Path
 from vtorque_core.api import Busy, HostFault, Refused, VtorqueError, replace_file, take_lock
 from vtorque_pool import on_slurm, rounds, show
 from vtorque_pool.api import Machine
-from vtorque_pool.machines import Machines
+from vtorque_pool.machines import Machines, failures
 from vtorque_pool.pbs import Pbs
 from vtorque_pool.settings import Settings
 from vtorque_pool.slurm import Slurm
@@ -102,8 +102,7 @@ def _round(settings: Settings, machines: Machines, batch: Pbs, since: rounds.Sin
 
 def _start(machines: Machines, batch: Pbs, starts: list[rounds.Step]) -> None:
     answers = machines.make([step.node for step in starts], starts[0].why)
-    failed = {n: str(each) for n, each in answers.items() if isinstance(each, HostFault)}
-    if failed:
+    if failed := failures(answers):
         machines.failed(failed)
     for node, machine in answers.items():
         if isinstance(machine, Machine):
