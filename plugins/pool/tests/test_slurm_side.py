@@ -13,7 +13,7 @@ from vtorque_core.api.setup_steps import Check, Installation
 from vtorque_pool import on_slurm, slurm_conf
 from vtorque_pool.machines import Machines
 from vtorque_pool.settings import Settings, Shape
-from vtorque_pool.slurm import Slurm, _state
+from vtorque_pool.slurm import Node, Slurm, _state
 
 LINE = (
     "NodeName={name} Arch=x86_64 CPUTot=1 State={state} ThreadsPerCore=1 "
@@ -132,11 +132,15 @@ def test_an_address_is_told(site, monkeypatch):
     assert site.updates() == ["update nodename=cloud1 nodeaddr=10.1.1.1"]
 
 
-def test_tidy_ends_what_no_node_has_and_makes_what_a_start_lacks(site):
-    for node in ("cloud1", "stranger"):
+def make_old(site, *nodes):
+    for node in nodes:
         site.driver.create(site.machines._order(site.settings.shapes[0], node))
     for path in site.cloud.glob("m-*.json"):
         path.write_text(path.read_text().replace(f"{time.time():.0f}"[:6], "100000"))
+
+
+def test_tidy_ends_what_no_node_has_and_makes_what_a_start_lacks(site):
+    make_old(site, "cloud1", "stranger")
     site.say(cloud1=("IDLE+CLOUD+POWERED_DOWN", ""), cloud2=("ALLOCATED+CLOUD+POWERING_UP", ""))
     assert on_slurm.tidy(site.machines, site.slurm) == 3
     assert [m.node for m in site.driver.machines("test")] == ["cloud2"]
@@ -150,6 +154,17 @@ def test_tidy_gives_up_a_node_that_timed_out_or_lost_its_machine(site):
     assert on_slurm.tidy(site.machines, site.slurm) == 2
     done = [line for line in site.updates() if "POWER_DOWN" in line]
     assert done == [f"update nodename=cloud{n} state=POWER_DOWN" for n in (1, 2)]
+
+
+@pytest.mark.parametrize(("before", "now"), [("off", "building"), ("unusable", "busy")])
+def test_tidy_ends_no_machine_whose_node_was_resumed_meanwhile(site, monkeypatch, before, now):
+    make_old(site, "cloud1")
+    answers = iter([Node("cloud1", before, "vtorque-pool: x"), Node("cloud1", now)])
+    monkeypatch.setattr(site.slurm, "nodes", lambda: {"cloud1": next(answers)})
+    on_slurm.tidy(site.machines, site.slurm)
+    assert [m.node for m in site.driver.machines("test")] == ["cloud1"]
+    assert site.updates() == []
+    assert next(answers, None) is None
 
 
 def test_tidy_leaves_down_what_an_admin_has_taken_down(site):

@@ -163,8 +163,19 @@ class Machines:
             cluster, node, shape.name, shape.image, shape.flavor, shape.cpus, shape.memory, content
         )
 
-    def end(self, nodes: Iterable[str], why: str, *, even_held: bool = False) -> dict[str, str]:
-        """End all machines of these nodes; return what failed. A held node's stay."""
+    def end(
+        self,
+        nodes: Iterable[str],
+        why: str,
+        *,
+        even_held: bool = False,
+        still: Callable[[], Collection[str]] | None = None,
+    ) -> dict[str, str]:
+        """End all machines of these nodes; return what failed. A held node's stay.
+
+        ``still``: asked when the nodes are locked and no one can make them a machine; returns the
+        nodes that have to end as things are now.
+        """
         wanted = list(dict.fromkeys(nodes))
         failed: dict[str, str] = {}
         held = {} if even_held else self.memory.read().held
@@ -173,12 +184,15 @@ class Machines:
             for node in [node for node in mine if node in held]:
                 self.log(f"{node}: stays, it is held: {held[node]}")
             found = self.found()  # in all clouds: a shape may have been another's
+            now = mine if still is None else still()
             for node in [node for node in mine if node not in held]:
                 shape = self.settings.shape_of(node)
                 if shape is None:
                     failed[node] = "is of no shape of [plugin.pool]"
                 elif shape.cloud in found.silent:
                     failed[node] = found.silent[shape.cloud]
+                elif node not in now:
+                    failed[node] = f"{why} no longer"
                 else:
                     failed.update(self._end_node(node, found, why))
         for node, problem in failed.items():

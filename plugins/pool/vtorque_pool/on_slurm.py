@@ -6,13 +6,14 @@ given up, a machine that no node has is ended.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Mapping, Sequence
 
 from vtorque_core.api import HostFault
 from vtorque_pool.api import Machine
 from vtorque_pool.machines import Found, Machines, failures
-from vtorque_pool.slurm import Node, Slurm
+from vtorque_pool.slurm import Node, Slurm, State
 
 _YOUNG = 30.0  # seconds: what the cloud has just made may not be in its list yet
 
@@ -112,10 +113,15 @@ def tidy(machines: Machines, slurm: Slurm) -> int:
     note_registered(machines, found, nodes)
     for cloud, problem in found.silent.items():
         machines.log(f"{cloud} does not answer: {problem}")
-    return _end_needless(machines, found, nodes) + _mend_nodes(machines, slurm, found, nodes)
+    return _end_needless(machines, slurm, found, nodes) + _mend_nodes(machines, slurm, found, nodes)
 
 
-def _end_needless(machines: Machines, found: Found, nodes: Mapping[str, Node]) -> int:
+def _in_state(slurm: Slurm, state: State) -> set[str]:
+    """Return the nodes that are so now: what a round has read can be old when it acts."""
+    return {node.name for node in slurm.nodes().values() if node.state == state}
+
+
+def _end_needless(machines: Machines, slurm: Slurm, found: Found, nodes: Mapping[str, Node]) -> int:
     """End machines that no node has or needs; return how many."""
     held = machines.memory.read().held
     done = 0
@@ -131,7 +137,8 @@ def _end_needless(machines: Machines, found: Found, nodes: Mapping[str, Node]) -
         elif nodes and node is None:
             machines.end([machine.node], "Slurm has no such node")
         elif node is not None and node.state == "off" and not machines.is_busy(machine.node):
-            machines.end([machine.node], "its node is off")
+            off = functools.partial(_in_state, slurm, "off")
+            machines.end([machine.node], "its node is off", still=off)
         else:
             continue
         done += 1
@@ -158,7 +165,9 @@ def _mend_nodes(machines: Machines, slurm: Slurm, found: Found, nodes: Mapping[s
         machines.log(f"{', '.join(again)}: a start without machine goes on")
         resume(machines, slurm, again)
     if lost:
-        machines.end(lost, "its node is down")
+        down = functools.partial(_in_state, slurm, "unusable")
+        for name in machines.end(lost, "its node is down", still=down):
+            del lost[name]
         slurm.fail(lost)
         for name, why in lost.items():
             machines.log(f"{name}: down, and may be started again: {why}")
