@@ -224,7 +224,7 @@ def test_a_node_that_goes_down_after_it_was_up_pauses_no_shape(tmp_path, first, 
 
 
 def test_a_refused_delete_keeps_the_machine(tmp_path):
-    """Torque refuses while a job has come: nothing ends below it."""
+    """OpenPBS refuses while a job has come: nothing ends below it."""
     server = Server(tmp_path, "torque")
     server.machines.make(["n2"], "test")
     server.answer("pbsnodes", TORQUE_NODES)
@@ -235,12 +235,35 @@ def test_a_refused_delete_keeps_the_machine(tmp_path):
     assert any("leave failed" in line for line in server.said)
 
 
-def test_only_one_service_at_a_time(tmp_path):
+@pytest.mark.parametrize("state", ["free", "free,offline"])
+def test_a_node_that_a_job_has_come_to_meanwhile_stays(tmp_path, monkeypatch, state):
+    """Torque deletes such a node, and its job."""
+    server = Server(tmp_path, "torque")
+    server.machines.make(["n2"], "test")
+    server.answer("pbsnodes", TORQUE_NODES)
+    server.answer("qstat", b"<Data/>")
+    held = server.machines.found
+
+    def found(*clouds):  # asked when the round begins, and when the node is locked
+        if server.called("pbsnodes"):
+            said = TORQUE_NODES.replace(b"free,offline</state>", f"{state}</state>".encode())
+            server.answer("pbsnodes", said.replace(b"<note>", b"<jobs>0/7.server</jobs><note>"))
+        return held(*clouds)
+
+    monkeypatch.setattr(server.machines, "found", found)
+    serve.round_of(server.settings, server.machines, server.pbs)()
+    assert [m.node for m in server.driver.machines("test")] == ["n2"]
+    assert "-c delete node n2" not in server.called("qmgr")
+    assert any("n2: not ended" in line for line in server.said)
+
+
+@pytest.mark.parametrize("runs", [serve.serve, serve.tidy])
+def test_only_one_process_runs_rounds(tmp_path, runs):
     server = Server(tmp_path, "torque")
     lock = take_lock(server.machines.memory.directory / "serve.lock", 0)
     try:
         with pytest.raises(Refused, match="runs already"):
-            serve.serve(server.settings, server.machines, server.pbs)
+            runs(server.settings, server.machines, server.pbs)
     finally:
         os.close(lock)
 

@@ -190,7 +190,7 @@ def tidy(machines: Machines, batch: Slurm | Pbs) -> None:
     """Compare clouds and batch system once, and mend what differs, as vtorque pool serve does."""
     from vtorque_pool import serve as service  # noqa: PLC0415
 
-    click.echo(f"{service.round_of(machines.settings, machines, batch)()} mended")
+    click.echo(f"{service.tidy(machines.settings, machines, batch)} mended")
 
 
 @pool.command()

@@ -184,8 +184,9 @@ class Machines:
             for node in [node for node in mine if node in held]:
                 self.log(f"{node}: stays, it is held: {held[node]}")
             found = self.found()  # in all clouds: a shape may have been another's
-            now = mine if still is None else still()
-            for node in [node for node in mine if node not in held]:
+            ours = [node for node in mine if node not in held]
+            now = still() if still and ours else ours
+            for node in ours:
                 shape = self.settings.shape_of(node)
                 if shape is None:
                     failed[node] = "is of no shape of [plugin.pool]"

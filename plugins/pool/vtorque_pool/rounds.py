@@ -23,12 +23,16 @@ Kind = Literal["start", "join", "drain", "undrain", "requeue", "leave", "end", "
 
 @dataclass(frozen=True)
 class Step:
-    """One thing to do about a node, and why. ``leave``: node and machine go; ``fail``: counted."""
+    """One thing to do about a node, and why. ``leave``: node and machine go; ``fail``: counted.
+
+    ``was``: the node for which this is right, and no longer when it is another now.
+    """
 
     kind: Kind
     node: str
     why: str
     machine: Machine | None = None
+    was: Node | None = None
 
 
 @dataclass
@@ -117,11 +121,11 @@ def _mend(view: View, shape: Shape) -> Iterator[Step]:
                 if node.jobs:
                     yield Step("requeue", name, "its machine does not answer")
                 if machines[0].id in view.seen:  # a user's job can have taken it down
-                    yield Step("leave", name, "its machine does not answer")
+                    yield Step("leave", name, "its machine does not answer", was=node)
                 else:
-                    yield Step("fail", name, f"it is not up after {age:.0f} s")
+                    yield Step("fail", name, f"it is not up after {age:.0f} s", was=node)
         elif node is not None and node.state == "draining" and not node.jobs and _ours(node):
-            yield Step("leave", name, "it is drained and has no jobs")
+            yield Step("leave", name, "it is drained and has no jobs", was=node)
 
 
 def _ours(node: Node) -> bool:

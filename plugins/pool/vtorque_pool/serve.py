@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from vtorque_core.api import Busy, HostFault, Refused, VtorqueError, replace_file, take_lock
@@ -33,10 +35,29 @@ def round_of(settings: Settings, machines: Machines, batch: Slurm | Pbs) -> Call
 
 def serve(settings: Settings, machines: Machines, batch: Slurm | Pbs) -> None:
     """Run rounds until SIGTERM or SIGINT. Raises Refused where another process does."""
+    with _alone(machines):
+        _serve(settings, machines, batch)
+
+
+def tidy(settings: Settings, machines: Machines, batch: Slurm | Pbs) -> int:
+    """Run one round; return how much it did. Raises Refused where another process does."""
+    with _alone(machines):
+        return round_of(settings, machines, batch)()
+
+
+@contextlib.contextmanager
+def _alone(machines: Machines) -> Iterator[None]:
     try:
         lock = take_lock(machines.memory.directory / "serve.lock", 0)
     except Busy as error:
-        raise Refused(f"vtorque pool serve runs already: {error}") from None
+        raise Refused(f"vtorque pool serve or tidy runs already: {error}") from None
+    try:
+        yield
+    finally:
+        os.close(lock)
+
+
+def _serve(settings: Settings, machines: Machines, batch: Slurm | Pbs) -> None:
     ended = []
     for each in (signal.SIGTERM, signal.SIGINT):
         signal.signal(each, lambda *_: ended.append(True))
@@ -55,7 +76,6 @@ def serve(settings: Settings, machines: Machines, batch: Slurm | Pbs) -> None:
         while not ended and time.monotonic() < end:
             time.sleep(min(0.2, pause))
     machines.log("the service ends; nodes and machines stay as they are")
-    os.close(lock)
 
 
 def _write_metrics(settings: Settings, machines: Machines, batch: Slurm | Pbs) -> None:
@@ -131,7 +151,17 @@ def _do(machines: Machines, batch: Pbs, step: rounds.Step) -> None:
         nodes = batch.nodes()
         batch.requeue(nodes[step.node].jobs if step.node in nodes else ())
     elif step.kind in {"leave", "fail"}:
-        batch.delete(step.node)  # first, so that no job comes to a machine that ends
-        machines.end([step.node], step.why)
-        if step.kind == "fail":
+        deleted = functools.partial(_deleted, batch, step)
+        if not machines.end([step.node], step.why, still=deleted) and step.kind == "fail":
             machines.failed({step.node: step.why})
+
+
+def _deleted(batch: Pbs, step: rounds.Step) -> set[str]:
+    """Delete a node before its machine ends, so that no job comes; nothing if it has changed.
+
+    Torque deletes one with jobs, too, and requeues or deletes these (req_manager.c).
+    """
+    if step.was is not None and batch.nodes().get(step.node) != step.was:
+        return set()
+    batch.delete(step.node)
+    return {step.node}
