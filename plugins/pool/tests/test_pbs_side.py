@@ -174,11 +174,25 @@ def test_a_round_makes_machines_and_then_their_nodes(tmp_path):
     assert serve.round_of(server.settings, server.machines, server.pbs)() == 2
     assert sorted(m.node for m in server.driver.machines("test")) == ["n1", "n2"]
     assert server.called("qmgr") == [
-        "-c create node n1 np=2",
-        "-c set node n1 properties += vtorque",
-        "-c create node n2 np=2",
-        "-c set node n2 properties += vtorque",
+        '-c create node n1 np=2,properties="vtorque"',
+        '-c create node n2 np=2,properties="vtorque"',
     ]
+
+
+@pytest.mark.parametrize(
+    ("batch", "features", "address", "has"),
+    [
+        ("torque", ("a", "b"), "", 'np=4,properties="a,b"'),
+        ("torque", (), "10.0.0.1", "np=4"),
+        ("openpbs", (), "", "resources_available.ncpus=4"),
+        ("openpbs", ("a",), "10.0.0.1", "mom=10.0.0.1,resources_available.ncpus=4"),
+    ],
+)
+def test_a_node_is_made_by_one_command_with_all_it_has(tmp_path, batch, features, address, has):
+    """One that is killed between two would leave a node that no job finds."""
+    server = Server(tmp_path, batch)
+    server.pbs.create("n1", 4, features, address)
+    assert server.called("qmgr") == [f"-c create node n1 {has}"]
 
 
 def test_a_node_that_another_process_makes_is_no_failure(tmp_path):

@@ -78,19 +78,21 @@ class Pbs:
         return found
 
     def create(self, node: str, cpus: int, features: Iterable[str], address: str) -> None:
-        """Make a node; the server must resolve its name."""
+        """Make a node; the server must resolve its name.
+
+        With all that it has, so that a kill leaves none of which jobs know half.
+        """
         if self._open:
-            at = f" mom={address}" if address else ""
-            self._qmgr(f"create node {node}{at}")
-            self._qmgr(f"set node {node} resources_available.ncpus={cpus}")
-            return
-        self._qmgr(f"create node {node} np={cpus}")
-        for feature in features:
-            self._qmgr(f"set node {node} properties += {feature}")
+            at = f"mom={address}," if address else ""
+            has = f"{at}resources_available.ncpus={cpus}"
+        else:
+            listed = ",".join(features)
+            has = f"np={cpus}" + (f',properties="{listed}"' if listed else "")
+        self._run("qmgr", "-c", f"create node {node} {has}", but=("exists",))
 
     def delete(self, node: str) -> None:
         """Delete a node; one that is not there is right."""
-        self._run_qmgr(f"delete node {node}", but=_GONE)
+        self._run("qmgr", "-c", f"delete node {node}", but=_GONE)
 
     def drain(self, node: str, why: str) -> None:
         """Give a node no more jobs: it is offline, with a note that it was us."""
@@ -119,12 +121,6 @@ class Pbs:
             if at_once:
                 self.requeue(there[node].jobs)
                 self.delete(node)
-
-    def _qmgr(self, command: str) -> None:
-        self._run_qmgr(command, but=("already exists", "exists"))
-
-    def _run_qmgr(self, command: str, *, but: tuple[str, ...]) -> None:
-        self._run("qmgr", "-c", command, but=but)
 
     def _run(self, tool: str, *words: str, but: tuple[str, ...] = ()) -> str:
         """Return what a command prints; nothing where it fails with one of these words."""
