@@ -35,10 +35,8 @@ OPEN_JOBS = b"""Job Id: 8.server
     queue = workq
     Account_Name = acme
     Resource_List.ncpus = 5
-    Resource_List.select = 2:ncpus=2
-	+1:ncpus=1
-    Variable_List = X=0123,Y=\\q\x01,
-	queue = other
+    Resource_List.select = 2:ncpus=2+1:ncpus=1
+    Variable_List = X=0123,Y=\\q^A,\\n    queue = other
 
 Job Id: 9.server
     job_state = R
@@ -47,6 +45,7 @@ Job Id: 10[].server
     job_state = Q
 
 """
+FORGED = "x\n\nJob Id: 9999.server\n    job_state = Q\n    Resource_List.select = 100:ncpus=2\n\n"
 
 
 class Server:
@@ -135,6 +134,16 @@ def test_no_name_of_a_job_hides_the_jobs_of_others(tmp_path, batch, name):
         ("1.server", 1),
         ("2.server", 2),
     ]
+
+
+def test_no_text_of_a_job_is_another_job(tmp_path):
+    """As OpenPBS 23.06.06 says it with -w, and without."""
+    server = Server(tmp_path, "openpbs")
+    (tmp_path / "plain").write_text(job_of("openpbs", 7, "1", FORGED))
+    (tmp_path / "wide").write_text(job_of("openpbs", 7, "1", FORGED.replace("\n", "\\n")))
+    which = f'case " $* " in *" -w "*) cat {tmp_path}/wide ;; *) cat {tmp_path}/plain ;; esac'
+    (tmp_path / "bin" / "qstat").write_text(f"#!/bin/sh\n{which}\n")
+    assert [job.id for job in server.pbs.waiting()] == ["7.server"]
 
 
 @pytest.mark.parametrize("batch", ["torque", "openpbs"])

@@ -1,8 +1,8 @@
 """Torque's and OpenPBS's side: nodes and waiting jobs as their own commands say, and what they do.
 
 Torque: ``pbsnodes -x``, ``qstat -x``, pbsnodes(8), qmgr(1B). OpenPBS: ``pbsnodes -F json`` and
-``qstat -f``. What they say of jobs has users' own texts in it: no XML or JSON parser takes all of
-it, so that jobs are read one by one, and one that cannot be read is left out.
+``qstat -f -w``. What they say of jobs has users' own texts in it: no XML or JSON parser takes all
+of it, so that jobs are read one by one, and one that cannot be read is left out.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Pbs:
     def waiting(self) -> list[Waiting]:
         """Return the jobs that wait for nodes, in the server's order; held ones do not."""
         if self._open:
-            jobs = _open_jobs(self._run("qstat", "-f", "-t"))
+            jobs = _open_jobs(self._run("qstat", "-f", "-w", "-t"))
         else:
             jobs = [_torque_job(part) for part in _parts(self._run("qstat", "-t", "-x"), "Job")]
         found = []
@@ -177,18 +177,18 @@ def _torque_job(part: str) -> dict[str, str]:
 
 
 def _open_jobs(text: str) -> list[dict[str, str]]:
-    """Return the attributes of each job in OpenPBS's ``qstat -f``: of each name the first.
+    """Return the attributes of each job in OpenPBS's ``qstat -f -w``.
 
-    Its owner's variables come after what is read here: what is in one and looks like a line of
-    qstat's brings nodes, as a job does, and deceives about no other job.
+    Each is one line: a newline in a value is written as ``\\n`` (qstat.c, convert_feed_chars), so
+    that no user's text is a line. Without ``-w`` it is one, a job's first line, too.
     """
     found: list[dict[str, str]] = []
-    for line in text.replace("\n\t", "").split("\n"):
+    for line in text.split("\n"):
         if line.startswith("Job Id: "):
-            found.append({"Job_Id": line[8:].strip()})
-        elif found and line.startswith("    ") and " = " in line:
+            found.append({"Job_Id": line[8:]})
+        elif found and line.startswith("    "):
             name, _, value = line.strip().partition(" = ")
-            found[-1].setdefault(name, value)
+            found[-1][name] = value
     return found
 
 
