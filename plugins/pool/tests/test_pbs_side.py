@@ -219,6 +219,18 @@ def test_a_node_that_another_process_makes_is_no_failure(tmp_path):
     assert server.called("qmgr") == []
 
 
+def test_a_node_of_openpbs_goes_offline_and_back_by_its_own_name(tmp_path):
+    """pbsnodes -o of 23.06.06 says "Unknown node" of one whose mom is an address."""
+    server = Server(tmp_path, "openpbs")
+    server.pbs.drain("n1", 'held: "odd" noise, it\'s hot')
+    server.pbs.undrain("n1")
+    note = "vtorque-pool: held: 'odd' noise, it's hot"
+    assert server.called("qmgr") == [
+        f'-c set node n1 state+=offline,comment="{note}"',
+        '-c set node n1 state-=offline,comment=""',
+    ]
+
+
 def test_a_round_deletes_a_drained_node_before_its_machine_ends(tmp_path):
     server = Server(tmp_path, "torque")
     server.machines.make(["n2"], "test")

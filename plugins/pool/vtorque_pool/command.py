@@ -125,13 +125,13 @@ def setup(context: click.Context, config: Path | None, undo: bool, dry_run: bool
 @_of_pool
 def hold(machines: Machines, batch: Slurm | Pbs, nodes: str, why: str, end: bool) -> None:
     """Keep nodes' machines for a look: no jobs, and only vtorque pool destroy ends them."""
-    names = _names(machines, nodes)
+    names, why = _names(machines, nodes), printable(why)
     with machines.memory.changed() as remembered:
         for name in names:
             if end:
                 remembered.held.pop(name, None)
             else:
-                remembered.held[name] = printable(why)
+                remembered.held[name] = why
     for name in names:
         machines.log(f"{name}: {'no longer held' if end else f'held: {why}'}")
         batch.undrain(name) if end else batch.drain(name, f"held: {why}")

@@ -96,13 +96,19 @@ class Pbs:
 
     def drain(self, node: str, why: str) -> None:
         """Give a node no more jobs: it is offline, with a note that it was us."""
-        note = ("-C", f"{REASON}: {why}") if self._open else ("-N", f"{REASON}: {why}")
-        self._run("pbsnodes", "-o", node, *note)
+        note = f"{REASON}: {why}"
+        if self._open:  # pbsnodes -o knows hosts, not a node whose mom is an address
+            note = note.replace('"', "'")
+            self._run("qmgr", "-c", f'set node {node} state+=offline,comment="{note}"')
+        else:
+            self._run("pbsnodes", "-o", node, "-N", note)
 
     def undrain(self, node: str) -> None:
         """Give a node jobs again."""
-        note = ("-C", "") if self._open else ("-N", "n")
-        self._run("pbsnodes", "-r" if self._open else "-c", node, *note)
+        if self._open:
+            self._run("qmgr", "-c", f'set node {node} state-=offline,comment=""')
+        else:
+            self._run("pbsnodes", "-c", node, "-N", "n")
 
     def requeue(self, jobs: Iterable[str]) -> None:
         """Have jobs run again whose machine has gone."""
