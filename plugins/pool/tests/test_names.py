@@ -1,10 +1,8 @@
 """Lists of nodes, and what the settings refuse."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from vtorque_pool.hostlist import expand, fold
+from vtorque_pool.hostlist import expand
 from vtorque_pool.settings import Settings, Shape
 
 
@@ -16,17 +14,6 @@ def test_a_list_is_as_slurm_writes_it():
 def test_what_is_no_list_is_refused(text):
     with pytest.raises(ValueError, match=r"no list|no range|empty|over"):
         expand(text)
-
-
-@given(
-    st.lists(
-        st.sampled_from([f"{a}{n}" for a in ("a", "b", "m0x") for n in ("", 1, "01", 10)]),
-        min_size=1,
-        unique=True,
-    )
-)
-def test_what_is_folded_is_expanded_to_the_same(names):
-    assert sorted(expand(fold(names))) == sorted(names)
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,7 @@ def test_the_second_failure_reserves_what_is_not_up(site):
     site.say(cloud3=("IDLE+CLOUD", ""))
     on_slurm.resume(site.machines, site.slurm, ["cloud1"])
     made = next(line for line in site.updates() if line.startswith("create reservation"))
-    assert "nodes=cloud[1,2]" in made
+    assert " nodes=cloud1,cloud2 " in made
     assert "duration=30" in made
 
 

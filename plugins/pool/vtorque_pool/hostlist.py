@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 _MOST = 10_000
 _PART = re.compile(r"([A-Za-z0-9][A-Za-z0-9_.-]*?)(?:\[([0-9,-]+)\])?(?:,|$)", re.ASCII)
@@ -39,16 +39,3 @@ def _numbered(prefix: str, ranges: str | None, text: str) -> Iterator[str]:
         if int(last) < int(first) or int(last) - int(first) >= _MOST:
             raise ValueError(f"{text!r}: {each!r} is no range of at most {_MOST} numbers")
         yield from (f"{prefix}{n:0{len(first)}}" for n in range(int(first), int(last) + 1))
-
-
-def fold(names: Iterable[str]) -> str:
-    """Return names as a list that Slurm reads: ``cloud[1,2,3],m1``."""
-    groups: dict[str, list[str]] = {}
-    for name in names:
-        prefix = name.rstrip("0123456789")
-        groups.setdefault(prefix, []).append(name[len(prefix) :])
-    return ",".join(
-        f"{prefix}[{','.join(ends)}]" if len(ends) > 1 and all(ends) else
-        ",".join(prefix + end for end in ends)
-        for prefix, ends in groups.items()
-    )  # fmt: skip

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from vtorque_core.api import HostFault, run_tool
-from vtorque_pool.hostlist import expand, fold
+from vtorque_pool.hostlist import expand
 from vtorque_pool.settings import Settings
 
 State = Literal["off", "building", "free", "busy", "draining", "unusable", "deleting"]
@@ -111,7 +111,7 @@ class Slurm:
         minutes = max(1, round(seconds / 60))
         self._run(
             "scontrol", "create", "reservation", f"reservationname={REASON}-{shape}",
-            "starttime=now", f"duration={minutes}", f"nodes={fold(nodes)}", "users=root",
+            "starttime=now", f"duration={minutes}", f"nodes={','.join(nodes)}", "users=root",
             "flags=maint,ignore_jobs",
         )  # fmt: skip
 
