@@ -64,7 +64,7 @@ class Settings:
     log: str = setting("/var/log/vtorque-pool.log", doc="every decision with its reason")
     textfile: str = setting("", doc="file of metrics for node_exporter's textfile collector")
     slurm_conf: str = setting("/etc/slurm/slurm.conf", doc="Slurm: slurm.conf of this host")
-    bindir: str = setting("", doc="directory of scontrol or qmgr; empty: the system's PATH")
+    bindir: str = setting("", doc="directory of scontrol or qmgr; empty: /usr/sbin, /usr/bin")
     at_once: int = setting(10, doc="machines that are being made at the same time, at most")
     idle: float = setting(600.0, doc="an idle node leaves after", unit="s")
     ready: float = setting(900.0, doc="a machine that has not registered is ended after", unit="s")
@@ -72,7 +72,7 @@ class Settings:
     failures: int = setting(3, doc="failures of a shape, within pause, that pause it")
     pause: float = setting(1800.0, doc="how long no machine of such a shape is made", unit="s")
     interval: float = setting(15.0, doc="vtorque pool serve: time between two rounds", unit="s")
-    timeout: float = setting(60.0, doc="one question to the batch system or a cloud", unit="s")
+    timeout: float = setting(60.0, doc="one command of the batch system; clouds have one", unit="s")
     queues: Mapping[str, int] = setting(
         _Nothing(), doc="Torque, OpenPBS: queue to the nodes that its waiting jobs may bring"
     )
