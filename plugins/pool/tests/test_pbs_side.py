@@ -71,33 +71,28 @@ class Server:
         return self.commands[name].calls()
 
 
-def test_what_torque_says(tmp_path):
-    server = Server(tmp_path, "torque")
-    server.answer("pbsnodes", TORQUE_NODES)
-    server.answer("qstat", TORQUE_JOBS)
-    nodes = server.pbs.nodes()
-    assert {n.name: n.state for n in nodes.values()} == {
-        "n1": "busy",
-        "n2": "draining",
-        "n3": "unusable",
-    }
-    assert nodes["n1"].jobs == ("12.server",)
-    waiting = Waiting("13.server", "batch", 2, 2, frozenset({"vtorque"}), "acme")
+@pytest.mark.parametrize(
+    ("batch", "nodes", "jobs", "job", "waiting"),
+    [
+        (
+            "torque", TORQUE_NODES, TORQUE_JOBS, "12.server",
+            Waiting("13.server", "batch", 2, 2, frozenset({"vtorque"}), "acme"),
+        ),
+        (
+            "openpbs", OPEN_NODES, OPEN_JOBS, "7.server",
+            Waiting("8.server", "workq", 3, 2, account="acme"),
+        ),
+    ],
+)  # fmt: skip
+def test_what_they_say(tmp_path, batch, nodes, jobs, job, waiting):
+    server = Server(tmp_path, batch)
+    server.answer("pbsnodes", nodes)
+    server.answer("qstat", jobs)
+    found = server.pbs.nodes()
+    states = {"n1": "busy", "n2": "draining", "n3": "unusable"}
+    assert {name: each.state for name, each in found.items()} == states
+    assert found["n1"].jobs == (job,)
     assert server.pbs.waiting() == [waiting]
-
-
-def test_what_openpbs_says(tmp_path):
-    server = Server(tmp_path, "openpbs")
-    server.answer("pbsnodes", OPEN_NODES)
-    server.answer("qstat", OPEN_JOBS)
-    nodes = server.pbs.nodes()
-    assert {n.name: n.state for n in nodes.values()} == {
-        "n1": "busy",
-        "n2": "draining",
-        "n3": "unusable",
-    }
-    assert nodes["n1"].jobs == ("7.server",)
-    assert server.pbs.waiting() == [Waiting("8.server", "workq", 3, 2, account="acme")]
 
 
 @pytest.mark.parametrize("batch", ["torque", "openpbs"])

@@ -10,7 +10,7 @@ import os
 import pwd
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from vtorque_core.api import HostFault
@@ -87,8 +87,8 @@ def steps(settings: Settings, place: Installation) -> list[SetupStep]:
     for word in _PROGRAMS.values():
         program = hook_script(f'exec {shlex.join(_call(place, word))} "$@"')
         found.append(ReplacedFile(conf.parent / "vtorque-pool" / word, program))
-    found.append(_directory(Path(settings.state), user))
-    found.append(_log(Path(settings.log), user))
+    found.append(_of_user(Path(settings.state), user, os.O_DIRECTORY))
+    found.append(_of_user(Path(settings.log), user, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW))
     text = "\n".join((f"# Written by {MARK.decode()}.", *lines(settings, conf), ""))
     found.append(ReplacedFile(conf.parent / NAME, text.encode(), mode=0o644))
     found.append(_include(conf))
@@ -113,28 +113,17 @@ def _checks(said: dict[str, str], conf: Path) -> Iterator[Check]:
         yield Check(f"{key} is the pool's", problem if key in said else "")
 
 
-def _directory(path: Path, user: str) -> Change:
+def _of_user(path: Path, user: str, flags: int) -> Change:
+    """Return the step that makes a directory, or a file, as open(2) is told, and gives it away."""
+
     def done() -> bool:
-        return path.is_dir() and path.stat().st_uid == _uid(user)
+        return path.exists() and path.stat().st_uid == _uid(user)
 
     def make() -> None:
         try:
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            os.chown(path, _uid(user), -1)
-        except OSError as error:
-            raise HostFault(f"{path}: {error.strerror}") from None
-
-    return Change(f"make {path}, of {user}", done, make, lambda: None)
-
-
-def _log(path: Path, user: str) -> Change:
-    def done() -> bool:
-        return path.is_file() and path.stat().st_uid == _uid(user)
-
-    def make() -> None:
-        try:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-            descriptor = os.open(path, flags, 0o640)
+            if flags & os.O_DIRECTORY:
+                path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            descriptor = os.open(path, flags | os.O_CLOEXEC, 0o640)
             os.fchown(descriptor, _uid(user), -1)
             os.close(descriptor)
         except OSError as error:
@@ -170,8 +159,8 @@ def _end(text: bytes) -> bytes:
     return b"" if not text or text.endswith(b"\n") else b"\n# (no newline)\n"
 
 
-def _edit(conf: Path, change: object) -> None:
-    edit_file(conf, change)  # type: ignore[arg-type]
+def _edit(conf: Path, change: Callable[[bytes], bytes]) -> None:
+    edit_file(conf, change)
 
 
 def _bytes(conf: Path) -> bytes:
@@ -196,8 +185,3 @@ _KEYS: dict[str, str] = {
     key.lower(): key
     for key in (*_WORDS, *_PROGRAMS, "SlurmUser", "NodeName", "ReturnToService", "TreeWidth")
 }
-
-
-def undone(found: Sequence[SetupStep]) -> list[str]:
-    """Return what of the steps does not hold."""
-    return [step.text for step in found if not step.done()]
