@@ -257,7 +257,7 @@ def test_an_image_that_is_gone_is_looked_for_with_growing_pauses(made, monkeypat
     monkeypatch.setattr(service, "version", gone)
     for times in (1, 2, 3):
         for _ in range(3):
-            made.keeper.look()
+            assert made.keeper.look()  # and is there to see it come back
         failure = made.keeper.failures[SHAPE]
         assert (failure.times, failure.why) == (times, "image micro: No such file or directory")
         made.clock[0] = failure.again

@@ -73,7 +73,7 @@ class Keeper:
     _overhead: int = 0  # MiB of QEMU itself, which each guest holds beside its RAM
 
     def look(self) -> bool:
-        """Do what is to be done now; return whether guests are wanted at all.
+        """Do what is to be done now; return whether guests are wanted, or were and cannot be had.
 
         Raises VtorqueError.
         """
@@ -82,7 +82,7 @@ class Keeper:
         there = self._ended(there, wanted, versions)
         self._say(wanted)
         if not wanted:
-            return bool(there)
+            return bool(there or self.failures)
         self._hasten(wanted, settings, versions)
         missing = self._missing(there, wanted, settings)
         if missing is not None and not self._starting():
