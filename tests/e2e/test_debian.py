@@ -5,12 +5,14 @@ import platform
 import pty
 import shutil
 import subprocess
+import time
 
 import pytest
 
 import x_display
 from terminal import PROMPT, STARTED, on_a_node
 from vtorque_core.base.errors import EXIT_HOST_FAULT, EXIT_REFUSED
+from warm_guests import TELLS, kept_warm, took
 
 pytestmark = pytest.mark.e2e
 
@@ -60,6 +62,22 @@ def test_a_job_in_a_debian_guest(debian, clean):
     assert debian_version.startswith("12.")
     assert failed == "0"
     assert job_id == job
+
+
+@pytest.mark.full
+def test_one_that_waits_for_its_job_is_as_any_other(debian, clean, config):
+    """Booted as far as cloud-init before there is a job: then that does all that it does ever."""
+    text = f"{TELLS}systemctl --failed --no-legend | wc -l; hostname -I | wc -w; nproc\n"
+    size = "img=debian vcpus=1 ram=512M"
+    with kept_warm(clean, config, size) as warm:
+        first, log = warm.job("-vm", size.replace(" ", ","), text=text)
+        assert len(took(log)) == 1, log
+        cold, log = warm.job("-vm", "img=debian,vcpus=1,ram=513M", text=text)
+        assert took(log) == []
+    assert cold[5:] == first[5:]
+    assert cold[7:] == ["0", "1", "1"]
+    assert not set(cold[:3]) & set(first[:3])
+    assert int(first[4]) - 1 <= int(first[3]) <= time.time() + 1
 
 
 @pytest.mark.full

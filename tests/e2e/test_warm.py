@@ -6,75 +6,25 @@ import random
 import signal
 import subprocess
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 import hooks_by_hand
 from vtorque_core.plan.placement.node_hardware import topology
+from warm_guests import TELLS, kept_warm, took
 
 pytestmark = pytest.mark.e2e
 
 SHAPE = "img=micro vcpus=1 ram=256M"
-TELLS = """#!/bin/sh
-cat /proc/sys/kernel/random/boot_id /proc/sys/kernel/random/uuid
-head -c 16 /dev/urandom | od -An -tx1
-date +%s; stat -c %Y started; hostname; id -un
-"""
-TAKEN = "was booted before: "
 PROLOGUE = "vtorque hook .*prologue"
-
-
-@dataclass
-class Warm:
-    """The node, with guests that are kept ready."""
-
-    node: object
-
-    def command(self, *words, check=True):
-        config = ("--config", str(self.node.config))
-        return self.node.root("vtorque", "warm", *config, *words, check=check).stdout.decode()
-
-    def waiting(self):
-        """Return the keys of the guests that wait."""
-        guests = json.loads(self.command("--json"))["guests"]
-        return {each["key"] for each in guests if each["state"] == "waits"}
-
-    def await_full(self, number=1):
-        """Wait until so many wait; return their keys."""
-        return self.node.wait_for(
-            lambda: found if len(found := self.waiting()) >= number else None,
-            what=f"{number} warm guests",
-        )
-
-    def job(self, *args, text=TELLS):
-        """Run a job; return its output's lines and its log's messages."""
-        (self.node.home / "started").touch()
-        result = self.node.job(text, *args)
-        assert result.code == 0, result.err
-        assert result.err == b""
-        kept = max((self.node.state / "kept").glob("*/*/"), key=lambda p: p.stat().st_mtime)
-        log = [json.loads(line) for line in (kept / "log.jsonl").read_text().splitlines()]
-        return result.out.decode().splitlines(), [str(each["message"]) for each in log]
-
-
-def took(log):
-    return [message.removeprefix(TAKEN) for message in log if message.startswith(TAKEN)]
 
 
 @pytest.fixture
 def warm(clean, config, request):
     """Keep a guest ready, or as many as the test says, until its end."""
-    number = getattr(request, "param", 1)
-    config("plugin.warm", f'shapes = ["{SHAPE} least={number} most={number}"]')
-    found = Warm(clean)
-    found.command("start")
-    found.await_full(number)
-    yield found
-    found.command("stop")
-    for path in (clean.home / "started", clean.home / "job.sh"):
-        path.unlink(missing_ok=True)
+    with kept_warm(clean, config, SHAPE, getattr(request, "param", 1)) as found:
+        yield found
 
 
 def differ(warm, number):
@@ -145,6 +95,32 @@ def test_a_job_gets_their_memory_at_once(warm, config):
     before = warm.await_full()
     _, log = warm.job("-vm", "ram=900M")
     assert not any("in use by other jobs" in message for message in log), log
+    assert not before & warm.waiting()
+
+
+MEET = """#!/bin/sh
+touch met.$PBS_JOBID
+while [ "$(ls met.* | wc -l)" -lt 2 ]; do sleep 0.1; done
+"""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("warm", [5], indirect=True)
+def test_jobs_that_fill_a_node_run_at_once_though_five_guests_wait(warm, config):
+    """Each waits for the other; the node has the memory of these two, and not of one guest more."""
+    before = warm.await_full(5)
+    whole = topology("qemu:///system").mem_mib
+    config("node", f'host_reserve_ram = "{whole - 3000}M"')  # each job holds 1456 of these
+    warm.node.wait_for(lambda: not before & warm.waiting(), what="the new config")
+    before = warm.await_full(5)
+    jobs = [warm.node.submit(MEET, "-vm", "ram=1200M") for _ in range(2)]
+    for job in jobs:
+        warm.node.wait_for(lambda job=job: warm.node.state_of(job) in (None, "C"), what=job)
+    for path in [warm.node.home / f"met.{job}" for job in jobs]:
+        path.unlink()
+    for job in jobs:
+        (log,) = (warm.node.state / "kept").glob(f"*/{job}.0/log.jsonl")
+        assert "in use by other jobs" not in log.read_text()
     assert not before & warm.waiting()
 
 

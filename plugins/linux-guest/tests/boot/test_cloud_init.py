@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from email import message_from_bytes
+from importlib.resources import as_file, files
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -199,11 +200,11 @@ def test_an_image_without_agent_gets_it(plan) -> None:
 
 
 @pytest.mark.parametrize("shell", ["/bin/dash", "/bin/busybox"])
-def test_start_script_is_posix_shell(shell: str, tmp_path: Path) -> None:
-    script = tmp_path / "start"
-    script.write_text(agent_start.start_script())
+@pytest.mark.parametrize("name", ["vtorque-start", "vtorque-waits"])
+def test_scripts_of_units_are_posix_shell(shell: str, name: str) -> None:
     words = [shell, "sh", "-n"] if shell.endswith("busybox") else [shell, "-n"]
-    subprocess.run([*words, script], check=True, timeout=180)
+    with as_file(files("vtorque_linux_guest.guest") / name) as script:
+        subprocess.run([*words, script], check=True, timeout=180)
 
 
 def test_instance_id_is_unique_per_attempt(plan) -> None:

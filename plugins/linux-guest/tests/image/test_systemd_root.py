@@ -62,3 +62,17 @@ def test_nothing_restarts_sshd_once_the_job_may_use_it() -> None:
 def test_a_system_that_would_not_boot_is_refused(missing: str) -> None:
     with pytest.raises(Refused, match="would not boot"):
         finished({k: v for k, v in SYSTEM.items() if k != missing})
+
+
+def test_a_guest_without_a_seed_waits_for_it_in_cloud_init_alone() -> None:
+    stage = "usr/lib/systemd/system/cloud-init-local.service"
+    tree = finished(SYSTEM | {stage: b"[Unit]\nBefore=network-pre.target\nBefore=sysinit.target\n"})
+    assert target(tree, f"{UNITS}/cloud-init-local.service") == (
+        b"[Unit]\nBefore=network-pre.target\n"
+    )
+    seed = r"dev-disk-by\x2did-virtio\x2dvtseed.device"
+    waits = target(tree, f"{UNITS}/cloud-init-local.service.d/10-vtorque.conf") or b""
+    assert f"Requires={seed}\nAfter={seed} vtorque-waits.service\n".encode() in waits
+    assert b"infinity" in (target(tree, f"{UNITS}/{seed}.d/10-vtorque.conf") or b"")
+    assert target(tree, f"{UNITS}/multi-user.target.wants/vtorque-waits.service") is not None
+    assert target(tree, "usr/lib/vtorque/vtorque-waits") is not None

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from patience import with_more_time
-from sample_guests import DEBIAN, MICRO
+from sample_guests import DEBIAN, MICRO, ROCKY
 from vtorque_core.api.guest_context import EnvVar, Mount, RootCommand
 from vtorque_core.api.guest_plan import Share
 from vtorque_core.api.libvirt_domain import Channel, Disk, Filesystem, KernelBoot
@@ -220,3 +220,8 @@ def test_silent_guest_names_the_last_step_and_the_limit(plan, tmp_path: Path) ->
 def test_guest_that_never_started(plan, tmp_path: Path) -> None:
     with pytest.raises(HostFault, match=r"status\.sock"):
         DRIVER.await_ready(plan(run_dir=tmp_path), time.monotonic() + 1, lambda _: None)
+
+
+def test_a_cloud_image_as_it_is_cannot_wait_for_a_job(plan) -> None:
+    with pytest.raises(HostFault, match="built-in agent"):
+        DRIVER.await_spare(plan(image=ROCKY), time.monotonic() + 10)

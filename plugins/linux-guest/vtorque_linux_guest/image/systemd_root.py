@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import stat
+from importlib.resources import files
 
 from vtorque_core.api import Refused
 from vtorque_linux_guest.guest.agent_start import AGENT, START, UNIT, agent_unit, start_script
@@ -41,6 +42,7 @@ CLOUD_INIT_GENERATOR = "cloud-init-generator"
 CLOUD_INIT_TARGET = "cloud-init.target"
 # A Python of its own for what the seed has its first stage do; from 24.3 on all are one process.
 SECOND_STAGE = "cloud-init.service"
+FIRST_STAGE = "cloud-init-local.service"
 # cloud-init starts it when the seed names time servers; the clock is the host's until then.
 DISABLED = ("systemd-timesyncd.service", "chronyd.service")
 ENABLED = {
@@ -49,10 +51,17 @@ ENABLED = {
         "systemd-resolved.service",
         "ssh.service",
         "vtorque-agent.service",
+        "vtorque-waits.service",
     ),
-    "redhat": ("NetworkManager.service", "sshd.service", "vtorque-agent.service"),
+    "redhat": (
+        "NetworkManager.service",
+        "sshd.service",
+        "vtorque-agent.service",
+        "vtorque-waits.service",
+    ),
 }
 
+_SEED = r"dev-disk-by\x2did-virtio\x2dvtseed.device"
 _FILES = {
     "etc/fstab": "# The initramfs mounts the root disk.\n",
     "etc/hostname": "localhost\n",
@@ -75,6 +84,16 @@ _FILES = {
         "[Unit]\nAfter=vtorque-agent.service\n"
     ),
     "etc/systemd/journald.conf.d/10-vtorque.conf": "[Journal]\nStorage=volatile\n",
+    # A guest that is booted before its job gets the seed then, whenever that is.
+    f"etc/systemd/system/{FIRST_STAGE}.d/10-vtorque.conf": (
+        f"[Unit]\nRequires={_SEED}\nAfter={_SEED} vtorque-waits.service\n"
+    ),
+    f"etc/systemd/system/{_SEED}.d/10-vtorque.conf": "[Unit]\nJobRunningTimeoutSec=infinity\n",
+}
+
+_WAITS = {
+    "vtorque-waits.service": "etc/systemd/system/vtorque-waits.service",
+    "vtorque-waits": "usr/lib/vtorque/vtorque-waits",
 }
 
 # What package scripts leave that is of no use in a guest, or differs from build to build.
@@ -116,6 +135,8 @@ def finish(tree: FileTree, family: str, agent: bytes, started: int) -> None:
     tree.file(UNIT, agent_unit().encode())
     tree.file(START, start_script().encode(), 0o755)
     tree.file(AGENT, agent, 0o755)
+    for name, path in _WAITS.items():
+        tree.file(path, files("vtorque_linux_guest.guest").joinpath(name).read_bytes())
     for unit in ENABLED[family]:
         enable(tree, unit)
     for unit in DISABLED:
@@ -125,6 +146,7 @@ def finish(tree: FileTree, family: str, agent: bytes, started: int) -> None:
     for generator in GENERATORS:
         tree.link(f"{_GENERATORS}/{generator}", "/dev/null")
     _always_cloud_init(tree)
+    _late_cloud_init(tree)
     tree.link("etc/systemd/system/default.target", "/usr/lib/systemd/system/multi-user.target")
     _name_servers(tree, family)
     _times(tree, started)
@@ -138,6 +160,17 @@ def _always_cloud_init(tree: FileTree) -> None:
     wants = "etc/systemd/system/multi-user.target.wants"
     tree.link(f"{wants}/{CLOUD_INIT_TARGET}", f"/{found[0]}")
     tree.link(f"{_GENERATORS}/{CLOUD_INIT_GENERATOR}", "/dev/null")
+
+
+def _late_cloud_init(tree: FileTree) -> None:
+    """Let nothing wait for cloud-init but the network and what comes after it.
+
+    Debian's has the whole system wait (Before=sysinit.target), also while there is no seed.
+    """
+    found = _unit(tree, FIRST_STAGE)
+    if found is not None:
+        text = found[1].read(1 << 20).replace(b"Before=sysinit.target\n", b"")
+        tree.file(f"etc/systemd/system/{FIRST_STAGE}", text)
 
 
 def enable(tree: FileTree, unit: str) -> None:

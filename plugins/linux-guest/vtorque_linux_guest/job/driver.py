@@ -23,6 +23,7 @@ from vtorque_core.api.guest_plan import GuestPlan
 from vtorque_core.api.libvirt_domain import Element
 from vtorque_core.api.node_job import Site
 from vtorque_linux_guest.guest.contract import STATUS_SOCKET
+from vtorque_linux_guest.guest.linux_family import has_agent
 from vtorque_linux_guest.job import run_job
 from vtorque_linux_guest.settings import Settings
 
@@ -70,6 +71,8 @@ class LinuxDriver:
         """Wait until a guest without a seed says that it waits for one. Raises HostFault."""
         from vtorque_linux_guest.job import ready
 
+        if not has_agent(guest.image):  # it would look for a seed, and not for long
+            raise HostFault("guests of images without a built-in agent cannot wait for their job")
         with _connect(guest.run_dir / STATUS_SOCKET, deadline) as connection:
             ready.await_seed(guest, connection, deadline)
 

@@ -19,7 +19,7 @@ from vtorque_linux_guest.job.frames import GuestFailed, GuestSilent, StreamError
 from vtorque_linux_guest.job.status_port import LINES_MAX, TOTAL_MAX, StatusReader
 
 SEED = "seed"
-"""The step of a guest that waits for its seed (micro_init)."""
+"""The step of a guest that waits for its seed (micro_init, vtorque-waits)."""
 
 _STEP, _LOG, _READY, _SILENT, _FAULT = b"s", b"l", b"r", b"t", b"f"
 _STEP_SHOWN = 200  # bytes of a step's name
