@@ -48,21 +48,20 @@ def torque_jobs(document: str) -> list[Attributes]:
 
 
 def openpbs_jobs(text: str) -> list[Attributes]:
-    """Return the attributes of each job in OpenPBS's ``qstat -f``: of each name the first.
+    """Return the attributes of each job in OpenPBS's ``qstat -fw``.
 
-    What begins like another attribute inside a later value is therefore not taken for one. One in
-    an earlier value is, if qsub lets it pass: the job's owner can so deceive the reaper about
-    this one job.
+    Each is one line: a newline in a value is written as ``\\n`` (qstat.c, convert_feed_chars), so
+    that no user's text looks like another attribute, or another job.
     """
     found: list[Attributes] = []
     job: dict[str, str] = {}
-    for line in re.sub(r"\n\t", "", text).split("\n"):
+    for line in text.split("\n"):
         if line.startswith("Job Id: "):
             job = {"Job_Id": line[8:].strip()}
             found.append(job)
-        elif line.startswith("    ") and " = " in line:
+        elif line.startswith("    "):
             name, _, value = line.strip().partition(" = ")
-            job.setdefault(name, value)
+            job[name] = value
     return found
 
 

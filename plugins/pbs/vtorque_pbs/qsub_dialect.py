@@ -70,8 +70,8 @@ OPENPBS = Dialect(
     home="/var/spool/pbs",
     programs=("/opt/pbs/bin", "/usr/bin", "/usr/sbin", "/usr/local/bin", "/usr/local/sbin"),
     all_nodes="-av",
-    one_job="-f",
-    all_jobs="-ft",
+    one_job="-fw",
+    all_jobs="-ftw",
     no_job="Unknown Job Id|Job has finished",
 )
 

@@ -213,7 +213,7 @@ def qstat(state, system, argv):
         assert form == "-x", argv
         say("<Data>" + "".join(torque_xml(*job) for job in jobs) + "</Data>")
         return 0
-    assert form in ("-f", "-ft"), argv
+    assert form in ("-fw", "-ftw"), argv
     for job_id, job in jobs:
         if job["state"] == "F":
             raise Bad(35, f"qstat: {job_id} Job has finished, use -x or -H to obtain ...")
@@ -221,7 +221,8 @@ def qstat(state, system, argv):
         say(f"    job_state = {job['state']}")
         if job["exec_host"]:
             say(f"    exec_host = {job['exec_host']}")
-        say(f"    Variable_List = {listed(job, system)}\n    run_count = {job['start_count']}\n")
+        variables = listed(job, system).replace("\n", "\\n")  # qstat.c, convert_feed_chars
+        say(f"    Variable_List = {variables}\n    run_count = {job['start_count']}\n")
     return 0
 
 
