@@ -290,6 +290,7 @@ def test_only_root_can_change_what_root_runs_in_the_guest(tmp_path: Path) -> Non
         ("sbin/request-key", b"#!/bin/sh", "f"),
         ("lib/modules/6/evil.ko", b"", "f"),
         ("etc", b"", "d", loose),
+        ("etc/resolv.conf", "../run/systemd/resolve/stub-resolv.conf", "l"),
         ("home/user", b"", "d", loose),
         ("lost+found", b"x", "f"),
         ("lost", "lost+found", "h"),
@@ -304,6 +305,8 @@ def test_only_root_can_change_what_root_runs_in_the_guest(tmp_path: Path) -> Non
         assert (node.uid, node.mode & 0o022, node.is_directory) == (0, 0, True), path
     for path in ("tmp/s/request-key", "lib/modules/6"):
         assert tree.find(path) is None
+    resolver = tree.find("etc/resolv.conf", follow=False)
+    assert resolver is not None and resolver.is_file  # the guest writes it, and has no systemd
     user = tree.find("home/user")
     assert user is not None
     assert (user.uid, stat.S_IMODE(user.mode)) == (1000, 0o777)

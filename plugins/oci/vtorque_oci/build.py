@@ -52,6 +52,8 @@ _MOUNTED = ("dev", "proc", "sys", "run")
 # The guest's root and its kernel run or read what is there; modules are the site's alone.
 _ROOTS = (HOME, MODULES, "sbin", "etc")
 _OF_KERNEL = (MODULES, "sbin/request-key")  # request_key(2) runs that as root, for anybody
+# A container's runtime gives each its own; a link there may lead to what only a service makes.
+_RUNTIMES = ("etc/resolv.conf", "etc/hosts", "etc/hostname")
 _OTHERS = {"tmp": 0o1777, "var/tmp": 0o1777, "root": 0o700, "etc": 0o755, "home": 0o755}
 
 
@@ -194,6 +196,9 @@ def prepare(
         tree.directory(name, mode)
     for name in _OF_KERNEL:
         tree.remove(name)
+    for name in _RUNTIMES:
+        tree.remove(name)
+        tree.file(name, b"")
     for name in _ROOTS:
         tree.protect(name)
     if tree.find("bin/sh") is None:
