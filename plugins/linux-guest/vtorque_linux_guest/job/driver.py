@@ -102,5 +102,5 @@ def _connect(path: Path, deadline: float) -> socket.socket:
         connection.connect(str(path))
     except OSError as error:
         connection.close()
-        raise HostFault(f"{path}: {error.strerror or error}: the guest has ended") from None
+        raise HostFault(f"the guest died ({path}: {error.strerror or error})") from None
     return connection
