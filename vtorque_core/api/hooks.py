@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from vtorque_core.api.kept_records import Place
     from vtorque_core.api.libvirt_domain import Element
     from vtorque_core.api.node_job import EndedJob, NodeJob, Site
+    from vtorque_core.api.setup_steps import Installation, SetupStep
     from vtorque_core.api.strategies import BatchSystem, Command, GuestType, ImageBuilder, OfJob
     from vtorque_core.api.values import Extra, JobRequest, Option
     from vtorque_core.base.errors import Refusal
@@ -203,6 +204,28 @@ def vtorque_health_checks() -> Iterable[HealthCheck]:
             yield HealthResult("ok", "2 Acme cards")
 
         vtorque_health_checks = always(HealthCheck("acme cards", check))
+    """
+    return ()
+
+
+@hookspec
+def vtorque_setup_steps(site: Site, place: Installation) -> Iterable[SetupStep]:
+    r"""Return what ``vtorque setup install`` does to a node for this plugin, and takes back.
+
+    Acting module; root. After the batch system's own steps, taken back before them; nobody's jobs
+    are on the node then. ``vtorque doctor`` does not ask them: a health check may. Raising ends the
+    install; at an uninstall it is told, and the others' steps are taken back.
+
+    Example::
+
+        from pathlib import Path
+        from vtorque_core.api import hookimpl
+        from vtorque_core.api.setup_steps import MARK, ReplacedFile
+
+        @hookimpl
+        def vtorque_setup_steps(site, place):
+            rules = b"# Written by " + MARK + b"\nKERNEL==\"acme*\", MODE=\"0600\"\n"
+            yield ReplacedFile(Path("/etc/udev/rules.d/90-acme.rules"), rules, mode=0o644)
     """
     return ()
 

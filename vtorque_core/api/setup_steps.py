@@ -1,7 +1,8 @@
 """What puts a batch system's hooks in place on a node, and takes them back byte for byte.
 
-Public: the node part of a batch system gives a list of steps. They run as root from ``vtorque setup
-install|uninstall``; ``vtorque doctor`` asks each whether it still holds.
+Public: the node part of a batch system gives a list of steps, other plugins by the hook
+``vtorque_setup_steps``. They run as root from ``vtorque setup install|uninstall``; ``vtorque
+doctor`` asks each of a batch system whether it still holds.
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ from __future__ import annotations
 import enum
 import hashlib
 import os
+import shlex
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from vtorque_core.base import safefs
 from vtorque_core.base.errors import HostFault
@@ -66,6 +68,7 @@ class Installation:
         return self.call("hook", *words)
 
 
+@runtime_checkable
 class SetupStep(Protocol):
     """One change of the node. Every method may be called at any time, as root."""
 
@@ -248,6 +251,33 @@ class ReplacedFile:
             return None
         except OSError as error:
             raise HostFault(f"{self.path}: {error.strerror}: move it away") from None
+
+
+_BOOTED = Path("/run/systemd/system")  # sd_booted(3)
+_UNITS = Path("/etc/systemd/system")
+
+
+def systemd_unit(
+    name: str, text: str, *, units: Path = _UNITS, booted: Path = _BOOTED
+) -> list[ReplacedFile]:
+    """Return the step that writes a unit of systemd's; none on a machine that systemd does not run.
+
+    Args:
+        name: ``vtorque-acme.service``; the admin enables it.
+        text: what is in it (systemd.unit(5)); command lines are :func:`unit_line`'s.
+        units: where units of the site's are.
+        booted: what is there where systemd runs.
+    """
+    if not booted.is_dir():
+        return []
+    first = f"# Written by {MARK.decode()}. To run it: systemctl daemon-reload; "
+    content = f"{first}systemctl enable --now {name}\n{text}"
+    return [ReplacedFile(units / name, content.encode(), mode=0o644)]
+
+
+def unit_line(argv: Sequence[str]) -> str:
+    """Return a command line of a unit, in which ``%`` and ``$`` have a meaning."""
+    return shlex.join(argv).replace("%", "%%").replace("$", "$$")
 
 
 def edit_file(

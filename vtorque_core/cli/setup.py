@@ -62,6 +62,7 @@ def uninstall(config: Path | None, purge: bool) -> None:
 
     path = config or CONFIG_PATH
     site, plugins = load(path, node=True)
-    steps.require_idle(site)
+    steps.require_idle(site, spares=False)
     batch_setup.uninstall(site, plugins, path, click.echo)
+    steps.require_idle(site)
     steps.uninstall(site, path, click.echo, purge=purge)

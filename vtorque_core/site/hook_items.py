@@ -6,6 +6,7 @@ compares them. They are not read here: that would import all they name, for ever
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterable
 from typing import Any, get_args
 
@@ -25,43 +26,29 @@ _DECLARED: dict[str, tuple[type[Any], ...]] = {
     "vtorque_beside_script": (list, tuple),  # a str is a Sequence, but no command
     "vtorque_after_script": (list, tuple),
 }
+_ACTING = {  # imported when asked for: the teardown asks for vtorque_resources only
+    "vtorque_elsewhere": "click:Command",
+    "vtorque_guest_context": "vtorque_core.api.guest_context:ContextItem",
+    "vtorque_health_checks": "vtorque_core.api.health:HealthCheck",
+    "vtorque_kept": "vtorque_core.api.kept_records:Place",
+    "vtorque_on_nodes": "vtorque_core.api.batch_system:JobOnNode",
+    "vtorque_render_domain": "vtorque_core.api.libvirt_domain:Element",
+    "vtorque_resources": "vtorque_core.api.acquired:Resource",
+    "vtorque_setup_steps": "vtorque_core.api.setup_steps:SetupStep",
+}
 _CLASSES = frozenset({"vtorque_settings", "vtorque_resources"})  # answered with a class
 
 
 def wanted(hook: str) -> tuple[type[Any], ...]:
     """Return the types that a hook's items may have; none for a hook that only acts."""
-    return _DECLARED[hook] if hook in _DECLARED else _acting(hook)
+    if hook == "vtorque_plan":
+        from vtorque_core.api import claims  # noqa: PLC0415
 
-
-def _acting(hook: str) -> tuple[type[Any], ...]:
-    """Import no more than this hook needs: the teardown asks for ``vtorque_resources`` only."""
-    if hook == "vtorque_guest_context":
-        from vtorque_core.api.guest_context import ContextItem  # noqa: PLC0415
-
-        return (ContextItem,)
-    if hook == "vtorque_render_domain":
-        from vtorque_core.api.libvirt_domain import Element  # noqa: PLC0415
-
-        return (Element,)
-    if hook == "vtorque_elsewhere":
-        import click  # noqa: PLC0415
-
-        return (click.Command,)
-    if hook == "vtorque_on_nodes":
-        from vtorque_core.api.batch_system import JobOnNode  # noqa: PLC0415
-
-        return (JobOnNode,)
-    if hook == "vtorque_kept":
-        from vtorque_core.api.kept_records import Place  # noqa: PLC0415
-
-        return (Place,)
-    from vtorque_core.api import acquired, claims, health  # noqa: PLC0415
-
-    return {
-        "vtorque_plan": (*get_args(claims.Claim), Refusal, claims.Notice),
-        "vtorque_resources": (acquired.Resource,),
-        "vtorque_health_checks": (health.HealthCheck,),
-    }.get(hook, ())
+        return (*get_args(claims.Claim), Refusal, claims.Notice)
+    if hook in _ACTING:
+        module, _, name = _ACTING[hook].partition(":")
+        return (getattr(importlib.import_module(module), name),)
+    return _DECLARED.get(hook, ())
 
 
 def problem(hook: str, item: object) -> str:

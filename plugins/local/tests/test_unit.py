@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from patience import LONG
-from vtorque_core.api.setup_steps import Installation
+from vtorque_core.api.setup_steps import Installation, systemd_unit
 from vtorque_local import unit
 
 
@@ -18,8 +18,8 @@ def place(tmp_path: Path) -> Installation:
 
 
 def test_systemd_finds_nothing_wrong_with_it(place: Installation, tmp_path: Path) -> None:
-    path = tmp_path / "vtorque-local.service"
-    (step,) = unit.steps(place, path, booted=tmp_path)
+    path = tmp_path / unit.NAME
+    (step,) = systemd_unit(unit.NAME, unit.text(place), units=tmp_path, booted=tmp_path)
     step.apply()
     assert step.done()
     said = subprocess.run(
@@ -36,4 +36,4 @@ def test_systemd_finds_nothing_wrong_with_it(place: Installation, tmp_path: Path
 
 
 def test_where_systemd_does_not_run_there_is_no_step(place: Installation, tmp_path: Path) -> None:
-    assert unit.steps(place, booted=tmp_path / "none") == []
+    assert systemd_unit(unit.NAME, unit.text(place), booted=tmp_path / "none") == []

@@ -11,7 +11,7 @@ from pathlib import Path
 from vtorque_core.api import HostFault, Refused, printable
 from vtorque_core.api.batch_system import BatchJob, Life, NodeAdapter, Outcome, PeerGuest
 from vtorque_core.api.guest_context import ContextItem
-from vtorque_core.api.setup_steps import Installation, SetupStep
+from vtorque_core.api.setup_steps import Installation, SetupStep, systemd_unit
 from vtorque_core.api.submission import from_token
 from vtorque_pbs import convention as pbs
 from vtorque_pbs import nodefile
@@ -71,7 +71,7 @@ class LocalNode(NodeAdapter):
         """Return the service's unit, where systemd runs; the hooks need no step."""
         from vtorque_local import unit  # noqa: PLC0415 - not for each job
 
-        return unit.steps(place)
+        return systemd_unit(unit.NAME, unit.text(place))
 
     def alive(self, ids: Sequence[str]) -> Mapping[str, Life]:
         """Look into the spool, which is right also while the service is down."""

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import shlex
-from pathlib import Path
+from vtorque_core.api.setup_steps import Installation, unit_line
 
-from vtorque_core.api.setup_steps import MARK, Installation, ReplacedFile
-
-BOOTED = Path("/run/systemd/system")  # sd_booted(3)
-PATH = Path("/etc/systemd/system/vtorque-local.service")
-_TEXT = """# Written by {mark}. To run it: systemctl daemon-reload; systemctl enable --now {name}
-[Unit]
+NAME = "vtorque-local.service"
+_TEXT = """[Unit]
 Description=vTorque's batch system of one machine
 Documentation=man:systemd.service(5)
 After=network.target libvirtd.service
@@ -38,21 +33,10 @@ WantedBy=multi-user.target
 """
 
 
-def steps(place: Installation, path: Path = PATH, booted: Path = BOOTED) -> list[ReplacedFile]:
-    """Return the step that writes it; none on a machine that systemd does not run."""
-    if not booted.is_dir():
-        return []
-    return [ReplacedFile(path, _text(place, path.name).encode(), mode=0o644)]
-
-
-def _text(place: Installation, name: str) -> str:
+def text(place: Installation) -> str:
+    """Return what is in the unit."""
     serve, stop = (
-        _line((*place.command, "local", *words, "--config", str(place.config)))
+        unit_line((*place.command, "local", *words, "--config", str(place.config)))
         for words in (("serve", "--foreground"), ("stop",))
     )
-    return _TEXT.format(mark=MARK.decode(), name=name, serve=serve, stop=stop)
-
-
-def _line(argv: tuple[str, ...]) -> str:
-    """Return a command line of systemd's, in which % and $ have a meaning."""
-    return shlex.join(argv).replace("%", "%%").replace("$", "$$")
+    return _TEXT.format(serve=serve, stop=stop)

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import shlex
-from pathlib import Path
+from vtorque_core.api.setup_steps import Installation, ReplacedFile, systemd_unit, unit_line
 
-from vtorque_core.api.setup_steps import MARK, Installation, ReplacedFile
-
-BOOTED = Path("/run/systemd/system")  # sd_booted(3)
-PATH = Path("/etc/systemd/system/vtorque-pool.service")
-_TEXT = """# Written by {mark}. To run it: systemctl daemon-reload; systemctl enable --now {name}
-[Unit]
+_TEXT = """[Unit]
 Description=vTorque's worker nodes that come and go
 After=network-online.target
 
@@ -26,13 +20,7 @@ WantedBy=multi-user.target
 """
 
 
-def steps(
-    place: Installation, user: str, path: Path = PATH, booted: Path = BOOTED
-) -> list[ReplacedFile]:
+def steps(place: Installation, user: str) -> list[ReplacedFile]:
     """Return the step that writes it; none on a machine that systemd does not run."""
-    if not booted.is_dir():
-        return []
-    argv = (*place.command, "pool", "serve", "--config", str(place.config))
-    serve = shlex.join(argv).replace("%", "%%").replace("$", "$$")
-    text = _TEXT.format(mark=MARK.decode(), name=path.name, user=user, serve=serve)
-    return [ReplacedFile(path, text.encode(), mode=0o644)]
+    serve = unit_line((*place.command, "pool", "serve", "--config", str(place.config)))
+    return systemd_unit("vtorque-pool.service", _TEXT.format(user=user, serve=serve))

@@ -1,12 +1,16 @@
 """How many guests are kept ready, and what the service does about it; guests are made up here."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from patience import LONG
 from vtorque_core.api import HostFault, Paths
+from vtorque_core.api.setup_steps import Installation, systemd_unit
 from vtorque_core.live.spares import Spare
 from vtorque_core.site.config import build, parse_toml
 from vtorque_core.site.plugins import Plugins
@@ -356,3 +360,36 @@ def test_a_jobs_start_starts_the_service_and_doctor_misses_it(tmp_path, monkeypa
     monkeypatch.setattr(node, "ensure", fails)
     node.vtorque_post_boot(job)
     assert warned == ["no guests are kept ready: /run is full"]
+
+
+def steps_of(site, tmp_path):
+    place = Installation(Path(sys.executable), tmp_path / "vtorque.toml", tmp_path / "jobshell")
+    return list(node.vtorque_setup_steps(site, place))
+
+
+def test_setup_starts_the_service_and_an_uninstall_ends_it_with_its_guests(tmp_path, monkeypatch):
+    places = f'[paths]\nstate = "{tmp_path}/s"\nrun = "{tmp_path}/r"\n'
+    assert steps_of(site_of(places), tmp_path) == []
+    site = site_of(f'{places}[plugin.warm]\nmemory = "1G"\n')
+    (step,) = steps_of(site, tmp_path)
+    assert not step.done()
+    said = []
+    monkeypatch.setattr(node, "ensure", lambda *words: said.append(words))
+    monkeypatch.setattr(node, "end_all", said.append)
+    step.apply()
+    step.undo()
+    assert said == [(site.paths, site.path), site.paths]
+
+
+def test_systemd_finds_nothing_wrong_with_its_unit(tmp_path):
+    place = Installation(Path(sys.executable), tmp_path / "50% $.toml", tmp_path / "jobshell")
+    (step,) = systemd_unit(
+        "vtorque-warm.service", node.unit(place), units=tmp_path, booted=tmp_path
+    )
+    step.apply()
+    said = subprocess.run(
+        ("systemd-analyze", "verify", "--man=no", "--recursive-errors=no", str(step.path)),
+        capture_output=True, text=True, timeout=LONG, check=False,
+    )  # fmt: skip
+    assert (said.returncode, said.stdout, said.stderr) == (0, "", "")
+    assert f"warm --config '{tmp_path}/50%% $$.toml' start\n" in step.path.read_text()

@@ -10,10 +10,10 @@ from typing import Any
 
 import click
 
-from vtorque_core.api import HostFault, UsageError, show_mib, tables
+from vtorque_core.api import UsageError, show_mib, tables
 from vtorque_core.live import service, spares
 from vtorque_core.live.spares import Spare
-from vtorque_warm.process import Service, ensure, said
+from vtorque_warm.process import Service, end_all, ensure, said
 from vtorque_warm.service import note
 
 
@@ -91,10 +91,4 @@ def start(config: Path | None) -> None:
 @click.pass_obj
 def stop(config: Path | None) -> None:
     """End the service, then all guests that no job has. The next job's start begins it again."""
-    paths = service.paths(config)
-    Service.of(paths).release()
-    for each in spares.spares(paths):
-        try:
-            spares.end(paths, each.key)
-        except HostFault as error:
-            raise UsageError(f"{each.key}: {error}; vtorque reap tries again") from None
+    end_all(service.paths(config))

@@ -1,4 +1,4 @@
-"""Warm guests on the node: the service is started with a job's start, if it is not there."""
+"""Warm guests on the node: the service is started by setup, and by a job's start if it is gone."""
 
 from __future__ import annotations
 
@@ -7,15 +7,30 @@ from collections.abc import Iterator
 from vtorque_core.api import HostFault, always, hookimpl
 from vtorque_core.api.health import HealthCheck, HealthResult
 from vtorque_core.api.node_job import NodeJob, Site
-from vtorque_warm.process import Service, ensure, said
+from vtorque_core.api.setup_steps import Change, Installation, SetupStep, systemd_unit, unit_line
+from vtorque_warm.process import Service, end_all, ensure, said
 from vtorque_warm.settings import Settings
+
+# The service outlives what starts it, also where that is a job's start; this unit only begins it.
+_UNIT = """[Unit]
+Description=vTorque's guests that are ready before their job
+After=libvirtd.service network.target
+
+[Service]
+Type=oneshot
+RemainAfterExit=yes
+ExecStart={start}
+ExecStop={stop}
+
+[Install]
+WantedBy=multi-user.target
+"""
 
 
 @hookimpl
 def vtorque_post_boot(job: NodeJob) -> None:
     """Start the service, unless it is there or nothing is to be kept. Does not wait for it."""
-    settings = job.site[Settings]
-    if not (settings.shapes or settings.memory):
+    if not _wanted(job.site):
         return
     try:
         ensure(job.site.paths, job.site.path)
@@ -23,10 +38,37 @@ def vtorque_post_boot(job: NodeJob) -> None:
         job.warn(f"no guests are kept ready: {error}")
 
 
+@hookimpl
+def vtorque_setup_steps(site: Site, place: Installation) -> Iterator[SetupStep]:
+    """Start the service, now and with the node; take back: end it and all guests that wait."""
+    if not _wanted(site) and Service.of(site.paths).lost():
+        return
+    yield from systemd_unit("vtorque-warm.service", unit(place))
+    yield Change(
+        "start the service that keeps guests ready",
+        done=lambda: not Service.of(site.paths).lost(),
+        apply=lambda: _start(site),
+        undo=lambda: end_all(site.paths),
+    )
+
+
+def unit(place: Installation) -> str:
+    """Return what is in its unit of systemd's (systemd.service(5))."""
+    lines = {word: unit_line((*place.call("warm"), word)) for word in ("start", "stop")}
+    return _UNIT.format(**lines)
+
+
+def _start(site: Site) -> None:
+    ensure(site.paths, site.path)
+
+
+def _wanted(site: Site) -> bool:
+    return bool(site[Settings].shapes or site[Settings].memory)
+
+
 def check(site: Site) -> Iterator[HealthResult]:
     """Say which shapes could not be had, and whether the service is there."""
-    settings = site[Settings]
-    if not (settings.shapes or settings.memory):
+    if not _wanted(site):
         yield HealthResult("ok", "no guests are kept ready")
         return
     if Service.of(site.paths).lost():

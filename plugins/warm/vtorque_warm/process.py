@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from vtorque_core.api import HostFault, Paths
+from vtorque_core.live import spares
 from vtorque_core.live.node_process import NodeProcess
 
 NAME = "warm"
@@ -36,6 +37,16 @@ def ensure(paths: Paths, config: Path) -> bool:
             raise
         return False  # another has started it
     return True
+
+
+def end_all(paths: Paths) -> None:
+    """End it, then all guests that no job has. Raises HostFault: what is left is the reaper's."""
+    Service.of(paths).release()
+    for each in spares.spares(paths):
+        try:
+            spares.end(paths, each.key)
+        except HostFault as error:
+            raise HostFault(f"{each.key}: {error}; vtorque reap tries again") from None
 
 
 def state_file(paths: Paths) -> Path:

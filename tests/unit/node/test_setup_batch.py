@@ -51,12 +51,27 @@ class Cluster:
 
 
 @dataclasses.dataclass
+class Udev:
+    """A plugin that is no batch system and has a step of its own; ``broken``: what it raises."""
+
+    top: Path
+    broken: str = ""
+
+    @hookimpl
+    def vtorque_setup_steps(self, place):
+        if self.broken:
+            raise HostFault(self.broken)
+        return [ReplacedFile(self.top / "90-acme.rules", OURS + str(place.config).encode() + b"\n")]
+
+
+@dataclasses.dataclass
 class Node:
     """A node in a directory."""
 
     top: Path
     cluster: Cluster
     said: list[str] = dataclasses.field(default_factory=list)
+    udev: Udev | None = None
 
     @property
     def config(self):
@@ -66,6 +81,8 @@ class Node:
         plugins = Plugins()
         plugins.register("acme", self.cluster, "vtorque-acme 1.0.0")
         plugins.register("local", Local(), "vtorque-core 1.0.0")
+        if self.udev is not None:
+            plugins.register("udev", self.udev, "vtorque-udev 1.0.0")
         return build(read_toml(self.config), plugins, node=True), plugins
 
     def install(self, batch="acme", **more):
@@ -419,3 +436,30 @@ def test_a_file_that_need_not_be_there_comes_and_goes(tmp_path):
     assert edit_file(path, lambda text: b"", may_be_missing=True)
     assert not path.exists()
     assert not edit_file(path, lambda text: b"", may_be_missing=True)
+
+
+def test_other_plugins_have_steps_too_which_go_first(node):
+    before = node.listing()
+    node.udev = Udev(node.cluster.top)
+    node.install()
+    rules = node.cluster.top / "90-acme.rules"
+    assert rules.read_bytes().startswith(OURS)
+    assert node.said[-2:] == [f"write {rules}", f'set [batch] system = "acme" in {node.config}']
+    node.said.clear()
+    node.uninstall()
+    undone = [line for line in node.said if line.startswith("undo: ")]
+    assert undone[0] == f"undo: write {rules}" and len(undone) == 4
+    assert node.listing() == before
+
+
+def test_a_plugin_that_has_no_steps_today_leaves_the_others_theirs(node):
+    node.udev = Udev(node.cluster.top, broken="no udev here")
+    with pytest.raises(HostFault, match="no udev here"):
+        node.install()
+    node.udev.broken = ""
+    node.install()
+    node.udev.broken = "no udev here"
+    with pytest.raises(HostFault, match="1 steps are not taken back"):
+        node.uninstall()
+    assert "udev: no udev here" in node.said
+    assert not (node.cluster.top / "prologue").exists()

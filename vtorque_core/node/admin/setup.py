@@ -17,6 +17,7 @@ from vtorque_core.base import hypervisor, kvm, safefs
 from vtorque_core.base.errors import HostFault
 from vtorque_core.node.admin import setup_commands
 from vtorque_core.node.start import directories
+from vtorque_core.node.start.spare import PREFIX
 from vtorque_core.plan.guest_network import of_site
 from vtorque_core.records import reading
 from vtorque_core.resources import netfilter
@@ -77,13 +78,17 @@ def _guard(site: Site) -> None:
             netfilter.load(guard)
 
 
-def require_idle(site: Site) -> None:
-    """Raise HostFault while a job still holds something here."""
-    held = reading.journals(site.paths)
+def require_idle(site: Site, *, spares: bool = True) -> None:
+    """Raise HostFault while a job still holds something here.
+
+    ``spares``: guests that were booted before their job count, too.
+    """
+    names = [path.name for path in reading.journals(site.paths)]
+    held = [name for name in names if spares or not name.startswith(PREFIX)]
     if held:
         raise HostFault(
-            f"{len(held)} jobs still hold something on this node (see vmgr ps): "
-            "let them end, or run vtorque reap"
+            f"{len(held)} jobs or waiting guests still hold something on this node (see vmgr ps "
+            "--placement): let them end, or run vtorque reap"
         )
 
 

@@ -1,4 +1,4 @@
-"""The batch system's part of ``vtorque setup``: hooks, the job shell, its name in the config.
+"""The batch system's part of ``vtorque setup``: hooks, job shell, its name in the config; plugins'.
 
 Runs as root. ``<state>/setup.json`` (0600) remembers whose steps were begun and what the config
 was, so that an uninstall finds its way back after any interruption.
@@ -48,6 +48,11 @@ def steps_of(site: Site, plugins: Plugins, batch: str, config: Path) -> list[Set
     return [ReplacedFile(place.jobshell, jobshell_script(place)), *own]
 
 
+def _of_plugins(site: Site, plugins: Plugins, config: Path) -> list[SetupStep]:
+    place = installation(site, config)
+    return [c.item for c in plugins.collect("vtorque_setup_steps", site=site, place=place)]
+
+
 def jobshell_script(place: Installation) -> bytes:
     """Return the program that the batch system starts, as the user, instead of the job's shell.
 
@@ -66,7 +71,7 @@ def install(
     Raises HostFault saying what to do: before any change for what only an admin can mend, else what
     was done stays, and the next run goes on.
     """
-    steps = steps_of(site, plugins, batch, config)
+    steps = [*steps_of(site, plugins, batch, config), *_of_plugins(site, plugins, config)]
     again = f"when this is mended, run vtorque setup install --batch {batch} again"
     by_hand = [step.problem for step in steps if isinstance(step, Check) and not step.done()]
     if by_hand and not dry_run:
@@ -104,6 +109,10 @@ def uninstall(site: Site, plugins: Plugins, config: Path, say: Say) -> None:
     if told := _restore_config(config, record):
         say(told)
     troubles = 0
+    for each in plugins.each("vtorque_setup_steps", site=site, place=installation(site, config)):
+        if each.error is not None:
+            say(f"{each.plugin}: {each.error}")
+        troubles += each.error is not None or not _undo(each.item, say)
     for batch in reversed(record["batch"] or [site.batch.system]):
         try:
             steps = steps_of(site, plugins, batch, config)
