@@ -14,8 +14,8 @@ from typing import Any
 from unittest import mock
 
 from fault_matrix import Bench, Fault, Point, Strike, exclusive
+from vtorque_core.api import children
 from vtorque_core.api.batch_system import Life
-from vtorque_core.base import children
 from vtorque_core.node.end import teardown
 from vtorque_core.node.end.reap import reap
 from vtorque_core.records import journal, reading

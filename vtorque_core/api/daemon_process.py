@@ -9,8 +9,8 @@ import sys
 import time
 
 from vtorque_core.api.acquired import RELEASE_TIME, CoreResource
+from vtorque_core.api.children import readable
 from vtorque_core.base import _launch, safefs
-from vtorque_core.base.children import readable
 from vtorque_core.base.errors import HostFault
 from vtorque_core.base.locks import lock_holder
 from vtorque_core.base.record import dataclass

@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from vtorque_core.api.acquired import RELEASE_TIME, CoreResource, unjournalled
+from vtorque_core.api.children import readable
 from vtorque_core.api.guest_plan import JobUser
-from vtorque_core.base.children import readable
 from vtorque_core.base.errors import HostFault, Refused, printable
 from vtorque_core.base.locks import flocked, lock_holder
 from vtorque_core.base.record import dataclass

@@ -7,8 +7,8 @@ import pytest
 
 from acme_card import Card, in_other_process, loaded
 from patience import LONG
+from vtorque_core.api.children import Child
 from vtorque_core.base import locks
-from vtorque_core.base.children import Child
 from vtorque_core.base.locks import Busy, job_lock, node_lock
 from vtorque_core.node.end.reap import release_job
 from vtorque_core.node.end.teardown import teardown

@@ -5,7 +5,8 @@ import time
 
 from acme_card import loaded, starter
 from patience import LONG, with_more_time
-from vtorque_core.base import children, hypervisor
+from vtorque_core.api import children
+from vtorque_core.base import hypervisor
 from vtorque_core.base.names import Paths
 from vtorque_core.node.end import teardown
 

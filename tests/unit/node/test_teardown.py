@@ -12,10 +12,11 @@ import pytest
 
 from acme_card import Acme, Card, Manager, loaded, starter
 from patience import LONG, eventually, with_more_time
+from vtorque_core.api import children
+from vtorque_core.api.children import Child
 from vtorque_core.api.job_files import File, Tree
 from vtorque_core.api.values import hookimpl
-from vtorque_core.base import children, hypervisor
-from vtorque_core.base.children import Child
+from vtorque_core.base import hypervisor
 from vtorque_core.base.errors import HostFault
 from vtorque_core.base.names import JobAttempt, Paths
 from vtorque_core.node.end import teardown as module_under_test

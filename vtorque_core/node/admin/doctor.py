@@ -12,10 +12,10 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from vtorque_core.api import health
+from vtorque_core.api import children, health
 from vtorque_core.api.health import LEAST_FREE, HealthResult, failed, ok, warning
 from vtorque_core.api.setup_steps import Check, Mark, SetupStep
-from vtorque_core.base import children, hypervisor, kvm, trust
+from vtorque_core.base import hypervisor, kvm, trust
 from vtorque_core.base.errors import HostFault, VtorqueError
 from vtorque_core.base.names import derive
 from vtorque_core.base.record import dataclass

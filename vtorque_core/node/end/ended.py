@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import partial
 
+from vtorque_core.api.children import in_child
 from vtorque_core.api.kept_records import Place, place
-from vtorque_core.base.children import in_child
 from vtorque_core.node.end.teardown import TeardownReport
 from vtorque_core.site.config import Site
 from vtorque_core.site.plugins import Plugins

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from vtorque_core.api import kept_records
-from vtorque_core.base.children import in_child
+from vtorque_core.api.children import in_child
 from vtorque_core.base.errors import (
     EXIT_FAILED,
     EXIT_GUEST_DIED,

@@ -23,9 +23,9 @@ from pathlib import Path
 from vtorque_core.api import kept_records
 from vtorque_core.api.acquired import CoreResource, Resource
 from vtorque_core.api.batch_system import Usage
+from vtorque_core.api.children import Child, in_child, wait_any
 from vtorque_core.api.node_job import EndedJob
 from vtorque_core.base import hypervisor
-from vtorque_core.base.children import Child, in_child, wait_any
 from vtorque_core.base.distributions import how_to_get, how_to_install
 from vtorque_core.base.errors import HostFault, VtorqueError
 from vtorque_core.base.locks import job_lock, node_lock

@@ -1,4 +1,4 @@
-"""Run something that may hang or break in a forked child, with a time limit.
+"""Run something that may hang or break in a forked child, with a time limit. As root, on the node.
 
 Plugin code and releases that can block run here, so that neither takes the teardown with it. A
 child is killed with its whole process group when its time is up, and by the kernel when its
