@@ -12,8 +12,8 @@ from types import SimpleNamespace
 import pytest
 
 import halves
-import measured
 import running_jobs
+import running_journal
 from monitoring import InfluxDB, Prometheus, free_port
 from vtorque_core.base import hypervisor
 from vtorque_telemetry.settings import Settings
@@ -207,8 +207,8 @@ DOMAIN = """
 @pytest.fixture
 def four(clean, scratch):
     """Four guests that read their disks, of one job as far as its journal says."""
-    paths = measured.paths_below(scratch)
-    job = measured.Job(paths, "four.srv", guests=4)
+    paths = running_journal.paths_below(scratch)
+    job = running_journal.Job(paths, "four.srv", guests=4)
     for name, uuid in zip(job.names, job.uuids, strict=True):
         disk = scratch / f"{name}.disk"
         disk.write_bytes((READ.ljust(510, b"\0") + b"\x55\xaa").ljust(1 << 20, b"\0"))

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import measured
+import running_journal
 from vtorque_core.base.names import JobAttempt
 from vtorque_core.live.jobs import Running
 from vtorque_telemetry import figures, samples
@@ -34,7 +35,7 @@ time.sleep(99)
 
 @pytest.fixture
 def job(tmp_path):
-    return measured.Job(measured.paths_below(tmp_path), ranks=3)
+    return running_journal.Job(running_journal.paths_below(tmp_path), ranks=3)
 
 
 @pytest.fixture
@@ -76,7 +77,7 @@ def test_a_journal_that_cannot_be_read_hides_no_other(job, content):
 
 def test_broken_facts_hide_no_other(job):
     job.kept.add_facts(guests=[{"domain": job.names[0], "rank": "first"}])
-    good = measured.Job(job.paths, "43.srv")
+    good = running_journal.Job(job.paths, "43.srv")
     assert [found.job.id for found in Running(job.paths).jobs()] == ["43.srv"]
     job.kept.add_facts(guests="none", node=None)
     (broken, _) = Running(job.paths).jobs()

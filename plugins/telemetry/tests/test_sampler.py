@@ -17,6 +17,7 @@ import pytest
 
 import halves
 import measured
+import running_journal
 from counting import calls
 from vtorque_core.api import kept_records
 from vtorque_core.base.errors import HostFault
@@ -34,7 +35,7 @@ pytestmark = pytest.mark.e2e
 
 @pytest.fixture
 def paths(tmp_path):
-    return measured.paths_below(tmp_path)
+    return running_journal.paths_below(tmp_path)
 
 
 class Taken:
@@ -64,7 +65,7 @@ def lines(job):
 
 
 def test_all_jobs_are_in_one_call_and_ended_ones_leave(paths):
-    jobs = [measured.Job(paths, f"{n}.srv", guests=2) for n in range(3)]
+    jobs = [running_journal.Job(paths, f"{n}.srv", guests=2) for n in range(3)]
     stats, taken = Stats([u for job in jobs for u in job.uuids]), Taken()
     loop = halves.loop(paths, [taken], stats)
     loop.tick()
@@ -88,7 +89,7 @@ def test_all_jobs_are_in_one_call_and_ended_ones_leave(paths):
 
 
 def test_libvirt_that_hangs_is_said_once_and_the_rest_goes_on(paths, caplog):
-    measured.Job(paths)
+    running_journal.Job(paths)
     taken = Taken()
 
     def hang(_uri):
@@ -102,7 +103,7 @@ def test_libvirt_that_hangs_is_said_once_and_the_rest_goes_on(paths, caplog):
 
 
 def test_one_jobs_full_disk_or_defect_does_not_touch_the_others(paths, caplog, monkeypatch):
-    bad, good = measured.Job(paths, "1.srv"), measured.Job(paths, "2.srv")
+    bad, good = running_journal.Job(paths, "1.srv"), running_journal.Job(paths, "2.srv")
     taken, real = Taken(), kept_records.Place.append
 
     def full(self, name):
@@ -141,7 +142,7 @@ def guest_says(job, text):
 
 
 def test_the_jobs_own_metrics_arrive_with_its_labels(paths, monkeypatch):
-    job, taken = measured.Job(paths), Taken()
+    job, taken = running_journal.Job(paths), Taken()
     thread = guest_says(job, b"loss 0.5 fold=1\nloss 0.4 fold=1\nbad line here\n" + b"x 1\n" * 3)
     loop = halves.loop(paths, [taken], Stats(job.uuids), settings=Settings(app_series=1))
     end = time.monotonic() + 20
@@ -168,7 +169,7 @@ def test_the_jobs_own_metrics_arrive_with_its_labels(paths, monkeypatch):
 
 def test_a_job_that_talks_all_the_time_does_not_push_out_other_samples(paths, monkeypatch):
     """Its file would thin itself until no other guest has a line, the faster the longer it runs."""
-    job = measured.Job(paths, guests=2)
+    job = running_journal.Job(paths, guests=2)
     said, first = iter(range(10**6)), []
 
     def read(self, _room):
@@ -191,7 +192,7 @@ def test_a_job_that_talks_all_the_time_does_not_push_out_other_samples(paths, mo
 
 
 def test_a_disk_that_stays_full_is_said_once(paths, caplog, monkeypatch):
-    job = measured.Job(paths)
+    job = running_journal.Job(paths)
     full = OSError(28, "No space left on device")
     monkeypatch.setattr(series.SeriesFile, "add", lambda *_: (_ for _ in ()).throw(full))
     loop = halves.loop(paths, [], Stats(job.uuids))
@@ -203,7 +204,7 @@ def test_a_disk_that_stays_full_is_said_once(paths, caplog, monkeypatch):
 
 def test_what_a_sample_of_fifty_guests_costs(paths):
     """Seconds of it: bench/run.py."""
-    jobs = [measured.Job(paths, f"{n}.srv") for n in range(50)]
+    jobs = [running_journal.Job(paths, f"{n}.srv") for n in range(50)]
     taken = Taken()
     loop = halves.loop(paths, [taken], Stats([u for job in jobs for u in job.uuids]))
     loop.tick()
@@ -227,10 +228,9 @@ def test_what_a_sample_of_fifty_guests_costs(paths):
 MANY = """
 import ctypes, gc, sys
 from pathlib import Path
-import halves
-import halves, measured
-paths = measured.paths_below(Path(sys.argv[1]))
-job = measured.Job(paths)
+import halves, measured, running_journal
+paths = running_journal.paths_below(Path(sys.argv[1]))
+job = running_journal.Job(paths)
 loop = halves.loop(paths, [], lambda _: {job.uuids[0]: measured.domstats()})
 loop.tick()
 many = int(sys.argv[2])
@@ -251,7 +251,7 @@ for n in range(many + 1):
 def test_memory_is_flat_over_many_samples(tmp_path, many):
     """Pages of the process after none, half and all; the file was thinned before the half."""
     assert many // 2 > series.MAX_LINES
-    environ = {**os.environ, "PYTHONPATH": str(Path(measured.__file__).parent)}
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     argv = [sys.executable, "-c", MANY, str(tmp_path / "n"), str(many)]
     done = subprocess.run(argv, capture_output=True, check=True, timeout=120, env=environ)
     _, half, whole = (int(line) * 4096 for line in done.stdout.split())
@@ -288,7 +288,7 @@ def eventually(condition, seconds=30):
 
 
 def test_it_starts_samples_is_killed_and_goes_on(paths, process):
-    job = measured.Job(paths)
+    job = running_journal.Job(paths)
     process.create()
     eventually((job.kept.directory / series.NAME).exists)
     eventually(lambda: len(lines(job)) > 3)
@@ -309,7 +309,7 @@ def test_it_starts_samples_is_killed_and_goes_on(paths, process):
 
 
 def test_a_job_that_ends_gets_a_last_sample_and_waits_for_nobody(paths, process):
-    job = measured.Job(paths)
+    job = running_journal.Job(paths)
     last_sample(paths, job.key)  # there is no sampler
     process.create()
     eventually((paths.run / "telemetry.sock").exists)
