@@ -40,9 +40,13 @@ class Outcome(enum.Enum):
 
 
 class Life(enum.Enum):
-    """What the batch system knows of a job; the reaper waits on UNKNOWN."""
+    """What the batch system knows of a job; the reaper waits on UNKNOWN.
+
+    SUSPENDED: alive, and the batch system has stopped its processes.
+    """
 
     ALIVE = "alive"
+    SUSPENDED = "suspended"
     GONE = "gone"
     UNKNOWN = "unknown"
 

@@ -153,6 +153,15 @@ class SpareDriver(GuestDriver, Protocol):
         ...
 
 
+@runtime_checkable
+class ClockDriver(GuestDriver, Protocol):
+    """A driver whose guests can be told what time it is, after they have stood still."""
+
+    def set_clock(self, run_dir: Path, deadline: float) -> None:
+        """Have a guest set its clock, as root, until a time.monotonic(). Raises HostFault."""
+        ...
+
+
 @dataclass(frozen=True)
 class BootedGuest:
     """A guest that the order has booted; ``console`` is a descriptor, connected to its console."""

@@ -12,8 +12,8 @@ PLUGINS = {
     for name in (
         "archive", "cluster", "disk-image", "images", "iocm", "joblog", "jobs",
         "linux-guest", "local", "login", "mpi", "oci", "osv", "passthrough", "pbs", "pinning",
-        "pool",
-        "report", "scam", "slurm", "snap", "telemetry", "unclot", "vrdma", "warm",
+        "pool", "report", "scam", "slurm", "snap", "survive", "telemetry", "unclot", "vrdma",
+        "warm",
     )
 }  # fmt: skip
 """Plugin name to the distribution that brings it."""

@@ -86,6 +86,10 @@ class Paths:
         """Directory in memory of one job attempt: sockets and locks."""
         return self.run / "jobs" / key
 
+    def job_shell(self, key: str) -> Path:
+        """The file by whose lock root finds the job shell, where a plugin has made one."""
+        return self.job_run(key) / "jobshell.lock"
+
     def job_lock(self, job_id: str) -> Path:
         """The lock against two prologues, or a prologue and an epilogue, of one job."""
         return self.run / "locks" / safe_name(job_id)

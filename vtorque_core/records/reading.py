@@ -33,6 +33,7 @@ older journal.
 CORE = "core"
 DOMAIN, LEASE, SPARE, TREE = "domain", "lease", "spare", "tree"
 CORES = "core"  # the pool of leases of host CPUs
+SUSPENDED, RUNS = "suspended", "run"  # phases of a job whose script has begun
 PASSIVE = frozenset({TREE, "file", "overlay", "disk-copy"})
 # use no leased item: one that cannot be removed must not keep cores and addresses from the next job
 
@@ -158,6 +159,12 @@ class JournalState:
     def leases(self) -> list[Record]:
         """Open lease records."""
         return [record for record in self.open if record.kind == LEASE]
+
+    @property
+    def suspended(self) -> bool:
+        """Whether the job's guests stand still (:mod:`vtorque_core.live.suspend`)."""
+        marks = [mark.name for mark in self.phases if mark.guest is None]
+        return marks[-1:] == [SUSPENDED]
 
     @property
     def guests(self) -> tuple[str, ...]:

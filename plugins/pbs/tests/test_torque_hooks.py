@@ -248,3 +248,11 @@ def test_a_start_that_a_user_can_spoil_costs_the_node_nothing(mom):
     mom.run(job, starts=1)
     assert mom.pbs.job(job)["state"] == "Q"
     assert mom.pbs.state()["nodes"]["n1"]["properties"] == "fast,vtorque"
+
+
+@pytest.mark.parametrize(("state", "life"), [("S", Life.SUSPENDED), ("Q", Life.ALIVE)])
+def test_a_suspended_job_is_alive(mom, state, life):
+    """As qsig -s suspend leaves it: qstat(1B), job_state S."""
+    job = submitted(mom, *VM)
+    mom.pbs.job(job, state=state)
+    assert adapter_at(mom.root, "n1").alive([job]) == {job: life}

@@ -108,7 +108,7 @@ class PbsNode(abc.ABC):
         nodes, _ = hosts(job.get("exec_host", ""))
         if job.get("job_state") in ("R", "E") and nodes and not self.own_name(nodes):
             return Life.GONE
-        return Life.ALIVE
+        return Life.SUSPENDED if job.get("job_state") == "S" else Life.ALIVE
 
     def own_name(self, nodes: Iterable[str]) -> str:
         """Return which of these is this node's name in the batch system, "" if none is."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from slurm_doubles import Slurm
-from vtorque_core.api.batch_system import BareNode, BatchJob, Outcome, PeerGuest, Usage
+from vtorque_core.api.batch_system import BareNode, BatchJob, Life, Outcome, PeerGuest, Usage
 from vtorque_core.api.guest_context import EnvVar, GuestFile
 from vtorque_core.base.errors import HostFault
 from vtorque_slurm import batch_commands, hostlist
@@ -298,3 +298,18 @@ def test_memory_per_cpu_is_the_guests(node):
     found = SlurmJobShell().inside({"SLURM_MEM_PER_CPU": "300"}, values)
     assert found["SLURM_MEM_PER_CPU"] == "250"
     assert items["SLURM_MEM_PER_NODE"].unless == ("SLURM_MEM_PER_CPU",)
+
+
+@pytest.mark.parametrize(
+    ("state", "life"),
+    [
+        ("RUNNING", Life.ALIVE),
+        ("SUSPENDED", Life.SUSPENDED),
+        ("COMPLETING", Life.ALIVE),
+        ("PENDING", Life.ALIVE),
+    ],
+)
+def test_what_becomes_of_a_job_is_slurms_word(node, slurm, state, life):
+    (slurm.top / "7.job").touch()
+    slurm.facts(state=state)
+    assert node.alive(["7", "8"]) == {"7": life, "8": Life.GONE}

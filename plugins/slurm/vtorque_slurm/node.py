@@ -118,12 +118,14 @@ class SlurmNode:
 
     def alive(self, ids: Sequence[str]) -> Mapping[str, Life]:
         """Ask squeue for all jobs that have not ended."""
-        argv = ("squeue", "--all", "--noheader", "--array", f"--states={_ALIVE}", "--format=%A")
+        argv = ("squeue", "--all", "--noheader", "--array", f"--states={_ALIVE}", "--format=%A %T")
         try:
-            found = set(self._client.run(*argv).split())
+            words = self._client.run(*argv).split()
         except HostFault:
             return dict.fromkeys(ids, Life.UNKNOWN)
-        return {each: Life.ALIVE if each in found else Life.GONE for each in ids}
+        states = dict(zip(words[::2], words[1::2], strict=False))
+        lives = {"": Life.GONE, "SUSPENDED": Life.SUSPENDED}
+        return {each: lives.get(states.get(each, ""), Life.ALIVE) for each in ids}
 
     def setup_steps(self, place: Installation) -> Sequence[SetupStep]:
         """Return the steps: hooks, slurm.conf, and what an admin has to set there."""

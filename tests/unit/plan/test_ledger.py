@@ -14,9 +14,9 @@ from vtorque_core.base.sizes import show_mib
 from vtorque_core.plan import guests
 from vtorque_core.plan.placement.divide_cores import plan
 from vtorque_core.plan.placement.job_cores import NodeShare, NoFit, Taken
-from vtorque_core.plan.placement.ledger import Resized, place, resize
+from vtorque_core.plan.placement.ledger import InUse, Resized, place, resize, taken_by
 from vtorque_core.records.journal import Journal
-from vtorque_core.records.reading import JobHeader, JournalError, read
+from vtorque_core.records.reading import JobHeader, JournalError, read, walk
 from vtorque_core.site.config import Site
 
 NODE = NodeShare(flat((0, 1, 2, 3), 8192))
@@ -311,3 +311,23 @@ def test_jobs_that_start_together_share_nothing(paths):
     got = [r["card"][0] for r in results if r]
     assert sorted(got) == sorted(items)
     assert results.count(None) == 2
+
+
+def test_the_cpus_of_a_suspended_job_are_free_and_its_memory_is_not(paths):
+    wanted = [vm(3, ram=3000, exclusive=True)]
+    first, second, third = (start(paths, job) for job in ("1", "2", "3"))
+    place(first, wanted, SHARED, paths)
+    with pytest.raises(InUse):
+        place(second, wanted, SHARED, paths)
+    first.phase("run")
+    first.phase("suspended")
+    place(second, wanted, SHARED, paths)
+    assert taken_by(list(walk(paths))).mib == 2 * 3256
+    second.phase("suspended")
+    with pytest.raises(InUse):  # no memory
+        place(third, wanted, SHARED, paths)
+    second.close()
+    second.path.unlink()
+    first.phase("run")
+    with pytest.raises(InUse):
+        place(third, wanted, SHARED, paths)

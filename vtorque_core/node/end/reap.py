@@ -221,7 +221,7 @@ def _release(
 ) -> tuple[Action, str, TeardownReport | None]:
     if life is not Life.GONE:
         why = f"batch system {state.header.batch} does not say whether the job exists"
-        return ("alive", "", None) if life is Life.ALIVE else ("unknown", why, None)
+        return ("unknown", why, None) if life is Life.UNKNOWN else ("alive", "", None)
     try:
         with job_lock(paths, state.header.job.id, 0):
             if tear is None:

@@ -8,6 +8,7 @@ runs nothing: there is no way from here to the script running on the host.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import os
 import pwd
@@ -116,6 +117,7 @@ def run_job(
         job = shell.started(argv, environ, streams.stdin)
         show = shown.start if job.script is not None else _ignore
         ready = _await_proof(paths, job.job_id, owner_uid, show, meanwhile)
+        _be_found(paths.job_shell(ready.job.key))
         for line in ready.detail:
             _say(streams, f"warning: {printable(line, 2000)}")
         if len(ready.nodes) > 1:
@@ -145,6 +147,13 @@ def run_job(
 
 def _ignore(_: Proof) -> None:
     """Show no log: an interactive job has its terminal to itself."""
+
+
+def _be_found(lock: Path) -> None:
+    """Lock a file until this process ends, if root has made it: see live.suspend."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(lock, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        fcntl.lockf(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
 
 class _Stop(Exception):

@@ -120,7 +120,7 @@ def taken_by(held: Sequence[JournalState], without: Sequence[JournalState] = ())
     """Return what the open leases of these journals hold.
 
     The memory of a spare guest that a job has taken is the job's own lease, and so not counted
-    twice; nor is that of those in ``without``.
+    twice; nor is that of those in ``without``. The CPUs of a suspended job are free.
     """
     taken = taken_spares(held) | {state.key for state in without}
     items: dict[str, set[str]] = {}
@@ -132,6 +132,8 @@ def taken_by(held: Sequence[JournalState], without: Sequence[JournalState] = ())
         cpus: set[int] = set()
         for args in (lease.args for lease in state.leases):
             if state.key in taken and args["pool"] == MEMORY:
+                continue
+            if state.suspended and args["pool"] in (CORE, SHARE):
                 continue
             pool, item, node = str(args["pool"]), str(args["item"]), int(args.get("node", -1))
             amount, page = int(args["mib"]), int(args.get("page_kib", 0))

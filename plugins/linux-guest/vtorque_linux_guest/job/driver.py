@@ -76,6 +76,13 @@ class LinuxDriver:
         with _connect(guest.run_dir / STATUS_SOCKET, deadline) as connection:
             ready.await_seed(guest, connection, deadline)
 
+    def set_clock(self, run_dir: Path, deadline: float) -> None:
+        """Have a guest that has stood still set its clock. Raises HostFault."""
+        from vtorque_linux_guest.job import ready
+
+        with _connect(run_dir / STATUS_SOCKET, deadline) as connection:
+            ready.set_clock(connection, deadline)
+
     def run(self, guest: ReadyGuest, script: Script, streams: Streams) -> int:
         """Run the job in the guest; see :func:`vtorque_linux_guest.job.run_job.run`."""
         return run_job.run(guest, script, streams)

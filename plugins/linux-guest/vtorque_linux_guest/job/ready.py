@@ -75,6 +75,29 @@ def await_seed(guest: GuestPlan, port: socket.socket, deadline: float) -> None:
         raise HostFault(shown(verdict[1:]) or "it has not waited", stage=f"guest {guest.hostname}")
 
 
+def set_clock(port: socket.socket, deadline: float) -> None:
+    """Return when a guest says that it has set its clock to the time of now. As root.
+
+    Raises HostFault.
+    """
+    until = deadline + _MORE
+    try:
+        verdict = b"".join(read_apart(_sets, deadline, until=until, files=[port.fileno()]))
+    except Unreadable as error:
+        verdict = _FAULT + str(error).encode()
+    if verdict != _READY:
+        raise HostFault(shown(verdict[1:]) or "it has not said that it did")
+
+
+def _sets(deadline: float, port: int) -> Iterator[bytes]:
+    with socket.socket(fileno=port) as connection:
+        try:
+            StatusReader(connection).set_clock(deadline)
+            yield _READY
+        except (GuestSilent, StreamError) as error:
+            yield _FAULT + str(error).encode()
+
+
 def _awaits(deadline: float, port: int) -> Iterator[bytes]:
     """Read the guest's lines until it waits for its seed."""
     with socket.socket(fileno=port) as connection:

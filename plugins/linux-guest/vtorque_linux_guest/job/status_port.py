@@ -46,10 +46,19 @@ class StatusReader:
                 raise GuestFailed(rest or "no reason given")
             if word == "STEP" and rest and rest != self.step:
                 if not self.step:
-                    now = time.clock_gettime_ns(time.CLOCK_REALTIME)
-                    self._ask(b"TIME %d.%09d\n" % divmod(now, 1_000_000_000), deadline)
+                    self._tell_time(deadline)
                 self.step = rest
                 yield rest
+
+    def _tell_time(self, deadline: float) -> None:
+        now = time.clock_gettime_ns(time.CLOCK_REALTIME)
+        self._ask(b"TIME %d.%09d\n" % divmod(now, 1_000_000_000), deadline)
+
+    def set_clock(self, deadline: float) -> None:
+        """Have the guest set its clock; returns when it says so. Errors as above."""
+        self._tell_time(deadline)
+        while not self._line(deadline).startswith("CLOCK "):
+            pass
 
     def sync(self, deadline: float) -> None:
         """Have the guest flush its file systems; returns when it says so. Errors as above."""

@@ -67,11 +67,13 @@ if asked == ["admin_comment:2000"]:
     note = json.loads(facts.read_text()).get("note") if facts.exists() else ""
     print((note or "(null)").ljust(2000))
     sys.exit()
+facts = top / "facts"
+state = json.loads(facts.read_text()).get("state", "RUNNING") if facts.exists() else "RUNNING"
 for path in top.glob("*.job"):
     for number in (path.stem, str(int(path.stem) + 100000)):
         name = top / "name"
-        fields = {"%A": number, "%i": number, "%u": "ada", "%t": "R", "%M": "1:00", "%N": "n[1-2]",
-                  "%r": "None",
+        fields = {"%A": number, "%i": number, "%u": "ada", "%t": "R", "%T": state, "%M": "1:00",
+                  "%N": "n[1-2]", "%r": "None",
                   "%j": name.read_text() if name.exists() else "t"}
         line = asked[0]
         for key, text in fields.items():

@@ -1,0 +1,61 @@
+"""Whether a process stands still: real ones by signal, recorded control groups by freezing."""
+
+import signal
+import subprocess
+
+import pytest
+
+from patience import eventually
+from vtorque_survive.stopped import is_stopped
+
+
+@pytest.fixture
+def sleeping():
+    with subprocess.Popen(["sleep", "60"]) as process:
+        yield process
+        process.send_signal(signal.SIGCONT)
+        process.kill()
+
+
+def test_a_process_is_stopped_by_a_signal_and_goes_on(sleeping):
+    assert not is_stopped(sleeping.pid)
+    sleeping.send_signal(signal.SIGSTOP)
+    eventually(lambda: is_stopped(sleeping.pid))
+    sleeping.send_signal(signal.SIGCONT)
+    eventually(lambda: not is_stopped(sleeping.pid))
+
+
+def test_one_that_has_ended_is_not_stopped():
+    done = subprocess.Popen(["true"])
+    done.wait()
+    assert not is_stopped(done.pid)
+
+
+@pytest.mark.parametrize(
+    ("line", "file", "said", "wanted"),
+    [
+        ("0::/job_7/step", "job_7/step/cgroup.events", "populated 1\nfrozen 1\n", True),
+        ("0::/job_7/step", "job_7/step/cgroup.events", "populated 1\nfrozen 0\n", False),
+        ("0::/", "cgroup.procs", "", False),
+        ("7:freezer:/slurm/job_7", "freezer/slurm/job_7/freezer.state", "FROZEN\n", True),
+        ("7:freezer:/slurm/job_7", "freezer/slurm/job_7/freezer.state", "THAWED\n", False),
+        ("4:cpu,cpuacct:/slurm/job_7", "freezer/slurm/job_7/freezer.state", "FROZEN\n", False),
+    ],
+)
+def test_a_frozen_control_group_stops_its_processes(tmp_path, line, file, said, wanted):
+    """As proc(5) and the kernel's admin-guide have it, in both versions of control groups."""
+    process = tmp_path / "proc" / "12"
+    process.mkdir(parents=True)
+    (process / "stat").write_text("12 (a) S) S 1 12 12\n")
+    (process / "cgroup").write_text(f"{line}\n")
+    group = tmp_path / "groups" / file
+    group.parent.mkdir(parents=True, exist_ok=True)
+    group.write_text(said)
+    assert is_stopped(12, tmp_path / "proc", tmp_path / "groups") is wanted
+
+
+def test_no_name_of_a_process_looks_like_its_state(tmp_path):
+    process = tmp_path / "12"
+    process.mkdir()
+    (process / "stat").write_text("12 (x) T 1) S 1 12 12\n")
+    assert not is_stopped(12, tmp_path, tmp_path)

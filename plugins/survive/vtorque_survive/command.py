@@ -1,0 +1,78 @@
+"""``vmgr suspend`` and ``vmgr resume``: have a job's guests stand still, and go on."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import click
+
+from vtorque_core.api import HostFault, Refused, kept_records, printable
+from vtorque_core.live import service
+from vtorque_survive import request
+from vtorque_survive.process import Watcher
+
+_WAIT = 30.0  # seconds for the watcher's answer
+_BEGINS = 10.0  # seconds until a watcher that was started listens
+_AT_ONCE = 16  # nodes that are asked at a time
+
+_JOB = click.argument("job_id", metavar="JOB")
+_HERE = click.option("--this-node", is_flag=True, hidden=True)
+
+
+@click.command(short_help="Have a job's guests stand still: no CPU, their memory stays.")
+@_JOB
+@_HERE
+@click.pass_obj
+def suspend(config: Path, job_id: str, this_node: bool) -> None:
+    """Have all guests of a job stand still, on all its nodes, until vmgr resume.
+
+    For the job's owner and root. The batch system is not told: the walltime goes on. To have it
+    suspend the job, and give its CPUs to others, use its own command (scontrol suspend, qsig -s
+    suspend): the guests then stand still, too.
+    """
+    _all(config, request.SUSPEND, job_id, this_node=this_node)
+
+
+@click.command(short_help="Have a job's guests go on after vmgr suspend.")
+@_JOB
+@_HERE
+@click.pass_obj
+def resume(config: Path, job_id: str, this_node: bool) -> None:
+    """Have all guests of a job go on, on all its nodes, with the right time."""
+    _all(config, request.RESUME, job_id, this_node=this_node)
+
+
+def _all(config: Path, word: str, job_id: str, *, this_node: bool) -> None:
+    """Ask the watchers of all nodes, this one's and the others', at the same time."""
+    paths = service.paths(config)
+    places = kept_records.find(paths, job_id, None if os.geteuid() == 0 else os.getuid())
+    facts = places[-1].facts() if places else {}
+    if not facts or "ended" in facts:
+        raise Refused(f"job {printable(job_id)} does not run on this node, or is not yours")
+    patience = 0.0
+    if os.geteuid() == 0 and Watcher.of(paths).lost():
+        Watcher.of(paths, config).create()
+        patience = _BEGINS
+    nodes = facts.get("nodes", [])
+    others = [] if this_node else [str(node) for node in nodes if node != facts.get("node")]
+    with ThreadPoolExecutor(_AT_ONCE) as threads:
+        asked = [threads.submit(_on_node, config, word, job_id, node) for node in others]
+        wrong = request.ask(request.path_of(paths, places[-1].key), word, _WAIT, patience)
+        told = [wrong and f"{facts.get('node')}: {wrong}", *(each.result() for each in asked)]
+    if any(told):
+        raise HostFault(f"job {printable(job_id)}: {'; '.join(filter(None, told))}")
+
+
+def _on_node(config: Path, word: str, job_id: str, node: str) -> str:
+    """Have another node do it, by the plugin login; return what is wrong, or nothing."""
+    vmgr = [sys.executable, "-I", "-m", "vtorque_core.cli.vmgr", "--config", str(config)]
+    argv = [*vmgr, word, "--this-node", "--node", node, "--", job_id]
+    done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    if done.returncode == 0:
+        return ""
+    said = done.stderr.decode("utf-8", "replace").strip().splitlines()
+    return f"{node}: {printable(said[-1], 300) if said else f'exit code {done.returncode}'}"

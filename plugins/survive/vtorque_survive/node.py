@@ -1,0 +1,41 @@
+"""At a job's start: the file by which its job shell is found, and the node's watcher."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from vtorque_core.api import always, hookimpl
+from vtorque_core.api.health import HealthCheck, HealthResult, ok, warning
+from vtorque_core.api.job_files import File
+from vtorque_core.api.node_job import NodeJob, Site
+from vtorque_core.live import suspend
+from vtorque_core.live.jobs import Running
+from vtorque_survive.process import Watcher
+
+
+@hookimpl
+def vtorque_pre_boot(job: NodeJob) -> None:
+    """Make the file that the job shell locks, for the job's user alone to read."""
+    path = job.site.paths.job_shell(job.guests[0].job.key)
+    job.acquire(File(str(path), mode=0o400, reader=job.user.uid))
+
+
+@hookimpl
+def vtorque_post_boot(job: NodeJob) -> None:
+    """Start the watcher, unless another job has. Does not wait for it."""
+    Watcher.start(job, "it cannot be suspended")
+
+
+def check(site: Site) -> Iterator[HealthResult]:
+    """Say whether suspended jobs could go on."""
+    jobs = [job for job in Running(site.paths).jobs() if suspend.can_be_suspended(job)]
+    still = [job.job.id for job in jobs if suspend.is_suspended(job)]
+    if jobs and Watcher.of(site.paths).lost():
+        fix = f"vmgr resume {jobs[0].job.id} as root, or the next job's start, begins it again"
+        yield warning(f"no process looks after {len(jobs)} jobs ({len(still)} suspended)", fix)
+    else:
+        yield ok(f"{len(still)} jobs are suspended: {', '.join(still) or 'none'}")
+
+
+vtorque_resources = always(Watcher)
+vtorque_health_checks = always(HealthCheck("survive: suspended jobs", check))

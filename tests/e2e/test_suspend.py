@@ -1,0 +1,155 @@
+"""Jobs that stand still and go on, with real guests: by their owner, and as a batch system does."""
+
+import os
+import random
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.e2e
+
+COUNTS = """#!/bin/sh
+i=0
+while [ $i -lt {} ]; do i=$((i + 1)); echo $i; echo $i >> counted; sleep 0.1; done
+date +%s > ended
+exit 7
+"""
+
+
+class Counting:
+    """A job that counts in its guest, on the node."""
+
+    def __init__(self, node, to, *args):
+        self.node, self.to = node, to
+        self.id = node.submit(COUNTS.format(to), "-vm", "ram=256M", *args)
+        self.await_more(0)
+
+    @property
+    def counted(self):
+        file = self.node.home / "counted"
+        return len(file.read_text().splitlines()) if file.exists() else 0
+
+    def await_more(self, than):
+        return self.node.wait_for(lambda: self.counted > than, what="the job counts")
+
+    def suspend(self, **more):
+        return self.node.as_user("vmgr", "suspend", self.id, **more)
+
+    def resume(self, **more):
+        return self.node.as_user("vmgr", "resume", self.id, **more)
+
+    def domains(self):
+        return [n for n in self.node.footprint()["domains"] if f"-{self.id.split('.')[0]}." in n]
+
+    def stands_still(self):
+        states = [self.virsh("domstate", name) for name in self.domains()]
+        return bool(states) and set(states) == {"paused"}
+
+    def virsh(self, *words):
+        return self.node.root("/usr/bin/virsh", *words).stdout.decode().strip()
+
+    def await_still(self):
+        self.node.wait_for(self.stands_still, what="the guests stand still")
+
+    def await_going(self):
+        self.node.wait_for(lambda: not self.stands_still(), what="the guests go on")
+
+    def shell(self):
+        """Return the pid of the job shell, by its lock."""
+        file = next((self.node.run_dir / "jobs").glob(f"{self.id}.*/jobshell.lock"))
+        inode = f":{file.stat().st_ino} "
+        for line in Path("/proc/locks").read_text().splitlines():
+            if inode in line:
+                return int(line.split()[4])
+        raise AssertionError("nobody has the lock")
+
+    def ended(self):
+        """Return what the job has printed, once it has ended."""
+        self.node.wait_for((self.node.home / "ended").exists, what="the script's end")
+        self.node.wait_for(lambda: self.node.state_of(self.id) is None, what="the job's end")
+        clock = int((self.node.home / "ended").read_text())
+        assert abs((self.node.home / "ended").stat().st_mtime - clock) <= 1
+        return (self.node.home / "out").read_text().split()
+
+
+def lines(to):
+    return [str(number) for number in range(1, to + 1)]
+
+
+def test_a_job_stands_still_and_goes_on_as_its_owner_says(guest):
+    job = Counting(guest, 40)
+    job.suspend()
+    assert job.stands_still()
+    before = job.counted
+    time.sleep(1.5)  # its clock stands still, too
+    assert job.counted == before
+    job.suspend()  # again: nothing happens
+    assert job.stands_still()
+    job.resume()
+    job.await_more(before)
+    assert job.ended() == lines(40)
+
+
+def test_it_does_as_its_job_shell_does_also_when_the_watcher_is_killed(guest):
+    job = Counting(guest, 60)
+    os.kill(job.shell(), signal.SIGSTOP)
+    job.await_still()
+    refused = job.resume(check=False)
+    assert b"have the batch system resume it" in refused.stderr and refused.returncode != 0
+    guest.root("/usr/bin/pkill", "-9", "-f", "vtorque_survive.watcher")
+    before = job.counted
+    os.kill(job.shell(), signal.SIGCONT)
+    assert job.stands_still()  # nobody has looked
+    gone = job.resume(check=False)
+    assert gone.returncode != 0 and b"suspend.sock" in gone.stderr
+    guest.root("vmgr", "resume", job.id)  # root's begins it again
+    job.await_more(before)
+    assert job.ended() == lines(60)
+
+
+def test_a_suspended_job_that_is_cancelled_leaves_nothing(guest):
+    job = Counting(guest, 1000)
+    job.suspend()
+    guest.as_user("vmgr", "cancel", job.id)
+    guest.wait_for(lambda: guest.state_of(job.id) is None, what="the job's end")
+
+
+def test_no_other_user_suspends_it(guest):
+    job = Counting(guest, 25)
+    other = job.suspend(user="vte2e2", check=False)
+    assert other.returncode != 0 and b"is not yours" in other.stderr
+    (sock,) = (guest.run_dir / "jobs").glob(f"{job.id}.*/suspend.sock")
+    says = f"import socket; socket.socket(socket.AF_UNIX, 2).sendto(b'suspend', '{sock}')"
+    python = str(guest.prefix / "bin" / "python")
+    denied = guest.as_user(python, "-c", says, user="vte2e2", check=False)
+    assert b"PermissionError" in denied.stderr
+    assert not job.stands_still()
+    assert job.ended() == lines(25)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("how", ["owner", "batch"])
+def test_five_times_at_random(guest, how):
+    """A job of a minute, two guests."""
+    job = Counting(guest, 400, "-vm", "vms_per_node=2")
+    for _ in range(5):
+        time.sleep(random.uniform(0.2, 3.0))  # noqa: S311
+        if how == "owner":
+            job.suspend()
+        else:
+            os.kill(job.shell(), signal.SIGSTOP)
+        job.await_still()
+        before = job.counted
+        time.sleep(random.uniform(0.2, 3.0))  # noqa: S311
+        assert job.counted == before
+        if how == "owner":
+            job.resume()
+        else:
+            os.kill(job.shell(), signal.SIGCONT)
+        job.await_going()
+    assert job.ended() == lines(400)
+    log = guest.as_user("vmgr", "logs", job.id).stdout.decode()
+    assert len(re.findall("suspended: ", log)) == len(re.findall("goes on: ", log)) == 5
