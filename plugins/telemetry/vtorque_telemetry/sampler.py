@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from vtorque_core.api import HostFault, Paths
-from vtorque_core.live import changes, extensions, jobs
+from vtorque_core.live import changes, extensions, jobs, suspend
 from vtorque_core.live.jobs import Running, RunningJob
 from vtorque_core.live.node_process import begin
 from vtorque_telemetry.api import GROUP
@@ -116,9 +116,10 @@ class JobMeter:
                 self._guests[guest.index] = GuestMeter(guest), Port(guest.run_dir / CHANNEL)
 
     def measure(self, stats_of: StatsOf) -> JobFigures:
-        """Return its figures of now."""
+        """Return its figures of now; none of guests that stand still: the phases say why."""
         guests = {}
-        for index, (meter, _) in self._guests.items():
+        still = suspend.is_suspended(self.job)
+        for index, (meter, _) in () if still else self._guests.items():
             values = meter.measure(stats_of(meter.guest.uri).get(meter.guest.uuid))
             guests[index] = GuestFigures(meter.guest.rank, values)
         whose = self.job.job
