@@ -1,8 +1,10 @@
 """Public, for a plugin's process of the node: have a job's guests stand still, and go on. As root.
 
 All that is changed is the guests' domains and one mark in the job's journal, its phase: who was
-killed meanwhile finds there what was done, and does it again. A suspended job has its memory and no
-CPU. A guest can have libvirt wait for it, so each change is made by a process of its own.
+killed meanwhile finds there what was done, and does it again. The guests of a job that is paused or
+suspended stand still and keep their memory. The CPUs of one that is suspended are free: only the
+batch system can say so. A guest can have libvirt wait for it, so each change is made by a process
+of its own.
 """
 
 from __future__ import annotations
@@ -21,13 +23,18 @@ from vtorque_core.base.errors import HostFault, VtorqueError
 from vtorque_core.base.locks import job_lock, lock_holder, node_lock
 from vtorque_core.base.names import Paths
 from vtorque_core.live.jobs import RunningGuest, RunningJob
-from vtorque_core.records import log
+from vtorque_core.records import log, reading
 from vtorque_core.records.journal import Journal
-from vtorque_core.records.reading import RUNS, SUSPENDED, JournalState, lock_name, read
+from vtorque_core.records.reading import JournalState, lock_name, read
 from vtorque_core.site.plugins import Plugins
 
 _TIME = 90.0  # seconds for one change; libvirt's own limit for a call is 60
 _CLOCKS = 5.0  # seconds for all guests of a job to say that they have set their clocks
+
+RUNS, PAUSED, SUSPENDED = "run", "paused", reading.SUSPENDED
+"""Phases of a job whose script has begun."""
+
+_PHASES = frozenset({RUNS, PAUSED, SUSPENDED})
 _log = logging.getLogger(__name__)
 
 
@@ -48,85 +55,84 @@ def job_shell(paths: Paths, job: RunningJob) -> int | None:
         os.close(descriptor)
 
 
-def is_suspended(job: RunningJob) -> bool:
-    """Return whether the job's guests here stand still by :func:`suspend`."""
-    return _phase(job) == SUSPENDED
+def phase(job: RunningJob) -> str:
+    """Return ``RUNS``, ``PAUSED`` or ``SUSPENDED``; empty: its guests start, or end."""
+    last = job.phases[-1][0] if job.phases and job.guests else ""
+    return last if last in _PHASES else ""
 
 
-def can_be_suspended(job: RunningJob) -> bool:
-    """Return whether its guests are ready, and nobody starts or ends them, or they stand still."""
-    return bool(job.guests) and _phase(job) in (RUNS, SUSPENDED)
+def stands_still(job: RunningJob) -> bool:
+    """Return whether the job's guests here stand still by :func:`begin`."""
+    return phase(job) in (PAUSED, SUSPENDED)
 
 
-def _phase(job: RunningJob) -> str:
-    return job.phases[-1][0] if job.phases else ""
-
-
-def begin(paths: Paths, job: RunningJob, why: str, *, still: bool) -> Child:
-    """Have all guests of the job on this node stand still, at once, or go on. Twice is fine.
+def begin(paths: Paths, job: RunningJob, to: str, why: str) -> Child:
+    """Have the job come into a phase on this node, all its guests at once. Twice is fine.
 
     Returns the process that does it, readable when it has ended; :meth:`Child.check` then, and
     its ``error``: its epilogue or prologue is at work, it has ended, libvirt's words. If one guest
     cannot be stopped none is left so. To be called without threads, and within
     :func:`vtorque_core.api.read_apart.reader`.
 
-    Args:
-        why: for the job's log.
-        still: whether they are to stand still.
+    ``why``: for the job's log.
     """
-    work = _suspend if still else _resume
-    return Child(lambda: work(paths, job, why), _TIME)
+    work = _resume if to == RUNS else _suspend
+    return Child(lambda: work(paths, job, to, why), _TIME)
 
 
-def _suspend(paths: Paths, job: RunningJob, why: str) -> None:
-    with _changing(paths, job, SUSPENDED) as (state, mark):
+def _suspend(paths: Paths, job: RunningJob, to: str, why: str) -> None:
+    with _changing(paths, job, to) as (_, mark):
         try:
             _all(job, lambda guest: hypervisor.suspend_domain(guest.uri, guest.uuid))
         except HostFault:
             with suppress(HostFault):
                 _all(job, lambda guest: hypervisor.resume_domain(guest.uri, guest.uuid))
             raise
-        if not state.suspended:
-            mark()
-            _log.info("suspended: %s", why)
+        if mark():
+            _log.info("%s: %s", to, why)
 
 
-def _resume(paths: Paths, job: RunningJob, why: str) -> None:
-    with _changing(paths, job, RUNS) as (state, mark):
-        if state.suspended:  # first, since the CPUs are the job's again
-            mark()
+def _resume(paths: Paths, job: RunningJob, to: str, why: str) -> None:
+    with _changing(paths, job, to) as (state, mark):
+        if mark():  # first, since the CPUs are the job's again
             _log.info("goes on: %s", why)
         _all(job, lambda guest: hypervisor.resume_domain(guest.uri, guest.uuid))
-    with _logging(paths, job, RUNS):
+    with _logging(paths, job, to):
         _set_clocks(job, state)
 
 
 @contextmanager
 def _changing(
-    paths: Paths, job: RunningJob, phase: str
-) -> Iterator[tuple[JournalState, Callable[[], None]]]:
-    """Give what the journal says, and what marks the phase in it; the job's log is open."""
+    paths: Paths, job: RunningJob, to: str
+) -> Iterator[tuple[JournalState, Callable[[], bool]]]:
+    """Give what the journal says, and what marks the phase in it unless it has that already.
+
+    The job's log is open.
+    """
     path = paths.journal / f"{job.job.key}.jsonl"
-    with job_lock(paths, lock_name(path), 0), _logging(paths, job, phase):
+    with job_lock(paths, lock_name(path), 0), _logging(paths, job, to):
         try:
             state = read(path)
         except FileNotFoundError:
             raise HostFault("it has ended") from None
-        marks = [mark.name for mark in state.phases if mark.guest is None]
-        if marks[-1:] not in ([RUNS], [SUSPENDED]):
+        last = [mark.name for mark in state.phases if mark.guest is None][-1:]
+        if not _PHASES.issuperset(last):
             raise HostFault("it is being ended")
 
-        def mark() -> None:
+        def mark() -> bool:
+            if last == [to]:
+                return False
             with node_lock(paths), Journal.open(paths, path) as journal:
-                journal.phase(phase)
+                journal.phase(to)
+            return True
 
         yield state, mark
 
 
 @contextmanager
-def _logging(paths: Paths, job: RunningJob, phase: str) -> Iterator[None]:
+def _logging(paths: Paths, job: RunningJob, to: str) -> Iterator[None]:
     told = log.of_ended(paths, job.job)
-    told.phase = phase
+    told.phase = to
     with log.opened(told):
         yield
 

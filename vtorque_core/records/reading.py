@@ -33,7 +33,7 @@ older journal.
 CORE = "core"
 DOMAIN, LEASE, SPARE, TREE = "domain", "lease", "spare", "tree"
 CORES = "core"  # the pool of leases of host CPUs
-SUSPENDED, RUNS = "suspended", "run"  # phases of a job whose script has begun
+SUSPENDED = "suspended"  # a phase: see live.suspend
 PASSIVE = frozenset({TREE, "file", "overlay", "disk-copy"})
 # use no leased item: one that cannot be removed must not keep cores and addresses from the next job
 
@@ -162,7 +162,7 @@ class JournalState:
 
     @property
     def suspended(self) -> bool:
-        """Whether the job's guests stand still (:mod:`vtorque_core.live.suspend`)."""
+        """Whether its batch system has taken the job's CPUs (:mod:`vtorque_core.live.suspend`)."""
         marks = [mark.name for mark in self.phases if mark.guest is None]
         return marks[-1:] == [SUSPENDED]
 

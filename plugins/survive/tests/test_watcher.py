@@ -101,14 +101,14 @@ def ask(loop, job, word):
 def test_a_job_stands_still_and_goes_on_by_its_owners_word(loop, paths, domains):
     job = started(paths)
     assert ask(loop, job, "suspend") == ""
-    assert phases(job)[-2:] == ["run", "suspended"]
+    assert phases(job)[-2:] == ["run", "paused"]
     assert ask(loop, job, "suspend") == ""  # it does already
     assert domains.did() == ["suspend"] * 2
     assert ask(loop, job, "resume") == ""
-    assert phases(job)[-2:] == ["suspended", "run"]
+    assert phases(job)[-2:] == ["paused", "run"]
     assert domains.did() == ["suspend"] * 2 + ["resume"] * 2
     log = job.kept.read("log.jsonl").decode()
-    assert "suspended: its owner asked for it" in log and "goes on: " in log
+    assert "paused: its owner asked for it" in log and "goes on: " in log
 
 
 def test_another_watcher_goes_on_where_a_killed_one_was(loop, paths, domains):
@@ -127,7 +127,21 @@ def test_one_killed_between_domain_and_mark_is_made_good(loop, paths, domains):
     job = started(paths)
     (paths.job_state(job.key) / watcher.ASKED).touch()  # the domains may be paused, or not
     settle(loop)
-    assert phases(job)[-1] == "suspended" and domains.did() == ["suspend"] * 2
+    assert phases(job)[-1] == "paused" and domains.did() == ["suspend"] * 2
+
+
+def test_the_batch_systems_word_counts_before_the_owners(loop, paths, domains):
+    """Only then are its CPUs others': no user gives away what is not asked back at their word."""
+    job = started(paths, nodes=("n1", "n2"))
+    assert ask(loop, job, "suspend") == ""
+    assert not read(job.journal.path).suspended
+    loop.told.add(job.id)
+    settle(loop)
+    assert phases(job)[-1] == "suspended" and read(job.journal.path).suspended
+    loop.told.clear()
+    settle(loop)
+    assert phases(job)[-1] == "paused"
+    assert set(domains.did()) == {"suspend"}
 
 
 def test_it_does_as_the_process_does_that_has_the_lock(loop, paths, domains):
@@ -164,7 +178,7 @@ def test_what_fails_is_said_and_tried_again_and_leaves_none_alone_still(loop, pa
     assert ask(loop, job, "suspend") == "suspend: QEMU hangs"
     assert phases(job)[-1] == "run" and set(domains.did()) == {"resume"}
     domains.fails = ""
-    eventually(lambda: loop.look() or phases(job)[-1] == "suspended")
+    eventually(lambda: loop.look() or phases(job)[-1] == "paused")
     settle(loop)
 
 
@@ -185,10 +199,10 @@ def test_a_job_that_hangs_holds_up_no_other(loop, paths, domains, monkeypatch, t
     (paths.job_state(hangs.key) / watcher.ASKED).touch()
     loop.look()
     assert ask(loop, other, "suspend") == ""
-    assert (phases(hangs)[-1], phases(other)[-1]) == ("run", "suspended")
+    assert (phases(hangs)[-1], phases(other)[-1]) == ("run", "paused")
     os.write(told, b"xx")
     settle(loop)
-    assert phases(hangs)[-1] == "suspended"
+    assert phases(hangs)[-1] == "paused"
 
 
 def test_a_job_that_starts_or_ends_is_left_alone(loop, paths, domains):

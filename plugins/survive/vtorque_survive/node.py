@@ -28,13 +28,13 @@ def vtorque_post_boot(job: NodeJob) -> None:
 
 def check(site: Site) -> Iterator[HealthResult]:
     """Say whether suspended jobs could go on."""
-    jobs = [job for job in Running(site.paths).jobs() if suspend.can_be_suspended(job)]
-    still = [job.job.id for job in jobs if suspend.is_suspended(job)]
+    jobs = [job for job in Running(site.paths).jobs() if suspend.phase(job)]
+    still = [job.job.id for job in jobs if suspend.stands_still(job)]
     if jobs and Watcher.of(site.paths).lost():
         fix = f"vmgr resume {jobs[0].job.id} as root, or the next job's start, begins it again"
-        yield warning(f"no process looks after {len(jobs)} jobs ({len(still)} suspended)", fix)
+        yield warning(f"no process looks after {len(jobs)} jobs ({len(still)} stand still)", fix)
     else:
-        yield ok(f"{len(still)} jobs are suspended: {', '.join(still) or 'none'}")
+        yield ok(f"{len(still)} jobs stand still: {', '.join(still) or 'none'}")
 
 
 vtorque_resources = always(Watcher)

@@ -121,7 +121,7 @@ class Loop:
         """Look which jobs there are."""
         self._running = self._running or Running(self.paths)
         found = {job.job.key: job for job in self._running.jobs()}
-        found = {key: job for key, job in found.items() if suspend.can_be_suspended(job)}
+        found = {key: job for key, job in found.items() if suspend.phase(job)}
         for key in [key for key in self.jobs if key not in found]:
             if self.jobs[key].change is None:
                 self.jobs.pop(key).socket.close()
@@ -170,13 +170,17 @@ class Loop:
             if stopped:
                 request.answer(watched.socket, whose, f"{stopped}: have the batch system resume it")
                 return
-        why = stopped or (_OWNER if file.exists() else "")
-        if bool(why) == suspend.is_suspended(watched.job):
+        if stopped:
+            to, why = suspend.SUSPENDED, stopped
+        elif file.exists():
+            to, why = suspend.PAUSED, _OWNER
+        else:
+            to, why = suspend.RUNS, _OWNER if asked else "its processes go on"
+        if to == suspend.phase(watched.job):
             request.answer(watched.socket, whose, "")
         elif asked is not None or time.monotonic() >= watched.again:
             watched.whose = whose
-            reason = why or (_OWNER if asked else "its processes go on")
-            watched.change = suspend.begin(self.paths, watched.job, reason, still=bool(why))
+            watched.change = suspend.begin(self.paths, watched.job, to, why)
 
 
 def serve(loop: Loop, events: int, look: float, needed: Callable[[], bool]) -> None:

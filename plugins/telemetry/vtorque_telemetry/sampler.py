@@ -118,7 +118,7 @@ class JobMeter:
     def measure(self, stats_of: StatsOf) -> JobFigures:
         """Return its figures of now; none of guests that stand still: the phases say why."""
         guests = {}
-        still = suspend.is_suspended(self.job)
+        still = suspend.stands_still(self.job)
         for index, (meter, _) in () if still else self._guests.items():
             values = meter.measure(stats_of(meter.guest.uri).get(meter.guest.uuid))
             guests[index] = GuestFigures(meter.guest.rank, values)

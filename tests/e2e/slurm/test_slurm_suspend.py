@@ -66,7 +66,7 @@ def test_its_owner_has_it_stand_still_from_a_submit_host(begun, clean):
     job_id = begun(60, *BOTH)
     clean.user("vmgr", "suspend", job_id, machine="login")
     assert states(clean, "n1", "n2") == {"paused"}
-    assert "suspended" in clean.user("vmgr", "ps", "--phase", machine="login").stdout.decode()
+    assert "paused" in clean.user("vmgr", "ps", "--phase", machine="login").stdout.decode()
     clean.user("vmgr", "resume", job_id, machine="login")
     assert states(clean, "n1", "n2") == {"running"}
     ends_right(clean, job_id, 60)
