@@ -23,7 +23,7 @@ from vtorque_core.base.errors import HostFault, VtorqueError
 from vtorque_core.base.locks import job_lock, lock_holder, node_lock
 from vtorque_core.base.names import Paths
 from vtorque_core.live.jobs import RunningGuest, RunningJob
-from vtorque_core.records import log, reading
+from vtorque_core.records import log, reading, timeline
 from vtorque_core.records.journal import Journal
 from vtorque_core.records.reading import JournalState, lock_name, read
 from vtorque_core.site.plugins import Plugins
@@ -124,6 +124,7 @@ def _changing(
                 return False
             with node_lock(paths), Journal.open(paths, path) as journal:
                 journal.phase(to)
+            timeline.keep_start(paths, read(path))
             return True
 
         yield state, mark

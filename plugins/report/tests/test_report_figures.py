@@ -202,3 +202,19 @@ def test_numbers_as_people_read_them():
     assert times == ["0.03 s", "3.0 s", "59 s", "1 min 01 s", "1 h 00 min", "3 d 00 h"]
     assert [percent(p) for p in (0, 0.0123, 0.12, 1)] == ["0 %", "1.2 %", "12 %", "100 %"]
     assert clock(1e17) == "" and clock(0.0).startswith("19")
+
+
+def test_the_time_in_which_guests_stood_still_is_none_in_which_they_were_idle():
+    """Suspended by the batch system, or paused by the owner: they could use no CPU then."""
+    stood = (
+        Phase("boot", None, 0.0, 10.0),
+        Phase("run", None, 10.0, 30.0),
+        Phase("suspended", None, 30.0, 70.0),
+        Phase("run", None, 70.0, 80.0),
+        Phase("paused", None, 80.0, 90.0),
+        Phase("run", None, 90.0, 110.0),
+    )
+    attempt = dataclasses.replace(ATTEMPT, phases=stood, ended=110.0)
+    guest = dataclasses.replace(GUEST, lines=(), cpu_seconds=30.0)
+    figures = of_guest(guest, attempt, 110.0)
+    assert figures.core_seconds == guest.vcpus * 60.0

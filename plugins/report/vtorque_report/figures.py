@@ -24,6 +24,8 @@ START = ("plan", "render domain", "pre-boot", "boot", "ready", "post-boot")
 """The job's phases before its script."""
 
 RUN = ("await the script", "run")
+STILL = ("paused", "suspended")
+"""Its guests stood still: they could use no CPU."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,7 @@ def of_guest(guest: Guest, attempt: Attempt, now: float) -> Figures:
     cpu, seconds = _growth(lines, CPU)
     if cpu is None and guest.cpu_seconds is not None:
         cpu, seconds = guest.cpu_seconds, (attempt.ended or now) - boot_start(attempt)
+    seconds = max(0.0, seconds - spent(attempt, STILL))
     last = guest.lines[-1] if guest.lines else Line(0.0, {})
     return Figures(
         vcpus=guest.vcpus,
