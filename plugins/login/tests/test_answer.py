@@ -17,7 +17,7 @@ from login_homes import a_request, python
 from terminal import Terminal
 from vtorque_core.api import HostFault
 from vtorque_login import answer, channel, requests, state, waiting
-from vtorque_login.plugin import Settings
+from vtorque_login.settings import Settings
 from vtorque_testing.harness import PluginSite
 
 pytestmark = pytest.mark.e2e
@@ -240,7 +240,7 @@ import os, sys
 sys.path[:0] = {path!r}
 os.environ["TERM"] = "xterm"
 from vtorque_login import requests, waiting
-from vtorque_login.plugin import Settings
+from vtorque_login.settings import Settings
 from vtorque_testing.harness import PluginSite
 import pwd
 *account, _, shell = pwd.getpwuid(os.getuid())

@@ -25,7 +25,7 @@ from vtorque_core.api.batch_system import JobInfo
 from vtorque_core.live import service
 from vtorque_login import elsewhere, gathered, state, waiting
 from vtorque_login.elsewhere import Asked
-from vtorque_login.plugin import Settings
+from vtorque_login.settings import Settings
 from vtorque_login.state import State
 from vtorque_testing.harness import PluginSite
 

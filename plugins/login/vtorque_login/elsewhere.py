@@ -27,7 +27,7 @@ from vtorque_core.api.node_job import Site
 from vtorque_core.live import kept as kept_jobs
 from vtorque_core.live import service
 from vtorque_login import gathered, state
-from vtorque_login.plugin import Settings
+from vtorque_login.settings import Settings
 from vtorque_login.state import vmgr
 
 _ENDED = frozenset({"C", "CG", "E", "F", "X"})  # qstat(1B), squeue(1): its script has ended

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vtorque_core.api import Command, OfJob, always, dataclass, hookimpl, setting
+from vtorque_core.api import Command, OfJob, always, hookimpl
+from vtorque_login.settings import Settings
 
 if TYPE_CHECKING:
     import click
@@ -17,26 +18,6 @@ if TYPE_CHECKING:
     from vtorque_core.api.batch_system import JobInfo, JobOnNode
     from vtorque_core.api.kept_records import Place
     from vtorque_core.api.node_job import Site
-
-
-@dataclass(frozen=True)
-class Settings:
-    """``[plugin.login]``."""
-
-    look: float = setting(
-        1.0,
-        doc="Torque, OpenPBS without [plugin.pbs] ssh: how often a job looks for requests in its "
-        "owner's home",
-        unit="s",
-    )
-    wait: float = setting(20.0, doc="how long a command waits for the job's answer there", unit="s")
-
-    def __post_init__(self) -> None:
-        """Refuse what could not work. Raises ValueError."""
-        if not 0.1 <= self.look <= 60:
-            raise ValueError(f"look is {self.look:g}: write 0.1 to 60 (s)")
-        if self.wait < 2 * self.look:
-            raise ValueError(f"wait is {self.wait:g}: the least is twice look, {2 * self.look:g} s")
 
 
 @hookimpl

@@ -20,8 +20,8 @@ from typing import Any
 from vtorque_core.api import HostFault, Refused, printable
 from vtorque_core.api.node_job import Site
 from vtorque_login import channel, requests
-from vtorque_login.plugin import Settings
 from vtorque_login.requests import Request
+from vtorque_login.settings import Settings
 
 _POLL = 0.1  # seconds between looks whether the job has taken the request
 _MOST = 20  # connections at a time that have not said who they are
