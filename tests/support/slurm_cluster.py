@@ -13,11 +13,20 @@ import pytest
 NAME = "vtorque-slurm"
 REPO = Path(__file__).resolve().parents[2]
 NODES = ("n1", "n2", "n3")
+MACHINES = ("head", "login", *NODES)
 USER, UID = "vtslurm1", 2001
 OTHER = "vtslurm2"
 UIDS = {USER: UID, OTHER: 2002}
 TIMEOUT = 120
 PREFIX = f"/opt/{NAME}/bin"
+
+
+# The pid file of a daemon of Slurm's names the one that is to end.
+RESTART = """
+kill $(cat /run/$0.pid)
+while pgrep -x $0 >/dev/null; do sleep 0.1; done
+$0
+"""
 
 
 class Cluster:
@@ -145,6 +154,17 @@ class Cluster:
         if subprocess.run([*vmgr, "show", name], capture_output=True, check=False).returncode:
             subprocess.run([*vmgr, "build", name, "debian", *options], check=True, timeout=600)
         return name
+
+    def restart_slurm(self):
+        """Have all daemons read slurm.conf anew, and wait until all nodes are idle."""
+        for machine in NODES:
+            self.root(machine, "timeout", "60", "sh", "-ec", RESTART, "slurmd")
+        self.root("head", "timeout", "60", "sh", "-ec", RESTART, "slurmctld")
+        idle = ("sinfo", "-h", "-p", "main", "-N", "-t", "idle", "-o", "%N")
+        self.wait(
+            lambda: len(self.root("head", *idle, check=False).split()) == len(NODES),
+            what="idle nodes",
+        )
 
     def start_libvirt(self, node):
         start = "setsid tini -s -- libvirtd >/dev/null 2>&1 </dev/null &"

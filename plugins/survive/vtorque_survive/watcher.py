@@ -37,7 +37,7 @@ _AGAIN = 2.0  # seconds until a change that failed is tried again
 _BATCH_TIME = 30.0  # seconds for an answer of the batch system
 _MOST_SAID = 32 << 10  # bytes of such an answer: less than a pipe holds (pipe(7))
 _OWNER = "its owner asked for it"
-ASKED = "suspended-by-owner"  # a file in the job's directory of state
+ASKED = "paused-by-owner"  # a file in the job's directory of state
 log = logging.getLogger(NAME)
 
 

@@ -11,27 +11,10 @@ from x_display import CLIENT
 
 pytestmark = [pytest.mark.e2e, pytest.mark.full]
 
-MACHINES = ("head", "login", *slurm.NODES)
 CONF = "/etc/slurm/slurm.conf"
 # Slurm's X11 does not go together with proctrack/linuxproc, slurm.conf(5). With process groups ssh,
 # in a session of its own, is nothing that Slurm would end.
 FORWARD = "s/^PrologFlags=.*/PrologFlags=X11/; s/linuxproc/pgid/"
-RESTART = """
-kill $(cat /run/$0.pid)
-while pgrep -x $0 >/dev/null; do sleep 0.1; done
-$0
-"""
-
-
-def restart(cluster):
-    for machine in slurm.NODES:
-        cluster.root(machine, "timeout", "60", "sh", "-ec", RESTART, "slurmd")
-    cluster.root("head", "timeout", "60", "sh", "-ec", RESTART, "slurmctld")
-    idle = ("sinfo", "-h", "-N", "-t", "idle", "-o", "%N")
-    cluster.wait(
-        lambda: len(cluster.root("head", *idle, check=False).split()) == len(slurm.NODES),
-        what="idle nodes",
-    )
 
 
 @pytest.fixture(scope="module")
@@ -39,14 +22,14 @@ def forwarding(cluster):
     """Return the cluster with Slurm's X11 forwarding, and a Debian image."""
     x_display.install()
     image = cluster.image("debian")
-    for machine in MACHINES:
+    for machine in slurm.MACHINES:
         cluster.root(machine, "cp", CONF, f"{CONF}.before")
         cluster.root(machine, "sed", "-i", FORWARD, CONF)
-    restart(cluster)
+    cluster.restart_slurm()
     yield image
-    for machine in MACHINES:
+    for machine in slurm.MACHINES:
         cluster.root(machine, "mv", f"{CONF}.before", CONF)
-    restart(cluster)
+    cluster.restart_slurm()
 
 
 @pytest.fixture

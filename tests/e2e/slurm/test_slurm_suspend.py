@@ -1,6 +1,11 @@
 """Jobs that stand still with ``scontrol suspend``, or as their owner says, on one node and two."""
 
+import random
+import time
+
 import pytest
+
+import slurm_cluster as slurm
 
 pytestmark = pytest.mark.e2e
 
@@ -78,3 +83,95 @@ def test_a_suspended_job_that_is_cancelled_leaves_nothing(begun, clean):
     clean.wait(lambda: "paused" in states(clean, "n1", "n2", "n3"), what="it stands still")
     clean.root("head", "scancel", job_id)
     clean.wait_state(job_id, "CANCELLED")
+
+
+# -- only with --full ----------------------------------------------------------------------------
+
+CONF = "/etc/slurm/slurm.conf"
+PREEMPTS = b"""
+PreemptType=preempt/partition_prio
+PreemptMode=SUSPEND,GANG
+PartitionName=urgent Nodes=ALL State=UP PriorityTier=10 OverSubscribe=FORCE:1
+"""
+
+
+@pytest.fixture
+def urgent(cluster):
+    """Let jobs of a partition suspend those of the other."""
+    for machine in slurm.MACHINES:
+        cluster.root(machine, "cp", CONF, f"{CONF}.before")
+        cluster.root(machine, "sed", "-i", "/^PartitionName=main/s/$/ OverSubscribe=FORCE:1/", CONF)
+        cluster.root(machine, "sh", "-c", f"cat >> {CONF}", stdin=PREEMPTS)
+    cluster.restart_slurm()
+    yield
+    for machine in slurm.MACHINES:
+        cluster.root(machine, "mv", f"{CONF}.before", CONF)
+    cluster.restart_slurm()
+
+
+@pytest.mark.full
+def test_a_job_that_another_preempts_gives_it_its_cpus_and_goes_on_after_it(urgent, begun, clean):
+    """Both have all CPUs of the node, as Slurm counts them: the ledger must see that, too."""
+    one = ("-wn1", "-c2", "--mem=1000")
+    job_id = begun(150, *one)
+    (clean.home / "urgent.sh").write_text("#!/bin/sh\nnproc; exit 3\n")
+    argv = ("vsub", "--parsable", "-p", "urgent", "-o", "urgent.out", *one, "urgent.sh")
+    other = clean.user(*argv).stdout.decode().strip()
+    clean.wait_state(job_id, "SUSPENDED")
+    clean.wait(lambda: "paused" in states(clean, "n1"), what="it stands still")
+    before = counted(clean)
+    clean.wait_state(other, "FAILED")
+    assert (clean.show(other)["ExitCode"], clean.read("urgent.out")) == ("3:0", b"2\n")
+    clean.wait(lambda: counted(clean) > before, what="it goes on")
+    ends_right(clean, job_id, 150)
+
+
+IMAGE = "debian-mpi"
+# Every turn each rank needs all others: none can go on while one stands still.
+TURNS = """#!/bin/bash
+rm -f turns.*
+mpirun python3 turns.py libmpi.so.40
+code=$?
+date +%s > ended
+exit $code
+"""
+RANKS = r"""
+import ctypes, sys, time
+mpi = ctypes.CDLL(sys.argv[1], mode=ctypes.RTLD_GLOBAL)
+def handle(symbol):
+    return ctypes.c_void_p(ctypes.addressof(ctypes.c_char.in_dll(mpi, symbol)))
+world, integer, add = map(handle, ("ompi_mpi_comm_world", "ompi_mpi_int", "ompi_mpi_op_sum"))
+mpi.MPI_Init(None, None)
+rank, size, one, all_ = (ctypes.c_int() for _ in range(4))
+mpi.MPI_Comm_rank(world, ctypes.byref(rank))
+mpi.MPI_Comm_size(world, ctypes.byref(size))
+with open(f"turns.{rank.value}", "w", buffering=1) as told:
+    for turn in range(400):
+        one.value = turn + rank.value
+        mpi.MPI_Allreduce(ctypes.byref(one), ctypes.byref(all_), 1, integer, add, world)
+        told.write(f"{turn} {all_.value}\n")
+        time.sleep(0.05)
+mpi.MPI_Finalize()
+"""
+
+
+@pytest.mark.full
+def test_mpi_over_two_nodes_suspended_five_times(cluster, clean):
+    cluster.image(IMAGE, "-o", "packages=openmpi-bin")
+    clean.script(RANKS, "turns.py")
+    job_id = clean.submit(TURNS, *BOTH, "-vm", f"img={IMAGE},ram=768M,vcpus=1")
+    first = clean.home / "turns.0"
+    clean.wait(first.exists, 400, what="the ranks begin")
+    for _ in range(5):
+        time.sleep(random.uniform(0.5, 2.0))  # noqa: S311
+        clean.root("head", "scontrol", "suspend", job_id)
+        clean.wait(lambda: states(clean, "n1", "n2") == {"paused"}, what="all stand still")
+        time.sleep(random.uniform(0.5, 2.0))  # noqa: S311
+        clean.root("head", "scontrol", "resume", job_id)
+        clean.wait(lambda: states(clean, "n1", "n2") == {"running"}, what="all go on")
+    clean.wait_state(job_id, "COMPLETED", seconds=300)
+    wanted = [f"{turn} {2 * turn + 1}" for turn in range(400)]
+    for rank in (0, 1):
+        assert clean.read(f"turns.{rank}").decode().splitlines() == wanted
+    ended = clean.home / "ended"
+    assert abs(ended.stat().st_mtime - int(ended.read_text())) <= 1
