@@ -38,7 +38,12 @@ class Child:
         sys.stderr.flush()
         self._answer, told = os.pipe()
         parent = os.getpid()
-        self.pid = os.fork()
+        try:
+            self.pid = os.fork()
+        except OSError:
+            os.close(self._answer)
+            os.close(told)
+            raise
         if self.pid == 0:
             _run(work, told, parent)
         os.close(told)

@@ -166,15 +166,15 @@ def create_domain(
     call(uri, "start domain", lambda c: c.createXML(xml, flags), timeout)
 
 
-def resume_domain(uri: str, uuid: str) -> None:
+def resume_domain(uri: str, uuid: str, timeout: float = CALL_TIMEOUT) -> None:
     """Let a paused domain run. Raises HostFault, also if it has ended."""
-    if on_domain(uri, uuid, "resume domain", lambda domain: int(domain.resume())) is None:
+    if on_domain(uri, uuid, "resume domain", lambda domain: int(domain.resume()), timeout) is None:
         raise HostFault("ended as soon as it was started", stage=STAGE)
 
 
-def suspend_domain(uri: str, uuid: str) -> None:
+def suspend_domain(uri: str, uuid: str, timeout: float = CALL_TIMEOUT) -> None:
     """Have a domain use no CPU until it is resumed. Raises HostFault, also if it has ended."""
-    if on_domain(uri, uuid, "suspend domain", lambda domain: int(domain.suspend())) is None:
+    if on_domain(uri, uuid, "suspend domain", lambda d: int(d.suspend()), timeout) is None:
         raise HostFault("ended before it could be suspended", stage=STAGE)
 
 

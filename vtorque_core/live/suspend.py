@@ -1,35 +1,45 @@
 """Public, for a plugin's process of the node: have a job's guests stand still, and go on. As root.
 
-All that is changed is the guests' domains and one mark in the job's journal, its phase: who was
-killed meanwhile finds there what was done, and does it again. The guests of a job that is paused or
-suspended stand still and keep their memory. The CPUs of one that is suspended are free: only the
-batch system can say so. A guest can have libvirt wait for it, so each change is made by a process
-of its own.
+All that is changed is the guests' domains and one mark in the job's journal, its phase. The guests
+of a job that is paused or suspended stand still and keep their memory. The CPUs of one that is
+suspended are free: only the batch system can say so.
+
+A guest, or a daemon of its user's, can have libvirt wait. So each change is made by a process of
+its own, within limits, and a file says that it is not over: whoever comes after a killed one does
+it again.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from vtorque_core.api.children import Child
 from vtorque_core.api.guest_driver import ClockDriver
 from vtorque_core.base import hypervisor
 from vtorque_core.base.errors import HostFault, VtorqueError
+from vtorque_core.base.libvirt_workers import worker
 from vtorque_core.base.locks import job_lock, lock_holder, node_lock
 from vtorque_core.base.names import Paths
+from vtorque_core.base.stopped import is_stopped
 from vtorque_core.live.jobs import RunningGuest, RunningJob
-from vtorque_core.records import log, reading, timeline
+from vtorque_core.records import log, reading
 from vtorque_core.records.journal import Journal
-from vtorque_core.records.reading import JournalState, lock_name, read
+from vtorque_core.records.reading import lock_name, read
+from vtorque_core.resources import stopped_daemons
 from vtorque_core.site.plugins import Plugins
 
-_TIME = 90.0  # seconds for one change; libvirt's own limit for a call is 60
-_CLOCKS = 5.0  # seconds for all guests of a job to say that they have set their clocks
+_STOPS = stopped_daemons.HANDSHAKE + 5.0  # seconds that libvirt has for all guests of the job
+_GOES_ON = 10.0  # the same
+_TIME = _STOPS + _GOES_ON + 5.0  # for one change: less than an epilogue waits for the job's lock
+_PATIENCE = 2.0  # seconds for the job's lock
+_CLOCK = 5.0  # seconds for a guest to say that it has set its clock
 
 RUNS, PAUSED, SUSPENDED = "run", "paused", reading.SUSPENDED
 """Phases of a job whose script has begun."""
@@ -38,11 +48,12 @@ _PHASES = frozenset({RUNS, PAUSED, SUSPENDED})
 _log = logging.getLogger(__name__)
 
 
-def job_shell(paths: Paths, job: RunningJob) -> int | None:
-    """Return the pid of the job shell on this node; None: there is none, or it cannot be found.
+def shell_stopped(paths: Paths, job: RunningJob) -> bool | None:
+    """Return whether the job shell on this node was stopped; None: there is none to be seen.
 
     It is found by its lock on ``Paths.job_shell``, a file of root's that a plugin acquires before
-    the guests boot and that the job's user alone may read. Nothing but that pid is the user's word.
+    the guests boot and that the job's user alone may read. The user may have another process of
+    theirs hold it: what this says is no more than what they want.
     """
     try:
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -50,9 +61,10 @@ def job_shell(paths: Paths, job: RunningJob) -> int | None:
     except OSError:
         return None
     try:
-        return lock_holder(descriptor)
+        pid = lock_holder(descriptor)
     finally:
         os.close(descriptor)
+    return is_stopped(pid) if pid and pid > 0 else None
 
 
 def phase(job: RunningJob) -> str:
@@ -66,51 +78,54 @@ def stands_still(job: RunningJob) -> bool:
     return phase(job) in (PAUSED, SUSPENDED)
 
 
+def is_half_done(paths: Paths, job: RunningJob) -> bool:
+    """Return whether a change has begun and not ended well: its guests may be as they are not."""
+    return _half_done(paths, job).exists()
+
+
 def begin(paths: Paths, job: RunningJob, to: str, why: str) -> Child:
     """Have the job come into a phase on this node, all its guests at once. Twice is fine.
 
     Returns the process that does it, readable when it has ended; :meth:`Child.check` then, and
-    its ``error``: its epilogue or prologue is at work, it has ended, libvirt's words. If one guest
-    cannot be stopped none is left so. To be called without threads, and within
-    :func:`vtorque_core.api.read_apart.reader`.
-
-    ``why``: for the job's log.
+    its ``error``: an epilogue is at work, the job has ended, libvirt's words. To be called without
+    threads. ``why``: for the job's log. Raises OSError if the host cannot fork.
     """
     work = _resume if to == RUNS else _suspend
     return Child(lambda: work(paths, job, to, why), _TIME)
 
 
+def set_clocks(paths: Paths, job: RunningJob) -> Child:
+    """Have each guest set its clock, which has stood still, too. Best effort; the job's log tells.
+
+    Returns as :func:`begin`; to be called within :func:`vtorque_core.api.read_apart.reader`.
+    """
+    return Child(lambda: _set_clocks(paths, job), 2 * _CLOCK)
+
+
 def _suspend(paths: Paths, job: RunningJob, to: str, why: str) -> None:
-    with _changing(paths, job, to) as (_, mark):
+    with _changing(paths, job, to) as mark:
         try:
-            _all(job, lambda guest: hypervisor.suspend_domain(guest.uri, guest.uuid))
+            _all(paths, job, hypervisor.suspend_domain, _STOPS)
         except HostFault:
-            with suppress(HostFault):
-                _all(job, lambda guest: hypervisor.resume_domain(guest.uri, guest.uuid))
+            with suppress(HostFault):  # else it is tried again
+                _all(paths, job, hypervisor.resume_domain, _GOES_ON)
             raise
         if mark():
             _log.info("%s: %s", to, why)
 
 
 def _resume(paths: Paths, job: RunningJob, to: str, why: str) -> None:
-    with _changing(paths, job, to) as (state, mark):
+    with _changing(paths, job, to) as mark:
         if mark():  # first, since the CPUs are the job's again
             _log.info("goes on: %s", why)
-        _all(job, lambda guest: hypervisor.resume_domain(guest.uri, guest.uuid))
-    with _logging(paths, job, to):
-        _set_clocks(job, state)
+        _all(paths, job, hypervisor.resume_domain, _GOES_ON)
 
 
 @contextmanager
-def _changing(
-    paths: Paths, job: RunningJob, to: str
-) -> Iterator[tuple[JournalState, Callable[[], bool]]]:
-    """Give what the journal says, and what marks the phase in it unless it has that already.
-
-    The job's log is open.
-    """
+def _changing(paths: Paths, job: RunningJob, to: str) -> Iterator[Callable[[], bool]]:
+    """Give what marks the phase in the journal unless it has that already; log for the job."""
     path = paths.journal / f"{job.job.key}.jsonl"
-    with job_lock(paths, lock_name(path), 0), _logging(paths, job, to):
+    with job_lock(paths, lock_name(path), _PATIENCE), _logging(paths, job, to):
         try:
             state = read(path)
         except FileNotFoundError:
@@ -124,42 +139,73 @@ def _changing(
                 return False
             with node_lock(paths), Journal.open(paths, path) as journal:
                 journal.phase(to)
-            timeline.keep_start(paths, read(path))
             return True
 
-        yield state, mark
+        try:
+            _half_done(paths, job).touch(mode=0o600)
+        except OSError as error:
+            raise HostFault(f"{error.filename}: {error.strerror}") from None
+        yield mark
+        _half_done(paths, job).unlink(missing_ok=True)
+
+
+def _half_done(paths: Paths, job: RunningJob) -> Path:
+    return paths.job_state(job.job.key) / "suspending"
 
 
 @contextmanager
 def _logging(paths: Paths, job: RunningJob, to: str) -> Iterator[None]:
+    """Log for the job alone: what the caller logs to is the caller's."""
+    logging.getLogger().handlers.clear()
     told = log.of_ended(paths, job.job)
     told.phase = to
     with log.opened(told):
         yield
 
 
-def _all(job: RunningJob, work: Callable[[RunningGuest], None]) -> None:
-    """Do it for all guests at once. Raises HostFault."""
+def _all(
+    paths: Paths, job: RunningJob, work: Callable[[str, str, float], None], seconds: float
+) -> None:
+    """Do it for all guests at once, by as many of libvirtd's workers as a user may have.
+
+    Raises HostFault.
+    """
+    deadline, failed = time.monotonic() + seconds, threading.Event()
+
+    def one(guest: RunningGuest) -> None:
+        locks = [
+            str(lock) for kind in ("fs", "disk") for lock in guest.run_dir.glob(f"{kind}-*.lock")
+        ]
+        try:
+            with worker(paths, job.job.uid, deadline, failed), stopped_daemons.ended(locks):
+                work(guest.uri, guest.uuid, deadline - time.monotonic())
+        except HostFault:
+            failed.set()
+            raise
+
     with ThreadPoolExecutor(max(1, len(job.guests))) as threads:
-        for done in [threads.submit(work, guest) for guest in job.guests]:
+        for done in [threads.submit(one, guest) for guest in job.guests]:
             done.result()
 
 
-def _set_clocks(job: RunningJob, state: JournalState) -> None:
-    """Have each guest set its clock, which has stood still, too. Best effort."""
-    kind = str(job.kept.facts().get("guest_type", ""))
-    try:
-        plugins = Plugins.load(node=False, only=set(state.header.plugins))
-        driver = plugins.guest_type(kind).driver()
-    except VtorqueError as error:
-        _log.warning("the guests' clocks are late: %s", error)
-        return
-    if not isinstance(driver, ClockDriver):
-        return
-    deadline = time.monotonic() + _CLOCKS
-    for guest in job.guests:
+def _set_clocks(paths: Paths, job: RunningJob) -> None:
+    with _logging(paths, job, RUNS):
+        kind = str(job.kept.facts().get("guest_type", ""))
         try:
-            driver.set_clock(guest.run_dir, deadline)
-            _log.info("its clock is set", extra={"guest": guest.index})
-        except HostFault as error:
-            _log.warning("its clock is late: %s", error, extra={"guest": guest.index})
+            header = read(paths.journal / f"{job.job.key}.jsonl").header
+            driver = Plugins.load(node=False, only=set(header.plugins)).guest_type(kind).driver()
+        except (OSError, VtorqueError) as error:
+            _log.warning("the guests' clocks are late: %s", error)
+            return
+        if not isinstance(driver, ClockDriver):
+            return
+
+        def one(guest: RunningGuest) -> None:
+            try:
+                driver.set_clock(guest.run_dir, time.monotonic() + _CLOCK)
+                _log.info("its clock is set", extra={"guest": guest.index})
+            except HostFault as error:
+                _log.warning("its clock is late: %s", error, extra={"guest": guest.index})
+
+        with ThreadPoolExecutor(max(1, len(job.guests))) as threads:
+            list(threads.map(one, job.guests))

@@ -1,8 +1,8 @@
-"""Have no user hold up libvirtd by a daemon of theirs that does not answer while its guest starts.
+"""Have no user hold up libvirtd by a daemon of theirs that does not answer when QEMU needs it.
 
-QEMU shakes hands with each daemon before its guest runs, and one of libvirtd's few workers waits
-for QEMU. The daemons of shares and disks are the user's, and kill(2) lets their user stop them.
-No batch system does: the daemons are of no job's session, and their job has not begun.
+QEMU shakes hands with each daemon before its guest runs, and when it is to stand still; one of
+libvirtd's few workers waits for QEMU. The daemons of shares and disks are the user's, and kill(2)
+lets their user stop them. No batch system does: the daemons are of no job's session.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 
 from vtorque_core.base.errors import HostFault
 from vtorque_core.base.locks import lock_holder
+from vtorque_core.base.stopped import is_stopped
 from vtorque_core.resources import user_daemon
 
 HANDSHAKE = 30.0  # seconds for all daemons of a guest together; half of what its start may take
@@ -27,7 +28,7 @@ def ended(locks: Sequence[str]) -> Iterator[None]:
     """While in here, end a daemon that holds one of these lock files as soon as it stands still.
 
     And all of them after HANDSHAKE: one may wait for a file system of the user's. As root. Raises
-    HostFault that says so in place of what its guest's start then fails with.
+    HostFault that says so in place of what libvirt's call then fails with.
     """
     over = threading.Event()
     found: dict[str, bool] = {}  # whether it stood still
@@ -55,11 +56,11 @@ def ended(locks: Sequence[str]) -> Iterator[None]:
         names = ", ".join(Path(lock).stem for lock in found)
         raise HostFault(
             f"a process of yours stopped (SIGSTOP) what serves your files to the guest ({names}) "
-            "while the guest started, so it was ended: submit the job again, and leave processes "
+            "while QEMU waited for it, so it was ended: submit the job again, and leave processes "
             "that you did not start alone"
             if any(found.values())
             else f"what serves your files to the guest ({names}) has not answered within "
-            f"{HANDSHAKE:g} s while the guest started, so it was ended: look whether the file "
+            f"{HANDSHAKE:g} s while QEMU waited for it, so it was ended: look whether the file "
             "systems of your directories and disks answer on this node"
         ) from fault
     if fault is not None:
@@ -67,14 +68,12 @@ def ended(locks: Sequence[str]) -> Iterator[None]:
 
 
 def _stopped(lock: str) -> bool:
-    """Return whether the daemon stands still, state T of proc_pid_stat(5)."""
+    """Return whether the daemon stands still."""
     with contextlib.suppress(OSError):  # it has ended
         descriptor = os.open(lock, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             pid = lock_holder(descriptor)
         finally:
             os.close(descriptor)
-        if pid and pid > 0:
-            stat = Path(f"/proc/{pid}/stat").read_bytes()
-            return stat.rpartition(b")")[2].split()[0] == b"T"
+        return bool(pid and pid > 0 and is_stopped(pid))
     return False

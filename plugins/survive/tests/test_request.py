@@ -1,98 +1,129 @@
 """What a job's owner can send to root's watcher: one of two words, and nothing is waited for."""
 
 import os
-import socket
 import threading
 
 import pytest
 
+import running_journal
+from patience import eventually
 from vtorque_core.api import HostFault
 from vtorque_survive import request
 
+TOKEN = "0123456789abcdef"
+
 
 @pytest.fixture
-def listening(tmp_path):
-    path = tmp_path / "suspend.sock"
-    with request.listen(path, os.getuid()) as connection:
-        yield path, connection
+def job(tmp_path):
+    paths = running_journal.paths_below(tmp_path)
+    job = running_journal.Job(paths)
+    paths.job_run(job.key).mkdir(parents=True)
+    return job
 
 
-def serve(connection, text):
+@pytest.fixture
+def listening(job):
+    path = request.path_of(job.paths, job.key)
+    descriptor = request.listen(path, os.getuid())
+    yield path, descriptor
+    os.close(descriptor)
+
+
+def served(descriptor, job, text):
     """Answer the next word."""
-    while (asked := request.taken(connection)) is None:
-        pass
-    request.answer(connection, asked[1], text)
-    return asked[0]
+    found = []
+    eventually(lambda: found or found.extend(filter(None, [request.taken(descriptor)])))
+    ((word, token),) = found
+    request.answer(job.kept, token, text)
+    return word
 
 
 @pytest.mark.parametrize("text", ["", "it has ended"])
-def test_a_word_is_answered(listening, text):
-    path, connection = listening
+def test_a_word_is_answered(job, listening, text):
+    path, descriptor = listening
     said = []
-    thread = threading.Thread(target=lambda: said.append(serve(connection, text)))
+    thread = threading.Thread(target=lambda: said.append(served(descriptor, job, text)))
     thread.start()
-    assert request.ask(path, request.SUSPEND, 30.0) == text
+    assert request.ask(path, job.kept, request.SUSPEND, 30.0) == text
     thread.join()
     assert said == ["suspend"]
 
 
-def test_only_the_owner_can_write_to_it(listening):
-    path, _ = listening
-    assert path.stat().st_mode & 0o777 == 0o600
-    assert path.stat().st_uid == os.getuid()
+def test_only_the_owner_can_write_to_it_and_another_watcher_finds_it(listening):
+    path, descriptor = listening
+    assert path.stat().st_mode & 0o777 == 0o200 and path.stat().st_uid == os.getuid()
+    again = request.listen(path, os.getuid())
+    assert os.path.samestat(os.fstat(again), os.fstat(descriptor))
+    os.close(again)
 
 
-@pytest.mark.parametrize("word", [b"", b"suspend\n", b"resume;", b"SUSPEND", b"x" * 100_000])
-def test_any_other_word_is_nothing(listening, word):
-    path, connection = listening
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as user:
-        user.sendto(word, str(path))
-    assert request.taken(connection) is None
-    assert request.taken(connection) is None  # and is gone
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"suspend\n",
+        f"SUSPEND {TOKEN}\n".encode(),
+        f"suspend {TOKEN}".encode(),
+        f"suspend {TOKEN}0\n".encode(),
+        f"resume  {TOKEN}\n".encode(),
+        b"\0" * 60_000,
+        b"\xff\n",
+    ],
+)
+def test_anything_else_is_nothing_and_is_gone(listening, said):
+    path, descriptor = listening
+    user = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+    os.write(user, said)
+    for _ in range(20):
+        assert request.taken(descriptor) is None
+    os.write(user, f"resume {TOKEN}\n".encode())
+    assert request.taken(descriptor) == ("resume", TOKEN)
+    os.close(user)
 
 
-def test_nobody_is_answered_at_a_path(listening, tmp_path):
-    """A path could lead root anywhere, a file system of the user's that never answers too."""
-    path, connection = listening
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as user:
-        user.bind(str(tmp_path / "mine"))
-        user.sendto(b"resume", str(path))
-        assert request.taken(connection) == ("resume", b"")
-        request.answer(connection, b"", "done")
-        user.setblocking(False)
-        with pytest.raises(BlockingIOError):
-            user.recv(10)
+def test_of_many_words_the_last_counts(listening):
+    path, descriptor = listening
+    user = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+    os.write(user, f"suspend {TOKEN}\nresume {TOKEN[::-1]}\n".encode())
+    assert request.taken(descriptor) == ("resume", TOKEN[::-1])
+    os.close(user)
 
 
-def test_who_does_not_read_holds_nobody_up(listening):
-    path, connection = listening
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as user:
-        user.bind("")
-        user.sendto(b"resume", str(path))
-        _, whose = request.taken(connection)
-        for _ in range(1000):
-            request.answer(connection, whose, "x" * 4000)
-    request.answer(connection, whose, "gone")
+def test_what_is_no_fifo_is_not_listened_to(tmp_path):
+    path = tmp_path / "suspend.fifo"
+    path.write_text("")
+    with pytest.raises(OSError, match="no FIFO"):
+        request.listen(path, os.getuid())
+    path.unlink()
+    path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match="symbolic link"):
+        request.listen(path, os.getuid())
 
 
-def test_without_a_watcher_it_is_said_what_to_do(tmp_path):
-    with pytest.raises(HostFault, match="ask your administrator"):
-        request.ask(tmp_path / "suspend.sock", request.RESUME, 1.0)
-    path = tmp_path / "dead.sock"
-    request.listen(path, os.getuid()).close()
-    with pytest.raises(HostFault, match="refused: no process"):
-        request.ask(path, request.RESUME, 1.0, patience=0.1)
+def test_without_a_watcher_it_is_said_what_to_do(job):
+    path = request.path_of(job.paths, job.key)
+    for made in (False, True):
+        if made:
+            os.close(request.listen(path, os.getuid()))
+        with pytest.raises(HostFault, match="ask your administrator"):
+            request.ask(path, job.kept, request.RESUME, 1.0, patience=0.1)
 
 
-def test_a_watcher_that_has_not_listened_yet_is_waited_for(tmp_path):
-    path = tmp_path / "suspend.sock"
+def test_a_watcher_that_has_not_listened_yet_is_waited_for(job):
+    path = request.path_of(job.paths, job.key)
     said = []
 
     def late():
-        with request.listen(path, os.getuid()) as connection:
-            said.append(serve(connection, "done"))
+        descriptor = request.listen(path, os.getuid())
+        said.append(served(descriptor, job, "done"))
+        os.close(descriptor)
 
     thread = threading.Timer(0.2, late)
     thread.start()
-    assert request.ask(path, request.RESUME, 30.0, patience=30.0) == "done"
+    assert request.ask(path, job.kept, request.RESUME, 30.0, patience=30.0) == "done"
     thread.join()
+
+
+def test_a_watcher_that_does_not_answer_is_said(job, listening):
+    path, _ = listening
+    with pytest.raises(HostFault, match="has not answered"):
+        request.ask(path, job.kept, request.RESUME, 0.1)

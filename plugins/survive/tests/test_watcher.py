@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -42,34 +43,43 @@ def domains(tmp_path, monkeypatch):
     """Stand for libvirt: what each process has done to a domain, in a file for all of them."""
     did = tmp_path / "did"
     did.touch()
-    state = SimpleNamespace(fails="", did=lambda: did.read_text().split())
+    state = SimpleNamespace(fails="", dies="", did=lambda: did.read_text().split())
 
     def double(what):
-        def act(_uri, _uuid):
+        def act(_uri, _uuid, _timeout):
             if state.fails == what:
                 raise HostFault(f"{what}: QEMU hangs")
             with did.open("a") as file:
                 file.write(f"{what}\n")
+            if state.dies == what:
+                os.kill(os.getpid(), signal.SIGKILL)
 
         return act
 
     monkeypatch.setattr(hypervisor, "suspend_domain", double("suspend"))
     monkeypatch.setattr(hypervisor, "resume_domain", double("resume"))
+    monkeypatch.setattr(watcher, "_PAUSE", 0.05)
     return state
 
 
 @pytest.fixture
 def loop(paths, domains):
-    told = set()
-    found = Loop(paths, lambda _ids: told)
-    found.told = told
+    """Return the watcher's loop; ``lives``: what the batch system says, ``reasons`` to ask it."""
+    lives, reasons = {}, []
+
+    def told(_ids, *, soon):
+        reasons.append(soon)
+        return lives
+
+    found = Loop(paths, SimpleNamespace(told=told))
+    found.lives, found.reasons = lives, reasons
     yield found
     for watched in found.jobs.values():
-        watched.socket.close()
+        watched.close()
 
 
-def started(paths, nodes=("n1",), guests=2):
-    job = running_journal.Job(paths, guests=guests)
+def started(paths, nodes=("n1",), guests=2, job_id="42.srv"):
+    job = running_journal.Job(paths, job_id, guests=guests)
     job.kept.add_facts(nodes=list(nodes), guest_type="acme")
     paths.job_state(job.key).mkdir(parents=True)
     paths.job_run(job.key).mkdir(parents=True)
@@ -90,12 +100,25 @@ def ask(loop, job, word):
     """Ask as the job's owner does, while the watcher looks; return its answer."""
     said = []
     path = request.path_of(loop.paths, job.key)
-    thread = threading.Thread(target=lambda: said.append(request.ask(path, word, 60.0)))
+    thread = threading.Thread(target=lambda: said.append(request.ask(path, job.kept, word, 60.0)))
     loop.look()
     thread.start()
     eventually(lambda: loop.look() or said)
     thread.join()
     return said[0]
+
+
+def by(loop):
+    """Look in another watcher, as after a kill; return it."""
+    later = Loop(loop.paths, loop.batch)
+    settle(later)
+    return later
+
+
+def shut(loop):
+    for watched in loop.jobs.values():
+        watched.close()
+    loop.jobs.clear()
 
 
 def test_a_job_stands_still_and_goes_on_by_its_owners_word(loop, paths, domains):
@@ -109,67 +132,122 @@ def test_a_job_stands_still_and_goes_on_by_its_owners_word(loop, paths, domains)
     assert domains.did() == ["suspend"] * 2 + ["resume"] * 2
     log = job.kept.read("log.jsonl").decode()
     assert "paused: its owner asked for it" in log and "goes on: " in log
+    assert not any(loop.reasons)  # nothing for the batch system to say
 
 
 def test_another_watcher_goes_on_where_a_killed_one_was(loop, paths, domains):
     job = started(paths)
     assert ask(loop, job, "suspend") == ""
-    later = Loop(paths, lambda _ids: ())
-    settle(later)
+    shut(loop)
+    later = by(loop)
     assert domains.did() == ["suspend"] * 2  # nothing to do
     assert ask(later, job, "resume") == ""
     assert phases(job)[-1] == "run"
-    for watched in later.jobs.values():
-        watched.socket.close()
+    shut(later)
 
 
-def test_one_killed_between_domain_and_mark_is_made_good(loop, paths, domains):
+@pytest.mark.parametrize("dies", ["suspend", "resume"])
+def test_a_change_that_was_killed_is_made_again(loop, paths, domains, dies):
+    """Between libvirt and the mark, or the mark and libvirt: the journal alone does not tell."""
+    job = started(paths, guests=1)
+    if dies == "resume":
+        assert ask(loop, job, "suspend") == ""
+    domains.dies = dies
+    assert "and no word" in ask(loop, job, dies)
+    shut(loop)
+    domains.dies = ""
+    before = len(domains.did())
+    later = by(loop)
+    eventually(lambda: later.look() or len(domains.did()) > before)
+    settle(later)
+    assert domains.did()[-1] == dies
+    assert phases(job)[-1] == ("paused" if dies == "suspend" else "run")
+    shut(later)
+
+
+def test_a_resume_that_fails_is_tried_again(loop, paths, domains):
     job = started(paths)
-    (paths.job_state(job.key) / watcher.ASKED).touch()  # the domains may be paused, or not
-    settle(loop)
-    assert phases(job)[-1] == "paused" and domains.did() == ["suspend"] * 2
-
-
-def test_the_batch_systems_word_counts_before_the_owners(loop, paths, domains):
-    """Only then are its CPUs others': no user gives away what is not asked back at their word."""
-    job = started(paths, nodes=("n1", "n2"))
     assert ask(loop, job, "suspend") == ""
-    assert not read(job.journal.path).suspended
-    loop.told.add(job.id)
+    domains.fails = "resume"
+    assert ask(loop, job, "resume") == "resume: QEMU hangs"
+    domains.fails = ""
+    eventually(lambda: loop.look() or domains.did()[-2:] == ["resume"] * 2)
     settle(loop)
-    assert phases(job)[-1] == "suspended" and read(job.journal.path).suspended
-    loop.told.clear()
-    settle(loop)
-    assert phases(job)[-1] == "paused"
-    assert set(domains.did()) == {"suspend"}
 
 
-def test_it_does_as_the_process_does_that_has_the_lock(loop, paths, domains):
+def test_it_is_paused_as_its_job_shell_is_and_keeps_its_cpus(loop, paths, domains):
+    """Whoever has the lock is the user's choice: that gives nobody's CPUs away."""
     job = started(paths)
     lock = paths.job_shell(job.key)
     lock.touch(mode=0o400)
     with subprocess.Popen([sys.executable, "-c", HOLDS, lock], stdout=subprocess.PIPE) as shell:
         assert shell.stdout.readline() == b"locked\n"
         settle(loop)
-        assert domains.did() == []
+        assert domains.did() == [] and not any(loop.reasons)
         shell.send_signal(signal.SIGSTOP)
-        eventually(lambda: loop.look() or phases(job)[-1] == "suspended")
+        eventually(lambda: loop.look() or phases(job)[-1] == "paused")
+        assert not read(job.journal.path).suspended and loop.reasons[-1]
         settle(loop)
-        assert "have the batch system resume it" in ask(loop, job, "resume")
+        loop.lives[job.id] = Life.SUSPENDED  # the batch system's word is another thing
+        settle(loop)
+        assert read(job.journal.path).suspended
+        assert "the batch system has suspended it" in ask(loop, job, "resume")
         shell.send_signal(signal.SIGCONT)
+        settle(loop)
+        assert phases(job)[-1] == "suspended" and loop.reasons[-1]
+        loop.lives[job.id] = Life.ALIVE
         eventually(lambda: loop.look() or phases(job)[-1] == "run")
         settle(loop)
         shell.kill()
 
 
-def test_where_no_process_of_it_is_the_batch_system_says_it(loop, paths, domains):
-    job, alone = started(paths, nodes=("n1", "n2")), running_journal.Job(paths, "43.srv")
-    loop.told |= {job.id, alone.id}
+def test_who_keeps_the_lock_elsewhere_keeps_no_guest_running(loop, paths, domains):
+    """The job shell is not seen to stop then: the batch system is asked, more seldom."""
+    job = started(paths)
+    lock = paths.job_shell(job.key)
+    lock.touch(mode=0o400)
+    with subprocess.Popen([sys.executable, "-c", HOLDS, lock], stdout=subprocess.PIPE) as other:
+        assert other.stdout.readline() == b"locked\n"
+        loop.lives[job.id] = Life.SUSPENDED
+        settle(loop)
+        assert phases(job)[-1] == "suspended"
+        other.kill()
+
+
+def test_on_other_nodes_the_batch_system_says_it(loop, paths, domains):
+    job = started(paths, nodes=("n1", "n2"))
     settle(loop)
-    assert (phases(job)[-1], phases(alone)[-1]) == ("suspended", "run")
-    loop.told.clear()
+    assert loop.reasons[-1] and phases(job)[-1] == "run"
+    loop.lives[job.id] = Life.SUSPENDED
+    settle(loop)
+    assert phases(job)[-1] == "suspended"
+    loop.lives[job.id] = Life.ALIVE
     settle(loop)
     assert phases(job)[-1] == "run"
+
+
+def test_what_is_not_known_after_a_restart_changes_nothing(loop, paths, domains):
+    job = started(paths, nodes=("n1", "n2"))
+    loop.lives[job.id] = Life.SUSPENDED
+    settle(loop)
+    shut(loop)
+    loop.lives.clear()
+    later = by(loop)
+    assert phases(job)[-1] == "suspended" and set(domains.did()) == {"suspend"}
+    shut(later)
+
+
+def test_the_batch_systems_word_counts_before_the_owners(loop, paths, domains):
+    job = started(paths, nodes=("n1", "n2"))
+    assert ask(loop, job, "suspend") == ""
+    assert not read(job.journal.path).suspended
+    loop.lives[job.id] = Life.SUSPENDED
+    settle(loop)
+    assert read(job.journal.path).suspended
+    loop.lives[job.id] = Life.ALIVE
+    settle(loop)
+    assert phases(job)[-1] == "paused"
+    assert set(domains.did()) == {"suspend"}
 
 
 def test_what_fails_is_said_and_tried_again_and_leaves_none_alone_still(loop, paths, domains):
@@ -182,18 +260,16 @@ def test_what_fails_is_said_and_tried_again_and_leaves_none_alone_still(loop, pa
     settle(loop)
 
 
-def test_a_job_that_hangs_holds_up_no_other(loop, paths, domains, monkeypatch, tmp_path):
-    hangs, other = started(paths), running_journal.Job(paths, "43.srv")
-    for each in (paths.job_state(other.key), paths.job_run(other.key)):
-        each.mkdir(parents=True)
+def test_a_job_that_hangs_holds_up_no_other(loop, paths, domains, monkeypatch):
+    hangs, other = started(paths), started(paths, job_id="43.srv")
     never, told = os.pipe()
     before = hypervisor.suspend_domain
     mine = set(hangs.uuids)
 
-    def suspend(uri, uuid):
+    def suspend(uri, uuid, timeout):
         if uuid in mine:
             os.read(never, 1)
-        before(uri, uuid)
+        before(uri, uuid, timeout)
 
     monkeypatch.setattr(hypervisor, "suspend_domain", suspend)
     (paths.job_state(hangs.key) / watcher.ASKED).touch()
@@ -205,6 +281,34 @@ def test_a_job_that_hangs_holds_up_no_other(loop, paths, domains, monkeypatch, t
     assert phases(hangs)[-1] == "paused"
 
 
+def test_what_is_wrong_with_one_job_harms_no_other(loop, paths, domains, monkeypatch):
+    broken, other = started(paths), started(paths, job_id="43.srv")
+    begin = watcher.suspend.begin
+
+    def begun(paths, job, to, why):
+        if job.job.id == broken.id:
+            raise OSError("no more processes")
+        return begin(paths, job, to, why)
+
+    monkeypatch.setattr(watcher.suspend, "begin", begun)
+    (paths.job_state(broken.key) / watcher.ASKED).touch()
+    assert ask(loop, other, "suspend") == ""
+    assert phases(other)[-1] == "paused" and "no more" in loop.jobs[broken.key].said
+
+
+def test_a_user_who_plays_with_it_fills_no_journal(loop, paths, domains, monkeypatch):
+    monkeypatch.setattr(watcher, "_MOST_PHASES", 6)
+    job = started(paths)  # it has three
+    for word in ("suspend", "resume"):
+        assert ask(loop, job, word) == ""
+    assert ask(loop, job, "suspend") == ""
+    assert ask(loop, job, "resume") == ""
+    assert "no more at its owner's word" in ask(loop, job, "suspend")
+    loop.lives[job.id] = Life.SUSPENDED  # its batch system may
+    settle(loop)
+    assert phases(job)[-1] == "suspended"
+
+
 def test_a_job_that_starts_or_ends_is_left_alone(loop, paths, domains):
     job = started(paths)
     job.journal.phase("teardown")
@@ -213,7 +317,8 @@ def test_a_job_that_starts_or_ends_is_left_alone(loop, paths, domains):
     assert loop.jobs == {} and domains.did() == []
 
 
-def test_one_that_an_epilogue_has_is_not_touched(loop, paths, domains):
+def test_one_that_an_epilogue_has_is_not_touched(loop, paths, domains, monkeypatch):
+    monkeypatch.setattr(watcher.suspend, "_PATIENCE", 0.0)
     job = started(paths)
     lock = paths.job_lock(job.id)
     lock.parent.mkdir(parents=True)
@@ -223,23 +328,58 @@ def test_one_that_an_epilogue_has_is_not_touched(loop, paths, domains):
     assert domains.did() == []
 
 
-def test_the_batch_system_is_asked_by_a_process_of_its_own(tmp_path, monkeypatch):
-    lives = {"1": Life.SUSPENDED, "2": Life.ALIVE}
-    node = SimpleNamespace(alive=lambda ids: {each: lives[each] for each in ids})
-    batch = SimpleNamespace(node=lambda _site: node)
-    monkeypatch.setattr(watcher.service, "batch_system", lambda _config: (None, batch))
-    asked = Batch(tmp_path, 0.0)
-    eventually(lambda: asked.suspended(["1", "2"]) == {"1"})
-    lives["2"] = Life.UNKNOWN  # it does not answer: what it said last counts
-    for _ in range(3):
-        assert asked.suspended(["1", "2"]) == {"1"}
-    lives["1"] = lives["2"] = Life.ALIVE
-    eventually(lambda: not asked.suspended(["1", "2"]))
-
-
 def test_a_torn_journal_stops_nobody_else(loop, paths, domains):
     job = started(paths)
     (paths.journal / "9.srv.0.jsonl").write_text("{")
     assert ask(loop, job, "suspend") == ""
     with Journal.open(paths, job.journal.path) as journal:
         assert journal.header.job.id == job.id
+
+
+# -- the batch system ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def says(monkeypatch):
+    """Return what the batch system says of jobs; a double of its adapter."""
+    lives = {}
+    node = SimpleNamespace(alive=lambda ids: {each: lives[each] for each in ids})
+    batch = SimpleNamespace(node=lambda _site: node)
+    monkeypatch.setattr(watcher.service, "batch_system", lambda _config: (None, batch))
+    return lives
+
+
+def test_the_batch_system_is_asked_by_a_process_of_its_own(tmp_path, says):
+    says |= {"1": Life.SUSPENDED, "2": Life.ALIVE}
+    asked = Batch(tmp_path, 0.0)
+    eventually(lambda: asked.told(["1", "2"], soon=True) == says)
+    before = dict(says)
+    says |= {"1": Life.ALIVE, "2": Life.UNKNOWN}  # of one it does not know: its last word counts
+    eventually(lambda: asked.told(["1", "2"], soon=True)["1"] is Life.ALIVE)
+    assert asked.told(["1", "2"], soon=True)["2"] is before["2"]
+    assert "2" not in asked.told(["1"], soon=True)
+    assert "2" not in asked.told(["1", "2"], soon=False)  # another attempt of it is another job
+
+
+def test_without_a_reason_it_is_asked_once(tmp_path, says, monkeypatch):
+    says["1"] = Life.ALIVE
+    asked = Batch(tmp_path, 0.0)
+    eventually(lambda: asked.told(["1"], soon=False))
+    says["1"] = Life.SUSPENDED
+    for _ in range(5):
+        assert asked.told(["1"], soon=False) == {"1": Life.ALIVE}
+        assert asked._asking is None
+    eventually(lambda: asked.told(["1"], soon=True) == says)
+
+
+def test_where_there_can_be_no_process_nothing_is_left_open(tmp_path, says, monkeypatch):
+    def none(*_):
+        raise OSError("no more processes")
+
+    monkeypatch.setattr(os, "fork", none)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    asked = Batch(tmp_path, 0.0)
+    for _ in range(10):
+        with pytest.raises(OSError, match="no more"):
+            asked.told(["1"], soon=True)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before

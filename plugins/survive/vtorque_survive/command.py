@@ -15,7 +15,7 @@ from vtorque_core.live import service
 from vtorque_survive import request
 from vtorque_survive.process import Watcher
 
-_WAIT = 30.0  # seconds for the watcher's answer
+_WAIT = 60.0  # seconds for the watcher's answer
 _BEGINS = 10.0  # seconds until a watcher that was started listens
 _AT_ONCE = 16  # nodes that are asked at a time
 
@@ -61,7 +61,8 @@ def _all(config: Path, word: str, job_id: str, *, this_node: bool) -> None:
     others = [] if this_node else [str(node) for node in nodes if node != facts.get("node")]
     with ThreadPoolExecutor(_AT_ONCE) as threads:
         asked = [threads.submit(_on_node, config, word, job_id, node) for node in others]
-        wrong = request.ask(request.path_of(paths, places[-1].key), word, _WAIT, patience)
+        fifo = request.path_of(paths, places[-1].key)
+        wrong = request.ask(fifo, places[-1], word, _WAIT, patience)
         told = [wrong and f"{facts.get('node')}: {wrong}", *(each.result() for each in asked)]
     if any(told):
         raise HostFault(f"job {printable(job_id)}: {'; '.join(filter(None, told))}")

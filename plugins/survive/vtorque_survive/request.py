@@ -1,89 +1,122 @@
-"""How a job's owner asks root's watcher: one word in one datagram, to the job's own socket.
+"""How a job's owner asks root's watcher, and what it answers.
 
-The socket is root's, in the job's directory; the job's user may write to it, and nobody else can.
-Root reads at most one word, which is one of two, and waits for nobody; what does not fit into the
-socket's queue waits at its sender. It answers who has an abstract address (unix(7)): another kind
-is a path, which a user could have lead anywhere.
+They write a line to a FIFO (fifo(7)) in the job's directory of root's, which they alone may write
+to: no descriptor can come through it, and root waits for nobody. The answer is a file of root's
+among what is kept of the job.
 """
 
 from __future__ import annotations
 
-import contextlib
+import json
 import os
-import socket
+import re
+import secrets
+import select
+import stat
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from vtorque_core.api import HostFault, Paths
+from vtorque_core.api.kept_records import Place
+from vtorque_core.live import changes
 
 SUSPEND, RESUME = "suspend", "resume"
-_WORDS = {word.encode(): word for word in (SUSPEND, RESUME)}
-_ANSWER = 4096  # bytes
+ANSWER = "suspend.json"
+_LINE = re.compile(rb"(suspend|resume) ([0-9a-f]{16})\n")
+_MOST = 4096  # bytes that are read at a time; what else there is is lost
 _LOOK = 0.05  # seconds between two looks for a watcher that begins
 
 
 def path_of(paths: Paths, key: str) -> Path:
-    """Return the socket of a job attempt on this node."""
-    return paths.job_run(key) / "suspend.sock"
+    """Return the FIFO of a job attempt on this node."""
+    return paths.job_run(key) / "suspend.fifo"
 
 
-def listen(path: Path, uid: int) -> socket.socket:
-    """Return a new socket at this path in a directory of root's, for a user. Raises OSError."""
-    path.unlink(missing_ok=True)
-    made = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
-    try:
-        before = os.umask(0o177)
-        try:
-            made.bind(str(path))
-        finally:
-            os.umask(before)
+def listen(path: Path, uid: int) -> int:
+    """Return a descriptor of the FIFO at this path in a directory of root's. Raises OSError.
+
+    It is made if it is not there, for a user. Open for writing, too, so that it has no end.
+    """
+    with suppress(FileExistsError):
+        os.mkfifo(path, 0o200)
         os.chown(path, uid, -1, follow_symlinks=False)
-    except BaseException:
-        made.close()
-        raise
-    return made
+    descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(f"{path} is no FIFO")
+    return descriptor
 
 
-def taken(connection: socket.socket) -> tuple[str, bytes] | None:
-    """Return a word that was asked, and who is to be answered; None: there is none. Never waits."""
+def taken(descriptor: int) -> tuple[str, str] | None:
+    """Return the last word that was asked, and its token; None: there is none. Never waits."""
     try:
-        word, whose = connection.recvfrom(16)
+        said = os.read(descriptor, _MOST)
     except OSError:
         return None
-    if word not in _WORDS:
-        return None
-    return _WORDS[word], whose if isinstance(whose, bytes) and whose[:1] == b"\0" else b""
+    found = _LINE.fullmatch(said[said.rfind(b"\n", 0, -1) + 1 :])
+    return (found[1].decode(), found[2].decode()) if found else None
 
 
-def answer(connection: socket.socket, whose: bytes, text: str) -> None:
-    """Tell who has asked; it is lost if they do not listen. Never waits."""
-    if whose:
-        with contextlib.suppress(OSError):
-            connection.sendto(text.encode()[:_ANSWER], whose)
+def answer(place: Place, token: str, text: str) -> None:
+    """Tell who has asked, if it can be kept."""
+    with suppress(OSError, HostFault):
+        place.write(ANSWER, json.dumps({"token": token, "said": text}).encode())
 
 
-def ask(path: Path, word: str, seconds: float, patience: float = 0.0) -> str:
+def ask(path: Path, place: Place, word: str, seconds: float, patience: float = 0.0) -> str:
     """Return what the watcher says to it; empty: done. As the job's owner, or root.
 
     Waits ``seconds`` for the answer, and ``patience`` for a watcher that has just been started.
     Raises HostFault: nobody is there, or it is not answered in time.
     """
-    until = time.monotonic() + patience
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as connection:
-        connection.bind("")  # an abstract address that the kernel chooses
-        connection.settimeout(seconds)
-        while True:
-            try:
-                connection.sendto(word.encode(), str(path))
-                return connection.recv(_ANSWER).decode("utf-8", "replace")
-            except (ConnectionRefusedError, FileNotFoundError) as error:
-                if time.monotonic() >= until:
-                    raise HostFault(
-                        f"{path}: {error.strerror}: no process of vTorque's looks after the job; "
-                        "ask your administrator to call the same command, which begins one"
-                    ) from None
-                time.sleep(_LOOK)
-            except TimeoutError:
-                raise HostFault(f"{path}: no answer within {seconds:g} s") from None
-            except OSError as error:
-                raise HostFault(f"{path}: {error.strerror}") from None
+    token = secrets.token_hex(8)
+    events = changes.events()
+    try:
+        changes.watch(events, place.directory, content=False)
+        _write(path, f"{word} {token}\n".encode(), time.monotonic() + patience)
+        return _awaited(events, lambda: _said(place, token), time.monotonic() + seconds)
+    except OSError as error:
+        raise HostFault(f"{path}: {error.strerror}") from None
+    finally:
+        os.close(events)
+
+
+def _write(path: Path, line: bytes, until: float) -> None:
+    while True:
+        try:
+            descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+            break
+        except OSError:
+            if time.monotonic() >= until:
+                raise HostFault(
+                    f"{path}: no process of vTorque's looks after the job; ask your administrator "
+                    "to call the same command, which begins one"
+                ) from None
+            time.sleep(_LOOK)
+    try:
+        os.write(descriptor, line)
+    finally:
+        os.close(descriptor)
+
+
+def _awaited(events: int, said: Callable[[], str | None], until: float) -> str:
+    while True:
+        found = said()
+        if found is not None:
+            return found
+        left = until - time.monotonic()
+        if left <= 0:
+            raise HostFault("the node's watcher has not answered; vmgr logs may say more")
+        select.select([events], [], [], left)
+        with suppress(BlockingIOError):
+            os.read(events, 1 << 16)
+
+
+def _said(place: Place, token: str) -> str | None:
+    with suppress(OSError, ValueError, TypeError):
+        found = json.loads(place.read(ANSWER, _MOST))
+        if found["token"] == token:
+            return str(found["said"])
+    return None

@@ -1,8 +1,9 @@
 """The node's watcher: has guests stand still while their job does, and go on with it. Root.
 
-A job stands still when its owner says so (``request``), when its batch system has stopped its job
-shell on this node, or, where it has none as on a job's other nodes, when the batch system says
-that it is suspended. No hook of any batch system runs then, and SIGSTOP cannot be caught.
+A job is suspended if the batch system says so, which is asked often only while there is a reason
+to: its job shell on this node stands still, there is none here, or it was suspended. Its guests are
+paused at once when its job shell stands still, and when its owner says so (``request``). No hook of
+any batch system runs when it suspends a job, and SIGSTOP cannot be caught.
 
 Nothing that matters is only in its memory: what the owner asked is a file, what was done is in the
 job's journal. So it may be killed at any time: the next one goes on.
@@ -14,13 +15,12 @@ import contextlib
 import logging
 import os
 import select
-import socket
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from vtorque_core.api import HostFault, Paths
+from vtorque_core.api import Paths
 from vtorque_core.api.batch_system import Life
 from vtorque_core.api.children import Child
 from vtorque_core.api.read_apart import reader
@@ -30,65 +30,89 @@ from vtorque_core.live.node_process import begin
 from vtorque_survive import request
 from vtorque_survive.process import NAME
 from vtorque_survive.settings import Settings
-from vtorque_survive.stopped import is_stopped
 
 _IDLE = 60.0  # seconds between two looks while no script runs here
-_AGAIN = 2.0  # seconds until a change that failed is tried again
-_BATCH_TIME = 30.0  # seconds for an answer of the batch system
-_MOST_SAID = 32 << 10  # bytes of such an answer: less than a pipe holds (pipe(7))
+_SELDOM = 60.0  # seconds between two questions to the batch system without a reason
+_PAUSE, _LONGEST_PAUSE = 2.0, 60.0  # seconds until a change that failed is tried again
+_BATCH_TIME = 60.0  # seconds for an answer of the batch system
+_MOST_PHASES = 1000  # of a job, after which only its batch system has its guests stand still
 _OWNER = "its owner asked for it"
 ASKED = "paused-by-owner"  # a file in the job's directory of state
 log = logging.getLogger(NAME)
 
 
-@dataclass
-class Watched:
-    """A job whose script runs here, and the socket by which its owner asks.
-
-    ``change``: the process that has its guests stand still or go on, if one is at work; ``whose``:
-    who is told when it has ended. ``again``: not before, after a change that failed.
-    """
-
-    job: RunningJob
-    socket: socket.socket
-    change: Child | None = None
-    whose: bytes = b""
-    again: float = 0.0
-    said: str = ""
-
-
 class Batch:
-    """What the batch system says of jobs that have no process here: which it has suspended.
+    """What the batch system says of the jobs here.
 
-    It is asked by a process of its own, for which nobody waits: what it said last counts.
+    It is asked by a process of its own, for which nobody waits: what it said last counts, and of a
+    job of which it has not said anything nothing is known.
     """
 
     def __init__(self, config: Path, seconds: float) -> None:
         self._config, self._seconds = config, seconds
-        self._at, self._known = float("-inf"), frozenset[str]()
+        self._at = float("-inf")
+        self._known: dict[str, Life] = {}
         self._asking: tuple[Child, int] | None = None
 
-    def suspended(self, ids: Sequence[str]) -> frozenset[str]:
-        """Return which of these it has suspended, as far as it is known."""
-        if self._asking is None and time.monotonic() - self._at >= self._seconds:
-            answer, told = os.pipe()
-            self._asking = Child(lambda: self._ask(ids, told), _BATCH_TIME), answer
-            os.close(told)
+    def told(self, ids: Sequence[str], *, soon: bool) -> Mapping[str, Life]:
+        """Return what it has said of these. ``soon``: there is a reason to ask. Raises OSError."""
+        self._known = {each: self._known[each] for each in ids if each in self._known}
+        wait = self._seconds if soon else _SELDOM
+        if self._asking is None and ids and time.monotonic() - self._at >= wait:
+            self._asking = self._begun(ids)
         if self._asking is not None and self._asking[0].check():
             child, answer = self._asking
             with os.fdopen(answer, encoding="utf-8") as file:
-                if not child.error:
-                    self._known = frozenset(file.read().split())
+                said = file.read().split() if not child.error else []
+            pairs = zip(said[::2], said[1::2], strict=False)
+            self._known |= {each: Life(life) for each, life in pairs if each in ids}
             self._at, self._asking = time.monotonic(), None
         return self._known
 
+    def _begun(self, ids: Sequence[str]) -> tuple[Child, int]:
+        answer, told = os.pipe()
+        os.set_blocking(told, False)  # a pipe holds 2,000 of them (pipe(7)); the rest is not known
+        try:
+            return Child(lambda: self._ask(ids, told), _BATCH_TIME), answer
+        except OSError:
+            os.close(answer)
+            raise
+        finally:
+            os.close(told)
+
     def _ask(self, ids: Sequence[str], told: int) -> None:
         site, batch = service.batch_system(self._config)
-        found = batch.node(site).alive(ids)
-        if Life.UNKNOWN in found.values():
-            raise HostFault("it does not answer")
-        words = (each for each, life in found.items() if life is Life.SUSPENDED)
-        os.write(told, " ".join(words).encode()[:_MOST_SAID])
+        for each, life in batch.node(site).alive(ids).items():
+            if life is not Life.UNKNOWN:
+                with contextlib.suppress(BlockingIOError):
+                    os.write(told, f"{each} {life.value}\n".encode())
+
+
+@dataclass
+class Watched:
+    """A job whose script runs here, and the FIFO by which its owner asks.
+
+    ``change``: the process that has its guests stand still or go on, if one is at work, ``to``
+    which phase; ``token``: of who is told when it has ended. ``again``: not before, after changes
+    that failed; then ``pause`` later. ``clocks``: the process that sets clocks; ``late``: they are
+    to be set. ``stopped``: whether its job shell stands still; None: it has none here.
+    """
+
+    job: RunningJob
+    fifo: int
+    change: Child | None = None
+    to: str = ""
+    token: str = ""
+    again: float = 0.0
+    pause: float = _PAUSE
+    clocks: Child | None = None
+    late: bool = False
+    stopped: bool | None = None
+    said: str = ""
+
+    def close(self) -> None:
+        """Close what it is asked by."""
+        os.close(self.fifo)
 
 
 @dataclass
@@ -96,7 +120,7 @@ class Loop:
     """All jobs of the node. Nothing that is wrong with one of them holds up another."""
 
     paths: Paths
-    suspended: Callable[[Sequence[str]], Collection[str]]
+    batch: Batch
     jobs: dict[str, Watched] = field(default_factory=dict)
     _running: Running | None = None
 
@@ -105,82 +129,123 @@ class Loop:
         for watched in self.jobs.values():
             self._collect(watched)
         self._find()
-        stopped = dict(self._stopped())
-        for key, watched in self.jobs.items():
-            if watched.change is None:
-                self._bring(watched, stopped[key], request.taken(watched.socket))
+        for watched in self.jobs.values():
+            watched.stopped = suspend.shell_stopped(self.paths, watched.job)
+        lives = self._lives()
+        for watched in self.jobs.values():
+            try:
+                self._bring(watched, lives.get(watched.job.job.id))
+            except Exception as error:  # a full disk, no more processes, a defect
+                self._failed(watched, f"{type(error).__name__}: {error}")
 
     def waits_for(self) -> list[int]:
-        """Return what is readable when there is something to do."""
-        return [
-            watched.socket.fileno() if watched.change is None else watched.change.fileno()
-            for watched in self.jobs.values()
-        ]
+        """Return what is readable when a change has ended."""
+        return [w.change.fileno() for w in self.jobs.values() if w.change is not None]
 
     def _find(self) -> None:
         """Look which jobs there are."""
         self._running = self._running or Running(self.paths)
-        found = {job.job.key: job for job in self._running.jobs()}
-        found = {key: job for key, job in found.items() if suspend.phase(job)}
-        for key in [key for key in self.jobs if key not in found]:
+        found = {job.job.key: job for job in self._running.jobs() if suspend.phase(job)}
+        for key in [key for key, watched in self.jobs.items() if key not in found]:
             if self.jobs[key].change is None:
-                self.jobs.pop(key).socket.close()
+                self.jobs.pop(key).close()
         for key, job in found.items():
             if key in self.jobs:
                 self.jobs[key].job = job
                 continue
             with contextlib.suppress(OSError):  # it is being torn down
-                path = request.path_of(self.paths, key)
-                self.jobs[key] = Watched(job, request.listen(path, job.job.uid))
+                fifo = request.listen(request.path_of(self.paths, key), job.job.uid)
+                self.jobs[key] = Watched(job, fifo)
 
-    def _stopped(self) -> Iterator[tuple[str, str]]:
-        """Yield for each job who has stopped it, and is not its owner; empty: nobody."""
-        elsewhere = {}
-        for key, watched in self.jobs.items():
-            shell = suspend.job_shell(self.paths, watched.job)
-            if shell is not None:
-                yield key, "its processes were stopped" if is_stopped(shell) else ""
-            elif len(watched.job.kept.facts().get("nodes", ())) > 1:
-                elsewhere[key] = watched.job.job.id
-            else:
-                yield key, ""
-        told = self.suspended(list(elsewhere.values())) if elsewhere else ()
-        for key, job_id in elsewhere.items():
-            yield key, "the batch system has suspended it" if job_id in told else ""
+    def _lives(self) -> Mapping[str, Life]:
+        ids = [watched.job.job.id for watched in self.jobs.values()]
+        try:
+            return self.batch.told(ids, soon=any(map(_is_reason, self.jobs.values())))
+        except OSError as error:
+            log.warning("the batch system cannot be asked: %s", error)
+            return {}
 
     def _collect(self, watched: Watched) -> None:
-        """See whether a change has ended, and tell who has asked for it."""
+        """See whether processes have ended, and tell who has asked for it."""
+        if watched.clocks is not None and watched.clocks.check():
+            watched.clocks = None
         if watched.change is None or not watched.change.check():
             return
-        error = watched.change.error or ""
-        request.answer(watched.socket, watched.whose, error)
-        watched.change, watched.whose = None, b""
-        if error and error != watched.said:
-            log.warning("%s: %s", watched.job.job.id, error)
-        watched.said, watched.again = error, time.monotonic() + _AGAIN if error else 0.0
-
-    def _bring(self, watched: Watched, stopped: str, asked: tuple[str, bytes] | None) -> None:
-        """Have the guests do as the job does, or as its owner asks, if they do not yet."""
-        file = self.paths.job_state(watched.job.job.key) / ASKED
-        word, whose = asked or ("", b"")
-        if word == request.SUSPEND:
-            file.touch(mode=0o600)
-        elif word == request.RESUME:
-            file.unlink(missing_ok=True)
-            if stopped:
-                request.answer(watched.socket, whose, f"{stopped}: have the batch system resume it")
-                return
-        if stopped:
-            to, why = suspend.SUSPENDED, stopped
-        elif file.exists():
-            to, why = suspend.PAUSED, _OWNER
+        error, watched.change = watched.change.error or "", None
+        if error:
+            self._failed(watched, error)
         else:
-            to, why = suspend.RUNS, _OWNER if asked else "its processes go on"
-        if to == suspend.phase(watched.job):
-            request.answer(watched.socket, whose, "")
-        elif asked is not None or time.monotonic() >= watched.again:
-            watched.whose = whose
+            watched.late = watched.late or watched.to == suspend.RUNS
+            watched.said, watched.again, watched.pause = "", 0.0, _PAUSE
+        self._answer(watched, error)
+
+    def _failed(self, watched: Watched, error: str) -> None:
+        if error != watched.said:
+            log.warning("%s: %s", watched.job.job.id, error)
+        watched.said = error
+        watched.again = time.monotonic() + watched.pause
+        watched.pause = min(2 * watched.pause, _LONGEST_PAUSE)
+
+    def _answer(self, watched: Watched, text: str) -> None:
+        if watched.token:
+            request.answer(watched.job.kept, watched.token, text)
+            watched.token = ""
+
+    def _bring(self, watched: Watched, life: Life | None) -> None:
+        """Have the guests do as the job does, or as its owner asks, if they do not yet."""
+        if watched.change is not None:
+            return
+        asked = self._asked(watched)
+        to, why = self._wanted(watched, life)
+        if asked == request.RESUME and to != suspend.RUNS:
+            self._answer(watched, f"{why}: have that go on")
+        elif asked == request.SUSPEND and to == suspend.RUNS:
+            self._answer(watched, f"it has had {_MOST_PHASES} phases: no more at its owner's word")
+        done = to == suspend.phase(watched.job) and asked != request.RESUME
+        if done and not suspend.is_half_done(self.paths, watched.job):
+            self._answer(watched, "")
+            if to == suspend.RUNS:
+                self._set_clocks(watched)
+        elif asked or time.monotonic() >= watched.again:
             watched.change = suspend.begin(self.paths, watched.job, to, why)
+            watched.to = to
+
+    def _set_clocks(self, watched: Watched) -> None:
+        if watched.late and watched.clocks is None:
+            watched.late = False
+            watched.clocks = suspend.set_clocks(self.paths, watched.job)
+
+    def _asked(self, watched: Watched) -> str:
+        """Take a word of the owner's, if there is one; return it."""
+        word, token = request.taken(watched.fifo) or ("", "")
+        watched.token = token or watched.token
+        if word == request.SUSPEND:
+            self._file(watched).touch(mode=0o600)
+        elif word == request.RESUME:
+            self._file(watched).unlink(missing_ok=True)
+        return word
+
+    def _wanted(self, watched: Watched, life: Life | None) -> tuple[str, str]:
+        """Return the phase that the job is to have, and why."""
+        unknown = life is None and suspend.phase(watched.job) == suspend.SUSPENDED
+        if life is Life.SUSPENDED or unknown:
+            return suspend.SUSPENDED, "the batch system has suspended it"
+        if len(watched.job.phases) < _MOST_PHASES:
+            if watched.stopped:
+                return suspend.PAUSED, "its processes were stopped"
+            if self._file(watched).exists():
+                return suspend.PAUSED, _OWNER
+        return suspend.RUNS, "nothing holds it any more"
+
+    def _file(self, watched: Watched) -> Path:
+        return self.paths.job_state(watched.job.job.key) / ASKED
+
+
+def _is_reason(watched: Watched) -> bool:
+    """Return whether a job may be suspended, or not be any more."""
+    if watched.stopped is None:
+        return len(watched.job.kept.facts().get("nodes", ())) > 1
+    return watched.stopped or suspend.phase(watched.job) == suspend.SUSPENDED
 
 
 def serve(loop: Loop, events: int, look: float, needed: Callable[[], bool]) -> None:
@@ -190,7 +255,10 @@ def serve(loop: Loop, events: int, look: float, needed: Callable[[], bool]) -> N
             loop.look()
         except Exception:  # a defect must not leave jobs suspended for ever
             log.exception("look")
-        select.select([events, *loop.waits_for()], [], [], look if loop.jobs else _IDLE)
+        waiting = select.poll()
+        for descriptor in (events, *loop.waits_for()):
+            waiting.register(descriptor, select.POLLIN)
+        waiting.poll((look if loop.jobs else _IDLE) * 1000)
         with contextlib.suppress(BlockingIOError):
             os.read(events, 1 << 16)
 
@@ -201,9 +269,9 @@ def main() -> None:
     site, _ = service.batch_system(Path(config))
     settings = site[Settings]
     events = changes.events()
-    changes.watch(events, paths.journal)
+    changes.watch(events, paths.journal, content=False)
     with reader():
-        loop = Loop(paths, Batch(Path(config), settings.ask).suspended)
+        loop = Loop(paths, Batch(Path(config), settings.ask))
         serve(loop, events, settings.look, (paths.run / f"{NAME}.lock").exists)
 
 

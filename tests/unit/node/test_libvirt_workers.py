@@ -9,8 +9,8 @@ import pytest
 
 from patience import LONG
 from vtorque_core.base.errors import HostFault
+from vtorque_core.base.libvirt_workers import ANYBODYS, ONE_EACH, worker
 from vtorque_core.base.names import Paths
-from vtorque_core.node.start.libvirt_workers import ANYBODYS, ONE_EACH, worker
 
 MANY, OTHER = 1001, 1002
 NONE = threading.Event()  # no guest has failed

@@ -23,11 +23,11 @@ from vtorque_core.api.guest_driver import ORDER_SOCKET, BootedGuest, LateDriver
 from vtorque_core.api.libvirt_domain import Channel, Console, Disk, Filesystem, Interface
 from vtorque_core.base import hypervisor, kvm
 from vtorque_core.base.errors import HostFault
+from vtorque_core.base.libvirt_workers import worker
 from vtorque_core.base.locks import job_lock
 from vtorque_core.node.start import spare
 from vtorque_core.node.start.attempt import Start
 from vtorque_core.node.start.guest_resources import domain_spec
-from vtorque_core.node.start.libvirt_workers import worker
 from vtorque_core.plan.domain.merge import Contributed, merge
 from vtorque_core.plan.domain.render import render, tap_name
 from vtorque_core.plan.guests import Prepared

@@ -12,14 +12,14 @@ def is_stopped(pid: int, proc: Path = _PROC, groups: Path = _GROUPS) -> bool:
 
     By SIGSTOP its state is T (proc(5), /proc/PID/stat). A batch system may freeze its control group
     instead (cgroup.events of version 2; freezer.state of version 1: the kernel's
-    admin-guide/cgroup-v2.rst and cgroup-v1/freezer-subsystem.rst).
+    admin-guide/cgroup-v2.rst and cgroup-v1/freezer-subsystem.rst). Names are users' bytes.
     """
     try:
-        state = (proc / str(pid) / "stat").read_text().rpartition(")")[2].split()[0]
-        if state == "T":
+        stat = (proc / str(pid) / "stat").read_bytes()
+        if stat.rpartition(b")")[2].split()[:1] == [b"T"]:
             return True
-        lines = (proc / str(pid) / "cgroup").read_text().splitlines()
-    except (OSError, IndexError):
+        lines = (proc / str(pid) / "cgroup").read_text("utf-8", "surrogateescape").splitlines()
+    except OSError:
         return False
     return any(_is_frozen(line, groups) for line in lines)
 
@@ -29,14 +29,14 @@ def _is_frozen(line: str, groups: Path) -> bool:
     number, _, rest = line.partition(":")
     controllers, _, path = rest.partition(":")
     if number == "0":
-        return "frozen 1" in _said(groups / path.lstrip("/") / "cgroup.events")
+        return b"frozen 1" in _said(groups / path.lstrip("/") / "cgroup.events")
     if "freezer" in controllers.split(","):
-        return "FROZEN" in _said(groups / "freezer" / path.lstrip("/") / "freezer.state")
+        return b"FROZEN" in _said(groups / "freezer" / path.lstrip("/") / "freezer.state")
     return False
 
 
-def _said(file: Path) -> list[str]:
+def _said(file: Path) -> list[bytes]:
     try:
-        return file.read_text().splitlines()
+        return file.read_bytes().splitlines()
     except OSError:
         return []

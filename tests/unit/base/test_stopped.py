@@ -6,7 +6,7 @@ import subprocess
 import pytest
 
 from patience import eventually
-from vtorque_survive.stopped import is_stopped
+from vtorque_core.base.stopped import is_stopped
 
 
 @pytest.fixture
@@ -58,4 +58,15 @@ def test_no_name_of_a_process_looks_like_its_state(tmp_path):
     process = tmp_path / "12"
     process.mkdir()
     (process / "stat").write_text("12 (x) T 1) S 1 12 12\n")
+    assert not is_stopped(12, tmp_path, tmp_path)
+
+
+def test_a_name_that_is_no_text_is_a_name(tmp_path):
+    """A process calls itself what it likes: prctl(2), PR_SET_NAME."""
+    process = tmp_path / "12"
+    process.mkdir()
+    (process / "stat").write_bytes(b"12 (\xff\xfe) T 1 12 12\n")
+    assert is_stopped(12, tmp_path, tmp_path)
+    (process / "stat").write_bytes(b"12 (\xff\xfe) S 1 12 12\n")
+    (process / "cgroup").write_bytes(b"0::/\xff\n")
     assert not is_stopped(12, tmp_path, tmp_path)

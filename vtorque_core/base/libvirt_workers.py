@@ -1,4 +1,4 @@
-"""How many starts may wait in libvirtd at once, so that no user keeps all of its workers.
+"""How many calls for guests may wait in libvirtd at once: no user keeps all of its workers.
 
 A worker waits as long as a QEMU does that starts. libvirtd has 20 (libvirtd.conf, max_workers), of
 which starts get 18. Eight are whose comes first, and one user's job may have them all; of the ten
