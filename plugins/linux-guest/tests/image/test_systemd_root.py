@@ -76,3 +76,12 @@ def test_a_guest_without_a_seed_waits_for_it_in_cloud_init_alone() -> None:
     assert b"infinity" in (target(tree, f"{UNITS}/{seed}.d/10-vtorque.conf") or b"")
     assert target(tree, f"{UNITS}/multi-user.target.wants/vtorque-waits.service") is not None
     assert target(tree, "usr/lib/vtorque/vtorque-waits") is not None
+
+
+def test_logs_go_and_the_directories_of_services_that_write_them_stay() -> None:
+    tree = finished(SYSTEM | {"var/log/dpkg.log": b"", "var/log/munge/munged.log": b""})
+    assert target(tree, "var/log/dpkg.log") is None
+    assert target(tree, "var/log/munge/munged.log") is None
+    directory = tree.find("var/log/munge")
+    assert directory is not None
+    assert directory.is_directory

@@ -98,7 +98,7 @@ _WAITS = {
 
 # What package scripts leave that is of no use in a guest, or differs from build to build.
 _EMPTIED = (
-    *("tmp", "run", "proc", "sys", "dev", "var/tmp", "var/log", "var/cache/apt"),
+    *("tmp", "run", "proc", "sys", "dev", "var/tmp", "var/cache/apt"),
     *("var/cache/dnf", "var/cache/yum", "var/cache/ldconfig", "var/cache/debconf"),
     *("var/cache/man", "var/cache/fontconfig", "var/lib/apt/lists", "var/lib/dnf"),
     *("var/lib/systemd/timers", "var/lib/cloud", "var/spool/mail"),
@@ -217,6 +217,9 @@ def _clean(tree: FileTree) -> None:
         tree.clear(path)
     for path in _REMOVED:
         tree.remove(path)
+    for path, node in list(tree.walk()):  # services have their directory there, such as munge
+        if path.startswith("var/log/") and not node.is_directory:
+            tree.remove(path)
     ssh = tree.find("etc/ssh")
     for name in [] if ssh is None else [n for n in ssh.children if n.startswith("ssh_host_")]:
         del ssh.children[name]  # type: ignore[union-attr]
