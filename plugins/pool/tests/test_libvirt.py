@@ -11,7 +11,7 @@ import uuid
 import pycdlib
 import pytest
 
-from vtorque_pool.api import Order
+from vtorque_pool.api import CloudFault, Order
 from vtorque_pool.drivers import libvirt
 from vtorque_testing.pool_driver import PoolDriverContract
 
@@ -66,12 +66,7 @@ class Harness:
         yield
 
     def user_data(self, machine):
-        iso = pycdlib.PyCdlib()
-        iso.open(str(self.images / f"{machine}-seed.iso"))
-        out = io.BytesIO()
-        iso.get_file_from_iso_fp(out, rr_path="/user-data")
-        iso.close()
-        return out.getvalue()
+        return content((self.images / f"{machine}-seed.iso").read_bytes(), "user-data")
 
 
 @pytest.mark.e2e
@@ -106,20 +101,42 @@ class TestLibvirt(PoolDriverContract):
         )
 
 
-def test_a_seed_has_what_cloud_init_reads():
-    order = Order("c", "n1", "small", user_data=b"#cloud-config\n")
+def content(image, name):
     iso = pycdlib.PyCdlib()
-    iso.open_fp(io.BytesIO(libvirt.seed(order)))
+    iso.open_fp(io.BytesIO(image))
     assert iso.pvd.volume_identifier.strip() == b"cidata"
     out = io.BytesIO()
-    iso.get_file_from_iso_fp(out, rr_path="/meta-data")
+    iso.get_file_from_iso_fp(out, rr_path=f"/{name}")
     iso.close()
-    assert out.getvalue() == b"instance-id: c-n1\nlocal-hostname: n1\n"
+    return out.getvalue()
+
+
+def test_a_seed_has_what_cloud_init_reads():
+    order = Order("c", "n1", "small", user_data=b"#cloud-config\n")
+    seed = libvirt.seed(order)
+    assert content(seed, "meta-data") == b"instance-id: c-n1\nlocal-hostname: n1\n"
+    assert content(seed, "user-data") == b"#cloud-config\n"
+    ours = libvirt.seed(order, b"#cloud-config\n{}\n", local=True)
+    assert content(ours, "meta-data").endswith(b"dsmode: local\n")
+    assert content(ours, "vendor-data") == b"#cloud-config\n{}\n"
+
+
+def test_secrets_that_others_can_read_are_refused(tmp_path):
+    path = tmp_path / "secrets"
+    path.write_bytes(b"#cloud-config\n")
+    for mode in (0o640, 0o604, 0o620):
+        path.chmod(mode)
+        with pytest.raises(CloudFault, match="mode 0600"):
+            libvirt.private(path)
+    path.chmod(0o600)
+    assert libvirt.private(path) == b"#cloud-config\n"
+    with pytest.raises(CloudFault, match="No such file"):
+        libvirt.private(tmp_path / "other")
 
 
 def test_tags_and_names_are_text_in_the_xml():
     driver = libvirt.driver({"images": "/x"})
-    text = driver._xml("vtorque-pool-x", Order("a'<b>", 'n"&', "small"), 1.0)
+    text = driver._xml("vtorque-pool-x", Order("a'<b>", 'n"&', "small"), 1.0, "", "")
     from xml.etree import ElementTree
 
     tags = ElementTree.fromstring(text).find(  # noqa: S314

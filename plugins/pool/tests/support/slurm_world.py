@@ -4,6 +4,7 @@ The controller, munged and all machines are in one set of namespaces (mount, net
 each machine (slurmd_cloud) has a pid namespace of its own in it, so that its end ends all of it.
 """
 
+import secrets
 import shlex
 import subprocess
 import sys
@@ -26,9 +27,10 @@ hostname head
 mkdir -p /run/munge /run/lock
 { echo 127.0.0.1 localhost; echo 10.89.0.1 head $1; } > $0/hosts; mount --bind $0/hosts /etc/hosts
 cp $0/slurm.conf /etc/slurm/; echo CgroupPlugin=cgroup/v1 > /etc/slurm/cgroup.conf
-head -c 1024 /dev/urandom > /run/munge.key; chmod 400 /run/munge.key
+install -m 400 $0/munge.key /run/munge.key
 munged --force --key-file /run/munge.key --pid-file /run/munge/pid --log-file $0/munge.log \
   --seed-file /run/munge/seed -S /run/munge/munge.socket.2
+eval "$2"
 : > $0/up
 exec tini -s -- sleep infinity
 """
@@ -48,7 +50,6 @@ SlurmctldPidFile=/run/slurmctld.pid
 SlurmdPidFile=/run/slurmd.%n.pid
 SlurmctldLogFile={top}/slurmctld.log
 SlurmdLogFile={top}/slurmd.%n.log
-
 DebugFlags=Power
 MailProg=/bin/true
 PartitionName=main Nodes=ALL Default=YES State=UP
@@ -68,20 +69,23 @@ failures = 2
 pause = 60
 timeout = 20
 
-[plugin.pool.clouds.here]
-driver = "slurmd-in-namespaces"
-directory = "{top}/cloud"
-
 [[plugin.pool.shapes]]
 name = "small"
 nodes = "cloud[1-{most}]"
 cloud = "here"
 memory = "500M"
+
+[plugin.pool.clouds.here]
+"""
+_DOUBLE = """driver = "slurmd-in-namespaces"
+directory = "{top}/cloud"
 """
 
 
 class World:
     """One Slurm; ``top`` has all its files."""
+
+    conf, toml, inside = _CONF, _TOML + _DOUBLE, ""
 
     def __init__(self, top, most=3, ready=15):
         self.top = top
@@ -94,21 +98,22 @@ class World:
         entry = "slurmd-in-namespaces = slurmd_cloud:driver"
         (about / "entry_points.txt").write_text(f"[vtorque1.pool]\n{entry}\n")
         self.config = top / "vtorque.toml"
-        self.config.write_text(_TOML.format(top=top, most=most, ready=ready))
+        self.config.write_text(self.toml.format(top=top, most=most, ready=ready))
         self.python = top / "python"
         line = shlex.join(
             [sys.executable, "-I", str(HERE / "run_with_double.py"), str(top / "brought")]
         )
         self.python.write_text(f'#!/bin/sh\nexec {line} "$@"\n')
         self.python.chmod(0o755)
-        (top / "slurm.conf").write_text(_CONF.format(top=top))
+        (top / "munge.key").write_text(secrets.token_hex(512))
+        (top / "slurm.conf").write_text(self.conf.format(top=top))
 
     def __enter__(self):
         names = " ".join(self.names)
         with (self.top / "world.log").open("w") as log:
             self._unshare = subprocess.Popen(
                 ["unshare", "--mount", "--net", "--pid", "--uts", "--ipc", "--fork",
-                 "--kill-child", "bash", "-c", _INSIDE, str(self.top), names],
+                 "--kill-child", "bash", "-c", _INSIDE, str(self.top), names, self.inside],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
         try:
@@ -128,8 +133,12 @@ class World:
         self._unshare.wait()
 
     def _set_up(self):
-        """Apply the pool's own steps inside, and give the nodes ports of their own: one host."""
+        """Apply the pool's own steps inside."""
         self.run(str(self.python), str(HERE / "slurm_world.py"), str(self.top), str(self.config))
+        self._nodes_of_one_host()
+
+    def _nodes_of_one_host(self):
+        """Give the nodes ports of their own."""
         text = self.run("cat", "/etc/slurm/vtorque-pool.conf")
         ports = f"Port=[17001-{17000 + len(self.names)}] NodeAddr=10.89.0.1 NodeHostName=head"
         text = text.replace(" State=CLOUD", f" State=CLOUD {ports}")

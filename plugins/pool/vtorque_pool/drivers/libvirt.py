@@ -1,31 +1,40 @@
 """Hosts of the site's own, by virsh: here, or elsewhere by ``qemu+ssh``.
 
 Options: ``uri`` (``qemu:///system``), ``network`` (libvirt's, ``default``), ``images`` (directory
-of the images and of the machines' own disks, on that host), ``most`` (machines at most),
-``accel`` (``kvm`` or ``qemu``, which is emulation), ``timeout`` (seconds, 60).
+of the images and of the machines' own files, on that host), ``pool`` (in place of its images those
+of vTorque's image pool in this directory, here and on that host), ``secrets`` (file of cloud-init's
+that only its owner can read), ``most`` (machines at most), ``accel`` (``kvm`` or ``qemu``, which is
+emulation), ``timeout`` (seconds, 60).
 
 A machine is a transient domain: one that ends is gone. Its disk is an overlay that libvirt makes
-above ``<images>/<image>``, in a storage pool ``vtorque-pool``. Tags are in the domain's metadata.
-The name of domain and disk has cluster and time, so that a disk without a domain is known, too.
+above the image, in a storage pool ``vtorque-pool`` with what else is its own: libvirt gives files
+of a domain to QEMU's user, and an image of vTorque's has to stay root's. Tags are in the domain's
+metadata. The names have cluster and time, so that a disk without a domain is known, too.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 import re
+import stat
 import time
 import uuid
 from collections.abc import Mapping
+from pathlib import Path
 from xml.etree import ElementTree
 from xml.sax.saxutils import escape, quoteattr
 
-from vtorque_core.api import HostFault, run_tool
+from vtorque_core.api import HostFault, Image, Refused, run_tool
+from vtorque_core.live.images import lookup
 from vtorque_pool.api import CloudFault, Driver, Machine, Order, StockOut
 
 _NS = "https://vtorque.org/xmlns/pool/1"
 _POOL = "vtorque-pool"
 _NAME = re.compile(r"vtorque-pool-[0-9a-f]{8}-([0-9a-f]{8})-[0-9a-f]{8}")
 _START = 600.0  # seconds: a disk so old without a domain is nobody's
+_SYSTEM = 256  # MiB beside the jobs': Slurm takes no node that has less than its RealMemory
+_FILES = (".qcow2", "-seed.iso", "-kernel", "-initrd")
 
 
 def driver(options: Mapping[str, str]) -> Driver:
@@ -43,29 +52,26 @@ class Libvirt:
         self._images = options.get("images", "/var/lib/vtorque-pool/images")
         self._accel = options.get("accel", "kvm")
         self._timeout = float(options.get("timeout", "60"))
+        self._pool = options.get("pool", "")
+        self._secrets = options.get("secrets", "")
         self._most = most
 
     def create(self, order: Order) -> Machine:
         """Make the disk, then start the domain; a kill between them leaves a disk, see machines."""
         if self.quota() == 0:
             raise StockOut(f"{self._uri} has {self._most} machines, which is its most")
-        if not re.fullmatch(r"[\w.+-]+", order.image, re.ASCII):
-            raise CloudFault(f"{order.image!r} is no name of a file in {self._images}")
+        image = self._image(order.image)
         created = time.time()
         name = f"{_prefix(order.cluster)}{int(created):08x}-{uuid.uuid4().hex[:8]}"
         self._prepare()
-        backing = f"{self._images}/{order.image}"
-        self._virsh(
-            "vol-create-as", _POOL, f"{name}.qcow2", "0", "--format", "qcow2",
-            "--backing-vol", backing, "--backing-vol-format", "qcow2",
-        )  # fmt: skip
         try:
-            self._virsh("create", "/dev/stdin", stdin=self._xml(name, order, created).encode())
-        except CloudFault as error:
+            disks, boot = self._disks(name, order, image), self._boot(name, image)
+            text = self._xml(name, order, created, boot, disks)
+            self._virsh("create", "/dev/stdin", stdin=text.encode())
+        except HostFault as error:
             self.destroy(name)
-            if "memory" in str(error).lower():
-                raise StockOut(str(error)) from None
-            raise
+            kind = StockOut if "memory" in str(error).lower() else CloudFault
+            raise kind(str(error)) from None
         return Machine(name, order.node, order.shape, created, "running")
 
     def machines(self, cluster: str) -> list[Machine]:
@@ -86,15 +92,15 @@ class Libvirt:
         return found
 
     def destroy(self, machine: str) -> None:
-        """End the domain and remove its disk."""
+        """End the domain and remove its files."""
         if not _NAME.fullmatch(machine):
             return
         self._unless_gone(
             "destroy", machine, gone=("failed to get domain", "domain is not running")
         )
-        for volume in (f"{machine}.qcow2", f"{machine}-seed.iso"):
+        for end in _FILES:
             gone = ("failed to get vol", "storage pool not found", "failed to get pool")
-            self._unless_gone("vol-delete", volume, "--pool", _POOL, gone=gone)
+            self._unless_gone("vol-delete", f"{machine}{end}", "--pool", _POOL, gone=gone)
 
     def quota(self) -> int | None:
         """Return what the option most leaves."""
@@ -113,39 +119,77 @@ class Libvirt:
             if _POOL not in self._virsh("pool-list", "--name").split():
                 raise
 
-    def _seed(self, name: str, order: Order) -> str:
-        """Upload cloud-init's NoCloud image, if there is user data; return the XML of its disk."""
-        if not order.user_data:
-            return ""
-        content = seed(order)
-        volume = f"{name}-seed.iso"
-        self._virsh("vol-create-as", _POOL, volume, str(len(content)), "--format", "raw")
-        self._virsh("vol-upload", volume, "/dev/stdin", "--pool", _POOL, stdin=content)
-        path = quoteattr(f"{self._images}/{volume}")
+    def _image(self, name: str) -> Image:
+        """Return what a shape's image is: one of vTorque's pool, or a file of ``images``."""
+        if self._pool:
+            try:
+                return lookup(Path(self._pool), name)
+            except (Refused, HostFault) as error:
+                raise CloudFault(str(error)) from None
+        if not re.fullmatch(r"[\w.+-]+", name, re.ASCII):
+            raise CloudFault(f"{name!r} is no name of a file in {self._images}")
+        return Image(name, "", "", "", "", disk=Path(self._images, name))
+
+    def _disks(self, name: str, order: Order, image: Image) -> str:
+        """Make the machine's disks, the seed if there is something for it; return their XML."""
+        if image.disk is None:
+            raise CloudFault(f"the image {image.name} has no root disk")
+        base, form = escape(str(image.disk)), f"<format type='{image.disk_format}'/>"
+        volume = (
+            f"<volume><name>{name}.qcow2</name><capacity>0</capacity><target><format type='qcow2'/>"
+            f"</target><backingStore><path>{base}</path>{form}</backingStore></volume>"
+        )
+        self._virsh("vol-create", _POOL, "/dev/stdin", stdin=volume.encode())
+        backing = (
+            f"<backingStore type='file'>{form}<source file={quoteattr(str(image.disk))}>"
+            "<seclabel model='dac' relabel='no'/></source><backingStore/></backingStore>"
+        )
+        found = self._disk(f"{name}.qcow2", "qcow2", "vda", f"{backing}<serial>vtroot</serial>")
+        if order.user_data or self._secrets or self._pool:
+            secrets = private(Path(self._secrets)) if self._secrets else b""
+            self._upload(f"{name}-seed.iso", seed(order, secrets, local=bool(self._pool)))
+            rest = "<readonly/><serial>vtseed</serial>"
+            found += self._disk(f"{name}-seed.iso", "raw", "vdb", rest)
+        return found
+
+    def _disk(self, volume: str, form: str, target: str, rest: str) -> str:
         return (
-            f"<disk type='file' device='cdrom'><source file={path}/>"
-            "<target dev='sda' bus='sata'/><readonly/></disk>"
+            f"<disk type='file' device='disk'><driver name='qemu' type='{form}'/>"
+            f"<source file={quoteattr(f'{self._images}/{volume}')}/>"
+            f"<target dev='{target}' bus='virtio'/>{rest}</disk>"
         )
 
-    def _xml(self, name: str, order: Order, created: float) -> str:
+    def _boot(self, name: str, image: Image) -> str:
+        """Return the XML of how it boots; its kernel is a copy, for libvirt gives it to QEMU."""
+        if image.kernel is None:
+            return "<boot dev='hd'/>"
+        found = f"<cmdline>{escape(image.cmdline)}</cmdline>"
+        for what, path in (("kernel", image.kernel), ("initrd", image.initrd)):
+            if path is not None:
+                self._upload(f"{name}-{what}", path.read_bytes())
+                found += f"<{what}>{escape(f'{self._images}/{name}-{what}')}</{what}>"
+        return found
+
+    def _upload(self, volume: str, content: bytes) -> None:
+        """Make a file of a machine's: of mode 0600, which is libvirt's default."""
+        self._virsh("vol-create-as", _POOL, volume, str(len(content)), "--format", "raw")
+        self._virsh("vol-upload", volume, "/dev/stdin", "--pool", _POOL, stdin=content)
+
+    def _xml(self, name: str, order: Order, created: float, boot: str, disks: str) -> str:
         cpu = "<cpu mode='host-passthrough'/>" if self._accel == "kvm" else "<cpu mode='maximum'/>"
         tags = {
             "cluster": order.cluster, "node": order.node, "shape": order.shape,
             "created": repr(created),
         }  # fmt: skip
         words = " ".join(f"{key}={quoteattr(value)}" for key, value in tags.items())
-        disk = quoteattr(f"{self._images}/{name}.qcow2")
         return (
             f"<domain type={quoteattr(self._accel)}><name>{name}</name>"
             f"<metadata><p:machine xmlns:p='{_NS}' {words}/></metadata>"
-            f"<memory unit='MiB'>{order.memory}</memory><vcpu>{order.cpus}</vcpu>"
-            f"<os><type machine='q35'>hvm</type><boot dev='hd'/></os>{cpu}"
+            f"<memory unit='MiB'>{order.memory + _SYSTEM}</memory><vcpu>{order.cpus}</vcpu>"
+            f"<os><type machine='q35'>hvm</type>{boot}</os>{cpu}"
             "<features><acpi/></features><on_reboot>restart</on_reboot>"
             "<on_poweroff>destroy</on_poweroff><on_crash>destroy</on_crash><devices>"
-            f"<disk type='file' device='disk'><driver name='qemu' type='qcow2'/>"
-            f"<source file={disk}/><target dev='vda' bus='virtio'/></disk>"
-            f"{self._seed(name, order)}"
-            f"<interface type='network'><source network={quoteattr(self._network)}/>"
+            f"{disks}<interface type='network'><source network={quoteattr(self._network)}/>"
             "<model type='virtio'/></interface>"
             "<serial type='pty'/><rng model='virtio'><backend model='random'>/dev/urandom</backend>"
             f"</rng></devices><description>{escape(order.node)}</description></domain>"
@@ -182,20 +226,41 @@ class Libvirt:
             raise CloudFault(str(error)) from None
 
 
-def seed(order: Order) -> bytes:
-    """Return cloud-init's NoCloud image (label ``cidata``). Raises HostFault without pycdlib."""
+def private(path: Path) -> bytes:
+    """Return a file that only its owner, root or we, can read. Raises CloudFault for any other."""
+    try:
+        with path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            if status.st_uid not in (0, os.geteuid()) or stat.S_IMODE(status.st_mode) & 0o077:
+                raise CloudFault(f"{path}: must be root's with mode 0600, for it has secrets")
+            return file.read()
+    except OSError as error:
+        raise CloudFault(f"{path}: {error.strerror}: see the cloud's option secrets") from None
+
+
+def seed(order: Order, secrets: bytes = b"", *, local: bool = False) -> bytes:
+    """Return cloud-init's NoCloud image (label ``cidata``). Raises HostFault without pycdlib.
+
+    ``secrets`` are its vendor data. ``local``: for the images of vTorque's builders, whose
+    cloud-init does all in its first stage.
+    """
     import io  # noqa: PLC0415
 
     try:
         import pycdlib  # noqa: PLC0415 - an extra
     except ImportError:
         raise HostFault(
-            "user data on libvirt needs pycdlib: install vtorque-pool[libvirt]"
+            "cloud-init's data on libvirt need pycdlib: install vtorque-pool[libvirt]"
         ) from None
-    meta = f"instance-id: {order.cluster}-{order.node}\nlocal-hostname: {order.node}\n".encode()
+    meta = f"instance-id: {order.cluster}-{order.node}\nlocal-hostname: {order.node}\n"
+    meta += "dsmode: local\n" if local else ""
     iso = pycdlib.PyCdlib()
     iso.new(interchange_level=3, joliet=3, rock_ridge="1.09", vol_ident="cidata")
-    for name, content in (("user-data", order.user_data), ("meta-data", meta)):
+    for name, content in (
+        ("user-data", order.user_data),
+        ("meta-data", meta.encode()),
+        ("vendor-data", secrets),
+    ):
         path = f"/{name.upper().replace('-', '')}.;1"
         iso.add_fp(io.BytesIO(content), len(content), path, rr_name=name, joliet_path=f"/{name}")
     out = io.BytesIO()
