@@ -1,7 +1,6 @@
 """Guests of libvirt that are nodes of a real Slurm: the recipe's image, munge, slurmd, all real."""
 
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -17,8 +16,13 @@ LOOK = "grep -rlsF -D skip {} /etc /home /root /run /tmp /var; cat /dev/vdb > /d
 
 
 @pytest.fixture(scope="module")
-def world():
-    top = Path(tempfile.mkdtemp(prefix="vtorque-workers-", dir="/var/tmp"))
+def top():
+    with tempfile.TemporaryDirectory(prefix="vtorque-workers-", dir="/var/tmp") as name:
+        yield Path(name)
+
+
+@pytest.fixture(scope="module")
+def world(top):
     (top / "images").mkdir()
     config = top / "images.toml"
     config.write_text(f'[paths]\nstate = "{top}/v"\n[images]\npool = "{top}/images"\n')
@@ -27,7 +31,6 @@ def world():
     subprocess.run([*vmgr, *build], check=True, timeout=1800)
     with GuestWorld(top) as found:
         yield found
-    shutil.rmtree(top)
 
 
 def test_ten_jobs_on_no_node_bring_guests_up_to_the_most_and_all_leave(world):
