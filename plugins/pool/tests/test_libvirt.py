@@ -6,7 +6,9 @@ To run: in ``scripts/machine``, after ``scripts/node libvirt``.
 import contextlib
 import io
 import subprocess
+import tempfile
 import uuid
+from pathlib import Path
 
 import pycdlib
 import pytest
@@ -73,12 +75,12 @@ class Harness:
 @pytest.mark.full
 class TestLibvirt(PoolDriverContract):
     @pytest.fixture
-    def cloud(self):
-        import shutil
-        import tempfile
-        from pathlib import Path
+    def images(self):
+        with tempfile.TemporaryDirectory(prefix="pool-", dir="/var/tmp") as name:
+            yield Path(name)
 
-        images = Path(tempfile.mkdtemp(prefix="pool-", dir="/var/tmp"))
+    @pytest.fixture
+    def cloud(self, images):
         images.chmod(0o755)
         subprocess.run(
             ["qemu-img", "create", "-q", "-f", "qcow2", images / "empty.qcow2", "1M"], check=True
@@ -93,7 +95,6 @@ class TestLibvirt(PoolDriverContract):
         assert [path.name for path in images.iterdir()] == ["empty.qcow2"]
         virsh("pool-destroy", "vtorque-pool", check=False)
         virsh("net-destroy", _NETWORK)
-        shutil.rmtree(images)
 
     def test_a_full_cloud_says_so_and_leaves_nothing(self, cloud, driver):
         super().test_a_full_cloud_says_so_and_leaves_nothing(
