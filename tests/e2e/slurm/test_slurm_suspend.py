@@ -130,7 +130,7 @@ IMAGE = "debian-mpi"
 # Every turn each rank needs all others: none can go on while one stands still.
 TURNS = """#!/bin/bash
 rm -f turns.*
-mpirun python3 turns.py libmpi.so.40
+mpirun python3 ranks.py libmpi.so.40
 code=$?
 date +%s > ended
 exit $code
@@ -158,7 +158,7 @@ mpi.MPI_Finalize()
 @pytest.mark.full
 def test_mpi_over_two_nodes_suspended_five_times(cluster, clean):
     cluster.image(IMAGE, "-o", "packages=openmpi-bin")
-    clean.script(RANKS, "turns.py")
+    clean.script(RANKS, "ranks.py")
     job_id = clean.submit(TURNS, *BOTH, "-vm", f"img={IMAGE},ram=768M,vcpus=1")
     first = clean.home / "turns.0"
     clean.wait(first.exists, 400, what="the ranks begin")
