@@ -167,15 +167,24 @@ def create_domain(
 
 
 def resume_domain(uri: str, uuid: str, timeout: float = CALL_TIMEOUT) -> None:
-    """Let a paused domain run. Raises HostFault, also if it has ended."""
-    if on_domain(uri, uuid, "resume domain", lambda domain: int(domain.resume()), timeout) is None:
+    """Let a paused domain run; one that runs is fine. Raises HostFault, also if it has ended."""
+    done = _libvirt().VIR_DOMAIN_RUNNING
+    work = _unless(done, lambda domain: domain.resume())
+    if on_domain(uri, uuid, "resume domain", work, timeout) is None:
         raise HostFault("ended as soon as it was started", stage=STAGE)
 
 
 def suspend_domain(uri: str, uuid: str, timeout: float = CALL_TIMEOUT) -> None:
     """Have a domain use no CPU until it is resumed. Raises HostFault, also if it has ended."""
-    if on_domain(uri, uuid, "suspend domain", lambda d: int(d.suspend()), timeout) is None:
+    done = _libvirt().VIR_DOMAIN_PAUSED
+    work = _unless(done, lambda domain: domain.suspend())
+    if on_domain(uri, uuid, "suspend domain", work, timeout) is None:
         raise HostFault("ended before it could be suspended", stage=STAGE)
+
+
+def _unless(state: int, work: Callable[[Any], Any]) -> Callable[[Any], bool]:
+    """Return what does it unless a domain is in a state already."""
+    return lambda domain: domain.state()[0] == state or work(domain) == 0
 
 
 @dataclass(frozen=True)
