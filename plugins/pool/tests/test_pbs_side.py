@@ -24,6 +24,9 @@ TORQUE_JOBS = b"""<Data><Job><Job_Id>12.server</Job_Id><job_state>R</job_state><
 <Resource_List><nodes>2:ppn=2:vtorque</nodes></Resource_List></Job>
 <Job><Job_Id>14.server</Job_Id><job_state>H</job_state></Job>
 <Job><Job_Id>15[].server</Job_Id><job_state>Q</job_state></Job></Data>"""
+OFF = "offline</state><note>vtorque-pool: off</note>"
+TORQUE_OFF = "".join(f"<Node><name>n{n}</name><state>{OFF}</Node>" for n in range(1, 5))
+TORQUE_OFF = f"<Data>{TORQUE_OFF}</Data>".encode()
 OPEN_NODES = json.dumps({"nodes": {
     "n1": {"state": "job-busy", "jobs": ["7.server/0", "7.server/1"]},
     "n2": {"state": "offline", "comment": "vtorque-pool: idle"},
@@ -45,14 +48,13 @@ Job Id: 10[].server
     job_state = Q
 
 """
+TOOLS = ("pbsnodes", "qstat", "qmgr", "qrerun", "qalter")
 FORGED = "x\n\nJob Id: 9999.server\n    job_state = Q\n    Resource_List.select = 100:ncpus=2\n\n"
 
 
 class Server:
     def __init__(self, top, batch):
-        self.commands = {
-            name: Command(top / "bin" / name) for name in ("pbsnodes", "qstat", "qmgr", "qrerun")
-        }
+        self.commands = {name: Command(top / "bin" / name) for name in TOOLS}
         shape = Shape("small", "n[1-4]", "here", cpus=2, features=("vtorque",))
         self.settings = Settings(
             "test", (shape,), {"here": {"driver": "double"}}, batch=batch,
@@ -173,14 +175,38 @@ def test_a_round_with_a_defect_is_told_and_the_service_goes_on(tmp_path, monkeyp
 
 def test_a_round_makes_machines_and_then_their_nodes(tmp_path):
     server = Server(tmp_path, "torque")
-    server.answer("pbsnodes", b"<Data/>")
+    server.answer("pbsnodes", TORQUE_OFF)
     server.answer("qstat", TORQUE_JOBS)
     assert serve.round_of(server.settings, server.machines, server.pbs)() == 2
     assert sorted(m.node for m in server.driver.machines("test")) == ["n1", "n2"]
-    assert server.called("qmgr") == [
-        '-c create node n1 np=2,properties="vtorque"',
-        '-c create node n2 np=2,properties="vtorque"',
-    ]
+    assert server.called("pbsnodes") == ["-x", "-x", "-c n1 -N n", "-c n2 -N n"]
+
+
+def test_torque_knows_all_nodes_of_the_pool_and_those_without_machine_are_off(tmp_path):
+    """6.1.3 refuses a job that no nodes it knows could run, and pbs_sched deletes it."""
+    server = Server(tmp_path, "torque")
+    server.answer("qstat", b"<Data/>")
+    round_ = serve.round_of(server.settings, server.machines, server.pbs)
+    assert round_() == 0
+    made = [f'-c create node n{n} np=2,properties="vtorque"' for n in range(1, 5)]
+    assert server.called("qmgr") == made
+    server.called("pbsnodes")
+    server.answer("pbsnodes", b"<Data><Node><name>n1</name><state>down</state></Node></Data>")
+    round_()
+    assert "-o n1 -N vtorque-pool: off" in server.called("pbsnodes")
+    assert server.called("qmgr") == made[1:]
+    server.answer("pbsnodes", TORQUE_OFF)
+    assert round_() == 0
+    assert server.pbs.nodes() == {}
+    assert server.called("qmgr") == []
+
+
+def test_a_node_that_torque_refuses_stops_no_round(tmp_path):
+    server = Server(tmp_path, "torque")
+    server.answer("qstat", b"<Data/>")
+    server.commands["qmgr"].say(err="qmgr obj=n1: Unknown node", code=2)
+    serve.round_of(server.settings, server.machines, server.pbs)()
+    assert sum("Torque does not know it" in line for line in server.said) == 4
 
 
 @pytest.mark.parametrize(
@@ -203,7 +229,7 @@ def test_a_node_that_another_process_makes_is_no_failure(tmp_path):
     server = Server(tmp_path, "torque")
     server.settings = dataclasses.replace(server.settings, timeout=0.1, at_once=1)
     server.machines = Machines(server.settings, {"here": server.driver}, server.said.append)
-    server.answer("pbsnodes", b"<Data/>")
+    server.answer("pbsnodes", TORQUE_OFF)
     server.answer("qstat", TORQUE_JOBS)
     lock = take_lock(server.machines.memory.directory / "nodes" / "n1", 0)
     try:
@@ -211,7 +237,7 @@ def test_a_node_that_another_process_makes_is_no_failure(tmp_path):
     finally:
         os.close(lock)
     assert server.machines.memory.read().failed == {}
-    assert server.called("qmgr") == []
+    assert server.called("pbsnodes") == ["-x", "-x"]
 
 
 def test_a_node_of_openpbs_goes_offline_and_back_by_its_own_name(tmp_path):
@@ -232,9 +258,10 @@ def test_a_round_deletes_a_drained_node_before_its_machine_ends(tmp_path):
     server.answer("pbsnodes", TORQUE_NODES)
     server.answer("qstat", b"<Data/>")
     serve.round_of(server.settings, server.machines, server.pbs)()
-    assert "-c delete node n2" in server.called("qmgr")
+    assert "-o n2 -N vtorque-pool: off" in server.called("pbsnodes")
     assert server.driver.machines("test") == []
-    assert server.called("qrerun") == ["-f 12.server"]  # n1 has no machine
+    assert server.called("qalter") == ["-r y 12.server"]  # n1 has no machine
+    assert server.called("qrerun") == ["-f 12.server"]
 
 
 @pytest.mark.parametrize(("first", "failures"), [("free", 0), ("down", 1)])
@@ -253,12 +280,26 @@ def test_a_node_that_goes_down_after_it_was_up_pauses_no_shape(tmp_path, first, 
     assert server.machines.memory.read().of(made.shape).failures == failures
 
 
+def test_nodes_that_are_not_up_in_time_together_are_one_failure(tmp_path):
+    server = Server(tmp_path, "torque")
+    settings = dataclasses.replace(server.settings, ready=1e-9, ending=1e-9)
+    round_ = serve.round_of(settings, server.machines, server.pbs)
+    server.machines.make(["n1", "n2", "n3"], "test")
+    server.answer("qstat", b"<Data/>")
+    down = "".join(f"<Node><name>n{n}</name><state>down</state></Node>" for n in (1, 2, 3))
+    server.answer("pbsnodes", f"<Data>{down}</Data>".encode())
+    round_()
+    round_()
+    assert server.driver.machines("test") == []
+    assert server.machines.memory.read().of("small").failures == 1
+
+
 def test_a_refused_delete_keeps_the_machine(tmp_path):
     """OpenPBS refuses while a job has come: nothing ends below it."""
-    server = Server(tmp_path, "torque")
+    server = Server(tmp_path, "openpbs")
     server.machines.make(["n2"], "test")
-    server.answer("pbsnodes", TORQUE_NODES)
-    server.answer("qstat", b"<Data/>")
+    server.answer("pbsnodes", OPEN_NODES)
+    server.answer("qstat", b"")
     server.commands["qmgr"].say(err="qmgr: Node is busy", code=1)
     serve.round_of(server.settings, server.machines, server.pbs)()
     assert [m.node for m in server.driver.machines("test")] == ["n2"]
@@ -267,7 +308,7 @@ def test_a_refused_delete_keeps_the_machine(tmp_path):
 
 @pytest.mark.parametrize("state", ["free", "free,offline"])
 def test_a_node_that_a_job_has_come_to_meanwhile_stays(tmp_path, monkeypatch, state):
-    """Torque deletes such a node, and its job."""
+    """Torque would have it off, and its job lost."""
     server = Server(tmp_path, "torque")
     server.machines.make(["n2"], "test")
     server.answer("pbsnodes", TORQUE_NODES)
@@ -283,7 +324,7 @@ def test_a_node_that_a_job_has_come_to_meanwhile_stays(tmp_path, monkeypatch, st
     monkeypatch.setattr(server.machines, "found", found)
     serve.round_of(server.settings, server.machines, server.pbs)()
     assert [m.node for m in server.driver.machines("test")] == ["n2"]
-    assert "-c delete node n2" not in server.called("qmgr")
+    assert "-o n2 -N vtorque-pool: off" not in server.called("pbsnodes")
     assert any("n2: not ended" in line for line in server.said)
 
 

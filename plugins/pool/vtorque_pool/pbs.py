@@ -18,6 +18,7 @@ from vtorque_core.api import HostFault, run_tool
 from vtorque_pool.settings import Settings
 from vtorque_pool.slurm import REASON, TOLD, Node, State
 
+_OFF = f"{REASON}: off"
 _GONE = ("Unknown node", "cannot locate specified node", "Error in node list")
 
 
@@ -41,10 +42,33 @@ class Pbs:
         self._open = settings.batch == "openpbs"
 
     def nodes(self) -> dict[str, Node]:
-        """Return the pool's nodes that the server has, by name."""
+        """Return the pool's nodes that the server has, by name; Torque: less those that are off."""
+        there = {name: _node(name, each) for name, each in self._said().items()}
+        return {name: node for name, node in there.items() if not _is_off(node)}
+
+    def _said(self) -> dict[str, dict[str, str]]:
         wanted = {name for shape in self._settings.shapes for name in shape.names}
         said = self._open_nodes() if self._open else self._torque_nodes()
-        return {name: _node(name, each) for name, each in said.items() if name in wanted}
+        return {name: each for name, each in said.items() if name in wanted}
+
+    def make_known(self) -> list[str]:
+        """Have Torque know all nodes of the pool, without machine or with; return what failed.
+
+        Torque takes no job that its nodes could not run if all were free: qsub refuses it
+        (svr_jobfunc.c, "cannot locate feasible nodes"), and pbs_sched deletes it (fifo.c).
+        """
+        failed: list[str] = []
+        if self._open:
+            return failed
+        said = self._said()
+        for shape in self._settings.shapes:
+            for name in shape.names:
+                try:
+                    if name not in said:
+                        self._make(name, shape.cpus, shape.features)
+                except HostFault as error:
+                    failed.append(f"{name}: Torque does not know it: {error}")
+        return failed
 
     def _torque_nodes(self) -> dict[str, dict[str, str]]:
         text = self._run("pbsnodes", "-x", but=(*_GONE, "No nodes found"))
@@ -78,10 +102,13 @@ class Pbs:
         return found
 
     def create(self, node: str, cpus: int, features: Iterable[str], address: str) -> None:
-        """Make a node; the server must resolve its name.
+        """Have a node that takes jobs; the server must resolve its name."""
+        self._make(node, cpus, features, address)
+        if not self._open:
+            self.undrain(node)
 
-        With all that it has, so that a kill leaves none of which jobs know half.
-        """
+    def _make(self, node: str, cpus: int, features: Iterable[str], address: str = "") -> None:
+        """Make a node with all that it has, so that a kill leaves none of which jobs know half."""
         if self._open:
             at = f"mom={address}," if address else ""
             has = f"{at}resources_available.ncpus={cpus}"
@@ -91,8 +118,15 @@ class Pbs:
         self._run("qmgr", "-c", f"create node {node} {has}", but=("exists",))
 
     def delete(self, node: str) -> None:
-        """Delete a node; one that is not there is right."""
-        self._run("qmgr", "-c", f"delete node {node}", but=_GONE)
+        """Delete a node; one that is not there is right. Torque keeps it, and it is off.
+
+        For some 20 s after it was made Torque changes nothing of it, which pbsnodes says and ends
+        with 0; then a later round does it.
+        """
+        if self._open:
+            self._run("qmgr", "-c", f"delete node {node}", but=_GONE)
+        else:
+            self._run("pbsnodes", "-o", node, "-N", _OFF)
 
     def drain(self, node: str, why: str) -> None:
         """Give a node no more jobs: it is offline, with a note that it was us."""
@@ -111,11 +145,13 @@ class Pbs:
             self._run("pbsnodes", "-c", node, "-N", "n")
 
     def requeue(self, jobs: Iterable[str]) -> None:
-        """Have jobs run again whose machine has gone."""
+        """Have jobs run again whose machine has gone, also those of ``qsub -r n``."""
         for job in jobs:
-            self._run(
-                "qrerun", *(("-W", "force") if self._open else ("-f",)), job, but=("Unknown",)
-            )
+            if self._open:
+                self._run("qrerun", "-W", "force", job, but=("Unknown",))
+            else:  # which says "not rerunnable" of such a job, -f or not (req_rerun.c)
+                self._run("qalter", "-r", "y", job, but=("Unknown",))
+                self._run("qrerun", "-f", job, but=("Unknown",))
 
     def power_down(self, nodes: Iterable[str], *, at_once: bool) -> None:
         """Have nodes leave: they are drained; at once, their jobs are requeued, too."""
@@ -151,6 +187,10 @@ def _node(name: str, said: Mapping[str, str]) -> Node:
     else:
         state = "busy" if jobs else "free"
     return Node(name, state, note, jobs)
+
+
+def _is_off(node: Node) -> bool:
+    return node.state in {"draining", "unusable"} and node.reason == _OFF and not node.jobs
 
 
 def _job(word: str) -> str:

@@ -107,14 +107,20 @@ def _round(settings: Settings, machines: Machines, batch: Pbs, since: rounds.Sin
         now,
     )
     on_slurm.note_up(machines, found, nodes, now)
+    for problem in batch.make_known():
+        machines.log(problem)
     wanted = rounds.steps(view)
     starts = [step for step in wanted if step.kind == "start"]
+    failed = {}
     for step in wanted:
         if step.kind != "start":
             try:
-                _do(machines, batch, step)
+                if _do(machines, batch, step) and step.kind == "fail":
+                    failed[step.node] = step.why
             except HostFault as error:
                 machines.log(f"{step.node}: {step.kind} failed: {error}")
+    if failed:
+        machines.failed(failed)
     if starts:
         _start(machines, batch, starts)
     return len(wanted)
@@ -135,11 +141,10 @@ def _join(machines: Machines, batch: Pbs, node: str, machine: Machine) -> None:
         batch.create(node, shape.cpus, shape.features, machine.address)
 
 
-def _do(machines: Machines, batch: Pbs, step: rounds.Step) -> None:
-    """Do one step but a start."""
+def _do(machines: Machines, batch: Pbs, step: rounds.Step) -> bool:
+    """Do one step but a start; return whether it is done."""
     if step.kind == "end" and step.machine is not None:
-        machines.end_machine(step.machine, step.why)
-        return
+        return not machines.end_machine(step.machine, step.why)
     machines.log(f"{step.node}: {step.kind}: {step.why}")
     if step.kind == "join" and step.machine is not None:
         _join(machines, batch, step.node, step.machine)
@@ -152,8 +157,8 @@ def _do(machines: Machines, batch: Pbs, step: rounds.Step) -> None:
         batch.requeue(nodes[step.node].jobs if step.node in nodes else ())
     elif step.kind in {"leave", "fail"}:
         deleted = functools.partial(_deleted, batch, step)
-        if not machines.end([step.node], step.why, still=deleted) and step.kind == "fail":
-            machines.failed({step.node: step.why})
+        return not machines.end([step.node], step.why, still=deleted)
+    return True
 
 
 def _deleted(batch: Pbs, step: rounds.Step) -> set[str]:
