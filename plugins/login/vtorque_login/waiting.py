@@ -189,7 +189,7 @@ def _raw(stream: channel.Stream) -> Iterator[None]:
     except termios.error:
         raise Refused("standard input is no terminal") from None
     handler = signal.signal(signal.SIGWINCH, resized)
-    tty.setraw(0)
+    tty.setraw(0, termios.TCSADRAIN)  # what was typed before is kept, as ssh does
     try:
         yield
     finally:

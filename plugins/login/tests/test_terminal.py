@@ -1,0 +1,26 @@
+"""The terminal of ``vmgr ssh`` and ``console`` where the job asks."""
+
+import os
+import pty
+import subprocess
+import sys
+
+CODE = """
+import os
+from vtorque_login import waiting
+with waiting._raw(None):
+    os.write(1, os.read(0, 100))
+"""
+
+
+def test_what_is_typed_before_the_session_begins_is_not_lost():
+    ours, theirs = pty.openpty()
+    try:
+        os.write(ours, b"hostname\n")
+        said = subprocess.run(
+            [sys.executable, "-c", CODE], stdin=theirs, capture_output=True, check=True, timeout=60
+        )
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert said.stdout == b"hostname\n"
