@@ -3,7 +3,6 @@
 import copy
 import dataclasses
 import pickle
-import sys
 from dataclasses import field
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import compiled
 from vtorque_core.base import record
 
 
@@ -102,21 +102,12 @@ def test_there_is_no_other_kind():
         record.dataclass(frozen=False)
 
 
-def test_it_compiles_nothing(monkeypatch):
-    compiled = []
-
-    def watch(event, args):
-        if active and event in ("compile", "exec"):
-            compiled.append(args)
-
-    active = False
-    sys.addaudithook(watch)
-    active = True
+def test_it_compiles_no_method():
+    methods = compiled.noted()
     declare(record.dataclass(frozen=True))
-    ours = len(compiled)
+    assert methods == []
     declare(dataclasses.dataclass(frozen=True))
-    active = False
-    assert ours == 0 < len(compiled)
+    assert "__init__" in methods
 
 
 def test_a_field_is_hashed_as_it_says():
