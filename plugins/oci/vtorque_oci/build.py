@@ -229,8 +229,8 @@ def _equip(tree: FileTree, kernel: Kernel, work: Path, options: Options) -> None
     tree.file(INIT, init.encode(), 0o755)
     tree.file(AGENT, built_agent(work), 0o755)
     program = busybox(work, options.debs)
-    tree.file(f"{HOME}/bin/busybox", program, 0o755)
-    applets = run_tool(str(work / "programs/bin/busybox"), "--list").split()
+    tree.file(f"{HOME}/bin/busybox", program.read_bytes(), 0o755)
+    applets = run_tool(str(program), "--list").split()
     for applet in (each for each in applets if each != "busybox"):
         tree.link(f"{HOME}/bin/{applet}", "busybox")
     carried = Tree()

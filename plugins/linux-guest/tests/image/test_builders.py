@@ -22,6 +22,7 @@ from vtorque_linux_guest.image.kernel import (
     fetch,
     kernel_package,
     need_tools,
+    program,
 )
 from vtorque_linux_guest.image.recipe import Recipe
 
@@ -151,6 +152,16 @@ def test_modules_come_with_what_they_need_in_load_order(kernel: Kernel) -> None:
     assert lines[ring] == ""
     blk = "kernel/drivers/block/virtio_blk.ko"
     assert lines["kernel/fs/packed.ko"] == f" {blk} {virtio} {ring}"
+    assert tree.entries[f"{base}/modules.builtin"][1] == b"kernel/fs/ext4/ext4.ko\n"
+
+
+@pytest.mark.parametrize("place", ["bin", "usr/bin"])
+def test_a_program_is_found_where_the_packages_have_it(tmp_path: Path, place: str) -> None:
+    with pytest.raises(HostFault, match="no program busybox"):
+        program(tmp_path, "busybox")
+    (tmp_path / place).mkdir(parents=True)
+    (tmp_path / place / "busybox").touch()
+    assert program(tmp_path, "busybox") == tmp_path / place / "busybox"
 
 
 def test_unknown_and_broken_modules(kernel: Kernel) -> None:

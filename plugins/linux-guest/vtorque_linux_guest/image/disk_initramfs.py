@@ -8,7 +8,7 @@ from pathlib import Path
 
 from vtorque_linux_guest.image import micro_builder
 from vtorque_linux_guest.image.initramfs import Tree, add_modules
-from vtorque_linux_guest.image.kernel import Kernel, fetch, unpack
+from vtorque_linux_guest.image.kernel import Kernel, fetch, program, unpack
 
 # net.ifnames=0: the seed's network-config calls the NICs eth0, ... (systemd.link(5)).
 CMDLINE = f"{micro_builder.CMDLINE} net.ifnames=0 rw"
@@ -28,7 +28,7 @@ def disk_initramfs(
     tree = Tree()
     for path in ("dev", "proc", "sys", "root"):
         tree.directory(path)
-    tree.file("bin/busybox", busybox(work, debs), 0o755)
+    tree.file("bin/busybox", busybox(work, debs).read_bytes(), 0o755)
     for applet in ("modprobe", "mount", "poweroff", "sleep", "switch_root"):
         tree.link(f"sbin/{applet}", "/bin/busybox")
     loaded = add_modules(tree, kernel, modules)
@@ -38,10 +38,10 @@ def disk_initramfs(
     return tree.compressed()
 
 
-def busybox(work: Path, debs: Path | None = None) -> bytes:
-    """Return Debian's static busybox, unpacked below ``work``/programs. Raises HostFault."""
+def busybox(work: Path, debs: Path | None = None) -> Path:
+    """Return where Debian's static busybox is, unpacked in ``work``/programs. Raises HostFault."""
     programs = work / "programs"
-    programs.mkdir(exist_ok=True)
-    if not (programs / "bin/busybox").exists():
+    if not programs.exists():
+        programs.mkdir()
         unpack(fetch(["busybox-static"], work, debs)[0], programs)
-    return (programs / "bin/busybox").read_bytes()
+    return program(programs, "busybox")

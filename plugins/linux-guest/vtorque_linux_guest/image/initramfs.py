@@ -77,12 +77,14 @@ def _padded(data: bytes) -> bytes:
 
 
 def add_modules(tree: Tree, kernel: Kernel, wanted: Iterable[str]) -> list[str]:
-    """Add modules and all they need, with modules.dep for modprobe; return names in load order.
+    """Add modules and all they need, with what modprobe reads; return names in load order.
 
-    A name that is built into the kernel is left out. Raises Refused for an unknown module.
+    A name that is built into the kernel is left out: modules.builtin tells modprobe. Raises Refused
+    for an unknown module.
     """
     available = _available(kernel)
-    builtin = _builtin(kernel)
+    listed = (kernel.modules / "modules.builtin").read_bytes()
+    builtin = _names(listed)
     order: dict[str, tuple[Path, tuple[str, ...]]] = {}
 
     def visit(name: str) -> None:
@@ -105,6 +107,7 @@ def add_modules(tree: Tree, kernel: Kernel, wanted: Iterable[str]) -> list[str]:
         files = [_plain(kernel, order[n][0]) for n in _closure(name, needs)]
         dep += " ".join([f"{_plain(kernel, path)}:", *files]) + "\n"
     tree.file(f"{base}/modules.dep", dep.encode())
+    tree.file(f"{base}/modules.builtin", listed)
     return list(order)
 
 
@@ -135,8 +138,8 @@ def _available(kernel: Kernel) -> dict[str, Path]:
     return {canonical(p.name.split(".ko")[0]): p for p in found}
 
 
-def _builtin(kernel: Kernel) -> frozenset[str]:
-    lines = (kernel.modules / "modules.builtin").read_text().split()
+def _names(listed: bytes) -> frozenset[str]:
+    lines = listed.decode().split()
     return frozenset(canonical(Path(line).name.split(".ko")[0]) for line in lines)
 
 

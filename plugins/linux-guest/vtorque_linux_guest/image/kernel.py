@@ -153,6 +153,17 @@ def unpack(deb: Path, into: Path) -> None:
     run_tool("dpkg-deb", "-x", str(deb), str(into), timeout=UNPACK_TIMEOUT)
 
 
+def program(unpacked: Path, name: str) -> Path:
+    """Return where packages that are unpacked there have a program of ``/bin``. Raises HostFault.
+
+    They may count on that being a link to ``/usr/bin``.
+    """
+    for base in ("bin", "usr/bin"):
+        if (unpacked / base / name).is_file():
+            return unpacked / base / name
+    raise HostFault(f"the packages have no program {name}")
+
+
 def fetch_kernel(
     scratch: Path, progress: Callable[[str], None], debs: Path | None, flavour: str = "cloud"
 ) -> Kernel:

@@ -22,6 +22,7 @@ from vtorque_linux_guest.image.kernel import (
     debs_directory,
     fetch,
     fetch_kernel,
+    program,
     unpack,
     vmlinux,
 )
@@ -136,11 +137,11 @@ def _add_programs(tree: Tree, scratch: Path, debs: Path | None) -> None:
     unpacked.mkdir()
     for deb in fetch(["busybox-static", "bash-static"], scratch, debs):
         unpack(deb, unpacked)
-    busybox = unpacked / "bin/busybox"
+    busybox = program(unpacked, "busybox")
     for applet in run_tool(str(busybox), "--list-full").split():
         tree.link(applet, "/bin/busybox")
     tree.file("bin/busybox", busybox.read_bytes(), 0o755)
-    tree.file("bin/bash", (unpacked / "bin/bash-static").read_bytes(), 0o755)
+    tree.file("bin/bash", program(unpacked, "bash-static").read_bytes(), 0o755)
 
 
 def _os_release(kernel: Kernel) -> str:
