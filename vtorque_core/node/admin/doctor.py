@@ -266,7 +266,7 @@ def check_tools(site: Site) -> Iterator[HealthResult]:
         "virtlogd": "libvirt-daemon",
         "setfacl": "acl",
         "setpriv": "util-linux",
-        "qemu-storage-daemon": "qemu-system-common",
+        "qemu-storage-daemon": "qemu-utils, on Debian 12 qemu-system-common",
         "/usr/lib/qemu/virtiofsd": "virtiofsd, on Debian 12 qemu-system-common",
     }
     for tool, package in packages.items():
