@@ -248,7 +248,7 @@ def requirements():
 
 def packages():
     lines = (REPO / "scripts/packages").read_text().splitlines()
-    return [line for line in lines if line and not line.startswith("#")]
+    return [line.split()[0] for line in lines if line and not line.startswith("#")]
 
 
 def test_every_dependency_has_its_reason():
