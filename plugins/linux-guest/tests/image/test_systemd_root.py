@@ -65,11 +65,11 @@ def test_a_system_that_would_not_boot_is_refused(missing: str) -> None:
 
 
 def test_a_guest_without_a_seed_waits_for_it_in_cloud_init_alone() -> None:
-    stage = "usr/lib/systemd/system/cloud-init-local.service"
-    tree = finished(SYSTEM | {stage: b"[Unit]\nBefore=network-pre.target\nBefore=sysinit.target\n"})
-    assert target(tree, f"{UNITS}/cloud-init-local.service") == (
-        b"[Unit]\nBefore=network-pre.target\n"
-    )
+    stages = ("cloud-init-local.service", "cloud-init-network.service")
+    text = b"[Unit]\nBefore=network-pre.target\nBefore=sysinit.target\n"
+    tree = finished(SYSTEM | {f"usr/lib/systemd/system/{stage}": text for stage in stages})
+    for stage in stages:
+        assert target(tree, f"{UNITS}/{stage}") == b"[Unit]\nBefore=network-pre.target\n"
     seed = r"dev-disk-by\x2did-virtio\x2dvtseed.device"
     waits = target(tree, f"{UNITS}/cloud-init-local.service.d/10-vtorque.conf") or b""
     assert f"Requires={seed}\nAfter={seed} vtorque-waits.service\n".encode() in waits

@@ -40,9 +40,11 @@ GENERATORS = (
 )
 CLOUD_INIT_GENERATOR = "cloud-init-generator"
 CLOUD_INIT_TARGET = "cloud-init.target"
-# A Python of its own for what the seed has its first stage do; from 24.3 on all are one process.
+# A Python of its own for what the seed has its first stage do. From 24.3 on all stages are one
+# process, which waits for each: the second has another name and is done.
 SECOND_STAGE = "cloud-init.service"
 FIRST_STAGE = "cloud-init-local.service"
+NETWORK_STAGE = "cloud-init-network.service"
 # cloud-init starts it when the seed names time servers; the clock is the host's until then.
 DISABLED = ("systemd-timesyncd.service", "chronyd.service")
 ENABLED = {
@@ -167,10 +169,11 @@ def _late_cloud_init(tree: FileTree) -> None:
 
     Debian's has the whole system wait (Before=sysinit.target), also while there is no seed.
     """
-    found = _unit(tree, FIRST_STAGE)
-    if found is not None:
-        text = found[1].read(1 << 20).replace(b"Before=sysinit.target\n", b"")
-        tree.file(f"etc/systemd/system/{FIRST_STAGE}", text)
+    for unit in (FIRST_STAGE, NETWORK_STAGE):
+        found = _unit(tree, unit)
+        if found is not None:
+            text = found[1].read(1 << 20).replace(b"Before=sysinit.target\n", b"")
+            tree.file(f"etc/systemd/system/{unit}", text)
 
 
 def enable(tree: FileTree, unit: str) -> None:
