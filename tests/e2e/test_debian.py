@@ -65,6 +65,28 @@ def test_a_job_in_a_debian_guest(debian, clean):
 
 
 @pytest.mark.full
+@pytest.mark.releases
+def test_a_guest_may_be_of_another_release(clean):
+    """All but its kernel, which is the newest that the node's own release has."""
+    build = ("vmgr", "images", "build", "debian13", "debian", "-o", "suite=trixie")
+    clean.root(*build, timeout=900)
+    text = (
+        "#!/bin/bash\ncat /etc/debian_version; id -un; hostname -I | wc -w; echo mine >made\n"
+        "systemctl is-system-running --wait >/dev/null; systemctl --failed --no-legend\n"
+    )
+    try:
+        result = clean.job(text, "-vm", "img=debian13,ram=512M,vcpus=2", timeout=400)
+    finally:
+        clean.root("vmgr", "images", "remove", "debian13")
+    assert (result.code, result.err) == (0, b"")
+    version, *rest = result.out.decode().splitlines()
+    assert version.startswith("13.")
+    assert rest == [clean.user, "1"]
+    assert (clean.home / "made").read_text() == "mine\n"
+    (clean.home / "made").unlink()
+
+
+@pytest.mark.full
 def test_one_that_waits_for_its_job_is_as_any_other(debian, clean, config):
     """Booted as far as cloud-init before there is a job: then that does all that it does ever."""
     text = f"{TELLS}systemctl --failed --no-legend | wc -l; hostname -I | wc -w; nproc\n"

@@ -110,6 +110,7 @@ def stock(node, scratch):
     remove(node, STOCK)
 
 
+@pytest.mark.releases
 def test_the_same_recipe_gives_the_same_bytes(image):
     first, second = image
     assert first["sha256"] == second["sha256"]
@@ -151,6 +152,7 @@ def test_it_is_ready_in_half_the_time_of_a_stock_image(clean, config, image, sto
     assert statistics.median(rounds) >= 2, (ours, base)
 
 
+@pytest.mark.releases
 def test_it_runs_mpi_and_has_what_the_recipe_adds(clean, image):
     result = clean.job(
         "#!/bin/sh\ncat /etc/made-by-command\nmpirun /opt/app/hello | sort\n",
@@ -178,6 +180,7 @@ def repository(tmp_path):
         thread.join()
 
 
+@pytest.mark.releases
 def test_the_redhat_family_is_installed_from_its_packages(node, repository, tmp_path):
     """What is checked are files of an image of fake packages; nothing of it could boot."""
     recipe = tmp_path / "recipe.toml"
