@@ -2,6 +2,7 @@
 
 import os
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -21,10 +22,15 @@ def job(tmp_path):
     return job
 
 
+def opened(path):
+    request.Fifo(str(path), os.getuid()).create()
+    return request.listen(path)
+
+
 @pytest.fixture
 def listening(job):
     path = request.path_of(job.paths, job.key)
-    descriptor = request.listen(path, os.getuid())
+    descriptor = opened(path)
     yield path, descriptor
     os.close(descriptor)
 
@@ -52,7 +58,7 @@ def test_a_word_is_answered(job, listening, text):
 def test_only_the_owner_can_write_to_it_and_another_watcher_finds_it(listening):
     path, descriptor = listening
     assert path.stat().st_mode & 0o777 == 0o200 and path.stat().st_uid == os.getuid()
-    again = request.listen(path, os.getuid())
+    again = request.listen(path)
     assert os.path.samestat(os.fstat(again), os.fstat(descriptor))
     os.close(again)
 
@@ -92,18 +98,18 @@ def test_what_is_no_fifo_is_not_listened_to(tmp_path):
     path = tmp_path / "suspend.fifo"
     path.write_text("")
     with pytest.raises(OSError, match="no FIFO"):
-        request.listen(path, os.getuid())
+        request.listen(path)
     path.unlink()
     path.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(OSError, match="symbolic link"):
-        request.listen(path, os.getuid())
+        request.listen(path)
 
 
 def test_without_a_watcher_it_is_said_what_to_do(job):
     path = request.path_of(job.paths, job.key)
     for made in (False, True):
         if made:
-            os.close(request.listen(path, os.getuid()))
+            os.close(opened(path))
         with pytest.raises(HostFault, match="ask your administrator"):
             request.ask(path, job.kept, request.RESUME, 1.0, patience=0.1)
 
@@ -113,7 +119,7 @@ def test_a_watcher_that_has_not_listened_yet_is_waited_for(job):
     said = []
 
     def late():
-        descriptor = request.listen(path, os.getuid())
+        descriptor = opened(path)
         said.append(served(descriptor, job, "done"))
         os.close(descriptor)
 
@@ -127,3 +133,15 @@ def test_a_watcher_that_does_not_answer_is_said(job, listening):
     path, _ = listening
     with pytest.raises(HostFault, match="has not answered"):
         request.ask(path, job.kept, request.RESUME, 0.1)
+
+
+def test_a_fifo_is_released_twice_and_after_half_a_create(tmp_path):
+    fifo = request.Fifo(str(tmp_path / "suspend.fifo"), os.getuid())
+    fifo.create()
+    with pytest.raises(HostFault, match="File exists"):
+        fifo.create()
+    fifo.release()
+    fifo.release()
+    os.mkfifo(fifo.path)
+    fifo.release()
+    assert not Path(fifo.path).exists()

@@ -83,6 +83,7 @@ def started(paths, nodes=("n1",), guests=2, job_id="42.srv"):
     job.kept.add_facts(nodes=list(nodes), guest_type="acme")
     paths.job_state(job.key).mkdir(parents=True)
     paths.job_run(job.key).mkdir(parents=True)
+    request.Fifo(str(request.path_of(paths, job.key)), os.getuid()).create()
     return job
 
 

@@ -11,13 +11,15 @@ from vtorque_core.api.node_job import NodeJob, Site
 from vtorque_core.live import suspend
 from vtorque_core.live.jobs import Running
 from vtorque_survive.process import Watcher
+from vtorque_survive.request import Fifo, path_of
 
 
 @hookimpl
 def vtorque_pre_boot(job: NodeJob) -> None:
-    """Make the file that the job shell locks, for the job's user alone to read."""
-    path = job.site.paths.job_shell(job.guests[0].job.key)
-    job.acquire(File(str(path), mode=0o400, reader=job.user.uid))
+    """Make the file that the job shell locks, and the FIFO by which the job's owner asks."""
+    paths, key = job.site.paths, job.guests[0].job.key
+    job.acquire(File(str(paths.job_shell(key)), mode=0o400, reader=job.user.uid))
+    job.acquire(Fifo(str(path_of(paths, key)), job.user.uid))
 
 
 @hookimpl
@@ -37,5 +39,5 @@ def check(site: Site) -> Iterator[HealthResult]:
         yield ok(f"{len(still)} jobs stand still: {', '.join(still) or 'none'}")
 
 
-vtorque_resources = always(Watcher)
+vtorque_resources = always(Watcher, Fifo)
 vtorque_health_checks = always(HealthCheck("survive: suspended jobs", check))

@@ -18,7 +18,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from vtorque_core.api import HostFault, Paths
+from vtorque_core.api import HostFault, Paths, dataclass
+from vtorque_core.api.acquired import Resource
 from vtorque_core.api.kept_records import Place
 from vtorque_core.live import changes
 
@@ -34,14 +35,35 @@ def path_of(paths: Paths, key: str) -> Path:
     return paths.job_run(key) / "suspend.fifo"
 
 
-def listen(path: Path, uid: int) -> int:
+@dataclass(frozen=True)
+class Fifo(Resource):
+    """The FIFO of a job, in its directory of root's; ``uid`` may write to it, and nobody else."""
+
+    kind = "survive-fifo"
+    path: str
+    uid: int
+
+    def create(self) -> None:
+        """Make it. Raises HostFault."""
+        try:
+            os.mkfifo(self.path, 0o200)
+            os.chown(self.path, self.uid, -1, follow_symlinks=False)
+        except OSError as error:
+            raise HostFault(f"cannot make {self.path}: {error.strerror}") from None
+
+    def release(self) -> None:
+        """Remove it; missing is fine."""
+        try:
+            Path(self.path).unlink(missing_ok=True)
+        except OSError as error:
+            raise HostFault(f"cannot remove {self.path}: {error.strerror}") from None
+
+
+def listen(path: Path) -> int:
     """Return a descriptor of the FIFO at this path in a directory of root's. Raises OSError.
 
-    It is made if it is not there, for a user. Open for writing, too, so that it has no end.
+    It is open for writing, too, so that it has no end.
     """
-    with suppress(FileExistsError):
-        os.mkfifo(path, 0o200)
-        os.chown(path, uid, -1, follow_symlinks=False)
     descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
         os.close(descriptor)

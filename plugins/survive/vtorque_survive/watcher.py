@@ -154,7 +154,7 @@ class Loop:
                 self.jobs[key].job = job
                 continue
             with contextlib.suppress(OSError):  # it is being torn down
-                fifo = request.listen(request.path_of(self.paths, key), job.job.uid)
+                fifo = request.listen(request.path_of(self.paths, key))
                 self.jobs[key] = Watched(job, fifo)
 
     def _lives(self) -> Mapping[str, Life]:
