@@ -24,7 +24,7 @@ from vtorque_core.resources import CORE_KINDS
 
 _HANGS = 0.5  # seconds that a release has which hangs
 _DAY = 86400.0
-_SPARED = frozenset({"telemetry-sampler"})  # kinds without which a job goes on, warned
+_SPARED = frozenset({"survive-watcher", "telemetry-sampler"})  # a job goes on without, warned
 
 
 def every(_point: Point) -> bool:
