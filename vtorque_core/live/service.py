@@ -7,6 +7,7 @@ the same from ``vtorque setup install``.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -45,6 +46,12 @@ def on_nodes(
     site, plugins = load(config, node=False)
     for each in plugins.each("vtorque_on_nodes", jobs=jobs, site=site, config=config):
         yield each.error or each.item, each.plugin
+
+
+def vmgr(config: Path, *words: str) -> list[str]:
+    """Return a command line of this installation's ``vmgr``, whatever Python's variables say."""
+    argv = [sys.executable, "-I", "-m", "vtorque_core.cli.vmgr"]
+    return [*argv, "--config", str(config.absolute()), *words]
 
 
 def paths(config: Path | None) -> Paths:

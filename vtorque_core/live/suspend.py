@@ -35,8 +35,10 @@ from vtorque_core.records.reading import lock_name, read
 from vtorque_core.resources import stopped_daemons
 from vtorque_core.site.plugins import Plugins
 
-_STOPS = stopped_daemons.HANDSHAKE + 5.0  # seconds that libvirt has for all guests of the job
-_GOES_ON = 10.0  # the same
+# Seconds that libvirt has for all guests of the job. Less than stopped_daemons.HANDSHAKE, after
+# which also daemons end that were not stopped: a job that runs has use for them.
+_STOPS = 20.0
+_GOES_ON = 10.0  # the same, to let them run
 _TIME = _STOPS + _GOES_ON + 5.0  # for one change: less than an epilogue waits for the job's lock
 _PATIENCE = 2.0  # seconds for the job's lock
 _CLOCK = 5.0  # seconds for a guest to say that it has set its clock

@@ -26,9 +26,9 @@ def console(config: Path, job_id: str, guest: int) -> None:
     As the job's owner watch what the guest says there, as vmgr logs --console -f does.
     """
     if os.geteuid() != 0:
-        vmgr = [sys.executable, "-I", "-m", "vtorque_core.cli.vmgr", "--config", str(config)]
         watch = ["logs", "--console", "--follow", f"--guest={guest}", "--", job_id]
-        os.execv(vmgr[0], [*vmgr, *watch])  # noqa: S606
+        argv = service.vmgr(config, *watch)
+        os.execv(argv[0], argv)  # noqa: S606
     from vtorque_core.live import jobs  # noqa: PLC0415 - imports libvirt
 
     running = [job for job in jobs.Running(service.paths(config)).jobs() if job.job.id == job_id]

@@ -43,7 +43,7 @@ def job(home, monkeypatch):
                 self.asked = words
                 return python(code)
 
-            monkeypatch.setattr(state, "vmgr", vmgr)
+            monkeypatch.setattr(state.service, "vmgr", vmgr)
 
         def answers(self):
             def look():

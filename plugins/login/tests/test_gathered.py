@@ -34,7 +34,7 @@ def nodes(monkeypatch):
     """Return a dictionary: the Python code that a node answers with."""
     code = {}
     monkeypatch.setattr(
-        state, "vmgr", lambda _config, _command, _, node, *rest: python(code[node, *rest])
+        state.service, "vmgr", lambda _config, _command, _, node, *rest: python(code[node, *rest])
     )
     return code
 

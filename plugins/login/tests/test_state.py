@@ -25,7 +25,7 @@ CONFIG = Path("/etc/acme.toml")
 )
 def test_a_node_that_says_nonsense_is_named(monkeypatch, said, error):
     code = f"import sys; print({said!r}); sys.stderr.write({error!r})"
-    monkeypatch.setattr(state, "vmgr", lambda *_: python(code))
+    monkeypatch.setattr(state.service, "vmgr", lambda *_: python(code))
     with pytest.raises(VtorqueError, match=r"^n1: (gone \\x1b\[2J|said nothing of the job)$"):
         state.on_node("7.srv", "n1", CONFIG, 20.0)
 
@@ -42,7 +42,7 @@ def test_a_node_that_says_no_end_or_nothing_is_ended(monkeypatch, tmp_path, code
     """With all that it has started."""
     pids = tmp_path / "pids"
     both = f"import os; os.fork(); open({str(pids)!r}, 'a').write(f'{{os.getpid()}}\\n')\n{code}"
-    monkeypatch.setattr(state, "vmgr", lambda *_: python(both))
+    monkeypatch.setattr(state.service, "vmgr", lambda *_: python(both))
     monkeypatch.setattr(state, "_SPARE", spare)
     with pytest.raises(HostFault, match=f"^n1: {words}".replace("more", "said more")):
         state.on_node("7.srv", "n1", CONFIG, 0.0)
@@ -58,7 +58,7 @@ def test_each_node_of_each_job_is_asked_in_order(monkeypatch):
         code = f"print({json.dumps(said)!r})" if node != "n2" else "raise SystemExit('no way')"
         return python(code)
 
-    monkeypatch.setattr(state, "vmgr", vmgr)
+    monkeypatch.setattr(state.service, "vmgr", vmgr)
     jobs = [
         JobInfo("7", "a", "ada", "R", nodes=("n1", "n2")),
         JobInfo("8", "b", "ada", "Q"),

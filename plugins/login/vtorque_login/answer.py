@@ -23,7 +23,7 @@ from typing import IO
 
 from vtorque_core.api import VtorqueError, kept_records
 from vtorque_core.live import service
-from vtorque_login import channel, companion, requests, state
+from vtorque_login import channel, companion, requests
 from vtorque_login.requests import Request
 
 CONNECT = 10.0  # seconds to reach the waiting command
@@ -67,7 +67,7 @@ def _await_close(connection: socket.socket) -> None:
 
 def _run(stream: channel.Stream, request: Request, config: Path) -> int:
     command, *rest = request.words
-    argv = state.vmgr(config, command, "--here", *rest)
+    argv = service.vmgr(config, command, "--here", *rest)
     environ = companion.clean()
     if request.term:
         size = struct.pack("HHHH", request.rows, request.columns, 0, 0)

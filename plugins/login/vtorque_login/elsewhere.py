@@ -28,7 +28,6 @@ from vtorque_core.live import kept as kept_jobs
 from vtorque_core.live import service
 from vtorque_login import gathered, state
 from vtorque_login.settings import Settings
-from vtorque_login.state import vmgr
 
 _ENDED = frozenset({"C", "CG", "E", "F", "X"})  # qstat(1B), squeue(1): its script has ended
 _MOST = 1 << 20  # bytes of a line that is shown
@@ -129,7 +128,7 @@ def _on_node(
 ) -> int:
     step = batch.step(site) if batch.step is not None else None
     if step is not None:
-        argv = vmgr(config, *asked.line("--here"))
+        argv = service.vmgr(config, *asked.line("--here"))
         return _call(step(job.id, node, argv, asked.terminal))
     from vtorque_login import waiting  # noqa: PLC0415 - only where it has to
 
@@ -226,7 +225,7 @@ def _as_owner(asked: Asked, owner: str, config: Path) -> int:
     except KeyError:
         raise Refused(f"the job's owner {printable(owner)} is no user of this host") from None
     node = [f"--node={asked.node}"] if asked.node else []
-    argv = vmgr(config, *asked.line(*node))
+    argv = service.vmgr(config, *asked.line(*node))
     pty = ["--pty"] if asked.terminal else []
     kept = {name: os.environ[name] for name in ("TERM", "NO_COLOR") if name in os.environ}
     environ = kept | {

@@ -11,7 +11,6 @@ import os
 import selectors
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +20,7 @@ from typing import Any, TypeVar
 
 from vtorque_core.api import HostFault, printable
 from vtorque_core.api.batch_system import JobInfo, JobOnNode
+from vtorque_core.live import service
 
 T = TypeVar("T")
 _MOST = 1 << 20  # bytes of an answer
@@ -34,12 +34,6 @@ class State:
 
     phase: str
     guests: tuple[tuple[int, str], ...]
-
-
-def vmgr(config: Path, *words: str) -> list[str]:
-    """Return a command line of this installation's ``vmgr``, whatever Python's variables say."""
-    argv = [sys.executable, "-I", "-m", "vtorque_core.cli.vmgr"]
-    return [*argv, "--config", str(config.absolute()), *words]
 
 
 def of_jobs(jobs: Sequence[JobInfo], config: Path, wait: float) -> Iterator[JobOnNode]:
@@ -80,7 +74,7 @@ def answer(
     HostFault with what was said instead, or that it was too much or took longer than twice that
     and 30 s.
     """
-    argv = vmgr(config, "state", "--node", node, *options, "--", job_id)
+    argv = service.vmgr(config, "state", "--node", node, *options, "--", job_id)
     said, wrong = _said(argv, node, 2 * wait + _SPARE, most)
     try:
         return read(json.loads(said))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -70,8 +69,7 @@ def _all(config: Path, word: str, job_id: str, *, this_node: bool) -> None:
 
 def _on_node(config: Path, word: str, job_id: str, node: str) -> str:
     """Have another node do it, by the plugin login; return what is wrong, or nothing."""
-    vmgr = [sys.executable, "-I", "-m", "vtorque_core.cli.vmgr", "--config", str(config)]
-    argv = [*vmgr, word, "--this-node", "--node", node, "--", job_id]
+    argv = service.vmgr(config, word, "--this-node", "--node", node, "--", job_id)
     done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False)
     if done.returncode == 0:
         return ""

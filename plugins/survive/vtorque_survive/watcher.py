@@ -147,7 +147,7 @@ class Loop:
         self._running = self._running or Running(self.paths)
         found = {job.job.key: job for job in self._running.jobs() if suspend.phase(job)}
         for key in [key for key, watched in self.jobs.items() if key not in found]:
-            if self.jobs[key].change is None:
+            if self.jobs[key].change is None and self.jobs[key].clocks is None:
                 self.jobs.pop(key).close()
         for key, job in found.items():
             if key in self.jobs:

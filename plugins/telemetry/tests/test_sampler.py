@@ -88,6 +88,20 @@ def test_all_jobs_are_in_one_call_and_ended_ones_leave(paths):
     assert 'vtorque_job_phase_seconds{phase="boot"}' in next(x for x in rest if x["g"] is None)["v"]
 
 
+def test_of_guests_that_stand_still_there_are_no_samples_and_the_phase_says_why(paths):
+    job = running_journal.Job(paths)
+    taken = Taken()
+    loop = halves.loop(paths, [taken], Stats(job.uuids))
+    for phase in ("paused", "suspended", "run"):
+        job.journal.phase(phase)
+        loop.tick()
+    guests = [sum(s.name.startswith("vtorque_guest_") for s in each) for each in taken.samples]
+    assert guests[:2] == [0, 0] and guests[2] > 0
+    assert taken.ended == set()
+    phases = {s.labels["phase"] for s in taken.samples[1] if "phase" in s.name}
+    assert "suspended" in phases
+
+
 def test_libvirt_that_hangs_is_said_once_and_the_rest_goes_on(paths, caplog):
     running_journal.Job(paths)
     taken = Taken()

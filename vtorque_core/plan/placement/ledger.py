@@ -130,10 +130,11 @@ def taken_by(held: Sequence[JournalState], without: Sequence[JournalState] = ())
     shares: Counter[int] = Counter()
     for state in held:
         cpus: set[int] = set()
+        free = (CORE, SHARE) if state.suspended else ()
         for args in (lease.args for lease in state.leases):
             if state.key in taken and args["pool"] == MEMORY:
                 continue
-            if state.suspended and args["pool"] in (CORE, SHARE):
+            if args["pool"] in free:
                 continue
             pool, item, node = str(args["pool"]), str(args["item"]), int(args.get("node", -1))
             amount, page = int(args["mib"]), int(args.get("page_kib", 0))

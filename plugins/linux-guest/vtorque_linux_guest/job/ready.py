@@ -65,14 +65,8 @@ def await_ready(
 
 def await_seed(guest: GuestPlan, port: socket.socket, deadline: float) -> None:
     """Return when a spare guest waits for its seed. As root. Raises HostFault."""
-    until = deadline + _MORE
-    said = read_apart(_awaits, deadline, until=until, files=[port.fileno()], most=TOTAL_MAX)
-    try:
-        verdict = b"".join(said)
-    except Unreadable as error:
-        verdict = _FAULT + str(error).encode()
-    if verdict != _READY:
-        raise HostFault(shown(verdict[1:]) or "it has not waited", stage=f"guest {guest.hostname}")
+    if wrong := _wrong(_awaits, port, deadline):
+        raise HostFault(wrong, stage=f"guest {guest.hostname}")
 
 
 def set_clock(port: socket.socket, deadline: float) -> None:
@@ -80,13 +74,19 @@ def set_clock(port: socket.socket, deadline: float) -> None:
 
     Raises HostFault.
     """
+    if wrong := _wrong(_sets, port, deadline):
+        raise HostFault(wrong)
+
+
+def _wrong(work: Callable[..., Iterator[bytes]], port: socket.socket, deadline: float) -> str:
+    """Have a guest's lines read apart; return why that did not end well, or nothing."""
     until = deadline + _MORE
+    said = read_apart(work, deadline, until=until, files=[port.fileno()], most=TOTAL_MAX)
     try:
-        verdict = b"".join(read_apart(_sets, deadline, until=until, files=[port.fileno()]))
+        verdict = b"".join(said)
     except Unreadable as error:
         verdict = _FAULT + str(error).encode()
-    if verdict != _READY:
-        raise HostFault(shown(verdict[1:]) or "it has not said that it did")
+    return "" if verdict == _READY else shown(verdict[1:]) or "it has not said so"
 
 
 def _sets(deadline: float, port: int) -> Iterator[bytes]:
