@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
-import logging
 import os
 import resource
 import signal
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from vtorque_core.api.node_job import NodeJob
 
 _PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38  # prctl(2)
+_STARTING = 10  # nice value until it begins
 _THREADS, _MEMORY = 128, 1 << 30  # of one that has given up its rights
 LOG_BYTES = 256 * 1024  # of each of two files
 _ENVIRON = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C", "HOME": "/root"}
@@ -38,8 +38,9 @@ class NodeProcess(Process):
     elsewhere, since no job's hook needs that program. A node has one, known by its lock
     ``<run>/<name>.lock`` alone: settings change with the next one.
 
-    Every job waits for its start, so it is spawned, which copies none of our memory: 1 ms. It
-    inherits its standard input, the lock file with our lock (flock(2)), and so has it at once.
+    Every job waits for its start, so it is spawned, which copies none of our memory: 1 ms, and
+    is nice until it begins. It inherits its standard input, the lock file with our lock
+    (flock(2)), and so has it at once.
     """
 
     scope: ClassVar = "node"
@@ -72,7 +73,8 @@ class NodeProcess(Process):
                 others = (int(entry.name) for entry in Path("/proc/self/fd").iterdir())
                 files += [(os.POSIX_SPAWN_CLOSE, other) for other in others if other > 2]
                 program = self.argv[0]
-                os.posix_spawn(program, self.argv, _ENVIRON, file_actions=files, setsid=True)
+                pid = os.posix_spawn(program, self.argv, _ENVIRON, file_actions=files, setsid=True)
+                _be_nice(pid, _STARTING)
             except OSError as error:
                 raise HostFault(f"{self.argv[0]}: lock {self.lock}: {error.strerror}") from error
 
@@ -109,16 +111,25 @@ class NodeProcess(Process):
             job.warn(f"{without}: {error}")
 
 
+def _be_nice(pid: int, value: int) -> None:
+    """Set a process's nice value, and its session's, which counts where there is one (sched(7))."""
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, pid, value)
+        Path(f"/proc/{pid}/autogroup").write_text(str(value))
+
+
 def begin(name: str) -> tuple[Paths, list[str]]:
     """Begin such a process: what it logs is in ``<state>/<name>.log``, its files are root's alone.
 
     Returns where the node's files are, and the words that it was given. Raises OSError.
     """
-    from logging.handlers import RotatingFileHandler  # noqa: PLC0415 - not by who starts it
+    import logging  # noqa: PLC0415 - not by who starts it
+    from logging.handlers import RotatingFileHandler  # noqa: PLC0415
 
     state, run, *words = sys.argv[1:]
     os.umask(0o077)
     os.chdir("/")
+    _be_nice(os.getpid(), 0)
     ctypes.CDLL(None).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     handler = RotatingFileHandler(Path(state, f"{name}.log"), maxBytes=LOG_BYTES, backupCount=1)
     logging.basicConfig(level="INFO", format="%(asctime)s %(message)s", handlers=[handler])

@@ -306,6 +306,7 @@ def test_it_starts_samples_is_killed_and_goes_on(paths, process):
     process.create()
     eventually((job.kept.directory / series.NAME).exists)
     eventually(lambda: len(lines(job)) > 3)
+    assert os.getpriority(os.PRIO_PROCESS, pid_of(process)) == 0
     os.kill(pid_of(process), signal.SIGKILL)
     eventually(process.lost)
     process.release()
@@ -345,22 +346,22 @@ def test_a_job_that_ends_gets_a_last_sample_and_waits_for_nobody(paths, process)
 
 
 def test_its_start_holds_nobody_up(process, tmp_path):
-    """It is made, although its Python does not come to its first line."""
+    """It is made, although its Python does not come to its first line, and gives way to others."""
     slow = tmp_path / "slow"
     slow.write_text("#!/bin/sh\nexec sleep 1000\n")
     slow.chmod(0o755)
     replace(process, argv=(str(slow), *process.argv[1:])).create()
-    assert Path(f"/proc/{pid_of(process)}").exists()
+    assert os.getpriority(os.PRIO_PROCESS, pid_of(process)) == 10
 
 
-def test_it_is_started_at_post_boot_and_not_waited_for(paths, tmp_path):
+def test_it_is_started_before_the_boot_and_not_waited_for(paths, tmp_path):
     acquired = []
     site = PluginSite(paths, (Settings(),), tmp_path / "v.toml")
     job = SimpleNamespace(site=site, acquire=acquired.append)
-    node.vtorque_post_boot(job)
+    node.vtorque_pre_boot(job)
     assert [r.kind for r in acquired] == ["telemetry-sampler"]
     assert acquired[0].scope == "node"
-    node.vtorque_post_boot(
+    node.vtorque_pre_boot(
         SimpleNamespace(site=PluginSite(paths, (Settings(enabled=False),)), acquire=None)
     )
 
@@ -370,7 +371,7 @@ def test_a_sampler_that_cannot_be_started_fails_no_job(paths, tmp_path):
     site = PluginSite(paths, (Settings(),), tmp_path / "v.toml")
     paths.run.rmdir()
     job = SimpleNamespace(site=site, acquire=lambda resource: resource.create(), warn=told.append)
-    node.vtorque_post_boot(job)
+    node.vtorque_pre_boot(job)
     assert len(told) == 1
     assert "is not measured" in told[0]
     assert "No such file" in told[0]
