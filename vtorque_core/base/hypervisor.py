@@ -182,6 +182,29 @@ def suspend_domain(uri: str, uuid: str, timeout: float = CALL_TIMEOUT) -> None:
         raise HostFault("ended before it could be suspended", stage=STAGE)
 
 
+def cpu_shares(uri: str, uuid: str, shares: int = 0) -> int:
+    """Return how much a domain gets of CPUs that others want too; set that if it is given.
+
+    libvirt's ``cpu_shares``. 0: the domain has ended, or this host has no control groups for CPUs.
+    Raises HostFault.
+    """
+    module = _libvirt()
+
+    def work(domain: Any) -> int:
+        live = module.VIR_DOMAIN_AFFECT_LIVE
+        try:
+            had = int(domain.schedulerParametersFlags(live)["cpu_shares"])
+        except module.libvirtError as error:
+            if error.get_error_code() == module.VIR_ERR_OPERATION_INVALID:
+                return 0
+            raise
+        if shares:
+            domain.setSchedulerParametersFlags({"cpu_shares": shares}, live)
+        return had
+
+    return on_domain(uri, uuid, "CPU shares", work, _LOOKUP) or 0
+
+
 def _unless(state: int, work: Callable[[Any], Any]) -> Callable[[Any], bool]:
     """Return what does it unless a domain is in a state already."""
     return lambda domain: domain.state()[0] == state or work(domain) == 0

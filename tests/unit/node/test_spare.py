@@ -358,3 +358,22 @@ def test_one_that_a_job_has_goes_on_though_its_boot_fails_at_the_very_end(
         with pytest.raises(OSError, match="no space"):
             spare_boot.boot(site, Plugins(), "warm", of_job, {})
         assert (tmp_path / "has").exists() == bool(of_job)
+
+
+@pytest.mark.parametrize(
+    ("had", "set_to"), [(1024, [16, 1024]), (100, [2, 100]), (0, [])], ids=["v1", "v2", "none"]
+)
+def test_while_it_boots_others_go_first_and_then_it_is_as_any(monkeypatch, had, set_to):
+    """By its control group's share, which libvirt gives each guest of a host that has them."""
+    shares = [had]
+
+    def cpu_shares(uri, uuid, wanted=0):
+        before = shares[-1]
+        if before and wanted:
+            shares.append(wanted)
+        return before
+
+    monkeypatch.setattr(spare_boot.hypervisor, "cpu_shares", cpu_shares)
+    with spare_boot._giving_way(planned.guest_plan(), "test:///default"):
+        assert shares[1:] == set_to[:1]
+    assert shares[1:] == set_to

@@ -16,7 +16,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -51,6 +51,7 @@ from vtorque_core.site.plugins import Plugins
 from vtorque_core.site.request import Request
 
 _LOW = 19  # the nice value of a guest that nobody waits for (setpriority(2))
+_SHARE = 64  # and the part of what its control group had: the weights of 0 and 19 (sched(7))
 _NOBODY = JobUser("root", 0, 0, (("root", 0),), "/root", "/bin/sh")
 
 
@@ -112,15 +113,28 @@ def _boot(start: Start, job: BatchJob, wanted: Mapping[str, str], ports: int) ->
     start.enter("boot")
     boot_one(start, each, accel, threading.Event(), ports)
     start.enter("ready")
-    _schedule(guest, _LOW)
-    driver.await_spare(guest, start.deadline)
-    _schedule(guest, 0)
+    with _giving_way(guest, site.node.libvirt_uri):
+        driver.await_spare(guest, start.deadline)
     hypervisor.suspend_domain(site.node.libvirt_uri, guest.uuid)
     start.enter(spare.WAITS)
 
 
+@contextlib.contextmanager
+def _giving_way(guest: GuestPlan, uri: str) -> Iterator[None]:
+    """Have who runs a job now go first, on hosts whose control groups share CPUs and on others.
+
+    Where each guest has such a group, nice values count within it only (sched(7)).
+    """
+    had = hypervisor.cpu_shares(uri, guest.uuid)
+    hypervisor.cpu_shares(uri, guest.uuid, max(2, had // _SHARE))  # 2: the least in version 1
+    _schedule(guest, _LOW)
+    yield
+    _schedule(guest, 0)
+    hypervisor.cpu_shares(uri, guest.uuid, had)
+
+
 def _schedule(guest: GuestPlan, nice: int) -> None:
-    """Give all threads of the guest's QEMU a nice value: who runs a job now goes first."""
+    """Give all threads of the guest's QEMU a nice value."""
     process = process_of(guest.name, guest.uuid)
     for thread in threads(process) if process else ():
         with contextlib.suppress(ProcessLookupError):
