@@ -111,6 +111,7 @@ def test_every_device_plugin_is_here_or_elsewhere(node):
     assert there == keys | set(ELSEWHERE)
 
 
+@pytest.mark.full
 def test_a_start_with_devices_killed_around_what_they_acquire(clean, job):
     plain = job()
     run = plain.start()

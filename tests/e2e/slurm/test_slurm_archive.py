@@ -6,7 +6,7 @@ import pytest
 
 import slurm_cluster
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.full]
 
 CONFIG = "/etc/vtorque/vtorque.toml"
 TABLE = b'\n[plugin.archive]\ndirectory = "{home}/.vtorque/jobs"\n'
