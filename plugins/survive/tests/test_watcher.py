@@ -318,6 +318,18 @@ def test_a_job_that_starts_or_ends_is_left_alone(loop, paths, domains):
     assert loop.jobs == {} and domains.did() == []
 
 
+def test_it_looks_often_as_soon_as_a_job_starts(loop, paths):
+    """Also while its guests boot: what the journal is told then wakes nobody."""
+    loop.look()
+    assert loop.pause(0.5) == watcher._IDLE
+    job = started(paths)
+    job.journal.phase("boot")
+    loop.look()
+    assert loop.jobs == {} and loop.pause(0.5) == 0.5
+    job.end()
+    assert loop.pause(0.5) == watcher._IDLE
+
+
 def test_one_that_an_epilogue_has_is_not_touched(loop, paths, domains, monkeypatch):
     monkeypatch.setattr(watcher.suspend, "_PATIENCE", 0.0)
     job = started(paths)

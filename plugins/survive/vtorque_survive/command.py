@@ -16,6 +16,7 @@ from vtorque_survive.process import Watcher
 
 _WAIT = 60.0  # seconds for the watcher's answer
 _BEGINS = 10.0  # seconds until a watcher that was started listens
+_LISTENS = 2.0  # seconds until one that is there does for a job that has just begun
 _AT_ONCE = 16  # nodes that are asked at a time
 
 _JOB = click.argument("job_id", metavar="JOB")
@@ -52,7 +53,7 @@ def _all(config: Path, word: str, job_id: str, *, this_node: bool) -> None:
     facts = places[-1].facts() if places else {}
     if not facts or "ended" in facts:
         raise Refused(f"job {printable(job_id)} does not run on this node, or is not yours")
-    patience = 0.0
+    patience = _LISTENS
     if os.geteuid() == 0 and Watcher.of(paths).lost():
         Watcher.of(paths, config).create()
         patience = _BEGINS

@@ -31,7 +31,7 @@ from vtorque_survive import request
 from vtorque_survive.process import NAME
 from vtorque_survive.settings import Settings
 
-_IDLE = 60.0  # seconds between two looks while no script runs here
+_IDLE = 60.0  # seconds between two looks while there is no job here
 _SELDOM = 60.0  # seconds between two questions to the batch system without a reason
 _PAUSE, _LONGEST_PAUSE = 2.0, 60.0  # seconds until a change that failed is tried again
 _BATCH_TIME = 60.0  # seconds for an answer of the batch system
@@ -137,6 +137,10 @@ class Loop:
                 self._bring(watched, lives.get(watched.job.job.id))
             except Exception as error:  # a full disk, no more processes, a defect
                 self._failed(watched, f"{type(error).__name__}: {error}")
+
+    def pause(self, look: float) -> float:
+        """Return the seconds until the next look. That a job's script begins is no event."""
+        return look if self._running is None or self._running.jobs() else _IDLE
 
     def waits_for(self) -> list[int]:
         """Return what is readable when a change has ended."""
@@ -258,7 +262,7 @@ def serve(loop: Loop, events: int, look: float, needed: Callable[[], bool]) -> N
         waiting = select.poll()
         for descriptor in (events, *loop.waits_for()):
             waiting.register(descriptor, select.POLLIN)
-        waiting.poll((look if loop.jobs else _IDLE) * 1000)
+        waiting.poll(loop.pause(look) * 1000)
         with contextlib.suppress(BlockingIOError):
             os.read(events, 1 << 16)
 
