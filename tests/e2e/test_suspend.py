@@ -3,11 +3,15 @@
 import os
 import random
 import re
+import shutil
 import signal
 import time
 from pathlib import Path
 
 import pytest
+
+import hooks_by_hand
+from hooks_by_hand import Hooks, as_before
 
 pytestmark = pytest.mark.e2e
 
@@ -126,6 +130,88 @@ def test_no_other_user_suspends_it(guest):
     assert b"Permission denied" in denied.stderr
     assert not job.stands_still()
     assert job.ended() == lines(25)
+
+
+def walltime(job):
+    job.node.wait_for(lambda: job.node.state_of(job.id) is None, what="the job's end")
+    return (job.node.home / "err").read_text()
+
+
+def test_a_walltime_that_ends_while_its_owner_has_it_stand_still(guest):
+    job = Counting(guest, 1000, "-l", "walltime=12")
+    job.suspend()
+    assert "walltime 12 exceeded" in walltime(job)
+
+
+@pytest.mark.full
+def test_a_walltime_that_ends_while_its_job_shell_stands_still(guest):
+    """As of a batch system that counts on, and sends TERM and KILL to what it has stopped."""
+    job = Counting(guest, 1000, "-l", "walltime=12")
+    os.kill(job.shell(), signal.SIGSTOP)
+    job.await_still()
+    walltime(job)
+
+
+def test_libvirtd_killed_while_a_job_stands_still(guest):
+    """The resume says so, and is done as soon as it answers again."""
+    job = Counting(guest, 60)
+    job.suspend()
+    before = job.counted
+    hooks_by_hand.kill_libvirtd()
+    try:
+        failed = job.resume(check=False)
+        assert failed.returncode != 0 and b"libvirtd does not answer" in failed.stderr
+        assert job.counted == before
+    finally:
+        hooks_by_hand.start_libvirtd(guest)
+    job.await_more(before)
+    assert job.ended() == lines(60)
+
+
+@pytest.fixture
+def still(clean):
+    """Give a job that stands still, known to no batch system, and how the node was before it."""
+    before = clean.footprint()
+    job = Hooks(clean, "still.faults")
+    assert job.run("prologue")[0] == 0
+    clean.root("vmgr", "suspend", job.job_id)
+    yield job, before
+    hooks_by_hand.start_libvirtd(clean)
+
+
+@pytest.mark.full
+def test_libvirtd_killed_while_a_job_ends_that_stands_still(still):
+    job, before = still
+    hooks_by_hand.kill_libvirtd()
+    code, _, err = job.run("epilogue")
+    assert code == 1 and "libvirtd does not answer" in err and "Traceback" not in err
+    hooks_by_hand.start_libvirtd(job.node)
+    job.release("reap")
+    as_before(job.node, before, "libvirtd killed while it stood still")
+
+
+def test_a_reboot_while_a_job_stands_still(still, tmp_path):
+    """All processes are gone, and what is in memory; the reaper has the rest go."""
+    job, before = still
+    node = job.node
+    node.root("vtorque", "local", "stop", "--config", str(node.config))
+    hooks_by_hand.kill_libvirtd()
+    for line in node.root("/usr/bin/pgrep", "-a", "-f", f"{node.run_dir}/").stdout.splitlines():
+        os.kill(int(line.split()[0]), signal.SIGKILL)
+    for path in Path("/run/libvirt/qemu").glob(f"vt-{job.job_id}.*"):
+        path.unlink()
+    for table in node.footprint()["tables"] - before["tables"]:
+        node.root("/usr/sbin/nft", "delete", "table", *table.split())
+    shutil.rmtree(node.run_dir)
+    hooks_by_hand.start_libvirtd(node)
+    hooks_by_hand.start_service(node)
+    other = tmp_path / "boot_id"
+    other.write_text("00000000-0000-0000-0000-000000000000\n")
+    booted = f"mount --bind {other} /proc/sys/kernel/random/boot_id && exec"
+    reap = " ".join(node.command("vtorque", "reap", "--config", str(node.config)))
+    node.root("/usr/bin/unshare", "--mount", "/bin/sh", "-c", f"{booted} {reap}")
+    as_before(node, before, "a reboot while it stood still")
+    assert node.job("#!/bin/sh\nexit 5\n").code == 5
 
 
 @pytest.mark.full

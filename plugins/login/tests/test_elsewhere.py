@@ -115,6 +115,15 @@ def test_a_job_that_is_nowhere_is_left_to_the_command(site, capsys):
     assert capsys.readouterr().err == "", "what is kept will do"
 
 
+def test_another_nodes_part_of_a_job_is_not_looked_for_here(site):
+    """Where the batch system does not say where that is: this node has another part."""
+    keep(site)
+    site.error = VtorqueError("no server")
+    with pytest.raises(VtorqueError, match="no server"):
+        elsewhere.run(asked(node="n2"), CONFIG)
+    assert elsewhere.run(asked(node="n1"), CONFIG) is None
+
+
 def test_this_host_is_no_other(site):
     site.jobs = [JobInfo("7.srv", "n", ME, "R", nodes=(HOST.partition(".")[0],))]
     assert elsewhere.run(asked(), CONFIG) is None

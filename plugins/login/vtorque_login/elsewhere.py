@@ -82,6 +82,8 @@ def run(asked: Asked, config: Path) -> int | None:
         site, batch = service.batch_system(config)
         meant = _meant(batch.submitter(site).jobs(), asked.job_id)
     except VtorqueError as error:
+        if asked.node and kept and "ended" not in kept[-1].facts():
+            raise  # what is meant is not the part that is here
         if not kept and not _is_kept(config, asked.job_id):
             sys.stderr.write(f"vmgr: {error}\n")
         return None

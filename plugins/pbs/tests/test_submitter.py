@@ -7,9 +7,12 @@ import subprocess
 import pytest
 
 from pbs_harness import OpenPbsHarness, TorqueHarness
+from vtorque_core.api import UsageError
 from vtorque_core.api.batch_system import Needs
 from vtorque_pbs import request_channel
+from vtorque_pbs.batch_commands import for_user
 from vtorque_pbs.inside_guests import PBSDSH
+from vtorque_pbs.settings import Settings
 from vtorque_testing.submit import run_vsub
 
 BLOB = b'{"v":1}'
@@ -188,6 +191,16 @@ def test_an_old_pbs_vm_line_is_taken_out_of_a_copy_of_the_same_name(torque):
         assert (job.argv.count("j.sh") == 1) == ("-o" in argv)
 
 
+def test_a_command_that_is_not_in_the_path_is_where_root_finds_it(tmp_path, monkeypatch):
+    """What runs for a user on a job's node has no PATH of theirs."""
+    monkeypatch.setenv("PATH", "/nowhere")
+    places = [str(tmp_path / "none"), str(tmp_path)]
+    with pytest.raises(UsageError, match="qstat: not found in PATH"):
+        for_user(Settings(), "qstat", places)
+    (tmp_path / "qstat").touch(mode=0o755)
+    assert for_user(Settings(), "qstat", places) == str(tmp_path / "qstat")
+
+
 def test_jobs_and_cancel(torque, monkeypatch):
     run_vsub(torque, ["-N", "one<b>", "-v", "A=<Job_Name>evil</Job_Name>"], stdin=b":\n")
     job = torque.received()
@@ -200,6 +213,9 @@ def test_jobs_and_cancel(torque, monkeypatch):
     torque.pbs.job(job.job_id, state="R", exec_host="n1/0-1+n3/0")
     (info,) = torque.system.submitter(torque.site).jobs()
     assert (info.node, info.nodes, info.reason) == ("n1", ("n1", "n3"), "")
+    torque.pbs.job(job.job_id, state="S")  # qsig -s suspend
+    (info,) = torque.system.submitter(torque.site).jobs()
+    assert info.nodes == ("n1", "n3")
     torque.pbs.job(job.job_id, state="C")
     (info,) = torque.system.submitter(torque.site).jobs()
     assert (info.node, info.nodes) == ("n1", ()), "nobody is there to ask any more"

@@ -20,9 +20,13 @@ _SSH_CONFIG = Path("/etc/ssh/ssh_config")  # ssh_config(5): the site's
 _ENVIRON = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C", "HOME": "/root"}
 
 
-def for_user(settings: Settings, program: str) -> str:
-    """Return the path of a command for the user. Raises UsageError if there is none."""
-    found = shutil.which(program, path=settings.bin or None)
+def for_user(settings: Settings, program: str, programs: Sequence[str]) -> str:
+    """Return the path of a command for the user. Raises UsageError if there is none.
+
+    What runs for them on a job's node has no PATH of theirs: ``programs``, as for root.
+    """
+    places = [os.environ.get("PATH", os.defpath), *programs]
+    found = shutil.which(program, path=settings.bin or ":".join(places))
     if found is None:
         where = settings.bin or "PATH"
         raise UsageError(f"{program}: not found in {where}; the site sets it with [plugin.pbs] bin")

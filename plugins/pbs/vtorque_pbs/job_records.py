@@ -97,7 +97,7 @@ def _infos(jobs: list[Attributes]) -> Iterator[JobInfo]:
             node=nodes[0] if nodes else "",
             seconds=walltime_seconds(job.get("resources_used.walltime", "")) or 0.0,
             reason="" if nodes else job.get("comment", ""),
-            nodes=nodes if job.get("job_state") == "R" else (),  # an ended one's are kept
+            nodes=nodes if job.get("job_state") in ("R", "S") else (),  # an ended one's are kept
         )
 
 

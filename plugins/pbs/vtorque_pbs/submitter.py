@@ -153,7 +153,7 @@ class PbsSubmitter:
             words += ["-S", str(self._jobshell)]
         elif args.command:
             content = None
-        qsub = batch_commands.for_user(self._settings, "qsub")
+        qsub = self._command("qsub")
         os.environ.pop(VARIABLE, None)  # -V would take it along, from a job that submits another
         if blob is not None:
             self._make_known()
@@ -165,7 +165,7 @@ class PbsSubmitter:
 
     def jobs(self) -> Iterable[JobInfo]:
         """Return the user's jobs; root's view has all. Raises UsageError if there is no qstat."""
-        found = job_infos(self._dialect, batch_commands.for_user(self._settings, "qstat"))
+        found = job_infos(self._dialect, self._command("qstat"))
         if os.geteuid() == 0:
             return found
         me = batch_commands.login_name()
@@ -173,7 +173,10 @@ class PbsSubmitter:
 
     def cancel(self, job_id: str) -> int:
         """Let qdel cancel the job; what it says is the user's to see."""
-        return batch_commands.pass_on([batch_commands.for_user(self._settings, "qdel"), job_id])
+        return batch_commands.pass_on([self._command("qdel"), job_id])
+
+    def _command(self, program: str) -> str:
+        return batch_commands.for_user(self._settings, program, self._dialect.programs)
 
     def _make_known(self) -> None:
         """Have PBS_O_PATH, in which the job shell looks for pbsdsh, lead to the site's commands."""

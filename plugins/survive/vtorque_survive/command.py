@@ -47,7 +47,7 @@ def resume(config: Path, job_id: str, this_node: bool) -> None:
 
 
 def _all(config: Path, word: str, job_id: str, *, this_node: bool) -> None:
-    """Ask the watchers of all nodes, this one's and the others', at the same time."""
+    """Ask the watchers of all nodes: this one's last, since the way to others may take seconds."""
     paths = service.paths(config)
     places = kept_records.find(paths, job_id, None if os.geteuid() == 0 else os.getuid())
     facts = places[-1].facts() if places else {}
@@ -61,9 +61,10 @@ def _all(config: Path, word: str, job_id: str, *, this_node: bool) -> None:
     others = [] if this_node else [str(node) for node in nodes if node != facts.get("node")]
     with ThreadPoolExecutor(_AT_ONCE) as threads:
         asked = [threads.submit(_on_node, config, word, job_id, node) for node in others]
-        fifo = request.path_of(paths, places[-1].key)
-        wrong = request.ask(fifo, places[-1], word, _WAIT, patience)
-        told = [wrong and f"{facts.get('node')}: {wrong}", *(each.result() for each in asked)]
+        told = [each.result() for each in asked]
+    fifo = request.path_of(paths, places[-1].key)
+    wrong = request.ask(fifo, places[-1], word, _WAIT, patience)
+    told.append(wrong and f"{facts.get('node')}: {wrong}")
     if any(told):
         raise HostFault(f"job {printable(job_id)}: {'; '.join(filter(None, told))}")
 
