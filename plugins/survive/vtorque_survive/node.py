@@ -10,6 +10,7 @@ from vtorque_core.api.job_files import File
 from vtorque_core.api.node_job import NodeJob, Site
 from vtorque_core.live import suspend
 from vtorque_core.live.jobs import Running
+from vtorque_survive import abilities
 from vtorque_survive.process import Watcher
 from vtorque_survive.request import Fifo, path_of
 
@@ -38,4 +39,7 @@ def check(site: Site) -> Iterator[HealthResult]:
 
 
 vtorque_resources = always(Watcher, Fifo)
-vtorque_health_checks = always(HealthCheck("survive: suspended jobs", check))
+vtorque_health_checks = always(
+    HealthCheck("survive: suspended jobs", check),
+    HealthCheck("survive: what this node can do", abilities.check),
+)

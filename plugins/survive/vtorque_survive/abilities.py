@@ -1,0 +1,52 @@
+"""What ``vtorque doctor`` says a node could do with a running job: have it stand still, save it."""
+
+from __future__ import annotations
+
+import platform
+import re
+from collections.abc import Iterator
+
+from vtorque_core.api import HostFault, run_tool
+from vtorque_core.api.health import HealthResult, ok
+from vtorque_core.api.node_job import Site
+
+VIRTIOFSD = "/usr/lib/qemu/virtiofsd"  # as the core starts it
+_QEMU = (8, 2)  # its vhost-user-fs can be saved since then (its changelog)
+_LIBVIRT = (11, 3)  # the oldest that was seen to save and move guests with shared directories
+
+
+def check(_site: Site) -> Iterator[HealthResult]:
+    """Say so. That vTorque has no command yet for what the tools could do is no warning."""
+    yield ok("suspend, resume: yes")
+    missing = "; ".join(filter(None, (_daemon(), _qemu(), _libvirt())))
+    could = f"these tools could not: {missing}" if missing else "these tools could"
+    yield ok(f"checkpoint, migrate: no, vTorque has no command for them yet; {could}")
+
+
+def _daemon() -> str:
+    """Return what is missing for a guest with shared directories; empty: nothing."""
+    try:
+        helps = run_tool(VIRTIOFSD, "--help", timeout=10)
+    except HostFault as error:
+        return str(error)
+    return "" if "--migration-mode" in helps else f"{VIRTIOFSD} has no --migration-mode"
+
+
+def _qemu() -> str:
+    return _older(f"qemu-system-{platform.machine()}", _QEMU, "needed")
+
+
+def _libvirt() -> str:
+    return _older("virsh", _LIBVIRT, "the oldest that was tried")
+
+
+def _older(program: str, least: tuple[int, int], why: str) -> str:
+    try:
+        said = run_tool(program, "--version", timeout=10)
+    except HostFault as error:
+        return str(error)
+    found = re.search(r"(\d+)\.(\d+)", said)
+    if found and (int(found[1]), int(found[2])) >= least:
+        return ""
+    version = found[0] if found else "unknown"
+    return f"{program} is of version {version}, {least[0]}.{least[1]} is {why}"
