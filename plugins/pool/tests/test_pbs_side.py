@@ -98,6 +98,14 @@ def test_what_they_say(tmp_path, batch, nodes, jobs, job, waiting):
 
 
 @pytest.mark.parametrize("batch", ["torque", "openpbs"])
+def test_a_server_without_nodes_has_none(tmp_path, batch):
+    server = Server(tmp_path, batch)
+    problem = "pbsnodes: Server has no node list MSG=node list is empty - check 'server_priv/nodes'"
+    server.commands["pbsnodes"].say(err=problem, code=1)
+    assert server.pbs.nodes() == {}
+
+
+@pytest.mark.parametrize("batch", ["torque", "openpbs"])
 def test_half_an_answer_is_no_answer(tmp_path, batch):
     server = Server(tmp_path, batch)
     if batch == "torque":

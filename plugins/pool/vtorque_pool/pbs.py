@@ -19,6 +19,7 @@ from vtorque_pool.settings import Settings
 from vtorque_pool.slurm import REASON, TOLD, Node, State
 
 _OFF = f"{REASON}: off"
+_NONE = "Server has no node list"  # pbs_error_db.h, of both
 _GONE = ("Unknown node", "cannot locate specified node", "Error in node list")
 
 
@@ -71,14 +72,14 @@ class Pbs:
         return failed
 
     def _torque_nodes(self) -> dict[str, dict[str, str]]:
-        text = self._run("pbsnodes", "-x", but=(*_GONE, "No nodes found"))
+        text = self._run("pbsnodes", "-x", but=(*_GONE, _NONE, "No nodes found"))
         return {
             _field(each, "name"): {name: _field(each, name) for name in ("state", "jobs", "note")}
             for each in _parts(text, "Node")
         }
 
     def _open_nodes(self) -> dict[str, dict[str, str]]:
-        text = self._run("pbsnodes", "-a", "-F", "json", but=("Server has no node list",))
+        text = self._run("pbsnodes", "-a", "-F", "json", but=(_NONE,))
         return {
             name: {
                 "state": str(each.get("state", "")),
