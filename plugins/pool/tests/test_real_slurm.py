@@ -34,6 +34,16 @@ def test_jobs_bring_nodes_up_to_the_most_and_idle_ones_leave(world):
 
 
 @pytest.mark.full
+def test_a_job_of_two_nodes_brings_both_and_runs_once_on_each(world):
+    job = world.submit("echo began; srun sh -c 'echo ran on $SLURMD_NODENAME'", "-N", "2")
+    world.wait(lambda: not world.jobs(), "the job's end")
+    began, *ran = (world.top / "out" / job).read_text().splitlines()
+    assert (began, sorted(ran)) == ("began", ["ran on cloud1", "ran on cloud2"])
+    assert " Restarts=0 " in world.run("scontrol", "-o", "show", "job", job)
+    world.wait(lambda: not world.machines(), "the nodes leave")
+
+
+@pytest.mark.full
 def test_a_stock_out_pauses_the_shape_and_the_job_runs_when_an_admin_says_so(world):
     full = world.top / "cloud" / "full"
     full.touch()
