@@ -103,9 +103,14 @@ class Pbs:
         return found
 
     def create(self, node: str, cpus: int, features: Iterable[str], address: str) -> None:
-        """Have a node that takes jobs; the server must resolve its name."""
+        """Have a node that takes jobs when it is up; the server must resolve its name.
+
+        Until ``node_check_rate`` is over Torque takes a node for up whose last machine was: jobs
+        would be sent to the new one while it boots. Its pbs_mom's first word ends the ``down``.
+        """
         self._make(node, cpus, features, address)
         if not self._open:
+            self._run("qmgr", "-c", f"set node {node} state = down")
             self.undrain(node)
 
     def _make(self, node: str, cpus: int, features: Iterable[str], address: str = "") -> None:
