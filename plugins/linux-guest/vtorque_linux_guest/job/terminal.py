@@ -27,7 +27,7 @@ def raw_terminal(fd: int, events: Events) -> Iterator[None]:
     before = termios.tcgetattr(fd)
     resized = signal.signal(signal.SIGWINCH, lambda *_: events.winsize(*terminal_size(fd)))
     try:
-        tty.setraw(fd)
+        tty.setraw(fd, termios.TCSADRAIN)  # what was typed before stays
         yield
     finally:
         signal.signal(signal.SIGWINCH, resized)
