@@ -46,10 +46,17 @@ def main() -> int:
     from images import images  # noqa: PLC0415
     from measures import ALL, Bench  # noqa: PLC0415
     from node import measured  # noqa: PLC0415
-    from warm import warm  # noqa: PLC0415
+    from warm import full, warm  # noqa: PLC0415
     from watching import watching  # noqa: PLC0415
 
-    known = {**ALL, "images": images, "watching": watching, "warm": warm, "attacks": attacks}
+    known = {
+        **ALL,
+        "images": images,
+        "watching": watching,
+        "warm": warm,
+        "full": full,
+        "attacks": attacks,
+    }
     unknown = sorted(set(arguments.names) - set(known))
     if unknown:
         sys.exit(f"bench: no measurement {unknown[0]}; there are {', '.join(known)}")

@@ -1,4 +1,4 @@
-"""What a guest that is ready before its job saves: jobs that get one, and others, in turns."""
+"""What a guest that is ready before its job saves, and what it costs others, in turns."""
 
 from __future__ import annotations
 
@@ -9,14 +9,20 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from figures import Figure, compare
 from measures import FIRST, Bench
 from node import JobTimes, Node, wait
 
+from vtorque_core.live import placement
+
 WARM, COLD = "ram=512M", "ram=520M"  # of another size, so that it matches none
 KEPT = "img=micro vcpus=1 ram=512M least=1 most=1"
+FIVE = "img=micro vcpus=1 ram=256M least=5"  # 2560 MiB with QEMU's overhead
+ROOM = 2700  # MiB: two jobs of 1280, and none of the five beside them
+JOBS = 10
 _IDLE = 2.0  # seconds over which a paused guest's CPU time is counted
 
 
@@ -28,7 +34,7 @@ def warm(bench: Bench) -> list[Figure]:
     with _keeping(node):
         for _ in range(bench.rounds):
             for size, found in jobs.items():
-                key = _waiting(node)
+                key = _waits(node)
                 mib, share = _costs(key)
                 rss.append(mib)
                 cpu.append(share)
@@ -55,17 +61,59 @@ def warm(bench: Bench) -> list[Figure]:
     ]
 
 
+def full(bench: Bench) -> list[Figure]:
+    """Jobs that fill a node, two at a time, with five guests waiting for none of them."""
+    node = bench.node
+    host = placement.node_hardware.topology("qemu:///system").mem_mib
+    reserve = f'\n[node]\nhost_reserve_ram = "{host - ROOM}M"\n'
+    ours, base = [], []
+    for _ in range(max(1, bench.rounds // 4)):
+        with _configured(node, reserve):
+            base.append(_begun(node))
+        with _keeping(node, FIVE, reserve):
+            wait(lambda: len(_waiting(node)) == 5, "five guests that wait")
+            ours.append(_begun(node))
+    name = "full node, vsub to first line"
+    return [
+        compare(f"{name} of all, mean", "s", [*map(mean, ours)], [*map(mean, base)]),
+        compare("  of the last", "s", [max(each) for each in ours], [max(each) for each in base]),
+    ]
+
+
+def _begun(node: Node) -> list[float]:
+    """Submit the jobs; return the seconds from then to each one's first line."""
+    outputs = [node.home / f"full{number}" for number in range(JOBS)]
+    script = node.script("#!/bin/sh\necho first\nsleep 2\n")
+    since = time.time()
+    for out in outputs:
+        out.unlink(missing_ok=True)
+        node.run(["vsub", "-N", "b", "-o", out.name, "-j", "oe", "-vm", "img=micro,ram=1G", script])
+    wait(node.idle, "the end of the jobs")
+    if wrong := [text for out in outputs if (text := out.read_text()) != "first\n"]:
+        raise RuntimeError(f"a job said {wrong[0]!r}")
+    return [out.stat().st_mtime - since for out in outputs]
+
+
 @contextmanager
-def _keeping(node: Node) -> Iterator[None]:
-    """Have one guest of WARM ready."""
+def _configured(node: Node, more: str) -> Iterator[None]:
+    """Have more in the site's config."""
     before = node.config.read_text()
-    node.config.write_text(f'{before}\n[plugin.warm]\nshapes = ["{KEPT}"]\n')
+    node.config.write_text(before + more)
     try:
-        _command(node, "start")
         yield
     finally:
-        _command(node, "stop")
         node.config.write_text(before)
+
+
+@contextmanager
+def _keeping(node: Node, shape: str = KEPT, more: str = "") -> Iterator[None]:
+    """Have guests of a shape ready."""
+    with _configured(node, f'{more}\n[plugin.warm]\nshapes = ["{shape}"]\n'):
+        try:
+            _command(node, "start")
+            yield
+        finally:
+            _command(node, "stop")
 
 
 def _command(node: Node, *words: str) -> str:
@@ -73,18 +121,17 @@ def _command(node: Node, *words: str) -> str:
     return subprocess.run(argv, capture_output=True, check=True, text=True).stdout
 
 
-def _waiting(node: Node) -> str:
+def _waiting(node: Node) -> list[dict[str, Any]]:
+    """Return the guests that wait."""
+    guests: list[dict[str, Any]] = json.loads(_command(node, "--json"))["guests"]
+    return [each for each in guests if each["state"] == "waits"]
+
+
+def _waits(node: Node) -> str:
     """Wait until one waits, and has for a moment; return its libvirt name's part."""
-    found: list[dict[str, Any]] = []
-
-    def there() -> bool:
-        guests = json.loads(_command(node, "--json"))["guests"]
-        found[:] = [each for each in guests if each["state"] == "waits"]
-        return bool(found)
-
-    wait(there, "a guest that waits")
+    wait(lambda: bool(_waiting(node)), "a guest that waits")
     time.sleep(1)
-    return str(found[0]["key"])
+    return str(_waiting(node)[0]["key"])
 
 
 def _costs(key: str) -> tuple[float, float]:
