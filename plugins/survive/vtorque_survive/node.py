@@ -17,13 +17,15 @@ from vtorque_survive.request import Fifo, path_of
 
 @hookimpl
 def vtorque_pre_boot(job: NodeJob) -> None:
-    """Make the file that the job shell locks, the FIFO by which the job's owner asks, the watcher.
-
-    It is started, unless another job has, while the guests boot: then nobody waits for its start.
-    """
+    """Make the file that the job shell locks, and the FIFO by which the job's owner asks."""
     paths, key = job.site.paths, job.guests[0].job.key
     job.acquire(File(str(paths.job_shell(key)), mode=0o400, reader=job.user.uid))
     job.acquire(Fifo(str(path_of(paths, key)), job.user.uid))
+
+
+@hookimpl
+def vtorque_post_boot(job: NodeJob) -> None:
+    """Start the watcher, unless another job has. Does not wait for it."""
     Watcher.start(job, "it cannot be suspended")
 
 
