@@ -46,6 +46,7 @@ def main() -> int:
     from images import images  # noqa: PLC0415
     from measures import ALL, Bench  # noqa: PLC0415
     from node import measured  # noqa: PLC0415
+    from still import still  # noqa: PLC0415
     from warm import full, warm  # noqa: PLC0415
     from watching import watching  # noqa: PLC0415
 
@@ -55,6 +56,7 @@ def main() -> int:
         "watching": watching,
         "warm": warm,
         "full": full,
+        "still": still,
         "attacks": attacks,
     }
     unknown = sorted(set(arguments.names) - set(known))

@@ -140,7 +140,7 @@ def walltime(job):
 def test_a_walltime_that_ends_while_its_owner_has_it_stand_still(guest):
     job = Counting(guest, 1000, "-l", "walltime=12")
     job.suspend()
-    assert "walltime 12 exceeded" in walltime(job)
+    assert "walltime exceeded limit 00:00:12" in walltime(job)
 
 
 @pytest.mark.full

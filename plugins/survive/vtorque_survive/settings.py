@@ -15,7 +15,7 @@ class Settings:
         unit="s",
     )
     ask: float = setting(
-        2.0,
+        1.0,
         doc="how often a node without a process of a job of several nodes asks the batch system "
         "for it",
         unit="s",

@@ -59,6 +59,7 @@ class Batch:
         self._known = {each: self._known[each] for each in ids if each in self._known}
         wait = self._seconds if soon else _SELDOM
         if self._asking is None and ids and time.monotonic() - self._at >= wait:
+            self._at = time.monotonic()
             self._asking = self._begun(ids)
         if self._asking is not None and self._asking[0].check():
             child, answer = self._asking
@@ -66,7 +67,7 @@ class Batch:
                 said = file.read().split() if not child.error else []
             pairs = zip(said[::2], said[1::2], strict=False)
             self._known |= {each: Life(life) for each, life in pairs if each in ids}
-            self._at, self._asking = time.monotonic(), None
+            self._asking = None
         return self._known
 
     def _begun(self, ids: Sequence[str]) -> tuple[Child, int]:

@@ -1,0 +1,121 @@
+"""How a job stands still and goes on: against ``virsh suspend`` and ``resume`` by hand.
+
+Two guests of a job on this node. libvirt's own events say when each stands still and goes on.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+
+from figures import Figure, compare
+from measures import Bench
+from node import Node, wait
+
+_HOLD = 3.0  # seconds from the call that suspends to the one that resumes
+_SETS = 2.0  # seconds in which a guest is to have set its clock
+_LOOKS = 9  # at a guest's clock
+# busybox's date has no parts of a second.
+CLOCK = """#!/bin/sh
+while :; do busybox adjtimex > new.$(hostname); mv new.$(hostname) now.$(hostname); done
+"""
+_EVENT = re.compile(r"(.+): event 'lifecycle' for domain '?(vt-[^' ]+)'?: (Suspended|Resumed) ")
+_CLOCK = re.compile(r"time\.tv_sec:\s+(\d+)\s+time\.tv_usec:\s+(\d+)")
+
+
+def still(bench: Bench) -> list[Figure]:
+    """Return the gap, how far apart guests are, and how wrong their clock is after it."""
+    gaps: dict[str, list[float]] = {"vmgr": [], "virsh": []}
+    apart: dict[str, list[float]] = {"Suspended": [], "Resumed": []}
+    before, after = [], []
+    with _two_guests(bench.node) as (job, names), _events(bench.scratch / "events") as events:
+        ways: dict[str, Callable[[str], object]] = {
+            "vmgr": lambda word: bench.node.run(["vmgr", word, job]),
+            "virsh": lambda word: [_virsh(word, name) for name in names],
+        }
+        before.append(_clock_error(bench.node))
+        for _ in range(bench.rounds):
+            for way, call in ways.items():
+                at = _held(call, events, 2 * len(names))
+                gaps[way] += [at[name, "Resumed"] - at[name, "Suspended"] for name in names]
+                if way == "vmgr":
+                    time.sleep(_SETS)
+                    after.append(_clock_error(bench.node))
+                    for word, found in apart.items():
+                        times = [at[name, word] for name in names]
+                        found.append(max(times) - min(times))
+    name = f"suspended for {_HOLD:g} s (virsh)"
+    return [
+        compare(f"{name}: how long it stands still", "s", gaps["vmgr"], gaps["virsh"], 1.3),
+        compare("  one guest runs and the other not yet", "s", apart["Suspended"], limit=2),
+        compare("  one guest runs and the other no more", "s", apart["Resumed"], limit=2),
+        compare("  its clock after that", "s", after, limit=1),
+        compare("  its clock before", "s", before),
+    ]
+
+
+@contextmanager
+def _two_guests(node: Node) -> Iterator[tuple[str, list[str]]]:
+    """Have a job of two guests write its time down; give it and its domains."""
+    job = node.submit(CLOCK, "-vm", "img=micro,ram=256M,vcpus=1,vms_per_node=2")
+    try:
+        wait(lambda: any(node.home.glob("now.*")), "the job's first time")
+        names = [n for n in _virsh("list", "--name").split() if n.startswith(f"vt-{job}.")]
+        yield job, names
+    finally:
+        node.cancel(job)
+        for pattern in ("now.*", "new.*"):
+            for file in node.home.glob(pattern):
+                file.unlink()
+
+
+@contextmanager
+def _events(path: Path) -> Iterator[Path]:
+    """Have libvirt's events written to a file."""
+    argv = ["stdbuf", "-oL", "virsh", "event", "--event", "lifecycle", "--loop", "--timestamp"]
+    with path.open("wb") as file, subprocess.Popen(argv, stdout=file) as child:
+        try:
+            time.sleep(1)  # it does not say when it listens
+            yield path
+        finally:
+            child.terminate()
+
+
+def _held(call: Callable[[str], object], events: Path, count: int) -> dict[tuple[str, str], float]:
+    """Suspend and resume; return when each guest did, by libvirt."""
+    skip = len(_EVENT.findall(events.read_text()))
+    begun = time.monotonic()
+    call("suspend")
+    time.sleep(max(0.0, begun + _HOLD - time.monotonic()))
+    call("resume")
+    found: list[tuple[str, str, str]] = []
+
+    def there() -> bool:
+        found[:] = _EVENT.findall(events.read_text())[skip:]
+        return len(found) >= count
+
+    wait(there, "libvirt's events")
+    return {(name, word): datetime.fromisoformat(at).timestamp() for at, name, word in found}
+
+
+def _clock_error(node: Node) -> float:
+    """Return how many seconds a guest's time differs from when it was written, the median."""
+    errors = []
+    for _ in range(_LOOKS):
+        (file, *_others) = node.home.glob("now.*")
+        with file.open() as opened:
+            said, written = opened.read(), Path(f"/proc/self/fd/{opened.fileno()}").stat().st_mtime
+        if found := _CLOCK.search(said):
+            errors.append(abs(int(found[1]) + int(found[2]) / 1e6 - written))
+        time.sleep(0.2)
+    return sorted(errors)[len(errors) // 2]
+
+
+def _virsh(*words: str) -> str:
+    argv = ["virsh", "-q", *words]
+    return subprocess.run(argv, capture_output=True, check=True, text=True).stdout
