@@ -52,8 +52,8 @@ def still(bench: Bench) -> list[Figure]:
     name = f"suspended for {_HOLD:g} s (virsh)"
     return [
         compare(f"{name}: how long it stands still", "s", gaps["vmgr"], gaps["virsh"], 1.3),
-        compare("  one guest runs and the other not yet", "s", apart["Suspended"], limit=2),
-        compare("  one guest runs and the other no more", "s", apart["Resumed"], limit=2),
+        compare("  one guest runs and the other no more", "s", apart["Suspended"], limit=2),
+        compare("  one guest runs and the other not yet", "s", apart["Resumed"], limit=2),
         compare("  its clock after that", "s", after, limit=1),
         compare("  its clock before", "s", before),
     ]
