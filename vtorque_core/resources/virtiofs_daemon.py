@@ -28,6 +28,9 @@ from vtorque_core.resources._user_daemon_exec import MOUNTED
 
 VIRTIOFSD = "/usr/lib/qemu/virtiofsd"
 _READY = b"Waiting for vhost-user socket connection"
+# A file that was open when the guest was saved, and that another has taken the place of or that is
+# gone, gives EIO when the guest goes on. By default the guest reads the other one, or cannot go on.
+_OTHERS_ARE_ERRORS = ("--migration-verify-handles", "--migration-on-error=guest-error")
 
 
 @dataclass(frozen=True)
@@ -85,14 +88,24 @@ def _rusts(share: Share, socket_fd: int) -> tuple[str, ...]:
         f"--shared-dir={MOUNTED}", "--sandbox=chroot", "--modcaps=-mknod:-setfcap",
         f"--translate-uid=map:0:{root}:1", f"--translate-uid=map:{share.uid}:0:1",
         f"--translate-gid=map:0:{root}:1", f"--translate-gid=map:{share.gid}:0:1",
+        *(_OTHERS_ARE_ERRORS if saves(share.program) else ()),
     )  # fmt: skip
 
 
-@functools.cache  # one answer for all of a start
+def saves(program: str = VIRTIOFSD) -> bool:
+    """Return whether a guest with such a daemon can be saved: it gives its state to QEMU."""
+    return _OTHERS_ARE_ERRORS[0] in _help(program)
+
+
 def _translates_ids(program: str) -> bool:
+    return "--translate-uid" in _help(program)
+
+
+@functools.cache  # one answer for all of a start
+def _help(program: str) -> str:
     with contextlib.suppress(HostFault):  # its start will say what is wrong with it
-        return "--translate-uid" in run_tool(program, "--help", timeout=10)
-    return False
+        return run_tool(program, "--help", timeout=10)
+    return ""
 
 
 @dataclass(frozen=True)
