@@ -82,6 +82,29 @@ class Share:
 
 
 @dataclass(frozen=True)
+class SavedGuest:
+    """A guest that was saved while it stood still, and that goes on as one of another job's.
+
+    Args:
+        name, uuid: its libvirt domain's, which cannot change; ``hostname`` what it calls itself.
+        job_id, attempt: of the job that it was booted for: its secrets are that one's.
+        leased: (pool, item) of its addresses, which it must have again.
+        state_dir, run_dir: where its files were.
+        memory: libvirt's file of it, root's alone.
+    """
+
+    name: str
+    uuid: str
+    hostname: str
+    job_id: str
+    attempt: int
+    leased: tuple[tuple[str, str], ...]
+    state_dir: Path
+    run_dir: Path
+    memory: Path
+
+
+@dataclass(frozen=True)
 class GuestPlan:
     """One guest of the job on this node, validated; all hooks get it.
 
@@ -111,6 +134,7 @@ class GuestPlan:
             without; any other item refuses the job.
         spare: the key of the spare guest that becomes this one: it has run since before the job,
             its clock stood still, and its devices are plugged in; empty: it is booted for the job.
+        saved: the guest that goes on as this one, in place of a boot; its disk is not made anew.
     """
 
     job: JobAttempt
@@ -141,6 +165,7 @@ class GuestPlan:
     granted: Mapping[str, Grant] | None = None
     bare: tuple[BareNode, ...] = ()
     spare: str = ""
+    saved: SavedGuest | None = None
 
     def __getitem__(self, option: Option[T]) -> T:
         """Return the value of an option for this job."""

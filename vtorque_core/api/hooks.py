@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     import click
 
     from vtorque_core.api.acquired import Resource
-    from vtorque_core.api.batch_system import JobInfo, JobOnNode
+    from vtorque_core.api.batch_system import BatchJob, JobInfo, JobOnNode
     from vtorque_core.api.claims import Claim, Notice
     from vtorque_core.api.guest_context import ContextItem
-    from vtorque_core.api.guest_plan import GuestPlan
+    from vtorque_core.api.guest_plan import GuestPlan, JobUser, SavedGuest
     from vtorque_core.api.health import HealthCheck
     from vtorque_core.api.kept_records import Place
     from vtorque_core.api.libvirt_domain import Element
     from vtorque_core.api.node_job import EndedJob, NodeJob, Site
     from vtorque_core.api.setup_steps import Installation, SetupStep
     from vtorque_core.api.strategies import BatchSystem, Command, GuestType, ImageBuilder, OfJob
-    from vtorque_core.api.values import Extra, JobRequest, Option
+    from vtorque_core.api.values import Extra, Image, JobRequest, Option
     from vtorque_core.base.errors import Refusal
     from vtorque_core.base.names import JobAttempt
 
@@ -296,6 +296,33 @@ def vtorque_needs(request: JobRequest, site: Site) -> Iterable[Extra]:
 
 
 # -- plan (root) ------------------------------------------------------------------------------
+
+
+@hookspec
+def vtorque_saved(
+    job: BatchJob, request: JobRequest, image: Image, user: JobUser, site: Site
+) -> Iterable[SavedGuest]:
+    """Return the guests that the job's on this node go on with, in order; none: they are booted.
+
+    Acting module; root on the node. Changes nothing. The plugin also brings each guest's disk
+    (``vtorque_pre_boot``), where :func:`vtorque_core.api.guest_plan.root_disk` says. Raising
+    refuses the job.
+
+    Example::
+
+        from pathlib import Path
+        from vtorque_core.api import hookimpl
+        from vtorque_core.api.guest_plan import SavedGuest
+
+        @hookimpl
+        def vtorque_saved(user):
+            was = Path("/var/lib/vtorque/jobs/41.srv.0/g0"), Path("/run/vtorque/jobs/41.srv.0/g0")
+            name, uuid = "vt-41.srv.0-n1-0", "0b1ad9ba-95f3-54cf-8d96-1d6ed3e4ac1f"
+            leased = (("address", "10.86.0.16"),)
+            file = Path(f"/srv/acme/{user}/41.memory")
+            yield SavedGuest(name, uuid, "vn1", "41.srv", 0, leased, *was, file)
+    """
+    return ()
 
 
 @hookspec

@@ -166,6 +166,43 @@ def create_domain(
     call(uri, "start domain", lambda c: c.createXML(xml, flags), timeout)
 
 
+def save_domain(uri: str, uuid: str, path: str, timeout: float) -> None:
+    """Write a paused domain with its memory to a file, and end it; restored it is paused again.
+
+    It has not ended unless all of it is in the file. After ``timeout`` seconds it is given up,
+    and the domain stays. Raises HostFault, also if it has ended. Two at once of one domain fail.
+    """
+    paused = _libvirt().VIR_DOMAIN_SAVE_PAUSED
+    work = _once(lambda domain: domain.saveFlags(path, None, paused))
+    try:
+        done = on_domain(uri, uuid, "save domain", work, timeout)
+    except HostFault:
+        with contextlib.suppress(HostFault):
+            on_domain(uri, uuid, "give up saving", _once(lambda d: d.abortJob()), _LOOKUP)
+        raise
+    if done is None:
+        raise HostFault("ended before it could be saved", stage=STAGE)
+
+
+def _once(work: Callable[[Any], Any]) -> Callable[[Any], bool]:
+    return lambda domain: work(domain) == 0
+
+
+def saved_xml(uri: str, path: str) -> str:
+    """Return the XML of a saved domain. Raises HostFault."""
+    secure = _libvirt().VIR_DOMAIN_SAVE_IMAGE_XML_SECURE
+    return call(uri, "look at saved domain", lambda c: str(c.saveImageGetXMLDesc(path, secure)))
+
+
+def restore_domain(uri: str, path: str, xml: str, timeout: float = CALL_TIMEOUT) -> None:
+    """Start a saved domain, paused, with XML that says where its files are. Raises HostFault.
+
+    As :func:`create_domain`.
+    """
+    paused = _libvirt().VIR_DOMAIN_SAVE_PAUSED
+    call(uri, "restore domain", lambda c: c.restoreFlags(path, xml, paused), timeout)
+
+
 def resume_domain(uri: str, uuid: str, timeout: float = CALL_TIMEOUT) -> None:
     """Let a paused domain run; one that runs is fine. Raises HostFault, also if it has ended."""
     done = _libvirt().VIR_DOMAIN_RUNNING

@@ -10,13 +10,22 @@ import os
 import pwd
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from vtorque_core.api.acquired import Resource
 from vtorque_core.api.batch_system import BatchJob, PeerGuest
-from vtorque_core.api.claims import Claim, CoreClaim, MemoryClaim, Notice, Placement, RamClaim
+from vtorque_core.api.claims import (
+    Claim,
+    CoreClaim,
+    MemoryClaim,
+    Notice,
+    Placement,
+    PoolClaim,
+    RamClaim,
+)
 from vtorque_core.api.guest_context import ContextItem, EnvVar
 from vtorque_core.api.guest_driver import GuestDriver
-from vtorque_core.api.guest_plan import GuestPlan, JobUser, Share, root_disk
+from vtorque_core.api.guest_plan import GuestPlan, JobUser, SavedGuest, Share, root_disk
 from vtorque_core.api.host_topology import Topology
 from vtorque_core.api.libvirt_domain import Disk, Element, MemoryBacking
 from vtorque_core.api.values import Image, JobRequest
@@ -37,6 +46,9 @@ from vtorque_core.site.config import Site
 from vtorque_core.site.job_limits import groups_of
 from vtorque_core.site.job_size import Granted
 from vtorque_core.site.plugins import Plugins
+
+SAVED = "saved-guest"
+"""The ledger's pool of saved guests that go on: by their UUID, and each once at a time."""
 
 
 def load_secret(path: Path) -> bytes:
@@ -159,14 +171,51 @@ def plan_guests(
     driver = guest_type.driver()
     secret = names.derive(site_secret, "job", job.id, job.attempt)
     count, uids = request[VMS_PER_NODE], guest_uids.free(site)
+    saved = _saved(job, request, site, plugins, user, image) if machine is not None else []
     guests = []
     for index in range(count):
         plan = _guest(job, request, site, user, image, secret, index)
+        if saved:
+            plan = _going_on(plan, saved[index], site_secret)
         plan = dataclasses.replace(plan, host=machine or Topology(), supports=guest_type.supports)
         claims, notices = _claims(plan, job, site, plugins, uids, disk)
         said = map(Notice, () if index else notes)
         guests.append(PlannedGuest(plan, driver, claims, (*said, *notices)))
     return guests
+
+
+def _saved(
+    job: BatchJob,
+    request: JobRequest,
+    site: Site,
+    plugins: Plugins,
+    user: JobUser,
+    image: Image,
+) -> list[SavedGuest]:
+    """Return the guests that the job's go on with, if any. Raises Refused if there are others."""
+    given: dict[str, Any] = {
+        "job": job,
+        "request": request,
+        "image": image,
+        "user": user,
+        "site": site,
+    }
+    saved = [each.item for each in plugins.collect("vtorque_saved", **given)]
+    if saved and len(saved) != request[VMS_PER_NODE]:
+        made = f"{len(saved)} guests were saved"
+        raise Refused(Refusal(f"is {request[VMS_PER_NODE]}, and {made}", key=VMS_PER_NODE.key))
+    return saved
+
+
+def _going_on(plan: GuestPlan, saved: SavedGuest, site_secret: bytes) -> GuestPlan:
+    return dataclasses.replace(
+        plan,
+        name=saved.name,
+        uuid=saved.uuid,
+        hostname=saved.hostname,
+        secret=names.derive(site_secret, "job", saved.job_id, saved.attempt),
+        saved=saved,
+    )
 
 
 def _guest(
@@ -241,7 +290,11 @@ def _claims(
     ]
     if disk:
         claims.append(MemoryClaim(disk, use="ramdisk", key=FS_TYPE.key))
-    claims += guest_network.claims(site, job, guest.guests_per_node, guest.index)
+    if guest.saved is None:
+        claims += guest_network.claims(site, job, guest.guests_per_node, guest.index)
+    else:
+        claims += [PoolClaim(pool, (item,)) for pool, item in guest.saved.leased]
+        claims.append(PoolClaim(SAVED, (guest.uuid,)))
     claims += guest_uids.claims(guest, uids)
     refusals, notices = [], []
     for contribution in plugins.collect("vtorque_plan", guest=guest, site=site):

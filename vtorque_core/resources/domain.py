@@ -17,7 +17,9 @@ class Domain(CoreResource):
     """A transient libvirt domain; it needs every earlier record of its guest.
 
     ``daemons``: the lock files of the user's daemons that its QEMU connects to. ``taken``: it is a
-    spare guest's that is there already, paused, and becomes the job's by this.
+    spare guest's that is there already, paused, and becomes the job's by this. ``saved``: libvirt's
+    file of a saved one, which is restored, paused, with the XML, in at
+    most ``seconds``.
     """
 
     kind = "domain"
@@ -30,13 +32,17 @@ class Domain(CoreResource):
     paused: bool = unjournalled(default=False)
     daemons: tuple[str, ...] = unjournalled(())
     taken: hypervisor.Taken | None = unjournalled()
+    saved: str = unjournalled("")
+    seconds: float = unjournalled(60.0)
 
     def create(self) -> None:
         """Start it from the XML, or have it become the job's. Raises HostFault."""
         from vtorque_core.base import hypervisor  # noqa: PLC0415 - libvirt costs 22 ms
 
         with stopped_daemons.ended(self.daemons):
-            if self.taken is None:
+            if self.saved:
+                hypervisor.restore_domain(self.uri, self.saved, self.xml, self.seconds)
+            elif self.taken is None:
                 hypervisor.create_domain(self.uri, self.xml, paused=self.paused)
             else:
                 hypervisor.take_domain(self.uri, self.uuid, self.taken)

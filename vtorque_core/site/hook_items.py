@@ -34,6 +34,7 @@ _ACTING = {  # imported when asked for: the teardown asks for vtorque_resources 
     "vtorque_on_nodes": "vtorque_core.api.batch_system:JobOnNode",
     "vtorque_render_domain": "vtorque_core.api.libvirt_domain:Element",
     "vtorque_resources": "vtorque_core.api.acquired:Resource",
+    "vtorque_saved": "vtorque_core.api.guest_plan:SavedGuest",
     "vtorque_setup_steps": "vtorque_core.api.setup_steps:SetupStep",
 }
 _CLASSES = frozenset({"vtorque_settings", "vtorque_resources"})  # answered with a class

@@ -11,13 +11,13 @@ import pytest
 from vtorque_core.api.batch_system import BareNode, BatchJob
 from vtorque_core.api.claims import MemoryClaim, Notice, Placement, PoolClaim, RamClaim
 from vtorque_core.api.guest_context import EnvVar, RootCommand
-from vtorque_core.api.guest_plan import JobUser, lacks, root_disk
+from vtorque_core.api.guest_plan import JobUser, SavedGuest, lacks, root_disk
 from vtorque_core.api.host_topology import flat
 from vtorque_core.api.libvirt_domain import Disk, MemoryBacking
 from vtorque_core.api.strategies import GuestType
 from vtorque_core.api.values import Image, JobRequest, hookimpl
 from vtorque_core.api.vm_options import RAM, VCPUS
-from vtorque_core.base import hypervisor
+from vtorque_core.base import hypervisor, names
 from vtorque_core.base.errors import HostFault, Refusal, Refused
 from vtorque_core.images import pool
 from vtorque_core.plan import guest_uids
@@ -55,10 +55,15 @@ class DoublePlugin:
 
     claims = ()
     items = ()
+    saved = ()
 
     @hookimpl
     def vtorque_guest_types(self):
         yield GuestType("double", frozenset({"EnvVar"}), DoubleDriver)
+
+    @hookimpl
+    def vtorque_saved(self, job, request, image, user, site):
+        return self.saved
 
     @hookimpl
     def vtorque_plan(self, guest, site):
@@ -83,12 +88,12 @@ def planned(monkeypatch, plugin):
     plugins.register("double", plugin, "vtorque-double 1.0")
     site = dataclasses.replace(Site(), network=Network(first=10, per_node=4))
 
-    def make(granted=None, limits=None, **wanted):
+    def make(granted=None, limits=None, machine=None, **wanted):
         values = {o.key: o.default for o in plugins.options().values()}
         values |= {"ram": 256, "vms_per_node": 2, **wanted}
         here = dataclasses.replace(site, options=limits or {})
         guests = plan.plan_guests(
-            JOB, JobRequest(values), here, plugins, USER, b"s" * 32, granted=granted or Granted()
+            JOB, JobRequest(values), here, plugins, USER, b"s" * 32, machine, granted or Granted()
         )
         return guests, here, plugins
 
@@ -332,3 +337,25 @@ def test_overlays_in_memory_lie_below_run(planned):
     in_memory = planned(fs_type="ramdisk")[0][0].plan
     assert root_disk(on_disk).is_relative_to(on_disk.state_dir)
     assert root_disk(in_memory).is_relative_to(in_memory.run_dir)
+
+
+def saved_guest(name):
+    uuid = "0b1ad9ba-95f3-54cf-8d96-1d6ed3e4ac1f"
+    places = Path("/s"), Path("/r"), Path("/c/g0.memory")
+    return SavedGuest(name, uuid, "vn7", "5.srv", 2, (("address", "10.86.0.77"),), *places)
+
+
+def test_a_saved_guest_is_who_it_was_with_its_address_and_no_other(planned, plugin):
+    plugin.saved = [saved_guest("vt-5.srv.2-n7-0")]
+    (guest,), _, _ = planned(machine=flat(range(4), 4096), vms_per_node=1)
+    assert guest.plan.name == "vt-5.srv.2-n7-0" and guest.plan.saved == plugin.saved[0]
+    assert guest.plan.secret == names.derive(b"s" * 32, "job", "5.srv", 2)
+    pools = {c.pool: c.items for c in guest.claims if isinstance(c, PoolClaim)}
+    assert pools["address"] == ("10.86.0.77",)
+    assert pools[plan.SAVED] == (plugin.saved[0].uuid,), "one job at a time"
+
+
+def test_a_job_with_more_guests_than_were_saved_is_refused(planned, plugin):
+    plugin.saved = [saved_guest("vt-5.srv.2-n7-0")]
+    with pytest.raises(Refused, match=r"vms_per_node.*1 guests were saved"):
+        planned(machine=flat(range(4), 4096), vms_per_node=2)

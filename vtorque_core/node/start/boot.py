@@ -20,6 +20,7 @@ from typing import Literal, TypeVar
 
 from vtorque_core.api.acquired import Resource
 from vtorque_core.api.guest_driver import ORDER_SOCKET, BootedGuest, LateDriver
+from vtorque_core.api.guest_plan import GuestPlan, SavedGuest
 from vtorque_core.api.libvirt_domain import Channel, Console, Disk, Filesystem, Interface
 from vtorque_core.base import hypervisor, kvm
 from vtorque_core.base.errors import HostFault
@@ -30,6 +31,7 @@ from vtorque_core.node.start.attempt import Start
 from vtorque_core.node.start.guest_resources import domain_spec
 from vtorque_core.plan.domain.merge import Contributed, merge
 from vtorque_core.plan.domain.render import render, tap_name
+from vtorque_core.plan.domain.saved import moved
 from vtorque_core.plan.guests import Prepared
 from vtorque_core.records import console, log
 from vtorque_core.records.journal import Journal
@@ -171,6 +173,8 @@ def boot_one(
         spec = domain_spec(guest, site, accel_type, ports)
         xml = render(spec, each.merged, sockets=sockets, taps=taps, overrides=site.templates)
         domain = replace(domain, xml=xml)
+    if guest.saved is not None:
+        domain = _going_on(domain, guest, guest.saved, start.deadline)
     with worker(site.paths, guest.user.uid, start.deadline, failed):
         try:
             start.acquire(domain, guest=guest)
@@ -191,11 +195,21 @@ def boot_one(
     except FileNotFoundError:
         error = HostFault("ended as soon as it was started", start.phase)
         raise with_last_words(each, error) from None
+    if guest.saved is not None:
+        hypervisor.resume_domain(uri, guest.uuid)
     if output is None or output.path is None:
         return None
     descriptor = connect_console(output.path)
     hypervisor.resume_domain(uri, guest.uuid)
     return descriptor
+
+
+def _going_on(domain: Domain, guest: GuestPlan, saved: SavedGuest, deadline: float) -> Domain:
+    """Return the domain of a saved guest, which is as libvirt had made it, where its files are."""
+    file = str(saved.memory)
+    was = hypervisor.saved_xml(domain.uri, file)
+    xml = moved(was, domain.xml, saved, guest.state_dir, guest.run_dir)
+    return replace(domain, xml=xml, saved=file, seconds=deadline - time.monotonic())
 
 
 def await_ready(start: Start, each: Prepared, until: float) -> None:

@@ -31,7 +31,10 @@ def domain_spec(
 
 
 def root_disks(each: Prepared, site: Site) -> Iterable[Resource]:
-    """Return what a guest's own disk is made with; a spare guest has it already."""
+    """Return what a guest's own disk is made with; a spare guest has it already.
+
+    That of a saved one is brought by who has saved it.
+    """
     image = each.plan.image
     ram = ramdisk_dir(each.plan)
     if image.disk is None or each.plan.spare:
@@ -41,6 +44,8 @@ def root_disks(each: Prepared, site: Site) -> Iterable[Resource]:
         limits = (f"size={ramdisk_mib(image.disk)}M", "mode=0711", "nosuid", "nodev", "noexec")
         yield Tree(str(ram), mode=0o711)
         yield Mount("tmpfs", str(ram), "tmpfs", limits)
+    if each.plan.saved is not None:
+        return
     made = str(root_disk(each.plan)), str(image.disk), image.disk_format
     if plan.copied(each.plan, site):
         yield DiskCopy(*made, uid=each.plan.qemu_uid, seconds=site.node.start_timeout)

@@ -22,7 +22,7 @@ from vtorque_core.api.guest_driver import LateDriver, ReadyGuest
 from vtorque_core.api.guest_plan import GuestPlan, JobUser
 from vtorque_core.api.job_files import File, Tree
 from vtorque_core.api.kept_records import keep_facts
-from vtorque_core.api.libvirt_domain import Interface
+from vtorque_core.api.libvirt_domain import Filesystem, Interface, forbidden
 from vtorque_core.api.values import JobRequest
 from vtorque_core.api.vm_options import KEEP, LOG, SHOW_LOG, VM_EPILOGUE, VM_PROLOGUE
 from vtorque_core.base.errors import HostFault, Refused
@@ -41,7 +41,7 @@ from vtorque_core.plan.placement.job_cores import NodeShare
 from vtorque_core.records import log, timeline
 from vtorque_core.records.journal import Journal
 from vtorque_core.records.reading import JobHeader, JournalError, read
-from vtorque_core.resources import netfilter
+from vtorque_core.resources import netfilter, virtiofs_daemon
 from vtorque_core.resources.image_use import ImageUse
 from vtorque_core.resources.netfilter import Netfilter
 from vtorque_core.site import policy
@@ -153,7 +153,7 @@ def _start(
         replace(each, resources=tuple(each.driver.resources(each.plan, each.items, site)))
         for each in spare.take(start, rendered, gone)
     ]
-    _keep_facts(start, job, wanted)
+    _keep_facts(start, job, wanted, prepared)
 
     start.enter("pre-boot")
     _acquire_all(start, prepared)
@@ -225,14 +225,16 @@ def _log_plan(guests: Sequence[GuestPlan], notices: Sequence[Notice]) -> None:
         )
 
 
-def _keep_facts(start: Start, job: BatchJob, wanted: JobRequest) -> None:
+def _keep_facts(
+    start: Start, job: BatchJob, wanted: JobRequest, prepared: Sequence[Prepared]
+) -> None:
     """Keep who gets what, for the job's owner to look at also after its end."""
     guests = [
         {"rank": g.rank, "index": g.index, "hostname": g.hostname, "domain": g.name}
         | {"vcpus": g.vcpus, "ram_mib": g.ram_mib}
         for g in start.guests
     ]
-    image = start.guests[0].image
+    image, saved = start.guests[0].image, start.guests[0].saved
     keep_facts(
         start.site.paths,
         start.job,
@@ -241,12 +243,25 @@ def _keep_facts(start: Start, job: BatchJob, wanted: JobRequest) -> None:
         known_as=job.known_as,
         batch=start.site.batch.system,
         image=image.name,
+        image_sha256=image.sha256,
         guest_type=image.guest_type,
         started=time.time(),
         guests=guests,
         given=sorted(wanted.given),
+        unsaveable=_unsaveable(prepared),
+        booted_for=[saved.job_id, saved.attempt] if saved else [job.id, job.attempt],
         **log.facts(),
     )
+
+
+def _unsaveable(prepared: Sequence[Prepared]) -> list[str]:
+    """Return what guests have that cannot be saved on this node; the job then cannot either."""
+    elements = (item.element for each in prepared for item in each.merged.items)
+    found = forbidden("save", elements)
+    if Filesystem.__name__ in found and virtiofs_daemon.saves():
+        found.remove(Filesystem.__name__)
+    late = isinstance(prepared[0].driver, LateDriver)
+    return [*found, *([prepared[0].plan.image.guest_type] if late else [])]
 
 
 def _proof(start: Start, job: BatchJob, wanted: JobRequest) -> Proof:

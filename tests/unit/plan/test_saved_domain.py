@@ -1,0 +1,83 @@
+"""The domain of a saved guest, as it goes on: in its new place, and no other than is asked for."""
+
+from pathlib import Path
+
+import pytest
+
+from vtorque_core.api.guest_plan import SavedGuest
+from vtorque_core.base.errors import Refused
+from vtorque_core.plan.domain.saved import moved
+
+SAVED = SavedGuest(
+    "vt-1.srv.0-n1-0", "0b1ad9ba-95f3-54cf-8d96-1d6ed3e4ac1f", "vn1", "1.srv", 0, (),
+    Path("/s/1.srv.0/g0"), Path("/r/1.srv.0/g0"), Path("/c/g0.memory"),
+)  # fmt: skip
+NEW_STATE, NEW_RUN = Path("/s/2.srv.0/g0"), Path("/r/2.srv.0/g0")
+WAS = """<domain type="kvm">
+  <name>vt-1.srv.0-n1-0</name>
+  <uuid>0b1ad9ba-95f3-54cf-8d96-1d6ed3e4ac1f</uuid>
+  <metadata>
+    <vtorque:job xmlns:vtorque="https://vtorque.org/xmlns/domain/1" id="1.srv" owner="ada"/>
+  </metadata>
+  <memory unit="KiB">524288</memory>
+  <currentMemory unit="KiB">524288</currentMemory>
+  <vcpu placement="static" cpuset="1">1</vcpu>
+  <cputune><vcpupin vcpu="0" cpuset="1"/></cputune>
+  <os><type arch="x86_64" machine="pc-q35-10.0">hvm</type><kernel>/p/micro/1/vmlinuz</kernel></os>
+  <devices>
+    <controller type="pci" index="1" model="pcie-root-port"/>
+    <filesystem type="mount">
+      <driver type="virtiofs" queue="1024"/>
+      <source socket="/r/1.srv.0/g0/fs-home.sock"/>
+      <target dir="home"/>
+      <alias name="ua-linux-guest-home"/>
+      <address type="pci" domain="0x0000" bus="0x00" slot="0x04" function="0x0"/>
+    </filesystem>
+    <serial type="pty"><log file="/s/1.srv.0/g0/console.log" append="off"/></serial>
+    <disk type="file" device="disk">
+      <source file="/s/1.srv.0/g01/other"/><target dev="vdb" bus="virtio"/><serial>x</serial>
+    </disk>
+  </devices>
+  <seclabel type="static" model="dac" relabel="no"><label>+101:libvirt-qemu</label></seclabel>
+</domain>"""
+WANTED = (
+    WAS.replace("1.srv.0", "2.srv.0")
+    .replace('id="1.srv" owner="ada"', 'id="2.srv" owner="a&amp;b"')
+    .replace('memory unit="KiB">524288', 'memory unit="MiB">512')
+    .replace('cpuset="1"', 'cpuset="3"')
+    .replace("pc-q35-10.0", "q35")
+    .replace("+101", "+202")
+)
+
+
+def test_its_files_lie_where_they_do_now_and_it_is_the_new_jobs():
+    xml = moved(WAS, WANTED, SAVED, NEW_STATE, NEW_RUN)
+    assert 'socket="/r/2.srv.0/g0/fs-home.sock"' in xml
+    assert 'file="/s/2.srv.0/g0/console.log"' in xml
+    assert 'file="/s/1.srv.0/g01/other"' in xml, "a name that only begins so"
+    assert "<name>vt-1.srv.0-n1-0</name>" in xml, "libvirt takes no other"
+    assert 'id="2.srv" owner="a&amp;b"' in xml and "1.srv" not in xml.split("metadata")[1]
+    assert xml.count('cpuset="3"') == 2 and 'cpuset="1"' not in xml
+    assert "+202:libvirt-qemu" in xml and "+101" not in xml
+
+
+def test_what_the_guest_sees_is_as_libvirt_had_made_it():
+    xml = moved(WAS, WANTED, SAVED, NEW_STATE, NEW_RUN)
+    assert "pc-q35-10.0" in xml and 'slot="0x04"' in xml and "pcie-root-port" in xml
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('unit="MiB">512<', 'unit="MiB">256<', "memory in KiB is 524288, not 262144"),
+        (">1</vcpu>", ">2</vcpu>", "vcpu is 1, not 2"),
+        ('dir="home"', 'dir="soft"', "filesystem linux-guest-home is home, not soft"),
+        ("ua-linux-guest-home", "ua-x-y", "filesystem x-y is none, not home"),
+        ("micro/1/", "micro/2/", "kernel is /p/micro/1/vmlinuz, not /p/micro/2/vmlinuz"),
+        ('type="kvm"', 'type="qemu"', "hypervisor is kvm, not qemu"),
+    ],
+)
+def test_another_guest_than_the_job_asks_for_is_refused(old, new, said):
+    assert old in WANTED
+    with pytest.raises(Refused, match=said):
+        moved(WAS, WANTED.replace(old, new), SAVED, NEW_STATE, NEW_RUN)

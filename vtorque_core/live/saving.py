@@ -1,0 +1,99 @@
+"""Public, for a plugin's process of the node: save a job's guests to files and end them. As root.
+
+A guest is saved while it stands still (:mod:`vtorque_core.live.suspend`). How it goes on as a guest
+of another job: :class:`vtorque_core.api.guest_plan.SavedGuest`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from vtorque_core.base import hypervisor
+from vtorque_core.base.errors import HostFault, Refused
+from vtorque_core.base.libvirt_workers import worker
+from vtorque_core.base.locks import job_lock
+from vtorque_core.base.names import Paths
+from vtorque_core.base.record import dataclass
+from vtorque_core.live.jobs import RunningGuest, RunningJob
+from vtorque_core.records import log
+from vtorque_core.records.reading import SPARE, JournalState, lock_name, read
+from vtorque_core.resources.disk import DiskCopy, Overlay
+from vtorque_core.resources.user_disk import UserDisk
+
+_PATIENCE = 2.0  # seconds for the job's lock
+
+
+@dataclass(frozen=True)
+class Saveable:
+    """What has to be saved of a guest. ``leased``: (pool, item) of what it needs again.
+
+    ``disk``: its own disk, a layer over its image's or a copy of that; None: it has none.
+    """
+
+    guest: RunningGuest
+    leased: tuple[tuple[str, str], ...]
+    state_dir: Path
+    disk: Path | None
+
+
+@contextmanager
+def held(paths: Paths, job: RunningJob, phase: str) -> Iterator[list[Saveable]]:
+    """Hold the job's lock, so that nothing of the job is released; give its guests, in order.
+
+    Logs are the job's alone. ``phase``: that it must be in. Raises HostFault if it is being ended
+    or in another, Refused.
+    """
+    path = paths.journal / f"{job.job.key}.jsonl"
+    logging.getLogger().handlers.clear()
+    told = log.of_ended(paths, job.job)
+    told.phase = phase
+    with job_lock(paths, lock_name(path), _PATIENCE), log.opened(told):
+        try:
+            state = read(path)
+        except FileNotFoundError:
+            raise HostFault("it has ended") from None
+        marks = [mark.name for mark in state.phases if mark.guest is None]
+        if marks[-1:] != [phase]:
+            raise HostFault("it is being ended, or goes on")
+        yield _saveable(paths, job, state)
+
+
+def _saveable(paths: Paths, job: RunningJob, state: JournalState) -> list[Saveable]:
+    kinds = {record.kind for record in state.open}
+    if SPARE in kinds:
+        raise Refused("a job that has taken guests which were booted before cannot be saved yet")
+    if UserDisk.kind in kinds:
+        raise Refused("a job with a disk of its user's (disk=) cannot be saved yet")
+    disks = {r.guest: r for r in state.open if r.kind in (Overlay.kind, DiskCopy.kind)}
+    return [
+        Saveable(
+            guest,
+            tuple(
+                (str(r.args["pool"]), str(r.args["item"]))
+                for r in state.leases
+                if r.guest == guest.index and str(r.args["pool"]).startswith("address")
+            ),
+            paths.job_state(job.job.key) / f"g{guest.index}",
+            Path(str(disks[guest.index].args["path"])) if guest.index in disks else None,
+        )
+        for guest in sorted(job.guests, key=lambda guest: guest.index)
+    ]
+
+
+def runs(guest: RunningGuest) -> bool:
+    """Return whether its domain is there. Raises HostFault."""
+    return hypervisor.domain_runs(guest.uri, guest.uuid)
+
+
+def save(paths: Paths, job: RunningJob, guest: RunningGuest, file: Path, seconds: float) -> None:
+    """Save a guest that stands still to a file, and end it. Raises HostFault: it stays.
+
+    By a thread for each guest of the job.
+    """
+    with worker(paths, job.job.uid, time.monotonic() + seconds, threading.Event()):
+        hypervisor.save_domain(guest.uri, guest.uuid, str(file), seconds)

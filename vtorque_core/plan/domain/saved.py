@@ -1,0 +1,86 @@
+"""The domain of a guest that was saved, as it goes on: libvirt's XML of then, in its new place.
+
+libvirt compares the two and refuses what the guest would see (virDomainDefCheckABIStability); the
+XML of then also says where libvirt had put each device. What is compared here is what the job asks
+for. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from xml.etree import ElementTree
+from xml.etree.ElementTree import Element
+
+from vtorque_core.api.guest_plan import SavedGuest
+from vtorque_core.base.errors import Refusal, Refused
+from vtorque_core.plan.domain.render import NAMESPACE
+
+_PLACED = ("cputune", "numatune", "metadata", "seclabel")  # whose it is, and where it runs
+
+
+def moved(was: str, wanted: str, saved: SavedGuest, state_dir: Path, run_dir: Path) -> str:
+    """Return the XML to restore a domain with.
+
+    Args:
+        was: libvirt's XML of the saved domain, in a file of root's alone.
+        wanted: the rendered XML of the guest as the job would have it booted.
+        saved: where its files were; ``state_dir``, ``run_dir``: where they are now.
+
+    Raises Refused if it is not the guest that the job asks for.
+    """
+    old, new = (ElementTree.fromstring(text) for text in (was, wanted))  # noqa: S314 - root's
+    _require_same(old, new)
+    ElementTree.register_namespace("vtorque", NAMESPACE)
+    places = [(f"{saved.state_dir}/", f"{state_dir}/"), (f"{saved.run_dir}/", f"{run_dir}/")]
+    for element in old.iter():
+        for name, value in element.attrib.items():
+            for before, now in places:
+                if value.startswith(before):
+                    element.set(name, now + value.removeprefix(before))
+    for tag in _PLACED:
+        for element in old.findall(tag):
+            old.remove(element)
+        old.extend(new.findall(tag))
+    vcpu, cpus = old.find("vcpu"), new.find("vcpu")
+    if vcpu is not None and cpus is not None:
+        vcpu.attrib.clear()
+        vcpu.attrib.update(cpus.attrib)
+    return ElementTree.tostring(old, encoding="unicode")
+
+
+def _require_same(old: Element, new: Element) -> None:
+    was, wanted = dict(_shape(old)), dict(_shape(new))
+    other = [key for key in (*wanted, *was) if was.get(key) != wanted.get(key)]
+    if other:
+        what, before, now = other[0], was.get(other[0], "none"), wanted.get(other[0], "none")
+        raise Refused(
+            Refusal(
+                f"the guest that was saved is another than this job asks for: its {what} is "
+                f"{before}, not {now}",
+                fix="ask for what the saved job has asked for",
+            )
+        )
+
+
+def _shape(domain: Element) -> Iterator[tuple[str, str]]:
+    """Yield what a guest sees of itself, by the names that both XMLs have."""
+    yield "hypervisor", domain.get("type", "")
+    memory = domain.find("memory")
+    if memory is not None:
+        kib = int(memory.text or 0) * {"KiB": 1, "MiB": 1024}[memory.get("unit", "KiB")]
+        yield "memory in KiB", str(kib)
+    for name in ("vcpu", "os/kernel", "os/initrd", "os/cmdline"):
+        yield name.rpartition("/")[2], domain.findtext(name, "none")
+    for device in domain.iterfind("devices/*"):
+        alias = device.find("alias")
+        name = alias.get("name", "") if alias is not None else ""
+        if name.startswith("ua-"):
+            yield f"{device.tag} {name.removeprefix('ua-')}", _seen(device)
+
+
+def _seen(device: Element) -> str:
+    """Return what a guest knows a device by."""
+    parts = (("mac", "address"), ("target", "dir"), ("target", "name"), ("target", "bus"))
+    found = (each.get(key) for tag, key in parts for each in device.findall(tag))
+    return " ".join(value for value in (*found, device.findtext("serial")) if value) or "there"
