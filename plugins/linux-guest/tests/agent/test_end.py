@@ -15,7 +15,7 @@ import pytest
 from local_agent import LocalAgent, run, sh
 from patience import LONG, with_more_time
 from vtorque_linux_guest.agent.build import build_agent
-from vtorque_linux_guest.job import stream
+from vtorque_linux_guest.job import connection
 from vtorque_linux_guest.job.events import Events
 from vtorque_linux_guest.job.frames import AgentError, Kind, frame
 from vtorque_linux_guest.job.start_request import Pty
@@ -51,7 +51,7 @@ def test_an_agent_that_was_slow_to_answer_runs_the_job(
     agent: LocalAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It finds HELLO, zeros and HELLO at once: it answers, says ERROR of the zeros, answers."""
-    monkeypatch.setattr(stream, "RESYNC_FIRST", 0.01)
+    monkeypatch.setattr(connection, "RESYNC_FIRST", 0.01)
     session = Session(agent.connect())
     agent.process.send_signal(signal.SIGSTOP)
     hello = threading.Thread(target=session.hello, args=(time.monotonic() + LONG,))

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from patience import LONG, with_more_time
+from vtorque_linux_guest.job.connection import RESYNCED
 from vtorque_linux_guest.job.events import Events
 from vtorque_linux_guest.job.frames import (
     HEADER,
@@ -32,7 +33,7 @@ from vtorque_linux_guest.job.frames import (
 )
 from vtorque_linux_guest.job.start_request import FileArg, GuestFileData, Start
 from vtorque_linux_guest.job.status_port import StatusReader
-from vtorque_linux_guest.job.stream import RESYNCED, Session
+from vtorque_linux_guest.job.stream import Session
 
 START = Start(argv=("/bin/true",), env={})
 NULL = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)

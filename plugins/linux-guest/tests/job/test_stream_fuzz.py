@@ -14,7 +14,15 @@ from hypothesis import strategies as st
 
 from local_agent import LocalAgent, run, sh
 from patience import LONG
-from vtorque_linux_guest.job.frames import HEADER, Decoder, Kind, StreamError, frame, hello_frame
+from vtorque_linux_guest.job.frames import (
+    HEADER,
+    KEEPS,
+    Decoder,
+    Kind,
+    StreamError,
+    frame,
+    hello_frame,
+)
 from vtorque_linux_guest.job.start_request import Start
 from vtorque_linux_guest.job.status_port import StatusReader
 from vtorque_linux_guest.job.stream import ExitStatus, Session
@@ -55,7 +63,7 @@ class HostileGuest:
     def play(self) -> None:
         try:
             nonce = self.sock.recv(65536)[16:24]
-            self.sock.sendall(hello_frame(nonce, 65536) + self.data)
+            self.sock.sendall(hello_frame(nonce, 65536, KEEPS) + self.data)
             self.sock.shutdown(socket.SHUT_WR)
             while self.sock.recv(65536):
                 pass
@@ -164,6 +172,12 @@ to_agent = st.lists(
         starts,
         starts,
         st.just(hello_frame(b"abcdefgh", 4096)),
+        st.builds(
+            hello_frame,
+            st.sampled_from([b"abcdefgh", b"hgfedcba"]),
+            st.one_of(st.integers(0, 200), st.integers(0, 2**32 - 1)),
+            st.integers(0, 8),
+        ),
         st.just(frame(Kind.FILE, 0, b"name")),
         st.just(frame(Kind.CREDIT, 1, b"\1\0\0\0")),
     ),
@@ -175,7 +189,7 @@ def send_and_leave(agent: LocalAgent, data: bytes) -> None:
     """Send without reading an answer for a while, as a host that then dies."""
     with agent.connect() as connection:
         connection.settimeout(LONG)
-        connection.sendall(hello_frame(b"abcdefgh", 65536) + data)
+        connection.sendall(hello_frame(b"abcdefgh", 65536, KEEPS) + data)
         connection.shutdown(socket.SHUT_WR)
         try:
             while connection.recv(65536):

@@ -35,6 +35,7 @@ static int soonest(int a, int b) { return a < 0 ? b : b < 0 || a < b ? a : b; }
 static int timeout_of(uint64_t now) {
     int t = soonest(job_timeout(now), port_timeout(&status_port, now));
     t = soonest(t, soonest(lines_timeout(now), sync_timeout(now)));
+    t = soonest(t, session_timeout(now));
     return status_known() ? soonest(t, port_timeout(&run_port, now)) : t;
 }
 
@@ -79,6 +80,8 @@ static void turn(const sigset_t *open_signals) {
     }
     if (status_known())
         port_connect(&run_port, now);
+    was_up = run_port.up;
+    session_tick(now);
     reap();
     setup_turn();
     session_parse();
@@ -94,7 +97,6 @@ static void turn(const sigset_t *open_signals) {
         rehearsed = true;
         job_rehearse();
     }
-    was_up = run_port.up;
     wait_and_serve(open_signals);
 }
 

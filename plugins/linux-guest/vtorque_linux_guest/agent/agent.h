@@ -25,7 +25,10 @@ enum {
     PAYLOAD_MAX = 65536,
     CHUNK = 32768 - HEADER,    /* Linux's virtio_console.c sends at most 32 KiB per write() */
     QUEUE_BUSY = 65536,        /* above this no more output is read from the job */
-    RUN_QUEUE = 262144,
+    RUN_QUEUE = 1048576,
+    RUN_KEPT = RUN_QUEUE / 2,  /* above this of what the host may ask for again, too */
+    ACK_EVERY = 65536,         /* bytes taken from the host */
+    PIPE_SIZE = 262144,
     STATUS_QUEUE = 16384,
     LINES_QUEUE = 32768,
     STEP_MAX = 200,            /* of the name of a step of the set-up */
@@ -43,7 +46,8 @@ enum {
     RECHECK_MS = 500,          /* a disconnected virtio port, should SIGIO be missed */
 };
 
-enum frame { F_HELLO = 1, F_FILE, F_START, F_DATA, F_EOF, F_CREDIT, F_SIGNAL, F_WINSIZE, F_EXIT, F_ERROR };
+enum frame { F_HELLO = 1, F_FILE, F_START, F_DATA, F_EOF, F_CREDIT, F_SIGNAL, F_WINSIZE, F_EXIT, F_ERROR, F_ACK };
+enum hello_flag { H_KEEPS = 1, H_RESUME = 2 };
 enum tag { T_ARG = 1, T_FILEARG, T_ENV, T_CWD, T_UMASK, T_RLIMIT, T_PTY, T_MERGE, T_MODE };
 enum mode { M_DIRECT = 0, M_SHELL, M_LOGIN };
 enum exit_kind { X_CODE = 0, X_SIGNAL, X_NOT_STARTED };
@@ -69,6 +73,10 @@ struct port {
     uint64_t retry_at;
     uint8_t *out;
     size_t cap, head, tail;    /* what is still to be written: out[head..tail) */
+    bool keeps;                /* its host can resume: what it has not acknowledged, out[kept..), stays */
+    size_t kept;               /* before it may be what is no part of the session */
+    uint64_t held_until;       /* a host that goes is waited for; 0: not */
+    bool dropping;             /* nothing of the host is taken until its RESUME */
 };
 
 /* A file calls those above it only; agent.c, the loop, all of them. */
@@ -99,6 +107,10 @@ ssize_t port_read(struct port *p, void *buf, size_t n);
 void port_flush(struct port *p);
 size_t port_queued(const struct port *p);
 uint8_t *port_room(struct port *p, size_t n);
+size_t port_kept(const struct port *p);
+bool port_ack(struct port *p, size_t n);
+bool port_again(struct port *p, size_t n, const void *lead, size_t size);
+void port_drop(struct port *p);
 void put_header(uint8_t *at, enum frame type, int stream, size_t length);
 void put_frame(enum frame type, int stream, const void *payload, size_t n);
 void put_u16(uint8_t *at, uint16_t v);
@@ -195,5 +207,7 @@ void session_read(void);
 void session_parse(void);
 void session_lost(void);
 bool session_wants_input(void);
+void session_tick(uint64_t now);
+int session_timeout(uint64_t now);
 
 #endif

@@ -247,7 +247,8 @@ static void write_input(void) {
 static bool may_read(int i) {
     if (job.out[i].fd < 0)
         return false;
-    return job.abandoned || (job.out[i].credit > 0 && port_queued(&run_port) < QUEUE_BUSY);
+    return job.abandoned || (job.out[i].credit > 0 && port_queued(&run_port) < QUEUE_BUSY &&
+                             port_kept(&run_port) < RUN_KEPT);
 }
 
 /* Moves one chunk from the job straight into the port's queue. True if there was something.

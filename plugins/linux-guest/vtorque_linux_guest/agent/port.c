@@ -92,7 +92,8 @@ bool port_connect(struct port *p, uint64_t now) {
     struct pollfd f = {.fd = p->fd, .events = POLLIN};
     if (poll(&f, 1, 0) < 0 || (!is_unix(p) && (f.revents & (POLLHUP | POLLERR | POLLNVAL))))
         return false;
-    p->head = p->tail = 0;
+    if (!p->keeps)
+        port_drop(p);
     p->up = true;
     return true;
 }
@@ -107,7 +108,8 @@ int port_timeout(const struct port *p, uint64_t now) {
 
 void port_lost(struct port *p) {
     p->up = false;
-    p->head = p->tail = 0;
+    if (!p->keeps)
+        port_drop(p);
     if (is_unix(p)) {
         close(p->fd);
         p->fd = -1;
@@ -143,16 +145,44 @@ void port_flush(struct port *p) {
 
 size_t port_queued(const struct port *p) { return p->tail - p->head; }
 
+/* What may have to be written again, and what has not been written. */
+size_t port_kept(const struct port *p) { return p->keeps ? p->tail - p->kept : 0; }
+
+void port_drop(struct port *p) { p->kept = p->head = p->tail = 0; }
+
 /* n writable bytes at out + tail, or NULL. */
 uint8_t *port_room(struct port *p, size_t n) {
-    if (p->head == p->tail)
-        p->head = p->tail = 0;
-    if (p->cap - p->tail < n && p->head > 0) {
-        memmove(p->out, p->out + p->head, p->tail - p->head);
-        p->tail -= p->head;
-        p->head = 0;
+    if (!p->keeps)
+        p->kept = p->head;
+    if (p->kept == p->tail && p->head == p->tail)
+        port_drop(p);
+    if (p->cap - p->tail < n && p->kept > 0 && p->head >= p->kept) {
+        memmove(p->out, p->out + p->kept, p->tail - p->kept);
+        p->head -= p->kept;
+        p->tail -= p->kept;
+        p->kept = 0;
     }
     return p->cap - p->tail >= n ? p->out + p->tail : NULL;
+}
+
+/* The host has n more bytes of what is kept. False if they were never sent. */
+bool port_ack(struct port *p, size_t n) {
+    if (p->head < p->kept || n > p->head - p->kept)
+        return false;
+    p->kept += n;
+    return true;
+}
+
+/* A host has come that has n bytes of what is kept: the rest is written again, after the lead. */
+bool port_again(struct port *p, size_t n, const void *lead, size_t size) {
+    if (n > port_kept(p) || port_kept(p) - n > p->cap - size)
+        return false;
+    memmove(p->out + size, p->out + p->kept + n, port_kept(p) - n);
+    memcpy(p->out, lead, size);
+    p->tail = size + port_kept(p) - n;
+    p->head = 0;
+    p->kept = size;
+    return true;
 }
 
 void put_u16(uint8_t *at, uint16_t v) {
@@ -177,9 +207,10 @@ void put_header(uint8_t *at, enum frame type, int stream, size_t length) {
 }
 
 /* Queues a control frame. There is always room: output stops at QUEUE_BUSY and no frame is taken
- * from the host while the queue is half full (session_wants_input). */
+ * from the host while the queue is half full (session_wants_input). What the host has not acknowledged
+ * is at most RUN_KEPT of output, and of such frames no more than it has asked for. */
 void put_frame(enum frame type, int stream, const void *payload, size_t n) {
-    uint8_t *at = run_port.up ? port_room(&run_port, HEADER + n) : NULL;
+    uint8_t *at = run_port.up || run_port.keeps ? port_room(&run_port, HEADER + n) : NULL;
     if (at == NULL)
         return;
     put_header(at, type, stream, n);

@@ -23,7 +23,7 @@ int pipe_for_child(int *parent_end, int *child_end, bool child_writes, uid_t own
     *parent_end = fds[child_writes ? 0 : 1];
     *child_end = fds[child_writes ? 1 : 0];
     fcntl(*parent_end, F_SETFL, O_NONBLOCK);
-    fcntl(*parent_end, F_SETPIPE_SZ, RUN_QUEUE);
+    fcntl(*parent_end, F_SETPIPE_SZ, PIPE_SIZE);
     if (fchown(*child_end, owner, (gid_t)-1) < 0 && geteuid() == 0) {
         close(fds[0]);
         close(fds[1]);

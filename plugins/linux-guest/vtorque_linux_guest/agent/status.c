@@ -52,6 +52,21 @@ void status_send(void) {
         result_sent = status_line(result, "");
 }
 
+/* The host's end of the run port will be broken, perhaps, and come again: seconds. Answers 0 if there is
+ * no session that could go on. */
+static void hold(const char *text) {
+    unsigned seconds;
+    char answer[16] = "0";
+    if (sscanf(text, "%9u", &seconds) != 1)
+        return;
+    if (run_port.keeps) {
+        run_port.held_until = now_ms() + seconds * 1000ull;
+        run_port.dropping = true;
+        snprintf(answer, sizeof answer, "%u", seconds);
+    }
+    status_line("HELD ", answer);
+}
+
 /* "SECONDS.NANOSECONDS", nine digits: the RTC knows no parts of a second, and a paused guest no time. */
 static void set_clock(const char *text) {
     long long seconds;
@@ -84,5 +99,7 @@ void status_read(void) {
             log_ask(line + 4);
         else if (strncmp(line, "TIME ", 5) == 0)
             set_clock(line + 5);
+        else if (strncmp(line, "HOLD ", 5) == 0)
+            hold(line + 5);
     }
 }

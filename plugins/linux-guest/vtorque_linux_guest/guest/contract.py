@@ -29,6 +29,9 @@ ON_CANCEL = f"{SITE}/on-cancel"
 CANCEL_MARKER = "on-cancel"
 """In the run_dir, empty: the guest has such commands."""
 
+BREAK_MARKER = "break-expected"
+"""In the run_dir, root's: until which time.time() the ports may break and come again."""
+
 AS_USER = f"{SITE}/cloud-config/as-user"
 """Becomes the job's user, and does what their cloud-config says."""
 

@@ -15,14 +15,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from vtorque_core.api import HostFault, let_users
+from vtorque_core.api import HostFault, let_users, replace_file
 from vtorque_core.api.acquired import Resource
 from vtorque_core.api.guest_context import ContextItem
 from vtorque_core.api.guest_driver import ReadyGuest, Script, Streams
 from vtorque_core.api.guest_plan import GuestPlan
 from vtorque_core.api.libvirt_domain import Element
 from vtorque_core.api.node_job import Site
-from vtorque_linux_guest.guest.contract import STATUS_SOCKET
+from vtorque_linux_guest.guest.contract import BREAK_MARKER, STATUS_SOCKET
 from vtorque_linux_guest.guest.linux_family import has_agent
 from vtorque_linux_guest.job import run_job
 from vtorque_linux_guest.settings import Settings
@@ -82,6 +82,19 @@ class LinuxDriver:
 
         with _connect(run_dir / STATUS_SOCKET, deadline) as connection:
             ready.set_clock(connection, deadline)
+
+    def expect_break(self, run_dir: Path, seconds: int, deadline: float) -> None:
+        """Have a guest and its job shell wait for each other if their connection breaks. As root.
+
+        Both for so many seconds from now, of the node's time and of the guest's own; 0: no longer.
+        Raises HostFault if the guest does not say until ``deadline`` that it will.
+        """
+        from vtorque_linux_guest.job import ready
+
+        with _connect(run_dir / STATUS_SOCKET, deadline) as connection:
+            ready.hold(connection, seconds, deadline)
+        marker = str(run_dir / BREAK_MARKER)
+        replace_file(marker, b"%d\n" % (time.time() + seconds), mode=0o444)
 
     def run(self, guest: ReadyGuest, script: Script, streams: Streams) -> int:
         """Run the job in the guest; see :func:`vtorque_linux_guest.job.run_job.run`."""

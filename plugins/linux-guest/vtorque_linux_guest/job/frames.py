@@ -9,11 +9,18 @@ from collections.abc import Iterator
 from enum import IntEnum
 from typing import NamedTuple
 
+from vtorque_linux_guest.job.session_state import SessionState
+
 PROTOCOL = 1
 HEADER = struct.Struct("<BBHI")
 """type, stream, reserved (0), length of the payload in bytes."""
 HELLO = struct.Struct("<8s8sHHI")
-"""magic, nonce, protocol version, reserved (0), window in bytes."""
+"""magic, nonce, protocol version, flags, window in bytes (with RESUMES: bytes taken so far)."""
+KEEPS, RESUMES = 1, 2
+"""Flags of a HELLO: its sender can resume; it resumes."""
+FLAG_BITS = 2
+"""What is above them is echoed: which of several resumes is answered."""
+POSITION_MASK = 0xFFFFFFFF
 MAGIC = b"vTorque\n"
 PAYLOAD_MAX = 65536
 WINDOW_MAX = 1 << 30
@@ -57,7 +64,12 @@ class BadStart(StreamError):
 
 
 class RunAbandoned(StreamError):
-    """The caller gave up with `Events.stop`; closing the socket makes the agent kill the job."""
+    """The caller gave up with `Events.stop`; closing the socket makes the agent kill the job.
+
+    Not if it was held: with `state`, if there is one, another job shell can go on.
+    """
+
+    state: SessionState | None = None
 
 
 class Kind(IntEnum):
@@ -73,6 +85,7 @@ class Kind(IntEnum):
     WINSIZE = 8
     EXIT = 9
     ERROR = 10
+    ACK = 11
 
 
 class Tag(IntEnum):
@@ -105,6 +118,7 @@ _RULES: dict[int, tuple[int, int, int]] = {
     Kind.CREDIT: (1, 4, 4),
     Kind.EXIT: (1, 4, 4 + TEXT_SHOWN),
     Kind.ERROR: (1, 0, TEXT_SHOWN),
+    Kind.ACK: (2, 4, 4),
 }
 
 
@@ -119,9 +133,14 @@ def frames_of(kind: Kind, stream: int, payload: bytes) -> bytes:
     return b"".join(frame(kind, stream, payload[at : at + PAYLOAD_MAX]) for at in parts)
 
 
-def hello_frame(nonce: bytes, window: int) -> bytes:
+def hello_frame(nonce: bytes, window: int, flags: int = 0) -> bytes:
     """A HELLO; `window` is what its sender takes of each stream, in bytes, before any CREDIT."""
-    return frame(Kind.HELLO, 0, HELLO.pack(MAGIC, nonce, PROTOCOL, 0, window))
+    return frame(Kind.HELLO, 0, HELLO.pack(MAGIC, nonce, PROTOCOL, flags, window))
+
+
+def ack_frame(taken: int) -> bytes:
+    """An ACK of so many bytes of frames since the session began."""
+    return frame(Kind.ACK, 0, struct.pack("<I", taken & POSITION_MASK))
 
 
 def hello_prefix(nonce: bytes) -> bytes:
@@ -146,13 +165,17 @@ def winsize(rows: int, columns: int) -> bytes:
 
 
 class Decoder:
-    """Cuts a stream of bytes into frames. Holds at most one incomplete frame."""
+    """Cuts a stream of bytes into frames. Holds at most one incomplete frame.
+
+    `taken`: how many bytes the frames had that it has given.
+    """
 
     def __init__(self) -> None:
         self._buffer = bytearray()
+        self.taken = 0
 
     def reset(self, data: bytes) -> None:
-        """Forget everything and start with `data`."""
+        """Forget what is incomplete and start with `data`."""
         self._buffer = bytearray(data)
 
     def frames(self, data: bytes) -> Iterator[Frame]:
@@ -168,6 +191,7 @@ class Decoder:
                 if len(buffer) < end:
                     return
                 payload = bytes(memoryview(buffer)[at + HEADER.size : end])
+                self.taken += end - at
                 at = end
                 yield Frame(Kind(kind), stream, payload)
         finally:

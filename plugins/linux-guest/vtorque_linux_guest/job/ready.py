@@ -78,10 +78,18 @@ def set_clock(port: socket.socket, deadline: float) -> None:
         raise HostFault(wrong)
 
 
-def _wrong(work: Callable[..., Iterator[bytes]], port: socket.socket, deadline: float) -> str:
+def hold(port: socket.socket, seconds: int, deadline: float) -> None:
+    """Have a guest's session wait for its job shell, see StatusReader.hold. Raises HostFault."""
+    if wrong := _wrong(_holds, port, deadline, seconds):
+        raise HostFault(wrong)
+
+
+def _wrong(
+    work: Callable[..., Iterator[bytes]], port: socket.socket, deadline: float, *more: int
+) -> str:
     """Have a guest's lines read apart; return why that did not end well, or nothing."""
     until = deadline + _MORE
-    said = read_apart(work, deadline, until=until, files=[port.fileno()], most=TOTAL_MAX)
+    said = read_apart(work, deadline, *more, until=until, files=[port.fileno()], most=TOTAL_MAX)
     try:
         verdict = b"".join(said)
     except Unreadable as error:
@@ -93,6 +101,15 @@ def _sets(deadline: float, port: int) -> Iterator[bytes]:
     with socket.socket(fileno=port) as connection:
         try:
             StatusReader(connection).set_clock(deadline)
+            yield _READY
+        except (GuestSilent, StreamError) as error:
+            yield _FAULT + str(error).encode()
+
+
+def _holds(deadline: float, seconds: int, port: int) -> Iterator[bytes]:
+    with socket.socket(fileno=port) as connection:
+        try:
+            StatusReader(connection).hold(seconds, deadline)
             yield _READY
         except (GuestSilent, StreamError) as error:
             yield _FAULT + str(error).encode()

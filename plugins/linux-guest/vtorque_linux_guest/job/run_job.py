@@ -20,6 +20,7 @@ from types import FrameType
 
 from vtorque_core.api.guest_driver import GuestDied, ReadyGuest, Script, Streams
 from vtorque_linux_guest.guest.contract import (
+    BREAK_MARKER,
     CANCEL_MARKER,
     ENVIRONMENT,
     EPILOGUE_CLIENT,
@@ -43,6 +44,7 @@ from vtorque_linux_guest.job.stream import Session
 EXIT_CANNOT_RUN = 126  # found, but cannot be run (POSIX sh, 2.8.2)
 EXIT_NOT_FOUND = 127
 HELLO_SECONDS = 60.0
+RETRY = 0.05  # seconds until a connection is tried again that is expected to come
 KILL_SECONDS = 10.0
 """How long a killed job may take to be gone before its guest is given up."""
 
@@ -69,8 +71,10 @@ def run(guest: ReadyGuest, script: Script, streams: Streams) -> int:
     GuestDied.
     """
     try:
-        with _connect(guest) as connection, _Ending(script.grace) as ending:
-            session = Session(connection)
+        with (
+            contextlib.closing(Session(_connect(guest), partial(_again, guest))) as session,
+            _Ending(script.grace) as ending,
+        ):
             session.hello(time.monotonic() + HELLO_SECONDS)
             return _Job(guest, script, streams, session, ending).run()
     except StreamError as error:
@@ -296,6 +300,25 @@ def _limits(script: Script) -> dict[int, tuple[int, int]]:
         for name, limit in script.limits.items()
         if hasattr(resource, f"RLIMIT_{name}")
     }
+
+
+def _again(guest: ReadyGuest, stopped: Callable[[], str]) -> tuple[socket.socket, float] | None:
+    """Connect again and return it, and until when the guest may take; None: it is no longer there.
+
+    Only root can say that a connection may break: what breaks otherwise is the guest's end.
+    """
+    while (left := _break_until(guest) - time.time()) > 0 and not stopped():
+        time.sleep(RETRY)
+        with contextlib.suppress(GuestDied):
+            return _connect(guest), time.monotonic() + left
+    return None
+
+
+def _break_until(guest: ReadyGuest) -> float:
+    try:
+        return float((guest.run_dir / BREAK_MARKER).read_text())
+    except (OSError, ValueError):
+        return 0.0
 
 
 def _connect(guest: ReadyGuest) -> socket.socket:

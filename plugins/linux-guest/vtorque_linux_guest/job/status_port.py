@@ -66,6 +66,18 @@ class StatusReader:
         while self._line(deadline) != "SYNCED":
             pass
 
+    def hold(self, seconds: int, deadline: float) -> None:
+        """Have the guest's session wait for its job shell: its connection may break from now on.
+
+        It waits so many seconds of the guest's own time; 0: no longer. Returns when it says so.
+        Raises StreamError if there is no session that could go on. Errors as above.
+        """
+        self._ask(b"HOLD %d\n" % seconds, deadline)
+        while (said := self._line(deadline).partition(" "))[0] != "HELD":
+            pass
+        if said[2] != str(seconds):
+            raise StreamError("no job shell holds a session with the guest that could go on")
+
     def log(self, path: str, deadline: float) -> Iterator[bytes]:
         """Yield the end of a file in the guest, at most `LOG_MAX` bytes, as it comes.
 

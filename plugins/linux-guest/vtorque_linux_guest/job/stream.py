@@ -4,24 +4,17 @@ Runs in the job shell, as the unprivileged user. The guest is hostile: whatever 
 functions return, raise a `StreamError`, or wait as a silent job would make them wait.
 """
 
-import os
 import select
-import socket
 import struct
 import time
 from dataclasses import dataclass
 
+from vtorque_linux_guest.job.connection import RESYNCED, WINDOW, Connection, Dropped
 from vtorque_linux_guest.job.descriptors import CHUNK, Sink, Source
 from vtorque_linux_guest.job.events import Events
 from vtorque_linux_guest.job.frames import (
-    HEADER,
-    HELLO,
-    PAYLOAD_MAX,
-    PROTOCOL,
-    WINDOW_MAX,
     AgentError,
     BadStart,
-    Decoder,
     Frame,
     GuestDied,
     GuestSilent,
@@ -30,19 +23,11 @@ from vtorque_linux_guest.job.frames import (
     RunAbandoned,
     StreamError,
     frame,
-    hello_frame,
-    hello_prefix,
     shown,
 )
+from vtorque_linux_guest.job.session_state import SessionState
 from vtorque_linux_guest.job.start_request import Start
 
-WINDOW = 1 << 20
-"""Bytes of stdout and of stderr that may wait here for a slow reader."""
-RESYNC = b"\0" * (HEADER.size + PAYLOAD_MAX + HEADER.size)
-RESYNC_FIRST = 0.5
-RESYNCED = b"unknown frame type"
-"""What the agent says of RESYNC if it was only slow: its ERROR comes between its two HELLOs."""
-DISCARD_MAX = 64 << 20
 LAST_WORDS = 5.0
 """Seconds that output already received may take to be written once the guest has died."""
 
@@ -61,68 +46,29 @@ class ExitStatus:
         return 128 + self.signal if self.signal is not None else self.exit_code or 0
 
 
-class Session:
+class Session(Connection):
     """A connection to the agent over `sock`, the run port's unix socket; not thread-safe.
 
     `hello` first, then `run` as often as needed, one after another. After any StreamError but
     NotStarted and BadStart only `hello` (a new session) or closing the socket makes sense.
+
+    A connection that breaks in a run is the guest's end, unless `again` has another one, and the
+    time.monotonic() until which the guest may take to go on over it. It is given what says why
+    not to wait any longer.
     """
 
-    def __init__(self, sock: socket.socket) -> None:
-        sock.setblocking(False)
-        self._sock = sock
-        self._decoder = Decoder()
-        self._out = bytearray()
-        self._stdin_window = 0
-        self._hellos = 0
-        self._nonce = b""
-
-    def hello(self, deadline: float) -> None:
-        """Begin a session, until `deadline` (time.monotonic() seconds).
-
-        Raises GuestSilent, GuestDied, or StreamError for another protocol version. What the guest
-        sent before its answer is skipped; it ends what it still runs for an older session.
-        """
-        self._nonce = os.urandom(8)
-        self._stdin_window = self._hellos = 0
-        self._out.clear()
-        prefix = hello_prefix(self._nonce)
-        seen, skipped = bytearray(), 0
-        again, pause = time.monotonic(), RESYNC_FIRST
-        while True:
-            now = time.monotonic()
-            if now >= deadline:
-                raise GuestSilent("the guest's agent does not answer")
-            if now >= again and not self._out:
-                self._out += (RESYNC if self._hellos else b"") + hello_frame(self._nonce, WINDOW)
-                self._hellos += 1
-                again, pause = now + pause, pause * 2
-            self._wait(max(0.0, min(deadline, again if not self._out else deadline) - now))
-            seen += self._receive()
-            at = seen.find(prefix)
-            if at >= 0 and len(seen) - at >= HEADER.size + HELLO.size:
-                self._welcome(bytes(seen[at:]))
-                return
-            drop = at if at >= 0 else max(0, len(seen) - len(prefix))
-            skipped += drop
-            del seen[:drop]
-            if skipped > DISCARD_MAX:
-                raise StreamError(f"no HELLO from the guest among {skipped} bytes")
-
-    def _welcome(self, data: bytes) -> None:
-        _, _, version, _, window = HELLO.unpack_from(data, HEADER.size)
-        if version != PROTOCOL or not 0 < window <= WINDOW_MAX:
-            raise StreamError(
-                f"the guest's agent speaks protocol {version} (window {window}), this is "
-                f"{PROTOCOL}: rebuild the image"
-            )
-        self._stdin_window = window
-        self._hellos -= 1
-        self._decoder.reset(data[HEADER.size + HELLO.size :])
+    def resume(self, state: SessionState, deadline: float) -> None:
+        """Go on with another job shell's session; `run` with its state is next. Else as `hello`."""
+        self._nonce, self._stdin_window = state.nonce, state.stdin_window
+        self._kept[:] = state.unacknowledged
+        self._acked = state.acknowledged
+        self._decoder.taken = self._told = state.taken
+        self._resumes = True
+        self._resumed(self._ask_resume(deadline, str))
 
     def run(
         self,
-        start: Start,
+        start: Start | SessionState,
         stdin: int | None,
         stdout: int,
         stderr: int,
@@ -130,6 +76,7 @@ class Session:
     ) -> ExitStatus:
         """Run one program and return when it has ended and all its output is written.
 
+        Given the state of a session that was resumed: go on with the one that runs in it.
         `stdin` None: empty input. The descriptors stay open and as they are. Output that cannot be
         written (a closed pipe, a full disk) closes that stream in the guest, so that the program
         gets SIGPIPE, and is named in `ExitStatus.lost`. Raises NotStarted, GuestDied, AgentError,
@@ -137,10 +84,16 @@ class Session:
         """
         if self._stdin_window == 0:
             raise StreamError("no session: hello() comes first, also after an error")
-        self._out += start.encode()
-        run = _Run(self, stdin, (stdout, stderr), events)
+        state = start if isinstance(start, SessionState) else None
+        if isinstance(start, Start):
+            self._out += start.encode()
+        run = _Run(self, stdin, (stdout, stderr), events, state)
         try:
             return run.loop()
+        except RunAbandoned as error:
+            error.state = run.state() if self._resumes else None
+            self._stdin_window = 0
+            raise
         except (NotStarted, BadStart):
             raise
         except BaseException:
@@ -149,40 +102,17 @@ class Session:
         finally:
             run.close()
 
-    def _wait(self, seconds: float) -> None:
-        poller = select.poll()
-        poller.register(self._sock, select.POLLIN | (select.POLLOUT if self._out else 0))
-        poller.poll(seconds * 1000)
-        self._send()
-
-    def _send(self) -> None:
-        while self._out:
-            try:
-                with memoryview(self._out) as view:
-                    sent = self._sock.send(view[: 8 * CHUNK])
-            except (BlockingIOError, InterruptedError):
-                return
-            except OSError as error:
-                raise GuestDied(f"the connection to the guest broke: {error.strerror}") from error
-            del self._out[:sent]
-
-    def _receive(self) -> bytes:
-        try:
-            data = self._sock.recv(8 * CHUNK)
-        except (BlockingIOError, InterruptedError):
-            return b""
-        except OSError as error:
-            raise GuestDied(f"the connection to the guest broke: {error.strerror}") from error
-        if not data:
-            raise GuestDied("the guest died: its connection ended")
-        return data
-
 
 class _Run:
     """One run of a session: what is in flight and what may be."""
 
     def __init__(
-        self, session: Session, stdin: int | None, outputs: tuple[int, int], events: Events | None
+        self,
+        session: Session,
+        stdin: int | None,
+        outputs: tuple[int, int],
+        events: Events | None,
+        state: SessionState | None,
     ) -> None:
         self._s = session
         self._events = events
@@ -194,8 +124,45 @@ class _Run:
         self._ended = [False, False]
         self._lost: list[str] = []
         self._exit: ExitStatus | None = None
-        if stdin is None:
+        self._fresh = True  # frames may have come with the answer to a HELLO
+        self._stdin_read = 0
+        self._written = [0, 0]
+        if state is not None:
+            self._go_on(state)
+        if stdin is None and (state is None or state.stdin_open):
             session._out += frame(Kind.EOF, 0)
+
+    def _go_on(self, state: SessionState) -> None:
+        self._stdin_credit, self._stdin_read = state.stdin_credit, state.stdin_read
+        self._source = self._source if state.stdin_open else None
+        self._granted, self._owed = list(state.granted), list(state.owed)
+        self._ended, self._written = list(state.ended), list(state.written)
+        self._lost = list(state.lost)
+        self._exit = ExitStatus(*state.exit) if state.exit else None
+        for sink, data in zip(self._sinks, state.pending, strict=True):
+            sink.add(data)
+
+    def state(self) -> SessionState:
+        """What another job shell needs to go on; nothing may be done here after it."""
+        session = self._s
+        pending, lost = (bytes(sink.pending) for sink in self._sinks), tuple(self._lost)
+        return SessionState(
+            session._nonce,
+            session._stdin_window,
+            session._decoder.taken,
+            session._acked,
+            bytes(session._kept + session._out[session._before :]),
+            self._stdin_read,
+            self._stdin_credit,
+            self._source is not None,
+            (self._granted[0], self._granted[1]),
+            (self._owed[0], self._owed[1]),
+            (self._ended[0], self._ended[1]),
+            (self._written[0], self._written[1]),
+            (next(pending), next(pending)),
+            lost,
+            (self._exit.exit_code, self._exit.signal) if self._exit else None,
+        )
 
     def close(self) -> None:
         for sink in self._sinks:
@@ -206,11 +173,18 @@ class _Run:
             if self._events is not None:
                 self._take_events(self._events)
             try:
-                self._turn()
-            except GuestDied:
+                try:
+                    self._turn()
+                except (GuestDied, Dropped) as why:
+                    self._s.go_on(why if isinstance(why, GuestDied) else None, self._stopped)
+                    self._fresh = True
+            except (GuestDied, GuestSilent):
                 self._last_words()
                 raise
         return ExitStatus(self._exit.exit_code, self._exit.signal, tuple(self._lost))
+
+    def _stopped(self) -> str:
+        return self._events.stopped if self._events is not None else ""
 
     def _take_events(self, events: Events) -> None:
         if events.stopped:
@@ -221,13 +195,15 @@ class _Run:
 
     def _turn(self) -> None:
         """Wait until something can be done, and do all that can be."""
-        ready = self._poll(None)
+        ready = self._poll(0 if self._fresh else None)
         live = self._exit is None
         if live:
             self._s._send()
-            if ready.get(self._s._sock.fileno()):
+            if self._fresh or ready.get(self._s._sock.fileno()):
+                self._fresh = False
                 for item in self._s._decoder.frames(self._s._receive()):
                     self._take(item)
+                self._s.acknowledge()
         for index, sink in enumerate(self._sinks):
             if sink.instant or ready.get(sink.fd, 0) & ~select.POLLIN:
                 self._flush(index)
@@ -271,6 +247,7 @@ class _Run:
         if data:
             self._s._out += frame(Kind.DATA, 0, data)
             self._stdin_credit -= len(data)
+            self._stdin_read += len(data)
         else:
             self._s._out += frame(Kind.EOF, 0)
             self._source = None
@@ -278,7 +255,9 @@ class _Run:
     def _flush(self, index: int) -> None:
         """Write what waits; grant the guest what has been written, a quarter window at a time."""
         sink = self._sinks[index]
-        self._owed[index] += sink.flush()
+        written = sink.flush()
+        self._owed[index] += written
+        self._written[index] += written
         if sink.error is not None:
             self._lose(index, sink.error)
         enough = self._owed[index] >= WINDOW // 4 and len(self._s._out) < CHUNK
@@ -296,9 +275,11 @@ class _Run:
             self._s._out += frame(Kind.EOF, index + 1)
 
     def _take(self, item: Frame) -> None:
-        if self._exit is not None:
+        if item.kind is Kind.ACK:
+            self._s.acknowledged(item)
+        elif self._exit is not None:
             raise StreamError("the guest sent more after EXIT")
-        if item.kind is Kind.DATA:
+        elif item.kind is Kind.DATA:
             self._data(item)
         elif item.kind is Kind.EOF:
             self._eof(item.stream)
@@ -335,6 +316,7 @@ class _Run:
         if self._s._hellos <= 0 or payload[8:16] != self._s._nonce:
             raise StreamError("the guest sent a HELLO out of order")
         self._s._hellos -= 1
+        self._s._decoder.taken = 0
 
     def _last_words(self) -> None:
         """The guest died: write what it had sent, for at most LAST_WORDS seconds."""

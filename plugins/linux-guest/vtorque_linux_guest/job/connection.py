@@ -1,0 +1,232 @@
+"""A session with the agent: its beginning, what is sent and kept, and how it is resumed."""
+
+import os
+import select
+import socket
+import time
+from collections.abc import Callable
+
+from vtorque_linux_guest.job.descriptors import CHUNK
+from vtorque_linux_guest.job.frames import (
+    FLAG_BITS,
+    HEADER,
+    HELLO,
+    KEEPS,
+    PAYLOAD_MAX,
+    POSITION_MASK,
+    PROTOCOL,
+    RESUMES,
+    WINDOW_MAX,
+    Decoder,
+    Frame,
+    GuestDied,
+    GuestSilent,
+    RunAbandoned,
+    StreamError,
+    ack_frame,
+    hello_frame,
+    hello_prefix,
+)
+
+WINDOW = 1 << 20
+"""Bytes of stdout and of stderr that may wait here for a slow reader."""
+RESYNC = b"\0" * (HEADER.size + PAYLOAD_MAX + HEADER.size)
+RESYNC_FIRST = 0.5
+RESYNCED = b"unknown frame type"
+"""What the agent says of RESYNC if it was only slow: its ERROR comes between its two HELLOs."""
+DISCARD_MAX = 64 << 20
+ACK_EVERY = 65536
+"""Bytes from the guest that are acknowledged at once: it keeps at most 512 KiB more of output."""
+KEPT_MAX = 32 << 20
+"""Bytes that a guest may leave unacknowledged: more than the largest START and its files."""
+RESUME_SECONDS = 60.0
+LOOK_UP = 0.5
+
+Reconnect = Callable[[Callable[[], str]], tuple[socket.socket, float] | None]
+
+
+class Dropped(Exception):
+    """The guest has dropped what was sent since some time: the session is to be resumed."""
+
+
+class Connection:
+    """The frames of a session, also over a connection that breaks and comes again."""
+
+    def __init__(self, sock: socket.socket, again: Reconnect | None = None) -> None:
+        sock.setblocking(False)
+        self._sock = sock
+        self._reconnect = again
+        self._decoder = Decoder()
+        self._out = bytearray()
+        self._before = 0  # bytes of _out that are no part of the session
+        self._kept = bytearray()  # sent, and not acknowledged
+        self._acked = self._told = 0
+        self._resumes = False
+        self._stdin_window = 0
+        self._hellos = 0
+        self._nonce = b""
+
+    def hello(self, deadline: float) -> None:
+        """Begin a session, until `deadline` (time.monotonic() seconds).
+
+        Raises GuestSilent, GuestDied, or StreamError for another protocol version. What the guest
+        sent before its answer is skipped; it ends what it still runs for an older session.
+        """
+        self._nonce = os.urandom(8)
+        self._stdin_window = 0
+        self._out.clear()
+        self._kept.clear()
+        self._decoder.taken = self._acked = self._told = 0
+        answer = self._ask(hello_frame(self._nonce, WINDOW, KEEPS), deadline, RESYNC_FIRST)
+        _, _, version, flags, window = HELLO.unpack_from(answer, HEADER.size)
+        if version != PROTOCOL or not 0 < window <= WINDOW_MAX:
+            raise StreamError(
+                f"the guest's agent speaks protocol {version} (window {window}), this is "
+                f"{PROTOCOL}: rebuild the image"
+            )
+        self._resumes = bool(flags & KEEPS)
+        self._stdin_window = window
+
+    def _ask(
+        self, hello: bytes, deadline: float, pause: float, stopped: Callable[[], str] = str
+    ) -> bytes:
+        """Send a HELLO, again after each pause; return its answer. What follows it is decoded."""
+        prefix = hello_prefix(self._nonce)
+        seen, skipped = bytearray(), 0
+        again = time.monotonic()
+        self._hellos = 0
+        while True:
+            now = time.monotonic()
+            if stopped():
+                raise RunAbandoned(stopped())
+            if now >= deadline:
+                raise GuestSilent("the guest's agent does not answer")
+            if now >= again and not self._out:
+                self._out += (RESYNC if self._hellos else b"") + hello
+                self._before = len(self._out)
+                self._hellos += 1
+                again, pause = now + pause, pause * 2
+            until = min(deadline, again if not self._out else deadline, now + LOOK_UP)
+            self._wait(max(0.0, until - now))
+            seen += self._receive()
+            at = seen.find(prefix)
+            end = at + HEADER.size + HELLO.size
+            while at >= 0 and end <= len(seen) and _which(seen[at:end]) != _which(hello):
+                at = seen.find(prefix, at + 1)  # that one answers an older RESUME
+                end = at + HEADER.size + HELLO.size
+            if at >= 0 and end <= len(seen):
+                self._hellos -= 1
+                self._decoder.reset(bytes(seen[end:]))
+                return bytes(seen[at:end])
+            drop = at if at >= 0 else max(0, len(seen) - len(prefix))
+            skipped += drop
+            del seen[:drop]
+            if skipped > DISCARD_MAX:
+                raise StreamError(f"no HELLO from the guest among {skipped} bytes")
+
+    def go_on(self, broken: GuestDied | None, stopped: Callable[[], str]) -> None:
+        """Resume the session: over another connection if this one is broken.
+
+        Raises `broken` if none is expected; RunAbandoned, GuestDied, GuestSilent, StreamError.
+        """
+        deadline = time.monotonic() + RESUME_SECONDS
+        while True:
+            if broken is not None:
+                found = self._reconnect(stopped) if self._reconnect and self._resumes else None
+                if stopped():
+                    raise RunAbandoned(stopped())
+                if found is None:
+                    raise broken
+                self.close()
+                self._sock, deadline = found
+                self._sock.setblocking(False)
+            try:
+                answer = self._ask_resume(deadline, stopped)
+            except GuestDied as error:
+                broken = error
+            else:
+                return self._resumed(answer)
+
+    def _ask_resume(self, deadline: float, stopped: Callable[[], str]) -> bytes:
+        """Tell the agent how much is here; return its answer."""
+        unsent, self._out = self._out[self._before :], bytearray()
+        flags = RESUMES | int.from_bytes(os.urandom(2), "little") << FLAG_BITS & 0xFFFF
+        hello = hello_frame(self._nonce, self._decoder.taken & POSITION_MASK, flags)
+        try:
+            return self._ask(hello, deadline, float("inf"), stopped)
+        finally:
+            self._out, self._before = unsent, 0
+
+    def _resumed(self, answer: bytes) -> None:
+        """Send again what the agent lacks."""
+        _, _, _, flags, taken = HELLO.unpack_from(answer, HEADER.size)
+        if not flags & RESUMES:
+            raise GuestDied("the guest has ended the job: it was away for too long")
+        self._forget(taken)
+        self._out[:0] = self._kept
+        self._kept.clear()
+
+    def _forget(self, taken: int) -> None:
+        more = (taken - self._acked) & POSITION_MASK
+        if more > POSITION_MASK // 2:  # it was sent again: a resume has said more since
+            return
+        if more > len(self._kept):
+            raise StreamError("the guest acknowledges what was not sent")
+        del self._kept[:more]
+        self._acked += more
+
+    def acknowledged(self, item: Frame) -> None:
+        """The guest has taken so much; stream 1: and dropped what came after it."""
+        if not self._resumes:
+            raise StreamError("the guest sent an ACK out of order")
+        self._forget(int.from_bytes(item.payload, "little"))
+        if item.stream:
+            raise Dropped
+
+    def acknowledge(self) -> None:
+        """Tell the guest what was taken, now and then."""
+        if self._resumes and self._decoder.taken - self._told >= ACK_EVERY:
+            self._told = self._decoder.taken
+            self._out += ack_frame(self._told)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._sock.close()
+
+    def _wait(self, seconds: float) -> None:
+        poller = select.poll()
+        poller.register(self._sock, select.POLLIN | (select.POLLOUT if self._out else 0))
+        poller.poll(seconds * 1000)
+        self._send()
+
+    def _send(self) -> None:
+        while self._out:
+            try:
+                with memoryview(self._out) as view:
+                    sent = self._sock.send(view[: 8 * CHUNK])
+                    if self._resumes:
+                        self._kept += view[min(sent, self._before) : sent]
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError as error:
+                raise GuestDied(f"the connection to the guest broke: {error.strerror}") from error
+            del self._out[:sent]
+            self._before -= min(sent, self._before)
+            if len(self._kept) > KEPT_MAX:
+                raise StreamError(f"the guest acknowledges nothing of {len(self._kept)} bytes")
+
+    def _receive(self) -> bytes:
+        try:
+            data = self._sock.recv(8 * CHUNK)
+        except (BlockingIOError, InterruptedError):
+            return b""
+        except OSError as error:
+            raise GuestDied(f"the connection to the guest broke: {error.strerror}") from error
+        if not data:
+            raise GuestDied("the guest died: its connection ended")
+        return data
+
+
+def _which(hello: bytes | bytearray) -> int:
+    flags: int = HELLO.unpack_from(hello, HEADER.size)[3]
+    return flags >> FLAG_BITS
