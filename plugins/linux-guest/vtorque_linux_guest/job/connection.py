@@ -35,8 +35,8 @@ RESYNC_FIRST = 0.5
 RESYNCED = b"unknown frame type"
 """What the agent says of RESYNC if it was only slow: its ERROR comes between its two HELLOs."""
 DISCARD_MAX = 64 << 20
-ACK_EVERY = 65536
-"""Bytes from the guest that are acknowledged at once: it keeps at most 512 KiB more of output."""
+ACK_EVERY = 262144
+"""Bytes from the guest that are acknowledged at once: it keeps at most 512 KiB of output."""
 KEPT_MAX = 32 << 20
 """Bytes that a guest may leave unacknowledged: more than the largest START and its files."""
 RESUME_SECONDS = 60.0
