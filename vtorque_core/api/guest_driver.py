@@ -21,6 +21,10 @@ from vtorque_core.base.record import dataclass
 ORDER_SOCKET = "order.sock"
 """In the first guest's run directory; the job's user may connect. See :class:`LateDriver`."""
 
+LEAVE, LEFT = "leave.fifo", "left"
+"""In the first guest's run directory: a FIFO, for the job shell of a guest that is being saved; a
+file, for that of one that was saved. See :class:`LeavableDriver`."""
+
 MAX_ORDER = 1 << 18  # bytes
 _MAX_GUESTS = 250  # descriptors in one message: below SCM_MAX_FD (unix(7))
 
@@ -159,6 +163,24 @@ class ClockDriver(GuestDriver, Protocol):
 
     def set_clock(self, run_dir: Path, deadline: float) -> None:
         """Have a guest set its clock, as root, until a time.monotonic(). Raises HostFault."""
+        ...
+
+
+@runtime_checkable
+class LeavableDriver(GuestDriver, Protocol):
+    """A driver whose job shell can leave a script that runs, and another one go on with it.
+
+    When the connection to the guest breaks, and root has made :data:`LEAVE`, ``run`` writes to it
+    what the other one needs, bytes of the user's, until the FIFO is gone; then it ends. Where there
+    is :data:`LEFT`, which has these bytes, it goes on with the script that runs.
+    """
+
+    def expect_break(self, run_dir: Path, seconds: int, deadline: float) -> None:
+        """Have a guest and its job shell wait for each other if their connection breaks. As root.
+
+        For so many seconds; 0: no longer. Raises HostFault if the guest does not say until a
+        time.monotonic() that it will.
+        """
         ...
 
 

@@ -184,6 +184,12 @@ def save_domain(uri: str, uuid: str, path: str, timeout: float) -> None:
         raise HostFault("ended before it could be saved", stage=STAGE)
 
 
+def is_busy(uri: str, uuid: str) -> bool:
+    """Return whether a domain is being saved, perhaps for who has ended since. Raises HostFault."""
+    nothing = _libvirt().VIR_DOMAIN_JOB_NONE
+    return bool(on_domain(uri, uuid, "job of domain", lambda d: d.jobInfo()[0] != nothing, _LOOKUP))
+
+
 def _once(work: Callable[[Any], Any]) -> Callable[[Any], bool]:
     return lambda domain: work(domain) == 0
 

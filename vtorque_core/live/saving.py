@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from vtorque_core.api.guest_driver import LeavableDriver
 from vtorque_core.base import hypervisor
 from vtorque_core.base.errors import HostFault, Refused
 from vtorque_core.base.libvirt_workers import worker
@@ -24,8 +25,10 @@ from vtorque_core.records import log
 from vtorque_core.records.reading import SPARE, JournalState, lock_name, read
 from vtorque_core.resources.disk import DiskCopy, Overlay
 from vtorque_core.resources.user_disk import UserDisk
+from vtorque_core.site.plugins import Plugins
 
 _PATIENCE = 2.0  # seconds for the job's lock
+_LOOK = 0.1  # seconds; that libvirt has saved a guest is no event
 
 
 @dataclass(frozen=True)
@@ -90,10 +93,30 @@ def runs(guest: RunningGuest) -> bool:
     return hypervisor.domain_runs(guest.uri, guest.uuid)
 
 
+def expect_break(paths: Paths, job: RunningJob, seconds: int, deadline: float) -> None:
+    """Have the script's guest and the job shell wait for each other, see LeavableDriver. They run.
+
+    Raises HostFault. To be called within :func:`vtorque_core.api.read_apart.reader`.
+    """
+    header = read(paths.journal / f"{job.job.key}.jsonl").header
+    kind = str(job.kept.facts().get("guest_type", ""))
+    driver = Plugins.load(node=False, only=set(header.plugins)).guest_type(kind).driver()
+    first = min(job.guests, key=lambda guest: guest.rank)
+    if not isinstance(driver, LeavableDriver):
+        raise Refused(f"guests of type {kind} cannot be saved")
+    driver.expect_break(first.run_dir, seconds, deadline)
+
+
 def save(paths: Paths, job: RunningJob, guest: RunningGuest, file: Path, seconds: float) -> None:
     """Save a guest that stands still to a file, and end it. Raises HostFault: it stays.
 
-    By a thread for each guest of the job.
+    By a thread for each guest of the job. What libvirt does for a caller that was killed goes on:
+    that is waited for.
     """
+    until = time.monotonic() + seconds
+    while hypervisor.is_busy(guest.uri, guest.uuid) and time.monotonic() < until:
+        time.sleep(_LOOK)
+    if not runs(guest):
+        return
     with worker(paths, job.job.uid, time.monotonic() + seconds, threading.Event()):
         hypervisor.save_domain(guest.uri, guest.uuid, str(file), seconds)

@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import Literal, TypeVar
 
 from vtorque_core.api.acquired import Resource
-from vtorque_core.api.guest_driver import ORDER_SOCKET, BootedGuest, LateDriver
+from vtorque_core.api.guest_driver import ORDER_SOCKET, BootedGuest, ClockDriver, LateDriver
 from vtorque_core.api.guest_plan import GuestPlan, SavedGuest
 from vtorque_core.api.libvirt_domain import Channel, Console, Disk, Filesystem, Interface
 from vtorque_core.base import hypervisor, kvm
@@ -225,6 +225,8 @@ def await_ready(start: Start, each: Prepared, until: float) -> None:
 
     try:
         each.driver.await_ready(each.plan, until, step)
+        if each.plan.saved is not None and isinstance(each.driver, ClockDriver):
+            each.driver.set_clock(each.plan.run_dir, until)
     except HostFault as error:
         raise with_last_words(each, error) from error
     step("ready")

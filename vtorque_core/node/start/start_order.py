@@ -18,7 +18,7 @@ from pathlib import Path
 from vtorque_core.api.acquired import Resource
 from vtorque_core.api.batch_system import BatchJob, NodeAdapter
 from vtorque_core.api.claims import Notice, Placement
-from vtorque_core.api.guest_driver import LateDriver, ReadyGuest
+from vtorque_core.api.guest_driver import LateDriver, LeavableDriver, ReadyGuest
 from vtorque_core.api.guest_plan import GuestPlan, JobUser
 from vtorque_core.api.job_files import File, Tree
 from vtorque_core.api.kept_records import keep_facts
@@ -258,10 +258,12 @@ def _unsaveable(prepared: Sequence[Prepared]) -> list[str]:
     """Return what guests have that cannot be saved on this node; the job then cannot either."""
     elements = (item.element for each in prepared for item in each.merged.items)
     found = forbidden("save", elements)
-    if Filesystem.__name__ in found and virtiofs_daemon.saves():
+    if Filesystem.__name__ in found:
         found.remove(Filesystem.__name__)
-    late = isinstance(prepared[0].driver, LateDriver)
-    return [*found, *([prepared[0].plan.image.guest_type] if late else [])]
+        if not virtiofs_daemon.saves():
+            found.append("shared directories (this virtiofsd gives QEMU no state to save)")
+    stays = not isinstance(prepared[0].driver, LeavableDriver)
+    return [*found, *([f"guests of type {prepared[0].plan.image.guest_type}"] if stays else [])]
 
 
 def _proof(start: Start, job: BatchJob, wanted: JobRequest) -> Proof:
