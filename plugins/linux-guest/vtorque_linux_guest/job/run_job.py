@@ -29,9 +29,10 @@ from vtorque_linux_guest.guest.contract import (
     RUN_SOCKET,
 )
 from vtorque_linux_guest.guest.environment import job_environment_text
-from vtorque_linux_guest.job import on_cancel
+from vtorque_linux_guest.job import leaving, on_cancel
 from vtorque_linux_guest.job.events import Events
-from vtorque_linux_guest.job.frames import BadStart, NotStarted, StreamError
+from vtorque_linux_guest.job.frames import BadStart, NotStarted, RunAbandoned, StreamError
+from vtorque_linux_guest.job.session_state import SessionState
 from vtorque_linux_guest.job.start_request import (
     FileArg,
     GuestFileData,
@@ -72,11 +73,22 @@ def run(guest: ReadyGuest, script: Script, streams: Streams) -> int:
     """
     try:
         with (
-            contextlib.closing(Session(_connect(guest), partial(_again, guest))) as session,
             _Ending(script.grace) as ending,
+            contextlib.closing(Session(_connect(guest), partial(_again, guest, ending))) as session,
         ):
-            session.hello(time.monotonic() + HELLO_SECONDS)
-            return _Job(guest, script, streams, session, ending).run()
+            job = _Job(guest, script, streams, session, ending)
+            state = leaving.left(guest)
+            if state is None:
+                session.hello(time.monotonic() + HELLO_SECONDS)
+                return job.run()
+            session.resume(state, time.monotonic() + HELLO_SECONDS)
+            return job.go_on(state)
+    except RunAbandoned as error:
+        if error.state is None or not ending.leaves:
+            raise GuestDied(f"{guest.hostname}: {error}") from None
+        job._say("the job was saved, and ends here: another one can go on with it")
+        leaving.leave(guest, error.state)  # and its batch system may end us as soon as it is taken
+        return 128 + signal.SIGTERM
     except StreamError as error:
         raise GuestDied(f"{guest.hostname}: {error}") from None
 
@@ -86,6 +98,7 @@ class _Ending:
 
     def __init__(self, grace: float) -> None:
         self.events = Events()
+        self.in_script = self.leaves = False
         self.terminated = False
         self.on_cancel: Callable[[float], None] | None = None
         self._cancelling: threading.Thread | None = None
@@ -166,7 +179,14 @@ class _Job:
                 return code
         if self.ending.terminated:
             return 128 + signal.SIGTERM
-        code = self._main()
+        return self._rest(self._main())
+
+    def go_on(self, state: SessionState) -> int:
+        """Go on with the script that runs, whoever has begun it, and what comes after it."""
+        return self._rest(self._main(state))
+
+    def _rest(self, code: int) -> int:
+        script = self.script
         if self.ending.killed:
             return code  # no time is left for an epilogue
         if script.epilogue is not None:
@@ -177,7 +197,7 @@ class _Job:
             code = self._after("the site's epilogue", self._part((EPILOGUE_CLIENT,), cwd="/"), code)
         return code
 
-    def _main(self) -> int:
+    def _main(self, state: SessionState | None = None) -> int:
         script, streams = self.script, self.streams
         pty = None
         if streams.terminal and streams.stdin is not None:
@@ -197,8 +217,10 @@ class _Job:
                 if pty is not None and os.environ.get("DISPLAY"):  # the script's has none
                     start = self._with_display(start, around)
                 around.enter_context(self._terminal(pty))
-                return self._start(start, streams.stdin)
+                self.ending.in_script = True
+                return self._start(state or start, streams.stdin)
         finally:
+            self.ending.in_script = False
             self.ending.main_ended()
 
     def _with_display(self, start: Start, around: contextlib.ExitStack) -> Start:
@@ -258,7 +280,7 @@ class _Job:
             self._say(f"{what} failed with exit code {own}")
         return code or own
 
-    def _start(self, start: Start, stdin: int | None) -> int:
+    def _start(self, start: Start | SessionState, stdin: int | None) -> int:
         """Run one part; say why if it cannot be started or its output is lost."""
         streams = self.streams
         try:
@@ -302,15 +324,21 @@ def _limits(script: Script) -> dict[int, tuple[int, int]]:
     }
 
 
-def _again(guest: ReadyGuest, stopped: Callable[[], str]) -> tuple[socket.socket, float] | None:
+def _again(
+    guest: ReadyGuest, ending: _Ending, stopped: Callable[[], str]
+) -> tuple[socket.socket, float] | None:
     """Connect again and return it, and until when the guest may take; None: it is no longer there.
 
-    Only root can say that a connection may break: what breaks otherwise is the guest's end.
+    Only root can say that a connection may break: what breaks otherwise is the guest's end. Or the
+    guest is being saved, and the script is to be left.
     """
     while (left := _break_until(guest) - time.time()) > 0 and not stopped():
         time.sleep(RETRY)
         with contextlib.suppress(GuestDied):
             return _connect(guest), time.monotonic() + left
+        if ending.in_script and leaving.is_asked(guest):
+            ending.leaves = True
+            ending.events.stop("the guest was saved")
     return None
 
 

@@ -1,0 +1,54 @@
+"""How a job shell leaves a script that runs in a guest which is being saved, and another goes on.
+
+As the job's user. Root asks by a FIFO in the guest's run directory, and has taken what is written
+to it when it is gone. What was written is the user's own, and so is what is read back.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+
+from vtorque_core.api import HostFault
+from vtorque_core.api.guest_driver import LEAVE, LEFT, ReadyGuest
+from vtorque_linux_guest.job.session_state import SessionState
+
+_LOOK = 0.05  # seconds between two looks whether root reads, or has taken it
+_AGAIN = 2.0  # seconds until root counts as killed, and another reads all of it anew
+
+
+def is_asked(guest: ReadyGuest) -> bool:
+    """Return whether root asks the job shell to leave when its guest is gone."""
+    return (guest.run_dir / LEAVE).exists()
+
+
+def leave(guest: ReadyGuest, state: SessionState) -> None:
+    """Give root what another job shell needs; return when it has taken it, or given up."""
+    data = state.to_json().encode()
+    while is_asked(guest):
+        with suppress(OSError):  # nobody reads it now
+            _write(guest, data)
+            again = time.monotonic() + _AGAIN
+            while is_asked(guest) and time.monotonic() < again:
+                time.sleep(_LOOK)
+        time.sleep(_LOOK)
+
+
+def _write(guest: ReadyGuest, data: bytes) -> None:
+    flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(guest.run_dir / LEAVE, flags)
+    os.set_blocking(descriptor, True)
+    with os.fdopen(descriptor, "wb", buffering=0) as fifo:
+        while data:
+            data = data[fifo.write(data) :]
+
+
+def left(guest: ReadyGuest) -> SessionState | None:
+    """Return what another job shell has left, if this one is to go on. Raises HostFault."""
+    try:
+        return SessionState.from_json((guest.run_dir / LEFT).read_text())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise HostFault(f"what the job shell has left cannot be read: {error}") from None
