@@ -6,10 +6,11 @@ import pytest
 
 from vtorque_core.api import run_tool
 from vtorque_survive import abilities
+from vtorque_survive.settings import Settings
 
 OLD = {"virtiofsd": "--translate-uid", "qemu": "QEMU emulator version 7.2.22", "virsh": "9.0.0"}
 NEW = {
-    "virtiofsd": "--migration-mode <MODE>",
+    "virtiofsd": "--migration-verify-handles <MODE>",
     "qemu": "QEMU emulator version 10.0.13 (Debian 1:10.0.13+ds)",
     "virsh": "11.3.0",
 }
@@ -19,7 +20,7 @@ NEW = {
 def tools(tmp_path, monkeypatch):
     """Return a function that has the node's tools say this; None: there is no such tool."""
 
-    def say(**words):
+    def say(place="/srv/checkpoints", **words):
         names = {"qemu": f"qemu-system-{platform.machine()}"}
         for tool, text in words.items():
             path = tmp_path / names.get(tool, tool)
@@ -31,31 +32,40 @@ def tools(tmp_path, monkeypatch):
             return run_tool(str(tmp_path / program), *args, **more)
 
         monkeypatch.setattr(abilities, "run_tool", run)
-        first, second = abilities.check(None)
-        assert {first.status, second.status} == {"ok"} and first.message.endswith("yes")
-        return second.message
+        site = {Settings: Settings(checkpoints=place)}
+        first, second, third = abilities.check(site)
+        assert {first.status, second.status, third.status} == {"ok"}
+        assert first.message.endswith("yes")
+        return second.message, third.message
 
     return say
 
 
 def test_tools_that_could(tools):
-    assert tools(**NEW).endswith("for them yet; these tools could")
+    saves, moves = tools(**NEW)
+    assert saves == "checkpoint: yes" and moves.endswith("for it yet; these tools could")
+
+
+def test_a_site_without_a_place_for_checkpoints(tools):
+    saves, _ = tools(place="", **NEW)
+    assert saves.startswith("checkpoint: no: ") and saves.endswith("checkpoints names no place")
 
 
 @pytest.mark.parametrize(
     ("tool", "said"),
     [
-        ("virtiofsd", "virtiofsd has no --migration-mode"),
+        ("virtiofsd", "virtiofsd has no --migration-verify-handles"),
         ("qemu", "is of version 7.2, 8.2 is needed"),
         ("virsh", "virsh is of version 9.0, 11.3 is the oldest that was tried"),
     ],
 )
 def test_each_that_could_not_is_said(tools, tool, said):
-    message = tools(**NEW | {tool: OLD[tool]})
-    assert "these tools could not: " in message and message.endswith(said)
+    saves, moves = tools(**NEW | {tool: OLD[tool]})
+    assert saves.startswith("checkpoint: no: ") and saves.endswith(said)
+    assert "these tools could not: " in moves and moves.endswith(said)
 
 
 def test_what_is_missing_is_said(tools):
-    message = tools(virsh="no number")
-    assert message.count("not found in") + message.count("No such file") == 2
-    assert message.endswith("version unknown, 11.3 is the oldest that was tried")
+    for message in tools(virsh="no number"):
+        assert message.count("not found in") + message.count("No such file") == 2
+        assert message.endswith("version unknown, 11.3 is the oldest that was tried")

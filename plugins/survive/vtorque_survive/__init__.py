@@ -1,1 +1,1 @@
-"""Jobs that stand still and go on: by their owner's word, or their batch system's."""
+"""Jobs that stand still and go on, also as another: by their owner's or batch system's word."""

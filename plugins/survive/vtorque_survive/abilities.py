@@ -9,18 +9,23 @@ from collections.abc import Iterator
 from vtorque_core.api import HostFault, run_tool
 from vtorque_core.api.health import HealthResult, ok
 from vtorque_core.api.node_job import Site
+from vtorque_survive.settings import Settings
 
 VIRTIOFSD = "/usr/lib/qemu/virtiofsd"  # as the core starts it
+_OPTION = "--migration-verify-handles"
 _QEMU = (8, 2)  # its vhost-user-fs can be saved since then (its changelog)
 _LIBVIRT = (11, 3)  # the oldest that was seen to save and move guests with shared directories
 
 
-def check(_site: Site) -> Iterator[HealthResult]:
+def check(site: Site) -> Iterator[HealthResult]:
     """Say so. That vTorque has no command yet for what the tools could do is no warning."""
     yield ok("suspend, resume: yes")
     missing = "; ".join(filter(None, (_daemon(), _qemu(), _libvirt())))
+    place = "" if site[Settings].checkpoints else "[plugin.survive] checkpoints names no place"
+    why_not = "; ".join(filter(None, (place, missing)))
+    yield ok(f"checkpoint: no: {why_not}" if why_not else "checkpoint: yes")
     could = f"these tools could not: {missing}" if missing else "these tools could"
-    yield ok(f"checkpoint, migrate: no, vTorque has no command for them yet; {could}")
+    yield ok(f"migrate: no, vTorque has no command for it yet; {could}")
 
 
 def _daemon() -> str:
@@ -29,7 +34,7 @@ def _daemon() -> str:
         helps = run_tool(VIRTIOFSD, "--help", timeout=10)
     except HostFault as error:
         return str(error)
-    return "" if "--migration-mode" in helps else f"{VIRTIOFSD} has no --migration-mode"
+    return "" if _OPTION in helps else f"{VIRTIOFSD} has no {_OPTION}"
 
 
 def _qemu() -> str:

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import click
 
-from vtorque_core.api import HostFault, Refused, kept_records, printable
+from vtorque_core.api import HostFault, Paths, Refused, UsageError, kept_records, printable
 from vtorque_core.live import service
 from vtorque_survive import request
 from vtorque_survive.process import Watcher
 
 _WAIT = 60.0  # seconds for the watcher's answer
+_SAVES = 3600.0  # and for that of a checkpoint
 _BEGINS = 10.0  # seconds until a watcher that was started listens
 _LISTENS = 2.0  # seconds until one that is there does for a job that has just begun
 _AT_ONCE = 16  # nodes that are asked at a time
@@ -46,7 +47,31 @@ def resume(config: Path, job_id: str, this_node: bool) -> None:
     _all(config, request.RESUME, job_id, this_node=this_node)
 
 
-def _all(config: Path, word: str, job_id: str, *, this_node: bool) -> None:
+@click.command(short_help="Save a job to go on with later, and end it.")
+@_JOB
+@click.option("--stop", is_flag=True, help="End the job once it is saved: needed.")
+@_HERE
+@click.pass_obj
+def checkpoint(config: Path, job_id: str, stop: bool, this_node: bool) -> None:
+    """Save a job's guests, with memory and disks, and end it; print the checkpoint's id.
+
+    For the job's owner and root. On the same node, vsub -vm resume=ID with the other options of
+    the job goes on with it.
+    """
+    if not stop:
+        raise UsageError("a job that goes on cannot be saved yet: write --stop to have it end")
+    _all(config, request.CHECKPOINT, job_id, this_node=this_node, seconds=_SAVES)
+    click.echo(_last(service.paths(config), job_id).key)
+
+
+def _last(paths: Paths, job_id: str) -> kept_records.Place:
+    places = kept_records.find(paths, job_id, None if os.geteuid() == 0 else os.getuid())
+    if not places:
+        raise Refused(f"job {printable(job_id)} does not run on this node, or is not yours")
+    return places[-1]
+
+
+def _all(config: Path, word: str, job_id: str, *, this_node: bool, seconds: float = _WAIT) -> None:
     """Ask the watchers of all nodes: this one's last, since the way to others may take seconds."""
     paths = service.paths(config)
     places = kept_records.find(paths, job_id, None if os.geteuid() == 0 else os.getuid())
@@ -63,7 +88,7 @@ def _all(config: Path, word: str, job_id: str, *, this_node: bool) -> None:
         asked = [threads.submit(_on_node, config, word, job_id, node) for node in others]
         told = [each.result() for each in asked]
     fifo = request.path_of(paths, places[-1].key)
-    wrong = request.ask(fifo, places[-1], word, _WAIT, patience)
+    wrong = request.ask(fifo, places[-1], word, seconds, patience)
     told.append(wrong and f"{facts.get('node')}: {wrong}")
     if any(told):
         raise HostFault(f"job {printable(job_id)}: {'; '.join(filter(None, told))}")

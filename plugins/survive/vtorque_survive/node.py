@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from vtorque_core.api import always, hookimpl
 from vtorque_core.api.health import HealthCheck, HealthResult, ok, warning
 from vtorque_core.api.job_files import File
+from vtorque_core.api.kept_records import Place
 from vtorque_core.api.node_job import NodeJob, Site
 from vtorque_core.live import suspend
 from vtorque_core.live.jobs import Running
-from vtorque_survive import abilities
+from vtorque_survive import abilities, restore
 from vtorque_survive.process import Watcher
 from vtorque_survive.request import Fifo, path_of
+from vtorque_survive.settings import Settings
+from vtorque_survive.stored import Store
 
 
 @hookimpl
@@ -21,12 +25,20 @@ def vtorque_pre_boot(job: NodeJob) -> None:
     paths, key = job.site.paths, job.guests[0].job.key
     job.acquire(File(str(paths.job_shell(key)), mode=0o400, reader=job.user.uid))
     job.acquire(Fifo(str(path_of(paths, key)), job.user.uid))
+    restore.bring(job)
 
 
 @hookimpl
 def vtorque_post_boot(job: NodeJob) -> None:
     """Start the watcher, unless another job has. Does not wait for it."""
     Watcher.start(job, "it cannot be suspended")
+
+
+@hookimpl
+def vtorque_ended(place: Place, site: Site) -> None:
+    """Remove what there is of a checkpoint that was not finished."""
+    if site[Settings].checkpoints:
+        Store(Path(site[Settings].checkpoints), place.uid).drop(place.key)
 
 
 def check(site: Site) -> Iterator[HealthResult]:
@@ -40,7 +52,8 @@ def check(site: Site) -> Iterator[HealthResult]:
         yield ok(f"{len(still)} jobs stand still: {', '.join(still) or 'none'}")
 
 
-vtorque_resources = always(Watcher, Fifo)
+vtorque_resources = always(Watcher, Fifo, restore.Disk)
+vtorque_saved = restore.vtorque_saved
 vtorque_health_checks = always(
     HealthCheck("survive: suspended jobs", check),
     HealthCheck("survive: what this node can do", abilities.check),

@@ -5,8 +5,9 @@ from __future__ import annotations
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from vtorque_core.api import Command, OfJob, always
+from vtorque_core.api import Command, OfJob, Option, always
 from vtorque_survive.settings import Settings
+from vtorque_survive.words import checkpoint_id
 
 if TYPE_CHECKING:
     import click
@@ -28,7 +29,18 @@ def _resume() -> click.Command:
     return found
 
 
+def _checkpoint() -> click.Command:
+    found: click.Command = _commands().checkpoint
+    return found
+
+
+RESUME = Option("resume", checkpoint_id, "", "go on with a checkpoint, in place of a boot", "ID")
 _OF_JOB = OfJob(("this_node",))
 
 vtorque_settings = always(Settings)
-vtorque_commands = always(Command("vmgr", _suspend, _OF_JOB), Command("vmgr", _resume, _OF_JOB))
+vtorque_options = always(RESUME)
+vtorque_commands = always(
+    Command("vmgr", _suspend, _OF_JOB),
+    Command("vmgr", _resume, _OF_JOB),
+    Command("vmgr", _checkpoint, OfJob(("stop", "this_node"))),
+)

@@ -14,7 +14,6 @@ import secrets
 import select
 import stat
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,10 +22,11 @@ from vtorque_core.api.acquired import Resource
 from vtorque_core.api.kept_records import Place
 from vtorque_core.live import changes
 
-SUSPEND, RESUME = "suspend", "resume"
+SUSPEND, RESUME, CHECKPOINT = "suspend", "resume", "checkpoint"
 ANSWER = "suspend.json"
-_LINE = re.compile(rb"(suspend|resume) ([0-9a-f]{16})\n")
+_LINE = re.compile(rb"(suspend|resume|checkpoint) ([0-9a-f]{16})\n")
 _MOST = 4096  # bytes that are read at a time; what else there is is lost
+_LAST = 5.0  # seconds for the answer once the job has ended
 _LOOK = 0.05  # seconds between two looks for a watcher that begins
 
 
@@ -98,7 +98,7 @@ def ask(path: Path, place: Place, word: str, seconds: float, patience: float = 0
     try:
         changes.watch(events, place.directory, content=False)
         _write(path, f"{word} {token}\n".encode(), time.monotonic() + patience)
-        return _awaited(events, lambda: _said(place, token), time.monotonic() + seconds)
+        return _awaited(events, place, token, time.monotonic() + seconds)
     except OSError as error:
         raise HostFault(f"{path}: {error.strerror}") from None
     finally:
@@ -123,14 +123,20 @@ def _write(path: Path, line: bytes, until: float) -> None:
         os.close(descriptor)
 
 
-def _awaited(events: int, said: Callable[[], str | None], until: float) -> str:
+def _awaited(events: int, place: Place, token: str, until: float) -> str:
+    ended = False
     while True:
-        found = said()
+        found = _said(place, token)
         if found is not None:
             return found
+        if not ended and "ended" in place.facts():
+            ended, until = True, min(until, time.monotonic() + _LAST)
         left = until - time.monotonic()
         if left <= 0:
-            raise HostFault("the node's watcher has not answered; vmgr logs may say more")
+            raise HostFault(
+                "the job has ended" if ended
+                else "the node's watcher has not answered; vmgr logs may say more"
+            )  # fmt: skip
         select.select([events], [], [], left)
         with suppress(BlockingIOError):
             os.read(events, 1 << 16)

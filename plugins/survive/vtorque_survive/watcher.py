@@ -28,6 +28,7 @@ from vtorque_core.live import changes, service, suspend
 from vtorque_core.live.jobs import Running, RunningJob
 from vtorque_core.live.node_process import begin
 from vtorque_survive import request
+from vtorque_survive.checkpoint import Checkpoints
 from vtorque_survive.process import NAME
 from vtorque_survive.settings import Settings
 
@@ -37,6 +38,7 @@ _PAUSE, _LONGEST_PAUSE = 2.0, 60.0  # seconds until a change that failed is trie
 _BATCH_TIME = 60.0  # seconds for an answer of the batch system
 _MOST_PHASES = 1000  # of a job, after which only its batch system has its guests stand still
 _OWNER = "its owner asked for it"
+HOLDS, SAVED = "holds", "saved"  # what is done for a checkpoint; with the last one the job ends
 ASKED = "paused-by-owner"  # a file in the job's directory of state
 log = logging.getLogger(NAME)
 
@@ -122,6 +124,7 @@ class Loop:
 
     paths: Paths
     batch: Batch
+    checkpoints: Checkpoints = field(default_factory=Checkpoints)
     jobs: dict[str, Watched] = field(default_factory=dict)
     _running: Running | None = None
 
@@ -177,12 +180,17 @@ class Loop:
         if watched.change is None or not watched.change.check():
             return
         error, watched.change = watched.change.error or "", None
+        if error and watched.to not in (HOLDS, SAVED):
+            self.checkpoints.asked(self.paths, watched.job).unlink(missing_ok=True)
+        more = self._saves(watched) and (error or watched.to != SAVED)  # a killed one is done again
         if error:
+            watched.to = ""
             self._failed(watched, error)
         else:
             watched.late = watched.late or watched.to == suspend.RUNS
             watched.said, watched.again, watched.pause = "", 0.0, _PAUSE
-        self._answer(watched, error)
+        if not more:
+            self._answer(watched, error)
 
     def _failed(self, watched: Watched, error: str) -> None:
         if error != watched.said:
@@ -198,7 +206,7 @@ class Loop:
 
     def _bring(self, watched: Watched, life: Life | None) -> None:
         """Have the guests do as the job does, or as its owner asks, if they do not yet."""
-        if watched.change is not None:
+        if watched.change is not None or watched.to == SAVED:
             return
         asked = self._asked(watched)
         to, why = self._wanted(watched, life)
@@ -208,6 +216,8 @@ class Loop:
             self._answer(watched, f"it has had {_MOST_PHASES} phases: no more at its owner's word")
         done = to == suspend.phase(watched.job) and asked != request.RESUME
         if done and not suspend.is_half_done(self.paths, watched.job):
+            if self._begin_checkpoint(watched, to) or self._saves(watched):
+                return
             self._answer(watched, "")
             if to == suspend.RUNS:
                 self._set_clocks(watched)
@@ -228,7 +238,26 @@ class Loop:
             self._file(watched).touch(mode=0o600)
         elif word == request.RESUME:
             self._file(watched).unlink(missing_ok=True)
+        elif word == request.CHECKPOINT:
+            why = self.checkpoints.why_not(watched.job)
+            if not why:
+                self.checkpoints.asked(self.paths, watched.job).touch(mode=0o600)
+                return word
+            self._answer(watched, why)
+            return ""
         return word
+
+    def _begin_checkpoint(self, watched: Watched, to: str) -> bool:
+        """Do what is next for a checkpoint, or after one that has failed; return if there is."""
+        if time.monotonic() < watched.again:
+            return False
+        watched.change = self.checkpoints.begin(self.paths, watched.job)
+        if watched.change is not None:
+            watched.to = SAVED if to == suspend.PAUSED else HOLDS
+        return watched.change is not None
+
+    def _saves(self, watched: Watched) -> bool:
+        return self.checkpoints.asked(self.paths, watched.job).exists()
 
     def _wanted(self, watched: Watched, life: Life | None) -> tuple[str, str]:
         """Return the phase that the job is to have, and why."""
@@ -240,6 +269,8 @@ class Loop:
                 return suspend.PAUSED, "its processes were stopped"
             if self._file(watched).exists():
                 return suspend.PAUSED, _OWNER
+            if self.checkpoints.stands_still(self.paths, watched.job):
+                return suspend.PAUSED, "it is being saved"
         return suspend.RUNS, "nothing holds it any more"
 
     def _file(self, watched: Watched) -> Path:
@@ -276,7 +307,8 @@ def main() -> None:
     events = changes.events()
     changes.watch(events, paths.journal, content=False)
     with reader():
-        loop = Loop(paths, Batch(Path(config), settings.ask))
+        made = Checkpoints(Path(config), settings)
+        loop = Loop(paths, Batch(Path(config), settings.ask), made)
         serve(loop, events, settings.look, (paths.run / f"{NAME}.lock").exists)
 
 

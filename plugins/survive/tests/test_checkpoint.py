@@ -1,0 +1,384 @@
+"""Checkpoints as the watcher makes them: real journals, processes, files; libvirt is a double.
+
+With real guests on Debian 13: tests/e2e/test_checkpoint.py.
+"""
+
+import errno
+import json
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import running_journal
+from patience import eventually
+from vtorque_core.api import HostFault, Refused
+from vtorque_core.base import hypervisor
+from vtorque_core.live import saving
+from vtorque_core.records.reading import read
+from vtorque_core.resources.disk import Overlay
+from vtorque_survive import checkpoint, request, tools, watcher
+from vtorque_survive.checkpoint import Checkpoints, copy_data
+from vtorque_survive.settings import Settings
+from vtorque_survive.stored import MANIFEST, Manifest, Store
+from vtorque_survive.watcher import Loop
+
+STEPS = [
+    f"{when} {what}"
+    for what in ("directory", "disk", "memory", "session", "manifest", "leave")
+    for when in ("before", "after")
+]
+
+
+@pytest.fixture
+def paths(tmp_path):
+    return running_journal.paths_below(tmp_path)
+
+
+@pytest.fixture
+def done(tmp_path, monkeypatch):
+    """Stand for libvirt, the guest and the batch system: what was done, in a file."""
+    did = tmp_path / "did"
+    did.touch()
+    state = SimpleNamespace(fails="", dies="", did=lambda: did.read_text().splitlines())
+
+    def note(what, uuid=""):
+        with did.open("a") as file:
+            file.write(f"{what} {uuid}".rstrip() + "\n")
+
+    def gone(uuid):
+        return f"saved {uuid}" in state.did()
+
+    def save(_uri, uuid, path, _timeout):
+        if state.fails in ("all", uuid):
+            Path(path).write_bytes(b"LibvirtQemudPart")
+            raise HostFault("save domain: No space left on device")
+        Path(path).write_bytes(b"LibvirtQemudSave and memory")
+        note("saved", uuid)
+
+    def resume(_uri, uuid, _timeout):
+        if gone(uuid):
+            raise HostFault("ended")
+        note("resume")
+
+    monkeypatch.setattr(hypervisor, "suspend_domain", lambda *_: note("suspend"))
+    monkeypatch.setattr(hypervisor, "resume_domain", resume)
+    monkeypatch.setattr(hypervisor, "save_domain", save)
+    monkeypatch.setattr(hypervisor, "is_busy", lambda *_: False)
+    monkeypatch.setattr(hypervisor, "domain_runs", lambda _uri, uuid: not gone(uuid))
+    batch = SimpleNamespace(submitter=lambda _: SimpleNamespace(cancel=cancel))
+    monkeypatch.setattr(checkpoint.service, "batch_system", lambda _: (None, batch))
+    monkeypatch.setattr(checkpoint.tools, "tools", lambda: {"QEMU": "10.0.13"})
+    monkeypatch.setattr(checkpoint, "_LEAVES", 1.0)
+    monkeypatch.setattr(watcher, "_PAUSE", 0.01)
+
+    def expect_break(_paths, _job, seconds, _deadline):
+        on_step(f"wait {seconds}")
+        note(f"wait {seconds}")
+
+    def cancel(_job_id):
+        note("cancelled")
+        return 0
+
+    def on_step(step):
+        if step == state.dies and f"died {step}" not in state.did():
+            note("died", step)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    monkeypatch.setattr(checkpoint, "on_step", on_step)
+    monkeypatch.setattr(saving, "expect_break", expect_break)
+    return state
+
+
+@pytest.fixture
+def top(tmp_path):
+    place = tmp_path / "checkpoints"
+    place.mkdir(mode=0o700)
+    return place
+
+
+@pytest.fixture
+def loop(paths, done, top):
+    found = made(paths, Settings(checkpoints=str(top)))
+    yield found
+    for watched in found.jobs.values():
+        watched.close()
+
+
+def made(paths, settings):
+    batch = SimpleNamespace(told=lambda _ids, *, soon: {})
+    return Loop(paths, batch, Checkpoints(Path("/etc/x"), settings))
+
+
+def started(paths, guests=2, **facts):
+    job = running_journal.Job(paths, "42.srv", guests=guests)
+    known = {"nodes": ["n1"], "guest_type": "acme", "unsaveable": [], "booted_for": ["42.srv", 0]}
+    job.kept.add_facts(**known | {"image": "micro", "image_sha256": "00"} | facts)
+    for index in range(guests):
+        disk = paths.job_state(job.key) / f"g{index}" / "root.qcow2"
+        disk.parent.mkdir(parents=True)
+        disk.write_bytes(b"disk %d" % index)
+        job.run_dir(index)
+        job.journal._record([(Overlay(str(disk), "/p", "raw"), index)], "core", "pre-boot", ())
+    request.Fifo(str(request.path_of(paths, job.key)), os.getuid()).create()
+    return job
+
+
+class JobShell(threading.Thread):
+    """Stands for a job shell that leaves: as vtorque_linux_guest.job.leaving has it."""
+
+    def __init__(self, job, done):
+        super().__init__(daemon=True)
+        self.fifo, self.done = job.run_dir(0) / "leave.fifo", done
+        self.over = self.early = False
+        self.start()
+
+    def run(self):
+        asked = False
+        while not self.over:
+            time.sleep(0.01)
+            if asked and not self.fifo.exists():
+                self.early = not self.done.exists()
+                return
+            asked = self.fifo.exists()
+            try:
+                descriptor = os.open(self.fifo, os.O_WRONLY | os.O_NONBLOCK)
+            except OSError as error:
+                assert error.errno in (errno.ENOENT, errno.ENXIO), error
+                continue
+            os.write(descriptor, b"session")
+            os.close(descriptor)
+            time.sleep(0.05)
+
+
+@pytest.fixture
+def shell(top):
+    shells = []
+
+    def begin(job):
+        shells.append(JobShell(job, top / str(job.uid) / job.key))
+        return shells[-1]
+
+    yield begin
+    for each in shells:
+        each.over = True
+        each.join()
+
+
+def ask(loop, job, word="checkpoint"):
+    said = []
+    path = request.path_of(loop.paths, job.key)
+    thread = threading.Thread(target=lambda: said.append(request.ask(path, job.kept, word, 60.0)))
+    loop.look()
+    thread.start()
+    eventually(lambda: loop.look() or said)
+    thread.join()
+    return said[0]
+
+
+def phase(job):
+    return [mark.name for mark in read(job.journal.path).phases if mark.guest is None][-1]
+
+
+def goes_on(loop, job):
+    eventually(lambda: loop.look() or (phase(job) == "run" and "wait 0" in loop_did(loop)))
+    return True
+
+
+def loop_did(loop):
+    return (loop.paths.state.parent / "did").read_text().splitlines()
+
+
+def test_all_of_a_job_is_saved_and_it_ends(loop, paths, done, top, shell):
+    job = started(paths)
+    shell(job)
+    assert ask(loop, job) == ""
+    did = done.did()
+    assert did[:3] == ["wait 3600", "suspend", "suspend"] and did[5:] == ["cancelled"]
+    assert set(did[3:5]) == {f"saved {uuid}" for uuid in job.uuids}
+    (place,) = (top / str(job.uid)).iterdir()
+    assert place.name == job.key and place.stat().st_mode & 0o077 == 0
+    assert {p.name for p in place.iterdir()} == {
+        "g0.disk", "g0.memory", "g1.disk", "g1.memory", "session", MANIFEST
+    }  # fmt: skip
+    assert (place / "g1.disk").read_bytes() == b"disk 1"
+    assert (place / "session").read_bytes() == b"session"
+    found = Store(top, job.uid).read(job.key)
+    assert [g.uuid for g in found.guests] == job.uuids and found.tools == {"QEMU": "10.0.13"}
+    assert "saved as checkpoint 42.srv.0" in job.kept.read("log.jsonl").decode()
+    for _ in range(3):
+        loop.look()
+    assert done.did() == did, "once is enough"
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_killed_at_each_step_it_is_made_all_the_same(loop, paths, done, top, shell, step):
+    job = started(paths)
+    left = shell(job)
+    done.dies = step
+    assert ask(loop, job) == "", "who has asked waits for another try"
+    assert f"died {step}" in done.did() and done.did()[-1] == "cancelled"
+    assert sorted(line for line in done.did() if line.startswith("saved")) == sorted(
+        f"saved {uuid}" for uuid in job.uuids
+    )
+    assert [path.name for path in (top / str(job.uid)).iterdir()] == [job.key]
+    assert Store(top, job.uid).read(job.key).id == job.key
+    assert not left.early, "it may end, and with it the job, only when all is there"
+
+
+@pytest.mark.parametrize("step", ["after disk", "after memory"])
+def test_another_watcher_makes_what_a_killed_one_has_begun(loop, paths, done, top, shell, step):
+    job = started(paths)
+    shell(job)
+    done.dies = step
+    loop.look()
+    request._write(request.path_of(paths, job.key), b"checkpoint 0123456789abcdef\n", 0.0)
+    eventually(lambda: loop.look() or f"died {step}" in done.did())
+    shut(loop)
+    loop.jobs.clear()
+    later = made(paths, loop.checkpoints.settings)
+    eventually(lambda: later.look() or "cancelled" in done.did())
+    assert Store(top, job.uid).has(job.key)
+    shut(later)
+
+
+def test_killed_before_the_guest_waits_it_is_told_again(loop, paths, done, top, shell):
+    """Else the stream would break with nobody who waits, and the job would be lost."""
+    job = started(paths)
+    shell(job)
+    done.dies = "wait 3600"
+    assert ask(loop, job) == ""
+    assert done.did()[:3] == ["died wait 3600", "wait 3600", "suspend"]
+
+
+def test_killed_when_the_guest_is_to_wait_no_longer_it_is_told_again(loop, paths, done):
+    job = started(paths)
+    done.fails, done.dies = "all", "wait 0"
+    assert "No space left" in ask(loop, job)
+    assert goes_on(loop, job) and "died wait 0" in done.did()
+
+
+def test_a_disk_that_becomes_full_leaves_the_job_as_it_was(loop, paths, done, top):
+    job = started(paths)
+    done.fails = "all"
+    assert "No space left" in ask(loop, job)
+    assert goes_on(loop, job), "and its job shell is told that nothing breaks"
+    assert list((top / str(job.uid)).iterdir()) == []
+    assert not (job.run_dir(0) / "leave.fifo").exists()
+    assert "cancelled" not in done.did()
+
+
+def test_a_job_of_which_a_guest_has_ended_ends(loop, paths, done, top):
+    """The other one could not be saved: there is no way back."""
+    job = started(paths)
+    done.fails = job.uuids[1]
+    assert "No space left" in ask(loop, job)
+    assert "cancelled" in done.did()
+    assert list((top / str(job.uid)).iterdir()) == []
+    assert "the job ends" in job.kept.read("log.jsonl").decode()
+
+
+def test_one_whose_job_shell_has_died_ends_without_a_checkpoint(loop, paths, done, top):
+    job = started(paths)
+    assert "its job shell has not said" in ask(loop, job)
+    assert "cancelled" in done.did()
+    assert list((top / str(job.uid)).iterdir()) == []
+
+
+def test_what_would_not_fit_is_not_begun(loop, paths, done, monkeypatch, top):
+    job = started(paths)
+    free = SimpleNamespace(free=600 << 20)
+    monkeypatch.setattr(checkpoint.shutil, "disk_usage", lambda _: free)
+    assert "it needs up to 640M in" in ask(loop, job)
+    assert goes_on(loop, job)
+    assert not any(line.startswith("saved") for line in done.did())
+
+
+def test_a_user_has_no_more_than_the_site_lets_them(paths, done, top):
+    loop = made(paths, Settings(checkpoints=str(top), quota=700))
+    job = started(paths)
+    old = top / str(job.uid) / "41.srv.0"
+    old.mkdir(parents=True)
+    (old / "g0.memory").write_bytes(b"x" * (100 << 20))
+    said = ask(loop, job)
+    assert "of 700M that a user may have ([plugin.survive] quota) 100M are used" in said
+    assert goes_on(loop, job)
+    shut(loop)
+
+
+def shut(loop):
+    for watched in loop.jobs.values():
+        watched.close()
+
+
+@pytest.mark.parametrize(
+    ("facts", "said"),
+    [
+        ({"unsaveable": ["PciDevice", "Filesystem"]}, "on this node: PciDevice, Filesystem"),
+        ({"nodes": ["n1", "n2"]}, "on several nodes"),
+        ({"unsaveable": None}, "could not save jobs"),
+    ],
+)
+def test_what_cannot_be_saved_is_said_and_goes_on(loop, paths, done, facts, said):
+    job = started(paths, **facts)
+    assert said in ask(loop, job)
+    loop.look()
+    assert done.did() == [] and phase(job) == "run"
+
+
+def test_a_site_without_a_place_has_none(paths, done):
+    loop = made(paths, Settings())
+    assert "no place for checkpoints" in ask(loop, started(paths))
+    shut(loop)
+
+
+def test_a_job_that_stands_still_is_to_go_on_first(loop, paths, done):
+    job = started(paths)
+    assert ask(loop, job, "suspend") == ""
+    assert "have it go on first" in ask(loop, job)
+
+
+def test_a_manifest_says_what_was_written(loop, paths, done, shell, top):
+    job = started(paths, guests=1)
+    shell(job)
+    ask(loop, job)
+    store = Store(top, job.uid)
+    found = store.read(job.key)
+    assert Manifest.decode(found.encode()) == found
+    assert [each.id for each in store.all()] == [job.key]
+    path = store.directory / job.key / MANIFEST
+    for broken in (b"", b"[]", b'{"schema": 1}', path.read_bytes()[:-9]):
+        path.write_bytes(broken)
+        with pytest.raises(HostFault, match="cannot be read"):
+            store.read(job.key)
+    path.write_text(json.dumps({**json.loads(found.encode()), "uid": 7}))
+    with pytest.raises(HostFault, match="uid 7"):
+        store.read(job.key)
+    with pytest.raises(Refused, match="no checkpoint 1"):
+        store.read("1")
+
+
+def test_a_disks_holes_stay_holes(tmp_path):
+    source, to = tmp_path / "a", tmp_path / "b"
+    with source.open("wb") as file:
+        file.write(b"begin")
+        file.seek(64 << 20)
+        file.write(b"middle")
+        file.truncate(128 << 20)
+    with source.open("rb") as reads, to.open("wb") as writes:
+        copy_data(reads.fileno(), writes.fileno())
+    assert to.read_bytes() == source.read_bytes()
+    assert to.stat().st_blocks * 512 < 1 << 20
+
+
+def test_only_a_file_that_libvirt_has_finished_is_whole(tmp_path):
+    file = tmp_path / "m"
+    assert not tools.is_whole(file)
+    file.write_bytes(b"LibvirtQemudPart")
+    assert not tools.is_whole(file)
+    file.write_bytes(b"LibvirtQemudSave...")
+    assert tools.is_whole(file)

@@ -1,0 +1,167 @@
+"""A job that goes on with a checkpoint: whose it is, what must be as it was, its disk."""
+
+import dataclasses
+import os
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import planned
+import running_journal
+from vtorque_core.api import HostFault, Image, JobRequest, Refused
+from vtorque_core.api.batch_system import BatchJob
+from vtorque_core.api.vm_options import FS_TYPE
+from vtorque_survive import node, restore
+from vtorque_survive.plugin import RESUME
+from vtorque_survive.settings import Settings
+from vtorque_survive.stored import Manifest, Saved, Store
+
+IMAGE = Image("micro", "linux", "micro", "x86_64", "ab" * 32)
+JOB = BatchJob("9.srv", "ada", "n1", ("n1",), b"")
+NAME = "42.srv.0"
+
+
+@pytest.fixture
+def paths(tmp_path):
+    return running_journal.paths_below(tmp_path)
+
+
+@pytest.fixture
+def saved(tmp_path, paths, monkeypatch):
+    """Return a checkpoint of 42.srv in its store, and that."""
+    monkeypatch.setattr(restore.tools, "tools", lambda: {"QEMU": "10.0.13"})
+    monkeypatch.setattr(restore, "_RELEASED", 0.2)
+    top = tmp_path / "checkpoints"
+    top.mkdir(mode=0o700)
+    uuid = "0b1ad9ba-95f3-54cf-8d96-1d6ed3e4ac1f"
+    leased = (("address", "10.86.0.16"),)
+    guest = Saved("vt-42.srv.0-n1-0", uuid, "vn1", "42.srv", 0, leased, "/s/g0", "/r/g0", True)
+    found = Manifest(
+        NAME, os.getuid(), "ada", "n1", 1.0, "micro", "ab" * 32, {"QEMU": "10.0.13"}, (guest,)
+    )
+    store = Store(top, os.getuid())
+    part = store.make(NAME)
+    (part / "g0.memory").write_bytes(b"LibvirtQemudSave")
+    (part / "g0.disk").write_bytes(b"a disk")
+    (part / "session").write_bytes(b"a session")
+    store.finish(found)
+    return store, found
+
+
+class Configured(dict):
+    """Stands for the site config."""
+
+    def __init__(self, paths, settings):
+        super().__init__({Settings: settings})
+        self.paths = paths
+
+
+def asked(store, paths, name=NAME, job=JOB, image=IMAGE, uid=None):
+    site = Configured(paths, Settings(checkpoints=str(store.top)))
+    user = SimpleNamespace(uid=os.getuid() if uid is None else uid)
+    request = JobRequest({RESUME.key: name})
+    hook = restore.vtorque_saved
+    return list(hook(job=job, request=request, image=image, user=user, site=site))
+
+
+def test_its_guests_are_those_that_were_saved(saved, paths):
+    (guest,) = asked(saved[0], paths)
+    assert (guest.name, guest.uuid) == (saved[1].guests[0].name, saved[1].guests[0].uuid)
+    assert guest.leased == (("address", "10.86.0.16"),)
+    assert guest.memory.read_bytes() == b"LibvirtQemudSave"
+    assert asked(saved[0], paths, name="") == [], "a job that asks for none"
+
+
+@pytest.mark.parametrize("name", ["43.srv.0", "..", ".42.srv.0.part", "../0/42.srv.0", "a/b"])
+def test_there_is_no_other(saved, paths, name):
+    store = saved[0]
+    store.make("42.srv.0")  # one that is not finished
+    if "/" in name or name.startswith("."):
+        with pytest.raises(ValueError, match="is no checkpoint"):
+            RESUME.parse(name)
+        return
+    with pytest.raises(Refused, match="you have no checkpoint"):
+        asked(store, paths, name=name)
+
+
+def test_another_users_is_not_to_be_seen(saved, paths):
+    with pytest.raises(Refused, match="you have no checkpoint"):
+        asked(saved[0], paths, uid=os.getuid() + 1)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"node": "n2"}, "another node: n2, and here it is n1"),
+        ({"sha256": "cd" * 32}, "another image: micro cdcd"),
+        ({"tools": {"QEMU": "9.2"}}, "another QEMU: 9.2, and here it is 10.0.13"),
+        ({"tools": {"QEMU": "10.0.13", "zstd": "1"}}, "another zstd: 1, and here it is none"),
+    ],
+)
+def test_what_is_not_as_it_was_is_refused(saved, paths, changed, said):
+    store, found = saved
+    (store.directory / NAME / "manifest.json").write_bytes(
+        dataclasses.replace(found, **changed).encode()
+    )
+    with pytest.raises(Refused, match=said):
+        asked(store, paths)
+
+
+def test_a_job_on_several_nodes_is_refused(saved, paths):
+    job = dataclasses.replace(JOB, nodes=("n1", "n2"))
+    with pytest.raises(Refused, match="on several nodes"):
+        asked(saved[0], paths, job=job)
+
+
+def test_it_waits_until_the_job_that_was_saved_is_released(saved, paths, monkeypatch):
+    """Its release ends the guests by their UUIDs."""
+    store, found = saved
+    job = running_journal.Job(paths, "42.srv")
+    assert job.uuids != [found.guests[0].uuid]
+    same = dataclasses.replace(found.guests[0], uuid=job.uuids[0])
+    (store.directory / NAME / "manifest.json").write_bytes(
+        dataclasses.replace(found, guests=(same,)).encode()
+    )
+    with pytest.raises(HostFault, match=r"its guests are those of job 42.srv now"):
+        asked(store, paths)
+    monkeypatch.setattr(restore, "_RELEASED", 60.0)
+    threading.Timer(0.2, job.end).start()
+    assert len(asked(store, paths)) == 1
+
+
+def test_a_disk_is_brought_once_and_released_twice(tmp_path, saved):
+    source = saved[0].directory / NAME / "g0.disk"
+    disk = restore.Disk(str(tmp_path / "root.qcow2"), os.getuid(), str(source))
+    disk.release()
+    disk.create()
+    made = Path(disk.path)
+    assert made.read_bytes() == b"a disk" and made.stat().st_mode & 0o777 == 0o600
+    with pytest.raises(HostFault, match="File exists"):
+        disk.create()
+    for _ in range(2):
+        disk.release()
+        assert not made.exists()
+    with pytest.raises(HostFault, match="No such file"):
+        dataclasses.replace(disk, source="/none").create()
+
+
+def test_disk_and_session_are_there_before_the_guest_is_restored(saved, paths, tmp_path):
+    (was,) = asked(saved[0], paths)
+    request = JobRequest({FS_TYPE.key: "sharedfs"})
+    places = {"state_dir": tmp_path / "s", "run_dir": tmp_path / "r"}
+    guest = planned.guest_plan(saved=was, request=request, qemu_uid=os.getuid(), **places)
+    acquired = []
+    job = SimpleNamespace(
+        site=SimpleNamespace(paths=paths),
+        user=SimpleNamespace(uid=os.getuid()),
+        guests=[guest],
+        acquire=lambda resource, guest=None: acquired.append(resource),
+    )
+    node.vtorque_pre_boot(job=job)
+    made = {Path(each.path).name: each for each in acquired}
+    assert made["left"].content == b"a session" and made["left"].reader == os.getuid()
+    disk = made["root.qcow2"]
+    assert Path(disk.path).parent == tmp_path / "s"
+    assert Path(disk.source) == was.memory.with_name("g0.disk")

@@ -1,0 +1,308 @@
+"""A checkpoint of a job: its guests are saved to files, and it ends. Root, in the watcher.
+
+In steps, each in a process of its own: the guests are told that their job shell will leave
+(:func:`hold`); they stand still (``live.suspend``); their disks are copied, then they are saved,
+which ends them; the job shell, which sees that, leaves what it knows of its session; the job is
+ended by its batch system. A file in the job's directory says that a checkpoint was asked for, so
+that the next watcher goes on after a killed one: each step can be done twice, and what libvirt has
+finished after the death of who asked for it is taken as done. What fails is not tried again: the
+job goes on, or ends if a guest of it has ended.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from vtorque_core.api import HostFault, Paths, Refused, VtorqueError, replace_file, show_mib
+from vtorque_core.api.children import Child, readable
+from vtorque_core.api.guest_driver import LEAVE
+from vtorque_core.live import saving, service, suspend
+from vtorque_core.live.jobs import RunningJob
+from vtorque_core.live.saving import Saveable
+from vtorque_survive import tools
+from vtorque_survive.settings import Settings
+from vtorque_survive.stored import SESSION, Manifest, Saved, Store
+
+ASKED, HELD = "checkpoint-asked", "checkpoint-held"  # files in the job's directory of state
+_HELD = 20.0  # seconds for a guest to say that it waits for another job shell
+_LEAVES = 20.0  # seconds for the job shell to say what another one needs
+_MOST = 96 << 20  # bytes of that: twice what a session may have in flight
+_TIME = 3600.0  # seconds for all of it
+_OVERHEAD = 64  # MiB of a guest's file beside its memory
+_MIB = 1 << 20
+log = logging.getLogger(__name__)
+
+on_step: Callable[[str], None] = lambda _step: None  # noqa: E731
+"""Test seam, and nothing else: called with what comes next, or has just been done."""
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """What the watcher does for them, with the site's settings."""
+
+    config: Path = Path()
+    settings: Settings = field(default_factory=Settings)
+
+    def asked(self, paths: Paths, job: RunningJob) -> Path:
+        """Return the file that says that a checkpoint of the job is wanted."""
+        return paths.job_state(job.job.key) / ASKED
+
+    def why_not(self, job: RunningJob) -> str:
+        """Return why none of the job can be made; empty: it can."""
+        try:
+            _require(job, self.settings)
+        except VtorqueError as error:
+            return str(error)
+        return ""
+
+    def stands_still(self, paths: Paths, job: RunningJob) -> bool:
+        """Return whether the job is to stand still: it is ready to be saved."""
+        return self.asked(paths, job).exists() and _waits(paths, job)
+
+    def begin(self, paths: Paths, job: RunningJob) -> Child | None:
+        """Begin what is next for a job in its phase, as ``live.suspend.begin``; None: nothing."""
+        asked, phase = self.asked(paths, job).exists(), suspend.phase(job)
+        waits = _waits(paths, job) if asked else not _held(paths, job).exists()
+        if phase == suspend.RUNS and not waits:
+            return Child(lambda: _hold(paths, job, wait=asked), 2 * _HELD)
+        if phase == suspend.PAUSED and asked and waits:
+            return Child(lambda: _save(paths, self.config, job, self.settings), _TIME)
+        return None
+
+
+def _held(paths: Paths, job: RunningJob) -> Path:
+    return paths.job_state(job.job.key) / HELD
+
+
+def _waits(paths: Paths, job: RunningJob) -> bool:
+    """Return whether guest and job shell have said that they wait: the file is not empty then."""
+    try:
+        return _held(paths, job).stat().st_size > 0
+    except FileNotFoundError:
+        return False
+
+
+def _hold(paths: Paths, job: RunningJob, *, wait: bool) -> None:
+    """Have the guest and the job shell wait for each other, or do so no longer."""
+    until = time.monotonic() + _HELD
+    with _or_not(paths, job):
+        if wait:
+            _held(paths, job).touch(mode=0o600)
+        saving.expect_break(paths, job, int(_TIME) if wait else 0, until)
+        if wait:
+            _held(paths, job).write_text("they wait\n")
+        else:
+            _held(paths, job).unlink(missing_ok=True)
+
+
+@contextmanager
+def _or_not(paths: Paths, job: RunningJob) -> Iterator[None]:
+    """Have the job go on if it cannot be saved. If we are killed here, it is tried again."""
+    try:
+        yield
+    except BaseException:
+        (paths.job_state(job.job.key) / ASKED).unlink(missing_ok=True)
+        raise
+
+
+def _require(job: RunningJob, settings: Settings) -> Store:
+    """Return where checkpoints of the job's user are. Raises Refused: none can be made."""
+    if not settings.checkpoints:
+        raise Refused("this site has no place for checkpoints ([plugin.survive] checkpoints)")
+    if suspend.phase(job) != suspend.RUNS:
+        raise Refused("it stands still: have it go on first")
+    tools.require_saveable(job)
+    return Store(Path(settings.checkpoints), job.job.uid)
+
+
+def _save(paths: Paths, config: Path, job: RunningJob, settings: Settings) -> None:
+    store = Store(Path(settings.checkpoints), job.job.uid)
+    with _or_not(paths, job), saving.held(paths, job, suspend.PAUSED) as guests:
+        if not store.has(job.job.key):
+            try:
+                _make(paths, store, job, guests, settings)
+            except VtorqueError:
+                if not all(saving.runs(each.guest) for each in guests):
+                    log.error("some guests have ended, and not all are saved: the job ends")
+                    _end(config, job)
+                raise
+            on_step("before leave")
+            log.info("saved as checkpoint %s; the job ends", job.job.key)
+        (guests[0].guest.run_dir / LEAVE).unlink(missing_ok=True)  # now the job shell may end
+        on_step("after leave")
+    _end(config, job)
+
+
+def _end(config: Path, job: RunningJob) -> None:
+    site, batch = service.batch_system(config)
+    code = batch.submitter(site).cancel(job.job.id)
+    if code:
+        raise HostFault(f"it is saved, and its batch system does not end it (exit code {code})")
+
+
+def _make(
+    paths: Paths, store: Store, job: RunningJob, guests: list[Saveable], settings: Settings
+) -> None:
+    name = job.job.key
+    on_step("before directory")
+    part = store.make(name)
+    on_step("after directory")
+    try:
+        _require_room(store, part, guests, settings)
+        leaves = _ask_to_leave(job, guests[0])
+        for each in guests:
+            if each.disk is not None:
+                _copy(each.disk, part / f"g{each.guest.index}.disk")
+        with ThreadPoolExecutor(len(guests)) as threads:
+            work = [threads.submit(_memory, paths, job, each, part) for each in guests]
+        for done in work:
+            done.result()
+        _take_session(leaves, part / SESSION)
+        on_step("before manifest")
+        store.finish(_manifest(job, guests))
+        on_step("after manifest")
+    except VtorqueError:
+        (guests[0].guest.run_dir / LEAVE).unlink(missing_ok=True)
+        with suppress(HostFault):
+            store.drop(name)
+        raise
+
+
+def _ask_to_leave(job: RunningJob, first: Saveable) -> Path:
+    """Make the FIFO by which the job shell, when its guest is gone, says what another needs."""
+    fifo = first.guest.run_dir / LEAVE
+    try:
+        if not fifo.exists():
+            os.mkfifo(fifo, 0o200)
+        os.chown(fifo, job.job.uid, -1, follow_symlinks=False)
+    except OSError as error:
+        raise HostFault(f"cannot make {fifo}: {error.strerror}") from None
+    return fifo
+
+
+def _take_session(fifo: Path, to: Path) -> None:
+    """Keep what the job shell says, the user's bytes. Raises HostFault."""
+    if not to.exists():
+        on_step("before session")
+        replace_file(str(to), _said(fifo), mode=0o600, ready=os.fsync)
+        on_step("after session")
+
+
+def _said(fifo: Path) -> bytes:
+    descriptor = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    until, said = time.monotonic() + _LEAVES, bytearray()
+    try:
+        while readable([descriptor], until - time.monotonic()):
+            data = os.read(descriptor, 1 << 20)
+            said += data
+            if not data and said:
+                return bytes(said)
+            if len(said) > _MOST:
+                raise HostFault("its job shell says too much")
+    finally:
+        os.close(descriptor)
+    raise HostFault("its job shell has not said what another one needs to go on")
+
+
+def _require_room(store: Store, part: Path, guests: list[Saveable], settings: Settings) -> None:
+    """Refuse what would not fit: once the first guest is saved there is no way back."""
+    need = sum((each.guest.ram_mib + _OVERHEAD) * _MIB for each in guests)
+    need += sum(each.disk.stat().st_blocks * 512 for each in guests if each.disk is not None)
+    had = sum(file.stat().st_blocks * 512 for file in part.iterdir())
+    used = store.used() - had
+    if settings.quota and used + need > settings.quota * _MIB:
+        raise Refused(
+            f"it needs up to {show_mib(need // _MIB)}, and of {show_mib(settings.quota)} that a "
+            f"user may have ([plugin.survive] quota) {show_mib(used // _MIB)} are used: have your "
+            "administrator remove some"
+        )
+    free = shutil.disk_usage(part).free + had
+    if need > free:
+        raise HostFault(
+            f"it needs up to {show_mib(need // _MIB)} in {store.top}, which has "
+            f"{show_mib(free // _MIB)}"
+        )
+
+
+def _copy(disk: Path, to: Path) -> None:
+    """Copy a disk whose guest stands still; QEMU has written all of it."""
+    if to.exists():
+        return
+    on_step("before disk")
+    fresh = to.with_suffix(".copying")
+    try:
+        source = os.open(disk, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with os.fdopen(source, "rb") as reads, fresh.open("wb") as writes:
+            fresh.chmod(0o600)
+            copy_data(reads.fileno(), writes.fileno())
+        fresh.rename(to)
+    except OSError as error:
+        raise HostFault(f"cannot copy {disk}: {error.strerror}") from None
+    on_step("after disk")
+
+
+def copy_data(source: int, to: int) -> None:
+    """Copy a file; its holes stay holes (lseek(2), SEEK_DATA). Raises OSError."""
+    size, at = os.fstat(source).st_size, 0
+    os.ftruncate(to, size)
+    while at < size:
+        try:
+            at = os.lseek(source, at, os.SEEK_DATA)
+        except OSError:  # ENXIO: no more data
+            break
+        end = os.lseek(source, at, os.SEEK_HOLE)
+        os.lseek(to, at, os.SEEK_SET)
+        while at < end:
+            sent = os.copy_file_range(source, to, end - at, at, at)
+            if not sent:
+                raise OSError(5, "it became shorter")
+            at += sent
+    os.fsync(to)
+
+
+def _memory(paths: Paths, job: RunningJob, each: Saveable, part: Path) -> None:
+    """Save a guest, which ends it; one that a libvirt has saved meanwhile is taken as it is."""
+    file = part / f"g{each.guest.index}.memory"
+    if saving.runs(each.guest):
+        on_step("before memory")
+        saving.save(paths, job, each.guest, file, _TIME)
+        on_step("after memory")
+    if not tools.is_whole(file):
+        raise HostFault(f"guest {each.guest.index} has ended, and was not saved")
+
+
+def _manifest(job: RunningJob, guests: list[Saveable]) -> Manifest:
+    facts = job.kept.facts()
+    return Manifest(
+        id=job.job.key,
+        uid=job.job.uid,
+        owner=job.job.owner,
+        node=str(facts.get("node", "")),
+        made=time.time(),
+        image=str(facts.get("image", "")),
+        sha256=str(facts.get("image_sha256", "")),
+        tools=tools.tools(),
+        guests=tuple(_saved(each, *facts["booted_for"]) for each in guests),
+    )
+
+
+def _saved(each: Saveable, job_id: str, attempt: int) -> Saved:
+    return Saved(
+        name=each.guest.name,
+        uuid=each.guest.uuid,
+        hostname=each.guest.hostname,
+        job_id=job_id,
+        attempt=attempt,
+        leased=each.leased,
+        state_dir=str(each.state_dir),
+        run_dir=str(each.guest.run_dir),
+        disk=each.disk is not None,
+    )

@@ -1,0 +1,162 @@
+"""A job that goes on with the guests of a checkpoint: ``-vm resume=ID``. Acting module; root."""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from vtorque_core.api import (
+    HostFault,
+    Image,
+    JobRequest,
+    Paths,
+    Refusal,
+    Refused,
+    dataclass,
+    hookimpl,
+)
+from vtorque_core.api.acquired import Resource, unjournalled
+from vtorque_core.api.batch_system import BatchJob
+from vtorque_core.api.guest_driver import LEFT
+from vtorque_core.api.guest_plan import GuestPlan, JobUser, SavedGuest, root_disk
+from vtorque_core.api.job_files import File
+from vtorque_core.api.node_job import NodeJob, Site
+from vtorque_core.live import changes
+from vtorque_core.live.jobs import Running
+from vtorque_survive import tools
+from vtorque_survive.checkpoint import copy_data
+from vtorque_survive.plugin import RESUME
+from vtorque_survive.settings import Settings
+from vtorque_survive.stored import SESSION, Manifest, Store
+
+_RELEASED = 60.0  # seconds for the job that was saved to be released
+
+
+@dataclass(frozen=True)
+class Disk(Resource):
+    """A guest's own disk as it was saved, copied to where the guest has it now."""
+
+    kind = "survive-disk"
+    volatile = False
+    path: str
+    uid: int
+    source: str = unjournalled("")
+
+    def create(self) -> None:
+        """Copy it. Raises HostFault."""
+        try:
+            source = os.open(self.source, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            with os.fdopen(source, "rb") as reads, _made(self.path) as writes:
+                os.fchown(writes.fileno(), self.uid, -1)
+                copy_data(reads.fileno(), writes.fileno())
+        except OSError as error:
+            raise HostFault(f"cannot copy {self.source}: {error.strerror}") from None
+
+    def release(self) -> None:
+        """Remove it; missing is fine."""
+        try:
+            Path(self.path).unlink(missing_ok=True)
+        except OSError as error:
+            raise HostFault(f"cannot remove {self.path}: {error.strerror}") from None
+
+
+@hookimpl
+def vtorque_saved(
+    job: BatchJob, request: JobRequest, image: Image, user: JobUser, site: Site
+) -> Iterator[SavedGuest]:
+    """Yield the guests of the checkpoint that the job goes on with."""
+    if not request[RESUME]:
+        return
+    store, found = _checkpoint(request[RESUME], user.uid, site)
+    if len(job.nodes) > 1:
+        raise Refused(Refusal("a job on several nodes cannot go on yet", RESUME.key, found.id))
+    if others := list(_others(job, image, found)):
+        raise Refused(*others)
+    _await_released(site.paths, found)
+    for index, guest in enumerate(found.guests):
+        yield SavedGuest(
+            guest.name,
+            guest.uuid,
+            guest.hostname,
+            guest.job_id,
+            guest.attempt,
+            guest.leased,
+            Path(guest.state_dir),
+            Path(guest.run_dir),
+            store.directory / found.id / f"g{index}.memory",
+        )
+
+
+def _others(job: BatchJob, image: Image, found: Manifest) -> Iterator[Refusal]:
+    """Yield what is not the same as it was then."""
+    here = {"node": job.node, "image": f"{image.name} {image.sha256}", **tools.tools()}
+    then = {"node": found.node, "image": f"{found.image} {found.sha256}", **found.tools}
+    for name, was in then.items():
+        if was != here.get(name):
+            what = f"was made with another {name}: {was}, and here it is {here.get(name, 'none')}"
+            yield Refusal(what, RESUME.key, found.id)
+
+
+def _made(path: str) -> BinaryIO:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    return os.fdopen(os.open(path, flags, 0o600), "wb")
+
+
+def bring(job: NodeJob) -> None:
+    """Bring the guests' own disks, and what the job shell of before knew of its session."""
+    for guest in job.guests:
+        if guest.saved is not None:
+            if guest.rank == 0:
+                _bring_session(job, guest, guest.saved.memory.with_name(SESSION))
+            disk = guest.saved.memory.with_suffix(".disk")
+            if disk.exists():
+                made = Disk(str(root_disk(guest)), guest.qemu_uid, str(disk))
+                job.acquire(made, guest=guest)
+
+
+def _bring_session(job: NodeJob, guest: GuestPlan, source: Path) -> None:
+    try:
+        content = source.read_bytes()
+    except OSError as error:
+        raise HostFault(f"{source}: {error.strerror}") from None
+    file = File(str(guest.run_dir / LEFT), mode=0o400, reader=job.user.uid, content=content)
+    job.acquire(file, guest=guest)
+
+
+def _checkpoint(name: str, uid: int, site: Site) -> tuple[Store, Manifest]:
+    place = site[Settings].checkpoints
+    if not place:
+        where = "[plugin.survive] checkpoints"
+        raise Refused(Refusal("this site has no checkpoints", RESUME.key, name, where=where))
+    store = Store(Path(place), uid)
+    return store, store.read(name)
+
+
+def _await_released(paths: Paths, found: Manifest) -> None:
+    """Wait until the job that had these guests is released: its release ends them by their UUIDs.
+
+    Raises HostFault: they are another's.
+    """
+    uuids = {guest.uuid for guest in found.guests}
+    until = time.monotonic() + _RELEASED
+    running, events = Running(paths), changes.events()
+    try:
+        changes.watch(events, paths.journal, content=False)
+        while True:
+            having = [j for j in running.jobs() if uuids & {guest.uuid for guest in j.guests}]
+            left = until - time.monotonic()
+            if not having:
+                return
+            if left <= 0:
+                job = having[0].job.id
+                raise HostFault(f"checkpoint {found.id}: its guests are those of job {job} now")
+            select.select([events], [], [], min(left, 1.0))
+            with suppress(BlockingIOError):
+                os.read(events, 1 << 16)
+    finally:
+        os.close(events)

@@ -1,0 +1,176 @@
+"""Checkpoints of jobs as they lie on the node: directories of root's in the place the site names.
+
+``<checkpoints>/<uid>/<job key>/`` has each guest's memory (``g0.memory``, libvirt's format) and own
+disk (``g0.disk``), what the job shell knew of its session (``session``, its user's text), and
+``manifest.json``, which is written last. Until all of it is on disk the directory has another name
+and is never used. Nobody but root may look into it: memory holds a user's secrets.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Self
+
+from vtorque_core.api import (
+    HostFault,
+    Refused,
+    dataclass,
+    printable,
+    replace_file,
+    require_root_owned,
+)
+
+SCHEMA = 1
+MANIFEST, SESSION = "manifest.json", "session"
+_MOST = 1 << 20  # bytes of a manifest
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A guest of a checkpoint, as :class:`vtorque_core.api.guest_plan.SavedGuest` has it."""
+
+    name: str
+    uuid: str
+    hostname: str
+    job_id: str
+    attempt: int
+    leased: tuple[tuple[str, str], ...]
+    state_dir: str
+    run_dir: str
+    disk: bool
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a checkpoint is of, and what must be the same where it goes on."""
+
+    id: str
+    uid: int
+    owner: str
+    node: str
+    made: float
+    image: str
+    sha256: str
+    tools: Mapping[str, str]
+    guests: tuple[Saved, ...]
+
+    def encode(self) -> bytes:
+        """Return it as JSON."""
+        return json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> Self:
+        """Return what :meth:`encode` gave. Raises HostFault."""
+        try:
+            found: dict[str, Any] = json.loads(data)
+            if found.pop("schema") != SCHEMA:
+                raise ValueError("another version's")
+            guests = (
+                Saved(**{**guest, "leased": tuple(map(tuple, guest["leased"]))})
+                for guest in found.pop("guests")
+            )
+            return cls(guests=tuple(guests), **found)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise HostFault(f"the checkpoint's manifest cannot be read: {error}") from None
+
+
+@dataclass(frozen=True)
+class Store:
+    """All checkpoints of one user on this node. ``top``: the site's place. As root."""
+
+    top: Path
+    uid: int
+
+    @property
+    def directory(self) -> Path:
+        """Of the user; nobody else's are in it."""
+        return self.top / str(self.uid)
+
+    def part(self, name: str) -> Path:
+        """Where a checkpoint is while it is made. A checkpoint's id never begins with a dot."""
+        return self.directory / f".{name}.part"
+
+    def make(self, name: str) -> Path:
+        """Make the directory of a checkpoint that is begun, or give what is there of it.
+
+        Raises HostFault: no room, or a place that others can write to.
+        """
+        part = self.part(name)
+        require_root_owned(self.top, uid=os.geteuid())
+        with _naming("make", part):
+            for path in (self.directory, part):
+                path.mkdir(mode=0o700, exist_ok=True)
+        return part
+
+    def finish(self, manifest: Manifest) -> None:
+        """Have it be a checkpoint from now on, all of it on disk. Raises HostFault."""
+        part = self.part(manifest.id)
+        with _naming("finish", part):
+            replace_file(str(part / MANIFEST), manifest.encode(), mode=0o600, ready=os.fsync)
+            for path in (*part.iterdir(), part):
+                _sync(path)
+            part.rename(self.directory / manifest.id)
+            _sync(self.directory)
+
+    def drop(self, name: str) -> None:
+        """Remove what there is of one that was not finished. Raises HostFault."""
+        with _naming("remove", self.part(name)), contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(self.part(name))
+
+    def has(self, name: str) -> bool:
+        """Return whether there is such a checkpoint."""
+        return (self.directory / name / MANIFEST).is_file()
+
+    def read(self, name: str) -> Manifest:
+        """Return what a checkpoint of this user's is. Raises Refused: there is none; HostFault."""
+        try:
+            found = Manifest.decode(_content(self.directory / name / MANIFEST))
+        except FileNotFoundError:
+            raise Refused(f"you have no checkpoint {printable(name)} on this node") from None
+        if (found.uid, found.id) != (self.uid, name):
+            raise HostFault(f"{self.directory / name}: is the one of {found.id}, uid {found.uid}")
+        return found
+
+    def all(self) -> Iterator[Manifest]:
+        """Yield those that can be read, the oldest first."""
+        found = []
+        for path in self.directory.glob("[!.]*") if self.directory.is_dir() else ():
+            with contextlib.suppress(Refused, HostFault):
+                found.append(self.read(path.name))
+        yield from sorted(found, key=lambda manifest: manifest.made)
+
+    def used(self) -> int:
+        """Return the bytes that all of the user's take on disk, unfinished ones too."""
+        blocks = 0
+        for place, _, files in os.walk(self.directory):
+            for name in files:
+                with contextlib.suppress(FileNotFoundError):
+                    blocks += (Path(place) / name).stat(follow_symlinks=False).st_blocks
+        return blocks * 512
+
+
+@contextlib.contextmanager
+def _naming(verb: str, path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise HostFault(f"cannot {verb} {path}: {error.strerror}") from None
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _content(path: Path) -> bytes:
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
+        return file.read(_MOST)

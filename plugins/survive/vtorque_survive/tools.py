@@ -1,0 +1,64 @@
+"""What a node can save with its tools, and which they are: a saved guest goes on with no others."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import re
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+
+from vtorque_core.api import Refused, run_tool
+from vtorque_core.live.jobs import RunningJob
+
+
+def require_saveable(job: RunningJob) -> None:
+    """Raise Refused if the job has what cannot be saved on this node."""
+    facts = job.kept.facts()
+    if len(facts.get("nodes", ())) > 1:
+        raise Refused("a job on several nodes cannot be saved yet")
+    lacking = facts.get("unsaveable")
+    if lacking is None:
+        raise Refused("it was started by a vTorque that could not save jobs")
+    if lacking:
+        raise Refused(f"its guests have what cannot be saved on this node: {', '.join(lacking)}")
+
+
+def is_whole(file: Path) -> bool:
+    """Return whether libvirt has come to the end of a file (libvirt's qemu_saveimage.h)."""
+    try:
+        with file.open("rb") as saved:
+            return saved.read(16) == b"LibvirtQemudSave"
+    except FileNotFoundError:
+        return False
+
+
+def tools() -> Mapping[str, str]:
+    """Return what must be the same for a saved guest to go on, name to version. Raises HostFault.
+
+    The processor, too: a guest sees its node's.
+    """
+    return {
+        "vtorque-core": metadata.version("vtorque-core"),
+        "vtorque-survive": metadata.version("vtorque-survive"),
+        "QEMU": _version(f"qemu-system-{platform.machine()}"),
+        "libvirt": _version("libvirtd"),
+        "processor": _processor(),
+    }
+
+
+def _version(program: str) -> str:
+    said = run_tool(program, "--version", timeout=10)
+    found = re.search(r"\d+(\.\d+)+", said)
+    return found[0] if found else said.strip()
+
+
+def _processor() -> str:
+    """Return the model and a sum of what it can do (proc_cpuinfo(5))."""
+    found: dict[str, str] = {}
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+        key, _, value = line.partition(":")
+        found.setdefault(key.strip(), value.strip())
+    able = found.get("flags") or found.get("Features") or ""
+    return f"{found.get('model name', '')} {hashlib.sha256(able.encode()).hexdigest()[:12]}".strip()

@@ -1,0 +1,212 @@
+"""Jobs that are saved, end, and go on as another job, with real guests."""
+
+import os
+import random
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from vtorque_core.resources import virtiofs_daemon
+
+pytestmark = pytest.mark.e2e
+
+saves = pytest.mark.skipif(
+    not virtiofs_daemon.saves(), reason="of Debian 13 on: scripts/test --full debian13"
+)
+refuses = pytest.mark.skipif(
+    virtiofs_daemon.saves(), reason="of Debian 12: there a virtiofsd saves nothing"
+)
+
+WRITES = """#!/bin/sh
+# a file that stays open, a pipe, and memory in use
+exec 3>>counted
+head -c 100000000 /dev/zero | tr '\\0' x > /dev/shm/much
+i=0
+while [ $i -lt {to} ]; do
+  i=$((i + 1)); echo $i; echo $i >&3; sleep 0.05
+done | cat
+wc -c < /dev/shm/much
+date +%s > ended
+exit 7
+"""
+
+
+@pytest.fixture
+def place(scratch, config):
+    config("plugin.survive", f'checkpoints = "{scratch}"')
+    return scratch
+
+
+class Writer:
+    """A job that writes in its guest; ``names`` are of the jobs that it was."""
+
+    def __init__(self, node, to):
+        self.node, self.to, self.names, self.id = node, to, [], ""
+
+    def submit(self, *args, user=None):
+        name = f"n{len(self.names)}"
+        self.names.append(name)
+        script = self.node.script(WRITES.format(to=self.to))
+        more = ("-vm", "ram=384M", "-N", name, "-o", f"{name}.out", "-e", f"{name}.err")
+        self.id = self.node.as_user("vsub", *more, *args, script).stdout.decode().strip()
+        return self
+
+    @property
+    def counted(self):
+        return len(self.lines("counted"))
+
+    def lines(self, name):
+        file = self.node.home / name
+        return file.read_text().split() if file.exists() else []
+
+    def await_more(self, than=0):
+        self.node.wait_for(lambda: self.counted > than, what=f"more than {than} lines")
+        return self
+
+    def checkpoint(self, **more):
+        return self.node.as_user("vmgr", "checkpoint", "--stop", self.id, **more)
+
+    def saved(self):
+        """Save it, and return the checkpoint when the job has ended."""
+        name = self.checkpoint().stdout.decode().strip()
+        log = self.ended()
+        assert f"saved as checkpoint {name}" in log, log
+        assert self.counted < self.to
+        return name
+
+    def ended(self):
+        self.node.wait_for(lambda: self.node.state_of(self.id) is None, what="the job's end")
+        return self.node.as_user("vmgr", "logs", self.id).stdout.decode()
+
+    def check(self):
+        """Wait for the end; not a line may be lost or doubled, in its file and its output."""
+        log = self.ended()
+        numbers = [str(number) for number in range(1, self.to + 1)]
+        errors = [(self.node.home / f"{name}.err").read_text() for name in self.names]
+        assert self.lines("counted") == numbers, (errors, log)
+        said = [line for name in self.names for line in self.lines(f"{name}.out")]
+        assert said == [*numbers, "100000000"], (errors, log)
+        ended = self.node.home / "ended"
+        assert abs(ended.stat().st_mtime - int(ended.read_text())) <= 1, "its clock is right"
+        assert all("the job was saved, and ends here" in each for each in errors[:-1])
+
+
+@saves
+def test_a_job_is_saved_and_goes_on_as_another(guest, place):
+    job = Writer(guest, 200).submit().await_more()
+    name = job.saved()
+    assert all(path.stat().st_uid == 0 for path in place.rglob("*"))
+    denied = guest.as_user("/bin/ls", str(place / str(place.stat().st_uid)), check=False)
+    assert denied.returncode != 0
+    job.submit("-vm", f"resume={name}").check()
+
+
+@saves
+def test_what_is_not_as_it_was_is_refused_and_said(guest, place):
+    name = Writer(guest, 200).submit().await_more().saved()
+    resume = ("-vm", f"resume={name}")
+    larger = guest.job("true", *resume, "-vm", "ram=512M")
+    assert larger.code == 121 and b"memory in KiB is 393216, not 524288" in larger.err, larger.err
+    (manifest,) = place.glob(f"*/{name}/manifest.json")
+    text = manifest.read_text()
+    manifest.write_text(text.replace('"QEMU": "', '"QEMU": "9.'))
+    other = guest.job("true", *resume, "-vm", "ram=384M")
+    assert other.code == 121 and b"made with another QEMU: 9." in other.err, other.err
+    manifest.write_text(text)
+    script = guest.script("true")
+    (Path("/home/vte2e2") / script).write_text("true")
+    words = ("vsub", "-W", "block=true", "-o", "out", "-e", "err", *resume, script)
+    theirs = guest.as_user(*words, user="vte2e2", check=False)
+    assert theirs.returncode == 121
+    assert f"you have no checkpoint {name}" in Path("/home/vte2e2/err").read_text()
+    unknown = guest.job("true", "-vm", "resume=77.vm.0")
+    assert unknown.code == 121 and b"you have no checkpoint 77.vm.0" in unknown.err
+
+
+@saves
+def test_without_room_the_job_goes_on(guest, place):
+    guest.root("/usr/bin/mount", "-t", "tmpfs", "-o", "size=64m,mode=700", "tmpfs", str(place))
+    try:
+        job = Writer(guest, 150).submit().await_more()
+        said = job.checkpoint(check=False)
+        assert said.returncode != 0 and b"it needs up to" in said.stderr, said.stderr
+        job.check()
+        assert not any(path.is_file() for path in place.rglob("*"))
+    finally:
+        guest.root("/usr/bin/umount", str(place))
+
+
+@saves
+@pytest.mark.full
+@pytest.mark.releases
+def test_twenty_times(guest, place):
+    job = Writer(guest, 1500).submit()
+    for _ in range(20):
+        job.await_more(job.counted + random.randrange(1, 20))  # noqa: S311
+        job.submit("-vm", f"resume={job.saved()}")
+    job.check()
+
+
+def children(pid):
+    try:
+        return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:  # it has ended
+        return []
+
+
+def the_watcher(node):
+    """Return its pid, once that of the job before has ended."""
+
+    def found():
+        pids = node.root("/usr/bin/pgrep", "-f", "vtorque_survive.watcher", check=False).stdout
+        tops = {int(pid) for pid in pids.split()}
+        tops -= {child for pid in tops for child in children(pid)}
+        return tops.pop() if len(tops) == 1 else None
+
+    return node.wait_for(found, what="the only watcher")
+
+
+@saves
+@pytest.mark.full
+@pytest.mark.releases
+def test_who_saves_it_is_killed_at_any_moment(guest, place):
+    """libvirt goes on with what it has been asked for: it is saved, or runs as before."""
+    job, saved = Writer(guest, 1500).submit().await_more(), 0
+    for seconds in (0.2, 0.5, 0.8, 1.1, 1.4):
+        watcher = the_watcher(guest)
+        before = set(children(watcher))  # the process that reads guests' words
+        asked = guest.command("vmgr", "checkpoint", "--stop", job.id)
+        until = time.monotonic() + seconds
+        with subprocess.Popen(asked, stdout=subprocess.PIPE) as waits:
+            while waits.poll() is None and (
+                time.monotonic() < until or not set(children(watcher)) - before
+            ):
+                time.sleep(0.02)
+            for child in set(children(watcher)) - before:
+                os.kill(child, signal.SIGKILL)
+            name = waits.communicate(timeout=120)[0].decode().strip()
+        if waits.returncode == 0:
+            job.ended()
+            job.submit("-vm", f"resume={name}")
+            saved += 1
+        job.await_more(job.counted)
+    assert saved
+    job.check()
+
+
+@refuses
+def test_where_no_tool_can_save_it_the_job_goes_on(guest, place):
+    job = Writer(guest, 40).submit().await_more()
+    said = job.checkpoint(check=False)
+    assert said.returncode != 0 and b"this virtiofsd gives QEMU no state" in said.stderr
+    job.check()
+
+
+def test_no_other_user_saves_it(guest, place):
+    job = Writer(guest, 40).submit().await_more()
+    other = job.checkpoint(user="vte2e2", check=False)
+    assert other.returncode != 0 and b"is not yours" in other.stderr
+    job.check()
