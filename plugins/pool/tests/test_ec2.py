@@ -110,6 +110,20 @@ def test_a_duplicate_is_ended_although_the_client_token_is_ignored(endpoint, tmp
     assert not any(m.is_live for m in driver.machines("twice"))
 
 
+def test_machines_have_the_role_that_the_site_names(endpoint):
+    import boto3
+
+    iam = boto3.client("iam", region_name="us-east-1", endpoint_url=endpoint)
+    profile = iam.create_instance_profile(InstanceProfileName="worker")["InstanceProfile"]
+    cloud = Harness(endpoint)
+    with_role = ec2.driver({**cloud.options, "role": "worker"})
+    made = [each.create(cloud.order("n1", "roles")).id for each in (with_role, cloud.driver())]
+    pages = cloud.client.describe_instances(InstanceIds=made)["Reservations"]
+    found = {i["InstanceId"]: i.get("IamInstanceProfile") for p in pages for i in p["Instances"]}
+    assert found[made[0]]["Arn"] == profile["Arn"]
+    assert found[made[1]] is None
+
+
 def test_a_full_ec2_is_a_stock_out_and_bad_credentials_are_none():
     """What EC2 itself says; moto says neither."""
     from botocore.stub import Stubber

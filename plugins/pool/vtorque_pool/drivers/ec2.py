@@ -1,7 +1,8 @@
 """EC2, by boto3. Credentials: boto3's own way (a role of the host, or files that it knows).
 
 Options: ``region``; ``endpoint`` (of a cloud that speaks EC2), ``profile``, ``subnet``,
-``security_groups`` (a list with commas), ``key``, ``timeout`` (seconds, 60).
+``security_groups`` (a list with commas), ``key``, ``role`` (an instance profile: what is on the
+machine can get that role's credentials), ``timeout`` (seconds, 60).
 
 ClientToken is not relied on: the pool lists by tag before and after, since not every cloud that
 speaks EC2 honours it (moto 5.2 does not).
@@ -95,6 +96,8 @@ class Ec2:
             wanted["SecurityGroupIds"] = groups.split(",")
         if key := self._options.get("key"):
             wanted["KeyName"] = key
+        if role := self._options.get("role"):
+            wanted["IamInstanceProfile"] = {"Name": role}
         with _faults():
             return _machine(self._client.run_instances(**wanted)["Instances"][0])
 
