@@ -5,6 +5,7 @@ To run: in ``scripts/machine``, after ``scripts/node libvirt``.
 
 import contextlib
 import io
+import re
 import subprocess
 import tempfile
 import uuid
@@ -144,3 +145,13 @@ def test_tags_and_names_are_text_in_the_xml():
         "metadata/{https://vtorque.org/xmlns/pool/1}machine"
     )
     assert (tags.get("cluster"), tags.get("node")) == ("a'<b>", 'n"&')
+
+
+def test_the_next_machine_of_a_node_has_its_mac_and_no_other_node_has():
+    made = libvirt.Libvirt({}, None)
+    orders = [Order("c", "n1", "s"), Order("c", "n1", "s"), Order("c", "n2", "s")]
+    orders += [Order("other", "n1", "s")]
+    texts = [made._xml(f"m{n}", order, n, "", "") for n, order in enumerate(orders)]
+    macs = [re.search("<mac address='(02(:[0-9a-f]{2}){5})'/>", text)[1] for text in texts]
+    assert macs[0] == macs[1]
+    assert len(set(macs)) == 3

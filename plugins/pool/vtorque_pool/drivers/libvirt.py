@@ -190,7 +190,7 @@ class Libvirt:
             "<features><acpi/></features><on_reboot>restart</on_reboot>"
             "<on_poweroff>destroy</on_poweroff><on_crash>destroy</on_crash><devices>"
             f"{disks}<interface type='network'><source network={quoteattr(self._network)}/>"
-            "<model type='virtio'/></interface>"
+            f"<mac address='{_mac(order)}'/><model type='virtio'/></interface>"
             "<serial type='pty'/><rng model='virtio'><backend model='random'>/dev/urandom</backend>"
             f"</rng></devices><description>{escape(order.node)}</description></domain>"
         )
@@ -267,6 +267,15 @@ def seed(order: Order, secrets: bytes = b"", *, local: bool = False) -> bytes:
     iso.write_fp(out)
     iso.close()
     return out.getvalue()
+
+
+def _mac(order: Order) -> str:
+    """Return a node's MAC, which is its next machine's, too: DHCP then knows it again.
+
+    A locally administered one (IEEE 802, the second bit of the first octet).
+    """
+    found = hashlib.sha256(f"{order.cluster}/{order.node}".encode()).hexdigest()
+    return ":".join(["02", *(found[n : n + 2] for n in range(0, 10, 2))])
 
 
 def _prefix(cluster: str) -> str:
