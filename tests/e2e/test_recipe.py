@@ -1,6 +1,7 @@
 """Images from recipes: the same bytes twice, a short boot, an MPI job; RedHat's family."""
 
 import functools
+import hashlib
 import http.server
 import json
 import re
@@ -28,7 +29,7 @@ IMAGE, STOCK, FAKE = "recipe-test", "stock-test", "fakehat-test"
 RECIPE = """
 family = "debian"
 suite = "bookworm"
-packages = ["openmpi-bin"]
+packages = ["openmpi-bin", "vtorque-hello"]
 size = "4G"
 commands = ["chmod 755 /opt/app/hello", "test $(id -u) = 0; uname > /etc/made-by-command"]
 
@@ -63,13 +64,33 @@ def scratch():
     shutil.rmtree(path)
 
 
+def package(scratch):
+    """Make a package of the site's own, vtorque-hello, in a directory for apt; return that."""
+    scratch.chmod(0o755)  # the build is nobody's
+    (scratch / "debs").mkdir()
+    tree = scratch / "tree"
+    (tree / "DEBIAN").mkdir(parents=True)
+    fields = "Package: vtorque-hello\nVersion: 1\nArchitecture: all\nMaintainer: us <us@here>\n"
+    (tree / "DEBIAN/control").write_text(f"{fields}Description: a greeting\n")
+    (tree / "etc").mkdir()
+    (tree / "etc/made-by-package").write_text("hello\n")
+    deb = scratch / "debs/vtorque-hello.deb"
+    argv = ["dpkg-deb", "--build", "--root-owner-group", str(tree), str(deb)]
+    subprocess.run(argv, check=True, capture_output=True)
+    digest = hashlib.sha256(deb.read_bytes()).hexdigest()
+    file = f"Filename: ./{deb.name}\nSize: {deb.stat().st_size}\nSHA256: {digest}\n"
+    (scratch / "debs/Packages").write_text(f"{fields}{file}Description: a greeting\n")
+    return scratch / "debs"
+
+
 @pytest.fixture(scope="module")
 def image(node, scratch):
     """Build the recipe's image twice; return what both sidecars say."""
     (scratch / "app").mkdir()
     (scratch / "app/hello").write_text(HELLO)
     recipe = scratch / "recipe.toml"
-    recipe.write_text(RECIPE)
+    own = f"deb [trusted=yes] file://{package(scratch)} ./"
+    recipe.write_text(f"sources = {json.dumps([*apt_sources('bookworm'), own])}\n{RECIPE}")
     found = []
     for _ in range(2):
         argv = ("vmgr", "images", "build", IMAGE, "linux", "-o", f"recipe={recipe}")
@@ -84,7 +105,7 @@ def stock(node, scratch):
     """The same packages as Debian has them: its kernel and initramfs, cloud-init as it comes."""
     packed = scratch / "root.tar"
     packages = [*BASE["debian"], "linux-image-cloud-amd64", "initramfs-tools"]
-    packages += tomllib.loads(RECIPE)["packages"]
+    packages += tomllib.loads(RECIPE)["packages"][:1]  # not our own
     network = '--customize-hook=systemctl --root="$1" enable systemd-networkd'
     subprocess.run(
         ["mmdebstrap", "--quiet", "--mode=root", "--variant=apt", f"--include={','.join(packages)}",
@@ -155,11 +176,11 @@ def test_it_is_ready_in_half_the_time_of_a_stock_image(clean, config, image, sto
 @pytest.mark.releases
 def test_it_runs_mpi_and_has_what_the_recipe_adds(clean, image):
     result = clean.job(
-        "#!/bin/sh\ncat /etc/made-by-command\nmpirun /opt/app/hello | sort\n",
+        "#!/bin/sh\ncat /etc/made-by-command /etc/made-by-package\nmpirun /opt/app/hello | sort\n",
         "-vm", f"img={IMAGE},ram=768M,vcpus=1,vms_per_node=2", timeout=400,
     )  # fmt: skip
     assert result.code == 0, result.err
-    assert result.out == b"Linux\nhello from 0 of 2\nhello from 1 of 2\n"
+    assert result.out == b"Linux\nhello\nhello from 0 of 2\nhello from 1 of 2\n"
 
 
 @pytest.fixture

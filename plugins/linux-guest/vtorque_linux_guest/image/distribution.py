@@ -32,6 +32,7 @@ BASE = {
         *("dracut-config-generic", "rootfiles"),
     ),
 }
+_SEE_FILES = "/usr/share/mmdebstrap/hooks/file-mirror-automount"  # mmdebstrap's own
 _INSTALLED = 1577836800  # seconds: the first day of 2020; any will do
 # Nobody reads these in a batch job; a quarter of the size.
 _UNREAD = ("/usr/share/doc/*", "/usr/share/man/*", "/usr/share/locale/*")
@@ -113,10 +114,12 @@ def _debian(recipe: Recipe, work: Path) -> None:
     if recipe.unsigned:
         keyrings.append("--aptopt=APT::Get::AllowUnauthenticated true")
         keyrings.append("--aptopt=Acquire::AllowInsecureRepositories true")
+    # dpkg, in the new root, has to see the packages there that apt takes from where they are
+    seen = [f"--hook-dir={_SEE_FILES}"] if any(" file://" in each for each in sources) else []
     sandbox.run(
         work,
         *("mmdebstrap", "--quiet", "--mode=unshare", "--format=directory", "--variant=apt"),
-        *(f"--include={','.join(_packages(recipe))}", "--components=main", *keyrings),
+        *(f"--include={','.join(_packages(recipe))}", "--components=main", *keyrings, *seen),
         *(f"--dpkgopt=path-exclude={path}" for path in _UNREAD),
         *("--", recipe.suite, f"{sandbox.PLACE}/root", *sources),
         timeout=BOOTSTRAP_TIMEOUT,
