@@ -3,6 +3,7 @@
 ``scripts/node up`` makes it (at once when it is up already); ``scripts/test`` takes it down.
 """
 
+import json
 import os
 import pwd
 import re
@@ -132,6 +133,13 @@ class Node:
             "links": set(re.findall(rf"\b{TAP}\b", Path("/proc/net/dev").read_text())),
         }  # fmt: skip
 
+    def left(self, before, seconds=30):
+        """Return what of the footprint still differs from the one before after some seconds."""
+        deadline = time.monotonic() + seconds
+        while (after := self.footprint()) != before and time.monotonic() < deadline:
+            time.sleep(0.2)
+        return {kind: after[kind] ^ before[kind] for kind in before if after[kind] != before[kind]}
+
     def wait_for(self, condition, seconds=TIMEOUT, what="condition"):
         """Wait until ``condition()`` is true; return its value."""
         deadline = time.monotonic() + seconds
@@ -150,12 +158,19 @@ class Node:
         (domain,) = [each for each in names if each.startswith(f"vt-{key}-")]
         return key, domain
 
+    def jobs(self, user=USER):
+        """Return the jobs of a user, as ``vmgr ps`` tells them."""
+        return json.loads(self.as_user("vmgr", "ps", "--json", user=user).stdout)
+
     def state_of(self, job_id):
         """Return the batch system's state letter of a job, or None if it is unknown."""
-        import json
+        return next((job["state"] for job in self.jobs() if job["id"] == job_id), None)
 
-        jobs = json.loads(self.as_user("vmgr", "ps", "--json").stdout)
-        return next((job["state"] for job in jobs if job["id"] == job_id), None)
+    def cancel_all(self):
+        """End every job that a failed test has left: all later ones would wait for it."""
+        for user in (USER, OTHER):
+            for job in self.jobs(user):
+                self.as_user("vmgr", "cancel", job["id"], user=user, check=False)
 
 
 @dataclass
@@ -215,10 +230,9 @@ def clean(node):
     """Fail the test if anything of a job's is left on the host after it."""
     before = node.footprint()
     yield node
-    deadline = time.monotonic() + 30
-    while (after := node.footprint()) != before and time.monotonic() < deadline:
-        time.sleep(0.2)
-    left = {kind: after[kind] ^ before[kind] for kind in before if after[kind] != before[kind]}
+    if left := node.left(before):
+        node.cancel_all()
+        node.left(before)
     assert not left
 
 

@@ -69,7 +69,8 @@ def test_io_threads_are_on_the_io_core_while_the_job_runs(manager, guest):
     pid = manager()
     guest.wait_for(lambda: os.sched_getaffinity(pid) == {0}, what="the manager's own core")
     log = guest.state / "iocm.log"
-    guest.wait_for(lambda: f"{job}.0 guest 0: cores (0,)" in log.read_text(), what="its log")
+    guest.wait_for(log.exists, what="its log")
+    guest.wait_for(lambda: f"{job}.0 guest 0: cores (0,)" in log.read_text(), what="its first line")
     assert log.stat().st_mode & 0o077 == 0
     end(guest, job)
     assert not manager()
