@@ -21,7 +21,7 @@ from vtorque_core.live import placement
 WARM, COLD = "ram=512M", "ram=520M"  # of another size, so that it matches none
 KEPT = "img=micro vcpus=1 ram=512M least=1 most=1"
 FIVE = "img=micro vcpus=1 ram=256M least=5"  # 2560 MiB with QEMU's overhead
-ROOM = 2700  # MiB: two jobs of 1280, and none of the five beside them
+ROOM = 2700  # MiB: a job of 2304, and none of the five beside it
 JOBS = 10
 _IDLE = 2.0  # seconds over which a paused guest's CPU time is counted
 
@@ -62,7 +62,7 @@ def warm(bench: Bench) -> list[Figure]:
 
 
 def full(bench: Bench) -> list[Figure]:
-    """Jobs that fill a node, two at a time, with five guests waiting for none of them."""
+    """Jobs that fill a node, one after the other, with five guests waiting for none of them."""
     node = bench.node
     host = placement.node_hardware.topology("qemu:///system").mem_mib
     reserve = f'\n[node]\nhost_reserve_ram = "{host - ROOM}M"\n'
@@ -87,7 +87,7 @@ def _begun(node: Node) -> list[float]:
     since = time.time()
     for out in outputs:
         out.unlink(missing_ok=True)
-        node.run(["vsub", "-N", "b", "-o", out.name, "-j", "oe", "-vm", "img=micro,ram=1G", script])
+        node.run(["vsub", "-N", "b", "-o", out.name, "-j", "oe", "-vm", "img=micro,ram=2G", script])
     wait(node.idle, "the end of the jobs")
     if wrong := [text for out in outputs if (text := out.read_text()) != "first\n"]:
         raise RuntimeError(f"a job said {wrong[0]!r}")

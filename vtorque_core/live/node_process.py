@@ -118,10 +118,11 @@ def _be_nice(pid: int, value: int) -> None:
         Path(f"/proc/{pid}/autogroup").write_text(str(value))
 
 
-def begin(name: str) -> tuple[Paths, list[str]]:
+def begin(name: str, nice: int = 0) -> tuple[Paths, list[str]]:
     """Begin such a process: what it logs is in ``<state>/<name>.log``, its files are root's alone.
 
-    Returns where the node's files are, and the words that it was given. Raises OSError.
+    ``nice``: its value from now on, and its session's. Returns where the node's files are, and the
+    words that it was given. Raises OSError.
     """
     import logging  # noqa: PLC0415 - not by who starts it
     from logging.handlers import RotatingFileHandler  # noqa: PLC0415
@@ -129,7 +130,7 @@ def begin(name: str) -> tuple[Paths, list[str]]:
     state, run, *words = sys.argv[1:]
     os.umask(0o077)
     os.chdir("/")
-    _be_nice(os.getpid(), 0)
+    _be_nice(os.getpid(), nice)
     ctypes.CDLL(None).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     handler = RotatingFileHandler(Path(state, f"{name}.log"), maxBytes=LOG_BYTES, backupCount=1)
     logging.basicConfig(level="INFO", format="%(asctime)s %(message)s", handlers=[handler])

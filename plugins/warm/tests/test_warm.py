@@ -61,6 +61,7 @@ def test_a_shape_that_cannot_be_is_said(text, wrong):
         ({"memory": "lots"}, "memory is 'lots'"),
         ({"ports": 1}, "must be 2 to 24"),
         ({"pause": 0.0}, "over 0"),
+        ({"rest": 601.0}, "0 to 600 s"),
     ],
 )
 def test_settings_that_cannot_be_are_said(given, wrong):
@@ -174,6 +175,37 @@ def test_it_boots_none_while_a_jobs_start_is_under_way(made):
     ]
     made.keeper.look()
     assert len(made.there) == 1
+
+
+def test_memory_that_jobs_take_back_is_left_to_them_longer_each_time(made):
+    def starts(*, takes=False):
+        made.keeper.look(), made.keeper.look(), made.keeper.look()
+        assert len([each for each in made.there if each.waits]) == 2
+        mine = made.there.pop()
+        made.ended.append(mine.key)
+        if takes:
+            made.there.append(Spare(**{**vars_of(mine), "job": "7", "waits": False}))
+        made.jobs = [SimpleNamespace(phases=(("pre-boot", service.time.time()),))]
+        made.keeper.look()
+        made.jobs = []
+        made.keeper.look()
+        return made.keeper.rests - made.clock[0]
+
+    for rest in (60.0, 120.0, 240.0):
+        assert starts() == rest
+        assert len(made.there) == 1
+        made.clock[0] += rest
+    assert starts(takes=True) <= 0
+    made.there[:] = [each for each in made.there if each.waits]
+    made.ended.append("7")
+    assert starts() == 60.0
+
+
+def test_a_guest_that_goes_while_no_job_starts_is_made_anew_at_once(made):
+    made.keeper.look(), made.keeper.look()
+    made.ended.append(made.there.pop().key)
+    made.keeper.look()
+    assert len(made.there) == 2
 
 
 def test_what_is_old_dead_of_another_version_or_unknown_is_made_anew(made):

@@ -43,6 +43,8 @@ def _show(config: Path | None, as_json: bool) -> None:
         (r["key"], r["shape"], r["state"], _age(r["seconds"]), show_mib(r["mib"])) for r in found
     ]
     notes = [f"{shape}: {why}" for shape, (_, _, why) in state.get("failures", {}).items()]
+    if (left := state.get("rests", 0.0) - time.time()) > 0:
+        notes.append(f"jobs need their memory: none is booted for {_age(left)}")
     if not runs:
         notes.append("no process keeps guests ready (vtorque warm start)")
     if not rows and not notes:

@@ -69,6 +69,9 @@ class Keeper:
     dead: Callable[[Spare], bool] = spares.dead
     clock: Callable[[], float] = time.time
     failures: dict[str, Failure] = field(default_factory=dict)
+    rests: float = 0.0  # until then jobs have the memory of guests that were dropped for them
+    _dropped: int = 0  # for how many jobs in a row, while none has taken one
+    _waited: frozenset[str] = frozenset()
     _history: tuple[float, list[dict[str, Any]]] = (0.0, [])
     _overhead: int = 0  # MiB of QEMU itself, which each guest holds beside its RAM
 
@@ -79,13 +82,16 @@ class Keeper:
         """
         wanted, settings, versions = self._wanted()
         there = spares.spares(self.paths)
+        self._rest(there, settings)
         there = self._ended(there, wanted, versions)
+        self._waited = frozenset(each.key for each in there)
         self._say(wanted)
         if not wanted:
             return bool(there or self.failures)
         self._hasten(wanted, settings, versions)
         missing = self._missing(there, wanted, settings)
-        if missing is not None and not self._starting():
+        rests = self.clock() < self.rests
+        if missing is not None and not rests and not self._starting():
             self._boot(missing, settings, versions[missing.img])
             self._say(wanted)
         return True
@@ -118,6 +124,24 @@ class Keeper:
             places = kept_records.find(self.paths, None)[-_HISTORY:]
             self._history = at, known = time.monotonic(), [place.facts() for place in places]
         return known
+
+    def _rest(self, there: Sequence[Spare], settings: Settings) -> None:
+        """Leave the memory of guests that a job's start has dropped to jobs, longer each time.
+
+        Else each job of a full node would find new ones, pay for their end, and share the CPUs
+        with their boot.
+        """
+        taken = {each.key for each in there if each.job}
+        if taken & self._waited:
+            self._dropped = 0
+        now = self.clock()
+        wait = {each.key for each in there if each.waits and not self.dead(each)}
+        if self._waited - taken - wait and self._starting():
+            if now >= self.rests:
+                self._dropped += 1
+            pause = settings.rest * 2 ** min(self._dropped - 1, 10)
+            self.rests = now + min(_LONGEST_PAUSE, pause)
+            log.info("a job needs the memory of some: none is booted for %.0f s", self.rests - now)
 
     def _ended(
         self, there: Sequence[Spare], wanted: Sequence[tuple[Shape, int]], versions: dict[str, str]
@@ -209,6 +233,7 @@ class Keeper:
     def _say(self, wanted: Sequence[tuple[Shape, int]]) -> None:
         found = {
             "wanted": {str(shape): number for shape, number in wanted},
+            "rests": self.rests,
             "failures": {s: [f.times, f.again, f.why] for s, f in self.failures.items()},
         }
         with contextlib.suppress(OSError, HostFault):  # a full /run
@@ -254,8 +279,7 @@ def serve(keeper: Keeper, events: int, needed: Callable[[], bool]) -> None:
 
 def main() -> None:
     """Run with the arguments of ``Service.of``: a site config."""
-    paths, (config,) = begin(NAME)
-    os.nice(19)
+    paths, (config,) = begin(NAME, nice=19)
     with contextlib.suppress(OSError):
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     events = changes.events()

@@ -80,6 +80,12 @@ class Settings:
     pause: float = setting(
         10.0, doc="after a guest that did not get ready; then twice that", unit="s"
     )
+    rest: float = setting(
+        60.0,
+        doc="after a job needed the memory of one: none is booted; then twice that, up to 10 min, "
+        "until a job takes one",
+        unit="s",
+    )
     policy: str = setting(
         "", doc="who says which shapes: an entry point of vtorque1.warm; empty: this plugin"
     )
@@ -96,6 +102,8 @@ class Settings:
             raise ValueError(f"ports is {self.ports}, must be 2 to 24")
         if not 0 < self.pause <= 3600:
             raise ValueError(f"pause is {self.pause:g} s, must be over 0 and at most 3600 s")
+        if not 0 <= self.rest <= 600:
+            raise ValueError(f"rest is {self.rest:g} s, must be 0 to 600 s")
 
     def kept(self) -> list[Shape]:
         """Return the shapes. Raises ValueError."""
