@@ -55,8 +55,8 @@ def take_lock(path: Path, wait: float) -> int:
                 os.close(descriptor)
                 raise Busy(f"{path} is held by another process (pid {owner or 'unknown'})")
             if _is_file(descriptor, path):
-                os.ftruncate(descriptor, 0)
-                os.write(descriptor, f"{os.getpid()}\n".encode())
+                # of one length: ext4 brings a file that is cut and written anew to disk
+                os.pwrite(descriptor, f"{os.getpid():<31}\n".encode(), 0)
                 return descriptor
             os.close(descriptor)  # its last holder removed it: there may be another file now
     except OSError as error:
