@@ -13,8 +13,6 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
 from vtorque_core.api import HostFault, require_root_owned, run_tool
 from vtorque_core.api.daemon_process import Process
 from vtorque_core.api.guest_plan import GuestPlan
@@ -61,6 +59,8 @@ def config(
     nics: Sequence[str],
 ) -> str:
     """Return its configuration, JSON, for these CPUs (ascending), guests and host interfaces."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined  # noqa: PLC0415 - every hook
+
     most = min(limits[1], len(cpus) - 1)
     loader = PackageLoader("vtorque_iocm", "")
     environment = Environment(loader=loader, undefined=StrictUndefined)  # noqa: S701 - not HTML
