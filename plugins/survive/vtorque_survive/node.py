@@ -21,16 +21,14 @@ from vtorque_survive.stored import Store
 
 @hookimpl
 def vtorque_pre_boot(job: NodeJob) -> None:
-    """Make the file that the job shell locks, and the FIFO by which the job's owner asks."""
+    """Make the file that the job shell locks, the FIFO by which the job's owner asks, the watcher.
+
+    It is started, unless another job has, while the guests boot: then nobody waits for its start.
+    """
     paths, key = job.site.paths, job.guests[0].job.key
     job.acquire(File(str(paths.job_shell(key)), mode=0o400, reader=job.user.uid))
     job.acquire(Fifo(str(path_of(paths, key)), job.user.uid))
     restore.bring(job)
-
-
-@hookimpl
-def vtorque_post_boot(job: NodeJob) -> None:
-    """Start the watcher, unless another job has. Does not wait for it."""
     Watcher.start(job, "it cannot be suspended")
 
 

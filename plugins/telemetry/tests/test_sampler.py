@@ -354,14 +354,14 @@ def test_its_start_holds_nobody_up(process, tmp_path):
     assert os.getpriority(os.PRIO_PROCESS, pid_of(process)) == 10
 
 
-def test_it_is_started_at_post_boot_and_not_waited_for(paths, tmp_path):
+def test_it_is_started_before_the_boot_and_not_waited_for(paths, tmp_path):
     acquired = []
     site = PluginSite(paths, (Settings(),), tmp_path / "v.toml")
     job = SimpleNamespace(site=site, acquire=acquired.append)
-    node.vtorque_post_boot(job)
+    node.vtorque_pre_boot(job)
     assert [r.kind for r in acquired] == ["telemetry-sampler"]
     assert acquired[0].scope == "node"
-    node.vtorque_post_boot(
+    node.vtorque_pre_boot(
         SimpleNamespace(site=PluginSite(paths, (Settings(enabled=False),)), acquire=None)
     )
 
@@ -371,7 +371,7 @@ def test_a_sampler_that_cannot_be_started_fails_no_job(paths, tmp_path):
     site = PluginSite(paths, (Settings(),), tmp_path / "v.toml")
     paths.run.rmdir()
     job = SimpleNamespace(site=site, acquire=lambda resource: resource.create(), warn=told.append)
-    node.vtorque_post_boot(job)
+    node.vtorque_pre_boot(job)
     assert len(told) == 1
     assert "is not measured" in told[0]
     assert "No such file" in told[0]

@@ -66,8 +66,8 @@ def check(site: Site) -> Iterator[HealthResult]:
 
 
 @hookimpl
-def vtorque_post_boot(job: NodeJob) -> None:
-    """Start the sampler, unless another job has. Does not wait for it."""
+def vtorque_pre_boot(job: NodeJob) -> None:
+    """Start the sampler, unless another job has: while the guests boot, so nobody waits for it."""
     if job.site[Settings].enabled:
         Sampler.start(job, "is not measured")
 
