@@ -24,7 +24,6 @@ from vtorque_core.resources import CORE_KINDS
 
 _HANGS = 0.5  # seconds that a release has which hangs
 _DAY = 86400.0
-_SPARED = frozenset({"survive-watcher", "telemetry-sampler"})  # a job goes on without, warned
 
 
 def every(_point: Point) -> bool:
@@ -72,7 +71,7 @@ def journal_fails(code: int, bench: Bench, point: Point, strike: Strike) -> None
     fail = functools.partial(_write_fails, code, bench.paths.journal)
     run = strike(act=fail)
     if point.side == "start" and point.step.startswith("before record "):
-        assert run.kind == ("" if point.kind in _SPARED else "HostFault"), run
+        assert run.kind == "HostFault", run
     else:
         assert not run.error or point.side == "start", run
     _clean(bench, first=fail)
