@@ -10,7 +10,7 @@ import pytest
 
 import planned
 import running_journal
-from vtorque_core.api import HostFault, Image, JobRequest, Refused
+from vtorque_core.api import ConfigError, HostFault, Image, JobRequest, Refused
 from vtorque_core.api.batch_system import BatchJob
 from vtorque_core.api.vm_options import FS_TYPE
 from vtorque_survive import node, restore
@@ -89,6 +89,40 @@ def test_there_is_no_other(saved, paths, name):
 def test_another_users_is_not_to_be_seen(saved, paths):
     with pytest.raises(Refused, match="you have no checkpoint"):
         asked(saved[0], paths, uid=os.getuid() + 1)
+
+
+@pytest.mark.parametrize("part", ["", "{uid}", "{uid}/42.srv.0"])
+def test_one_that_others_could_have_made_is_not_used(saved, paths, part):
+    """What is in it is root's word to libvirt. The site's place may be missing on a node, and be
+    made by a user where everybody can.
+    """
+    store = saved[0]
+    place = store.top / part.format(uid=os.getuid())
+    place.chmod(0o777)
+    with pytest.raises(Refused, match=r"is not root's: .*can be written by others"):
+        asked(store, paths)
+    place.chmod(0o700)
+    assert asked(store, paths)
+
+
+def test_a_link_in_its_place_is_not_followed_for_others(saved, paths, tmp_path):
+    store = saved[0]
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    (store.directory / NAME).rename(theirs / NAME)
+    theirs.chmod(0o777)
+    (store.directory / NAME).symlink_to(theirs / NAME)
+    with pytest.raises(Refused, match="is not root's"):
+        asked(store, paths)
+
+
+def test_none_is_made_where_others_could_exchange_it(tmp_path):
+    """A place like /tmp: root's and sticky, but the user's own directory is there before."""
+    store = Store(tmp_path, os.getuid())
+    store.directory.mkdir(mode=0o777)
+    store.directory.chmod(0o777)
+    with pytest.raises(ConfigError, match="can be written by others"):
+        store.make(NAME)
 
 
 @pytest.mark.parametrize(

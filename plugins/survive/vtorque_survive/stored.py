@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from vtorque_core.api import (
+    ConfigError,
     HostFault,
     Refused,
     dataclass,
@@ -106,6 +107,7 @@ class Store:
         with _naming("make", part):
             for path in (self.directory, part):
                 path.mkdir(mode=0o700, exist_ok=True)
+        require_root_owned(part, uid=os.geteuid())  # the place may be one like /tmp
         return part
 
     def finish(self, manifest: Manifest) -> None:
@@ -128,11 +130,19 @@ class Store:
         return (self.directory / name / MANIFEST).is_file()
 
     def read(self, name: str) -> Manifest:
-        """Return what a checkpoint of this user's is. Raises Refused: there is none; HostFault."""
+        """Return what a checkpoint of this user's is. As root.
+
+        Raises Refused: there is none, or others than root could have made it; HostFault.
+        """
+        path = self.directory / name / MANIFEST
         try:
-            found = Manifest.decode(_content(self.directory / name / MANIFEST))
-        except FileNotFoundError:
+            path.stat()
+            require_root_owned(path, uid=os.geteuid())
+            found = Manifest.decode(_content(path))
+        except (FileNotFoundError, NotADirectoryError):
             raise Refused(f"you have no checkpoint {printable(name)} on this node") from None
+        except ConfigError as error:
+            raise Refused(f"checkpoint {printable(name)} is not root's: {error}") from None
         if (found.uid, found.id) != (self.uid, name):
             raise HostFault(f"{self.directory / name}: is the one of {found.id}, uid {found.uid}")
         return found
