@@ -171,8 +171,9 @@ class LeavableDriver(GuestDriver, Protocol):
     """A driver whose job shell can leave a script that runs, and another one go on with it.
 
     When the connection to the guest breaks, and root has made :data:`LEAVE`, ``run`` writes to it
-    what the other one needs, bytes of the user's, until the FIFO is gone; then it ends. Where there
-    is :data:`LEFT`, which has these bytes, it goes on with the script that runs.
+    what the other one needs, a line of the user's after another line's end, so that half of it is
+    none, until the FIFO is gone; then it ends. Where there is :data:`LEFT`, which has this line, it
+    goes on with the script that runs.
     """
 
     def expect_break(self, run_dir: Path, seconds: int, deadline: float) -> None:

@@ -3,6 +3,7 @@
 With real guests on Debian 13: tests/e2e/test_checkpoint.py.
 """
 
+import contextlib
 import errno
 import json
 import os
@@ -16,7 +17,7 @@ import pytest
 
 import running_journal
 from patience import eventually
-from vtorque_core.api import HostFault, Refused
+from vtorque_core.api import HostFault, Refused, children
 from vtorque_core.base import hypervisor
 from vtorque_core.live import saving
 from vtorque_core.records.reading import read
@@ -150,7 +151,7 @@ class JobShell(threading.Thread):
             except OSError as error:
                 assert error.errno in (errno.ENOENT, errno.ENXIO), error
                 continue
-            os.write(descriptor, b"session")
+            os.write(descriptor, b"\nsession\n")
             os.close(descriptor)
             time.sleep(0.05)
 
@@ -287,6 +288,61 @@ def test_one_whose_job_shell_has_died_ends_without_a_checkpoint(loop, paths, don
     assert "its job shell has not said" in ask(loop, job)
     assert "cancelled" in done.did()
     assert list((top / str(job.uid)).iterdir()) == []
+
+
+def writes(fifo, *parts):
+    """Write as a process of the job's user, and close after each part."""
+    for part in parts:
+        descriptor = os.open(fifo, os.O_WRONLY)
+        os.write(descriptor, part)
+        os.close(descriptor)
+
+
+@pytest.fixture
+def fifo(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint, "_LEAVES", 1.0)
+    os.mkfifo(tmp_path / "leave.fifo")
+    return tmp_path / "leave.fifo"
+
+
+@pytest.mark.parametrize("part", [b"", b"\nhalf of a sess", b"its end\n", b"{" * 65536])
+def test_who_leaves_no_whole_line_keeps_root_neither_busy_nor_for_ever(fifo, monkeypatch, part):
+    reads = []
+    monkeypatch.setattr(
+        checkpoint,
+        "readable",
+        lambda *args: reads.append(args) or children.readable(*args),
+    )
+    thread = threading.Thread(target=writes, args=(fifo, part))
+    thread.start()
+    with pytest.raises(HostFault, match="has not said"):
+        checkpoint._said(fifo)
+    thread.join()
+    assert len(reads) < 100, "once it was opened, poll(2) does not wait any more"
+
+
+def test_who_writes_without_end_is_not_read_without_end(fifo):
+    over = threading.Event()
+
+    def drips():
+        with fifo.open("wb", buffering=0) as file, contextlib.suppress(BrokenPipeError):
+            while not over.is_set():
+                file.write(b"x")
+
+    thread = threading.Thread(target=drips)
+    thread.start()
+    with pytest.raises(HostFault, match="has not said"):
+        checkpoint._said(fifo)
+    over.set()
+    thread.join()
+
+
+def test_a_line_after_one_that_was_cut_off_is_whole(fifo):
+    parts = (b"\nhalf of a sess", b"", b"\nsession\n")
+    thread = threading.Thread(target=writes, args=(fifo, *parts))
+    thread.start()
+    assert checkpoint._said(fifo) == b"session"
+    thread.join()
 
 
 def test_what_would_not_fit_is_not_begun(loop, paths, done, monkeypatch, top):

@@ -34,6 +34,7 @@ from vtorque_survive.stored import SESSION, Manifest, Saved, Store
 ASKED, HELD = "checkpoint-asked", "checkpoint-held"  # files in the job's directory of state
 _HELD = 20.0  # seconds for a guest to say that it waits for another job shell
 _LEAVES = 20.0  # seconds for the job shell to say what another one needs
+_LOOK = 0.05  # seconds until a FIFO without a writer is looked at again
 _MOST = 96 << 20  # bytes of that: twice what a session may have in flight
 _TIME = 3600.0  # seconds for all of it
 _OVERHEAD = 64  # MiB of a guest's file beside its memory
@@ -197,14 +198,21 @@ def _take_session(fifo: Path, to: Path) -> None:
 
 
 def _said(fifo: Path) -> bytes:
+    """Return the last whole line. Whatever is done with the FIFO: within _LEAVES, without haste."""
     descriptor = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     until, said = time.monotonic() + _LEAVES, bytearray()
     try:
-        while readable([descriptor], until - time.monotonic()):
-            data = os.read(descriptor, 1 << 20)
-            said += data
-            if not data and said:
-                return bytes(said)
+        while (left := until - time.monotonic()) > 0:
+            data = None
+            with suppress(BlockingIOError):  # another has come just now
+                data = os.read(descriptor, 1 << 20) if readable([descriptor], left) else None
+            said += data or b""
+            if data == b"":  # it is closed, and poll(2) will not wait until it is opened again
+                _, begins, line = bytes(said).removesuffix(b"\n").rpartition(b"\n")
+                if begins and said.endswith(b"\n"):
+                    return line
+                said.clear()  # who has written this, or had read before us, was killed
+                time.sleep(_LOOK)
             if len(said) > _MOST:
                 raise HostFault("its job shell says too much")
     finally:

@@ -25,7 +25,7 @@ def is_asked(guest: ReadyGuest) -> bool:
 
 def leave(guest: ReadyGuest, state: SessionState) -> None:
     """Give root what another job shell needs; return when it has taken it, or given up."""
-    data = state.to_json().encode()
+    data = b"\n" + state.to_json().encode() + b"\n"
     while is_asked(guest):
         with suppress(OSError):  # nobody reads it now
             _write(guest, data)
