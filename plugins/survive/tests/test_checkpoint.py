@@ -283,6 +283,48 @@ def test_a_job_of_which_a_guest_has_ended_ends(loop, paths, done, top):
     assert "the job ends" in job.kept.read("log.jsonl").decode()
 
 
+def no_space(*_args, **_more):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_without_room_for_the_session_no_job_hangs(loop, paths, done, top, shell, monkeypatch):
+    """Its guests are gone then: a job shell that is never told would wait until its walltime."""
+    job = started(paths)
+    shell(job)
+    monkeypatch.setattr(checkpoint, "replace_file", no_space)
+    assert "No space left" in ask(loop, job)
+    assert "cancelled" in done.did()
+    assert list((top / str(job.uid)).iterdir()) == []
+    assert not (job.run_dir(0) / "leave.fifo").exists()
+
+
+def test_what_cannot_be_told_of_the_node_is_told_before_a_guest_ends(
+    loop, paths, done, shell, monkeypatch
+):
+    def fails():
+        raise HostFault("libvirtd --version: no end after 10 s")
+
+    job = started(paths)
+    shell(job)
+    monkeypatch.setattr(checkpoint.tools, "tools", fails)
+    assert "no end after 10 s" in ask(loop, job)
+    assert goes_on(loop, job)
+    assert not any(line.startswith("saved") for line in done.did())
+
+
+def test_what_lies_there_of_an_earlier_try_is_of_another_moment(loop, paths, done, top, shell):
+    """A disk of then with memory of now would be a broken file system."""
+    job = started(paths)
+    shell(job)
+    part = Store(top, job.uid).make(job.key)
+    for name in ("g0.disk", "g1.disk", "session"):
+        (part / name).write_bytes(b"old")
+    assert ask(loop, job) == ""
+    place = top / str(job.uid) / job.key
+    assert (place / "g1.disk").read_bytes() == b"disk 1"
+    assert (place / "session").read_bytes() == b"session"
+
+
 def test_one_whose_job_shell_has_died_ends_without_a_checkpoint(loop, paths, done, top):
     job = started(paths)
     assert "its job shell has not said" in ask(loop, job)

@@ -73,7 +73,7 @@ class Checkpoints:
         asked, phase = self.asked(paths, job).exists(), suspend.phase(job)
         waits = _waits(paths, job) if asked else not _held(paths, job).exists()
         if phase == suspend.RUNS and not waits:
-            return Child(lambda: _hold(paths, job, wait=asked), 2 * _HELD)
+            return Child(lambda: _hold(paths, job, self.settings, wait=asked), 2 * _HELD)
         if phase == suspend.PAUSED and asked and waits:
             return Child(lambda: _save(paths, self.config, job, self.settings), _TIME)
         return None
@@ -91,12 +91,13 @@ def _waits(paths: Paths, job: RunningJob) -> bool:
         return False
 
 
-def _hold(paths: Paths, job: RunningJob, *, wait: bool) -> None:
+def _hold(paths: Paths, job: RunningJob, settings: Settings, *, wait: bool) -> None:
     """Have the guest and the job shell wait for each other, or do so no longer."""
     until = time.monotonic() + _HELD
     with _or_not(paths, job):
         if wait:
             _held(paths, job).touch(mode=0o600)
+            Store(Path(settings.checkpoints), job.job.uid).drop(job.job.key)  # of another moment
         saving.expect_break(paths, job, int(_TIME) if wait else 0, until)
         if wait:
             _held(paths, job).write_text("they wait\n")
@@ -130,7 +131,7 @@ def _save(paths: Paths, config: Path, job: RunningJob, settings: Settings) -> No
         if not store.has(job.job.key):
             try:
                 _make(paths, store, job, guests, settings)
-            except VtorqueError:
+            except Exception:
                 if not all(saving.runs(each.guest) for each in guests):
                     log.error("some guests have ended, and not all are saved: the job ends")
                     _end(config, job)
@@ -158,6 +159,7 @@ def _make(
     on_step("after directory")
     try:
         _require_room(store, part, guests, settings)
+        manifest = _manifest(job, guests)  # what can fail here fails before a guest is saved
         leaves = _ask_to_leave(job, guests[0])
         for each in guests:
             if each.disk is not None:
@@ -168,9 +170,9 @@ def _make(
             done.result()
         _take_session(leaves, part / SESSION)
         on_step("before manifest")
-        store.finish(_manifest(job, guests))
+        store.finish(manifest)
         on_step("after manifest")
-    except VtorqueError:
+    except Exception:
         (guests[0].guest.run_dir / LEAVE).unlink(missing_ok=True)
         with suppress(HostFault):
             store.drop(name)
