@@ -312,6 +312,17 @@ def test_what_cannot_be_told_of_the_node_is_told_before_a_guest_ends(
     assert not any(line.startswith("saved") for line in done.did())
 
 
+def test_an_earlier_jobs_checkpoint_is_not_taken_for_this_ones(loop, paths, done, top, shell):
+    """A batch system that was set up anew, or has come to its last number, counts from 1 again."""
+    job = started(paths)
+    store = Store(top, job.uid)
+    (store.make(job.key) / "g0.memory").write_bytes(b"another job's")
+    store.finish(Manifest(job.key, job.uid, "ada", "n1", 1.0, "micro", "00", {}, ()))
+    assert "there is a checkpoint 42.srv.0 already" in ask(loop, job)
+    loop.look()
+    assert done.did() == [] and phase(job) == "run"
+
+
 def test_what_lies_there_of_an_earlier_try_is_of_another_moment(loop, paths, done, top, shell):
     """A disk of then with memory of now would be a broken file system."""
     job = started(paths)

@@ -122,7 +122,13 @@ def _require(job: RunningJob, settings: Settings) -> Store:
     if suspend.phase(job) != suspend.RUNS:
         raise Refused("it stands still: have it go on first")
     tools.require_saveable(job)
-    return Store(Path(settings.checkpoints), job.job.uid)
+    store = Store(Path(settings.checkpoints), job.job.uid)
+    if store.has(job.job.key):
+        raise Refused(
+            f"there is a checkpoint {job.job.key} already, of a job that had this id before: have "
+            f"your administrator remove {store.directory / job.job.key}"
+        )
+    return store
 
 
 def _save(paths: Paths, config: Path, job: RunningJob, settings: Settings) -> None:
