@@ -39,7 +39,8 @@ class Domain(CoreResource):
         """Start it from the XML, or have it become the job's. Raises HostFault."""
         from vtorque_core.base import hypervisor  # noqa: PLC0415 - libvirt costs 22 ms
 
-        with stopped_daemons.ended(self.daemons):
+        # All of a saved one's memory is read between QEMU's first and last word to them.
+        with stopped_daemons.ended(self.daemons, self.seconds if self.saved else None):
             if self.saved:
                 hypervisor.restore_domain(self.uri, self.saved, self.xml, self.seconds)
             elif self.taken is None:

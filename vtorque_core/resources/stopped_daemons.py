@@ -23,16 +23,22 @@ HANDSHAKE = 30.0  # seconds for all daemons of a guest together; half of what it
 _POLL = 0.02  # seconds: that a process which is not one's child stops is no event
 
 
+def locks_of(run_dir: Path) -> list[str]:
+    """Return the lock files of the daemons of a guest that has started."""
+    return [str(lock) for kind in ("fs", "disk") for lock in run_dir.glob(f"{kind}-*.lock")]
+
+
 @contextlib.contextmanager
-def ended(locks: Sequence[str]) -> Iterator[None]:
+def ended(locks: Sequence[str], seconds: float | None = None) -> Iterator[None]:
     """While in here, end a daemon that holds one of these lock files as soon as it stands still.
 
-    And all of them after HANDSHAKE: one may wait for a file system of the user's. As root. Raises
-    HostFault that says so in place of what libvirt's call then fails with.
+    And all of them after ``seconds`` (HANDSHAKE): one may wait for a file system of the user's. As
+    root. Raises HostFault that says so in place of what libvirt's call then fails with.
     """
     over = threading.Event()
     found: dict[str, bool] = {}  # whether it stood still
-    until = time.monotonic() + HANDSHAKE
+    seconds = HANDSHAKE if seconds is None else seconds
+    until = time.monotonic() + seconds
 
     def watch() -> None:
         while not over.wait(_POLL):
@@ -60,7 +66,7 @@ def ended(locks: Sequence[str]) -> Iterator[None]:
             "that you did not start alone"
             if any(found.values())
             else f"what serves your files to the guest ({names}) has not answered within "
-            f"{HANDSHAKE:g} s while QEMU waited for it, so it was ended: look whether the file "
+            f"{seconds:.3g} s while QEMU waited for it, so it was ended: look whether the file "
             "systems of your directories and disks answer on this node"
         ) from fault
     if fault is not None:
