@@ -23,6 +23,7 @@ from vtorque_core.base.record import dataclass
 from vtorque_core.live.jobs import RunningGuest, RunningJob
 from vtorque_core.records import log
 from vtorque_core.records.reading import SPARE, JournalState, lock_name, read
+from vtorque_core.resources import stopped_daemons
 from vtorque_core.resources.disk import DiskCopy, Overlay
 from vtorque_core.resources.user_disk import UserDisk
 from vtorque_core.site.plugins import Plugins
@@ -111,12 +112,16 @@ def save(paths: Paths, job: RunningJob, guest: RunningGuest, file: Path, seconds
     """Save a guest that stands still to a file, and end it. Raises HostFault: it stays.
 
     By a thread for each guest of the job. What libvirt does for a caller that was killed goes on:
-    that is waited for.
+    that is waited for. A daemon of the user's that they have stopped meanwhile is ended.
     """
     until = time.monotonic() + seconds
     while hypervisor.is_busy(guest.uri, guest.uuid) and time.monotonic() < until:
         time.sleep(_LOOK)
     if not runs(guest):
         return
-    with worker(paths, job.job.uid, time.monotonic() + seconds, threading.Event()):
+    locks, until = stopped_daemons.locks_of(guest.run_dir), time.monotonic() + seconds
+    with (
+        worker(paths, job.job.uid, until, threading.Event()),
+        stopped_daemons.ended(locks, seconds),
+    ):
         hypervisor.save_domain(guest.uri, guest.uuid, str(file), seconds)

@@ -175,9 +175,7 @@ def _all(
     deadline, failed = time.monotonic() + seconds, threading.Event()
 
     def one(guest: RunningGuest) -> None:
-        locks = [
-            str(lock) for kind in ("fs", "disk") for lock in guest.run_dir.glob(f"{kind}-*.lock")
-        ]
+        locks = stopped_daemons.locks_of(guest.run_dir)
         try:
             with worker(paths, job.job.uid, deadline, failed), stopped_daemons.ended(locks):
                 work(guest.uri, guest.uuid, deadline - time.monotonic())

@@ -8,6 +8,8 @@ import errno
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -16,7 +18,7 @@ from types import SimpleNamespace
 import pytest
 
 import running_journal
-from patience import eventually
+from patience import LONG, eventually
 from vtorque_core.api import HostFault, Refused, children
 from vtorque_core.base import hypervisor
 from vtorque_core.live import saving
@@ -28,6 +30,14 @@ from vtorque_survive.settings import Settings
 from vtorque_survive.stored import MANIFEST, Manifest, Store
 from vtorque_survive.watcher import Loop
 
+HOLDS = """
+import fcntl, sys, time
+file = open(sys.argv[1], "r+")
+fcntl.flock(file, fcntl.LOCK_EX)
+fcntl.lockf(file, fcntl.LOCK_EX)
+print("locked", flush=True)
+time.sleep(600)
+"""
 STEPS = [
     f"{when} {what}"
     for what in ("directory", "disk", "memory", "session", "manifest", "leave")
@@ -310,6 +320,42 @@ def test_what_cannot_be_told_of_the_node_is_told_before_a_guest_ends(
     assert "no end after 10 s" in ask(loop, job)
     assert goes_on(loop, job)
     assert not any(line.startswith("saved") for line in done.did())
+
+
+def test_a_daemon_that_its_user_stops_does_not_hold_up_who_saves(loop, paths, done, monkeypatch):
+    """QEMU waits for it, a worker of libvirtd's for QEMU, and the epilogue for the job's lock."""
+    job = started(paths, guests=1)
+    lock = job.run_dir(0) / "fs-home.lock"
+    lock.touch()
+    with subprocess.Popen((sys.executable, "-c", HOLDS, lock), stdout=subprocess.PIPE) as daemon:
+        assert daemon.stdout.readline() == b"locked\n"
+
+        def save(*_):
+            os.kill(daemon.pid, signal.SIGSTOP)
+            stat = Path(f"/proc/{daemon.pid}/stat")
+            eventually(lambda: stat.read_text().rpartition(")")[2].split()[0] == "Z")
+            raise HostFault("save domain: the daemon has gone")
+
+        monkeypatch.setattr(hypervisor, "save_domain", save)
+        said = ask(loop, job)
+        assert daemon.wait(LONG) == -signal.SIGKILL
+    assert "a process of yours stopped (SIGSTOP)" in said and "(fs-home)" in said
+    assert goes_on(loop, job)
+
+
+def test_what_takes_too_long_is_not_begun_again_for_ever(loop, paths, done, monkeypatch):
+    """Each try has an hour, in which no epilogue can release the job."""
+    job = started(paths)
+
+    def dies(step):
+        if step == "before memory":
+            asked = paths.job_state(job.key) / checkpoint.ASKED
+            os.utime(asked, (1.0, 1.0))
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    monkeypatch.setattr(checkpoint, "on_step", dies)
+    assert "it could not be saved within 3600 s" in ask(loop, job)
+    assert goes_on(loop, job)
 
 
 def test_an_earlier_jobs_checkpoint_is_not_taken_for_this_ones(loop, paths, done, top, shell):

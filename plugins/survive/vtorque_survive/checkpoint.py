@@ -38,6 +38,7 @@ _LOOK = 0.05  # seconds until a FIFO without a writer is looked at again
 _MOST = 96 << 20  # bytes of that: twice what a session may have in flight
 _TIME = 3600.0  # seconds for all of it
 _OVERHEAD = 64  # MiB of a guest's file beside its memory
+_FIRST, _SLOWEST = 60.0, 10.0  # seconds, then MiB a second: how slow writing it may be
 _MIB = 1 << 20
 log = logging.getLogger(__name__)
 
@@ -164,6 +165,7 @@ def _make(
     part = store.make(name)
     on_step("after directory")
     try:
+        _require_time(paths, job, guests)
         _require_room(store, part, guests, settings)
         manifest = _manifest(job, guests)  # what can fail here fails before a guest is saved
         leaves = _ask_to_leave(job, guests[0])
@@ -228,6 +230,13 @@ def _said(fifo: Path) -> bytes:
     raise HostFault("its job shell has not said what another one needs to go on")
 
 
+def _require_time(paths: Paths, job: RunningJob, guests: list[Saveable]) -> None:
+    """Do not begin again for ever: who was killed may have been so because it took too long."""
+    asked = (paths.job_state(job.job.key) / ASKED).stat().st_mtime
+    if time.time() - asked > _TIME and any(saving.runs(each.guest) for each in guests):
+        raise HostFault(f"it could not be saved within {_TIME:g} s")
+
+
 def _require_room(store: Store, part: Path, guests: list[Saveable], settings: Settings) -> None:
     """Refuse what would not fit: once the first guest is saved there is no way back."""
     need = sum((each.guest.ram_mib + _OVERHEAD) * _MIB for each in guests)
@@ -289,7 +298,8 @@ def _memory(paths: Paths, job: RunningJob, each: Saveable, part: Path) -> None:
     file = part / f"g{each.guest.index}.memory"
     if saving.runs(each.guest):
         on_step("before memory")
-        saving.save(paths, job, each.guest, file, _TIME)
+        seconds = min(_TIME, _FIRST + each.guest.ram_mib / _SLOWEST)
+        saving.save(paths, job, each.guest, file, seconds)
         on_step("after memory")
     if not tools.is_whole(file):
         raise HostFault(f"guest {each.guest.index} has ended, and was not saved")
