@@ -158,8 +158,9 @@ def test_it_waits_until_the_job_that_was_saved_is_released(saved, paths, monkeyp
     (store.directory / NAME / "manifest.json").write_bytes(
         dataclasses.replace(found, guests=(same,)).encode()
     )
-    with pytest.raises(HostFault, match=r"its guests are those of job 42.srv now"):
+    with pytest.raises(HostFault, match=r"its guests are those of job 42.srv now") as raised:
         asked(store, paths)
+    assert not raised.value.blames_node, "users could take nodes out of service"
     monkeypatch.setattr(restore, "_RELEASED", 60.0)
     threading.Timer(0.2, job.end).start()
     assert len(asked(store, paths)) == 1

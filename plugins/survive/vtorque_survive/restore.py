@@ -140,7 +140,7 @@ def _checkpoint(name: str, uid: int, site: Site) -> tuple[Store, Manifest]:
 def _await_released(paths: Paths, found: Manifest) -> None:
     """Wait until the job that had these guests is released: its release ends them by their UUIDs.
 
-    Raises HostFault: they are another's.
+    Raises HostFault, for which the node is not to blame: they are another's.
     """
     uuids = {guest.uuid for guest in found.guests}
     until = time.monotonic() + _RELEASED
@@ -154,7 +154,9 @@ def _await_released(paths: Paths, found: Manifest) -> None:
                 return
             if left <= 0:
                 job = having[0].job.id
-                raise HostFault(f"checkpoint {found.id}: its guests are those of job {job} now")
+                fault = HostFault(f"checkpoint {found.id}: its guests are those of job {job} now")
+                fault.blames_node = False  # its user can bring it about
+                raise fault
             select.select([events], [], [], min(left, 1.0))
             with suppress(BlockingIOError):
                 os.read(events, 1 << 16)
