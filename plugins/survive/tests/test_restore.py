@@ -58,9 +58,9 @@ class Configured(dict):
         self.paths = paths
 
 
-def asked(store, paths, name=NAME, job=JOB, image=IMAGE, uid=None):
+def asked(store, paths, name=NAME, job=JOB, image=IMAGE, uid=None, owner="ada"):
     site = Configured(paths, Settings(checkpoints=str(store.top)))
-    user = SimpleNamespace(uid=os.getuid() if uid is None else uid)
+    user = SimpleNamespace(uid=os.getuid() if uid is None else uid, name=owner)
     request = JobRequest({RESUME.key: name})
     hook = restore.vtorque_saved
     return list(hook(job=job, request=request, image=image, user=user, site=site))
@@ -123,6 +123,11 @@ def test_none_is_made_where_others_could_exchange_it(tmp_path):
     store.directory.chmod(0o777)
     with pytest.raises(ConfigError, match="can be written by others"):
         store.make(NAME)
+
+
+def test_who_has_the_uid_of_one_who_has_left_does_not_get_their_memory(saved, paths):
+    with pytest.raises(Refused, match="is a checkpoint of ada's"):
+        asked(saved[0], paths, owner="bea")
 
 
 @pytest.mark.parametrize(

@@ -73,6 +73,8 @@ def vtorque_saved(
     if not request[RESUME]:
         return
     store, found = _checkpoint(request[RESUME], user.uid, site)
+    if found.owner != user.name:  # a uid may be given to another user
+        raise Refused(Refusal(f"is a checkpoint of {found.owner}'s", RESUME.key, found.id))
     if len(job.nodes) > 1:
         raise Refused(Refusal("a job on several nodes cannot go on yet", RESUME.key, found.id))
     if others := list(_others(job, image, found)):
