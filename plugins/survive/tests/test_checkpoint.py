@@ -530,6 +530,23 @@ def test_a_disks_holes_stay_holes(tmp_path):
     assert to.stat().st_blocks * 512 < 1 << 20
 
 
+def test_a_disk_is_copied_to_another_file_system(tmp_path, monkeypatch):
+    """copy_file_range(2) has refused that since Linux 5.19."""
+    here = tmp_path / "a"
+    with here.open("wb") as file:
+        file.write(b"x" * (3 << 20))
+        file.seek(8 << 20)
+        file.write(b"end")
+
+    def refuses(*_):
+        raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+    monkeypatch.setattr(os, "copy_file_range", refuses)
+    with here.open("rb") as reads, (tmp_path / "b").open("wb") as writes:
+        copy_data(reads.fileno(), writes.fileno())
+    assert (tmp_path / "b").read_bytes() == here.read_bytes()
+
+
 def test_only_a_file_that_libvirt_has_finished_is_whole(tmp_path):
     file = tmp_path / "m"
     assert not tools.is_whole(file)

@@ -11,6 +11,7 @@ job goes on, or ends if a guest of it has ended.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import shutil
@@ -284,13 +285,23 @@ def copy_data(source: int, to: int) -> None:
         except OSError:  # ENXIO: no more data
             break
         end = os.lseek(source, at, os.SEEK_HOLE)
-        os.lseek(to, at, os.SEEK_SET)
+        os.lseek(to, at, os.SEEK_SET)  # for _copied
         while at < end:
-            sent = os.copy_file_range(source, to, end - at, at, at)
+            sent = _copied(source, to, end - at, at)
             if not sent:
                 raise OSError(5, "it became shorter")
             at += sent
     os.fsync(to)
+
+
+def _copied(source: int, to: int, count: int, at: int) -> int:
+    """Copy some bytes, by the file system itself where both files are in one; return how many."""
+    try:
+        return os.copy_file_range(source, to, count, at, at)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        return os.sendfile(to, source, at, count)  # to where ``to`` stands
 
 
 def _memory(paths: Paths, job: RunningJob, each: Saveable, part: Path) -> None:
