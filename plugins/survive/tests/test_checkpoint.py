@@ -22,6 +22,8 @@ from patience import LONG, eventually
 from vtorque_core.api import HostFault, Refused, children
 from vtorque_core.base import hypervisor
 from vtorque_core.live import saving
+from vtorque_core.live.jobs import Running
+from vtorque_core.live.saving import Saveable
 from vtorque_core.records.reading import read
 from vtorque_core.resources.disk import Overlay
 from vtorque_survive import checkpoint, request, tools, watcher
@@ -125,8 +127,8 @@ def made(paths, settings):
     return Loop(paths, batch, Checkpoints(Path("/etc/x"), settings))
 
 
-def started(paths, guests=2, **facts):
-    job = running_journal.Job(paths, "42.srv", guests=guests)
+def started(paths, guests=2, job_id="42.srv", **facts):
+    job = running_journal.Job(paths, job_id, guests=guests)
     known = {"nodes": ["n1"], "guest_type": "acme", "unsaveable": [], "booted_for": ["42.srv", 0]}
     job.kept.add_facts(**known | {"image": "micro", "image_sha256": "00"} | facts)
     for index in range(guests):
@@ -463,6 +465,26 @@ def test_a_user_has_no_more_than_the_site_lets_them(paths, done, top):
     assert "of 700M that a user may have ([plugin.survive] quota) 100M are used" in said
     assert goes_on(loop, job)
     shut(loop)
+
+
+def test_two_jobs_that_are_saved_at_once_have_no_more_than_that(paths, done, top, shell):
+    """Each would fit alone; what one may become counts before it is written."""
+    settings = Settings(checkpoints=str(top), quota=700)
+    one, two = started(paths), started(paths, job_id="43.srv")
+    store, part = Store(top, one.uid), Store(top, one.uid).make(one.key)
+    guests = [Saveable(guest, (), Path("/"), None) for guest in running(paths, one).guests]
+    with store.locked():
+        checkpoint._require_room(store, part, guests, settings)
+        checkpoint._require_room(store, part, guests, settings)  # after a kill
+    with pytest.raises(Refused, match="640M are used"):
+        checkpoint._require_room(store, store.make(two.key), guests, settings)
+    assert store.used() == 640 << 20
+    store.drop(one.key)
+    checkpoint._require_room(store, store.part(two.key), guests, settings)
+
+
+def running(paths, job):
+    return next(each for each in Running(paths).jobs() if each.job.key == job.key)
 
 
 def shut(loop):

@@ -30,7 +30,7 @@ from vtorque_core.live.jobs import RunningJob
 from vtorque_core.live.saving import Saveable
 from vtorque_survive import tools
 from vtorque_survive.settings import Settings
-from vtorque_survive.stored import SESSION, Manifest, Saved, Store
+from vtorque_survive.stored import RESERVED, SESSION, Manifest, Saved, Store
 
 ASKED, HELD = "checkpoint-asked", "checkpoint-held"  # files in the job's directory of state
 _HELD = 20.0  # seconds for a guest to say that it waits for another job shell
@@ -167,7 +167,8 @@ def _make(
     on_step("after directory")
     try:
         _require_time(paths, job, guests)
-        _require_room(store, part, guests, settings)
+        with store.locked():
+            _require_room(store, part, guests, settings)
         manifest = _manifest(job, guests)  # what can fail here fails before a guest is saved
         leaves = _ask_to_leave(job, guests[0])
         for each in guests:
@@ -239,7 +240,12 @@ def _require_time(paths: Paths, job: RunningJob, guests: list[Saveable]) -> None
 
 
 def _require_room(store: Store, part: Path, guests: list[Saveable], settings: Settings) -> None:
-    """Refuse what would not fit: once the first guest is saved there is no way back."""
+    """Refuse what would not fit: once the first guest is saved there is no way back.
+
+    What fits is the job's from now on, also while the user's other jobs here are saved.
+    """
+    if (part / RESERVED).exists():
+        return
     need = sum((each.guest.ram_mib + _OVERHEAD) * _MIB for each in guests)
     need += sum(each.disk.stat().st_blocks * 512 for each in guests if each.disk is not None)
     had = sum(file.stat().st_blocks * 512 for file in part.iterdir())
@@ -256,6 +262,8 @@ def _require_room(store: Store, part: Path, guests: list[Saveable], settings: Se
             f"it needs up to {show_mib(need // _MIB)} in {store.top}, which has "
             f"{show_mib(free // _MIB)}"
         )
+    with (part / RESERVED).open("wb") as reserved:
+        reserved.truncate(need)
 
 
 def _copy(disk: Path, to: Path) -> None:

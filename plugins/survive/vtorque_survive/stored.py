@@ -9,10 +9,11 @@ and is never used. Nobody but root may look into it: memory holds a user's secre
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
@@ -29,6 +30,7 @@ from vtorque_core.api import (
 
 SCHEMA = 1
 MANIFEST, SESSION = "manifest.json", "session"
+RESERVED = "reserved"  # a hole as large as what is being made may become
 _MOST = 1 << 20  # bytes of a manifest
 
 
@@ -110,6 +112,17 @@ class Store:
         require_root_owned(part, uid=os.geteuid())  # the place may be one like /tmp
         return part
 
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Have no other job of the user's be given room meanwhile. Raises HostFault."""
+        with _naming("lock", self.directory):
+            descriptor = os.open(self.directory, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
     def finish(self, manifest: Manifest) -> None:
         """Have it be a checkpoint from now on, all of it on disk. Raises HostFault."""
         part = self.part(manifest.id)
@@ -117,6 +130,7 @@ class Store:
             replace_file(str(part / MANIFEST), manifest.encode(), mode=0o600, ready=os.fsync)
             for path in (*part.iterdir(), part):
                 _sync(path)
+            (part / RESERVED).unlink(missing_ok=True)
             part.rename(self.directory / manifest.id)
             _sync(self.directory)
 
@@ -156,13 +170,18 @@ class Store:
         yield from sorted(found, key=lambda manifest: manifest.made)
 
     def used(self) -> int:
-        """Return the bytes that all of the user's take on disk, unfinished ones too."""
-        blocks = 0
-        for place, _, files in os.walk(self.directory):
-            for name in files:
-                with contextlib.suppress(FileNotFoundError):
-                    blocks += (Path(place) / name).stat(follow_symlinks=False).st_blocks
-        return blocks * 512
+        """Return the bytes that all of the user's take on disk, or may when they are finished."""
+        return sum(_taken(Path(place), files) for place, _, files in os.walk(self.directory))
+
+
+def _taken(place: Path, files: Iterable[str]) -> int:
+    taken = reserved = 0
+    for name in files:
+        with contextlib.suppress(FileNotFoundError):
+            found = (place / name).stat(follow_symlinks=False)
+            taken += found.st_blocks * 512
+            reserved = found.st_size if name == RESERVED else reserved
+    return max(taken, reserved)
 
 
 @contextlib.contextmanager
