@@ -20,8 +20,9 @@ import pytest
 import running_journal
 from patience import LONG, eventually
 from vtorque_core.api import HostFault, Refused, children
+from vtorque_core.api.batch_system import Life
 from vtorque_core.base import hypervisor
-from vtorque_core.live import saving
+from vtorque_core.live import saving, suspend
 from vtorque_core.live.jobs import Running
 from vtorque_core.live.saving import Saveable
 from vtorque_core.records.reading import read
@@ -343,6 +344,49 @@ def test_a_daemon_that_its_user_stops_does_not_hold_up_who_saves(loop, paths, do
         assert daemon.wait(LONG) == -signal.SIGKILL
     assert "a process of yours stopped (SIGSTOP)" in said and "(fs-home)" in said
     assert goes_on(loop, job)
+
+
+def test_one_that_its_batch_system_suspends_meanwhile_is_saved_all_the_same(
+    loop, paths, done, top, monkeypatch, shell
+):
+    """Its job shell, which was stopped, says its part when it goes on; its guests are gone."""
+    job = started(paths)
+    goes_on = threading.Event()
+
+    def stopped(*_):
+        return not goes_on.is_set() and any(each.startswith("saved") for each in done.did())
+
+    def told(_ids, *, soon):
+        return {job.id: Life.SUSPENDED} if stopped() else {}
+
+    monkeypatch.setattr(checkpoint, "_LEAVES", 0.1)
+    monkeypatch.setattr(suspend, "shell_stopped", stopped)
+    loop.batch = SimpleNamespace(told=told)
+    said = []
+    path = request.path_of(paths, job.key)
+    thread = threading.Thread(
+        target=lambda: said.append(request.ask(path, job.kept, "checkpoint", 60.0))
+    )
+    loop.look()
+    thread.start()
+    says = "has not said what another one needs to go on: it was stopped"
+    eventually(lambda: loop.look() or (job.key in loop.jobs and says in loop.jobs[job.key].said))
+    assert phase(job) == "paused" and "cancelled" not in done.did()
+    goes_on.set()
+    monkeypatch.setattr(checkpoint, "_LEAVES", LONG)
+    shell(job)
+    eventually(lambda: loop.look() or said)
+    thread.join()
+    assert said == [""] and Store(top, job.uid).has(job.key)
+
+
+def test_a_job_that_has_played_enough_is_not_saved_half(loop, paths, done, monkeypatch):
+    """It would be told to wait, and then run on until its user gives up."""
+    job = started(paths)
+    monkeypatch.setattr(watcher, "_MOST_PHASES", 3)
+    assert "no more at its owner's word" in ask(loop, job)
+    loop.look()
+    assert done.did() == [] and phase(job) == "run"
 
 
 def test_what_takes_too_long_is_not_begun_again_for_ever(loop, paths, done, monkeypatch):

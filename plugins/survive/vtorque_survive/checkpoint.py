@@ -93,6 +93,10 @@ def _waits(paths: Paths, job: RunningJob) -> bool:
         return False
 
 
+class _Later(HostFault):
+    """All there is to save is saved but what the job shell says, which was stopped: try again."""
+
+
 def _hold(paths: Paths, job: RunningJob, settings: Settings, *, wait: bool) -> None:
     """Have the guest and the job shell wait for each other, or do so no longer."""
     until = time.monotonic() + _HELD
@@ -112,6 +116,8 @@ def _or_not(paths: Paths, job: RunningJob) -> Iterator[None]:
     """Have the job go on if it cannot be saved. If we are killed here, it is tried again."""
     try:
         yield
+    except _Later:
+        raise
     except BaseException:
         (paths.job_state(job.job.key) / ASKED).unlink(missing_ok=True)
         raise
@@ -139,6 +145,8 @@ def _save(paths: Paths, config: Path, job: RunningJob, settings: Settings) -> No
         if not store.has(job.job.key):
             try:
                 _make(paths, store, job, guests, settings)
+            except _Later:
+                raise
             except Exception:
                 if not all(saving.runs(each.guest) for each in guests):
                     log.error("some guests have ended, and not all are saved: the job ends")
@@ -178,10 +186,13 @@ def _make(
             work = [threads.submit(_memory, paths, job, each, part) for each in guests]
         for done in work:
             done.result()
-        _take_session(leaves, part / SESSION)
+        if not (part / SESSION).exists():
+            _take_session(paths, job, leaves, part / SESSION)
         on_step("before manifest")
         store.finish(manifest)
         on_step("after manifest")
+    except _Later:
+        raise
     except Exception:
         (guests[0].guest.run_dir / LEAVE).unlink(missing_ok=True)
         with suppress(HostFault):
@@ -201,12 +212,17 @@ def _ask_to_leave(job: RunningJob, first: Saveable) -> Path:
     return fifo
 
 
-def _take_session(fifo: Path, to: Path) -> None:
+def _take_session(paths: Paths, job: RunningJob, fifo: Path, to: Path) -> None:
     """Keep what the job shell says, the user's bytes. Raises HostFault."""
-    if not to.exists():
-        on_step("before session")
-        replace_file(str(to), _said(fifo), mode=0o600, ready=os.fsync)
-        on_step("after session")
+    on_step("before session")
+    try:
+        said = _said(fifo)
+    except HostFault as error:
+        if suspend.shell_stopped(paths, job) and _has_time(paths, job):
+            raise _Later(f"{error}: it was stopped") from None
+        raise
+    replace_file(str(to), said, mode=0o600, ready=os.fsync)
+    on_step("after session")
 
 
 def _said(fifo: Path) -> bytes:
@@ -234,9 +250,12 @@ def _said(fifo: Path) -> bytes:
 
 def _require_time(paths: Paths, job: RunningJob, guests: list[Saveable]) -> None:
     """Do not begin again for ever: who was killed may have been so because it took too long."""
-    asked = (paths.job_state(job.job.key) / ASKED).stat().st_mtime
-    if time.time() - asked > _TIME and any(saving.runs(each.guest) for each in guests):
+    if not _has_time(paths, job) and any(saving.runs(each.guest) for each in guests):
         raise HostFault(f"it could not be saved within {_TIME:g} s")
+
+
+def _has_time(paths: Paths, job: RunningJob) -> bool:
+    return time.time() - (paths.job_state(job.job.key) / ASKED).stat().st_mtime <= _TIME
 
 
 def _require_room(store: Store, part: Path, guests: list[Saveable], settings: Settings) -> None:

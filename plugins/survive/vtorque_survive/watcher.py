@@ -38,6 +38,8 @@ _PAUSE, _LONGEST_PAUSE = 2.0, 60.0  # seconds until a change that failed is trie
 _BATCH_TIME = 60.0  # seconds for an answer of the batch system
 _MOST_PHASES = 1000  # of a job, after which only its batch system has its guests stand still
 _OWNER = "its owner asked for it"
+_NO_MORE = f"it has had {_MOST_PHASES} phases: no more at its owner's word"
+_SAVED = "it is being saved"
 HOLDS, SAVED = "holds", "saved"  # what is done for a checkpoint; with the last one the job ends
 ASKED = "paused-by-owner"  # a file in the job's directory of state
 log = logging.getLogger(NAME)
@@ -213,7 +215,7 @@ class Loop:
         if asked == request.RESUME and to != suspend.RUNS:
             self._answer(watched, f"{why}: have that go on")
         elif asked == request.SUSPEND and to == suspend.RUNS:
-            self._answer(watched, f"it has had {_MOST_PHASES} phases: no more at its owner's word")
+            self._answer(watched, _NO_MORE)
         done = to == suspend.phase(watched.job) and asked != request.RESUME
         if done and not suspend.is_half_done(self.paths, watched.job):
             if self._begin_checkpoint(watched, to) or self._saves(watched):
@@ -240,6 +242,8 @@ class Loop:
             self._file(watched).unlink(missing_ok=True)
         elif word == request.CHECKPOINT:
             why = self.checkpoints.why_not(watched.job)
+            if len(watched.job.phases) >= _MOST_PHASES:
+                why = _NO_MORE
             if not why:
                 self.checkpoints.asked(self.paths, watched.job).touch(mode=0o600)
                 return word
@@ -261,6 +265,9 @@ class Loop:
 
     def _wanted(self, watched: Watched, life: Life | None) -> tuple[str, str]:
         """Return the phase that the job is to have, and why."""
+        saved = self.checkpoints.stands_still(self.paths, watched.job)
+        if saved and suspend.phase(watched.job) == suspend.PAUSED:
+            return suspend.PAUSED, _SAVED  # its guests are not there to be suspended
         unknown = life is None and suspend.phase(watched.job) == suspend.SUSPENDED
         if life is Life.SUSPENDED or unknown:
             return suspend.SUSPENDED, "the batch system has suspended it"
@@ -269,8 +276,8 @@ class Loop:
                 return suspend.PAUSED, "its processes were stopped"
             if self._file(watched).exists():
                 return suspend.PAUSED, _OWNER
-            if self.checkpoints.stands_still(self.paths, watched.job):
-                return suspend.PAUSED, "it is being saved"
+        if saved:
+            return suspend.PAUSED, _SAVED
         return suspend.RUNS, "nothing holds it any more"
 
     def _file(self, watched: Watched) -> Path:
