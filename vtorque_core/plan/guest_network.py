@@ -5,6 +5,7 @@ Every node computes the same addresses for the same (node, slot, guest), with no
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import ipaddress
 import re
@@ -65,6 +66,12 @@ def claims(site: Site, job: BatchJob, guests: int, index: int) -> Iterator[PoolC
         wanted = claim(network, job, guests, index, name)
         if wanted is not None:
             yield wanted
+
+
+def offered(site: Site, job: BatchJob, guests: int, index: int) -> dict[str, tuple[str, ...]]:
+    """Return the addresses that a guest of any job on this node may have, by the ledger's pool."""
+    alone = dataclasses.replace(job, nodes=(job.node,))
+    return {each.pool: each.items for each in claims(site, alone, guests, index)}
 
 
 def addresses(site: Site, site_secret: bytes, guest: GuestPlan) -> Iterator[Address]:

@@ -293,7 +293,8 @@ def _claims(
     if guest.saved is None:
         claims += guest_network.claims(site, job, guest.guests_per_node, guest.index)
     else:
-        claims += [PoolClaim(pool, (item,)) for pool, item in guest.saved.leased]
+        offered = guest_network.offered(site, job, guest.guests_per_node, guest.index)
+        claims += _same_addresses(dict(guest.saved.leased), offered)
         claims.append(PoolClaim(SAVED, (guest.uuid,)))
     claims += guest_uids.claims(guest, uids)
     refusals, notices = [], []
@@ -307,6 +308,21 @@ def _claims(
     if refusals:
         raise Refused(*refusals)
     return tuple(claims), tuple(notices)
+
+
+def _same_addresses(
+    had: Mapping[str, str], offered: Mapping[str, Sequence[str]]
+) -> Iterator[PoolClaim]:
+    """Yield claims of a saved guest's addresses, by pool. Raises Refused: the site has others."""
+    for each in {**offered, **had}:
+        if had.get(each) not in offered.get(each, ()):
+            raise Refused(
+                Refusal(
+                    f"the guest that was saved has the address {had.get(each, 'none')} "
+                    f"({each}), which this site gives no guest on this node any more"
+                )
+            )
+        yield PoolClaim(each, (had[each],))
 
 
 def not_near(planned: PlannedGuest, placement: Placement) -> list[Notice]:

@@ -339,10 +339,10 @@ def test_overlays_in_memory_lie_below_run(planned):
     assert root_disk(in_memory).is_relative_to(in_memory.run_dir)
 
 
-def saved_guest(name):
+def saved_guest(name, address="10.86.0.19"):
     uuid = "0b1ad9ba-95f3-54cf-8d96-1d6ed3e4ac1f"
     places = Path("/s"), Path("/r"), Path("/c/g0.memory")
-    return SavedGuest(name, uuid, "vn7", "5.srv", 2, (("address", "10.86.0.77"),), *places)
+    return SavedGuest(name, uuid, "vn7", "5.srv", 2, (("address", address),), *places)
 
 
 def test_a_saved_guest_is_who_it_was_with_its_address_and_no_other(planned, plugin):
@@ -351,8 +351,16 @@ def test_a_saved_guest_is_who_it_was_with_its_address_and_no_other(planned, plug
     assert guest.plan.name == "vt-5.srv.2-n7-0" and guest.plan.saved == plugin.saved[0]
     assert guest.plan.secret == names.derive(b"s" * 32, "job", "5.srv", 2)
     pools = {c.pool: c.items for c in guest.claims if isinstance(c, PoolClaim)}
-    assert pools["address"] == ("10.86.0.77",)
+    assert pools["address"] == ("10.86.0.19",)
     assert pools[plan.SAVED] == (plugin.saved[0].uuid,), "one job at a time"
+
+
+@pytest.mark.parametrize("address", ["10.86.0.22", "10.86.0.1"])
+def test_a_saved_guest_has_no_address_that_the_site_gives_no_more(planned, plugin, address):
+    """It may be a server's now, and the packet filter would let the guest send from it."""
+    plugin.saved = [saved_guest("vt-5.srv.2-n7-0", address)]
+    with pytest.raises(Refused, match=rf"has the address {address} \(address\), which"):
+        planned(machine=flat(range(4), 4096), vms_per_node=1)
 
 
 def test_a_job_with_more_guests_than_were_saved_is_refused(planned, plugin):

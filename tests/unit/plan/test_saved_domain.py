@@ -33,6 +33,12 @@ WAS = """<domain type="kvm">
       <alias name="ua-linux-guest-home"/>
       <address type="pci" domain="0x0000" bus="0x00" slot="0x04" function="0x0"/>
     </filesystem>
+    <interface type="network">
+      <mac address="52:54:00:01:02:03"/>
+      <source network="vtorque" portid="1" bridge="virbr7"/>
+      <target dev="vt525400010203"/>
+      <alias name="ua-core-nic0"/>
+    </interface>
     <serial type="pty"><log file="/s/1.srv.0/g0/console.log" append="off"/></serial>
     <disk type="file" device="disk">
       <source file="/s/1.srv.0/g01/other"/><target dev="vdb" bus="virtio"/><serial>x</serial>
@@ -66,6 +72,17 @@ def test_what_the_guest_sees_is_as_libvirt_had_made_it():
     assert "pc-q35-10.0" in xml and 'slot="0x04"' in xml and "pcie-root-port" in xml
 
 
+HUGE = '<memoryBacking><hugepages><page size="2048" unit="KiB"/></hugepages></memoryBacking><os>'
+
+
+def test_one_that_was_not_filtered_does_not_go_on_where_the_site_filters():
+    """Nor on huge pages that the job has no lease for."""
+    with pytest.raises(Refused, match=r"vtorque open, not .* filtered"):
+        moved(WAS.replace("vt525400010203", "vnet3"), WANTED, SAVED, NEW_STATE, NEW_RUN)
+    with pytest.raises(Refused, match="huge pages in KiB is 2048, not none"):
+        moved(WAS.replace("<os>", HUGE), WANTED, SAVED, NEW_STATE, NEW_RUN)
+
+
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
@@ -75,6 +92,10 @@ def test_what_the_guest_sees_is_as_libvirt_had_made_it():
         ("ua-linux-guest-home", "ua-x-y", "filesystem x-y is none, not home"),
         ("micro/1/", "micro/2/", "kernel is /p/micro/1/vmlinuz, not /p/micro/2/vmlinuz"),
         ('type="kvm"', 'type="qemu"', "hypervisor is kvm, not qemu"),
+        ("  <os>", HUGE, "huge pages in KiB is none, not 2048"),
+        ('network="vtorque"', 'network="inner"', "02:03 network vtorque filtered, not .* inner"),
+        ('network="vtorque"', 'x="y"', "network vtorque filtered, not .* bridge virbr7 filtered"),
+        ("vt525400010203", "vnet3", "network vtorque filtered, not .* network vtorque open"),
     ],
 )
 def test_another_guest_than_the_job_asks_for_is_refused(old, new, said):

@@ -14,7 +14,7 @@ from xml.etree.ElementTree import Element
 
 from vtorque_core.api.guest_plan import SavedGuest
 from vtorque_core.base.errors import Refusal, Refused
-from vtorque_core.plan.domain.render import NAMESPACE
+from vtorque_core.plan.domain.render import NAMESPACE, tap_name
 
 _PLACED = ("cputune", "numatune", "metadata", "seclabel")  # whose it is, and where it runs
 
@@ -70,6 +70,8 @@ def _shape(domain: Element) -> Iterator[tuple[str, str]]:
     if memory is not None:
         kib = int(memory.text or 0) * {"KiB": 1, "MiB": 1024}[memory.get("unit", "KiB")]
         yield "memory in KiB", str(kib)
+    pages = domain.iterfind("memoryBacking/hugepages/page")
+    yield "huge pages in KiB", " ".join(page.get("size", "") for page in pages) or "none"
     for name in ("vcpu", "os/kernel", "os/initrd", "os/cmdline"):
         yield name.rpartition("/")[2], domain.findtext(name, "none")
     for device in domain.iterfind("devices/*"):
@@ -80,7 +82,19 @@ def _shape(domain: Element) -> Iterator[tuple[str, str]]:
 
 
 def _seen(device: Element) -> str:
-    """Return what a guest knows a device by."""
+    """Return what a guest knows a device by, and of a NIC what is at its other end."""
     parts = (("mac", "address"), ("target", "dir"), ("target", "name"), ("target", "bus"))
-    found = (each.get(key) for tag, key in parts for each in device.findall(tag))
+    found = [each.get(key) for tag, key in parts for each in device.findall(tag)]
+    if device.tag == "interface":
+        found += _wired(device)
     return " ".join(value for value in (*found, device.findtext("serial")) if value) or "there"
+
+
+def _wired(nic: Element) -> Iterator[str]:
+    """Yield where a NIC leads to, and whether its tap device is the one that is filtered."""
+    for source in nic.findall("source"):
+        kinds = [key for key in ("network", "bridge", "dev") if key in source.attrib]
+        yield from (f"{key} {source.get(key)}" for key in kinds[:1])  # its bridge now is no matter
+    mac = nic.find("mac")
+    tap = tap_name(mac.get("address", "")) if mac is not None else ""
+    yield "filtered" if any(each.get("dev") == tap for each in nic.findall("target")) else "open"
