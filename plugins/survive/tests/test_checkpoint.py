@@ -380,6 +380,28 @@ def test_one_that_its_batch_system_suspends_meanwhile_is_saved_all_the_same(
     assert said == [""] and Store(top, job.uid).has(job.key)
 
 
+@pytest.mark.parametrize("word", ["checkpoint", "suspend", "resume"])
+def test_who_asks_meanwhile_is_told_so_and_takes_nobodys_answer(
+    loop, paths, done, shell, monkeypatch, word
+):
+    """Else who has asked first waits for an hour."""
+    monkeypatch.setattr(checkpoint, "_LEAVES", LONG)
+    job = started(paths)
+    said = []
+    path = request.path_of(paths, job.key)
+    thread = threading.Thread(
+        target=lambda: said.append(request.ask(path, job.kept, "checkpoint", 60.0))
+    )
+    loop.look()
+    thread.start()
+    eventually(lambda: loop.look() or phase(job) == "paused")
+    assert "it is being saved: wait for that" in ask(loop, job, word)
+    shell(job)
+    eventually(lambda: loop.look() or said)
+    thread.join()
+    assert said == [""] and done.did()[-1] == "cancelled"
+
+
 def test_a_job_that_has_played_enough_is_not_saved_half(loop, paths, done, monkeypatch):
     """It would be told to wait, and then run on until its user gives up."""
     job = started(paths)

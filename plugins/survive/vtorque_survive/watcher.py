@@ -208,6 +208,8 @@ class Loop:
 
     def _bring(self, watched: Watched, life: Life | None) -> None:
         """Have the guests do as the job does, or as its owner asks, if they do not yet."""
+        if self._saves(watched) and (found := request.taken(watched.fifo)):
+            request.answer(watched.job.kept, found[1], f"{_SAVED}: wait for that")
         if watched.change is not None or watched.to == SAVED:
             return
         asked = self._asked(watched)
