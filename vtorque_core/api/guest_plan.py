@@ -196,6 +196,10 @@ def lacks(
     return Notice(f"runs without {key}={value}: node {guest.job.node} has no {what}; {fix}")
 
 
+ROOT_DISK = "root.qcow2"
+"""The name of each guest's own disk, whoever has made it."""
+
+
 def ramdisk_dir(guest: GuestPlan) -> Path | None:
     """Return where the guest's own tmpfs is mounted, with fs_type=ramdisk."""
     return guest.run_dir / "ram" if guest[FS_TYPE] == "ramdisk" else None
@@ -206,4 +210,4 @@ def root_disk(guest: GuestPlan) -> Path:
 
     A layer over the image's disk, or with ``[images] ramdisk = "copy"`` a disk that stands alone.
     """
-    return (ramdisk_dir(guest) or guest.state_dir) / "root.qcow2"
+    return (ramdisk_dir(guest) or guest.state_dir) / ROOT_DISK

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from vtorque_core.api.guest_driver import LeavableDriver
+from vtorque_core.api.guest_plan import ROOT_DISK
 from vtorque_core.base import hypervisor
 from vtorque_core.base.errors import HostFault, Refused
 from vtorque_core.base.libvirt_workers import worker
@@ -24,7 +25,6 @@ from vtorque_core.live.jobs import RunningGuest, RunningJob
 from vtorque_core.records import log
 from vtorque_core.records.reading import SPARE, JournalState, lock_name, read
 from vtorque_core.resources import stopped_daemons
-from vtorque_core.resources.disk import DiskCopy, Overlay
 from vtorque_core.resources.user_disk import UserDisk
 from vtorque_core.site.plugins import Plugins
 
@@ -73,7 +73,8 @@ def _saveable(paths: Paths, job: RunningJob, state: JournalState) -> list[Saveab
         raise Refused("a job that has taken guests which were booted before cannot be saved yet")
     if UserDisk.kind in kinds:
         raise Refused("a job with a disk of its user's (disk=) cannot be saved yet")
-    disks = {r.guest: r for r in state.open if r.kind in (Overlay.kind, DiskCopy.kind)}
+    paths_of = ((r.guest, Path(str(r.args.get("path", "")))) for r in state.open)
+    disks = {guest: path for guest, path in paths_of if path.name == ROOT_DISK}
     return [
         Saveable(
             guest,
@@ -83,7 +84,7 @@ def _saveable(paths: Paths, job: RunningJob, state: JournalState) -> list[Saveab
                 if r.guest == guest.index and str(r.args["pool"]).startswith("address")
             ),
             paths.job_state(job.job.key) / f"g{guest.index}",
-            Path(str(disks[guest.index].args["path"])) if guest.index in disks else None,
+            disks.get(guest.index),
         )
         for guest in sorted(job.guests, key=lambda guest: guest.index)
     ]

@@ -27,7 +27,7 @@ from vtorque_core.live.jobs import Running
 from vtorque_core.live.saving import Saveable
 from vtorque_core.records.reading import read
 from vtorque_core.resources.disk import Overlay
-from vtorque_survive import checkpoint, request, tools, watcher
+from vtorque_survive import checkpoint, request, restore, tools, watcher
 from vtorque_survive.checkpoint import Checkpoints, copy_data
 from vtorque_survive.settings import Settings
 from vtorque_survive.stored import MANIFEST, Manifest, Store
@@ -128,7 +128,11 @@ def made(paths, settings):
     return Loop(paths, batch, Checkpoints(Path("/etc/x"), settings))
 
 
-def started(paths, guests=2, job_id="42.srv", **facts):
+def overlay(path):
+    return Overlay(path, "/p", "raw")
+
+
+def started(paths, guests=2, job_id="42.srv", disk_of=overlay, **facts):
     job = running_journal.Job(paths, job_id, guests=guests)
     known = {"nodes": ["n1"], "guest_type": "acme", "unsaveable": [], "booted_for": ["42.srv", 0]}
     job.kept.add_facts(**known | {"image": "micro", "image_sha256": "00"} | facts)
@@ -137,7 +141,7 @@ def started(paths, guests=2, job_id="42.srv", **facts):
         disk.parent.mkdir(parents=True)
         disk.write_bytes(b"disk %d" % index)
         job.run_dir(index)
-        job.journal._record([(Overlay(str(disk), "/p", "raw"), index)], "core", "pre-boot", ())
+        job.journal._record([(disk_of(str(disk)), index)], "core", "pre-boot", ())
     request.Fifo(str(request.path_of(paths, job.key)), os.getuid()).create()
     return job
 
@@ -227,6 +231,16 @@ def test_all_of_a_job_is_saved_and_it_ends(loop, paths, done, top, shell):
     for _ in range(3):
         loop.look()
     assert done.did() == did, "once is enough"
+
+
+def test_a_job_that_went_on_with_a_checkpoint_has_its_disks_saved_again(
+    loop, paths, done, top, shell
+):
+    job = started(paths, disk_of=lambda path: restore.Disk(path, os.getuid()))
+    shell(job)
+    assert ask(loop, job) == ""
+    assert (top / str(job.uid) / job.key / "g1.disk").read_bytes() == b"disk 1"
+    assert all(guest.disk for guest in Store(top, job.uid).read(job.key).guests)
 
 
 @pytest.mark.parametrize("step", STEPS)
