@@ -35,7 +35,7 @@ from vtorque_core.plan.domain.saved import moved
 from vtorque_core.plan.guests import Prepared
 from vtorque_core.records import console, log
 from vtorque_core.records.journal import Journal
-from vtorque_core.resources import netfilter
+from vtorque_core.resources import netfilter, stopped_daemons
 from vtorque_core.resources.domain import Domain
 from vtorque_core.resources.starter import Starter
 from vtorque_core.site.config import Site
@@ -196,7 +196,7 @@ def boot_one(
         error = HostFault("ended as soon as it was started", start.phase)
         raise with_last_words(each, error) from None
     if guest.saved is not None:
-        hypervisor.resume_domain(uri, guest.uuid)
+        _let_run(start, guest, domain, failed)
     if output is None or output.path is None:
         return None
     descriptor = connect_console(output.path)
@@ -210,6 +210,15 @@ def _going_on(domain: Domain, guest: GuestPlan, saved: SavedGuest, deadline: flo
     was = hypervisor.saved_xml(domain.uri, file)
     xml = moved(was, domain.xml, saved, guest.state_dir, guest.run_dir)
     return replace(domain, xml=xml, saved=file, seconds=deadline - time.monotonic())
+
+
+def _let_run(start: Start, guest: GuestPlan, domain: Domain, failed: threading.Event) -> None:
+    """Have a restored guest run. QEMU speaks to its user's daemons first, as at a boot."""
+    with (
+        worker(start.site.paths, guest.user.uid, start.deadline, failed),
+        stopped_daemons.ended(domain.daemons),
+    ):
+        hypervisor.resume_domain(domain.uri, guest.uuid)
 
 
 def await_ready(start: Start, each: Prepared, until: float) -> None:

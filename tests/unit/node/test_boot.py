@@ -1,0 +1,50 @@
+"""How guests are booted, without libvirt; with it: tests/e2e/test_hypervisor.py."""
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+
+import planned
+import running_journal
+from patience import LONG, eventually
+from vtorque_core.base import hypervisor
+from vtorque_core.base.errors import HostFault
+from vtorque_core.node.start import boot
+from vtorque_core.resources.domain import Domain
+
+HOLDS = """
+import fcntl, signal, sys
+lock = open(sys.argv[1], "r+")
+fcntl.flock(lock, fcntl.LOCK_EX)
+fcntl.lockf(lock, fcntl.LOCK_EX)
+print(flush=True)
+signal.pause()
+"""
+
+
+def test_a_daemon_that_stops_before_its_restored_guest_runs_holds_up_no_worker(
+    tmp_path, monkeypatch
+):
+    lock = tmp_path / "fs-home.lock"
+    lock.touch()
+    start = SimpleNamespace(
+        site=SimpleNamespace(paths=running_journal.paths_below(tmp_path)),
+        deadline=time.monotonic() + LONG,
+    )
+    domain = Domain("vt-1", "u-u", "test:///default", daemons=(str(lock),))
+    with subprocess.Popen((sys.executable, "-c", HOLDS, lock), stdout=subprocess.PIPE) as daemon:
+        assert daemon.stdout.readline() == b"\n"
+        daemon.send_signal(signal.SIGSTOP)
+
+        def waits(*_):
+            eventually(lambda: daemon.poll() is not None)
+
+        monkeypatch.setattr(hypervisor, "resume_domain", waits)
+        with pytest.raises(HostFault, match=r"stopped \(SIGSTOP\).*fs-home"):
+            boot._let_run(start, planned.guest_plan(), domain, threading.Event())
+        daemon.kill()
