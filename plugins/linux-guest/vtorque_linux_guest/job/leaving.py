@@ -50,5 +50,5 @@ def left(guest: ReadyGuest) -> SessionState | None:
         return SessionState.from_json((guest.run_dir / LEFT).read_text())
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise HostFault(f"what the job shell has left cannot be read: {error}") from None
