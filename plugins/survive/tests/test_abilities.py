@@ -20,7 +20,7 @@ NEW = {
 def tools(tmp_path, monkeypatch):
     """Return a function that has the node's tools say this; None: there is no such tool."""
 
-    def say(place="/srv/checkpoints", **words):
+    def say(place=str(tmp_path), **words):
         names = {"qemu": f"qemu-system-{platform.machine()}"}
         for tool, text in words.items():
             path = tmp_path / names.get(tool, tool)
@@ -49,6 +49,14 @@ def test_tools_that_could(tools):
 def test_a_site_without_a_place_for_checkpoints(tools):
     saves, _ = tools(place="", **NEW)
     assert saves.startswith("checkpoint: no: ") and saves.endswith("checkpoints names no place")
+
+
+def test_a_place_that_is_not_there_or_others_can_write_to(tools, tmp_path):
+    assert tools(place="/none/such", **NEW)[0].startswith("checkpoint: no: /none: No such file")
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    theirs.chmod(0o777)
+    assert "theirs: can be written by others" in tools(place=str(theirs), **NEW)[0]
 
 
 @pytest.mark.parametrize(

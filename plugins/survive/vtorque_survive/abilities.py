@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
-from vtorque_core.api import HostFault, run_tool
+from vtorque_core.api import ConfigError, HostFault, require_root_owned, run_tool
 from vtorque_core.api.health import HealthResult, ok
 from vtorque_core.api.node_job import Site
 from vtorque_survive.settings import Settings
@@ -21,11 +23,21 @@ def check(site: Site) -> Iterator[HealthResult]:
     """Say so. That vTorque has no command yet for what the tools could do is no warning."""
     yield ok("suspend, resume: yes")
     missing = "; ".join(filter(None, (_daemon(), _qemu(), _libvirt())))
-    place = "" if site[Settings].checkpoints else "[plugin.survive] checkpoints names no place"
-    why_not = "; ".join(filter(None, (place, missing)))
+    why_not = "; ".join(filter(None, (_place(site[Settings].checkpoints), missing)))
     yield ok(f"checkpoint: no: {why_not}" if why_not else "checkpoint: yes")
     could = f"these tools could not: {missing}" if missing else "these tools could"
     yield ok(f"migrate: no, vTorque has no command for it yet; {could}")
+
+
+def _place(place: str) -> str:
+    """Return what is wrong with the place for checkpoints; empty: nothing."""
+    if not place:
+        return "[plugin.survive] checkpoints names no place"
+    try:
+        require_root_owned(Path(place), uid=os.geteuid())
+    except ConfigError as error:
+        return str(error)
+    return ""
 
 
 def _daemon() -> str:
