@@ -21,9 +21,9 @@ from vtorque_core.base.record import dataclass
 ORDER_SOCKET = "order.sock"
 """In the first guest's run directory; the job's user may connect. See :class:`LateDriver`."""
 
-LEAVE, LEFT = "leave.fifo", "left"
-"""In the first guest's run directory: a FIFO, for the job shell of a guest that is being saved; a
-file, for that of one that was saved. See :class:`LeavableDriver`."""
+LEAVE, TELL, LEFT = "leave.fifo", "tell.fifo", "left"
+"""In the first guest's run directory: FIFOs, for the job shell of a guest that is being saved and
+ends, or goes on; a file, for that of one that was saved. See :class:`LeavableDriver`."""
 
 MAX_ORDER = 1 << 18  # bytes
 _MAX_GUESTS = 250  # descriptors in one message: below SCM_MAX_FD (unix(7))
@@ -174,6 +174,9 @@ class LeavableDriver(GuestDriver, Protocol):
     what the other one needs, a line of the user's after another line's end, so that half of it is
     none, until the FIFO is gone; then it ends. Where there is :data:`LEFT`, which has this line, it
     goes on with the script that runs.
+
+    If root has made :data:`TELL` before it calls ``expect_break``, ``run`` writes the same to that
+    when root reads it, which is while the guest stands still, and goes on.
     """
 
     def expect_break(self, run_dir: Path, seconds: int, deadline: float) -> None:

@@ -1,4 +1,4 @@
-"""What a job shell leaves for another one, through root's FIFO and its file."""
+"""What a job shell leaves for another one, or tells while its script runs on."""
 
 import os
 import threading
@@ -8,13 +8,17 @@ from types import SimpleNamespace
 import pytest
 
 from vtorque_core.api import HostFault
-from vtorque_core.api.guest_driver import LEAVE, LEFT
+from vtorque_core.api.guest_driver import LEAVE, LEFT, TELL, ReadyGuest
 from vtorque_linux_guest.job import leaving
 from vtorque_linux_guest.job.session_state import SessionState
 
 STATE = SessionState(
     b"12345678", 1, 2, 3, b"kept", 4, 5, True, (6, 7), (8, 9), (False, True), (10, 11),
     (b"out", b"\n"), ("stderr: full",), (None, 9),
+)  # fmt: skip
+LONG = SessionState(
+    b"12345678", 1 << 18, 7, 5, b"x" * 300_000, 0, 9, True,
+    (1, 2), (0, 0), (False, True), (3, 4), (b"a", b""), (), None,
 )  # fmt: skip
 
 
@@ -39,3 +43,55 @@ def test_what_is_none_is_said_in_a_line(tmp_path: Path, text: str) -> None:
     (tmp_path / LEFT).write_text(text)
     with pytest.raises(HostFault, match="cannot be read"):
         leaving.left(SimpleNamespace(run_dir=tmp_path))
+
+
+@pytest.fixture
+def guest(tmp_path: Path) -> ReadyGuest:
+    return ReadyGuest("vt-1", "vn1", 0, tmp_path)
+
+
+def read(path: Path) -> str:
+    with path.open() as fifo:
+        return fifo.read()
+
+
+def test_who_does_not_ask_is_told_nothing(guest: ReadyGuest) -> None:
+    assert not leaving.Telling(guest)(lambda: LONG)
+
+
+def test_who_asks_and_does_not_read_is_waited_for(guest: ReadyGuest) -> None:
+    os.mkfifo(guest.run_dir / TELL)
+    asked = []
+    telling = leaving.Telling(guest)
+    for _ in range(3):
+        assert telling(lambda: asked.append(1) or LONG)
+    assert not asked, "the state is that of when it is read"
+
+
+def test_who_reads_is_told_once_and_another_again(
+    guest: ReadyGuest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, telling = guest.run_dir / TELL, leaving.Telling(guest)
+    os.mkfifo(path)
+    monkeypatch.setattr(leaving, "_AGAIN", 600.0)
+    for _ in range(2):
+        telling._again = 0.0  # the first one was killed
+        said: list[str] = []
+        reads = threading.Thread(target=lambda to: to.append(read(path)), args=(said,))
+        reads.start()
+        while not said:
+            assert telling(lambda: LONG), "it is there until root has taken it"
+        reads.join()
+        assert SessionState.from_json(said[0].strip()) == LONG
+    path.unlink()
+    assert not telling(lambda: LONG)
+
+
+def test_a_reader_who_is_killed_keeps_nobody_waiting(guest: ReadyGuest) -> None:
+    path = guest.run_dir / TELL
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    closes = threading.Timer(0.2, os.close, (reader,))  # a pipe holds less than the state
+    closes.start()
+    assert leaving.Telling(guest)(lambda: LONG)
+    closes.join()

@@ -405,3 +405,46 @@ def test_another_job_shell_goes_on(wire: Wire, cut: int, noticed: bool) -> None:
         out.seek(0)
         err.seek(0)
         assert (status.code, out.read(), err.read()) == (4, text, b"some input\n")
+
+
+def test_what_is_told_when_a_break_may_come_lets_another_go_on(wire: Wire) -> None:
+    """Not before; then again and again until it is taken, while the script runs on."""
+    said: list[SessionState] = []
+    calls = 0
+
+    def tell(state: Callable[[], SessionState]) -> bool:
+        nonlocal calls
+        calls += 1
+        if calls < 3:
+            return True
+        said.append(state())
+        events.stop("as if it went on elsewhere")
+        return False
+
+    session = Session(wire.connect(), wire.again, tell)
+    session.hello(time.monotonic() + LONG)
+    read, write = os.pipe()
+    with Events() as events, tempfile.TemporaryFile() as out:
+
+        def act() -> None:
+            os.write(write, b"one\n")
+            while os.fstat(out.fileno()).st_size < 4:
+                time.sleep(0.01)
+            assert calls == 0
+            wire.hold(600)
+
+        thread = threading.Thread(target=act)
+        thread.start()
+        with pytest.raises(RunAbandoned):
+            session.run(sh("cat; exit 5"), read, out.fileno(), DEVNULL, events)
+        thread.join(LONG)
+        session.close()
+        session = Session(wire.connect(), wire.again)
+        session.resume(said[0], time.monotonic() + LONG)
+        os.write(write, b"two\n")
+        os.close(write)
+        status = session.run(said[0], read, out.fileno(), DEVNULL)
+        session.close()
+        out.seek(0)
+        assert (status.code, out.read()) == (5, b"one\ntwo\n")
+    os.close(read)

@@ -206,6 +206,7 @@ void job_synced(void);
 void session_read(void);
 void session_parse(void);
 void session_lost(void);
+void session_hold(uint64_t until);
 bool session_wants_input(void);
 void session_tick(uint64_t now);
 int session_timeout(uint64_t now);

@@ -60,8 +60,7 @@ static void hold(const char *text) {
     if (sscanf(text, "%9u", &seconds) != 1)
         return;
     if (run_port.keeps) {
-        run_port.held_until = now_ms() + seconds * 1000ull;
-        run_port.dropping = true;
+        session_hold(now_ms() + seconds * 1000ull);
         snprintf(answer, sizeof answer, "%u", seconds);
     }
     status_line("HELD ", answer);

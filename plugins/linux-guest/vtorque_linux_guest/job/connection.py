@@ -27,6 +27,7 @@ from vtorque_linux_guest.job.frames import (
     hello_frame,
     hello_prefix,
 )
+from vtorque_linux_guest.job.session_state import SessionState
 
 WINDOW = 1 << 20
 """Bytes of stdout and of stderr that may wait here for a slow reader."""
@@ -43,6 +44,7 @@ RESUME_SECONDS = 60.0
 LOOK_UP = 0.5
 
 Reconnect = Callable[[Callable[[], str]], tuple[socket.socket, float] | None]
+Tell = Callable[[Callable[[], SessionState]], bool]
 
 
 class Dropped(Exception):
@@ -52,10 +54,16 @@ class Dropped(Exception):
 class Connection:
     """The frames of a session, also over a connection that breaks and comes again."""
 
-    def __init__(self, sock: socket.socket, again: Reconnect | None = None) -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        again: Reconnect | None = None,
+        tell: Tell = lambda _state: False,
+    ) -> None:
         sock.setblocking(False)
         self._sock = sock
         self._reconnect = again
+        self._tell = tell
         self._decoder = Decoder()
         self._out = bytearray()
         self._before = 0  # bytes of _out that are no part of the session

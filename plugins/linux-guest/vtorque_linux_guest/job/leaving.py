@@ -1,5 +1,7 @@
 """How a job shell leaves a script that runs in a guest which is being saved, and another goes on.
 
+Or tells what another one would need, and goes on itself, as the guest does.
+
 As the job's user. Root asks by a FIFO in the guest's run directory, and has taken what is written
 to it when it is gone. What was written is the user's own, and so is what is read back.
 """
@@ -8,10 +10,12 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 
 from vtorque_core.api import HostFault
-from vtorque_core.api.guest_driver import LEAVE, LEFT, ReadyGuest
+from vtorque_core.api.guest_driver import LEAVE, LEFT, TELL, ReadyGuest
 from vtorque_linux_guest.job.session_state import SessionState
 
 _LOOK = 0.05  # seconds between two looks whether root reads, or has taken it
@@ -25,21 +29,37 @@ def is_asked(guest: ReadyGuest) -> bool:
 
 def leave(guest: ReadyGuest, state: SessionState) -> None:
     """Give root what another job shell needs; return when it has taken it, or given up."""
-    data = b"\n" + state.to_json().encode() + b"\n"
     while is_asked(guest):
         with suppress(OSError):  # nobody reads it now
-            _write(guest, data)
+            _write(guest.run_dir / LEAVE, lambda: state)
             again = time.monotonic() + _AGAIN
             while is_asked(guest) and time.monotonic() < again:
                 time.sleep(_LOOK)
         time.sleep(_LOOK)
 
 
-def _write(guest: ReadyGuest, data: bytes) -> None:
+class Telling:
+    """Tells root what another job shell needs, while the script runs on."""
+
+    def __init__(self, guest: ReadyGuest) -> None:
+        self._path, self._again = guest.run_dir / TELL, 0.0
+
+    def __call__(self, state: Callable[[], SessionState]) -> bool:
+        """Tell it if root reads now; return whether root asks, so that it is to be called again."""
+        if time.monotonic() >= self._again:
+            with suppress(OSError):  # nobody reads it now, or asks
+                _write(self._path, state)
+                self._again = time.monotonic() + _AGAIN
+        return self._path.exists()
+
+
+def _write(path: Path, state: Callable[[], SessionState]) -> None:
+    """Write the state of when it is read. Raises OSError."""
     flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
-    descriptor = os.open(guest.run_dir / LEAVE, flags)
+    descriptor = os.open(path, flags)
     os.set_blocking(descriptor, True)
     with os.fdopen(descriptor, "wb", buffering=0) as fifo:
+        data = b"\n" + state().to_json().encode() + b"\n"
         while data:
             data = data[fifo.write(data) :]
 

@@ -74,7 +74,7 @@ def run(guest: ReadyGuest, script: Script, streams: Streams) -> int:
     try:
         with (
             _Ending(script.grace) as ending,
-            contextlib.closing(Session(_connect(guest), partial(_again, guest, ending))) as session,
+            contextlib.closing(_session(guest, ending)) as session,
         ):
             job = _Job(guest, script, streams, session, ending)
             state = leaving.left(guest)
@@ -322,6 +322,12 @@ def _limits(script: Script) -> dict[int, tuple[int, int]]:
         for name, limit in script.limits.items()
         if hasattr(resource, f"RLIMIT_{name}")
     }
+
+
+def _session(guest: ReadyGuest, ending: _Ending) -> Session:
+    telling = leaving.Telling(guest)
+    again = partial(_again, guest, ending)
+    return Session(_connect(guest), again, lambda state: ending.in_script and telling(state))
 
 
 def _again(

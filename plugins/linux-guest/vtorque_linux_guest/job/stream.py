@@ -30,6 +30,7 @@ from vtorque_linux_guest.job.start_request import Start
 
 LAST_WORDS = 5.0
 """Seconds that output already received may take to be written once the guest has died."""
+_TELLS = 0.05  # seconds between two looks whether somebody reads the session's state
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,8 @@ class Session(Connection):
 
     A connection that breaks in a run is the guest's end, unless `again` has another one, and the
     time.monotonic() until which the guest may take to go on over it. It is given what says why
-    not to wait any longer.
+    not to wait any longer. When the guest says that a break may come (an ACK), ``tell`` is given
+    what the state is, again and again until it returns False: for another job shell.
     """
 
     def resume(self, state: SessionState, deadline: float) -> None:
@@ -125,6 +127,7 @@ class _Run:
         self._lost: list[str] = []
         self._exit: ExitStatus | None = None
         self._fresh = True  # frames may have come with the answer to a HELLO
+        self._telling = False
         self._stdin_read = 0
         self._written = [0, 0]
         if state is not None:
@@ -143,7 +146,7 @@ class _Run:
             sink.add(data)
 
     def state(self) -> SessionState:
-        """What another job shell needs to go on; nothing may be done here after it."""
+        """What another job shell needs to go on, with a guest that knows nothing of later."""
         session = self._s
         pending, lost = (bytes(sink.pending) for sink in self._sinks), tuple(self._lost)
         return SessionState(
@@ -195,7 +198,9 @@ class _Run:
 
     def _turn(self) -> None:
         """Wait until something can be done, and do all that can be."""
-        ready = self._poll(0 if self._fresh else None)
+        if self._telling:
+            self._telling = self._s._tell(self.state)
+        ready = self._poll(0 if self._fresh else _TELLS if self._telling else None)
         live = self._exit is None
         if live:
             self._s._send()
@@ -276,6 +281,7 @@ class _Run:
 
     def _take(self, item: Frame) -> None:
         if item.kind is Kind.ACK:
+            self._telling = True
             self._s.acknowledged(item)
         elif self._exit is not None:
             raise StreamError("the guest sent more after EXIT")
