@@ -66,8 +66,14 @@ class Writer:
         self.node.wait_for(lambda: self.counted > than, what=f"more than {than} lines")
         return self
 
-    def checkpoint(self, **more):
-        return self.node.as_user("vmgr", "checkpoint", "--stop", self.id, **more)
+    def checkpoint(self, *words, **more):
+        return self.node.as_user("vmgr", "checkpoint", *(words or ("--stop",)), self.id, **more)
+
+    def kept(self):
+        """Save it, and return the checkpoint; it goes on."""
+        name = self.node.as_user("vmgr", "checkpoint", self.id).stdout.decode().strip()
+        assert self.node.state_of(self.id) is not None
+        return name
 
     def saved(self):
         """Save it, and return the checkpoint when the job has ended."""
@@ -102,6 +108,37 @@ def test_a_job_is_saved_and_goes_on_as_another(guest, place):
     denied = guest.as_user("/bin/ls", str(place / str(place.stat().st_uid)), check=False)
     assert denied.returncode != 0
     job.submit("-vm", f"resume={name}").check()
+
+
+def goes_on_to_its_end(job, times):
+    names = []
+    for _ in range(times):
+        job.await_more(job.counted + random.randrange(1, 20))  # noqa: S311
+        names.append(job.kept())
+    job.check()
+    assert len({*names}) == times
+    return names
+
+
+@saves
+def test_a_job_is_saved_goes_on_and_goes_on_again_from_there(guest, place):
+    """The second time its memory is that of then; its file, which is the user's, is not."""
+    job = Writer(guest, 300).submit().await_more()
+    (name,) = goes_on_to_its_end(job, 1)
+    first, at = job.lines("n0.out"), job.counted
+    job.submit("-vm", f"resume={name}")
+    log = job.ended()
+    later = job.lines("n1.out")
+    assert later[-1] == "100000000" and later[:-1] == first[-len(later) : -1], log
+    assert 1 < len(later) < len(first), "it began where it was saved"
+    assert job.lines("counted")[at:] == later[:-1]
+
+
+@saves
+@pytest.mark.full
+@pytest.mark.releases
+def test_saved_twenty_times_while_it_goes_on(guest, place):
+    goes_on_to_its_end(Writer(guest, 1500).submit(), 20)
 
 
 @saves
@@ -172,13 +209,14 @@ def the_watcher(node):
 @saves
 @pytest.mark.full
 @pytest.mark.releases
-def test_who_saves_it_is_killed_at_any_moment(guest, place):
+@pytest.mark.parametrize("stop", [("--stop",), ()], ids=["ends", "goes-on"])
+def test_who_saves_it_is_killed_at_any_moment(guest, place, stop):
     """libvirt goes on with what it has been asked for: it is saved, or runs as before."""
     job, saved = Writer(guest, 1500).submit().await_more(), 0
     for seconds in (0.2, 0.5, 0.8, 1.1, 1.4):
         watcher = the_watcher(guest)
         before = set(children(watcher))  # the process that reads guests' words
-        asked = guest.command("vmgr", "checkpoint", "--stop", job.id)
+        asked = guest.command("vmgr", "checkpoint", *stop, job.id)
         until = time.monotonic() + seconds
         with subprocess.Popen(asked, stdout=subprocess.PIPE) as waits:
             while waits.poll() is None and (
@@ -189,8 +227,9 @@ def test_who_saves_it_is_killed_at_any_moment(guest, place):
                 os.kill(child, signal.SIGKILL)
             name = waits.communicate(timeout=120)[0].decode().strip()
         if waits.returncode == 0:
-            job.ended()
-            job.submit("-vm", f"resume={name}")
+            if stop:
+                job.ended()
+                job.submit("-vm", f"resume={name}")
             saved += 1
         job.await_more(job.counted)
     assert saved

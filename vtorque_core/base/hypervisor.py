@@ -166,14 +166,21 @@ def create_domain(
     call(uri, "start domain", lambda c: c.createXML(xml, flags), timeout)
 
 
-def save_domain(uri: str, uuid: str, path: str, timeout: float) -> None:
+def save_domain(uri: str, uuid: str, path: str, timeout: float, *, stays: bool = False) -> None:
     """Write a paused domain with its memory to a file, and end it; restored it is paused again.
 
-    It has not ended unless all of it is in the file. After ``timeout`` seconds it is given up,
-    and the domain stays. Raises HostFault, also if it has ended. Two at once of one domain fail.
+    It has not ended unless all of it is in the file. ``stays``: it does not end, and is paused
+    still. After ``timeout`` seconds it is given up, and the domain stays. Raises HostFault, also if
+    it has ended. Two at once of one domain fail.
     """
-    paused = _libvirt().VIR_DOMAIN_SAVE_PAUSED
-    work = _once(lambda domain: domain.saveFlags(path, None, paused))
+    module = _libvirt()
+
+    def work(domain: Any) -> bool:
+        if not stays:
+            return bool(domain.saveFlags(path, None, module.VIR_DOMAIN_SAVE_PAUSED) == 0)
+        forget = module.VIR_DOMAIN_SNAPSHOT_CREATE_NO_METADATA
+        return bool(domain.snapshotCreateXML(_of_memory(domain.XMLDesc(), path), forget))
+
     try:
         done = on_domain(uri, uuid, "save domain", work, timeout)
     except HostFault:
@@ -182,6 +189,19 @@ def save_domain(uri: str, uuid: str, path: str, timeout: float) -> None:
         raise
     if done is None:
         raise HostFault("ended before it could be saved", stage=STAGE)
+
+
+def _of_memory(domain: str, path: str) -> str:
+    """Return the XML of a snapshot of a domain's memory and devices, and of none of its disks.
+
+    libvirt then writes the same file as of a saved domain (formatsnapshot.html, "memory").
+    """
+    snapshot = ElementTree.Element("domainsnapshot")
+    ElementTree.SubElement(snapshot, "memory", snapshot="external", file=path)
+    disks = ElementTree.SubElement(snapshot, "disks")
+    for target in ElementTree.fromstring(domain).iterfind("devices/disk/target"):  # noqa: S314
+        ElementTree.SubElement(disks, "disk", name=target.get("dev", ""), snapshot="no")
+    return ElementTree.tostring(snapshot, encoding="unicode")
 
 
 def is_busy(uri: str, uuid: str) -> bool:

@@ -1,4 +1,4 @@
-"""Public, for a plugin's process of the node: save a job's guests to files and end them. As root.
+"""Public, for a plugin's process of the node: save a job's guests to files. As root.
 
 A guest is saved while it stands still (:mod:`vtorque_core.live.suspend`). How it goes on as a guest
 of another job: :class:`vtorque_core.api.guest_plan.SavedGuest`.
@@ -109,9 +109,18 @@ def expect_break(paths: Paths, job: RunningJob, seconds: int, deadline: float) -
     driver.expect_break(first.run_dir, seconds, deadline)
 
 
-def save(paths: Paths, job: RunningJob, guest: RunningGuest, file: Path, seconds: float) -> None:
+def save(
+    paths: Paths,
+    job: RunningJob,
+    guest: RunningGuest,
+    file: Path,
+    seconds: float,
+    *,
+    stays: bool = False,
+) -> None:
     """Save a guest that stands still to a file, and end it. Raises HostFault: it stays.
 
+    ``stays``: it does not end, and stands still.
     By a thread for each guest of the job. What libvirt does for a caller that was killed goes on:
     that is waited for. A daemon of the user's that they have stopped meanwhile is ended.
     """
@@ -125,4 +134,4 @@ def save(paths: Paths, job: RunningJob, guest: RunningGuest, file: Path, seconds
         worker(paths, job.job.uid, until, threading.Event()),
         stopped_daemons.ended(locks, seconds),
     ):
-        hypervisor.save_domain(guest.uri, guest.uuid, str(file), seconds)
+        hypervisor.save_domain(guest.uri, guest.uuid, str(file), seconds, stays=stays)

@@ -67,12 +67,12 @@ def done(tmp_path, monkeypatch):
     def gone(uuid):
         return f"saved {uuid}" in state.did()
 
-    def save(_uri, uuid, path, _timeout):
+    def save(_uri, uuid, path, _timeout, *, stays):
         if state.fails in ("all", uuid):
             Path(path).write_bytes(b"LibvirtQemudPart")
             raise HostFault("save domain: No space left on device")
         Path(path).write_bytes(b"LibvirtQemudSave and memory")
-        note("saved", uuid)
+        note("kept" if stays else "saved", uuid)
 
     def resume(_uri, uuid, _timeout):
         if gone(uuid):
@@ -147,11 +147,11 @@ def started(paths, guests=2, job_id="42.srv", disk_of=overlay, **facts):
 
 
 class JobShell(threading.Thread):
-    """Stands for a job shell that leaves: as vtorque_linux_guest.job.leaving has it."""
+    """Stands for a job shell that leaves or tells: as vtorque_linux_guest.job.leaving has it."""
 
-    def __init__(self, job, done):
+    def __init__(self, job, done, fifo):
         super().__init__(daemon=True)
-        self.fifo, self.done = job.run_dir(0) / "leave.fifo", done
+        self.fifo, self.done = job.run_dir(0) / fifo, done
         self.over = self.early = False
         self.start()
 
@@ -177,8 +177,8 @@ class JobShell(threading.Thread):
 def shell(top):
     shells = []
 
-    def begin(job):
-        shells.append(JobShell(job, top / str(job.uid) / job.key))
+    def begin(job, name="", fifo="leave.fifo"):
+        shells.append(JobShell(job, top / str(job.uid) / (name or job.key), fifo))
         return shells[-1]
 
     yield begin
@@ -272,6 +272,92 @@ def test_another_watcher_makes_what_a_killed_one_has_begun(loop, paths, done, to
     eventually(lambda: later.look() or "cancelled" in done.did())
     assert Store(top, job.uid).has(job.key)
     shut(later)
+
+
+FIRST = "42.srv.0-3"  # of a job that has had three phases
+STAYS = [step for step in STEPS if step not in ("before leave", "after leave")]
+
+
+def test_a_job_is_saved_and_goes_on(loop, paths, done, top, shell):
+    job = started(paths)
+    shell(job, FIRST, "tell.fifo")
+    assert ask(loop, job, "save") == ""
+    assert goes_on(loop, job)
+    did = done.did()
+    assert did[:3] == ["wait 3600", "suspend", "suspend"]
+    assert set(did[3:5]) == {f"kept {uuid}" for uuid in job.uuids}
+    assert did[5:] == ["resume", "resume", "wait 0"]
+    assert request.made(job.kept) == FIRST
+    assert Store(top, job.uid).read(FIRST).id == FIRST
+    assert (top / str(job.uid) / FIRST / "session").read_bytes() == b"session"
+    assert not (job.run_dir(0) / "tell.fifo").exists()
+    assert "saved as checkpoint 42.srv.0-3; the job goes on" in told(job)
+    for _ in range(3):
+        loop.look()
+    assert done.did() == did, "once is enough"
+
+
+def told(job):
+    return job.kept.read("log.jsonl").decode()
+
+
+@pytest.mark.parametrize("step", [*STAYS, "wait 3600", "wait 0"])
+def test_killed_at_each_step_it_is_saved_and_goes_on(loop, paths, done, top, shell, step):
+    job = started(paths)
+    shell(job, FIRST, "tell.fifo")
+    done.dies = step
+    assert ask(loop, job, "save") == ""
+    assert goes_on(loop, job) and f"died {step}" in done.did()
+    assert "cancelled" not in done.did() and not any(w.startswith("saved") for w in done.did())
+    assert [path.name for path in (top / str(job.uid)).iterdir()] == [FIRST]
+    assert Store(top, job.uid).read(FIRST).id == FIRST
+
+
+@pytest.mark.parametrize("step", ["after disk", "after memory", "after manifest"])
+def test_another_watcher_has_a_job_go_on_that_was_saved(loop, paths, done, top, shell, step):
+    job = started(paths)
+    shell(job, FIRST, "tell.fifo")
+    done.dies = step
+    loop.look()
+    request._write(request.path_of(paths, job.key), b"save 0123456789abcdef\n", 0.0)
+    eventually(lambda: loop.look() or f"died {step}" in done.did())
+    shut(loop)
+    loop.jobs.clear()
+    later = made(paths, loop.checkpoints.settings)
+    assert goes_on(later, job)
+    assert [path.name for path in (top / str(job.uid)).iterdir()] == [FIRST]
+    shut(later)
+
+
+def test_the_next_one_has_another_id(loop, paths, done, top, shell):
+    job = started(paths)
+    for name in (FIRST, "42.srv.0-5"):
+        left = shell(job, name, "tell.fifo")
+        assert ask(loop, job, "save") == "" and request.made(job.kept) == name
+        left.over = True
+        left.join()
+    assert goes_on(loop, job)
+    assert {each.id for each in Store(top, job.uid).all()} == {FIRST, "42.srv.0-5"}
+    shell(job)
+    assert ask(loop, job) == "" and request.made(job.kept) == job.key, "and the one it ends with"
+    assert done.did()[-1] == "cancelled"
+
+
+def test_a_job_that_cannot_be_saved_goes_on_and_none_is_there(loop, paths, done, top, shell):
+    job = started(paths)
+    shell(job, FIRST, "tell.fifo")
+    done.fails = job.uuids[1]
+    assert "No space left" in ask(loop, job, "save")
+    assert goes_on(loop, job) and "cancelled" not in done.did()
+    assert list((top / str(job.uid)).iterdir()) == []
+    assert "no checkpoint: save domain: No space left" in told(job)
+    assert not (job.run_dir(0) / "tell.fifo").exists()
+
+
+def test_one_whose_job_shell_does_not_tell_goes_on(loop, paths, done, top):
+    job = started(paths)
+    assert "its job shell has not said" in ask(loop, job, "save")
+    assert goes_on(loop, job) and list((top / str(job.uid)).iterdir()) == []
 
 
 def test_killed_before_the_guest_waits_it_is_told_again(loop, paths, done, top, shell):

@@ -1,12 +1,13 @@
-"""A checkpoint of a job: its guests are saved to files, and it ends. Root, in the watcher.
+"""A checkpoint of a job: its guests are saved to files; it goes on or ends. Root, in the watcher.
 
-In steps, each in a process of its own: the guests are told that their job shell will leave
-(:func:`hold`); they stand still (``live.suspend``); their disks are copied, then they are saved,
-which ends them; the job shell, which sees that, leaves what it knows of its session; the job is
-ended by its batch system. A file in the job's directory says that a checkpoint was asked for, so
-that the next watcher goes on after a killed one: each step can be done twice, and what libvirt has
-finished after the death of who asked for it is taken as done. What fails is not tried again: the
-job goes on, or ends if a guest of it has ended.
+In steps, each in a process of its own: the guests are told that their job shell may leave
+(:func:`_hold`); they stand still (``live.suspend``); their disks are copied, the job shell tells
+what it knows of its session, memory is written; the job goes on. Of one that is to end the guests
+end as they are saved; the job shell, which sees that, leaves what it knows; the job is ended by its
+batch system. A file in the job's directory says which checkpoint was asked for, so that the next
+watcher goes on after a killed one: each step can be done twice, and what libvirt has finished after
+the death of who asked for it is taken as done. What fails is not tried again: the job goes on, or
+ends if a guest of it has ended.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
 from vtorque_core.api import HostFault, Paths, Refused, VtorqueError, replace_file, show_mib
 from vtorque_core.api.children import Child, readable
-from vtorque_core.api.guest_driver import LEAVE
+from vtorque_core.api.guest_driver import LEAVE, TELL
 from vtorque_core.live import saving, service, suspend
 from vtorque_core.live.jobs import RunningJob
 from vtorque_core.live.saving import Saveable
@@ -54,9 +56,26 @@ class Checkpoints:
     config: Path = Path()
     settings: Settings = field(default_factory=Settings)
 
-    def asked(self, paths: Paths, job: RunningJob) -> Path:
-        """Return the file that says that a checkpoint of the job is wanted."""
-        return paths.job_state(job.job.key) / ASKED
+    def asked(self, paths: Paths, job: RunningJob) -> Asked | None:
+        """Return which checkpoint of the job is wanted; None: none."""
+        return Asked.read(paths, job)
+
+    def ask(self, paths: Paths, job: RunningJob, *, ends: bool) -> str:
+        """Have a checkpoint be made of a job that runs, which then ends or not; return its id.
+
+        That of one that goes on has a number: each one's phases are more than the last one's.
+        """
+        store, number = Store(Path(self.settings.checkpoints), job.job.uid), len(job.phases)
+        name = job.job.key if ends else f"{job.job.key}-{number}"
+        while store.has(name):  # of a job that had this id before
+            number += 1
+            name = f"{job.job.key}-{number}"
+        Asked(name, ends).write(paths, job)
+        return name
+
+    def give_up(self, paths: Paths, job: RunningJob) -> None:
+        """Want none any more."""
+        _asked(paths, job).unlink(missing_ok=True)
 
     def why_not(self, job: RunningJob) -> str:
         """Return why none of the job can be made; empty: it can."""
@@ -68,27 +87,54 @@ class Checkpoints:
 
     def stands_still(self, paths: Paths, job: RunningJob) -> bool:
         """Return whether the job is to stand still: it is ready to be saved."""
-        return self.asked(paths, job).exists() and _waits(paths, job)
+        asked = Asked.read(paths, job)
+        return asked is not None and _waits(paths, job, asked)
 
     def begin(self, paths: Paths, job: RunningJob) -> Child | None:
         """Begin what is next for a job in its phase, as ``live.suspend.begin``; None: nothing."""
-        asked, phase = self.asked(paths, job).exists(), suspend.phase(job)
-        waits = _waits(paths, job) if asked else not _held(paths, job).exists()
+        asked, phase = Asked.read(paths, job), suspend.phase(job)
+        waits = _waits(paths, job, asked) if asked else not _held(paths, job).exists()
         if phase == suspend.RUNS and not waits:
-            return Child(lambda: _hold(paths, job, self.settings, wait=asked), 2 * _HELD)
+            return Child(lambda: _hold(paths, job, asked, self.settings), 2 * _HELD)
         if phase == suspend.PAUSED and asked and waits:
-            return Child(lambda: _save(paths, self.config, job, self.settings), _TIME)
+            return Child(lambda: _save(paths, self.config, job, asked, self.settings), _TIME)
         return None
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A checkpoint that is wanted: its id, and whether the job ends with it."""
+
+    id: str
+    ends: bool
+
+    @classmethod
+    def read(cls, paths: Paths, job: RunningJob) -> Self | None:
+        """Return what is wanted of a job; None: nothing."""
+        try:
+            ends, name = _asked(paths, job).read_text().split()
+        except FileNotFoundError:
+            return None
+        return cls(name, ends == "ends")
+
+    def write(self, paths: Paths, job: RunningJob) -> None:
+        """Have it be wanted. Raises OSError, HostFault."""
+        line = f"{'ends' if self.ends else 'stays'} {self.id}\n"
+        replace_file(str(_asked(paths, job)), line.encode(), mode=0o600)
+
+
+def _asked(paths: Paths, job: RunningJob) -> Path:
+    return paths.job_state(job.job.key) / ASKED
 
 
 def _held(paths: Paths, job: RunningJob) -> Path:
     return paths.job_state(job.job.key) / HELD
 
 
-def _waits(paths: Paths, job: RunningJob) -> bool:
-    """Return whether guest and job shell have said that they wait: the file is not empty then."""
+def _waits(paths: Paths, job: RunningJob, asked: Asked) -> bool:
+    """Return whether guest and job shell have said that they wait: the file names it then."""
     try:
-        return _held(paths, job).stat().st_size > 0
+        return _held(paths, job).read_text() == asked.id
     except FileNotFoundError:
         return False
 
@@ -97,18 +143,23 @@ class _Later(HostFault):
     """All there is to save is saved but what the job shell says, which was stopped: try again."""
 
 
-def _hold(paths: Paths, job: RunningJob, settings: Settings, *, wait: bool) -> None:
+def _hold(paths: Paths, job: RunningJob, asked: Asked | None, settings: Settings) -> None:
     """Have the guest and the job shell wait for each other, or do so no longer."""
     until = time.monotonic() + _HELD
+    tell = min(job.guests, key=lambda guest: guest.index).run_dir / TELL
     with _or_not(paths, job):
-        if wait:
-            _held(paths, job).touch(mode=0o600)
-            Store(Path(settings.checkpoints), job.job.uid).drop(job.job.key)  # of another moment
-        saving.expect_break(paths, job, int(_TIME) if wait else 0, until)
-        if wait:
-            _held(paths, job).write_text("they wait\n")
+        if asked is None:
+            tell.unlink(missing_ok=True)
         else:
+            _held(paths, job).touch(mode=0o600)
+            Store(Path(settings.checkpoints), job.job.uid).drop(asked.id)  # of another moment
+            if not asked.ends:  # the job shell looks for it when the guest says that it waits
+                _make_fifo(tell, job.job.uid)
+        saving.expect_break(paths, job, int(_TIME) if asked else 0, until)
+        if asked is None:
             _held(paths, job).unlink(missing_ok=True)
+        else:
+            _held(paths, job).write_text(asked.id)
 
 
 @contextmanager
@@ -119,7 +170,7 @@ def _or_not(paths: Paths, job: RunningJob) -> Iterator[None]:
     except _Later:
         raise
     except BaseException:
-        (paths.job_state(job.job.key) / ASKED).unlink(missing_ok=True)
+        _asked(paths, job).unlink(missing_ok=True)
         raise
 
 
@@ -130,33 +181,32 @@ def _require(job: RunningJob, settings: Settings) -> Store:
     if suspend.phase(job) != suspend.RUNS:
         raise Refused("it stands still: have it go on first")
     tools.require_saveable(job)
-    store = Store(Path(settings.checkpoints), job.job.uid)
-    if store.has(job.job.key):
-        raise Refused(
-            f"there is a checkpoint {job.job.key} already, of a job that had this id before: have "
-            f"your administrator remove {store.directory / job.job.key}"
-        )
-    return store
+    return Store(Path(settings.checkpoints), job.job.uid)
 
 
-def _save(paths: Paths, config: Path, job: RunningJob, settings: Settings) -> None:
+def _save(paths: Paths, config: Path, job: RunningJob, asked: Asked, settings: Settings) -> None:
     store = Store(Path(settings.checkpoints), job.job.uid)
     with _or_not(paths, job), saving.held(paths, job, suspend.PAUSED) as guests:
-        if not store.has(job.job.key):
+        if not store.has(asked.id):
             try:
-                _make(paths, store, job, guests, settings)
+                _make(paths, store, job, guests, asked, settings)
             except _Later:
                 raise
-            except Exception:
+            except Exception as error:
+                log.warning("no checkpoint: %s", error)
                 if not all(saving.runs(each.guest) for each in guests):
                     log.error("some guests have ended, and not all are saved: the job ends")
                     _end(config, job)
                 raise
             on_step("before leave")
-            log.info("saved as checkpoint %s; the job ends", job.job.key)
-        (guests[0].guest.run_dir / LEAVE).unlink(missing_ok=True)  # now the job shell may end
+            does = "ends" if asked.ends else "goes on"
+            log.info("saved as checkpoint %s; the job %s", asked.id, does)
+        _fifo(guests, asked).unlink(missing_ok=True)  # now the job shell may end
         on_step("after leave")
-    _end(config, job)
+    if asked.ends:
+        _end(config, job)
+    else:
+        _asked(paths, job).unlink(missing_ok=True)
 
 
 def _end(config: Path, job: RunningJob) -> None:
@@ -167,9 +217,14 @@ def _end(config: Path, job: RunningJob) -> None:
 
 
 def _make(
-    paths: Paths, store: Store, job: RunningJob, guests: list[Saveable], settings: Settings
+    paths: Paths,
+    store: Store,
+    job: RunningJob,
+    guests: list[Saveable],
+    asked: Asked,
+    settings: Settings,
 ) -> None:
-    name = job.job.key
+    name, fifo = asked.id, _fifo(guests, asked)
     on_step("before directory")
     part = store.make(name)
     on_step("after directory")
@@ -177,43 +232,49 @@ def _make(
         _require_time(paths, job, guests)
         with store.locked():
             _require_room(store, part, guests, settings)
-        manifest = _manifest(job, guests)  # what can fail here fails before a guest is saved
-        leaves = _ask_to_leave(job, guests[0])
+        manifest = _manifest(name, job, guests)  # what can fail here fails before a guest is saved
+        _make_fifo(fifo, job.job.uid)
+        if not asked.ends:
+            _take_session(paths, job, fifo, part / SESSION)
         for each in guests:
             if each.disk is not None:
                 _copy(each.disk, part / f"g{each.guest.index}.disk")
         with ThreadPoolExecutor(len(guests)) as threads:
-            work = [threads.submit(_memory, paths, job, each, part) for each in guests]
+            stays = not asked.ends
+            work = [threads.submit(_memory, paths, job, each, part, stays=stays) for each in guests]
         for done in work:
             done.result()
-        if not (part / SESSION).exists():
-            _take_session(paths, job, leaves, part / SESSION)
+        _take_session(paths, job, fifo, part / SESSION)
         on_step("before manifest")
         store.finish(manifest)
         on_step("after manifest")
     except _Later:
         raise
     except Exception:
-        (guests[0].guest.run_dir / LEAVE).unlink(missing_ok=True)
+        fifo.unlink(missing_ok=True)
         with suppress(HostFault):
             store.drop(name)
         raise
 
 
-def _ask_to_leave(job: RunningJob, first: Saveable) -> Path:
-    """Make the FIFO by which the job shell, when its guest is gone, says what another needs."""
-    fifo = first.guest.run_dir / LEAVE
+def _fifo(guests: list[Saveable], asked: Asked) -> Path:
+    """Return where the job shell says what another needs: when its guest is gone, or before."""
+    return guests[0].guest.run_dir / (LEAVE if asked.ends else TELL)
+
+
+def _make_fifo(fifo: Path, uid: int) -> None:
     try:
         if not fifo.exists():
             os.mkfifo(fifo, 0o200)
-        os.chown(fifo, job.job.uid, -1, follow_symlinks=False)
+        os.chown(fifo, uid, -1, follow_symlinks=False)
     except OSError as error:
         raise HostFault(f"cannot make {fifo}: {error.strerror}") from None
-    return fifo
 
 
 def _take_session(paths: Paths, job: RunningJob, fifo: Path, to: Path) -> None:
-    """Keep what the job shell says, the user's bytes. Raises HostFault."""
+    """Keep what the job shell says, the user's bytes, unless it is there. Raises HostFault."""
+    if to.exists():
+        return
     on_step("before session")
     try:
         said = _said(fifo)
@@ -331,22 +392,22 @@ def _copied(source: int, to: int, count: int, at: int) -> int:
         return os.sendfile(to, source, at, count)  # to where ``to`` stands
 
 
-def _memory(paths: Paths, job: RunningJob, each: Saveable, part: Path) -> None:
-    """Save a guest, which ends it; one that a libvirt has saved meanwhile is taken as it is."""
+def _memory(paths: Paths, job: RunningJob, each: Saveable, part: Path, *, stays: bool) -> None:
+    """Save a guest, and end it unless it stays; what a libvirt has saved meanwhile is taken."""
     file = part / f"g{each.guest.index}.memory"
-    if saving.runs(each.guest):
+    if saving.runs(each.guest) and not (stays and tools.is_whole(file)):
         on_step("before memory")
         seconds = min(_TIME, _FIRST + each.guest.ram_mib / _SLOWEST)
-        saving.save(paths, job, each.guest, file, seconds)
+        saving.save(paths, job, each.guest, file, seconds, stays=stays)
         on_step("after memory")
     if not tools.is_whole(file):
         raise HostFault(f"guest {each.guest.index} has ended, and was not saved")
 
 
-def _manifest(job: RunningJob, guests: list[Saveable]) -> Manifest:
+def _manifest(name: str, job: RunningJob, guests: list[Saveable]) -> Manifest:
     facts = job.kept.facts()
     return Manifest(
-        id=job.job.key,
+        id=name,
         uid=job.job.uid,
         owner=job.job.owner,
         node=str(facts.get("node", "")),

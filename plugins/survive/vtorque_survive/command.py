@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from vtorque_core.api import HostFault, Paths, Refused, UsageError, kept_records, printable
+from vtorque_core.api import HostFault, Paths, Refused, kept_records, printable
 from vtorque_core.live import service
 from vtorque_survive import request
 from vtorque_survive.process import Watcher
@@ -47,21 +47,20 @@ def resume(config: Path, job_id: str, this_node: bool) -> None:
     _all(config, request.RESUME, job_id, this_node=this_node)
 
 
-@click.command(short_help="Save a job to go on with later, and end it.")
+@click.command(short_help="Save a job to go on with later.")
 @_JOB
-@click.option("--stop", is_flag=True, help="End the job once it is saved: needed.")
+@click.option("--stop", is_flag=True, help="End the job once it is saved.")
 @_HERE
 @click.pass_obj
 def checkpoint(config: Path, job_id: str, stop: bool, this_node: bool) -> None:
-    """Save a job's guests, with memory and disks, and end it; print the checkpoint's id.
+    """Save a job's guests, with memory and disks; print the checkpoint's id.
 
-    For the job's owner and root. On the same node, vsub -vm resume=ID with the other options of
-    the job goes on with it.
+    They stand still meanwhile, and go on, or end with --stop. For the job's owner and root. When
+    the job has ended vsub -vm resume=ID with its other options goes on with it on the same node.
     """
-    if not stop:
-        raise UsageError("a job that goes on cannot be saved yet: write --stop to have it end")
-    _all(config, request.CHECKPOINT, job_id, this_node=this_node, seconds=_SAVES)
-    click.echo(_last(service.paths(config), job_id).key)
+    word = request.CHECKPOINT if stop else request.SAVE
+    _all(config, word, job_id, this_node=this_node, seconds=_SAVES)
+    click.echo(request.made(_last(service.paths(config), job_id)))
 
 
 def _last(paths: Paths, job_id: str) -> kept_records.Place:

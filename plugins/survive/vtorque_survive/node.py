@@ -36,7 +36,9 @@ def vtorque_pre_boot(job: NodeJob) -> None:
 def vtorque_ended(place: Place, site: Site) -> None:
     """Remove what there is of a checkpoint that was not finished."""
     if site[Settings].checkpoints:
-        Store(Path(site[Settings].checkpoints), place.uid).drop(place.key)
+        store = Store(Path(site[Settings].checkpoints), place.uid)
+        for name in store.unfinished(place.key):
+            store.drop(name)
 
 
 def check(site: Site) -> Iterator[HealthResult]:

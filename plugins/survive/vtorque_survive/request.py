@@ -22,9 +22,9 @@ from vtorque_core.api.acquired import Resource
 from vtorque_core.api.kept_records import Place
 from vtorque_core.live import changes
 
-SUSPEND, RESUME, CHECKPOINT = "suspend", "resume", "checkpoint"
+SUSPEND, RESUME, CHECKPOINT, SAVE = "suspend", "resume", "checkpoint", "save"  # the job goes on
 ANSWER = "suspend.json"
-_LINE = re.compile(rb"(suspend|resume|checkpoint) ([0-9a-f]{16})\n")
+_LINE = re.compile(rb"(suspend|resume|checkpoint|save) ([0-9a-f]{16})\n")
 _MOST = 4096  # bytes that are read at a time; what else there is is lost
 _LAST = 5.0  # seconds for the answer once the job has ended
 _LOOK = 0.05  # seconds between two looks for a watcher that begins
@@ -81,10 +81,18 @@ def taken(descriptor: int) -> tuple[str, str] | None:
     return (found[1].decode(), found[2].decode()) if found else None
 
 
-def answer(place: Place, token: str, text: str) -> None:
-    """Tell who has asked, if it can be kept."""
+def answer(place: Place, token: str, text: str, made: str = "") -> None:
+    """Tell who has asked, if it can be kept; ``made``: a checkpoint's id."""
     with suppress(OSError, HostFault):
-        place.write(ANSWER, json.dumps({"token": token, "said": text}).encode())
+        place.write(ANSWER, json.dumps({"token": token, "said": text, "made": made}).encode())
+
+
+def made(place: Place) -> str:
+    """Return the id of the checkpoint that the last answer was about. Raises HostFault."""
+    try:
+        return str(json.loads(place.read(ANSWER, _MOST))["made"])
+    except (OSError, ValueError, TypeError, KeyError):
+        raise HostFault("it is saved, and its id is lost: vmgr logs has it") from None
 
 
 def ask(path: Path, place: Place, word: str, seconds: float, patience: float = 0.0) -> str:

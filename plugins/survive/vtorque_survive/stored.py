@@ -139,6 +139,13 @@ class Store:
         with _naming("remove", self.part(name)), contextlib.suppress(FileNotFoundError):
             shutil.rmtree(self.part(name))
 
+    def unfinished(self, key: str) -> list[str]:
+        """Return the names of those of a job attempt that were not finished."""
+        if not self.directory.is_dir():
+            return []
+        found = [path.name[1:-5] for path in self.directory.iterdir() if path.suffix == ".part"]
+        return [name for name in found if name == key or name.startswith(f"{key}-")]
+
     def has(self, name: str) -> bool:
         """Return whether there is such a checkpoint."""
         return (self.directory / name / MANIFEST).is_file()

@@ -37,10 +37,10 @@ _SELDOM = 60.0  # seconds between two questions to the batch system without a re
 _PAUSE, _LONGEST_PAUSE = 2.0, 60.0  # seconds until a change that failed is tried again
 _BATCH_TIME = 60.0  # seconds for an answer of the batch system
 _MOST_PHASES = 1000  # of a job, after which only its batch system has its guests stand still
-_OWNER = "its owner asked for it"
 _NO_MORE = f"it has had {_MOST_PHASES} phases: no more at its owner's word"
+_OWNER = "its owner asked for it"
 _SAVED = "it is being saved"
-HOLDS, SAVED = "holds", "saved"  # what is done for a checkpoint; with the last one the job ends
+HOLDS, KEPT, SAVED = "holds", "kept", "saved"  # what is done for a checkpoint; SAVED: the job ends
 ASKED = "paused-by-owner"  # a file in the job's directory of state
 log = logging.getLogger(NAME)
 
@@ -98,9 +98,10 @@ class Watched:
     """A job whose script runs here, and the FIFO by which its owner asks.
 
     ``change``: the process that has its guests stand still or go on, if one is at work, ``to``
-    which phase; ``token``: of who is told when it has ended. ``again``: not before, after changes
-    that failed; then ``pause`` later. ``clocks``: the process that sets clocks; ``late``: they are
-    to be set. ``stopped``: whether its job shell stands still; None: it has none here.
+    which phase; ``token``: of who is told when it has ended, ``made``: of which checkpoint.
+    ``again``: not before, after changes that failed; then ``pause`` later. ``clocks``: the process
+    that sets clocks; ``late``: they are to be set.
+    ``stopped``: whether its job shell stands still; None: it has none here.
     """
 
     job: RunningJob
@@ -108,6 +109,7 @@ class Watched:
     change: Child | None = None
     to: str = ""
     token: str = ""
+    made: str = ""
     again: float = 0.0
     pause: float = _PAUSE
     clocks: Child | None = None
@@ -182,9 +184,10 @@ class Loop:
         if watched.change is None or not watched.change.check():
             return
         error, watched.change = watched.change.error or "", None
-        if error and watched.to not in (HOLDS, SAVED):
-            self.checkpoints.asked(self.paths, watched.job).unlink(missing_ok=True)
+        if error and watched.to not in (HOLDS, KEPT, SAVED):
+            self.checkpoints.give_up(self.paths, watched.job)
         more = self._saves(watched) and (error or watched.to != SAVED)  # a killed one is done again
+        more = more or (watched.to == KEPT and not error)  # it is to go on
         if error:
             watched.to = ""
             self._failed(watched, error)
@@ -203,8 +206,8 @@ class Loop:
 
     def _answer(self, watched: Watched, text: str) -> None:
         if watched.token:
-            request.answer(watched.job.kept, watched.token, text)
-            watched.token = ""
+            request.answer(watched.job.kept, watched.token, text, watched.made)
+            watched.token = watched.made = ""
 
     def _bring(self, watched: Watched, life: Life | None) -> None:
         """Have the guests do as the job does, or as its owner asks, if they do not yet."""
@@ -242,15 +245,15 @@ class Loop:
             self._file(watched).touch(mode=0o600)
         elif word == request.RESUME:
             self._file(watched).unlink(missing_ok=True)
-        elif word == request.CHECKPOINT:
+        elif word in (request.CHECKPOINT, request.SAVE):
             why = self.checkpoints.why_not(watched.job)
-            if len(watched.job.phases) >= _MOST_PHASES:
+            if _plays(watched):
                 why = _NO_MORE
-            if not why:
-                self.checkpoints.asked(self.paths, watched.job).touch(mode=0o600)
-                return word
-            self._answer(watched, why)
-            return ""
+            if why:
+                self._answer(watched, why)
+                return ""
+            ends = word == request.CHECKPOINT
+            watched.made = self.checkpoints.ask(self.paths, watched.job, ends=ends)
         return word
 
     def _begin_checkpoint(self, watched: Watched, to: str) -> bool:
@@ -259,11 +262,13 @@ class Loop:
             return False
         watched.change = self.checkpoints.begin(self.paths, watched.job)
         if watched.change is not None:
-            watched.to = SAVED if to == suspend.PAUSED else HOLDS
+            asked = self.checkpoints.asked(self.paths, watched.job)
+            saves = SAVED if asked and asked.ends else KEPT
+            watched.to = saves if to == suspend.PAUSED else HOLDS
         return watched.change is not None
 
     def _saves(self, watched: Watched) -> bool:
-        return self.checkpoints.asked(self.paths, watched.job).exists()
+        return self.checkpoints.asked(self.paths, watched.job) is not None
 
     def _wanted(self, watched: Watched, life: Life | None) -> tuple[str, str]:
         """Return the phase that the job is to have, and why."""
@@ -273,17 +278,21 @@ class Loop:
         unknown = life is None and suspend.phase(watched.job) == suspend.SUSPENDED
         if life is Life.SUSPENDED or unknown:
             return suspend.SUSPENDED, "the batch system has suspended it"
-        if len(watched.job.phases) < _MOST_PHASES:
-            if watched.stopped:
-                return suspend.PAUSED, "its processes were stopped"
-            if self._file(watched).exists():
-                return suspend.PAUSED, _OWNER
+        if watched.stopped and not _plays(watched):
+            return suspend.PAUSED, "its processes were stopped"
+        if self._file(watched).exists() and not _plays(watched):
+            return suspend.PAUSED, _OWNER
         if saved:
             return suspend.PAUSED, _SAVED
         return suspend.RUNS, "nothing holds it any more"
 
     def _file(self, watched: Watched) -> Path:
         return self.paths.job_state(watched.job.job.key) / ASKED
+
+
+def _plays(watched: Watched) -> bool:
+    """Return whether it has had so many phases that its owner's word counts no more."""
+    return len(watched.job.phases) >= _MOST_PHASES
 
 
 def _is_reason(watched: Watched) -> bool:
