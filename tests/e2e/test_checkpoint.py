@@ -1,7 +1,9 @@
 """Jobs that are saved, end, and go on as another job, with real guests."""
 
+import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import time
@@ -35,9 +37,10 @@ exit 7
 
 
 @pytest.fixture
-def place(scratch, config):
+def place(node, scratch, config):
     config("plugin.survive", f'checkpoints = "{scratch}"')
-    return scratch
+    yield scratch
+    shutil.rmtree(node.state / "survive", ignore_errors=True)
 
 
 class Writer:
@@ -126,12 +129,26 @@ def test_a_job_is_saved_goes_on_and_goes_on_again_from_there(guest, place):
     job = Writer(guest, 300).submit().await_more()
     (name,) = goes_on_to_its_end(job, 1)
     first, at = job.lines("n0.out"), job.counted
+    listed = json.loads(guest.as_user("vmgr", "checkpoints", "--json").stdout)
+    assert [(each["id"], each["job"]) for each in listed] == [(name, job.id)]
     job.submit("-vm", f"resume={name}")
     log = job.ended()
     later = job.lines("n1.out")
     assert later[-1] == "100000000" and later[:-1] == first[-len(later) : -1], log
     assert 1 < len(later) < len(first), "it began where it was saved"
     assert job.lines("counted")[at:] == later[:-1]
+
+
+@saves
+def test_a_user_removes_a_checkpoint(guest, place):
+    job = Writer(guest, 400).submit().await_more()
+    name = job.kept()
+    other = guest.as_user("vmgr", "checkpoints", "remove", name, user="vte2e2", check=False)
+    assert other.returncode != 0 and b"you have no checkpoint" in other.stderr
+    guest.as_user("vmgr", "checkpoints", "remove", name)
+    assert not any(path.is_file() for path in place.rglob("*"))
+    assert json.loads(guest.as_user("vmgr", "checkpoints", "--json").stdout) == []
+    job.check()
 
 
 @saves

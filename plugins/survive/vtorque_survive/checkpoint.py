@@ -30,7 +30,7 @@ from vtorque_core.api.guest_driver import LEAVE, TELL
 from vtorque_core.live import saving, service, suspend
 from vtorque_core.live.jobs import RunningJob
 from vtorque_core.live.saving import Saveable
-from vtorque_survive import tools
+from vtorque_survive import listing, tools
 from vtorque_survive.settings import Settings
 from vtorque_survive.stored import RESERVED, SESSION, Manifest, Saved, Store
 
@@ -203,6 +203,7 @@ def _save(paths: Paths, config: Path, job: RunningJob, asked: Asked, settings: S
             log.info("saved as checkpoint %s; the job %s", asked.id, does)
         _fifo(guests, asked).unlink(missing_ok=True)  # now the job shell may end
         on_step("after leave")
+        _tidy(paths, store)
     if asked.ends:
         _end(config, job)
     else:
@@ -214,6 +215,14 @@ def _end(config: Path, job: RunningJob) -> None:
     code = batch.submitter(site).cancel(job.job.id)
     if code:
         raise HostFault(f"it is saved, and its batch system does not end it (exit code {code})")
+
+
+def _tidy(paths: Paths, store: Store) -> None:
+    """List it. Best effort."""
+    try:
+        listing.publish(paths, store)
+    except (OSError, VtorqueError) as error:
+        log.warning("it is not listed: %s", error)
 
 
 def _make(
@@ -333,8 +342,7 @@ def _require_room(store: Store, part: Path, guests: list[Saveable], settings: Se
     if settings.quota and used + need > settings.quota * _MIB:
         raise Refused(
             f"it needs up to {show_mib(need // _MIB)}, and of {show_mib(settings.quota)} that a "
-            f"user may have ([plugin.survive] quota) {show_mib(used // _MIB)} are used: have your "
-            "administrator remove some"
+            f"user may have ([plugin.survive] quota) {show_mib(used // _MIB)} are used: remove some"
         )
     free = shutil.disk_usage(part).free + had
     if need > free:

@@ -34,6 +34,12 @@ def _checkpoint() -> click.Command:
     return found
 
 
+def _checkpoints() -> click.Command:
+    from vtorque_survive.checkpoints_command import checkpoints  # noqa: PLC0415 - click
+
+    return checkpoints
+
+
 RESUME = Option("resume", checkpoint_id, "", "go on with a checkpoint, in place of a boot", "ID")
 _OF_JOB = OfJob(("this_node",))
 
@@ -43,4 +49,5 @@ vtorque_commands = always(
     Command("vmgr", _suspend, _OF_JOB),
     Command("vmgr", _resume, _OF_JOB),
     Command("vmgr", _checkpoint, OfJob(("stop", "this_node"))),
+    Command("vmgr", _checkpoints),
 )

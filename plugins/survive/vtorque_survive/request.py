@@ -92,7 +92,7 @@ def made(place: Place) -> str:
     try:
         return str(json.loads(place.read(ANSWER, _MOST))["made"])
     except (OSError, ValueError, TypeError, KeyError):
-        raise HostFault("it is saved, and its id is lost: vmgr logs has it") from None
+        raise HostFault("it is saved, and its id is lost: vmgr checkpoints lists it") from None
 
 
 def ask(path: Path, place: Place, word: str, seconds: float, patience: float = 0.0) -> str:

@@ -29,6 +29,7 @@ from vtorque_core.live.jobs import Running, RunningJob
 from vtorque_core.live.node_process import begin
 from vtorque_survive import request
 from vtorque_survive.checkpoint import Checkpoints
+from vtorque_survive.listing import Wishes
 from vtorque_survive.process import NAME
 from vtorque_survive.settings import Settings
 
@@ -129,6 +130,7 @@ class Loop:
     paths: Paths
     batch: Batch
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
+    wishes: Wishes | None = None
     jobs: dict[str, Watched] = field(default_factory=dict)
     _running: Running | None = None
 
@@ -145,6 +147,8 @@ class Loop:
                 self._bring(watched, lives.get(watched.job.job.id))
             except Exception as error:  # a full disk, no more processes, a defect
                 self._failed(watched, f"{type(error).__name__}: {error}")
+        if self.wishes is not None:
+            self.wishes.look()
 
     def pause(self, look: float) -> float:
         """Return the seconds until the next look. That a job's script begins is no event."""
@@ -326,7 +330,8 @@ def main() -> None:
     changes.watch(events, paths.journal, content=False)
     with reader():
         made = Checkpoints(Path(config), settings)
-        loop = Loop(paths, Batch(Path(config), settings.ask), made)
+        wishes = Wishes(paths, settings.checkpoints)
+        loop = Loop(paths, Batch(Path(config), settings.ask), made, wishes)
         serve(loop, events, settings.look, (paths.run / f"{NAME}.lock").exists)
 
 

@@ -12,3 +12,8 @@ def checkpoint_id(value: str) -> str:
     if value and not _ID.fullmatch(value):
         raise ValueError("is no checkpoint: write the id that vmgr checkpoint has printed")
     return value
+
+
+def key_of(name: str) -> str:
+    """Return the job attempt's key that the id of a checkpoint is of."""
+    return re.sub(r"-\d+$", "", name, flags=re.ASCII)

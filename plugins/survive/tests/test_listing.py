@@ -1,0 +1,157 @@
+"""Checkpoints as their users see and remove them: real files, FIFOs and processes."""
+
+import dataclasses
+import json
+import os
+import threading
+
+import pytest
+from click.testing import CliRunner
+
+import running_journal
+from patience import eventually
+from vtorque_core.api import HostFault, Refused
+from vtorque_survive import checkpoints_command, listing
+from vtorque_survive.listing import Wishes
+from vtorque_survive.settings import Settings
+from vtorque_survive.stored import Manifest, Saved, Store
+
+GUEST = Saved("vt-42.srv.0-n1-0", "0b1ad9ba", "vn1", "42.srv", 0, (), "/s/g0", "/r/g0", False)
+UID = os.getuid()
+
+
+@pytest.fixture
+def paths(tmp_path):
+    return running_journal.paths_below(tmp_path)
+
+
+@pytest.fixture
+def store(tmp_path, paths):
+    paths.state.mkdir(parents=True, exist_ok=True)
+    top = tmp_path / "checkpoints"
+    top.mkdir(mode=0o700)
+    return Store(top, UID)
+
+
+def made(store, name, at=1.0):
+    (store.make(name) / "g0.memory").write_bytes(b"x" * 8192)
+    store.finish(Manifest(name, store.uid, "ada", "n1", at, "micro", "ab", {}, (GUEST,)))
+    return name
+
+
+@pytest.fixture
+def wishes(paths, store):
+    found = Wishes(paths, str(store.top))
+    yield found
+    found.close()
+
+
+def test_a_user_sees_theirs(paths, store):
+    for at, name in enumerate(("42.srv.0-3", "42.srv.0-5", "41.srv.0")):
+        made(store, name, at)
+    made(dataclasses.replace(store, uid=UID + 1), "43.srv.0")
+    listing.publish(paths, store)
+    found = listing.listed(paths, UID)
+    assert [(each.id, each.job, each.node) for each in found] == [
+        ("42.srv.0-3", "42.srv", "n1"),
+        ("42.srv.0-5", "42.srv", "n1"),
+        ("41.srv.0", "41.srv", "n1"),
+    ]
+    assert all(each.size >= 8192 for each in found)
+    assert (listing.place(paths, UID) / listing.FIFO).stat().st_mode & 0o777 == 0o200
+    assert listing.listed(paths, UID + 1) == [], "nothing is there yet"
+
+
+def asked(paths, wishes, name):
+    """Ask as the user, while the watcher looks."""
+    wishes.look()
+    eventually(lambda: wishes.look() or wishes._fifos)
+    said = []
+
+    def ask():
+        try:
+            listing.ask(paths, UID, name, 60.0)
+            said.append("")
+        except Refused as error:
+            said.append(str(error))
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    eventually(lambda: wishes.look() or said)
+    thread.join()
+    return said[0]
+
+
+def test_a_user_removes_theirs_and_no_other(paths, store, wishes):
+    for name in ("42.srv.0-3", "42.srv.0-5"):
+        made(store, name)
+    other = dataclasses.replace(store, uid=UID + 1)
+    made(other, "43.srv.0")
+    assert asked(paths, wishes, "42.srv.0-3") == ""
+    assert [each.id for each in store.all()] == ["42.srv.0-5"]
+    assert [path.name for path in store.directory.iterdir()] == ["42.srv.0-5"]
+    assert "you have no checkpoint 43.srv.0" in asked(paths, wishes, "43.srv.0")
+    assert other.has("43.srv.0")
+    assert asked(paths, wishes, "42.srv.0-5") == ""
+    assert not listing.place(paths, UID).exists(), "without checkpoints there is no list"
+    made(store, "44.srv.0")
+    listing.publish(paths, store)
+    assert asked(paths, wishes, "44.srv.0") == "", "the FIFO is another one now"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [b"../43.srv.0\n", b"43.srv.0\n", b"\xff\n", b".42.srv.0.part\n", b"x" * 60_000, b"\n"],
+)
+def test_what_is_none_of_theirs_is_nothing(paths, store, wishes, said):
+    made(store, "42.srv.0")
+    made(dataclasses.replace(store, uid=UID + 1), "43.srv.0")
+    store.make("42.srv.0")
+    eventually(lambda: wishes.look() or wishes._fifos)
+    descriptor = os.open(listing.place(paths, UID) / listing.FIFO, os.O_WRONLY | os.O_NONBLOCK)
+    os.write(descriptor, said)
+    for _ in range(20):
+        wishes.look()
+    os.close(descriptor)
+    assert wishes._child is None
+    assert store.has("42.srv.0") and Store(store.top, UID + 1).has("43.srv.0")
+
+
+def test_without_a_watcher_it_is_said(paths, store):
+    made(store, "42.srv.0")
+    listing.publish(paths, store)
+    with pytest.raises(HostFault, match="no process of vTorque's reads"):
+        listing.ask(paths, UID, "42.srv.0", 1.0)
+
+
+def test_a_removal_that_was_broken_off_leaves_no_checkpoint_and_is_finished(paths, store):
+    made(store, "42.srv.0")
+    made(store, "43.srv.0")
+    (store.directory / "42.srv.0").rename(store.directory / ".42.srv.0.gone")
+    assert [each.id for each in store.all()] == ["43.srv.0"]
+    assert store.used() > 8192, "it counts as long as it is there"
+    listing.remove(store, "43.srv.0")
+    assert list(store.directory.iterdir()) == []
+    with pytest.raises(Refused, match="no checkpoint 43"):
+        listing.remove(store, "43.srv.0")
+
+
+def test_the_command_lists_and_removes(paths, store, monkeypatch):
+    made(store, "42.srv.0")
+    listing.publish(paths, store)
+    monkeypatch.setattr(checkpoints_command.service, "paths", lambda _: paths)
+    site = {Settings: Settings(checkpoints=str(store.top))}
+    monkeypatch.setattr(checkpoints_command.service, "batch_system", lambda _: (site, None))
+
+    def run(*words):
+        found = CliRunner().invoke(checkpoints_command.checkpoints, words, obj=paths.state)
+        return found.output, found.exception
+
+    said, _ = run("--json")
+    ((name, job, node),) = [(e["id"], e["job"], e["node"]) for e in json.loads(said)]
+    assert (name, job, node) == ("42.srv.0", "42.srv", "n1")
+    assert "42.srv.0  42.srv" in run()[0]
+    assert "is no checkpoint" in str(run("remove", "../x")[1])
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert "there is no checkpoint 43.srv.0" in str(run("remove", "43.srv.0")[1])
+    assert "ada" in run()[0]

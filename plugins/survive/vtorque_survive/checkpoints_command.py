@@ -1,0 +1,90 @@
+"""``vmgr checkpoints``: what is kept of saved jobs on this node, and removing it."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from datetime import timedelta
+from pathlib import Path
+
+import click
+
+from vtorque_core.api import HostFault, Paths, Refused, UsageError, printable, show_mib, tables
+from vtorque_core.live import service
+from vtorque_survive import listing
+from vtorque_survive.listing import Entry
+from vtorque_survive.settings import Settings
+from vtorque_survive.stored import Store
+from vtorque_survive.words import checkpoint_id
+
+_WAIT = 60.0  # seconds for root's process to remove one
+_COLUMNS = ("ID", "JOB", "AGE", "SIZE", "NODE")
+
+
+@click.group(invoke_without_command=True, short_help="List the checkpoints of jobs, remove one.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_context
+def checkpoints(context: click.Context, as_json: bool) -> None:
+    """List your checkpoints on this node, the oldest first; as root everybody's."""
+    if context.invoked_subcommand is not None:
+        return
+    found = list(_found(context.obj))
+    if as_json:
+        click.echo(json.dumps([asdict(each) for each in found], indent=2))
+        return
+    root = os.geteuid() == 0
+    rows = [_row(each, root=root) for each in found]
+    tables.show((*_COLUMNS, "OWNER") if root else _COLUMNS, rows, right=("AGE", "SIZE"))
+
+
+@checkpoints.command(short_help="Remove a checkpoint; no job can go on with it then.")
+@click.argument("name", metavar="ID")
+@click.pass_obj
+def remove(config: Path, name: str) -> None:
+    """Remove a checkpoint of yours on this node; as root anybody's.
+
+    Root's process of the node does it, which is there while a job with guests is.
+    """
+    try:
+        checkpoint_id(name)
+    except ValueError as error:
+        raise UsageError(f"{printable(name)} {error}") from None
+    paths = service.paths(config)
+    if os.geteuid():
+        listing.ask(paths, os.getuid(), name, _WAIT)
+        return
+    store = next((each for each in _stores(config) if each.has(name)), None)
+    if store is None:
+        raise Refused(f"there is no checkpoint {name} on this node")
+    listing.remove(store, name)
+    _publish(paths, store)
+
+
+def _found(config: Path) -> Iterator[Entry]:
+    if os.geteuid():
+        yield from listing.listed(service.paths(config), os.getuid())
+        return
+    for store in _stores(config):
+        yield from listing.entries(store)
+
+
+def _stores(config: Path) -> Iterator[Store]:
+    site, _ = service.batch_system(config)
+    top = site[Settings].checkpoints
+    return listing.stores(Path(top)) if top else iter(())
+
+
+def _publish(paths: Paths, store: Store) -> None:
+    try:
+        listing.publish(paths, store)
+    except OSError as error:
+        raise HostFault(f"its owner's list: {error.strerror}") from None
+
+
+def _row(each: Entry, *, root: bool) -> tuple[str, ...]:
+    age = timedelta(seconds=int(time.time() - each.made))
+    row = (each.id, each.job, str(age), show_mib(each.size >> 20), each.node)
+    return (*row, each.owner) if root else row

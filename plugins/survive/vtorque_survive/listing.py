@@ -1,0 +1,210 @@
+"""What users see of their checkpoints on this node, and how they have root remove one.
+
+``<state>/survive/<uid>/`` has a list of root's, for the user to read, and a FIFO, which they alone
+may write to: an id a line. Root's watcher reads it; what is no checkpoint of theirs is nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from vtorque_core.api import HostFault, Paths, Refused, dataclass, let_users, replace_file
+from vtorque_core.api.children import Child
+from vtorque_survive import request
+from vtorque_survive.stored import Store
+from vtorque_survive.words import checkpoint_id, key_of
+
+LIST, FIFO = "list.json", "remove.fifo"
+_MOST = 4096  # bytes that are read of a user's words at a time
+_REMOVES = 300.0  # seconds to remove one
+_GONE = ".gone"  # how the name ends of what is being removed
+_LOOK = 0.1  # seconds between two looks at the list
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A checkpoint as it is listed. ``made``: Unix time; ``size``: bytes on disk."""
+
+    id: str
+    job: str
+    owner: str
+    node: str
+    made: float
+    size: int
+
+
+def entries(store: Store) -> Iterator[Entry]:
+    """Yield a user's checkpoints, the oldest first. As root."""
+    for each in store.all():
+        files = (store.directory / each.id).iterdir()
+        size = sum(file.stat(follow_symlinks=False).st_blocks * 512 for file in files)
+        job = key_of(each.id).rpartition(".")[0]
+        yield Entry(each.id, job, each.owner, each.node, each.made, size)
+
+
+def stores(top: Path) -> Iterator[Store]:
+    """Yield where the checkpoints of each user are. As root."""
+    for path in sorted(top.iterdir()) if top.is_dir() else ():
+        if path.name.isdecimal():
+            yield Store(top, int(path.name))
+
+
+def place(paths: Paths, uid: int) -> Path:
+    """Return where a user's list and FIFO are."""
+    return paths.state / "survive" / str(uid)
+
+
+def publish(paths: Paths, store: Store) -> None:
+    """Write a user's list, and make the FIFO; without checkpoints there is neither. As root.
+
+    Raises OSError, HostFault.
+    """
+    where, found = place(paths, store.uid), [asdict(each) for each in entries(store)]
+    if not found:
+        with suppress(FileNotFoundError):
+            shutil.rmtree(where)
+        return
+    for path, mode in ((where.parent, 0o711), (where, 0o711)):
+        with suppress(FileExistsError):
+            path.mkdir()
+            path.chmod(mode)
+    if not (where / FIFO).exists():
+        request.Fifo(str(where / FIFO), store.uid).create()
+    replace_file(
+        str(where / LIST),
+        json.dumps(found).encode(),
+        mode=0o600,
+        ready=lambda file: let_users(file, [store.uid], 6, 4),
+    )
+
+
+def listed(paths: Paths, uid: int) -> list[Entry]:
+    """Return a user's checkpoints as root has written them. As that user. Raises HostFault."""
+    file = place(paths, uid) / LIST
+    try:
+        found: list[dict[str, Any]] = json.loads(file.read_bytes())
+        return [Entry(**each) for each in found]
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, TypeError) as error:
+        raise HostFault(f"{file}: {error}") from None
+
+
+def ask(paths: Paths, uid: int, name: str, seconds: float) -> None:
+    """Have the watcher remove one of the user's, as that user. Raises Refused, HostFault."""
+    if all(each.id != name for each in listed(paths, uid)):
+        raise Refused(f"you have no checkpoint {name} on this node")
+    fifo = place(paths, uid) / FIFO
+    try:
+        descriptor = os.open(fifo, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "wb", buffering=0) as file:
+            file.write(f"{name}\n".encode())
+    except OSError:
+        raise HostFault(
+            f"no process of vTorque's reads {fifo}: one does while a job with guests is on this "
+            "node, anybody's; or ask your administrator"
+        ) from None
+    until = time.monotonic() + seconds
+    while any(each.id == name for each in listed(paths, uid)):
+        if time.monotonic() >= until:
+            raise HostFault(f"checkpoint {name} is not removed yet")
+        time.sleep(_LOOK)  # the directory is root's alone to look into, and so to watch
+
+
+def remove(store: Store, name: str) -> None:
+    """Remove a checkpoint, and what is left of those whose removal was broken off. As root.
+
+    From the first moment on it cannot be used. Raises Refused: there is none; HostFault.
+    """
+    if not store.has(name):
+        raise Refused(f"there is no checkpoint {name} of uid {store.uid}")
+    try:
+        (store.directory / name).rename(store.directory / f".{name}{_GONE}")
+        for path in store.directory.glob(f".*{_GONE}"):
+            shutil.rmtree(path)
+    except OSError as error:
+        raise HostFault(f"cannot remove checkpoint {name}: {error.strerror}") from None
+
+
+class Wishes:
+    """The users' words, as the watcher takes them. Nobody waits for a removal."""
+
+    def __init__(self, paths: Paths, top: str) -> None:
+        self._paths, self._top = paths, Path(top) if top else None
+        self._fifos: dict[int, int] = {}
+        self._listed = False
+        self._child: Child | None = None
+
+    def look(self) -> None:
+        """Take what there is, and begin the next removal. Raises OSError."""
+        if self._top is None:
+            return
+        if self._child is not None and not self._child.check():
+            return
+        top, self._child = self._top, None
+        if not self._listed:
+            self._listed = True
+            self._child = Child(lambda: _publish_all(self._paths, top), _REMOVES)
+            return
+        self._find()
+        words = [(uid, name) for uid, fifo in self._fifos.items() for name in _names(fifo)]
+        if wanted := [(uid, name) for uid, name in words if Store(top, uid).has(name)]:
+            self._child = Child(lambda: _remove_all(self._paths, top, wanted), _REMOVES)
+
+    def close(self) -> None:
+        """Close what users write to."""
+        for fifo in self._fifos.values():
+            os.close(fifo)
+        self._fifos.clear()
+
+    def _find(self) -> None:
+        for uid, fifo in list(self._fifos.items()):
+            if not _is(fifo, place(self._paths, uid) / FIFO):
+                os.close(self._fifos.pop(uid))
+        for uid in _uids(self._paths) - self._fifos.keys():
+            with suppress(OSError):  # it is being made, or removed
+                self._fifos[uid] = request.listen(place(self._paths, uid) / FIFO)
+
+
+def _is(fifo: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fifo), path.stat(follow_symlinks=False))
+    except OSError:
+        return False
+
+
+def _uids(paths: Paths) -> set[int]:
+    """Return who has a list."""
+    top = place(paths, 0).parent
+    names = [path.name for path in top.iterdir()] if top.is_dir() else []
+    return {int(name) for name in names if name.isdecimal()}
+
+
+def _publish_all(paths: Paths, top: Path) -> None:
+    for uid in _uids(paths) | {store.uid for store in stores(top)}:
+        publish(paths, Store(top, uid))
+
+
+def _remove_all(paths: Paths, top: Path, wanted: list[tuple[int, str]]) -> None:
+    for uid, name in wanted:
+        with suppress(Refused):  # it was written twice
+            remove(Store(top, uid), name)
+    for uid in {uid for uid, _ in wanted}:
+        publish(paths, Store(top, uid))
+
+
+def _names(fifo: int) -> Iterator[str]:
+    """Yield what may be ids in what was written."""
+    with suppress(OSError, UnicodeDecodeError):
+        for line in os.read(fifo, _MOST).decode("ascii").split("\n"):
+            with suppress(ValueError):
+                if line and checkpoint_id(line):
+                    yield line
