@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -149,6 +150,27 @@ def test_a_user_removes_a_checkpoint(guest, place):
     assert not any(path.is_file() for path in place.rglob("*"))
     assert json.loads(guest.as_user("vmgr", "checkpoints", "--json").stdout) == []
     job.check()
+
+
+@saves
+def test_a_job_has_itself_saved(guest, place, config):
+    config("plugin.survive", "least = 5\nkeep = 1")
+    job = Writer(guest, 300).submit("-vm", "checkpoint=every:5s").await_more()
+    job.check()
+    log = guest.as_user("vmgr", "logs", job.id).stdout.decode()
+    made = re.findall(r"saved as checkpoint (\S+); the job goes on", log)
+    assert len(made) > 1, log
+    listed = json.loads(guest.as_user("vmgr", "checkpoints", "--json").stdout)
+    assert [each["id"] for each in listed] == made[-1:]
+
+
+@saves
+def test_a_job_is_saved_before_its_walltime_ends(guest, place, config):
+    config("plugin.survive", "before = 40")
+    job = Writer(guest, 1000)
+    log = job.submit("-vm", "checkpoint=before-walltime", "-l", "walltime=60").ended()
+    (name,) = re.findall(r"saved as checkpoint (\S+); the job ends", log)
+    job.submit("-vm", f"resume={name}").check()
 
 
 @saves

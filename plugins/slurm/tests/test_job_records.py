@@ -37,6 +37,18 @@ def test_a_qos_is_known_whatever_account_a_user_makes_up(account, shown, qos):
     assert parse_job(text, "7").qos == ""
 
 
+@pytest.mark.parametrize(
+    ("shown", "limit"),
+    [("01:30:00", "01:30:00"), ("2-01:00:00", "2:01:00:00"), ("UNLIMITED", "")],
+)
+def test_a_time_limit_is_written_as_pbs_does(shown, limit):
+    line = f"   RunTime=00:00:05 TimeLimit={shown} TimeMin=N/A\n   OverSubscribe="
+    text = RECORD.format(**FACTS).replace("   OverSubscribe=", line)
+    assert parse_job(text, "7").limit == limit
+    assert parse_job(text.replace("   OverSubscribe=", line), "7").limit == ""
+    assert parse_job(RECORD.format(**FACTS), "7").limit == ""
+
+
 @pytest.mark.parametrize("place", ["name", "comment"])
 def test_a_qos_that_a_user_writes_is_none(place):
     text = FACTS | {"account": "chem", "qos": "low"}

@@ -33,6 +33,7 @@ class JobRecord:
         cpus, mib: CPU ids (Slurm's own) and memory by node; 0 MiB: not limited.
         granted: generic resources by node: :func:`vtorque_slurm.gres.granted`.
         qos: empty: it has none, or nobody has asked.
+        limit: how long it may run, as PBS writes a walltime; empty: that is not known, or for ever.
     """
 
     name: str
@@ -44,6 +45,7 @@ class JobRecord:
     mib: dict[str, int]
     granted: dict[str, Mapping[str, Grant]]
     qos: str = ""
+    limit: str = ""
 
 
 def parse_job(text: str, job_id: str, account: str | None = None) -> JobRecord:
@@ -72,7 +74,14 @@ def parse_job(text: str, job_id: str, account: str | None = None) -> JobRecord:
         mib=mib,
         granted=granted,
         qos="" if account is None else _qos(record, account),
+        limit=_limit(record),
     )
+
+
+def _limit(record: str) -> str:
+    """Return a job's time limit; only its own user could have written another one."""
+    found = re.findall(r"^   RunTime=\S+ TimeLimit=([0-9:-]+) .*$", record, re.MULTILINE | re.ASCII)
+    return str(found[0]).replace("-", ":") if len(found) == 1 else ""
 
 
 def _qos(record: str, account: str) -> str:

@@ -87,6 +87,7 @@ class SlurmNode:
             cpu_count=len(ids) or (slots[nodes.index(node)] if slots else None),
             cpu_counts=slots,
             mem_mib=(record.mib.get(node) or None) if record else None,
+            resource_list={"walltime": record.limit} if record else {},
             bad_request=bad,
             unknown=unknown,
             whole_node=record is not None and record.sharing == "NO",

@@ -27,7 +27,7 @@ from vtorque_core.live.jobs import Running
 from vtorque_core.live.saving import Saveable
 from vtorque_core.records.reading import read
 from vtorque_core.resources.disk import Overlay
-from vtorque_survive import checkpoint, request, restore, tools, watcher
+from vtorque_survive import checkpoint, periodic, request, restore, tools, watcher
 from vtorque_survive.checkpoint import Checkpoints, copy_data
 from vtorque_survive.settings import Settings
 from vtorque_survive.stored import MANIFEST, Manifest, Store
@@ -341,6 +341,48 @@ def test_the_next_one_has_another_id(loop, paths, done, top, shell):
     shell(job)
     assert ask(loop, job) == "" and request.made(job.kept) == job.key, "and the one it ends with"
     assert done.did()[-1] == "cancelled"
+
+
+def asks_for(job, paths, wanted):
+    """Have a job ask for it as it started, long ago."""
+    job.kept.add_facts(started=0.0, walltime="00:10:00")
+    plan = periodic._file(paths, job.key)
+    plan.write_text(wanted)
+    os.utime(plan, (0, 0))
+    return plan
+
+
+@pytest.mark.parametrize("step", ["", "after manifest"])
+def test_a_job_saves_itself_and_goes_on(loop, paths, done, top, shell, step):
+    job = started(paths)
+    old = Store(top, job.uid)
+    for name in ("42.srv.0-0", "42.srv.0-1"):
+        (old.make(name) / "g0.memory").touch()
+        old.finish(Manifest(name, job.uid, "ada", "n1", 0.0, "micro", "00", {}, ()))
+    done.dies, plan = step, asks_for(job, paths, "every:1h")
+    shell(job, FIRST, "tell.fifo")
+    assert goes_on(loop, job)
+    assert not step or f"died {step}" in done.did()
+    eventually(lambda: loop.look() or plan.stat().st_mtime > 0)
+    assert [each.id for each in old.all()] == ["42.srv.0-1", FIRST], "the last two stay"
+    for _ in range(3):
+        loop.look()
+    assert done.did().count("wait 0") == 1, "once in that time"
+
+
+def test_a_job_saves_itself_before_its_walltime_ends_and_ends(loop, paths, done, top, shell):
+    job = started(paths)
+    asks_for(job, paths, "before-walltime")
+    shell(job)
+    eventually(lambda: loop.look() or "cancelled" in done.did())
+    assert Store(top, job.uid).has(job.key)
+
+
+def test_one_that_cannot_be_saved_when_it_wants_goes_on(loop, paths, done):
+    job = started(paths, unsaveable=["PciDevice"])
+    plan = asks_for(job, paths, "every:1h")
+    eventually(lambda: loop.look() or plan.stat().st_mtime > 0)
+    assert done.did() == [] and phase(job) == "run"
 
 
 def test_a_job_that_cannot_be_saved_goes_on_and_none_is_there(loop, paths, done, top, shell):

@@ -14,7 +14,7 @@ from vtorque_core.api import ConfigError, HostFault, Image, JobRequest, Refused
 from vtorque_core.api.batch_system import BatchJob
 from vtorque_core.api.vm_options import FS_TYPE
 from vtorque_survive import node, restore
-from vtorque_survive.plugin import RESUME
+from vtorque_survive.plugin import CHECKPOINT, RESUME
 from vtorque_survive.settings import Settings
 from vtorque_survive.stored import Manifest, Saved, Store
 
@@ -189,7 +189,7 @@ def test_a_disk_is_brought_once_and_released_twice(tmp_path, saved):
 
 def test_disk_and_session_are_there_before_the_guest_is_restored(saved, paths, tmp_path):
     (was,) = asked(saved[0], paths)
-    request = JobRequest({FS_TYPE.key: "sharedfs"})
+    request = JobRequest({FS_TYPE.key: "sharedfs", CHECKPOINT.key: ""})
     places = {"state_dir": tmp_path / "s", "run_dir": tmp_path / "r"}
     guest = planned.guest_plan(saved=was, request=request, qemu_uid=os.getuid(), **places)
     acquired = []

@@ -30,7 +30,7 @@ from vtorque_core.api.guest_driver import LEAVE, TELL
 from vtorque_core.live import saving, service, suspend
 from vtorque_core.live.jobs import RunningJob
 from vtorque_core.live.saving import Saveable
-from vtorque_survive import listing, tools
+from vtorque_survive import listing, periodic, tools
 from vtorque_survive.settings import Settings
 from vtorque_survive.stored import RESERVED, SESSION, Manifest, Saved, Store
 
@@ -59,6 +59,17 @@ class Checkpoints:
     def asked(self, paths: Paths, job: RunningJob) -> Asked | None:
         """Return which checkpoint of the job is wanted; None: none."""
         return Asked.read(paths, job)
+
+    def due(self, paths: Paths, job: RunningJob) -> None:
+        """Have a checkpoint be made of a job that has asked for it at this time."""
+        ends = periodic.due(paths, job, self.settings)
+        if ends is None or self.asked(paths, job):
+            return
+        if why := self.why_not(job):
+            log.warning("%s is not saved: %s", job.job.id, why)
+        else:
+            self.ask(paths, job, ends=ends)
+        periodic.begun(paths, job)  # who is killed before it is asked for again, not forgotten
 
     def ask(self, paths: Paths, job: RunningJob, *, ends: bool) -> str:
         """Have a checkpoint be made of a job that runs, which then ends or not; return its id.
@@ -203,7 +214,7 @@ def _save(paths: Paths, config: Path, job: RunningJob, asked: Asked, settings: S
             log.info("saved as checkpoint %s; the job %s", asked.id, does)
         _fifo(guests, asked).unlink(missing_ok=True)  # now the job shell may end
         on_step("after leave")
-        _tidy(paths, store)
+        _tidy(paths, job, store, settings)
     if asked.ends:
         _end(config, job)
     else:
@@ -217,12 +228,13 @@ def _end(config: Path, job: RunningJob) -> None:
         raise HostFault(f"it is saved, and its batch system does not end it (exit code {code})")
 
 
-def _tidy(paths: Paths, store: Store) -> None:
-    """List it. Best effort."""
+def _tidy(paths: Paths, job: RunningJob, store: Store, settings: Settings) -> None:
+    """Remove older ones if the job has asked for that, and list them. Best effort."""
     try:
+        periodic.trim(paths, job, store, settings.keep)
         listing.publish(paths, store)
     except (OSError, VtorqueError) as error:
-        log.warning("it is not listed: %s", error)
+        log.warning("its older checkpoints: %s", error)
 
 
 def _make(

@@ -12,7 +12,7 @@ from vtorque_core.api.kept_records import Place
 from vtorque_core.api.node_job import NodeJob, Site
 from vtorque_core.live import suspend
 from vtorque_core.live.jobs import Running
-from vtorque_survive import abilities, restore
+from vtorque_survive import abilities, periodic, restore
 from vtorque_survive.process import Watcher
 from vtorque_survive.request import Fifo, path_of
 from vtorque_survive.settings import Settings
@@ -28,6 +28,7 @@ def vtorque_pre_boot(job: NodeJob) -> None:
     paths, key = job.site.paths, job.guests[0].job.key
     job.acquire(File(str(paths.job_shell(key)), mode=0o400, reader=job.user.uid))
     job.acquire(Fifo(str(path_of(paths, key)), job.user.uid))
+    periodic.plan(job)
     restore.bring(job)
     Watcher.start(job, "it cannot be suspended")
 

@@ -27,6 +27,17 @@ class Settings:
         "there are none",
     )
     quota: int = setting(0, doc="how much of that a user may have on a node; 0: all", unit="MiB")
+    least: float = setting(
+        600.0, doc="how often a job may have itself saved at most, by checkpoint=every:", unit="s"
+    )
+    before: float = setting(
+        300.0,
+        doc="how long before its walltime ends a job with checkpoint=before-walltime is saved",
+        unit="s",
+    )
+    keep: int = setting(
+        2, doc="how many of the checkpoints that a job has by checkpoint= are kept, the last ones"
+    )
 
     def __post_init__(self) -> None:
         """Refuse what could not work. Raises ValueError."""
@@ -35,6 +46,11 @@ class Settings:
                 raise ValueError(f"{name} is {value:g}: write {least:g} to 60 (s)")
         if self.checkpoints and not is_plain(self.checkpoints):
             raise ValueError(f"checkpoints is {self.checkpoints!r}: write an absolute path")
+        for name, value, least in (("least", self.least, 1), ("before", self.before, 1)):
+            if value < least:
+                raise ValueError(f"{name} is {value:g}: write {least} (s) or more")
+        if self.keep < 1:
+            raise ValueError(f"keep is {self.keep}: write 1 or more")
         if self.quota < 0:
             raise ValueError(f"quota is {self.quota}: write a number of MiB, or 0")
 

@@ -220,6 +220,7 @@ class Loop:
         if watched.change is not None or watched.to == SAVED:
             return
         asked = self._asked(watched)
+        self.checkpoints.due(self.paths, watched.job)
         to, why = self._wanted(watched, life)
         if asked == request.RESUME and to != suspend.RUNS:
             self._answer(watched, f"{why}: have that go on")

@@ -248,6 +248,7 @@ def _keep_facts(
         started=time.time(),
         guests=guests,
         given=sorted(wanted.given),
+        walltime=job.resource_list.get("walltime", ""),
         unsaveable=_unsaveable(prepared),
         booted_for=[saved.job_id, saved.attempt] if saved else [job.id, job.attempt],
         **log.facts(),

@@ -1,0 +1,129 @@
+"""Jobs that have themselves saved: when, which are kept, and what is refused."""
+
+import dataclasses
+import os
+from types import SimpleNamespace
+
+import pytest
+
+import running_journal
+from vtorque_core.api import JobRequest
+from vtorque_core.live.jobs import Running
+from vtorque_survive import periodic, plugin
+from vtorque_survive.plugin import CHECKPOINT
+from vtorque_survive.settings import Settings
+from vtorque_survive.stored import Manifest, Saved, Store
+
+GUEST = Saved("vt-42.srv.0-n1-0", "0b1ad9ba", "vn1", "42.srv", 0, (), "/s/g0", "/r/g0", False)
+STARTED = 1_000_000.0
+
+
+@pytest.fixture
+def paths(tmp_path):
+    return running_journal.paths_below(tmp_path)
+
+
+@pytest.fixture
+def now(monkeypatch):
+    clock = SimpleNamespace(time=STARTED)
+    monkeypatch.setattr(periodic.time, "time", lambda: clock.time)
+    return clock
+
+
+def running(paths, wanted, begun=0.0, **facts):
+    """Return a job that runs and has asked for it when it started; ``begun``: its script, later."""
+    job = running_journal.Job(paths)
+    job.kept.add_facts(started=STARTED, **facts)
+    paths.job_state(job.key).mkdir(parents=True)
+    file = periodic._file(paths, job.key)
+    if wanted:
+        file.write_text(wanted)
+        os.utime(file, (STARTED, STARTED))
+    (found,) = Running(paths).jobs()
+    return dataclasses.replace(found, phases=(("boot", STARTED), ("run", STARTED + begun)))
+
+
+def at(now, job, paths, seconds, **settings):
+    now.time = STARTED + seconds
+    return periodic.due(paths, job, Settings(**settings))
+
+
+def test_every_so_often_from_its_start_on(paths, now):
+    job = running(paths, "every:1h")
+    assert at(now, job, paths, 3599) is None
+    assert at(now, job, paths, 3600) is False, "and it goes on"
+    os.utime(periodic._file(paths, job.job.key), (STARTED + 3650, STARTED + 3650))
+    assert at(now, job, paths, 7200) is None, "from the last one on"
+    assert at(now, job, paths, 7250) is False
+    assert at(now, job, paths, 7250, least=7200.0) is None, "the site's word has changed since"
+
+
+def test_before_the_walltime_ends_it_ends_once(paths, now):
+    job = running(paths, "before-walltime", walltime="02:00:00")
+    assert at(now, job, paths, 6899) is None
+    assert at(now, job, paths, 6900) is True
+    assert at(now, job, paths, 6500, before=700.0) is True
+    os.utime(periodic._file(paths, job.job.key), (STARTED + 6900, STARTED + 6900))
+    assert at(now, job, paths, 7000) is None, "it was tried"
+
+
+def test_a_short_walltime_leaves_half_for_work(paths, now):
+    job = running(paths, "before-walltime", walltime="60")
+    assert at(now, job, paths, 29) is None and at(now, job, paths, 30) is True
+
+
+def test_a_long_boot_leaves_the_script_half_of_the_rest(paths, now):
+    job = running(paths, "before-walltime", begun=40.0, walltime="60")
+    assert at(now, job, paths, 49) is None and at(now, job, paths, 50) is True
+
+
+@pytest.mark.parametrize("walltime", [{}, {"walltime": ""}, {"walltime": "UNLIMITED"}])
+def test_without_a_walltime_nothing_is_before_it(paths, now, walltime):
+    job = running(paths, "before-walltime", **walltime)
+    assert at(now, job, paths, 1e9) is None
+
+
+def test_who_has_not_asked_is_left_alone(paths, now):
+    assert at(now, running(paths, ""), paths, 1e9) is None
+
+
+def test_only_the_last_ones_of_a_job_stay(paths, tmp_path):
+    job, top = running(paths, "every:1h"), tmp_path / "checkpoints"
+    top.mkdir(mode=0o700)
+    store = Store(top, os.getuid())
+    for made, name in enumerate(("41.srv.0-3", "42.srv.0-3", "42.srv.0-9", "42.srv.0-11")):
+        store.make(name)
+        store.finish(Manifest(name, store.uid, "ada", "n1", made, "m", "ab", {}, (GUEST,)))
+    periodic.trim(paths, job, store, 2)
+    assert [each.id for each in store.all()] == ["41.srv.0-3", "42.srv.0-9", "42.srv.0-11"]
+    periodic._file(paths, job.job.key).unlink()
+    periodic.trim(paths, job, store, 1)
+    assert len(list(store.all())) == 3, "by its owner's word none is removed"
+
+
+def refused(wanted, **settings):
+    site = {Settings: Settings(**settings)}
+    found = plugin.vtorque_parse_args(request=JobRequest({CHECKPOINT.key: wanted}), site=site)
+    return [str(each) for each in found]
+
+
+def test_what_a_site_does_not_do_is_refused():
+    assert refused("") == []
+    (said,) = refused("every:1h")
+    assert "no place for checkpoints" in said
+    assert refused("every:1h", checkpoints="/c") == []
+    assert refused("before-walltime", checkpoints="/c") == []
+    (said,) = refused("every:90s", checkpoints="/c")
+    assert "every 600 s at most" in said
+    assert refused("every:90s", checkpoints="/c", least=60.0) == []
+
+
+@pytest.mark.parametrize("text", ["1h", "every:", "every:0", "every:500ms", "every:1y", "always"])
+def test_what_is_no_time_is_refused(text):
+    with pytest.raises(ValueError, match=r"is no|is not a"):
+        CHECKPOINT.parse(text)
+
+
+def test_what_is_one_is_taken():
+    said = ["every:1h", "EVERY:30m", "every:90s", "before-walltime", ""]
+    assert [CHECKPOINT.parse(text) for text in said] == [text.lower() for text in said]

@@ -1,0 +1,85 @@
+"""``-vm checkpoint=``: a job that is saved without a word of its owner's. Root, in the watcher.
+
+What the job has asked for is a file of root's in its directory of state; when that was changed last
+is when the job was saved last, or tried to be, so that a killed watcher's place can be taken.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from vtorque_core.api import Paths, walltime
+from vtorque_core.api.job_files import File
+from vtorque_core.api.kept_records import place
+from vtorque_core.api.node_job import NodeJob
+from vtorque_core.live import suspend
+from vtorque_core.live.jobs import RunningJob
+from vtorque_survive import listing
+from vtorque_survive.plugin import CHECKPOINT
+from vtorque_survive.settings import Settings
+from vtorque_survive.stored import Store
+from vtorque_survive.words import BEFORE, interval, key_of
+
+
+def plan(job: NodeJob) -> None:
+    """Note what a job that starts has asked for."""
+    first = job.guests[0]
+    if wanted := first.request[CHECKPOINT]:
+        path = _file(job.site.paths, first.job.key)
+        job.acquire(File(str(path), content=wanted.encode()))
+        facts = place(job.site.paths, first.job).facts()
+        if wanted == BEFORE and not _seconds(facts):
+            job.warn(f"checkpoint={BEFORE}: its walltime is not known, so it is not saved")
+
+
+def due(paths: Paths, job: RunningJob, settings: Settings) -> bool | None:
+    """Return whether a job that is to be saved now is to end with that; None: it is not to be."""
+    if suspend.phase(job) != suspend.RUNS:
+        return None
+    file = _file(paths, job.job.key)
+    try:
+        wanted, last = file.read_text(), file.stat().st_mtime
+    except FileNotFoundError:
+        return None
+    ends = wanted == BEFORE
+    at = _before_end(job, settings.before) if ends else last + max(interval(wanted), settings.least)
+    return ends if last < at <= time.time() else None
+
+
+def begun(paths: Paths, job: RunningJob) -> None:
+    """Note that it is saved now, or cannot be. Raises OSError."""
+    os.utime(_file(paths, job.job.key))
+
+
+def trim(paths: Paths, job: RunningJob, store: Store, keep: int) -> None:
+    """Remove the oldest checkpoints of a job that has asked for them by time. Raises HostFault."""
+    if _file(paths, job.job.key).exists():
+        of_it = [each.id for each in store.all() if key_of(each.id) == job.job.key]
+        for name in of_it[:-keep]:
+            listing.remove(store, name)
+
+
+def _before_end(job: RunningJob, before: float) -> float:
+    """Return when a job is to be saved, Unix time: not in the first half of what its script has."""
+    facts = job.kept.facts()
+    seconds = _seconds(facts)
+    if not seconds:
+        return float("inf")
+    end = float(facts["started"]) + seconds
+    begun = next(at for name, at in job.phases if name == suspend.RUNS)
+    return max(end - before, (begun + end) / 2)
+
+
+def _seconds(facts: Mapping[str, Any]) -> int:
+    try:
+        return walltime(str(facts.get("walltime", "")))
+    except ValueError:
+        return 0
+
+
+def _file(paths: Paths, key: str) -> Path:
+    return paths.job_state(key) / "checkpoint-plan"
