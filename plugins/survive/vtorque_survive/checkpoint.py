@@ -79,8 +79,7 @@ class Checkpoints:
         store, number = Store(Path(self.settings.checkpoints), job.job.uid), len(job.phases)
         name = job.job.key if ends else f"{job.job.key}-{number}"
         while store.has(name):  # of a job that had this id before
-            number += 1
-            name = f"{job.job.key}-{number}"
+            name, number = f"{job.job.key}-{number}", number + 1
         Asked(name, ends).write(paths, job)
         return name
 
