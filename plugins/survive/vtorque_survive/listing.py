@@ -76,8 +76,10 @@ def publish(paths: Paths, store: Store) -> None:
         with suppress(FileExistsError):
             path.mkdir()
             path.chmod(mode)
-    if not (where / FIFO).exists():
-        request.Fifo(str(where / FIFO), store.uid).create()
+    fifo = where / FIFO
+    if not fifo.exists() or fifo.stat().st_uid != store.uid:  # who made it was killed
+        fifo.unlink(missing_ok=True)
+        request.Fifo(str(fifo), store.uid).create()
     replace_file(
         str(where / LIST),
         json.dumps(found).encode(),

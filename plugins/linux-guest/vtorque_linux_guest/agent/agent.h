@@ -77,6 +77,7 @@ struct port {
     size_t kept;               /* before it may be what is no part of the session */
     uint64_t held_until;       /* a host that goes is waited for; 0: not */
     bool dropping;             /* nothing of the host is taken until its RESUME */
+    bool tells;                /* the host is to hear that it may be lost: root may want something before */
 };
 
 /* A file calls those above it only; agent.c, the loop, all of them. */
@@ -206,7 +207,6 @@ void job_synced(void);
 void session_read(void);
 void session_parse(void);
 void session_lost(void);
-void session_hold(uint64_t until);
 bool session_wants_input(void);
 void session_tick(uint64_t now);
 int session_timeout(uint64_t now);

@@ -46,17 +46,14 @@ static void tell_taken(int stream) {
     told = taken;
 }
 
-/* The host may go, and is told so: root may want something of it before. */
-void session_hold(uint64_t until) {
-    run_port.held_until = until;
-    run_port.dropping = true;
-    if (run_port.up)
-        tell_taken(0);
-}
-
 /* The time is over in which a host may be away. One that has not gone is asked to resume, since what
  * it has sent meanwhile was dropped. */
 void session_tick(uint64_t now) {
+    if (run_port.tells && run_port.up) {
+        tell_taken(0);
+        port_flush(&run_port); /* before root hears that it is held, and has it stand still */
+    }
+    run_port.tells = false;
     if (run_port.held_until == 0 || now < run_port.held_until)
         return;
     run_port.held_until = 0;

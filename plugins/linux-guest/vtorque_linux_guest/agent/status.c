@@ -60,7 +60,8 @@ static void hold(const char *text) {
     if (sscanf(text, "%9u", &seconds) != 1)
         return;
     if (run_port.keeps) {
-        session_hold(now_ms() + seconds * 1000ull);
+        run_port.held_until = now_ms() + seconds * 1000ull;
+        run_port.dropping = run_port.tells = true;
         snprintf(answer, sizeof answer, "%u", seconds);
     }
     status_line("HELD ", answer);
