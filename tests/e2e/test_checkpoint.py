@@ -283,6 +283,24 @@ def test_where_no_tool_can_save_it_the_job_goes_on(guest, place):
     job.check()
 
 
+@refuses
+def test_a_job_that_asks_for_checkpoints_is_refused_on_such_a_node(guest, place):
+    job = guest.job("true", "-vm", "checkpoint=every:1h")
+    assert job.code == 121, job.err
+    assert b"cannot save guests with shared directories (this virtiofsd gives" in job.err, job.err
+
+
+def test_what_cannot_be_saved_is_refused_at_submission(guest, config):
+    script = guest.script("true")
+    asked = ("vsub", "-vm", "checkpoint=before-walltime")
+    without = guest.as_user(*asked, script, check=False)
+    assert without.returncode != 0 and b"this site keeps no checkpoints" in without.stderr
+    config("plugin.survive", 'checkpoints = "/srv"')
+    shared = guest.as_user(*asked, "-vm", "unclot=true", script, check=False)
+    assert shared.returncode != 0 and b"a job with unclot cannot be saved" in shared.stderr
+    assert not guest.jobs()
+
+
 def test_no_other_user_saves_it(guest, place):
     job = Writer(guest, 40).submit().await_more()
     other = job.checkpoint(user="vte2e2", check=False)

@@ -10,6 +10,7 @@ from vtorque_core.api.strategies import Command as Command
 from vtorque_core.api.strategies import GuestType as GuestType
 from vtorque_core.api.strategies import ImageBuilder as ImageBuilder
 from vtorque_core.api.strategies import OfJob as OfJob
+from vtorque_core.api.values import Act as Act
 from vtorque_core.api.values import Extra as Extra
 from vtorque_core.api.values import FileData as FileData
 from vtorque_core.api.values import Image as Image

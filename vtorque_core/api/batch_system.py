@@ -67,6 +67,7 @@ class SubmitArgs:
         facts: what the user says of the job's queue, partition, account, qos, by these names.
         resources_given: what the arguments ask for of what else the batch system counts: per node,
             and licences of the job; by the names that :class:`Needs` has.
+        nodes_given: how many nodes they ask for at least, if they do.
     """
 
     vm: tuple[str, ...]
@@ -80,6 +81,7 @@ class SubmitArgs:
     directives: tuple[str, ...] = ()
     facts: Mapping[str, str] = field(default_factory=dict)
     resources_given: Mapping[str, int] = field(default_factory=dict)
+    nodes_given: int | None = None
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import ClassVar, Literal
 
+from vtorque_core.api.values import Act
 from vtorque_core.base.record import dataclass
-
-Act = Literal["suspend", "save", "migrate"]  # as virsh calls them
 
 
 class Element:
@@ -29,7 +28,8 @@ class Element:
     alias as ``alias`` ("" for a :class:`Single`), its number among the list elements of its class
     as ``number`` (from 0), the guest's plan as ``guest``, and as ``spec`` what the core decided
     (``spec.accel``); undefined names are errors. ``forbids`` is what libvirt cannot do to a guest
-    that has the element; whoever wants to do it asks :func:`forbidden`.
+    that has the element; whoever wants to do it asks :func:`forbidden`. Of one that a key
+    alone brings it is that option's: ``forbids = FPGA.forbids``.
     """
 
     section: ClassVar[str] = "devices"

@@ -23,6 +23,7 @@ hookspec = pluggy.HookspecMarker("vtorque")
 hookimpl = pluggy.HookimplMarker("vtorque")
 
 T = TypeVar("T")
+Act = Literal["suspend", "save", "migrate"]  # as virsh calls them
 
 
 def always(*items: T) -> Callable[[], tuple[T, ...]]:
@@ -67,6 +68,8 @@ class Option(Generic[T]):
         words: with ``is_file``: texts, in any case, that are no path but for ``parse``.
         separator: the value is a list, as ``show`` writes it: the site's ``allow`` and ``deny``
             are for each item.
+        forbids: what cannot be done to the guests of a job that asks for it; whose value is empty,
+            0 or false asks for nothing.
     """
 
     key: str
@@ -78,6 +81,7 @@ class Option(Generic[T]):
     is_file: bool = False
     words: frozenset[str] = frozenset()
     separator: str = ""
+    forbids: frozenset[Act] = frozenset()
 
     def names_file(self, text: str) -> bool:
         """Return whether this text, as a user writes it, is the path of a file."""
@@ -90,13 +94,16 @@ class JobRequest:
 
     ``request[OPTION]`` is typed by the option. ``given`` are the keys the user wrote;
     ``shell`` is the user's own ``-S``, if any; ``of_job``: the keys whose numbers are what the
-    batch system gives the job (``vcpus``, ``ram``).
+    batch system gives the job (``vcpus``, ``ram``); ``forbids``: what cannot be done to its guests,
+    by the keys because of which; ``nodes``: how many it is to have, if that is known.
     """
 
     values: Mapping[str, Any]
     given: frozenset[str] = frozenset()
     shell: str | None = None
     of_job: frozenset[str] = frozenset()
+    forbids: Mapping[str, frozenset[Act]] = field(default_factory=dict)
+    nodes: int | None = None
 
     def __getitem__(self, option: Option[T]) -> T:
         """Return the value of ``option``. Raises KeyError for an option nobody registered."""

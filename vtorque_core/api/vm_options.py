@@ -153,7 +153,10 @@ VMS_PER_NODE = Option("vms_per_node", guest_count, 1, "guests on each node of th
 FS_TYPE = Option(
     "fs_type", fs_type, "sharedfs", "guest's disk: sharedfs (on the node's disk) or ramdisk", "TYPE"
 )
-DISK = Option("disk", disk_path, "", "your raw disk file, at /data in the first guest", "PATH")
+DISK = Option(
+    "disk", disk_path, "", "your raw disk file, at /data in the first guest", "PATH",
+    forbids=frozenset({"save"}),
+)  # fmt: skip
 VM_PROLOGUE: Option[FileData | None] = Option(
     "vm_prologue",
     no_parse,

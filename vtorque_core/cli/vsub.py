@@ -82,7 +82,7 @@ def submit(argv: Sequence[str]) -> int:
     facts = facts_of_user() if site.limits else {}
     facts |= {name: (value,) for name, value in args.facts.items()}
     site, plugins = for_job(site, plugins, facts)
-    wanted = asked(request, site, plugins)
+    wanted = replace(asked(request, site, plugins), nodes=args.nodes_given)
     image = visible_image(wanted, site)
     if image is not None:
         check_script(plugins.guest_type(image.guest_type), args.content, image)

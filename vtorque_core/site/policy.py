@@ -151,7 +151,10 @@ def asked(request: Request, site: Site, plugins: Plugins) -> JobRequest:
     for key in options:
         problem = None if key in given else _bad_default(options[key], values[key], site, plugins)
         refusals += [problem] if problem else []
-    job = JobRequest(MappingProxyType(values), frozenset(given), request.shell)
+    forbids = {key: each.forbids for key, each in options.items() if values[key] and each.forbids}
+    job = JobRequest(
+        MappingProxyType(values), frozenset(given), request.shell, forbids=MappingProxyType(forbids)
+    )
     if refusals:
         raise Refused(*refusals)
     return job

@@ -9,7 +9,7 @@ import pytest
 import planned
 from vtorque_core.api.claims import CoreClaim, MemoryClaim, Notice, PoolClaim
 from vtorque_core.api.host_topology import Topology, flat
-from vtorque_core.api.libvirt_domain import IoThreads, NetQueues
+from vtorque_core.api.libvirt_domain import IoThreads, NetQueues, forbidden
 from vtorque_core.base.errors import Refused
 from vtorque_core.plan.placement import topology
 from vtorque_core.plan.placement.divide_cores import plan as place
@@ -79,18 +79,18 @@ def test_vsub_asks_the_batch_system_for_them(pairs, cpus):
 
 def test_nothing_is_claimed_or_rendered_without_it():
     assert asked() == []
-    assert list(node.vtorque_render_domain(placed(guest("vcpus=4")))) == []
+    assert list(node.vtorque_render_domain(placed(guest("vcpus=4")), site())) == []
 
 
 def test_iothreads_for_all_cores_it_may_get_and_a_queue_for_each_vcpu():
     first = guest("iocm=true", "vcpus=4", "iocm_max_cores=3")
     at = placed(first, *asked("iocm=true", "iocm_max_cores=3"))
-    assert list(node.vtorque_render_domain(at)) == [IoThreads(3), NetQueues(4)]
+    assert list(node.vtorque_render_domain(at, site())) == [IoThreads(3), NetQueues(4)]
     assert at.placement.cores["io"] == at.placement.cores["emulator"] == (0,)
     fixed = placed(guest("iocm=true", "vcpus=1"), *asked("iocm=true", "iocm_max_cores=1"))
-    assert list(node.vtorque_render_domain(fixed)) == [IoThreads(1)]
+    assert list(node.vtorque_render_domain(fixed, site())) == [IoThreads(1)]
     many = placed(guest("iocm=true", "vcpus=20"), *asked("iocm=true"))
-    assert NetQueues(8) in node.vtorque_render_domain(many)
+    assert NetQueues(8) in node.vtorque_render_domain(many, site())
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_a_node_without_io_cores(config, machine, what):
     (notice,) = asked("iocm=true", machine=machine, config=config)
     assert isinstance(notice, Notice)
     assert what.replace("has no", "has no") in notice.text
-    assert list(node.vtorque_render_domain(placed(guest("iocm=true")))) == []
+    assert list(node.vtorque_render_domain(placed(guest("iocm=true")), site())) == []
 
 
 def test_the_name_of_a_node_that_has_them():
@@ -171,6 +171,14 @@ def test_the_legacy_manager_takes_its_cores_from_the_vcpus(monkeypatch):
     second = dataclasses.replace(guest("iocm=true"), index=1)
     assert len(list(node.vtorque_plan(second, site()))) == 1
     assert asked("iocm=true", config='backend = "native"\n')[0].at_most == 4
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_only_what_the_legacy_manager_has_cannot_be_saved(monkeypatch, there):
+    at = placed(guest("iocm=true"), *asked("iocm=true"))
+    monkeypatch.setattr(legacy, "there", lambda: there)
+    found = list(node.vtorque_render_domain(at, site()))
+    assert forbidden("save", found) == ["SharedWorkers"] * there
 
 
 def test_nothing_is_started_for_a_job_without_io_cores():

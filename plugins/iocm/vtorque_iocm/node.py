@@ -3,12 +3,12 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
-from vtorque_core.api import Refusal, always, hookimpl, setting
+from vtorque_core.api import Act, Refusal, always, hookimpl, setting
 from vtorque_core.api.claims import Claim, CoreClaim, Notice, PoolClaim
 from vtorque_core.api.guest_plan import GuestPlan, lacks
-from vtorque_core.api.libvirt_domain import Element, IoThreads, NetQueues
+from vtorque_core.api.libvirt_domain import Element, IoThreads, MetadataEntry, NetQueues
 from vtorque_core.api.node_job import NodeJob, Site
 from vtorque_core.live.node_process import NodeProcess
 from vtorque_iocm import irqs, legacy
@@ -46,6 +46,13 @@ class Settings:
     def legacy(self) -> bool:
         """Whether this node's backend is the dynamic-io-manager."""
         return self.backend == "legacy" or (self.backend == "auto" and legacy.there())
+
+
+@dataclass(frozen=True)
+class SharedWorkers(MetadataEntry):
+    """That the dynamic-io-manager has the guest: it knows its process and its vhost device."""
+
+    forbids: ClassVar[frozenset[Act]] = frozenset({"save", "migrate"})
 
 
 class Manager(NodeProcess):
@@ -93,9 +100,11 @@ def _missing(guest: GuestPlan, settings: Settings) -> str:
 
 
 @hookimpl
-def vtorque_render_domain(guest: GuestPlan) -> Iterator[Element]:
+def vtorque_render_domain(guest: GuestPlan, site: Site) -> Iterator[Element]:
     """Give the guest as many iothreads as it may have I/O cores, and a queue pair for each vCPU."""
     if _has(guest):
+        if guest.host.nodes and site[Settings].legacy:
+            yield SharedWorkers("iocm", "legacy")
         yield IoThreads(guest.placement.most.get("io", len(guest.placement.cores["io"])))
         if guest.vcpus > 1:
             yield NetQueues(min(guest.vcpus, QUEUES))

@@ -113,9 +113,8 @@ def card_list(text: str) -> str:
     return "+".join(f"{name}:{number}" for name, number in sorted(cards(text).items()))
 
 
-PCI = Option(
-    "pci", card_list, "", "PCI cards of each guest, by class", "CLASS:N[+CLASS:N]", separator="+"
-)
+PCI = Option("pci", card_list, "", "PCI cards of each guest, by class", "CLASS:N[+CLASS:N]",
+             separator="+", forbids=frozenset({"save", "migrate"}))  # fmt: skip
 vtorque_options = always(PCI)
 vtorque_settings = always(Settings)
 

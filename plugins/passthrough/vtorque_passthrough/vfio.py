@@ -14,10 +14,11 @@ import time
 from pathlib import Path
 from typing import ClassVar
 
-from vtorque_core.api import HostFault, dataclass, run_tool
+from vtorque_core.api import Act, HostFault, dataclass, run_tool
 from vtorque_core.api.acquired import Resource
-from vtorque_core.api.libvirt_domain import Act, ListElement
+from vtorque_core.api.libvirt_domain import ListElement
 from vtorque_passthrough.pci_functions import ADDRESS, SYSFS, PciFunction, function
+from vtorque_passthrough.plugin import PCI
 
 DRIVER = "vfio-pci"
 _APPEAR = 5.0  # seconds: devtmpfs makes /dev/vfio/<group> at once
@@ -38,7 +39,7 @@ class PciDevice(ListElement):
     """
 
     template: ClassVar[str] = "vtorque_passthrough:pcidevice.xml.j2"
-    forbids: ClassVar[frozenset[Act]] = frozenset({"save", "migrate"})  # a pause it survives
+    forbids: ClassVar[frozenset[Act]] = PCI.forbids
     unique: ClassVar[tuple[str, ...]] = ("address", "mac")
     name: str
     address: str

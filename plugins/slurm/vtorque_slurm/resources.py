@@ -95,6 +95,12 @@ def cpus_per_node(given: Given) -> int | None:
     return max(per_node * each, given.number("mincpus") or 0)
 
 
+def least_nodes(given: Given) -> int | None:
+    """Return how many nodes ``-N`` asks for at least; None if it does not."""
+    least = re.match(r"\d{1,9}(?=[-,]|$)", given.last("nodes") or "", re.ASCII)
+    return int(least[0]) if least else None
+
+
 def asks_memory(given: Given) -> bool:
     """Return whether the job asks for memory in some way."""
     return given.has(*_MEMORY) or "mem" in given.others

@@ -81,6 +81,7 @@ class SlurmSubmitter:
             directives=found,
             facts=resources.facts(given),
             resources_given=gres.asked(given),
+            nodes_given=resources.least_nodes(given),
         )
 
     def submit(self, args: SubmitArgs, blob: bytes | None, needs: Needs | None) -> int:

@@ -28,6 +28,7 @@ from vtorque_core.live.saving import Saveable
 from vtorque_core.records.reading import read
 from vtorque_core.resources.disk import Overlay
 from vtorque_survive import checkpoint, periodic, request, restore, tools, watcher
+from vtorque_survive.asked import CHECKPOINT
 from vtorque_survive.checkpoint import Checkpoints, copy_data
 from vtorque_survive.settings import Settings
 from vtorque_survive.stored import MANIFEST, Manifest, Store
@@ -347,7 +348,7 @@ def asks_for(job, paths, wanted):
     """Have a job ask for it as it started, long ago."""
     job.kept.add_facts(started=0.0, walltime="00:10:00")
     plan = periodic._file(paths, job.key)
-    plan.write_text(wanted)
+    plan.write_text(str(CHECKPOINT.parse(wanted)))
     os.utime(plan, (0, 0))
     return plan
 

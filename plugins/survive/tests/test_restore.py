@@ -10,11 +10,11 @@ import pytest
 
 import planned
 import running_journal
-from vtorque_core.api import ConfigError, HostFault, Image, JobRequest, Refused
+from vtorque_core.api import ConfigError, HostFault, Image, JobAttempt, JobRequest, Refused
 from vtorque_core.api.batch_system import BatchJob
 from vtorque_core.api.vm_options import FS_TYPE
 from vtorque_survive import node, restore
-from vtorque_survive.plugin import CHECKPOINT, RESUME
+from vtorque_survive.asked import CHECKPOINT, NEVER, RESUME
 from vtorque_survive.settings import Settings
 from vtorque_survive.stored import Manifest, Saved, Store
 
@@ -148,12 +148,6 @@ def test_what_is_not_as_it_was_is_refused(saved, paths, changed, said):
         asked(store, paths)
 
 
-def test_a_job_on_several_nodes_is_refused(saved, paths):
-    job = dataclasses.replace(JOB, nodes=("n1", "n2"))
-    with pytest.raises(Refused, match="on several nodes"):
-        asked(saved[0], paths, job=job)
-
-
 def test_it_waits_until_the_job_that_was_saved_is_released(saved, paths, monkeypatch):
     """Its release ends the guests by their UUIDs."""
     store, found = saved
@@ -189,7 +183,7 @@ def test_a_disk_is_brought_once_and_released_twice(tmp_path, saved):
 
 def test_disk_and_session_are_there_before_the_guest_is_restored(saved, paths, tmp_path):
     (was,) = asked(saved[0], paths)
-    request = JobRequest({FS_TYPE.key: "sharedfs", CHECKPOINT.key: ""})
+    request = JobRequest({FS_TYPE.key: "sharedfs", CHECKPOINT.key: NEVER})
     places = {"state_dir": tmp_path / "s", "run_dir": tmp_path / "r"}
     guest = planned.guest_plan(saved=was, request=request, qemu_uid=os.getuid(), **places)
     acquired = []
@@ -205,3 +199,13 @@ def test_disk_and_session_are_there_before_the_guest_is_restored(saved, paths, t
     disk = made["root.qcow2"]
     assert Path(disk.path).parent == tmp_path / "s"
     assert Path(disk.source) == was.memory.with_name("g0.disk")
+
+
+def test_what_this_node_cannot_save_is_refused_before_a_guest_is_booted(paths):
+    job = running_journal.Job(paths, "9.srv")
+    whose = JobAttempt("9.srv", 0, "ada", os.getuid(), "n1")
+    guest = planned.guest_plan(request=JobRequest({CHECKPOINT.key: 3600}), job=whose)
+    job.kept.add_facts(unsaveable=["SharedMemory", "shared directories"])
+    starting = SimpleNamespace(site=SimpleNamespace(paths=paths), guests=[guest])
+    with pytest.raises(Refused, match="cannot save guests with SharedMemory, shared directories"):
+        node.vtorque_pre_boot(job=starting)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from vtorque_core.api import ConfigError, HostFault, require_root_owned, run_tool
-from vtorque_core.api.health import HealthResult, ok
+from vtorque_core.api.health import HealthResult, ok, warning
 from vtorque_core.api.node_job import Site
 from vtorque_survive.settings import Settings
 
@@ -23,8 +23,13 @@ def check(site: Site) -> Iterator[HealthResult]:
     """Say so. That vTorque has no command yet for what the tools could do is no warning."""
     yield ok("suspend, resume: yes")
     missing = "; ".join(filter(None, (_daemon(), _qemu(), _libvirt())))
-    why_not = "; ".join(filter(None, (_place(site[Settings].checkpoints), missing)))
-    yield ok(f"checkpoint: no: {why_not}" if why_not else "checkpoint: yes")
+    named = site[Settings].checkpoints
+    why_not = "; ".join(filter(None, (_place(named), missing)))
+    if named and why_not:
+        fix = "[plugin.survive] checkpoints names a place: jobs that ask for checkpoints end here"
+        yield warning(f"checkpoint: no: {why_not}", fix)
+    else:
+        yield ok(f"checkpoint: no: {why_not}" if why_not else "checkpoint: yes")
     could = f"these tools could not: {missing}" if missing else "these tools could"
     yield ok(f"migrate: no, vTorque has no command for it yet; {could}")
 

@@ -15,10 +15,10 @@ import click
 from vtorque_core.api import HostFault, Paths, Refused, UsageError, printable, show_mib, tables
 from vtorque_core.live import service
 from vtorque_survive import listing
+from vtorque_survive.asked import checkpoint_id
 from vtorque_survive.listing import Entry
 from vtorque_survive.settings import Settings
 from vtorque_survive.stored import Store
-from vtorque_survive.words import checkpoint_id
 
 _WAIT = 60.0  # seconds for root's process to remove one
 _COLUMNS = ("ID", "JOB", "AGE", "SIZE", "NODE")

@@ -19,8 +19,8 @@ from typing import Any
 from vtorque_core.api import HostFault, Paths, Refused, dataclass, let_users, replace_file
 from vtorque_core.api.children import Child
 from vtorque_survive import request
+from vtorque_survive.asked import checkpoint_id, key_of
 from vtorque_survive.stored import Store
-from vtorque_survive.words import checkpoint_id, key_of
 
 LIST, FIFO = "list.json", "remove.fifo"
 _MOST = 4096  # bytes that are read of a user's words at a time

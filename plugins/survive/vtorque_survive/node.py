@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from vtorque_core.api import always, hookimpl
+from vtorque_core.api import Refusal, Refused, always, hookimpl
 from vtorque_core.api.health import HealthCheck, HealthResult, ok, warning
 from vtorque_core.api.job_files import File
-from vtorque_core.api.kept_records import Place
+from vtorque_core.api.kept_records import Place, place
 from vtorque_core.api.node_job import NodeJob, Site
 from vtorque_core.live import suspend
 from vtorque_core.live.jobs import Running
 from vtorque_survive import abilities, periodic, restore
+from vtorque_survive.asked import CHECKPOINT, NEVER
 from vtorque_survive.process import Watcher
 from vtorque_survive.request import Fifo, path_of
 from vtorque_survive.settings import Settings
@@ -26,11 +27,22 @@ def vtorque_pre_boot(job: NodeJob) -> None:
     It is started, unless another job has, while the guests boot: then nobody waits for its start.
     """
     paths, key = job.site.paths, job.guests[0].job.key
+    _require_saveable(job)
     job.acquire(File(str(paths.job_shell(key)), mode=0o400, reader=job.user.uid))
     job.acquire(Fifo(str(path_of(paths, key)), job.user.uid))
     periodic.plan(job)
     restore.bring(job)
     Watcher.start(job, "it cannot be suspended")
+
+
+def _require_saveable(job: NodeJob) -> None:
+    """Refuse a job that asks for checkpoints of what this node, or guests of its image, cannot."""
+    guest = job.guests[0]
+    lacking = place(job.site.paths, guest.job).facts().get("unsaveable", ())
+    if guest[CHECKPOINT] != NEVER and lacking:
+        said = f"node {guest.job.node} cannot save guests with {', '.join(map(str, lacking))}"
+        value = CHECKPOINT.show(guest[CHECKPOINT])
+        raise Refused(Refusal(said, CHECKPOINT.key, value, fix="leave it out"))
 
 
 @hookimpl

@@ -19,21 +19,21 @@ from vtorque_core.api.node_job import NodeJob
 from vtorque_core.live import suspend
 from vtorque_core.live.jobs import RunningJob
 from vtorque_survive import listing
-from vtorque_survive.plugin import CHECKPOINT
+from vtorque_survive.asked import BEFORE_WALLTIME, CHECKPOINT, NEVER, key_of
 from vtorque_survive.settings import Settings
 from vtorque_survive.stored import Store
-from vtorque_survive.words import BEFORE, interval, key_of
 
 
 def plan(job: NodeJob) -> None:
     """Note what a job that starts has asked for."""
     first = job.guests[0]
-    if wanted := first.request[CHECKPOINT]:
+    if (wanted := first.request[CHECKPOINT]) != NEVER:
         path = _file(job.site.paths, first.job.key)
-        job.acquire(File(str(path), content=wanted.encode()))
+        job.acquire(File(str(path), content=str(wanted).encode()))
         facts = place(job.site.paths, first.job).facts()
-        if wanted == BEFORE and not _seconds(facts):
-            job.warn(f"checkpoint={BEFORE}: its walltime is not known, so it is not saved")
+        if wanted == BEFORE_WALLTIME and not _seconds(facts):
+            asked = f"{CHECKPOINT.key}={CHECKPOINT.show(wanted)}"
+            job.warn(f"{asked}: its walltime is not known, so it is not saved")
 
 
 def due(paths: Paths, job: RunningJob, settings: Settings) -> bool | None:
@@ -42,11 +42,11 @@ def due(paths: Paths, job: RunningJob, settings: Settings) -> bool | None:
         return None
     file = _file(paths, job.job.key)
     try:
-        wanted, last = file.read_text(), file.stat().st_mtime
+        wanted, last = int(file.read_text()), file.stat().st_mtime
     except FileNotFoundError:
         return None
-    ends = wanted == BEFORE
-    at = _before_end(job, settings.before) if ends else last + max(interval(wanted), settings.least)
+    ends = wanted == BEFORE_WALLTIME
+    at = _before_end(job, settings.before) if ends else last + max(wanted, settings.least)
     return ends if last < at <= time.time() else None
 
 

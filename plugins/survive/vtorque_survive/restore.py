@@ -29,8 +29,8 @@ from vtorque_core.api.node_job import NodeJob, Site
 from vtorque_core.live import changes
 from vtorque_core.live.jobs import Running
 from vtorque_survive import tools
+from vtorque_survive.asked import RESUME
 from vtorque_survive.checkpoint import copy_data
-from vtorque_survive.plugin import RESUME
 from vtorque_survive.settings import Settings
 from vtorque_survive.stored import SESSION, Manifest, Store
 
@@ -75,8 +75,6 @@ def vtorque_saved(
     store, found = _checkpoint(request[RESUME], user.uid, site)
     if found.owner != user.name:  # a uid may be given to another user
         raise Refused(Refusal(f"is a checkpoint of {found.owner}'s", RESUME.key, found.id))
-    if len(job.nodes) > 1:
-        raise Refused(Refusal("a job on several nodes cannot go on yet", RESUME.key, found.id))
     if others := list(_others(job, image, found)):
         raise Refused(*others)
     _await_released(site.paths, found)
@@ -131,11 +129,7 @@ def _bring_session(job: NodeJob, guest: GuestPlan, source: Path) -> None:
 
 
 def _checkpoint(name: str, uid: int, site: Site) -> tuple[Store, Manifest]:
-    place = site[Settings].checkpoints
-    if not place:
-        where = "[plugin.survive] checkpoints"
-        raise Refused(Refusal("this site has no checkpoints", RESUME.key, name, where=where))
-    store = Store(Path(place), uid)
+    store = Store(Path(site[Settings].checkpoints), uid)
     return store, store.read(name)
 
 

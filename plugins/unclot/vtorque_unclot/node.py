@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from vtorque_core.api import always, derive, hookimpl, setting, show_mib
+from vtorque_core.api import Act, always, derive, hookimpl, setting, show_mib
 from vtorque_core.api.claims import MemoryClaim, Notice
 from vtorque_core.api.guest_context import ContextItem, EnvVar, PciMemory
 from vtorque_core.api.guest_plan import GuestPlan
 from vtorque_core.api.health import HealthCheck, HealthResult
-from vtorque_core.api.libvirt_domain import Act, Element, ListElement
+from vtorque_core.api.libvirt_domain import Element, ListElement
 from vtorque_core.api.node_job import NodeJob, Site
 from vtorque_unclot.plugin import SHMEM, UNCLOT
 from vtorque_unclot.shm import Shm
@@ -38,7 +38,7 @@ class SharedMemory(ListElement):
     """
 
     template: ClassVar[str] = "vtorque_unclot:shmem.xml.j2"
-    forbids: ClassVar[frozenset[Act]] = frozenset({"save", "migrate"})
+    forbids: ClassVar[frozenset[Act]] = UNCLOT.forbids
     unique: ClassVar[tuple[str, ...]] = ("region",)
     name: str
     region: str

@@ -9,13 +9,13 @@ from importlib.resources import files
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from vtorque_core.api import HostFault, Refusal, Refused, always, derive, hookimpl, setting
+from vtorque_core.api import Act, HostFault, Refusal, Refused, always, derive, hookimpl, setting
 from vtorque_core.api.claims import Claim, Notice, PoolClaim
 from vtorque_core.api.guest_context import ContextItem, GuestDevice, GuestFile, Package, RootCommand
 from vtorque_core.api.guest_plan import Address, GuestPlan, lacks
 from vtorque_core.api.health import HealthCheck, HealthResult
 from vtorque_core.api.job_files import File
-from vtorque_core.api.libvirt_domain import Act, Element, MetadataEntry, QemuArgs
+from vtorque_core.api.libvirt_domain import Element, MetadataEntry, QemuArgs
 from vtorque_core.api.node_job import NodeJob, Site
 from vtorque_passthrough.pci_functions import (
     SYSFS,
@@ -75,7 +75,7 @@ class Settings:
 class Fabric(MetadataEntry):
     """Which RDMA a guest has. Its peers take a pause of half a second for a broken connection."""
 
-    forbids: ClassVar[frozenset[Act]] = frozenset({"suspend", "save", "migrate"})
+    forbids: ClassVar[frozenset[Act]] = VRDMA.forbids
 
 
 def missing(settings: Settings, kind: str) -> tuple[str, str]:

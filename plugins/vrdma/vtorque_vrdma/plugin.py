@@ -5,6 +5,9 @@ from __future__ import annotations
 from vtorque_core.api import Option, always, boolean
 from vtorque_core.api.vm_options import show_boolean
 
-VRDMA = Option("vrdma", boolean, False, "RDMA between the job's guests", "BOOL", show_boolean)
+VRDMA = Option(
+    "vrdma", boolean, False, "RDMA between the job's guests", "BOOL", show_boolean,
+    forbids=frozenset({"suspend", "save", "migrate"}),
+)  # fmt: skip
 
 vtorque_options = always(VRDMA)

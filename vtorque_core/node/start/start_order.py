@@ -99,7 +99,7 @@ def start_job(
     facts = facts_of_job(job, user)
     policy.require_told(site, facts)
     site, plugins = policy.for_job(site, plugins, facts)
-    wanted = policy.asked(request, site, plugins)
+    wanted = replace(policy.asked(request, site, plugins), nodes=len(job.nodes))
     log.ask(wanted[LOG])
     _log.debug("asked for: %s", " ".join(sorted(wanted.given)) or "nothing")
     with Journal.start(site.paths, header(job, user, site, plugins)) as journal:

@@ -1,0 +1,112 @@
+"""What a job asks for of checkpoints: refused at submission where it could not have them."""
+
+import re
+
+import pytest
+
+import planned
+from vtorque_core.base.errors import ConfigError, Refused
+from vtorque_core.site.config import build, parse_toml
+from vtorque_core.site.policy import decide, settle
+from vtorque_core.site.request import make_request
+from vtorque_iocm import plugin as iocm
+from vtorque_passthrough import plugin as passthrough
+from vtorque_survive import plugin
+from vtorque_survive.asked import BEFORE_WALLTIME, CHECKPOINT, NEVER
+from vtorque_unclot import plugin as unclot
+from vtorque_vrdma import plugin as vrdma
+
+PLACE = '[plugin.survive]\ncheckpoints = "/srv/checkpoints"\n'
+GPU = '[[plugin.passthrough.classes]]\nname = "gpu"\nids = ["10de:20b0"]\n'
+ASKED = ("resume=42.srv.0", "checkpoint=every:3600s", "checkpoint=before-walltime")
+
+
+@pytest.fixture
+def plugins():
+    found = planned.with_core("survive", plugin)
+    others = {"iocm": iocm, "passthrough": passthrough, "unclot": unclot, "vrdma": vrdma}
+    for name, module in others.items():
+        found.register(name, module, f"vtorque-{name} 1.0.0")
+    return found
+
+
+def said(plugins, *pairs, site=PLACE, nodes=None):
+    """Return all that vsub would say; empty: it submits the job."""
+    site = build(parse_toml(site.encode(), "x.toml"), plugins, node=False)
+    request = make_request([("ram", "1G"), *(p.split("=") for p in pairs)], plugins.options(), None)
+    try:
+        wanted = decide(request, site, plugins)
+        if nodes is not None:
+            settle(wanted.__class__(**{**vars(wanted), "nodes": nodes}), site, plugins)
+    except Refused as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("asked", ASKED)
+@pytest.mark.parametrize("with_", ["", "iocm=true", "unclot=false", "vms_per_node=2"])
+def test_what_can_be_saved_is_submitted(plugins, asked, with_):
+    assert said(plugins, asked, *filter(None, [with_])) == ""
+    assert said(plugins, asked, nodes=1) == ""
+
+
+@pytest.mark.parametrize("asked", ASKED)
+@pytest.mark.parametrize(
+    ("other", "site"),
+    [
+        ("unclot=true", ""),
+        ("vrdma=true", ""),
+        ("pci=gpu:1", GPU),
+        ("disk=/home/ada/data.raw", ""),
+        ("", "[options.unclot]\ndefault = true\n"),
+    ],
+)
+def test_what_cannot_be_saved_is_refused_with_what_would_work(plugins, asked, other, site):
+    key = other.partition("=")[0] or "unclot"
+    text = said(plugins, asked, *filter(None, [other]), site=PLACE + site)
+    assert f"{asked}: a job with {key} cannot be saved" in text
+    assert f"leave out {key}, or this" in text
+    assert said(plugins, *filter(None, [other]), site=site) == "", "a job that asks for none"
+
+
+@pytest.mark.parametrize("asked", ASKED)
+def test_a_site_without_a_place_and_several_nodes_are_said(plugins, asked):
+    text = said(plugins, asked, site="")
+    assert "this site keeps no checkpoints" in text and "[plugin.survive] checkpoints" in text
+    text = said(plugins, asked, nodes=2)
+    assert re.search(r"on several nodes \(it is to have 2\).*ask for one node", text)
+    assert said(plugins, "checkpoint=never", site="", nodes=2) == said(plugins, site="") == ""
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        ("checkpoint=hourly", "write every:TIME, as every:1h, or before-walltime or never"),
+        ("checkpoint=every:", "is not a duration"),
+        ("checkpoint=every:0", "is less than every:1s"),
+        ("checkpoint=every:90s", "jobs are saved every 600 s at most"),
+        ("checkpoint=every:99999999d", "more than any job"),
+        ("resume=../43.srv.0", "is no checkpoint: write the id that"),
+        ("resume=a/b", "is no checkpoint"),
+    ],
+)
+def test_what_is_no_value_is_refused(plugins, value, why):
+    assert why in said(plugins, value)
+
+
+@pytest.mark.parametrize("text", ["every:60s", "every:86400s", "before-walltime", "never"])
+def test_a_value_is_shown_as_users_write_it(text):
+    assert CHECKPOINT.show(CHECKPOINT.parse(text)) == text
+    assert CHECKPOINT.parse("Every:2M") == 120 < BEFORE_WALLTIME < NEVER
+
+
+def test_a_site_limits_how_often(plugins):
+    site = PLACE + '[options.checkpoint]\nmin = "every:10m"\n'
+    text = said(plugins, "checkpoint=every:5m", site=site)
+    assert "is less than allowed (limit: every:600s, set by [options.checkpoint] min" in text
+    for granted in ("every:10m", "before-walltime", "never"):
+        assert said(plugins, f"checkpoint={granted}", site=site) == ""
+    with pytest.raises(ConfigError, match="the default of checkpoint"):
+        said(plugins, site=PLACE + '[options.checkpoint]\nmax = "every:1d"\n')
+    denied = PLACE + '[options.checkpoint]\ndeny = ["before-walltime"]\n'
+    assert "is not allowed" in said(plugins, "checkpoint=before-walltime", site=denied)

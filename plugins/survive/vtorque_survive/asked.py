@@ -1,0 +1,85 @@
+"""What a job asks for of checkpoints, and why it cannot have it. ``vsub`` imports this."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from vtorque_core.api import JobRequest, Option, Refusal, duration, hookimpl
+from vtorque_survive.settings import Settings
+
+if TYPE_CHECKING:
+    from vtorque_core.api.node_job import Site
+
+BEFORE_WALLTIME, NEVER = 1 << 40, 1 << 41
+"""Values of CHECKPOINT beside seconds, larger than these: a site's ``min`` is for seconds."""
+
+_WORDS = {"before-walltime": BEFORE_WALLTIME, "never": NEVER}
+_EVERY, _LEAST = "every:", 1  # seconds
+_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,80}", re.ASCII)
+
+
+def checkpoint_id(value: str) -> str:
+    """Return the id of a checkpoint. Raises ValueError."""
+    if value and not _ID.fullmatch(value):
+        raise ValueError("is no checkpoint: write the id that vmgr checkpoint has printed")
+    return value
+
+
+def key_of(name: str) -> str:
+    """Return the job attempt's key that the id of a checkpoint is of."""
+    return re.sub(r"-\d+$", "", name, flags=re.ASCII)
+
+
+def times(value: str) -> int:
+    """Return seconds between two checkpoints, BEFORE_WALLTIME or NEVER. Raises ValueError."""
+    word = value.strip().lower()
+    if word in _WORDS:
+        return _WORDS[word]
+    if not word.startswith(_EVERY):
+        raise ValueError("is no time for checkpoints: write every:TIME, as every:1h, or "
+                         + " or ".join(_WORDS))  # fmt: skip
+    seconds = duration(word.removeprefix(_EVERY))
+    if not _LEAST <= seconds < BEFORE_WALLTIME:
+        raise ValueError(f"is less than every:{_LEAST}s, or more than any job")
+    return int(seconds)
+
+
+def show_times(value: int) -> str:
+    """Return it as users write it."""
+    words = {seconds: word for word, seconds in _WORDS.items()}
+    return words.get(value) or f"{_EVERY}{value}s"
+
+
+RESUME = Option("resume", checkpoint_id, "", "go on with a checkpoint, in place of a boot", "ID")
+CHECKPOINT = Option(
+    "checkpoint",
+    times,
+    NEVER,
+    "save the job while it runs",
+    "every:TIME|before-walltime|never",
+    show_times,
+)
+
+
+@hookimpl
+def vtorque_parse_args(request: JobRequest, site: Site) -> Iterator[Refusal]:
+    """Refuse a job that asks for checkpoints, or goes on with one, and could not."""
+    asked: list[Option[Any]] = [RESUME] * bool(request[RESUME])
+    every, least = request[CHECKPOINT], site[Settings].least
+    asked += [CHECKPOINT] * (every != NEVER)
+    if every < least:
+        limit, where = f"jobs are saved every {least:g} s at most", "[plugin.survive] least"
+        yield Refusal(limit, CHECKPOINT.key, CHECKPOINT.show(every), where=where)
+    for option in asked:
+        value = option.show(request[option])
+        if not site[Settings].checkpoints:
+            where, fix = "[plugin.survive] checkpoints", "leave it out"
+            yield Refusal("this site keeps no checkpoints", option.key, value, where=where, fix=fix)
+        if (request.nodes or 1) > 1:
+            message = f"a job on several nodes (it is to have {request.nodes}) cannot be saved yet"
+            yield Refusal(message, option.key, value, fix="ask for one node, or leave it out")
+        for other in (key for key, acts in request.forbids.items() if "save" in acts):
+            message = f"a job with {other} cannot be saved"
+            yield Refusal(message, option.key, value, fix=f"leave out {other}, or this")
