@@ -13,7 +13,7 @@ from xml.etree.ElementTree import Element
 import pytest
 
 from planned import guest_plan
-from vtorque_core.api.libvirt_domain import Channel
+from vtorque_core.api.libvirt_domain import Channel, CpuModel
 from vtorque_core.base import hypervisor
 from vtorque_core.base.errors import HostFault
 from vtorque_core.plan.domain.merge import Contributed, merge
@@ -61,6 +61,13 @@ def test_the_schema_accepts_it(path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_the_schema_accepts_a_named_processor(tmp_path: Path) -> None:
+    wanted = merge([Contributed("survive", "vtorque-survive 1.0.0", CpuModel("Westmere"))])
+    path = tmp_path / "domain.xml"
+    path.write_text(render(DomainSpec(guest_plan(), "kvm"), wanted))
+    test_the_schema_accepts_it(path)
 
 
 OF_A_SITE = """\

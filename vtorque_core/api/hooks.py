@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from vtorque_core.api.acquired import Resource
     from vtorque_core.api.batch_system import BatchJob, JobInfo, JobOnNode
-    from vtorque_core.api.claims import Claim, Notice
+    from vtorque_core.api.claims import Claim, Notice, PoolClaim
     from vtorque_core.api.guest_context import ContextItem
     from vtorque_core.api.guest_plan import GuestPlan, JobUser, SavedGuest
     from vtorque_core.api.health import HealthCheck
@@ -342,6 +342,26 @@ def vtorque_plan(guest: GuestPlan, site: Site) -> Iterable[Claim | Refusal | Not
         @hookimpl
         def vtorque_plan(guest, site):
             yield PoolClaim("acme-fpga", items=("0000:3b:00.0", "0000:5e:00.0"), count=1)
+    """
+    return ()
+
+
+@hookspec
+def vtorque_away(guests: Sequence[GuestPlan], site: Site) -> Iterable[PoolClaim]:
+    """Return items that this node may give to none of these guests, though they are free here.
+
+    Those of a guest that has left for another node, and has them there. Acting module; root on the
+    node, within the ledger's lock, again each time that a start looks for room. Raising refuses the
+    job.
+
+    Example::
+
+        from vtorque_core.api import hookimpl
+        from vtorque_core.api.claims import PoolClaim
+
+        @hookimpl
+        def vtorque_away(guests, site):
+            yield PoolClaim("address", items=("10.86.0.16",))
     """
     return ()
 

@@ -182,6 +182,17 @@ class Console(Single):
 
 
 @dataclass(frozen=True)
+class CpuModel(Single):
+    """A processor of libvirt's (``virsh cpu-models``) in place of the node's own.
+
+    With KVM a guest starts only where the node has all of it.
+    """
+
+    template: ClassVar[str] = ""
+    name: str | None = None
+
+
+@dataclass(frozen=True)
 class IoThreads(Single):
     """How many threads of its own QEMU has for disks; the core spreads the disks over them.
 

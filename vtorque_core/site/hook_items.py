@@ -27,6 +27,7 @@ _DECLARED: dict[str, tuple[type[Any], ...]] = {
     "vtorque_after_script": (list, tuple),
 }
 _ACTING = {  # imported when asked for: the teardown asks for vtorque_resources only
+    "vtorque_away": "vtorque_core.api.claims:PoolClaim",
     "vtorque_elsewhere": "click:Command",
     "vtorque_guest_context": "vtorque_core.api.guest_context:ContextItem",
     "vtorque_health_checks": "vtorque_core.api.health:HealthCheck",

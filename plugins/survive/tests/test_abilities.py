@@ -78,3 +78,9 @@ def test_what_is_missing_is_said(tools):
     for message in tools(virsh="no number"):
         assert message.count("not found in") + message.count("No such file") == 2
         assert message.endswith("version unknown, 11.3 is the oldest that was tried")
+
+
+def test_a_place_where_none_can_lie_is_said(tools):
+    saves, _ = tools(place="/proc/self", **NEW)
+    assert "file system of the kind proc, which other hosts may read" in saves
+    assert "No such file" in tools(place="/none", **NEW)[0]

@@ -87,7 +87,7 @@ def done(tmp_path, monkeypatch):
     monkeypatch.setattr(hypervisor, "domain_runs", lambda _uri, uuid: not gone(uuid))
     batch = SimpleNamespace(submitter=lambda _: SimpleNamespace(cancel=cancel))
     monkeypatch.setattr(checkpoint.service, "batch_system", lambda _: (None, batch))
-    monkeypatch.setattr(checkpoint.tools, "tools", lambda: {"QEMU": "10.0.13"})
+    monkeypatch.setattr(checkpoint.tools, "tools", lambda cpu="": {"QEMU": "10.0.13"})
     monkeypatch.setattr(checkpoint, "_LEAVES", 1.0)
     monkeypatch.setattr(watcher, "_PAUSE", 0.01)
 
@@ -459,7 +459,7 @@ def test_without_room_for_the_session_no_job_hangs(loop, paths, done, top, shell
 def test_what_cannot_be_told_of_the_node_is_told_before_a_guest_ends(
     loop, paths, done, shell, monkeypatch
 ):
-    def fails():
+    def fails(_cpu):
         raise HostFault("libvirtd --version: no end after 10 s")
 
     job = started(paths)

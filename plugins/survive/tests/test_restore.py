@@ -12,8 +12,9 @@ import planned
 import running_journal
 from vtorque_core.api import ConfigError, HostFault, Image, JobAttempt, JobRequest, Refused
 from vtorque_core.api.batch_system import BatchJob
+from vtorque_core.api.libvirt_domain import CpuModel
 from vtorque_core.api.vm_options import FS_TYPE
-from vtorque_survive import node, restore
+from vtorque_survive import node, restore, tools
 from vtorque_survive.asked import CHECKPOINT, NEVER, RESUME
 from vtorque_survive.settings import Settings
 from vtorque_survive.stored import Manifest, Saved, Store
@@ -31,7 +32,7 @@ def paths(tmp_path):
 @pytest.fixture
 def saved(tmp_path, paths, monkeypatch):
     """Return a checkpoint of 42.srv in its store, and that."""
-    monkeypatch.setattr(restore.tools, "tools", lambda: {"QEMU": "10.0.13"})
+    monkeypatch.setattr(restore.tools, "tools", lambda cpu="": {"QEMU": "10.0.13"})
     monkeypatch.setattr(restore, "_RELEASED", 0.2)
     top = tmp_path / "checkpoints"
     top.mkdir(mode=0o700)
@@ -55,7 +56,7 @@ class Configured(dict):
 
     def __init__(self, paths, settings):
         super().__init__({Settings: settings})
-        self.paths = paths
+        self.paths, self.path = paths, paths.state / "v.toml"
 
 
 def asked(store, paths, name=NAME, job=JOB, image=IMAGE, uid=None, owner="ada"):
@@ -188,7 +189,7 @@ def test_disk_and_session_are_there_before_the_guest_is_restored(saved, paths, t
     guest = planned.guest_plan(saved=was, request=request, qemu_uid=os.getuid(), **places)
     acquired = []
     job = SimpleNamespace(
-        site=SimpleNamespace(paths=paths, path=tmp_path / "v.toml"),
+        site=Configured(paths, Settings(checkpoints=str(saved[0].top))),
         user=SimpleNamespace(uid=os.getuid()),
         guests=[guest],
         acquire=lambda resource, guest=None: acquired.append(resource),
@@ -209,3 +210,25 @@ def test_what_this_node_cannot_save_is_refused_before_a_guest_is_booted(paths):
     starting = SimpleNamespace(site=SimpleNamespace(paths=paths), guests=[guest])
     with pytest.raises(Refused, match="cannot save guests with SharedMemory, shared directories"):
         node.vtorque_pre_boot(job=starting)
+
+
+def test_the_sites_processor_is_asked_for_by_jobs_that_may_be_saved(saved, paths):
+    site = Configured(paths, Settings(checkpoints="/srv", cpu="Westmere"))
+    seen = {}
+    for value in (NEVER, 3600):
+        guest = planned.guest_plan(request=JobRequest({CHECKPOINT.key: value}))
+        seen[value] = list(restore.vtorque_render_domain(guest=guest, site=site))
+    assert seen == {NEVER: [], 3600: [CpuModel("Westmere")]}
+    (was,) = asked(saved[0], paths)
+    going_on = dataclasses.replace(guest, saved=was)
+    assert list(restore.vtorque_render_domain(guest=going_on, site=site)) == [], (
+        "it has what it had"
+    )
+
+
+def test_guests_with_a_named_processor_go_on_on_another(monkeypatch):
+    monkeypatch.setattr(tools, "run_tool", lambda *_, **__: "10.0.13")
+    named = tools.tools("Westmere")
+    assert tools.cpu_model(named) == "Westmere" and named == tools.tools(tools.cpu_model(named))
+    assert tools.cpu_model(tools.tools()) == ""
+    assert tools.tools()["processor"] != named["processor"]

@@ -8,10 +8,11 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from vtorque_core.api import ConfigError, HostFault, require_root_owned, run_tool
+from vtorque_core.api import HostFault, VtorqueError, require_root_owned, run_tool
 from vtorque_core.api.health import HealthResult, ok, warning
 from vtorque_core.api.node_job import Site
 from vtorque_survive.settings import Settings
+from vtorque_survive.shared import require_not_shared
 
 VIRTIOFSD = "/usr/lib/qemu/virtiofsd"  # as the core starts it
 _OPTION = "--migration-verify-handles"
@@ -23,9 +24,9 @@ def check(site: Site) -> Iterator[HealthResult]:
     """Say so. That vTorque has no command yet for what the tools could do is no warning."""
     yield ok("suspend, resume: yes")
     missing = "; ".join(filter(None, (_daemon(), _qemu(), _libvirt())))
-    named = site[Settings].checkpoints
-    why_not = "; ".join(filter(None, (_place(named), missing)))
-    if named and why_not:
+    settings = site[Settings]
+    why_not = "; ".join(filter(None, (_place(settings), missing)))
+    if settings.checkpoints and why_not:
         fix = "[plugin.survive] checkpoints names a place: jobs that ask for checkpoints end here"
         yield warning(f"checkpoint: no: {why_not}", fix)
     else:
@@ -34,13 +35,14 @@ def check(site: Site) -> Iterator[HealthResult]:
     yield ok(f"migrate: no, vTorque has no command for it yet; {could}")
 
 
-def _place(place: str) -> str:
+def _place(settings: Settings) -> str:
     """Return what is wrong with the place for checkpoints; empty: nothing."""
-    if not place:
+    if not settings.checkpoints:
         return "[plugin.survive] checkpoints names no place"
     try:
-        require_root_owned(Path(place), uid=os.geteuid())
-    except ConfigError as error:
+        require_root_owned(Path(settings.checkpoints), uid=os.geteuid())
+        require_not_shared(settings)
+    except VtorqueError as error:
         return str(error)
     return ""
 

@@ -32,6 +32,7 @@ from vtorque_core.live.jobs import RunningJob
 from vtorque_core.live.saving import Saveable
 from vtorque_survive import listing, periodic, tools
 from vtorque_survive.settings import Settings
+from vtorque_survive.shared import require_not_shared
 from vtorque_survive.stored import RESERVED, SESSION, Manifest, Saved, Store
 
 ASKED, HELD = "checkpoint-asked", "checkpoint-held"  # files in the job's directory of state
@@ -191,6 +192,7 @@ def _require(job: RunningJob, settings: Settings) -> Store:
     if suspend.phase(job) != suspend.RUNS:
         raise Refused("it stands still: have it go on first")
     tools.require_saveable(job)
+    require_not_shared(settings)
     return Store(Path(settings.checkpoints), job.job.uid)
 
 
@@ -427,13 +429,14 @@ def _manifest(name: str, job: RunningJob, guests: list[Saveable]) -> Manifest:
     facts = job.kept.facts()
     return Manifest(
         id=name,
+        job=job.job.id,
         uid=job.job.uid,
         owner=job.job.owner,
         node=str(facts.get("node", "")),
         made=time.time(),
         image=str(facts.get("image", "")),
         sha256=str(facts.get("image_sha256", "")),
-        tools=tools.tools(),
+        tools=tools.tools(str(facts.get("cpu", ""))),
         guests=tuple(_saved(each, *facts["booted_for"]) for each in guests),
     )
 

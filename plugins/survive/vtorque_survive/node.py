@@ -12,7 +12,7 @@ from vtorque_core.api.kept_records import Place, place
 from vtorque_core.api.node_job import NodeJob, Site
 from vtorque_core.live import suspend
 from vtorque_core.live.jobs import Running
-from vtorque_survive import abilities, periodic, restore
+from vtorque_survive import abilities, periodic, restore, shared
 from vtorque_survive.asked import CHECKPOINT, NEVER
 from vtorque_survive.process import Watcher
 from vtorque_survive.request import Fifo, path_of
@@ -65,8 +65,10 @@ def check(site: Site) -> Iterator[HealthResult]:
         yield ok(f"{len(still)} jobs stand still: {', '.join(still) or 'none'}")
 
 
-vtorque_resources = always(Watcher, Fifo, restore.Disk)
+vtorque_resources = always(Watcher, Fifo, restore.Disk, shared.Held)
 vtorque_saved = restore.vtorque_saved
+vtorque_away = shared.vtorque_away
+vtorque_render_domain = restore.vtorque_render_domain
 vtorque_health_checks = always(
     HealthCheck("survive: suspended jobs", check),
     HealthCheck("survive: what this node can do", abilities.check),

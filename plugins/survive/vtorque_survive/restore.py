@@ -13,6 +13,7 @@ from typing import BinaryIO
 from vtorque_core.api import (
     HostFault,
     Image,
+    JobAttempt,
     JobRequest,
     Paths,
     Refusal,
@@ -25,11 +26,13 @@ from vtorque_core.api.batch_system import BatchJob
 from vtorque_core.api.guest_driver import LEFT
 from vtorque_core.api.guest_plan import GuestPlan, JobUser, SavedGuest, root_disk
 from vtorque_core.api.job_files import File
+from vtorque_core.api.kept_records import place
+from vtorque_core.api.libvirt_domain import CpuModel, Element
 from vtorque_core.api.node_job import NodeJob, Site
 from vtorque_core.live import changes
 from vtorque_core.live.jobs import Running
-from vtorque_survive import tools
-from vtorque_survive.asked import RESUME
+from vtorque_survive import shared, tools
+from vtorque_survive.asked import CHECKPOINT, NEVER, RESUME
 from vtorque_survive.checkpoint import copy_data
 from vtorque_survive.settings import Settings
 from vtorque_survive.stored import SESSION, Manifest, Store
@@ -66,6 +69,14 @@ class Disk(Resource):
 
 
 @hookimpl
+def vtorque_render_domain(guest: GuestPlan, site: Site) -> Iterator[Element]:
+    """Give guests that may be saved the site's processor; a saved one has what it had."""
+    model = site[Settings].cpu
+    if model and guest[CHECKPOINT] != NEVER and guest.saved is None:
+        yield CpuModel(model)
+
+
+@hookimpl
 def vtorque_saved(
     job: BatchJob, request: JobRequest, image: Image, user: JobUser, site: Site
 ) -> Iterator[SavedGuest]:
@@ -75,9 +86,12 @@ def vtorque_saved(
     store, found = _checkpoint(request[RESUME], user.uid, site)
     if found.owner != user.name:  # a uid may be given to another user
         raise Refused(Refusal(f"is a checkpoint of {found.owner}'s", RESUME.key, found.id))
-    if others := list(_others(job, image, found)):
+    if others := list(_others(job, image, found, site)):
         raise Refused(*others)
     _await_released(site.paths, found)
+    if site[Settings].checkpoints_shared:
+        attempt = JobAttempt(job.id, job.attempt, user.name, user.uid, job.node)
+        shared.held(store, found, attempt, site)
     for index, guest in enumerate(found.guests):
         yield SavedGuest(
             guest.name,
@@ -92,10 +106,13 @@ def vtorque_saved(
         )
 
 
-def _others(job: BatchJob, image: Image, found: Manifest) -> Iterator[Refusal]:
+def _others(job: BatchJob, image: Image, found: Manifest, site: Site) -> Iterator[Refusal]:
     """Yield what is not the same as it was then."""
-    here = {"node": job.node, "image": f"{image.name} {image.sha256}", **tools.tools()}
+    version = tools.tools(tools.cpu_model(found.tools))
+    here = {"node": job.node, "image": f"{image.name} {image.sha256}", **version}
     then = {"node": found.node, "image": f"{found.image} {found.sha256}", **found.tools}
+    if site[Settings].checkpoints_shared:
+        del then["node"]
     for name, was in then.items():
         if was != here.get(name):
             what = f"was made with another {name}: {was}, and here it is {here.get(name, 'none')}"
@@ -109,6 +126,16 @@ def _made(path: str) -> BinaryIO:
 
 def bring(job: NodeJob) -> None:
     """Bring the guests' own disks, and what the job shell of before knew of its session."""
+    first, settings = job.guests[0], job.site[Settings]
+    cpu = settings.cpu if first[CHECKPOINT] != NEVER else ""
+    if first.saved is not None:
+        store = Store(Path(settings.checkpoints), job.user.uid)
+        found = store.read(first.saved.memory.parent.name)
+        cpu = tools.cpu_model(found.tools)
+        if settings.checkpoints_shared:
+            job.acquire(shared.held(store, found, first.job, job.site), guest=first)
+    if cpu:
+        place(job.site.paths, first.job).add_facts(cpu=cpu)
     for guest in job.guests:
         if guest.saved is not None:
             if guest.rank == 0:
@@ -150,9 +177,7 @@ def _await_released(paths: Paths, found: Manifest) -> None:
                 return
             if left <= 0:
                 job = having[0].job.id
-                fault = HostFault(f"checkpoint {found.id}: its guests are those of job {job} now")
-                fault.blames_node = False  # its user can bring it about
-                raise fault
+                raise shared.in_use(f"checkpoint {found.id}: its guests are those of job {job} now")
             select.select([events], [], [], min(left, 1.0))
             with suppress(BlockingIOError):
                 os.read(events, 1 << 16)

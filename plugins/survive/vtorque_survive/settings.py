@@ -23,8 +23,17 @@ class Settings:
 
     checkpoints: str = setting(
         "",
-        doc="where checkpoints of jobs go: a directory of root's that is not shared; empty: "
-        "there are none",
+        doc="where checkpoints of jobs go: a directory of root's; empty: there are none",
+    )
+    checkpoints_shared: bool = setting(
+        False,
+        doc="checkpoints is a directory that all nodes see, in which users' memory lies in the "
+        "clear: jobs go on with it on any node of the same kind",
+    )
+    cpu: str = setting(
+        "",
+        doc="processor (virsh cpu-models) of guests whose job asks for checkpoints, so that they "
+        "go on where there is another that has all of it; empty: the node's own",
     )
     quota: int = setting(0, doc="how much of that a user may have on a node; 0: all", unit="MiB")
     least: float = setting(

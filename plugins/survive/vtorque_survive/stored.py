@@ -62,6 +62,7 @@ class Manifest:
     sha256: str
     tools: Mapping[str, str]
     guests: tuple[Saved, ...]
+    job: str = ""  # the batch system's id of the job that was saved
 
     def encode(self) -> bytes:
         """Return it as JSON."""

@@ -12,6 +12,8 @@ from pathlib import Path
 from vtorque_core.api import Refused, run_tool
 from vtorque_core.live.jobs import RunningJob
 
+_MODEL = "model "
+
 
 def require_saveable(job: RunningJob) -> None:
     """Raise Refused if the job has what cannot be saved on this node."""
@@ -34,18 +36,25 @@ def is_whole(file: Path) -> bool:
         return False
 
 
-def tools() -> Mapping[str, str]:
+def tools(cpu: str = "") -> Mapping[str, str]:
     """Return what must be the same for a saved guest to go on, name to version. Raises HostFault.
 
-    The processor, too: a guest sees its node's.
+    The processor, too: a guest sees its node's, or the model ``cpu`` of libvirt's, which libvirt
+    then looks for itself.
     """
     return {
         "vtorque-core": metadata.version("vtorque-core"),
         "vtorque-survive": metadata.version("vtorque-survive"),
         "QEMU": _version(f"qemu-system-{platform.machine()}"),
         "libvirt": _version("libvirtd"),
-        "processor": _processor(),
+        "processor": f"{_MODEL}{cpu}" if cpu else _processor(),
     }
+
+
+def cpu_model(tools: Mapping[str, str]) -> str:
+    """Return the model that guests with these tools see; empty: the node's processor."""
+    name = tools.get("processor", "")
+    return name.removeprefix(_MODEL) if name.startswith(_MODEL) else ""
 
 
 def _version(program: str) -> str:

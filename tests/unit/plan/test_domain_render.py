@@ -6,7 +6,7 @@
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from xml.etree import ElementTree
 
 import pytest
@@ -19,6 +19,7 @@ from vtorque_core.api.guest_plan import GuestPlan
 from vtorque_core.api.libvirt_domain import (
     Channel,
     Clock,
+    CpuModel,
     Disk,
     Element,
     Filesystem,
@@ -388,6 +389,14 @@ def test_raw_qemu_arguments_need_the_site() -> None:
 
 
 # -- memory, clock ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("accel", "check"), [("kvm", "full"), ("tcg", "none")])
+def test_a_named_processor_in_place_of_the_nodes(accel: Literal["kvm", "tcg"], check: str) -> None:
+    cpu = read(render(DomainSpec(guest_plan(), accel), merged(CpuModel("Westmere")))).find("cpu")
+    assert cpu is not None
+    assert cpu.attrib == {"mode": "custom", "match": "exact", "check": check}
+    assert (cpu.findtext("model"), cpu.find("topology") is None) == ("Westmere", False)
 
 
 def test_memory_backing() -> None:

@@ -64,6 +64,16 @@ def test_items_are_nobody_elses_until_released(paths):
     assert place(third, claim, NODE, paths)[0].leased == {"address": ("10.0.0.1",)}
 
 
+def test_what_is_away_is_free_for_nobody_here(paths):
+    claim = [(PoolClaim("address", ("10.0.0.1", "10.0.0.2", "10.0.0.3")),)]
+    gone = ("10.0.0.1", "10.0.0.3")
+    away = [*(PoolClaim("address", (item,)) for item in gone), PoolClaim("card", ("a",))]
+    got = place(start(paths, "1"), claim, NODE, paths, away=lambda: away)
+    assert got[0].leased == {"address": ("10.0.0.2",)}
+    with pytest.raises(HostFault, match="in use by other jobs: address=1: "):
+        place(start(paths, "2"), claim, NODE, paths, away=lambda: away)
+
+
 def test_what_the_node_can_never_give_is_refused(paths):
     journal = start(paths, "1")
     for claims, what in (

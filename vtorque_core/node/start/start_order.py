@@ -17,7 +17,7 @@ from pathlib import Path
 
 from vtorque_core.api.acquired import Resource
 from vtorque_core.api.batch_system import BatchJob, NodeAdapter
-from vtorque_core.api.claims import Notice, Placement
+from vtorque_core.api.claims import Notice, Placement, PoolClaim
 from vtorque_core.api.guest_driver import LateDriver, LeavableDriver, ReadyGuest
 from vtorque_core.api.guest_plan import GuestPlan, JobUser
 from vtorque_core.api.job_files import File, Tree
@@ -181,11 +181,17 @@ def _lease(
 ) -> list[Placement]:
     """Have the ledger place the guests; again after a look for jobs that are gone, for so long."""
     claims = [one.claims for one in planned]
+    guests = [one.plan for one in planned]
+
+    def away() -> Iterator[PoolClaim]:
+        found = start.plugins.collect("vtorque_away", guests=guests, site=start.site)
+        yield from (each.item for each in found)
+
     until = time.monotonic() + seconds
     looks = 0
     while True:
         try:
-            return ledger.place(start.journal, claims, share, start.site.paths, gone)
+            return ledger.place(start.journal, claims, share, start.site.paths, gone, away)
         except ledger.InUse as error:
             if looks and time.monotonic() >= until:
                 raise

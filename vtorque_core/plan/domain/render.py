@@ -20,6 +20,7 @@ from vtorque_core.api.claims import Placement
 from vtorque_core.api.guest_plan import GuestPlan
 from vtorque_core.api.libvirt_domain import (
     Console,
+    CpuModel,
     Disk,
     Element,
     Filesystem,
@@ -355,10 +356,11 @@ def _core_values(spec: DomainSpec, merged: MergedDomain) -> dict[str, Any]:
     x86 = arch == "x86_64"
     direct = kernel is not None and kernel.kernel is not None
     console = merged.single(Console)
+    cpu = merged.single(CpuModel)
     return {
         "spec": spec, "guest": guest, "console_log": spec.console_log,
         "console_socket": console.path if console is not None else None,
-        "machine": _MACHINES[arch], "x86": x86,
+        "machine": _MACHINES[arch], "x86": x86, "cpu_model": cpu.name if cpu is not None else None,
         # The virt machine boots a disk through UEFI, and has ACPI only with it.
         "firmware": not x86 and not direct, "acpi": x86 or not direct,
         "uefi": spec.uefi if not direct and boots_by_uefi(guest.image) else "",

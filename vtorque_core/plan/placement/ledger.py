@@ -15,9 +15,10 @@ pool are one job's at a time; addresses are the first pool. The ledger's own poo
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
-from vtorque_core.api.claims import Claim, Placement
+from vtorque_core.api.claims import Claim, Placement, PoolClaim
 from vtorque_core.base.errors import HostFault, Refused
 from vtorque_core.base.locks import job_lock, node_lock
 from vtorque_core.base.names import Paths
@@ -54,6 +55,7 @@ def place(
     share: NodeShare,
     paths: Paths,
     gone: list[str] | None = None,
+    away: Callable[[], Iterable[PoolClaim]] = tuple,
 ) -> list[Placement]:
     """Return a placement for each guest, leased in ``journal``; all or nothing.
 
@@ -61,6 +63,7 @@ def place(
     its index on this node. Spare guests (:func:`vtorque_core.records.reading.spares`) hold what
     they have only while no job needs it: ``gone`` gets the keys of those that must end before the
     job's guests start. None: the guests to place are spare themselves, and none gives way.
+    ``away``: what is taken though no journal says so.
 
     Raises Refused if they can never fit this job's share of this node, InUse if something is only
     taken now (or the node is another user's alone), HostFault.
@@ -72,7 +75,7 @@ def place(
     with node_lock(paths):
         held = list(walk(paths))
         _check_alone(journal, share, held)
-        placements = _placements(claims, share, held, gone)
+        placements = _placements(claims, share, held, gone, [*away()])
         leases = [] if journal.header.spare else _job_leases(placements, claims, share)
         for index, placement in enumerate(placements):
             leases += [(lease, index) for lease in _leases(placement, index, share)]
@@ -85,12 +88,17 @@ def _placements(
     share: NodeShare,
     held: Sequence[JournalState],
     gone: list[str] | None,
+    away: Sequence[PoolClaim],
 ) -> list[Placement]:
     """Plan with what others hold; where that does not fit, with fewer and fewer spare guests."""
     spare = [] if gone is None else spares(held)
     for count in range(len(spare) + 1):
         try:
-            found = plan(claims, share, taken_by(held, without=spare[:count]))
+            taken = taken_by(held, without=spare[:count])
+            items = dict(taken.items)
+            for claim in away:
+                items[claim.pool] = items.get(claim.pool, frozenset()).union(claim.items)
+            found = plan(claims, share, replace(taken, items=items))
         except NoFit as misfit:
             refusal = misfit.refusal
             continue

@@ -1,0 +1,162 @@
+"""A place for checkpoints that several nodes see: who has a guest, and whose its address is."""
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import planned
+from vtorque_core.api import HostFault, JobAttempt, Refused
+from vtorque_core.api.batch_system import Life
+from vtorque_core.api.guest_plan import SavedGuest
+from vtorque_survive import shared
+from vtorque_survive.settings import Settings
+from vtorque_survive.stored import Manifest, Saved, Store
+
+UUID = "0b1ad9ba-95f3-54cf-8d96-1d6ed3e4ac1f"
+LEASED = (("address", "10.86.0.16"), ("address-fast", "10.87.0.16"))
+HERE = JobAttempt("9.srv", 0, "ada", os.getuid(), "n2")
+
+
+def manifest(store, key="42.srv.0", leased=LEASED, uuid=UUID):
+    guest = Saved("vt-42.srv.0-n1-0", uuid, "vn1", "42.srv", 0, leased, "/s/g0", "/r/g0", True)
+    found = Manifest(key, store.uid, "ada", "n1", 1.0, "micro", "ab" * 32, {}, (guest,), "42.srv")
+    store.make(key)
+    store.finish(found)
+    return found
+
+
+@pytest.fixture
+def store(tmp_path):
+    top = tmp_path / "checkpoints"
+    top.mkdir(mode=0o700)
+    return Store(top, os.getuid())
+
+
+class Site(dict):
+    path = Path("x.toml")
+
+
+@pytest.fixture
+def site(store):
+    return Site({Settings: Settings(checkpoints=str(store.top), checkpoints_shared=True)})
+
+
+@pytest.fixture
+def alive(monkeypatch):
+    """Let the batch system know these jobs; what it was asked of is in ``asked``."""
+    lives = {}
+    asked = []
+
+    def answer(ids):
+        asked.extend(ids)
+        return {each: lives.get(each, Life.GONE) for each in ids}
+
+    batch = SimpleNamespace(node=lambda _: SimpleNamespace(alive=answer))
+    monkeypatch.setattr(shared.service, "batch_system", lambda _: (None, batch))
+    monkeypatch.setattr(shared, "_OVER", 0.0)
+    lives["asked"] = asked
+    return lives
+
+
+def test_a_job_has_the_guests_of_one_that_is_over(store, site, alive):
+    found = manifest(store)
+    mine = shared.held(store, found, HERE, site)
+    mine.create()
+    said = json.loads(Path(mine.path).read_text())
+    assert said == {"job": "9.srv", "key": "9.srv.0", "node": "n2"}
+    assert alive["asked"] == ["42.srv"], "the other node's"
+    mine.create()
+    for _ in range(2):
+        mine.release()
+        assert not Path(mine.path).exists()
+
+
+@pytest.mark.parametrize("life", [Life.ALIVE, Life.SUSPENDED, Life.UNKNOWN])
+def test_guests_of_a_job_that_may_run_elsewhere_are_nobodys(store, site, alive, life):
+    found = manifest(store)
+    alive["42.srv"] = life
+    with pytest.raises(HostFault, match=r"are those of job 42.srv on n1") as raised:
+        shared.held(store, found, HERE, site)
+    assert not raised.value.blames_node
+
+
+def test_of_two_jobs_that_go_on_with_it_one_has_it(store, site, alive):
+    found = manifest(store)
+    other = JobAttempt("10.srv", 0, "ada", os.getuid(), "n3")
+    mine, theirs = (shared.held(store, found, job, site) for job in (HERE, other))
+    theirs.create()
+    with pytest.raises(HostFault, match=r"job 10.srv goes on with it, on node n3"):
+        mine.create()
+    mine.release()
+    alive["10.srv"] = Life.ALIVE
+    with pytest.raises(HostFault, match=r"those of job 10.srv on n3"):
+        shared.held(store, found, HERE, site)
+    del alive["10.srv"]
+    mine = shared.held(store, found, HERE, site)
+    mine.create()
+    theirs.release()
+    assert json.loads(Path(mine.path).read_text())["job"] == "9.srv"
+
+
+def test_a_requeued_job_has_its_guests_again(store, site, alive):
+    """Its node may be dead, and the batch system knows the job still: it is this one."""
+    found = manifest(store)
+    alive["42.srv"] = Life.ALIVE
+    jobs = [JobAttempt("42.srv", n, "ada", os.getuid(), f"n{n + 1}") for n in (1, 2)]
+    first, second = (shared.held(store, found, job, site) for job in jobs)
+    first.create()
+    second.create()
+    first.release()
+    assert json.loads(Path(second.path).read_text())["key"] == "42.srv.2"
+    assert alive["asked"] == []
+
+
+def test_addresses_of_checkpoints_are_nobodys_but_who_goes_on_with_them(store, site):
+    manifest(store)
+    manifest(store, "43.srv.0", (("address", "10.86.0.17"),), UUID.replace("0", "1"))
+    store.make("44.srv.0")  # not finished
+    (store.top / "lost+found").mkdir()
+
+    def away(guests, site):
+        return [(claim.pool, *claim.items) for claim in shared.vtorque_away(guests, site)]
+
+    booted = planned.guest_plan()
+    assert set(away([booted], site)) == {*LEASED, ("address", "10.86.0.17")}
+    was = SavedGuest("vt", UUID, "vn1", "42.srv", 0, LEASED, Path("/s"), Path("/r"), Path("/m"))
+    going_on = dataclasses.replace(booted, saved=was)
+    assert list(away([going_on], site)) == [("address", "10.86.0.17")]
+    alone = Site({Settings: Settings(checkpoints=str(store.top))})
+    assert list(away([booted], alone)) == []
+    gone = Site({Settings: Settings(checkpoints="/none", checkpoints_shared=True)})
+    with pytest.raises(HostFault, match="/none, which all nodes are to see: No such file"):
+        list(away([booted], gone))
+
+
+MOUNTS = """\
+22 1 254:1 / / rw - ext4 /dev/vda rw
+30 22 0:40 / /srv rw,relatime shared:2 - nfs4 server:/srv rw
+31 30 0:41 / /srv/my\\040own rw - tmpfs none rw
+32 22 0:42 / /home rw - fuse.sshfs ada@x: rw
+"""
+
+
+def test_the_kind_of_a_file_system(tmp_path):
+    real = tmp_path.resolve()
+    on = {"ext4": "/", "nfs4": "/srv", "tmpfs": "/srv/my own", "fuse.sshfs": "/home"}
+    for kind, point in on.items():
+        text = MOUNTS.replace(f" {point.replace(' ', chr(92) + '040')} ", f" {real} ", 1)
+        assert shared.file_system(tmp_path, text) == kind
+    assert shared.file_system(Path("/proc/self")) == "proc"
+    with pytest.raises(HostFault, match="No such file"):
+        shared.file_system(tmp_path / "none")
+
+
+def test_others_do_not_see_it_unless_the_site_says_so(tmp_path):
+    shared.require_not_shared(Settings(checkpoints=str(tmp_path)))
+    with pytest.raises(Refused, match=r"kind proc.*in the clear.*checkpoints_shared = true"):
+        shared.require_not_shared(Settings(checkpoints="/proc"))
+    shared.require_not_shared(Settings(checkpoints="/proc", checkpoints_shared=True))
