@@ -15,7 +15,7 @@ from vtorque_core.api.batch_system import BatchJob
 from vtorque_core.api.libvirt_domain import CpuModel
 from vtorque_core.api.vm_options import FS_TYPE
 from vtorque_survive import node, restore, tools
-from vtorque_survive.asked import CHECKPOINT, NEVER, RESUME
+from vtorque_survive.asked import BEGINNING, CHECKPOINT, NEVER, RESUME
 from vtorque_survive.settings import Settings
 from vtorque_survive.stored import Manifest, Saved, Store
 
@@ -40,7 +40,16 @@ def saved(tmp_path, paths, monkeypatch):
     leased = (("address", "10.86.0.16"),)
     guest = Saved("vt-42.srv.0-n1-0", uuid, "vn1", "42.srv", 0, leased, "/s/g0", "/r/g0", True)
     found = Manifest(
-        NAME, os.getuid(), "ada", "n1", 1.0, "micro", "ab" * 32, {"QEMU": "10.0.13"}, (guest,)
+        NAME,
+        os.getuid(),
+        "ada",
+        "n1",
+        1.0,
+        "micro",
+        "ab" * 32,
+        {"QEMU": "10.0.13"},
+        (guest,),
+        "42.srv",
     )
     store = Store(top, os.getuid())
     part = store.make(NAME)
@@ -59,10 +68,10 @@ class Configured(dict):
         self.paths, self.path = paths, paths.state / "v.toml"
 
 
-def asked(store, paths, name=NAME, job=JOB, image=IMAGE, uid=None, owner="ada"):
+def asked(store, paths, name=NAME, job=JOB, image=IMAGE, uid=None, owner="ada", checkpoint=NEVER):
     site = Configured(paths, Settings(checkpoints=str(store.top)))
     user = SimpleNamespace(uid=os.getuid() if uid is None else uid, name=owner)
-    request = JobRequest({RESUME.key: name})
+    request = JobRequest({RESUME.key: name, CHECKPOINT.key: checkpoint})
     hook = restore.vtorque_saved
     return list(hook(job=job, request=request, image=image, user=user, site=site))
 
@@ -232,3 +241,49 @@ def test_guests_with_a_named_processor_go_on_on_another(monkeypatch):
     assert tools.cpu_model(named) == "Westmere" and named == tools.tools(tools.cpu_model(named))
     assert tools.cpu_model(tools.tools()) == ""
     assert tools.tools()["processor"] != named["processor"]
+
+
+AGAIN = BatchJob("42.srv", "ada", "n1", ("n1",), b"", attempt=1)
+
+
+def test_a_job_that_is_started_again_goes_on_with_its_last_checkpoint(saved, paths):
+    store, found = saved
+    later = dataclasses.replace(found, id="42.srv.1", made=2.0)
+    others = dataclasses.replace(found, id="41.srv.0", made=3.0, job="41.srv")
+    for each in (later, others):
+        store.make(each.id)
+        store.finish(each)
+    (guest,) = asked(store, paths, name="", job=AGAIN, checkpoint=3600)
+    assert guest.memory.parent.name == "42.srv.1"
+    first = dataclasses.replace(AGAIN, attempt=0)
+    assert asked(store, paths, name="", job=first, checkpoint=3600) == []
+    assert asked(store, paths, name="", job=AGAIN) == [], "it asks for no checkpoints"
+    assert asked(store, paths, name=BEGINNING, job=AGAIN, checkpoint=3600) == []
+    (guest,) = asked(store, paths, name="41.srv.0", job=AGAIN, checkpoint=3600)
+    assert guest.memory.parent.name == "42.srv.1", "its own is newer than what it went on with"
+
+
+def test_without_one_it_starts_from_its_beginning_and_says_so(saved, paths, caplog):
+    unknown = dataclasses.replace(AGAIN, id="43.srv")
+    assert asked(saved[0], paths, name="", job=unknown, checkpoint=3600) == []
+    elsewhere = dataclasses.replace(AGAIN, node="n2", nodes=("n2",))
+    assert asked(saved[0], paths, name="", job=elsewhere, checkpoint=3600) == []
+    said = [record.message for record in caplog.records]
+    assert "without a checkpoint" in said[0] and "another node: n1" in said[1]
+
+
+def test_after_two_failures_it_starts_from_its_beginning(saved, paths, tmp_path, caplog):
+    store = saved[0]
+    site = Configured(paths, Settings(checkpoints=str(store.top)))
+    for _ in range(2):
+        (was,) = asked(store, paths, name="", job=AGAIN, checkpoint=3600)
+        request = JobRequest({CHECKPOINT.key: 3600, FS_TYPE.key: "sharedfs"})
+        places = {"state_dir": tmp_path / "s", "run_dir": tmp_path / "r"}
+        guest = planned.guest_plan(saved=was, request=request, qemu_uid=os.getuid(), **places)
+        user = SimpleNamespace(uid=os.getuid())
+        job = SimpleNamespace(site=site, user=user, guests=[guest], acquire=lambda *_, **__: None)
+        restore.bring(job)
+    assert asked(store, paths, name="", job=AGAIN, checkpoint=3600) == []
+    assert "has failed 2 times: the job starts from its beginning" in caplog.text
+    restore.works(job)
+    assert len(asked(store, paths, name="", job=AGAIN, checkpoint=3600)) == 1

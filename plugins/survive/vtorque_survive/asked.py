@@ -15,13 +15,16 @@ if TYPE_CHECKING:
 BEFORE_WALLTIME, NEVER = 1 << 40, 1 << 41
 """Values of CHECKPOINT beside seconds, larger than these: a site's ``min`` is for seconds."""
 
+BEGINNING = "none"
+"""The value of RESUME of a job that starts from its beginning also when it is started again."""
+
 _WORDS = {"before-walltime": BEFORE_WALLTIME, "never": NEVER}
 _EVERY, _LEAST = "every:", 1  # seconds
 _ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,80}", re.ASCII)
 
 
 def checkpoint_id(value: str) -> str:
-    """Return the id of a checkpoint. Raises ValueError."""
+    """Return the id of a checkpoint, or BEGINNING. Raises ValueError."""
     if value and not _ID.fullmatch(value):
         raise ValueError("is no checkpoint: write the id that vmgr checkpoint has printed")
     return value
@@ -52,7 +55,9 @@ def show_times(value: int) -> str:
     return words.get(value) or f"{_EVERY}{value}s"
 
 
-RESUME = Option("resume", checkpoint_id, "", "go on with a checkpoint, in place of a boot", "ID")
+RESUME = Option(
+    "resume", checkpoint_id, "", "go on with a checkpoint, in place of a boot", "ID|none"
+)
 CHECKPOINT = Option(
     "checkpoint",
     times,
@@ -66,7 +71,7 @@ CHECKPOINT = Option(
 @hookimpl
 def vtorque_parse_args(request: JobRequest, site: Site) -> Iterator[Refusal]:
     """Refuse a job that asks for checkpoints, or goes on with one, and could not."""
-    asked: list[Option[Any]] = [RESUME] * bool(request[RESUME])
+    asked: list[Option[Any]] = [RESUME] * (request[RESUME] not in ("", BEGINNING))
     every, least = request[CHECKPOINT], site[Settings].least
     asked += [CHECKPOINT] * (every != NEVER)
     if every < least:

@@ -46,6 +46,12 @@ def _require_saveable(job: NodeJob) -> None:
 
 
 @hookimpl
+def vtorque_post_boot(job: NodeJob) -> None:
+    """Note that the checkpoint with which the job goes on works."""
+    restore.works(job)
+
+
+@hookimpl
 def vtorque_ended(place: Place, site: Site) -> None:
     """Remove what there is of a checkpoint that was not finished."""
     if site[Settings].checkpoints:

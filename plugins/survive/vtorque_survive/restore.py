@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import select
 import time
@@ -32,12 +33,14 @@ from vtorque_core.api.node_job import NodeJob, Site
 from vtorque_core.live import changes
 from vtorque_core.live.jobs import Running
 from vtorque_survive import shared, tools
-from vtorque_survive.asked import CHECKPOINT, NEVER, RESUME
+from vtorque_survive.asked import BEGINNING, CHECKPOINT, NEVER, RESUME
 from vtorque_survive.checkpoint import copy_data
 from vtorque_survive.settings import Settings
 from vtorque_survive.stored import SESSION, Manifest, Store
 
+_TRIES = 2  # starts that may fail before a job that is started again begins anew
 _RELEASED = 60.0  # seconds for the job that was saved to be released
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -81,15 +84,26 @@ def vtorque_saved(
     job: BatchJob, request: JobRequest, image: Image, user: JobUser, site: Site
 ) -> Iterator[SavedGuest]:
     """Yield the guests of the checkpoint that the job goes on with."""
-    if not request[RESUME]:
-        return
-    store, found = _checkpoint(request[RESUME], user.uid, site)
-    if found.owner != user.name:  # a uid may be given to another user
-        raise Refused(Refusal(f"is a checkpoint of {found.owner}'s", RESUME.key, found.id))
-    if others := list(_others(job, image, found, site)):
-        raise Refused(*others)
+    settings = site[Settings]
+    store = Store(Path(settings.checkpoints), user.uid)
+    found = _its_last(job, request, store) if settings.checkpoints else None
+    others = list(_others(job, image, found, user, site)) if found is not None else []
+    if others:
+        log.warning("%s: the job starts from its beginning", "; ".join(map(str, others)))
+    if found is None or others:
+        if request[RESUME] in ("", BEGINNING):
+            return
+        if not settings.checkpoints:
+            where = "[plugin.survive] checkpoints"
+            raise Refused(
+                Refusal("this node keeps no checkpoints", RESUME.key, request[RESUME], where=where)
+            )
+        found = store.read(request[RESUME])
+        if others := list(_others(job, image, found, user, site)):
+            raise Refused(*others)
+    log.info("goes on with checkpoint %s", found.id)
     _await_released(site.paths, found)
-    if site[Settings].checkpoints_shared:
+    if settings.checkpoints_shared:
         attempt = JobAttempt(job.id, job.attempt, user.name, user.uid, job.node)
         shared.held(store, found, attempt, site)
     for index, guest in enumerate(found.guests):
@@ -106,8 +120,41 @@ def vtorque_saved(
         )
 
 
-def _others(job: BatchJob, image: Image, found: Manifest, site: Site) -> Iterator[Refusal]:
+def _its_last(job: BatchJob, request: JobRequest, store: Store) -> Manifest | None:
+    """Return the checkpoint that a job which was started again goes on with, unasked."""
+    if not job.attempt or request[CHECKPOINT] == NEVER or request[RESUME] == BEGINNING:
+        return None
+    found = store.last_of(job.id)
+    if found is None:
+        log.warning("started again, without a checkpoint: from its beginning")
+    elif (failed := _failed(store, found)) >= _TRIES:
+        what = "going on with checkpoint %s has failed %d times: the job starts from its beginning"
+        log.warning(what, found.id, failed)
+        return None
+    return found
+
+
+def _failed(store: Store, found: Manifest) -> int:
+    with suppress(FileNotFoundError):
+        return len(store.tries(found.id).read_bytes().splitlines())
+    return 0
+
+
+def works(job: NodeJob) -> None:
+    """Forget the starts that have failed, now that the guests run."""
+    saved = job.guests[0].saved
+    if saved is not None:
+        store = Store(Path(job.site[Settings].checkpoints), job.user.uid)
+        with suppress(OSError):
+            store.tries(saved.memory.parent.name).unlink()
+
+
+def _others(
+    job: BatchJob, image: Image, found: Manifest, user: JobUser, site: Site
+) -> Iterator[Refusal]:
     """Yield what is not the same as it was then."""
+    if found.owner != user.name:  # a uid may be given to another user
+        yield Refusal(f"is a checkpoint of {found.owner}'s", RESUME.key, found.id)
     version = tools.tools(tools.cpu_model(found.tools))
     here = {"node": job.node, "image": f"{image.name} {image.sha256}", **version}
     then = {"node": found.node, "image": f"{found.image} {found.sha256}", **found.tools}
@@ -134,6 +181,8 @@ def bring(job: NodeJob) -> None:
         cpu = tools.cpu_model(found.tools)
         if settings.checkpoints_shared:
             job.acquire(shared.held(store, found, first.job, job.site), guest=first)
+        with suppress(OSError), store.tries(found.id).open("a", encoding="utf-8") as tries:
+            tries.write(f"{first.job.key}\n")
     if cpu:
         place(job.site.paths, first.job).add_facts(cpu=cpu)
     for guest in job.guests:
@@ -153,11 +202,6 @@ def _bring_session(job: NodeJob, guest: GuestPlan, source: Path) -> None:
         raise HostFault(f"{source}: {error.strerror}") from None
     file = File(str(guest.run_dir / LEFT), mode=0o400, reader=job.user.uid, content=content)
     job.acquire(file, guest=guest)
-
-
-def _checkpoint(name: str, uid: int, site: Site) -> tuple[Store, Manifest]:
-    store = Store(Path(site[Settings].checkpoints), uid)
-    return store, store.read(name)
 
 
 def _await_released(paths: Paths, found: Manifest) -> None:

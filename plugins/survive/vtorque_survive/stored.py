@@ -177,6 +177,14 @@ class Store:
                 found.append(self.read(path.name))
         yield from sorted(found, key=lambda manifest: manifest.made)
 
+    def last_of(self, job_id: str) -> Manifest | None:
+        """Return the newest one of a job; None: there is none."""
+        return next((m for m in reversed([*self.all()]) if m.job == job_id), None)
+
+    def tries(self, name: str) -> Path:
+        """Where a line is for each start of a job that has gone on with it, and not come far."""
+        return self.directory / f".{name}.tries"
+
     def used(self) -> int:
         """Return the bytes that all of the user's take on disk, or may when they are finished."""
         return sum(_taken(Path(place), files) for place, _, files in os.walk(self.directory))
