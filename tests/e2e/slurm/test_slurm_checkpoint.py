@@ -1,0 +1,139 @@
+"""Jobs of a real Slurm that are saved where all nodes see it, and go on on another node."""
+
+import pytest
+
+import slurm_cluster as slurm
+from vtorque_core.resources import virtiofs_daemon
+
+pytestmark = pytest.mark.e2e
+
+saves = pytest.mark.skipif(
+    not virtiofs_daemon.saves(), reason="of Debian 13 on: scripts/test --full debian13"
+)
+PLACE, CONF = "/home/.checkpoints", "/etc/vtorque/vtorque.toml"
+SITE = f"""
+[plugin.survive]
+checkpoints = "{PLACE}"
+checkpoints_shared = true
+cpu = "Nehalem"
+"""
+ASKED = ("--open-mode=append", "-vm", "checkpoint=every:1h")
+COUNTS = """#!/bin/sh
+exec 3>>counted
+i=0
+while [ $i -lt {} ]; do i=$((i + 1)); echo $i; echo $i >&3; sleep 0.1; done
+grep -m1 "model name" /proc/cpuinfo >&2
+exit 7
+"""
+
+
+@pytest.fixture
+def place(clean):
+    """Have all nodes save jobs in one directory."""
+    for machine in slurm.MACHINES:
+        clean.root(machine, "cp", CONF, f"{CONF}.before")
+        clean.root(machine, "sh", "-c", f"cat >> {CONF}", stdin=SITE.encode())
+    clean.root("head", "install", "-d", "-m", "700", PLACE)
+    for name in ("counted", "out", "err"):
+        (clean.home / name).unlink(missing_ok=True)
+    yield clean
+    clean.root("head", "rm", "-rf", PLACE)
+    for machine in slurm.MACHINES:
+        clean.root(machine, "mv", f"{CONF}.before", CONF)
+
+
+def submit(cluster, *args, to=150):
+    """Submit a job that counts; what a job before has written stays."""
+    words = ("vsub", "--parsable", "-o", "out", "-e", "err", "--open-mode=append", *args)
+    script = cluster.script(COUNTS.format(to))
+    return cluster.user(*words, script).stdout.decode().strip()
+
+
+def counted(cluster):
+    return cluster.read("counted").decode().split()
+
+
+def await_more(cluster, than):
+    cluster.wait(lambda: len(counted(cluster)) > than, seconds=120, what=f"more than {than} lines")
+
+
+def saved(cluster, job_id):
+    """Save a job; return the checkpoint's id, and how far the job had counted.
+
+    By root on the node: the owner's command is a step of the job's, which ends with it.
+    """
+    node = cluster.show(job_id)["NodeList"]
+    save = ("vmgr", "checkpoint", "--stop", job_id)  # again, until the node's watcher listens
+    name = cluster.wait(lambda: cluster.root(node, *save, check=False).strip(), what="saved")
+    cluster.wait_state(job_id, "CANCELLED")
+    return name, len(counted(cluster))
+
+
+def addresses(cluster, node):
+    """Return the addresses that a node's guests may send from, by its packet filters."""
+    rules = cluster.root(node, "nft", "list", "ruleset", check=False).split()
+    return {word for word in rules if word.startswith("10.89.")}
+
+
+def numbers(to=150):
+    return [str(number) for number in range(1, to + 1)]
+
+
+@saves
+def test_a_job_goes_on_on_another_node_and_takes_its_address_along(place):
+    job_id = submit(place, "-wn1", *ASKED)
+    await_more(place, 0)
+    address = addresses(place, "n1")
+    name, begun = saved(place, job_id)
+    words = ("vsub", "--parsable", "-o", "other", "-wn1", place.script("#!/bin/sh\nsleep 600\n"))
+    other = place.user(*words).stdout.decode().strip()
+    theirs = place.wait(lambda: addresses(place, "n1"), what="another job's guest there")
+    assert address and theirs and not address & theirs
+    job_id = submit(place, "-wn2", "-vm", f"resume={name}")
+    await_more(place, begun)
+    assert addresses(place, "n2") == address
+    place.wait_state(job_id, "FAILED", seconds=120)
+    assert place.show(job_id)["ExitCode"] == "7:0"
+    assert counted(place) == numbers() == place.read("out").decode().split()
+    assert b"Nehalem" in place.read("err"), "the site's processor"
+    place.root("head", "scancel", other)
+
+
+def crash(cluster, node):
+    """Let all of a node's processes die that a crash would end, and Slurm know of it."""
+    for pattern in ("^slurm", "guest=vt-", "virtiofsd"):
+        for pid in cluster.processes(node, pattern):
+            cluster.root(node, "kill", "-9", pid, check=False)
+    cluster.root("head", "scontrol", "update", f"nodename={node}", "state=down", "reason=crash")
+
+
+def mend(cluster, node):
+    cluster.root(node, "slurmd")
+    cluster.root(node, "vtorque", "reap")
+    cluster.root("head", "scontrol", "update", f"nodename={node}", "state=resume")
+
+
+@saves
+def test_a_requeued_job_goes_on_and_again_after_its_node_has_crashed(place):
+    job_id = submit(place, *ASKED, to=300)
+    await_more(place, 0)
+    _, begun = saved(place, job_id)
+    place.root("head", "scontrol", "requeue", job_id)
+    await_more(place, begun + 20)
+    assert counted(place) == numbers(len(counted(place))), "not from its beginning"
+    crashed = place.show(job_id)["NodeList"]
+    crash(place, crashed)
+    try:
+        place.wait(
+            lambda: place.show(job_id).get("NodeList") not in ("", "(null)", None, crashed),
+            seconds=120,
+            what="another node",
+        )
+        place.wait_state(job_id, "FAILED", seconds=180)
+    finally:
+        mend(place, crashed)
+    assert place.show(job_id)["ExitCode"] == "7:0"
+    said = place.read("out").decode().split()
+    at = said.index(str(begun + 1), begun + 1)  # what came after the checkpoint comes again
+    assert said[at:] == numbers(300)[begun:], (begun, said)
+    assert said[:at] == numbers(at)
