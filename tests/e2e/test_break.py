@@ -49,6 +49,7 @@ def printed(node):
 
 
 def counting(node, to):
+    (node.home / "out").unlink(missing_ok=True)  # of the test before
     job = node.submit(COUNTS.format(to), "-vm", "ram=256M")
     node.wait_for(lambda: printed(node), what="the job's first line")
     return job
