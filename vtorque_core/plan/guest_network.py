@@ -68,10 +68,18 @@ def claims(site: Site, job: BatchJob, guests: int, index: int) -> Iterator[PoolC
             yield wanted
 
 
-def offered(site: Site, job: BatchJob, guests: int, index: int) -> dict[str, tuple[str, ...]]:
-    """Return the addresses that a guest of any job on this node may have, by the ledger's pool."""
-    alone = dataclasses.replace(job, nodes=(job.node,))
-    return {each.pool: each.items for each in claims(site, alone, guests, index)}
+def gives(site: Site, job: BatchJob, guests: int, index: int, lease: tuple[str, str]) -> bool:
+    """Return whether the site gives a guest this address (pool, item), of this or another node."""
+    network = next((each for name, each in of_site(site).items() if pool(name) == lease[0]), None)
+    if network is None or not assigns(network):
+        return False
+    if network.addressing != "static":
+        alone = dataclasses.replace(job, nodes=(job.node,))
+        found = claim(network, alone, guests, index)
+        return found is not None and lease[1] in found.items
+    subnet = ipaddress.IPv4Network(network.subnet)
+    number = int(ipaddress.IPv4Address(lease[1])) - int(subnet.network_address)
+    return network.first <= number < subnet.num_addresses - 1
 
 
 def addresses(site: Site, site_secret: bytes, guest: GuestPlan) -> Iterator[Address]:

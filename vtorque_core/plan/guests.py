@@ -293,8 +293,7 @@ def _claims(
     if guest.saved is None:
         claims += guest_network.claims(site, job, guest.guests_per_node, guest.index)
     else:
-        offered = guest_network.offered(site, job, guest.guests_per_node, guest.index)
-        claims += _same_addresses(dict(guest.saved.leased), offered)
+        claims += _same_addresses(guest, job, site)
         claims.append(PoolClaim(SAVED, (guest.uuid,)))
     claims += guest_uids.claims(guest, uids)
     refusals, notices = [], []
@@ -310,16 +309,17 @@ def _claims(
     return tuple(claims), tuple(notices)
 
 
-def _same_addresses(
-    had: Mapping[str, str], offered: Mapping[str, Sequence[str]]
-) -> Iterator[PoolClaim]:
+def _same_addresses(guest: GuestPlan, job: BatchJob, site: Site) -> Iterator[PoolClaim]:
     """Yield claims of a saved guest's addresses, by pool. Raises Refused: the site has others."""
-    for each in {**offered, **had}:
-        if had.get(each) not in offered.get(each, ()):
+    assert guest.saved is not None  # noqa: S101 - the caller has looked
+    had = dict(guest.saved.leased)
+    of_job = job, guest.guests_per_node, guest.index
+    for each in {**{one.pool: "" for one in guest_network.claims(site, *of_job)}, **had}:
+        if each not in had or not guest_network.gives(site, *of_job, (each, had[each])):
             raise Refused(
                 Refusal(
                     f"the guest that was saved has the address {had.get(each, 'none')} "
-                    f"({each}), which this site gives no guest on this node any more"
+                    f"({each}), which this site gives no guest any more"
                 )
             )
         yield PoolClaim(each, (had[each],))
