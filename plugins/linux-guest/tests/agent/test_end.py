@@ -51,7 +51,7 @@ def test_an_agent_that_was_slow_to_answer_runs_the_job(
     agent: LocalAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It finds HELLO, zeros and HELLO at once: it answers, says ERROR of the zeros, answers."""
-    monkeypatch.setattr(connection, "RESYNC_FIRST", 0.01)
+    monkeypatch.setattr(connection, "RESYNC_FIRST", 0.2)
     session = Session(agent.connect())
     agent.process.send_signal(signal.SIGSTOP)
     hello = threading.Thread(target=session.hello, args=(time.monotonic() + LONG,))
