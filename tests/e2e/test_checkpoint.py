@@ -100,7 +100,8 @@ class Writer:
         said = [line for name in self.names for line in self.lines(f"{name}.out")]
         assert said == [*numbers, "100000000"], (errors, log)
         ended = self.node.home / "ended"
-        assert abs(ended.stat().st_mtime - int(ended.read_text())) <= 1, "its clock is right"
+        late = ended.stat().st_mtime - int(ended.read_text())  # date tells whole seconds
+        assert -1 <= late <= 2, "its clock is right"
         assert all("the job was saved, and ends here" in each for each in errors[:-1])
 
 

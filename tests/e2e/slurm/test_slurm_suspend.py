@@ -50,7 +50,7 @@ def ends_right(cluster, job_id, to):
     assert cluster.show(job_id)["ExitCode"] == "7:0"
     assert cluster.read("out").decode().split() == [str(number) for number in range(1, to + 1)]
     file = cluster.home / "ended"
-    assert abs(file.stat().st_mtime - int(file.read_text())) <= 1
+    assert -1 <= file.stat().st_mtime - int(file.read_text()) <= 2  # date tells whole seconds
 
 
 def test_all_its_guests_stand_still_while_slurm_suspends_it(begun, clean):
@@ -174,4 +174,4 @@ def test_mpi_over_two_nodes_suspended_five_times(cluster, clean):
     for rank in (0, 1):
         assert clean.read(f"turns.{rank}").decode().splitlines() == wanted
     ended = clean.home / "ended"
-    assert abs(ended.stat().st_mtime - int(ended.read_text())) <= 1
+    assert -1 <= ended.stat().st_mtime - int(ended.read_text()) <= 2  # date tells whole seconds
