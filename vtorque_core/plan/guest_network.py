@@ -69,7 +69,10 @@ def claims(site: Site, job: BatchJob, guests: int, index: int) -> Iterator[PoolC
 
 
 def gives(site: Site, job: BatchJob, guests: int, index: int, lease: tuple[str, str]) -> bool:
-    """Return whether the site gives a guest this address (pool, item), of this or another node."""
+    """Return whether the site gives a guest this address (pool, item), of this or another node.
+
+    Pure, but for the site's command (HostFault), which is asked for this node's alone.
+    """
     network = next((each for name, each in of_site(site).items() if pool(name) == lease[0]), None)
     if network is None or not assigns(network):
         return False

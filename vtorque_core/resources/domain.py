@@ -18,8 +18,7 @@ class Domain(CoreResource):
 
     ``daemons``: the lock files of the user's daemons that its QEMU connects to. ``taken``: it is a
     spare guest's that is there already, paused, and becomes the job's by this. ``saved``: libvirt's
-    file of a saved one, which is restored, paused, with the XML, in at
-    most ``seconds``.
+    file of a saved one, which is restored, paused, with the XML, in at most ``seconds``.
     """
 
     kind = "domain"

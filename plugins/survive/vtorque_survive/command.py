@@ -1,4 +1,4 @@
-"""``vmgr suspend`` and ``vmgr resume``: have a job's guests stand still, and go on."""
+"""``vmgr suspend``, ``resume``, ``checkpoint``: have guests stand still, go on, be saved."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from vtorque_core.api import HostFault, Paths, Refused, kept_records, printable
+from vtorque_core.api import HostFault, Refused, kept_records, printable
 from vtorque_core.live import service
 from vtorque_survive import request
 from vtorque_survive.process import Watcher
@@ -56,22 +56,21 @@ def checkpoint(config: Path, job_id: str, stop: bool, this_node: bool) -> None:
     """Save a job's guests, with memory and disks; print the checkpoint's id.
 
     They stand still meanwhile, and go on, or end with --stop. For the job's owner and root. When
-    the job has ended vsub -vm resume=ID with its other options goes on with it on the same node.
+    the job has ended vsub -vm resume=ID with its other options goes on with it: on the same node,
+    or on any of its kind where the site keeps checkpoints for all.
     """
     word = request.CHECKPOINT if stop else request.SAVE
-    _all(config, word, job_id, this_node=this_node, seconds=_SAVES)
-    click.echo(request.made(_last(service.paths(config), job_id)))
+    place = _all(config, word, job_id, this_node=this_node, seconds=_SAVES)
+    click.echo(request.made(place))
 
 
-def _last(paths: Paths, job_id: str) -> kept_records.Place:
-    places = kept_records.find(paths, job_id, None if os.geteuid() == 0 else os.getuid())
-    if not places:
-        raise Refused(f"job {printable(job_id)} does not run on this node, or is not yours")
-    return places[-1]
+def _all(
+    config: Path, word: str, job_id: str, *, this_node: bool, seconds: float = _WAIT
+) -> kept_records.Place:
+    """Ask the watchers of all nodes; return what is kept of the job.
 
-
-def _all(config: Path, word: str, job_id: str, *, this_node: bool, seconds: float = _WAIT) -> None:
-    """Ask the watchers of all nodes: this one's last, since the way to others may take seconds."""
+    This one's last, since the way to others may take seconds.
+    """
     paths = service.paths(config)
     places = kept_records.find(paths, job_id, None if os.geteuid() == 0 else os.getuid())
     facts = places[-1].facts() if places else {}
@@ -91,6 +90,7 @@ def _all(config: Path, word: str, job_id: str, *, this_node: bool, seconds: floa
     told.append(wrong and f"{facts.get('node')}: {wrong}")
     if any(told):
         raise HostFault(f"job {printable(job_id)}: {'; '.join(filter(None, told))}")
+    return places[-1]
 
 
 def _on_node(config: Path, word: str, job_id: str, node: str) -> str:

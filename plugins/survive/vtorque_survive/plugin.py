@@ -1,4 +1,4 @@
-"""What the plugin declares: ``vmgr suspend``, ``vmgr resume``, ``[plugin.survive]``."""
+"""What the plugin declares: its commands of vmgr, its -vm keys, ``[plugin.survive]``."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from local_agent import LocalAgent, run, sh
-from patience import LONG
+from patience import LONG, eventually
 from vtorque_linux_guest.job.events import Events
 from vtorque_linux_guest.job.frames import (
     HEADER,
@@ -262,12 +262,7 @@ def test_a_job_that_ends_in_the_break_has_its_output_and_code(wire: Wire, notice
     done = wire.agent.home / f"done-{noticed}"
     session = wire.session(Cut(1, 10, noticed))
 
-    def ended() -> None:
-        until = time.monotonic() + LONG
-        while not done.exists() and time.monotonic() < until:
-            time.sleep(0.01)
-
-    wire.at_cut = ended
+    wire.at_cut = lambda: eventually(done.exists)
     try:
         status, out, _ = run(session, sh(f"echo first; sleep 0.1; echo last; : > {done}; exit 6"))
     finally:
@@ -287,8 +282,7 @@ def test_a_hold_without_a_break_loses_nothing(wire: Wire) -> None:
         assert os.read(out_read, 100) == b"one\n"
         wire.hold(600)
         os.write(write, b"two\n")
-        while session._out or not session._kept.endswith(b"two\n"):
-            time.sleep(0.01)
+        eventually(lambda: not session._out and session._kept.endswith(b"two\n"))
         wire.hold(0)
         assert os.read(out_read, 100) == b"two\n"
         os.close(write)
@@ -326,10 +320,7 @@ def test_a_host_that_stays_away_is_given_up(binary: Path) -> None:
         with pytest.raises(GuestDied):
             session.run(sh(script), None, write, DEVNULL)
         thread.join(LONG)
-        until = time.monotonic() + LONG
-        while not term.exists():
-            assert time.monotonic() < until
-            time.sleep(0.02)
+        eventually(term.exists)
         os.close(read)
         os.close(write)
 
