@@ -136,13 +136,15 @@ def test_a_job_in_prometheus_and_influxdb(monitored, guest, submit, disk, log):
     labels = {"job": job, "user": guest.user, "guest": "0"}
     ((found, _),) = prometheus.query("vtorque_guest_cpu_seconds_total")
     assert labels.items() <= found.items() and found["node"]
+    # Its lines come later than what root measures; the refused one is the last of them.
+    rejected = "vtorque_job_app_lines_rejected_total"
+    guest.wait_for(lambda: prometheus.value(rejected) == 1, what="the job's own lines")
     ((found, value),) = prometheus.query("vtorque_app_progress")
     assert (value, {**labels, "phase": "warm", "fold": "1"}.items() <= found.items()) == (
         0.25,
         True,
     )
     assert prometheus.query("vtorque_app_user") == []
-    assert prometheus.value("vtorque_job_app_lines_rejected_total") == 1
     phases = {found["phase"] for found, _ in prometheus.query("vtorque_job_phase_seconds")}
     assert {"plan", "boot", "run"} <= phases
     assert 0 < prometheus.value("vtorque_guest_boot_seconds") < 60
@@ -153,6 +155,7 @@ def test_a_job_in_prometheus_and_influxdb(monitored, guest, submit, disk, log):
         value, tags = influx.last(name, job=job)
         assert close(value, said[name]), name
         assert labels.items() <= tags.items()
+    guest.wait_for(lambda: influx.last("vtorque_app_progress", job=job), what="InfluxDB's own")
     assert influx.last("vtorque_app_progress", job=job)[0] == 0.25
 
     # Who may read: nobody without the token, nobody but its writer and group the textfile.
@@ -166,7 +169,8 @@ def test_a_job_in_prometheus_and_influxdb(monitored, guest, submit, disk, log):
     assert b"401" in done.stderr
     file = top / "textfile/vtorque.prom"
     assert (file.stat().st_mode & 0o777, file.stat().st_uid) == (0o640, Settings().uid)
-    assert f'vtorque_app_progress{{fold="1",phase="warm",job="{job}"' in file.read_text()
+    line = f'vtorque_app_progress{{fold="1",phase="warm",job="{job}"'
+    guest.wait_for(lambda: line in file.read_text(), what="the line in the textfile")
 
     # After the job its series go stale, and nothing of the sampler is left.
     (guest.home / "go").touch()
