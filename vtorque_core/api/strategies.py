@@ -52,6 +52,8 @@ class BatchSystem:
     ``step``: returns how a command is run on a node of a running job, from any host, as the job's
     owner: what makes of it the command that is called instead, with its streams and exit code.
     None, or that answer: the batch system has no way of its own.
+
+    ``knows_all_nodes``: a job that its ``node`` says is gone is so everywhere, and not only here.
     """
 
     name: str
@@ -60,6 +62,7 @@ class BatchSystem:
     shell: Callable[[], JobShell]
     facts: frozenset[str] = frozenset()
     step: Callable[[Site], StepOf | None] | None = None
+    knows_all_nodes: bool = False
 
 
 @dataclass(frozen=True)

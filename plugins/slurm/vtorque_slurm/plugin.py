@@ -59,5 +59,13 @@ def vtorque_health_checks() -> Iterable[HealthCheck]:
 
 vtorque_settings = always(Settings)
 vtorque_batch_systems = always(
-    BatchSystem("slurm", submitter, node, shell, frozenset({"partition", "account", "qos"}), step)
+    BatchSystem(
+        "slurm",
+        submitter,
+        node,
+        shell,
+        frozenset({"partition", "account", "qos"}),
+        step,
+        knows_all_nodes=True,
+    )
 )

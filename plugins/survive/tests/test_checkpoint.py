@@ -359,7 +359,7 @@ def test_a_job_saves_itself_and_goes_on(loop, paths, done, top, shell, step):
     old = Store(top, job.uid)
     for at, name in enumerate(("42.srv.0-0", "42.srv.0-1")):
         (old.make(name) / "g0.memory").touch()
-        old.finish(Manifest(name, job.uid, "ada", "n1", at, "micro", "00", {}, ()))
+        old.finish(Manifest(name, job.uid, "ada", "n1", at, "micro", "00", {}, (), "42.srv"))
     done.dies, plan = step, asks_for(job, paths, "every:1h")
     shell(job, FIRST, "tell.fifo")
     assert goes_on(loop, job)

@@ -35,7 +35,8 @@ def store(tmp_path, paths):
 
 def made(store, name, at=1.0):
     (store.make(name) / "g0.memory").write_bytes(b"x" * 8192)
-    store.finish(Manifest(name, store.uid, "ada", "n1", at, "micro", "ab", {}, (GUEST,)))
+    job = name.split(".0")[0]
+    store.finish(Manifest(name, store.uid, "ada", "n1", at, "micro", "ab", {}, (GUEST,), job))
     return name
 
 
@@ -101,12 +102,20 @@ def test_a_user_removes_theirs_and_no_other(paths, store, wishes):
 
 @pytest.mark.parametrize(
     "said",
-    [b"../43.srv.0\n", b"43.srv.0\n", b"\xff\n", b".42.srv.0.part\n", b"x" * 60_000, b"\n"],
+    [
+        b"../43.srv.0\n",
+        b"43.srv.0\n",
+        b"\xff\n",
+        b".42.srv.0.part\n",
+        b"x" * 60_000,
+        b"\n",
+        b"x" * 4087 + b"\n42.srv.0-71\n",
+    ],
 )
 def test_what_is_none_of_theirs_is_nothing(paths, store, wishes, said):
     made(store, "42.srv.0")
     made(dataclasses.replace(store, uid=UID + 1), "43.srv.0")
-    store.make("42.srv.0")
+    made(store, "42.srv.0-7")
     eventually(lambda: wishes.look() or wishes._fifos)
     descriptor = os.open(listing.place(paths, UID) / listing.FIFO, os.O_WRONLY | os.O_NONBLOCK)
     os.write(descriptor, said)
@@ -114,7 +123,11 @@ def test_what_is_none_of_theirs_is_nothing(paths, store, wishes, said):
         wishes.look()
     os.close(descriptor)
     assert wishes._child is None
-    assert store.has("42.srv.0") and Store(store.top, UID + 1).has("43.srv.0")
+    assert (
+        store.has("42.srv.0")
+        and store.has("42.srv.0-7")
+        and Store(store.top, UID + 1).has("43.srv.0")
+    )
 
 
 def test_without_a_watcher_it_is_said(paths, store):
@@ -130,6 +143,8 @@ def test_a_removal_that_was_broken_off_leaves_no_checkpoint_and_is_finished(path
     (store.directory / "42.srv.0").rename(store.directory / ".42.srv.0.gone")
     assert [each.id for each in store.all()] == ["43.srv.0"]
     assert store.used() > 8192, "it counts as long as it is there"
+    (store.directory / ".43.srv.0.gone").mkdir()
+    (store.directory / ".43.srv.0.gone/g0.memory").touch()
     listing.remove(store, "43.srv.0")
     assert list(store.directory.iterdir()) == []
     with pytest.raises(Refused, match="no checkpoint 43"):
@@ -155,3 +170,7 @@ def test_the_command_lists_and_removes(paths, store, monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     assert "there is no checkpoint 43.srv.0" in str(run("remove", "43.srv.0")[1])
     assert "ada" in run()[0]
+    made(dataclasses.replace(store, uid=UID + 1), "42.srv.0")
+    assert f"say whose, --uid {UID} or {UID + 1}" in str(run("remove", "42.srv.0")[1])
+    assert run("remove", "42.srv.0", "--uid", str(UID + 1))[1] is None
+    assert store.has("42.srv.0")

@@ -90,11 +90,13 @@ def test_only_the_last_ones_of_a_job_stay(paths, tmp_path):
     job, top = running(paths, "every:1h"), tmp_path / "checkpoints"
     top.mkdir(mode=0o700)
     store = Store(top, os.getuid())
-    for made, name in enumerate(("41.srv.0-3", "42.srv.0-3", "42.srv.0-9", "42.srv.0-11")):
+    for made, name in enumerate(("41.srv.0-3", "42.srv.0-3", "42.srv.1-9", "42.srv.2-11")):
         store.make(name)
-        store.finish(Manifest(name, store.uid, "ada", "n1", made, "m", "ab", {}, (GUEST,)))
+        id_ = name.split(".")[0] + ".srv"
+        store.finish(Manifest(name, store.uid, "ada", "n1", made, "m", "ab", {}, (GUEST,), id_))
     periodic.trim(paths, job, store, 2)
-    assert [each.id for each in store.all()] == ["41.srv.0-3", "42.srv.0-9", "42.srv.0-11"]
+    kept = ["41.srv.0-3", "42.srv.1-9", "42.srv.2-11"]
+    assert [each.id for each in store.all()] == kept, "those of its earlier starts count"
     periodic._file(paths, job.job.key).unlink()
     periodic.trim(paths, job, store, 1)
     assert len(list(store.all())) == 3, "by its owner's word none is removed"

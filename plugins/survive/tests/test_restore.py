@@ -287,3 +287,15 @@ def test_after_two_failures_it_starts_from_its_beginning(saved, paths, tmp_path,
     assert "has failed 2 times: the job starts from its beginning" in caplog.text
     restore.works(job)
     assert len(asked(store, paths, name="", job=AGAIN, checkpoint=3600)) == 1
+
+
+def test_the_last_one_is_that_of_the_last_start_whatever_the_nodes_clocks_say(saved):
+    store, found = saved
+    for name, made in (("42.srv.1-9", 9.0), ("42.srv.2-3", 2.0), ("42.srv.2-11", 1.5)):
+        store.make(name)
+        store.finish(dataclasses.replace(found, id=name, made=made))
+    assert store.last_of("42.srv").id == "42.srv.2-11"
+    store.make("42.srv.2")
+    store.finish(dataclasses.replace(found, id="42.srv.2", made=0.5))
+    assert store.last_of("42.srv").id == "42.srv.2", "with which it ended"
+    assert store.last_of("43.srv") is None

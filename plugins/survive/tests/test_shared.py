@@ -1,6 +1,7 @@
 """A place for checkpoints that several nodes see: who has a guest, and whose its address is."""
 
 import dataclasses
+import errno
 import json
 import os
 from pathlib import Path
@@ -12,7 +13,7 @@ import planned
 from vtorque_core.api import HostFault, JobAttempt, Refused
 from vtorque_core.api.batch_system import Life
 from vtorque_core.api.guest_plan import SavedGuest
-from vtorque_survive import shared
+from vtorque_survive import listing, shared, stored
 from vtorque_survive.settings import Settings
 from vtorque_survive.stored import Manifest, Saved, Store
 
@@ -33,6 +34,7 @@ def manifest(store, key="42.srv.0", leased=LEASED, uuid=UUID):
 def store(tmp_path):
     top = tmp_path / "checkpoints"
     top.mkdir(mode=0o700)
+    (top / shared.SEEN).touch()
     return Store(top, os.getuid())
 
 
@@ -55,7 +57,7 @@ def alive(monkeypatch):
         asked.extend(ids)
         return {each: lives.get(each, Life.GONE) for each in ids}
 
-    batch = SimpleNamespace(node=lambda _: SimpleNamespace(alive=answer))
+    batch = SimpleNamespace(node=lambda _: SimpleNamespace(alive=answer), knows_all_nodes=True)
     monkeypatch.setattr(shared.service, "batch_system", lambda _: (None, batch))
     monkeypatch.setattr(shared, "_OVER", 0.0)
     lives["asked"] = asked
@@ -67,6 +69,7 @@ def test_a_job_has_the_guests_of_one_that_is_over(store, site, alive):
     mine = shared.held(store, found, HERE, site)
     mine.create()
     said = json.loads(Path(mine.path).read_text())
+    assert said.pop("leased") == [list(each) for each in LEASED]
     assert said == {"job": "9.srv", "key": "9.srv.0", "node": "n2"}
     assert alive["asked"] == ["42.srv"], "the other node's"
     mine.create()
@@ -115,7 +118,7 @@ def test_a_requeued_job_has_its_guests_again(store, site, alive):
     assert alive["asked"] == []
 
 
-def test_addresses_of_checkpoints_are_nobodys_but_who_goes_on_with_them(store, site):
+def test_addresses_of_checkpoints_are_nobodys_but_who_goes_on_with_them(store, site, alive):
     manifest(store)
     manifest(store, "43.srv.0", (("address", "10.86.0.17"),), UUID.replace("0", "1"))
     store.make("44.srv.0")  # not finished
@@ -132,8 +135,47 @@ def test_addresses_of_checkpoints_are_nobodys_but_who_goes_on_with_them(store, s
     alone = Site({Settings: Settings(checkpoints=str(store.top))})
     assert list(away([booted], alone)) == []
     gone = Site({Settings: Settings(checkpoints="/none", checkpoints_shared=True)})
-    with pytest.raises(HostFault, match="/none, which all nodes are to see: No such file"):
+    with pytest.raises(HostFault, match=r"/none/.vtorque-checkpoints: No such file.*not mounted"):
         list(away([booted], gone))
+
+
+def away(site):
+    return [(claim.pool, *claim.items) for claim in shared.vtorque_away([], site)]
+
+
+def test_a_guest_that_goes_on_keeps_its_address_when_its_checkpoint_is_removed(store, site, alive):
+    found = manifest(store)
+    mine = shared.held(store, found, HERE, site)
+    mine.create()
+    listing.remove(store, found.id)
+    assert away(site) == [*LEASED]
+    mine.release()
+    assert away(site) == []
+
+
+def test_what_cannot_be_read_is_not_taken_for_nothing(store, site, alive, monkeypatch):
+    manifest(store)
+
+    def broken(_):
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    monkeypatch.setattr(stored, "_content", broken)
+    with pytest.raises(HostFault, match="Stale file handle") as raised:
+        away(site)
+    assert not raised.value.blames_node
+
+
+def test_a_mount_point_without_its_mount_is_not_an_empty_place(store, site, alive):
+    (store.top / shared.SEEN).unlink()
+    for looks in (away, lambda _: shared.require_not_shared(site[Settings])):
+        with pytest.raises(HostFault, match="is not mounted here, or nobody has made that file"):
+            looks(site)
+
+
+def test_where_nobody_knows_who_has_ended_elsewhere_it_goes_on_on_its_node(store, site, alive):
+    assert shared.on_any_node(site)
+    shared.service.batch_system("")[1].knows_all_nodes = False
+    assert not shared.on_any_node(site) and away(site) == []
 
 
 MOUNTS = """\
@@ -155,8 +197,9 @@ def test_the_kind_of_a_file_system(tmp_path):
         shared.file_system(tmp_path / "none")
 
 
-def test_others_do_not_see_it_unless_the_site_says_so(tmp_path):
+def test_others_do_not_see_it_unless_the_site_says_so(tmp_path, monkeypatch):
     shared.require_not_shared(Settings(checkpoints=str(tmp_path)))
     with pytest.raises(Refused, match=r"kind proc.*in the clear.*checkpoints_shared = true"):
         shared.require_not_shared(Settings(checkpoints="/proc"))
+    monkeypatch.setattr(shared, "require_seen", lambda _: None)
     shared.require_not_shared(Settings(checkpoints="/proc", checkpoints_shared=True))

@@ -42,8 +42,9 @@ def checkpoints(context: click.Context, as_json: bool) -> None:
 
 @checkpoints.command(short_help="Remove a checkpoint; no job can go on with it then.")
 @click.argument("name", metavar="ID")
+@click.option("--uid", type=int, help="Whose it is; for root, where several users have such an id.")
 @click.pass_obj
-def remove(config: Path, name: str) -> None:
+def remove(config: Path, name: str, uid: int | None) -> None:
     """Remove a checkpoint of yours on this node; as root anybody's.
 
     Root's process of the node does it, which is there while a job with guests is.
@@ -56,11 +57,14 @@ def remove(config: Path, name: str) -> None:
     if os.geteuid():
         listing.ask(paths, os.getuid(), name, _WAIT)
         return
-    store = next((each for each in _stores(config) if each.has(name)), None)
-    if store is None:
+    found = [each for each in _stores(config) if each.has(name) and uid in (None, each.uid)]
+    if len(found) > 1:
+        uids = " or ".join(str(each.uid) for each in found)
+        raise Refused(f"several users have a checkpoint {name}: say whose, --uid {uids}")
+    if not found:
         raise Refused(f"there is no checkpoint {name} on this node")
-    listing.remove(store, name)
-    _publish(paths, store)
+    listing.remove(found[0], name)
+    _publish(paths, found[0])
 
 
 def _found(config: Path) -> Iterator[Entry]:

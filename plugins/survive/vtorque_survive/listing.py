@@ -19,7 +19,7 @@ from typing import Any
 from vtorque_core.api import HostFault, Paths, Refused, dataclass, let_users, replace_file
 from vtorque_core.api.children import Child
 from vtorque_survive import request
-from vtorque_survive.asked import checkpoint_id, key_of
+from vtorque_survive.asked import checkpoint_id
 from vtorque_survive.stored import Store
 
 LIST, FIFO = "list.json", "remove.fifo"
@@ -44,10 +44,11 @@ class Entry:
 def entries(store: Store) -> Iterator[Entry]:
     """Yield a user's checkpoints, the oldest first. As root."""
     for each in store.all():
-        files = (store.directory / each.id).iterdir()
-        size = sum(file.stat(follow_symlinks=False).st_blocks * 512 for file in files)
-        job = key_of(each.id).rpartition(".")[0]
-        yield Entry(each.id, job, each.owner, each.node, each.made, size)
+        size = 0
+        with suppress(FileNotFoundError):  # it is removed meanwhile
+            for file in (store.directory / each.id).iterdir():
+                size += file.stat(follow_symlinks=False).st_blocks * 512
+        yield Entry(each.id, each.job, each.owner, each.node, each.made, size)
 
 
 def stores(top: Path) -> Iterator[Store]:
@@ -129,11 +130,20 @@ def remove(store: Store, name: str) -> None:
     if not store.has(name):
         raise Refused(f"there is no checkpoint {name} of uid {store.uid}")
     try:
-        (store.directory / name).rename(store.directory / f".{name}{_GONE}")
-        for path in store.directory.glob(f".*{_GONE}"):
-            shutil.rmtree(path)
+        with store.locked():
+            _clear(store)
+            (store.directory / name).rename(store.directory / f".{name}{_GONE}")
+            store.tries(name).unlink(missing_ok=True)
+            _clear(store)
+    except FileNotFoundError:
+        raise Refused(f"checkpoint {name} is gone already") from None
     except OSError as error:
         raise HostFault(f"cannot remove checkpoint {name}: {error.strerror}") from None
+
+
+def _clear(store: Store) -> None:
+    for path in store.directory.glob(f".*{_GONE}"):
+        shutil.rmtree(path)
 
 
 class Wishes:
@@ -191,8 +201,14 @@ def _uids(paths: Paths) -> set[int]:
 
 
 def _publish_all(paths: Paths, top: Path) -> None:
+    failed: list[Exception] = []
     for uid in _uids(paths) | {store.uid for store in stores(top)}:
-        publish(paths, Store(top, uid))
+        try:
+            publish(paths, Store(top, uid))
+        except (OSError, HostFault) as error:
+            failed.append(error)
+    if failed:
+        raise failed[0]
 
 
 def _remove_all(paths: Paths, top: Path, wanted: list[tuple[int, str]]) -> None:
@@ -206,7 +222,17 @@ def _remove_all(paths: Paths, top: Path, wanted: list[tuple[int, str]]) -> None:
 def _names(fifo: int) -> Iterator[str]:
     """Yield what may be ids in what was written."""
     with suppress(OSError, UnicodeDecodeError):
-        for line in os.read(fifo, _MOST).decode("ascii").split("\n"):
+        *lines, cut = os.read(fifo, _MOST).decode("ascii").split("\n")
+        if cut:  # whoever writes so much is not answered at all
+            _drain(fifo)
+            return
+        for line in lines:
             with suppress(ValueError):
                 if line and checkpoint_id(line):
                     yield line
+
+
+def _drain(fifo: int) -> None:
+    with suppress(OSError):
+        while os.read(fifo, _MOST):
+            pass

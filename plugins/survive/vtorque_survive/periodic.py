@@ -19,7 +19,7 @@ from vtorque_core.api.node_job import NodeJob
 from vtorque_core.live import suspend
 from vtorque_core.live.jobs import RunningJob
 from vtorque_survive import listing
-from vtorque_survive.asked import BEFORE_WALLTIME, CHECKPOINT, NEVER, key_of
+from vtorque_survive.asked import BEFORE_WALLTIME, CHECKPOINT, NEVER
 from vtorque_survive.settings import Settings
 from vtorque_survive.stored import Store
 
@@ -58,7 +58,7 @@ def begun(paths: Paths, job: RunningJob) -> None:
 def trim(paths: Paths, job: RunningJob, store: Store, keep: int) -> None:
     """Remove the oldest checkpoints of a job that has asked for them by time. Raises HostFault."""
     if _file(paths, job.job.key).exists():
-        of_it = [each.id for each in store.all() if key_of(each.id) == job.job.key]
+        of_it = [each.id for each in store.all() if each.job == job.job.id]
         for name in of_it[:-keep]:
             listing.remove(store, name)
 

@@ -85,6 +85,8 @@ def vtorque_saved(
 ) -> Iterator[SavedGuest]:
     """Yield the guests of the checkpoint that the job goes on with."""
     settings = site[Settings]
+    if settings.checkpoints_shared:
+        shared.require_seen(Path(settings.checkpoints))
     store = Store(Path(settings.checkpoints), user.uid)
     found = _its_last(job, request, store) if settings.checkpoints else None
     others = list(_others(job, image, found, user, site)) if found is not None else []
@@ -103,7 +105,7 @@ def vtorque_saved(
             raise Refused(*others)
     log.info("goes on with checkpoint %s", found.id)
     _await_released(site.paths, found)
-    if settings.checkpoints_shared:
+    if shared.on_any_node(site):
         attempt = JobAttempt(job.id, job.attempt, user.name, user.uid, job.node)
         shared.held(store, found, attempt, site)
     for index, guest in enumerate(found.guests):
@@ -158,7 +160,7 @@ def _others(
     version = tools.tools(tools.cpu_model(found.tools))
     here = {"node": job.node, "image": f"{image.name} {image.sha256}", **version}
     then = {"node": found.node, "image": f"{found.image} {found.sha256}", **found.tools}
-    if site[Settings].checkpoints_shared:
+    if shared.on_any_node(site):
         del then["node"]
     for name, was in then.items():
         if was != here.get(name):
@@ -179,7 +181,7 @@ def bring(job: NodeJob) -> None:
         store = Store(Path(settings.checkpoints), job.user.uid)
         found = store.read(first.saved.memory.parent.name)
         cpu = tools.cpu_model(found.tools)
-        if settings.checkpoints_shared:
+        if shared.on_any_node(job.site):
             job.acquire(shared.held(store, found, first.job, job.site), guest=first)
         with suppress(OSError), store.tries(found.id).open("a", encoding="utf-8") as tries:
             tries.write(f"{first.job.key}\n")

@@ -12,8 +12,9 @@ import os
 import re
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from vtorque_core.api import (
     HostFault,
@@ -38,7 +39,10 @@ _OWN = {
     "bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "jfs", "overlay", "ramfs", "tmpfs", "xfs",
     "zfs",
 }  # fmt: skip
-_OVER, _LOOK = 60.0, 1.0  # seconds for a job elsewhere to end, and between two questions for it
+SEEN = ".vtorque-checkpoints"
+"""A file in a shared place: who does not see it sees the directory below a mount point."""
+
+_OVER, _LOOK = 60.0, 5.0  # seconds for a job elsewhere to end, and between two questions for it
 _LOCK = 10.0  # seconds for another job of the user's that looks who has a guest
 
 
@@ -51,6 +55,27 @@ def require_not_shared(settings: Settings) -> None:
             "may read, and memory would lie there in the clear: the site has to name another "
             "([plugin.survive] checkpoints), or accept it (checkpoints_shared = true)"
         )
+    if settings.checkpoints_shared:
+        require_seen(Path(settings.checkpoints))
+
+
+def require_seen(top: Path) -> None:
+    """Raise HostFault unless a shared place is the one that all nodes see."""
+    try:
+        (top / SEEN).stat(follow_symlinks=False)
+    except OSError as error:
+        raise HostFault(
+            f"{top / SEEN}: {error.strerror}: either the place that all nodes are to see is not "
+            "mounted here, or nobody has made that file in it yet (touch, once, as root)"
+        ) from None
+
+
+def on_any_node(site: Site) -> bool:
+    """Return whether a checkpoint may go on on another node than the one where it was made.
+
+    Whether the job that was saved has ended there only some batch systems know.
+    """
+    return site[Settings].checkpoints_shared and service.batch_system(site.path)[1].knows_all_nodes
 
 
 def file_system(path: Path, mounts: str | None = None) -> str:
@@ -82,27 +107,34 @@ class Held(Resource):
     key: str
     node: str
     over: tuple[str, ...] = unjournalled(())
+    leased: tuple[tuple[str, str], ...] = unjournalled(())
 
     def create(self) -> None:
         """Write it. Raises HostFault: another job has them."""
-        lock = take_lock(Path(self.path).with_name(".lock"), _LOCK)
-        try:
+        with self._locked("write"):
             found = _read(Path(self.path))
             if found and found["job"] not in (self.job, *self.over):
                 raise in_use(f"job {found['job']} goes on with it, on node {found['node']}")
-            replace_file(self.path, json.dumps(self._said()).encode(), mode=0o600, ready=os.fsync)
-        except OSError as error:
-            raise HostFault(f"cannot write {self.path}: {error.strerror}") from None
-        finally:
-            os.close(lock)
+            said = json.dumps({**self._said(), "leased": self.leased})
+            replace_file(self.path, said.encode(), mode=0o600, ready=os.fsync)
 
     def release(self) -> None:
         """Remove it, if it is this job's still; missing is fine."""
-        try:
-            if _read(Path(self.path)) == self._said():
+        with self._locked("remove"):
+            found = _read(Path(self.path))
+            if {key: found.get(key) for key in self._said()} == self._said():
                 Path(self.path).unlink(missing_ok=True)
+
+    @contextmanager
+    def _locked(self, verb: str) -> Iterator[None]:
+        try:
+            lock = take_lock(Path(self.path).with_name(".lock"), _LOCK)
+            try:
+                yield
+            finally:
+                os.close(lock)
         except OSError as error:
-            raise HostFault(f"cannot remove {self.path}: {error.strerror}") from None
+            raise HostFault(f"cannot {verb} {self.path}: {error.strerror}") from None
 
     def _said(self) -> dict[str, str]:
         return {"job": self.job, "key": self.key, "node": self.node}
@@ -120,7 +152,9 @@ def held(store: Store, found: Manifest, job: JobAttempt, site: Site) -> Held:
     for other, node in others:
         if other != job.id and node != job.node:
             _await_over(found, other, node, site)
-    return Held(str(path), job.id, job.key, job.node, tuple(other for other, _ in others))
+    over = tuple(other for other, _ in others)
+    leased = tuple(each for guest in found.guests for each in guest.leased)
+    return Held(str(path), job.id, job.key, job.node, over, leased)
 
 
 def _await_over(found: Manifest, job_id: str, node: str, site: Site) -> None:
@@ -146,22 +180,28 @@ def vtorque_away(guests: Sequence[GuestPlan], site: Site) -> Iterator[PoolClaim]
 
     Raises HostFault: the place is not there, and nobody knows which they are.
     """
-    settings = site[Settings]
-    if not (settings.checkpoints and settings.checkpoints_shared):
+    if not (site[Settings].checkpoints and on_any_node(site)):
         return
     mine = {lease for guest in guests if guest.saved for lease in guest.saved.leased}
-    top = Path(settings.checkpoints)
+    top = Path(site[Settings].checkpoints)
     try:
-        users = [int(path.name) for path in top.iterdir() if path.name.isdecimal()]
+        require_seen(top)
+        leased = [lease for path in top.iterdir() if path.name.isdecimal() for lease in _kept(path)]
     except OSError as error:
-        raise HostFault(f"{top}, which all nodes are to see: {error.strerror}") from None
-    for uid in users:
-        for found in Store(top, uid).all():
-            for guest in found.guests:
-                yield from (PoolClaim(at[0], at[1:]) for at in guest.leased if at not in mine)
+        raise in_use(f"{top}, which all nodes are to see: {error.strerror}") from None
+    yield from (PoolClaim(at[0], at[1:]) for at in leased if at not in mine)
 
 
-def _read(path: Path) -> dict[str, str]:
+def _kept(directory: Path) -> Iterator[tuple[str, str]]:
+    """Yield what a user's checkpoints have, and guests that go on with one: it may be removed."""
+    for found in Store(directory.parent, int(directory.name)).all():
+        for guest in found.guests:
+            yield from guest.leased
+    for path in directory.glob(".*.held"):
+        yield from map(tuple, _read(path).get("leased", ()))
+
+
+def _read(path: Path) -> dict[str, Any]:
     """Return what such a file says; empty: there is none, or it is of no use."""
     with suppress(FileNotFoundError, ValueError):
         found = json.loads(path.read_bytes())

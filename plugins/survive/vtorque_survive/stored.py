@@ -27,8 +27,17 @@ from vtorque_core.api import (
     replace_file,
     require_root_owned,
 )
+from vtorque_survive.asked import key_of
 
 SCHEMA = 1
+
+
+class Unreachable(HostFault):
+    """A place for checkpoints that cannot be read, for which this node is not to blame."""
+
+    blames_node = False
+
+
 MANIFEST, SESSION = "manifest.json", "session"
 RESERVED = "reserved"  # a hole as large as what is being made may become
 _MOST = 1 << 20  # bytes of a manifest
@@ -165,21 +174,27 @@ class Store:
             raise Refused(f"you have no checkpoint {printable(name)} on this node") from None
         except ConfigError as error:
             raise Refused(f"checkpoint {printable(name)} is not root's: {error}") from None
+        except OSError as error:
+            raise Unreachable(f"{path}: {error.strerror}") from None
         if (found.uid, found.id) != (self.uid, name):
             raise HostFault(f"{self.directory / name}: is the one of {found.id}, uid {found.uid}")
         return found
 
     def all(self) -> Iterator[Manifest]:
-        """Yield those that can be read, the oldest first."""
+        """Yield those that can be read, the oldest first. Raises Unreachable."""
         found = []
         for path in self.directory.glob("[!.]*") if self.directory.is_dir() else ():
-            with contextlib.suppress(Refused, HostFault):
+            try:
                 found.append(self.read(path.name))
+            except Unreachable:
+                raise
+            except (Refused, HostFault):
+                continue
         yield from sorted(found, key=lambda manifest: manifest.made)
 
     def last_of(self, job_id: str) -> Manifest | None:
-        """Return the newest one of a job; None: there is none."""
-        return next((m for m in reversed([*self.all()]) if m.job == job_id), None)
+        """Return the newest one of a job; None: there is none. By its starts: clocks differ."""
+        return max((m for m in self.all() if m.job == job_id), key=_newness, default=None)
 
     def tries(self, name: str) -> Path:
         """Where a line is for each start of a job that has gone on with it, and not come far."""
@@ -188,6 +203,13 @@ class Store:
     def used(self) -> int:
         """Return the bytes that all of the user's take on disk, or may when they are finished."""
         return sum(_taken(Path(place), files) for place, _, files in os.walk(self.directory))
+
+
+def _newness(manifest: Manifest) -> tuple[int, int]:
+    """Return the attempt and its phases then; the one with which it ended has no number."""
+    key = key_of(manifest.id)
+    phases = manifest.id.removeprefix(key).removeprefix("-")
+    return int(key.rpartition(".")[2]), int(phases) if phases else 1 << 30
 
 
 def _taken(place: Path, files: Iterable[str]) -> int:

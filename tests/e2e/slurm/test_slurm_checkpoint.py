@@ -34,6 +34,7 @@ def place(clean):
         clean.root(machine, "cp", CONF, f"{CONF}.before")
         clean.root(machine, "sh", "-c", f"cat >> {CONF}", stdin=SITE.encode())
     clean.root("head", "install", "-d", "-m", "700", PLACE)
+    clean.root("head", "touch", f"{PLACE}/.vtorque-checkpoints")
     for name in ("counted", "out", "err"):
         (clean.home / name).unlink(missing_ok=True)
     yield clean

@@ -5,7 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from vtorque_core.api import hookimpl
 from vtorque_core.api.batch_system import BatchJob, Outcome
+from vtorque_core.api.claims import PoolClaim
 from vtorque_core.base.errors import HostFault, Refused
 from vtorque_core.base.locks import Busy
 from vtorque_core.base.names import JobAttempt
@@ -14,6 +16,7 @@ from vtorque_core.node.start.attempt import Start
 from vtorque_core.node.start.start_order import blame, start_job
 from vtorque_core.plan.placement import ledger
 from vtorque_core.site.config import Site
+from vtorque_core.site.plugins import Plugins
 
 JOB = BatchJob("7.srv", "nobody-of-this-name", "n1", ("n1",), b"")
 
@@ -105,3 +108,16 @@ def test_a_job_waits_for_its_neighbours_as_long_as_its_batch_system_wants(monkey
         start_order._lease(start, (), None, lambda: reaped.append(1), patience, [])
     assert tries == ([0.0, 0.0, 1.0, 2.0, 3.0] if patience else [0.0, 0.0])
     assert reaped == [1]
+
+
+def test_what_is_away_is_so_for_a_job_that_may_not_use_the_plugin_too(monkeypatch):
+    away = PoolClaim("address", ("10.86.0.16",))
+    plugin = SimpleNamespace(vtorque_away=hookimpl(lambda: [away]))
+    plugins = Plugins()
+    plugins.register("acme", plugin, "acme")
+    found = []
+    monkeypatch.setattr(ledger, "place", lambda *args: found.extend(args[-1]()))
+    withheld = plugins.without({"acme": "[[limits]]"})
+    start = SimpleNamespace(journal=None, site=SimpleNamespace(paths=None), plugins=withheld)
+    start_order._lease(start, (), None, lambda: None, 0.0, [])
+    assert found == [away]

@@ -184,7 +184,8 @@ def _lease(
     guests = [one.plan for one in planned]
 
     def away() -> Iterator[PoolClaim]:
-        found = start.plugins.collect("vtorque_away", guests=guests, site=start.site)
+        plugins = start.plugins.without({})  # also of one that this job may not use
+        found = plugins.collect("vtorque_away", guests=guests, site=start.site)
         yield from (each.item for each in found)
 
     until = time.monotonic() + seconds
