@@ -176,7 +176,8 @@ class LeavableDriver(GuestDriver, Protocol):
     goes on with the script that runs.
 
     If root has made :data:`TELL` before it calls ``expect_break``, ``run`` writes the same to that
-    when root reads it, which is while the guest stands still, and goes on.
+    when root reads it, which is while the guest stands still, and goes on. An empty line: what runs
+    is not the script, and could not be left.
     """
 
     def expect_break(self, run_dir: Path, seconds: int, deadline: float) -> None:

@@ -42,6 +42,7 @@ fcntl.lockf(file, fcntl.LOCK_EX)
 print("locked", flush=True)
 time.sleep(600)
 """
+FIFOS = ("leave.fifo", "tell.fifo")
 STEPS = [
     f"{when} {what}"
     for what in ("directory", "disk", "memory", "session", "manifest", "leave")
@@ -89,6 +90,8 @@ def done(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint.service, "batch_system", lambda _: (None, batch))
     monkeypatch.setattr(checkpoint.tools, "tools", lambda cpu="": {"QEMU": "10.0.13"})
     monkeypatch.setattr(checkpoint, "_LEAVES", 1.0)
+    monkeypatch.setattr(checkpoint, "_GONE", 0.0)  # who asks is this process
+    monkeypatch.setattr(checkpoint, "_TELLS", 0.0)
     monkeypatch.setattr(watcher, "_PAUSE", 0.01)
 
     def expect_break(_paths, _job, seconds, _deadline):
@@ -148,38 +151,44 @@ def started(paths, guests=2, job_id="42.srv", disk_of=overlay, **facts):
 
 
 class JobShell(threading.Thread):
-    """Stands for a job shell that leaves or tells: as vtorque_linux_guest.job.leaving has it."""
+    """Stands for a job shell that leaves and tells: as vtorque_linux_guest.job.leaving has it."""
 
-    def __init__(self, job, done, fifo):
+    def __init__(self, job, done, tells):
         super().__init__(daemon=True)
-        self.fifo, self.done = job.run_dir(0) / fifo, done
+        self.fifos, self.done, self.tells = [job.run_dir(0) / n for n in FIFOS], done, tells
         self.over = self.early = False
+        self.leaves = True
         self.start()
 
     def run(self):
         asked = False
         while not self.over:
             time.sleep(0.01)
-            if asked and not self.fifo.exists():
+            leave = self.fifos[0].exists()
+            if asked and not leave:
                 self.early = not self.done.exists()
                 return
-            asked = self.fifo.exists()
-            try:
-                descriptor = os.open(self.fifo, os.O_WRONLY | os.O_NONBLOCK)
-            except OSError as error:
-                assert error.errno in (errno.ENOENT, errno.ENXIO), error
-                continue
-            os.write(descriptor, b"\nsession\n")
-            os.close(descriptor)
-            time.sleep(0.05)
+            asked = leave
+            for fifo in self.fifos if self.leaves else self.fifos[1:]:
+                self.write(fifo)
+
+    def write(self, fifo):
+        try:
+            descriptor = os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)
+        except OSError as error:
+            assert error.errno in (errno.ENOENT, errno.ENXIO), error
+            return
+        os.write(descriptor, b"\n%b\n" % self.tells)
+        os.close(descriptor)
+        time.sleep(0.05)
 
 
 @pytest.fixture
 def shell(top):
     shells = []
 
-    def begin(job, name="", fifo="leave.fifo"):
-        shells.append(JobShell(job, top / str(job.uid) / (name or job.key), fifo))
+    def begin(job, name="", tells=b"session"):
+        shells.append(JobShell(job, top / str(job.uid) / (name or job.key), tells))
         return shells[-1]
 
     yield begin
@@ -196,6 +205,8 @@ def ask(loop, job, word="checkpoint"):
     thread.start()
     eventually(lambda: loop.look() or said)
     thread.join()
+    if word == "checkpoint" and not said[0]:
+        eventually(lambda: loop.look() or "cancelled" in loop_did(loop))
     return said[0]
 
 
@@ -265,7 +276,7 @@ def test_another_watcher_makes_what_a_killed_one_has_begun(loop, paths, done, to
     shell(job)
     done.dies = step
     loop.look()
-    request._write(request.path_of(paths, job.key), b"checkpoint 0123456789abcdef\n", 0.0)
+    request._write(request.path_of(paths, job.key), b"checkpoint 0123456789abcdef 0\n", 0.0)
     eventually(lambda: loop.look() or f"died {step}" in done.did())
     shut(loop)
     loop.jobs.clear()
@@ -281,7 +292,7 @@ STAYS = [step for step in STEPS if step not in ("before leave", "after leave")]
 
 def test_a_job_is_saved_and_goes_on(loop, paths, done, top, shell):
     job = started(paths)
-    shell(job, FIRST, "tell.fifo")
+    shell(job, FIRST)
     assert ask(loop, job, "save") == ""
     assert goes_on(loop, job)
     did = done.did()
@@ -305,7 +316,7 @@ def told(job):
 @pytest.mark.parametrize("step", [*STAYS, "wait 3600", "wait 0"])
 def test_killed_at_each_step_it_is_saved_and_goes_on(loop, paths, done, top, shell, step):
     job = started(paths)
-    shell(job, FIRST, "tell.fifo")
+    shell(job, FIRST)
     done.dies = step
     assert ask(loop, job, "save") == ""
     assert goes_on(loop, job) and f"died {step}" in done.did()
@@ -317,10 +328,10 @@ def test_killed_at_each_step_it_is_saved_and_goes_on(loop, paths, done, top, she
 @pytest.mark.parametrize("step", ["after disk", "after memory", "after manifest"])
 def test_another_watcher_has_a_job_go_on_that_was_saved(loop, paths, done, top, shell, step):
     job = started(paths)
-    shell(job, FIRST, "tell.fifo")
+    shell(job, FIRST)
     done.dies = step
     loop.look()
-    request._write(request.path_of(paths, job.key), b"save 0123456789abcdef\n", 0.0)
+    request._write(request.path_of(paths, job.key), b"save 0123456789abcdef 0\n", 0.0)
     eventually(lambda: loop.look() or f"died {step}" in done.did())
     shut(loop)
     loop.jobs.clear()
@@ -333,7 +344,7 @@ def test_another_watcher_has_a_job_go_on_that_was_saved(loop, paths, done, top, 
 def test_the_next_one_has_another_id(loop, paths, done, top, shell):
     job = started(paths)
     for name in (FIRST, "42.srv.0-5"):
-        left = shell(job, name, "tell.fifo")
+        left = shell(job, name)
         assert ask(loop, job, "save") == "" and request.made(job.kept) == name
         left.over = True
         left.join()
@@ -361,7 +372,7 @@ def test_a_job_saves_itself_and_goes_on(loop, paths, done, top, shell, step):
         (old.make(name) / "g0.memory").touch()
         old.finish(Manifest(name, job.uid, "ada", "n1", at, "micro", "00", {}, (), "42.srv"))
     done.dies, plan = step, asks_for(job, paths, "every:1h")
-    shell(job, FIRST, "tell.fifo")
+    shell(job, FIRST)
     assert goes_on(loop, job)
     assert not step or f"died {step}" in done.did()
     eventually(lambda: loop.look() or plan.stat().st_mtime > 0)
@@ -388,7 +399,7 @@ def test_one_that_cannot_be_saved_when_it_wants_goes_on(loop, paths, done):
 
 def test_a_job_that_cannot_be_saved_goes_on_and_none_is_there(loop, paths, done, top, shell):
     job = started(paths)
-    shell(job, FIRST, "tell.fifo")
+    shell(job, FIRST)
     done.fails = job.uuids[1]
     assert "No space left" in ask(loop, job, "save")
     assert goes_on(loop, job) and "cancelled" not in done.did()
@@ -412,15 +423,17 @@ def test_killed_before_the_guest_waits_it_is_told_again(loop, paths, done, top, 
     assert done.did()[:3] == ["died wait 3600", "wait 3600", "suspend"]
 
 
-def test_killed_when_the_guest_is_to_wait_no_longer_it_is_told_again(loop, paths, done):
+def test_killed_when_the_guest_is_to_wait_no_longer_it_is_told_again(loop, paths, done, shell):
     job = started(paths)
+    shell(job)
     done.fails, done.dies = "all", "wait 0"
     assert "No space left" in ask(loop, job)
     assert goes_on(loop, job) and "died wait 0" in done.did()
 
 
-def test_a_disk_that_becomes_full_leaves_the_job_as_it_was(loop, paths, done, top):
+def test_a_disk_that_becomes_full_leaves_the_job_as_it_was(loop, paths, done, top, shell):
     job = started(paths)
+    shell(job)
     done.fails = "all"
     assert "No space left" in ask(loop, job)
     assert goes_on(loop, job), "and its job shell is told that nothing breaks"
@@ -429,9 +442,10 @@ def test_a_disk_that_becomes_full_leaves_the_job_as_it_was(loop, paths, done, to
     assert "cancelled" not in done.did()
 
 
-def test_a_job_of_which_a_guest_has_ended_ends(loop, paths, done, top):
+def test_a_job_of_which_a_guest_has_ended_ends(loop, paths, done, top, shell):
     """The other one could not be saved: there is no way back."""
     job = started(paths)
+    shell(job)
     done.fails = job.uuids[1]
     assert "No space left" in ask(loop, job)
     assert "cancelled" in done.did()
@@ -470,9 +484,12 @@ def test_what_cannot_be_told_of_the_node_is_told_before_a_guest_ends(
     assert not any(line.startswith("saved") for line in done.did())
 
 
-def test_a_daemon_that_its_user_stops_does_not_hold_up_who_saves(loop, paths, done, monkeypatch):
+def test_a_daemon_that_its_user_stops_does_not_hold_up_who_saves(
+    loop, paths, done, shell, monkeypatch
+):
     """QEMU waits for it, a worker of libvirtd's for QEMU, and the epilogue for the job's lock."""
     job = started(paths, guests=1)
+    shell(job)
     lock = job.run_dir(0) / "fs-home.lock"
     lock.touch()
     with subprocess.Popen((sys.executable, "-c", HOLDS, lock), stdout=subprocess.PIPE) as daemon:
@@ -496,6 +513,8 @@ def test_one_that_its_batch_system_suspends_meanwhile_is_saved_all_the_same(
 ):
     """Its job shell, which was stopped, says its part when it goes on; its guests are gone."""
     job = started(paths)
+    left = shell(job)
+    left.leaves = False
     goes_on = threading.Event()
 
     def stopped(*_):
@@ -504,7 +523,6 @@ def test_one_that_its_batch_system_suspends_meanwhile_is_saved_all_the_same(
     def told(_ids, *, soon):
         return {job.id: Life.SUSPENDED} if stopped() else {}
 
-    monkeypatch.setattr(checkpoint, "_LEAVES", 0.1)
     monkeypatch.setattr(suspend, "shell_stopped", stopped)
     loop.batch = SimpleNamespace(told=told)
     said = []
@@ -519,7 +537,7 @@ def test_one_that_its_batch_system_suspends_meanwhile_is_saved_all_the_same(
     assert phase(job) == "paused" and "cancelled" not in done.did()
     goes_on.set()
     monkeypatch.setattr(checkpoint, "_LEAVES", LONG)
-    shell(job)
+    left.leaves = True
     eventually(lambda: loop.look() or said)
     thread.join()
     assert said == [""] and Store(top, job.uid).has(job.key)
@@ -544,7 +562,8 @@ def test_who_asks_meanwhile_is_told_so_and_takes_nobodys_answer(
     shell(job)
     eventually(lambda: loop.look() or said)
     thread.join()
-    assert said == [""] and done.did()[-1] == "cancelled"
+    assert said == [""]
+    eventually(lambda: loop.look() or done.did()[-1] == "cancelled")
 
 
 def test_a_job_that_has_played_enough_is_not_saved_half(loop, paths, done, monkeypatch):
@@ -556,9 +575,10 @@ def test_a_job_that_has_played_enough_is_not_saved_half(loop, paths, done, monke
     assert done.did() == [] and phase(job) == "run"
 
 
-def test_what_takes_too_long_is_not_begun_again_for_ever(loop, paths, done, monkeypatch):
+def test_what_takes_too_long_is_not_begun_again_for_ever(loop, paths, done, shell, monkeypatch):
     """Each try has an hour, in which no epilogue can release the job."""
     job = started(paths)
+    shell(job)
 
     def dies(step):
         if step == "before memory":
@@ -596,11 +616,51 @@ def test_what_lies_there_of_an_earlier_try_is_of_another_moment(loop, paths, don
     assert (place / "session").read_bytes() == b"session"
 
 
-def test_one_whose_job_shell_has_died_ends_without_a_checkpoint(loop, paths, done, top):
+def test_one_whose_job_shell_says_nothing_goes_on(loop, paths, done, top):
     job = started(paths)
+    assert "its job shell has not said" in ask(loop, job)
+    assert goes_on(loop, job) and "cancelled" not in done.did()
+    assert list((top / str(job.uid)).iterdir()) == []
+
+
+@pytest.mark.parametrize("word", ["checkpoint", "save"])
+def test_one_whose_script_does_not_run_goes_on(loop, paths, done, top, shell, word):
+    """Its prologue runs, or an epilogue: another job shell could not go on with that."""
+    job = started(paths)
+    shell(job, tells=b"")
+    assert "its script does not run: it has not begun (vm_prologue)" in ask(loop, job, word)
+    assert goes_on(loop, job) and "cancelled" not in done.did()
+    assert list((top / str(job.uid)).iterdir()) == []
+    assert not any((job.run_dir(0) / fifo).exists() for fifo in FIFOS)
+
+
+def test_one_whose_job_shell_dies_meanwhile_ends_without_a_checkpoint(
+    loop, paths, done, top, shell
+):
+    job = started(paths)
+    shell(job).leaves = False
     assert "its job shell has not said" in ask(loop, job)
     assert "cancelled" in done.did()
     assert list((top / str(job.uid)).iterdir()) == []
+
+
+def test_who_has_asked_may_end_before_the_job_does(loop, paths, done, top, shell, monkeypatch):
+    """On Slurm that is a step of the job."""
+    monkeypatch.setattr(checkpoint, "_GONE", LONG)
+    job = started(paths)
+    shell(job)
+    program = (sys.executable, "-c", "input()")
+    with subprocess.Popen(program, stdin=subprocess.PIPE) as asks:
+        loop.look()
+        line = f"checkpoint 0123456789abcdef {asks.pid}\n".encode()
+        request._write(request.path_of(paths, job.key), line, 0.0)
+        eventually(lambda: loop.look() or request._said(job.kept, "0123456789abcdef") == "")
+        assert request.made(job.kept) == job.key and Store(top, job.uid).has(job.key)
+        for _ in range(3):
+            loop.look()
+        assert "cancelled" not in done.did() and (job.run_dir(0) / "leave.fifo").exists()
+        asks.communicate(b"\n")
+    eventually(lambda: loop.look() or "cancelled" in done.did())
 
 
 def writes(fifo, *parts):

@@ -39,7 +39,8 @@ def served(descriptor, job, text):
     """Answer the next word."""
     found = []
     eventually(lambda: found or found.extend(filter(None, [request.taken(descriptor)])))
-    ((word, token),) = found
+    ((word, token, pid),) = found
+    assert pid == os.getpid()
     request.answer(job.kept, token, text)
     return word
 
@@ -67,10 +68,12 @@ def test_only_the_owner_can_write_to_it_and_another_watcher_finds_it(listening):
     "said",
     [
         b"suspend\n",
-        f"SUSPEND {TOKEN}\n".encode(),
-        f"suspend {TOKEN}".encode(),
-        f"suspend {TOKEN}0\n".encode(),
-        f"resume  {TOKEN}\n".encode(),
+        f"SUSPEND {TOKEN} 7\n".encode(),
+        f"suspend {TOKEN} 7".encode(),
+        f"suspend {TOKEN}0 7\n".encode(),
+        f"resume {TOKEN}\n".encode(),
+        f"resume {TOKEN} -1\n".encode(),
+        f"resume  {TOKEN} 7\n".encode(),
         b"\0" * 60_000,
         b"\xff\n",
     ],
@@ -81,16 +84,16 @@ def test_anything_else_is_nothing_and_is_gone(listening, said):
     os.write(user, said)
     for _ in range(20):
         assert request.taken(descriptor) is None
-    os.write(user, f"resume {TOKEN}\n".encode())
-    assert request.taken(descriptor) == ("resume", TOKEN)
+    os.write(user, f"resume {TOKEN} 7\n".encode())
+    assert request.taken(descriptor) == ("resume", TOKEN, 7)
     os.close(user)
 
 
 def test_of_many_words_the_last_counts(listening):
     path, descriptor = listening
     user = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
-    os.write(user, f"suspend {TOKEN}\nresume {TOKEN[::-1]}\n".encode())
-    assert request.taken(descriptor) == ("resume", TOKEN[::-1])
+    os.write(user, f"suspend {TOKEN} 6\nresume {TOKEN[::-1]} 7\n".encode())
+    assert request.taken(descriptor) == ("resume", TOKEN[::-1], 7)
     os.close(user)
 
 

@@ -3,8 +3,8 @@
 In steps, each in a process of its own: the guests are told that their job shell may leave
 (:func:`_hold`); they stand still (``live.suspend``); their disks are copied, the job shell tells
 what it knows of its session, memory is written; the job goes on. Of one that is to end the guests
-end as they are saved; the job shell, which sees that, leaves what it knows; the job is ended by its
-batch system. A file in the job's directory says which checkpoint was asked for, so that the next
+end as they are saved; the job shell, which sees that, leaves what it knows; who has asked is told,
+then the job ends. A file in the job's directory says which checkpoint was asked for, so the next
 watcher goes on after a killed one: each step can be done twice, and what libvirt has finished after
 the death of who asked for it is taken as done. What fails is not tried again: the job goes on, or
 ends if a guest of it has ended.
@@ -41,9 +41,14 @@ _LEAVES = 20.0  # seconds for the job shell to say what another one needs
 _LOOK = 0.05  # seconds until a FIFO without a writer is looked at again
 _MOST = 96 << 20  # bytes of that: twice what a session may have in flight
 _TIME = 3600.0  # seconds for all of it
+_GONE, _TELLS = 10.0, 1.0  # seconds for who has asked to end, and for the batch system to say so
+_ENDS = 120.0  # seconds to have the batch system end the job
 _OVERHEAD = 64  # MiB of a guest's file beside its memory
 _FIRST, _SLOWEST = 60.0, 10.0  # seconds, then MiB a second: how slow writing it may be
 _MIB = 1 << 20
+HOLDS, SAVES, ENDS = "holds", "saves", "ends"
+"""What is done for a checkpoint. ENDS: the job, which is saved."""
+
 log = logging.getLogger(__name__)
 
 on_step: Callable[[str], None] = lambda _step: None  # noqa: E731
@@ -101,15 +106,21 @@ class Checkpoints:
         asked = Asked.read(paths, job)
         return asked is not None and _waits(paths, job, asked)
 
-    def begin(self, paths: Paths, job: RunningJob) -> Child | None:
-        """Begin what is next for a job in its phase, as ``live.suspend.begin``; None: nothing."""
+    def begin(self, paths: Paths, job: RunningJob, asker: int) -> tuple[str, Child] | None:
+        """Begin what is next for a job in its phase, as ``live.suspend.begin``; None: nothing.
+
+        ``asker``: the pid of who has asked, and is told when it is saved; 0: nobody.
+        """
         asked, phase = Asked.read(paths, job), suspend.phase(job)
+        settings, config = self.settings, self.config
         waits = _waits(paths, job, asked) if asked else not _held(paths, job).exists()
         if phase == suspend.RUNS and not waits:
-            return Child(lambda: _hold(paths, job, asked, self.settings), 2 * _HELD)
-        if phase == suspend.PAUSED and asked and waits:
-            return Child(lambda: _save(paths, self.config, job, asked, self.settings), _TIME)
-        return None
+            return HOLDS, Child(lambda: _hold(paths, job, asked, settings), 2 * _HELD)
+        if phase != suspend.PAUSED or not (asked and waits):
+            return None
+        if asked.ends and Store(Path(settings.checkpoints), job.job.uid).has(asked.id):
+            return ENDS, Child(lambda: _end(paths, config, job, asker), _ENDS)
+        return SAVES, Child(lambda: _save(paths, config, job, asked, settings), _TIME)
 
 
 @dataclass(frozen=True)
@@ -164,8 +175,7 @@ def _hold(paths: Paths, job: RunningJob, asked: Asked | None, settings: Settings
         else:
             _held(paths, job).touch(mode=0o600)
             Store(Path(settings.checkpoints), job.job.uid).drop(asked.id)  # of another moment
-            if not asked.ends:  # the job shell looks for it when the guest says that it waits
-                _make_fifo(tell, job.job.uid)
+            _make_fifo(tell, job.job.uid)  # the job shell looks for it when the guest waits
         saving.expect_break(paths, job, int(_TIME) if asked else 0, until)
         if asked is None:
             _held(paths, job).unlink(missing_ok=True)
@@ -208,21 +218,30 @@ def _save(paths: Paths, config: Path, job: RunningJob, asked: Asked, settings: S
                 log.warning("no checkpoint: %s", error)
                 if not all(saving.runs(each.guest) for each in guests):
                     log.error("some guests have ended, and not all are saved: the job ends")
-                    _end(config, job)
+                    _cancel(config, job)
                 raise
-            on_step("before leave")
             does = "ends" if asked.ends else "goes on"
             log.info("saved as checkpoint %s; the job %s", asked.id, does)
-        _fifo(guests, asked).unlink(missing_ok=True)  # now the job shell may end
-        on_step("after leave")
+        (guests[0].guest.run_dir / TELL).unlink(missing_ok=True)
         _tidy(paths, job, store, settings)
-    if asked.ends:
-        _end(config, job)
-    else:
+    if not asked.ends:
         _asked(paths, job).unlink(missing_ok=True)
 
 
-def _end(config: Path, job: RunningJob) -> None:
+def _end(paths: Paths, config: Path, job: RunningJob, asker: int) -> None:
+    """End a job that is saved, once who has asked has gone: they may be a step of the job."""
+    with suppress(OSError):
+        handle = os.pidfd_open(asker)
+        readable([handle], _GONE)  # whose pid it is only they say
+        time.sleep(_TELLS)
+    on_step("before leave")
+    with saving.held(paths, job, suspend.PAUSED) as guests:
+        (guests[0].guest.run_dir / LEAVE).unlink(missing_ok=True)  # now the job shell may end
+    on_step("after leave")
+    _cancel(config, job)
+
+
+def _cancel(config: Path, job: RunningJob) -> None:
     site, batch = service.batch_system(config)
     code = batch.submitter(site).cancel(job.job.id)
     if code:
@@ -246,7 +265,8 @@ def _make(
     asked: Asked,
     settings: Settings,
 ) -> None:
-    name, fifo = asked.id, _fifo(guests, asked)
+    name, run_dir = asked.id, guests[0].guest.run_dir
+    tell, leave = run_dir / TELL, run_dir / LEAVE
     on_step("before directory")
     part = store.make(name)
     on_step("after directory")
@@ -255,9 +275,14 @@ def _make(
         with store.locked():
             _require_room(store, part, guests, settings)
         manifest = _manifest(name, job, guests)  # what can fail here fails before a guest is saved
-        _make_fifo(fifo, job.job.uid)
         if not asked.ends:
-            _take_session(paths, job, fifo, part / SESSION)
+            _make_fifo(tell, job.job.uid)
+            _take_session(paths, job, tell, part / SESSION)
+        elif not leave.exists():  # once its guests are gone there is no way back
+            _make_fifo(tell, job.job.uid)
+            _script_state(paths, job, tell)
+            _make_fifo(leave, job.job.uid)
+            tell.unlink()
         for each in guests:
             if each.disk is not None:
                 _copy(each.disk, part / f"g{each.guest.index}.disk")
@@ -266,22 +291,18 @@ def _make(
             work = [threads.submit(_memory, paths, job, each, part, stays=stays) for each in guests]
         for done in work:
             done.result()
-        _take_session(paths, job, fifo, part / SESSION)
+        _take_session(paths, job, leave, part / SESSION)
         on_step("before manifest")
         store.finish(manifest)
         on_step("after manifest")
     except _Later:
         raise
     except Exception:
-        fifo.unlink(missing_ok=True)
+        for fifo in (tell, leave):
+            fifo.unlink(missing_ok=True)
         with suppress(HostFault):
             store.drop(name)
         raise
-
-
-def _fifo(guests: list[Saveable], asked: Asked) -> Path:
-    """Return where the job shell says what another needs: when its guest is gone, or before."""
-    return guests[0].guest.run_dir / (LEAVE if asked.ends else TELL)
 
 
 def _make_fifo(fifo: Path, uid: int) -> None:
@@ -298,14 +319,24 @@ def _take_session(paths: Paths, job: RunningJob, fifo: Path, to: Path) -> None:
     if to.exists():
         return
     on_step("before session")
+    replace_file(str(to), _script_state(paths, job, fifo), mode=0o600, ready=os.fsync)
+    on_step("after session")
+
+
+def _script_state(paths: Paths, job: RunningJob, fifo: Path) -> bytes:
+    """Return what the job shell says of the script that runs. Raises HostFault, Refused: none."""
     try:
         said = _said(fifo)
     except HostFault as error:
         if suspend.shell_stopped(paths, job) and _has_time(paths, job):
             raise _Later(f"{error}: it was stopped") from None
         raise
-    replace_file(str(to), said, mode=0o600, ready=os.fsync)
-    on_step("after session")
+    if not said:
+        raise Refused(
+            "its script does not run: it has not begun (vm_prologue), or has ended (vm_epilogue, "
+            "the site's epilogue); once it runs ask again"
+        )
+    return said
 
 
 def _said(fifo: Path) -> bytes:

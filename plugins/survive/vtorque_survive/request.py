@@ -24,7 +24,7 @@ from vtorque_core.live import changes
 
 SUSPEND, RESUME, CHECKPOINT, SAVE = "suspend", "resume", "checkpoint", "save"  # the job goes on
 ANSWER = "suspend.json"
-_LINE = re.compile(rb"(suspend|resume|checkpoint|save) ([0-9a-f]{16})\n")
+_LINE = re.compile(rb"(suspend|resume|checkpoint|save) ([0-9a-f]{16}) ([0-9]{1,9})\n")
 _MOST = 4096  # bytes that are read at a time; what else there is is lost
 _LAST = 5.0  # seconds for the answer once the job has ended
 _LOOK = 0.05  # seconds between two looks for a watcher that begins
@@ -71,14 +71,17 @@ def listen(path: Path) -> int:
     return descriptor
 
 
-def taken(descriptor: int) -> tuple[str, str] | None:
-    """Return the last word that was asked, and its token; None: there is none. Never waits."""
+def taken(descriptor: int) -> tuple[str, str, int] | None:
+    """Return the last word that was asked, its token and the pid that who has asked says is theirs.
+
+    None: there is none. Never waits.
+    """
     try:
         said = os.read(descriptor, _MOST)
     except OSError:
         return None
     found = _LINE.fullmatch(said[said.rfind(b"\n", 0, -1) + 1 :])
-    return (found[1].decode(), found[2].decode()) if found else None
+    return (found[1].decode(), found[2].decode(), int(found[3])) if found else None
 
 
 def answer(place: Place, token: str, text: str, made: str = "") -> None:
@@ -105,7 +108,7 @@ def ask(path: Path, place: Place, word: str, seconds: float, patience: float = 0
     events = changes.events()
     try:
         changes.watch(events, place.directory, content=False)
-        _write(path, f"{word} {token}\n".encode(), time.monotonic() + patience)
+        _write(path, f"{word} {token} {os.getpid()}\n".encode(), time.monotonic() + patience)
         return _awaited(events, place, token, time.monotonic() + seconds)
     except OSError as error:
         raise HostFault(f"{path}: {error.strerror}") from None

@@ -28,7 +28,7 @@ from vtorque_core.live import changes, service, suspend
 from vtorque_core.live.jobs import Running, RunningJob
 from vtorque_core.live.node_process import begin
 from vtorque_survive import request
-from vtorque_survive.checkpoint import Checkpoints
+from vtorque_survive.checkpoint import ENDS, HOLDS, SAVES, Checkpoints
 from vtorque_survive.listing import Wishes
 from vtorque_survive.process import NAME
 from vtorque_survive.settings import Settings
@@ -41,7 +41,6 @@ _MOST_PHASES = 1000  # of a job, after which only its batch system has its guest
 _NO_MORE = f"it has had {_MOST_PHASES} phases: no more at its owner's word"
 _OWNER = "its owner asked for it"
 _SAVED = "it is being saved"
-HOLDS, KEPT, SAVED = "holds", "kept", "saved"  # what is done for a checkpoint; SAVED: the job ends
 ASKED = "paused-by-owner"  # a file in the job's directory of state
 log = logging.getLogger(NAME)
 
@@ -99,7 +98,8 @@ class Watched:
     """A job whose script runs here, and the FIFO by which its owner asks.
 
     ``change``: the process that has its guests stand still or go on, if one is at work, ``to``
-    which phase; ``token``: of who is told when it has ended, ``made``: of which checkpoint.
+    which phase; ``token``: of who is told when it has ended, ``made``: of which checkpoint,
+    ``asker``: by which process of theirs.
     ``again``: not before, after changes that failed; then ``pause`` later. ``clocks``: the process
     that sets clocks; ``late``: they are to be set.
     ``stopped``: whether its job shell stands still; None: it has none here.
@@ -111,6 +111,7 @@ class Watched:
     to: str = ""
     token: str = ""
     made: str = ""
+    asker: int = 0
     again: float = 0.0
     pause: float = _PAUSE
     clocks: Child | None = None
@@ -188,10 +189,10 @@ class Loop:
         if watched.change is None or not watched.change.check():
             return
         error, watched.change = watched.change.error or "", None
-        if error and watched.to not in (HOLDS, KEPT, SAVED):
+        if error and watched.to not in (HOLDS, SAVES, ENDS):
             self.checkpoints.give_up(self.paths, watched.job)
-        more = self._saves(watched) and (error or watched.to != SAVED)  # a killed one is done again
-        more = more or (watched.to == KEPT and not error)  # it is to go on
+        more = self._saves(watched)  # a killed one is done again, and one that is saved ends
+        more = more or (watched.to == SAVES and not error)  # it is to go on
         if error:
             watched.to = ""
             self._failed(watched, error)
@@ -217,7 +218,7 @@ class Loop:
         """Have the guests do as the job does, or as its owner asks, if they do not yet."""
         if self._saves(watched) and (found := request.taken(watched.fifo)):
             request.answer(watched.job.kept, found[1], f"{_SAVED}: wait for that")
-        if watched.change is not None or watched.to == SAVED:
+        if watched.change is not None or watched.to == ENDS:
             return
         asked = self._asked(watched)
         self.checkpoints.due(self.paths, watched.job)
@@ -228,7 +229,7 @@ class Loop:
             self._answer(watched, _NO_MORE)
         done = to == suspend.phase(watched.job) and asked != request.RESUME
         if done and not suspend.is_half_done(self.paths, watched.job):
-            if self._begin_checkpoint(watched, to) or self._saves(watched):
+            if self._begin_checkpoint(watched) or self._saves(watched):
                 return
             self._answer(watched, "")
             if to == suspend.RUNS:
@@ -244,8 +245,9 @@ class Loop:
 
     def _asked(self, watched: Watched) -> str:
         """Take a word of the owner's, if there is one; return it."""
-        word, token = request.taken(watched.fifo) or ("", "")
-        watched.token = token or watched.token
+        word, token, asker = request.taken(watched.fifo) or ("", "", 0)
+        if token:
+            watched.token, watched.asker = token, asker
         if word == request.SUSPEND:
             self._file(watched).touch(mode=0o600)
         elif word == request.RESUME:
@@ -261,16 +263,17 @@ class Loop:
             watched.made = self.checkpoints.ask(self.paths, watched.job, ends=ends)
         return word
 
-    def _begin_checkpoint(self, watched: Watched, to: str) -> bool:
+    def _begin_checkpoint(self, watched: Watched) -> bool:
         """Do what is next for a checkpoint, or after one that has failed; return if there is."""
         if time.monotonic() < watched.again:
             return False
-        watched.change = self.checkpoints.begin(self.paths, watched.job)
-        if watched.change is not None:
-            asked = self.checkpoints.asked(self.paths, watched.job)
-            saves = SAVED if asked and asked.ends else KEPT
-            watched.to = saves if to == suspend.PAUSED else HOLDS
-        return watched.change is not None
+        begun = self.checkpoints.begin(self.paths, watched.job, watched.asker)
+        if begun is None:
+            return False
+        watched.to, watched.change = begun
+        if watched.to == ENDS:
+            self._answer(watched, "")
+        return True
 
     def _saves(self, watched: Watched) -> bool:
         return self.checkpoints.asked(self.paths, watched.job) is not None

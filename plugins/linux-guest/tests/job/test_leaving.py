@@ -56,13 +56,13 @@ def read(path: Path) -> str:
 
 
 def test_who_does_not_ask_is_told_nothing(guest: ReadyGuest) -> None:
-    assert not leaving.Telling(guest)(lambda: LONG)
+    assert not leaving.Telling(guest, lambda: True)(lambda: LONG)
 
 
 def test_who_asks_and_does_not_read_is_waited_for(guest: ReadyGuest) -> None:
     os.mkfifo(guest.run_dir / TELL)
     asked = []
-    telling = leaving.Telling(guest)
+    telling = leaving.Telling(guest, lambda: True)
     for _ in range(3):
         assert telling(lambda: asked.append(1) or LONG)
     assert not asked, "the state is that of when it is read"
@@ -71,7 +71,7 @@ def test_who_asks_and_does_not_read_is_waited_for(guest: ReadyGuest) -> None:
 def test_who_reads_is_told_once_and_another_again(
     guest: ReadyGuest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, telling = guest.run_dir / TELL, leaving.Telling(guest)
+    path, telling = guest.run_dir / TELL, leaving.Telling(guest, lambda: True)
     os.mkfifo(path)
     monkeypatch.setattr(leaving, "_AGAIN", 600.0)
     for _ in range(2):
@@ -87,11 +87,24 @@ def test_who_reads_is_told_once_and_another_again(
     assert not telling(lambda: LONG)
 
 
+def test_who_asks_while_no_script_runs_is_told_so(guest: ReadyGuest) -> None:
+    path = guest.run_dir / TELL
+    os.mkfifo(path)
+    said: list[str] = []
+    reads = threading.Thread(target=lambda: said.append(read(path)))
+    reads.start()
+    telling = leaving.Telling(guest, lambda: False)
+    while not said:
+        assert telling(lambda: LONG)
+    reads.join()
+    assert said == ["\n\n"]
+
+
 def test_a_reader_who_is_killed_keeps_nobody_waiting(guest: ReadyGuest) -> None:
     path = guest.run_dir / TELL
     os.mkfifo(path)
     reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     closes = threading.Timer(0.2, os.close, (reader,))  # a pipe holds less than the state
     closes.start()
-    assert leaving.Telling(guest)(lambda: LONG)
+    assert leaving.Telling(guest, lambda: True)(lambda: LONG)
     closes.join()

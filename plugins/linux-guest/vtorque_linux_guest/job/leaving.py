@@ -31,7 +31,7 @@ def leave(guest: ReadyGuest, state: SessionState) -> None:
     """Give root what another job shell needs; return when it has taken it, or given up."""
     while is_asked(guest):
         with suppress(OSError):  # nobody reads it now
-            _write(guest.run_dir / LEAVE, lambda: state)
+            _write(guest.run_dir / LEAVE, state.to_json)
             again = time.monotonic() + _AGAIN
             while is_asked(guest) and time.monotonic() < again:
                 time.sleep(_LOOK)
@@ -39,27 +39,27 @@ def leave(guest: ReadyGuest, state: SessionState) -> None:
 
 
 class Telling:
-    """Tells root what another job shell needs, while the script runs on."""
+    """Tells root what another job shell needs, while the script runs on: nothing if none does."""
 
-    def __init__(self, guest: ReadyGuest) -> None:
-        self._path, self._again = guest.run_dir / TELL, 0.0
+    def __init__(self, guest: ReadyGuest, runs: Callable[[], bool]) -> None:
+        self._path, self._runs, self._again = guest.run_dir / TELL, runs, 0.0
 
     def __call__(self, state: Callable[[], SessionState]) -> bool:
         """Tell it if root reads now; return whether root asks, so that it is to be called again."""
         if time.monotonic() >= self._again:
             with suppress(OSError):  # nobody reads it now, or asks
-                _write(self._path, state)
+                _write(self._path, lambda: state().to_json() if self._runs() else "")
                 self._again = time.monotonic() + _AGAIN
         return self._path.exists()
 
 
-def _write(path: Path, state: Callable[[], SessionState]) -> None:
-    """Write the state of when it is read. Raises OSError."""
+def _write(path: Path, text: Callable[[], str]) -> None:
+    """Write the text of when it is read. Raises OSError."""
     flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(path, flags)
     os.set_blocking(descriptor, True)
     with os.fdopen(descriptor, "wb", buffering=0) as fifo:
-        data = b"\n" + state().to_json().encode() + b"\n"
+        data = b"\n" + text().encode() + b"\n"
         while data:
             data = data[fifo.write(data) :]
 

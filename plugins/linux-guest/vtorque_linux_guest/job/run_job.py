@@ -325,9 +325,8 @@ def _limits(script: Script) -> dict[int, tuple[int, int]]:
 
 
 def _session(guest: ReadyGuest, ending: _Ending) -> Session:
-    telling = leaving.Telling(guest)
-    again = partial(_again, guest, ending)
-    return Session(_connect(guest), again, lambda state: ending.in_script and telling(state))
+    telling = leaving.Telling(guest, lambda: ending.in_script)
+    return Session(_connect(guest), partial(_again, guest, ending), telling)
 
 
 def _again(
