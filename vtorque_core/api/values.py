@@ -70,6 +70,7 @@ class Option(Generic[T]):
             are for each item.
         forbids: what cannot be done to the guests of a job that asks for it; whose value is empty,
             0 or false asks for nothing.
+        needs: what must be possible with the guests of a job whose value is not ``default``.
     """
 
     key: str
@@ -82,6 +83,7 @@ class Option(Generic[T]):
     words: frozenset[str] = frozenset()
     separator: str = ""
     forbids: frozenset[Act] = frozenset()
+    needs: frozenset[Act] = frozenset()
 
     def names_file(self, text: str) -> bool:
         """Return whether this text, as a user writes it, is the path of a file."""
@@ -95,7 +97,8 @@ class JobRequest:
     ``request[OPTION]`` is typed by the option. ``given`` are the keys the user wrote;
     ``shell`` is the user's own ``-S``, if any; ``of_job``: the keys whose numbers are what the
     batch system gives the job (``vcpus``, ``ram``); ``forbids``: what cannot be done to its guests,
-    by the keys because of which; ``nodes``: how many it is to have, if that is known.
+    by the keys because of which; ``needs``: what must be possible with them; ``nodes``: how many
+    it is to have, if that is known.
     """
 
     values: Mapping[str, Any]
@@ -103,6 +106,7 @@ class JobRequest:
     shell: str | None = None
     of_job: frozenset[str] = frozenset()
     forbids: Mapping[str, frozenset[Act]] = field(default_factory=dict)
+    needs: frozenset[Act] = frozenset()
     nodes: int | None = None
 
     def __getitem__(self, option: Option[T]) -> T:

@@ -152,8 +152,13 @@ def asked(request: Request, site: Site, plugins: Plugins) -> JobRequest:
         problem = None if key in given else _bad_default(options[key], values[key], site, plugins)
         refusals += [problem] if problem else []
     forbids = {key: each.forbids for key, each in options.items() if values[key] and each.forbids}
+    needs = (each.needs for key, each in options.items() if values[key] != each.default)
     job = JobRequest(
-        MappingProxyType(values), frozenset(given), request.shell, forbids=MappingProxyType(forbids)
+        MappingProxyType(values),
+        frozenset(given),
+        request.shell,
+        forbids=MappingProxyType(forbids),
+        needs=frozenset().union(*needs),
     )
     if refusals:
         raise Refused(*refusals)

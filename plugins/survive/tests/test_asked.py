@@ -110,3 +110,12 @@ def test_a_site_limits_how_often(plugins):
         said(plugins, site=PLACE + '[options.checkpoint]\nmax = "every:1d"\n')
     denied = PLACE + '[options.checkpoint]\ndeny = ["before-walltime"]\n'
     assert "is not allowed" in said(plugins, "checkpoint=before-walltime", site=denied)
+
+
+@pytest.mark.parametrize("asked", [*ASKED, ""])
+@pytest.mark.parametrize("sites", ["", '[options.checkpoint]\ndefault = "every:1h"\n'])
+def test_what_a_job_needs_is_known_to_who_gives_it_guests(plugins, asked, sites):
+    site = build(parse_toml((sites + PLACE).encode(), "x.toml"), plugins, node=False)
+    pairs = [("ram", "1G"), *([asked.split("=")] if asked else [])]
+    wanted = decide(make_request(pairs, plugins.options(), None), site, plugins)
+    assert wanted.needs == ({"save"} if asked or sites else set())

@@ -56,7 +56,12 @@ def show_times(value: int) -> str:
 
 
 RESUME = Option(
-    "resume", checkpoint_id, "", "go on with a checkpoint, in place of a boot", "ID|none"
+    "resume",
+    checkpoint_id,
+    "",
+    "go on with a checkpoint, in place of a boot",
+    "ID|none",
+    needs=frozenset({"save"}),
 )
 CHECKPOINT = Option(
     "checkpoint",
@@ -65,6 +70,7 @@ CHECKPOINT = Option(
     "save the job while it runs",
     "every:TIME|before-walltime|never",
     show_times,
+    needs=frozenset({"save"}),
 )
 
 

@@ -17,6 +17,7 @@ from vtorque_core.api.claims import CoreClaim, MemoryClaim, Placement
 from vtorque_core.api.guest_driver import SpareDriver
 from vtorque_core.api.host_topology import flat
 from vtorque_core.api.job_files import Tree
+from vtorque_core.api.values import JobRequest
 from vtorque_core.base import hypervisor
 from vtorque_core.base.errors import HostFault, Refused
 from vtorque_core.base.locks import Busy, job_lock
@@ -318,6 +319,11 @@ def test_a_job_takes_none_of_a_uid_that_is_not_the_sites(
 
 def test_a_guest_with_cores_of_its_own_was_never_booted_before(spare, waiting):
     assert waiting(placement=Placement({"vcpu": (1,)}, own=frozenset({"vcpu"}))) == ""
+
+
+def test_a_job_takes_none_with_which_it_could_not_do_what_it_asks_for(spare, waiting):
+    assert waiting(request=JobRequest({}, needs=frozenset({"save"}))) == ""
+    assert waiting("8", request=JobRequest({}, needs=frozenset({"suspend"}))) == spare
 
 
 def test_none_with_cores_of_its_own_is_booted_before_its_job(paths, monkeypatch):

@@ -3,7 +3,8 @@
 A spare guest has a journal of its own, of no job (``JobHeader.spare``); who keeps such guests, and
 how many, is a plugin's business. It is paused, has no user, share, address or secret, and room for
 devices. A job takes one by a record in its own journal. It matches if its domain and the job's are
-one but for what can be plugged in: both are rendered and compared. Neither has cores of its own.
+one but for what can be plugged in: both are rendered and compared. Neither has cores of its own,
+and the job asks for nothing that could not be done to it (``Option.needs``).
 
 As root in the prologue. Without spare guests nothing here costs anything.
 """
@@ -24,6 +25,7 @@ from typing import Literal
 from vtorque_core.api.guest_driver import SpareDriver
 from vtorque_core.api.guest_plan import GuestPlan
 from vtorque_core.api.libvirt_domain import Channel
+from vtorque_core.api.values import Act
 from vtorque_core.base import hypervisor, kvm
 from vtorque_core.base.errors import HostFault, VtorqueError
 from vtorque_core.base.locks import Busy, job_lock, node_lock
@@ -56,6 +58,9 @@ WAITS, TAKEN = SPARE, "taken"
 
 BASE = "base.xml"
 """In its state directory: what a job's domain is compared with."""
+
+FORBIDS: frozenset[Act] = frozenset({"save"})
+"""What cannot be done to a guest that was booted before its job."""
 
 _PATIENCE, _DESTROYED, _LOOK_AGAIN = 30.0, 10.0, 0.1  # seconds
 _log = logging.getLogger(__name__)
@@ -142,7 +147,8 @@ def _waits(state: JournalState) -> bool:
 
 
 def _base(each: Prepared, site: Site, accel: Literal["kvm", "tcg"]) -> str:
-    if not isinstance(each.driver, SpareDriver) or each.plan.placement.own:
+    able = isinstance(each.driver, SpareDriver) and not each.plan.request.needs & FORBIDS
+    if not able or each.plan.placement.own:
         return ""
     return base(domain_spec(each.plan, site, accel), each.merged, site.templates)
 
