@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from vtorque_core.api.batch_system import Life, Outcome, PeerGuest, Usage
 from vtorque_core.api.guest_context import GuestFile
 from vtorque_core.api.setup_steps import Check, Installation
-from vtorque_core.base.errors import HostFault, UsageError
+from vtorque_core.base.errors import HostFault, Refused, UsageError
 from vtorque_testing.batch_base import VM, ContractBase, hooked, script, shell_started, submit
 from vtorque_testing.harness import BatchHarness
 
@@ -121,6 +122,31 @@ class NodeContract(ContractBase):
             work()
         except HostFault as error:
             assert str(error).isprintable()
+        finally:
+            harness.serve(True)
+
+    def test_the_node_is_drained_and_a_job_starts_again(self, harness: BatchHarness) -> None:
+        """The first any number of times; or it says why not, and whose fault that is."""
+        call = hooked(harness)
+        drain = partial(call.adapter.drain, "its disk's slow")
+        requeue = partial(call.adapter.requeue, call.job().id)
+        up_or_not = (
+            (True, drain),
+            (True, drain),
+            (True, requeue),
+            (False, drain),
+            (False, requeue),
+        )
+        try:
+            for up, work in up_or_not:
+                harness.serve(up)
+                try:
+                    work()
+                except (HostFault, Refused) as error:
+                    assert str(error).isprintable()
+                    assert isinstance(error, Refused) or not up
+                else:
+                    assert up
         finally:
             harness.serve(True)
 

@@ -23,6 +23,7 @@ from vtorque_core.api.batch_system import (
     JobShell,
     Life,
     Needs,
+    NodeAdapter,
     Outcome,
     PeerGuest,
     Started,
@@ -122,7 +123,7 @@ class AcmeSubmitter:
         return subprocess.run(["acmekill", "--", job_id], check=False).returncode
 
 
-class AcmeNode:
+class AcmeNode(NodeAdapter):
     """See :class:`vtorque_core.api.batch_system.NodeAdapter`."""
 
     def __init__(self, site: Site) -> None:

@@ -12,6 +12,7 @@ from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from vtorque_core.base.errors import Refused
 from vtorque_core.base.record import dataclass
 
 if TYPE_CHECKING:
@@ -280,7 +281,8 @@ class PeerGuest:
 class NodeAdapter(Protocol):
     """The node part. Runs as root in the batch system's hooks, and in the reaper.
 
-    A class that names this as its base has the last three methods, which then do nothing.
+    A class that names this as its base has the last five methods: the first three then do nothing,
+    the others refuse.
     """
 
     def job(self, argv: Sequence[str], environ: Mapping[str, str]) -> BatchJob:
@@ -331,6 +333,18 @@ class NodeAdapter(Protocol):
         Several nodes of a job may call it at the same time. Raises HostFault: it is only told.
         """
         return
+
+    def drain(self, reason: str) -> None:
+        """Have no new job come to this node until an admin says otherwise; what is there runs on.
+
+        Any number of times. ``reason``: a printable line. Raises HostFault if the batch system
+        cannot be told, Refused if it has no such thing.
+        """
+        raise Refused("this site's batch system knows no node that gets no more jobs")
+
+    def requeue(self, job_id: str) -> None:
+        """Have a job that runs here end, and start again under its id. Raises as :meth:`drain`."""
+        raise Refused("this site's batch system starts no job again")
 
 
 @dataclass(frozen=True)

@@ -152,6 +152,16 @@ class PbsNode(abc.ABC):
             self.set_mark(name, node, healthy)
         self._set_note(name, node, "" if healthy else note_of(reason))
 
+    def drain(self, reason: str) -> None:
+        """Note why, and set this node offline."""
+        name, node = self.this_node()
+        self._set_note(name, node, note_of(reason))
+        self.commands.tell("pbsnodes", "-o", name)
+
+    def requeue(self, job_id: str) -> None:
+        """Have the server run a job again; it says no of one of ``qsub -r n``."""
+        self.commands.rerun(job_id)
+
     def unmark(self) -> None:
         """Take the mark away, and a note of ours. Raises HostFault."""
         name, node = self.this_node()

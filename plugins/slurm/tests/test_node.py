@@ -242,6 +242,29 @@ def test_use_is_noted_in_slurmdbd_once_per_node(slurm, tmp_path):
         node.account("8", Usage(12.6, 300))
 
 
+def test_a_node_is_drained_once_and_the_sites_reason_stays(node, slurm):
+    for reason in ("its disk is slow\n", "other"):
+        node.drain(reason)
+    assert slurm.node()["state"] == "MIXED+DRAIN"
+    assert slurm.node()["reason"] == "vTorque: its disk is slow\\n"
+    assert [call[0] for call in slurm.calls()].count("update") == 1
+    slurm.down(True)
+    with pytest.raises(HostFault, match="Unable to contact"):
+        node.drain("x")
+
+
+def test_a_job_is_requeued_by_its_number(node, slurm):
+    slurm.facts(state="RUNNING")
+    node.requeue("7")
+    assert ["requeue", "7"] in slurm.calls()
+    with pytest.raises(HostFault, match="does not run any more: COMPLETING"):
+        node.requeue("7")  # which has just ended, or is requeued
+    assert ["requeue", "7"] not in slurm.calls()
+    slurm.facts(state="RUNNING", refuse=True)
+    with pytest.raises(HostFault, match="disabled for job"):
+        node.requeue("7")
+
+
 def test_what_guests_see(node):
     items = list(node.context(JOB, [PeerGuest("vn1-0", 2), PeerGuest("vn1-1", 2)]))
     environ = {item.name: item.value for item in items if isinstance(item, EnvVar)}

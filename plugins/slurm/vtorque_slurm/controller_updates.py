@@ -138,6 +138,25 @@ def is_marked(client: Client, feature: str) -> bool:
     return feature in job_records.features(text)[1] or doctors
 
 
+def drain(client: Client, reason: str) -> None:
+    """Have no new job come to this node, unless that is so already. Raises HostFault."""
+    node = this_node(client)
+    if not job_records.is_drained(client.ask("scontrol", "show", "node", node)):
+        note = printable(f"{OURS}: {reason}", _MAX_NOTE)
+        update(client, f"NodeName={node}", "State=DRAIN", f"Reason={note}")
+
+
+def requeue(client: Client, job_id: str) -> None:
+    """Have a job start again, all of a heterogeneous one. Raises HostFault, Refused.
+
+    Slurm would start one again that has ended meanwhile, too.
+    """
+    found = record(client, job_id)
+    if found.state not in _STARTED:
+        raise HostFault(f"job {job_id} does not run any more: {found.state}")
+    client.run("scontrol", "requeue", _whole(found))
+
+
 def this_node(client: Client) -> str:
     """Return this node's name in Slurm: of slurmd, which the hook's environment tells too."""
     name = client.environ.get("SLURMD_NODENAME")

@@ -154,6 +154,11 @@ def node_comment(text: str) -> str:
     return found[0].strip() if found else ""
 
 
+def is_drained(text: str) -> bool:
+    """Return whether a node gets no new jobs, by ``scontrol show node``: ``State=IDLE+DRAIN``."""
+    return "DRAIN" in _one(r"   State=(\S+) .*", text).split("+")
+
+
 def offered_mib(text: str) -> int:
     """Return what a node has for jobs: RealMemory less MemSpecLimit. Raises HostFault.
 

@@ -138,6 +138,14 @@ class SlurmNode:
         """Set or clear the site's feature on this node, and say why in its comment."""
         controller_updates.mark(self._client, self._settings.feature, healthy, reason)
 
+    def drain(self, reason: str) -> None:
+        """Drain this node, unless it is; the site's reason stays."""
+        controller_updates.drain(self._client, reason)
+
+    def requeue(self, job_id: str) -> None:
+        """Requeue a job; Slurm refuses that of one with --no-requeue, and of an interactive one."""
+        controller_updates.requeue(self._client, job_id)
+
     def account(self, job_id: str, usage: Usage) -> None:
         """Add this node's line to what slurmdbd has as the job's AdminComment. Raises HostFault.
 

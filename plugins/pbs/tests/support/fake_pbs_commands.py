@@ -306,6 +306,9 @@ def pbsnodes(state, system, argv):
             node[key] = argv[1]
         return 0
     option, *names = argv
+    if option == "-o":
+        state["nodes"][names[0]]["state"] = "offline"
+        return 0
     assert option == ("-a" if system == "torque" else "-av"), argv
     for name, node in state["nodes"].items():
         if names and name not in names:

@@ -109,7 +109,7 @@ NODE = """NodeName=n1 Arch=x86_64 CoresPerSocket=1~
    ActiveFeatures={active}
    Gres=(null)
    RealMemory={memory} AllocMem=0 FreeMem=900 Sockets=2 Boards=1
-{reserve}   State=IDLE ThreadsPerCore=1 TmpDisk=0 Weight=1 Owner=N/A MCS_label=N/A
+{reserve}   State={state} ThreadsPerCore=1 TmpDisk=0 Weight=1 Owner=N/A MCS_label=N/A
    ExtSensorsJoules=n/s ExtSensorsWatts=0 ExtSensorsTemp=n/s
 {comment}
 """.replace("~", " ")
@@ -130,7 +130,8 @@ facts = {"name": "t", "state": "RUNNING", "restarts": 0, "excluded": "(null)", "
          "mem": 512, "share": "OK", "note": "", "comment": "", "account": "(null)",
          "qos": "(null)"}
 if facts_path.exists(): facts |= json.loads(facts_path.read_text())
-node = {"available": "(null)", "active": "(null)", "comment": "", "memory": 4000, "reserve": ""}
+node = {"available": "(null)", "active": "(null)", "comment": "", "memory": 4000, "reserve": "",
+        "state": "IDLE"}
 if node_path.exists(): node |= json.loads(node_path.read_text())
 if argv[:2] == ["show", "job"]:
     number, _, offset = argv[-1].partition("+")
@@ -162,6 +163,8 @@ elif argv[0] == "update":
         if key == "ExcNodeList": facts["excluded"] = value
         elif key == "AdminComment": facts["note"] = value
         elif key == "Comment": node["comment"] = value
+        elif key == "State": node["state"] = "MIXED+" + value
+        elif key == "Reason": node["reason"] = value
         elif key == "AvailableFeatures": node["available"] = value or "(null)"
         elif key == "ActiveFeatures": node["active"] = value or "(null)"
         elif key not in ("JobId", "NodeName"):
