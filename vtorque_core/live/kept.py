@@ -9,13 +9,15 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from vtorque_core.api.kept_records import Place, find
 from vtorque_core.base.errors import Refused, printable
-from vtorque_core.base.names import CONFIG_PATH, safe_name
+from vtorque_core.base.names import CONFIG_PATH, JobAttempt, Paths, safe_name
 from vtorque_core.base.record import dataclass
+from vtorque_core.records import log
 from vtorque_core.site.config import Site
 from vtorque_core.site.load import load
 from vtorque_core.site.plugins import Plugins
@@ -112,3 +114,10 @@ def _grouped(places: list[Place]) -> list[KeptJob]:
         if before is None or before.changed <= one.changed:
             last[uid, name] = one
     return sorted(last.values(), key=lambda job: job.changed)
+
+
+@contextmanager
+def logging_for(paths: Paths, job: JobAttempt) -> Iterator[None]:
+    """Have what is logged meanwhile stand in a job's log on this node. As root, in one thread."""
+    with log.opened(log.of_ended(paths, job)):
+        yield

@@ -19,7 +19,7 @@ from vtorque_core.api.node_job import NodeJob
 from vtorque_core.live import suspend
 from vtorque_core.live.jobs import RunningJob
 from vtorque_survive import listing
-from vtorque_survive.asked import BEFORE_WALLTIME, CHECKPOINT, NEVER
+from vtorque_survive.asked import BEFORE_WALLTIME, BEGINNING, CHECKPOINT, NEVER, RESUME
 from vtorque_survive.settings import Settings
 from vtorque_survive.stored import Store
 
@@ -30,10 +30,17 @@ def plan(job: NodeJob) -> None:
     if (wanted := first.request[CHECKPOINT]) != NEVER:
         path = _file(job.site.paths, first.job.key)
         job.acquire(File(str(path), content=str(wanted).encode()))
+        if first.request[RESUME] == BEGINNING:
+            place(job.site.paths, first.job).add_facts(begins_again=True)
         facts = place(job.site.paths, first.job).facts()
         if wanted == BEFORE_WALLTIME and not _seconds(facts):
             asked = f"{CHECKPOINT.key}={CHECKPOINT.show(wanted)}"
             job.warn(f"{asked}: its walltime is not known, so it is not saved")
+
+
+def goes_on(paths: Paths, job: RunningJob) -> bool:
+    """Return whether a job would go on with its last checkpoint if it were started again."""
+    return _file(paths, job.job.key).exists() and not job.kept.facts().get("begins_again")
 
 
 def due(paths: Paths, job: RunningJob, settings: Settings) -> bool | None:

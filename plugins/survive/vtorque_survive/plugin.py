@@ -41,6 +41,12 @@ def _checkpoints() -> click.Command:
     return checkpoints
 
 
+def _drain() -> click.Command:
+    from vtorque_survive.drain_command import drain  # noqa: PLC0415 - click
+
+    return drain
+
+
 _OF_JOB = OfJob(("this_node",))
 
 vtorque_settings = always(Settings)
@@ -51,4 +57,5 @@ vtorque_commands = always(
     Command("vmgr", _resume, _OF_JOB),
     Command("vmgr", _checkpoint, OfJob(("stop", "this_node"))),
     Command("vmgr", _checkpoints),
+    Command("vtorque", _drain),
 )

@@ -48,6 +48,13 @@ class Settings:
         2, doc="how many of the checkpoints that a job has by checkpoint= are kept, the last ones"
     )
 
+    spare: tuple[str, ...] = setting(
+        (), doc="nodes that the site keeps free: where the jobs of a drained node are moved first"
+    )
+    drain_at_once: int = setting(
+        1, doc="how many jobs of a drained node are moved or saved at the same time"
+    )
+
     def __post_init__(self) -> None:
         """Refuse what could not work. Raises ValueError."""
         for name, value, least in (("look", self.look, 0.1), ("ask", self.ask, 0.5)):
@@ -58,8 +65,9 @@ class Settings:
         for name, value, least in (("least", self.least, 1), ("before", self.before, 1)):
             if value < least:
                 raise ValueError(f"{name} is {value:g}: write {least} (s) or more")
-        if self.keep < 1:
-            raise ValueError(f"keep is {self.keep}: write 1 or more")
+        for name, number in (("keep", self.keep), ("drain_at_once", self.drain_at_once)):
+            if number < 1:
+                raise ValueError(f"{name} is {number}: write 1 or more")
         if self.quota < 0:
             raise ValueError(f"quota is {self.quota}: write a number of MiB, or 0")
 

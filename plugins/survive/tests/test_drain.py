@@ -1,0 +1,204 @@
+"""What becomes of a drained node's jobs: real journals, logs and processes; batch system and vmgr
+are doubles. With a real Slurm: tests/e2e/slurm/test_slurm_checkpoint.py.
+"""
+
+import json
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from click.testing import CliRunner
+
+import running_journal
+from vtorque_core.api import HostFault, Refused, take_lock
+from vtorque_survive import drain, drain_command, periodic
+from vtorque_survive.asked import CHECKPOINT, RESUME
+from vtorque_survive.drain import LEFT, MOVED, REQUEUED, Done, Drain, Last
+from vtorque_survive.settings import Settings
+
+VMGR = """#!/bin/sh
+echo "$@" >> {did}
+[ -e {top}/$1-$3 ] && {{ echo "vmgr: $(cat {top}/$1-$3)" >&2; exit 122; }}
+case $1 in checkpoint) echo "$4.0-7" ;; esac
+exit 0
+"""
+
+
+@pytest.fixture
+def node(tmp_path, monkeypatch):
+    """Return a node with doubles: what they did, in order, and what they are to refuse."""
+    did = tmp_path / "did"
+    did.touch()
+    paths = running_journal.paths_below(tmp_path)
+    program = tmp_path / "vmgr"
+    program.write_text(VMGR.format(did=did, top=tmp_path))
+    program.chmod(0o755)
+    monkeypatch.setattr(drain.service, "vmgr", lambda _, *words: [str(program), *words])
+    found = SimpleNamespace(refuses={}, paths=paths, did=lambda: did.read_text().splitlines())
+
+    def note(what, *words):
+        if what in found.refuses:
+            raise found.refuses[what]
+        with did.open("a") as file:
+            file.write(" ".join((what, *words)) + "\n")
+
+    found.batch = SimpleNamespace(
+        drain=lambda reason: note("drain", reason), requeue=lambda job: note("requeue", job)
+    )
+    place = tmp_path / "checkpoints"
+    place.mkdir()
+    monkeypatch.setattr(
+        drain.Checkpoints, "why_not", lambda _self, _job: found.refuses.get("why", "")
+    )
+    found.settings = {"checkpoints": str(place), "checkpoints_shared": True}
+    found.fails = lambda what, why: (tmp_path / what).write_text(why)
+    return found
+
+
+def of(node, reason="its disk is slow", **more):
+    return Drain(Path("/etc/x"), node.paths, node.batch, Settings(**node.settings, **more), reason)
+
+
+def started(node, job_id="42.srv", asked="3600", **facts):
+    """Start a job that has asked for checkpoints, unless ``asked`` is empty."""
+    job = running_journal.Job(node.paths, job_id)
+    job.kept.add_facts(nodes=["n1"], unsaveable=[], **facts)
+    state = node.paths.job_state(job.key)
+    state.mkdir(parents=True)
+    if asked:
+        (state / "checkpoint-plan").write_text(asked)
+    return job
+
+
+def logged(job):
+    return job.kept.read("log.jsonl").decode()
+
+
+def test_a_job_is_saved_and_only_then_requeued_and_another_is_left_and_told(node):
+    jobs = [started(node), started(node, "43.srv", asked="")]
+    first, second = of(node).run()
+    assert first == Done("42.srv", "ada", REQUEUED, "saved as checkpoint 42.srv.0-7")
+    assert (second.job, second.done) == ("43.srv", LEFT) and "has not asked" in second.why
+    assert node.did() == [
+        "drain its disk is slow",
+        "checkpoint --this-node -- 42.srv",
+        "requeue 42.srv",
+    ]
+    assert "drained (its disk is slow), and the job is requeued: saved as" in logged(jobs[0])
+    assert "and the job is left to run: it has not asked for checkpoints" in logged(jobs[1])
+    assert Last.read(node.paths).left == ("43.srv",) and Last.read(node.paths).at > 0
+
+
+def test_the_spare_nodes_come_first_in_their_order(node):
+    started(node)
+    node.fails("migrate-n3", "n3 has no room")
+    (done,) = of(node, spare=("n3", "n4")).run()
+    assert done == Done("42.srv", "ada", MOVED, "to n4")
+    assert node.did()[1:] == ["migrate --to n3 -- 42.srv", "migrate --to n4 -- 42.srv"]
+
+
+def test_what_no_spare_node_takes_is_requeued_and_what_cannot_be_says_all_reasons(node):
+    started(node)
+    started(node, "43.srv", asked="")
+    node.fails("migrate-n3", "n3 has no room")
+    first, second = of(node, spare=("n3",)).run()
+    assert (first.done, second.done) == (REQUEUED, LEFT)
+    assert second.why.startswith("not moved to n3: n3 has no room; it has not asked")
+
+
+@pytest.mark.parametrize("error", [HostFault("no server"), Refused("knows no such thing")])
+def test_nothing_is_done_where_the_batch_system_is_not_told(node, error):
+    started(node)
+    node.refuses["drain"] = error
+    with pytest.raises(type(error)):
+        list(of(node, spare=("n3",)).run())
+    assert node.did() == []
+    assert Last.read(node.paths) == Last()
+
+
+def test_a_job_that_is_not_saved_is_not_requeued(node):
+    started(node)
+    node.fails("checkpoint---", "no room")
+    (done,) = of(node).run()
+    assert (done.done, done.why) == (LEFT, "not saved: no room")
+    assert node.did()[1:] == ["checkpoint --this-node -- 42.srv"]
+
+
+def test_a_job_that_its_batch_system_does_not_requeue_goes_on(node):
+    job = started(node)
+    node.refuses["requeue"] = HostFault("scontrol: Requested operation is presently disabled")
+    (done,) = of(node).run()
+    assert done.done == LEFT
+    assert "saved as checkpoint 42.srv.0-7, and not requeued: scontrol: Req" in done.why
+    assert "presently disabled" in logged(job)
+
+
+def test_whose_start_from_the_beginning_is_not_lost_work(node):
+    """Neither by its user's word, nor because no other node sees its checkpoints."""
+    started(node, begins_again=True)
+    (done,) = of(node).run()
+    assert done.done == LEFT and "resume=none" in done.why
+    node.settings["checkpoints_shared"] = False
+    started(node, "43.srv")
+    assert "on this node alone" in list(of(node).run())[1].why
+    assert not [line for line in node.did() if not line.startswith("drain")]
+
+
+def test_a_job_whose_guests_end_is_let_alone(node):
+    job = started(node)
+    job.journal.phase("teardown")
+    (done,) = of(node, spare=("n3",)).run()
+    assert (done.done, done.why) == (LEFT, "its guests start, or end")
+
+
+def test_a_dry_run_does_nothing(node):
+    started(node)
+    started(node, "43.srv", asked="")
+    first, second = of(node).planned()
+    assert (first.done, second.done) == (REQUEUED, LEFT)
+    first, second = of(node, spare=("n3",)).planned()
+    assert first.why == "to n3; else requeued: saved first"
+    assert second.done == MOVED
+    assert node.did() == []
+
+
+def test_two_at_once_are_refused(node):
+    lock = take_lock(node.paths.run / "survive-drain.lock", 0.0)
+    try:
+        with pytest.raises(HostFault, match="held by another process"):
+            list(of(node).run())
+    finally:
+        os.close(lock)
+    assert node.did() == []
+
+
+def test_resume_none_is_noted_when_the_job_starts(node, monkeypatch):
+    job = running_journal.Job(node.paths)
+    first = SimpleNamespace(
+        request={CHECKPOINT: 3600, RESUME: "none"},
+        job=SimpleNamespace(key=job.key, id=job.id, uid=job.uid, attempt=0),
+    )
+    start = SimpleNamespace(guests=[first], site=SimpleNamespace(paths=node.paths))
+    start.acquire = start.warn = lambda *_: None
+    periodic.plan(start)
+    assert job.kept.facts()["begins_again"] is True
+
+
+@pytest.mark.parametrize(("left", "code"), [(False, 0), (True, 1)])
+def test_the_command_says_what_was_done(node, monkeypatch, left, code):
+    started(node, asked="" if left else "3600")
+    monkeypatch.setattr(drain_command.os, "geteuid", lambda: 0)
+    monkeypatch.setattr(drain_command.Drain, "of", lambda _config, reason: of(node, reason))
+    called = CliRunner().invoke(drain_command.drain, ["n1", "--reason", "test"])
+    assert called.exit_code == code
+    what = "left to run: it has" if left else "requeued: saved as"
+    assert called.output.startswith(f"42.srv (ada): {what}")
+    called = CliRunner().invoke(drain_command.drain, ["n1", "--dry-run", "--json"])
+    assert json.loads(called.output)[0]["job"] == "42.srv"
+    called = CliRunner().invoke(drain_command.drain, ["n2"])
+    assert isinstance(called.exception, Refused)
+    assert "ssh n2 vtorque drain n2" in str(called.exception)
+    monkeypatch.setattr(drain_command.os, "geteuid", lambda: 1000)
+    assert CliRunner().invoke(drain_command.drain, ["n1"]).exit_code != 0
+    assert node.did()[0] == "drain test"

@@ -1,0 +1,55 @@
+"""``vtorque drain``: have a node get no new jobs, and its jobs go elsewhere where they can."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from vtorque_core.api import EXIT_FAILED, Refused, UsageError, printable
+from vtorque_core.live.limits import CONFIG_PATH
+from vtorque_survive.drain import LEFT, Done, Drain
+
+
+@click.command(short_help="Have this node get no new jobs, and its jobs go elsewhere.")
+@click.argument("node", metavar="NODE")
+@click.option("--config", type=click.Path(path_type=Path), default=CONFIG_PATH, help="Site config.")
+@click.option("--reason", default="by its admin", help="For the batch system and the jobs' logs.")
+@click.option("--dry-run", is_flag=True, help="Say what would be done with each job; do nothing.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def drain(node: str, config: Path, reason: str, dry_run: bool, as_json: bool) -> None:
+    """Have the batch system give this node no new jobs, and the jobs on it go elsewhere.
+
+    Each is moved to a spare node, or saved and requeued, or left to run: a line for each says so.
+    Root, on the node itself. What gives it jobs again is the batch system's own command.
+
+    Exit codes: 0 no job with guests stays here, 1 some were left to run, 2 it was refused and 122
+    the batch system could not be told: then nothing was done.
+    """
+    if os.geteuid() != 0:
+        raise UsageError("a node is drained by root: ask your administrator")
+    its = Drain.of(config, reason)
+    if not its.is_here(node):
+        name = printable(node)
+        raise Refused(
+            f"this is not {name}: call it there, as root: ssh {name} vtorque drain {name}"
+        )
+    done = []
+    for each in its.planned() if dry_run else its.run():
+        done.append(each)
+        if not as_json:
+            click.echo(_line(each, "would be " if dry_run else ""))
+    if as_json:
+        click.echo(json.dumps([asdict(each) for each in done], indent=2))
+    elif not done:
+        click.echo("no job with guests is here")
+    sys.exit(EXIT_FAILED if any(each.done == LEFT for each in done) else 0)
+
+
+def _line(each: Done, would: str) -> str:
+    what = "left to run" if each.done == LEFT else each.done
+    return f"{each.job} ({each.owner}): {would}{what}: {each.why}"
