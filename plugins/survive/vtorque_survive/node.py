@@ -12,7 +12,7 @@ from vtorque_core.api.kept_records import Place, place
 from vtorque_core.api.node_job import NodeJob, Site
 from vtorque_core.live import suspend
 from vtorque_core.live.jobs import Running
-from vtorque_survive import abilities, periodic, restore, shared
+from vtorque_survive import abilities, health, periodic, restore, shared
 from vtorque_survive.asked import CHECKPOINT, NEVER
 from vtorque_survive.process import Watcher
 from vtorque_survive.request import Fifo, path_of
@@ -78,4 +78,5 @@ vtorque_render_domain = restore.vtorque_render_domain
 vtorque_health_checks = always(
     HealthCheck("survive: suspended jobs", check),
     HealthCheck("survive: what this node can do", abilities.check),
+    HealthCheck("survive: the node's health", health.check),
 )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from vtorque_core.api import dataclass, setting
 
+DOCTOR = "doctor"  # in place of a health command
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -48,6 +50,12 @@ class Settings:
         2, doc="how many of the checkpoints that a job has by checkpoint= are kept, the last ones"
     )
 
+    health: str = setting(
+        "",
+        doc="command that says whether a node with jobs is well (exit code 0), or doctor: vtorque "
+        "doctor's errors; a node that is ill twice in a row is drained; empty: never",
+    )
+    health_every: float = setting(300.0, doc="how often that is asked", unit="s")
     spare: tuple[str, ...] = setting(
         (), doc="nodes that the site keeps free: where the jobs of a drained node are moved first"
     )
@@ -62,12 +70,18 @@ class Settings:
                 raise ValueError(f"{name} is {value:g}: write {least:g} to 60 (s)")
         if self.checkpoints and not is_plain(self.checkpoints):
             raise ValueError(f"checkpoints is {self.checkpoints!r}: write an absolute path")
-        for name, value, least in (("least", self.least, 1), ("before", self.before, 1)):
+        for name, value, least in (
+            ("least", self.least, 1),
+            ("before", self.before, 1),
+            ("health_every", self.health_every, 1),
+        ):
             if value < least:
                 raise ValueError(f"{name} is {value:g}: write {least} (s) or more")
         for name, number in (("keep", self.keep), ("drain_at_once", self.drain_at_once)):
             if number < 1:
                 raise ValueError(f"{name} is {number}: write 1 or more")
+        if self.health not in ("", DOCTOR) and not is_plain(self.health):
+            raise ValueError(f"health is {self.health!r}: write an absolute path, or {DOCTOR}")
         if self.quota < 0:
             raise ValueError(f"quota is {self.quota}: write a number of MiB, or 0")
 

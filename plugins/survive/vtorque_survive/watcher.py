@@ -29,6 +29,7 @@ from vtorque_core.live.jobs import Running, RunningJob
 from vtorque_core.live.node_process import begin
 from vtorque_survive import request
 from vtorque_survive.checkpoint import ENDS, HOLDS, SAVES, Checkpoints
+from vtorque_survive.health import Health
 from vtorque_survive.listing import Wishes
 from vtorque_survive.process import NAME
 from vtorque_survive.settings import Settings
@@ -132,6 +133,7 @@ class Loop:
     batch: Batch
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
     wishes: Wishes | None = None
+    health: Health | None = None
     jobs: dict[str, Watched] = field(default_factory=dict)
     _running: Running | None = None
 
@@ -150,6 +152,8 @@ class Loop:
                 self._failed(watched, f"{type(error).__name__}: {error}")
         if self.wishes is not None:
             self.wishes.look()
+        if self.health is not None:
+            self.health.look()
 
     def pause(self, look: float) -> float:
         """Return the seconds until the next look. That a job's script begins is no event."""
@@ -335,7 +339,8 @@ def main() -> None:
     with reader():
         made = Checkpoints(Path(config), settings)
         wishes = Wishes(paths, settings.checkpoints)
-        loop = Loop(paths, Batch(Path(config), settings.ask), made, wishes)
+        health = Health(paths, Path(config), settings)
+        loop = Loop(paths, Batch(Path(config), settings.ask), made, wishes, health)
         serve(loop, events, settings.look, (paths.run / f"{NAME}.lock").exists)
 
 

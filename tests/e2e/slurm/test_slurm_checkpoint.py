@@ -1,5 +1,7 @@
 """Jobs of a real Slurm that are saved where all nodes see it, and go on on another node."""
 
+import itertools
+
 import pytest
 
 import slurm_cluster as slurm
@@ -137,3 +139,72 @@ def test_a_requeued_job_goes_on_and_again_after_its_node_has_crashed(place):
     at = said.index(str(begun + 1), begun + 1)  # what came after the checkpoint comes again
     assert said[at:] == numbers(300)[begun:], (begun, said)
     assert said[:at] == numbers(at)
+
+
+WELL, ILL = "/etc/vtorque/well", "/etc/vtorque/ill"
+HEALTH = f"""#!/bin/sh
+[ ! -e {ILL} ] || {{ echo "its disk is slow"; exit 1; }}
+"""
+
+
+@pytest.fixture
+def watched(place):
+    """Have all nodes ask their health every second."""
+    for node in slurm.NODES:
+        asked = f'health = "{WELL}"\nhealth_every = 1\n'
+        place.root(node, "sh", "-c", f"cat >> {CONF}", stdin=asked.encode())
+        place.root(node, "sh", "-c", f"cat > {WELL}; chmod 700 {WELL}", stdin=HEALTH.encode())
+    yield place
+    for node in slurm.NODES:
+        place.root(node, "rm", "-f", WELL, ILL)
+
+
+def elsewhere(cluster, job_id, than):
+    """Wait until a job runs on another node than these; return which."""
+    none = ("", "(null)", None, *than)
+    cluster.wait(
+        lambda: cluster.show(job_id).get("NodeList") not in none, seconds=150, what="another node"
+    )
+    return cluster.show(job_id)["NodeList"]
+
+
+@saves
+@pytest.mark.full
+@pytest.mark.releases
+def test_jobs_of_a_node_that_is_ill_or_drained_go_on_elsewhere(watched):
+    """Unattended, and by an admin. One that asks for no checkpoints is left to run, and told."""
+    job_id = submit(watched, *ASKED, to=600)
+    await_more(watched, 0)
+    ill = watched.show(job_id)["NodeList"]
+    words = ("vsub", "--parsable", "-o", "other", f"-w{ill}")
+    other = watched.user(*words, watched.script("#!/bin/sh\ntouch on; sleep 600\n", "other.sh"))
+    other_id = other.stdout.decode().strip()
+    watched.wait((watched.home / "on").exists, what="the other job")
+    drained = [ill]
+    try:
+        watched.root(ill, "touch", ILL)
+        drained.append(elsewhere(watched, job_id, drained))
+        said = watched.root(ill, "vmgr", "logs", other_id)
+        assert "its node is drained (its disk is slow), and the job is left to run" in said
+        assert watched.show(other_id)["JobState"] == "RUNNING"
+        state = ("sinfo", "-h", "-n", ill, "-o", "%T %E")
+        assert watched.root("head", *state).strip() == "draining vTorque: its disk is slow"
+        doctor = watched.root(ill, "vtorque", "doctor", check=False)
+        assert f": its disk is slow; left to run: {other_id}" in doctor
+        begun = len(counted(watched))
+        await_more(watched, begun + 5)
+        said = watched.root(drained[1], "vtorque", "drain", drained[1])
+        assert said.startswith(f"{job_id} ({slurm.USER}): requeued: saved as checkpoint")
+        elsewhere(watched, job_id, drained)
+        watched.wait_state(job_id, "FAILED", seconds=240)
+    finally:
+        watched.root("head", "scancel", other_id)
+        watched.root(ill, "rm", "-f", ILL)
+        for node in drained:
+            watched.root("head", "scontrol", "update", f"nodename={node}", "state=resume")
+        (watched.home / "on").unlink(missing_ok=True)
+    assert watched.show(job_id)["ExitCode"] == "7:0"
+    said = watched.read("out").decode().split()
+    assert (said[0], said[-1]) == ("1", "600")
+    steps = itertools.pairwise(map(int, said))  # what came after a checkpoint comes again
+    assert all(1 < later <= one + 1 for one, later in steps), "from the checkpoint, not from 1"

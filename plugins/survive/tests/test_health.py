@@ -1,0 +1,163 @@
+"""A node's health: real commands and processes; what drains a node is a double."""
+
+import json
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import running_journal
+from patience import eventually
+from vtorque_survive import health
+from vtorque_survive.drain import Last
+from vtorque_survive.health import Health, Said
+from vtorque_survive.settings import Settings
+
+
+@pytest.fixture
+def node(tmp_path, monkeypatch):
+    """Return a node whose health command says what is in a file, and ends with what is in one."""
+    paths, did = running_journal.paths_below(tmp_path), tmp_path / "did"
+    did.touch()
+    command, drains = tmp_path / "well", tmp_path / "drains"
+    command.write_text(f"#!/bin/sh\ncat {tmp_path}/says\nexit $(cat {tmp_path}/code)\n")
+    drains.write_text(f'#!/bin/sh\necho "$@" >> {did}\necho "42.srv (ada): left to run"\n')
+    for program in (command, drains):
+        program.chmod(0o700)
+    monkeypatch.setattr(health, "require_root_owned", lambda *_, **__: None)
+    place = SimpleNamespace(call=lambda *words: [str(drains), *words])
+    monkeypatch.setattr(health.service, "node_of", lambda _: (None, place))
+
+    def says(code, text="x"):
+        (tmp_path / "says").write_text(text)
+        (tmp_path / "code").write_text(str(code))
+
+    says(0)
+    settings = Settings(health=str(command), health_every=1.0)
+    found = SimpleNamespace(paths=paths, settings=settings, says=says)
+    found.drained = lambda: did.read_text().splitlines()
+    found.its = Health(paths, Path("/etc/x"), settings)
+    return found
+
+
+def ask(node, times=1):
+    """Have the node's health be asked, whenever it was before."""
+    for _ in range(times):
+        node.its._said = Said(0.0, node.its._said.failed, node.its._said.said)
+        node.its.look()
+        assert node.its._child is not None
+        eventually(lambda: node.its.look() or node.its._child is None)
+
+
+def drained(node, times):
+    eventually(lambda: len(node.drained()) >= times)
+    assert len(node.drained()) == times
+    eventually(lambda: node.its.look() or node.its._drain is None)
+
+
+def test_two_failures_in_a_row_drain_the_node_with_the_commands_last_words(node, caplog):
+    node.says(1, "looks\nits disk is slow\n")
+    ask(node)
+    node.says(0)
+    ask(node)
+    node.says(3, "its disk is slow\n")
+    ask(node)
+    assert node.drained() == []
+    ask(node)
+    drained(node, 1)
+    assert "drain: 42.srv (ada): left to run" in caplog.text
+    assert node.drained()[0] == f"drain --reason its disk is slow -- {health.socket.gethostname()}"
+
+
+def test_it_is_not_drained_twice_an_hour(node, monkeypatch):
+    Last(time.time() - 10, "x").write(node.paths)
+    node.says(1)
+    ask(node, 3)
+    assert node.drained() == []
+    Last(time.time() - 3601, "x").write(node.paths)
+    ask(node)
+    drained(node, 1)
+
+
+def test_failures_count_also_with_another_watcher(node):
+    node.says(1)
+    ask(node)
+    node.its = Health(node.paths, Path("/etc/x"), node.settings)
+    ask(node)
+    drained(node, 1)
+
+
+def test_it_is_asked_no_more_often_than_the_site_wants(node):
+    node.its._said = Said(time.time(), 0, "")
+    node.its._settings = Settings(health=node.settings.health, health_every=600.0)
+    node.its.look()
+    assert node.its._child is None
+    node.its._said = Said(time.time() + 1000, 0, "")  # the clock was set
+    node.its.look()
+    assert node.its._child is not None
+    eventually(lambda: node.its.look() or node.its._child is None)
+
+
+def test_a_command_that_hangs_is_a_failure_and_leaves_nothing(node, monkeypatch):
+    monkeypatch.setattr(health, "TIME", 0.2)
+    Path(node.settings.health).write_text("#!/bin/sh\nsleep 600\n")
+    ask(node)
+    assert Said.read(node.paths).failed == 1
+    assert "no end after" in Said.read(node.paths).said
+
+
+def test_a_command_that_others_can_change_is_not_asked_and_nothing_is_drained(node, monkeypatch):
+    def refuse(path, **_):
+        raise health.VtorqueError(f"{path} can be written by others")
+
+    monkeypatch.setattr(health, "require_root_owned", refuse)
+    node.says(1)
+    for _ in range(3):
+        node.its._said = Said()
+        node.its.look()
+    assert node.drained() == [] and Said.read(node.paths).failed == 0
+    (result,) = health.check(_Site(node))
+    assert result.status == "failed" and "written by others" in result.message
+
+
+class _Site:
+    def __init__(self, node):
+        self.paths, self._settings = node.paths, node.settings
+
+    def __getitem__(self, _kind):
+        return self._settings
+
+
+def test_doctor_says_what_the_command_said_and_when_it_was_drained(node):
+    assert [each.status for each in health.check(_Site(node))] == ["ok"]
+    node.says(1, "its disk is slow")
+    ask(node)
+    Last(time.time(), "by its admin", ("42.srv",)).write(node.paths)
+    ill, last = health.check(_Site(node))
+    assert ill.status == "warning" and "its disk is slow (1 times in a row)" in ill.message
+    assert last.message.endswith("by its admin; left to run: 42.srv")
+    (node.paths.state / "survive-health.json").write_text('{"asked": "x"}')
+    (node.paths.state / "survive-drained.json").write_text("[")
+    assert [each.status for each in health.check(_Site(node))] == ["ok"]
+
+
+def test_of_doctor_what_has_failed_counts(tmp_path):
+    findings = [
+        {"check": "libvirt", "status": "failed", "message": "no answer"},
+        {"check": "network", "status": "warning", "message": "x"},
+    ]
+    said = tmp_path / "said"
+    said.write_text(json.dumps(findings))
+    with pytest.raises(health.HostFault, match=r"^libvirt: no answer$"):
+        health._ask(("/bin/sh", "-c", f"cat {said}; exit 1"))
+    health._ask(("/bin/sh", "-c", f"cat {said}"))
+    with pytest.raises(health.HostFault, match="exit code 4"):
+        health._ask(("/bin/sh", "-c", "exit 4"))
+
+
+@pytest.mark.parametrize("bad", [{"health": "well"}, {"health": "/a/../b"}, {"health_every": 0.0},
+                                 {"drain_at_once": 0}])  # fmt: skip
+def test_settings_that_could_not_work(bad):
+    with pytest.raises(ValueError, match="write "):
+        Settings(**bad)

@@ -1,0 +1,182 @@
+"""A node's health, asked while jobs with guests are on it; one that is ill is drained. Root.
+
+In the watcher. The command, and the drain, are processes of their own: nobody waits for them. What
+was said last is a file, so that it counts also when watchers come and go with short jobs.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from vtorque_core.api import (
+    HostFault,
+    Paths,
+    VtorqueError,
+    dataclass,
+    guarded,
+    printable,
+    replace_file,
+    require_root_owned,
+)
+from vtorque_core.api.children import Child
+from vtorque_core.api.health import HealthResult, failed, ok, warning
+from vtorque_core.api.node_job import Site
+from vtorque_core.live import service
+from vtorque_survive.drain import Last, read_record
+from vtorque_survive.process import NAME
+from vtorque_survive.settings import DOCTOR, Settings
+
+TIME = 120.0  # seconds for the command; one that hangs is a sign, too
+IN_A_ROW = 2  # failures until the node is drained
+AGAIN = 3600.0  # seconds after a drain until there may be another one
+_MOST = 300  # characters of what it says
+_LINE = 1000  # of a line of a drain's
+_READ = 1 << 20  # bytes of it that are read
+_ENVIRON = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C", "HOME": "/root"}
+log = logging.getLogger(NAME)
+
+
+@dataclass(frozen=True)
+class Said:
+    """What was said last, when (Unix time), and for how often now that was bad."""
+
+    asked: float = 0.0
+    failed: int = 0
+    said: str = ""
+
+    @classmethod
+    def read(cls, paths: Paths) -> Said:
+        """Return it. As root."""
+        found = read_record(_file(paths))
+        try:
+            return cls(float(found["asked"]), int(found["failed"]), str(found["said"]))
+        except (KeyError, TypeError, ValueError):
+            return cls()
+
+    def write(self, paths: Paths) -> None:
+        """Note it. Raises OSError, HostFault."""
+        replace_file(str(_file(paths)), json.dumps(asdict(self)).encode(), mode=0o600)
+
+
+class Health:
+    """The watcher's part."""
+
+    def __init__(self, paths: Paths, config: Path, settings: Settings) -> None:
+        self._paths, self._config, self._settings = paths, config, settings
+        self._said = Said.read(paths)
+        self._child: Child | None = None
+        self._drain: tuple[subprocess.Popen[bytes], int] | None = None
+
+    def look(self) -> None:
+        """Ask if it is time to, and drain the node if it is ill."""
+        if not self._settings.health:
+            return
+        try:
+            self._collect()
+            if self._child is not None:
+                if self._child.check():
+                    error, self._child = self._child.error or "", None
+                    self._take(error)
+            elif not 0 <= time.time() - self._said.asked < self._settings.health_every:
+                self._said = replace(self._said, asked=time.time())
+                argv = _command(self._config, self._settings)
+                self._child = Child(lambda: _ask(argv), TIME)
+        except (OSError, VtorqueError) as error:
+            log.warning("the node's health: %s", error)
+
+    def _take(self, error: str) -> None:
+        count = self._said.failed + 1 if error else 0
+        if error or self._said.failed:
+            log.warning(
+                "health: %s", f"{error} ({count} times in a row)" if error else "well again"
+            )
+        self._said = Said(self._said.asked, count, printable(error, _MOST))
+        if count >= IN_A_ROW and abs(time.time() - Last.read(self._paths).at) >= AGAIN:
+            self._begin_drain()
+        self._said.write(self._paths)
+
+    def _begin_drain(self) -> None:
+        """Have a process drain the node, which goes on when the watcher ends with the last job."""
+        if self._drain is not None:
+            return
+        log.warning("the node is drained")
+        _, place = service.node_of(self._config)
+        says = os.memfd_create("drain")  # no disk, which may be full, nor a reader is needed
+        try:
+            process = subprocess.Popen(
+                place.call("drain", "--reason", self._said.said, "--", socket.gethostname()),
+                env=_ENVIRON, cwd="/", start_new_session=True, stdin=subprocess.DEVNULL,
+                stdout=says, stderr=says,
+            )  # fmt: skip
+        except OSError:
+            os.close(says)
+            raise
+        self._drain = process, says
+
+    def _collect(self) -> None:
+        """Log what a drain has said that has ended."""
+        if self._drain is None or self._drain[0].poll() is None:
+            return
+        says, self._drain = self._drain[1], None
+        for line in os.pread(says, _READ, 0).decode("utf-8", "replace").splitlines():
+            log.warning("drain: %s", printable(line, _LINE))
+        os.close(says)
+
+
+def check(site: Site) -> Iterator[HealthResult]:
+    """Say what doctor has to of it; no failure of the health command's, which is asked there."""
+    settings, last, said = site[Settings], Last.read(site.paths), Said.read(site.paths)
+    try:
+        if settings.health not in ("", DOCTOR):
+            require_root_owned(Path(settings.health), uid=os.geteuid())
+    except (OSError, VtorqueError) as error:
+        yield failed(f"[plugin.survive] health: {error}", "no node's health is asked until then")
+        return
+    if settings.health and said.failed:
+        yield warning(f"health: {said.said} ({said.failed} times in a row)", "mend that")
+    else:
+        yield ok("health: well, or not asked yet" if settings.health else "health: not asked")
+    if last.at:
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(last.at))
+        left = f"; left to run: {', '.join(last.left)}" if last.left else ""
+        yield ok(f"drained last at {when}: {last.reason}{left}")
+
+
+def _command(config: Path, settings: Settings) -> tuple[str, ...]:
+    """Return what is to be asked. Raises ConfigError, OSError: others than root could change it."""
+    if settings.health == DOCTOR:
+        return service.node_of(config)[1].call("doctor", "--json")
+    require_root_owned(Path(settings.health), uid=os.geteuid())
+    return (settings.health,)
+
+
+def _ask(argv: tuple[str, ...]) -> None:
+    """Run it. Raises HostFault with what is wrong."""
+    with subprocess.Popen(
+        guarded(*argv), env=_ENVIRON, cwd="/", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    ) as process:  # fmt: skip
+        said = process.stdout.read(_READ).decode("utf-8", "replace") if process.stdout else ""
+    if process.returncode:
+        raise HostFault(_words(said) or f"exit code {process.returncode}")
+
+
+def _words(said: str) -> str:
+    """Return what is wrong: what doctor says has failed, or else the last line."""
+    with suppress(ValueError, TypeError, KeyError):
+        wrong = [each for each in json.loads(said) if each["status"] == "failed"]
+        return "; ".join(f"{each['check']}: {each['message']}" for each in wrong)
+    return (said.strip().splitlines() or [""])[-1]
+
+
+def _file(paths: Paths) -> Path:
+    return paths.state / "survive-health.json"
