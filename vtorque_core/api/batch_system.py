@@ -10,7 +10,7 @@ import enum
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from vtorque_core.base.errors import Refused
 from vtorque_core.base.record import dataclass
@@ -345,6 +345,34 @@ class NodeAdapter(Protocol):
     def requeue(self, job_id: str) -> None:
         """Have a job that runs here end, and start again under its id. Raises as :meth:`drain`."""
         raise Refused("this site's batch system starts no job again")
+
+
+@runtime_checkable
+class MovingAdapter(Protocol):
+    """A node part whose batch system can have a job's guest be on a node that is not the job's.
+
+    The job is never given that node: a job of root's holds its share there until the guest is gone.
+    As root; each may be called twice. All raise HostFault: the batch system does not answer.
+    """
+
+    def receive(self, job_id: str, nodes: Sequence[str], left: str, node: str) -> BatchJob:
+        """Hold on ``node``, this one, what the job has on the node ``left``; return the job here.
+
+        ``nodes``: where its guests are then, in rank order. Raises Refused: that cannot be had.
+        """
+        ...
+
+    def let_go(self, job_id: str, node: str) -> None:
+        """Hold nothing on ``node`` for the job any more."""
+        ...
+
+    def leave(self, job_id: str, node: str) -> None:
+        """Give the node back, if it is still one of the job's: its guest has left."""
+        ...
+
+    def over(self, job_id: str, attempt: int) -> bool:
+        """Return whether this attempt of a job has ended."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ resources); the core decides, acquires and releases.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -85,12 +85,16 @@ class Share:
 class SavedGuest:
     """A guest that was saved while it stood still, and that goes on as one of another job's.
 
+    Or that still runs on another node, and comes here.
+
     Args:
         name, uuid: its libvirt domain's, which cannot change; ``hostname`` what it calls itself.
         job_id, attempt: of the job that it was booted for: its secrets are that one's.
         leased: (pool, item) of its addresses, which it must have again.
         state_dir, run_dir: where its files were.
         memory: libvirt's file of it, root's alone.
+        xml: libvirt's XML of one that comes here while it runs; empty: it was saved.
+        arrive: called with the XML that it is to have here; returns when it runs here.
     """
 
     name: str
@@ -102,6 +106,8 @@ class SavedGuest:
     state_dir: Path
     run_dir: Path
     memory: Path
+    xml: str = ""
+    arrive: Callable[[str], None] | None = None
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from functools import cache
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 from xml.etree import ElementTree
 
 from vtorque_core.base.errors import HostFault
@@ -229,6 +229,60 @@ def restore_domain(uri: str, path: str, xml: str, timeout: float = CALL_TIMEOUT)
     call(uri, "restore domain", lambda c: c.restoreFlags(path, xml, paused), timeout)
 
 
+def migrate_domain(uri: str, uuid: str, to: str, xml: str, timeout: float) -> None:
+    """Move a running domain to the libvirtd at the URI ``to``, which has it with this XML.
+
+    By this node's libvirtd, over that one connection (VIR_MIGRATE_TUNNELLED): it goes on if the
+    caller is killed. After ``timeout`` seconds it is given up. Raises HostFault: which of the two
+    has the domain then has to be asked.
+    """
+    module = _libvirt()
+    flags = module.VIR_MIGRATE_LIVE | module.VIR_MIGRATE_PEER2PEER | module.VIR_MIGRATE_TUNNELLED
+    flags |= module.VIR_MIGRATE_AUTO_CONVERGE  # else one that writes fast is never done
+
+    def work(domain: Any) -> bool:
+        return bool(domain.migrateToURI3(to, {module.VIR_MIGRATE_PARAM_DEST_XML: xml}, flags) == 0)
+
+    try:
+        done = on_domain(uri, uuid, "migrate domain", work, timeout)
+    except HostFault:
+        with contextlib.suppress(HostFault):
+            on_domain(uri, uuid, "give up migrating", _once(lambda d: d.abortJob()), _LOOKUP)
+        raise
+    if done is None:
+        raise HostFault("ended before it could be moved", stage=STAGE)
+
+
+def migratable_xml(uri: str, uuid: str) -> str:
+    """Return the XML that another libvirtd can take a domain over with. Raises HostFault."""
+    flags = _libvirt().VIR_DOMAIN_XML_MIGRATABLE | _libvirt().VIR_DOMAIN_XML_SECURE
+    found = on_domain(uri, uuid, "look at domain", lambda d: str(d.XMLDesc(flags)), _LOOKUP)
+    if found is None:
+        raise HostFault("it has ended", stage=STAGE)
+    return found
+
+
+def versions(uri: str) -> dict[str, str]:
+    """Return what two nodes must have alike for a domain to move, by name. Raises HostFault.
+
+    The processor: its model and all that it can do, as libvirt has it (formatcaps.html, "cpu").
+    """
+
+    def work(connection: Any) -> dict[str, str]:
+        host = ElementTree.fromstring(connection.getCapabilities()).find("host/cpu")  # noqa: S314
+        model, able = "", list[str]()
+        if host is not None:
+            model = f"{host.findtext('vendor', '')} {host.findtext('model', '')}"
+            able = sorted(each.get("name", "") for each in host.iterfind("feature"))
+        return {
+            "libvirt": str(connection.getLibVersion()),
+            "QEMU": str(connection.getVersion()),
+            "processor": " ".join((model, *able)).strip(),
+        }
+
+    return call(uri, "versions", work, _LOOKUP)
+
+
 def resume_domain(uri: str, uuid: str, timeout: float = CALL_TIMEOUT) -> None:
     """Let a paused domain run; one that runs is fine. Raises HostFault, also if it has ended."""
     done = _libvirt().VIR_DOMAIN_RUNNING
@@ -371,6 +425,19 @@ def domain_runs(uri: str, uuid: str) -> bool:
     module = _libvirt()
     alive = (module.VIR_DOMAIN_RUNNING, module.VIR_DOMAIN_BLOCKED, module.VIR_DOMAIN_PAUSED)
     return bool(on_domain(uri, uuid, "domain state", lambda d: d.state()[0] in alive, _LOOKUP))
+
+
+def domain_state(uri: str, uuid: str) -> Literal["runs", "still", ""]:
+    """Return whether a domain runs or stands still; empty: there is none. Raises HostFault.
+
+    One that comes from another node stands still until all of it is there.
+    """
+    module = _libvirt()
+    state = on_domain(uri, uuid, "domain state", lambda d: d.state()[0], _LOOKUP)
+    if state in (module.VIR_DOMAIN_RUNNING, module.VIR_DOMAIN_BLOCKED):
+        return "runs"
+    gone = (None, module.VIR_DOMAIN_SHUTOFF, module.VIR_DOMAIN_CRASHED)
+    return "" if state in gone else "still"
 
 
 # -- the node ---------------------------------------------------------------------------------

@@ -38,6 +38,8 @@ def run(argv: Sequence[str]) -> int:
         return prologue(config, words[1:], environ)
     if words[:1] == ["epilogue"]:
         return epilogue(config, words[1:])
+    if words == ["receive"]:
+        return receive(config)
     raise UsageError(f"{name} {' '.join(words[:1])}: there are hook prologue and hook epilogue")
 
 
@@ -51,6 +53,18 @@ def prologue(config: Path, argv: Sequence[str], environ: Mapping[str, str]) -> i
     adapter = plugins.batch_system(site.batch.system).node(site)
     directories.after_a_reboot(site)
     return module.run(adapter, site, plugins, argv, environ)
+
+
+def receive(config: Path) -> int:
+    """Have a guest that runs on another node come here, which that one's root asks for. As root."""
+    from vtorque_core.node.start import directories  # noqa: PLC0415
+    from vtorque_core.node.start import receive as module  # noqa: PLC0415
+    from vtorque_core.site.load import load  # noqa: PLC0415
+
+    site, plugins = load(config, node=True)
+    adapter = plugins.batch_system(site.batch.system).node(site)
+    directories.after_a_reboot(site)
+    return module.run(adapter, site, plugins, 0, 1)
 
 
 def epilogue(config: Path, argv: Sequence[str]) -> int:

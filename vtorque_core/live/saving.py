@@ -70,9 +70,9 @@ def held(paths: Paths, job: RunningJob, phase: str) -> Iterator[list[Saveable]]:
 def _saveable(paths: Paths, job: RunningJob, state: JournalState) -> list[Saveable]:
     kinds = {record.kind for record in state.open}
     if SPARE in kinds:
-        raise Refused("a job that has taken guests which were booted before cannot be saved yet")
+        raise Refused("a job with guests that were booted before it cannot be saved or moved yet")
     if UserDisk.kind in kinds:
-        raise Refused("a job with a disk of its user's (disk=) cannot be saved yet")
+        raise Refused("a job with a disk of its user's (disk=) cannot be saved or moved yet")
     paths_of = ((r.guest, Path(str(r.args.get("path", "")))) for r in state.open)
     disks = {guest: path for guest, path in paths_of if path.name == ROOT_DISK}
     return [

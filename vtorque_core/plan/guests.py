@@ -153,8 +153,11 @@ def plan_guests(
     site_secret: bytes,
     machine: Topology | None = None,
     granted: Granted = Granted(),  # noqa: B008 (frozen)
+    arriving: Sequence[SavedGuest] = (),
 ) -> list[PlannedGuest]:
     """Return this node's guests with all claims, not yet placed.
+
+    ``arriving``: those that come from another node, in order.
 
     ``request`` need not be settled; ``machine`` is the node's topology, None on a front end;
     ``granted`` what the batch system gives the job there.
@@ -171,7 +174,9 @@ def plan_guests(
     driver = guest_type.driver()
     secret = names.derive(site_secret, "job", job.id, job.attempt)
     count, uids = request[VMS_PER_NODE], guest_uids.free(site)
-    saved = _saved(job, request, site, plugins, user, image) if machine is not None else []
+    saved = list(arriving)
+    if machine is not None and not saved:
+        saved = _saved(job, request, site, plugins, user, image)
     guests = []
     for index in range(count):
         plan = _guest(job, request, site, user, image, secret, index)

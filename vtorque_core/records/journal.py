@@ -174,7 +174,7 @@ class Journal:
         if resource.scope != "node":
             seq = self._record([(resource, guest)], plugin, phase, needs)[0]
             _create(resource)
-            self._note({"op": "created", "seq": seq})
+            self.created(seq)
             return seq
         with node_lock(self.paths):
             others = shared_records(self.paths, resource.kind, arguments(resource))
@@ -249,6 +249,10 @@ class Journal:
             self._write([line], sync=False)
         if guest is None:
             step(f"phase {name}")
+
+    def created(self, seq: int) -> None:
+        """Note that what a record names is there, if the disk takes it."""
+        self._note({"op": "created", "seq": seq})
 
     def released(self, seq: int, **extra: Any) -> None:
         """Note that a record is released, if the disk takes it (see :meth:`_note`)."""

@@ -55,6 +55,10 @@ def boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
 
 
+ARRIVES = "arrives"
+"""A phase of a start whose guest comes from another node: from then on it may be here."""
+
+
 @dataclass(frozen=True)
 class JobHeader:
     """Whose journal it is. ``plugins``: name to ``"distribution version"`` of all taking part.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from vtorque_core.api.acquired import RELEASE_TIME, CoreResource, unjournalled
@@ -19,6 +20,7 @@ class Domain(CoreResource):
     ``daemons``: the lock files of the user's daemons that its QEMU connects to. ``taken``: it is a
     spare guest's that is there already, paused, and becomes the job's by this. ``saved``: libvirt's
     file of a saved one, which is restored, paused, with the XML, in at most ``seconds``.
+    ``arrive``: it comes from another node with the XML, and this returns when it runs here.
     """
 
     kind = "domain"
@@ -32,6 +34,7 @@ class Domain(CoreResource):
     daemons: tuple[str, ...] = unjournalled(())
     taken: hypervisor.Taken | None = unjournalled()
     saved: str = unjournalled("")
+    arrive: Callable[[str], None] | None = unjournalled()
     seconds: float = unjournalled(60.0)
 
     def create(self) -> None:
@@ -39,8 +42,11 @@ class Domain(CoreResource):
         from vtorque_core.base import hypervisor  # noqa: PLC0415 - libvirt costs 22 ms
 
         # All of a saved one's memory is read between QEMU's first and last word to them.
-        with stopped_daemons.ended(self.daemons, self.seconds if self.saved else None):
-            if self.saved:
+        slow = self.saved or self.arrive
+        with stopped_daemons.ended(self.daemons, self.seconds if slow else None):
+            if self.arrive is not None:
+                self.arrive(self.xml)
+            elif self.saved:
                 hypervisor.restore_domain(self.uri, self.saved, self.xml, self.seconds)
             elif self.taken is None:
                 hypervisor.create_domain(self.uri, self.xml, paused=self.paused)

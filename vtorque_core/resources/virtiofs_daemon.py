@@ -31,14 +31,20 @@ _READY = b"Waiting for vhost-user socket connection"
 # A file that was open when the guest was saved, and that another has taken the place of or that is
 # gone, gives EIO when the guest goes on. By default the guest reads the other one, or cannot go on.
 _OTHERS_ARE_ERRORS = ("--migration-verify-handles", "--migration-on-error=guest-error")
+# One that comes from another node goes on there instead: it would lose the file by the move.
+_OTHERS_STOP_IT = ("--migration-verify-handles", "--migration-on-error=abort")
 
 
 @dataclass(frozen=True)
 class Share(user_daemon.Service):
-    """One shared directory and its daemon; ``subordinate_id`` is what guest root is mapped to."""
+    """One shared directory and its daemon; ``subordinate_id`` is what guest root is mapped to.
+
+    ``comes``: its guest comes from another node.
+    """
 
     nofile: ClassVar[int] = 1_000_000  # virtiofsd's own: one descriptor per file of the guest's
     program: str = VIRTIOFSD
+    comes: bool = False
 
     @property
     def user_is_root(self) -> bool:
@@ -83,12 +89,13 @@ def _rusts(share: Share, socket_fd: int) -> tuple[str, ...]:
     mounts have none.
     """
     root = share.subordinate_id
+    gone = _OTHERS_STOP_IT if share.comes else _OTHERS_ARE_ERRORS
     return (
         share.program, f"--fd={socket_fd}", "--rlimit-nofile=0",
         f"--shared-dir={MOUNTED}", "--sandbox=chroot", "--modcaps=-mknod:-setfcap",
         f"--translate-uid=map:0:{root}:1", f"--translate-uid=map:{share.uid}:0:1",
         f"--translate-gid=map:0:{root}:1", f"--translate-gid=map:{share.gid}:0:1",
-        *(_OTHERS_ARE_ERRORS if saves(share.program) else ()),
+        *(gone if saves(share.program) else ()),
     )  # fmt: skip
 
 

@@ -35,12 +35,14 @@ from vtorque_core.plan.domain.saved import moved
 from vtorque_core.plan.guests import Prepared
 from vtorque_core.records import console, log
 from vtorque_core.records.journal import Journal
+from vtorque_core.records.reading import ARRIVES
 from vtorque_core.resources import netfilter, stopped_daemons
 from vtorque_core.resources.domain import Domain
 from vtorque_core.resources.starter import Starter
 from vtorque_core.site.config import Site
 
 T = TypeVar("T")
+_COMES = 3600.0  # seconds in which a guest comes from another node
 _log = logging.getLogger(__name__)
 
 
@@ -173,8 +175,11 @@ def boot_one(
         spec = domain_spec(guest, site, accel_type, ports)
         xml = render(spec, each.merged, sockets=sockets, taps=taps, overrides=site.templates)
         domain = replace(domain, xml=xml)
+    comes = guest.saved is not None and guest.saved.arrive is not None
     if guest.saved is not None:
         domain = _going_on(domain, guest, guest.saved, start.deadline)
+    if comes:
+        start.enter(ARRIVES)
     with worker(site.paths, guest.user.uid, start.deadline, failed):
         try:
             start.acquire(domain, guest=guest)
@@ -182,8 +187,10 @@ def boot_one(
             if not guest.spare:
                 failed.set()
             # Else its worker would wait on when others count on it; the teardown says what fails.
+            # One that comes from another node may have come: who has it is decided by who sent it.
             with contextlib.suppress(HostFault):
-                domain.release()
+                if not comes:
+                    domain.release()
             raise
     for tap in taps.values():
         netfilter.refuse_bpdus(tap)
@@ -195,7 +202,7 @@ def boot_one(
     except FileNotFoundError:
         error = HostFault("ended as soon as it was started", start.phase)
         raise with_last_words(each, error) from None
-    if guest.saved is not None:
+    if guest.saved is not None and not comes:
         _let_run(start, guest, domain, failed)
     if output is None or output.path is None:
         return None
@@ -206,6 +213,9 @@ def boot_one(
 
 def _going_on(domain: Domain, guest: GuestPlan, saved: SavedGuest, deadline: float) -> Domain:
     """Return the domain of a saved guest, which is as libvirt had made it, where its files are."""
+    if saved.arrive is not None:
+        xml = moved(saved.xml, domain.xml, saved, guest.state_dir, guest.run_dir)
+        return replace(domain, xml=xml, arrive=saved.arrive, seconds=_COMES)
     file = str(saved.memory)
     was = hypervisor.saved_xml(domain.uri, file)
     xml = moved(was, domain.xml, saved, guest.state_dir, guest.run_dir)

@@ -34,6 +34,7 @@ from vtorque_core.plan.placement.ledger import InUse
 from vtorque_core.records import log
 from vtorque_core.records.journal import Journal
 from vtorque_core.records.log import Log
+from vtorque_core.records.reading import ARRIVES, JournalError, find
 from vtorque_core.site.config import Site
 from vtorque_core.site.job_limits import facts_of_job
 from vtorque_core.site.plugins import Plugins
@@ -85,6 +86,10 @@ def _run(
     told = False
     try:
         with job_lock(site.paths, job.id), _logged(job, site):
+            if _has_come(job, site):  # a release would end it
+                where = "a guest of this job has come here from another node: it is left alone"
+                _log.warning(where)
+                return adapter.finish(job, Outcome.NOT_OURS, where)
             outcome, reason = _attempt(job, site, plugins, adapter, begun)
             told = job.detach and outcome is not Outcome.READY
     except Busy as error:  # its other prologue or its epilogue is at work: leave all to that
@@ -92,6 +97,14 @@ def _run(
     if reason:
         sys.stderr.write(f"vtorque: {printable(reason, 2000)}\n")
     return 0 if told else adapter.finish(job, outcome, reason)
+
+
+def _has_come(job: BatchJob, site: Site) -> bool:
+    """Return whether a guest of this very attempt has come here, or is about to."""
+    with contextlib.suppress(JournalError):
+        mine = [s for s in find(site.paths, job.id) if s.header.job.attempt == job.attempt]
+        return any(mark.name == ARRIVES for state in mine for mark in state.phases)
+    return False
 
 
 def _logged(job: BatchJob, site: Site) -> contextlib.AbstractContextManager[object]:

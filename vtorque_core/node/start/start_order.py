@@ -19,11 +19,11 @@ from vtorque_core.api.acquired import Resource
 from vtorque_core.api.batch_system import BatchJob, NodeAdapter
 from vtorque_core.api.claims import Notice, Placement, PoolClaim
 from vtorque_core.api.guest_driver import LateDriver, LeavableDriver, ReadyGuest
-from vtorque_core.api.guest_plan import GuestPlan, JobUser
+from vtorque_core.api.guest_plan import GuestPlan, JobUser, SavedGuest
 from vtorque_core.api.job_files import File, Tree
 from vtorque_core.api.kept_records import keep_facts
 from vtorque_core.api.libvirt_domain import Filesystem, Interface, forbidden
-from vtorque_core.api.values import JobRequest
+from vtorque_core.api.values import Act, JobRequest
 from vtorque_core.api.vm_options import KEEP, LOG, SHOW_LOG, VM_EPILOGUE, VM_PROLOGUE
 from vtorque_core.base.errors import HostFault, Refused
 from vtorque_core.node.shell import proof
@@ -82,12 +82,13 @@ def start_job(
     adapter: NodeAdapter,
     reap_gone: Callable[[], None] = lambda: None,
     begun: Callable[[], None] = lambda: None,
+    arriving: Sequence[SavedGuest] = (),
 ) -> None:
     """Boot all guests of the job on this node and prove them ready.
 
     ``reap_gone`` is called if the job's claims are in use, ``begun`` when the job shell can see
-    that the start is at work. Raises Refused, HostFault (both may
-    come from plugins) with everything still journalled.
+    that the start is at work; ``arriving``: guests that come from another node. Raises Refused,
+    HostFault (both may come from plugins) with everything still journalled.
     """
     assert job.blob is not None  # noqa: S101 - the caller has looked
     if job.bad_request:
@@ -109,7 +110,7 @@ def start_job(
         start.acquire(proof_file(told, user, site))
         begun()
         with blame(start):
-            _start(start, job, wanted, told, adapter, reap_gone)
+            _start(start, job, wanted, told, adapter, reap_gone, arriving)
 
 
 @contextlib.contextmanager
@@ -130,13 +131,14 @@ def _start(
     told: Proof,
     adapter: NodeAdapter,
     reap_gone: Callable[[], None],
+    arriving: Sequence[SavedGuest],
 ) -> None:
     """Go through the phases of a start, up to guests that are ready or await the script."""
     site, plugins = start.site, start.plugins
     start.enter("plan")
     secret = plan.load_secret(site.paths.secret)
     share = plan.node_share(job, site)
-    of_node = (share.machine, share.granted)
+    of_node = (share.machine, share.granted, arriving)
     planned = plan.plan_guests(job, wanted, site, plugins, start.user, secret, *of_node)
     patience = site.node.start_timeout / 2 if job.patience is None else job.patience
     gone: list[str] = []
@@ -257,6 +259,7 @@ def _keep_facts(
         given=sorted(wanted.given),
         walltime=job.resource_list.get("walltime", ""),
         unsaveable=_unsaveable(prepared),
+        immovable=_lacking("migrate", prepared),
         booted_for=[saved.job_id, saved.attempt] if saved else [job.id, job.attempt],
         **log.facts(),
     )
@@ -264,14 +267,19 @@ def _keep_facts(
 
 def _unsaveable(prepared: Sequence[Prepared]) -> list[str]:
     """Return what guests have that cannot be saved on this node; the job then cannot either."""
+    stays = not isinstance(prepared[0].driver, LeavableDriver)
+    kind = [f"guests of type {prepared[0].plan.image.guest_type}"] if stays else []
+    return [*_lacking("save", prepared), *kind]
+
+
+def _lacking(act: Act, prepared: Sequence[Prepared]) -> list[str]:
     elements = (item.element for each in prepared for item in each.merged.items)
-    found = forbidden("save", elements)
+    found = forbidden(act, elements)
     if Filesystem.__name__ in found:
         found.remove(Filesystem.__name__)
         if not virtiofs_daemon.saves():
             found.append("shared directories (this virtiofsd gives QEMU no state to save)")
-    stays = not isinstance(prepared[0].driver, LeavableDriver)
-    return [*found, *([f"guests of type {prepared[0].plan.image.guest_type}"] if stays else [])]
+    return found
 
 
 def _proof(start: Start, job: BatchJob, wanted: JobRequest) -> Proof:

@@ -1,0 +1,173 @@
+"""A guest that comes here from another node: what is told, and who gives up what."""
+
+import json
+import os
+from types import SimpleNamespace
+
+import pytest
+
+import running_journal
+from vtorque_core import __version__
+from vtorque_core.api.batch_system import BatchJob, Outcome
+from vtorque_core.base import hypervisor
+from vtorque_core.base.errors import HostFault
+from vtorque_core.node.start import prologue, receive
+from vtorque_core.node.start.receive import Told
+from vtorque_core.records.reading import ARRIVES
+
+GUEST = {
+    "name": "vt-42.0-n2-0", "uuid": "0b1ad9ba", "hostname": "vn2", "job_id": "42", "attempt": 0,
+    "leased": [["address", "10.0.0.9"]], "state_dir": "/s/g0", "run_dir": "/r/g0",
+    "xml": "<domain/>",
+}  # fmt: skip
+TOLD = {
+    "job": "42", "nodes": ["n1", "n3"], "leaves": "n2", "to": "n3", "guest": GUEST,
+    "versions": {"vTorque": __version__, "QEMU": "10"},
+}  # fmt: skip
+
+
+class Batch:
+    """Stands for a batch system that holds this node."""
+
+    def __init__(self):
+        self.held, self.finished = [], []
+
+    def receive(self, job_id, nodes, left, node):
+        self.held.append(node)
+        return BatchJob(job_id, "ada", node, nodes, b"")
+
+    def let_go(self, _job_id, node):
+        self.held.remove(node)
+
+    def leave(self, *_):
+        raise AssertionError
+
+    def over(self, *_):
+        raise AssertionError
+
+    def finish(self, _job, outcome, reason):
+        self.finished.append((outcome, reason))
+        return 0
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """Return this node, and a function that receives; its start does what ``starts`` does."""
+    paths = running_journal.paths_below(tmp_path)
+    node = SimpleNamespace(libvirt_uri="test:///default")
+    log = SimpleNamespace(level="INFO")
+    site = SimpleNamespace(
+        paths=paths, node=node, log=log, batch=SimpleNamespace(system="acme"), path=tmp_path
+    )
+    made = SimpleNamespace(
+        paths=paths, site=site, adapter=Batch(), released=[], starts=lambda _: None, plugins=None
+    )
+    monkeypatch.setattr(receive.virtiofs_daemon, "saves", lambda: True)
+    monkeypatch.setattr(hypervisor, "versions", lambda _: {"QEMU": "10"})
+    monkeypatch.setattr(receive, "release_job", lambda _, job_id: made.released.append(job_id))
+    monkeypatch.setattr(receive.ended, "tell", lambda *_: [])
+    user = SimpleNamespace(name="ada", uid=os.geteuid())
+    monkeypatch.setattr(receive.plan, "job_user", lambda *_: user)
+    start = lambda *_, arriving: made.starts(*arriving)  # noqa: E731
+    monkeypatch.setattr(receive, "start_job", start)
+
+    def run(told=TOLD, *, leaves=False):
+        requests, asks = os.pipe()
+        answers, says = os.pipe()
+        os.write(asks, told if isinstance(told, bytes) else json.dumps(told).encode() + b"\n")
+        if leaves:
+            os.close(asks)
+        code = receive.run(made.adapter, made.site, made.plugins, requests, says)
+        for each in (requests, says, *(() if leaves else (asks,))):
+            os.close(each)
+        with os.fdopen(answers, "rb") as file:
+            return code, [json.loads(line) for line in file]
+
+    made.run = run
+    return made
+
+
+def test_what_is_told(here):
+    told = Told.read(json.dumps(TOLD).encode())
+    assert (told.job, told.nodes, told.to) == ("42", ("n1", "n3"), "n3")
+    assert told.guest.leased == (("address", "10.0.0.9"),) and told.guest.xml == "<domain/>"
+
+
+@pytest.mark.parametrize(
+    "told", [b"\n", b"[]\n", b"{}\n", json.dumps(TOLD | {"to": "n9"}).encode() + b"\n",
+             json.dumps(TOLD | {"guest": {**GUEST, "leased": "ab"}}).encode() + b"\n"]
+)  # fmt: skip
+def test_what_cannot_be_read_is_refused(here, told):
+    code, (said,) = here.run(told)
+    assert code and "cannot be read" in said["failed"]
+
+
+def test_it_is_awaited_with_the_xml_of_here_and_runs(here, monkeypatch):
+    states = iter(["", "still", "runs"])
+    monkeypatch.setattr(hypervisor, "domain_state", lambda *_: next(states))
+    here.starts = lambda guest: guest.arrive("<domain of='here'/>")
+    assert here.run() == (0, [{"xml": "<domain of='here'/>"}, {"here": True}])
+    assert here.adapter.held == ["n3"] and here.released == []
+
+
+def test_a_start_that_fails_before_it_awaits_the_guest_leaves_nothing(here):
+    def fails(_guest):
+        raise HostFault("no room")
+
+    here.starts = fails
+    assert here.run() == (1, [{"failed": "no room"}])
+    assert here.adapter.held == [] and here.released == ["42"]
+
+
+def test_one_that_fails_later_gives_nothing_up(here, monkeypatch):
+    """The guest may run here by then."""
+    monkeypatch.setattr(hypervisor, "domain_state", lambda *_: "runs")
+
+    def fails(guest):
+        guest.arrive("<domain/>")
+        raise HostFault("silent")
+
+    here.starts = fails
+    assert here.run() == (1, [{"xml": "<domain/>"}, {"failed": "silent"}])
+    assert here.adapter.held == ["n3"] and here.released == []
+
+
+def test_when_the_sender_is_there_no_more_all_is_left_as_it_is(here, monkeypatch):
+    monkeypatch.setattr(hypervisor, "domain_state", lambda *_: "still")
+    here.starts = lambda guest: guest.arrive("<domain/>")
+    assert here.run(leaves=True) == (1, [{"xml": "<domain/>"}])
+    assert here.adapter.held == ["n3"] and here.released == []
+
+
+def test_another_version_is_refused_before_anything_is_held(here, monkeypatch):
+    monkeypatch.setattr(hypervisor, "versions", lambda _: {"QEMU": "11"})
+    assert here.run()[1] == [{"failed": "n3 has another QEMU: 11, not 10"}]
+    monkeypatch.setattr(receive.virtiofs_daemon, "saves", lambda: False)
+    assert "gives QEMU no state" in here.run()[1][0]["failed"]
+    assert here.adapter.held == []
+
+
+def test_a_batch_system_that_holds_no_node_is_refused(here):
+    here.adapter = SimpleNamespace()
+    assert "acme cannot hold a node" in here.run()[1][0]["failed"]
+
+
+def test_a_second_one_of_the_job_is_refused(here):
+    running_journal.Job(here.paths, "42")
+    assert here.run()[1] == [{"failed": "job 42 has something on n3 already"}]
+    assert here.released == []
+
+
+@pytest.mark.parametrize("attempt", [0, 1])
+def test_a_prologue_of_this_attempt_leaves_it_alone(here, attempt, monkeypatch):
+    """One of a later attempt releases what the one before has left, as ever."""
+    running_journal.Job(here.paths, "42").journal.phase(ARRIVES)
+    released = []
+    monkeypatch.setattr(prologue, "release_job", lambda *_: released.append(1) or [])
+    monkeypatch.setattr(prologue, "start_job", lambda *_: None)
+    monkeypatch.setattr(prologue.ended, "tell", lambda *_: [])
+    job = BatchJob("42", "nobody-of-this-name", "n3", ("n3",), b"", attempt=attempt)
+    assert prologue._run(job, here.site, None, here.adapter) == 0
+    ((outcome, _),) = here.adapter.finished
+    assert released == [1] * attempt
+    assert outcome is (Outcome.READY if attempt else Outcome.NOT_OURS)

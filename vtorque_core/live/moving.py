@@ -1,0 +1,147 @@
+"""Public, for a plugin's commands: a guest that runs goes to another node. As root.
+
+What is done where it comes to: ``vtorque hook receive`` (:mod:`vtorque_core.node.start.receive`).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from vtorque_core import __version__
+from vtorque_core.base import hypervisor
+from vtorque_core.base.errors import HostFault
+from vtorque_core.base.libvirt_workers import worker
+from vtorque_core.base.locks import job_lock
+from vtorque_core.base.names import Paths
+from vtorque_core.base.record import dataclass
+from vtorque_core.live.jobs import RunningGuest, RunningJob
+from vtorque_core.live.saving import Saveable
+from vtorque_core.live.suspend import RUNS
+from vtorque_core.records.journal import Journal
+from vtorque_core.records.reading import ARRIVES, DOMAIN, lock_name, read
+from vtorque_core.resources import netfilter, stopped_daemons
+from vtorque_core.resources.netfilter import Netfilter
+from vtorque_core.site.load import load
+
+MOVES = "moves"
+"""The phase of a job whose guest is about to go to another node, or has just gone."""
+
+State = Literal["runs", "still", ""]
+_LOOK = 0.1  # seconds; that libvirt has moved a guest is no event
+_PATIENCE = 30.0  # seconds for the job's lock: who received the guest may just end
+
+
+@dataclass(frozen=True)
+class Node:
+    """What this node's config says: libvirt's URI, and the seconds that a start may take."""
+
+    uri: str
+    start_timeout: float
+
+    @classmethod
+    def of(cls, config: Path) -> Self:
+        """Return it. Raises ConfigError."""
+        site, _ = load(config, node=False)
+        return cls(site.node.libvirt_uri, site.node.start_timeout)
+
+
+def told(
+    paths: Paths, job: RunningJob, each: Saveable, nodes: Sequence[str], to: str
+) -> dict[str, Any]:
+    """Return what the node ``to`` is told of a guest; ``nodes``: where the job's are then.
+
+    Raises HostFault: it has ended, or libvirt does not answer.
+    """
+    guest, (job_id, attempt) = each.guest, job.kept.facts()["booted_for"]
+    return {
+        "job": job.job.id,
+        "nodes": list(nodes),
+        "leaves": job.job.node,
+        "to": to,
+        "versions": {"vTorque": __version__, **hypervisor.versions(guest.uri)},
+        "guest": {
+            "name": guest.name,
+            "uuid": guest.uuid,
+            "hostname": guest.hostname,
+            "job_id": job_id,
+            "attempt": attempt,
+            "leased": each.leased,
+            "state_dir": str(each.state_dir),
+            "run_dir": str(guest.run_dir),
+            "xml": hypervisor.migratable_xml(guest.uri, guest.uuid),
+        },
+    }
+
+
+def send(
+    paths: Paths, job: RunningJob, guest: RunningGuest, to: str, xml: str, seconds: float
+) -> None:
+    """Have libvirt move a guest to the libvirtd at the URI ``to``, with the XML of there.
+
+    Raises HostFault: :func:`settled` and the other node say who has it. A daemon of the user's that
+    they stop meanwhile is ended.
+    """
+    until, locks = time.monotonic() + seconds, stopped_daemons.locks_of(guest.run_dir)
+    with (
+        worker(paths, job.job.uid, until, threading.Event()),
+        stopped_daemons.ended(locks, seconds),
+    ):
+        hypervisor.migrate_domain(guest.uri, guest.uuid, to, xml, seconds)
+
+
+def settled(uri: str, uuid: str, seconds: float) -> State:
+    """Return what a domain does here once libvirt moves it no more: it may for who was killed.
+
+    Empty: it is not here. Raises HostFault: it is still being moved, or libvirt does not answer.
+    """
+    until = time.monotonic() + seconds
+    while hypervisor.is_busy(uri, uuid):
+        if time.monotonic() >= until:
+            raise HostFault("libvirt still moves it")
+        time.sleep(_LOOK)
+    return hypervisor.domain_state(uri, uuid)
+
+
+def state(uri: str, uuid: str) -> State:
+    """Return what a domain does on this node; empty: there is none. Raises HostFault."""
+    return hypervisor.domain_state(uri, uuid)
+
+
+def mark(paths: Paths, job: RunningJob, phase: str) -> None:
+    """Have the job be in a phase; its lock is held (:func:`vtorque_core.live.saving.held`)."""
+    with Journal.open(paths, paths.journal / f"{job.job.key}.jsonl") as journal:
+        journal.phase(phase)
+
+
+def go_on(paths: Paths, job: RunningJob, guest: RunningGuest) -> None:
+    """Have a guest that has not left run on here; the job's lock is held. Raises HostFault."""
+    hypervisor.resume_domain(guest.uri, guest.uuid)
+    mark(paths, job, RUNS)
+
+
+def arrived(paths: Paths, key: str) -> None:
+    """Do the rest of a start whose guest has come, if who did it was killed. Twice is fine.
+
+    Raises HostFault: it is at work still, or the job has ended.
+    """
+    path = paths.journal / f"{key}.jsonl"
+    with job_lock(paths, lock_name(path), _PATIENCE), Journal.open(paths, path) as journal:
+        state = read(path)
+        marks = [each.name for each in state.phases if each.guest is None]
+        if marks[marks.index(ARRIVES) :].count(RUNS):
+            return
+        for record in state.open:
+            if record.kind == Netfilter.kind:
+                netfilter.refuse_bpdus(str(record.args["tap"]))
+            if record.kind == DOMAIN and not record.created:
+                journal.created(record.seq)
+        journal.phase(RUNS)
+
+
+def comes(job: RunningJob) -> bool:
+    """Return whether the job's guest here has come from another node, or is to."""
+    return any(name == ARRIVES for name, _ in job.phases)

@@ -1,0 +1,188 @@
+"""A guest that comes here from another node while it runs: a start that awaits it. As root.
+
+The other node's root tells in one line what comes, and is answered in lines: with the XML that the
+guest is to have here, once all that it needs is here; then that it runs here. From the first answer
+on nothing is given up here: who has the guest knows the one who sends it
+(``vtorque_survive.settle``). When that one's line ends, this process ends, and all stays.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import json
+import logging
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vtorque_core import __version__
+from vtorque_core.api.batch_system import BatchJob, MovingAdapter, NodeAdapter
+from vtorque_core.api.children import readable
+from vtorque_core.api.guest_plan import SavedGuest
+from vtorque_core.api.log_levels import parse
+from vtorque_core.api.read_apart import reader
+from vtorque_core.base import hypervisor
+from vtorque_core.base.errors import EXIT_FAILED, EXIT_OK, HostFault, Refused, VtorqueError
+from vtorque_core.base.locks import job_lock
+from vtorque_core.node.end import ended
+from vtorque_core.node.end.reap import release_job
+from vtorque_core.node.start.start_order import start_job
+from vtorque_core.plan import guests as plan
+from vtorque_core.records import log
+from vtorque_core.records.reading import find
+from vtorque_core.resources import virtiofs_daemon
+from vtorque_core.site.config import Site
+from vtorque_core.site.plugins import Plugins
+
+_MOST, _TELLS = 1 << 20, 30.0  # bytes of what is told, and seconds for it
+_LOOK = 0.05  # seconds; that a domain runs is an event of libvirt's only for who runs its loop
+_log = logging.getLogger(__name__)
+
+
+class LeftAlone(BaseException):
+    """Whoever sends the guest is there no more: it is theirs to say who has it."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """What the other node tells: the job, which node its guest leaves and to which, the guest.
+
+    ``nodes``: where the job's guests are then, in rank order.
+    """
+
+    job: str
+    nodes: tuple[str, ...]
+    leaves: str
+    to: str
+    versions: Mapping[str, str]
+    guest: SavedGuest
+
+    @classmethod
+    def read(cls, line: bytes) -> Told:
+        """Return what a line tells. Raises HostFault."""
+        try:
+            found: dict[str, Any] = json.loads(line)
+            guest = found["guest"]
+            saved = SavedGuest(
+                name=str(guest["name"]),
+                uuid=str(guest["uuid"]),
+                hostname=str(guest["hostname"]),
+                job_id=str(guest["job_id"]),
+                attempt=int(guest["attempt"]),
+                leased=tuple((str(pool), str(item)) for pool, item in guest["leased"]),
+                state_dir=Path(str(guest["state_dir"])),
+                run_dir=Path(str(guest["run_dir"])),
+                memory=Path(),
+                xml=str(guest["xml"]),
+            )
+            nodes = tuple(str(each) for each in found["nodes"])
+            versions = {str(key): str(value) for key, value in found["versions"].items()}
+            job, leaves, to = (str(found[key]) for key in ("job", "leaves", "to"))
+            if to not in nodes:
+                raise ValueError(f"node {to!r} is none of the job's")
+            return cls(job, nodes, leaves, to, versions, saved)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise HostFault(f"what comes here cannot be read: {error}") from None
+
+
+class _Sender:
+    """Who sends the guest: what it is told, and whether it is still there."""
+
+    def __init__(self, requests: int, answers: int) -> None:
+        self._requests, self._answers = requests, answers
+        self.awaits = False
+
+    def told(self) -> bytes:
+        """Return its line. Raises HostFault."""
+        said, until = bytearray(), time.monotonic() + _TELLS
+        while not said.endswith(b"\n"):
+            left = until - time.monotonic()
+            data = os.read(self._requests, 1 << 16) if readable([self._requests], left) else b""
+            said += data
+            if not data or len(said) > _MOST:
+                raise HostFault("nobody has said what is to come here")
+        return bytes(said)
+
+    def say(self, **what: Any) -> None:
+        """Tell it. Raises LeftAlone: it is not there."""
+        try:
+            os.write(self._answers, json.dumps(what).encode() + b"\n")
+        except OSError:
+            raise LeftAlone from None
+
+    def arrive(self, uri: str, uuid: str, xml: str) -> None:
+        """Have the guest be sent; return when it runs here. Raises HostFault, LeftAlone."""
+        self.awaits = True
+        self.say(xml=xml)
+        while hypervisor.domain_state(uri, uuid) != "runs":
+            if readable([self._requests], _LOOK) and not os.read(self._requests, 1):
+                raise LeftAlone
+
+
+def run(adapter: NodeAdapter, site: Site, plugins: Plugins, requests: int, answers: int) -> int:
+    """Receive the guest that is told of; return the exit code. ``requests``, ``answers``: files."""
+    sender = _Sender(requests, answers)
+    try:
+        with reader():
+            _receive(adapter, site, plugins, sender)
+        sender.say(here=True)
+    except LeftAlone:
+        return EXIT_FAILED
+    except Exception as error:
+        known = isinstance(error, VtorqueError)
+        if not known:
+            log.defect("that comes from another node")
+        with contextlib.suppress(LeftAlone):
+            sender.say(failed=str(error) if known else f"{type(error).__name__}: {error}")
+        return EXIT_FAILED
+    return EXIT_OK
+
+
+def _receive(adapter: NodeAdapter, site: Site, plugins: Plugins, sender: _Sender) -> None:
+    if not isinstance(adapter, MovingAdapter):
+        raise Refused(f"{site.batch.system} cannot hold a node for a guest of another node's job")
+    told = Told.read(sender.told())
+    _require_able(told, site)
+    with job_lock(site.paths, told.job, 0):
+        if find(site.paths, told.job):
+            raise Refused(f"job {told.job} has something on {told.to} already")
+        try:
+            job = adapter.receive(told.job, told.nodes, told.leaves, told.to)
+            _start(job, adapter, site, plugins, told.guest, sender)
+        except Exception:
+            if not sender.awaits:
+                for fault in ended.tell(site, plugins, release_job(site.paths, told.job)):
+                    _log.warning("%s", fault)
+                adapter.let_go(told.job, told.to)
+            raise
+
+
+def _start(
+    job: BatchJob,
+    adapter: NodeAdapter,
+    site: Site,
+    plugins: Plugins,
+    guest: SavedGuest,
+    sender: _Sender,
+) -> None:
+    arrive = functools.partial(sender.arrive, site.node.libvirt_uri, guest.uuid)
+    mine = plan.attempt_of(job, plan.job_user(job.owner, site))
+    with log.opened(log.Log(site.paths, mine, parse(site.log.level))):
+        _log.info("a guest of job %s is to come here from another node", job.id)
+        arriving = [dataclasses.replace(guest, arrive=arrive)]
+        start_job(job, site, plugins, adapter, arriving=arriving)
+        _log.info("%s runs here", guest.hostname)
+
+
+def _require_able(told: Told, site: Site) -> None:
+    if not virtiofs_daemon.saves():
+        raise Refused(f"the virtiofsd of {told.to} gives QEMU no state to move")
+    here = {"vTorque": __version__, **hypervisor.versions(site.node.libvirt_uri)}
+    for name, there in told.versions.items():
+        if here.get(name) != there:
+            raise Refused(f"{told.to} has another {name}: {here.get(name)}, not {there}")
