@@ -22,6 +22,7 @@ from vtorque_slurm import (
     cpus,
     hostlist,
     inside_guests,
+    moving,
     request_channel,
     slurm_conf,
 )
@@ -127,6 +128,22 @@ class SlurmNode:
         states = dict(zip(words[::2], words[1::2], strict=False))
         lives = {"": Life.GONE, "SUSPENDED": Life.SUSPENDED}
         return {each: lives.get(states.get(each, ""), Life.ALIVE) for each in ids}
+
+    def receive(self, job_id: str, nodes: Sequence[str], left: str, node: str) -> BatchJob:
+        """Hold the job's share here by a job of root's. Raises Refused, HostFault."""
+        return moving.receive(self, self._client, job_id, nodes, left, node)
+
+    def let_go(self, job_id: str, node: str) -> None:
+        """End that job. Raises HostFault."""
+        moving.let_go(self._client, job_id, node)
+
+    def leave(self, job_id: str, node: str) -> None:
+        """Shrink the job off a node. Raises HostFault."""
+        moving.leave(self._client, job_id, node)
+
+    def over(self, job_id: str, attempt: int) -> bool:
+        """Ask squeue, and scontrol how often it was requeued. Raises HostFault."""
+        return moving.over(self._client, job_id, attempt)
 
     def setup_steps(self, place: Installation) -> Sequence[SetupStep]:
         """Return the steps: hooks, slurm.conf, and what an admin has to set there."""

@@ -1,0 +1,149 @@
+"""A job of root's that holds a node for a guest of another job; Slurm's commands are doubles."""
+
+import os
+import pwd
+
+import pytest
+
+from vtorque_core.api import HostFault, Refused
+from vtorque_core.api.batch_system import MovingAdapter
+from vtorque_slurm import moving
+from vtorque_slurm.batch_commands import Client
+from vtorque_slurm.node import SlurmNode
+from vtorque_slurm.settings import Settings
+
+ME = pwd.getpwuid(os.getuid()).pw_name
+SHOWN = """JobId={id} JobName=x
+   Requeue=1 Restarts={restarts} BatchFlag=1 Reboot=0 ExitCode=0:0
+   RunTime=00:00:10 TimeLimit=01:00:00 TimeMin=N/A
+   JobState={state} Reason=None Dependency=(null)
+   ReqNodeList=n[1-2] ExcNodeList=(null)
+   OverSubscribe={sharing} Contiguous=0 Licenses=(null)
+{shares}"""
+
+
+class Slurm:
+    """What Slurm knows: the job 7 on n1 and n2, and placeholders."""
+
+    def __init__(self):
+        self.restarts, self.state, self.sharing, self.gres = 0, "RUNNING", "OK", ""
+        self.nodes, self.held, self.room, self.did = ["n1", "n2"], {}, True, []
+
+    def run(self, name, *words):
+        if name in ("sbatch", "scancel") or words[:1] == ("update",):
+            self.did.append([name, *words])
+        found = getattr(self, name)(*words)
+        return found if found.endswith("\n") or not found else f"{found}\n"
+
+    def sbatch(self, *words):
+        given = dict(word.removeprefix("--").split("=", 1) for word in words if "=" in word)
+        self.held[given["job-name"]] = (str(20 + len(self.held)), given)
+        return self.held[given["job-name"]][0]
+
+    def scancel(self, _user, name):
+        self.held.pop(name.removeprefix("--name="), None)
+        return ""
+
+    def squeue(self, *words):
+        if "--user=root" in words:
+            named = next(word for word in words if word.startswith("--name="))
+            return self.held.get(named.removeprefix("--name="), ("",))[0]
+        if words[-1].startswith("--Format=comment"):
+            return "mine vt1:AAAA".ljust(2000)
+        fields = {"%u|%U|%P|%a": f"{ME}|{os.getuid()}|main|chem", "%l": "1:00:00",
+                  "%N": f"n[{','.join(n[1:] for n in self.nodes)}]", "%T": self.state}  # fmt: skip
+        form = words[-1].removeprefix("--format=%A|")
+        return f"70|other\n7|{fields[form]}" if self.state else ""
+
+    def scontrol(self, verb, *words):
+        if verb == "update":
+            if words[0] == "JobId=7":
+                self.nodes = words[1].removeprefix("NodeList=").split(",")
+            return ""
+        number = words[-1]
+        shares = [(node, "0-1") for node in self.nodes]
+        for held, given in self.held.values():
+            if held == number:
+                shares = [(given["nodelist"], "2-3")]
+        state = ("RUNNING" if self.room else "PENDING") if number != "7" else self.state
+        lines = [f"     Nodes={n} CPU_IDs={c} Mem=512 GRES={self.gres}" for n, c in shares]
+        return SHOWN.format(id=number, restarts=self.restarts, state=state, sharing=self.sharing,
+                            shares="\n".join(lines))  # fmt: skip
+
+
+@pytest.fixture
+def slurm(monkeypatch):
+    made = Slurm()
+    monkeypatch.setattr(Client, "run", made.run)
+    monkeypatch.setattr(moving.controller_updates, "this_node", lambda _: "n3")
+    monkeypatch.setattr(moving, "_LOOK", 0.0)
+    monkeypatch.setattr(moving.cpus, "kernel_ids", tuple)
+    return made
+
+
+@pytest.fixture
+def adapter(tmp_path):
+    return SlurmNode(Settings(), tmp_path, tmp_path)
+
+
+def test_a_placeholder_holds_what_the_job_had(slurm, adapter):
+    assert isinstance(adapter, MovingAdapter)
+    job = adapter.receive("7", ("n1", "n3"), "n2", "n3")
+    assert (job.id, job.owner, job.node, job.nodes) == ("7", ME, "n3", ("n1", "n3"))
+    assert (job.cpus, job.cpu_count, job.mem_mib, job.node_index) == ((2, 3), 2, 512, 1)
+    assert (job.partition, job.account, job.blob) == ("main", "chem", b"\0\0")
+    ((_, *words),) = slurm.did
+    assert {"--job-name=vtorque-7-n3", "--nodelist=n3", "--cpus-per-task=2", "--mem=512M",
+            "--time=1:00:00", "--partition=main", "--no-requeue"} <= set(words)  # fmt: skip
+    assert not any("vt1:" in word for word in words), "it is no job of vTorque's"
+    adapter.receive("7", ("n1", "n3"), "n2", "n3")
+    assert len(slurm.did) == 1, "the one that there is"
+
+
+def test_what_it_had_on_a_node_that_is_held_for_it(slurm, adapter, monkeypatch):
+    adapter.receive("7", ("n1", "n3"), "n2", "n3")
+    adapter.leave("7", "n2")
+    assert slurm.nodes == ["n1"]
+    monkeypatch.setattr(moving.controller_updates, "this_node", lambda _: "n2")
+    assert adapter.receive("7", ("n1", "n2"), "n3", "n2").cpus == (2, 3)
+    adapter.let_go("7", "n3")
+    adapter.leave("7", "n3")
+    assert [*slurm.held] == ["vtorque-7-n2"] and slurm.nodes == ["n1"]
+
+
+def test_a_node_alone_is_held_alone(slurm, adapter):
+    slurm.sharing = "NO"
+    assert adapter.receive("7", ("n1", "n3"), "n2", "n3").whole_node
+    assert "--exclusive" in slurm.did[0]
+
+
+def test_what_cannot_be_held_is_refused(slurm, adapter, monkeypatch):
+    with pytest.raises(Refused, match="has nothing on n9"):
+        adapter.receive("7", ("n1", "n3"), "n9", "n3")
+    slurm.gres = "gpu:1(IDX:0)"
+    with pytest.raises(Refused, match="generic resources"):
+        adapter.receive("7", ("n1", "n3"), "n2", "n3")
+    with pytest.raises(Refused, match="leads to n3"):
+        adapter.receive("7", ("n1", "n4"), "n2", "n4")
+    slurm.gres, slurm.room = "", False
+    monkeypatch.setattr(moving, "_WAIT", 0.0)
+    with pytest.raises(Refused, match="n3 has no room"):
+        adapter.receive("7", ("n1", "n3"), "n2", "n3")
+    adapter.let_go("7", "n3")
+    assert slurm.held == {}
+
+
+def test_when_an_attempt_is_over(slurm, adapter):
+    assert not adapter.over("7", 0)
+    slurm.restarts = 1
+    assert adapter.over("7", 0) and not adapter.over("7", 1)
+    slurm.state = "PENDING"
+    assert adapter.over("7", 1)
+    slurm.state = ""
+    assert adapter.over("7", 1)
+
+
+def test_a_row_that_is_none_is_no_answer(slurm, adapter, monkeypatch):
+    monkeypatch.setattr(slurm, "squeue", lambda *_: "7|RUNNING|and more")
+    with pytest.raises(HostFault, match="squeue shows"):
+        adapter.over("7", 0)

@@ -1,0 +1,155 @@
+"""A guest of a job on a node that the job does not have: a job of root's holds its share there.
+
+A job is never grown onto another node: its CPUs there would be free for others, and Slurm 24.11
+drains the node (both seen). The placeholder has the name of the job and the node, and ends when the
+guest has gone; one that is pending or running under that name is the placeholder that there is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from vtorque_core.api import HostFault, Refused, printable
+from vtorque_core.api.batch_system import BatchJob
+from vtorque_slurm import controller_updates, cpus, hostlist
+from vtorque_slurm.batch_commands import Client
+from vtorque_slurm.job_records import JobRecord
+
+if TYPE_CHECKING:
+    from vtorque_slurm.node import SlurmNode
+
+_WAIT, _LOOK = 60.0, 0.5  # seconds for the placeholder to run, and between two looks
+_ENDED = ("", "PENDING", "COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED",
+          "BOOT_FAIL", "DEADLINE", "OUT_OF_MEMORY", "REQUEUED", "REQUEUE_HOLD",
+          "SPECIAL_EXIT")  # fmt: skip
+
+
+def receive(
+    adapter: SlurmNode, client: Client, job_id: str, nodes: Sequence[str], left: str, node: str
+) -> BatchJob:
+    """See :class:`vtorque_core.api.batch_system.MovingAdapter`. Raises Refused, HostFault."""
+    if (here := controller_updates.this_node(client)) != node:
+        raise Refused(f"the site's way to {node} ([plugin.survive] reach) leads to {here}")
+    found = controller_updates.record(client, job_id)
+    owner, uid, partition, account = _fields(client, job_id, "%u|%U|%P|%a", 4)
+    held = found if left in found.cpus else _placeholder(client, job_id, left)
+    if held is None:
+        raise Refused(f"job {job_id} has nothing on {left}")
+    if held.granted.get(left):
+        raise Refused("a job with generic resources (GRES) cannot be moved")
+    _hold(client, job_id, found, held, left, node, partition)
+    mine = _await(client, job_id, node)
+    environ = {
+        "SLURM_JOB_ID": job_id,
+        "SLURMD_NODENAME": node,
+        "SLURM_JOB_USER": owner,
+        "SLURM_JOB_UID": uid,
+        "SLURM_NODELIST": ",".join(nodes),
+        "SLURM_JOB_RESTART_COUNT": str(found.restarts),
+        "SLURM_JOB_COMMENT": _comment(client, job_id),
+        "SLURM_JOB_ACCOUNT": "" if account == "(null)" else account,
+        "SLURM_JOB_PARTITION": partition,
+    }
+    job = adapter.job((), {**client.environ, **environ})
+    if job.blob is None or found.name.endswith("+0"):
+        raise Refused(f"job {job_id} is none with guests alone")
+    ids = mine.cpus.get(node, ())
+    return dataclasses.replace(
+        job,
+        cpus=cpus.kernel_ids(ids) if client.settings.cpu_ids else (),
+        cpu_count=len(ids),
+        mem_mib=mine.mib.get(node) or None,
+        whole_node=mine.sharing == "NO",
+        whole_user=False,
+        granted={},
+    )
+
+
+def let_go(client: Client, job_id: str, node: str) -> None:
+    """End the placeholder, if there is one. Raises HostFault."""
+    client.run("scancel", "--user=root", f"--name={_name(job_id, node)}")
+
+
+def leave(client: Client, job_id: str, node: str) -> None:
+    """Shrink the job off a node. Raises HostFault."""
+    has = _fields(client, job_id, "%N", 1)[0]
+    names = hostlist.expand(has) if has else ()
+    if node in names:
+        others = ",".join(name for name in names if name != node)
+        controller_updates.update(client, f"JobId={job_id}", f"NodeList={others}")
+
+
+def over(client: Client, job_id: str, attempt: int) -> bool:
+    """Return whether an attempt of a job has ended. Raises HostFault."""
+    state = _fields(client, job_id, "%T", 1)[0]
+    return state in _ENDED or controller_updates.record(client, job_id).restarts > attempt
+
+
+def _name(job_id: str, node: str) -> str:
+    return f"vtorque-{job_id}-{node}"
+
+
+def _hold(
+    client: Client,
+    job_id: str,
+    found: JobRecord,
+    held: JobRecord,
+    left: str,
+    node: str,
+    partition: str,
+) -> None:
+    if _placeholder_id(client, job_id, node):
+        return
+    asked = [f"--cpus-per-task={len(held.cpus[left])}"]
+    if held.mib.get(left):
+        asked.append(f"--mem={held.mib[left]}M")
+    if held.sharing in ("NO", "USER"):
+        asked.append("--exclusive")
+    limit = _fields(client, job_id, "%l", 1)[0]
+    client.run(
+        "sbatch", "--parsable", f"--job-name={_name(job_id, node)}", f"--nodelist={node}",
+        "--nodes=1", "--ntasks=1", *asked, f"--partition={partition}", f"--time={limit}",
+        "--no-requeue", "--chdir=/", "--output=/dev/null", "--error=/dev/null",
+        f"--comment=vTorque: a guest of job {job_id} is on {node}",
+        "--wrap=exec sleep infinity",
+    )  # fmt: skip
+
+
+def _await(client: Client, job_id: str, node: str) -> JobRecord:
+    until = time.monotonic() + _WAIT
+    while (found := _placeholder(client, job_id, node)) is None or found.state != "RUNNING":
+        if time.monotonic() >= until:
+            raise Refused(f"{node} has no room for what the job has: its placeholder waits")
+        time.sleep(_LOOK)
+    return found
+
+
+def _placeholder(client: Client, job_id: str, node: str) -> JobRecord | None:
+    number = _placeholder_id(client, job_id, node)
+    return controller_updates.record(client, number) if number else None
+
+
+def _placeholder_id(client: Client, job_id: str, node: str) -> str:
+    name = f"--name={_name(job_id, node)}"
+    ids = client.ask("squeue", "--noheader", "--user=root", name, "--states=PD,R,CF", "--format=%A")
+    return ids.split()[0] if ids.split() else ""
+
+
+def _comment(client: Client, job_id: str) -> str:
+    """Return a job's comment, asked for by itself: no text of the user's can stand for it."""
+    said = client.ask("squeue", "--noheader", f"--jobs={job_id}", "--Format=comment:2000")
+    return said.removesuffix("\n").rstrip()
+
+
+def _fields(client: Client, job_id: str, fields: str, count: int) -> list[str]:
+    """Return fields of a job that its user cannot write; empty ones if there is no such job."""
+    rows = client.ask(
+        "squeue", "--all", "--noheader", "--array", "--states=all", f"--format=%A|{fields}"
+    ).split("\n")
+    found = next((row.split("|")[1:] for row in rows if row.startswith(f"{job_id}|")), [])
+    if found and len(found) != count:
+        raise HostFault(f"squeue shows {printable('|'.join(found), 200)} of job {job_id}")
+    return found or [""] * count
