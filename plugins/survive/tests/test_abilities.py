@@ -20,7 +20,7 @@ NEW = {
 def tools(tmp_path, monkeypatch):
     """Return a function that has the node's tools say this; None: there is no such tool."""
 
-    def say(place=str(tmp_path), **words):
+    def say(place=str(tmp_path), reach="ssh {node}", **words):
         names = {"qemu": f"qemu-system-{platform.machine()}"}
         for tool, text in words.items():
             path = tmp_path / names.get(tool, tool)
@@ -32,7 +32,7 @@ def tools(tmp_path, monkeypatch):
             return run_tool(str(tmp_path / program), *args, **more)
 
         monkeypatch.setattr(abilities, "run_tool", run)
-        site = {Settings: Settings(checkpoints=place)}
+        site = {Settings: Settings(checkpoints=place, reach=reach)}
         first, second, third = abilities.check(site)
         assert {first.status, third.status} == {"ok"}
         assert (second.status == "warning") == (bool(place) and second.message != "checkpoint: yes")
@@ -44,7 +44,13 @@ def tools(tmp_path, monkeypatch):
 
 def test_tools_that_could(tools):
     saves, moves = tools(**NEW)
-    assert saves == "checkpoint: yes" and moves.endswith("for it yet; these tools could")
+    assert saves == "checkpoint: yes"
+    assert moves == "migrate: yes, where the batch system can"
+
+
+def test_a_site_without_a_way_from_node_to_node(tools):
+    _, moves = tools(reach="", **NEW)
+    assert moves == "migrate: no: [plugin.survive] reach names no way to other nodes"
 
 
 def test_a_site_without_a_place_for_checkpoints(tools):
@@ -71,7 +77,7 @@ def test_a_place_that_is_not_there_or_others_can_write_to(tools, tmp_path):
 def test_each_that_could_not_is_said(tools, tool, said):
     saves, moves = tools(**NEW | {tool: OLD[tool]})
     assert saves.startswith("checkpoint: no: ") and saves.endswith(said)
-    assert "these tools could not: " in moves and moves.endswith(said)
+    assert moves.startswith("migrate: no: ") and moves.endswith(said)
 
 
 def test_what_is_missing_is_said(tools):

@@ -125,7 +125,7 @@ def test_addresses_of_checkpoints_are_nobodys_but_who_goes_on_with_them(store, s
     (store.top / "lost+found").mkdir()
 
     def away(guests, site):
-        return [(claim.pool, *claim.items) for claim in shared.vtorque_away(guests, site)]
+        return [(claim.pool, *claim.items) for claim in shared.away(guests, site)]
 
     booted = planned.guest_plan()
     assert set(away([booted], site)) == {*LEASED, ("address", "10.86.0.17")}
@@ -140,7 +140,7 @@ def test_addresses_of_checkpoints_are_nobodys_but_who_goes_on_with_them(store, s
 
 
 def away(site):
-    return [(claim.pool, *claim.items) for claim in shared.vtorque_away([], site)]
+    return [(claim.pool, *claim.items) for claim in shared.away([], site)]
 
 
 def test_a_guest_that_goes_on_keeps_its_address_when_its_checkpoint_is_removed(store, site, alive):

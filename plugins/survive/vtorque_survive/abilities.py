@@ -21,7 +21,7 @@ _LIBVIRT = (11, 3)  # the oldest that was seen to save and move guests with shar
 
 
 def check(site: Site) -> Iterator[HealthResult]:
-    """Say so. That vTorque has no command yet for what the tools could do is no warning."""
+    """Say so."""
     yield ok("suspend, resume: yes")
     missing = "; ".join(filter(None, (_daemon(), _qemu(), _libvirt())))
     settings = site[Settings]
@@ -31,8 +31,8 @@ def check(site: Site) -> Iterator[HealthResult]:
         yield warning(f"checkpoint: no: {why_not}", fix)
     else:
         yield ok(f"checkpoint: no: {why_not}" if why_not else "checkpoint: yes")
-    could = f"these tools could not: {missing}" if missing else "these tools could"
-    yield ok(f"migrate: no, vTorque has no command for it yet; {could}")
+    why_not = missing if settings.reach else "[plugin.survive] reach names no way to other nodes"
+    yield ok(f"migrate: no: {why_not}" if why_not else "migrate: yes, where the batch system can")
 
 
 def _place(settings: Settings) -> str:

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from vtorque_core.api import Refusal, Refused, always, hookimpl
+from vtorque_core.api.claims import PoolClaim
+from vtorque_core.api.guest_plan import GuestPlan
 from vtorque_core.api.health import HealthCheck, HealthResult, ok, warning
 from vtorque_core.api.job_files import File
 from vtorque_core.api.kept_records import Place, place
 from vtorque_core.api.node_job import NodeJob, Site
 from vtorque_core.live import suspend
 from vtorque_core.live.jobs import Running
-from vtorque_survive import abilities, health, periodic, restore, shared
+from vtorque_survive import (
+    abilities,
+    health,
+    move_record,
+    periodic,
+    placeholder,
+    restore,
+    shared,
+)
 from vtorque_survive.asked import CHECKPOINT, NEVER
+from vtorque_survive.placeholder import Placeholder
 from vtorque_survive.process import Watcher
 from vtorque_survive.request import Fifo, path_of
 from vtorque_survive.settings import Settings
@@ -30,8 +41,10 @@ def vtorque_pre_boot(job: NodeJob) -> None:
     _require_saveable(job)
     job.acquire(File(str(paths.job_shell(key)), mode=0o400, reader=job.user.uid))
     job.acquire(Fifo(str(path_of(paths, key)), job.user.uid))
-    periodic.plan(job)
-    restore.bring(job)
+    placeholder.hold(job)
+    if not placeholder.comes(job):
+        periodic.plan(job)
+        restore.bring(job)
     Watcher.start(job, "it cannot be suspended")
 
 
@@ -48,7 +61,10 @@ def _require_saveable(job: NodeJob) -> None:
 @hookimpl
 def vtorque_post_boot(job: NodeJob) -> None:
     """Note that the checkpoint with which the job goes on works."""
-    restore.works(job)
+    if placeholder.comes(job):  # it may have been here before
+        move_record.forget(job.site.paths, job.guests[0].job.key)
+    else:
+        restore.works(job)
 
 
 @hookimpl
@@ -71,9 +87,15 @@ def check(site: Site) -> Iterator[HealthResult]:
         yield ok(f"{len(still)} jobs stand still: {', '.join(still) or 'none'}")
 
 
-vtorque_resources = always(Watcher, Fifo, restore.Disk, shared.Held)
+@hookimpl
+def vtorque_away(guests: Sequence[GuestPlan], site: Site) -> Iterator[PoolClaim]:
+    """Yield the addresses of checkpoints and of guests that have gone to other nodes."""
+    yield from shared.away(guests, site)
+    yield from move_record.taken_along(guests, site.paths)
+
+
+vtorque_resources = always(Watcher, Fifo, restore.Disk, shared.Held, Placeholder)
 vtorque_saved = restore.vtorque_saved
-vtorque_away = shared.vtorque_away
 vtorque_render_domain = restore.vtorque_render_domain
 vtorque_health_checks = always(
     HealthCheck("survive: suspended jobs", check),

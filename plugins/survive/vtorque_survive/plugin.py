@@ -47,6 +47,18 @@ def _drain() -> click.Command:
     return drain
 
 
+def _migrate() -> click.Command:
+    from vtorque_survive.move_command import migrate  # noqa: PLC0415 - click
+
+    return migrate
+
+
+def _arrival() -> click.Command:
+    from vtorque_survive.move_command import arrives  # noqa: PLC0415 - click
+
+    return arrives
+
+
 _OF_JOB = OfJob(("this_node",))
 
 vtorque_settings = always(Settings)
@@ -58,4 +70,6 @@ vtorque_commands = always(
     Command("vmgr", _checkpoint, OfJob(("stop", "this_node"))),
     Command("vmgr", _checkpoints),
     Command("vtorque", _drain),
+    Command("vmgr", _migrate),
+    Command("vmgr", _arrival),
 )

@@ -62,6 +62,11 @@ class Settings:
     drain_at_once: int = setting(
         1, doc="how many jobs of a drained node are moved or saved at the same time"
     )
+    reach: str = setting(
+        "",
+        doc="how root reaches root of another node, to move guests there (vmgr migrate): a command "
+        "with {node} in it, without a shell; empty: guests are not moved",
+    )
 
     def __post_init__(self) -> None:
         """Refuse what could not work. Raises ValueError."""
@@ -82,6 +87,8 @@ class Settings:
                 raise ValueError(f"{name} is {number}: write 1 or more")
         if self.health not in ("", DOCTOR) and not is_plain(self.health):
             raise ValueError(f"health is {self.health!r}: write an absolute path, or {DOCTOR}")
+        if self.reach and "{node}" not in self.reach:
+            raise ValueError(f"reach is {self.reach!r}: write {{node}} where the node's name goes")
         if self.quota < 0:
             raise ValueError(f"quota is {self.quota}: write a number of MiB, or 0")
 

@@ -21,7 +21,6 @@ from vtorque_core.api import (
     JobAttempt,
     Refused,
     dataclass,
-    hookimpl,
     replace_file,
     take_lock,
 )
@@ -174,8 +173,7 @@ def in_use(text: str) -> HostFault:
     return fault
 
 
-@hookimpl
-def vtorque_away(guests: Sequence[GuestPlan], site: Site) -> Iterator[PoolClaim]:
+def away(guests: Sequence[GuestPlan], site: Site) -> Iterator[PoolClaim]:
     """Yield the addresses of checkpoints, but those that these guests go on with.
 
     Raises HostFault: the place is not there, and nobody knows which they are.

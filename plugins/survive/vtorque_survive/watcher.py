@@ -31,6 +31,7 @@ from vtorque_survive import request
 from vtorque_survive.checkpoint import ENDS, HOLDS, SAVES, Checkpoints
 from vtorque_survive.health import Health
 from vtorque_survive.listing import Wishes
+from vtorque_survive.move_watch import Moves
 from vtorque_survive.process import NAME
 from vtorque_survive.settings import Settings
 
@@ -134,6 +135,7 @@ class Loop:
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
     wishes: Wishes | None = None
     health: Health | None = None
+    moves: Moves | None = None
     jobs: dict[str, Watched] = field(default_factory=dict)
     _running: Running | None = None
 
@@ -154,6 +156,8 @@ class Loop:
             self.wishes.look()
         if self.health is not None:
             self.health.look()
+        if self.moves is not None and self._running is not None:
+            self.moves.look(self.paths, self._running.jobs())
 
     def pause(self, look: float) -> float:
         """Return the seconds until the next look. That a job's script begins is no event."""
@@ -341,6 +345,8 @@ def main() -> None:
         wishes = Wishes(paths, settings.checkpoints)
         health = Health(paths, Path(config), settings)
         loop = Loop(paths, Batch(Path(config), settings.ask), made, wishes, health)
+        if settings.reach:
+            loop.moves = Moves(Path(config))
         serve(loop, events, settings.look, (paths.run / f"{NAME}.lock").exists)
 
 

@@ -1,0 +1,399 @@
+"""Guests that go from node to node: two nodes' journals and files, real processes that are killed.
+
+libvirt, the batch system and the way between the nodes are doubles. With real guests on Debian 13:
+tests/e2e/slurm/test_slurm_move.py.
+"""
+
+import contextlib
+import json
+import os
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import running_journal
+from vtorque_core.api import HostFault, Refused, UsageError
+from vtorque_core.api.children import in_child
+from vtorque_core.base import hypervisor
+from vtorque_core.live import moving, suspend
+from vtorque_core.live.jobs import Running
+from vtorque_core.records.reading import ARRIVES, read
+from vtorque_core.resources.lease import Lease
+from vtorque_survive import arrival, move, move_record, move_watch, reach
+from vtorque_survive.move import Here
+from vtorque_survive.move_record import Move
+from vtorque_survive.settings import Settings
+
+JOB, KEY = "42", "42.0"
+STEPS = [
+    "before record", "after record", "after mark", "ready", "before send", "in send", "sent",
+    "after send", "settled", "asked", "before release", "after release", "after leave",
+]  # fmt: skip
+
+
+class Node:
+    """A node: its files, and what its libvirt has."""
+
+    def __init__(self, world, name):
+        self.world, self.name = world, name
+        self.paths = running_journal.paths_below(world.top / name)
+        site = SimpleNamespace(paths=self.paths, path=Path("/etc/x"))
+        site = type("Site", (), {"__getitem__": lambda *_: world.settings, **vars(site)})()
+        self.uri = f"test:///{name}"
+        self.here = Here(Path("/etc/x"), site, Batch(world), moving.Node(self.uri, 30.0))
+
+    @property
+    def domain(self):
+        return self.world.top / f"{self.name}.domain"
+
+    def state(self):
+        return self.domain.read_text() if self.domain.exists() else ""
+
+    def journal(self):
+        path = self.paths.journal / f"{KEY}.jsonl"
+        return read(path) if path.exists() else None
+
+    def phase(self):
+        state = self.journal()
+        return [mark.name for mark in state.phases if mark.guest is None][-1] if state else ""
+
+
+class Batch:
+    """Stands for a batch system that can hold a node."""
+
+    def __init__(self, world):
+        self.world = world
+
+    def receive(self, *_):
+        raise AssertionError
+
+    def let_go(self, job_id, node):
+        self.world.note(f"let go {job_id} {node}")
+
+    def leave(self, job_id, node):
+        self.world.note(f"leave {job_id} {node}")
+
+    def over(self, job_id, attempt):
+        return (self.world.top / "over").exists()
+
+
+class World:
+    """Nodes n2 and n3, of which a job with the nodes n1 and n2 has a guest on n2.
+
+    ``ends``: how a move ends that libvirt makes; ``dies``: at which step its process is killed;
+    ``starts``: whether the start on the other node lives until its end; ``lost``: nodes that nobody
+    reaches.
+    """
+
+    def __init__(self, top):
+        self.top = top
+        self.settings = Settings(reach="reach {node}")
+        self.ends, self.dies, self.lost, self.starts = "well", "", set(), True
+        self.nodes = {name: Node(self, name) for name in ("n1", "n2", "n3")}
+        self.n2, self.n3 = self.nodes["n2"], self.nodes["n3"]
+        self.job = begun(self.n2)
+        self.uuid = self.job.uuids[0]
+        self.n2.domain.write_text("runs")
+
+    def note(self, line):
+        with (self.top / "did").open("a") as file:
+            file.write(f"{line}\n")
+
+    def did(self):
+        return (self.top / "did").read_text().splitlines() if (self.top / "did").exists() else []
+
+    def step(self, step):
+        if step == self.dies and f"died {step}" not in self.did():
+            self.note(f"died {step}")
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def at(self, uri):
+        return self.nodes[uri.removeprefix("test:///")]
+
+    def migrate(self, uri, _uuid, _to, _xml, _timeout):
+        source, target = self.at(uri), self.n3 if self.at(uri) is self.n2 else self.n2
+        self.step("in send")
+        if self.ends == "well":
+            target.domain.write_text("runs")
+            source.domain.unlink()
+        elif self.ends == "not told":  # its libvirtd has died when all was there
+            target.domain.write_text("runs")
+            source.domain.write_text("still")
+        elif self.ends == "stands still":
+            source.domain.write_text("still")
+        self.step("sent")
+        if self.ends != "well":
+            raise HostFault("migrate domain: the connection is broken")
+
+    @contextlib.contextmanager
+    def receiver(self, here, to, told):
+        """Stand for the start on the other node: it awaits the domain, and is killed if asked."""
+        target = self.nodes[to]
+        arrives(target, told)
+        self.step("ready")
+        yield "<domain/>"
+        if target.state() != "runs":
+            raise HostFault(f"{to} has ended")
+        if self.starts:
+            moving.arrived(target.paths, KEY)
+
+    def ask(self, _config, _settings, node, what):
+        if node in self.lost:
+            raise HostFault(f"{node} cannot be asked: no route to host")
+        return json.loads(arrival.answer(self.nodes[node].here, json.dumps(what).encode()))[
+            "answer"
+        ]
+
+    def release(self, here, job_id):
+        """Stand for an epilogue."""
+        node = next(each for each in self.nodes.values() if each.here is here)
+        self.note(f"release {node.name}")
+        node.domain.unlink(missing_ok=True)
+        for path in node.paths.journal.glob(f"{job_id}.*"):
+            path.unlink()
+
+
+def begun(node, nodes=("n1", "n2"), guests=1, **facts):
+    job = running_journal.Job(node.paths, JOB, guests=guests, ranks=1)
+    known = {"node": node.name, "nodes": nodes, "immovable": [], "booted_for": [JOB, 0]}
+    job.kept.add_facts(**known | facts)
+    address = Lease("address", "10.0.0.9")
+    job.journal._record([(address, 0)], "core", "plan", ())
+    for path in node.paths.journal.glob("*.jsonl"):
+        path.write_text(path.read_text().replace("qemu:///system", node.uri))
+    return job
+
+
+def arrives(node, told):
+    """Have a start be as far as its guest is awaited."""
+    begun(node, told["nodes"])
+    path = node.paths.journal / f"{KEY}.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    kept = [line for line in lines if line["op"] != "created" and line.get("name") != "run"]
+    mark = {"op": "phase", "name": ARRIVES, "guest": None, "t": 1.0}
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in [*kept, mark]))
+
+
+@pytest.fixture
+def world(tmp_path, monkeypatch):
+    made = World(tmp_path)
+    monkeypatch.setattr(hypervisor, "domain_state", lambda uri, _: made.at(uri).state())
+    monkeypatch.setattr(hypervisor, "is_busy", lambda *_: False)
+    monkeypatch.setattr(hypervisor, "migrate_domain", made.migrate)
+    monkeypatch.setattr(hypervisor, "migratable_xml", lambda *_: "<domain/>")
+    monkeypatch.setattr(hypervisor, "versions", lambda _: {"QEMU": "10.0.13"})
+    resume = lambda uri, *_: made.at(uri).domain.write_text("runs")  # noqa: E731
+    monkeypatch.setattr(hypervisor, "resume_domain", resume)
+    monkeypatch.setattr(move, "on_step", made.step)
+    monkeypatch.setattr(move, "_receiver", made.receiver)
+    monkeypatch.setattr(move, "_bridge", lambda *_: contextlib.nullcontext("test:///bridge"))
+    monkeypatch.setattr(move, "_COMES", 0.0)
+    monkeypatch.setattr(reach, "ask", made.ask)
+    monkeypatch.setattr(Here, "release", lambda here, of: made.release(here, job_id=of))
+    clocks = SimpleNamespace(wait=lambda: None)
+    monkeypatch.setattr(suspend, "set_clocks", lambda *_: clocks)
+    monkeypatch.setattr(Here, "of", classmethod(lambda *_: made.n2.here))
+    return made
+
+
+def migrate(world, to="n3"):
+    """Move the guest in a process of its own; return what went wrong."""
+    return in_child(lambda: move.migrate(world.n2.here, JOB, to), 60.0)
+
+
+def watch(world):
+    """Do what the source's watcher does, in a process of its own; return what went wrong."""
+    return in_child(lambda: move_watch.go_on(Path("/etc/x"), world.n2.paths, KEY), 60.0)
+
+
+def is_the_targets(world):
+    """It runs there, once, as any job's; here is nothing but whose addresses are away."""
+    record = Move.read(world.n2.paths, KEY)
+    assert (world.n2.state(), world.n2.journal()) == ("", None)
+    assert (world.n3.state(), world.n3.phase()) == ("runs", "run")
+    assert len(Running(world.n3.paths).jobs()[0].guests) == 1
+    assert record.phase == move_record.AWAY
+    (claim,) = move_record.taken_along([], world.n2.paths)
+    assert (claim.pool, claim.items) == ("address", ("10.0.0.9",))
+    assert f"leave {JOB} n2" in world.did() and f"let go {JOB} n3" not in world.did()
+    return True
+
+
+def is_the_sources(world):
+    """It runs here as before; there is nothing, nor is it held."""
+    assert (world.n2.state(), world.n2.phase()) == ("runs", "run")
+    assert (world.n3.state(), world.n3.journal()) == ("", None)
+    assert Move.read(world.n2.paths, KEY) is None
+    return True
+
+
+def test_a_guest_moves(world):
+    assert migrate(world) == ""
+    assert is_the_targets(world)
+    assert world.did() == ["release n2", f"let go {JOB} n2", f"leave {JOB} n2"]
+
+
+@pytest.mark.parametrize("ends", ["fails", "stands still"])
+def test_one_that_does_not_come_there_goes_on_here(world, ends):
+    world.ends = ends
+    assert migrate(world) == "it is on n2 still: migrate domain: the connection is broken"
+    assert is_the_sources(world)
+
+
+def test_one_that_runs_there_is_ended_here(world):
+    world.ends = "not told"
+    assert migrate(world) == ""
+    assert is_the_targets(world)
+
+
+def test_a_start_there_that_was_killed_when_it_had_come_is_brought_to_its_end(world):
+    world.starts = False
+    assert migrate(world) == ""
+    assert is_the_targets(world)
+
+
+@pytest.mark.parametrize("ends", ["well", "not told", "stands still", "fails"])
+@pytest.mark.parametrize("step", STEPS)
+def test_killed_at_each_step_exactly_one_has_it(world, step, ends):
+    """The table of steps and kills: who has the guest once the next watcher has looked."""
+    world.dies, world.ends = step, ends
+    migrate(world)
+    assert "runs" in (world.n2.state(), world.n3.state()) or ends == "stands still"
+    watch(world)
+    came = world.n3.state() == "runs"
+    assert is_the_targets(world) if came else is_the_sources(world)
+    early = STEPS.index("in send") >= STEPS.index(step)
+    assert came == (ends in ("well", "not told") and not early)
+
+
+def test_while_the_other_node_cannot_be_asked_it_stands_still(world):
+    world.ends, world.dies = "stands still", "sent"
+    migrate(world)
+    world.lost.add("n3")
+    assert "n3 cannot be asked" in watch(world) and "STANDS STILL" in watch(world)
+    assert (world.n2.state(), world.n2.phase()) == ("still", "moves")
+    (job,) = Running(world.n2.paths).jobs()
+    assert suspend.phase(job) == "", "nobody's word has it go on"
+    world.lost.clear()
+    watch(world)
+    assert is_the_sources(world)
+
+
+def test_what_is_on_its_way_is_waited_for(world):
+    world.ends, world.dies = "stands still", "sent"
+    migrate(world)
+    world.n3.domain.write_text("still")
+    assert "cannot say yet" in watch(world)
+    assert (world.n2.state(), world.n3.state()) == ("still", "still")
+    world.n3.domain.unlink()
+    watch(world)
+    assert is_the_sources(world)
+
+
+def test_one_that_has_run_there_and_ended_does_not_go_on_here(world):
+    world.ends, world.dies = "not told", "sent"
+    migrate(world)
+    moving.arrived(world.n3.paths, KEY)
+    world.n3.domain.unlink()
+    watch(world)
+    assert (world.n2.state(), world.n2.journal()) == ("", None)
+
+
+def test_if_both_should_run_neither_is_ended(world):
+    world.ends, world.dies = "well", "sent"
+    migrate(world)
+    world.n2.domain.write_text("runs")
+    assert "end one by hand" in watch(world)
+    assert (world.n2.state(), world.n3.state()) == ("runs", "runs")
+
+
+def test_what_has_come_is_released_when_its_job_has_ended(world, monkeypatch):
+    assert migrate(world) == ""
+    monkeypatch.setattr(Here, "of", classmethod(lambda *_: world.n3.here))
+    go_on = lambda: move_watch.go_on(Path("/etc/x"), world.n3.paths, KEY)  # noqa: E731
+    go_on()
+    assert world.n3.phase() == "run"
+    (world.top / "over").touch()
+    go_on()
+    assert world.n3.journal() is None
+    monkeypatch.setattr(Here, "of", classmethod(lambda *_: world.n2.here))
+    watch(world)
+    assert [*move_record.taken_along([], world.n2.paths)] == []
+
+
+def test_the_watcher_begins_what_is_to_be_done_once(world):
+    world.dies = "after send"
+    migrate(world)
+    moves = move_watch.Moves(Path("/etc/x"), every=0.0)
+    moves.look(world.n2.paths, Running(world.n2.paths).jobs())
+    (child,) = moves._work.values()
+    moves.look(world.n2.paths, Running(world.n2.paths).jobs())
+    assert list(moves._work.values()) == [child]
+    assert child.wait() == ""
+    assert is_the_targets(world)
+
+
+def test_the_jobs_other_nodes_are_told_where_its_guests_are(world):
+    first = begun(world.nodes["n1"])
+    assert migrate(world) == ""
+    assert first.kept.facts()["nodes"] == ["n1", "n3"]
+
+
+@pytest.mark.parametrize(
+    ("facts", "to", "why"),
+    [
+        ({"nodes": ["n2"]}, "n3", "the job shell is on n2, the job's first node, and stays"),
+        ({"nodes": ["n2", "n1"]}, "n3", "vsub -vm resume=ID"),
+        ({}, "n1", "n1 has a guest of the job already"),
+        ({}, "-oProxyCommand=x", "is no node's name"),
+        ({"immovable": ["Unclot"]}, "n3", "what cannot be moved: Unclot"),
+        ({"immovable": None}, "n3", "a vTorque that could not move"),
+    ],
+)
+def test_what_cannot_be_moved_is_refused(world, facts, to, why):
+    world.job.kept.add_facts(**facts)
+    with pytest.raises(Refused, match=why):
+        move.migrate(world.n2.here, JOB, to)
+    assert is_the_sources(world)
+
+
+def test_a_site_has_to_want_it(world):
+    world.settings = Settings()
+    with pytest.raises(Refused, match=r"no way from node to node \(\[plugin.survive\] reach\)"):
+        move.migrate(world.n2.here, JOB, "n3")
+
+
+def test_a_way_without_a_node_is_refused():
+    with pytest.raises(ValueError, match="where the node's name goes"):
+        Settings(reach="ssh n1")
+
+
+def test_a_job_that_stands_still_is_refused(world):
+    world.job.journal.phase("paused")
+    with pytest.raises(Refused, match="it stands still"):
+        move.migrate(world.n2.here, JOB, "n3")
+
+
+def test_elsewhere_it_says_where(world, monkeypatch):
+    known = SimpleNamespace(jobs=lambda: [SimpleNamespace(id=JOB, nodes=("n1", "n2"))])
+    batch = SimpleNamespace(submitter=lambda _: known)
+    monkeypatch.setattr(move.service, "batch_system", lambda _: (None, batch))
+    with pytest.raises(Refused, match=r"no guest on this node: call it on .* one of n1, n2"):
+        move.migrate(world.n3.here, JOB, "n1")
+
+
+@pytest.mark.parametrize(
+    "question", [b"", b"[]", b'{"ask": "x", "job": "4", "key": "4.0"}', b'{"ask": "settle"}',
+                 b'{"ask": "nodes", "job": "4", "key": "../4", "nodes": []}']
+)  # fmt: skip
+def test_what_no_node_asks_is_refused(world, question):
+    with pytest.raises(UsageError):
+        arrival.answer(world.n3.here, question)
+
+
+def test_a_word_that_a_shell_could_take_for_something_is_not_sent():
+    with pytest.raises(Refused, match="no shell may see"):
+        reach.argv(Settings(reach="ssh {node}"), "n3", ("a;b",))
+    assert reach.argv(Settings(reach="ssh -x {node}"), "n3", ("a",)) == ["ssh", "-x", "n3", "a"]

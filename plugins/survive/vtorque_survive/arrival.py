@@ -1,0 +1,69 @@
+"""What root of another node asks here of a guest that goes from node to node. As root.
+
+One question, JSON on standard input; the answer on standard output. Who can ask is root there, by
+the site's ``reach``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from vtorque_core.api import UsageError
+from vtorque_core.api.read_apart import reader
+from vtorque_core.live import moving, suspend
+from vtorque_survive.move import Here
+
+_MOST = 1 << 16  # bytes of a question
+_KEY = re.compile(r"[A-Za-z0-9_.+\[\]-]+")
+
+
+def answer(here: Here, question: bytes) -> bytes:
+    """Return the answer to a question. Raises UsageError: it is none; HostFault."""
+    try:
+        asked: dict[str, Any] = json.loads(question[:_MOST])
+        what, job_id, key = str(asked["ask"]), str(asked["job"]), str(asked["key"])
+        if not _KEY.fullmatch(key) or not key.startswith(job_id):
+            raise ValueError(key)
+        if what == "settle":
+            said = settled(here, job_id, key, str(asked["uuid"]), str(asked["node"]))
+        elif what == "nodes":
+            said = are_on(here, key, [str(node) for node in asked["nodes"]])
+        else:
+            raise ValueError(what)
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"another node asks what this one does not know: {error}") from None
+    return json.dumps({"answer": said}).encode()
+
+
+def settled(here: Here, job_id: str, key: str, uuid: str, node: str) -> str:
+    """Return whether a guest is ``here``, ``none`` is, or it ``comes``. If none, release its place.
+
+    To be asked when the other node's libvirt has done with it. It is here if it has run here, also
+    if it runs no more: what stands still there is older. Raises HostFault.
+    """
+    job = here.job(job_id)
+    mine = job is not None and job.job.key == key
+    state = moving.state(here.node.uri, uuid)
+    if job is not None and mine and moving.comes(job) and (job.guests or state == "runs"):
+        if suspend.phase(job) == "":
+            moving.arrived(here.paths, key)
+            if (now := here.job(job_id)) is not None:
+                with reader():
+                    suspend.set_clocks(here.paths, now).wait()
+        return "here"
+    if state:
+        return "comes"
+    if mine:
+        here.release(job_id)
+    here.adapter.let_go(job_id, node)
+    return "none"
+
+
+def are_on(here: Here, key: str, nodes: list[str]) -> str:
+    """Note on which nodes a job's guests are now."""
+    for job in (each for each in [here.job(key.rpartition(".")[0])] if each is not None):
+        if job.job.key == key:
+            job.kept.add_facts(nodes=nodes)
+    return "noted"

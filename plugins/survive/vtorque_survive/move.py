@@ -1,0 +1,308 @@
+"""``vmgr migrate``: a guest of a job goes to another node while it runs. Root, where it leaves.
+
+It is the other node's once it runs there, else this one's. So, whatever has become of the move, of
+us, or of who was at work before (:func:`settle`): this node's libvirt has done with it; then the
+other node is asked. What stands still here is ended only if it runs there, and goes on only if
+there is none there; while the other node cannot be asked it stands still.
+
+Each step is on disk before it is done (:mod:`vtorque_survive.move_record`), so that the watcher
+goes on after a killed one.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from vtorque_core.api import HostFault, Paths, Refused, VtorqueError, printable
+from vtorque_core.api.batch_system import MovingAdapter
+from vtorque_core.api.children import readable
+from vtorque_core.api.node_job import Site
+from vtorque_core.live import moving, saving, service, suspend
+from vtorque_core.live.jobs import Running, RunningJob
+from vtorque_core.live.saving import Saveable
+from vtorque_survive import move_record, reach
+from vtorque_survive.move_record import AWAY, GONE, Move
+from vtorque_survive.settings import Settings
+
+_READY = 90.0  # seconds that the other node has beside what any start has: its placeholder
+_TIME, _FIRST, _SLOWEST = 3600.0, 60.0, 10.0  # seconds; then MiB a second
+_COMES, _LOOK = 60.0, 1.0  # seconds for what is on its way to be there or not
+CHECKPOINT = "vmgr checkpoint --stop, and vsub -vm resume=ID, have a job go on elsewhere"
+log = logging.getLogger(__name__)
+
+on_step: Callable[[str], None] = lambda _step: None  # noqa: E731
+"""Test seam, and nothing else: called with what comes next, or has just been done."""
+
+
+@dataclass(frozen=True)
+class Here:
+    """This node, as moves need it."""
+
+    config: Path
+    site: Site
+    adapter: MovingAdapter
+    node: moving.Node
+
+    @classmethod
+    def of(cls, config: Path) -> Here:
+        """Return it. Raises Refused: its batch system can hold no other node; ConfigError."""
+        site, batch = service.batch_system(config)
+        adapter = batch.node(site)
+        if not isinstance(adapter, MovingAdapter):
+            raise Refused(
+                "this batch system has no way to hold a node for a guest of another node's job: "
+                f"it cannot be moved ({CHECKPOINT})"
+            )
+        return cls(config, site, adapter, moving.Node.of(config))
+
+    @property
+    def paths(self) -> Paths:
+        """Where the node's files are."""
+        return self.site.paths
+
+    @property
+    def settings(self) -> Settings:
+        """``[plugin.survive]``."""
+        return self.site[Settings]
+
+    def job(self, job_id: str) -> RunningJob | None:
+        """Return a job that has something here."""
+        found = [job for job in Running(self.paths).jobs() if job.job.id == job_id]
+        return found[-1] if found else None
+
+    def release(self, job_id: str) -> None:
+        """Release what the job has here, as its epilogue does. Raises HostFault: not all of it."""
+        _, place = service.node_of(self.config)
+        argv = [*place.hook("epilogue"), job_id]
+        done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+        if done.returncode:
+            raise HostFault(f"what job {job_id} has here is not all released: vtorque reap tells")
+
+
+def migrate(here: Here, job_id: str, to: str) -> None:
+    """Move the guest that a job has here to another node. Raises Refused, HostFault: it has not."""
+    job = here.job(job_id)
+    if job is not None and (move := Move.read(here.paths, job.job.key)) and move.phase != AWAY:
+        settle(here, move)
+        job = here.job(job_id)
+    if job is None or not job.guests:
+        raise Refused(f"job {printable(job_id)} has no guest on this node: {_where(here, job_id)}")
+    nodes = _require(here, job, to)
+    with move_record.at_work(here.paths, job.job.key):
+        why = _attempt(here, job, to, nodes)
+        move = Move.read(here.paths, job.job.key)
+        if move is None:
+            raise HostFault(why)
+        _settle(here, move, why)
+
+
+def _where(here: Here, job_id: str) -> str:
+    """Return where to call it instead."""
+    _, batch = service.batch_system(here.config)
+    with suppress(VtorqueError, OSError):
+        for each in batch.submitter(here.site).jobs():
+            if each.id == job_id and each.nodes:
+                return f"call it on the node that is left, one of {', '.join(each.nodes)}"
+    return "call it on the node that is left"
+
+
+def _require(here: Here, job: RunningJob, to: str) -> tuple[str, ...]:
+    """Return where the job's guests are once this one has moved. Raises Refused: it cannot."""
+    facts = job.kept.facts()
+    nodes = tuple(str(node) for node in facts.get("nodes", ()))
+    node, lacking = job.job.node, facts.get("immovable")
+    reach.argv(here.settings, to, ())
+    if node not in nodes[1:]:
+        raise Refused(f"the job shell is on {node}, the job's first node, and stays: {CHECKPOINT}")
+    if to in nodes:
+        raise Refused(f"{to} has a guest of the job already")
+    if lacking is None:
+        raise Refused("it was started by a vTorque that could not move guests")
+    if lacking:
+        raise Refused(f"its guests have what cannot be moved: {', '.join(lacking)}")
+    if len(job.guests) != 1:
+        raise Refused(f"it has {len(job.guests)} guests on this node: only one can be moved yet")
+    if suspend.phase(job) != suspend.RUNS or suspend.is_half_done(here.paths, job):
+        raise Refused("it stands still, starts or ends: have it go on first")
+    return tuple(to if each == node else each for each in nodes)
+
+
+def _attempt(here: Here, job: RunningJob, to: str, nodes: tuple[str, ...]) -> str:
+    """Have the guest go; return what was wrong, if anything. Who has it is not said."""
+    try:
+        with saving.held(here.paths, job, suspend.RUNS) as (each,):
+            if each.disk is not None:
+                raise Refused("its guest has a disk of its own: such guests cannot be moved yet")
+            told = moving.told(here.paths, job, each, nodes, to)
+            on_step("before record")
+            _record(job, each, to, nodes).write(here.paths)
+            on_step("after record")
+            moving.mark(here.paths, job, moving.MOVES)
+            log.info("its guest is to go to %s", to)
+            on_step("after mark")
+            with _receiver(here, to, told) as xml, _bridge(here, job, to, each) as uri:
+                on_step("before send")
+                seconds = min(_TIME, _FIRST + each.guest.ram_mib / _SLOWEST)
+                moving.send(here.paths, job, each.guest, uri, xml, seconds)
+                on_step("after send")
+    except (VtorqueError, OSError) as error:
+        return str(error)
+    return ""
+
+
+def _record(job: RunningJob, each: Saveable, to: str, nodes: tuple[str, ...]) -> Move:
+    of, guest = job.job, each.guest
+    uuid, uri = guest.uuid, guest.uri
+    return Move(of.id, of.attempt, of.key, of.node, to, uuid, uri, nodes, each.leased)
+
+
+@contextmanager
+def _bridge(here: Here, job: RunningJob, to: str, each: Saveable) -> Any:
+    directory = here.paths.run / f"move-{job.job.key}"
+    with reach.Bridge(here.settings, to, each.guest.uri, directory) as bridge:
+        yield bridge.uri
+
+
+@contextmanager
+def _receiver(here: Here, to: str, told: Mapping[str, Any]) -> Any:
+    """Have the other node await the guest; give the XML that it is to have there.
+
+    When what is done here has been done well, wait until that node has done its part, too.
+    """
+    _, place = service.node_of(here.config)
+    argv = reach.argv(here.settings, to, place.hook("receive"))
+    seconds = here.node.start_timeout + _READY
+    with (
+        tempfile.TemporaryFile() as errors,
+        subprocess.Popen(
+            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, bufsize=0
+        ) as receiver,
+    ):
+        assert receiver.stdin is not None and receiver.stdout is not None  # noqa: S101
+        try:
+            receiver.stdin.write(json.dumps(told).encode() + b"\n")
+            xml = _answer(receiver.stdout, seconds, to, errors).get("xml")
+            if not isinstance(xml, str):
+                raise HostFault(f"{to} has not said with what the guest is to go there")
+            on_step("ready")
+            yield xml
+            _answer(receiver.stdout, seconds, to, errors)
+        finally:
+            receiver.stdin.close()  # now it ends, if it still waits
+            receiver.kill()
+
+
+def _answer(answers: IO[bytes], seconds: float, to: str, errors: IO[bytes]) -> dict[str, Any]:
+    """Return the next line of the other node. Raises HostFault: its refusal, or none."""
+    said, until = bytearray(), time.monotonic() + seconds
+    while not said.endswith(b"\n"):
+        if not readable([answers.fileno()], max(0.0, until - time.monotonic())):
+            raise HostFault(f"{to} has not answered within {seconds:g} s")
+        data = answers.read(1 << 16)
+        if not data:
+            errors.seek(0)
+            last = errors.read(1 << 16).decode("utf-8", "replace").strip().rpartition("\n")[2]
+            raise HostFault(f"{to} has ended: {printable(last or 'without a word', 300)}")
+        said += data
+    try:
+        found: dict[str, Any] = json.loads(said)
+        failed = found.get("failed")
+    except (ValueError, AttributeError):
+        raise HostFault(f"{to} said {printable(said.decode('utf-8', 'replace'), 100)}") from None
+    if failed:
+        raise Refused(f"{to}: {printable(str(failed), 500)}")
+    return found
+
+
+def settle(here: Here, move: Move) -> None:
+    """Find out who has the guest of a move that is not over, and do what follows.
+
+    Raises Busy: another does; HostFault: it is here (still), or cannot be found out.
+    """
+    with move_record.at_work(here.paths, move.key):
+        found = Move.read(here.paths, move.key)
+        if found is not None:
+            _settle(here, found, "it was interrupted")
+
+
+def _settle(here: Here, move: Move, why: str) -> None:
+    if move.phase == move_record.MOVES:
+        job = here.job(move.job)
+        if job is None or job.job.key != move.key:
+            move_record.forget(here.paths, move.key)  # it has ended, and its epilogue was here
+            raise HostFault(f"job {move.job} has ended")
+        if not _has_gone(here, move, job, why):
+            move_record.forget(here.paths, move.key)
+            raise HostFault(f"it is on {move.node} still: {why or 'it did not come there'}")
+        move = move.now(here.paths, GONE)
+    if move.phase == GONE:
+        _leave(here, move)
+        move.now(here.paths, AWAY)
+
+
+def _has_gone(here: Here, move: Move, job: RunningJob, why: str) -> bool:
+    """Return whether the guest is the other node's; if not it runs here. Raises HostFault."""
+    left = [mark for mark, _ in job.phases][-1:] == [moving.MOVES]
+    if not left:  # who wrote the record was killed before anything else, or when all was done
+        return False
+    with saving.held(here.paths, job, moving.MOVES) as (each,):
+        mine = moving.settled(move.uri, move.uuid, _TIME)
+        on_step("settled")
+        try:
+            theirs = _said(here, move)
+        except HostFault as error:
+            does = {"runs": "runs on here", "still": "STANDS STILL here", "": "is not here"}[mine]
+            log.error("%s; the guest %s, and waits for that", error, does)
+            raise HostFault(f"{error}: its guest {does} until then") from None
+        on_step("asked")
+        if theirs == "none":
+            log.info("its guest stays on %s: %s", move.node, why or "it did not come there")
+            if mine:
+                moving.go_on(here.paths, job, each.guest)
+            else:
+                moving.mark(here.paths, job, suspend.RUNS)  # it has ended by itself
+            return False
+        if mine == "runs":
+            raise HostFault(f"its guest runs on {move.node} and on {move.to}: end one by hand")
+        log.info("its guest has gone to %s", move.to)
+        return True
+
+
+def _said(here: Here, move: Move) -> str:
+    until = time.monotonic() + _COMES
+    what = {"ask": "settle", "job": move.job, "key": move.key}
+    what |= {"uuid": move.uuid, "node": move.to}
+    while True:
+        said = reach.ask(here.config, here.settings, move.to, what)
+        if said in ("here", "none"):
+            return str(said)
+        if time.monotonic() >= until:
+            raise HostFault(f"{move.to} cannot say yet whether it comes there")
+        time.sleep(_LOOK)
+
+
+def _leave(here: Here, move: Move) -> None:
+    """Release what the guest had here, tell the job's other nodes, give the node back."""
+    job = here.job(move.job)
+    if job is not None and job.job.key == move.key:
+        on_step("before release")
+        here.release(move.job)
+        on_step("after release")
+    what = {"ask": "nodes", "job": move.job, "key": move.key, "nodes": move.nodes}
+    for node in move.nodes:
+        if node != move.to:
+            with suppress(HostFault):  # it only says where to ask; others see it for themselves
+                reach.ask(here.config, here.settings, node, what)
+    here.adapter.let_go(move.job, move.node)
+    if not here.adapter.over(move.job, move.attempt):
+        here.adapter.leave(move.job, move.node)
+    on_step("after leave")

@@ -1,0 +1,41 @@
+"""``vmgr migrate``, and what other nodes call here."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import click
+
+from vtorque_core.api import EXIT_FAILED, UsageError, VtorqueError
+from vtorque_survive import arrival, move
+
+
+@click.command(short_help="Move a job's guest to another node while it runs; root only.")
+@click.argument("job_id", metavar="JOB")
+@click.option("--to", required=True, metavar="NODE", help="Where it is to run.")
+@click.pass_obj
+def migrate(config: Path, job_id: str, to: str) -> None:
+    """Move the guest that a job has on this node to another, while it runs. Root only.
+
+    Not from the job's first node, where its job shell is. Where the batch system can (Slurm) a job
+    of root's holds the other node's share, and this node is given back. Exit code 1: it was not
+    moved, and why.
+    """
+    if os.geteuid() != 0:
+        raise UsageError("vmgr migrate moves what root has acquired: run it as root")
+    try:
+        move.migrate(move.Here.of(config), job_id, to)
+    except VtorqueError as error:
+        click.echo(f"vmgr: job {job_id} was not moved: {error}", err=True)
+        sys.exit(EXIT_FAILED)
+
+
+@click.command("arrival", hidden=True)
+@click.pass_obj
+def arrives(config: Path) -> None:
+    """Answer what another node asks of a guest that goes there or comes from there."""
+    if os.geteuid() != 0:
+        raise UsageError("only root of another node asks this")
+    sys.stdout.buffer.write(arrival.answer(move.Here.of(config), sys.stdin.buffer.read()))

@@ -1,0 +1,116 @@
+"""What a node knows of a guest that goes to another one, or has gone. Root's files.
+
+``<state>/moves/<job key>.json``, written before anything is done, and beside it a lock: who holds
+it is at work on that move. It stays until its job has ended: the guest has taken its addresses
+along, and they are nobody else's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Final, Literal, Self
+
+from vtorque_core.api import HostFault, Paths, dataclass, replace_file, take_lock
+from vtorque_core.api.claims import PoolClaim
+from vtorque_core.api.guest_plan import GuestPlan
+
+MOVES: Final = "moves"
+"""It may be on either node."""
+GONE: Final = "gone"
+"""It is the other one's; what it had here is to be released."""
+AWAY: Final = "away"
+"""All of it is."""
+
+
+@dataclass(frozen=True)
+class Move:
+    """A guest (``uuid``, at libvirt's ``uri``) of an attempt of a job, and where it goes.
+
+    ``nodes``: where the job's guests are with that; ``leased``: its addresses, (pool, item).
+    """
+
+    job: str
+    attempt: int
+    key: str
+    node: str
+    to: str
+    uuid: str
+    uri: str
+    nodes: tuple[str, ...]
+    leased: tuple[tuple[str, str], ...]
+    phase: Literal["moves", "gone", "away"] = "moves"
+
+    @classmethod
+    def read(cls, paths: Paths, key: str) -> Self | None:
+        """Return that of an attempt of a job; None: there is none. Raises HostFault."""
+        try:
+            found = json.loads(_file(paths, key).read_bytes())
+            leased = tuple((str(pool), str(item)) for pool, item in found.pop("leased"))
+            return cls(nodes=tuple(found.pop("nodes")), leased=leased, **found)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            raise HostFault(f"{_file(paths, key)}: {error}") from None
+
+    def write(self, paths: Paths) -> None:
+        """Have it be on disk. Raises HostFault."""
+        path = _file(paths, self.key)
+        try:
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            replace_file(str(path), json.dumps(asdict(self)).encode(), mode=0o600, ready=os.fsync)
+        except OSError as error:
+            raise HostFault(f"{path}: {error.strerror}") from None
+
+    def now(self, paths: Paths, phase: Literal["moves", "gone", "away"]) -> Self:
+        """Have it be in another phase. Raises HostFault."""
+        changed = replace(self, phase=phase)
+        changed.write(paths)
+        return changed
+
+
+def all_moves(paths: Paths) -> Iterator[Move]:
+    """Yield all that this node knows of; one that cannot be read is left out."""
+    for path in sorted(_file(paths, "").parent.glob("*.json")):
+        with suppress(HostFault):
+            if found := Move.read(paths, path.name.removesuffix(".json")):
+                yield found
+
+
+def forget(paths: Paths, key: str) -> None:
+    """Know nothing of it any more; twice is fine. Raises HostFault."""
+    for path in (_file(paths, key), _lock(paths, key)):
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise HostFault(f"{path}: {error.strerror}") from None
+
+
+@contextmanager
+def at_work(paths: Paths, key: str, seconds: float = 0.0) -> Iterator[None]:
+    """Be the one who works on the move. Raises Busy: another is."""
+    lock = take_lock(_lock(paths, key), seconds)
+    try:
+        yield
+    finally:
+        os.close(lock)
+
+
+def taken_along(guests: Sequence[GuestPlan], paths: Paths) -> Iterator[PoolClaim]:
+    """Yield the addresses of guests that have gone, but those of these guests, which come back."""
+    mine = {guest.uuid for guest in guests}
+    for move in all_moves(paths):
+        if move.phase != MOVES and move.uuid not in mine:
+            yield from (PoolClaim(pool, (item,)) for pool, item in move.leased)
+
+
+def _file(paths: Paths, key: str) -> Path:
+    return paths.state / "moves" / f"{key}.json"
+
+
+def _lock(paths: Paths, key: str) -> Path:
+    return paths.state / "moves" / f"{key}.lock"

@@ -1,0 +1,120 @@
+"""The site's way from root of this node to root of another: ``[plugin.survive] reach``.
+
+Words of a command, run without a shell. What is asked stands in its standard input: a remote shell
+(ssh(1)) sees words of this installation alone.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import socket
+import subprocess
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Self
+
+from vtorque_core.api import HostFault, Refused, printable
+from vtorque_core.live import service
+from vtorque_survive.settings import Settings
+
+_WORD = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
+_NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+_ANSWER = 120.0  # seconds: of a release, too
+_ENDS = 5.0  # seconds for what carried a connection that is closed
+
+
+def argv(settings: Settings, node: str, words: Sequence[str]) -> list[str]:
+    """Return how a command is run on another node. Raises Refused: the site has no way there."""
+    if not settings.reach:
+        raise Refused("this site has no way from node to node ([plugin.survive] reach)")
+    if not _NODE.fullmatch(node):
+        raise Refused(f"{printable(node)} is no node's name")
+    if wrong := [word for word in words if not _WORD.fullmatch(word)]:
+        raise Refused(f"{printable(wrong[0])}: no shell may see such a word")
+    return [*(word.replace("{node}", node) for word in shlex.split(settings.reach)), *words]
+
+
+def ask(config: Path, settings: Settings, node: str, what: Mapping[str, Any]) -> Any:
+    """Return what another node says to this (:mod:`vtorque_survive.arrival`). Raises HostFault."""
+    command = argv(settings, node, service.vmgr(config, "arrival"))
+    try:
+        done = subprocess.run(
+            command, input=json.dumps(what).encode(), capture_output=True, timeout=_ANSWER,
+            check=False,
+        )  # fmt: skip
+        if done.returncode == 0:
+            return json.loads(done.stdout)["answer"]
+        said = done.stderr.decode("utf-8", "replace").strip().splitlines()
+        why = said[-1] if said else f"exit code {done.returncode}"
+    except subprocess.TimeoutExpired:
+        why = f"no answer within {_ANSWER:g} s"
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        why = str(error)
+    raise HostFault(f"{node} cannot be asked: {printable(why, 300)}")
+
+
+class Bridge:
+    """A socket on this node behind which is the libvirtd of another. A context manager.
+
+    For each connection the site's command runs ``virt-ssh-helper`` there, which libvirt brings for
+    that. These processes go on if we are killed, as libvirtd does that moves a guest by them.
+    """
+
+    def __init__(self, settings: Settings, node: str, uri: str, directory: Path) -> None:
+        driver, separator, path = uri.partition(":///")
+        if not separator or "+" in driver or "?" in path:
+            raise Refused(
+                f"[node] libvirt_uri {uri}: guests are moved from one like qemu:///system"
+            )
+        self._argv = argv(settings, node, ("virt-ssh-helper", uri))
+        self._socket = directory / "libvirt"
+        self._carriers: list[subprocess.Popen[bytes]] = []
+        self.uri = f"{driver}+unix:///{path}?socket={self._socket}"
+
+    def __enter__(self) -> Self:
+        """Listen. Raises HostFault."""
+        self._listener = socket.socket(socket.AF_UNIX)
+        try:
+            self._socket.parent.mkdir(mode=0o700, exist_ok=True)
+            self._socket.unlink(missing_ok=True)
+            self._listener.bind(str(self._socket))
+            self._listener.listen()
+        except OSError as error:
+            self._listener.close()
+            raise HostFault(f"{self._socket}: {error.strerror}") from None
+        self._thread = threading.Thread(target=self._carry, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End, also what still carries a connection."""
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join()
+        for carrier in self._carriers:
+            with suppress(subprocess.TimeoutExpired):
+                carrier.wait(_ENDS)
+            carrier.kill()
+            carrier.wait()
+        with suppress(OSError):
+            self._socket.unlink(missing_ok=True)
+            self._socket.parent.rmdir()
+
+    def _carry(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            with connection, suppress(OSError):
+                both = connection.fileno()
+                null = subprocess.DEVNULL
+                made = subprocess.Popen(
+                    self._argv, stdin=both, stdout=both, stderr=null, start_new_session=True
+                )
+                self._carriers.append(made)

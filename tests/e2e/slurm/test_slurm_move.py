@@ -1,0 +1,158 @@
+"""A guest of a real Slurm's job that goes to a node which the job does not have, while it runs."""
+
+import subprocess
+
+import pytest
+
+import reaching
+import slurm_cluster as slurm
+from vtorque_core.resources import virtiofs_daemon
+
+pytestmark = pytest.mark.e2e
+
+moves = pytest.mark.skipif(
+    not virtiofs_daemon.saves(), reason="of Debian 13 on: scripts/test --full debian13"
+)
+CONF = "/etc/vtorque/vtorque.toml"
+SCRIPTS = "/etc/vtorque/in-guests"
+# In the guest that moves: a file stays open, and a process says what it is told. Guest root's files
+# are no job's: removed by the test.
+IN_GUESTS = """#!/bin/sh
+[ "$(hostname)" = vn2 ] || exit 0
+setsid sh -c 'i=0; while :; do i=$((i + 1)); echo $i; sleep 0.1; done' \
+  >>/home/vtslurm1/sister 2>/dev/null </dev/null &
+setsid nc -ll -p 7000 -e cat >/dev/null 2>&1 </dev/null &
+"""
+# One connection, and each line comes back over it, until the test has seen enough.
+JOB = """#!/bin/sh
+i=0
+until [ -e enough ]; do i=$((i + 1)); echo $i; sleep 0.1; done | nc vn2 7000
+exit 7
+"""
+
+
+@pytest.fixture
+def site(clean):
+    """Have all nodes reach each other, and jobs' guests move."""
+    with reaching.serving(clean) as lost:
+        clean.lost = lost
+        table = f'\n[plugin.survive]\nreach = "{reaching.COMMAND}"\n'
+        table += f'[plugin.linux-guest]\nprologue = "{SCRIPTS}"\n'
+        for machine in slurm.MACHINES:
+            clean.root(machine, "cp", CONF, f"{CONF}.before")
+            clean.root(machine, "sh", "-c", f"cat >> {CONF}", stdin=table.encode())
+            clean.root(machine, "mkdir", SCRIPTS)
+            script = f"cat > {SCRIPTS}/a; chmod 755 {SCRIPTS}/a"
+            clean.root(machine, "sh", "-c", script, stdin=IN_GUESTS.encode())
+        for name in ("sister", "out", "err", "enough"):
+            (clean.home / name).unlink(missing_ok=True)
+        yield clean
+        for machine in slurm.MACHINES:
+            clean.root(machine, "mv", f"{CONF}.before", CONF)
+            clean.root(machine, "rm", "-rf", SCRIPTS)
+
+
+@pytest.fixture
+def job_id(site):
+    """Return a job on n1 and n2, whose guests talk to each other."""
+    job_id = site.submit(JOB, "-e", "err", "-N2", "-wn1,n2")
+    site.wait(lambda: said(site), what="the job's second guest answers", seconds=120)
+    return job_id
+
+
+def said(cluster, name="out"):
+    return cluster.read(name).decode().split()
+
+
+def command(job_id, to):
+    return "vmgr", "migrate", job_id, "--to", to
+
+
+def moved(cluster, job_id, source, to):
+    """Move the job's guest; it runs there and not here."""
+    cluster.root(source, *command(job_id, to), timeout=300)
+    assert (cluster.guests(source), len(cluster.guests(to))) == ([], 1)
+
+
+def ends_right(cluster, job_id):
+    """All was said and written once, in order, also after now; the exit code is the script's."""
+    before = len(said(cluster)), len(said(cluster, "sister"))
+    cluster.wait(lambda: len(said(cluster)) > before[0] + 20, what="it goes on", seconds=60)
+    cluster.script("", "enough")
+    cluster.wait_state(job_id, "FAILED", seconds=120)
+    assert cluster.show(job_id)["ExitCode"] == "7:0"
+    for name, had in zip(("out", "sister"), before, strict=True):
+        lines = said(cluster, name)
+        assert lines == [str(number) for number in range(1, len(lines) + 1)]
+        assert len(lines) > had, name
+
+
+@moves
+def test_a_sister_guest_goes_to_a_node_that_is_not_the_jobs(site, job_id):
+    moved(site, job_id, "n2", "n3")
+    assert site.show(job_id)["NodeList"] == "n1"
+    held = site.root("head", "squeue", "-h", "-w", "n3", "-o", "%j %u").split()
+    assert held == [f"vtorque-{job_id}-n3", "root"]
+    site.wait(lambda: "n2 idle" in site.root("head", "sinfo", "-hN", "-o", "%N %T"), what="n2 idle")
+    ends_right(site, job_id)
+
+
+@moves
+@pytest.mark.full
+def test_twenty_moves_there_and_back(site, job_id):
+    source, to = "n2", "n3"
+    for _ in range(20):
+        moved(site, job_id, source, to)
+        source, to = to, source
+    ends_right(site, job_id)
+
+
+def has(cluster, job_id):
+    """Return on which nodes the guest runs, and on which there is a journal of the job's."""
+    journal = f"/var/lib/vtorque/journal/{job_id}.0.jsonl"
+    name = f"vt-{job_id}.0-n2-0"
+    run, known = [], []
+    for node in ("n2", "n3"):
+        if cluster.root(node, "virsh", "domstate", name, check=False).strip() == "running":
+            run.append(node)
+        if cluster.root(node, "sh", "-c", f"test -e {journal} && echo yes", check=False):
+            known.append(node)
+    return run, known
+
+
+def is_over(cluster, job_id):
+    """Return whether one node has all of the guest, and the other one nothing."""
+    run, known = has(cluster, job_id)
+    place = f"/var/lib/vtorque/moves/{job_id}.0.json"
+    record = cluster.root("n2", "cat", place, check=False)
+    return len(run) == 1 and run == known and ("away" in record or not record)
+
+
+KILLS = {
+    "vmgr": ("n2", "vmgr migrate"),
+    "the start there": ("n3", "hook --config .* receive"),
+    "libvirtd here": ("n2", "^libvirtd"),
+    "libvirtd there": ("n3", "^libvirtd"),
+    "QEMU there": ("n3", "guest=vt-"),
+    "virtiofsd there": ("n3", "virtiofsd"),
+    "what carries memory": ("n3", "virt-ssh-helper"),
+}
+
+
+@moves
+@pytest.mark.full
+@pytest.mark.parametrize("what", KILLS)
+def test_killed_while_it_is_sent_one_node_has_it_and_the_job_ends_right(site, job_id, what):
+    node, pattern = KILLS[what]
+    argv = [*site.enter("n2"), "env", f"PATH={slurm.PREFIX}:/usr/sbin:/usr/bin:/sbin:/bin"]
+    with subprocess.Popen([*argv, *command(job_id, "n3")], stderr=subprocess.DEVNULL) as sends:
+        site.wait(lambda: site.guests("n3"), what="it is being sent", seconds=120)
+        pids = site.processes(node, pattern)
+        assert pids, pattern
+        site.root(node, "kill", "-9", *pids, check=False)
+        if "libvirtd" in what:
+            site.wait(lambda: not site.processes(node, "^libvirtd$"), what="libvirtd's end")
+            site.start_libvirt(node)
+        sends.wait(300)
+    site.wait(lambda: is_over(site, job_id), what="one node has all of it", seconds=180)
+    ends_right(site, job_id)
