@@ -12,13 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import sysfs_tree
 from vtorque_core.site.plugins import Plugins
 from vtorque_passthrough.pci_functions import PciFunction
 from vtorque_passthrough.vfio import DRIVER, Vfio
-from vtorque_testing import recorded
+from vtorque_testing import recorded, sysfs_tree
 
-CAPABILITIES = Path(__file__).parents[1] / "data" / "capabilities"
+CAPABILITIES = Path(__file__).parents[2] / "testing/vtorque_testing/machines"
 MACHINE = (CAPABILITIES / "xeon-2x32-smt.xml").read_text()
 
 # Stands for ip-link(8): a file for each setting of a virtual function.

@@ -19,7 +19,7 @@ from vtorque_core.site.policy import decide, needs
 from vtorque_core.site.request import Request
 from vtorque_iocm import legacy, node, plugin
 
-DATA = Path(__file__).parents[3] / "tests" / "data" / "capabilities"
+DATA = Path(__file__).parents[3] / "testing/vtorque_testing/machines"
 XEON = topology.parse((DATA / "xeon-2x32-smt.xml").read_text())
 
 PLUGINS = planned.with_core("iocm", plugin, node)

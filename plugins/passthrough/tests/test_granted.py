@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 import planned
-from sysfs_tree import tree, write
 from vtorque_core.api.batch_system import Grant
 from vtorque_core.api.claims import PoolClaim
 from vtorque_core.base.errors import ConfigError, HostFault, Refusal, Refused
@@ -19,9 +18,10 @@ from vtorque_core.site.policy import check_share, decide, needs
 from vtorque_core.site.request import Request
 from vtorque_passthrough import node, plugin
 from vtorque_passthrough.device_files import behind, of_number
+from vtorque_testing.sysfs_tree import tree, write
 
-DATA = Path(__file__).parents[3] / "tests" / "data"
-HOST = parse((DATA / "capabilities" / "xeon-2x32-smt.xml").read_text())
+DATA = Path(__file__).parents[3] / "testing/vtorque_testing/machines"
+HOST = parse((DATA / "xeon-2x32-smt.xml").read_text())
 PLUGINS = planned.with_core("passthrough", plugin, node)
 FIRST, SECOND = "0000:3b:00.0", "0000:5e:00.0"
 FILES = {"/dev/null": FIRST, "/dev/zero": SECOND, "/dev/full": "0000:86:00.0"}

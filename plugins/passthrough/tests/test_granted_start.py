@@ -9,8 +9,8 @@ import re
 from pathlib import Path
 
 import device_cases
-import sysfs_tree
 from vtorque_core.api.batch_system import Grant
+from vtorque_testing import sysfs_tree
 
 CARDS = ("0000:3b:00.0", "0000:5e:00.0")
 FILES = ("/dev/null", "/dev/zero")  # stand for their device files

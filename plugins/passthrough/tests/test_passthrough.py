@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import planned
-from sysfs_tree import tree
 from vtorque_core.api.claims import Notice, PoolClaim
 from vtorque_core.api.guest_context import GuestDevice
 from vtorque_core.base.errors import ConfigError, HostFault, Refusal, Refused
@@ -26,9 +25,10 @@ from vtorque_core.site.request import Request, parse_vm
 from vtorque_passthrough import node, plugin
 from vtorque_passthrough.plugin import card_list, cards
 from vtorque_passthrough.vfio import PciDevice, Vfio
+from vtorque_testing.sysfs_tree import tree
 
-DATA = Path(__file__).parents[3] / "tests" / "data"
-HOST = parse((DATA / "capabilities" / "xeon-2x32-smt.xml").read_text())
+DATA = Path(__file__).parents[3] / "testing/vtorque_testing/machines"
+HOST = parse((DATA / "xeon-2x32-smt.xml").read_text())
 SHARE = NodeShare(HOST, exclusive=False)
 CLASSES = """
 [[plugin.passthrough.classes]]

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from as_root import without_chown
-from sysfs_tree import PCI, add_function, tree
 from vtorque_core.api.libvirt_domain import Disk, forbidden
 from vtorque_core.base.errors import HostFault
 from vtorque_passthrough.pci_functions import (
@@ -19,6 +18,7 @@ from vtorque_passthrough.pci_functions import (
     why_no_vfio,
 )
 from vtorque_passthrough.vfio import PciDevice, Vfio
+from vtorque_testing.sysfs_tree import PCI, add_function, tree
 
 GPU = "0000:3b:00.0"
 

@@ -20,7 +20,7 @@ from vtorque_core.site.policy import decide, needs
 from vtorque_core.site.request import Request, make_request
 from vtorque_pinning import node, plugin
 
-DATA = Path(__file__).parents[3] / "tests" / "data" / "capabilities"
+DATA = Path(__file__).parents[3] / "testing/vtorque_testing/machines"
 MACHINES = {path.stem: topology.parse(path.read_text()) for path in DATA.glob("*.xml")}
 XEON, EPYC, ARM = (MACHINES[name] for name in ("xeon-2x32-smt", "epyc-4-numa", "arm-4x32"))
 FLAT = topology.parse("<c><host><topology><cells><cell id='0'><memory>8388608</memory><cpus>"

@@ -1,6 +1,6 @@
 """Claims, partitions and words on recorded machines; libvirt's schema on what is rendered.
 
-The machines with cache allocation are in tests/data/capabilities: in the form of
+The machines with cache allocation are in testing/vtorque_testing/machines: in the form of
 https://libvirt.org/formatcaps.html and of libvirt's own tests (tests/vircaps2xmldata), by numbers
 of real ones. This machine may have none.
 """
@@ -27,7 +27,7 @@ from vtorque_core.plan.placement.topology import parse, with_default_group
 from vtorque_scam import health, node, plugin
 
 SCHEMA = "/usr/share/libvirt/schemas/domain.rng"
-CAPABILITIES = Path(__file__).parents[3] / "tests" / "data" / "capabilities"
+CAPABILITIES = Path(__file__).parents[3] / "testing/vtorque_testing/machines"
 XEON = parse((CAPABILITIES / "xeon-2x32-smt.xml").read_text())
 EPYC = parse((CAPABILITIES / "epyc-4-numa.xml").read_text())
 ARM = parse((CAPABILITIES / "arm-4x32.xml").read_text())  # resctrl divides nothing there

@@ -11,7 +11,6 @@ from xml.etree import ElementTree
 import pytest
 
 import planned
-from sysfs_tree import tree, write
 from vtorque_core.api.claims import Notice, PoolClaim
 from vtorque_core.api.guest_context import GuestDevice, Package, RootCommand
 from vtorque_core.api.guest_plan import Address
@@ -30,12 +29,13 @@ from vtorque_core.site.policy import decide
 from vtorque_core.site.request import Request
 from vtorque_passthrough.pci_functions import virtual_functions
 from vtorque_passthrough.vfio import PciDevice, Vfio
+from vtorque_testing.sysfs_tree import tree, write
 from vtorque_vrdma import fence, guid, node, plugin
 from vtorque_vrdma.fence import Fence
 from vtorque_vrdma.guid import NOBODY, VfGuid
 
-DATA = Path(__file__).parents[3] / "tests" / "data"
-HOST = parse((DATA / "capabilities" / "xeon-2x32-smt.xml").read_text())
+DATA = Path(__file__).parents[3] / "testing/vtorque_testing/machines"
+HOST = parse((DATA / "xeon-2x32-smt.xml").read_text())
 SHARE = NodeShare(HOST, exclusive=False)
 TOOL = "/usr/lib/vtorque/vtorque-rdma"
 NIC = Address("52:54:00:aa:bb:cc", "10.86.0.5")

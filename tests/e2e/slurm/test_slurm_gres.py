@@ -12,7 +12,7 @@ import tarfile
 import pytest
 
 import slurm_cluster as slurm
-import sysfs_tree
+from vtorque_testing import sysfs_tree
 
 pytestmark = pytest.mark.e2e
 
@@ -49,7 +49,7 @@ def recorded():
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as tar:
         tar.add(sysfs_tree.__file__, "make/support/sysfs_tree.py")
-        tar.add(sysfs_tree.DATA / "gpu-node.txt", "make/data/sysfs/gpu-node.txt")
+        tar.add(sysfs_tree.DATA / "gpu-node.txt", "make/support/machines/gpu-node.txt")
     return packed.getvalue()
 
 

@@ -17,7 +17,7 @@ from vtorque_core.records.journal import Journal
 from vtorque_core.records.reading import JobHeader
 
 ROOT = Path(__file__).parents[3]
-CAPABILITIES = ROOT / "tests" / "data" / "capabilities" / "xeon-2x32-smt.xml"
+CAPABILITIES = ROOT / "testing/vtorque_testing/machines/xeon-2x32-smt.xml"
 HOST = parse(CAPABILITIES.read_text())
 NODE = NodeShare(HOST, exclusive=False)
 

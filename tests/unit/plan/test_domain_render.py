@@ -40,7 +40,7 @@ from vtorque_core.plan.placement.job_cores import NodeShare, Taken
 from vtorque_core.plan.placement.topology import parse
 
 GOLDEN = Path(__file__).parents[2] / "golden"
-CAPABILITIES = Path(__file__).parents[2] / "data" / "capabilities"
+CAPABILITIES = Path(__file__).parents[3] / "testing/vtorque_testing/machines"
 STATE = Path("/var/lib/vtorque/jobs/42.srv.0/g0")
 RUN = Path("/run/vtorque/jobs/42.srv.0/g0")
 POOL = "/var/lib/vtorque/images"

@@ -23,7 +23,7 @@ from vtorque_pinning import plugin as pinning
 from vtorque_scam import plugin as scam
 from vtorque_unclot import plugin as unclot
 
-DATA = Path(__file__).parents[2] / "data" / "capabilities"
+DATA = Path(__file__).parents[3] / "testing/vtorque_testing/machines"
 MACHINES = [
     flat((0,), 2000),
     flat(range(8), 16001),

@@ -27,7 +27,7 @@ from vtorque_core.records.reading import JobHeader, read, walk
 
 pytestmark = pytest.mark.e2e
 
-DATA = Path(__file__).parents[2] / "data" / "capabilities"
+DATA = Path(__file__).parents[3] / "testing/vtorque_testing/machines"
 PROCESSES, JOBS = 8, 50
 FULL = pytest.mark.full
 RESERVE_CPUS, RESERVE_MIB = 4, 8192

@@ -15,7 +15,7 @@ from vtorque_core.plan.placement.divide_cores import plan
 from vtorque_core.plan.placement.job_cores import NodeShare, NoFit, Taken
 from vtorque_core.plan.placement.topology import cpu_list, parse, show_cpus, with_default_group
 
-DATA = Path(__file__).parents[2] / "data" / "capabilities"
+DATA = Path(__file__).parents[3] / "testing/vtorque_testing/machines"
 MACHINES = {path.stem: parse(path.read_text()) for path in sorted(DATA.glob("*.xml"))}
 XEON, EPYC, ARM = (MACHINES[name] for name in ("xeon-2x32-smt", "epyc-4-numa", "arm-4x32"))
 

@@ -1,4 +1,4 @@
-"""A sysfs in a directory, from a table of PCI functions in tests/data/sysfs.
+"""A sysfs in a directory, from a table of PCI functions among ``machines``.
 
 A line is ``address vendor:device class`` and words: ``numa=0``, ``group=17`` (IOMMU), ``driver=x``,
 ``reset`` (it can be reset), ``net=eth0`` (an interface that is down; ``net=eth0:up``), ``ib=ib0``
@@ -12,17 +12,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-DATA = Path(__file__).parents[1] / "data" / "sysfs"
+DATA = Path(__file__).parent / "machines"
 PCI = "bus/pci/devices"
 
 
 def write(path: Path, text: str) -> None:
+    """Write a file with one line, and the directories above it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"{text}\n")
 
 
 def tree(name: str, top: Path) -> str:
-    """Make the tree of ``tests/data/sysfs/<name>.txt`` below ``top``; return ``top`` as text."""
+    """Make the tree of ``machines/<name>.txt`` below ``top``; return ``top`` as text."""
     for directory in (PCI, "bus/pci/drivers/vfio-pci", "kernel/iommu_groups", "class/net"):
         (top / directory).mkdir(parents=True)
     (top / "bus/pci/drivers_probe").touch()
