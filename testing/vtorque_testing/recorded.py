@@ -42,7 +42,9 @@ from vtorque_core.resources.domain import Domain
 from vtorque_core.site import config
 from vtorque_core.site.plugins import BUILTIN, Plugins, installed
 from vtorque_core.site.request import Request
-from vtorque_testing.faults import Run, in_child
+from vtorque_testing import recorded_root
+from vtorque_testing.faults import Run, around_create, in_child, survive
+from vtorque_testing.planned import PlannedNode
 from vtorque_testing.recorded_image import put_image
 from vtorque_testing.recorded_mounts import cover
 
@@ -253,6 +255,11 @@ class RecordedNode:
         put_image(site.images.pool)
         return node
 
+    @property
+    def planned(self) -> PlannedNode:
+        """The same node without a directory: what its plugins answer, by themselves."""
+        return PlannedNode(self.plugins, self.site, parse(self.machine))
+
     def job(
         self,
         pairs: Mapping[str, str],
@@ -348,7 +355,7 @@ class RecordedNode:
                 (os, "sched_setaffinity", lambda *_: None),
                 (os, "fsync", lambda _: None),  # no power fails here; a kill loses nothing written
                 *self.doubles,
-                *([(os, "chown", lambda *_, **__: None)] if os.geteuid() else []),
+                *recorded_root.doubles(),
             ):
                 stack.enter_context(mock.patch.object(owner, name, value))
             yield
@@ -376,6 +383,10 @@ class RecordedJob:
     def look(self) -> dict[str, object]:
         """Return what is there."""
         return {**self.node.look(), "processes": self.processes()}
+
+    def survive(self, wanted: Callable[[str], bool] = around_create) -> list[str]:
+        """Kill its start at each wanted step, as :func:`vtorque_testing.faults.survive` does."""
+        return survive(self, wanted)
 
 
 def _file(path: str, told: bool) -> tuple[str, str, bytes, int]:

@@ -12,13 +12,13 @@ from xml.etree.ElementTree import Element
 
 import pytest
 
-from planned import guest_plan
 from vtorque_core.api.libvirt_domain import Channel, CpuModel
 from vtorque_core.base import hypervisor
 from vtorque_core.base.errors import HostFault
 from vtorque_core.plan.domain.merge import Contributed, merge
 from vtorque_core.plan.domain.render import DomainSpec, render
 from vtorque_core.plan.placement import node_hardware
+from vtorque_testing.planned import guest_plan
 
 pytestmark = pytest.mark.integration
 

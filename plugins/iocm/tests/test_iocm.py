@@ -1,52 +1,47 @@
 """What users and sites ask for, what the node then claims and renders, and where it has none."""
 
 import dataclasses
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-import planned
-from vtorque_core.api.claims import CoreClaim, MemoryClaim, Notice, PoolClaim
+from vtorque_core.api.claims import CoreClaim, Notice, Placement, PoolClaim
 from vtorque_core.api.host_topology import Topology, flat
 from vtorque_core.api.libvirt_domain import IoThreads, NetQueues, forbidden
 from vtorque_core.base.errors import Refused
-from vtorque_core.plan.placement import topology
-from vtorque_core.plan.placement.divide_cores import plan as place
-from vtorque_core.plan.placement.job_cores import NodeShare, NoFit, Taken
-from vtorque_core.site.config import build, parse_toml
-from vtorque_core.site.policy import decide, needs
-from vtorque_core.site.request import Request
 from vtorque_iocm import legacy, node, plugin
+from vtorque_testing import planned
+from vtorque_testing.planned import NoFit
 
-DATA = Path(__file__).parents[3] / "testing/vtorque_testing/machines"
-XEON = topology.parse((DATA / "xeon-2x32-smt.xml").read_text())
+XEON = planned.host("smt")
 
 PLUGINS = planned.with_core("iocm", plugin, node)
 
 
-def site(text=""):
-    return build(parse_toml(text.encode()), PLUGINS, node=True)
+def on(machine=XEON, config=""):
+    return planned.PlannedNode.make(PLUGINS, config, machine)
 
 
 def guest(*pairs, machine=XEON, config=""):
     """Return the first guest of a job, as the node plans it."""
-    wanted = decide(Request(tuple(p.split("=") for p in pairs)), site(config), PLUGINS)
-    return planned.of_request(wanted, host=machine)
+    one = on(machine, config)
+    return one.guests(one.request(*pairs))[0]
 
 
 def asked(*pairs, machine=XEON, config=""):
     """Return what the plugin answers for the first guest. Raises Refused."""
     table = f"[plugin.iocm]\n{config}" if config else ""
-    first = guest(*pairs, machine=machine, config=table)
-    return list(node.vtorque_plan(first, site(table)))
+    return on(machine, table).answers(guest(*pairs, machine=machine, config=table))
 
 
-def placed(first, *claims, machine=XEON):
-    """Return the guest as the ledger places it."""
-    share = NodeShare(machine, exclusive=False)
-    every = [CoreClaim("vcpu", first.vcpus), MemoryClaim(first.ram_mib, use="guest"), *claims]
-    return dataclasses.replace(first, placement=place([every], share, Taken())[0])
+def placed(*pairs, machine=XEON, config=""):
+    """Return the first guest as the ledger places it."""
+    table = f"[plugin.iocm]\n{config}" if config else ""
+    return on(machine, table).placed(guest(*pairs, machine=machine, config=table))[0]
+
+
+def rendered(guest, config=""):
+    return on(XEON, config and f"[plugin.iocm]\n{config}").elements(guest)
 
 
 @pytest.mark.parametrize(
@@ -73,24 +68,20 @@ def test_what_is_claimed(pairs, least, most):
     ],
 )
 def test_vsub_asks_the_batch_system_for_them(pairs, cpus):
-    wanted = decide(Request(tuple(p.split("=") for p in pairs)), site(), PLUGINS)
-    assert needs(wanted, site(), PLUGINS).cpus == cpus
+    assert on().needs(*pairs).cpus == cpus
 
 
 def test_nothing_is_claimed_or_rendered_without_it():
     assert asked() == []
-    assert list(node.vtorque_render_domain(placed(guest("vcpus=4")), site())) == []
+    assert rendered(placed("vcpus=4")) == []
 
 
 def test_iothreads_for_all_cores_it_may_get_and_a_queue_for_each_vcpu():
-    first = guest("iocm=true", "vcpus=4", "iocm_max_cores=3")
-    at = placed(first, *asked("iocm=true", "iocm_max_cores=3"))
-    assert list(node.vtorque_render_domain(at, site())) == [IoThreads(3), NetQueues(4)]
+    at = placed("iocm=true", "vcpus=4", "iocm_max_cores=3")
+    assert rendered(at) == [IoThreads(3), NetQueues(4)]
     assert at.placement.cores["io"] == at.placement.cores["emulator"] == (0,)
-    fixed = placed(guest("iocm=true", "vcpus=1"), *asked("iocm=true", "iocm_max_cores=1"))
-    assert list(node.vtorque_render_domain(fixed, site())) == [IoThreads(1)]
-    many = placed(guest("iocm=true", "vcpus=20"), *asked("iocm=true"))
-    assert NetQueues(8) in node.vtorque_render_domain(many, site())
+    assert rendered(placed("iocm=true", "vcpus=1", "iocm_max_cores=1")) == [IoThreads(1)]
+    assert NetQueues(8) in rendered(placed("iocm=true", "vcpus=20"))
 
 
 @pytest.mark.parametrize(
@@ -124,11 +115,11 @@ def test_more_than_the_site_allows_is_refused_with_the_key_that_says_so(key):
 def test_more_than_the_node_has_is_refused_by_the_ledger():
     machine = flat((0, 1, 2, 3), 8192)
     with pytest.raises(NoFit, match=r"iocm_min_cores=.*more than the job can have.*limit: 4 CPUs"):
-        placed(guest("iocm=true"), *asked("iocm=true", "iocm_min_cores=4"), machine=machine)
+        placed("iocm=true", "iocm_min_cores=4", machine=machine)
     machine = flat((0, 1), 8192)
     said = r"iocm_min_cores=2: 2 CPUs of their own and 1 shared, 3 in all: .*limit: 2 CPUs"
     with pytest.raises(NoFit, match=said):
-        placed(guest("iocm=true"), *asked("iocm=true", "iocm_min_cores=2"), machine=machine)
+        placed("iocm=true", "iocm_min_cores=2", machine=machine)
 
 
 @pytest.mark.parametrize(
@@ -150,7 +141,8 @@ def test_a_node_without_io_cores(config, machine, what):
     (notice,) = asked("iocm=true", machine=machine, config=config)
     assert isinstance(notice, Notice)
     assert what.replace("has no", "has no") in notice.text
-    assert list(node.vtorque_render_domain(placed(guest("iocm=true")), site())) == []
+    without = placed("iocm=true", machine=machine, config=config)
+    assert on(machine, f"[plugin.iocm]\n{config}").elements(without) == []
 
 
 def test_the_name_of_a_node_that_has_them():
@@ -169,22 +161,21 @@ def test_the_legacy_manager_takes_its_cores_from_the_vcpus(monkeypatch):
     assert (claim.count, claim.at_most) == (2, None)
     assert pool == PoolClaim("iocm-manager", ("dynamic-io-manager",), key="iocm")
     second = dataclasses.replace(guest("iocm=true"), index=1)
-    assert len(list(node.vtorque_plan(second, site()))) == 1
+    assert len(on().answers(second)) == 1
     assert asked("iocm=true", config='backend = "native"\n')[0].at_most == 4
 
 
 @pytest.mark.parametrize("there", [True, False])
 def test_only_what_the_legacy_manager_has_cannot_be_saved(monkeypatch, there):
-    at = placed(guest("iocm=true"), *asked("iocm=true"))
+    at = placed("iocm=true")
     monkeypatch.setattr(legacy, "there", lambda: there)
-    found = list(node.vtorque_render_domain(at, site()))
+    found = rendered(at)
     assert forbidden("save", found) == ["SharedWorkers"] * there
 
 
 def test_nothing_is_started_for_a_job_without_io_cores():
-    job = SimpleNamespace(
-        guests=[placed(guest("iocm=true"))], site=site(), acquire=lambda *_, **__: pytest.fail()
-    )
+    one = dataclasses.replace(placed("iocm=true"), placement=Placement())
+    job = SimpleNamespace(guests=[one], site=on().site, acquire=lambda *_, **__: pytest.fail())
     node.vtorque_post_boot(job)
 
 

@@ -11,14 +11,13 @@ import pytest
 
 from vtorque_core.base.errors import ConfigError, HostFault
 from vtorque_core.live.extensions import Extensions
-from vtorque_core.site.config import build, parse_toml
-from vtorque_core.site.plugins import Plugins
 from vtorque_joblog import node, plugin, sinks
 from vtorque_joblog.api import GROUP
 from vtorque_joblog.file import JsonFile
 from vtorque_joblog.local import Journal, Syslog
 from vtorque_joblog.outlets import JobLog, record_of
 from vtorque_joblog.plugin import Settings
+from vtorque_testing.planned import PlannedNode, with_core
 
 ME = pwd.getpwuid(os.getuid())
 
@@ -35,14 +34,11 @@ def record(message="hot", level="INFO", **more):
 
 @pytest.fixture
 def plugins():
-    found = Plugins()
-    for module in (plugin, node):
-        found.register("joblog", module, "vtorque-joblog 1.0")
-    return found
+    return with_core("joblog", plugin, node)
 
 
 def site_of(plugins, text):
-    return build(parse_toml(f"[plugin.joblog]\n{text}".encode()), plugins, node=True)
+    return PlannedNode.make(plugins, f"[plugin.joblog]\n{text}").site
 
 
 # -- settings ----------------------------------------------------------------------------------

@@ -1,25 +1,19 @@
 """What launchers of parallel programs are told about a job's guests."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from vtorque_core.api.batch_system import BareNode
 from vtorque_core.api.guest_context import EnvVar, GuestFile
-from vtorque_core.api.guest_plan import Address, GuestPlan, JobUser
-from vtorque_core.api.values import Image, JobRequest
-from vtorque_core.base.names import JobAttempt
+from vtorque_core.api.guest_plan import Address
 from vtorque_core.site.plugins import Plugins
 from vtorque_mpi import node
+from vtorque_testing.planned import guest_plan
 
-GUEST = GuestPlan(
-    job=JobAttempt("7.srv", 0, "ada", 1000, "n1"), index=0, rank=0, guests_per_node=2, name="vt-7",
-    uuid="u", hostname="vn1-0", vcpus=4, ram_mib=256,
-    image=Image("i", "t", "d", "x86_64", "0" * 64),
-    user=JobUser("u", 1, 1, (), "/home/u", "/bin/sh"), request=JobRequest({}),
-    addresses=(Address("52:54:00:00:00:01", "10.86.1.16", 16),), peers=(),
-    state_dir=Path("/s"), run_dir=Path("/r"), secret=b"",
+GUEST = guest_plan(
+    guests_per_node=2, hostname="vn1-0", vcpus=4,
+    addresses=(Address("52:54:00:00:00:01", "10.86.1.16", 16),),
     supports=frozenset({"EnvVar", "GuestFile"}), hostnames=("vn1-0", "vn1-1", "vn2-0"),
 )  # fmt: skip
 

@@ -21,14 +21,12 @@ from vtorque_osv.settings import Settings, mode
 
 from vtorque_core.api.guest_context import EnvVar, GuestFile
 from vtorque_core.api.guest_driver import LateDriver
-from vtorque_core.api.guest_plan import Address, GuestPlan, JobUser, Share
+from vtorque_core.api.guest_plan import Address, JobUser, Share
 from vtorque_core.api.libvirt_domain import Clock, Console, Disk, Filesystem, KernelBoot
 from vtorque_core.api.values import Image, JobRequest
 from vtorque_core.base.errors import Refused
-from vtorque_core.base.names import JobAttempt
-from vtorque_core.plan.domain.merge import Contributed, merge
-from vtorque_core.plan.domain.render import DomainSpec, render
 from vtorque_core.resources.disk import Overlay
+from vtorque_testing.planned import domain, guest_plan
 
 IMAGE = Image(
     "sim", "osv", "OSV", "x86_64", "0" * 64, disk=Path("/p/disk.raw"), disk_format="raw",
@@ -38,12 +36,10 @@ IMAGE = Image(
 USER = JobUser("ada", 1000, 1001, (("ada", 1001),), "/home/ada", "/bin/sh")
 VALUES = {"osv_mode": "cmdline", "fs_type": "sharedfs", "vm_prologue": None, "vm_epilogue": None,
           "disk": ""}  # fmt: skip
-PLAN = GuestPlan(
-    job=JobAttempt("42.srv", 0, "ada", 1000, "n1"), index=0, rank=0, guests_per_node=1,
-    name="vt-42.srv.0-n1-0", uuid="6f8b4d0e-4b5a-5a0e-9a0c-1b6d3f0c7a11", hostname="vn1", vcpus=1,
+PLAN = guest_plan(
     ram_mib=64, image=IMAGE, user=USER, request=JobRequest(VALUES),
     addresses=(Address("52:54:00:01:02:03", "10.86.0.16", 16, "10.86.0.1", ("10.0.0.53",)),),
-    peers=(("vn1", "10.86.0.16"),), state_dir=Path("/s"), run_dir=Path("/r"), secret=bytes(32),
+    peers=(("vn1", "10.86.0.16"),),
     shares=(Share("home", "/home/ada", "/home/ada", user_owned=True),
             Share("data", "/srv/data", "/data"), Share("n", "srv:/exp", "/nfs", kind="nfs")),
 )  # fmt: skip
@@ -259,10 +255,7 @@ def test_files_that_no_variable_names_stay_outside():
 def test_the_domain():
     """Rendered by the core: console as a socket and logged, HPET, nothing but virtio disks."""
     found = [*OsvDriver().elements(PLAN, Site()), late(PLAN, order(A="$<&"))[0]]
-    merged = merge(Contributed("osv", "vtorque-osv 1", e) for e in found)
-    sockets = dict.fromkeys(merged.aliases(Filesystem), "/r/fs.sock")
-    text = render(DomainSpec(PLAN, "tcg"), merged, sockets=sockets)
-    xml = ElementTree.fromstring(text)  # noqa: S314 - our own
+    xml = ElementTree.fromstring(domain(PLAN, found))  # noqa: S314 - our own
     serial = xml.find("devices/serial")
     assert serial.get("type") == "unix"
     assert serial.find("source").attrib == {"mode": "bind", "path": "/r/console.sock"}

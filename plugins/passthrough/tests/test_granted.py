@@ -8,20 +8,14 @@ from pathlib import Path
 
 import pytest
 
-import planned
 from vtorque_core.api.batch_system import Grant
 from vtorque_core.api.claims import PoolClaim
 from vtorque_core.base.errors import ConfigError, HostFault, Refusal, Refused
-from vtorque_core.plan.placement.topology import parse
-from vtorque_core.site.config import build, parse_toml
-from vtorque_core.site.policy import check_share, decide, needs
-from vtorque_core.site.request import Request
 from vtorque_passthrough import node, plugin
 from vtorque_passthrough.device_files import behind, of_number
+from vtorque_testing import planned
 from vtorque_testing.sysfs_tree import tree, write
 
-DATA = Path(__file__).parents[3] / "testing/vtorque_testing/machines"
-HOST = parse((DATA / "xeon-2x32-smt.xml").read_text())
 PLUGINS = planned.with_core("passthrough", plugin, node)
 FIRST, SECOND = "0000:3b:00.0", "0000:5e:00.0"
 FILES = {"/dev/null": FIRST, "/dev/zero": SECOND, "/dev/full": "0000:86:00.0"}
@@ -45,7 +39,7 @@ def site_of(top, classes=GPU):
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(at)
     text = f'[plugin.passthrough]\nsysfs = "{sysfs}"\n{classes}'
-    return build(parse_toml(text.encode(), Path("/etc/vtorque/vtorque.toml")), PLUGINS, node=True)
+    return planned.PlannedNode.make(PLUGINS, text, "gpu")
 
 
 @pytest.fixture
@@ -53,16 +47,13 @@ def site(tmp_path):
     return site_of(tmp_path)
 
 
-def request(site, pci, count=1):
-    return decide(Request((("pci", pci), ("vms_per_node", str(count)))), site, PLUGINS)
+def words(pci, count=1):
+    return (*([f"pci={pci}"] if pci else []), f"vms_per_node={count}")
 
 
 def asked(site, pci, granted, count=1):
-    guest = planned.guest_plan(
-        index=0, rank=0, name="vt-42.srv.0-n1-0", request=request(site, pci, count), host=HOST,
-        guests_per_node=count, granted=granted,
-    )  # fmt: skip
-    return list(node.vtorque_plan(guest, site))
+    first, *_ = site.guests(site.request(*words(pci, count)), granted=granted)
+    return site.answers(first)
 
 
 def items(site, pci, granted, count=1):
@@ -82,25 +73,23 @@ def gpus(*devices, count=None):
     ("pci", "count", "wanted"), [("gpu:2", 1, 2), ("gpu", 3, 3), ("gpu:2", 2, 4), ("", 1, None)]
 )
 def test_the_batch_system_is_asked_for_the_cards_of_all_guests_of_a_node(site, pci, count, wanted):
-    asked_for = request(site, pci, count) if pci else decide(Request(()), site, PLUGINS)
-    found = needs(asked_for, site, PLUGINS)
+    found = site.needs(*words(pci, count))
     assert dict(found.resources) == ({} if wanted is None else {"gres/gpu": wanted})
     assert not found.licenses
 
 
 def test_a_class_without_a_resource_is_as_it_was(tmp_path):
     site = site_of(tmp_path, BLIND.partition("resource")[0])
-    assert not needs(request(site, "gpu:2"), site, PLUGINS).resources
+    assert not site.needs("pci=gpu:2").resources
     assert items(site, "gpu", {}) == (FIRST, SECOND)
     assert items(site, "gpu", None) == (FIRST, SECOND)
 
 
 def test_a_user_who_asks_for_fewer_than_the_guests_need_is_told(site):
-    needed = needs(request(site, "gpu:2"), site, PLUGINS)
-    check_share(needed, None, None, {"gres/gpu": 2})
-    check_share(needed, None, None, {"gres/fpga": 1})
+    site.needs("pci=gpu:2", asked={"gres/gpu": 2})
+    site.needs("pci=gpu:2", asked={"gres/fpga": 1})
     with pytest.raises(Refused, match=r"need 2 gres/gpu, 1 are asked for.*ask the batch"):
-        check_share(needed, None, None, {"gres/gpu": 1})
+        site.needs("pci=gpu:2", asked={"gres/gpu": 1})
 
 
 # -- what is granted ---------------------------------------------------------------------------
@@ -158,7 +147,7 @@ def test_files_that_do_not_fit_the_node_are_its_fault(tmp_path, files, message):
 
 def test_a_group_with_a_card_that_is_not_granted_is_no_guests(tmp_path):
     site = site_of(tmp_path)
-    second = Path(site[plugin.Settings].sysfs, "devices", SECOND, "iommu_group")
+    second = Path(site.site[plugin.Settings].sysfs, "devices", SECOND, "iommu_group")
     second.unlink()
     second.symlink_to(second.parents[2] / "kernel/iommu_groups/17")
     with pytest.raises(HostFault, match="number 0 is not alone in its group: 1 is in it"):
@@ -170,7 +159,7 @@ def test_a_group_with_a_card_that_is_not_granted_is_no_guests(tmp_path):
 
 
 def test_a_granted_card_that_is_broken_is_the_nodes_fault(site):
-    Path(site[plugin.Settings].sysfs, "devices", FIRST, "reset").unlink()
+    Path(site.site[plugin.Settings].sysfs, "devices", FIRST, "reset").unlink()
     with pytest.raises(HostFault, match=r"0000:3b:00\.0 cannot be reset") as raised:
         asked(site, "gpu", gpus(0))
     assert raised.value.blames_node
@@ -180,7 +169,7 @@ def test_without_files_only_cards_that_no_driver_of_the_host_has_are_guests(tmp_
     site = site_of(tmp_path, BLIND)
     with pytest.raises(HostFault, match="has the host's driver nvidia, so jobs on bare metal may"):
         asked(site, "gpu", gpus(count=1))
-    sysfs = Path(site[plugin.Settings].sysfs)
+    sysfs = Path(site.site[plugin.Settings].sysfs)
     driver = sysfs / "devices" / SECOND / "driver"
     driver.unlink()
     driver.symlink_to(sysfs / "bus/pci/drivers/vfio-pci")
@@ -203,7 +192,7 @@ def test_of_several_types_each_guest_gets_its_own(tmp_path):
 
 
 def test_a_device_file_leads_to_its_function(site, tmp_path):
-    sysfs = site[plugin.Settings].sysfs
+    sysfs = site.site[plugin.Settings].sysfs
     assert {file: behind(file, sysfs) for file in FILES} == FILES
     link = tmp_path / "by-path"
     link.symlink_to("/dev/zero")
@@ -213,7 +202,7 @@ def test_a_device_file_leads_to_its_function(site, tmp_path):
 
 
 def test_doctor_says_which_card_a_number_is(site):
-    said = [result.message for result in node.check(site)]
+    said = [result.message for result in node.check(site.site)]
     assert said[-2:] == [
         f"gres/gpu number 0 is {FIRST} (/dev/null)",
         f"gres/gpu number 1 is {SECOND} (/dev/zero)",
@@ -221,7 +210,7 @@ def test_doctor_says_which_card_a_number_is(site):
 
 
 def test_a_vfio_groups_file_leads_to_its_first_function(site):
-    sysfs = Path(site[plugin.Settings].sysfs)
+    sysfs = Path(site.site[plugin.Settings].sysfs)
     made = os.stat("/dev/random")  # noqa: PTH116
     write(sysfs / "devices/virtual/vfio/40/uevent", "")
     at = sysfs / "dev/char" / f"{os.major(made.st_rdev)}:{os.minor(made.st_rdev)}"

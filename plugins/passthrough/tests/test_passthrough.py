@@ -1,35 +1,23 @@
 """Cards by class on recorded machines: asked for, refused, leased by the real ledger, rendered."""
 
 import dataclasses
-import subprocess
 from pathlib import Path
-from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import planned
 from vtorque_core.api.claims import Notice, PoolClaim
 from vtorque_core.api.guest_context import GuestDevice
 from vtorque_core.base.errors import ConfigError, HostFault, Refusal, Refused
-from vtorque_core.plan.domain.merge import Contributed, merge
-from vtorque_core.plan.domain.render import DomainSpec, render
-from vtorque_core.plan.placement.divide_cores import plan
-from vtorque_core.plan.placement.job_cores import NodeShare, NoFit, Taken
-from vtorque_core.plan.placement.topology import parse
-from vtorque_core.site.config import build, parse_toml
-from vtorque_core.site.policy import decide
-from vtorque_core.site.request import Request, parse_vm
 from vtorque_passthrough import node, plugin
 from vtorque_passthrough.plugin import card_list, cards
 from vtorque_passthrough.vfio import PciDevice, Vfio
+from vtorque_testing import planned
+from vtorque_testing.planned import NoFit, Taken
 from vtorque_testing.sysfs_tree import tree
 
-DATA = Path(__file__).parents[3] / "testing/vtorque_testing/machines"
-HOST = parse((DATA / "xeon-2x32-smt.xml").read_text())
-SHARE = NodeShare(HOST, exclusive=False)
 CLASSES = """
 [[plugin.passthrough.classes]]
 name = "gpu"
@@ -59,7 +47,7 @@ PLUGINS = planned.with_core("passthrough", plugin, node)
 def site_of(machine, top, classes=CLASSES, more=""):
     sysfs = tree(machine, top / "sys")
     text = f'[plugin.passthrough]\nsysfs = "{sysfs}"\n{more}\n{classes}'
-    return build(parse_toml(text.encode(), Path("/etc/vtorque/vtorque.toml")), PLUGINS, node=True)
+    return planned.PlannedNode.make(PLUGINS, text, "gpu")
 
 
 @pytest.fixture
@@ -67,25 +55,18 @@ def site(tmp_path):
     return site_of("gpu-node", tmp_path)
 
 
-def guest(site, pci, index=0, **changes):
-    request = decide(Request((("pci", pci),) if pci else ()), site, PLUGINS)
-    values = {
-        "index": index, "rank": index, "name": f"vt-42.srv.0-n1-{index}",
-        "request": request, "host": HOST,
-    }  # fmt: skip
-    return planned.guest_plan(**values | changes)
+def guest(site, pci, **changes):
+    return site.guests(site.request(*([f"pci={pci}"] if pci else [])), **changes)[0]
 
 
 def asked(site, pci, **changes):
-    return list(node.vtorque_plan(guest(site, pci, **changes), site))
+    return site.answers(guest(site, pci, **changes))
 
 
 def placed(site, *wishes, taken=None):
-    guests = [guest(site, pci, index) for index, pci in enumerate(wishes)]
-    claims = [list(node.vtorque_plan(g, site)) for g in guests]
-    assert all(isinstance(c, PoolClaim) for each in claims for c in each), claims
-    placements = plan(claims, SHARE, taken or Taken())
-    return [dataclasses.replace(g, placement=at) for g, at in zip(guests, placements, strict=True)]
+    guests = [guest(site, pci) for pci in wishes]
+    assert all(isinstance(c, PoolClaim) for each in guests for c in site.answers(each))
+    return site.placed(*guests, taken=taken)
 
 
 # -- what users write --------------------------------------------------------------------------
@@ -135,7 +116,8 @@ def test_any_text_is_classes_or_refused(text):
 
 
 def test_the_separator_survives_the_command_line():
-    assert parse_vm(["pci=gpu:1+fpga:2,vcpus=2"]) == [("pci", "gpu:1+fpga:2"), ("vcpus", "2")]
+    request = planned.PlannedNode.make(PLUGINS, CLASSES).request("pci=gpu:1+fpga:2,vcpus=2")
+    assert request[plugin.PCI] == "fpga:2+gpu:1"
 
 
 def test_the_site_limits_what_is_asked_for(tmp_path):
@@ -173,8 +155,8 @@ def test_a_bad_class_is_an_error_of_the_config(tmp_path):
 
 def test_nothing_is_asked_of_a_node_without_the_key(site):
     assert asked(site, "") == []
-    assert list(node.vtorque_render_domain(guest(site, ""), site)) == []
-    assert list(node.vtorque_guest_context(guest(site, ""), site)) == []
+    assert site.elements(guest(site, "")) == []
+    assert site.context(guest(site, "")) == []
 
 
 def test_cards_are_claimed_near_their_numa_node(site):
@@ -188,7 +170,7 @@ def test_cards_are_claimed_near_their_numa_node(site):
 
 def test_one_guest_gets_all_of_a_group(site):
     (got,) = placed(site, "render")
-    found = list(node.vtorque_render_domain(got, site))
+    found = site.elements(got)
     assert [f.address for f in found] == ["0000:86:00.0", "0000:86:00.1"]
 
 
@@ -208,7 +190,7 @@ def test_a_card_is_of_the_first_class_that_a_function_of_it_is_of(tmp_path, firs
     )
     with pytest.raises(Refused, match="too many of"):
         guest(site, f"{first}:2")
-    (about,) = [r.message for r in node.check(site)]
+    (about,) = [r.message for r in node.check(site.site)]
     assert about == f"0000:86:00.0 ({first}, IOMMU group 40): guests can have it"
 
 
@@ -236,9 +218,11 @@ def test_a_site_leaves_cards_out_by_address(tmp_path):
 
 def test_a_card_that_cannot_be_reset_needs_the_sites_word(tmp_path, site):
     (got,) = placed(site, "fpga")
-    (card,) = node.vtorque_render_domain(got, site)
+    (card,) = site.elements(got)
     assert card == PciDevice("0000-d8-00-0", "0000:d8:00.0", must_reset=False)
-    assert acquired(site, got) == [(Vfio.of(card, got.qemu_uid, site[node.Settings].sysfs), got)]
+    assert site.acquired(got) == [
+        (Vfio.of(card, got.qemu_uid, site.site[node.Settings].sysfs), got)
+    ]
     strict = CLASSES.replace("allow_no_reset = true", "")
     assert "cannot be reset" in str(asked(site_of("gpu-node", tmp_path / "b", strict), "fpga")[0])
 
@@ -251,7 +235,7 @@ def test_a_class_gives_its_word_for_its_own_functions_only(tmp_path):
     )
     site = site_of("gpu-node", tmp_path, classes.replace(', "10de:1aef"]', "]", 1))
     (got,) = placed(site, "render")
-    card, sound = node.vtorque_render_domain(got, site)
+    card, sound = site.elements(got)
     assert (card.must_reset, sound.must_reset) == (True, False)
 
 
@@ -268,8 +252,8 @@ def test_without_required_the_job_runs_without(tmp_path):
     assert isinstance(answer, Notice)
     assert answer.text.startswith("runs without pci=fpga:1+gpu:1: node n1 has no 1 PCI cards")
     got = guest(site, "gpu")
-    assert list(node.vtorque_render_domain(got, site)) == []
-    assert list(node.vtorque_guest_context(got, site)) == []
+    assert site.elements(got) == []
+    assert site.context(got) == []
 
 
 def test_limits_are_refused_with_their_key(site):
@@ -277,19 +261,12 @@ def test_limits_are_refused_with_their_key(site):
         guest(site, "gpu:3")
     with pytest.raises(Refused, match=r"there is no class tpu .limit: gpu, render, graphics, nic"):
         guest(site, "tpu")
-    assert asked(site, "gpu", host=dataclasses.replace(HOST, nodes=())) == []  # a front end
-
-
-def acquired(site, *guests):
-    found = []
-    job = SimpleNamespace(site=site, guests=guests, acquire=lambda *what: found.append(what))
-    node.vtorque_pre_boot(job)
-    return found
+    assert asked(site, "gpu", host=dataclasses.replace(site.host, nodes=())) == []  # a front end
 
 
 def test_every_function_of_each_guests_cards_is_bound_for_that_guest(site):
     one, two = placed(site, "gpu:1", "render:1")
-    assert [(vfio.address, vfio.driver, guest) for vfio, guest in acquired(site, one, two)] == [
+    assert [(vfio.address, vfio.driver, guest) for vfio, guest in site.acquired(one, two)] == [
         ("0000:3b:00.0", "nvidia", one), ("0000:86:00.0", "nvidia", two),
         ("0000:86:00.1", "snd_hda_intel", two),
     ]  # fmt: skip
@@ -308,48 +285,36 @@ def test_no_card_is_leased_twice(site):
 
 def test_a_card_that_has_gone_since_is_the_nodes_fault(site):
     (got,) = placed(site, "gpu")
-    Path(site[node.Settings].sysfs, "bus/pci/devices/0000:3b:00.0").unlink()
+    Path(site.site[node.Settings].sysfs, "bus/pci/devices/0000:3b:00.0").unlink()
     with pytest.raises(HostFault, match=r"0000:3b:00\.0: has gone"):
-        list(node.vtorque_render_domain(got, site))
+        site.elements(got)
 
 
 def test_the_jobs_user_gets_the_device_nodes(site):
     (got,) = placed(site, "gpu:2+fpga:1")
-    assert list(node.vtorque_guest_context(got, site)) == [
+    assert site.context(got) == [
         GuestDevice("nvidia[0-9]*", "/dev/vtorque/gpu0", 0),
         GuestDevice("nvidia[0-9]*", "/dev/vtorque/gpu1", 1),
     ]
 
 
-def xml_of(site, got):
-    found = [
-        Contributed("passthrough", "vtorque-passthrough 1.0.0", element)
-        for element in node.vtorque_render_domain(got, site)
-    ]
-    return render(DomainSpec(got, "tcg"), merge(found))
-
-
-def test_the_domain_has_the_functions_and_libvirts_schema_takes_it(site, tmp_path):
+def test_the_domain_has_the_functions_and_libvirts_schema_takes_it(site):
     (got,) = placed(site, "gpu:2+render:1+fpga:1")
-    path = tmp_path / "domain.xml"
-    path.write_text(xml_of(site, got))
-    found = ElementTree.parse(path).findall("devices/hostdev")  # noqa: S314 - our own
+    xml = site.domain(got)
+    found = ElementTree.fromstring(xml).findall("devices/hostdev")  # noqa: S314 - our own
     buses = sorted(f.find("source/address").get("bus") for f in found)
     assert buses == ["0x3b", "0x5e", "0x86", "0x86", "0xd8"]
     assert {f.get("managed") for f in found} == {"yes"}
-    subprocess.run(
-        ["xmllint", "--noout", "--relaxng", "/usr/share/libvirt/schemas/domain.rng", path],
-        check=True, timeout=180, capture_output=True,
-    )  # fmt: skip
+    planned.check_schema(xml)
 
 
 def test_doctor_tells_of_each_card(site, tmp_path):
     (known,) = node.vtorque_health_checks()
-    said = {r.message: r.status for r in known.check(site)}
+    said = {r.message: r.status for r in known.check(site.site)}
     assert said["0000:3b:00.0 (gpu, IOMMU group 17): guests can have it"] == "ok"
     assert any("ens5f0 is up" in text for text, status in said.items() if status == "warning")
-    off = list(node.check(site_of("no-iommu", tmp_path / "b")))
+    off = list(node.check(site_of("no-iommu", tmp_path / "b").site))
     assert off[0].status == "failed"
     assert "it needs an IOMMU" in off[0].fix
-    (none,) = node.check(site_of("gpu-node", tmp_path / "c", ""))
+    (none,) = node.check(site_of("gpu-node", tmp_path / "c", "").site)
     assert none.status == "ok"

@@ -1,65 +1,43 @@
 """From what a user writes to claims, and what the ledger makes of them on recorded machines."""
 
 import dataclasses
-from pathlib import Path
 
 import pytest
 
-import planned
-from vtorque_core.api.claims import CoreClaim, MemoryClaim, Notice, RamClaim
-from vtorque_core.api.host_topology import Topology
+from vtorque_core.api.claims import CoreClaim, Notice, RamClaim
+from vtorque_core.api.host_topology import Topology, flat
 from vtorque_core.api.values import FileData
-from vtorque_core.api.vm_options import VMS_PER_NODE
 from vtorque_core.base.errors import HostFault, Refusal, Refused
-from vtorque_core.plan import guests as plan
-from vtorque_core.plan.placement import topology
-from vtorque_core.plan.placement.divide_cores import plan as place
-from vtorque_core.plan.placement.job_cores import NodeShare, NoFit, Taken
-from vtorque_core.site.config import build, parse_toml, problems
-from vtorque_core.site.policy import decide, needs
-from vtorque_core.site.request import Request, make_request
 from vtorque_pinning import node, plugin
+from vtorque_testing import planned
+from vtorque_testing.planned import NoFit, Taken
 
-DATA = Path(__file__).parents[3] / "testing/vtorque_testing/machines"
-MACHINES = {path.stem: topology.parse(path.read_text()) for path in DATA.glob("*.xml")}
-XEON, EPYC, ARM = (MACHINES[name] for name in ("xeon-2x32-smt", "epyc-4-numa", "arm-4x32"))
-FLAT = topology.parse("<c><host><topology><cells><cell id='0'><memory>8388608</memory><cpus>"
-                      "<cpu id='0' siblings='0'/><cpu id='1' siblings='1'/></cpus></cell></cells>"
-                      "</topology></host></c>")  # fmt: skip
+XEON, EPYC, ARM = map(planned.host, ("smt", "four-nodes", "arm"))
+FLAT = flat((0, 1), 8192)
 
 PLUGINS = planned.with_core("pinning", plugin, node)
 
 
-def site(text=""):
-    return build(parse_toml(text.encode()), PLUGINS, node=True)
+def on(machine, config=""):
+    return planned.PlannedNode.make(PLUGINS, config, machine)
 
 
 def guests(machine, *pairs, mapping=None, config=""):
     """Return the guests of a job on this machine, as the node plans them."""
     files = {} if mapping is None else {"vcpu_pinning": FileData("map", mapping)}
-    wanted = decide(Request(tuple(p.split("=") for p in pairs), files), site(config), PLUGINS)
-    first = planned.of_request(wanted, host=machine)
-    return [
-        dataclasses.replace(first, index=index, rank=index) for index in range(wanted[VMS_PER_NODE])
-    ]
+    one = on(machine, config)
+    return one.guests(one.request(*pairs, files=files))
 
 
 def answers(guest, config=""):
-    return list(node.vtorque_plan(guest, site(config)))
+    return on(guest.host, config).answers(guest)
 
 
 def placed(machine, *pairs, mapping=None, config="", taken=None, **share):
     """Return the ledger's answer to the core's claims and the plugin's."""
-    claims = [
-        [
-            CoreClaim("vcpu", g.vcpus),
-            MemoryClaim(g.ram_mib, use="guest"),
-            *answers(g, config),
-        ]
-        for g in guests(machine, *pairs, mapping=mapping, config=config)
-    ]
-    whole = NodeShare(machine, **share)
-    return place(claims, whole, taken or Taken())
+    wanted = guests(machine, *pairs, mapping=mapping, config=config)
+    share = {"exclusive": True, **share}
+    return [g.placement for g in on(machine, config).placed(*wanted, taken=taken, **share)]
 
 
 PINNED = [
@@ -99,9 +77,7 @@ def test_a_cpu_for_the_emulator_is_a_matter_of_the_site():
 
 def test_the_batch_system_is_asked_for_the_emulators_cpu():
     def asked(pair, config=""):
-        made = site(config)
-        request = decide(Request((pair.split("="), ("vcpus", "4"))), made, PLUGINS)
-        return needs(request, made, PLUGINS).cpus
+        return on(XEON, config).needs(pair, "vcpus=4").cpus
 
     assert asked("vcpu_pinning=false") == 4
     assert asked("vcpu_pinning=true") == 5
@@ -221,8 +197,7 @@ def test_values_that_are_none(pair, why):
 
 def test_a_mapping_is_read_as_the_user_and_kept_in_its_order(tmp_path):
     (tmp_path / "my.map").write_bytes(b"33,97,40 # far\n5-7\n")
-    options = PLUGINS.options()
-    made = make_request([("vcpu_pinning", "my.map")], options, cwd=tmp_path)
+    made = on(XEON).submitted("vcpu_pinning=my.map", cwd=tmp_path)
     assert made.files["vcpu_pinning"].content == b"33,97,40 # far\n5-7\n"
     one, two = placed(XEON, "vcpus=3", "vms_per_node=2", mapping=made.files["vcpu_pinning"].content)
     assert (one.cores["vcpu"], one.nodes) == ((33, 97, 40), (1,))
@@ -231,9 +206,8 @@ def test_a_mapping_is_read_as_the_user_and_kept_in_its_order(tmp_path):
 
 def test_a_word_is_no_path(tmp_path):
     (tmp_path / "true").write_bytes(b"0\n")
-    options = PLUGINS.options()
-    assert not make_request([("vcpu_pinning", "True")], options, cwd=tmp_path).files
-    assert make_request([("vcpu_pinning", "./true")], options, cwd=tmp_path).files
+    assert not on(XEON).submitted("vcpu_pinning=True", cwd=tmp_path).files
+    assert on(XEON).submitted("vcpu_pinning=./true", cwd=tmp_path).files
 
 
 def test_a_mapping_that_is_none_is_refused_with_file_and_line():
@@ -340,20 +314,19 @@ def test_numad_that_says_nothing_useful_does_not_stop_the_job(numad, says):
 
 def test_the_user_reads_of_advice_that_could_not_be_followed(numad):
     (guest,) = guests(EPYC, "vcpu_pinning=true")
-    one = plan.PlannedGuest(guest, None, tuple(answers(guest, NUMAD)))
-    assert RamClaim(near=(2,), advisor="numad", key="vcpu_pinning") in one.claims
-    here, there = (placed(EPYC, "vcpu_pinning=true", config=c)[0] for c in (NUMAD, ""))
-    assert plan.not_near(one, here) == []
-    (said,) = plan.not_near(one, there)
+    assert RamClaim(near=(2,), advisor="numad", key="vcpu_pinning") in answers(guest, NUMAD)
+    here, there = (on(EPYC, config).placed(guest)[0] for config in (NUMAD, ""))
+    assert on(EPYC, NUMAD).not_near(here) == []
+    (said,) = on(EPYC, NUMAD).not_near(there)
     assert said.text.startswith("numad advised NUMA node 2; guest 0 is on 0,")
 
 
 def test_the_health_check_knows_whether_numad_is_there(monkeypatch):
     ((_, check),) = [dataclasses.astuple(c) for c in node.vtorque_health_checks()]
-    assert [r.status for r in check(site())] == ["ok"]
+    assert [r.status for r in check(on(XEON).site)] == ["ok"]
     monkeypatch.setattr(node.shutil, "which", lambda *_, **__: None)
-    assert [r.status for r in check(site())] == ["ok"]
-    (said,) = check(site(NUMAD))
+    assert [r.status for r in check(on(XEON).site)] == ["ok"]
+    (said,) = check(on(XEON, NUMAD).site)
     assert (said.status, said.fix) == (
         "failed",
         'apt-get install numad, or set [plugin.pinning] advisor = "ledger"',
@@ -362,7 +335,7 @@ def test_the_health_check_knows_whether_numad_is_there(monkeypatch):
 
 def test_a_config_that_makes_no_sense_is_said():
     def of(text):
-        return " ".join(problems(parse_toml(text.encode()), PLUGINS))
+        return " ".join(planned.config_problems(PLUGINS, text))
 
     assert "excludes false, the default" in of("[options.vcpu_pinning]\ndeny = ['*']\n")
     assert "is not a boolean" in of("[options.vcpu_pinning]\nallow = ['*.map']\n")

@@ -16,9 +16,8 @@ import forked
 import kept_data
 from vtorque_core.base.names import Paths
 from vtorque_core.cli.vmgr import main
-from vtorque_core.site.config import build, parse_toml
-from vtorque_core.site.plugins import Plugins
 from vtorque_report import load, plugin, text
+from vtorque_testing.planned import PlannedNode, with_core
 
 BIN = Path(sys.executable).parent
 
@@ -165,11 +164,9 @@ runpy.run_module({!r}, run_name="__main__")
 
 
 def commands(show, directory):
-    plugins = Plugins()
-    plugins.register("report", plugin, "vtorque-report 1")
-    raw = parse_toml(f"[plugin.report]\nshow = {show}\n".encode())
+    plugins = with_core("report", plugin)
     place = SimpleNamespace(directory=directory)
-    site = build(raw, plugins, node=False)
+    site = PlannedNode.make(plugins, f"[plugin.report]\nshow = {show}\n").site
     found = plugins.collect("vtorque_after_script", place=place, code=7, site=site)
     return [contribution.item for contribution in found]
 

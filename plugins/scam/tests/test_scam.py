@@ -7,66 +7,49 @@ of real ones. This machine may have none.
 
 import dataclasses
 import re
-import subprocess
-from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
-from planned import guest_plan
-from vtorque_core.api.claims import CacheClaim, CoreClaim, MemoryClaim, Notice
+from vtorque_core.api.claims import CacheClaim, CoreClaim, Notice
 from vtorque_core.api.host_topology import Topology
 from vtorque_core.api.libvirt_domain import MemoryBacking
 from vtorque_core.api.values import Extra, JobRequest
 from vtorque_core.base.errors import Refusal
-from vtorque_core.plan.domain.merge import Contributed, merge
-from vtorque_core.plan.domain.render import DomainSpec, render
-from vtorque_core.plan.placement.divide_cores import plan
-from vtorque_core.plan.placement.job_cores import NodeShare, NoFit, Taken
-from vtorque_core.plan.placement.topology import parse, with_default_group
 from vtorque_scam import health, node, plugin
+from vtorque_testing import planned
+from vtorque_testing.planned import NoFit, with_default_group
 
-SCHEMA = "/usr/share/libvirt/schemas/domain.rng"
-CAPABILITIES = Path(__file__).parents[3] / "testing/vtorque_testing/machines"
-XEON = parse((CAPABILITIES / "xeon-2x32-smt.xml").read_text())
-EPYC = parse((CAPABILITIES / "epyc-4-numa.xml").read_text())
-ARM = parse((CAPABILITIES / "arm-4x32.xml").read_text())  # resctrl divides nothing there
+XEON, EPYC, ARM = map(planned.host, ("smt", "four-nodes", "arm"))  # resctrl divides nothing on ARM
 WHOLE = CoreClaim("vcpu", 3, whole_cores=True, key="scam")
+PLUGINS = planned.with_core("scam", plugin, node)
 
 
-class Site(dict):
-    """A site config with these settings."""
-
-    def __init__(self, **settings):
-        super().__init__({node.Settings: node.Settings(**settings)})
+def on(host=XEON, **settings):
+    lines = [f"{name} = {str(value).lower()}" for name, value in settings.items()]
+    return planned.PlannedNode.make(PLUGINS, "\n".join(["[plugin.scam]", *lines]), host)
 
 
-def guest(host=XEON, scam=True, **changes):
-    request = JobRequest({"scam": scam, "vcpus": 3, "vms_per_node": 2})
-    return guest_plan(**{"vcpus": 3, "request": request, "host": host} | changes)
+def guests(host=XEON, *vm, **changes):
+    one = on(host)
+    return one.guests(one.request("scam=true", "vcpus=3", *vm), **changes)
 
 
 def asked(host=XEON, **settings):
-    return list(node.vtorque_plan(guest(host), Site(**settings)))
+    return on(host, **settings).answers(guests(host)[0])
 
 
 def placed(host, count=1, **settings):
     """Return as many guests of one job, placed on the empty machine."""
-    share = NodeShare(host, exclusive=False)
-    core = [CoreClaim("vcpu", 3), MemoryClaim(512, use="guest"), MemoryClaim(128)]
-    answers = plan([[*core, *asked(host, **settings)]] * count, share, Taken())
-    return [guest(host, placement=answer) for answer in answers]
+    return on(host, **settings).placed(*guests(host, f"vms_per_node={count}"))
 
 
 def elements(one, **settings):
-    return list(node.vtorque_render_domain(one, Site(**settings)))
+    return on(one.host, **settings).elements(one)
 
 
 def domain(one, **settings):
-    merged = merge(
-        Contributed("scam", "vtorque-scam 1.0.0", each) for each in elements(one, **settings)
-    )
-    return render(DomainSpec(one, "kvm"), merged)
+    return on(one.host, **settings).domain(one, accel="kvm")
 
 
 # -- what is asked of the node ----------------------------------------------------------------
@@ -74,7 +57,7 @@ def domain(one, **settings):
 
 def test_whole_cores_and_a_part_of_the_cache():
     assert asked(cache=6) == [WHOLE, CacheClaim(6144, 3, key="scam")]
-    assert list(node.vtorque_plan(guest(scam=False), Site())) == []
+    assert on().answers(*on().guests(on().request())) == []
 
 
 def test_no_other_guest_is_on_a_sibling_and_no_step_is_given_twice():
@@ -86,7 +69,9 @@ def test_no_other_guest_is_on_a_sibling_and_no_step_is_given_twice():
 
 
 def test_the_batch_system_is_asked_for_the_idle_sibling_too():
-    assert list(plugin.vtorque_needs(guest().request)) == [Extra(cpus=2, own=True)]
+    assert list(plugin.vtorque_needs(guests(XEON, "vms_per_node=2")[0].request)) == [
+        Extra(cpus=2, own=True)
+    ]
     even = JobRequest({"scam": True, "vcpus": 4, "vms_per_node": 2})
     assert list(plugin.vtorque_needs(even)) == [Extra(cpus=0, own=True)]
 
@@ -173,12 +158,9 @@ def test_the_partitions():
 
 
 def test_a_guest_below_several_caches_has_a_part_of_each():
-    wide = dataclasses.replace(guest(EPYC), vcpus=20)
-    share = NodeShare(EPYC, exclusive=False)
-    claims = [CoreClaim("vcpu", 20), *node.vtorque_plan(wide, Site())]
-    (answer,) = plan([claims], share, Taken())
-    (_, tune) = elements(dataclasses.replace(wide, placement=answer))
-    below = {bank.id for bank in EPYC.caches if set(bank.cpus) & set(answer.cores["vcpu"])}
+    (wide,) = on(EPYC).placed(*guests(EPYC, vcpus=20))
+    (_, tune) = elements(wide)
+    below = {bank.id for bank in EPYC.caches if set(bank.cpus) & set(wide.placement.cores["vcpu"])}
     assert len(below) > 1
     assert {bank for _, bank, _ in tune.caches} == below
 
@@ -192,15 +174,10 @@ def test_bandwidth_goes_in_the_processors_steps(percent, wanted):
 
 @pytest.mark.integration
 @pytest.mark.parametrize("host", [XEON, EPYC, ARM], ids=["xeon", "epyc", "arm"])
-def test_libvirts_schema_accepts_it(host, tmp_path):
-    (one,) = placed(host, required=False)
-    path = tmp_path / "domain.xml"
-    path.write_text(domain(one, memory_bandwidth=50))
-    done = subprocess.run(
-        ["xmllint", "--noout", "--relaxng", SCHEMA, path], capture_output=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert (b"cachetune" in path.read_bytes()) is (host is not ARM)
+def test_libvirts_schema_accepts_it(host):
+    xml = domain(placed(host, required=False)[0], memory_bandwidth=50)
+    planned.check_schema(xml)
+    assert ("cachetune" in xml) is (host is not ARM)
 
 
 # -- vtorque doctor ---------------------------------------------------------------------------
@@ -235,7 +212,7 @@ def test_doctor_looks_at_resctrl(machine, schemata, status, said):
     if schemata is not None:
         machine("resctrl/info/L3/cbm_mask", "fff\n")
         machine("resctrl/schemata", schemata)
-    (result,) = health.caches(Site())
+    (result,) = health.caches(on().site)
     assert result.status == status
     assert re.search(said, result.message)
     assert (status == "ok") is (result.fix == "")
@@ -255,5 +232,5 @@ def test_doctor_looks_at_core_scheduling(machine, smt, conf, status, said):
     machine("smt", f"{smt}\n")
     if conf is not None:
         machine("qemu.conf", conf)
-    (result,) = health.core_scheduling(Site())
+    (result,) = health.core_scheduling(on().site)
     assert (result.status, said in result.message) == (status, True)

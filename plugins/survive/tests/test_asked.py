@@ -4,7 +4,6 @@ import re
 
 import pytest
 
-import planned
 from vtorque_core.base.errors import ConfigError, Refused
 from vtorque_core.site.config import build, parse_toml
 from vtorque_core.site.policy import decide, settle
@@ -13,6 +12,7 @@ from vtorque_iocm import plugin as iocm
 from vtorque_passthrough import plugin as passthrough
 from vtorque_survive import plugin
 from vtorque_survive.asked import BEFORE_WALLTIME, CHECKPOINT, NEVER
+from vtorque_testing import planned
 from vtorque_unclot import plugin as unclot
 from vtorque_vrdma import plugin as vrdma
 

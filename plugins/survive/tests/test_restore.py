@@ -8,7 +8,6 @@ from types import SimpleNamespace
 
 import pytest
 
-import planned
 import running_journal
 from vtorque_core.api import ConfigError, HostFault, Image, JobAttempt, JobRequest, Refused
 from vtorque_core.api.batch_system import BatchJob
@@ -18,6 +17,7 @@ from vtorque_survive import node, restore, tools
 from vtorque_survive.asked import BEGINNING, CHECKPOINT, NEVER, RESUME
 from vtorque_survive.settings import Settings
 from vtorque_survive.stored import Manifest, Saved, Store
+from vtorque_testing import planned
 
 IMAGE = Image("micro", "linux", "micro", "x86_64", "ab" * 32)
 JOB = BatchJob("9.srv", "ada", "n1", ("n1",), b"")

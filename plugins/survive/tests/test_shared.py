@@ -9,13 +9,13 @@ from types import SimpleNamespace
 
 import pytest
 
-import planned
 from vtorque_core.api import HostFault, JobAttempt, Refused
 from vtorque_core.api.batch_system import Life
 from vtorque_core.api.guest_plan import SavedGuest
 from vtorque_survive import listing, shared, stored
 from vtorque_survive.settings import Settings
 from vtorque_survive.stored import Manifest, Saved, Store
+from vtorque_testing import planned
 
 UUID = "0b1ad9ba-95f3-54cf-8d96-1d6ed3e4ac1f"
 LEASED = (("address", "10.86.0.16"), ("address-fast", "10.87.0.16"))

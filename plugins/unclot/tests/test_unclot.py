@@ -4,39 +4,31 @@ import dataclasses
 import os
 import subprocess
 from pathlib import Path
-from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
 
-from planned import guest_plan, with_core
 from vtorque_core.api.claims import MemoryClaim, Notice
 from vtorque_core.api.guest_context import EnvVar, PciMemory
 from vtorque_core.api.libvirt_domain import forbidden
 from vtorque_core.api.values import Extra, JobRequest
 from vtorque_core.base.errors import HostFault, Refused
-from vtorque_core.plan.domain.merge import Contributed, merge
-from vtorque_core.plan.domain.render import DomainSpec, render
 from vtorque_core.records.reading import arguments
-from vtorque_core.site.config import build, parse_toml
-from vtorque_core.site.policy import decide, needs
-from vtorque_core.site.request import Request
+from vtorque_testing import planned
+from vtorque_testing.planned import guest_plan
 from vtorque_unclot import node, plugin
 from vtorque_unclot.shm import Shm
 
-SCHEMA = "/usr/share/libvirt/schemas/domain.rng"
 LINUX = frozenset({"EnvVar", "PciMemory"})
+PLUGINS = planned.with_core("unclot", plugin, node)
 
 
-@pytest.fixture
-def plugins():
-    return with_core("unclot", plugin, node)
+def on(site=""):
+    return planned.PlannedNode.make(PLUGINS, site)
 
 
-def asked(plugins, *pairs, site=""):
-    made = build(parse_toml(site.encode(), Path("/etc/vtorque/vtorque.toml")), plugins)
-    request = Request(tuple(tuple(pair.split("=", 1)) for pair in pairs))
-    return decide(request, made, plugins)
+def asked(*pairs, site=""):
+    return on(site).request(*pairs)
 
 
 def guest(unclot=True, mib=64, **changes):
@@ -48,52 +40,45 @@ def guest(unclot=True, mib=64, **changes):
 
 
 def pre_boot(*guests, reserve=64):
-    got = []
-    site = {node.Settings: node.Settings(reserve)}
-    job = SimpleNamespace(
-        guests=guests, site=site, acquire=lambda what, guest=None: got.append((what, guest))
-    )
-    node.vtorque_pre_boot(job)
-    return got
+    return on(f"[plugin.unclot]\nshm_reserve = {reserve}").acquired(*guests)
 
 
 # -- what the user writes ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("text", "mib"), [("64M", 64), ("1M", 1), ("2G", 2048), ("1024K", 1)])
-def test_a_power_of_two(plugins, text, mib):
-    assert asked(plugins, "unclot=true", f"unclot_shmem={text}")[plugin.SHMEM] == mib
+def test_a_power_of_two(text, mib):
+    assert asked("unclot=true", f"unclot_shmem={text}")[plugin.SHMEM] == mib
 
 
-def test_another_size_is_refused_with_the_rule(plugins):
+def test_another_size_is_refused_with_the_rule():
     power = "unclot_shmem=3M: is not a power of two, .* ask for 2M or 4M"
     for text, why in (
         ("3M", power), ("1025M", "ask for 1G or 2G"), ("512K", "not a whole number of MiB"),
         ("0", "between 1M"), ("-4M", "is not a size"), ("../x", "is not a size"),
     ):  # fmt: skip
         with pytest.raises(Refused, match=why):
-            asked(plugins, "unclot=true", f"unclot_shmem={text}")
+            asked("unclot=true", f"unclot_shmem={text}")
 
 
-def test_the_site_sets_the_limit(plugins):
+def test_the_site_sets_the_limit():
     site = '[options.unclot_shmem]\nmax = "1G"'
     with pytest.raises(
         Refused, match=r"unclot_shmem=2G: .*\(limit: 1G, set by \[options.unclot_shmem\] max in"
     ):
-        asked(plugins, "unclot=true", "unclot_shmem=2G", site=site)
+        asked("unclot=true", "unclot_shmem=2G", site=site)
 
 
-def test_a_size_without_the_memory_is_refused(plugins):
+def test_a_size_without_the_memory_is_refused():
     with pytest.raises(Refused, match="unclot_shmem=4M: says how large, but unclot=false"):
-        asked(plugins, "unclot_shmem=4M")
-    asked(plugins)
-    asked(plugins, "unclot_shmem=4M", site="[options.unclot]\ndefault = true")
+        asked("unclot_shmem=4M")
+    asked()
+    asked("unclot_shmem=4M", site="[options.unclot]\ndefault = true")
 
 
-def test_the_batch_system_is_asked_for_it(plugins):
-    site = build(parse_toml(b""), plugins)
+def test_the_batch_system_is_asked_for_it():
     both = [
-        needs(asked(plugins, *pairs, "vms_per_node=2"), site, plugins).mib
+        on().needs(*pairs, "vms_per_node=2").mib
         for pairs in ((), ("unclot=true", "unclot_shmem=256M"))
     ]
     assert both[1] - both[0] == 256
@@ -203,9 +188,7 @@ def test_nothing_is_made_for_a_job_without():
 
 
 def domain(one):
-    elements = node.vtorque_render_domain(one)
-    merged = merge(Contributed("unclot", "vtorque-unclot 1.0.0", e) for e in elements)
-    return render(DomainSpec(one, "tcg"), merged)
+    return on().domain(one)
 
 
 def test_the_device():
@@ -217,13 +200,8 @@ def test_the_device():
 
 
 @pytest.mark.integration
-def test_libvirts_schema_accepts_it(tmp_path):
-    path = tmp_path / "domain.xml"
-    path.write_text(domain(guest()))
-    done = subprocess.run(
-        ["xmllint", "--noout", "--relaxng", SCHEMA, path], capture_output=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+def test_libvirts_schema_accepts_it():
+    planned.check_schema(domain(guest()))
 
 
 def test_what_it_forbids():

@@ -10,7 +10,6 @@ from xml.etree import ElementTree
 
 import pytest
 
-import planned
 from vtorque_core.api.claims import Notice, PoolClaim
 from vtorque_core.api.guest_context import GuestDevice, Package, RootCommand
 from vtorque_core.api.guest_plan import Address
@@ -19,24 +18,15 @@ from vtorque_core.api.libvirt_domain import Disk, QemuArgs, forbidden
 from vtorque_core.api.values import Image
 from vtorque_core.base.errors import ConfigError, HostFault, Refusal, Refused
 from vtorque_core.base.names import JobAttempt
-from vtorque_core.plan.domain.merge import Contributed, merge
-from vtorque_core.plan.domain.render import DomainSpec, render
-from vtorque_core.plan.placement.divide_cores import plan
-from vtorque_core.plan.placement.job_cores import NodeShare, NoFit, Taken
-from vtorque_core.plan.placement.topology import parse
-from vtorque_core.site.config import build, parse_toml
-from vtorque_core.site.policy import decide
-from vtorque_core.site.request import Request
 from vtorque_passthrough.pci_functions import virtual_functions
 from vtorque_passthrough.vfio import PciDevice, Vfio
+from vtorque_testing import planned
+from vtorque_testing.planned import NoFit
 from vtorque_testing.sysfs_tree import tree, write
 from vtorque_vrdma import fence, guid, node, plugin
 from vtorque_vrdma.fence import Fence
 from vtorque_vrdma.guid import NOBODY, VfGuid
 
-DATA = Path(__file__).parents[3] / "testing/vtorque_testing/machines"
-HOST = parse((DATA / "xeon-2x32-smt.xml").read_text())
-SHARE = NodeShare(HOST, exclusive=False)
 TOOL = "/usr/lib/vtorque/vtorque-rdma"
 NIC = Address("52:54:00:aa:bb:cc", "10.86.0.5")
 HPC = Address("52:54:00:aa:bb:dd", "10.186.0.5", network="hpc")
@@ -44,25 +34,31 @@ SRIOV = 'cards = ["ibp94s0", "ens1f0"]\nallow_unfiltered = true\n'
 PLUGINS = planned.with_core("vrdma", plugin, node)
 
 
+def on(text):
+    return planned.PlannedNode.make(PLUGINS, text, "rdma")
+
+
 def site_of(top, kind="rxe", more=""):
     sysfs = tree("rdma-node", top / "sys")
     backends = f'[[plugin.vrdma.backends]]\nkind = "{kind}"\n'
-    text = f'[plugin.vrdma]\nsysfs = "{sysfs}"\n{more}\n{backends}'
-    return build(parse_toml(text.encode(), Path("/etc/vtorque/vtorque.toml")), PLUGINS, node=True)
+    return on(f'[plugin.vrdma]\nsysfs = "{sysfs}"\n{more}\n{backends}')
 
 
-def guest(site, vrdma="true", index=0, **changes):
-    request = decide(Request((("vrdma", vrdma),)), site, PLUGINS)
+def guests(site, vrdma="true", count=1, **changes):
     values = {
-        "index": index, "rank": index, "guests_per_node": 2, "name": f"vt-42.srv.0-n1-{index}",
-        "hostname": f"vn1-{index}", "image": Image("m", "linux", "debian", "x86_64", "0" * 64),
-        "request": request, "addresses": (NIC, HPC),
+        "guests_per_node": 2, "hostname": "vn1-0", "addresses": (NIC, HPC),
+        "image": Image("m", "linux", "debian", "x86_64", "0" * 64),
         "peers": (("vn1-0", "10.86.0.5"), ("vn1-1", "10.86.0.6")),
         "aliases": (("vn1-0-hpc", "vn1-0", "10.186.0.5"), ("vn1-1-hpc", "vn1-1", "10.186.0.6"),
                     ("vn1-1-other-hpc", "vn1-1", "10.199.0.6")),
-        "host": HOST, "qemu_uid": os.geteuid(),
+        "qemu_uid": os.geteuid(),
     }  # fmt: skip
-    return planned.guest_plan(**values | changes)
+    request = site.request(f"vrdma={vrdma}", f"vms_per_node={count}")
+    return site.guests(request, **values | changes)
+
+
+def guest(site, vrdma="true", **changes):
+    return guests(site, vrdma, **changes)[0]
 
 
 def fenced(card, *peers):
@@ -70,13 +66,11 @@ def fenced(card, *peers):
 
 
 def asked(site, *args, **changes):
-    return list(node.vtorque_plan(guest(site, *args, **changes), site))
+    return site.answers(guest(site, *args, **changes))
 
 
-def placed(site, count=1, taken=None, **changes):
-    guests = [guest(site, index=index, **changes) for index in range(count)]
-    placements = plan([list(node.vtorque_plan(g, site)) for g in guests], SHARE, taken or Taken())
-    return [dataclasses.replace(g, placement=at) for g, at in zip(guests, placements, strict=True)]
+def placed(site, count=1, **changes):
+    return site.placed(*guests(site, count=count, **changes))
 
 
 def chosen(site, **changes):
@@ -85,20 +79,17 @@ def chosen(site, **changes):
 
 
 def context(site, got):
-    items = list(node.vtorque_guest_context(got, site))
+    items = site.context(got)
     assert {i.family for i in items if isinstance(i, Package)} in ({"debian", "redhat"}, set())
     return [i for i in items if not isinstance(i, Package)]
 
 
 def acquired(site, *guests):
-    found = []
-    job = SimpleNamespace(site=site, guests=guests, acquire=lambda r, guest: found.append(r))
-    node.vtorque_pre_boot(job)
-    return found
+    return [resource for resource, _ in site.acquired(*guests)]
 
 
 def elements(site, got):
-    return list(node.vtorque_render_domain(got, site))
+    return site.elements(got)
 
 
 # -- which backend -----------------------------------------------------------------------------
@@ -108,17 +99,17 @@ def test_nothing_without_the_key(tmp_path):
     for kind in ("rxe", "sriov", "hyv"):
         site = site_of(tmp_path / kind, kind)
         got = guest(site, "false")
-        assert list(node.vtorque_plan(got, site)) == context(site, got) == elements(site, got) == []
+        assert site.answers(got) == context(site, got) == elements(site, got) == []
         assert acquired(site, got) == []
 
 
 def test_the_nodes_name_chooses(tmp_path):
     more = '[[plugin.vrdma.backends]]\nkind = "sriov"\nnodes = "ib[0-9]+"\n'
     text = f'{more}[[plugin.vrdma.backends]]\nkind = "rxe"\nnodes = "n.*"\n'
-    site = build(parse_toml(text.encode(), Path("/v.toml")), PLUGINS, node=True)
-    chosen = site[node.Settings].backend
+    site = on(text)
+    chosen = site.site[node.Settings].backend
     assert [chosen(n) for n in ("ib7", "ib7x", "n1", "xn1")] == ["sriov", "", "rxe", ""]
-    assert build(parse_toml(b""), PLUGINS, node=True)[node.Settings].backend("n1") == "rxe"
+    assert on("").site[node.Settings].backend("n1") == "rxe"
     (answer,) = asked(site, job=JobAttempt("42.srv", 0, "ada", 1000, "x"))
     assert isinstance(answer, Refusal)
     assert "vrdma=true: node x has no RDMA" in str(answer)
@@ -127,7 +118,7 @@ def test_the_nodes_name_chooses(tmp_path):
 @pytest.mark.parametrize("text", ['kind = "roce"', 'kind = "rxe"\nnodes = "("', 'nodes = "n"'])
 def test_a_bad_backend_is_an_error_of_the_config(text):
     with pytest.raises(ConfigError, match="backends"):
-        build(parse_toml(f"[[plugin.vrdma.backends]]\n{text}".encode()), PLUGINS, node=True)
+        on(f"[[plugin.vrdma.backends]]\n{text}")
 
 
 def test_a_pause_is_forbidden_whatever_the_backend(tmp_path):
@@ -296,7 +287,7 @@ def test_an_ethernet_function_gets_the_guests_mac_and_comes_up(tmp_path):
     assert (fabric.value, card.address) == ("sriov", "0000:81:00.2")
     assert card.mac.startswith("52:54:00:")
     assert RootCommand((TOOL, "up", card.mac), stage="boot") in context(site, got)
-    sysfs = site[node.Settings].sysfs
+    sysfs = site.site[node.Settings].sysfs
     assert acquired(site, got) == [Vfio.of(card, got.qemu_uid, sysfs)]
     assert card.mac != elements(site, dataclasses.replace(got, name="other"))[1].mac
 
@@ -306,15 +297,10 @@ def test_libvirts_schema_takes_both(tmp_path):
         more = f'cards = ["{card}"]\nallow_unfiltered = true'
         site = site_of(tmp_path / card, "sriov", more)
         (got,) = placed(site)
-        found = [Contributed("vrdma", "vtorque-vrdma 1.0.0", e) for e in elements(site, got)]
-        path = tmp_path / f"{card}.xml"
-        path.write_text(render(DomainSpec(got, "tcg"), merge(found)))
-        (device,) = ElementTree.parse(path).findall(f"devices/{kind}")  # noqa: S314 - our own
+        xml = site.domain(got)
+        (device,) = ElementTree.fromstring(xml).findall(f"devices/{kind}")  # noqa: S314 - our own
         assert device.get("managed") == "yes"
-        subprocess.run(
-            ["xmllint", "--noout", "--relaxng", "/usr/share/libvirt/schemas/domain.rng", path],
-            check=True, timeout=180, capture_output=True,
-        )  # fmt: skip
+        planned.check_schema(xml)
 
 
 def test_a_node_without_functions_is_named(tmp_path):
@@ -326,7 +312,9 @@ def test_a_node_without_functions_is_named(tmp_path):
     assert "runs without vrdma=true: node n1 has no virtual function" in answer.text
     got = guest(site)
     assert context(site, got) == elements(site, got) == acquired(site, got) == []
-    assert asked(site, host=dataclasses.replace(HOST, nodes=())) == []  # a front end
+    assert (
+        asked(site, host=dataclasses.replace(planned.host("rdma"), nodes=())) == []
+    )  # a front end
 
 
 # -- hyv ---------------------------------------------------------------------------------------
@@ -335,7 +323,7 @@ def test_a_node_without_functions_is_named(tmp_path):
 def test_hyv_needs_its_module_and_a_card(tmp_path):
     site = site_of(tmp_path, "hyv")
     assert "node n1 has no kernel module vhost_hyv" in str(asked(site)[0])
-    write(Path(site[node.Settings].sysfs, "module/vhost_hyv/refcnt"), "0")
+    write(Path(site.site[node.Settings].sysfs, "module/vhost_hyv/refcnt"), "0")
     assert asked(site) == [PoolClaim("vrdma/hyv", ("vt-42.srv.0-n1-0",), key="vrdma")]
     (fabric, args), (config,) = elements(site, chosen(site)), acquired(site, chosen(site))
     assert fabric.value == "hyv"
@@ -345,10 +333,9 @@ def test_hyv_needs_its_module_and_a_card(tmp_path):
     )
     content = b"0002:c903:00ab:cdef\n506b:4b03:00c2:9a1e\n"
     assert config == File("/r/hyv.conf", 0o400, os.geteuid(), content=content)
-    merged = merge([Contributed("vrdma", "vtorque-vrdma 1.0.0", args)])
     with pytest.raises(Refused, match="allow_qemu_args"):
-        render(DomainSpec(guest(site), "tcg"), merged)
-    assert "virtio-hyv-pci" in render(DomainSpec(guest(site), "tcg", allow_qemu_args=True), merged)
+        site.domain(chosen(site))
+    assert "virtio-hyv-pci" in site.domain(chosen(site), allow_qemu_args=True)
 
 
 # -- between plan and boot ----------------------------------------------------------------------
@@ -356,7 +343,7 @@ def test_hyv_needs_its_module_and_a_card(tmp_path):
 
 def test_what_has_gone_since_the_plan_is_a_fault_and_no_guest_without(tmp_path):
     site = site_of(tmp_path, "hyv")
-    module = Path(site[node.Settings].sysfs, "module/vhost_hyv/refcnt")
+    module = Path(site.site[node.Settings].sysfs, "module/vhost_hyv/refcnt")
     write(module, "0")
     got = chosen(site)
     module.unlink()
@@ -370,7 +357,7 @@ def test_a_virtual_function_that_the_host_has_taken_since_is_a_fault(tmp_path):
     site = site_of(tmp_path, "sriov", SRIOV)
     (got,) = placed(site)
     (item,) = got.leased("pci/vrdma")
-    write(Path(site[node.Settings].sysfs, "devices", item, "net/eth9/flags"), "0x1003")
+    write(Path(site.site[node.Settings].sysfs, "devices", item, "net/eth9/flags"), "0x1003")
     for hook in (elements, context, acquired):
         with pytest.raises(HostFault, match=f"virtual function {item} is none for guests any more"):
             hook(site, got)
@@ -380,13 +367,13 @@ def test_what_comes_after_the_plan_is_not_used(tmp_path):
     """Its guest has no virtual function, GUID or memory for it."""
     site = site_of(tmp_path, "hyv", "required = false")
     assert isinstance(asked(site)[0], Notice)
-    write(Path(site[node.Settings].sysfs, "module/vhost_hyv/refcnt"), "0")
+    write(Path(site.site[node.Settings].sysfs, "module/vhost_hyv/refcnt"), "0")
     got = guest(site)
     assert context(site, got) == elements(site, got) == acquired(site, got) == []
 
 
 def test_a_front_end_shows_soft_roce_that_needs_nothing(tmp_path):
-    nowhere = dataclasses.replace(HOST, nodes=())
+    nowhere = dataclasses.replace(planned.host("rdma"), nodes=())
     assert len(asked(site_of(tmp_path), host=nowhere)) == 1
     assert asked(site_of(tmp_path / "b", "hyv"), host=nowhere) == []
 
@@ -470,7 +457,7 @@ def test_inside_a_missing_device_is_the_reason(inside):
 
 def test_packages_of_both_families_are_asked_for(tmp_path):
     site = site_of(tmp_path)
-    items = list(node.vtorque_guest_context(chosen(site), site))
+    items = site.context(chosen(site))
     assert [i.name for i in items if isinstance(i, Package) and i.family == "debian"] == [
         "rdma-core", "ibverbs-providers", "ibverbs-utils", "iproute2",
     ]  # fmt: skip
@@ -478,6 +465,6 @@ def test_packages_of_both_families_are_asked_for(tmp_path):
 
 def test_doctor_tells_what_the_node_can_do(tmp_path):
     (known,) = node.vtorque_health_checks()
-    assert [r.status for r in known.check(site_of(tmp_path))] == ["ok"]
-    (lacking,) = known.check(site_of(tmp_path / "b", "hyv"))
+    assert [r.status for r in known.check(site_of(tmp_path).site)] == ["ok"]
+    (lacking,) = known.check(site_of(tmp_path / "b", "hyv").site)
     assert (lacking.status, lacking.fix) == ("warning", "it comes with a patched kernel")

@@ -12,8 +12,7 @@ from patience import LONG
 from vtorque_core.api import HostFault, Paths
 from vtorque_core.api.setup_steps import Installation, systemd_unit
 from vtorque_core.live.spares import Spare
-from vtorque_core.site.config import build, parse_toml
-from vtorque_core.site.plugins import Plugins
+from vtorque_testing.planned import PlannedNode, with_core
 from vtorque_warm import node, plugin, policy, process, service
 from vtorque_warm.service import NOTE, Keeper
 from vtorque_warm.settings import Settings, Shape, parsed
@@ -362,10 +361,7 @@ def test_another_policy_says_the_shapes(made):
 
 
 def site_of(text):
-    plugins = Plugins()
-    for module in (plugin, node):
-        plugins.register("warm", module, "vtorque-warm 1.0")
-    return build(parse_toml(text.encode()), plugins, node=True)
+    return PlannedNode.make(with_core("warm", plugin, node), text).site
 
 
 def test_a_site_that_keeps_nothing_starts_nothing():

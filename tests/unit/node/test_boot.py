@@ -9,13 +9,13 @@ from types import SimpleNamespace
 
 import pytest
 
-import planned
 import running_journal
 from patience import LONG, eventually
 from vtorque_core.base import hypervisor
 from vtorque_core.base.errors import HostFault
 from vtorque_core.node.start import boot
 from vtorque_core.resources.domain import Domain
+from vtorque_testing import planned
 
 HOLDS = """
 import fcntl, signal, sys

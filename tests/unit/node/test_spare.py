@@ -11,7 +11,6 @@ from unittest import mock
 
 import pytest
 
-import planned
 from vtorque_core.api.batch_system import Life
 from vtorque_core.api.claims import CoreClaim, MemoryClaim, Placement
 from vtorque_core.api.guest_driver import SpareDriver
@@ -38,6 +37,7 @@ from vtorque_core.resources.domain import Domain
 from vtorque_core.resources.lease import Lease
 from vtorque_core.resources.spare_use import SpareUse
 from vtorque_core.site.plugins import Plugins
+from vtorque_testing import planned
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ from xml.etree import ElementTree
 
 import pytest
 
-import planned
 from vtorque_core.api.claims import Placement
 from vtorque_core.api.guest_plan import GuestPlan
 from vtorque_core.api.libvirt_domain import (
@@ -24,6 +23,7 @@ from vtorque_core.api.libvirt_domain import (
 from vtorque_core.base.names import JobAttempt
 from vtorque_core.plan.domain.merge import Contributed, MergedDomain, merge
 from vtorque_core.plan.domain.render import DomainSpec, base, plugged, render, without_pluggable
+from vtorque_testing import planned
 
 JOBS = {"state_dir": Path("/s/jobs/42.srv.0/g0"), "run_dir": Path("/r/jobs/42.srv.0/g0")}
 SPARES = {

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import planned
 from vtorque_core.api.claims import Claim, CoreClaim, MemoryClaim, Placement, RamClaim
 from vtorque_core.api.guest_plan import GuestPlan
 from vtorque_core.api.libvirt_domain import (
@@ -38,6 +37,7 @@ from vtorque_core.plan.domain.render import DomainSpec, disk_target, render, tap
 from vtorque_core.plan.placement.divide_cores import plan
 from vtorque_core.plan.placement.job_cores import NodeShare, Taken
 from vtorque_core.plan.placement.topology import parse
+from vtorque_testing import planned
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 CAPABILITIES = Path(__file__).parents[3] / "testing/vtorque_testing/machines"

@@ -9,11 +9,11 @@ from xml.etree import ElementTree
 
 import pytest
 
-from planned import guest_plan
 from vtorque_core.api.libvirt_domain import Channel, Element, ListElement
 from vtorque_core.base.errors import ConfigError, HostFault, Refused
 from vtorque_core.plan.domain.merge import Contributed, merge
 from vtorque_core.plan.domain.render import DomainSpec, overridden, render
+from vtorque_testing.planned import guest_plan
 
 GUEST = guest_plan(vcpus=2)
 CONTROL = Channel("control", "org.vtorque.control", "/run/control.sock")

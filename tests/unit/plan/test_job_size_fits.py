@@ -6,7 +6,6 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.planned import with_core
 from vtorque_core.api.claims import CoreClaim, MemoryClaim
 from vtorque_core.api.host_topology import flat
 from vtorque_core.api.vm_options import RAM, VCPUS
@@ -21,6 +20,7 @@ from vtorque_iocm import plugin as iocm
 from vtorque_iocm.node import Settings as IocmSettings
 from vtorque_pinning import plugin as pinning
 from vtorque_scam import plugin as scam
+from vtorque_testing.planned import with_core
 from vtorque_unclot import plugin as unclot
 
 DATA = Path(__file__).parents[3] / "testing/vtorque_testing/machines"

@@ -14,7 +14,6 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from planned import guest_plan
 from tracked_files import tracked
 from vtorque_core.api import hooks, vm_options
 from vtorque_core.api.claims import PoolClaim
@@ -37,6 +36,8 @@ from vtorque_core.site.config import build, parse_toml
 from vtorque_core.site.plugins import Plugins
 from vtorque_core.site.policy import decide
 from vtorque_core.site.request import Request
+from vtorque_testing import fixtures
+from vtorque_testing.planned import guest_plan
 
 REPO = Path(__file__).parents[3]
 DOC = REPO / "doc"
@@ -179,6 +180,7 @@ def test_every_hook_has_a_heading_with_its_arguments():
 def test_no_hook_is_described_that_does_not_exist():
     assert set(re.findall(r"\bvtorque_[a-z_]+(?=[(`])", text("plugins.md"))) <= {
         *HOOKS,
+        *(name for name in vars(fixtures) if name.startswith("vtorque_")),
         "vtorque_testing",
     }
 

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.planned import with_core
 from vtorque_core.api.values import Extra, Image, hookimpl
 from vtorque_core.api.vm_options import RAM, VCPUS, VMS_PER_NODE
 from vtorque_core.base.errors import ConfigError, Refused
@@ -14,6 +13,7 @@ from vtorque_core.site.config import build, parse_toml
 from vtorque_core.site.job_size import Granted
 from vtorque_core.site.policy import asked, check_share, for_job, needs, settle, vcpus_on
 from vtorque_core.site.request import Request
+from vtorque_testing.planned import with_core
 
 FILE = Path("/etc/vtorque/vtorque.toml")
 IMAGE = Image("tiny", "linux", "tiny", "x86_64", "0" * 64, min_ram_mib=512)

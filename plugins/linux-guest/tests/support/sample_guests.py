@@ -17,6 +17,7 @@ from vtorque_core.api.values import Image, JobRequest
 from vtorque_core.base.names import JobAttempt
 from vtorque_linux_guest.boot import setup_script
 from vtorque_linux_guest.settings import Settings
+from vtorque_testing.planned import guest_plan
 
 MICRO = Image("micro", "linux", "micro", "x86_64", "0" * 64, labels={"init": "micro"})
 DEBIAN = Image(
@@ -24,15 +25,8 @@ DEBIAN = Image(
 )
 ROCKY = Image("rocky9", "linux", "rocky", "x86_64", "0" * 64, disk=Path("/p/r"))
 USER = JobUser("alice", 1000, 1000, (("alice", 1000), ("proj", 2000)), "/home/alice", "/bin/sh")
-PLAN = GuestPlan(
+PLAN = guest_plan(
     job=JobAttempt("42.srv", 0, "alice", 1000, "n1"),
-    index=0,
-    rank=0,
-    guests_per_node=1,
-    name="vt-42.srv.0-n1-0",
-    uuid="6f8b4d0e-4b5a-5a0e-9a0c-1b6d3f0c7a11",
-    hostname="vn1",
-    vcpus=1,
     ram_mib=256,
     image=MICRO,
     user=USER,
@@ -45,7 +39,6 @@ PLAN = GuestPlan(
     peers=(("vn1", "10.86.0.16"), ("vn2", "10.86.0.80")),
     state_dir=Path("/nonexistent/state"),
     run_dir=Path("/nonexistent/run"),
-    secret=bytes(range(32)),
     shares=(Share("home", "/home/alice", "/home/alice", user_owned=True),),
 )
 

@@ -1,0 +1,257 @@
+"""What a node asks a plugin of a job and what comes of it: no job, no file, no process, no root.
+
+A :class:`PlannedNode` is the site config, the plugins and a recorded machine. What it answers is
+what policy, ledger and rendering make of the plugin's hooks; a test only says what users write.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+from vtorque_core.api import vm_options
+from vtorque_core.api.acquired import Resource
+from vtorque_core.api.batch_system import Needs
+from vtorque_core.api.claims import Claim, CoreClaim, MemoryClaim, Notice
+from vtorque_core.api.guest_context import ContextItem
+from vtorque_core.api.guest_driver import GuestDriver
+from vtorque_core.api.guest_plan import GuestPlan, JobUser
+from vtorque_core.api.host_topology import Topology
+from vtorque_core.api.libvirt_domain import Element, Filesystem
+from vtorque_core.api.values import FileData, Image, JobRequest
+from vtorque_core.api.vm_options import RAM, VCPUS, VMS_PER_NODE
+from vtorque_core.base.errors import Refusal
+from vtorque_core.base.names import JobAttempt
+from vtorque_core.plan.domain.merge import Contributed, merge
+from vtorque_core.plan.domain.render import DomainSpec, render
+from vtorque_core.plan.guests import PlannedGuest, not_near
+from vtorque_core.plan.placement.divide_cores import plan
+from vtorque_core.plan.placement.job_cores import NodeShare
+from vtorque_core.plan.placement.job_cores import NoFit as NoFit
+from vtorque_core.plan.placement.job_cores import Taken as Taken
+from vtorque_core.plan.placement.topology import parse
+from vtorque_core.plan.placement.topology import with_default_group as with_default_group
+from vtorque_core.site.config import Site, build, parse_toml, problems
+from vtorque_core.site.plugins import Plugins
+from vtorque_core.site.policy import check_share, decide, needs
+from vtorque_core.site.request import Request, make_request, parse_vm
+from vtorque_testing.sysfs_tree import DATA
+
+ADA = JobUser("ada", 1000, 1000, (("ada", 1000),), "/home/ada", "/bin/bash")
+MICRO = Image("micro", "linux", "micro", "x86_64", "0" * 64)
+SCHEMA = "/usr/share/libvirt/schemas/domain.rng"
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A recorded machine: files of ``machines``, of its capabilities and of its PCI functions."""
+
+    capabilities: str
+    sysfs: str = ""
+
+    @property
+    def text(self) -> str:
+        """What ``virsh capabilities`` says there."""
+        return (DATA / f"{self.capabilities}.xml").read_text(encoding="utf-8")
+
+    @property
+    def host(self) -> Topology:
+        """What the core makes of that."""
+        return parse(self.text)
+
+
+MACHINES = {
+    "one-socket": Machine("one-socket"),  # 8 cores, no SMT, no huge pages, no KVM
+    "smt": Machine("xeon-2x32-smt"),  # two sockets, SMT, huge pages of 2 MiB, divisible caches
+    "four-nodes": Machine("epyc-4-numa"),  # four NUMA nodes, SMT
+    "arm": Machine("arm-4x32"),  # two sockets of two NUMA nodes, no SMT, pages of 64 KiB
+    "gpu": Machine("xeon-2x32-smt", "gpu-node"),
+    "rdma": Machine("xeon-2x32-smt", "rdma-node"),
+    "no-iommu": Machine("xeon-2x32-smt", "no-iommu"),
+    "all-devices": Machine("xeon-2x32-smt", "all-devices"),
+}
+
+
+def host(name: str) -> Topology:
+    """Return the topology of a recorded machine: a name of :data:`MACHINES`."""
+    return MACHINES[name].host
+
+
+def guest_plan(**changes: Any) -> GuestPlan:
+    """Return the only guest of a job that asked for nothing, with these fields otherwise."""
+    values: dict[str, Any] = {
+        "job": JobAttempt("42.srv", 0, "ada", 1000, "n1"), "index": 0, "rank": 0,
+        "guests_per_node": 1, "name": "vt-42.srv.0-n1-0",
+        "uuid": "0b1ad9ba-95f3-54cf-8d96-1d6ed3e4ac1f", "hostname": "vn1",
+        "vcpus": 1, "ram_mib": 512, "image": MICRO, "user": ADA, "request": JobRequest({}),
+        "addresses": (), "peers": (), "state_dir": Path("/s"), "run_dir": Path("/r"),
+        "secret": b"x" * 32,
+    }  # fmt: skip
+    return GuestPlan(**values | changes)
+
+
+def with_core(name: str, *modules: object) -> Plugins:
+    """Return the core's options and a plugin's modules, as they are found together."""
+    found = Plugins()
+    found.register("core", vm_options, "vtorque-core")
+    for module in modules:
+        found.register(name, module, f"vtorque-{name} 1.0.0")
+    return found
+
+
+@dataclass(frozen=True)
+class PlannedNode:
+    """Plugins, their site config and a machine. Make it with :meth:`make`."""
+
+    plugins: Plugins
+    site: Site
+    host: Topology
+
+    @classmethod
+    def make(cls, plugins: Plugins, text: str = "", machine: str | Topology = "smt") -> PlannedNode:
+        """Return the node. Raises ConfigError.
+
+        Args:
+            plugins: from :func:`with_core`, or of a recorded node.
+            text: its site config, TOML.
+            machine: a name of :data:`MACHINES`, or a topology.
+        """
+        raw = parse_toml(text.encode(), Path("/etc/vtorque/vtorque.toml"))
+        known = host(machine) if isinstance(machine, str) else machine
+        return cls(plugins, build(raw, plugins, node=True), known)
+
+    def submitted(self, *vm: str, cwd: Path | None = None) -> Request:
+        """Return what ``vsub`` sends for these ``-vm`` values, files read. Raises Refused."""
+        return make_request(parse_vm(vm) or () if vm else (), self.plugins.options(), cwd=cwd)
+
+    def request(self, *vm: str, files: Mapping[str, FileData] | None = None) -> JobRequest:
+        """Return what policy makes of these ``-vm`` values. Raises Refused.
+
+        ``files``: key to the file that the user has named.
+        """
+        request = Request(tuple(parse_vm(vm) or () if vm else ()), dict(files or {}))
+        return decide(request, self.site, self.plugins)
+
+    def needs(self, *vm: str, asked: Mapping[str, int] | None = None) -> Needs:
+        """Return what ``vsub`` asks of the batch system on each node. Raises Refused.
+
+        ``asked``: of what the batch system counts, what the user has asked for: is it enough?
+        """
+        found = needs(self.request(*vm), self.site, self.plugins)
+        if asked is not None:
+            check_share(found, None, None, asked)
+        return found
+
+    def guests(self, request: JobRequest, **changes: Any) -> list[GuestPlan]:
+        """Return the guests of a job on this node, not yet placed, with these fields otherwise."""
+        first = guest_plan(**{
+            "vcpus": request[VCPUS], "ram_mib": request[RAM], "host": self.host,
+            "guests_per_node": request[VMS_PER_NODE], "request": request,
+        } | changes)  # fmt: skip
+        several = request[VMS_PER_NODE] > 1
+        return [
+            replace(
+                first, index=index, rank=index, name=f"vt-42.srv.0-n1-{index}",
+                hostname=f"vn1-{index}" if several else first.hostname,
+            )
+            for index in range(request[VMS_PER_NODE])
+        ]  # fmt: skip
+
+    def answers(self, guest: GuestPlan) -> list[Claim | Refusal | Notice]:
+        """Return what the plugins ask of the node for a guest."""
+        return self._items("vtorque_plan", guest=guest, site=self.site)
+
+    def placed(
+        self, *guests: GuestPlan, taken: Taken | None = None, **share: Any
+    ) -> list[GuestPlan]:
+        """Return the guests as the ledger places them. Raises NoFit.
+
+        Args:
+            taken: what other jobs have.
+            share: what the batch system gives the job, fields of NodeShare; all of the node.
+        """
+        claims = [
+            [CoreClaim("vcpu", g.vcpus), MemoryClaim(g.ram_mib, use="guest"), *self._claims(g)]
+            for g in guests
+        ]
+        given = NodeShare(self.host, **{"exclusive": False, **share})
+        answers = plan(claims, given, taken or Taken())
+        return [replace(g, placement=at) for g, at in zip(guests, answers, strict=True)]
+
+    def not_near(self, guest: GuestPlan) -> list[Notice]:
+        """Return what the user reads of wishes that the ledger has not fulfilled for it."""
+        asked = PlannedGuest(guest, cast(GuestDriver, None), tuple(self._claims(guest)))
+        return not_near(asked, guest.placement)
+
+    def elements(self, guest: GuestPlan) -> list[Element]:
+        """Return the plugins' hardware of a guest."""
+        return self._items("vtorque_render_domain", guest=guest, site=self.site)
+
+    def context(self, guest: GuestPlan) -> list[ContextItem]:
+        """Return what the plugins want inside a guest."""
+        return self._items("vtorque_guest_context", guest=guest, site=self.site)
+
+    def acquired(self, *guests: GuestPlan) -> list[tuple[Resource, GuestPlan | None]]:
+        """Return what the plugins acquire before the boot, and for which guest. Nothing is made."""
+        got: list[tuple[Resource, GuestPlan | None]] = []
+
+        def acquire(
+            what: Resource, guest: GuestPlan | None = None, needs: Iterable[int] = ()
+        ) -> int:
+            got.append((what, guest))
+            return len(got)
+
+        job = SimpleNamespace(
+            id="42.srv", site=self.site, guests=guests, user=ADA, acquire=acquire, warn=_ignored
+        )
+        self._items("vtorque_pre_boot", job=job)
+        return got
+
+    def domain(self, guest: GuestPlan, **spec: Any) -> str:
+        """Return the XML of a guest with the plugins' hardware; ``spec``: fields of DomainSpec."""
+        found = self.plugins.collect("vtorque_render_domain", guest=guest, site=self.site)
+        return _rendered(
+            guest, [Contributed(c.plugin, c.distribution, c.item) for c in found], spec
+        )
+
+    def _claims(self, guest: GuestPlan) -> list[Claim]:
+        return [a for a in self.answers(guest) if not isinstance(a, Refusal | Notice)]
+
+    def _items(self, hook: str, **arguments: Any) -> list[Any]:
+        return [each.item for each in self.plugins.collect(hook, **arguments)]
+
+
+def domain(guest: GuestPlan, elements: Iterable[Element], **spec: Any) -> str:
+    """Return the XML of a guest with this hardware; ``spec``: fields of DomainSpec."""
+    return _rendered(guest, [Contributed("acme", "vtorque-acme 1.0.0", e) for e in elements], spec)
+
+
+def _rendered(guest: GuestPlan, found: list[Contributed], spec: Mapping[str, Any]) -> str:
+    merged = merge(found)
+    sockets = dict.fromkeys(merged.aliases(Filesystem), "/r/fs.sock")
+    return render(DomainSpec(guest, **{"accel": "tcg", **spec}), merged, sockets=sockets)
+
+
+def config_problems(plugins: Plugins, text: str) -> list[str]:
+    """Return what is wrong with a site config."""
+    return problems(parse_toml(text.encode()), plugins)
+
+
+def check_schema(xml: str) -> None:
+    """Check a domain against libvirt's schema. Raises AssertionError with what xmllint(1) says.
+
+    Needs xmllint (Debian: libxml2-utils) and libvirt's own schemas.
+    """
+    command = ["xmllint", "--noout", "--relaxng", SCHEMA, "-"]
+    done = subprocess.run(
+        command, input=xml.encode(), capture_output=True, check=False, timeout=180
+    )
+    assert done.returncode == 0, done.stderr.decode()
+
+
+def _ignored(_text: str) -> None:
+    """Stand for the job's user, who is not told."""

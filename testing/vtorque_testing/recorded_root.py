@@ -1,0 +1,43 @@
+"""What root's code finds as it wants it, in the processes of a recorded node that is not root's.
+
+In their user namespace the host's root is a stranger (user_namespaces(7)), and files of theirs
+stay theirs. So what is root's, or this user's own, counts as root's; who else owns a file, and
+who else can write it, is told as ever.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from vtorque_core.base import safefs, trust
+
+Double = tuple[object, str, Callable[..., Any]]
+
+
+def doubles() -> Iterator[Double]:
+    """Yield object, name and what stands there; nothing where this is root."""
+    if os.geteuid() == 0:
+        return
+    strangers = int(Path("/proc/sys/kernel/overflowuid").read_text(encoding="ascii"))
+    ours = (os.geteuid(), strangers)
+    of_walk, of_path = safefs._check, trust._check
+
+    def check_status(status: os.stat_result, path: str, part: str) -> None:
+        if status.st_uid in ours:
+            status = os.stat_result((*status[:4], 0, *status[5:10]))
+        of_walk(status, path, part)
+
+    def check_path(here: Path, uid: int) -> bool:
+        try:
+            owner = here.lstat().st_uid
+        except OSError:
+            owner = uid
+        return of_path(here, owner if owner in ours else uid)
+
+    yield safefs, "_check", check_status
+    yield trust, "_check", check_path
+    for name in ("chown", "fchown", "lchown"):
+        yield os, name, lambda *_, **__: None
