@@ -21,10 +21,11 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from vtorque_core.base.errors import VtorqueError
 from vtorque_core.records import journal
+from vtorque_testing.watched import state as state_of
 
 _PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
 
@@ -37,12 +38,14 @@ class Run:
         steps: the journal's steps that it came to, in order; the last is where it was killed.
         killed: whether it was.
         error: what vTorque's own error said that ended it; ``kind`` is its class.
+        noted: what was noted at its steps, in order.
     """
 
     steps: tuple[str, ...]
     killed: bool
     error: str = ""
     kind: str = ""
+    noted: tuple[Any, ...] = ()
 
 
 class Looks(Protocol):
@@ -57,12 +60,45 @@ class Rig(Looks, Protocol):
     """A job and its surroundings, real or recorded."""
 
     def start(self, last: int | None = None) -> Run:
-        """Start the job in a process that is killed at its step ``last``, from 1; None: never."""
+        """Start the job in a process that is killed at its step ``last``, from 1; None: never.
+
+        ``noted`` may have a :class:`Noted` for each record.
+        """
         ...
 
     def release(self) -> None:
         """Release in another process all that the job holds. Raises AssertionError."""
         ...
+
+
+@dataclass(frozen=True)
+class Noted:
+    """What a record names beyond what its rig looks at anyway, and how that was before it.
+
+    Args:
+        kind: of the record.
+        names: (what, name) as in :mod:`vtorque_testing.watched`, and its state.
+        blind: it names nothing at all that can be watched: these are its fields.
+    """
+
+    kind: str
+    names: tuple[tuple[str, str, object], ...] = ()
+    blind: str = ""
+
+
+@dataclass(frozen=True)
+class _Watching:
+    """A rig's surroundings, and what its records name."""
+
+    rig: Looks
+    names: tuple[tuple[str, str, object], ...]
+
+    def before(self, seen: Mapping[str, object]) -> dict[str, object]:
+        return {**seen, **{f"{what} {name}": state for what, name, state in self.names}}
+
+    def look(self) -> Mapping[str, object]:
+        now = {f"{what} {name}": state_of(what, name) for what, name, _ in self.names}
+        return {**self.rig.look(), **now}
 
 
 def around_create(step: str) -> bool:
@@ -84,7 +120,8 @@ def survive(
 ) -> list[str]:
     """Kill a start at each wanted step; return their names. Raises AssertionError naming the step.
 
-    A start that is not killed comes first, since it tells the steps.
+    A start that is not killed comes first, since it tells the steps, and what its records name: all
+    of that is watched, wherever it is. A record that names nothing that can be watched is an error.
 
     Args:
         rig: the job.
@@ -95,15 +132,23 @@ def survive(
     before = rig.look()
     whole = rig.start()
     assert not whole.error, f"a start that nobody disturbs: {whole.kind}: {whole.error}"
+    noted = [each for each in whole.noted if isinstance(each, Noted)]
+    watching = _Watching(rig, tuple(name for each in noted for name in each.names))
+    before = watching.before(before)
     rig.release()
-    same(rig, before, "not killed", patience)
+    same(watching, before, "not killed", patience)
+    blind = sorted({f"{each.kind} ({each.blind})" for each in noted if each.blind})
+    assert not blind, (
+        f"nobody can see whether these are released: {'; '.join(blind)}: name what they acquire by "
+        f"a path, a network interface, a pid, or a property of their class that is one of these"
+    )
     numbers = [n for n, name in enumerate(whole.steps, start=1) if wanted(name)][part]
     killed = []
     for number in numbers:
         run = rig.start(number)
         assert run.killed, f"step {number} ({whole.steps[number - 1]}) did not come again: {run}"
         rig.release()
-        same(rig, before, f"killed at step {number}: {run.steps[-1]}", patience)
+        same(watching, before, f"killed at step {number}: {run.steps[-1]}", patience)
         killed.append(run.steps[-1])
     return killed
 
@@ -131,6 +176,7 @@ def in_child(
     last: int | None = None,
     act: Callable[[], object] = die,
     meanwhile: Callable[[int], object] | None = None,
+    note: Callable[[str], object] | None = None,
 ) -> Run:
     """Run ``work`` in a forked process that kills itself at its step ``last``, from 1.
 
@@ -142,12 +188,13 @@ def in_child(
         last: at which step the fault is; None: at none.
         act: the fault, called in the process; after another than ``die`` it goes on.
         meanwhile: the fault instead, called here with the process's id while it stands still.
+        note: called in the process with each step's name; what it returns but None is ``noted``.
     """
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
         os.close(reader)
-        _be_child(work, last, _stand_still if meanwhile else act, writer)
+        _be_child(work, last, _stand_still if meanwhile else act, writer, note)
     os.close(writer)
     if meanwhile is not None and os.WIFSTOPPED(_waited(pid)):
         try:
@@ -163,9 +210,10 @@ def in_child(
     if os.WIFSIGNALED(status):
         assert os.WTERMSIG(status) == signal.SIGKILL and len(steps) == last, (status, steps)
         return Run(steps, True)
-    kind, error, trace = pickle.loads(rest) if rest else ("", "", f"exit status {status}")  # noqa: S301 - from our own child
+    nothing: tuple[Any, ...] = ("", "", f"exit status {status}", [])
+    kind, error, trace, noted = pickle.loads(rest) if rest else nothing  # noqa: S301 - our own child's
     assert not trace, f"after {steps[-1:]}: {trace}"
-    return Run(steps, False, error, kind)
+    return Run(steps, False, error, kind, tuple(noted))
 
 
 def _stand_still() -> None:
@@ -180,17 +228,24 @@ def _waited(pid: int) -> int:
 
 
 def _be_child(
-    work: Callable[[], object], last: int | None, act: Callable[[], object], tell: int
+    work: Callable[[], object],
+    last: int | None,
+    act: Callable[[], object],
+    tell: int,
+    note: Callable[[str], object] | None,
 ) -> None:
     gc.disable()  # it would copy the test run's memory, page by page
     counted = threading.Lock()
     seen = 0
+    notes = []
 
     def count(name: str) -> None:
         nonlocal seen
         with counted:  # guests boot in threads
             seen += 1
             os.write(tell, f"{name}\n".encode())
+            if note is not None and (noted := note(name)) is not None:
+                notes.append(noted)
             if seen == last:
                 act()
 
@@ -203,8 +258,8 @@ def _be_child(
     except BaseException:
         told = ("", "", traceback.format_exc())
     finally:
-        with contextlib.suppress(OSError):
-            os.write(tell, b"\0" + pickle.dumps(told))
+        with contextlib.suppress(OSError), os.fdopen(os.dup(tell), "wb") as file:
+            file.write(b"\0" + pickle.dumps((*told, notes)))
         os._exit(0)
 
 

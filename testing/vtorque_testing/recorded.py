@@ -38,15 +38,18 @@ from vtorque_core.node.end.reap import release_job
 from vtorque_core.node.start import start_order as start
 from vtorque_core.plan.placement import node_hardware
 from vtorque_core.plan.placement.topology import parse
+from vtorque_core.records.reading import LEASE, SPARE, journals, read, reconstruct
+from vtorque_core.resources import CORE_KINDS
 from vtorque_core.resources.domain import Domain
 from vtorque_core.site import config
 from vtorque_core.site.plugins import BUILTIN, Plugins, installed
 from vtorque_core.site.request import Request
 from vtorque_testing import recorded_root
-from vtorque_testing.faults import Run, around_create, in_child, survive
+from vtorque_testing.faults import Noted, Run, around_create, in_child, survive
 from vtorque_testing.planned import PlannedNode
 from vtorque_testing.recorded_image import put_image
 from vtorque_testing.recorded_mounts import cover
+from vtorque_testing.watched import named, state
 
 
 class ReadyPlugins(Plugins):
@@ -151,6 +154,7 @@ DOWN = "libvirtd-is-down"  # a file beside the domains, for as long as nobody ca
 _COMMANDS = ("reset", "drivers_probe", "unbind")  # what is written there, sysfs does not keep
 
 _MOUNTED = ".mounted"
+_NOT_MADE = (LEASE, SPARE)  # kinds of records that are notes for other jobs' starts
 
 _NFT = """#!/bin/sh
 # Stands for nft(8): a file for each table.
@@ -287,6 +291,25 @@ class RecordedNode:
         """Return the XML of all guests that run."""
         return [path.read_text() for path in sorted((self.top / "domains").iterdir())]
 
+    def noted(self, step: str) -> Noted | None:
+        """Return what the journal's newest record names beyond this node, before it is created."""
+        before, _, kind = step.partition("after record ")
+        if before or not kind or kind in _NOT_MADE:
+            return None
+        found = [r for path in journals(self.site.paths) for r in read(path).open if r.kind == kind]
+        record = max(found, key=lambda r: (r.time, r.seq))
+        kinds = {c.item.kind: c.item for c in self.plugins.collect("vtorque_resources")}
+        names = list(named(reconstruct(record, {**kinds, **CORE_KINDS})))
+        blind = "" if names else ", ".join(sorted(record.args)) or "no fields"
+        mine = [Path(self.top), *self.covers]
+        outside = [
+            (what, name, state(what, name))
+            for what, name in names
+            if what not in ("double", "link" if Path("/sys") in self.covers else "")
+            and not (what == "path" and any(Path(name).is_relative_to(top) for top in mine))
+        ]
+        return Noted(kind, tuple(outside), blind)
+
     def look(self) -> dict[str, object]:
         """Return all files of the node: names, kinds, contents; shared memory too."""
         paths = self.site.paths
@@ -373,8 +396,10 @@ class RecordedJob:
     processes: Callable[[], Sequence[str]]
 
     def start(self, last: int | None = None) -> Run:
-        """Start it."""
-        return self.node.start(self.job, last)
+        """Start it; what its records name beyond the node is noted, if it is not to be killed."""
+        if last is not None:
+            return self.node.start(self.job, last)
+        return self.node.start(self.job, note=self.node.noted)
 
     def release(self) -> None:
         """Release it."""

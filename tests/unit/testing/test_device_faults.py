@@ -18,6 +18,7 @@ from patience import eventually
 from vtorque_core.api.acquired import Resource
 from vtorque_core.api.daemon_process import Process
 from vtorque_core.api.values import hookimpl
+from vtorque_testing import watched
 from vtorque_testing.faults import (
     around_all,
     around_create,
@@ -157,6 +158,46 @@ class Remembers(Marks):
         Path("/dev/shm", Path(self.path).name).touch()
 
 
+class Elsewhere(Marks):
+    """Has its files where no node looks, and does nothing to release them."""
+
+    kind = "acme-elsewhere"
+
+    @property
+    def place(self):
+        return str(Path(self.path).parents[1] / "elsewhere" / Path(self.path).name)
+
+    def create(self):
+        Path(self.place).parent.mkdir(exist_ok=True)
+        Path(self.place).write_text("x")
+
+    def release(self):
+        pass
+
+
+class Cleans(Elsewhere):
+    """The same, well made."""
+
+    kind = "acme-cleans"
+
+    def release(self):
+        Path(self.place).unlink(missing_ok=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Blind(Resource):
+    """Names nothing but a number."""
+
+    kind = "acme-blind"
+    number: str
+
+    def create(self):
+        pass
+
+    def release(self):
+        pass
+
+
 class Acme:
     """A plugin that acquires one resource for each guest."""
 
@@ -183,9 +224,59 @@ def acme_job(tmp_path, processes, kind):
     return job_of(tmp_path, plugins, processes, Case({}), vms_per_node="1")
 
 
-def test_a_well_made_resource_passes(tmp_path, processes):
-    steps = survive(acme_job(tmp_path, processes, Marks), of_acme)
-    assert steps == ["before create acme-marks", "after create acme-marks"]
+@pytest.mark.parametrize("kind", [Marks, Cleans])
+def test_a_well_made_resource_passes(tmp_path, processes, kind):
+    steps = survive(acme_job(tmp_path, processes, kind), of_acme)
+    assert steps == [f"before create {kind.kind}", f"after create {kind.kind}"]
+
+
+def test_a_record_that_names_nothing_that_can_be_seen_is_told(tmp_path, processes):
+    class Numbers(Acme):
+        @hookimpl
+        def vtorque_pre_boot(self, job):
+            job.acquire(Blind("7"))
+
+    plugins = load([])
+    plugins.register("acme", Numbers(Blind, tmp_path), "vtorque-acme 1")
+    job = job_of(tmp_path, plugins, processes, Case({}), vms_per_node="1")
+    with pytest.raises(AssertionError, match=r"released: acme-blind \(number\): name what they"):
+        survive(job, of_acme)
+
+
+@pytest.mark.parametrize(
+    ("fields", "found"),
+    [
+        ({"path": "/opt/x", "n": 3}, [("path", "/opt/x")]),
+        ({"path": "", "pid": 12}, [("process", "12")]),
+        ({"card": "lo"}, [("link", "lo")]),
+        ({"card": "0000:3b:00.0"}, [("path", "/sys/bus/pci/devices/0000:3b:00.0/driver")]),
+        ({"mac": "52:54:00:aa:bb:cc"}, [("double", "52:54:00:aa:bb:cc")]),
+        ({"table": "acme"}, [("double", "acme")]),
+        ({"files": ("/a", "b", "/c")}, [("path", "/a"), ("path", "/c")]),
+        ({"name": "acme", "size": 12}, []),
+    ],
+)
+def test_what_a_record_names(fields, found):
+    made = dataclasses.make_dataclass("Made", fields, bases=(Resource,), frozen=True)
+    assert list(watched.named(made(**fields))) == found
+
+
+def test_how_what_is_named_looks(tmp_path):
+    file, link, directory = (tmp_path / name for name in ("file", "link", "directory"))
+    assert watched.state("path", str(file)) is None
+    file.write_text("1")
+    link.symlink_to(file)
+    directory.mkdir()
+    before = [watched.state("path", str(each)) for each in (file, link, directory)]
+    file.write_text("2")
+    link.unlink()
+    link.symlink_to(directory)
+    (directory / "new").touch()
+    after = [watched.state("path", str(each)) for each in (file, link, directory)]
+    assert all(a != b for a, b in zip(before, after, strict=True))
+    assert watched.state("link", "lo")
+    assert watched.state("process", str(os.getpid()))
+    assert watched.state("process", "0") is None
 
 
 @pytest.mark.parametrize(
@@ -195,6 +286,7 @@ def test_a_well_made_resource_passes(tmp_path, processes):
         (Insists, r"FileNotFoundError: .*vt-1.0-n1-0"),
         (Spawns, r"not killed: .*'processes': \(\[\], \['sleep 1000'\]\)"),
         (Remembers, r"not killed: .*shm/vt-1.0-n1-0"),
+        (Elsewhere, r"not killed: .*'path .*elsewhere/vt-1.0-n1-0'"),
     ],
 )
 def test_a_defect_is_found(tmp_path, kind, says):
