@@ -16,6 +16,7 @@ from vtorque_core.api.tables import show
 from vtorque_core.base.entry_points import version_of
 from vtorque_core.base.errors import EXIT_FAILED, EXIT_OK, ConfigError
 from vtorque_core.cli.lazy import config_option, json_option
+from vtorque_core.site import author_errors
 from vtorque_core.site.plugins import BUILTIN, Plugins, installed
 
 if TYPE_CHECKING:
@@ -35,7 +36,8 @@ _KINDS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
 class Row:
     """One plugin as the command shows it.
 
-    ``state`` is on, off or broken, ``why`` it is not on; ``brings`` the names of what it brings.
+    ``state`` is on, off or broken, ``why`` it is not on, or slow; ``brings`` the names of what it
+    brings; ``wrong`` what its author has got wrong of one that is on.
     """
 
     name: str
@@ -45,6 +47,7 @@ class Row:
     why: str = ""
     brings: dict[str, list[str]] = field(default_factory=dict)
     hooks: tuple[str, ...] = ()
+    wrong: tuple[str, ...] = ()
 
 
 @click.command(short_help="List plugins: state, version, what each brings.")
@@ -54,7 +57,7 @@ class Row:
 def plugins(config: Path, verbose: bool, as_json: bool) -> None:
     """List plugins: state, version, what each brings, and why one is off or broken.
 
-    Exit code 1 if one is broken or the config is wrong.
+    Exit code 1 if one is broken, or has what an author got wrong, or the config is wrong.
     """
     from vtorque_core.site.config import build, plugins_config  # noqa: PLC0415
     from vtorque_core.site.load import opened  # noqa: PLC0415
@@ -72,7 +75,8 @@ def plugins(config: Path, verbose: bool, as_json: bool) -> None:
         _print(rows, verbose)
     if wrong:
         click.echo(f"vtorque: {wrong}", err=True)
-    sys.exit(EXIT_FAILED if wrong or any(row.state == "broken" for row in rows) else EXIT_OK)
+    bad = wrong or any(row.state == "broken" or row.wrong for row in rows)
+    sys.exit(EXIT_FAILED if bad else EXIT_OK)
 
 
 def list_rows(loaded: Plugins, raw: Raw, disabled: tuple[str, ...]) -> list[Row]:
@@ -90,7 +94,9 @@ def list_rows(loaded: Plugins, raw: Raw, disabled: tuple[str, ...]) -> list[Row]
             rows.append(Row(name, "off", distribution, version, why))
         else:
             has, hooks = brought.get(name, {}), loaded.hooks_of(name)
-            rows.append(Row(name, "on", distribution, version, "", has, hooks))
+            wrong = tuple(author_errors.found(loaded, name))
+            slow = author_errors.dear(loaded, name)
+            rows.append(Row(name, "on", distribution, version, slow, has, hooks, wrong))
     return rows
 
 
@@ -109,7 +115,8 @@ def _brought(loaded: Plugins) -> dict[str, dict[str, list[str]]]:
                     raise each.error
                 found.setdefault(each.plugin, {}).setdefault(kind, []).append(name_of(each.item))
             except (Exception, SystemExit) as error:
-                loaded.broken.setdefault(each.plugin, f"{hook}: {type(error).__name__}: {error}")
+                told = each.told(hook) if each.error else f"{hook}: {type(error).__name__}: {error}"
+                loaded.broken.setdefault(each.plugin, told)
     for names in [names for has in found.values() for names in has.values()]:
         names.sort()
     return found
@@ -122,4 +129,8 @@ def _print(rows: list[Row], verbose: bool) -> None:
         brings = "; ".join(f"{kind} {', '.join(names)}" for kind, names in row.brings.items())
         hooks = [", ".join(hook.removeprefix("vtorque_") for hook in row.hooks) or "-"]
         cells.append([row.name, row.state, row.version, brings or "-", *(hooks if verbose else [])])
-    show(columns, cells, [f"{row.name} is {row.state}: {row.why}" for row in rows if row.why])
+    notes = [f"{row.name} is {row.state}: {row.why}" for row in rows if row.why]
+    notes += [
+        f"{row.name} ({row.distribution} {row.version}): {w}" for row in rows for w in row.wrong
+    ]
+    show(columns, cells, notes)

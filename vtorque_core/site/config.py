@@ -367,7 +367,7 @@ class _Builder:
         broken = self.plugins.broken
         for found in self.plugins.each("vtorque_settings"):
             if found.error is not None:
-                broken.setdefault(found.plugin, f"vtorque_settings: {found.error}")
+                broken.setdefault(found.plugin, found.told("vtorque_settings"))
             elif classes.setdefault(found.plugin, found.item) is not found.item:
                 broken.setdefault(found.plugin, "vtorque_settings: more than one class")
         for name in self.named("plugin"):

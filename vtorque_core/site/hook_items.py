@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterable
+from dataclasses import MISSING
 from typing import Any, get_args
 
 from vtorque_core.api import values
@@ -66,9 +67,21 @@ def problem(hook: str, item: object) -> str:
     else:
         right = isinstance(item, types)
     if right:
-        return ""
+        return _undocumented(item, types)
     given = f"the class {item.__name__}" if isinstance(item, type) else type(item).__name__
     return f"answered {given} where {belongs} belongs"
+
+
+def _undocumented(item: object, types: tuple[type[Any], ...]) -> str:
+    """Return what of an option or of settings nobody could know how to use; or ""."""
+    if isinstance(item, values.Option):
+        return "" if item.help else f"the option {item.key} has no help"
+    fields = getattr(item, "__dataclass_fields__", {}) if types == (object,) else {}
+    bare = [
+        name for name, field in fields.items()
+        if not field.metadata.get("doc") and field.default_factory is MISSING  # else: a table
+    ]  # fmt: skip
+    return f"the setting {bare[0]} has no doc" if bare else ""
 
 
 def _names(types: Iterable[type[Any]]) -> str:

@@ -10,9 +10,10 @@ import copy
 import importlib
 import os
 import sys
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from types import FunctionType, ModuleType
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pluggy
@@ -21,7 +22,8 @@ from vtorque_core.api import hooks as hookspecs
 from vtorque_core.base.entry_points import EntryPoint, entry_points
 from vtorque_core.base.errors import Conflict, Refusal, Refused, VtorqueError
 from vtorque_core.base.record import dataclass
-from vtorque_core.site import hook_items
+from vtorque_core.site import author_errors, hook_items
+from vtorque_core.site.author_errors import PREFIX
 
 if TYPE_CHECKING:
     from vtorque_core.api.strategies import BatchSystem, GuestType, ImageBuilder
@@ -41,12 +43,21 @@ class PluginError(VtorqueError):
 
 @dataclass(frozen=True)
 class Contribution:
-    """One item that a plugin's hook returned, or the error that it raised instead."""
+    """One item that a plugin's hook returned, or the error that it raised instead.
+
+    ``where``: with an error, the module and line of the hook.
+    """
 
     plugin: str
     distribution: str
     item: Any = None
     error: BaseException | None = None
+    where: str = ""
+
+    def told(self, hook: str) -> str:
+        """Return what to tell an author of the error, and where to look."""
+        at = f" ({self.where})" if self.where else ""
+        return f"{hook}: {type(self.error).__name__}: {self.error}{at}"
 
 
 def installed() -> dict[str, list[EntryPoint]]:
@@ -108,26 +119,25 @@ def require_trusted(point: EntryPoint) -> None:
         found = PathFinder.find_spec(name, found.submodule_search_locations)
 
 
-_PREFIX = "vtorque_"  # of every hook: vtorque_core/api/hooks.py
-
-
 class _Manager(pluggy.PluginManager):
     """Looks at a module's hooks, not at all that it has."""
 
     def parse_hookimpl_opts(self, plugin: object, name: str) -> pluggy.HookimplOpts | None:
-        return super().parse_hookimpl_opts(plugin, name) if name.startswith(_PREFIX) else None
+        return super().parse_hookimpl_opts(plugin, name) if name.startswith(PREFIX) else None
 
 
 class Plugins:
     """The loaded plugins of one process.
 
     ``broken`` has the import errors by plugin name; ``distributions`` what brings each plugin;
+    ``costs`` the seconds of CPU that importing each declaring module took;
     ``off`` the installed plugins that were not wanted; ``withheld`` those that are loaded but not
     for this job, and where the site says so: see :meth:`without`.
     """
 
     def __init__(self) -> None:
         self.broken: dict[str, str] = {}
+        self.costs: dict[str, float] = {}
         self.off: list[str] = []
         self.withheld: Mapping[str, str] = {}
         self.distributions: dict[str, str] = {}
@@ -174,7 +184,11 @@ class Plugins:
         try:
             for point in points:
                 if point.group == GROUP or node:
-                    self.register(name, imported(point), point.distribution)
+                    before = time.process_time()
+                    module = imported(point)
+                    if point.group == GROUP:
+                        self.costs[name] = time.process_time() - before
+                    self.register(name, module, point.distribution)
         except (Exception, SystemExit) as error:
             self.unregister(name)
             self.broken[name] = f"{type(error).__name__}: {error}"
@@ -188,10 +202,10 @@ class Plugins:
         unknown = [hook for hook in hooks if not hasattr(hookspecs, hook)]
         if unknown:
             raise PluginError(f"plugin {name} ({distribution}): no such hook: {unknown[0]}")
-        if forgotten := _unmarked(module):
+        if forgotten := author_errors.unmarked(module):
             raise PluginError(
                 f"plugin {name} ({distribution}): {forgotten} has no @hookimpl, so that nobody "
-                f"would call it: mark it, or give it a name that does not begin with {_PREFIX}"
+                f"would call it: mark it, or give it a name that does not begin with {PREFIX}"
             )
         self._manager.register(module, f"{name}:{id(module)}")
         self._names[id(module)] = name
@@ -220,10 +234,16 @@ class Plugins:
         found = {self._names[id(m)] for m in self._manager.get_plugins()} - self.withheld.keys()
         return tuple(sorted(found, key=_order))
 
+    def modules_of(self, name: str) -> list[Any]:
+        """Return the modules of a loaded plugin, the declaring one first."""
+        registered = list(self._names)
+        mine = [m for m in self._manager.get_plugins() if self._names[id(m)] == name]
+        return sorted(mine, key=lambda module: registered.index(id(module)))
+
     def hooks_of(self, name: str) -> tuple[str, ...]:
         """Return the hooks that a loaded plugin implements."""
-        modules = [id(m) for m in self._manager.get_plugins() if self._names[id(m)] == name]
-        return tuple(sorted({hook for module in modules for hook in self._hooks[module]}))
+        modules = self.modules_of(name)
+        return tuple(sorted({hook for module in modules for hook in self._hooks[id(module)]}))
 
     def each(self, hook: str, *, only: str = "", **kwargs: Any) -> Iterator[Contribution]:
         """Call one hook plugin by plugin, in sorted order, and yield every item or error.
@@ -248,7 +268,8 @@ class Plugins:
             _trace(hook, name, kwargs, items, error)
             yield from (Contribution(name, dist, item) for item in items)
             if error is not None:
-                yield Contribution(name, dist, error=error)
+                at = author_errors.where(impl.plugin, hook)
+                yield Contribution(name, dist, error=error, where=at)
 
     def collect(self, hook: str, *, only: str = "", **kwargs: Any) -> list[Contribution]:
         """Return all contributions of a hook that must not fail.
@@ -310,7 +331,7 @@ class Plugins:
         found: dict[str, Contribution] = {}
         for contribution in self.each(hook):
             if contribution.error is not None:
-                self.broken.setdefault(contribution.plugin, f"{hook}: {contribution.error}")
+                self.broken.setdefault(contribution.plugin, contribution.told(hook))
                 continue
             name = key(contribution.item)
             if name in found:
@@ -339,8 +360,8 @@ def raise_as_is(contribution: Contribution, hook: str) -> None:
     if isinstance(error, VtorqueError):
         raise error
     raise PluginError(
-        f"plugin {contribution.plugin} ({contribution.distribution}) failed in {hook}: "
-        f"{type(error).__name__}: {error}"
+        f"plugin {contribution.plugin} ({contribution.distribution}) failed in "
+        f"{contribution.told(hook)}"
     ) from error
 
 
@@ -379,21 +400,6 @@ def _order(name: str) -> tuple[bool, str]:
 def _implemented(module: object) -> list[str]:
     names = vars(module) if isinstance(module, ModuleType) else dir(module)
     return [n for n in names if getattr(getattr(module, n, None), "vtorque_impl", None)]
-
-
-def _unmarked(module: object) -> str:
-    """Return module, name and line of a function named like a hook that is none; "": there is none.
-
-    Only of the module's own: what it imports under such a name is another module's to mark.
-    """
-    if not isinstance(module, ModuleType):
-        return ""
-    for name, found in vars(module).items():
-        if not name.startswith(_PREFIX) or not isinstance(found, FunctionType):
-            continue
-        if not hasattr(found, "vtorque_impl") and found.__module__ == module.__name__:
-            return f"{module.__name__}.{name} (line {found.__code__.co_firstlineno})"
-    return ""
 
 
 def _trace(

@@ -137,5 +137,6 @@ def test_json_has_it_all(call):
             "vtorque_image_builders",
             "vtorque_options",
         ],
+        "wrong": [],
     }
     assert next(iter(rows)) == "core" and rows["core"]["distribution"] == "vtorque-core"

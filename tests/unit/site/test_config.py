@@ -392,7 +392,7 @@ def test_a_broken_plugin_does_not_break_the_config(plugins):
     module.vtorque_settings = hookimpl(vtorque_settings)
     plugins.register("raising", module, "vtorque-raising 1.0.0")
     site_of("[plugin.raising]\nx = 1\n", plugins)
-    assert plugins.broken["raising"] == "vtorque_settings: no"
+    assert plugins.broken["raising"] == "vtorque_settings: RuntimeError: no"
 
 
 def test_settings_of_the_acting_module_are_not_checked_on_the_submit_side(plugins):

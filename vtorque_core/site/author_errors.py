@@ -1,0 +1,118 @@
+"""What the author of a plugin has got wrong, with the module and the line where.
+
+:func:`where` and :func:`unmarked` serve every load. :func:`found` reads the plugin's source, for
+``vtorque plugins`` and for tests of plugins: no job waits for it.
+"""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from vtorque_core.site.plugins import Plugins
+
+PREFIX = "vtorque_"  # of every hook: vtorque_core/api/hooks.py
+DEAR = 0.020  # seconds of CPU of each vsub that importing a declaring module may take
+_PUBLIC = re.compile(r"vtorque_core\.(api|live)(\.|$)")
+_PRIVATE = re.compile(rb"vtorque_core(\.(?!api|live)| import)")  # what may be one: a quick look
+
+
+def unmarked(module: object) -> str:
+    """Return module, name and line of a function named like a hook that is none; "": there is none.
+
+    Only of the module's own: what it imports under such a name is another module's to mark.
+    """
+    if not isinstance(module, ModuleType):
+        return ""
+    for name, found in vars(module).items():
+        if not name.startswith(PREFIX) or not isinstance(found, FunctionType):
+            continue
+        if not hasattr(found, "vtorque_impl") and found.__module__ == module.__name__:
+            return f"{module.__name__}.{name} (line {found.__code__.co_firstlineno})"
+    return ""
+
+
+def where(module: object, name: str) -> str:
+    """Return ``module, line N``, where a module has ``name``; "": it has no file."""
+    file, called = getattr(module, "__file__", None), getattr(module, "__name__", "")
+    if not file:
+        return ""
+    begins = re.compile(rf"(def |class )?{re.escape(name)}\b")
+    for number, line in enumerate(linecache.getlines(file), start=1):
+        if begins.match(line):
+            return f"{called}, line {number}"
+    return called
+
+
+def found(plugins: Plugins, name: str) -> Iterator[str]:
+    """Yield what is wrong with a loaded plugin that no load tells, a sentence each."""
+    modules = plugins.modules_of(name)
+    packages = {module.__name__.partition(".")[0] for module in modules} - {"vtorque_core"}
+    known = {each.item for each in plugins.each("vtorque_resources")}
+    for called, file in sorted(item for package in packages for item in _files(package)):
+        text = file.read_bytes()
+        if b"acquire" in text or _PRIVATE.search(text):
+            for node in ast.walk(ast.parse(text)):
+                what = _not_public(node) or _kind_unknown(node, called, known)
+                if what:
+                    yield f"{called}, line {getattr(node, 'lineno', 0)}: {what}"
+
+
+def dear(plugins: Plugins, name: str) -> str:
+    """Return that importing a plugin's declaring module costs too much; or ""."""
+    cost = plugins.costs.get(name, 0.0)
+    if cost <= DEAR:
+        return ""
+    return (
+        f"{plugins.distributions[name]}: {plugins.modules_of(name)[0].__name__}, line 1: importing "
+        f"it costs each vsub {cost * 1e3:.0f} ms (limit: {DEAR * 1e3:.0f}): import late what vsub "
+        "does not need"
+    )
+
+
+def _files(package: str) -> Iterator[tuple[str, Path]]:
+    """Yield the modules of a package, or the one that it is, and their files."""
+    top = sys.modules[package]
+    if top.__file__ and not hasattr(top, "__path__"):
+        yield package, Path(top.__file__)
+    for directory in map(Path, getattr(top, "__path__", ())):
+        for path in directory.rglob("*.py"):
+            parts = path.relative_to(directory).with_suffix("").parts
+            yield ".".join((package, *parts)).removesuffix(".__init__"), path
+
+
+def _not_public(node: ast.AST) -> str:
+    names = [each.name for each in node.names] if isinstance(node, ast.Import) else []
+    if isinstance(node, ast.ImportFrom) and not node.level:
+        names = [f"{node.module}.{each.name}" for each in node.names]
+    for name in names:
+        if name.startswith("vtorque_core.") and not _PUBLIC.match(name):
+            return (
+                f"imports {name}, which is not public: take vtorque_core.api or vtorque_core.live"
+            )
+    return ""
+
+
+def _kind_unknown(node: ast.AST, called: str, known: set[type]) -> str:
+    """Tell of a resource that is acquired here, made in its place, and that no hook returns."""
+    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args):
+        return ""
+    made = node.args[0]
+    made = made.func if isinstance(made, ast.Call) else made  # Card(...)
+    made = made.value if isinstance(made, ast.Attribute) else made  # Card.of(...)
+    if node.func.attr != "acquire" or not isinstance(made, ast.Name):
+        return ""
+    kind = getattr(sys.modules.get(called), made.id, None)
+    if not isinstance(kind, type) or kind in known or kind.__module__.startswith("vtorque_core."):
+        return ""
+    return (
+        f"acquires {kind.__name__}, which vtorque_resources does not return, so that its records "
+        "could not be released"
+    )
