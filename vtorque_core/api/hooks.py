@@ -253,10 +253,11 @@ def vtorque_options() -> Iterable[Option[Any]]:
 
 @hookspec
 def vtorque_parse_args(request: JobRequest, site: Site) -> Iterable[Refusal]:
-    """Return refusals of combinations of keys; single keys are the site policy's. Pure.
+    """Judge the parsed request as a whole: return refusals of combinations of keys. Pure.
 
-    ``request`` has typed values of all keys, within policy; ``site`` the settings of declaring
-    modules. Declaring module; as the user at submission, again as root on the node. Raising refuses
+    It parses nothing: ``request`` has typed values of all keys, each within the site's policy.
+    ``site`` has the settings of declaring modules. Declaring module; as the user at submission,
+    again as root on the node. Raising refuses
     the job and names the plugin.
 
     Example::

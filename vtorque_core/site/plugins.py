@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import importlib
 import os
-import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -260,12 +259,18 @@ class Plugins:
             dist = self.distributions[name]
             items: list[Any] = []
             error: BaseException | None = None
+            began = time.perf_counter()
             try:
                 result = impl.function(*(kwargs[arg] for arg in impl.argnames))
                 items.extend(_items(hook, result))
             except (Exception, SystemExit) as raised:
                 error = raised
-            _trace(hook, name, kwargs, items, error)
+            if os.environ.get(_TRACE):
+                from vtorque_core.site import hook_trace  # noqa: PLC0415 - not what vsub needs
+
+                given = {arg: kwargs[arg] for arg in impl.argnames}
+                took = time.perf_counter() - began
+                hook_trace.show(hook, name, given, items, error, took)
             yield from (Contribution(name, dist, item) for item in items)
             if error is not None:
                 at = author_errors.where(impl.plugin, hook)
@@ -400,16 +405,3 @@ def _order(name: str) -> tuple[bool, str]:
 def _implemented(module: object) -> list[str]:
     names = vars(module) if isinstance(module, ModuleType) else dir(module)
     return [n for n in names if getattr(getattr(module, n, None), "vtorque_impl", None)]
-
-
-def _trace(
-    hook: str,
-    plugin: str,
-    kwargs: Mapping[str, Any],
-    items: list[Any],
-    error: BaseException | None,
-) -> None:
-    if not os.environ.get(_TRACE):
-        return
-    result = f"raised {type(error).__name__}: {error}" if error else repr(items)
-    sys.stderr.write(f"vtorque: {hook}({', '.join(kwargs)}) {plugin}: {result}\n")

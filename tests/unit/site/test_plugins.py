@@ -12,7 +12,7 @@ import pytest
 
 from vtorque_core.api import hooks
 from vtorque_core.api.acquired import Resource
-from vtorque_core.api.claims import Claim
+from vtorque_core.api.claims import Claim, PoolClaim
 from vtorque_core.api.values import hookimpl
 from vtorque_core.base.errors import Conflict, HostFault, Refused
 from vtorque_core.site.hook_items import problem, wanted
@@ -263,7 +263,30 @@ def test_trace_prints_each_call(dists, monkeypatch, capsys):
     dists("acme", "acme", GOOD.format(key="acme"))
     monkeypatch.setenv("VTORQUE_TRACE", "1")
     list(Plugins.load(node=False).each("vtorque_options"))
-    assert "vtorque: vtorque_options() acme: [Option(key='acme'" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert re.search(r"(?m)^vtorque: acme: vtorque_options\(\) [0-9.]+ ms$", said)
+    assert "  -> Option(key='acme', " in said
+
+
+def test_trace_shows_arguments_results_errors_and_time(vtorque_guest, monkeypatch, capsys):
+    monkeypatch.setenv("VTORQUE_TRACE", "1")
+    module = types.ModuleType("acme")
+
+    @hookimpl
+    def vtorque_plan(guest, site):
+        yield PoolClaim("acme", ("x" * 1000,))
+        raise KeyError("card")
+
+    module.vtorque_plan = vtorque_plan
+    plugins = Plugins()
+    plugins.register("acme", module, "acme 1.0")
+    list(plugins.each("vtorque_plan", guest=vtorque_guest(), site={}))
+    call, result, error = capsys.readouterr().err.splitlines()
+    known = r"vtorque: acme: vtorque_plan\(guest=GuestPlan\(vt-42.srv.0-n1-0\), site=dict\(\)\) "
+    assert re.fullmatch(known + r"[0-9.]+ ms", call)
+    assert result.startswith("  -> PoolClaim(pool='acme', items=('xxx")
+    assert re.search(r"xx\.\.\. \(\d+ characters\)$", result)
+    assert error == "  raised KeyError: 'card'"
 
 
 def test_an_unknown_strategy_says_what_there_is():
