@@ -95,6 +95,8 @@ class Disk(ListElement):
 class Interface(ListElement):
     """A virtio NIC. ``source`` is a libvirt network, a bridge or (macvtap) a host device.
 
+    ``user``: QEMU's own network, which has no source.
+
     ``filtered``: the core drops frames from the guest with another MAC, and with another source
     address (IPv4, ARP; all IPv6) if ``ip`` is set. Linux cannot filter ``direct``: refused.
     """
@@ -102,7 +104,7 @@ class Interface(ListElement):
     template: ClassVar[str] = "vtorque_core.plan.domain:templates/interface.xml.j2"
     unique: ClassVar[tuple[str, ...]] = ("mac", "ip")
     name: str
-    kind: Literal["network", "bridge", "direct"]
+    kind: Literal["network", "bridge", "direct", "user"]
     source: str
     mac: str
     ip: str | None = None

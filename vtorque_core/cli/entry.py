@@ -92,8 +92,12 @@ def forget_coerced_locale() -> None:
 
 def clean(kept: Iterable[str] = _KEPT) -> dict[str, str]:
     """Return a fixed environment, with those of ``kept`` that are set in the present one."""
+    if os.geteuid() != 0:
+        from vtorque_core.site.personal import VARIABLES  # noqa: PLC0415 - not root's
+
+        kept = (*kept, *VARIABLES)
     own = {name: os.environ[name] for name in kept if name in os.environ}
-    return own | {"PATH": PATH, "LC_ALL": "C.UTF-8", "HOME": "/root"}
+    return {"PATH": PATH, "LC_ALL": "C.UTF-8", "HOME": "/root"} | own
 
 
 def become_clean(kept: Iterable[str] = ()) -> None:

@@ -102,7 +102,7 @@ def jobshell(config: Path, argv: Sequence[str]) -> int:
     try:
         site, plugins = load(config, node=False)
         if argv[:1] == [AWAIT] and len(argv) == 2:
-            return await_here(site.paths, argv[1])
+            return await_here(site.paths, argv[1], owner_uid=site.owner)
         batch = plugins.batch_system(site.batch.system)
         shell = batch.shell()
         # Python writes here which signals the guest type's handlers get (signal.set_wakeup_fd).
@@ -116,6 +116,7 @@ def jobshell(config: Path, argv: Sequence[str]) -> int:
             meanwhile=lambda: import_drivers(plugins),
             beside=lambda proof: around_script.beside(proof, batch, site, plugins),
             after=lambda proof, code: around_script.after(proof, code, site, plugins),
+            owner_uid=site.owner,
         )
         signal.set_wakeup_fd(-1)
         os.close(coming)

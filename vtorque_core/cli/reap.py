@@ -48,13 +48,13 @@ def reap(
     not up any more. Exit code 1 if something could not be
     released.
     """
-    if os.geteuid() != 0:
-        raise UsageError("vtorque reap releases what root has acquired: run it as root")
     from vtorque_core.node.end import ended  # noqa: PLC0415
     from vtorque_core.node.end.reap import reap as release  # noqa: PLC0415
     from vtorque_core.site.load import load  # noqa: PLC0415
 
     site, plugins = load(config, node=True)
+    if os.geteuid() != site.owner:
+        raise UsageError("vtorque reap releases what root has acquired: run it as root")
     results = release(
         site.paths,
         plugins.batch_system(site.batch.system).node(site).alive,

@@ -83,6 +83,10 @@ def submit(argv: Sequence[str]) -> int:
     facts |= {name: (value,) for name, value in args.facts.items()}
     site, plugins = for_job(site, plugins, facts)
     wanted = replace(asked(request, site, plugins), nodes=args.nodes_given)
+    if site.owner:
+        from vtorque_core.cli.first_job import prepare  # noqa: PLC0415 - an admin has, elsewhere
+
+        prepare(site, wanted[IMG])
     image = visible_image(wanted, site)
     if image is not None:
         check_script(plugins.guest_type(image.guest_type), args.content, image)

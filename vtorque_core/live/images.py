@@ -6,6 +6,7 @@ Users read, only root changes.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from vtorque_core.api.vm_options import IMG
@@ -55,9 +56,10 @@ def site_of(config: Path) -> Site:
 
 def root_site(config: Path) -> tuple[Site, Plugins]:
     """Return config and plugins for a command that changes images. Raises UsageError, as above."""
-    if not effective_root():
+    site, plugins = load(config, node=True)
+    if os.geteuid() != site.owner:
         raise UsageError("only root can change the image pool")
-    return load(config, node=True)
+    return site, plugins
 
 
 def refused_by(site: Site, name: str) -> Refusal | None:

@@ -18,6 +18,7 @@ from vtorque_core.api.strategies import BatchSystem
 from vtorque_core.base.names import CONFIG_PATH, Paths
 from vtorque_core.site.installation import installation
 from vtorque_core.site.load import load, load_paths
+from vtorque_core.site.personal import VARIABLES
 
 
 def node_of(config: Path | None) -> tuple[Site, Installation]:
@@ -27,7 +28,17 @@ def node_of(config: Path | None) -> tuple[Site, Installation]:
     """
     path = (config or CONFIG_PATH).resolve()
     site, _ = load(path, node=os.geteuid() == 0)
-    return site, installation(site, path)
+    return site, installation(site, site.path if site.owner else path)
+
+
+def own_variables() -> dict[str, str]:
+    """Return what of this process's environment leads to a user's own site, once it is read.
+
+    For what a service starts in a clean environment. None as root: a machine's is where it is.
+    """
+    if os.geteuid() == 0:
+        return {}
+    return {name: os.environ[name] for name in VARIABLES if name in os.environ}
 
 
 def batch_system(config: Path) -> tuple[Site, BatchSystem]:

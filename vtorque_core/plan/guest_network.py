@@ -11,7 +11,7 @@ import ipaddress
 import re
 import socket
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vtorque_core.api.claims import PoolClaim
 from vtorque_core.api.guest_plan import Address, GuestPlan
@@ -31,6 +31,8 @@ POOL = "address"
 
 AnyNetwork = Network | ExtraNetwork
 
+# What QEMU's own network gives each guest, which is alone in it: qemu-options, "-netdev user".
+_OF_QEMU: dict[str, Any] = {"ip": "10.0.2.15", "gateway": "10.0.2.2", "dns": ("10.0.2.3",)}
 # Of a second default route: behind every first one (ip-route(8), "metric"; DHCP clients use 100 to
 # 1024 for theirs).
 _METRIC = 2000
@@ -234,6 +236,8 @@ def address(network: AnyNetwork, mac: str, ip: str | None, name: str = "") -> Ad
     Only ``[network]`` has name servers, search domains, and a gateway unasked.
     """
     extra = isinstance(network, ExtraNetwork)
+    if network.kind == "user":
+        return Address(mac=mac, filtered=False, **_OF_QEMU)
     mtu = (network.mtu or None) if isinstance(network, ExtraNetwork) else None
     filtered = network.filter and network.kind != "direct"
     if ip is None:

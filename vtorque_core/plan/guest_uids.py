@@ -53,7 +53,7 @@ def of_guest(guest: GuestPlan, site: Site) -> int:
     """Return what QEMU runs as for a placed guest. Raises HostFault: it is somebody's."""
     leased = guest.leased(POOL)
     if not leased:
-        return hypervisor.qemu_uid(site.node.qemu_user)
+        return hypervisor.qemu_uid(site.node.qemu_user) if site.node.qemu_user else site.owner
     uid = int(leased[0])
     subordinate_ids.require_nobodys(uid, f"a uid of [node] guest_uids is {uid}")
     return uid

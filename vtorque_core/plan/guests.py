@@ -113,6 +113,7 @@ def job_user(name: str, site: Site) -> JobUser:
         raise HostFault(f"user {name!r} is unknown on this node") from None
     if entry.pw_uid == 0:
         raise Refused(Refusal("jobs of root do not run in guests; submit as an ordinary user"))
+    ids = (name, entry.pw_uid, site.node.subordinate_ids)
     return JobUser(
         name=entry.pw_name,
         uid=entry.pw_uid,
@@ -120,7 +121,7 @@ def job_user(name: str, site: Site) -> JobUser:
         groups=groups_of(name, entry.pw_gid),
         home=entry.pw_dir,
         shell=entry.pw_shell or "/bin/sh",
-        subordinate_id=subordinate_ids.of_user(name, entry.pw_uid, site.node.subordinate_ids),
+        subordinate_id=0 if site.owner else subordinate_ids.of_user(*ids),
     )
 
 

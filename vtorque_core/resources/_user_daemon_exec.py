@@ -84,7 +84,8 @@ class Plan:
     capabilities; empty: it is a directory, whose daemon has those of guest root inside the
     namespace. ``user_is_root``:
     the maps make 0 of the user's uid and gid, and the source is a mount on :data:`MOUNTED`.
-    ``nofile``: how many descriptors the daemon may have.
+    ``nofile``: how many descriptors the daemon may have. ``launched_by_root``: or by the user, with
+    no more rights than theirs.
     """
 
     uid: int
@@ -103,6 +104,7 @@ class Plan:
     lock_fd: int
     log_fd: int
     report_fd: int
+    launched_by_root: bool
 
 
 class _Step(Exception):
@@ -280,6 +282,19 @@ def _open_source(plan: Plan) -> int:
     return source
 
 
+def _enter_own_namespace(plan: Plan) -> None:
+    """Have, without being root, the rights over a user namespace that root's launcher begins with.
+
+    In it are the user's own uid and gid alone: more takes root (user_namespaces(7)). The groups
+    that this process has, it keeps.
+    """
+    unshare(CLONE_NEWUSER)
+    own = Path("/proc/self")
+    (own / "setgroups").write_text("deny")
+    (own / "uid_map").write_text(plan.uid_map)
+    (own / "gid_map").write_text(plan.gid_map)
+
+
 def _open_source_as_user(plan: Plan) -> int:
     """Have a child that is wholly the user open the source on the host, and take it over.
 
@@ -353,7 +368,8 @@ def _hold_lock(plan: Plan) -> None:
 
 def _become_user(plan: Plan) -> None:
     uid, gid = (0, 0) if plan.user_is_root else (plan.uid, plan.gid)
-    os.setgroups([gid if group == plan.gid else group for group in plan.groups])
+    if plan.launched_by_root:
+        os.setgroups([gid if group == plan.gid else group for group in plan.groups])
     os.setresgid(gid, gid, gid)
     prctl(PR_SET_SECUREBITS, SECUREBITS)
     os.setresuid(uid, uid, uid)
@@ -364,10 +380,13 @@ def _daemon(plan: Plan, host_source: int, maps_wanted: int, maps_done: int) -> N
     _hold_lock(plan)
     os.setsid()
     _mount_proc()
-    unshare(CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWIPC)
-    os.write(maps_wanted, b"?")
-    if os.read(maps_done, 1) != b"!":
-        os._exit(1)  # the launcher has died or failed; it said why
+    if plan.launched_by_root:
+        unshare(CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWIPC)
+        os.write(maps_wanted, b"?")
+        if os.read(maps_done, 1) != b"!":
+            os._exit(1)  # the launcher has died or failed; it said why
+    else:
+        unshare(CLONE_NEWNET | CLONE_NEWIPC)
     _become_user(plan)
     copy = (plan.readonly or plan.user_is_root) and not plan.disk
     source = _copied(plan, host_source) if copy else host_source
@@ -403,7 +422,11 @@ def _launch(plan: Plan) -> None:
     with contextlib.suppress(ValueError, OSError):  # without CAP_SYS_RESOURCE: what there is
         resource.setrlimit(resource.RLIMIT_NOFILE, (plan.nofile, plan.nofile))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core would hold the user's data
-    host_source = _open_source_as_user(plan)
+    if plan.launched_by_root:
+        host_source = _open_source_as_user(plan)
+    else:
+        host_source = (_open_disk if plan.disk else _open_source)(plan)
+        _enter_own_namespace(plan)
     maps_wanted, child_maps_wanted = os.pipe()
     child_maps_done, maps_done = os.pipe()
     unshare(CLONE_NEWPID)
@@ -417,7 +440,7 @@ def _launch(plan: Plan) -> None:
             _report(plan, error)
     os.close(child_maps_wanted)
     if os.read(maps_wanted, 1) != b"?":
-        return  # the child has reported
+        return  # the child has reported, or needs no maps
     Path(f"/proc/{child}/uid_map").write_text(plan.uid_map)
     Path(f"/proc/{child}/gid_map").write_text(plan.gid_map)
     os.write(maps_done, b"!")

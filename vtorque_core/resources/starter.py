@@ -60,7 +60,7 @@ class Starter(Process):
         """Listen, say that it has ``begun``, wait for the order, boot, answer; return 0."""
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(self.socket)
-            os.chown(self.socket, self.uid, 0, follow_symlinks=False)
+            os.chown(self.socket, self.uid, os.getegid(), follow_symlinks=False)
             os.chmod(self.socket, 0o600)  # noqa: PTH101 - below a directory that only root writes
             listener.listen(1)
             begun()

@@ -164,6 +164,8 @@ def start(service: Service, ready: Callable[[bytes], bool], timeout: float) -> N
     nothing of it is left but the lock, which ``stop`` removes, and ``service.log``.
     """
     groups = tuple(sorted(set(service.groups) - {0}))  # 0 is another's in there
+    if os.geteuid() != 0:  # it keeps what it has, and none of them can be mapped
+        groups = ()
     root = (service.uid, service.gid) if service.user_is_root else (None, None)
     uid_map = id_map(service.subordinate_id, [service.uid], root[0])
     gid_map = id_map(service.subordinate_id, [service.gid, *groups], root[1])
@@ -189,6 +191,7 @@ def start(service: Service, ready: Callable[[bytes], bool], timeout: float) -> N
             lock_fd=lock_fd,
             log_fd=log_fd,
             report_fd=report_fd,
+            launched_by_root=os.geteuid() == 0,
         )
         try:
             _launch(planned, service.label, report, deadline)

@@ -93,10 +93,15 @@ def _rusts(share: Share, socket_fd: int) -> tuple[str, ...]:
     return (
         share.program, f"--fd={socket_fd}", "--rlimit-nofile=0",
         f"--shared-dir={MOUNTED}", "--sandbox=chroot", "--modcaps=-mknod:-setfcap",
-        f"--translate-uid=map:0:{root}:1", f"--translate-uid=map:{share.uid}:0:1",
-        f"--translate-gid=map:0:{root}:1", f"--translate-gid=map:{share.gid}:0:1",
+        *_translated("uid", root, share.uid), *_translated("gid", root, share.gid),
         *(gone if saves(share.program) else ()),
     )  # fmt: skip
+
+
+def _translated(kind: str, root: int | None, own: int) -> tuple[str, ...]:
+    """Return how ids become the guest's. Without one of its own guest root is the user, too."""
+    of_root = () if root is None else (f"--translate-{kind}=map:0:{root}:1",)
+    return (*of_root, f"--translate-{kind}=map:{own}:0:1")
 
 
 def saves(program: str = VIRTIOFSD) -> bool:

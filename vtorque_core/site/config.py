@@ -39,11 +39,15 @@ S = TypeVar("S")
 
 @dataclass(frozen=True)
 class Raw:
-    """The parsed file, not yet checked. ``data`` is empty for a file that does not exist."""
+    """The parsed file, not yet checked. ``data`` is empty for a file that does not exist.
+
+    ``personal``: it is a user's own site (:mod:`personal`), whose defaults are in ``data``, too.
+    """
 
     path: Path
     text: str = ""
     data: Mapping[str, Any] = field(default_factory=dict)
+    personal: bool = False
 
     def line(self, key: str) -> int | None:
         """Return the line of a dotted key, or of what it is in; see :mod:`toml_lines`."""
@@ -59,6 +63,8 @@ class Raw:
                 return "default"
             value = value[part]
         line = self.line(key)
+        if line is None and self.personal:
+            return "default"
         return f"{self.path}:{line}" if line else str(self.path)
 
 
@@ -95,6 +101,11 @@ class Site:
         return self.raw.path
 
     @property
+    def owner(self) -> int:
+        """The uid that does root's work here: root's, or of who has a site of their own."""
+        return os.geteuid() if self.raw.personal else 0
+
+    @property
     def templates(self) -> Path:
         """The site's own templates of virtual hardware, beside the file, if there are any."""
         return self.path.parent / "templates"
@@ -125,6 +136,22 @@ def read_toml(path: Path = CONFIG_PATH) -> Raw:
 
     Raises ConfigError: not readable, not UTF-8, not TOML, longer than MAX_BYTES.
     """
+    from vtorque_core.site import personal  # noqa: PLC0415 - its one user is this
+
+    if personal.is_meant(path):
+        return _with_defaults(_read(personal.config()), personal.defaults())
+    return _read(path)
+
+
+def _with_defaults(raw: Raw, defaults: Mapping[str, Mapping[str, Any]]) -> Raw:
+    data = dict(raw.data)
+    for name, table in defaults.items():
+        own = data.get(name, {})
+        data[name] = {**table, **own} if isinstance(own, Mapping) else own
+    return replace(raw, data=data, personal=True)
+
+
+def _read(path: Path) -> Raw:
     # Looked for before it is checked: a file that appears later in a directory like /tmp is not
     # read, and one that was root's when it was checked cannot be swapped any more.
     if not os.path.lexists(path):
@@ -289,7 +316,7 @@ class _Builder:
     def networks(self, first: schema.Network) -> Mapping[str, schema.ExtraNetwork]:
         tables = {n: self.table(schema.ExtraNetwork, "networks", n) for n in self.named("networks")}
         found = {name: network for name, network in tables.items() if network is not None}
-        for problem in network_problems(first, found):
+        for problem in network_problems(first, found, personal=self.raw.personal):
             self.problem(*problem)
         number = first.node_number
         return {n: replace(t, node_number=t.node_number or number) for n, t in found.items()}

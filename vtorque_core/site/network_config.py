@@ -15,8 +15,18 @@ Problem = tuple[str, str, str]
 _NAME = re.compile(r"[a-z][a-z0-9]{0,14}", re.ASCII)
 
 
-def network_problems(first: Network, others: Mapping[str, ExtraNetwork]) -> Iterator[Problem]:
-    """Yield everything that is wrong with the guests' networks."""
+def network_problems(
+    first: Network, others: Mapping[str, ExtraNetwork], *, personal: bool = False
+) -> Iterator[Problem]:
+    """Yield what is wrong with the guests' networks; ``personal``: no root makes them."""
+    if personal:
+        needs = "needs root, who has no part in your own site: there are user and none"
+        yield from ((f"networks.{name}", "", needs) for name in others)
+        if first.kind not in {"user", "none"}:
+            yield "network", "kind", f'"{first.kind}" {needs}'
+    elif first.kind == "user":
+        message = "is user: guests would reach the node's own services; without root only"
+        yield "network", "kind", message
     tables: dict[str, Network | ExtraNetwork] = {"network": first}
     tables |= {f"networks.{name}": network for name, network in others.items()}
     for table, network in tables.items():
@@ -31,7 +41,7 @@ def network_problems(first: Network, others: Mapping[str, ExtraNetwork]) -> Iter
 
 def _alone(table: str, network: Network | ExtraNetwork) -> Iterator[Problem]:
     unfiltered = not network.filter or network.kind == "direct"
-    if network.kind != "none" and unfiltered and not network.opt_in_unfiltered:
+    if network.kind not in {"none", "user"} and unfiltered and not network.opt_in_unfiltered:
         message = "lets guests forge addresses: set opt_in_unfiltered = true to accept that"
         yield table, "kind" if network.filter else "filter", message
     if network.addressing == "command" and not network.command.startswith("/"):
@@ -52,7 +62,7 @@ def _extra(table: str, name: str, network: ExtraNetwork) -> Iterator[Problem]:
 
 def assigns(network: Network | ExtraNetwork) -> bool:
     """Return whether the site gives a guest its address in this network."""
-    return network.kind != "none" and network.addressing in {"static", "command"}
+    return network.kind not in {"none", "user"} and network.addressing in {"static", "command"}
 
 
 def _overlaps(tables: Mapping[str, Network | ExtraNetwork]) -> Iterator[Problem]:

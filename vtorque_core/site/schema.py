@@ -226,8 +226,10 @@ class LogTable:
 class Network:
     """``[network]``: the guests' first network interface."""
 
-    kind: Literal["network", "bridge", "direct", "none"] = setting(
-        "network", "libvirt network, host bridge, macvtap on a host interface, or none"
+    kind: Literal["network", "bridge", "direct", "user", "none"] = setting(
+        "network",
+        "libvirt network, host bridge, macvtap on a host interface, none, or user: QEMU's own, "
+        "which needs no root; guests reach out by it, and not each other",
     )
     source: str = setting("vtorque", "name of that network, bridge or interface")
     addressing: Literal["static", "dhcp", "command"] = setting(

@@ -10,7 +10,9 @@ from pathlib import Path
 import click
 
 from vtorque_core.api import Busy, HostFault, UsageError, take_lock
+from vtorque_core.api.node_job import is_personal
 
+IDLE_TIME = 60.0  # seconds until a user's own ends that has nothing to do
 STOP_TIME = 1800.0  # seconds for running jobs to be torn down
 CONFIG = click.option(
     "--config", type=click.Path(path_type=Path), default=None, help="Site config file."
@@ -45,7 +47,8 @@ def serve(foreground: bool, slots: int | None, config: Path | None) -> None:
         hook_timeout=vtorque.start_time + 60,
     )
     spool, reap = site.paths.state / "local", vtorque.call("reap")
-    service = Service(Setup(site.paths.run, spool, programs, reap, slots))
+    idle = IDLE_TIME if is_personal(site) else None
+    service = Service(Setup(site.paths.run, spool, programs, reap, slots, idle=idle))
     try:
         service.open()
     except OSError as error:

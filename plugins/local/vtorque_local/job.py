@@ -15,6 +15,7 @@ from typing import Any
 
 from vtorque_core.api import UsageError
 from vtorque_core.api.job_files import File, Tree
+from vtorque_core.live.service import own_variables
 from vtorque_local.job_processes import COOKIE
 from vtorque_local.order import Submission
 from vtorque_pbs import convention as pbs
@@ -114,7 +115,7 @@ def _environ(
 ) -> dict[str, str]:
     """Return what pbs_mom tells the first task of a job on one node."""
     kind = "INTERACTIVE" if want.interactive else "BATCH"
-    return {
+    return own_variables() | {
         "HOME": account.pw_dir,
         "LOGNAME": account.pw_name,
         "USER": account.pw_name,

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from vtorque_core.api import EXIT_HOST_FAULT, VtorqueError, guarded, printable
+from vtorque_core.live.service import own_variables
 from vtorque_local import become_job, job_processes
 from vtorque_local.client import GUARD
 from vtorque_local.job import Job
@@ -264,7 +265,7 @@ class Task(abc.ABC):
 
     def _hook(self, argv: Sequence[str]) -> tuple[int, list[str]]:
         """Run a hook to its end; return its exit code, or minus its signal, and what it said."""
-        environ = HOOK_ENVIRON | {"PBS_JOBID": self.job.id, "PBS_QUEUE": self.job.hook[5]}
+        environ = hook_environ() | {"PBS_JOBID": self.job.id, "PBS_QUEUE": self.job.hook[5]}
         with os.fdopen(os.memfd_create("said"), "rb") as said:
             process = Process(guarded(*argv), environ, stdout=said.fileno(), stderr=2, umask=0o022)
             if not process.ended(self._programs.hook_timeout):
@@ -342,10 +343,15 @@ class Process(Leader):
         os.killpg(self.session, signal.SIGKILL)
 
 
+def hook_environ() -> dict[str, str]:
+    """Return what root's programs have as environment, or those of a user's own site."""
+    return HOOK_ENVIRON | own_variables()
+
+
 def run_root(argv: Sequence[str]) -> None:
     """Run a program as a hook is run, for no job, to its end."""
     with contextlib.suppress(OSError):
-        Process(guarded(*argv), HOOK_ENVIRON, stdout=2, stderr=2, umask=0o022).result()
+        Process(guarded(*argv), hook_environ(), stdout=2, stderr=2, umask=0o022).result()
 
 
 def _ready(poll: select.poll, descriptor: int, until: float) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vtorque_core.api import BatchSystem, Command, always
+from vtorque_core.api.node_job import is_personal
 from vtorque_local.settings import Settings
 
 if TYPE_CHECKING:
@@ -17,9 +18,9 @@ if TYPE_CHECKING:
 
 def submitter(site: Site) -> Submitter:
     """Return the submitting half; ``site`` gives the socket's directory."""
-    from vtorque_local.submitter import LocalSubmitter  # noqa: PLC0415
+    from vtorque_local.submitter import LocalSubmitter, serving  # noqa: PLC0415
 
-    return LocalSubmitter(site.paths)
+    return LocalSubmitter(site.paths, serving(site.path) if is_personal(site) else ())
 
 
 def node(site: Site) -> NodeAdapter:

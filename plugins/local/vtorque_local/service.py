@@ -45,7 +45,8 @@ class Setup:
     """Directories of socket and queue, what is run (``reap``: first of all), jobs at once.
 
     ``root_jobs``: accept jobs of root, as Torque does not. ``lock_wait``: seconds for another
-    service to stop. ``acceptor``: the command that gets a listening socket and a channel.
+    service to stop. ``idle``: seconds without job and client until it ends. ``acceptor``: the
+    command that gets a listening socket and a channel.
     """
 
     run: Path
@@ -55,6 +56,7 @@ class Setup:
     slots: int = 1
     root_jobs: bool = False
     lock_wait: float = 5.0
+    idle: float | None = None
     acceptor: Sequence[str] = ACCEPTOR
 
 
@@ -77,9 +79,9 @@ class Service:
         os.umask(0o077)
         for directory, mode in ((self.setup.run, 0o755), (self.setup.spool, 0o711)):
             make_directories(directory)
-            directory.chmod(mode)  # a reap before us may have made it, for root alone
+            directory.chmod(_mode(mode))  # a reap before us may have made it, for root alone
         self.spool.mkdir(exist_ok=True)
-        self.spool.chmod(0o711)
+        self.spool.chmod(_mode(0o711))
         # One that is stopping still has it.
         self._lock = take_lock(self.setup.spool / "lock", self.setup.lock_wait)
         self._listen()
@@ -99,7 +101,11 @@ class Service:
         _thread(self._reap)
         while not (self._stopping and not self._working):
             self._begin_jobs()
-            self._look()
+            if not self._look():
+                (self.setup.run / "local.sock").unlink(
+                    missing_ok=True
+                )  # who comes now starts another
+                break
         self._channel.shutdown(socket.SHUT_WR)  # it accepts no more, and ends
         for client in list(self._clients.values()):
             self._let_go(client)
@@ -177,7 +183,7 @@ class Service:
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(path))
         self._listener.listen(BACKLOG)
-        path.chmod(0o666)
+        path.chmod(_mode(0o666))
 
     def _start_acceptor(self) -> None:
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -208,13 +214,21 @@ class Service:
         self._reaped = True
         os.eventfd_write(self._wake, 1)
 
-    def _look(self) -> None:
-        """Wait for what comes, or until a job that waits for others has to be tried again."""
+    def _look(self) -> bool:
+        """Wait for what comes, or until a job that waits for others has to be tried again.
+
+        Return False if there has been nothing to do for as long as the service shall wait.
+        """
+        idle = self._reaped and not self.entries and not self._clients
         times = [entry.again for entry in self.entries.values() if entry.again]
         full = self._stopping or len(self._working) >= self.setup.slots
         left = max(0.0, min(times) - time.monotonic()) if times and not full else None
-        for key, _ in self._selector.select(left):
+        if idle:
+            left = self.setup.idle
+        came = self._selector.select(left)
+        for key, _ in came:
             key.data()
+        return bool(came) or not idle
 
     def _woken(self) -> None:
         os.eventfd_read(self._wake)
@@ -363,6 +377,11 @@ class Service:
                 os.truncate(path, 0)
         with contextlib.suppress(VtorqueError):
             Tree(str(directory)).release()
+
+
+def _mode(ours: int) -> int:
+    """Return what all may do with what root's service makes; nobody else with a user's own."""
+    return ours if os.geteuid() == 0 else ours & 0o700
 
 
 def _line(job: Job) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import re
 import socket
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, BinaryIO
 
 from vtorque_core.api import Paths, UsageError, VtorqueError, printable
@@ -26,8 +27,9 @@ SUPPORTED = (*LETTERS, "-l nodes", "-l walltime", "-l mem", "-W block")
 class LocalSubmitter:
     """See :class:`vtorque_core.api.batch_system.Submitter`."""
 
-    def __init__(self, paths: Paths = Paths()) -> None:  # noqa: B008 (frozen)
-        self._socket = paths.run / "local.sock"
+    def __init__(self, paths: Paths = Paths(), start: Sequence[str] = ()) -> None:  # noqa: B008
+        """``start``: what starts the service where none answers; empty: an admin does."""
+        self._socket, self._start = paths.run / "local.sock", start
 
     def split(self, argv: Sequence[str]) -> SubmitArgs:
         """Split the command line; read the script. Raises UsageError, Refused (a bad directive)."""
@@ -85,28 +87,58 @@ class LocalSubmitter:
     @contextlib.contextmanager
     def _ask(self, message: Mapping[str, Any], fds: Sequence[int] = ()) -> Iterator[Any]:
         """Send a request; give the answer and what brings another one. Raises VtorqueError."""
-        with socket.socket(socket.AF_UNIX) as sock, sock.makefile("rb") as lines:
+        data = json.dumps(message).encode() + b"\n"
+        line = b""
+        while not line:
+            with self._connected() as sock, sock.makefile("rb") as lines:
+                asked = self._which()
+                with contextlib.suppress(OSError):  # the answer, or its absence, tells
+                    sent = socket.send_fds(sock, [data], fds) if fds else 0
+                    sock.sendall(data[sent:])
+                with contextlib.suppress(OSError):  # it was killed with our request unread
+                    line = lines.readline()
+                if line:
+                    answer = json.loads(line)
+                    if "error" in answer:
+                        raise UsageError(answer["error"])
+                    yield answer, lines
+                elif not self._start or asked == self._which():  # else it had nothing more to do
+                    raise VtorqueError(
+                        "the local batch system has ended meanwhile: try again later"
+                    )
+
+    def _connected(self) -> socket.socket:
+        """Return a connection to the service, which is started if it may be."""
+        why = ""
+        for start in (self._start, ()):
+            connection = socket.socket(socket.AF_UNIX)
             try:
-                sock.connect(str(self._socket))
+                connection.connect(str(self._socket))
+                return connection
             except OSError as error:
-                raise VtorqueError(
-                    f"the local batch system does not answer at {self._socket}: {error.strerror}; "
-                    "an admin starts it with: vtorque local serve"
-                ) from None
-            data = json.dumps(message).encode() + b"\n"
-            with contextlib.suppress(OSError):  # the answer, or its absence, tells
-                sent = socket.send_fds(sock, [data], fds) if fds else 0
-                sock.sendall(data[sent:])
-            try:
-                line = lines.readline()
-            except OSError:  # it was killed with our request unread
-                line = b""
-            if not line:
-                raise VtorqueError("the local batch system has ended meanwhile: try again later")
-            answer = json.loads(line)
-            if "error" in answer:
-                raise UsageError(answer["error"])
-            yield answer, lines
+                connection.close()
+                why = why or f"{error.strerror}; an admin starts it with: vtorque local serve"
+            if start:  # two may do so at once: then one of them fails, and finds the other's
+                import subprocess  # noqa: PLC0415
+
+                done = subprocess.run(
+                    start, stdin=subprocess.DEVNULL, capture_output=True, check=False
+                )
+                why = printable(done.stderr.decode("utf-8", "replace").strip(), 500) or why
+        raise VtorqueError(f"the local batch system does not answer at {self._socket}: {why}")
+
+    def _which(self) -> int:
+        """Return which service's the socket is. One that ends unasked takes it away before."""
+        try:
+            return self._socket.lstat().st_ino
+        except FileNotFoundError:
+            return 0
+
+
+def serving(config: Path) -> tuple[str, ...]:
+    """Return the command that starts the service of a user's own site, as that user."""
+    argv = (sys.executable, "-I", "-m", "vtorque_core.cli.vtorque")
+    return (*argv, "local", "serve", "--config", str(config))
 
 
 def describe(args: pbs.QsubArgs, content: bytes) -> qsub.QsubJob:

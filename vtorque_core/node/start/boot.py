@@ -196,8 +196,8 @@ def boot_one(
         netfilter.refuse_bpdus(tap)
     try:
         for channel in each.merged.lists(Channel):
-            owner = guest.user.uid if channel.owner == "job" else 0
-            os.chown(channel.path, owner, 0, follow_symlinks=False)
+            owner = guest.user.uid if channel.owner == "job" else os.geteuid()
+            os.chown(channel.path, owner, os.getegid(), follow_symlinks=False)
             os.chmod(channel.path, 0o600)  # noqa: PTH101 - below a root-only directory
     except FileNotFoundError:
         error = HostFault("ended as soon as it was started", start.phase)

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from pathlib import Path
 
 from vtorque_core.api.setup_steps import make_directories
+from vtorque_core.base import safefs
 from vtorque_core.base.errors import HostFault
 from vtorque_core.site.config import Site
 
 
 def wanted(site: Site) -> list[tuple[Path, int]]:
-    """Return vTorque's own directories and their modes; all are root's."""
+    """Return vTorque's own directories and their modes; all are the site's owner's."""
     paths = site.paths
-    return [
+    modes = [
         (paths.state, 0o755),
         (paths.state / "jobs", 0o711),
         (paths.journal, 0o700),
@@ -24,6 +26,7 @@ def wanted(site: Site) -> list[tuple[Path, int]]:
         (paths.run / "locks", 0o700),
         (paths.run / "proof", 0o711),
     ]
+    return [(path, mode & 0o700 if site.owner else mode) for path, mode in modes]
 
 
 def after_a_reboot(site: Site) -> None:
@@ -36,15 +39,18 @@ def after_a_reboot(site: Site) -> None:
         in_memory = directory.is_relative_to(site.paths.run)
         if not os.path.lexists(directory) or (in_memory and not is_right(directory, mode)):
             make(directory, mode)
+    if site.owner and not site.paths.secret.exists():  # no admin sets up a user's own site
+        with contextlib.suppress(FileExistsError):
+            safefs.write_new(str(site.paths.secret), os.urandom(64), mode=0o600)
 
 
 def is_right(directory: Path, mode: int) -> bool:
-    """Return whether it is there, root's, with this mode."""
+    """Return whether it is there, ours, with this mode."""
     try:
         status = directory.lstat()
     except FileNotFoundError:
         return False
-    return status.st_mode == stat.S_IFDIR | mode and status.st_uid == 0
+    return status.st_mode == stat.S_IFDIR | mode and status.st_uid == os.geteuid()
 
 
 def make(directory: Path, mode: int) -> None:
@@ -52,5 +58,5 @@ def make(directory: Path, mode: int) -> None:
     make_directories(directory)
     if directory.is_symlink() or not directory.is_dir():
         raise HostFault(f"{directory} is not a directory of vTorque's: move it away")
-    os.chown(directory, 0, 0)
+    os.chown(directory, os.geteuid(), os.getegid())
     directory.chmod(mode)

@@ -59,7 +59,7 @@ def daemons(each: Prepared) -> Iterable[Resource]:
     comes = each.plan.saved is not None and each.plan.saved.arrive is not None
     for share in each.merged.lists(Filesystem):
         stem, owned, readonly = run_dir / f"fs-{share.name}", share.user_owned, share.readonly
-        root = user.subordinate_id
+        root = user.subordinate_id or None
         of_share = {"subordinate_id": root, "readonly": readonly, "owner_check": owned}
         of_share["comes"] = comes
         yield Virtiofsd(Share.beside(stem, share.source, user, qemu, **of_share))

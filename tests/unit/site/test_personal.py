@@ -1,0 +1,119 @@
+"""A user's own site: whose config is meant, where it is, and what it has without root."""
+
+from __future__ import annotations
+
+import os
+import pwd
+from pathlib import Path
+
+import pytest
+
+from vtorque_core.base.errors import ConfigError
+from vtorque_core.base.names import CONFIG_PATH, Paths
+from vtorque_core.site import config, personal
+from vtorque_core.site.load import load, load_paths
+
+UID = 1000
+
+
+@pytest.fixture
+def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the home of a user on a machine that nobody has set up; this process is not root."""
+    if os.path.lexists(CONFIG_PATH) or Paths().state.exists():
+        pytest.skip("this machine is a node")
+    account = pwd.struct_passwd(("me", "x", UID, UID, "", str(tmp_path / "home"), "/bin/sh"))
+    run = tmp_path / "run"
+    run.mkdir(mode=0o700)
+    for name in personal.VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(run))
+    monkeypatch.setattr(pwd, "getpwuid", lambda _: account)
+    monkeypatch.setattr(os, "geteuid", lambda: UID)
+    monkeypatch.setattr(personal, "_is_own", lambda place: place.is_dir())
+    return tmp_path
+
+
+def test_all_of_it_lies_in_the_users_own_directories(user):
+    site, _ = load(CONFIG_PATH, node=False)
+    home = user / "home"
+    assert site.owner == UID
+    assert site.path == home / ".config/vtorque/vtorque.toml"
+    assert site.paths.state == home / ".local/state/vtorque"
+    assert site.images.pool == home / ".local/share/vtorque/images"
+    assert site.paths.run == user / "run/vtorque"
+    assert (site.node.libvirt_uri, site.network.kind) == ("qemu:///session", "user")
+    assert site.origin("network.kind") == "default"
+
+
+def test_variables_of_xdg_move_them(user, monkeypatch):
+    for name in ("CONFIG", "STATE", "DATA"):
+        monkeypatch.setenv(f"XDG_{name}_HOME", str(user / name))
+    site, _ = load(CONFIG_PATH, node=False)
+    assert site.path == user / "CONFIG/vtorque/vtorque.toml"
+    assert site.paths.state == user / "STATE/vtorque"
+    assert site.images.pool == user / "DATA/vtorque/images"
+    monkeypatch.setenv("XDG_STATE_HOME", "relative")  # the specification: ignored
+    assert load_paths(CONFIG_PATH).state == user / "home/.local/state/vtorque"
+
+
+def test_what_the_user_writes_wins_over_the_defaults_alone(user):
+    own = personal.config()
+    own.parent.mkdir(parents=True)
+    own.write_text('[node]\naccel = "tcg"\n[images]\npool = "/pool"\n')
+    for named in (CONFIG_PATH, own):
+        site, _ = load(named, node=False)
+        assert (site.node.accel, site.images.pool) == ("tcg", Path("/pool"))
+        assert (site.node.libvirt_uri, site.images.keep) == ("qemu:///session", 0)
+        assert site.origin("node.accel") == f"{own}:2"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['[network]\nkind = "bridge"\nsource = "br0"\n', '[networks.hpc]\nsource = "br1"\n'],
+    ids=["bridge", "another"],
+)
+def test_a_network_that_needs_root_is_refused(user, text):
+    own = personal.config()
+    own.parent.mkdir(parents=True)
+    own.write_text(text)
+    with pytest.raises(ConfigError, match="needs root"):
+        load(CONFIG_PATH, node=False)
+
+
+def test_a_machines_site_has_no_network_of_qemus_own(tmp_path):
+    file = tmp_path / "vtorque.toml"
+    file.write_text('[network]\nkind = "user"\n')
+    with pytest.raises(ConfigError, match="the node's own services"):
+        load(file, node=False)
+
+
+def test_roots_config_and_another_that_is_named_are_nobodys_own(user, monkeypatch):
+    assert load(user / "other.toml", node=False)[0].owner == 0
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert not personal.is_meant(CONFIG_PATH)
+    assert not personal.is_meant(personal.config())
+
+
+def test_a_machine_with_a_config_or_a_state_directory_is_a_site(user, monkeypatch):
+    config_path = user / "vtorque.toml"
+    monkeypatch.setattr(personal, "CONFIG_PATH", config_path)
+    assert personal.is_meant(config_path)
+    config_path.touch()
+    assert not personal.is_meant(config_path)
+    config_path.unlink()
+    monkeypatch.setattr(personal, "Paths", lambda: Paths(state=user))
+    assert not personal.is_meant(config_path)
+
+
+def test_a_runtime_directory_that_others_may_have_made_is_not_used(user, monkeypatch):
+    monkeypatch.setattr(personal, "_is_own", lambda _: False)
+    monkeypatch.setattr(Path, "mkdir", lambda *_, **__: None)
+    with pytest.raises(ConfigError, match="remove it"):
+        config.read_toml(CONFIG_PATH)
+
+
+def test_libvirts_client_is_led_to_the_same_place(user, monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/somebody/elses")
+    monkeypatch.setattr(personal, "_is_own", lambda place: str(place) == f"/run/user/{UID}")
+    assert load_paths(CONFIG_PATH).run == Path(f"/run/user/{UID}/vtorque")
+    assert os.environ["XDG_RUNTIME_DIR"] == f"/run/user/{UID}"

@@ -1,0 +1,42 @@
+"""What a user's own site needs before a job: its directories, an image, a word on what is slow."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from vtorque_core.base import kvm
+from vtorque_core.base.errors import HostFault
+from vtorque_core.base.locks import take_lock
+from vtorque_core.node.start import directories
+from vtorque_core.site.config import Site
+
+IMAGE = "micro"
+"""The image, and its builder of the plugin linux-guest, that is made for the first job."""
+_BUILD_TIME = 900.0  # seconds to wait for another job's build
+
+
+def prepare(site: Site, image: str | None) -> None:
+    """Make what is missing; say on stderr what is made, and whether guests are emulated.
+
+    As the site's owner. Raises HostFault: the image could not be made; its builder has said why.
+    """
+    directories.after_a_reboot(site)
+    chosen = kvm.choose(site.node.accel, site.paths.run, site.node.qemu_user)
+    if chosen.warning:
+        sys.stderr.write(f"vsub: warning: {chosen.warning}\n")
+    if image == IMAGE and not (site.images.pool / IMAGE).exists():
+        _build(site)
+
+
+def _build(site: Site) -> None:
+    lock = take_lock(site.paths.run / "locks" / "first-image", _BUILD_TIME)  # ours until we end
+    if (site.images.pool / IMAGE).exists():
+        return
+    sys.stderr.write(f"vsub: the first job makes the image {IMAGE}\n")
+    argv = [sys.executable, "-I", "-m", "vtorque_core.cli.vmgr", "--config", str(site.path)]
+    made = subprocess.run(
+        [*argv, "images", "build", IMAGE, IMAGE], stdout=2, check=False, pass_fds=(lock,)
+    )
+    if made.returncode:
+        raise HostFault(f"the image {IMAGE} could not be made: see vtorque doctor")

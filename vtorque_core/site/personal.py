@@ -1,0 +1,94 @@
+"""The site of one person: what a user has without root, where nobody has set up this machine.
+
+All of it is the user's own, in the directories of the XDG Base Directory Specification: jobs run as
+they, so does QEMU (libvirt's session mode), and nothing of other users' is to be seen. Every
+process of it finds the same directories again: who starts one passes :data:`VARIABLES` on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from vtorque_core.base.errors import ConfigError
+from vtorque_core.base.names import CONFIG_PATH, Paths
+
+VARIABLES = (
+    "HOME", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME", "XDG_STATE_HOME", "XDG_DATA_HOME",
+    "XDG_CACHE_HOME",
+)  # fmt: skip
+"""What says where a user's directories are, to us and to libvirt."""
+
+
+def is_meant(path: Path) -> bool:
+    """Return whether this config is of the caller's own site.
+
+    They are not root, and it is theirs, or the machine's, which has none and is no node.
+    """
+    if os.geteuid() == 0:
+        return False
+    if path == CONFIG_PATH:
+        return not os.path.lexists(path) and not Paths().state.exists()
+    return path == config()
+
+
+def config() -> Path:
+    """Return where the user may say more, or otherwise. It need not be there."""
+    return _home("XDG_CONFIG_HOME", ".config") / "vtorque.toml"
+
+
+def defaults() -> Mapping[str, Mapping[str, Any]]:
+    """Return what such a site has in place of the schema's defaults, as TOML would give it.
+
+    libvirt's client finds its daemon by the environment: that is made the same for all processes.
+    """
+    runtime = _runtime()
+    os.environ["XDG_RUNTIME_DIR"] = str(runtime)
+    state = _home("XDG_STATE_HOME", ".local/state")
+    return {
+        "paths": {"state": str(state), "run": str(runtime / "vtorque"), "commands": ""},
+        "node": {
+            "libvirt_uri": "qemu:///session", "qemu_user": "", "guest_uids": 0,
+            "subordinate_ids": 0,
+        },
+        "images": {"pool": str(_home("XDG_DATA_HOME", ".local/share") / "images"), "keep": 0},
+        "network": {"kind": "user", "source": ""},
+        "options": {"img": {"default": "micro"}},
+    }  # fmt: skip
+
+
+def _home(variable: str, default: str) -> Path:
+    given = os.environ.get(variable, "")
+    home = Path(pwd.getpwuid(os.geteuid()).pw_dir)
+    return (Path(given) if given.startswith("/") else home / default) / "vtorque"
+
+
+def _runtime() -> Path:
+    """Return a directory that is the user's alone: the session's, in memory, else one in /tmp.
+
+    systemd's is taken also by processes that have not been told of it, as cron's. It lasts as long
+    as its user is logged in, and so does what has its sockets there.
+    """
+    uid = os.geteuid()
+    for given in (os.environ.get("XDG_RUNTIME_DIR", ""), f"/run/user/{uid}"):
+        if given.startswith("/") and _is_own(Path(given)):
+            return Path(given)
+    place = Path(f"/tmp/vtorque-{uid}")  # noqa: S108 - it is looked at, and /tmp is sticky
+    with contextlib.suppress(FileExistsError):
+        place.mkdir(mode=0o700)
+    if not _is_own(place):
+        raise ConfigError(f"{place}: is not a directory of yours alone (0700): remove it")
+    return place
+
+
+def _is_own(place: Path) -> bool:
+    try:
+        status = place.lstat()
+    except OSError:
+        return False
+    return status.st_uid == os.geteuid() and status.st_mode == stat.S_IFDIR | 0o700
