@@ -21,7 +21,7 @@ from vtorque_core.live import moving, suspend
 from vtorque_core.live.jobs import Running
 from vtorque_core.records.reading import ARRIVES, read
 from vtorque_core.resources.lease import Lease
-from vtorque_survive import arrival, move, move_record, move_watch, reach
+from vtorque_survive import arrival, move, move_record, move_watch, node, reach
 from vtorque_survive.move import Here
 from vtorque_survive.move_record import Move
 from vtorque_survive.settings import Settings
@@ -217,7 +217,8 @@ def is_the_targets(world):
     assert record.phase == move_record.AWAY
     (claim,) = move_record.taken_along([], world.n2.paths)
     assert (claim.pool, claim.items) == ("address", ("10.0.0.9",))
-    assert f"leave {JOB} n2" in world.did() and f"let go {JOB} n3" not in world.did()
+    did = world.did()[world.did().index("release n2") :]
+    assert f"leave {JOB} n2" in did and f"let go {JOB} n3" not in did
     return True
 
 
@@ -227,6 +228,30 @@ def is_the_sources(world):
     assert (world.n3.state(), world.n3.journal()) == ("", None)
     assert Move.read(world.n2.paths, KEY) is None
     return True
+
+
+def test_a_node_that_is_not_taken_back_stays_held_and_the_guest_has_moved(world, monkeypatch):
+    def says_no(*_):
+        raise HostFault("scontrol: exit 1: the DB index is being set")
+
+    monkeypatch.setattr(Batch, "leave", says_no)
+    assert migrate(world) == ""
+    assert world.n3.state() == "runs" and world.n2.journal() is None
+
+
+def test_what_could_not_be_released_here_is_said_and_tried_again(world, monkeypatch):
+    def fails(*_):
+        raise HostFault("what job 42 has here is not all released")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Here, "release", fails)
+        assert migrate(world).startswith("its guest runs on n3, and what job 42 has here is not")
+        found = [result.message for result in node.check(world.n2.here.site)]
+        assert "a guest of job 42 is on its way to n3" in found
+    watch(world)
+    assert is_the_targets(world)
+    found = [result.message for result in node.check(world.n2.here.site)]
+    assert found == ["0 jobs stand still: none"]
 
 
 def test_a_guest_moves(world):
@@ -266,6 +291,27 @@ def test_killed_at_each_step_exactly_one_has_it(world, step, ends):
     assert is_the_targets(world) if came else is_the_sources(world)
     early = STEPS.index("in send") >= STEPS.index(step)
     assert came == (ends in ("well", "not told") and not early)
+
+
+@pytest.mark.parametrize(("ends", "step"), [("well", "sent"), ("stands still", "after mark")])
+def test_the_command_again_goes_on_where_it_was_killed(world, ends, step):
+    world.dies, world.ends = step, ends
+    migrate(world)
+    world.ends = "well"
+    assert migrate(world) == ""
+    assert is_the_targets(world)
+
+
+def test_one_that_came_back_and_cannot_leave_again_is_not_taken_for_gone(world):
+    address = (("address", "10.0.0.9"),)
+    uuid, uri = world.uuid, world.n2.uri
+    Move(JOB, 0, KEY, "n2", "n3", uuid, uri, ("n1", "n3"), address, "away").write(world.n2.paths)
+    path = world.n2.paths.journal / f"{KEY}.jsonl"
+    record = '{"op": "acquire", "seq": 9, "plugin": "core", "kind": "spare", "scope": "job", '
+    record += '"guest": 0, "needs": [], "phase": "plan", "args": {"key": "x"}, "t": 1}'
+    path.write_text(f"{path.read_text()}{record}\n")
+    assert "guests that were booted before it cannot be saved or moved yet" in migrate(world)
+    assert (world.n2.state(), world.n2.phase()) == ("runs", "run")
 
 
 def test_while_the_other_node_cannot_be_asked_it_stands_still(world):

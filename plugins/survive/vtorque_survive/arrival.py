@@ -13,6 +13,7 @@ from typing import Any
 from vtorque_core.api import UsageError
 from vtorque_core.api.read_apart import reader
 from vtorque_core.live import moving, suspend
+from vtorque_survive import move_record
 from vtorque_survive.move import Here
 
 _MOST = 1 << 16  # bytes of a question
@@ -49,6 +50,7 @@ def settled(here: Here, job_id: str, key: str, uuid: str, node: str) -> str:
     if job is not None and mine and moving.comes(job) and (job.guests or state == "runs"):
         if suspend.phase(job) == "":
             moving.arrived(here.paths, key)
+            move_record.forget(here.paths, key)  # it may have been here before
             if (now := here.job(job_id)) is not None:
                 with reader():
                     suspend.set_clocks(here.paths, now).wait()

@@ -90,19 +90,30 @@ class Here:
 
 def migrate(here: Here, job_id: str, to: str) -> None:
     """Move the guest that a job has here to another node. Raises Refused, HostFault: it has not."""
+    for before in move_record.all_moves(here.paths):
+        if before.job == job_id and before.phase != AWAY and _goes(here, before, to):
+            return
     job = here.job(job_id)
-    if job is not None and (move := Move.read(here.paths, job.job.key)) and move.phase != AWAY:
-        settle(here, move)
-        job = here.job(job_id)
     if job is None or not job.guests:
         raise Refused(f"job {printable(job_id)} has no guest on this node: {_where(here, job_id)}")
     nodes = _require(here, job, to)
     with move_record.at_work(here.paths, job.job.key):
         why = _attempt(here, job, to, nodes)
         move = Move.read(here.paths, job.job.key)
-        if move is None:
+        if move is None or move.phase == AWAY:
             raise HostFault(why)
         _settle(here, move, why)
+
+
+def _goes(here: Here, before: Move, to: str) -> bool:
+    """Settle a move that was interrupted; return whether the guest has gone where it is to go."""
+    try:
+        settle(here, before)
+    except HostFault:
+        if Move.read(here.paths, before.key) is not None:  # it cannot be found out
+            raise
+        return False
+    return before.to == to
 
 
 def _where(here: Here, job_id: str) -> str:
@@ -295,14 +306,20 @@ def _leave(here: Here, move: Move) -> None:
     job = here.job(move.job)
     if job is not None and job.job.key == move.key:
         on_step("before release")
-        here.release(move.job)
+        try:
+            here.release(move.job)
+        except HostFault as error:
+            raise HostFault(f"its guest runs on {move.to}, and {error}") from None
         on_step("after release")
     what = {"ask": "nodes", "job": move.job, "key": move.key, "nodes": move.nodes}
     for node in move.nodes:
         if node != move.to:
             with suppress(HostFault):  # it only says where to ask; others see it for themselves
                 reach.ask(here.config, here.settings, node, what)
-    here.adapter.let_go(move.job, move.node)
-    if not here.adapter.over(move.job, move.attempt):
-        here.adapter.leave(move.job, move.node)
+    try:
+        here.adapter.let_go(move.job, move.node)
+        if not here.adapter.over(move.job, move.attempt):
+            here.adapter.leave(move.job, move.node)
+    except HostFault as error:  # Slurm without slurmdbd says so for ever
+        log.warning("%s stays held for job %s until that ends: %s", move.node, move.job, error)
     on_step("after leave")

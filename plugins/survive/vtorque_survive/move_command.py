@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from vtorque_core.api import EXIT_FAILED, UsageError, VtorqueError
+from vtorque_core.api import EXIT_FAILED, UsageError, VtorqueError, printable
 from vtorque_survive import arrival, move
 
 
@@ -20,15 +20,15 @@ def migrate(config: Path, job_id: str, to: str) -> None:
     """Move the guest that a job has on this node to another, while it runs. Root only.
 
     Not from the job's first node, where its job shell is. Where the batch system can (Slurm) a job
-    of root's holds the other node's share, and this node is given back. Exit code 1: it was not
-    moved, and why.
+    of root's holds the other node's share, and this node is given back. Exit code 1: it is here
+    still, or not all is done, and why.
     """
     if os.geteuid() != 0:
         raise UsageError("vmgr migrate moves what root has acquired: run it as root")
     try:
         move.migrate(move.Here.of(config), job_id, to)
     except VtorqueError as error:
-        click.echo(f"vmgr: job {job_id} was not moved: {error}", err=True)
+        click.echo(f"vmgr: job {printable(job_id)}: {error}", err=True)
         sys.exit(EXIT_FAILED)
 
 

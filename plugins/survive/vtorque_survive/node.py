@@ -85,6 +85,10 @@ def check(site: Site) -> Iterator[HealthResult]:
         yield warning(f"no process looks after {len(jobs)} jobs ({len(still)} stand still)", fix)
     else:
         yield ok(f"{len(still)} jobs stand still: {', '.join(still) or 'none'}")
+    for move in move_record.all_moves(site.paths):
+        if move.phase != move_record.AWAY:
+            fix = f"vmgr migrate {move.job} --to {move.to} as root goes on with it"
+            yield warning(f"a guest of job {move.job} is on its way to {move.to}", fix)
 
 
 @hookimpl
