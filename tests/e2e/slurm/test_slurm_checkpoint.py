@@ -45,11 +45,10 @@ def place(clean):
         clean.root(machine, "mv", f"{CONF}.before", CONF)
 
 
-def submit(cluster, *args, to=150):
+def submit(cluster, *args, to=150, script=COUNTS):
     """Submit a job that counts; what a job before has written stays."""
     words = ("vsub", "--parsable", "-o", "out", "-e", "err", "--open-mode=append", *args)
-    script = cluster.script(COUNTS.format(to))
-    return cluster.user(*words, script).stdout.decode().strip()
+    return cluster.user(*words, cluster.script(script.format(to))).stdout.decode().strip()
 
 
 def counted(cluster):
@@ -173,7 +172,7 @@ def elsewhere(cluster, job_id, than):
 @pytest.mark.releases
 def test_jobs_of_a_node_that_is_ill_or_drained_go_on_elsewhere(watched):
     """Unattended, and by an admin. One that asks for no checkpoints is left to run, and told."""
-    job_id = submit(watched, *ASKED, to=600)
+    job_id = submit(watched, *ASKED, script=COUNTS.replace("$i -lt {}", "! -e enough"))
     await_more(watched, 0)
     ill = watched.show(job_id)["NodeList"]
     words = ("vsub", "--parsable", "-o", "other", f"-w{ill}")
@@ -196,15 +195,18 @@ def test_jobs_of_a_node_that_is_ill_or_drained_go_on_elsewhere(watched):
         said = watched.root(drained[1], "vtorque", "drain", drained[1])
         assert said.startswith(f"{job_id} ({slurm.USER}): requeued: saved as checkpoint")
         elsewhere(watched, job_id, drained)
-        watched.wait_state(job_id, "FAILED", seconds=240)
+        await_more(watched, len(counted(watched)))
+        (watched.home / "enough").touch()
+        watched.wait_state(job_id, "FAILED", seconds=120)
     finally:
         watched.root("head", "scancel", other_id)
         watched.root(ill, "rm", "-f", ILL)
         for node in drained:
             watched.root("head", "scontrol", "update", f"nodename={node}", "state=resume")
-        (watched.home / "on").unlink(missing_ok=True)
+        for name in ("on", "enough"):
+            (watched.home / name).unlink(missing_ok=True)
     assert watched.show(job_id)["ExitCode"] == "7:0"
     said = watched.read("out").decode().split()
-    assert (said[0], said[-1]) == ("1", "600")
+    assert (said[0], said[-1]) == ("1", counted(watched)[-1])
     steps = itertools.pairwise(map(int, said))  # what came after a checkpoint comes again
     assert all(1 < later <= one + 1 for one, later in steps), "from the checkpoint, not from 1"
