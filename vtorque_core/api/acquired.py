@@ -35,6 +35,9 @@ class Resource:
     volatile: ClassVar[bool] = True
     """Gone after a reboot: ``release()`` is then skipped."""
 
+    needs_root: ClassVar[bool] = False
+    """A user's own site, where nothing runs as root, refuses the job (Refused)."""
+
     def create(self) -> None:
         """Acquire it. Raises HostFault (or Refused) with what is wrong."""
         raise NotImplementedError

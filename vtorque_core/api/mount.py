@@ -14,6 +14,7 @@ class Mount(CoreResource):
     """A mount on an existing empty directory of vTorque's own (mount(8))."""
 
     kind = "mount"
+    needs_root = True
     blocking = True
     settle = 2.0
     source: str

@@ -52,6 +52,10 @@ class FileData:
     content: bytes
 
 
+def _never(_: Any) -> bool:
+    return False
+
+
 @dataclass(frozen=True)
 class Option(Generic[T]):
     """One ``-vm`` key.
@@ -71,6 +75,8 @@ class Option(Generic[T]):
         forbids: what cannot be done to the guests of a job that asks for it; whose value is empty,
             0 or false asks for nothing.
         needs: what must be possible with the guests of a job whose value is not ``default``.
+        needs_root: whether root must do something on the node for a value: a user's own site
+            refuses it.
     """
 
     key: str
@@ -84,6 +90,7 @@ class Option(Generic[T]):
     separator: str = ""
     forbids: frozenset[Act] = frozenset()
     needs: frozenset[Act] = frozenset()
+    needs_root: Callable[[T], bool] = _never
 
     def names_file(self, text: str) -> bool:
         """Return whether this text, as a user writes it, is the path of a file."""

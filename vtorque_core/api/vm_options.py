@@ -151,8 +151,10 @@ VCPUS = Option(
 )
 VMS_PER_NODE = Option("vms_per_node", guest_count, 1, "guests on each node of the job", "N")
 FS_TYPE = Option(
-    "fs_type", fs_type, "sharedfs", "guest's disk: sharedfs (on the node's disk) or ramdisk", "TYPE"
-)
+    "fs_type", fs_type, "sharedfs", "guest's disk: sharedfs (on the node's disk) or ramdisk",
+    "TYPE",
+    needs_root=lambda kind: kind == "ramdisk",
+)  # fmt: skip
 DISK = Option(
     "disk", disk_path, "", "your raw disk file, at /data in the first guest", "PATH",
     forbids=frozenset({"save"}),

@@ -181,6 +181,7 @@ class Netfilter(CoreResource):
     """
 
     kind = "netfilter"
+    needs_root = True
     tap: str
     mac: str
     ip: str | None = None

@@ -118,6 +118,9 @@ def vcpus_on(settled: JobRequest, site: Site, plugins: Plugins, cpus: int) -> in
     return job_size.vcpus_on(settled, site, lambda job: extras(job, site, plugins), cpus)
 
 
+WITHOUT_ROOT = ", and this is your own vTorque, which runs without (doc/laptop.md)"
+
+
 def asked(request: Request, site: Site, plugins: Plugins) -> JobRequest:
     """Return the request with every option's typed value, each within the site's limits.
 
@@ -188,6 +191,8 @@ def _refusal(
 ) -> Refusal | None:
     limits = site.options.get(option.key, Limits())
     try:
+        if site.owner and option.needs_root(value):
+            return Refusal(f"needs root{WITHOUT_ROOT}", key=option.key, value=shown)
         return refusal(option, limits, value, shown, site.place)
     except (Exception, SystemExit) as error:
         return _plugin_failed(option, shown, error, plugins)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from vtorque_core.api import HostFault, Refused, VtorqueError
 from vtorque_core.api.health import LEAST_FREE, HealthResult, failed, ok, warning
+from vtorque_core.api.node_job import is_personal
 from vtorque_core.live.images import (
     Broken,
     Listed,
@@ -32,7 +33,10 @@ def check_pool(site: Site) -> Iterator[HealthResult]:
     try:
         found, broken = _listed(pool)
     except VtorqueError as error:
-        yield failed(str(error), "chown -R root: and chmod -R go-w the pool")
+        if is_personal(site) and not pool.exists():
+            yield warning("there is no image yet", "the first job makes it")
+        else:
+            yield failed(str(error), "chown -R root: and chmod -R go-w the pool")
         return
     for item in broken:
         yield failed(f"image {item.name} {item.reason}", "build or remove it")
@@ -40,7 +44,8 @@ def check_pool(site: Site) -> Iterator[HealthResult]:
         yield warning(f"no image in {pool}", "vmgr images build micro micro")
         return
     yield ok(f"{len(found)} images in {pool}")
-    yield from _check_readable(found, pool)
+    if not is_personal(site):
+        yield from _check_readable(found, pool)
     if not site.node.uefi.is_file():
         for sidecar in found:
             if boots_by_uefi(sidecar.built):

@@ -41,6 +41,7 @@ class IrqAffinity(Resource):
     """
 
     kind = "iocm-irqs"
+    needs_root = True
     scope = "node"
     memo: str
     files: tuple[str, ...] = unjournalled(())
@@ -67,6 +68,7 @@ class Setting(Resource):
     """
 
     kind = "setting"
+    needs_root = True
     path: str
     old: str
     new: str

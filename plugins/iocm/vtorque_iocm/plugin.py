@@ -5,7 +5,9 @@ from collections.abc import Iterator
 from vtorque_core.api import Extra, JobRequest, Option, Refusal, always, boolean, count, hookimpl
 from vtorque_core.api.vm_options import VMS_PER_NODE, show_boolean
 
-IOCM = Option("iocm", boolean, False, "cores for the guest's I/O alone", "BOOL", show_boolean)
+IOCM = Option(
+    "iocm", boolean, False, "cores for the guest's I/O alone", "BOOL", show_boolean, needs_root=bool
+)
 MIN_CORES = Option("iocm_min_cores", count, 1, "fewest I/O cores of a guest", "N")
 MAX_CORES = Option("iocm_max_cores", count, 0, "most I/O cores, under load; 0: the site's", "N")
 

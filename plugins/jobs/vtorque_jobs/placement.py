@@ -30,9 +30,9 @@ _GUESTS = ("JOB", "OWNER", "CPUS", "GUEST", "ITS OWN CPUS", "MEMORY", "ITEMS")
 
 def show(config: Path, as_json: bool) -> None:
     """Print the placement of all guests on this node. Raises UsageError for others than root."""
-    if os.geteuid() != 0:
-        raise UsageError("the placement of all jobs is root's: ask your administrator")
     site, _ = load(config, node=False)
+    if os.geteuid() != site.owner:
+        raise UsageError("the placement of all jobs is root's: ask your administrator")
     share = NodeShare(
         node_hardware.topology(site.node.libvirt_uri),
         reserve_cores=site.node.host_reserve_cores,

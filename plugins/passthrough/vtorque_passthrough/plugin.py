@@ -114,7 +114,7 @@ def card_list(text: str) -> str:
 
 
 PCI = Option("pci", card_list, "", "PCI cards of each guest, by class", "CLASS:N[+CLASS:N]",
-             separator="+", forbids=frozenset({"save", "migrate"}))  # fmt: skip
+             separator="+", forbids=frozenset({"save", "migrate"}), needs_root=bool)  # fmt: skip
 vtorque_options = always(PCI)
 vtorque_settings = always(Settings)
 

@@ -71,8 +71,9 @@ VCPU_PINNING: Option[bool | FileData] = Option(
     words=BOOLEAN_WORDS,
 )
 HUGEPAGES: Option[bool | int] = Option(
-    "hugepages", page_size, False, "memory of each guest in huge pages", "BOOL|SIZE", _show_pages
-)
+    "hugepages", page_size, False, "memory of each guest in huge pages", "BOOL|SIZE", _show_pages,
+    needs_root=bool,
+)  # fmt: skip
 NUMA: Option[Numa] = Option(
     "numa", numa_mode, "", "memory on the NUMA node of the CPUs: preferred or strict", "MODE"
 )

@@ -8,8 +8,9 @@ from vtorque_core.api import Extra, JobRequest, Option, always, boolean, hookimp
 from vtorque_core.api.vm_options import VCPUS, VMS_PER_NODE, show_boolean
 
 SCAM = Option(
-    "scam", boolean, False, "protect the guests from cache side channels", "BOOL", show_boolean
-)
+    "scam", boolean, False, "protect the guests from cache side channels", "BOOL", show_boolean,
+    needs_root=bool,
+)  # fmt: skip
 vtorque_options = always(SCAM)
 
 

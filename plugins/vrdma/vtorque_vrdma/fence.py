@@ -25,6 +25,7 @@ class Fence(Resource):
     """
 
     kind: ClassVar[str] = "vrdma-fence"
+    needs_root: ClassVar[bool] = True
     mac: str
     ip: str = unjournalled("")
     peers: tuple[str, ...] = unjournalled(())

@@ -22,6 +22,7 @@ class VfGuid(Resource):
     """
 
     kind: ClassVar[str] = "vrdma-guid"
+    needs_root: ClassVar[bool] = True
     card: str
     number: int
     guid: str

@@ -7,7 +7,7 @@ from vtorque_core.api.vm_options import show_boolean
 
 VRDMA = Option(
     "vrdma", boolean, False, "RDMA between the job's guests", "BOOL", show_boolean,
-    forbids=frozenset({"suspend", "save", "migrate"}),
+    forbids=frozenset({"suspend", "save", "migrate"}), needs_root=bool,
 )  # fmt: skip
 
 vtorque_options = always(VRDMA)

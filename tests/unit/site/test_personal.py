@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import os
 import pwd
 from pathlib import Path
 
 import pytest
 
-from vtorque_core.base.errors import ConfigError
+from vtorque_core.api.mount import Mount
+from vtorque_core.base.errors import ConfigError, Refused
 from vtorque_core.base.names import CONFIG_PATH, Paths
+from vtorque_core.node.start.attempt import Start
 from vtorque_core.site import config, personal
 from vtorque_core.site.load import load, load_paths
+from vtorque_core.site.policy import asked
+from vtorque_core.site.request import make_request
 
 UID = 1000
 
@@ -117,3 +122,18 @@ def test_libvirts_client_is_led_to_the_same_place(user, monkeypatch):
     monkeypatch.setattr(personal, "_is_own", lambda place: str(place) == f"/run/user/{UID}")
     assert load_paths(CONFIG_PATH).run == Path(f"/run/user/{UID}/vtorque")
     assert os.environ["XDG_RUNTIME_DIR"] == f"/run/user/{UID}"
+
+
+def test_a_key_whose_value_needs_root_is_refused_by_name(user):
+    site, plugins = load(CONFIG_PATH, node=False)
+    asked(make_request([("fs_type", "sharedfs")], plugins.options()), site, plugins)
+    with pytest.raises(Refused, match=r"^fs_type=ramdisk: needs root, and this is your own"):
+        asked(make_request([("fs_type", "ramdisk")], plugins.options()), site, plugins)
+
+
+def test_what_needs_root_is_not_acquired(user, monkeypatch):
+    site, _ = load(CONFIG_PATH, node=False)
+    start = Start.__new__(Start)
+    start.site, start.deadline, start.acting = site, math.inf, "acme"
+    with pytest.raises(Refused, match=r"^mount \(acme\) needs root"):
+        start.acquire(Mount("a", "/b"))

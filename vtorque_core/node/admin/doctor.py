@@ -19,7 +19,7 @@ from vtorque_core.base import hypervisor, kvm, trust
 from vtorque_core.base.errors import HostFault, VtorqueError
 from vtorque_core.base.names import derive
 from vtorque_core.base.record import dataclass
-from vtorque_core.node.admin import setup_batch
+from vtorque_core.node.admin import own_site, setup_batch
 from vtorque_core.plan import guest_uids, subordinate_ids
 from vtorque_core.plan.placement import node_hardware
 from vtorque_core.resources import netfilter
@@ -63,6 +63,17 @@ def examine(site: Site, plugins: Plugins, user: str | None = None) -> Iterator[F
         ("tools", check_tools),
         ("batch system", lambda s: check_batch(s, plugins)),
     ]
+    if site.owner:  # what is left out is root's to do, and done by nobody
+        checks = [
+            ("code", check_code),
+            ("tools", own_site.check_tools),
+            ("libvirt", check_libvirt),
+            ("acceleration", own_site.check_accel),
+            ("network", check_network),
+            ("user namespaces", own_site.check_namespaces),
+            ("shares", check_shares),
+            ("directories", check_directories),
+        ]
     if user is not None:
         checks.append((f"user {user}", lambda s: check_user(s, user)))
     for name, check in checks:
@@ -92,7 +103,8 @@ def check_libvirt(site: Site) -> Iterator[HealthResult]:
     try:
         cpus, memory = node_hardware.host_cpus(uri), node_hardware.host_memory_mib(uri)
     except VtorqueError as error:
-        yield failed(str(error), "start libvirtd (and virtlogd) on this node")
+        start = "see tools" if site.owner else "start libvirtd (and virtlogd) on this node"
+        yield failed(str(error), start)
         return
     yield ok(f"{uri} answers: {len(cpus)} CPUs, {memory} MiB")
 
@@ -101,12 +113,12 @@ def check_code(site: Site) -> Iterator[HealthResult]:
     """Check that nobody but root can change any of the code that root runs."""
     prefix = Path(sys.prefix)
     try:
-        trust.require_root_owned(prefix)
-        trust.require_tree(prefix)
+        trust.require_root_owned(prefix, site.owner)
+        trust.require_tree(prefix, site.owner)
     except VtorqueError as error:
         yield failed(str(error), "install vTorque as root into a place of root's")
     else:
-        yield ok(f"{prefix} is root's")
+        yield ok(f"{prefix} is {_whose(site)}")
 
 
 def check_confinement(site: Site) -> Iterator[HealthResult]:
@@ -166,6 +178,9 @@ def check_accel(site: Site) -> Iterator[HealthResult]:
 
 def check_network(site: Site) -> Iterator[HealthResult]:
     """Check that the guests' networks exist on this node."""
+    if site.network.kind == "user":
+        yield ok("each guest has QEMU's own network, alone")
+        return
     if site.network.kind == "none":
         yield ok("guests have no network ([network] kind)")
         return
@@ -245,17 +260,24 @@ def check_alike(site: Site) -> Iterator[HealthResult]:
 def check_directories(site: Site) -> Iterator[HealthResult]:
     """Check that vTorque's own directories exist and are root's alone to write."""
     for path in (site.paths.state, site.paths.run):
+        if site.owner and not path.is_dir():
+            yield ok(f"{path} is made by the first job")
+            continue
         if not path.is_dir():
             yield failed(f"{path} does not exist", "run vtorque setup install")
             continue
         status = path.stat()
-        if status.st_uid != 0 or status.st_mode & 0o022:
+        if status.st_uid != site.owner or status.st_mode & 0o022:
             yield failed(f"{path} can be written by others than root", f"chmod go-w {path}")
         else:
-            yield ok(f"{path} is root's")
+            yield ok(f"{path} is {_whose(site)}")
     free = shutil.disk_usage(site.paths.state if site.paths.state.is_dir() else "/").free >> 20
     if free < LEAST_FREE:
         yield warning(f"{site.paths.state}: {free} MiB free", "make room for job disks")
+
+
+def _whose(site: Site) -> str:
+    return "your own" if site.owner else "root's"
 
 
 def check_tools(site: Site) -> Iterator[HealthResult]:

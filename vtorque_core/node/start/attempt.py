@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 
 from vtorque_core.api.acquired import Resource
 from vtorque_core.api.guest_plan import GuestPlan, JobUser
-from vtorque_core.base.errors import HostFault, printable
+from vtorque_core.base.errors import HostFault, Refused, printable
 from vtorque_core.base.names import JobAttempt
 from vtorque_core.records import log
 from vtorque_core.records.journal import Journal
 from vtorque_core.site.config import Site
 from vtorque_core.site.plugins import Plugins
+from vtorque_core.site.policy import WITHOUT_ROOT
 
 _log = logging.getLogger(__name__)
 
@@ -55,6 +56,9 @@ class Start:
         """Journal ``resource``, fsync, create it; return the record's number."""
         if time.monotonic() > self.deadline:
             raise HostFault(f"no time left before {resource.kind}", stage=self.phase)
+        if resource.needs_root and self.site.owner:
+            who = f"{resource.kind} ({self.acting})"
+            raise Refused(f"{who} needs root{WITHOUT_ROOT}")
         index = guest.index if guest is not None else None
         begun = time.monotonic()
         seq = self.journal.acquire(
