@@ -67,6 +67,7 @@ def serve(config: dict, tell: int, log: int) -> None:
             ["true"],
             slots=config["slots"],
             root_jobs=True,
+            idle=config.get("idle"),
             **({"acceptor": config["acceptor"]} if "acceptor" in config else {}),
         )
     )
