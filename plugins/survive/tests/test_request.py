@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import running_journal
-from patience import eventually
+from patience import LONG, eventually
 from vtorque_core.api import HostFault
 from vtorque_survive import request
 
@@ -148,3 +148,17 @@ def test_a_fifo_is_released_twice_and_after_half_a_create(tmp_path):
     os.mkfifo(fifo.path)
     fifo.release()
     assert not Path(fifo.path).exists()
+
+
+def test_a_job_that_ends_before_anybody_listens_is_said(job):
+    path = request.path_of(job.paths, job.key)
+    threading.Timer(0.2, job.kept.add_facts, kwargs={"ended": 1.0}).start()
+    with pytest.raises(HostFault, match="the job has ended"):
+        request.ask(path, job.kept, request.RESUME, LONG, patience=LONG)
+
+
+def test_who_may_not_ask_is_told_so_at_once(job):
+    path = request.path_of(job.paths, job.key)
+    path.symlink_to("elsewhere")
+    with pytest.raises(HostFault, match="symbolic link"):
+        request.ask(path, job.kept, request.RESUME, LONG, patience=LONG)

@@ -16,8 +16,6 @@ from vtorque_survive.process import Watcher
 
 _WAIT = 60.0  # seconds for the watcher's answer
 _SAVES = 3600.0  # and for that of a checkpoint
-_BEGINS = 10.0  # seconds until a watcher that was started listens
-_LISTENS = 2.0  # seconds until one that is there does for a job that has just begun
 _AT_ONCE = 16  # nodes that are asked at a time
 
 _JOB = click.argument("job_id", metavar="JOB")
@@ -76,17 +74,15 @@ def _all(
     facts = places[-1].facts() if places else {}
     if not facts or "ended" in facts:
         raise Refused(f"job {printable(job_id)} does not run on this node, or is not yours")
-    patience = _LISTENS
     if os.geteuid() == 0 and Watcher.of(paths).lost():
         Watcher.of(paths, config).create()
-        patience = _BEGINS
     nodes = facts.get("nodes", [])
     others = [] if this_node else [str(node) for node in nodes if node != facts.get("node")]
     with ThreadPoolExecutor(_AT_ONCE) as threads:
         asked = [threads.submit(_on_node, config, word, job_id, node) for node in others]
         told = [each.result() for each in asked]
     fifo = request.path_of(paths, places[-1].key)
-    wrong = request.ask(fifo, places[-1], word, seconds, patience)
+    wrong = request.ask(fifo, places[-1], word, seconds)
     told.append(wrong and f"{facts.get('node')}: {wrong}")
     if any(told):
         raise HostFault(f"job {printable(job_id)}: {'; '.join(filter(None, told))}")

@@ -7,12 +7,14 @@ among what is kept of the job.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
 import secrets
 import select
 import stat
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -27,7 +29,8 @@ ANSWER = "suspend.json"
 _LINE = re.compile(rb"(suspend|resume|checkpoint|save) ([0-9a-f]{16}) ([0-9]{1,9})\n")
 _MOST = 4096  # bytes that are read at a time; what else there is is lost
 _LAST = 5.0  # seconds for the answer once the job has ended
-_LOOK = 0.05  # seconds between two looks for a watcher that begins
+_BEGINS = 60.0  # seconds until a watcher listens to a job that begins, or was started for it
+_LOOK = 0.05  # seconds between two looks for the FIFO of a job that begins
 
 
 def path_of(paths: Paths, key: str) -> Path:
@@ -98,17 +101,20 @@ def made(place: Place) -> str:
         raise HostFault("it is saved, and its id is lost: vmgr checkpoints lists it") from None
 
 
-def ask(path: Path, place: Place, word: str, seconds: float, patience: float = 0.0) -> str:
+def ask(path: Path, place: Place, word: str, seconds: float, patience: float = _BEGINS) -> str:
     """Return what the watcher says to it; empty: done. As the job's owner, or root.
 
-    Waits ``seconds`` for the answer, and ``patience`` for a watcher that has just been started.
-    Raises HostFault: nobody is there, or it is not answered in time.
+    Waits ``seconds`` for the answer, and ``patience`` for a watcher that listens, which one does
+    once the job's guests are ready. Raises HostFault: nobody is there, the job has ended, or it is
+    not answered in time.
     """
     token = secrets.token_hex(8)
     events = changes.events()
     try:
         changes.watch(events, place.directory, content=False)
-        _write(path, f"{word} {token} {os.getpid()}\n".encode(), time.monotonic() + patience)
+        fifo = _opened(path, place, events, time.monotonic() + patience)
+        with os.fdopen(fifo, "wb", buffering=0) as file:
+            file.write(f"{word} {token} {os.getpid()}\n".encode())
         return _awaited(events, place, token, time.monotonic() + seconds)
     except OSError as error:
         raise HostFault(f"{path}: {error.strerror}") from None
@@ -116,22 +122,40 @@ def ask(path: Path, place: Place, word: str, seconds: float, patience: float = 0
         os.close(events)
 
 
-def _write(path: Path, line: bytes, until: float) -> None:
-    while True:
-        try:
-            descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-            break
-        except OSError:
-            if time.monotonic() >= until:
-                raise HostFault(
-                    f"{path}: no process of vTorque's looks after the job; ask your administrator "
-                    "to call the same command, which begins one"
-                ) from None
-            time.sleep(_LOOK)
-    try:
-        os.write(descriptor, line)
-    finally:
-        os.close(descriptor)
+def _opened(path: Path, place: Place, events: int, until: float) -> int:
+    """Return a descriptor of the FIFO, once somebody listens (fifo(7)). Raises HostFault."""
+    found, told = os.pipe()
+
+    def opens() -> None:  # in a thread: open(2) waits for who listens, and for nothing else
+        flags, number = os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, -errno.ENOENT
+        while number == -errno.ENOENT and time.monotonic() < until:
+            try:
+                number = os.open(path, flags)
+            except OSError as error:
+                number = -(error.errno or errno.EIO)
+                time.sleep(_LOOK)  # nobody but root sees it come
+        if number != -errno.ENOENT:
+            os.write(told, b"%d" % number)
+
+    threading.Thread(target=opens, daemon=True).start()
+    while (left := until - time.monotonic()) > 0:
+        ready, _, _ = select.select([found, events], [], [], left)
+        if found in ready:
+            if (number := int(os.read(found, 16))) < 0:
+                raise OSError(-number, os.strerror(-number))
+            return number
+        _take(events)
+        if "ended" in place.facts():
+            raise HostFault("the job has ended")
+    raise HostFault(
+        f"{path}: no process of vTorque's looks after the job, or its guests are not ready yet. If "
+        "they are, ask your administrator to call the same command, which begins one"
+    )
+
+
+def _take(events: int) -> None:
+    with suppress(BlockingIOError):
+        os.read(events, 1 << 16)
 
 
 def _awaited(events: int, place: Place, token: str, until: float) -> str:
@@ -149,8 +173,7 @@ def _awaited(events: int, place: Place, token: str, until: float) -> str:
                 else "the node's watcher has not answered; vmgr logs may say more"
             )  # fmt: skip
         select.select([events], [], [], left)
-        with suppress(BlockingIOError):
-            os.read(events, 1 << 16)
+        _take(events)
 
 
 def _said(place: Place, token: str) -> str | None:
