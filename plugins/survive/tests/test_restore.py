@@ -279,6 +279,7 @@ def test_after_two_failures_it_starts_from_its_beginning(saved, paths, tmp_path,
         (was,) = asked(store, paths, name="", job=AGAIN, checkpoint=3600)
         request = JobRequest({CHECKPOINT.key: 3600, FS_TYPE.key: "sharedfs"})
         places = {"state_dir": tmp_path / "s", "run_dir": tmp_path / "r"}
+        places["job"] = JobAttempt("42.srv", 1, "ada", os.getuid(), "n1")
         guest = planned.guest_plan(saved=was, request=request, qemu_uid=os.getuid(), **places)
         user = SimpleNamespace(uid=os.getuid())
         job = SimpleNamespace(site=site, user=user, guests=[guest], acquire=lambda *_, **__: None)
@@ -294,8 +295,28 @@ def test_the_last_one_is_that_of_the_last_start_whatever_the_nodes_clocks_say(sa
     for name, made in (("42.srv.1-9", 9.0), ("42.srv.2-3", 2.0), ("42.srv.2-11", 1.5)):
         store.make(name)
         store.finish(dataclasses.replace(found, id=name, made=made))
-    assert store.last_of("42.srv").id == "42.srv.2-11"
+    assert store.of_job("42.srv")[-1].id == "42.srv.2-11"
     store.make("42.srv.2")
     store.finish(dataclasses.replace(found, id="42.srv.2", made=0.5))
-    assert store.last_of("42.srv").id == "42.srv.2", "with which it ended"
-    assert store.last_of("43.srv") is None
+    assert store.of_job("42.srv")[-1].id == "42.srv.2", "with which it ended"
+    assert store.of_job("43.srv") == []
+
+
+def test_a_checkpoint_of_an_earlier_job_with_this_id_is_not_taken(saved, paths, caplog):
+    """A batch system that was set up anew, or has come to its last number, counts from 1 again."""
+    store, found = saved
+    first = JobAttempt("42.srv", 0, "ada", os.getuid(), "n1")
+    request = JobRequest({CHECKPOINT.key: 3600})
+    site = Configured(paths, Settings(checkpoints=str(store.top)))
+    guests = [planned.guest_plan(job=first, request=request)]
+    user = SimpleNamespace(uid=os.getuid())
+    restore.bring(SimpleNamespace(site=site, user=user, guests=guests))
+    assert asked(store, paths, name="", job=AGAIN, checkpoint=3600) == []
+    assert "started again, without a checkpoint" in caplog.text
+    mine = dataclasses.replace(found, id="42.srv.0-3", made=2.0)
+    store.make(mine.id)
+    store.finish(mine)
+    (guest,) = asked(store, paths, name="", job=AGAIN, checkpoint=3600)
+    assert guest.memory.parent.name == mine.id
+    (guest,) = asked(store, paths)
+    assert guest.memory.parent.name == NAME, "its user can name it"

@@ -126,7 +126,7 @@ def _its_last(job: BatchJob, request: JobRequest, store: Store) -> Manifest | No
     """Return the checkpoint that a job which was started again goes on with, unasked."""
     if not job.attempt or request[CHECKPOINT] == NEVER or request[RESUME] == BEGINNING:
         return None
-    found = store.last_of(job.id)
+    found = next(reversed(store.of_job(job.id)), None)
     if found is None:
         log.warning("started again, without a checkpoint: from its beginning")
     elif (failed := _failed(store, found)) >= _TRIES:
@@ -176,7 +176,10 @@ def _made(path: str) -> BinaryIO:
 def bring(job: NodeJob) -> None:
     """Bring the guests' own disks, and what the job shell of before knew of its session."""
     first, settings = job.guests[0], job.site[Settings]
-    cpu = settings.cpu if first[CHECKPOINT] != NEVER else ""
+    asks = first[CHECKPOINT] != NEVER
+    cpu = settings.cpu if asks else ""
+    if asks and not first.job.attempt:  # once, before it has any itself
+        _disown(Store(Path(settings.checkpoints), job.user.uid), first.job.id)
     if first.saved is not None:
         store = Store(Path(settings.checkpoints), job.user.uid)
         found = store.read(first.saved.memory.parent.name)
@@ -195,6 +198,13 @@ def bring(job: NodeJob) -> None:
             if disk.exists():
                 made = Disk(str(root_disk(guest)), guest.qemu_uid, str(disk))
                 job.acquire(made, guest=guest)
+
+
+def _disown(store: Store, job_id: str) -> None:
+    try:
+        store.disown(job_id)
+    except OSError as error:
+        raise HostFault(f"{store.directory}: {error.strerror}") from None
 
 
 def _bring_session(job: NodeJob, guest: GuestPlan, source: Path) -> None:

@@ -39,6 +39,7 @@ class Unreachable(HostFault):
 
 
 MANIFEST, SESSION = "manifest.json", "session"
+OVER = "over"  # the job that was saved is; another one has its id now
 RESERVED = "reserved"  # a hole as large as what is being made may become
 _MOST = 1 << 20  # bytes of a manifest
 
@@ -192,9 +193,18 @@ class Store:
                 continue
         yield from sorted(found, key=lambda manifest: manifest.made)
 
-    def last_of(self, job_id: str) -> Manifest | None:
-        """Return the newest one of a job; None: there is none. By its starts: clocks differ."""
-        return max((m for m in self.all() if m.job == job_id), key=_newness, default=None)
+    def of_job(self, job_id: str) -> list[Manifest]:
+        """Return those of a job, the oldest first: by its starts, for nodes' clocks differ."""
+        named = sorted((found for found in self.all() if found.job == job_id), key=_newness)
+        return [found for found in named if not (self.directory / found.id / OVER).exists()]
+
+    def disown(self, job_id: str) -> None:
+        """Have those that there are of this id be of a job that is over. Raises OSError.
+
+        A batch system that was set up anew, or has come to its last number, counts from 1 again.
+        """
+        for found in self.of_job(job_id):
+            (self.directory / found.id / OVER).touch(mode=0o600)
 
     def tries(self, name: str) -> Path:
         """Where a line is for each start of a job that has gone on with it, and not come far."""
