@@ -352,8 +352,9 @@ def vtorque_away(guests: Sequence[GuestPlan], site: Site) -> Iterable[PoolClaim]
     """Return items that this node may give to none of these guests, though they are free here.
 
     Those of a guest that has left for another node, and has them there; a plugin that is off for
-    this job is asked, too. Acting module; root on the node, within the ledger's lock, again each
-    time that a start looks for room. Raising refuses the job.
+    this job is asked, too. Acting module; root on the node, before the ledger's lock is taken,
+    again each time that a start looks for room. What a guest has here that may leave in between is
+    to be said, too. Raising refuses the job.
 
     Example::
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from vtorque_core.api import (
     HostFault,
@@ -26,10 +26,12 @@ from vtorque_core.api import (
 )
 from vtorque_core.api.acquired import Resource, unjournalled
 from vtorque_core.api.batch_system import Life
+from vtorque_core.api.children import Child, readable
 from vtorque_core.api.claims import PoolClaim
 from vtorque_core.api.guest_plan import GuestPlan
 from vtorque_core.api.node_job import Site
 from vtorque_core.live import service
+from vtorque_core.live.placement import walk
 from vtorque_survive.settings import Settings
 from vtorque_survive.stored import Manifest, Store
 
@@ -42,6 +44,7 @@ SEEN = ".vtorque-checkpoints"
 """A file in a shared place: who does not see it sees the directory below a mount point."""
 
 _OVER, _LOOK = 60.0, 5.0  # seconds for a job elsewhere to end, and between two questions for it
+_READ = 30.0  # seconds to read whose addresses are whose
 _LOCK = 10.0  # seconds for another job of the user's that looks who has a guest
 
 
@@ -166,9 +169,9 @@ def _await_over(found: Manifest, job_id: str, node: str, site: Site) -> None:
         time.sleep(_LOOK)
 
 
-def in_use(text: str) -> HostFault:
+def in_use(text: str, stage: str | None = None) -> HostFault:
     """Return a fault that is not the node's."""
-    fault = HostFault(text)
+    fault = HostFault(text, stage)
     fault.blames_node = False
     return fault
 
@@ -176,18 +179,44 @@ def in_use(text: str) -> HostFault:
 def away(guests: Sequence[GuestPlan], site: Site) -> Iterator[PoolClaim]:
     """Yield the addresses of checkpoints, but those that these guests go on with.
 
-    Raises HostFault: the place is not there, and nobody knows which they are.
+    And those that guests here have: with their next checkpoint they are that one's. Raises
+    HostFault: the place is not there, or hangs, and nobody knows which they are.
     """
     if not (site[Settings].checkpoints and on_any_node(site)):
         return
+    held = walk(site.paths, troubled=lambda *_: None)
+    leases = [lease.args for state in held for lease in state.leases]
+    taken = {(str(at["pool"]), str(at["item"])) for at in leases}
+    taken |= _within(Path(site[Settings].checkpoints), _READ)
     mine = {lease for guest in guests if guest.saved for lease in guest.saved.leased}
-    top = Path(site[Settings].checkpoints)
-    try:
-        require_seen(top)
-        leased = [lease for path in top.iterdir() if path.name.isdecimal() for lease in _kept(path)]
-    except OSError as error:
-        raise in_use(f"{top}, which all nodes are to see: {error.strerror}") from None
-    yield from (PoolClaim(at[0], at[1:]) for at in leased if at not in mine)
+    for pool, item in taken - mine:
+        if pool.startswith("address"):
+            yield PoolClaim(pool, (item,))
+
+
+def _within(top: Path, seconds: float) -> set[tuple[str, str]]:
+    """Return the addresses of all checkpoints. By a process, which may hang. Raises HostFault."""
+    answer, told = os.pipe()
+    said, until = b"", time.monotonic() + seconds
+    with os.fdopen(answer, "rb", buffering=0) as reads:
+        with os.fdopen(told, "wb") as writes:
+            child = Child(lambda: _tell(top, writes), seconds)
+        while (left := until - time.monotonic()) > 0 and readable([answer], left):
+            if not (part := reads.read(1 << 16)):
+                break
+            said += part
+    if wrong := child.wait():
+        raise in_use(f"{top}, which all nodes are to see: {wrong}", stage="checkpoints' place")
+    pairs = (line.split(" ") for line in said.decode().splitlines())
+    return {(pool, item) for pool, item in pairs}
+
+
+def _tell(top: Path, to: BinaryIO) -> None:
+    require_seen(top)
+    for path in top.iterdir():
+        for pool, item in _kept(path) if path.name.isdecimal() else ():
+            to.write(f"{pool} {item}\n".encode())
+    to.flush()
 
 
 def _kept(directory: Path) -> Iterator[tuple[str, str]]:

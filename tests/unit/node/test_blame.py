@@ -103,7 +103,7 @@ def test_a_job_waits_for_its_neighbours_as_long_as_its_batch_system_wants(monkey
     monkeypatch.setattr(ledger, "place", place)
     monkeypatch.setattr(start_order.time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(start_order.time, "sleep", lambda s: clock.__setitem__(0, clock[0] + s))
-    start = SimpleNamespace(journal=None, site=SimpleNamespace(paths=None))
+    start = SimpleNamespace(journal=None, site=SimpleNamespace(paths=None), plugins=Plugins())
     with pytest.raises(ledger.InUse):
         start_order._lease(start, (), None, lambda: reaped.append(1), patience, [])
     assert tries == ([0.0, 0.0, 1.0, 2.0, 3.0] if patience else [0.0, 0.0])
@@ -116,7 +116,7 @@ def test_what_is_away_is_so_for_a_job_that_may_not_use_the_plugin_too(monkeypatc
     plugins = Plugins()
     plugins.register("acme", plugin, "acme")
     found = []
-    monkeypatch.setattr(ledger, "place", lambda *args: found.extend(args[-1]()))
+    monkeypatch.setattr(ledger, "place", lambda *args: found.extend(args[-1]))
     withheld = plugins.without({"acme": "[[limits]]"})
     start = SimpleNamespace(journal=None, site=SimpleNamespace(paths=None), plugins=withheld)
     start_order._lease(start, (), None, lambda: None, 0.0, [])

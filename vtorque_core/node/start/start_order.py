@@ -17,7 +17,7 @@ from pathlib import Path
 
 from vtorque_core.api.acquired import Resource
 from vtorque_core.api.batch_system import BatchJob, NodeAdapter
-from vtorque_core.api.claims import Notice, Placement, PoolClaim
+from vtorque_core.api.claims import Notice, Placement
 from vtorque_core.api.guest_driver import LateDriver, LeavableDriver, ReadyGuest
 from vtorque_core.api.guest_plan import GuestPlan, JobUser, SavedGuest
 from vtorque_core.api.job_files import File, Tree
@@ -185,14 +185,12 @@ def _lease(
     claims = [one.claims for one in planned]
     guests = [one.plan for one in planned]
 
-    def away() -> Iterator[PoolClaim]:
-        plugins = start.plugins.without({})  # also of one that this job may not use
-        found = plugins.collect("vtorque_away", guests=guests, site=start.site)
-        yield from (each.item for each in found)
-
     until = time.monotonic() + seconds
     looks = 0
     while True:
+        plugins = start.plugins.without({})  # also of one that this job may not use
+        found = plugins.collect("vtorque_away", guests=guests, site=start.site)
+        away = [each.item for each in found]  # before the node's lock: they may have to wait for it
         try:
             return ledger.place(start.journal, claims, share, start.site.paths, gone, away)
         except ledger.InUse as error:

@@ -15,7 +15,7 @@ pool are one job's at a time; addresses are the first pool. The ledger's own poo
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from vtorque_core.api.claims import Claim, Placement, PoolClaim
@@ -55,7 +55,7 @@ def place(
     share: NodeShare,
     paths: Paths,
     gone: list[str] | None = None,
-    away: Callable[[], Iterable[PoolClaim]] = tuple,
+    away: Sequence[PoolClaim] = (),
 ) -> list[Placement]:
     """Return a placement for each guest, leased in ``journal``; all or nothing.
 
@@ -75,7 +75,7 @@ def place(
     with node_lock(paths):
         held = list(walk(paths))
         _check_alone(journal, share, held)
-        placements = _placements(claims, share, held, gone, [*away()])
+        placements = _placements(claims, share, held, gone, away)
         leases = [] if journal.header.spare else _job_leases(placements, claims, share)
         for index, placement in enumerate(placements):
             leases += [(lease, index) for lease in _leases(placement, index, share)]
