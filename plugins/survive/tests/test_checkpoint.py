@@ -206,7 +206,10 @@ def ask(loop, job, word="checkpoint"):
     eventually(lambda: loop.look() or said)
     thread.join()
     if word == "checkpoint" and not said[0]:
-        eventually(lambda: loop.look() or "cancelled" in loop_did(loop))
+        leave = job.run_dir(0) / "leave.fifo"
+        eventually(
+            lambda: loop.look() or (loop_did(loop)[-1] == "cancelled" and not leave.exists())
+        )
     return said[0]
 
 

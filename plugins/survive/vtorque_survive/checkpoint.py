@@ -28,7 +28,7 @@ from vtorque_core.api import HostFault, Paths, Refused, VtorqueError, replace_fi
 from vtorque_core.api.children import Child, readable
 from vtorque_core.api.guest_driver import LEAVE, TELL
 from vtorque_core.live import saving, service, suspend
-from vtorque_core.live.jobs import RunningJob
+from vtorque_core.live.jobs import RunningGuest, RunningJob
 from vtorque_core.live.saving import Saveable
 from vtorque_survive import listing, periodic, tools
 from vtorque_survive.settings import Settings
@@ -119,7 +119,7 @@ class Checkpoints:
         if phase != suspend.PAUSED or not (asked and waits):
             return None
         if asked.ends and Store(Path(settings.checkpoints), job.job.uid).has(asked.id):
-            return ENDS, Child(lambda: _end(paths, config, job, asker), _ENDS)
+            return ENDS, Child(lambda: _end(config, job, asker), _ENDS)
         return SAVES, Child(lambda: _save(paths, config, job, asked, settings), _TIME)
 
 
@@ -153,6 +153,10 @@ def _held(paths: Paths, job: RunningJob) -> Path:
     return paths.job_state(job.job.key) / HELD
 
 
+def _first(job: RunningJob) -> RunningGuest:
+    return min(job.guests, key=lambda guest: guest.index)
+
+
 def _waits(paths: Paths, job: RunningJob, asked: Asked) -> bool:
     """Return whether guest and job shell have said that they wait: the file names it then."""
     try:
@@ -168,7 +172,7 @@ class _Later(HostFault):
 def _hold(paths: Paths, job: RunningJob, asked: Asked | None, settings: Settings) -> None:
     """Have the guest and the job shell wait for each other, or do so no longer."""
     until = time.monotonic() + _HELD
-    tell = min(job.guests, key=lambda guest: guest.index).run_dir / TELL
+    tell = _first(job).run_dir / TELL
     with _or_not(paths, job):
         if asked is None:
             tell.unlink(missing_ok=True)
@@ -228,17 +232,18 @@ def _save(paths: Paths, config: Path, job: RunningJob, asked: Asked, settings: S
         _asked(paths, job).unlink(missing_ok=True)
 
 
-def _end(paths: Paths, config: Path, job: RunningJob, asker: int) -> None:
+def _end(config: Path, job: RunningJob, asker: int) -> None:
     """End a job that is saved, once who has asked has gone: they may be a step of the job."""
     with suppress(OSError):
         handle = os.pidfd_open(asker)
         readable([handle], _GONE)  # whose pid it is only they say
         time.sleep(_TELLS)
-    on_step("before leave")
-    with saving.held(paths, job, suspend.PAUSED) as guests:
-        (guests[0].guest.run_dir / LEAVE).unlink(missing_ok=True)  # now the job shell may end
-    on_step("after leave")
-    _cancel(config, job)
+    try:
+        _cancel(config, job)  # before its job shell ends: else it would be one that has failed
+    finally:
+        on_step("before leave")
+        (_first(job).run_dir / LEAVE).unlink(missing_ok=True)  # now that may end
+        on_step("after leave")
 
 
 def _cancel(config: Path, job: RunningJob) -> None:
