@@ -749,6 +749,36 @@ def test_a_user_has_no_more_than_the_site_lets_them(paths, done, top):
     shut(loop)
 
 
+def test_what_others_are_to_have_is_no_room(paths, done, monkeypatch, top):
+    """Two are saved at once, of two users: each would fit alone."""
+    free = SimpleNamespace(free=1000 << 20)
+    monkeypatch.setattr(checkpoint.shutil, "disk_usage", lambda _: free)
+    settings = Settings(checkpoints=str(top))
+    one, two = started(paths), started(paths, job_id="43.srv")
+    guests = [Saveable(guest, (), Path("/"), None) for guest in running(paths, one).guests]
+    theirs, mine = Store(top, one.uid + 1), Store(top, two.uid)
+    part = theirs.make(one.key)
+    with theirs.locked():
+        checkpoint._require_room(theirs, part, guests, settings)
+    (part / "g0.memory").write_bytes(b"x" * (100 << 20))
+    free.free -= 100 << 20
+    with mine.locked(), pytest.raises(HostFault, match=r"needs up to 640M .* which has 360M"):
+        checkpoint._require_room(mine, mine.make(two.key), guests, settings)
+    theirs.drop(one.key)
+    checkpoint._require_room(mine, mine.part(two.key), guests, settings)
+
+
+def test_what_becomes_larger_than_was_expected_is_not_kept(
+    loop, paths, done, top, shell, monkeypatch
+):
+    """The state of a daemon with very many open files is in a guest's memory, too."""
+    monkeypatch.setattr(checkpoint, "_OVERHEAD", -256)
+    job = started(paths)
+    shell(job)
+    assert "and no more than 0M were expected" in ask(loop, job, "save")
+    assert goes_on(loop, job) and list((top / str(job.uid)).iterdir()) == []
+
+
 def test_two_jobs_that_are_saved_at_once_have_no_more_than_that(paths, done, top, shell):
     """Each would fit alone; what one may become counts before it is written."""
     settings = Settings(checkpoints=str(top), quota=700)

@@ -205,7 +205,16 @@ def test_disk_and_session_are_there_before_the_guest_is_restored(saved, paths, t
     )
     node.vtorque_pre_boot(job=job)
     made = {Path(each.path).name: each for each in acquired if hasattr(each, "path")}
-    assert made["left"].content == b"a session" and made["left"].reader == os.getuid()
+    there, named = (each for each in acquired if Path(getattr(each, "path", "")).name == "left")
+    assert there.content == b"a session" and there.reader == os.getuid()
+    assert Path(there.path).parent == tmp_path / "s", "on disk"
+    assert (named.path, named.target) == (str(tmp_path / "r" / "left"), there.path)
+    Path(named.path).parent.mkdir()
+    for _ in range(2):
+        named.create()
+        named.release()
+        named.release()
+        assert not Path(named.path).is_symlink()
     disk = made["root.qcow2"]
     assert Path(disk.path).parent == tmp_path / "s"
     assert Path(disk.source) == was.memory.with_name("g0.disk")

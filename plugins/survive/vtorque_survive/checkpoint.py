@@ -297,6 +297,8 @@ def _make(
         for done in work:
             done.result()
         _take_session(paths, job, leave, part / SESSION)
+        if not asked.ends:
+            _require_no_more(part)
         on_step("before manifest")
         store.finish(manifest)
         on_step("after manifest")
@@ -380,7 +382,7 @@ def _has_time(paths: Paths, job: RunningJob) -> bool:
 def _require_room(store: Store, part: Path, guests: list[Saveable], settings: Settings) -> None:
     """Refuse what would not fit: once the first guest is saved there is no way back.
 
-    What fits is the job's from now on, also while the user's other jobs here are saved.
+    What fits is the job's from now on, also while others here are saved.
     """
     if (part / RESERVED).exists():
         return
@@ -393,7 +395,7 @@ def _require_room(store: Store, part: Path, guests: list[Saveable], settings: Se
             f"it needs up to {show_mib(need // _MIB)}, and of {show_mib(settings.quota)} that a "
             f"user may have ([plugin.survive] quota) {show_mib(used // _MIB)} are used: remove some"
         )
-    free = shutil.disk_usage(part).free + had
+    free = shutil.disk_usage(part).free + had - store.promised()
     if need > free:
         raise HostFault(
             f"it needs up to {show_mib(need // _MIB)} in {store.top}, which has "
@@ -401,6 +403,14 @@ def _require_room(store: Store, part: Path, guests: list[Saveable], settings: Se
         )
     with (part / RESERVED).open("wb") as reserved:
         reserved.truncate(need)
+
+
+def _require_no_more(part: Path) -> None:
+    """Refuse what has become larger than was reserved, as by very many open files."""
+    had, reserved = sum(f.stat().st_blocks * 512 for f in part.iterdir()), part / RESERVED
+    if had > reserved.stat().st_size:
+        most = show_mib(reserved.stat().st_size // _MIB)
+        raise Refused(f"it has {show_mib(had // _MIB)}, and no more than {most} were expected")
 
 
 def _copy(disk: Path, to: Path) -> None:

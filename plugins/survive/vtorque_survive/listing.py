@@ -130,11 +130,10 @@ def remove(store: Store, name: str) -> None:
     if not store.has(name):
         raise Refused(f"there is no checkpoint {name} of uid {store.uid}")
     try:
-        with store.locked():
-            _clear(store)
-            (store.directory / name).rename(store.directory / f".{name}{_GONE}")
-            store.tries(name).unlink(missing_ok=True)
-            _clear(store)
+        _clear(store)
+        (store.directory / name).rename(store.directory / f".{name}{_GONE}")
+        store.tries(name).unlink(missing_ok=True)
+        _clear(store)
     except FileNotFoundError:
         raise Refused(f"checkpoint {name} is gone already") from None
     except OSError as error:
@@ -143,7 +142,8 @@ def remove(store: Store, name: str) -> None:
 
 def _clear(store: Store) -> None:
     for path in store.directory.glob(f".*{_GONE}"):
-        shutil.rmtree(path)
+        with suppress(FileNotFoundError):  # another one clears, too
+            shutil.rmtree(path)
 
 
 class Wishes:

@@ -98,7 +98,7 @@ def vtorque_away(guests: Sequence[GuestPlan], site: Site) -> Iterator[PoolClaim]
     yield from move_record.taken_along(guests, site.paths)
 
 
-vtorque_resources = always(Watcher, Fifo, restore.Disk, shared.Held, Placeholder)
+vtorque_resources = always(Watcher, Fifo, restore.Disk, restore.Link, shared.Held, Placeholder)
 vtorque_saved = restore.vtorque_saved
 vtorque_render_domain = restore.vtorque_render_domain
 vtorque_health_checks = always(

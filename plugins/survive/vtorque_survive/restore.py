@@ -65,10 +65,34 @@ class Disk(Resource):
 
     def release(self) -> None:
         """Remove it; missing is fine."""
+        _unlink(self.path)
+
+
+@dataclass(frozen=True)
+class Link(Resource):
+    """A name in the guest's run directory of a file that lies on disk."""
+
+    kind = "survive-link"
+    path: str
+    target: str = unjournalled("")
+
+    def create(self) -> None:
+        """Make it. Raises HostFault."""
         try:
-            Path(self.path).unlink(missing_ok=True)
+            Path(self.path).symlink_to(self.target)
         except OSError as error:
-            raise HostFault(f"cannot remove {self.path}: {error.strerror}") from None
+            raise HostFault(f"cannot make {self.path}: {error.strerror}") from None
+
+    def release(self) -> None:
+        """Remove it; missing is fine."""
+        _unlink(self.path)
+
+
+def _unlink(path: str) -> None:
+    try:
+        Path(path).unlink(missing_ok=True)
+    except OSError as error:
+        raise HostFault(f"cannot remove {path}: {error.strerror}") from None
 
 
 @hookimpl
@@ -212,8 +236,9 @@ def _bring_session(job: NodeJob, guest: GuestPlan, source: Path) -> None:
         content = source.read_bytes()
     except OSError as error:
         raise HostFault(f"{source}: {error.strerror}") from None
-    file = File(str(guest.run_dir / LEFT), mode=0o400, reader=job.user.uid, content=content)
-    job.acquire(file, guest=guest)
+    there = str(guest.state_dir / LEFT)  # on disk: it may have 96 MiB, which nobody counts
+    job.acquire(File(there, mode=0o400, reader=job.user.uid, content=content), guest=guest)
+    job.acquire(Link(str(guest.run_dir / LEFT), there), guest=guest)
 
 
 def _await_released(paths: Paths, found: Manifest) -> None:

@@ -9,11 +9,11 @@ and is never used. Nobody but root may look into it: memory holds a user's secre
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+import stat
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
@@ -26,6 +26,7 @@ from vtorque_core.api import (
     printable,
     replace_file,
     require_root_owned,
+    take_lock,
 )
 from vtorque_survive.asked import key_of
 
@@ -41,6 +42,7 @@ class Unreachable(HostFault):
 MANIFEST, SESSION = "manifest.json", "session"
 OVER = "over"  # the job that was saved is; another one has its id now
 RESERVED = "reserved"  # a hole as large as what is being made may become
+_LOCK = 60.0  # seconds for others that look for room
 _MOST = 1 << 20  # bytes of a manifest
 
 
@@ -125,11 +127,9 @@ class Store:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Have no other job of the user's be given room meanwhile. Raises HostFault."""
-        with _naming("lock", self.directory):
-            descriptor = os.open(self.directory, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        """Have no other job, of anybody, be given room meanwhile. Raises HostFault."""
+        descriptor = take_lock(self.top / ".lock", _LOCK)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
         finally:
             os.close(descriptor)
@@ -210,9 +210,14 @@ class Store:
         """Where a line is for each start of a job that has gone on with it, and not come far."""
         return self.directory / f".{name}.tries"
 
+    def promised(self) -> int:
+        """Return the bytes that unfinished ones, of anybody, may need beside what they have."""
+        parts = self.top.glob("[0-9]*/.*.part")
+        return sum(max(0, reserved - taken) for taken, reserved in map(_taken, parts))
+
     def used(self) -> int:
         """Return the bytes that all of the user's take on disk, or may when they are finished."""
-        return sum(_taken(Path(place), files) for place, _, files in os.walk(self.directory))
+        return sum(max(_taken(Path(place))) for place, _, _ in os.walk(self.directory))
 
 
 def _newness(manifest: Manifest) -> tuple[int, int]:
@@ -222,14 +227,15 @@ def _newness(manifest: Manifest) -> tuple[int, int]:
     return int(key.rpartition(".")[2]), int(phases) if phases else 1 << 30
 
 
-def _taken(place: Path, files: Iterable[str]) -> int:
+def _taken(place: Path) -> tuple[int, int]:
+    """Return the bytes that the files in a directory take on disk, and that are its own."""
     taken = reserved = 0
-    for name in files:
+    for file in place.iterdir():
         with contextlib.suppress(FileNotFoundError):
-            found = (place / name).stat(follow_symlinks=False)
-            taken += found.st_blocks * 512
-            reserved = found.st_size if name == RESERVED else reserved
-    return max(taken, reserved)
+            found = file.stat(follow_symlinks=False)
+            taken += found.st_blocks * 512 if stat.S_ISREG(found.st_mode) else 0
+            reserved = found.st_size if file.name == RESERVED else reserved
+    return taken, reserved
 
 
 @contextlib.contextmanager
