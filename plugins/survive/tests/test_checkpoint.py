@@ -749,6 +749,21 @@ def test_a_user_has_no_more_than_the_site_lets_them(paths, done, top):
     shut(loop)
 
 
+def test_a_user_keeps_those_of_no_more_jobs_than_the_site_lets_them(paths, done, top):
+    """Each has addresses that nobody else gets meanwhile."""
+    loop = made(paths, Settings(checkpoints=str(top), most=2))
+    job = started(paths)
+    store = Store(top, job.uid)
+    for name in ("40.srv.0", "41.srv.0", "41.srv.0-3"):
+        store.make(name)
+        of = name.partition(".0")[0]
+        store.finish(Manifest(name, job.uid, "ada", "n1", 1.0, "micro", "00", {}, (), of))
+    said = ask(loop, job)
+    assert "checkpoints of 2 jobs are kept, of 2 at most ([plugin.survive] most)" in said
+    assert goes_on(loop, job)
+    shut(loop)
+
+
 def test_what_others_are_to_have_is_no_room(paths, done, monkeypatch, top):
     """Two are saved at once, of two users: each would fit alone."""
     free = SimpleNamespace(free=1000 << 20)

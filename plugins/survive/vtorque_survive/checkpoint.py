@@ -278,6 +278,7 @@ def _make(
     try:
         _require_time(paths, job, guests)
         with store.locked():
+            _require_few(store, job.job.id, settings)
             _require_room(store, part, guests, settings)
         manifest = _manifest(name, job, guests)  # what can fail here fails before a guest is saved
         if not asked.ends:
@@ -377,6 +378,16 @@ def _require_time(paths: Paths, job: RunningJob, guests: list[Saveable]) -> None
 
 def _has_time(paths: Paths, job: RunningJob) -> bool:
     return time.time() - (paths.job_state(job.job.key) / ASKED).stat().st_mtime <= _TIME
+
+
+def _require_few(store: Store, job_id: str, settings: Settings) -> None:
+    """Refuse one of one job too many: each has addresses that nobody else gets meanwhile."""
+    of = {each.job for each in store.all()} | {job_id}
+    if settings.most and len(of) > settings.most:
+        raise Refused(
+            f"checkpoints of {len(of) - 1} jobs are kept, of {settings.most} at most ([plugin."
+            "survive] most): remove some (vmgr checkpoints)"
+        )
 
 
 def _require_room(store: Store, part: Path, guests: list[Saveable], settings: Settings) -> None:

@@ -38,6 +38,9 @@ class Settings:
         "go on where there is another that has all of it; empty: the node's own",
     )
     quota: int = setting(0, doc="how much of that a user may have on a node; 0: all", unit="MiB")
+    most: int = setting(
+        8, doc="of how many jobs a user may have checkpoints, which keep their addresses; 0: any"
+    )
     least: float = setting(
         600.0, doc="how often a job may have itself saved at most, by checkpoint=every:", unit="s"
     )
@@ -89,8 +92,9 @@ class Settings:
             raise ValueError(f"health is {self.health!r}: write an absolute path, or {DOCTOR}")
         if self.reach and "{node}" not in self.reach:
             raise ValueError(f"reach is {self.reach!r}: write {{node}} where the node's name goes")
-        if self.quota < 0:
-            raise ValueError(f"quota is {self.quota}: write a number of MiB, or 0")
+        for name, number in (("quota", self.quota), ("most", self.most)):
+            if number < 0:
+                raise ValueError(f"{name} is {number}: write a number, or 0")
 
 
 def is_plain(path: str) -> bool:

@@ -42,6 +42,7 @@ from vtorque_core.site.config import Site
 from vtorque_core.site.plugins import Plugins
 
 _FIRST_PAUSE, _LONGEST_PAUSE, _A_DAY = 10.0, 600.0, 86400.0  # seconds
+_LOCK = 3.0  # seconds for who changes a job that is gone: who saves it begins again at once
 
 Action = Literal["released", "partial", "would release", "alive", "unknown", "busy", "unreadable"]
 
@@ -223,7 +224,7 @@ def _release(
         why = f"batch system {state.header.batch} does not say whether the job exists"
         return ("unknown", why, None) if life is Life.UNKNOWN else ("alive", "", None)
     try:
-        with job_lock(paths, state.header.job.id, 0):
+        with job_lock(paths, state.header.job.id, _LOCK):
             if tear is None:
                 return "would release", "", None
             if state.header.spare and (left_alone := _left_alone(state, paths)):
