@@ -195,6 +195,8 @@ def world(tmp_path, monkeypatch):
     clocks = SimpleNamespace(wait=lambda: None)
     monkeypatch.setattr(suspend, "set_clocks", lambda *_: clocks)
     monkeypatch.setattr(Here, "of", classmethod(lambda *_: made.n2.here))
+    apart = lambda _, found: move.settle_all(made.n2.here, found.job)  # noqa: E731
+    monkeypatch.setattr(move_watch, "apart", apart)
     return made
 
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from vtorque_core.api import HostFault, Paths, Refused, VtorqueError, printable
+from vtorque_core.api import Busy, HostFault, Paths, Refused, VtorqueError, printable
 from vtorque_core.api.batch_system import MovingAdapter
 from vtorque_core.api.children import readable
 from vtorque_core.api.node_job import Site
@@ -232,6 +232,14 @@ def _answer(answers: IO[bytes], seconds: float, to: str, errors: IO[bytes]) -> d
     if failed:
         raise Refused(f"{to}: {printable(str(failed), 500)}")
     return found
+
+
+def settle_all(here: Here, job_id: str) -> None:
+    """Settle what of a job's moves is not over, unless another is at it. Raises HostFault."""
+    for move in move_record.all_moves(here.paths):
+        if move.job == job_id and move.phase != AWAY:
+            with suppress(Busy):
+                settle(here, move)
 
 
 def settle(here: Here, move: Move) -> None:

@@ -15,8 +15,9 @@ from vtorque_survive import arrival, move
 @click.command(short_help="Move a job's guest to another node while it runs; root only.")
 @click.argument("job_id", metavar="JOB")
 @click.option("--to", required=True, metavar="NODE", help="Where it is to run.")
+@click.option("--settle", is_flag=True, hidden=True)
 @click.pass_obj
-def migrate(config: Path, job_id: str, to: str) -> None:
+def migrate(config: Path, job_id: str, to: str, settle: bool) -> None:
     """Move the guest that a job has on this node to another, while it runs. Root only.
 
     Not from the job's first node, where its job shell is. Where the batch system can (Slurm) a job
@@ -26,7 +27,11 @@ def migrate(config: Path, job_id: str, to: str) -> None:
     if os.geteuid() != 0:
         raise UsageError("vmgr migrate moves what root has acquired: run it as root")
     try:
-        move.migrate(move.Here.of(config), job_id, to)
+        here = move.Here.of(config)
+        if settle:
+            move.settle_all(here, job_id)
+        else:
+            move.migrate(here, job_id, to)
     except VtorqueError as error:
         click.echo(f"vmgr: job {printable(job_id)}: {error}", err=True)
         sys.exit(EXIT_FAILED)

@@ -7,15 +7,15 @@ its job has ended: no epilogue runs here, since the batch system has not given t
 from __future__ import annotations
 
 import logging
+import subprocess
 import time
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from vtorque_core.api import Busy, Paths
+from vtorque_core.api import HostFault, Paths, printable
 from vtorque_core.api.children import Child
-from vtorque_core.live import moving
+from vtorque_core.live import moving, service
 from vtorque_core.live.jobs import RunningJob
 from vtorque_survive import move, move_record
 from vtorque_survive.move_record import AWAY, all_moves
@@ -47,13 +47,27 @@ class Moves:
             self._work[key] = Child(lambda key=key: go_on(self.config, paths, key), _TIME)  # type: ignore[misc]
 
 
+def apart(config: Path, found: move_record.Move) -> None:
+    """Settle a move in a process that goes on without the watcher: a release may end that.
+
+    Raises HostFault: it cannot be settled now.
+    """
+    argv = service.vmgr(config, "migrate", "--settle", "--to", found.to, "--", found.job)
+    done = subprocess.run(
+        argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        start_new_session=True, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        said = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
+        raise HostFault(printable(said or f"exit code {done.returncode}", 500))
+
+
 def go_on(config: Path, paths: Paths, key: str) -> None:
     """Do what is next for one. Raises HostFault: it cannot be done now."""
     here = move.Here.of(config)
     found = move_record.Move.read(paths, key)
     if found is not None and found.phase != AWAY:
-        with suppress(Busy):  # a command is at work
-            move.settle(here, found)
+        apart(config, found)
         return
     job_id, _, attempt = key.rpartition(".")
     if found is not None:
