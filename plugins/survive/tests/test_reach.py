@@ -1,0 +1,115 @@
+"""The way from node to node: real processes in place of ssh, and what they say."""
+
+import socket
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from quick_python import shebang
+from vtorque_core.api import HostFault, Refused
+from vtorque_core.live import moving
+from vtorque_survive import move, reach
+from vtorque_survive.settings import Settings
+
+CONFIG = Path("/etc/vtorque/vtorque.toml")
+
+
+@pytest.fixture
+def way(tmp_path):
+    """Return settings by which a node is a Python program, and that program's file."""
+    program = tmp_path / "to"
+
+    def leads(body):
+        program.write_text(f"{shebang()}\nimport json, os, sys\n{body}\n")
+        program.chmod(0o755)
+        return Settings(reach=f"{program} {{node}}")
+
+    return leads
+
+
+def test_what_another_node_says(way):
+    echo = way("print(json.dumps({'answer': [sys.argv[1:3], json.load(sys.stdin)]}))")
+    (node, _), what = reach.ask(CONFIG, echo, "n3", {"ask": "settle"})
+    assert (node, what) == ("n3", {"ask": "settle"})
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        ("sys.exit('ssh: no route\\nto host')", "n3 cannot be asked: to host"),
+        ("sys.exit(9)", "n3 cannot be asked: exit code 9"),
+        ("print('no JSON')", "n3 cannot be asked: Expecting value"),
+        ("print('{}')", "n3 cannot be asked: 'answer'"),
+    ],
+)
+def test_what_is_no_answer_is_said(way, body, why):
+    with pytest.raises(HostFault, match=why):
+        reach.ask(CONFIG, way(body), "n3", {})
+
+
+def test_one_that_does_not_answer_is_not_waited_for(way, monkeypatch):
+    monkeypatch.setattr(reach, "_ANSWER", 0.2)
+    with pytest.raises(HostFault, match="no answer within"):
+        reach.ask(CONFIG, way("import time; time.sleep(600)"), "n3", {})
+
+
+def test_a_socket_behind_which_is_the_other_nodes_libvirtd(way, tmp_path):
+    carries = way("print(sys.argv[1:], flush=True)\nsys.stdout.write(sys.stdin.readline())")
+    place = tmp_path / "bridge"
+    with reach.Bridge(carries, "n3", "qemu:///system", place) as bridge:
+        assert bridge.uri == f"qemu+unix:///system?socket={place}/libvirt"
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(str(place / "libvirt"))
+            connection.sendall(b"hello\n")
+            with connection.makefile("rb") as said:
+                assert said.read() == b"['n3', 'virt-ssh-helper', 'qemu:///system']\nhello\n"
+    assert not place.exists()
+
+
+@pytest.mark.parametrize("uri", ["qemu+ssh://n3/system", "qemu:///system?socket=x", "/run/libvirt"])
+def test_libvirts_other_ways_are_refused(tmp_path, uri):
+    with pytest.raises(Refused, match="guests are moved from one like qemu:///system"):
+        reach.Bridge(Settings(reach="ssh {node}"), "n3", uri, tmp_path / "bridge")
+
+
+@pytest.fixture
+def receiver(way, monkeypatch):
+    """Return a function that has another node receive, as a program does."""
+    place = SimpleNamespace(hook=lambda word: ("vtorque", "hook", word))
+    monkeypatch.setattr(move.service, "node_of", lambda _: (None, place))
+    monkeypatch.setattr(move, "_READY", 30.0)
+
+    def receives(body):
+        site = {Settings: way(f"told = json.loads(sys.stdin.readline())\n{body}")}
+        here = move.Here(CONFIG, site, None, moving.Node("test:///default", 1.0))
+        return move._receiver(here, "n3", {"job": "42"})
+
+    return receives
+
+
+def test_the_other_node_awaits_the_guest_and_says_when_it_is_done(receiver):
+    lines = "print(json.dumps({'xml': told['job']}), flush=True)\nprint('{\"here\": true}')"
+    with receiver(lines) as xml:
+        assert xml == "42"
+
+
+@pytest.mark.parametrize(
+    ("body", "error", "why"),
+    [
+        ('print(\'{"failed": "no room"}\')', Refused, "n3: no room"),
+        ("sys.exit('Host key\\nverification failed.')", HostFault, "n3 has ended: verification"),
+        ("pass", HostFault, "n3 has ended: without a word"),
+        ("print('motd')", HostFault, "n3 said motd"),
+        ("print('{}')", HostFault, "n3 has not said with what"),
+    ],
+)
+def test_one_that_does_not_receive_says_why(receiver, body, error, why):
+    with pytest.raises(error, match=why), receiver(body):
+        raise AssertionError
+
+
+def test_what_fails_there_later_is_said_too(receiver):
+    lines = "print(json.dumps({'xml': 'x'}), flush=True)\nprint('{\"failed\": \"silent\"}')"
+    with pytest.raises(Refused, match="n3: silent"), receiver(lines) as xml:
+        assert xml == "x"
