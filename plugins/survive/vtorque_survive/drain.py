@@ -77,11 +77,10 @@ class Drain:
         """Yield what would be done with each job; nothing is."""
         for job in self._jobs():
             why_not = self._why_not_requeued(job)
-            plan = LEFT if why_not else REQUEUED
             why = why_not or "saved first"
             if self.settings.spare and suspend.phase(job):
-                plan, why = MOVED, f"to {' or '.join(self.settings.spare)}; else {plan}: {why}"
-            yield Done(job.job.id, job.job.owner, plan, why)
+                why += f", unless it can be moved to {' or '.join(self.settings.spare)}"
+            yield Done(job.job.id, job.job.owner, LEFT if why_not else REQUEUED, why)
 
     def run(self) -> Iterator[Done]:
         """Drain it; yield what was done with each job. Raises HostFault, Refused: nothing was."""
