@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 
+import ill
 import slurm_cluster as slurm
 from vtorque_core.resources import virtiofs_daemon
 
@@ -140,22 +141,11 @@ def test_a_requeued_job_goes_on_and_again_after_its_node_has_crashed(place):
     assert said[:at] == numbers(at)
 
 
-WELL, ILL = "/etc/vtorque/well", "/etc/vtorque/ill"
-HEALTH = f"""#!/bin/sh
-[ ! -e {ILL} ] || {{ echo "its disk is slow"; exit 1; }}
-"""
-
-
 @pytest.fixture
 def watched(place):
-    """Have all nodes ask their health every second."""
-    for node in slurm.NODES:
-        asked = f'health = "{WELL}"\nhealth_every = 1\n'
-        place.root(node, "sh", "-c", f"cat >> {CONF}", stdin=asked.encode())
-        place.root(node, "sh", "-c", f"cat > {WELL}; chmod 700 {WELL}", stdin=HEALTH.encode())
-    yield place
-    for node in slurm.NODES:
-        place.root(node, "rm", "-f", WELL, ILL)
+    """Have all nodes ask their health."""
+    with ill.asked(place):
+        yield place
 
 
 def elsewhere(cluster, job_id, than):
@@ -174,37 +164,30 @@ def test_jobs_of_a_node_that_is_ill_or_drained_go_on_elsewhere(watched):
     """Unattended, and by an admin. One that asks for no checkpoints is left to run, and told."""
     job_id = submit(watched, *ASKED, script=COUNTS.replace("$i -lt {}", "! -e enough"))
     await_more(watched, 0)
-    ill = watched.show(job_id)["NodeList"]
-    words = ("vsub", "--parsable", "-o", "other", f"-w{ill}")
+    first = watched.show(job_id)["NodeList"]
+    words = ("vsub", "--parsable", "-o", "other", f"-w{first}")
     other = watched.user(*words, watched.script("#!/bin/sh\ntouch on; sleep 600\n", "other.sh"))
     other_id = other.stdout.decode().strip()
     watched.wait((watched.home / "on").exists, what="the other job")
-    drained = [ill]
-    try:
-        watched.root(ill, "touch", ILL)
-        drained.append(elsewhere(watched, job_id, drained))
-        said = watched.root(ill, "vmgr", "logs", other_id)
-        assert "its node is drained (its disk is slow), and the job is left to run" in said
+    with ill.is_ill(watched, first):
+        second = elsewhere(watched, job_id, [first])
+        said = watched.root(first, "vmgr", "logs", other_id)
+        assert f"its node is drained ({ill.WHY}), and the job is left to run" in said
         assert watched.show(other_id)["JobState"] == "RUNNING"
-        state = ("sinfo", "-h", "-n", ill, "-o", "%T %E")
-        assert watched.root("head", *state).strip() == "draining vTorque: its disk is slow"
-        doctor = watched.root(ill, "vtorque", "doctor", check=False)
-        assert f": its disk is slow; left to run: {other_id}" in doctor
-        begun = len(counted(watched))
-        await_more(watched, begun + 5)
-        said = watched.root(drained[1], "vtorque", "drain", drained[1])
+        assert ill.state(watched, first) == f"draining vTorque: {ill.WHY}"
+        doctor = watched.root(first, "vtorque", "doctor", check=False)
+        assert f": {ill.WHY}; left to run: {other_id}" in doctor
+        await_more(watched, len(counted(watched)) + 5)
+        said = watched.root(second, "vtorque", "drain", second)
         assert said.startswith(f"{job_id} ({slurm.USER}): requeued: saved as checkpoint")
-        elsewhere(watched, job_id, drained)
+        elsewhere(watched, job_id, [first, second])
         await_more(watched, len(counted(watched)))
         (watched.home / "enough").touch()
         watched.wait_state(job_id, "FAILED", seconds=120)
-    finally:
         watched.root("head", "scancel", other_id)
-        watched.root(ill, "rm", "-f", ILL)
-        for node in drained:
-            watched.root("head", "scontrol", "update", f"nodename={node}", "state=resume")
-        for name in ("on", "enough"):
-            (watched.home / name).unlink(missing_ok=True)
+    watched.root("head", "scontrol", "update", f"nodename={second}", "state=resume")
+    for name in ("on", "enough"):
+        (watched.home / name).unlink()
     assert watched.show(job_id)["ExitCode"] == "7:0"
     said = watched.read("out").decode().split()
     assert (said[0], said[-1]) == ("1", counted(watched)[-1])

@@ -4,6 +4,7 @@ import subprocess
 
 import pytest
 
+import ill
 import reaching
 import slurm_cluster as slurm
 from vtorque_core.resources import virtiofs_daemon
@@ -95,6 +96,37 @@ def test_a_sister_guest_goes_to_a_node_that_is_not_the_jobs(site, job_id):
     assert held == [f"vtorque-{job_id}-n3", "root"]
     site.wait(lambda: "n2 idle" in site.root("head", "sinfo", "-hN", "-o", "%N %T"), what="n2 idle")
     ends_right(site, job_id)
+
+
+@pytest.fixture
+def watched(site):
+    """Have all nodes ask their health, and n3 be the spare one; before there is a job."""
+    with ill.asked(site, spare='["n3"]'):
+        yield site
+
+
+@moves
+@pytest.mark.full
+@pytest.mark.releases
+def test_a_guest_on_a_node_that_is_ill_goes_to_the_spare_node(watched, job_id):
+    """Unattended."""
+    with ill.is_ill(watched, "n2"):
+        watched.wait(lambda: watched.show(job_id)["NodeList"] == "n1", what="moved", seconds=180)
+        watched.wait(lambda: len(watched.guests("n3")) == 1, what="a guest on the spare node")
+        drained = f"drained vTorque: {ill.WHY}"
+        watched.wait(lambda: ill.state(watched, "n2") == drained, what="n2 drained, without a job")
+        assert not watched.guests("n2")
+        doctor = ("vtorque", "doctor")
+        last = watched.wait(
+            lambda: [
+                line
+                for line in watched.root("n2", *doctor, check=False).splitlines()
+                if "drained last" in line
+            ],
+            what="the drain's end",
+        )
+        assert last[0].endswith(f": {ill.WHY}"), "no job was left to run"
+        ends_right(watched, job_id)
 
 
 @moves

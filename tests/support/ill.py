@@ -1,0 +1,40 @@
+"""Nodes of scripts/cluster whose health command says that they are ill where a file is."""
+
+import contextlib
+
+import slurm_cluster as slurm
+
+CONF, WELL, ILL = "/etc/vtorque/vtorque.toml", "/etc/vtorque/well", "/etc/vtorque/ill"
+WHY = "its disk is slow"
+COMMAND = f"""#!/bin/sh
+[ ! -e {ILL} ] || {{ echo "{WHY}"; exit 1; }}
+"""
+
+
+@contextlib.contextmanager
+def asked(cluster, **settings):
+    """Have all nodes ask their health every second, once their config has a [plugin.survive]."""
+    table = {"health": f'"{WELL}"', "health_every": 1, **settings}
+    lines = "".join(f"\\n{key} = {value}" for key, value in table.items())
+    for node in slurm.NODES:
+        cluster.root(node, "sh", "-c", f"cat > {WELL}; chmod 700 {WELL}", stdin=COMMAND.encode())
+        cluster.root(node, "sed", "-i", rf"s|^\[plugin.survive\]$|&{lines}|", CONF)
+    yield
+    for node in slurm.NODES:
+        cluster.root(node, "rm", "-f", WELL, ILL)
+
+
+@contextlib.contextmanager
+def is_ill(cluster, node):
+    """Have a node be ill; after that it is well, and gets jobs again."""
+    cluster.root(node, "touch", ILL)
+    try:
+        yield
+    finally:
+        cluster.root(node, "rm", "-f", ILL)
+        cluster.root("head", "scontrol", "update", f"nodename={node}", "state=resume", check=False)
+
+
+def state(cluster, node):
+    """Return what Slurm says of a node, and why."""
+    return cluster.root("head", "sinfo", "-h", "-p", "main", "-n", node, "-o", "%T %E").strip()
