@@ -68,10 +68,10 @@ def test_what_is_away_is_free_for_nobody_here(paths):
     claim = [(PoolClaim("address", ("10.0.0.1", "10.0.0.2", "10.0.0.3")),)]
     gone = ("10.0.0.1", "10.0.0.3")
     away = [*(PoolClaim("address", (item,)) for item in gone), PoolClaim("card", ("a",))]
-    got = place(start(paths, "1"), claim, NODE, paths, away=lambda: away)
+    got = place(start(paths, "1"), claim, NODE, paths, away=away)
     assert got[0].leased == {"address": ("10.0.0.2",)}
     with pytest.raises(HostFault, match="in use by other jobs: address=1: "):
-        place(start(paths, "2"), claim, NODE, paths, away=lambda: away)
+        place(start(paths, "2"), claim, NODE, paths, away=away)
 
 
 def test_what_the_node_can_never_give_is_refused(paths):
