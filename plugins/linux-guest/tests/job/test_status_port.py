@@ -8,6 +8,7 @@ import pytest
 
 from vtorque_core.api import HostFault
 from vtorque_linux_guest.job import ready
+from vtorque_linux_guest.job.frames import StreamError
 from vtorque_linux_guest.job.status_port import StatusReader
 
 
@@ -41,6 +42,28 @@ def test_a_guest_is_told_the_time_once_when_its_agent_is_there():
     word, _, seconds = clock.partition(" ")
     assert word == "TIME" and len(seconds.partition(".")[2]) == 9
     assert before - 1 <= float(seconds) <= time.time()
+
+
+def holds(seconds, *lines):
+    host, guest = socket.socketpair()
+    with host, guest:
+        guest.sendall("".join(f"{line}\n" for line in lines).encode())
+        StatusReader(host).hold(seconds, time.monotonic() + 10)
+        return guest.recv(4096).decode().splitlines()
+
+
+@pytest.mark.parametrize("said", [(), ("HELD 60",)])
+def test_an_older_agent_is_known_at_once(said):
+    """It knows no HOLD, or tells its job shell nothing of it."""
+    with pytest.raises(StreamError, match="build the image anew"):
+        holds(60, "STEP network", *said, "READY 1", "LOGGED")
+    assert holds(0, *said, "LOGGED") == ["HOLD 0", "LOG /"]
+
+
+def test_one_that_holds_and_tells_says_both():
+    assert holds(60, "READY 1", "HELD 60 tells", "LOGGED") == ["HOLD 60", "LOG /"]
+    with pytest.raises(StreamError, match="no job shell"):
+        holds(60, "HELD 0", "LOGGED")
 
 
 def waits(plan, *lines):

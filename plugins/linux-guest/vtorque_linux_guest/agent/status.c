@@ -53,16 +53,16 @@ void status_send(void) {
 }
 
 /* The host's end of the run port will be broken, perhaps, and come again: seconds. Answers 0 if there is
- * no session that could go on. */
+ * no session that could go on. That its job shell is told, too, an older agent does not say. */
 static void hold(const char *text) {
     unsigned seconds;
-    char answer[16] = "0";
+    char answer[24] = "0";
     if (sscanf(text, "%9u", &seconds) != 1)
         return;
     if (run_port.keeps) {
         run_port.held_until = now_ms() + seconds * 1000ull;
         run_port.dropping = run_port.tells = true;
-        snprintf(answer, sizeof answer, "%u", seconds);
+        snprintf(answer, sizeof answer, "%u tells", seconds);
     }
     status_line("HELD ", answer);
 }

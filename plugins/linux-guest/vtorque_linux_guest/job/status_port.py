@@ -70,12 +70,16 @@ class StatusReader:
         """Have the guest's session wait for its job shell: its connection may break from now on.
 
         It waits so many seconds of the guest's own time; 0: no longer. Returns when it says so.
-        Raises StreamError if there is no session that could go on. Errors as above.
+        Raises StreamError if there is no session that could go on, or the agent is older than that
+        and says so by answering only what it is asked next, for nothing. Errors as above.
         """
-        self._ask(b"HOLD %d\n" % seconds, deadline)
-        while (said := self._line(deadline).partition(" "))[0] != "HELD":
-            pass
-        if said[2] != str(seconds):
+        self._ask(b"HOLD %d\nLOG /\n" % seconds, deadline)
+        said = ""
+        while (line := self._line(deadline)) != "LOGGED":
+            said = line.removeprefix("HELD ") if line.startswith("HELD ") else said
+        if seconds and said in ("", str(seconds)):
+            raise StreamError("its image's agent is too old to be saved with: build the image anew")
+        if seconds and said != f"{seconds} tells":
             raise StreamError("no job shell holds a session with the guest that could go on")
 
     def log(self, path: str, deadline: float) -> Iterator[bytes]:
