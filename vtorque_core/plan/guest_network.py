@@ -5,7 +5,6 @@ Every node computes the same addresses for the same (node, slot, guest), with no
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import ipaddress
 import re
@@ -70,20 +69,13 @@ def claims(site: Site, job: BatchJob, guests: int, index: int) -> Iterator[PoolC
             yield wanted
 
 
-def gives(site: Site, job: BatchJob, guests: int, index: int, lease: tuple[str, str]) -> bool:
-    """Return whether the site gives a guest this address (pool, item), of this or another node.
-
-    Pure, but for the site's command (HostFault), which is asked for this node's alone.
-    """
-    network = next((each for name, each in of_site(site).items() if pool(name) == lease[0]), None)
-    if network is None or not assigns(network):
-        return False
-    if network.addressing != "static":
-        alone = dataclasses.replace(job, nodes=(job.node,))
-        found = claim(network, alone, guests, index)
-        return found is not None and lease[1] in found.items
+def gives(site: Site, claimed: PoolClaim, item: str) -> bool:
+    """Return whether the site gives a guest with this claim that address, also on another node."""
+    network = next(each for name, each in of_site(site).items() if pool(name) == claimed.pool)
+    if network.kind == "none" or network.addressing != "static":
+        return item in claimed.items
     subnet = ipaddress.IPv4Network(network.subnet)
-    number = int(ipaddress.IPv4Address(lease[1])) - int(subnet.network_address)
+    number = int(ipaddress.IPv4Address(item)) - int(subnet.network_address)
     return network.first <= number < subnet.num_addresses - 1
 
 

@@ -319,9 +319,10 @@ def _same_addresses(guest: GuestPlan, job: BatchJob, site: Site) -> Iterator[Poo
     """Yield claims of a saved guest's addresses, by pool. Raises Refused: the site has others."""
     assert guest.saved is not None  # noqa: S101 - the caller has looked
     had = dict(guest.saved.leased)
-    of_job = job, guest.guests_per_node, guest.index
-    for each in {**{one.pool: "" for one in guest_network.claims(site, *of_job)}, **had}:
-        if each not in had or not guest_network.gives(site, *of_job, (each, had[each])):
+    now = {c.pool: c for c in guest_network.claims(site, job, guest.guests_per_node, guest.index)}
+    for each in {**now, **had}:
+        both = each in had and each in now
+        if not both or not guest_network.gives(site, now[each], had[each]):
             raise Refused(
                 Refusal(
                     f"the guest that was saved has the address {had.get(each, 'none')} "

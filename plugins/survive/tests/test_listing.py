@@ -14,9 +14,10 @@ from vtorque_core.api import HostFault, Refused
 from vtorque_survive import checkpoints_command, listing
 from vtorque_survive.listing import Wishes
 from vtorque_survive.settings import Settings
-from vtorque_survive.stored import Manifest, Saved, Store
+from vtorque_survive.stored import Manifest, Store
+from vtorque_testing import planned
 
-GUEST = Saved("vt-42.srv.0-n1-0", "0b1ad9ba", "vn1", "42.srv", 0, (), "/s/g0", "/r/g0", False)
+GUEST = planned.saved_guest("0b1ad9ba")
 UID = os.getuid()
 
 

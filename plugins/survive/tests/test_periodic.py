@@ -11,9 +11,10 @@ from vtorque_core.live.jobs import Running
 from vtorque_survive import periodic
 from vtorque_survive.asked import CHECKPOINT
 from vtorque_survive.settings import Settings
-from vtorque_survive.stored import Manifest, Saved, Store
+from vtorque_survive.stored import Manifest, Store
+from vtorque_testing import planned
 
-GUEST = Saved("vt-42.srv.0-n1-0", "0b1ad9ba", "vn1", "42.srv", 0, (), "/s/g0", "/r/g0", False)
+GUEST = planned.saved_guest("0b1ad9ba")
 STARTED = 1_000_000.0
 
 

@@ -16,7 +16,7 @@ from vtorque_core.api.vm_options import FS_TYPE
 from vtorque_survive import node, restore, tools
 from vtorque_survive.asked import BEGINNING, CHECKPOINT, NEVER, RESUME
 from vtorque_survive.settings import Settings
-from vtorque_survive.stored import Manifest, Saved, Store
+from vtorque_survive.stored import Manifest, Store
 from vtorque_testing import planned
 
 IMAGE = Image("micro", "linux", "micro", "x86_64", "ab" * 32)
@@ -38,7 +38,7 @@ def saved(tmp_path, paths, monkeypatch):
     top.mkdir(mode=0o700)
     uuid = "0b1ad9ba-95f3-54cf-8d96-1d6ed3e4ac1f"
     leased = (("address", "10.86.0.16"),)
-    guest = Saved("vt-42.srv.0-n1-0", uuid, "vn1", "42.srv", 0, leased, "/s/g0", "/r/g0", True)
+    guest = planned.saved_guest(uuid, leased)
     found = Manifest(
         NAME,
         os.getuid(),

@@ -14,11 +14,10 @@ import running_journal
 from vtorque_core.api import HostFault, JobAttempt, Paths, Refused
 from vtorque_core.api.batch_system import Life
 from vtorque_core.api.claims import PoolClaim
-from vtorque_core.api.guest_plan import SavedGuest
 from vtorque_core.resources.lease import Lease
 from vtorque_survive import listing, shared, stored
 from vtorque_survive.settings import Settings
-from vtorque_survive.stored import Manifest, Saved, Store
+from vtorque_survive.stored import Manifest, Store
 from vtorque_testing import planned
 
 UUID = "0b1ad9ba-95f3-54cf-8d96-1d6ed3e4ac1f"
@@ -27,7 +26,7 @@ HERE = JobAttempt("9.srv", 0, "ada", os.getuid(), "n2")
 
 
 def manifest(store, key="42.srv.0", leased=LEASED, uuid=UUID):
-    guest = Saved("vt-42.srv.0-n1-0", uuid, "vn1", "42.srv", 0, leased, "/s/g0", "/r/g0", True)
+    guest = planned.saved_guest(uuid, leased)
     found = Manifest(key, store.uid, "ada", "n1", 1.0, "micro", "ab" * 32, {}, (guest,), "42.srv")
     store.make(key)
     store.finish(found)
@@ -157,7 +156,7 @@ def test_addresses_of_checkpoints_are_nobodys_but_who_goes_on_with_them(
     booted = planned.guest_plan()
     site.paths = running_journal.paths_below(tmp_path)
     assert set(away([booted], site)) == {*LEASED, ("address", "10.86.0.17")}
-    was = SavedGuest("vt", UUID, "vn1", "42.srv", 0, LEASED, Path("/s"), Path("/r"), Path("/m"))
+    was = planned.saved_guest(UUID, LEASED)
     going_on = dataclasses.replace(booted, saved=was)
     assert list(away([going_on], site)) == [("address", "10.86.0.17")]
     alone = Site({Settings: Settings(checkpoints=str(store.top))})

@@ -27,13 +27,14 @@ from typing import Self
 from vtorque_core.api import HostFault, Paths, Refused, VtorqueError, replace_file, show_mib
 from vtorque_core.api.children import Child, readable
 from vtorque_core.api.guest_driver import LEAVE, TELL
+from vtorque_core.api.guest_plan import SavedGuest
 from vtorque_core.live import saving, service, suspend
 from vtorque_core.live.jobs import RunningGuest, RunningJob
 from vtorque_core.live.saving import Saveable
 from vtorque_survive import listing, periodic, tools
 from vtorque_survive.settings import Settings
 from vtorque_survive.shared import require_not_shared
-from vtorque_survive.stored import RESERVED, SESSION, Manifest, Saved, Store
+from vtorque_survive.stored import RESERVED, SESSION, Manifest, Store
 
 ASKED, HELD = "checkpoint-asked", "checkpoint-held"  # files in the job's directory of state
 _HELD = 20.0  # seconds for a guest to say that it waits for another job shell
@@ -280,7 +281,9 @@ def _make(
         with store.locked():
             _require_few(store, job.job.id, settings)
             _require_room(store, part, guests, settings)
-        manifest = _manifest(name, job, guests)  # what can fail here fails before a guest is saved
+        manifest = _manifest(
+            store.directory / name, job, guests
+        )  # what can fail here fails before a guest is saved
         if not asked.ends:
             _make_fifo(tell, job.job.uid)
             _take_session(paths, job, tell, part / SESSION)
@@ -482,10 +485,10 @@ def _memory(paths: Paths, job: RunningJob, each: Saveable, part: Path, *, stays:
         raise HostFault(f"guest {each.guest.index} has ended, and was not saved")
 
 
-def _manifest(name: str, job: RunningJob, guests: list[Saveable]) -> Manifest:
+def _manifest(place: Path, job: RunningJob, guests: list[Saveable]) -> Manifest:
     facts = job.kept.facts()
     return Manifest(
-        id=name,
+        id=place.name,
         job=job.job.id,
         uid=job.job.uid,
         owner=job.job.owner,
@@ -494,19 +497,22 @@ def _manifest(name: str, job: RunningJob, guests: list[Saveable]) -> Manifest:
         image=str(facts.get("image", "")),
         sha256=str(facts.get("image_sha256", "")),
         tools=tools.tools(str(facts.get("cpu", ""))),
-        guests=tuple(_saved(each, *facts["booted_for"]) for each in guests),
+        guests=tuple(
+            _saved(each, place / f"g{each.guest.index}.memory", *facts["booted_for"])
+            for each in guests
+        ),
     )
 
 
-def _saved(each: Saveable, job_id: str, attempt: int) -> Saved:
-    return Saved(
+def _saved(each: Saveable, memory: Path, job_id: str, attempt: int) -> SavedGuest:
+    return SavedGuest(
         name=each.guest.name,
         uuid=each.guest.uuid,
         hostname=each.guest.hostname,
         job_id=job_id,
         attempt=attempt,
         leased=each.leased,
-        state_dir=str(each.state_dir),
-        run_dir=str(each.guest.run_dir),
-        disk=each.disk is not None,
+        state_dir=each.state_dir,
+        run_dir=each.guest.run_dir,
+        memory=memory,
     )

@@ -132,18 +132,7 @@ def vtorque_saved(
     if shared.on_any_node(site):
         attempt = JobAttempt(job.id, job.attempt, user.name, user.uid, job.node)
         shared.held(store, found, attempt, site)
-    for index, guest in enumerate(found.guests):
-        yield SavedGuest(
-            guest.name,
-            guest.uuid,
-            guest.hostname,
-            guest.job_id,
-            guest.attempt,
-            guest.leased,
-            Path(guest.state_dir),
-            Path(guest.run_dir),
-            store.directory / found.id / f"g{index}.memory",
-        )
+    yield from found.guests
 
 
 def _its_last(job: BatchJob, request: JobRequest, store: Store) -> Manifest | None:

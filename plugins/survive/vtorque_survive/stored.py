@@ -28,6 +28,7 @@ from vtorque_core.api import (
     require_root_owned,
     take_lock,
 )
+from vtorque_core.api.guest_plan import SavedGuest
 from vtorque_survive.asked import key_of
 
 SCHEMA = 1
@@ -47,21 +48,6 @@ _MOST = 1 << 20  # bytes of a manifest
 
 
 @dataclass(frozen=True)
-class Saved:
-    """A guest of a checkpoint, as :class:`vtorque_core.api.guest_plan.SavedGuest` has it."""
-
-    name: str
-    uuid: str
-    hostname: str
-    job_id: str
-    attempt: int
-    leased: tuple[tuple[str, str], ...]
-    state_dir: str
-    run_dir: str
-    disk: bool
-
-
-@dataclass(frozen=True)
 class Manifest:
     """What a checkpoint is of, and what must be the same where it goes on."""
 
@@ -73,22 +59,27 @@ class Manifest:
     image: str
     sha256: str
     tools: Mapping[str, str]
-    guests: tuple[Saved, ...]
+    guests: tuple[SavedGuest, ...]
     job: str = ""  # the batch system's id of the job that was saved
 
     def encode(self) -> bytes:
         """Return it as JSON."""
-        return json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1).encode()
+        return json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1, default=str).encode()
 
     @classmethod
-    def decode(cls, data: bytes) -> Self:
-        """Return what :meth:`encode` gave. Raises HostFault."""
+    def decode(cls, data: bytes, place: Path) -> Self:
+        """Return what :meth:`encode` gave, lying in ``place`` now. Raises HostFault."""
         try:
             found: dict[str, Any] = json.loads(data)
             if found.pop("schema") != SCHEMA:
                 raise ValueError("another version's")
             guests = (
-                Saved(**{**guest, "leased": tuple(map(tuple, guest["leased"]))})
+                SavedGuest(
+                    **guest
+                    | {"leased": tuple(map(tuple, guest["leased"]))}
+                    | {name: Path(guest[name]) for name in ("state_dir", "run_dir")}
+                    | {"memory": place / Path(guest["memory"]).name}
+                )
                 for guest in found.pop("guests")
             )
             return cls(guests=tuple(guests), **found)
@@ -170,7 +161,7 @@ class Store:
         try:
             path.stat()
             require_root_owned(path, uid=os.geteuid())
-            found = Manifest.decode(_content(path))
+            found = Manifest.decode(_content(path), path.parent)
         except (FileNotFoundError, NotADirectoryError):
             raise Refused(f"you have no checkpoint {printable(name)} on this node") from None
         except ConfigError as error:
