@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vtorque_core.api.acquired import RELEASE_TIME, CoreResource, unjournalled
@@ -58,3 +60,6 @@ class Domain(CoreResource):
         from vtorque_core.base import hypervisor  # noqa: PLC0415
 
         hypervisor.destroy_domain(self.uri, self.uuid, RELEASE_TIME)
+        if self.uri == "qemu:///session":  # what root's libvirtd writes is logrotate(8)'s to remove
+            cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+            Path(cache, "libvirt/qemu/log", f"{self.name}.log").unlink(missing_ok=True)
