@@ -13,15 +13,27 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import FunctionType, ModuleType
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from vtorque_core.site.plugins import Plugins
+from typing import Any, Protocol
 
 PREFIX = "vtorque_"  # of every hook: vtorque_core/api/hooks.py
 DEAR = 0.020  # seconds of CPU of each vsub that importing a declaring module may take
 _PUBLIC = re.compile(r"vtorque_core\.(api|live)(\.|$)")
 _PRIVATE = re.compile(rb"vtorque_core(\.(?!api|live)| import)")  # what may be one: a quick look
+
+
+class Loaded(Protocol):
+    """What is needed of :class:`vtorque_core.site.plugins.Plugins`, which imports this module."""
+
+    costs: dict[str, float]
+    distributions: dict[str, str]
+
+    def modules_of(self, name: str) -> list[Any]:
+        """Return a plugin's modules, the declaring one first."""
+        ...
+
+    def each(self, hook: str, *, only: str = "", **kwargs: Any) -> Iterator[Any]:
+        """Call a hook; yield its contributions."""
+        ...
 
 
 def unmarked(module: object) -> str:
@@ -51,7 +63,7 @@ def where(module: object, name: str) -> str:
     return called
 
 
-def found(plugins: Plugins, name: str) -> Iterator[str]:
+def found(plugins: Loaded, name: str) -> Iterator[str]:
     """Yield what is wrong with a loaded plugin that no load tells, a sentence each."""
     modules = plugins.modules_of(name)
     packages = {module.__name__.partition(".")[0] for module in modules} - {"vtorque_core"}
@@ -65,7 +77,7 @@ def found(plugins: Plugins, name: str) -> Iterator[str]:
                     yield f"{called}, line {getattr(node, 'lineno', 0)}: {what}"
 
 
-def dear(plugins: Plugins, name: str) -> str:
+def dear(plugins: Loaded, name: str) -> str:
     """Return that importing a plugin's declaring module costs too much; or ""."""
     cost = plugins.costs.get(name, 0.0)
     if cost <= DEAR:
