@@ -1,15 +1,4 @@
-"""Contract tests for plugins: public, for test modules only (they need pytest and hypothesis).
+"""What plugins are tested with, and written from: fixtures, contracts, a recorded node, templates.
 
-A plugin's test module subclasses :class:`vtorque_testing.batch.BatchContract`; see
-``doc/plugins.md``, "Testing a batch adapter".
+For authors and test modules only; a node has none of it. See ``doc/plugins.md``.
 """
-
-import pytest
-
-pytest.register_assert_rewrite(
-    "vtorque_testing.batch",
-    "vtorque_testing.batch_node",
-    "vtorque_testing.batch_request",
-    "vtorque_testing.batch_submission",
-    "vtorque_testing.live",
-)

@@ -1,4 +1,4 @@
-"""A whole batch adapter and its harness: the example of ``doc/plugins.md``, run by the tests.
+"""A whole batch adapter: the example of ``doc/plugins.md``, run by the tests.
 
 The batch system "acme" is made up. Its users submit with
 ``acmesub [-n NAME] [-c CPUS] [-m MIB] [-k NOTE] [-a JOBS] [-N NODES] [-i] SCRIPT [ARGUMENT...]``,
@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import getopt
 import itertools
-import os
 import shlex
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from vtorque_core.api import BatchSystem, HostFault, Refused, UsageError, setting
 from vtorque_core.api.batch_system import (
     BatchJob,
     JobInfo,
@@ -34,27 +34,10 @@ from vtorque_core.api.directives import vm_directives
 from vtorque_core.api.guest_context import ContextItem, EnvVar
 from vtorque_core.api.node_job import Site
 from vtorque_core.api.setup_steps import Installation, ReplacedFile, SetupStep, hook_script
-from vtorque_core.api.strategies import BatchSystem
 from vtorque_core.api.submission import from_token, to_token
-from vtorque_core.base.errors import HostFault, Refused, UsageError
-from vtorque_core.base.names import Paths
-from vtorque_core.base.record import setting
-from vtorque_testing.commands import RecordingCommand
-from vtorque_testing.harness import (
-    Dialect,
-    Ended,
-    HookCall,
-    OwnValue,
-    PluginSite,
-    ShellCall,
-    StartedJob,
-    Submission,
-)
 
 OPTIONS = "n:c:m:k:a:N:iS:"
 MAX_NOTE = 60_000  # characters of a note
-
-# -- the adapter --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -85,7 +68,7 @@ class AcmeSubmitter:
             if word[1:] and f"{word[1:]}:" in OPTIONS:
                 rest += itertools.islice(words, 1)
         rest += words
-        options, operands = _options(rest)
+        options, operands = options_of(rest)
         content = b""
         if operands:
             try:
@@ -106,11 +89,11 @@ class AcmeSubmitter:
         """Add the job shell and the request, at the end of the user's note."""
         extra: list[str] = []
         if blob is not None:
-            note = f"{_options(args.rest)[0].get('-k', '')} {to_token(blob)}".lstrip()
+            note = f"{options_of(args.rest)[0].get('-k', '')} {to_token(blob)}".lstrip()
             if len(note) > MAX_NOTE:
                 raise Refused(f"note and request have {len(note)} characters (limit: {MAX_NOTE})")
             extra = ["-S", str(self._jobshell), "-k", note]
-        place = len(args.rest) - len(_options(args.rest)[1])
+        place = len(args.rest) - len(options_of(args.rest)[1])
         words = [*args.rest[:place], *extra, *args.rest[place:]]
         return subprocess.run([self._settings.acmesub, *words], check=False).returncode
 
@@ -201,7 +184,8 @@ class AcmeShell(JobShell):
 ACME = BatchSystem("acme", AcmeSubmitter, AcmeNode, AcmeShell)
 
 
-def _options(rest: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+def options_of(rest: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Return acmesub's options and what follows them. Raises UsageError."""
     try:
         options, operands = getopt.getopt(list(rest), OPTIONS)
     except getopt.GetoptError as error:
@@ -212,91 +196,3 @@ def _options(rest: Sequence[str]) -> tuple[dict[str, str], list[str]]:
 def _alive(settings: Settings) -> list[str] | None:
     done = subprocess.run([settings.acmestat], capture_output=True, text=True, check=False)
     return done.stdout.split() if done.returncode == 0 else None
-
-
-# -- its harness --------------------------------------------------------------------------------
-
-
-class AcmeHarness:
-    """See :class:`vtorque_testing.harness.BatchHarness`."""
-
-    system = ACME
-    dialect = Dialect(
-        options=("-n", "name", "-k", "a note"),
-        directive="# acme reads no scripts",
-        unknown="-z",
-        arguments=lambda script, words: [script, *words],
-        share=lambda cpus, mib: ["-c", str(cpus), "-m", str(mib)],
-        exits={outcome: int(outcome is Outcome.HOST_FAULT) for outcome in Outcome},
-        carries=40_000,
-        permutes=False,
-        takes_stdin=False,
-        array=("-a", "2"),
-        two_nodes=("-N", "2"),
-        interactive=("-i",),
-        own=(OwnValue(("-k", "my own"), lambda job: _note(job).startswith("my own")),),
-    )
-
-    def __init__(self, root: Path) -> None:
-        self.directory, self._spool, self._hooks = root / "home", root / "spool", root / "etc"
-        for path in (self.directory, self._spool, self._hooks, root / "bin"):
-            path.mkdir()
-        (self._hooks / "vtorque").write_text("#!/bin/sh\n# the site's own hook of that name\n")
-        self.environ = {"PATH": os.environ["PATH"], "HOME": str(self.directory)}
-        self._acmesub = RecordingCommand(root / "bin/acmesub")
-        self._acmestat, self._jobs = root / "bin/acmestat", list[str]()
-        settings = Settings(str(root / "bin/acmesub"), str(self._acmestat), str(self._hooks))
-        self.site = PluginSite(Paths(jobshell=root / "libexec/vtorque-jobshell"), (settings,))
-        self._numbers = itertools.count(1)
-        self.serve(True)
-
-    def received(self) -> Submission | None:
-        """Return the last call of acmesub."""
-        calls = self._acmesub.calls()
-        if not calls:
-            return None
-        call, number = calls[-1], next(self._numbers)
-        content = next(iter(call.files.values()), None)
-        if content is not None:
-            (self._spool / str(number)).write_bytes(content)
-        self._jobs += [str(number), f"{number}.0", f"{number}.1"]
-        self.serve(True)
-        return Submission(str(number), call.argv, call.environ, content)
-
-    def answer(self, ended: Ended) -> bool:
-        """Have acmesub say so."""
-        self._acmesub.answer(ended)
-        return True
-
-    def start(
-        self, job: Submission, *, nodes: int = 1, element: int = 0, forged: str | None = None
-    ) -> StartedJob:
-        """Do what acme does with a job."""
-        options, operands = _options(job.argv)
-        job_id = f"{job.job_id}.{element}" if "-a" in options else job.job_id
-        names = [f"n{i}" for i in range(1, nodes + 1)]
-        environ = {"ACME_JOB": job_id, "ACME_USER": "ada", "ACME_NODES": ",".join(names)}
-        environ["ACME_NOTE"] = _note(job) if forged is None else forged
-        node = AcmeNode(self.site)
-        hooks = [HookCall(node, (), environ | {"ACME_NODE": name}) for name in names]
-        argv = (str(self._spool / job.job_id), *operands[1:])
-        return StartedJob(tuple(hooks), ShellCall(argv, environ, None))
-
-    def end(self, job: Submission) -> None:
-        """Forget the job."""
-        self._jobs.remove(job.job_id)
-        self.serve(True)
-
-    def serve(self, up: bool) -> None:
-        """Make acmestat answer or fail."""
-        words = " ".join(self._jobs)
-        self._acmestat.write_text(f"#!/bin/sh\necho {words}\n" if up else "#!/bin/sh\nexit 1\n")
-        self._acmestat.chmod(0o755)
-
-    def setup_root(self) -> Path | None:
-        """Return the directory of the hooks."""
-        return self._hooks
-
-
-def _note(job: Submission) -> str:
-    return _options(job.argv)[0].get("-k", "")

@@ -18,12 +18,28 @@ from xml.etree import ElementTree
 
 import pytest
 
+pytest.register_assert_rewrite(
+    "vtorque_testing.batch",
+    "vtorque_testing.batch_node",
+    "vtorque_testing.batch_request",
+    "vtorque_testing.batch_submission",
+    "vtorque_testing.builder",
+    "vtorque_testing.exporter",
+    "vtorque_testing.live",
+    "vtorque_testing.sink",
+)
+
 if TYPE_CHECKING:
     from vtorque_core.api.guest_plan import GuestPlan
     from vtorque_core.api.libvirt_domain import Element
     from vtorque_core.site.plugins import Plugins
     from vtorque_testing.planned import PlannedNode
     from vtorque_testing.recorded import RecordedJob, RecordedNode
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make known the mark that some of the contracts' tests have."""
+    config.addinivalue_line("markers", "full: long: leave it out with -m 'not full'")
 
 
 @pytest.fixture

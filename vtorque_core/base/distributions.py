@@ -7,6 +7,8 @@ alone, and from a directory of wheels, never from an index.
 from __future__ import annotations
 
 CORE = "vtorque-core"
+TESTING = "vtorque-testing"
+"""For authors of plugins; not for nodes."""
 PLUGINS = {
     name: f"vtorque-{name}"
     for name in (
@@ -24,7 +26,7 @@ BATCH_SYSTEMS = {"local": "local", "openpbs": "pbs", "slurm": "slurm", "torque":
 def how_to_install(distribution: str, version: str = "") -> str:
     """Return what to do to have a distribution, which need not be one of ours."""
     wanted = distribution + (f"=={version}" if version else "")
-    if distribution != CORE and distribution not in PLUGINS.values():
+    if distribution not in (CORE, TESTING, *PLUGINS.values()):
         exactly = f" {version}" if version else ""
         return f"install {distribution}{exactly} from where its author offers it"
     return f"pip install --no-index --find-links WHEELS '{wanted}' (WHEELS: where its wheels are)"

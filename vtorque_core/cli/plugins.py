@@ -15,7 +15,7 @@ from vtorque_core import __version__
 from vtorque_core.api.tables import show
 from vtorque_core.base.entry_points import version_of
 from vtorque_core.base.errors import EXIT_FAILED, EXIT_OK, ConfigError
-from vtorque_core.cli.lazy import config_option, json_option
+from vtorque_core.cli.lazy import LazyGroup, config_option, json_option
 from vtorque_core.site import author_errors
 from vtorque_core.site.plugins import BUILTIN, Plugins, installed
 
@@ -50,15 +50,24 @@ class Row:
     wrong: tuple[str, ...] = ()
 
 
-@click.command(short_help="List plugins: state, version, what each brings.")
+@click.group(
+    cls=LazyGroup,
+    lazy=(),
+    elsewhere={"new": "vtorque-testing"},
+    invoke_without_command=True,
+    short_help="List plugins: state, version, what each brings.",
+)
 @config_option
 @click.option("-v", "--verbose", is_flag=True, help="Also list the hooks of each plugin.")
 @json_option
-def plugins(config: Path, verbose: bool, as_json: bool) -> None:
+@click.pass_context
+def plugins(ctx: click.Context, config: Path, verbose: bool, as_json: bool) -> None:
     """List plugins: state, version, what each brings, and why one is off or broken.
 
     Exit code 1 if one is broken, or has what an author got wrong, or the config is wrong.
     """
+    if ctx.invoked_subcommand:
+        return
     from vtorque_core.site.config import build, plugins_config  # noqa: PLC0415
     from vtorque_core.site.load import opened  # noqa: PLC0415
 

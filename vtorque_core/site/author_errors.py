@@ -16,6 +16,7 @@ from types import FunctionType, ModuleType
 from typing import Any, Protocol
 
 PREFIX = "vtorque_"  # of every hook: vtorque_core/api/hooks.py
+_OURS = {"vtorque_core", "vtorque_testing"}  # the kit has doubles of the core's own parts
 DEAR = 0.020  # seconds of CPU of each vsub that importing a declaring module may take
 _PUBLIC = re.compile(r"vtorque_core\.(api|live)(\.|$)")
 _PRIVATE = re.compile(rb"vtorque_core(\.(?!api|live)| import)")  # what may be one: a quick look
@@ -66,7 +67,7 @@ def where(module: object, name: str) -> str:
 def found(plugins: Loaded, name: str) -> Iterator[str]:
     """Yield what is wrong with a loaded plugin that no load tells, a sentence each."""
     modules = plugins.modules_of(name)
-    packages = {module.__name__.partition(".")[0] for module in modules} - {"vtorque_core"}
+    packages = {module.__name__.partition(".")[0] for module in modules} - _OURS
     known = {each.item for each in plugins.each("vtorque_resources")}
     for called, file in sorted(item for package in packages for item in _files(package)):
         text = file.read_bytes()

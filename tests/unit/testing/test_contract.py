@@ -7,7 +7,8 @@ import pytest
 from vtorque_core.api.batch_system import Life, Outcome
 from vtorque_testing.batch import BatchContract
 from vtorque_testing.commands import RecordingCommand
-from vtorque_testing.example import ACME, AcmeHarness, AcmeNode, AcmeShell, AcmeSubmitter
+from vtorque_testing.example import ACME, AcmeNode, AcmeShell, AcmeSubmitter
+from vtorque_testing.example_harness import AcmeHarness
 from vtorque_testing.harness import Ended
 from vtorque_testing.submit import in_child
 
@@ -109,7 +110,9 @@ def test_the_contract_finds_defects(tmp_path, monkeypatch, part, test, args):
     base = part.__mro__[1]
     name = {AcmeSubmitter: "submitter", AcmeNode: "node", AcmeShell: "shell"}[base]
     harness.system = replace(ACME, **{name: part})
-    monkeypatch.setattr("vtorque_testing.example.AcmeNode", part if name == "node" else AcmeNode)
+    monkeypatch.setattr(
+        "vtorque_testing.example_harness.AcmeNode", part if name == "node" else AcmeNode
+    )
     with pytest.raises((AssertionError, ValueError)):
         getattr(BatchContract(), test)(harness, *args)
 

@@ -1,0 +1,19 @@
+"""``vtorque plugins new``: for who writes plugins. It is nothing that a node has."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vtorque_core.api import Command, always
+
+if TYPE_CHECKING:
+    import click
+
+
+def _new() -> click.Command:
+    from vtorque_testing.new_plugin import new  # noqa: PLC0415 - click
+
+    return new
+
+
+vtorque_commands = always(Command("vtorque plugins", _new))

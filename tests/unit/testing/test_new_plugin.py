@@ -1,0 +1,135 @@
+"""``vtorque plugins new``: each kind is well made at once, and does what its kind is for.
+
+The quick test has them checked; the others build them, install them and run their own tests.
+"""
+
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from vtorque_core.api import Refused
+from vtorque_core.cli.admin import vtorque
+from vtorque_testing.new_plugin import KINDS, write
+
+ROOT = Path(__file__).parents[3]
+FOUND = """
+from vtorque_core.site import author_errors
+from vtorque_core.site.plugins import Plugins
+
+plugins = Plugins.load(node=True)
+assert not plugins.broken, plugins.broken
+print(plugins.distributions["acme"], list(author_errors.found(plugins, "acme")))
+"""
+LONG = "a-name-of-thirty-letters-ab-cd"
+CODE_OF_A_DEVICE = 60  # lines
+
+
+def run(*argv, **options):
+    done = subprocess.run(
+        argv, capture_output=True, text=True, check=False, timeout=1800,
+        **{"env": {**os.environ, "PYTHONPATH": ""}, **options},
+    )  # fmt: skip
+    assert done.returncode == 0, f"{argv}: {done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def made(kind, top, name="acme"):
+    done = CliRunner().invoke(
+        vtorque, ["plugins", "new", name, f"--{kind}", "--directory", str(top)]
+    )
+    assert done.exit_code == 0, done.output
+    return top / f"vtorque-{name}"
+
+
+def code_lines(path):
+    """Return how many lines of a file are code: no blank, no comment, no docstring of one line."""
+    lines = [line.strip() for line in path.read_text().splitlines()]
+    return sum(1 for line in lines if line and not line.startswith(("#", '"""')))
+
+
+def test_each_kind_is_well_made_whatever_its_name(tmp_path):
+    for kind in KINDS:
+        for name in ("acme", LONG):
+            top = tmp_path / f"{kind}-{name}"
+            top.mkdir()
+            made(kind, top, name)
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert not [p for p in files if re.search(r"@[A-Z]+@", p.read_text())]
+    run(sys.executable, "-m", "ruff", "check", tmp_path, cwd=tmp_path)
+
+
+def test_a_device_is_short(tmp_path):
+    package = made("device", tmp_path) / "vtorque_acme"
+    assert sum(map(code_lines, package.glob("*.py"))) <= CODE_OF_A_DEVICE
+
+
+@pytest.mark.parametrize("name", ["", "Acme", "acme_x", "-a", "a-", "../a", "a b", "1a", "a" * 31])
+def test_a_name_that_is_none_is_refused(tmp_path, name):
+    with pytest.raises(Refused, match="is no name for a plugin"):
+        write(name, KINDS["device"], tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_there_is_not_written_over(tmp_path):
+    made("device", tmp_path)
+    with pytest.raises(Refused, match="is there already"):
+        write("acme", KINDS["device"], tmp_path)
+
+
+def test_a_kind_must_be_said(tmp_path):
+    done = CliRunner().invoke(vtorque, ["plugins", "new", "acme", "--directory", str(tmp_path)])
+    assert done.exit_code == 2
+    assert "say what it is: --device" in done.output
+
+
+def wheel_of(distribution, top):
+    """Build a wheel, as any tool does."""
+    run(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", top,
+        distribution)  # fmt: skip
+    (wheel,) = top.glob("*.whl")
+    return wheel
+
+
+ALL = [k if k == "device" else pytest.param(k, marks=pytest.mark.full) for k in KINDS]
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("kind", ALL)
+def test_it_is_found_beside_the_core_and_passes_its_tests(tmp_path, kind):
+    distribution = made(kind, tmp_path)
+    installed = tmp_path / "site-packages"
+    with zipfile.ZipFile(wheel_of(distribution, tmp_path)) as wheel:
+        wheel.extractall(installed)
+    environ = {**os.environ, "PYTHONPATH": str(installed)}
+    python = (sys.executable, "-m")
+    run(*python, "mypy", cwd=distribution)
+    tests = ("pytest", "-q", "-p", "no:cacheprovider", "-m", "not full")
+    said = run(*python, *tests, cwd=distribution, env=environ)
+    assert " passed" in said and ("skipped" not in said or kind == "batch")
+    assert run(sys.executable, "-c", FOUND, env=environ, cwd=tmp_path) == "vtorque-acme 0.1.0 []\n"
+
+
+@pytest.mark.e2e
+@pytest.mark.full
+@pytest.mark.parametrize("kind", KINDS)
+def test_in_an_empty_environment_it_is_all_that_is_needed(tmp_path, kind):
+    """Wheels of this checkout, and what they depend on."""
+    distribution = made(kind, tmp_path)
+    run(sys.executable, "-m", "venv", tmp_path / "venv")
+    python = str(tmp_path / "venv/bin/python")
+    names = {f"vtorque-{name}" for name in ("images", "linux-guest", "joblog", "telemetry")}
+    sources = [str(ROOT), str(ROOT / "testing")]
+    sources += [str(ROOT / "plugins" / name.removeprefix("vtorque-")) for name in sorted(names)]
+    run(python, "-m", "pip", "install", "-q", "-c", ROOT / "constraints.txt", *sources)
+    run(python, "-m", "pip", "install", "-q", "-c", ROOT / "constraints.txt",
+        f"{distribution}[test]")  # fmt: skip
+    for tool in (("ruff", "check", "."), ("mypy",), ("pytest", "-q", "-m", "not full")):
+        run(python, "-m", *tool, cwd=distribution)
+    listed = run(python, "-m", "vtorque_core.cli.vtorque", "plugins", cwd=tmp_path)
+    assert re.search(r"(?m)^acme +on +0.1.0", listed)
