@@ -16,6 +16,7 @@ from dataclasses import field
 from typing import Literal
 
 from vtorque_core.base.record import dataclass
+from vtorque_core.base.sizes import show_mib
 
 Use = Literal["vcpu", "emulator", "io"]
 
@@ -113,7 +114,32 @@ class PoolClaim:
     key: str = ""
 
 
-Claim = CoreClaim | MemoryClaim | RamClaim | CacheClaim | PoolClaim
+@dataclass(frozen=True)
+class AmountClaim:
+    """Ask for ``amount`` of something that this node has ``total`` of: bytes, bandwidth, tokens.
+
+    What all open jobs have together is never more than ``total``; answer: ``guest.amount(pool)``.
+
+    Args:
+        pool: its name, of which there is no PoolClaim.
+        unit: of both numbers, as people read it; ``"MiB"`` is shown as 1G or 512M.
+        key: the ``-vm`` key that a refusal names; empty: none, the pool alone.
+        where: what sets the total: ``"[plugin.scratch] size"``.
+    """
+
+    pool: str
+    amount: int
+    total: int
+    unit: str = ""
+    key: str = ""
+    where: str = ""
+
+    def show(self, amount: int) -> str:
+        """Return an amount as people read it."""
+        return show_mib(amount) if self.unit == "MiB" else f"{amount} {self.unit}".strip()
+
+
+Claim = CoreClaim | MemoryClaim | RamClaim | CacheClaim | PoolClaim | AmountClaim
 
 
 @dataclass(frozen=True)
@@ -134,6 +160,7 @@ class Placement:
         share: all host CPU ids of the job on this node; empty: the whole node.
         memory_mib: sum of the guest's memory claims.
         leased: pool name to items.
+        amounts: pool name to how much of it (``AmountClaim``).
         nodes: NUMA nodes that its CPUs are on; empty: not restricted.
         memory: NUMA node to MiB of the guest's ordinary memory there; ``paged``: in huge pages.
         numa: how the core binds RAM to ``nodes``; None: not at all.
@@ -162,3 +189,4 @@ class Placement:
     most: Mapping[str, int] = field(default_factory=dict)
     growing: tuple[int, ...] = ()
     cells: tuple[tuple[int, tuple[int, ...], int], ...] = ()
+    amounts: Mapping[str, int] = field(default_factory=dict)

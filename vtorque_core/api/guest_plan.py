@@ -181,6 +181,10 @@ class GuestPlan:
         """Return the items of a pool that this guest got; empty if it asked for none."""
         return tuple(self.placement.leased.get(pool, ()))
 
+    def amount(self, pool: str) -> int:
+        """Return how much of a pool this guest got (``AmountClaim``); 0 if it asked for none."""
+        return self.placement.amounts.get(pool, 0)
+
 
 def lacks(
     guest: GuestPlan, what: str, *, option: Option[Any], required: bool, where: str, fix: str

@@ -19,6 +19,7 @@ class Lease(CoreResource):
         use: of a core: ``vcpu``, ``io``, ``emulator`` or ``idle``. ``least`` and ``most``: between
             what its number may change.
         cpus: a list as in cpuset(7).
+        amount: of a pool that is divided by amount, in its own unit; 0: a pool of items.
     """
 
     kind = "lease"
@@ -31,6 +32,7 @@ class Lease(CoreResource):
     least: int = 0
     most: int = 0
     cpus: str = ""
+    amount: int = 0
 
     def create(self) -> None:
         """Do nothing: the record is the lease."""

@@ -6,7 +6,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import field
 from typing import Literal, TypeVar
 
-from vtorque_core.api.claims import CacheClaim, Claim, CoreClaim, MemoryClaim, PoolClaim, RamClaim
+from vtorque_core.api.claims import (
+    AmountClaim,
+    CacheClaim,
+    Claim,
+    CoreClaim,
+    MemoryClaim,
+    PoolClaim,
+    RamClaim,
+)
 from vtorque_core.base.errors import Refusal, Refused
 from vtorque_core.base.record import dataclass
 from vtorque_core.base.sizes import show_mib
@@ -58,6 +66,7 @@ class Demand:
     pools: tuple[PoolClaim, ...] = ()
     caches: tuple[CacheClaim, ...] = ()
     near: frozenset[int] = frozenset()
+    amounts: tuple[AmountClaim, ...] = ()
 
     @property
     def own(self) -> int:
@@ -97,9 +106,12 @@ def demand(claims: Sequence[Claim]) -> Demand:
     rest = sum(c.mib for c in memory) - ram
     cores = [c for c in claims if isinstance(c, CoreClaim)]
     pools = tuple(c for c in claims if isinstance(c, PoolClaim))
-    for pool in pools:
-        if pool.pool.partition("/")[0] in OWN_POOLS:
-            raise ValueError(f"pool {pool.pool} is the ledger's own")
+    amounts = tuple(c for c in claims if isinstance(c, AmountClaim))
+    if any(c.amount < 0 for c in amounts):
+        raise ValueError("a claim of less than nothing")
+    for name in (c.pool for c in claims if isinstance(c, PoolClaim | AmountClaim)):
+        if name.partition("/")[0] in OWN_POOLS:
+            raise ValueError(f"pool {name} is the ledger's own")
     if page is not None and ram * 1024 % page:
         raise Refused(
             Refusal(
@@ -124,6 +136,7 @@ def demand(claims: Sequence[Claim]) -> Demand:
         pools=pools,
         caches=tuple(c for c in claims if isinstance(c, CacheClaim)),
         near=frozenset(node for r in rams for node in r.near),
+        amounts=amounts,
     )
 
 

@@ -14,7 +14,7 @@ from vtorque_core.base.errors import Refusal
 from vtorque_core.plan.placement.demand import Demand, demand
 from vtorque_core.plan.placement.job_cores import NodeShare, NoFit, Taken
 from vtorque_core.plan.placement.packing import Cut, Room, Search, take
-from vtorque_core.plan.placement.pool_items import caches, misfits, pools
+from vtorque_core.plan.placement.pool_items import amounts, caches, misfits, pools
 from vtorque_core.plan.placement.refusals import (
     check_cores,
     check_fixed,
@@ -171,8 +171,11 @@ class _Finish:
         memory = self._memory()
         leased = pools(self.demands, self.taken, [self._nodes(g) for g in range(len(self.cuts))])
         used: set[str] = set()
+        amount = amounts(self.demands, self.taken)
         return [
-            self._placement(guest, memory[guest], leased[guest], used)
+            replace(
+                self._placement(guest, memory[guest], leased[guest], used), amounts=amount[guest]
+            )
             for guest in range(len(self.demands))
         ]
 

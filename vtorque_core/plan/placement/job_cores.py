@@ -108,6 +108,7 @@ class Taken:
         mib: memory; ``mib_on``: by NUMA node, where that is known.
         pages: (NUMA node, KiB of a huge page) to MiB.
         shares: every CPU to how many other jobs may run there, on their own cores or floating.
+        amounts: pool to how much of it (:class:`vtorque_core.api.claims.AmountClaim`).
     """
 
     items: Mapping[str, frozenset[str]] = field(default_factory=dict)
@@ -115,6 +116,7 @@ class Taken:
     mib_on: Mapping[int, int] = field(default_factory=dict)
     pages: Mapping[tuple[int, int], int] = field(default_factory=dict)
     shares: Mapping[int, int] = field(default_factory=dict)
+    amounts: Mapping[str, int] = field(default_factory=dict)
 
     @cached_property
     def own(self) -> frozenset[int]:

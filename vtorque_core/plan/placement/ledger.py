@@ -136,6 +136,7 @@ def taken_by(held: Sequence[JournalState], without: Sequence[JournalState] = ())
     mib_on: Counter[int] = Counter()
     pages: Counter[tuple[int, int]] = Counter()
     shares: Counter[int] = Counter()
+    amounts: Counter[str] = Counter()
     for state in held:
         cpus: set[int] = set()
         free = (CORE, SHARE) if state.suspended else ()
@@ -146,6 +147,9 @@ def taken_by(held: Sequence[JournalState], without: Sequence[JournalState] = ())
                 continue
             pool, item, node = str(args["pool"]), str(args["item"]), int(args.get("node", -1))
             amount, page = int(args["mib"]), int(args.get("page_kib", 0))
+            if of_pool := int(args.get("amount", 0)):
+                amounts[pool] += of_pool
+                continue
             items.setdefault(pool, set()).add(item)
             if page:
                 pages[node, page] += amount
@@ -158,7 +162,8 @@ def taken_by(held: Sequence[JournalState], without: Sequence[JournalState] = ())
                 cpus |= set(cpu_list(str(args["cpus"])))
         shares.update(cpus)
     del mib_on[-1]
-    return Taken({p: frozenset(i) for p, i in items.items()}, mib, mib_on, pages, shares)
+    held_items = {p: frozenset(i) for p, i in items.items()}
+    return Taken(held_items, mib, mib_on, pages, shares, amounts)
 
 
 def _job_leases(
@@ -190,6 +195,7 @@ def _leases(placement: Placement, index: int, share: NodeShare) -> list[Lease]:
         for node, mib in placement.paged.items()
     ]
     leases += [Lease(pool, item) for pool, items in placement.leased.items() for item in items]
+    leases += [Lease(pool, f"g{index}", amount=n) for pool, n in placement.amounts.items()]
     return leases
 
 

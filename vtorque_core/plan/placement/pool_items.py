@@ -74,6 +74,32 @@ def pools(
     return result
 
 
+def amounts(demands: Sequence[Demand], taken: Taken) -> list[dict[str, int]]:
+    """Return pool to how much of it each guest gets. Raises NoFit."""
+    wanted: Counter[str] = Counter()
+    result: list[dict[str, int]] = []
+    for d in demands:
+        mine: Counter[str] = Counter()
+        for claim in d.amounts:
+            wanted[claim.pool] += claim.amount
+            mine[claim.pool] += claim.amount
+            free = max(0, claim.total - taken.amounts.get(claim.pool, 0))
+            if wanted[claim.pool] > free:
+                raise NoFit(
+                    Refusal(
+                        f"the guests of this node need {claim.show(wanted[claim.pool])} of "
+                        f"{claim.pool}",
+                        key=claim.key or claim.pool,
+                        value=claim.show(claim.amount),
+                        limit=f"{claim.show(free)} free of {claim.show(claim.total)} on this node",
+                        where=claim.where or None,
+                        fix="ask for less, or wait until other jobs here have ended",
+                    )
+                )
+        result.append(dict(+mine))
+    return result
+
+
 def caches(
     d: Demand, vcpus: tuple[int, ...], machine: Topology, taken: Taken, used: set[str]
 ) -> tuple[tuple[tuple[int, int, int], ...], dict[str, tuple[str, ...]]]:

@@ -1,0 +1,86 @@
+"""Claims of amounts: never more than there is, over all jobs of a node, refused in their unit."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vtorque_core.api.claims import AmountClaim, CoreClaim, MemoryClaim, PoolClaim
+from vtorque_core.api.host_topology import flat
+from vtorque_core.base.errors import Refused
+from vtorque_core.base.names import JobAttempt
+from vtorque_core.plan.placement.divide_cores import plan
+from vtorque_core.plan.placement.job_cores import NodeShare, NoFit, Taken
+from vtorque_core.plan.placement.ledger import InUse, place, taken_by
+from vtorque_core.records.journal import Journal
+from vtorque_core.records.reading import JobHeader, read, walk
+
+NODE = NodeShare(flat((0, 1, 2, 3), 8192), exclusive=False)
+VM = (CoreClaim("vcpu", 1), MemoryClaim(64))
+
+
+def scratch(mib, total=4096):
+    where = "[plugin.scratch] size"
+    return AmountClaim("scratch", mib, total, unit="MiB", key="scratch", where=where)
+
+
+def start(paths, job):
+    return Journal.start(paths, JobHeader(JobAttempt(job, 0, "u", 1000), "local"))
+
+
+def test_jobs_get_amounts_until_there_are_no_more(paths):
+    first = start(paths, "1")
+    one, two = place(first, [(*VM, scratch(1024)), (*VM, scratch(2048))], NODE, paths)
+    assert (one.amounts, two.amounts) == ({"scratch": 1024}, {"scratch": 2048})
+    assert taken_by(list(walk(paths))).amounts == {"scratch": 3072}
+    second = start(paths, "2")
+    said = (
+        r"in use by other jobs: scratch=2G: the guests of this node need 2G of scratch "
+        r"\(limit: 1G free of 4G on this node, set by \[plugin.scratch\] size\)"
+    )
+    with pytest.raises(InUse, match=said):
+        place(second, [(*VM, scratch(2048))], NODE, paths)
+    assert place(second, [(*VM, scratch(1024))], NODE, paths)[0].amounts == {"scratch": 1024}
+    for lease in read(first.path).leases:
+        first.released(lease.seq)
+    assert taken_by(list(walk(paths))).amounts == {"scratch": 1024}
+
+
+def test_what_can_never_fit_is_refused(paths):
+    with pytest.raises(Refused, match=r"scratch=5G: .*limit: 4G free of 4G on this node"):
+        place(start(paths, "1"), [(*VM, scratch(5120))], NODE, paths)
+
+
+def test_other_units_and_no_key():
+    claim = AmountClaim("tokens", 3, 2, unit="tokens")
+    said = r"tokens=3 tokens: .* need 3 tokens of tokens \(limit: 2 tokens free of 2 tokens on"
+    with pytest.raises(NoFit, match=said):
+        plan([(*VM, claim)], NODE, Taken())
+
+
+def test_nothing_is_no_lease_and_less_than_nothing_is_a_defect():
+    assert plan([(*VM, scratch(0))], NODE, Taken())[0].amounts == {}
+    with pytest.raises(ValueError, match="less than nothing"):
+        plan([(*VM, scratch(-1))], NODE, Taken())
+    with pytest.raises(ValueError, match="memory is the ledger's own"):
+        plan([(*VM, AmountClaim("memory", 1, 1))], NODE, Taken())
+
+
+def test_amounts_are_no_memory_and_no_items(paths):
+    place(start(paths, "1"), [(*VM, scratch(100))], NODE, paths)
+    taken = taken_by(list(walk(paths)))
+    assert taken.mib == 64 and "scratch" not in taken.items
+    place(start(paths, "2"), [(*VM, PoolClaim("scratch", ("a",)))], NODE, paths)
+
+
+@given(st.lists(st.lists(st.integers(0, 50), min_size=1, max_size=3), max_size=8))
+def test_the_sum_is_never_more_than_the_total(jobs):
+    held = 0
+    for wishes in jobs:
+        try:
+            claims = [(*VM, scratch(mib, 100)) for mib in wishes]
+            got = plan(claims, NODE, Taken(amounts={"scratch": held}))
+        except NoFit:
+            assert held + sum(wishes) > 100
+            continue
+        held += sum(each.amounts.get("scratch", 0) for each in got)
+        assert held <= 100
