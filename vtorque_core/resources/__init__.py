@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from vtorque_core.api.acquired import CoreResource
 from vtorque_core.api.daemon_process import Process
+from vtorque_core.api.disk_file import DiskFile
 from vtorque_core.api.job_files import File, Tree
 from vtorque_core.api.mount import Mount
 from vtorque_core.resources.disk import DiskCopy, Overlay
@@ -23,6 +24,7 @@ CORE_KINDS: dict[str, type[CoreResource]] = {
         Tree,
         Overlay,
         DiskCopy,
+        DiskFile,
         ImageUse,
         Domain,
         Process,

@@ -24,7 +24,7 @@ ROOT = os.geteuid() == 0
 
 def test_survivors_of_a_reboot():
     lasting = {name for name, kind in CORE_KINDS.items() if not kind.volatile}
-    assert lasting == {"file", "image", "tree", "overlay", "disk-copy", "spare"}
+    assert lasting == {"file", "image", "tree", "overlay", "disk-copy", "disk-file", "spare"}
     assert {name for name, k in CORE_KINDS.items() if k.blocking} == {
         "domain",
         "process",
