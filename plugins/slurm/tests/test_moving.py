@@ -13,7 +13,7 @@ from vtorque_slurm.node import SlurmNode
 from vtorque_slurm.settings import Settings
 
 ME = pwd.getpwuid(os.getuid()).pw_name
-SHOWN = """JobId={id} JobName=x
+SHOWN = """JobId={id} {array}JobName=x
    Requeue=1 Restarts={restarts} BatchFlag=1 Reboot=0 ExitCode=0:0
    RunTime=00:00:10 TimeLimit=01:00:00 TimeMin=N/A
    JobState={state} Reason=None Dependency=(null)
@@ -28,6 +28,7 @@ class Slurm:
     def __init__(self):
         self.restarts, self.state, self.sharing, self.gres = 0, "RUNNING", "OK", ""
         self.nodes, self.held, self.room, self.did = ["n1", "n2"], {}, True, []
+        self.texts, self.array = {"comment": "mine vt1:AAAA", "account": "chem"}, ""
 
     def run(self, name, *words):
         if name in ("sbatch", "scancel") or words[:1] == ("update",):
@@ -48,16 +49,17 @@ class Slurm:
         if "--user=root" in words:
             named = next(word for word in words if word.startswith("--name="))
             return self.held.get(named.removeprefix("--name="), ("",))[0]
-        if words[-1].startswith("--Format=comment"):
-            return "mine vt1:AAAA".ljust(2000)
-        fields = {"%u|%U|%P|%a": f"{ME}|{os.getuid()}|main|chem", "%l": "1:00:00",
+        if words[-1].startswith("--Format="):
+            assert "--jobs=7" in words, "other jobs have texts of other users'"
+            return self.texts[words[-1].removeprefix("--Format=").removesuffix(":2000")].ljust(2000)
+        fields = {"%u|%U|%P": f"{ME}|{os.getuid()}|main", "%l": "1:00:00",
                   "%N": f"n[{','.join(n[1:] for n in self.nodes)}]", "%T": self.state}  # fmt: skip
         form = words[-1].removeprefix("--format=%A|")
         return f"70|other\n7|{fields[form]}" if self.state else ""
 
     def scontrol(self, verb, *words):
         if verb == "update":
-            if words[0] == "JobId=7":
+            if words[0] in ("JobId=7", "JobId=7_1"):
                 self.nodes = words[1].removeprefix("NodeList=").split(",")
             return ""
         number = words[-1]
@@ -67,8 +69,8 @@ class Slurm:
                 shares = [(given["nodelist"], "2-3")]
         state = ("RUNNING" if self.room else "PENDING") if number != "7" else self.state
         lines = [f"     Nodes={n} CPU_IDs={c} Mem=512 GRES={self.gres}" for n, c in shares]
-        return SHOWN.format(id=number, restarts=self.restarts, state=state, sharing=self.sharing,
-                            shares="\n".join(lines))  # fmt: skip
+        said = {"id": number, "array": self.array, "restarts": self.restarts, "state": state}
+        return SHOWN.format(**said, sharing=self.sharing, shares="\n".join(lines))
 
 
 @pytest.fixture
@@ -147,3 +149,14 @@ def test_a_row_that_is_none_is_no_answer(slurm, adapter, monkeypatch):
     monkeypatch.setattr(slurm, "squeue", lambda *_: "7|RUNNING|and more")
     with pytest.raises(HostFault, match="squeue shows"):
         adapter.over("7", 0)
+
+
+def test_an_account_with_line_ends_says_nothing_of_the_owner(slurm, adapter):
+    slurm.texts["account"] = "x\n7|daemon|1|main"
+    assert adapter.receive("7", ("n1", "n3"), "n2", "n3").owner == ME
+
+
+def test_of_an_array_only_the_one_element_leaves_a_node(slurm, adapter):
+    slurm.array = "ArrayJobId=7 ArrayTaskId=1 "
+    adapter.leave("7", "n2")
+    assert slurm.did == [["scontrol", "update", "JobId=7_1", "NodeList=n1"]]

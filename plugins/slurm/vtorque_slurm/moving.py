@@ -34,7 +34,8 @@ def receive(
     if (here := controller_updates.this_node(client)) != node:
         raise Refused(f"the site's way to {node} ([plugin.survive] reach) leads to {here}")
     found = controller_updates.record(client, job_id)
-    owner, uid, partition, account = _fields(client, job_id, "%u|%U|%P|%a", 4)
+    owner, uid, partition = _fields(client, job_id, "%u|%U|%P", 3)
+    account = _text(client, job_id, "account")
     held = found if left in found.cpus else _placeholder(client, job_id, left)
     if held is None:
         raise Refused(f"job {job_id} has nothing on {left}")
@@ -49,7 +50,7 @@ def receive(
         "SLURM_JOB_UID": uid,
         "SLURM_NODELIST": ",".join(nodes),
         "SLURM_JOB_RESTART_COUNT": str(found.restarts),
-        "SLURM_JOB_COMMENT": _comment(client, job_id),
+        "SLURM_JOB_COMMENT": _text(client, job_id, "comment"),
         "SLURM_JOB_ACCOUNT": "" if account == "(null)" else account,
         "SLURM_JOB_PARTITION": partition,
     }
@@ -79,7 +80,8 @@ def leave(client: Client, job_id: str, node: str) -> None:
     names = hostlist.expand(has) if has else ()
     if node in names:
         others = ",".join(name for name in names if name != node)
-        controller_updates.update(client, f"JobId={job_id}", f"NodeList={others}")
+        name = controller_updates.record(client, job_id).name  # an array's last has the array's id
+        controller_updates.update(client, f"JobId={name}", f"NodeList={others}")
 
 
 def over(client: Client, job_id: str, attempt: int) -> bool:
@@ -138,9 +140,12 @@ def _placeholder_id(client: Client, job_id: str, node: str) -> str:
     return ids.split()[0] if ids.split() else ""
 
 
-def _comment(client: Client, job_id: str) -> str:
-    """Return a job's comment, asked for by itself: no text of the user's can stand for it."""
-    said = client.ask("squeue", "--noheader", f"--jobs={job_id}", "--Format=comment:2000")
+def _text(client: Client, job_id: str, field: str) -> str:
+    """Return what its user has written of a job, asked for by itself: it is not for other fields.
+
+    Accounts, too, are any text, with line ends, where Slurm does not know the site's.
+    """
+    said = client.ask("squeue", "--noheader", f"--jobs={job_id}", f"--Format={field}:2000")
     return said.removesuffix("\n").rstrip()
 
 
