@@ -340,6 +340,15 @@ def test_what_is_on_its_way_is_waited_for(world):
     assert is_the_sources(world)
 
 
+def test_what_libvirt_has_left_there_is_ended_while_it_runs_here(world):
+    """Its libvirtd was killed when the other one had just made the domain (seen with 11.3)."""
+    world.ends, world.dies = "fails", "sent"
+    migrate(world)
+    world.n3.domain.write_text("still")
+    watch(world)
+    assert is_the_sources(world)
+
+
 def test_one_that_has_run_there_and_ended_does_not_go_on_here(world):
     world.ends, world.dies = "not told", "sent"
     migrate(world)

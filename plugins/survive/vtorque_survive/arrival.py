@@ -28,7 +28,9 @@ def answer(here: Here, question: bytes) -> bytes:
         if not _KEY.fullmatch(key) or not key.startswith(job_id):
             raise ValueError(key)
         if what == "settle":
-            said = settled(here, job_id, key, str(asked["uuid"]), str(asked["node"]))
+            said = settled(
+                here, job_id, key, *(str(asked[each]) for each in ("uuid", "node", "mine"))
+            )
         elif what == "nodes":
             said = are_on(here, key, [str(node) for node in asked["nodes"]])
         else:
@@ -38,11 +40,12 @@ def answer(here: Here, question: bytes) -> bytes:
     return json.dumps({"answer": said}).encode()
 
 
-def settled(here: Here, job_id: str, key: str, uuid: str, node: str) -> str:
+def settled(here: Here, job_id: str, key: str, uuid: str, node: str, theirs: str) -> str:
     """Return whether a guest is ``here``, ``none`` is, or it ``comes``. If none, release its place.
 
-    To be asked when the other node's libvirt has done with it. It is here if it has run here, also
-    if it runs no more: what stands still there is older. Raises HostFault.
+    To be asked when the other node's libvirt has done with it; ``theirs``: what it does there. It
+    is here if it has run here, also if it runs no more: what stands still there is older. While it
+    runs there what stands still here is what libvirt has left, and is ended. Raises HostFault.
     """
     job = here.job(job_id)
     mine = job is not None and job.job.key == key
@@ -55,7 +58,7 @@ def settled(here: Here, job_id: str, key: str, uuid: str, node: str) -> str:
                 with reader():
                     suspend.set_clocks(here.paths, now).wait()
         return "here"
-    if state:
+    if state == "runs" or (state and theirs != "runs"):
         return "comes"
     if mine:
         here.release(job_id)

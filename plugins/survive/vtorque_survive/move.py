@@ -277,7 +277,7 @@ def _has_gone(here: Here, move: Move, job: RunningJob, why: str) -> bool:
         mine = moving.settled(move.uri, move.uuid, _TIME)
         on_step("settled")
         try:
-            theirs = _said(here, move)
+            theirs = _said(here, move, mine)
         except HostFault as error:
             does = {"runs": "runs on here", "still": "STANDS STILL here", "": "is not here"}[mine]
             log.error("%s; the guest %s, and waits for that", error, does)
@@ -296,10 +296,10 @@ def _has_gone(here: Here, move: Move, job: RunningJob, why: str) -> bool:
         return True
 
 
-def _said(here: Here, move: Move) -> str:
+def _said(here: Here, move: Move, mine: str) -> str:
     until = time.monotonic() + _COMES
     what = {"ask": "settle", "job": move.job, "key": move.key}
-    what |= {"uuid": move.uuid, "node": move.to}
+    what |= {"uuid": move.uuid, "node": move.to, "mine": mine}
     while True:
         said = reach.ask(here.config, here.settings, move.to, what)
         if said in ("here", "none"):
