@@ -380,6 +380,20 @@ def test_what_has_come_is_released_when_its_job_has_ended(world, monkeypatch):
     assert [*move_record.taken_along([], world.n2.paths)] == []
 
 
+def test_what_was_to_come_is_released_too_when_its_job_has_ended(world, monkeypatch):
+    """Nobody says any more that it does not come: the other node is gone, or was never asked."""
+    world.ends, world.dies = "stands still", "sent"
+    migrate(world)
+    monkeypatch.setattr(Here, "of", classmethod(lambda *_: world.n3.here))
+    moves = move_watch.Moves(Path("/etc/x"), every=0.0)
+    for over in (False, True):
+        moves.look(world.n3.paths, Running(world.n3.paths).jobs())
+        (child,) = moves._work.values()
+        assert child.wait() == ""
+        assert (world.n3.journal() is None) == over
+        (world.top / "over").touch()
+
+
 def test_the_watcher_begins_what_is_to_be_done_once(world):
     world.dies = "after send"
     migrate(world)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 import subprocess
 import tempfile
 import time
@@ -178,9 +179,13 @@ def _record(job: RunningJob, each: Saveable, to: str, nodes: tuple[str, ...]) ->
 
 @contextmanager
 def _bridge(here: Here, job: RunningJob, to: str, each: Saveable) -> Any:
-    directory = here.paths.run / f"move-{job.job.key}"
+    directory = _bridge_of(here, job.job.key)
     with reach.Bridge(here.settings, to, each.guest.uri, directory) as bridge:
         yield bridge.uri
+
+
+def _bridge_of(here: Here, key: str) -> Path:
+    return here.paths.run / f"move-{key}"
 
 
 @contextmanager
@@ -254,6 +259,7 @@ def settle(here: Here, move: Move) -> None:
 
 
 def _settle(here: Here, move: Move, why: str) -> None:
+    shutil.rmtree(_bridge_of(here, move.key), ignore_errors=True)  # of one who was killed
     if move.phase == move_record.MOVES:
         job = here.job(move.job)
         if job is None or job.job.key != move.key:

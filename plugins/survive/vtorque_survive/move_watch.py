@@ -42,7 +42,7 @@ class Moves:
             return
         self._at = time.monotonic()
         wanted = {each.key: each.job for each in all_moves(paths)}
-        wanted |= {job.job.key: job.job.id for job in jobs if moving.comes(job) and job.guests}
+        wanted |= {job.job.key: job.job.id for job in jobs if moving.comes(job)}
         for key in wanted.keys() - self._work.keys():
             self._work[key] = Child(lambda key=key: go_on(self.config, paths, key), _TIME)  # type: ignore[misc]
 
