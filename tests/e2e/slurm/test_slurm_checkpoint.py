@@ -38,7 +38,7 @@ def place(clean):
         clean.root(machine, "sh", "-c", f"cat >> {CONF}", stdin=SITE.encode())
     clean.root("head", "install", "-d", "-m", "700", PLACE)
     clean.root("head", "touch", f"{PLACE}/.vtorque-checkpoints")
-    for name in ("counted", "out", "err"):
+    for name in ("counted", "out", "err", "on", "enough"):
         (clean.home / name).unlink(missing_ok=True)
     yield clean
     clean.root("head", "rm", "-rf", PLACE)
@@ -186,8 +186,6 @@ def test_jobs_of_a_node_that_is_ill_or_drained_go_on_elsewhere(watched):
         watched.wait_state(job_id, "FAILED", seconds=120)
         watched.root("head", "scancel", other_id)
     watched.root("head", "scontrol", "update", f"nodename={second}", "state=resume")
-    for name in ("on", "enough"):
-        (watched.home / name).unlink()
     assert watched.show(job_id)["ExitCode"] == "7:0"
     said = watched.read("out").decode().split()
     assert (said[0], said[-1]) == ("1", counted(watched)[-1])
