@@ -281,9 +281,8 @@ def _make(
         with store.locked():
             _require_few(store, job.job.id, settings)
             _require_room(store, part, guests, settings)
-        manifest = _manifest(
-            store.directory / name, job, guests
-        )  # what can fail here fails before a guest is saved
+        # what can fail here fails before a guest is saved
+        manifest = _manifest(store.directory / name, job, guests)
         if not asked.ends:
             _make_fifo(tell, job.job.uid)
             _take_session(paths, job, tell, part / SESSION)

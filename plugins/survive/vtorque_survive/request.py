@@ -141,7 +141,10 @@ def _opened(path: Path, place: Place, events: int, until: float) -> int:
     while (left := until - time.monotonic()) > 0:
         ready, _, _ = select.select([found, events], [], [], left)
         if found in ready:
-            if (number := int(os.read(found, 16))) < 0:
+            number = int(os.read(found, 16))
+            os.close(found)
+            os.close(told)
+            if number < 0:
                 raise OSError(-number, os.strerror(-number))
             return number
         _take(events)
