@@ -16,20 +16,13 @@ from pathlib import Path
 
 import pytest
 
+from users import TIMEOUT, remove_user, run
+
 NAME = "vtorque-e2e"
 REPO = Path(__file__).resolve().parents[2]
 USER, OTHER = "vte2e1", "vte2e2"
 GROUP = "vte2eg"
 TAP = "vt[0-9a-f]{12}"  # a guest's NIC on the host, and its packet filter
-TIMEOUT = 180
-
-
-def run(*argv, timeout=TIMEOUT, check=True, **kwargs):
-    """Run a command; its output is in the failure if it fails."""
-    done = subprocess.run(argv, capture_output=True, timeout=timeout, check=False, **kwargs)
-    if check and done.returncode != 0:
-        pytest.fail(f"{argv}: exit {done.returncode}\n{done.stdout!r}\n{done.stderr!r}")
-    return done
 
 
 @dataclass
@@ -214,15 +207,6 @@ def node():
     for name in (USER, OTHER):
         remove_user(name)
     subprocess.run(["groupdel", GROUP], capture_output=True, check=False)
-
-
-def remove_user(name, seconds=10):
-    """Remove a user of these tests, once the last of their processes is gone."""
-    deadline = time.monotonic() + seconds
-    while run("pkill", "-9", "-u", name, check=False).returncode == 0:
-        assert time.monotonic() < deadline, f"processes of {name} survive SIGKILL"
-        time.sleep(0.05)
-    subprocess.run(["userdel", "-r", name], capture_output=True, check=False)
 
 
 @pytest.fixture

@@ -1,0 +1,225 @@
+"""vTorque without root: ordinary users on a machine that nobody has set up, from an empty home."""
+
+import json
+import os
+import pwd
+import signal
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from patience import eventually
+from users import remove_user, run
+
+pytestmark = pytest.mark.e2e
+
+NAME = "vtorque-e2e"
+REPO = Path(__file__).resolve().parents[2]
+ONE, OTHER = "vte2ep1", "vte2ep2"
+PROGRAMS = ("local serve", "local.acceptor", "qemu-system", "virtiofsd", "jobshell", "libvirtd")
+BLOCK = ("-W", "block=true", "-j", "oe", "-o", "out")
+VIRSH = ("/usr/bin/virsh", "-q", "-c", "qemu:///session", "list")
+OUTLIVE = ("vtorque", "libvirtd", "virtlogd")  # what may be there without jobs
+
+
+class Person:
+    """A user who has nothing but a home, and runs the commands of an installation."""
+
+    def __init__(self, name):
+        remove_user(name)
+        run("useradd", "-m", "-s", "/bin/bash", name)
+        self.entry = pwd.getpwnam(name)
+        self.home = Path(self.entry.pw_dir)
+        self.home.chmod(0o700)
+        self.runtime = Path("/tmp", f"vtorque-{self.entry.pw_uid}")
+        self.own = self.home / ".config/vtorque/vtorque.toml"
+        self.state = self.home / ".local/state/vtorque"
+        self.run_dir = self.runtime / "vtorque"
+
+    def call(self, program, *argv, check=True, timeout=300):
+        """Run a command as the user, who has no root and no session."""
+        # Without it these would be the site's, where this machine is a node.
+        site = any(os.path.lexists(f"/{top}/vtorque") for top in ("etc", "var/lib"))
+        config = ["--config", str(self.own)] if site and program in ("vsub", "vmgr") else []
+        command = program if program.startswith("/") else f"/opt/{NAME}/bin/{program}"
+        who = self.entry
+        return run(
+            *(command, *config, *argv),
+            check=check,
+            timeout=timeout,
+            cwd=who.pw_dir,
+            env={"PATH": "/usr/bin:/bin", "HOME": who.pw_dir, "LANG": "C.UTF-8"},
+            user=who.pw_uid,
+            group=who.pw_gid,
+            extra_groups=[],
+            umask=0o022,
+        )
+
+    def script(self, text):
+        """Write a job script into the home; return its name."""
+        path = self.home / "job.sh"
+        path.write_text(text)
+        return path.name
+
+    def job(self, text, *argv):
+        """Run a job to its end; return exit code, what it said, what vsub said."""
+        script = self.script(text)
+        done = self.call("vsub", *BLOCK, *argv, script, check=False)
+        out = self.home / "out"
+        said = out.read_text() if out.exists() else ""
+        out.unlink(missing_ok=True)
+        return done.returncode, said, done.stderr.decode()
+
+    def processes(self):
+        """Return the pid and the command line of each of the user's processes."""
+        found = {}
+        for place in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                if place.stat().st_uid == self.entry.pw_uid:
+                    words = (place / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                    found[int(place.name)] = words
+        return {pid: words for pid, words in found.items() if words}
+
+    def left(self):
+        """Return what of jobs is there: files, processes, domains."""
+        tops = [self.state / "jobs", self.state / "journal", self.run_dir / "jobs"]
+        tops += [self.run_dir / "proof", self.home / ".cache/libvirt/qemu/log"]
+        files = [str(path) for top in tops for path in top.rglob("*")]
+        running = [w for w in self.processes().values() if not any(n in w for n in OUTLIVE)]
+        running += [w for w in self.processes().values() if " hook " in w or " jobshell " in w]
+        names = self.call(*VIRSH, "--all", "--name")
+        return [*files, *running, *names.stdout.decode().split()]
+
+    def end(self):
+        """Stop the user's service, and take all that is theirs."""
+        with suppress(pytest.fail.Exception):
+            self.call("vtorque", "local", "stop", "--config", str(self.own))
+        remove_user(self.entry.pw_name)
+        subprocess.run(["rm", "-rf", self.runtime], check=True)
+
+
+@pytest.fixture(scope="module")
+def installed():
+    """Install this checkout, as a node of these tests has it; it is nobody's site."""
+    run(REPO / "scripts/node", "prefix", "--name", NAME, timeout=900)
+
+
+@pytest.fixture(scope="module")
+def one(installed):
+    """Return a user with an image and a service."""
+    person = Person(ONE)
+    yield person
+    person.end()
+
+
+@pytest.fixture
+def clean(one):
+    """Fail the test if anything of a job's is left."""
+    yield one
+    for job in json.loads(one.call("vmgr", "ps", "--json").stdout):  # a failed test's
+        one.call("vmgr", "cancel", job["id"], check=False)
+    eventually(lambda: not one.left())
+
+
+def test_a_first_job_from_an_empty_home(clean):
+    """It makes its image, runs as the user with their home, and has its own exit code."""
+    assert not clean.state.exists()
+    text = "echo on $(uname -r) $(hostname) as $(id -un) in $PWD; touch made\nexit 42\n"
+    code, said, told = clean.job(text)
+    assert code == 42, told
+    assert said.endswith(f" as {ONE} in {clean.home}\n")
+    assert os.uname().nodename not in said.split()
+    assert (clean.home / "made").stat().st_uid == clean.entry.pw_uid
+    assert "the first job makes the image micro" in told
+    assert [w for w in clean.processes().values() if "local serve" in w]
+    for path, mode in ((clean.run_dir, 0o40700), (clean.run_dir / "local.sock", 0o140600)):
+        assert path.lstat().st_mode == mode
+    code, said, told = clean.job("cat made job.sh; exit 3\n", "-vm", "vcpus=2,vms_per_node=2")
+    assert (code, said) == (3, "cat made job.sh; exit 3\n"), told
+    assert "image" not in told
+
+
+def test_what_needs_root_is_refused_by_name(clean):
+    clean.script("true\n")
+    for key in ("fs_type=ramdisk", "hugepages=true", "iocm=true", "pci=gpu:1", "vrdma=true"):
+        refused = clean.call("vsub", "-vm", key, "job.sh", check=False)
+        assert refused.returncode == 2
+        assert refused.stderr.startswith(f"vsub: {key}: needs root, ".encode())
+    assert clean.call("vtorque", "setup", "install", check=False).returncode == 2
+
+
+def test_doctor_has_nothing_to_mend(clean):
+    told = clean.call("vtorque", "doctor", "--json", "--config", str(clean.own), check=False)
+    assert [each for each in json.loads(told.stdout) if each["status"] == "failed"] == []
+
+
+@pytest.fixture
+def other(one):
+    """Return another user, with a copy of the image."""
+    person = Person(OTHER)
+    run("cp", "-a", one.home / ".local", person.home)
+    run("rm", "-r", person.state)
+    run("chown", "-R", f"{OTHER}:", person.home)
+    person.call("vmgr", "images", "verify", "micro")  # it is not the file that was hashed
+    yield person
+    eventually(lambda: not person.left())
+    person.end()
+
+
+def test_two_users_see_nothing_of_each_other(clean, other):
+    """Both have a job that runs: neither sees the other's, nor can reach their service."""
+    mine = clean.call("vsub", clean.script("touch began; sleep 300\n")).stdout.decode().strip()
+    code, said, told = other.job("ls /home; ls " + str(clean.home) + "; exit 5\n")
+    assert code == 5, told
+    assert said.splitlines()[0] == OTHER
+    assert ONE not in said.splitlines()[:-1]
+    eventually((clean.home / "began").exists)
+    assert json.loads(other.call("vmgr", "ps", "--json").stdout) == []
+    assert [each["id"] for each in json.loads(clean.call("vmgr", "ps", "--json").stdout)] == [mine]
+    for path in (clean.run_dir / "local.sock", clean.state / "site.secret"):
+        assert other.call("/usr/bin/stat", str(path), check=False).returncode != 0
+    assert b"vt-" not in other.call(*VIRSH).stdout
+    clean.call("vmgr", "cancel", mine)
+
+
+def test_a_killed_service_leaves_nothing_after_the_next_command(clean):
+    kill(clean, "local serve")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_whatever_is_killed_leaves_nothing_after_the_next_command(clean, program):
+    kill(clean, program)
+
+
+def kill(person, program):
+    """Have a program killed while a job runs, then run another."""
+    began = person.home / "began"
+    began.unlink(missing_ok=True)
+    text = person.script("touch began; sleep 300\n")
+    job = person.call("vsub", "-j", "oe", "-o", "lost", text).stdout.decode().strip()
+    eventually(began.exists)
+    pid = next(pid for pid, words in person.processes().items() if program in words)
+    os.kill(pid, signal.SIGKILL)
+    eventually(lambda: program not in person.processes().get(pid, ""))
+    person.call("vmgr", "cancel", job, check=False)  # it may have gone
+    assert person.job("exit 6\n")[0] == 6
+    eventually(lambda: not person.left())
+
+
+@pytest.mark.full
+def test_twenty_jobs_in_a_row_leave_nothing(clean):
+    for number in range(20):
+        assert clean.job(f"exit {number}\n")[0] == number
+        assert clean.left() == []
+
+
+@pytest.mark.full
+def test_the_service_ends_by_itself(clean):
+    """After a minute without jobs; libvirt's daemons do, too, and the next job starts all again."""
+    assert clean.job("exit 7\n")[0] == 7
+    eventually(lambda: not clean.processes(), 300)
+    assert not (clean.run_dir / "local.sock").exists()
+    assert clean.job("exit 8\n")[0] == 8

@@ -1,0 +1,25 @@
+"""Commands whose output is told if they fail, and the end of the users that tests make."""
+
+import subprocess
+import time
+
+import pytest
+
+TIMEOUT = 180
+
+
+def run(*argv, timeout=TIMEOUT, check=True, **kwargs):
+    """Run a command; its output is in the failure if it fails."""
+    done = subprocess.run(argv, capture_output=True, timeout=timeout, check=False, **kwargs)
+    if check and done.returncode != 0:
+        pytest.fail(f"{argv}: exit {done.returncode}\n{done.stdout!r}\n{done.stderr!r}")
+    return done
+
+
+def remove_user(name, seconds=10):
+    """Remove a user of these tests, once the last of their processes is gone."""
+    deadline = time.monotonic() + seconds
+    while run("pkill", "-9", "-u", name, check=False).returncode == 0:
+        assert time.monotonic() < deadline, f"processes of {name} survive SIGKILL"
+        time.sleep(0.05)
+    subprocess.run(["userdel", "-r", name], capture_output=True, check=False)
