@@ -1,4 +1,4 @@
-"""The contract that every batch adapter passes, the embedded one included.
+"""The contract that every batch adapter passes, the embedded one included::
 
     class TestMine(BatchContract):
         @pytest.fixture

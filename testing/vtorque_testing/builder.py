@@ -1,4 +1,4 @@
-"""The contract that every image builder passes.
+"""The contract that every image builder passes::
 
 class TestMine(BuilderContract):
     @pytest.fixture

@@ -1,4 +1,4 @@
-"""The contract that every exporter of samples passes (``vtorque1.telemetry``).
+"""The contract that every exporter of samples passes (``vtorque1.telemetry``)::
 
     class TestMine(ExporterContract):
         @pytest.fixture

@@ -1,4 +1,4 @@
-"""The live part of the batch contract: real jobs in real guests, as an ordinary user.
+"""The live part of the batch contract: real jobs in real guests, as an ordinary user::
 
     @pytest.mark.e2e
     class TestMyJobs(LiveBatchContract):

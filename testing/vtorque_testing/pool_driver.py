@@ -1,4 +1,4 @@
-"""The contract of the pool's drivers (``vtorque1.pool``): what every cloud has to do for it.
+"""The contract of the pool's drivers (``vtorque1.pool``): what every cloud has to do for it::
 
     class TestMyCloud(PoolDriverContract):
         @pytest.fixture

@@ -1,4 +1,4 @@
-"""The contract that every sink of jobs' logs passes (``vtorque1.joblog``).
+"""The contract that every sink of jobs' logs passes (``vtorque1.joblog``)::
 
     class TestMine(SinkContract):
         @pytest.fixture

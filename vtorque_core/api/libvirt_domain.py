@@ -59,7 +59,7 @@ class Single(Element):
 
 @dataclass(frozen=True)
 class Disk(ListElement):
-    """A virtio disk; ``serial`` (at most 20 characters) shows as /dev/disk/by-id/virtio-*.
+    """A virtio disk; ``serial`` (at most 20 characters) shows as ``/dev/disk/by-id/virtio-*``.
 
     ``format`` is what the file is declared to be: never probed. ``base`` is the image that a
     qcow2 overlay lies on, with its own format; it may be shared and is only read. libvirt changes

@@ -1,0 +1,23 @@
+"""How scripts/docs has Sphinx build the site."""
+
+project = "vTorque"
+html_title = "vTorque"
+html_theme = "furo"
+html_static_path = ["static"]
+html_css_files = ["site.css"]
+html_copy_source = False
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+exclude_patterns = ["README.md", "changes/[0-9]*"]  # the first page; fragments
+suppress_warnings = [
+    "misc.highlighting_failure",  # mermaid, whose program would come from another host
+    "toc.not_included",  # what is in which folder: other pages lead there
+]
+
+myst_heading_anchors = 4
+myst_enable_extensions = ["colon_fence"]
+
+autodoc_default_options = {"members": True, "undoc-members": True, "show-inheritance": True}
+autodoc_member_order = "bysource"
+autodoc_class_signature = "mixed"
+autodoc_preserve_defaults = True
+python_use_unqualified_type_names = True
