@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -22,7 +23,7 @@ from vtorque_core.live.jobs import RunningGuest, RunningJob
 from vtorque_core.live.saving import Saveable
 from vtorque_core.live.suspend import RUNS
 from vtorque_core.records.journal import Journal
-from vtorque_core.records.reading import ARRIVES, DOMAIN, lock_name, read
+from vtorque_core.records.reading import ARRIVES, DOMAIN, EmptyJournal, lock_name, read
 from vtorque_core.resources import netfilter, stopped_daemons
 from vtorque_core.resources.netfilter import Netfilter
 from vtorque_core.site.load import load
@@ -121,6 +122,23 @@ def go_on(paths: Paths, job: RunningJob, guest: RunningGuest) -> None:
     """Have a guest that has not left run on here; the job's lock is held. Raises HostFault."""
     hypervisor.resume_domain(guest.uri, guest.uuid)
     mark(paths, job, RUNS)
+
+
+@contextmanager
+def at_rest(paths: Paths, key: str) -> Iterator[Mapping[str, bool] | None]:
+    """Hold the job's lock, so that nobody here starts or releases it; give the domains it has had.
+
+    UUID to whether it has been here; None: there is no journal. Raises Busy: somebody does.
+    """
+    path = paths.journal / f"{key}.jsonl"
+    with job_lock(paths, lock_name(path), 0.0):
+        try:
+            records = read(path).records.values()
+        except (FileNotFoundError, EmptyJournal):
+            found = None
+        else:
+            found = {str(r.args["uuid"]): r.created for r in records if r.kind == DOMAIN}
+        yield found
 
 
 def arrived(paths: Paths, key: str) -> None:

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 import running_journal
-from vtorque_core.api import HostFault, Refused, UsageError
+from vtorque_core.api import HostFault, Refused, UsageError, take_lock
 from vtorque_core.api.children import in_child
 from vtorque_core.base import hypervisor
 from vtorque_core.live import moving, suspend
@@ -366,6 +366,37 @@ def test_if_both_should_run_neither_is_ended(world):
     assert (world.n2.state(), world.n3.state()) == ("runs", "runs")
 
 
+def settled(world, uuid, key=KEY):
+    return arrival.settled(world.n3.here, JOB, key, uuid, "n3", "")
+
+
+def test_a_sister_that_is_not_there_is_not_taken_for_the_one_that_is(world):
+    """Two nodes of a job are drained at once, to one spare node: the second one asks for its."""
+    arrives(world.n3, {"nodes": ["n1", "n3", "n4"]})
+    assert settled(world, "of n4's guest") == "none"
+    assert world.n3.journal() is not None and world.did() == []
+    world.n2.domain.rename(world.n3.domain)
+    moving.arrived(world.n3.paths, KEY)
+    states = {world.uuid: "runs"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hypervisor, "domain_state", lambda _, uuid: states.get(uuid, ""))
+        assert settled(world, "of n4's guest") == "none"
+        assert settled(world, world.uuid) == "here"
+    assert world.n3.phase() == "run" and world.did() == []
+
+
+def test_while_a_start_is_at_work_there_nobody_says_that_there_is_none(world):
+    """It may hold the node before any journal says so."""
+    lock = take_lock(world.n3.paths.job_lock(JOB), 0.0)
+    try:
+        assert settled(world, world.uuid) == "comes"
+        assert world.did() == []
+    finally:
+        os.close(lock)
+    assert settled(world, world.uuid) == "none"
+    assert world.did() == [f"let go {JOB} n3"]
+
+
 def test_what_has_come_is_released_when_its_job_has_ended(world, monkeypatch):
     assert migrate(world) == ""
     monkeypatch.setattr(Here, "of", classmethod(lambda *_: world.n3.here))
@@ -457,7 +488,8 @@ def test_elsewhere_it_says_where(world, monkeypatch):
 
 @pytest.mark.parametrize(
     "question", [b"", b"[]", b'{"ask": "x", "job": "4", "key": "4.0"}', b'{"ask": "settle"}',
-                 b'{"ask": "nodes", "job": "4", "key": "../4", "nodes": []}']
+                 b'{"ask": "nodes", "job": "4", "key": "../4", "nodes": []}',
+                 b'{"ask": "nodes", "job": "4", "key": "42.0", "nodes": []}']
 )  # fmt: skip
 def test_what_no_node_asks_is_refused(world, question):
     with pytest.raises(UsageError):

@@ -10,7 +10,7 @@ import json
 import re
 from typing import Any
 
-from vtorque_core.api import UsageError
+from vtorque_core.api import Busy, UsageError
 from vtorque_core.api.read_apart import reader
 from vtorque_core.live import moving, suspend
 from vtorque_survive import move_record
@@ -25,7 +25,7 @@ def answer(here: Here, question: bytes) -> bytes:
     try:
         asked: dict[str, Any] = json.loads(question[:_MOST])
         what, job_id, key = str(asked["ask"]), str(asked["job"]), str(asked["key"])
-        if not _KEY.fullmatch(key) or not key.startswith(job_id):
+        if not _KEY.fullmatch(key) or key.rpartition(".")[0] != job_id:
             raise ValueError(key)
         if what == "settle":
             said = settled(
@@ -45,25 +45,37 @@ def settled(here: Here, job_id: str, key: str, uuid: str, node: str, theirs: str
 
     To be asked when the other node's libvirt has done with it; ``theirs``: what it does there. It
     is here if it has run here, also if it runs no more: what stands still there is older. While it
-    runs there what stands still here is what libvirt has left, and is ended. Raises HostFault.
+    runs there what stands still here is what libvirt has left, and is ended. What another guest of
+    the job has here is that one's. Raises HostFault.
     """
-    job = here.job(job_id)
-    mine = job is not None and job.job.key == key
-    state = moving.state(here.node.uri, uuid)
-    if job is not None and mine and moving.comes(job) and (job.guests or state == "runs"):
-        if suspend.phase(job) == "":
-            moving.arrived(here.paths, key)
-            move_record.forget(here.paths, key)  # it may have been here before
-            if (now := here.job(job_id)) is not None:
-                with reader():
-                    suspend.set_clocks(here.paths, now).wait()
-        return "here"
-    if state == "runs" or (state and theirs != "runs"):
+    try:
+        with moving.at_rest(here.paths, key) as domains:
+            state = moving.state(here.node.uri, uuid)
+            came = (domains or {}).get(uuid)
+            if came or (came is not None and state == "runs"):
+                return _is_here(here, job_id, key)
+            if state == "runs" or (state and theirs != "runs"):
+                return "comes"
+            if domains and came is None:
+                return "none"
+            here.adapter.let_go(job_id, node)
+    except Busy:  # a start that may await it, or a release
         return "comes"
-    if mine:
+    if domains is not None:
         here.release(job_id)
-    here.adapter.let_go(job_id, node)
     return "none"
+
+
+def _is_here(here: Here, job_id: str, key: str) -> str:
+    """Do the rest of its start if that was killed."""
+    job = here.job(job_id)
+    if job is None or job.job.key != key or suspend.phase(job) == "":
+        moving.arrived(here.paths, key)
+        move_record.forget(here.paths, key)  # it may have been here before
+        if (now := here.job(job_id)) is not None:
+            with reader():
+                suspend.set_clocks(here.paths, now).wait()
+    return "here"
 
 
 def are_on(here: Here, key: str, nodes: list[str]) -> str:

@@ -71,15 +71,15 @@ def here(tmp_path, monkeypatch):
     start = lambda *_, arriving: made.starts(*arriving)  # noqa: E731
     monkeypatch.setattr(receive, "start_job", start)
 
-    def run(told=TOLD, *, leaves=False):
+    def run(told=TOLD):
         requests, asks = os.pipe()
         answers, says = os.pipe()
         os.write(asks, told if isinstance(told, bytes) else json.dumps(told).encode() + b"\n")
-        if leaves:
-            os.close(asks)
+        made.sender = os.fdopen(asks, "wb")
         code = receive.run(made.adapter, made.site, made.plugins, requests, says)
-        for each in (requests, says, *(() if leaves else (asks,))):
-            os.close(each)
+        made.sender.close()
+        os.close(requests)
+        os.close(says)
         with os.fdopen(answers, "rb") as file:
             return code, [json.loads(line) for line in file]
 
@@ -133,10 +133,35 @@ def test_one_that_fails_later_gives_nothing_up(here, monkeypatch):
 
 
 def test_when_the_sender_is_there_no_more_all_is_left_as_it_is(here, monkeypatch):
-    monkeypatch.setattr(hypervisor, "domain_state", lambda *_: "still")
+    def leaves(*_):
+        here.sender.close()
+        return "still"
+
+    monkeypatch.setattr(hypervisor, "domain_state", leaves)
     here.starts = lambda guest: guest.arrive("<domain/>")
-    assert here.run(leaves=True) == (1, [{"xml": "<domain/>"}])
+    assert here.run() == (1, [{"xml": "<domain/>"}])
     assert here.adapter.held == ["n3"] and here.released == []
+
+
+def test_a_sender_without_power_is_not_awaited_for_ever(here, monkeypatch):
+    """Its line never ends; the job's lock here is free then, and who asks is answered."""
+    monkeypatch.setattr(hypervisor, "domain_state", lambda *_: "")
+    monkeypatch.setattr(receive, "_COMES", 0.0)
+    here.starts = lambda guest: guest.arrive("<domain/>")
+    assert here.run() == (1, [{"xml": "<domain/>"}])
+    assert here.adapter.held == ["n3"] and here.released == []
+
+
+def test_a_start_whose_sender_has_gone_before_it_was_ready_leaves_nothing(here):
+    """That one may have been told that nothing is here: it asks nobody again."""
+
+    def starts(guest):
+        here.sender.close()
+        guest.arrive("<domain/>")
+
+    here.starts = starts
+    assert here.run() == (1, [])
+    assert here.adapter.held == [] and here.released == ["42"]
 
 
 def test_another_version_is_refused_before_anything_is_held(here, monkeypatch):

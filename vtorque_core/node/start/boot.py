@@ -42,7 +42,7 @@ from vtorque_core.resources.starter import Starter
 from vtorque_core.site.config import Site
 
 T = TypeVar("T")
-_COMES = 3600.0  # seconds in which a guest comes from another node
+_COMES = 3700.0  # seconds in which a guest comes from another node
 _log = logging.getLogger(__name__)
 
 

@@ -3,7 +3,8 @@
 The other node's root tells in one line what comes, and is answered in lines: with the XML that the
 guest is to have here, once all that it needs is here; then that it runs here. From the first answer
 on nothing is given up here: who has the guest knows the one who sends it
-(``vtorque_survive.settle``). When that one's line ends, this process ends, and all stays.
+(``vtorque_survive.move``). When that one's line ends, this process ends, and all stays. If it has
+ended before, nothing was sent, and all is released.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from vtorque_core.site.config import Site
 from vtorque_core.site.plugins import Plugins
 
 _MOST, _TELLS = 1 << 20, 30.0  # bytes of what is told, and seconds for it
+_COMES = 3700.0  # seconds for it to come: more than who sends it has
 _LOOK = 0.05  # seconds; that a domain runs is an event of libvirt's only for who runs its loop
 _log = logging.getLogger(__name__)
 
@@ -116,12 +118,22 @@ class _Sender:
             raise LeftAlone from None
 
     def arrive(self, uri: str, uuid: str, xml: str) -> None:
-        """Have the guest be sent; return when it runs here. Raises HostFault, LeftAlone."""
+        """Have the guest be sent; return when it runs here. Raises HostFault, LeftAlone.
+
+        LeftAlone also after an hour: a node that has lost its power says no end.
+        """
+        self._require_there(0.0)
         self.awaits = True
         self.say(xml=xml)
+        until = time.monotonic() + _COMES
         while hypervisor.domain_state(uri, uuid) != "runs":
-            if readable([self._requests], _LOOK) and not os.read(self._requests, 1):
+            self._require_there(_LOOK)
+            if time.monotonic() >= until:
                 raise LeftAlone
+
+    def _require_there(self, seconds: float) -> None:
+        if readable([self._requests], seconds) and not os.read(self._requests, 1):
+            raise LeftAlone
 
 
 def run(adapter: NodeAdapter, site: Site, plugins: Plugins, requests: int, answers: int) -> int:
@@ -154,7 +166,7 @@ def _receive(adapter: NodeAdapter, site: Site, plugins: Plugins, sender: _Sender
         try:
             job = adapter.receive(told.job, told.nodes, told.leaves, told.to)
             _start(job, adapter, site, plugins, told.guest, sender)
-        except Exception:
+        except (Exception, LeftAlone):
             if not sender.awaits:
                 for fault in ended.tell(site, plugins, release_job(site.paths, told.job)):
                     _log.warning("%s", fault)
