@@ -366,6 +366,31 @@ def test_if_both_should_run_neither_is_ended(world):
     assert (world.n2.state(), world.n3.state()) == ("runs", "runs")
 
 
+def test_what_was_left_undone_here_does_not_end_a_guest_that_has_come_back(world):
+    world.dies = "after release"
+    migrate(world)
+    assert Move.read(world.n2.paths, KEY).phase == move_record.GONE
+    arrives(world.n2, {"nodes": ["n1", "n2"]})
+    world.n3.domain.rename(world.n2.domain)
+    did = world.did()
+    assert watch(world) == ""
+    assert (world.n2.state(), world.n2.phase()) == ("runs", ARRIVES)
+    assert world.did() == did, "not even its node is given back"
+
+
+def test_a_guest_that_comes_back_does_not_find_anybody_at_work_on_its_move(world):
+    world.dies = "after release"
+    migrate(world)
+    lock = take_lock(world.n2.paths.state / f"moves/{KEY}.lock", 0.0)
+    with pytest.raises(HostFault, match="is held by another process"):
+        move_record.comes_back(world.n2.paths, KEY)
+    os.close(lock)
+    move_record.comes_back(world.n2.paths, KEY)
+    assert Move.read(world.n2.paths, KEY).phase == move_record.AWAY
+    (claim,) = move_record.taken_along([], world.n2.paths)
+    assert claim.items == ("10.0.0.9",), "until it is here"
+
+
 def settled(world, uuid, key=KEY):
     return arrival.settled(world.n3.here, JOB, key, uuid, "n3", "")
 
@@ -459,6 +484,15 @@ def test_what_cannot_be_moved_is_refused(world, facts, to, why):
     with pytest.raises(Refused, match=why):
         move.migrate(world.n2.here, JOB, to)
     assert is_the_sources(world)
+
+
+def test_a_refused_move_leaves_no_file(world, monkeypatch):
+    def refuses(*_):
+        raise Refused("its guest has a disk")
+
+    monkeypatch.setattr(move.saving, "held", refuses)
+    assert migrate(world) == "its guest has a disk"
+    assert not list((world.n2.paths.state / "moves").iterdir())
 
 
 def test_a_site_has_to_want_it(world):

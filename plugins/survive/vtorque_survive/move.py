@@ -316,9 +316,14 @@ def _said(here: Here, move: Move, mine: str) -> str:
 
 
 def _leave(here: Here, move: Move) -> None:
-    """Release what the guest had here, tell the job's other nodes, give the node back."""
+    """Release what the guest had here, tell the job's other nodes, give the node back.
+
+    Nothing of that if the guest has come back meanwhile, or is to.
+    """
     job = here.job(move.job)
     if job is not None and job.job.key == move.key:
+        if moving.MOVES not in dict(job.phases):
+            return
         on_step("before release")
         try:
             here.release(move.job)

@@ -83,21 +83,34 @@ def all_moves(paths: Paths) -> Iterator[Move]:
 
 def forget(paths: Paths, key: str) -> None:
     """Know nothing of it any more; twice is fine. Raises HostFault."""
-    for path in (_file(paths, key), _lock(paths, key)):
-        try:
-            path.unlink(missing_ok=True)
-        except OSError as error:
-            raise HostFault(f"{path}: {error.strerror}") from None
+    path = _file(paths, key)
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise HostFault(f"{path}: {error.strerror}") from None
 
 
 @contextmanager
 def at_work(paths: Paths, key: str, seconds: float = 0.0) -> Iterator[None]:
     """Be the one who works on the move. Raises Busy: another is."""
-    lock = take_lock(_lock(paths, key), seconds)
+    path = paths.state / "moves" / f"{key}.lock"
+    lock = take_lock(path, seconds)
     try:
         yield
     finally:
+        with suppress(OSError):
+            path.unlink()
         os.close(lock)
+
+
+def comes_back(paths: Paths, key: str) -> None:
+    """Have nothing be released here after a move away: that guest is to come back.
+
+    Its addresses stay its own meanwhile. Raises Busy: what it had here is just being released.
+    """
+    with at_work(paths, key):
+        if found := Move.read(paths, key):
+            found.now(paths, AWAY)
 
 
 def taken_along(guests: Sequence[GuestPlan], paths: Paths) -> Iterator[PoolClaim]:
@@ -110,7 +123,3 @@ def taken_along(guests: Sequence[GuestPlan], paths: Paths) -> Iterator[PoolClaim
 
 def _file(paths: Paths, key: str) -> Path:
     return paths.state / "moves" / f"{key}.json"
-
-
-def _lock(paths: Paths, key: str) -> Path:
-    return paths.state / "moves" / f"{key}.lock"

@@ -42,7 +42,9 @@ def vtorque_pre_boot(job: NodeJob) -> None:
     job.acquire(File(str(paths.job_shell(key)), mode=0o400, reader=job.user.uid))
     job.acquire(Fifo(str(path_of(paths, key)), job.user.uid))
     placeholder.hold(job)
-    if not placeholder.comes(job):
+    if placeholder.comes(job):
+        move_record.comes_back(paths, key)
+    else:
         periodic.plan(job)
         restore.bring(job)
     Watcher.start(job, "it cannot be suspended")
