@@ -210,6 +210,21 @@ def watch(world):
     return in_child(lambda: move_watch.go_on(Path("/etc/x"), world.n2.paths, KEY), 60.0)
 
 
+def watch_there(world):
+    """Do what the other node's watcher does."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Here, "of", classmethod(lambda *_: world.n3.here))
+        moves = move_watch.Moves(Path("/etc/x"), every=0.0)
+        moves.look(world.n3.paths, Running(world.n3.paths).jobs())
+        return [child.wait() for child in moves._work.values()]
+
+
+def ends(world):
+    """Have the job end, and the source's epilogue run."""
+    world.release(world.n2.here, JOB)
+    (world.top / "over").touch()
+
+
 def is_the_targets(world):
     """It runs there, once, as any job's; here is nothing but whose addresses are away."""
     record = Move.read(world.n2.paths, KEY)
@@ -389,6 +404,44 @@ def test_a_guest_that_comes_back_does_not_find_anybody_at_work_on_its_move(world
     assert Move.read(world.n2.paths, KEY).phase == move_record.AWAY
     (claim,) = move_record.taken_along([], world.n2.paths)
     assert claim.items == ("10.0.0.9",), "until it is here"
+
+
+def test_a_job_that_ends_before_its_guest_was_sent_leaves_nothing_there(world):
+    world.dies = "ready"
+    migrate(world)
+    ends(world)
+    assert watch(world) == "job 42 has ended"
+    assert world.n3.journal() is None and f"let go {JOB} n3" in world.did()
+    assert Move.read(world.n2.paths, KEY) is None
+
+
+def test_a_job_that_ends_while_it_is_sent_leaves_nothing_either(world):
+    world.dies, world.starts = "sent", False
+    migrate(world)
+    ends(world)
+    assert watch(world) == ""
+    assert watch_there(world) == [""]
+    assert (world.n3.state(), world.n3.journal()) == ("", None)
+    watch(world)
+    assert Move.read(world.n2.paths, KEY) is None
+
+
+def test_what_has_not_come_is_released_there_too_when_its_job_has_ended(world):
+    """The node that was to send it has no power any more."""
+    world.dies = "ready"
+    migrate(world)
+    assert watch_there(world) == [""] and world.n3.journal() is not None
+    (world.top / "over").touch()
+    assert watch_there(world) == [""] and world.n3.journal() is None
+
+
+def test_while_the_other_node_cannot_be_asked_a_move_is_not_forgotten(world):
+    world.dies = "ready"
+    migrate(world)
+    ends(world)
+    world.lost.add("n3")
+    assert "n3 cannot be asked" in watch(world)
+    assert Move.read(world.n2.paths, KEY).phase == move_record.MOVES
 
 
 def settled(world, uuid, key=KEY):

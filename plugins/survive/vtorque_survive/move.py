@@ -262,12 +262,14 @@ def _settle(here: Here, move: Move, why: str) -> None:
     shutil.rmtree(_bridge_of(here, move.key), ignore_errors=True)  # of one who was killed
     if move.phase == move_record.MOVES:
         job = here.job(move.job)
-        if job is None or job.job.key != move.key:
-            move_record.forget(here.paths, move.key)  # it has ended, and its epilogue was here
-            raise HostFault(f"job {move.job} has ended")
-        if not _has_gone(here, move, job, why):
+        if job is None or job.job.key != move.key:  # an epilogue was here
+            gone, stays = _said(here, move) == "here", f"job {move.job} has ended"
+        else:
+            gone = _has_gone(here, move, job, why)
+            stays = f"it is on {move.node} still: {why or 'it did not come there'}"
+        if not gone:
             move_record.forget(here.paths, move.key)
-            raise HostFault(f"it is on {move.node} still: {why or 'it did not come there'}")
+            raise HostFault(stays)
         move = move.now(here.paths, GONE)
     if move.phase == GONE:
         _leave(here, move)
@@ -276,11 +278,15 @@ def _settle(here: Here, move: Move, why: str) -> None:
 
 def _has_gone(here: Here, move: Move, job: RunningJob, why: str) -> bool:
     """Return whether the guest is the other node's; if not it runs here. Raises HostFault."""
-    left = [mark for mark, _ in job.phases][-1:] == [moving.MOVES]
-    if not left:  # who wrote the record was killed before anything else, or when all was done
+    if suspend.phase(job):  # who wrote the record was killed before anything else, or at the end
+        if _said(here, move) == "here":
+            raise HostFault(f"its guest runs on {move.node} and on {move.to}: end one by hand")
         return False
+    if [mark for mark, _ in job.phases][-1:] != [moving.MOVES]:
+        raise HostFault("what it has here is being released")
+    moving.settled(move.uri, move.uuid, _TIME)  # not under the job's lock: an epilogue may need it
     with saving.held(here.paths, job, moving.MOVES) as (each,):
-        mine = moving.settled(move.uri, move.uuid, _TIME)
+        mine = moving.settled(move.uri, move.uuid, 0.0)
         on_step("settled")
         try:
             theirs = _said(here, move, mine)
