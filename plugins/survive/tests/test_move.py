@@ -15,6 +15,7 @@ import pytest
 
 import running_journal
 from vtorque_core.api import HostFault, Refused, UsageError, take_lock
+from vtorque_core.api.batch_system import Life
 from vtorque_core.api.children import in_child
 from vtorque_core.base import hypervisor
 from vtorque_core.live import moving, suspend
@@ -442,6 +443,24 @@ def test_while_the_other_node_cannot_be_asked_a_move_is_not_forgotten(world):
     world.lost.add("n3")
     assert "n3 cannot be asked" in watch(world)
     assert Move.read(world.n2.paths, KEY).phase == move_record.MOVES
+
+
+def test_a_job_that_starts_again_finds_its_address_free(world):
+    assert migrate(world) == ""
+    again, other = (SimpleNamespace(job=SimpleNamespace(id=of)) for of in (JOB, "43"))
+    assert [*move_record.taken_along([again], world.n2.paths)] == []
+    assert len([*move_record.taken_along([other], world.n2.paths)]) == 1
+
+
+@pytest.mark.parametrize("life", Life)
+def test_a_start_forgets_guests_that_have_gone_and_whose_job_has_ended(world, monkeypatch, life):
+    """The last job's release has ended the watcher that would have done so."""
+    assert migrate(world) == ""
+    adapter = SimpleNamespace(alive=lambda ids: dict.fromkeys(ids, life))
+    batch = SimpleNamespace(node=lambda _: adapter)
+    monkeypatch.setattr(move_record.service, "batch_system", lambda _: (None, batch))
+    found = [*node.vtorque_away(guests=[], site=world.n2.here.site)]
+    assert len(found) == (life is not Life.GONE)
 
 
 def settled(world, uuid, key=KEY):

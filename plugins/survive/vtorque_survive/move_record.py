@@ -15,9 +15,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Final, Literal, Self
 
-from vtorque_core.api import HostFault, Paths, dataclass, replace_file, take_lock
+from vtorque_core.api import HostFault, Paths, VtorqueError, dataclass, replace_file, take_lock
+from vtorque_core.api.batch_system import Life
 from vtorque_core.api.claims import PoolClaim
 from vtorque_core.api.guest_plan import GuestPlan
+from vtorque_core.api.node_job import Site
+from vtorque_core.live import service
 
 MOVES: Final = "moves"
 """It may be on either node."""
@@ -114,11 +117,28 @@ def comes_back(paths: Paths, key: str) -> None:
 
 
 def taken_along(guests: Sequence[GuestPlan], paths: Paths) -> Iterator[PoolClaim]:
-    """Yield the addresses of guests that have gone, but those of these guests, which come back."""
-    mine = {guest.uuid for guest in guests}
+    """Yield the addresses of guests that have gone, but those of these guests, which come back.
+
+    And of their job's, which starts again: what has gone is of an attempt that is over.
+    """
+    mine = {guest.job.id for guest in guests}
     for move in all_moves(paths):
-        if move.phase != MOVES and move.uuid not in mine:
+        if move.phase != MOVES and move.job not in mine:
             yield from (PoolClaim(pool, (item,)) for pool, item in move.leased)
+
+
+def forget_ended(site: Site) -> None:
+    """Know nothing any more of guests whose job has ended: no watcher need be there that does so.
+
+    What the batch system does not say is kept.
+    """
+    if away := [move for move in all_moves(site.paths) if move.phase == AWAY]:
+        with suppress(VtorqueError):
+            whole, batch = service.batch_system(site.path)
+            lives = batch.node(whole).alive(sorted({move.job for move in away}))
+            for move in away:
+                if lives.get(move.job) is Life.GONE:
+                    forget(site.paths, move.key)
 
 
 def _file(paths: Paths, key: str) -> Path:

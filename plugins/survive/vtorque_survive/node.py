@@ -97,6 +97,7 @@ def check(site: Site) -> Iterator[HealthResult]:
 def vtorque_away(guests: Sequence[GuestPlan], site: Site) -> Iterator[PoolClaim]:
     """Yield the addresses of checkpoints and of guests that have gone to other nodes."""
     yield from shared.away(guests, site)
+    move_record.forget_ended(site)
     yield from move_record.taken_along(guests, site.paths)
 
 
