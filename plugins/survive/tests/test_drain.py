@@ -157,10 +157,29 @@ def test_a_dry_run_does_nothing(node):
     started(node, "43.srv", asked="")
     first, second = of(node).planned()
     assert (first.done, second.done) == (REQUEUED, LEFT)
-    first, second = of(node, spare=("n3",)).planned()
-    assert (first.done, second.done) == (REQUEUED, LEFT)
-    assert first.why == "saved first, unless it can be moved to n3"
+    on_two = started(node, "44.srv", asked="")
+    on_two.kept.add_facts(node="n2", nodes=["n1", "n2"], immovable=[])
+    first, second, third = of(node, spare=("n1", "n3"), reach="ssh {node}").planned()
+    assert (first.done, first.why) == (REQUEUED, "saved first"), "its only node is its first one"
+    assert (second.done, third.done) == (LEFT, LEFT)
+    assert "moved" not in second.why
+    assert third.why.endswith("(resume=none), unless it can be moved to n3")
     assert node.did() == []
+
+
+def test_a_job_for_which_no_command_can_be_called_holds_up_no_other(node, monkeypatch):
+    for number in ("41", "42", "43"):
+        started(node, f"{number}.srv")
+    called = drain.service.vmgr
+
+    def vmgr(config, *words):
+        return ["/nonexistent/vmgr"] if words[-1] == "42.srv" else called(config, *words)
+
+    monkeypatch.setattr(drain.service, "vmgr", vmgr)
+    done = list(of(node, spare=("n3",)).run())
+    assert [each.done for each in done] == [MOVED, LEFT, MOVED]
+    assert "No such file" in done[1].why
+    assert Last.read(node.paths).left == ("42.srv",)
 
 
 def test_two_at_once_are_refused(node):

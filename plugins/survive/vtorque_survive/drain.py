@@ -16,12 +16,14 @@ import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from vtorque_core.api import (
     HostFault,
     Paths,
+    Refused,
     VtorqueError,
     dataclass,
     printable,
@@ -31,12 +33,12 @@ from vtorque_core.api import (
 from vtorque_core.api.batch_system import NodeAdapter
 from vtorque_core.live import kept, service, suspend
 from vtorque_core.live.jobs import Running, RunningJob
-from vtorque_survive import periodic
+from vtorque_survive import move, periodic
 from vtorque_survive.checkpoint import Checkpoints
 from vtorque_survive.settings import Settings
 
 MOVED, REQUEUED, LEFT = "moved", "requeued", "left"
-_TIME = 3700.0  # seconds for one job: a checkpoint may take an hour
+_TIME = 9000.0  # seconds for one command: a move may take an hour, and wait for one before it
 _MOST = 300  # characters of what another command says
 log = logging.getLogger(__name__)
 
@@ -78,9 +80,17 @@ class Drain:
         for job in self._jobs():
             why_not = self._why_not_requeued(job)
             why = why_not or "saved first"
-            if self.settings.spare and suspend.phase(job):
-                why += f", unless it can be moved to {' or '.join(self.settings.spare)}"
+            if spare := [node for node in self.settings.spare if self._movable(job, node)]:
+                why += f", unless it can be moved to {' or '.join(spare)}"
             yield Done(job.job.id, job.job.owner, LEFT if why_not else REQUEUED, why)
+
+    def _movable(self, job: RunningJob, node: str) -> bool:
+        """Return whether nothing that is known here is against a move."""
+        try:
+            move.require(self.settings, self.paths, job, node)
+        except Refused:
+            return False
+        return True
 
     def run(self) -> Iterator[Done]:
         """Drain it; yield what was done with each job. Raises HostFault, Refused: nothing was."""
@@ -110,7 +120,7 @@ class Drain:
             why.append(f"not moved to {node}: {wrong}")
         try:
             saved, wrong = self._requeued(job)
-        except VtorqueError as error:
+        except (VtorqueError, OSError) as error:
             saved, wrong = "", str(error)
         if not wrong:
             return Done(job.job.id, job.job.owner, REQUEUED, f"saved as checkpoint {saved}")
@@ -148,6 +158,8 @@ class Drain:
             )  # fmt: skip
         except subprocess.TimeoutExpired:
             return "", f"no end after {_TIME:g} s"
+        except OSError as error:
+            return "", str(error)
         out, err = (said.decode("utf-8", "replace").strip() for said in (done.stdout, done.stderr))
         if done.returncode == 0:
             return printable(out, _MOST), ""
@@ -158,7 +170,7 @@ class Drain:
         """Say so in the job's log."""
         level = logging.WARNING if done.done == LEFT else logging.INFO
         what = "left to run" if done.done == LEFT else done.done
-        with kept.logging_for(self.paths, job.job):
+        with suppress(OSError), kept.logging_for(self.paths, job.job):
             why = f"{what}: {done.why}" if done.why else what
             log.log(level, "its node is drained (%s), and the job is %s", self.reason, why)
 

@@ -97,7 +97,7 @@ def migrate(here: Here, job_id: str, to: str) -> None:
     job = here.job(job_id)
     if job is None or not job.guests:
         raise Refused(f"job {printable(job_id)} has no guest on this node: {_where(here, job_id)}")
-    nodes = _require(here, job, to)
+    nodes = require(here.settings, here.paths, job, to)
     with move_record.at_work(here.paths, job.job.key):
         why = _attempt(here, job, to, nodes)
         move = Move.read(here.paths, job.job.key)
@@ -127,12 +127,15 @@ def _where(here: Here, job_id: str) -> str:
     return "call it on the node that is left"
 
 
-def _require(here: Here, job: RunningJob, to: str) -> tuple[str, ...]:
-    """Return where the job's guests are once this one has moved. Raises Refused: it cannot."""
+def require(settings: Settings, paths: Paths, job: RunningJob, to: str) -> tuple[str, ...]:
+    """Return where the job's guests are once this one has moved. Nobody else is asked.
+
+    Raises Refused: it cannot.
+    """
     facts = job.kept.facts()
     nodes = tuple(str(node) for node in facts.get("nodes", ()))
     node, lacking = job.job.node, facts.get("immovable")
-    reach.argv(here.settings, to, ())
+    reach.argv(settings, to, ())
     if node not in nodes[1:]:
         raise Refused(f"the job shell is on {node}, the job's first node, and stays: {CHECKPOINT}")
     if to in nodes:
@@ -143,7 +146,7 @@ def _require(here: Here, job: RunningJob, to: str) -> tuple[str, ...]:
         raise Refused(f"its guests have what cannot be moved: {', '.join(lacking)}")
     if len(job.guests) != 1:
         raise Refused(f"it has {len(job.guests)} guests on this node: only one can be moved yet")
-    if suspend.phase(job) != suspend.RUNS or suspend.is_half_done(here.paths, job):
+    if suspend.phase(job) != suspend.RUNS or suspend.is_half_done(paths, job):
         raise Refused("it stands still, starts or ends: have it go on first")
     return tuple(to if each == node else each for each in nodes)
 
