@@ -46,7 +46,7 @@ def main() -> int:
     from images import images  # noqa: PLC0415
     from measures import ALL, Bench  # noqa: PLC0415
     from node import measured  # noqa: PLC0415
-    from still import still  # noqa: PLC0415
+    from still import checkpoint, still  # noqa: PLC0415
     from warm import full, warm  # noqa: PLC0415
     from watching import watching  # noqa: PLC0415
 
@@ -57,6 +57,7 @@ def main() -> int:
         "warm": warm,
         "full": full,
         "still": still,
+        "checkpoint": checkpoint,
         "attacks": attacks,
     }
     unknown = sorted(set(arguments.names) - set(known))

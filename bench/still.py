@@ -1,6 +1,7 @@
-"""How a job stands still and goes on: against ``virsh suspend`` and ``resume`` by hand.
+"""How a job stands still and goes on, or is saved: against ``virsh`` by hand.
 
-Two guests of a job on this node. libvirt's own events say when each stands still and goes on.
+Two guests of a job on this node, or one. libvirt's own events say when each stands still and goes
+on.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 from figures import Figure, compare
 from measures import Bench
 from node import Node, wait
+from warm import configured
 
 _HOLD = 3.0  # seconds from the call that suspends to the one that resumes
 _SETS = 2.0  # seconds in which a guest is to have set its clock
@@ -23,6 +25,11 @@ _LOOKS = 9  # at a guest's clock
 # busybox's date has no parts of a second.
 CLOCK = """#!/bin/sh
 while :; do busybox adjtimex > new.$(hostname); mv new.$(hostname) now.$(hostname); done
+"""
+USES = """#!/bin/sh
+head -c 100000000 /dev/urandom > /dev/shm/used
+touch used
+while :; do sleep 1; done
 """
 _EVENT = re.compile(r"(.+): event 'lifecycle' for domain '?(vt-[^' ]+)'?: (Suspended|Resumed) ")
 _CLOCK = re.compile(r"time\.tv_sec:\s+(\d+)\s+time\.tv_usec:\s+(\d+)")
@@ -59,6 +66,47 @@ def still(bench: Bench) -> list[Figure]:
     ]
 
 
+def checkpoint(bench: Bench) -> list[Figure]:
+    """Return how long a guest with memory in use stands still while it is saved and goes on.
+
+    By hand: suspend, an external snapshot of memory alone, resume. On Debian 13 only.
+    """
+    gaps: dict[str, list[float]] = {"vmgr": [], "virsh": []}
+    place = bench.scratch / "checkpoints"
+    place.mkdir(mode=0o700)
+    with (
+        configured(bench.node, f'\n[plugin.survive]\ncheckpoints = "{place}"\n'),
+        _events(bench.scratch / "saved") as events,
+    ):
+        job = bench.node.submit(USES, "-vm", "img=micro,ram=512M,vcpus=1")
+        try:
+            wait((bench.node.home / "used").exists, "the job's memory in use")
+            (name,) = [n for n in _virsh("list", "--name").split() if n.startswith(f"vt-{job}.")]
+            ways: dict[str, Callable[[], object]] = {
+                "vmgr": lambda: bench.node.run(["vmgr", "checkpoint", job]),
+                "virsh": lambda: _save(name, bench.scratch / "by-hand"),
+            }
+            for _ in range(bench.rounds):
+                for way, call in ways.items():
+                    at = _seen(call, events, 2)
+                    gaps[way].append(at[name, "Resumed"] - at[name, "Suspended"])
+        finally:
+            bench.node.cancel(job)
+            (bench.node.home / "used").unlink(missing_ok=True)
+    what = "saved while it goes on (virsh snapshot-create-as): how long it stands still"
+    return [compare(what, "s", gaps["vmgr"], gaps["virsh"], 1.3)]
+
+
+def _save(name: str, file: Path) -> None:
+    file.unlink(missing_ok=True)
+    disks = [line.split()[0] for line in _virsh("domblklist", name).splitlines() if line.strip()]
+    none = [word for disk in disks for word in ("--diskspec", f"{disk},snapshot=no")]
+    memory = f"file={file},snapshot=external"
+    _virsh("suspend", name)
+    _virsh("snapshot-create-as", name, "--no-metadata", "--memspec", memory, *none)
+    _virsh("resume", name)
+
+
 @contextmanager
 def _two_guests(node: Node) -> Iterator[tuple[str, list[str]]]:
     """Have a job of two guests write its time down; give it and its domains."""
@@ -88,11 +136,20 @@ def _events(path: Path) -> Iterator[Path]:
 
 def _held(call: Callable[[str], object], events: Path, count: int) -> dict[tuple[str, str], float]:
     """Suspend and resume; return when each guest did, by libvirt."""
+
+    def both() -> None:
+        begun = time.monotonic()
+        call("suspend")
+        time.sleep(max(0.0, begun + _HOLD - time.monotonic()))
+        call("resume")
+
+    return _seen(both, events, count)
+
+
+def _seen(call: Callable[[], object], events: Path, count: int) -> dict[tuple[str, str], float]:
+    """Return when what it has done was, of each guest, by libvirt."""
     skip = len(_EVENT.findall(events.read_text()))
-    begun = time.monotonic()
-    call("suspend")
-    time.sleep(max(0.0, begun + _HOLD - time.monotonic()))
-    call("resume")
+    call()
     found: list[tuple[str, str, str]] = []
 
     def there() -> bool:

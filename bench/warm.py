@@ -68,7 +68,7 @@ def full(bench: Bench) -> list[Figure]:
     reserve = f'\n[node]\nhost_reserve_ram = "{host - ROOM}M"\n'
     ours, base = [], []
     for _ in range(max(1, bench.rounds // 4)):
-        with _configured(node, reserve):
+        with configured(node, reserve):
             base.append(_begun(node))
         with _keeping(node, FIVE, reserve):
             wait(lambda: len(_waiting(node)) == 5, "five guests that wait")
@@ -95,7 +95,7 @@ def _begun(node: Node) -> list[float]:
 
 
 @contextmanager
-def _configured(node: Node, more: str) -> Iterator[None]:
+def configured(node: Node, more: str) -> Iterator[None]:
     """Have more in the site's config."""
     before = node.config.read_text()
     node.config.write_text(before + more)
@@ -108,7 +108,7 @@ def _configured(node: Node, more: str) -> Iterator[None]:
 @contextmanager
 def _keeping(node: Node, shape: str = KEPT, more: str = "") -> Iterator[None]:
     """Have guests of a shape ready."""
-    with _configured(node, f'{more}\n[plugin.warm]\nshapes = ["{shape}"]\n'):
+    with configured(node, f'{more}\n[plugin.warm]\nshapes = ["{shape}"]\n'):
         try:
             _command(node, "start")
             yield
