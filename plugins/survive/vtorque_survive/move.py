@@ -282,7 +282,7 @@ def _settle(here: Here, move: Move, why: str) -> None:
 def _has_gone(here: Here, move: Move, job: RunningJob, why: str) -> bool:
     """Return whether the guest is the other node's; if not it runs here. Raises HostFault."""
     if suspend.phase(job):  # who wrote the record was killed before anything else, or at the end
-        if _said(here, move) == "here":
+        if _said(here, move, "runs") == "here":
             raise HostFault(f"its guest runs on {move.node} and on {move.to}: end one by hand")
         return False
     if [mark for mark, _ in job.phases][-1:] != [moving.MOVES]:
@@ -311,7 +311,8 @@ def _has_gone(here: Here, move: Move, job: RunningJob, why: str) -> bool:
         return True
 
 
-def _said(here: Here, move: Move, mine: str) -> str:
+def _said(here: Here, move: Move, mine: moving.State = "") -> str:
+    """Return what the other node says; ``mine``: what the guest does here."""
     until = time.monotonic() + _COMES
     what = {"ask": "settle", "job": move.job, "key": move.key}
     what |= {"uuid": move.uuid, "node": move.to, "mine": mine}
