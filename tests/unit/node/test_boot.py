@@ -1,5 +1,6 @@
 """How guests are booted, without libvirt; with it: tests/e2e/test_hypervisor.py."""
 
+import dataclasses
 import signal
 import subprocess
 import sys
@@ -48,3 +49,33 @@ def test_a_daemon_that_stops_before_its_restored_guest_runs_holds_up_no_worker(
         with pytest.raises(HostFault, match=r"stopped \(SIGSTOP\).*fs-home"):
             boot._let_run(start, planned.guest_plan(), domain, threading.Event())
         daemon.kill()
+
+
+def test_a_guest_that_was_long_on_its_way_has_the_time_of_a_start_once_it_is_there(
+    tmp_path, monkeypatch
+):
+    """Its clock is set, and plugins have their say, as after any start."""
+    monkeypatch.setattr(boot, "domain_spec", lambda *_: None)
+    monkeypatch.setattr(boot, "render", lambda *_, **__: "<domain/>")
+    monkeypatch.setattr(boot, "moved", lambda *_: "<domain/>")
+    did = []
+    node = SimpleNamespace(libvirt_uri="test:///default", start_timeout=300.0)
+    paths = running_journal.paths_below(tmp_path)
+    start = SimpleNamespace(
+        site=SimpleNamespace(paths=paths, node=node, templates={}),
+        deadline=time.monotonic() + LONG,
+        enter=did.append,
+    )
+
+    def comes(domain, guest):
+        did.append(domain.arrive)
+        start.deadline = time.monotonic() - 1.0  # so long did it take
+
+    start.acquire = comes
+    nothing = SimpleNamespace(aliases=lambda _: {}, lists=lambda _: [], single=lambda _: None)
+    saved = SimpleNamespace(arrive=print, xml="<domain/>")
+    guest = dataclasses.replace(planned.guest_plan(), saved=saved)
+    each = SimpleNamespace(plan=guest, merged=nothing)
+    assert boot.boot_one(start, each, "tcg", threading.Event()) is None
+    assert did == ["arrives", print]
+    assert start.deadline > time.monotonic()

@@ -177,9 +177,7 @@ def boot_one(
         domain = replace(domain, xml=xml)
     comes = guest.saved is not None and guest.saved.arrive is not None
     if guest.saved is not None:
-        domain = _going_on(domain, guest, guest.saved, start.deadline)
-    if comes:
-        start.enter(ARRIVES)
+        domain = _going_on(start, domain, guest, guest.saved)
     with worker(site.paths, guest.user.uid, start.deadline, failed):
         try:
             start.acquire(domain, guest=guest)
@@ -192,6 +190,8 @@ def boot_one(
                 if not comes:
                     domain.release()
             raise
+    if comes:  # which may have taken longer than any start
+        start.deadline = time.monotonic() + site.node.start_timeout
     for tap in taps.values():
         netfilter.refuse_bpdus(tap)
     try:
@@ -211,15 +211,16 @@ def boot_one(
     return descriptor
 
 
-def _going_on(domain: Domain, guest: GuestPlan, saved: SavedGuest, deadline: float) -> Domain:
+def _going_on(start: Start, domain: Domain, guest: GuestPlan, saved: SavedGuest) -> Domain:
     """Return the domain of a saved guest, which is as libvirt had made it, where its files are."""
     if saved.arrive is not None:
         xml = moved(saved.xml, domain.xml, saved, guest.state_dir, guest.run_dir)
+        start.enter(ARRIVES)
         return replace(domain, xml=xml, arrive=saved.arrive, seconds=_COMES)
     file = str(saved.memory)
     was = hypervisor.saved_xml(domain.uri, file)
     xml = moved(was, domain.xml, saved, guest.state_dir, guest.run_dir)
-    return replace(domain, xml=xml, saved=file, seconds=deadline - time.monotonic())
+    return replace(domain, xml=xml, saved=file, seconds=start.deadline - time.monotonic())
 
 
 def _let_run(start: Start, guest: GuestPlan, domain: Domain, failed: threading.Event) -> None:
