@@ -1,9 +1,9 @@
 """The contract that every image builder passes::
 
-    class TestMine(BuilderContract):
-        @pytest.fixture
-        def harness(self, tmp_path):
-            return MyHarness(tmp_path)
+class TestMine(BuilderContract):
+    @pytest.fixture
+    def harness(self, tmp_path):
+        return MyHarness(tmp_path)
 """
 
 from __future__ import annotations

@@ -32,11 +32,6 @@ class Site(Protocol):
         ...
 
 
-def is_personal(site: Site) -> bool:
-    """Return whether it is a user's own site, on a machine without one, and they do root's work."""
-    return bool(getattr(site, "owner", 0))  # no part of Site: what a site of tests need not have
-
-
 class NodeJob(Protocol):
     """The running job as an action hook sees it, once per job and node, as root."""
 

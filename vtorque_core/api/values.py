@@ -160,3 +160,8 @@ class Image:
     initrd: Path | None = None
     cmdline: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
+
+
+def is_personal(site: object) -> bool:
+    """Return whether it is a user's own site, on a machine without one, and they do root's work."""
+    return bool(getattr(site, "owner", 0))  # no part of Site: what a site of tests need not have

@@ -6,7 +6,6 @@ Users read, only root changes.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from vtorque_core.api.vm_options import IMG
@@ -57,7 +56,7 @@ def site_of(config: Path) -> Site:
 def root_site(config: Path) -> tuple[Site, Plugins]:
     """Return config and plugins for a command that changes images. Raises UsageError, as above."""
     site, plugins = load(config, node=True)
-    if os.geteuid() != site.owner:
+    if not (effective_root() or site.owner):
         raise UsageError("only root can change the image pool")
     return site, plugins
 

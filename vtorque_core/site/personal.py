@@ -34,7 +34,10 @@ def is_meant(path: Path) -> bool:
         return False
     if path == CONFIG_PATH:
         return not os.path.lexists(path) and not Paths().state.exists()
-    return path == config()
+    try:
+        return path == config()
+    except KeyError:  # of a uid that no user has
+        return False
 
 
 def config() -> Path:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from vtorque_core.api import HostFault, Refused, VtorqueError
 from vtorque_core.api.health import LEAST_FREE, HealthResult, failed, ok, warning
-from vtorque_core.api.node_job import is_personal
+from vtorque_core.api.values import is_personal
 from vtorque_core.live.images import (
     Broken,
     Listed,

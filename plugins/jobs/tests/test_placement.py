@@ -81,5 +81,5 @@ def test_users_are_told_to_ask(monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(UsageError, match="ask your administrator"):
         placement.show(Path("/nonexistent"), False)
-    result = CliRunner().invoke(vmgr, ["ps", "--placement"])
+    result = CliRunner().invoke(vmgr, ["--config", "/nonexistent", "ps", "--placement"])
     assert isinstance(result.exception, UsageError)

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from vtorque_core.api import Busy, HostFault, UsageError, take_lock
-from vtorque_core.api.node_job import is_personal
+from vtorque_core.api.values import is_personal
 
 IDLE_TIME = 60.0  # seconds until a user's own ends that has nothing to do
 STOP_TIME = 1800.0  # seconds for running jobs to be torn down

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vtorque_core.api import BatchSystem, Command, always
-from vtorque_core.api.node_job import is_personal
+from vtorque_core.api.values import is_personal
 from vtorque_local.settings import Settings
 
 if TYPE_CHECKING:

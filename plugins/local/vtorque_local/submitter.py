@@ -21,6 +21,7 @@ from vtorque_local import qsub
 from vtorque_pbs import convention as pbs
 
 LETTERS = ("-N", "-o", "-e", "-j", "-v", "-V", "-d", "-S", "-I", "-X", "-F")
+_AWAY = 0  # in place of a socket's number: there is none
 SUPPORTED = (*LETTERS, "-l nodes", "-l walltime", "-l mem", "-W block")
 
 
@@ -102,7 +103,7 @@ class LocalSubmitter:
                     if "error" in answer:
                         raise UsageError(answer["error"])
                     yield answer, lines
-                elif not self._start or asked == self._which():  # else it had nothing more to do
+                elif not self._start or asked == self._which() != _AWAY:  # or it has just ended
                     raise VtorqueError(
                         "the local batch system has ended meanwhile: try again later"
                     )
@@ -132,7 +133,7 @@ class LocalSubmitter:
         try:
             return self._socket.lstat().st_ino
         except FileNotFoundError:
-            return 0
+            return _AWAY
 
 
 def serving(config: Path) -> tuple[str, ...]:

@@ -99,8 +99,8 @@ def test_code_that_others_can_write_is_said(site, tmp_path, monkeypatch):
     tmp_path.chmod(0o755)
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     own, tree = trust.require_root_owned, trust.require_tree
-    monkeypatch.setattr(trust, "require_root_owned", lambda path: own(path, os.getuid()))
-    monkeypatch.setattr(trust, "require_tree", lambda path: tree(path, os.getuid()))
+    monkeypatch.setattr(trust, "require_root_owned", lambda path, _: own(path, os.getuid()))
+    monkeypatch.setattr(trust, "require_tree", lambda path, _: tree(path, os.getuid()))
     assert [f.status for f in doctor.check_code(site)] == ["ok"]
     (tmp_path / "lib/click.py").chmod(0o666)
     ((found),) = doctor.check_code(site)
