@@ -105,6 +105,9 @@ class World:
     def did(self):
         return (self.top / "did").read_text().splitlines() if (self.top / "did").exists() else []
 
+    def life(self):
+        return Life.GONE if (self.top / "over").exists() else Life.ALIVE
+
     def step(self, step):
         if step == self.dies and f"died {step}" not in self.did():
             self.note(f"died {step}")
@@ -187,6 +190,7 @@ def world(tmp_path, monkeypatch):
     monkeypatch.setattr(hypervisor, "versions", lambda _: {"QEMU": "10.0.13"})
     resume = lambda uri, *_: made.at(uri).domain.write_text("runs")  # noqa: E731
     monkeypatch.setattr(hypervisor, "resume_domain", resume)
+    monkeypatch.setattr(Here, "lives", lambda _, ids: dict.fromkeys(ids, made.life()))
     monkeypatch.setattr(move, "on_step", made.step)
     monkeypatch.setattr(move, "_receiver", made.receiver)
     monkeypatch.setattr(move, "_bridge", lambda *_: contextlib.nullcontext("test:///bridge"))
@@ -196,7 +200,7 @@ def world(tmp_path, monkeypatch):
     clocks = SimpleNamespace(wait=lambda: None)
     monkeypatch.setattr(suspend, "set_clocks", lambda *_: clocks)
     monkeypatch.setattr(Here, "of", classmethod(lambda *_: made.n2.here))
-    apart = lambda _, found: move.settle_all(made.n2.here, found.job)  # noqa: E731
+    apart = lambda _, found: move.settle_all(Here.of(Path()), found.job)  # noqa: E731
     monkeypatch.setattr(move_watch, "apart", apart)
     return made
 
@@ -206,18 +210,14 @@ def migrate(world, to="n3"):
     return in_child(lambda: move.migrate(world.n2.here, JOB, to), 60.0)
 
 
-def watch(world):
-    """Do what the source's watcher does, in a process of its own; return what went wrong."""
-    return in_child(lambda: move_watch.go_on(Path("/etc/x"), world.n2.paths, KEY), 60.0)
-
-
-def watch_there(world):
-    """Do what the other node's watcher does."""
+def watch(world, at="n2"):
+    """Have the watcher of a node look once; return what went wrong."""
+    there = world.nodes[at]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Here, "of", classmethod(lambda *_: world.n3.here))
+        patch.setattr(Here, "of", classmethod(lambda *_: there.here))
         moves = move_watch.Moves(Path("/etc/x"), every=0.0)
-        moves.look(world.n3.paths, Running(world.n3.paths).jobs())
-        return [child.wait() for child in moves._work.values()]
+        moves.look(there.paths, Running(there.paths).jobs())
+        return "; ".join(filter(None, [child.wait() for child in moves._work.values()]))
 
 
 def ends(world):
@@ -421,7 +421,7 @@ def test_a_job_that_ends_while_it_is_sent_leaves_nothing_either(world):
     migrate(world)
     ends(world)
     assert watch(world) == ""
-    assert watch_there(world) == [""]
+    assert watch(world, "n3") == ""
     assert (world.n3.state(), world.n3.journal()) == ("", None)
     watch(world)
     assert Move.read(world.n2.paths, KEY) is None
@@ -431,9 +431,9 @@ def test_what_has_not_come_is_released_there_too_when_its_job_has_ended(world):
     """The node that was to send it has no power any more."""
     world.dies = "ready"
     migrate(world)
-    assert watch_there(world) == [""] and world.n3.journal() is not None
+    assert watch(world, "n3") == "" and world.n3.journal() is not None
     (world.top / "over").touch()
-    assert watch_there(world) == [""] and world.n3.journal() is None
+    assert watch(world, "n3") == "" and world.n3.journal() is None
 
 
 def test_while_the_other_node_cannot_be_asked_a_move_is_not_forgotten(world):
@@ -494,32 +494,53 @@ def test_while_a_start_is_at_work_there_nobody_says_that_there_is_none(world):
     assert world.did() == [f"let go {JOB} n3"]
 
 
-def test_what_has_come_is_released_when_its_job_has_ended(world, monkeypatch):
+def test_what_has_come_is_released_when_its_job_has_ended(world):
     assert migrate(world) == ""
-    monkeypatch.setattr(Here, "of", classmethod(lambda *_: world.n3.here))
-    go_on = lambda: move_watch.go_on(Path("/etc/x"), world.n3.paths, KEY)  # noqa: E731
-    go_on()
+    assert watch(world, "n3") == ""
     assert world.n3.phase() == "run"
     (world.top / "over").touch()
-    go_on()
+    assert watch(world, "n3") == ""
     assert world.n3.journal() is None
-    monkeypatch.setattr(Here, "of", classmethod(lambda *_: world.n2.here))
-    watch(world)
+    assert watch(world) == ""
     assert [*move_record.taken_along([], world.n2.paths)] == []
 
 
-def test_what_was_to_come_is_released_too_when_its_job_has_ended(world, monkeypatch):
+def test_what_was_to_come_is_released_too_when_its_job_has_ended(world):
     """Nobody says any more that it does not come: the other node is gone, or was never asked."""
     world.ends, world.dies = "stands still", "sent"
     migrate(world)
+    assert watch(world, "n3") == "" and world.n3.journal() is not None
+    (world.top / "over").touch()
+    assert watch(world, "n3") == "" and world.n3.journal() is None
+
+
+def test_the_batch_system_is_asked_once_for_all_and_one_that_fails_holds_up_no_other(
+    world, monkeypatch
+):
+    """And whether this attempt of a job is over only now and then: that is a question for each."""
+    assert migrate(world) == ""
+    asked = []
+    lives = lambda _, ids: asked.append(ids) or {"41": Life.ALIVE, "42": Life.GONE}  # noqa: E731
+    monkeypatch.setattr(Here, "lives", lives)
+
+    def over(_, job_id, _attempt):
+        raise Refused(f"the name of job {job_id} has line ends")
+
+    monkeypatch.setattr(Batch, "over", over)
     monkeypatch.setattr(Here, "of", classmethod(lambda *_: world.n3.here))
-    moves = move_watch.Moves(Path("/etc/x"), every=0.0)
-    for over in (False, True):
-        moves.look(world.n3.paths, Running(world.n3.paths).jobs())
-        (child,) = moves._work.values()
-        assert child.wait() == ""
-        assert (world.n3.journal() is None) == over
-        (world.top / "over").touch()
+    keys = {"41.0": ("41", 0), KEY: (JOB, 0)}
+    move_watch.end(Path("/etc/x"), {"41.0": ("41", 0)}, seldom=False)
+    with pytest.raises(HostFault, match=r"41\.0: the name of job 41 has line ends"):
+        move_watch.end(Path("/etc/x"), keys, seldom=True)
+    assert asked == [["41"], ["41", "42"]]
+    assert world.n3.journal() is None
+
+
+def test_an_attempt_that_is_over_is_released_though_its_job_has_begun_anew(world, monkeypatch):
+    assert migrate(world) == ""
+    monkeypatch.setattr(Batch, "over", lambda *_: True)
+    assert watch(world, "n3") == ""
+    assert world.n3.journal() is None
 
 
 def test_the_watcher_begins_what_is_to_be_done_once(world):

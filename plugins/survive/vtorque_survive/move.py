@@ -17,14 +17,14 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from vtorque_core.api import Busy, HostFault, Paths, Refused, VtorqueError, printable
-from vtorque_core.api.batch_system import MovingAdapter
+from vtorque_core.api.batch_system import Life, MovingAdapter
 from vtorque_core.api.children import readable
 from vtorque_core.api.node_job import Site
 from vtorque_core.live import moving, saving, service, suspend
@@ -74,6 +74,11 @@ class Here:
     def settings(self) -> Settings:
         """``[plugin.survive]``."""
         return self.site[Settings]
+
+    def lives(self, ids: Sequence[str]) -> Mapping[str, Life]:
+        """Ask the batch system, once, which of these jobs there are."""
+        _, batch = service.batch_system(self.config)
+        return batch.node(self.site).alive(ids)
 
     def job(self, job_id: str) -> RunningJob | None:
         """Return a job that has something here."""

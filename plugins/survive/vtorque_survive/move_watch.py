@@ -9,11 +9,12 @@ from __future__ import annotations
 import logging
 import subprocess
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from vtorque_core.api import HostFault, Paths, printable
+from vtorque_core.api import HostFault, Paths, VtorqueError, printable
+from vtorque_core.api.batch_system import Life
 from vtorque_core.api.children import Child
 from vtorque_core.live import moving, service
 from vtorque_core.live.jobs import RunningJob
@@ -21,30 +22,41 @@ from vtorque_survive import move, move_record
 from vtorque_survive.move_record import AWAY, all_moves
 
 _EVERY, _TIME = 5.0, 600.0  # seconds between two looks, and for one
+_SELDOM = 60.0  # seconds until also a job that is there is asked for, whether this attempt is over
 log = logging.getLogger("survive")
 
 
 @dataclass
 class Moves:
-    """At most one process at work for each job that moves, or has moved here."""
+    """At most one process at work for each move that is not over, and one for all that are."""
 
     config: Path
     every: float = _EVERY
     _work: dict[str, Child] = field(default_factory=dict)
     _at: float = float("-inf")
+    _asked: float = float("-inf")
 
     def look(self, paths: Paths, jobs: Iterable[RunningJob]) -> None:
         """Collect who has ended, and begin what is next. Raises OSError."""
         for key in [key for key, child in self._work.items() if child.check()]:
             if error := self._work.pop(key).error:
-                log.warning("%s: %s", key, error)
-        if time.monotonic() - self._at < self.every:
+                log.warning("%s: %s", key or "moves", error)
+        now = time.monotonic()
+        if now - self._at < self.every:
             return
-        self._at = time.monotonic()
-        wanted = {each.key: each.job for each in all_moves(paths)}
-        wanted |= {job.job.key: job.job.id for job in jobs if moving.comes(job)}
-        for key in wanted.keys() - self._work.keys():
-            self._work[key] = Child(lambda key=key: go_on(self.config, paths, key), _TIME)  # type: ignore[misc]
+        self._at = now
+        moves = list(all_moves(paths))
+        here = {job.job.key: (job.job.id, job.job.attempt) for job in jobs if moving.comes(job)}
+        here |= {each.key: (each.job, each.attempt) for each in moves}
+        for each in moves:
+            if each.phase != AWAY:
+                del here[each.key]
+                if each.key not in self._work:
+                    self._work[each.key] = Child(lambda of=each: apart(self.config, of), _TIME)  # type: ignore[misc]
+        if here and "" not in self._work:
+            seldom = now - self._asked >= _SELDOM
+            self._asked = now if seldom else self._asked
+            self._work[""] = Child(lambda: end(self.config, here, seldom=seldom), _TIME)
 
 
 def apart(config: Path, found: move_record.Move) -> None:
@@ -62,23 +74,28 @@ def apart(config: Path, found: move_record.Move) -> None:
         raise HostFault(printable(said or f"exit code {done.returncode}", 500))
 
 
-def go_on(config: Path, paths: Paths, key: str) -> None:
-    """Do what is next for one. Raises HostFault: it cannot be done now."""
-    here = move.Here.of(config)
-    found = move_record.Move.read(paths, key)
-    if found is not None and found.phase != AWAY:
-        apart(config, found)
-        return
-    job_id, _, attempt = key.rpartition(".")
-    if found is not None:
-        job_id, attempt = found.job, str(found.attempt)
+def end(config: Path, keys: Mapping[str, tuple[str, int]], *, seldom: bool) -> None:
+    """Release what has come here, and forget what has gone, of attempts of jobs that are over.
+
+    ``seldom``: also look whether a job that is there has begun anew. Raises HostFault: of some of
+    them it could not be done.
+    """
+    here, wrong = move.Here.of(config), ""
+    lives = here.lives(sorted({job_id for job_id, _ in keys.values()}))
+    for key, (job_id, attempt) in keys.items():
+        life = lives.get(job_id, Life.UNKNOWN)
+        try:
+            if life is Life.GONE or (seldom and here.adapter.over(job_id, attempt)):
+                _end(here, key, job_id)
+        except VtorqueError as error:
+            wrong = f"{key}: {error}"
+    if wrong:
+        raise HostFault(wrong)
+
+
+def _end(here: move.Here, key: str, job_id: str) -> None:
     job = here.job(job_id)
-    if job is not None:
-        job_id = job.job.id
-    if not here.adapter.over(job_id, int(attempt)):
-        return
     if job is not None and job.job.key == key and moving.comes(job):
         log.info("%s has ended: its guest here, too", job_id)
         here.release(job_id)
-    if found is not None:
-        move_record.forget(paths, key)
+    move_record.forget(here.paths, key)
