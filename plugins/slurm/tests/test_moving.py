@@ -27,6 +27,7 @@ class Slurm:
 
     def __init__(self):
         self.restarts, self.state, self.sharing, self.gres = 0, "RUNNING", "OK", ""
+        self.held_is = "R"
         self.nodes, self.held, self.room, self.did = ["n1", "n2"], {}, True, []
         self.texts, self.array = {"comment": "mine vt1:AAAA", "account": "chem"}, ""
 
@@ -48,11 +49,14 @@ class Slurm:
     def squeue(self, *words):
         if "--user=root" in words:
             named = next(word for word in words if word.startswith("--name="))
+            states = next(word for word in words if word.startswith("--states="))
+            if self.held_is not in states.removeprefix("--states=").split(","):
+                return ""
             return self.held.get(named.removeprefix("--name="), ("",))[0]
         if words[-1].startswith("--Format="):
             assert "--jobs=7" in words, "other jobs have texts of other users'"
             return self.texts[words[-1].removeprefix("--Format=").removesuffix(":2000")].ljust(2000)
-        fields = {"%u|%U|%P": f"{ME}|{os.getuid()}|main", "%l": "1:00:00",
+        fields = {"%u|%U|%P": f"{ME}|{os.getuid()}|main", "%L": "59:50",
                   "%N": f"n[{','.join(n[1:] for n in self.nodes)}]", "%T": self.state}  # fmt: skip
         form = words[-1].removeprefix("--format=%A|")
         return f"70|other\n7|{fields[form]}" if self.state else ""
@@ -96,10 +100,13 @@ def test_a_placeholder_holds_what_the_job_had(slurm, adapter):
     assert (job.partition, job.account, job.blob) == ("main", "chem", b"\0\0")
     ((_, *words),) = slurm.did
     assert {"--job-name=vtorque-7-n3", "--nodelist=n3", "--cpus-per-task=2", "--mem=512M",
-            "--time=1:00:00", "--partition=main", "--no-requeue"} <= set(words)  # fmt: skip
+            "--time=59:50", "--partition=main", "--no-requeue"} <= set(words)  # fmt: skip
     assert not any("vt1:" in word for word in words), "it is no job of vTorque's"
     adapter.receive("7", ("n1", "n3"), "n2", "n3")
     assert len(slurm.did) == 1, "the one that there is"
+    slurm.held_is = "S"
+    adapter.receive("7", ("n1", "n3"), "n2", "n3")
+    assert len(slurm.did) == 1, "also while somebody has suspended it"
 
 
 def test_what_it_had_on_a_node_that_is_held_for_it(slurm, adapter, monkeypatch):

@@ -110,11 +110,12 @@ def _hold(
         asked.append(f"--mem={held.mib[left]}M")
     if held.sharing in ("NO", "USER"):
         asked.append("--exclusive")
-    limit = _fields(client, job_id, "%l", 1)[0]
+    left_of_time = _fields(client, job_id, "%L", 1)[0]
     client.run(
         "sbatch", "--parsable", f"--job-name={_name(job_id, node)}", f"--nodelist={node}",
-        "--nodes=1", "--ntasks=1", *asked, f"--partition={partition}", f"--time={limit}",
-        "--no-requeue", "--chdir=/", "--output=/dev/null", "--error=/dev/null",
+        "--nodes=1", "--ntasks=1", *asked, f"--partition={partition}",
+        f"--time={left_of_time}", "--no-requeue", "--chdir=/",
+        "--output=/dev/null", "--error=/dev/null",
         f"--comment=vTorque: a guest of job {job_id} is on {node}",
         "--wrap=exec sleep infinity",
     )  # fmt: skip
@@ -136,7 +137,8 @@ def _placeholder(client: Client, job_id: str, node: str) -> JobRecord | None:
 
 def _placeholder_id(client: Client, job_id: str, node: str) -> str:
     name = f"--name={_name(job_id, node)}"
-    ids = client.ask("squeue", "--noheader", "--user=root", name, "--states=PD,R,CF", "--format=%A")
+    states = "--states=PD,R,CF,S,ST"
+    ids = client.ask("squeue", "--noheader", "--user=root", name, states, "--format=%A")
     return ids.split()[0] if ids.split() else ""
 
 
