@@ -109,7 +109,10 @@ def test_one_that_does_not_receive_says_why(receiver, body, error, why):
         raise AssertionError
 
 
-def test_what_fails_there_later_is_said_too(receiver):
-    lines = "print(json.dumps({'xml': 'x'}), flush=True)\nprint('{\"failed\": \"silent\"}')"
+@pytest.mark.parametrize("lines", [
+    "print(json.dumps({'xml': 'x'}), flush=True)\nprint('{\"failed\": \"silent\"}')",
+    "print('{\"xml\": \"x\"}\\n{\"failed\": \"silent\"}')",  # both are read at once
+])  # fmt: skip
+def test_what_fails_there_later_is_said_too(receiver, lines):
     with pytest.raises(Refused, match="n3: silent"), receiver(lines) as xml:
         assert xml == "x"

@@ -212,23 +212,29 @@ def _receiver(here: Here, to: str, told: Mapping[str, Any]) -> Any:
         ) as receiver,
     ):
         assert receiver.stdin is not None and receiver.stdout is not None  # noqa: S101
+        answers = (receiver.stdout, bytearray())
         try:
             receiver.stdin.write(json.dumps(told).encode() + b"\n")
-            xml = _answer(receiver.stdout, seconds, to, errors).get("xml")
+            xml = _answer(*answers, seconds, to, errors).get("xml")
             if not isinstance(xml, str):
                 raise HostFault(f"{to} has not said with what the guest is to go there")
             on_step("ready")
             yield xml
-            _answer(receiver.stdout, seconds, to, errors)
+            _answer(*answers, seconds, to, errors)
         finally:
             receiver.stdin.close()  # now it ends, if it still waits
             receiver.kill()
 
 
-def _answer(answers: IO[bytes], seconds: float, to: str, errors: IO[bytes]) -> dict[str, Any]:
-    """Return the next line of the other node. Raises HostFault: its refusal, or none."""
-    said, until = bytearray(), time.monotonic() + seconds
-    while not said.endswith(b"\n"):
+def _answer(
+    answers: IO[bytes], said: bytearray, seconds: float, to: str, errors: IO[bytes]
+) -> dict[str, Any]:
+    """Return the next line of the other node; ``said``: what it has said after that already.
+
+    Raises HostFault: its refusal, or none.
+    """
+    until = time.monotonic() + seconds
+    while b"\n" not in said:
         if not readable([answers.fileno()], max(0.0, until - time.monotonic())):
             raise HostFault(f"{to} has not answered within {seconds:g} s")
         data = answers.read(1 << 16)
@@ -237,11 +243,12 @@ def _answer(answers: IO[bytes], seconds: float, to: str, errors: IO[bytes]) -> d
             last = errors.read(1 << 16).decode("utf-8", "replace").strip().rpartition("\n")[2]
             raise HostFault(f"{to} has ended: {printable(last or 'without a word', 300)}")
         said += data
+    line, _, said[:] = bytes(said).partition(b"\n")
     try:
-        found: dict[str, Any] = json.loads(said)
+        found: dict[str, Any] = json.loads(line)
         failed = found.get("failed")
     except (ValueError, AttributeError):
-        raise HostFault(f"{to} said {printable(said.decode('utf-8', 'replace'), 100)}") from None
+        raise HostFault(f"{to} said {printable(line.decode('utf-8', 'replace'), 100)}") from None
     if failed:
         raise Refused(f"{to}: {printable(str(failed), 500)}")
     return found
