@@ -248,11 +248,18 @@ def is_the_sources(world):
     return True
 
 
-def test_a_node_that_is_not_taken_back_stays_held_and_the_guest_has_moved(world, monkeypatch):
+@pytest.mark.parametrize(
+    ("asked", "error"),
+    [("leave", HostFault("scontrol: exit 1: the DB index is being set")),
+     ("over", Refused("the job's name has line ends"))],
+)  # fmt: skip
+def test_a_node_that_is_not_taken_back_stays_held_and_the_guest_has_moved(
+    world, monkeypatch, asked, error
+):
     def says_no(*_):
-        raise HostFault("scontrol: exit 1: the DB index is being set")
+        raise error
 
-    monkeypatch.setattr(Batch, "leave", says_no)
+    monkeypatch.setattr(Batch, asked, says_no)
     assert migrate(world) == ""
     assert world.n3.state() == "runs" and world.n2.journal() is None
 

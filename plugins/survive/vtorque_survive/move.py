@@ -361,6 +361,6 @@ def _leave(here: Here, move: Move) -> None:
         here.adapter.let_go(move.job, move.node)
         if not here.adapter.over(move.job, move.attempt):
             here.adapter.leave(move.job, move.node)
-    except HostFault as error:  # Slurm without slurmdbd says so for ever
+    except VtorqueError as error:  # Slurm without slurmdbd says so for ever, or a strange job name
         log.warning("%s stays held for job %s until that ends: %s", move.node, move.job, error)
     on_step("after leave")
