@@ -1,9 +1,11 @@
 """The contract that every image builder passes::
 
-class TestMine(BuilderContract):
-    @pytest.fixture
-    def harness(self, tmp_path):
-        return MyHarness(tmp_path)
+    class TestMine(BuilderContract):
+        @pytest.fixture
+        def harness(self, tmp_path):
+            return MyHarness(tmp_path)
+
+``MyHarness`` is a :class:`BuilderHarness`.
 """
 
 from __future__ import annotations

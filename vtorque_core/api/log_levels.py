@@ -59,6 +59,7 @@ class Levels(int):
 
 
 NOTHING = Levels({})
+"""No word on how much is logged."""
 
 
 def plugin_of(logger: str) -> str:

@@ -31,7 +31,8 @@ def reaped(paths, lives, **more):
     return {(r.job, r.attempt): r for r in results}
 
 
-def test_the_reaper_takes_only_what_is_gone(paths, start, tmp_path):
+def test_the_reaper_takes_only_what_is_gone(paths, start, tmp_path, monkeypatch):
+    monkeypatch.setattr(reap_module, "_LOCK", 0.0)
     for job in ("alive", "gone", "unknown", "silent", "starting"):
         start(job).take(Card(str(tmp_path / job)))
     read_end, write_end = os.pipe()
