@@ -13,6 +13,7 @@ ends if a guest of it has ended.
 from __future__ import annotations
 
 import errno
+import json
 import logging
 import os
 import shutil
@@ -154,6 +155,11 @@ def _held(paths: Paths, job: RunningJob) -> Path:
     return paths.job_state(job.job.key) / HELD
 
 
+def _tools(paths: Paths, job: RunningJob) -> Path:
+    """Return the file that says with which tools the job is saved."""
+    return paths.job_state(job.job.key) / "checkpoint-tools"
+
+
 def _first(job: RunningJob) -> RunningGuest:
     return min(job.guests, key=lambda guest: guest.index)
 
@@ -178,6 +184,9 @@ def _hold(paths: Paths, job: RunningJob, asked: Asked | None, settings: Settings
         if asked is None:
             tell.unlink(missing_ok=True)
         else:
+            cpu = str(job.kept.facts().get("cpu", ""))
+            said = dict(tools.tools(cpu))  # it takes a while, and its guests still run
+            _tools(paths, job).write_text(json.dumps(said), "utf-8")
             _held(paths, job).touch(mode=0o600)
             Store(Path(settings.checkpoints), job.job.uid).drop(asked.id)  # of another moment
             _make_fifo(tell, job.job.uid)  # the job shell looks for it when the guest waits
@@ -282,7 +291,7 @@ def _make(
             _require_few(store, job.job.id, settings)
             _require_room(store, part, guests, settings)
         # what can fail here fails before a guest is saved
-        manifest = _manifest(store.directory / name, job, guests)
+        manifest = _manifest(paths, store.directory / name, job, guests)
         if not asked.ends:
             _make_fifo(tell, job.job.uid)
             _take_session(paths, job, tell, part / SESSION)
@@ -484,7 +493,7 @@ def _memory(paths: Paths, job: RunningJob, each: Saveable, part: Path, *, stays:
         raise HostFault(f"guest {each.guest.index} has ended, and was not saved")
 
 
-def _manifest(place: Path, job: RunningJob, guests: list[Saveable]) -> Manifest:
+def _manifest(paths: Paths, place: Path, job: RunningJob, guests: list[Saveable]) -> Manifest:
     facts = job.kept.facts()
     return Manifest(
         id=place.name,
@@ -495,7 +504,7 @@ def _manifest(place: Path, job: RunningJob, guests: list[Saveable]) -> Manifest:
         made=time.time(),
         image=str(facts.get("image", "")),
         sha256=str(facts.get("image_sha256", "")),
-        tools=tools.tools(str(facts.get("cpu", ""))),
+        tools=json.loads(_tools(paths, job).read_text("utf-8")),
         guests=tuple(
             _saved(each, place / f"g{each.guest.index}.memory", *facts["booted_for"])
             for each in guests
