@@ -37,26 +37,27 @@ def after_a_reboot(site: Site) -> None:
     """
     for directory, mode in wanted(site):
         in_memory = directory.is_relative_to(site.paths.run)
-        if not os.path.lexists(directory) or (in_memory and not is_right(directory, mode)):
-            make(directory, mode)
+        right = is_right(directory, mode, site.owner)
+        if not os.path.lexists(directory) or (in_memory and not right):
+            make(directory, mode, site.owner)
     if site.owner and not site.paths.secret.exists():  # no admin sets up a user's own site
         with contextlib.suppress(FileExistsError):
             safefs.write_new(str(site.paths.secret), os.urandom(64), mode=0o600)
 
 
-def is_right(directory: Path, mode: int) -> bool:
-    """Return whether it is there, ours, with this mode."""
+def is_right(directory: Path, mode: int, owner: int = 0) -> bool:
+    """Return whether it is there, its site's owner's, with this mode."""
     try:
         status = directory.lstat()
     except FileNotFoundError:
         return False
-    return status.st_mode == stat.S_IFDIR | mode and status.st_uid == os.geteuid()
+    return status.st_mode == stat.S_IFDIR | mode and status.st_uid == owner
 
 
-def make(directory: Path, mode: int) -> None:
+def make(directory: Path, mode: int, owner: int = 0) -> None:
     """Make the directory, or mend it. Raises HostFault if something else is in its place."""
     make_directories(directory)
     if directory.is_symlink() or not directory.is_dir():
         raise HostFault(f"{directory} is not a directory of vTorque's: move it away")
-    os.chown(directory, os.geteuid(), os.getegid())
+    os.chown(directory, owner, os.getegid() if owner else 0)
     directory.chmod(mode)
