@@ -1,5 +1,6 @@
 """A guest that comes here from another node: what is told, and who gives up what."""
 
+import contextlib
 import json
 import os
 from types import SimpleNamespace
@@ -70,6 +71,8 @@ def here(tmp_path, monkeypatch):
     monkeypatch.setattr(receive.plan, "job_user", lambda *_: user)
     start = lambda *_, arriving: made.starts(*arriving)  # noqa: E731
     monkeypatch.setattr(receive, "start_job", start)
+    # A process of its own would have the sender's end of the pipe, too, until it has closed it.
+    monkeypatch.setattr(receive, "reader", contextlib.nullcontext)
 
     def run(told=TOLD):
         requests, asks = os.pipe()
