@@ -181,14 +181,21 @@ def save_domain(uri: str, uuid: str, path: str, timeout: float, *, stays: bool =
         forget = module.VIR_DOMAIN_SNAPSHOT_CREATE_NO_METADATA
         return bool(domain.snapshotCreateXML(_of_memory(domain.XMLDesc(), path), forget))
 
+    _or_given_up(uri, uuid, "save", "saved", work, timeout)
+
+
+def _or_given_up(
+    uri: str, uuid: str, verb: str, done: str, work: Callable[[Any], bool], timeout: float
+) -> None:
+    """Do with a domain what takes long; what fails is given up. Raises HostFault."""
     try:
-        done = on_domain(uri, uuid, "save domain", work, timeout)
+        found = on_domain(uri, uuid, f"{verb} domain", work, timeout)
     except HostFault:
         with contextlib.suppress(HostFault):
-            on_domain(uri, uuid, "give up saving", _once(lambda d: d.abortJob()), _LOOKUP)
+            on_domain(uri, uuid, f"give up: {verb}", _once(lambda d: d.abortJob()), _LOOKUP)
         raise
-    if done is None:
-        raise HostFault("ended before it could be saved", stage=STAGE)
+    if found is None:
+        raise HostFault(f"ended before it could be {done}", stage=STAGE)
 
 
 def _of_memory(domain: str, path: str) -> str:
@@ -205,7 +212,10 @@ def _of_memory(domain: str, path: str) -> str:
 
 
 def is_busy(uri: str, uuid: str) -> bool:
-    """Return whether a domain is being saved, perhaps for who has ended since. Raises HostFault."""
+    """Return whether a domain is being saved or moved, perhaps for who has ended since.
+
+    Raises HostFault.
+    """
     nothing = _libvirt().VIR_DOMAIN_JOB_NONE
     return bool(on_domain(uri, uuid, "job of domain", lambda d: d.jobInfo()[0] != nothing, _LOOKUP))
 
@@ -243,14 +253,7 @@ def migrate_domain(uri: str, uuid: str, to: str, xml: str, timeout: float) -> No
     def work(domain: Any) -> bool:
         return bool(domain.migrateToURI3(to, {module.VIR_MIGRATE_PARAM_DEST_XML: xml}, flags) == 0)
 
-    try:
-        done = on_domain(uri, uuid, "migrate domain", work, timeout)
-    except HostFault:
-        with contextlib.suppress(HostFault):
-            on_domain(uri, uuid, "give up migrating", _once(lambda d: d.abortJob()), _LOOKUP)
-        raise
-    if done is None:
-        raise HostFault("ended before it could be moved", stage=STAGE)
+    _or_given_up(uri, uuid, "migrate", "moved", work, timeout)
 
 
 def migratable_xml(uri: str, uuid: str) -> str:

@@ -11,7 +11,7 @@ import pytest
 
 from vtorque_core.api.mount import Mount
 from vtorque_core.base.errors import ConfigError, Refused
-from vtorque_core.base.names import CONFIG_PATH, Paths
+from vtorque_core.base.names import Paths
 from vtorque_core.node.start.attempt import Start
 from vtorque_core.site import config, personal
 from vtorque_core.site.load import load, load_paths
@@ -24,8 +24,10 @@ UID = 1000
 @pytest.fixture
 def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the home of a user on a machine that nobody has set up; this process is not root."""
-    if os.path.lexists(CONFIG_PATH) or Paths().state.exists():
-        pytest.skip("this machine is a node")
+    monkeypatch.setattr(
+        personal, "CONFIG_PATH", tmp_path / "machine.toml"
+    )  # this one may be a node
+    monkeypatch.setattr(personal, "Paths", lambda: Paths(state=tmp_path / "no-state"))
     account = pwd.struct_passwd(("me", "x", UID, UID, "", str(tmp_path / "home"), "/bin/sh"))
     run = tmp_path / "run"
     run.mkdir(mode=0o700)
@@ -39,7 +41,7 @@ def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_all_of_it_lies_in_the_users_own_directories(user):
-    site, _ = load(CONFIG_PATH, node=False)
+    site, _ = load(personal.CONFIG_PATH, node=False)
     home = user / "home"
     assert site.owner == UID
     assert site.path == home / ".config/vtorque/vtorque.toml"
@@ -53,19 +55,19 @@ def test_all_of_it_lies_in_the_users_own_directories(user):
 def test_variables_of_xdg_move_them(user, monkeypatch):
     for name in ("CONFIG", "STATE", "DATA"):
         monkeypatch.setenv(f"XDG_{name}_HOME", str(user / name))
-    site, _ = load(CONFIG_PATH, node=False)
+    site, _ = load(personal.CONFIG_PATH, node=False)
     assert site.path == user / "CONFIG/vtorque/vtorque.toml"
     assert site.paths.state == user / "STATE/vtorque"
     assert site.images.pool == user / "DATA/vtorque/images"
     monkeypatch.setenv("XDG_STATE_HOME", "relative")  # the specification: ignored
-    assert load_paths(CONFIG_PATH).state == user / "home/.local/state/vtorque"
+    assert load_paths(personal.CONFIG_PATH).state == user / "home/.local/state/vtorque"
 
 
 def test_what_the_user_writes_wins_over_the_defaults_alone(user):
     own = personal.config()
     own.parent.mkdir(parents=True)
     own.write_text('[node]\naccel = "tcg"\n[images]\npool = "/pool"\n')
-    for named in (CONFIG_PATH, own):
+    for named in (personal.CONFIG_PATH, own):
         site, _ = load(named, node=False)
         assert (site.node.accel, site.images.pool) == ("tcg", Path("/pool"))
         assert (site.node.libvirt_uri, site.images.keep) == ("qemu:///session", 0)
@@ -82,7 +84,7 @@ def test_a_network_that_needs_root_is_refused(user, text):
     own.parent.mkdir(parents=True)
     own.write_text(text)
     with pytest.raises(ConfigError, match="needs root"):
-        load(CONFIG_PATH, node=False)
+        load(personal.CONFIG_PATH, node=False)
 
 
 def test_a_machines_site_has_no_network_of_qemus_own(tmp_path):
@@ -95,7 +97,7 @@ def test_a_machines_site_has_no_network_of_qemus_own(tmp_path):
 def test_roots_config_and_another_that_is_named_are_nobodys_own(user, monkeypatch):
     assert load(user / "other.toml", node=False)[0].owner == 0
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    assert not personal.is_meant(CONFIG_PATH)
+    assert not personal.is_meant(personal.CONFIG_PATH)
     assert not personal.is_meant(personal.config())
 
 
@@ -114,25 +116,25 @@ def test_a_runtime_directory_that_others_may_have_made_is_not_used(user, monkeyp
     monkeypatch.setattr(personal, "_is_own", lambda _: False)
     monkeypatch.setattr(Path, "mkdir", lambda *_, **__: None)
     with pytest.raises(ConfigError, match="remove it"):
-        config.read_toml(CONFIG_PATH)
+        config.read_toml(personal.CONFIG_PATH)
 
 
 def test_libvirts_client_is_led_to_the_same_place(user, monkeypatch):
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/somebody/elses")
     monkeypatch.setattr(personal, "_is_own", lambda place: str(place) == f"/run/user/{UID}")
-    assert load_paths(CONFIG_PATH).run == Path(f"/run/user/{UID}/vtorque")
+    assert load_paths(personal.CONFIG_PATH).run == Path(f"/run/user/{UID}/vtorque")
     assert os.environ["XDG_RUNTIME_DIR"] == f"/run/user/{UID}"
 
 
 def test_a_key_whose_value_needs_root_is_refused_by_name(user):
-    site, plugins = load(CONFIG_PATH, node=False)
+    site, plugins = load(personal.CONFIG_PATH, node=False)
     asked(make_request([("fs_type", "sharedfs")], plugins.options()), site, plugins)
     with pytest.raises(Refused, match=r"^fs_type=ramdisk: needs root, and this is your own"):
         asked(make_request([("fs_type", "ramdisk")], plugins.options()), site, plugins)
 
 
 def test_what_needs_root_is_not_acquired(user, monkeypatch):
-    site, _ = load(CONFIG_PATH, node=False)
+    site, _ = load(personal.CONFIG_PATH, node=False)
     start = Start.__new__(Start)
     start.site, start.deadline, start.acting = site, math.inf, "acme"
     with pytest.raises(Refused, match=r"^mount \(acme\) needs root"):
