@@ -81,6 +81,7 @@ def asked(paths, wishes, name):
     thread.start()
     eventually(lambda: wishes.look() or said)
     thread.join()
+    eventually(lambda: wishes.look() or wishes._child is None)  # the list goes before its directory
     return said[0]
 
 
