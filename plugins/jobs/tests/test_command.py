@@ -19,6 +19,7 @@ def test_ps_shows_what_each_node_says(monkeypatch, tmp_path):
         JobInfo("7.srv", "a", "ada", "R", "n[1-2]", 61.0, nodes=("n1", "n2")),
         JobInfo("8.srv", "b", "ada", "Q", reason="not enough cores"),
         JobInfo("9.srv", "c", "ada", "R", "n3", nodes=("n3",)),
+        *(JobInfo(f"70[{task}].srv", "d", "ada", "Q") for task in (1, 2)),
     ]
     submitter = types.SimpleNamespace(jobs=lambda: found)
     monkeypatch.setattr(command, "_submitter", lambda _: submitter)
@@ -55,3 +56,8 @@ def test_ps_shows_what_each_node_says(monkeypatch, tmp_path):
     assert job["nodes"] == ["n1", "n2"]
     assert job["on_nodes"][0]["phase"] == "boot" and job["on_nodes"][0]["guests"] == ["vn1"]
     assert "GUESTS" not in ps().stdout
+    for array in ("70[]", "70[].srv", "70"):
+        assert [job["id"] for job in json.loads(ps("--json", array).stdout)] == [
+            "70[1].srv",
+            "70[2].srv",
+        ]

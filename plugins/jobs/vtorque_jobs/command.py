@@ -57,7 +57,14 @@ def ps(
         there = {job.id for job in jobs}
         jobs = [*(job for job in _ended(config) if job.id not in there), *jobs]
     if job_ids:
-        jobs = [job for job in jobs if {job.id, job.id.partition(".")[0]} & set(job_ids)]
+        from vtorque_core.live.kept import is_meant  # noqa: PLC0415 - not by every ps
+
+        jobs = [
+            job
+            for job in jobs
+            if {job.id, job.id.partition(".")[0]} & set(job_ids)
+            or any(is_meant(each, {"job": job.id, "known_as": job.known_as}) for each in job_ids)
+        ]
     on_nodes = _on_nodes(config, jobs) if phases else {}
     if as_json:
         more = {job: {"on_nodes": list(map(asdict, found))} for job, found in on_nodes.items()}

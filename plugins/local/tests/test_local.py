@@ -254,6 +254,39 @@ def test_first_in_first_out_with_slots(site):
     ]
 
 
+def test_an_array_is_its_tasks(site, capfd):
+    """Each is a job with an id and output files of its own; the last end is the array's."""
+    job = site.script("#!/bin/sh\necho $PBS_ARRAYID $PBS_JOBID; exit $PBS_ARRAYID\n")
+    assert site.submit("-W", "block=true", "-t", "1-2,5", "-N", "a", "-j", "oe", job) == 5
+    assert capfd.readouterr().out == f"1[].{HOST}\n"
+    for task in ("1", "2", "5"):
+        assert (site.root / f"a.o1-{task}").read_text() == f"{task} 1[{task}].{HOST}\n"
+        assert site.hook("prologue", f"1[{task}].{HOST}")[0] == f"1[{task}].{HOST}"
+    assert site.submit("-W", "block=true", "-t", "0", "-o", "own", job) == 0
+    assert (site.root / "own-0").read_text() == f"0 2[0].{HOST}\n"
+
+
+def test_of_an_array_as_many_run_as_its_user_wants_and_all_are_cancelled(site):
+    """Also by a service that has found it in its spool."""
+    job = site.script("#!/bin/sh\necho $PBS_JOBID >> began; sleep 99\n")
+    site.submit("-t", "0-2%1", "-d", str(site.root), job)
+    site.submit("-d", str(site.root), job)
+    site.wait_for(site.root / "began", "2.")  # both slots are taken, by the older job first
+    assert [info.state for info in site.submitter.jobs()] == ["R", "Q", "Q", "R"]
+    site.stop()
+    site.start()
+    site.wait_for(site.root / "began", "1[1].")
+    assert [info.id for info in site.submitter.jobs()] == [f"1[{task}].{HOST}" for task in (1, 2)]
+    alive = LocalNode(site.spool).alive([f"1[{task}].{HOST}" for task in (0, 1)])
+    assert [life.name for life in alive.values()] == ["GONE", "ALIVE"]
+    site.submitter.cancel("1[1]")
+    site.wait_for(site.root / "began", "1[2].")
+    site.submit("-t", "7-8", job)
+    site.submitter.cancel("3[]")
+    site.submitter.cancel(f"1[].{HOST}")
+    eventually(lambda: not list(site.submitter.jobs()))
+
+
 def test_interactive_job_has_the_terminal(site):
     pid, terminal = pty.fork()
     if pid == 0:
@@ -277,7 +310,11 @@ def test_interactive_job_has_the_terminal(site):
 @pytest.mark.parametrize(
     ("argv", "named"),
     [
-        (("-t", "0-3"), "-t"),
+        (("-t", "3-1"), "-t 3-1: an array has 1 to 1000 tasks"),
+        (("-t", "0-99999"), "-t 0-99999"),
+        (("-t", "1,"), "-t 1,: write it as"),
+        (("-t", "1%0"), "-t 1%0"),
+        (("-t", "0-1", "-I"), "-t: an interactive job"),
         (("-q", "batch"), "-q"),
         (("-W", "depend=afterok:1"), "-W depend"),
         (("-l", "gres=gpu"), "-l gres"),

@@ -21,7 +21,8 @@ from vtorque_core.api.batch_system import Outcome
 from vtorque_core.api.strategies import BatchSystem
 from vtorque_core.base.names import Paths
 from vtorque_local import plugin
-from vtorque_local.job import Job
+from vtorque_local.entry import number_of
+from vtorque_local.job import Job, array_of
 from vtorque_local.node import WAITS
 from vtorque_local.submitter import LocalSubmitter
 from vtorque_pbs import convention as pbs
@@ -69,7 +70,6 @@ class LocalHarness:
         TorqueHarness.dialect,
         exits=dict.fromkeys(Outcome, 0) | {Outcome.IN_USE: WAITS},
         carries=70_000,
-        array=(),
         two_nodes=(),
         own=(
             contract.OwnValue(("-v", "MINE='a,b'"), lambda job: "MINE='a,b'" in job.argv),
@@ -106,23 +106,26 @@ class LocalHarness:
         if number == self.number:
             return None
         self.number, note = number, json.loads(self.last.read_text())
-        (name,) = (counter.parent / "jobs" / number).glob("*.SC")
-        self.open.append(name.stem)
+        jobs = counter.parent / "jobs"
+        name, *_ = (*jobs.glob(f"{number}/*.SC"), *jobs.glob(f"{number}-*/*.SC"))
+        job_id = array_of(name.stem)
+        self.open.append(job_id)
         if len(self.open) > OPEN_JOBS:
             self.submitter.cancel(self.open.popleft())
         content = name.read_bytes()
-        return contract.Submission(name.stem, tuple(note["argv"]), note["environ"], content)
+        return contract.Submission(job_id, tuple(note["argv"]), note["environ"], content)
 
-    def job(self, job_id: str) -> Job:
-        path = self.paths.state / "local/jobs" / job_id.split(".", maxsplit=1)[0] / "job"
-        return Job.decode(path.read_bytes())
+    def job(self, job_id: str, element: int) -> Job:
+        number = pbs.sequence(job_id)
+        of = (self.paths.state / "local/jobs").glob(f"{number}*" if number[-1] == "-" else number)
+        return Job.decode((sorted(of, key=number_of)[element] / "job").read_bytes())
 
     def answer(self, ended) -> bool:
         return False
 
     def start(self, job, *, nodes=1, element=0, forged=None) -> contract.StartedJob:
-        assert (nodes, element) == (1, 0)
-        found = self.job(job.job_id)
+        assert nodes == 1
+        found = self.job(job.job_id, element)
         args = pbs.PrologueArgs.parse(found.hook)
         if forged is not None:
             resources = pbs.parse_resources(args.resources) | {"other": forged}
@@ -159,7 +162,6 @@ class TestLocal(BatchContract):
     refused = {  # noqa: RUF012
         "account-and-priority.sh": "-A",
         "array-openpbs.sh": "-J",
-        "array-torque.sh": "-t",
         "conda.sh": "gpus=1",
         "csh-array.csh": "-J",
         "csh-cray-habit.csh": "-A",

@@ -90,7 +90,10 @@ def main(argv: Sequence[str]) -> None:
     order, rest = (json.loads(os.pread(file, os.fstat(file).st_size, 0)) for file in files)
     if os.getppid() != order["starter"]:
         sys.exit("its starter has ended")
-    outputs = [(path, order["names"][number]) for path, number in rest["outputs"]]
+    outputs = [
+        (path if os.path.isdir(path) else path + order["task"], order["names"][number])  # noqa: PTH112
+        for path, number in rest["outputs"]
+    ]
     if order["text"]:
         note(*outputs[1], order["text"])
         return

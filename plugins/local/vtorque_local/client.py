@@ -114,7 +114,8 @@ def submission(message: dict[str, Any], terminal: Sequence[int], service: Servic
         with os.fdopen(descriptor, "wb", closefd=False) as file:
             file.write(data)
     mem = want.resources.get("mem", "")
-    return Submission(want.name, want.ppn, want.walltime, mem, want.interactive, message["token"])
+    more = (want.interactive, message["token"], want.array)
+    return Submission(want.name, want.ppn, want.walltime, mem, *more)
 
 
 class _Follow:

@@ -31,7 +31,8 @@ class Client:
     def __init__(self, uid: int, pid: int, fds: Sequence[int]) -> None:
         self.uid, self.pid = uid, pid
         self.data, self.answered = b"", False
-        self.entry: Entry | None = None
+        self.entries: list[Entry] = []  # more than one of an array
+        self.results: list[tuple[int, str]] = []  # exit codes and reasons of those that have ended
         self.asked, self._tell, self._handle, *self._files = fds
         self._lock, self._open = threading.Lock(), True
         for descriptor in (self.asked, self._tell):
@@ -57,6 +58,18 @@ class Client:
         with self._lock:
             while self._files:
                 os.close(self._files.pop())
+
+    def tell_end(self, entry: Entry, code: int, reason: str) -> None:
+        """Have it know the end of a job; of an array the last end, with the greatest code."""
+        self.entries.remove(entry)
+        self.results.append((code, reason))
+        if not self.entries:
+            code, reason = max(self.results)
+            self.tell({"code": code, "reason": reason})
+
+    def terminal(self) -> Terminal | None:
+        """Return that of its interactive job, while this runs."""
+        return self.entries[0].terminal if self.entries else None
 
     def lives(self) -> bool:
         """Return whether ``pid`` is still its number. Any thread may."""
@@ -113,11 +126,11 @@ class Terminal(mom.Leader):
 
 
 class Entry(mom.Task):
-    """A job, queued or at work; ``number`` is its place in the queue and its directory's name."""
+    """A job, queued or at work; ``number`` is its place in the queue, see :func:`number_of`."""
 
-    def __init__(self, number: int, client: Client | None, *args: Any) -> None:
+    def __init__(self, client: Client | None, *args: Any) -> None:
         super().__init__(*args)
-        self.number, self.client = number, client
+        self.number, self.client = number_of(self.directory), client
         self.again = 0.0  # when it is tried again; until then it waits for others
         self.terminal: Terminal | None = None
 
@@ -153,6 +166,13 @@ class Entry(mom.Task):
             raise VtorqueError("its terminal went away")
         self.client.tell({"start": self.job.order(self._programs.wrapper)})
         return self.terminal
+
+
+def number_of(directory: Path) -> tuple[int, ...]:
+    """Return the number, and the array's task, that a job's directory is named by, or nothing."""
+    number, dash, task = directory.name.partition("-")
+    words = (number, task) if dash else (number,)
+    return tuple(map(int, words)) if all(map(str.isdecimal, words)) else ()
 
 
 def replace_file(path: Path, content: bytes) -> None:

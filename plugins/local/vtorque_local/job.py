@@ -39,6 +39,7 @@ class Job:
         size: bytes of its script and environment.
         status: Torque's exit_status, None until it is known; ``reason`` for the user.
         session, started: leader and time of the start, in seconds of the epoch.
+        at_once: how many tasks of its array may run at the same time, 0 without a limit.
         cgroup: the directory of its processes' cgroup, empty: it has none.
     """
 
@@ -49,6 +50,7 @@ class Job:
     in_guest: bool
     walltime: int
     size: int
+    at_once: int = 0
     state: str = "Q"
     status: int | None = None
     reason: str = ""
@@ -60,6 +62,11 @@ class Job:
     def id(self) -> str:
         """The job id."""
         return self.hook[0]
+
+    @property
+    def array(self) -> str:
+        """The array that it is a task of, ``22[].host``; of any other job its own id."""
+        return array_of(self.id)
 
     @property
     def name(self) -> str:
@@ -81,6 +88,7 @@ class Job:
             "starter": os.getpid(),
             "environ": self.environ,
             "wrapper": list(wrapper) if self.in_guest else [],
+            "task": "".join(pbs.sequence(self.id).partition("-")[1:]),  # "-3", or none
             "names": pbs.output_names(self.name, self.id),
             "line": "" if self.interactive else shlex.quote(self.hook[7]),
             "text": text,
@@ -91,7 +99,7 @@ def make_job(job_id: str, want: Submission, uid: int, host: str, directory: Path
     """Return the job that qsub and pbs_mom would make of a submission.
 
     Args:
-        job_id: ``number.host``.
+        job_id: ``number.host``, of an array's task ``number[task].host``.
         uid: who submits it.
         directory: its own in the spool.
         size: bytes of its script and environment.
@@ -106,8 +114,21 @@ def make_job(job_id: str, want: Submission, uid: int, host: str, directory: Path
         job_id, account.pw_name, group, want.name, resources, "local", script=script
     )
     environ = _environ(hook, want, account, host, directory)
-    walltime, in_guest = want.walltime, bool(want.token)
-    return Job(uid, hook.argv(), environ, want.interactive, in_guest, walltime, size)
+    walltime, in_guest, at_once = want.walltime, bool(want.token), want.tasks()[1]
+    return Job(uid, hook.argv(), environ, want.interactive, in_guest, walltime, size, at_once)
+
+
+def array_of(job_id: str) -> str:
+    """Return the id of a task's array, ``22[].host``; of any other job its own."""
+    number, dot, host = job_id.partition(".")
+    name, bracket, _ = number.partition("[")
+    return f"{name}[]{dot}{host}" if bracket else job_id
+
+
+def is_meant(wanted: str, job_id: str) -> bool:
+    """Return whether a user who writes this means the job, or its array."""
+    ids = (job_id, array_of(job_id))
+    return wanted in (*ids, *(each.partition(".")[0] for each in ids))
 
 
 def _environ(
@@ -115,7 +136,8 @@ def _environ(
 ) -> dict[str, str]:
     """Return what pbs_mom tells the first task of a job on one node."""
     kind = "INTERACTIVE" if want.interactive else "BATCH"
-    return own_variables() | {
+    task = pbs.sequence(hook.job_id).partition("-")[2]
+    found = own_variables() | {
         "HOME": account.pw_dir,
         "LOGNAME": account.pw_name,
         "USER": account.pw_name,
@@ -137,6 +159,7 @@ def _environ(
         "PBS_VNODENUM": "0",
         "PBS_WALLTIME": str(want.walltime),
     }
+    return found | ({"PBS_ARRAYID": task} if task else {})
 
 
 def sealed_size(descriptor: int, most: int) -> int:

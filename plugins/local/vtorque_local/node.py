@@ -78,5 +78,5 @@ class LocalNode(NodeAdapter):
         jobs = self._spool / "jobs"
         if not os.access(jobs, os.R_OK | os.X_OK):
             return dict.fromkeys(ids, Life.UNKNOWN)
-        found = {each: jobs / each.partition(".")[0] / f"{each}.SC" for each in ids}
+        found = {each: jobs / pbs.sequence(each) / f"{each}.SC" for each in ids}
         return {each: Life.ALIVE if found[each].exists() else Life.GONE for each in ids}

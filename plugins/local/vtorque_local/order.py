@@ -7,18 +7,22 @@ from __future__ import annotations
 
 import re
 import struct
+from collections.abc import Sequence
 
-from vtorque_core.api import UsageError, dataclass
+from vtorque_core.api import UsageError, dataclass, printable
 from vtorque_pbs import convention as pbs
 
 MAX_RECORD = 128 << 10  # bytes: a request, MAX_TOKEN, is the big part
 MAX_TOKEN = 100_000  # characters of a request: MAX_ARG_STRLEN is 128 KiB, execve(2)
 MAX_SECONDS = 10**9
+MAX_TASKS = 1000  # of an array
 _LENGTH = struct.Struct("!I")
 _TOKEN = re.compile(r"(vt1:[!-+.-~-]+)?", re.ASCII)
 _MEM = re.compile(r"([0-9]{1,15}[kmgt]?[bw]?)?", re.IGNORECASE | re.ASCII)
 _STATUS = re.compile(r"-?[0-9]{1,3}", re.ASCII)
 _COUNT = re.compile(r"[0-9]{1,10}", re.ASCII)
+_RANGE = r"[0-9]{1,5}(-[0-9]{1,5})?"
+_ARRAY = re.compile(rf"{_RANGE}(,{_RANGE})*(%[1-9][0-9]{{0,3}})?", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,7 @@ class Submission:
         mem: ``-l mem`` as given, empty if not.
         interactive: whether it has a terminal.
         token: the request, as it goes into the resource list; empty on bare metal.
+        array: ``-t``, empty if not given.
     """
 
     name: str
@@ -40,6 +45,7 @@ class Submission:
     mem: str
     interactive: bool
     token: str
+    array: str = ""
 
     def __post_init__(self) -> None:
         """Check all of it. Raises UsageError."""
@@ -53,19 +59,24 @@ class Submission:
             raise UsageError("the -vm request is damaged")
         if not (self.ppn < 10_000 and self.walltime < MAX_SECONDS and _MEM.fullmatch(self.mem)):
             raise UsageError("-l: ppn, walltime or mem is too large")
+        self.tasks()
 
     def words(self) -> tuple[str, ...]:
         """Return it as a record's words."""
         numbers = (str(self.ppn), str(self.walltime), str(int(self.interactive)))
-        return ("submit", self.name, *numbers, self.mem, self.token)
+        return ("submit", self.name, *numbers, self.mem, self.token, self.array)
 
     @classmethod
     def parse(cls, words: list[str]) -> Submission:
         """Return what :meth:`words` gave, all of it checked. Raises UsageError."""
-        if len(words) != 7 or not all(_COUNT.fullmatch(word) for word in words[2:5]):
+        if len(words) != 8 or not all(_COUNT.fullmatch(word) for word in words[2:5]):
             raise UsageError("bad request: not a submission")
         ppn, walltime, interactive = map(int, words[2:5])
-        return cls(words[1], ppn, walltime, words[5], bool(interactive), words[6])
+        return cls(words[1], ppn, walltime, words[5], bool(interactive), *words[6:])
+
+    def tasks(self) -> tuple[Sequence[int], int]:
+        """Return what :func:`array_tasks` does; no tasks of a job without ``-t``."""
+        return array_tasks(self.array) if self.array else ((), 0)
 
     def resources(self) -> dict[str, str]:
         """Return the resource list as Torque shows it."""
@@ -75,6 +86,21 @@ class Submission:
         if self.mem:
             found["mem"] = self.mem
         return found | ({"other": self.token} if self.token else {})
+
+
+def array_tasks(text: str) -> tuple[Sequence[int], int]:
+    """Return the numbers of an array's tasks (``1-10,15%2``), and how many may run at once.
+
+    0: as many as there is room for. Raises UsageError.
+    """
+    if not _ARRAY.fullmatch(text):
+        raise UsageError(f"-t {printable(text, 80)}: write it as 0-9, 1,3,5 or 1-10%2")
+    numbers, _, most = text.partition("%")
+    bounds = [part.partition("-")[::2] for part in numbers.split(",")]
+    ranges = [range(int(first), int(last or first) + 1) for first, last in bounds]
+    if not all(ranges) or sum(map(len, ranges)) > MAX_TASKS:
+        raise UsageError(f"-t {printable(text, 80)}: an array has 1 to {MAX_TASKS} tasks")
+    return sorted(set().union(*ranges)), int(most or 0)
 
 
 def exit_status(words: list[str]) -> int:

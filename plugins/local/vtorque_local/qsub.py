@@ -17,6 +17,7 @@ from typing import Any
 
 from vtorque_core.api import UsageError, dataclass, printable, walltime
 from vtorque_core.api.batch_system import SubmitArgs
+from vtorque_local import order
 from vtorque_pbs import convention as pbs
 
 MAX_SCRIPT = 4 << 20  # bytes
@@ -37,6 +38,7 @@ class QsubJob:
         args: ``-F``.
         variables: ``-v``; ``environment``: ``-V``.
         resources, attributes: ``-l`` and ``-W`` by key.
+        array: ``-t``.
         interactive: ``-I``, which counts on the command line only; ``display``: ``-X``.
         walltime: seconds, 0 without a limit; mib, ppn: from ``-l``, 0 if not given.
     """
@@ -52,6 +54,7 @@ class QsubJob:
     environment: bool = False
     resources: Mapping[str, str] = field(default_factory=dict)
     attributes: Mapping[str, str] = field(default_factory=dict)
+    array: str = ""
     interactive: bool = False
     display: bool = False
     walltime: int = 0
@@ -202,6 +205,11 @@ def _join(value: str) -> str:
     return value
 
 
+def _array(value: str) -> str:
+    order.array_tasks(value)
+    return value
+
+
 def _shell(value: str) -> str:
     shell = value.partition("@")[0]
     if not shell.startswith("/"):
@@ -217,6 +225,7 @@ _OPTIONS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "d": ("initdir", str),
     "S": ("shell", _shell),
     "F": ("args", str),
+    "t": ("array", _array),
     "v": ("variables", str),
     "V": ("environment", lambda _: True),
     "I": ("interactive", lambda _: True),

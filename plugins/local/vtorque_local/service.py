@@ -19,6 +19,7 @@ import sys
 import threading
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,8 +29,8 @@ from vtorque_core.api import UsageError, VtorqueError, printable, take_lock
 from vtorque_core.api.job_files import Tree
 from vtorque_core.api.setup_steps import make_directories
 from vtorque_local import acceptor, mom, order
-from vtorque_local.entry import GIVEN, Client, Entry, replace_file
-from vtorque_local.job import Job, make_job, put_files
+from vtorque_local.entry import GIVEN, Client, Entry, number_of, replace_file
+from vtorque_local.job import Job, is_meant, make_job, put_files
 from vtorque_pbs import convention as pbs
 
 MAX_JOBS = 1000  # of one user
@@ -117,28 +118,38 @@ class Service:
         self._stopping = True
         os.eventfd_write(self._wake, 1)
 
-    def submit(self, client: Client, want: order.Submission) -> Entry:
-        """Queue a job. Raises UsageError, HostFault, KeyError (no such user)."""
+    def submit(self, client: Client, want: order.Submission) -> str:
+        """Queue a job, or the tasks of an array; return the id to be told.
+
+        Raises UsageError, HostFault, KeyError (no such user).
+        """
         uid = client.uid
         if uid == 0 and not self.setup.root_jobs:
             raise UsageError("jobs of root are not accepted: submit as an ordinary user")
         script, rest, size = client.files()
-        self._check_budget(uid, size)
+        names = [f"[{task}]" for task in want.tasks()[0]] or [""]
+        self._check_budget(uid, len(names), size)
         counter = self.setup.spool / "counter"
-        number = max(*self._numbers(), int(counter.read_text()) if counter.exists() else 0, 0) + 1
-        job_id, directory = f"{number}.{self.host}", self.spool / str(number)
-        job = make_job(job_id, want, uid, self.host, directory, size)
+        given = int(counter.read_text()) if counter.exists() else 0
+        number = max([given, *(number_of(path)[0] for path in self._directories())]) + 1
         replace_file(counter, str(number).encode())  # never given out again
-        entry = self._entry(number, client, job, directory)
+        entries: list[Entry] = []
         try:
-            put_files(directory, job, script, rest, self.host, want.ppn or 1)
-            entry.save()
+            for name in names:
+                job_id = f"{number}{name}.{self.host}"
+                directory = self.spool / pbs.sequence(job_id)
+                job = make_job(job_id, want, uid, self.host, directory, size)
+                entries.append(self._entry(client, job, directory))
+                put_files(directory, job, script, rest, self.host, want.ppn or 1)
+                entries[-1].save()
         except BaseException:
-            self._remove(directory)
+            for entry in entries:
+                self._remove(entry.directory)
             raise
         client.close_files()
-        self.entries[job_id] = entry
-        return entry
+        client.entries = entries
+        self.entries |= {entry.job.id: entry for entry in entries}
+        return entries[0].job.array
 
     def end(self, entry: Entry, reason: str) -> None:
         """End a job in whatever state."""
@@ -146,13 +157,13 @@ class Service:
         if entry not in self._working:
             self._finish(entry)
 
-    def _check_budget(self, uid: int, size: int) -> None:
+    def _check_budget(self, uid: int, more: int, size: int) -> None:
         mine = [entry.job.size for entry in self.entries.values() if entry.job.uid == uid]
-        if len(mine) >= MAX_JOBS:
-            raise UsageError(f"you have {MAX_JOBS} jobs: wait for some to end")
-        if sum(mine) + size > MAX_SPOOL:
+        if len(mine) + more > MAX_JOBS:
+            raise UsageError(f"you have {len(mine)} jobs of {MAX_JOBS}: wait for some to end")
+        if (total := sum(mine) + more * size) > MAX_SPOOL:
             raise UsageError(
-                f"scripts and environments of your jobs have {sum(mine) + size} bytes "
+                f"scripts and environments of your jobs have {total} bytes "
                 f"(limit: {MAX_SPOOL}): wait for some to end, or submit without -V"
             )
         if left := self._stuck_of(uid):
@@ -171,11 +182,11 @@ class Service:
             self.stuck.setdefault(uid, []).extend(left)
         return left if len(left) > acceptor.MAX_STUCK else []
 
-    def _numbers(self) -> list[int]:
-        return [0, *(int(path.name) for path in self.spool.iterdir() if path.name.isdecimal())]
+    def _directories(self) -> list[Path]:
+        return sorted(filter(number_of, self.spool.iterdir()), key=number_of)
 
-    def _entry(self, number: int, client: Client | None, job: Job, directory: Path) -> Entry:
-        return Entry(number, client, job, self.setup.programs, directory, self.stuck)
+    def _entry(self, client: Client | None, job: Job, directory: Path) -> Entry:
+        return Entry(client, job, self.setup.programs, directory, self.stuck)
 
     def _listen(self) -> None:
         path = self.setup.run / "local.sock"
@@ -200,11 +211,10 @@ class Service:
         self._selector.register(self._channel, selectors.EVENT_READ, self._accepted)
 
     def _find_jobs(self) -> None:
-        for number in sorted(self._numbers()[1:]):
-            directory = self.spool / str(number)
+        for directory in self._directories():
             with contextlib.suppress(OSError, ValueError, TypeError):  # not quite a job
                 job = Job.decode((directory / "job").read_bytes())
-                entry = self.entries[job.id] = self._entry(number, None, job, directory)
+                entry = self.entries[job.id] = self._entry(None, job, directory)
                 if job.state == "Q" and job.interactive:  # its terminal has gone
                     self._finish(entry)
 
@@ -285,16 +295,15 @@ class Service:
             self._gone(client)
 
     def _ended_there(self, client: Client, code: int) -> None:
-        terminal = client.entry.terminal if client.entry else None
+        terminal = client.terminal()
         if not terminal:
             raise UsageError("bad request: there is no such job")
         terminal.tell_end(code)
 
     def _gone(self, client: Client) -> None:
-        entry = client.entry
-        if entry and entry.job.interactive and entry.job.id in self.entries:
-            if terminal := entry.terminal:
-                terminal.tell_end(None)
+        for entry in [entry for entry in client.entries if entry.job.interactive]:
+            if entry.terminal:
+                entry.terminal.tell_end(None)
             self.end(entry, "job killed: its terminal went away")
         self._let_go(client)
 
@@ -307,18 +316,18 @@ class Service:
         uid, what = client.uid, words[0]
         mine = [e for e in self.entries.values() if uid in (0, e.job.uid)]
         if what == "submit":
-            client.entry = self.submit(client, order.Submission.parse(words))
-            return {"id": client.entry.job.id}
+            return {"id": self.submit(client, order.Submission.parse(words))}
         if what == "list":
             return {"jobs": [_line(entry.job) for entry in mine]}
         if what == "stop" and uid in (0, os.geteuid()):
             self.stop()
             return {}
         if what == "cancel" and len(words) == 2:
-            found = [e for e in mine if words[1] in (e.job.id, str(e.number))]
+            found = [entry for entry in mine if is_meant(words[1], entry.job.id)]
             if not found:
                 raise UsageError(f"{printable(words[1], 80)}: you have no job of that id")
-            self.end(found[0], "job killed: cancelled")
+            for entry in found:
+                self.end(entry, "job killed: cancelled")
             return {}
         if what == "stop":
             raise UsageError("only root may stop the batch system")
@@ -333,8 +342,10 @@ class Service:
                 self._work(entry)
         held = {uid for uid in {entry.job.uid for entry in ready} if self._stuck_of(uid)}
         queued = [e for e in ready if e.job.state == "Q" and e.job.uid not in held]
-        while queued and self._reaped and not self._stopping:
-            if len(self._working) >= self.setup.slots:
+        while self._reaped and not self._stopping and len(self._working) < self.setup.slots:
+            at_work = Counter(entry.job.array for entry in self._working)
+            queued = [e for e in queued if at_work[e.job.array] < (e.job.at_once or MAX_JOBS)]
+            if not queued:
                 return
             entry = min(queued, key=lambda e: (self._served.get(e.job.uid, 0), e.number))
             self._served[entry.job.uid] = max(self._served.values(), default=0) + 1
@@ -365,8 +376,7 @@ class Service:
         self._remove(entry.directory)
         job = entry.job
         if entry.client:
-            entry.client.entry = None
-            entry.client.tell({"code": pbs.shell_code(job.status or 0), "reason": job.reason})
+            entry.client.tell_end(entry, pbs.shell_code(job.status or 0), job.reason)
         for each in self.entries.values():  # what they wait for may be free now
             each.again = 0.0
 

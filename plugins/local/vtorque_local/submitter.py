@@ -20,7 +20,7 @@ from vtorque_core.api.submission import to_token
 from vtorque_local import qsub
 from vtorque_pbs import convention as pbs
 
-LETTERS = ("-N", "-o", "-e", "-j", "-v", "-V", "-d", "-S", "-I", "-X", "-F")
+LETTERS = ("-N", "-o", "-e", "-j", "-v", "-V", "-d", "-S", "-I", "-X", "-F", "-t")
 _AWAY = 0  # in place of a socket's number: there is none
 SUPPORTED = (*LETTERS, "-l nodes", "-l walltime", "-l mem", "-W block")
 
@@ -148,6 +148,8 @@ def describe(args: pbs.QsubArgs, content: bytes) -> qsub.QsubJob:
     nodes, block = job.resources.get("nodes", "1"), job.attributes.get("block", "true")
     if not re.fullmatch(r"1(:ppn=[1-9][0-9]{0,3})?", nodes, re.ASCII):
         raise UsageError(f"-l nodes={printable(nodes)}: is not 1 or 1:ppn=N: there is one node")
+    if job.array and job.interactive:
+        raise UsageError("-t: an interactive job has no tasks")
     if block not in ("true", "false"):
         raise UsageError(f"-W block={printable(block)}: is not true or false")
     return job

@@ -181,7 +181,7 @@ def test_names_of_jobs_and_outputs():
     assert pbs.check_job_name("Job_1.x") == "Job_1.x"
     assert pbs.default_job_name("/a/my job\n.sh") == "my_job_.sh"
     assert pbs.default_job_name(None) == "STDIN"
-    assert pbs.output_names("n", "22[0].server") == ("n.o22[0]", "n.e22[0]")
+    assert pbs.output_names("n", "22[0].server") == ("n.o22-0", "n.e22-0")
 
 
 def test_directive_words_and_walltime():

@@ -367,9 +367,14 @@ def default_job_name(script: str | None) -> str:
 
 
 def output_names(job_name: str, job_id: str) -> tuple[str, str]:
-    """Return ``NAME.oN`` and ``NAME.eN``, N being the sequence number of the job id."""
-    sequence = job_id.split(".", maxsplit=1)[0]
-    return f"{job_name}.o{sequence}", f"{job_name}.e{sequence}"
+    """Return ``NAME.oN`` and ``NAME.eN``, N being as :func:`sequence` has it."""
+    number = sequence(job_id)
+    return f"{job_name}.o{number}", f"{job_name}.e{number}"
+
+
+def sequence(job_id: str) -> str:
+    """Return a job id's number as files are named by it: ``22``, of an array's task ``22-0``."""
+    return job_id.partition(".")[0].replace("[", "-").removesuffix("]")
 
 
 def origin_environ(environ: Mapping[str, str], host: str, workdir: str) -> dict[str, str]:
