@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from users import run
 from vtorque_core.resources import virtiofs_daemon
 
 pytestmark = pytest.mark.e2e
@@ -24,16 +25,21 @@ refuses = pytest.mark.skipif(
 )
 
 WRITES = """#!/bin/sh
-# a file that stays open, a pipe, and memory in use
-exec 3>>counted
-head -c 100000000 /dev/zero | tr '\\0' x > /dev/shm/much
+# files that stay open, a pipe, and memory in use
+exec 3>>counted 4>>{also}
+for part in 0 1 2 3 4 5 6 7 8 9; do cat part; done > /dev/shm/much
 i=0
-while [ $i -lt {to} ]; do
-  i=$((i + 1)); echo $i; echo $i >&3; sleep 0.05
-done | cat
-wc -c < /dev/shm/much
+until [ -e enough ]; do
+  i=$((i + 1)); echo $i; echo $i >&3; echo $i >&4; sleep 0.05
+done | {echoes}
+cat {also}
+cksum < /dev/shm/much
 date +%s > ended
 exit 7
+"""
+OTHER_GUEST = "nc $(hostname | sed 's/0$/1/') 7000"  # over one connection all of it comes back
+ECHOES = """#!/bin/sh
+[ "$VTORQUE_RANK" = 0 ] || setsid nc -ll -p 7000 -e cat >/dev/null 2>&1 </dev/null &
 """
 
 
@@ -44,17 +50,44 @@ def place(node, scratch, config):
     shutil.rmtree(node.state / "survive", ignore_errors=True)
 
 
+@pytest.fixture
+def disk(guest):
+    """A disk file of the user's: an ext4 file system."""
+    path = guest.home / "data.raw"
+    guest.as_user("/usr/bin/truncate", "-s", "64M", str(path))
+    guest.as_user("/usr/sbin/mke2fs", "-q", "-F", "-t", "ext4", str(path))
+    return path
+
+
+@pytest.fixture
+def writer(guest, place, config, disk):
+    """A job of two guests with all that may be lost: files, a pipe, a connection, a disk."""
+    scripts = guest.config.parent / "in-guests"
+    scripts.mkdir(mode=0o755)
+    (scripts / "echoes").write_text(ECHOES)
+    config("plugin.linux-guest", f'prologue = "{scripts}"')
+    asked = f"ram=384M,vms_per_node=2,disk={disk}"
+    yield Writer(guest, asked, echoes=OTHER_GUEST, also="/data/also")
+    shutil.rmtree(scripts)
+
+
 class Writer:
     """A job that writes in its guest; ``names`` are of the jobs that it was."""
 
-    def __init__(self, node, to):
-        self.node, self.to, self.names, self.id = node, to, [], ""
+    def __init__(self, node, asked="ram=384M", **words):
+        self.node, self.names, self.id = node, [], ""
+        self.asked = ("-vm", asked)
+        part = os.urandom(10_000_000)
+        (node.home / "part").write_bytes(part)
+        sums = run("cksum", input=part * 10).stdout
+        self.sum = sums.decode().split()
+        self.text = WRITES.format(**{"echoes": "cat", "also": "also"} | words)
 
     def submit(self, *args, user=None):
         name = f"n{len(self.names)}"
         self.names.append(name)
-        script = self.node.script(WRITES.format(to=self.to))
-        more = ("-vm", "ram=384M", "-N", name, "-o", f"{name}.out", "-e", f"{name}.err")
+        script = self.node.script(self.text)
+        more = (*self.asked, "-N", name, "-o", f"{name}.out", "-e", f"{name}.err")
         self.id = self.node.as_user("vsub", *more, *args, script).stdout.decode().strip()
         return self
 
@@ -84,7 +117,6 @@ class Writer:
         name = self.checkpoint().stdout.decode().strip()
         log = self.ended()
         assert f"saved as checkpoint {name}" in log, log
-        assert self.counted < self.to
         return name
 
     def ended(self):
@@ -92,13 +124,15 @@ class Writer:
         return self.node.as_user("vmgr", "logs", self.id).stdout.decode()
 
     def check(self):
-        """Wait for the end; not a line may be lost or doubled, in its file and its output."""
+        """Have it write on and end; not a line may be lost or doubled, wherever it wrote it."""
+        self.await_more(self.counted + 5)
+        self.node.script("", "enough")
         log = self.ended()
-        numbers = [str(number) for number in range(1, self.to + 1)]
         errors = [(self.node.home / f"{name}.err").read_text() for name in self.names]
-        assert self.lines("counted") == numbers, (errors, log)
+        counted = self.lines("counted")
+        assert counted == [str(number) for number in range(1, len(counted) + 1)], (errors, log)
         said = [line for name in self.names for line in self.lines(f"{name}.out")]
-        assert said == [*numbers, "100000000"], (errors, log)
+        assert said == [*counted, *counted, *self.sum], (errors, log)
         ended = self.node.home / "ended"
         late = ended.stat().st_mtime - int(ended.read_text())  # date tells whole seconds
         assert -1 <= late <= 2, "its clock is right"
@@ -106,13 +140,21 @@ class Writer:
 
 
 @saves
-def test_a_job_is_saved_and_goes_on_as_another(guest, place):
-    job = Writer(guest, 200).submit().await_more()
-    name = job.saved()
+def test_a_job_is_saved_and_goes_on_as_another(writer, guest, place, disk):
+    """Its disk file must be as it was: who goes on with another one is told, and can try again."""
+    writer.submit().await_more()
+    said = guest.as_user("vmgr", "checkpoint", writer.id, check=False)
+    assert said.returncode != 0 and b"a job with disk= cannot be saved while it goes" in said.stderr
+    resume = ("-vm", f"resume={writer.saved()}")
     assert all(path.stat().st_uid == 0 for path in place.rglob("*"))
     denied = guest.as_user("/bin/ls", str(place / str(place.stat().st_uid)), check=False)
     assert denied.returncode != 0
-    job.submit("-vm", f"resume={name}").check()
+    was = disk.stat()
+    os.utime(disk)
+    changed = guest.job("true", *writer.asked, *resume)
+    assert changed.code == 121 and b"was changed since" in changed.err, changed.err
+    os.utime(disk, ns=(was.st_atime_ns, was.st_mtime_ns))
+    writer.submit(*resume).check()
 
 
 def goes_on_to_its_end(job, times):
@@ -128,22 +170,25 @@ def goes_on_to_its_end(job, times):
 @saves
 def test_a_job_is_saved_goes_on_and_goes_on_again_from_there(guest, place):
     """The second time its memory is that of then; its file, which is the user's, is not."""
-    job = Writer(guest, 300).submit().await_more()
+    job = Writer(guest).submit().await_more()
     (name,) = goes_on_to_its_end(job, 1)
-    first, at = job.lines("n0.out"), job.counted
+    first, at = job.lines("counted"), job.counted
     listed = json.loads(guest.as_user("vmgr", "checkpoints", "--json").stdout)
     assert [(each["id"], each["job"]) for each in listed] == [(name, job.id)]
-    job.submit("-vm", f"resume={name}")
+    (guest.home / "enough").unlink()
+    job.submit("-vm", f"resume={name}").await_more(at + 5)
+    guest.script("", "enough")
     log = job.ended()
-    later = job.lines("n1.out")
-    assert later[-1] == "100000000" and later[:-1] == first[-len(later) : -1], log
-    assert 1 < len(later) < len(first), "it began where it was saved"
-    assert job.lines("counted")[at:] == later[:-1]
+    later = job.lines("counted")[at:]
+    assert later == [str(int(later[0]) + number) for number in range(len(later))], log
+    assert later[0] in first[1:], "it began where it was saved"
+    said = job.lines("n1.out")
+    assert said == [*later, *job.lines("also"), *job.sum], log
 
 
 @saves
 def test_a_user_removes_a_checkpoint(guest, place):
-    job = Writer(guest, 400).submit().await_more()
+    job = Writer(guest).submit().await_more()
     name = job.kept()
     other = guest.as_user("vmgr", "checkpoints", "remove", name, user="vte2e2", check=False)
     assert other.returncode != 0 and b"you have no checkpoint" in other.stderr
@@ -156,7 +201,11 @@ def test_a_user_removes_a_checkpoint(guest, place):
 @saves
 def test_a_job_has_itself_saved(guest, place, config):
     config("plugin.survive", "least = 5\nkeep = 1")
-    job = Writer(guest, 300).submit("-vm", "checkpoint=every:5s").await_more()
+    job = Writer(guest).submit("-vm", "checkpoint=every:5s").await_more()
+    guest.wait_for(
+        lambda: guest.as_user("vmgr", "logs", job.id).stdout.count(b"saved as checkpoint") > 1,
+        what="saved twice",
+    )
     job.check()
     log = guest.as_user("vmgr", "logs", job.id).stdout.decode()
     made = re.findall(r"saved as checkpoint (\S+); the job goes on", log)
@@ -168,7 +217,7 @@ def test_a_job_has_itself_saved(guest, place, config):
 @saves
 def test_a_job_is_saved_before_its_walltime_ends(guest, place, config):
     config("plugin.survive", "before = 40")
-    job = Writer(guest, 1000)
+    job = Writer(guest)
     log = job.submit("-vm", "checkpoint=before-walltime", "-l", "walltime=60").ended()
     (name,) = re.findall(r"saved as checkpoint (\S+); the job ends", log)
     job.submit("-vm", f"resume={name}").check()
@@ -178,12 +227,12 @@ def test_a_job_is_saved_before_its_walltime_ends(guest, place, config):
 @pytest.mark.full
 @pytest.mark.releases
 def test_saved_twenty_times_while_it_goes_on(guest, place):
-    goes_on_to_its_end(Writer(guest, 1500).submit(), 20)
+    goes_on_to_its_end(Writer(guest).submit(), 20)
 
 
 @saves
 def test_what_is_not_as_it_was_is_refused_and_said(guest, place):
-    name = Writer(guest, 200).submit().await_more().saved()
+    name = Writer(guest).submit().await_more().saved()
     resume = ("-vm", f"resume={name}")
     larger = guest.job("true", *resume, "-vm", "ram=512M")
     assert larger.code == 121 and b"memory in KiB is 393216, not 524288" in larger.err, larger.err
@@ -207,7 +256,7 @@ def test_what_is_not_as_it_was_is_refused_and_said(guest, place):
 def test_without_room_the_job_goes_on(guest, place):
     guest.root("/usr/bin/mount", "-t", "tmpfs", "-o", "size=64m,mode=700", "tmpfs", str(place))
     try:
-        job = Writer(guest, 150).submit().await_more()
+        job = Writer(guest).submit().await_more()
         said = job.checkpoint(check=False)
         assert said.returncode != 0 and b"it needs up to" in said.stderr, said.stderr
         job.check()
@@ -219,12 +268,12 @@ def test_without_room_the_job_goes_on(guest, place):
 @saves
 @pytest.mark.full
 @pytest.mark.releases
-def test_twenty_times(guest, place):
-    job = Writer(guest, 1500).submit()
+def test_twenty_times(writer):
+    writer.submit()
     for _ in range(20):
-        job.await_more(job.counted + random.randrange(1, 20))  # noqa: S311
-        job.submit("-vm", f"resume={job.saved()}")
-    job.check()
+        writer.await_more(writer.counted + random.randrange(1, 20))  # noqa: S311
+        writer.submit("-vm", f"resume={writer.saved()}")
+    writer.check()
 
 
 def children(pid):
@@ -252,7 +301,7 @@ def the_watcher(node):
 @pytest.mark.parametrize("stop", [("--stop",), ()], ids=["ends", "goes-on"])
 def test_who_saves_it_is_killed_at_any_moment(guest, place, stop):
     """libvirt goes on with what it has been asked for: it is saved, or runs as before."""
-    job, saved = Writer(guest, 1500).submit().await_more(), 0
+    job, saved = Writer(guest).submit().await_more(), 0
     for seconds in (0.2, 0.5, 0.8, 1.1, 1.4):
         watcher = the_watcher(guest)
         before = set(children(watcher))  # the process that reads guests' words
@@ -278,7 +327,7 @@ def test_who_saves_it_is_killed_at_any_moment(guest, place, stop):
 
 @refuses
 def test_where_no_tool_can_save_it_the_job_goes_on(guest, place):
-    job = Writer(guest, 40).submit().await_more()
+    job = Writer(guest).submit().await_more()
     said = job.checkpoint(check=False)
     assert said.returncode != 0 and b"this virtiofsd gives QEMU no state" in said.stderr
     job.check()
@@ -303,7 +352,7 @@ def test_what_cannot_be_saved_is_refused_at_submission(guest, config):
 
 
 def test_no_other_user_saves_it(guest, place):
-    job = Writer(guest, 40).submit().await_more()
+    job = Writer(guest).submit().await_more()
     other = job.checkpoint(user="vte2e2", check=False)
     assert other.returncode != 0 and b"is not yours" in other.stderr
     job.check()

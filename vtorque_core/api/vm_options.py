@@ -155,10 +155,7 @@ FS_TYPE = Option(
     "TYPE",
     needs_root=lambda kind: kind == "ramdisk",
 )  # fmt: skip
-DISK = Option(
-    "disk", disk_path, "", "your raw disk file, at /data in the first guest", "PATH",
-    forbids=frozenset({"save"}),
-)  # fmt: skip
+DISK = Option("disk", disk_path, "", "your raw disk file, at /data in the first guest", "PATH")
 VM_PROLOGUE: Option[FileData | None] = Option(
     "vm_prologue",
     no_parse,

@@ -7,9 +7,10 @@ of another job: :class:`vtorque_core.api.guest_plan.SavedGuest`.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -25,7 +26,7 @@ from vtorque_core.live.jobs import RunningGuest, RunningJob
 from vtorque_core.records import log
 from vtorque_core.records.reading import SPARE, JournalState, lock_name, read
 from vtorque_core.resources import stopped_daemons
-from vtorque_core.resources.user_disk import UserDisk
+from vtorque_core.resources.user_disk import served
 from vtorque_core.site.plugins import Plugins
 
 _PATIENCE = 2.0  # seconds for the job's lock
@@ -68,11 +69,8 @@ def held(paths: Paths, job: RunningJob, phase: str) -> Iterator[list[Saveable]]:
 
 
 def _saveable(paths: Paths, job: RunningJob, state: JournalState) -> list[Saveable]:
-    kinds = {record.kind for record in state.open}
-    if SPARE in kinds:
+    if any(record.kind == SPARE for record in state.open):
         raise Refused("a job with guests that were booted before it cannot be saved or moved yet")
-    if UserDisk.kind in kinds:
-        raise Refused("a job with a disk of its user's (disk=) cannot be saved or moved yet")
     paths_of = ((r.guest, Path(str(r.args.get("path", "")))) for r in state.open)
     disks = {guest: path for guest, path in paths_of if path.name == ROOT_DISK}
     return [
@@ -88,6 +86,23 @@ def _saveable(paths: Paths, job: RunningJob, state: JournalState) -> list[Saveab
         )
         for guest in sorted(job.guests, key=lambda guest: guest.index)
     ]
+
+
+def has_user_disk(run_dir: Path) -> bool:
+    """Return whether a guest has a disk file of its user's. As root."""
+    return any(_disks(run_dir))
+
+
+def user_disks(run_dir: Path) -> Mapping[str, os.stat_result]:
+    """Return what stat(2) says of the disk files of its user's that a guest has, by name.
+
+    As root. Raises HostFault: what serves one has ended. A file system that hangs is waited for.
+    """
+    return {lock.stem: served(lock) for lock in _disks(run_dir)}
+
+
+def _disks(run_dir: Path) -> Iterator[Path]:
+    return run_dir.glob("disk-*.lock")
 
 
 def runs(guest: RunningGuest) -> bool:

@@ -18,12 +18,16 @@ locked whole before the daemon starts, which also keeps QEMU's other tools away 
 from __future__ import annotations
 
 import contextlib
+import os
+import re
 import socket
 import struct
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
-from vtorque_core.base.errors import printable
+from vtorque_core.base.errors import HostFault, printable
+from vtorque_core.base.locks import lock_holder
 from vtorque_core.resources import user_daemon
 
 STORAGE_DAEMON = "/usr/bin/qemu-storage-daemon"
@@ -104,3 +108,18 @@ class UserDisk(user_daemon.UserDaemon):
     """The daemon of a user's :class:`DiskFile`."""
 
     kind = "userdisk"
+
+
+def served(lock: Path) -> os.stat_result:
+    """Return what stat(2) says of the file that the daemon of this lock has open. As root.
+
+    No path of the user's is looked up. Raises HostFault: the daemon has ended. A file system that
+    hangs is waited for.
+    """
+    try:
+        with lock.open("rb") as file:
+            proc = Path(f"/proc/{lock_holder(file.fileno())}")
+        source = re.search(rb"filename=/proc/self/fd/(\d+)", (proc / "cmdline").read_bytes())
+        return (proc / "fd" / (source[1].decode() if source else "none")).stat()
+    except OSError as error:
+        raise HostFault(f"what serves {lock.stem} has ended: {error.strerror}") from None

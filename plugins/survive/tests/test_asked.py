@@ -57,7 +57,6 @@ def test_what_can_be_saved_is_submitted(plugins, asked, with_):
         ("unclot=true", ""),
         ("vrdma=true", ""),
         ("pci=gpu:1", GPU),
-        ("disk=/home/ada/data.raw", ""),
         ("", "[options.unclot]\ndefault = true\n"),
     ],
 )
@@ -67,6 +66,16 @@ def test_what_cannot_be_saved_is_refused_with_what_would_work(plugins, asked, ot
     assert f"{asked}: a job with {key} cannot be saved" in text
     assert f"leave out {key}, or this" in text
     assert said(plugins, *filter(None, [other]), site=site) == "", "a job that asks for none"
+
+
+@pytest.mark.parametrize("asked", ASKED)
+def test_a_disk_file_is_not_to_be_written_to_after_the_job_was_saved(plugins, asked):
+    text = said(plugins, asked, "disk=/home/ada/data.raw")
+    if "every" in asked:
+        assert f"{asked}: a job with disk writes to its file after it was saved" in text
+        assert "ask for before-walltime, or leave out disk" in text
+    else:
+        assert text == ""
 
 
 @pytest.mark.parametrize("asked", ASKED)

@@ -318,6 +318,36 @@ def test_a_job_is_saved_and_goes_on(loop, paths, done, top, shell):
     assert done.did() == did, "once is enough"
 
 
+def with_disk(job):
+    """Have the first guest have a disk file of its user's; return the file, and who serves it."""
+    file = job.run_dir(0).parent / "user.raw"
+    file.write_bytes(b"before")
+    lock = job.run_dir(0) / "disk-data.lock"
+    lock.touch()
+    code = HOLDS.replace("fcntl.flock(file, fcntl.LOCK_EX)", "at = open(sys.argv[3])")
+    with file.open() as source:
+        served = f"filename=/proc/self/fd/{source.fileno()},x"
+        argv = [sys.executable, "-c", code, str(lock), served, str(file)]
+        held = subprocess.Popen(argv, stdout=subprocess.PIPE, pass_fds=[source.fileno()])
+    return file, held
+
+
+def test_a_job_with_a_disk_of_its_users_is_saved_if_it_ends(loop, paths, done, top, shell):
+    """Which file that is and how is known by who serves it, and asked once the guests are gone."""
+    job = started(paths)
+    file, served = with_disk(job)
+    with served:
+        assert served.stdout.readline() == b"locked\n"
+        shell(job)
+        said = ask(loop, job, "save")
+        assert "a job with disk= cannot be saved while it goes on" in said and done.did() == []
+        assert ask(loop, job) == ""
+        served.kill()
+    at = file.stat()
+    found = Store(top, job.uid).read(job.key)
+    assert found.disks == {"g0/disk-data": [at.st_ino, at.st_size, at.st_mtime_ns]}
+
+
 def told(job):
     return job.kept.read("log.jsonl").decode()
 

@@ -49,7 +49,7 @@ def node(tmp_path, monkeypatch):
     place = tmp_path / "checkpoints"
     place.mkdir()
     monkeypatch.setattr(
-        drain.Checkpoints, "why_not", lambda _self, _job: found.refuses.get("why", "")
+        drain.Checkpoints, "why_not", lambda _self, _job, ends: found.refuses.get("why", "")
     )
     found.settings = {"checkpoints": str(place), "checkpoints_shared": True}
     found.fails = lambda what, why: (tmp_path / what).write_text(why)

@@ -12,7 +12,7 @@ import running_journal
 from vtorque_core.api import ConfigError, HostFault, Image, JobAttempt, JobRequest, Refused
 from vtorque_core.api.batch_system import BatchJob
 from vtorque_core.api.libvirt_domain import CpuModel
-from vtorque_core.api.vm_options import FS_TYPE
+from vtorque_core.api.vm_options import DISK, FS_TYPE
 from vtorque_survive import node, restore, tools
 from vtorque_survive.asked import BEGINNING, CHECKPOINT, NEVER, RESUME
 from vtorque_survive.settings import Settings
@@ -297,6 +297,32 @@ def test_after_two_failures_it_starts_from_its_beginning(saved, paths, tmp_path,
     assert "has failed 2 times: the job starts from its beginning" in caplog.text
     restore.works(job)
     assert len(asked(store, paths, name="", job=AGAIN, checkpoint=3600)) == 1
+
+
+OLD = {"g0/disk-data": [7, 64 << 20, 1_000_000_000]}
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "says"),
+    [
+        (OLD, OLD, ""),
+        (OLD, {"g0/disk-data": [7, 64 << 20, 1_000_000_001]}, "was changed since"),
+        (OLD, {"g0/disk-data": [8, 64 << 20, 1_000_000_000]}, "another one now"),
+        (OLD, {}, "another one now"),
+        ({}, OLD, "was saved without a disk file of yours"),
+    ],
+)
+def test_a_disk_file_must_be_as_it_was(saved, tmp_path, monkeypatch, then, now, says):
+    found = dataclasses.replace(saved[1], disks=then)
+    found = Manifest.decode(found.encode(), saved[0].directory / NAME)
+    monkeypatch.setattr(tools, "disks", lambda run_dirs: list(run_dirs) and now)
+    request = JobRequest({DISK.key: "/home/ada/data.raw"})
+    job = SimpleNamespace(guests=[planned.guest_plan(request=request)])
+    if not says:
+        restore._require_disks(job, found)
+        return
+    with pytest.raises(Refused, match=rf"disk=/home/ada/data.raw: .*{says}.*; leave out resume"):
+        restore._require_disks(job, found)
 
 
 def test_the_last_one_is_that_of_the_last_start_whatever_the_nodes_clocks_say(saved):

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from vtorque_core.api import JobRequest, Option, Refusal, duration, hookimpl
+from vtorque_core.api.vm_options import DISK
 from vtorque_survive.settings import Settings
 
 if TYPE_CHECKING:
@@ -83,6 +84,11 @@ def vtorque_parse_args(request: JobRequest, site: Site) -> Iterator[Refusal]:
     if every < least:
         limit, where = f"jobs are saved every {least:g} s at most", "[plugin.survive] least"
         yield Refusal(limit, CHECKPOINT.key, CHECKPOINT.show(every), where=where)
+    if every < BEFORE_WALLTIME and request[DISK]:
+        message = f"a job with {DISK.key} writes to its file after it was saved while it goes on"
+        value = CHECKPOINT.show(every)
+        fix = f"ask for before-walltime, or leave out {DISK.key}"
+        yield Refusal(message, CHECKPOINT.key, value, fix=fix)
     for option in asked:
         value = option.show(request[option])
         if not site[Settings].checkpoints:

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
@@ -73,7 +73,7 @@ class Checkpoints:
         ends = periodic.due(paths, job, self.settings)
         if ends is None or self.asked(paths, job):
             return
-        if why := self.why_not(job):
+        if why := self.why_not(job, ends=ends):
             log.warning("%s is not saved: %s", job.job.id, why)
         else:
             self.ask(paths, job, ends=ends)
@@ -95,10 +95,10 @@ class Checkpoints:
         """Want none any more."""
         _asked(paths, job).unlink(missing_ok=True)
 
-    def why_not(self, job: RunningJob) -> str:
-        """Return why none of the job can be made; empty: it can."""
+    def why_not(self, job: RunningJob, *, ends: bool) -> str:
+        """Return why none of the job can be made, with which it ends or not; empty: it can."""
         try:
-            _require(job, self.settings)
+            _require(job, self.settings, ends=ends)
         except VtorqueError as error:
             return str(error)
         return ""
@@ -209,15 +209,14 @@ def _or_not(paths: Paths, job: RunningJob) -> Iterator[None]:
         raise
 
 
-def _require(job: RunningJob, settings: Settings) -> Store:
-    """Return where checkpoints of the job's user are. Raises Refused: none can be made."""
+def _require(job: RunningJob, settings: Settings, *, ends: bool) -> None:
+    """Raise Refused if none can be made."""
     if not settings.checkpoints:
         raise Refused("this site has no place for checkpoints ([plugin.survive] checkpoints)")
     if suspend.phase(job) != suspend.RUNS:
         raise Refused("it stands still: have it go on first")
-    tools.require_saveable(job)
+    tools.require_saveable(job, ends=ends)
     require_not_shared(settings)
-    return Store(Path(settings.checkpoints), job.job.uid)
 
 
 def _save(paths: Paths, config: Path, job: RunningJob, asked: Asked, settings: Settings) -> None:
@@ -311,8 +310,9 @@ def _make(
         _take_session(paths, job, leave, part / SESSION)
         if not asked.ends:
             _require_no_more(part)
+        disks = tools.disks(each.guest.run_dir for each in guests)  # nobody writes to them any more
         on_step("before manifest")
-        store.finish(manifest)
+        store.finish(replace(manifest, disks=disks))
         on_step("after manifest")
     except _Later:
         raise

@@ -147,7 +147,7 @@ class Drain:
             return "it has not asked for checkpoints (checkpoint=), or not to go on (resume=none)"
         if not self.settings.checkpoints_shared:
             return "its checkpoints are on this node alone (checkpoints_shared)"
-        return Checkpoints(self.config, self.settings).why_not(job)
+        return Checkpoints(self.config, self.settings).why_not(job, ends=False)
 
     def _vmgr(self, *words: str) -> tuple[str, str]:
         """Return what a command of vmgr's prints, and what is wrong; either is empty."""

@@ -160,7 +160,7 @@ def _attempt(here: Here, job: RunningJob, to: str, nodes: tuple[str, ...]) -> st
     """Have the guest go; return what was wrong, if anything. Who has it is not said."""
     try:
         with saving.held(here.paths, job, suspend.RUNS) as (each,):
-            if each.disk is not None:
+            if each.disk is not None or saving.has_user_disk(each.guest.run_dir):
                 raise Refused("its guest has a disk of its own: such guests cannot be moved yet")
             told = moving.told(here.paths, job, each, nodes, to)
             on_step("before record")

@@ -24,12 +24,14 @@ from vtorque_core.api import (
 )
 from vtorque_core.api.acquired import Resource, unjournalled
 from vtorque_core.api.batch_system import BatchJob
+from vtorque_core.api.children import in_child
 from vtorque_core.api.guest_driver import LEFT
 from vtorque_core.api.guest_plan import GuestPlan, JobUser, SavedGuest, root_disk
 from vtorque_core.api.job_files import File
 from vtorque_core.api.kept_records import place
 from vtorque_core.api.libvirt_domain import CpuModel, Element
 from vtorque_core.api.node_job import NodeJob, Site
+from vtorque_core.api.vm_options import DISK
 from vtorque_core.live import changes
 from vtorque_core.live.jobs import Running
 from vtorque_survive import shared, tools
@@ -39,6 +41,7 @@ from vtorque_survive.settings import Settings
 from vtorque_survive.stored import SESSION, Manifest, Store
 
 _TRIES = 2  # starts that may fail before a job that is started again begins anew
+_LOOKS = 10.0  # seconds to look at disk files of the user's
 _RELEASED = 60.0  # seconds for the job that was saved to be released
 log = logging.getLogger(__name__)
 
@@ -197,6 +200,7 @@ def bring(job: NodeJob) -> None:
         store = Store(Path(settings.checkpoints), job.user.uid)
         found = store.read(first.saved.memory.parent.name)
         cpu = tools.cpu_model(found.tools)
+        _require_disks(job, found)
         if shared.on_any_node(job.site):
             job.acquire(shared.held(store, found, first.job, job.site), guest=first)
         with suppress(OSError), store.tries(found.id).open("a", encoding="utf-8") as tries:
@@ -211,6 +215,26 @@ def bring(job: NodeJob) -> None:
             if disk.exists():
                 made = Disk(str(root_disk(guest)), guest.qemu_uid, str(disk))
                 job.acquire(made, guest=guest)
+
+
+def _require_disks(job: NodeJob, found: Manifest) -> None:
+    """Refuse disk files of the user's that are not as they were when the job was saved.
+
+    Those that are served now, and so are locked: no other job changes them any more.
+    """
+
+    def compare() -> None:
+        if tools.disks(guest.run_dir for guest in job.guests) != found.disks:
+            raise Refused(
+                "the job was saved with a disk file that is another one now, or was changed since: "
+                "its guest would go on with what it remembers of the old one"
+                if found.disks
+                else "the job was saved without a disk file of yours"
+            )
+
+    if wrong := in_child(compare, _LOOKS):
+        value = job.guests[0].request[DISK]
+        raise Refused(Refusal(wrong, DISK.key, value, fix=f"leave out {RESUME.key}"))
 
 
 def _disown(store: Store, job_id: str) -> None:

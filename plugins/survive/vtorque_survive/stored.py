@@ -13,8 +13,8 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -61,6 +61,7 @@ class Manifest:
     tools: Mapping[str, str]
     guests: tuple[SavedGuest, ...]
     job: str = ""  # the batch system's id of the job that was saved
+    disks: Mapping[str, Sequence[int]] = field(default_factory=dict)  # as tools.disks
 
     def encode(self) -> bytes:
         """Return it as JSON."""

@@ -5,18 +5,19 @@ from __future__ import annotations
 import hashlib
 import platform
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
 
 from vtorque_core.api import Refused, run_tool
+from vtorque_core.live import saving
 from vtorque_core.live.jobs import RunningJob
 
 _MODEL = "model "
 
 
-def require_saveable(job: RunningJob) -> None:
-    """Raise Refused if the job has what cannot be saved on this node."""
+def require_saveable(job: RunningJob, *, ends: bool) -> None:
+    """Raise Refused if the job has what cannot be saved on this node. ``ends``: it is to."""
     facts = job.kept.facts()
     if len(facts.get("nodes", ())) > 1:
         raise Refused("a job on several nodes cannot be saved yet")
@@ -25,6 +26,23 @@ def require_saveable(job: RunningJob) -> None:
         raise Refused("it was started by a vTorque that could not save jobs")
     if lacking:
         raise Refused(f"its guests have what cannot be saved on this node: {', '.join(lacking)}")
+    if not ends and any(saving.has_user_disk(guest.run_dir) for guest in job.guests):
+        raise Refused(
+            "a job with disk= cannot be saved while it goes on, for it writes to that file "
+            "afterwards: save it with --stop"
+        )
+
+
+def disks(run_dirs: Iterable[Path]) -> dict[str, list[int]]:
+    """Return which files users' disks are, by guest and name, and how they are: see user_disks.
+
+    A file is its inode's number, which all nodes see, its size, and when it was changed last (ns).
+    """
+    return {
+        f"{run_dir.name}/{name}": [file.st_ino, file.st_size, file.st_mtime_ns]
+        for run_dir in run_dirs
+        for name, file in saving.user_disks(run_dir).items()
+    }
 
 
 def is_whole(file: Path) -> bool:

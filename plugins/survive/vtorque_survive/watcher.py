@@ -261,13 +261,13 @@ class Loop:
         elif word == request.RESUME:
             self._file(watched).unlink(missing_ok=True)
         elif word in (request.CHECKPOINT, request.SAVE):
-            why = self.checkpoints.why_not(watched.job)
+            ends = word == request.CHECKPOINT
+            why = self.checkpoints.why_not(watched.job, ends=ends)
             if _plays(watched):
                 why = _NO_MORE
             if why:
                 self._answer(watched, why)
                 return ""
-            ends = word == request.CHECKPOINT
             watched.made = self.checkpoints.ask(self.paths, watched.job, ends=ends)
         return word
 

@@ -300,3 +300,33 @@ def test_what_is_not_refused_by_name_is_by_the_kernels_numbers() -> None:
         "open_tree", "move_mount", "fsopen", "fsconfig", "fsmount", "fspick",
         "mount_setattr", "quotactl_fd", None,
     ]  # fmt: skip
+
+
+def test_who_serves_a_file_says_which_it_is_and_a_dead_one_nothing(tmp_path: Path) -> None:
+    lock, file = tmp_path / "disk-data.lock", tmp_path / "user.raw"
+    lock.touch()
+    file.write_bytes(b"12345")
+    code = (
+        "import fcntl, sys\n"
+        "file = open(sys.argv[1], 'r+')\n"
+        "fcntl.lockf(file, fcntl.LOCK_EX)\n"
+        "print('locked', flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    with file.open() as source:
+        number = source.fileno()
+        words = [str(lock), f"driver=file,filename=/proc/self/fd/{number},locking=off"]
+        held = subprocess.Popen(
+            [sys.executable, "-c", code, *words],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            pass_fds=[number],
+        )
+    with held:
+        assert held.stdout is not None and held.stdout.readline() == b"locked\n"
+        file.rename(tmp_path / "elsewhere")  # by no path
+        found = user_disk.served(lock)
+        assert (found.st_ino, found.st_size) == ((tmp_path / "elsewhere").stat().st_ino, 5)
+        held.communicate(b"")
+    with pytest.raises(HostFault, match="what serves disk-data has ended"):
+        user_disk.served(lock)
