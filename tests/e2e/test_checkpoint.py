@@ -33,7 +33,7 @@ until [ -e enough ]; do
   i=$((i + 1)); echo $i; echo $i >&3; echo $i >&4; sleep 0.05
 done | {echoes}
 cat {also}
-cksum < /dev/shm/much
+md5sum < /dev/shm/much
 date +%s > ended
 exit 7
 """
@@ -79,7 +79,7 @@ class Writer:
         self.asked = ("-vm", asked)
         part = os.urandom(10_000_000)
         (node.home / "part").write_bytes(part)
-        sums = run("cksum", input=part * 10).stdout
+        sums = run("md5sum", input=part * 10).stdout
         self.sum = sums.decode().split()
         self.text = WRITES.format(**{"echoes": "cat", "also": "also"} | words)
 

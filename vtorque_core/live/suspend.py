@@ -92,8 +92,20 @@ def begin(paths: Paths, job: RunningJob, to: str, why: str) -> Child:
     its ``error``: an epilogue is at work, the job has ended, libvirt's words. To be called without
     threads. ``why``: for the job's log. Raises OSError if the host cannot fork.
     """
-    work = _resume if to == RUNS else _suspend
-    return Child(lambda: work(paths, job, to, why), _TIME)
+
+    def work() -> None:
+        with _logging(paths, job, to):
+            bring(paths, job, to, why)
+
+    return Child(work, _TIME)
+
+
+def bring(paths: Paths, job: RunningJob, to: str, why: str) -> None:
+    """Do what :func:`begin` does, in this process, and log it to the log that is open.
+
+    For a process that does more: it may hold the job's lock. Raises HostFault.
+    """
+    (_resume if to == RUNS else _suspend)(paths, job, to, why)
 
 
 def set_clocks(paths: Paths, job: RunningJob) -> Child:
@@ -125,9 +137,9 @@ def _resume(paths: Paths, job: RunningJob, to: str, why: str) -> None:
 
 @contextmanager
 def _changing(paths: Paths, job: RunningJob, to: str) -> Iterator[Callable[[], bool]]:
-    """Give what marks the phase in the journal unless it has that already; log for the job."""
+    """Give what marks the phase in the journal unless it has that already."""
     path = paths.journal / f"{job.job.key}.jsonl"
-    with job_lock(paths, lock_name(path), _PATIENCE), _logging(paths, job, to):
+    with job_lock(paths, lock_name(path), _PATIENCE):
         try:
             state = read(path)
         except FileNotFoundError:

@@ -18,6 +18,7 @@ from types import SimpleNamespace
 import pytest
 
 import running_journal
+from finished import finish
 from patience import LONG, eventually
 from vtorque_core.api import HostFault, Refused, children
 from vtorque_core.api.batch_system import Life
@@ -45,7 +46,7 @@ time.sleep(600)
 FIFOS = ("leave.fifo", "tell.fifo")
 STEPS = [
     f"{when} {what}"
-    for what in ("directory", "disk", "memory", "session", "manifest", "leave")
+    for what in ("directory", "disk", "memory", "session", "manifest", "finish", "leave")
     for when in ("before", "after")
 ]
 
@@ -299,15 +300,24 @@ FIRST = "42.srv.0-3"  # of a job that has had three phases
 STAYS = [step for step in STEPS if step not in ("before leave", "after leave")]
 
 
-def test_a_job_is_saved_and_goes_on(loop, paths, done, top, shell):
+def test_a_job_is_saved_and_goes_on(loop, paths, done, top, shell, monkeypatch):
+    """Before all of it is on disk, which may take longer than to write it."""
     job = started(paths)
     shell(job, FIRST)
+    finish = Store.finish
+
+    def finishes(store, name):
+        with (paths.state.parent / "did").open("a") as file:
+            file.write(f"finish: {phase(job)}\n")
+        finish(store, name)
+
+    monkeypatch.setattr(Store, "finish", finishes)
     assert ask(loop, job, "save") == ""
     assert goes_on(loop, job)
     did = done.did()
     assert did[:3] == ["wait 3600", "suspend", "suspend"]
     assert set(did[3:5]) == {f"kept {uuid}" for uuid in job.uuids}
-    assert did[5:] == ["resume", "resume", "wait 0"]
+    assert did[5:] == ["resume", "resume", "finish: run", "wait 0"]
     assert request.made(job.kept) == FIRST
     assert Store(top, job.uid).read(FIRST).id == FIRST
     assert (top / str(job.uid) / FIRST / "session").read_bytes() == b"session"
@@ -409,7 +419,7 @@ def test_a_job_saves_itself_and_goes_on(loop, paths, done, top, shell, step):
     old = Store(top, job.uid)
     for at, name in enumerate(("42.srv.0-0", "42.srv.0-1")):
         (old.make(name) / "g0.memory").touch()
-        old.finish(Manifest(name, job.uid, "ada", "n1", at, "micro", "00", {}, (), "42.srv"))
+        finish(old, Manifest(name, job.uid, "ada", "n1", at, "micro", "00", {}, (), "42.srv"))
     done.dies, plan = step, asks_for(job, paths, "every:1h")
     shell(job, FIRST)
     assert goes_on(loop, job)
@@ -634,7 +644,7 @@ def test_an_earlier_jobs_checkpoint_is_not_taken_for_this_ones(loop, paths, done
     job = started(paths)
     store = Store(top, job.uid)
     (store.make(job.key) / "g0.memory").write_bytes(b"another job's")
-    store.finish(Manifest(job.key, job.uid, "ada", "n1", 1.0, "micro", "00", {}, ()))
+    finish(store, Manifest(job.key, job.uid, "ada", "n1", 1.0, "micro", "00", {}, ()))
     shell(job, FIRST)
     assert ask(loop, job) == ""
     assert (store.directory / job.key / "g0.memory").read_bytes() == b"another job's"
@@ -785,7 +795,7 @@ def test_a_user_keeps_those_of_no_more_jobs_than_the_site_lets_them(paths, done,
     for name in ("40.srv.0", "41.srv.0", "41.srv.0-3"):
         store.make(name)
         of = name.partition(".0")[0]
-        store.finish(Manifest(name, job.uid, "ada", "n1", 1.0, "micro", "00", {}, (), of))
+        finish(store, Manifest(name, job.uid, "ada", "n1", 1.0, "micro", "00", {}, (), of))
     said = ask(loop, job)
     assert "checkpoints of 2 jobs are kept, of 2 at most ([plugin.survive] most)" in said
     assert goes_on(loop, job)

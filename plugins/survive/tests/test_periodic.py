@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 import running_journal
+from finished import finish
 from vtorque_core.live.jobs import Running
 from vtorque_survive import periodic
 from vtorque_survive.asked import CHECKPOINT
@@ -94,7 +95,7 @@ def test_only_the_last_ones_of_a_job_stay(paths, tmp_path):
     for made, name in enumerate(("41.srv.0-3", "42.srv.0-3", "42.srv.1-9", "42.srv.2-11")):
         store.make(name)
         id_ = name.split(".")[0] + ".srv"
-        store.finish(Manifest(name, store.uid, "ada", "n1", made, "m", "ab", {}, (GUEST,), id_))
+        finish(store, Manifest(name, store.uid, "ada", "n1", made, "m", "ab", {}, (GUEST,), id_))
     periodic.trim(paths, job, store, 2)
     kept = ["41.srv.0-3", "42.srv.1-9", "42.srv.2-11"]
     assert [each.id for each in store.all()] == kept, "those of its earlier starts count"

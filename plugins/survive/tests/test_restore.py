@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 import running_journal
+from finished import finish
 from vtorque_core.api import ConfigError, HostFault, Image, JobAttempt, JobRequest, Refused
 from vtorque_core.api.batch_system import BatchJob
 from vtorque_core.api.libvirt_domain import CpuModel
@@ -56,7 +57,7 @@ def saved(tmp_path, paths, monkeypatch):
     (part / "g0.memory").write_bytes(b"LibvirtQemudSave")
     (part / "g0.disk").write_bytes(b"a disk")
     (part / "session").write_bytes(b"a session")
-    store.finish(found)
+    finish(store, found)
     return store, found
 
 
@@ -261,7 +262,7 @@ def test_a_job_that_is_started_again_goes_on_with_its_last_checkpoint(saved, pat
     others = dataclasses.replace(found, id="41.srv.0", made=3.0, job="41.srv")
     for each in (later, others):
         store.make(each.id)
-        store.finish(each)
+        finish(store, each)
     (guest,) = asked(store, paths, name="", job=AGAIN, checkpoint=3600)
     assert guest.memory.parent.name == "42.srv.1"
     first = dataclasses.replace(AGAIN, attempt=0)
@@ -329,10 +330,10 @@ def test_the_last_one_is_that_of_the_last_start_whatever_the_nodes_clocks_say(sa
     store, found = saved
     for name, made in (("42.srv.1-9", 9.0), ("42.srv.2-3", 2.0), ("42.srv.2-11", 1.5)):
         store.make(name)
-        store.finish(dataclasses.replace(found, id=name, made=made))
+        finish(store, dataclasses.replace(found, id=name, made=made))
     assert store.of_job("42.srv")[-1].id == "42.srv.2-11"
     store.make("42.srv.2")
-    store.finish(dataclasses.replace(found, id="42.srv.2", made=0.5))
+    finish(store, dataclasses.replace(found, id="42.srv.2", made=0.5))
     assert store.of_job("42.srv")[-1].id == "42.srv.2", "with which it ended"
     assert store.of_job("43.srv") == []
 
@@ -350,7 +351,7 @@ def test_a_checkpoint_of_an_earlier_job_with_this_id_is_not_taken(saved, paths, 
     assert "started again, without a checkpoint" in caplog.text
     mine = dataclasses.replace(found, id="42.srv.0-3", made=2.0)
     store.make(mine.id)
-    store.finish(mine)
+    finish(store, mine)
     (guest,) = asked(store, paths, name="", job=AGAIN, checkpoint=3600)
     assert guest.memory.parent.name == mine.id
     (guest,) = asked(store, paths)

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 import running_journal
+from finished import finish
 from vtorque_core.api import HostFault, JobAttempt, Paths, Refused
 from vtorque_core.api.batch_system import Life
 from vtorque_core.api.claims import PoolClaim
@@ -29,7 +30,7 @@ def manifest(store, key="42.srv.0", leased=LEASED, uuid=UUID):
     guest = planned.saved_guest(uuid, leased)
     found = Manifest(key, store.uid, "ada", "n1", 1.0, "micro", "ab" * 32, {}, (guest,), "42.srv")
     store.make(key)
-    store.finish(found)
+    finish(store, found)
     return found
 
 

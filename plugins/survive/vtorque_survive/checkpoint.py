@@ -1,8 +1,8 @@
 """A checkpoint of a job: its guests are saved to files; it goes on or ends. Root, in the watcher.
 
-In steps, each in a process of its own: the guests are told that their job shell may leave
-(:func:`_hold`); they stand still (``live.suspend``); their disks are copied, the job shell tells
-what it knows of its session, memory is written; the job goes on. Of one that is to end the guests
+The guests are told that their job shell may leave (:func:`_hold`). Then one process has them stand
+still (``live.suspend``), has the job shell tell what it knows of its session, copies disks, has
+memory written, lets the job go on, and brings all of it to disk. Of one that is to end the guests
 end as they are saved; the job shell, which sees that, leaves what it knows; who has asked is told,
 then the job ends. A file in the job's directory says which checkpoint was asked for, so the next
 watcher goes on after a killed one: each step can be done twice, and what libvirt has finished after
@@ -50,6 +50,7 @@ _FIRST, _SLOWEST = 60.0, 10.0  # seconds, then MiB a second: how slow writing it
 _MIB = 1 << 20
 HOLDS, SAVES, ENDS = "holds", "saves", "ends"
 """What is done for a checkpoint. ENDS: the job, which is saved."""
+SAVED = "it is being saved"
 
 log = logging.getLogger(__name__)
 
@@ -79,17 +80,9 @@ class Checkpoints:
             self.ask(paths, job, ends=ends)
         periodic.begun(paths, job)  # who is killed before it is asked for again, not forgotten
 
-    def ask(self, paths: Paths, job: RunningJob, *, ends: bool) -> str:
-        """Have a checkpoint be made of a job that runs, which then ends or not; return its id.
-
-        That of one that goes on has a number: each one's phases are more than the last one's.
-        """
-        store, number = Store(Path(self.settings.checkpoints), job.job.uid), len(job.phases)
-        name = job.job.key if ends else f"{job.job.key}-{number}"
-        while store.has(name):  # of a job that had this id before
-            name, number = f"{job.job.key}-{number}", number + 1
-        Asked(name, ends).write(paths, job)
-        return name
+    def ask(self, paths: Paths, job: RunningJob, *, ends: bool) -> None:
+        """Have a checkpoint be made of a job that runs, which then ends or not."""
+        Asked("", ends).write(paths, job)
 
     def give_up(self, paths: Paths, job: RunningJob) -> None:
         """Want none any more."""
@@ -104,9 +97,10 @@ class Checkpoints:
         return ""
 
     def stands_still(self, paths: Paths, job: RunningJob) -> bool:
-        """Return whether the job is to stand still: it is ready to be saved."""
+        """Return whether the job is to stand still further: who was saving it was killed."""
         asked = Asked.read(paths, job)
-        return asked is not None and _waits(paths, job, asked)
+        still = suspend.phase(job) == suspend.PAUSED
+        return still and asked is not None and _waits(paths, job, asked)
 
     def begin(self, paths: Paths, job: RunningJob, asker: int) -> tuple[str, Child] | None:
         """Begin what is next for a job in its phase, as ``live.suspend.begin``; None: nothing.
@@ -118,32 +112,36 @@ class Checkpoints:
         waits = _waits(paths, job, asked) if asked else not _held(paths, job).exists()
         if phase == suspend.RUNS and not waits:
             return HOLDS, Child(lambda: _hold(paths, job, asked, settings), 2 * _HELD)
-        if phase != suspend.PAUSED or not (asked and waits):
+        if phase not in (suspend.RUNS, suspend.PAUSED) or not (asked and waits):
             return None
-        if asked.ends and Store(Path(settings.checkpoints), job.job.uid).has(asked.id):
+        if asked.saved:
             return ENDS, Child(lambda: _end(config, job, asker), _ENDS)
         return SAVES, Child(lambda: _save(paths, config, job, asked, settings), _TIME)
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A checkpoint that is wanted: its id, and whether the job ends with it."""
+    """A checkpoint that is wanted: its id, once it is known, and whether the job ends with it.
+
+    ``saved``: it is, and the job is to end.
+    """
 
     id: str
     ends: bool
+    saved: bool = False
 
     @classmethod
     def read(cls, paths: Paths, job: RunningJob) -> Self | None:
         """Return what is wanted of a job; None: nothing."""
         try:
-            ends, name = _asked(paths, job).read_text().split()
+            does, *name = _asked(paths, job).read_text().split()
         except FileNotFoundError:
             return None
-        return cls(name, ends == "ends")
+        return cls("".join(name), does != "stays", does == "saved")
 
     def write(self, paths: Paths, job: RunningJob) -> None:
         """Have it be wanted. Raises OSError, HostFault."""
-        line = f"{'ends' if self.ends else 'stays'} {self.id}\n"
+        line = f"{'saved' if self.saved else 'ends' if self.ends else 'stays'} {self.id}\n"
         replace_file(str(_asked(paths, job)), line.encode(), mode=0o600)
 
 
@@ -167,7 +165,7 @@ def _first(job: RunningJob) -> RunningGuest:
 def _waits(paths: Paths, job: RunningJob, asked: Asked) -> bool:
     """Return whether guest and job shell have said that they wait: the file names it then."""
     try:
-        return _held(paths, job).read_text() == asked.id
+        return asked.id != "" and _held(paths, job).read_text() == asked.id
     except FileNotFoundError:
         return False
 
@@ -184,17 +182,34 @@ def _hold(paths: Paths, job: RunningJob, asked: Asked | None, settings: Settings
         if asked is None:
             tell.unlink(missing_ok=True)
         else:
+            _require_time(paths, job)
+            require_not_shared(settings)
+            store = Store(Path(settings.checkpoints), job.job.uid)
+            asked = replace(asked, id=_free_id(store, job, asked))
+            asked.write(paths, job)
             cpu = str(job.kept.facts().get("cpu", ""))
             said = dict(tools.tools(cpu))  # it takes a while, and its guests still run
             _tools(paths, job).write_text(json.dumps(said), "utf-8")
             _held(paths, job).touch(mode=0o600)
-            Store(Path(settings.checkpoints), job.job.uid).drop(asked.id)  # of another moment
+            store.drop(asked.id)  # of another moment
             _make_fifo(tell, job.job.uid)  # the job shell looks for it when the guest waits
         saving.expect_break(paths, job, int(_TIME) if asked else 0, until)
         if asked is None:
             _held(paths, job).unlink(missing_ok=True)
         else:
             _held(paths, job).write_text(asked.id)
+
+
+def _free_id(store: Store, job: RunningJob, asked: Asked) -> str:
+    """Return the id of the next checkpoint.
+
+    That of a job that goes on has a number: its phases, each time more than the last.
+    """
+    number = len(job.phases)
+    name = job.job.key if asked.ends else f"{job.job.key}-{number}"
+    while store.has(name):  # of a job that had this id before
+        name, number = f"{job.job.key}-{number}", number + 1
+    return name
 
 
 @contextmanager
@@ -216,12 +231,11 @@ def _require(job: RunningJob, settings: Settings, *, ends: bool) -> None:
     if suspend.phase(job) != suspend.RUNS:
         raise Refused("it stands still: have it go on first")
     tools.require_saveable(job, ends=ends)
-    require_not_shared(settings)
 
 
 def _save(paths: Paths, config: Path, job: RunningJob, asked: Asked, settings: Settings) -> None:
     store = Store(Path(settings.checkpoints), job.job.uid)
-    with _or_not(paths, job), saving.held(paths, job, suspend.PAUSED) as guests:
+    with _or_not(paths, job), saving.held(paths, job, suspend.phase(job)) as guests:
         if not store.has(asked.id):
             try:
                 _make(paths, store, job, guests, asked, settings)
@@ -237,7 +251,9 @@ def _save(paths: Paths, config: Path, job: RunningJob, asked: Asked, settings: S
             log.info("saved as checkpoint %s; the job %s", asked.id, does)
         (guests[0].guest.run_dir / TELL).unlink(missing_ok=True)
         _tidy(paths, job, store, settings)
-    if not asked.ends:
+    if asked.ends:
+        replace(asked, saved=True).write(paths, job)
+    else:
         _asked(paths, job).unlink(missing_ok=True)
 
 
@@ -279,49 +295,88 @@ def _make(
     asked: Asked,
     settings: Settings,
 ) -> None:
-    name, run_dir = asked.id, guests[0].guest.run_dir
-    tell, leave = run_dir / TELL, run_dir / LEAVE
-    on_step("before directory")
-    part = store.make(name)
-    on_step("after directory")
+    run_dir, clocks = guests[0].guest.run_dir, None
+    runs = suspend.phase(job) == suspend.RUNS  # else who was here before us was killed
     try:
-        _require_time(paths, job, guests)
-        with store.locked():
-            _require_few(store, job.job.id, settings)
-            _require_room(store, part, guests, settings)
-        # what can fail here fails before a guest is saved
-        manifest = _manifest(paths, store.directory / name, job, guests)
-        if not asked.ends:
-            _make_fifo(tell, job.job.uid)
-            _take_session(paths, job, tell, part / SESSION)
-        elif not leave.exists():  # once its guests are gone there is no way back
-            _make_fifo(tell, job.job.uid)
-            _script_state(paths, job, tell)
-            _make_fifo(leave, job.job.uid)
-            tell.unlink()
-        for each in guests:
-            if each.disk is not None:
-                _copy(each.disk, part / f"g{each.guest.index}.disk")
-        with ThreadPoolExecutor(len(guests)) as threads:
-            stays = not asked.ends
-            work = [threads.submit(_memory, paths, job, each, part, stays=stays) for each in guests]
-        for done in work:
-            done.result()
-        _take_session(paths, job, leave, part / SESSION)
-        if not asked.ends:
-            _require_no_more(part)
-        disks = tools.disks(each.guest.run_dir for each in guests)  # nobody writes to them any more
-        on_step("before manifest")
-        store.finish(replace(manifest, disks=disks))
-        on_step("after manifest")
+        if not store.is_written(asked.id):
+            manifest = _prepare(paths, store, job, guests, asked, settings)
+            if runs:
+                suspend.bring(paths, job, suspend.PAUSED, SAVED)
+            _write(paths, store, job, guests, asked, manifest)
+        if runs and not asked.ends:
+            suspend.bring(paths, job, suspend.RUNS, "it is saved")
+            clocks = suspend.set_clocks(paths, job)
+        on_step("before finish")
+        store.finish(asked.id)
+        on_step("after finish")
     except _Later:
         raise
     except Exception:
-        for fifo in (tell, leave):
-            fifo.unlink(missing_ok=True)
+        for fifo in (TELL, LEAVE):
+            (run_dir / fifo).unlink(missing_ok=True)
         with suppress(HostFault):
-            store.drop(name)
+            store.drop(asked.id)
         raise
+    finally:
+        if clocks is not None:
+            clocks.wait()
+
+
+def _prepare(
+    paths: Paths,
+    store: Store,
+    job: RunningJob,
+    guests: list[Saveable],
+    asked: Asked,
+    settings: Settings,
+) -> Manifest:
+    """Do what can be done, and what can fail, before its guests stand still; return the manifest.
+
+    If they do, because who has done that was killed, what there is of it stays.
+    """
+    on_step("before directory")
+    part = store.make(asked.id)
+    on_step("after directory")
+    if any(saving.runs(each.guest) for each in guests):
+        _require_time(paths, job)
+    with store.locked():
+        _require_few(store, job.job.id, settings)
+        _require_room(store, part, guests, settings)
+    return _manifest(paths, store.directory / asked.id, job, guests)
+
+
+def _write(
+    paths: Paths,
+    store: Store,
+    job: RunningJob,
+    guests: list[Saveable],
+    asked: Asked,
+    manifest: Manifest,
+) -> None:
+    """Write all of it, while the guests stand still, as far as it is not there."""
+    run_dir, part = guests[0].guest.run_dir, store.part(asked.id)
+    tell, leave = run_dir / TELL, run_dir / LEAVE
+    if not asked.ends:
+        _take_session(paths, job, tell, part / SESSION)
+    elif not leave.exists():  # once its guests are gone there is no way back
+        _script_state(paths, job, tell)
+        _make_fifo(leave, job.job.uid)
+        tell.unlink()
+    for each in guests:
+        if each.disk is not None:
+            _copy(each.disk, part / f"g{each.guest.index}.disk")
+    with ThreadPoolExecutor(len(guests)) as threads:
+        stays = not asked.ends
+        work = [threads.submit(_memory, paths, job, each, part, stays=stays) for each in guests]
+    for done in work:
+        done.result()
+    _take_session(paths, job, leave, part / SESSION)
+    if not asked.ends:
+        _require_no_more(part)
+    disks = tools.disks(each.guest.run_dir for each in guests)  # nobody writes to them any more
+    on_step("before manifest")
+    store.write(replace(manifest, disks=disks))
+    on_step("after manifest")
 
 
 def _make_fifo(fifo: Path, uid: int) -> None:
@@ -338,7 +393,7 @@ def _take_session(paths: Paths, job: RunningJob, fifo: Path, to: Path) -> None:
     if to.exists():
         return
     on_step("before session")
-    replace_file(str(to), _script_state(paths, job, fifo), mode=0o600, ready=os.fsync)
+    replace_file(str(to), _script_state(paths, job, fifo), mode=0o600)
     on_step("after session")
 
 
@@ -381,9 +436,9 @@ def _said(fifo: Path) -> bytes:
     raise HostFault("its job shell has not said what another one needs to go on")
 
 
-def _require_time(paths: Paths, job: RunningJob, guests: list[Saveable]) -> None:
+def _require_time(paths: Paths, job: RunningJob) -> None:
     """Do not begin again for ever: who was killed may have been so because it took too long."""
-    if not _has_time(paths, job) and any(saving.runs(each.guest) for each in guests):
+    if not _has_time(paths, job):
         raise HostFault(f"it could not be saved within {_TIME:g} s")
 
 
@@ -468,7 +523,6 @@ def copy_data(source: int, to: int) -> None:
             if not sent:
                 raise OSError(5, "it became shorter")
             at += sent
-    os.fsync(to)
 
 
 def _copied(source: int, to: int, count: int, at: int) -> int:

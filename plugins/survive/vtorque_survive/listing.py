@@ -26,6 +26,7 @@ LIST, FIFO = "list.json", "remove.fifo"
 _MOST = 4096  # bytes that are read of a user's words at a time
 _REMOVES = 300.0  # seconds to remove one
 _GONE = ".gone"  # how the name ends of what is being removed
+_AGAIN = 60.0  # seconds after which the lists are written again, where other nodes save, too
 _LOOK = 0.1  # seconds between two looks at the list
 
 
@@ -147,12 +148,15 @@ def _clear(store: Store) -> None:
 
 
 class Wishes:
-    """The users' words, as the watcher takes them. Nobody waits for a removal."""
+    """The users' words, as the watcher takes them. Nobody waits for a removal.
 
-    def __init__(self, paths: Paths, top: str) -> None:
+    Nor for the place, which may hang: only processes of their own look into it.
+    """
+
+    def __init__(self, paths: Paths, top: str, *, shared: bool = False) -> None:
         self._paths, self._top = paths, Path(top) if top else None
         self._fifos: dict[int, int] = {}
-        self._listed = False
+        self._again, self._pause = 0.0, _AGAIN if shared else float("inf")
         self._child: Child | None = None
 
     def look(self) -> None:
@@ -162,13 +166,12 @@ class Wishes:
         if self._child is not None and not self._child.check():
             return
         top, self._child = self._top, None
-        if not self._listed:
-            self._listed = True
+        if time.monotonic() >= self._again:
+            self._again = time.monotonic() + self._pause
             self._child = Child(lambda: _publish_all(self._paths, top), _REMOVES)
             return
         self._find()
-        words = [(uid, name) for uid, fifo in self._fifos.items() for name in _names(fifo)]
-        if wanted := [(uid, name) for uid, name in words if Store(top, uid).has(name)]:
+        if wanted := [(uid, name) for uid, fifo in self._fifos.items() for name in _names(fifo)]:
             self._child = Child(lambda: _remove_all(self._paths, top, wanted), _REMOVES)
 
     def close(self) -> None:

@@ -126,15 +126,24 @@ class Store:
         finally:
             os.close(descriptor)
 
-    def finish(self, manifest: Manifest) -> None:
-        """Have it be a checkpoint from now on, all of it on disk. Raises HostFault."""
+    def write(self, manifest: Manifest) -> None:
+        """Say that all of it is written, if not on disk yet. Raises HostFault."""
         part = self.part(manifest.id)
+        with _naming("write", part):
+            replace_file(str(part / MANIFEST), manifest.encode(), mode=0o600)
+
+    def is_written(self, name: str) -> bool:
+        """Return whether all of one that is not finished is written."""
+        return (self.part(name) / MANIFEST).exists()
+
+    def finish(self, name: str) -> None:
+        """Have it be a checkpoint from now on, all of it on disk. Raises HostFault."""
+        part = self.part(name)
         with _naming("finish", part):
-            replace_file(str(part / MANIFEST), manifest.encode(), mode=0o600, ready=os.fsync)
             for path in (*part.iterdir(), part):
                 _sync(path)
             (part / RESERVED).unlink(missing_ok=True)
-            part.rename(self.directory / manifest.id)
+            part.rename(self.directory / name)
             _sync(self.directory)
 
     def drop(self, name: str) -> None:

@@ -28,7 +28,7 @@ from vtorque_core.live import changes, service, suspend
 from vtorque_core.live.jobs import Running, RunningJob
 from vtorque_core.live.node_process import begin
 from vtorque_survive import request
-from vtorque_survive.checkpoint import ENDS, HOLDS, SAVES, Checkpoints
+from vtorque_survive.checkpoint import ENDS, HOLDS, SAVED, SAVES, Checkpoints
 from vtorque_survive.health import Health
 from vtorque_survive.listing import Wishes
 from vtorque_survive.move_watch import Moves
@@ -42,7 +42,6 @@ _BATCH_TIME = 60.0  # seconds for an answer of the batch system
 _MOST_PHASES = 1000  # of a job, after which only its batch system has its guests stand still
 _NO_MORE = f"it has had {_MOST_PHASES} phases: no more at its owner's word"
 _OWNER = "its owner asked for it"
-_SAVED = "it is being saved"
 ASKED = "paused-by-owner"  # a file in the job's directory of state
 log = logging.getLogger(NAME)
 
@@ -199,9 +198,11 @@ class Loop:
         error, watched.change = watched.change.error or "", None
         if error and watched.to not in (HOLDS, SAVES, ENDS):
             self.checkpoints.give_up(self.paths, watched.job)
-        more = self._saves(watched)  # a killed one is done again, and one that is saved ends
-        more = more or (watched.to == SAVES and not error)  # it is to go on
+        asked = self.checkpoints.asked(self.paths, watched.job)
+        more = asked is not None  # a killed one is done again, and one that is saved ends
+        watched.made = asked.id if asked is not None else watched.made
         if error:
+            watched.late = watched.late or watched.to == SAVES  # it may have let it go on
             watched.to = ""
             self._failed(watched, error)
         else:
@@ -225,7 +226,7 @@ class Loop:
     def _bring(self, watched: Watched, life: Life | None) -> None:
         """Have the guests do as the job does, or as its owner asks, if they do not yet."""
         if self._saves(watched) and (found := request.taken(watched.fifo)):
-            request.answer(watched.job.kept, found[1], f"{_SAVED}: wait for that")
+            request.answer(watched.job.kept, found[1], f"{SAVED}: wait for that")
         if watched.change is not None or watched.to == ENDS:
             return
         asked = self._asked(watched)
@@ -268,7 +269,7 @@ class Loop:
             if why:
                 self._answer(watched, why)
                 return ""
-            watched.made = self.checkpoints.ask(self.paths, watched.job, ends=ends)
+            self.checkpoints.ask(self.paths, watched.job, ends=ends)
         return word
 
     def _begin_checkpoint(self, watched: Watched) -> bool:
@@ -288,9 +289,8 @@ class Loop:
 
     def _wanted(self, watched: Watched, life: Life | None) -> tuple[str, str]:
         """Return the phase that the job is to have, and why."""
-        saved = self.checkpoints.stands_still(self.paths, watched.job)
-        if saved and suspend.phase(watched.job) == suspend.PAUSED:
-            return suspend.PAUSED, _SAVED  # its guests are not there to be suspended
+        if self.checkpoints.stands_still(self.paths, watched.job):
+            return suspend.PAUSED, SAVED  # its guests are not there to be suspended
         unknown = life is None and suspend.phase(watched.job) == suspend.SUSPENDED
         if life is Life.SUSPENDED or unknown:
             return suspend.SUSPENDED, "the batch system has suspended it"
@@ -298,8 +298,6 @@ class Loop:
             return suspend.PAUSED, "its processes were stopped"
         if self._file(watched).exists() and not _plays(watched):
             return suspend.PAUSED, _OWNER
-        if saved:
-            return suspend.PAUSED, _SAVED
         return suspend.RUNS, "nothing holds it any more"
 
     def _file(self, watched: Watched) -> Path:
@@ -342,7 +340,7 @@ def main() -> None:
     changes.watch(events, paths.journal, content=False)
     with reader():
         made = Checkpoints(Path(config), settings)
-        wishes = Wishes(paths, settings.checkpoints)
+        wishes = Wishes(paths, settings.checkpoints, shared=settings.checkpoints_shared)
         health = Health(paths, Path(config), settings)
         loop = Loop(paths, Batch(Path(config), settings.ask), made, wishes, health)
         if settings.reach:
