@@ -821,6 +821,20 @@ def test_what_others_are_to_have_is_no_room(paths, done, monkeypatch, top):
     checkpoint._require_room(mine, mine.part(two.key), guests, settings)
 
 
+def test_what_a_dead_node_has_left_counts_no_more(paths, done, top):
+    """The place is all nodes'; that node removes it when it is back."""
+    job = started(paths)
+    guests = [Saveable(guest, (), Path("/"), None) for guest in running(paths, job).guests]
+    store = Store(top, job.uid)
+    part = store.make(job.key)
+    checkpoint._require_room(store, part, guests, Settings(checkpoints=str(top)))
+    assert store.used() == store.promised() == 640 << 20
+    for path in (part, *part.iterdir()):
+        os.utime(path, (0, 0))
+    assert store.used() == store.promised() == 0
+    assert part.is_dir()
+
+
 def test_what_becomes_larger_than_was_expected_is_not_kept(
     loop, paths, done, top, shell, monkeypatch
 ):

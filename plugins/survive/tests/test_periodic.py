@@ -65,7 +65,8 @@ def test_before_the_walltime_ends_it_ends_once(paths, now):
     assert at(now, job, paths, 6900) is True
     assert at(now, job, paths, 6500, before=700.0) is True
     os.utime(periodic._file(paths, job.job.key), (STARTED + 6900, STARTED + 6900))
-    assert at(now, job, paths, 7000) is None, "it was tried"
+    assert at(now, job, paths, 6959) is None, "it was tried"
+    assert at(now, job, paths, 6960) is True, "and is again: it still has its walltime"
 
 
 def test_a_short_walltime_leaves_half_for_work(paths, now):

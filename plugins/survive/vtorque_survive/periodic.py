@@ -23,6 +23,8 @@ from vtorque_survive.asked import BEFORE_WALLTIME, BEGINNING, CHECKPOINT, NEVER,
 from vtorque_survive.settings import Settings
 from vtorque_survive.stored import Store
 
+_AGAIN = 60.0  # seconds after which one before the walltime's end that has failed is tried again
+
 
 def plan(job: NodeJob) -> None:
     """Note what a job that starts has asked for."""
@@ -54,7 +56,9 @@ def due(paths: Paths, job: RunningJob, settings: Settings) -> bool | None:
         return None
     ends = wanted == BEFORE_WALLTIME
     at = _before_end(job, settings.before) if ends else last + max(wanted, settings.least)
-    return ends if last < at <= time.time() else None
+    if last >= at:
+        at = last + _AGAIN
+    return ends if at <= time.time() else None
 
 
 def begun(paths: Paths, job: RunningJob) -> None:

@@ -13,6 +13,7 @@ import json
 import os
 import shutil
 import stat
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, field
 from pathlib import Path
@@ -43,6 +44,7 @@ class Unreachable(HostFault):
 MANIFEST, SESSION = "manifest.json", "session"
 OVER = "over"  # the job that was saved is; another one has its id now
 RESERVED = "reserved"  # a hole as large as what is being made may become
+_LEFT = 2 * 3600.0  # seconds after which a node that writes no more to one was lost
 _LOCK = 60.0  # seconds for others that look for room
 _MOST = 1 << 20  # bytes of a manifest
 
@@ -213,12 +215,13 @@ class Store:
 
     def promised(self) -> int:
         """Return the bytes that unfinished ones, of anybody, may need beside what they have."""
-        parts = self.top.glob("[0-9]*/.*.part")
+        parts = (each for each in self.top.glob("[0-9]*/.*.part") if not _is_left(each))
         return sum(max(0, reserved - taken) for taken, reserved in map(_taken, parts))
 
     def used(self) -> int:
         """Return the bytes that all of the user's take on disk, or may when they are finished."""
-        return sum(max(_taken(Path(place))) for place, _, _ in os.walk(self.directory))
+        places = (Path(place) for place, _, _ in os.walk(self.directory))
+        return sum(max(_taken(place)) for place in places if not _is_left(place))
 
 
 def _newness(manifest: Manifest) -> tuple[int, int]:
@@ -226,6 +229,19 @@ def _newness(manifest: Manifest) -> tuple[int, int]:
     key = key_of(manifest.id)
     phases = manifest.id.removeprefix(key).removeprefix("-")
     return int(key.rpartition(".")[2]), int(phases) if phases else 1 << 30
+
+
+def _is_left(place: Path) -> bool:
+    """Return whether one was not finished by a node that is dead: when it is back, it removes it.
+
+    Until then its user has no less because of it.
+    """
+    if place.suffix != ".part":
+        return False
+    with contextlib.suppress(FileNotFoundError):
+        changed = max(each.lstat().st_mtime for each in (place, *place.iterdir()))
+        return time.time() - changed > _LEFT
+    return False
 
 
 def _taken(place: Path) -> tuple[int, int]:
