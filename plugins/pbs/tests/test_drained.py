@@ -20,11 +20,24 @@ def test_a_node_is_offline_and_says_why_where_the_site_does_not(harness, sites):
     state = harness.pbs.state()
     state["nodes"]["n1"][key] = sites
     harness.pbs.write(state)
-    for _ in range(2):
-        harness.system.node(harness.site).drain("its disk is slow")
+    its = harness.system.node(harness.site)
+    for reason in ("it asks", "its disk is slow"):
+        its.drain(reason)
     node = harness.pbs.state()["nodes"]["n1"]
     assert node["state"] == "offline"
-    assert node[key] == (sites or "vtorque: its disk is slow")
+    assert node[key] == (sites or "vtorque: drained: its disk is slow")
+    assert its.drained() == ("n1", {} if sites else {"n1": "its disk is slow"})
+    its.undrain()
+    assert harness.pbs.state()["nodes"]["n1"]["state"] == ("offline" if sites else "free")
+    assert its.drained()[1] == {}
+
+
+def test_what_doctor_says_of_a_drained_node_is_no_reason_to_forget_that(harness):
+    its = harness.system.node(harness.site)
+    its.drain("its disk is slow")
+    for healthy in (True, False):
+        its.mark(healthy, "x")
+        assert its.drained()[1] == {"n1": "its disk is slow"}
 
 
 def test_the_server_says_no_to_a_job_that_does_not_run(harness):

@@ -23,6 +23,7 @@ from vtorque_pbs.settings import Settings
 
 ALIVE_TIME = 30.0  # seconds
 NOTE = "vtorque: "  # what a note of ours on a node, or a comment of a job, begins with
+_DRAINED = "drained: "  # then, of a node that is drained, before the reason
 PATIENCE = 15.0  # seconds that a start waits for a job that is just going
 PAUSE, LONGEST = 30, 900  # seconds until a job starts again; twice as long each time
 
@@ -39,6 +40,8 @@ class PbsNode(abc.ABC):
 
     note: ClassVar[tuple[str, str]]
     """What ``pbsnodes`` calls a node's note, and its option that sets it."""
+    online: ClassVar[str]
+    """The option of ``pbsnodes`` by which a node is no more offline."""
 
     def __init__(self, site: Site, settings: Settings, dialect: Dialect) -> None:
         self._site, self._settings = site, settings
@@ -150,13 +153,31 @@ class PbsNode(abc.ABC):
         name, node = self.this_node()
         if self.is_marked(node) != healthy:
             self.set_mark(name, node, healthy)
-        self._set_note(name, node, "" if healthy else note_of(reason))
+        if self._why_drained(node) is None:
+            self._set_note(name, node, "" if healthy else note_of(reason))
 
     def drain(self, reason: str) -> None:
         """Note why, and set this node offline."""
         name, node = self.this_node()
-        self._set_note(name, node, note_of(reason))
+        self._set_note(name, node, note_of(_DRAINED + reason))
         self.commands.tell("pbsnodes", "-o", name)
+
+    def drained(self) -> tuple[str, Mapping[str, str]]:
+        """See which nodes are offline with such a note."""
+        found = {name: self._why_drained(node) for name, node in self.nodes().items()}
+        return self.this_node()[0], {name: why for name, why in found.items() if why is not None}
+
+    def undrain(self) -> None:
+        """Set this node online again, and clear the note."""
+        name, node = self.this_node()
+        if self._why_drained(node) is not None:
+            self.commands.tell("pbsnodes", self.online, name)
+            self._set_note(name, node, "")
+
+    def _why_drained(self, node: Attributes) -> str | None:
+        text, begins = node.get(self.note[0], ""), NOTE + _DRAINED
+        offline = "offline" in node.get("state", "").split(",")
+        return text.removeprefix(begins) if offline and text.startswith(begins) else None
 
     def requeue(self, job_id: str) -> None:
         """Have the server run a job again; it says no of one of ``qsub -r n``."""

@@ -243,11 +243,19 @@ def test_use_is_noted_in_slurmdbd_once_per_node(slurm, tmp_path):
 
 
 def test_a_node_is_drained_once_and_the_sites_reason_stays(node, slurm):
-    for reason in ("its disk is slow\n", "other"):
+    slurm.node(others={"n3": "vTorque: x", "n4": "the admin's: vTorque: x"})
+    for reason in ("it asks", "its disk is slow\n", "its disk is slow\n"):
         node.drain(reason)
     assert slurm.node()["state"] == "MIXED+DRAIN"
     assert slurm.node()["reason"] == "vTorque: its disk is slow\\n"
-    assert [call[0] for call in slurm.calls()].count("update") == 1
+    assert [call[0] for call in slurm.calls()].count("update") == 2
+    assert node.drained() == ("n1", {"n1": "its disk is slow\\n", "n3": "x"})
+    node.undrain()
+    assert (slurm.node()["state"], node.drained()[1]) == ("MIXED", {"n3": "x"})
+    slurm.node(state="IDLE+DRAIN", reason="the admin's")
+    node.drain("x")
+    node.undrain()
+    assert slurm.node()["state"] == "IDLE+DRAIN" and slurm.node()["reason"] == "the admin's"
     slurm.down(True)
     with pytest.raises(HostFault, match="Unable to contact"):
         node.drain("x")

@@ -139,11 +139,29 @@ def is_marked(client: Client, feature: str) -> bool:
 
 
 def drain(client: Client, reason: str) -> None:
-    """Have no new job come to this node, unless that is so already. Raises HostFault."""
-    node = this_node(client)
-    if not job_records.is_drained(client.ask("scontrol", "show", "node", node)):
-        note = printable(f"{OURS}: {reason}", _MAX_NOTE)
+    """Have no new job come to this node, unless the site has seen to that. Raises HostFault."""
+    node, nodes = drained(client)
+    there = job_records.is_drained(client.ask("scontrol", "show", "node", node))
+    note = printable(f"{OURS}: {reason}", _MAX_NOTE)
+    if not there or (node in nodes and f"{OURS}: {nodes[node]}" != note):
         update(client, f"NodeName={node}", "State=DRAIN", f"Reason={note}")
+
+
+def drained(client: Client) -> tuple[str, dict[str, str]]:
+    """Return this node's name, and which nodes are drained with a reason of ours, and it.
+
+    Raises HostFault.
+    """
+    rows = client.ask("sinfo", "-haN", "--states=drain", "--format=%N|%E").split("\n")
+    found = (row.partition(f"|{OURS}: ") for row in rows)
+    return this_node(client), {name: reason for name, ours, reason in found if ours}
+
+
+def undrain(client: Client) -> None:
+    """Have jobs come to this node again if its drain is ours. Raises HostFault."""
+    node, nodes = drained(client)
+    if node in nodes:
+        update(client, f"NodeName={node}", "State=UNDRAIN")
 
 
 def requeue(client: Client, job_id: str) -> None:

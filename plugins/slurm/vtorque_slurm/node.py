@@ -159,6 +159,14 @@ class SlurmNode:
         """Drain this node, unless it is; the site's reason stays."""
         controller_updates.drain(self._client, reason)
 
+    def drained(self) -> tuple[str, Mapping[str, str]]:
+        """Ask sinfo."""
+        return controller_updates.drained(self._client)
+
+    def undrain(self) -> None:
+        """Take the drain away, whatever else the state is."""
+        controller_updates.undrain(self._client)
+
     def requeue(self, job_id: str) -> None:
         """Requeue a job; Slurm refuses that of one with --no-requeue, and of an interactive one."""
         controller_updates.requeue(self._client, job_id)

@@ -43,9 +43,11 @@ def node(tmp_path, monkeypatch):
         with did.open("a") as file:
             file.write(" ".join((what, *words)) + "\n")
 
+    found.others = {}
     found.batch = SimpleNamespace(
-        drain=lambda reason: note("drain", reason), requeue=lambda job: note("requeue", job)
-    )
+        drain=lambda reason: note("drain", reason), requeue=lambda job: note("requeue", job),
+        drained=lambda: ("n1", found.others), undrain=lambda: note("undrain"),
+    )  # fmt: skip
     place = tmp_path / "checkpoints"
     place.mkdir()
     monkeypatch.setattr(
@@ -56,8 +58,9 @@ def node(tmp_path, monkeypatch):
     return found
 
 
-def of(node, reason="its disk is slow", **more):
-    return Drain(Path("/etc/x"), node.paths, node.batch, Settings(**node.settings, **more), reason)
+def of(node, reason="its disk is slow", *, in_turn=False, **more):
+    settings = Settings(**node.settings, **more)
+    return Drain(Path("/etc/x"), node.paths, node.batch, settings, reason, in_turn)
 
 
 def started(node, job_id="42.srv", asked="3600", **facts):
@@ -115,6 +118,20 @@ def test_nothing_is_done_where_the_batch_system_is_not_told(node, error):
         list(of(node, spare=("n3",)).run())
     assert node.did() == []
     assert Last.read(node.paths) == Last()
+
+
+def test_a_node_that_is_ill_is_drained_only_where_few_others_are(node):
+    started(node)
+    node.others = {"n2": "x", "n3": "x"}
+    with pytest.raises(Refused, match="2 others"):
+        list(of(node, in_turn=True).run())
+    assert node.did() == [] and Last.read(node.paths) == Last()
+    (done,) = of(node, in_turn=True, drain_most=3).run()
+    assert done.done == REQUEUED
+    assert node.did()[:2] == [
+        "drain asks to be drained: its disk is slow",
+        "drain its disk is slow",
+    ]
 
 
 def test_a_job_that_is_not_saved_is_not_requeued(node):
@@ -208,7 +225,7 @@ def test_resume_none_is_noted_when_the_job_starts(node, monkeypatch):
 def test_the_command_says_what_was_done(node, monkeypatch, left, code):
     started(node, asked="" if left else "3600")
     monkeypatch.setattr(drain_command.os, "geteuid", lambda: 0)
-    monkeypatch.setattr(drain_command.Drain, "of", lambda _config, reason: of(node, reason))
+    monkeypatch.setattr(drain_command.Drain, "of", lambda _config, reason, **_: of(node, reason))
     called = CliRunner().invoke(drain_command.drain, ["n1", "--reason", "test"])
     assert called.exit_code == code
     what = "left to run: it has" if left else "requeued: saved as"

@@ -67,7 +67,8 @@ def test_two_failures_in_a_row_drain_the_node_with_the_commands_last_words(node,
     ask(node)
     drained(node, 1)
     assert "drain: 42.srv (ada): left to run" in caplog.text
-    assert node.drained()[0] == f"drain --reason its disk is slow -- {health.socket.gethostname()}"
+    name = health.socket.gethostname()
+    assert node.drained()[0] == f"drain --in-turn --reason its disk is slow -- {name}"
 
 
 def test_it_is_not_drained_twice_an_hour(node, monkeypatch):
@@ -157,7 +158,7 @@ def test_of_doctor_what_has_failed_counts(tmp_path):
 
 
 @pytest.mark.parametrize("bad", [{"health": "well"}, {"health": "/a/../b"}, {"health_every": 0.0},
-                                 {"drain_at_once": 0}])  # fmt: skip
+                                 {"drain_at_once": 0}, {"drain_most": 0}])  # fmt: skip
 def test_settings_that_could_not_work(bad):
     with pytest.raises(ValueError, match="write "):
         Settings(**bad)

@@ -33,7 +33,7 @@ from vtorque_core.api import (
 from vtorque_core.api.batch_system import NodeAdapter
 from vtorque_core.live import kept, service, suspend
 from vtorque_core.live.jobs import Running, RunningJob
-from vtorque_survive import move, periodic
+from vtorque_survive import move, periodic, turn
 from vtorque_survive.checkpoint import Checkpoints
 from vtorque_survive.settings import Settings
 
@@ -62,13 +62,14 @@ class Drain:
     batch: NodeAdapter
     settings: Settings
     reason: str
+    in_turn: bool = False
 
     @classmethod
-    def of(cls, config: Path, reason: str) -> Drain:
-        """Return that of this node. Raises ConfigError, Refused."""
+    def of(cls, config: Path, reason: str, *, in_turn: bool = False) -> Drain:
+        """Return that of this node; ``in_turn``: of ``drain_most``. Raises ConfigError, Refused."""
         site, batch = service.batch_system(config)
         reason = printable(reason, _MOST)
-        return cls(config, site.paths, batch.node(site), site[Settings], reason)
+        return cls(config, site.paths, batch.node(site), site[Settings], reason, in_turn)
 
     def is_here(self, name: str) -> bool:
         """Return whether a name is this node's: its host name, or what its jobs call it."""
@@ -96,7 +97,10 @@ class Drain:
         """Drain it; yield what was done with each job. Raises HostFault, Refused: nothing was."""
         lock = take_lock(self.paths.run / "survive-drain.lock", 0.0)
         try:
-            self.batch.drain(self.reason)
+            if self.in_turn:
+                turn.take(self.batch, self.settings.drain_most, self.reason)
+            else:
+                self.batch.drain(self.reason)
             left = []
             jobs = self._jobs()
             with ThreadPoolExecutor(self.settings.drain_at_once) as threads:

@@ -21,7 +21,10 @@ from vtorque_survive.drain import LEFT, Done, Drain
 @click.option("--reason", default="by its admin", help="For the batch system and the jobs' logs.")
 @click.option("--dry-run", is_flag=True, help="Say what would be done with each job; do nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def drain(node: str, config: Path, reason: str, dry_run: bool, as_json: bool) -> None:
+@click.option("--in-turn", is_flag=True, hidden=True)
+def drain(
+    node: str, config: Path, reason: str, dry_run: bool, as_json: bool, in_turn: bool
+) -> None:
     """Have the batch system give this node no new jobs, and the jobs on it go elsewhere.
 
     Each is moved to a spare node, or saved and requeued, or left to run: a line for each says so.
@@ -32,7 +35,7 @@ def drain(node: str, config: Path, reason: str, dry_run: bool, as_json: bool) ->
     """
     if os.geteuid() != 0:
         raise UsageError("a node is drained by root: ask your administrator")
-    its = Drain.of(config, reason)
+    its = Drain.of(config, reason, in_turn=in_turn)
     if not its.is_here(node):
         name = printable(node)
         raise Refused(

@@ -113,7 +113,9 @@ class Health:
         says = os.memfd_create("drain")  # no disk, which may be full, nor a reader is needed
         try:
             process = subprocess.Popen(
-                place.call("drain", "--reason", self._said.said, "--", socket.gethostname()),
+                place.call(
+                    "drain", "--in-turn", "--reason", self._said.said, "--", socket.gethostname()
+                ),
                 env=_ENVIRON, cwd="/", start_new_session=True, stdin=subprocess.DEVNULL,
                 stdout=says, stderr=says,
             )  # fmt: skip

@@ -62,6 +62,11 @@ class Settings:
     spare: tuple[str, ...] = setting(
         (), doc="nodes that the site keeps free: where the jobs of a drained node are moved first"
     )
+    drain_most: int = setting(
+        2,
+        doc="how many nodes may be drained by vTorque, and not be given jobs again yet, for one "
+        "that is ill to be drained, too",
+    )
     drain_at_once: int = setting(
         1, doc="how many jobs of a drained node are moved or saved at the same time"
     )
@@ -85,8 +90,8 @@ class Settings:
         ):
             if value < least:
                 raise ValueError(f"{name} is {value:g}: write {least} (s) or more")
-        for name, number in (("keep", self.keep), ("drain_at_once", self.drain_at_once)):
-            if number < 1:
+        for name in ("keep", "drain_at_once", "drain_most"):
+            if (number := getattr(self, name)) < 1:
                 raise ValueError(f"{name} is {number}: write 1 or more")
         if self.health not in ("", DOCTOR) and not is_plain(self.health):
             raise ValueError(f"health is {self.health!r}: write an absolute path, or {DOCTOR}")

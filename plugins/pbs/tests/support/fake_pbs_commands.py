@@ -309,6 +309,9 @@ def pbsnodes(state, system, argv):
     if option == "-o":
         state["nodes"][names[0]]["state"] = "offline"
         return 0
+    if option == ("-c" if system == "torque" else "-r"):
+        state["nodes"][names[0]]["state"] = "free"
+        return 0
     assert option == ("-a" if system == "torque" else "-av"), argv
     for name, node in state["nodes"].items():
         if names and name not in names:

@@ -29,6 +29,7 @@ class OpenPbsNode(PbsNode):
     """See :class:`vtorque_core.api.batch_system.NodeAdapter`."""
 
     note = ("comment", "-C")
+    online = "-r"
 
     def __init__(self, site: Site, settings: Settings) -> None:
         super().__init__(site, settings, OPENPBS)

@@ -37,6 +37,7 @@ class TorqueNode(PbsNode):
     """See :class:`vtorque_core.api.batch_system.NodeAdapter`."""
 
     note = ("note", "-N")
+    online = "-c"
 
     def __init__(self, site: Site, settings: Settings) -> None:
         super().__init__(site, settings, TORQUE)

@@ -163,7 +163,7 @@ elif argv[0] == "update":
         if key == "ExcNodeList": facts["excluded"] = value
         elif key == "AdminComment": facts["note"] = value
         elif key == "Comment": node["comment"] = value
-        elif key == "State": node["state"] = "MIXED+" + value
+        elif key == "State": node["state"] = "MIXED" + {"DRAIN": "+DRAIN", "UNDRAIN": ""}[value]
         elif key == "Reason": node["reason"] = value
         elif key == "AvailableFeatures": node["available"] = value or "(null)"
         elif key == "ActiveFeatures": node["active"] = value or "(null)"
@@ -172,6 +172,20 @@ elif argv[0] == "update":
 else:
     fail("invalid keyword: " + argv[0])
 facts_path.write_text(json.dumps(facts)); node_path.write_text(json.dumps(node))
+"""
+
+SINFO = r"""
+import json, sys
+from pathlib import Path
+assert sys.argv[1:] == ["-haN", "--states=drain", "--format=%N|%E"], sys.argv
+path = Path(TOP) / "node"
+if (Path(TOP) / "down").exists():
+    sys.stderr.write("slurm_load_partitions: Unable to contact slurm controller\n"); sys.exit(1)
+node = json.loads(path.read_text()) if path.exists() else {}
+if "DRAIN" in node.get("state", ""):
+    print("n1|" + node.get("reason", "Not responding"))
+for name, reason in node.get("others", {}).items():
+    print(name + "|" + reason + "\n" + name + "|" + reason)
 """
 
 
@@ -184,6 +198,7 @@ class Slurm:
         self.top.mkdir(parents=True)
         self.bin.mkdir()
         programs = {"sbatch": SBATCH, "salloc": SBATCH, "squeue": SQUEUE, "scontrol": SCONTROL}
+        programs["sinfo"] = SINFO
         for name, program in programs.items():
             text = program.replace("TOP", repr(str(self.top)))
             text = text.replace("RECORD.", f"{RECORD!r}.").replace("NODE.", f"{NODE!r}.")

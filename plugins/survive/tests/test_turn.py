@@ -1,0 +1,126 @@
+"""How many nodes are drained at once: real processes' order by threads; the batch system's nodes
+are a dict."""
+
+import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from vtorque_core.api import HostFault, Refused
+from vtorque_survive import turn
+
+
+class Node:
+    """A node of a batch system; ``waits`` is called with what is just to be done there."""
+
+    def __init__(self, name, marks, waits=lambda _what: None):
+        self.name, self.marks, self.waits = name, marks, waits
+        self.asks = 0
+
+    def drain(self, reason):
+        self.waits("drain")
+        self.asks += (asks := reason.startswith(turn.ASKS))
+        self.marks[self.name] = reason
+        if asks:
+            self.waits("asked")
+
+    def drained(self):
+        self.waits("count")
+        return self.name, dict(self.marks)
+
+    def undrain(self):
+        self.waits("undrain")
+        self.marks.pop(self.name, None)
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch):
+    monkeypatch.setattr(turn, "_LOOK", 0.001)
+
+
+def goes_on(node, most):
+    try:
+        turn.take(node, most, "ill")
+    except Refused:
+        return False
+    return True
+
+
+def all_at_once(nodes, most):
+    with ThreadPoolExecutor(len(nodes)) as threads:
+        return sum(threads.map(lambda node: goes_on(node, most), nodes))
+
+
+@pytest.mark.parametrize(("count", "most", "there"), [(2, 1, ()), (5, 2, ()), (4, 3, ("a", "z"))])
+def test_of_nodes_that_ask_at_the_same_moment_as_many_go_on_as_there_is_room_for(
+    count, most, there
+):
+    marks = dict.fromkeys(there, "ill")
+    together, asks = threading.Barrier(count), threading.local()
+
+    def waits(what):
+        """Have all look first, and then all be marked before one counts."""
+        if what == "asked" or (what == "drain" and not vars(asks)):
+            asks.begun = True
+            together.wait(60)
+
+    nodes = [Node(f"n{number}", marks, waits) for number in range(count)]
+    room = most - len(there)
+    assert all_at_once(nodes, most) == room
+    assert marks == dict.fromkeys([*there, *(f"n{number}" for number in range(room))], "ill")
+
+
+def test_in_any_order_never_more_are_drained_and_not_all_give_up():
+    for seed in range(30):
+        chance, marks, lock = random.Random(seed), {}, threading.Lock()  # noqa: S311
+
+        def waits(_what, chance=chance, lock=lock):
+            with lock:
+                seconds = chance.random() * 0.002
+            threading.Event().wait(seconds)
+
+        went = all_at_once([Node(f"n{number}", marks, waits) for number in range(4)], 2)
+        assert 1 <= went <= 2, seed
+        assert list(marks.values()) == ["ill"] * went
+
+
+def test_where_there_is_no_room_nothing_is_marked():
+    marks = {"n1": "ill", "n2": "ill"}
+    node = Node("n3", marks)
+    with pytest.raises(Refused, match=r"2 others are, or are to be: n1, n2"):
+        turn.take(node, 2, "ill")
+    assert (node.asks, set(marks)) == (0, {"n1", "n2"})
+
+
+def test_a_node_that_is_drained_already_is_not_counted_twice():
+    marks = {"n1": "ill", "n2": "ill"}
+    assert goes_on(Node("n1", marks), 2) and marks["n1"] == "ill"
+
+
+def test_who_was_killed_while_it_asked_goes_on():
+    marks = {"n1": f"{turn.ASKS}ill"}
+    assert goes_on(Node("n1", marks), 1) and marks == {"n1": "ill"}
+
+
+def test_one_that_asks_for_ever_has_the_others_give_up_in_the_end(monkeypatch):
+    """It was killed; nobody is drained in its place, since it may go on."""
+    monkeypatch.setattr(turn, "_TIME", 0.01)
+    marks = {"n1": f"{turn.ASKS}ill"}
+    assert not goes_on(Node("n2", marks), 1)
+    marks["n3"] = f"{turn.ASKS}ill"
+    del marks["n1"]
+    assert not goes_on(Node("n2", marks), 1) and set(marks) == {"n3"}
+
+
+def test_a_batch_system_that_answers_no_more_has_the_mark_taken_back():
+    marks = {}
+
+    def waits(what, seen=[]):  # noqa: B006
+        seen.append(what)
+        if seen.count("count") == 2 and what == "count":
+            raise HostFault("no answer")
+
+    with pytest.raises(HostFault, match="no answer"):
+        turn.take(Node("n1", marks, waits), 1, "ill")
+    assert marks == {}

@@ -1,0 +1,58 @@
+"""Of the nodes that their health drains at most so many are drained at the same time.
+
+A node marks itself in the batch system as one that asks, and then counts. It is drained only if
+fewer than the most others have a mark of ours, whether they ask or are drained: of nodes that are
+drained the last one to mark itself has counted all others. No clock is needed for that. Among those
+that ask the first ones by name, as many as there is room for, count again; all others take their
+mark back: so not all give up.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+
+from vtorque_core.api import Refused, VtorqueError
+from vtorque_core.api.batch_system import NodeAdapter
+
+ASKS = "asks to be drained: "
+_LOOK, _TIME = 2.0, 60.0  # seconds between two counts, and until it is given up
+
+
+def take(batch: NodeAdapter, most: int, reason: str) -> None:
+    """Drain this node if it is its turn; a node that we have drained already stays so.
+
+    Raises Refused: it is not, and nothing is changed; HostFault: the batch system cannot be told.
+    """
+    me, nodes = batch.drained()
+    if me in nodes and not nodes[me].startswith(ASKS):
+        return
+    if me not in nodes and len(nodes) >= most:
+        raise _refusal(list(nodes))
+    batch.drain(ASKS + reason)
+    try:
+        _await_turn(batch, most)
+    except VtorqueError:
+        with suppress(VtorqueError):  # it stays, and the next one goes on with it
+            batch.undrain()
+        raise
+    batch.drain(reason)
+
+
+def _await_turn(batch: NodeAdapter, most: int) -> None:
+    until = time.monotonic() + _TIME
+    while True:
+        me, nodes = batch.drained()
+        others = sorted(node for node in nodes if node != me)
+        if len(others) < most:
+            return
+        ask = sorted(node for node, why in nodes.items() if why.startswith(ASKS))
+        room = max(0, most - (len(nodes) - len(ask)))
+        if me not in ask[:room] or time.monotonic() >= until:
+            raise _refusal(others)
+        time.sleep(_LOOK)
+
+
+def _refusal(others: list[str]) -> Refused:
+    names = ", ".join(sorted(others)[:5])
+    return Refused(f"not drained: {len(others)} others are, or are to be: {names} (drain_most)")
