@@ -16,7 +16,7 @@ import forked
 import kept_data
 from vtorque_core.base.names import Paths
 from vtorque_core.cli.vmgr import main
-from vtorque_report import load, plugin, text
+from vtorque_report import load, plots, plugin, text
 from vtorque_testing.planned import PlannedNode, with_core
 
 BIN = Path(sys.executable).parent
@@ -203,3 +203,22 @@ def test_the_summary_ends_by_itself(tmp_path):
     os.close(read)
     os.close(write)
     assert done.returncode == -14  # SIGALRM
+
+
+def test_moves_and_pauses_are_shown(tmp_path):
+    """In the summary and on the page; a name that nobody knows is none on the page."""
+    names = ("arrives", "run", "paused", "run", "suspended", "run", "moves", "<b>")
+    marks = [
+        {"name": name, "start": kept_data.START + at, "seconds": 1.0, "guest": None}
+        for at, name in enumerate(names)
+    ]
+    found, out = (
+        load.report([kept_data.make(tmp_path, telemetry=False, phases=marks)], 0.0),
+        io.StringIO(),
+    )
+    text.show(found, out)
+    for name in names[:-1]:
+        assert f"\n{name} " in out.getvalue()
+    (attempt,) = found.attempts
+    rows = [name for name, *_ in plots._rows(attempt.phases, {})]
+    assert rows == [*names[:-1], "other"]

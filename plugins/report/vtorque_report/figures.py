@@ -26,6 +26,8 @@ START = ("plan", "render domain", "pre-boot", "boot", "ready", "post-boot")
 RUN = ("await the script", "run")
 STILL = ("paused", "suspended")
 """Its guests stood still: they could use no CPU."""
+MOVED = ("arrives", "moves")
+"""A guest came from another node, or went to one."""
 
 
 @dataclass(frozen=True)

@@ -222,7 +222,7 @@ def _rows(
     """Yield name, begin and end (Unix seconds) and kind of each bar."""
     for phase in phases:
         if phase.guest is None:
-            known = phase.name in (*f.START, *f.RUN, *f.STILL, "teardown", "release")
+            known = phase.name in (*f.START, *f.RUN, *f.STILL, *f.MOVED, "teardown", "release")
             kind = "script" if phase.name == "run" else "start"
             yield phase.name if known else "other", phase.start, phase.end, kind
             if phase.name == "ready":

@@ -80,12 +80,28 @@ def test_all_jobs_are_in_one_call_and_ended_ones_leave(paths):
     loop.tick()
     assert taken.ended == {"1.srv"}
     assert {s.labels["job"] for s in taken.samples[1]} == {"0.srv", "2.srv"}
-    phases = {s.labels["phase"]: s.value for s in taken.samples[1] if "phase" in s.name}
+    phases = {s.labels["phase"]: s.value for s in taken.samples[1] if "phase_s" in s.name}
     assert phases.keys() == {"plan", "boot", "run"}
     head, *rest = lines(jobs[0])
     assert (head["job"], head["node"]) == ("0.srv", "n1")
     assert sum("vtorque_guest_cpu_seconds_total" in line["v"] for line in rest) >= 2
     assert 'vtorque_job_phase_seconds{phase="boot"}' in next(x for x in rest if x["g"] is None)["v"]
+
+
+def test_moves_and_pauses_are_counted(paths):
+    job = running_journal.Job(paths)
+    taken = Taken()
+    loop = halves.loop(paths, [taken], Stats(job.uuids))
+    loop.tick()
+    for phase in ("arrives", "run", "paused", "run", "paused", "moves"):
+        job.journal.phase(phase)
+    loop.tick()
+    first, last = (
+        {s.labels["phase"]: s.value for s in each if s.name == "vtorque_job_phases_total"}
+        for each in taken.samples
+    )
+    assert first == dict.fromkeys(("arrives", "paused", "suspended", "moves"), 0)
+    assert last == {"arrives": 1, "paused": 2, "suspended": 0, "moves": 1}
 
 
 def test_of_guests_that_stand_still_there_are_no_samples_and_the_phase_says_why(paths):

@@ -35,8 +35,11 @@ METRICS: dict[str, str] = {
     },
     f"{_GUEST}boot_seconds": "time from the guest's start until it was ready",
     "vtorque_job_phase_seconds": "length of a phase of the job on this node",
+    "vtorque_job_phases_total": "how often the job's guests stood still, left or came here",
     "vtorque_job_app_lines_rejected_total": "lines in $VTORQUE_METRICS that were not understood",
 }
+COUNTED = ("paused", "suspended", "moves", "arrives")
+"""The phases that are counted: a job may have them any number of times."""
 APP = "vtorque_app_"
 BLOCK = (
     ("rd.bytes", f"{_GUEST}disk_read_bytes_total", 1.0),

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from vtorque_telemetry.api import Sample
 from vtorque_telemetry.app import AppMeter
 from vtorque_telemetry.labels import Labels
-from vtorque_telemetry.metrics import Values
+from vtorque_telemetry.metrics import COUNTED, Values
 from vtorque_telemetry.outlets import Outlet
 from vtorque_telemetry.series import SeriesFile
 from vtorque_telemetry.settings import Settings
@@ -81,6 +81,9 @@ class JobSamples:
         whole: Values = {
             ("vtorque_job_phase_seconds", (("phase", n),)): v for n, v in spans.items()
         }
+        names = [name for name, _ in job.phases]
+        for name in COUNTED:
+            whole["vtorque_job_phases_total", (("phase", name),)] = names.count(name)
         if rejected:
             whole["vtorque_job_app_lines_rejected_total", ()] = rejected
         samples += self._labels.samples(whole, at)
