@@ -377,12 +377,16 @@ class MovingAdapter(Protocol):
         """Hold nothing on ``node`` for the job any more."""
         ...
 
+    def holds(self, job_id: str, node: str) -> bool:
+        """Return whether what :meth:`receive` holds there still is: anybody may have ended it."""
+        ...
+
     def leave(self, job_id: str, node: str) -> None:
         """Give the node back, if it is still one of the job's: its guest has left."""
         ...
 
     def over(self, job_id: str, attempt: int) -> bool:
-        """Return whether this attempt of a job has ended."""
+        """Return whether this attempt of a job has ended, or ends."""
         ...
 
 

@@ -191,11 +191,16 @@ def _or_given_up(
     try:
         found = on_domain(uri, uuid, f"{verb} domain", work, timeout)
     except HostFault:
-        with contextlib.suppress(HostFault):
-            on_domain(uri, uuid, f"give up: {verb}", _once(lambda d: d.abortJob()), _LOOKUP)
+        give_up(uri, uuid)
         raise
     if found is None:
         raise HostFault(f"ended before it could be {done}", stage=STAGE)
+
+
+def give_up(uri: str, uuid: str) -> None:
+    """Have libvirt break off what it does with a domain that takes long; it may be too late."""
+    with contextlib.suppress(HostFault):
+        on_domain(uri, uuid, "give up", _once(lambda domain: domain.abortJob()), _LOOKUP)
 
 
 def _of_memory(domain: str, path: str) -> str:

@@ -94,6 +94,11 @@ def send(
         hypervisor.migrate_domain(guest.uri, guest.uuid, to, xml, seconds)
 
 
+def break_off(guest: RunningGuest) -> None:
+    """Have libvirt send a guest no further; it may have gone already."""
+    hypervisor.give_up(guest.uri, guest.uuid)
+
+
 def settled(uri: str, uuid: str, seconds: float) -> State:
     """Return what a domain does here once libvirt moves it no more: it may for who was killed.
 

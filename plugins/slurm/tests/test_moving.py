@@ -148,8 +148,15 @@ def test_when_an_attempt_is_over(slurm, adapter):
     assert adapter.over("7", 0) and not adapter.over("7", 1)
     slurm.state = "PENDING"
     assert adapter.over("7", 1)
-    slurm.state = ""
-    assert adapter.over("7", 1)
+    for state in ("COMPLETING", ""):
+        slurm.state = state
+        assert adapter.over("7", 1)
+
+
+def test_whether_a_node_is_held(slurm, adapter):
+    assert not adapter.holds("7", "n3")
+    adapter.receive("7", ("n1", "n3"), "n2", "n3")
+    assert adapter.holds("7", "n3") and not adapter.holds("7", "n2")
 
 
 def test_a_row_that_is_none_is_no_answer(slurm, adapter, monkeypatch):

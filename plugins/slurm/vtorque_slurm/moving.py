@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from vtorque_slurm.node import SlurmNode
 
 _WAIT, _LOOK = 60.0, 0.5  # seconds for the placeholder to run, and between two looks
-_ENDED = ("", "PENDING", "COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED",
-          "BOOT_FAIL", "DEADLINE", "OUT_OF_MEMORY", "REQUEUED", "REQUEUE_HOLD",
+_ENDED = ("", "PENDING", "COMPLETING", "COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL",
+          "PREEMPTED", "BOOT_FAIL", "DEADLINE", "OUT_OF_MEMORY", "REQUEUED", "REQUEUE_HOLD",
           "SPECIAL_EXIT")  # fmt: skip
 
 
@@ -74,6 +74,11 @@ def let_go(client: Client, job_id: str, node: str) -> None:
     client.run("scancel", "--user=root", f"--name={_name(job_id, node)}")
 
 
+def holds(client: Client, job_id: str, node: str) -> bool:
+    """Return whether there is a placeholder. Raises HostFault."""
+    return bool(_placeholder_id(client, job_id, node))
+
+
 def leave(client: Client, job_id: str, node: str) -> None:
     """Shrink the job off a node. Raises HostFault."""
     has = _fields(client, job_id, "%N", 1)[0]
@@ -85,7 +90,7 @@ def leave(client: Client, job_id: str, node: str) -> None:
 
 
 def over(client: Client, job_id: str, attempt: int) -> bool:
-    """Return whether an attempt of a job has ended. Raises HostFault."""
+    """Return whether an attempt of a job has ended, or Epilog is at work. Raises HostFault."""
     state = _fields(client, job_id, "%T", 1)[0]
     return state in _ENDED or controller_updates.record(client, job_id).restarts > attempt
 

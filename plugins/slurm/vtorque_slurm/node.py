@@ -137,6 +137,10 @@ class SlurmNode:
         """End that job. Raises HostFault."""
         moving.let_go(self._client, job_id, node)
 
+    def holds(self, job_id: str, node: str) -> bool:
+        """Return whether that job is there. Raises HostFault."""
+        return moving.holds(self._client, job_id, node)
+
     def leave(self, job_id: str, node: str) -> None:
         """Shrink the job off a node. Raises HostFault."""
         moving.leave(self._client, job_id, node)

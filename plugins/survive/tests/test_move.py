@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 import running_journal
+from patience import eventually
 from vtorque_core.api import HostFault, Refused, UsageError, take_lock
 from vtorque_core.api.batch_system import Life
 from vtorque_core.api.children import in_child
@@ -73,6 +74,9 @@ class Batch:
     def let_go(self, job_id, node):
         self.world.note(f"let go {job_id} {node}")
 
+    def holds(self, job_id, node):
+        return not (self.world.top / "unheld").exists()
+
     def leave(self, job_id, node):
         self.world.note(f"leave {job_id} {node}")
 
@@ -127,6 +131,9 @@ class World:
             source.domain.write_text("still")
         elif self.ends == "stands still":
             source.domain.write_text("still")
+        elif self.ends == "broken off":
+            (self.top / "over").touch()
+            eventually((self.top / "broken-off").exists)
         self.step("sent")
         if self.ends != "well":
             raise HostFault("migrate domain: the connection is broken")
@@ -290,6 +297,30 @@ def test_one_that_does_not_come_there_goes_on_here(world, ends):
     world.ends = ends
     assert migrate(world) == "it is on n2 still: migrate domain: the connection is broken"
     assert is_the_sources(world)
+
+
+def test_a_job_that_ends_while_its_guest_is_sent_does_not_wait_for_that(world, monkeypatch):
+    """Its epilogue does, for the job's lock."""
+    monkeypatch.setattr(move, "_ENDS", 0.01)
+    monkeypatch.setattr(hypervisor, "give_up", lambda *_: (world.top / "broken-off").touch())
+    world.ends = "broken off"
+    assert migrate(world).startswith("it is on n2 still")
+    assert is_the_sources(world)
+
+
+def test_a_placeholder_that_somebody_has_ended_is_noticed(world):
+    assert migrate(world) == ""
+    checks = lambda: [each.message for each in node.check(world.n3.here.site)]  # noqa: E731
+    assert watch(world, "n3") == "" and not any("placeholder" in each for each in checks())
+    (world.top / "unheld").touch()
+    for _ in range(2):
+        assert watch(world, "n3") == ""
+    assert any("somebody has ended its placeholder" in each for each in checks())
+    said = Running(world.n3.paths).jobs()[0].kept.read("log.jsonl").decode()
+    assert said.count("somebody has ended its placeholder") == 1
+    (world.top / "unheld").unlink()
+    watch(world, "n3")
+    assert not any("placeholder" in each for each in checks())
 
 
 def test_one_that_runs_there_is_ended_here(world):

@@ -16,8 +16,9 @@ import logging
 import shutil
 import subprocess
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +29,7 @@ from vtorque_core.api.batch_system import Life, MovingAdapter
 from vtorque_core.api.children import readable
 from vtorque_core.api.node_job import Site
 from vtorque_core.live import moving, saving, service, suspend
-from vtorque_core.live.jobs import Running, RunningJob
+from vtorque_core.live.jobs import Running, RunningGuest, RunningJob
 from vtorque_core.live.saving import Saveable
 from vtorque_survive import move_record, reach
 from vtorque_survive.move_record import AWAY, GONE, Move
@@ -37,6 +38,7 @@ from vtorque_survive.settings import Settings
 _READY = 90.0  # seconds that the other node has beside what any start has: its placeholder
 _TIME, _FIRST, _SLOWEST = 3600.0, 60.0, 10.0  # seconds; then MiB a second
 _COMES, _LOOK = 60.0, 1.0  # seconds for what is on its way to be there or not
+_ENDS = 5.0  # seconds between two looks whether the job ends while its guest is sent
 CHECKPOINT = "vmgr checkpoint --stop, and vsub -vm resume=ID, have a job go on elsewhere"
 log = logging.getLogger(__name__)
 
@@ -172,11 +174,33 @@ def _attempt(here: Here, job: RunningJob, to: str, nodes: tuple[str, ...]) -> st
             with _receiver(here, to, told) as xml, _bridge(here, job, to, each) as uri:
                 on_step("before send")
                 seconds = min(_TIME, _FIRST + each.guest.ram_mib / _SLOWEST)
-                moving.send(here.paths, job, each.guest, uri, xml, seconds)
+                with _while_it_lives(here, job, each.guest):
+                    moving.send(here.paths, job, each.guest, uri, xml, seconds)
                 on_step("after send")
     except (VtorqueError, OSError) as error:
         return str(error)
     return ""
+
+
+@contextmanager
+def _while_it_lives(here: Here, job: RunningJob, guest: RunningGuest) -> Iterator[None]:
+    """Have the guest be sent no further when its job ends: an epilogue waits for that."""
+    sent = threading.Event()
+
+    def look() -> None:
+        while not sent.wait(_ENDS):
+            with suppress(VtorqueError):
+                if here.adapter.over(job.job.id, job.job.attempt):
+                    log.info("the job ends: its guest is sent no further")
+                    moving.break_off(guest)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield
+    finally:
+        sent.set()
+        thread.join()
 
 
 def _record(job: RunningJob, each: Saveable, to: str, nodes: tuple[str, ...]) -> Move:

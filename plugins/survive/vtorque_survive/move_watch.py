@@ -16,13 +16,15 @@ from pathlib import Path
 from vtorque_core.api import HostFault, Paths, VtorqueError, printable
 from vtorque_core.api.batch_system import Life
 from vtorque_core.api.children import Child
-from vtorque_core.live import moving, service
+from vtorque_core.live import kept, moving, service
 from vtorque_core.live.jobs import RunningJob
 from vtorque_survive import move, move_record
 from vtorque_survive.move_record import AWAY, all_moves
 
 _EVERY, _TIME = 5.0, 600.0  # seconds between two looks, and for one
 _SELDOM = 60.0  # seconds until also a job that is there is asked for, whether this attempt is over
+UNHELD = "unheld"  # what is kept of a job whose guest here nothing holds this node for
+WHY_UNHELD = "somebody has ended its placeholder: this node's share of it may be given to others"
 log = logging.getLogger("survive")
 
 
@@ -87,10 +89,25 @@ def end(config: Path, keys: Mapping[str, tuple[str, int]], *, seldom: bool) -> N
         try:
             if life is Life.GONE or (seldom and here.adapter.over(job_id, attempt)):
                 _end(here, key, job_id)
+            elif seldom and life is not Life.UNKNOWN:
+                _look_at_placeholder(here, key, job_id)
         except VtorqueError as error:
             wrong = f"{key}: {error}"
     if wrong:
         raise HostFault(wrong)
+
+
+def _look_at_placeholder(here: move.Here, key: str, job_id: str) -> None:
+    """Note if somebody has ended what holds this node for a guest, and say so in the job's log."""
+    job = here.job(job_id)
+    if job is None or job.job.key != key or not moving.comes(job):
+        return
+    held = here.adapter.holds(job_id, job.job.node)
+    if held == bool(job.kept.facts().get(UNHELD)):
+        job.kept.add_facts(**{UNHELD: not held})
+        if not held:
+            with kept.logging_for(here.paths, job.job):
+                logging.getLogger(__name__).warning(WHY_UNHELD)  # "survive" is the watcher's own
 
 
 def _end(here: move.Here, key: str, job_id: str) -> None:

@@ -24,6 +24,7 @@ from vtorque_survive import (
     shared,
 )
 from vtorque_survive.asked import CHECKPOINT, NEVER
+from vtorque_survive.move_watch import UNHELD, WHY_UNHELD
 from vtorque_survive.placeholder import Placeholder
 from vtorque_survive.process import Watcher
 from vtorque_survive.request import Fifo, path_of
@@ -87,6 +88,11 @@ def check(site: Site) -> Iterator[HealthResult]:
         yield warning(f"no process looks after {len(jobs)} jobs ({len(still)} stand still)", fix)
     else:
         yield ok(f"{len(still)} jobs stand still: {', '.join(still) or 'none'}")
+    for job in jobs:
+        if job.kept.facts().get(UNHELD):
+            yield warning(
+                f"a guest of job {job.job.id} is here, and {WHY_UNHELD}", "cancel the job"
+            )
     for move in move_record.all_moves(site.paths):
         if move.phase != move_record.AWAY:
             fix = f"vmgr migrate {move.job} --to {move.to} as root goes on with it"

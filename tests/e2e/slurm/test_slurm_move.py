@@ -1,6 +1,8 @@
 """A guest of a real Slurm's job that goes to a node which the job does not have, while it runs."""
 
+import itertools
 import subprocess
+import time
 
 import pytest
 
@@ -24,10 +26,12 @@ setsid sh -c 'i=0; while :; do i=$((i + 1)); echo $i; sleep 0.1; done' \
   >>/home/vtslurm1/sister 2>/dev/null </dev/null &
 setsid nc -ll -p 7000 -e cat >/dev/null 2>&1 </dev/null &
 """
-# One connection, and each line comes back over it, until the test has seen enough.
+# One connection, and each line comes back over it, until the test has seen enough. It gets the time
+# (s) of the guest that does not move: one that stands still does not see that by its own clock.
 JOB = """#!/bin/sh
 i=0
-until [ -e enough ]; do i=$((i + 1)); echo $i; sleep 0.1; done | nc vn2 7000
+until [ -e enough ]; do i=$((i + 1)); echo $i; sleep 0.05; done | nc vn2 7000 |
+  while read -r line; do read -r at _ </proc/uptime; echo $line $at; done
 exit 7
 """
 
@@ -62,7 +66,13 @@ def job_id(site):
 
 
 def said(cluster, name="out"):
-    return cluster.read(name).decode().split()
+    return [line.split()[0] for line in cluster.read(name).decode().splitlines()]
+
+
+def gaps(cluster):
+    """Return the seconds between each two lines of the connection, the longest first."""
+    at = [float(line.split()[1]) for line in cluster.read("out").decode().splitlines()]
+    return sorted((after - before for before, after in itertools.pairwise(at)), reverse=True)
 
 
 def command(job_id, to):
@@ -131,12 +141,66 @@ def test_a_guest_on_a_node_that_is_ill_goes_to_the_spare_node(watched, job_id):
 
 @moves
 @pytest.mark.full
-def test_twenty_moves_there_and_back(site, job_id):
-    source, to = "n2", "n3"
+@pytest.mark.releases
+def test_of_two_nodes_that_are_ill_one_is_drained_where_that_is_the_most(site):
+    """What it says to Slurm; that it is unattended is seen above."""
+    for node in slurm.NODES:
+        site.root(node, "sed", "-i", r"s|^\[plugin.survive\]$|&\ndrain_most = 1|", CONF)
+    drains = ("vtorque", "drain", "--in-turn", "--reason", ill.WHY)
+    try:
+        argvs = [in_root(site, node, *drains, node) for node in ("n2", "n3")]
+        both = [subprocess.Popen(argv, stderr=subprocess.DEVNULL) for argv in argvs]
+        assert sorted(each.wait(300) for each in both)[0] == 0
+        states = [ill.state(site, node) for node in ("n2", "n3")]
+        assert [state for state in states if state.startswith("idle")] and (
+            f"drained vTorque: {ill.WHY}" in states
+        )
+        for node in ("n2", "n3"):
+            site.root(node, *drains, node, check=False)
+        assert [ill.state(site, node) for node in ("n2", "n3")] == states
+    finally:
+        for node in ("n2", "n3"):
+            resumed = ("update", f"nodename={node}", "state=resume")
+            site.root("head", "scontrol", *resumed, check=False)
+
+
+@moves
+@pytest.mark.full
+def test_twenty_moves_there_and_back(site, job_id, record_property):
+    """Its figures say nothing of right or wrong: ``pytest --junitxml``."""
+    source, to, took = "n2", "n3", []
     for _ in range(20):
+        before = time.monotonic()
         moved(site, job_id, source, to)
+        took.append(round(time.monotonic() - before, 1))
         source, to = to, source
     ends_right(site, job_id)
+    longest = [round(gap, 2) for gap in gaps(site)[:25]]
+    record_property("moves_s", took)
+    record_property("gaps_s", longest)
+
+
+@moves
+@pytest.mark.full
+def test_a_job_that_is_cancelled_while_its_guest_is_sent_leaves_nothing(site, job_id):
+    with subprocess.Popen(
+        in_root(site, "n2", *command(job_id, "n3")), stderr=subprocess.PIPE
+    ) as sends:  # fmt: skip
+        site.wait(lambda: site.guests("n3"), what="it is being sent", seconds=120)
+        site.root("head", "scancel", job_id)
+        assert sends.wait(300) == 1
+    site.wait(lambda: has(site, job_id) == ([], []), what="nothing is left", seconds=180)
+    assert not site.root("head", "squeue", "-h", "-o", "%j").split()
+
+
+def in_root(cluster, node, *argv):
+    """Return a command of root's on a node, as a process of its own."""
+    return [
+        *cluster.enter(node),
+        "env",
+        f"PATH={slurm.PREFIX}:/usr/sbin:/usr/bin:/sbin:/bin",
+        *argv,
+    ]
 
 
 def has(cluster, job_id):
@@ -176,8 +240,8 @@ KILLS = {
 @pytest.mark.parametrize("what", KILLS)
 def test_killed_while_it_is_sent_one_node_has_it_and_the_job_ends_right(site, job_id, what):
     node, pattern = KILLS[what]
-    argv = [*site.enter("n2"), "env", f"PATH={slurm.PREFIX}:/usr/sbin:/usr/bin:/sbin:/bin"]
-    with subprocess.Popen([*argv, *command(job_id, "n3")], stderr=subprocess.DEVNULL) as sends:
+    argv = in_root(site, "n2", *command(job_id, "n3"))
+    with subprocess.Popen(argv, stderr=subprocess.DEVNULL) as sends:
         site.wait(lambda: site.guests("n3"), what="it is being sent", seconds=120)
         pids = site.processes(node, pattern)
         assert pids, pattern
