@@ -14,17 +14,6 @@ from vtorque_linux_guest.boot import keys
 from vtorque_linux_guest.guest.contract import ENVIRONMENT, SPOOL
 from vtorque_linux_guest.guest.environment import environment_text
 
-HOME_SHARE = "home"
-"""The name of the share (``[shares.home]``) that is the user's home."""
-
-
-def guest_home(guest: GuestPlan) -> str:
-    """Return the user's home inside the guest."""
-    for share in guest.shares:
-        if share.name == HOME_SHARE:
-            return share.target
-    return f"/home/{guest.user.name}"
-
 
 def passwd_line(user: JobUser, home: str, shell: str) -> str:
     """Return the user's line of passwd(5). Raises HostFault for what that format cannot hold."""

@@ -14,19 +14,16 @@ from vtorque_core.api.guest_plan import GuestPlan, Share
 from vtorque_core.api.job_files import File
 from vtorque_core.api.libvirt_domain import Channel, Disk, Element, Filesystem, KernelBoot
 from vtorque_core.api.vm_options import DISK
-from vtorque_linux_guest.boot.seed import SEED_NAME, SERIAL, Seed, iso
+from vtorque_linux_guest.boot.seed import SEED_NAME, Seed, iso, seed_disk
 from vtorque_linux_guest.boot.seed_contents import seed_files
 from vtorque_linux_guest.boot.setup_script import on_cancel
 from vtorque_linux_guest.boot.ssh_client import client_files
+from vtorque_linux_guest.guest.agent_side import ports
 from vtorque_linux_guest.guest.contract import (
     CANCEL_MARKER,
     CANCEL_PORT,
     CANCEL_SOCKET,
     EPILOGUE_MARKER,
-    RUN_PORT,
-    RUN_SOCKET,
-    STATUS_PORT,
-    STATUS_SOCKET,
 )
 from vtorque_linux_guest.settings import Settings, site_scripts
 
@@ -40,13 +37,10 @@ _TAG_BYTES = 35  # virtio-fs: 36 bytes with its end (virtio specification 1.2, 5
 
 def elements(guest: GuestPlan) -> Iterator[Element]:
     """Yield ports, seed, shares and, for an image with a kernel, its direct boot."""
-    run = guest.run_dir
-    yield Channel("status", STATUS_PORT, str(run / STATUS_SOCKET), owner="root")
-    yield Channel("run", RUN_PORT, str(run / RUN_SOCKET), owner="job")
+    yield from ports(guest)
     # Used in the first guest only, and there in all: one booted before knows not which it will be.
-    yield Channel("cancel", CANCEL_PORT, str(run / CANCEL_SOCKET), owner="job")
-    seed = str(guest.state_dir / SEED_NAME)
-    yield Disk("seed", path=seed, format="raw", readonly=True, serial=SERIAL)
+    yield Channel("cancel", CANCEL_PORT, str(guest.run_dir / CANCEL_SOCKET), owner="job")
+    yield seed_disk(guest)
     image = guest.image
     if image.kernel is not None:
         initrd = str(image.initrd) if image.initrd is not None else None

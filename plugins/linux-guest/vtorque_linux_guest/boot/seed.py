@@ -17,9 +17,13 @@ from typing import TYPE_CHECKING
 
 from vtorque_core.api import HostFault
 from vtorque_core.api.acquired import Resource, unjournalled
+from vtorque_core.api.guest_plan import GuestPlan
+from vtorque_core.api.libvirt_domain import Disk
 
 if TYPE_CHECKING:
     from pycdlib import PyCdlib
+
+    from vtorque_core.api.job_files import File
 
 LABEL = "cidata"
 SERIAL = "vtseed"
@@ -65,6 +69,23 @@ def _make_folders(image: PyCdlib, folder: str, made: dict[str, str]) -> None:
     _make_folders(image, above, made)
     made[folder] = f"{made[above]}/D{len(made):06d}"
     image.add_directory(made[folder], rr_name=name, joliet_path=f"/{folder}", file_mode=_DIRECTORY)
+
+
+def seed_disk(guest: GuestPlan) -> Disk:
+    """Return the disk of the guest's seed, by whose serial the guest knows it (doc/guests.md)."""
+    path = str(guest.state_dir / SEED_NAME)
+    return Disk("seed", path=path, format="raw", readonly=True, serial=SERIAL)
+
+
+def seed_file(guest: GuestPlan, files: Mapping[str, bytes]) -> File:
+    """Return the resource that is the seed: ISO 9660, path on it (``vtorque/setup.sh``) to content.
+
+    Raises HostFault for a name of over 64 characters.
+    """
+    from vtorque_core.api.job_files import File  # noqa: PLC0415 - nor this
+
+    path, content = str(guest.state_dir / SEED_NAME), iso(files)
+    return File(path, mode=0o400, uid=guest.qemu_uid, content=content)
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from vtorque_core.api import HostFault
 from vtorque_core.api.guest_context import ContextItem, LinePort, Mount
 from vtorque_core.api.guest_plan import GuestPlan
-from vtorque_linux_guest.boot import cloud_config, cloud_init, etc_files, setup_script
-from vtorque_linux_guest.guest.contract import CANCEL_PORT, RUN_PORT, SPOOL, STATUS_PORT
+from vtorque_linux_guest.boot import cloud_config, cloud_init, setup_script
+from vtorque_linux_guest.guest import agent_side
+from vtorque_linux_guest.guest.contract import CANCEL_PORT
 from vtorque_linux_guest.guest.linux_family import boots_micro, has_agent
 from vtorque_linux_guest.settings import Settings, agent_path, site_scripts
 
@@ -50,47 +51,18 @@ def agent_conf(guest: GuestPlan, items: Sequence[ContextItem]) -> bytes:
     virtiofs has nothing to flush once a file is closed, and the root disk is thrown away.
     """
     own = any(isinstance(item, Mount) and item.kind != "virtiofs" for item in items)
-    values = _who_and_where(guest) | {
-        "status": f"port:{STATUS_PORT}",
-        "run": f"port:{RUN_PORT}",
-        "setup": "/run/vtorque/setup.sh",
-        "sync": str(int(own)),
-    }
+    values = {"setup": "/run/vtorque/setup.sh", "sync": str(int(own))}
     lines = [item for item in items if isinstance(item, LinePort)]
     if len(lines) > 1:
         raise HostFault(f"two plugins want a line port: {lines[0].path} and {lines[1].path}")
     for item in lines:
         values |= {"lines": item.path, "lines_port": f"port:{item.port}"}
-    return _conf(values)
+    return agent_side.agent_conf(guest, values)
 
 
 def cancel_conf(guest: GuestPlan) -> bytes:
     """Return the configuration of the agent that runs what is to run on cancellation."""
-    return _conf(_who_and_where(guest) | {"run": f"port:{CANCEL_PORT}"})
-
-
-def _who_and_where(guest: GuestPlan) -> dict[str, str]:
-    user = guest.user
-    values = {
-        "user": user.name,
-        "uid": str(user.uid),
-        "gid": str(user.gid),
-        "groups": ",".join(str(gid) for gid in dict.fromkeys(gid for _, gid in user.groups)),
-        "home": etc_files.guest_home(guest),
-        "shell": user.shell,
-        "spool": SPOOL,
-    }
-    if "container" in guest.image.labels:  # of an image made from a container
-        values["container"] = guest.image.labels["container"]
-    return values
-
-
-def _conf(values: Mapping[str, str]) -> bytes:
-    for key, value in values.items():
-        if any(c in value for c in "\n\0"):
-            raise HostFault(f"{key} {value!r} of the job's user cannot be told to a guest")
-    text = "".join(f"{key}={value}\n" for key, value in values.items())
-    return text.encode("utf-8", "surrogateescape")
+    return agent_side.conf(agent_side.who_and_where(guest) | {"run": f"port:{CANCEL_PORT}"})
 
 
 def _agent_binary(guest: GuestPlan, settings: Settings) -> bytes:

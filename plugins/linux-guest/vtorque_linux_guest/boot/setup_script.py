@@ -30,6 +30,7 @@ from vtorque_core.api.guest_context import (
 )
 from vtorque_core.api.guest_plan import Address, GuestPlan
 from vtorque_linux_guest.boot import etc_files
+from vtorque_linux_guest.guest import agent_side
 from vtorque_linux_guest.guest.contract import EPILOGUE_CLIENT, ON_CANCEL, SITE, SPOOL
 from vtorque_linux_guest.guest.linux_family import (
     DEBIAN,
@@ -211,7 +212,7 @@ def _dhcp(script: _Script, address: Address) -> None:
 
 def _identity(script: _Script, guest: GuestPlan) -> None:
     """The job's user and nobody else's: same ids in every family, whatever the image has."""
-    user, home = guest.user, etc_files.guest_home(guest)
+    user, home = guest.user, agent_side.home(guest)
     script.step(f"user {user.name}")
     texts = {
         "passwd": etc_files.passwd_line(user, home, user.shell),
@@ -319,7 +320,7 @@ def _mounts(script: _Script, guest: GuestPlan, items: Sequence[Mount]) -> None:
             source = '"$DISK"'
         kind = "" if item.kind == "disk" else f"-t {item.kind}"
         script.call("run mount", kind, "-o", quote(",".join(options)), source, at(item.target))
-    home = PurePosixPath(etc_files.guest_home(guest))
+    home = PurePosixPath(agent_side.home(guest))
     if not any(home.is_relative_to(PurePosixPath(m.target)) for m in items):
         script.step(f"home {home}")
         _folder(script, guest, str(home))
