@@ -25,6 +25,7 @@ pytest.register_assert_rewrite(
     "vtorque_testing.batch_submission",
     "vtorque_testing.builder",
     "vtorque_testing.exporter",
+    "vtorque_testing.guest",
     "vtorque_testing.live",
     "vtorque_testing.sink",
 )

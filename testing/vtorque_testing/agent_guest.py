@@ -1,0 +1,168 @@
+"""The double of a guest with vtorque-agent: the real agent, as a process of this machine.
+
+Needs ``vtorque-linux-guest``, as the guest type itself does, and a C compiler.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import shutil
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Self
+
+from vtorque_core.api.guest_driver import GuestDriver
+from vtorque_linux_guest.agent.build import build_agent
+from vtorque_testing.guest import ShellScripts
+from vtorque_testing.planned import guest_plan
+
+_LONG = 120.0  # seconds in which even a busy machine gets round to it
+_NOBODY = 65534
+
+
+class LocalAgent:
+    """The agent `binary` with its own configuration; a context manager.
+
+    As root, jobs run as nobody (65534) with the groups given; else as the caller. `setup` is the
+    text of a setup script. On leaving, an agent that died or reported a sanitizer's finding fails
+    the test by AssertionError.
+    """
+
+    def __init__(
+        self,
+        binary: Path,
+        setup: str | None = None,
+        groups: Iterable[int] = (),
+        extra: str = "",
+        sync: bool = False,
+        notify: str = "",
+        status: bool = True,
+    ) -> None:
+        # Not pytest's directory: it is closed to other users, and the job is one.
+        self.path = Path(tempfile.mkdtemp(prefix="vtorque-agent-"))
+        self.path.chmod(0o755)
+        self.home = self.path / "home"
+        self.spool = self.path / "spool"
+        for directory in (self.home, self.spool):
+            directory.mkdir(mode=0o755)
+        root = os.getuid() == 0
+        self.uid, self.gid = (_NOBODY, _NOBODY) if root else (os.getuid(), os.getgid())
+        os.chown(self.home, self.uid, self.gid)
+        self.status_listener = self._listen("status")
+        self.run_listener = self._listen("run")
+        lines = [
+            "user=tester",
+            f"uid={self.uid}",
+            f"gid={self.gid}",
+            f"groups={','.join(str(gid) for gid in groups)}",
+            f"home={self.home}",
+            "shell=/bin/sh",
+            *([f"status=unix:{self.path}/status"] if status else []),
+            f"run=unix:{self.path}/run",
+            f"spool={self.spool}",
+            f"sync={int(sync)}",
+        ]
+        if setup is not None:
+            (self.path / "setup").write_text(setup)
+            lines.append(f"setup={self.path}/setup")
+        self.conf = self.path / "agent.conf"
+        self.conf.write_text("\n".join(lines) + "\n" + extra)
+        self.conf.chmod(0o644)
+        self._open = [self.status_listener, self.run_listener]
+        self._log = (self.path / "log").open("wb")
+        environment = {
+            "PATH": os.environ["PATH"],
+            "ASAN_OPTIONS": "detect_stack_use_after_return=0",
+            "NOTIFY_SOCKET": notify,
+        }
+        self.process = subprocess.Popen(
+            [binary, self.conf], stdin=subprocess.DEVNULL, stderr=self._log, env=environment
+        )
+
+    def _listen(self, name: str) -> socket.socket:
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(str(self.path / name))
+        listener.listen(8)
+        listener.settimeout(_LONG)
+        return listener
+
+    def status(self) -> socket.socket:
+        """The agent's next connection to the status port."""
+        return self._next(self.status_listener)
+
+    def connect(self) -> socket.socket:
+        """The agent's next connection to the run port, as a host would have it."""
+        return self._next(self.run_listener)
+
+    def _next(self, listener: socket.socket) -> socket.socket:
+        connection = listener.accept()[0]
+        self._open.append(connection)
+        return connection
+
+    def log(self) -> str:
+        """What the agent wrote to stderr."""
+        return (self.path / "log").read_text(errors="replace")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        alive = self.process.poll() is None
+        self.process.terminate()
+        try:
+            code = self.process.wait(_LONG)
+        finally:
+            self.process.kill()
+            self._log.close()
+            log = self.log()
+            for sock in self._open:
+                sock.close()
+            shutil.rmtree(self.path, ignore_errors=True)
+        if kind is None and not (alive and code == 0):
+            raise AssertionError(f"the agent ended with {code}: {log}")
+
+
+class AgentHarness:
+    """For a driver that is an ``AgentDriver``; see :class:`vtorque_testing.guest.GuestHarness`.
+
+    ``binary``: the agent; by default one is built in ``directory``. Close it in the end.
+    """
+
+    ready_port, ready_mark, run_port = "status.sock", b"READY 1\n", "run.sock"
+    lacks: Mapping[str, str] = {}
+
+    def __init__(self, driver: GuestDriver, directory: Path, binary: Path | None = None) -> None:
+        self.driver = driver
+        self.scripts = ShellScripts()
+        self.patience = _LONG
+        self.binary = binary or directory / "vtorque-agent"
+        if binary is None:
+            build_agent(self.binary, "gcc", ("-O1",))
+        self._top = Path(tempfile.mkdtemp(prefix="vtorque-guest-"))
+        self.plan = guest_plan(run_dir=self._top, state_dir=self._top)
+        self._agent: LocalAgent | None = None
+
+    @contextlib.contextmanager
+    def boot(self, fails: str = "") -> Iterator[None]:
+        """Have an agent, whose setup says this and fails."""
+        setup = f"cat <<'END'\n{fails}\nEND\nexit 3\n" if fails else None
+        with LocalAgent(self.binary, setup) as self._agent:
+            listening = select.select([self._agent.run_listener], [], [], _LONG)[0]
+            assert listening, "the agent does not come up"
+            yield
+        self._agent = None
+
+    def connect(self, port: str) -> socket.socket:
+        """Return the agent's next connection to this port."""
+        if self._agent is None:
+            raise OSError("there is no guest")
+        return self._agent.status() if port == self.ready_port else self._agent.connect()
+
+    def close(self) -> None:
+        """Remove its directory."""
+        shutil.rmtree(self._top, ignore_errors=True)

@@ -1,0 +1,34 @@
+"""Root's process that boots late guests on the job shell's word, as a thread of the test's."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from vtorque_core.api.guest_driver import ORDER_SOCKET, BootedGuest
+from vtorque_core.resources.starter import Starter
+
+
+@contextlib.contextmanager
+def booting(run_dir: Path, boot: Callable[[bytes], Sequence[BootedGuest]]) -> Iterator[None]:
+    """Have one order taken in this run directory: ``boot`` gets it, and says what it has booted.
+
+    What it raises is the job shell's answer, as it is root's.
+    """
+    path = str(run_dir / ORDER_SOCKET)
+    listens = threading.Event()
+    starter = Starter(socket=path, uid=os.getuid(), boot=boot)
+    thread = threading.Thread(target=starter.serve, args=(listens.set,), daemon=True)
+    thread.start()
+    assert listens.wait(60), "root's process does not listen"
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as nobody:
+            nobody.connect(path)  # if no order came: an empty one
+        thread.join(60)
+        Path(path).unlink(missing_ok=True)

@@ -1,0 +1,152 @@
+"""Between a driver and the ports of its guest: bytes pass as they are, or as no guest should send.
+
+A port is a unix socket in the guest's run directory, as QEMU makes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+_CHUNK = 1 << 16
+
+
+class Wires:
+    """The ports of a guest, in front of a double of it. A context manager.
+
+    Attributes:
+        port: the port that ``cut``, ``chunk`` and ``passed`` are about.
+        cut: after so many bytes to the host the guest is gone; None: never.
+        last: what it sends before it goes.
+        chunk: the most bytes that reach the host at once.
+        passed: what has reached the host.
+        instead: port to what a guest does there that is none: :func:`silent`, :func:`babbling`.
+    """
+
+    def __init__(
+        self, run_dir: Path, ports: Iterable[str], connect: Callable[[str], socket.socket]
+    ) -> None:
+        self._run_dir, self._ports, self._connect = run_dir, tuple(ports), connect
+        self._open: list[socket.socket] = []
+        self._lock = threading.Lock()
+        self._gone = False
+        self.port = ""
+        self.cut: int | None = None
+        self.last = b""
+        self.chunk = _CHUNK
+        self.passed = bytearray()
+        self.instead: dict[str, Callable[[socket.socket], None]] = {}
+
+    def watch(
+        self, port: str, *, cut: int | None = None, last: bytes = b"", chunk: int = _CHUNK
+    ) -> None:
+        """Have this port's bytes counted from now on, and cut or split."""
+        self.port, self.cut, self.last, self.chunk = port, cut, last, chunk
+        self.passed = bytearray()
+
+    def __enter__(self) -> Wires:
+        for name in self._ports:
+            listener = socket.socket(socket.AF_UNIX)
+            listener.bind(str(self._run_dir / name))
+            listener.listen(8)
+            self._open.append(listener)
+            threading.Thread(target=self._serve, args=(listener, name), daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+        for name in self._ports:
+            (self._run_dir / name).unlink(missing_ok=True)
+
+    def end(self) -> None:
+        """End the guest: no port takes a connection, those that are open break."""
+        with self._lock:
+            self._gone = True
+            for each in self._open:
+                with contextlib.suppress(OSError):
+                    each.shutdown(socket.SHUT_RDWR)
+            for each in self._open:
+                each.close()
+
+    def _keep(self, connection: socket.socket) -> bool:
+        with self._lock:
+            if not self._gone:
+                self._open.append(connection)
+            else:
+                connection.close()
+            return not self._gone
+
+    def _serve(self, listener: socket.socket, name: str) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                ours = listener.accept()[0]
+                if not self._keep(ours):
+                    return
+                if name in self.instead:
+                    self._misbehave(self.instead[name], ours)
+                else:
+                    self._pass(ours, name)
+
+    def _misbehave(self, guest: Callable[[socket.socket], None], ours: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            guest(ours)
+        with contextlib.suppress(OSError):
+            ours.shutdown(socket.SHUT_RDWR)
+
+    def _pass(self, ours: socket.socket, name: str) -> None:
+        if name == self.port and self.cut == 0:
+            self.end()
+            return
+        theirs = self._connect(name)
+        if not self._keep(theirs):
+            return
+        back = threading.Thread(target=self._to_host, args=(theirs, ours, name), daemon=True)
+        back.start()
+        with contextlib.suppress(OSError):
+            while data := ours.recv(_CHUNK):
+                theirs.sendall(data)
+        with contextlib.suppress(OSError):
+            theirs.shutdown(socket.SHUT_RDWR)
+        back.join()
+
+    def _to_host(self, theirs: socket.socket, ours: socket.socket, name: str) -> None:
+        watched = name == self.port
+        with contextlib.suppress(OSError):
+            while data := theirs.recv(self.chunk if watched else _CHUNK):
+                if watched and self.cut is not None:
+                    data = data[: self.cut - len(self.passed)]
+                ours.sendall(data)
+                self.passed += data if watched else b""
+                if watched and len(self.passed) == self.cut:
+                    ours.sendall(self.last)
+                    self.end()
+                    return
+        with contextlib.suppress(OSError):
+            ours.shutdown(socket.SHUT_RDWR)
+
+
+def silent(connection: socket.socket) -> None:
+    """Say nothing, and read what comes until the host has gone."""
+    while connection.recv(_CHUNK):
+        pass
+
+
+def babbling(data: Iterable[bytes], *, stays: bool = True) -> Callable[[socket.socket], None]:
+    """Return what says this, and then nothing; or ends."""
+
+    def guest(connection: socket.socket) -> None:
+        for piece in data:
+            connection.sendall(piece)
+        if stays:
+            silent(connection)
+
+    return guest
+
+
+def flood(piece: bytes, most: int = 5 << 18) -> Iterator[bytes]:
+    """Yield the same again and again, so many bytes at most."""
+    for _ in range(most // len(piece)):
+        yield piece
