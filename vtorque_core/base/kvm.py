@@ -113,7 +113,9 @@ def choose(accel: str, run_dir: Path, user: str | None = None) -> Accel:
 def probed(run_dir: Path, user: str | None = None) -> Probe:
     """Return this boot's answer: the one that root has noted, else that of a probe now."""
     path = run_dir / _CACHE
-    key = {"boot": _boot_id(), "user": user, "group": _group_of(user) if user else None}
+    # Of the caller: whether it is theirs to open, which changes when they join its group.
+    who = _group_of(user) if user else os.access(_DEVICE, os.R_OK | os.W_OK)
+    key = {"boot": _boot_id(), "user": user, "group": who}
     known = _read(path, key)
     if known is not None:
         return known

@@ -70,6 +70,18 @@ def test_another_user_is_another_question(tmp_path: Path, answers: list[Probe]) 
         kvm.probed(tmp_path, "nobody-of-this-name")
 
 
+def test_who_may_open_it_now_is_asked_again(
+    tmp_path: Path, answers: list[Probe], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody who has joined the group of /dev/kvm does not need to wait for the next boot."""
+    answers += [Probe("Permission denied"), Probe()]
+    may = False
+    monkeypatch.setattr(os, "access", lambda *_: may)
+    assert kvm.probed(tmp_path).failure
+    may = True
+    assert kvm.probed(tmp_path) == kvm.probed(tmp_path) == Probe()
+
+
 def test_a_note_of_another_boot_is_ignored(
     tmp_path: Path, answers: list[Probe], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,7 +103,13 @@ def test_a_damaged_note_is_ignored(tmp_path: Path, answers: list[Probe], content
 
 def test_a_note_that_others_can_write_is_not_believed(tmp_path: Path, answers: list[Probe]) -> None:
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    forged = {"boot": boot, "user": None, "group": None, "failure": "", "note": ""}
+    forged = {
+        "boot": boot,
+        "user": None,
+        "group": os.access("/dev/kvm", os.R_OK | os.W_OK),
+        "failure": "",
+        "note": "",
+    }
     note = tmp_path / "accel.json"
     note.write_text(json.dumps(forged))
     note.chmod(0o666)
