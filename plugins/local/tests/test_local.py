@@ -310,7 +310,7 @@ def test_interactive_job_has_the_terminal(site):
 @pytest.mark.parametrize(
     ("argv", "named"),
     [
-        (("-t", "3-1"), "-t 3-1: an array has 1 to 1000 tasks"),
+        (("-t", "3-1"), "-t 3-1: an array has 1 to 200 tasks"),
         (("-t", "0-99999"), "-t 0-99999"),
         (("-t", "1,"), "-t 1,: write it as"),
         (("-t", "1%0"), "-t 1%0"),

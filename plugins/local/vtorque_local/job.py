@@ -9,7 +9,7 @@ import os
 import pwd
 import shlex
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +75,7 @@ class Job:
 
     def encode(self) -> bytes:
         """Return the job as JSON."""
-        return json.dumps(asdict(self)).encode()
+        return json.dumps(vars(self)).encode()
 
     @classmethod
     def decode(cls, data: bytes) -> Job:

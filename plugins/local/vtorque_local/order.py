@@ -15,7 +15,7 @@ from vtorque_pbs import convention as pbs
 MAX_RECORD = 128 << 10  # bytes: a request, MAX_TOKEN, is the big part
 MAX_TOKEN = 100_000  # characters of a request: MAX_ARG_STRLEN is 128 KiB, execve(2)
 MAX_SECONDS = 10**9
-MAX_TASKS = 1000  # of an array
+MAX_TASKS = 200  # of an array: nobody else is answered while their files are made
 _LENGTH = struct.Struct("!I")
 _TOKEN = re.compile(r"(vt1:[!-+.-~-]+)?", re.ASCII)
 _MEM = re.compile(r"([0-9]{1,15}[kmgt]?[bw]?)?", re.IGNORECASE | re.ASCII)
