@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from users import run
+import writing
 from vtorque_core.resources import virtiofs_daemon
 
 pytestmark = pytest.mark.e2e
@@ -23,24 +23,6 @@ saves = pytest.mark.skipif(
 refuses = pytest.mark.skipif(
     virtiofs_daemon.saves(), reason="of Debian 12: there a virtiofsd saves nothing"
 )
-
-WRITES = """#!/bin/sh
-# files that stay open, a pipe, and memory in use
-exec 3>>counted 4>>{also}
-for part in 0 1 2 3 4 5 6 7 8 9; do cat part; done > /dev/shm/much
-i=0
-until [ -e enough ]; do
-  i=$((i + 1)); echo $i; echo $i >&3; echo $i >&4; sleep 0.05
-done | {echoes}
-cat {also}
-md5sum < /dev/shm/much
-date +%s > ended
-exit 7
-"""
-OTHER_GUEST = "nc $(hostname | sed 's/0$/1/') 7000"  # over one connection all of it comes back
-ECHOES = """#!/bin/sh
-[ "$VTORQUE_RANK" = 0 ] || setsid nc -ll -p 7000 -e cat >/dev/null 2>&1 </dev/null &
-"""
 
 
 @pytest.fixture
@@ -64,10 +46,10 @@ def writer(guest, place, config, disk):
     """A job of two guests with all that may be lost: files, a pipe, a connection, a disk."""
     scripts = guest.config.parent / "in-guests"
     scripts.mkdir(mode=0o755)
-    (scripts / "echoes").write_text(ECHOES)
+    (scripts / "echoes").write_text(writing.ECHOES)
     config("plugin.linux-guest", f'prologue = "{scripts}"')
     asked = f"ram=384M,vms_per_node=2,disk={disk}"
-    yield Writer(guest, asked, echoes=OTHER_GUEST, also="/data/also")
+    yield Writer(guest, asked, echoes=writing.OTHER_GUEST, also="/data/also")
     shutil.rmtree(scripts)
 
 
@@ -77,11 +59,7 @@ class Writer:
     def __init__(self, node, asked="ram=384M", **words):
         self.node, self.names, self.id = node, [], ""
         self.asked = ("-vm", asked)
-        part = os.urandom(10_000_000)
-        (node.home / "part").write_bytes(part)
-        sums = run("md5sum", input=part * 10).stdout
-        self.sum = sums.decode().split()
-        self.text = WRITES.format(**{"echoes": "cat", "also": "also"} | words)
+        self.text, self.memory = writing.script(**words), writing.give(node.home)
 
     def submit(self, *args, user=None):
         name = f"n{len(self.names)}"
@@ -132,7 +110,7 @@ class Writer:
         counted = self.lines("counted")
         assert counted == [str(number) for number in range(1, len(counted) + 1)], (errors, log)
         said = [line for name in self.names for line in self.lines(f"{name}.out")]
-        assert said == [*counted, *counted, *self.sum], (errors, log)
+        assert said == writing.said(counted, self.memory), (errors, log)
         ended = self.node.home / "ended"
         late = ended.stat().st_mtime - int(ended.read_text())  # date tells whole seconds
         assert -1 <= late <= 2, "its clock is right"
@@ -183,7 +161,7 @@ def test_a_job_is_saved_goes_on_and_goes_on_again_from_there(guest, place):
     assert later == [str(int(later[0]) + number) for number in range(len(later))], log
     assert later[0] in first[1:], "it began where it was saved"
     said = job.lines("n1.out")
-    assert said == [*later, *job.lines("also"), *job.sum], log
+    assert said == [*later, *job.lines("also"), *job.memory], log
 
 
 @saves
@@ -272,7 +250,9 @@ def test_twenty_times(writer):
     writer.submit()
     for _ in range(20):
         writer.await_more(writer.counted + random.randrange(1, 20))  # noqa: S311
-        writer.submit("-vm", f"resume={writer.saved()}")
+        name = writer.saved()
+        writer.submit("-vm", f"resume={name}").await_more(writer.counted)
+        writer.node.as_user("vmgr", "checkpoints", "remove", name)
     writer.check()
 
 

@@ -6,6 +6,7 @@ import pytest
 
 import ill
 import slurm_cluster as slurm
+import writing
 from vtorque_core.resources import virtiofs_daemon
 
 pytestmark = pytest.mark.e2e
@@ -99,6 +100,52 @@ def test_a_job_goes_on_on_another_node_and_takes_its_address_along(place):
     assert counted(place) == numbers() == place.read("out").decode().split()
     assert b"Nehalem" in place.read("err"), "the site's processor"
     place.root("head", "scancel", other)
+
+
+@pytest.fixture
+def writer(place):
+    """Return what a job of two guests asks for that has a disk file; what it is then to say."""
+    disk, scripts = f"/home/{slurm.USER}/data.raw", "/etc/vtorque/in-guests"
+    table = f'\n[plugin.linux-guest]\nprologue = "{scripts}"\n'
+    for machine in slurm.MACHINES:
+        place.root(machine, "sh", "-c", f"cat >> {CONF}", stdin=table.encode())
+        place.root(machine, "mkdir", scripts)
+        echoes = f"cat > {scripts}/a; chmod 755 {scripts}/a"
+        place.root(machine, "sh", "-c", echoes, stdin=writing.ECHOES.encode())
+    place.user("truncate", "-s", "64M", disk)
+    place.user("/usr/sbin/mke2fs", "-q", "-F", "-t", "ext4", disk)
+    yield f"ram=384M,vms_per_node=2,disk={disk}", writing.give(place.home)
+    for machine in slurm.MACHINES:
+        place.root(machine, "rm", "-rf", scripts)
+    (place.home / "data.raw").unlink()
+
+
+@saves
+@pytest.mark.full
+@pytest.mark.releases
+def test_twenty_times_on_alternating_nodes(place, writer):
+    """Files, a pipe, a connection between guests, a disk, memory: not a byte is lost."""
+    asked, memory = writer
+    text = writing.script(writing.OTHER_GUEST, "/data/also")
+    words = ("vsub", "--parsable", "-o", "out", "-e", "err", "--open-mode=append")
+    script = place.script(text)
+
+    def submitted(node, *more):
+        done = place.user(*words, f"-w{node}", "-vm", asked, *more, script)
+        return done.stdout.decode().strip()
+
+    job_id = submitted("n1")
+    for node in ("n2", "n1") * 10:
+        await_more(place, len(counted(place)) + 5)
+        name, begun = saved(place, job_id)
+        job_id = submitted(node, "-vm", f"resume={name}")
+        await_more(place, begun)
+        place.root(node, "vmgr", "checkpoints", "remove", name)
+    place.script("", "enough")
+    place.wait_state(job_id, "FAILED", seconds=180)
+    assert place.show(job_id)["ExitCode"] == "7:0"
+    assert counted(place) == numbers(len(counted(place)))
+    assert place.read("out").decode().split() == writing.said(counted(place), memory)
 
 
 def crash(cluster, node):

@@ -1,0 +1,46 @@
+"""A job that writes wherever something may be lost while it is saved and goes on.
+
+What it is given lies in its user's home: ``part``, of which its memory has ten. It ends when there
+is ``enough``.
+"""
+
+import os
+
+from users import run
+
+WRITES = """#!/bin/sh
+# files that stay open, a pipe, and memory in use
+exec 3>>counted 4>>{also}
+for part in 0 1 2 3 4 5 6 7 8 9; do cat part; done > /dev/shm/much
+i=0
+until [ -e enough ]; do
+  i=$((i + 1)); echo $i; echo $i >&3; echo $i >&4; sleep 0.05
+done | {echoes}
+cat {also}
+md5sum < /dev/shm/much
+date +%s > ended
+exit 7
+"""
+OTHER_GUEST = "nc $(hostname | sed 's/0$/1/') 7000"  # over one connection all of it comes back
+ECHOES = """#!/bin/sh
+[ "$VTORQUE_RANK" = 0 ] || setsid nc -ll -p 7000 -e cat >/dev/null 2>&1 </dev/null &
+"""
+"""The site's script for guests: the second one says what it is told."""
+
+
+def script(echoes="cat", also="also"):
+    """Return the job's script: a pipe to ``echoes``, and another file."""
+    return WRITES.format(echoes=echoes, also=also)
+
+
+def give(home):
+    """Write what the job is given; return what it then says of its memory."""
+    part = os.urandom(10_000_000)
+    (home / "part").write_bytes(part)
+    (home / "part").chmod(0o644)
+    return run("md5sum", input=part * 10).stdout.decode().split()
+
+
+def said(counted, memory):
+    """Return the words of its whole output."""
+    return [*counted, *counted, *memory]
