@@ -362,6 +362,24 @@ def told(job):
     return job.kept.read("log.jsonl").decode()
 
 
+def test_one_that_is_suspended_while_it_is_saved_stays_still(
+    loop, paths, done, top, shell, monkeypatch
+):
+    job = started(paths)
+    shell(job, FIRST)
+    stopped, on_step = job.run_dir(0).parent / "stopped", checkpoint.on_step
+    step = "after manifest"
+    monkeypatch.setattr(checkpoint, "on_step", lambda at: stopped.touch() if at == step else None)
+    monkeypatch.setattr(suspend, "shell_stopped", lambda *_: stopped.exists())
+    assert ask(loop, job, "save") == "" and Store(top, job.uid).has(FIRST)
+    for _ in range(3):
+        loop.look()
+    assert phase(job) == "paused" and "resume" not in done.did()
+    stopped.unlink()
+    monkeypatch.setattr(checkpoint, "on_step", on_step)
+    assert goes_on(loop, job)
+
+
 @pytest.mark.parametrize("step", [*STAYS, "wait 3600", "wait 0"])
 def test_killed_at_each_step_it_is_saved_and_goes_on(loop, paths, done, top, shell, step):
     job = started(paths)

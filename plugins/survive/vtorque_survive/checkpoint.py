@@ -296,14 +296,16 @@ def _make(
     settings: Settings,
 ) -> None:
     run_dir, clocks = guests[0].guest.run_dir, None
-    runs = suspend.phase(job) == suspend.RUNS  # else who was here before us was killed
+    # Whose job shell was stopped meanwhile stays still, as one that stood still when we came: by
+    # the watcher, after one before us was killed.
+    runs = suspend.phase(job) == suspend.RUNS
     try:
         if not store.is_written(asked.id):
             manifest = _prepare(paths, store, job, guests, asked, settings)
             if runs:
                 suspend.bring(paths, job, suspend.PAUSED, SAVED)
             _write(paths, store, job, guests, asked, manifest)
-        if runs and not asked.ends:
+        if runs and not asked.ends and not suspend.shell_stopped(paths, job):
             suspend.bring(paths, job, suspend.RUNS, "it is saved")
             clocks = suspend.set_clocks(paths, job)
         on_step("before finish")
