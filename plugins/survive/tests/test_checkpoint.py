@@ -28,10 +28,11 @@ from vtorque_core.live.jobs import Running
 from vtorque_core.live.saving import Saveable
 from vtorque_core.records.reading import read
 from vtorque_core.resources.disk import Overlay
-from vtorque_survive import checkpoint, periodic, request, restore, tools, watcher
+from vtorque_survive import checkpoint, periodic, request, restore, room, tools, watcher
 from vtorque_survive.asked import CHECKPOINT
-from vtorque_survive.checkpoint import Checkpoints, copy_data
+from vtorque_survive.checkpoint import Checkpoints
 from vtorque_survive.settings import Settings
+from vtorque_survive.sparse import copy_data
 from vtorque_survive.stored import MANIFEST, Manifest, Store
 from vtorque_survive.watcher import Loop
 
@@ -787,7 +788,7 @@ def test_a_line_after_one_that_was_cut_off_is_whole(fifo):
 def test_what_would_not_fit_is_not_begun(loop, paths, done, monkeypatch, top):
     job = started(paths)
     free = SimpleNamespace(free=600 << 20)
-    monkeypatch.setattr(checkpoint.shutil, "disk_usage", lambda _: free)
+    monkeypatch.setattr(room.shutil, "disk_usage", lambda _: free)
     assert "it needs up to 640M in" in ask(loop, job)
     assert goes_on(loop, job)
     assert not any(line.startswith("saved") for line in done.did())
@@ -823,20 +824,20 @@ def test_a_user_keeps_those_of_no_more_jobs_than_the_site_lets_them(paths, done,
 def test_what_others_are_to_have_is_no_room(paths, done, monkeypatch, top):
     """Two are saved at once, of two users: each would fit alone."""
     free = SimpleNamespace(free=1000 << 20)
-    monkeypatch.setattr(checkpoint.shutil, "disk_usage", lambda _: free)
+    monkeypatch.setattr(room.shutil, "disk_usage", lambda _: free)
     settings = Settings(checkpoints=str(top))
     one, two = started(paths), started(paths, job_id="43.srv")
     guests = [Saveable(guest, (), Path("/"), None) for guest in running(paths, one).guests]
     theirs, mine = Store(top, one.uid + 1), Store(top, two.uid)
     part = theirs.make(one.key)
     with theirs.locked():
-        checkpoint._require_room(theirs, part, guests, settings)
+        room.require_room(theirs, part, guests, settings)
     (part / "g0.memory").write_bytes(b"x" * (100 << 20))
     free.free -= 100 << 20
     with mine.locked(), pytest.raises(HostFault, match=r"needs up to 640M .* which has 360M"):
-        checkpoint._require_room(mine, mine.make(two.key), guests, settings)
+        room.require_room(mine, mine.make(two.key), guests, settings)
     theirs.drop(one.key)
-    checkpoint._require_room(mine, mine.part(two.key), guests, settings)
+    room.require_room(mine, mine.part(two.key), guests, settings)
 
 
 def test_what_a_dead_node_has_left_counts_no_more(paths, done, top):
@@ -845,7 +846,7 @@ def test_what_a_dead_node_has_left_counts_no_more(paths, done, top):
     guests = [Saveable(guest, (), Path("/"), None) for guest in running(paths, job).guests]
     store = Store(top, job.uid)
     part = store.make(job.key)
-    checkpoint._require_room(store, part, guests, Settings(checkpoints=str(top)))
+    room.require_room(store, part, guests, Settings(checkpoints=str(top)))
     assert store.used() == store.promised() == 640 << 20
     for path in (part, *part.iterdir()):
         os.utime(path, (0, 0))
@@ -857,7 +858,7 @@ def test_what_becomes_larger_than_was_expected_is_not_kept(
     loop, paths, done, top, shell, monkeypatch
 ):
     """The state of a daemon with very many open files is in a guest's memory, too."""
-    monkeypatch.setattr(checkpoint, "_OVERHEAD", -256)
+    monkeypatch.setattr(room, "_OVERHEAD", -256)
     job = started(paths)
     shell(job)
     assert "and no more than 0M were expected" in ask(loop, job, "save")
@@ -871,13 +872,13 @@ def test_two_jobs_that_are_saved_at_once_have_no_more_than_that(paths, done, top
     store, part = Store(top, one.uid), Store(top, one.uid).make(one.key)
     guests = [Saveable(guest, (), Path("/"), None) for guest in running(paths, one).guests]
     with store.locked():
-        checkpoint._require_room(store, part, guests, settings)
-        checkpoint._require_room(store, part, guests, settings)  # after a kill
+        room.require_room(store, part, guests, settings)
+        room.require_room(store, part, guests, settings)  # after a kill
     with pytest.raises(Refused, match="640M are used"):
-        checkpoint._require_room(store, store.make(two.key), guests, settings)
+        room.require_room(store, store.make(two.key), guests, settings)
     assert store.used() == 640 << 20
     store.drop(one.key)
-    checkpoint._require_room(store, store.part(two.key), guests, settings)
+    room.require_room(store, store.part(two.key), guests, settings)
 
 
 def running(paths, job):

@@ -12,11 +12,9 @@ ends if a guest of it has ended.
 
 from __future__ import annotations
 
-import errno
 import json
 import logging
 import os
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -25,17 +23,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
-from vtorque_core.api import HostFault, Paths, Refused, VtorqueError, replace_file, show_mib
+from vtorque_core.api import HostFault, Paths, Refused, VtorqueError, replace_file
 from vtorque_core.api.children import Child, readable
 from vtorque_core.api.guest_driver import LEAVE, TELL
 from vtorque_core.api.guest_plan import SavedGuest
 from vtorque_core.live import saving, service, suspend
 from vtorque_core.live.jobs import RunningGuest, RunningJob
 from vtorque_core.live.saving import Saveable
-from vtorque_survive import listing, periodic, tools
+from vtorque_survive import listing, periodic, room, tools
 from vtorque_survive.settings import Settings
 from vtorque_survive.shared import require_not_shared
-from vtorque_survive.stored import RESERVED, SESSION, Manifest, Store
+from vtorque_survive.sparse import copy_data
+from vtorque_survive.stored import SESSION, Manifest, Store
 
 ASKED, HELD = "checkpoint-asked", "checkpoint-held"  # files in the job's directory of state
 _HELD = 20.0  # seconds for a guest to say that it waits for another job shell
@@ -45,9 +44,7 @@ _MOST = 96 << 20  # bytes of that: twice what a session may have in flight
 _TIME = 3600.0  # seconds for all of it
 _GONE, _TELLS = 10.0, 1.0  # seconds for who has asked to end, and for the batch system to say so
 _ENDS = 120.0  # seconds to have the batch system end the job
-_OVERHEAD = 64  # MiB of a guest's file beside its memory
 _FIRST, _SLOWEST = 60.0, 10.0  # seconds, then MiB a second: how slow writing it may be
-_MIB = 1 << 20
 HOLDS, SAVES, ENDS = "holds", "saves", "ends"
 """What is done for a checkpoint. ENDS: the job, which is saved."""
 SAVED = "it is being saved"
@@ -342,8 +339,8 @@ def _prepare(
     if any(saving.runs(each.guest) for each in guests):
         _require_time(paths, job)
     with store.locked():
-        _require_few(store, job.job.id, settings)
-        _require_room(store, part, guests, settings)
+        room.require_few(store, job.job.id, settings)
+        room.require_room(store, part, guests, settings)
     return _manifest(paths, store.directory / asked.id, job, guests)
 
 
@@ -374,7 +371,7 @@ def _write(
         done.result()
     _take_session(paths, job, leave, part / SESSION)
     if not asked.ends:
-        _require_no_more(part)
+        room.require_no_more(part)
     disks = tools.disks(each.guest.run_dir for each in guests)  # nobody writes to them any more
     on_step("before manifest")
     store.write(replace(manifest, disks=disks))
@@ -448,50 +445,6 @@ def _has_time(paths: Paths, job: RunningJob) -> bool:
     return time.time() - (paths.job_state(job.job.key) / ASKED).stat().st_mtime <= _TIME
 
 
-def _require_few(store: Store, job_id: str, settings: Settings) -> None:
-    """Refuse one of one job too many: each has addresses that nobody else gets meanwhile."""
-    of = {each.job for each in store.all()} | {job_id}
-    if settings.most and len(of) > settings.most:
-        raise Refused(
-            f"checkpoints of {len(of) - 1} jobs are kept, of {settings.most} at most ([plugin."
-            "survive] most): remove some (vmgr checkpoints)"
-        )
-
-
-def _require_room(store: Store, part: Path, guests: list[Saveable], settings: Settings) -> None:
-    """Refuse what would not fit: once the first guest is saved there is no way back.
-
-    What fits is the job's from now on, also while others here are saved.
-    """
-    if (part / RESERVED).exists():
-        return
-    need = sum((each.guest.ram_mib + _OVERHEAD) * _MIB for each in guests)
-    need += sum(each.disk.stat().st_blocks * 512 for each in guests if each.disk is not None)
-    had = sum(file.stat().st_blocks * 512 for file in part.iterdir())
-    used = store.used() - had
-    if settings.quota and used + need > settings.quota * _MIB:
-        raise Refused(
-            f"it needs up to {show_mib(need // _MIB)}, and of {show_mib(settings.quota)} that a "
-            f"user may have ([plugin.survive] quota) {show_mib(used // _MIB)} are used: remove some"
-        )
-    free = shutil.disk_usage(part).free + had - store.promised()
-    if need > free:
-        raise HostFault(
-            f"it needs up to {show_mib(need // _MIB)} in {store.top}, which has "
-            f"{show_mib(free // _MIB)}"
-        )
-    with (part / RESERVED).open("wb") as reserved:
-        reserved.truncate(need)
-
-
-def _require_no_more(part: Path) -> None:
-    """Refuse what has become larger than was reserved, as by very many open files."""
-    had, reserved = sum(f.stat().st_blocks * 512 for f in part.iterdir()), part / RESERVED
-    if had > reserved.stat().st_size:
-        most = show_mib(reserved.stat().st_size // _MIB)
-        raise Refused(f"it has {show_mib(had // _MIB)}, and no more than {most} were expected")
-
-
 def _copy(disk: Path, to: Path) -> None:
     """Copy a disk whose guest stands still; QEMU has written all of it."""
     if to.exists():
@@ -507,34 +460,6 @@ def _copy(disk: Path, to: Path) -> None:
     except OSError as error:
         raise HostFault(f"cannot copy {disk}: {error.strerror}") from None
     on_step("after disk")
-
-
-def copy_data(source: int, to: int) -> None:
-    """Copy a file; its holes stay holes (lseek(2), SEEK_DATA). Raises OSError."""
-    size, at = os.fstat(source).st_size, 0
-    os.ftruncate(to, size)
-    while at < size:
-        try:
-            at = os.lseek(source, at, os.SEEK_DATA)
-        except OSError:  # ENXIO: no more data
-            break
-        end = os.lseek(source, at, os.SEEK_HOLE)
-        os.lseek(to, at, os.SEEK_SET)  # for _copied
-        while at < end:
-            sent = _copied(source, to, end - at, at)
-            if not sent:
-                raise OSError(5, "it became shorter")
-            at += sent
-
-
-def _copied(source: int, to: int, count: int, at: int) -> int:
-    """Copy some bytes, by the file system itself where both files are in one; return how many."""
-    try:
-        return os.copy_file_range(source, to, count, at, at)
-    except OSError as error:
-        if error.errno != errno.EXDEV:
-            raise
-        return os.sendfile(to, source, at, count)  # to where ``to`` stands
 
 
 def _memory(paths: Paths, job: RunningJob, each: Saveable, part: Path, *, stays: bool) -> None:

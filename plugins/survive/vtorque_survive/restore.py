@@ -36,8 +36,8 @@ from vtorque_core.live import changes
 from vtorque_core.live.jobs import Running
 from vtorque_survive import shared, tools
 from vtorque_survive.asked import BEGINNING, CHECKPOINT, NEVER, RESUME
-from vtorque_survive.checkpoint import copy_data
 from vtorque_survive.settings import Settings
+from vtorque_survive.sparse import copy_data
 from vtorque_survive.stored import SESSION, Manifest, Store
 
 _TRIES = 2  # starts that may fail before a job that is started again begins anew

@@ -1,0 +1,64 @@
+"""Whether there is room for a checkpoint. As root, within ``Store.locked``."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from vtorque_core.api import HostFault, Refused, show_mib
+from vtorque_core.live.saving import Saveable
+from vtorque_survive.settings import Settings
+from vtorque_survive.stored import RESERVED, Store
+
+_OVERHEAD = 64  # MiB of a guest's file beside its memory
+_MIB = 1 << 20
+
+
+def require_few(store: Store, job_id: str, settings: Settings) -> None:
+    """Refuse one of one job too many: each has addresses that nobody else gets meanwhile.
+
+    Raises Refused.
+    """
+    of = {each.job for each in store.all()} | {job_id}
+    if settings.most and len(of) > settings.most:
+        raise Refused(
+            f"checkpoints of {len(of) - 1} jobs are kept, of {settings.most} at most ([plugin."
+            "survive] most): remove some (vmgr checkpoints)"
+        )
+
+
+def require_room(store: Store, part: Path, guests: list[Saveable], settings: Settings) -> None:
+    """Refuse what would not fit: once the first guest is saved there is no way back.
+
+    What fits is the job's from now on, also while others here are saved. Raises Refused, HostFault.
+    """
+    if (part / RESERVED).exists():
+        return
+    need = sum((each.guest.ram_mib + _OVERHEAD) * _MIB for each in guests)
+    need += sum(each.disk.stat().st_blocks * 512 for each in guests if each.disk is not None)
+    had = sum(file.stat().st_blocks * 512 for file in part.iterdir())
+    used = store.used() - had
+    if settings.quota and used + need > settings.quota * _MIB:
+        raise Refused(
+            f"it needs up to {show_mib(need // _MIB)}, and of {show_mib(settings.quota)} that a "
+            f"user may have ([plugin.survive] quota) {show_mib(used // _MIB)} are used: remove some"
+        )
+    free = shutil.disk_usage(part).free + had - store.promised()
+    if need > free:
+        raise HostFault(
+            f"it needs up to {show_mib(need // _MIB)} in {store.top}, which has "
+            f"{show_mib(free // _MIB)}"
+        )
+    with (part / RESERVED).open("wb") as reserved:
+        reserved.truncate(need)
+
+
+def require_no_more(part: Path) -> None:
+    """Refuse what has become larger than was reserved, as by very many open files.
+
+    Raises Refused.
+    """
+    had, reserved = sum(f.stat().st_blocks * 512 for f in part.iterdir()), part / RESERVED
+    if had > reserved.stat().st_size:
+        most = show_mib(reserved.stat().st_size // _MIB)
+        raise Refused(f"it has {show_mib(had // _MIB)}, and no more than {most} were expected")
