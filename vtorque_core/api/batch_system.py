@@ -342,17 +342,6 @@ class NodeAdapter(Protocol):
         """
         raise Refused("this site's batch system knows no node that gets no more jobs")
 
-    def drained(self) -> tuple[str, Mapping[str, str]]:
-        """Return this node's name, and which nodes :meth:`drain` has drained, each with its reason.
-
-        Those on which the site has a note of its own are none of them. Raises as :meth:`drain`.
-        """
-        raise Refused("this site's batch system knows no node that gets no more jobs")
-
-    def undrain(self) -> None:
-        """Have jobs come here again if :meth:`drained` has this node. Raises as :meth:`drain`."""
-        raise Refused("this site's batch system knows no node that gets no more jobs")
-
     def requeue(self, job_id: str) -> None:
         """Have a job that runs here end, and start again under its id. Raises as :meth:`drain`."""
         raise Refused("this site's batch system starts no job again")

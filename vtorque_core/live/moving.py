@@ -5,7 +5,6 @@ What is done where it comes to: ``vtorque hook receive`` (:mod:`vtorque_core.nod
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,16 +14,15 @@ from typing import Any, Literal, Self
 from vtorque_core import __version__
 from vtorque_core.base import hypervisor
 from vtorque_core.base.errors import HostFault
-from vtorque_core.base.libvirt_workers import worker
 from vtorque_core.base.locks import job_lock
 from vtorque_core.base.names import Paths
 from vtorque_core.base.record import dataclass
 from vtorque_core.live.jobs import RunningGuest, RunningJob
-from vtorque_core.live.saving import Saveable
+from vtorque_core.live.saving import Saveable, of_libvirt
 from vtorque_core.live.suspend import RUNS
 from vtorque_core.records.journal import Journal
 from vtorque_core.records.reading import ARRIVES, DOMAIN, EmptyJournal, lock_name, read
-from vtorque_core.resources import netfilter, stopped_daemons
+from vtorque_core.resources import netfilter
 from vtorque_core.resources.netfilter import Netfilter
 from vtorque_core.site.load import load
 
@@ -83,14 +81,9 @@ def send(
 ) -> None:
     """Have libvirt move a guest to the libvirtd at the URI ``to``, with the XML of there.
 
-    Raises HostFault: :func:`settled` and the other node say who has it. A daemon of the user's that
-    they stop meanwhile is ended.
+    Raises HostFault: :func:`settled` and the other node say who has it.
     """
-    until, locks = time.monotonic() + seconds, stopped_daemons.locks_of(guest.run_dir)
-    with (
-        worker(paths, job.job.uid, until, threading.Event()),
-        stopped_daemons.ended(locks, seconds),
-    ):
+    with of_libvirt(paths, job, guest, seconds):
         hypervisor.migrate_domain(guest.uri, guest.uuid, to, xml, seconds)
 
 

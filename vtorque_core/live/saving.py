@@ -124,6 +124,22 @@ def expect_break(paths: Paths, job: RunningJob, seconds: int, deadline: float) -
     driver.expect_break(first.run_dir, seconds, deadline)
 
 
+@contextmanager
+def of_libvirt(
+    paths: Paths, job: RunningJob, guest: RunningGuest, seconds: float
+) -> Iterator[None]:
+    """Have a worker of libvirt's for what takes so long (s).
+
+    A daemon of the user's that they stop meanwhile is ended. Raises HostFault: no time is left.
+    """
+    locks, until = stopped_daemons.locks_of(guest.run_dir), time.monotonic() + seconds
+    with (
+        worker(paths, job.job.uid, until, threading.Event()),
+        stopped_daemons.ended(locks, seconds),
+    ):
+        yield
+
+
 def save(
     paths: Paths,
     job: RunningJob,
@@ -137,16 +153,12 @@ def save(
 
     ``stays``: it does not end, and stands still.
     By a thread for each guest of the job. What libvirt does for a caller that was killed goes on:
-    that is waited for. A daemon of the user's that they have stopped meanwhile is ended.
+    that is waited for.
     """
     until = time.monotonic() + seconds
     while hypervisor.is_busy(guest.uri, guest.uuid) and time.monotonic() < until:
         time.sleep(_LOOK)
     if not runs(guest):
         return
-    locks, until = stopped_daemons.locks_of(guest.run_dir), time.monotonic() + seconds
-    with (
-        worker(paths, job.job.uid, until, threading.Event()),
-        stopped_daemons.ended(locks, seconds),
-    ):
+    with of_libvirt(paths, job, guest, seconds):
         hypervisor.save_domain(guest.uri, guest.uuid, str(file), seconds, stays=stays)

@@ -113,6 +113,11 @@ def test_one_that_asks_for_ever_has_the_others_give_up_in_the_end(monkeypatch):
     assert not goes_on(Node("n2", marks), 1) and set(marks) == {"n3"}
 
 
+def test_a_batch_system_that_does_not_say_who_is_drained_has_no_health_drain_a_node():
+    with pytest.raises(Refused, match="does not say which nodes are drained"):
+        turn.take(object(), 1, "ill")
+
+
 def test_a_batch_system_that_answers_no_more_has_the_mark_taken_back():
     marks = {}
 

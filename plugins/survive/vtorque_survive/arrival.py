@@ -7,16 +7,18 @@ the site's ``reach``.
 from __future__ import annotations
 
 import json
+import logging
 import re
 from typing import Any
 
 from vtorque_core.api import Busy, UsageError
 from vtorque_core.api.read_apart import reader
-from vtorque_core.live import moving, suspend
+from vtorque_core.live import kept, moving, suspend
 from vtorque_survive import move_record
 from vtorque_survive.move import Here
 
 _MOST = 1 << 16  # bytes of a question
+log = logging.getLogger(__name__)
 _KEY = re.compile(r"[A-Za-z0-9_.+\[\]-]+")
 
 
@@ -73,6 +75,8 @@ def _is_here(here: Here, job_id: str, key: str) -> str:
         moving.arrived(here.paths, key)
         move_record.forget(here.paths, key)  # it may have been here before
         if (now := here.job(job_id)) is not None:
+            with kept.logging_for(here.paths, now.job):
+                log.warning("its start here was killed: what plugins do after a boot is not done")
             with reader():
                 suspend.set_clocks(here.paths, now).wait()
     return "here"

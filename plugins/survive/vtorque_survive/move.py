@@ -299,7 +299,7 @@ def settle(here: Here, move: Move) -> None:
 
 def _settle(here: Here, move: Move, why: str) -> None:
     shutil.rmtree(_bridge_of(here, move.key), ignore_errors=True)  # of one who was killed
-    if move.phase == move_record.MOVES:
+    if move.phase == move_record.EITHER:
         job = here.job(move.job)
         if job is None or job.job.key != move.key:  # an epilogue was here
             gone, stays = _said(here, move) == "here", f"job {move.job} has ended"

@@ -22,7 +22,7 @@ from vtorque_core.api.guest_plan import GuestPlan
 from vtorque_core.api.node_job import Site
 from vtorque_core.live import service
 
-MOVES: Final = "moves"
+EITHER: Final = "either"
 """It may be on either node."""
 GONE: Final = "gone"
 """It is the other one's; what it had here is to be released."""
@@ -46,7 +46,7 @@ class Move:
     uri: str
     nodes: tuple[str, ...]
     leased: tuple[tuple[str, str], ...]
-    phase: Literal["moves", "gone", "away"] = "moves"
+    phase: Literal["either", "gone", "away"] = "either"
 
     @classmethod
     def read(cls, paths: Paths, key: str) -> Self | None:
@@ -69,7 +69,7 @@ class Move:
         except OSError as error:
             raise HostFault(f"{path}: {error.strerror}") from None
 
-    def now(self, paths: Paths, phase: Literal["moves", "gone", "away"]) -> Self:
+    def now(self, paths: Paths, phase: Literal["either", "gone", "away"]) -> Self:
         """Have it be in another phase. Raises HostFault."""
         changed = replace(self, phase=phase)
         changed.write(paths)
@@ -123,7 +123,7 @@ def taken_along(guests: Sequence[GuestPlan], paths: Paths) -> Iterator[PoolClaim
     """
     mine = {guest.job.id for guest in guests}
     for move in all_moves(paths):
-        if move.phase != MOVES and move.job not in mine:
+        if move.phase != EITHER and move.job not in mine:
             yield from (PoolClaim(pool, (item,)) for pool, item in move.leased)
 
 

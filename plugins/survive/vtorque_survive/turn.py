@@ -10,20 +10,46 @@ mark back: so not all give up.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from contextlib import suppress
+from typing import Protocol, runtime_checkable
 
 from vtorque_core.api import Refused, VtorqueError
-from vtorque_core.api.batch_system import NodeAdapter
 
 ASKS = "asks to be drained: "
 _LOOK, _TIME = 2.0, 60.0  # seconds between two counts, and until it is given up
 
 
-def take(batch: NodeAdapter, most: int, reason: str) -> None:
+@runtime_checkable
+class Counting(Protocol):
+    """What a :class:`vtorque_core.api.batch_system.NodeAdapter` has if its drains can be counted.
+
+    All raise HostFault if the batch system cannot be told.
+    """
+
+    def drain(self, reason: str) -> None:
+        """See :class:`NodeAdapter`; a new reason replaces one of ours."""
+        ...
+
+    def drained(self) -> tuple[str, Mapping[str, str]]:
+        """Return this node's name, and which nodes :meth:`drain` has drained, each with its reason.
+
+        Those on which the site has a note of its own are none of them.
+        """
+        ...
+
+    def undrain(self) -> None:
+        """Have jobs come here again if :meth:`drained` has this node."""
+        ...
+
+
+def take(batch: object, most: int, reason: str) -> None:
     """Drain this node if it is its turn; a node that we have drained already stays so.
 
     Raises Refused: it is not, and nothing is changed; HostFault: the batch system cannot be told.
     """
+    if not isinstance(batch, Counting):
+        raise Refused("this site's batch system does not say which nodes are drained")
     me, nodes = batch.drained()
     if me in nodes and not nodes[me].startswith(ASKS):
         return
@@ -39,7 +65,7 @@ def take(batch: NodeAdapter, most: int, reason: str) -> None:
     batch.drain(reason)
 
 
-def _await_turn(batch: NodeAdapter, most: int) -> None:
+def _await_turn(batch: Counting, most: int) -> None:
     until = time.monotonic() + _TIME
     while True:
         me, nodes = batch.drained()
