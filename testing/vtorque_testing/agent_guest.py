@@ -130,7 +130,7 @@ class LocalAgent:
 class AgentHarness:
     """For a driver that is an ``AgentDriver``; see :class:`vtorque_testing.guest.GuestHarness`.
 
-    ``binary``: the agent; by default one is built in ``directory``. Close it in the end.
+    ``binary``: the agent; by default one is built, once in ``directory``. Close it in the end.
     """
 
     ready_port, ready_mark, run_port = "status.sock", b"READY 1\n", "run.sock"
@@ -140,9 +140,7 @@ class AgentHarness:
         self.driver = driver
         self.scripts = ShellScripts()
         self.patience = _LONG
-        self.binary = binary or directory / "vtorque-agent"
-        if binary is None:
-            build_agent(self.binary, "gcc", ("-O1",))
+        self.binary = binary or _built(directory)
         self._top = Path(tempfile.mkdtemp(prefix="vtorque-guest-"))
         self.plan = guest_plan(run_dir=self._top, state_dir=self._top)
         self._agent: LocalAgent | None = None
@@ -166,3 +164,11 @@ class AgentHarness:
     def close(self) -> None:
         """Remove its directory."""
         shutil.rmtree(self._top, ignore_errors=True)
+
+
+def _built(directory: Path) -> Path:
+    binary = directory / "vtorque-agent"
+    if not binary.exists():
+        build_agent(directory / f"agent-{os.getpid()}", "gcc", ("-O1",))
+        (directory / f"agent-{os.getpid()}").rename(binary)  # others may build it, too
+    return binary

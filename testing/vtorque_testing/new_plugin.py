@@ -48,6 +48,12 @@ KINDS = {
         ("builder",),
         {"vtorque1": "plugin"},
     ),
+    "guest": Kind(
+        "The guest type @NAME@, whose guests run vtorque-agent, and a builder of its images.",
+        ("guest",),
+        {"vtorque1": "plugin"},
+        depends=("vtorque-linux-guest",),
+    ),
     "exporter": Kind(
         'An exporter of samples: exporters = ["@NAME@"] in [plugin.telemetry].',
         ("exporter", "lines"),
@@ -120,6 +126,7 @@ def _write(path: Path, text: str, words: dict[str, str]) -> None:
 @click.argument("name")
 @click.option("--device", "kind", flag_value="device", help="Cards, leased and given to guests.")
 @click.option("--batch", "kind", flag_value="batch", help="A batch system.")
+@click.option("--guest", "kind", flag_value="guest", help="Another kind of guest.")
 @click.option("--builder", "kind", flag_value="builder", help="Builds images.")
 @click.option("--exporter", "kind", flag_value="exporter", help="Takes samples elsewhere.")
 @click.option("--sink", "kind", flag_value="sink", help="Takes jobs' logs elsewhere.")
