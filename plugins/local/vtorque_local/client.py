@@ -23,7 +23,6 @@ from typing import Any, NamedTuple
 from vtorque_core.api import UsageError, VtorqueError, printable
 from vtorque_local import become_job, qsub
 from vtorque_local.order import Submission, pack
-from vtorque_local.submitter import describe
 from vtorque_pbs import convention as pbs
 
 MAX_MESSAGE = 8 << 20  # bytes of a request: the script is the big part
@@ -93,7 +92,7 @@ def submission(message: dict[str, Any], terminal: Sequence[int], service: Servic
     Raises UsageError, and others for what no vsub sends.
     """
     content = base64.b64decode(message["script"], validate=True)
-    want = describe(pbs.split_qsub([str(word) for word in message["argv"]]), content)
+    want = qsub.describe(pbs.split_qsub([str(word) for word in message["argv"]]), content)
     environ = {str(name): str(value) for name, value in message["environ"].items()}
     if len(want.args) > MAX_ARGS:
         raise UsageError(f"-F has {len(want.args)} characters (limit: {MAX_ARGS})")

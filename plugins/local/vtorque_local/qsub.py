@@ -1,8 +1,4 @@
-"""What Torque's qsub makes of a command line and of the script's directives. Public.
-
-For a batch system of our own, which has to do what qsub would, and for the submitter of a real
-one, which has to know what its qsub will see. See qsub(1B).
-"""
+"""What Torque's qsub makes of a command line and of the script's directives, qsub(1B)."""
 
 from __future__ import annotations
 
@@ -10,13 +6,13 @@ import contextlib
 import os
 import re
 import stat
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 from vtorque_core.api import UsageError, dataclass, printable, walltime
-from vtorque_core.api.batch_system import SubmitArgs
+from vtorque_core.api.directives import script_directives
 from vtorque_local import order
 from vtorque_pbs import convention as pbs
 
@@ -62,16 +58,12 @@ class QsubJob:
     ppn: int = 0
 
 
-def describe(args: pbs.QsubArgs, directives: Iterable[str], known: Collection[str]) -> QsubJob:
+def describe(args: pbs.QsubArgs, script: bytes) -> QsubJob:
     """Return the job of a command line with the directive lines of its script below it.
-
-    Args:
-        args: the split command line.
-        directives: what follows ``#PBS`` on each line.
-        known: what the batch system supports: ``"-N"``, ``"-l walltime"``, ``"-W block"``.
 
     Raises UsageError naming the option that is not known or not right.
     """
+    directives = script_directives(script)
     lines = [pbs.split_qsub(pbs.directive_words(line)).options for line in directives]
     options = [option for line in lines for option in line if option[0] != "I"]
     found: dict[str, Any] = {"name": pbs.default_job_name(script_operand(args))}
@@ -81,10 +73,10 @@ def describe(args: pbs.QsubArgs, directives: Iterable[str], known: Collection[st
         tables = {"l": found["resources"], "W": found["attributes"]}
         given = pbs.parse_resources(value) if letter in tables else {}
         for key in given or ("",):
-            if f"{option} {key}".rstrip() not in known:
+            if f"{option} {key}".rstrip() not in SUPPORTED:
                 raise UsageError(
                     f"{printable(f'{option} {key}'.rstrip(), 80)}: is not supported here; "
-                    f"supported: {', '.join(sorted(known))}"
+                    f"supported: {', '.join(sorted(SUPPORTED))}"
                 )
         if letter in tables:
             tables[letter].update(given)
@@ -97,7 +89,14 @@ def describe(args: pbs.QsubArgs, directives: Iterable[str], known: Collection[st
             found[name] = number(value) if value else 0
         except ValueError as error:
             raise UsageError(f"-l {key}={printable(value)}: {error}") from None
-    nodes = found["resources"].get("nodes", "")
+    nodes = found["resources"].get("nodes", "1")
+    if not re.fullmatch(r"1(:ppn=[1-9][0-9]{0,3})?", nodes, re.ASCII):
+        raise UsageError(f"-l nodes={printable(nodes)}: is not 1 or 1:ppn=N: there is one node")
+    block = found["attributes"].get("block", "true")
+    if block not in ("true", "false"):
+        raise UsageError(f"-W block={printable(block)}: is not true or false")
+    if found.get("array") and found.get("interactive"):
+        raise UsageError("-t: an interactive job has no tasks")
     found["ppn"] = pbs.ppn(nodes) if ":ppn=" in nodes else 0
     if found["walltime"]:
         found["resources"]["walltime"] = pbs.show_walltime(found["walltime"])
@@ -162,23 +161,6 @@ def read_script(args: pbs.QsubArgs) -> bytes:
     return content
 
 
-def submit_args(
-    args: pbs.QsubArgs, job: QsubJob, content: bytes, directives: Sequence[str]
-) -> SubmitArgs:
-    """Return what a submitter's ``split`` has to; ``directives``: the script's ``-vm`` values."""
-    return SubmitArgs(
-        vm=args.vm,
-        rest=args.rest,
-        script=script_operand(args),
-        content=content,
-        shell=job.shell or None,
-        interactive=job.interactive,
-        vcpus_given=job.ppn or None,
-        mib_given=job.mib or None,
-        directives=tuple(directives),
-    )
-
-
 def working_directory() -> str:
     """Return the directory of submission as the shell calls it, else as the kernel does."""
     here = os.environ.get("PWD", "")
@@ -231,3 +213,4 @@ _OPTIONS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "I": ("interactive", lambda _: True),
     "X": ("display", lambda _: True),
 }
+SUPPORTED = (*(f"-{each}" for each in _OPTIONS), "-l nodes", "-l walltime", "-l mem", "-W block")

@@ -6,7 +6,6 @@ import base64
 import contextlib
 import json
 import os
-import re
 import socket
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,14 +14,12 @@ from typing import Any, BinaryIO
 
 from vtorque_core.api import Paths, UsageError, VtorqueError, printable
 from vtorque_core.api.batch_system import JobInfo, Needs, SubmitArgs
-from vtorque_core.api.directives import script_directives, vm_directives
+from vtorque_core.api.directives import vm_directives
 from vtorque_core.api.submission import to_token
 from vtorque_local import qsub
 from vtorque_pbs import convention as pbs
 
-LETTERS = ("-N", "-o", "-e", "-j", "-v", "-V", "-d", "-S", "-I", "-X", "-F", "-t")
 _AWAY = 0  # in place of a socket's number: there is none
-SUPPORTED = (*LETTERS, "-l nodes", "-l walltime", "-l mem", "-W block")
 
 
 class LocalSubmitter:
@@ -36,12 +33,23 @@ class LocalSubmitter:
         """Split the command line; read the script. Raises UsageError, Refused (a bad directive)."""
         args = pbs.split_qsub(argv)
         content = qsub.read_script(args)
-        return qsub.submit_args(args, describe(args, content), content, vm_directives(content))
+        job = qsub.describe(args, content)
+        return SubmitArgs(
+            vm=args.vm,
+            rest=args.rest,
+            script=qsub.script_operand(args),
+            content=content,
+            shell=job.shell or None,
+            interactive=job.interactive,
+            vcpus_given=job.ppn or None,
+            mib_given=job.mib or None,
+            directives=tuple(vm_directives(content)),
+        )
 
     def submit(self, args: SubmitArgs, blob: bytes | None, needs: Needs | None) -> int:
         """Submit, print the job id; with ``-W block=true`` or ``-I`` wait and return its code."""
         content = args.content or b""
-        wanted = describe(pbs.split_qsub(args.rest), content)
+        wanted = qsub.describe(pbs.split_qsub(args.rest), content)
         script, here = base64.b64encode(content).decode(), qsub.working_directory()
         message: dict[str, Any] = {"op": "submit", "argv": args.rest, "script": script}
         token = "" if blob is None else to_token(blob)
@@ -140,19 +148,6 @@ def serving(config: Path) -> tuple[str, ...]:
     """Return the command that starts the service of a user's own site, as that user."""
     argv = (sys.executable, "-I", "-m", "vtorque_core.cli.vtorque")
     return (*argv, "local", "serve", "--config", str(config))
-
-
-def describe(args: pbs.QsubArgs, content: bytes) -> qsub.QsubJob:
-    """Return what a command line and a script ask for. Raises UsageError."""
-    job = qsub.describe(args, script_directives(content), SUPPORTED)
-    nodes, block = job.resources.get("nodes", "1"), job.attributes.get("block", "true")
-    if not re.fullmatch(r"1(:ppn=[1-9][0-9]{0,3})?", nodes, re.ASCII):
-        raise UsageError(f"-l nodes={printable(nodes)}: is not 1 or 1:ppn=N: there is one node")
-    if job.array and job.interactive:
-        raise UsageError("-t: an interactive job has no tasks")
-    if block not in ("true", "false"):
-        raise UsageError(f"-W block={printable(block)}: is not true or false")
-    return job
 
 
 def _wait(lines: BinaryIO) -> int:

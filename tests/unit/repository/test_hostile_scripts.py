@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from counting import calls
 from vtorque_core.base.errors import UsageError
-from vtorque_local.qsub import variables
-from vtorque_local.submitter import describe
+from vtorque_local.qsub import describe, variables
 from vtorque_pbs import convention as pbs
 
 SIZE = 1 << 19  # an eighth of the longest script; shlex: a quarter of a minute
