@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from patience import eventually
+from terminal import PROMPT, STARTED, on_a_node
 from users import remove_user, run
 
 pytestmark = pytest.mark.e2e
@@ -30,7 +31,7 @@ class Person:
     def __init__(self, name):
         remove_user(name)
         run("useradd", "-m", "-s", "/bin/bash", name)
-        self.entry = pwd.getpwnam(name)
+        self.user, self.entry = name, pwd.getpwnam(name)
         self.home = Path(self.entry.pw_dir)
         self.home.chmod(0o700)
         self.runtime = Path("/tmp", f"vtorque-{self.entry.pw_uid}")
@@ -38,15 +39,18 @@ class Person:
         self.state = self.home / ".local/state/vtorque"
         self.run_dir = self.runtime / "vtorque"
 
-    def call(self, program, *argv, check=True, timeout=300):
-        """Run a command as the user, who has no root and no session."""
+    def command(self, program, *argv):
+        """Return a command of the installation, for the user's site."""
         # Without it these would be the site's, where this machine is a node.
         site = any(os.path.lexists(f"/{top}/vtorque") for top in ("etc", "var/lib"))
         config = ["--config", str(self.own)] if site and program in ("vsub", "vmgr") else []
-        command = program if program.startswith("/") else f"/opt/{NAME}/bin/{program}"
+        return (f"/opt/{NAME}/bin/{program}", *config, *argv)
+
+    def call(self, program, *argv, check=True, timeout=300):
+        """Run a command as the user, who has no root and no session."""
         who = self.entry
         return run(
-            *(command, *config, *argv),
+            *((program, *argv) if program.startswith("/") else self.command(program, *argv)),
             check=check,
             timeout=timeout,
             cwd=who.pw_dir,
@@ -139,6 +143,24 @@ def test_a_first_job_from_an_empty_home(clean):
     code, said, told = clean.job("cat made job.sh; exit 3\n", "-vm", "vcpus=2,vms_per_node=2")
     assert (code, said) == (3, "cat made job.sh; exit 3\n"), told
     assert "image" not in told
+
+
+def test_an_array_has_a_guest_for_each_task(clean):
+    done = clean.call(
+        "vsub", *BLOCK, "-t", "3,5%1", clean.script("exit $PBS_ARRAYID\n"), check=False
+    )
+    assert done.returncode == 5, done.stderr
+    for task in ("3", "5"):
+        (clean.home / f"out-{task}").unlink()
+
+
+def test_a_shell_in_a_guest(clean):
+    terminal = on_a_node(clean, "-I", "-vm", "ram=256M")
+    terminal.read(STARTED)
+    terminal.read(PROMPT)
+    terminal.write(b"id -un; tty\r")
+    assert terminal.read(rb"\n(\S+)\r\n/dev/")[1].decode() == ONE
+    assert terminal.leave(7) == 7
 
 
 def test_what_needs_root_is_refused_by_name(clean):
