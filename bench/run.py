@@ -44,6 +44,7 @@ def main() -> int:
     from attacks import attacks  # noqa: PLC0415 - needs the prefix
     from figures import table  # noqa: PLC0415
     from images import images  # noqa: PLC0415
+    from laptop import laptop  # noqa: PLC0415
     from measures import ALL, Bench  # noqa: PLC0415
     from node import measured  # noqa: PLC0415
     from still import checkpoint, still  # noqa: PLC0415
@@ -52,6 +53,7 @@ def main() -> int:
 
     known = {
         **ALL,
+        "laptop": laptop,
         "images": images,
         "watching": watching,
         "warm": warm,
