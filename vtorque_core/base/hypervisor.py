@@ -430,7 +430,9 @@ def _destroy(connection: Any, uuid: str, doomed: int) -> str:
 
 def domain_runs(uri: str, uuid: str) -> bool:
     """Return whether there is a domain of this UUID that runs or is paused. Raises HostFault."""
-    return domain_state(uri, uuid) != ""
+    module = _libvirt()
+    alive = (module.VIR_DOMAIN_RUNNING, module.VIR_DOMAIN_BLOCKED, module.VIR_DOMAIN_PAUSED)
+    return bool(on_domain(uri, uuid, "domain state", lambda d: d.state()[0] in alive, _LOOKUP))
 
 
 def domain_state(uri: str, uuid: str) -> Literal["runs", "still", ""]:
