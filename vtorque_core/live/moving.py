@@ -156,8 +156,3 @@ def arrived(paths: Paths, key: str) -> None:
             if record.kind == DOMAIN and not record.created:
                 journal.created(record.seq)
         journal.phase(RUNS)
-
-
-def comes(job: RunningJob) -> bool:
-    """Return whether the job's guest here has come from another node, or is to."""
-    return any(name == ARRIVES for name, _ in job.phases)

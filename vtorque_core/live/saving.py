@@ -128,10 +128,7 @@ def expect_break(paths: Paths, job: RunningJob, seconds: int, deadline: float) -
 def of_libvirt(
     paths: Paths, job: RunningJob, guest: RunningGuest, seconds: float
 ) -> Iterator[None]:
-    """Have a worker of libvirt's for what takes so long (s).
-
-    A daemon of the user's that they stop meanwhile is ended. Raises HostFault: no time is left.
-    """
+    """Have a worker of libvirt's for so long (s); end daemons that the user stops meanwhile."""
     locks, until = stopped_daemons.locks_of(guest.run_dir), time.monotonic() + seconds
     with (
         worker(paths, job.job.uid, until, threading.Event()),

@@ -16,7 +16,7 @@ from pathlib import Path
 from vtorque_core.api import HostFault, Paths, VtorqueError, printable
 from vtorque_core.api.batch_system import Life
 from vtorque_core.api.children import Child
-from vtorque_core.live import kept, moving, service
+from vtorque_core.live import kept, service
 from vtorque_core.live.jobs import RunningJob
 from vtorque_survive import move, move_record
 from vtorque_survive.move_record import AWAY, all_moves
@@ -48,7 +48,7 @@ class Moves:
             return
         self._at = now
         moves = list(all_moves(paths))
-        here = {job.job.key: (job.job.id, job.job.attempt) for job in jobs if moving.comes(job)}
+        here = {job.job.key: (job.job.id, job.job.attempt) for job in jobs if comes(job)}
         here |= {each.key: (each.job, each.attempt) for each in moves}
         for each in moves:
             if each.phase != AWAY:
@@ -100,7 +100,7 @@ def end(config: Path, keys: Mapping[str, tuple[str, int]], *, seldom: bool) -> N
 def _look_at_placeholder(here: move.Here, key: str, job_id: str) -> None:
     """Note if somebody has ended what holds this node for a guest, and say so in the job's log."""
     job = here.job(job_id)
-    if job is None or job.job.key != key or not moving.comes(job):
+    if job is None or job.job.key != key or not comes(job):
         return
     held = here.adapter.holds(job_id, job.job.node)
     if held == bool(job.kept.facts().get(UNHELD)):
@@ -112,7 +112,12 @@ def _look_at_placeholder(here: move.Here, key: str, job_id: str) -> None:
 
 def _end(here: move.Here, key: str, job_id: str) -> None:
     job = here.job(job_id)
-    if job is not None and job.job.key == key and moving.comes(job):
+    if job is not None and job.job.key == key and comes(job):
         log.info("%s has ended: its guest here, too", job_id)
         here.release(job_id)
     move_record.forget(here.paths, key)
+
+
+def comes(job: RunningJob) -> bool:
+    """Return whether the job's guest here has come from another node, or is to."""
+    return any(phase == "arrives" for phase, _ in job.phases)
