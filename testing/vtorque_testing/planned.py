@@ -7,7 +7,7 @@ what policy, ledger and rendering make of the plugin's hooks; a test only says w
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,19 +25,22 @@ from vtorque_core.api.libvirt_domain import Element, Filesystem
 from vtorque_core.api.values import FileData, Image, JobRequest
 from vtorque_core.api.vm_options import RAM, VCPUS, VMS_PER_NODE
 from vtorque_core.base.errors import Refusal
-from vtorque_core.base.names import JobAttempt
+from vtorque_core.base.names import CONFIG_PATH, JobAttempt, Paths
 from vtorque_core.plan.domain.merge import Contributed, merge
 from vtorque_core.plan.domain.render import DomainSpec, render
 from vtorque_core.plan.guests import PlannedGuest, not_near
 from vtorque_core.plan.placement.divide_cores import plan
-from vtorque_core.plan.placement.job_cores import NodeShare
+from vtorque_core.plan.placement.job_cores import NodeShare as NodeShare
 from vtorque_core.plan.placement.job_cores import NoFit as NoFit
 from vtorque_core.plan.placement.job_cores import Taken as Taken
+from vtorque_core.plan.placement.ledger import place
 from vtorque_core.plan.placement.topology import parse
 from vtorque_core.plan.placement.topology import with_default_group as with_default_group
-from vtorque_core.site.config import Site, build, parse_toml, problems
+from vtorque_core.records.journal import Journal
+from vtorque_core.records.reading import JobHeader
+from vtorque_core.site.config import Raw, Site, build, parse_toml, problems
 from vtorque_core.site.plugins import Plugins
-from vtorque_core.site.policy import check_share, decide, needs
+from vtorque_core.site.policy import check_share, decide, needs, settle
 from vtorque_core.site.request import Request, make_request, parse_vm
 from vtorque_testing.sysfs_tree import DATA
 
@@ -126,7 +129,7 @@ class PlannedNode:
             text: its site config, TOML.
             machine: a name of :data:`MACHINES`, or a topology.
         """
-        raw = parse_toml(text.encode(), Path("/etc/vtorque/vtorque.toml"))
+        raw = parse_toml(text.encode(), CONFIG_PATH)
         known = host(machine) if isinstance(machine, str) else machine
         return cls(plugins, build(raw, plugins, node=True), known)
 
@@ -141,6 +144,10 @@ class PlannedNode:
         """
         request = Request(tuple(parse_vm(vm) or () if vm else ()), dict(files or {}))
         return decide(request, self.site, self.plugins)
+
+    def settled(self, request: JobRequest) -> JobRequest:
+        """Return it with what is known once the batch system has it. Raises Refused."""
+        return settle(request, self.site, self.plugins)[0]
 
     def needs(self, *vm: str, asked: Mapping[str, int] | None = None) -> Needs:
         """Return what ``vsub`` asks of the batch system on each node. Raises Refused.
@@ -240,6 +247,24 @@ def _rendered(guest: GuestPlan, found: list[Contributed], spec: Mapping[str, Any
     merged = merge(found)
     sockets = dict.fromkeys(merged.aliases(Filesystem), "/r/fs.sock")
     return render(DomainSpec(guest, **{"accel": "tcg", **spec}), merged, sockets=sockets)
+
+
+def site(**tables: Mapping[str, Any]) -> Site:
+    """Return a site config of these tables, without plugins; a path is a text. ConfigError."""
+    found = {
+        name: {key: str(v) if isinstance(v, Path) else v for key, v in table.items()}
+        for name, table in tables.items()
+    }
+    return build(Raw(CONFIG_PATH, "", found), with_core("none"))
+
+
+def lease(paths: Paths, job: JobAttempt, claims: Sequence[Sequence[Claim]], on: NodeShare) -> None:
+    """Have the ledger in ``paths`` give a job's guests these claims, for as long as it runs.
+
+    ``on``: the node, and what the batch system gives of it. Raises NoFit, HostFault.
+    """
+    with Journal.start(paths, JobHeader(job, "local")) as journal:
+        place(journal, claims, on, paths)
 
 
 def config_problems(plugins: Plugins, text: str) -> list[str]:

@@ -20,10 +20,9 @@ from vtorque_core.base.errors import HostFault, Refused
 from vtorque_core.base.locks import take_lock
 from vtorque_core.images import sidecar, store
 from vtorque_core.images.pool import describe, list_images, lookup
-from vtorque_core.site.config import Site
-from vtorque_core.site.schema import Images
 from vtorque_images import change
 from vtorque_images import health as doctor_images
+from vtorque_testing.planned import site
 
 MIB = 1 << 20
 Send = Callable[..., Synced]
@@ -230,8 +229,8 @@ def test_a_node_that_cannot_be_reached_is_told(places: Places, tmp_path: Path) -
 @pytest.fixture
 def examined(pool: Path, cache: Path) -> Examine:
     """Return what doctor says of the cache: status, message, fix."""
-    site = Site(images=Images(pool=pool, cache=str(cache)))
-    return lambda: [(r.status, r.message, r.fix) for r in doctor_images.check_cache(site)]
+    config = site(images={"pool": pool, "cache": str(cache)})
+    return lambda: [(r.status, r.message, r.fix) for r in doctor_images.check_cache(config)]
 
 
 def test_doctor_has_nothing_against_a_good_cache(
@@ -244,7 +243,7 @@ def test_doctor_has_nothing_against_a_good_cache(
     ]
     sent("one")
     assert examined()[0] == ("ok", f"1 whole copies in {cache}", "")
-    off = list(doctor_images.check_cache(Site(images=Images(pool=pool))))
+    off = list(doctor_images.check_cache(site(images={"pool": pool})))
     assert [result.status for result in off] == ["ok"]
 
 
@@ -307,8 +306,6 @@ def test_doctor_takes_a_node_that_has_only_the_cache(pool: Path, cache: Path, se
     put(pool, "one", b"1")
     sent()
     away = pool.with_name("away")
-    with_cache = Site(images=Images(pool=away, cache=str(cache)))
+    with_cache = site(images={"pool": away, "cache": str(cache)})
     assert [r.status for r in doctor_images.check_pool(with_cache)] == ["ok"]
-    assert [r.status for r in doctor_images.check_pool(Site(images=Images(pool=away)))] == [
-        "failed"
-    ]
+    assert [r.status for r in doctor_images.check_pool(site(images={"pool": away}))] == ["failed"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,10 +21,9 @@ from vtorque_core.records.journal import Journal
 from vtorque_core.records.reading import JobHeader
 from vtorque_core.resources import netfilter
 from vtorque_core.resources.image_use import ImageUse
-from vtorque_core.site.config import Site
 from vtorque_core.site.plugins import Plugins
-from vtorque_core.site.schema import Images
 from vtorque_images import change as images
+from vtorque_testing.planned import site as a_site
 
 BUILT = BuiltImage("linux", "micro", "x86_64", 64, kernel="k")
 
@@ -198,7 +196,10 @@ def test_the_reaper_collects_what_is_over(
     monkeypatch.setattr(netfilter, "sweep", lambda _uri: ["vt-br9"])
     old = put(pool, "m", b"old", paths)
     new = put(pool, "m", b"new", paths)
-    site = replace(Site(), paths=paths, images=Images(pool, cache=str(tmp_path / "none")))
+    site = a_site(
+        paths={"state": paths.state, "run": paths.run},
+        images={"pool": pool, "cache": tmp_path / "none"},
+    )
     assert old.kernel is not None
     for making in (pool / ".staging-x", pool / "m" / "v0"):
         making.mkdir()  # another host is just making it

@@ -19,6 +19,7 @@ from vtorque_cluster.cache import Places, take
 from vtorque_core.api.batch_system import BatchJob
 from vtorque_core.api.guest_plan import JobUser
 from vtorque_core.api.image_builder import BuiltImage
+from vtorque_core.api.node_job import Site
 from vtorque_core.api.values import JobRequest
 from vtorque_core.base import trust
 from vtorque_core.base.errors import Refused, UsageError
@@ -30,14 +31,13 @@ from vtorque_core.images.sidecar import FileRecord, Sidecar, names, version_of
 from vtorque_core.images.signature import acceptor, signer_of
 from vtorque_core.live import images as live_images
 from vtorque_core.plan import guests
-from vtorque_core.site.config import Site
 from vtorque_core.site.plugins import Plugins
-from vtorque_core.site.schema import Images, Node
 from vtorque_images import change as images
 from vtorque_images import health as doctor_images
 from vtorque_images import pool_commands as command
 from vtorque_images.check import file_sha256
 from vtorque_images.signing import sign
+from vtorque_testing.planned import site as a_site
 
 __all__ = ["allow", "keys", "signers"]  # fixtures
 
@@ -239,7 +239,7 @@ def test_what_has_changed_meanwhile_is_not_signed(pool: Path, keys: Path) -> Non
 
 
 def site_with(pool: Path, signers: Path | str) -> Site:
-    return replace(Site(), images=Images(pool=pool, signers=str(signers)))
+    return a_site(images={"pool": pool, "signers": signers})
 
 
 def planned(site: Site) -> Any:
@@ -285,7 +285,7 @@ def test_doctor_misses_the_firmware_of_images(pool: Path, there: bool) -> None:
     firmware = pool.parent / "OVMF.fd"
     if there:
         firmware.touch()
-    site = replace(site_with(pool, ""), node=Node(uefi=firmware))
+    site = a_site(images={"pool": pool}, node={"uefi": firmware})
     found = [r.message for r in doctor_images.check_pool(site) if "UEFI" in r.message]
     assert found == ([] if there else [f"image a boots by UEFI; there is no {firmware}"])
 

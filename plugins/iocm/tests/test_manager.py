@@ -14,9 +14,8 @@ from vtorque_core.base.errors import HostFault, Refused
 from vtorque_core.base.locks import Busy
 from vtorque_core.base.names import JobAttempt, Paths
 from vtorque_core.live import node_process
-from vtorque_core.live.cores import GuestCores
+from vtorque_core.live.cores import GuestCores, Resized
 from vtorque_core.node.end.teardown import teardown
-from vtorque_core.plan.placement.ledger import Resized
 from vtorque_core.records.journal import Journal
 from vtorque_core.records.reading import JobHeader, arguments
 from vtorque_core.site.plugins import Plugins

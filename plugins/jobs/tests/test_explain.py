@@ -6,7 +6,7 @@ import re
 import pytest
 from click.testing import CliRunner
 
-from vtorque_core.cli.config import config as cli
+from vtorque_jobs.explain import explain
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def file(tmp_path):
 
 
 def run(*args):
-    return CliRunner().invoke(cli, [str(a) for a in args])
+    return CliRunner().invoke(explain, [str(a) for a in args])
 
 
 LIMITS = """\
@@ -39,7 +39,7 @@ scam = false
 
 def test_explain_is_one_screen(file):
     file.write_text(LIMITS)
-    root = ("explain", "--file", file, "--as", "root")
+    root = ("--file", file, "--as", "root")
     lines = run(*root, "--qos", "idle", "--partition", "gpu").stdout.splitlines()
     assert re.fullmatch(rf"{file}: a job of user root, group .*, partition gpu, qos idle", lines[0])
     assert lines[1].split("  ")[0] == '[[limits]] 1 (partition = "gpu")'
@@ -66,5 +66,5 @@ def test_explain_is_one_screen(file):
 
 
 def test_explain_of_a_stranger(file):
-    done = run("explain", "--file", file, "--as", "nobody-of-this-name")
+    done = run("--file", file, "--as", "nobody-of-this-name")
     assert "nobody-of-this-name: there is no such user" in str(done.exception)

@@ -1,6 +1,7 @@
 """``vmgr ps --placement``: what the ledger holds, as text and as JSON."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,9 @@ from vtorque_core.api.host_topology import NumaNode, Topology
 from vtorque_core.base.errors import UsageError
 from vtorque_core.base.names import JobAttempt, Paths
 from vtorque_core.cli.vmgr import vmgr
-from vtorque_core.plan.placement.job_cores import NodeShare
-from vtorque_core.plan.placement.ledger import place
-from vtorque_core.records.journal import Journal
-from vtorque_core.records.reading import JobHeader, walk
+from vtorque_core.live.placement import walk
 from vtorque_jobs import placement
+from vtorque_testing.planned import NodeShare, lease
 
 MACHINE = Topology(
     (NumaNode(0, (0, 1, 4, 5), 8192, {2048: 1024}), NumaNode(1, (2, 3, 6, 7), 8192)),
@@ -44,14 +43,8 @@ def found(tmp_path):
         CoreClaim("io", 1, whole_cores=True, at_most=2),
     ]  # fmt: skip
     for job, owner, claims, count in (("41.srv", "ada", pinned, 2), ("42.srv", "eve", io, 4)):
-        with Journal.start(paths, JobHeader(JobAttempt(job, 0, owner, 1000), "local")) as journal:
-            share = NodeShare(**{**vars_of(NODE), "cpu_count": count})
-            place(journal, [claims], share, paths)
+        lease(paths, JobAttempt(job, 0, owner, 1000), [claims], replace(NODE, cpu_count=count))
     return placement.describe(list(walk(paths)), NODE)
-
-
-def vars_of(share):
-    return {name: getattr(share, name) for name in share.__dataclass_fields__}
 
 
 def test_the_tables(found, capsys):

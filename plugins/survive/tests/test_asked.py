@@ -1,13 +1,11 @@
 """What a job asks for of checkpoints: refused at submission where it could not have them."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
 from vtorque_core.base.errors import ConfigError, Refused
-from vtorque_core.site.config import build, parse_toml
-from vtorque_core.site.policy import decide, settle
-from vtorque_core.site.request import make_request
 from vtorque_iocm import plugin as iocm
 from vtorque_passthrough import plugin as passthrough
 from vtorque_survive import plugin
@@ -32,12 +30,11 @@ def plugins():
 
 def said(plugins, *pairs, site=PLACE, nodes=None):
     """Return all that vsub would say; empty: it submits the job."""
-    site = build(parse_toml(site.encode(), "x.toml"), plugins, node=False)
-    request = make_request([("ram", "1G"), *(p.split("=") for p in pairs)], plugins.options(), None)
+    node = planned.PlannedNode.make(plugins, site)
     try:
-        wanted = decide(request, site, plugins)
+        wanted = node.request("ram=1G", *pairs)
         if nodes is not None:
-            settle(wanted.__class__(**{**vars(wanted), "nodes": nodes}), site, plugins)
+            node.settled(replace(wanted, nodes=nodes))
     except Refused as error:
         return str(error)
     return ""
@@ -124,7 +121,6 @@ def test_a_site_limits_how_often(plugins):
 @pytest.mark.parametrize("asked", [*ASKED, ""])
 @pytest.mark.parametrize("sites", ["", '[options.checkpoint]\ndefault = "every:1h"\n'])
 def test_what_a_job_needs_is_known_to_who_gives_it_guests(plugins, asked, sites):
-    site = build(parse_toml((sites + PLACE).encode(), "x.toml"), plugins, node=False)
-    pairs = [("ram", "1G"), *([asked.split("=")] if asked else [])]
-    wanted = decide(make_request(pairs, plugins.options(), None), site, plugins)
+    node = planned.PlannedNode.make(plugins, sites + PLACE)
+    wanted = node.request("ram=1G", *filter(None, [asked]))
     assert wanted.needs == ({"save"} if asked or sites else set())

@@ -38,6 +38,18 @@ def test_a_plugin_imports_only_the_public_api():
     assert PLUGINS and others == []
 
 
+def test_a_plugins_tests_have_config_policy_ledger_and_domains_of_the_kit():
+    """As another author's have: what they need of these is in ``vtorque_testing``."""
+    site, plan = "vtorque_core.site.", "vtorque_core.plan."
+    within = (f"{site}config", f"{site}policy", f"{plan}placement.ledger", f"{plan}domain",
+              "vtorque_core.cli.config", "vtorque_core.resources.domain")  # fmt: skip
+    files = sorted(REPO.glob("plugins/*/tests/**/*.py"))
+    others = [
+        f"{p.relative_to(REPO)}: {n}" for p in files for n in imported(p) if n.startswith(within)
+    ]
+    assert files and others == []
+
+
 COMMANDS_OF = {"vtorque-local": {"vtorque-images"}}  # what is run and not imported
 
 
