@@ -17,13 +17,8 @@ _CHUNK = 1 << 16
 class Wires:
     """The ports of a guest, in front of a double of it. A context manager.
 
-    Attributes:
-        port: the port that ``cut``, ``chunk`` and ``passed`` are about.
-        cut: after so many bytes to the host the guest is gone; None: never.
-        last: what it sends before it goes.
-        chunk: the most bytes that reach the host at once.
-        passed: what has reached the host.
-        instead: port to what a guest does there that is none: :func:`silent`, :func:`babbling`.
+    ``passed`` is what has reached the host by the port that is watched. ``instead``: port to what
+    a guest does there that is none, :func:`silent` or :func:`babbling`.
     """
 
     def __init__(
@@ -43,7 +38,11 @@ class Wires:
     def watch(
         self, port: str, *, cut: int | None = None, last: bytes = b"", chunk: int = _CHUNK
     ) -> None:
-        """Have this port's bytes counted from now on, and cut or split."""
+        """Have this port's bytes counted from now on, and cut or split.
+
+        ``cut``: after so many bytes to the host the guest is gone, when it has sent ``last``.
+        ``chunk``: the most bytes that reach the host at once.
+        """
         self.port, self.cut, self.last, self.chunk = port, cut, last, chunk
         self.passed = bytearray()
 
