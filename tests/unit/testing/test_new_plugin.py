@@ -1,6 +1,7 @@
 """``vtorque plugins new``: each kind is well made at once, and does what its kind is for.
 
-The quick test has them checked; the others build them, install them and run their own tests.
+The quick test has them checked; the others build them, install them and run their own tests. That
+of a device is so each time: tests/e2e/test_first_plugin.py.
 """
 
 import os
@@ -97,11 +98,9 @@ def wheel_of(distribution, top):
     return wheel
 
 
-ALL = [k if k == "device" else pytest.param(k, marks=pytest.mark.full) for k in KINDS]
-
-
 @pytest.mark.e2e
-@pytest.mark.parametrize("kind", ALL)
+@pytest.mark.full
+@pytest.mark.parametrize("kind", KINDS)
 def test_it_is_found_beside_the_core_and_passes_its_tests(tmp_path, kind):
     distribution = made(kind, tmp_path)
     installed = tmp_path / "site-packages"

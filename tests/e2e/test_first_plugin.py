@@ -1,0 +1,88 @@
+"""doc/first-plugin.md, word for word: an ordinary user does what it says and sees what it shows."""
+
+import pwd
+import re
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from users import remove_user, run
+
+pytestmark = pytest.mark.e2e
+
+PAGE = (Path(__file__).resolve().parents[2] / "doc/first-plugin.md").read_text()
+USER = "vte2ef"
+PROGRAMS = ("mypy", "pip", "pytest", "vsub", "vtorque")
+BLOCK = re.compile(r"^(?:`([\w/.]+)`:\n\n)?```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+END = "-- end of block"
+
+
+@pytest.fixture
+def author():
+    """Return a user with the environment of the page, of what this test's own has."""
+    remove_user(USER)
+    run("useradd", "-m", "-s", "/bin/bash", USER)
+    who = pwd.getpwnam(USER)
+    home = Path(who.pw_dir)
+    venv = home / "vtorque-dev"
+    # Debian's: this test's may be of root's home.
+    run(f"/usr/bin/python3.{sys.version_info.minor}", "-m", "venv", "--without-pip", venv)
+    (packages,) = venv.glob("lib/python*/site-packages")
+    (pip,) = re.findall(r"^pip install .*$", PAGE, re.MULTILINE)[:1]
+    wanted = {"core", *re.findall(r"\./(?:plugins/)?([\w-]+)", pip)}
+    for path in Path(sysconfig.get_path("purelib")).iterdir():
+        ours = re.match(r"(?:_editable_impl_)?vtorque_(.+?)[.-]", path.name)
+        if ours is None or ours[1].replace("_", "-") in wanted:
+            (packages / path.name).symlink_to(path)
+    for name in PROGRAMS:
+        text = Path(sysconfig.get_path("scripts"), name).read_text()
+        (venv / "bin" / name).write_text(f"#!{venv}/bin/python\n{text.partition(chr(10))[2]}")
+        (venv / "bin" / name).chmod(0o755)
+    run("chown", "-hR", USER, home)
+    yield who
+    run("rm", "-rf", f"/tmp/vtorque-{who.pw_uid}")
+    remove_user(USER)
+
+
+def script(page):
+    """Return a page's steps as a script, and what each of its commands shall print."""
+    lines, shown = ["set -eu"], []
+    for name, language, text in BLOCK.findall(page):
+        if name:
+            lines.append(f"cat > {name} <<'END OF FILE'\n{text}END OF FILE")
+        elif language == "diff":
+            lines.append(f"patch -s -p0 <<'END OF FILE'\n{text}END OF FILE")
+        elif language == "sh":
+            lines.append(f"{text}echo '{END}'")
+            shown.append("")
+        else:
+            shown[-1] = text
+    return "\n".join(lines), shown
+
+
+def test_the_page_does_what_it_says(author):
+    steps, shown = script(PAGE.partition("\n## 1. ")[2])
+    home = author.pw_dir
+    environ = {
+        "HOME": home, "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1",
+        "PATH": f"{home}/vtorque-dev/bin:{sysconfig.get_path('scripts')}:/usr/bin:/bin",
+        "PIP_NO_BUILD_ISOLATION": "0", "PIP_NO_INDEX": "1",
+    }  # fmt: skip
+    done = subprocess.run(
+        ["bash", "-c", steps], cwd=home, env=environ, timeout=1800, check=False,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        user=author.pw_uid, group=author.pw_gid, extra_groups=[], umask=0o022,
+    )  # fmt: skip
+    stop = ["vtorque", "local", "stop"]
+    subprocess.run(stop, env=environ, user=author.pw_uid, group=author.pw_gid, check=False)
+    assert done.returncode == 0, done.stdout
+    printed = done.stdout.split(f"{END}\n")
+    assert len(printed) == len(shown) + 1
+    for text, output in zip(shown, printed, strict=False):
+        lines = [" ".join(line.split()) for line in output.splitlines()]
+        for line in text.splitlines():
+            wanted = re.escape(" ".join(line.split())).replace(r"\.\.\.", ".*")
+            assert [each for each in lines if re.fullmatch(wanted, each)], (line, output)
