@@ -13,6 +13,14 @@ suppress_warnings = [
     "toc.not_included",  # what is in which folder: other pages lead there
 ]
 
+_COMMANDS = {
+    "vsub": ("submit a batch job that runs inside a virtual machine", 1),
+    "vmgr": ("look at jobs inside virtual machines, and at their images", 1),
+    "vtorque": ("set up and look after nodes for jobs inside virtual machines", 8),
+}
+man_pages = [(f"reference/{name}", name, what, "", no) for name, (what, no) in _COMMANDS.items()]
+man_make_section_directory = True
+
 myst_heading_anchors = 4
 myst_enable_extensions = ["colon_fence"]
 

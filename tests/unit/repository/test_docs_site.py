@@ -1,9 +1,10 @@
-"""The documentation as a site: it is built without a warning, and has each public name.
+"""The documentation as a site, and as man pages: built without a warning, nothing left out.
 
 All that is imported for it is so in processes of its own: others measure the memory of forked ones.
 """
 
 import re
+import shutil
 import subprocess
 import sys
 import zlib
@@ -52,3 +53,19 @@ def test_each_command_has_its_manual(site):
     }.items():
         text = (site / f"reference/{name}.html").read_text()
         assert [word for word in words if word not in text] == []
+
+
+def test_each_command_has_a_man_page(tmp_path):
+    argv = [sys.executable, REPO / "scripts/docs", "--man", tmp_path]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    pages = {path.name: path for path in tmp_path.rglob("*") if path.is_file()}
+    assert {*pages} == {"vsub.1", "vmgr.1", "vtorque.8"}
+    for name, path in pages.items():
+        text = path.read_text()
+        assert f"{path.stem} \\- " in text and "Usage: " in text
+        if shutil.which("groff"):
+            done = subprocess.run(
+                ["groff", "-ww", "-man", "-z", path], capture_output=True, check=False
+            )
+            assert (done.returncode, done.stderr) == (0, b""), name
