@@ -12,7 +12,7 @@ TESTING = "vtorque-testing"
 PLUGINS = {
     name: f"vtorque-{name}"
     for name in (
-        "archive", "cluster", "disk-image", "images", "iocm", "joblog", "jobs",
+        "archive", "cluster", "disk-image", "experiment", "images", "iocm", "joblog", "jobs",
         "linux-guest", "local", "login", "mpi", "oci", "osv", "passthrough", "pbs", "pinning",
         "pool", "report", "scam", "slurm", "snap", "survive", "telemetry", "unclot", "vrdma",
         "warm",

@@ -1,0 +1,196 @@
+"""The commands on experiments that have been run: tables, comparison, CI, export."""
+
+import csv
+import io
+import json
+import sys
+from xml.etree import ElementTree
+
+import pytest
+from click.testing import CliRunner
+
+import experiments
+import kept_experiments
+from vtorque_core.api import Refused
+from vtorque_experiment import command, compare, running
+from vtorque_experiment.book import Book
+from vtorque_experiment.place import existing, usable
+from vtorque_experiment.results import read
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory):
+    return kept_experiments.sweep(tmp_path_factory.mktemp("a"), 8, failed=(3,))
+
+
+@pytest.fixture(scope="module")
+def slower(tmp_path_factory):
+    return kept_experiments.sweep(tmp_path_factory.mktemp("b"), 8, factor=1.5)
+
+
+def call(*argv, code=0):
+    done = CliRunner().invoke(command.experiment, [*map(str, argv)])
+    assert done.exit_code == code, (done.output, done.exception)
+    return done.stdout
+
+
+def test_results_are_plain_lines_where_nobody_watches(sweep):
+    lines = call("results", sweep).splitlines()
+    assert lines[0].split() == [
+        "NUMBER",
+        "COMBINATION",
+        "RUNS",
+        "MEDIAN",
+        "SPREAD",
+        "LEAST",
+        "MOST",
+    ]
+    assert sum(line.startswith("rate, MB/s") for line in lines) == 6
+    assert "\x1b" not in "".join(lines) and "1 points have failed" in lines[-1]
+    assert len(call("results", sweep, "--number", "rate").splitlines()) == 9
+
+
+def test_json_has_all_figures(sweep):
+    found = json.loads(call("results", sweep, "--json"))
+    assert len(found) == 6 and sum(each["failed"] for each in found) == 1
+    assert {"wall", "rate", "wait", "code"} == set(found[0]["numbers"])
+    assert found[0]["numbers"]["rate"]["unit"] == "MB/s"
+
+
+def test_status_says_what_has_failed(sweep):
+    said = call("status", sweep)
+    assert "47 done, 1 failed" in said and "exit code 1: <broken>" in said
+    assert json.loads(call("status", sweep, "--json"))["points"]["failed"] == 1
+
+
+def test_two_experiments_are_compared(sweep, slower):
+    found = json.loads(call("compare", sweep, slower, "--number", "wall", "--json"))
+    assert len(found) == 6
+    for pair in found:
+        assert pair["ratio"]["low"] <= 1.5 <= pair["ratio"]["high"] or pair["base"]["count"] < 8
+        assert pair["warning"] == ""
+    assert "differs" in call("compare", sweep, slower)
+
+
+def test_guests_are_compared_with_bare_metal_of_the_same_size(sweep):
+    pairs = compare.within(read(sweep), ["bare=true"], ["wall"])
+    assert {pair.cell for pair in pairs} == {
+        f"guest vcpus={v} SIZE={s}" for v in (1, 2) for s in (1, 2)
+    }
+    for pair in pairs:
+        assert pair.ratio.value == pytest.approx(1.1 if "vcpus=1" in pair.cell else 0.55, rel=0.02)
+
+
+def test_too_few_runs_are_said(tmp_path):
+    few = kept_experiments.sweep(tmp_path, 2)
+    said = call("compare", few, "--baseline", "bare=true")
+    assert "too few runs (2 and 2; 6 of each are the least)" in said
+    assert "4 of 4 comparisons" in call("compare", few, "--baseline=bare=true", "--number=wall")
+
+
+def test_conditions_decide_the_exit_code(sweep, slower, tmp_path):
+    hit = "median(wall) > 1.1 * baseline"
+    call("compare", sweep, slower, "--fail-if", hit, code=3)
+    call("compare", slower, sweep, "--fail-if", hit)
+    call("results", sweep, "--fail-if", "median(wall) > 15", code=3)
+    call("results", sweep, "--fail-if", "median(wall) > 1000")
+    call("results", sweep, "--fail-if", "median(speed) > 1", code=1)
+    junit = tmp_path / "j.xml"
+    call("compare", sweep, slower, "--fail-if", hit, "--junit", junit, code=3)
+    suite = ElementTree.fromstring(junit.read_text())[0]  # noqa: S314 - our own
+    assert suite.get("tests") == suite.get("failures") == "6"
+    assert "median(wall) > 1.1 * baseline holds: wall is" in suite[0][0].get("message")
+
+
+def test_junit_stands_whatever_a_label_has(tmp_path):
+    text = 'script = "job.sh"\nmatrix.env.A = ["<&\\u0001\\"", "]]>"]\n'
+    top = kept_experiments.make(tmp_path, text, lambda cell, repetition: {"wall": 1.0})
+    done = call("results", top, "--junit", "-")
+    suite = ElementTree.fromstring(done)[0]  # noqa: S314
+    assert suite[1].get("name") == "A=]]>"
+
+
+def test_all_points_are_exported(sweep):
+    rows = list(csv.DictReader(io.StringIO(call("export", sweep))))
+    assert len(rows) == 48 and rows[0].keys() >= {"state", "bare", "vm.vcpus", "env.SIZE", "rate"}
+    assert {row["vm.vcpus"] for row in rows if row["bare"] == "true"} == {""}
+    same = json.loads(call("export", sweep, "--format", "json"))
+    assert len(same) == 48 and same[0]["bare"] in (True, False)
+
+
+def test_a_spreadsheet_gets_no_formula(tmp_path):
+    text = 'script = "job.sh"\nmatrix.env.A = ["=cmd()"]\n'
+    top = kept_experiments.make(tmp_path, text, lambda cell, repetition: {})
+    assert ",'=cmd()" in call("export", top)
+
+
+def test_parquet_needs_pyarrow(sweep, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    done = CliRunner().invoke(command.experiment, ["export", str(sweep), "--format=parquet"])
+    assert "written by pyarrow, which is not installed" in str(done.exception)
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["status", "{none}"], "is no directory of an experiment's results"),
+        (["compare", "{sweep}"], "name two experiments, or one and --baseline"),
+        (["compare", "{sweep}", "--baseline", "bare=maybe"], "is no axis and value of it"),
+        (["compare", "{sweep}", "--baseline", "x=1"], "known: bare, env.SIZE, vm.vcpus"),
+        (["compare", "{sweep}", "{sweep}", "--number", "x"], "known: rate, wall, wait"),
+        (["results", "{sweep}", "--number", "x"], "is no number of it"),
+        (["results", "{sweep}", "--fail-if", "median(wall) > baseline"], "there is no baseline"),
+    ],
+)
+def test_what_cannot_be_is_refused(sweep, tmp_path, argv, said):
+    argv = [word.format(sweep=sweep, none=tmp_path) for word in argv]
+    with pytest.raises(Exception, match=said):
+        CliRunner().invoke(command.experiment, argv, catch_exceptions=False)
+
+
+def test_a_dry_run_makes_nothing(tmp_path):
+    file = experiments.write(
+        tmp_path, 'script = "job.sh"\nmatrix.env.A = [1, 2]\nrepetitions = 3\n'
+    )
+    assert "6 points: 2 combinations, 3 times" in call("run", file, "--dry-run")
+    assert not (tmp_path / "e.results").exists()
+
+
+def test_results_are_never_written_over(tmp_path):
+    experiments.made(tmp_path, 'script = "job.sh"\n')
+    with pytest.raises(Refused, match="has results already; vmgr experiment resume"):
+        experiments.made(tmp_path, 'script = "job.sh"\n')
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "file").touch()
+    with pytest.raises(Refused, match="is not empty"):
+        experiments.create.create(tmp_path / "e.toml", usable(tmp_path / "other"), dict)
+
+
+def test_a_directory_that_batch_systems_take_apart_is_refused(tmp_path):
+    with pytest.raises(Refused, match="has characters that batch systems take apart"):
+        usable(tmp_path / "a b")
+
+
+def test_failed_points_can_be_run_again_and_nothing_is_lost(tmp_path):
+    top = kept_experiments.sweep(tmp_path, 1, failed=(2,))
+    place = existing(top)
+    place.point(2).mkdir(parents=True)
+    (place.point(2) / "stdout").write_text("old")
+    book = Book(place.database)
+    running._forget(book, place)
+    (row,) = book.rows("waiting")
+    book.close()
+    assert row.number == 2 and row.tries == 0
+    assert place.point(2).with_name("000002.old1").joinpath("stdout").read_text() == "old"
+
+
+def test_a_book_of_another_version_is_refused(tmp_path):
+    place = experiments.made(tmp_path, 'script = "job.sh"\n')
+    book = Book(place.database)
+    book.note("schema", "9")
+    book.close()
+    with pytest.raises(Refused, match="has schema 9, this vmgr reads 1"):
+        Book(place.database)
+    place.database.write_bytes(b"x" * 5000)
+    with pytest.raises(Refused, match="it is no book"):
+        Book(place.database)

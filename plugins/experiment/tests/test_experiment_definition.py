@@ -1,0 +1,148 @@
+"""An experiment's file: what it may say, what is wrong with it, and which points it has."""
+
+import copy
+import tomllib
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vtorque_core.api import Refused
+from vtorque_experiment import definition, matrix, schema
+
+WHOLE = """
+title = "Does it scale?"
+script = "job.sh"
+repetitions = 3
+seed = 7
+exit_codes = [0, 4]
+report = true
+batch = ["-l", "walltime=1:00:00"]
+vm.img = "micro"
+env.OMP_NUM_THREADS = 2
+matrix.bare = [true, false]
+matrix.vm.vcpus = [1, 2]
+matrix.env.SIZE = [1000, 4000]
+matrix.batch.queue = ["-q short", "-q long"]
+exclude = [{"vm.vcpus" = 1, "env.SIZE" = 4000}]
+[take]
+triad = {pattern = 'Triad: ([0-9.]+)', unit = "MB/s", better = "more"}
+loss = {metric = "loss"}
+time = {json = "result.time", file = "out.json", which = "min"}
+cpu = {report = "total.cpu_seconds"}
+[limits]
+jobs = 8
+hours = 2.5
+"""
+
+
+def of(text):
+    return definition.of_values(tomllib.loads(text), "e.toml")
+
+
+def why(text):
+    with pytest.raises(Refused) as found:
+        of(text)
+    return str(found.value)
+
+
+def test_all_of_it_is_read():
+    found = of(WHOLE)
+    assert found.scripts == ("job.sh",) and found.exit_codes == (0, 4) and found.limits.jobs == 8
+    assert [take.name for take in found.takes] == ["triad", "loss", "time", "cpu"]
+    assert list(found.matrix) == ["bare", "vm.vcpus", "batch.queue", "env.SIZE"]
+
+
+def test_bare_metal_has_no_axis_of_vm_and_is_there_once():
+    cells = matrix.cells(of(WHOLE))
+    bare = [cell for cell in cells if cell["bare"]]
+    assert len(bare) == 4 and not any("vm.vcpus" in cell for cell in bare)
+    assert len(cells) == 4 + 6  # (1, 4000) is left out in both queues
+    assert matrix.label(bare[0]) == "bare queue=-q short SIZE=1000"
+
+
+def test_each_repetition_has_each_combination_once_in_an_order_of_its_own():
+    points = list(matrix.ordered(10, 4, 3))
+    assert [point.number for point in points] == list(range(1, 41))
+    blocks = [[p.cell for p in points if p.repetition == r] for r in range(4)]
+    assert all(sorted(block) == list(range(10)) for block in blocks)
+    assert len({tuple(block) for block in blocks}) == 4
+    assert points == list(matrix.ordered(10, 4, 3)) != list(matrix.ordered(10, 4, 4))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", 'there is no job script (set by e.toml); add script = "job.sh"'),
+        ('scrpt = "a"', 'scrpt="a": there is no such key (set by e.toml); did you mean script?'),
+        ('script = "a"\nmatrix.vm.ram = []', "matrix.vm.ram=[]: is empty (limit: 1, set by"),
+        ('script = "a"\nrepetitions = 0', "repetitions=0: is too small (limit: 1"),
+        ('script = "a"\nrepetitions = "x"', 'repetitions="x": is not of type integer'),
+        ('script = "a"\nlimits.poll = 1', "limits.poll=1: is too small (limit: 10"),
+        ('script = "a"\ntake.x = {pattern = "("}', "take.x.pattern=(: is no regular expression"),
+        ('script = "a"\ntake.x = {unit = "s"}', "has not exactly one of pattern, json, metric"),
+        ('script = "a"\ntake.wall = {metric = "x"}', "each point has a number of that name"),
+        ('script = "a"\ntake.x = {report = "x"}', "reports are not kept"),
+        ('script = "a"\ntake.x = {json = "x", file = "../y"}', "is not in the point's directory"),
+        ('script = "a"\nexclude = [{"env.A" = 1}]', "exclude=env.A: is not in the matrix"),
+        ('script = "a"\nvm.ram = "1,keep=true"', "a value of -vm has no comma"),
+        ('script = "a"\nenv.A = 1\nmatrix.env.A = [1]', "env.A=1: is in the matrix, too"),
+        ('script = "a"\nmatrix.env."A B" = [1]', "a name in [matrix.env]"),
+        ('script = "a"\nmatrix.env.A = [1, 1]', "has a value twice"),
+        ('script = "a"\nmatrix.script = ["b"]', "script=a: is given twice"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_said(text, said):
+    assert said in why(text)
+
+
+def test_a_file_that_is_no_toml_or_not_there(tmp_path):
+    with pytest.raises(Refused, match="No such file"):
+        definition.read(tmp_path / "e.toml")
+    (tmp_path / "e.toml").write_text("a = = b")
+    with pytest.raises(Refused, match="is not TOML"):
+        definition.read(tmp_path / "e.toml")
+    (tmp_path / "e.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(Refused, match="is not TOML"):
+        definition.read(tmp_path / "e.toml")
+
+
+def test_nothing_or_too_much_is_left():
+    with pytest.raises(Refused, match="leaves no combination"):
+        matrix.cells(of('script = "a"\nmatrix.env.A = [1]\nexclude = [{"env.A" = 1}]'))
+    values = ", ".join(map(str, range(1001)))
+    with pytest.raises(Refused, match=r"has too many points \(limit: 1000000"):
+        matrix.cells(of(f'script = "a"\nmatrix.env.A = [{values}]\nmatrix.env.B = [{values}]'))
+
+
+_JSON = st.recursive(
+    st.booleans() | st.integers(-3, 300) | st.floats(0, 20) | st.text("aX_. ", max_size=4),
+    lambda inner: st.lists(inner, max_size=3)
+    | st.dictionaries(st.sampled_from(["vm", "env", "A", "json", "jobs"]), inner, max_size=3),
+    max_leaves=6,
+)  # fmt: skip
+_KEYS = sorted(schema.shipped()["properties"])
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.dictionaries(st.sampled_from([*_KEYS, "x"]), _JSON, max_size=3), st.sampled_from(_KEYS))
+def test_our_checker_and_the_library_agree(changes: dict[str, Any], dropped: str):
+    """It is the judge of a file, and editors judge by the schema with a library like that one."""
+    values = copy.deepcopy(tomllib.loads(WHOLE))
+    values.pop(dropped, None)
+    values |= changes
+    ours = not [*schema.wrong(values, schema.shipped(), "e.toml")]
+    assert ours == _library().is_valid(values)
+
+
+def _library():
+    if not _made:
+        from jsonschema import Draft202012Validator
+
+        Draft202012Validator.check_schema(schema.shipped())
+        _made.append(Draft202012Validator(schema.shipped()))
+    return _made[0]
+
+
+_made: list[Any] = []

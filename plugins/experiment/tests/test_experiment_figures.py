@@ -1,0 +1,111 @@
+"""Medians, intervals, conditions: what an experiment's numbers say."""
+
+import contextlib
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vtorque_core.api import Refused
+from vtorque_experiment import figures
+from vtorque_experiment.condition import Condition
+
+VALUES = {"wall": [10.0, 12.0, 11.0], "rate": [5.0]}
+BASE = {"wall": [10.0, 10.0, 10.0], "rate": [5.0]}
+
+
+def test_figures_of_one_and_of_many():
+    assert figures.of([3.0]).spread == 0.0 and figures.of([3.0]).median == 3.0
+    found = figures.of([1.0, 2.0, 3.0, 4.0, 5.0])
+    assert (found.median, found.low, found.high, found.count) == (3.0, 2.0, 4.0, 5)
+
+
+def test_a_ratio_has_an_interval_that_is_the_same_each_time():
+    draw = random.Random(1)  # noqa: S311
+    base = [draw.gauss(100, 2) for _ in range(30)]
+    other = [draw.gauss(110, 2) for _ in range(30)]
+    found = figures.ratio(base, other)
+    assert found.low < 1.1 < found.high and found.differs and found.high - found.low < 0.04
+    assert figures.ratio(base, other) == found
+    assert not figures.ratio(base, list(base)).differs
+    assert figures.ratio([0.0, 0.0], other) is None
+
+
+def test_intervals_hold_the_truth_about_as_often_as_they_say():
+    draw = random.Random(2)  # noqa: S311
+    held = 0
+    for _ in range(60):
+        base, other = ([draw.gauss(100, 5) for _ in range(15)] for _ in range(2))
+        found = figures.ratio(base, other)
+        held += found.low <= 1 <= found.high
+    assert held >= 51  # of 57 that are expected; the draws are the same each time
+
+
+def test_too_few_is_said():
+    assert "too few runs (5 and 9; 6 of each" in figures.few(5, 9)
+    assert figures.few(6, 6) == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "holds"),
+    [
+        ("median(wall) > 1.1 * baseline", False),
+        ("median(wall) >= 1.1 * baseline", True),
+        ("median(wall) / baseline > 1.05", True),
+        ("max(wall) - min(wall) == 2", True),
+        ("mean(wall) == 11 and count(rate) < 2", True),
+        ("not (p95(wall) < 20 or stdev(wall) > 5)", False),
+        ("-sum(rate) < 0", True),
+        ("count(nothing) == 0", True),
+    ],
+)
+def test_conditions(text, holds):
+    assert Condition(text).holds(VALUES, BASE) is holds
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "cannot be read"),
+        ("median(wall", "cannot be read"),
+        ("median(wall)", "is no comparison"),
+        ("1 < median(wall) < 2", "is no comparison"),
+        ("median(wall) > 1 if x else 2", "is no comparison"),
+        ("__import__('os').system('true') > 1", "unknown function"),
+        ("median(wall).real > 1", "something unknown"),
+        ("median(wall) ** 9 > 1", "something unknown"),
+        ("median('wall') > 1", "unknown function"),
+        ("median(wall, rate) > 1", "unknown function"),
+        ("[x for x in y] > 1", "something unknown"),
+        ("median(wall) in (1, 2)", "unknown comparison"),
+        ("True < 2", "something unknown"),
+        ("1e999 > 1", "something unknown"),
+        ("baseline > 1", "no single function"),
+        ("median(wall) + median(rate) > baseline", "no single function"),
+        ("(" * 150 + "1" + ")" * 150 + " > 1", ""),
+        ("1 + " * 200 + "1 > 1", "is too long"),
+    ],
+)
+def test_what_is_no_condition_is_refused(text, said):
+    with pytest.raises(Refused, match="--fail-if") as found:
+        if not said:  # Python's parser may take that many or not
+            Condition(text).holds(VALUES, BASE)
+            raise Refused("--fail-if")
+        Condition(text)
+    assert said in str(found.value)
+
+
+def test_what_cannot_be_judged():
+    with pytest.raises(Refused, match="there is no baseline"):
+        Condition("median(wall) > baseline").holds(VALUES, None)
+    with pytest.raises(Refused, match="there are no values of speed; known: rate, wall"):
+        Condition("median(speed) > 1").holds(VALUES, None)
+    with pytest.raises(Refused, match="division by zero"):
+        Condition("median(wall) / 0 > 1").holds(VALUES, None)
+
+
+@given(st.text("mediansctwal()<>=+-*/.0123 or&^~[]{}:\"'baseline,", max_size=40))
+def test_any_text_is_a_condition_or_refused(text):
+    with contextlib.suppress(Refused):
+        Condition(text).holds(VALUES, BASE)

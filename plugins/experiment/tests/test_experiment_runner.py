@@ -1,0 +1,234 @@
+"""The runner against a double of vsub and batch system: killed, refused, full, lost."""
+
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import batch_double
+import experiments
+from patience import eventually
+from vtorque_core.api import HostFault
+from vtorque_experiment import wrapper
+from vtorque_experiment.batch import Questions, locked
+from vtorque_experiment.book import DONE, FAILED, Book
+
+TWO = """
+script = "job.sh"
+repetitions = 2
+matrix.env.SIZE = [1, 2]
+take.rate.pattern = "rate (.*)"
+"""
+
+
+def ran(top):
+    return Counter((top / "ran").read_text().split())
+
+
+def settled(top):
+    """Wait until no job is left: it would write into a directory that goes."""
+    jobs = top / "batch" / "jobs"
+    eventually(lambda: not list(jobs.iterdir()))
+
+
+def test_each_point_is_run_and_its_numbers_are_taken(tmp_path):
+    place = experiments.made(tmp_path, TWO)
+    assert experiments.run(tmp_path).finished
+    found = experiments.rows(tmp_path)
+    assert [row.state for row in found] == [DONE] * 4
+    book = Book(place.database)
+    numbers, cells = book.numbers(), book.cells()
+    book.close()
+    for row in found:
+        values = numbers[row.number]
+        assert values["rate"] == cells[row.cell]["env.SIZE"] and values["code"] == 0
+        assert values["wall"] >= 0 and values["wait"] >= 0
+        assert row.job.endswith(".double") and os.uname().release in row.machine
+    assert sorted(ran(tmp_path)) == ["1", "2", "3", "4"]
+    settled(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("points", "kills", "mode"),
+    [(20, 4, ""), (12, 3, "mute"), pytest.param(200, 50, "mute", marks=pytest.mark.full)],
+)
+def test_killed_at_random_each_point_runs_once(tmp_path, points, kills, mode):
+    experiments.made(
+        tmp_path, f'script = "job.sh"\nrepetitions = {points // 2}\n'
+        "matrix.env.SIZE = [1, 2]\nlimits.jobs = 5\n",
+    )  # fmt: skip
+    (tmp_path / "batch" / "mode").write_text(mode)
+    draw = random.Random(points)  # noqa: S311
+    argv = [sys.executable, experiments.__file__, str(tmp_path)]
+    support = [str(Path(experiments.__file__).parent)]
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(support)}
+    for _ in range(kills):
+        before = sum(row.state == DONE for row in experiments.rows(tmp_path))
+        runner = subprocess.Popen(argv, env=environ)
+        wanted = min(points - 1, before + draw.randrange(max(1, 2 * points // kills)))
+        done = lambda w=wanted: sum(r.state == DONE for r in experiments.rows(tmp_path)) >= w  # noqa: E731
+        eventually(lambda d=done, r=runner: d() or r.poll() is not None)
+        time.sleep(draw.random() / 5)  # anywhere in what it does
+        runner.kill()
+        runner.wait()
+    assert experiments.run(tmp_path).finished
+    assert {row.state for row in experiments.rows(tmp_path)} == {DONE}
+    assert ran(tmp_path) == Counter(str(number) for number in range(1, points + 1))
+    settled(tmp_path)
+    assert len((tmp_path / "batch" / "submissions").read_text().splitlines()) == points
+
+
+def test_what_is_refused_is_failed_with_its_reason_and_the_rest_runs(tmp_path):
+    experiments.made(tmp_path, TWO)
+    (tmp_path / "batch" / "mode").write_text("refuse-odd")
+    assert experiments.run(tmp_path).finished
+    found = {row.number: row for row in experiments.rows(tmp_path)}
+    assert [found[n].state for n in (1, 2, 3, 4)] == [FAILED, DONE, FAILED, DONE]
+    assert found[1].reason == "refused: vsub: ram=1T: is more than allowed (limit: 64G)"
+    assert sorted(ran(tmp_path)) == ["2", "4"]
+    settled(tmp_path)
+
+
+def test_a_full_queue_is_tried_again_after_a_look(tmp_path):
+    experiments.made(tmp_path, TWO)
+    (tmp_path / "batch" / "mode").write_text("full")
+    assert experiments.run(tmp_path).finished
+    assert [(row.state, row.tries) for row in experiments.rows(tmp_path)] == [(DONE, 2)] * 4
+    assert sorted(ran(tmp_path).values()) == [1, 1, 1, 1]
+    settled(tmp_path)
+
+
+def test_a_lost_job_is_failed_and_says_what_was_said(tmp_path):
+    experiments.made(tmp_path, TWO)
+    (tmp_path / "batch" / "mode").write_text("lost")
+    assert experiments.run(tmp_path).finished
+    for row in experiments.rows(tmp_path):
+        assert row.state == FAILED and "did not begin" in row.reason
+        assert "the node was lost" in row.reason
+    settled(tmp_path)
+
+
+def test_failures_in_a_row_stop_it(tmp_path):
+    text = 'script = "job.sh"\nrepetitions = 9\nlimits.failures = 3\nlimits.jobs = 1\n'
+    experiments.made(tmp_path, text, "#!/bin/sh\necho broken >&2\nexit 7\n")
+    end = experiments.run(tmp_path)
+    assert not end.finished and "limits.failures" in end.why
+    found = [row for row in experiments.rows(tmp_path) if row.state == FAILED]
+    assert len(found) == 3 and found[0].reason == "exit code 7: broken"
+    settled(tmp_path)
+
+
+def test_a_pattern_that_never_matches_fails_the_point(tmp_path):
+    experiments.made(tmp_path, TWO.replace("rate (.*)", "Rate: (.*)"))
+    assert experiments.run(tmp_path).finished
+    for row in experiments.rows(tmp_path):
+        assert row.state == FAILED
+        assert row.reason == "rate: there is not the pattern 'Rate: (.*)' in stdout"
+    settled(tmp_path)
+
+
+def test_hours_are_over_at_once(tmp_path):
+    experiments.made(tmp_path, TWO)
+    end = experiments.run(tmp_path, hours=0.0)
+    assert not end.finished and "hours" in end.why
+    assert not (tmp_path / "batch" / "submissions").exists()
+
+
+def test_stopped_it_submits_nothing_more(tmp_path):
+    experiments.made(tmp_path, TWO)
+    stop = threading.Event()
+    stop.set()
+    assert not experiments.run(tmp_path, stop=stop).finished
+    assert not (tmp_path / "batch" / "submissions").exists()
+
+
+def test_a_full_disk_loses_nothing(tmp_path, monkeypatch):
+    place = experiments.made(tmp_path, TWO)
+    book = Book(place.database)
+    pages = book._db.execute("PRAGMA page_count").fetchone()[0]
+    book._db.execute(f"PRAGMA max_page_count={pages}")  # what a full file system answers: FULL
+    with pytest.raises(HostFault, match=r"full; nothing is lost: make room"):
+        for number in range(1, 5):
+            book.failed(number, "x" * 5000)
+    book.close()
+    assert experiments.run(tmp_path).finished
+    settled(tmp_path)
+
+
+def test_a_script_claimed_by_another_job_is_not_run(tmp_path):
+    point = tmp_path / "p"
+    point.mkdir()
+    runs = tmp_path / "run.sh"
+    runs.write_text(f"#!/bin/sh\necho x >>{tmp_path}/ran\n")
+    runs.chmod(0o755)
+    job = tmp_path / "job.sh"
+    job.write_bytes(wrapper.script(b"", runs, point, {}))
+
+    def as_job(name):
+        environ = {"PATH": "/usr/bin:/bin", "PBS_JOBID": name}
+        done = subprocess.run(["sh", job], env=environ, check=False, capture_output=True)
+        return done.returncode
+
+    assert [as_job("1.srv"), as_job("2.srv"), as_job("1.srv")] == [0, 1, 0]
+    assert (tmp_path / "ran").read_text() == "x\n"
+
+
+def test_a_killed_script_has_its_exit_code_noted(tmp_path):
+    point = tmp_path / "p"
+    point.mkdir()
+    runs = tmp_path / "run.sh"
+    runs.write_text("#!/bin/sh\nexec sleep 600\n")
+    runs.chmod(0o755)
+    (tmp_path / "job.sh").write_bytes(wrapper.script(b"", runs, point, {}))
+    job = subprocess.Popen(["sh", tmp_path / "job.sh"])
+    eventually((point / "begun").exists)
+    eventually(lambda: Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text())
+    job.terminate()
+    assert job.wait() == 143
+    assert (point / "ended").read_text().split()[0] == "143"
+
+
+def test_two_runs_at_once_are_refused(tmp_path):
+    path, said = tmp_path / "lock", "another vmgr experiment runs it"
+    with locked(path, wait=False), pytest.raises(HostFault, match=said), locked(path, wait=False):
+        pass
+
+
+def test_the_batch_system_is_not_asked_more_often_after_a_resume(tmp_path):
+    (tmp_path / "jobs").mkdir()
+    double = experiments.double(tmp_path, interval=10.0)
+    noted: list[float] = []
+    assert not Questions(double, time.time(), noted.append).due
+    assert Questions(double, time.time() - 11, noted.append).due
+    assert Questions(double, time.time() + 9999, noted.append).wait <= 10  # a clock that was set
+    (tmp_path / "batch" / "jobs").mkdir(parents=True)
+    asked = Questions(double, 0, noted.append)
+    assert asked.due and asked.ask() == {} and not asked.due and len(noted) == 1
+
+
+def test_a_batch_system_that_does_not_answer_is_told_and_asked_again(tmp_path):
+    experiments.made(tmp_path, TWO)
+    (tmp_path / "batch" / "mode").write_text("full")
+    failures = [HostFault("no answer"), HostFault("no answer")]
+    good = experiments.double(tmp_path)
+
+    def jobs() -> dict[str, str]:
+        if failures:
+            raise failures.pop()
+        return dict(good.jobs())
+
+    said: list[str] = []
+    batch = type(good)(good.vsub, jobs, good.interval)
+    assert experiments.run(tmp_path, batch=batch, told=said.append).finished
+    assert said == ["the batch system does not answer: no answer"]
+    settled(tmp_path)
+
+
+def test_the_double_gives_each_job_an_id_of_its_own(tmp_path):
+    assert [batch_double._new(tmp_path) for _ in range(3)] == ["1.double", "2.double", "3.double"]

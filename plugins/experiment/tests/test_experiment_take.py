@@ -1,0 +1,53 @@
+"""Numbers out of what jobs leave; hostile or odd files among it."""
+
+import os
+
+import pytest
+
+from vtorque_experiment import take
+from vtorque_experiment.definition import Take
+
+
+def number(point, **what):
+    return take.number(Take("x", **what), point)
+
+
+@pytest.mark.parametrize(
+    ("what", "value"),
+    [
+        ({"pattern": r"rate (\S+)"}, 3.5),
+        ({"pattern": r"rate (\S+)", "which": "first"}, 1.5),
+        ({"pattern": r"rate (\S+)", "which": "sum"}, 5.0),
+        ({"pattern": r"^\d+$"}, 42.0),
+        ({"json": "a.1.b", "file": "out.json"}, 7.0),
+        ({"json": "list", "file": "out.json", "which": "max"}, 9.0),
+        ({"json": "t"}, 0.25),
+        ({"metric": "loss"}, 0.125),
+        ({"report": "total.cpu"}, 12.0),
+    ],
+)
+def test_numbers_are_found(tmp_path, what, value):
+    (tmp_path / "stdout").write_text('rate 1.5\nrate nan\nrate 3.5\nrate x\n42\n{"t": 0.25}\n')
+    (tmp_path / "out.json").write_text('{"a": [0, {"b": 7}], "list": [1, 9, "x", true, null]}')
+    (tmp_path / "metrics").write_text("loss 0.5\nloss 0.125 fold=1\nlossy 9\nloss\nloss x\n")
+    (tmp_path / "report.json").write_text('{"total": {"cpu": 12}}')
+    assert number(tmp_path, **what) == value
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ({"pattern": "no (.*)"}, "there is not the pattern 'no"),
+        ({"pattern": "x", "file": "gone"}, "gone: No such file"),
+        ({"json": "a", "file": "stdout"}, "there is no JSON in it"),
+        ({"metric": "loss"}, "metrics: No such file"),
+        ({"report": "a"}, "report.json: No such file"),
+        ({"pattern": "x", "file": "fifo"}, "fifo: is no file"),
+        ({"pattern": "x", "file": "."}, "is no file"),
+    ],
+)
+def test_what_is_missing_is_said(tmp_path, what, said):
+    (tmp_path / "stdout").write_bytes(b"\xff\xfe nothing")
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(take.Missing, match=said):
+        number(tmp_path, **what)

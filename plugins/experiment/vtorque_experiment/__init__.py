@@ -1,0 +1,1 @@
+"""Many jobs of one question: run, kept, and compared."""

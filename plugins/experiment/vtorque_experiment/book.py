@@ -1,0 +1,213 @@
+"""The book of an experiment: SQLite, which is its journal, too.
+
+A point is *waiting*, then *submitting* (written before anything is submitted), then *submitted*,
+then *done* or *failed* with its reason. Each step is one transaction, on disk when it returns
+(``synchronous=FULL``); no write-ahead log, which NFS does not have.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from vtorque_core.api import HostFault, Refused, printable
+from vtorque_experiment.matrix import Cell, Point
+
+SCHEMA = 1
+WAITING, SUBMITTING, SUBMITTED, DONE, FAILED = (
+    "waiting", "submitting", "submitted", "done", "failed",
+)  # fmt: skip
+STATES = (WAITING, SUBMITTING, SUBMITTED, DONE, FAILED)
+_TABLES = """
+CREATE TABLE about (name TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE cells (cell INTEGER PRIMARY KEY, axes TEXT NOT NULL);
+CREATE TABLE points (
+    number INTEGER PRIMARY KEY, cell INTEGER NOT NULL, repetition INTEGER NOT NULL,
+    state TEXT NOT NULL DEFAULT 'waiting', job TEXT NOT NULL DEFAULT '',
+    tries INTEGER NOT NULL DEFAULT 0, missed INTEGER NOT NULL DEFAULT 0,
+    reason TEXT NOT NULL DEFAULT '', submitted REAL, begun REAL, machine TEXT NOT NULL DEFAULT '');
+CREATE INDEX by_state ON points (state, number);
+CREATE TABLE numbers (
+    point INTEGER NOT NULL, name TEXT NOT NULL, value REAL NOT NULL, PRIMARY KEY (point, name)
+) WITHOUT ROWID;
+"""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A point. ``submitted``, ``begun``: Unix seconds; ``missed``: looks that found no job."""
+
+    number: int
+    cell: int
+    repetition: int
+    state: str
+    job: str
+    tries: int
+    missed: int
+    reason: str
+    submitted: float | None
+    begun: float | None
+    machine: str
+
+
+class Book:
+    """One open book. Whatever SQLite cannot do is a HostFault that says what to do."""
+
+    def __init__(self, path: Path) -> None:
+        """Open one that is there. Raises Refused: it is of another version, or none."""
+        self._path = path
+        with self._told():
+            self._db = sqlite3.connect(path, timeout=60, isolation_level=None)
+        try:
+            self._db.execute("PRAGMA synchronous=FULL")
+            about = self.about()
+        except sqlite3.DatabaseError as error:
+            self._db.close()
+            raise Refused(f"{printable(str(path))}: {error}; it is no book") from None
+        if about.get("schema") != str(SCHEMA):
+            self._db.close()
+            raise Refused(
+                f"{printable(str(path))}: has schema {printable(about.get('schema', 'none'))}, "
+                f"this vmgr reads {SCHEMA}: take the vTorque that has written it"
+            )
+
+    def close(self) -> None:
+        """Close it."""
+        self._db.close()
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.OperationalError as error:
+            raise HostFault(
+                f"{printable(str(self._path))}: {error}; nothing is lost: make room, or see to its "
+                "rights, then vmgr experiment resume"
+            ) from None
+
+    @contextlib.contextmanager
+    def _all_or_none(self) -> Iterator[None]:
+        with self._told():
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self._db.execute("COMMIT")
+            except BaseException:
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+                raise
+
+    def about(self) -> dict[str, str]:
+        """Return what is noted of the whole."""
+        return dict(self._db.execute("SELECT name, value FROM about"))
+
+    def note(self, name: str, value: str) -> None:
+        """Note something of the whole."""
+        with self._told():
+            self._db.execute("INSERT OR REPLACE INTO about VALUES (?, ?)", (name, value))
+
+    def cells(self) -> list[Cell]:
+        """Return the combinations by their numbers."""
+        rows = self._db.execute("SELECT axes FROM cells ORDER BY cell")
+        return [json.loads(axes) for (axes,) in rows]
+
+    def counts(self) -> dict[str, int]:
+        """Return how many points are in each state."""
+        found = dict(self._db.execute("SELECT state, count(*) FROM points GROUP BY state"))
+        return {state: found.get(state, 0) for state in STATES}
+
+    def rows(self, *states: str, limit: int = -1) -> list[Row]:
+        """Return the points in these states, or all, in the order of their submission."""
+        marks = ",".join("?" * len(states))
+        where = f"WHERE state IN ({marks})" if states else ""
+        names = ", ".join(field.name for field in fields(Row))
+        query = f"SELECT {names} FROM points {where} ORDER BY number LIMIT ?"  # noqa: S608 - ours
+        found = self._db.execute(query, (*states, limit))
+        return [Row(*row) for row in found]
+
+    def numbers(self) -> dict[int, dict[str, float]]:
+        """Return the numbers of each point by name."""
+        found: dict[int, dict[str, float]] = {}
+        for point, name, value in self._db.execute("SELECT point, name, value FROM numbers"):
+            found.setdefault(point, {})[name] = value
+        return found
+
+    def begin(self, number: int) -> None:
+        """Note that a point is about to be submitted."""
+        self._set("state='submitting', tries=tries+1, missed=0, reason=''", (), number)
+
+    def submitted(self, number: int, job: str, when: float) -> None:
+        """Note the job of a point."""
+        self._set("state='submitted', job=?, submitted=?, missed=0", (job, when), number)
+
+    def again(self, number: int, reason: str) -> None:
+        """Note that a point was not submitted, and why: it waits for another try."""
+        self._set("state='waiting', reason=?", (reason,), number)
+
+    def note_reason(self, number: int, reason: str) -> None:
+        """Note what was said of a submission that may have failed."""
+        self._set("reason=?", (reason,), number)
+
+    def missed(self, numbers: Iterable[int]) -> None:
+        """Note that the batch system does not know the jobs of these points."""
+        with self._all_or_none():
+            changed = "UPDATE points SET missed=missed+1 WHERE number=?"
+            self._db.executemany(changed, [(number,) for number in numbers])
+
+    def failed(self, number: int, reason: str) -> None:
+        """Note that a point has failed."""
+        self._set("state='failed', reason=?", (reason,), number)
+
+    def over(
+        self, number: int, values: Mapping[str, float], begun: float, machine: str, reason: str
+    ) -> None:
+        """Note how a point has ended; ``reason``: why it counts as failed, or empty."""
+        with self._all_or_none():
+            self._db.execute(
+                "UPDATE points SET state=?, reason=?, begun=?, machine=? WHERE number=?",
+                (FAILED if reason else DONE, reason, begun, machine, number),
+            )
+            rows = [(number, name, value) for name, value in values.items()]
+            self._db.executemany("INSERT OR REPLACE INTO numbers VALUES (?, ?, ?)", rows)
+
+    def forget(self, number: int) -> None:
+        """Have a failed point wait as if it had never been tried."""
+        with self._all_or_none():
+            self._db.execute("DELETE FROM numbers WHERE point=?", (number,))
+            self._db.execute(
+                "UPDATE points SET state='waiting', job='', tries=0, missed=0, reason='', "
+                "submitted=NULL, begun=NULL, machine='' WHERE number=?",
+                (number,),
+            )
+
+    def _set(self, what: str, values: Sequence[object], number: int) -> None:
+        with self._told():
+            changed = f"UPDATE points SET {what} WHERE number=?"  # noqa: S608 - our own words
+            self._db.execute(changed, (*values, number))
+
+
+def make(
+    path: Path, about: Mapping[str, str], cells: Sequence[Cell], points: Iterable[Point]
+) -> None:
+    """Make a book that has all points, in one step. Raises HostFault, FileExistsError."""
+    fresh = path.with_suffix(".new")
+    fresh.unlink(missing_ok=True)
+    try:
+        db = sqlite3.connect(fresh)
+        with contextlib.closing(db), db:
+            db.executescript(_TABLES)
+            db.executemany(
+                "INSERT INTO about VALUES (?, ?)", [*about.items(), ("schema", str(SCHEMA))]
+            )
+            db.executemany("INSERT INTO cells VALUES (?, ?)", enumerate(map(json.dumps, cells)))
+            db.executemany(
+                "INSERT INTO points (number, cell, repetition) VALUES (?, ?, ?)",
+                ((p.number, p.cell, p.repetition) for p in points),
+            )
+    except sqlite3.OperationalError as error:
+        raise HostFault(f"{printable(str(path))}: {error}") from None
+    fresh.rename(path)

@@ -1,0 +1,285 @@
+"""``vmgr experiment``: the click commands. What they need is imported when they run."""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from vtorque_core.api import UsageError
+
+if TYPE_CHECKING:
+    from vtorque_experiment.compare import Pair
+
+EXIT_CONDITION = 3  # a --fail-if holds
+EXIT_POINTS = 4  # all is over, and points have failed
+EXIT_UNFINISHED = 5  # stopped before the end: resume goes on
+
+_directory = click.argument("directory", type=click.Path(path_type=Path), metavar="DIR")
+_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+_hours = click.option(
+    "--hours", type=click.FloatRange(min=0, min_open=True),
+    help="Submit nothing more after so long (in place of limits.hours).",
+)  # fmt: skip
+_numbers = click.option(
+    "--number", "names", multiple=True, metavar="NAME", help="Only this number; may be repeated."
+)
+_baseline = click.option(
+    "--baseline", multiple=True, metavar="AXIS=VALUE",
+    help="Compare with the combinations that have this, as bare=true; may be repeated.",
+)  # fmt: skip
+_html = click.option(
+    "--html", type=click.Path(dir_okay=False, allow_dash=True, path_type=Path), metavar="FILE",
+    help="Write a page with plots, without anything from elsewhere in it; -: to the output.",
+)  # fmt: skip
+_fail_if = click.option(
+    "--fail-if", "conditions", multiple=True, metavar="CONDITION",
+    help=f"End with {EXIT_CONDITION} if it holds for a combination, as "
+    '"median(wall) > 1.1 * baseline"; may be repeated.',
+)  # fmt: skip
+_junit = click.option(
+    "--junit", type=click.Path(dir_okay=False, allow_dash=True, path_type=Path), metavar="FILE",
+    help="Write the conditions' outcome as JUnit XML: a test case for each combination.",
+)  # fmt: skip
+
+
+@click.group(short_help="Run many jobs of one question, and compare their numbers.")
+def experiment() -> None:
+    """Run many jobs of one question, keep what they say, and compare it.
+
+    A TOML file names job scripts, a matrix of values, repetitions, and what to take out of each
+    job: see doc/experiment.md.
+
+    Exit codes: 0 done, 1 failed, 2 wrong usage or refused, 3 a --fail-if holds, 4 all is over and
+    points have failed, 5 stopped before the end.
+    """
+
+
+@experiment.command(short_help="Begin an experiment.")
+@click.argument("file", type=click.Path(path_type=Path), metavar="FILE")
+@click.option(
+    "--dir", "directory", type=click.Path(path_type=Path), metavar="DIR",
+    help="Where its results go; without it FILE's name with .results.",
+)  # fmt: skip
+@click.option("--dry-run", is_flag=True, help="Say what would be run, make and submit nothing.")
+@_hours
+@_json
+@click.pass_obj
+def run(
+    config: Path, file: Path, directory: Path | None, dry_run: bool, hours: float | None,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Begin an experiment and run it to its end. Ctrl-C stops it: what is submitted goes on."""
+    from vtorque_experiment import create, running, versions  # noqa: PLC0415
+    from vtorque_experiment.place import usable  # noqa: PLC0415
+
+    if dry_run:
+        click.echo("\n".join(running.planned(file, as_json)))
+        return
+    place = usable(directory or file.with_suffix(".results"))
+    create.create(file, place, functools.partial(versions.known, config))
+    click.echo(f"results go to {place.top}", err=True)
+    _end(running.run(config, place, hours, _told), as_json)
+
+
+@experiment.command(short_help="Go on with an experiment, however it was stopped.")
+@_directory
+@click.option("--failed", is_flag=True, help="Run the points that have failed again, too.")
+@_hours
+@_json
+@click.pass_obj
+def resume(config: Path, directory: Path, failed: bool, hours: float | None, as_json: bool) -> None:
+    """Go on with an experiment, however it was stopped. No point is run twice."""
+    from vtorque_experiment import running  # noqa: PLC0415
+    from vtorque_experiment.place import existing  # noqa: PLC0415
+
+    _end(running.run(config, existing(directory), hours, _told, failed=failed), as_json)
+
+
+@experiment.command(short_help="Say how far an experiment is, and what has failed.")
+@_directory
+@_json
+def status(directory: Path, as_json: bool) -> None:
+    """Say how far an experiment is, and which points have failed, and why."""
+    from vtorque_core.api import tables  # noqa: PLC0415
+    from vtorque_experiment import running  # noqa: PLC0415
+
+    found = running.status(directory)
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+        return
+    click.echo(found["state"])
+    rows = [tuple(map(str, failed.values())) for failed in found["failed"][:100]]
+    tables.show(("POINT", "JOB", "COMBINATION", "REASON"), rows)
+    more = len(found["failed"]) - len(rows)
+    if more > 0:
+        click.echo(f"and {more} more: --json has all")
+
+
+@experiment.command(short_help="Show the numbers of each combination.")
+@_directory
+@_numbers
+@_html
+@_fail_if
+@_junit
+@_json
+def results(
+    directory: Path, names: Sequence[str], html: Path | None, conditions: Sequence[str],
+    junit: Path | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Show the numbers of each combination: runs, median, spread, least and most.
+
+    Spread is the distance of the quartiles as a share of the median. Failed points are left out.
+    """
+    from vtorque_core.api import Refused  # noqa: PLC0415
+    from vtorque_core.api import tables as shown  # noqa: PLC0415
+    from vtorque_experiment import judge, running, tables  # noqa: PLC0415
+    from vtorque_experiment.results import read  # noqa: PLC0415
+
+    found = read(directory)
+    for name in names:
+        if name not in found.names:
+            raise Refused(f"{name}: is no number of it; known: {', '.join(found.names) or 'none'}")
+    judged = judge.of_results(found, conditions)
+    if html is not None:
+        from vtorque_experiment import page  # noqa: PLC0415 - jinja2, Vega's runtime
+
+        _page(page.of_results(found), html)
+    elif as_json:
+        click.echo(json.dumps(running.data(found, names or found.names), indent=2))
+    elif str(junit) != "-":
+        heads, rows = tables.of_all(found, names or [n for n in found.names if n != "code"])
+        shown.show(_upper(heads), rows, (tables.state(found), *tables.warnings(found)))
+    _judged(judged, found.title, junit)
+
+
+@experiment.command(short_help="Compare two experiments, or one's combinations with each other.")
+@_directory
+@click.argument("other", type=click.Path(path_type=Path), metavar="[DIR]", required=False)
+@_baseline
+@_numbers
+@_html
+@_fail_if
+@_junit
+@_json
+def compare(
+    directory: Path, other: Path | None, baseline: Sequence[str], names: Sequence[str],
+    html: Path | None, conditions: Sequence[str], junit: Path | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Compare the second experiment with the first, combination by combination.
+
+    Of one experiment, with --baseline: each combination with the one that is like it, but has the
+    baseline's values. The ratio of the medians has an interval that holds it in 95 of 100 cases.
+    """
+    from vtorque_core.api import tables as shown  # noqa: PLC0415
+    from vtorque_experiment import compare as comparing  # noqa: PLC0415
+    from vtorque_experiment import judge, tables  # noqa: PLC0415
+    from vtorque_experiment.results import read  # noqa: PLC0415
+
+    if (other is None) == (not baseline):
+        raise UsageError("vmgr experiment compare: name two experiments, or one and --baseline")
+    base = read(directory)
+    if other is not None:
+        pairs, title = comparing.experiments(base, read(other), names), f"{other} / {directory}"
+        sides = ("base", "other")
+    else:
+        pairs, title = comparing.within(base, baseline, names), f"{base.title}: {baseline[0]}"
+        sides = ("baseline", "this")
+    judged = judge.of_pairs(pairs, conditions)
+    if html is not None:
+        from vtorque_experiment import page  # noqa: PLC0415
+
+        lines = [f"base: {tables.state(base)}"]
+        _page(page.of_pairs(title, lines, pairs, sides), html)
+    elif as_json:
+        click.echo(json.dumps([pair.data() for pair in pairs], indent=2))
+    elif str(junit) != "-":
+        heads, rows = tables.of_pairs(pairs)
+        shown.show(_upper(heads), rows, _few(pairs))
+    _judged(judged, title, junit)
+
+
+@experiment.command(short_help="Write all points as CSV, JSON or Parquet.")
+@_directory
+@click.option("--format", "kind", type=click.Choice(["csv", "json", "parquet"]), default="csv")
+@click.option(
+    "--output", type=click.Path(dir_okay=False, allow_dash=True, path_type=Path), default="-",
+    metavar="FILE", help="Where to; without it the standard output.",
+)  # fmt: skip
+def export(directory: Path, kind: str, output: Path) -> None:
+    """Write all points, a row each: state, job, axes, numbers."""
+    from vtorque_experiment.export import exported  # noqa: PLC0415
+    from vtorque_experiment.results import read  # noqa: PLC0415
+
+    _write(exported(read(directory), kind), output)
+
+
+def _told(line: str) -> None:
+    click.echo(f"vmgr experiment: {line}", err=True)
+
+
+def _end(ended: Any, as_json: bool) -> None:
+    """Say how a run has ended, and end with its exit code."""
+    if as_json:
+        click.echo(json.dumps(ended.status, indent=2))
+    else:
+        click.echo(ended.status["state"])
+    if not ended.finished:
+        _told(f"{ended.why}; vmgr experiment resume {ended.directory} goes on")
+        sys.exit(EXIT_UNFINISHED)
+    if ended.status["failed"]:
+        _told(f"points have failed: vmgr experiment status {ended.directory}")
+        sys.exit(EXIT_POINTS)
+
+
+def _upper(heads: Sequence[str]) -> list[str]:
+    return [head.upper() for head in heads]
+
+
+def _few(pairs: Sequence[Pair]) -> list[str]:
+    few = sum(bool(pair.warning) for pair in pairs)
+    return [f"{few} of {len(pairs)} comparisons have too few runs to say anything"] if few else []
+
+
+def _page(text: str, path: Path) -> None:
+    from vtorque_experiment import plots  # noqa: PLC0415
+
+    _write(text.encode("utf-8", "replace"), path)
+    if not plots.can_draw():
+        _told(f"{path} is {plots.CANNOT_DRAW}")
+
+
+def _write(content: bytes, path: Path) -> None:
+    """Write a file of the caller's, or to the output."""
+    if str(path) == "-":
+        sys.stdout.buffer.write(content)
+        sys.stdout.flush()
+        return
+    from vtorque_core.api import Refused, printable  # noqa: PLC0415
+
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        raise Refused(f"{printable(str(path))}: {error.strerror}") from None
+
+
+def _judged(judged: Any, title: str, junit: Path | None) -> None:
+    """Say which conditions hold, and for what; end with the exit code of that."""
+    if junit is not None:
+        from vtorque_experiment.junit import xml  # noqa: PLC0415
+
+        _write(xml(title, judged.cases), junit)
+    if not judged.asked:
+        return
+    for case in judged.cases:
+        if case.failure or case.error:
+            _told(f"{case.name}: {case.failure or case.error}")
+    if any(case.error for case in judged.cases):
+        sys.exit(1)
+    if any(case.failure for case in judged.cases):
+        sys.exit(EXIT_CONDITION)

@@ -1,0 +1,104 @@
+"""Compare two experiments, or an experiment's combinations with some of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from vtorque_core.api import Refused
+from vtorque_experiment import figures
+from vtorque_experiment.figures import Figures, Ratio
+from vtorque_experiment.matrix import Cell, label
+from vtorque_experiment.results import Results, matching
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A number of a combination beside the same of what it is compared with.
+
+    ``warning``: why the ratio says nothing; empty: it does.
+    """
+
+    cell: str
+    name: str
+    unit: str
+    base: Figures
+    other: Figures
+    ratio: Ratio | None
+    warning: str
+    base_values: Sequence[float]
+    values: Sequence[float]
+
+    def data(self) -> dict[str, Any]:
+        """Return it for JSON."""
+        found = asdict(self)
+        del found["base_values"], found["values"]
+        return found
+
+
+def experiments(base: Results, other: Results, names: Sequence[str] = ()) -> list[Pair]:
+    """Return the pairs of equal combinations. Raises Refused: they have none in common."""
+    there = {_key(cell): number for number, cell in enumerate(base.cells)}
+    pairs = [
+        (there[_key(cell)], number, label(cell))
+        for number, cell in enumerate(other.cells)
+        if _key(cell) in there
+    ]
+    return _made(base, other, pairs, names)
+
+
+def within(results: Results, baseline: Sequence[str], names: Sequence[str] = ()) -> list[Pair]:
+    """Return each combination beside the one of the baseline that is most like it.
+
+    ``baseline``: ``AXIS=VALUE``, as ``bare=true``. Axes that one of the two does not have (-vm's,
+    on bare metal) do not count. Raises Refused.
+    """
+    chosen = matching(results.cells, baseline, str(results.place.definition))
+    fixed = {pair.partition("=")[0] for pair in baseline}
+    pairs = []
+    for number, cell in enumerate(results.cells):
+        if number in chosen:
+            continue
+        like = [b for b in chosen if _agree(results.cells[b], cell, fixed)]
+        pairs += [(like[0], number, label(cell))] if like else []
+    return _made(results, results, pairs, names)
+
+
+def _key(cell: Cell) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted((axis, repr(value)) for axis, value in cell.items()))
+
+
+def _agree(base: Cell, cell: Cell, fixed: set[str]) -> bool:
+    both = (set(base) & set(cell)) - fixed
+    return all(base[axis] == cell[axis] for axis in both)
+
+
+def _made(
+    base: Results, other: Results, pairs: Sequence[tuple[int, int, str]], names: Sequence[str]
+) -> list[Pair]:
+    known = [name for name in other.names if name in base.names and name != "code"]
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise Refused(f"{unknown[0]}: is no number of both; known: {', '.join(known) or 'none'}")
+    found = [*_pairs(base, other, pairs, names or known)]
+    if not found:
+        raise Refused(
+            "there is nothing to compare: no combination has values on both sides; see "
+            "vmgr experiment status"
+        )
+    return found
+
+
+def _pairs(
+    base: Results, other: Results, pairs: Sequence[tuple[int, int, str]], names: Sequence[str]
+) -> Iterator[Pair]:
+    before, after = base.table(), other.table()
+    for name in names:
+        for old, new, said in pairs:
+            ours, theirs = before.get((old, name), []), after.get((new, name), [])
+            if ours and theirs:
+                yield Pair(
+                    said, name, other.unit(name), figures.of(ours), figures.of(theirs),
+                    figures.ratio(ours, theirs), figures.few(len(ours), len(theirs)), ours, theirs,
+                )  # fmt: skip

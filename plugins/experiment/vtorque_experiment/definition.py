@@ -1,0 +1,165 @@
+"""An experiment's file: read, checked against the schema that is shipped, and typed."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vtorque_core.api import Refusal, Refused, printable
+from vtorque_experiment import schema
+
+BUILT_IN = ("wall", "wait", "code")
+"""Numbers that each point has: seconds of the script, seconds until it began, its exit code."""
+MAX_FILE = 1 << 20  # bytes of an experiment's file
+Scalar = str | int | float | bool
+
+
+@dataclass(frozen=True)
+class Take:
+    """A number to take out of a job. One of ``pattern``, ``json``, ``metric``, ``report`` is set.
+
+    ``file``: where a pattern or JSON is looked for, in the point's directory.
+    """
+
+    name: str
+    pattern: str | None = None
+    json: str | None = None
+    metric: str | None = None
+    report: str | None = None
+    file: str = "stdout"
+    which: str = "last"
+    unit: str = ""
+    better: str = ""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """``hours``: None is no limit; ``poll``: seconds between two questions to the batch system."""
+
+    jobs: int = 4
+    hours: float | None = None
+    poll: float = 30.0
+    failures: int = 20
+
+
+@dataclass(frozen=True)
+class Definition:
+    """An experiment as its file has it. ``matrix``: axis (``vm.vcpus``) to its values, in order."""
+
+    title: str
+    scripts: tuple[str, ...]
+    repetitions: int
+    seed: int | None
+    exit_codes: tuple[int, ...]
+    report: bool
+    vm: Mapping[str, Scalar]
+    batch: tuple[str, ...]
+    env: Mapping[str, Scalar]
+    matrix: Mapping[str, Sequence[Scalar]]
+    exclude: tuple[Mapping[str, Scalar], ...]
+    takes: tuple[Take, ...]
+    limits: Limits
+
+
+def read(path: Path) -> Definition:
+    """Return what a file says. Raises Refused with all that is wrong with it."""
+    name = printable(str(path))
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_FILE + 1)
+        if len(data) > MAX_FILE:
+            raise Refused(f"{name}: is longer than {MAX_FILE >> 20} MiB")
+        values = tomllib.loads(data.decode())
+    except OSError as error:
+        raise Refused(f"{name}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise Refused(f"{name}: is not TOML: {printable(str(error), 300)}") from None
+    return of_values(values, name)
+
+
+def of_values(values: Mapping[str, Any], name: str) -> Definition:
+    """Return the experiment of what was read from the file ``name``. Raises Refused."""
+    wrong = [*schema.wrong(values, schema.shipped(), name)][:20]
+    if wrong:
+        raise Refused(*wrong)
+    found = _typed(values)
+    wrong = [*_inconsistent(found, values, name)]
+    if wrong:
+        raise Refused(*wrong)
+    return found
+
+
+def _typed(values: Mapping[str, Any]) -> Definition:
+    matrix = values.get("matrix", {})
+    axes: dict[str, Sequence[Scalar]] = {}
+    for name in ("script", "bare"):
+        if name in matrix:
+            axes[name] = tuple(matrix[name])
+    for table in ("vm", "batch", "env"):
+        axes |= {f"{table}.{key}": tuple(each) for key, each in matrix.get(table, {}).items()}
+    scripts = matrix.get("script") or ([values["script"]] if "script" in values else [])
+    return Definition(
+        title=values.get("title", ""),
+        scripts=tuple(scripts),
+        repetitions=values.get("repetitions", 1),
+        seed=values.get("seed"),
+        exit_codes=tuple(values.get("exit_codes", (0,))),
+        report=values.get("report", False),
+        vm=values.get("vm", {}),
+        batch=tuple(values.get("batch", ())),
+        env=values.get("env", {}),
+        matrix=axes,
+        exclude=tuple(values.get("exclude", ())),
+        takes=tuple(Take(name, **each) for name, each in values.get("take", {}).items()),
+        limits=Limits(**values.get("limits", {})),
+    )
+
+
+def _inconsistent(found: Definition, values: Mapping[str, Any], name: str) -> Iterator[Refusal]:
+    """Yield what a schema cannot say."""
+    if not found.scripts:
+        yield Refusal("there is no job script", where=name, fix='add script = "job.sh"')
+    if "script" in values and "script" in found.matrix:
+        yield Refusal("is given twice", key="script", value=str(values["script"]), where=name,
+                      fix="drop it: matrix.script has the scripts")  # fmt: skip
+    for take in found.takes:
+        if take.name in BUILT_IN:
+            yield Refusal("each point has a number of that name", key="take", value=take.name,
+                          where=name, fix="take another name")  # fmt: skip
+        if take.report is not None and not found.report:
+            yield Refusal("reports are not kept", key=f"take.{take.name}.report",
+                          value=take.report, where=name, fix="add report = true")  # fmt: skip
+        if take.file.startswith("/") or ".." in Path(take.file).parts:
+            yield Refusal("is not in the point's directory", key=f"take.{take.name}.file",
+                          value=take.file, where=name)  # fmt: skip
+        try:
+            re.compile(take.pattern or "")
+        except (re.error, RecursionError, OverflowError) as error:
+            yield Refusal(f"is no regular expression: {error}", key=f"take.{take.name}.pattern",
+                          value=take.pattern, where=name)  # fmt: skip
+    for axis in (axis for each in found.exclude for axis in each):
+        if axis not in found.matrix:
+            yield Refusal("is not in the matrix", key="exclude", value=axis, where=name,
+                          fix=schema.meant(axis, found.matrix))  # fmt: skip
+    yield from _in_both(found, name)
+
+
+def _in_both(found: Definition, name: str) -> Iterator[Refusal]:
+    for table, given in (("vm", found.vm), ("env", found.env)):
+        for key, value in given.items():
+            if f"{table}.{key}" in found.matrix:
+                yield Refusal("is in the matrix, too", key=f"{table}.{key}", value=str(value),
+                              where=name, fix="drop one of them")  # fmt: skip
+    pairs = [*found.vm.items()]
+    pairs += [(a[3:], v) for a, vs in found.matrix.items() if a.startswith("vm.") for v in vs]
+    for key, value in pairs:
+        if "," in str(value) or "\n" in str(value):
+            yield Refusal("a value of -vm has no comma and no new line", key=f"vm.{key}",
+                          value=str(value), where=name)  # fmt: skip
+    for key, value in found.env.items():
+        if "\0" in str(value):
+            yield Refusal("has a NUL byte", key=f"env.{key}", value=str(value), where=name)

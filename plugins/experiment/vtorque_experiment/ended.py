@@ -1,0 +1,95 @@
+"""What an ended job has left in its point's directory, as numbers."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from vtorque_core.api import printable
+from vtorque_core.live import service
+from vtorque_experiment import take, wrapper
+from vtorque_experiment.book import Row
+from vtorque_experiment.definition import Definition
+
+MAX_REPORT = 64 << 20
+REPORT_TIME = 120.0  # seconds
+
+
+@dataclass(frozen=True)
+class Ended:
+    """Numbers by name; ``begun``: Unix seconds; ``reason``: why it counts as failed, or empty."""
+
+    values: Mapping[str, float]
+    begun: float
+    machine: str
+    reason: str
+
+
+class Collector:
+    """Reads what an experiment's jobs leave. ``report``: writes a job's report to a file."""
+
+    def __init__(self, definition: Definition, report: Callable[[str, Path], str]) -> None:
+        self._definition, self._report = definition, report
+
+    def ended(self, row: Row, point: Path, bare: bool) -> Ended:
+        """Return how a point has ended. Never raises for what stands there."""
+        try:
+            code, start, stop = (point / wrapper.ENDED).read_text("ascii").split()
+            begun = float((point / wrapper.BEGUN).read_text("ascii").split()[-2])
+            values = {"code": float(int(code)), "wall": max(0.0, float(stop) - float(start))}
+        except (OSError, ValueError, IndexError) as error:
+            return Ended({}, 0.0, "", printable(f"{point / wrapper.ENDED}: {error}", 300))
+        if row.submitted is not None:
+            values["wait"] = max(0.0, begun - row.submitted)
+        said = "" if not self._definition.report or bare else self._report(row.job, point)
+        problems = []
+        if int(code) not in self._definition.exit_codes:
+            last = _last_words(point)
+            problems.append(f"exit code {int(code)}{f': {last}' if last else ''}")
+        for each in self._definition.takes:
+            if bare and each.report is not None:
+                continue  # no guest, no report
+            try:
+                values[each.name] = take.number(each, point)
+            except take.Missing as error:
+                problems.append(f"{error}{f' ({said})' if said and each.report else ''}")
+        return Ended(values, begun, _machine(point), "; ".join(problems))
+
+
+def _last_words(point: Path) -> str:
+    try:
+        lines = (point / wrapper.STDERR).read_bytes()[-2000:].decode("utf-8", "replace").split("\n")
+    except OSError:
+        return ""
+    said = [line.strip() for line in lines if line.strip()]
+    return printable(said[-1], 200) if said else ""
+
+
+def _machine(point: Path) -> str:
+    try:
+        text = (point / wrapper.MACHINE).read_bytes()[:2000].decode("utf-8", "replace")
+    except OSError:
+        return ""
+    return printable(", ".join(line.strip() for line in text.splitlines()), 300)
+
+
+def reporter(config: Path) -> Callable[[str, Path], str]:
+    """Return what keeps a job's report beside its other output, and says why not, if not."""
+
+    def keep(job: str, point: Path) -> str:
+        try:
+            done = subprocess.run(
+                service.vmgr(config, "report", "--json", job), stdin=subprocess.DEVNULL,
+                capture_output=True, timeout=REPORT_TIME, check=False,
+            )  # fmt: skip
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return printable(f"vmgr report: {error}", 300)
+        if done.returncode or len(done.stdout) > MAX_REPORT:
+            said = done.stderr.decode("utf-8", "replace").strip().split("\n")[-1]
+            return printable(said, 300) or f"vmgr report ended with {done.returncode}"
+        (point / take.REPORT).write_bytes(done.stdout)
+        return ""
+
+    return keep

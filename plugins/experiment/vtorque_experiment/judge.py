@@ -1,0 +1,69 @@
+"""Judge conditions of ``--fail-if`` for each combination: the cases of a JUnit file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from vtorque_core.api import Refused, printable
+from vtorque_experiment.compare import Pair
+from vtorque_experiment.condition import Condition, Values
+from vtorque_experiment.junit import Case
+from vtorque_experiment.results import Results
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A case for each combination, in order; ``asked``: there was a condition."""
+
+    cases: Sequence[Case]
+    asked: bool
+
+
+def of_results(results: Results, conditions: Sequence[str]) -> Judged:
+    """Judge the combinations of an experiment. Raises Refused for a condition that is none."""
+    read = [*map(Condition, conditions)]
+    if any(condition.has_baseline for condition in read):
+        raise Refused(
+            "--fail-if: there is no baseline here: vmgr experiment compare has one, of two "
+            "experiments, or with --baseline"
+        )
+    table = results.table()
+    cases = []
+    for cell in range(len(results.cells)):
+        values = {name: table.get((cell, name), []) for name in results.names}
+        failed = results.failed(cell)
+        error = f"{failed} points have failed" if failed and not read else ""
+        cases.append(_case(results.label(cell), read, values, None, error))
+    return Judged(cases, bool(read))
+
+
+def of_pairs(pairs: Sequence[Pair], conditions: Sequence[str]) -> Judged:
+    """Judge the combinations of a comparison. Raises Refused for a condition that is none."""
+    read = [*map(Condition, conditions)]
+    cases = []
+    for cell in dict.fromkeys(pair.cell for pair in pairs):
+        those = [pair for pair in pairs if pair.cell == cell]
+        values = {pair.name: pair.values for pair in those}
+        cases.append(_case(cell, read, values, {p.name: p.base_values for p in those}, ""))
+    return Judged(cases, bool(read))
+
+
+def _case(
+    name: str, conditions: Sequence[Condition], values: Values, base: Values | None, error: str
+) -> Case:
+    wall = values.get("wall", ())
+    failures = []
+    for condition in conditions:
+        try:
+            if condition.holds(values, base):
+                failures.append(f"{condition.text} holds: {', '.join(_said(condition, values))}")
+        except Refused as problem:
+            error = str(problem)
+    return Case(printable(name, 300), sum(wall), "; ".join(failures), error)
+
+
+def _said(condition: Condition, values: Values) -> Iterator[str]:
+    for name in sorted(condition.names):
+        shown = ", ".join(f"{value:.6g}" for value in list(values.get(name, ()))[:8])
+        yield f"{name} is {shown}{' ...' if len(values.get(name, ())) > 8 else ''}"

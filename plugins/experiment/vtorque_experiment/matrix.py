@@ -1,0 +1,92 @@
+"""From a definition to its points: every combination, and the order in which they are run."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from vtorque_core.api import Refusal, Refused
+from vtorque_experiment.definition import Definition, Scalar
+
+MAX_POINTS = 1_000_000
+Cell = Mapping[str, Scalar]
+"""A combination: axis to value. On bare metal it has no axis of ``-vm``."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """A job: combination number ``cell`` for the ``repetition``-th time, from 0."""
+
+    number: int
+    cell: int
+    repetition: int
+
+
+def cells(definition: Definition, where: str = "the file") -> list[Cell]:
+    """Return the combinations, each once. Raises Refused: there is none, or too many points."""
+    size = 1
+    for values in definition.matrix.values():
+        size *= len(values)
+    if size * definition.repetitions > MAX_POINTS:
+        raise Refused(
+            Refusal(
+                "has too many points",
+                key="matrix",
+                value=str(size * definition.repetitions),
+                limit=str(MAX_POINTS),
+                where=where,
+                fix="take fewer values, or fewer repetitions",
+            )
+        )
+    found: dict[tuple[tuple[str, Scalar], ...], Cell] = {}
+    for values in itertools.product(*definition.matrix.values()):
+        cell = dict(zip(definition.matrix, values, strict=True))
+        if cell.get("bare") is True:
+            cell = {axis: value for axis, value in cell.items() if not axis.startswith("vm.")}
+        if not any(_matches(cell, each) for each in definition.exclude):
+            found.setdefault(tuple(cell.items()), cell)
+    if not found:
+        raise Refused(
+            Refusal(
+                "leaves no combination of the matrix",
+                key="exclude",
+                value=str(len(definition.exclude)),
+                where=where,
+                fix="drop one of its entries",
+            )
+        )
+    return list(found.values())
+
+
+def _matches(cell: Cell, pattern: Cell) -> bool:
+    return all(axis in cell and cell[axis] == value for axis, value in pattern.items())
+
+
+def ordered(cells: int, repetitions: int, seed: int) -> Iterator[Point]:
+    """Yield the points in the order of submission; their numbers are from 1.
+
+    A randomised block design: each repetition has every combination once, in an order of its own.
+    A drift of the machine is then in all combinations alike.
+    """
+    draw = random.Random(seed)  # noqa: S311 - an order that can be had again
+    numbers = itertools.count(1)
+    for repetition in range(repetitions):
+        block = list(range(cells))
+        draw.shuffle(block)
+        for cell in block:
+            yield Point(next(numbers), cell, repetition)
+
+
+def label(cell: Cell, axes: Sequence[str] = ()) -> str:
+    """Return a combination in words: ``bare``, ``vcpus=2 SIZE=10``; of these axes, if any."""
+    words = []
+    for axis, value in cell.items():
+        if axes and axis not in axes:
+            continue
+        if axis == "bare":
+            words.append("bare" if value else "guest")
+        else:
+            words.append(f"{axis.partition('.')[2] or axis}={value}")
+    return " ".join(words) or "all"

@@ -1,0 +1,130 @@
+"""An experiment, or a comparison, as one HTML page: no script, nothing from elsewhere."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from vtorque_core.api import printable
+from vtorque_experiment import plots, tables
+from vtorque_experiment.book import FAILED
+from vtorque_experiment.compare import Pair
+from vtorque_experiment.results import Results
+
+MOST_NUMBERS = 16  # with plots of their own
+MOST_FAILED = 50
+
+
+@dataclass(frozen=True)
+class Section:
+    """A number's part of the page."""
+
+    title: str
+    unit: str
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    plots: Sequence[plots.Plot]
+
+
+def of_results(results: Results) -> str:
+    """Return the page of an experiment."""
+    failed = [
+        (row.number, results.label(row.cell), printable(row.reason, 400))
+        for row in results.rows
+        if row.state == FAILED
+    ][:MOST_FAILED]
+    return _render(
+        title=results.title,
+        lines=[tables.state(results), *_versions(results)],
+        warnings=tables.warnings(results),
+        sections=[*_of_numbers(results)],
+        failed=failed,
+    )
+
+
+def of_pairs(title: str, lines: Sequence[str], pairs: Sequence[Pair], sides: Sequence[str]) -> str:
+    """Return the page of a comparison; ``sides``: what base and other are called."""
+    names = list(dict.fromkeys(pair.name for pair in pairs))
+    warned = sum(bool(pair.warning) for pair in pairs)
+    said = f"{warned} of {len(pairs)} comparisons have too few runs to say anything"
+    sections = []
+    for number, name in enumerate(names):
+        those = [pair for pair in pairs if pair.name == name]
+        series = [plots.Series(p.cell, (p.base_values, p.values)) for p in those]
+        drawn = [plots.rows("both", those[0].unit, series, sides)] if number < MOST_NUMBERS else []
+        heads, rows = tables.of_pairs(those, named=False)
+        sections.append(Section(name, those[0].unit, heads, rows, drawn))
+    return _render(
+        title=title, lines=lines, warnings=[said] if warned else [], sections=sections, failed=[]
+    )
+
+
+def _of_numbers(results: Results) -> Iterator[Section]:
+    table = results.table()
+    starts = [row.begun for row in results.rows if row.begun]
+    first, last = min(starts, default=0.0), max(starts, default=0.0)
+    for number, name in enumerate(results.names):
+        there = [cell for cell in range(len(results.cells)) if (cell, name) in table]
+        if not there or (name == "code" and set(results.definition.exit_codes) == {0}):
+            continue
+        heads, rows = tables.of_number(results, name, table)
+        drawn = []
+        if number < MOST_NUMBERS:
+            series = [plots.Series(results.label(c), (table[c, name],)) for c in there]
+            drawn.append(plots.rows("by combination", results.unit(name), series, ("values",)))
+            timed = sorted(
+                (row.begun - first, results.numbers[row.number][name])
+                for row in results.rows
+                if row.begun and name in results.numbers.get(row.number, {})
+            )
+            if len(timed) > 1:
+                hours = last - first > 2 * 3600
+                drawn.append(plots.order("over time", results.unit(name), timed, hours))
+        yield Section(name, results.unit(name), heads, rows, drawn)
+
+
+def _versions(results: Results) -> Iterator[str]:
+    """Yield what it was run with, in a line or two."""
+    try:
+        known = json.loads(results.place.versions.read_bytes()[: 1 << 20])
+        host = known["host"]
+        yield printable(
+            f"submitted on {host['name']} ({host['cpu']}, {host['kernel'].split()[0]}), "
+            f"{known['batch_system']}; {known['qemu']}; libvirt {known['libvirt']}", 400,
+        )  # fmt: skip
+        core = known["vtorque"].get("vtorque-core", "?")
+        yield printable(f"vtorque-core {core}, seed {results.about.get('seed', '?')}", 200)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return
+
+
+def _render(**values: Any) -> str:
+    environment = jinja2.Environment(
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        loader=jinja2.PackageLoader("vtorque_experiment", "."),
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["svg"] = _svg
+    css = resources.files("vtorque_experiment").joinpath("page.css").read_text(encoding="utf-8")
+    return environment.get_template("page.html.j2").render(
+        css=Markup(css),  # noqa: S704 - our own file
+        css_hash=base64.b64encode(hashlib.sha256(css.encode()).digest()).decode(),
+        no_plots="" if plots.can_draw() else plots.CANNOT_DRAW,
+        footer="vmgr experiment",
+        **values,
+    )
+
+
+def _svg(drawing: str) -> Markup:
+    """Let an SVG through that :mod:`plots` has made of numbers and plain words."""
+    return Markup(drawing.replace("<svg ", '<svg aria-hidden="true" focusable="false" ', 1))  # noqa: S704

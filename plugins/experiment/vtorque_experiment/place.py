@@ -1,0 +1,70 @@
+"""The directory of an experiment's results: where what is in it."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from vtorque_core.api import Refusal, Refused, printable
+
+_PLAIN = re.compile(r"[A-Za-z0-9._/+@=-]+", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Place:
+    """``top``: an absolute path, which batch systems and shells take as it is."""
+
+    top: Path
+
+    @property
+    def database(self) -> Path:
+        """The points, and the journal of what is done with them."""
+        return self.top / "results.sqlite"
+
+    @property
+    def definition(self) -> Path:
+        """A copy of the experiment's file."""
+        return self.top / "experiment.toml"
+
+    @property
+    def versions(self) -> Path:
+        """What it was run with."""
+        return self.top / "versions.json"
+
+    @property
+    def scripts(self) -> Path:
+        """Copies of the job scripts, numbered."""
+        return self.top / "scripts"
+
+    def point(self, number: int) -> Path:
+        """Return a point's directory; at most 1,000 lie in one."""
+        return self.top / "points" / f"{number // 1000:03}" / f"{number:06}"
+
+
+def usable(path: Path) -> Place:
+    """Return the place of a path. Raises Refused for one that batch systems would take apart."""
+    whole = Path(os.path.abspath(path))  # noqa: PTH100 - links stay: other hosts may have others
+    if not _PLAIN.fullmatch(str(whole)):
+        raise Refused(
+            Refusal(
+                "has characters that batch systems take apart",
+                key="directory",
+                value=printable(str(whole)),
+                limit="letters, digits and . _ / + @ = -",
+                fix="name another one: --dir DIR",
+            )
+        )
+    return Place(whole)
+
+
+def existing(path: Path) -> Place:
+    """Return the place of an experiment that is there. Raises Refused."""
+    place = usable(path)
+    if not place.database.is_file():
+        raise Refused(
+            f"{printable(str(path))}: is no directory of an experiment's results; "
+            "vmgr experiment run FILE makes one"
+        )
+    return place

@@ -1,0 +1,169 @@
+"""Plots as SVG, drawn by Vega-Lite (https://vega.github.io/vega-lite/docs/) through vl-convert.
+
+Colours are the page's CSS variables, so that one drawing serves light and dark. Of a user's words
+only labels go in, with all but plain characters taken out.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import util
+from typing import Any
+
+from vtorque_experiment import figures
+
+WIDTH = 480  # CSS pixels
+MOST_ROWS = 40  # combinations in a plot; the table has all
+MOST_POINTS = 4000  # of a plot; more are thinned evenly
+CANNOT_DRAW = "without plots, since vl-convert-python is not installed here; its tables are there"
+_STRANGE = re.compile(r"[^A-Za-z0-9 =._:+/@%,()-]", re.ASCII)
+_LABEL = 34  # characters
+
+
+@dataclass(frozen=True)
+class Series:
+    """Values of a row of a plot, by colour: one side, or two. ``label`` is a user's text."""
+
+    label: str
+    sides: Sequence[Sequence[float]]
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A drawing, and all of it in a sentence for who cannot see it."""
+
+    title: str
+    unit: str
+    svg: str
+    label: str
+
+
+def rows(title: str, unit: str, series: Sequence[Series], sides: Sequence[str]) -> Plot:
+    """Return each value as a point and each median as a stroke, a row for each combination."""
+    shown = series[:MOST_ROWS]
+    total = sum(len(values) for each in shown for values in each.sides)
+    step = max(1, math.ceil(total / MOST_POINTS))
+    two = len(sides) > 1
+    points, medians = [], []
+    for number, each in enumerate(shown):
+        for side, values in enumerate(each.sides):
+            row = {"n": number, "s": sides[side]}
+            points += [
+                row | {"v": _short(value), "j": _jitter(place, len(values))}
+                for place, value in enumerate(values[::step])
+            ]
+            if values:
+                medians.append(row | {"v": _short(figures.of(values).median), "j": 0.5})
+    labels = [_STRANGE.sub("?", each.label)[:_LABEL] for each in shown]
+    per_row = 30 if two else 22
+    spec = _spec(max(90, 40 + per_row * len(shown) + (26 if two else 0)))
+    spec["encoding"] = {
+        "y": {"field": "n", "type": "ordinal", "scale": {"paddingInner": 0.25},
+              "axis": {"title": None, "labelExpr": f"({json.dumps(labels)})[datum.value]",
+                       "labelLimit": 200, "minExtent": _extent(labels), "grid": False}},
+        "x": {"field": "v", "type": "quantitative", "scale": {"zero": False, "nice": True},
+              "axis": {"title": None, "tickCount": 5}},
+        "yOffset": {"field": "s" if two else "j",
+                    "type": "nominal" if two else "quantitative",
+                    "scale": {} if two else {"domain": [0, 1]}},
+        "color": {"field": "s", "type": "nominal", "sort": list(sides),
+                  "scale": {"domain": list(sides),
+                            "range": [f"var(--s{n})" for n in range(len(sides))]},
+                  "legend": {"orient": "top", "title": None} if two else None},
+    }  # fmt: skip
+    spec["layer"] = [
+        {"data": {"values": points},
+         "mark": {"type": "point", "filled": True, "size": 22, "opacity": 0.55}},
+        {"data": {"values": medians},
+         "mark": {"type": "tick", "thickness": 2.5, "size": per_row * (0.36 if two else 0.7)}},
+    ]  # fmt: skip
+    said = "; ".join(
+        f"{each.label}: {' and '.join(_said(values) for values in each.sides if values)}"
+        for each in shown
+    )
+    return Plot(title, unit, _draw(spec), said)
+
+
+def order(title: str, unit: str, values: Sequence[tuple[float, float]], hours: bool) -> Plot:
+    """Return the values over time since the first, so that a drift is seen.
+
+    ``values``: seconds and value; ``hours``: the unit of time.
+    """
+    step = max(1, math.ceil(len(values) / MOST_POINTS))
+    by = 3600.0 if hours else 60.0
+    data = [{"t": _short(at / by), "v": _short(value)} for at, value in values[::step]]
+    spec = _spec(190)
+    spec["data"] = {"values": data}
+    spec["mark"] = {"type": "point", "filled": True, "size": 18, "opacity": 0.6,
+                    "color": "var(--s2)"}  # fmt: skip
+    axis = {"title": f"begun after, {'hours' if hours else 'min'}", "tickCount": 6}
+    spec["encoding"] = {
+        "x": {"field": "t", "type": "quantitative", "axis": axis},
+        "y": {"field": "v", "type": "quantitative", "scale": {"zero": False},
+              "axis": {"title": None, "tickCount": 4}},
+    }  # fmt: skip
+    half = len(values) // 2 or 1
+    first, last = [v for _, v in values[:half]], [v for _, v in values[half:]] or [values[-1][1]]
+    label = f"the first half has {_said(first)}, the second {_said(last)}"
+    return Plot(title, unit, _draw(spec), label)
+
+
+def can_draw() -> bool:
+    """Whether what draws is installed: it is large, and the tables have all values, too."""
+    return util.find_spec("vl_convert") is not None
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.6g}")
+
+
+def _said(values: Sequence[float]) -> str:
+    found = figures.of(values)
+    return f"{found.count} values, median {found.median:.4g}"
+
+
+def _jitter(place: int, count: int) -> float:
+    """Return where in its row a point is: alone in the middle, else spread, the same each time."""
+    return 0.5 if count < 3 else 0.15 + 0.7 * ((place * 0.618034) % 1)
+
+
+def _extent(labels: Sequence[str]) -> int:
+    """Return room for labels: browsers' fonts are wider than what Vega measures with."""
+    return min(210, 12 + 7 * max(len(label) for label in labels))
+
+
+def _spec(height: int) -> dict[str, Any]:
+    text = {"labelColor": "var(--text)", "titleColor": "var(--text)", "labelFontSize": 11,
+            "titleFontSize": 11, "titleFontWeight": "normal"}  # fmt: skip
+    return {
+        "width": WIDTH,
+        "height": height,
+        "autosize": {"type": "fit", "contains": "padding"},
+        "background": None,
+        "padding": 2,
+        "config": {
+            "font": "sans-serif",
+            "view": {"stroke": None},
+            "axis": {**text, "gridColor": "var(--grid)", "domainColor": "var(--line)",
+                     "tickColor": "var(--line)"},
+            "legend": {**text, "columnPadding": 26},
+        },
+    }  # fmt: skip
+
+
+_renderer: list[Callable[..., str]] = []
+
+
+def _draw(spec: Mapping[str, Any]) -> str:
+    """Return SVG, or nothing. Vega runs inside this process and may fetch nothing."""
+    if not can_draw():
+        return ""
+    if not _renderer:
+        import vl_convert  # noqa: PLC0415 - its runtime takes half a second
+
+        _renderer.append(vl_convert.vegalite_to_svg)
+    return _renderer[0](spec, allowed_base_urls=[])

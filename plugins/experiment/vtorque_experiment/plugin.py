@@ -1,0 +1,19 @@
+"""``vmgr experiment``: what the plugin declares."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vtorque_core.api import Command, always
+
+if TYPE_CHECKING:
+    import click
+
+
+def _experiment() -> click.Command:
+    from vtorque_experiment.command import experiment  # noqa: PLC0415 - click
+
+    return experiment
+
+
+vtorque_commands = always(Command("vmgr", _experiment))

@@ -1,0 +1,116 @@
+"""What an experiment has found: its combinations with the values of each number."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from vtorque_core.api import Refusal, Refused
+from vtorque_experiment import definition
+from vtorque_experiment.book import DONE, FAILED, Book, Row
+from vtorque_experiment.definition import BUILT_IN, Definition, Scalar
+from vtorque_experiment.matrix import Cell, label
+from vtorque_experiment.place import Place, existing
+
+UNITS = {"wall": "s", "wait": "s", "code": ""}
+
+
+@dataclass(frozen=True)
+class Results:
+    """An experiment as it is now, running or ended."""
+
+    place: Place
+    definition: Definition
+    about: Mapping[str, str]
+    cells: Sequence[Cell]
+    rows: Sequence[Row]
+    numbers: Mapping[int, Mapping[str, float]]
+
+    @property
+    def title(self) -> str:
+        """What it is called: its title, else its directory."""
+        return self.about.get("title") or self.place.top.name
+
+    @property
+    def names(self) -> list[str]:
+        """All numbers that something was found of; the experiment's own first."""
+        own = [take.name for take in self.definition.takes]
+        there = {name for values in self.numbers.values() for name in values}
+        return [name for name in (*own, *BUILT_IN) if name in there]
+
+    def unit(self, name: str) -> str:
+        """Return the unit of a number."""
+        units = {take.name: take.unit for take in self.definition.takes}
+        return units.get(name, UNITS.get(name, ""))
+
+    def values(self, cell: int, name: str) -> list[float]:
+        """Return a number of the points of a combination that have not failed, in their order."""
+        found = (
+            self.numbers.get(row.number, {}).get(name)
+            for row in self.rows
+            if row.cell == cell and row.state == DONE
+        )
+        return [value for value in found if value is not None]
+
+    def table(self) -> dict[tuple[int, str], list[float]]:
+        """Return the values of each combination and number that has some."""
+        found: dict[tuple[int, str], list[float]] = {}
+        for row in self.rows:
+            if row.state == DONE:
+                for name, value in self.numbers.get(row.number, {}).items():
+                    found.setdefault((row.cell, name), []).append(value)
+        return found
+
+    def label(self, cell: int) -> str:
+        """Return a combination in words."""
+        return label(self.cells[cell])
+
+    def failed(self, cell: int) -> int:
+        """Return how many points of a combination have failed."""
+        return sum(row.cell == cell and row.state == FAILED for row in self.rows)
+
+
+def read(directory: Path) -> Results:
+    """Return what stands in an experiment's directory. Raises Refused."""
+    place = existing(directory)
+    book = Book(place.database)
+    try:
+        return Results(
+            place, definition.read(place.definition), book.about(), book.cells(), book.rows(),
+            book.numbers(),
+        )  # fmt: skip
+    finally:
+        book.close()
+
+
+def matching(cells: Sequence[Cell], wanted: Sequence[str], where: str) -> list[int]:
+    """Return the combinations that ``AXIS=VALUE`` pairs pick out. Raises Refused: there is none."""
+    pairs = [pair.partition("=") for pair in wanted]
+    known: dict[str, set[str]] = {}
+    for cell in cells:
+        for axis, value in cell.items():
+            known.setdefault(axis, set()).add(_text(value))
+    for axis, _, value in pairs:
+        if value not in known.get(axis, set()):
+            said = ", ".join(sorted(known.get(axis, known)))
+            raise Refused(
+                Refusal(
+                    "is no axis and value of it",
+                    key=axis,
+                    value=value,
+                    where=where,
+                    fix=f"known: {said}",
+                )
+            )
+    found = [
+        number for number, cell in enumerate(cells)
+        if all(axis in cell and _text(cell[axis]) == value for axis, _, value in pairs)
+    ]  # fmt: skip
+    if not found:
+        raise Refused(f"{where}: no combination is {' and '.join(wanted)}")
+    return found
+
+
+def _text(value: Scalar) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

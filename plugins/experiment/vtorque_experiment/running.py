@@ -1,0 +1,167 @@
+"""A run of an experiment by a command: its lock, its signals, what is told meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from vtorque_core.api import printable
+from vtorque_experiment import batch, book, definition, ended, figures, matrix, tables
+from vtorque_experiment.book import Book
+from vtorque_experiment.place import Place
+from vtorque_experiment.results import Results, read
+from vtorque_experiment.runner import Runner
+
+EVERY = 30.0  # seconds between two lines where nobody watches
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a run has ended; ``status``: as of :func:`status`."""
+
+    finished: bool
+    why: str
+    directory: Path
+    status: dict[str, Any]
+
+
+def run(
+    config: Path, place: Place, hours: float | None, told: Callable[[str], None],
+    *, failed: bool = False,
+) -> Ended:  # fmt: skip
+    """Run an experiment until it is over, or a signal or a limit stops it.
+
+    Raises HostFault (another runs it, the disk), Refused, ConfigError.
+    """
+    found = definition.read(place.definition)
+    with batch.locked(place.top / "run.lock", wait=False), _stopped() as stop:
+        there = Book(place.database)
+        try:
+            if failed:
+                _forget(there, place)
+            with _progress(sum(there.counts().values())) as seen:
+                end = Runner(
+                    place, found, there, batch.of_site(config, found.limits.poll),
+                    ended.Collector(found, ended.reporter(config)), told=told, stop=stop,
+                    hours=hours or found.limits.hours, seen=seen,
+                ).run()  # fmt: skip
+        finally:
+            there.close()
+    return Ended(end.finished, end.why, place.top, status(place.top))
+
+
+def status(directory: Path) -> dict[str, Any]:
+    """Return how far an experiment is, and each failed point. Raises Refused."""
+    results = read(directory)
+    counts = {s: sum(row.state == s for row in results.rows) for s in book.STATES}
+    failed = [
+        {
+            "point": row.number, "job": row.job, "combination": results.label(row.cell),
+            "reason": printable(row.reason, 500),
+        }
+        for row in results.rows if row.state == book.FAILED
+    ]  # fmt: skip
+    return {
+        "title": results.title, "directory": str(results.place.top),
+        "state": tables.state(results), "points": counts, "seed": results.about.get("seed", ""),
+        "failed": failed,
+    }  # fmt: skip
+
+
+def data(results: Results, names: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the figures of each combination for JSON."""
+    table = results.table()
+    return [
+        {
+            "combination": dict(cell), "failed": results.failed(number),
+            "numbers": {
+                name: asdict(figures.of(table[number, name])) | {"unit": results.unit(name)}
+                for name in names if (number, name) in table
+            },
+        }
+        for number, cell in enumerate(results.cells)
+    ]  # fmt: skip
+
+
+def planned(file: Path, as_json: bool) -> list[str]:
+    """Return what an experiment would run, in lines. Raises Refused."""
+    found = definition.read(file)
+    cells = matrix.cells(found, str(file))
+    if as_json:
+        points = len(cells) * found.repetitions
+        return [json.dumps({"points": points, "combinations": list(cells)}, indent=2)]
+    head = f"{len(cells) * found.repetitions} points: {len(cells)} combinations"
+    return [f"{head}, {found.repetitions} times", *(f"  {matrix.label(cell)}" for cell in cells)]
+
+
+def _forget(there: Book, place: Place) -> None:
+    """Have failed points run again; what is left of the first time stays beside."""
+    for row in there.rows(book.FAILED):
+        point = place.point(row.number)
+        number = 1
+        while (old := point.with_name(f"{point.name}.old{number}")).exists():
+            number += 1
+        with contextlib.suppress(FileNotFoundError):
+            point.rename(old)
+        there.forget(row.number)
+
+
+@contextlib.contextmanager
+def _stopped() -> Iterator[threading.Event]:
+    """Give an event that the signals to end set; a second one ends at once."""
+    stop = threading.Event()
+
+    def handle(number: int, _: object) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        stop.set()
+
+    before = {n: signal.signal(n, handle) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield stop
+    finally:
+        for number, action in before.items():
+            signal.signal(number, action)
+
+
+@contextlib.contextmanager
+def _progress(total: int) -> Iterator[Callable[[dict[str, int]], None]]:
+    """Give what shows the counts: a bar on a terminal, else a line now and then."""
+    if os.isatty(2):
+        from rich.console import Console  # noqa: PLC0415 - 60 ms, for a terminal only
+        from rich.progress import Progress  # noqa: PLC0415
+
+        with Progress(console=Console(stderr=True)) as bar:
+            task = bar.add_task("points", total=total)
+
+            def draw(counts: dict[str, int]) -> None:
+                bar.update(task, completed=_over(counts), description=_said(counts))
+
+            yield draw
+        return
+    told, before = time.monotonic(), ""
+
+    def line(counts: dict[str, int]) -> None:
+        nonlocal told, before
+        said = _said(counts)
+        if said != before and time.monotonic() - told >= EVERY:
+            told, before = time.monotonic(), said
+            sys.stderr.write(f"vmgr experiment: {_over(counts)} of {total} points: {said}\n")
+
+    yield line
+
+
+def _over(counts: dict[str, int]) -> int:
+    return counts[book.DONE] + counts[book.FAILED]
+
+
+def _said(counts: dict[str, int]) -> str:
+    return ", ".join(f"{count} {state}" for state, count in counts.items() if count)

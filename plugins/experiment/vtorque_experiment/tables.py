@@ -1,0 +1,108 @@
+"""An experiment's numbers as rows of words, for terminals and pages alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from vtorque_core.api import printable
+from vtorque_experiment import figures
+from vtorque_experiment.book import DONE, FAILED, STATES
+from vtorque_experiment.compare import Pair
+from vtorque_experiment.figures import Figures
+from vtorque_experiment.results import Results
+
+Rows = Sequence[Sequence[str]]
+_FIGURES = ("runs", "median", "spread", "least", "most")
+
+
+def state(results: Results) -> str:
+    """Return in a line how far it is."""
+    counts = {name: sum(row.state == name for row in results.rows) for name in STATES}
+    said = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
+    return f"{len(results.rows)} points of {len(results.cells)} combinations: {said}"
+
+
+def warnings(results: Results) -> list[str]:
+    """Return what whoever reads the numbers has to know."""
+    found = []
+    few = [
+        cell for cell in range(len(results.cells))
+        if sum(r.cell == cell and r.state == DONE for r in results.rows) < figures.ENOUGH
+    ] if len(results.cells) <= 1000 else []  # fmt: skip
+    if few:
+        found.append(
+            f"{len(few)} of {len(results.cells)} combinations have fewer than {figures.ENOUGH} "
+            "runs: too few to compare them"
+        )
+    failed = sum(row.state == FAILED for row in results.rows)
+    if failed:
+        found.append(f"{failed} points have failed; their numbers are left out")
+    return found
+
+
+def of_number(
+    results: Results, name: str, table: Mapping[tuple[int, str], Sequence[float]]
+) -> tuple[Sequence[str], Rows]:
+    """Return head and rows of a number, a row for each combination that has it."""
+    rows = [
+        (printable(results.label(cell), 200), *_cells(figures.of(table[cell, name])))
+        for cell in range(len(results.cells))
+        if (cell, name) in table
+    ]
+    return ("combination", *_FIGURES), rows
+
+
+def of_all(results: Results, names: Sequence[str]) -> tuple[Sequence[str], Rows]:
+    """Return head and rows of these numbers, the number's name first."""
+    table = results.table()
+    rows = [
+        (_named(name, results.unit(name)), *row)
+        for name in names
+        for row in of_number(results, name, table)[1]
+    ]
+    return ("number", "combination", *_FIGURES), rows
+
+
+def of_pairs(pairs: Sequence[Pair], *, named: bool = True) -> tuple[Sequence[str], Rows]:
+    """Return head and rows of a comparison; ``named``: with the numbers' names."""
+    heads = ("combination", "runs", "base", "spread", "median", "spread", "ratio", "95 %", "")
+    rows = [
+        (
+            *([_named(pair.name, pair.unit)] if named else []),
+            printable(pair.cell, 200),
+            f"{pair.base.count}/{pair.other.count}",
+            _number(pair.base.median),
+            _percent(pair.base.spread),
+            _number(pair.other.median),
+            _percent(pair.other.spread),
+            *_ratio(pair),
+        )
+        for pair in pairs
+    ]
+    return (("number", *heads) if named else heads), rows
+
+
+def _ratio(pair: Pair) -> tuple[str, str, str]:
+    if pair.ratio is None:
+        return "-", "-", "the base is 0"
+    interval = f"{pair.ratio.low:.3f} to {pair.ratio.high:.3f}"
+    if pair.warning:
+        return f"{pair.ratio.value:.3f}", interval, pair.warning
+    return f"{pair.ratio.value:.3f}", interval, "differs" if pair.ratio.differs else "no difference"
+
+
+def _named(name: str, unit: str) -> str:
+    return f"{name}, {printable(unit, 40)}" if unit else name
+
+
+def _cells(found: Figures) -> tuple[str, ...]:
+    numbers = (_number(found.median), _percent(found.spread), _number(found.least))
+    return (str(found.count), *numbers, _number(found.most))
+
+
+def _number(value: float) -> str:
+    return f"{value:.5g}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"

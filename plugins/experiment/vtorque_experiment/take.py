@@ -1,0 +1,122 @@
+"""Take numbers out of what a job has left: its output, its JSON, its metrics, its report."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import stat
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from vtorque_core.api import printable
+from vtorque_experiment.definition import Take
+from vtorque_experiment.wrapper import METRICS
+
+MAX_READ = 64 << 20  # bytes of a file that are looked at: its last ones
+REPORT = "report.json"
+_WHICH: Mapping[str, Callable[[Sequence[float]], float]] = {
+    "first": lambda found: found[0],
+    "last": lambda found: found[-1],
+    "min": min,
+    "max": max,
+    "sum": sum,
+    "mean": statistics.fmean,
+}
+
+
+class Missing(Exception):
+    """A number is not there; the text says what was looked for, and where."""
+
+
+def number(take: Take, point: Path) -> float:
+    """Return the number of a point. Raises Missing."""
+    if take.pattern is not None:
+        found = [*_matches(take.pattern, _text(point, take.file))]
+        what = f"the pattern {take.pattern!r} in {take.file}"
+    elif take.metric is not None:
+        found = [*_metrics(take.metric, _text(point, METRICS))]
+        what = f"the metric {take.metric} in $VTORQUE_METRICS"
+    else:
+        file, path = (take.file, take.json) if take.json is not None else (REPORT, take.report)
+        found = [*_numbers(_at(_json(point, file), path or ""))]
+        what = f"a number at {path} in {file}"
+    found = [each for each in found if math.isfinite(each)]
+    if not found:
+        raise Missing(f"{take.name}: there is not {printable(what, 300)}")
+    return _WHICH[take.which](found)
+
+
+def _matches(pattern: str, text: str) -> Iterator[float]:
+    for match in re.finditer(pattern, text, re.MULTILINE):
+        said = match[1] if match.re.groups else match[0]
+        try:
+            yield float((said or "").replace("_", ""))
+        except ValueError:
+            continue
+
+
+def _metrics(name: str, text: str) -> Iterator[float]:
+    for line in text.splitlines():
+        words = line.split()
+        if len(words) >= 2 and words[0] == name:
+            try:
+                yield float(words[1])
+            except ValueError:
+                continue
+
+
+def _text(point: Path, name: str) -> str:
+    """Return the end of a file of the user's own. Raises Missing."""
+    try:
+        # O_NONBLOCK: a FIFO that the script has left would hang here, open(2).
+        descriptor = os.open(point / name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            about = os.fstat(descriptor)
+            if not stat.S_ISREG(about.st_mode):
+                raise Missing(f"{printable(name)}: is no file")
+            with os.fdopen(descriptor, "rb", closefd=False) as file:
+                file.seek(max(0, about.st_size - MAX_READ))
+                return file.read(MAX_READ).decode("utf-8", "replace")
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise Missing(f"{printable(name)}: {error.strerror}") from None
+
+
+def _json(point: Path, name: str) -> Any:
+    text = _text(point, name)
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        pass
+    for line in reversed(text.splitlines()):  # the last line, as a program's only JSON often is
+        try:
+            return json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+    raise Missing(f"{printable(name)}: there is no JSON in it")
+
+
+def _at(value: Any, path: str) -> Any:
+    for word in filter(None, path.split(".")):
+        if isinstance(value, dict):
+            value = value.get(word)
+        elif isinstance(value, list) and word.isdecimal() and int(word) < len(value):
+            value = value[int(word)]
+        else:
+            return None
+    return value
+
+
+def _numbers(value: Any) -> Iterator[float]:
+    for each in value if isinstance(value, list) else [value]:
+        if isinstance(each, bool) or not isinstance(each, int | float):
+            continue
+        try:
+            yield float(each)
+        except OverflowError:
+            continue

@@ -1,0 +1,73 @@
+"""What an experiment is run with, as far as the host of submission knows it.
+
+What a job ran on is in its point's ``machine``: kernel, host name, CPU model.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from vtorque_core.api import VtorqueError, printable
+from vtorque_core.live import images
+
+_TOOLS = {
+    "qemu": ("/usr/bin/qemu-system-x86_64", "--version"),
+    "libvirt": ("/usr/bin/virsh", "--version"),
+}
+
+
+def known(config: Path) -> Mapping[str, Any]:
+    """Return versions, image sums, and the model of this host's CPU. Raises ConfigError."""
+    site = images.site_of(config)
+    ours = {
+        str(found.metadata["Name"]): found.version
+        for found in metadata.distributions()
+        if str(found.metadata["Name"]).startswith("vtorque-")
+    }
+    return {
+        "vtorque": dict(sorted(ours.items())),
+        "batch_system": site.batch.system,
+        "python": sys.version.split()[0],
+        "host": {
+            "name": platform.node(),
+            "kernel": f"{platform.release()} {platform.version()}",
+            "cpu": _cpu(),
+            "cpus": os.cpu_count(),
+        },
+        **{name: _said(argv) for name, argv in _TOOLS.items()},
+        "images": _images(site.images.pool),
+    }
+
+
+def _said(argv: tuple[str, ...]) -> str:
+    try:
+        done = subprocess.run(argv, capture_output=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return printable(done.stdout.decode("utf-8", "replace").partition("\n")[0], 200)
+
+
+def _cpu() -> str:
+    for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
+        if line.startswith("model name"):
+            return printable(line.partition(":")[2].strip(), 200)
+    return platform.machine()
+
+
+def _images(pool: Path) -> Mapping[str, Any]:
+    """Return image to the sums of its files, as its sidecar has them; none if no pool is seen."""
+    found = {}
+    try:
+        for name in images.names(pool):
+            sidecar = images.read_sidecar(pool, name)
+            found[name] = {file: record.sha256 for file, record in sidecar.files.items()}
+    except (OSError, VtorqueError):
+        return found
+    return found
