@@ -17,12 +17,13 @@ from vtorque_experiment.results import Results, matching
 class Pair:
     """A number of a combination beside the same of what it is compared with.
 
-    ``warning``: why the ratio says nothing; empty: it does.
+    ``warning``: why the ratio says nothing; empty: it does. ``better``: ``less``, ``more``, empty.
     """
 
     cell: str
     name: str
     unit: str
+    better: str
     base: Figures
     other: Figures
     ratio: Ratio | None
@@ -30,11 +31,21 @@ class Pair:
     base_values: Sequence[float]
     values: Sequence[float]
 
+    @property
+    def verdict(self) -> str:
+        """In words: which is better, if they differ, or why nothing can be said."""
+        if self.ratio is None:
+            return "the base is 0"
+        if self.warning or not self.ratio.differs:
+            return self.warning or "no difference seen"
+        less = "less" if self.ratio.value < 1 else "more"
+        return ("better" if less == self.better else "worse") if self.better else "differs"
+
     def data(self) -> dict[str, Any]:
         """Return it for JSON."""
         found = asdict(self)
         del found["base_values"], found["values"]
-        return found
+        return found | {"verdict": self.verdict}
 
 
 def experiments(base: Results, other: Results, names: Sequence[str] = ()) -> list[Pair]:
@@ -99,6 +110,7 @@ def _pairs(
             ours, theirs = before.get((old, name), []), after.get((new, name), [])
             if ours and theirs:
                 yield Pair(
-                    said, name, other.unit(name), figures.of(ours), figures.of(theirs),
+                    said, name, other.unit(name), other.better(name),
+                    figures.of(ours), figures.of(theirs),
                     figures.ratio(ours, theirs), figures.few(len(ours), len(theirs)), ours, theirs,
                 )  # fmt: skip

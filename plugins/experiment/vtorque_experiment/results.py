@@ -44,14 +44,10 @@ class Results:
         units = {take.name: take.unit for take in self.definition.takes}
         return units.get(name, UNITS.get(name, ""))
 
-    def values(self, cell: int, name: str) -> list[float]:
-        """Return a number of the points of a combination that have not failed, in their order."""
-        found = (
-            self.numbers.get(row.number, {}).get(name)
-            for row in self.rows
-            if row.cell == cell and row.state == DONE
-        )
-        return [value for value in found if value is not None]
+    def better(self, name: str) -> str:
+        """Return whether ``less`` or ``more`` of a number is better; empty: nobody has said."""
+        said = {take.name: take.better for take in self.definition.takes}
+        return said.get(name, "less" if name in ("wall", "wait") else "")
 
     def table(self) -> dict[tuple[int, str], list[float]]:
         """Return the values of each combination and number that has some."""

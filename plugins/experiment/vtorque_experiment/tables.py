@@ -84,11 +84,9 @@ def of_pairs(pairs: Sequence[Pair], *, named: bool = True) -> tuple[Sequence[str
 
 def _ratio(pair: Pair) -> tuple[str, str, str]:
     if pair.ratio is None:
-        return "-", "-", "the base is 0"
+        return "-", "-", pair.verdict
     interval = f"{pair.ratio.low:.3f} to {pair.ratio.high:.3f}"
-    if pair.warning:
-        return f"{pair.ratio.value:.3f}", interval, pair.warning
-    return f"{pair.ratio.value:.3f}", interval, "differs" if pair.ratio.differs else "no difference"
+    return f"{pair.ratio.value:.3f}", interval, pair.verdict
 
 
 def _named(name: str, unit: str) -> str:
