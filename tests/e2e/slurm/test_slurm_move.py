@@ -167,7 +167,7 @@ def test_of_two_nodes_that_are_ill_one_is_drained_where_that_is_the_most(site):
 @moves
 @pytest.mark.full
 def test_twenty_moves_there_and_back(site, job_id, record_property):
-    """Its figures say nothing of right or wrong: ``pytest --junitxml``."""
+    """Its figures say nothing of right or wrong: ``--junitxml=x -o junit_family=xunit1``."""
     source, to, took = "n2", "n3", []
     for _ in range(20):
         before = time.monotonic()
