@@ -37,7 +37,8 @@ def looked_at(call, home, points):
     hosts = {row["bare"]: row["machine"].split(", ")[1] for row in found}
     assert hosts[True] != hosts[False]
     known = json.loads((home / "e.results" / "versions.json").read_text())
-    assert known["images"]["micro"] and known["vtorque"]["vtorque-experiment"]
+    images = known.get("at_end", known).get("images", known["images"])
+    assert images["micro"] and known["vtorque"]["vtorque-experiment"]
     compared = call("compare", "e.results", "--baseline", "bare=true")
     assert compared.count("too few runs") >= 2
 

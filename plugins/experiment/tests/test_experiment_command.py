@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 import sys
 from xml.etree import ElementTree
 
@@ -12,7 +13,7 @@ from click.testing import CliRunner
 import experiments
 import kept_experiments
 from vtorque_core.api import Refused
-from vtorque_experiment import command, compare, running
+from vtorque_experiment import command, compare, running, versions
 from vtorque_experiment.book import Book
 from vtorque_experiment.place import existing, usable
 from vtorque_experiment.results import read
@@ -86,6 +87,7 @@ def test_too_few_runs_are_said(tmp_path):
     few = kept_experiments.sweep(tmp_path, 2)
     said = call("compare", few, "--baseline", "bare=true")
     assert "too few runs (2 and 2; 6 of each are the least)" in said
+    assert not re.search(r"[0-9] to [0-9]", said)
     assert "4 of 4 comparisons" in call("compare", few, "--baseline=bare=true", "--number=wall")
 
 
@@ -183,6 +185,17 @@ def test_failed_points_can_be_run_again_and_nothing_is_lost(tmp_path):
     book.close()
     assert row.number == 2 and row.tries == 0
     assert place.point(2).with_name("000002.old1").joinpath("stdout").read_text() == "old"
+
+
+def test_what_has_changed_at_the_end_is_noted_once(tmp_path, monkeypatch):
+    path = tmp_path / "versions.json"
+    path.write_text('{"qemu": "7.2", "images": {}}')
+    now = {"qemu": "7.2", "images": {"micro": {"disk": "abc"}}}
+    monkeypatch.setattr(versions, "known", lambda config: now)
+    for _ in range(2):
+        versions.note_end(tmp_path, path)
+        found = json.loads(path.read_text())
+        assert found == {"qemu": "7.2", "images": {}, "at_end": {"images": now["images"]}}
 
 
 def test_a_book_of_another_version_is_refused(tmp_path):

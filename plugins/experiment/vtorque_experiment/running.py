@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from vtorque_core.api import printable
-from vtorque_experiment import batch, book, definition, ended, figures, matrix, tables
+from vtorque_experiment import batch, book, definition, ended, figures, matrix, tables, versions
 from vtorque_experiment.book import Book
 from vtorque_experiment.place import Place
 from vtorque_experiment.results import Results, read
@@ -56,6 +56,8 @@ def run(
                 ).run()  # fmt: skip
         finally:
             there.close()
+        with contextlib.suppress(OSError, ValueError):
+            versions.note_end(config, place.versions)
     return Ended(end.finished, end.why, place.top, status(place.top))
 
 
@@ -100,7 +102,8 @@ def planned(file: Path, as_json: bool) -> list[str]:
         points = len(cells) * found.repetitions
         return [json.dumps({"points": points, "combinations": list(cells)}, indent=2)]
     head = f"{len(cells) * found.repetitions} points: {len(cells)} combinations"
-    return [f"{head}, {found.repetitions} times", *(f"  {matrix.label(cell)}" for cell in cells)]
+    times = "once" if found.repetitions == 1 else f"{found.repetitions} times"
+    return [f"{head}, {times}", *(f"  {matrix.label(cell)}" for cell in cells)]
 
 
 def _forget(there: Book, place: Place) -> None:

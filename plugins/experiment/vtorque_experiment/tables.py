@@ -85,7 +85,7 @@ def of_pairs(pairs: Sequence[Pair], *, named: bool = True) -> tuple[Sequence[str
 def _ratio(pair: Pair) -> tuple[str, str, str]:
     if pair.ratio is None:
         return "-", "-", pair.verdict
-    interval = f"{pair.ratio.low:.3f} to {pair.ratio.high:.3f}"
+    interval = "-" if pair.warning else f"{pair.ratio.low:.3f} to {pair.ratio.high:.3f}"
     return f"{pair.ratio.value:.3f}", interval, pair.verdict
 
 

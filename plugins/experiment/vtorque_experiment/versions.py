@@ -5,6 +5,7 @@ What a job ran on is in its point's ``machine``: kernel, host name, CPU model.
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import subprocess
@@ -44,6 +45,21 @@ def known(config: Path) -> Mapping[str, Any]:
         **{name: _said(argv) for name, argv in _TOOLS.items()},
         "images": _images(site.images.pool),
     }
+
+
+def note_end(config: Path, path: Path) -> None:
+    """Add to a file of versions, as ``at_end``, what is different when a run has ended.
+
+    A user's own site makes its image for the first job; a node may be upgraded in between. Raises
+    OSError, ConfigError.
+    """
+    begun = json.loads(path.read_bytes())
+    now = json.loads(json.dumps(known(config)))
+    changed = {name: value for name, value in now.items() if value != begun.get(name)}
+    if changed and changed != begun.get("at_end"):
+        fresh = path.with_suffix(".new")
+        fresh.write_text(json.dumps(begun | {"at_end": changed}, indent=2) + "\n")
+        fresh.replace(path)
 
 
 def _said(argv: tuple[str, ...]) -> str:
