@@ -255,6 +255,24 @@ def test_term_reaches_the_script(guest: Guest) -> None:
     assert (code, out) == (7, b"got TERM\n")
 
 
+def test_a_signal_just_before_the_wait_wakes_it() -> None:
+    """Its handler has not been called then; who was told of signals before still is."""
+    read, write = os.pipe2(os.O_NONBLOCK)
+    before = signal.set_wakeup_fd(write)
+    try:
+        with run_job._Ending(LONG) as ending:
+            assert signal.set_wakeup_fd(ending.events._write) == ending.events._write
+            os.kill(os.getpid(), signal.SIGUSR1)
+            assert ending.events.take()
+            os.kill(os.getpid(), signal.SIGUSR2)
+        assert signal.set_wakeup_fd(write) == write
+        assert os.read(read, 16) == bytes([signal.SIGUSR1, signal.SIGUSR2])
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(read)
+        os.close(write)
+
+
 def test_kill_after_the_grace_and_no_epilogue_then(guest: Guest) -> None:
     flag = guest.agent.home / "started"
     text = f"#!/bin/sh\ntrap '' TERM\ntouch {flag}\nsleep 1000; sleep 1000\n"

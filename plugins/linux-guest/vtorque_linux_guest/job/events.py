@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import struct
 from collections import deque
 from types import TracebackType
@@ -17,6 +18,7 @@ class Events:
         self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._queue: deque[bytes] = deque(maxlen=256)
         self.stopped = ""
+        self._told: int | None = None
 
     def signal(self, number: int) -> None:
         """Send a signal (guest's Linux number) to all processes of the job's session."""
@@ -43,15 +45,32 @@ class Events:
         """For poll: readable when there is something to take."""
         return self._read
 
+    def wake_by_signals(self) -> None:
+        """Be woken by each signal, also by one whose handler is not called yet. Main thread only.
+
+        Python calls a handler between two of its own steps: one for a signal that comes after the
+        last of these before poll(2) is called when poll(2) ends, which may be never. Whoever was
+        told of signals before (signal.set_wakeup_fd) still is.
+        """
+        self._told = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+
     def take(self) -> bytes:
         """The frames of what has happened since."""
-        with contextlib.suppress(BlockingIOError):
-            os.read(self._read, 4096)
+        self._empty()
         parts = [self._queue.popleft() for _ in range(len(self._queue))]
         return b"".join(parts)
 
+    def _empty(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            numbers = os.read(self._read, 4096).replace(b"!", b"")  # 33 is no signal of anybody's
+            if self._told is not None and self._told >= 0 and numbers:
+                os.write(self._told, numbers)
+
     def close(self) -> None:
         """Close the pipe. Restore signal handlers before."""
+        if self._told is not None:
+            signal.set_wakeup_fd(self._told)
+            self._empty()
         os.close(self._read)
         os.close(self._write)
 

@@ -108,6 +108,7 @@ class _Ending:
         self._last: dict[int, float] = {}
 
     def __enter__(self) -> _Ending:
+        self.events.wake_by_signals()
         for number in FORWARDED:
             self._before[number] = signal.signal(number, self._forward)
         self._before[signal.SIGTERM] = signal.signal(signal.SIGTERM, self._terminate)
