@@ -115,20 +115,30 @@ def test_it_is_found_beside_the_core_and_passes_its_tests(tmp_path, kind):
     assert run(sys.executable, "-c", FOUND, env=environ, cwd=tmp_path) == "vtorque-acme 0.1.0 []\n"
 
 
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory):
+    """Build wheels of this checkout, of what they depend on, and of what authors build with."""
+    top = tmp_path_factory.mktemp("wheels")
+    plugins = ("images", "linux-guest", "joblog", "telemetry")
+    sources = [ROOT, ROOT / "testing", *(ROOT / "plugins" / name for name in plugins)]
+    tools = ("editables", "hatchling", "mypy", "pytest", "ruff")
+    constraints = str(ROOT / "constraints.txt")
+    environ = {**os.environ, "PIP_CONSTRAINT": constraints, "PIP_BUILD_CONSTRAINT": constraints}
+    run(sys.executable, "-m", "pip", "wheel", "-q", "-w", top, *sources, *tools, env=environ)
+    return top
+
+
 @pytest.mark.e2e
 @pytest.mark.full
 @pytest.mark.parametrize("kind", KINDS)
-def test_in_an_empty_environment_it_is_all_that_is_needed(tmp_path, kind):
-    """Wheels of this checkout, and what they depend on."""
+def test_in_an_empty_environment_it_is_all_that_is_needed(tmp_path, wheels, kind):
+    """Beside the core, without a network."""
     distribution = made(kind, tmp_path)
     run(sys.executable, "-m", "venv", tmp_path / "venv")
     python = str(tmp_path / "venv/bin/python")
-    names = {f"vtorque-{name}" for name in ("images", "linux-guest", "joblog", "telemetry")}
-    sources = [str(ROOT), str(ROOT / "testing")]
-    sources += [str(ROOT / "plugins" / name.removeprefix("vtorque-")) for name in sorted(names)]
-    run(python, "-m", "pip", "install", "-q", "-c", ROOT / "constraints.txt", *sources)
-    run(python, "-m", "pip", "install", "-q", "-c", ROOT / "constraints.txt",
-        f"{distribution}[test]")  # fmt: skip
+    pip = (python, "-m", "pip", "install", "-q", "--no-index", "--find-links", wheels)
+    run(*pip, "hatchling", "editables")
+    run(*pip, "--no-build-isolation", "-e", f"{distribution}[test]")
     for tool in (("ruff", "check", "."), ("mypy",), ("pytest", "-q", "-m", "not full")):
         run(python, "-m", *tool, cwd=distribution)
     listed = run(python, "-m", "vtorque_core.cli.vtorque", "plugins", cwd=tmp_path)
