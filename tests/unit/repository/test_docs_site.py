@@ -3,6 +3,7 @@
 All that is imported for it is so in processes of its own: others measure the memory of forked ones.
 """
 
+import itertools
 import re
 import shutil
 import subprocess
@@ -11,6 +12,8 @@ import zlib
 from pathlib import Path
 
 import pytest
+
+from browser import Browser
 
 pytestmark = pytest.mark.e2e
 
@@ -53,6 +56,34 @@ def test_each_command_has_its_manual(site):
     }.items():
         text = (site / f"reference/{name}.html").read_text()
         assert [word for word in words if word not in text] == []
+
+
+LOOKED_AT = [
+    "index",
+    "doc/security",
+    "doc/user",
+    "reference/vmgr",
+    "reference/vtorque_core.api.hooks",
+]
+LUMINANCES = """
+[document.body, ...document.querySelectorAll('.highlight')].map(each =>
+  getComputedStyle(each).backgroundColor.match(/\\d+/g).slice(0, 3).reduce((a, b) => +a + +b) / 3)
+"""
+
+
+def test_pages_in_a_browser_are_quiet_and_fit(site, tmp_path):
+    browser = Browser(tmp_path)
+    try:
+        for page, width, dark in itertools.product(LOOKED_AT, (390, 1280), (False, True)):
+            browser.open(site / f"{page}.html", width=width, dark=dark)
+            assert browser.complaints == []
+            asked = {url.partition(":")[0] for url in browser.requests}
+            assert asked <= {"file", "data"}
+            assert browser.value("document.documentElement.scrollWidth <= innerWidth")
+            shades = browser.value(LUMINANCES)
+            assert all((shade < 128) == dark for shade in shades), (page, dark, shades)
+    finally:
+        browser.close()
 
 
 def test_each_command_has_a_man_page(tmp_path):
