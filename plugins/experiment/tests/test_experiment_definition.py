@@ -30,7 +30,7 @@ exclude = [{"vm.vcpus" = 1, "env.SIZE" = 4000}]
 triad = {pattern = 'Triad: ([0-9.]+)', unit = "MB/s", better = "more"}
 loss = {metric = "loss"}
 time = {json = "result.time", file = "out.json", which = "min"}
-cpu = {report = "total.cpu_seconds"}
+cpu = {report = "total.cpu"}
 [limits]
 jobs = 8
 hours = 2.5
