@@ -40,6 +40,9 @@ class Batch:
     def let_go(self, _job_id, node):
         self.held.remove(node)
 
+    def holds(self, *_):
+        raise AssertionError
+
     def leave(self, *_):
         raise AssertionError
 
