@@ -56,7 +56,7 @@ def _parquet(found: Sequence[dict[str, Any]]) -> bytes:
         import pyarrow.parquet  # noqa: PLC0415
     except ImportError:
         raise UsageError(
-            "Parquet is written by pyarrow, which is not installed here: install it beside vTorque, "
+            "Parquet is written by pyarrow, which is not here: install it beside vTorque, "
             "or --format csv"
         ) from None
     columns = {}
