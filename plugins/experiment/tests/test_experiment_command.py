@@ -130,7 +130,7 @@ def test_a_spreadsheet_gets_no_formula(tmp_path):
 def test_parquet_needs_pyarrow(sweep, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     done = CliRunner().invoke(command.experiment, ["export", str(sweep), "--format=parquet"])
-    assert "written by pyarrow, which is not installed" in str(done.exception)
+    assert "written by pyarrow, which is not here" in str(done.exception)
 
 
 @pytest.mark.parametrize(
