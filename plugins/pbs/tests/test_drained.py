@@ -6,7 +6,7 @@ On the real ones: pbsnodes -o and its notes, qrerun (doc/pool.md, doc/batch-pbs.
 import pytest
 
 from pbs_harness import PbsHarness
-from vtorque_core.base.errors import HostFault
+from vtorque_core.api import HostFault, Refused
 
 
 @pytest.fixture(params=["torque", "openpbs"])
@@ -30,6 +30,14 @@ def test_a_node_is_offline_and_says_why_where_the_site_does_not(harness, sites):
     its.undrain()
     assert harness.pbs.state()["nodes"]["n1"]["state"] == ("offline" if sites else "free")
     assert its.drained()[1] == {}
+
+
+def test_where_the_site_has_a_note_no_drain_could_be_counted(harness):
+    state = harness.pbs.state()
+    state["nodes"]["n1"]["note" if harness.pbs.system == "torque" else "comment"] = "rack 7"
+    harness.pbs.write(state)
+    with pytest.raises(Refused, match="node n1 has a note of the site's"):
+        harness.system.node(harness.site).drained()
 
 
 def test_what_doctor_says_of_a_drained_node_is_no_reason_to_forget_that(harness):

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from vtorque_core.api import HostFault, printable
+from vtorque_core.api import HostFault, Refused, printable
 from vtorque_core.api.batch_system import BatchJob, Life, Outcome, PeerGuest, Usage
 from vtorque_core.api.guest_context import ContextItem
 from vtorque_core.api.node_job import Site
@@ -163,9 +163,15 @@ class PbsNode(abc.ABC):
         self.commands.tell("pbsnodes", "-o", name)
 
     def drained(self) -> tuple[str, Mapping[str, str]]:
-        """See which nodes are offline with such a note."""
+        """See which nodes are offline with such a note. Raises Refused: the site has one here."""
+        name, here = self.this_node()
+        note, offline = here.get(self.note[0], ""), "offline" in here.get("state", "").split(",")
+        if note and not note.startswith(NOTE) and not offline:
+            raise Refused(
+                f"node {name} has a note of the site's, so its drain could not be counted"
+            )
         found = {name: self._why_drained(node) for name, node in self.nodes().items()}
-        return self.this_node()[0], {name: why for name, why in found.items() if why is not None}
+        return name, {node: why for node, why in found.items() if why is not None}
 
     def undrain(self) -> None:
         """Set this node online again, and clear the note."""
