@@ -122,4 +122,4 @@ def served(lock: Path) -> os.stat_result:
         source = re.search(rb"filename=/proc/self/fd/(\d+)", (proc / "cmdline").read_bytes())
         return (proc / "fd" / (source[1].decode() if source else "none")).stat()
     except OSError as error:
-        raise HostFault(f"what serves {lock.stem} has ended: {error.strerror}") from None
+        raise HostFault(f"cannot look at the file of {lock.stem}: {error.strerror}") from None

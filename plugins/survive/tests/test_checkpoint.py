@@ -359,6 +359,22 @@ def test_a_job_with_a_disk_of_its_users_is_saved_if_it_ends(loop, paths, done, t
     assert found.disks == {"g0/disk-data": [at.st_ino, at.st_size, at.st_mtime_ns]}
 
 
+def test_a_disk_file_that_root_cannot_look_at_is_told_while_the_job_can_go_on(
+    loop, paths, done, top, shell, monkeypatch
+):
+    """As one on a FUSE mount of its user's, which says no to root."""
+
+    def denied(_):
+        raise HostFault("cannot look at the file of disk-data: Permission denied")
+
+    job = started(paths)
+    shell(job)
+    monkeypatch.setattr(tools, "disks", denied)
+    assert "Permission denied" in ask(loop, job)
+    assert {word.split()[0] for word in done.did()} == {"wait"}, "nothing is paused or saved"
+    assert not Store(top, job.uid).part(job.key).exists()
+
+
 def told(job):
     return job.kept.read("log.jsonl").decode()
 

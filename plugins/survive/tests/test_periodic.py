@@ -12,7 +12,7 @@ from vtorque_core.live.jobs import Running
 from vtorque_survive import periodic
 from vtorque_survive.asked import CHECKPOINT
 from vtorque_survive.settings import Settings
-from vtorque_survive.stored import Manifest, Store
+from vtorque_survive.stored import OVER, Manifest, Store
 from vtorque_testing import planned
 
 GUEST = planned.saved_guest("0b1ad9ba")
@@ -100,6 +100,10 @@ def test_only_the_last_ones_of_a_job_stay(paths, tmp_path):
     periodic.trim(paths, job, store, 2)
     kept = ["41.srv.0-3", "42.srv.1-9", "42.srv.2-11"]
     assert [each.id for each in store.all()] == kept, "those of its earlier starts count"
+    store.disown("42.srv")
+    periodic.trim(paths, job, store, 1)
+    assert len(list(store.all())) == 3, "those of another job that had this id do not"
+    (store.directory / "42.srv.2-11" / OVER).unlink()
     periodic._file(paths, job.job.key).unlink()
     periodic.trim(paths, job, store, 1)
     assert len(list(store.all())) == 3, "by its owner's word none is removed"

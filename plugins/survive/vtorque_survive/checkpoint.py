@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Self
 
 from vtorque_core.api import HostFault, Paths, Refused, VtorqueError, replace_file
-from vtorque_core.api.children import Child, readable
+from vtorque_core.api.children import Child, in_child, readable
 from vtorque_core.api.guest_driver import LEAVE, TELL
 from vtorque_core.api.guest_plan import SavedGuest
 from vtorque_core.live import saving, service, suspend
@@ -37,6 +37,7 @@ from vtorque_survive.sparse import copy_data
 from vtorque_survive.stored import SESSION, Manifest, Store
 
 ASKED, HELD = "checkpoint-asked", "checkpoint-held"  # files in the job's directory of state
+_LOOKS = 10.0  # seconds to look at disk files of the user's
 _HELD = 20.0  # seconds for a guest to say that it waits for another job shell
 _LEAVES = 20.0  # seconds for the job shell to say what another one needs
 _LOOK = 0.05  # seconds until a FIFO without a writer is looked at again
@@ -305,6 +306,8 @@ def _make(
         if runs and not asked.ends and not suspend.shell_stopped(paths, job):
             suspend.bring(paths, job, suspend.RUNS, "it is saved")
             clocks = suspend.set_clocks(paths, job)
+        if not asked.ends:
+            _require_time(paths, job)
         on_step("before finish")
         store.finish(asked.id)
         on_step("after finish")
@@ -338,6 +341,7 @@ def _prepare(
     on_step("after directory")
     if any(saving.runs(each.guest) for each in guests):
         _require_time(paths, job)
+        _look_at_disks(guests, lambda _: None)
     with store.locked():
         room.require_few(store, job.job.id, settings)
         room.require_room(store, part, guests, settings)
@@ -358,6 +362,7 @@ def _write(
     if not asked.ends:
         _take_session(paths, job, tell, part / SESSION)
     elif not leave.exists():  # once its guests are gone there is no way back
+        room.require_as_before(part, guests)
         _script_state(paths, job, tell)
         _make_fifo(leave, job.job.uid)
         tell.unlink()
@@ -372,10 +377,23 @@ def _write(
     _take_session(paths, job, leave, part / SESSION)
     if not asked.ends:
         room.require_no_more(part)
-    disks = tools.disks(each.guest.run_dir for each in guests)  # nobody writes to them any more
     on_step("before manifest")
-    store.write(replace(manifest, disks=disks))
+    # Now that nobody writes to them any more.
+    _look_at_disks(guests, lambda disks: store.write(replace(manifest, disks=disks)))
     on_step("after manifest")
+
+
+def _look_at_disks(guests: list[Saveable], then: Callable[[dict[str, list[int]]], None]) -> None:
+    """Look at disk files of the user's, in a child: on their file system that may hang, or fail.
+
+    A child that hangs holds no lock of the job's. Raises HostFault.
+    """
+
+    def look() -> None:
+        then(tools.disks(each.guest.run_dir for each in guests))
+
+    if wrong := in_child(look, _LOOKS):
+        raise HostFault(wrong)
 
 
 def _make_fifo(fifo: Path, uid: int) -> None:

@@ -69,7 +69,7 @@ def begun(paths: Paths, job: RunningJob) -> None:
 def trim(paths: Paths, job: RunningJob, store: Store, keep: int) -> None:
     """Remove the oldest checkpoints of a job that has asked for them by time. Raises HostFault."""
     if _file(paths, job.job.key).exists():
-        of_it = [each.id for each in store.all() if each.job == job.job.id]
+        of_it = [each.id for each in store.of_job(job.job.id)]
         for name in of_it[:-keep]:
             listing.remove(store, name)
 

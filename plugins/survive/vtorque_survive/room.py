@@ -34,8 +34,7 @@ def require_room(store: Store, part: Path, guests: list[Saveable], settings: Set
     """
     if (part / RESERVED).exists():
         return
-    need = sum((each.guest.ram_mib + _OVERHEAD) * _MIB for each in guests)
-    need += sum(each.disk.stat().st_blocks * 512 for each in guests if each.disk is not None)
+    need = _need(guests)
     had = sum(file.stat().st_blocks * 512 for file in part.iterdir())
     used = store.used() - had
     if settings.quota and used + need > settings.quota * _MIB:
@@ -51,6 +50,20 @@ def require_room(store: Store, part: Path, guests: list[Saveable], settings: Set
         )
     with (part / RESERVED).open("wb") as reserved:
         reserved.truncate(need)
+
+
+def require_as_before(part: Path, guests: list[Saveable]) -> None:
+    """Refuse if disks have grown since there was room for them. Their guests stand still.
+
+    Raises Refused.
+    """
+    if _need(guests) > (part / RESERVED).stat().st_size:
+        raise Refused("its guests' disks have grown since there was room for them: ask again")
+
+
+def _need(guests: list[Saveable]) -> int:
+    need = sum((each.guest.ram_mib + _OVERHEAD) * _MIB for each in guests)
+    return need + sum(each.disk.stat().st_blocks * 512 for each in guests if each.disk is not None)
 
 
 def require_no_more(part: Path) -> None:

@@ -247,8 +247,8 @@ def _is_left(place: Path) -> bool:
 def _taken(place: Path) -> tuple[int, int]:
     """Return the bytes that the files in a directory take on disk, and that are its own."""
     taken = reserved = 0
-    for file in place.iterdir():
-        with contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(FileNotFoundError):  # it is finished or dropped
+        for file in place.iterdir():
             found = file.stat(follow_symlinks=False)
             taken += found.st_blocks * 512 if stat.S_ISREG(found.st_mode) else 0
             reserved = found.st_size if file.name == RESERVED else reserved

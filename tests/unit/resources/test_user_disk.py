@@ -328,5 +328,5 @@ def test_who_serves_a_file_says_which_it_is_and_a_dead_one_nothing(tmp_path: Pat
         found = user_disk.served(lock)
         assert (found.st_ino, found.st_size) == ((tmp_path / "elsewhere").stat().st_ino, 5)
         held.communicate(b"")
-    with pytest.raises(HostFault, match="what serves disk-data has ended"):
+    with pytest.raises(HostFault, match="cannot look at the file of disk-data"):
         user_disk.served(lock)
