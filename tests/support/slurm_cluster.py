@@ -145,14 +145,14 @@ class Cluster:
         queue = self.root("head", "squeue", "-h")
         return found | ({"queue": queue} if queue else {})
 
-    def image(self, name, *options):
-        """Build an image with Debian's packages, 40 s or more, if it is not there; return its name.
+    def image(self, name, *options, builder="debian"):
+        """Build an image, of Debian's packages 40 s or more, if it is not there; return its name.
 
         On the host: no machine reaches Debian's mirror.
         """
         vmgr = [f"{PREFIX}/vmgr", "--config", Path("/var/lib", NAME, "build.toml"), "images"]
         if subprocess.run([*vmgr, "show", name], capture_output=True, check=False).returncode:
-            subprocess.run([*vmgr, "build", name, "debian", *options], check=True, timeout=600)
+            subprocess.run([*vmgr, "build", name, builder, *options], check=True, timeout=900)
         return name
 
     def restart_slurm(self):
