@@ -96,7 +96,8 @@ def has_user_disk(run_dir: Path) -> bool:
 def user_disks(run_dir: Path) -> Mapping[str, os.stat_result]:
     """Return what stat(2) says of the disk files of its user's that a guest has, by name.
 
-    As root. Raises HostFault: what serves one has ended. A file system that hangs is waited for.
+    As root, in a child with a deadline: a file system that hangs is waited for. Raises HostFault:
+    what serves one has ended, or its file system lets root not look.
     """
     return {lock.stem: served(lock) for lock in _disks(run_dir)}
 

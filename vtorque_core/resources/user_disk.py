@@ -113,8 +113,8 @@ class UserDisk(user_daemon.UserDaemon):
 def served(lock: Path) -> os.stat_result:
     """Return what stat(2) says of the file that the daemon of this lock has open. As root.
 
-    No path of the user's is looked up. Raises HostFault: the daemon has ended. A file system that
-    hangs is waited for.
+    No path of the user's is looked up. Raises HostFault: the daemon has ended, or the file system
+    lets root not look (FUSE). One that hangs is waited for: call it in a child.
     """
     try:
         with lock.open("rb") as file:

@@ -28,7 +28,7 @@ from vtorque_core.live.jobs import Running
 from vtorque_core.live.saving import Saveable
 from vtorque_core.records.reading import read
 from vtorque_core.resources.disk import Overlay
-from vtorque_survive import checkpoint, periodic, request, restore, room, tools, watcher
+from vtorque_survive import checkpoint, periodic, request, restore, room, stored, tools, watcher
 from vtorque_survive.asked import CHECKPOINT
 from vtorque_survive.checkpoint import Checkpoints
 from vtorque_survive.settings import Settings
@@ -373,6 +373,11 @@ def test_a_disk_file_that_root_cannot_look_at_is_told_while_the_job_can_go_on(
     assert "Permission denied" in ask(loop, job)
     assert {word.split()[0] for word in done.did()} == {"wait"}, "nothing is paused or saved"
     assert not Store(top, job.uid).part(job.key).exists()
+
+
+def test_what_goes_while_room_is_counted_takes_none(tmp_path):
+    """Another user's, which is finished or dropped between the list of them and a look at it."""
+    assert stored._taken(tmp_path / "gone") == (0, 0)
 
 
 def told(job):

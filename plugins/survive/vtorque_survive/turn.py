@@ -34,7 +34,8 @@ class Counting(Protocol):
     def drained(self) -> tuple[str, Mapping[str, str]]:
         """Return this node's name, and which nodes :meth:`drain` has drained, each with its reason.
 
-        Those on which the site has a note of its own are none of them.
+        Those on which the site has a note of its own are none of them. Raises Refused: this node
+        is one, and gets jobs, so its drain could not be counted.
         """
         ...
 
