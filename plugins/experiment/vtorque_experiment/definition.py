@@ -83,7 +83,7 @@ def read(path: Path) -> Definition:
 
 def of_values(values: Mapping[str, Any], name: str) -> Definition:
     """Return the experiment of what was read from the file ``name``. Raises Refused."""
-    wrong = [*schema.wrong(values, schema.shipped(), name)][:20]
+    wrong = [*schema.wrong(values, name)][:20]
     if wrong:
         raise Refused(*wrong)
     found = _typed(values)
@@ -101,13 +101,15 @@ def _typed(values: Mapping[str, Any]) -> Definition:
             axes[name] = tuple(matrix[name])
     for table in ("vm", "batch", "env"):
         axes |= {f"{table}.{key}": tuple(each) for key, each in matrix.get(table, {}).items()}
+    limits = values.get("limits", {})
+    whole = {"jobs", "failures"} & limits.keys()
     scripts = matrix.get("script") or ([values["script"]] if "script" in values else [])
     return Definition(
         title=values.get("title", ""),
         scripts=tuple(scripts),
-        repetitions=values.get("repetitions", 1),
-        seed=values.get("seed"),
-        exit_codes=tuple(values.get("exit_codes", (0,))),
+        repetitions=int(values.get("repetitions", 1)),
+        seed=None if "seed" not in values else int(values["seed"]),
+        exit_codes=tuple(map(int, values.get("exit_codes", (0,)))),
         report=values.get("report", False),
         vm=values.get("vm", {}),
         batch=tuple(values.get("batch", ())),
@@ -115,7 +117,7 @@ def _typed(values: Mapping[str, Any]) -> Definition:
         matrix=axes,
         exclude=tuple(values.get("exclude", ())),
         takes=tuple(Take(name, **each) for name, each in values.get("take", {}).items()),
-        limits=Limits(**values.get("limits", {})),
+        limits=Limits(**limits | {each: int(limits[each]) for each in whole}),
     )
 
 
