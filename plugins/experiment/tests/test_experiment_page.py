@@ -1,14 +1,13 @@
 """The page, in headless Chromium (scripts/packages.test) and without: what it shows."""
 
 import re
-from pathlib import Path
 
 import pytest
 
 import kept_experiments
-from browser import PROGRAM, Browser
-from vtorque_experiment import compare, page, plots
+from vtorque_experiment import compare, page
 from vtorque_experiment.results import read
+from vtorque_report import drawing
 
 LOOKS = [(1280, "light"), (390, "dark"), (1280, "dark"), (390, "light")]
 TWO = 'title = "Two"\nscript = "job.sh"\nmatrix.bare = [true, false]\n'
@@ -33,14 +32,6 @@ MEASURE = """
 COLOURS = """
 [...'ab'].map((_, n) => getComputedStyle(document.body)[n ? 'color' : 'backgroundColor'])
 """
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    assert Path(PROGRAM).exists(), f"{PROGRAM} is missing: apt-get install chromium"
-    browser = Browser(tmp_path_factory.mktemp("profile"))
-    yield browser
-    browser.close()
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +107,7 @@ def test_hostile_words_do_nothing_and_a_screen_reader_is_told_all(browser, tmp_p
 
 
 def test_the_page_has_tables_where_nothing_draws(tmp_path, monkeypatch):
-    monkeypatch.setattr(plots, "can_draw", lambda: False)
+    monkeypatch.setattr(drawing, "can_draw", lambda: False)
     top = kept_experiments.sweep(tmp_path, 2, failed=(5,))
     found = page.of_results(read(top))
     assert "vl-convert-python is not installed" in found and "<svg" not in found

@@ -247,11 +247,11 @@ def _few(pairs: Sequence[Pair]) -> list[str]:
 
 
 def _page(text: str, path: Path) -> None:
-    from vtorque_experiment import plots  # noqa: PLC0415
+    from vtorque_report import drawing  # noqa: PLC0415
 
     _write(text.encode("utf-8", "replace"), path)
-    if not plots.can_draw():
-        _told(f"{path} is {plots.CANNOT_DRAW}")
+    if not drawing.can_draw():
+        _told(f"{path} is {drawing.CANNOT_DRAW}")
 
 
 def _write(content: bytes, path: Path) -> None:

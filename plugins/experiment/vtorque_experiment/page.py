@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from importlib import resources
-from typing import Any
-
-import jinja2
-from markupsafe import Markup
 
 from vtorque_core.api import printable
 from vtorque_experiment import plots, tables
 from vtorque_experiment.book import FAILED
 from vtorque_experiment.compare import Pair
 from vtorque_experiment.results import Results
+from vtorque_report import drawing
 
 MOST_NUMBERS = 16  # with plots of their own
 MOST_FAILED = 50
@@ -41,7 +35,9 @@ def of_results(results: Results) -> str:
         for row in results.rows
         if row.state == FAILED
     ][:MOST_FAILED]
-    return _render(
+    return drawing.page(
+        __package__,
+        "page.html.j2",
         title=results.title,
         lines=[tables.state(results), *_versions(results)],
         warnings=tables.warnings(results),
@@ -62,8 +58,14 @@ def of_pairs(title: str, lines: Sequence[str], pairs: Sequence[Pair], sides: Seq
         drawn = [plots.rows("both", those[0].unit, series, sides)] if number < MOST_NUMBERS else []
         heads, rows = tables.of_pairs(those, named=False)
         sections.append(Section(name, those[0].unit, heads, rows, drawn))
-    return _render(
-        title=title, lines=lines, warnings=[said] if warned else [], sections=sections, failed=[]
+    return drawing.page(
+        __package__,
+        "page.html.j2",
+        title=title,
+        lines=lines,
+        warnings=[said] if warned else [],
+        sections=sections,
+        failed=[],
     )
 
 
@@ -104,27 +106,3 @@ def _versions(results: Results) -> Iterator[str]:
         yield printable(f"vtorque-core {core}, seed {results.about.get('seed', '?')}", 200)
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return
-
-
-def _render(**values: Any) -> str:
-    environment = jinja2.Environment(
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        loader=jinja2.PackageLoader("vtorque_experiment", "."),
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["svg"] = _svg
-    css = resources.files("vtorque_experiment").joinpath("page.css").read_text(encoding="utf-8")
-    return environment.get_template("page.html.j2").render(
-        css=Markup(css),  # noqa: S704 - our own file
-        css_hash=base64.b64encode(hashlib.sha256(css.encode()).digest()).decode(),
-        no_plots="" if plots.can_draw() else plots.CANNOT_DRAW,
-        footer="vmgr experiment",
-        **values,
-    )
-
-
-def _svg(drawing: str) -> Markup:
-    """Let an SVG through that :mod:`plots` has made of numbers and plain words."""
-    return Markup(drawing.replace("<svg ", '<svg aria-hidden="true" focusable="false" ', 1))  # noqa: S704

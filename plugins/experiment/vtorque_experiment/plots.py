@@ -1,25 +1,20 @@
-"""Plots as SVG, drawn by Vega-Lite (https://vega.github.io/vega-lite/docs/) through vl-convert.
-
-Colours are the page's CSS variables, so that one drawing serves light and dark. Of a user's words
-only labels go in, with all but plain characters taken out.
-"""
+"""An experiment's plots. Of a user's words only labels go in, only their plain characters."""
 
 from __future__ import annotations
 
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import util
 from typing import Any
 
 from vtorque_experiment import figures
+from vtorque_report.drawing import svg
 
 WIDTH = 480  # CSS pixels
 MOST_ROWS = 40  # combinations in a plot; the table has all
 MOST_POINTS = 4000  # of a plot; more are thinned evenly
-CANNOT_DRAW = "without plots, since vl-convert-python is not installed here; its tables are there"
 _STRANGE = re.compile(r"[^A-Za-z0-9 =._:+/@%,()-]", re.ASCII)
 _LABEL = 34  # characters
 
@@ -60,7 +55,7 @@ def rows(title: str, unit: str, series: Sequence[Series], sides: Sequence[str]) 
                 medians.append(row | {"v": _short(figures.of(values).median), "j": 0.5})
     labels = [_STRANGE.sub("?", each.label)[:_LABEL] for each in shown]
     per_row = 30 if two else 22
-    spec = _spec(max(90, 40 + per_row * len(shown) + (26 if two else 0)))
+    spec: dict[str, Any] = {}
     spec["encoding"] = {
         "y": {"field": "n", "type": "ordinal", "scale": {"paddingInner": 0.25},
               "axis": {"title": None, "labelExpr": f"({json.dumps(labels)})[datum.value]",
@@ -85,7 +80,8 @@ def rows(title: str, unit: str, series: Sequence[Series], sides: Sequence[str]) 
         f"{each.label}: {' and '.join(_said(values) for values in each.sides if values)}"
         for each in shown
     )
-    return Plot(title, unit, _draw(spec), said)
+    height = max(90, 40 + per_row * len(shown) + (26 if two else 0))
+    return Plot(title, unit, svg(WIDTH, height, spec), said)
 
 
 def order(title: str, unit: str, values: Sequence[tuple[float, float]], hours: bool) -> Plot:
@@ -96,7 +92,7 @@ def order(title: str, unit: str, values: Sequence[tuple[float, float]], hours: b
     step = max(1, math.ceil(len(values) / MOST_POINTS))
     by = 3600.0 if hours else 60.0
     data = [{"t": _short(at / by), "v": _short(value)} for at, value in values[::step]]
-    spec = _spec(190)
+    spec: dict[str, Any] = {}
     spec["data"] = {"values": data}
     spec["mark"] = {"type": "point", "filled": True, "size": 18, "opacity": 0.6,
                     "color": "var(--s2)"}  # fmt: skip
@@ -109,12 +105,7 @@ def order(title: str, unit: str, values: Sequence[tuple[float, float]], hours: b
     half = len(values) // 2 or 1
     first, last = [v for _, v in values[:half]], [v for _, v in values[half:]] or [values[-1][1]]
     label = f"the first half has {_said(first)}, the second {_said(last)}"
-    return Plot(title, unit, _draw(spec), label)
-
-
-def can_draw() -> bool:
-    """Whether what draws is installed: it is large, and the tables have all values, too."""
-    return util.find_spec("vl_convert") is not None
+    return Plot(title, unit, svg(WIDTH, 190, spec), label)
 
 
 def _short(value: float) -> float:
@@ -134,36 +125,3 @@ def _jitter(place: int, count: int) -> float:
 def _extent(labels: Sequence[str]) -> int:
     """Return room for labels: browsers' fonts are wider than what Vega measures with."""
     return min(210, 12 + 7 * max(len(label) for label in labels))
-
-
-def _spec(height: int) -> dict[str, Any]:
-    text = {"labelColor": "var(--text)", "titleColor": "var(--text)", "labelFontSize": 11,
-            "titleFontSize": 11, "titleFontWeight": "normal"}  # fmt: skip
-    return {
-        "width": WIDTH,
-        "height": height,
-        "autosize": {"type": "fit", "contains": "padding"},
-        "background": None,
-        "padding": 2,
-        "config": {
-            "font": "sans-serif",
-            "view": {"stroke": None},
-            "axis": {**text, "gridColor": "var(--grid)", "domainColor": "var(--line)",
-                     "tickColor": "var(--line)"},
-            "legend": {**text, "columnPadding": 26},
-        },
-    }  # fmt: skip
-
-
-_renderer: list[Callable[..., str]] = []
-
-
-def _draw(spec: Mapping[str, Any]) -> str:
-    """Return SVG, or nothing. Vega runs inside this process and may fetch nothing."""
-    if not can_draw():
-        return ""
-    if not _renderer:
-        import vl_convert  # noqa: PLC0415 - its runtime takes half a second
-
-        _renderer.append(vl_convert.vegalite_to_svg)
-    return _renderer[0](spec, allowed_base_urls=[])

@@ -1,12 +1,10 @@
 """The page in headless Chromium (scripts/packages.test): what it asks for, says and shows."""
 
 import re
-from pathlib import Path
 
 import pytest
 
 import kept_data
-from browser import PROGRAM, Browser
 from vtorque_report import load, page
 
 pytestmark = [pytest.mark.integration, pytest.mark.e2e]
@@ -45,14 +43,6 @@ MEASURE = """
 LUMINANCE = """
 [...'ab'].map((_, n) => getComputedStyle(document.body)[n ? 'color' : 'backgroundColor'])
 """
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    assert Path(PROGRAM).exists(), f"{PROGRAM} is missing: apt-get install chromium"
-    browser = Browser(tmp_path_factory.mktemp("profile"))
-    yield browser
-    browser.close()
 
 
 @pytest.fixture(scope="module")

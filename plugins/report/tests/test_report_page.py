@@ -128,7 +128,7 @@ def test_nobodys_text_becomes_markup(tmp_path, whole):
 
 def test_drawings_get_no_text_of_others(monkeypatch, tmp_path):
     seen = []
-    monkeypatch.setattr(plots, "_draw", lambda spec: seen.append(repr(spec)) or "<svg ></svg>")
+    monkeypatch.setattr(plots, "svg", lambda w, h, spec: seen.append(repr(spec)) or "<svg ></svg>")
     change = lambda values: values | {"vtorque_app_secret{a='b'}": 1.0}  # noqa: E731
     marks = kept_data.phases(10.0, 1)
     marks[1]["name"] = "secret"

@@ -54,15 +54,15 @@ def report(
     jobs = kept.jobs(config, job_id or None)
     found = _found(jobs[-1:] if last else jobs, more)
     if html is not None:
-        from vtorque_report import page, plots  # noqa: PLC0415 - jinja2, Vega's runtime
+        from vtorque_report import drawing, page  # noqa: PLC0415 - jinja2, Vega's runtime
 
         content = page.render(found).encode()
         if str(html) == "-":
             sys.stdout.buffer.write(content)
         else:
             load.write(html, content)
-        if not plots.can_draw():
-            click.echo(f"vmgr report: {html} is {plots.CANNOT_DRAW}", err=True)
+        if not drawing.can_draw():
+            click.echo(f"vmgr report: {html} is {drawing.CANNOT_DRAW}", err=True)
         return
     if as_json:
         click.echo(json.dumps(found.data(), indent=2))

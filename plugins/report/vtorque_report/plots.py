@@ -1,19 +1,15 @@
-"""Plots as SVG, drawn by Vega-Lite (https://vega.github.io/vega-lite/docs/) through vl-convert.
-
-Only numbers and this module's own words go in: no text of a user's or a guest's. Colours are the
-page's CSS variables, so that one drawing serves light and dark.
-"""
+"""A job's plots: numbers and this module's own words, no text of a user's or a guest's."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import util
 from typing import Any
 
 from vtorque_report import figures as f
+from vtorque_report.drawing import svg
 from vtorque_report.read import Attempt, Guest, Line, Phase
 from vtorque_report.units import duration, scaled
 
@@ -135,7 +131,7 @@ def _plot(
     said = [f"{name} {_mean(v)} on average, at most {_most(v)}" for name, v in series.items()]
     label = f"{f'{unit}: ' if unit else ''}{'; '.join(said)}; over {duration(axis.seconds)}"
     heads, rows = _table(series)
-    yield Plot(title, unit, _draw(_lines(series, axis, most)), label, heads, rows)
+    yield Plot(title, unit, svg(WIDTH, HEIGHT, _lines(series, axis, most)), label, heads, rows)
 
 
 def _mean(values: Values) -> str:
@@ -168,15 +164,16 @@ def _lines(series: Mapping[str, Values], axis: Axis, most: float) -> dict[str, A
     scale: dict[str, Any] = {"zero": most >= 0, "nice": True}
     if most > 0 or not any(value for values in series.values() for _, value in values):
         scale["domainMax"] = most or 1  # nothing at all is a line at the bottom
-    spec = _spec(HEIGHT, points)
+    spec: dict[str, Any] = {"data": {"values": points}}
     spec["mark"] = {"type": "line", "strokeWidth": 1.6, "point": {"size": 14} if few else False}
+    legend = {"orient": "top", "title": None, "symbolType": "stroke"}
     spec["encoding"] = {
         "x": _time(axis),
         "y": {"field": "y", "type": "quantitative", "scale": scale,
               "axis": {"title": None, "tickCount": 4}},
         "color": {"field": "s", "type": "nominal", "sort": names,
                   "scale": {"domain": names, "range": [f"var(--s{n})" for n in range(len(names))]},
-                  "legend": {"orient": "top", "title": None} if len(names) > 1 else None},
+                  "legend": legend if len(names) > 1 else None},
         "strokeDash": {"field": "s", "type": "nominal", "sort": names,
                        "scale": {"domain": names, "range": [[1, 0], [5, 3], [2, 2]][: len(names)]},
                        "legend": None},
@@ -194,9 +191,9 @@ def timeline(attempt: Attempt, axis: Axis) -> Plot:
             (name, begin - axis.start, end - axis.start, kind) for name, begin, end, kind in rows
         )
     ]
-    spec = _spec(max(90, 36 + 17 * len(rows)), bars)
     names = [name for name, *_ in rows]
     kinds = ["start", "script", "guest"]
+    spec: dict[str, Any] = {"data": {"values": bars}}
     spec["mark"] = {"type": "bar", "height": 10, "minBandSize": 2, "strokeWidth": 1.5}
     colours = {"domain": kinds, "range": ["var(--s0)", "var(--s2)", "var(--s1)"]}
     colour = {"field": "s", "type": "nominal", "legend": None, "scale": colours}
@@ -213,7 +210,8 @@ def timeline(attempt: Attempt, axis: Axis) -> Plot:
     }  # fmt: skip
     table = [(name, duration(max(0.0, a - axis.start)), duration(b - a)) for name, a, b, _ in rows]
     label = f"{len(rows)} bars from start to end over {duration(axis.seconds)}"
-    return Plot("Phases", "", _draw(spec), label, ("phase", "begins after", "takes"), table)
+    drawing = svg(WIDTH, max(90, 36 + 17 * len(rows)), spec)
+    return Plot("Phases", "", drawing, label, ("phase", "begins after", "takes"), table)
 
 
 def _rows(
@@ -244,44 +242,3 @@ def _time(axis: Axis) -> dict[str, Any]:
         "scale": {"domain": [0, axis.seconds / seconds], "nice": False},
         "axis": {"title": f"time in {name}", "tickCount": 6},
     }  # fmt: skip
-
-
-def _spec(height: int, values: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    text = {"labelColor": "var(--text)", "titleColor": "var(--text)", "labelFontSize": 11,
-            "titleFontSize": 11, "titleFontWeight": "normal"}  # fmt: skip
-    return {
-        "width": WIDTH,
-        "height": height,
-        "autosize": {"type": "fit", "contains": "padding"},
-        "background": None,
-        "padding": 2,
-        "data": {"values": list(values)},
-        "config": {
-            "font": "sans-serif",
-            "view": {"stroke": None},
-            "axis": {**text, "gridColor": "var(--grid)", "domainColor": "var(--line)",
-                     "tickColor": "var(--line)"},
-            "legend": {**text, "symbolStrokeWidth": 2, "symbolType": "stroke", "columnPadding": 26},
-        },
-    }  # fmt: skip
-
-
-CANNOT_DRAW = "without plots, since vl-convert-python is not installed here; their tables are there"
-
-_renderer: list[Callable[..., str]] = []
-
-
-def can_draw() -> bool:
-    """Whether what draws is installed: it is large, and the tables have all values, too."""
-    return util.find_spec("vl_convert") is not None
-
-
-def _draw(spec: Mapping[str, Any]) -> str:
-    """Return SVG, or nothing. Vega runs inside this process and may fetch nothing."""
-    if not can_draw():
-        return ""
-    if not _renderer:
-        import vl_convert  # noqa: PLC0415 - its runtime takes half a second
-
-        _renderer.append(vl_convert.vegalite_to_svg)
-    return _renderer[0](spec, allowed_base_urls=[])

@@ -9,6 +9,9 @@ import os
 import select
 import subprocess
 import time
+from pathlib import Path
+
+import pytest
 
 PROGRAM = "/usr/bin/chromium"
 FLAGS = (
@@ -128,3 +131,11 @@ class Browser:
     def screenshot(self, path, *, whole=True):
         options = {"format": "png", "captureBeyondViewport": whole}
         path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", **options)["data"]))
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    assert Path(PROGRAM).exists(), f"{PROGRAM} is missing: apt-get install chromium"
+    browser = Browser(tmp_path_factory.mktemp("profile"))
+    yield browser
+    browser.close()

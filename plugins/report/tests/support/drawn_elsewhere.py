@@ -1,0 +1,47 @@
+"""Plots are drawn by a process of their own.
+
+What draws has four threads and a hundred MB, which each later fork of the tests would copy.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from vtorque_report import drawing
+
+DRAW = """
+import json, sys
+from vl_convert import vegalite_to_svg
+for line in sys.stdin:
+    spec, options = json.loads(line)
+    print(json.dumps(vegalite_to_svg(spec, **options)), flush=True)
+"""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def elsewhere() -> Iterator[None]:
+    started: list[subprocess.Popen[str]] = []
+
+    def draw(spec: Any, **options: Any) -> str:
+        if not started:
+            argv = [sys.executable, "-c", DRAW]
+            pipe = subprocess.PIPE
+            started.append(subprocess.Popen(argv, stdin=pipe, stdout=pipe, text=True))
+        process = started[0]
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write(json.dumps([spec, options]) + "\n")
+        process.stdin.flush()
+        drawn: str = json.loads(process.stdout.readline())
+        return drawn
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(drawing, "_renderer", [draw])
+        yield
+    for process in started:
+        process.communicate(timeout=180)

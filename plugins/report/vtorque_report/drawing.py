@@ -1,0 +1,95 @@
+"""Pages with plots: one HTML file, no script, nothing from elsewhere. Public.
+
+A distribution that needs vtorque-report may import this module of it, and no other one. It runs in
+its user's process, for ``vmgr``.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Callable, Mapping
+from importlib import resources, util
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+CANNOT_DRAW = "without plots, since vl-convert-python is not installed here; their tables are there"
+
+_renderer: list[Callable[..., str]] = []
+
+
+def page(package: str, template: str, /, **values: object) -> str:
+    """Return a package's template (a file beside its modules) with these values, all escaped.
+
+    The template can import ``macros.html.j2`` of this package; the filter ``svg`` lets a drawing
+    of :func:`svg` through. Also defined: ``css``, ``css_hash`` and ``no_plots``, which says why
+    there are none and else is empty.
+    """
+    environment = jinja2.Environment(
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        loader=jinja2.ChoiceLoader(
+            [jinja2.PackageLoader(each, ".") for each in dict.fromkeys((package, __package__))]
+        ),
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["svg"] = _hidden
+    css = resources.files(__package__).joinpath("page.css").read_text(encoding="utf-8")
+    environment.globals |= {
+        "css": Markup(css),  # noqa: S704 - our own file
+        "css_hash": base64.b64encode(hashlib.sha256(css.encode()).digest()).decode(),
+        "no_plots": "" if can_draw() else CANNOT_DRAW,
+    }
+    return environment.get_template(template).render(**values)
+
+
+def can_draw() -> bool:
+    """Whether what draws is installed: it is large, and the tables have all values, too."""
+    return util.find_spec("vl_convert") is not None
+
+
+def svg(width: int, height: int, spec: Mapping[str, Any]) -> str:
+    """Draw a specification of Vega-Lite (https://vega.github.io/vega-lite/docs/).
+
+    Nothing where it cannot be drawn. Vega runs inside this process and may fetch nothing. Give it
+    numbers and words of your own: it does not escape a user's. Colours are the page's variables
+    (``var(--s0)``, ``var(--text)``), so that one drawing serves light and dark.
+
+    Args:
+        width, height: CSS pixels.
+        spec: ``data``, ``mark``, ``encoding``, ``layer``.
+    """
+    if not can_draw():
+        return ""
+    if not _renderer:
+        import vl_convert  # noqa: PLC0415 - its runtime takes half a second
+
+        _renderer.append(vl_convert.vegalite_to_svg)
+    return _renderer[0]({**_frame(width, height), **spec}, allowed_base_urls=[])
+
+
+def _frame(width: int, height: int) -> dict[str, Any]:
+    text = {"labelColor": "var(--text)", "titleColor": "var(--text)", "labelFontSize": 11,
+            "titleFontSize": 11, "titleFontWeight": "normal"}  # fmt: skip
+    return {
+        "width": width,
+        "height": height,
+        "autosize": {"type": "fit", "contains": "padding"},
+        "background": None,
+        "padding": 2,
+        "config": {
+            "font": "sans-serif",
+            "view": {"stroke": None},
+            "axis": {**text, "gridColor": "var(--grid)", "domainColor": "var(--line)",
+                     "tickColor": "var(--line)"},
+            "legend": {**text, "symbolStrokeWidth": 2, "columnPadding": 26},
+        },
+    }  # fmt: skip
+
+
+def _hidden(drawing: str) -> Markup:
+    """Let an SVG through that :func:`svg` has made; what it shows is said beside it."""
+    return Markup(drawing.replace("<svg ", '<svg aria-hidden="true" focusable="false" ', 1))  # noqa: S704
