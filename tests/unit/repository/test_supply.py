@@ -47,6 +47,21 @@ def declared() -> list[Requirement]:
     return [Requirement(text) for text in found]
 
 
+def test_the_line_that_installs_a_plugin_names_all_of_ours_that_it_needs() -> None:
+    lacking, lines = [], 0
+    for path in sorted(REPO.glob("plugins/*/pyproject.toml")):
+        wanted = tomllib.loads(path.read_text(encoding="utf-8"))["project"]["dependencies"]
+        ours = {Requirement(text).name.removeprefix("vtorque-") for text in wanted}
+        ours &= {each.name for each in REPO.glob("plugins/*")}
+        page = path.with_name("README.md")
+        for line in re.findall(r"^pip install \. .*", page.read_text(encoding="utf-8"), re.M):
+            lines += 1
+            missing = {*ours, path.parent.name} - {*re.findall(r"plugins/([a-z-]+)", line)}
+            lacking += [f"{page}: ./plugins/{name} is not in: {line}" for name in missing]
+    assert not lacking
+    assert lines > 15
+
+
 def needed() -> set[str]:
     """Return the names of all that the declared ones pull in, on any Python that is supported."""
     ours = {canonicalize_name(project["project"]["name"]) for project in projects()}
