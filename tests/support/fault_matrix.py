@@ -265,7 +265,10 @@ def _force(bench: Bench) -> None:
 
 
 def table(steps: Sequence[Point], results: Sequence[Result], faults: Sequence[str]) -> list[str]:
-    """Return the lines of a Markdown table: for each phase and kind, steps and faults tried."""
+    """Return the lines of a Markdown table: for each phase and kind, steps and faults tried.
+
+    Faults that were tried at the same steps have one column.
+    """
     rows = Counter(point.row for point in steps)
     tried = Counter((result.fault, result.point.row) for result in results)
     leaks = Counter((result.fault, result.point.row) for result in results if result.leak)
@@ -275,13 +278,16 @@ def table(steps: Sequence[Point], results: Sequence[Result], faults: Sequence[st
             return f"**{leaks[fault, row]} of {tried[fault, row]} leak**"
         return str(tried[fault, row]) if tried[fault, row] else ""
 
-    lines = [f"| phase | record | steps | {' | '.join(faults)} |", "|---" * (len(faults) + 3) + "|"]
-    for row, count in rows.items():
-        cells = " | ".join(cell(fault, row) for fault in faults)
-        lines.append(f"| {row[0]} | {row[1] or '(begins)'} | {count} | {cells} |")
-    total = " | ".join(str(sum(r.fault == fault for r in results)) for fault in faults)
-    lines.append(f"| **all** | | {len(steps)} | {total} |")
-    return lines
+    columns: dict[tuple[str, ...], list[str]] = {}
+    for fault in faults:
+        total = str(sum(result.fault == fault for result in results))
+        columns.setdefault((*(cell(fault, row) for row in rows), total), []).append(fault)
+    heads = ["phase", "record", "steps", *map(", ".join, columns.values())]
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    begun = [f"| {phase} | {kind or '(begins)'} | {n} |" for (phase, kind), n in rows.items()]
+    begun.append(f"| **all** | | {len(steps)} |")
+    cells = [" | ".join(each) for each in zip(*columns, strict=True)] or [""] * len(begun)
+    return lines + [f"{row} {each} |" for row, each in zip(begun, cells, strict=True)]
 
 
 def read_steps(lines: Iterable[str]) -> dict[tuple[str, str], int]:
