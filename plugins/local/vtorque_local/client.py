@@ -3,7 +3,14 @@
 All that the client sends is read, parsed and held here; the service gets what
 :class:`vtorque_local.order.Submission` has, and two files that it does not look into: the script
 and what :mod:`vtorque_local.become_job` needs. A terminal stays here: an interactive job is this
-process's child. How the three talk is in doc/local.md.
+process's child.
+
+``<paths.run>/local.sock`` (mode 0666; 0600 of a user's own) takes one request for each connection:
+a JSON object in one line of at most 8 MiB. ``op`` is ``submit``, ``list``, ``cancel`` or ``stop``;
+the kernel tells who asks (SO_PEERCRED, unix(7)). The answer is one line; ``error`` is for the user.
+After ``submit`` a second line comes when the job has ended: ``code`` and ``reason``. ``-I`` passes
+the terminal's three descriptors with the first byte (SCM_RIGHTS); when its connection closes the
+job is cancelled.
 """
 
 from __future__ import annotations

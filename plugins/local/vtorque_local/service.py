@@ -2,7 +2,7 @@
 
 One thread waits for all clients' processes, one more works on each running job. The kernel kills
 hooks and jobs when the service dies; the next service finds them in the spool, tears them down and
-goes on with the queue. The protocol is in doc/local.md.
+goes on with the queue. The protocol is in :mod:`vtorque_local.client`.
 """
 
 from __future__ import annotations
