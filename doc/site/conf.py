@@ -27,5 +27,6 @@ myst_enable_extensions = ["colon_fence"]
 autodoc_default_options = {"members": True, "undoc-members": True, "show-inheritance": True}
 autodoc_member_order = "bysource"
 autodoc_class_signature = "mixed"
-autodoc_preserve_defaults = True
+autodoc_use_type_comments = False  # there are none
+smartquotes = False
 python_use_unqualified_type_names = True

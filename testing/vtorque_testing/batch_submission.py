@@ -35,8 +35,12 @@ class SubmissionContract(ContractBase):
     refused: ClassVar[Mapping[str, str]] = {}
     """Scripts of the wild whose directives the submit command does not take; what it names then."""
     wild: ClassVar[Sequence[WildScript]] = SCRIPTS
+    """The scripts of the wild that are submitted in every run.
+
+    :meta hide-value:
+    """
     rarely: ClassVar[Sequence[WildScript]] = ()
-    """The scripts of the wild that are submitted in every run, and only in a full one."""
+    """Those that are submitted in a full run only."""
 
     @pytest.mark.parametrize("none", [(), ("-vm", "none")], ids=["plain", "-vm none"])
     def test_a_bare_metal_job_goes_as_its_user_wrote_it(
