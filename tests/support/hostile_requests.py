@@ -231,7 +231,7 @@ PAIRS = {
     ("disk", 'json:{"driver":"host_device"}'): NOT_ABSOLUTE,
     ("disk", "/data/../etc/shadow"): "has '..' in it: write the path without",
     ("disk", "/data/a\nb"): "has a control character or more than 1024 bytes",
-    ("disk", "/data/"): "names a directory: write the path of a raw disk file",
+    ("disk", "/data/"): "names a directory: write the path of a disk file",
     ("disk", "/etc/shadow"): f"is not allowed (limit: /data/*, set by [options.disk] allow {BY}",
     ("vm_prologue", "/etc/shadow"): "the value must be a file, which must travel as data",
     ("qemu_args", "-monitor"): UNKNOWN,

@@ -95,7 +95,7 @@ def disk_path(value: str) -> str:
     if ".." in parts:
         raise ValueError("has '..' in it: write the path without")
     if parts[-1] in ("", "."):
-        raise ValueError("names a directory: write the path of a raw disk file")
+        raise ValueError("names a directory: write the path of a disk file")
     return value
 
 
@@ -155,7 +155,7 @@ FS_TYPE = Option(
     "TYPE",
     needs_root=lambda kind: kind == "ramdisk",
 )  # fmt: skip
-DISK = Option("disk", disk_path, "", "your raw disk file, at /data in the first guest", "PATH")
+DISK = Option("disk", disk_path, "", "your disk, raw or .qcow2: /data in the first guest", "PATH")
 VM_PROLOGUE: Option[FileData | None] = Option(
     "vm_prologue",
     no_parse,

@@ -67,7 +67,7 @@ MOUNTED = "/mnt"  # every system has one, and the daemon alone sees what is on i
 _V2, _V3, _EXTERNAL_DATA = b"\0\0\0\2", b"\0\0\0\3", 1 << 2  # of a qcow2's header
 _SECTOR = 512  # bytes; the unit of virtio-blk (virtio specification 1.2, 5.2.4)
 _USERS_FAULT = {
-    errno.ENOENT: "does not exist on the node", errno.EISDIR: "is a directory, not a raw disk file",
+    errno.ENOENT: "does not exist on the node", errno.EISDIR: "is a directory, not a disk file",
     errno.ELOOP: "is a symbolic link: write the path of the file itself",
     errno.ENXIO: "is not a regular file", errno.EACCES: "", errno.EPERM: "", errno.EROFS: "",
     errno.ENOTDIR: "", errno.ENAMETOOLONG: "", errno.ETXTBSY: "",
