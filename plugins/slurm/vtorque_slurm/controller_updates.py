@@ -32,7 +32,7 @@ def record(client: Client, job_id: str, account: str | None = None) -> JobRecord
 def bare_nodes(client: Client, job_id: str) -> tuple[BareNode, ...]:
     """Ask for the nodes of a heterogeneous job behind its first component's.
 
-    Raises HostFault, Refused.
+    They are all known when the first one's Prolog runs (measured). Raises HostFault, Refused.
     """
     text = client.ask("scontrol", "show", "job", "-d", f"{job_id}+0")
     found: list[BareNode] = []
@@ -93,8 +93,10 @@ def _note_of(client: Client, name: str) -> str:
 def add_to_accounting(client: Client, job_id: str, line: str) -> bool:
     """Add a line to a job's AdminComment in slurmdbd; return whether it was there already.
 
-    sacctmgr(1), "SPECIFICATIONS FOR JOB"; it makes all letters small. To both commands an array's
-    first number is all of its elements (measured on 22.05). Raises HostFault.
+    sacctmgr(1), "SPECIFICATIONS FOR JOB": it takes texts only, none of the measured figures, makes
+    all letters small, and needs an administrator's rights in slurmdbd, as root of a node has. To
+    both commands an array's first number is all of its elements (measured on 22.05). Raises
+    HostFault.
     """
     fields = ("--noheader", "--parsable2", "--allocations", "--format=JobIDRaw,JobID,AdminComment")
     rows = [

@@ -1,7 +1,8 @@
 """Generic resources and licences: what a job asks of Slurm, and what it has on a node. Pure.
 
 A resource's name is Slurm's own of a TRES: ``gres/gpu`` of any type, or ``gres/gpu:a100``. A
-licence's is what stands in ``--licenses``.
+licence's is what stands in ``--licenses``. SLURM_JOB_GPUS, which slurmd sets for Prolog, has GPUs
+only, so it is not read.
 """
 
 from __future__ import annotations

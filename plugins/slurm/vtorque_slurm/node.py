@@ -179,7 +179,9 @@ class SlurmNode:
         """Add this node's line to what slurmdbd has as the job's AdminComment. Raises HostFault.
 
         The controller itself takes no note of a job that has ended (measured on 22.05). Without
-        slurmdbd there is no place.
+        slurmdbd there is no place. QEMU is not adopted into the job's extern step, as
+        pam_slurm_adopt does with sessions: that is an interface of Slurm's library, not of a
+        command, and it would take from libvirt the control group in which it pins the guest.
         """
         if "slurmdbd" not in slurm_conf.value(Path(self._settings.conf), "AccountingStorageType"):
             return
