@@ -16,7 +16,7 @@ import experiments
 from patience import eventually
 from vtorque_core.api import HostFault
 from vtorque_experiment import wrapper
-from vtorque_experiment.batch import Questions, locked
+from vtorque_experiment.batch import Questions, locked, of_site
 from vtorque_experiment.book import DONE, FAILED, Book
 
 TWO = """
@@ -232,3 +232,12 @@ def test_a_batch_system_that_does_not_answer_is_told_and_asked_again(tmp_path):
 
 def test_the_double_gives_each_job_an_id_of_its_own(tmp_path):
     assert [batch_double._new(tmp_path) for _ in range(3)] == ["1.double", "2.double", "3.double"]
+
+
+@pytest.mark.parametrize(
+    ("system", "option"), [("slurm", "-J"), ("openpbs", "-N"), ("local", "-N")]
+)
+def test_a_job_is_named_as_the_batch_system_wants_it(tmp_path, system, option):
+    config = tmp_path / "vtorque.toml"
+    config.write_text(f'[batch]\nsystem = "{system}"\n')
+    assert of_site(config, 10).naming == option

@@ -28,11 +28,13 @@ class Batch:
         vsub: a command line without its arguments.
         jobs: returns name to id of the jobs that the batch system knows of this user's.
         interval: seconds between two calls of that.
+        naming: the option that names a job: of qsub(1B), or of sbatch(1), where -N is the nodes.
     """
 
     vsub: Sequence[str]
     jobs: Callable[[], Mapping[str, str]]
     interval: float = 30.0
+    naming: str = "-N"
 
 
 def of_site(config: Path, interval: float) -> Batch:
@@ -44,7 +46,8 @@ def of_site(config: Path, interval: float) -> Batch:
         return {job.name: job.id for job in submitter.jobs()}
 
     program = str(Path(sys.prefix, "bin", "vsub"))
-    return Batch((program, "--config", str(config)), jobs, max(interval, LEAST))
+    naming = "-J" if batch.name == "slurm" else "-N"
+    return Batch((program, "--config", str(config)), jobs, max(interval, LEAST), naming)
 
 
 @contextlib.contextmanager

@@ -236,7 +236,7 @@ class Runner:
 
     def _argv(self, row: Row, job: Path, point: Path) -> list[str]:
         cell = self._cells[row.cell]
-        argv = ["-N", self.token(row.number), "-o", str(point / b.JOB_OUT)]
+        argv = [self._batch.naming, self.token(row.number), "-o", str(point / b.JOB_OUT)]
         argv += ["-e", str(point / b.JOB_ERR), *self._definition.batch]
         for axis, value in cell.items():
             if axis.startswith("batch."):
