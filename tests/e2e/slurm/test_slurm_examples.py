@@ -12,7 +12,6 @@ import slurm_cluster as slurm
 
 pytestmark = [pytest.mark.e2e, pytest.mark.full]
 
-EXAMPLES = slurm.REPO / "examples"
 NO_LOADER = "VTORQUE_OSV_LOADER is not set"  # nothing of OSv is in this repository
 osv = pytest.param(
     "osv-c", marks=pytest.mark.skipif("VTORQUE_OSV_LOADER" not in os.environ, reason=NO_LOADER)
@@ -27,9 +26,13 @@ SEEN = {
 }
 
 
+def source(name):
+    return slurm.REPO / ("bench" if name == "hpc" else "examples") / name
+
+
 def blocks(name):
     """Return what the README has an admin and a user call, in order."""
-    text = (EXAMPLES / name / "README.md").read_text()
+    text = (source(name) / "README.md").read_text()
     return re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
 
 
@@ -52,8 +55,8 @@ def here(clean, tmp_path):
     def copy(name):
         admin = next((each for each in blocks(name) if "images build" in each), None)
         if admin:
-            build(admin, shutil.copytree(EXAMPLES / name, tmp_path / name))
-        places.append(shutil.copytree(EXAMPLES / name, clean.home / name))
+            build(admin, shutil.copytree(source(name), tmp_path / name))
+        places.append(shutil.copytree(source(name), clean.home / name))
         subprocess.run(["chown", "-R", f"{slurm.UID}:{slurm.UID}", places[0]], check=True)
         return places[0]
 
@@ -103,3 +106,11 @@ def test_the_study(clean, here):
     assert len(points) == 24
     shown = clean.user("sh", "-c", f"cd study && {compare}").stdout.decode()
     assert re.search(r"wall, s +guest compute +6/6 .*\n", shown), shown
+
+
+def test_what_guests_cost(clean, here):
+    place = here("hpc")
+    printed(clean, place, "./run --small")
+    assert "<svg" in (place / "hpc.html").read_text()
+    found = clean.user("vmgr", "experiment", "results", "hpc/hpc.results").stdout.decode()
+    assert "3 points of 3 combinations: 3 done" in found
