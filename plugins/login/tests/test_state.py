@@ -19,7 +19,10 @@ CONFIG = Path("/etc/acme.toml")
     [
         ("{}", ""),
         ("no", ""),
+        ("[]", ""),
         ('{"phase": "", "guests": [{"rank": 1e999, "hostname": ""}]}', ""),
+        ('{"phase": "", "guests": [], "elsewhere": [1]}', ""),
+        ('{"phase": "", "guests": [], "elsewhere": {"n3": []}}', ""),
         ("", "gone \x1b[2J"),
     ],
 )
@@ -55,6 +58,9 @@ def test_each_node_of_each_job_is_asked_in_order(monkeypatch):
 
     def vmgr(_config, _command, _node, node, _, job_id):
         said = {"phase": "boot", "guests": [{"rank": 0, "hostname": f"{job_id}-{node}"}]}
+        if node == "n1":
+            there = {"rank": 2, "hostname": "moved"}
+            said["elsewhere"] = {"n4": {"phase": "paused", "guests": [there]}}
         code = f"print({json.dumps(said)!r})" if node != "n2" else "raise SystemExit('no way')"
         return python(code)
 
@@ -66,6 +72,7 @@ def test_each_node_of_each_job_is_asked_in_order(monkeypatch):
     ]
     assert list(state.of_jobs(jobs, CONFIG, 20.0)) == [
         JobOnNode("7", "n1", "boot", ("7-n1",)),
+        JobOnNode("7", "n4", "paused", ("moved",)),
         JobOnNode("7", "n2", error="n2: no way"),
         JobOnNode("9", "n3", "boot", ("9-n3",)),
     ]

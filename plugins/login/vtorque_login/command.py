@@ -29,6 +29,7 @@ def state(config: Path, job_id: str, files: bool) -> None:
         phase = entry["phase"] or phase
     guests = facts.get("guests", [])
     said = {"node": facts.get("node", ""), "phase": phase, "guests": guests}
+    said["elsewhere"] = facts.get("elsewhere", {})
     if files:
         said |= {"key": place.key, "files": gathered.packed(place)}
     click.echo(json.dumps(said))

@@ -14,7 +14,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,10 +30,19 @@ AT_ONCE = 8  # nodes that are asked at a time
 
 @dataclass(frozen=True)
 class State:
-    """A job on one of its nodes: its phase, and the rank and name of each guest there."""
+    """A job on one of its nodes: its phase, and the rank and name of each guest there.
+
+    ``elsewhere``: the same of nodes that are not the job's: its owner's commands come to none.
+    """
 
     phase: str
     guests: tuple[tuple[int, str], ...]
+    elsewhere: tuple[tuple[str, State], ...] = ()
+
+    def on(self, job_id: str, node: str) -> Iterator[JobOnNode]:
+        """Yield this of a node, and what that node knows of others."""
+        for each, state in ((node, self), *self.elsewhere):
+            yield JobOnNode(job_id, each, state.phase, tuple(name for _, name in state.guests))
 
 
 def of_jobs(jobs: Sequence[JobInfo], config: Path, wait: float) -> Iterator[JobOnNode]:
@@ -42,16 +51,16 @@ def of_jobs(jobs: Sequence[JobInfo], config: Path, wait: float) -> Iterator[JobO
     ``wait``: as of :func:`on_node`.
     """
 
-    def ask(job_id: str, node: str) -> JobOnNode:
+    def ask(job_id: str, node: str) -> list[JobOnNode]:
         try:
-            found = on_node(job_id, node, config, wait)
+            return list(on_node(job_id, node, config, wait).on(job_id, node))
         except HostFault as error:
-            return JobOnNode(job_id, node, error=str(error))
-        return JobOnNode(job_id, node, found.phase, tuple(name for _, name in found.guests))
+            return [JobOnNode(job_id, node, error=str(error))]
 
     with ThreadPoolExecutor(AT_ONCE) as threads:
         asked = [threads.submit(ask, job.id, node) for job in jobs for node in job.nodes]
-        yield from (each.result() for each in asked)
+        for each in asked:
+            yield from each.result()
 
 
 def on_node(job_id: str, node: str, config: Path, wait: float) -> State:
@@ -60,6 +69,12 @@ def on_node(job_id: str, node: str, config: Path, wait: float) -> State:
 
 
 def _state(said: Any) -> State:
+    found = _one(said)
+    others = dict(said.get("elsewhere", {})).items()
+    return replace(found, elsewhere=tuple((str(node), _one(each)) for node, each in others))
+
+
+def _one(said: Any) -> State:
     guests = tuple((int(guest["rank"]), str(guest["hostname"])) for guest in said["guests"])
     return State(str(said["phase"]), guests)
 

@@ -609,6 +609,36 @@ def test_the_jobs_other_nodes_are_told_where_its_guests_are(world):
     assert first.kept.facts()["nodes"] == ["n1", "n3"]
 
 
+def test_the_jobs_first_node_knows_what_is_on_one_that_the_job_has_not(world, monkeypatch):
+    """And forgets it when that has gone on."""
+    first = begun(world.nodes["n1"])
+    assert migrate(world) == ""
+    assert watch(world, "n3") == ""
+    guest = {"rank": 1, "hostname": "vn1-0"}
+    there = {"n3": {"phase": "run", "guests": [guest]}}
+    assert first.kept.facts()["elsewhere"] == there
+    told = []
+    monkeypatch.setattr(reach, "ask", lambda *words: told.append(words))
+    move_watch._look_at(world.n3.here, KEY, JOB, seldom=False)
+    assert not told, "it knows that"
+    arrival.are_on(world.nodes["n1"].here, KEY, ["n1", "n4"])
+    assert first.kept.facts()["elsewhere"] == {}
+
+
+def test_a_guest_elsewhere_does_as_the_owner_asks_on_the_first_node(world, monkeypatch):
+    first = begun(world.nodes["n1"], elsewhere={"n3": {}, "n4": {}})
+    world.lost.add("n4")
+    arrives(world.n3, {"nodes": ["n1", "n3"]})
+    asked = []
+    monkeypatch.setattr(arrival.request, "ask", lambda path, _, word, __: asked.append(word) or "")
+    monkeypatch.setattr(Here, "of", classmethod(lambda *_: world.nodes["n1"].here))
+    job = Running(first.paths).jobs()[0]
+    with pytest.raises(HostFault, match=r"^n4: n4 cannot be asked: no route to host$"):
+        move_watch._pass_on(Path(), job, ["n3", "n4"], "suspend")
+    assert asked == ["suspend"]
+    assert "nothing of it" in in_child(lambda: arrival.as_asked(world.n2.here, "9.0", "resume"), 60)
+
+
 @pytest.mark.parametrize(
     ("facts", "to", "why"),
     [

@@ -18,6 +18,7 @@ import running_journal
 from patience import eventually
 from vtorque_core.api import HostFault
 from vtorque_core.api.batch_system import Life
+from vtorque_core.api.children import Child
 from vtorque_core.base import hypervisor
 from vtorque_core.records.journal import Journal
 from vtorque_core.records.reading import read
@@ -134,6 +135,36 @@ def test_a_job_stands_still_and_goes_on_by_its_owners_word(loop, paths, domains)
     log = job.kept.read("log.jsonl").decode()
     assert "paused: its owner asked for it" in log and "goes on: " in log
     assert not any(loop.reasons)  # nothing for the batch system to say
+
+
+@pytest.mark.parametrize("wrong", ["", "n3: n3 cannot be asked"])
+def test_who_asks_is_answered_when_guests_elsewhere_do_so_too(loop, paths, domains, wrong):
+    job = started(paths)
+    words, over = [], paths.state / "over"
+
+    def passes():
+        eventually(over.exists)
+        if wrong:
+            raise HostFault(wrong)
+
+    def pass_on(of, word):
+        words.append((of.job.key, word))
+        return Child(passes, 60.0)
+
+    loop.moves = SimpleNamespace(pass_on=pass_on, look=lambda *_: None)
+    path, said = request.path_of(paths, job.key), []
+    loop.look()
+    asks = lambda: said.append(request.ask(path, job.kept, "suspend", 60.0))  # noqa: E731
+    thread = threading.Thread(target=asks)
+    thread.start()
+    eventually(lambda: loop.look() or phases(job)[-1] == "paused")
+    assert not said, "its own guests stand still meanwhile"
+    over.touch()
+    eventually(lambda: loop.look() or said)
+    thread.join()
+    assert said == [wrong] and words == [(job.key, "suspend")]
+    loop.moves = None
+    assert ask(loop, job, "resume") == ""
 
 
 def test_another_watcher_goes_on_where_a_killed_one_was(loop, paths, domains):

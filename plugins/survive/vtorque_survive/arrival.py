@@ -11,13 +11,16 @@ import logging
 import re
 from typing import Any
 
-from vtorque_core.api import Busy, UsageError
+from vtorque_core.api import Busy, HostFault, UsageError
 from vtorque_core.api.read_apart import reader
 from vtorque_core.live import kept, moving, suspend
-from vtorque_survive import move_record
+from vtorque_core.live.jobs import RunningJob
+from vtorque_survive import move_record, request
 from vtorque_survive.move import Here
+from vtorque_survive.move_record import ELSEWHERE, elsewhere
 
 _MOST = 1 << 16  # bytes of a question
+_WAIT = 45.0  # seconds for this node's watcher: less than who asked waits for theirs
 log = logging.getLogger(__name__)
 _KEY = re.compile(r"[A-Za-z0-9_.+\[\]-]+")
 
@@ -35,6 +38,15 @@ def answer(here: Here, question: bytes) -> bytes:
             )
         elif what == "nodes":
             said = are_on(here, key, [str(node) for node in asked["nodes"]])
+        elif what == "phase":
+            guests = [
+                {"rank": int(g["rank"]), "hostname": str(g["hostname"])} for g in asked["guests"]
+            ]
+            said = is_in(
+                here, key, str(asked["node"]), {"phase": str(asked["phase"]), "guests": guests}
+            )
+        elif what in (request.SUSPEND, request.RESUME):
+            said = as_asked(here, key, what)
         else:
             raise ValueError(what)
     except (ValueError, KeyError, TypeError) as error:
@@ -84,7 +96,30 @@ def _is_here(here: Here, job_id: str, key: str) -> str:
 
 def are_on(here: Here, key: str, nodes: list[str]) -> str:
     """Note on which nodes a job's guests are now."""
-    for job in (each for each in [here.job(key.rpartition(".")[0])] if each is not None):
-        if job.job.key == key:
-            job.kept.add_facts(nodes=nodes)
+    if job := _job(here, key):
+        there = {node: each for node, each in elsewhere(job).items() if node in nodes}
+        job.kept.add_facts(nodes=nodes, **{ELSEWHERE: there})
     return "noted"
+
+
+def is_in(here: Here, key: str, node: str, state: dict[str, Any]) -> str:
+    """Note what a node has of a job of which the batch system has not given it: its first one."""
+    if job := _job(here, key):
+        job.kept.add_facts(**{ELSEWHERE: {**elsewhere(job), node: state}})
+    return "noted"
+
+
+def as_asked(here: Here, key: str, word: str) -> str:
+    """Have a guest that has come here stand still or go on, as the job's owner does on their nodes.
+
+    Return what is wrong, or nothing. Raises HostFault.
+    """
+    job = _job(here, key)
+    if job is None:
+        raise HostFault("nothing of it is here")
+    return request.ask(request.path_of(here.paths, key), job.kept, word, _WAIT)
+
+
+def _job(here: Here, key: str) -> RunningJob | None:
+    job = here.job(key.rpartition(".")[0])
+    return job if job is not None and job.job.key == key else None

@@ -12,6 +12,7 @@ import click
 from vtorque_core.api import HostFault, Refused, kept_records, printable
 from vtorque_core.live import service
 from vtorque_survive import request
+from vtorque_survive.move_record import ELSEWHERE
 from vtorque_survive.process import Watcher
 
 _WAIT = 60.0  # seconds for the watcher's answer
@@ -77,7 +78,8 @@ def _all(
     if os.geteuid() == 0 and Watcher.of(paths).lost():
         Watcher.of(paths, config).create()
     nodes = facts.get("nodes", [])
-    others = [] if this_node else [str(node) for node in nodes if node != facts.get("node")]
+    away = {facts.get("node"), *facts.get(ELSEWHERE, {})}  # there this node's root asks
+    others = [] if this_node else [str(node) for node in nodes if node not in away]
     with ThreadPoolExecutor(_AT_ONCE) as threads:
         asked = [threads.submit(_on_node, config, word, job_id, node) for node in others]
         told = [each.result() for each in asked]

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Final, Literal, Self
+from typing import Any, Final, Literal, Self
 
 from vtorque_core.api import HostFault, Paths, VtorqueError, dataclass, replace_file, take_lock
 from vtorque_core.api.batch_system import Life
@@ -21,6 +21,7 @@ from vtorque_core.api.claims import PoolClaim
 from vtorque_core.api.guest_plan import GuestPlan
 from vtorque_core.api.node_job import Site
 from vtorque_core.live import service
+from vtorque_core.live.jobs import RunningJob
 
 EITHER: Final = "either"
 """It may be on either node."""
@@ -28,6 +29,9 @@ GONE: Final = "gone"
 """It is the other one's; what it had here is to be released."""
 AWAY: Final = "away"
 """All of it is."""
+
+ELSEWHERE: Final = "elsewhere"
+"""What is kept of a job on its first node: phase and guests on nodes that are not the job's."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,12 @@ class Move:
         changed = replace(self, phase=phase)
         changed.write(paths)
         return changed
+
+
+def elsewhere(job: RunningJob) -> Mapping[str, Any]:
+    """Return what this node knows of guests of a job that have come to nodes which it has not."""
+    found: Mapping[str, Any] = job.kept.facts().get(ELSEWHERE, {})
+    return found
 
 
 def all_moves(paths: Paths) -> Iterator[Move]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import subprocess
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,12 +19,14 @@ from vtorque_core.api.batch_system import Life
 from vtorque_core.api.children import Child
 from vtorque_core.live import kept, service
 from vtorque_core.live.jobs import RunningJob
-from vtorque_survive import move, move_record
-from vtorque_survive.move_record import AWAY, all_moves
+from vtorque_survive import move, move_record, reach
+from vtorque_survive.move_record import AWAY, all_moves, elsewhere
 
 _EVERY, _TIME = 5.0, 600.0  # seconds between two looks, and for one
+_PASSES = 55.0  # seconds for other nodes to do as the owner asks, who waits a minute
 _SELDOM = 60.0  # seconds until also a job that is there is asked for, whether this attempt is over
 UNHELD = "unheld"  # what is kept of a job whose guest here nothing holds this node for
+_TOLD = "told"  # and the phase that its first node knows
 WHY_UNHELD = "somebody has ended its placeholder: this node's share of it may be given to others"
 log = logging.getLogger("survive")
 
@@ -60,6 +63,14 @@ class Moves:
             self._asked = now if seldom else self._asked
             self._work[""] = Child(lambda: end(self.config, here, seldom=seldom), _TIME)
 
+    def pass_on(self, job: RunningJob, word: str) -> Child | None:
+        """Have guests on nodes that are not the job's do as its owner asks; None: there are none.
+
+        Only the word, of those that there are, goes there. Raises OSError.
+        """
+        nodes = list(elsewhere(job))
+        return Child(lambda: _pass_on(self.config, job, nodes, word), _PASSES) if nodes else None
+
 
 def apart(config: Path, found: move_record.Move) -> None:
     """Settle a move in a process that goes on without the watcher: a release may end that.
@@ -89,25 +100,63 @@ def end(config: Path, keys: Mapping[str, tuple[str, int]], *, seldom: bool) -> N
         try:
             if life is Life.GONE or (seldom and here.adapter.over(job_id, attempt)):
                 _end(here, key, job_id)
-            elif seldom and life is not Life.UNKNOWN:
-                _look_at_placeholder(here, key, job_id)
+            elif life is not Life.UNKNOWN:
+                _look_at(here, key, job_id, seldom=seldom)
         except VtorqueError as error:
             wrong = f"{key}: {error}"
     if wrong:
         raise HostFault(wrong)
 
 
-def _look_at_placeholder(here: move.Here, key: str, job_id: str) -> None:
-    """Note if somebody has ended what holds this node for a guest, and say so in the job's log."""
+def _look_at(here: move.Here, key: str, job_id: str, *, seldom: bool) -> None:
+    """Look after a guest that has come here, if one has."""
     job = here.job(job_id)
     if job is None or job.job.key != key or not comes(job):
         return
-    held = here.adapter.holds(job_id, job.job.node)
+    if seldom:
+        _look_at_placeholder(here, job)
+    _tell_first(here, job, again=seldom)
+
+
+def _look_at_placeholder(here: move.Here, job: RunningJob) -> None:
+    """Note if somebody has ended what holds this node for a guest, and say so in the job's log."""
+    held = here.adapter.holds(job.job.id, job.job.node)
     if held == bool(job.kept.facts().get(UNHELD)):
         job.kept.add_facts(**{UNHELD: not held})
         if not held:
             with kept.logging_for(here.paths, job.job):
                 logging.getLogger(__name__).warning(WHY_UNHELD)  # "survive" is the watcher's own
+
+
+def _tell_first(here: move.Here, job: RunningJob, *, again: bool) -> None:
+    """Have the job's first node know its phase here, where none of its owner's commands come."""
+    facts, phase = job.kept.facts(), job.phases[-1][0]
+    if not again and facts.get(_TOLD) == phase:
+        return
+    guests = [{"rank": each.rank, "hostname": each.hostname} for each in job.guests]
+    what = {"ask": "phase", "job": job.job.id, "key": job.job.key, "node": job.job.node}
+    with suppress(HostFault):  # it only says what is where; it is told again
+        reach.ask(
+            here.config,
+            here.settings,
+            str(facts["nodes"][0]),
+            {**what, "phase": phase, "guests": guests},
+        )
+        job.kept.add_facts(**{_TOLD: phase})
+
+
+def _pass_on(config: Path, job: RunningJob, nodes: Sequence[str], word: str) -> None:
+    here, wrong = move.Here.of(config), []
+    what = {"ask": word, "job": job.job.id, "key": job.job.key}
+    for node in nodes:
+        try:
+            said = reach.ask(config, here.settings, node, what)
+        except HostFault as error:
+            said = str(error)
+        if said:
+            wrong.append(f"{node}: {printable(str(said), 300)}")
+    if wrong:
+        raise HostFault("; ".join(wrong))
 
 
 def _end(here: move.Here, key: str, job_id: str) -> None:

@@ -103,6 +103,8 @@ class Watched:
     ``asker``: by which process of theirs.
     ``again``: not before, after changes that failed; then ``pause`` later. ``clocks``: the process
     that sets clocks; ``late``: they are to be set.
+    ``passed``: the process by which guests on nodes that are not the job's do as its owner asks;
+    ``wrong``: what it said; ``answer``: what the owner is told when it has ended.
     ``stopped``: whether its job shell stands still; None: it has none here.
     """
 
@@ -117,6 +119,9 @@ class Watched:
     pause: float = _PAUSE
     clocks: Child | None = None
     late: bool = False
+    passed: Child | None = None
+    wrong: str = ""
+    answer: str | None = None
     stopped: bool | None = None
     said: str = ""
 
@@ -164,14 +169,16 @@ class Loop:
 
     def waits_for(self) -> list[int]:
         """Return what is readable when a change has ended."""
-        return [w.change.fileno() for w in self.jobs.values() if w.change is not None]
+        both = (child for w in self.jobs.values() for child in (w.change, w.passed))
+        return [child.fileno() for child in both if child is not None]
 
     def _find(self) -> None:
         """Look which jobs there are."""
         self._running = self._running or Running(self.paths)
         found = {job.job.key: job for job in self._running.jobs() if suspend.phase(job)}
         for key in [key for key, watched in self.jobs.items() if key not in found]:
-            if self.jobs[key].change is None and self.jobs[key].clocks is None:
+            watched = self.jobs[key]
+            if not (watched.change or watched.clocks or watched.passed):
                 self.jobs.pop(key).close()
         for key, job in found.items():
             if key in self.jobs:
@@ -193,6 +200,10 @@ class Loop:
         """See whether processes have ended, and tell who has asked for it."""
         if watched.clocks is not None and watched.clocks.check():
             watched.clocks = None
+        if watched.passed is not None and watched.passed.check():
+            watched.wrong, watched.passed = watched.passed.error or "", None
+            if watched.answer is not None:
+                self._answer(watched, watched.answer)
         if watched.change is None or not watched.change.check():
             return
         error, watched.change = watched.change.error or "", None
@@ -219,15 +230,18 @@ class Loop:
         watched.pause = min(2 * watched.pause, _LONGEST_PAUSE)
 
     def _answer(self, watched: Watched, text: str) -> None:
-        if watched.token:
-            request.answer(watched.job.kept, watched.token, text, watched.made)
-            watched.token = watched.made = ""
+        if watched.token and watched.passed is not None:
+            watched.answer = text
+        elif watched.token:
+            request.answer(watched.job.kept, watched.token, text or watched.wrong, watched.made)
+            watched.token = watched.made = watched.wrong = ""
+            watched.answer = None
 
     def _bring(self, watched: Watched, life: Life | None) -> None:
         """Have the guests do as the job does, or as its owner asks, if they do not yet."""
         if self._saves(watched) and (found := request.taken(watched.fifo)):
             request.answer(watched.job.kept, found[1], f"{SAVED}: wait for that")
-        if watched.change is not None or watched.to == ENDS:
+        if watched.change is not None or watched.passed is not None or watched.to == ENDS:
             return
         asked = self._asked(watched)
         self.checkpoints.due(self.paths, watched.job)
@@ -257,6 +271,8 @@ class Loop:
         word, token, asker = request.taken(watched.fifo) or ("", "", 0)
         if token:
             watched.token, watched.asker = token, asker
+        if word in (request.SUSPEND, request.RESUME) and self.moves is not None:
+            watched.passed = self.moves.pass_on(watched.job, word)
         if word == request.SUSPEND:
             self._file(watched).touch(mode=0o600)
         elif word == request.RESUME:
