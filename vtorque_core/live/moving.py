@@ -71,6 +71,7 @@ def told(
             "leased": each.leased,
             "state_dir": str(each.state_dir),
             "run_dir": str(guest.run_dir),
+            "memory": ".",  # no file: it runs
             "xml": hypervisor.migratable_xml(guest.uri, guest.uuid),
         },
     }

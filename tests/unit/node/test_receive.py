@@ -19,7 +19,7 @@ from vtorque_core.records.reading import ARRIVES
 GUEST = {
     "name": "vt-42.0-n2-0", "uuid": "0b1ad9ba", "hostname": "vn2", "job_id": "42", "attempt": 0,
     "leased": [["address", "10.0.0.9"]], "state_dir": "/s/g0", "run_dir": "/r/g0",
-    "xml": "<domain/>",
+    "memory": ".", "xml": "<domain/>",
 }  # fmt: skip
 TOLD = {
     "job": "42", "nodes": ["n1", "n3"], "leaves": "n2", "to": "n3", "guest": GUEST,

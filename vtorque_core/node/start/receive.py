@@ -18,7 +18,6 @@ import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from vtorque_core import __version__
@@ -39,6 +38,7 @@ from vtorque_core.records.reading import find
 from vtorque_core.resources import virtiofs_daemon
 from vtorque_core.site.config import Site
 from vtorque_core.site.plugins import Plugins
+from vtorque_core.site.values import convert
 
 _MOST, _TELLS = 1 << 20, 30.0  # bytes of what is told, and seconds for it
 _COMES = 3700.0  # seconds for it to come: more than who sends it has
@@ -68,28 +68,12 @@ class Told:
     def read(cls, line: bytes) -> Told:
         """Return what a line tells. Raises HostFault."""
         try:
-            found: dict[str, Any] = json.loads(line)
-            guest = found["guest"]
-            saved = SavedGuest(
-                name=str(guest["name"]),
-                uuid=str(guest["uuid"]),
-                hostname=str(guest["hostname"]),
-                job_id=str(guest["job_id"]),
-                attempt=int(guest["attempt"]),
-                leased=tuple((str(pool), str(item)) for pool, item in guest["leased"]),
-                state_dir=Path(str(guest["state_dir"])),
-                run_dir=Path(str(guest["run_dir"])),
-                memory=Path(),
-                xml=str(guest["xml"]),
-            )
-            nodes = tuple(str(each) for each in found["nodes"])
-            versions = {str(key): str(value) for key, value in found["versions"].items()}
-            job, leaves, to = (str(found[key]) for key in ("job", "leaves", "to"))
-            if to not in nodes:
-                raise ValueError(f"node {to!r} is none of the job's")
-            return cls(job, nodes, leaves, to, versions, saved)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            told: Told = convert(cls, json.loads(line))
+            if told.to not in told.nodes:
+                raise ValueError(f"node {told.to!r} is none of the job's")
+        except (ValueError, TypeError, RecursionError) as error:
             raise HostFault(f"what comes here cannot be read: {error}") from None
+        return told
 
 
 class _Sender:
