@@ -40,7 +40,8 @@ def rules(tap: str, mac: str, ip: str | None) -> str:
     """Return the nft script that guards one tap device; it replaces an earlier one of that name.
 
     Without ``ip`` (DHCP) only the MAC is checked. With it: ARP and IPv4 from that address only
-    (0.0.0.0 in ARP probes, RFC 5227), no IPv6, nothing else. Raises ValueError.
+    (0.0.0.0 in ARP probes, RFC 5227), no IPv6, nothing else but a RARP request for its own MAC
+    (RFC 903): by that QEMU tells switches where a guest is that has just moved. Raises ValueError.
     """
     if not _TAP.fullmatch(tap) or not _MAC.fullmatch(mac):
         raise ValueError(f"tap {tap!r}, MAC {mac!r}: not the names of a guest's NIC")
@@ -52,6 +53,7 @@ def rules(tap: str, mac: str, ip: str | None) -> str:
         lines += [
             f"ether type arp arp saddr ether {mac} arp saddr ip {{ {address}, 0.0.0.0 }} accept",
             f"ether type ip ip saddr {address} accept",
+            f"ether type 0x8035 @nh,48,16 3 @nh,64,48 0x{mac.replace(':', '')} accept",
             "drop",
         ]
     chain = "".join(f"    {line}\n" for line in lines)

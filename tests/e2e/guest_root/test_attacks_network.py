@@ -31,12 +31,12 @@ def ipv4(source, target, payload):
 
 
 def arp(mac, ip, operation=2):
-    """Return an ARP announcement (RFC 826) that says that ``ip`` is at ``mac``."""
+    """Return an ARP announcement (RFC 826; RARP: RFC 903) that says that ``ip`` is at ``mac``."""
     raw, address = bytes.fromhex(mac.replace(":", "")), ipaddress.IPv4Address(ip).packed
     return struct.pack("!HHBBH", 1, 0x800, 6, 4, operation) + raw + address + b"\xff" * 6 + address
 
 
-IPV4, ARP, IPV6 = b"\x08\x00", b"\x08\x06", b"\x86\xdd"
+IPV4, ARP, RARP, IPV6 = b"\x08\x00", b"\x08\x06", b"\x80\x35", b"\x86\xdd"
 NOBODY = "0.0.0.0"  # noqa: S104
 BAD_MAC, BAD_IP = "52:54:00:ba:dd:ad", "10.87.250.250"
 
@@ -58,6 +58,9 @@ def spoofs(mac, ip, gateway):
         "dhcp-ip": frame(mac, IPV4, ipv4(NOBODY, everybody, data("dhcp-ip"))),
         "arp-gateway": frame(mac, ARP, arp(mac, gateway) + data("arp-gateway")),
         "arp-mac": frame(mac, ARP, arp(BAD_MAC, ip) + data("arp-mac")),
+        "own-rarp": frame(mac, RARP, arp(mac, NOBODY, 3) + data("own-rarp")),
+        "rarp-mac": frame(mac, RARP, arp(BAD_MAC, NOBODY, 3) + data("rarp-mac")),
+        "rarp-answer": frame(mac, RARP, arp(mac, gateway, 4) + data("rarp-answer")),
         "ipv6": frame(mac, IPV6, router + b"\xff\x02" + b"\0" * 13 + b"\x01" + data("ipv6")),
         "vlan": frame(mac, vlan, ipv4(ip, everybody, data("vlan"))),
         "vlan-spoof": frame(mac, vlan, ipv4(BAD_IP, everybody, data("vlan-spoof"))),
@@ -96,7 +99,7 @@ def test_guest_root_cannot_send_as_another(guest):
                 heard.append(bridge.recv(4096))
     assert b"SEND-FAILED" not in result.out
     arrived = {m.decode() for f in heard for m in re.findall(rb"vtorque-attack-([a-z0-9-]+)", f)}
-    assert arrived == {"own"}
+    assert arrived == {"own", "own-rarp"}
     assert not [f for f in heard if bytes.fromhex(BAD_MAC.replace(":", "")) in f]
     assert not [f for f in heard if ipaddress.IPv4Address(BAD_IP).packed in f]
 

@@ -1,6 +1,7 @@
 """A guest of a real Slurm's job that goes to a node which the job does not have, while it runs."""
 
 import itertools
+import re
 import subprocess
 import time
 
@@ -73,6 +74,15 @@ def gaps(cluster):
     """Return the seconds between each two lines of the connection, the longest first."""
     at = [float(line.split()[1]) for line in cluster.read("out").decode().splitlines()]
     return sorted((after - before for before, after in itertools.pairwise(at)), reverse=True)
+
+
+def by_libvirt(cluster, job_id, node):
+    """Return how long (ms) libvirt had the guest in hand, and how long it ran on neither node."""
+    info = cluster.root(node, "virsh", "domjobinfo", "--completed", f"vt-{job_id}.0-n2-0")
+    return [
+        int(re.search(rf"{name}:\s+(\d+)\s+ms", info)[1])
+        for name in ("Time elapsed", "Total downtime")
+    ]
 
 
 def command(job_id, to):
@@ -168,16 +178,18 @@ def test_of_two_nodes_that_are_ill_one_is_drained_where_that_is_the_most(site):
 @pytest.mark.full
 def test_twenty_moves_there_and_back(site, job_id, record_property):
     """Its figures say nothing of right or wrong: ``--junitxml=x -o junit_family=xunit1``."""
-    source, to, took = "n2", "n3", []
+    source, to, took, libvirts = "n2", "n3", [], []
     for _ in range(20):
         before = time.monotonic()
         moved(site, job_id, source, to)
         took.append(round(time.monotonic() - before, 1))
+        libvirts.append(by_libvirt(site, job_id, to))
         source, to = to, source
     ends_right(site, job_id)
     longest = [round(gap, 2) for gap in gaps(site)[:25]]
     record_property("moves_s", took)
     record_property("gaps_s", longest)
+    record_property("libvirts_ms", libvirts)
 
 
 @moves

@@ -14,6 +14,7 @@ def test_with_an_address_all_else_is_dropped() -> None:
     script = rules("vt525400010203", MAC, "10.86.0.16")
     assert f"ether saddr != {MAC} drop" in script
     assert "ether type ip ip saddr 10.86.0.16 accept" in script
+    assert "ether type 0x8035 @nh,48,16 3 @nh,64,48 0x525400010203 accept" in script
     assert script.rstrip().splitlines()[-3].strip() == "drop"
 
 
