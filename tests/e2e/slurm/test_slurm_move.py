@@ -118,6 +118,25 @@ def test_a_sister_guest_goes_to_a_node_that_is_not_the_jobs(site, job_id):
     ends_right(site, job_id)
 
 
+@moves
+def test_its_owner_sees_it_there_and_has_it_stand_still(site, job_id):
+    def seen():
+        rows = site.user("vmgr", "ps", "--phase").stdout.decode().splitlines()
+        return [row.split()[-2:] for row in rows if row.split()[0] == job_id and " n3 " in row]
+
+    def does():
+        return site.root("n3", "virsh", "domstate", f"vt-{job_id}.0-n2-0").strip()
+
+    moved(site, job_id, "n2", "n3")
+    site.wait(lambda: seen() == [["run", "vn2"]], what="ps shows it there")
+    site.user("vmgr", "suspend", job_id)
+    assert does() == "paused"
+    site.wait(lambda: seen() == [["paused", "vn2"]], what="ps shows that it stands still")
+    site.user("vmgr", "resume", job_id)
+    assert does() == "running"
+    ends_right(site, job_id)
+
+
 @pytest.fixture
 def watched(site):
     """Have all nodes ask their health, and n3 be the spare one; before there is a job."""
