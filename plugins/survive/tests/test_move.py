@@ -621,8 +621,17 @@ def test_the_jobs_first_node_knows_what_is_on_one_that_the_job_has_not(world, mo
     monkeypatch.setattr(reach, "ask", lambda *words: told.append(words))
     move_watch._look_at(world.n3.here, KEY, JOB, seldom=False)
     assert not told, "it knows that"
-    arrival.are_on(world.nodes["n1"].here, KEY, ["n1", "n4"])
+    arrival.is_in(world.nodes["n1"].here, KEY, "n4", there["n3"])
+    assert first.kept.facts()["elsewhere"] == {"n4": there["n3"]}
+    arrival.are_on(world.nodes["n1"].here, KEY, ["n1", "n2"])
     assert first.kept.facts()["elsewhere"] == {}
+
+
+def test_a_guest_that_may_still_come_is_not_said_to_be_there(world):
+    first = begun(world.nodes["n1"])
+    arrives(world.n3, {"nodes": ["n1", "n3"]})
+    assert watch(world, "n3") == ""
+    assert "elsewhere" not in first.kept.facts()
 
 
 def test_a_guest_elsewhere_does_as_the_owner_asks_on_the_first_node(world, monkeypatch):

@@ -105,7 +105,9 @@ def are_on(here: Here, key: str, nodes: list[str]) -> str:
 def is_in(here: Here, key: str, node: str, state: dict[str, Any]) -> str:
     """Note what a node has of a job of which the batch system has not given it: its first one."""
     if job := _job(here, key):
-        job.kept.add_facts(**{ELSEWHERE: {**elsewhere(job), node: state}})
+        others = elsewhere(job).items()  # a guest that was on another node before is there no more
+        there = {other: each for other, each in others if each["guests"] != state["guests"]}
+        job.kept.add_facts(**{ELSEWHERE: {**there, node: state}})
     return "noted"
 
 

@@ -131,7 +131,7 @@ def _look_at_placeholder(here: move.Here, job: RunningJob) -> None:
 def _tell_first(here: move.Here, job: RunningJob, *, again: bool) -> None:
     """Have the job's first node know its phase here, where none of its owner's commands come."""
     facts, phase = job.kept.facts(), job.phases[-1][0]
-    if not again and facts.get(_TOLD) == phase:
+    if not job.guests or (not again and facts.get(_TOLD) == phase):
         return
     guests = [{"rank": each.rank, "hostname": each.hostname} for each in job.guests]
     what = {"ask": "phase", "job": job.job.id, "key": job.job.key, "node": job.job.node}
