@@ -36,5 +36,6 @@ def is_ill(cluster, node):
 
 
 def state(cluster, node):
-    """Return what Slurm says of a node, and why."""
-    return cluster.root("head", "sinfo", "-h", "-p", "main", "-n", node, "-o", "%T %E").strip()
+    """Return what Slurm says of a node, and why; but not that it has not answered just now (*)."""
+    said = cluster.root("head", "sinfo", "-h", "-p", "main", "-n", node, "-o", "%T %E").strip()
+    return said.replace("* ", " ", 1)
