@@ -221,7 +221,7 @@ def test_a_job_that_is_cancelled_while_its_guest_is_sent_leaves_nothing(site, jo
         site.root("head", "scancel", job_id)
         assert sends.wait(300) in (0, 1)  # it may have gone before that is looked for
     site.wait(lambda: has(site, job_id) == ([], []), what="nothing is left", seconds=180)
-    assert not site.root("head", "squeue", "-h", "-o", "%j").split()
+    site.wait(lambda: not site.root("head", "squeue", "-h"), what="no job, and no placeholder")
 
 
 def in_root(cluster, node, *argv):
