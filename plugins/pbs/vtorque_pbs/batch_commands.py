@@ -16,6 +16,7 @@ from vtorque_core.api import HostFault, UsageError
 from vtorque_pbs.settings import Settings
 
 RERUN_TIME = 3.0  # seconds for the server to say no
+_ALTERS = 300  # times, a second apart, for a job to end that is to run again
 _SSH_CONFIG = Path("/etc/ssh/ssh_config")  # ssh_config(5): the site's
 _ENVIRON = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C", "HOME": "/root"}
 
@@ -90,9 +91,7 @@ class Commands:
 
     def ask(self, program: str, *args: str, timeout: float = 30.0) -> Answer:
         """Run a command to its end. Raises HostFault if it is missing or takes too long."""
-        found = shutil.which(program, path=self._path)
-        if found is None:
-            raise HostFault(f"{program}: not found in {self._path}; set [plugin.pbs] bin")
+        found = self._found(program)
         try:
             done = subprocess.run(
                 [found, *args], stdin=subprocess.DEVNULL, capture_output=True, env=_ENVIRON,
@@ -111,18 +110,20 @@ class Commands:
             raise HostFault(f"{what}: {answer.words}" if answer.words else what)
         return answer.out
 
-    def rerun(self, job_id: str) -> None:
-        """Have the server run a job again. Raises HostFault if it says no at once.
+    def rerun(self, job_id: str, then: str = "") -> None:
+        """Have the server run a job again, then with ``-l then``. Raises HostFault: it says no.
 
         qrerun waits for the job's end here, and that waits for this start's lock: so nobody waits
-        for qrerun.
+        for qrerun. That of Torque does not, and qalter is refused until then.
         """
-        found = shutil.which("qrerun", path=self._path)
-        if found is None:
-            raise HostFault(f"qrerun: not found in {self._path}; set [plugin.pbs] bin")
+        argv = [self._found("qrerun"), job_id]
+        if then:
+            alter = shlex.join([self._found("qalter"), "-l", then, job_id])
+            again = f"until {alter} || [ $((n += 1)) -gt {_ALTERS} ]; do sleep 1; done"
+            argv = ["/bin/sh", "-c", f"{shlex.join(argv)} && {{ n=0; {again}; }}"]
         process = subprocess.Popen(
-            [found, job_id], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL, env=_ENVIRON, cwd="/", start_new_session=True,
+            argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            env=_ENVIRON, cwd="/", start_new_session=True,
         )  # fmt: skip
         try:
             code = process.wait(RERUN_TIME)
@@ -131,3 +132,9 @@ class Commands:
             return
         if code:
             raise HostFault(f"qrerun {job_id} ended with {code}")
+
+    def _found(self, program: str) -> str:
+        found = shutil.which(program, path=self._path)
+        if found is None:
+            raise HostFault(f"{program}: not found in {self._path}; set [plugin.pbs] bin")
+        return found

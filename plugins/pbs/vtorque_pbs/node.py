@@ -7,7 +7,7 @@ import re
 import socket
 import syslog
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -33,6 +33,11 @@ _JOB_ID = re.compile(r"[0-9]{1,12}(?:\[[0-9]{0,9}\])?(?:\.[A-Za-z0-9][A-Za-z0-9.
 def is_job_id(text: str) -> bool:
     """Return whether this can be a job's id, and so the name of a file."""
     return _JOB_ID.fullmatch(text) is not None
+
+
+def is_one_part(text: str) -> bool:
+    """Return whether what a user asks for is one part, and can be root's word for ``-l``."""
+    return re.fullmatch(r"[][A-Za-z0-9._:=#-]+", text, re.ASCII) is not None
 
 
 class PbsNode(abc.ABC):
@@ -87,7 +92,11 @@ class PbsNode(abc.ABC):
 
         All questions together have :data:`ALIVE_TIME`: a start waits for the answer.
         """
-        found: dict[str, Life] = dict.fromkeys(ids, Life.UNKNOWN)
+        return self.alive_and_held(ids)[0]
+
+    def alive_and_held(self, ids: Collection[str]) -> tuple[Mapping[str, Life], Collection[str]]:
+        """Ask that, and say which of them run though they are held, as by ``qhold``."""
+        found, held = dict.fromkeys(ids, Life.UNKNOWN), set()
         deadline = time.monotonic() + ALIVE_TIME
         for each in filter(is_job_id, ids):
             left = deadline - time.monotonic()
@@ -98,7 +107,9 @@ class PbsNode(abc.ABC):
             except HostFault:
                 continue
             found[each] = Life.GONE if job is None else self._life(job)
-        return found
+            if job and job.get("job_state") == "R" and _is_held(job):
+                held.add(each)
+        return found, held
 
     def account(self, job_id: str, usage: Usage) -> None:
         """Log it: none of our hooks can give it to the accounting; see doc/batch-pbs.md, Limits."""
@@ -189,6 +200,21 @@ class PbsNode(abc.ABC):
         """Have the server run a job again; it says no of one of ``qsub -r n``."""
         self.commands.rerun(job_id)
 
+    def requeue_here(self, job_id: str) -> None:
+        """Have the server run a job of one node again, there: where what it goes on with is.
+
+        Raises HostFault, Refused: it is not held, or asks for what has no place for a node's name.
+        """
+        job = self.ask(job_id) or {}
+        if not _is_held(job):
+            raise Refused("it is held no more")
+        node = self.own_name(hosts(job.get("exec_host", ""))[0])
+        self.commands.rerun(job_id, self.on_node(job, node))
+
+    @abc.abstractmethod
+    def on_node(self, job: Attributes, node: str) -> str:
+        """Return what a job asks for, as ``-l`` takes it, to run on one node. Raises Refused."""
+
     def unmark(self) -> None:
         """Take the mark away, and a note of ours. Raises HostFault."""
         name, node = self.this_node()
@@ -263,6 +289,10 @@ class PbsNode(abc.ABC):
     def log(self, job: BatchJob, text: str) -> None:
         """Say something to the admin."""
         syslog.syslog(syslog.LOG_WARNING, f"vtorque {job.id}: {printable(text, 1000)}")
+
+
+def _is_held(job: Attributes) -> bool:
+    return job.get("Hold_Types", "n") != "n"
 
 
 def note_of(reason: str) -> str:

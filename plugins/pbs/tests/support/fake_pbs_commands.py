@@ -218,7 +218,9 @@ def qstat(state, system, argv):
         if job["state"] == "F":
             raise Bad(35, f"qstat: {job_id} Job has finished, use -x or -H to obtain ...")
         say(f"Job Id: {job_id}\n    Job_Name = {job['name']}\n    Job_Owner = {job['owner']}@h")
-        say(f"    job_state = {job['state']}")
+        say(f"    job_state = {job['state']}\n    Hold_Types = {job['hold']}")
+        for key, value in job["resources"].items():
+            say(f"    Resource_List.{key} = {value}")
         if job["exec_host"]:
             say(f"    exec_host = {job['exec_host']}")
         variables = listed(job, system).replace("\n", "\\n")  # qstat.c, convert_feed_chars
@@ -261,7 +263,16 @@ def qalter(state, system, argv):
     job = find(state, argv[-1], "qalter")
     if not state["manager"]:
         raise Bad(159, f"qalter: Unauthorized Request  {argv[-1]}")
-    for option, value in getopt.getopt(argv[:-1], "a:W:")[0]:
+    for option, value in getopt.getopt(argv[:-1], "a:W:l:")[0]:
+        if option == "-l":
+            if job["state"] in "RE":
+                if job.get("rerun"):  # Torque's qrerun ends before the job
+                    job |= {"state": "H", "exec_host": ""}
+                sys.stderr.write("qalter: Cannot modify attribute while job running\n")
+                return 169
+            name, _, text = value.partition("=")
+            job["resources"][name] = text
+            continue
         if option == "-a":
             assert re.fullmatch(r"[0-9]{12}\.[0-9]{2}", value), value
             job["not_before"] = value
@@ -282,6 +293,8 @@ def qrerun(state, system, argv):
     if job["state"] not in "RE":
         raise Bad(168, f"qrerun: Request invalid for state of job {argv[0]}")
     job["rerun"] = True
+    if job["hold"] != "n" and system == "openpbs":
+        job |= {"state": "H", "exec_host": ""}
     return 0
 
 

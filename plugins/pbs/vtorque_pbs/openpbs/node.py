@@ -16,7 +16,7 @@ from vtorque_pbs import convention as pbs
 from vtorque_pbs import counted
 from vtorque_pbs.job_records import Attributes
 from vtorque_pbs.mixed import Place, bare_nodes, openpbs_places, per_node
-from vtorque_pbs.node import PATIENCE, PbsNode, is_job_id
+from vtorque_pbs.node import PATIENCE, PbsNode, is_job_id, is_one_part
 from vtorque_pbs.qsub_dialect import OPENPBS
 from vtorque_pbs.resources import hosts, parts_of
 from vtorque_pbs.settings import Settings
@@ -137,6 +137,14 @@ class OpenPbsNode(PbsNode):
     def is_marked(self, node: Attributes) -> bool:
         """Return whether the node's resource is true."""
         return node.get(self._resource) == "True"
+
+    def on_node(self, job: Attributes, node: str) -> str:
+        """Name the host in ``select``, of which a job of one node has one chunk."""
+        asked = job.get("Resource_List.select", "")
+        if not re.match("(1:)?[a-z_]+=", asked) or not is_one_part(asked):
+            raise Refused(f"-l select={asked} has no place for the node where it could go on")
+        words = [word for word in asked.split(":") if not word.startswith(("host=", "vnode="))]
+        return f"select={':'.join(words)}:host={node}"
 
     def setup_steps(self, place: Installation) -> Sequence[SetupStep]:
         """Return the two hooks, the resource and this node's, root's rights."""

@@ -17,7 +17,7 @@ from vtorque_pbs import convention as pbs
 from vtorque_pbs import counted, request_channel
 from vtorque_pbs.job_records import Attributes, parse_nodes
 from vtorque_pbs.mixed import Place, bare_nodes, for_guests, per_node, torque_places
-from vtorque_pbs.node import PATIENCE, PbsNode
+from vtorque_pbs.node import PATIENCE, PbsNode, is_one_part
 from vtorque_pbs.qsub_dialect import TORQUE
 from vtorque_pbs.resources import hosts, parts_of, torque_memory
 from vtorque_pbs.settings import Settings
@@ -153,6 +153,14 @@ class TorqueNode(PbsNode):
     def is_marked(self, node: Attributes) -> bool:
         """Return whether the node has the property."""
         return self._settings.property in _properties(node)
+
+    def on_node(self, job: Attributes, node: str) -> str:
+        """Name the node in ``nodes``, of which a job of one node has one part."""
+        asked = job.get("Resource_List.nodes", "")
+        count, colon, rest = asked.partition(":")
+        if count not in ("1", node) or not is_one_part(asked):
+            raise Refused(f"-l nodes={asked} has no place for the node where it could go on")
+        return f"nodes={node}{colon}{rest}"
 
     def setup_steps(self, place: Installation) -> Sequence[SetupStep]:
         """Return the four hooks, pbs_mom's time limit, the node's property, root's rights."""

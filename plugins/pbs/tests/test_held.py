@@ -1,0 +1,84 @@
+"""A job that is held while it runs, and starts again where it was, by doubles of the commands.
+
+What the real ones do: doc/batch-pbs.md, "Holds".
+"""
+
+import pytest
+
+from patience import eventually
+from pbs_harness import PbsHarness
+from vtorque_core.api import HostFault, Refused
+from vtorque_core.api.batch_system import Life
+from vtorque_pbs import batch_commands
+
+JOB = "7.server"
+
+
+@pytest.fixture(params=["torque", "openpbs"])
+def harness(tmp_path, request):
+    found = PbsHarness(tmp_path, request.param)
+    where = "n1/0-1" if request.param == "torque" else "n1/0*2"
+    asked = (
+        {"nodes": "1:ppn=2:vtorque"}
+        if request.param == "torque"
+        else {"select": "1:ncpus=2:mem=1gb:vtorque=True"}
+    )
+    job = {
+        "name": "x", "owner": "ada", "state": "R", "hold": "u", "exec_host": where,
+        "resources": asked, "variables": {}, "start_count": 1, "interactive": False,
+    }  # fmt: skip
+    found.pbs.change(jobs={JOB: job})
+    found.its = found.system.node(found.site)
+    return found
+
+
+def test_only_a_job_that_runs_and_is_held_is_said_to_be(harness):
+    ids = [JOB, "9.server"]
+    assert harness.its.alive_and_held(ids) == (
+        {JOB: Life.ALIVE, "9.server": Life.GONE},
+        {JOB},
+    )
+    for change in ({"hold": "n"}, {"hold": "u", "state": "H", "exec_host": ""}):
+        harness.pbs.job(JOB, **change)
+        assert harness.its.alive_and_held(ids)[1] == set()
+
+
+def test_it_starts_again_on_its_node_alone(harness, monkeypatch):
+    """Also where qrerun ends before the job (Torque), and after it was held before."""
+    monkeypatch.setattr(batch_commands, "RERUN_TIME", 0.0)
+    where, wanted = {
+        "torque": ("n1/0-1", {"nodes": "n1:ppn=2:vtorque"}),
+        "openpbs": ("n1/0*2", {"select": "1:ncpus=2:mem=1gb:vtorque=True:host=n1"}),
+    }[harness.pbs.system]
+    for _ in range(2):
+        harness.pbs.job(JOB, state="R", exec_host=where, rerun=False)
+        harness.its.requeue_here(JOB)
+        eventually(lambda: harness.pbs.state()["calls"][-1][0] == "qalter")
+        eventually(lambda: harness.pbs.state()["jobs"][JOB]["state"] == "H")
+        eventually(lambda: harness.pbs.state()["jobs"][JOB]["resources"] == wanted)
+        harness.pbs.change(calls=[])
+
+
+@pytest.mark.parametrize("asked", ["2:ppn=1", "1:ppn=1+n1:ppn=1", "", "1:ppn=1,walltime=9:0:0"])
+def test_what_asks_for_more_than_one_part_runs_on(harness, asked):
+    resources = {"nodes": asked}
+    if harness.pbs.system == "openpbs":
+        resources = {"select": asked.replace("ppn", "ncpus")}
+    harness.pbs.job(JOB, resources=resources)
+    with pytest.raises(Refused, match="node where it could go on"):
+        harness.its.requeue_here(JOB)
+    assert not harness.pbs.state()["jobs"][JOB].get("rerun")
+
+
+def test_what_the_server_does_not_run_again_keeps_what_it_has_asked_for(harness):
+    before = harness.pbs.job(JOB, state="Q")["resources"]
+    with pytest.raises(HostFault, match="qrerun"):
+        harness.its.requeue_here(JOB)
+    assert harness.pbs.state()["jobs"][JOB]["resources"] == before
+
+
+def test_what_was_released_meanwhile_runs_on(harness):
+    harness.pbs.job(JOB, hold="n")
+    with pytest.raises(Refused, match="held no more"):
+        harness.its.requeue_here(JOB)
+    assert not harness.pbs.state()["jobs"][JOB].get("rerun")
