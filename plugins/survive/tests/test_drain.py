@@ -13,7 +13,7 @@ from click.testing import CliRunner
 import running_journal
 from vtorque_core.api import HostFault, Refused, take_lock
 from vtorque_survive import drain, drain_command, periodic
-from vtorque_survive.asked import CHECKPOINT, RESUME
+from vtorque_survive.asked import CHECKPOINT, NEVER, RESUME
 from vtorque_survive.drain import LEFT, MOVED, REQUEUED, Done, Drain, Last
 from vtorque_survive.settings import Settings
 
@@ -209,10 +209,11 @@ def test_two_at_once_are_refused(node):
     assert node.did() == []
 
 
-def test_resume_none_is_noted_when_the_job_starts(node, monkeypatch):
+@pytest.mark.parametrize("every", [3600, NEVER])
+def test_resume_none_is_noted_when_the_job_starts(node, every):
     job = running_journal.Job(node.paths)
     first = SimpleNamespace(
-        request={CHECKPOINT: 3600, RESUME: "none"},
+        request={CHECKPOINT: every, RESUME: "none"},
         job=SimpleNamespace(key=job.key, id=job.id, uid=job.uid, attempt=0),
     )
     start = SimpleNamespace(guests=[first], site=SimpleNamespace(paths=node.paths))

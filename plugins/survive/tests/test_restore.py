@@ -194,7 +194,7 @@ def test_a_disk_is_brought_once_and_released_twice(tmp_path, saved):
 
 def test_disk_and_session_are_there_before_the_guest_is_restored(saved, paths, tmp_path):
     (was,) = asked(saved[0], paths)
-    request = JobRequest({FS_TYPE.key: "sharedfs", CHECKPOINT.key: NEVER})
+    request = JobRequest({FS_TYPE.key: "sharedfs", CHECKPOINT.key: NEVER, RESUME.key: ""})
     places = {"state_dir": tmp_path / "s", "run_dir": tmp_path / "r"}
     guest = planned.guest_plan(saved=was, request=request, qemu_uid=os.getuid(), **places)
     acquired = []
@@ -271,6 +271,20 @@ def test_a_job_that_is_started_again_goes_on_with_its_last_checkpoint(saved, pat
     assert asked(store, paths, name=BEGINNING, job=AGAIN, checkpoint=3600) == []
     (guest,) = asked(store, paths, name="41.srv.0", job=AGAIN, checkpoint=3600)
     assert guest.memory.parent.name == "42.srv.1", "its own is newer than what it went on with"
+
+
+def test_so_does_one_that_was_held_with_it_though_it_asks_for_none(saved, paths):
+    store, found = saved
+    store.hold(found.id)
+    (guest,) = asked(store, paths, name="", job=AGAIN)
+    assert guest.memory.parent.name == found.id
+    assert asked(store, paths, name=BEGINNING, job=AGAIN) == []
+    assert asked(store, paths, name="", job=dataclasses.replace(AGAIN, attempt=0)) == []
+    later = dataclasses.replace(found, id="42.srv.1")
+    store.make(later.id)
+    finish(store, later)
+    (guest,) = asked(store, paths, name="", job=AGAIN)
+    assert guest.memory.parent.name == later.id, "its last one, by whatever it was made"
 
 
 def test_without_one_it_starts_from_its_beginning_and_says_so(saved, paths, caplog):

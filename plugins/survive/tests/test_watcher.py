@@ -233,6 +233,21 @@ def test_it_is_paused_as_its_job_shell_is_and_keeps_its_cpus(loop, paths, domain
         shell.kill()
 
 
+def test_a_hold_is_for_the_node_where_the_script_runs(loop, paths, domains):
+    here, other = started(paths), started(paths, nodes=("n2", "n1"), job_id="43.srv")
+    seen = []
+    loop.batch.held = {here.id, other.id}
+    loop.holds = SimpleNamespace(look=lambda jobs, held: seen.append((jobs, held)))
+    lock = paths.job_shell(here.key)
+    lock.touch(mode=0o400)
+    with subprocess.Popen([sys.executable, "-c", HOLDS, lock], stdout=subprocess.PIPE) as shell:
+        assert shell.stdout.readline() == b"locked\n"
+        settle(loop)
+        shell.kill()
+    jobs, held = seen[-1]
+    assert [job.job.id for job in jobs] == [here.id] and held == {here.id, other.id}
+
+
 def test_who_keeps_the_lock_elsewhere_keeps_no_guest_running(loop, paths, domains):
     """The job shell is not seen to stop then: the batch system is asked, more seldom."""
     job = started(paths)

@@ -14,7 +14,7 @@ import os
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -38,6 +38,7 @@ from vtorque_survive.checkpoint import Checkpoints
 from vtorque_survive.settings import Settings
 
 MOVED, REQUEUED, LEFT = "moved", "requeued", "left"
+LOCK = "survive-drain.lock"  # in the run directory, of who is at it
 _TIME = 9000.0  # seconds for one command: a move may take an hour, and wait for one before it
 _MOST = 300  # characters of what another command says
 log = logging.getLogger(__name__)
@@ -95,7 +96,7 @@ class Drain:
 
     def run(self) -> Iterator[Done]:
         """Drain it; yield what was done with each job. Raises HostFault, Refused: nothing was."""
-        lock = take_lock(self.paths.run / "survive-drain.lock", 0.0)
+        lock = take_lock(self.paths.run / LOCK, 0.0)
         try:
             if self.in_turn:
                 turn.take(self.batch, self.settings.drain_most, self.reason)
@@ -118,7 +119,7 @@ class Drain:
     def _one(self, job: RunningJob) -> Done:
         why = []
         for node in self.settings.spare if suspend.phase(job) else ():
-            _, wrong = self._vmgr("migrate", "--to", node, "--", job.job.id)
+            _, wrong = _vmgr(self.config, "migrate", "--to", node, "--", job.job.id)
             if not wrong:
                 return Done(job.job.id, job.job.owner, MOVED, f"to {node}")
             why.append(f"not moved to {node}: {wrong}")
@@ -134,13 +135,8 @@ class Drain:
         """Have a job start again from now on; return its checkpoint, and why not."""
         if why_not := self._why_not_requeued(job):
             return "", why_not
-        saved, wrong = self._vmgr("checkpoint", "--this-node", "--", job.job.id)
-        if wrong:
-            return "", f"not saved: {wrong}"
-        try:
-            self.batch.requeue(job.job.id)
-        except VtorqueError as error:
-            raise HostFault(f"saved as checkpoint {saved}, and not requeued: {error}") from None
+        saved = save(self.config, job)
+        start_again(self.batch.requeue, job, saved)
         return saved, ""
 
     def _why_not_requeued(self, job: RunningJob) -> str:
@@ -152,23 +148,6 @@ class Drain:
         if not self.settings.checkpoints_shared:
             return "its checkpoints are on this node alone (checkpoints_shared)"
         return Checkpoints(self.config, self.settings).why_not(job, ends=False)
-
-    def _vmgr(self, *words: str) -> tuple[str, str]:
-        """Return what a command of vmgr's prints, and what is wrong; either is empty."""
-        try:
-            done = subprocess.run(
-                service.vmgr(self.config, *words), stdin=subprocess.DEVNULL, timeout=_TIME,
-                capture_output=True, check=False,
-            )  # fmt: skip
-        except subprocess.TimeoutExpired:
-            return "", f"no end after {_TIME:g} s"
-        except OSError as error:
-            return "", str(error)
-        out, err = (said.decode("utf-8", "replace").strip() for said in (done.stdout, done.stderr))
-        if done.returncode == 0:
-            return printable(out, _MOST), ""
-        last = (err or out or f"exit code {done.returncode}").splitlines()[-1]
-        return "", printable(last.removeprefix("vmgr: "), _MOST)
 
     def _tell(self, job: RunningJob, done: Done) -> None:
         """Say so in the job's log."""
@@ -201,6 +180,40 @@ class Last:
         """Note it. Raises OSError, HostFault."""
         said = {"at": self.at, "reason": self.reason, "left": self.left}
         replace_file(str(_file(paths)), json.dumps(said).encode(), mode=0o600)
+
+
+def save(config: Path, job: RunningJob) -> str:
+    """Save a job, which goes on; return the checkpoint's id. Raises HostFault: it is not saved."""
+    saved, wrong = _vmgr(config, "checkpoint", "--this-node", "--", job.job.id)
+    if wrong:
+        raise HostFault(f"not saved: {wrong}")
+    return saved
+
+
+def start_again(requeue: Callable[[str], None], job: RunningJob, saved: str) -> None:
+    """Have the batch system start a job again that is saved. Raises HostFault: it runs on."""
+    try:
+        requeue(job.job.id)
+    except VtorqueError as error:
+        raise HostFault(f"saved as checkpoint {saved}, and not requeued: {error}") from None
+
+
+def _vmgr(config: Path, *words: str) -> tuple[str, str]:
+    """Return what a command of vmgr's prints, and what is wrong; either is empty."""
+    try:
+        done = subprocess.run(
+            service.vmgr(config, *words), stdin=subprocess.DEVNULL, timeout=_TIME,
+            capture_output=True, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return "", f"no end after {_TIME:g} s"
+    except OSError as error:
+        return "", str(error)
+    out, err = (said.decode("utf-8", "replace").strip() for said in (done.stdout, done.stderr))
+    if done.returncode == 0:
+        return printable(out, _MOST), ""
+    last = (err or out or f"exit code {done.returncode}").splitlines()[-1]
+    return "", printable(last.removeprefix("vmgr: "), _MOST)
 
 
 def read_record(path: Path) -> Mapping[str, Any]:

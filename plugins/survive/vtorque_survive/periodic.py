@@ -29,11 +29,11 @@ _AGAIN = 60.0  # seconds after which one before the walltime's end that has fail
 def plan(job: NodeJob) -> None:
     """Note what a job that starts has asked for."""
     first = job.guests[0]
+    if first.request[RESUME] == BEGINNING:
+        place(job.site.paths, first.job).add_facts(begins_again=True)
     if (wanted := first.request[CHECKPOINT]) != NEVER:
         path = _file(job.site.paths, first.job.key)
         job.acquire(File(str(path), content=str(wanted).encode()))
-        if first.request[RESUME] == BEGINNING:
-            place(job.site.paths, first.job).add_facts(begins_again=True)
         facts = place(job.site.paths, first.job).facts()
         if wanted == BEFORE_WALLTIME and not _seconds(facts):
             asked = f"{CHECKPOINT.key}={CHECKPOINT.show(wanted)}"
@@ -42,7 +42,12 @@ def plan(job: NodeJob) -> None:
 
 def goes_on(paths: Paths, job: RunningJob) -> bool:
     """Return whether a job would go on with its last checkpoint if it were started again."""
-    return _file(paths, job.job.key).exists() and not job.kept.facts().get("begins_again")
+    return _file(paths, job.job.key).exists() and not begins_again(job)
+
+
+def begins_again(job: RunningJob) -> bool:
+    """Return whether a job has asked to start from its beginning also when started again."""
+    return bool(job.kept.facts().get("begins_again"))
 
 
 def due(paths: Paths, job: RunningJob, settings: Settings) -> bool | None:

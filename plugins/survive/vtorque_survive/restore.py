@@ -140,9 +140,12 @@ def vtorque_saved(
 
 def _its_last(job: BatchJob, request: JobRequest, store: Store) -> Manifest | None:
     """Return the checkpoint that a job which was started again goes on with, unasked."""
-    if not job.attempt or request[CHECKPOINT] == NEVER or request[RESUME] == BEGINNING:
+    if not job.attempt or request[RESUME] == BEGINNING:
         return None
-    found = next(reversed(store.of_job(job.id)), None)
+    its = store.of_job(job.id)
+    if request[CHECKPOINT] == NEVER and not any(store.is_held(each.id) for each in its):
+        return None
+    found = next(reversed(its), None)
     if found is None:
         log.warning("started again, without a checkpoint: from its beginning")
     elif (failed := _failed(store, found)) >= _TRIES:
@@ -194,7 +197,7 @@ def bring(job: NodeJob) -> None:
     first, settings = job.guests[0], job.site[Settings]
     asks = first[CHECKPOINT] != NEVER
     cpu = settings.cpu if asks else ""
-    if asks and not first.job.attempt:  # once, before it has any itself
+    if settings.checkpoints and not first.job.attempt:  # once, before it has any itself
         _disown(Store(Path(settings.checkpoints), job.user.uid), first.job.id)
     if first.saved is not None:
         store = Store(Path(settings.checkpoints), job.user.uid)

@@ -43,6 +43,7 @@ class Unreachable(HostFault):
 
 MANIFEST, SESSION = "manifest.json", "session"
 OVER = "over"  # the job that was saved is; another one has its id now
+HELD = "held"  # the job was held with it, and goes on with it
 RESERVED = "reserved"  # a hole as large as what is being made may become
 _LEFT = 2 * 3600.0  # seconds after which a node that writes no more to one was lost
 _LOCK = 60.0  # seconds for others that look for room
@@ -208,6 +209,14 @@ class Store:
         """
         for found in self.of_job(job_id):
             (self.directory / found.id / OVER).touch(mode=0o600)
+
+    def hold(self, name: str) -> None:
+        """Have its job go on with it unasked. Raises OSError."""
+        (self.directory / name / HELD).touch(mode=0o600)
+
+    def is_held(self, name: str) -> bool:
+        """Return whether its job was held with it."""
+        return (self.directory / name / HELD).exists()
 
     def tries(self, name: str) -> Path:
         """Where a line is for each start of a job that has gone on with it, and not come far."""

@@ -30,6 +30,7 @@ from vtorque_core.live.node_process import begin
 from vtorque_survive import request
 from vtorque_survive.checkpoint import ENDS, HOLDS, SAVED, SAVES, Checkpoints
 from vtorque_survive.health import Health
+from vtorque_survive.held import Holding, Holds
 from vtorque_survive.listing import Wishes
 from vtorque_survive.move_watch import Moves
 from vtorque_survive.process import NAME
@@ -40,6 +41,7 @@ _SELDOM = 60.0  # seconds between two questions to the batch system without a re
 _PAUSE, _LONGEST_PAUSE = 2.0, 60.0  # seconds until a change that failed is tried again
 _BATCH_TIME = 60.0  # seconds for an answer of the batch system
 _MOST_PHASES = 1000  # of a job, after which only its batch system has its guests stand still
+_HELD = "held"  # what is said of a job beside its Life
 _NO_MORE = f"it has had {_MOST_PHASES} phases: no more at its owner's word"
 _OWNER = "its owner asked for it"
 ASKED = "paused-by-owner"  # a file in the job's directory of state
@@ -57,11 +59,13 @@ class Batch:
         self._config, self._seconds = config, seconds
         self._at = float("-inf")
         self._known: dict[str, Life] = {}
+        self.held: set[str] = set()  # of those that run
         self._asking: tuple[Child, int] | None = None
 
     def told(self, ids: Sequence[str], *, soon: bool) -> Mapping[str, Life]:
         """Return what it has said of these. ``soon``: there is a reason to ask. Raises OSError."""
         self._known = {each: self._known[each] for each in ids if each in self._known}
+        self.held &= set(ids)  # one that starts again is not held because it was
         wait = self._seconds if soon else _SELDOM
         if self._asking is None and ids and time.monotonic() - self._at >= wait:
             self._at = time.monotonic()
@@ -70,8 +74,10 @@ class Batch:
             child, answer = self._asking
             with os.fdopen(answer, encoding="utf-8") as file:
                 said = file.read().split() if not child.error else []
-            pairs = zip(said[::2], said[1::2], strict=False)
-            self._known |= {each: Life(life) for each, life in pairs if each in ids}
+            pairs = [pair for pair in zip(said[::2], said[1::2], strict=False) if pair[0] in ids]
+            self._known |= {each: Life(life) for each, life in pairs if life != _HELD}
+            if not child.error:
+                self.held = {each for each, life in pairs if life == _HELD}
             self._asking = None
         return self._known
 
@@ -88,10 +94,15 @@ class Batch:
 
     def _ask(self, ids: Sequence[str], told: int) -> None:
         site, batch = service.batch_system(self._config)
-        for each, life in batch.node(site).alive(ids).items():
-            if life is not Life.UNKNOWN:
-                with contextlib.suppress(BlockingIOError):
-                    os.write(told, f"{each} {life.value}\n".encode())
+        node = batch.node(site)
+        if isinstance(node, Holding):
+            lives, held = node.alive_and_held(ids)
+        else:
+            lives, held = node.alive(ids), ()
+        said = [(each, life.value) for each, life in lives.items() if life is not Life.UNKNOWN]
+        for each, word in (*said, *((each, _HELD) for each in held)):
+            with contextlib.suppress(BlockingIOError):
+                os.write(told, f"{each} {word}\n".encode())
 
 
 @dataclass
@@ -140,6 +151,7 @@ class Loop:
     wishes: Wishes | None = None
     health: Health | None = None
     moves: Moves | None = None
+    holds: Holds | None = None
     jobs: dict[str, Watched] = field(default_factory=dict)
     _running: Running | None = None
 
@@ -162,6 +174,9 @@ class Loop:
             self.health.look()
         if self.moves is not None and self._running is not None:
             self.moves.look(self.paths, self._running.jobs())
+        if self.holds is not None:
+            here = [watched.job for watched in self.jobs.values() if watched.stopped is not None]
+            self.holds.look(here, self.batch.held)
 
     def pause(self, look: float) -> float:
         """Return the seconds until the next look. That a job's script begins is no event."""
@@ -359,6 +374,8 @@ def main() -> None:
         wishes = Wishes(paths, settings.checkpoints, shared=settings.checkpoints_shared)
         health = Health(paths, Path(config), settings)
         loop = Loop(paths, Batch(Path(config), settings.ask), made, wishes, health)
+        if settings.checkpoints:
+            loop.holds = Holds(Path(config))
         if settings.reach:
             loop.moves = Moves(Path(config))
         serve(loop, events, settings.look, (paths.run / f"{NAME}.lock").exists)

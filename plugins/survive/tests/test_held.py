@@ -1,0 +1,112 @@
+"""A held job is saved and starts again: real processes, logs and checkpoints' directories; batch
+system and vmgr are doubles.
+"""
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import running_journal
+from patience import eventually
+from vtorque_core.api import HostFault
+from vtorque_core.api.batch_system import Life
+from vtorque_survive import drain, held, watcher
+from vtorque_survive.held import Holds
+from vtorque_survive.settings import Settings
+from vtorque_survive.stored import Store
+
+SAVED = "42.srv.0-7"
+
+
+@pytest.fixture
+def node(tmp_path, monkeypatch):
+    """Return a node with a job that runs, and what was done with it."""
+    paths, did = running_journal.paths_below(tmp_path), tmp_path / "did"
+    did.touch()
+    store = Store(tmp_path / "checkpoints", os.getuid())
+    (store.directory / SAVED).mkdir(parents=True)
+    vmgr = tmp_path / "vmgr"
+    vmgr.write_text(
+        f'#!/bin/sh\necho "$@" >> {did}\n'
+        f"[ -e {tmp_path}/no-room ] && {{ echo vmgr: no room >&2; exit 122; }}\necho {SAVED}\n"
+    )
+    vmgr.chmod(0o755)
+    monkeypatch.setattr(drain.service, "vmgr", lambda _, *words: [str(vmgr), *words])
+
+    def requeue_here(job_id):
+        if (tmp_path / "no-rerun").exists():
+            raise HostFault("qrerun: Job is not rerunable")
+        with did.open("a") as file:
+            file.write(f"requeue {job_id}\n")
+
+    its = SimpleNamespace(
+        alive_and_held=lambda ids: (dict.fromkeys(ids, Life.ALIVE), {"42.srv"}),
+        requeue_here=requeue_here,
+    )
+    site = {Settings: Settings(checkpoints=str(store.top))}
+    site = type("Site", (dict,), {"paths": paths})(site)
+    batch = SimpleNamespace(node=lambda _site: its)
+    monkeypatch.setattr(held.service, "batch_system", lambda _config: (site, batch))
+    job = running_journal.Job(paths, "42.srv")
+    job.kept.add_facts(nodes=["n1"])
+    found = SimpleNamespace(
+        paths=paths, job=job, store=store, fails=lambda w: (tmp_path / w).touch()
+    )
+    found.did = lambda: did.read_text().splitlines()
+    found.holds = Holds(Path("/etc/x"))
+    found.running = watcher.Running(paths)
+    return found
+
+
+def look(node, *held_ids):
+    """Look until nothing is at work."""
+    jobs = node.running.jobs()
+    eventually(lambda: node.holds.look(jobs, held_ids) or not any(node.holds._begun.values()))
+
+
+def logged(node):
+    return node.job.kept.read("log.jsonl").decode()
+
+
+def test_a_held_job_is_saved_and_only_then_started_again_once(node):
+    look(node)
+    assert node.did() == []
+    for _ in range(2):
+        look(node, "42.srv")
+    assert node.did() == ["checkpoint --this-node -- 42.srv", "requeue 42.srv"]
+    assert node.store.is_held(SAVED)
+    assert f"saved as checkpoint {SAVED}, and requeued" in logged(node)
+    look(node)
+    look(node, "42.srv")
+    assert len(node.did()) == 4, "it was released and held again"
+
+
+@pytest.mark.parametrize(
+    ("what", "says"),
+    [("no-room", "not saved: no room"), ("no-rerun", "not requeued: qrerun: Job is not")],
+)
+def test_who_says_no_has_the_job_run_on_and_its_log_say_why(node, what, says):
+    node.fails(what)
+    look(node, "42.srv")
+    assert "requeue 42.srv" not in node.did()
+    assert "holds it, and it runs on: " in logged(node) and says in logged(node)
+    look(node, "42.srv")
+    assert len(node.did()) == 1, "not again and again"
+
+
+def test_whose_start_from_the_beginning_is_not_lost_work(node):
+    node.job.kept.add_facts(begins_again=True)
+    look(node, "42.srv")
+    assert node.did() == [] and "from its beginning (resume=none)" in logged(node)
+
+
+def test_the_batch_system_is_asked_for_both_at_once(node):
+    batch = watcher.Batch(Path("/etc/x"), 0.0)
+    eventually(lambda: batch.told(["42.srv", "43.srv"], soon=True))
+    assert batch.told(["42.srv", "43.srv"], soon=False)["43.srv"] is Life.ALIVE
+    assert batch.held == {"42.srv"}
+    batch.told([], soon=False)
+    batch.told(["42.srv"], soon=False)
+    assert batch.held == set(), "it has started again, and nobody has said that it is held"
