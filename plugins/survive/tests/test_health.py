@@ -13,6 +13,7 @@ from vtorque_survive import health
 from vtorque_survive.drain import Last
 from vtorque_survive.health import Health, Said
 from vtorque_survive.settings import Settings
+from vtorque_survive.turn import ASKS
 
 
 @pytest.fixture
@@ -29,13 +30,21 @@ def node(tmp_path, monkeypatch):
     place = SimpleNamespace(call=lambda *words: [str(drains), *words])
     monkeypatch.setattr(health.service, "node_of", lambda _: (None, place))
 
+    asks = tmp_path / "asks"
+    batch = SimpleNamespace(
+        drained=lambda: ("n1", {"n1": asks.read_text()} if asks.exists() else {}),
+        drain=lambda _: None, undrain=asks.unlink,
+    )  # fmt: skip
+    system = SimpleNamespace(node=lambda _: batch)
+    monkeypatch.setattr(health.service, "batch_system", lambda _: (None, system))
+
     def says(code, text="x"):
         (tmp_path / "says").write_text(text)
         (tmp_path / "code").write_text(str(code))
 
     says(0)
     settings = Settings(health=str(command), health_every=1.0)
-    found = SimpleNamespace(paths=paths, settings=settings, says=says)
+    found = SimpleNamespace(paths=paths, settings=settings, says=says, asks=asks, drains=drains)
     found.drained = lambda: did.read_text().splitlines()
     found.its = Health(paths, Path("/etc/x"), settings)
     return found
@@ -79,6 +88,21 @@ def test_it_is_not_drained_twice_an_hour(node, monkeypatch):
     Last(time.time() - 3601, "x").write(node.paths)
     ask(node)
     drained(node, 1)
+
+
+def test_a_drain_that_was_killed_while_it_asked_is_taken_back(node):
+    node.drains.write_text(f'#!/bin/sh\nprintf "{ASKS}ill" > {node.asks}\nkill -9 $$\n')
+    node.says(1)
+    ask(node, 2)
+    eventually(lambda: node.its.look() or node.its._drain is None)
+    eventually(lambda: node.its.look() or not node.asks.exists())
+    node.asks.write_text("ill")
+    again = Health(node.paths, Path("/etc/x"), node.settings)
+    eventually(lambda: again.look() or (again._back is None and not again._ended))
+    assert node.asks.exists(), "it is drained, not one that asks"
+    node.asks.write_text(f"{ASKS}ill")  # the watcher was killed, too
+    again = Health(node.paths, Path("/etc/x"), node.settings)
+    eventually(lambda: again.look() or not node.asks.exists())
 
 
 def test_failures_count_also_with_another_watcher(node):

@@ -103,6 +103,13 @@ def test_who_was_killed_while_it_asked_goes_on():
     assert goes_on(Node("n1", marks), 1) and marks == {"n1": "ill"}
 
 
+def test_who_was_killed_while_it_asked_is_taken_back_and_who_is_drained_is_not():
+    marks = {"n1": f"{turn.ASKS}ill", "n2": "ill"}
+    for name in ("n1", "n2", "n3"):
+        turn.take_back(Node(name, marks))
+    assert marks == {"n2": "ill"}
+
+
 def test_one_that_asks_for_ever_has_the_others_give_up_in_the_end(monkeypatch):
     """It was killed; nobody is drained in its place, since it may go on."""
     monkeypatch.setattr(turn, "_TIME", 0.01)

@@ -26,12 +26,14 @@ from vtorque_core.api import (
     printable,
     replace_file,
     require_root_owned,
+    take_lock,
 )
 from vtorque_core.api.children import Child
 from vtorque_core.api.health import HealthResult, failed, ok, warning
 from vtorque_core.api.node_job import Site
 from vtorque_core.live import service
-from vtorque_survive.drain import Last, read_record
+from vtorque_survive import turn
+from vtorque_survive.drain import LOCK, Last, read_record
 from vtorque_survive.process import NAME
 from vtorque_survive.settings import DOCTOR, Settings
 
@@ -75,6 +77,8 @@ class Health:
         self._said = Said.read(paths)
         self._child: Child | None = None
         self._drain: tuple[subprocess.Popen[bytes], int] | None = None
+        self._back: Child | None = None
+        self._ended = True  # who drained it: it may have been killed while it asked
 
     def look(self) -> None:
         """Ask if it is time to, and drain the node if it is ill."""
@@ -82,6 +86,7 @@ class Health:
             return
         try:
             self._collect()
+            self._take_back()
             if self._child is not None:
                 if self._child.check():
                     error, self._child = self._child.error or "", None
@@ -106,7 +111,7 @@ class Health:
 
     def _begin_drain(self) -> None:
         """Have a process drain the node, which goes on when the watcher ends with the last job."""
-        if self._drain is not None:
+        if self._drain is not None or self._back is not None:
             return
         log.warning("the node is drained")
         _, place = service.node_of(self._config)
@@ -128,10 +133,18 @@ class Health:
         """Log what a drain has said that has ended."""
         if self._drain is None or self._drain[0].poll() is None:
             return
-        says, self._drain = self._drain[1], None
+        says, self._drain, self._ended = self._drain[1], None, True
         for line in os.pread(says, _READ, 0).decode("utf-8", "replace").splitlines():
             log.warning("drain: %s", printable(line, _LINE))
         os.close(says)
+
+    def _take_back(self) -> None:
+        """Have the node not ask for ever to be drained, once nobody is at that any more."""
+        if self._back is not None:
+            self._back = None if self._back.check() else self._back
+        elif self._ended and self._drain is None:
+            self._ended = False
+            self._back = Child(lambda: _take_back(self._paths, self._config), TIME)
 
 
 def check(site: Site) -> Iterator[HealthResult]:
@@ -151,6 +164,15 @@ def check(site: Site) -> Iterator[HealthResult]:
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(last.at))
         left = f"; left to run: {', '.join(last.left)}" if last.left else ""
         yield ok(f"drained last at {when}: {last.reason}{left}")
+
+
+def _take_back(paths: Paths, config: Path) -> None:
+    lock = take_lock(paths.run / LOCK, 0.0)
+    try:
+        site, batch = service.batch_system(config)
+        turn.take_back(batch.node(site))
+    finally:
+        os.close(lock)
 
 
 def _command(config: Path, settings: Settings) -> tuple[str, ...]:

@@ -66,6 +66,17 @@ def take(batch: object, most: int, reason: str) -> None:
     batch.drain(reason)
 
 
+def take_back(batch: object) -> None:
+    """Have jobs come here again if this node asks, of which nobody is at it: it was killed.
+
+    Raises HostFault, Refused.
+    """
+    if isinstance(batch, Counting):
+        me, nodes = batch.drained()
+        if nodes.get(me, "").startswith(ASKS):
+            batch.undrain()
+
+
 def _await_turn(batch: Counting, most: int) -> None:
     until = time.monotonic() + _TIME
     while True:
