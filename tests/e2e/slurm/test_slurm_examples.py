@@ -105,7 +105,7 @@ def test_the_study(clean, here):
     assert found == {(b, *w) for b in (True, False) for w in WORK.items()}
     assert len(points) == 24
     shown = clean.user("sh", "-c", f"cd study && {compare}").stdout.decode()
-    assert re.search(r"wall, s +guest compute +6/6 .*\n", shown), shown
+    assert re.search(r"wall, s +guest WORK=compute +6/6 .*\n", shown), shown
 
 
 def test_what_guests_cost(clean, here):
