@@ -20,7 +20,7 @@ def paths_below(top):
 class Job:
     """A job on this node as far as its journal says; no guest is really there."""
 
-    def __init__(self, paths, job_id="42.srv", guests=1, uid=None, ranks=0, owner="ada"):
+    def __init__(self, paths, job_id="42.srv", guests=1, uid=None, ranks=0, owner="ada", node="n1"):
         self.id = job_id
         self.paths = paths
         self.uid = os.geteuid() if uid is None else uid
@@ -28,14 +28,14 @@ class Job:
             paths, JobHeader(JobAttempt(job_id, 0, owner, self.uid), "local")
         )
         self.kept = kept_records.place(paths, JobAttempt(job_id, 0, owner, self.uid))
-        self.names = [guest_name(job_id, 0, "n1", i) for i in range(guests)]
+        self.names = [guest_name(job_id, 0, node, i) for i in range(guests)]
         self.uuids = [guest_uuid(name) for name in self.names]
         facts = [
-            {"rank": ranks + i, "index": i, "hostname": f"vn1-{i}", "domain": name}
+            {"rank": ranks + i, "index": i, "hostname": f"v{node}-{i}", "domain": name}
             | {"vcpus": 1, "ram_mib": 256}
             for i, name in enumerate(self.names)
         ]
-        self.kept.add_facts(job=job_id, node="n1", guests=facts)
+        self.kept.add_facts(job=job_id, node=node, guests=facts)
         self.journal.phase("plan")
         self.journal.phase("boot")
         for index in range(guests):

@@ -6,6 +6,7 @@ resources); the core decides, acquires and releases.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import field
 from pathlib import Path
@@ -95,6 +96,8 @@ class SavedGuest:
         memory: libvirt's file of it, root's alone.
         xml: libvirt's XML of one that comes here while it runs; empty: it was saved.
         arrive: called with the XML that it is to have here; returns when it runs here.
+        gate: called once it stands here, with the time.monotonic() until which it may wait, and
+            what is set if another guest of the job here fails; it runs when that returns.
     """
 
     name: str
@@ -108,6 +111,7 @@ class SavedGuest:
     memory: Path
     xml: str = ""
     arrive: Callable[[str], None] | None = None
+    gate: Callable[[float, threading.Event], None] | None = None
 
 
 @dataclass(frozen=True)

@@ -111,6 +111,11 @@ def runs(guest: RunningGuest) -> bool:
     return hypervisor.domain_runs(guest.uri, guest.uuid)
 
 
+def end(guest: RunningGuest, seconds: float) -> None:
+    """End a guest that is saved and stays. Gone is fine. Raises HostFault."""
+    hypervisor.destroy_domain(guest.uri, guest.uuid, seconds)
+
+
 def expect_break(paths: Paths, job: RunningJob, seconds: int, deadline: float) -> None:
     """Have the script's guest and the job shell wait for each other, see LeavableDriver. They run.
 

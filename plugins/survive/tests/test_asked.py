@@ -2,10 +2,12 @@
 
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from vtorque_core.base.errors import ConfigError, Refused
+from vtorque_core.live import service
 from vtorque_iocm import plugin as iocm
 from vtorque_passthrough import plugin as passthrough
 from vtorque_survive import plugin
@@ -80,8 +82,21 @@ def test_a_site_without_a_place_and_several_nodes_are_said(plugins, asked):
     text = said(plugins, asked, site="")
     assert "this site keeps no checkpoints" in text and "[plugin.survive] checkpoints" in text
     text = said(plugins, asked, nodes=2)
-    assert re.search(r"on several nodes \(it is to have 2\).*ask for one node", text)
+    assert re.search(r"on several nodes \(it is to have 2\).*checkpoints_shared.*one node", text)
     assert said(plugins, "checkpoint=never", site="", nodes=2) == said(plugins, site="") == ""
+
+
+@pytest.mark.parametrize("asked", ASKED)
+def test_several_nodes_need_a_place_that_all_see_and_slurm(plugins, asked, monkeypatch):
+    batch = SimpleNamespace(knows_all_nodes=True)
+    monkeypatch.setattr(service, "batch_system", lambda _: (None, batch))
+    all_see = PLACE + "checkpoints_shared = true\n"
+    assert said(plugins, asked, nodes=2, site=all_see) == ""
+    if "every" not in asked:
+        text = said(plugins, asked, "disk=/home/ada/data.raw", nodes=2, site=all_see)
+        assert "cannot be saved with disk yet" in text
+    batch.knows_all_nodes = False
+    assert "and Slurm" in said(plugins, asked, nodes=2, site=all_see)
 
 
 @pytest.mark.parametrize(

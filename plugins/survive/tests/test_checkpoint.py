@@ -28,7 +28,18 @@ from vtorque_core.live.jobs import Running
 from vtorque_core.live.saving import Saveable
 from vtorque_core.records.reading import read
 from vtorque_core.resources.disk import Overlay
-from vtorque_survive import checkpoint, periodic, request, restore, room, stored, tools, watcher
+from vtorque_survive import (
+    checkpoint,
+    periodic,
+    request,
+    restore,
+    room,
+    session,
+    shared,
+    stored,
+    tools,
+    watcher,
+)
 from vtorque_survive.asked import CHECKPOINT
 from vtorque_survive.checkpoint import Checkpoints
 from vtorque_survive.settings import Settings
@@ -44,6 +55,7 @@ fcntl.lockf(file, fcntl.LOCK_EX)
 print("locked", flush=True)
 time.sleep(600)
 """
+LOOKS = [""]  # the node whose watcher looks now, and begins what it does
 FIFOS = ("leave.fifo", "tell.fifo")
 STEPS = [
     f"{when} {what}"
@@ -62,14 +74,14 @@ def done(tmp_path, monkeypatch):
     """Stand for libvirt, the guest and the batch system: what was done, in a file."""
     did = tmp_path / "did"
     did.touch()
-    state = SimpleNamespace(fails="", dies="", did=lambda: did.read_text().splitlines())
+    state = SimpleNamespace(fails="", dies="", on="", did=lambda: did.read_text().splitlines())
 
     def note(what, uuid=""):
         with did.open("a") as file:
             file.write(f"{what} {uuid}".rstrip() + "\n")
 
     def gone(uuid):
-        return f"saved {uuid}" in state.did()
+        return f"saved {uuid}" in state.did() or f"ended {uuid}" in state.did()
 
     def save(_uri, uuid, path, _timeout, *, stays):
         if state.fails in ("all", uuid):
@@ -88,10 +100,12 @@ def done(tmp_path, monkeypatch):
     monkeypatch.setattr(hypervisor, "save_domain", save)
     monkeypatch.setattr(hypervisor, "is_busy", lambda *_: False)
     monkeypatch.setattr(hypervisor, "domain_runs", lambda _uri, uuid: not gone(uuid))
-    batch = SimpleNamespace(submitter=lambda _: SimpleNamespace(cancel=cancel))
+    monkeypatch.setattr(hypervisor, "destroy_domain", lambda _uri, uuid, _: note("ended", uuid))
+    batch = SimpleNamespace(knows_all_nodes=True)
+    batch.submitter = lambda _: SimpleNamespace(cancel=cancel)
     monkeypatch.setattr(checkpoint.service, "batch_system", lambda _: (None, batch))
     monkeypatch.setattr(checkpoint.tools, "tools", lambda cpu="": {"QEMU": "10.0.13"})
-    monkeypatch.setattr(checkpoint, "_LEAVES", 1.0)
+    monkeypatch.setattr(session, "_LEAVES", 1.0)
     monkeypatch.setattr(checkpoint, "_GONE", 0.0)  # who asks is this process
     monkeypatch.setattr(checkpoint, "_TELLS", 0.0)
     monkeypatch.setattr(watcher, "_PAUSE", 0.01)
@@ -105,7 +119,8 @@ def done(tmp_path, monkeypatch):
         return 0
 
     def on_step(step):
-        if step == state.dies and f"died {step}" not in state.did():
+        here = state.on in ("", LOOKS[0])
+        if here and step == state.dies and f"died {step}" not in state.did():
             note("died", step)
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -138,8 +153,9 @@ def overlay(path):
     return Overlay(path, "/p", "raw")
 
 
-def started(paths, guests=2, job_id="42.srv", disk_of=overlay, **facts):
-    job = running_journal.Job(paths, job_id, guests=guests)
+def started(paths, guests=2, job_id="42.srv", disk_of=overlay, where=("n1", 0), **facts):
+    node, ranks = where
+    job = running_journal.Job(paths, job_id, guests=guests, node=node, ranks=ranks)
     known = {"nodes": ["n1"], "guest_type": "acme", "unsaveable": [], "booted_for": ["42.srv", 0]}
     job.kept.add_facts(**known | {"image": "micro", "image_sha256": "00"} | facts)
     for index in range(guests):
@@ -624,7 +640,7 @@ def test_one_that_its_batch_system_suspends_meanwhile_is_saved_all_the_same(
     eventually(lambda: loop.look() or (job.key in loop.jobs and says in loop.jobs[job.key].said))
     assert phase(job) == "paused" and "cancelled" not in done.did()
     goes_on.set()
-    monkeypatch.setattr(checkpoint, "_LEAVES", LONG)
+    monkeypatch.setattr(session, "_LEAVES", LONG)
     left.leaves = True
     eventually(lambda: loop.look() or said)
     thread.join()
@@ -636,7 +652,7 @@ def test_who_asks_meanwhile_is_told_so_and_takes_nobodys_answer(
     loop, paths, done, shell, monkeypatch, word
 ):
     """Else who has asked first waits for an hour."""
-    monkeypatch.setattr(checkpoint, "_LEAVES", LONG)
+    monkeypatch.setattr(session, "_LEAVES", LONG)
     job = started(paths)
     said = []
     path = request.path_of(paths, job.key)
@@ -761,7 +777,7 @@ def writes(fifo, *parts):
 
 @pytest.fixture
 def fifo(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoint, "_LEAVES", 1.0)
+    monkeypatch.setattr(session, "_LEAVES", 1.0)
     os.mkfifo(tmp_path / "leave.fifo")
     return tmp_path / "leave.fifo"
 
@@ -770,14 +786,14 @@ def fifo(tmp_path, monkeypatch):
 def test_who_leaves_no_whole_line_keeps_root_neither_busy_nor_for_ever(fifo, monkeypatch, part):
     reads = []
     monkeypatch.setattr(
-        checkpoint,
+        session,
         "readable",
         lambda *args: reads.append(args) or children.readable(*args),
     )
     thread = threading.Thread(target=writes, args=(fifo, part))
     thread.start()
     with pytest.raises(HostFault, match="has not said"):
-        checkpoint._said(fifo)
+        session.said(fifo)
     thread.join()
     assert len(reads) < 100, "once it was opened, poll(2) does not wait any more"
 
@@ -793,7 +809,7 @@ def test_who_writes_without_end_is_not_read_without_end(fifo):
     thread = threading.Thread(target=drips)
     thread.start()
     with pytest.raises(HostFault, match="has not said"):
-        checkpoint._said(fifo)
+        session.said(fifo)
     over.set()
     thread.join()
 
@@ -802,7 +818,7 @@ def test_a_line_after_one_that_was_cut_off_is_whole(fifo):
     parts = (b"\nhalf of a sess", b"", b"\nsession\n")
     thread = threading.Thread(target=writes, args=(fifo, *parts))
     thread.start()
-    assert checkpoint._said(fifo) == b"session"
+    assert session.said(fifo) == b"session"
     thread.join()
 
 
@@ -915,7 +931,7 @@ def shut(loop):
     ("facts", "said"),
     [
         ({"unsaveable": ["PciDevice", "Filesystem"]}, "on this node: PciDevice, Filesystem"),
-        ({"nodes": ["n1", "n2"]}, "on several nodes"),
+        ({"nodes": ["n1", "n2"]}, "only where they all see the place"),
         ({"unsaveable": None}, "could not save jobs"),
     ],
 )
@@ -995,3 +1011,201 @@ def test_only_a_file_that_libvirt_has_finished_is_whole(tmp_path):
     assert not tools.is_whole(file)
     file.write_bytes(b"LibvirtQemudSave...")
     assert tools.is_whole(file)
+
+
+# -- a job on two nodes ---------------------------------------------------------------------------
+
+
+class Both:
+    """Two nodes with two guests each of a job, and their watchers, by turns."""
+
+    def __init__(self, tmp_path, top):
+        self.settings = Settings(checkpoints=str(top), checkpoints_shared=True, ask=0.5)
+        self.places = [running_journal.paths_below(tmp_path / name) for name in ("n1", "n2")]
+        self.paths, self.top, self.dead = self.places[0], top, ()
+        self.loops = [made(paths, self.settings) for paths in self.places]
+        nodes = {"nodes": ["n1", "n2"]}
+        self.job, self.other = (
+            started(paths, where=(f"n{number + 1}", 2 * number), **nodes)
+            for number, paths in enumerate(self.places)
+        )
+
+    @property
+    def jobs(self):
+        return (self.job, self.other)
+
+    def look(self):
+        for number, loop in enumerate(self.loops):
+            LOOKS[0] = f"n{number + 1}"
+            if LOOKS[0] not in self.dead:
+                loop.look()
+        LOOKS[0] = ""
+
+    def ask(self, word="checkpoint"):
+        said = []
+        path = request.path_of(self.paths, self.job.key)
+        asks = threading.Thread(
+            target=lambda: said.append(request.ask(path, self.job.kept, word, 60.0))
+        )
+        self.look()
+        asks.start()
+        eventually(lambda: self.look() or said)
+        asks.join()
+        return said[0]
+
+    def kill(self, number):
+        """Have one node's watcher be killed, and another one begin when it is not ``dead``."""
+        for watched in self.loops[number].jobs.values():
+            if watched.change is not None:
+                os.killpg(watched.change.pid, signal.SIGKILL)
+                watched.change.wait()
+        shut(self.loops[number])
+        self.loops[number] = made(self.places[number], self.settings)
+
+    def all_run(self):
+        eventually(lambda: self.look() or [phase(job) for job in self.jobs] == ["run", "run"])
+        return True
+
+
+@pytest.fixture
+def both(tmp_path, done, top):
+    (top / shared.SEEN).touch()
+    found = Both(tmp_path, top)
+    yield found
+    for loop in found.loops:
+        shut(loop)
+
+
+def of(did, *words):
+    return [index for index, line in enumerate(did) if line.split()[0] in words]
+
+
+def test_two_nodes_save_a_job_together_and_it_ends(both, done, top, shell):
+    shell(both.job)
+    assert both.ask() == ""
+    eventually(lambda: both.look() or "cancelled" in done.did())
+    did = done.did()
+    assert len(of(did, "suspend")) == len(of(did, "kept")) == 4
+    assert max(of(did, "suspend")) < min(of(did, "kept")), "none before all stand still"
+    assert did[max(of(did, "kept")) + 1 :] == [f"ended {both.job.uuids[0]}", "cancelled"]
+    found = Store(top, both.job.uid).read(both.job.key)
+    assert [guest.uuid for guest in found.guests] == both.job.uuids + both.other.uuids
+    assert [g.uuid for g in found.of_node(1).guests] == both.other.uuids and found.nodes == 2
+    place = top / str(both.job.uid) / both.job.key
+    assert [(place / f"g{rank}.disk").read_bytes() for rank in range(4)] == [
+        b"disk 0", b"disk 1"] * 2  # fmt: skip
+    assert all(tools.is_whole(guest.memory) for guest in found.guests)
+    assert (place / "session").read_bytes() == b"session"
+    assert not list(place.glob("reserved*")) and place.stat().st_mode & 0o077 == 0
+    for _ in range(3):
+        both.look()
+    assert phase(both.other) == "paused" and done.did() == did, "once is enough"
+
+
+def test_two_nodes_save_a_job_together_and_it_goes_on(both, done, top, shell):
+    shell(both.job, FIRST)
+    assert both.ask("save") == "" and both.all_run()
+    eventually(lambda: both.look() or "wait 0" in done.did())
+    did = done.did()
+    assert max(of(did, "suspend")) < min(of(did, "kept"))
+    assert len(of(did, "resume")) == 4 and not of(did, "ended", "cancelled")
+    assert [path.name for path in (top / str(both.job.uid)).iterdir()] == [FIRST]
+    assert both.ask("save") == "", "and again"
+
+
+TOGETHER = [*STEPS[:-2], "before still", "after still", "before end", "after end"]
+FIRSTS = ("session", "finish", "end")  # steps of the first node alone
+
+
+@pytest.mark.parametrize(
+    ("step", "node"),
+    [(step, "n1") for step in TOGETHER]
+    + [(step, "n2") for step in TOGETHER if step.split()[1] not in FIRSTS],
+)
+def test_who_saves_is_killed_at_each_step_on_either_node(both, done, top, shell, step, node):
+    shell(both.job)
+    done.dies, done.on = step, node
+    assert both.ask() == ""
+    eventually(lambda: both.look() or "cancelled" in done.did())
+    assert f"died {step}" in done.did()
+    found = Store(top, both.job.uid).read(both.job.key)
+    assert len(found.guests) == 4 and all(tools.is_whole(guest.memory) for guest in found.guests)
+    assert [path.name for path in (top / str(both.job.uid)).iterdir()] == [both.job.key]
+
+
+@pytest.mark.parametrize("node", ["n1", "n2"])
+@pytest.mark.parametrize("step", ["after still", "after disk", "after memory", "after manifest"])
+def test_a_node_killed_for_good_leaves_none_and_no_guest_still(
+    both, done, top, shell, monkeypatch, step, node
+):
+    """The other one goes on when its time is up, this one with its next watcher."""
+    monkeypatch.setattr(checkpoint, "_ANSWERS", 1.5)
+    monkeypatch.setattr(checkpoint, "_FIRST", -24.0)  # 1.6 s for 256 MiB
+    shell(both.job)
+    done.dies, done.on = step, node
+    number = int(node[1]) - 1
+    both.look()
+    says(both.paths, both.job, b"checkpoint 0123456789abcdef 0\n")
+    eventually(lambda: both.look() or f"died {step}" in done.did())
+    both.kill(number)
+    both.dead = (node,)
+    eventually(lambda: both.look() or phase(both.jobs[1 - number]) == "run")
+    both.dead = ()
+    assert both.all_run()
+    eventually(lambda: both.look() or "wait 0" in done.did())
+    assert "cancelled" not in done.did() and not of(done.did(), "ended")
+    store = Store(top, both.job.uid)
+    assert list(store.all()) == []
+    shell(both.job, FIRST)
+    assert both.ask("save") == "", "another one can be made"
+
+
+def test_a_node_that_fails_has_all_go_on_and_is_named(both, done, top, shell):
+    shell(both.job)
+    done.fails = both.other.uuids[1]
+    assert both.ask() == "n2: save domain: No space left on device"
+    assert both.all_run() and list((top / str(both.job.uid)).iterdir()) == []
+    assert not of(done.did(), "ended", "cancelled")
+    done.fails = both.job.uuids[0]
+    assert both.ask() == "save domain: No space left on device"
+    assert both.all_run() and list((top / str(both.job.uid)).iterdir()) == []
+
+
+def test_a_node_that_does_not_answer_is_named(both, done, top, shell, monkeypatch):
+    monkeypatch.setattr(checkpoint, "_ANSWERS", 1.0)
+    shell(both.job)
+    both.dead = ("n2",)
+    assert both.ask() == "n2: its guests do not stand still"
+    assert phase(both.other) == "run"
+    both.dead = ()
+    assert both.all_run() and list((top / str(both.job.uid)).iterdir()) == []
+
+
+def test_a_node_with_other_tools_is_named(both, done, top, shell, monkeypatch):
+    def others(cpu=""):
+        return {"QEMU": "10.0.13" if LOOKS[0] != "n2" else "10.0.14"}
+
+    monkeypatch.setattr(checkpoint.tools, "tools", others)
+    shell(both.job)
+    said = both.ask()
+    assert said.startswith("n2: has another QEMU than n1") and both.all_run()
+
+
+def test_it_is_saved_from_its_first_node(both, done):
+    path = request.path_of(both.places[1], both.other.key)
+    said = []
+    asks = threading.Thread(
+        target=lambda: said.append(request.ask(path, both.other.kept, "save", 60.0))
+    )
+    both.look()
+    asks.start()
+    eventually(lambda: both.look() or said)
+    asks.join()
+    assert said == ["it is saved from its first node: there, or from a submit host"]
+
+
+def test_no_two_nodes_are_saved_where_the_batch_system_does_not_know_all(both, done, monkeypatch):
+    batch = SimpleNamespace(knows_all_nodes=False)
+    monkeypatch.setattr(checkpoint.service, "batch_system", lambda _: (None, batch))
+    assert "on this batch system no job on several nodes" in both.ask()
+    assert both.all_run() and not of(done.did(), "suspend")

@@ -85,6 +85,22 @@ def test_its_guests_are_those_that_were_saved(saved, paths):
     assert asked(saved[0], paths, name="") == [], "a job that asks for none"
 
 
+@pytest.mark.parametrize("number", [0, 1])
+def test_each_node_has_its_guests_of_a_job_on_several(saved, paths, number):
+    store, found = saved
+    guests = (dataclasses.replace(found.guests[0], uuid=f"{rank}") for rank in range(4))
+    name, node_ = "44.srv.0", f"n{number + 1}"
+    store.make(name)
+    whole = dataclasses.replace(found, id=name, guests=tuple(guests), nodes=2, node=node_)
+    finish(store, whole)
+    job = BatchJob("9.srv", "ada", node_, ("n1", "n2"), b"")
+    mine = asked(store, paths, name=name, job=job)
+    assert [guest.uuid for guest in mine] == [f"{2 * number}", f"{2 * number + 1}"]
+    assert mine[0].gate is mine[1].gate is not None
+    with pytest.raises(Refused, match="was made of a job on 2 nodes, and this one has 1"):
+        asked(store, paths, name=name)
+
+
 @pytest.mark.parametrize("name", ["43.srv.0", "..", ".42.srv.0.part", "../0/42.srv.0", "a/b"])
 def test_there_is_no_other(saved, paths, name):
     store = saved[0]
@@ -299,19 +315,21 @@ def test_without_one_it_starts_from_its_beginning_and_says_so(saved, paths, capl
 def test_after_two_failures_it_starts_from_its_beginning(saved, paths, tmp_path, caplog):
     store = saved[0]
     site = Configured(paths, Settings(checkpoints=str(store.top)))
-    for _ in range(2):
-        (was,) = asked(store, paths, name="", job=AGAIN, checkpoint=3600)
+    for attempt in (1, 2):
+        again = dataclasses.replace(AGAIN, attempt=attempt)
+        (was,) = asked(store, paths, name="", job=again, checkpoint=3600)
         request = JobRequest({CHECKPOINT.key: 3600, FS_TYPE.key: "sharedfs"})
         places = {"state_dir": tmp_path / "s", "run_dir": tmp_path / "r"}
-        places["job"] = JobAttempt("42.srv", 1, "ada", os.getuid(), "n1")
+        places["job"] = JobAttempt("42.srv", attempt, "ada", os.getuid(), "n1")
         guest = planned.guest_plan(saved=was, request=request, qemu_uid=os.getuid(), **places)
         user = SimpleNamespace(uid=os.getuid())
         job = SimpleNamespace(site=site, user=user, guests=[guest], acquire=lambda *_, **__: None)
         restore.bring(job)
-    assert asked(store, paths, name="", job=AGAIN, checkpoint=3600) == []
+    third = dataclasses.replace(AGAIN, attempt=3)
+    assert asked(store, paths, name="", job=third, checkpoint=3600) == []
     assert "has failed 2 times: the job starts from its beginning" in caplog.text
     restore.works(job)
-    assert len(asked(store, paths, name="", job=AGAIN, checkpoint=3600)) == 1
+    assert len(asked(store, paths, name="", job=third, checkpoint=3600)) == 1
 
 
 OLD = {"g0/disk-data": [7, 64 << 20, 1_000_000_000]}

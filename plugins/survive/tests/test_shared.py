@@ -4,6 +4,7 @@ import dataclasses
 import errno
 import json
 import os
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ import pytest
 
 import running_journal
 from finished import finish
+from patience import LONG
 from vtorque_core.api import HostFault, JobAttempt, Paths, Refused
 from vtorque_core.api.batch_system import Life
 from vtorque_core.api.claims import PoolClaim
@@ -121,6 +123,74 @@ def test_a_requeued_job_has_its_guests_again(store, site, alive):
     first.release()
     assert json.loads(Path(second.path).read_text())["key"] == "42.srv.2"
     assert alive["asked"] == []
+
+
+NODES = ("n1", "n2")
+
+
+@pytest.fixture
+def gates(store, site, alive):
+    """Two nodes of a job that goes on with one of two nodes, each with two guests."""
+    guests = tuple(planned.saved_guest(UUID.replace("0b1", f"0b{n}"), LEASED) for n in range(4))
+    found = dataclasses.replace(manifest(store), guests=guests, nodes=2)
+    jobs = [JobAttempt("9.srv", 0, "ada", os.getuid(), node) for node in NODES]
+    files = [shared.held(store, found.of_node(n), job, site) for n, job in enumerate(jobs)]
+    for file in files:
+        file.create()
+    assert len({file.path for file in files}) == 2
+    both = [shared.Gate(store, found, NODES, job) for job in jobs]
+    return SimpleNamespace(both=both, files=files, failed=threading.Event())
+
+
+def waiting(gates, node, seconds=60.0):
+    """Have a guest of a node stand there; return its thread and what it has said."""
+    said = []
+
+    def wait():
+        try:
+            gates.both[node](time.monotonic() + seconds, gates.failed)
+            said.append("runs")
+        except HostFault as error:
+            said.append(str(error))
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    return thread, said
+
+
+def test_no_guest_runs_before_all_of_all_nodes_stand_there(gates):
+    begun = [waiting(gates, node) for node in (0, 0, 1)]
+    time.sleep(0.5)
+    assert [said for _, said in begun] == [[], [], []]
+    begun.append(waiting(gates, 1))
+    for thread, _ in begun:
+        thread.join(LONG)
+    assert [said for _, said in begun] == [["runs"]] * 4
+
+
+def test_who_waits_no_longer_is_not_waited_for(gates):
+    """The last guest comes when the other node has given up: it does not run either."""
+    others = [waiting(gates, 0, 0.3) for _ in range(2)]
+    for thread, said in others:
+        thread.join(LONG)
+        assert "n2 are not there in time" in said[0]
+    late = [waiting(gates, 1, 0.5) for _ in range(2)]
+    for thread, said in late:
+        thread.join(LONG)
+        assert "its guests on n1" in said[0]
+
+
+def test_a_start_that_fails_on_another_node_or_of_another_guest_is_told(gates):
+    first = [waiting(gates, 0) for _ in range(2)]
+    time.sleep(0.3)
+    gates.files[1].release()
+    for thread, said in first:
+        thread.join(LONG)
+        assert said == ["its start has failed on n2"]
+    gates.failed.set()
+    thread, said = waiting(gates, 1)
+    thread.join(LONG)
+    assert said == ["another guest of the job has failed"]
 
 
 def test_a_place_that_hangs_is_given_up_by_its_name(store, site, alive, monkeypatch, tmp_path):

@@ -427,7 +427,7 @@ def test_without_a_reason_it_is_asked_once(tmp_path, says, monkeypatch):
     says["1"] = Life.SUSPENDED
     for _ in range(5):
         assert asked.told(["1"], soon=False) == {"1": Life.ALIVE}
-        assert asked._asking is None
+        assert asked._lines._asking is None
     eventually(lambda: asked.told(["1"], soon=True) == says)
 
 

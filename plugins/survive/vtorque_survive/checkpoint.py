@@ -8,6 +8,10 @@ then the job ends. A file in the job's directory says which checkpoint was asked
 watcher goes on after a killed one: each step can be done twice, and what libvirt has finished after
 the death of who asked for it is taken as done. What fails is not tried again: the job goes on, or
 ends if a guest of it has ended.
+
+A job on several nodes is saved by the watchers of all (:mod:`vtorque_survive.together`): none has
+memory written before all guests stand still. If it is to end its guests stand still until all is
+there; then the script's guest is ended, and its job shell leaves.
 """
 
 from __future__ import annotations
@@ -20,32 +24,31 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Self
 
 from vtorque_core.api import HostFault, Paths, Refused, VtorqueError, replace_file
 from vtorque_core.api.children import Child, in_child, readable
 from vtorque_core.api.guest_driver import LEAVE, TELL
-from vtorque_core.api.guest_plan import SavedGuest
 from vtorque_core.live import saving, service, suspend
 from vtorque_core.live.jobs import RunningGuest, RunningJob
 from vtorque_core.live.saving import Saveable
-from vtorque_survive import listing, periodic, room, tools
+from vtorque_survive import listing, periodic, room, session, tools
 from vtorque_survive.settings import Settings
 from vtorque_survive.shared import require_not_shared
 from vtorque_survive.sparse import copy_data
-from vtorque_survive.stored import SESSION, Manifest, Store
+from vtorque_survive.stored import SESSION, Manifest, Store, manifest_of
+from vtorque_survive.together import DONE, STILL, Lookout, Together, leads, nodes_of
 
 ASKED, HELD = "checkpoint-asked", "checkpoint-held"  # files in the job's directory of state
 _LOOKS = 10.0  # seconds to look at disk files of the user's
 _HELD = 20.0  # seconds for a guest to say that it waits for another job shell
-_LEAVES = 20.0  # seconds for the job shell to say what another one needs
-_LOOK = 0.05  # seconds until a FIFO without a writer is looked at again
-_MOST = 96 << 20  # bytes of that: twice what a session may have in flight
 _TIME = 3600.0  # seconds for all of it
 _GONE, _TELLS = 10.0, 1.0  # seconds for who has asked to end, and for the batch system to say so
 _ENDS = 120.0  # seconds to have the batch system end the job
 _FIRST, _SLOWEST = 60.0, 10.0  # seconds, then MiB a second: how slow writing it may be
+_ANSWERS = 60.0  # seconds for the guests of all nodes to stand still
 HOLDS, SAVES, ENDS = "holds", "saves", "ends"
 """What is done for a checkpoint. ENDS: the job, which is saved."""
 SAVED = "it is being saved"
@@ -68,7 +71,15 @@ class Checkpoints:
         return Asked.read(paths, job)
 
     def due(self, paths: Paths, job: RunningJob) -> None:
-        """Have a checkpoint be made of a job that has asked for it at this time."""
+        """Have a checkpoint be made of a job that has asked for it at this time.
+
+        Or of which its first node asks. Raises OSError.
+        """
+        if not leads(job):
+            found = self._lookout.asked(job)
+            if found and self.asked(paths, job) is None:
+                Asked(*found).write(paths, job)
+            return
         ends = periodic.due(paths, job, self.settings)
         if ends is None or self.asked(paths, job):
             return
@@ -77,6 +88,10 @@ class Checkpoints:
         else:
             self.ask(paths, job, ends=ends)
         periodic.begun(paths, job)  # who is killed before it is asked for again, not forgotten
+
+    @cached_property
+    def _lookout(self) -> Lookout:
+        return Lookout(self.settings)
 
     def ask(self, paths: Paths, job: RunningJob, *, ends: bool) -> None:
         """Have a checkpoint be made of a job that runs, which then ends or not."""
@@ -109,9 +124,11 @@ class Checkpoints:
         settings, config = self.settings, self.config
         waits = _waits(paths, job, asked) if asked else not _held(paths, job).exists()
         if phase == suspend.RUNS and not waits:
-            return HOLDS, Child(lambda: _hold(paths, job, asked, settings), 2 * _HELD)
+            return HOLDS, Child(lambda: _hold(paths, config, job, asked, settings), 2 * _HELD)
         if phase not in (suspend.RUNS, suspend.PAUSED) or not (asked and waits):
             return None
+        if asked.saved and not leads(job) and time.time() < _at(paths, job) + _ENDS:
+            return None  # its first node ends it, if nobody has killed who does that
         if asked.saved:
             return ENDS, Child(lambda: _end(config, job, asker), _ENDS)
         return SAVES, Child(lambda: _save(paths, config, job, asked, settings), _TIME)
@@ -161,7 +178,12 @@ def _first(job: RunningJob) -> RunningGuest:
 
 
 def _waits(paths: Paths, job: RunningJob, asked: Asked) -> bool:
-    """Return whether guest and job shell have said that they wait: the file names it then."""
+    """Return whether guest and job shell have said that they wait: the file names it then.
+
+    On nodes where they are.
+    """
+    if not leads(job):
+        return True
     try:
         return asked.id != "" and _held(paths, job).read_text() == asked.id
     except FileNotFoundError:
@@ -172,7 +194,9 @@ class _Later(HostFault):
     """All there is to save is saved but what the job shell says, which was stopped: try again."""
 
 
-def _hold(paths: Paths, job: RunningJob, asked: Asked | None, settings: Settings) -> None:
+def _hold(
+    paths: Paths, config: Path, job: RunningJob, asked: Asked | None, settings: Settings
+) -> None:
     """Have the guest and the job shell wait for each other, or do so no longer."""
     until = time.monotonic() + _HELD
     tell = _first(job).run_dir / TELL
@@ -182,20 +206,26 @@ def _hold(paths: Paths, job: RunningJob, asked: Asked | None, settings: Settings
         else:
             _require_time(paths, job)
             require_not_shared(settings)
+            if len(nodes_of(job)) > 1 and not service.batch_system(config)[1].knows_all_nodes:
+                raise Refused("on this batch system no job on several nodes can be saved")
             store = Store(Path(settings.checkpoints), job.job.uid)
             asked = replace(asked, id=_free_id(store, job, asked))
             asked.write(paths, job)
-            cpu = str(job.kept.facts().get("cpu", ""))
-            said = dict(tools.tools(cpu))  # it takes a while, and its guests still run
-            _tools(paths, job).write_text(json.dumps(said), "utf-8")
+            _keep_tools(paths, job)
             _held(paths, job).touch(mode=0o600)
             store.drop(asked.id)  # of another moment
-            _make_fifo(tell, job.job.uid)  # the job shell looks for it when the guest waits
+            session.make(tell, job.job.uid)  # the job shell looks for it when the guest waits
         saving.expect_break(paths, job, int(_TIME) if asked else 0, until)
         if asked is None:
             _held(paths, job).unlink(missing_ok=True)
         else:
             _held(paths, job).write_text(asked.id)
+
+
+def _keep_tools(paths: Paths, job: RunningJob) -> None:
+    """It takes a while, and its guests still run."""
+    said = dict(tools.tools(str(job.kept.facts().get("cpu", ""))))
+    _tools(paths, job).write_text(json.dumps(said), "utf-8")
 
 
 def _free_id(store: Store, job: RunningJob, asked: Asked) -> str:
@@ -211,15 +241,15 @@ def _free_id(store: Store, job: RunningJob, asked: Asked) -> str:
 
 
 @contextmanager
-def _or_not(paths: Paths, job: RunningJob) -> Iterator[None]:
+def _or_not(paths: Paths, job: RunningJob, nodes: Together | None = None) -> Iterator[None]:
     """Have the job go on if it cannot be saved. If we are killed here, it is tried again."""
     try:
         yield
     except _Later:
         raise
-    except BaseException:
+    except Exception as error:
         _asked(paths, job).unlink(missing_ok=True)
-        raise
+        raise (nodes.given_up(error) if nodes else error) from None
 
 
 def _require(job: RunningJob, settings: Settings, *, ends: bool) -> None:
@@ -228,15 +258,23 @@ def _require(job: RunningJob, settings: Settings, *, ends: bool) -> None:
         raise Refused("this site has no place for checkpoints ([plugin.survive] checkpoints)")
     if suspend.phase(job) != suspend.RUNS:
         raise Refused("it stands still: have it go on first")
+    if not leads(job):
+        raise Refused("it is saved from its first node: there, or from a submit host")
+    if len(nodes_of(job)) > 1 and not settings.checkpoints_shared:
+        raise Refused(
+            "a job on several nodes is saved only where they all see the place for checkpoints "
+            "([plugin.survive] checkpoints_shared)"
+        )
     tools.require_saveable(job, ends=ends)
 
 
 def _save(paths: Paths, config: Path, job: RunningJob, asked: Asked, settings: Settings) -> None:
     store = Store(Path(settings.checkpoints), job.job.uid)
-    with _or_not(paths, job), saving.held(paths, job, suspend.phase(job)) as guests:
+    nodes = Together.of(store, asked.id, job)
+    with _or_not(paths, job, nodes), saving.held(paths, job, suspend.phase(job)) as guests:
         if not store.has(asked.id):
             try:
-                _make(paths, store, job, guests, asked, settings)
+                _make(paths, nodes, job, guests, asked, settings)
             except _Later:
                 raise
             except Exception as error:
@@ -248,7 +286,8 @@ def _save(paths: Paths, config: Path, job: RunningJob, asked: Asked, settings: S
             does = "ends" if asked.ends else "goes on"
             log.info("saved as checkpoint %s; the job %s", asked.id, does)
         (guests[0].guest.run_dir / TELL).unlink(missing_ok=True)
-        _tidy(paths, job, store, settings)
+        if leads(job):
+            _tidy(paths, job, store, settings)
     if asked.ends:
         replace(asked, saved=True).write(paths, job)
     else:
@@ -287,46 +326,94 @@ def _tidy(paths: Paths, job: RunningJob, store: Store, settings: Settings) -> No
 
 def _make(
     paths: Paths,
-    store: Store,
+    nodes: Together,
     job: RunningJob,
     guests: list[Saveable],
     asked: Asked,
     settings: Settings,
 ) -> None:
-    run_dir, clocks = guests[0].guest.run_dir, None
+    run_dir, clocks, until = guests[0].guest.run_dir, None, _until(job, guests)
     # Whose job shell was stopped meanwhile stays still, as one that stood still when we came: by
     # the watcher, after one before us was killed.
     runs = suspend.phase(job) == suspend.RUNS
     try:
-        if not store.is_written(asked.id):
-            manifest = _prepare(paths, store, job, guests, asked, settings)
+        if not nodes.is_written():
+            manifest = _prepare(paths, nodes, job, guests, asked, settings)
             if runs:
                 suspend.bring(paths, job, suspend.PAUSED, SAVED)
-            _write(paths, store, job, guests, asked, manifest)
+            on_step("before still")
+            nodes.tell(STILL)
+            nodes.wait(STILL, min(until, time.time() + _ANSWERS), "its guests do not stand still")
+            on_step("after still")
+            _write(paths, nodes, job, guests, asked, manifest)
         if runs and not asked.ends and not suspend.shell_stopped(paths, job):
             suspend.bring(paths, job, suspend.RUNS, "it is saved")
             clocks = suspend.set_clocks(paths, job)
         if not asked.ends:
             _require_time(paths, job)
-        on_step("before finish")
-        store.finish(asked.id)
-        on_step("after finish")
+        _finish(paths, nodes, job, guests, asked, until)
     except _Later:
         raise
-    except Exception:
+    except Exception as error:
         for fifo in (TELL, LEAVE):
             (run_dir / fifo).unlink(missing_ok=True)
-        with suppress(HostFault):
-            store.drop(asked.id)
-        raise
+        why = nodes.given_up(error)
+        if leads(job):
+            with suppress(HostFault):
+                nodes.store.drop(asked.id)
+        raise why from None
     finally:
         if clocks is not None:
             clocks.wait()
 
 
+def _until(job: RunningJob, guests: list[Saveable]) -> float:
+    """Return the time.time() until which guests stand still at most for those of other nodes."""
+    since = job.phases[-1][1] if suspend.phase(job) == suspend.PAUSED else time.time()
+    return since + _ANSWERS + _writes_all(guests)
+
+
+def _writes_all(guests: list[Saveable]) -> float:
+    return max(_writes(each.guest) for each in guests)
+
+
+def _writes(guest: RunningGuest) -> float:
+    """Return the seconds that a guest's memory may take to be written."""
+    return min(_TIME, _FIRST + guest.ram_mib / _SLOWEST)
+
+
+def _finish(
+    paths: Paths,
+    nodes: Together,
+    job: RunningJob,
+    guests: list[Saveable],
+    asked: Asked,
+    until: float,
+) -> None:
+    """Have all of it, which is written, be on disk and a checkpoint; of several nodes: of all."""
+    store, part = nodes.store, nodes.store.part(asked.id)
+    if nodes.several:
+        nodes.sync([file for each in guests for file in part.glob(f"g{each.guest.rank}.*")])
+        if not asked.ends:  # they run, and it takes a while until all is on disk
+            until += _writes_all(guests)
+        if not leads(job):
+            nodes.wait_whole(until + _HELD)  # the first node then says who was late
+            return
+        nodes.wait(DONE, until, "its guests were not saved in time")
+        if asked.ends:
+            on_step("before end")
+            saving.end(_first(job), _HELD)
+            on_step("after end")
+            _take_session(paths, job, _first(job).run_dir / LEAVE, part / SESSION)
+        store.write(nodes.whole())
+    on_step("before finish")
+    store.finish(asked.id)
+    on_step("after finish")
+
+
 def _prepare(
     paths: Paths,
-    store: Store,
+    nodes: Together,
     job: RunningJob,
     guests: list[Saveable],
     asked: Asked,
@@ -336,50 +423,60 @@ def _prepare(
 
     If they do, because who has done that was killed, what there is of it stays.
     """
+    store = nodes.store
     on_step("before directory")
-    part = store.make(asked.id)
+    part = nodes.make()
     on_step("after directory")
+    if not leads(job):
+        tools.require_saveable(job, ends=asked.ends)
+        _keep_tools(paths, job)
     if any(saving.runs(each.guest) for each in guests):
         _require_time(paths, job)
         _look_at_disks(guests, lambda _: None)
     with store.locked():
         room.require_few(store, job.job.id, settings)
         room.require_room(store, part, guests, settings)
-    return _manifest(paths, store.directory / asked.id, job, guests)
+    said = json.loads(_tools(paths, job).read_text("utf-8"))
+    manifest = manifest_of(store.directory / asked.id, job, guests, said)
+    nodes.begin(manifest.tools, ends=asked.ends)
+    return manifest
 
 
 def _write(
     paths: Paths,
-    store: Store,
+    nodes: Together,
     job: RunningJob,
     guests: list[Saveable],
     asked: Asked,
     manifest: Manifest,
 ) -> None:
     """Write all of it, while the guests stand still, as far as it is not there."""
-    run_dir, part = guests[0].guest.run_dir, store.part(asked.id)
+    run_dir, part = guests[0].guest.run_dir, nodes.store.part(asked.id)
     tell, leave = run_dir / TELL, run_dir / LEAVE
-    if not asked.ends:
+    stays = nodes.several or not asked.ends
+    if not leads(job):
+        room.require_as_before(part, guests)
+    elif not asked.ends:
         _take_session(paths, job, tell, part / SESSION)
     elif not leave.exists():  # once its guests are gone there is no way back
         room.require_as_before(part, guests)
         _script_state(paths, job, tell)
-        _make_fifo(leave, job.job.uid)
+        session.make(leave, job.job.uid)
         tell.unlink()
     for each in guests:
         if each.disk is not None:
-            _copy(each.disk, part / f"g{each.guest.index}.disk")
+            _copy(each.disk, part / f"g{each.guest.rank}.disk")
     with ThreadPoolExecutor(len(guests)) as threads:
-        stays = not asked.ends
         work = [threads.submit(_memory, paths, job, each, part, stays=stays) for each in guests]
     for done in work:
         done.result()
-    _take_session(paths, job, leave, part / SESSION)
-    if not asked.ends:
+    if not stays:
+        _take_session(paths, job, leave, part / SESSION)
+    else:
         room.require_no_more(part)
     on_step("before manifest")
     # Now that nobody writes to them any more.
-    _look_at_disks(guests, lambda disks: store.write(replace(manifest, disks=disks)))
+    _look_at_disks(guests, lambda disks: nodes.write(replace(manifest, disks=disks)))
     on_step("after manifest")
 
 
@@ -396,15 +493,6 @@ def _look_at_disks(guests: list[Saveable], then: Callable[[dict[str, list[int]]]
         raise HostFault(wrong)
 
 
-def _make_fifo(fifo: Path, uid: int) -> None:
-    try:
-        if not fifo.exists():
-            os.mkfifo(fifo, 0o200)
-        os.chown(fifo, uid, -1, follow_symlinks=False)
-    except OSError as error:
-        raise HostFault(f"cannot make {fifo}: {error.strerror}") from None
-
-
 def _take_session(paths: Paths, job: RunningJob, fifo: Path, to: Path) -> None:
     """Keep what the job shell says, the user's bytes, unless it is there. Raises HostFault."""
     if to.exists():
@@ -417,40 +505,11 @@ def _take_session(paths: Paths, job: RunningJob, fifo: Path, to: Path) -> None:
 def _script_state(paths: Paths, job: RunningJob, fifo: Path) -> bytes:
     """Return what the job shell says of the script that runs. Raises HostFault, Refused: none."""
     try:
-        said = _said(fifo)
+        return session.said(fifo)
     except HostFault as error:
         if suspend.shell_stopped(paths, job) and _has_time(paths, job):
             raise _Later(f"{error}: it was stopped") from None
         raise
-    if not said:
-        raise Refused(
-            "its script does not run: it has not begun (vm_prologue), or has ended (vm_epilogue, "
-            "the site's epilogue); once it runs ask again"
-        )
-    return said
-
-
-def _said(fifo: Path) -> bytes:
-    """Return the last whole line. Whatever is done with the FIFO: within _LEAVES, without haste."""
-    descriptor = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-    until, said = time.monotonic() + _LEAVES, bytearray()
-    try:
-        while (left := until - time.monotonic()) > 0:
-            data = None
-            with suppress(BlockingIOError):  # another has come just now
-                data = os.read(descriptor, 1 << 20) if readable([descriptor], left) else None
-            said += data or b""
-            if data == b"":  # it is closed, and poll(2) will not wait until it is opened again
-                _, begins, line = bytes(said).removesuffix(b"\n").rpartition(b"\n")
-                if begins and said.endswith(b"\n"):
-                    return line
-                said.clear()  # who has written this, or had read before us, was killed
-                time.sleep(_LOOK)
-            if len(said) > _MOST:
-                raise HostFault("its job shell says too much")
-    finally:
-        os.close(descriptor)
-    raise HostFault("its job shell has not said what another one needs to go on")
 
 
 def _require_time(paths: Paths, job: RunningJob) -> None:
@@ -460,7 +519,12 @@ def _require_time(paths: Paths, job: RunningJob) -> None:
 
 
 def _has_time(paths: Paths, job: RunningJob) -> bool:
-    return time.time() - (paths.job_state(job.job.key) / ASKED).stat().st_mtime <= _TIME
+    return time.time() <= _at(paths, job) + _TIME
+
+
+def _at(paths: Paths, job: RunningJob) -> float:
+    """Return when a checkpoint was asked for, Unix time."""
+    return _asked(paths, job).stat().st_mtime
 
 
 def _copy(disk: Path, to: Path) -> None:
@@ -482,44 +546,10 @@ def _copy(disk: Path, to: Path) -> None:
 
 def _memory(paths: Paths, job: RunningJob, each: Saveable, part: Path, *, stays: bool) -> None:
     """Save a guest, and end it unless it stays; what a libvirt has saved meanwhile is taken."""
-    file = part / f"g{each.guest.index}.memory"
+    file = part / f"g{each.guest.rank}.memory"
     if saving.runs(each.guest) and not (stays and tools.is_whole(file)):
         on_step("before memory")
-        seconds = min(_TIME, _FIRST + each.guest.ram_mib / _SLOWEST)
-        saving.save(paths, job, each.guest, file, seconds, stays=stays)
+        saving.save(paths, job, each.guest, file, _writes(each.guest), stays=stays)
         on_step("after memory")
     if not tools.is_whole(file):
         raise HostFault(f"guest {each.guest.index} has ended, and was not saved")
-
-
-def _manifest(paths: Paths, place: Path, job: RunningJob, guests: list[Saveable]) -> Manifest:
-    facts = job.kept.facts()
-    return Manifest(
-        id=place.name,
-        job=job.job.id,
-        uid=job.job.uid,
-        owner=job.job.owner,
-        node=str(facts.get("node", "")),
-        made=time.time(),
-        image=str(facts.get("image", "")),
-        sha256=str(facts.get("image_sha256", "")),
-        tools=json.loads(_tools(paths, job).read_text("utf-8")),
-        guests=tuple(
-            _saved(each, place / f"g{each.guest.index}.memory", *facts["booted_for"])
-            for each in guests
-        ),
-    )
-
-
-def _saved(each: Saveable, memory: Path, job_id: str, attempt: int) -> SavedGuest:
-    return SavedGuest(
-        name=each.guest.name,
-        uuid=each.guest.uuid,
-        hostname=each.guest.hostname,
-        job_id=job_id,
-        attempt=attempt,
-        leased=each.leased,
-        state_dir=each.state_dir,
-        run_dir=each.guest.run_dir,
-        memory=memory,
-    )

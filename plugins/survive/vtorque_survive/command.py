@@ -79,7 +79,9 @@ def _all(
         Watcher.of(paths, config).create()
     nodes = facts.get("nodes", [])
     away = {facts.get("node"), *facts.get(ELSEWHERE, {})}  # there this node's root asks
-    others = [] if this_node else [str(node) for node in nodes if node not in away]
+    # By its first node's watcher the others' save it, too.
+    alone = this_node or word in (request.CHECKPOINT, request.SAVE)
+    others = [] if alone else [str(node) for node in nodes if node not in away]
     with ThreadPoolExecutor(_AT_ONCE) as threads:
         asked = [threads.submit(_on_node, config, word, job_id, node) for node in others]
         told = [each.result() for each in asked]

@@ -8,6 +8,7 @@ import select
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -132,10 +133,15 @@ def vtorque_saved(
             raise Refused(*others)
     log.info("goes on with checkpoint %s", found.id)
     _await_released(site.paths, found)
+    here = found.of_node(job.node_index)
+    attempt = JobAttempt(job.id, job.attempt, user.name, user.uid, job.node)
     if shared.on_any_node(site):
-        attempt = JobAttempt(job.id, job.attempt, user.name, user.uid, job.node)
-        shared.held(store, found, attempt, site)
-    yield from found.guests
+        shared.held(store, here, attempt, site)
+    if found.nodes == 1:
+        yield from here.guests
+        return
+    gate = shared.Gate(store, found, job.nodes, attempt)
+    yield from (replace(guest, gate=gate) for guest in here.guests)
 
 
 def _its_last(job: BatchJob, request: JobRequest, store: Store) -> Manifest | None:
@@ -148,16 +154,19 @@ def _its_last(job: BatchJob, request: JobRequest, store: Store) -> Manifest | No
     found = next(reversed(its), None)
     if found is None:
         log.warning("started again, without a checkpoint: from its beginning")
-    elif (failed := _failed(store, found)) >= _TRIES:
+    elif (failed := _failed(store, found, job)) >= _TRIES:
         what = "going on with checkpoint %s has failed %d times: the job starts from its beginning"
         log.warning(what, found.id, failed)
         return None
     return found
 
 
-def _failed(store: Store, found: Manifest) -> int:
+def _failed(store: Store, found: Manifest, job: BatchJob) -> int:
+    """Return how many starts have failed before this one, which another node may have begun."""
+    own = JobAttempt(job.id, job.attempt, job.owner, store.uid).key
     with suppress(FileNotFoundError):
-        return len(store.tries(found.id).read_bytes().splitlines())
+        tries = store.tries(found.id).read_text("utf-8").splitlines()
+        return len([key for key in tries if key != own])
     return 0
 
 
@@ -181,6 +190,9 @@ def _others(
     then = {"node": found.node, "image": f"{found.image} {found.sha256}", **found.tools}
     if shared.on_any_node(site):
         del then["node"]
+    if found.nodes != len(job.nodes):
+        what = f"was made of a job on {found.nodes} nodes, and this one has {len(job.nodes)}"
+        yield Refusal(what, RESUME.key, found.id)
     for name, was in then.items():
         if was != here.get(name):
             what = f"was made with another {name}: {was}, and here it is {here.get(name, 'none')}"
@@ -197,17 +209,19 @@ def bring(job: NodeJob) -> None:
     first, settings = job.guests[0], job.site[Settings]
     asks = first[CHECKPOINT] != NEVER
     cpu = settings.cpu if asks else ""
-    if settings.checkpoints and not first.job.attempt:  # once, before it has any itself
+    if settings.checkpoints and not first.job.attempt and not first.rank:  # once, before it has any
         _disown(Store(Path(settings.checkpoints), job.user.uid), first.job.id)
     if first.saved is not None:
         store = Store(Path(settings.checkpoints), job.user.uid)
         found = store.read(first.saved.memory.parent.name)
+        found = found.of_node(first.rank // len(job.guests))
         cpu = tools.cpu_model(found.tools)
         _require_disks(job, found)
         if shared.on_any_node(job.site):
             job.acquire(shared.held(store, found, first.job, job.site), guest=first)
-        with suppress(OSError), store.tries(found.id).open("a", encoding="utf-8") as tries:
-            tries.write(f"{first.job.key}\n")
+        if not first.rank:
+            with suppress(OSError), store.tries(found.id).open("a", encoding="utf-8") as tries:
+                tries.write(f"{first.job.key}\n")
     if cpu:
         place(job.site.paths, first.job).add_facts(cpu=cpu)
     for guest in job.guests:

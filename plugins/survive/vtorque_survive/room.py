@@ -32,7 +32,7 @@ def require_room(store: Store, part: Path, guests: list[Saveable], settings: Set
 
     What fits is the job's from now on, also while others here are saved. Raises Refused, HostFault.
     """
-    if (part / RESERVED).exists():
+    if (reserved := _reserved(part, guests)).exists():
         return
     need = _need(guests)
     had = sum(file.stat().st_blocks * 512 for file in part.iterdir())
@@ -48,8 +48,13 @@ def require_room(store: Store, part: Path, guests: list[Saveable], settings: Set
             f"it needs up to {show_mib(need // _MIB)} in {store.top}, which has "
             f"{show_mib(free // _MIB)}"
         )
-    with (part / RESERVED).open("wb") as reserved:
-        reserved.truncate(need)
+    with reserved.open("wb") as file:
+        file.truncate(need)
+
+
+def _reserved(part: Path, guests: list[Saveable]) -> Path:
+    """Return the file that says what these guests may need: each of a job's nodes has one."""
+    return part / f"{RESERVED}{guests[0].guest.rank}"
 
 
 def require_as_before(part: Path, guests: list[Saveable]) -> None:
@@ -57,7 +62,7 @@ def require_as_before(part: Path, guests: list[Saveable]) -> None:
 
     Raises Refused.
     """
-    if _need(guests) > (part / RESERVED).stat().st_size:
+    if _need(guests) > _reserved(part, guests).stat().st_size:
         raise Refused("its guests' disks have grown since there was room for them: ask again")
 
 
@@ -71,7 +76,8 @@ def require_no_more(part: Path) -> None:
 
     Raises Refused.
     """
-    had, reserved = sum(f.stat().st_blocks * 512 for f in part.iterdir()), part / RESERVED
-    if had > reserved.stat().st_size:
-        most = show_mib(reserved.stat().st_size // _MIB)
+    had = sum(file.stat().st_blocks * 512 for file in part.iterdir())
+    reserved = sum(file.stat().st_size for file in part.glob(f"{RESERVED}*"))
+    if had > reserved:
+        most = show_mib(reserved // _MIB)
         raise Refused(f"it has {show_mib(had // _MIB)}, and no more than {most} were expected")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -45,6 +46,7 @@ SEEN = ".vtorque-checkpoints"
 
 _OVER, _LOOK = 60.0, 5.0  # seconds for a job elsewhere to end, and between two questions for it
 _READ = 30.0  # seconds to read whose addresses are whose
+_GATE = 0.1  # seconds; that guests on another node stand there is no event
 _LOCK = 10.0  # seconds for another job of the user's that looks who has a guest
 
 
@@ -113,7 +115,7 @@ class Held(Resource):
 
     def create(self) -> None:
         """Write it. Raises HostFault: another job has them."""
-        with self._locked("write"):
+        with _locked(self.path, "write"):
             found = _read(Path(self.path))
             if found and found["job"] not in (self.job, *self.over):
                 raise in_use(f"job {found['job']} goes on with it, on node {found['node']}")
@@ -122,24 +124,80 @@ class Held(Resource):
 
     def release(self) -> None:
         """Remove it, if it is this job's still; missing is fine."""
-        with self._locked("remove"):
+        with _locked(self.path, "remove"):
             found = _read(Path(self.path))
             if {key: found.get(key) for key in self._said()} == self._said():
                 Path(self.path).unlink(missing_ok=True)
 
-    @contextmanager
-    def _locked(self, verb: str) -> Iterator[None]:
-        try:
-            lock = take_lock(Path(self.path).with_name(".lock"), _LOCK)
-            try:
-                yield
-            finally:
-                os.close(lock)
-        except OSError as error:
-            raise HostFault(f"cannot {verb} {self.path}: {error.strerror}") from None
-
     def _said(self) -> dict[str, str]:
         return {"job": self.job, "key": self.key, "node": self.node}
+
+
+@contextmanager
+def _locked(path: str, verb: str) -> Iterator[None]:
+    try:
+        lock = take_lock(Path(path).with_name(".lock"), _LOCK)
+        try:
+            yield
+        finally:
+            os.close(lock)
+    except OSError as error:
+        raise HostFault(f"cannot {verb} {path}: {error.strerror}") from None
+
+
+class Gate:
+    """None of the guests of a job that goes on on several nodes runs before all stand there.
+
+    A node's file that says which job goes on with its guests then says that they do. Who waits no
+    longer takes that back, by the lock of who says it: so either all go on, or none.
+    """
+
+    def __init__(
+        self, store: Store, found: Manifest, nodes: Sequence[str], job: JobAttempt
+    ) -> None:
+        self._files = {
+            node: str(_held(store, found.of_node(index))) for index, node in enumerate(nodes)
+        }
+        self._job, self._mine = job, self._files[job.node]
+        self._missing = len(found.guests) // found.nodes
+        self._lock = threading.Lock()
+
+    def __call__(self, until: float, failed: threading.Event) -> None:
+        """Wait, by a thread for each guest here that stands there, for all others.
+
+        Until a time.monotonic(), or another guest here has failed. Raises HostFault.
+        """
+        with self._lock:
+            self._missing -= 1
+            if not self._missing:
+                with _locked(self._mine, "write"):
+                    self._write(ready=True)
+        seen: set[str] = set()
+        while missing := self._missing_nodes(seen):
+            if failed.wait(_GATE):
+                raise HostFault("another guest of the job has failed")
+            if time.monotonic() >= until and (missing := self._give_up()):
+                raise HostFault(f"its guests on {', '.join(missing)} are not there in time")
+
+    def _missing_nodes(self, seen: set[str]) -> list[str]:
+        """Return whose guests are not there yet. Raises HostFault: a start has failed."""
+        said = {node: _read(Path(file)) for node, file in self._files.items()}
+        ours = {node for node, each in said.items() if each.get("key") == self._job.key}
+        if gone := seen - ours:
+            raise HostFault(f"its start has failed on {', '.join(sorted(gone))}")
+        seen |= ours
+        return [node for node in said if node not in ours or not said[node].get("ready")]
+
+    def _give_up(self) -> list[str]:
+        with _locked(self._mine, "read"):
+            missing = self._missing_nodes(set())
+            if missing:
+                self._write(ready=False)
+        return missing
+
+    def _write(self, *, ready: bool) -> None:
+        said = json.dumps({**_read(Path(self._mine)), "ready": ready})
+        replace_file(self._mine, said.encode(), mode=0o600)
 
 
 def held(store: Store, found: Manifest, job: JobAttempt, site: Site) -> Held:
@@ -147,7 +205,7 @@ def held(store: Store, found: Manifest, job: JobAttempt, site: Site) -> Held:
 
     Or the job that was saved has not ended. Its own node knows that without the batch system.
     """
-    path = store.directory / f".{found.guests[0].uuid}.held"
+    path = _held(store, found)
     others = [(found.job, found.node)]
     if has := _read(path):
         others.append((has["job"], has["node"]))
@@ -157,6 +215,10 @@ def held(store: Store, found: Manifest, job: JobAttempt, site: Site) -> Held:
     over = tuple(other for other, _ in others)
     leased = tuple(each for guest in found.guests for each in guest.leased)
     return Held(str(path), job.id, job.key, job.node, over, leased)
+
+
+def _held(store: Store, found: Manifest) -> Path:
+    return store.directory / f".{found.guests[0].uuid}.held"
 
 
 def _await_over(found: Manifest, job_id: str, node: str, site: Site) -> None:

@@ -1,9 +1,9 @@
 """Checkpoints of jobs as they lie on the node: directories of root's in the place the site names.
 
-``<checkpoints>/<uid>/<job key>/`` has each guest's memory (``g0.memory``, libvirt's format) and own
-disk (``g0.disk``), what the job shell knew of its session (``session``, its user's text), and
-``manifest.json``, which is written last. Until all of it is on disk the directory has another name
-and is never used. Nobody but root may look into it: memory holds a user's secrets.
+``<checkpoints>/<uid>/<job key>/`` has each guest's memory (``g0.memory``, libvirt's format, called
+by its rank) and own disk (``g0.disk``), what the job shell knew of its session (``session``, its
+user's text), and ``manifest.json``, which is written last. Until all of it is on disk the directory
+has another name and is never used. Nobody but root may look into it: memory holds a user's secrets.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import shutil
 import stat
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, field
+from dataclasses import asdict, field, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -30,6 +30,8 @@ from vtorque_core.api import (
     take_lock,
 )
 from vtorque_core.api.guest_plan import SavedGuest
+from vtorque_core.live.jobs import RunningJob
+from vtorque_core.live.saving import Saveable
 from vtorque_survive.asked import key_of
 
 SCHEMA = 1
@@ -44,7 +46,8 @@ class Unreachable(HostFault):
 MANIFEST, SESSION = "manifest.json", "session"
 OVER = "over"  # the job that was saved is; another one has its id now
 HELD = "held"  # the job was held with it, and goes on with it
-RESERVED = "reserved"  # a hole as large as what is being made may become
+RESERVED = "reserved"  # how holes are called as large as what a node makes may become
+_PART, _LOST = ".part", ".lost"  # how names end of what is made, and what nodes gave up
 _LEFT = 2 * 3600.0  # seconds after which a node that writes no more to one was lost
 _LOCK = 60.0  # seconds for others that look for room
 _MOST = 1 << 20  # bytes of a manifest
@@ -65,6 +68,12 @@ class Manifest:
     guests: tuple[SavedGuest, ...]
     job: str = ""  # the batch system's id of the job that was saved
     disks: Mapping[str, Sequence[int]] = field(default_factory=dict)  # as tools.disks
+    nodes: int = 1  # of the job; its guests are in order of their ranks
+
+    def of_node(self, index: int) -> Self:
+        """Return what a job's node has of it, from 0."""
+        count = len(self.guests) // self.nodes
+        return replace(self, guests=self.guests[index * count :][:count])
 
     def encode(self) -> bytes:
         """Return it as JSON."""
@@ -91,6 +100,42 @@ class Manifest:
             raise HostFault(f"the checkpoint's manifest cannot be read: {error}") from None
 
 
+def manifest_of(
+    place: Path, job: RunningJob, guests: Sequence[Saveable], tools: Mapping[str, str]
+) -> Manifest:
+    """Return that of a job's guests here, saved with these tools, as it will lie in ``place``."""
+    facts = job.kept.facts()
+    return Manifest(
+        id=place.name,
+        job=job.job.id,
+        uid=job.job.uid,
+        owner=job.job.owner,
+        node=str(facts.get("node", "")),
+        made=time.time(),
+        image=str(facts.get("image", "")),
+        sha256=str(facts.get("image_sha256", "")),
+        tools=tools,
+        guests=tuple(
+            _saved(each, place / f"g{each.guest.rank}.memory", *facts["booted_for"])
+            for each in guests
+        ),
+    )
+
+
+def _saved(each: Saveable, memory: Path, job_id: str, attempt: int) -> SavedGuest:
+    return SavedGuest(
+        name=each.guest.name,
+        uuid=each.guest.uuid,
+        hostname=each.guest.hostname,
+        job_id=job_id,
+        attempt=attempt,
+        leased=each.leased,
+        state_dir=each.state_dir,
+        run_dir=each.guest.run_dir,
+        memory=memory,
+    )
+
+
 @dataclass(frozen=True)
 class Store:
     """All checkpoints of one user on this node. ``top``: the site's place. As root."""
@@ -105,7 +150,11 @@ class Store:
 
     def part(self, name: str) -> Path:
         """Where a checkpoint is while it is made. A checkpoint's id never begins with a dot."""
-        return self.directory / f".{name}.part"
+        return self.directory / f".{name}{_PART}"
+
+    def lost(self, name: str) -> Path:
+        """Where it is once one of several nodes has given it up."""
+        return self.directory / f".{name}{_LOST}"
 
     def make(self, name: str) -> Path:
         """Make the directory of a checkpoint that is begun, or give what is there of it.
@@ -143,22 +192,24 @@ class Store:
         """Have it be a checkpoint from now on, all of it on disk. Raises HostFault."""
         part = self.part(name)
         with _naming("finish", part):
-            for path in (*part.iterdir(), part):
-                _sync(path)
-            (part / RESERVED).unlink(missing_ok=True)
+            sync(*part.iterdir(), part)
+            for reserved in part.glob(f"{RESERVED}*"):
+                reserved.unlink()
             part.rename(self.directory / name)
-            _sync(self.directory)
+            sync(self.directory)
 
     def drop(self, name: str) -> None:
         """Remove what there is of one that was not finished. Raises HostFault."""
-        with _naming("remove", self.part(name)), contextlib.suppress(FileNotFoundError):
-            shutil.rmtree(self.part(name))
+        for path in (self.part(name), self.lost(name)):
+            with _naming("remove", path), contextlib.suppress(FileNotFoundError):
+                shutil.rmtree(path)
 
     def unfinished(self, key: str) -> list[str]:
         """Return the names of those of a job attempt that were not finished."""
         if not self.directory.is_dir():
             return []
-        found = [path.name[1:-5] for path in self.directory.iterdir() if path.suffix == ".part"]
+        ends = (_PART, _LOST)  # as long as each other
+        found = [path.name[1:-5] for path in self.directory.iterdir() if path.suffix in ends]
         return [name for name in found if name == key or name.startswith(f"{key}-")]
 
     def has(self, name: str) -> bool:
@@ -245,7 +296,7 @@ def _is_left(place: Path) -> bool:
 
     Until then its user has no less because of it.
     """
-    if place.suffix != ".part":
+    if place.suffix != _PART:
         return False
     with contextlib.suppress(FileNotFoundError):
         changed = max(each.lstat().st_mtime for each in (place, *place.iterdir()))
@@ -260,7 +311,7 @@ def _taken(place: Path) -> tuple[int, int]:
         for file in place.iterdir():
             found = file.stat(follow_symlinks=False)
             taken += found.st_blocks * 512 if stat.S_ISREG(found.st_mode) else 0
-            reserved = found.st_size if file.name == RESERVED else reserved
+            reserved += found.st_size if file.name.startswith(RESERVED) else 0
     return taken, reserved
 
 
@@ -272,12 +323,14 @@ def _naming(verb: str, path: Path) -> Iterator[None]:
         raise HostFault(f"cannot {verb} {path}: {error.strerror}") from None
 
 
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def sync(*paths: Path) -> None:
+    """Have files, or directories, be on disk. Raises OSError."""
+    for path in paths:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def _content(path: Path) -> bytes:

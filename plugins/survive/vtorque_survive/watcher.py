@@ -31,6 +31,7 @@ from vtorque_survive import request
 from vtorque_survive.checkpoint import ENDS, HOLDS, SAVED, SAVES, Checkpoints
 from vtorque_survive.health import Health
 from vtorque_survive.held import Holding, Holds
+from vtorque_survive.lines import Lines
 from vtorque_survive.listing import Wishes
 from vtorque_survive.move_watch import Moves
 from vtorque_survive.process import NAME
@@ -57,40 +58,21 @@ class Batch:
 
     def __init__(self, config: Path, seconds: float) -> None:
         self._config, self._seconds = config, seconds
-        self._at = float("-inf")
+        self._lines = Lines(_BATCH_TIME)
         self._known: dict[str, Life] = {}
         self.held: set[str] = set()  # of those that run
-        self._asking: tuple[Child, int] | None = None
 
     def told(self, ids: Sequence[str], *, soon: bool) -> Mapping[str, Life]:
         """Return what it has said of these. ``soon``: there is a reason to ask. Raises OSError."""
         self._known = {each: self._known[each] for each in ids if each in self._known}
         self.held &= set(ids)  # one that starts again is not held because it was
-        wait = self._seconds if soon else _SELDOM
-        if self._asking is None and ids and time.monotonic() - self._at >= wait:
-            self._at = time.monotonic()
-            self._asking = self._begun(ids)
-        if self._asking is not None and self._asking[0].check():
-            child, answer = self._asking
-            with os.fdopen(answer, encoding="utf-8") as file:
-                said = file.read().split() if not child.error else []
-            pairs = [pair for pair in zip(said[::2], said[1::2], strict=False) if pair[0] in ids]
-            self._known |= {each: Life(life) for each, life in pairs if life != _HELD}
-            if not child.error:
-                self.held = {each for each, life in pairs if life == _HELD}
-            self._asking = None
+        wait = float("inf") if not ids else self._seconds if soon else _SELDOM
+        lines = self._lines.told(lambda told: self._ask(ids, told), wait) or ()
+        pairs = [(each, life) for each, _, life in (line.rpartition(" ") for line in lines)]
+        self._known |= {each: Life(life) for each, life in pairs if each in ids and life != _HELD}
+        if pairs:
+            self.held = {each for each, life in pairs if each in ids and life == _HELD}
         return self._known
-
-    def _begun(self, ids: Sequence[str]) -> tuple[Child, int]:
-        answer, told = os.pipe()
-        os.set_blocking(told, False)  # a pipe holds 2,000 of them (pipe(7)); the rest is not known
-        try:
-            return Child(lambda: self._ask(ids, told), _BATCH_TIME), answer
-        except OSError:
-            os.close(answer)
-            raise
-        finally:
-            os.close(told)
 
     def _ask(self, ids: Sequence[str], told: int) -> None:
         site, batch = service.batch_system(self._config)
@@ -101,7 +83,7 @@ class Batch:
             lives, held = node.alive(ids), ()
         said = [(each, life.value) for each, life in lives.items() if life is not Life.UNKNOWN]
         for each, word in (*said, *((each, _HELD) for each in held)):
-            with contextlib.suppress(BlockingIOError):
+            with contextlib.suppress(BlockingIOError):  # of 2,000; the rest is not known
                 os.write(told, f"{each} {word}\n".encode())
 
 

@@ -1,6 +1,7 @@
 """Jobs of a real Slurm that are saved where all nodes see it, and go on on another node."""
 
 import itertools
+import subprocess
 
 import pytest
 
@@ -103,20 +104,29 @@ def test_a_job_goes_on_on_another_node_and_takes_its_address_along(place):
 
 
 @pytest.fixture
-def writer(place):
-    """Return what a job of two guests asks for that has a disk file; what it is then to say."""
-    disk, scripts = f"/home/{slurm.USER}/data.raw", "/etc/vtorque/in-guests"
+def echoes(place):
+    """Have guests of a rank but 0 say what they are told; return what a job is then to say."""
+    scripts = "/etc/vtorque/in-guests"
     table = f'\n[plugin.linux-guest]\nprologue = "{scripts}"\n'
     for machine in slurm.MACHINES:
         place.root(machine, "sh", "-c", f"cat >> {CONF}", stdin=table.encode())
         place.root(machine, "mkdir", scripts)
-        echoes = f"cat > {scripts}/a; chmod 755 {scripts}/a"
-        place.root(machine, "sh", "-c", echoes, stdin=writing.ECHOES.encode())
-    place.user("truncate", "-s", "64M", disk)
-    place.user("/usr/sbin/mke2fs", "-q", "-F", "-t", "ext4", disk)
-    yield f"ram=384M,vms_per_node=2,disk={disk}", writing.give(place.home)
+        script = f"cat > {scripts}/a; chmod 755 {scripts}/a"
+        place.root(machine, "sh", "-c", script, stdin=writing.ECHOES.encode())
+    for name in ("also", "ended"):
+        (place.home / name).unlink(missing_ok=True)
+    yield writing.give(place.home)
     for machine in slurm.MACHINES:
         place.root(machine, "rm", "-rf", scripts)
+
+
+@pytest.fixture
+def writer(place, echoes):
+    """Return what a job of two guests asks for that has a disk file; what it is then to say."""
+    disk = f"/home/{slurm.USER}/data.raw"
+    place.user("truncate", "-s", "64M", disk)
+    place.user("/usr/sbin/mke2fs", "-q", "-F", "-t", "ext4", disk)
+    yield f"ram=384M,vms_per_node=2,disk={disk}", echoes
     (place.home / "data.raw").unlink()
 
 
@@ -238,3 +248,112 @@ def test_jobs_of_a_node_that_is_ill_or_drained_go_on_elsewhere(watched):
     assert (said[0], said[-1]) == ("1", counted(watched)[-1])
     steps = itertools.pairwise(map(int, said))  # what came after a checkpoint comes again
     assert all(1 < later <= one + 1 for one, later in steps), "from the checkpoint, not from 1"
+
+
+# -- of jobs on two nodes -------------------------------------------------------------------------
+
+OTHER_NODE = "nc vn2 7000"  # the guest of n2, wherever it is
+
+
+def begun(cluster, *nodes, more=()):
+    """Submit a job on two nodes, with a connection between its guests; return its id."""
+    words = ("vsub", "--parsable", "-o", "out", "-e", "err", "--open-mode=append", "-N2")
+    asked = (f"-w{','.join(nodes)}", "-vm", "ram=384M", *more)
+    script = cluster.script(writing.script(OTHER_NODE))
+    return cluster.user(*words, *asked, script).stdout.decode().strip()
+
+
+def ends_right(cluster, job_id, memory):
+    """Have a job come to its end; not a byte between its guests was lost or doubled."""
+    (cluster.home / "enough").touch()
+    cluster.wait_state(job_id, "FAILED", seconds=120)
+    assert cluster.show(job_id)["ExitCode"] == "7:0"
+    assert counted(cluster) == numbers(len(counted(cluster)))
+    assert cluster.read("out").decode().split() == writing.said(counted(cluster), memory)
+
+
+def domains(cluster, *nodes):
+    return {
+        cluster.root(node, "virsh", "domstate", name).strip()
+        for node in nodes
+        for name in cluster.guests(node)
+    }
+
+
+@saves
+@pytest.mark.full
+@pytest.mark.releases
+def test_a_job_on_two_nodes_is_saved_and_goes_on_on_others(place, echoes):
+    job_id = begun(place, "n1", "n2")
+    for nodes in (("n2", "n3"), ("n1", "n2")):
+        await_more(place, len(counted(place)) + 5)
+        name, before = saved(place, job_id)
+        job_id = begun(place, *nodes, more=("-vm", f"resume={name}"))
+        await_more(place, before)
+        assert [len(place.guests(node)) for node in nodes] == [1, 1]
+    ends_right(place, job_id, echoes)
+
+
+@saves
+@pytest.mark.full
+@pytest.mark.releases
+def test_a_job_on_two_nodes_is_saved_while_it_goes_on_and_a_requeue_goes_on_from_there(
+    place, echoes
+):
+    job_id = begun(place, "n1", "n2", more=("-vm", "checkpoint=every:1h"))
+    await_more(place, 5)
+    name = place.user("vmgr", "checkpoint", job_id, machine="login").stdout.decode().strip()
+    await_more(place, len(counted(place)) + 5)
+    assert domains(place, "n1", "n2") == {"running"}
+    before = len(counted(place))
+    place.root("head", "scontrol", "requeue", job_id)
+    await_more(place, before + 20)
+    assert f"goes on with checkpoint {name}" in place.root("n1", "vmgr", "logs", job_id)
+    (place.home / "enough").touch()
+    place.wait_state(job_id, "FAILED", seconds=120)
+    assert place.show(job_id)["ExitCode"] == "7:0"
+    steps = list(itertools.pairwise(map(int, counted(place))))
+    back = [(one, later) for one, later in steps if later != one + 1]
+    assert len(back) == 1 and 5 < back[0][1] <= back[0][0], "once, to what was saved"
+
+
+def kill_watcher(cluster, node):
+    for pid in cluster.processes(node, "vtorque_survive.watcher"):
+        cluster.root(node, "kill", "-9", pid, check=False)
+
+
+@saves
+@pytest.mark.full
+@pytest.mark.releases
+@pytest.mark.parametrize("node", ["n1", "n2"])
+def test_a_nodes_watcher_that_is_killed_meanwhile_loses_nothing(place, echoes, node):
+    job_id = begun(place, "n1", "n2")
+    await_more(place, 5)
+    asks = place.user_command("vmgr", "checkpoint", "--stop", job_id)
+    with subprocess.Popen(asks, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as asked:
+        place.wait(lambda: "paused" in domains(place, node), what="it is being saved")
+        kill_watcher(place, node)
+        place.root(node, "vmgr", "resume", "--this-node", job_id, check=False)  # begins another
+        said, wrong = asked.communicate(timeout=300)
+    assert asked.returncode == 0, wrong
+    name = said.decode().strip()
+    place.wait_state(job_id, "CANCELLED")
+    before = len(counted(place))
+    job_id = begun(place, "n1", "n2", more=("-vm", f"resume={name}"))
+    await_more(place, before)
+    ends_right(place, job_id, echoes)
+
+
+@saves
+@pytest.mark.full
+@pytest.mark.releases
+def test_a_node_that_does_not_answer_is_named_and_the_job_goes_on(place, echoes):
+    job_id = begun(place, "n1", "n2")
+    await_more(place, 5)
+    kill_watcher(place, "n2")
+    done = place.user("vmgr", "checkpoint", "--stop", job_id, check=False, timeout=300)
+    assert done.returncode and b"n2: its guests do not stand still" in done.stderr
+    place.wait(lambda: domains(place, "n1", "n2") == {"running"}, what="it goes on")
+    assert place.root("head", "find", PLACE, "-mindepth", "2", "-name", "*.0*") == ""
+    await_more(place, len(counted(place)) + 5)
+    ends_right(place, job_id, echoes)

@@ -225,6 +225,8 @@ def _going_on(start: Start, domain: Domain, guest: GuestPlan, saved: SavedGuest)
 
 def _let_run(start: Start, guest: GuestPlan, domain: Domain, failed: threading.Event) -> None:
     """Have a restored guest run. QEMU speaks to its user's daemons first, as at a boot."""
+    if guest.saved is not None and guest.saved.gate is not None:
+        guest.saved.gate(start.deadline, failed)
     with (
         worker(start.site.paths, guest.user.uid, start.deadline, failed),
         stopped_daemons.ended(domain.daemons),

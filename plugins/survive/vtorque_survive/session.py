@@ -1,0 +1,61 @@
+"""What a job shell says of its session, which another one needs to go on. Root, in the watcher.
+
+By a FIFO in its guest's run directory: the user's bytes, which root keeps and does not read.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from vtorque_core.api import HostFault, Refused
+from vtorque_core.api.children import readable
+
+_LEAVES = 20.0  # seconds for the job shell to say what another one needs
+_LOOK = 0.05  # seconds until a FIFO without a writer is looked at again
+_MOST = 96 << 20  # bytes of that: twice what a session may have in flight
+
+
+def make(fifo: Path, uid: int) -> None:
+    """Make a FIFO by which a job shell is asked: its user alone may write. Raises HostFault."""
+    try:
+        if not fifo.exists():
+            os.mkfifo(fifo, 0o200)
+        os.chown(fifo, uid, -1, follow_symlinks=False)
+    except OSError as error:
+        raise HostFault(f"cannot make {fifo}: {error.strerror}") from None
+
+
+def said(fifo: Path) -> bytes:
+    """Return what the job shell says of the script that runs. Raises HostFault, Refused: none."""
+    if line := _line(fifo):
+        return line
+    raise Refused(
+        "its script does not run: it has not begun (vm_prologue), or has ended (vm_epilogue, "
+        "the site's epilogue); once it runs ask again"
+    )
+
+
+def _line(fifo: Path) -> bytes:
+    """Return the last whole line. Whatever is done with the FIFO: within _LEAVES, without haste."""
+    descriptor = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    until, said = time.monotonic() + _LEAVES, bytearray()
+    try:
+        while (left := until - time.monotonic()) > 0:
+            data = None
+            with suppress(BlockingIOError):  # another has come just now
+                data = os.read(descriptor, 1 << 20) if readable([descriptor], left) else None
+            said += data or b""
+            if data == b"":  # it is closed, and poll(2) will not wait until it is opened again
+                _, begins, line = bytes(said).removesuffix(b"\n").rpartition(b"\n")
+                if begins and said.endswith(b"\n"):
+                    return line
+                said.clear()  # who has written this, or had read before us, was killed
+                time.sleep(_LOOK)
+            if len(said) > _MOST:
+                raise HostFault("its job shell says too much")
+    finally:
+        os.close(descriptor)
+    raise HostFault("its job shell has not said what another one needs to go on")
